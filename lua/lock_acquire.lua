@@ -1,0 +1,26 @@
+-- lock_acquire: take the lock for one owner.
+--
+-- KEYS[1]  lock      hash: owner -> hold count
+-- ARGV[1]  owner     "<client uuid>:<number>", a number never used before
+-- ARGV[2]  lease_ms  integer > 0; how long the hold lives unless renewed
+--
+-- Returns  nil       taken, with a count of one
+--          n >= -1   somebody else has it; n ms until their lease runs out, -1 if it never does
+--
+-- Keeps    at most one owner in the hash; the hash never exists without a TTL: a lock that cannot be
+--          given one is not taken; run twice by one owner it is as if only the second had run
+local lock = KEYS[1]
+local owner, lease_ms = ARGV[1], ARGV[2]
+
+-- First, because it is the one that refuses a key of another type.
+local mine = redis.call('hexists', lock, owner) == 1
+if not mine and redis.call('exists', lock) == 1 then
+  return redis.call('pttl', lock)
+end
+redis.call('hset', lock, owner, 1)
+local kept = redis.pcall('pexpire', lock, lease_ms)
+if type(kept) == 'table' then
+  redis.call('hdel', lock, owner)
+  return kept
+end
+return nil

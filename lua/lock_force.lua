@@ -1,0 +1,24 @@
+-- lock_force: take the lock away from whoever holds it, and tell those who wait.
+--
+-- KEYS[1]  lock      hash: owner -> hold count
+-- KEYS[2]  channel   where waiters of this lock listen
+--
+-- Returns  1         it was held and is free now
+--          0         nobody held it
+--
+-- Keeps    a hash that is not a lock: its fields do not start like an owner, "<uuid>:",
+--          and the answer is a WRONGTYPE error
+local lock, channel = KEYS[1], KEYS[2]
+
+local fields = redis.call('hkeys', lock)
+if #fields == 0 then
+  return 0
+end
+for _, field in ipairs(fields) do
+  if not string.find(field, '^%x+%-%x+%-%x+%-%x+%-%x+:') then
+    return redis.error_reply('WRONGTYPE the key holds a hash that is not a lock')
+  end
+end
+redis.call('del', lock)
+redis.pcall('publish', channel, '0')
+return 1

@@ -1,0 +1,25 @@
+-- lock_release: end one owner's hold, whatever its count, and tell those who wait.
+--
+-- KEYS[1]  lock      hash: owner -> hold count
+-- KEYS[2]  channel   where waiters of this lock listen
+-- ARGV[1]  owner     "<client uuid>:<number>"
+--
+-- Returns  n >= 0    released; n processes were listening
+--          -1        nobody holds the lock any more
+--          -2        somebody else holds it
+--
+-- Keeps    other owners' fields; a waiter is told whenever the lock is seen free;
+--          run twice, the second run finds nothing of this owner and removes nothing
+local lock, channel = KEYS[1], KEYS[2]
+local owner = ARGV[1]
+
+local released = redis.call('hdel', lock, owner) == 1
+if redis.call('exists', lock) == 1 then
+  return released and 0 or -2
+end
+-- A user without rights on the channel still releases; waiters then poll.
+local heard = redis.pcall('publish', channel, '0')
+if not released then
+  return -1
+end
+return type(heard) == 'number' and heard or 0

@@ -1,0 +1,336 @@
+//! The client: settings in, locks out by name; it owns both threads and ends them.
+
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, RecvTimeoutError, bounded};
+use parking_lot::Mutex;
+
+use crate::config::Config;
+use crate::error::{Error, Result};
+use crate::exclusive::Exclusive;
+use crate::gate::Gates;
+use crate::hold::{Hold, LossReason, Notices};
+use crate::link::{Attempt, Call, Fault, Link};
+use crate::mutex;
+use crate::owner::Owners;
+use crate::reentrant_lock::ReentrantLock;
+use crate::script::Request;
+use crate::stats::{Counters, Stats};
+use crate::stream::Endpoint;
+use crate::subscriber::{self, Subscriber};
+use crate::watchdog::{self, Agenda};
+
+/// How long dropping the last handle may take over giving back what is held.
+const DROP_DEADLINE: Duration = Duration::from_secs(2);
+
+/// Everything a client consists of but its handles. The threads know it; no lock handle can be reached from it, so
+/// dropping the last one always ends it.
+pub(crate) struct Engine {
+    pub(crate) endpoint: Endpoint,
+    pub(crate) lease: Duration,
+    pub(crate) response_timeout: Duration,
+    pub(crate) connect_timeout: Duration,
+    pub(crate) owners: Owners,
+    pub(crate) gates: Gates,
+    pub(crate) link: Link,
+    pub(crate) agenda: Arc<Agenda>,
+    pub(crate) subscriber: Arc<Subscriber>,
+    pub(crate) counters: Arc<Counters>,
+    notices: Arc<Notices>,
+    closed: AtomicBool,
+    /// Threads that may have an acquire under way.
+    contenders: AtomicUsize,
+    watchdog: Thread,
+    listener: Thread,
+}
+
+/// A background thread: started when first needed, joined once.
+#[derive(Default)]
+struct Thread {
+    started: AtomicBool,
+    running: Mutex<Option<Running>>,
+}
+
+struct Running {
+    thread: JoinHandle<()>,
+    /// Hangs up when the thread has ended.
+    ended: Receiver<()>,
+}
+
+impl Thread {
+    fn start(&self, name: &str, engine: &Arc<Engine>, run: fn(Arc<Engine>)) -> io::Result<()> {
+        if self.started.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let mut running = self.running.lock();
+        if self.started.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let (ends, ended) = bounded::<()>(0);
+        let engine = Arc::clone(engine);
+        let thread = std::thread::Builder::new()
+            .name(name.into())
+            .spawn(move || {
+                let _ends = ends;
+                run(engine);
+            })?;
+        *running = Some(Running { thread, ended });
+        self.started.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    /// Waits for the thread to end, and says whether it did.
+    fn join(&self, until: Instant) -> bool {
+        // From now on nobody starts it any more.
+        let mut running = self.running.lock();
+        self.started.store(true, Ordering::Release);
+        let Some(Running { thread, ended }) = running.take() else {
+            return true;
+        };
+        drop(running);
+        if thread.thread().id() == std::thread::current().id() {
+            return true;
+        }
+        if ended.recv_deadline(until) == Err(RecvTimeoutError::Timeout) {
+            return false;
+        }
+        if thread.join().is_err() {
+            log::error!("a background thread panicked");
+        }
+        true
+    }
+}
+
+/// Counts a thread that may have an acquire under way.
+pub(crate) struct Contending<'a>(&'a Engine);
+
+impl Drop for Contending<'_> {
+    fn drop(&mut self) {
+        self.0.contenders.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+impl Engine {
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::SeqCst)
+    }
+
+    pub(crate) fn check_open(&self) -> Result<()> {
+        if self.is_closed() {
+            Err(Error::Closed)
+        } else {
+            Ok(())
+        }
+    }
+
+    pub(crate) fn contending(&self) -> Contending<'_> {
+        self.contenders.fetch_add(1, Ordering::AcqRel);
+        Contending(self)
+    }
+
+    pub(crate) fn start_watchdog(self: &Arc<Self>) -> Result<()> {
+        self.watchdog
+            .start("redlatch-watchdog", self, watchdog::run)
+            .map_err(|err| Error::redis("starting the watchdog", err))
+    }
+
+    pub(crate) fn start_subscriber(self: &Arc<Self>) -> Result<()> {
+        self.listener
+            .start("redlatch-subscriber", self, subscriber::run)
+            .map_err(|err| Error::redis("starting the subscriber", err))
+    }
+
+    /// A hold is lost: its guard, its room and the client's listener hear of it, once.
+    pub(crate) fn lose(&self, hold: &Arc<Hold>, reason: LossReason) {
+        let Some(loss) = hold.lose(reason) else {
+            return;
+        };
+        self.agenda.disarm(hold);
+        self.counters.lost.add(1);
+        if reason != LossReason::Closed {
+            log::warn!("the lock `{}` is lost: {reason}", hold.gate.name);
+        }
+        hold.gate.lost(hold);
+        self.notices.tell(loss);
+    }
+
+    /// Sends one command that may be repeated, and waits for its answer for at most the response timeout.
+    pub(crate) fn ask(&self, request: Request) -> std::result::Result<redis::Value, Fault> {
+        let until = Instant::now() + self.response_timeout;
+        let mut attempt = || Attempt {
+            request: request.clone(),
+            undo: None,
+        };
+        self.link
+            .call(until, &|| self.is_closed(), &mut attempt)
+            .map(|answer| answer.value)
+    }
+
+    fn close(&self, until: Instant) -> Result<()> {
+        if self.closed.swap(true, Ordering::SeqCst) {
+            return Ok(());
+        }
+        self.gates.wake_all();
+        // A contender that is asking finds out within a slice, and takes back what it may have been granted.
+        while self.contenders.load(Ordering::Acquire) > 0 && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        self.agenda.stop();
+        self.subscriber.stop();
+        let mut joined = self.watchdog.join(until);
+        joined &= self.listener.join(until);
+        for hold in self.agenda.take_all() {
+            if hold.is_held() {
+                let release = hold.release(true);
+                self.lose(&hold, LossReason::Closed);
+                self.link.submit(&Call::deferred(release));
+            }
+        }
+        self.link.flush(true);
+        let released = self.link.drain(until);
+        self.link.close();
+        let in_time = |what| Err(Error::redis(what, io::Error::from(io::ErrorKind::TimedOut)));
+        if !released {
+            return in_time("giving locks back while closing");
+        }
+        if !joined {
+            return in_time("ending the background threads while closing");
+        }
+        Ok(())
+    }
+}
+
+/// What all handles of a client share; dropping the last one closes the client.
+pub(crate) struct Shared {
+    pub(crate) engine: Arc<Engine>,
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        if let Err(err) = self.engine.close(Instant::now() + DROP_DEADLINE) {
+            log::warn!(
+                "dropping a client: {err}; what it held frees itself when the leases run out"
+            );
+        }
+    }
+}
+
+/// A connection to one Redis, and the locks in it.
+///
+/// Clones are the same client. A process normally has one; it holds one socket for commands, one for renewals and, once
+/// a lock is contended, one for messages, and at most two threads, however many locks it holds. Dropping the last
+/// handle — clones, locks and guards all count — closes it as [`Client::close`] does, within two seconds.
+///
+/// ```no_run
+/// let client = redlatch::Client::open("redis://127.0.0.1/")?;
+/// let _guard = client.reentrant_lock("stock:42").lock()?;
+/// # Ok::<(), redlatch::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct Client {
+    shared: Arc<Shared>,
+}
+
+impl Client {
+    /// Checks the settings and connects. A URL will do, or a [`Config`].
+    ///
+    /// Blocks until Redis has answered a PING, at most for the connect timeout (3 s unless set). No thread is started.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Config`] for a setting that cannot work, before anything is sent; [`Error::Redis`] if Redis cannot be
+    /// reached, refuses the credentials, or is still loading its data when the connect timeout is over.
+    pub fn open(config: impl Into<Config>) -> Result<Self> {
+        let config = config.into();
+        let endpoint = config.check()?;
+        let counters = Arc::new(Counters::default());
+        let agenda = Agenda::new(Arc::clone(&counters));
+        let link = Link::new(
+            endpoint.clone(),
+            config.connect_timeout,
+            config.response_timeout,
+            Arc::clone(&counters),
+            Arc::clone(&agenda),
+        );
+        link.open(Instant::now() + config.connect_timeout)
+            .map_err(|err| Error::redis("connecting", err))?;
+        Ok(Self {
+            shared: Arc::new(Shared {
+                engine: Arc::new(Engine {
+                    endpoint,
+                    lease: config.lease,
+                    response_timeout: config.response_timeout,
+                    connect_timeout: config.connect_timeout,
+                    owners: Owners::new(),
+                    gates: Gates::new(config.key_prefix, config.tenure),
+                    link,
+                    agenda,
+                    subscriber: Subscriber::new(),
+                    counters,
+                    notices: Notices::new(config.on_lost),
+                    closed: AtomicBool::new(false),
+                    contenders: AtomicUsize::new(0),
+                    watchdog: Thread::default(),
+                    listener: Thread::default(),
+                }),
+            }),
+        })
+    }
+
+    /// The reentrant lock of this name: Redisson's `RLock`. Nothing is sent.
+    #[must_use]
+    pub fn reentrant_lock(&self, name: impl AsRef<str>) -> ReentrantLock {
+        ReentrantLock::new(Exclusive::new(&self.shared, name.as_ref(), true))
+    }
+
+    /// The non-reentrant lock of this name. Nothing is sent.
+    ///
+    /// It has the same key as the reentrant lock of the name, so that they exclude each other.
+    #[must_use]
+    pub fn mutex(&self, name: impl AsRef<str>) -> mutex::Mutex {
+        mutex::Mutex::new(Exclusive::new(&self.shared, name.as_ref(), false))
+    }
+
+    /// Ends the client: waiting threads get [`Error::Closed`], what is held is given back, both threads are joined.
+    ///
+    /// Guards that are still alive learn of it as [`LossReason::Closed`]; dropping them later does nothing. Every
+    /// later verb is answered [`Error::Closed`]. Blocks at most for `deadline`. Closing twice is fine.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Redis`] if not everything was done in time; what was not given back then frees itself when its lease
+    /// runs out.
+    pub fn close(&self, deadline: Duration) -> Result<()> {
+        let now = Instant::now();
+        let a_year = Duration::from_secs(365 * 24 * 3600);
+        self.shared.engine.close(now + deadline.min(a_year))
+    }
+
+    /// What this client has done, and has in hand. Does not block.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        let engine = &self.shared.engine;
+        let count = |n: usize| u64::try_from(n).unwrap_or(u64::MAX);
+        Stats {
+            holds: count(engine.agenda.len()),
+            rooms: count(engine.gates.len()),
+            subscriptions: count(engine.subscriber.len()),
+            ..engine.counters.read()
+        }
+    }
+}
+
+impl fmt::Debug for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let engine = &self.shared.engine;
+        f.debug_struct("Client")
+            .field("redis", &engine.endpoint)
+            .field("closed", &engine.is_closed())
+            .finish_non_exhaustive()
+    }
+}

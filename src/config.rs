@@ -1,0 +1,299 @@
+//! The settings of a client, and what they may be.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use redis::{ConnectionAddr, IntoConnectionInfo, ProtocolVersion};
+
+use crate::error::{Error, Result};
+use crate::hold::Loss;
+use crate::stream::Endpoint;
+
+/// The shortest lease, of a client or of a handle.
+///
+/// Below it the margin for clock drift and one late scheduling of a thread would eat the lease.
+pub const MIN_LEASE: Duration = Duration::from_millis(10);
+
+/// The longest lease, of a client or of a handle: a hundred years of 365 days.
+pub const MAX_LEASE: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+
+pub(crate) type Listener = Arc<dyn Fn(&Loss) + Send + Sync>;
+
+/// How to reach Redis, and how the client behaves.
+///
+/// Made from a URL and refined by setters; checked once, by [`Client::open`](crate::Client::open).
+///
+/// ```
+/// use std::time::Duration;
+///
+/// let config = redlatch::Config::new("redis://127.0.0.1/")
+///     .lease(Duration::from_secs(10))
+///     .key_prefix("shop:")
+///     .label("worker-7");
+/// # let _ = config;
+/// ```
+#[derive(Clone)]
+pub struct Config {
+    url: String,
+    pub(crate) lease: Duration,
+    pub(crate) response_timeout: Duration,
+    pub(crate) connect_timeout: Duration,
+    pub(crate) tenure: Duration,
+    pub(crate) key_prefix: String,
+    label: String,
+    pub(crate) on_lost: Option<Listener>,
+}
+
+impl Config {
+    /// Settings for the server at `url`, all others at their defaults.
+    ///
+    /// `redis://[[user]:password@]host[:port][/db]` over TCP, or `redis+unix:///path[?db=0&user=..&pass=..]` over a
+    /// Unix socket. User and password are percent-decoded.
+    #[must_use]
+    pub fn new(url: impl Into<String>) -> Self {
+        Self {
+            url: url.into(),
+            lease: Duration::from_secs(30),
+            response_timeout: Duration::from_secs(3),
+            connect_timeout: Duration::from_secs(3),
+            tenure: Duration::from_millis(5),
+            key_prefix: String::new(),
+            label: String::new(),
+            on_lost: None,
+        }
+    }
+
+    /// How long Redis keeps a hold that nobody renews; the watchdog renews every third of it.
+    ///
+    /// From 10 ms ([`MIN_LEASE`]) to a hundred years ([`MAX_LEASE`]). Default: 30 s.
+    ///
+    /// Source: Redisson's `lockWatchdogTimeout` and its period of a third.
+    #[must_use]
+    pub fn lease(mut self, lease: Duration) -> Self {
+        self.lease = lease;
+        self
+    }
+
+    /// How long one verb waits for Redis to answer, reconnecting included, before it fails.
+    ///
+    /// After half of it without a byte from the server the connection is given up and the command sent again on a new
+    /// one, under a new owner. From 10 ms to an hour. Default: 3 s.
+    #[must_use]
+    pub fn response_timeout(mut self, timeout: Duration) -> Self {
+        self.response_timeout = timeout;
+        self
+    }
+
+    /// How long making a connection may take: name resolution, TCP and the greeting of Redis together.
+    ///
+    /// From 10 ms to an hour. Default: 3 s.
+    #[must_use]
+    pub fn connect_timeout(mut self, timeout: Duration) -> Self {
+        self.connect_timeout = timeout;
+        self
+    }
+
+    /// How long threads of this process may pass a lock among themselves before it is offered to other processes.
+    ///
+    /// Zero offers it at every release. At most a second. Default: 5 ms.
+    #[must_use]
+    pub fn tenure(mut self, tenure: Duration) -> Self {
+        self.tenure = tenure;
+        self
+    }
+
+    /// What every name is prefixed with to make its key: Redisson's `NameMapper` for the usual case. Default: nothing.
+    #[must_use]
+    pub fn key_prefix(mut self, prefix: impl Into<String>) -> Self {
+        self.key_prefix = prefix.into();
+        self
+    }
+
+    /// What operators see behind the connections of this client in `CLIENT LIST`, as `redlatch-link:<label>`.
+    ///
+    /// Printable ASCII without spaces, at most 64 bytes. Default: nothing.
+    #[must_use]
+    pub fn label(mut self, label: impl Into<String>) -> Self {
+        self.label = label.into();
+        self
+    }
+
+    /// Calls `listener` for every hold of this client that is lost.
+    ///
+    /// Calls come one after another, in order, on a thread that lives only while there is something to tell; a
+    /// listener that panics or blocks delays later calls of it and nothing else. A listener must not own a handle
+    /// of the client it listens to: that client would never be dropped. Default: nobody listens.
+    #[must_use]
+    pub fn on_lost(mut self, listener: impl Fn(&Loss) + Send + Sync + 'static) -> Self {
+        self.on_lost = Some(Arc::new(listener));
+        self
+    }
+
+    /// Checks every setting.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Config`], naming the setting.
+    pub(crate) fn check(&self) -> Result<Endpoint> {
+        check_lease("lease", self.lease)?;
+        for (setting, value) in [
+            ("response_timeout", self.response_timeout),
+            ("connect_timeout", self.connect_timeout),
+        ] {
+            if !(Duration::from_millis(10)..=Duration::from_secs(3600)).contains(&value) {
+                return Err(Error::Config(format!(
+                    "{setting} {value:?} is not between 10 ms and an hour"
+                )));
+            }
+        }
+        if self.tenure > Duration::from_secs(1) {
+            return Err(Error::Config(format!(
+                "tenure {:?} is longer than a second",
+                self.tenure
+            )));
+        }
+        if self.key_prefix.len() > 1024 {
+            return Err(Error::Config("key_prefix is longer than 1 KiB".into()));
+        }
+        if self.label.len() > 64 || !self.label.bytes().all(|b| b.is_ascii_graphic()) {
+            return Err(Error::Config(
+                "label is not printable ASCII without spaces of at most 64 bytes".into(),
+            ));
+        }
+        self.endpoint()
+    }
+
+    fn endpoint(&self) -> Result<Endpoint> {
+        // The URL may carry a password, so no message repeats it.
+        let info = self
+            .url
+            .as_str()
+            .into_connection_info()
+            .map_err(|err| Error::Config(format!("url: {err}")))?;
+        let settings = info.redis_settings();
+        if settings.protocol() != ProtocolVersion::RESP2 {
+            return Err(Error::Config("url: only protocol RESP2 is spoken".into()));
+        }
+        if settings.db() < 0 {
+            return Err(Error::Config("url: the database number is negative".into()));
+        }
+        if settings.username().is_some() && settings.password().is_none() {
+            return Err(Error::Config("url: a user without a password".into()));
+        }
+        match info.addr() {
+            ConnectionAddr::TcpTls { .. } => {
+                return Err(Error::Config(
+                    "url: rediss:// needs TLS, which this version does not have".into(),
+                ));
+            }
+            ConnectionAddr::Unix(_) if !cfg!(unix) => {
+                return Err(Error::Config("url: Unix sockets need Unix".into()));
+            }
+            _ => {}
+        }
+        Ok(Endpoint {
+            addr: info.addr().clone(),
+            username: settings.username().map(str::to_owned),
+            password: settings.password().map(str::to_owned),
+            db: settings.db(),
+            label: self.label.clone(),
+        })
+    }
+}
+
+/// Checks a lease against [`MIN_LEASE`] and [`MAX_LEASE`].
+pub(crate) fn check_lease(setting: &str, lease: Duration) -> Result<()> {
+    if lease < MIN_LEASE || lease > MAX_LEASE {
+        return Err(Error::Config(format!(
+            "{setting} {lease:?} is not between 10 ms and 100 years"
+        )));
+    }
+    Ok(())
+}
+
+impl From<&str> for Config {
+    fn from(url: &str) -> Self {
+        Self::new(url)
+    }
+}
+
+impl From<String> for Config {
+    fn from(url: String) -> Self {
+        Self::new(url)
+    }
+}
+
+impl From<&String> for Config {
+    fn from(url: &String) -> Self {
+        Self::new(url.as_str())
+    }
+}
+
+impl fmt::Debug for Config {
+    /// Everything but the URL, which may carry a password.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Config")
+            .field("lease", &self.lease)
+            .field("response_timeout", &self.response_timeout)
+            .field("connect_timeout", &self.connect_timeout)
+            .field("tenure", &self.tenure)
+            .field("key_prefix", &self.key_prefix)
+            .field("label", &self.label)
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_bad_setting_is_named() {
+        let ok = || Config::new("redis://127.0.0.1/");
+        let zero = Duration::ZERO;
+        for (config, named) in [
+            (ok().lease(zero), "lease"),
+            (ok().lease(Duration::MAX), "lease"),
+            (ok().lease(Duration::from_micros(9_999)), "lease"),
+            (ok().response_timeout(zero), "response_timeout"),
+            (ok().connect_timeout(Duration::MAX), "connect_timeout"),
+            (ok().tenure(Duration::from_secs(2)), "tenure"),
+            (ok().label("a b"), "label"),
+            (ok().label("é"), "label"),
+            (ok().key_prefix("x".repeat(2000)), "key_prefix"),
+            (Config::new("http://127.0.0.1/"), "url"),
+            (Config::new(""), "url"),
+            (Config::new("redis://127.0.0.1/?protocol=resp3"), "url"),
+            (Config::new("redis://127.0.0.1/-1"), "url"),
+            (Config::new("redis://alice@127.0.0.1/"), "url"),
+            (Config::new("rediss://127.0.0.1/"), "url"),
+        ] {
+            match config.check() {
+                Err(Error::Config(what)) => assert!(what.starts_with(named), "{what}"),
+                other => panic!("{named}: {:?}", other.map(|_| ())),
+            }
+        }
+    }
+
+    #[test]
+    fn good_urls_are_understood_and_passwords_never_shown() {
+        let config = Config::new("redis://alice:s%20ecret@[::1]:7000/3");
+        let endpoint = config.check().expect("good");
+        assert_eq!(endpoint.password.as_deref(), Some("s ecret"));
+        assert_eq!(endpoint.db, 3);
+        assert!(!format!("{config:?}{endpoint:?}").contains("ecret"));
+        assert!(
+            Config::new("redis+unix:///run/redis.sock?db=1")
+                .check()
+                .is_ok()
+        );
+        assert!(
+            Config::new("redis://127.0.0.1")
+                .lease(MIN_LEASE)
+                .tenure(Duration::ZERO)
+                .check()
+                .is_ok()
+        );
+    }
+}

@@ -1,0 +1,136 @@
+//! What can go wrong, named by what the caller can do next.
+
+use std::fmt;
+
+use crate::hold::LossReason;
+
+/// The result of every fallible call of this crate.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// Why a call could not do what it was asked for.
+///
+/// Somebody else having the lock is not an error: the `try_` verbs say `Ok(None)`. An error means that it could not be
+/// found out, and that whatever may have been taken on the way is being given back.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Error {
+    /// Redis did not answer in time, or refused. Worth a retry when [`Error::is_retryable`] says so.
+    Redis {
+        /// What was being done, such as `"acquiring the lock"`.
+        doing: &'static str,
+        /// What Redis or the connection said.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// We held the lock and no longer do, or its lease was over before the grant had reached us.
+    Lost {
+        /// The lock's name, as given to the client.
+        name: String,
+        /// How it was lost.
+        reason: LossReason,
+    },
+    /// The calling thread holds this non-reentrant lock already and would wait for itself.
+    WouldDeadlock {
+        /// The lock's name, as given to the client.
+        name: String,
+    },
+    /// The [`CancelToken`](crate::CancelToken) of the handle was cancelled while waiting.
+    Cancelled,
+    /// The client was closed while we waited, or before.
+    Closed,
+    /// The key of this name holds something that is not this kind of lock. It was left untouched.
+    WrongType {
+        /// The lock's name, as given to the client.
+        name: String,
+    },
+    /// The name cannot be the name of a lock; nothing was sent.
+    InvalidName {
+        /// Which rule it breaks.
+        why: &'static str,
+    },
+    /// A setting of the client or of a handle cannot work; says which and why. Nothing was sent.
+    Config(String),
+}
+
+impl Error {
+    /// Whether the same call may well succeed later, with nothing changed by the caller.
+    ///
+    /// True for a server that could not be reached, is still loading or turned into a replica; false for wrong
+    /// credentials, missing rights, and every error that is not about Redis except [`Error::Lost`].
+    ///
+    /// ```
+    /// assert!(!redlatch::Error::Closed.is_retryable());
+    /// ```
+    #[must_use]
+    pub fn is_retryable(&self) -> bool {
+        match self {
+            Self::Redis { source, .. } => source
+                .downcast_ref::<redis::RedisError>()
+                .is_none_or(|err| crate::link::is_transient(err)),
+            Self::Lost { .. } => true,
+            _ => false,
+        }
+    }
+
+    /// An error about Redis from whatever the connection said.
+    pub(crate) fn redis(
+        doing: &'static str,
+        source: impl Into<Box<dyn std::error::Error + Send + Sync>>,
+    ) -> Self {
+        Self::Redis {
+            doing,
+            source: source.into(),
+        }
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Redis { doing, .. } => write!(f, "{doing} failed at redis"),
+            Self::Lost { name, reason } => {
+                write!(f, "the lock `{name}` is no longer held: {reason}")
+            }
+            Self::WouldDeadlock { name } => {
+                write!(
+                    f,
+                    "this thread already holds `{name}`, which is not reentrant"
+                )
+            }
+            Self::Cancelled => f.write_str("the wait was cancelled"),
+            Self::Closed => f.write_str("the client is closed"),
+            Self::WrongType { name } => write!(
+                f,
+                "the key of `{name}` holds something that is not this kind of lock"
+            ),
+            Self::InvalidName { why } => write!(f, "invalid lock name: {why}"),
+            Self::Config(what) => write!(f, "invalid setting: {what}"),
+        }
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Redis { source, .. } => Some(&**source),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::error::Error as _;
+
+    #[test]
+    fn the_source_leads_on_and_is_not_repeated() {
+        let io = std::io::Error::new(std::io::ErrorKind::ConnectionRefused, "nobody there");
+        let err = Error::redis("acquiring the lock", redis::RedisError::from(io));
+        assert!(!err.to_string().contains("nobody there"));
+        assert!(
+            err.source()
+                .is_some_and(|s| s.to_string().contains("nobody there"))
+        );
+        assert!(err.is_retryable());
+    }
+}

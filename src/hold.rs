@@ -1,0 +1,373 @@
+//! One hold on a lock, how long it is certainly ours, and the news of its loss.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::Sender;
+use parking_lot::Mutex;
+
+use crate::config::Listener;
+use crate::gate::Gate;
+use crate::link::Deferred;
+use crate::owner::OwnerNumber;
+use crate::room::{Lease, Validity};
+use crate::script;
+use crate::wait;
+
+/// How a hold came to be lost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum LossReason {
+    /// The lease ran out: a fixed one in its time, a renewed one because this process could not renew it, for example
+    /// while it was stopped.
+    Expired,
+    /// The key vanished while the lease had time left: `force_unlock`, a delete, a flush, an eviction, or a server
+    /// that came back without its data.
+    Forced,
+    /// Somebody else holds the lock although our lease had time left.
+    TakenOver,
+    /// Redis could not be reached for so long that the lease may have ended.
+    Unreachable,
+    /// The handle's `max_hold` is over; renewal has stopped, and the lock frees itself when the lease runs out.
+    MaxHold,
+    /// The client was closed and gave the lock back.
+    Closed,
+}
+
+impl LossReason {
+    const ALL: [Self; 6] = [
+        Self::Expired,
+        Self::Forced,
+        Self::TakenOver,
+        Self::Unreachable,
+        Self::MaxHold,
+        Self::Closed,
+    ];
+
+    /// Whether Redis may still keep the hold, so that releasing it is worth a command.
+    fn may_be_held_still(self) -> bool {
+        matches!(self, Self::Unreachable | Self::MaxHold)
+    }
+}
+
+impl fmt::Display for LossReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Expired => "its lease ran out",
+            Self::Forced => "it was forced open",
+            Self::TakenOver => "somebody else holds it",
+            Self::Unreachable => "redis was out of reach for too long",
+            Self::MaxHold => "it was held for as long as it may be",
+            Self::Closed => "the client was closed",
+        })
+    }
+}
+
+/// The news that a hold is lost.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Loss {
+    /// The lock's name, as given to the client.
+    pub name: String,
+    /// The owner in Redis: `<client uuid>:<number>`.
+    pub owner: String,
+    /// How it was lost.
+    pub reason: LossReason,
+}
+
+/// How much of a lease is not counted on: a hundredth for clocks that run at different speeds, and 2 ms.
+///
+/// Source: the drift allowance of the Redlock description in the Redis documentation.
+fn margin(lease: Duration) -> Duration {
+    lease / 100 + Duration::from_millis(2)
+}
+
+const HELD: u8 = 0;
+const RELEASED: u8 = 1;
+const LOST: u8 = 2; // and the reason's place in ALL
+
+/// One acquisition from Redis, for as long as this process keeps it.
+pub(crate) struct Hold {
+    pub(crate) gate: Arc<Gate>,
+    pub(crate) number: OwnerNumber,
+    pub(crate) owner: String,
+    state: AtomicU8,
+    /// Of `wait::nanos`.
+    valid_until: AtomicU64,
+    terms: Mutex<Terms>,
+    /// The holder's count, for whoever looks into Redis; renewals bring it there.
+    pub(crate) count: AtomicU32,
+    /// When the watchdog looks at it next, of `wait::nanos`; zero while it is not on the agenda. Changed under the
+    /// agenda's mutex alone.
+    pub(crate) due: AtomicU64,
+    pub(crate) renewal_failed: AtomicBool,
+    listeners: Mutex<Vec<Sender<Loss>>>,
+}
+
+#[derive(Clone, Copy)]
+struct Terms {
+    /// What Redis is told at a renewal.
+    lease: Duration,
+    renewed: bool,
+    max_until: Option<Instant>,
+}
+
+/// What the watchdog has to do about a hold.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Duty {
+    Nothing,
+    Wait(Instant),
+    Renew,
+    Tell(LossReason),
+}
+
+impl Hold {
+    /// A hold granted by an acquire of which the first byte left after `sent_at`.
+    pub(crate) fn new(
+        gate: Arc<Gate>,
+        number: OwnerNumber,
+        owner: String,
+        lease: Lease,
+        lease_time: Duration,
+        sent_at: Instant,
+    ) -> Self {
+        let max_hold = match lease {
+            Lease::Renewed { max_hold } => max_hold,
+            Lease::Fixed(_) => None,
+        };
+        Self {
+            gate,
+            number,
+            owner,
+            state: AtomicU8::new(HELD),
+            valid_until: AtomicU64::new(wait::nanos(
+                sent_at + lease_time.saturating_sub(margin(lease_time)),
+            )),
+            terms: Mutex::new(Terms {
+                lease: lease_time,
+                renewed: matches!(lease, Lease::Renewed { .. }),
+                max_until: max_hold.and_then(|max| Instant::now().checked_add(max)),
+            }),
+            count: AtomicU32::new(1),
+            due: AtomicU64::new(0),
+            renewal_failed: AtomicBool::new(false),
+            listeners: Mutex::new(Vec::new()),
+        }
+    }
+
+    pub(crate) fn valid_until(&self) -> Instant {
+        wait::instant(self.valid_until.load(Ordering::Acquire))
+    }
+
+    pub(crate) fn validity(&self) -> Validity {
+        Validity {
+            until: self.valid_until(),
+            lease: self.terms.lock().lease,
+        }
+    }
+
+    /// Whether it is certainly still ours, as far as the clock tells.
+    pub(crate) fn is_valid(&self, now: Instant) -> bool {
+        self.is_held() && wait::nanos(now) < self.valid_until.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn is_held(&self) -> bool {
+        self.state.load(Ordering::Acquire) == HELD
+    }
+
+    /// Why it was lost, if it was.
+    pub(crate) fn loss(&self) -> Option<LossReason> {
+        let state = self.state.load(Ordering::Acquire);
+        state
+            .checked_sub(LOST)
+            .and_then(|place| LossReason::ALL.get(usize::from(place)).copied())
+    }
+
+    /// Redis has confirmed the hold for `lease` from `sent_at` on. Never shortens.
+    pub(crate) fn extend(&self, sent_at: Instant, lease: Duration) {
+        let until = sent_at + lease.saturating_sub(margin(lease));
+        self.valid_until
+            .fetch_max(wait::nanos(until), Ordering::AcqRel);
+        self.renewal_failed.store(false, Ordering::Relaxed);
+    }
+
+    /// From now on it is renewed, or ends by itself, with another lease.
+    pub(crate) fn change_lease(&self, lease: Lease, lease_time: Duration) {
+        let mut terms = self.terms.lock();
+        terms.lease = lease_time;
+        terms.renewed = matches!(lease, Lease::Renewed { .. });
+    }
+
+    /// The first moment the watchdog has to look at it, after a grant or renewal sent at `sent_at`.
+    pub(crate) fn due_after(&self, sent_at: Instant) -> Instant {
+        let terms = *self.terms.lock();
+        let mut due = self.valid_until();
+        if terms.renewed {
+            due = due.min(sent_at + terms.lease / 3);
+        }
+        terms.max_until.map_or(due, |max| due.min(max))
+    }
+
+    pub(crate) fn duty(&self, now: Instant) -> Duty {
+        if !self.is_held() {
+            return Duty::Nothing;
+        }
+        let (terms, valid_until) = (*self.terms.lock(), self.valid_until());
+        if now >= valid_until {
+            let unreachable = terms.renewed && self.renewal_failed.load(Ordering::Relaxed);
+            return Duty::Tell(if unreachable {
+                LossReason::Unreachable
+            } else {
+                LossReason::Expired
+            });
+        }
+        match terms.max_until {
+            Some(max) if now >= max => Duty::Tell(LossReason::MaxHold),
+            _ if terms.renewed => Duty::Renew,
+            _ => Duty::Wait(valid_until),
+        }
+    }
+
+    pub(crate) fn renew_request(&self) -> script::Request {
+        let lease = self.terms.lock().lease;
+        script::renew(
+            &self.gate.key,
+            &self.owner,
+            lease,
+            self.count.load(Ordering::Relaxed),
+        )
+    }
+
+    pub(crate) fn lease(&self) -> Duration {
+        self.terms.lock().lease
+    }
+
+    /// The command that gives it back.
+    pub(crate) fn release(&self, undo: bool) -> Deferred {
+        let lease = self.lease();
+        self.gate.release(
+            &self.owner,
+            self.valid_until().max(Instant::now()) + lease,
+            undo,
+        )
+    }
+
+    /// The holder lets it go; `false` if it had been lost before.
+    pub(crate) fn end(&self) -> bool {
+        self.state
+            .compare_exchange(HELD, RELEASED, Ordering::AcqRel, Ordering::Acquire)
+            .is_ok()
+    }
+
+    /// Whether a release is worth a command although the hold was lost.
+    pub(crate) fn may_be_held_still(&self) -> bool {
+        self.loss().is_some_and(LossReason::may_be_held_still)
+    }
+
+    /// Marks it lost and tells its own listeners; `None` if it was over already.
+    pub(crate) fn lose(&self, reason: LossReason) -> Option<Loss> {
+        let place = LossReason::ALL.iter().position(|other| *other == reason)?;
+        let lost = LOST + u8::try_from(place).ok()?;
+        self.state
+            .compare_exchange(HELD, lost, Ordering::AcqRel, Ordering::Acquire)
+            .ok()?;
+        let loss = self.news(reason);
+        for listener in self.listeners.lock().drain(..) {
+            // A guard that is gone does not want to know.
+            listener.try_send(loss.clone()).unwrap_or_default();
+        }
+        Some(loss)
+    }
+
+    fn news(&self, reason: LossReason) -> Loss {
+        Loss {
+            name: self.gate.name.to_string(),
+            owner: self.owner.clone(),
+            reason,
+        }
+    }
+
+    /// Adds a listener; it is told at once if the hold is lost already.
+    pub(crate) fn listen(&self, listener: Sender<Loss>) {
+        let mut listeners = self.listeners.lock();
+        match self.loss() {
+            Some(reason) => listener.try_send(self.news(reason)).unwrap_or_default(),
+            None => listeners.push(listener),
+        }
+    }
+
+    /// Forgets the listeners of the thread that had it before.
+    pub(crate) fn forget_listeners(&self) {
+        self.listeners.lock().clear();
+    }
+}
+
+impl PartialEq for Hold {
+    fn eq(&self, other: &Self) -> bool {
+        self.number == other.number
+    }
+}
+
+/// Brings losses to the client's listener, one after another, on a thread that lives while there are any.
+pub(crate) struct Notices {
+    listener: Option<Listener>,
+    queue: Mutex<NoticeQueue>,
+}
+
+#[derive(Default)]
+struct NoticeQueue {
+    losses: VecDeque<Loss>,
+    running: bool,
+}
+
+impl Notices {
+    pub(crate) fn new(listener: Option<Listener>) -> Arc<Self> {
+        Arc::new(Self {
+            listener,
+            queue: Mutex::new(NoticeQueue::default()),
+        })
+    }
+
+    pub(crate) fn tell(self: &Arc<Self>, loss: Loss) {
+        if self.listener.is_none() {
+            return;
+        }
+        let mut queue = self.queue.lock();
+        queue.losses.push_back(loss);
+        if std::mem::replace(&mut queue.running, true) {
+            return;
+        }
+        drop(queue);
+        let notices = Arc::clone(self);
+        let thread = std::thread::Builder::new().name("redlatch-listener".into());
+        if let Err(err) = thread.spawn(move || notices.run()) {
+            log::warn!("no thread to tell of a loss, telling it here: {err}");
+            self.run();
+        }
+    }
+
+    fn run(&self) {
+        loop {
+            let loss = {
+                let mut queue = self.queue.lock();
+                match queue.losses.pop_front() {
+                    Some(loss) => loss,
+                    None => {
+                        queue.running = false;
+                        return;
+                    }
+                }
+            };
+            if let Some(listener) = &self.listener {
+                let told =
+                    std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| listener(&loss)));
+                if told.is_err() {
+                    log::error!("the listener for losses panicked over `{}`", loss.name);
+                }
+            }
+        }
+    }
+}

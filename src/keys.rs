@@ -1,0 +1,76 @@
+//! Every key and channel name this crate ever writes, as Redisson derives them.
+
+use crate::error::{Error, Result};
+
+/// The longest key that is accepted, in bytes, prefix included.
+const MAX_KEY_LEN: usize = 64 * 1024;
+
+/// The key of a lock: the client's prefix and the name.
+///
+/// # Errors
+///
+/// [`Error::InvalidName`] for an empty name, and for a key over 64 KiB.
+pub(crate) fn key(prefix: &str, name: &str) -> Result<String> {
+    if name.is_empty() {
+        return Err(Error::InvalidName { why: "it is empty" });
+    }
+    if prefix.len() + name.len() > MAX_KEY_LEN {
+        return Err(Error::InvalidName {
+            why: "it is longer than 64 KiB, key prefix included",
+        });
+    }
+    Ok(format!("{prefix}{name}"))
+}
+
+/// The channel on which a release of the lock at `key` is told.
+pub(crate) fn lock_channel(key: &str) -> String {
+    prefixed("redisson_lock__channel", key)
+}
+
+/// `prefix:{key}`, or `prefix:key` if the key has an opening brace anywhere.
+///
+/// Source: `RedissonObject.prefixName`; it tests for the brace alone, not for a complete hash tag.
+fn prefixed(prefix: &str, key: &str) -> String {
+    if key.contains('{') {
+        format!("{prefix}:{key}")
+    } else {
+        format!("{prefix}:{{{key}}}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn channels_are_redissons() {
+        for (key, channel) in [
+            ("stock:42", "redisson_lock__channel:{stock:42}"),
+            ("a{b}c", "redisson_lock__channel:a{b}c"),
+            ("a{", "redisson_lock__channel:a{"),
+            ("a}b", "redisson_lock__channel:{a}b}"),
+            (" ", "redisson_lock__channel:{ }"),
+            ("ł\n\0", "redisson_lock__channel:{ł\n\0}"),
+        ] {
+            assert_eq!(lock_channel(key), channel);
+        }
+    }
+
+    #[test]
+    fn only_empty_and_overlong_names_are_refused() {
+        assert!(matches!(key("app:", ""), Err(Error::InvalidName { .. })));
+        assert!(matches!(
+            key("p", &"x".repeat(MAX_KEY_LEN)),
+            Err(Error::InvalidName { .. })
+        ));
+        assert_eq!(
+            key("", &"x".repeat(MAX_KEY_LEN)).map(|k| k.len()).ok(),
+            Some(MAX_KEY_LEN)
+        );
+        for odd in [
+            " ", "\0", "a b", "a\nb", "{}", "}{", "日本", "*", "\u{feff}",
+        ] {
+            assert_eq!(key("app:", odd).ok(), Some(format!("app:{odd}")));
+        }
+    }
+}

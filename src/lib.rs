@@ -1,0 +1,62 @@
+//! Redisson's locks for blocking Rust: push wake-up, a watchdog that renews what is held, and truth about what was
+//! lost.
+//!
+//! ```no_run
+//! let client = redlatch::Client::open("redis://127.0.0.1/")?;
+//! {
+//!     let _guard = client.reentrant_lock("stock:42").lock()?;
+//!     // alone among all threads of all processes, in Rust and in Java, that lock this name
+//! }
+//! # Ok::<(), redlatch::Error>(())
+//! ```
+//!
+//! # Map
+//!
+//! A handle takes a thread into the *room* of its lock, in memory. One thread of a room, the contender, runs a script
+//! on the shared *link*; the others stand in line. The *subscriber* wakes contenders when somebody releases, the
+//! *watchdog* renews what is held and tells of what is lost.
+//!
+//! # Logs
+//!
+//! Through the `log` crate: *error* for a panic in a listener or thread, *warn* for a lost hold, a release that failed
+//! and a server that does not let us subscribe, *debug* for lost connections and retries, *trace* for what is of no
+//! consequence.
+
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
+// What a user holds: a handle, its guard and the guard's drop.
+mod mutex;
+mod reentrant_lock;
+
+// What they share.
+mod client;
+mod config;
+mod error;
+mod exclusive;
+mod gate;
+mod hold;
+mod room;
+mod stats;
+mod subscriber;
+mod wait;
+mod watchdog;
+
+// The edge to Redis.
+mod keys;
+mod link;
+mod owner;
+mod script;
+mod stream;
+
+pub use client::Client;
+pub use config::{Config, MAX_LEASE, MIN_LEASE};
+pub use error::{Error, Result};
+pub use hold::{Loss, LossReason};
+pub use mutex::{Mutex, MutexGuard};
+pub use reentrant_lock::{ReentrantLock, ReentrantLockGuard};
+pub use stats::Stats;
+pub use wait::CancelToken;
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -1,0 +1,892 @@
+//! The command path: one connection that all threads of a client share.
+//!
+//! Writing and waiting are apart. A command is *submitted* (its bytes are queued and its place among the replies is
+//! taken, in memory only, so it may be done under a room's mutex), then *flushed*, then *waited* for, or not: a
+//! deferred command is settled by whoever reads next.
+//!
+//! Only reading is led. The first thread that waits takes the [`Reader`] and hands every reply to its owner until its
+//! own has come; then it puts the reader back and appoints another waiting thread. Bytes are written at once by the
+//! thread that queued them while fewer than [`EAGER`] replies are outstanding; above that the leader writes
+//! everybody's bytes in one go before it may block.
+//!
+//! ```text
+//!            submit                      reply                      
+//!    idle ───────────► awaiting ───────────────────► done
+//!                        │  ▲  leader leaves: an awaiting call whose thread follows becomes leader
+//!                        │  └──────────────────────
+//!                        │ any I/O or parse error, or no byte for `patience`: the connection is dropped
+//!                        ├─► broken  (a thread waits: it decides whether to send again)
+//!                        └─► parked  (deferred: sent first on the next connection, until it is of no use any more)
+//! ```
+//!
+//! Mutexes: `state`, then a call's own. Neither is held while doing I/O; `submit` alone is called with a room's mutex
+//! held.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex, MutexGuard};
+use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
+
+use crate::script::{self, Released, Request};
+use crate::stats::Counters;
+use crate::stream::{self, Endpoint, Meanwhile, Reader, Stream};
+use crate::watchdog::Agenda;
+
+/// Outstanding replies from which on the leader writes for everybody.
+///
+/// Measured: writing at once is best for few threads, combined writing from about this many on.
+const EAGER: usize = 32;
+
+/// The longest a thread waits without looking at its deadline, its cancel token and the client's state.
+const SLICE: Duration = Duration::from_millis(64);
+
+/// The pause after the first failed connection, doubled up to the second for each further one.
+const BACK_OFF: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(250));
+
+/// Why a command has no reply.
+#[derive(Debug, Clone)]
+pub(crate) enum Fault {
+    /// The server could not be reached, or the connection was lost, until the deadline.
+    Unreachable(RedisError),
+    /// The server answered with an error that will not pass by itself.
+    Refused(RedisError),
+    /// The caller was told to stop: cancelled, or the client is being closed.
+    Stopped,
+    /// The client is closed.
+    Closed,
+}
+
+/// Whether an error may pass by itself: no connection, or a server that is not ready to serve.
+pub(crate) fn is_transient(err: &RedisError) -> bool {
+    match err.kind() {
+        ErrorKind::Io | ErrorKind::Parse => true,
+        ErrorKind::Server(kind) => matches!(
+            kind,
+            ServerErrorKind::BusyLoading
+                | ServerErrorKind::ReadOnly
+                | ServerErrorKind::MasterDown
+                | ServerErrorKind::ClusterDown
+                | ServerErrorKind::TryAgain
+        ),
+        ErrorKind::Extension => matches!(err.code(), Some("BUSY" | "NOREPLICAS")),
+        _ => false,
+    }
+}
+
+/// A release that is sent and not waited for.
+#[derive(Clone)]
+pub(crate) struct Deferred {
+    pub(crate) request: Request,
+    /// The lock's name, for the log.
+    pub(crate) name: Arc<str>,
+    /// When the lease has done what this command would do.
+    pub(crate) useful_until: Instant,
+    /// Whether it undoes an acquire whose outcome nobody knows; finding nothing is then no news.
+    pub(crate) undo: bool,
+}
+
+/// One sending of a command, and what takes it back if its outcome stays unknown.
+pub(crate) struct Attempt {
+    pub(crate) request: Request,
+    pub(crate) undo: Option<Deferred>,
+}
+
+/// A reply, and what its receiver may have to know about its way.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    pub(crate) value: Value,
+    /// Before the first byte of the command that was answered had left.
+    pub(crate) sent_at: Instant,
+}
+
+/// One command on its way.
+pub(crate) struct Call {
+    request: Request,
+    deferred: Option<Deferred>,
+    /// Sent as the last words on a connection that is given up, behind an acquire that it may yet carry out.
+    undo: Option<Request>,
+    state: Mutex<CallState>,
+    turned: Condvar,
+}
+
+struct CallState {
+    phase: CallPhase,
+    /// Before the first byte of the latest sending left.
+    sent_at: Instant,
+    whole: bool,
+    sendings: u32,
+    /// A thread waits on `turned`, and may be made leader.
+    following: bool,
+}
+
+#[derive(Clone)]
+enum CallPhase {
+    Idle,
+    Awaiting,
+    Done(Value),
+    Broken(RedisError),
+}
+
+impl Call {
+    fn new(
+        request: Request,
+        whole: bool,
+        undo: Option<Request>,
+        deferred: Option<Deferred>,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            request,
+            deferred,
+            undo,
+            state: Mutex::new(CallState {
+                phase: CallPhase::Idle,
+                sent_at: Instant::now(),
+                whole,
+                sendings: 0,
+                following: false,
+            }),
+            turned: Condvar::new(),
+        })
+    }
+
+    /// A release that nobody waits for.
+    pub(crate) fn deferred(deferred: Deferred) -> Arc<Self> {
+        Self::new(deferred.request.clone(), false, None, Some(deferred))
+    }
+}
+
+enum Phase {
+    Down {
+        retry_at: Instant,
+        back_off: Duration,
+        why: Option<RedisError>,
+    },
+    Connecting,
+    Up(Up),
+    Closed,
+}
+
+struct Up {
+    writer: Arc<Stream>,
+    writing: bool,
+    outbox: Vec<u8>,
+    spare: Vec<u8>,
+    /// Here while nobody leads.
+    reader: Option<Reader>,
+    awaiting: VecDeque<Arc<Call>>,
+    last_heard: Instant,
+}
+
+struct State {
+    phase: Phase,
+    generation: u64,
+    /// Deferred calls that no connection has acknowledged; sent first on the next one.
+    parked: VecDeque<Arc<Call>>,
+}
+
+impl State {
+    fn up(&mut self, generation: u64) -> Option<&mut Up> {
+        match &mut self.phase {
+            Phase::Up(up) if self.generation == generation => Some(up),
+            _ => None,
+        }
+    }
+}
+
+/// The shared connection for the commands of all locks of a client.
+pub(crate) struct Link {
+    endpoint: Endpoint,
+    connect_timeout: Duration,
+    /// How long a connection may be silent with a reply due.
+    patience: Duration,
+    state: Mutex<State>,
+    turned: Condvar,
+    counters: Arc<Counters>,
+    agenda: Arc<Agenda>,
+}
+
+impl Link {
+    pub(crate) fn new(
+        endpoint: Endpoint,
+        connect_timeout: Duration,
+        response_timeout: Duration,
+        counters: Arc<Counters>,
+        agenda: Arc<Agenda>,
+    ) -> Self {
+        Self {
+            endpoint,
+            connect_timeout,
+            patience: response_timeout / 2,
+            state: Mutex::new(State {
+                phase: Phase::Down {
+                    retry_at: Instant::now(),
+                    back_off: BACK_OFF.0,
+                    why: None,
+                },
+                generation: 0,
+                parked: VecDeque::new(),
+            }),
+            turned: Condvar::new(),
+            counters,
+            agenda,
+        }
+    }
+
+    /// Sends until there is a reply, the deadline, or an error that will not pass.
+    ///
+    /// `attempt` makes the command, anew for every sending after one whose outcome is unknown; that one is undone.
+    pub(crate) fn call(
+        &self,
+        until: Instant,
+        stop: &dyn Fn() -> bool,
+        attempt: &mut dyn FnMut() -> Attempt,
+    ) -> Result<Answer, Fault> {
+        let mut pause = Duration::ZERO; // the first connection may just have been idle for too long
+        let mut current = attempt();
+        let mut whole = false;
+        loop {
+            self.up(until, &mut || !stop())?;
+            let undo = current.undo.as_ref().map(|undo| undo.request.clone());
+            let call = Call::new(current.request.clone(), whole, undo, None);
+            if !self.submit(&call) {
+                continue;
+            }
+            self.flush(false);
+            let why = match self.wait(&call, until, stop) {
+                Ok((value, sent_at)) => match value.extract_error() {
+                    Ok(value) => {
+                        return Ok(Answer { value, sent_at });
+                    }
+                    Err(err)
+                        if err.kind() == ErrorKind::Server(ServerErrorKind::NoScript) && !whole =>
+                    {
+                        whole = true;
+                        continue;
+                    }
+                    // Refused commands have not run. A replica wants another connection: its master is elsewhere.
+                    Err(err) if is_transient(&err) => {
+                        if err.kind() == ErrorKind::Server(ServerErrorKind::ReadOnly) {
+                            self.drop_connection(&err);
+                        }
+                        err
+                    }
+                    Err(err) => return Err(Fault::Refused(err)),
+                },
+                Err(fault) => {
+                    // It may have run, or may yet run.
+                    if let Some(undo) = current.undo.take() {
+                        self.send_deferred(undo);
+                    }
+                    match fault {
+                        WaitFault::Broken(err) => {
+                            current = attempt();
+                            whole = false;
+                            err
+                        }
+                        WaitFault::TimedOut => {
+                            return Err(Fault::Unreachable(stream::timed_out(
+                                "redis did not answer in time",
+                            )));
+                        }
+                        WaitFault::Stopped => return Err(Fault::Stopped),
+                        WaitFault::Closed => return Err(Fault::Closed),
+                    }
+                }
+            };
+            log::debug!("{}: {why}; trying again", current.request.doing);
+            let rested = Instant::now() + pause;
+            if rested >= until {
+                return Err(Fault::Unreachable(why));
+            }
+            if stop() {
+                return Err(Fault::Stopped);
+            }
+            std::thread::sleep(pause);
+            pause = (pause * 2).clamp(BACK_OFF.0, BACK_OFF.1);
+        }
+    }
+
+    /// Submits and flushes a deferred call.
+    pub(crate) fn send_deferred(&self, deferred: Deferred) {
+        self.submit(&Call::deferred(deferred));
+        self.flush(false);
+        self.agenda.tend_soon();
+    }
+
+    /// Queues a call behind all that were submitted before it. Memory only: no I/O, never blocks.
+    ///
+    /// Without a connection a deferred call is parked, any other is refused with `false`.
+    pub(crate) fn submit(&self, call: &Arc<Call>) -> bool {
+        let mut state = self.state.lock();
+        match &mut state.phase {
+            Phase::Up(up) => {
+                up.enqueue(call);
+                self.counters.commands.add(1);
+                true
+            }
+            Phase::Closed => false,
+            _ => {
+                if call.deferred.is_some() {
+                    state.parked.push_back(Arc::clone(call));
+                }
+                false
+            }
+        }
+    }
+
+    /// Writes what is queued, unless somebody is writing or the leader will; `all` leaves nothing to the leader.
+    pub(crate) fn flush(&self, all: bool) {
+        let mut state = self.state.lock();
+        let generation = state.generation;
+        let Some(up) = state.up(generation) else {
+            return;
+        };
+        let led = up.reader.is_none();
+        if up.writing || up.outbox.is_empty() || (!all && led && up.awaiting.len() >= EAGER) {
+            return;
+        }
+        up.writing = true;
+        // Whoever writes goes on until nothing is left: others may have left their bytes to it.
+        loop {
+            let Some(up) = state.up(generation) else {
+                return;
+            };
+            if up.outbox.is_empty() {
+                up.writing = false;
+                return;
+            }
+            let spare = std::mem::take(&mut up.spare);
+            let mut bytes = std::mem::replace(&mut up.outbox, spare);
+            let writer = Arc::clone(&up.writer);
+            let wrote = MutexGuard::unlocked(&mut state, || writer.write_all(&bytes));
+            if let Err(err) = wrote {
+                drop(state);
+                self.fail(generation, &err.into(), false);
+                return;
+            }
+            if let Some(up) = state.up(generation)
+                && bytes.capacity() <= 64 * 1024
+            {
+                bytes.clear();
+                up.spare = bytes;
+            }
+        }
+    }
+
+    /// Waits for the reply to a submitted call, leading or following.
+    pub(crate) fn wait(
+        &self,
+        call: &Arc<Call>,
+        until: Instant,
+        stop: &dyn Fn() -> bool,
+    ) -> Result<(Value, Instant), WaitFault> {
+        loop {
+            let mut state = self.state.lock();
+            let mut mine = call.state.lock();
+            mine.following = false;
+            match &mine.phase {
+                CallPhase::Done(value) => return Ok((value.clone(), mine.sent_at)),
+                CallPhase::Broken(err) => return Err(WaitFault::Broken(err.clone())),
+                CallPhase::Idle if matches!(state.phase, Phase::Closed) => {
+                    return Err(WaitFault::Closed);
+                }
+                CallPhase::Idle => {
+                    return Err(WaitFault::Broken(stream::timed_out(
+                        "the connection was lost",
+                    )));
+                }
+                CallPhase::Awaiting => {}
+            }
+            let (now, generation) = (Instant::now(), state.generation);
+            let Phase::Up(up) = &mut state.phase else {
+                return Err(WaitFault::Closed);
+            };
+            let silent_at = up.last_heard.max(mine.sent_at) + self.patience;
+            if now >= until || stop() {
+                drop(mine);
+                // This thread may have been appointed leader in the meantime.
+                let next = up.next_leader();
+                drop(state);
+                appoint(next);
+                return Err(if now >= until {
+                    WaitFault::TimedOut
+                } else {
+                    WaitFault::Stopped
+                });
+            }
+            if now >= silent_at {
+                drop(mine);
+                drop(state);
+                self.fail(
+                    generation,
+                    &stream::timed_out("redis was silent with a reply due"),
+                    true,
+                );
+                continue;
+            }
+            let slice_ends = until.min(silent_at).min(now + SLICE);
+            if let Some(reader) = up.reader.take() {
+                drop(mine);
+                drop(state);
+                self.lead(reader, generation, Some(call), slice_ends);
+                continue;
+            }
+            mine.following = true;
+            drop(state);
+            call.turned.wait_until(&mut mine, slice_ends);
+        }
+    }
+
+    /// Reads replies and hands them out, until that of `call` has come or `until`.
+    fn lead(&self, mut reader: Reader, generation: u64, call: Option<&Arc<Call>>, until: Instant) {
+        let mut slice = until.saturating_duration_since(Instant::now());
+        loop {
+            let read = reader.read(slice, &mut || self.flush(true));
+            let value = match read {
+                Ok(Some(value)) => value,
+                Ok(None) => {
+                    slice = until.saturating_duration_since(Instant::now());
+                    if slice.is_zero() {
+                        return self.step_down(reader, generation);
+                    }
+                    continue;
+                }
+                Err(err) => return self.fail(generation, &err, false),
+            };
+            let mut state = self.state.lock();
+            let Some(up) = state.up(generation) else {
+                return;
+            };
+            up.last_heard = Instant::now();
+            let Some(first) = up.awaiting.pop_front() else {
+                drop(state);
+                return self.fail(
+                    generation,
+                    &stream::timed_out("a reply that nobody asked for"),
+                    false,
+                );
+            };
+            if first.deferred.is_some() {
+                self.settle(&mut state, &first, value);
+                drop(state);
+                first.turned.notify_all();
+            } else {
+                let mut its = first.state.lock();
+                its.phase = CallPhase::Done(value);
+                let following = its.following;
+                drop(its);
+                drop(state);
+                if following {
+                    first.turned.notify_all();
+                }
+            }
+            if call.is_some_and(|call| Arc::ptr_eq(call, &first)) {
+                return self.step_down(reader, generation);
+            }
+        }
+    }
+
+    /// Gives the reader back, with nothing left unwritten, and wakes the next leader.
+    fn step_down(&self, reader: Reader, generation: u64) {
+        let mut state = self.state.lock();
+        let Some(up) = state.up(generation) else {
+            return;
+        };
+        up.reader = Some(reader);
+        let next = up.next_leader();
+        let unwritten = !up.outbox.is_empty();
+        drop(state);
+        if unwritten {
+            self.flush(true);
+        }
+        appoint(next);
+    }
+
+    /// What a deferred call's reply means; it is never heard of again unless it has to be sent once more.
+    fn settle(&self, state: &mut State, call: &Arc<Call>, value: Value) {
+        let Some(deferred) = &call.deferred else {
+            return;
+        };
+        let mut its = call.state.lock();
+        let value = match value.extract_error() {
+            Ok(value) => value,
+            Err(err) => {
+                let unknown =
+                    err.kind() == ErrorKind::Server(ServerErrorKind::NoScript) && !its.whole;
+                if (unknown || is_transient(&err)) && Instant::now() < deferred.useful_until {
+                    its.whole |= unknown;
+                    its.sendings -= 1; // it was refused before it ran
+                    its.phase = CallPhase::Idle;
+                    drop(its);
+                    match &mut state.phase {
+                        Phase::Up(up) if unknown => up.enqueue(call),
+                        _ => state.parked.push_back(Arc::clone(call)),
+                    }
+                } else {
+                    its.phase = CallPhase::Broken(err.clone());
+                    drop(its);
+                    self.give_up(deferred, &err);
+                }
+                return;
+            }
+        };
+        match script::released(&value) {
+            Ok(Released::Yes { .. }) => {}
+            // Expected of an undo, and of a release that may have run before.
+            Ok(Released::Gone | Released::Taken) if deferred.undo || its.sendings > 1 => {}
+            Ok(gone) => {
+                self.counters.releases_of_lost.add(1);
+                log::warn!(
+                    "releasing `{}`: it was no longer ours ({gone:?})",
+                    deferred.name
+                );
+            }
+            Err(unexpected) => {
+                self.counters.releases_failed.add(1);
+                log::warn!("releasing `{}`: {unexpected}", deferred.name);
+            }
+        }
+        its.phase = CallPhase::Done(value);
+    }
+
+    fn give_up(&self, deferred: &Deferred, why: &RedisError) {
+        self.counters.releases_failed.add(1);
+        log::warn!(
+            "releasing `{}`: {why}; it frees itself when its lease runs out",
+            deferred.name
+        );
+    }
+
+    /// Waits for a deferred call to be settled, reconnecting as need be; says with the reply whether an earlier sending
+    /// may have run as well.
+    pub(crate) fn settled(&self, call: &Arc<Call>, until: Instant) -> Result<(Value, bool), Fault> {
+        loop {
+            match self.wait(call, until, &|| false) {
+                Ok((value, _)) => return Ok((value, call.state.lock().sendings > 1)),
+                Err(WaitFault::Broken(err)) => {
+                    if matches!(call.state.lock().phase, CallPhase::Broken(_)) {
+                        return Err(Fault::Refused(err));
+                    }
+                    if Instant::now() + BACK_OFF.0 >= until {
+                        return Err(Fault::Unreachable(err));
+                    }
+                    // It is parked: bring it to the server again.
+                    self.up(until, &mut || true)?;
+                    self.tend(&mut || true);
+                    if matches!(call.state.lock().phase, CallPhase::Idle) {
+                        std::thread::sleep(BACK_OFF.0);
+                    }
+                }
+                Err(WaitFault::TimedOut) => {
+                    return Err(Fault::Unreachable(stream::timed_out(
+                        "redis did not answer in time",
+                    )));
+                }
+                Err(WaitFault::Stopped) => return Err(Fault::Stopped),
+                Err(WaitFault::Closed) => return Err(Fault::Closed),
+            }
+        }
+    }
+
+    /// Makes the first connection. A server that is not there is not waited for; one that is starting up is.
+    pub(crate) fn open(&self, until: Instant) -> Result<(), RedisError> {
+        loop {
+            match stream::connect(&self.endpoint, "link", until, &mut || true) {
+                Ok(connection) => {
+                    self.start(&mut self.state.lock(), connection);
+                    return Ok(());
+                }
+                Err(err) => {
+                    let starting = is_transient(&err) && matches!(err.kind(), ErrorKind::Server(_));
+                    if !starting || Instant::now() + BACK_OFF.1 >= until {
+                        return Err(err);
+                    }
+                    log::debug!("connecting to {:?}: {err}; trying again", self.endpoint);
+                    std::thread::sleep(BACK_OFF.1);
+                }
+            }
+        }
+    }
+
+    /// Makes sure that there is a connection, making one if nobody else does.
+    pub(crate) fn up(&self, until: Instant, meanwhile: Meanwhile<'_>) -> Result<(), Fault> {
+        let mut state = self.state.lock();
+        loop {
+            let now = Instant::now();
+            let (turn_at, why) = match &mut state.phase {
+                Phase::Up(_) => return Ok(()),
+                Phase::Closed => return Err(Fault::Closed),
+                Phase::Connecting => (now + SLICE, None),
+                Phase::Down { retry_at, why, .. } if now < *retry_at => (*retry_at, why.clone()),
+                Phase::Down { back_off, .. } => {
+                    let back_off = *back_off;
+                    state.phase = Phase::Connecting;
+                    drop(state);
+                    let deadline = until.min(now + self.connect_timeout);
+                    let made = stream::connect(&self.endpoint, "link", deadline, meanwhile);
+                    state = self.state.lock();
+                    self.turned.notify_all();
+                    if matches!(state.phase, Phase::Closed) {
+                        return Err(Fault::Closed);
+                    }
+                    match made {
+                        Ok(connection) => {
+                            self.start(&mut state, connection);
+                            drop(state);
+                            self.flush(true);
+                            return Ok(());
+                        }
+                        Err(err) => {
+                            log::debug!("connecting to {:?}: {err}", self.endpoint);
+                            let fatal = !is_transient(&err);
+                            // A caller without time is no proof against the server.
+                            let hurried = Instant::now() >= until;
+                            state.phase = Phase::Down {
+                                retry_at: Instant::now()
+                                    + if hurried { Duration::ZERO } else { back_off },
+                                back_off: if hurried {
+                                    back_off
+                                } else {
+                                    (back_off * 2).min(BACK_OFF.1)
+                                },
+                                why: Some(err.clone()),
+                            };
+                            if fatal {
+                                return Err(Fault::Refused(err));
+                            }
+                            if hurried {
+                                return Err(Fault::Unreachable(err));
+                            }
+                            if !MutexGuard::unlocked(&mut state, &mut *meanwhile) {
+                                return Err(Fault::Stopped);
+                            }
+                            continue;
+                        }
+                    }
+                }
+            };
+            if now >= until {
+                return Err(Fault::Unreachable(why.unwrap_or_else(|| {
+                    stream::timed_out("no connection to redis in time")
+                })));
+            }
+            self.turned
+                .wait_until(&mut state, until.min(turn_at).min(now + SLICE));
+            if !MutexGuard::unlocked(&mut state, &mut *meanwhile) {
+                return Err(Fault::Stopped);
+            }
+        }
+    }
+
+    fn start(&self, state: &mut State, connection: stream::Connection) {
+        state.generation += 1;
+        if state.generation > 1 {
+            self.counters.reconnects.add(1);
+        }
+        let mut up = Up {
+            writer: connection.writer,
+            writing: false,
+            outbox: Vec::with_capacity(1024),
+            spare: Vec::with_capacity(1024),
+            reader: Some(connection.reader),
+            awaiting: VecDeque::new(),
+            last_heard: Instant::now(),
+        };
+        self.requeue_parked(&mut state.parked, &mut up);
+        state.phase = Phase::Up(up);
+    }
+
+    fn requeue_parked(&self, parked: &mut VecDeque<Arc<Call>>, up: &mut Up) {
+        let now = Instant::now();
+        for call in parked.drain(..) {
+            match &call.deferred {
+                Some(deferred) if now >= deferred.useful_until => {
+                    self.give_up(
+                        deferred,
+                        &stream::timed_out("redis was out of reach until its lease was over"),
+                    );
+                }
+                _ => up.enqueue(&call),
+            }
+        }
+    }
+
+    /// Drops whatever connection there is, so that the next caller makes a new one.
+    fn drop_connection(&self, why: &RedisError) {
+        let generation = self.state.lock().generation;
+        self.fail(generation, why, false);
+    }
+
+    /// Drops a connection: it is never used again, whatever was wrong with it.
+    ///
+    /// `sound`: everything written so far was written whole, so undoing commands may follow as the last words. They
+    /// meet an acquire that lies unread in the server's buffer, and would be carried out when a new owner has long
+    /// been and gone.
+    fn fail(&self, generation: u64, why: &RedisError, sound: bool) {
+        let mut state = self.state.lock();
+        if state.up(generation).is_some() {
+            let next = Phase::Down {
+                retry_at: Instant::now(),
+                back_off: BACK_OFF.0,
+                why: Some(why.clone()),
+            };
+            self.take_down(state, next, why, sound);
+        }
+    }
+
+    fn take_down(
+        &self,
+        mut state: MutexGuard<'_, State>,
+        next: Phase,
+        why: &RedisError,
+        sound: bool,
+    ) {
+        let Phase::Up(up) = std::mem::replace(&mut state.phase, next) else {
+            return;
+        };
+        let mut last_words = Vec::new();
+        let mut broken = Vec::new();
+        let mut unacknowledged = VecDeque::new();
+        for call in up.awaiting {
+            let mut its = call.state.lock();
+            if call.deferred.is_some() {
+                its.phase = CallPhase::Idle;
+                drop(its);
+                call.turned.notify_all();
+                unacknowledged.push_back(call);
+            } else {
+                its.phase = CallPhase::Broken(why.clone());
+                drop(its);
+                if let Some(undo) = &call.undo {
+                    undo.write(&mut last_words, false);
+                }
+                broken.push(call);
+            }
+        }
+        unacknowledged.append(&mut state.parked);
+        state.parked = unacknowledged;
+        let restless = !state.parked.is_empty();
+        drop(state);
+        log::debug!("connection to {:?} dropped: {why}", self.endpoint);
+        if sound
+            && !up.writing
+            && let Err(err) = up.writer.write_all(&last_words)
+        {
+            log::trace!("last words on a dropped connection: {err}");
+        }
+        up.writer.shut_down();
+        self.turned.notify_all();
+        for call in broken {
+            call.turned.notify_all();
+        }
+        if restless {
+            self.agenda.tend_soon();
+        }
+    }
+
+    /// Reads replies that nobody came to read, and brings parked calls to the server again.
+    ///
+    /// Called by the watchdog a few times a second while it says `true`: something is still on its way.
+    pub(crate) fn tend(&self, meanwhile: Meanwhile<'_>) -> bool {
+        let mut state = self.state.lock();
+        let (generation, parked) = (state.generation, !state.parked.is_empty());
+        match &state.phase {
+            Phase::Closed => return false,
+            Phase::Connecting => return true,
+            Phase::Down { .. } if !parked => return false,
+            Phase::Down { .. } => {
+                drop(state);
+                if let Err(fault) = self.up(Instant::now() + self.connect_timeout, meanwhile) {
+                    log::debug!("reconnecting for unacknowledged releases: {fault:?}");
+                }
+                return true;
+            }
+            Phase::Up(_) => {}
+        }
+        let mut parked = std::mem::take(&mut state.parked);
+        let Some(up) = state.up(generation) else {
+            return true;
+        };
+        self.requeue_parked(&mut parked, up);
+        let Some(first) = up.awaiting.front() else {
+            return false;
+        };
+        let due = first.state.lock().sent_at.max(up.last_heard) + self.patience;
+        let now = Instant::now();
+        let reader = up.reader.take();
+        drop(state);
+        match reader {
+            Some(reader) if now < due => {
+                self.lead(reader, generation, None, now + Duration::from_millis(1));
+            }
+            Some(_) => self.fail(
+                generation,
+                &stream::timed_out("redis was silent with a reply due"),
+                true,
+            ),
+            None => self.flush(true),
+        }
+        true
+    }
+
+    /// Waits until every deferred call is acknowledged or `until`; says whether all are.
+    pub(crate) fn drain(&self, until: Instant) -> bool {
+        while self.tend(&mut || true) {
+            if Instant::now() >= until {
+                return false;
+            }
+            std::thread::sleep(Duration::from_micros(200));
+        }
+        true
+    }
+
+    /// Ends the connection; every waiting and every later call is answered `Closed`.
+    pub(crate) fn close(&self) {
+        self.take_down(
+            self.state.lock(),
+            Phase::Closed,
+            &stream::timed_out("the client is closed"),
+            false,
+        );
+        self.turned.notify_all();
+    }
+}
+
+/// Why a wait ended without a reply.
+#[derive(Debug)]
+pub(crate) enum WaitFault {
+    Broken(RedisError),
+    TimedOut,
+    Stopped,
+    Closed,
+}
+
+impl Up {
+    fn enqueue(&mut self, call: &Arc<Call>) {
+        let mut its = call.state.lock();
+        its.phase = CallPhase::Awaiting;
+        its.sent_at = Instant::now();
+        its.sendings += 1;
+        call.request.write(&mut self.outbox, its.whole);
+        drop(its);
+        self.awaiting.push_back(Arc::clone(call));
+    }
+
+    /// The first call whose thread waits in the queue, if nobody leads.
+    fn next_leader(&self) -> Option<Arc<Call>> {
+        self.reader.as_ref()?;
+        self.awaiting
+            .iter()
+            .find(|call| call.state.lock().following)
+            .cloned()
+    }
+}
+
+/// Wakes the thread of a call, which finds the reader free and takes it.
+fn appoint(call: Option<Arc<Call>>) {
+    if let Some(call) = call {
+        call.turned.notify_all();
+    }
+}

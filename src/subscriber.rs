@@ -1,0 +1,448 @@
+//! The listening thread: one connection, any number of channels, and who waits on each.
+//!
+//! What is *wanted* is kept apart from the socket. A waiting thread adds its channel and writes SUBSCRIBE itself while
+//! the subscriber's thread sits in a read; whenever the connection is made anew, that thread subscribes to all that is
+//! wanted and then wakes everybody once, since a message may have been missed.
+//!
+//! Confirmations come in the order of the commands, so a queue of what was sent tells which of several subscriptions
+//! to one channel a confirmation belongs to; an older one does not count.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex, MutexGuard};
+use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
+
+use crate::client::Engine;
+use crate::script::Request;
+use crate::stream::{self, Reader, Stream};
+use crate::wait::{self, Waiter};
+
+/// How long the connection may be silent before it is asked whether it lives.
+const PING_AFTER: Duration = Duration::from_secs(2);
+
+/// How often the thread looks whether it has to stop.
+const SLICE: Duration = Duration::from_millis(500);
+
+/// The pause after the first failed connection, doubled up to the second for each further one.
+const BACK_OFF: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
+
+/// The channels that threads of this process wait on.
+pub(crate) struct Subscriber {
+    state: Mutex<State>,
+    turned: Condvar,
+    /// The server does not let this user subscribe.
+    refused: AtomicBool,
+}
+
+struct State {
+    wanted: HashMap<Arc<str>, Entry>,
+    next_epoch: u64,
+    live: Option<Live>,
+    /// When the server last said anything on the live connection.
+    heard_at: Option<Instant>,
+    stopped: bool,
+}
+
+struct Entry {
+    waiters: VecDeque<Arc<Waiter>>,
+    /// Which subscription to this channel it is.
+    epoch: u64,
+    confirmed: bool,
+}
+
+struct Live {
+    writer: Arc<Stream>,
+    writing: bool,
+    outbox: Vec<u8>,
+    /// What was sent and not confirmed: channel, and epoch if it was a SUBSCRIBE.
+    pending: VecDeque<(Arc<str>, Option<u64>)>,
+    /// Whether the subscriptions replace those of an earlier connection.
+    anew: bool,
+}
+
+impl Live {
+    fn send(&mut self, command: &str, channel: &Arc<str>, epoch: Option<u64>) {
+        Request::command("subscribing", &[command, channel]).write(&mut self.outbox, false);
+        self.pending.push_back((Arc::clone(channel), epoch));
+    }
+}
+
+/// One thread's interest in a channel; ends when dropped.
+pub(crate) struct Subscription {
+    subscriber: Arc<Subscriber>,
+    channel: Arc<str>,
+    waiter: Arc<Waiter>,
+}
+
+impl Subscriber {
+    pub(crate) fn new() -> Arc<Self> {
+        Arc::new(Self {
+            state: Mutex::new(State {
+                wanted: HashMap::new(),
+                next_epoch: 0,
+                live: None,
+                heard_at: None,
+                stopped: false,
+            }),
+            turned: Condvar::new(),
+            refused: AtomicBool::new(false),
+        })
+    }
+
+    /// Whether nothing will ever be heard, so that waiting means asking again and again.
+    pub(crate) fn is_refused(&self) -> bool {
+        self.refused.load(Ordering::Relaxed)
+    }
+
+    /// Whether the connection has shown signs of life lately.
+    pub(crate) fn is_alive(&self) -> bool {
+        self.state
+            .lock()
+            .heard_at
+            .is_some_and(|at| at.elapsed() < PING_AFTER * 2)
+    }
+
+    /// How many channels are wanted.
+    pub(crate) fn len(&self) -> usize {
+        self.state.lock().wanted.len()
+    }
+
+    /// Begins to listen to `channel` for `waiter`, who is told when the server has confirmed.
+    pub(crate) fn subscribe(
+        self: &Arc<Self>,
+        channel: &Arc<str>,
+        waiter: &Arc<Waiter>,
+    ) -> Subscription {
+        let mut state = self.state.lock();
+        let State {
+            wanted,
+            next_epoch,
+            live,
+            ..
+        } = &mut *state;
+        let entry = wanted.entry(Arc::clone(channel)).or_insert_with(|| {
+            *next_epoch += 1;
+            if let Some(live) = live {
+                live.send("SUBSCRIBE", channel, Some(*next_epoch));
+            }
+            Entry {
+                waiters: VecDeque::new(),
+                epoch: *next_epoch,
+                confirmed: false,
+            }
+        });
+        entry.waiters.push_back(Arc::clone(waiter));
+        let listening = entry.confirmed || self.is_refused();
+        waiter.set_listening(listening);
+        drop(state);
+        self.turned.notify_all();
+        self.flush();
+        Subscription {
+            subscriber: Arc::clone(self),
+            channel: Arc::clone(channel),
+            waiter: Arc::clone(waiter),
+        }
+    }
+
+    /// Writes what is queued; whoever writes goes on until nothing is left.
+    fn flush(&self) {
+        let mut state = self.state.lock();
+        let Some(live) = state.live.as_mut().filter(|live| !live.writing) else {
+            return;
+        };
+        live.writing = true;
+        let writer = Arc::clone(&live.writer);
+        loop {
+            let Some(live) = state
+                .live
+                .as_mut()
+                .filter(|live| Arc::ptr_eq(&live.writer, &writer))
+            else {
+                return;
+            };
+            if live.outbox.is_empty() {
+                live.writing = false;
+                return;
+            }
+            let bytes = std::mem::take(&mut live.outbox);
+            let wrote = MutexGuard::unlocked(&mut state, || writer.write_all(&bytes));
+            if let Err(err) = wrote {
+                log::debug!("subscribing: {err}");
+                // The thread in the read finds the connection ended and makes another.
+                writer.shut_down();
+                return;
+            }
+        }
+    }
+
+    /// Ends the thread.
+    pub(crate) fn stop(&self) {
+        let mut state = self.state.lock();
+        state.stopped = true;
+        if let Some(live) = &state.live {
+            live.writer.shut_down();
+        }
+        drop(state);
+        self.turned.notify_all();
+    }
+
+    /// A message has come: `1` is for everybody, anything else for whoever waits longest.
+    fn message(&self, channel: &str, payload: &[u8]) {
+        let mut state = self.state.lock();
+        let Some(entry) = state.wanted.get_mut(channel) else {
+            return;
+        };
+        let told: Vec<_> = if payload == b"1" {
+            entry.waiters.iter().cloned().collect()
+        } else {
+            entry.waiters.rotate_left(1);
+            entry.waiters.back().cloned().into_iter().collect()
+        };
+        drop(state);
+        for waiter in told {
+            waiter.message();
+        }
+    }
+
+    /// The oldest unconfirmed command was confirmed or refused.
+    fn confirmed(&self, refused: bool) {
+        let mut state = self.state.lock();
+        let Some((channel, epoch)) = state
+            .live
+            .as_mut()
+            .and_then(|live| live.pending.pop_front())
+        else {
+            return;
+        };
+        let anew = state.live.as_ref().is_some_and(|live| live.anew);
+        let Some(entry) = state
+            .wanted
+            .get_mut(&channel)
+            .filter(|entry| Some(entry.epoch) == epoch)
+        else {
+            return;
+        };
+        entry.confirmed = !refused;
+        let waiters: Vec<_> = entry.waiters.iter().cloned().collect();
+        drop(state);
+        for waiter in waiters {
+            waiter.set_listening(true);
+            if anew {
+                waiter.message();
+            }
+        }
+    }
+}
+
+impl Subscription {
+    /// Gives a message that this thread cannot use any more to the next.
+    pub(crate) fn pass_on(&self) {
+        let state = self.subscriber.state.lock();
+        let next = state.wanted.get(&self.channel).and_then(|entry| {
+            entry
+                .waiters
+                .iter()
+                .find(|waiter| !Arc::ptr_eq(waiter, &self.waiter))
+                .cloned()
+        });
+        drop(state);
+        if let Some(next) = next {
+            next.message();
+        }
+    }
+}
+
+impl Drop for Subscription {
+    fn drop(&mut self) {
+        let mut state = self.subscriber.state.lock();
+        let State { wanted, live, .. } = &mut *state;
+        if let Some(entry) = wanted.get_mut(&self.channel) {
+            entry
+                .waiters
+                .retain(|waiter| !Arc::ptr_eq(waiter, &self.waiter));
+            if entry.waiters.is_empty() {
+                wanted.remove(&self.channel);
+                if wanted.is_empty() && wanted.capacity() > 1024 {
+                    *wanted = HashMap::new();
+                }
+                if let Some(live) = live {
+                    live.send("UNSUBSCRIBE", &self.channel, None);
+                }
+            }
+        }
+        drop(state);
+        self.subscriber.flush();
+    }
+}
+
+/// What the subscriber's thread runs.
+pub(crate) fn run(engine: Arc<Engine>) {
+    let subscriber = Arc::clone(&engine.subscriber);
+    let mut back_off = BACK_OFF.0;
+    let mut anew = false;
+    loop {
+        {
+            let mut state = subscriber.state.lock();
+            while state.wanted.is_empty() && !state.stopped {
+                subscriber.turned.wait(&mut state);
+            }
+            if state.stopped {
+                return;
+            }
+        }
+        let deadline = Instant::now() + engine.connect_timeout;
+        let go_on = &mut || !subscriber.state.lock().stopped;
+        match stream::connect(&engine.endpoint, "subscriber", deadline, go_on) {
+            Ok(connection) => {
+                if anew {
+                    engine.counters.resubscriptions.add(1);
+                }
+                back_off = BACK_OFF.0;
+                let err = subscriber.listen(connection, anew, engine.response_timeout);
+                log::debug!("the connection for messages was lost: {err}");
+                anew = true;
+                subscriber.hang_up();
+            }
+            Err(err) => log::debug!("no connection for messages: {err}"),
+        }
+        let mut state = subscriber.state.lock();
+        if !state.stopped {
+            subscriber
+                .turned
+                .wait_for(&mut state, wait::jittered(back_off));
+            back_off = (back_off * 2).min(BACK_OFF.1);
+        }
+    }
+}
+
+impl Subscriber {
+    /// Subscribes to all that is wanted and hands out what comes, until the connection is lost.
+    fn listen(
+        &self,
+        connection: stream::Connection,
+        anew: bool,
+        response_timeout: Duration,
+    ) -> RedisError {
+        let mut reader = connection.reader;
+        {
+            let mut state = self.state.lock();
+            let mut live = Live {
+                writer: connection.writer,
+                writing: false,
+                outbox: Vec::new(),
+                pending: VecDeque::new(),
+                anew,
+            };
+            for (channel, entry) in &state.wanted {
+                live.send("SUBSCRIBE", channel, Some(entry.epoch));
+            }
+            state.live = Some(live);
+            state.heard_at = Some(Instant::now());
+        }
+        self.flush();
+        let mut asked_at = None;
+        loop {
+            match self.read(&mut reader) {
+                Ok(true) => asked_at = None,
+                Ok(false) => {
+                    let mut state = self.state.lock();
+                    if state.stopped {
+                        return stream::timed_out("the client is closed");
+                    }
+                    let quiet = state.heard_at.is_none_or(|at| at.elapsed() >= PING_AFTER);
+                    let wanted = !state.wanted.is_empty();
+                    let Some(live) = state.live.as_mut() else {
+                        return stream::timed_out("the connection is gone");
+                    };
+                    match asked_at {
+                        Some(at) if Instant::now() >= at + response_timeout => {
+                            return stream::timed_out(
+                                "redis was silent when asked for a sign of life",
+                            );
+                        }
+                        // With nobody waiting it does not matter whether it lives.
+                        None if quiet && (wanted || !live.pending.is_empty()) => {
+                            Request::command("listening", &["PING"]).write(&mut live.outbox, false);
+                            asked_at = Some(Instant::now());
+                            drop(state);
+                            self.flush();
+                        }
+                        _ => {}
+                    }
+                }
+                Err(err) => return err,
+            }
+        }
+    }
+
+    /// Reads one reply; `false` if there was none for a while.
+    fn read(&self, reader: &mut Reader) -> Result<bool, RedisError> {
+        let Some(reply) = reader.read(SLICE, &mut || {})? else {
+            return Ok(false);
+        };
+        self.state.lock().heard_at = Some(Instant::now());
+        let parts = match reply.extract_error() {
+            Ok(Value::Array(parts)) => parts,
+            // PONG comes bare while nothing is subscribed.
+            Ok(_) => return Ok(true),
+            Err(err) if is_refusal(&err) => {
+                if !self.refused.swap(true, Ordering::Relaxed) {
+                    log::warn!(
+                        "redis does not let this user subscribe ({err}); waiting threads ask again and again"
+                    );
+                }
+                self.confirmed(true);
+                return Ok(true);
+            }
+            Err(err) => return Err(err),
+        };
+        match parts.as_slice() {
+            [
+                Value::BulkString(kind),
+                Value::BulkString(channel),
+                Value::BulkString(payload),
+            ] if kind == b"message" => {
+                if let Ok(channel) = std::str::from_utf8(channel) {
+                    self.message(channel, payload);
+                }
+            }
+            [Value::BulkString(kind), ..] if kind == b"subscribe" => {
+                if self.refused.swap(false, Ordering::Relaxed) {
+                    log::info!("redis lets this user subscribe again");
+                }
+                self.confirmed(false);
+            }
+            [Value::BulkString(kind), ..] if kind == b"unsubscribe" => self.confirmed(false),
+            _ => {}
+        }
+        Ok(true)
+    }
+
+    /// Forgets the connection; nobody is listening until there is another.
+    fn hang_up(&self) {
+        let mut state = self.state.lock();
+        if let Some(live) = state.live.take() {
+            live.writer.shut_down();
+        }
+        state.heard_at = None;
+        let mut waiters = Vec::new();
+        for entry in state.wanted.values_mut() {
+            entry.confirmed = false;
+            waiters.extend(entry.waiters.iter().cloned());
+        }
+        drop(state);
+        for waiter in waiters {
+            waiter.set_listening(false);
+        }
+    }
+}
+
+fn is_refusal(err: &RedisError) -> bool {
+    matches!(
+        err.kind(),
+        ErrorKind::Server(ServerErrorKind::NoPerm | ServerErrorKind::ResponseError)
+    )
+}
