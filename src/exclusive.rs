@@ -31,6 +31,9 @@ const POLL_CAP: (Duration, Duration) = (Duration::from_secs(1), Duration::from_s
 /// The same where the server does not let us subscribe.
 const POLL_CAP_UNHEARD: Duration = Duration::from_millis(100);
 
+/// A deadline that ends an attempt younger than this is the deadline of somebody else's lock, not Redis's fault.
+const LATE_ANSWER: Duration = Duration::from_millis(50);
+
 /// How long a caller is willing to wait.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Patience {
@@ -378,6 +381,8 @@ struct Contender<'a> {
     subscription: Option<Subscription>,
     /// Heard when the last attempt was sent.
     seen: Option<Heard>,
+    /// Somebody else was seen to have the lock since the call began.
+    knows_busy: bool,
     done: bool,
 }
 
@@ -413,6 +418,8 @@ impl<'a> Contender<'a> {
             gate,
             terms,
             patience,
+            // Whoever stood in line has seen the lock with others of this process.
+            knows_busy: waiter.is_some(),
             waiter,
             subscription: None,
             seen: None,
@@ -484,6 +491,9 @@ impl<'a> Contender<'a> {
         }
         let mut parked = 0_u32;
         let mut woken = false;
+        if self.knows_busy && self.deadline().has_passed(Instant::now()) {
+            return Ok(None);
+        }
         loop {
             if self.lock.must_stop() {
                 return Err(self.lock.stopped());
@@ -498,6 +508,7 @@ impl<'a> Contender<'a> {
                 }
                 Attempted::Busy { left } => left,
             };
+            self.knows_busy = true;
             self.gate.lock().room.refused();
             let now = Instant::now();
             if matches!(self.patience, Patience::Once) || self.deadline().has_passed(now) {
@@ -549,7 +560,8 @@ impl<'a> Contender<'a> {
     /// Asks Redis once, reconnecting as need be.
     fn attempt(&mut self) -> Result<Attempted> {
         let (engine, gate, terms) = (self.engine(), self.gate, self.terms);
-        let budget_ends = Instant::now() + engine.response_timeout;
+        let began = Instant::now();
+        let budget_ends = began + engine.response_timeout;
         let until = self.deadline().or(budget_ends);
         let mut drawn: Option<(OwnerNumber, String)> = None;
         let mut attempt = || {
@@ -571,8 +583,13 @@ impl<'a> Contender<'a> {
         let answer = match engine.link.call(until, &|| lock.must_stop(), &mut attempt) {
             Ok(answer) => answer,
             Err(fault) => {
-                if matches!(fault, Fault::Unreachable(_)) && until == budget_ends {
-                    self.dismiss(&fault);
+                if matches!(fault, Fault::Unreachable(_)) {
+                    if until == budget_ends {
+                        self.dismiss(&fault);
+                    } else if self.knows_busy && began.elapsed() < LATE_ANSWER {
+                        // The deadline fell into a round trip, which says nothing about the server.
+                        return Ok(Attempted::Busy { left: None });
+                    }
                 }
                 return Err(lock.error("acquiring the lock", fault));
             }

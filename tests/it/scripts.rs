@@ -537,6 +537,27 @@ fn a_user_without_rights_on_the_channel_still_releases() {
     assert_eq!(heard(&server, &mut ear), []);
 }
 
+// L6
+#[test]
+fn a_lock_that_cannot_be_given_a_ttl_is_not_taken() {
+    let server = Server::start();
+    let mut con = server.connection();
+    for lease in [i64::MAX, i64::MIN] {
+        assert!(acquire(&mut con, "orders", US, lease).is_err());
+        assert_eq!(server.dbsize(), 0);
+    }
+    let () = server.ask(&[
+        "ACL", "SETUSER", "hasty", "on", ">pw", "~*", "&*", "+@all", "-pexpire",
+    ]);
+    let () = redis::cmd("AUTH")
+        .arg("hasty")
+        .arg("pw")
+        .query(&mut con)
+        .unwrap();
+    assert!(acquire(&mut con, "orders", US, LEASE).is_err());
+    assert_eq!(server.dbsize(), 0);
+}
+
 #[test]
 fn out_of_memory_nobody_acquires_and_holders_renew_and_release() {
     let server = Server::start();
@@ -552,6 +573,9 @@ fn out_of_memory_nobody_acquires_and_holders_renew_and_release() {
     assert!(!server.exists("free"));
     assert_eq!(renew(&mut con, "orders", US, 2 * LEASE, 1).unwrap(), 1);
     assert_left(server.pttl("orders"), 2 * LEASE);
+    // A new count needs memory; the lease does not depend on it.
+    assert_eq!(renew(&mut con, "orders", US, 3 * LEASE, 2).unwrap(), 1);
+    assert_left(server.pttl("orders"), 3 * LEASE);
     assert!(acquire(&mut con, "orders", THEM, LEASE).unwrap().is_some());
     assert_eq!(release(&mut con, "orders", US).unwrap(), 1);
     assert_eq!(force(&mut con, "stock").unwrap(), 1);
