@@ -12,8 +12,8 @@ use crate::config;
 use crate::error::{Error, Result};
 use crate::gate::{Gate, wake};
 use crate::hold::{Duty, Hold, Loss, LossReason};
-use crate::link::{Attempt, Call, Fault};
-use crate::owner::{self, OwnerNumber};
+use crate::link::{Attempt, Call, Fault, Undo};
+use crate::owner;
 use crate::room::{Entered, Lease, Left, Start};
 use crate::script::{self, Acquired, Released, Renewed};
 use crate::subscriber::Subscription;
@@ -563,20 +563,22 @@ impl<'a> Contender<'a> {
         let began = Instant::now();
         let budget_ends = began + engine.response_timeout;
         let until = self.deadline().or(budget_ends);
-        let mut drawn: Option<(OwnerNumber, String)> = None;
+        let mut asked: Option<Arc<Hold>> = None;
         let mut attempt = || {
             let number = engine.owners.draw();
             let owner = engine.owners.id(number);
             let request = script::acquire(&gate.key, &owner, terms.lease_time);
-            let undo = gate.release(
-                &owner,
-                Instant::now() + terms.lease_time + engine.response_timeout,
-                true,
+            let hold = Hold::new(
+                Arc::clone(gate),
+                number,
+                owner,
+                terms.lease,
+                terms.lease_time,
             );
-            drawn = Some((number, owner));
+            let hold = asked.insert(Arc::new(hold));
             Attempt {
                 request,
-                undo: Some(undo),
+                undo: Some(Arc::clone(hold) as Arc<dyn Undo>),
             }
         };
         let lock = self.lock;
@@ -596,17 +598,10 @@ impl<'a> Contender<'a> {
         };
         let acquired = script::acquired(answer.value)
             .map_err(|unexpected| Error::redis("acquiring the lock", unexpected))?;
-        match (acquired, drawn) {
-            (Acquired::Taken, Some((number, owner))) => {
-                let hold = Hold::new(
-                    Arc::clone(gate),
-                    number,
-                    owner,
-                    terms.lease,
-                    terms.lease_time,
-                    answer.sent_at,
-                );
-                Ok(Attempted::Taken(Arc::new(hold)))
+        match (acquired, asked) {
+            (Acquired::Taken, Some(hold)) => {
+                hold.grant(answer.sent_at);
+                Ok(Attempted::Taken(hold))
             }
             (Acquired::Busy { left }, _) => Ok(Attempted::Busy { left }),
             (Acquired::Taken, None) => unreachable!("nothing was sent without an owner"),

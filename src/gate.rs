@@ -11,7 +11,7 @@ use parking_lot::{Mutex, MutexGuard};
 use crate::error::Result;
 use crate::hold::Hold;
 use crate::keys;
-use crate::link::{Call, Deferred};
+use crate::link::{Call, Deferred, DeferredTerms};
 use crate::room::Room;
 use crate::script;
 use crate::wait::{Called, Waiter};
@@ -44,9 +44,11 @@ impl Gate {
     pub(crate) fn release(&self, owner: &str, useful_until: Instant, undo: bool) -> Deferred {
         Deferred {
             request: script::release(&self.key, &self.channel, owner),
-            name: Arc::clone(&self.name),
-            useful_until,
-            undo,
+            terms: DeferredTerms {
+                name: Arc::clone(&self.name),
+                useful_until,
+                undo,
+            },
         }
     }
 

@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 
 use crate::config::Listener;
 use crate::gate::Gate;
-use crate::link::Deferred;
+use crate::link::{Deferred, Undo};
 use crate::owner::OwnerNumber;
 use crate::room::{Lease, Validity};
 use crate::script;
@@ -112,6 +112,7 @@ struct Terms {
     /// What Redis is told at a renewal.
     lease: Duration,
     renewed: bool,
+    max_hold: Option<Duration>,
     max_until: Option<Instant>,
 }
 
@@ -125,37 +126,45 @@ pub(crate) enum Duty {
 }
 
 impl Hold {
-    /// A hold granted by an acquire of which the first byte left after `sent_at`.
+    /// A hold that is about to be asked for; it is valid once [`Hold::grant`] has been called.
     pub(crate) fn new(
         gate: Arc<Gate>,
         number: OwnerNumber,
         owner: String,
         lease: Lease,
         lease_time: Duration,
-        sent_at: Instant,
     ) -> Self {
-        let max_hold = match lease {
-            Lease::Renewed { max_hold } => max_hold,
-            Lease::Fixed(_) => None,
-        };
         Self {
             gate,
             number,
             owner,
             state: AtomicU8::new(HELD),
-            valid_until: AtomicU64::new(wait::nanos(
-                sent_at + lease_time.saturating_sub(margin(lease_time)),
-            )),
+            valid_until: AtomicU64::new(0),
             terms: Mutex::new(Terms {
                 lease: lease_time,
                 renewed: matches!(lease, Lease::Renewed { .. }),
-                max_until: max_hold.and_then(|max| Instant::now().checked_add(max)),
+                max_hold: match lease {
+                    Lease::Renewed { max_hold } => max_hold,
+                    Lease::Fixed(_) => None,
+                },
+                max_until: None,
             }),
             count: AtomicU32::new(1),
             due: AtomicU64::new(0),
             renewal_failed: AtomicBool::new(false),
             listeners: Mutex::new(Vec::new()),
         }
+    }
+
+    /// Redis has granted it to an acquire of which the first byte left after `sent_at`.
+    pub(crate) fn grant(&self, sent_at: Instant) {
+        let mut terms = self.terms.lock();
+        terms.max_until = terms
+            .max_hold
+            .and_then(|max| Instant::now().checked_add(max));
+        let lease = terms.lease;
+        drop(terms);
+        self.extend(sent_at, lease);
     }
 
     pub(crate) fn valid_until(&self) -> Instant {
@@ -302,6 +311,12 @@ impl Hold {
     /// Forgets the listeners of the thread that had it before.
     pub(crate) fn forget_listeners(&self) {
         self.listeners.lock().clear();
+    }
+}
+
+impl Undo for Hold {
+    fn undo(&self) -> Deferred {
+        self.release(true)
     }
 }
 

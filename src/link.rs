@@ -42,6 +42,9 @@ const EAGER: usize = 32;
 /// The longest a thread waits without looking at its deadline, its cancel token and the client's state.
 const SLICE: Duration = Duration::from_millis(64);
 
+/// How old the oldest outstanding command is before somebody else than its thread reads the reply.
+const UNREAD: Duration = Duration::from_millis(20);
+
 /// The pause after the first failed connection, doubled up to the second for each further one.
 const BACK_OFF: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(250));
 
@@ -75,10 +78,18 @@ pub(crate) fn is_transient(err: &RedisError) -> bool {
     }
 }
 
+fn is_unknown_script(err: &RedisError) -> bool {
+    err.kind() == ErrorKind::Server(ServerErrorKind::NoScript)
+}
+
 /// A release that is sent and not waited for.
-#[derive(Clone)]
 pub(crate) struct Deferred {
     pub(crate) request: Request,
+    pub(crate) terms: DeferredTerms,
+}
+
+/// What is known of a deferred release besides the command.
+pub(crate) struct DeferredTerms {
     /// The lock's name, for the log.
     pub(crate) name: Arc<str>,
     /// When the lease has done what this command would do.
@@ -87,10 +98,15 @@ pub(crate) struct Deferred {
     pub(crate) undo: bool,
 }
 
+/// Makes the release that takes back an acquire whose outcome nobody knows.
+pub(crate) trait Undo: Send + Sync {
+    fn undo(&self) -> Deferred;
+}
+
 /// One sending of a command, and what takes it back if its outcome stays unknown.
 pub(crate) struct Attempt {
     pub(crate) request: Request,
-    pub(crate) undo: Option<Deferred>,
+    pub(crate) undo: Option<Arc<dyn Undo>>,
 }
 
 /// A reply, and what its receiver may have to know about its way.
@@ -104,9 +120,9 @@ pub(crate) struct Answer {
 /// One command on its way.
 pub(crate) struct Call {
     request: Request,
-    deferred: Option<Deferred>,
+    deferred: Option<DeferredTerms>,
     /// Sent as the last words on a connection that is given up, behind an acquire that it may yet carry out.
-    undo: Option<Request>,
+    undo: Option<Arc<dyn Undo>>,
     state: Mutex<CallState>,
     turned: Condvar,
 }
@@ -132,9 +148,8 @@ enum CallPhase {
 impl Call {
     fn new(
         request: Request,
-        whole: bool,
-        undo: Option<Request>,
-        deferred: Option<Deferred>,
+        undo: Option<Arc<dyn Undo>>,
+        deferred: Option<DeferredTerms>,
     ) -> Arc<Self> {
         Arc::new(Self {
             request,
@@ -143,7 +158,7 @@ impl Call {
             state: Mutex::new(CallState {
                 phase: CallPhase::Idle,
                 sent_at: Instant::now(),
-                whole,
+                whole: false,
                 sendings: 0,
                 following: false,
             }),
@@ -151,9 +166,18 @@ impl Call {
         })
     }
 
+    fn attempt(attempt: Attempt) -> Arc<Self> {
+        Self::new(attempt.request, attempt.undo, None)
+    }
+
     /// A release that nobody waits for.
     pub(crate) fn deferred(deferred: Deferred) -> Arc<Self> {
-        Self::new(deferred.request.clone(), false, None, Some(deferred))
+        Self::new(deferred.request, None, Some(deferred.terms))
+    }
+
+    /// Whether the script goes whole, and from now on does.
+    fn go_whole(&self) -> bool {
+        std::mem::replace(&mut self.state.lock().whole, true)
     }
 }
 
@@ -244,27 +268,17 @@ impl Link {
         attempt: &mut dyn FnMut() -> Attempt,
     ) -> Result<Answer, Fault> {
         let mut pause = Duration::ZERO; // the first connection may just have been idle for too long
-        let mut current = attempt();
-        let mut whole = false;
+        let mut call = Call::attempt(attempt());
         loop {
             self.up(until, &mut || !stop())?;
-            let undo = current.undo.as_ref().map(|undo| undo.request.clone());
-            let call = Call::new(current.request.clone(), whole, undo, None);
             if !self.submit(&call) {
                 continue;
             }
             self.flush(false);
             let why = match self.wait(&call, until, stop) {
                 Ok((value, sent_at)) => match value.extract_error() {
-                    Ok(value) => {
-                        return Ok(Answer { value, sent_at });
-                    }
-                    Err(err)
-                        if err.kind() == ErrorKind::Server(ServerErrorKind::NoScript) && !whole =>
-                    {
-                        whole = true;
-                        continue;
-                    }
+                    Ok(value) => return Ok(Answer { value, sent_at }),
+                    Err(err) if is_unknown_script(&err) && !call.go_whole() => continue,
                     // Refused commands have not run. A replica wants another connection: its master is elsewhere.
                     Err(err) if is_transient(&err) => {
                         if err.kind() == ErrorKind::Server(ServerErrorKind::ReadOnly) {
@@ -276,13 +290,12 @@ impl Link {
                 },
                 Err(fault) => {
                     // It may have run, or may yet run.
-                    if let Some(undo) = current.undo.take() {
-                        self.send_deferred(undo);
+                    if let Some(undo) = &call.undo {
+                        self.send_deferred(undo.undo());
                     }
                     match fault {
                         WaitFault::Broken(err) => {
-                            current = attempt();
-                            whole = false;
+                            call = Call::attempt(attempt());
                             err
                         }
                         WaitFault::TimedOut => {
@@ -295,7 +308,7 @@ impl Link {
                     }
                 }
             };
-            log::debug!("{}: {why}; trying again", current.request.doing);
+            log::debug!("{}: {why}; trying again", call.request.doing);
             let rested = Instant::now() + pause;
             if rested >= until {
                 return Err(Fault::Unreachable(why));
@@ -442,8 +455,13 @@ impl Link {
     /// Reads replies and hands them out, until that of `call` has come or `until`.
     fn lead(&self, mut reader: Reader, generation: u64, call: Option<&Arc<Call>>, until: Instant) {
         let mut slice = until.saturating_duration_since(Instant::now());
+        // Threads are woken when nothing is left to be handed out, or each would take the processor from this one.
+        let mut served = Served(Vec::new());
         loop {
-            let read = reader.read(slice, &mut || self.flush(true));
+            let read = reader.read(slice, &mut || {
+                served.wake();
+                self.flush(true);
+            });
             let value = match read {
                 Ok(Some(value)) => value,
                 Ok(None) => {
@@ -459,7 +477,8 @@ impl Link {
             let Some(up) = state.up(generation) else {
                 return;
             };
-            up.last_heard = Instant::now();
+            let now = Instant::now();
+            up.last_heard = now;
             let Some(first) = up.awaiting.pop_front() else {
                 drop(state);
                 return self.fail(
@@ -479,10 +498,11 @@ impl Link {
                 drop(its);
                 drop(state);
                 if following {
-                    first.turned.notify_all();
+                    served.0.push(Arc::clone(&first));
                 }
             }
-            if call.is_some_and(|call| Arc::ptr_eq(call, &first)) {
+            // A thread that leads for others alone goes in time, however many replies there are.
+            if call.map_or(now >= until, |call| Arc::ptr_eq(call, &first)) {
                 return self.step_down(reader, generation);
             }
         }
@@ -513,8 +533,7 @@ impl Link {
         let value = match value.extract_error() {
             Ok(value) => value,
             Err(err) => {
-                let unknown =
-                    err.kind() == ErrorKind::Server(ServerErrorKind::NoScript) && !its.whole;
+                let unknown = is_unknown_script(&err) && !its.whole;
                 if (unknown || is_transient(&err)) && Instant::now() < deferred.useful_until {
                     its.whole |= unknown;
                     its.sendings -= 1; // it was refused before it ran
@@ -551,7 +570,7 @@ impl Link {
         its.phase = CallPhase::Done(value);
     }
 
-    fn give_up(&self, deferred: &Deferred, why: &RedisError) {
+    fn give_up(&self, deferred: &DeferredTerms, why: &RedisError) {
         self.counters.releases_failed.add(1);
         log::warn!(
             "releasing `{}`: {why}; it frees itself when its lease runs out",
@@ -574,7 +593,7 @@ impl Link {
                     }
                     // It is parked: bring it to the server again.
                     self.up(until, &mut || true)?;
-                    self.tend(&mut || true);
+                    self.tend_unread_for(Duration::ZERO, &mut || true);
                     if matches!(call.state.lock().phase, CallPhase::Idle) {
                         std::thread::sleep(BACK_OFF.0);
                     }
@@ -760,7 +779,7 @@ impl Link {
                 its.phase = CallPhase::Broken(why.clone());
                 drop(its);
                 if let Some(undo) = &call.undo {
-                    undo.write(&mut last_words, false);
+                    undo.undo().request.write(&mut last_words, false);
                 }
                 broken.push(call);
             }
@@ -790,6 +809,10 @@ impl Link {
     ///
     /// Called by the watchdog a few times a second while it says `true`: something is still on its way.
     pub(crate) fn tend(&self, meanwhile: Meanwhile<'_>) -> bool {
+        self.tend_unread_for(UNREAD, meanwhile)
+    }
+
+    fn tend_unread_for(&self, unread_for: Duration, meanwhile: Meanwhile<'_>) -> bool {
         let mut state = self.state.lock();
         let (generation, parked) = (state.generation, !state.parked.is_empty());
         match &state.phase {
@@ -813,8 +836,15 @@ impl Link {
         let Some(first) = up.awaiting.front() else {
             return false;
         };
-        let due = first.state.lock().sent_at.max(up.last_heard) + self.patience;
+        let sent_at = first.state.lock().sent_at;
+        let due = sent_at.max(up.last_heard) + self.patience;
         let now = Instant::now();
+        // Replies that were due only just now have threads that come to read them.
+        if now.saturating_duration_since(sent_at) < unread_for && now < due {
+            drop(state);
+            self.flush(false);
+            return true;
+        }
         let reader = up.reader.take();
         drop(state);
         match reader {
@@ -833,7 +863,7 @@ impl Link {
 
     /// Waits until every deferred call is acknowledged or `until`; says whether all are.
     pub(crate) fn drain(&self, until: Instant) -> bool {
-        while self.tend(&mut || true) {
+        while self.tend_unread_for(Duration::ZERO, &mut || true) {
             if Instant::now() >= until {
                 return false;
             }
@@ -881,6 +911,23 @@ impl Up {
             .iter()
             .find(|call| call.state.lock().following)
             .cloned()
+    }
+}
+
+/// Calls whose replies have been handed out and whose threads are still to be woken; at the latest when this goes.
+struct Served(Vec<Arc<Call>>);
+
+impl Served {
+    fn wake(&mut self) {
+        for call in self.0.drain(..) {
+            call.turned.notify_all();
+        }
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        self.wake();
     }
 }
 

@@ -59,7 +59,11 @@ impl Request {
 
     fn script(doing: &'static str, script: &'static Script, keys: &[&str], args: &[&str]) -> Self {
         let mut packed = Vec::with_capacity(192);
-        push_bulk(&mut packed, keys.len().to_string().as_bytes());
+        packed.extend_from_slice(if keys.len() == 1 {
+            b"$1\r\n1\r\n"
+        } else {
+            b"$1\r\n2\r\n"
+        });
         for part in keys.iter().chain(args) {
             push_bulk(&mut packed, part.as_bytes());
         }
@@ -85,9 +89,17 @@ impl Request {
     }
 }
 
-fn push_head(out: &mut Vec<u8>, kind: u8, n: usize) {
+fn push_head(out: &mut Vec<u8>, kind: u8, mut n: usize) {
     out.push(kind);
-    out.extend_from_slice(n.to_string().as_bytes());
+    let digits = out.len();
+    loop {
+        out.push(b"0123456789"[n % 10]);
+        n /= 10;
+        if n == 0 {
+            break;
+        }
+    }
+    out[digits..].reverse();
     out.extend_from_slice(b"\r\n");
 }
 
