@@ -65,7 +65,7 @@ impl Error {
         match self {
             Self::Redis { source, .. } => source
                 .downcast_ref::<redis::RedisError>()
-                .is_none_or(|err| crate::link::is_transient(err)),
+                .is_none_or(crate::link::is_transient),
             Self::Lost { .. } => true,
             _ => false,
         }

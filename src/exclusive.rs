@@ -912,9 +912,9 @@ macro_rules! exclusive_lock {
             ///
             /// # Errors
             ///
-            /// As [`lock`](Self::lock). If Redis has not answered when the time is up it is
-            /// [`Error::Redis`](crate::Error::Redis), since nobody knows who has the lock; should it have been granted
-            /// to us, that is undone.
+            /// As [`lock`](Self::lock). If Redis has not answered when the time is up, or for the response timeout before,
+            /// it is [`Error::Redis`](crate::Error::Redis), since nobody knows who has the lock; should it have been
+            /// granted to us, that is undone.
             pub fn try_lock_for(&self, wait: std::time::Duration) -> $crate::Result<Option<$guard>> {
                 use $crate::exclusive::Patience;
                 if wait.is_zero() {
@@ -1031,7 +1031,8 @@ macro_rules! exclusive_lock {
 
             /// Whether the lock is certainly still ours, as far as this process's clock tells. No I/O.
             ///
-            /// Nothing holds the world still after the answer: where a stale write would do harm, let the resource check
+            /// The monotonic clock of Linux stands still while the machine is suspended, and with it this answer; the next
+            /// renewal finds out. Nothing holds the world still after the answer: where a stale write would do harm, let the resource check
             /// a fencing token as well.
             #[must_use]
             pub fn is_valid(&self) -> bool {

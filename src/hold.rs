@@ -85,6 +85,9 @@ fn margin(lease: Duration) -> Duration {
     lease / 100 + Duration::from_millis(2)
 }
 
+/// For how long an acquire of unknown outcome may yet be carried out, and is undone.
+const UNDO_FOR: Duration = Duration::from_secs(3600);
+
 const HELD: u8 = 0;
 const RELEASED: u8 = 1;
 const LOST: u8 = 2; // and the reason's place in ALL
@@ -256,10 +259,15 @@ impl Hold {
 
     /// The command that gives it back.
     pub(crate) fn release(&self, undo: bool) -> Deferred {
-        let lease = self.lease();
+        // A frozen server carries an acquire out when it thaws, and the lease begins only then.
+        let after = if undo {
+            self.lease().max(UNDO_FOR)
+        } else {
+            self.lease()
+        };
         self.gate.release(
             &self.owner,
-            self.valid_until().max(Instant::now()) + lease,
+            self.valid_until().max(Instant::now()) + after,
             undo,
         )
     }

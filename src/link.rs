@@ -571,6 +571,10 @@ impl Link {
     }
 
     fn give_up(&self, deferred: &DeferredTerms, why: &RedisError) {
+        if deferred.undo {
+            log::debug!("undoing an acquire of `{}`: {why}", deferred.name);
+            return;
+        }
         self.counters.releases_failed.add(1);
         log::warn!(
             "releasing `{}`: {why}; it frees itself when its lease runs out",
@@ -593,7 +597,7 @@ impl Link {
                     }
                     // It is parked: bring it to the server again.
                     self.up(until, &mut || true)?;
-                    self.tend_unread_for(Duration::ZERO, &mut || true);
+                    self.tend_unread_for(Duration::ZERO, until, &mut || true);
                     if matches!(call.state.lock().phase, CallPhase::Idle) {
                         std::thread::sleep(BACK_OFF.0);
                     }
@@ -779,7 +783,8 @@ impl Link {
                 its.phase = CallPhase::Broken(why.clone());
                 drop(its);
                 if let Some(undo) = &call.undo {
-                    undo.undo().request.write(&mut last_words, false);
+                    // Whole: a server that has never seen the script could not be told its text.
+                    undo.undo().request.write(&mut last_words, true);
                 }
                 broken.push(call);
             }
@@ -809,10 +814,16 @@ impl Link {
     ///
     /// Called by the watchdog a few times a second while it says `true`: something is still on its way.
     pub(crate) fn tend(&self, meanwhile: Meanwhile<'_>) -> bool {
-        self.tend_unread_for(UNREAD, meanwhile)
+        let connect_until = Instant::now() + self.connect_timeout;
+        self.tend_unread_for(UNREAD, connect_until, meanwhile)
     }
 
-    fn tend_unread_for(&self, unread_for: Duration, meanwhile: Meanwhile<'_>) -> bool {
+    fn tend_unread_for(
+        &self,
+        unread_for: Duration,
+        connect_until: Instant,
+        meanwhile: Meanwhile<'_>,
+    ) -> bool {
         let mut state = self.state.lock();
         let (generation, parked) = (state.generation, !state.parked.is_empty());
         match &state.phase {
@@ -821,7 +832,7 @@ impl Link {
             Phase::Down { .. } if !parked => return false,
             Phase::Down { .. } => {
                 drop(state);
-                if let Err(fault) = self.up(Instant::now() + self.connect_timeout, meanwhile) {
+                if let Err(fault) = self.up(connect_until, meanwhile) {
                     log::debug!("reconnecting for unacknowledged releases: {fault:?}");
                 }
                 return true;
@@ -863,7 +874,7 @@ impl Link {
 
     /// Waits until every deferred call is acknowledged or `until`; says whether all are.
     pub(crate) fn drain(&self, until: Instant) -> bool {
-        while self.tend_unread_for(Duration::ZERO, &mut || true) {
+        while self.tend_unread_for(Duration::ZERO, until, &mut || true) {
             if Instant::now() >= until {
                 return false;
             }
