@@ -148,6 +148,8 @@ impl Exclusive {
             return Err(Error::Cancelled);
         }
         engine.start_watchdog()?;
+        // The room has to be swept some time, whatever comes of this.
+        engine.agenda.tend_soon();
         let thread = owner::this_thread();
         let terms = Terms {
             lease,
@@ -302,12 +304,12 @@ impl Exclusive {
     }
 
     pub(crate) fn is_locked(&self) -> Result<bool> {
-        let gate = self.engine().gates.get(&self.name)?;
+        let gate = self.engine().gates.look(&self.name)?;
         Ok(self.number("asking for the lock", script::is_locked(&gate.key))? > 0)
     }
 
     pub(crate) fn remaining(&self) -> Result<Option<Duration>> {
-        let gate = self.engine().gates.get(&self.name)?;
+        let gate = self.engine().gates.look(&self.name)?;
         let ms = self.number("asking for the lease", script::remaining(&gate.key))?;
         Ok(match ms {
             -1 => Some(Duration::MAX),
@@ -325,14 +327,15 @@ impl Exclusive {
     }
 
     pub(crate) fn force_unlock(&self) -> Result<bool> {
-        let gate = self.engine().gates.get(&self.name)?;
+        let gate = self.engine().gates.look(&self.name)?;
+        // Whoever comes later holds it by right.
+        let held = gate.lock().room.held().cloned();
         let forced = self.number(
             "forcing the lock open",
             script::force(&gate.key, &gate.channel),
         )? == 1;
         if forced {
             // A holder in another process hears of it at its next renewal; one in this process now.
-            let held = gate.lock().room.held().cloned();
             if let Some(hold) = held {
                 self.engine().lose(&hold, LossReason::Forced);
             }
@@ -341,7 +344,7 @@ impl Exclusive {
     }
 
     pub(crate) fn hold_count(&self) -> u32 {
-        let Ok(gate) = self.engine().gates.get(&self.name) else {
+        let Ok(gate) = self.engine().gates.look(&self.name) else {
             return 0;
         };
         let inside = gate.lock();
@@ -367,7 +370,7 @@ struct Terms {
 
 /// What became of one question to Redis.
 enum Attempted {
-    Taken(Arc<Hold>),
+    Taken { hold: Arc<Hold>, sent_at: Instant },
     Busy { left: Option<Duration> },
 }
 
@@ -431,6 +434,14 @@ impl<'a> Contender<'a> {
         self.lock.engine()
     }
 
+    /// A single attempt is no wait, and nobody can cancel it.
+    fn must_stop(&self) -> bool {
+        match self.patience {
+            Patience::Once => self.engine().is_closed(),
+            Patience::Until(_) => self.lock.must_stop(),
+        }
+    }
+
     fn deadline(&self) -> Deadline {
         match self.patience {
             Patience::Once => Deadline::NEVER,
@@ -457,7 +468,7 @@ impl<'a> Contender<'a> {
     fn hold_back(&mut self, release: &Arc<Call>) -> Result<()> {
         let engine = self.engine();
         let until = self.deadline().or(Instant::now() + engine.response_timeout);
-        let heard = match engine.link.wait(release, until, &|| self.lock.must_stop()) {
+        let heard = match engine.link.wait(release, until, &|| self.must_stop()) {
             Ok((value, _)) => {
                 matches!(script::released(&value), Ok(Released::Yes { listeners }) if listeners > 0)
             }
@@ -470,7 +481,7 @@ impl<'a> Contender<'a> {
             // The confirmation of our own subscription is not what we wait for.
             let mut seen = waiter.heard();
             loop {
-                waiter.wait_to_hear(seen, until, &|| self.lock.must_stop());
+                waiter.wait_to_hear(seen, until, &|| self.must_stop());
                 let now_heard = waiter.heard();
                 if now_heard.messages != seen.messages || now_heard == seen {
                     break;
@@ -495,16 +506,16 @@ impl<'a> Contender<'a> {
             return Ok(None);
         }
         loop {
-            if self.lock.must_stop() {
+            if self.must_stop() {
                 return Err(self.lock.stopped());
             }
             self.seen = self.waiter.as_ref().map(|waiter| waiter.heard());
             let left = match self.attempt()? {
-                Attempted::Taken(hold) => {
+                Attempted::Taken { hold, sent_at } => {
                     if parked > 0 && !woken {
                         engine.counters.poll_rescues.add(1);
                     }
-                    return self.granted(hold).map(Some);
+                    return self.granted(hold, sent_at).map(Some);
                 }
                 Attempted::Busy { left } => left,
             };
@@ -581,8 +592,7 @@ impl<'a> Contender<'a> {
                 undo: Some(Arc::clone(hold) as Arc<dyn Undo>),
             }
         };
-        let lock = self.lock;
-        let answer = match engine.link.call(until, &|| lock.must_stop(), &mut attempt) {
+        let answer = match engine.link.call(until, &|| self.must_stop(), &mut attempt) {
             Ok(answer) => answer,
             Err(fault) => {
                 if matches!(fault, Fault::Unreachable(_)) {
@@ -593,7 +603,7 @@ impl<'a> Contender<'a> {
                         return Ok(Attempted::Busy { left: None });
                     }
                 }
-                return Err(lock.error("acquiring the lock", fault));
+                return Err(self.lock.error("acquiring the lock", fault));
             }
         };
         let acquired = script::acquired(answer.value)
@@ -601,7 +611,10 @@ impl<'a> Contender<'a> {
         match (acquired, asked) {
             (Acquired::Taken, Some(hold)) => {
                 hold.grant(answer.sent_at);
-                Ok(Attempted::Taken(hold))
+                Ok(Attempted::Taken {
+                    hold,
+                    sent_at: answer.sent_at,
+                })
             }
             (Acquired::Busy { left }, _) => Ok(Attempted::Busy { left }),
             (Acquired::Taken, None) => unreachable!("nothing was sent without an owner"),
@@ -621,7 +634,7 @@ impl<'a> Contender<'a> {
         }
     }
 
-    fn granted(mut self, hold: Arc<Hold>) -> Result<Held> {
+    fn granted(mut self, hold: Arc<Hold>, sent_at: Instant) -> Result<Held> {
         let (engine, terms) = (self.engine(), self.terms);
         let now = Instant::now();
         if !hold.is_valid(now) {
@@ -629,7 +642,7 @@ impl<'a> Contender<'a> {
             engine.link.send_deferred(hold.release(true));
             return Err(self.lock.lost(LossReason::Expired));
         }
-        engine.agenda.arm(&hold, hold.due_after(now));
+        engine.agenda.arm(&hold, hold.due_after(sent_at));
         if engine.is_closed() {
             hold.end();
             engine.agenda.disarm(&hold);
@@ -682,6 +695,9 @@ impl Held {
     }
 
     pub(crate) fn hold_count(&self) -> u32 {
+        if !self.is_valid() {
+            return 0;
+        }
         self.hold.gate.lock().room.count(self.thread)
     }
 

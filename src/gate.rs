@@ -109,36 +109,50 @@ impl Gates {
         }
     }
 
-    /// The gate of a name.
+    /// The gate of a name, kept from now on until its room is idle.
     ///
     /// # Errors
     ///
     /// [`Error::InvalidName`](crate::Error::InvalidName).
     pub(crate) fn get(&self, name: &Arc<str>) -> Result<Arc<Gate>> {
-        let place = usize::try_from(self.hasher.hash_one(name) % SHARDS as u64).unwrap_or(0);
-        let Some(shard) = self.shards.get(place) else {
-            unreachable!("a remainder is below its divisor");
-        };
-        let mut shard = shard.lock();
+        let mut shard = self.shard(name).lock();
         if let Some(gate) = shard.gates.get(name) {
             return Ok(Arc::clone(gate));
         }
-        let key = keys::key(&self.prefix, name)?;
+        let gate = Arc::new(self.make(name)?);
         let now = Instant::now();
         shard.sweep(now, 4);
-        let channel = keys::lock_channel(&key).into();
-        let gate = Arc::new(Gate {
+        shard.rounds.push_back((now, Arc::clone(name)));
+        shard.gates.insert(Arc::clone(name), Arc::clone(&gate));
+        Ok(gate)
+    }
+
+    /// The gate of a name, or one that nobody else knows, for those who only ask.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidName`](crate::Error::InvalidName).
+    pub(crate) fn look(&self, name: &Arc<str>) -> Result<Arc<Gate>> {
+        let known = self.shard(name).lock().gates.get(name).cloned();
+        known.map_or_else(|| self.make(name).map(Arc::new), Ok)
+    }
+
+    fn make(&self, name: &Arc<str>) -> Result<Gate> {
+        let key = keys::key(&self.prefix, name)?;
+        Ok(Gate {
             name: Arc::clone(name),
+            channel: keys::lock_channel(&key).into(),
             key,
-            channel,
             inside: Mutex::new(Inside {
                 room: Room::new(self.tenure),
                 contender: None,
             }),
-        });
-        shard.rounds.push_back((now, Arc::clone(name)));
-        shard.gates.insert(Arc::clone(name), Arc::clone(&gate));
-        Ok(gate)
+        })
+    }
+
+    fn shard(&self, name: &Arc<str>) -> &Mutex<Shard> {
+        let place = usize::try_from(self.hasher.hash_one(name) % SHARDS as u64).unwrap_or(0);
+        &self.shards[place]
     }
 
     /// Drops the rooms that have been idle for a while; says whether there are any left.

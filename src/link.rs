@@ -201,6 +201,9 @@ struct Up {
     reader: Option<Reader>,
     awaiting: VecDeque<Arc<Call>>,
     last_heard: Instant,
+    /// The server has run a release on this connection. Until then releases go whole, since nobody may come to read that
+    /// the server did not know the script.
+    knows_release: bool,
 }
 
 struct State {
@@ -501,8 +504,8 @@ impl Link {
                     served.0.push(Arc::clone(&first));
                 }
             }
-            // A thread that leads for others alone goes in time, however many replies there are.
-            if call.map_or(now >= until, |call| Arc::ptr_eq(call, &first)) {
+            // The leader goes in time, however many replies come that are not its own.
+            if now >= until || call.is_some_and(|call| Arc::ptr_eq(call, &first)) {
                 return self.step_down(reader, generation);
             }
         }
@@ -551,6 +554,9 @@ impl Link {
                 return;
             }
         };
+        if let Phase::Up(up) = &mut state.phase {
+            up.knows_release = true;
+        }
         match script::released(&value) {
             Ok(Released::Yes { .. }) => {}
             // Expected of an undo, and of a release that may have run before.
@@ -616,7 +622,7 @@ impl Link {
     /// Makes the first connection. A server that is not there is not waited for; one that is starting up is.
     pub(crate) fn open(&self, until: Instant) -> Result<(), RedisError> {
         loop {
-            match stream::connect(&self.endpoint, "link", until, &mut || true) {
+            match self.dial(until, &mut || true) {
                 Ok(connection) => {
                     self.start(&mut self.state.lock(), connection);
                     return Ok(());
@@ -638,55 +644,17 @@ impl Link {
         let mut state = self.state.lock();
         loop {
             let now = Instant::now();
-            let (turn_at, why) = match &mut state.phase {
+            let (turn_at, why) = match &state.phase {
                 Phase::Up(_) => return Ok(()),
                 Phase::Closed => return Err(Fault::Closed),
                 Phase::Connecting => (now + SLICE, None),
                 Phase::Down { retry_at, why, .. } if now < *retry_at => (*retry_at, why.clone()),
-                Phase::Down { back_off, .. } => {
-                    let back_off = *back_off;
-                    state.phase = Phase::Connecting;
-                    drop(state);
-                    let deadline = until.min(now + self.connect_timeout);
-                    let made = stream::connect(&self.endpoint, "link", deadline, meanwhile);
-                    state = self.state.lock();
-                    self.turned.notify_all();
-                    if matches!(state.phase, Phase::Closed) {
-                        return Err(Fault::Closed);
-                    }
+                Phase::Down { .. } => {
+                    let made;
+                    (state, made) = self.connect(state, until, meanwhile);
                     match made {
-                        Ok(connection) => {
-                            self.start(&mut state, connection);
-                            drop(state);
-                            self.flush(true);
-                            return Ok(());
-                        }
-                        Err(err) => {
-                            log::debug!("connecting to {:?}: {err}", self.endpoint);
-                            let fatal = !is_transient(&err);
-                            // A caller without time is no proof against the server.
-                            let hurried = Instant::now() >= until;
-                            state.phase = Phase::Down {
-                                retry_at: Instant::now()
-                                    + if hurried { Duration::ZERO } else { back_off },
-                                back_off: if hurried {
-                                    back_off
-                                } else {
-                                    (back_off * 2).min(BACK_OFF.1)
-                                },
-                                why: Some(err.clone()),
-                            };
-                            if fatal {
-                                return Err(Fault::Refused(err));
-                            }
-                            if hurried {
-                                return Err(Fault::Unreachable(err));
-                            }
-                            if !MutexGuard::unlocked(&mut state, &mut *meanwhile) {
-                                return Err(Fault::Stopped);
-                            }
-                            continue;
-                        }
+                        Err(Fault::Unreachable(_)) if Instant::now() < until => (now, None),
+                        made => return made,
                     }
                 }
             };
@@ -695,12 +663,72 @@ impl Link {
                     stream::timed_out("no connection to redis in time")
                 })));
             }
-            self.turned
-                .wait_until(&mut state, until.min(turn_at).min(now + SLICE));
+            if turn_at > now {
+                self.turned
+                    .wait_until(&mut state, until.min(turn_at).min(now + SLICE));
+            }
             if !MutexGuard::unlocked(&mut state, &mut *meanwhile) {
                 return Err(Fault::Stopped);
             }
         }
+    }
+
+    /// Makes one connection, for a link that is down.
+    fn connect<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, State>,
+        until: Instant,
+        meanwhile: Meanwhile<'_>,
+    ) -> (MutexGuard<'a, State>, Result<(), Fault>) {
+        let back_off = match std::mem::replace(&mut state.phase, Phase::Connecting) {
+            Phase::Down { back_off, .. } => back_off,
+            _ => BACK_OFF.0,
+        };
+        let deadline = until.min(Instant::now() + self.connect_timeout);
+        let made = MutexGuard::unlocked(&mut state, || self.dial(deadline, meanwhile));
+        self.turned.notify_all();
+        if matches!(state.phase, Phase::Closed) {
+            return (state, Err(Fault::Closed));
+        }
+        match made {
+            Ok(connection) => {
+                self.start(&mut state, connection);
+                MutexGuard::unlocked(&mut state, || self.flush(true));
+                (state, Ok(()))
+            }
+            Err(err) => {
+                log::debug!("connecting to {:?}: {err}", self.endpoint);
+                let fatal = !is_transient(&err);
+                let now = Instant::now();
+                // A caller without time is no proof against the server; one with bad credentials is told at once.
+                let at_once = fatal || now >= until;
+                state.phase = Phase::Down {
+                    retry_at: if at_once { now } else { now + back_off },
+                    back_off: if at_once {
+                        back_off
+                    } else {
+                        (back_off * 2).min(BACK_OFF.1)
+                    },
+                    why: Some(err.clone()),
+                };
+                (
+                    state,
+                    Err(if fatal {
+                        Fault::Refused(err)
+                    } else {
+                        Fault::Unreachable(err)
+                    }),
+                )
+            }
+        }
+    }
+
+    fn dial(
+        &self,
+        deadline: Instant,
+        meanwhile: Meanwhile<'_>,
+    ) -> Result<stream::Connection, RedisError> {
+        stream::connect(&self.endpoint, "link", deadline, meanwhile)
     }
 
     fn start(&self, state: &mut State, connection: stream::Connection) {
@@ -716,6 +744,7 @@ impl Link {
             reader: Some(connection.reader),
             awaiting: VecDeque::new(),
             last_heard: Instant::now(),
+            knows_release: false,
         };
         self.requeue_parked(&mut state.parked, &mut up);
         state.phase = Phase::Up(up);
@@ -830,9 +859,11 @@ impl Link {
             Phase::Closed => return false,
             Phase::Connecting => return true,
             Phase::Down { .. } if !parked => return false,
+            Phase::Down { retry_at, .. } if Instant::now() < *retry_at => return true,
             Phase::Down { .. } => {
+                let (state, made) = self.connect(state, connect_until, meanwhile);
                 drop(state);
-                if let Err(fault) = self.up(connect_until, meanwhile) {
+                if let Err(fault) = made {
                     log::debug!("reconnecting for unacknowledged releases: {fault:?}");
                 }
                 return true;
@@ -910,6 +941,7 @@ impl Up {
         its.phase = CallPhase::Awaiting;
         its.sent_at = Instant::now();
         its.sendings += 1;
+        its.whole |= call.deferred.is_some() && !self.knows_release;
         call.request.write(&mut self.outbox, its.whole);
         drop(its);
         self.awaiting.push_back(Arc::clone(call));

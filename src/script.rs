@@ -23,14 +23,15 @@ impl Script {
     }
 }
 
-static LOCK_ACQUIRE: LazyLock<Script> =
-    LazyLock::new(|| Script::new(include_str!("../lua/lock_acquire.lua")));
-static LOCK_RELEASE: LazyLock<Script> =
-    LazyLock::new(|| Script::new(include_str!("../lua/lock_release.lua")));
-static LOCK_RENEW: LazyLock<Script> =
-    LazyLock::new(|| Script::new(include_str!("../lua/lock_renew.lua")));
-static LOCK_FORCE: LazyLock<Script> =
-    LazyLock::new(|| Script::new(include_str!("../lua/lock_force.lua")));
+const ACQUIRE: &str = include_str!("../lua/lock_acquire.lua");
+const RELEASE: &str = include_str!("../lua/lock_release.lua");
+const RENEW: &str = include_str!("../lua/lock_renew.lua");
+const FORCE: &str = include_str!("../lua/lock_force.lua");
+
+static LOCK_ACQUIRE: LazyLock<Script> = LazyLock::new(|| Script::new(ACQUIRE));
+static LOCK_RELEASE: LazyLock<Script> = LazyLock::new(|| Script::new(RELEASE));
+static LOCK_RENEW: LazyLock<Script> = LazyLock::new(|| Script::new(RENEW));
+static LOCK_FORCE: LazyLock<Script> = LazyLock::new(|| Script::new(FORCE));
 
 /// One command, packed but for the choice between a script's hash and its text.
 #[derive(Clone)]
@@ -243,7 +244,7 @@ mod tests {
         let request = acquire("k e\ny", "o:1", Duration::from_millis(1500));
         let mut ours = Vec::new();
         request.write(&mut ours, true);
-        let text = include_str!("../lua/lock_acquire.lua");
+        let text = ACQUIRE;
         let theirs = redis::cmd("EVAL")
             .arg(text)
             .arg(1)

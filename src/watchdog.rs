@@ -271,7 +271,10 @@ impl Watchdog {
         self.renew();
         if work.tend {
             let in_hand = &mut self.in_hand;
-            let releases = engine.link.tend(&mut || look_around(&engine, in_hand));
+            // Renewals that fall due meanwhile do not wait for the link.
+            let releases = engine
+                .link
+                .tend(&mut || look_around(&engine, in_hand) && in_hand.is_empty());
             let rooms = engine.gates.sweep();
             if releases || rooms {
                 engine.agenda.tend_soon();
