@@ -2,6 +2,13 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod bad_input;
+mod contract;
+mod faults;
+mod faults_network;
+mod faults_server;
+mod loss;
 mod scripts;
 mod support;
 mod support_itself;
+mod waiting;

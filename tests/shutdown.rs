@@ -1,0 +1,448 @@
+//! The end of a client: by `close`, by its last handle, by the end of the process. One test at a time, since they count
+//! the threads of the whole process.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+#[path = "it/support.rs"]
+mod support;
+
+use std::env;
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{bounded, unbounded};
+use redlatch::{Client, Config, Error, LossReason};
+
+use support::{Mode, Proxy, Server, Target, eventually, ms, threads_named, unique};
+
+const LONG: Duration = Duration::from_secs(10);
+
+/// What ends without waiting for anybody ends within this.
+const PROMPT: Duration = ms(1000);
+
+/// Keeps the others out, and begins with none of our threads.
+fn turn() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    eventually("no thread of an earlier test is left", || {
+        threads_named("redlatch") == 0
+    });
+    turn
+}
+
+fn open(server: &Server) -> Client {
+    Client::open(server.url()).unwrap()
+}
+
+/// Lets the server know every script.
+fn warm(server: &Server) {
+    let client = open(server);
+    drop(client.mutex("warm").lock().unwrap());
+    eventually("released", || server.dbsize() == 0);
+}
+
+/// Waits until the server has `n` subscriptions of this crate.
+fn subscribed(server: &Server, n: u64) {
+    eventually("the waiting clients are subscribed", || {
+        let clients = server.clients_named("redlatch-subscriber");
+        clients
+            .iter()
+            .map(|client| client.subscriptions)
+            .sum::<u64>()
+            == n
+    });
+}
+
+// D2
+#[test]
+fn closing_wakes_releases_and_joins() {
+    let _turn = turn();
+    let server = Server::start();
+    let client = open(&server);
+    let (busy, held) = (unique("busy"), unique("held"));
+    let other = open(&server);
+    let theirs = other.mutex(&busy).lock().unwrap();
+    let guards: Vec<_> = (0..50)
+        .map(|i| client.reentrant_lock(format!("{held}:{i}")).lock().unwrap())
+        .collect();
+    let nested = client.reentrant_lock(format!("{held}:0")).lock().unwrap();
+
+    // Parked with Redis, in line behind that one, and in line behind a guard of ours.
+    let (tell, told) = unbounded();
+    let mut waiting = Vec::new();
+    for i in 0..12 {
+        let (client, tell) = (client.clone(), tell.clone());
+        let name = if i % 2 == 0 {
+            busy.clone()
+        } else {
+            format!("{held}:1")
+        };
+        waiting.push(thread::spawn(move || {
+            let outcome = match i % 3 {
+                0 => client.reentrant_lock(&name).lock().map(drop),
+                1 => client.mutex(&name).try_lock_for(LONG * 6).map(drop),
+                _ => client.mutex(&name).with(|_| ()),
+            };
+            tell.send((outcome, Instant::now())).unwrap();
+        }));
+    }
+    subscribed(&server, 1);
+    thread::sleep(ms(50)); // those in line are there, or come too late and are told just the same
+    assert!(told.is_empty());
+
+    let begun = Instant::now();
+    client.close(Duration::from_secs(5)).unwrap();
+    let took = begun.elapsed();
+    // Parked for three quarters of a second at least, unless woken.
+    assert!(took < ms(400), "{took:?}");
+    assert_eq!(
+        threads_named("redlatch-watch"),
+        1,
+        "that of the other client"
+    );
+    assert_eq!(threads_named("redlatch-subsc"), 0);
+    assert_eq!(server.keys(), [busy.as_str()], "all of ours is given back");
+    for _ in 0..12 {
+        let (outcome, at) = told.recv_timeout(LONG).unwrap();
+        assert!(matches!(outcome, Err(Error::Closed)), "{outcome:?}");
+        assert!(at - begun < PROMPT);
+    }
+    for thread in waiting {
+        thread.join().unwrap();
+    }
+    for guard in &guards {
+        let loss = guard.lost().recv_timeout(PROMPT).unwrap();
+        assert_eq!(loss.reason, LossReason::Closed);
+        assert!(!guard.is_valid() && guard.hold_count() == 0);
+    }
+    eventually("its connections are closed", || {
+        server.clients_named("redlatch").len() == 2 // link and watchdog of the other client at most
+            || server.clients_named("redlatch").len() == 1
+    });
+
+    // Twice is fine, and so is everything afterwards.
+    client.close(Duration::ZERO).unwrap();
+    let lock = client.reentrant_lock(&held);
+    assert!(matches!(lock.lock(), Err(Error::Closed)));
+    assert!(matches!(lock.try_lock(), Err(Error::Closed)));
+    assert!(matches!(lock.try_lock_for(LONG), Err(Error::Closed)));
+    assert!(matches!(lock.is_locked(), Err(Error::Closed)));
+    assert!(matches!(lock.remaining(), Err(Error::Closed)));
+    assert!(matches!(lock.force_unlock(), Err(Error::Closed)));
+    assert!(!Error::Closed.is_retryable());
+    assert!(!lock.is_owned_by_current_thread() && lock.hold_count() == 0);
+    let stats = client.stats();
+    assert_eq!((stats.holds, stats.subscriptions), (0, 0));
+
+    // D3
+    let again = other.reentrant_lock(format!("{held}:0")).lock().unwrap();
+    assert!(matches!(
+        nested.unlock(),
+        Err(Error::Lost { .. } | Error::Closed)
+    ));
+    let mut guards = guards.into_iter();
+    let first = guards.next().unwrap();
+    assert!(matches!(
+        first.unlock(),
+        Err(Error::Lost {
+            reason: LossReason::Closed,
+            ..
+        })
+    ));
+    drop(guards);
+    assert!(again.is_valid());
+    assert_eq!(server.hgetall(again.name())[0].0, again.owner());
+    again.unlock().unwrap();
+    theirs.unlock().unwrap();
+    drop(other);
+    assert_eq!(threads_named("redlatch"), 0);
+    assert_eq!(server.dbsize(), 0);
+}
+
+#[test]
+fn the_last_handle_closes() {
+    let _turn = turn();
+    let server = Server::start();
+    for last in ["client", "clone", "lock", "guard"] {
+        let client = open(&server);
+        let (clone, lock) = (client.clone(), client.reentrant_lock("last"));
+        let guard = lock.lock().unwrap();
+        eventually("the watchdog runs", || threads_named("redlatch") == 1);
+        let begun = Instant::now();
+        match last {
+            "client" => {
+                drop((guard, clone, lock));
+                assert_eq!(threads_named("redlatch"), 1);
+                drop(client);
+            }
+            "clone" => {
+                drop((client, guard, lock));
+                assert!(clone.mutex("other").try_lock().unwrap().is_some());
+                drop(clone);
+            }
+            "lock" => {
+                drop((client, clone, guard));
+                assert!(lock.try_lock_for(LONG).unwrap().is_some());
+                drop(lock);
+            }
+            _ => {
+                drop((client, clone, lock));
+                assert!(guard.is_valid() && server.exists("last"));
+                drop(guard);
+            }
+        }
+        // D5
+        assert!(begun.elapsed() < PROMPT, "{last}: {:?}", begun.elapsed());
+        assert_eq!(threads_named("redlatch"), 0, "{last}");
+        assert_eq!(server.dbsize(), 0, "{last}");
+        eventually("its connections are closed", || {
+            server.clients_named("redlatch").is_empty()
+        });
+    }
+}
+
+#[test]
+fn a_client_that_has_listened_ends_as_soon() {
+    let _turn = turn();
+    let server = Server::start();
+    let (client, other) = (open(&server), open(&server));
+    let theirs = other.mutex("shared").lock().unwrap();
+    assert!(
+        client
+            .mutex("shared")
+            .try_lock_for(ms(50))
+            .unwrap()
+            .is_none()
+    );
+    assert!(threads_named("redlatch-subsc") >= 1);
+    drop(theirs);
+    let begun = Instant::now();
+    drop(client);
+    drop(other);
+    assert!(begun.elapsed() < PROMPT, "{:?}", begun.elapsed());
+    assert_eq!(threads_named("redlatch"), 0);
+}
+
+#[test]
+fn closing_takes_no_longer_than_it_may_when_redis_is_frozen() {
+    let _turn = turn();
+    let server = Server::start();
+    let proxy = Proxy::start(server.addr());
+    warm(&server);
+    let client = Client::open(proxy.url()).unwrap();
+    let name = unique("frozen");
+    let guard = client.reentrant_lock(&name).lock().unwrap();
+    let (tell, told) = bounded(1);
+    let waiting = thread::spawn({
+        let lock = client.mutex(&name);
+        move || tell.send(lock.lock().map(drop)).unwrap()
+    });
+    thread::sleep(ms(30));
+    proxy.set(Target::All, Mode::Stall);
+    let begun = Instant::now();
+    let closed = client.close(ms(300));
+    let took = begun.elapsed();
+    assert!(took < ms(300) + PROMPT, "{took:?}");
+    let err = closed.unwrap_err();
+    assert!(matches!(err, Error::Redis { .. }), "{err:?}");
+    assert!(matches!(
+        told.recv_timeout(PROMPT).unwrap(),
+        Err(Error::Closed)
+    ));
+    waiting.join().unwrap();
+    assert_eq!(
+        guard.lost().recv_timeout(PROMPT).unwrap().reason,
+        LossReason::Closed
+    );
+    let begun = Instant::now();
+    drop(guard);
+    drop(client);
+    assert!(begun.elapsed() < PROMPT);
+    eventually("the threads end", || threads_named("redlatch") == 0);
+    // What was sent is carried out once Redis is back.
+    proxy.pass();
+    eventually("it is given back", || !server.exists(&name));
+}
+
+#[test]
+fn closing_races_with_those_who_lock() {
+    let _turn = turn();
+    let server = Server::start();
+    for round in 0..15_u64 {
+        let client = Client::open(Config::new(server.url()).lease(ms(200))).unwrap();
+        let threads: Vec<_> = (0..6)
+            .map(|i| {
+                let client = client.clone();
+                thread::spawn(move || {
+                    let lock = client.reentrant_lock(format!("race:{}", i % 3));
+                    let mut rounds = 0;
+                    loop {
+                        match lock.lock() {
+                            Ok(guard) => {
+                                rounds += 1;
+                                drop(guard);
+                            }
+                            Err(Error::Closed) => return rounds,
+                            Err(err) => panic!("{err:?}"),
+                        }
+                    }
+                })
+            })
+            .collect();
+        thread::sleep(ms(5 + round));
+        client.close(Duration::from_secs(5)).unwrap();
+        assert_eq!(threads_named("redlatch"), 0);
+        for thread in threads {
+            thread.join().unwrap();
+        }
+        assert_eq!(server.keys(), [] as [String; 0], "round {round}");
+    }
+}
+
+// W2: a listener that panics or blocks harms neither other losses nor renewal.
+#[test]
+fn a_listener_that_misbehaves_harms_nobody() {
+    let _turn = turn();
+    let server = Server::start();
+    let (gate, opened) = bounded::<()>(0);
+    let calls = Arc::new(AtomicUsize::new(0));
+    let heard = Arc::new(Mutex::new(Vec::new()));
+    let config = Config::new(server.url()).lease(ms(300)).on_lost({
+        let (calls, heard) = (Arc::clone(&calls), Arc::clone(&heard));
+        move |loss| {
+            match calls.fetch_add(1, Ordering::SeqCst) {
+                0 => panic!("on purpose"),
+                1 => {
+                    opened.recv().ok();
+                }
+                _ => {}
+            }
+            heard.lock().unwrap().push((loss.name.clone(), loss.reason));
+        }
+    });
+    let client = Client::open(config).unwrap();
+    let kept = client.reentrant_lock("kept").lock().unwrap();
+    let lost: Vec<_> = (0..4)
+        .map(|i| client.reentrant_lock(format!("lost:{i}")).lock().unwrap())
+        .collect();
+    for guard in &lost {
+        server.cli(&["DEL", guard.name()]);
+        let loss = guard.lost().recv_timeout(LONG).unwrap();
+        assert_eq!(loss.reason, LossReason::Forced);
+    }
+    eventually("the second call blocks", || {
+        calls.load(Ordering::SeqCst) == 2
+    });
+    let begun = Instant::now();
+    while begun.elapsed() < ms(700) {
+        assert!(kept.is_valid(), "renewals go on");
+        thread::sleep(ms(5));
+    }
+    assert_eq!(client.stats().lost, 4);
+    assert!(heard.lock().unwrap().is_empty());
+    drop(gate);
+    eventually("the others are told, in order", || {
+        let heard = heard.lock().unwrap();
+        let names: Vec<_> = heard.iter().map(|(name, _)| name.as_str()).collect();
+        names == ["lost:1", "lost:2", "lost:3"]
+    });
+    kept.unlock().unwrap();
+    drop(lost);
+    let begun = Instant::now();
+    drop(client);
+    assert!(begun.elapsed() < PROMPT);
+    eventually("the threads end", || threads_named("redlatch") == 0);
+}
+
+#[test]
+fn a_blocked_listener_does_not_hold_up_the_end() {
+    let _turn = turn();
+    let server = Server::start();
+    let (gate, opened) = bounded::<()>(0);
+    let (tell, told) = unbounded();
+    let client = Client::open(Config::new(server.url()).on_lost(move |loss| {
+        tell.send(loss.reason).unwrap();
+        opened.recv().ok();
+    }))
+    .unwrap();
+    let guard = client.reentrant_lock("one").lock().unwrap();
+    assert!(client.reentrant_lock("one").force_unlock().unwrap());
+    assert_eq!(told.recv_timeout(LONG).unwrap(), LossReason::Forced);
+    let begun = Instant::now();
+    client.close(Duration::from_secs(5)).unwrap();
+    drop((guard, client));
+    assert!(begun.elapsed() < PROMPT, "{:?}", begun.elapsed());
+    drop(gate);
+}
+
+// D6
+#[test]
+fn a_process_that_ends_right_after_a_drop_has_released() {
+    let _turn = turn();
+    let server = Server::start();
+    warm(&server);
+    for how in ["exit", "return", "leak"] {
+        ends(&server, how);
+    }
+}
+
+// D6: the first process after a restart of Redis is no exception.
+#[test]
+fn a_process_that_ends_right_after_the_first_drop_of_all_has_released() {
+    let _turn = turn();
+    let server = Server::start();
+    for how in ["exit", "return", "leak"] {
+        server.cli(&["SCRIPT", "FLUSH"]);
+        ends(&server, how);
+    }
+}
+
+/// A process locks, drops the guard and ends.
+fn ends(server: &Server, how: &str) {
+    let name = unique(how);
+    let status = Command::new(env::current_exe().unwrap())
+        .args(["--exact", "part_that_ends", "--ignored", "--nocapture"])
+        .env("REDLATCH_TEST_URL", server.url())
+        .env("REDLATCH_TEST_NAME", &name)
+        .env("REDLATCH_TEST_HOW", how)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .status()
+        .unwrap();
+    assert!(status.success(), "{how}");
+    assert_eq!(server.get_int(&format!("{name}:held")), 1, "{how}");
+    // What was written arrives, though nobody waited for the answer.
+    eventually(how, || !server.exists(&name));
+}
+
+#[test]
+#[ignore = "part of a_process_that_ends_right_after_a_drop_has_released"]
+fn part_that_ends() {
+    let Ok(url) = env::var("REDLATCH_TEST_URL") else {
+        return;
+    };
+    let (name, how) = (
+        env::var("REDLATCH_TEST_NAME").unwrap(),
+        env::var("REDLATCH_TEST_HOW").unwrap(),
+    );
+    let mut con = support::connection_to(&url);
+    let client = Client::open(url).unwrap();
+    let guard = client.reentrant_lock(&name).lock().unwrap();
+    let held: u64 = redis::cmd("EXISTS").arg(&name).query(&mut con).unwrap();
+    let () = redis::cmd("SET")
+        .arg(format!("{name}:held"))
+        .arg(held)
+        .query(&mut con)
+        .unwrap();
+    drop(guard);
+    match &*how {
+        "exit" => std::process::exit(0),
+        "leak" => {
+            let _leaked = std::mem::ManuallyDrop::new(client);
+        }
+        _ => {}
+    }
+}
