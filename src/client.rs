@@ -111,7 +111,7 @@ pub(crate) struct Contending<'a>(&'a Engine);
 
 impl Drop for Contending<'_> {
     fn drop(&mut self) {
-        self.0.contenders.fetch_sub(1, Ordering::AcqRel);
+        self.0.contenders.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
@@ -129,7 +129,7 @@ impl Engine {
     }
 
     pub(crate) fn contending(&self) -> Contending<'_> {
-        self.contenders.fetch_add(1, Ordering::AcqRel);
+        self.contenders.fetch_add(1, Ordering::SeqCst);
         Contending(self)
     }
 
@@ -152,10 +152,10 @@ impl Engine {
         };
         self.agenda.disarm(hold);
         self.counters.lost.add(1);
+        hold.gate.lost(hold);
         if reason != LossReason::Closed {
             log::warn!("the lock `{}` is lost: {reason}", hold.gate.name);
         }
-        hold.gate.lost(hold);
         self.notices.tell(loss);
     }
 
@@ -177,11 +177,13 @@ impl Engine {
         }
         self.gates.wake_all();
         // A contender that is asking finds out within a slice, and takes back what it may have been granted.
-        while self.contenders.load(Ordering::Acquire) > 0 && Instant::now() < until {
+        while self.contenders.load(Ordering::SeqCst) > 0 && Instant::now() < until {
             std::thread::sleep(Duration::from_millis(1));
         }
         self.agenda.stop();
         self.subscriber.stop();
+        // They end within milliseconds, and what they have in hand is needed below.
+        let until = until.max(Instant::now() + Duration::from_millis(50));
         let mut joined = self.watchdog.join(until);
         joined &= self.listener.join(until);
         for hold in self.agenda.take_all() {

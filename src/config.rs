@@ -198,6 +198,7 @@ impl Config {
             password: settings.password().map(str::to_owned),
             db: settings.db(),
             label: self.label.clone(),
+            lookups: Arc::default(),
         })
     }
 }

@@ -24,6 +24,9 @@ use crate::wait::{self, Called, CancelToken, Deadline, Heard, Waiter};
 /// Measured: on a quiet machine 100 µs are enough for another process to be woken and to ask; a busy one needs more.
 const HOLD_BACK: Duration = Duration::from_micros(300);
 
+/// How long a contender waits to learn whether others heard the last release of this process.
+const OFFER_PATIENCE: Duration = Duration::from_millis(250);
+
 /// The longest a contender parks without asking, however sure it is of being told; it grows while the subscription
 /// shows signs of life.
 const POLL_CAP: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(5));
@@ -107,8 +110,10 @@ impl Exclusive {
         self.cancel.as_ref().is_some_and(CancelToken::is_cancelled)
     }
 
-    fn must_stop(&self) -> bool {
-        self.is_cancelled() || self.engine().is_closed()
+    /// Whether to stop before there is an answer. A single attempt is no wait, and nobody can cancel it.
+    fn must_stop(&self, patience: Patience) -> bool {
+        let waits = matches!(patience, Patience::Until(_));
+        self.engine().is_closed() || (waits && self.is_cancelled())
     }
 
     /// Why a wait was told to stop.
@@ -218,7 +223,7 @@ impl Exclusive {
                         return Ok(Some(Held::reentered(&self.shared, hold, thread, count + 1)));
                     }
                     drop(inside);
-                    if self.renew_to_reenter(&gate, &hold, terms, count + 1)? {
+                    if self.renew_to_reenter(&gate, &hold, terms, count + 1, patience)? {
                         engine.counters.reentered.add(1);
                         return Ok(Some(Held::reentered(&self.shared, hold, thread, count + 1)));
                     }
@@ -234,6 +239,7 @@ impl Exclusive {
             _ => LossReason::Expired,
         };
         self.engine().lose(hold, reason);
+        hold.gate.lost(hold);
     }
 
     /// One more hold of a thread whose lease is fixed: the new hold's lease counts from now, and never shortens.
@@ -243,6 +249,7 @@ impl Exclusive {
         hold: &Arc<Hold>,
         terms: Terms,
         count: u32,
+        patience: Patience,
     ) -> Result<bool> {
         let engine = self.engine();
         let until = Instant::now() + engine.response_timeout;
@@ -252,7 +259,7 @@ impl Exclusive {
         };
         let answer = engine
             .link
-            .call(until, &|| self.must_stop(), &mut attempt)
+            .call(until, &|| self.must_stop(patience), &mut attempt)
             .map_err(|fault| self.error("renewing the lock", fault))?;
         let renewed = script::renewed(answer.value)
             .map_err(|unexpected| Error::redis("renewing the lock", unexpected))?;
@@ -265,6 +272,8 @@ impl Exclusive {
                     engine.agenda.arm(hold, hold.due_after(answer.sent_at));
                     return Ok(true);
                 }
+                // Told lost while the renewal was under way: Redis keeps it for a whole lease more.
+                engine.link.send_deferred(hold.release(true));
                 return Ok(false);
             }
             _ if !in_time => LossReason::Expired,
@@ -282,10 +291,11 @@ impl Exclusive {
         waiter: &Arc<Waiter>,
         deadline: Deadline,
     ) -> Result<Option<Called>> {
+        let patience = Patience::Until(deadline);
         if let Some(token) = &self.cancel {
             token.watch(waiter);
         }
-        if let Some(called) = waiter.wait_in_line(deadline, &|| self.must_stop()) {
+        if let Some(called) = waiter.wait_in_line(deadline, &|| self.must_stop(patience)) {
             return Ok(Some(called));
         }
         let left = gate.lock().room.withdraw(ticket);
@@ -294,7 +304,7 @@ impl Exclusive {
             Some(called) => Ok(Some(called)),
             None => {
                 debug_assert!(left);
-                if self.must_stop() {
+                if self.must_stop(patience) {
                     Err(self.stopped())
                 } else {
                     Ok(None)
@@ -434,12 +444,8 @@ impl<'a> Contender<'a> {
         self.lock.engine()
     }
 
-    /// A single attempt is no wait, and nobody can cancel it.
     fn must_stop(&self) -> bool {
-        match self.patience {
-            Patience::Once => self.engine().is_closed(),
-            Patience::Until(_) => self.lock.must_stop(),
-        }
+        self.lock.must_stop(self.patience)
     }
 
     fn deadline(&self) -> Deadline {
@@ -467,7 +473,7 @@ impl<'a> Contender<'a> {
     /// After our tenure: if others heard our release, one of them may go first.
     fn hold_back(&mut self, release: &Arc<Call>) -> Result<()> {
         let engine = self.engine();
-        let until = self.deadline().or(Instant::now() + engine.response_timeout);
+        let until = self.deadline().or(Instant::now() + OFFER_PATIENCE);
         let heard = match engine.link.wait(release, until, &|| self.must_stop()) {
             Ok((value, _)) => {
                 matches!(script::released(&value), Ok(Released::Yes { listeners }) if listeners > 0)
@@ -551,15 +557,13 @@ impl<'a> Contender<'a> {
                 // A key lives for the whole of its last millisecond.
                 park = park.min(left + Duration::from_millis(1));
             }
-            waiter.wait_to_hear(seen, self.deadline().or(now + park), &|| {
-                self.lock.must_stop()
-            });
+            waiter.wait_to_hear(seen, self.deadline().or(now + park), &|| self.must_stop());
             woken = waiter.heard().messages != seen.messages;
             if woken {
                 engine.counters.wakes.add(1);
             }
             if self.deadline().has_passed(Instant::now()) && !woken {
-                return if self.lock.must_stop() {
+                return if self.must_stop() {
                     Err(self.lock.stopped())
                 } else {
                     Ok(None)
@@ -606,8 +610,12 @@ impl<'a> Contender<'a> {
                 return Err(self.lock.error("acquiring the lock", fault));
             }
         };
-        let acquired = script::acquired(answer.value)
-            .map_err(|unexpected| Error::redis("acquiring the lock", unexpected))?;
+        let acquired = script::acquired(answer.value).map_err(|unexpected| {
+            if let Some(hold) = &asked {
+                engine.link.send_deferred(hold.release(true));
+            }
+            Error::redis("acquiring the lock", unexpected)
+        })?;
         match (acquired, asked) {
             (Acquired::Taken, Some(hold)) => {
                 hold.grant(answer.sent_at);
@@ -635,7 +643,7 @@ impl<'a> Contender<'a> {
     }
 
     fn granted(mut self, hold: Arc<Hold>, sent_at: Instant) -> Result<Held> {
-        let (engine, terms) = (self.engine(), self.terms);
+        let (engine, gate, terms) = (self.engine(), self.gate, self.terms);
         let now = Instant::now();
         if !hold.is_valid(now) {
             // Too late to be of use, and perhaps somebody else's by now.
@@ -656,6 +664,10 @@ impl<'a> Contender<'a> {
             .room
             .granted(terms.thread, Arc::clone(&hold), terms.lease, now);
         drop(inside);
+        if !hold.is_held() {
+            // Lost before the room knew of it.
+            gate.lost(&hold);
+        }
         engine.counters.acquired.add(1);
         Ok(Held::new(&self.lock.shared, hold, terms.thread))
     }
@@ -695,10 +707,12 @@ impl Held {
     }
 
     pub(crate) fn hold_count(&self) -> u32 {
-        if !self.is_valid() {
-            return 0;
+        let inside = self.hold.gate.lock();
+        if self.is_valid() && inside.room.held() == Some(&self.hold) {
+            inside.room.count(self.thread)
+        } else {
+            0
         }
-        self.hold.gate.lock().room.count(self.thread)
     }
 
     pub(crate) fn is_valid(&self) -> bool {
@@ -720,6 +734,7 @@ impl Held {
     /// Gives this hold back and waits for Redis to say so.
     pub(crate) fn unlock(mut self) -> Result<()> {
         self.released = true;
+        let in_time = self.hold.valid_until() > Instant::now();
         let Some(call) = self.let_go()? else {
             return Ok(());
         };
@@ -735,11 +750,10 @@ impl Held {
         };
         let released = script::released(&value)
             .map_err(|unexpected| Error::redis("releasing the lock", unexpected))?;
-        let in_time = self.hold.valid_until() > Instant::now();
         let reason = match released {
             Released::Yes { .. } => return Ok(()),
             // An earlier sending has done it.
-            Released::Gone | Released::Taken if replayed => return Ok(()),
+            Released::Gone | Released::Taken if replayed && in_time => return Ok(()),
             _ if !in_time => LossReason::Expired,
             Released::Gone => LossReason::Forced,
             Released::Taken => LossReason::TakenOver,

@@ -155,7 +155,7 @@ impl Gates {
         &self.shards[place]
     }
 
-    /// Drops the rooms that have been idle for a while; says whether there are any left.
+    /// Drops the rooms that have been idle for a while; says whether there are any to come back for.
     pub(crate) fn sweep(&self) -> bool {
         let now = Instant::now();
         let mut left = false;
@@ -163,7 +163,10 @@ impl Gates {
             let mut shard = shard.lock();
             let rooms = shard.rounds.len();
             shard.sweep(now, rooms);
-            left |= !shard.gates.is_empty();
+            left |= shard
+                .gates
+                .values()
+                .any(|gate| Arc::strong_count(gate) == 1);
         }
         left
     }

@@ -49,7 +49,7 @@ impl LossReason {
 
     /// Whether Redis may still keep the hold, so that releasing it is worth a command.
     fn may_be_held_still(self) -> bool {
-        matches!(self, Self::Unreachable | Self::MaxHold)
+        matches!(self, Self::Unreachable | Self::MaxHold | Self::Expired)
     }
 }
 
@@ -211,6 +211,12 @@ impl Hold {
         let mut terms = self.terms.lock();
         terms.lease = lease_time;
         terms.renewed = matches!(lease, Lease::Renewed { .. });
+        if let Lease::Renewed {
+            max_hold: Some(max),
+        } = lease
+        {
+            terms.max_until = Instant::now().checked_add(max);
+        }
     }
 
     /// The first moment the watchdog has to look at it, after a grant or renewal sent at `sent_at`.
@@ -367,8 +373,9 @@ impl Notices {
         let notices = Arc::clone(self);
         let thread = std::thread::Builder::new().name("redlatch-listener".into());
         if let Err(err) = thread.spawn(move || notices.run()) {
-            log::warn!("no thread to tell of a loss, telling it here: {err}");
-            self.run();
+            // It stays in the queue, and the next loss tries again.
+            log::warn!("no thread to tell of a loss: {err}");
+            self.queue.lock().running = false;
         }
     }
 

@@ -23,6 +23,7 @@
 //! held.
 
 use std::collections::VecDeque;
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -211,6 +212,8 @@ struct State {
     generation: u64,
     /// Deferred calls that no connection has acknowledged; sent first on the next one.
     parked: VecDeque<Arc<Call>>,
+    /// Somebody needed a connection and had no time to make one.
+    wanted: bool,
 }
 
 impl State {
@@ -254,6 +257,7 @@ impl Link {
                 },
                 generation: 0,
                 parked: VecDeque::new(),
+                wanted: false,
             }),
             turned: Condvar::new(),
             counters,
@@ -274,9 +278,9 @@ impl Link {
         let mut call = Call::attempt(attempt());
         loop {
             self.up(until, &mut || !stop())?;
-            if !self.submit(&call) {
+            let Some(generation) = self.submit(&call) else {
                 continue;
-            }
+            };
             self.flush(false);
             let why = match self.wait(&call, until, stop) {
                 Ok((value, sent_at)) => match value.extract_error() {
@@ -285,7 +289,7 @@ impl Link {
                     // Refused commands have not run. A replica wants another connection: its master is elsewhere.
                     Err(err) if is_transient(&err) => {
                         if err.kind() == ErrorKind::Server(ServerErrorKind::ReadOnly) {
-                            self.drop_connection(&err);
+                            self.fail(generation, &err, false);
                         }
                         err
                     }
@@ -302,11 +306,15 @@ impl Link {
                             err
                         }
                         WaitFault::TimedOut => {
+                            self.agenda.tend_soon();
                             return Err(Fault::Unreachable(stream::timed_out(
                                 "redis did not answer in time",
                             )));
                         }
-                        WaitFault::Stopped => return Err(Fault::Stopped),
+                        WaitFault::Stopped => {
+                            self.agenda.tend_soon();
+                            return Err(Fault::Stopped);
+                        }
                         WaitFault::Closed => return Err(Fault::Closed),
                     }
                 }
@@ -319,7 +327,9 @@ impl Link {
             if stop() {
                 return Err(Fault::Stopped);
             }
-            std::thread::sleep(pause);
+            while Instant::now() < rested && !stop() {
+                std::thread::sleep(rested.saturating_duration_since(Instant::now()).min(SLICE));
+            }
             pause = (pause * 2).clamp(BACK_OFF.0, BACK_OFF.1);
         }
     }
@@ -333,21 +343,22 @@ impl Link {
 
     /// Queues a call behind all that were submitted before it. Memory only: no I/O, never blocks.
     ///
-    /// Without a connection a deferred call is parked, any other is refused with `false`.
-    pub(crate) fn submit(&self, call: &Arc<Call>) -> bool {
+    /// Returns the connection's number. Without one a deferred call is parked, any other is refused.
+    pub(crate) fn submit(&self, call: &Arc<Call>) -> Option<u64> {
         let mut state = self.state.lock();
+        let generation = state.generation;
         match &mut state.phase {
             Phase::Up(up) => {
                 up.enqueue(call);
                 self.counters.commands.add(1);
-                true
+                Some(generation)
             }
-            Phase::Closed => false,
+            Phase::Closed => None,
             _ => {
                 if call.deferred.is_some() {
                     state.parked.push_back(Arc::clone(call));
                 }
-                false
+                None
             }
         }
     }
@@ -419,7 +430,7 @@ impl Link {
             let Phase::Up(up) = &mut state.phase else {
                 return Err(WaitFault::Closed);
             };
-            let silent_at = up.last_heard.max(mine.sent_at) + self.patience;
+            let silent_at = up.last_heard + self.patience;
             if now >= until || stop() {
                 drop(mine);
                 // This thread may have been appointed leader in the meantime.
@@ -491,9 +502,12 @@ impl Link {
                 );
             };
             if first.deferred.is_some() {
-                self.settle(&mut state, &first, value);
+                let elsewhere = self.settle(&mut state, &first, value);
                 drop(state);
                 first.turned.notify_all();
+                if let Some(err) = elsewhere {
+                    return self.fail(generation, &err, false);
+                }
             } else {
                 let mut its = first.state.lock();
                 its.phase = CallPhase::Done(value);
@@ -528,10 +542,8 @@ impl Link {
     }
 
     /// What a deferred call's reply means; it is never heard of again unless it has to be sent once more.
-    fn settle(&self, state: &mut State, call: &Arc<Call>, value: Value) {
-        let Some(deferred) = &call.deferred else {
-            return;
-        };
+    fn settle(&self, state: &mut State, call: &Arc<Call>, value: Value) -> Option<RedisError> {
+        let deferred = call.deferred.as_ref()?;
         let mut its = call.state.lock();
         let value = match value.extract_error() {
             Ok(value) => value,
@@ -546,12 +558,15 @@ impl Link {
                         Phase::Up(up) if unknown => up.enqueue(call),
                         _ => state.parked.push_back(Arc::clone(call)),
                     }
+                    if err.kind() == ErrorKind::Server(ServerErrorKind::ReadOnly) {
+                        return Some(err);
+                    }
                 } else {
                     its.phase = CallPhase::Broken(err.clone());
                     drop(its);
                     self.give_up(deferred, &err);
                 }
-                return;
+                return None;
             }
         };
         if let Phase::Up(up) = &mut state.phase {
@@ -574,6 +589,7 @@ impl Link {
             }
         }
         its.phase = CallPhase::Done(value);
+        None
     }
 
     fn give_up(&self, deferred: &DeferredTerms, why: &RedisError) {
@@ -685,8 +701,22 @@ impl Link {
             _ => BACK_OFF.0,
         };
         let deadline = until.min(Instant::now() + self.connect_timeout);
-        let made = MutexGuard::unlocked(&mut state, || self.dial(deadline, meanwhile));
+        let made = MutexGuard::unlocked(&mut state, || {
+            std::panic::catch_unwind(AssertUnwindSafe(|| self.dial(deadline, meanwhile)))
+        });
         self.turned.notify_all();
+        let made = match made {
+            Ok(made) => made,
+            Err(panic) => {
+                state.phase = Phase::Down {
+                    retry_at: Instant::now(),
+                    back_off,
+                    why: None,
+                };
+                drop(state);
+                std::panic::resume_unwind(panic);
+            }
+        };
         if matches!(state.phase, Phase::Closed) {
             return (state, Err(Fault::Closed));
         }
@@ -701,7 +731,9 @@ impl Link {
                 let fatal = !is_transient(&err);
                 let now = Instant::now();
                 // A caller without time is no proof against the server; one with bad credentials is told at once.
-                let at_once = fatal || now >= until;
+                let hurried = now >= until;
+                let at_once = fatal || hurried;
+                state.wanted |= hurried;
                 state.phase = Phase::Down {
                     retry_at: if at_once { now } else { now + back_off },
                     back_off: if at_once {
@@ -711,6 +743,9 @@ impl Link {
                     },
                     why: Some(err.clone()),
                 };
+                if hurried {
+                    self.agenda.tend_soon();
+                }
                 (
                     state,
                     Err(if fatal {
@@ -733,6 +768,7 @@ impl Link {
 
     fn start(&self, state: &mut State, connection: stream::Connection) {
         state.generation += 1;
+        state.wanted = false;
         if state.generation > 1 {
             self.counters.reconnects.add(1);
         }
@@ -763,12 +799,6 @@ impl Link {
                 _ => up.enqueue(&call),
             }
         }
-    }
-
-    /// Drops whatever connection there is, so that the next caller makes a new one.
-    fn drop_connection(&self, why: &RedisError) {
-        let generation = self.state.lock().generation;
-        self.fail(generation, why, false);
     }
 
     /// Drops a connection: it is never used again, whatever was wrong with it.
@@ -842,8 +872,7 @@ impl Link {
     /// Reads replies that nobody came to read, and brings parked calls to the server again.
     ///
     /// Called by the watchdog a few times a second while it says `true`: something is still on its way.
-    pub(crate) fn tend(&self, meanwhile: Meanwhile<'_>) -> bool {
-        let connect_until = Instant::now() + self.connect_timeout;
+    pub(crate) fn tend(&self, connect_until: Instant, meanwhile: Meanwhile<'_>) -> bool {
         self.tend_unread_for(UNREAD, connect_until, meanwhile)
     }
 
@@ -854,11 +883,11 @@ impl Link {
         meanwhile: Meanwhile<'_>,
     ) -> bool {
         let mut state = self.state.lock();
-        let (generation, parked) = (state.generation, !state.parked.is_empty());
+        let (generation, needed) = (state.generation, state.wanted || !state.parked.is_empty());
         match &state.phase {
             Phase::Closed => return false,
             Phase::Connecting => return true,
-            Phase::Down { .. } if !parked => return false,
+            Phase::Down { .. } if !needed => return false,
             Phase::Down { retry_at, .. } if Instant::now() < *retry_at => return true,
             Phase::Down { .. } => {
                 let (state, made) = self.connect(state, connect_until, meanwhile);
@@ -879,7 +908,7 @@ impl Link {
             return false;
         };
         let sent_at = first.state.lock().sent_at;
-        let due = sent_at.max(up.last_heard) + self.patience;
+        let due = up.last_heard + self.patience;
         let now = Instant::now();
         // Replies that were due only just now have threads that come to read them.
         if now.saturating_duration_since(sent_at) < unread_for && now < due {
@@ -920,7 +949,7 @@ impl Link {
             self.state.lock(),
             Phase::Closed,
             &stream::timed_out("the client is closed"),
-            false,
+            true,
         );
         self.turned.notify_all();
     }
@@ -940,6 +969,10 @@ impl Up {
         let mut its = call.state.lock();
         its.phase = CallPhase::Awaiting;
         its.sent_at = Instant::now();
+        if self.awaiting.is_empty() {
+            // Silence counts from when a reply became due, whoever waits for it.
+            self.last_heard = its.sent_at;
+        }
         its.sendings += 1;
         its.whole |= call.deferred.is_some() && !self.knows_release;
         call.request.write(&mut self.outbox, its.whole);

@@ -60,11 +60,10 @@ impl Request {
 
     fn script(doing: &'static str, script: &'static Script, keys: &[&str], args: &[&str]) -> Self {
         let mut packed = Vec::with_capacity(192);
-        packed.extend_from_slice(if keys.len() == 1 {
-            b"$1\r\n1\r\n"
-        } else {
-            b"$1\r\n2\r\n"
-        });
+        // Never more than a few keys: one digit.
+        packed.extend_from_slice(b"$1\r\n");
+        packed.push(b"0123456789"[keys.len()]);
+        packed.extend_from_slice(b"\r\n");
         for part in keys.iter().chain(args) {
             push_bulk(&mut packed, part.as_bytes());
         }

@@ -71,9 +71,9 @@ counters! {
     renewal_lateness_max_us,
     /// Holds lost, for any reason.
     lost,
-    /// Releases by drop that found the lock not ours any more.
+    /// Releases that found the lock not ours any more.
     releases_of_lost,
-    /// Releases by drop that Redis never acknowledged; the lease ends such holds.
+    /// Releases that Redis refused or never acknowledged; the lease ends such holds.
     releases_failed,
     /// Times the connection for commands was made again.
     reconnects,

@@ -8,6 +8,8 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crossbeam_channel::Receiver;
+use parking_lot::Mutex;
 use redis::io::tcp::socket2::{Domain, Protocol, Socket, Type};
 use redis::{ConnectionAddr, ErrorKind, RedisError, RedisResult, Value};
 
@@ -29,6 +31,7 @@ pub(crate) struct Endpoint {
     pub(crate) password: Option<String>,
     pub(crate) db: i64,
     pub(crate) label: String,
+    pub(crate) lookups: Lookups,
 }
 
 impl fmt::Debug for Endpoint {
@@ -172,7 +175,7 @@ pub(crate) fn connect(
     deadline: Instant,
     meanwhile: Meanwhile<'_>,
 ) -> RedisResult<Connection> {
-    let writer = Arc::new(open(&endpoint.addr, deadline, meanwhile)?);
+    let writer = Arc::new(open(endpoint, deadline, meanwhile)?);
     writer.set_write_timeout(WRITE_STALL)?;
     let mut reader = Reader {
         stream: Arc::clone(&writer),
@@ -232,12 +235,17 @@ pub(crate) fn timed_out(what: &'static str) -> RedisError {
     io::Error::new(io::ErrorKind::TimedOut, what).into()
 }
 
-fn open(addr: &ConnectionAddr, deadline: Instant, meanwhile: Meanwhile<'_>) -> RedisResult<Stream> {
-    match addr {
+fn open(endpoint: &Endpoint, deadline: Instant, meanwhile: Meanwhile<'_>) -> RedisResult<Stream> {
+    match &endpoint.addr {
         ConnectionAddr::Tcp(host, port) => {
             let mut last = None;
-            for addr in resolve(host, *port, deadline, meanwhile)? {
-                match open_tcp(addr, deadline, meanwhile) {
+            let addrs = resolve(endpoint, host, *port, deadline, meanwhile)?;
+            for (tried, addr) in addrs.iter().enumerate() {
+                // An address that swallows everything must leave time for the others.
+                let now = Instant::now();
+                let left = u32::try_from(addrs.len() - tried).unwrap_or(u32::MAX);
+                let its_deadline = now + deadline.saturating_duration_since(now) / left;
+                match open_tcp(*addr, its_deadline, meanwhile) {
                     Ok(stream) => return Ok(Stream::Tcp(stream)),
                     Err(err) => last = Some(err),
                 }
@@ -258,8 +266,12 @@ fn open(addr: &ConnectionAddr, deadline: Instant, meanwhile: Meanwhile<'_>) -> R
     }
 }
 
+/// Look-ups of the host that nobody waited to the end for; whoever connects next goes on with them.
+type Lookups = Arc<Mutex<Vec<Receiver<io::Result<Vec<SocketAddr>>>>>>;
+
 /// The addresses of a host. A name is looked up on a thread of its own, since nothing bounds the system's resolver.
 fn resolve(
+    endpoint: &Endpoint,
     host: &str,
     port: u16,
     deadline: Instant,
@@ -268,22 +280,30 @@ fn resolve(
     if let Ok(ip) = host.parse::<IpAddr>() {
         return Ok(vec![SocketAddr::new(ip, port)]);
     }
-    let (tell, told) = crossbeam_channel::bounded(1);
-    let host = host.to_owned();
-    std::thread::Builder::new()
-        .name("redlatch-resolve".into())
-        .spawn(move || {
-            let found = (host.as_str(), port)
-                .to_socket_addrs()
-                .map(Iterator::collect);
-            // Nobody listens any more once the deadline has passed.
-            tell.send(found).unwrap_or_default();
-        })?;
+    let under_way = endpoint.lookups.lock().pop();
+    let told = match under_way {
+        Some(told) => told,
+        None => {
+            let (tell, told) = crossbeam_channel::bounded(1);
+            let host = host.to_owned();
+            std::thread::Builder::new()
+                .name("redlatch-resolve".into())
+                .spawn(move || {
+                    let found = (host.as_str(), port)
+                        .to_socket_addrs()
+                        .map(Iterator::collect);
+                    // Nobody listens any more once the client is gone.
+                    tell.send(found).unwrap_or_default();
+                })?;
+            told
+        }
+    };
     loop {
         match told.recv_timeout(CONNECT_SLICE) {
             Ok(found) => return found,
             Err(_) if Instant::now() < deadline && meanwhile() => {}
             Err(_) => {
+                endpoint.lookups.lock().push(told);
                 return Err(io::Error::new(
                     io::ErrorKind::TimedOut,
                     "looking up the host took too long",

@@ -8,6 +8,7 @@
 //! to one channel a confirmation belongs to; an older one does not count.
 
 use std::collections::{HashMap, VecDeque};
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -57,16 +58,37 @@ struct Live {
     writer: Arc<Stream>,
     writing: bool,
     outbox: Vec<u8>,
-    /// What was sent and not confirmed: channel, and epoch if it was a SUBSCRIBE.
-    pending: VecDeque<(Arc<str>, Option<u64>)>,
-    /// Whether the subscriptions replace those of an earlier connection.
-    anew: bool,
+    /// What was sent and not answered.
+    pending: VecDeque<Pending>,
+}
+
+enum Pending {
+    Subscribe {
+        channel: Arc<str>,
+        epoch: u64,
+        /// It replaces a subscription of an earlier connection, so a message may have been missed.
+        anew: bool,
+    },
+    Unsubscribe,
+    Ping,
 }
 
 impl Live {
-    fn send(&mut self, command: &str, channel: &Arc<str>, epoch: Option<u64>) {
-        Request::command("subscribing", &[command, channel]).write(&mut self.outbox, false);
-        self.pending.push_back((Arc::clone(channel), epoch));
+    fn send(&mut self, command: &[&str], pending: Pending) {
+        Request::command("listening", command).write(&mut self.outbox, false);
+        self.pending.push_back(pending);
+    }
+
+    fn subscribe(&mut self, channel: &Arc<str>, epoch: u64, anew: bool) {
+        let channel = Arc::clone(channel);
+        self.send(
+            &["SUBSCRIBE", &Arc::clone(&channel)],
+            Pending::Subscribe {
+                channel,
+                epoch,
+                anew,
+            },
+        );
     }
 }
 
@@ -126,7 +148,7 @@ impl Subscriber {
         let entry = wanted.entry(Arc::clone(channel)).or_insert_with(|| {
             *next_epoch += 1;
             if let Some(live) = live {
-                live.send("SUBSCRIBE", channel, Some(*next_epoch));
+                live.subscribe(channel, *next_epoch, false);
             }
             Entry {
                 waiters: VecDeque::new(),
@@ -207,32 +229,46 @@ impl Subscriber {
         }
     }
 
-    /// The oldest unconfirmed command was confirmed or refused.
-    fn confirmed(&self, refused: bool) {
+    /// The oldest command without an answer was confirmed, or refused with `refusal`.
+    fn answered(&self, refusal: Option<&RedisError>) {
         let mut state = self.state.lock();
-        let Some((channel, epoch)) = state
+        let pending = state
             .live
             .as_mut()
-            .and_then(|live| live.pending.pop_front())
+            .and_then(|live| live.pending.pop_front());
+        let Some(Pending::Subscribe {
+            channel,
+            epoch,
+            anew,
+        }) = pending
         else {
             return;
         };
-        let anew = state.live.as_ref().is_some_and(|live| live.anew);
-        let Some(entry) = state
+        let was_refused = self.refused.swap(refusal.is_some(), Ordering::Relaxed);
+        let mut waiters = Vec::new();
+        if let Some(entry) = state
             .wanted
             .get_mut(&channel)
-            .filter(|entry| Some(entry.epoch) == epoch)
-        else {
-            return;
-        };
-        entry.confirmed = !refused;
-        let waiters: Vec<_> = entry.waiters.iter().cloned().collect();
+            .filter(|entry| entry.epoch == epoch)
+        {
+            entry.confirmed = refusal.is_none();
+            waiters.extend(entry.waiters.iter().cloned());
+        }
         drop(state);
         for waiter in waiters {
             waiter.set_listening(true);
             if anew {
                 waiter.message();
             }
+        }
+        match refusal {
+            Some(err) if !was_refused => {
+                log::warn!(
+                    "redis does not let this user subscribe ({err}); waiting threads ask again and again"
+                );
+            }
+            None if was_refused => log::info!("redis lets this user subscribe again"),
+            _ => {}
         }
     }
 }
@@ -269,7 +305,7 @@ impl Drop for Subscription {
                     *wanted = HashMap::new();
                 }
                 if let Some(live) = live {
-                    live.send("UNSUBSCRIBE", &self.channel, None);
+                    live.send(&["UNSUBSCRIBE", &self.channel], Pending::Unsubscribe);
                 }
             }
         }
@@ -280,6 +316,14 @@ impl Drop for Subscription {
 
 /// What the subscriber's thread runs.
 pub(crate) fn run(engine: Arc<Engine>) {
+    // Nothing here should panic; if something does, waiting threads must not be left to polling for good.
+    while std::panic::catch_unwind(AssertUnwindSafe(|| listen_until_stopped(&engine))).is_err() {
+        log::error!("the subscriber panicked and goes on");
+        engine.subscriber.hang_up();
+    }
+}
+
+fn listen_until_stopped(engine: &Arc<Engine>) {
     let subscriber = Arc::clone(&engine.subscriber);
     let mut back_off = BACK_OFF.0;
     let mut anew = false;
@@ -334,10 +378,9 @@ impl Subscriber {
                 writing: false,
                 outbox: Vec::new(),
                 pending: VecDeque::new(),
-                anew,
             };
             for (channel, entry) in &state.wanted {
-                live.send("SUBSCRIBE", channel, Some(entry.epoch));
+                live.subscribe(channel, entry.epoch, anew);
             }
             state.live = Some(live);
             state.heard_at = Some(Instant::now());
@@ -365,7 +408,7 @@ impl Subscriber {
                         }
                         // With nobody waiting it does not matter whether it lives.
                         None if quiet && (wanted || !live.pending.is_empty()) => {
-                            Request::command("listening", &["PING"]).write(&mut live.outbox, false);
+                            live.send(&["PING"], Pending::Ping);
                             asked_at = Some(Instant::now());
                             drop(state);
                             self.flush();
@@ -387,14 +430,12 @@ impl Subscriber {
         let parts = match reply.extract_error() {
             Ok(Value::Array(parts)) => parts,
             // PONG comes bare while nothing is subscribed.
-            Ok(_) => return Ok(true),
+            Ok(_) => {
+                self.answered(None);
+                return Ok(true);
+            }
             Err(err) if is_refusal(&err) => {
-                if !self.refused.swap(true, Ordering::Relaxed) {
-                    log::warn!(
-                        "redis does not let this user subscribe ({err}); waiting threads ask again and again"
-                    );
-                }
-                self.confirmed(true);
+                self.answered(Some(&err));
                 return Ok(true);
             }
             Err(err) => return Err(err),
@@ -409,13 +450,11 @@ impl Subscriber {
                     self.message(channel, payload);
                 }
             }
-            [Value::BulkString(kind), ..] if kind == b"subscribe" => {
-                if self.refused.swap(false, Ordering::Relaxed) {
-                    log::info!("redis lets this user subscribe again");
-                }
-                self.confirmed(false);
+            [Value::BulkString(kind), ..]
+                if [&b"subscribe"[..], b"unsubscribe", b"pong"].contains(&&kind[..]) =>
+            {
+                self.answered(None);
             }
-            [Value::BulkString(kind), ..] if kind == b"unsubscribe" => self.confirmed(false),
             _ => {}
         }
         Ok(true)

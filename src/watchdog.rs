@@ -224,8 +224,12 @@ impl AgendaState {
 struct Watchdog {
     engine: Arc<Engine>,
     connection: Option<Connection>,
-    /// Taken off the agenda, to be renewed now.
+    /// Taken off the agenda, to be looked at.
+    due: Vec<Arc<Hold>>,
+    /// To be renewed now.
     in_hand: Vec<Arc<Hold>>,
+    /// Sent, and not answered yet.
+    sent: Vec<Arc<Hold>>,
     back_off: Duration,
     /// The server did not know the script.
     whole: bool,
@@ -236,7 +240,9 @@ pub(crate) fn run(engine: Arc<Engine>) {
     let mut watchdog = Watchdog {
         engine,
         connection: None,
+        due: Vec::new(),
         in_hand: Vec::new(),
+        sent: Vec::new(),
         back_off: BACK_OFF.0,
         whole: false,
     };
@@ -249,6 +255,7 @@ pub(crate) fn run(engine: Arc<Engine>) {
                 log::error!("the watchdog panicked and goes on");
                 watchdog.connection = None;
                 watchdog.retry_later();
+                watchdog.engine.agenda.tend_soon();
             }
         }
     }
@@ -265,16 +272,18 @@ impl Watchdog {
         };
         let engine = Arc::clone(&self.engine);
         let now = Instant::now();
-        for hold in work.holds {
+        self.due = work.holds;
+        while let Some(hold) = self.due.last() {
             look_at(&engine, hold, now, &mut self.in_hand);
+            self.due.pop();
         }
         self.renew();
         if work.tend {
             let in_hand = &mut self.in_hand;
-            // Renewals that fall due meanwhile do not wait for the link.
-            let releases = engine
-                .link
-                .tend(&mut || look_around(&engine, in_hand) && in_hand.is_empty());
+            let releases = engine.link.tend(
+                Instant::now() + engine.connect_timeout.min(lease / 10),
+                &mut || look_around(&engine, in_hand),
+            );
             let rooms = engine.gates.sweep();
             if releases || rooms {
                 engine.agenda.tend_soon();
@@ -286,7 +295,7 @@ impl Watchdog {
 
     /// Sends what is in hand, until nothing is or the server does not answer.
     fn renew(&mut self) {
-        while !self.in_hand.is_empty() && !self.engine.agenda.is_stopped() {
+        while !self.in_hand.is_empty() && look_around(&self.engine, &mut self.in_hand) {
             match self.renew_batch() {
                 Ok(()) => self.back_off = BACK_OFF.0,
                 Err(err) => {
@@ -306,8 +315,17 @@ impl Watchdog {
 
     /// Puts what is in hand back on the agenda, to be tried again after a pause or told lost in time.
     fn retry_later(&mut self) {
-        let again = Instant::now() + self.back_off.max(Duration::from_millis(1));
-        for hold in self.in_hand.drain(..) {
+        let again = Instant::now()
+            + self
+                .back_off
+                .min(self.engine.lease / 10)
+                .max(Duration::from_millis(1));
+        for hold in self
+            .due
+            .drain(..)
+            .chain(self.in_hand.drain(..))
+            .chain(self.sent.drain(..))
+        {
             self.engine.agenda.arm(&hold, again.min(hold.valid_until()));
         }
     }
@@ -330,53 +348,70 @@ impl Watchdog {
 
         let sent_at = Instant::now();
         self.in_hand.retain(|hold| hold.is_held());
-        let batch: Vec<_> = self
+        self.sent = self
             .in_hand
             .drain(..self.in_hand.len().min(BATCH))
             .collect();
-        let mut bytes = Vec::with_capacity(256 * batch.len());
-        for hold in &batch {
+        let mut bytes = Vec::with_capacity(256 * self.sent.len());
+        for hold in &self.sent {
             hold.renew_request().write(&mut bytes, self.whole);
         }
-        self.whole = false;
+        let whole = std::mem::take(&mut self.whole);
+        let given_up_at = sent_at + patience.min(engine.response_timeout);
+        let mut looked_at = sent_at;
         let mut answered = 0;
-        let sent = connection
+        let mut failure = connection
             .writer
             .write_all(&bytes)
-            .map_err(RedisError::from);
-        let read = sent.and_then(|()| {
-            for hold in &batch {
-                let reply = loop {
-                    if let Some(reply) = connection.reader.read(SLICE, &mut || {})? {
-                        break reply;
+            .err()
+            .map(RedisError::from);
+        while failure.is_none() && answered < self.sent.len() {
+            match connection.reader.read(SLICE, &mut || {}) {
+                Ok(Some(reply)) => {
+                    let settled = settle(&engine, &self.sent[answered], reply, sent_at);
+                    answered += 1;
+                    match settled {
+                        Settled::Done => {}
+                        Settled::Unknown if !whole => {
+                            self.whole = true;
+                            self.in_hand.push(Arc::clone(&self.sent[answered - 1]));
+                        }
+                        Settled::Unknown => {
+                            failure = Some(stream::timed_out("redis forgets scripts at once"))
+                        }
+                        // The rest of the batch is answered alike; the master is elsewhere.
+                        Settled::Elsewhere(err) => failure = Some(err),
                     }
-                    let now = Instant::now();
-                    for hold in &batch {
-                        tell_if_over(&engine, hold, now);
-                    }
-                    if !look_around(&engine, &mut self.in_hand)
-                        || now >= sent_at + patience.min(engine.response_timeout)
-                    {
-                        return Err(stream::timed_out("redis did not answer a renewal in time"));
-                    }
-                };
-                answered += 1;
-                self.whole |= settle(&engine, hold, reply, sent_at, &mut self.in_hand);
+                }
+                Ok(None) => {}
+                Err(err) => failure = Some(err),
             }
-            Ok(())
-        });
-        self.in_hand.extend(batch.into_iter().skip(answered));
-        read
+            // Whatever the server does, every few milliseconds something else may be due.
+            let now = Instant::now();
+            if now >= looked_at + SLICE {
+                looked_at = now;
+                for hold in &self.sent[answered..] {
+                    tell_if_over(&engine, hold, now);
+                }
+                if !look_around(&engine, &mut self.in_hand) || now >= given_up_at {
+                    failure.get_or_insert_with(|| {
+                        stream::timed_out("redis did not answer a renewal in time")
+                    });
+                }
+            }
+        }
+        self.in_hand.extend(self.sent.drain(..).skip(answered));
+        failure.map_or(Ok(()), Err)
     }
 }
 
 /// What to do about a hold that was taken off the agenda.
-fn look_at(engine: &Arc<Engine>, hold: Arc<Hold>, now: Instant, in_hand: &mut Vec<Arc<Hold>>) {
+fn look_at(engine: &Arc<Engine>, hold: &Arc<Hold>, now: Instant, in_hand: &mut Vec<Arc<Hold>>) {
     match hold.duty(now) {
         Duty::Nothing => {}
-        Duty::Wait(until) => engine.agenda.arm(&hold, until),
-        Duty::Renew => in_hand.push(hold),
-        Duty::Tell(reason) => engine.lose(&hold, reason),
+        Duty::Wait(until) => engine.agenda.arm(hold, until),
+        Duty::Renew => in_hand.push(Arc::clone(hold)),
+        Duty::Tell(reason) => engine.lose(hold, reason),
     }
 }
 
@@ -399,35 +434,40 @@ fn look_around(engine: &Arc<Engine>, in_hand: &mut Vec<Arc<Hold>>) -> bool {
         tell_if_over(engine, hold, now);
     }
     for hold in engine.agenda.take_due(now) {
-        look_at(engine, hold, now, in_hand);
+        look_at(engine, &hold, now, in_hand);
     }
     !engine.agenda.is_stopped()
 }
 
-/// What the reply to a renewal means; `true` if the server did not know the script.
-fn settle(
-    engine: &Arc<Engine>,
-    hold: &Arc<Hold>,
-    reply: Value,
-    sent_at: Instant,
-    in_hand: &mut Vec<Arc<Hold>>,
-) -> bool {
+/// What a reply to a renewal leaves to be done.
+enum Settled {
+    Done,
+    /// The server did not know the script.
+    Unknown,
+    /// The server is no master any more.
+    Elsewhere(RedisError),
+}
+
+fn settle(engine: &Arc<Engine>, hold: &Arc<Hold>, reply: Value, sent_at: Instant) -> Settled {
     let reply = match reply.extract_error() {
         Ok(reply) => reply,
         Err(err) if err.kind() == ErrorKind::Server(ServerErrorKind::NoScript) => {
-            in_hand.push(Arc::clone(hold));
-            return true;
+            return Settled::Unknown;
+        }
+        Err(err) if err.code() == Some("WRONGTYPE") => {
+            engine.lose(hold, LossReason::TakenOver);
+            return Settled::Done;
         }
         Err(err) => {
-            if err.code() == Some("WRONGTYPE") {
-                engine.lose(hold, LossReason::TakenOver);
+            log::debug!("renewing `{}`: {err}", hold.gate.name);
+            hold.renewal_failed.store(true, Ordering::Relaxed);
+            let again = Instant::now() + BACK_OFF.1.min(engine.lease / 10);
+            engine.agenda.arm(hold, again.min(hold.valid_until()));
+            return if err.kind() == ErrorKind::Server(ServerErrorKind::ReadOnly) {
+                Settled::Elsewhere(err)
             } else {
-                log::debug!("renewing `{}`: {err}", hold.gate.name);
-                hold.renewal_failed.store(true, Ordering::Relaxed);
-                let again = Instant::now() + BACK_OFF.1.min(engine.lease / 10);
-                engine.agenda.arm(hold, again.min(hold.valid_until()));
-            }
-            return false;
+                Settled::Done
+            };
         }
     };
     let now = Instant::now();
@@ -460,5 +500,5 @@ fn settle(
             engine.lose(hold, LossReason::TakenOver);
         }
     }
-    false
+    Settled::Done
 }

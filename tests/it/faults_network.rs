@@ -188,6 +188,37 @@ fn an_acquire_that_arrives_late_takes_nothing() {
 }
 
 #[test]
+fn an_acquire_on_a_connection_given_up_takes_nothing_when_it_arrives_at_last() {
+    // D1, O1: by then its undo has long been done over another connection, and found nothing.
+    let net = Net::start();
+    let name = unique("late");
+    let lock = net.client.mutex(&name);
+    for round in 0..8 {
+        lock.lock().unwrap().unlock().unwrap();
+        net.proxy.stall_present(Target::Link);
+        // The link is given up for its silence, and the second attempt goes over a new one.
+        let guard = in_time("lock", RESPONSE, || lock.lock()).unwrap();
+        guard.unlock().unwrap();
+        assert!(net.server.keys().is_empty());
+        let present = (round % 2 == 0).then(|| net.other.mutex(&name).lock().unwrap());
+        assert!(net.proxy.held() > 0);
+        net.proxy.pass();
+        eventually("all is delivered", || net.proxy.held() == 0);
+        if let Some(present) = present {
+            assert!(!within(ms(40), || {
+                net.server.hgetall(&name) != [(present.owner().to_owned(), "1".to_owned())]
+            }));
+            present.unlock().unwrap();
+        }
+        assert!(
+            within(ms(300), || net.server.keys().is_empty()),
+            "round {round} left {:?}",
+            net.server.hgetall(&name)
+        );
+    }
+}
+
+#[test]
 fn a_renewal_that_arrives_late_revives_nothing() {
     // W7
     let server = Server::start();

@@ -287,7 +287,8 @@ fn validity_counts_from_before_the_request_was_sent() {
         assert!(begun.elapsed() >= delay);
         assert!(guard.valid_until() <= begun + span + ms(5));
         let left = guard.valid_until() - Instant::now();
-        assert!(left <= span - delay, "{left:?} left with {delay:?}");
+        let drift = span / 100 + ms(2); // for clocks that run at different speeds
+        assert!(left <= span - delay - drift, "{left:?} left with {delay:?}");
         assert!(left > span - delay - SLACK);
         proxy.pass();
         guard.unlock().unwrap();

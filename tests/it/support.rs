@@ -632,6 +632,8 @@ struct Shared {
     modes: Mutex<[Mode; 4]>,
     traps: Mutex<Vec<Trap>>,
     conns: Mutex<Vec<Arc<Conn>>>,
+    /// Stalled for themselves, whatever the mode.
+    stalled: Mutex<Vec<Arc<Conn>>>,
     pumps: Mutex<Vec<JoinHandle<()>>>,
     opened: [AtomicUsize; 4],
     dropped: AtomicU64,
@@ -647,6 +649,7 @@ struct Conn {
     requests_lost: AtomicBool,
     replies_lost: AtomicBool,
     cut: AtomicBool,
+    stalled: AtomicBool,
 }
 
 /// What becomes of a chunk, or of the end of a stream.
@@ -673,6 +676,7 @@ impl Proxy {
             modes: Mutex::new([Mode::Pass; 4]),
             traps: Mutex::default(),
             conns: Mutex::default(),
+            stalled: Mutex::default(),
             pumps: Mutex::default(),
             opened: Default::default(),
             dropped: AtomicU64::new(0),
@@ -710,6 +714,20 @@ impl Proxy {
     pub(crate) fn pass(&self) {
         self.set(Target::All, Mode::Pass);
         locked(&self.shared.traps).clear();
+        for conn in locked(&self.shared.stalled).drain(..) {
+            conn.stalled.store(false, Ordering::SeqCst);
+        }
+    }
+
+    /// Stalls the present connections of `target` until [`pass`](Self::pass), also when the client has closed them;
+    /// new ones fare as the mode says.
+    pub(crate) fn stall_present(&self, target: Target) {
+        for conn in locked(&self.shared.conns).iter() {
+            if target.slots().contains(&conn.slot()) {
+                conn.stalled.store(true, Ordering::SeqCst);
+                locked(&self.shared.stalled).push(Arc::clone(conn));
+            }
+        }
     }
 
     /// Resets the present connections of `target`, on both sides; how many there were.
@@ -790,6 +808,9 @@ impl Drop for Proxy {
             acceptor.join().ok();
         }
         self.cut(Target::All);
+        for conn in locked(&self.shared.stalled).drain(..) {
+            conn.cut();
+        }
         // Now that nobody accepts, only a pump of requests can add one of replies, and is itself waited for.
         while let Some(pump) = { locked(&self.shared.pumps).pop() } {
             pump.join().ok();
@@ -842,6 +863,7 @@ fn accept(shared: &Arc<Shared>, listener: &TcpListener) {
             requests_lost: AtomicBool::new(false),
             replies_lost: AtomicBool::new(false),
             cut: AtomicBool::new(false),
+            stalled: AtomicBool::new(false),
         });
         locked(&shared.conns).push(Arc::clone(&conn));
         shared.pump(move || pump(&conn, Way::Requests));
@@ -898,6 +920,9 @@ impl Conn {
         };
         if lost {
             return Fate::Drop;
+        }
+        if self.stalled.load(Ordering::SeqCst) {
+            return Fate::Hold;
         }
         let later = |by: Duration| {
             if at.elapsed() < by {
