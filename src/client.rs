@@ -10,12 +10,13 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, RecvTimeoutError, bounded};
 use parking_lot::Mutex;
 
+use crate::call::{Attempt, Call, Fault};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::exclusive::Exclusive;
 use crate::gate::Gates;
 use crate::hold::{Hold, LossReason, Notices};
-use crate::link::{Attempt, Call, Fault, Link};
+use crate::link::Link;
 use crate::mutex;
 use crate::owner::Owners;
 use crate::reentrant_lock::ReentrantLock;

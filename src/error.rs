@@ -65,7 +65,7 @@ impl Error {
         match self {
             Self::Redis { source, .. } => source
                 .downcast_ref::<redis::RedisError>()
-                .is_none_or(crate::link::is_transient),
+                .is_none_or(crate::call::is_transient),
             Self::Lost { .. } => true,
             _ => false,
         }

@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, MutexGuard};
 
+use crate::call::{Call, Deferred, DeferredTerms};
 use crate::error::Result;
 use crate::hold::Hold;
 use crate::keys;
-use crate::link::{Call, Deferred, DeferredTerms};
 use crate::room::Room;
 use crate::script;
 use crate::wait::{Called, Waiter};

@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::Sender;
 use parking_lot::Mutex;
 
+use crate::call::{Deferred, Undo};
 use crate::config::Listener;
 use crate::gate::Gate;
-use crate::link::{Deferred, Undo};
 use crate::owner::OwnerNumber;
 use crate::room::{Lease, Validity};
 use crate::script;

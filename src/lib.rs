@@ -31,17 +31,21 @@ mod reentrant_lock;
 // What they share.
 mod client;
 mod config;
+mod contender;
 mod error;
 mod exclusive;
 mod gate;
+mod held;
 mod hold;
 mod room;
 mod stats;
 mod subscriber;
+mod verbs;
 mod wait;
 mod watchdog;
 
 // The edge to Redis.
+mod call;
 mod keys;
 mod link;
 mod owner;

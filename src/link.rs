@@ -30,7 +30,11 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
 
-use crate::script::{self, Released, Request};
+use crate::call::{
+    Answer, Attempt, Call, CallPhase, Deferred, DeferredTerms, Fault, is_transient,
+    is_unknown_script,
+};
+use crate::script::{self, Released};
 use crate::stats::Counters;
 use crate::stream::{self, Endpoint, Meanwhile, Reader, Stream};
 use crate::watchdog::Agenda;
@@ -48,139 +52,6 @@ const UNREAD: Duration = Duration::from_millis(20);
 
 /// The pause after the first failed connection, doubled up to the second for each further one.
 const BACK_OFF: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(250));
-
-/// Why a command has no reply.
-#[derive(Debug, Clone)]
-pub(crate) enum Fault {
-    /// The server could not be reached, or the connection was lost, until the deadline.
-    Unreachable(RedisError),
-    /// The server answered with an error that will not pass by itself.
-    Refused(RedisError),
-    /// The caller was told to stop: cancelled, or the client is being closed.
-    Stopped,
-    /// The client is closed.
-    Closed,
-}
-
-/// Whether an error may pass by itself: no connection, or a server that is not ready to serve.
-pub(crate) fn is_transient(err: &RedisError) -> bool {
-    match err.kind() {
-        ErrorKind::Io | ErrorKind::Parse => true,
-        ErrorKind::Server(kind) => matches!(
-            kind,
-            ServerErrorKind::BusyLoading
-                | ServerErrorKind::ReadOnly
-                | ServerErrorKind::MasterDown
-                | ServerErrorKind::ClusterDown
-                | ServerErrorKind::TryAgain
-        ),
-        ErrorKind::Extension => matches!(err.code(), Some("BUSY" | "NOREPLICAS")),
-        _ => false,
-    }
-}
-
-fn is_unknown_script(err: &RedisError) -> bool {
-    err.kind() == ErrorKind::Server(ServerErrorKind::NoScript)
-}
-
-/// A release that is sent and not waited for.
-pub(crate) struct Deferred {
-    pub(crate) request: Request,
-    pub(crate) terms: DeferredTerms,
-}
-
-/// What is known of a deferred release besides the command.
-pub(crate) struct DeferredTerms {
-    /// The lock's name, for the log.
-    pub(crate) name: Arc<str>,
-    /// When the lease has done what this command would do.
-    pub(crate) useful_until: Instant,
-    /// Whether it undoes an acquire whose outcome nobody knows; finding nothing is then no news.
-    pub(crate) undo: bool,
-}
-
-/// Makes the release that takes back an acquire whose outcome nobody knows.
-pub(crate) trait Undo: Send + Sync {
-    fn undo(&self) -> Deferred;
-}
-
-/// One sending of a command, and what takes it back if its outcome stays unknown.
-pub(crate) struct Attempt {
-    pub(crate) request: Request,
-    pub(crate) undo: Option<Arc<dyn Undo>>,
-}
-
-/// A reply, and what its receiver may have to know about its way.
-#[derive(Debug)]
-pub(crate) struct Answer {
-    pub(crate) value: Value,
-    /// Before the first byte of the command that was answered had left.
-    pub(crate) sent_at: Instant,
-}
-
-/// One command on its way.
-pub(crate) struct Call {
-    request: Request,
-    deferred: Option<DeferredTerms>,
-    /// Sent as the last words on a connection that is given up, behind an acquire that it may yet carry out.
-    undo: Option<Arc<dyn Undo>>,
-    state: Mutex<CallState>,
-    turned: Condvar,
-}
-
-struct CallState {
-    phase: CallPhase,
-    /// Before the first byte of the latest sending left.
-    sent_at: Instant,
-    whole: bool,
-    sendings: u32,
-    /// A thread waits on `turned`, and may be made leader.
-    following: bool,
-}
-
-#[derive(Clone)]
-enum CallPhase {
-    Idle,
-    Awaiting,
-    Done(Value),
-    Broken(RedisError),
-}
-
-impl Call {
-    fn new(
-        request: Request,
-        undo: Option<Arc<dyn Undo>>,
-        deferred: Option<DeferredTerms>,
-    ) -> Arc<Self> {
-        Arc::new(Self {
-            request,
-            deferred,
-            undo,
-            state: Mutex::new(CallState {
-                phase: CallPhase::Idle,
-                sent_at: Instant::now(),
-                whole: false,
-                sendings: 0,
-                following: false,
-            }),
-            turned: Condvar::new(),
-        })
-    }
-
-    fn attempt(attempt: Attempt) -> Arc<Self> {
-        Self::new(attempt.request, attempt.undo, None)
-    }
-
-    /// A release that nobody waits for.
-    pub(crate) fn deferred(deferred: Deferred) -> Arc<Self> {
-        Self::new(deferred.request, None, Some(deferred.terms))
-    }
-
-    /// Whether the script goes whole, and from now on does.
-    fn go_whole(&self) -> bool {
-        std::mem::replace(&mut self.state.lock().whole, true)
-    }
-}
 
 enum Phase {
     Down {

@@ -1,6 +1,6 @@
 //! The non-reentrant lock.
 
-use crate::exclusive::exclusive_lock;
+use crate::verbs::exclusive_lock;
 
 exclusive_lock! {
     /// A lock that its holding thread cannot take again: a second attempt by it is

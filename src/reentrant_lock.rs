@@ -1,6 +1,6 @@
 //! The reentrant lock: Redisson's `RLock`.
 
-use crate::exclusive::exclusive_lock;
+use crate::verbs::exclusive_lock;
 
 exclusive_lock! {
     /// A lock that its holding thread may take again, renewed for as long as its guard lives.

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
+use crate::call::{Call, Fault};
 use crate::hold::Hold;
-use crate::link::{Call, Fault};
 use crate::room::Start;
 
 static EPOCH: LazyLock<Instant> = LazyLock::new(|| {
