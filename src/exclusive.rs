@@ -125,6 +125,15 @@ impl Exclusive {
 
     /// Takes the lock, or one more hold of it.
     pub(crate) fn acquire(&self, patience: Patience) -> Result<Option<Held>> {
+        let result = self.come_in(patience);
+        if !matches!(result, Ok(Some(_))) {
+            // The room may be idle now, and nobody else comes to see.
+            self.engine().agenda.tend_soon();
+        }
+        result
+    }
+
+    fn come_in(&self, patience: Patience) -> Result<Option<Held>> {
         let (lease, lease_time) = self.terms()?;
         let engine = self.engine();
         let gate = engine.gates.get(&self.name)?;
@@ -133,8 +142,7 @@ impl Exclusive {
             return Err(Error::Cancelled);
         }
         engine.start_watchdog()?;
-        // The room has to be swept some time, whatever comes of this.
-        engine.agenda.tend_soon();
+
         let thread = owner::this_thread();
         let terms = Terms {
             lease,

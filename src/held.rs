@@ -169,6 +169,7 @@ impl Held {
             }
             Left::Gone => {
                 drop(inside);
+                engine.agenda.tend_soon();
                 if hold.may_be_held_still() {
                     engine.link.send_deferred(hold.release(true));
                 }

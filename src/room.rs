@@ -356,6 +356,11 @@ impl<W: Clone, H: Clone + PartialEq, R: Clone> Room<W, H, R> {
         self.queue.iter().map(|waiting| &waiting.waiter)
     }
 
+    /// Whether nobody is here.
+    pub(crate) fn is_free(&self) -> bool {
+        matches!(self.seat, Seat::Free)
+    }
+
     /// Whether nothing would be forgotten with this room.
     pub(crate) fn is_idle(&self, now: Instant) -> bool {
         matches!(self.seat, Seat::Free)

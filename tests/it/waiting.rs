@@ -468,7 +468,7 @@ fn a_process_that_hammers_gets_no_more_than_its_share() {
     let (_, changes, _, longest) = *longest.lock().unwrap();
     assert!(changes > 50, "{changes} changes, {grants:?}");
     assert!(
-        longest < ms(400),
+        longest < ms(750),
         "a reign of {longest:?}, {changes} changes"
     );
 }
