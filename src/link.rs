@@ -573,10 +573,14 @@ impl Link {
         };
         let deadline = until.min(Instant::now() + self.connect_timeout);
         let made = MutexGuard::unlocked(&mut state, || {
-            std::panic::catch_unwind(AssertUnwindSafe(|| self.dial(deadline, meanwhile)))
+            std::panic::catch_unwind(AssertUnwindSafe(|| {
+                let made = self.dial(deadline, meanwhile);
+                let stopped = made.is_err() && !meanwhile();
+                (made, stopped)
+            }))
         });
         self.turned.notify_all();
-        let made = match made {
+        let (made, stopped) = match made {
             Ok(made) => made,
             Err(panic) => {
                 state.phase = Phase::Down {
@@ -602,7 +606,8 @@ impl Link {
                 let fatal = !is_transient(&err);
                 let now = Instant::now();
                 // A caller without time is no proof against the server; one with bad credentials is told at once.
-                let hurried = now >= until;
+                // Nor is one that was told to stop.
+                let hurried = now >= until || stopped;
                 let at_once = fatal || hurried;
                 state.wanted |= hurried;
                 state.phase = Phase::Down {

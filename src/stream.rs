@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::Receiver;
 use parking_lot::Mutex;
 use redis::io::tcp::socket2::{Domain, Protocol, Socket, Type};
-use redis::{ConnectionAddr, ErrorKind, RedisError, RedisResult, Value};
+use redis::{ConnectionAddr, ErrorKind, RedisError, RedisResult, ServerErrorKind, Value};
 
 use crate::script::Request;
 
@@ -219,16 +219,21 @@ pub(crate) fn connect(
             Ok(_) => {}
             // The name is a service to operators; a user that may not set it can still lock.
             Err(err) if *step == "CLIENT" => log::debug!("naming a connection: {err}"),
-            // A user without PING has been let in all the same.
-            Err(err) if *step == "PING" && is_no_permission(&err) => {}
+            // It has been let in all the same: a user without PING, a server that cannot write to its disk.
+            Err(err) if *step == "PING" && !keeps_out(&err) => {}
             Err(err) => return Err(err),
         }
     }
     Ok(Connection { writer, reader })
 }
 
-fn is_no_permission(err: &RedisError) -> bool {
-    err.kind() == ErrorKind::Server(redis::ServerErrorKind::NoPerm)
+/// Whether a server that answers so would refuse everything else as well.
+fn keeps_out(err: &RedisError) -> bool {
+    let starting = matches!(
+        err.kind(),
+        ErrorKind::Server(ServerErrorKind::BusyLoading | ServerErrorKind::MasterDown)
+    );
+    starting || err.code() == Some("NOAUTH") || err.kind() == ErrorKind::AuthenticationFailed
 }
 
 pub(crate) fn timed_out(what: &'static str) -> RedisError {

@@ -1,0 +1,446 @@
+//! Many threads and two processes on one lock, and many threads on as many locks.
+
+#![expect(clippy::print_stdout, reason = "a bench prints what it measured")]
+
+mod rig;
+#[path = "../tests/it/support.rs"]
+mod support;
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, Command, Stdio};
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use criterion::Criterion;
+use redlatch::{Client, Config, ReentrantLock};
+
+use crate::rig::{Bare, CHILD, Case, Table, Target, interleaved, median, scaled};
+use crate::support::Server;
+
+const SLICE: Duration = Duration::from_millis(80);
+const TENURE: Duration = Duration::from_millis(5);
+const LONG: Duration = Duration::from_micros(100);
+
+fn main() {
+    if let Ok(task) = std::env::var(CHILD) {
+        return hammer(&task);
+    }
+    let server = rig::start();
+    let mut criterion = Criterion::default()
+        .sample_size(20)
+        .warm_up_time(Duration::from_millis(300))
+        .measurement_time(Duration::from_secs(1))
+        .configure_from_args();
+    absolute(&server, &mut criterion);
+    criterion.final_summary();
+
+    let mut table = Table::default();
+    by_number_of_threads(&server);
+    one_lock(&server, &mut table);
+    as_many_locks(&server, &mut table);
+    two_processes(&server, &mut table);
+    table.print();
+}
+
+fn open(server: &Server, tenure: Duration) -> Client {
+    Client::open(Config::new(server.url()).tenure(tenure)).expect("the server is up")
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Threads
+// ---------------------------------------------------------------------------------------------------------------------
+
+/// How often each thread did its operation, and in what time.
+struct Counts {
+    each: Vec<u32>,
+    taken: Duration,
+}
+
+impl Counts {
+    fn total(&self) -> u32 {
+        self.each.iter().sum()
+    }
+
+    fn rate(&self) -> f64 {
+        f64::from(self.total()) / self.taken.as_secs_f64()
+    }
+
+    /// The unluckiest thread's part of the luckiest one's.
+    fn fairness(&self) -> f64 {
+        let (least, most) = (self.each.iter().min(), self.each.iter().max());
+        f64::from(*least.unwrap_or(&0)) / f64::from(*most.unwrap_or(&1)).max(1.0)
+    }
+}
+
+/// When a thread has done enough.
+#[derive(Clone, Copy)]
+enum Enough {
+    After(Duration),
+    Each(u32),
+}
+
+/// Runs each operation on a thread of its own, again and again.
+fn together<O: FnMut() + Send>(operations: &mut [O], enough: Enough) -> Counts {
+    let stop = AtomicBool::new(false);
+    let ready = Barrier::new(operations.len() + 1);
+    let quota = match enough {
+        Enough::After(_) => u32::MAX,
+        Enough::Each(n) => n,
+    };
+    thread::scope(|scope| {
+        let threads: Vec<_> = operations
+            .iter_mut()
+            .map(|operation| {
+                let (stop, ready) = (&stop, &ready);
+                scope.spawn(move || {
+                    ready.wait();
+                    let mut done = 0;
+                    while done < quota && !stop.load(Ordering::Relaxed) {
+                        operation();
+                        done += 1;
+                    }
+                    done
+                })
+            })
+            .collect();
+        ready.wait();
+        let start = Instant::now();
+        if let Enough::After(span) = enough {
+            thread::sleep(span);
+            stop.store(true, Ordering::Relaxed);
+        }
+        let each = threads
+            .into_iter()
+            .map(|thread| thread.join().expect("no operation panics"))
+            .collect();
+        Counts {
+            each,
+            taken: start.elapsed(),
+        }
+    })
+}
+
+/// One lock for `threads` threads, with something to protect.
+struct Crowd {
+    lock: ReentrantLock,
+    threads: usize,
+    work: Duration,
+    protected: AtomicU64,
+}
+
+impl Crowd {
+    fn new(client: &Client, name: &str, threads: usize, work: Duration) -> Self {
+        Self {
+            lock: client.reentrant_lock(name),
+            threads,
+            work,
+            protected: AtomicU64::new(0),
+        }
+    }
+
+    fn run(&self, enough: Enough) -> Counts {
+        let before = self.protected.load(Ordering::Relaxed);
+        let operation = || {
+            let _guard = self.lock.lock().expect("a grant");
+            // Not one atomic step: two holders at once would lose counts.
+            let seen = self.protected.load(Ordering::Relaxed);
+            rig::work(self.work);
+            self.protected.store(seen + 1, Ordering::Relaxed);
+        };
+        let counts = together(&mut vec![operation; self.threads], enough);
+        let after = self.protected.load(Ordering::Relaxed);
+        assert_eq!(after - before, u64::from(counts.total()), "one at a time");
+        counts
+    }
+
+    fn case(&self) -> Case<'_> {
+        Box::new(|slice| self.run(Enough::After(slice)).rate())
+    }
+}
+
+/// A lock each.
+fn spread(client: &Client, names: &str, threads: usize) -> Vec<impl FnMut() + Send + use<>> {
+    (0..threads)
+        .map(|n| {
+            let lock = client.reentrant_lock(format!("{names}:{n}"));
+            move || drop(lock.lock().expect("a grant"))
+        })
+        .collect()
+}
+
+fn absolute(server: &Server, criterion: &mut Criterion) {
+    let client = open(server, TENURE);
+    let mut group = criterion.benchmark_group("reentrant_lock");
+    let timed = |n: u64, threads: u32, mut run: Box<dyn FnMut(Enough) -> Counts + '_>| {
+        let each = u32::try_from(n).unwrap_or(u32::MAX).div_ceil(threads);
+        let counts = run(Enough::Each(each));
+        assert_eq!(counts.total(), each * threads);
+        counts.taken.mul_f64(n as f64 / f64::from(counts.total()))
+    };
+    group.bench_function("contended_by_8", |b| {
+        let crowd = Crowd::new(&client, "absolute", 8, Duration::ZERO);
+        b.iter_custom(|n| timed(n, 8, Box::new(|enough| crowd.run(enough))));
+    });
+    group.bench_function("8_at_8_locks", |b| {
+        let mut locks = spread(&client, "absolute:each", 8);
+        b.iter_custom(|n| timed(n, 8, Box::new(|enough| together(&mut locks, enough))));
+    });
+    group.finish();
+    assert_eq!(client.stats().lost, 0);
+}
+
+fn by_number_of_threads(server: &Server) {
+    println!(
+        "\n{:<8} {:>12} {:>10} {:>16} {:>10}",
+        "threads", "one lock /s", "min/max", "as many locks /s", "min/max"
+    );
+    let client = open(server, TENURE);
+    for threads in [1, 2, 4, 8, 16, 32, 64] {
+        let crowd = Crowd::new(&client, &format!("one:{threads}"), threads, Duration::ZERO);
+        let mut locks = spread(&client, &format!("many:{threads}"), threads);
+        let (mut one, mut many) = (Vec::new(), Vec::new());
+        for _ in 0..scaled(3) {
+            let enough = Enough::After(SLICE * 2);
+            one.push(crowd.run(enough));
+            many.push(together(&mut locks, enough));
+        }
+        let of = |counts: &[Counts], what: fn(&Counts) -> f64| {
+            median(&counts.iter().map(what).collect::<Vec<_>>())
+        };
+        println!(
+            "{threads:<8} {:>12.0} {:>10.3} {:>16.0} {:>10.3}",
+            of(&one, Counts::rate),
+            of(&one, Counts::fairness),
+            of(&many, Counts::rate),
+            of(&many, Counts::fairness),
+        );
+    }
+    assert_eq!(client.stats().lost, 0);
+}
+
+fn one_lock(server: &Server, table: &mut Table) {
+    let (passing, asking) = (open(server, TENURE), open(server, Duration::ZERO));
+    for (work, what, target) in [
+        (Duration::ZERO, "empty", 40.0),
+        (LONG, "100 us of work", 1.8),
+    ] {
+        let with = Crowd::new(&passing, &format!("tenure:{what}"), 8, work);
+        let without = Crowd::new(&asking, &format!("no tenure:{what}"), 8, work);
+        let [with, without] = interleaved(9, SLICE, [with.case(), without.case()]);
+        println!(
+            "one lock, 8 threads, {what}: {:.0}/s with a tenure of 5 ms, {:.0}/s without",
+            with.median(),
+            without.median()
+        );
+        table.row(
+            format!("one lock, 8 threads, {what}: rate of no tenure"),
+            with.over(&without),
+            Target::AtLeast(target),
+        );
+    }
+    for client in [passing, asking] {
+        assert_eq!(client.stats().lost, 0);
+    }
+}
+
+fn as_many_locks(server: &Server, table: &mut Table) {
+    let client = open(server, TENURE);
+    for (threads, target) in [
+        (4, Target::None),
+        (8, Target::AtLeast(1.8)),
+        (32, Target::AtLeast(2.2)),
+        (64, Target::AtLeast(2.4)),
+    ] {
+        let mut locks = spread(&client, &format!("each:{threads}"), threads);
+        let mut bare: Vec<_> = (0..threads)
+            .map(|n| {
+                let mut bare = Bare::new(&server.url(), &format!("bare:{threads}:{n}"));
+                move || {
+                    bare.acquire();
+                    bare.release();
+                }
+            })
+            .collect();
+        let [ours, theirs] = interleaved(
+            9,
+            SLICE,
+            [
+                Box::new(|slice| together(&mut locks, Enough::After(slice)).rate()),
+                Box::new(|slice| together(&mut bare, Enough::After(slice)).rate()),
+            ],
+        );
+        println!(
+            "{threads} threads on as many locks: {:.0}/s; {:.0}/s with a connection each",
+            ours.median(),
+            theirs.median()
+        );
+        table.row(
+            format!("{threads} locks: rate of a connection each, release waited for"),
+            ours.over(&theirs),
+            target,
+        );
+    }
+    assert_eq!(client.stats().lost, 0);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Processes
+// ---------------------------------------------------------------------------------------------------------------------
+
+/// What the child processes do: one thread on a lock, whenever a line with a number of milliseconds comes.
+///
+/// Each is answered with the number of holds and the longest wait in nanoseconds.
+fn hammer(task: &str) {
+    let [url, name, tenure, work] = task.split(' ').collect::<Vec<_>>()[..] else {
+        panic!("not a task: {task}");
+    };
+    let micros = |text: &str| Duration::from_micros(text.parse().expect("microseconds"));
+    let (tenure, work) = (micros(tenure), micros(work));
+    let client = Client::open(Config::new(url).tenure(tenure)).expect("the server is up");
+    let lock = client.reentrant_lock(name);
+    for line in std::io::stdin().lines() {
+        let line = line.expect("a line");
+        let span = Duration::from_millis(line.parse().expect("milliseconds"));
+        let (mut holds, mut longest) = (0_u32, Duration::ZERO);
+        let start = Instant::now();
+        let mut asked = start;
+        while asked.duration_since(start) < span {
+            let guard = lock.lock().expect("a grant");
+            longest = longest.max(asked.elapsed());
+            rig::work(work);
+            drop(guard);
+            holds += 1;
+            asked = Instant::now();
+        }
+        assert_eq!(client.stats().lost, 0);
+        println!("{holds} {}", longest.as_nanos());
+    }
+}
+
+/// A process made of this bench.
+struct Process {
+    child: Child,
+    replies: BufReader<std::process::ChildStdout>,
+}
+
+impl Process {
+    fn new(server: &Server, name: &str, tenure: Duration, work: Duration) -> Self {
+        let (tenure, work) = (tenure.as_micros(), work.as_micros());
+        let mut child = Command::new(std::env::current_exe().expect("a path"))
+            .env(CHILD, format!("{} {name} {tenure} {work}", server.url()))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("a process");
+        let replies = BufReader::new(child.stdout.take().expect("it is piped"));
+        Self { child, replies }
+    }
+
+    fn begin(&mut self, span: Duration) {
+        let stdin = self.child.stdin.as_mut().expect("it is piped");
+        writeln!(stdin, "{}", span.as_millis()).expect("it listens");
+    }
+
+    /// Holds, and the longest wait.
+    fn end(&mut self) -> (u32, Duration) {
+        let mut line = String::new();
+        self.replies.read_line(&mut line).expect("it answers");
+        let (holds, nanos) = line.trim().split_once(' ').expect("two numbers");
+        let nanos = nanos.parse().expect("nanoseconds");
+        (holds.parse().expect("holds"), Duration::from_nanos(nanos))
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        drop(self.child.stdin.take());
+        let ended = self.child.wait().expect("it is ours");
+        assert!(ended.success() || thread::panicking(), "{ended}");
+    }
+}
+
+/// Two processes on one lock, a thread each.
+struct Pair {
+    processes: [Process; 2],
+    rates: Vec<f64>,
+    balances: Vec<f64>,
+    waits: Vec<f64>,
+}
+
+impl Pair {
+    fn new(server: &Server, name: &str, tenure: Duration, work: Duration) -> Self {
+        let process = || Process::new(server, name, tenure, work);
+        Self {
+            processes: [process(), process()],
+            rates: Vec::new(),
+            balances: Vec::new(),
+            waits: Vec::new(),
+        }
+    }
+
+    fn run(&mut self, span: Duration) {
+        for process in &mut self.processes {
+            process.begin(span);
+        }
+        let ended = self.processes.each_mut().map(Process::end);
+        let [(a, a_waited), (b, b_waited)] = ended;
+        assert!(a > 0 && b > 0, "both get it");
+        let (least, most) = (f64::from(a.min(b)), f64::from(a.max(b)));
+        self.rates.push((least + most) / span.as_secs_f64());
+        self.balances.push(least / most);
+        self.waits.push(a_waited.max(b_waited).as_secs_f64() * 1e3);
+    }
+}
+
+fn two_processes(server: &Server, table: &mut Table) {
+    const SPAN: Duration = Duration::from_millis(700);
+    println!(
+        "\n{:<36} {:>8} {:>8}  longest wait of each round, ms",
+        "two processes, one lock", "a second", "min/max"
+    );
+    for (work, what) in [(Duration::ZERO, "empty"), (LONG, "100 us of work")] {
+        let mut with = Pair::new(server, &format!("pair:{}", work.as_micros()), TENURE, work);
+        let mut without = Pair::new(
+            server,
+            &format!("no_tenure:{}", work.as_micros()),
+            Duration::ZERO,
+            work,
+        );
+        for pair in [&mut with, &mut without] {
+            pair.run(Duration::from_millis(50));
+            (pair.rates, pair.balances, pair.waits) = Default::default();
+        }
+        for _ in 0..scaled(5) {
+            with.run(SPAN);
+            without.run(SPAN / 2);
+        }
+        for (pair, tenure) in [(&with, "5 ms"), (&without, "0")] {
+            let waits: Vec<_> = pair.waits.iter().map(|ms| format!("{ms:.1}")).collect();
+            println!(
+                "{:<36} {:>8.0} {:>8.3}  {}",
+                format!("{what}, tenure {tenure}"),
+                median(&pair.rates),
+                median(&pair.balances),
+                waits.join(" "),
+            );
+        }
+        table.row(
+            format!("two processes, {what}: longest wait in tenures"),
+            median(&with.waits) / (TENURE.as_secs_f64() * 1e3),
+            Target::AtMost(2.0),
+        );
+        let ratios: Vec<_> = with
+            .rates
+            .iter()
+            .zip(&without.rates)
+            .map(|(a, b)| a / b)
+            .collect();
+        table.row(
+            format!("two processes, {what}: rate of no tenure"),
+            median(&ratios),
+            Target::None,
+        );
+    }
+}

@@ -1,0 +1,279 @@
+//! What the benches share: a server and clients on cores of their own, cases measured in turn, and a table of targets.
+//!
+//! Machines drift: other work comes and goes, clocks change. Two figures that were taken one after another say little
+//! about each other, so a ratio here is taken from short slices of all its cases in turn, as the median over the rounds.
+
+#![allow(dead_code, reason = "each bench uses a part")]
+
+use std::env;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use redis::io::tcp::TcpSettings;
+use redis::{Client, Connection, ConnectionLike, IntoConnectionInfo, Script, Value};
+
+use crate::support::Server;
+
+/// Set to `0` it leaves the placement of processes to the kernel.
+const PIN: &str = "REDLATCH_BENCH_PIN";
+
+/// Set by a bench for the processes it makes of itself.
+pub(crate) const CHILD: &str = "REDLATCH_BENCH_CHILD";
+
+const SERVER_CORE: usize = 0;
+const CLIENT_CORE: usize = 1;
+
+/// Whether this is a run that measures; `cargo test --benches` only sees whether the benches work.
+pub(crate) fn is_measuring() -> bool {
+    env::args().any(|arg| arg == "--bench")
+}
+
+/// `n` in a run that measures, otherwise hardly any.
+pub(crate) fn scaled(n: u32) -> u32 {
+    if is_measuring() { n } else { 1 }
+}
+
+/// Puts this process on the clients' core and starts a server on its own; call it before there are threads.
+pub(crate) fn start() -> Server {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let obstacle = if env::var(PIN).is_ok_and(|pin| pin == "0") {
+        Some(format!("{PIN}=0"))
+    } else if cores < 2 {
+        Some(format!("{cores} core"))
+    } else if !pin(CLIENT_CORE, std::process::id()) {
+        Some("no taskset, or not those cores".to_owned())
+    } else {
+        None
+    };
+    let server = Server::start();
+    match obstacle {
+        None => {
+            assert!(pin(SERVER_CORE, server.pid()), "the server can be pinned");
+            println!(
+                "pinned: the server to core {SERVER_CORE}, all clients to core {CLIENT_CORE}; {PIN}=0 to leave that"
+            );
+        }
+        Some(why) => {
+            println!("not pinned ({why}): the targets are for a server with a core to itself")
+        }
+    }
+    server
+}
+
+/// Pins all threads of a process, and those they will start.
+fn pin(core: usize, pid: u32) -> bool {
+    Command::new("taskset")
+        .args(["-apc", &core.to_string(), &pid.to_string()])
+        .output()
+        .is_ok_and(|output| output.status.success())
+}
+
+/// A connection without any of this crate: no delay, and a limit so that nothing hangs.
+pub(crate) fn connection(server: &Server) -> Connection {
+    connection_to(&server.url())
+}
+
+pub(crate) fn connection_to(url: &str) -> Connection {
+    let info = url
+        .into_connection_info()
+        .expect("a good URL")
+        .set_tcp_settings(TcpSettings::default().set_nodelay(true));
+    let connection = Client::open(info)
+        .and_then(|client| client.get_connection())
+        .expect("the server is up");
+    connection
+        .set_read_timeout(Some(Duration::from_secs(10)))
+        .expect("a socket");
+    connection
+}
+
+/// Sends a packed command and waits for its reply.
+pub(crate) fn ask(connection: &mut Connection, packed: &[u8]) -> Value {
+    connection.req_packed_command(packed).expect("a reply")
+}
+
+/// A packed EVALSHA of a script that the server knows from now on.
+pub(crate) fn evalsha(
+    connection: &mut Connection,
+    text: &str,
+    keys: &[&str],
+    args: &[&str],
+) -> Vec<u8> {
+    let script = Script::new(text);
+    script.load(connection).expect("SCRIPT LOAD");
+    redis::cmd("EVALSHA")
+        .arg(script.get_hash())
+        .arg(keys.len())
+        .arg(keys)
+        .arg(args)
+        .get_packed_command()
+}
+
+/// The scripts of this crate on a connection that waits for every reply.
+pub(crate) struct Bare {
+    connection: Connection,
+    acquire: Vec<u8>,
+    release: Vec<u8>,
+}
+
+impl Bare {
+    pub(crate) fn new(url: &str, name: &str) -> Self {
+        let mut connection = connection_to(url);
+        let channel = channel(name);
+        let acquire = evalsha(
+            &mut connection,
+            include_str!("../../lua/lock_acquire.lua"),
+            &[name],
+            &[name, "30000"],
+        );
+        let release = evalsha(
+            &mut connection,
+            include_str!("../../lua/lock_release.lua"),
+            &[name, &channel],
+            &[name],
+        );
+        Self {
+            connection,
+            acquire,
+            release,
+        }
+    }
+
+    pub(crate) fn acquire(&mut self) {
+        assert_eq!(ask(&mut self.connection, &self.acquire), Value::Nil);
+    }
+
+    pub(crate) fn release(&mut self) {
+        assert_eq!(ask(&mut self.connection, &self.release), Value::Int(0));
+    }
+}
+
+/// Where releases of a lock are told.
+pub(crate) fn channel(name: &str) -> String {
+    format!("redisson_lock__channel:{{{name}}}")
+}
+
+/// Keeps the core busy.
+pub(crate) fn work(span: Duration) {
+    if span.is_zero() {
+        return;
+    }
+    let until = Instant::now() + span;
+    while Instant::now() < until {
+        std::hint::spin_loop();
+    }
+}
+
+/// One thing to measure: runs for about that long and says how many a second there were.
+pub(crate) type Case<'a> = Box<dyn FnMut(Duration) -> f64 + 'a>;
+
+/// A case of one thread, which looks at the clock only every `batch` operations.
+pub(crate) fn repeated<'a>(batch: u32, mut operation: impl FnMut() + 'a) -> Case<'a> {
+    Box::new(move |slice| {
+        let start = Instant::now();
+        let mut done = 0_u32;
+        loop {
+            for _ in 0..batch {
+                operation();
+            }
+            done += batch;
+            let taken = start.elapsed();
+            if taken >= slice {
+                return f64::from(done) / taken.as_secs_f64();
+            }
+        }
+    })
+}
+
+/// The rates of one case, a round each.
+#[derive(Clone)]
+pub(crate) struct Rates(Vec<f64>);
+
+impl Rates {
+    pub(crate) fn median(&self) -> f64 {
+        median(&self.0)
+    }
+
+    /// The median of the rounds' ratios.
+    pub(crate) fn over(&self, other: &Self) -> f64 {
+        let ratios: Vec<f64> = self.0.iter().zip(&other.0).map(|(a, b)| a / b).collect();
+        median(&ratios)
+    }
+}
+
+/// A slice of every case in turn, `rounds` times, after one that does not count.
+pub(crate) fn interleaved<const N: usize>(
+    rounds: u32,
+    slice: Duration,
+    mut cases: [Case<'_>; N],
+) -> [Rates; N] {
+    for case in &mut cases {
+        case(slice / 4);
+    }
+    let mut rates: [Rates; N] = std::array::from_fn(|_| Rates(Vec::new()));
+    for _ in 0..scaled(rounds) {
+        for (case, rates) in cases.iter_mut().zip(&mut rates) {
+            rates.0.push(case(slice));
+        }
+    }
+    rates
+}
+
+/// The middle one.
+pub(crate) fn median(values: &[f64]) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    sorted.get(sorted.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
+/// What a ratio should be.
+#[derive(Clone, Copy)]
+pub(crate) enum Target {
+    AtMost(f64),
+    AtLeast(f64),
+    /// Told for comparison.
+    None,
+}
+
+/// The table at the end of a bench.
+#[derive(Default)]
+pub(crate) struct Table(Vec<(String, f64, Target)>);
+
+impl Table {
+    pub(crate) fn row(&mut self, what: impl Into<String>, ratio: f64, target: Target) {
+        self.0.push((what.into(), ratio, target));
+    }
+
+    pub(crate) fn print(&self) {
+        let width = self.0.iter().map(|(what, ..)| what.len()).max();
+        let width = width.unwrap_or(0);
+        println!("\n{:<width$} {:>9} {:>11}", "ratio", "measured", "target");
+        for (what, ratio, target) in &self.0 {
+            let (bound, verdict) = match *target {
+                Target::AtMost(most) => (format!("<= {most}"), *ratio <= most),
+                Target::AtLeast(least) => (format!(">= {least}"), *ratio >= least),
+                Target::None => {
+                    println!("{what:<width$} {:>9}", significant(*ratio));
+                    continue;
+                }
+            };
+            let verdict = if verdict { "met" } else { "missed" };
+            println!(
+                "{what:<width$} {:>9} {bound:>11}  {verdict}",
+                significant(*ratio)
+            );
+        }
+    }
+}
+
+/// Three digits that matter.
+pub(crate) fn significant(value: f64) -> String {
+    let digits = match value.abs() {
+        v if v >= 99.95 => 0,
+        v if v >= 9.995 => 1,
+        v if v >= 0.9995 => 2,
+        v if v >= 0.09995 => 3,
+        _ => 5,
+    };
+    format!("{value:.digits$}")
+}

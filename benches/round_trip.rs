@@ -1,0 +1,199 @@
+//! What a lock costs one thread, next to bare PINGs and to a lock written by hand.
+
+#![expect(clippy::print_stdout, reason = "a bench prints what it measured")]
+
+mod rig;
+#[path = "../tests/it/support.rs"]
+mod support;
+
+use std::time::Duration;
+
+use criterion::Criterion;
+use redis::{Connection, Value};
+
+use crate::rig::{Table, Target, ask, evalsha, interleaved, repeated};
+use crate::support::Server;
+
+const RELEASE_BY_HAND: &str = "
+if redis.call('get', KEYS[1]) == ARGV[1] then
+  return redis.call('del', KEYS[1])
+end
+return 0";
+
+fn main() {
+    let server = rig::start();
+    let mut criterion = Criterion::default()
+        .sample_size(20)
+        .warm_up_time(Duration::from_millis(500))
+        .measurement_time(Duration::from_secs(1))
+        .configure_from_args();
+    absolute(&server, &mut criterion);
+    criterion.final_summary();
+    ratios(&server);
+}
+
+/// `SET NX PX` and a script that compares and deletes: the lock that is written when there is none.
+struct ByHand {
+    connection: Connection,
+    set: Vec<u8>,
+    release: Vec<u8>,
+}
+
+impl ByHand {
+    fn new(server: &Server, name: &str) -> Self {
+        let mut connection = rig::connection(server);
+        let set = redis::cmd("SET")
+            .arg(name)
+            .arg("token")
+            .arg(&["NX", "PX", "30000"])
+            .get_packed_command();
+        let release = evalsha(&mut connection, RELEASE_BY_HAND, &[name], &["token"]);
+        Self {
+            connection,
+            set,
+            release,
+        }
+    }
+
+    fn pair(&mut self) {
+        assert_eq!(ask(&mut self.connection, &self.set), Value::Okay);
+        assert_eq!(ask(&mut self.connection, &self.release), Value::Int(1));
+    }
+}
+
+/// Two round trips that ask for nothing.
+fn two_pings(server: &Server) -> impl FnMut() + use<> {
+    let mut connection = rig::connection(server);
+    let ping = redis::cmd("PING").get_packed_command();
+    move || {
+        for _ in 0..2 {
+            let pong = ask(&mut connection, &ping);
+            assert_eq!(pong, Value::SimpleString("PONG".to_owned()));
+        }
+    }
+}
+
+fn open(server: &Server) -> redlatch::Client {
+    redlatch::Client::open(server.url()).expect("the server is up")
+}
+
+fn absolute(server: &Server, criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("baseline");
+    group.bench_function("two_pings", |b| b.iter(two_pings(server)));
+    group.bench_function("lock_by_hand", |b| {
+        let mut by_hand = ByHand::new(server, "by_hand:absolute");
+        b.iter(|| by_hand.pair());
+    });
+    group.finish();
+
+    let (client, other) = (open(server), open(server));
+    let mut group = criterion.benchmark_group("reentrant_lock");
+    group.bench_function("uncontended", |b| {
+        let lock = client.reentrant_lock("drop:absolute");
+        b.iter(|| drop(lock.lock().expect("a grant")));
+    });
+    group.bench_function("uncontended_unlock", |b| {
+        let lock = client.reentrant_lock("unlock:absolute");
+        b.iter(|| lock.lock().and_then(|guard| guard.unlock()).expect("both"));
+    });
+    group.bench_function("busy", |b| {
+        let lock = client.reentrant_lock("busy:absolute");
+        let _held = other
+            .reentrant_lock("busy:absolute")
+            .lock()
+            .expect("a grant");
+        b.iter(|| assert!(lock.try_lock().expect("an answer").is_none()));
+    });
+    group.bench_function("reentry", |b| {
+        let lock = client.reentrant_lock("reentry:absolute");
+        let held = lock.lock().expect("a grant");
+        b.iter(|| drop(lock.lock().expect("a hold")));
+        assert_eq!(held.hold_count(), 1);
+    });
+    group.finish();
+    for client in [client, other] {
+        assert_eq!(client.stats().lost, 0);
+    }
+}
+
+fn ratios(server: &Server) {
+    let (client, other) = (open(server), open(server));
+    let mut by_hand = ByHand::new(server, "by_hand");
+    let (drop_it, unlock) = (
+        client.reentrant_lock("drop"),
+        client.reentrant_lock("unlock"),
+    );
+    let busy = client.reentrant_lock("busy");
+    let _busy = other.reentrant_lock("busy").lock().expect("a grant");
+    let reentry = client.reentrant_lock("reentry");
+    let _reentry = reentry.lock().expect("a grant");
+
+    let [pings, by_hand, dropped, unlocked, busy, reentered] = interleaved(
+        21,
+        Duration::from_millis(60),
+        [
+            repeated(16, two_pings(server)),
+            repeated(16, || by_hand.pair()),
+            repeated(16, || drop(drop_it.lock().expect("a grant"))),
+            repeated(16, || {
+                unlock
+                    .lock()
+                    .and_then(|guard| guard.unlock())
+                    .expect("both");
+            }),
+            repeated(16, || {
+                assert!(busy.try_lock().expect("an answer").is_none())
+            }),
+            repeated(1024, || drop(reentry.lock().expect("a hold"))),
+        ],
+    );
+    assert_eq!(client.stats().lost, 0);
+    assert_eq!(reentry.hold_count(), 1);
+
+    println!(
+        "\n{:<30} {:>9} {:>11}",
+        "one thread, in turn", "us each", "a second"
+    );
+    for (what, rates) in [
+        ("two PINGs", &pings),
+        ("SET NX PX + script, by hand", &by_hand),
+        ("lock + drop", &dropped),
+        ("lock + unlock", &unlocked),
+        ("try_lock on a busy lock", &busy),
+        ("one more hold and back", &reentered),
+    ] {
+        let rate = rates.median();
+        println!(
+            "{what:<30} {:>9} {rate:>11.0}",
+            rig::significant(1e6 / rate)
+        );
+    }
+    let mut table = Table::default();
+    let time = |of: &rig::Rates, by: &rig::Rates| by.over(of);
+    table.row(
+        "lock + drop, time of two PINGs",
+        time(&dropped, &pings),
+        Target::AtMost(0.65),
+    );
+    table.row(
+        "lock + unlock, time of two PINGs",
+        time(&unlocked, &pings),
+        Target::AtMost(1.15),
+    );
+    table.row(
+        "reentry, time of two PINGs",
+        time(&reentered, &pings),
+        Target::AtMost(0.002),
+    );
+    table.row(
+        "lock + drop, time of a lock by hand",
+        time(&dropped, &by_hand),
+        Target::None,
+    );
+    table.row(
+        "try_lock on a busy lock, time of two PINGs",
+        time(&busy, &pings),
+        Target::None,
+    );
+    table.print();
+}
