@@ -8,9 +8,9 @@ mod support;
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};
-use std::sync::Barrier;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::thread;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Barrier, OnceLock};
+use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
 use criterion::Criterion;
@@ -160,6 +160,48 @@ impl Crowd {
     }
 }
 
+/// What no lock beats that is fair: threads in a ring that only wake the next one and park.
+fn ring(threads: usize, busy: Duration, span: Duration) -> f64 {
+    let (turn, turns) = (AtomicUsize::new(usize::MAX), AtomicU32::new(0));
+    let stop = AtomicBool::new(false);
+    let ring: OnceLock<Vec<Thread>> = OnceLock::new();
+    let hand_to = |place: usize| {
+        turn.store(place, Ordering::Release);
+        ring.get().expect("the ring is closed")[place].unpark();
+    };
+    thread::scope(|scope| {
+        let handles: Vec<_> = (0..threads)
+            .map(|place| {
+                let (turn, turns, stop, hand_to) = (&turn, &turns, &stop, &hand_to);
+                scope.spawn(move || {
+                    loop {
+                        while turn.load(Ordering::Acquire) != place {
+                            if stop.load(Ordering::Relaxed) {
+                                return;
+                            }
+                            thread::park();
+                        }
+                        rig::work(busy);
+                        turns.fetch_add(1, Ordering::Relaxed);
+                        hand_to((place + 1) % threads);
+                    }
+                })
+            })
+            .collect();
+        let all = handles.iter().map(|handle| handle.thread().clone());
+        ring.set(all.collect()).expect("closed once");
+        let start = Instant::now();
+        hand_to(0);
+        thread::sleep(span);
+        let rate = f64::from(turns.load(Ordering::Relaxed)) / start.elapsed().as_secs_f64();
+        stop.store(true, Ordering::Relaxed);
+        for handle in &handles {
+            handle.thread().unpark();
+        }
+        rate
+    })
+}
+
 /// A lock each.
 fn spread(client: &Client, names: &str, threads: usize) -> Vec<impl FnMut() + Send + use<>> {
     (0..threads)
@@ -228,16 +270,30 @@ fn one_lock(server: &Server, table: &mut Table) {
     ] {
         let with = Crowd::new(&passing, &format!("tenure:{what}"), 8, work);
         let without = Crowd::new(&asking, &format!("no tenure:{what}"), 8, work);
-        let [with, without] = interleaved(9, SLICE, [with.case(), without.case()]);
+        let [with, without, bare] = interleaved(
+            9,
+            SLICE,
+            [
+                with.case(),
+                without.case(),
+                Box::new(|slice| ring(8, work, slice)),
+            ],
+        );
         println!(
-            "one lock, 8 threads, {what}: {:.0}/s with a tenure of 5 ms, {:.0}/s without",
+            "one lock, 8 threads, {what}: {:.0}/s with a tenure of 5 ms, {:.0}/s without; {:.0}/s bare hand-overs",
             with.median(),
-            without.median()
+            without.median(),
+            bare.median()
         );
         table.row(
             format!("one lock, 8 threads, {what}: rate of no tenure"),
             with.over(&without),
             Target::AtLeast(target),
+        );
+        table.row(
+            format!("one lock, 8 threads, {what}: rate of bare hand-overs"),
+            with.over(&bare),
+            Target::None,
         );
     }
     for client in [passing, asking] {

@@ -23,7 +23,7 @@ use crate::reentrant_lock::ReentrantLock;
 use crate::script::Request;
 use crate::stats::{Counters, Stats};
 use crate::stream::Endpoint;
-use crate::subscriber::{self, Subscriber};
+use crate::subscriber::{self, Subscriber, Subscription};
 use crate::watchdog::{self, Agenda};
 
 /// How long dropping the last handle may take over giving back what is held.
@@ -46,6 +46,8 @@ pub(crate) struct Engine {
     closed: AtomicBool,
     /// Threads that may have an acquire under way.
     contenders: AtomicUsize,
+    /// Holds that may have kept the subscription of their contender.
+    lingering: Mutex<Vec<Arc<Hold>>>,
     watchdog: Thread,
     listener: Thread,
 }
@@ -152,12 +154,27 @@ impl Engine {
             return;
         };
         self.agenda.disarm(hold);
+        drop(hold.take_subscription());
         self.counters.lost.add(1);
         hold.gate.lost(hold);
         if reason != LossReason::Closed {
             log::warn!("the lock `{}` is lost: {reason}", hold.gate.name);
         }
         self.notices.tell(loss);
+    }
+
+    /// Leaves a subscription to be ended with its hold or by the watchdog, whoever is first: writing UNSUBSCRIBE takes
+    /// time that a thread which has just been granted the lock has better use for.
+    pub(crate) fn linger(&self, hold: &Arc<Hold>, subscription: Subscription) {
+        hold.keep_subscription(subscription);
+        self.lingering.lock().push(Arc::clone(hold));
+        self.agenda.tend_soon();
+    }
+
+    pub(crate) fn end_lingering(&self) {
+        for hold in std::mem::take(&mut *self.lingering.lock()) {
+            drop(hold.take_subscription());
+        }
     }
 
     /// Sends one command that may be repeated, and waits for its answer for at most the response timeout.
@@ -181,6 +198,7 @@ impl Engine {
         while self.contenders.load(Ordering::SeqCst) > 0 && Instant::now() < until {
             std::thread::sleep(Duration::from_millis(1));
         }
+        self.end_lingering();
         self.agenda.stop();
         self.subscriber.stop();
         // They end within milliseconds, and what they have in hand is needed below.
@@ -278,6 +296,7 @@ impl Client {
                     notices: Notices::new(config.on_lost),
                     closed: AtomicBool::new(false),
                     contenders: AtomicUsize::new(0),
+                    lingering: Mutex::default(),
                     watchdog: Thread::default(),
                     listener: Thread::default(),
                 }),

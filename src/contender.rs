@@ -320,6 +320,9 @@ impl<'a> Contender<'a> {
             return Err(Error::Closed);
         }
         self.done = true;
+        if let Some(subscription) = self.subscription.take() {
+            engine.linger(&hold, subscription);
+        }
         let mut inside = self.gate.lock();
         inside.contender = None;
         inside

@@ -159,6 +159,8 @@ impl Held {
             Left::Release { next } => {
                 let next = inside.call(next);
                 drop(inside);
+                // First, so that the release does not count this process among those that wait.
+                drop(hold.take_subscription());
                 engine.link.flush(false);
                 wake(next);
                 engine.agenda.tend_soon();

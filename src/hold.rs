@@ -15,6 +15,7 @@ use crate::gate::Gate;
 use crate::owner::OwnerNumber;
 use crate::room::{Lease, Validity};
 use crate::script;
+use crate::subscriber::Subscription;
 use crate::wait;
 
 /// How a hold came to be lost.
@@ -108,6 +109,9 @@ pub(crate) struct Hold {
     pub(crate) due: AtomicU64,
     pub(crate) renewal_failed: AtomicBool,
     listeners: Mutex<Vec<Sender<Loss>>>,
+    /// What its contender listened to. While we hold the lock nobody else releases it, so it costs nothing to end this
+    /// a little later, and not before the grant is returned.
+    subscription: Mutex<Option<Subscription>>,
 }
 
 #[derive(Clone, Copy)]
@@ -156,7 +160,17 @@ impl Hold {
             due: AtomicU64::new(0),
             renewal_failed: AtomicBool::new(false),
             listeners: Mutex::new(Vec::new()),
+            subscription: Mutex::new(None),
         }
+    }
+
+    pub(crate) fn keep_subscription(&self, subscription: Subscription) {
+        *self.subscription.lock() = Some(subscription);
+    }
+
+    /// Ends it, which may write to the subscriber's connection when dropped.
+    pub(crate) fn take_subscription(&self) -> Option<Subscription> {
+        self.subscription.lock().take()
     }
 
     /// Redis has granted it to an acquire of which the first byte left after `sent_at`.

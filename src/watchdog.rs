@@ -284,6 +284,7 @@ impl Watchdog {
                 Instant::now() + engine.connect_timeout.min(lease / 10),
                 &mut || look_around(&engine, in_hand),
             );
+            engine.end_lingering();
             let rooms = engine.gates.sweep();
             if releases || rooms {
                 engine.agenda.tend_soon();

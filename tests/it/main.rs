@@ -8,6 +8,7 @@ mod faults;
 mod faults_network;
 mod faults_server;
 mod loss;
+mod regressions;
 mod scripts;
 mod support;
 mod support_itself;
