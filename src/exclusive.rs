@@ -258,7 +258,10 @@ impl Exclusive {
                 hold.extend(answer.sent_at, terms.lease_time);
                 if gate.lock().room.reenter(terms.thread, hold, terms.lease) {
                     engine.agenda.arm(hold, hold.due_after(answer.sent_at));
-                    return Ok(true);
+                    if hold.is_held() {
+                        return Ok(true);
+                    }
+                    gate.lost(hold);
                 }
                 // Told lost while the renewal was under way: Redis keeps it for a whole lease more.
                 engine.link.send_deferred(hold.release(true));

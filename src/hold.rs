@@ -215,6 +215,7 @@ impl Hold {
     /// Redis has confirmed the hold for `lease` from `sent_at` on. Never shortens.
     pub(crate) fn extend(&self, sent_at: Instant, lease: Duration) {
         let until = sent_at + lease.saturating_sub(margin(lease));
+        let _terms = self.terms.lock();
         self.valid_until
             .fetch_max(wait::nanos(until), Ordering::AcqRel);
         self.renewal_failed.store(false, Ordering::Relaxed);
@@ -308,9 +309,16 @@ impl Hold {
     pub(crate) fn lose(&self, reason: LossReason) -> Option<Loss> {
         let place = LossReason::ALL.iter().position(|other| *other == reason)?;
         let lost = LOST + u8::try_from(place).ok()?;
+        // Whoever found its time over may have been overtaken by a renewal.
+        let terms = self.terms.lock();
+        let timed = matches!(reason, LossReason::Expired | LossReason::Unreachable);
+        if timed && Instant::now() < self.valid_until() {
+            return None;
+        }
         self.state
             .compare_exchange(HELD, lost, Ordering::AcqRel, Ordering::Acquire)
             .ok()?;
+        drop(terms);
         let loss = self.news(reason);
         for listener in self.listeners.lock().drain(..) {
             // A guard that is gone does not want to know.

@@ -328,11 +328,7 @@ fn a_fixed_lease_reentered_at_its_very_end_leaves_nothing_behind() {
                     }
                     let again = in_time("reentering", ms(1_000), || long.try_lock_for(ms(3_000)));
                     let again = again.unwrap().expect("nobody else wants it");
-                    // Told in the very moment, it is lost on arrival, and says so.
-                    if !again.is_valid() {
-                        let told = again.lost().recv_timeout(ms(1_000)).unwrap();
-                        assert_eq!(told.reason, LossReason::Expired);
-                    }
+                    assert!(again.is_valid());
                     lost.fetch_add(u64::from(!first.is_valid()), Ordering::Relaxed);
                     drop(again);
                     drop(first);
