@@ -172,7 +172,8 @@ impl Engine {
     }
 
     pub(crate) fn end_lingering(&self) {
-        for hold in std::mem::take(&mut *self.lingering.lock()) {
+        let lingering = std::mem::take(&mut *self.lingering.lock());
+        for hold in lingering {
             drop(hold.take_subscription());
         }
     }

@@ -66,11 +66,6 @@ impl Drop for Contender<'_> {
         if self.done {
             return;
         }
-        if let (Some(waiter), Some(subscription)) = (&self.waiter, &self.subscription)
-            && Some(waiter.heard()) != self.seen
-        {
-            subscription.pass_on();
-        }
         let mut inside = self.gate.lock();
         inside.contender = None;
         let next = inside.room.withdraw_contender();

@@ -173,11 +173,13 @@ impl Exclusive {
                     match self.stand_in_line(&gate, ticket, waiter, deadline)? {
                         None => return Ok(None),
                         Some(Called::Granted(hold)) => {
-                            if hold.is_valid(Instant::now()) {
+                            if !hold.is_valid(Instant::now()) {
+                                self.give_up_lost(&hold);
+                            }
+                            if hold.is_held() {
                                 engine.counters.passed.add(1);
                                 return Ok(Some(Held::new(&self.shared, hold, thread)));
                             }
-                            self.give_up_lost(&hold);
                         }
                         Some(Called::Contend(start)) => {
                             let waiter = Some(Arc::clone(waiter));
@@ -227,7 +229,10 @@ impl Exclusive {
             _ => LossReason::Expired,
         };
         self.engine().lose(hold, reason);
-        hold.gate.lost(hold);
+        // Unless a renewal was faster: then it is ours still.
+        if !hold.is_held() {
+            hold.gate.lost(hold);
+        }
     }
 
     /// One more hold of a thread whose lease is fixed: the new hold's lease counts from now, and never shortens.

@@ -172,7 +172,12 @@ impl Held {
             Left::Gone => {
                 drop(inside);
                 engine.agenda.tend_soon();
-                if hold.may_be_held_still() {
+                // The room has forgotten it, so nobody else would end it.
+                let ended = hold.end();
+                if ended {
+                    engine.agenda.disarm(hold);
+                }
+                if ended || hold.may_be_held_still() {
                     engine.link.send_deferred(hold.release(true));
                 }
                 Err(self.lost_error(hold.loss().unwrap_or(LossReason::Expired)))

@@ -77,6 +77,8 @@ struct Up {
     /// The server has run a release on this connection. Until then releases go whole, since nobody may come to read that
     /// the server did not know the script.
     knows_release: bool,
+    /// Why the connection is given up as soon as all replies have come: the server is no master any more.
+    leaving: Option<RedisError>,
 }
 
 struct State {
@@ -161,7 +163,7 @@ impl Link {
                     // Refused commands have not run. A replica wants another connection: its master is elsewhere.
                     Err(err) if is_transient(&err) => {
                         if err.kind() == ErrorKind::Server(ServerErrorKind::ReadOnly) {
-                            self.fail(generation, &err, false);
+                            self.leave(generation, &err);
                         }
                         err
                     }
@@ -375,9 +377,13 @@ impl Link {
             };
             if first.deferred.is_some() {
                 let elsewhere = self.settle(&mut state, &first, value);
+                if let (Some(err), Some(up)) = (elsewhere, state.up(generation)) {
+                    up.leaving = Some(err);
+                }
+                let leaving = state.up(generation).and_then(Up::leave);
                 drop(state);
                 first.turned.notify_all();
-                if let Some(err) = elsewhere {
+                if let Some(err) = leaving {
                     return self.fail(generation, &err, false);
                 }
             } else {
@@ -385,9 +391,13 @@ impl Link {
                 its.phase = CallPhase::Done(value);
                 let following = its.following;
                 drop(its);
+                let leaving = state.up(generation).and_then(Up::leave);
                 drop(state);
                 if following {
                     served.0.push(Arc::clone(&first));
+                }
+                if let Some(err) = leaving {
+                    return self.fail(generation, &err, false);
                 }
             }
             // The leader goes in time, however many replies come that are not its own.
@@ -584,11 +594,13 @@ impl Link {
         let (made, stopped) = match made {
             Ok(made) => made,
             Err(panic) => {
-                state.phase = Phase::Down {
-                    retry_at: Instant::now(),
-                    back_off,
-                    why: None,
-                };
+                if !matches!(state.phase, Phase::Closed) {
+                    state.phase = Phase::Down {
+                        retry_at: Instant::now(),
+                        back_off,
+                        why: None,
+                    };
+                }
                 drop(state);
                 std::panic::resume_unwind(panic);
             }
@@ -658,6 +670,7 @@ impl Link {
             awaiting: VecDeque::new(),
             last_heard: Instant::now(),
             knows_release: false,
+            leaving: None,
         };
         self.requeue_parked(&mut state.parked, &mut up);
         state.phase = Phase::Up(up);
@@ -678,6 +691,22 @@ impl Link {
         }
     }
 
+    /// Gives a connection up once the replies that are outstanding have come.
+    fn leave(&self, generation: u64, why: &RedisError) {
+        let mut state = self.state.lock();
+        let now = match state.up(generation) {
+            Some(up) => {
+                up.leaving = Some(why.clone());
+                up.leave().is_some()
+            }
+            None => false,
+        };
+        drop(state);
+        if now {
+            self.fail(generation, why, false);
+        }
+    }
+
     /// Drops a connection: it is never used again, whatever was wrong with it.
     ///
     /// `sound`: everything written so far was written whole, so undoing commands may follow as the last words. They
@@ -686,8 +715,15 @@ impl Link {
     fn fail(&self, generation: u64, why: &RedisError, sound: bool) {
         let mut state = self.state.lock();
         if state.up(generation).is_some() {
+            // A master is not elected in a moment.
+            let read_only = why.kind() == ErrorKind::Server(ServerErrorKind::ReadOnly);
+            let pause = if read_only {
+                BACK_OFF.0 * 5
+            } else {
+                Duration::ZERO
+            };
             let next = Phase::Down {
-                retry_at: Instant::now(),
+                retry_at: Instant::now() + pause,
                 back_off: BACK_OFF.0,
                 why: Some(why.clone()),
             };
@@ -811,13 +847,17 @@ impl Link {
 
     /// Waits until every deferred call is acknowledged or `until`; says whether all are.
     pub(crate) fn drain(&self, until: Instant) -> bool {
-        while self.tend_unread_for(Duration::ZERO, until, &mut || true) {
+        loop {
+            // Nobody wants a connection for itself any more.
+            self.state.lock().wanted = false;
+            if !self.tend_unread_for(Duration::ZERO, until, &mut || true) {
+                return true;
+            }
             if Instant::now() >= until {
                 return false;
             }
             std::thread::sleep(Duration::from_micros(200));
         }
-        true
     }
 
     /// Ends the connection; every waiting and every later call is answered `Closed`.
@@ -842,6 +882,15 @@ pub(crate) enum WaitFault {
 }
 
 impl Up {
+    /// Why to leave now, if there is a reason and nothing is outstanding.
+    fn leave(&mut self) -> Option<RedisError> {
+        if self.awaiting.is_empty() {
+            self.leaving.take()
+        } else {
+            None
+        }
+    }
+
     fn enqueue(&mut self, call: &Arc<Call>) {
         let mut its = call.state.lock();
         its.phase = CallPhase::Awaiting;

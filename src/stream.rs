@@ -8,7 +8,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::Receiver;
+use crossbeam_channel::{Receiver, RecvTimeoutError};
 use parking_lot::Mutex;
 use redis::io::tcp::socket2::{Domain, Protocol, Socket, Type};
 use redis::{ConnectionAddr, ErrorKind, RedisError, RedisResult, ServerErrorKind, Value};
@@ -306,6 +306,9 @@ fn resolve(
     loop {
         match told.recv_timeout(CONNECT_SLICE) {
             Ok(found) => return found,
+            Err(RecvTimeoutError::Disconnected) => {
+                return Err(io::Error::other("looking up the host failed"));
+            }
             Err(_) if Instant::now() < deadline && meanwhile() => {}
             Err(_) => {
                 endpoint.lookups.lock().push(told);

@@ -48,7 +48,7 @@ struct State {
 }
 
 struct Entry {
-    waiters: VecDeque<Arc<Waiter>>,
+    waiters: Vec<Arc<Waiter>>,
     /// Which subscription to this channel it is.
     epoch: u64,
     confirmed: bool,
@@ -151,12 +151,12 @@ impl Subscriber {
                 live.subscribe(channel, *next_epoch, false);
             }
             Entry {
-                waiters: VecDeque::new(),
+                waiters: Vec::new(),
                 epoch: *next_epoch,
                 confirmed: false,
             }
         });
-        entry.waiters.push_back(Arc::clone(waiter));
+        entry.waiters.push(Arc::clone(waiter));
         let listening = entry.confirmed || self.is_refused();
         waiter.set_listening(listening);
         drop(state);
@@ -211,17 +211,13 @@ impl Subscriber {
         self.turned.notify_all();
     }
 
-    /// A message has come: `1` is for everybody, anything else for whoever waits longest.
-    fn message(&self, channel: &str, payload: &[u8]) {
-        let mut state = self.state.lock();
-        let Some(entry) = state.wanted.get_mut(channel) else {
-            return;
-        };
-        let told: Vec<_> = if payload == b"1" {
-            entry.waiters.iter().cloned().collect()
-        } else {
-            entry.waiters.rotate_left(1);
-            entry.waiters.back().cloned().into_iter().collect()
+    /// A message has come. Everybody here who listens is told: that is one contender a room, and perhaps one whose
+    /// subscription is about to end.
+    fn message(&self, channel: &str) {
+        let state = self.state.lock();
+        let told: Vec<_> = match state.wanted.get(channel) {
+            Some(entry) => entry.waiters.clone(),
+            None => return,
         };
         drop(state);
         for waiter in told {
@@ -269,24 +265,6 @@ impl Subscriber {
             }
             None if was_refused => log::info!("redis lets this user subscribe again"),
             _ => {}
-        }
-    }
-}
-
-impl Subscription {
-    /// Gives a message that this thread cannot use any more to the next.
-    pub(crate) fn pass_on(&self) {
-        let state = self.subscriber.state.lock();
-        let next = state.wanted.get(&self.channel).and_then(|entry| {
-            entry
-                .waiters
-                .iter()
-                .find(|waiter| !Arc::ptr_eq(waiter, &self.waiter))
-                .cloned()
-        });
-        drop(state);
-        if let Some(next) = next {
-            next.message();
         }
     }
 }
@@ -441,13 +419,9 @@ impl Subscriber {
             Err(err) => return Err(err),
         };
         match parts.as_slice() {
-            [
-                Value::BulkString(kind),
-                Value::BulkString(channel),
-                Value::BulkString(payload),
-            ] if kind == b"message" => {
+            [Value::BulkString(kind), Value::BulkString(channel), _] if kind == b"message" => {
                 if let Ok(channel) = std::str::from_utf8(channel) {
-                    self.message(channel, payload);
+                    self.message(channel);
                 }
             }
             [Value::BulkString(kind), ..]

@@ -378,7 +378,8 @@ impl Watchdog {
                             self.in_hand.push(Arc::clone(&self.sent[answered - 1]));
                         }
                         Settled::Unknown => {
-                            failure = Some(stream::timed_out("redis forgets scripts at once"))
+                            self.in_hand.push(Arc::clone(&self.sent[answered - 1]));
+                            failure = Some(stream::timed_out("redis forgets scripts at once"));
                         }
                         // The rest of the batch is answered alike; the master is elsewhere.
                         Settled::Elsewhere(err) => failure = Some(err),
