@@ -69,6 +69,21 @@ fn closing_keeps_its_deadline_with_the_server_gone() {
 }
 
 #[test]
+fn closing_does_not_wait_for_a_connection_that_only_a_caller_in_a_hurry_wanted() {
+    let server = Server::start();
+    let proxy = Proxy::start(server.addr());
+    let client = client(&proxy.url());
+    proxy.set(Target::All, Mode::BlackHole);
+    proxy.cut(Target::All);
+    // A question leaves nothing behind that would have to be given back.
+    let asked = client.mutex(unique("asked")).is_locked();
+    assert!(matches!(asked, Err(Error::Redis { .. })), "{asked:?}");
+    let begun = Instant::now();
+    client.close(ms(5_000)).unwrap();
+    assert!(begun.elapsed() < ms(2_500), "{:?}", begun.elapsed());
+}
+
+#[test]
 fn a_connection_that_went_dead_is_replaced_although_nobody_waits_for_long() {
     // A silent loss of the flow, as by a NAT that forgot it: new connections work.
     for threads in [1, 4] {
