@@ -20,7 +20,7 @@ use crate::hold::{Hold, LossReason};
 use crate::room::Start;
 use crate::script::{self, Acquired, Released};
 use crate::subscriber::Subscription;
-use crate::wait::{self, Called, Deadline, Heard, Waiter};
+use crate::wait::{self, Called, Deadline, Waiter};
 
 /// How long a process that has had its turn lets others go first.
 ///
@@ -54,8 +54,6 @@ pub(crate) struct Contender<'a> {
     patience: Patience,
     waiter: Option<Arc<Waiter>>,
     subscription: Option<Subscription>,
-    /// Heard when the last attempt was sent.
-    seen: Option<Heard>,
     /// Somebody else was seen to have the lock since the call began.
     knows_busy: bool,
     done: bool,
@@ -92,7 +90,6 @@ impl<'a> Contender<'a> {
             knows_busy: waiter.is_some(),
             waiter,
             subscription: None,
-            seen: None,
             done: false,
         }
     }
@@ -172,7 +169,7 @@ impl<'a> Contender<'a> {
             if self.must_stop() {
                 return Err(self.lock.stopped());
             }
-            self.seen = self.waiter.as_ref().map(|waiter| waiter.heard());
+            let before = self.waiter.as_ref().map(|waiter| waiter.heard());
             let left = match self.attempt()? {
                 Attempted::Taken { hold, sent_at } => {
                     if parked > 0 && !woken {
@@ -190,7 +187,7 @@ impl<'a> Contender<'a> {
             }
             let first = self.subscription.is_none();
             let waiter = self.listen()?;
-            let seen = match self.seen {
+            let seen = match before {
                 Some(seen) if !first => seen,
                 _ => {
                     // Not a park yet: the confirmation is waited for, and then it is asked again.
@@ -215,11 +212,13 @@ impl<'a> Contender<'a> {
                 park = park.min(left + Duration::from_millis(1));
             }
             waiter.wait_to_hear(seen, self.deadline().or(now + park), &|| self.must_stop());
-            woken = waiter.heard().messages != seen.messages;
-            if woken {
+            let heard = waiter.heard();
+            // A confirmation is no message, but what it leads to is no rescue either.
+            woken = heard != seen;
+            if heard.messages != seen.messages {
                 engine.counters.wakes.add(1);
             }
-            if self.deadline().has_passed(Instant::now()) && !woken {
+            if self.deadline().has_passed(Instant::now()) {
                 return if self.must_stop() {
                     Err(self.lock.stopped())
                 } else {

@@ -22,8 +22,6 @@
 //! and a server that does not let us subscribe, *debug* for lost connections and retries, *trace* for what is of no
 //! consequence.
 
-#![cfg_attr(docsrs, feature(doc_cfg))]
-
 // What a user holds: a handle, its guard and the guard's drop.
 mod mutex;
 mod reentrant_lock;
