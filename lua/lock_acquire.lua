@@ -8,13 +8,17 @@
 --          n >= -1   somebody else has it; n ms until their lease runs out, -1 if it never does
 --
 -- Keeps    at most one owner in the hash; the hash never exists without a TTL: a lock that cannot be
---          given one is not taken; run twice by one owner it is as if only the second had run
+--          given one is not taken; run twice by one owner it is as if only the second had run;
+--          a read-write lock, a hash with the field "mode": the answer is a WRONGTYPE error
 local lock = KEYS[1]
 local owner, lease_ms = ARGV[1], ARGV[2]
 
 -- First, because it is the one that refuses a key of another type.
 local mine = redis.call('hexists', lock, owner) == 1
 if not mine and redis.call('exists', lock) == 1 then
+  if redis.call('hexists', lock, 'mode') == 1 then
+    return redis.error_reply('WRONGTYPE the key holds a read-write lock')
+  end
   return redis.call('pttl', lock)
 end
 redis.call('hset', lock, owner, 1)

@@ -1,7 +1,7 @@
 -- lock_force: take the lock away from whoever holds it, and tell those who wait.
 --
 -- KEYS[1]  lock      hash: owner -> hold count
--- KEYS[2]  channel   where waiters of this lock listen
+-- KEYS[2]  channel   where waiters of this lock listen; without it nobody is told, as of a spin lock
 --
 -- Returns  1         it was held and is free now
 --          0         nobody held it
@@ -20,5 +20,7 @@ for _, field in ipairs(fields) do
   end
 end
 redis.call('del', lock)
-redis.pcall('publish', channel, '0')
+if channel then
+  redis.pcall('publish', channel, '0')
+end
 return 1

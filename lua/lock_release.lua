@@ -1,10 +1,10 @@
 -- lock_release: end one owner's hold, whatever its count, and tell those who wait.
 --
 -- KEYS[1]  lock      hash: owner -> hold count
--- KEYS[2]  channel   where waiters of this lock listen
+-- KEYS[2]  channel   where waiters of this lock listen; without it nobody is told, as of a spin lock
 -- ARGV[1]  owner     "<client uuid>:<number>"
 --
--- Returns  n >= 0    released; n processes were listening
+-- Returns  n >= 0    released; n processes were listening, 0 without a channel
 --          -1        nobody holds the lock any more
 --          -2        somebody else holds it
 --
@@ -18,7 +18,7 @@ if redis.call('exists', lock) == 1 then
   return released and 0 or -2
 end
 -- A user without rights on the channel still releases; waiters then poll.
-local heard = redis.pcall('publish', channel, '0')
+local heard = channel and redis.pcall('publish', channel, '0')
 if not released then
   return -1
 end

@@ -131,9 +131,23 @@ impl Call {
         Self::new(attempt.request, attempt.undo, None)
     }
 
+    /// A question whose answer is looked at by whoever comes by.
+    pub(crate) fn question(request: Request) -> Arc<Self> {
+        Self::new(request, None, None)
+    }
+
     /// A release that nobody waits for.
     pub(crate) fn deferred(deferred: Deferred) -> Arc<Self> {
         Self::new(deferred.request, None, Some(deferred.terms))
+    }
+
+    /// The reply, if it has come.
+    pub(crate) fn reply(&self) -> Option<Value> {
+        match &self.state.lock().phase {
+            CallPhase::Done(value) => Some(value.clone()),
+            CallPhase::Broken(_) => Some(Value::Nil),
+            CallPhase::Idle | CallPhase::Awaiting => None,
+        }
     }
 
     /// Whether the script goes whole, and from now on does.

@@ -13,18 +13,25 @@ use parking_lot::Mutex;
 use crate::call::{Attempt, Call, Fault};
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::exclusive::Exclusive;
+
+use crate::fair_lock::FairLock;
+use crate::fair_mutex::FairMutex;
+use crate::fenced_lock::FencedLock;
 use crate::gate::Gates;
+use crate::handle::Handle;
 use crate::hold::{Hold, LossReason, Notices};
 use crate::link::Link;
 use crate::mutex;
 use crate::owner::Owners;
 use crate::reentrant_lock::ReentrantLock;
+use crate::rwlock::RwLock;
 use crate::script::Request;
+use crate::spin_lock::SpinLock;
 use crate::stats::{Counters, Stats};
 use crate::stream::Endpoint;
 use crate::subscriber::{self, Subscriber, Subscription};
 use crate::watchdog::{self, Agenda};
+use crate::wire::Family;
 
 /// How long dropping the last handle may take over giving back what is held.
 const DROP_DEADLINE: Duration = Duration::from_secs(2);
@@ -36,6 +43,7 @@ pub(crate) struct Engine {
     pub(crate) lease: Duration,
     pub(crate) response_timeout: Duration,
     pub(crate) connect_timeout: Duration,
+    pub(crate) waiter_lease: Duration,
     pub(crate) owners: Owners,
     pub(crate) gates: Gates,
     pub(crate) link: Link,
@@ -288,6 +296,7 @@ impl Client {
                     lease: config.lease,
                     response_timeout: config.response_timeout,
                     connect_timeout: config.connect_timeout,
+                    waiter_lease: config.waiter_lease,
                     owners: Owners::new(),
                     gates: Gates::new(config.key_prefix, config.tenure),
                     link,
@@ -305,10 +314,14 @@ impl Client {
         })
     }
 
+    fn handle(&self, name: &str, family: Family) -> Handle {
+        Handle::new(&self.shared, name, family)
+    }
+
     /// The reentrant lock of this name: Redisson's `RLock`. Nothing is sent.
     #[must_use]
     pub fn reentrant_lock(&self, name: impl AsRef<str>) -> ReentrantLock {
-        ReentrantLock::new(Exclusive::new(&self.shared, name.as_ref(), true))
+        ReentrantLock::new(self.handle(name.as_ref(), Family::Lock))
     }
 
     /// The non-reentrant lock of this name. Nothing is sent.
@@ -316,7 +329,39 @@ impl Client {
     /// It has the same key as the reentrant lock of the name, so that they exclude each other.
     #[must_use]
     pub fn mutex(&self, name: impl AsRef<str>) -> mutex::Mutex {
-        mutex::Mutex::new(Exclusive::new(&self.shared, name.as_ref(), false))
+        mutex::Mutex::new(self.handle(name.as_ref(), Family::Lock).non_reentrant())
+    }
+
+    /// The fair lock of this name: first come, first served among all processes. Nothing is sent.
+    #[must_use]
+    pub fn fair_lock(&self, name: impl AsRef<str>) -> FairLock {
+        FairLock::new(self.handle(name.as_ref(), Family::Fair))
+    }
+
+    /// The fair, non-reentrant lock of this name. Nothing is sent.
+    ///
+    /// It has the same keys as the fair lock of the name, and waits in the same line.
+    #[must_use]
+    pub fn fair_mutex(&self, name: impl AsRef<str>) -> FairMutex {
+        FairMutex::new(self.handle(name.as_ref(), Family::Fair).non_reentrant())
+    }
+
+    /// The lock of this name whose holds have tokens: Redisson's `RFencedLock`. Nothing is sent.
+    #[must_use]
+    pub fn fenced_lock(&self, name: impl AsRef<str>) -> FencedLock {
+        FencedLock::new(self.handle(name.as_ref(), Family::Fenced))
+    }
+
+    /// The lock of this name that is waited for without messages: Redisson's spin lock. Nothing is sent.
+    #[must_use]
+    pub fn spin_lock(&self, name: impl AsRef<str>) -> SpinLock {
+        SpinLock::new(self.handle(name.as_ref(), Family::Spin))
+    }
+
+    /// The read-write lock of this name: Redisson's `RReadWriteLock`. Nothing is sent.
+    #[must_use]
+    pub fn rwlock(&self, name: impl AsRef<str>) -> RwLock {
+        RwLock::new(self.handle(name.as_ref(), Family::ReadWrite))
     }
 
     /// Ends the client: waiting threads get [`Error::Closed`], what is held is given back, both threads are joined.

@@ -40,6 +40,7 @@ pub struct Config {
     pub(crate) response_timeout: Duration,
     pub(crate) connect_timeout: Duration,
     pub(crate) tenure: Duration,
+    pub(crate) waiter_lease: Duration,
     pub(crate) key_prefix: String,
     label: String,
     pub(crate) on_lost: Option<Listener>,
@@ -58,6 +59,7 @@ impl Config {
             response_timeout: Duration::from_secs(3),
             connect_timeout: Duration::from_secs(3),
             tenure: Duration::from_millis(5),
+            waiter_lease: Duration::from_secs(10),
             key_prefix: String::new(),
             label: String::new(),
             on_lost: None,
@@ -100,6 +102,19 @@ impl Config {
     #[must_use]
     pub fn tenure(mut self, tenure: Duration) -> Self {
         self.tenure = tenure;
+        self
+    }
+
+    /// How long a waiter of a fair lock keeps its place in the line if it is not heard of.
+    ///
+    /// A waiting thread asks again about every third of it. A process that dies in line holds up those behind it for at
+    /// most this long once it is their turn; one that is stopped for longer goes back to the head of the line when it
+    /// runs again. It is also how long a reader lets waiting writers go first. From 100 ms to 60 s. Default: 10 s.
+    ///
+    /// Redisson's waiters stay for 300 s times their position.
+    #[must_use]
+    pub fn waiter_lease(mut self, lease: Duration) -> Self {
+        self.waiter_lease = lease;
         self
     }
 
@@ -151,6 +166,12 @@ impl Config {
             return Err(Error::Config(format!(
                 "tenure {:?} is longer than a second",
                 self.tenure
+            )));
+        }
+        if !(Duration::from_millis(100)..=Duration::from_secs(60)).contains(&self.waiter_lease) {
+            return Err(Error::Config(format!(
+                "waiter_lease {:?} is not between 100 ms and 60 s",
+                self.waiter_lease
             )));
         }
         if self.key_prefix.len() > 1024 {
@@ -239,6 +260,7 @@ impl fmt::Debug for Config {
             .field("response_timeout", &self.response_timeout)
             .field("connect_timeout", &self.connect_timeout)
             .field("tenure", &self.tenure)
+            .field("waiter_lease", &self.waiter_lease)
             .field("key_prefix", &self.key_prefix)
             .field("label", &self.label)
             .finish_non_exhaustive()
@@ -260,6 +282,8 @@ mod tests {
             (ok().response_timeout(zero), "response_timeout"),
             (ok().connect_timeout(Duration::MAX), "connect_timeout"),
             (ok().tenure(Duration::from_secs(2)), "tenure"),
+            (ok().waiter_lease(Duration::from_millis(99)), "waiter_lease"),
+            (ok().waiter_lease(Duration::from_secs(61)), "waiter_lease"),
             (ok().label("a b"), "label"),
             (ok().label("é"), "label"),
             (ok().key_prefix("x".repeat(2000)), "key_prefix"),

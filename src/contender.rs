@@ -1,4 +1,4 @@
-//! The one thread of a room that talks to Redis: asking, listening, parking, asking again.
+//! A thread that talks to Redis for its room: asking, listening, parking, asking again.
 //!
 //! ```text
 //!   ask ──taken──► granted
@@ -6,26 +6,35 @@
 //!    ▼
 //!   subscribe ─► confirmed ─► ask again ──busy──► park ──► ask again …   parked until a message, the holder's lease, the poll cap, the deadline
 //! ```
+//!
+//! Where Redis keeps the line (the fair lock), the first question takes a place in it, every further one keeps the
+//! place alive, and whoever leaves without the lock gives the place up. Where there are no messages (the spin lock),
+//! parking is a pause that grows.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::call::{Attempt, Call, Fault, Undo};
-use crate::client::Engine;
+use crate::call::{Attempt, Call, Deferred, DeferredTerms, Fault, Undo};
+use crate::client::{Contending, Engine};
 use crate::error::{Error, Result};
-use crate::exclusive::{Exclusive, Patience, Terms};
 use crate::gate::{Gate, wake};
+use crate::handle::{Handle, Patience, Terms};
 use crate::held::Held;
 use crate::hold::{Hold, LossReason};
-use crate::room::Start;
+use crate::owner::OwnerNumber;
+use crate::room::{Mode, Start};
 use crate::script::{self, Acquired, Released};
 use crate::subscriber::Subscription;
-use crate::wait::{self, Called, Deadline, Waiter};
+use crate::wait::{self, BackOff, Called, Deadline, Waiter};
+use crate::wire::{Ask, Family, Place};
 
 /// How long a process that has had its turn lets others go first.
 ///
 /// Measured: on a quiet machine 100 µs are enough for another process to be woken and to ask; a busy one needs more.
 const HOLD_BACK: Duration = Duration::from_micros(300);
+
+/// The same where others are not woken but come by: the shortest of their pauses.
+const HOLD_BACK_SPIN: Duration = Duration::from_millis(1);
 
 /// How long a contender waits to learn whether others heard the last release of this process.
 const OFFER_PATIENCE: Duration = Duration::from_millis(250);
@@ -40,34 +49,69 @@ const POLL_CAP_UNHEARD: Duration = Duration::from_millis(100);
 /// A deadline that ends an attempt younger than this is the deadline of somebody else's lock, not Redis's fault.
 const LATE_ANSWER: Duration = Duration::from_millis(50);
 
+/// How often a reader finds the lock free and leaves it to a writer that does not come.
+const COURTESY: u32 = 8;
+
+/// How many tokens are drawn when other threads of this process wait for the lock, so that it can be passed on with a
+/// token for each.
+///
+/// About as many as fit into a tenure of 5 ms; the counter goes on from the clock's microseconds, so none are missed.
+const TOKENS: u64 = 1024;
+
 /// What became of one question to Redis.
 enum Attempted {
     Taken { hold: Arc<Hold>, sent_at: Instant },
     Busy { left: Option<Duration> },
 }
 
-/// The one thread of a room that talks to Redis. If it leaves without the lock, by whatever way, the next is called.
+/// A place in the line that Redis keeps.
+struct Standing {
+    number: OwnerNumber,
+    /// Its name in the line: the owner of the first question. Later ones have other owners if need be.
+    ticket: String,
+    /// A question under `number` is on its way, or its outcome is unknown.
+    spent: bool,
+    /// Redis has said that somebody is ahead of it, and so has put it into the line.
+    stood: bool,
+    /// More than one question was sent where one should have done.
+    doubtful: bool,
+}
+
+/// A thread that talks to Redis for its room. If it leaves without the lock, by whatever way, the next is called.
 pub(crate) struct Contender<'a> {
-    lock: &'a Exclusive,
+    lock: &'a Handle,
     gate: &'a Arc<Gate>,
     terms: Terms,
     patience: Patience,
+    /// The exclusive hold below which a shared one is taken.
+    under: Option<Arc<Hold>>,
+    standing: Option<Standing>,
     waiter: Option<Arc<Waiter>>,
+    listens: bool,
     subscription: Option<Subscription>,
+    /// A waiting writer is seen by this.
+    claim: Option<Subscription>,
+    /// For how long, and how often yet, a reader lets writers go first.
+    yields_until: Instant,
+    courtesy: u32,
     /// Somebody else was seen to have the lock since the call began.
     knows_busy: bool,
     done: bool,
+    _contending: Contending<'a>,
 }
 
 impl Drop for Contender<'_> {
     fn drop(&mut self) {
+        self.leave_line();
         if self.done {
             return;
         }
         let mut inside = self.gate.lock();
-        inside.contender = None;
-        let next = inside.room.withdraw_contender();
-        let next = inside.call(next);
+        inside.forget_contender(self.waiter.as_ref());
+        let next = inside
+            .room
+            .withdraw_contender(self.lock.mode, Instant::now());
+        inside.tell(&next);
         drop(inside);
         wake(next);
     }
@@ -75,22 +119,44 @@ impl Drop for Contender<'_> {
 
 impl<'a> Contender<'a> {
     pub(crate) fn new(
-        lock: &'a Exclusive,
+        lock: &'a Handle,
         gate: &'a Arc<Gate>,
         terms: Terms,
         patience: Patience,
         waiter: Option<Arc<Waiter>>,
+        under: Option<Arc<Hold>>,
     ) -> Self {
+        let engine = lock.engine();
+        let standing = match patience {
+            Patience::Until(_) if gate.wire.family == Family::Fair => {
+                let number = engine.owners.draw();
+                Some(Standing {
+                    number,
+                    ticket: engine.owners.id(number),
+                    spent: false,
+                    stood: false,
+                    doubtful: false,
+                })
+            }
+            _ => None,
+        };
         Self {
             lock,
             gate,
             terms,
             patience,
+            under,
+            standing,
             // Whoever stood in line has seen the lock with others of this process.
             knows_busy: waiter.is_some(),
             waiter,
+            listens: false,
             subscription: None,
+            claim: None,
+            yields_until: Instant::now() + engine.waiter_lease,
+            courtesy: COURTESY,
             done: false,
+            _contending: engine.contending(),
         }
     }
 
@@ -109,24 +175,77 @@ impl<'a> Contender<'a> {
         }
     }
 
+    fn spins(&self) -> bool {
+        self.gate.wire.family == Family::Spin
+    }
+
+    /// Gives up the place in the line that Redis keeps, unless the grant has taken it out cleanly.
+    fn leave_line(&mut self) {
+        let Some(standing) = self.standing.take() else {
+            return;
+        };
+        let clean = if self.done {
+            !standing.doubtful
+        } else {
+            !standing.stood && !standing.spent
+        };
+        if clean {
+            return;
+        }
+        if let Some(request) = self.gate.wire.leave(&standing.ticket) {
+            let engine = self.engine();
+            engine.link.send_deferred(Deferred {
+                request,
+                terms: DeferredTerms {
+                    name: Arc::clone(&self.gate.name),
+                    useful_until: Instant::now() + engine.waiter_lease,
+                    undo: true,
+                },
+            });
+        }
+    }
+
     /// Begins to listen, once.
     fn listen(&mut self) -> Result<Arc<Waiter>> {
         let engine = self.engine();
-        engine.start_subscriber()?;
         let waiter = Arc::clone(self.waiter.get_or_insert_with(Waiter::new));
-        if self.subscription.is_none() {
-            if let Some(token) = &self.lock.cancel {
-                token.watch(&waiter);
-            }
-            self.gate.lock().contender = Some(Arc::clone(&waiter));
-            self.subscription = Some(engine.subscriber.subscribe(&self.gate.channel, &waiter));
+        if self.listens {
+            return Ok(waiter);
         }
+        if !self.spins() {
+            engine.start_subscriber()?;
+        }
+        self.listens = true;
+        if let Some(token) = &self.lock.cancel {
+            token.watch(&waiter);
+        }
+        self.gate.lock().contenders.push(Arc::clone(&waiter));
+        if self.spins() {
+            return Ok(waiter);
+        }
+        let wire = &self.gate.wire;
+        if let (Some(writers), Mode::Exclusive) = (wire.writers(), self.lock.mode) {
+            // Before the other one, so that it is confirmed before; nothing is ever told there.
+            self.claim = Some(engine.subscriber.subscribe(writers, &Waiter::new()));
+        }
+        let channel = match &self.standing {
+            Some(standing) => wire.channel_of(&standing.ticket),
+            None => Arc::clone(&wire.channel),
+        };
+        self.subscription = Some(engine.subscriber.subscribe(&channel, &waiter));
         Ok(waiter)
     }
 
     /// After our tenure: if others heard our release, one of them may go first.
     fn hold_back(&mut self, release: &Arc<Call>) -> Result<()> {
         let engine = self.engine();
+        if self.spins() {
+            engine.counters.held_back.add(1);
+            let waiter = self.listen()?;
+            let until = self.deadline().or(Instant::now() + HOLD_BACK_SPIN);
+            waiter.wait_to_hear(waiter.heard(), until, &|| self.must_stop());
+            return Ok(());
+        }
         let until = self.deadline().or(Instant::now() + OFFER_PATIENCE);
         let heard = match engine.link.wait(release, until, &|| self.must_stop()) {
             Ok((value, _)) => {
@@ -154,13 +273,13 @@ impl<'a> Contender<'a> {
 
     pub(crate) fn run(mut self, start: Start<Arc<Call>>) -> Result<Option<Held>> {
         let engine = self.engine();
-        let _contending = engine.contending();
         if let Start::Offer(release) = start
             && matches!(self.patience, Patience::Until(_))
         {
             self.hold_back(&release)?;
         }
         let mut parked = 0_u32;
+        let mut back_off = BackOff::new();
         let mut woken = false;
         if self.knows_busy && self.deadline().has_passed(Instant::now()) {
             return Ok(None);
@@ -185,28 +304,28 @@ impl<'a> Contender<'a> {
             if matches!(self.patience, Patience::Once) || self.deadline().has_passed(now) {
                 return Ok(None);
             }
-            let first = self.subscription.is_none();
+            let first = !self.listens;
             let waiter = self.listen()?;
-            let seen = match before {
-                Some(seen) if !first => seen,
-                _ => {
-                    // Not a park yet: the confirmation is waited for, and then it is asked again.
-                    let heard = waiter.heard();
-                    if heard.listening && !engine.subscriber.is_refused() {
-                        continue;
-                    }
-                    heard
-                }
-            };
-            let cap = if engine.subscriber.is_refused() {
-                POLL_CAP_UNHEARD
-            } else if engine.subscriber.is_alive() {
-                (POLL_CAP.0 * 2_u32.saturating_pow(parked.saturating_sub(1).min(8))).min(POLL_CAP.1)
+            let mut park;
+            let seen;
+            if self.spins() {
+                seen = waiter.heard();
+                park = wait::jittered(back_off.next());
             } else {
-                POLL_CAP.0
-            };
-            parked += 1;
-            let mut park = wait::jittered(cap);
+                seen = match before {
+                    Some(seen) if !first => seen,
+                    _ => {
+                        // Not a park yet: the confirmation is waited for, and then it is asked again.
+                        let heard = waiter.heard();
+                        if heard.listening && !engine.subscriber.is_refused() {
+                            continue;
+                        }
+                        heard
+                    }
+                };
+                park = wait::jittered(self.poll_cap(parked));
+                parked += 1;
+            }
             if let Some(left) = left {
                 // A key lives for the whole of its last millisecond.
                 park = park.min(left + Duration::from_millis(1));
@@ -228,19 +347,80 @@ impl<'a> Contender<'a> {
         }
     }
 
+    /// The longest to park without asking.
+    fn poll_cap(&self, parked: u32) -> Duration {
+        let engine = self.engine();
+        let cap = if engine.subscriber.is_refused() {
+            POLL_CAP_UNHEARD
+        } else if engine.subscriber.is_alive() {
+            (POLL_CAP.0 * 2_u32.saturating_pow(parked.saturating_sub(1).min(8))).min(POLL_CAP.1)
+        } else {
+            POLL_CAP.0
+        };
+        if self.standing.is_some() {
+            // Asking is what keeps the place.
+            cap.min(engine.waiter_lease / 3)
+        } else {
+            cap
+        }
+    }
+
+    /// How many tokens to draw: one, or enough to pass the lock on with.
+    fn tokens(&self) -> u64 {
+        let others = self.gate.wire.family == Family::Fenced
+            && self.gate.lock().room.waiters().next().is_some();
+        if others { TOKENS } else { 1 }
+    }
+
     /// Asks Redis once, reconnecting as need be.
     fn attempt(&mut self) -> Result<Attempted> {
-        let (engine, gate, terms) = (self.engine(), self.gate, self.terms);
+        let (engine, gate, terms, mode) = (self.engine(), self.gate, self.terms, self.lock.mode);
         let began = Instant::now();
         let budget_ends = began + engine.response_timeout;
         let until = self.deadline().or(budget_ends);
+        let tokens = self.tokens();
+        let yields = self.lock.yields && self.courtesy > 0 && began < self.yields_until;
+        let under = self.under.as_ref().map(|hold| hold.owner.as_str());
+        let (lock, patience) = (self.lock, self.patience);
         let mut asked: Option<Arc<Hold>> = None;
+        let standing = &mut self.standing;
+        let mut sendings = 0;
         let mut attempt = || {
-            let number = engine.owners.draw();
+            sendings += 1;
+            let number = match standing {
+                Some(standing) if !standing.spent => standing.number,
+                _ => engine.owners.draw(),
+            };
             let owner = engine.owners.id(number);
-            let request = script::acquire(&gate.key, &owner, terms.lease_time);
+            let place = match standing {
+                Some(standing) => {
+                    standing.spent = true;
+                    standing.doubtful |= sendings > 1;
+                    Place {
+                        ticket: &standing.ticket,
+                        keep: engine.waiter_lease,
+                        stood: standing.stood,
+                    }
+                }
+                None => Place {
+                    ticket: &owner,
+                    keep: Duration::ZERO,
+                    stood: false,
+                },
+            };
+            let request = gate.wire.acquire(&Ask {
+                owner: &owner,
+                lease: terms.lease_time,
+                mode,
+                under,
+                yields,
+                place,
+                tokens,
+                token_ttl: lock.token_ttl,
+            });
             let hold = Hold::new(
                 Arc::clone(gate),
+                mode,
                 number,
                 owner,
                 terms.lease,
@@ -252,7 +432,10 @@ impl<'a> Contender<'a> {
                 undo: Some(Arc::clone(hold) as Arc<dyn Undo>),
             }
         };
-        let answer = match engine.link.call(until, &|| self.must_stop(), &mut attempt) {
+        let answer = match engine
+            .link
+            .call(until, &|| lock.must_stop(patience), &mut attempt)
+        {
             Ok(answer) => answer,
             Err(fault) => {
                 if matches!(fault, Fault::Unreachable(_)) {
@@ -266,6 +449,10 @@ impl<'a> Contender<'a> {
                 return Err(self.lock.error("acquiring the lock", fault));
             }
         };
+        if let Some(standing) = &mut self.standing {
+            // Answered and over: nothing under this number is on its way any more.
+            standing.spent &= sendings > 1;
+        }
         let acquired = script::acquired(answer.value).map_err(|unexpected| {
             if let Some(hold) = &asked {
                 engine.link.send_deferred(hold.release(true));
@@ -273,15 +460,26 @@ impl<'a> Contender<'a> {
             Error::redis("acquiring the lock", unexpected)
         })?;
         match (acquired, asked) {
-            (Acquired::Taken, Some(hold)) => {
+            (Acquired::Taken { last_token }, Some(hold)) => {
                 hold.grant(answer.sent_at);
+                if last_token > 0 {
+                    hold.has_tokens(last_token.saturating_sub(tokens - 1), last_token);
+                }
                 Ok(Attempted::Taken {
                     hold,
                     sent_at: answer.sent_at,
                 })
             }
-            (Acquired::Busy { left }, _) => Ok(Attempted::Busy { left }),
-            (Acquired::Taken, None) => unreachable!("nothing was sent without an owner"),
+            (Acquired::Busy { left }, _) => {
+                if let Some(standing) = &mut self.standing {
+                    standing.stood = true;
+                }
+                if yields && left == Some(Duration::ZERO) {
+                    self.courtesy -= 1;
+                }
+                Ok(Attempted::Busy { left })
+            }
+            (Acquired::Taken { .. }, None) => unreachable!("nothing was sent without an owner"),
         }
     }
 
@@ -314,15 +512,23 @@ impl<'a> Contender<'a> {
             return Err(Error::Closed);
         }
         self.done = true;
+        // At once, or readers would go on letting this writer go first.
+        drop(self.claim.take());
         if let Some(subscription) = self.subscription.take() {
             engine.linger(&hold, subscription);
         }
         let mut inside = self.gate.lock();
-        inside.contender = None;
-        inside
-            .room
-            .granted(terms.thread, Arc::clone(&hold), terms.lease, now);
+        inside.forget_contender(self.waiter.as_ref());
+        let next = inside.room.granted(
+            terms.thread,
+            self.lock.mode,
+            Arc::clone(&hold),
+            terms.lease,
+            now,
+        );
+        inside.tell(&next);
         drop(inside);
+        wake(next);
         if !hold.is_held() {
             // Lost before the room knew of it.
             gate.lost(&hold);

@@ -7,14 +7,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, MutexGuard};
+use redis::Value;
 
 use crate::call::{Call, Deferred, DeferredTerms};
 use crate::error::Result;
 use crate::hold::Hold;
-use crate::keys;
-use crate::room::Room;
-use crate::script;
+use crate::room::{Calls, Mode, Room};
 use crate::wait::{Called, Waiter};
+use crate::wire::{Family, Wire};
 
 pub(crate) type LockRoom = Room<Arc<Waiter>, Arc<Hold>, Arc<Call>>;
 
@@ -24,16 +24,30 @@ pub(crate) type LockRoom = Room<Arc<Waiter>, Arc<Hold>, Arc<Call>>;
 pub(crate) struct Gate {
     /// As the user gave it.
     pub(crate) name: Arc<str>,
-    pub(crate) key: String,
-    pub(crate) channel: Arc<str>,
+    pub(crate) wire: Wire,
     inside: Mutex<Inside>,
 }
 
 pub(crate) struct Inside {
     pub(crate) room: LockRoom,
-    /// How to reach the contender while it parks.
-    pub(crate) contender: Option<Arc<Waiter>>,
+    /// How to reach the contenders while they park.
+    pub(crate) contenders: Vec<Arc<Waiter>>,
+    /// The last look for writers of other processes, while readers of this one come and go.
+    lookout: Option<Lookout>,
 }
+
+struct Lookout {
+    since: Instant,
+    call: Arc<Call>,
+}
+
+/// How often at most readers that join a hold of this process look whether others wait to write.
+const LOOK_OUT: Duration = Duration::from_millis(5);
+
+/// When a look of which nothing was heard is given up.
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
+
+type LockCalls = Calls<Arc<Waiter>, Arc<Hold>>;
 
 impl Gate {
     pub(crate) fn lock(&self) -> MutexGuard<'_, Inside> {
@@ -41,9 +55,15 @@ impl Gate {
     }
 
     /// The release of one owner's hold, to be sent until `useful_until`.
-    pub(crate) fn release(&self, owner: &str, useful_until: Instant, undo: bool) -> Deferred {
+    pub(crate) fn release(
+        &self,
+        mode: Mode,
+        owner: &str,
+        useful_until: Instant,
+        undo: bool,
+    ) -> Deferred {
         Deferred {
-            request: script::release(&self.key, &self.channel, owner),
+            request: self.wire.release(mode, owner),
             terms: DeferredTerms {
                 name: Arc::clone(&self.name),
                 useful_until,
@@ -55,26 +75,71 @@ impl Gate {
     /// Ends the local reign of a lost hold, so that others of this process may go and ask Redis.
     pub(crate) fn lost(&self, hold: &Arc<Hold>) {
         let mut inside = self.lock();
-        let next = inside.room.lost(hold);
-        let next = inside.call(next);
+        let next = inside.room.lost(hold, Instant::now());
+        inside.tell(&next);
         drop(inside);
         wake(next);
     }
 }
 
 impl Inside {
-    /// Tells `next` that it contends now; it has to be woken once the mutex has been let go.
-    pub(crate) fn call(&mut self, next: Option<Arc<Waiter>>) -> Option<Arc<Waiter>> {
-        if let Some(next) = &next {
+    /// Tells those whose turn it is; they have to be woken once the mutex has been let go.
+    pub(crate) fn tell(&mut self, calls: &LockCalls) {
+        for (waiter, hold) in &calls.joined {
+            waiter.store(Called::Granted(Arc::clone(hold)));
+        }
+        if let Some(next) = &calls.contend {
             next.store(Called::Contend(self.room.start(Instant::now())));
         }
-        next
+    }
+
+    pub(crate) fn forget_contender(&mut self, waiter: Option<&Arc<Waiter>>) {
+        if let Some(waiter) = waiter {
+            self.contenders.retain(|other| !Arc::ptr_eq(other, waiter));
+        }
+    }
+
+    /// Has the shared holds of this process take no more threads once somebody elsewhere is seen to wait to write.
+    ///
+    /// Nobody waits for the answer: it is looked at by whoever comes next. `submit` sends the question, in memory only;
+    /// `true` if it has to be flushed.
+    pub(crate) fn look_out(
+        &mut self,
+        now: Instant,
+        submit: impl FnOnce() -> Option<Arc<Call>>,
+    ) -> bool {
+        if let Some(lookout) = &self.lookout {
+            let age = now.saturating_duration_since(lookout.since);
+            match lookout.call.reply() {
+                Some(reply) if writers_wait(&reply) => {
+                    self.lookout = None;
+                    self.room.close_shared();
+                    return false;
+                }
+                Some(_) if age < LOOK_OUT => return false,
+                None if age < LOOK_AGAIN => return false,
+                _ => {}
+            }
+        }
+        self.lookout = submit().map(|call| Lookout { since: now, call });
+        self.lookout.is_some()
     }
 }
 
-/// Wakes a thread that has been told something, with no mutex held.
-pub(crate) fn wake(waiter: Option<Arc<Waiter>>) {
-    if let Some(waiter) = waiter {
+/// Whether `PUBSUB NUMSUB` has found anybody.
+fn writers_wait(reply: &Value) -> bool {
+    match reply {
+        Value::Array(parts) => matches!(parts.as_slice(), [_, Value::Int(n)] if *n > 0),
+        _ => false,
+    }
+}
+
+/// Wakes those who have been told something, with no mutex held.
+pub(crate) fn wake(calls: LockCalls) {
+    for (waiter, _) in calls.joined {
+        waiter.wake();
+    }
+    if let Some(waiter) = calls.contend {
         waiter.wake();
     }
 }
@@ -84,7 +149,7 @@ const SHARDS: usize = 32;
 /// How long an idle room is kept: past any gap over which its tenure's age counts.
 const LINGER: Duration = Duration::from_millis(20);
 
-/// All gates of a client, by name.
+/// All gates of a client, by family and name.
 pub(crate) struct Gates {
     prefix: String,
     tenure: Duration,
@@ -92,11 +157,13 @@ pub(crate) struct Gates {
     shards: Vec<Mutex<Shard>>,
 }
 
+type GateKey = (Family, Arc<str>);
+
 #[derive(Default)]
 struct Shard {
-    gates: HashMap<Arc<str>, Arc<Gate>>,
+    gates: HashMap<GateKey, Arc<Gate>>,
     /// Every gate once, in the order in which they are looked at for being idle.
-    rounds: VecDeque<(Instant, Arc<str>)>,
+    rounds: VecDeque<(Instant, GateKey)>,
 }
 
 impl Gates {
@@ -114,16 +181,17 @@ impl Gates {
     /// # Errors
     ///
     /// [`Error::InvalidName`](crate::Error::InvalidName).
-    pub(crate) fn get(&self, name: &Arc<str>) -> Result<Arc<Gate>> {
-        let mut shard = self.shard(name).lock();
-        if let Some(gate) = shard.gates.get(name) {
+    pub(crate) fn get(&self, family: Family, name: &Arc<str>) -> Result<Arc<Gate>> {
+        let key = (family, Arc::clone(name));
+        let mut shard = self.shard(&key).lock();
+        if let Some(gate) = shard.gates.get(&key) {
             return Ok(Arc::clone(gate));
         }
-        let gate = Arc::new(self.make(name)?);
+        let gate = Arc::new(self.make(family, name)?);
         let now = Instant::now();
         shard.sweep(now, 4);
-        shard.rounds.push_back((now, Arc::clone(name)));
-        shard.gates.insert(Arc::clone(name), Arc::clone(&gate));
+        shard.rounds.push_back((now, key.clone()));
+        shard.gates.insert(key, Arc::clone(&gate));
         Ok(gate)
     }
 
@@ -132,26 +200,26 @@ impl Gates {
     /// # Errors
     ///
     /// [`Error::InvalidName`](crate::Error::InvalidName).
-    pub(crate) fn look(&self, name: &Arc<str>) -> Result<Arc<Gate>> {
-        let known = self.shard(name).lock().gates.get(name).cloned();
-        known.map_or_else(|| self.make(name).map(Arc::new), Ok)
+    pub(crate) fn look(&self, family: Family, name: &Arc<str>) -> Result<Arc<Gate>> {
+        let key = (family, Arc::clone(name));
+        let known = self.shard(&key).lock().gates.get(&key).cloned();
+        known.map_or_else(|| self.make(family, name).map(Arc::new), Ok)
     }
 
-    fn make(&self, name: &Arc<str>) -> Result<Gate> {
-        let key = keys::key(&self.prefix, name)?;
+    fn make(&self, family: Family, name: &Arc<str>) -> Result<Gate> {
         Ok(Gate {
             name: Arc::clone(name),
-            channel: keys::lock_channel(&key).into(),
-            key,
+            wire: Wire::new(family, &self.prefix, name)?,
             inside: Mutex::new(Inside {
-                room: Room::new(self.tenure),
-                contender: None,
+                room: Room::new(family.order(), self.tenure),
+                contenders: Vec::new(),
+                lookout: None,
             }),
         })
     }
 
-    fn shard(&self, name: &Arc<str>) -> &Mutex<Shard> {
-        let place = usize::try_from(self.hasher.hash_one(name) % SHARDS as u64).unwrap_or(0);
+    fn shard(&self, key: &GateKey) -> &Mutex<Shard> {
+        let place = usize::try_from(self.hasher.hash_one(key) % SHARDS as u64).unwrap_or(0);
         &self.shards[place]
     }
 
@@ -185,7 +253,7 @@ impl Gates {
                 let waiters: Vec<_> = inside
                     .room
                     .waiters()
-                    .chain(inside.contender.as_ref())
+                    .chain(&inside.contenders)
                     .cloned()
                     .collect();
                 drop(inside);
@@ -205,16 +273,16 @@ impl Shard {
                 Some((seen_at, _)) if now.saturating_duration_since(*seen_at) >= LINGER => {}
                 _ => break,
             }
-            let Some((_, name)) = self.rounds.pop_front() else {
+            let Some((_, key)) = self.rounds.pop_front() else {
                 break;
             };
-            if let Entry::Occupied(entry) = self.gates.entry(Arc::clone(&name)) {
+            if let Entry::Occupied(entry) = self.gates.entry(key.clone()) {
                 // Only the map knows it, and nobody can come to know it while this shard is locked.
                 let unused = Arc::strong_count(entry.get()) == 1;
                 if unused && entry.get().lock().room.is_idle(now) {
                     entry.remove();
                 } else {
-                    self.rounds.push_back((now, name));
+                    self.rounds.push_back((now, key));
                 }
             }
         }

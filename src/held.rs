@@ -11,8 +11,9 @@ use crate::call::{Call, Fault};
 use crate::client::Shared;
 use crate::error::{Error, Result};
 use crate::gate::wake;
+use crate::handle::{Handle, Patience};
 use crate::hold::{Hold, Loss, LossReason};
-use crate::room::Left;
+use crate::room::{Left, Mode};
 use crate::script::{self, Released};
 use crate::wait::Called;
 
@@ -21,7 +22,9 @@ pub(crate) struct Held {
     shared: Arc<Shared>,
     hold: Arc<Hold>,
     thread: u64,
-    lost: OnceLock<Receiver<Loss>>,
+    /// That of this hold, also when the guard is used after the lock has gone to another thread.
+    token: u64,
+    lost: OnceLock<(Receiver<Loss>, Arc<()>)>,
     released: bool,
 }
 
@@ -29,6 +32,7 @@ impl Held {
     pub(crate) fn new(shared: &Arc<Shared>, hold: Arc<Hold>, thread: u64) -> Self {
         Self {
             shared: Arc::clone(shared),
+            token: hold.token(),
             hold,
             thread,
             lost: OnceLock::new(),
@@ -42,7 +46,9 @@ impl Held {
         thread: u64,
         count: u32,
     ) -> Self {
-        hold.count.store(count, Ordering::Relaxed);
+        if hold.mode == Mode::Exclusive {
+            hold.count.store(count, Ordering::Relaxed);
+        }
         Self::new(shared, hold, thread)
     }
 
@@ -56,11 +62,14 @@ impl Held {
 
     pub(crate) fn hold_count(&self) -> u32 {
         let inside = self.hold.gate.lock();
-        if self.is_valid() && inside.room.held() == Some(&self.hold) {
-            inside.room.count(self.thread)
-        } else {
-            0
+        match inside.room.count(self.thread, self.hold.mode) {
+            Some((hold, count)) if *hold == self.hold && self.is_valid() => count,
+            _ => 0,
         }
+    }
+
+    pub(crate) fn token(&self) -> u64 {
+        self.token
     }
 
     pub(crate) fn is_valid(&self) -> bool {
@@ -72,11 +81,25 @@ impl Held {
     }
 
     pub(crate) fn lost(&self) -> &Receiver<Loss> {
-        self.lost.get_or_init(|| {
+        let (told, _) = self.lost.get_or_init(|| {
             let (tell, told) = bounded(1);
-            self.hold.listen(tell);
-            told
-        })
+            let guard = Arc::new(());
+            self.hold.listen(tell, &guard);
+            (told, guard)
+        });
+        told
+    }
+
+    /// A shared hold of the same thread, on the same terms; `None` if somebody else was in the way.
+    pub(crate) fn below(&self) -> Result<Option<Self>> {
+        Handle::like(&self.shared, &self.hold)
+            .shared()
+            .acquire(Patience::Once)
+    }
+
+    /// The error for a hold that somebody else was found to have.
+    pub(crate) fn lost_error(&self) -> Error {
+        self.lost_by(self.hold.loss().unwrap_or(LossReason::TakenOver))
     }
 
     /// Gives this hold back and waits for Redis to say so.
@@ -106,13 +129,20 @@ impl Held {
             Released::Gone => LossReason::Forced,
             Released::Taken => LossReason::TakenOver,
         };
-        Err(self.lost_error(reason))
+        Err(self.lost_by(reason))
     }
 
-    fn lost_error(&self, reason: LossReason) -> Error {
+    fn lost_by(&self, reason: LossReason) -> Error {
         Error::Lost {
             name: self.name().to_owned(),
             reason,
+        }
+    }
+
+    fn not_lost(&self) -> Result<Option<Arc<Call>>> {
+        match self.hold.loss() {
+            Some(reason) => Err(self.lost_by(reason)),
+            None => Ok(None),
         }
     }
 
@@ -131,43 +161,37 @@ impl Held {
             call
         };
         let call = OnceCell::new();
-        let left = inside
-            .room
-            .leave(self.thread, hold, hold.validity(), now, &|| {
-                Arc::clone(call.get_or_init(release))
-            });
+        let left = inside.room.leave(self.thread, hold, now, &|| {
+            Arc::clone(call.get_or_init(release))
+        });
         match left {
             Left::Nested { count } => {
-                hold.count.store(count, Ordering::Relaxed);
-                drop(inside);
-                match hold.loss() {
-                    Some(reason) => Err(self.lost_error(reason)),
-                    None => Ok(None),
+                if hold.mode == Mode::Exclusive {
+                    hold.count.store(count, Ordering::Relaxed);
                 }
+                drop(inside);
+                self.not_lost()
+            }
+            Left::Shared => {
+                drop(inside);
+                self.not_lost()
             }
             Left::Passed { waiter, hold } => {
-                hold.forget_listeners();
-                hold.count.store(1, Ordering::Relaxed);
+                hold.change_threads();
                 waiter.store(Called::Granted(hold));
                 drop(inside);
                 waiter.wake();
-                match self.hold.loss() {
-                    Some(reason) => Err(self.lost_error(reason)),
-                    None => Ok(None),
-                }
+                self.not_lost()
             }
             Left::Release { next } => {
-                let next = inside.call(next);
+                inside.tell(&next);
                 drop(inside);
                 // First, so that the release does not count this process among those that wait.
                 drop(hold.take_subscription());
                 engine.link.flush(false);
                 wake(next);
                 engine.agenda.tend_soon();
-                match hold.loss() {
-                    Some(reason) => Err(self.lost_error(reason)),
-                    None => Ok(call.into_inner()),
-                }
+                self.not_lost().map(|_| call.into_inner())
             }
             Left::Gone => {
                 drop(inside);
@@ -180,7 +204,7 @@ impl Held {
                 if ended || hold.may_be_held_still() {
                     engine.link.send_deferred(hold.release(true));
                 }
-                Err(self.lost_error(hold.loss().unwrap_or(LossReason::Expired)))
+                Err(self.lost_by(hold.loss().unwrap_or(LossReason::Expired)))
             }
         }
     }

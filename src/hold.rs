@@ -2,8 +2,8 @@
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::Sender;
@@ -13,7 +13,7 @@ use crate::call::{Deferred, Undo};
 use crate::config::Listener;
 use crate::gate::Gate;
 use crate::owner::OwnerNumber;
-use crate::room::{Lease, Validity};
+use crate::room::{Holding, Lease, Mode, Validity};
 use crate::script;
 use crate::subscriber::Subscription;
 use crate::wait;
@@ -96,22 +96,32 @@ const LOST: u8 = 2; // and the reason's place in ALL
 /// One acquisition from Redis, for as long as this process keeps it.
 pub(crate) struct Hold {
     pub(crate) gate: Arc<Gate>,
+    pub(crate) mode: Mode,
     pub(crate) number: OwnerNumber,
     pub(crate) owner: String,
+    /// The present thread's token, and the last one that was drawn; zero without tokens.
+    token: AtomicU64,
+    last_token: AtomicU64,
     state: AtomicU8,
     /// Of `wait::nanos`.
     valid_until: AtomicU64,
     terms: Mutex<Terms>,
-    /// The holder's count, for whoever looks into Redis; renewals bring it there.
+    /// The holder's count, for whoever looks into Redis; renewals bring it there. One for a shared hold.
     pub(crate) count: AtomicU32,
     /// When the watchdog looks at it next, of `wait::nanos`; zero while it is not on the agenda. Changed under the
     /// agenda's mutex alone.
     pub(crate) due: AtomicU64,
     pub(crate) renewal_failed: AtomicBool,
-    listeners: Mutex<Vec<Sender<Loss>>>,
+    listeners: Mutex<Vec<LossListener>>,
     /// What its contender listened to. While we hold the lock nobody else releases it, so it costs nothing to end this
     /// a little later, and not before the grant is returned.
     subscription: Mutex<Option<Subscription>>,
+}
+
+/// Where a guard wants to be told, for as long as it lives.
+struct LossListener {
+    sender: Sender<Loss>,
+    guard: Weak<()>,
 }
 
 #[derive(Clone, Copy)]
@@ -136,6 +146,7 @@ impl Hold {
     /// A hold that is about to be asked for; it is valid once [`Hold::grant`] has been called.
     pub(crate) fn new(
         gate: Arc<Gate>,
+        mode: Mode,
         number: OwnerNumber,
         owner: String,
         lease: Lease,
@@ -143,8 +154,11 @@ impl Hold {
     ) -> Self {
         Self {
             gate,
+            mode,
             number,
             owner,
+            token: AtomicU64::new(0),
+            last_token: AtomicU64::new(0),
             state: AtomicU8::new(HELD),
             valid_until: AtomicU64::new(0),
             terms: Mutex::new(Terms {
@@ -188,10 +202,22 @@ impl Hold {
         wait::instant(self.valid_until.load(Ordering::Acquire))
     }
 
-    pub(crate) fn validity(&self) -> Validity {
-        Validity {
-            until: self.valid_until(),
-            lease: self.terms.lock().lease,
+    /// Tokens `first` to `last` were drawn for this hold.
+    pub(crate) fn has_tokens(&self, first: u64, last: u64) {
+        self.last_token.store(last, Ordering::Relaxed);
+        self.token.store(first, Ordering::Relaxed);
+    }
+
+    pub(crate) fn token(&self) -> u64 {
+        self.token.load(Ordering::Relaxed)
+    }
+
+    /// The hold changes threads: whatever belongs to the thread that had it is over.
+    pub(crate) fn change_threads(&self) {
+        self.listeners.lock().clear();
+        self.count.store(1, Ordering::Relaxed);
+        if self.token() != 0 {
+            self.token.fetch_add(1, Ordering::Relaxed);
         }
     }
 
@@ -266,16 +292,24 @@ impl Hold {
 
     pub(crate) fn renew_request(&self) -> script::Request {
         let lease = self.terms.lock().lease;
-        script::renew(
-            &self.gate.key,
-            &self.owner,
-            lease,
-            self.count.load(Ordering::Relaxed),
-        )
+        let count = self.count.load(Ordering::Relaxed);
+        self.gate.wire.renew(self.mode, &self.owner, lease, count)
     }
 
     pub(crate) fn lease(&self) -> Duration {
         self.terms.lock().lease
+    }
+
+    /// How it was taken, or taken last.
+    pub(crate) fn terms(&self) -> Lease {
+        let terms = self.terms.lock();
+        if terms.renewed {
+            Lease::Renewed {
+                max_hold: terms.max_hold,
+            }
+        } else {
+            Lease::Fixed(terms.lease)
+        }
     }
 
     /// The command that gives it back.
@@ -287,6 +321,7 @@ impl Hold {
             self.lease()
         };
         self.gate.release(
+            self.mode,
             &self.owner,
             self.valid_until().max(Instant::now()) + after,
             undo,
@@ -322,7 +357,7 @@ impl Hold {
         let loss = self.news(reason);
         for listener in self.listeners.lock().drain(..) {
             // A guard that is gone does not want to know.
-            listener.try_send(loss.clone()).unwrap_or_default();
+            listener.sender.try_send(loss.clone()).unwrap_or_default();
         }
         Some(loss)
     }
@@ -335,18 +370,32 @@ impl Hold {
         }
     }
 
-    /// Adds a listener; it is told at once if the hold is lost already.
-    pub(crate) fn listen(&self, listener: Sender<Loss>) {
+    /// Adds a listener for as long as `guard` lives; it is told at once if the hold is lost already.
+    pub(crate) fn listen(&self, sender: Sender<Loss>, guard: &Arc<()>) {
         let mut listeners = self.listeners.lock();
         match self.loss() {
-            Some(reason) => listener.try_send(self.news(reason)).unwrap_or_default(),
-            None => listeners.push(listener),
+            Some(reason) => sender.try_send(self.news(reason)).unwrap_or_default(),
+            None => {
+                if listeners.len() == listeners.capacity() {
+                    // Guards of a shared hold come and go while it stays.
+                    listeners.retain(|listener| listener.guard.strong_count() > 0);
+                }
+                listeners.push(LossListener {
+                    sender,
+                    guard: Arc::downgrade(guard),
+                });
+            }
         }
     }
+}
 
-    /// Forgets the listeners of the thread that had it before.
-    pub(crate) fn forget_listeners(&self) {
-        self.listeners.lock().clear();
+impl Holding for Arc<Hold> {
+    fn validity(&self) -> Validity {
+        Validity {
+            until: self.valid_until(),
+            lease: self.lease(),
+            complete: self.token() == 0 || self.token() < self.last_token.load(Ordering::Relaxed),
+        }
     }
 }
 

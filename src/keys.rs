@@ -27,6 +27,37 @@ pub(crate) fn lock_channel(key: &str) -> String {
     prefixed("redisson_lock__channel", key)
 }
 
+/// Who waits for the fair lock at `key`, first come first.
+pub(crate) fn fair_queue(key: &str) -> String {
+    prefixed("redisson_lock_queue", key)
+}
+
+/// Until when each of them counts as alive.
+pub(crate) fn fair_timeouts(key: &str) -> String {
+    prefixed("redisson_lock_timeout", key)
+}
+
+/// The token counter of the fenced lock at `key`.
+pub(crate) fn fenced_token(key: &str) -> String {
+    prefixed("redisson_lock_token", key)
+}
+
+/// The channel on which a release of the read-write lock at `key` is told.
+pub(crate) fn rw_channel(key: &str) -> String {
+    prefixed("redisson_rwlock", key)
+}
+
+/// What the keys of all read holds of the lock at `key` begin with.
+///
+/// Source: `RedissonObject.suffixName`.
+pub(crate) fn rw_holds(key: &str) -> String {
+    if key.contains('{') {
+        format!("{key}:")
+    } else {
+        format!("{{{key}}}:")
+    }
+}
+
 /// `prefix:{key}`, or `prefix:key` if the key has an opening brace anywhere.
 ///
 /// Source: `RedissonObject.prefixName`; it tests for the brace alone, not for a complete hash tag.
@@ -54,6 +85,16 @@ mod tests {
         ] {
             assert_eq!(lock_channel(key), channel);
         }
+    }
+
+    #[test]
+    fn other_keys_are_redissons() {
+        assert_eq!(fair_queue("a"), "redisson_lock_queue:{a}");
+        assert_eq!(fair_timeouts("a{b}"), "redisson_lock_timeout:a{b}");
+        assert_eq!(fenced_token("a"), "redisson_lock_token:{a}");
+        assert_eq!(rw_channel("a"), "redisson_rwlock:{a}");
+        assert_eq!(rw_holds("a"), "{a}:");
+        assert_eq!(rw_holds("a{b}"), "a{b}:");
     }
 
     #[test]

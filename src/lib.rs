@@ -23,16 +23,21 @@
 //! consequence.
 
 // What a user holds: a handle, its guard and the guard's drop.
+mod fair_lock;
+mod fair_mutex;
+mod fenced_lock;
 mod mutex;
 mod reentrant_lock;
+mod rwlock;
+mod spin_lock;
 
 // What they share.
 mod client;
 mod config;
 mod contender;
 mod error;
-mod exclusive;
 mod gate;
+mod handle;
 mod held;
 mod hold;
 mod room;
@@ -49,13 +54,19 @@ mod link;
 mod owner;
 mod script;
 mod stream;
+mod wire;
 
 pub use client::Client;
 pub use config::{Config, MAX_LEASE, MIN_LEASE};
 pub use error::{Error, Result};
+pub use fair_lock::{FairLock, FairLockGuard};
+pub use fair_mutex::{FairMutex, FairMutexGuard};
+pub use fenced_lock::{FencedLock, FencedLockGuard};
 pub use hold::{Loss, LossReason};
 pub use mutex::{Mutex, MutexGuard};
 pub use reentrant_lock::{ReentrantLock, ReentrantLockGuard};
+pub use rwlock::{RwLock, RwLockReadGuard, RwLockWriteGuard};
+pub use spin_lock::{SpinLock, SpinLockGuard};
 pub use stats::Stats;
 pub use wait::CancelToken;
 

@@ -34,7 +34,7 @@ use crate::call::{
     Answer, Attempt, Call, CallPhase, Deferred, DeferredTerms, Fault, is_transient,
     is_unknown_script,
 };
-use crate::script::{self, Released};
+use crate::script::{self, Released, Script};
 use crate::stats::Counters;
 use crate::stream::{self, Endpoint, Meanwhile, Reader, Stream};
 use crate::watchdog::Agenda;
@@ -74,9 +74,9 @@ struct Up {
     reader: Option<Reader>,
     awaiting: VecDeque<Arc<Call>>,
     last_heard: Instant,
-    /// The server has run a release on this connection. Until then releases go whole, since nobody may come to read that
-    /// the server did not know the script.
-    knows_release: bool,
+    /// Scripts of deferred calls that the server has run on this connection. Until then they go whole, since nobody may
+    /// come to read that the server did not know the script.
+    known: Vec<&'static Script>,
     /// Why the connection is given up as soon as all replies have come: the server is no master any more.
     leaving: Option<RedisError>,
 }
@@ -451,8 +451,10 @@ impl Link {
                 return None;
             }
         };
-        if let Phase::Up(up) = &mut state.phase {
-            up.knows_release = true;
+        if let (Phase::Up(up), Some(script)) = (&mut state.phase, call.request.script)
+            && !up.knows(script)
+        {
+            up.known.push(script);
         }
         match script::released(&value) {
             Ok(Released::Yes { .. }) => {}
@@ -669,7 +671,7 @@ impl Link {
             reader: Some(connection.reader),
             awaiting: VecDeque::new(),
             last_heard: Instant::now(),
-            knows_release: false,
+            known: Vec::new(),
             leaving: None,
         };
         self.requeue_parked(&mut state.parked, &mut up);
@@ -900,10 +902,18 @@ impl Up {
             self.last_heard = its.sent_at;
         }
         its.sendings += 1;
-        its.whole |= call.deferred.is_some() && !self.knows_release;
+        its.whole |= call.deferred.is_some()
+            && call
+                .request
+                .script
+                .is_some_and(|script| !self.knows(script));
         call.request.write(&mut self.outbox, its.whole);
         drop(its);
         self.awaiting.push_back(Arc::clone(call));
+    }
+
+    fn knows(&self, script: &'static Script) -> bool {
+        self.known.iter().any(|known| std::ptr::eq(*known, script))
     }
 
     /// The first call whose thread waits in the queue, if nobody leads.

@@ -23,20 +23,37 @@ impl Script {
     }
 }
 
-const ACQUIRE: &str = include_str!("../lua/lock_acquire.lua");
-const RELEASE: &str = include_str!("../lua/lock_release.lua");
-const RENEW: &str = include_str!("../lua/lock_renew.lua");
-const FORCE: &str = include_str!("../lua/lock_force.lua");
+/// Every script, by its file.
+macro_rules! scripts {
+    ($($name:ident = $file:literal;)+) => {
+        $(pub(crate) static $name: LazyLock<Script> =
+            LazyLock::new(|| Script::new(include_str!(concat!("../lua/", $file, ".lua"))));)+
+    };
+}
 
-static LOCK_ACQUIRE: LazyLock<Script> = LazyLock::new(|| Script::new(ACQUIRE));
-static LOCK_RELEASE: LazyLock<Script> = LazyLock::new(|| Script::new(RELEASE));
-static LOCK_RENEW: LazyLock<Script> = LazyLock::new(|| Script::new(RENEW));
-static LOCK_FORCE: LazyLock<Script> = LazyLock::new(|| Script::new(FORCE));
+scripts! {
+    LOCK_ACQUIRE = "lock_acquire";
+    LOCK_RELEASE = "lock_release";
+    LOCK_RENEW = "lock_renew";
+    LOCK_FORCE = "lock_force";
+    FAIR_ACQUIRE = "fair_acquire";
+    FAIR_RELEASE = "fair_release";
+    FAIR_LEAVE = "fair_leave";
+    FAIR_FORCE = "fair_force";
+    FENCED_ACQUIRE = "fenced_acquire";
+    RW_READ_ACQUIRE = "rw_read_acquire";
+    RW_READ_RELEASE = "rw_read_release";
+    RW_READ_RENEW = "rw_read_renew";
+    RW_WRITE_ACQUIRE = "rw_write_acquire";
+    RW_WRITE_RELEASE = "rw_write_release";
+    RW_FORCE = "rw_force";
+    RW_STATE = "rw_state";
+}
 
 /// One command, packed but for the choice between a script's hash and its text.
 #[derive(Clone)]
 pub(crate) struct Request {
-    script: Option<&'static Script>,
+    pub(crate) script: Option<&'static Script>,
     parts: usize,
     packed: Vec<u8>,
     /// What the command is for, as errors tell it.
@@ -58,9 +75,14 @@ impl Request {
         }
     }
 
-    fn script(doing: &'static str, script: &'static Script, keys: &[&str], args: &[&str]) -> Self {
+    /// A script. At most nine keys.
+    pub(crate) fn script(
+        doing: &'static str,
+        script: &'static Script,
+        keys: &[&str],
+        args: &[&str],
+    ) -> Self {
         let mut packed = Vec::with_capacity(192);
-        // Never more than a few keys: one digit.
         packed.extend_from_slice(b"$1\r\n");
         packed.push(b"0123456789"[keys.len()]);
         packed.extend_from_slice(b"\r\n");
@@ -129,26 +151,20 @@ impl std::error::Error for Unexpected {}
 /// What became of an acquire.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Acquired {
-    Taken,
+    /// Ours; with the last of the tokens that were drawn, if the lock has tokens.
+    Taken { last_token: u64 },
     /// Somebody else has it; `None`: for ever, as far as the server knows.
-    Busy {
-        left: Option<Duration>,
-    },
-}
-
-pub(crate) fn acquire(key: &str, owner: &str, lease: Duration) -> Request {
-    let lease = lease_ms(lease).to_string();
-    Request::script(
-        "acquiring the lock",
-        &LOCK_ACQUIRE,
-        &[key],
-        &[owner, &lease],
-    )
+    Busy { left: Option<Duration> },
 }
 
 pub(crate) fn acquired(reply: Value) -> Result<Acquired, Unexpected> {
     match reply {
-        Value::Nil => Ok(Acquired::Taken),
+        Value::Nil => Ok(Acquired::Taken { last_token: 0 }),
+        Value::BulkString(token) => std::str::from_utf8(&token)
+            .ok()
+            .and_then(|token| token.parse().ok())
+            .map(|last_token| Acquired::Taken { last_token })
+            .ok_or(Unexpected(Value::BulkString(token))),
         Value::Int(ms) => Ok(Acquired::Busy {
             left: u64::try_from(ms).ok().map(Duration::from_millis),
         }),
@@ -165,15 +181,6 @@ pub(crate) enum Released {
     Gone,
     /// Somebody else does.
     Taken,
-}
-
-pub(crate) fn release(key: &str, channel: &str, owner: &str) -> Request {
-    Request::script(
-        "releasing the lock",
-        &LOCK_RELEASE,
-        &[key, channel],
-        &[owner],
-    )
 }
 
 pub(crate) fn released(reply: &Value) -> Result<Released, Unexpected> {
@@ -195,16 +202,6 @@ pub(crate) enum Renewed {
     Taken,
 }
 
-pub(crate) fn renew(key: &str, owner: &str, lease: Duration, count: u32) -> Request {
-    let (lease, count) = (lease_ms(lease).to_string(), count.to_string());
-    Request::script(
-        "renewing the lock",
-        &LOCK_RENEW,
-        &[key],
-        &[owner, &lease, &count],
-    )
-}
-
 pub(crate) fn renewed(reply: Value) -> Result<Renewed, Unexpected> {
     match reply {
         Value::Int(1) => Ok(Renewed::Yes),
@@ -212,19 +209,6 @@ pub(crate) fn renewed(reply: Value) -> Result<Renewed, Unexpected> {
         Value::Int(-1) => Ok(Renewed::Taken),
         other => Err(Unexpected(other)),
     }
-}
-
-pub(crate) fn force(key: &str, channel: &str) -> Request {
-    Request::script("forcing the lock open", &LOCK_FORCE, &[key, channel], &[])
-}
-
-/// A command that is refused for a key of another type, so that a stranger's key is never called a lock.
-pub(crate) fn is_locked(key: &str) -> Request {
-    Request::command("asking for the lock", &["HLEN", key])
-}
-
-pub(crate) fn remaining(key: &str) -> Request {
-    Request::command("asking for the lease", &["PTTL", key])
 }
 
 pub(crate) fn integer(reply: Value) -> Result<i64, Unexpected> {
@@ -240,10 +224,10 @@ mod tests {
 
     #[test]
     fn a_request_is_packed_like_the_redis_crate_packs_it() {
-        let request = acquire("k e\ny", "o:1", Duration::from_millis(1500));
+        let request = Request::script("testing", &LOCK_ACQUIRE, &["k e\ny"], &["o:1", "1500"]);
         let mut ours = Vec::new();
         request.write(&mut ours, true);
-        let text = ACQUIRE;
+        let text = include_str!("../lua/lock_acquire.lua");
         let theirs = redis::cmd("EVAL")
             .arg(text)
             .arg(1)
@@ -267,7 +251,11 @@ mod tests {
 
     #[test]
     fn replies_become_enums() {
-        assert_eq!(acquired(Value::Nil).ok(), Some(Acquired::Taken));
+        let taken = |last_token| Some(Acquired::Taken { last_token });
+        let token = |text: &str| acquired(Value::BulkString(text.into())).ok();
+        assert_eq!(acquired(Value::Nil).ok(), taken(0));
+        assert_eq!(token("9223372036854775807"), taken(u64::MAX / 2));
+        assert_eq!((token("-1"), token("")), (None, None));
         let left = Some(Duration::from_millis(7));
         assert_eq!(acquired(Value::Int(7)).ok(), Some(Acquired::Busy { left }));
         assert_eq!(

@@ -54,6 +54,8 @@ counters! {
     acquired,
     /// Grants by another thread of this process, without a round trip.
     passed,
+        /// Read holds shared with another thread of this process, without a round trip.
+    shared,
     /// Further holds of a thread that held already.
     reentered,
     /// Commands sent for locks, without those of the watchdog and the subscriber.

@@ -10,28 +10,24 @@ macro_rules! exclusive_lock {
         $(#[$lock_doc])*
         #[derive(Clone)]
         pub struct $lock {
-            inner: $crate::exclusive::Exclusive,
+            inner: $crate::handle::Handle,
         }
 
-        $(#[$guard_doc])*
-        #[must_use = "if unused the lock is released immediately"]
-        pub struct $guard {
-            held: $crate::held::Held,
-            /// A hold belongs to its thread: `Sync`, but not `Send`.
-            stays_here: std::marker::PhantomData<std::sync::MutexGuard<'static, ()>>,
+        $crate::verbs::guard! {
+            $(#[$guard_doc])*
+            $guard,
+            made by $maker,
+            checked by NotSend
         }
 
         impl $lock {
-            pub(crate) fn new(inner: $crate::exclusive::Exclusive) -> Self {
+            pub(crate) fn new(inner: $crate::handle::Handle) -> Self {
                 Self { inner }
             }
 
-            fn acquire(&self, patience: $crate::exclusive::Patience) -> $crate::Result<Option<$guard>> {
+            fn acquire(&self, patience: $crate::handle::Patience) -> $crate::Result<Option<$guard>> {
                 let held = self.inner.acquire(patience)?;
-                Ok(held.map(|held| $guard {
-                    held,
-                    stays_here: std::marker::PhantomData,
-                }))
+                                Ok(held.map($guard::new))
             }
 
             /// A handle that takes the lock for a fixed time instead of renewing it: Redisson's `leaseTime`.
@@ -79,7 +75,7 @@ macro_rules! exclusive_lock {
             /// reentrant; [`Error::InvalidName`](crate::Error::InvalidName) and
             /// [`Error::Config`](crate::Error::Config) before anything is sent.
             pub fn lock(&self) -> $crate::Result<$guard> {
-                use $crate::exclusive::Patience;
+                use $crate::handle::Patience;
                 self.acquire(Patience::Until($crate::wait::Deadline::NEVER))?.ok_or($crate::Error::Closed)
             }
 
@@ -91,7 +87,7 @@ macro_rules! exclusive_lock {
             ///
             /// As [`lock`](Self::lock), without `Cancelled`.
             pub fn try_lock(&self) -> $crate::Result<Option<$guard>> {
-                self.acquire($crate::exclusive::Patience::Once)
+                self.acquire($crate::handle::Patience::Once)
             }
 
             /// Waits up to `wait` for the lock; `Ok(None)` if somebody else still had it then.
@@ -105,11 +101,7 @@ macro_rules! exclusive_lock {
             /// it is [`Error::Redis`](crate::Error::Redis), since nobody knows who has the lock; should it have been
             /// granted to us, that is undone.
             pub fn try_lock_for(&self, wait: std::time::Duration) -> $crate::Result<Option<$guard>> {
-                use $crate::exclusive::Patience;
-                if wait.is_zero() {
-                    return self.acquire(Patience::Once);
-                }
-                self.acquire(Patience::Until($crate::wait::Deadline::after(wait)))
+                                self.acquire($crate::handle::Patience::span(wait))
             }
 
             /// Waits until `instant` for the lock; otherwise as [`try_lock_for`](Self::try_lock_for).
@@ -120,11 +112,7 @@ macro_rules! exclusive_lock {
             ///
             /// As [`try_lock_for`](Self::try_lock_for).
             pub fn try_lock_until(&self, instant: std::time::Instant) -> $crate::Result<Option<$guard>> {
-                use $crate::exclusive::Patience;
-                if instant <= std::time::Instant::now() {
-                    return self.acquire(Patience::Once);
-                }
-                self.acquire(Patience::Until($crate::wait::Deadline::at(instant)))
+                                self.acquire($crate::handle::Patience::moment(instant))
             }
 
             /// Runs `work` under the lock and waits for its release.
@@ -201,8 +189,29 @@ macro_rules! exclusive_lock {
                 f.debug_struct(stringify!($lock)).field("name", &self.name()).finish_non_exhaustive()
             }
         }
+    };
+}
+
+/// Declares a guard: what all holds have in common.
+macro_rules! guard {
+    (
+        $(#[$guard_doc:meta])* $guard:ident,
+        made by $maker:literal,
+        checked by $check:ident
+    ) => {
+        $(#[$guard_doc])*
+        #[must_use = "if unused the lock is released immediately"]
+        pub struct $guard {
+            held: $crate::held::Held,
+            /// A hold belongs to its thread: `Sync`, but not `Send`.
+            stays_here: std::marker::PhantomData<std::sync::MutexGuard<'static, ()>>,
+        }
 
         impl $guard {
+            pub(crate) fn new(held: $crate::held::Held) -> Self {
+                Self { held, stays_here: std::marker::PhantomData }
+            }
+
             /// Gives the hold back and waits for Redis to say so.
             ///
             /// Dropping the guard gives it back too, without waiting for the answer. Blocks for a round trip, at most for
@@ -275,10 +284,10 @@ macro_rules! exclusive_lock {
             }
         }
 
-        #[doc = concat!("```compile_fail,E0277\nfn send<T: Send>(_: T) {}\nlet client = redlatch::Client::open(\"redis://127.0.0.1/\").unwrap();\nsend(client.", $maker, "(\"a\").lock().unwrap());\n```")]
+        #[doc = concat!("```compile_fail,E0277\nfn send<T: Send>(_: T) {}\nlet client = redlatch::Client::open(\"redis://127.0.0.1/\").unwrap();\nsend(client.", $maker, ".unwrap());\n```")]
         #[cfg(doctest)]
-        struct NotSend;
+        struct $check;
     };
 }
 
-pub(crate) use exclusive_lock;
+pub(crate) use {exclusive_lock, guard};

@@ -55,9 +55,12 @@ impl Deadline {
 
 /// Up to `span`, seldom less than three quarters of it, so that many who wait for the same do not come back together.
 pub(crate) fn jittered(span: Duration) -> Duration {
-    // The nanoseconds of the clock are random enough to spread threads out.
-    let dice = (nanos(Instant::now()).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 40) & 0xFF;
-    span - span / 4 * u32::try_from(dice).unwrap_or(0) / 256
+    span - span / 4 * u32::try_from(random(256)).unwrap_or(0) / 256
+}
+
+/// A number below `end`: the nanoseconds of the clock are random enough to spread threads out.
+fn random(end: u64) -> u64 {
+    (nanos(Instant::now()).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 40) % end
 }
 
 /// What a thread in line is told.
@@ -183,6 +186,37 @@ impl Waiter {
     }
 }
 
+/// The pauses of one who asks again and again: 1 ms, then each twice as long as the one before and up to as many
+/// milliseconds more as there have been pauses, at most 128 ms.
+///
+/// Source: the exponential back-off of Redisson's spin lock.
+pub(crate) struct BackOff {
+    pause: Duration,
+    pauses: u32,
+}
+
+impl BackOff {
+    const LONGEST: Duration = Duration::from_millis(128);
+
+    pub(crate) fn new() -> Self {
+        Self {
+            pause: Duration::ZERO,
+            pauses: 0,
+        }
+    }
+
+    pub(crate) fn next(&mut self) -> Duration {
+        self.pause = if self.pauses == 0 {
+            Duration::from_millis(1)
+        } else {
+            let more = random(u64::from(self.pauses));
+            (self.pause * 2 + Duration::from_millis(more)).min(Self::LONGEST)
+        };
+        self.pauses = self.pauses.saturating_add(1);
+        self.pause
+    }
+}
+
 /// Ends waits from another thread: what Redisson's `lockInterruptibly` is for.
 ///
 /// Given to a handle with `cancel_on`. Clones are the same token. Once cancelled it stays so: waits with it that have
@@ -267,6 +301,22 @@ mod tests {
             assert!(jittered <= span && jittered >= span / 4 * 3, "{jittered:?}");
         }
         assert_eq!(jittered(Duration::ZERO), Duration::ZERO);
+    }
+
+    #[test]
+    fn a_back_off_doubles_and_stops_at_its_longest() {
+        let mut back_off = BackOff::new();
+        let mut last = back_off.next();
+        assert_eq!(last, Duration::from_millis(1));
+        for pauses in 1..40 {
+            let pause = back_off.next();
+            let most = last * 2 + Duration::from_millis(pauses);
+            assert!(
+                pause >= (last * 2).min(BackOff::LONGEST) && pause <= most.min(BackOff::LONGEST)
+            );
+            last = pause;
+        }
+        assert_eq!(last, BackOff::LONGEST);
     }
 
     #[test]

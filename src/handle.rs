@@ -1,21 +1,22 @@
-//! What every exclusive lock does, whatever its kind: the way of a thread through room, wire and guard.
+//! What every lock does, whatever its kind: the way of a thread through room, wire and guard.
 
 use std::cell::OnceCell;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::call::{Attempt, Fault};
+use crate::call::{Attempt, Call, Fault};
 use crate::client::{Engine, Shared};
 use crate::config;
 use crate::contender::Contender;
 use crate::error::{Error, Result};
-use crate::gate::Gate;
+use crate::gate::{Gate, wake};
 use crate::held::Held;
 use crate::hold::{Duty, Hold, LossReason};
 use crate::owner;
-use crate::room::{Entered, Lease};
+use crate::room::{Entered, Lease, Mode};
 use crate::script::{self, Renewed};
 use crate::wait::{Called, CancelToken, Deadline, Waiter};
+use crate::wire::Family;
 
 /// How long a caller is willing to wait.
 #[derive(Debug, Clone, Copy)]
@@ -25,27 +26,78 @@ pub(crate) enum Patience {
     Until(Deadline),
 }
 
+impl Patience {
+    /// For `wait` from now on; one attempt if that is nothing.
+    pub(crate) fn span(wait: Duration) -> Self {
+        if wait.is_zero() {
+            Self::Once
+        } else {
+            Self::Until(Deadline::after(wait))
+        }
+    }
+
+    /// Until `instant`; one attempt if that has passed.
+    pub(crate) fn moment(instant: Instant) -> Self {
+        if instant <= Instant::now() {
+            Self::Once
+        } else {
+            Self::Until(Deadline::at(instant))
+        }
+    }
+}
+
 /// A handle's settings: which lock, and how to take it.
 #[derive(Clone)]
-pub(crate) struct Exclusive {
+pub(crate) struct Handle {
     pub(crate) shared: Arc<Shared>,
     pub(crate) name: Arc<str>,
+    family: Family,
+    pub(crate) mode: Mode,
     reentrant: bool,
     lease: Option<Duration>,
     max_hold: Option<Duration>,
     pub(crate) cancel: Option<CancelToken>,
+    /// Whether a reader lets writers go first that wait already.
+    pub(crate) yields: bool,
+    /// How long a token counter outlives its last use; for ever if zero.
+    pub(crate) token_ttl: Duration,
 }
 
-impl Exclusive {
-    pub(crate) fn new(shared: &Arc<Shared>, name: &str, reentrant: bool) -> Self {
+impl Handle {
+    pub(crate) fn new(shared: &Arc<Shared>, name: &str, family: Family) -> Self {
         Self {
             shared: Arc::clone(shared),
             name: name.into(),
-            reentrant,
+            family,
+            mode: Mode::Exclusive,
+            reentrant: true,
             lease: None,
             max_hold: None,
             cancel: None,
+            yields: true,
+            token_ttl: Duration::ZERO,
         }
+    }
+
+    /// Settings to take the lock of a hold with, as that was taken.
+    pub(crate) fn like(shared: &Arc<Shared>, hold: &Hold) -> Self {
+        let handle = Self::new(shared, &hold.gate.name, hold.gate.wire.family);
+        match hold.terms() {
+            Lease::Renewed { max_hold } => Self { max_hold, ..handle },
+            Lease::Fixed(lease) => handle.lease(lease),
+        }
+    }
+
+    /// For locks that their holder cannot take again.
+    pub(crate) fn non_reentrant(mut self) -> Self {
+        self.reentrant = false;
+        self
+    }
+
+    /// The same lock, to be shared with others that share it.
+    pub(crate) fn shared(mut self) -> Self {
+        self.mode = Mode::Shared;
+        self
     }
 
     pub(crate) fn lease(mut self, lease: Duration) -> Self {
@@ -136,10 +188,13 @@ impl Exclusive {
     fn come_in(&self, patience: Patience) -> Result<Option<Held>> {
         let (lease, lease_time) = self.terms()?;
         let engine = self.engine();
-        let gate = engine.gates.get(&self.name)?;
+        let gate = engine.gates.get(self.family, &self.name)?;
         engine.check_open()?;
         if matches!(patience, Patience::Until(_)) && self.is_cancelled() {
             return Err(Error::Cancelled);
+        }
+        if self.token_ttl != Duration::ZERO {
+            config::check_lease("token_ttl", self.token_ttl)?;
         }
         engine.start_watchdog()?;
 
@@ -158,12 +213,29 @@ impl Exclusive {
                 Patience::Until(_) => Some(&queue),
             };
             let mut inside = gate.lock();
-            let entered = inside.room.enter(thread, lease, now, may_queue);
+            let entered = inside.room.enter(thread, self.mode, lease, now, may_queue);
             match entered {
                 Entered::Busy => return Ok(None),
-                Entered::Contend(start) => {
+                Entered::Deadlock => return Err(self.would_deadlock()),
+                Entered::Contend { start, under } => {
                     drop(inside);
-                    return Contender::new(self, &gate, terms, patience, None).run(start);
+                    return Contender::new(self, &gate, terms, patience, None, under).run(start);
+                }
+                Entered::Joined(hold) => {
+                    let looks = self.yields
+                        && inside.look_out(now, || {
+                            let call = Call::question(gate.wire.look_for_writers()?);
+                            engine.link.submit(&call).map(|_| call)
+                        });
+                    drop(inside);
+                    if looks {
+                        engine.link.flush(false);
+                        engine.agenda.tend_soon();
+                    }
+                    if self.is_still_ours(&hold) {
+                        engine.counters.shared.add(1);
+                        return Ok(Some(Held::new(&self.shared, hold, thread)));
+                    }
                 }
                 Entered::Queued(ticket) => {
                     drop(inside);
@@ -173,17 +245,18 @@ impl Exclusive {
                     match self.stand_in_line(&gate, ticket, waiter, deadline)? {
                         None => return Ok(None),
                         Some(Called::Granted(hold)) => {
-                            if !hold.is_valid(Instant::now()) {
-                                self.give_up_lost(&hold);
-                            }
-                            if hold.is_held() {
-                                engine.counters.passed.add(1);
+                            if self.is_still_ours(&hold) {
+                                match self.mode {
+                                    Mode::Exclusive => engine.counters.passed.add(1),
+                                    Mode::Shared => engine.counters.shared.add(1),
+                                }
                                 return Ok(Some(Held::new(&self.shared, hold, thread)));
                             }
                         }
                         Some(Called::Contend(start)) => {
                             let waiter = Some(Arc::clone(waiter));
-                            return Contender::new(self, &gate, terms, patience, waiter).run(start);
+                            return Contender::new(self, &gate, terms, patience, waiter, None)
+                                .run(start);
                         }
                         Some(Called::Failed(fault)) => {
                             return Err(self.error("acquiring the lock", fault));
@@ -201,9 +274,7 @@ impl Exclusive {
                         continue;
                     }
                     if !self.reentrant {
-                        return Err(Error::WouldDeadlock {
-                            name: self.name.to_string(),
-                        });
+                        return Err(self.would_deadlock());
                     }
                     if matches!(its, Lease::Renewed { .. }) {
                         // Free of charge: whoever renews it, renews it for this hold too.
@@ -220,6 +291,20 @@ impl Exclusive {
                 }
             }
         }
+    }
+
+    fn would_deadlock(&self) -> Error {
+        Error::WouldDeadlock {
+            name: self.name.to_string(),
+        }
+    }
+
+    /// Whether a hold that another thread has left or shared with this one is not over by now.
+    fn is_still_ours(&self, hold: &Arc<Hold>) -> bool {
+        if !hold.is_valid(Instant::now()) {
+            self.give_up_lost(hold);
+        }
+        hold.is_held()
     }
 
     /// A hold whose time is over although nobody has said so yet.
@@ -247,7 +332,9 @@ impl Exclusive {
         let engine = self.engine();
         let until = Instant::now() + engine.response_timeout;
         let mut attempt = || Attempt {
-            request: script::renew(&gate.key, &hold.owner, terms.lease_time, count),
+            request: gate
+                .wire
+                .renew(self.mode, &hold.owner, terms.lease_time, count),
             undo: None,
         };
         let answer = engine
@@ -294,12 +381,19 @@ impl Exclusive {
         if let Some(called) = waiter.wait_in_line(deadline, &|| self.must_stop(patience)) {
             return Ok(Some(called));
         }
-        let left = gate.lock().room.withdraw(ticket);
+        let mut inside = gate.lock();
+        let left = inside.room.withdraw(ticket, Instant::now());
+        if let Some(next) = &left {
+            inside.tell(next);
+        }
+        drop(inside);
+        if let Some(next) = left {
+            wake(next);
+        }
         match waiter.called() {
             // Called out of line at the last moment. Whoever is called has to answer.
             Some(called) => Ok(Some(called)),
             None => {
-                debug_assert!(left);
                 if self.must_stop(patience) {
                     Err(self.stopped())
                 } else {
@@ -310,13 +404,14 @@ impl Exclusive {
     }
 
     pub(crate) fn is_locked(&self) -> Result<bool> {
-        let gate = self.engine().gates.look(&self.name)?;
-        Ok(self.number("asking for the lock", script::is_locked(&gate.key))? > 0)
+        let wire = &self.engine().gates.look(self.family, &self.name)?.wire;
+        let state = self.number("asking for the lock", wire.state())?;
+        Ok(wire.is_locked(self.mode, state))
     }
 
     pub(crate) fn remaining(&self) -> Result<Option<Duration>> {
-        let gate = self.engine().gates.look(&self.name)?;
-        let ms = self.number("asking for the lease", script::remaining(&gate.key))?;
+        let gate = self.engine().gates.look(self.family, &self.name)?;
+        let ms = self.number("asking for the lease", gate.wire.remaining())?;
         Ok(match ms {
             -1 => Some(Duration::MAX),
             ms => u64::try_from(ms).ok().map(Duration::from_millis),
@@ -333,16 +428,13 @@ impl Exclusive {
     }
 
     pub(crate) fn force_unlock(&self) -> Result<bool> {
-        let gate = self.engine().gates.look(&self.name)?;
+        let gate = self.engine().gates.look(self.family, &self.name)?;
         // Whoever comes later holds it by right.
-        let held = gate.lock().room.held().cloned();
-        let forced = self.number(
-            "forcing the lock open",
-            script::force(&gate.key, &gate.channel),
-        )? == 1;
+        let held: Vec<_> = gate.lock().room.holds().cloned().collect();
+        let forced = self.number("forcing the lock open", gate.wire.force())? == 1;
         if forced {
-            // A holder in another process hears of it at its next renewal; one in this process now.
-            if let Some(hold) = held {
+            // Holders in other processes hear of it at their next renewals; those in this process now.
+            for hold in held {
                 self.engine().lose(&hold, LossReason::Forced);
             }
         }
@@ -350,18 +442,13 @@ impl Exclusive {
     }
 
     pub(crate) fn hold_count(&self) -> u32 {
-        let Ok(gate) = self.engine().gates.look(&self.name) else {
+        let Ok(gate) = self.engine().gates.look(self.family, &self.name) else {
             return 0;
         };
         let inside = gate.lock();
-        let valid = inside
-            .room
-            .held()
-            .is_some_and(|hold| hold.is_valid(Instant::now()));
-        if valid {
-            inside.room.count(owner::this_thread())
-        } else {
-            0
+        match inside.room.count(owner::this_thread(), self.mode) {
+            Some((hold, count)) if hold.is_valid(Instant::now()) => count,
+            _ => 0,
         }
     }
 }

@@ -1,0 +1,39 @@
+-- fair_force: take the lock away from whoever holds it, and tell the waiter who is next.
+--
+-- KEYS[1]  lock      hash: owner -> hold count
+-- KEYS[2]  queue     list of tickets, the next one first
+-- KEYS[3]  timeouts  sorted set: ticket -> epoch ms from which it counts as dead
+-- KEYS[4]  channel   base: a waiter listens at this, ':' and its ticket
+--
+-- Returns  1         it was held and is free now
+--          0         nobody held it
+--
+-- Keeps    live waiters' places; a hash that is not a lock: its fields do not start like an owner, "<uuid>:",
+--          and the answer is a WRONGTYPE error
+local lock, queue, timeouts, channel = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+
+-- First, because they refuse keys of another type.
+local head = redis.call('lindex', queue, 0)
+redis.call('zcard', timeouts)
+
+local fields = redis.call('hkeys', lock)
+if #fields == 0 then
+  return 0
+end
+for _, field in ipairs(fields) do
+  if not string.find(field, '^%x+%-%x+%-%x+%-%x+%-%x+:') then
+    return redis.error_reply('WRONGTYPE the key holds a hash that is not a lock')
+  end
+end
+redis.call('del', lock)
+local time = redis.call('time')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+while head and tonumber(redis.call('zscore', timeouts, head) or 0) <= now do
+  redis.call('lpop', queue)
+  redis.call('zrem', timeouts, head)
+  head = redis.call('lindex', queue, 0)
+end
+if head then
+  redis.pcall('publish', channel .. ':' .. head, '0')
+end
+return 1

@@ -1,0 +1,60 @@
+-- fenced_acquire: draw fencing tokens and take the lock for one owner.
+--
+-- KEYS[1]  lock          hash: owner -> hold count
+-- KEYS[2]  counter       string: the last token drawn
+-- ARGV[1]  owner         "<client uuid>:<number>", a number never used before
+-- ARGV[2]  lease_ms      integer > 0; how long the hold lives unless renewed
+-- ARGV[3]  count         integer > 0; how many tokens to draw
+-- ARGV[4]  token_ttl_ms  integer; how long the counter lives after its last use; 0: for ever
+--
+-- Returns  a string      taken, with a count of one; the last of the tokens drawn, which follow each other
+--          n >= -1       somebody else has it; n ms until their lease runs out, -1 if it never does
+--
+-- Keeps    what lock_acquire keeps; a counter that is not an integer: the answer is a WRONGTYPE error; tokens
+--          only ever increase; no hold without a token; run twice by one owner it draws anew and is otherwise
+--          as if only the second had run
+local lock, counter = KEYS[1], KEYS[2]
+local owner, lease_ms, count, token_ttl_ms = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
+
+-- First, because it is the one that refuses a key of another type.
+local mine = redis.call('hexists', lock, owner) == 1
+if not mine and redis.call('exists', lock) == 1 then
+  if redis.call('hexists', lock, 'mode') == 1 then
+    return redis.error_reply('WRONGTYPE the key holds a read-write lock')
+  end
+  return redis.call('pttl', lock)
+end
+
+local token = redis.call('get', counter) or '0'
+if token ~= '0' and not string.find(token, '^%-?[1-9]%d*$') then
+  return redis.error_reply('WRONGTYPE the token counter is not an integer')
+end
+local last = tonumber(token)
+if last + count < 2 ^ 53 then
+  -- Not below the clock, so that a counter that expired, was evicted or came back old does not go back.
+  local time = redis.call('time')
+  local now = time[1] * 1000000 + time[2]
+  last = math.max(last + 1, now) + count - 1
+  token = string.format('%.0f', last)
+  if token_ttl_ms > 0 then
+    -- It has to outlive its lead over the clock.
+    local keep_ms = math.max(token_ttl_ms, math.ceil((last - now) / 1000))
+    redis.call('set', counter, token, 'px', string.format('%.0f', keep_ms))
+  else
+    redis.call('set', counter, token)
+  end
+else
+  -- Lua would round it. The clock will not come to it, so it may not expire.
+  redis.call('incrby', counter, count)
+  redis.call('persist', counter)
+  token = redis.call('get', counter)
+end
+
+-- After the draw, whose refusal so leaves nothing held.
+redis.call('hset', lock, owner, 1)
+local kept = redis.pcall('pexpire', lock, lease_ms)
+if type(kept) == 'table' then
+  redis.call('hdel', lock, owner)
+  return kept
+end
+return token

@@ -1,0 +1,28 @@
+-- rw_force: take the lock away from whoever holds it, readers and writer alike, and tell those who wait.
+--
+-- KEYS[1]  lock      hash: mode -> read or write, owner -> its read holds, "<owner>:write" -> its write holds
+-- KEYS[2]  channel   where waiters of this lock listen
+--
+-- Returns  1         it was held and is free now
+--          0         nobody held it
+--
+-- Keeps    a hash that is not a read-write lock: it has no mode of one, or a field that does not start like an
+--          owner, "<uuid>:", and the answer is a WRONGTYPE error; the holds' own keys, which mean nothing without
+--          the hash and run out by themselves
+local lock, channel = KEYS[1], KEYS[2]
+
+local mode = redis.call('hget', lock, 'mode')
+local fields = redis.call('hkeys', lock)
+if #fields == 0 then
+  return 0
+end
+local ours = mode == 'read' or mode == 'write'
+for _, field in ipairs(fields) do
+  ours = ours and (field == 'mode' or string.find(field, '^%x+%-%x+%-%x+%-%x+%-%x+:'))
+end
+if not ours then
+  return redis.error_reply('WRONGTYPE the key holds a hash that is not a read-write lock')
+end
+redis.call('del', lock)
+redis.pcall('publish', channel, mode == 'write' and '1' or '0')
+return 1

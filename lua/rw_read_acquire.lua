@@ -1,0 +1,83 @@
+-- rw_read_acquire: take the lock for reading, for one owner.
+--
+-- KEYS[1]  lock         hash: mode -> read or write, owner -> its read holds, "<owner>:write" -> its write holds
+-- KEYS[2]  hold         string that lives as long as this hold: "{lock}:<owner>:rwlock_timeout:1"
+-- KEYS[3]  writers      channel that waiting writers subscribe to; being there is all they say on it
+-- ARGV[1]  owner        "<client uuid>:<number>", a number never used before
+-- ARGV[2]  lease_ms     integer > 0; how long the hold lives unless renewed
+-- ARGV[3]  write_field  "<owner>:write" of the write hold this is to be taken below, or ''
+-- ARGV[4]  gives_way    1: writers that wait go first; 0: they do not
+--
+-- Returns  nil          taken, with a count of one
+--          n >= -1      not taken; ask again in n ms: a writer's lease runs out then (-1: never), or a waiting
+--                       writer, who may be gone as soon as its connection, is to be looked for again
+--
+-- Keeps    every other hold, and every TTL that is longer; the hash never exists without a TTL: a lock that cannot
+--          be given one is not taken; a hash that is not a read-write lock, and a hold of another type, answered
+--          with a WRONGTYPE error; run twice it changes nothing more
+local lock, hold, writers = KEYS[1], KEYS[2], KEYS[3]
+local owner, lease_ms, write_field, gives_way = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+
+-- First, because these two refuse keys of another type.
+local mode = redis.call('hget', lock, 'mode')
+redis.call('get', hold)
+
+local left_ms = redis.call('pttl', lock)
+local free = left_ms == -2
+if not free and mode ~= 'read' and mode ~= 'write' then
+  return redis.error_reply('WRONGTYPE the key holds a hash that is not a read-write lock')
+end
+
+local again = not free and redis.call('hexists', lock, owner) == 1
+if not again and mode == 'write' then
+  if write_field == '' or redis.call('hexists', lock, write_field) == 0 then
+    return left_ms
+  end
+elseif not again and gives_way == '1' then
+  -- Without the right to ask, there are no writers ahead.
+  local listeners = redis.pcall('pubsub', 'numsub', writers)[2]
+  if type(listeners) == 'number' and listeners > 0 then
+    if free then
+      return 0
+    end
+    return left_ms < 0 and 50 or math.min(left_ms, 50)
+  end
+end
+if not again and left_ms == -1 then
+  -- No lock is left like this, and a stranger's hash with a mode of its own would be given an end here.
+  for _, field in ipairs(redis.call('hkeys', lock)) do
+    if field ~= 'mode' and not string.find(field, '^%x+%-%x+%-%x+%-%x+%-%x+:') then
+      return redis.error_reply('WRONGTYPE the key holds a hash that is not a read-write lock')
+    end
+  end
+end
+
+local function given_up(refusal)
+  if free then
+    redis.call('del', lock)
+  elseif not again then
+    redis.call('hdel', lock, owner)
+  end
+  if not again then
+    redis.call('del', hold)
+  end
+  return refusal
+end
+
+-- First of the writes: what memory refuses is refused here. A field without a live hold would be a dead reader.
+if not again or redis.call('pttl', hold) < tonumber(lease_ms) then
+  redis.call('set', hold, '1', 'px', lease_ms)
+end
+local kept
+if free then
+  kept = redis.pcall('hset', lock, 'mode', 'read', owner, 1)
+else
+  kept = redis.pcall('hset', lock, owner, 1)
+end
+if type(kept) ~= 'table' and left_ms < tonumber(lease_ms) then
+  kept = redis.pcall('pexpire', lock, lease_ms)
+end
+if type(kept) == 'table' then
+  return given_up(kept)
+end
+return nil

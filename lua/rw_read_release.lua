@@ -1,0 +1,74 @@
+-- rw_read_release: end one owner's read hold, drop readers that died, and tell those who wait.
+--
+-- KEYS[1]  lock      hash: mode -> read or write, owner -> its read holds, "<owner>:write" -> its write holds
+-- KEYS[2]  channel   where waiters of this lock listen
+-- KEYS[3]  hold      string that lives as long as this hold: "{lock}:<owner>:rwlock_timeout:1"
+-- ARGV[1]  owner     "<client uuid>:<number>"
+-- ARGV[2]  prefix    what a hold's key has before its owner: "{lock}:"
+--
+-- Returns  n > 0     released, and nobody reads any more; n processes were listening
+--          0         released; others have it, or nobody was listening
+--          -1        nothing of this owner was there; nobody has the lock, or others read
+--          -2        nothing of this owner was there; somebody writes, or it is not a read-write lock
+--
+-- Keeps    readers one of whose holds is alive, and the lock for as long as the longest-lived of them (one PTTL per
+--          read hold, as Redisson's format has it: what is in the hash does not tell); fields that are no reader's;
+--          below a write hold, everything but this owner's; run twice it removes nothing more
+local lock, channel, hold = KEYS[1], KEYS[2], KEYS[3]
+local owner, prefix = ARGV[1], ARGV[2]
+
+-- First, because these two refuse keys of another type.
+local mode = redis.call('hget', lock, 'mode')
+redis.call('get', hold)
+
+redis.call('del', hold)
+if mode ~= 'read' and mode ~= 'write' and redis.call('exists', lock) == 1 then
+  return -2
+end
+local released = mode and redis.call('hdel', lock, owner) == 1
+if mode == 'write' then
+  return released and 0 or -2
+end
+
+-- How long a reader lives on: 0 if it is dead, huge if there is no telling.
+local function life_ms(field, count)
+  if not string.find(field, '^%x+%-%x+%-%x+%-%x+%-%x+:') or not string.find(count, '^%d+$') then
+    return math.huge
+  end
+  local holds = tonumber(count)
+  if holds > 1000 then
+    -- More than any thread has, and more than is looked through.
+    return math.huge
+  end
+  local longest = 0
+  for i = holds, 1, -1 do
+    local left_ms = redis.call('pttl', prefix .. field .. ':rwlock_timeout:' .. i)
+    longest = math.max(longest, left_ms == -1 and math.huge or left_ms)
+  end
+  return longest
+end
+
+local longest = 0
+local fields = redis.call('hgetall', lock)
+for i = 1, #fields, 2 do
+  if fields[i] ~= 'mode' then
+    local life = life_ms(fields[i], fields[i + 1])
+    if life == 0 then
+      redis.call('hdel', lock, fields[i])
+    end
+    longest = math.max(longest, life)
+  end
+end
+if longest > 0 then
+  if longest < math.huge then
+    redis.call('pexpire', lock, string.format('%.0f', longest))
+  end
+  return released and 0 or -1
+end
+redis.call('del', lock)
+-- A user without rights on the channel still releases; waiters then poll.
+local heard = redis.pcall('publish', channel, '0')
+if not released then
+  return -1
+end
+return type(heard) == 'number' and heard or 0

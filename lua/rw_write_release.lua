@@ -1,0 +1,32 @@
+-- rw_write_release: end one owner's write hold, whatever its count, and tell those who wait.
+--
+-- KEYS[1]  lock      hash: mode -> read or write, owner -> its read holds, "<owner>:write" -> its write holds
+-- KEYS[2]  channel   where waiters of this lock listen
+-- ARGV[1]  field     "<owner>:write"
+--
+-- Returns  n >= 0    released; n processes were listening
+--          -1        nobody holds the lock any more
+--          -2        others hold it, or it is not a read-write lock
+--
+-- Keeps    read holds taken below the write hold, their TTL too: the lock is then read, and other readers are told
+--          that they may come in; run twice, the second run finds nothing of this owner and removes nothing
+local lock, channel = KEYS[1], KEYS[2]
+local field = ARGV[1]
+
+local mode = redis.call('hget', lock, 'mode')
+local released = mode == 'write' and redis.call('hdel', lock, field) == 1
+if released then
+  if redis.call('hlen', lock) > 1 then
+    redis.call('hset', lock, 'mode', 'read')
+  else
+    redis.call('del', lock)
+  end
+elseif redis.call('exists', lock) == 1 then
+  return -2
+end
+-- A user without rights on the channel still releases; waiters then poll.
+local heard = redis.pcall('publish', channel, '1')
+if not released then
+  return -1
+end
+return type(heard) == 'number' and heard or 0

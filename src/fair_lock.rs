@@ -1,0 +1,39 @@
+//! The fair lock.
+
+use crate::verbs::exclusive_lock;
+
+exclusive_lock! {
+    /// A reentrant lock that is granted in the order in which threads came, whatever their process: Redisson's fair
+    /// lock.
+    ///
+    /// **Order.** Redis keeps the line, and only its head is told when the lock is free, on a channel of its own. Every
+    /// waiting thread has its own place, also within one process, and nothing is passed on past the line; so a
+    /// hand-over always costs a round trip and a message. A thread that calls [`try_lock`](Self::try_lock) does not
+    /// join the line, and gets the lock only if nobody is in it.
+    ///
+    /// **Places.** A thread that stops waiting, by time, [`CancelToken`](crate::CancelToken), error or a closed client,
+    /// leaves the line at once. One whose process dies keeps its place for at most
+    /// [`Config::waiter_lease`](crate::Config::waiter_lease) (10 s unless set) after it was last heard of: so long those
+    /// behind it may have to wait once it is their turn. One that was stopped for longer goes back to the head of the
+    /// line, since it came first. Times are those of the Redis server.
+    ///
+    /// **With Redisson.** Java clients stand in the same line. Each of them that gets the lock lowers the time of every
+    /// waiter by 300 s (or its own wait), so behind one of them a place of ours is kept by Redisson's sum instead, and a
+    /// process that dies there holds up the line for as long as a Java client would.
+    ///
+    /// Reentrancy, leases, loss and panics are those of the [`ReentrantLock`](crate::ReentrantLock). Both have the same
+    /// key, so they exclude each other, but that one does not respect the line, and its releases are not told to it.
+    ///
+    /// ```no_run
+    /// let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// let lock = client.fair_lock("counter:3");
+    /// {
+    ///     let _guard = lock.lock()?; // everybody who came before us has had it
+    /// }
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
+    FairLock,
+    /// The hold of a [`FairLock`], given back when dropped; see [`ReentrantLockGuard`](crate::ReentrantLockGuard).
+    FairLockGuard,
+    made by "fair_lock(\"a\").lock()"
+}

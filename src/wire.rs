@@ -1,0 +1,314 @@
+//! What each family of locks says to Redis: which script, with which keys and channels.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::error::Result;
+use crate::keys;
+use crate::room::{Mode, Order};
+use crate::script::{self, Request, lease_ms};
+
+/// Locks that share rooms, keys and scripts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Family {
+    /// The reentrant lock and the mutex.
+    Lock,
+    /// The same without messages: waiting is asking again and again.
+    Spin,
+    /// Redis keeps the line.
+    Fair,
+    /// Each hold has a token.
+    Fenced,
+    ReadWrite,
+}
+
+impl Family {
+    pub(crate) fn order(self) -> Order {
+        match self {
+            Self::Fair => Order::Server,
+            _ => Order::Local,
+        }
+    }
+}
+
+/// The keys and channels of one lock.
+pub(crate) struct Wire {
+    pub(crate) family: Family,
+    pub(crate) key: String,
+    /// Where releases are told. A waiter of a fair lock listens to a channel of its own below this one.
+    pub(crate) channel: Arc<str>,
+    more: More,
+}
+
+/// What a family has besides.
+enum More {
+    Nothing,
+    Line {
+        queue: String,
+        timeouts: String,
+    },
+    Token(String),
+    Holds {
+        /// What precedes the owner in the key of a read hold.
+        prefix: String,
+        /// Nobody speaks on this channel: whoever waits to write listens to it, and is seen.
+        writers: Arc<str>,
+    },
+}
+
+/// All that an acquire can say.
+pub(crate) struct Ask<'a> {
+    pub(crate) owner: &'a str,
+    pub(crate) lease: Duration,
+    pub(crate) mode: Mode,
+    /// The owner of the exclusive hold below which a shared one is taken.
+    pub(crate) under: Option<&'a str>,
+    /// Whether a reader lets writers go first that wait already.
+    pub(crate) yields: bool,
+    pub(crate) place: Place<'a>,
+    /// How many tokens to draw, and how long their counter is kept; for ever if that is zero.
+    pub(crate) tokens: u64,
+    pub(crate) token_ttl: Duration,
+}
+
+/// A place in the line that Redis keeps.
+pub(crate) struct Place<'a> {
+    pub(crate) ticket: &'a str,
+    /// How long it is kept unless asked again; zero if no place is wanted.
+    pub(crate) keep: Duration,
+    /// It had this place before.
+    pub(crate) stood: bool,
+}
+
+impl Wire {
+    /// # Errors
+    ///
+    /// [`Error::InvalidName`](crate::Error::InvalidName).
+    pub(crate) fn new(family: Family, prefix: &str, name: &str) -> Result<Self> {
+        let key = keys::key(prefix, name)?;
+        let (channel, more) = match family {
+            Family::Lock | Family::Spin => (keys::lock_channel(&key), More::Nothing),
+            Family::Fair => {
+                let queue = keys::fair_queue(&key);
+                let timeouts = keys::fair_timeouts(&key);
+                (keys::lock_channel(&key), More::Line { queue, timeouts })
+            }
+            Family::Fenced => {
+                let token = keys::fenced_token(&key);
+                (keys::lock_channel(&key), More::Token(token))
+            }
+            Family::ReadWrite => {
+                let channel = keys::rw_channel(&key);
+                let more = More::Holds {
+                    prefix: keys::rw_holds(&key),
+                    writers: format!("{channel}:writers").into(),
+                };
+                (channel, more)
+            }
+        };
+        Ok(Self {
+            family,
+            key,
+            channel: channel.into(),
+            more,
+        })
+    }
+
+    /// Where a waiting writer is seen.
+    pub(crate) fn writers(&self) -> Option<&Arc<str>> {
+        match &self.more {
+            More::Holds { writers, .. } => Some(writers),
+            _ => None,
+        }
+    }
+
+    /// The channel of one waiter of a fair lock.
+    pub(crate) fn channel_of(&self, ticket: &str) -> Arc<str> {
+        format!("{}:{ticket}", self.channel).into()
+    }
+
+    pub(crate) fn acquire(&self, ask: &Ask<'_>) -> Request {
+        let doing = "acquiring the lock";
+        let lease = lease_ms(ask.lease).to_string();
+        let flag = |set| if set { "1" } else { "0" };
+        match (&self.more, ask.mode) {
+            (More::Nothing, _) => Request::script(
+                doing,
+                &script::LOCK_ACQUIRE,
+                &[&self.key],
+                &[ask.owner, &lease],
+            ),
+            (More::Line { queue, timeouts }, _) => Request::script(
+                doing,
+                &script::FAIR_ACQUIRE,
+                &[&self.key, queue, timeouts, &self.channel],
+                &[
+                    ask.owner,
+                    &lease,
+                    ask.place.ticket,
+                    &lease_ms(ask.place.keep).to_string(),
+                    flag(ask.place.stood),
+                ],
+            ),
+            (More::Token(token), _) => Request::script(
+                doing,
+                &script::FENCED_ACQUIRE,
+                &[&self.key, token],
+                &[
+                    ask.owner,
+                    &lease,
+                    &ask.tokens.to_string(),
+                    &lease_ms(ask.token_ttl).to_string(),
+                ],
+            ),
+            (More::Holds { prefix, .. }, Mode::Exclusive) => Request::script(
+                doing,
+                &script::RW_WRITE_ACQUIRE,
+                &[&self.key],
+                &[&write_field(ask.owner), &lease, prefix],
+            ),
+            (More::Holds { prefix, writers }, Mode::Shared) => Request::script(
+                doing,
+                &script::RW_READ_ACQUIRE,
+                &[&self.key, &hold_key(prefix, ask.owner), writers],
+                &[
+                    ask.owner,
+                    &lease,
+                    &ask.under.map(write_field).unwrap_or_default(),
+                    flag(ask.yields),
+                ],
+            ),
+        }
+    }
+
+    pub(crate) fn release(&self, mode: Mode, owner: &str) -> Request {
+        let doing = "releasing the lock";
+        match (&self.more, mode) {
+            (More::Nothing, _) if self.family == Family::Spin => {
+                Request::script(doing, &script::LOCK_RELEASE, &[&self.key], &[owner])
+            }
+            (More::Nothing | More::Token(_), _) => Request::script(
+                doing,
+                &script::LOCK_RELEASE,
+                &[&self.key, &self.channel],
+                &[owner],
+            ),
+            (More::Line { queue, timeouts }, _) => Request::script(
+                doing,
+                &script::FAIR_RELEASE,
+                &[&self.key, queue, timeouts, &self.channel],
+                &[owner],
+            ),
+            (More::Holds { .. }, Mode::Exclusive) => Request::script(
+                doing,
+                &script::RW_WRITE_RELEASE,
+                &[&self.key, &self.channel],
+                &[&write_field(owner)],
+            ),
+            (More::Holds { prefix, .. }, Mode::Shared) => Request::script(
+                doing,
+                &script::RW_READ_RELEASE,
+                &[&self.key, &self.channel, &hold_key(prefix, owner)],
+                &[owner, prefix],
+            ),
+        }
+    }
+
+    pub(crate) fn renew(&self, mode: Mode, owner: &str, lease: Duration, count: u32) -> Request {
+        let doing = "renewing the lock";
+        let (lease, count) = (lease_ms(lease).to_string(), count.to_string());
+        let renew = |field: &str| {
+            Request::script(
+                doing,
+                &script::LOCK_RENEW,
+                &[&self.key],
+                &[field, &lease, &count],
+            )
+        };
+        match (&self.more, mode) {
+            (More::Holds { .. }, Mode::Exclusive) => renew(&write_field(owner)),
+            (More::Holds { prefix, .. }, Mode::Shared) => Request::script(
+                doing,
+                &script::RW_READ_RENEW,
+                &[&self.key, &hold_key(prefix, owner)],
+                &[owner, &lease],
+            ),
+            _ => renew(owner),
+        }
+    }
+
+    /// Gives up a place in the line that Redis keeps.
+    pub(crate) fn leave(&self, ticket: &str) -> Option<Request> {
+        let More::Line { queue, timeouts } = &self.more else {
+            return None;
+        };
+        Some(Request::script(
+            "leaving the line",
+            &script::FAIR_LEAVE,
+            &[&self.key, queue, timeouts, &self.channel],
+            &[ticket],
+        ))
+    }
+
+    pub(crate) fn force(&self) -> Request {
+        let doing = "forcing the lock open";
+        let (key, channel) = (&*self.key, &*self.channel);
+        match &self.more {
+            More::Nothing if self.family == Family::Spin => {
+                Request::script(doing, &script::LOCK_FORCE, &[key], &[])
+            }
+            More::Nothing | More::Token(_) => {
+                Request::script(doing, &script::LOCK_FORCE, &[key, channel], &[])
+            }
+            More::Line { queue, timeouts } => Request::script(
+                doing,
+                &script::FAIR_FORCE,
+                &[key, queue, timeouts, channel],
+                &[],
+            ),
+            More::Holds { .. } => Request::script(doing, &script::RW_FORCE, &[key, channel], &[]),
+        }
+    }
+
+    /// Asks who holds; see [`Wire::is_locked`] for what the answer means.
+    pub(crate) fn state(&self) -> Request {
+        let doing = "asking for the lock";
+        match self.more {
+            More::Holds { .. } => Request::script(doing, &script::RW_STATE, &[&self.key], &[]),
+            // Refused for a key of another type, so that a stranger's key is never called a lock.
+            _ => Request::command(doing, &["HLEN", &self.key]),
+        }
+    }
+
+    /// Whether the answer to [`Wire::state`] is that somebody holds in this mode.
+    pub(crate) fn is_locked(&self, mode: Mode, state: i64) -> bool {
+        match (&self.more, mode) {
+            (More::Holds { .. }, Mode::Shared) => state == 1 || state == 3,
+            (More::Holds { .. }, Mode::Exclusive) => state >= 2,
+            _ => state > 0,
+        }
+    }
+
+    pub(crate) fn remaining(&self) -> Request {
+        Request::command("asking for the lease", &["PTTL", &self.key])
+    }
+
+    /// Asks whether anybody waits to write.
+    pub(crate) fn look_for_writers(&self) -> Option<Request> {
+        let writers = self.writers()?;
+        Some(Request::command(
+            "looking for writers",
+            &["PUBSUB", "NUMSUB", writers],
+        ))
+    }
+}
+
+/// The hash field of a write hold.
+fn write_field(owner: &str) -> String {
+    format!("{owner}:write")
+}
+
+/// The key that lives for as long as a read hold. Each owner of ours has one read hold.
+fn hold_key(prefix: &str, owner: &str) -> String {
+    format!("{prefix}{owner}:rwlock_timeout:1")
+}
