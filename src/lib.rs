@@ -13,8 +13,9 @@
 //! # Map
 //!
 //! A handle takes a thread into the *room* of its lock, in memory. One thread of a room, the contender, runs a script
-//! on the shared *link*; the others stand in line. The *subscriber* wakes contenders when somebody releases, the
-//! *watchdog* renews what is held and tells of what is lost.
+//! on the shared *link*; the others stand in line, or, where Redis keeps the line, contend as well. What a kind of lock
+//! says to Redis is in *wire*. The *subscriber* wakes contenders when somebody releases, the *watchdog* renews what is
+//! held and tells of what is lost.
 //!
 //! # Logs
 //!

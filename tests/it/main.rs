@@ -9,6 +9,7 @@ mod faults_network;
 mod faults_server;
 mod loss;
 mod regressions;
+mod rights;
 mod rwlock;
 mod scripts;
 mod support;

@@ -1,0 +1,114 @@
+//! The rights that the README names are enough, for every kind of lock, contended and not.
+
+use std::time::Duration;
+
+use redlatch::{Client, Config, Result};
+
+use crate::contract::Crew;
+use crate::support::{Server, eventually};
+
+const README: &str = include_str!("../../README.md");
+
+/// Somebody waits with `wait` for what `hold` holds, and gets it.
+fn hands_over<G, H: 'static>(
+    client: &Client,
+    other: &Client,
+    hold: impl Fn(&Client) -> Result<G>,
+    wait: impl Fn(&Client) -> Result<H> + Send + 'static,
+) {
+    let guard = hold(client).unwrap();
+    let mut crew = Crew::new();
+    let other = other.clone();
+    crew.spawn(move || drop(wait(&other).unwrap()));
+    crew.all_parked();
+    drop(guard);
+    crew.join();
+}
+
+#[test]
+fn the_rights_in_the_readme_are_enough_for_every_lock() {
+    let line = README
+        .lines()
+        .find(|line| line.starts_with("ACL SETUSER locker "))
+        .unwrap();
+    let server = Server::start();
+    let rule: Vec<_> = line.split(' ').collect();
+    server.cli(&rule);
+    let open = || {
+        let url = server.url().replace("redis://", "redis://locker:secret@");
+        let config = Config::new(url)
+            .key_prefix("shop:")
+            .lease(Duration::from_millis(300));
+        Client::open(config).unwrap()
+    };
+    let (client, other) = (open(), open());
+    // The second with a brace of its own, which changes how the other keys are named.
+    for name in ["plain", "in{braces}"] {
+        let of = |kind: &str| format!("{kind}:{name}");
+        let n = of("lock");
+        hands_over(
+            &client,
+            &other,
+            |c| c.reentrant_lock(of("lock")).lock(),
+            move |c| c.mutex(&n).lock(),
+        );
+        let n = of("fair");
+        hands_over(
+            &client,
+            &other,
+            |c| c.fair_lock(of("fair")).lock(),
+            move |c| c.fair_mutex(&n).lock(),
+        );
+        let n = of("fenced");
+        hands_over(
+            &client,
+            &other,
+            |c| c.fenced_lock(of("fenced")).lock(),
+            move |c| c.fenced_lock(&n).lock(),
+        );
+        let n = of("spin");
+        hands_over(
+            &client,
+            &other,
+            |c| c.spin_lock(of("spin")).lock(),
+            move |c| c.spin_lock(&n).lock(),
+        );
+        let n = of("rw");
+        hands_over(
+            &client,
+            &other,
+            |c| c.rwlock(of("rw")).write(),
+            move |c| c.rwlock(&n).read(),
+        );
+        let n = of("rw");
+        hands_over(
+            &client,
+            &other,
+            |c| c.rwlock(of("rw")).read(),
+            move |c| c.rwlock(&n).write(),
+        );
+
+        let fenced = client.fenced_lock(of("fenced"));
+        let fair = client.fair_lock(of("fair"));
+        let rwlock = client.rwlock(of("rw"));
+        let guards = (
+            fenced.lock().unwrap(),
+            fair.lock().unwrap(),
+            rwlock.read().unwrap(),
+        );
+        let renewed = client.stats().renewals + 3;
+        eventually("all are renewed", || client.stats().renewals > renewed);
+        assert!(fenced.is_locked().unwrap() && rwlock.is_read_locked().unwrap());
+        assert!(fenced.force_unlock().unwrap() && fair.force_unlock().unwrap());
+        assert!(rwlock.force_unlock().unwrap());
+        assert!(guards.0.unlock().is_err());
+    }
+    for client in [client, other] {
+        let stats = client.stats();
+        assert_eq!(
+            (stats.releases_failed, stats.poll_rescues),
+            (0, 0),
+            "{stats:?}"
+        );
+    }
+}
