@@ -27,7 +27,7 @@ local head = redis.call('lindex', queue, 0)
 
 local left_ms = redis.call('pttl', lock)
 local free = left_ms == -2
-local now, head_timeout
+local now, head_dies_at
 if not mine then
   if not free and redis.call('hexists', lock, 'mode') == 1 then
     return redis.error_reply('WRONGTYPE the key holds a read-write lock')
@@ -36,8 +36,8 @@ if not mine then
   now = time[1] * 1000 + math.floor(time[2] / 1000)
   -- A head without a timeout is dead too: nothing else would ever end it.
   while head and head ~= ticket do
-    head_timeout = tonumber(redis.call('zscore', timeouts, head) or 0)
-    if head_timeout > now then
+    head_dies_at = tonumber(redis.call('zscore', timeouts, head) or 0)
+    if head_dies_at > now then
       break
     end
     redis.call('lpop', queue)
@@ -63,38 +63,36 @@ if mine or free and (not head or head == ticket or purged) then
 end
 
 if waiter_ms > 0 then
-  local alive_until = now + waiter_ms
-  local placed = head == ticket
+  local place = head == ticket or timeout
+  -- In different numbers where one of the two keys was evicted or deleted: the place may be there without the
+  -- timeout, or the other way round.
+  if head ~= ticket and (stood or timeout) and redis.call('zcard', timeouts) ~= redis.call('llen', queue) then
+    place = false
+    for _, other in ipairs(redis.call('lrange', queue, 0, -1)) do
+      place = place or other == ticket
+    end
+  end
+  local dies_at = now + waiter_ms
   if timeout then
-    alive_until = math.max(alive_until, tonumber(timeout))
-    -- Timeouts without a place are left when the queue alone was evicted or deleted.
-    if not placed and redis.call('zcard', timeouts) > redis.call('llen', queue) then
-      for _, other in ipairs(redis.call('lrange', queue, 0, -1)) do
-        placed = placed or other == ticket
-      end
-    else
-      placed = true
+    dies_at = math.max(dies_at, tonumber(timeout))
+  elseif not place and not purged then
+    local tail = redis.call('lindex', queue, -1)
+    local tail_dies_at = tonumber(tail and redis.call('zscore', timeouts, tail) or 0)
+    -- Only Redisson's waiters live that long. When one of them takes the lock it lowers all behind it by its own wait,
+    -- so we add to its sum. Half a millisecond marks a sum with us in it: the next of us adds nothing, or it would
+    -- grow with each of us and never shrink.
+    if tail_dies_at > now + math.max(60000, waiter_ms) then
+      dies_at = tail_dies_at % 1 == 0 and tail_dies_at + waiter_ms + 0.5 or tail_dies_at
     end
   end
-  if not placed then
-    if purged then
-      redis.call('lpush', queue, ticket)
-    else
-      local tail = redis.call('lindex', queue, -1)
-      local tail_timeout = tonumber(tail and redis.call('zscore', timeouts, tail) or 0)
-      -- Only Redisson's waiters live that long. Each of them will lower all behind it by its own wait, so we add to
-      -- its sum; half a millisecond marks a sum that has us in it, or it would grow with each of us for ever.
-      if not timeout and tail_timeout > now + math.max(60000, waiter_ms) then
-        alive_until = tail_timeout % 1 == 0 and tail_timeout + waiter_ms + 0.5 or tail_timeout
-      end
-      redis.call('rpush', queue, ticket)
-    end
+  if not place then
+    redis.call(purged and 'lpush' or 'rpush', queue, ticket)
   end
-  -- The timeout after the place: a place without a timeout is purged, the opposite would never heal.
-  -- The keys outlive everybody who refreshes them, and not by more than an hour.
+  -- The timeout after the place: a place without a timeout is purged, the opposite could last.
+  -- What a process that was killed leaves behind goes an hour after its last neighbour.
   local keep_ms = string.format('%.0f', waiter_ms + 3600000)
   redis.call('pexpire', queue, keep_ms)
-  redis.call('zadd', timeouts, string.format('%.1f', alive_until), ticket)
+  redis.call('zadd', timeouts, string.format('%.1f', dies_at), ticket)
   redis.call('pexpire', timeouts, keep_ms)
 end
 
@@ -103,4 +101,4 @@ if not free then
 end
 -- Its wake-up may be lost, or be on its way.
 redis.pcall('publish', channel .. ':' .. head, '0')
-return math.max(1, head_timeout - now)
+return math.max(1, head_dies_at - now)

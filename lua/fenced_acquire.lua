@@ -37,8 +37,8 @@ if last + count < 2 ^ 53 then
   last = math.max(last + 1, now) + count - 1
   token = string.format('%.0f', last)
   if token_ttl_ms > 0 then
-    -- It has to outlive its lead over the clock.
-    local keep_ms = math.max(token_ttl_ms, math.ceil((last - now) / 1000))
+    -- It has to outlive its lead over the clock; TTLs count from a whole millisecond, one that has begun.
+    local keep_ms = math.max(token_ttl_ms, math.ceil((last - now) / 1000) + 1)
     redis.call('set', counter, token, 'px', string.format('%.0f', keep_ms))
   else
     redis.call('set', counter, token)

@@ -1,7 +1,7 @@
 -- lock_force: take the lock away from whoever holds it, and tell those who wait.
 --
 -- KEYS[1]  lock      hash: owner -> hold count
--- KEYS[2]  channel   where waiters of this lock listen; without it nobody is told, as of a spin lock
+-- KEYS[2]  channel   where waiters of this lock listen; left out for a spin lock: nobody is told
 --
 -- Returns  1         it was held and is free now
 --          0         nobody held it

@@ -1,7 +1,7 @@
 -- lock_release: end one owner's hold, whatever its count, and tell those who wait.
 --
 -- KEYS[1]  lock      hash: owner -> hold count
--- KEYS[2]  channel   where waiters of this lock listen; without it nobody is told, as of a spin lock
+-- KEYS[2]  channel   where waiters of this lock listen; left out for a spin lock: nobody is told
 -- ARGV[1]  owner     "<client uuid>:<number>"
 --
 -- Returns  n >= 0    released; n processes were listening, 0 without a channel

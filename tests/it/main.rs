@@ -12,6 +12,8 @@ mod regressions;
 mod rights;
 mod rwlock;
 mod scripts;
+mod scripts_fair;
+mod scripts_fenced;
 mod support;
 mod support_itself;
 mod waiting;

@@ -9,17 +9,17 @@ use redis::{Connection, FromRedisValue, PubSub, RedisResult};
 use crate::support::{Server, ms};
 
 const ACQUIRE: &str = include_str!("../../lua/lock_acquire.lua");
-const RELEASE: &str = include_str!("../../lua/lock_release.lua");
-const RENEW: &str = include_str!("../../lua/lock_renew.lua");
+pub(crate) const RELEASE: &str = include_str!("../../lua/lock_release.lua");
+pub(crate) const RENEW: &str = include_str!("../../lua/lock_renew.lua");
 const FORCE: &str = include_str!("../../lua/lock_force.lua");
 
-const US: &str = "0b7e1c52-6f0a-4f3e-9b8f-1d2c3a4b5c6d:1";
-const THEM: &str = "9f8e7d6c-5b4a-4321-8fed-cba987654321:57";
+pub(crate) const US: &str = "0b7e1c52-6f0a-4f3e-9b8f-1d2c3a4b5c6d:1";
+pub(crate) const THEM: &str = "9f8e7d6c-5b4a-4321-8fed-cba987654321:57";
 
-const LEASE: i64 = 30_000;
+pub(crate) const LEASE: i64 = 30_000;
 
 /// Keys are handed in, so nothing in a name may matter.
-const NAMES: [&str; 9] = [
+pub(crate) const NAMES: [&str; 9] = [
     "orders",
     "stock:{42}",
     "half{brace",
@@ -31,7 +31,7 @@ const NAMES: [&str; 9] = [
     "*?[a]\\'\"%s",
 ];
 
-fn channel(name: &str) -> String {
+pub(crate) fn channel(name: &str) -> String {
     if name.contains('{') {
         format!("redisson_lock__channel:{name}")
     } else {
@@ -39,7 +39,7 @@ fn channel(name: &str) -> String {
     }
 }
 
-fn run<T: FromRedisValue>(
+pub(crate) fn run<T: FromRedisValue>(
     con: &mut Connection,
     script: &str,
     keys: &[&str],
@@ -88,7 +88,7 @@ fn run_each(con: &mut Connection, name: &str) -> [(&'static str, RedisResult<()>
 }
 
 /// Takes the lock by hand, as Redisson does.
-fn as_redisson(server: &Server, name: &str, owner: &str, count: &str, lease: i64) {
+pub(crate) fn as_redisson(server: &Server, name: &str, owner: &str, count: &str, lease: i64) {
     let () = server.ask(&["HINCRBY", name, owner, count]);
     let () = server.ask(&["PEXPIRE", name, &lease.to_string()]);
 }
@@ -107,7 +107,7 @@ fn assert_fields(server: &Server, name: &str, fields: &[(&str, &str)]) {
 
 /// At most `most`, and no more used up than a slow machine might.
 #[track_caller]
-fn assert_left(left: i64, most: i64) {
+pub(crate) fn assert_left(left: i64, most: i64) {
     assert!(
         (most - 10_000..=most).contains(&left),
         "{left} ms left of {most}"
@@ -115,7 +115,7 @@ fn assert_left(left: i64, most: i64) {
 }
 
 /// Listens to every channel, so that a message on a wrong one is heard too.
-fn ear(con: &mut Connection) -> PubSub<'_> {
+pub(crate) fn ear(con: &mut Connection) -> PubSub<'_> {
     con.set_read_timeout(Some(ms(10_000))).unwrap();
     let mut ear = con.as_pubsub();
     ear.psubscribe("*").unwrap();
@@ -123,7 +123,7 @@ fn ear(con: &mut Connection) -> PubSub<'_> {
 }
 
 /// What was published since it was last asked.
-fn heard(server: &Server, ear: &mut PubSub<'_>) -> Vec<(String, String)> {
+pub(crate) fn heard(server: &Server, ear: &mut PubSub<'_>) -> Vec<(String, String)> {
     let () = server.ask(&["PUBLISH", "end", "end"]);
     let mut heard = Vec::new();
     loop {
@@ -134,6 +134,42 @@ fn heard(server: &Server, ear: &mut PubSub<'_>) -> Vec<(String, String)> {
         }
         heard.push((channel, message.get_payload().unwrap()));
     }
+}
+
+/// From now on `con` may do everything but publish and subscribe.
+pub(crate) fn forbid_channels(server: &Server, con: &mut Connection) {
+    let () = server.ask(&[
+        "ACL",
+        "SETUSER",
+        "deaf",
+        "on",
+        ">pw",
+        "~*",
+        "+@all",
+        "resetchannels",
+    ]);
+    let () = redis::cmd("AUTH").arg("deaf").arg("pw").query(con).unwrap();
+    let refused = redis::cmd("PUBLISH").arg("c").arg("m").query::<()>(con);
+    assert_eq!(refused.unwrap_err().code(), Some("NOPERM"));
+}
+
+/// From now on `con` may do everything but `command`.
+pub(crate) fn forbid(server: &Server, con: &mut Connection, command: &str) {
+    let not = format!("-{command}");
+    let () = server.ask(&[
+        "ACL", "SETUSER", "hasty", "on", ">pw", "~*", "&*", "+@all", &not,
+    ]);
+    let () = redis::cmd("AUTH")
+        .arg("hasty")
+        .arg("pw")
+        .query(con)
+        .unwrap();
+}
+
+/// From now on nothing may grow.
+pub(crate) fn out_of_memory(server: &Server) {
+    let () = server.ask(&["CONFIG", "SET", "maxmemory-policy", "noeviction"]);
+    let () = server.ask(&["CONFIG", "SET", "maxmemory", "1"]);
 }
 
 /// The message of one release.
@@ -235,6 +271,28 @@ fn one_clients_numbers_are_different_owners() {
     );
     assert_eq!(release(&mut con, "orders", &second).unwrap(), -2);
     assert_eq!(renew(&mut con, "orders", &second, LEASE, 1).unwrap(), -1);
+}
+
+#[test]
+fn a_read_write_lock_is_refused_and_kept() {
+    let server = Server::start();
+    let (mut con, mut ear_con) = (server.connection(), server.connection());
+    let mut ear = ear(&mut ear_con);
+    let writer = format!("{THEM}:write");
+    for [mode, field] in [["read", THEM], ["write", &writer], ["read", "mode"]] {
+        let () = server.ask(&["HSET", "orders", field, "1", "mode", mode]);
+        let () = server.ask(&["PEXPIRE", "orders", &LEASE.to_string()]);
+        let before = server.hgetall("orders");
+        for _ in 0..2 {
+            let err = acquire(&mut con, "orders", US, 2 * LEASE).unwrap_err();
+            assert_eq!(err.code(), Some("WRONGTYPE"), "{before:?}: {err}");
+        }
+        assert_eq!(server.hgetall("orders"), before);
+        assert_left(server.pttl("orders"), LEASE);
+        assert_eq!(server.dbsize(), 1);
+        let () = server.ask(&["DEL", "orders"]);
+    }
+    assert_eq!(heard(&server, &mut ear), []);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -459,6 +517,36 @@ fn forcing_refuses_a_hash_that_is_not_a_lock() {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
+// Without a channel
+// ---------------------------------------------------------------------------------------------------------------------
+
+#[test]
+fn without_a_channel_releasing_and_forcing_tell_nobody() {
+    let server = Server::start();
+    let (mut con, mut ear_con) = (server.connection(), server.connection());
+    let mut ear = ear(&mut ear_con);
+    for name in NAMES {
+        let mut release = |owner: &str| run::<i64>(&mut con, RELEASE, &[name], &[owner]).unwrap();
+        as_redisson(&server, name, US, "2", LEASE);
+        assert_eq!(release(THEM), -2, "{name:?}");
+        assert_fields(&server, name, &[(US, "2")]);
+        assert_left(server.pttl(name), LEASE);
+        assert_eq!(release(US), 0);
+        assert_eq!(release(US), -1);
+        assert_eq!(server.dbsize(), 0);
+        as_redisson(&server, name, THEM, "1", LEASE);
+        for held in [1, 0] {
+            assert_eq!(run::<i64>(&mut con, FORCE, &[name], &[]).unwrap(), held);
+            assert_eq!(server.dbsize(), 0);
+        }
+    }
+    let () = server.ask(&["HSET", "orders", "price", "1"]);
+    let err = run::<i64>(&mut con, FORCE, &["orders"], &[]).unwrap_err();
+    assert_eq!(err.code(), Some("WRONGTYPE"), "{err}");
+    assert_eq!(heard(&server, &mut ear), []);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
 // All of them
 // ---------------------------------------------------------------------------------------------------------------------
 
@@ -506,26 +594,7 @@ fn a_user_without_rights_on_the_channel_still_releases() {
     let server = Server::start();
     let (mut con, mut ear_con) = (server.connection(), server.connection());
     let mut ear = ear(&mut ear_con);
-    let () = server.ask(&[
-        "ACL",
-        "SETUSER",
-        "deaf",
-        "on",
-        ">pw",
-        "~*",
-        "+@all",
-        "resetchannels",
-    ]);
-    let () = redis::cmd("AUTH")
-        .arg("deaf")
-        .arg("pw")
-        .query(&mut con)
-        .unwrap();
-    let refused = redis::cmd("PUBLISH")
-        .arg("c")
-        .arg("m")
-        .query::<()>(&mut con);
-    assert_eq!(refused.unwrap_err().code(), Some("NOPERM"));
+    forbid_channels(&server, &mut con);
     assert_eq!(acquire(&mut con, "orders", US, LEASE).unwrap(), None);
     assert_eq!(renew(&mut con, "orders", US, LEASE, 1).unwrap(), 1);
     assert_eq!(release(&mut con, "orders", US).unwrap(), 0);
@@ -544,14 +613,7 @@ fn a_lock_that_cannot_be_given_a_ttl_is_not_taken() {
     let mut con = server.connection();
     assert!(acquire(&mut con, "orders", US, i64::MAX).is_err());
     assert_eq!(server.dbsize(), 0);
-    let () = server.ask(&[
-        "ACL", "SETUSER", "hasty", "on", ">pw", "~*", "&*", "+@all", "-pexpire",
-    ]);
-    let () = redis::cmd("AUTH")
-        .arg("hasty")
-        .arg("pw")
-        .query(&mut con)
-        .unwrap();
+    forbid(&server, &mut con, "pexpire");
     assert!(acquire(&mut con, "orders", US, LEASE).is_err());
     assert_eq!(server.dbsize(), 0);
 }
@@ -564,8 +626,7 @@ fn out_of_memory_nobody_acquires_and_holders_renew_and_release() {
     for name in ["orders", "stock"] {
         acquire(&mut con, name, US, LEASE).unwrap();
     }
-    let () = server.ask(&["CONFIG", "SET", "maxmemory-policy", "noeviction"]);
-    let () = server.ask(&["CONFIG", "SET", "maxmemory", "1"]);
+    out_of_memory(&server);
     let err = acquire(&mut con, "free", US, LEASE).unwrap_err();
     assert_eq!(err.code(), Some("OOM"), "{err}");
     assert!(!server.exists("free"));
@@ -645,5 +706,5 @@ fn every_header_tells_what_its_body_reads() {
         }
         read += 1;
     }
-    assert!(read >= 4, "{read} scripts");
+    assert!(read >= 9, "{read} scripts");
 }
