@@ -28,7 +28,8 @@ pub enum Error {
         /// How it was lost.
         reason: LossReason,
     },
-    /// The calling thread holds this non-reentrant lock already and would wait for itself.
+    /// The calling thread would wait for itself: it holds the lock and that is not reentrant, or it reads and wants to
+    /// write.
     WouldDeadlock {
         /// The lock's name, as given to the client.
         name: String,
@@ -93,7 +94,7 @@ impl fmt::Display for Error {
             Self::WouldDeadlock { name } => {
                 write!(
                     f,
-                    "this thread already holds `{name}`, which is not reentrant"
+                    "this thread holds `{name}` already and would wait for itself"
                 )
             }
             Self::Cancelled => f.write_str("the wait was cancelled"),

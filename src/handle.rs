@@ -216,7 +216,12 @@ impl Handle {
             let entered = inside.room.enter(thread, self.mode, lease, now, may_queue);
             match entered {
                 Entered::Busy => return Ok(None),
-                Entered::Deadlock => return Err(self.would_deadlock()),
+                Entered::Deadlock(hold) => {
+                    drop(inside);
+                    if self.is_still_ours(&hold) {
+                        return Err(self.would_deadlock());
+                    }
+                }
                 Entered::Contend { start, under } => {
                     drop(inside);
                     return Contender::new(self, &gate, terms, patience, None, under).run(start);
@@ -346,7 +351,12 @@ impl Handle {
         let in_time = hold.is_valid(Instant::now());
         let reason = match renewed {
             Renewed::Yes => {
-                hold.change_lease(terms.lease, terms.lease_time);
+                let lease = match (self.mode, terms.lease) {
+                    // Others that share it are not to lose it with this one.
+                    (Mode::Shared, Lease::Renewed { .. }) => Lease::Renewed { max_hold: None },
+                    (_, lease) => lease,
+                };
+                hold.change_lease(lease, terms.lease_time);
                 hold.extend(answer.sent_at, terms.lease_time);
                 if gate.lock().room.reenter(terms.thread, hold, terms.lease) {
                     engine.agenda.arm(hold, hold.due_after(answer.sent_at));

@@ -392,7 +392,12 @@ impl Hold {
 impl Holding for Arc<Hold> {
     fn validity(&self) -> Validity {
         Validity {
-            until: self.valid_until(),
+            // What is lost is not passed on, even if its room has not heard of it yet.
+            until: if self.is_held() {
+                self.valid_until()
+            } else {
+                wait::instant(0)
+            },
             lease: self.lease(),
             complete: self.token() == 0 || self.token() < self.last_token.load(Ordering::Relaxed),
         }
