@@ -30,7 +30,7 @@ if mode == 'write' then
   return released and 0 or -2
 end
 
--- How long a reader lives on: 0 if it is dead, huge if there is no telling.
+-- How long a reader lives on: -2 if it is dead, huge if there is no telling. In its last millisecond it has 0 left.
 local function life_ms(field, count)
   if not string.find(field, '^%x+%-%x+%-%x+%-%x+%-%x+:') or not string.find(count, '^%d+$') then
     return math.huge
@@ -40,7 +40,7 @@ local function life_ms(field, count)
     -- More than any thread has, and more than is looked through.
     return math.huge
   end
-  local longest = 0
+  local longest = -2
   for i = holds, 1, -1 do
     local left_ms = redis.call('pttl', prefix .. field .. ':rwlock_timeout:' .. i)
     longest = math.max(longest, left_ms == -1 and math.huge or left_ms)
@@ -48,20 +48,20 @@ local function life_ms(field, count)
   return longest
 end
 
-local longest = 0
+local longest = -2
 local fields = redis.call('hgetall', lock)
 for i = 1, #fields, 2 do
   if fields[i] ~= 'mode' then
     local life = life_ms(fields[i], fields[i + 1])
-    if life == 0 then
+    if life == -2 then
       redis.call('hdel', lock, fields[i])
     end
     longest = math.max(longest, life)
   end
 end
-if longest > 0 then
+if longest >= 0 then
   if longest < math.huge then
-    redis.call('pexpire', lock, string.format('%.0f', longest))
+    redis.call('pexpire', lock, string.format('%.0f', math.max(longest, 1)))
   end
   return released and 0 or -1
 end

@@ -19,14 +19,14 @@ local function not_ours()
   return redis.error_reply('WRONGTYPE the key holds a hash that is not a read-write lock')
 end
 
--- How long a reader lives on: 0 if it is dead, huge if there is no telling.
+-- How long a reader lives on: -2 if it is dead, huge if there is no telling. In its last millisecond it has 0 left.
 local function life_ms(reader, count)
   local holds = tonumber(count)
   if holds > 1000 then
     -- More than any thread has, and more than is looked through.
     return math.huge
   end
-  local longest = 0
+  local longest = -2
   for i = holds, 1, -1 do
     local left_ms = redis.call('pttl', prefix .. reader .. ':rwlock_timeout:' .. i)
     longest = math.max(longest, left_ms == -1 and math.huge or left_ms)
@@ -51,7 +51,7 @@ if mode == 'write' then
 end
 
 if mode == 'read' then
-  local longest, dead = 0, {}
+  local longest, dead = -2, {}
   local fields = redis.call('hgetall', lock)
   for i = 1, #fields, 2 do
     local reader, count = fields[i], fields[i + 1]
@@ -60,13 +60,13 @@ if mode == 'read' then
         return not_ours()
       end
       local life = life_ms(reader, count)
-      if life == 0 then
+      if life == -2 then
         dead[#dead + 1] = reader
       end
       longest = math.max(longest, life)
     end
   end
-  if longest > 0 then
+  if longest >= 0 then
     for _, reader in ipairs(dead) do
       redis.call('hdel', lock, reader)
     end

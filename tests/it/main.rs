@@ -14,6 +14,8 @@ mod rwlock;
 mod scripts;
 mod scripts_fair;
 mod scripts_fenced;
+mod scripts_rw;
+mod scripts_rw_model;
 mod support;
 mod support_itself;
 mod waiting;
