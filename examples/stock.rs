@@ -13,9 +13,8 @@
 
 #![expect(clippy::print_stdout, reason = "it reports to whoever runs it")]
 
-use std::error::Error;
 use std::io::{self, IsTerminal};
-use std::process::{Child, Command, ExitCode, Stdio};
+use std::process::{Command, ExitCode, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 use std::{env, thread};
@@ -23,13 +22,15 @@ use std::{env, thread};
 use redis::{Commands, Connection};
 use redlatch::{Client, Config};
 
+use shared::{Ours, Result, check, connect, redis_server};
+
+mod shared;
+
 const MOONCAKES: usize = 90;
 const PROCESSES: usize = 4;
 const BUYERS: usize = 25; // of each process, a thread each
 const THINKING: Duration = Duration::from_millis(1);
 const LEASE: Duration = Duration::from_secs(2); // the default, 30 s, is long to watch after a kill
-
-type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 
 /// The stock and the till: numbers in Redis.
 struct Shop {
@@ -42,7 +43,7 @@ impl Shop {
 
     fn find(url: &str, prefix: &str) -> Result<Self> {
         Ok(Self {
-            redis: redis::Client::open(url)?.get_connection()?,
+            redis: connect(url)?,
             prefix: prefix.to_owned(),
         })
     }
@@ -207,10 +208,7 @@ fn act(shop: &mut Shop, url: &str, title: &str, locked: bool, doomed: bool) -> R
 }
 
 fn play() -> Result<bool> {
-    let (_server, url) = match env::var("REDIS_URL") {
-        Ok(url) => (None, url),
-        Err(_) => start_redis().map(|(server, url)| (Some(server), url))?,
-    };
+    let (_server, url) = redis_server()?;
     let mut shop = Shop::find(&url, &format!("redlatch-stock:{}", uuid::Uuid::new_v4()))?;
     let mut play = |title, locked, doomed| {
         let figures = act(&mut shop, &url, title, locked, doomed);
@@ -265,45 +263,6 @@ fn main() -> Result<ExitCode> {
 }
 
 // --- Stage hands ------------------------------------------------------------------------------------------------------
-
-/// A process that does not outlive its owner.
-struct Ours(Child);
-
-impl Drop for Ours {
-    fn drop(&mut self) {
-        self.0.kill().ok();
-        self.0.wait().ok();
-    }
-}
-
-/// A private server on a Unix socket in a temporary folder: no port, no file kept, nobody else's keys.
-fn start_redis() -> Result<((Ours, tempfile::TempDir), String)> {
-    let dir = tempfile::tempdir()?;
-    let socket = dir.path().join("redis.sock");
-    let server = Command::new("redis-server")
-        .args(["--port", "0", "--save", "", "--unixsocket"])
-        .arg(&socket)
-        .stdout(Stdio::null())
-        .spawn()
-        .map_err(|err| format!("redis-server: {err}; install it, or set REDIS_URL"))?;
-    let server = Ours(server);
-    let url = format!("redis+unix://{}", socket.display());
-    let until = Instant::now() + Duration::from_secs(10);
-    while Shop::find(&url, "").is_err() {
-        if Instant::now() > until {
-            return Err("redis-server does not answer".into());
-        }
-        thread::sleep(Duration::from_millis(5));
-    }
-    Ok(((server, dir), url))
-}
-
-fn check(what: &str, right: bool) -> bool {
-    if !right {
-        println!("WRONG, since it should be that {what}");
-    }
-    right
-}
 
 fn await_count(shop: &mut Shop, name: &str, count: usize) -> Result<()> {
     let until = Instant::now() + Duration::from_secs(20);

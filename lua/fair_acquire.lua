@@ -59,6 +59,11 @@ if mine or free and (not head or head == ticket or purged) then
     redis.call('lrem', queue, 1, ticket)
     redis.call('zrem', timeouts, ticket)
   end
+  -- The next one sleeps for up to 5 s without asking, and would sleep through the end of a shorter lease.
+  local next = tonumber(lease_ms) < 5000 and redis.call('lindex', queue, 0)
+  if next then
+    redis.pcall('publish', channel .. ':' .. next, '0')
+  end
   return nil
 end
 
@@ -78,10 +83,10 @@ if waiter_ms > 0 then
   elseif not place and not purged then
     local tail = redis.call('lindex', queue, -1)
     local tail_dies_at = tonumber(tail and redis.call('zscore', timeouts, tail) or 0)
-    -- Only Redisson's waiters live that long. When one of them takes the lock it lowers all behind it by its own wait,
+    -- Only waiters with a longer patience live that long, mostly Redisson's. When one of them takes the lock it lowers all behind it by its own wait,
     -- so we add to its sum. Half a millisecond marks a sum with us in it: the next of us adds nothing, or it would
     -- grow with each of us and never shrink.
-    if tail_dies_at > now + math.max(60000, waiter_ms) then
+    if tail_dies_at > now + waiter_ms then
       dies_at = tail_dies_at % 1 == 0 and tail_dies_at + waiter_ms + 0.5 or tail_dies_at
     end
   end

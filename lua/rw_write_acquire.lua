@@ -6,7 +6,8 @@
 -- ARGV[3]  prefix    what a hold's key has before its owner: "{lock}:"
 --
 -- Returns  nil       taken, with a count of one if it was not this owner's before
---          n >= -1   others have it; n ms until the last of their leases runs out, -1 if that is never
+--          n >= -1   others have it; n ms until the first of their leases runs out, -1 if that is never: a reader
+--                    that died tells nobody, nor does one that leaves while the dead one's lease still runs
 --
 -- Keeps    a writer, and readers one of whose holds is alive (one PTTL per read hold, as Redisson's format has it:
 --          what is in the hash does not tell); the hash never exists without a TTL: a lock that cannot be given one
@@ -51,7 +52,7 @@ if mode == 'write' then
 end
 
 if mode == 'read' then
-  local longest, dead = -2, {}
+  local living, soonest, dead = false, math.huge, {}
   local fields = redis.call('hgetall', lock)
   for i = 1, #fields, 2 do
     local reader, count = fields[i], fields[i + 1]
@@ -62,18 +63,20 @@ if mode == 'read' then
       local life = life_ms(reader, count)
       if life == -2 then
         dead[#dead + 1] = reader
+      else
+        living = true
+        soonest = math.min(soonest, life)
       end
-      longest = math.max(longest, life)
     end
   end
-  if longest >= 0 then
+  if living then
     for _, reader in ipairs(dead) do
       redis.call('hdel', lock, reader)
     end
     if left_ms == -1 then
-      return longest < math.huge and longest or -1
+      return soonest < math.huge and soonest or -1
     end
-    return math.min(longest, left_ms)
+    return math.min(soonest, left_ms)
   end
   redis.call('del', lock)
 end

@@ -24,6 +24,7 @@ use crate::link::Link;
 use crate::mutex;
 use crate::owner::Owners;
 use crate::reentrant_lock::ReentrantLock;
+use crate::room::Mode;
 use crate::rwlock::RwLock;
 use crate::script::Request;
 use crate::spin_lock::SpinLock;
@@ -165,6 +166,14 @@ impl Engine {
         drop(hold.take_subscription());
         self.counters.lost.add(1);
         hold.gate.lost(hold);
+        if hold.gate.wire.family == Family::ReadWrite
+            && hold.mode == Mode::Exclusive
+            && hold.may_be_held_still()
+        {
+            // A read hold below it may keep what both are kept in, and would keep the lost one with it.
+            self.link.submit(&Call::deferred(hold.release(true)));
+            self.agenda.tend_soon();
+        }
         if reason != LossReason::Closed {
             log::warn!("the lock `{}` is lost: {reason}", hold.gate.name);
         }
@@ -278,6 +287,7 @@ impl Client {
     pub fn open(config: impl Into<Config>) -> Result<Self> {
         let config = config.into();
         let endpoint = config.check()?;
+        let db = endpoint.db;
         let counters = Arc::new(Counters::default());
         let agenda = Agenda::new(Arc::clone(&counters));
         let link = Link::new(
@@ -298,7 +308,7 @@ impl Client {
                     connect_timeout: config.connect_timeout,
                     waiter_lease: config.waiter_lease,
                     owners: Owners::new(),
-                    gates: Gates::new(config.key_prefix, config.tenure),
+                    gates: Gates::new(config.key_prefix, db, config.tenure),
                     link,
                     agenda,
                     subscriber: Subscriber::new(),

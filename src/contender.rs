@@ -20,7 +20,7 @@ use crate::error::{Error, Result};
 use crate::gate::{Gate, wake};
 use crate::handle::{Handle, Patience, Terms};
 use crate::held::Held;
-use crate::hold::{Hold, LossReason};
+use crate::hold::{Hold, LossReason, UNDO_FOR};
 use crate::owner::OwnerNumber;
 use crate::room::{Mode, Start};
 use crate::script::{self, Acquired, Released};
@@ -52,10 +52,11 @@ const LATE_ANSWER: Duration = Duration::from_millis(50);
 /// How often a reader finds the lock free and leaves it to a writer that does not come.
 const COURTESY: u32 = 8;
 
-/// How many tokens are drawn when other threads of this process wait for the lock, so that it can be passed on with a
-/// token for each.
+/// How many tokens are drawn at most when other threads of this process wait for the lock, so that it can be passed on
+/// with a token for each.
 ///
-/// About as many as fit into a tenure of 5 ms; the counter goes on from the clock's microseconds, so none are missed.
+/// About as many as fit into a tenure of 5 ms. Redis gives fewer to those that come back sooner than in as many
+/// microseconds, and never less than one for each of them.
 const TOKENS: u64 = 1024;
 
 /// What became of one question to Redis.
@@ -106,6 +107,8 @@ impl Drop for Contender<'_> {
         if self.done {
             return;
         }
+        // First, or it would keep out those who are called next.
+        drop(self.claim.take());
         let mut inside = self.gate.lock();
         inside.forget_contender(self.waiter.as_ref());
         let next = inside
@@ -140,6 +143,11 @@ impl<'a> Contender<'a> {
             }
             _ => None,
         };
+        let now = Instant::now();
+        let kept_out_since = match lock.mode {
+            Mode::Shared => gate.lock().kept_out_since(now),
+            Mode::Exclusive => now,
+        };
         Self {
             lock,
             gate,
@@ -153,7 +161,7 @@ impl<'a> Contender<'a> {
             listens: false,
             subscription: None,
             claim: None,
-            yields_until: Instant::now() + engine.waiter_lease,
+            yields_until: kept_out_since + engine.waiter_lease,
             courtesy: COURTESY,
             done: false,
             _contending: engine.contending(),
@@ -193,12 +201,12 @@ impl<'a> Contender<'a> {
             return;
         }
         if let Some(request) = self.gate.wire.leave(&standing.ticket) {
-            let engine = self.engine();
-            engine.link.send_deferred(Deferred {
+            self.engine().link.send_deferred(Deferred {
                 request,
                 terms: DeferredTerms {
                     name: Arc::clone(&self.gate.name),
-                    useful_until: Instant::now() + engine.waiter_lease,
+                    // A frozen server carries the question out when it thaws, and the place begins only then.
+                    useful_until: Instant::now() + UNDO_FOR,
                     undo: true,
                 },
             });
@@ -240,6 +248,13 @@ impl<'a> Contender<'a> {
     fn hold_back(&mut self, release: &Arc<Call>) -> Result<()> {
         let engine = self.engine();
         if self.spins() {
+            if self
+                .deadline()
+                .has_passed(Instant::now() + 2 * HOLD_BACK_SPIN)
+            {
+                // Who has no time for the pause had better ask.
+                return Ok(());
+            }
             engine.counters.held_back.add(1);
             let waiter = self.listen()?;
             let until = self.deadline().or(Instant::now() + HOLD_BACK_SPIN);
@@ -299,8 +314,13 @@ impl<'a> Contender<'a> {
                 Attempted::Busy { left } => left,
             };
             self.knows_busy = true;
-            self.gate.lock().room.refused();
             let now = Instant::now();
+            let mut inside = self.gate.lock();
+            inside.room.refused();
+            if self.lock.mode == Mode::Shared {
+                inside.keep_out(now, engine.waiter_lease);
+            }
+            drop(inside);
             if matches!(self.patience, Patience::Once) || self.deadline().has_passed(now) {
                 return Ok(None);
             }
@@ -394,6 +414,7 @@ impl<'a> Contender<'a> {
             let owner = engine.owners.id(number);
             let place = match standing {
                 Some(standing) => {
+                    standing.number = number;
                     standing.spent = true;
                     standing.doubtful |= sendings > 1;
                     Place {
@@ -449,10 +470,6 @@ impl<'a> Contender<'a> {
                 return Err(self.lock.error("acquiring the lock", fault));
             }
         };
-        if let Some(standing) = &mut self.standing {
-            // Answered and over: nothing under this number is on its way any more.
-            standing.spent &= sendings > 1;
-        }
         let acquired = script::acquired(answer.value).map_err(|unexpected| {
             if let Some(hold) = &asked {
                 engine.link.send_deferred(hold.release(true));
@@ -460,10 +477,10 @@ impl<'a> Contender<'a> {
             Error::redis("acquiring the lock", unexpected)
         })?;
         match (acquired, asked) {
-            (Acquired::Taken { last_token }, Some(hold)) => {
+            (Acquired::Taken { tokens }, Some(hold)) => {
                 hold.grant(answer.sent_at);
-                if last_token > 0 {
-                    hold.has_tokens(last_token.saturating_sub(tokens - 1), last_token);
+                if let Some((first, last)) = tokens {
+                    hold.has_tokens(first, last);
                 }
                 Ok(Attempted::Taken {
                     hold,
@@ -473,6 +490,8 @@ impl<'a> Contender<'a> {
             (Acquired::Busy { left }, _) => {
                 if let Some(standing) = &mut self.standing {
                     standing.stood = true;
+                    // Answered and over: nothing under its number, the last one drawn, is on its way any more.
+                    standing.spent = false;
                 }
                 if yields && left == Some(Duration::ZERO) {
                     self.courtesy -= 1;
@@ -519,6 +538,26 @@ impl<'a> Contender<'a> {
         }
         let mut inside = self.gate.lock();
         inside.forget_contender(self.waiter.as_ref());
+        if self.lock.mode == Mode::Shared {
+            inside.let_in();
+        }
+        // Threads that contend each for itself find out before the watchdog what a hold of their process has come to.
+        let displaced = match gate.wire.family {
+            Family::Fair => inside.room.holds().next().cloned(),
+            _ => None,
+        };
+        if displaced
+            .as_ref()
+            .is_some_and(|other| other.is_later_than(&hold))
+        {
+            // Taken away before we could sit down, and granted to another of our threads.
+            self.done = false;
+            drop(inside);
+            hold.end();
+            engine.agenda.disarm(&hold);
+            engine.link.send_deferred(hold.release(true));
+            return Err(self.lock.lost(LossReason::TakenOver));
+        }
         let next = inside.room.granted(
             terms.thread,
             self.lock.mode,
@@ -529,6 +568,14 @@ impl<'a> Contender<'a> {
         inside.tell(&next);
         drop(inside);
         wake(next);
+        if let Some(displaced) = displaced {
+            let reason = if displaced.is_valid(now) {
+                LossReason::TakenOver
+            } else {
+                LossReason::Expired
+            };
+            engine.lose(&displaced, reason);
+        }
         if !hold.is_held() {
             // Lost before the room knew of it.
             gate.lost(&hold);

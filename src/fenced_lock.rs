@@ -18,7 +18,11 @@ exclusive_lock! {
     /// thread does not draw another. Numbers are skipped. They rise for as long as either the counter or the server's
     /// clock goes on: the next token is one more than the counter's, or the server's time in microseconds if that is
     /// more. So they keep rising even if the counter was evicted, flushed, or restored from an older copy, unless the
-    /// clock was set back as well and more than one token a microsecond had been drawn in between.
+    /// clock went back as well, as it may with a failover to another machine, or the lock is taken again in the same
+    /// millisecond: while threads of a process wait for the lock, tokens are up to a millisecond ahead of the clock.
+    ///
+    /// Threads that pass on among themselves a lock that was taken away from their process, before it has heard of
+    /// that, have tokens below those of whoever has it now, and are refused.
     ///
     /// **The counter** is Redisson's: a string at `redisson_lock_token:{name}` without a time to live, one for each name
     /// that was ever locked. [`token_ttl`](Self::token_ttl) has it removed.
@@ -75,7 +79,8 @@ impl FencedLockGuard {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
-    /// The same in SQL, where a token fits a `BIGINT`; an `UPDATE` that changed no row was refused:
+    /// The same in SQL, where a token fits a `BIGINT NOT NULL DEFAULT 0`; an `UPDATE` that matched no row was refused.
+    /// It comes first in its transaction, and the others of that are rolled back with it:
     ///
     /// ```sql
     /// UPDATE account SET balance = :balance, token = :token WHERE id = 7 AND token <= :token;

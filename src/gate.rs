@@ -34,6 +34,13 @@ pub(crate) struct Inside {
     pub(crate) contenders: Vec<Arc<Waiter>>,
     /// The last look for writers of other processes, while readers of this one come and go.
     lookout: Option<Lookout>,
+    /// Readers of this process that were refused, and have not read since.
+    kept_out: Option<KeptOut>,
+}
+
+struct KeptOut {
+    since: Instant,
+    forgotten_at: Instant,
 }
 
 struct Lookout {
@@ -99,6 +106,32 @@ impl Inside {
         }
     }
 
+    /// Since when readers of this process have been refused. Asking once again and again is a wait like any other, so
+    /// a writer that is let go first is let go first for no longer than by one who waits.
+    pub(crate) fn kept_out_since(&self, now: Instant) -> Instant {
+        match &self.kept_out {
+            Some(kept_out) if now < kept_out.forgotten_at => kept_out.since,
+            _ => now,
+        }
+    }
+
+    /// A reader was refused; who comes within `memory` is kept out since then.
+    pub(crate) fn keep_out(&mut self, now: Instant, memory: Duration) {
+        self.kept_out = Some(KeptOut {
+            since: self.kept_out_since(now),
+            forgotten_at: now + memory,
+        });
+    }
+
+    pub(crate) fn let_in(&mut self) {
+        self.kept_out = None;
+    }
+
+    fn is_idle(&self, now: Instant) -> bool {
+        let kept_out = self.kept_out.as_ref();
+        self.room.is_idle(now) && kept_out.is_none_or(|kept_out| now >= kept_out.forgotten_at)
+    }
+
     /// Has the shared holds of this process take no more threads once somebody elsewhere is seen to wait to write.
     ///
     /// Nobody waits for the answer: it is looked at by whoever comes next. `submit` sends the question, in memory only;
@@ -152,6 +185,7 @@ const LINGER: Duration = Duration::from_millis(20);
 /// All gates of a client, by family and name.
 pub(crate) struct Gates {
     prefix: String,
+    db: i64,
     tenure: Duration,
     hasher: RandomState,
     shards: Vec<Mutex<Shard>>,
@@ -167,9 +201,10 @@ struct Shard {
 }
 
 impl Gates {
-    pub(crate) fn new(prefix: String, tenure: Duration) -> Self {
+    pub(crate) fn new(prefix: String, db: i64, tenure: Duration) -> Self {
         Self {
             prefix,
+            db,
             tenure,
             hasher: RandomState::new(),
             shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
@@ -209,11 +244,12 @@ impl Gates {
     fn make(&self, family: Family, name: &Arc<str>) -> Result<Gate> {
         Ok(Gate {
             name: Arc::clone(name),
-            wire: Wire::new(family, &self.prefix, name)?,
+            wire: Wire::new(family, &self.prefix, self.db, name)?,
             inside: Mutex::new(Inside {
                 room: Room::new(family.order(), self.tenure),
                 contenders: Vec::new(),
                 lookout: None,
+                kept_out: None,
             }),
         })
     }
@@ -279,7 +315,7 @@ impl Shard {
             if let Entry::Occupied(entry) = self.gates.entry(key.clone()) {
                 // Only the map knows it, and nobody can come to know it while this shard is locked.
                 let unused = Arc::strong_count(entry.get()) == 1;
-                if unused && entry.get().lock().room.is_idle(now) {
+                if unused && entry.get().lock().is_idle(now) {
                     entry.remove();
                 } else {
                     self.rounds.push_back((now, key));

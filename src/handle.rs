@@ -95,7 +95,7 @@ impl Handle {
     }
 
     /// The same lock, to be shared with others that share it.
-    pub(crate) fn shared(mut self) -> Self {
+    pub(crate) fn sharing(mut self) -> Self {
         self.mode = Mode::Shared;
         self
     }
@@ -187,14 +187,14 @@ impl Handle {
 
     fn come_in(&self, patience: Patience) -> Result<Option<Held>> {
         let (lease, lease_time) = self.terms()?;
+        if self.token_ttl != Duration::ZERO {
+            config::check_lease("token_ttl", self.token_ttl)?;
+        }
         let engine = self.engine();
         let gate = engine.gates.get(self.family, &self.name)?;
         engine.check_open()?;
         if matches!(patience, Patience::Until(_)) && self.is_cancelled() {
             return Err(Error::Cancelled);
-        }
-        if self.token_ttl != Duration::ZERO {
-            config::check_lease("token_ttl", self.token_ttl)?;
         }
         engine.start_watchdog()?;
 
@@ -213,7 +213,9 @@ impl Handle {
                 Patience::Until(_) => Some(&queue),
             };
             let mut inside = gate.lock();
-            let entered = inside.room.enter(thread, self.mode, lease, now, may_queue);
+            let entered = inside
+                .room
+                .enter(thread, self.mode, lease, now, may_queue, self.yields);
             match entered {
                 Entered::Busy => return Ok(None),
                 Entered::Deadlock(hold) => {
@@ -351,12 +353,7 @@ impl Handle {
         let in_time = hold.is_valid(Instant::now());
         let reason = match renewed {
             Renewed::Yes => {
-                let lease = match (self.mode, terms.lease) {
-                    // Others that share it are not to lose it with this one.
-                    (Mode::Shared, Lease::Renewed { .. }) => Lease::Renewed { max_hold: None },
-                    (_, lease) => lease,
-                };
-                hold.change_lease(lease, terms.lease_time);
+                hold.change_lease(terms.lease, terms.lease_time);
                 hold.extend(answer.sent_at, terms.lease_time);
                 if gate.lock().room.reenter(terms.thread, hold, terms.lease) {
                     engine.agenda.arm(hold, hold.due_after(answer.sent_at));

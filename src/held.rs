@@ -93,7 +93,7 @@ impl Held {
     /// A shared hold of the same thread, on the same terms; `None` if somebody else was in the way.
     pub(crate) fn below(&self) -> Result<Option<Self>> {
         Handle::like(&self.shared, &self.hold)
-            .shared()
+            .sharing()
             .acquire(Patience::Once)
     }
 
@@ -196,12 +196,12 @@ impl Held {
             Left::Gone => {
                 drop(inside);
                 engine.agenda.tend_soon();
-                // The room has forgotten it, so nobody else would end it.
-                let ended = hold.end();
-                if ended {
-                    engine.agenda.disarm(hold);
+                // The room has forgotten it, so nobody else would end it; other guards of it hear of that.
+                let taken = hold.is_held();
+                if taken {
+                    engine.lose(hold, LossReason::TakenOver);
                 }
-                if ended || hold.may_be_held_still() {
+                if taken || hold.may_be_held_still() {
                     engine.link.send_deferred(hold.release(true));
                 }
                 Err(self.lost_by(hold.loss().unwrap_or(LossReason::Expired)))

@@ -87,7 +87,11 @@ fn margin(lease: Duration) -> Duration {
 }
 
 /// For how long an acquire of unknown outcome may yet be carried out, and is undone.
-const UNDO_FOR: Duration = Duration::from_secs(3600);
+pub(crate) const UNDO_FOR: Duration = Duration::from_secs(3600);
+
+/// How often read holds see to it that what they are kept in lives as long as they do: a Redisson client that reads too
+/// shortens it to 30 s every 10 s, and may die.
+const KEEP_HASH: Duration = Duration::from_secs(10);
 
 const HELD: u8 = 0;
 const RELEASED: u8 = 1;
@@ -103,6 +107,8 @@ pub(crate) struct Hold {
     token: AtomicU64,
     last_token: AtomicU64,
     state: AtomicU8,
+    /// When the acquire that was granted was sent, of `wait::nanos`.
+    asked_at: AtomicU64,
     /// Of `wait::nanos`.
     valid_until: AtomicU64,
     terms: Mutex<Terms>,
@@ -160,6 +166,7 @@ impl Hold {
             token: AtomicU64::new(0),
             last_token: AtomicU64::new(0),
             state: AtomicU8::new(HELD),
+            asked_at: AtomicU64::new(0),
             valid_until: AtomicU64::new(0),
             terms: Mutex::new(Terms {
                 lease: lease_time,
@@ -189,6 +196,7 @@ impl Hold {
 
     /// Redis has granted it to an acquire of which the first byte left after `sent_at`.
     pub(crate) fn grant(&self, sent_at: Instant) {
+        self.asked_at.store(wait::nanos(sent_at), Ordering::Relaxed);
         let mut terms = self.terms.lock();
         terms.max_until = terms
             .max_hold
@@ -196,6 +204,11 @@ impl Hold {
         let lease = terms.lease;
         drop(terms);
         self.extend(sent_at, lease);
+    }
+
+    /// Whether this was asked for later than `other`; answers come in the order of the questions.
+    pub(crate) fn is_later_than(&self, other: &Self) -> bool {
+        self.asked_at.load(Ordering::Relaxed) > other.asked_at.load(Ordering::Relaxed)
     }
 
     pub(crate) fn valid_until(&self) -> Instant {
@@ -252,6 +265,10 @@ impl Hold {
         let mut terms = self.terms.lock();
         terms.lease = lease_time;
         terms.renewed = matches!(lease, Lease::Renewed { .. });
+        terms.max_hold = match lease {
+            Lease::Renewed { max_hold } => max_hold,
+            Lease::Fixed(_) => None,
+        };
         if let Lease::Renewed {
             max_hold: Some(max),
         } = lease
@@ -266,6 +283,9 @@ impl Hold {
         let mut due = self.valid_until();
         if terms.renewed {
             due = due.min(sent_at + terms.lease / 3);
+        }
+        if self.mode == Mode::Shared {
+            due = due.min(sent_at + KEEP_HASH);
         }
         terms.max_until.map_or(due, |max| due.min(max))
     }
@@ -285,13 +305,23 @@ impl Hold {
         }
         match terms.max_until {
             Some(max) if now >= max => Duty::Tell(LossReason::MaxHold),
-            _ if terms.renewed => Duty::Renew,
+            _ if terms.renewed || self.mode == Mode::Shared => Duty::Renew,
             _ => Duty::Wait(valid_until),
         }
     }
 
+    /// For how long a renewal asks. A fixed read hold is not made longer: only what it is kept in is.
+    pub(crate) fn renewal_lease(&self) -> Duration {
+        let terms = self.terms.lock();
+        if terms.renewed {
+            terms.lease
+        } else {
+            Duration::from_millis(1)
+        }
+    }
+
     pub(crate) fn renew_request(&self) -> script::Request {
-        let lease = self.terms.lock().lease;
+        let lease = self.renewal_lease();
         let count = self.count.load(Ordering::Relaxed);
         self.gate.wire.renew(self.mode, &self.owner, lease, count)
     }

@@ -45,11 +45,18 @@ pub(crate) enum Lease {
 }
 
 impl Lease {
-    /// Whether a hold taken with this lease may be passed to, or shared with, a thread that wants the same.
+    /// Whether a hold taken with this lease may be passed to a thread that wants the same.
     ///
     /// A limit on the whole hold starts anew for each, so such holds are not passed.
     fn passable(self) -> bool {
         !matches!(self, Self::Renewed { max_hold: Some(_) })
+    }
+
+    /// Whether it may be shared with one.
+    ///
+    /// A thread that takes one more hold of a fixed lease changes it, which is not for the others to have.
+    fn shareable(self) -> bool {
+        self == Self::Renewed { max_hold: None }
     }
 }
 
@@ -211,7 +218,8 @@ impl<W: Clone, H: Holding, R: Clone> Room<W, H, R> {
         }
     }
 
-    /// A thread wants the lock; `queue` makes its waiter if it is willing to stand in line.
+    /// A thread wants the lock; `queue` makes its waiter if it is willing to stand in line. One that `yields` stands behind
+    /// readers that may be giving way to somebody elsewhere.
     pub(crate) fn enter(
         &mut self,
         thread: u64,
@@ -219,6 +227,7 @@ impl<W: Clone, H: Holding, R: Clone> Room<W, H, R> {
         lease: Lease,
         now: Instant,
         queue: Option<&dyn Fn() -> W>,
+        yields: bool,
     ) -> Entered<H, R> {
         if let Some(has) = self.has_already(thread, mode) {
             return has;
@@ -233,14 +242,18 @@ impl<W: Clone, H: Holding, R: Clone> Room<W, H, R> {
         let contends = match mode {
             Mode::Exclusive => self.is_free(),
             Mode::Shared => {
-                let admitted =
-                    self.queue.is_empty() && self.exclusive.is_none() && self.asking_exclusive == 0;
+                let writes = |waiting: &Waiting<W>| waiting.mode == Mode::Exclusive;
+                let beside = queue.is_none() || !yields;
+                let admitted = self.exclusive.is_none()
+                    && self.asking_exclusive == 0
+                    && !self.queue.iter().any(writes)
+                    && (beside || self.queue.is_empty());
                 if admitted && let Some(bench) = self.joinable(lease, now) {
                     bench.threads.push((thread, 1));
                     return Entered::Joined(bench.hold.clone());
                 }
                 // Who does not want to stand in line behind another reader may ask beside it.
-                admitted && (self.asking_shared == 0 || queue.is_none())
+                admitted && (self.asking_shared == 0 || beside)
             }
         };
         if contends {
@@ -312,7 +325,7 @@ impl<W: Clone, H: Holding, R: Clone> Room<W, H, R> {
         self.shared.iter_mut().find(|bench| {
             bench.open
                 && bench.lease == lease
-                && lease.passable()
+                && lease.shareable()
                 && bench.hold.validity().to_spare(lease, now)
         })
     }
@@ -870,6 +883,10 @@ mod tests {
                 (Mode::Shared, true, false) => Turn::Below,
                 (Mode::Exclusive, false, true) => Turn::Never,
                 (_, false, false) if self.line.is_empty() => self.turn(mode, lease, patient),
+                // One who does not stand in line is not held up by readers that do.
+                (Mode::Shared, ..) if !patient && !self.writers_in_line() => {
+                    self.turn(mode, lease, patient)
+                }
                 (_, false, false) => Turn::Wait,
             }
         }
@@ -881,7 +898,9 @@ mod tests {
             }
             let writers = self.writer().is_some() || self.asking(Mode::Exclusive) > 0;
             let readers_ask = self.asking(Mode::Shared) > 0;
-            let fits = |hold: &Hold| hold.open && hold.suits(lease, self.now);
+            // A fixed lease is changed by whoever takes one more hold of it, so it is nobody else's.
+            let shares = lease == RENEWED;
+            let fits = |hold: &Hold| shares && hold.open && hold.suits(lease, self.now);
             match mode {
                 _ if writers => Turn::Wait,
                 Mode::Shared if self.holds.iter().any(fits) => Turn::Join,
@@ -889,6 +908,12 @@ mod tests {
                 Mode::Exclusive if !readers_ask && self.holds.is_empty() => Turn::Ask,
                 _ => Turn::Wait,
             }
+        }
+
+        fn writers_in_line(&self) -> bool {
+            let writes =
+                |&&t: &&usize| matches!(self.threads[t].doing, Doing::InLine(Mode::Exclusive));
+            self.line.iter().any(|t| writes(&t))
         }
 
         fn turn_of_first(&self) -> Option<(usize, Turn)> {
@@ -1047,7 +1072,9 @@ mod tests {
             let turn = self.turn_of_comer(t, mode, lease, waits);
             let queue = || t;
             let queue: Option<&dyn Fn() -> usize> = if waits { Some(&queue) } else { None };
-            let entered = self.room.enter(t as u64, mode, lease, self.now, queue);
+            let entered = self
+                .room
+                .enter(t as u64, mode, lease, self.now, queue, true);
             self.threads[t].ticket = None;
             self.threads[t].lease = lease;
             match entered {
@@ -1497,12 +1524,12 @@ mod tests {
 
     /// `t` comes, willing to stand in line.
     fn come(room: &mut TestRoom, t: usize, mode: Mode, lease: Lease, now: Instant) -> String {
-        told(room.enter(t as u64, mode, lease, now, Some(&|| t)))
+        told(room.enter(t as u64, mode, lease, now, Some(&|| t), true))
     }
 
     /// `t` comes, and would rather go than stand in line.
     fn try_to(room: &mut TestRoom, t: usize, mode: Mode, now: Instant) -> String {
-        told(room.enter(t as u64, mode, RENEWED, now, None))
+        told(room.enter(t as u64, mode, RENEWED, now, None, true))
     }
 
     fn told(entered: Entered<Grant, u64>) -> String {
@@ -1549,7 +1576,7 @@ mod tests {
         for t in [2, 3] {
             assert_eq!(come(&mut room, t, Mode::Shared, RENEWED, now), "Queued");
         }
-        let writer = room.enter(4, Mode::Exclusive, RENEWED, now, Some(&|| 4));
+        let writer = room.enter(4, Mode::Exclusive, RENEWED, now, Some(&|| 4), true);
         let Entered::Queued(ticket) = writer else {
             panic!("{writer:?}");
         };
@@ -1586,7 +1613,9 @@ mod tests {
         assert_eq!(called(&calls), (vec![3], Some(2)));
         assert_eq!(come(&mut room, 4, Mode::Shared, FIXED, now), "Queued");
         let calls = room.granted(2, Mode::Shared, grant(2, now), FIXED, now);
-        assert_eq!(called(&calls), (vec![4], None));
+        assert_eq!(called(&calls), (vec![], Some(4)));
+        let calls = room.granted(4, Mode::Shared, grant(4, now), FIXED, now);
+        assert_eq!(called(&calls), (vec![], None));
         // A closed hold takes nobody more, apart from those who have it.
         room.close_shared();
         assert_eq!(come(&mut room, 5, Mode::Shared, RENEWED, now), "Ask");

@@ -20,7 +20,7 @@ use crate::wait::{CancelToken, Deadline};
 ///
 /// **Order.** Threads of one process get the lock in the order in which they came, so that neither readers nor writers
 /// starve there. Among processes, a reader lets writers go first that wait already: it finds that any are subscribed to
-/// `redisson_rwlock:{name}:writers`, a channel on which nobody ever speaks. A claim lasts for as long as its writer is
+/// `redisson_rwlock:{name}:writers:<database>`, a channel on which nobody ever speaks. A claim lasts for as long as its writer is
 /// connected, and a reader respects it for at most [`Config::waiter_lease`](crate::Config::waiter_lease) (10 s unless
 /// set), so a writer that died or was stopped keeps nobody out for long. Readers of a process that keep joining each
 /// other look for writers as well, without waiting for the answer, and then stop joining. What that does not cover: a
@@ -69,7 +69,7 @@ guard! {
 impl RwLock {
     pub(crate) fn new(handle: Handle) -> Self {
         Self {
-            reading: handle.clone().shared(),
+            reading: handle.clone().sharing(),
             writing: handle,
         }
     }
@@ -83,8 +83,7 @@ impl RwLock {
 
     /// A handle that takes the lock for a fixed time instead of renewing it: Redisson's `leaseTime`.
     ///
-    /// Readers share a hold only with readers of the same lease, and only while nine tenths of it are left; otherwise
-    /// as [`ReentrantLock::lease`](crate::ReentrantLock::lease).
+    /// Such read holds are not shared; otherwise as [`ReentrantLock::lease`](crate::ReentrantLock::lease).
     #[must_use]
     pub fn lease(self, lease: Duration) -> Self {
         self.both(|handle| handle.lease(lease))

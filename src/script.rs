@@ -151,24 +151,35 @@ impl std::error::Error for Unexpected {}
 /// What became of an acquire.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Acquired {
-    /// Ours; with the last of the tokens that were drawn, if the lock has tokens.
-    Taken { last_token: u64 },
+    /// Ours; with the first and the last of the tokens that were drawn, if the lock has tokens.
+    Taken { tokens: Option<(u64, u64)> },
     /// Somebody else has it; `None`: for ever, as far as the server knows.
     Busy { left: Option<Duration> },
 }
 
 pub(crate) fn acquired(reply: Value) -> Result<Acquired, Unexpected> {
     match reply {
-        Value::Nil => Ok(Acquired::Taken { last_token: 0 }),
-        Value::BulkString(token) => std::str::from_utf8(&token)
-            .ok()
-            .and_then(|token| token.parse().ok())
-            .map(|last_token| Acquired::Taken { last_token })
-            .ok_or(Unexpected(Value::BulkString(token))),
+        Value::Nil => Ok(Acquired::Taken { tokens: None }),
+        Value::Array(tokens) => match tokens.as_slice() {
+            [first, last] => number(first).zip(number(last)),
+            _ => None,
+        }
+        .filter(|(first, last)| (1..=*last).contains(first))
+        .map(|tokens| Acquired::Taken {
+            tokens: Some(tokens),
+        })
+        .ok_or(Unexpected(Value::Array(tokens))),
         Value::Int(ms) => Ok(Acquired::Busy {
             left: u64::try_from(ms).ok().map(Duration::from_millis),
         }),
         other => Err(Unexpected(other)),
+    }
+}
+
+fn number(value: &Value) -> Option<u64> {
+    match value {
+        Value::BulkString(digits) => std::str::from_utf8(digits).ok()?.parse().ok(),
+        _ => None,
     }
 }
 
@@ -251,11 +262,28 @@ mod tests {
 
     #[test]
     fn replies_become_enums() {
-        let taken = |last_token| Some(Acquired::Taken { last_token });
-        let token = |text: &str| acquired(Value::BulkString(text.into())).ok();
-        assert_eq!(acquired(Value::Nil).ok(), taken(0));
-        assert_eq!(token("9223372036854775807"), taken(u64::MAX / 2));
-        assert_eq!((token("-1"), token("")), (None, None));
+        let taken = |tokens| Some(Acquired::Taken { tokens });
+        let tokens = |of: &[&str]| {
+            let of = of.iter().map(|token| Value::BulkString((*token).into()));
+            acquired(Value::Array(of.collect())).ok()
+        };
+        assert_eq!(acquired(Value::Nil).ok(), taken(None));
+        let most = u64::MAX / 2;
+        assert_eq!(
+            tokens(&["7", "9223372036854775807"]),
+            taken(Some((7, most)))
+        );
+        assert_eq!(tokens(&["7", "7"]), taken(Some((7, 7))));
+        for odd in [
+            &["8", "7"][..],
+            &["0", "7"],
+            &["-1", "7"],
+            &["7", ""],
+            &["7"],
+            &[],
+        ] {
+            assert_eq!(tokens(odd), None, "{odd:?}");
+        }
         let left = Some(Duration::from_millis(7));
         assert_eq!(acquired(Value::Int(7)).ok(), Some(Acquired::Busy { left }));
         assert_eq!(

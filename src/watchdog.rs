@@ -478,7 +478,7 @@ fn settle(engine: &Arc<Engine>, hold: &Arc<Hold>, reply: Value, sent_at: Instant
     match script::renewed(reply) {
         Ok(Renewed::Yes) => {
             engine.counters.renewals.add(1);
-            hold.extend(sent_at, hold.lease());
+            hold.extend(sent_at, hold.renewal_lease());
             engine.agenda.arm(hold, hold.due_after(sent_at));
         }
         Ok(Renewed::Gone) => engine.lose(

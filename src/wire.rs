@@ -84,7 +84,7 @@ impl Wire {
     /// # Errors
     ///
     /// [`Error::InvalidName`](crate::Error::InvalidName).
-    pub(crate) fn new(family: Family, prefix: &str, name: &str) -> Result<Self> {
+    pub(crate) fn new(family: Family, prefix: &str, db: i64, name: &str) -> Result<Self> {
         let key = keys::key(prefix, name)?;
         let (channel, more) = match family {
             Family::Lock | Family::Spin => (keys::lock_channel(&key), More::Nothing),
@@ -101,7 +101,8 @@ impl Wire {
                 let channel = keys::rw_channel(&key);
                 let more = More::Holds {
                     prefix: keys::rw_holds(&key),
-                    writers: format!("{channel}:writers").into(),
+                    // Channels, unlike keys, are those of all databases.
+                    writers: format!("{channel}:writers:{db}").into(),
                 };
                 (channel, more)
             }

@@ -6,6 +6,7 @@
 #[path = "it/support.rs"]
 mod support;
 
+use std::any::Any;
 use std::env;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -14,7 +15,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{bounded, unbounded};
-use redlatch::{Client, Config, Error, LossReason};
+use redlatch::{Client, Config, Error, LossReason, Result};
 
 use support::{Mode, Proxy, Server, Target, eventually, ms, threads_named, unique};
 
@@ -42,6 +43,58 @@ fn warm(server: &Server) {
     let client = open(server);
     drop(client.mutex("warm").lock().unwrap());
     eventually("released", || server.dbsize() == 0);
+}
+
+/// Takes a lock and keeps it for as long as what is returned.
+type Take = fn(&Client, &str) -> Result<Box<dyn Any>>;
+
+fn boxed<G: Any>(guard: Result<G>) -> Result<Box<dyn Any>> {
+    guard.map(|guard| Box::new(guard) as Box<dyn Any>)
+}
+
+/// Every kind of lock: its name, how it is taken, how others are kept out of it, and how many channels each of `n`
+/// waiting threads of a process makes it listen to.
+const KINDS: [(&str, Take, Take, fn(u64) -> u64); 8] = [
+    ("reentrant", reentrant, reentrant, |_| 1),
+    ("mutex", |c, n| boxed(c.mutex(n).lock()), reentrant, |_| 1),
+    ("fair", fair, fair, |n| n),
+    (
+        "fair-mutex",
+        |c, n| boxed(c.fair_mutex(n).lock()),
+        fair,
+        |n| n,
+    ),
+    ("fenced", fenced, fenced, |_| 1),
+    ("spin", spin, spin, |_| 0),
+    ("write", write, write, |_| 2),
+    ("read", |c, n| boxed(c.rwlock(n).read()), write, |_| 1),
+];
+
+fn reentrant(client: &Client, name: &str) -> Result<Box<dyn Any>> {
+    boxed(client.reentrant_lock(name).lock())
+}
+
+fn fair(client: &Client, name: &str) -> Result<Box<dyn Any>> {
+    boxed(client.fair_lock(name).lock())
+}
+
+fn fenced(client: &Client, name: &str) -> Result<Box<dyn Any>> {
+    boxed(client.fenced_lock(name).lock())
+}
+
+fn spin(client: &Client, name: &str) -> Result<Box<dyn Any>> {
+    boxed(client.spin_lock(name).lock())
+}
+
+fn write(client: &Client, name: &str) -> Result<Box<dyn Any>> {
+    boxed(client.rwlock(name).write())
+}
+
+/// Every key, sorted, but for token counters, which stay.
+fn locks(server: &Server) -> Vec<String> {
+    let mut keys = server.keys();
+    keys.retain(|key| !key.starts_with("redisson_lock_token:"));
+    keys
 }
 
 /// Waits until the server has `n` subscriptions of this crate.
@@ -162,6 +215,65 @@ fn closing_wakes_releases_and_joins() {
     assert_eq!(server.dbsize(), 0);
 }
 
+// D2, F4: whatever the kind, those who wait are woken, and no hold, place or subscription is left.
+#[test]
+fn closing_wakes_and_gives_back_whatever_the_kind() {
+    const WAITERS: u64 = 3;
+    let _turn = turn();
+    let server = Server::start();
+    let (client, other) = (open(&server), open(&server));
+    let (tell, told) = unbounded();
+    let (mut theirs, mut ours, mut waiting) = (Vec::new(), Vec::new(), Vec::new());
+    let mut listened = 0;
+    for (kind, take, keep_out, listens) in KINDS {
+        let busy = format!("busy:{kind}");
+        theirs.push(keep_out(&other, &busy).unwrap());
+        ours.push(take(&client, &format!("held:{kind}")).unwrap());
+        for _ in 0..WAITERS {
+            let (client, busy, tell) = (client.clone(), busy.clone(), tell.clone());
+            waiting.push(thread::spawn(move || {
+                let outcome = take(&client, &busy).map(drop);
+                tell.send((kind, outcome, Instant::now())).unwrap();
+            }));
+        }
+        listened += listens(WAITERS);
+    }
+    subscribed(&server, listened);
+    thread::sleep(ms(50)); // those in line are there, or come too late and are told just the same
+    assert!(told.is_empty());
+    let begun = Instant::now();
+    client.close(Duration::from_secs(5)).unwrap();
+    let took = begun.elapsed();
+    assert!(took < ms(700), "{took:?}");
+    for _ in &waiting {
+        let (kind, outcome, at) = told.recv_timeout(LONG).unwrap();
+        assert!(matches!(outcome, Err(Error::Closed)), "{kind}: {outcome:?}");
+        assert!(at - begun < PROMPT, "{kind}");
+    }
+    for thread in waiting {
+        thread.join().unwrap();
+    }
+    let mut busy: Vec<_> = KINDS.map(|kind| format!("busy:{}", kind.0)).to_vec();
+    busy.sort();
+    assert_eq!(locks(&server), busy, "all of ours is given back");
+    assert_eq!(threads_named("redlatch-subsc"), 0);
+    let stats = client.stats();
+    assert_eq!((stats.holds, stats.subscriptions), (0, 0));
+    for (kind, take, ..) in KINDS {
+        let late = take(&client, kind).map(drop);
+        assert!(matches!(late, Err(Error::Closed)), "{kind}: {late:?}");
+    }
+    // D3
+    let again = KINDS.map(|(kind, take, ..)| take(&other, &format!("held:{kind}")).unwrap());
+    let held = locks(&server);
+    drop(ours);
+    assert_eq!(locks(&server), held);
+    drop((again, theirs));
+    drop(other);
+    assert_eq!(threads_named("redlatch"), 0);
+    assert!(locks(&server).is_empty());
+}
+
 #[test]
 fn the_last_handle_closes() {
     let _turn = turn();
@@ -267,20 +379,66 @@ fn closing_takes_no_longer_than_it_may_when_redis_is_frozen() {
     eventually("it is given back", || !server.exists(&name));
 }
 
+// What was sent before is carried out once Redis is back: nobody waits for the places of those who were told to go.
 #[test]
-fn closing_races_with_those_who_lock() {
+fn closing_leaves_no_place_in_a_frozen_line() {
     let _turn = turn();
     let server = Server::start();
-    for round in 0..15_u64 {
+    let proxy = Proxy::start(server.addr());
+    for (kind, take, keep_out, listens) in KINDS {
+        let client = Client::open(proxy.url()).unwrap();
+        drop(take(&client, "warm").unwrap());
+        eventually("released", || locks(&server).is_empty());
+        let guard = keep_out(&client, kind).unwrap();
+        let waiting = [(); 2].map(|()| {
+            let client = client.clone();
+            thread::spawn(move || take(&client, kind).map(drop))
+        });
+        if listens(2) == 2 && kind.starts_with("fair") {
+            subscribed(&server, 2);
+        } else {
+            thread::sleep(ms(30));
+        }
+        proxy.set(Target::All, Mode::Stall);
+        let begun = Instant::now();
+        let closed = client.close(ms(150));
+        assert!(begun.elapsed() < ms(150) + PROMPT);
+        assert!(matches!(closed, Err(Error::Redis { .. })), "{closed:?}");
+        for thread in waiting {
+            let outcome = thread.join().unwrap();
+            assert!(matches!(outcome, Err(Error::Closed)), "{kind}: {outcome:?}");
+        }
+        drop((guard, client));
+        proxy.pass();
+        eventually("it is given back", || locks(&server).is_empty());
+        eventually("the threads end", || threads_named("redlatch") == 0);
+    }
+}
+
+#[test]
+fn closing_races_with_those_who_lock() {
+    closing_races(15, |i| (reentrant, format!("race:{}", i % 3)));
+}
+
+#[test]
+fn closing_races_with_those_who_lock_whatever_the_kind() {
+    // Two of each kind.
+    closing_races(10, |i| (KINDS[i % 6 + 2].1, format!("race:{}", i % 6)));
+}
+
+fn closing_races(rounds: u64, what: fn(usize) -> (Take, String)) {
+    let _turn = turn();
+    let server = Server::start();
+    for round in 0..rounds {
         let client = Client::open(Config::new(server.url()).lease(ms(200))).unwrap();
-        let threads: Vec<_> = (0..6)
+        let threads: Vec<_> = (0..12)
             .map(|i| {
                 let client = client.clone();
                 thread::spawn(move || {
-                    let lock = client.reentrant_lock(format!("race:{}", i % 3));
+                    let (take, name) = what(i);
                     let mut rounds = 0;
                     loop {
-                        match lock.lock() {
+                        match take(&client, &name) {
                             Ok(guard) => {
                                 rounds += 1;
                                 drop(guard);
@@ -298,7 +456,7 @@ fn closing_races_with_those_who_lock() {
         for thread in threads {
             thread.join().unwrap();
         }
-        assert_eq!(server.keys(), [] as [String; 0], "round {round}");
+        assert_eq!(locks(&server), [] as [String; 0], "round {round}");
     }
 }
 
@@ -385,7 +543,10 @@ fn a_process_that_ends_right_after_a_drop_has_released() {
     let server = Server::start();
     warm(&server);
     for how in ["exit", "return", "leak"] {
-        ends(&server, how);
+        ends(&server, how, KINDS[0].0);
+    }
+    for (kind, ..) in KINDS {
+        ends(&server, "exit", kind);
     }
 }
 
@@ -396,18 +557,19 @@ fn a_process_that_ends_right_after_the_first_drop_of_all_has_released() {
     let server = Server::start();
     for how in ["exit", "return", "leak"] {
         server.cli(&["SCRIPT", "FLUSH"]);
-        ends(&server, how);
+        ends(&server, how, KINDS[0].0);
     }
 }
 
 /// A process locks, drops the guard and ends.
-fn ends(server: &Server, how: &str) {
+fn ends(server: &Server, how: &str, kind: &str) {
     let name = unique(how);
     let status = Command::new(env::current_exe().unwrap())
         .args(["--exact", "part_that_ends", "--ignored", "--nocapture"])
         .env("REDLATCH_TEST_URL", server.url())
         .env("REDLATCH_TEST_NAME", &name)
         .env("REDLATCH_TEST_HOW", how)
+        .env("REDLATCH_TEST_KIND", kind)
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .status()
@@ -424,13 +586,15 @@ fn part_that_ends() {
     let Ok(url) = env::var("REDLATCH_TEST_URL") else {
         return;
     };
-    let (name, how) = (
+    let (name, how, kind) = (
         env::var("REDLATCH_TEST_NAME").unwrap(),
         env::var("REDLATCH_TEST_HOW").unwrap(),
+        env::var("REDLATCH_TEST_KIND").unwrap(),
     );
+    let (_, take, ..) = KINDS.into_iter().find(|its| its.0 == kind).unwrap();
     let mut con = support::connection_to(&url);
     let client = Client::open(url).unwrap();
-    let guard = client.reentrant_lock(&name).lock().unwrap();
+    let guard = take(&client, &name).unwrap();
     let held: u64 = redis::cmd("EXISTS").arg(&name).query(&mut con).unwrap();
     let () = redis::cmd("SET")
         .arg(format!("{name}:held"))

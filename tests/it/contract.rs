@@ -1,4 +1,5 @@
-//! What every exclusive lock must do, whatever its kind. A lock plugs in with one line at the foot of this file.
+//! What every exclusive lock must do, whatever its kind. A lock plugs in at the foot of this file, and says there what
+//! is true of its kind alone.
 
 use std::collections::HashSet;
 use std::fmt::Debug;
@@ -10,8 +11,8 @@ use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, unbounded};
-use redis::Connection;
+use crossbeam_channel::{Receiver, bounded, unbounded};
+use redis::{Connection, PubSub};
 use redlatch::{CancelToken, Client, Config, Error, Loss, LossReason, Result};
 
 use crate::support::{Mode, Proxy, Server, Target, eventually, ms, unique};
@@ -23,13 +24,66 @@ const LONG: Duration = Duration::from_secs(10);
 const BY_MESSAGE: Duration = Duration::from_millis(500);
 
 /// Somebody who is not of this crate: a Redisson client and one of its threads.
-const STRANGER: &str = "9f8e7d6c-5b4a-4321-8fed-cba987654321:57";
+pub(crate) const STRANGER: &str = "9f8e7d6c-5b4a-4321-8fed-cba987654321:57";
 
-/// What all handles have in common.
+/// Who keeps the line of those that wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Line {
+    /// Each process its own: one of its threads asks Redis, and the lock is passed on among them.
+    Process,
+    /// Redis, for all of them: every thread has its own place, and nobody passes anything on.
+    Redis,
+}
+
+/// Who is told of a release.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum News {
+    /// Everybody who waits, on one channel: how its name begins, and what is said.
+    All(&'static str, &'static str),
+    /// The first in line, on a channel of its own.
+    First,
+    /// Nobody.
+    Nobody,
+}
+
+/// What all handles have in common, and where kinds differ.
 pub(crate) trait Lock: Clone + Debug + Send + Sync + 'static {
     type Guard: Guard;
 
+    /// What keeps this one waiting, and is kept waiting by it: the kind itself, unless it can be shared.
+    type Foe: Lock;
+
     const REENTRANT: bool;
+    const LINE: Line = Line::Process;
+    /// Who is told of its release.
+    const NEWS: News = News::All("redisson_lock__channel", "0");
+    /// Channels that one who asks Redis listens to while it waits.
+    const LISTENS: u64 = 1;
+    /// Whether each hold has a token.
+    const TOKENS: bool = false;
+    /// Whether Redis is told how many holds the holding thread has.
+    const COUNTED: bool = true;
+    /// Commands that the server runs for a release: EVALSHA, HDEL, EXISTS, PUBLISH.
+    const RELEASE: u64 = 4;
+    /// What an acquire runs.
+    const ACQUIRE: &str = include_str!("../../lua/lock_acquire.lua");
+
+    /// The field of the hash that stands for an owner.
+    fn field(owner: &str) -> String {
+        owner.to_owned()
+    }
+    /// The whole hash, sorted, while `owner` alone has so many holds.
+    fn fields(owner: &str, count: u32) -> Vec<(String, String)> {
+        vec![(Self::field(owner), count.to_string())]
+    }
+    /// Every key, while `owner` alone holds `name` and nobody waits.
+    fn keys(name: &str, _owner: &str) -> Vec<String> {
+        vec![name.to_owned()]
+    }
+    /// Whether a key of this kind outlives its holders, and has no limit.
+    fn stays(_key: &str) -> bool {
+        false
+    }
 
     fn of(client: &Client, name: &str) -> Self;
     fn lease(self, lease: Duration) -> Self;
@@ -57,6 +111,10 @@ pub(crate) trait Guard: Debug {
     fn name(&self) -> &str;
     fn owner(&self) -> &str;
     fn hold_count(&self) -> u32;
+    /// Zero without tokens.
+    fn token(&self) -> u64 {
+        0
+    }
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -146,14 +204,102 @@ pub(crate) fn subscribed(server: &Server, n: u64) {
     });
 }
 
-/// A lock held by somebody else, made by hand.
+/// Waits until `n` threads that ask Redis are known to wait: they listen, or ask again and again where nothing is told.
+#[track_caller]
+pub(crate) fn waited_for_by<L: Lock>(server: &Server, n: u64) {
+    subscribed(server, n * L::LISTENS);
+    if n > 0 && L::LISTENS == 0 {
+        let asked = server.calls("evalsha");
+        eventually("they ask again and again", || {
+            server.calls("evalsha") >= asked + 3
+        });
+        assert!(server.clients_named("redlatch-subscriber").is_empty());
+    }
+}
+
+/// Waits until `n` threads of a crew, whatever their process, wait in this order.
+#[track_caller]
+pub(crate) fn in_line<L: Lock>(server: &Server, name: &str, crew: &Crew, n: usize) {
+    if L::LINE == Line::Redis {
+        eventually("everybody stands in line", || line(server, name).len() == n);
+    }
+    crew.all_parked();
+}
+
+/// The line that Redis keeps.
+pub(crate) fn line(server: &Server, name: &str) -> Vec<String> {
+    let queue = beside("redisson_lock_queue", name);
+    server.ask(&["LRANGE", &queue, "0", "-1"])
+}
+
+/// The key or channel `prefix` of the lock at `key`.
+pub(crate) fn beside(prefix: &str, key: &str) -> String {
+    if key.contains('{') {
+        format!("{prefix}:{key}")
+    } else {
+        format!("{prefix}:{{{key}}}")
+    }
+}
+
+/// Every key, sorted, while `owner` alone holds `name` and nobody waits.
+pub(crate) fn keys_of<L: Lock>(name: &str, owner: &str) -> Vec<String> {
+    let mut keys = L::keys(name, owner);
+    keys.sort();
+    keys
+}
+
+/// Whether a lock of this kind has left nothing but what stays.
+pub(crate) fn nothing_is_left<L: Lock>(server: &Server) -> bool {
+    server.keys().iter().all(|key| L::stays(key))
+}
+
+/// A plain lock held by somebody else, made by hand.
 pub(crate) fn hold_by_stranger(server: &Server, name: &str, lease_ms: u64) {
-    server.cli(&["HSET", name, STRANGER, "1"]);
+    stranger_holds::<redlatch::ReentrantLock>(server, name, lease_ms);
+}
+
+/// A lock held by somebody else, made by hand.
+pub(crate) fn stranger_holds<L: Lock>(server: &Server, name: &str, lease_ms: u64) {
+    for (field, value) in L::fields(STRANGER, 1) {
+        server.cli(&["HSET", name, &field, &value]);
+    }
     server.cli(&["PEXPIRE", name, &lease_ms.to_string()]);
 }
 
-fn is_held_by_stranger(server: &Server, name: &str) -> bool {
-    server.hgetall(name) == [(STRANGER.to_owned(), "1".to_owned())]
+pub(crate) fn is_held_by_stranger<L: Lock>(server: &Server, name: &str) -> bool {
+    server.hgetall(name) == L::fields(STRANGER, 1)
+}
+
+/// Does what a Redisson client does to give a lock back.
+pub(crate) fn stranger_releases<L: Lock>(server: &Server, name: &str) {
+    let first = line(server, name).into_iter().next();
+    server.cli(&["DEL", name]);
+    match (L::NEWS, first) {
+        (News::All(prefix, payload), _) => {
+            server.cli(&["PUBLISH", &beside(prefix, name), payload]);
+        }
+        (News::First, Some(first)) => {
+            let channel = beside("redisson_lock__channel", name);
+            server.cli(&["PUBLISH", &format!("{channel}:{first}"), "0"]);
+        }
+        (News::First, None) | (News::Nobody, _) => {}
+    }
+}
+
+/// Channel and payload of everything that was published since the last look, to one who listens to everything.
+pub(crate) fn published(server: &Server, pubsub: &mut PubSub<'_>) -> Vec<(String, String)> {
+    // Whatever was told before this has come when this has.
+    let end = unique("end");
+    server.cli(&["PUBLISH", &end, ""]);
+    let mut told = Vec::new();
+    loop {
+        let message = pubsub.get_message().unwrap();
+        let channel = message.get_channel_name().to_owned();
+        if channel == end {
+            return told;
+        }
+        told.push((channel, message.get_payload().unwrap()));
+    }
 }
 
 /// One more in the counter, as racy as can be.
@@ -180,7 +326,7 @@ fn assert_lost<T: Debug>(result: Result<T>, name: &str, reason: LossReason) {
 }
 
 /// Runs `work` on a thread of its own, which holds nothing.
-fn elsewhere<T: Send>(work: impl FnOnce() -> T + Send) -> T {
+pub(crate) fn elsewhere<T: Send>(work: impl FnOnce() -> T + Send) -> T {
     thread::scope(|scope| scope.spawn(work).join().expect("a thread"))
 }
 
@@ -188,16 +334,17 @@ fn elsewhere<T: Send>(work: impl FnOnce() -> T + Send) -> T {
 // Exclusion
 // ---------------------------------------------------------------------------------------------------------------------
 
-fn threads_and_clients_exclude_each_other<L: Lock>() {
+pub(crate) fn threads_and_clients_exclude_each_other<L: Lock>() {
     const ROUNDS: usize = 40;
     let server = Server::start();
     let (name, counter) = (unique("excl"), unique("counter"));
     let clients = [open(&server), open(&server), open(&server)];
-    let inside = AtomicUsize::new(0);
+    let (inside, last_token) = (AtomicUsize::new(0), AtomicU64::new(0));
     thread::scope(|scope| {
         for client in &clients {
             for thread in 0..4 {
-                let (lock, counter, inside) = (L::of(client, &name), &counter, &inside);
+                let (lock, counter) = (L::of(client, &name), &counter);
+                let (inside, last_token) = (&inside, &last_token);
                 let mut con = server.connection();
                 scope.spawn(move || {
                     for round in 0..ROUNDS {
@@ -212,6 +359,8 @@ fn threads_and_clients_exclude_each_other<L: Lock>() {
                             },
                         };
                         assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "two are inside");
+                        let before = last_token.swap(guard.token(), Ordering::SeqCst);
+                        assert!(!L::TOKENS || guard.token() > before, "{before}");
                         increment(&mut con, counter);
                         assert_eq!(inside.fetch_sub(1, Ordering::SeqCst), 1);
                         if round % 2 == 0 {
@@ -223,14 +372,20 @@ fn threads_and_clients_exclude_each_other<L: Lock>() {
         }
     });
     assert_eq!(server.get_int(&counter), 3 * 4 * 40);
-    eventually("the lock is free", || !server.exists(&name));
+    server.cli(&["DEL", &counter]);
+    eventually("the lock is free", || nothing_is_left::<L>(&server));
 }
 
-fn busy_is_none<L: Lock>() {
+pub(crate) fn busy_is_none<L: Lock>() {
+    keeps_out::<L::Foe, L>();
+    keeps_out::<L, L::Foe>();
+}
+
+fn keeps_out<H: Lock, L: Lock>() {
     let server = Server::start();
     let name = unique("busy");
     let (ours, theirs) = (open(&server), open(&server));
-    let guard = L::of(&ours, &name).lock().unwrap();
+    let guard = H::of(&ours, &name).lock().unwrap();
     assert!(L::of(&theirs, &name).try_lock().unwrap().is_none());
     // Reentrant or not: another thread is another.
     elsewhere(|| {
@@ -246,12 +401,12 @@ fn busy_is_none<L: Lock>() {
     });
 }
 
-fn a_limited_wait_takes_its_time_and_gives_none<L: Lock>() {
+pub(crate) fn a_limited_wait_takes_its_time_and_gives_none<L: Lock>() {
     const WAIT: Duration = ms(150);
     let server = Server::start();
     let name = unique("limit");
     let (holder, client) = (open(&server), open(&server));
-    let _guard = L::of(&holder, &name).lock().unwrap();
+    let guard = L::Foe::of(&holder, &name).lock().unwrap();
     let lock = L::of(&client, &name);
     // As the one who asks Redis, and as one in line of the holder's process.
     for lock in [lock, L::of(&holder, &name)] {
@@ -267,14 +422,18 @@ fn a_limited_wait_takes_its_time_and_gives_none<L: Lock>() {
             assert!(Instant::now() >= until && late < BY_MESSAGE, "{late:?}");
         });
     }
+    waited_for_by::<L>(&server, 0);
+    eventually("no place is kept", || line(&server, &name).is_empty());
+    guard.unlock().unwrap();
+    eventually("nothing is left", || nothing_is_left::<L>(&server));
 }
 
-fn no_wait_is_one_attempt<L: Lock>() {
+pub(crate) fn no_wait_is_one_attempt<L: Lock>() {
     let server = Server::start();
     let name = unique("once");
     let client = open(&server);
     drop(L::of(&client, &unique("warm")).lock().unwrap());
-    hold_by_stranger(&server, &name, 60_000);
+    stranger_holds::<L::Foe>(&server, &name, 60_000);
     let lock = L::of(&client, &name);
     let past = Instant::now();
     let before = server.calls("evalsha");
@@ -288,6 +447,7 @@ fn no_wait_is_one_attempt<L: Lock>() {
         server.clients_named("redlatch-subscriber").is_empty(),
         "nobody waited"
     );
+    assert!(line(&server, &name).is_empty(), "nobody stands in line");
     server.cli(&["DEL", &name]);
     assert!(lock.try_lock().unwrap().is_some());
     let zero = L::of(&client, &unique("zero"));
@@ -296,35 +456,35 @@ fn no_wait_is_one_attempt<L: Lock>() {
     assert!(past_one.try_lock_until(past).unwrap().is_some());
 }
 
-fn an_endless_wait_ends_with_the_lock<L: Lock>() {
+pub(crate) fn an_endless_wait_ends_with_the_lock<L: Lock>() {
     let server = Server::start();
     let name = unique("endless");
     let (holder, client) = (open(&server), open(&server));
-    let guard = L::of(&holder, &name).lock().unwrap();
+    let guard = L::Foe::of(&holder, &name).lock().unwrap();
     let mut crew = Crew::new();
     let lock = L::of(&client, &name);
     crew.spawn(move || {
         assert!(lock.try_lock_for(Duration::MAX).unwrap().is_some());
     });
-    subscribed(&server, 1);
+    waited_for_by::<L>(&server, 1);
     crew.all_parked();
     assert!(!crew.is_finished());
     drop(guard);
     crew.join();
 }
 
-fn with_holds_the_lock_for_as_long_as_it_runs<L: Lock>() {
+pub(crate) fn with_holds_the_lock_for_as_long_as_it_runs<L: Lock>() {
     let server = Server::start();
     let name = unique("with");
     let client = open(&server);
     let lock = L::of(&client, &name);
     let owner = lock.with(|guard| {
         assert!(guard.is_valid());
-        assert_eq!(server.hgetall(&name)[0].0, guard.owner());
+        assert_eq!(server.hgetall(&name), L::fields(guard.owner(), 1));
         guard.owner().to_owned()
     });
     assert!(owner.unwrap().contains(':'));
-    assert!(!server.exists(&name), "with waits for the release");
+    assert!(nothing_is_left::<L>(&server), "with waits for the release");
     // O6
     let lost = lock.with(|_| {
         server.cli(&["DEL", &name]);
@@ -342,12 +502,12 @@ fn with_holds_the_lock_for_as_long_as_it_runs<L: Lock>() {
 // ---------------------------------------------------------------------------------------------------------------------
 
 // L1
-fn a_drop_wakes_a_waiter_of_another_client_by_message<L: Lock>() {
+pub(crate) fn a_drop_wakes_a_waiter_of_another_client_by_message<L: Lock>() {
     let server = Server::start();
     let name = unique("wake");
     let (holder, client) = (open(&server), open(&server));
     for round in 1..=3 {
-        let guard = L::of(&holder, &name).lock().unwrap();
+        let guard = L::Foe::of(&holder, &name).lock().unwrap();
         let (tell, told) = unbounded();
         let mut crew = Crew::new();
         let lock = L::of(&client, &name);
@@ -356,83 +516,160 @@ fn a_drop_wakes_a_waiter_of_another_client_by_message<L: Lock>() {
             tell.send(Instant::now()).unwrap();
             guard.unlock().unwrap();
         });
-        subscribed(&server, 1);
+        waited_for_by::<L>(&server, 1);
         crew.all_parked();
         let dropped = Instant::now();
         drop(guard);
         let granted = told.recv_timeout(LONG).unwrap();
         assert!(granted - dropped < BY_MESSAGE, "{:?}", granted - dropped);
         crew.join();
-        assert!(client.stats().wakes >= round, "{:?}", client.stats());
-        subscribed(&server, 0);
+        if L::LISTENS == 0 {
+            assert_eq!(client.stats().wakes, 0, "nobody was told");
+        } else {
+            assert!(client.stats().wakes >= round, "{:?}", client.stats());
+        }
+        waited_for_by::<L>(&server, 0);
     }
     assert_eq!(client.stats().poll_rescues, 0);
 }
 
-fn a_release_publishes_redissons_message<L: Lock>() {
+pub(crate) fn a_release_publishes_redissons_message<L: Lock>() {
     let server = Server::start();
     let client = open(&server);
-    for (name, channel) in [
-        ("plain", "redisson_lock__channel:{plain}"),
-        ("tag{ged}", "redisson_lock__channel:tag{ged}"),
-    ] {
-        let mut con = server.connection();
-        let mut pubsub = con.as_pubsub();
-        pubsub.subscribe(channel).unwrap();
+    let mut con = server.connection();
+    let mut pubsub = con.as_pubsub();
+    pubsub.psubscribe("*").unwrap();
+    for name in ["plain", "tag{ged}"] {
+        // Nobody waits.
+        let told = match L::NEWS {
+            News::All(prefix, payload) => vec![(beside(prefix, name), payload.to_owned())],
+            News::First | News::Nobody => Vec::new(),
+        };
         for waits in [true, false] {
             let guard = L::of(&client, name).lock().unwrap();
+            assert!(published(&server, &mut pubsub).is_empty());
             if waits {
                 guard.unlock().unwrap();
             } else {
                 drop(guard);
+                eventually("the release ran", || !server.exists(name));
             }
-            let message = pubsub.get_message().unwrap();
-            assert_eq!(message.get_payload::<String>().unwrap(), "0");
+            assert_eq!(published(&server, &mut pubsub), told);
         }
         let _guard = L::of(&client, name).lock().unwrap();
         elsewhere(|| assert!(L::of(&client, name).force_unlock().unwrap()));
-        let message = pubsub.get_message().unwrap();
-        assert_eq!(message.get_payload::<String>().unwrap(), "0");
+        assert_eq!(published(&server, &mut pubsub), told);
     }
-}
 
-fn a_strangers_lock_is_waited_for<L: Lock>() {
-    let server = Server::start();
-    let name = unique("stranger");
-    let client = open(&server);
-    hold_by_stranger(&server, &name, 60_000);
-    let lock = L::of(&client, &name);
-    assert!(lock.try_lock().unwrap().is_none());
-    assert!(lock.is_locked().unwrap() && !lock.is_owned_by_current_thread());
+    // Two wait, in processes of their own.
+    let name = unique("two");
+    let guard = L::of(&client, &name).lock().unwrap();
     let (tell, told) = unbounded();
+    let (go, gone) = bounded::<()>(0);
     let mut crew = Crew::new();
-    crew.spawn(move || {
-        let _guard = lock.lock().unwrap();
-        tell.send(Instant::now()).unwrap();
-    });
-    subscribed(&server, 1);
-    crew.all_parked();
-    assert!(is_held_by_stranger(&server, &name), "left as it is");
-    server.cli(&["DEL", &name]);
-    let freed = Instant::now();
-    server.cli(&[
-        "PUBLISH",
-        &format!("redisson_lock__channel:{{{name}}}"),
-        "0",
-    ]);
-    let granted = told.recv_timeout(LONG).unwrap();
-    assert!(granted - freed < BY_MESSAGE, "{:?}", granted - freed);
+    for n in 1..=2 {
+        let lock = L::Foe::of(&open(&server), &name);
+        let (tell, gone) = (tell.clone(), gone.clone());
+        crew.spawn(move || {
+            let guard = lock.lock().unwrap();
+            tell.send(()).unwrap();
+            gone.recv().unwrap();
+            guard.unlock().unwrap();
+        });
+        waited_for_by::<L::Foe>(&server, n);
+        in_line::<L::Foe>(&server, &name, &crew, usize::try_from(n).unwrap());
+    }
+    assert!(published(&server, &mut pubsub).is_empty());
+    let mut releases = vec![L::NEWS, L::Foe::NEWS, L::Foe::NEWS];
+    let mut guard = Some(guard);
+    for waiters in [2, 1, 0] {
+        let line = line(&server, &name);
+        match guard.take() {
+            Some(guard) => drop(guard),
+            None => go.send(()).unwrap(),
+        }
+        if waiters > 0 {
+            told.recv_timeout(LONG).unwrap();
+        } else {
+            eventually("the last release ran", || !server.exists(&name));
+        }
+        let heard = published(&server, &mut pubsub);
+        match releases.remove(0) {
+            News::All(prefix, payload) => {
+                assert_eq!(heard, [(beside(prefix, &name), payload.to_owned())]);
+            }
+            News::First => {
+                assert_eq!(line.len(), waiters);
+                assert_eq!(heard.is_empty(), waiters == 0);
+                // Perhaps told again by the other one, who comes by and finds the lock free.
+                for (channel, payload) in heard {
+                    let its = beside("redisson_lock__channel", &name);
+                    assert_eq!(channel, format!("{its}:{}", line[0]));
+                    assert_eq!(payload, "0");
+                }
+            }
+            News::Nobody => assert!(heard.is_empty(), "{heard:?}"),
+        }
+    }
     crew.join();
 }
 
+pub(crate) fn a_strangers_lock_is_waited_for<L: Lock>() {
+    let server = Server::start();
+    let client = open(&server);
+    // A client of another kind does not tell those that stand in the line.
+    for alike in [true, false] {
+        if !alike && L::NEWS != News::First {
+            continue;
+        }
+        let name = unique("stranger");
+        stranger_holds::<L::Foe>(&server, &name, 60_000);
+        let lock = L::of(&client, &name);
+        assert!(lock.try_lock().unwrap().is_none());
+        assert!(L::Foe::of(&client, &name).is_locked().unwrap());
+        assert!(!lock.is_owned_by_current_thread());
+        let (tell, told) = unbounded();
+        let mut crew = Crew::new();
+        crew.spawn(move || {
+            let _guard = lock.lock().unwrap();
+            tell.send(Instant::now()).unwrap();
+        });
+        waited_for_by::<L>(&server, 1);
+        crew.all_parked();
+        assert!(
+            is_held_by_stranger::<L::Foe>(&server, &name),
+            "left as it is"
+        );
+        let before = client.stats();
+        let freed = Instant::now();
+        if alike {
+            stranger_releases::<L::Foe>(&server, &name);
+        } else {
+            stranger_releases::<redlatch::ReentrantLock>(&server, &name);
+        }
+        let granted = told.recv_timeout(LONG).unwrap();
+        let (took, after) = (granted - freed, client.stats());
+        crew.join();
+        if alike {
+            assert!(took < BY_MESSAGE, "{took:?}");
+            assert_eq!(after.wakes > before.wakes, L::LISTENS > 0);
+        } else {
+            assert!(took < ms(2500), "the poll cap is a second: {took:?}");
+            assert_eq!(after.wakes, before.wakes);
+            assert_eq!(after.poll_rescues, before.poll_rescues + 1);
+        }
+        waited_for_by::<L>(&server, 0);
+    }
+}
+
 // L2
-fn a_vanished_lock_is_noticed_without_a_message<L: Lock>() {
+pub(crate) fn a_vanished_lock_is_noticed_without_a_message<L: Lock>() {
     let server = Server::start();
     let client = open(&server);
     // Deleted by hand: the poll cap ends the wait. Expired: the lease does.
     for (lease_ms, deleted) in [(60_000, true), (400, false)] {
         let name = unique("vanish");
-        hold_by_stranger(&server, &name, lease_ms);
+        stranger_holds::<L::Foe>(&server, &name, lease_ms);
         let begun = Instant::now();
         let (tell, told) = unbounded();
         let mut crew = Crew::new();
@@ -441,7 +678,7 @@ fn a_vanished_lock_is_noticed_without_a_message<L: Lock>() {
             let _guard = lock.lock().unwrap();
             tell.send(Instant::now()).unwrap();
         });
-        subscribed(&server, 1);
+        waited_for_by::<L>(&server, 1);
         crew.all_parked();
         if deleted {
             server.cli(&["DEL", &name]);
@@ -454,50 +691,75 @@ fn a_vanished_lock_is_noticed_without_a_message<L: Lock>() {
             assert!(took < ms(400) + BY_MESSAGE, "{took:?}");
         }
         crew.join();
-        subscribed(&server, 0);
+        waited_for_by::<L>(&server, 0);
     }
-    assert!(client.stats().poll_rescues >= 2, "{:?}", client.stats());
+    let rescues = client.stats().poll_rescues;
+    if L::LISTENS == 0 {
+        assert_eq!(rescues, 0, "no message was missed");
+    } else {
+        assert!(rescues >= 2, "{:?}", client.stats());
+    }
 }
 
-fn passing_it_on_inside_the_process_sends_nothing<L: Lock>() {
+pub(crate) fn passing_it_on_inside_the_process_sends_nothing<L: Lock>() {
     const THREADS: u64 = 16;
     let server = Server::start();
     let name = unique("pass");
     let client = Client::open(Config::new(server.url()).tenure(Duration::from_secs(1))).unwrap();
     drop(L::of(&client, &unique("warm")).lock().unwrap());
-    eventually("Redis knows the scripts", || server.dbsize() == 0);
+    eventually("Redis knows the scripts", || nothing_is_left::<L>(&server));
     let lock = L::of(&client, &name);
     let guard = lock.lock().unwrap();
-    let owner = guard.owner().to_owned();
+    let holds = Arc::new(Mutex::new(vec![(guard.owner().to_owned(), guard.token())]));
     let mut crew = Crew::new();
-    for _ in 0..THREADS {
-        let (lock, owner) = (lock.clone(), owner.clone());
+    for n in 1..=THREADS {
+        let (lock, holds) = (lock.clone(), Arc::clone(&holds));
         crew.spawn(move || {
             let guard = lock.lock().unwrap();
             assert!(guard.is_valid() && guard.hold_count() == 1);
-            assert_eq!(guard.owner(), owner, "one tenure, one owner");
+            let hold = (guard.owner().to_owned(), guard.token());
+            holds.lock().unwrap().push(hold);
             guard.unlock().unwrap();
         });
+        if L::LINE == Line::Redis {
+            in_line::<L>(&server, &name, &crew, usize::try_from(n).unwrap());
+        }
     }
     crew.all_parked();
     let before = client.stats();
-    let commands = server.command_total();
+    let (scripts, commands) = (server.calls("evalsha"), server.command_total());
     guard.unlock().unwrap();
     crew.join();
     let after = client.stats();
-    assert_eq!(after.passed - before.passed, THREADS);
-    assert_eq!(
-        after.commands - before.commands,
-        1,
-        "the release of the last"
-    );
-    assert_eq!(after.acquired, before.acquired);
-    // Of the server's own counting: EVALSHA, HDEL, EXISTS, PUBLISH.
-    assert_eq!(server.command_total() - commands, 4);
-    assert!(!server.exists(&name));
+    let scripts = server.calls("evalsha") - scripts;
+    assert_eq!(after.commands - before.commands, scripts);
+    let grants = match (L::LINE, L::TOKENS) {
+        // Past the line nobody may go, so whoever is next is told and asks.
+        (Line::Redis, _) => THREADS,
+        // One token was drawn, since nobody waited then; the next to ask draws some for all who do now.
+        (Line::Process, true) => 1,
+        (Line::Process, false) => 0,
+    };
+    assert_eq!(after.acquired - before.acquired, grants);
+    assert_eq!(after.passed - before.passed, THREADS - grants);
+    if L::LINE == Line::Redis {
+        // Q1
+        assert!(scripts >= 2 * THREADS + 1 && scripts <= 4 * THREADS + 1);
+    } else {
+        assert_eq!(scripts, 2 * grants + 1, "the release of the last");
+    }
+    if grants == 0 {
+        // Of the server's own counting.
+        assert_eq!(server.command_total() - commands, L::RELEASE);
+    }
+    assert!(nothing_is_left::<L>(&server));
+    let holds = holds.lock().unwrap();
+    let owners: HashSet<_> = holds.iter().map(|(owner, _)| owner).collect();
+    assert_eq!(owners.len() as u64, 1 + grants, "one tenure, one owner");
+    assert!(!L::TOKENS || holds.is_sorted_by(|one, next| one.1 < next.1));
 }
 
-fn threads_of_a_process_are_served_in_order<L: Lock>() {
+pub(crate) fn threads_of_a_process_are_served_in_order<L: Lock>() {
     let server = Server::start();
     for tenure in [ms(0), ms(5), ms(1000)] {
         let name = unique("fifo");
@@ -512,7 +774,7 @@ fn threads_of_a_process_are_served_in_order<L: Lock>() {
                 let _guard = lock.lock().unwrap();
                 order.lock().unwrap().push(i);
             });
-            crew.all_parked();
+            in_line::<L>(&server, &name, &crew, i + 1);
         }
         drop(guard);
         crew.join();
@@ -520,12 +782,46 @@ fn threads_of_a_process_are_served_in_order<L: Lock>() {
     }
 }
 
-fn one_who_leaves_the_line_does_not_hold_it_up<L: Lock>() {
+// F6
+pub(crate) fn threads_of_several_processes_are_served_in_the_order_their_kind_promises<L: Lock>() {
+    const THREADS: usize = 9;
+    let server = Server::start();
+    let name = unique("order");
+    let clients = [open(&server), open(&server), open(&server)];
+    let guard = L::of(&clients[0], &name).lock().unwrap();
+    let order = Arc::new(Mutex::new(Vec::new()));
+    let mut crew = Crew::new();
+    for i in 0..THREADS {
+        let (lock, order) = (L::of(&clients[i % 3], &name), Arc::clone(&order));
+        crew.spawn(move || {
+            let _guard = lock.lock().unwrap();
+            order.lock().unwrap().push(i);
+        });
+        in_line::<L>(&server, &name, &crew, i + 1);
+    }
+    drop(guard);
+    crew.join();
+    let order = order.lock().unwrap().clone();
+    match L::LINE {
+        Line::Redis => assert_eq!(order, (0..THREADS).collect::<Vec<_>>()),
+        Line::Process => {
+            // Who comes first of several processes is nobody's promise; within each it is.
+            for process in 0..3 {
+                let of = |i: &usize| *i % 3 == process;
+                let theirs: Vec<_> = order.iter().copied().filter(of).collect();
+                assert_eq!(theirs, (0..THREADS).filter(of).collect::<Vec<_>>());
+            }
+        }
+    }
+    eventually("nothing is left", || nothing_is_left::<L>(&server));
+}
+
+pub(crate) fn one_who_leaves_the_line_does_not_hold_it_up<L: Lock>() {
     let server = Server::start();
     let name = unique("leaver");
     let client = open(&server);
     let lock = L::of(&client, &name);
-    let guard = lock.lock().unwrap();
+    let guard = L::Foe::of(&client, &name).lock().unwrap();
     let mut crew = Crew::new();
     for i in 0..6 {
         let lock = lock.clone();
@@ -540,44 +836,62 @@ fn one_who_leaves_the_line_does_not_hold_it_up<L: Lock>() {
     crew.all_parked();
     thread::sleep(ms(100)); // the span of those who leave
     eventually("the impatient have left", || crew.asleep() == 3);
+    if L::LINE == Line::Redis {
+        eventually("their places too", || line(&server, &name).len() == 3);
+    }
     drop(guard);
     crew.join();
-    eventually("the lock is free", || !server.exists(&name));
+    eventually("nothing is left", || nothing_is_left::<L>(&server));
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // What stands in Redis
 // ---------------------------------------------------------------------------------------------------------------------
 
-fn redis_holds_what_redisson_would_write<L: Lock>() {
+pub(crate) fn redis_holds_what_redisson_would_write<L: Lock>() {
     let server = Server::start();
     let name = unique("wire");
     let client = open(&server);
     let lock = L::of(&client, &name);
     assert_eq!(server.dbsize(), 0, "a handle sends nothing");
+    let lives = |guard: &L::Guard, from: i64, to: i64| {
+        assert_eq!(
+            server.keys(),
+            keys_of::<L>(&name, guard.owner()),
+            "these keys and no others"
+        );
+        for key in server.keys() {
+            let ttl = server.pttl(&key);
+            if L::stays(&key) {
+                assert_eq!(ttl, -1, "{key}");
+            } else {
+                assert!((from..=to).contains(&ttl), "{key}: {ttl}");
+            }
+        }
+    };
     let guard = lock.lock().unwrap();
-    assert_eq!(server.keys(), [name.as_str()], "one key and no other");
     assert_eq!(server.ask::<String>(&["TYPE", &name]), "hash");
-    let fields = server.hgetall(&name);
-    assert_eq!(fields, [(guard.owner().to_owned(), "1".to_owned())]);
+    assert_eq!(server.hgetall(&name), L::fields(guard.owner(), 1));
     let (uuid, number) = guard.owner().split_once(':').unwrap();
     assert_eq!(uuid.len(), 36);
     assert!(uuid.bytes().all(|b| b == b'-' || b.is_ascii_hexdigit()));
     assert!(number.parse::<u64>().is_ok());
-    let ttl = server.pttl(&name);
-    assert!((25_000..=30_000).contains(&ttl), "{ttl}");
+    lives(&guard, 25_000, 30_000);
+    if L::TOKENS {
+        let counter = beside("redisson_lock_token", &name);
+        assert_eq!(server.ask::<u64>(&["GET", &counter]), guard.token());
+    }
     guard.unlock().unwrap();
-    assert_eq!(server.keys(), [] as [String; 0]);
+    assert!(nothing_is_left::<L>(&server));
 
     let guard = lock.clone().lease(Duration::from_secs(7)).lock().unwrap();
-    let ttl = server.pttl(&name);
-    assert!((2_000..=7_000).contains(&ttl), "{ttl}");
+    lives(&guard, 2_000, 7_000);
     drop(guard);
-    eventually("nothing is left", || server.dbsize() == 0);
+    eventually("nothing is left", || nothing_is_left::<L>(&server));
 }
 
 // I2
-fn owners_never_repeat<L: Lock>() {
+pub(crate) fn owners_never_repeat<L: Lock>() {
     let server = Server::start();
     let name = unique("owner");
     let clients = [open(&server), open(&server)];
@@ -589,7 +903,7 @@ fn owners_never_repeat<L: Lock>() {
     }
 }
 
-fn a_pair_of_lock_and_drop_is_two_commands<L: Lock>() {
+pub(crate) fn a_pair_of_lock_and_drop_is_two_commands<L: Lock>() {
     const PAIRS: u64 = 100;
     let server = Server::start();
     let name = unique("cost");
@@ -622,7 +936,7 @@ fn a_pair_of_lock_and_drop_is_two_commands<L: Lock>() {
 }
 
 // W4: renewal and release of short leases cross all the time, and nothing is revived.
-fn nothing_is_renewed_after_its_release<L: Lock>() {
+pub(crate) fn nothing_is_renewed_after_its_release<L: Lock>() {
     let server = Server::start();
     let client = open_with_lease(&server, ms(30));
     let until = Instant::now() + ms(700);
@@ -638,7 +952,7 @@ fn nothing_is_renewed_after_its_release<L: Lock>() {
         }
     }
     assert!(client.stats().renewals > 0, "{:?}", client.stats());
-    eventually("all are released", || server.dbsize() == 0);
+    eventually("all are released", || nothing_is_left::<L>(&server));
     let (renewals, calls) = (client.stats().renewals, server.calls("evalsha"));
     thread::sleep(ms(60)); // two leases
     assert_eq!(client.stats().renewals, renewals);
@@ -647,14 +961,15 @@ fn nothing_is_renewed_after_its_release<L: Lock>() {
         calls,
         "no traffic without a holder"
     );
-    assert_eq!((server.dbsize(), client.stats().holds), (0, 0));
+    assert!(nothing_is_left::<L>(&server));
+    assert_eq!(client.stats().holds, 0);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Time
 // ---------------------------------------------------------------------------------------------------------------------
 
-fn a_hold_is_renewed_for_as_long_as_it_is_wanted<L: Lock>() {
+pub(crate) fn a_hold_is_renewed_for_as_long_as_it_is_wanted<L: Lock>() {
     const LEASE: Duration = ms(300);
     let server = Server::start();
     let name = unique("renew");
@@ -664,7 +979,7 @@ fn a_hold_is_renewed_for_as_long_as_it_is_wanted<L: Lock>() {
     let begun = Instant::now();
     while begun.elapsed() < 4 * LEASE {
         assert!(guard.is_valid());
-        assert_eq!(server.hgetall(&name).len(), 1);
+        assert_eq!(server.keys(), keys_of::<L>(&name, guard.owner()));
         thread::sleep(ms(10));
     }
     assert!(guard.valid_until() >= first + 2 * LEASE);
@@ -673,7 +988,7 @@ fn a_hold_is_renewed_for_as_long_as_it_is_wanted<L: Lock>() {
     guard.unlock().unwrap();
 }
 
-fn a_fixed_lease_ends_and_its_holder_is_told<L: Lock>() {
+pub(crate) fn a_fixed_lease_ends_and_its_holder_is_told<L: Lock>() {
     const LEASE: Duration = ms(300);
     let server = Server::start();
     let name = unique("fixed");
@@ -706,7 +1021,7 @@ fn a_fixed_lease_ends_and_its_holder_is_told<L: Lock>() {
 }
 
 // W10
-fn max_hold_ends_renewal_and_frees_the_lock<L: Lock>() {
+pub(crate) fn max_hold_ends_renewal_and_frees_the_lock<L: Lock>() {
     const LEASE: Duration = ms(300);
     const MAX: Duration = ms(500);
     let server = Server::start();
@@ -724,7 +1039,7 @@ fn max_hold_ends_renewal_and_frees_the_lock<L: Lock>() {
     );
     assert!(!guard.is_valid());
     elsewhere(|| {
-        let theirs = L::of(&other, &name).try_lock_for(LONG).unwrap();
+        let theirs = L::Foe::of(&other, &name).try_lock_for(LONG).unwrap();
         assert!(theirs.is_some());
     });
     assert!(granted.elapsed() < MAX + LEASE + BY_MESSAGE);
@@ -732,20 +1047,21 @@ fn max_hold_ends_renewal_and_frees_the_lock<L: Lock>() {
 }
 
 // D6, W5
-fn a_forgotten_guard_with_max_hold_frees_the_lock<L: Lock>() {
+pub(crate) fn a_forgotten_guard_with_max_hold_frees_the_lock<L: Lock>() {
     let server = Server::start();
     let name = unique("forgot");
     let (client, other) = (open_with_lease(&server, ms(200)), open(&server));
     let guard = L::of(&client, &name).max_hold(ms(300)).lock().unwrap();
     let _leaked = ManuallyDrop::new(guard);
-    assert!(L::of(&other, &name).try_lock().unwrap().is_none());
-    let theirs = L::of(&other, &name).try_lock_for(LONG).unwrap();
+    let theirs = L::Foe::of(&other, &name);
+    assert!(theirs.try_lock().unwrap().is_none());
+    let theirs = theirs.try_lock_for(LONG).unwrap();
     assert!(theirs.is_some());
     assert_eq!(client.stats().holds, 0);
 }
 
 // W8
-fn leases_do_not_interfere<L: Lock>() {
+pub(crate) fn leases_do_not_interfere<L: Lock>() {
     const LEASE: Duration = ms(240);
     let server = Server::start();
     let name = unique("leases");
@@ -791,7 +1107,7 @@ fn leases_do_not_interfere<L: Lock>() {
 }
 
 // K2
-fn a_grant_that_comes_too_late_is_not_one<L: Lock>() {
+pub(crate) fn a_grant_that_comes_too_late_is_not_one<L: Lock>() {
     let server = Server::start();
     let proxy = Proxy::start(server.addr());
     let name = unique("late");
@@ -810,11 +1126,11 @@ fn a_grant_that_comes_too_late_is_not_one<L: Lock>() {
 // Cancelling
 // ---------------------------------------------------------------------------------------------------------------------
 
-fn cancelling_ends_waits_and_the_line_goes_on<L: Lock>() {
+pub(crate) fn cancelling_ends_waits_and_the_line_goes_on<L: Lock>() {
     let server = Server::start();
     let name = unique("cancel");
     let (holder, client) = (open(&server), open(&server));
-    let guard = L::of(&holder, &name).lock().unwrap();
+    let guard = L::Foe::of(&holder, &name).lock().unwrap();
     let token = CancelToken::new();
     let lock = L::of(&client, &name);
     let mut cancelled = Crew::new();
@@ -842,6 +1158,9 @@ fn cancelling_ends_waits_and_the_line_goes_on<L: Lock>() {
         begun.elapsed()
     );
     assert!(!patient.is_finished());
+    if L::LINE == Line::Redis {
+        eventually("one place is left", || line(&server, &name).len() == 1);
+    }
     drop(guard);
     patient.join();
 
@@ -849,19 +1168,19 @@ fn cancelling_ends_waits_and_the_line_goes_on<L: Lock>() {
     for verdict in [lock.lock().map(Some), lock.try_lock_for(LONG)] {
         assert!(matches!(verdict, Err(Error::Cancelled)), "{verdict:?}");
     }
-    eventually("nobody has it", || !server.exists(&name));
+    eventually("nobody has it", || nothing_is_left::<L>(&server));
     // An attempt is no wait.
     assert!(lock.try_lock().unwrap().is_some());
 }
 
 // D1
-fn an_acquire_whose_caller_was_cancelled_is_undone<L: Lock>() {
+pub(crate) fn an_acquire_whose_caller_was_cancelled_is_undone<L: Lock>() {
     let server = Server::start();
     let proxy = Proxy::start(server.addr());
     let name = unique("undo");
     let client = Client::open(proxy.url()).unwrap();
     drop(L::of(&client, &unique("warm")).lock().unwrap());
-    eventually("warm", || server.dbsize() == 0);
+    eventually("warm", || nothing_is_left::<L>(&server));
     for mode in [Mode::Stall, Mode::Delay(ms(300))] {
         proxy.set(Target::Link, mode);
         let token = CancelToken::new();
@@ -874,10 +1193,12 @@ fn an_acquire_whose_caller_was_cancelled_is_undone<L: Lock>() {
         crew.join();
         assert!(begun.elapsed() < Duration::from_secs(1));
         proxy.pass();
-        eventually("what was taken is given back", || !server.exists(&name));
+        eventually("what was taken is given back", || {
+            nothing_is_left::<L>(&server)
+        });
         assert_eq!(client.stats().holds, 0);
         assert!(L::of(&client, &name).try_lock_for(LONG).unwrap().is_some());
-        eventually("free", || !server.exists(&name));
+        eventually("free", || nothing_is_left::<L>(&server));
     }
 }
 
@@ -886,7 +1207,7 @@ fn an_acquire_whose_caller_was_cancelled_is_undone<L: Lock>() {
 // ---------------------------------------------------------------------------------------------------------------------
 
 // O7
-fn force_unlock_tells_everybody_concerned<L: Lock>() {
+pub(crate) fn force_unlock_tells_everybody_concerned<L: Lock>() {
     let server = Server::start();
     let name = unique("force");
     let client = open(&server);
@@ -907,12 +1228,12 @@ fn force_unlock_tells_everybody_concerned<L: Lock>() {
     let other = open(&server);
     let mut crew = Crew::new();
     let (tell, told) = unbounded();
-    let waiting = L::of(&other, &name);
+    let waiting = L::Foe::of(&other, &name);
     crew.spawn(move || {
         let _guard = waiting.lock().unwrap();
         tell.send(Instant::now()).unwrap();
     });
-    subscribed(&server, 1);
+    waited_for_by::<L::Foe>(&server, 1);
     crew.all_parked();
     let forced = Instant::now();
     assert!(lock.force_unlock().unwrap());
@@ -927,7 +1248,7 @@ fn force_unlock_tells_everybody_concerned<L: Lock>() {
 }
 
 // A hold that was granted after the key had been deleted is not the one that was forced.
-fn forcing_does_not_mistake_a_later_hold<L: Lock>() {
+pub(crate) fn forcing_does_not_mistake_a_later_hold<L: Lock>() {
     let server = Server::start();
     let name = unique("mistake");
     let client = open(&server);
@@ -953,7 +1274,7 @@ fn forcing_does_not_mistake_a_later_hold<L: Lock>() {
             if lost {
                 let still: bool = redis::cmd("HEXISTS")
                     .arg(&name)
-                    .arg(guard.owner())
+                    .arg(L::field(guard.owner()))
                     .query(&mut con)
                     .unwrap();
                 mistaken += u32::from(still);
@@ -965,7 +1286,7 @@ fn forcing_does_not_mistake_a_later_hold<L: Lock>() {
 }
 
 // O2, O3
-fn unlock_says_how_it_was_lost<L: Lock>() {
+pub(crate) fn unlock_says_how_it_was_lost<L: Lock>() {
     let server = Server::start();
     let client = open(&server);
 
@@ -978,16 +1299,17 @@ fn unlock_says_how_it_was_lost<L: Lock>() {
     let name = unique("taken");
     let guard = L::of(&client, &name).lock().unwrap();
     server.cli(&["DEL", &name]);
-    hold_by_stranger(&server, &name, 60_000);
+    stranger_holds::<L::Foe>(&server, &name, 60_000);
     assert_lost(guard.unlock(), &name, LossReason::TakenOver);
-    assert!(is_held_by_stranger(&server, &name) && server.pttl(&name) > 30_000);
+    assert!(is_held_by_stranger::<L::Foe>(&server, &name));
+    assert!(server.pttl(&name) > 30_000);
 
     let name = unique("expired");
     let guard = L::of(&client, &name).lease(ms(60)).lock().unwrap();
     eventually("it expires", || !guard.is_valid() && !server.exists(&name));
-    hold_by_stranger(&server, &name, 60_000);
+    stranger_holds::<L::Foe>(&server, &name, 60_000);
     assert_lost(guard.unlock(), &name, LossReason::Expired);
-    assert!(is_held_by_stranger(&server, &name));
+    assert!(is_held_by_stranger::<L::Foe>(&server, &name));
 
     // I11: not a lock at all any more.
     let name = unique("string");
@@ -1002,7 +1324,7 @@ fn unlock_says_how_it_was_lost<L: Lock>() {
 }
 
 // O4, L8
-fn dropping_a_lost_guard_harms_nobody<L: Lock>() {
+pub(crate) fn dropping_a_lost_guard_harms_nobody<L: Lock>() {
     let server = Server::start();
     let name = unique("stale");
     let (client, other) = (open(&server), open(&server));
@@ -1011,12 +1333,12 @@ fn dropping_a_lost_guard_harms_nobody<L: Lock>() {
     // Unaware: the release finds a stranger.
     let guard = lock.lock().unwrap();
     server.cli(&["DEL", &name]);
-    hold_by_stranger(&server, &name, 60_000);
+    stranger_holds::<L::Foe>(&server, &name, 60_000);
     drop(guard);
     eventually("the release was answered", || {
         client.stats().releases_of_lost == 1
     });
-    assert!(is_held_by_stranger(&server, &name));
+    assert!(is_held_by_stranger::<L::Foe>(&server, &name));
     server.cli(&["DEL", &name]);
 
     // Aware: an old guard of this thread next to a new one.
@@ -1032,21 +1354,22 @@ fn dropping_a_lost_guard_harms_nobody<L: Lock>() {
     assert!(!old.is_valid() && new.is_valid());
     drop(old);
     assert!(new.is_valid() && lock.is_owned_by_current_thread());
-    assert_eq!(server.hgetall(&name)[0].0, new.owner());
-    assert!(L::of(&other, &name).try_lock().unwrap().is_none());
+    assert_eq!(server.hgetall(&name), L::fields(new.owner(), 1));
+    assert!(L::Foe::of(&other, &name).try_lock().unwrap().is_none());
     new.unlock().unwrap();
 
     // The next owner is another client.
     let old = lock.clone().lease(ms(50)).lock().unwrap();
-    let new = L::of(&other, &name).try_lock_for(LONG).unwrap().unwrap();
+    let theirs = L::Foe::of(&other, &name);
+    let new = theirs.try_lock_for(LONG).unwrap().unwrap();
     drop(old);
     assert!(client.stats().lost >= 2);
-    assert_eq!(server.hgetall(&name)[0].0, new.owner());
+    assert_eq!(server.hgetall(&name), L::Foe::fields(new.owner(), 1));
     new.unlock().unwrap();
 }
 
 // L8
-fn a_lost_lock_is_free_for_threads_of_the_same_process<L: Lock>() {
+pub(crate) fn a_lost_lock_is_free_for_threads_of_the_same_process<L: Lock>() {
     let server = Server::start();
     let name = unique("again");
     let client = open_with_lease(&server, ms(300));
@@ -1054,7 +1377,7 @@ fn a_lost_lock_is_free_for_threads_of_the_same_process<L: Lock>() {
     let guard = lock.lock().unwrap();
     let mut crew = Crew::new();
     for _ in 0..3 {
-        let lock = lock.clone();
+        let lock = L::Foe::of(&client, &name);
         crew.spawn(move || lock.lock().unwrap().unlock().unwrap());
     }
     crew.all_parked();
@@ -1071,7 +1394,7 @@ fn a_lost_lock_is_free_for_threads_of_the_same_process<L: Lock>() {
 // ---------------------------------------------------------------------------------------------------------------------
 
 // A7
-fn questions_are_answered_truly<L: Lock>() {
+pub(crate) fn questions_are_answered_truly<L: Lock>() {
     let server = Server::start();
     let name = unique("ask");
     let (client, other) = (open(&server), open(&server));
@@ -1099,18 +1422,21 @@ fn questions_are_answered_truly<L: Lock>() {
     guard.unlock().unwrap();
     assert!(!lock.is_locked().unwrap() && !lock.is_owned_by_current_thread());
 
-    server.cli(&["HSET", &name, STRANGER, "1"]);
+    stranger_holds::<L>(&server, &name, 60_000);
+    server.cli(&["PERSIST", &name]);
     assert_eq!(lock.remaining().unwrap(), Some(Duration::MAX));
+    assert!(lock.is_locked().unwrap() && !lock.is_owned_by_current_thread());
 }
 
 // O5
-fn reentry_is_for_the_holding_thread<L: Lock>() {
+pub(crate) fn reentry_is_for_the_holding_thread<L: Lock>() {
     let server = Server::start();
     let name = unique("reenter");
     let client = open_with_lease(&server, ms(300));
     let lock = L::of(&client, &name);
+    let theirs = L::Foe::of(&client, &name);
     let first = lock.lock().unwrap();
-    elsewhere(|| assert!(lock.try_lock().unwrap().is_none()));
+    elsewhere(|| assert!(theirs.try_lock().unwrap().is_none()));
     if !L::REENTRANT {
         for verdict in [
             lock.lock().map(Some),
@@ -1150,7 +1476,7 @@ fn reentry_is_for_the_holding_thread<L: Lock>() {
             let guard = guards[place].take().unwrap();
             assert_eq!(guard.hold_count(), left);
             assert!(server.exists(&name));
-            elsewhere(|| assert!(lock.try_lock().unwrap().is_none()));
+            elsewhere(|| assert!(theirs.try_lock().unwrap().is_none()));
             guard.unlock().unwrap();
         }
         assert!(!server.exists(&name) && lock.hold_count() == 0);
@@ -1158,16 +1484,21 @@ fn reentry_is_for_the_holding_thread<L: Lock>() {
     // The count is Redisson's too, at the next renewal at the latest, and falls again.
     let one = lock.lock().unwrap();
     let two = lock.lock().unwrap();
-    let told = |n: &str| server.hgetall(&name) == [(one.owner().to_owned(), n.to_owned())];
-    eventually("Redis knows of two holds", || told("2"));
+    assert_eq!(two.token(), one.token(), "one hold, one token");
+    let renewed = client.stats().renewals;
+    eventually("it is renewed", || client.stats().renewals > renewed + 1);
+    let told = |n| server.hgetall(&name) == L::fields(one.owner(), n);
+    eventually("Redis knows of two holds", || {
+        told(if L::COUNTED { 2 } else { 1 })
+    });
     drop(two);
-    eventually("Redis knows of one hold", || told("1"));
+    eventually("Redis knows of one hold", || told(1));
     drop(one);
     eventually("W6: nothing is renewed", || client.stats().holds == 0);
 }
 
 // A fixed lease counts anew for every hold, and never less than before.
-fn reentry_renews_a_fixed_lease<L: Lock>() {
+pub(crate) fn reentry_renews_a_fixed_lease<L: Lock>() {
     if !L::REENTRANT {
         return;
     }
@@ -1190,7 +1521,7 @@ fn reentry_renews_a_fixed_lease<L: Lock>() {
 }
 
 // D6
-fn a_panic_gives_the_lock_back<L: Lock>() {
+pub(crate) fn a_panic_gives_the_lock_back<L: Lock>() {
     let server = Server::start();
     let name = unique("panic");
     let (client, other) = (open(&server), open(&server));
@@ -1203,7 +1534,7 @@ fn a_panic_gives_the_lock_back<L: Lock>() {
         }
     });
     assert!(panicked.join().is_err());
-    let theirs = L::of(&other, &name).try_lock_for(LONG).unwrap();
+    let theirs = L::Foe::of(&other, &name).try_lock_for(LONG).unwrap();
     assert!(theirs.is_some());
     drop(theirs);
     assert!(lock.try_lock_for(LONG).unwrap().is_some());
@@ -1211,7 +1542,7 @@ fn a_panic_gives_the_lock_back<L: Lock>() {
 }
 
 // A guard outlives its handle and its client's handle, and keeps both alive.
-fn a_guard_owns_what_it_needs<L: Lock>() {
+pub(crate) fn a_guard_owns_what_it_needs<L: Lock>() {
     let server = Server::start();
     let name = unique("owns");
     let guard = L::of(&open_with_lease(&server, ms(150)), &name)
@@ -1222,23 +1553,61 @@ fn a_guard_owns_what_it_needs<L: Lock>() {
         assert!(guard.is_valid(), "renewed though only the guard is left");
         thread::sleep(ms(5));
     }
-    assert_eq!(server.hgetall(&name)[0].0, guard.owner());
+    assert_eq!(server.hgetall(&name), L::fields(guard.owner(), 1));
     guard.unlock().unwrap();
-    assert!(!server.exists(&name));
+    assert!(nothing_is_left::<L>(&server));
 }
 
+/// Runs tests of this module for a kind of lock.
+macro_rules! held_to {
+    ($lock:ty: $($test:ident,)+) => {
+        $(
+            #[test]
+            fn $test() {
+                crate::contract::$test::<$lock>();
+            }
+        )+
+    };
+}
+macro_rules! guard {
+    ($guard:ty $({ $($own:tt)* })?) => {
+        impl crate::contract::Guard for $guard {
+            fn unlock(self) -> redlatch::Result<()> {
+                <$guard>::unlock(self)
+            }
+            fn is_valid(&self) -> bool {
+                <$guard>::is_valid(self)
+            }
+            fn valid_until(&self) -> std::time::Instant {
+                <$guard>::valid_until(self)
+            }
+            fn lost(&self) -> &crossbeam_channel::Receiver<redlatch::Loss> {
+                <$guard>::lost(self)
+            }
+            fn name(&self) -> &str {
+                <$guard>::name(self)
+            }
+            fn owner(&self) -> &str {
+                <$guard>::owner(self)
+            }
+            fn hold_count(&self) -> u32 {
+                <$guard>::hold_count(self)
+            }
+            $($($own)*)?
+        }
+    };
+}
+
+pub(crate) use {guard, held_to};
+
 macro_rules! contract {
-    ($maker:ident: $lock:ident, $guard:ident, reentrant) => {
-        contract!(@ $maker, $lock, $guard, true);
-    };
-    ($maker:ident: $lock:ident, $guard:ident, not reentrant) => {
-        contract!(@ $maker, $lock, $guard, false);
-    };
-    (@ $maker:ident, $lock:ident, $guard:ident, $reentrant:literal) => {
+    ($maker:ident: $lock:ident, $guard:ty, $reentrant:literal { $($own:tt)* }) => {
         impl Lock for redlatch::$lock {
-            type Guard = redlatch::$guard;
+            type Guard = $guard;
+            type Foe = Self;
 
             const REENTRANT: bool = $reentrant;
+            $($own)*
 
             fn of(client: &Client, name: &str) -> Self {
                 client.$maker(name)
@@ -1287,32 +1656,11 @@ macro_rules! contract {
             }
         }
 
-        impl Guard for redlatch::$guard {
-            fn unlock(self) -> Result<()> {
-                redlatch::$guard::unlock(self)
-            }
-            fn is_valid(&self) -> bool {
-                redlatch::$guard::is_valid(self)
-            }
-            fn valid_until(&self) -> Instant {
-                redlatch::$guard::valid_until(self)
-            }
-            fn lost(&self) -> &Receiver<Loss> {
-                redlatch::$guard::lost(self)
-            }
-            fn name(&self) -> &str {
-                redlatch::$guard::name(self)
-            }
-            fn owner(&self) -> &str {
-                redlatch::$guard::owner(self)
-            }
-            fn hold_count(&self) -> u32 {
-                redlatch::$guard::hold_count(self)
-            }
-        }
-
-        mod $maker {
-            contract! { @tests redlatch::$lock,
+        contract!($maker: redlatch::$lock);
+    };
+    ($kind:ident: $lock:ty) => {
+        mod $kind {
+            crate::contract::held_to! { $lock:
                 threads_and_clients_exclude_each_other,
                 busy_is_none,
                 a_limited_wait_takes_its_time_and_gives_none,
@@ -1325,6 +1673,7 @@ macro_rules! contract {
                 a_vanished_lock_is_noticed_without_a_message,
                 passing_it_on_inside_the_process_sends_nothing,
                 threads_of_a_process_are_served_in_order,
+                threads_of_several_processes_are_served_in_the_order_their_kind_promises,
                 one_who_leaves_the_line_does_not_hold_it_up,
                 redis_holds_what_redisson_would_write,
                 owners_never_repeat,
@@ -1351,15 +1700,127 @@ macro_rules! contract {
             }
         }
     };
-    (@tests $lock:ty, $($test:ident,)+) => {
-        $(
-            #[test]
-            fn $test() {
-                super::$test::<$lock>();
-            }
-        )+
-    };
 }
 
-contract!(reentrant_lock: ReentrantLock, ReentrantLockGuard, reentrant);
-contract!(mutex: Mutex, MutexGuard, not reentrant);
+// ---------------------------------------------------------------------------------------------------------------------
+// The kinds
+// ---------------------------------------------------------------------------------------------------------------------
+
+guard!(redlatch::ReentrantLockGuard);
+guard!(redlatch::MutexGuard);
+guard!(redlatch::FairLockGuard);
+guard!(redlatch::FairMutexGuard);
+guard!(redlatch::SpinLockGuard);
+guard!(redlatch::RwLockWriteGuard);
+guard!(redlatch::FencedLockGuard {
+    fn token(&self) -> u64 {
+        redlatch::FencedLockGuard::token(self)
+    }
+});
+
+contract!(reentrant_lock: ReentrantLock, redlatch::ReentrantLockGuard, true {});
+contract!(mutex: Mutex, redlatch::MutexGuard, false {});
+contract!(fair_lock: FairLock, redlatch::FairLockGuard, true {
+    const LINE: Line = Line::Redis;
+    const NEWS: News = News::First;
+    const ACQUIRE: &str = include_str!("../../lua/fair_acquire.lua");
+});
+contract!(fair_mutex: FairMutex, redlatch::FairMutexGuard, false {
+    const LINE: Line = Line::Redis;
+    const NEWS: News = News::First;
+    const ACQUIRE: &str = include_str!("../../lua/fair_acquire.lua");
+});
+contract!(fenced_lock: FencedLock, redlatch::FencedLockGuard, true {
+    const TOKENS: bool = true;
+    const ACQUIRE: &str = include_str!("../../lua/fenced_acquire.lua");
+
+    fn keys(name: &str, _: &str) -> Vec<String> {
+        vec![name.to_owned(), beside("redisson_lock_token", name)]
+    }
+    fn stays(key: &str) -> bool {
+        key.starts_with("redisson_lock_token:")
+    }
+});
+contract!(spin_lock: SpinLock, redlatch::SpinLockGuard, true {
+    const NEWS: News = News::Nobody;
+    const LISTENS: u64 = 0;
+    const RELEASE: u64 = 3; // no PUBLISH
+});
+contract!(rwlock_writing: super::Writing);
+
+/// The read-write lock, as one that writes sees it.
+#[derive(Clone, Debug)]
+pub(crate) struct Writing(redlatch::RwLock);
+
+impl Lock for Writing {
+    type Guard = redlatch::RwLockWriteGuard;
+    type Foe = Self;
+
+    const REENTRANT: bool = true;
+    const NEWS: News = News::All("redisson_rwlock", "1");
+    const LISTENS: u64 = 2; // the other one says that somebody waits to write
+    const RELEASE: u64 = 6; // EVALSHA, HGET, HDEL, HLEN, DEL, PUBLISH
+    const ACQUIRE: &str = include_str!("../../lua/rw_write_acquire.lua");
+
+    fn field(owner: &str) -> String {
+        format!("{owner}:write")
+    }
+    fn fields(owner: &str, count: u32) -> Vec<(String, String)> {
+        vec![
+            (Self::field(owner), count.to_string()),
+            ("mode".to_owned(), "write".to_owned()),
+        ]
+    }
+    fn of(client: &Client, name: &str) -> Self {
+        Self(client.rwlock(name))
+    }
+    fn lease(self, lease: Duration) -> Self {
+        Self(self.0.lease(lease))
+    }
+    fn max_hold(self, max_hold: Duration) -> Self {
+        Self(self.0.max_hold(max_hold))
+    }
+    fn cancel_on(self, token: &CancelToken) -> Self {
+        Self(self.0.cancel_on(token))
+    }
+    fn lock(&self) -> Result<Self::Guard> {
+        self.0.write()
+    }
+    fn try_lock(&self) -> Result<Option<Self::Guard>> {
+        self.0.try_write()
+    }
+    fn try_lock_for(&self, wait: Duration) -> Result<Option<Self::Guard>> {
+        self.0.try_write_for(wait)
+    }
+    fn try_lock_until(&self, instant: Instant) -> Result<Option<Self::Guard>> {
+        self.0.try_write_until(instant)
+    }
+    fn with<T>(&self, work: impl FnOnce(&Self::Guard) -> T) -> Result<T> {
+        let guard = self.0.write()?;
+        let done = work(&guard);
+        guard.unlock()?;
+        Ok(done)
+    }
+    fn is_locked(&self) -> Result<bool> {
+        self.0.is_write_locked()
+    }
+    fn is_owned_by_current_thread(&self) -> bool {
+        assert_eq!(
+            self.0.is_owned_by_current_thread(),
+            self.0.write_hold_count() + self.0.read_hold_count() > 0
+        );
+        self.0.write_hold_count() > 0
+    }
+    fn hold_count(&self) -> u32 {
+        self.0.write_hold_count()
+    }
+    fn remaining(&self) -> Result<Option<Duration>> {
+        self.0.remaining()
+    }
+    fn force_unlock(&self) -> Result<bool> {
+        self.0.force_unlock()
+    }
+    fn name(&self) -> &str {
+        self.0.name()
+    }
+}

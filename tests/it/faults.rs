@@ -6,8 +6,10 @@ use std::fmt::Debug;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use redlatch::{Client, Config, Error, Loss, LossReason};
+use redlatch::{Client, Config, Error, FairLock, FencedLock, Loss, LossReason, ReentrantLock};
 
+use crate::contract::{Guard, Line, Lock, Writing, keys_of, nothing_is_left};
+use crate::contract_read::Reading;
 use crate::support::{Mode, Proxy, Server, Target, eventually, ms, unique, within};
 
 /// The response and connect timeouts of clients here.
@@ -105,7 +107,7 @@ pub(crate) enum Data {
 
 /// Asks for everything while `fault` lasts: every verb fails in time (I4, L5, C1); after `heal` the same client works,
 /// what was let go is gone (L8), what timed out left nothing behind (D1), and what is held is held still, or told lost.
-pub(crate) fn bad_day<S>(
+pub(crate) fn bad_day<L: Lock, S>(
     mut server: Server,
     proxy: &Proxy,
     fault: impl FnOnce(&mut Server, &Proxy) -> S,
@@ -116,9 +118,9 @@ pub(crate) fn bad_day<S>(
     let client = Client::open(config(&proxy.url()).on_lost(told.listener())).unwrap();
     let name = |what: &str| unique(&format!("day:{what}"));
     let (kept, unlocked, dropped) = (name("kept"), name("unlocked"), name("dropped"));
-    let keeper = client.reentrant_lock(&kept).lock().unwrap();
-    let to_unlock = client.reentrant_lock(&unlocked).lock().unwrap();
-    let to_drop = client.mutex(&dropped).lock().unwrap();
+    let keeper = L::of(&client, &kept).lock().unwrap();
+    let to_unlock = L::of(&client, &unlocked).lock().unwrap();
+    let to_drop = L::of(&client, &dropped).lock().unwrap();
     let asked: Vec<_> = ["lock", "try", "for", "is", "left", "force"]
         .into_iter()
         .map(|what| (what, name(what)))
@@ -126,7 +128,7 @@ pub(crate) fn bad_day<S>(
     let state = fault(&mut server, proxy);
     std::thread::scope(|scope| {
         for (what, name) in &asked {
-            let lock = client.reentrant_lock(name);
+            let lock = L::of(&client, name);
             scope.spawn(move || match *what {
                 "lock" => fails(what, RESPONSE, || lock.lock()),
                 "try" => fails(what, RESPONSE, || lock.try_lock()),
@@ -142,8 +144,13 @@ pub(crate) fn bad_day<S>(
             });
         }
         scope.spawn(|| {
+            let lock = L::Foe::of(&client, &kept);
+            if L::LINE == Line::Redis {
+                // There is no line but that of Redis.
+                fails("waiting", ms(100), || lock.try_lock_for(ms(100)));
+                return;
+            }
             // That it is held here is known without Redis.
-            let lock = client.mutex(&kept);
             let held = in_time("waiting", ms(100), || lock.try_lock_for(ms(100)));
             assert!(matches!(held, Ok(None)), "{held:?}");
         });
@@ -156,7 +163,7 @@ pub(crate) fn bad_day<S>(
             let mut taken = None;
             // Right after the fault the first attempts may still meet its last effects.
             within(ms(2_000), || {
-                taken = client.reentrant_lock(name).lock().ok();
+                taken = L::of(&client, name).lock().ok();
                 taken.is_some()
             });
             taken
@@ -167,11 +174,15 @@ pub(crate) fn bad_day<S>(
     }
     match data {
         Data::Kept => {
-            eventually("only what is held is there", || server.keys() == [&*kept]);
-            assert_eq!(
-                server.hgetall(&kept),
-                [(keeper.owner().to_owned(), "1".to_owned())]
-            );
+            let locks = |mut keys: Vec<String>| {
+                keys.retain(|key| !L::stays(key));
+                keys
+            };
+            let held = locks(keys_of::<L>(&kept, keeper.owner()));
+            eventually("only what is held is there", || {
+                locks(server.keys()) == held
+            });
+            assert_eq!(server.hgetall(&kept), L::fields(keeper.owner(), 1));
             let renewals = client.stats().renewals;
             eventually("it is renewed", || client.stats().renewals > renewals + 1);
             assert!(keeper.is_valid() && keeper.lost().is_empty());
@@ -192,18 +203,18 @@ pub(crate) fn bad_day<S>(
             });
         }
     }
-    let again = client.reentrant_lock(&kept).lock().unwrap();
-    assert_eq!(server.hgetall(&kept)[0].0, again.owner());
+    let again = L::of(&client, &kept).lock().unwrap();
+    assert_eq!(server.hgetall(&kept), L::fields(again.owner(), 1));
     drop(again);
-    eventually("nothing is left", || server.keys().is_empty());
+    eventually("nothing is left", || nothing_is_left::<L>(&server));
     assert_eq!(client.stats().releases_failed, 0);
     in_time("closing", RESPONSE, || client.close(RESPONSE)).unwrap();
 }
 
-fn network_day(mode: Mode, target: Target) {
+fn network_day<L: Lock>(mode: Mode, target: Target) {
     let server = Server::start();
     let proxy = Proxy::start(server.addr());
-    bad_day(
+    bad_day::<L, _>(
         server,
         &proxy,
         |_, proxy| {
@@ -219,39 +230,38 @@ fn network_day(mode: Mode, target: Target) {
 
 #[test]
 fn a_day_in_a_black_hole() {
-    network_day(Mode::BlackHole, Target::All); // L5, C1
+    network_day::<ReentrantLock>(Mode::BlackHole, Target::All); // L5, C1
 }
 
 #[test]
 fn a_day_on_which_everything_stalls() {
-    network_day(Mode::Stall, Target::All); // D1
+    network_day::<ReentrantLock>(Mode::Stall, Target::All); // D1
 }
 
 #[test]
 fn a_day_without_replies() {
-    network_day(Mode::SwallowReplies, Target::All); // L8, O1
+    network_day::<ReentrantLock>(Mode::SwallowReplies, Target::All); // L8, O1
 }
 
 #[test]
 fn a_day_of_refused_connections() {
-    network_day(Mode::Refuse, Target::All); // C1
+    network_day::<ReentrantLock>(Mode::Refuse, Target::All); // C1
 }
 
 #[test]
 fn a_day_of_replies_later_than_anybody_waits() {
-    network_day(Mode::Delay(RESPONSE * 3), Target::All); // C1, D1
+    network_day::<ReentrantLock>(Mode::Delay(RESPONSE * 3), Target::All); // C1, D1
 }
 
 #[test]
 fn a_day_without_the_link_alone() {
-    network_day(Mode::BlackHole, Target::Link); // C1
+    network_day::<ReentrantLock>(Mode::BlackHole, Target::Link); // C1
 }
 
-#[test]
-fn a_day_on_which_the_server_is_killed_and_comes_back_empty() {
+fn day_of_a_kill<L: Lock>() {
     let server = Server::start();
     let proxy = Proxy::start(server.addr());
-    bad_day(
+    bad_day::<L, _>(
         server,
         &proxy,
         |server, _| server.kill(),
@@ -261,10 +271,15 @@ fn a_day_on_which_the_server_is_killed_and_comes_back_empty() {
 }
 
 #[test]
+fn a_day_on_which_the_server_is_killed_and_comes_back_empty() {
+    day_of_a_kill::<ReentrantLock>();
+}
+
+#[test]
 fn a_day_on_which_the_server_is_frozen() {
     let server = Server::start();
     let proxy = Proxy::start(server.addr());
-    bad_day(
+    bad_day::<ReentrantLock, _>(
         server,
         &proxy,
         |server, _| server.freeze(),
@@ -277,7 +292,7 @@ fn a_day_on_which_the_server_is_frozen() {
 fn a_day_on_which_the_server_answers_nobody_for_a_while() {
     let server = Server::start();
     let proxy = Proxy::start(server.addr());
-    bad_day(
+    bad_day::<ReentrantLock, _>(
         server,
         &proxy,
         |server, _| {
@@ -292,6 +307,37 @@ fn a_day_on_which_the_server_answers_nobody_for_a_while() {
         Data::Kept,
     );
 }
+
+/// The worst of those days for a kind with scripts of its own.
+macro_rules! worst_days {
+    ($($kind:ident: $lock:ty),+) => {
+        $(mod $kind {
+            use super::*;
+
+            #[test]
+            fn a_day_without_replies() {
+                network_day::<$lock>(Mode::SwallowReplies, Target::All); // L8, O1
+            }
+
+            #[test]
+            fn a_day_on_which_everything_stalls() {
+                network_day::<$lock>(Mode::Stall, Target::All); // D1, F4
+            }
+
+            #[test]
+            fn a_day_on_which_the_server_is_killed_and_comes_back_empty() {
+                day_of_a_kill::<$lock>();
+            }
+        })+
+    };
+}
+
+worst_days!(
+    fair_lock: FairLock,
+    fenced_lock: FencedLock,
+    writing: Writing,
+    reading: Reading
+);
 
 #[test]
 fn a_day_as_a_read_only_replica() {

@@ -3,13 +3,12 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use redlatch::{CancelToken, Client, Error};
+use redlatch::{CancelToken, Client, Error, FairLock, FencedLock, Mutex, ReentrantLock};
 
-use crate::faults::{RESPONSE, SLACK, acquire_sha, client, config, in_time, renew_sha};
+use crate::contract::{Guard, Lock, Writing, line, nothing_is_left};
+use crate::contract_read::Reading;
+use crate::faults::{RESPONSE, SLACK, client, config, in_time, renew_sha, sha};
 use crate::support::{Mode, Proxy, Server, Target, Trap, eventually, ms, unique, within};
-
-/// In every release, whole or by its hash, and in no other request of a link but `force_unlock`.
-const RELEASE: &str = "redisson_lock__channel";
 
 /// A server, a proxy in front of it, a client behind the proxy and one that is not.
 struct Net {
@@ -52,22 +51,28 @@ const QUICK: Duration = ms(1_000);
 
 /// Rounds in which one request goes wrong: the hold is right while it lasts, and somebody else gets the lock soon
 /// after, and is not harmed by what comes late.
-fn rounds_with(rounds: u32, response: Duration, before: bool, set: impl Fn(&Proxy) -> Trap) {
+///
+/// `set` makes it go wrong, `before` the lock is taken or, knowing the owner, after that.
+fn rounds_with<L: Lock>(
+    rounds: u32,
+    response: Duration,
+    before: bool,
+    set: impl Fn(&Proxy, &str) -> Trap,
+) {
     let net = Net::with(response);
     let name = unique("round");
-    let (lock, other) = (net.client.reentrant_lock(&name), net.other.mutex(&name));
+    let (lock, other) = (L::of(&net.client, &name), L::Foe::of(&net.other, &name));
     for round in 0..rounds {
-        let trap = before.then(|| set(&net.proxy));
+        let trap = before.then(|| set(&net.proxy, ""));
         let guard = in_time("lock", response, || lock.lock()).unwrap();
-        let trap = trap.unwrap_or_else(|| set(&net.proxy));
+        let trap = trap.unwrap_or_else(|| set(&net.proxy, guard.owner()));
         let count = 1 + round % 2;
         let again = (count == 2).then(|| lock.lock().unwrap());
-        let held = net.server.hgetall(&name);
-        assert_eq!(held, [(guard.owner().to_owned(), "1".to_owned())]);
+        assert_eq!(net.server.hgetall(&name), L::fields(guard.owner(), 1));
         drop(again);
         if round % 3 == 0 {
             in_time("unlock", response, || guard.unlock()).unwrap();
-            assert!(net.server.keys().is_empty());
+            assert!(nothing_is_left::<L>(&net.server));
         } else {
             in_time("drop", ms(0), || drop(guard));
         }
@@ -76,67 +81,132 @@ fn rounds_with(rounds: u32, response: Duration, before: bool, set: impl Fn(&Prox
             let next = next.unwrap_or_else(|| panic!("held by nobody in round {round}"));
             eventually("it sprang", || trap.fired());
             assert!(!within(ms(if round % 8 == 0 { 300 } else { 5 }), || {
-                net.server.hgetall(&name) != [(next.owner().to_owned(), "1".to_owned())]
+                net.server.hgetall(&name) != L::Foe::fields(next.owner(), 1)
             }));
             next.unlock().unwrap();
         }
     }
-    eventually("nothing is left", || net.server.keys().is_empty());
+    eventually("nothing is left", || nothing_is_left::<L>(&net.server));
     let stats = net.client.stats();
     assert_eq!((stats.lost, stats.releases_failed), (0, 0));
     assert_eq!(stats.releases_of_lost, 0);
 }
 
-#[test]
-fn acquires_whose_replies_are_lost_are_no_holds() {
-    rounds_with(12, QUICK, true, |proxy| {
-        proxy.swallow_reply_to(acquire_sha())
-    }); // O1, D1
+/// The worst that can happen to an acquire, and to a release.
+fn lost_replies_to_acquires<L: Lock>(rounds: u32, response: Duration) {
+    rounds_with::<L>(rounds, response, true, |proxy, _| {
+        proxy.swallow_reply_to(sha(L::ACQUIRE))
+    });
 }
 
-#[test]
-fn acquires_that_are_lost_are_sent_again() {
-    rounds_with(12, QUICK, true, |proxy| {
-        proxy.black_hole_request(acquire_sha())
+fn lost_acquires<L: Lock>(rounds: u32, response: Duration) {
+    rounds_with::<L>(rounds, response, true, |proxy, _| {
+        proxy.black_hole_request(sha(L::ACQUIRE))
+    });
+}
+
+/// As an argument of the one command about it that a link sends from now on.
+fn release_of<L: Lock>(owner: &str) -> String {
+    format!("\r\n{}\r\n", L::field(owner))
+}
+
+fn lost_replies_to_releases<L: Lock>(rounds: u32, response: Duration) {
+    rounds_with::<L>(rounds, response, false, |proxy, owner| {
+        proxy.swallow_reply_to(release_of::<L>(owner))
+    });
+}
+
+fn lost_releases<L: Lock>(rounds: u32, response: Duration) {
+    rounds_with::<L>(rounds, response, false, |proxy, owner| {
+        proxy.black_hole_request(release_of::<L>(owner))
     });
 }
 
 #[test]
+fn acquires_whose_replies_are_lost_are_no_holds() {
+    lost_replies_to_acquires::<ReentrantLock>(12, QUICK); // O1, D1
+}
+
+#[test]
+fn acquires_that_are_lost_are_sent_again() {
+    lost_acquires::<ReentrantLock>(12, QUICK);
+}
+
+#[test]
 fn releases_whose_replies_are_lost_have_happened_once() {
-    rounds_with(12, QUICK, false, |proxy| proxy.swallow_reply_to(RELEASE)); // O1, O2, L8
+    lost_replies_to_releases::<ReentrantLock>(12, QUICK); // O1, O2, L8
 }
 
 #[test]
 fn releases_that_are_lost_are_sent_again() {
-    rounds_with(12, QUICK, false, |proxy| proxy.black_hole_request(RELEASE)); // L8
+    lost_releases::<ReentrantLock>(12, QUICK); // L8
 }
+
+/// The same for a kind with scripts of its own.
+macro_rules! lost_requests_and_replies {
+    ($($kind:ident: $lock:ty),+) => {
+        $(mod $kind {
+            use super::*;
+
+            #[test]
+            fn acquires_whose_replies_are_lost_are_no_holds() {
+                lost_replies_to_acquires::<$lock>(4, QUICK);
+            }
+
+            #[test]
+            fn acquires_that_are_lost_are_sent_again() {
+                lost_acquires::<$lock>(4, QUICK);
+            }
+
+            #[test]
+            fn releases_whose_replies_are_lost_have_happened_once() {
+                lost_replies_to_releases::<$lock>(4, QUICK);
+            }
+
+            #[test]
+            fn releases_that_are_lost_are_sent_again() {
+                lost_releases::<$lock>(4, QUICK);
+            }
+
+            #[test]
+            fn an_acquire_that_arrives_late_takes_nothing() {
+                late_acquires::<$lock>(8);
+            }
+
+            #[test]
+            fn an_acquire_on_a_connection_given_up_takes_nothing_when_it_arrives_at_last() {
+                // F1: a place in line that is taken so late stands for as long as that of a waiter that died.
+                let stands = stringify!($kind) == "fair_lock";
+                acquires_later_than_their_undo::<$lock>(if stands { 1 } else { 6 });
+            }
+        })+
+    };
+}
+
+lost_requests_and_replies!(
+    fair_lock: FairLock,
+    fenced_lock: FencedLock,
+    writing: Writing,
+    reading: Reading
+);
 
 #[test]
 #[ignore = "takes minutes"]
 fn soak_of_lost_requests_and_replies() {
     // O1
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
-            rounds_with(300, ms(1_200), true, |proxy| {
-                proxy.swallow_reply_to(acquire_sha())
-            })
+    fn soak<L: Lock>() {
+        std::thread::scope(|scope| {
+            scope.spawn(|| lost_replies_to_acquires::<L>(300, ms(1_200)));
+            scope.spawn(|| lost_acquires::<L>(300, ms(1_200)));
+            scope.spawn(|| lost_replies_to_releases::<L>(300, ms(1_200)));
+            scope.spawn(|| lost_releases::<L>(300, ms(1_200)));
         });
-        scope.spawn(|| {
-            rounds_with(300, ms(1_200), true, |proxy| {
-                proxy.black_hole_request(acquire_sha())
-            })
-        });
-        scope.spawn(|| {
-            rounds_with(300, ms(1_200), false, |proxy| {
-                proxy.swallow_reply_to(RELEASE)
-            })
-        });
-        scope.spawn(|| {
-            rounds_with(300, ms(1_200), false, |proxy| {
-                proxy.black_hole_request(RELEASE)
-            })
-        });
-    });
+    }
+    soak::<ReentrantLock>();
+    soak::<FairLock>();
+    soak::<FencedLock>();
+    soak::<Writing>();
+    soak::<Reading>();
 }
 
 fn renewals_with(rounds: u32, set: impl Fn(&Proxy) -> Trap) {
@@ -173,14 +243,13 @@ fn renewals_that_are_lost_are_repeated_in_time() {
     renewals_with(4, |proxy| proxy.black_hole_request(renew_sha())); // W1, W12
 }
 
-#[test]
-fn an_acquire_that_arrives_late_takes_nothing() {
-    // D1, O1: the client is long past it, and others have come and gone.
+/// D1, O1: the client is long past it, and others have come and gone.
+fn late_acquires<L: Lock>(rounds: u64) {
     let net = Net::start();
     let name = unique("late");
-    let lock = net.client.mutex(&name);
+    let (lock, other) = (L::of(&net.client, &name), L::Foe::of(&net.other, &name));
     let mut dice = dice(7);
-    for round in 0..12 {
+    for round in 0..rounds {
         lock.lock().unwrap().unlock().unwrap();
         net.proxy.set(Target::Link, Mode::Stall);
         // Sometimes the link is given up before the stall ends, sometimes not.
@@ -193,20 +262,20 @@ fn an_acquire_that_arrives_late_takes_nothing() {
         if round % 4 == 3 {
             std::thread::sleep(RESPONSE); // until the link is given up for its silence
         }
-        let other = net.other.mutex(&name);
         other.try_lock().unwrap().unwrap().unlock().unwrap();
         let present = (round % 2 == 0).then(|| other.try_lock().unwrap().unwrap());
         net.proxy.pass();
         eventually("all is delivered", || net.proxy.held() == 0);
         if let Some(present) = present {
             assert!(!within(ms(40), || {
-                net.server.hgetall(&name) != [(present.owner().to_owned(), "1".to_owned())]
+                net.server.hgetall(&name) != L::Foe::fields(present.owner(), 1)
             }));
             present.unlock().unwrap();
         }
         assert!(
-            within(ms(500), || net.server.keys().is_empty()),
-            "round {round} left {:?}",
+            within(ms(500), || nothing_is_left::<L>(&net.server)),
+            "round {round} left {:?}: {:?}",
+            net.server.keys(),
             net.server.hgetall(&name)
         );
     }
@@ -215,34 +284,84 @@ fn an_acquire_that_arrives_late_takes_nothing() {
 }
 
 #[test]
-fn an_acquire_on_a_connection_given_up_takes_nothing_when_it_arrives_at_last() {
-    // D1, O1: by then its undo has long been done over another connection, and found nothing.
+fn an_acquire_that_arrives_late_takes_nothing() {
+    late_acquires::<Mutex>(12);
+}
+
+/// D1, O1: by then its undo has long been done over another connection, and found nothing.
+fn acquires_later_than_their_undo<L: Lock>(rounds: u64) {
     let net = Net::start();
     let name = unique("late");
-    let lock = net.client.mutex(&name);
-    for round in 0..8 {
+    let (lock, other) = (L::of(&net.client, &name), L::Foe::of(&net.other, &name));
+    for round in 0..rounds {
         lock.lock().unwrap().unlock().unwrap();
         net.proxy.stall_present(Target::Link);
         // The link is given up for its silence, and the second attempt goes over a new one.
         let guard = in_time("lock", RESPONSE, || lock.lock()).unwrap();
         guard.unlock().unwrap();
-        assert!(net.server.keys().is_empty());
-        let present = (round % 2 == 0).then(|| net.other.mutex(&name).lock().unwrap());
+        assert!(nothing_is_left::<L>(&net.server));
+        let present = (round % 2 == 0).then(|| other.lock().unwrap());
         assert!(net.proxy.held() > 0);
         net.proxy.pass();
         eventually("all is delivered", || net.proxy.held() == 0);
         if let Some(present) = present {
             assert!(!within(ms(40), || {
-                net.server.hgetall(&name) != [(present.owner().to_owned(), "1".to_owned())]
+                net.server.hgetall(&name) != L::Foe::fields(present.owner(), 1)
             }));
             present.unlock().unwrap();
         }
         assert!(
-            within(ms(300), || net.server.keys().is_empty()),
-            "round {round} left {:?}",
+            within(ms(300), || nothing_is_left::<L>(&net.server)
+                || line(&net.server, &name).len() == 1
+                    && !net.server.exists(&name)),
+            "round {round} left {:?}: {:?}",
+            net.server.keys(),
             net.server.hgetall(&name)
         );
     }
+}
+
+#[test]
+fn an_acquire_on_a_connection_given_up_takes_nothing_when_it_arrives_at_last() {
+    acquires_later_than_their_undo::<Mutex>(8);
+}
+
+// F6: the place of a first question of which nobody heard is kept.
+#[test]
+fn a_first_question_that_arrives_late_costs_nobody_a_place() {
+    let net = Net::with(QUICK);
+    let name = unique("late");
+    let held = net.other.fair_lock(&name).lock().unwrap();
+    let third = client(&net.server.url());
+    let order = &std::sync::Mutex::new(Vec::new());
+    std::thread::scope(|scope| {
+        let wait = |client: &Client, who: &'static str| {
+            let lock = client.fair_lock(&name);
+            move || {
+                let _guard = lock.lock().unwrap();
+                order.lock().unwrap().push(who);
+            }
+        };
+        scope.spawn(wait(&third, "first"));
+        eventually("the first stands in line", || {
+            line(&net.server, &name).len() == 1
+        });
+        net.proxy.stall_present(Target::Link);
+        scope.spawn(wait(&net.client, "second"));
+        eventually("so does the second", || line(&net.server, &name).len() == 2);
+        let before = line(&net.server, &name);
+        net.proxy.pass();
+        eventually("all is delivered", || net.proxy.held() == 0);
+        let commands = net.client.stats().commands;
+        eventually("it has asked again", || {
+            net.client.stats().commands > commands + 1
+        });
+        assert_eq!(line(&net.server, &name), before);
+        drop(held);
+        eventually("both had it", || order.lock().unwrap().len() == 2);
+        assert_eq!(*order.lock().unwrap(), ["first", "second"]);
+    });
+    eventually("nothing is left", || net.server.keys().is_empty());
 }
 
 #[test]

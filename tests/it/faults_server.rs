@@ -3,8 +3,9 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use redlatch::{Client, Config, Error, LossReason};
+use redlatch::{Client, Config, Error, FairLock, FencedLock, LossReason, Mutex, SpinLock};
 
+use crate::contract::{Guard, Lock, Writing, nothing_is_left};
 use crate::faults::{LEASE, RESPONSE, SLACK, Told, client, config, fails, in_time};
 use crate::support::{
     Proxy, Server, connection_to, eventually, free_port, logs, ms, unique, within,
@@ -355,7 +356,7 @@ fn connections_closed_for_idleness_are_not_noticed() {
 }
 
 /// Clients and threads that count up under one lock while `trouble` is made over and over.
-fn counts_exactly_through(trouble: impl Fn(&Server) + Sync) -> Duration {
+fn counts_exactly_through<L: Lock>(trouble: impl Fn(&Server) + Sync) -> Duration {
     let server = Server::start();
     let clients: Vec<_> = (0..2)
         .map(|_| Client::open(config(&server.url()).response_timeout(ms(3_000))).unwrap())
@@ -366,7 +367,7 @@ fn counts_exactly_through(trouble: impl Fn(&Server) + Sync) -> Duration {
     let slowest = std::thread::scope(|scope| {
         let workers: Vec<_> = (0..6)
             .map(|n| {
-                let (lock, server) = (clients[n % 2].mutex(&name), &server);
+                let (lock, server) = (L::of(&clients[n % 2], &name), &server);
                 let (stop, done, key) = (&stop, &done, &key);
                 scope.spawn(move || {
                     let mut con = connection_to(&server.url());
@@ -406,7 +407,8 @@ fn counts_exactly_through(trouble: impl Fn(&Server) + Sync) -> Duration {
     });
     let value: u64 = server.ask(&["GET", &key]);
     assert_eq!(value, done.load(Ordering::Relaxed));
-    eventually("the lock is free", || !server.exists(&name));
+    server.cli(&["DEL", &key]);
+    eventually("the lock is free", || nothing_is_left::<L>(&server));
     for client in &clients {
         let stats = client.stats();
         assert_eq!((stats.lost, stats.releases_failed), (0, 0));
@@ -418,7 +420,7 @@ fn counts_exactly_through(trouble: impl Fn(&Server) + Sync) -> Duration {
 #[test]
 fn scripts_forgotten_over_and_over_are_sent_again() {
     // C8
-    let slowest = counts_exactly_through(|server| {
+    let slowest = counts_exactly_through::<Mutex>(|server| {
         let () = server.ask(&["SCRIPT", "FLUSH"]);
     });
     assert!(slowest < ms(1_500), "{slowest:?}");
@@ -427,7 +429,7 @@ fn scripts_forgotten_over_and_over_are_sent_again() {
 #[test]
 fn a_link_killed_over_and_over_is_not_noticed() {
     // C6, I3
-    let slowest = counts_exactly_through(|server| {
+    let slowest = counts_exactly_through::<Mutex>(|server| {
         server.kill_clients_named("redlatch-link");
     });
     assert!(slowest < ms(2_500), "{slowest:?}");
@@ -436,10 +438,48 @@ fn a_link_killed_over_and_over_is_not_noticed() {
 #[test]
 fn a_subscriber_killed_over_and_over_slows_nobody_down_much() {
     // P6
-    let slowest = counts_exactly_through(|server| {
+    let slowest = counts_exactly_through::<Mutex>(|server| {
         server.kill_clients_named("redlatch-subscriber");
     });
     assert!(slowest < ms(2_500), "{slowest:?}");
+}
+
+/// Scripts forgotten, links and subscribers killed, by turns.
+fn counts_exactly_through_everything<L: Lock>() {
+    let turn = AtomicU64::new(0);
+    let slowest =
+        counts_exactly_through::<L>(|server| match turn.fetch_add(1, Ordering::Relaxed) % 3 {
+            0 => {
+                let () = server.ask(&["SCRIPT", "FLUSH"]);
+            }
+            1 => {
+                server.kill_clients_named("redlatch-link");
+            }
+            _ => {
+                server.kill_clients_named("redlatch-subscriber");
+            }
+        });
+    assert!(slowest < ms(3_500), "{slowest:?}");
+}
+
+#[test]
+fn a_fair_lock_counts_exactly_through_everything() {
+    counts_exactly_through_everything::<FairLock>(); // F4, I3
+}
+
+#[test]
+fn a_fenced_lock_counts_exactly_through_everything() {
+    counts_exactly_through_everything::<FencedLock>();
+}
+
+#[test]
+fn a_spin_lock_counts_exactly_through_everything() {
+    counts_exactly_through_everything::<SpinLock>();
+}
+
+#[test]
+fn a_write_lock_counts_exactly_through_everything() {
+    counts_exactly_through_everything::<Writing>();
 }
 
 #[test]

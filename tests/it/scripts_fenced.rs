@@ -21,13 +21,13 @@ fn counter(name: &str) -> String {
 
 #[derive(Debug, PartialEq, Eq)]
 enum Reply {
-    /// Taken; the last token drawn.
-    Token(i64),
+    /// Taken; the first and the last token drawn.
+    Tokens(i64, i64),
     /// Somebody else's TTL.
     Busy(i64),
 }
 
-/// Draws `count` tokens into a counter with that TTL.
+/// Draws up to `count` tokens into a counter with that TTL.
 fn acquire(
     con: &mut Connection,
     name: &str,
@@ -36,25 +36,34 @@ fn acquire(
     count: i64,
     token_ttl: i64,
 ) -> RedisResult<Reply> {
+    let most = count;
     let [lease, count, ttl] = [lease, count, token_ttl].map(|n| n.to_string());
     let args = [owner, &lease, &count, &ttl];
     match run(con, ACQUIRE, &[name, &counter(name)], &args)? {
-        Value::BulkString(token) => {
-            let token = String::from_utf8(token).unwrap();
-            Ok(Reply::Token(token.parse().unwrap()))
+        Value::Array(tokens) => {
+            let [first, last]: [String; 2] = redis::from_redis_value(Value::Array(tokens)).unwrap();
+            let (first, last) = (first.parse().unwrap(), last.parse().unwrap());
+            assert!(first <= last && last - first < most, "{first}..={last}");
+            Ok(Reply::Tokens(first, last))
         }
         Value::Int(left) => Ok(Reply::Busy(left)),
         other => panic!("{other:?}"),
     }
 }
 
-/// The last of `count` tokens, drawn into a counter without a TTL.
+/// The first and the last of up to `count` tokens, drawn into a counter without a TTL.
 #[track_caller]
-fn draw(con: &mut Connection, name: &str, owner: &str, count: i64) -> i64 {
+fn draw_many(con: &mut Connection, name: &str, owner: &str, count: i64) -> (i64, i64) {
     match acquire(con, name, owner, LEASE, count, 0).unwrap() {
-        Reply::Token(token) => token,
+        Reply::Tokens(first, last) => (first, last),
         Reply::Busy(left) => panic!("busy for {left} ms"),
     }
+}
+
+/// One token.
+#[track_caller]
+fn draw(con: &mut Connection, name: &str, owner: &str) -> i64 {
+    draw_many(con, name, owner, 1).0
 }
 
 fn release(con: &mut Connection, name: &str, owner: &str) -> i64 {
@@ -89,7 +98,7 @@ fn the_first_token_is_the_servers_clock_whatever_the_name() {
     let mut ear = ear(&mut ear_con);
     for name in NAMES {
         let before = micros(&server);
-        let token = draw(&mut con, name, US, 1);
+        let token = draw(&mut con, name, US);
         assert!((before..=micros(&server)).contains(&token), "{token}");
         assert_held(&server, name, US, token);
         assert_eq!(server.pttl(&counter(name)), -1);
@@ -102,7 +111,7 @@ fn the_first_token_is_the_servers_clock_whatever_the_name() {
 fn the_plain_scripts_renew_and_release_it_and_leave_the_counter() {
     let server = Server::start();
     let mut con = server.connection();
-    let token = draw(&mut con, "orders", US, 1);
+    let token = draw(&mut con, "orders", US);
     let args = [US, &(2 * LEASE).to_string(), "1"];
     assert_eq!(run::<i64>(&mut con, RENEW, &["orders"], &args).unwrap(), 1);
     assert_left(server.pttl("orders"), 2 * LEASE);
@@ -115,7 +124,7 @@ fn the_plain_scripts_renew_and_release_it_and_leave_the_counter() {
 fn what_somebody_holds_draws_nothing() {
     let server = Server::start();
     let mut con = server.connection();
-    let token = draw(&mut con, "orders", THEM, 1);
+    let token = draw(&mut con, "orders", THEM);
     for _ in 0..2 {
         let Reply::Busy(left) = acquire(&mut con, "orders", US, 2 * LEASE, 3, HOUR_MS).unwrap()
         else {
@@ -148,11 +157,11 @@ fn a_plain_lock_of_redisson_blocks_and_no_counter_appears() {
 fn a_replay_draws_anew_and_is_otherwise_as_if_only_it_had_run() {
     let server = Server::start();
     let mut con = server.connection();
-    let first = draw(&mut con, "orders", US, 2);
+    let (_, first) = draw_many(&mut con, "orders", US, 2);
     as_redisson(&server, "orders", US, "4", 2 * LEASE);
-    let second = draw(&mut con, "orders", US, 2);
-    assert!(second >= first + 2, "{second} after {first}");
-    assert_held(&server, "orders", US, second);
+    let (second, last) = draw_many(&mut con, "orders", US, 2);
+    assert!(second > first, "{second} after {first}");
+    assert_held(&server, "orders", US, last);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -166,7 +175,7 @@ fn tokens_only_increase() {
     let mut last = 0;
     for n in 0..1000 {
         let owner = [US, THEM][n % 2];
-        let token = draw(&mut con, "orders", owner, 1);
+        let token = draw(&mut con, "orders", owner);
         assert!(token > last, "{token} after {last}");
         last = token;
         release(&mut con, "orders", owner);
@@ -180,12 +189,27 @@ fn batches_do_not_overlap() {
     let mut last = 0;
     // A batch of a million is a second of the clock: those behind it follow it, not the clock.
     for count in [1, 7, 1_000_000, 1, 250_000, 3, 1].repeat(5) {
-        let token = draw(&mut con, "orders", US, count);
-        let first = token - count + 1;
+        let (first, token) = draw_many(&mut con, "orders", US, count);
         assert!(first > last, "{first}..={token} after {last}");
         assert_eq!(server.get_int(&counter("orders")), token);
         last = token;
     }
+}
+
+// What tokens are ahead of the clock, they go back when the counter is lost.
+#[test]
+fn tokens_are_ahead_of_the_clock_by_less_than_may_be_drawn_at_once() {
+    let server = Server::start();
+    let mut con = server.connection();
+    let mut most = 0;
+    for _ in 0..500 {
+        let before = micros(&server);
+        let (first, last) = draw_many(&mut con, "orders", US, 5000);
+        assert!(last - micros(&server) < 5000, "{first}..={last}");
+        assert!(first >= before, "{first}..={last}");
+        most = most.max(last - first + 1);
+    }
+    assert_eq!(most, 5000, "whoever comes after a while gets all");
 }
 
 // A9
@@ -195,7 +219,7 @@ fn tokens_increase_although_the_counter_is_gone() {
     let mut con = server.connection();
     let mut last = 0;
     for _ in 0..100 {
-        let token = draw(&mut con, "orders", US, 1);
+        let token = draw(&mut con, "orders", US);
         assert!(token > last, "{token} after {last}");
         last = token;
         let () = server.ask(&["DEL", "orders", &counter("orders")]);
@@ -209,9 +233,9 @@ fn a_counter_behind_the_clock_goes_on_with_the_clock() {
     for old in ["0", "1", "42", "-7", "-9223372036854775808"] {
         let () = server.ask(&["SET", &counter("orders"), old]);
         let before = micros(&server);
-        let token = draw(&mut con, "orders", US, 5);
-        let first = token - 4;
+        let (first, token) = draw_many(&mut con, "orders", US, 5);
         assert!((before..=micros(&server)).contains(&first), "{first}");
+        assert_eq!(token, first + 4);
         assert_held(&server, "orders", US, token);
     }
 }
@@ -223,14 +247,15 @@ fn a_counter_ahead_of_the_clock_is_followed() {
     let mut ahead = micros(&server) + 3_600_000_000;
     for count in [1, 10, 1] {
         let () = server.ask(&["SET", &counter("orders"), &ahead.to_string()]);
-        ahead += count;
-        assert_eq!(draw(&mut con, "orders", US, count), ahead);
+        ahead += 1;
+        let drawn = draw_many(&mut con, "orders", US, count);
+        assert_eq!(drawn, (ahead, ahead), "one at a time");
         assert_held(&server, "orders", US, ahead);
         // As Redisson does.
         let next: i64 = server.ask(&["INCR", &counter("orders")]);
         ahead += 1;
         assert_eq!(next, ahead);
-        assert_eq!(draw(&mut con, "orders", US, count), ahead + count);
+        assert_eq!(draw(&mut con, "orders", US), ahead + 1);
     }
 }
 
@@ -247,8 +272,9 @@ fn tokens_beyond_what_doubles_tell_apart_are_exact() {
         i64::MAX - 8,
     ] {
         let () = server.ask(&["SET", &counter("orders"), &old.to_string()]);
-        for (count, token) in [(1, old + 1), (3, old + 4), (4, old + 8)] {
-            assert_eq!(draw(&mut con, "orders", US, count), token);
+        for (count, token) in [(1, old + 1), (3, old + 2), (4, old + 3)] {
+            let drawn = draw_many(&mut con, "orders", US, count);
+            assert_eq!(drawn, (token, token));
             assert_held(&server, "orders", US, token);
         }
     }
@@ -260,7 +286,7 @@ fn a_counter_at_its_end_gives_no_token_and_no_lock() {
     let mut con = server.connection();
     for (old, count) in [
         ("9223372036854775807", 1),
-        ("9223372036854775805", 3),
+        ("9223372036854775807", 3),
         ("9223372036854775808", 1),
         ("100000000000000000000", 1),
     ] {
@@ -292,7 +318,7 @@ fn the_counters_ttl_is_set_or_cleared_by_every_acquire() {
     }
     // Redisson's expire() of a fenced lock.
     let () = server.ask(&["PEXPIRE", &counter("orders"), "5000"]);
-    draw(&mut con, "orders", US, 1);
+    draw(&mut con, "orders", US);
     assert_eq!(server.pttl(&counter("orders")), -1);
 }
 
@@ -323,7 +349,7 @@ fn a_counter_that_the_clock_never_reaches_is_kept_for_ever() {
             "60000",
         ]);
         let reply = acquire(&mut con, "orders", US, LEASE, 1, ttl).unwrap();
-        assert_eq!(reply, Reply::Token(INEXACT + 1));
+        assert_eq!(reply, Reply::Tokens(INEXACT + 1, INEXACT + 1));
         assert_eq!(server.pttl(&counter("orders")), -1);
     }
 }
@@ -400,7 +426,7 @@ fn nobody_holds_it_without_a_token() {
 fn out_of_memory_nothing_is_drawn_or_taken() {
     let server = Server::start();
     let mut con = server.connection();
-    let token = draw(&mut con, "orders", US, 1);
+    let token = draw(&mut con, "orders", US);
     let () = server.ask(&["SET", &counter("big"), &INEXACT.to_string()]);
     out_of_memory(&server);
     for name in ["free", "big", "orders"] {

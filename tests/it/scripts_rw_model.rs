@@ -297,8 +297,10 @@ impl World {
         {
             return Reply::Left(lock.left);
         }
-        if let Some(longest) = self.bury() {
-            return Reply::Left(longest.min(self.lock.as_ref().unwrap().left));
+        if self.bury().is_some() {
+            let lock = self.lock.as_ref().unwrap();
+            let lives = lock.readers.keys().filter_map(|reader| self.life(*reader));
+            return Reply::Left(lives.chain([lock.left]).min().unwrap());
         }
         self.lock = Some(Hash {
             writer: Some((who, 1)),

@@ -8,9 +8,12 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use redlatch::{CancelToken, Client, Config, Error};
+use redlatch::{CancelToken, Client, Config, Error, FairLock, FencedLock, ReentrantLock, SpinLock};
 
-use crate::contract::{Crew, hold_by_stranger, increment, open, open_with_lease, subscribed};
+use crate::contract::{
+    Crew, Guard, Lock, Writing, hold_by_stranger, increment, nothing_is_left, open,
+    open_with_lease, subscribed,
+};
 use crate::support::{
     Server, connection_to, eventually, ms, rss_kib, thread_count, threads_named, unique, within,
 };
@@ -305,6 +308,33 @@ impl Dice {
 // L4, L7
 #[test]
 fn waiters_that_give_up_take_no_wake_up_with_them() {
+    give_up_and_take_no_wake_up::<ReentrantLock>(60, 20_000);
+}
+
+// L4, L7, F4
+#[test]
+fn waiters_of_a_fair_lock_that_give_up_take_no_wake_up_with_them() {
+    // Each of them asks Redis for itself.
+    give_up_and_take_no_wake_up::<FairLock>(15, 60_000);
+}
+
+#[test]
+fn waiters_of_a_fenced_lock_that_give_up_take_no_wake_up_with_them() {
+    give_up_and_take_no_wake_up::<FencedLock>(60, 20_000);
+}
+
+#[test]
+fn waiters_of_a_spin_lock_that_give_up_do_not_hold_up_others() {
+    give_up_and_take_no_wake_up::<SpinLock>(60, 20_000);
+}
+
+#[test]
+fn writers_that_give_up_take_no_wake_up_with_them() {
+    give_up_and_take_no_wake_up::<Writing>(60, 20_000);
+}
+
+/// So many threads of three processes wait for at most so many microseconds, over and over.
+fn give_up_and_take_no_wake_up<L: Lock>(threads: u64, patience: u64) {
     let server = Server::start();
     let clients = [open(&server), open(&server), open(&server)];
     let name = unique("giveup");
@@ -312,8 +342,8 @@ fn waiters_that_give_up_take_no_wake_up_with_them() {
     let done = Arc::new(AtomicBool::new(false));
     let (timed_out, cancelled) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
     let mut crew = Crew::new();
-    for i in 0..60_u64 {
-        let lock = clients[usize::try_from(i % 3).unwrap()].reentrant_lock(&name);
+    for i in 0..threads {
+        let lock = L::of(&clients[usize::try_from(i % 3).unwrap()], &name);
         let (grants, done) = (Arc::clone(&grants), Arc::clone(&done));
         let (timed_out, cancelled) = (Arc::clone(&timed_out), Arc::clone(&cancelled));
         let mut dice = Dice(i + 1);
@@ -321,7 +351,7 @@ fn waiters_that_give_up_take_no_wake_up_with_them() {
         crew.spawn(move || {
             while !done.load(Ordering::SeqCst) {
                 let token = CancelToken::new();
-                let wait = Duration::from_micros(dice.roll(20_000));
+                let wait = Duration::from_micros(dice.roll(patience));
                 let begun = Instant::now();
                 // Some are told to go by their neighbours.
                 let lock = lock.clone().cancel_on(&token);
@@ -367,16 +397,11 @@ fn waiters_that_give_up_take_no_wake_up_with_them() {
     grants.sort();
     let gap = grants.windows(2).map(|pair| pair[1] - pair[0]).max();
     assert!(gap.unwrap() < ms(1500), "nobody had it for {gap:?}");
-    eventually("the lock is free", || !server.exists(&name));
+    eventually("nothing is left", || nothing_is_left::<L>(&server));
     eventually("nobody listens", || channels(&server) == 0);
     for client in &clients {
-        assert!(
-            client
-                .reentrant_lock(&name)
-                .try_lock_for(LONG)
-                .unwrap()
-                .is_some()
-        );
+        let guard = L::of(client, &name).try_lock_for(LONG).unwrap();
+        assert!(guard.is_some_and(|guard| guard.is_valid()));
         assert_eq!(client.stats().lost, 0);
     }
 }
@@ -389,7 +414,25 @@ fn hold_briefly(grants: &Mutex<Vec<Instant>>, dice: &mut Dice) {
 // L1: two take turns, and no hand-over waits for the poll cap.
 #[test]
 fn two_thousand_hand_overs_lose_no_message() {
-    const ROUNDS: u64 = 2000;
+    hand_over::<ReentrantLock>(2000);
+}
+
+#[test]
+fn hand_overs_of_a_fair_lock_lose_no_message() {
+    hand_over::<FairLock>(1000);
+}
+
+#[test]
+fn hand_overs_of_a_fenced_lock_lose_no_message() {
+    hand_over::<FencedLock>(1000);
+}
+
+#[test]
+fn hand_overs_between_writers_lose_no_message() {
+    hand_over::<Writing>(1000);
+}
+
+fn hand_over<L: Lock>(rounds: u64) {
     let server = Server::start();
     let name = unique("handover");
     let clients = [(); 2].map(|()| {
@@ -402,14 +445,14 @@ fn two_thousand_hand_overs_lose_no_message() {
     thread::scope(|scope| {
         for (me, client) in clients.iter().enumerate() {
             let (turn, slowest, dropped) = (&turn, &slowest, &dropped);
-            let lock = client.reentrant_lock(&name);
+            let lock = L::of(client, &name);
             scope.spawn(move || {
                 let me = me as u64;
                 let mut last = u64::MAX;
                 loop {
                     let guard = lock.try_lock_for(LONG).unwrap().expect("a hand-over");
                     let round = turn.load(Ordering::SeqCst);
-                    if round >= ROUNDS {
+                    if round >= rounds {
                         return;
                     }
                     if round % 2 == me && last != round {
@@ -431,7 +474,7 @@ fn two_thousand_hand_overs_lose_no_message() {
     for client in &clients {
         assert_eq!(client.stats().lost, 0);
     }
-    eventually("the lock is free", || !server.exists(&name));
+    eventually("the lock is free", || nothing_is_left::<L>(&server));
 }
 
 // Neither of two processes that want the lock all the time reigns over the other.

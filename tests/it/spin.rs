@@ -1,0 +1,606 @@
+//! The spin lock: nobody is told, everybody asks, and not more often than announced.
+
+use std::env;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use redlatch::{CancelToken, Client, Config, Error};
+
+use crate::contract::{Crew, hold_by_stranger, increment, open, open_with_lease, subscribed};
+use crate::support::{Server, eventually, ms, threads_named, unique};
+
+const LONG: Duration = Duration::from_secs(10);
+
+/// The longest pause.
+const LONGEST: u64 = 128;
+
+fn warm(client: &Client) {
+    drop(client.spin_lock(unique("warm")).lock().unwrap());
+}
+
+fn nobody_listens(server: &Server) -> bool {
+    let channels: Vec<String> = server.ask(&["PUBSUB", "CHANNELS", "*"]);
+    channels.is_empty() && server.clients_named("redlatch-subscriber").is_empty()
+}
+
+#[test]
+fn nothing_is_ever_told_and_nobody_ever_listens() {
+    let server = Server::start();
+    let (ours, theirs) = (open(&server), open(&server));
+    let name = unique("silent");
+    let (lock, their) = (ours.spin_lock(&name), theirs.spin_lock(&name));
+    let mut con = server.connection();
+    let mut ear = con.as_pubsub();
+    ear.psubscribe("*").unwrap();
+
+    for unlocks in [true, false] {
+        let guard = lock.lock().unwrap();
+        let mut crew = Crew::new();
+        for waiter in [lock.clone(), their.clone(), their.clone()] {
+            crew.spawn(move || drop(waiter.lock().unwrap()));
+        }
+        crew.all_parked();
+        assert!(their.try_lock_for(ms(30)).unwrap().is_none());
+        assert!(nobody_listens(&server));
+        if unlocks {
+            guard.unlock().unwrap();
+        } else {
+            drop(guard);
+        }
+        crew.join();
+    }
+    let forced = lock.lock().unwrap();
+    assert!(their.force_unlock().unwrap());
+    let next = their.try_lock_for(LONG).unwrap().unwrap();
+    drop(forced);
+    next.unlock().unwrap();
+    let expires = lock.clone().lease(ms(50)).lock().unwrap();
+    let after = their.try_lock_for(LONG).unwrap().unwrap();
+    assert!(expires.unlock().is_err());
+    drop(after);
+    let token = CancelToken::new();
+    let guard = lock.lock().unwrap();
+    let mut crew = Crew::new();
+    let waiter = their.clone().cancel_on(&token);
+    crew.spawn(move || assert!(matches!(waiter.lock(), Err(Error::Cancelled))));
+    crew.all_parked();
+    token.cancel();
+    crew.join();
+    ours.close(LONG).unwrap();
+    drop(guard);
+    drop(theirs);
+    assert!(their.try_lock_for(LONG).unwrap().is_some());
+
+    assert!(nobody_listens(&server));
+    assert_eq!((server.calls("publish"), server.calls("subscribe")), (0, 0));
+    let stats = ours.stats();
+    assert_eq!((stats.subscriptions, stats.wakes), (0, 0), "{stats:?}");
+    server.cli(&["PUBLISH", "other", "first"]);
+    let message = ear.get_message().unwrap();
+    assert_eq!(message.get_payload::<String>().unwrap(), "first");
+}
+
+#[test]
+fn four_times_four_exclude_each_other() {
+    const ROUNDS: usize = 25;
+    let server = Server::start();
+    let (name, counter) = (unique("excl"), unique("counter"));
+    let clients = [(); 4].map(|()| open(&server));
+    let inside = AtomicUsize::new(0);
+    thread::scope(|scope| {
+        for client in &clients {
+            for thread in 0..4 {
+                let (lock, counter, inside) = (client.spin_lock(&name), &counter, &inside);
+                let mut con = server.connection();
+                scope.spawn(move || {
+                    for round in 0..ROUNDS {
+                        let guard = match (thread + round) % 3 {
+                            0 => lock.lock().unwrap(),
+                            1 => lock.try_lock_for(LONG * 3).unwrap().unwrap(),
+                            _ => loop {
+                                if let Some(guard) = lock.try_lock().unwrap() {
+                                    break guard;
+                                }
+                                thread::sleep(ms(1));
+                            },
+                        };
+                        assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "two are inside");
+                        increment(&mut con, counter);
+                        assert_eq!(inside.fetch_sub(1, Ordering::SeqCst), 1);
+                        if round % 2 == 0 {
+                            guard.unlock().unwrap();
+                        }
+                    }
+                });
+            }
+        }
+    });
+    assert_eq!(server.get_int(&counter), 4 * 4 * 25);
+    eventually("the lock is free", || !server.exists(&name));
+    for client in &clients {
+        let stats = client.stats();
+        assert_eq!((stats.lost, stats.poll_rescues), (0, 0), "{stats:?}");
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Asking
+// ---------------------------------------------------------------------------------------------------------------------
+
+/// How often one asks within `time`, if its pauses are as short as can be.
+fn most_asks(time: Duration) -> u64 {
+    let (mut at, mut pause, mut asks) = (0.0, 1.0, 1);
+    while at <= time.as_secs_f64() * 1e3 {
+        at += pause * 0.75;
+        pause = f64::min(pause * 2.0, LONGEST as f64);
+        asks += 1;
+    }
+    asks
+}
+
+/// The same, if they are as long as can be, and the machine adds `late` to each.
+fn fewest_asks(time: Duration, late: Duration) -> u64 {
+    let (mut at, mut pause, mut asks) = (0, 1, 0);
+    while at <= time.as_millis() {
+        at += u128::from(pause) + late.as_millis();
+        asks += 1;
+        pause = (pause * 2 + asks - 1).min(LONGEST);
+    }
+    asks
+}
+
+// Q3
+#[test]
+fn a_waiter_asks_as_often_as_its_pauses_allow() {
+    const WAIT: Duration = ms(2500);
+    let server = Server::start();
+    let client = open(&server);
+    warm(&client);
+    let name = unique("asks");
+    hold_by_stranger(&server, &name, 120_000);
+    let (before, begun) = (server.calls("evalsha"), Instant::now());
+    assert!(
+        client
+            .spin_lock(&name)
+            .try_lock_for(WAIT)
+            .unwrap()
+            .is_none()
+    );
+    let asked = server.calls("evalsha") - before;
+    let (fewest, most) = (fewest_asks(WAIT, ms(15)), most_asks(begun.elapsed()));
+    assert!(
+        (fewest..=most).contains(&asked),
+        "{asked} asks, not {fewest} to {most}"
+    );
+}
+
+// Q1: one thread of a process asks, however many wait.
+#[test]
+fn of_many_waiters_one_asks() {
+    let server = Server::start();
+    let client = open(&server);
+    warm(&client);
+    let name = unique("one");
+    hold_by_stranger(&server, &name, 120_000);
+    let token = CancelToken::new();
+    let (before, begun) = (server.calls("evalsha"), Instant::now());
+    let mut crew = Crew::new();
+    for _ in 0..100 {
+        let lock = client.spin_lock(&name).cancel_on(&token);
+        crew.spawn(move || assert!(matches!(lock.lock(), Err(Error::Cancelled))));
+    }
+    thread::sleep(ms(2000));
+    // A single attempt does not join in.
+    for _ in 0..10 {
+        assert!(client.spin_lock(&name).try_lock().unwrap().is_none());
+    }
+    let asked = server.calls("evalsha") - before;
+    let (fewest, most) = (fewest_asks(ms(2000), ms(15)), most_asks(begun.elapsed()));
+    assert!(
+        (fewest..=most).contains(&asked),
+        "{asked} asks, not {fewest} to {most}"
+    );
+    token.cancel();
+    crew.join();
+    assert_eq!(server.dbsize(), 1, "theirs is untouched");
+}
+
+#[test]
+fn whoever_is_called_from_the_line_pauses_shortly_again() {
+    let server = Server::start();
+    let client = open(&server);
+    warm(&client);
+    let name = unique("called");
+    hold_by_stranger(&server, &name, 120_000);
+    let token = CancelToken::new();
+    let mut crew = Crew::new();
+    let first = client.spin_lock(&name).cancel_on(&token);
+    crew.spawn(move || assert!(matches!(first.lock(), Err(Error::Cancelled))));
+    crew.all_parked();
+    let second = client.spin_lock(&name);
+    crew.spawn(move || drop(second.lock().unwrap()));
+    crew.all_parked();
+    // Its pauses have grown by now; those of the next have not.
+    let before = server.calls("evalsha");
+    eventually("it has asked often", || {
+        server.calls("evalsha") >= before + 8
+    });
+    let before = server.calls("evalsha");
+    token.cancel();
+    eventually("the next asks", || server.calls("evalsha") >= before + 5);
+    server.cli(&["DEL", &name]);
+    crew.join();
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Ends of pauses
+// ---------------------------------------------------------------------------------------------------------------------
+
+fn median(mut of: Vec<Duration>) -> Duration {
+    of.sort_unstable();
+    of[of.len() / 2]
+}
+
+/// By how much sleeps of 1, 2, 4 … 128 ms that nothing cuts short would miss a deadline.
+fn uncut(wait: Duration) -> Duration {
+    let (mut slept, mut pause) = (Duration::ZERO, ms(1));
+    while slept < wait {
+        slept += pause;
+        pause = (pause * 2).min(ms(LONGEST));
+    }
+    slept - wait
+}
+
+/// What should be quick has to be so in one of a few rounds: a busy machine only makes things slower.
+#[track_caller]
+fn soon(limit: Duration, mut round: impl FnMut() -> Duration) {
+    let mut took = Vec::new();
+    while took.len() < 4 {
+        took.push(round());
+        if took.last() < Some(&limit) {
+            return;
+        }
+    }
+    panic!("{took:?}, not {limit:?}");
+}
+
+// C1, Q8
+#[test]
+fn deadlines_are_met_and_never_anticipated() {
+    const TRIES: u64 = 300;
+    let server = Server::start();
+    let client = open(&server);
+    warm(&client);
+    let waits: Vec<_> = (0..TRIES)
+        .map(|n| Duration::from_micros(1000 + n * 7919 % TRIES * 130))
+        .collect();
+    let uncut = median(waits.iter().copied().map(uncut).collect());
+    assert!(uncut > ms(5));
+    soon(uncut / 2, || {
+        let unanswered = AtomicUsize::new(0);
+        let late: Vec<Vec<_>> = thread::scope(|scope| {
+            let threads: Vec<_> = waits
+                .chunks(100)
+                .map(|waits| {
+                    let lock = client.spin_lock(unique("deadline"));
+                    hold_by_stranger(&server, lock.name(), 120_000);
+                    let unanswered = &unanswered;
+                    scope.spawn(move || {
+                        let late = waits.iter().map(|wait| {
+                            let begun = Instant::now();
+                            let result = lock.try_lock_for(*wait);
+                            let took = begun.elapsed();
+                            assert!(took >= *wait, "{took:?} of {wait:?}");
+                            match result {
+                                Ok(None) => {}
+                                // The first question had no answer yet.
+                                Err(Error::Redis { .. }) => {
+                                    unanswered.fetch_add(1, Ordering::SeqCst);
+                                }
+                                other => panic!("{other:?}"),
+                            }
+                            took - *wait
+                        });
+                        late.collect()
+                    })
+                })
+                .collect();
+            threads
+                .into_iter()
+                .map(|thread| thread.join().unwrap())
+                .collect()
+        });
+        let late = late.concat();
+        let most = late.iter().max().copied().unwrap();
+        assert!(most < ms(2000), "{most:?}");
+        let (late, unanswered) = (median(late), unanswered.into_inner());
+        assert!(unanswered < 60, "{unanswered} errors");
+        if env::var_os("REDLATCH_TEST_NUMBERS").is_some() {
+            eprintln!("late by {late:?}, {most:?} at most, {unanswered} errors; uncut {uncut:?}");
+        }
+        late
+    });
+}
+
+/// As many names, held by somebody else for as long.
+fn held_names(server: &Server, names: usize, lease_ms: u64) -> Vec<String> {
+    let names: Vec<_> = (0..names).map(|_| unique("held")).collect();
+    for name in &names {
+        hold_by_stranger(server, name, lease_ms);
+    }
+    names
+}
+
+#[test]
+fn the_holders_lease_cuts_a_pause_short() {
+    const LEASE: Duration = ms(500);
+    let server = Server::start();
+    let client = open(&server);
+    warm(&client);
+    // Uncut they would come 56 ms late in the mean.
+    soon(ms(20), || {
+        let late = thread::scope(|scope| {
+            let waits: Vec<_> = (0..20)
+                .map(|_| {
+                    scope.spawn(|| {
+                        let name = unique("expires");
+                        let before = Instant::now();
+                        hold_by_stranger(&server, &name, 500);
+                        let set = Instant::now();
+                        let guard = client.spin_lock(&name).try_lock_for(LONG).unwrap();
+                        assert!(guard.is_some());
+                        assert!(before.elapsed() >= LEASE, "{:?}", before.elapsed());
+                        set.elapsed().saturating_sub(LEASE)
+                    })
+                })
+                .collect();
+            waits.into_iter().map(|wait| wait.join().unwrap()).collect()
+        });
+        median(late)
+    });
+}
+
+/// Waiters of as many locks, whose pauses have grown to their longest.
+fn pausing(
+    server: &Server,
+    client: &Client,
+    token: &CancelToken,
+) -> (Crew, Arc<Mutex<Vec<Error>>>) {
+    let names = held_names(server, 20, 120_000);
+    let errors = Arc::new(Mutex::new(Vec::new()));
+    let mut crew = Crew::new();
+    let before = server.calls("evalsha");
+    for name in &names {
+        let lock = client.spin_lock(name).cancel_on(token);
+        let errors = Arc::clone(&errors);
+        crew.spawn(move || {
+            let err = lock.lock().unwrap_err();
+            errors.lock().unwrap().push(err);
+        });
+    }
+    eventually("pauses are long", || {
+        server.calls("evalsha") >= before + 20 * 9
+    });
+    (crew, errors)
+}
+
+/// Below what the longest of twenty pauses of 96 to 128 ms has left in nearly every case.
+const AT_ONCE: Duration = ms(50);
+
+#[test]
+fn a_cancel_ends_a_pause_at_once() {
+    let server = Server::start();
+    let client = open(&server);
+    warm(&client);
+    soon(AT_ONCE, || {
+        let token = CancelToken::new();
+        let (crew, errors) = pausing(&server, &client, &token);
+        let told = Instant::now();
+        token.cancel();
+        crew.join();
+        let took = told.elapsed();
+        let errors = errors.lock().unwrap();
+        assert!(errors.iter().all(|err| matches!(err, Error::Cancelled)));
+        took
+    });
+}
+
+#[test]
+fn closing_ends_a_pause_at_once() {
+    let server = Server::start();
+    soon(AT_ONCE, || {
+        let client = open(&server);
+        warm(&client);
+        let (crew, errors) = pausing(&server, &client, &CancelToken::new());
+        let told = Instant::now();
+        client.close(LONG).unwrap();
+        crew.join();
+        let took = told.elapsed();
+        let errors = errors.lock().unwrap();
+        assert!(errors.iter().all(|err| matches!(err, Error::Closed)));
+        took
+    });
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Many names, many threads
+// ---------------------------------------------------------------------------------------------------------------------
+
+// P1
+#[test]
+fn five_thousand_names_at_once_need_no_subscription() {
+    const NAMES: usize = 5000;
+    let server = Server::start();
+    let (client, other) = (open_with_lease(&server, LONG * 6), open(&server));
+    let name = |n: usize| format!("many:{n}");
+    let guards: Vec<_> = (0..NAMES)
+        .map(|n| client.spin_lock(name(n)).lock().unwrap())
+        .collect();
+    let mut crew = Crew::new();
+    for n in 0..50 {
+        let (ours, theirs) = (client.spin_lock(name(n)), other.spin_lock(name(n)));
+        crew.spawn(move || drop(ours.lock().unwrap()));
+        crew.spawn(move || drop(theirs.lock().unwrap()));
+    }
+    crew.all_parked();
+    assert_eq!((client.stats().holds, server.dbsize()), (5000, 5000));
+    assert_eq!(
+        client.stats().subscriptions + other.stats().subscriptions,
+        0
+    );
+    assert!(nobody_listens(&server));
+    // Of each client one for commands and one for renewals.
+    assert!(server.clients_named("redlatch").len() <= 4);
+    assert_eq!(threads_named("redlatch-subsc"), 0);
+    drop(guards);
+    crew.join();
+    eventually("all are free", || server.dbsize() == 0);
+    eventually("no room is left", || client.stats().rooms == 0);
+    assert_eq!(client.stats().lost, 0);
+}
+
+#[test]
+fn threads_of_a_process_pass_it_on_within_the_tenure() {
+    const THREADS: u64 = 20;
+    let server = Server::start();
+    let client = Client::open(Config::new(server.url()).tenure(ms(1000))).unwrap();
+    let lock = client.spin_lock(unique("pass"));
+    let guard = lock.lock().unwrap();
+    let owner = guard.owner().to_owned();
+    let mut crew = Crew::new();
+    for _ in 0..THREADS {
+        let (lock, owner) = (lock.clone(), owner.clone());
+        crew.spawn(move || {
+            let guard = lock.lock().unwrap();
+            assert_eq!(guard.owner(), owner, "one tenure, one owner");
+        });
+    }
+    crew.all_parked();
+    let before = client.stats().commands;
+    drop(guard);
+    crew.join();
+    let stats = client.stats();
+    assert_eq!((stats.acquired, stats.passed), (1, THREADS));
+    assert_eq!(stats.commands - before, 1, "the release of the last");
+    eventually("it is free", || !server.exists(lock.name()));
+}
+
+#[test]
+fn those_that_wait_for_a_message_find_out_by_asking() {
+    let server = Server::start();
+    let (ours, theirs) = (open(&server), open(&server));
+    let name = unique("mixed");
+    let guard = ours.spin_lock(&name).lock().unwrap();
+    let mut crew = Crew::new();
+    let lock = theirs.reentrant_lock(&name);
+    crew.spawn(move || lock.lock().unwrap().unlock().unwrap());
+    subscribed(&server, 1);
+    crew.all_parked();
+    guard.unlock().unwrap();
+    crew.join();
+    assert_eq!(theirs.stats().poll_rescues, 1, "{:?}", theirs.stats());
+    // The other way round it is the spin lock that asks anyway.
+    let guard = theirs.reentrant_lock(&name).lock().unwrap();
+    let mut crew = Crew::new();
+    let lock = ours.spin_lock(&name);
+    crew.spawn(move || lock.lock().unwrap().unlock().unwrap());
+    crew.all_parked();
+    drop(guard);
+    crew.join();
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Turns
+// ---------------------------------------------------------------------------------------------------------------------
+
+#[test]
+fn whoever_has_had_its_tenure_leaves_the_lock_alone_for_a_millisecond() {
+    let server = Server::start();
+    let client = open(&server);
+    let lock = client.spin_lock(unique("leaves"));
+    let held_back = || client.stats().held_back;
+    let begun = Instant::now();
+    while begun.elapsed() < ms(60) {
+        assert!(lock.try_lock().unwrap().is_some());
+    }
+    assert_eq!(held_back(), 0, "a single attempt does not wait");
+    let begun = Instant::now();
+    while held_back() < 20 {
+        let (before, asked) = (held_back(), Instant::now());
+        let guard = lock.lock().unwrap();
+        let took = asked.elapsed();
+        assert!(held_back() == before || took >= ms(1), "{took:?}");
+        drop(guard);
+        assert!(begun.elapsed() < LONG, "{before} times");
+    }
+    let tenures = begun.elapsed().as_millis() / 5;
+    assert!(u128::from(held_back()) <= 1 + tenures, "{}", held_back());
+}
+
+/// How long another process waits, turn by turn, for a lock that threads of one process want all the time.
+fn turns(threads: usize, inside: Duration, turns: usize) -> Vec<Duration> {
+    let server = Server::start();
+    let (client, other) = (open(&server), open(&server));
+    let name = unique("turns");
+    let done = AtomicBool::new(false);
+    thread::scope(|scope| {
+        for _ in 0..threads {
+            let (lock, done) = (client.spin_lock(&name), &done);
+            scope.spawn(move || {
+                while !done.load(Ordering::SeqCst) {
+                    let _guard = lock.lock().unwrap();
+                    if !inside.is_zero() {
+                        thread::sleep(inside);
+                    }
+                }
+            });
+        }
+        let lock = other.spin_lock(&name);
+        let took = (0..turns)
+            .map_while(|_| {
+                let begun = Instant::now();
+                let guard = lock.try_lock_for(LONG * 3).unwrap()?;
+                let took = begun.elapsed();
+                drop(guard);
+                thread::sleep(ms(10));
+                Some(took)
+            })
+            .collect();
+        done.store(true, Ordering::SeqCst);
+        assert_ne!(client.stats().held_back, 0);
+        took
+    })
+}
+
+#[test]
+fn another_process_has_its_turn_under_steady_load() {
+    let took = turns(4, Duration::ZERO, 10);
+    assert_eq!(took.len(), 10, "{took:?}");
+}
+
+#[test]
+#[ignore = "numbers, not a test"]
+fn numbers_of_turns_under_steady_load() {
+    for (threads, inside_us, most) in [
+        (1, 0, 60),
+        (4, 0, 60),
+        (4, 200, 60),
+        (4, 1000, 60),
+        (4, 5000, 30),
+        (1, 20_000, 15),
+    ] {
+        let mut took = turns(threads, Duration::from_micros(inside_us), most);
+        took.sort_unstable();
+        let at = |percent| took[(took.len() - 1) * percent / 100];
+        let mean = took.iter().sum::<Duration>() / u32::try_from(took.len()).unwrap();
+        eprintln!(
+            "{threads} threads, {inside_us} us inside: {} turns, mean {mean:?}, p50 {:?}, p90 {:?}, most {:?}",
+            took.len(),
+            at(50),
+            at(90),
+            at(100)
+        );
+    }
+}
