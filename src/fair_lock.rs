@@ -15,7 +15,8 @@ exclusive_lock! {
     /// leaves the line at once. One whose process dies keeps its place for at most
     /// [`Config::waiter_lease`](crate::Config::waiter_lease) (10 s unless set) after it was last heard of: so long those
     /// behind it may have to wait once it is their turn. One that was stopped for longer goes back to the head of the
-    /// line, since it came first. Times are those of the Redis server.
+    /// line, since it came first. Times are those of the Redis server; Redisson's clients go by their own clocks, and one that
+    /// is ahead of the server by more than two thirds of the waiter lease takes our waiters for dead.
     ///
     /// **With Redisson.** Java clients stand in the same line. Each of them that gets the lock lowers the time of every
     /// waiter by 300 s (or its own wait), so behind one of them a place of ours is kept by Redisson's sum instead, and a

@@ -49,6 +49,8 @@ struct Lookout {
 }
 
 /// How often at most readers that join a hold of this process look whether others wait to write.
+///
+/// The answer is read by whoever uses the link next, or by the watchdog, which on a quiet link comes by after 100 ms.
 const LOOK_OUT: Duration = Duration::from_millis(5);
 
 /// When a look of which nothing was heard is given up.

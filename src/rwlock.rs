@@ -25,7 +25,9 @@ use crate::wait::{CancelToken, Deadline};
 /// set), so a writer that died or was stopped keeps nobody out for long. Readers of a process that keep joining each
 /// other look for writers as well, without waiting for the answer, and then stop joining. What that does not cover: a
 /// writer that is a Redisson client makes no claim, and a reader that is one respects none; there a writer waits for as
-/// long as readers overlap. [`readers_first`](Self::readers_first) is Redisson's rule.
+/// long as readers overlap, and with it those who stand behind it in its own process. Calls that do not wait, such as
+/// [`try_read`](Self::try_read), are turned away for as long as there is a claim: for a writer that was stopped, until
+/// its connection is given up by the server. [`readers_first`](Self::readers_first) is Redisson's rule.
 ///
 /// **Loss.** A read hold is lost and told like any other. Each has a key of its own that lives as long as its lease,
 /// so a reader that died frees a writer when its own lease is over, whatever other readers renew.
@@ -212,6 +214,9 @@ impl RwLock {
     }
 
     /// Whether anybody reads, here or elsewhere. Asks Redis: one round trip.
+    ///
+    /// A reader that died is counted until its lease is over and somebody has come by: another reader that leaves, or a
+    /// writer.
     ///
     /// # Errors
     ///

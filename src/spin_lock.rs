@@ -15,8 +15,9 @@ exclusive_lock! {
     /// [`ReentrantLock`](crate::ReentrantLock).
     ///
     /// **Order.** None among processes: who asks at the right moment gets it. A process that has had its tenure (5 ms
-    /// unless set) leaves the lock alone for a millisecond, which gives others a chance but no certainty; under steady
-    /// load on one name, take a [`ReentrantLock`](crate::ReentrantLock) or a [`FairLock`](crate::FairLock).
+    /// unless set) leaves the lock alone for a millisecond, also if nobody else wants it, which gives others a chance but
+    /// no certainty; under steady load on one name, take a [`ReentrantLock`](crate::ReentrantLock) or a
+    /// [`FairLock`](crate::FairLock).
     ///
     /// It has the key of the [`ReentrantLock`](crate::ReentrantLock) of the same name, and they exclude each other; but
     /// since nothing is told here, those that wait there find out by asking.

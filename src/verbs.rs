@@ -165,7 +165,8 @@ macro_rules! exclusive_lock {
 
             /// Takes the lock away from whoever holds it; `false` if nobody did. One round trip.
             ///
-            /// Waiting threads everywhere are told. A holder in this process hears at once that it lost the lock
+            /// Whoever is told of a release is told of this: waiting threads everywhere, of a fair lock the first in line,
+            /// of a spin lock nobody. A holder in this process hears at once that it lost the lock
             /// ([`LossReason::Forced`](crate::LossReason::Forced)), one in another process at its next renewal.
             ///
             /// # Errors
