@@ -44,6 +44,16 @@ fn knows_release(actor: &Actor, writes: bool) {
     actor.leaves();
 }
 
+/// A client that has half of its response timeout left when it gives up a silent connection, and needs little of it.
+fn patient(url: &str) -> Client {
+    Client::open(
+        config(url)
+            .response_timeout(ms(1_200))
+            .connect_timeout(ms(600)),
+    )
+    .unwrap()
+}
+
 fn is_free(server: &Server) {
     eventually("nothing is left", || server.keys().is_empty());
 }
@@ -57,53 +67,59 @@ fn is_free(server: &Server) {
 fn an_acquire_without_a_reply_is_made_once() {
     let server = Server::start();
     let proxy = Proxy::start(server.addr());
-    for writes in [false, true] {
-        for below in [false, true] {
-            if below && writes {
-                continue;
-            }
-            // Half of it goes by until the first sending is given up.
-            let config = config(&proxy.url()).response_timeout(ms(1_200));
-            let ours = Client::open(config).unwrap();
-            let name = unique("acquire");
-            let actor = Actor::new(ours.rwlock(&name));
-            // The script is known, or it would go whole and not be seen.
-            actor.does(move |desk| take(desk, writes));
-            actor.leaves();
-            if below {
-                actor.writes();
-            }
+    for (writes, below) in [(false, false), (false, true), (true, false)] {
+        let ours = patient(&proxy.url());
+        let name = unique("acquire");
+        let actor = Actor::new(ours.rwlock(&name));
+        // The script is known, or it would go whole and not be seen.
+        knows_release(&actor, writes);
+        let above = below.then(|| format!("{}:write", actor.writes()));
+        // Silent, the connection still carries the command that takes it back; cut, it does not.
+        for cut in [false, true] {
+            let reconnects = ours.stats().reconnects;
             let trap = proxy.swallow_reply_to(acquire(writes));
-            let (fields, keys) = actor.does(move |desk| take(desk, writes));
-            assert!(trap.fired());
-            if below {
-                let owner = actor.does(|desk| desk.writes[0].owner().to_owned());
-                eventually("one hold of each", || {
-                    let found = server.hgetall(&name);
-                    found.len() == 3 && found.contains(&(format!("{owner}:write"), "1".into()))
+            let taken = actor.begins(move |desk| take(desk, writes));
+            eventually("it came by", || trap.fired());
+            if cut {
+                eventually("it was granted", || {
+                    server.hgetall(&name).len() == 2 + usize::from(below)
                 });
-            } else {
-                eventually("one hold", || server.hgetall(&name) == fields);
+                proxy.cut(Target::Link);
             }
+            let (mut fields, mut keys) = taken.recv_timeout(LONG).unwrap();
+            if let Some(above) = &above {
+                fields = hash("write", &[above, &fields[0].0]);
+                keys = 2;
+            }
+            eventually("one hold", || server.hgetall(&name) == fields);
             eventually("no key besides", || server.keys().len() == keys);
-            assert_eq!(ours.stats().reconnects, 1);
-            actor.leaves();
-            is_free(&server);
-            // Whoever has no time for a second sending leaves nothing behind.
-            let trap = proxy.swallow_reply_to(acquire(writes));
+            assert_eq!(ours.stats().reconnects, reconnects + 1);
             actor.does(move |desk| {
-                fails("too short", ms(100), || {
-                    if writes {
-                        desk.lock.try_write_for(ms(100)).map(drop)
-                    } else {
-                        desk.lock.try_read_for(ms(100)).map(drop)
-                    }
-                });
+                let reads = desk.reads.drain(..).map(|guard| guard.unlock());
+                let writes = desk.writes.drain(usize::from(below)..);
+                let released = reads.chain(writes.map(|guard| guard.unlock()));
+                released.for_each(|released| released.unwrap());
             });
-            assert!(trap.fired());
-            is_free(&server);
-            assert_eq!(ours.stats().holds, 0);
         }
+        // Whoever has no time for a second sending leaves nothing behind.
+        let kept = server.hgetall(&name);
+        let trap = proxy.swallow_reply_to(acquire(writes));
+        actor.does(move |desk| {
+            fails("too short", ms(100), || {
+                if writes {
+                    desk.lock.try_write_for(ms(100)).map(drop)
+                } else {
+                    desk.lock.try_read_for(ms(100)).map(drop)
+                }
+            });
+        });
+        assert!(trap.fired());
+        eventually("what was there is there", || {
+            server.hgetall(&name) == kept && server.keys().len() == usize::from(below)
+        });
+        actor.leaves();
+        is_free(&server);
+        assert_eq!(ours.stats().holds, 0);
     }
 }
 
@@ -114,7 +130,7 @@ fn a_release_without_a_reply_is_made_once() {
     let proxy = Proxy::start(server.addr());
     for writes in [false, true] {
         for theirs in ["", "read", "written"] {
-            let (ours, others) = (client(&proxy.url()), open(&server));
+            let (ours, others) = (patient(&proxy.url()), open(&server));
             let name = unique("release");
             let (actor, they) = (
                 Actor::new(ours.rwlock(&name)),
@@ -173,7 +189,7 @@ fn a_release_that_got_lost_is_sent_again() {
     let server = Server::start();
     let proxy = Proxy::start(server.addr());
     for writes in [false, true] {
-        let (ours, others) = (client(&proxy.url()), open(&server));
+        let (ours, others) = (patient(&proxy.url()), open(&server));
         let name = unique("lost");
         let (actor, they) = (
             Actor::new(ours.rwlock(&name)),
@@ -329,7 +345,7 @@ fn bad_day(
         scope.spawn(|| {
             let lock = ours.rwlock(&read);
             let joined = in_time("joining", ms(0), || lock.read().unwrap());
-            let write = in_time("upgrading", ms(0), || lock.write());
+            let write = in_time("upgrading", ms(0), || lock.try_write_for(LONG));
             assert!(matches!(write, Err(Error::WouldDeadlock { .. })));
             in_time("leaving", ms(0), || joined.unlock().unwrap());
             assert!(in_time("asking", ms(0), || lock
@@ -575,13 +591,13 @@ fn closing_ends_waits_and_gives_back_what_is_held() {
             Instant::now()
         });
         let begun = Instant::now();
-        in_time("closing", ms(500), || ours.close(ms(2_000))).unwrap();
+        in_time("closing", ms(2_000), || ours.close(ms(2_000))).unwrap();
         crew.join();
         let took = waiting
             .recv_timeout(LONG)
             .unwrap()
             .saturating_duration_since(begun);
-        assert!(took < BY_MESSAGE * 2, "{holds}: {took:?}");
+        assert!(took < ms(3_000), "{holds}: {took:?}");
         holder.does(|desk| {
             for guard in &desk.reads {
                 assert_eq!(guard.lost().recv().unwrap().reason, LossReason::Closed);
@@ -596,14 +612,14 @@ fn closing_ends_waits_and_gives_back_what_is_held() {
             assert!(matches!(desk.lock.is_read_locked(), Err(Error::Closed)));
             assert!(matches!(desk.lock.force_unlock(), Err(Error::Closed)));
         });
-        let connections = server.clients_named("redlatch");
-        assert!(
+        eventually("the connections are gone, and claims with them", || {
+            let connections = server.clients_named("redlatch");
             connections
                 .iter()
                 .all(|client| !client.name.ends_with(":ours"))
-        );
+        });
         if holds != "nothing" {
-            let lock = others.rwlock(&name);
+            let lock = others.rwlock(&name).lease(ms(60_000));
             assert!(elsewhere(|| lock.try_read().unwrap().is_some()));
         }
         they.leaves();
