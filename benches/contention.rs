@@ -1,4 +1,4 @@
-//! Many threads and two processes on one lock, and many threads on as many locks.
+//! Many threads and two processes on one lock of every kind, and many threads on as many locks.
 
 #![expect(clippy::print_stdout, reason = "a bench prints what it measured")]
 
@@ -14,9 +14,12 @@ use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
 use criterion::Criterion;
-use redlatch::{Client, Config, ReentrantLock};
+use redis::Value;
+use redlatch::{Client, Config};
 
-use crate::rig::{Bare, CHILD, Case, Table, Target, interleaved, median, scaled};
+use crate::rig::{
+    Bare, CHILD, Case, End, Kind, Lock, Table, Target, ask, interleaved, median, scaled,
+};
 use crate::support::Server;
 
 const SLICE: Duration = Duration::from_millis(80);
@@ -39,6 +42,8 @@ fn main() {
     let mut table = Table::default();
     by_number_of_threads(&server);
     one_lock(&server, &mut table);
+    one_of_each_kind(&server, &mut table);
+    readers(&server, &mut table);
     as_many_locks(&server, &mut table);
     two_processes(&server, &mut table);
     table.print();
@@ -124,7 +129,7 @@ fn together<O: FnMut() + Send>(operations: &mut [O], enough: Enough) -> Counts {
 
 /// One lock for `threads` threads, with something to protect.
 struct Crowd {
-    lock: ReentrantLock,
+    lock: Lock,
     threads: usize,
     work: Duration,
     protected: AtomicU64,
@@ -132,8 +137,12 @@ struct Crowd {
 
 impl Crowd {
     fn new(client: &Client, name: &str, threads: usize, work: Duration) -> Self {
+        Self::of(Kind::Reentrant, client, name, threads, work)
+    }
+
+    fn of(kind: Kind, client: &Client, name: &str, threads: usize, work: Duration) -> Self {
         Self {
-            lock: client.reentrant_lock(name),
+            lock: Lock::new(client, kind, name),
             threads,
             work,
             protected: AtomicU64::new(0),
@@ -143,11 +152,12 @@ impl Crowd {
     fn run(&self, enough: Enough) -> Counts {
         let before = self.protected.load(Ordering::Relaxed);
         let operation = || {
-            let _guard = self.lock.lock().expect("a grant");
-            // Not one atomic step: two holders at once would lose counts.
-            let seen = self.protected.load(Ordering::Relaxed);
-            rig::work(self.work);
-            self.protected.store(seen + 1, Ordering::Relaxed);
+            self.lock.around(|| {
+                // Not one atomic step: two holders at once would lose counts.
+                let seen = self.protected.load(Ordering::Relaxed);
+                rig::work(self.work);
+                self.protected.store(seen + 1, Ordering::Relaxed);
+            });
         };
         let counts = together(&mut vec![operation; self.threads], enough);
         let after = self.protected.load(Ordering::Relaxed);
@@ -299,6 +309,96 @@ fn one_lock(server: &Server, table: &mut Table) {
     for client in [passing, asking] {
         assert_eq!(client.stats().lost, 0);
     }
+}
+
+/// Locks that pass within the tenure, next to each other; and the fair one, whose every hand-over goes through Redis,
+/// next to the reentrant lock where that does too.
+fn one_of_each_kind(server: &Server, table: &mut Table) {
+    let (passing, asking) = (open(server, TENURE), open(server, Duration::ZERO));
+    let crowd = |client, kind: Kind, what: &str| {
+        Crowd::of(kind, client, &format!("{what}:{kind:?}"), 8, Duration::ZERO)
+    };
+    let crowds = [Kind::Reentrant, Kind::Fenced, Kind::Spin, Kind::Write]
+        .map(|kind| crowd(&passing, kind, "passing"));
+    let fair = crowd(&passing, Kind::Fair, "passing");
+    let without = crowd(&asking, Kind::Reentrant, "asking");
+    let [a, b, c, d] = crowds.each_ref().map(Crowd::case);
+    let rates = interleaved(9, SLICE, [a, b, c, d, fair.case(), without.case()]);
+    let [reentrant, fenced, spin, write, fair, without] = &rates;
+    println!();
+    for (what, rates) in [
+        ("reentrant lock", reentrant),
+        ("fenced lock", fenced),
+        ("spin lock", spin),
+        ("rwlock, writing", write),
+        ("fair lock", fair),
+        ("reentrant lock without a tenure", without),
+    ] {
+        println!("8 threads on one {what}, empty: {:.0}/s", rates.median());
+    }
+    for (what, rates) in [
+        ("fenced lock", fenced),
+        ("spin lock", spin),
+        ("rwlock, writing", write),
+    ] {
+        table.row(
+            format!("8 threads on one {what}, empty: rate of a reentrant lock"),
+            rates.over(reentrant),
+            Target::None,
+        );
+    }
+    table.row(
+        "8 threads on one fair lock, empty: rate of a reentrant lock without a tenure",
+        fair.over(without),
+        Target::None,
+    );
+    for client in [passing, asking] {
+        assert_eq!(client.stats().lost, 0);
+    }
+}
+
+/// Threads that share a read hold, next to threads that ask for one each: a round trip, its release not counted.
+fn readers(server: &Server, table: &mut Table) {
+    const NAME: &str = "readers:bare";
+    let client = open(server, TENURE);
+    let lock = Lock::new(&client, Kind::Read, "readers");
+    let mut shared = vec![|| lock.pair(End::Drop); 8];
+    let mut alone: Vec<_> = (0..8)
+        .map(|n| {
+            let owner = rig::owner(n);
+            let mut connection = rig::connection(server);
+            let acquire = rig::evalsha(
+                &mut connection,
+                include_str!("../lua/rw_read_acquire.lua"),
+                &[
+                    NAME,
+                    &format!("{{{NAME}}}:{owner}:rwlock_timeout:1"),
+                    &format!("{}:writers", rig::rw_channel(NAME)),
+                ],
+                &[&owner, "30000", "", "1"],
+            );
+            move || assert_eq!(ask(&mut connection, &acquire), Value::Nil)
+        })
+        .collect();
+    let [with, without] = interleaved(
+        9,
+        SLICE,
+        [
+            Box::new(|slice| together(&mut shared, Enough::After(slice)).rate()),
+            Box::new(|slice| together(&mut alone, Enough::After(slice)).rate()),
+        ],
+    );
+    println!(
+        "8 threads that read: {:.0}/s; {:.0}/s with a round trip each",
+        with.median(),
+        without.median()
+    );
+    table.row(
+        "8 threads that read: rate of a round trip each",
+        with.over(&without),
+        Target::AtLeast(10.0),
+    );
+    assert_eq!(client.stats().lost, 0);
 }
 
 fn as_many_locks(server: &Server, table: &mut Table) {

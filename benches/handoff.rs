@@ -1,4 +1,5 @@
-//! How long it takes from a release to the next holder, in one process and across two.
+//! How long it takes from a release to the next holder: in one process, across several, in the line that Redis keeps,
+//! and to all readers at once; and what a release costs the server when that line is long.
 
 #![expect(clippy::print_stdout, reason = "a bench prints what it measured")]
 
@@ -8,27 +9,39 @@ mod support;
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdout, Command, Stdio};
+use std::sync::Barrier;
 use std::sync::mpsc::channel;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
 use nix::time::{ClockId, clock_gettime};
-use redis::{Connection, Value};
+use redis::{Connection, ConnectionLike, Script, Value};
 use redlatch::Client;
 
-use crate::rig::{Bare, CHILD, Table, Target, scaled};
+use crate::rig::{Bare, CHILD, Case, Rates, Table, Target, ask, interleaved, scaled};
 use crate::support::Server;
 
 /// Long enough for a thread that was about to park to be parked.
 const SETTLE: Duration = Duration::from_millis(1);
 
+/// Longer than a tenure survives without a holder: whoever comes then neither passes on nor holds back.
+const NEW_TENURE: Duration = Duration::from_millis(6);
+
+/// How long a holder of the fair lock has it while others stand in line.
+const HELD: Duration = Duration::from_millis(1);
+
+/// How many threads of a process read.
+const READERS: usize = 8;
+
 const LOCK: &str = "handoff";
-const BELL: &str = "bell";
+const FAIR: &str = "handoff:fair";
+const SHARED: &str = "handoff:shared";
 
 fn main() {
-    if let Ok(url) = std::env::var(CHILD) {
-        return wait_when_told(&url);
+    if let Ok(task) = std::env::var(CHILD) {
+        let (url, bell) = task.split_once(' ').expect("a server and a bell");
+        return wait_when_told(url, bell);
     }
     let server = rig::start();
     let mut table = Table::default();
@@ -38,6 +51,9 @@ fn main() {
     );
     within_one_process(&server);
     across_two(&server, &mut table);
+    along_the_line(&server, &mut table);
+    to_all_readers(&server, &mut table);
+    with_a_long_line(&server, &mut table);
     table.print();
 }
 
@@ -106,8 +122,7 @@ fn within_one_process(server: &Server) {
                 if (client.stats().passed > passed) != asks {
                     wakes.record(got - let_go).expect("any time fits");
                 }
-                // Longer than a tenure survives without a holder, so that each turn begins one.
-                thread::sleep(Duration::from_millis(6));
+                thread::sleep(NEW_TENURE);
             }
         });
         assert!(
@@ -119,14 +134,15 @@ fn within_one_process(server: &Server) {
     }
 }
 
-/// The other process: takes the lock, or waits for the bell, whenever a line says so, and answers with the time.
-fn wait_when_told(url: &str) {
+/// The other process: takes a lock, or waits for the bell, whenever a line says so, and answers with the times.
+fn wait_when_told(url: &str, bell: &str) {
     let client = Client::open(url).expect("the server is up");
     let lock = client.reentrant_lock(LOCK);
+    let fair = client.fair_lock(FAIR);
     let mut listening = rig::connection_to(url);
     let mut listening = listening.as_pubsub();
-    listening.subscribe(BELL).expect("a subscription");
-    let mut bare = Bare::new(url, BELL);
+    listening.subscribe(bell).expect("a subscription");
+    let mut bare = Bare::new(url, bell);
     for line in std::io::stdin().lines() {
         match line.expect("a line").as_str() {
             "lock" => {
@@ -143,10 +159,59 @@ fn wait_when_told(url: &str) {
                 bare.release();
                 println!("{woken} {at}");
             }
-            other => panic!("no such turn: {other}"),
+            "fair" => {
+                let guard = fair.lock().expect("a grant");
+                let got = now();
+                thread::sleep(HELD);
+                let let_go = now();
+                drop(guard);
+                // Whoever reads the answer would be in the way of the next in line.
+                thread::sleep(HELD);
+                println!("{got} {let_go}");
+            }
+            "read" => {
+                let (first, last) = read_together(&client);
+                println!("{first} {last}");
+            }
+            turns => {
+                let turns = turns.parse().expect("a number of turns");
+                let mut times = String::new();
+                for _ in 0..turns {
+                    let guard = fair.lock().expect("a grant");
+                    let got = now();
+                    thread::sleep(HELD);
+                    times += &format!("{got} {} ", now());
+                    drop(guard);
+                }
+                println!("{times}");
+            }
         }
     }
     assert_eq!(client.stats().lost, 0);
+}
+
+/// When the first and the last of some threads that wait to read were in; all are in at once then.
+fn read_together(client: &Client) -> (u64, u64) {
+    let all_in = Barrier::new(READERS);
+    let times: Vec<_> = thread::scope(|scope| {
+        let threads: Vec<_> = (0..READERS)
+            .map(|_| {
+                scope.spawn(|| {
+                    let guard = client.rwlock(SHARED).read().expect("a grant");
+                    let at = now();
+                    all_in.wait();
+                    drop(guard);
+                    at
+                })
+            })
+            .collect();
+        threads
+            .into_iter()
+            .map(|thread| thread.join().expect("no reader panics"))
+            .collect()
+    });
+    let of = |at: Option<&u64>| *at.expect("somebody reads");
+    (of(times.iter().min()), of(times.iter().max()))
 }
 
 struct Process {
@@ -155,9 +220,9 @@ struct Process {
 }
 
 impl Process {
-    fn new(server: &Server) -> Self {
+    fn new(server: &Server, bell: &str) -> Self {
         let mut child = Command::new(std::env::current_exe().expect("a path"))
-            .env(CHILD, server.url())
+            .env(CHILD, format!("{} {bell}", server.url()))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
@@ -172,11 +237,17 @@ impl Process {
     }
 
     fn times(&mut self) -> (u64, u64) {
+        self.pairs()[0]
+    }
+
+    fn pairs(&mut self) -> Vec<(u64, u64)> {
         let mut line = String::new();
         self.replies.read_line(&mut line).expect("it answers");
-        let (first, second) = line.trim().split_once(' ').expect("two numbers");
-        let nanos = |text: &str| text.parse().expect("nanoseconds");
-        (nanos(first), nanos(second))
+        let nanos: Vec<u64> = line
+            .split_whitespace()
+            .map(|text| text.parse().expect("nanoseconds"))
+            .collect();
+        nanos.chunks(2).map(|pair| (pair[0], pair[1])).collect()
     }
 }
 
@@ -188,75 +259,380 @@ impl Drop for Process {
     }
 }
 
-/// Returns when somebody listens to `channel`, and has had time to park.
-fn until_heard(connection: &mut Connection, channel: &str) {
+/// Returns when `ready` says so, and all that wait have had time to park.
+fn settled(what: &str, mut ready: impl FnMut() -> bool) {
     for _ in 0..40_000 {
-        let (_, listeners): (String, u32) = redis::cmd("PUBSUB")
-            .arg("NUMSUB")
-            .arg(channel)
-            .query(connection)
-            .expect("PUBSUB NUMSUB");
-        if listeners == 1 {
+        if ready() {
             thread::sleep(SETTLE);
             return;
         }
         thread::sleep(SETTLE / 4);
     }
-    panic!("nobody listens to {channel}");
+    panic!("not within ten seconds: {what}");
+}
+
+/// Returns when `listeners` listen to `channel`, and have had time to park.
+fn until_heard(connection: &mut Connection, channel: &str, listeners: u32) {
+    settled(channel, || {
+        let (_, heard): (String, u32) = redis::cmd("PUBSUB")
+            .arg("NUMSUB")
+            .arg(channel)
+            .query(connection)
+            .expect("PUBSUB NUMSUB");
+        heard == listeners
+    });
+}
+
+/// A bare message to a process that then asks, bare as well, for a lock: the least that a hand-over can take.
+struct Bell {
+    name: &'static str,
+    looking: Connection,
+    publishing: Connection,
+    publish: Vec<u8>,
+    woken: Histogram<u64>,
+    held: Histogram<u64>,
+}
+
+impl Bell {
+    fn new(server: &Server, name: &'static str) -> Self {
+        Self {
+            name,
+            looking: rig::connection(server),
+            publishing: rig::connection(server),
+            publish: redis::cmd("PUBLISH")
+                .arg(name)
+                .arg("0")
+                .get_packed_command(),
+            woken: histogram(),
+            held: histogram(),
+        }
+    }
+
+    fn ring(&mut self, other: &mut Process, counts: bool) {
+        other.tell("bell");
+        until_heard(&mut self.looking, self.name, 1);
+        let rung = now();
+        self.publishing
+            .send_packed_command(&self.publish)
+            .expect("a socket");
+        let (woken, held) = other.times();
+        let listeners = self.publishing.recv_response().expect("a reply");
+        assert_eq!(listeners, Value::Int(1));
+        if counts {
+            self.woken.record(woken - rung).expect("any time fits");
+            self.held.record(held - rung).expect("any time fits");
+        }
+    }
+}
+
+/// The first turns begin threads and connections.
+fn counts(turn: u32) -> bool {
+    turn >= 10 || !rig::is_measuring()
 }
 
 /// The other process waits, here is let go; in turn with a bare message and a bare acquire,
 /// which is the least it can take: a message has to come, and the question has to go.
 fn across_two(server: &Server, table: &mut Table) {
+    const NAME: &str = "bell:two";
     let client = Client::open(server.url()).expect("the server is up");
     let lock = client.reentrant_lock(LOCK);
     let channel = rig::channel(LOCK);
     let mut looking = rig::connection(server);
-    let mut publishing = rig::connection(server);
-    let publish = redis::cmd("PUBLISH")
-        .arg(BELL)
-        .arg("0")
-        .get_packed_command();
-    let mut other = Process::new(server);
+    let mut other = Process::new(server, NAME);
+    let mut bell = Bell::new(server, NAME);
 
-    let (mut held, mut woken, mut floor) = (histogram(), histogram(), histogram());
+    let mut held = histogram();
     for turn in 0..scaled(1500) {
         let guard = lock.lock().expect("a grant");
         other.tell("lock");
-        until_heard(&mut looking, &channel);
+        until_heard(&mut looking, &channel, 1);
         let let_go = now();
         drop(guard);
         let (_, got) = other.times();
-
-        other.tell("bell");
-        until_heard(&mut looking, BELL);
-        let rung = now();
-        publishing.send_packed_command(&publish).expect("a socket");
-        let (heard, answered) = other.times();
-        let listeners = publishing.recv_response().expect("a reply");
-        assert_eq!(listeners, Value::Int(1));
-
-        // The first turns begin threads and connections.
-        if turn < 10 && rig::is_measuring() {
-            continue;
+        if counts(turn) {
+            held.record(got - let_go).expect("any time fits");
         }
-        held.record(got - let_go).expect("any time fits");
-        woken.record(heard - rung).expect("any time fits");
-        floor.record(answered - rung).expect("any time fits");
+        bell.ring(&mut other, counts(turn));
     }
     drop(other);
     assert_eq!(client.stats().lost, 0);
-    show("bare: PUBLISH to the blocked reader", &woken);
-    show("bare: that, and the acquire by one round trip", &floor);
+    show("bare: PUBLISH to the blocked reader", &bell.woken);
+    show("bare: that, and the acquire by one round trip", &bell.held);
     show("across processes: release to held", &held);
     table.row(
         "across processes, p50: of a bare message and acquire",
-        p50(&held) / p50(&floor),
+        p50(&held) / p50(&bell.held),
         Target::AtMost(1.15),
     );
     table.row(
         "across processes, p99: of a bare message and acquire",
-        held.value_at_quantile(0.99) as f64 / floor.value_at_quantile(0.99) as f64,
+        held.value_at_quantile(0.99) as f64 / bell.held.value_at_quantile(0.99) as f64,
         Target::None,
     );
+}
+
+/// Four processes in the line of a fair lock: each once, and then all of them again and again, so that whoever lets go
+/// comes back while the next is being woken.
+fn along_the_line(server: &Server, table: &mut Table) {
+    const NAME: &str = "bell:line:0";
+    const TURNS: usize = 20;
+    let client = Client::open(server.url()).expect("the server is up");
+    let lock = client.fair_lock(FAIR);
+    let mut looking = rig::connection(server);
+    let channels = format!("{}:*", rig::channel(FAIR));
+    let mut line = || -> usize {
+        let channels: Vec<String> = redis::cmd("PUBSUB")
+            .arg("CHANNELS")
+            .arg(&channels)
+            .query(&mut looking)
+            .expect("PUBSUB CHANNELS");
+        channels.len()
+    };
+    let mut others: Vec<_> = (0..4)
+        .map(|n| Process::new(server, &format!("bell:line:{n}")))
+        .collect();
+    let mut bell = Bell::new(server, NAME);
+
+    let (mut once, mut again) = (histogram(), histogram());
+    for turn in 0..scaled(400) {
+        let guard = lock.lock().expect("a grant");
+        for (before, other) in others[1..].iter_mut().enumerate() {
+            other.tell("fair");
+            settled("one more in line", || line() == before + 1);
+        }
+        let mut let_go = now();
+        drop(guard);
+        for other in &mut others[1..] {
+            let (got, lets_go) = other.times();
+            assert!(got > let_go, "first come, first served");
+            if counts(turn) {
+                once.record(got - let_go).expect("any time fits");
+            }
+            let_go = lets_go;
+        }
+        bell.ring(&mut others[0], counts(turn));
+        if turn % 20 == 0 {
+            for other in &mut others {
+                other.tell(&TURNS.to_string());
+            }
+            let mut times: Vec<_> = others.iter_mut().flat_map(Process::pairs).collect();
+            assert_eq!(times.len(), TURNS * others.len());
+            times.sort_unstable();
+            // At both ends not everybody is there.
+            let steady = &times[2 * others.len()..times.len() - others.len()];
+            for pair in steady.windows(2) {
+                let [(_, let_go), (got, _)] = *pair else {
+                    unreachable!("windows of two");
+                };
+                assert!(got > let_go, "one at a time");
+                again.record(got - let_go).expect("any time fits");
+            }
+        }
+    }
+    drop(others);
+    assert_eq!(client.stats().lost, 0);
+    show("bare: message and acquire", &bell.held);
+    show("along the line of a fair lock, once", &once);
+    show("along the line of a fair lock, again and again", &again);
+    for (what, of) in [("once", &once), ("again and again", &again)] {
+        table.row(
+            format!("fair, 4 processes, {what}, p50: of a bare message and acquire"),
+            p50(of) / p50(&bell.held),
+            Target::AtMost(2.0),
+        );
+    }
+}
+
+/// A writer lets go, and threads of three processes wait to read.
+fn to_all_readers(server: &Server, table: &mut Table) {
+    let client = Client::open(server.url()).expect("the server is up");
+    let lock = client.rwlock(SHARED);
+    let channel = rig::rw_channel(SHARED);
+    let mut looking = rig::connection(server);
+    let ping = redis::cmd("PING").get_packed_command();
+    let mut others = [0, 1, 2].map(|n| Process::new(server, &format!("bell:readers:{n}")));
+
+    let (mut trip, mut first, mut all) = (histogram(), histogram(), histogram());
+    for turn in 0..scaled(300) {
+        let guard = lock.write().expect("a grant");
+        for other in &mut others {
+            other.tell("read");
+        }
+        until_heard(&mut looking, &channel, 3);
+        // One of each process listens; the others have to get into line behind it.
+        thread::sleep(SETTLE * 2);
+        let asked = now();
+        ask(&mut looking, &ping);
+        let answered = now();
+        thread::sleep(SETTLE);
+        let let_go = now();
+        drop(guard);
+        let times = others.each_mut().map(Process::times);
+        thread::sleep(NEW_TENURE);
+        if counts(turn) {
+            let (firsts, lasts) = (times.map(|(first, _)| first), times.map(|(_, last)| last));
+            let since = |at: Option<&u64>| at.expect("three") - let_go;
+            trip.record(answered - asked).expect("any time fits");
+            first
+                .record(since(firsts.iter().min()))
+                .expect("any time fits");
+            all.record(since(lasts.iter().max()))
+                .expect("any time fits");
+        }
+    }
+    drop(others);
+    assert_eq!(client.stats().lost, 0);
+    let readers = 3 * READERS;
+    show("bare: one round trip", &trip);
+    show("rwlock: write release to the first reader", &first);
+    show(
+        &format!("rwlock: write release to the last of {readers} readers"),
+        &all,
+    );
+    for (what, of) in [
+        ("the first".to_owned(), &first),
+        (format!("all {readers}"), &all),
+    ] {
+        table.row(
+            format!("rwlock, a writer leaves, {what} of 3 processes read, p50: in round trips"),
+            p50(of) / p50(&trip),
+            Target::None,
+        );
+    }
+}
+
+/// What of a turn at the head of a line the server is asked for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Part {
+    Release,
+    Acquire,
+}
+
+/// A fair lock, and a line of those who never ask: somebody comes to its head, takes the lock, and gives it back.
+struct Line {
+    connection: Connection,
+    turn: Vec<u8>,
+}
+
+impl Line {
+    const COMMANDS: usize = 4;
+
+    /// `part` is what goes by EVALSHA, and so is counted apart.
+    fn new(server: &Server, waiters: usize, part: Part) -> Self {
+        let mut connection = rig::connection(server);
+        let name = match part {
+            Part::Release => format!("release:{waiters}"),
+            Part::Acquire => format!("acquire:{waiters}"),
+        };
+        let queue = format!("redisson_lock_queue:{{{name}}}");
+        let timeouts = format!("redisson_lock_timeout:{{{name}}}");
+        // The year 2255.
+        const FAR: u64 = 9_000_000_000_000;
+        let mut fill = redis::pipe();
+        for n in 1..=waiters {
+            fill.rpush(&queue, rig::owner(n)).ignore();
+            fill.zadd(&timeouts, rig::owner(n), FAR).ignore();
+        }
+        fill.exec(&mut connection).expect("a line");
+
+        let channel = rig::channel(&name);
+        let keys = [&*name, &queue, &timeouts, &channel];
+        let ticket = rig::owner(0);
+        let mut script = |counts: bool, text: &str, args: &[&str]| {
+            let mut command = if counts {
+                let script = Script::new(text);
+                script.load(&mut connection).expect("SCRIPT LOAD");
+                redis::cmd("EVALSHA").arg(script.get_hash()).take()
+            } else {
+                redis::cmd("EVAL").arg(text).take()
+            };
+            command.arg(keys.len()).arg(&keys).arg(args).take()
+        };
+        let acquire = script(
+            part == Part::Acquire,
+            include_str!("../lua/fair_acquire.lua"),
+            &[&ticket, "30000", &ticket, "10000", "1"],
+        );
+        let release = script(
+            part == Part::Release,
+            include_str!("../lua/fair_release.lua"),
+            &[&ticket],
+        );
+        let turn = redis::pipe()
+            .lpush(&queue, &ticket)
+            .zadd(&timeouts, &ticket, FAR)
+            .add_command(acquire)
+            .add_command(release)
+            .get_packed_pipeline();
+        Self { connection, turn }
+    }
+
+    /// How many a second the server would do if it did nothing else.
+    fn case(&mut self) -> Case<'_> {
+        Box::new(|slice| {
+            redis::cmd("CONFIG")
+                .arg("RESETSTAT")
+                .exec(&mut self.connection)
+                .expect("CONFIG RESETSTAT");
+            let start = Instant::now();
+            while start.elapsed() < slice {
+                let replies = self
+                    .connection
+                    .req_packed_commands(&self.turn, 0, Self::COMMANDS)
+                    .expect("replies");
+                assert_eq!(replies[1..], [Value::Int(1), Value::Nil, Value::Int(0)]);
+            }
+            let stats: String = redis::cmd("INFO")
+                .arg("commandstats")
+                .query(&mut self.connection)
+                .expect("INFO");
+            let of = |what: &str| -> f64 {
+                let counted = stats
+                    .lines()
+                    .find_map(|line| line.strip_prefix("cmdstat_evalsha:"))
+                    .expect("it has been called");
+                counted
+                    .split(',')
+                    .find_map(|part| part.strip_prefix(what))
+                    .and_then(|number| number.parse().ok())
+                    .expect("a number")
+            };
+            of("calls=") / of("usec=") * 1e6
+        })
+    }
+}
+
+/// The server's own time, which a round trip of many times its length would hide.
+fn with_a_long_line(server: &Server, table: &mut Table) {
+    const SHORT: usize = 10;
+    const LONG: usize = 1000;
+    let mut lines = [
+        Line::new(server, SHORT, Part::Release),
+        Line::new(server, LONG, Part::Release),
+        Line::new(server, SHORT, Part::Acquire),
+        Line::new(server, LONG, Part::Acquire),
+    ];
+    let rates = interleaved(
+        31,
+        Duration::from_millis(15),
+        lines.each_mut().map(Line::case),
+    );
+    println!();
+    let [release, long_release, acquire, long_acquire] = &rates;
+    let us = |rates: &Rates| rig::significant(1e6 / rates.median());
+    for (what, short, long, target) in [
+        ("release", release, long_release, Target::AtMost(1.5)),
+        ("acquire at the head", acquire, long_acquire, Target::None),
+    ] {
+        println!(
+            "fair {what}: {} us of the server with {SHORT} in line, {} us with {LONG}",
+            us(short),
+            us(long)
+        );
+        table.row(
+            format!("fair {what}, {LONG} in line: the server's time with {SHORT}"),
+            short.over(long),
+            target,
+        );
+    }
 }

@@ -11,7 +11,9 @@ use std::time::Duration;
 use criterion::Criterion;
 use redis::{Connection, Value};
 
-use crate::rig::{Table, Target, ask, evalsha, interleaved, repeated};
+use crate::rig::{
+    Case, End, Kind, Lock, Rates, Table, Target, ask, evalsha, interleaved, repeated, typical,
+};
 use crate::support::Server;
 
 const RELEASE_BY_HAND: &str = "
@@ -29,7 +31,10 @@ fn main() {
         .configure_from_args();
     absolute(&server, &mut criterion);
     criterion.final_summary();
-    ratios(&server);
+    let mut table = Table::default();
+    ratios(&server, &mut table);
+    kinds(&server, &mut table);
+    table.print();
 }
 
 /// `SET NX PX` and a script that compares and deletes: the lock that is written when there is none.
@@ -111,12 +116,48 @@ fn absolute(server: &Server, criterion: &mut Criterion) {
         assert_eq!(held.hold_count(), 1);
     });
     group.finish();
+    for (kind, group, function) in [
+        (Kind::Fair, "fair_lock", "uncontended"),
+        (Kind::Fenced, "fenced_lock", "uncontended"),
+        (Kind::Write, "rwlock", "uncontended_write"),
+        (Kind::Read, "rwlock", "uncontended_read"),
+    ] {
+        let lock = Lock::new(&client, kind, &format!("{group}:{function}"));
+        let mut group = criterion.benchmark_group(group);
+        group.bench_function(function, |b| b.iter(|| lock.pair(End::Drop)));
+        group.finish();
+    }
+    let mut group = criterion.benchmark_group("spin_lock");
+    group.bench_function("uncontended_names", |b| {
+        let mut next = in_turn(names(&client, Kind::Spin, "absolute"));
+        b.iter(|| next(End::Drop));
+    });
+    group.finish();
     for client in [client, other] {
         assert_eq!(client.stats().lost, 0);
     }
 }
 
-fn ratios(server: &Server) {
+/// So many that a name has been forgotten by the process when its turn comes again.
+const NAMES: usize = 2000;
+
+/// Many locks of a kind. A spin lock is for that, and alone on one name it would pause after every tenure.
+fn names(client: &redlatch::Client, kind: Kind, what: &str) -> Vec<Lock> {
+    (0..NAMES)
+        .map(|n| Lock::new(client, kind, &format!("{what}:{kind:?}:{n}")))
+        .collect()
+}
+
+/// One hold of each in turn.
+fn in_turn(locks: Vec<Lock>) -> impl FnMut(End) {
+    let mut turn = 0;
+    move |end| {
+        turn = (turn + 1) % locks.len();
+        locks[turn].pair(end);
+    }
+}
+
+fn ratios(server: &Server, table: &mut Table) {
     let (client, other) = (open(server), open(server));
     let mut by_hand = ByHand::new(server, "by_hand");
     let (drop_it, unlock) = (
@@ -151,25 +192,16 @@ fn ratios(server: &Server) {
     assert_eq!(reentry.hold_count(), 1);
 
     println!(
-        "\n{:<30} {:>9} {:>11}",
+        "\n{:<44} {:>9} {:>11}",
         "one thread, in turn", "us each", "a second"
     );
-    for (what, rates) in [
-        ("two PINGs", &pings),
-        ("SET NX PX + script, by hand", &by_hand),
-        ("lock + drop", &dropped),
-        ("lock + unlock", &unlocked),
-        ("try_lock on a busy lock", &busy),
-        ("one more hold and back", &reentered),
-    ] {
-        let rate = rates.median();
-        println!(
-            "{what:<30} {:>9} {rate:>11.0}",
-            rig::significant(1e6 / rate)
-        );
-    }
-    let mut table = Table::default();
-    let time = |of: &rig::Rates, by: &rig::Rates| by.over(of);
+    show("two PINGs", &pings);
+    show("SET NX PX + script, by hand", &by_hand);
+    show("lock + drop", &dropped);
+    show("lock + unlock", &unlocked);
+    show("try_lock on a busy lock", &busy);
+    show("one more hold and back", &reentered);
+    let time = |of: &Rates, by: &Rates| by.over(of);
     table.row(
         "lock + drop, time of two PINGs",
         time(&dropped, &pings),
@@ -195,5 +227,64 @@ fn ratios(server: &Server) {
         time(&busy, &pings),
         Target::None,
     );
-    table.print();
+}
+
+fn show(what: &str, rates: &Rates) {
+    let rate = rates.median();
+    println!(
+        "{what:<44} {:>9} {rate:>11.0}",
+        rig::significant(1e6 / rate)
+    );
+}
+
+/// Every kind next to the reentrant lock.
+fn kinds(server: &Server, table: &mut Table) {
+    let client = open(server);
+    let one = [
+        (Kind::Reentrant, "reentrant lock", Target::None),
+        (Kind::Fair, "fair lock", Target::AtMost(1.15)),
+        (Kind::Fenced, "fenced lock", Target::AtMost(1.1)),
+        (Kind::Write, "rwlock, writing", Target::None),
+        (Kind::Read, "rwlock, reading", Target::None),
+    ];
+    for (end, verb) in [(End::Drop, "drop"), (End::Unlock, "unlock")] {
+        let case = |(kind, ..): (Kind, &str, Target)| {
+            let lock = Lock::new(&client, kind, &format!("{verb}:{kind:?}"));
+            typical(move || lock.pair(end))
+        };
+        let many = |kind: Kind| -> Case<'_> {
+            let mut next = in_turn(names(&client, kind, verb));
+            typical(move || next(end))
+        };
+        let [reentrant, fair, fenced, write, read] = one.map(case);
+        let cases = [
+            reentrant,
+            fair,
+            fenced,
+            write,
+            read,
+            many(Kind::Reentrant),
+            many(Kind::Spin),
+        ];
+        let rates = interleaved(41, Duration::from_millis(25), cases);
+        let [of_one @ .., many, spin] = &rates;
+        for ((kind, what, target), rates) in one.iter().zip(of_one) {
+            show(&format!("{what} + {verb}"), rates);
+            if *kind != Kind::Reentrant {
+                table.row(
+                    format!("{what} + {verb}, time of a reentrant lock"),
+                    of_one[0].over(rates),
+                    *target,
+                );
+            }
+        }
+        show(&format!("reentrant lock + {verb}, a name each"), many);
+        show(&format!("spin lock + {verb}, a name each"), spin);
+        table.row(
+            format!("spin lock + {verb}, a name each, time of a reentrant lock"),
+            many.over(spin),
+            Target::None,
+        );
+    }
+    assert_eq!(client.stats().lost, 0);
 }

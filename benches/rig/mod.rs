@@ -10,7 +10,8 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use redis::io::tcp::TcpSettings;
-use redis::{Client, Connection, ConnectionLike, IntoConnectionInfo, Script, Value};
+use redis::{Connection, ConnectionLike, IntoConnectionInfo, Script, Value};
+use redlatch::Client;
 
 use crate::support::Server;
 
@@ -78,7 +79,7 @@ pub(crate) fn connection_to(url: &str) -> Connection {
         .into_connection_info()
         .expect("a good URL")
         .set_tcp_settings(TcpSettings::default().set_nodelay(true));
-    let connection = Client::open(info)
+    let connection = redis::Client::open(info)
         .and_then(|client| client.get_connection())
         .expect("the server is up");
     connection
@@ -153,6 +154,80 @@ pub(crate) fn channel(name: &str) -> String {
     format!("redisson_lock__channel:{{{name}}}")
 }
 
+/// Where releases of a read-write lock are told.
+pub(crate) fn rw_channel(name: &str) -> String {
+    format!("redisson_rwlock:{{{name}}}")
+}
+
+/// An owner, a ticket or a number of any kind that looks like one of ours.
+pub(crate) fn owner(number: usize) -> String {
+    format!("01234567-89ab-cdef-0123-456789abcdef:{number}")
+}
+
+/// The kinds of locks that differ in what they say to Redis.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Reentrant,
+    Fair,
+    Fenced,
+    Spin,
+    Write,
+    Read,
+}
+
+/// How a hold ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum End {
+    Drop,
+    Unlock,
+}
+
+/// Takes a lock, does what it is told to, and gives the lock back.
+type Hold = Box<dyn Fn(End, &dyn Fn()) + Send + Sync>;
+
+/// A lock of any kind.
+pub(crate) struct Lock {
+    pub(crate) kind: Kind,
+    hold: Hold,
+}
+
+impl Lock {
+    pub(crate) fn new(client: &Client, kind: Kind, name: &str) -> Self {
+        macro_rules! hold {
+            ($lock:expr, $verb:ident) => {{
+                let lock = $lock;
+                Box::new(move |end, work| {
+                    let guard = lock.$verb().expect("a grant");
+                    work();
+                    match end {
+                        End::Drop => drop(guard),
+                        End::Unlock => guard.unlock().expect("it is ours"),
+                    }
+                })
+            }};
+        }
+        let hold: Hold = match kind {
+            Kind::Reentrant => hold!(client.reentrant_lock(name), lock),
+            Kind::Fair => hold!(client.fair_lock(name), lock),
+            Kind::Fenced => hold!(client.fenced_lock(name), lock),
+            Kind::Spin => hold!(client.spin_lock(name), lock),
+            Kind::Write => hold!(client.rwlock(name), write),
+            Kind::Read => hold!(client.rwlock(name), read),
+        };
+        Self { kind, hold }
+    }
+
+    /// One hold around `work`.
+    pub(crate) fn around(&self, work: impl Fn()) {
+        (self.hold)(End::Drop, &work);
+    }
+
+    /// One hold around nothing.
+    pub(crate) fn pair(&self, end: End) {
+        (self.hold)(end, &|| {});
+    }
+}
+
 /// Keeps the core busy.
 pub(crate) fn work(span: Duration) {
     if span.is_zero() {
@@ -182,6 +257,23 @@ pub(crate) fn repeated<'a>(batch: u32, mut operation: impl FnMut() + 'a) -> Case
                 return f64::from(done) / taken.as_secs_f64();
             }
         }
+    })
+}
+
+/// A case of one thread whose rate is that of its median operation, so that the few which other work on the machine
+/// makes many times longer do not count: for ratios near one.
+pub(crate) fn typical<'a>(mut operation: impl FnMut() + 'a) -> Case<'a> {
+    Box::new(move |slice| {
+        let start = Instant::now();
+        let mut began = start;
+        let mut times = Vec::new();
+        while began - start < slice {
+            operation();
+            let ended = Instant::now();
+            times.push((ended - began).as_secs_f64());
+            began = ended;
+        }
+        1.0 / median(&times)
     })
 }
 
