@@ -52,9 +52,11 @@ fn boxed<G: Any>(guard: Result<G>) -> Result<Box<dyn Any>> {
     guard.map(|guard| Box::new(guard) as Box<dyn Any>)
 }
 
-/// Every kind of lock: its name, how it is taken, how others are kept out of it, and how many channels each of `n`
-/// waiting threads of a process makes it listen to.
-const KINDS: [(&str, Take, Take, fn(u64) -> u64); 8] = [
+/// A kind of lock: its name, how it is taken, how others are kept out of it, and how many channels `n` waiting threads of
+/// a process make it listen to.
+type Kind = (&'static str, Take, Take, fn(u64) -> u64);
+
+const KINDS: [Kind; 8] = [
     ("reentrant", reentrant, reentrant, |_| 1),
     ("mutex", |c, n| boxed(c.mutex(n).lock()), reentrant, |_| 1),
     ("fair", fair, fair, |n| n),

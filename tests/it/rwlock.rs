@@ -389,7 +389,7 @@ fn nested_guards_may_go_in_any_order() {
         Write(RwLockWriteGuard),
     }
     for order in permutations(4) {
-        let mut guards = vec![
+        let mut guards = [
             Some(Guard::Write(lock.write().unwrap())),
             Some(Guard::Read(lock.read().unwrap())),
             Some(Guard::Write(lock.try_write().unwrap().unwrap())),

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use crossbeam_channel::TryRecvError;
 use redlatch::{CancelToken, Client, Config, Error, Loss, LossReason};
