@@ -465,6 +465,37 @@ fn who_writes_may_read_and_each_hold_is_counted_for_itself() {
     assert_eq!(client.stats().holds, 0);
 }
 
+// W8, W10: the read hold below keeps the hash alive, and must not keep the write hold alive with it.
+#[test]
+fn a_write_hold_that_is_over_is_over_although_a_read_hold_is_below() {
+    let server = Server::start();
+    let name = unique("over");
+    let (client, other) = (open_with_lease(&server, ms(900)), open(&server));
+    let lock = client.rwlock(&name);
+    for (limited, reason) in [
+        (lock.clone().lease(ms(500)), LossReason::Expired),
+        (lock.clone().max_hold(ms(500)), LossReason::MaxHold),
+    ] {
+        let write = limited.write().unwrap();
+        let read = lock.read().unwrap();
+        let begun = Instant::now();
+        assert!(other.rwlock(&name).try_read().unwrap().is_none());
+        assert_eq!(write.lost().recv_timeout(LONG).unwrap().reason, reason);
+        // Though the guard stays, as that of a wedged thread would.
+        let theirs = other.rwlock(&name).try_read_for(LONG).unwrap().unwrap();
+        assert!(begun.elapsed() < ms(500) + ms(900) + SLACK);
+        assert!(read.is_valid() && lock.write_hold_count() == 0);
+        theirs.unlock().unwrap();
+        assert!(other.rwlock(&name).try_write().unwrap().is_none());
+        drop(write);
+        eventually("only the read hold is there", || {
+            server.hgetall(&name) == Reading::fields(read.owner(), 1)
+        });
+        read.unlock().unwrap();
+        assert_eq!(server.dbsize(), 0);
+    }
+}
+
 // ---------------------------------------------------------------------------------------------------------------------
 // Loss
 // ---------------------------------------------------------------------------------------------------------------------
