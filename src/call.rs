@@ -6,6 +6,7 @@ use std::time::Instant;
 use parking_lot::{Condvar, Mutex};
 use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
 
+use crate::quorum::Short;
 use crate::script::Request;
 
 /// Why a command has no reply.
@@ -15,6 +16,8 @@ pub(crate) enum Fault {
     Unreachable(RedisError),
     /// The server answered with an error that will not pass by itself.
     Refused(RedisError),
+    /// Of several servers too few agreed.
+    NoQuorum(Short),
     /// The caller was told to stop: cancelled, or the client is being closed.
     Stopped,
     /// The client is closed.
@@ -141,11 +144,15 @@ impl Call {
         Self::new(deferred.request, None, Some(deferred.terms))
     }
 
-    /// The reply, if it has come.
-    pub(crate) fn reply(&self) -> Option<Value> {
-        match &self.state.lock().phase {
-            CallPhase::Done(value) => Some(value.clone()),
-            CallPhase::Broken(_) => Some(Value::Nil),
+    /// What came of it, if that is known: the reply, which may be an error, or why there is none.
+    pub(crate) fn outcome(&self) -> Option<Result<Answer, RedisError>> {
+        let state = self.state.lock();
+        match &state.phase {
+            CallPhase::Done(value) => Some(Ok(Answer {
+                value: value.clone(),
+                sent_at: state.sent_at,
+            })),
+            CallPhase::Broken(err) => Some(Err(err.clone())),
             CallPhase::Idle | CallPhase::Awaiting => None,
         }
     }

@@ -2,8 +2,8 @@
 
 use std::fmt;
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -21,6 +21,7 @@ use crate::gate::Gates;
 use crate::handle::Handle;
 use crate::hold::{Hold, LossReason, Notices};
 use crate::link::Link;
+use crate::multi_lock::MultiLock;
 use crate::mutex;
 use crate::owner::Owners;
 use crate::reentrant_lock::ReentrantLock;
@@ -46,6 +47,7 @@ pub(crate) struct Engine {
     pub(crate) connect_timeout: Duration,
     pub(crate) waiter_lease: Duration,
     pub(crate) owners: Owners,
+    run_id: OnceLock<String>,
     pub(crate) gates: Gates,
     pub(crate) link: Link,
     pub(crate) agenda: Arc<Agenda>,
@@ -166,18 +168,43 @@ impl Engine {
         drop(hold.take_subscription());
         self.counters.lost.add(1);
         hold.gate.lost(hold);
-        if hold.gate.wire.family == Family::ReadWrite
-            && hold.mode == Mode::Exclusive
-            && hold.may_be_held_still()
-        {
+        let rest_is_of_no_use = match hold.gate.wire.family {
             // A read hold below it may keep what both are kept in, and would keep the lost one with it.
-            self.link.submit(&Call::deferred(hold.release(true)));
+            Family::ReadWrite => hold.mode == Mode::Exclusive && hold.may_be_held_still(),
+            // What others have not taken yet.
+            Family::Several | Family::Quorum => {
+                matches!(reason, LossReason::Forced | LossReason::TakenOver)
+            }
+            _ => false,
+        };
+        if rest_is_of_no_use {
+            self.submit_release(hold);
             self.agenda.tend_soon();
         }
         if reason != LossReason::Closed {
             log::warn!("the lock `{}` is lost: {reason}", hold.gate.name);
         }
         self.notices.tell(loss);
+    }
+
+    /// Takes back what Redis may still keep of a hold that is over. In memory only; to be flushed.
+    fn submit_release(&self, hold: &Hold) {
+        match hold.grip() {
+            Some(grip) => drop(grip.let_go()),
+            None => drop(self.link.submit(&Call::deferred(hold.release(true)))),
+        }
+    }
+
+    /// Takes back what Redis may still keep of a hold that is over.
+    pub(crate) fn give_back(&self, hold: &Hold) {
+        self.submit_release(hold);
+        match hold.grip() {
+            Some(grip) => grip.flush(),
+            None => {
+                self.link.flush(false);
+                self.agenda.tend_soon();
+            }
+        }
     }
 
     /// Leaves a subscription to be ended with its hold or by the watchdog, whoever is first: writing UNSUBSCRIBE takes
@@ -195,6 +222,40 @@ impl Engine {
         }
     }
 
+    /// The server's `run_id`, asked for once; an error if it is no master.
+    pub(crate) fn run_id_of_master(&self) -> Result<&str> {
+        if let Some(run_id) = self.run_id.get() {
+            return Ok(run_id);
+        }
+        let doing = "asking a server who it is";
+        let ask = |parts: &[&str]| {
+            self.ask(Request::command(doing, parts))
+                .map_err(|fault| match fault {
+                    Fault::Refused(err) | Fault::Unreachable(err) => Error::redis(doing, err),
+                    _ => Error::Closed,
+                })
+        };
+        let text = |value: &redis::Value| match value {
+            redis::Value::BulkString(bytes) => String::from_utf8_lossy(bytes).into_owned(),
+            _ => String::new(),
+        };
+        let role = match ask(&["ROLE"])? {
+            redis::Value::Array(parts) => parts.first().map(text).unwrap_or_default(),
+            _ => String::new(),
+        };
+        if role != "master" {
+            return Err(Error::Config(format!(
+                "{:?} is no master, but a {role}",
+                self.endpoint
+            )));
+        }
+        let info = text(&ask(&["INFO", "server"])?);
+        let run_id = info.lines().find_map(|line| line.strip_prefix("run_id:"));
+        let run_id = run_id
+            .ok_or_else(|| Error::redis(doing, io::Error::from(io::ErrorKind::InvalidData)))?;
+        Ok(self.run_id.get_or_init(|| run_id.trim().to_owned()))
+    }
+
     /// Sends one command that may be repeated, and waits for its answer for at most the response timeout.
     pub(crate) fn ask(&self, request: Request) -> std::result::Result<redis::Value, Fault> {
         let until = Instant::now() + self.response_timeout;
@@ -203,7 +264,7 @@ impl Engine {
             undo: None,
         };
         self.link
-            .call(until, &|| self.is_closed(), &mut attempt)
+            .call(until, &|| self.is_closed(), None, &mut attempt)
             .map(|answer| answer.value)
     }
 
@@ -224,10 +285,14 @@ impl Engine {
         let mut joined = self.watchdog.join(until);
         joined &= self.listener.join(until);
         for hold in self.agenda.take_all() {
-            if hold.is_held() {
-                let release = hold.release(true);
+            if let Some((whole, node)) = hold.as_part() {
+                // Others keep the rest of it.
+                if let Some(grip) = whole {
+                    grip.leave_out(node);
+                }
+            } else if hold.is_held() {
                 self.lose(&hold, LossReason::Closed);
-                self.link.submit(&Call::deferred(release));
+                self.give_back(&hold);
             }
         }
         self.link.flush(true);
@@ -308,6 +373,7 @@ impl Client {
                     connect_timeout: config.connect_timeout,
                     waiter_lease: config.waiter_lease,
                     owners: Owners::new(),
+                    run_id: OnceLock::new(),
                     gates: Gates::new(config.key_prefix, db, config.tenure),
                     link,
                     agenda,
@@ -324,14 +390,18 @@ impl Client {
         })
     }
 
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
     fn handle(&self, name: &str, family: Family) -> Handle {
-        Handle::new(&self.shared, name, family)
+        Handle::new(&self.shared, name.into(), family)
     }
 
     /// The reentrant lock of this name: Redisson's `RLock`. Nothing is sent.
     #[must_use]
     pub fn reentrant_lock(&self, name: impl AsRef<str>) -> ReentrantLock {
-        ReentrantLock::new(self.handle(name.as_ref(), Family::Lock))
+        ReentrantLock::of(self.handle(name.as_ref(), Family::Lock))
     }
 
     /// The non-reentrant lock of this name. Nothing is sent.
@@ -339,13 +409,13 @@ impl Client {
     /// It has the same key as the reentrant lock of the name, so that they exclude each other.
     #[must_use]
     pub fn mutex(&self, name: impl AsRef<str>) -> mutex::Mutex {
-        mutex::Mutex::new(self.handle(name.as_ref(), Family::Lock).non_reentrant())
+        mutex::Mutex::of(self.handle(name.as_ref(), Family::Lock).non_reentrant())
     }
 
     /// The fair lock of this name: first come, first served among all processes. Nothing is sent.
     #[must_use]
     pub fn fair_lock(&self, name: impl AsRef<str>) -> FairLock {
-        FairLock::new(self.handle(name.as_ref(), Family::Fair))
+        FairLock::of(self.handle(name.as_ref(), Family::Fair))
     }
 
     /// The fair, non-reentrant lock of this name. Nothing is sent.
@@ -353,25 +423,34 @@ impl Client {
     /// It has the same keys as the fair lock of the name, and waits in the same line.
     #[must_use]
     pub fn fair_mutex(&self, name: impl AsRef<str>) -> FairMutex {
-        FairMutex::new(self.handle(name.as_ref(), Family::Fair).non_reentrant())
+        FairMutex::of(self.handle(name.as_ref(), Family::Fair).non_reentrant())
     }
 
     /// The lock of this name whose holds have tokens: Redisson's `RFencedLock`. Nothing is sent.
     #[must_use]
     pub fn fenced_lock(&self, name: impl AsRef<str>) -> FencedLock {
-        FencedLock::new(self.handle(name.as_ref(), Family::Fenced))
+        FencedLock::of(self.handle(name.as_ref(), Family::Fenced))
     }
 
     /// The lock of this name that is waited for without messages: Redisson's spin lock. Nothing is sent.
     #[must_use]
     pub fn spin_lock(&self, name: impl AsRef<str>) -> SpinLock {
-        SpinLock::new(self.handle(name.as_ref(), Family::Spin))
+        SpinLock::of(self.handle(name.as_ref(), Family::Spin))
     }
 
     /// The read-write lock of this name: Redisson's `RReadWriteLock`. Nothing is sent.
     #[must_use]
     pub fn rwlock(&self, name: impl AsRef<str>) -> RwLock {
         RwLock::new(self.handle(name.as_ref(), Family::ReadWrite))
+    }
+
+    /// Several names as one lock: all are held, or none. Nothing is sent.
+    ///
+    /// The order of the names does not matter, and naming one twice is naming it once. No names, or more than 256, are
+    /// answered [`Error::Config`] by the verbs.
+    #[must_use]
+    pub fn multi_lock<N: AsRef<str>>(&self, names: impl IntoIterator<Item = N>) -> MultiLock {
+        MultiLock::of_names(&self.shared, names)
     }
 
     /// Ends the client: waiting threads get [`Error::Closed`], what is held is given back, both threads are joined.

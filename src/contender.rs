@@ -21,7 +21,9 @@ use crate::gate::{Gate, wake};
 use crate::handle::{Handle, Patience, Terms};
 use crate::held::Held;
 use crate::hold::{Hold, LossReason, UNDO_FOR};
+use crate::link::Ahead;
 use crate::owner::OwnerNumber;
+use crate::quorum::{self, Asked, Quorum};
 use crate::room::{Mode, Start};
 use crate::script::{self, Acquired, Released};
 use crate::subscriber::Subscription;
@@ -62,7 +64,7 @@ const TOKENS: u64 = 1024;
 /// What became of one question to Redis.
 enum Attempted {
     Taken { hold: Arc<Hold>, sent_at: Instant },
-    Busy { left: Option<Duration> },
+    Busy { left: Option<Duration>, at: usize },
 }
 
 /// A place in the line that Redis keeps.
@@ -81,14 +83,19 @@ struct Standing {
 /// A thread that talks to Redis for its room. If it leaves without the lock, by whatever way, the next is called.
 pub(crate) struct Contender<'a> {
     lock: &'a Handle,
-    gate: &'a Arc<Gate>,
+    gate: Arc<Gate>,
     terms: Terms,
     patience: Patience,
     /// The exclusive hold below which a shared one is taken.
     under: Option<Arc<Hold>>,
     standing: Option<Standing>,
+    start: Start<Arc<Call>>,
+    /// The first question, if it is on its way already, and what it asks for.
+    ahead: Option<(Ahead, Arc<Hold>)>,
     waiter: Option<Arc<Waiter>>,
     listens: bool,
+    /// Of several names the one whose release is waited for.
+    listens_at: usize,
     subscription: Option<Subscription>,
     /// A waiting writer is seen by this.
     claim: Option<Subscription>,
@@ -103,6 +110,9 @@ pub(crate) struct Contender<'a> {
 
 impl Drop for Contender<'_> {
     fn drop(&mut self) {
+        if let Some((ahead, _)) = self.ahead.take() {
+            self.engine().link.abandon(ahead);
+        }
         self.leave_line();
         if self.done {
             return;
@@ -123,11 +133,12 @@ impl Drop for Contender<'_> {
 impl<'a> Contender<'a> {
     pub(crate) fn new(
         lock: &'a Handle,
-        gate: &'a Arc<Gate>,
+        gate: Arc<Gate>,
         terms: Terms,
         patience: Patience,
         waiter: Option<Arc<Waiter>>,
         under: Option<Arc<Hold>>,
+        start: Start<Arc<Call>>,
     ) -> Self {
         let engine = lock.engine();
         let standing = match patience {
@@ -155,10 +166,13 @@ impl<'a> Contender<'a> {
             patience,
             under,
             standing,
+            start,
+            ahead: None,
             // Whoever stood in line has seen the lock with others of this process.
             knows_busy: waiter.is_some(),
             waiter,
             listens: false,
+            listens_at: 0,
             subscription: None,
             claim: None,
             yields_until: kept_out_since + engine.waiter_lease,
@@ -179,12 +193,12 @@ impl<'a> Contender<'a> {
     fn deadline(&self) -> Deadline {
         match self.patience {
             Patience::Once => Deadline::NEVER,
-            Patience::Until(deadline) => deadline,
+            Patience::Round(deadline) | Patience::Until(deadline) => deadline,
         }
     }
 
     fn spins(&self) -> bool {
-        self.gate.wire.family == Family::Spin
+        !self.gate.wire.family.is_told()
     }
 
     /// Gives up the place in the line that Redis keeps, unless the grant has taken it out cleanly.
@@ -213,13 +227,21 @@ impl<'a> Contender<'a> {
         }
     }
 
-    /// Begins to listen, once.
-    fn listen(&mut self) -> Result<Arc<Waiter>> {
+    /// Begins to listen, once; of several names, to that `at` this place.
+    fn listen(&mut self, at: usize) -> Result<Arc<Waiter>> {
         let engine = self.engine();
         let waiter = Arc::clone(self.waiter.get_or_insert_with(Waiter::new));
         if self.listens {
+            if self.listens_at != at {
+                self.listens_at = at;
+                // First the old one: with both the signal would tell of either.
+                drop(self.subscription.take());
+                let channel = self.gate.wire.channel_at(at);
+                self.subscription = Some(engine.subscriber.subscribe(channel, &waiter));
+            }
             return Ok(waiter);
         }
+        self.listens_at = at;
         if !self.spins() {
             engine.start_subscriber()?;
         }
@@ -238,7 +260,7 @@ impl<'a> Contender<'a> {
         }
         let channel = match &self.standing {
             Some(standing) => wire.channel_of(&standing.ticket),
-            None => Arc::clone(&wire.channel),
+            None => Arc::clone(wire.channel_at(at)),
         };
         self.subscription = Some(engine.subscriber.subscribe(&channel, &waiter));
         Ok(waiter)
@@ -256,7 +278,7 @@ impl<'a> Contender<'a> {
                 return Ok(());
             }
             engine.counters.held_back.add(1);
-            let waiter = self.listen()?;
+            let waiter = self.listen(0)?;
             let until = self.deadline().or(Instant::now() + HOLD_BACK_SPIN);
             waiter.wait_to_hear(waiter.heard(), until, &|| self.must_stop());
             return Ok(());
@@ -270,7 +292,7 @@ impl<'a> Contender<'a> {
         };
         if heard {
             engine.counters.held_back.add(1);
-            let waiter = self.listen()?;
+            let waiter = self.listen(0)?;
             let until = self.deadline().or(Instant::now() + HOLD_BACK);
             // The confirmation of our own subscription is not what we wait for.
             let mut seen = waiter.heard();
@@ -286,9 +308,26 @@ impl<'a> Contender<'a> {
         Ok(())
     }
 
-    pub(crate) fn run(mut self, start: Start<Arc<Call>>) -> Result<Option<Held>> {
+    /// Sends the first question, if there is a connection; [`run`](Self::run) waits for the answer.
+    pub(crate) fn ask_ahead(&mut self) {
+        if self.lock.quorum.is_some() {
+            return;
+        }
+        let (attempt, hold) = self.question(1);
+        match self.engine().link.send_ahead(attempt) {
+            Some(ahead) => self.ahead = Some((ahead, hold)),
+            // Nothing was sent under its number.
+            None => {
+                if let Some(standing) = &mut self.standing {
+                    standing.spent = false;
+                }
+            }
+        }
+    }
+
+    pub(crate) fn run(mut self) -> Result<Option<Held>> {
         let engine = self.engine();
-        if let Start::Offer(release) = start
+        if let Start::Offer(release) = std::mem::replace(&mut self.start, Start::Ask)
             && matches!(self.patience, Patience::Until(_))
         {
             self.hold_back(&release)?;
@@ -304,14 +343,14 @@ impl<'a> Contender<'a> {
                 return Err(self.lock.stopped());
             }
             let before = self.waiter.as_ref().map(|waiter| waiter.heard());
-            let left = match self.attempt()? {
+            let (left, at) = match self.attempt()? {
                 Attempted::Taken { hold, sent_at } => {
                     if parked > 0 && !woken {
                         engine.counters.poll_rescues.add(1);
                     }
                     return self.granted(hold, sent_at).map(Some);
                 }
-                Attempted::Busy { left } => left,
+                Attempted::Busy { left, at } => (left, at),
             };
             self.knows_busy = true;
             let now = Instant::now();
@@ -321,16 +360,23 @@ impl<'a> Contender<'a> {
                 inside.keep_out(now, engine.waiter_lease);
             }
             drop(inside);
-            if matches!(self.patience, Patience::Once) || self.deadline().has_passed(now) {
+            if !matches!(self.patience, Patience::Until(_)) || self.deadline().has_passed(now) {
                 return Ok(None);
             }
-            let first = !self.listens;
-            let waiter = self.listen()?;
+            if parked == 0 && self.lock.has_a_member() {
+                return Err(self.lock.would_deadlock());
+            }
+            let first = !self.listens || self.listens_at != at;
+            let waiter = self.listen(at)?;
             let mut park;
             let seen;
             if self.spins() {
                 seen = waiter.heard();
-                park = wait::jittered(back_off.next());
+                park = if self.lock.quorum.is_some() {
+                    quorum::pause()
+                } else {
+                    wait::jittered(back_off.next())
+                };
             } else {
                 seen = match before {
                     Some(seen) if !first => seen,
@@ -392,87 +438,99 @@ impl<'a> Contender<'a> {
         if others { TOKENS } else { 1 }
     }
 
+    /// One question to Redis, the first or a later one of an attempt.
+    fn question(&mut self, sendings: u32) -> (Attempt, Arc<Hold>) {
+        let (engine, terms, mode) = (self.engine(), self.terms, self.lock.mode);
+        let tokens = self.tokens();
+        let yields = self.yields();
+        let standing = &mut self.standing;
+        let number = match standing {
+            Some(standing) if !standing.spent => standing.number,
+            _ => engine.owners.draw(),
+        };
+        let owner = engine.owners.id(number);
+        let place = match standing {
+            Some(standing) => {
+                standing.number = number;
+                standing.spent = true;
+                standing.doubtful |= sendings > 1;
+                Place {
+                    ticket: &standing.ticket,
+                    keep: engine.waiter_lease,
+                    stood: standing.stood,
+                }
+            }
+            None => Place {
+                ticket: &owner,
+                keep: Duration::ZERO,
+                stood: false,
+            },
+        };
+        let request = self.gate.wire.acquire(&Ask {
+            owner: &owner,
+            lease: terms.lease_time,
+            mode,
+            under: self.under.as_ref().map(|hold| hold.owner.as_str()),
+            yields,
+            place,
+            tokens,
+            token_ttl: self.lock.token_ttl,
+            up_for: Duration::ZERO,
+        });
+        let hold = Arc::new(Hold::new(
+            Arc::clone(&self.gate),
+            mode,
+            number,
+            owner,
+            terms.lease,
+            terms.lease_time,
+        ));
+        let undo = Some(Arc::clone(&hold) as Arc<dyn Undo>);
+        (Attempt { request, undo }, hold)
+    }
+
+    /// Whether a reader lets writers go first that wait already.
+    fn yields(&self) -> bool {
+        self.lock.yields && self.courtesy > 0 && Instant::now() < self.yields_until
+    }
+
     /// Asks Redis once, reconnecting as need be.
     fn attempt(&mut self) -> Result<Attempted> {
-        let (engine, gate, terms, mode) = (self.engine(), self.gate, self.terms, self.lock.mode);
+        if let Some(quorum) = &self.lock.quorum {
+            return self.attempt_at(quorum);
+        }
+        let engine = self.engine();
         let began = Instant::now();
         let budget_ends = began + engine.response_timeout;
         let until = self.deadline().or(budget_ends);
-        let tokens = self.tokens();
-        let yields = self.lock.yields && self.courtesy > 0 && began < self.yields_until;
-        let under = self.under.as_ref().map(|hold| hold.owner.as_str());
+        let yields = self.yields();
         let (lock, patience) = (self.lock, self.patience);
-        let mut asked: Option<Arc<Hold>> = None;
-        let standing = &mut self.standing;
-        let mut sendings = 0;
+        let (ahead, mut asked) = self.ahead.take().unzip();
+        let mut sendings = u32::from(ahead.is_some());
         let mut attempt = || {
             sendings += 1;
-            let number = match standing {
-                Some(standing) if !standing.spent => standing.number,
-                _ => engine.owners.draw(),
-            };
-            let owner = engine.owners.id(number);
-            let place = match standing {
-                Some(standing) => {
-                    standing.number = number;
-                    standing.spent = true;
-                    standing.doubtful |= sendings > 1;
-                    Place {
-                        ticket: &standing.ticket,
-                        keep: engine.waiter_lease,
-                        stood: standing.stood,
-                    }
-                }
-                None => Place {
-                    ticket: &owner,
-                    keep: Duration::ZERO,
-                    stood: false,
-                },
-            };
-            let request = gate.wire.acquire(&Ask {
-                owner: &owner,
-                lease: terms.lease_time,
-                mode,
-                under,
-                yields,
-                place,
-                tokens,
-                token_ttl: lock.token_ttl,
-            });
-            let hold = Hold::new(
-                Arc::clone(gate),
-                mode,
-                number,
-                owner,
-                terms.lease,
-                terms.lease_time,
-            );
-            let hold = asked.insert(Arc::new(hold));
-            Attempt {
-                request,
-                undo: Some(Arc::clone(hold) as Arc<dyn Undo>),
-            }
+            let (attempt, hold) = self.question(sendings);
+            asked = Some(hold);
+            attempt
         };
-        let answer = match engine
-            .link
-            .call(until, &|| lock.must_stop(patience), &mut attempt)
-        {
-            Ok(answer) => answer,
-            Err(fault) => {
-                if matches!(fault, Fault::Unreachable(_)) {
-                    if until == budget_ends {
-                        self.dismiss(&fault);
-                    } else if self.knows_busy && began.elapsed() < LATE_ANSWER {
-                        // The deadline fell into a round trip, which says nothing about the server.
-                        return Ok(Attempted::Busy { left: None });
+        let answer =
+            match engine
+                .link
+                .call(until, &|| lock.must_stop(patience), ahead, &mut attempt)
+            {
+                Ok(answer) => answer,
+                Err(fault) => {
+                    if matches!(fault, Fault::Unreachable(_))
+                        && self.is_nobodys_fault(&fault, began, until)
+                    {
+                        return Ok(Attempted::Busy { left: None, at: 0 });
                     }
+                    return Err(self.lock.error("acquiring the lock", fault));
                 }
-                return Err(self.lock.error("acquiring the lock", fault));
-            }
-        };
+            };
         let acquired = script::acquired(answer.value).map_err(|unexpected| {
             if let Some(hold) = &asked {
-                engine.link.send_deferred(hold.release(true));
+                engine.give_back(hold);
             }
             Error::redis("acquiring the lock", unexpected)
         })?;
@@ -487,7 +545,7 @@ impl<'a> Contender<'a> {
                     sent_at: answer.sent_at,
                 })
             }
-            (Acquired::Busy { left }, _) => {
+            (Acquired::Busy { left, at }, _) => {
                 if let Some(standing) = &mut self.standing {
                     standing.stood = true;
                     // Answered and over: nothing under its number, the last one drawn, is on its way any more.
@@ -496,10 +554,64 @@ impl<'a> Contender<'a> {
                 if yields && left == Some(Duration::ZERO) {
                     self.courtesy -= 1;
                 }
-                Ok(Attempted::Busy { left })
+                Ok(Attempted::Busy { left, at })
             }
             (Acquired::Taken { .. }, None) => unreachable!("nothing was sent without an owner"),
         }
+    }
+
+    /// Asks a majority of servers, and again while too few of them answer.
+    fn attempt_at(&self, quorum: &Quorum) -> Result<Attempted> {
+        let engine = self.engine();
+        let began = Instant::now();
+        let budget_ends = began + engine.response_timeout;
+        let until = self.deadline().or(budget_ends);
+        let stop = || self.must_stop();
+        let mut again = false;
+        loop {
+            let short = match quorum.ask(&self.gate, self.terms, self.lock.up_for, until, &stop) {
+                Asked::Taken { whole, sent_at } => {
+                    return Ok(Attempted::Taken {
+                        hold: whole,
+                        sent_at,
+                    });
+                }
+                Asked::Busy => return Ok(Attempted::Busy { left: None, at: 0 }),
+                Asked::TooLate => return Err(self.lock.lost(LossReason::Expired)),
+                Asked::TooFew(short) => short,
+            };
+            if stop() {
+                return Err(self.lock.stopped());
+            }
+            // The first time it may have been connections that were idle for too long.
+            if again {
+                let pause = quorum::pause();
+                let (once, fault) = (
+                    !matches!(self.patience, Patience::Until(_)),
+                    short.is_final(),
+                );
+                let out_of_time = Instant::now() + pause >= until;
+                if once || fault || out_of_time {
+                    let fault = Fault::NoQuorum(short);
+                    if out_of_time && self.is_nobodys_fault(&fault, began, until) {
+                        return Ok(Attempted::Busy { left: None, at: 0 });
+                    }
+                    return Err(self.lock.error("acquiring the lock", fault));
+                }
+                wait::sleep_unless(pause, &stop);
+            }
+            again = true;
+        }
+    }
+
+    /// An attempt that began at `began` has had no answer by `until`: whether that was the caller's deadline and says
+    /// nothing about the servers. If it was not, those in line need not find that out again.
+    fn is_nobodys_fault(&self, fault: &Fault, began: Instant, until: Instant) -> bool {
+        if until == began + self.engine().response_timeout {
+            self.dismiss(fault);
+            return false;
+        }
+        self.knows_busy && began.elapsed() < LATE_ANSWER
     }
 
     /// Redis was out of reach for the whole response timeout: nobody in line needs to find that out again.
@@ -516,18 +628,18 @@ impl<'a> Contender<'a> {
     }
 
     fn granted(mut self, hold: Arc<Hold>, sent_at: Instant) -> Result<Held> {
-        let (engine, gate, terms) = (self.engine(), self.gate, self.terms);
+        let (engine, gate, terms) = (self.engine(), Arc::clone(&self.gate), self.terms);
         let now = Instant::now();
         if !hold.is_valid(now) {
             // Too late to be of use, and perhaps somebody else's by now.
-            engine.link.send_deferred(hold.release(true));
+            engine.give_back(&hold);
             return Err(self.lock.lost(LossReason::Expired));
         }
         engine.agenda.arm(&hold, hold.due_after(sent_at));
         if engine.is_closed() {
             hold.end();
             engine.agenda.disarm(&hold);
-            engine.link.send_deferred(hold.release(true));
+            engine.give_back(&hold);
             return Err(Error::Closed);
         }
         self.done = true;
@@ -555,7 +667,7 @@ impl<'a> Contender<'a> {
             drop(inside);
             hold.end();
             engine.agenda.disarm(&hold);
-            engine.link.send_deferred(hold.release(true));
+            engine.give_back(&hold);
             return Err(self.lock.lost(LossReason::TakenOver));
         }
         let next = inside.room.granted(
@@ -581,6 +693,6 @@ impl<'a> Contender<'a> {
             gate.lost(&hold);
         }
         engine.counters.acquired.add(1);
-        Ok(Held::new(&self.lock.shared, hold, terms.thread))
+        Ok(Held::new(self.lock, hold, terms.thread))
     }
 }

@@ -28,6 +28,23 @@ pub enum Error {
         /// How it was lost.
         reason: LossReason,
     },
+    /// Too few of the servers of a [`RedLock`](crate::RedLock) agreed, and not because others have the lock.
+    NoQuorum {
+        /// The lock's name, as given.
+        name: String,
+        /// How many servers make a majority.
+        needed: usize,
+        /// How many agreed.
+        agreed: usize,
+        /// What each of the others said, by its position among the clients. Those missing here and among those that agreed
+        /// said that somebody else has the lock.
+        failures: Vec<(usize, Self)>,
+    },
+    /// Members of a [`MultiLock`](crate::MultiLock) could not be asked; the others were given back.
+    Members {
+        /// What each of them said, by its name.
+        failures: Vec<(String, Self)>,
+    },
     /// The calling thread would wait for itself: it holds the lock and that is not reentrant, or it reads and wants to
     /// write.
     WouldDeadlock {
@@ -68,6 +85,17 @@ impl Error {
                 .downcast_ref::<redis::RedisError>()
                 .is_none_or(crate::call::is_transient),
             Self::Lost { .. } => true,
+            Self::NoQuorum {
+                needed,
+                agreed,
+                failures,
+                ..
+            } => {
+                // Those that agreed, and enough of the others, may.
+                let lasting = failures.iter().filter(|(_, err)| !err.is_retryable());
+                failures.len() - lasting.count() + agreed >= *needed
+            }
+            Self::Members { failures } => failures.iter().all(|(_, err)| err.is_retryable()),
             _ => false,
         }
     }
@@ -91,6 +119,28 @@ impl fmt::Display for Error {
             Self::Lost { name, reason } => {
                 write!(f, "the lock `{name}` is no longer held: {reason}")
             }
+            Self::NoQuorum {
+                name,
+                needed,
+                agreed,
+                failures,
+            } => {
+                write!(
+                    f,
+                    "{agreed} servers of the {needed} needed agreed about `{name}`"
+                )?;
+                for (node, err) in failures {
+                    write!(f, "; server {node}: {}", Whole(err))?;
+                }
+                Ok(())
+            }
+            Self::Members { failures } => {
+                f.write_str("not every member of the multi-lock could be asked")?;
+                for (name, err) in failures {
+                    write!(f, "; `{name}`: {}", Whole(err))?;
+                }
+                Ok(())
+            }
             Self::WouldDeadlock { name } => {
                 write!(
                     f,
@@ -105,6 +155,19 @@ impl fmt::Display for Error {
             ),
             Self::InvalidName { why } => write!(f, "invalid lock name: {why}"),
             Self::Config(what) => write!(f, "invalid setting: {what}"),
+        }
+    }
+}
+
+/// An error with what it comes from: where there are several, `source` cannot lead to them.
+struct Whole<'a>(&'a Error);
+
+impl fmt::Display for Whole<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.0)?;
+        match std::error::Error::source(self.0) {
+            Some(source) => write!(f, ": {source}"),
+            None => Ok(()),
         }
     }
 }

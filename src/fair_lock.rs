@@ -36,5 +36,5 @@ exclusive_lock! {
     FairLock,
     /// The hold of a [`FairLock`], given back when dropped; see [`ReentrantLockGuard`](crate::ReentrantLockGuard).
     FairLockGuard,
-    made by "fair_lock(\"a\").lock()"
+    made by "client.fair_lock(\"a\").lock()"
 }

@@ -22,7 +22,7 @@ pub(crate) type LockRoom = Room<Arc<Waiter>, Arc<Hold>, Arc<Call>>;
 ///
 /// With the mutex held a thread may take a waiter's, the agenda's and the link's, in memory; it does no I/O.
 pub(crate) struct Gate {
-    /// As the user gave it.
+    /// As the user gave it; several names joined.
     pub(crate) name: Arc<str>,
     pub(crate) wire: Wire,
     inside: Mutex<Inside>,
@@ -145,8 +145,8 @@ impl Inside {
     ) -> bool {
         if let Some(lookout) = &self.lookout {
             let age = now.saturating_duration_since(lookout.since);
-            match lookout.call.reply() {
-                Some(reply) if writers_wait(&reply) => {
+            match lookout.call.outcome() {
+                Some(Ok(reply)) if writers_wait(&reply.value) => {
                     self.lookout = None;
                     self.room.close_shared();
                     return false;
@@ -184,7 +184,7 @@ const SHARDS: usize = 32;
 /// How long an idle room is kept: past any gap over which its tenure's age counts.
 const LINGER: Duration = Duration::from_millis(20);
 
-/// All gates of a client, by family and name.
+/// All gates of a client, by family and id: the name, or a list of them.
 pub(crate) struct Gates {
     prefix: String,
     db: i64,
@@ -213,18 +213,18 @@ impl Gates {
         }
     }
 
-    /// The gate of a name, kept from now on until its room is idle.
+    /// The gate of a name, or a list of names, kept from now on until its room is idle.
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidName`](crate::Error::InvalidName).
-    pub(crate) fn get(&self, family: Family, name: &Arc<str>) -> Result<Arc<Gate>> {
-        let key = (family, Arc::clone(name));
+    /// Those of [`Wire::new`].
+    pub(crate) fn get(&self, family: Family, id: &Arc<str>) -> Result<Arc<Gate>> {
+        let key = (family, Arc::clone(id));
         let mut shard = self.shard(&key).lock();
         if let Some(gate) = shard.gates.get(&key) {
             return Ok(Arc::clone(gate));
         }
-        let gate = Arc::new(self.make(family, name)?);
+        let gate = Arc::new(self.make(family, id)?);
         let now = Instant::now();
         shard.sweep(now, 4);
         shard.rounds.push_back((now, key.clone()));
@@ -236,17 +236,22 @@ impl Gates {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidName`](crate::Error::InvalidName).
-    pub(crate) fn look(&self, family: Family, name: &Arc<str>) -> Result<Arc<Gate>> {
-        let key = (family, Arc::clone(name));
-        let known = self.shard(&key).lock().gates.get(&key).cloned();
-        known.map_or_else(|| self.make(family, name).map(Arc::new), Ok)
+    /// Those of [`Wire::new`].
+    pub(crate) fn look(&self, family: Family, id: &Arc<str>) -> Result<Arc<Gate>> {
+        let known = self.known(family, id);
+        known.map_or_else(|| self.make(family, id).map(Arc::new), Ok)
     }
 
-    fn make(&self, family: Family, name: &Arc<str>) -> Result<Gate> {
+    /// The gate of a name, if a thread of this client has come to it lately.
+    pub(crate) fn known(&self, family: Family, id: &Arc<str>) -> Option<Arc<Gate>> {
+        let key = (family, Arc::clone(id));
+        self.shard(&key).lock().gates.get(&key).cloned()
+    }
+
+    fn make(&self, family: Family, id: &Arc<str>) -> Result<Gate> {
         Ok(Gate {
-            name: Arc::clone(name),
-            wire: Wire::new(family, &self.prefix, self.db, name)?,
+            name: family.shown(id),
+            wire: Wire::new(family, &self.prefix, self.db, id)?,
             inside: Mutex::new(Inside {
                 room: Room::new(family.order(), self.tenure),
                 contenders: Vec::new(),

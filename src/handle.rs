@@ -12,7 +12,9 @@ use crate::error::{Error, Result};
 use crate::gate::{Gate, wake};
 use crate::held::Held;
 use crate::hold::{Duty, Hold, LossReason};
+use crate::keys;
 use crate::owner;
+use crate::quorum::Quorum;
 use crate::room::{Entered, Lease, Mode};
 use crate::script::{self, Renewed};
 use crate::wait::{Called, CancelToken, Deadline, Waiter};
@@ -23,6 +25,8 @@ use crate::wire::Family;
 pub(crate) enum Patience {
     /// One attempt, and no standing in line.
     Once,
+    /// One attempt that is part of a wait, and ends with it.
+    Round(Deadline),
     Until(Deadline),
 }
 
@@ -50,8 +54,15 @@ impl Patience {
 #[derive(Clone)]
 pub(crate) struct Handle {
     pub(crate) shared: Arc<Shared>,
+    /// As the user gave it; several names joined.
     pub(crate) name: Arc<str>,
-    family: Family,
+    /// By which its gate is found: the name, or a list.
+    id: Arc<str>,
+    pub(crate) family: Family,
+    /// The servers of which a majority has to grant it; `shared` is the client of one of them.
+    pub(crate) quorum: Option<Arc<Quorum>>,
+    /// How long a server must have been up to be one of them.
+    pub(crate) up_for: Duration,
     pub(crate) mode: Mode,
     reentrant: bool,
     lease: Option<Duration>,
@@ -64,11 +75,14 @@ pub(crate) struct Handle {
 }
 
 impl Handle {
-    pub(crate) fn new(shared: &Arc<Shared>, name: &str, family: Family) -> Self {
+    pub(crate) fn new(shared: &Arc<Shared>, id: Arc<str>, family: Family) -> Self {
         Self {
             shared: Arc::clone(shared),
-            name: name.into(),
+            name: family.shown(&id),
+            id,
             family,
+            quorum: None,
+            up_for: Duration::ZERO,
             mode: Mode::Exclusive,
             reentrant: true,
             lease: None,
@@ -81,10 +95,20 @@ impl Handle {
 
     /// Settings to take the lock of a hold with, as that was taken.
     pub(crate) fn like(shared: &Arc<Shared>, hold: &Hold) -> Self {
-        let handle = Self::new(shared, &hold.gate.name, hold.gate.wire.family);
+        let name = Arc::clone(&hold.gate.name);
+        let handle = Self::new(shared, name, hold.gate.wire.family);
         match hold.terms() {
             Lease::Renewed { max_hold } => Self { max_hold, ..handle },
             Lease::Fixed(lease) => handle.lease(lease),
+        }
+    }
+
+    /// For locks that a majority of servers keeps.
+    pub(crate) fn of_quorum(quorum: Arc<Quorum>, id: Arc<str>) -> Self {
+        let handle = Self::new(quorum.home(), id, Family::Quorum);
+        Self {
+            quorum: Some(quorum),
+            ..handle
         }
     }
 
@@ -121,6 +145,14 @@ impl Handle {
 
     /// The lease a hold of this handle gets, and how it behaves.
     fn terms(&self) -> Result<(Lease, Duration)> {
+        for (setting, span) in [
+            ("token_ttl", self.token_ttl),
+            ("keep_out_restarted", self.up_for),
+        ] {
+            if !span.is_zero() {
+                config::check_lease(setting, span)?;
+            }
+        }
         match (self.lease, self.max_hold) {
             (Some(_), Some(_)) => Err(Error::Config(
                 "max_hold limits a renewed lease; a fixed lease is its own limit".into(),
@@ -144,7 +176,7 @@ impl Handle {
 
     /// Whether to stop before there is an answer. A single attempt is no wait, and nobody can cancel it.
     pub(crate) fn must_stop(&self, patience: Patience) -> bool {
-        let waits = matches!(patience, Patience::Until(_));
+        let waits = !matches!(patience, Patience::Once);
         self.engine().is_closed() || (waits && self.is_cancelled())
     }
 
@@ -163,6 +195,7 @@ impl Handle {
                 name: self.name.to_string(),
             },
             Fault::Refused(err) | Fault::Unreachable(err) => Error::redis(doing, err),
+            Fault::NoQuorum(short) => short.into_error(&self.name),
             Fault::Stopped => self.stopped(),
             Fault::Closed => Error::Closed,
         }
@@ -177,7 +210,35 @@ impl Handle {
 
     /// Takes the lock, or one more hold of it.
     pub(crate) fn acquire(&self, patience: Patience) -> Result<Option<Held>> {
-        let result = self.come_in(patience);
+        let result = match self.come_in(patience) {
+            Ok(Came::In(held)) => Ok(Some(held)),
+            Ok(Came::Away) => Ok(None),
+            Ok(Came::ToAsk(contender)) => contender.run(),
+            Err(err) => Err(err),
+        };
+        self.tidy_unless_held(result)
+    }
+
+    /// As [`acquire`](Self::acquire) with one attempt, but for the answer, which may be under way when this returns.
+    pub(crate) fn begin(&self, patience: Patience) -> Result<Came<'_>> {
+        let mut came = self.come_in(patience);
+        if let Ok(Came::ToAsk(contender)) = &mut came {
+            contender.ask_ahead();
+        }
+        came
+    }
+
+    /// Waits for the answer that is under way.
+    pub(crate) fn finish(&self, came: Result<Came<'_>>) -> Result<Option<Held>> {
+        let result = came.and_then(|came| match came {
+            Came::In(held) => Ok(Some(held)),
+            Came::Away => Ok(None),
+            Came::ToAsk(contender) => contender.run(),
+        });
+        self.tidy_unless_held(result)
+    }
+
+    fn tidy_unless_held(&self, result: Result<Option<Held>>) -> Result<Option<Held>> {
         if !matches!(result, Ok(Some(_))) {
             // The room may be idle now, and nobody else comes to see.
             self.engine().agenda.tend_soon();
@@ -185,17 +246,48 @@ impl Handle {
         result
     }
 
-    fn come_in(&self, patience: Patience) -> Result<Option<Held>> {
-        let (lease, lease_time) = self.terms()?;
-        if self.token_ttl != Duration::ZERO {
-            config::check_lease("token_ttl", self.token_ttl)?;
-        }
-        let engine = self.engine();
-        let gate = engine.gates.get(self.family, &self.name)?;
-        engine.check_open()?;
-        if matches!(patience, Patience::Until(_)) && self.is_cancelled() {
+    /// Whether it can be asked for at all, before anything is sent.
+    pub(crate) fn check(&self, patience: Patience) -> Result<()> {
+        self.terms()?;
+        self.engine().gates.look(self.family, &self.id)?;
+        self.check_going(patience)
+    }
+
+    fn check_going(&self, patience: Patience) -> Result<()> {
+        self.engine().check_open()?;
+        if !matches!(patience, Patience::Once) && self.is_cancelled() {
             return Err(Error::Cancelled);
         }
+        Ok(())
+    }
+
+    /// Which server and key it is about.
+    pub(crate) fn place(&self) -> (String, String) {
+        let gate = self.engine().gates.look(self.family, &self.id);
+        let key = gate.map_or_else(|_| self.id.to_string(), |gate| gate.wire.key.clone());
+        (format!("{:?}", self.engine().endpoint), key)
+    }
+
+    /// Whether it is the same lock, to be taken in the same way.
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        let settings = |handle: &Self| {
+            (
+                handle.family,
+                handle.reentrant,
+                handle.lease,
+                handle.max_hold,
+            )
+        };
+        Arc::ptr_eq(self.engine(), other.engine())
+            && self.id == other.id
+            && settings(self) == settings(other)
+    }
+
+    fn come_in(&self, patience: Patience) -> Result<Came<'_>> {
+        let (lease, lease_time) = self.terms()?;
+        let engine = self.engine();
+        let gate = engine.gates.get(self.family, &self.id)?;
+        self.check_going(patience)?;
         engine.start_watchdog()?;
 
         let thread = owner::this_thread();
@@ -209,7 +301,7 @@ impl Handle {
             let waiter = OnceCell::new();
             let queue = || Arc::clone(waiter.get_or_init(Waiter::new));
             let may_queue: Option<&dyn Fn() -> Arc<Waiter>> = match patience {
-                Patience::Once => None,
+                Patience::Once | Patience::Round(_) => None,
                 Patience::Until(_) => Some(&queue),
             };
             let mut inside = gate.lock();
@@ -217,7 +309,7 @@ impl Handle {
                 .room
                 .enter(thread, self.mode, lease, now, may_queue, self.yields);
             match entered {
-                Entered::Busy => return Ok(None),
+                Entered::Busy => return Ok(Came::Away),
                 Entered::Deadlock(hold) => {
                     drop(inside);
                     if self.is_still_ours(&hold) {
@@ -226,7 +318,8 @@ impl Handle {
                 }
                 Entered::Contend { start, under } => {
                     drop(inside);
-                    return Contender::new(self, &gate, terms, patience, None, under).run(start);
+                    let contender = Contender::new(self, gate, terms, patience, None, under, start);
+                    return Ok(Came::ToAsk(contender));
                 }
                 Entered::Joined(hold) => {
                     let looks = self.yields
@@ -241,29 +334,30 @@ impl Handle {
                     }
                     if self.is_still_ours(&hold) {
                         engine.counters.shared.add(1);
-                        return Ok(Some(Held::new(&self.shared, hold, thread)));
+                        return Ok(Came::In(Held::new(self, hold, thread)));
                     }
                 }
                 Entered::Queued(ticket) => {
                     drop(inside);
                     let (Some(waiter), Patience::Until(deadline)) = (waiter.get(), patience) else {
-                        return Ok(None);
+                        return Ok(Came::Away);
                     };
                     match self.stand_in_line(&gate, ticket, waiter, deadline)? {
-                        None => return Ok(None),
+                        None => return Ok(Came::Away),
                         Some(Called::Granted(hold)) => {
                             if self.is_still_ours(&hold) {
                                 match self.mode {
                                     Mode::Exclusive => engine.counters.passed.add(1),
                                     Mode::Shared => engine.counters.shared.add(1),
                                 }
-                                return Ok(Some(Held::new(&self.shared, hold, thread)));
+                                return Ok(Came::In(Held::new(self, hold, thread)));
                             }
                         }
                         Some(Called::Contend(start)) => {
                             let waiter = Some(Arc::clone(waiter));
-                            return Contender::new(self, &gate, terms, patience, waiter, None)
-                                .run(start);
+                            let contender =
+                                Contender::new(self, gate, terms, patience, waiter, None, start);
+                            return Ok(Came::ToAsk(contender));
                         }
                         Some(Called::Failed(fault)) => {
                             return Err(self.error("acquiring the lock", fault));
@@ -288,19 +382,36 @@ impl Handle {
                         inside.room.reenter(thread, &hold, its);
                         drop(inside);
                         engine.counters.reentered.add(1);
-                        return Ok(Some(Held::reentered(&self.shared, hold, thread, count + 1)));
+                        return Ok(Came::In(Held::reentered(self, hold, thread, count + 1)));
                     }
                     drop(inside);
                     if self.renew_to_reenter(&gate, &hold, terms, count + 1, patience)? {
                         engine.counters.reentered.add(1);
-                        return Ok(Some(Held::reentered(&self.shared, hold, thread, count + 1)));
+                        return Ok(Came::In(Held::reentered(self, hold, thread, count + 1)));
                     }
                 }
             }
         }
     }
 
-    fn would_deadlock(&self) -> Error {
+    /// Whether the calling thread has one of several names already, as a lock of its own.
+    pub(crate) fn has_a_member(&self) -> bool {
+        if self.family != Family::Several {
+            return false;
+        }
+        let (engine, thread) = (self.engine(), owner::this_thread());
+        keys::names(&self.id).into_iter().any(|name| {
+            let name = Arc::from(name);
+            Family::OF_ONE_KEY.iter().any(|family| {
+                engine
+                    .gates
+                    .known(*family, &name)
+                    .is_some_and(|gate| gate.lock().room.count(thread, Mode::Exclusive).is_some())
+            })
+        })
+    }
+
+    pub(crate) fn would_deadlock(&self) -> Error {
         Error::WouldDeadlock {
             name: self.name.to_string(),
         }
@@ -338,32 +449,42 @@ impl Handle {
     ) -> Result<bool> {
         let engine = self.engine();
         let until = Instant::now() + engine.response_timeout;
-        let mut attempt = || Attempt {
-            request: gate
-                .wire
-                .renew(self.mode, &hold.owner, terms.lease_time, count),
-            undo: None,
+        let stop = || self.must_stop(patience);
+        let doing = "renewing the lock";
+        let (renewed, sent_at) = match hold.grip() {
+            Some(grip) => grip
+                .renew(terms, count, until, &stop)
+                .map_err(|fault| self.error(doing, fault))?,
+            None => {
+                let mut attempt = || Attempt {
+                    request: gate
+                        .wire
+                        .renew(self.mode, &hold.owner, terms.lease_time, count),
+                    undo: None,
+                };
+                let answer = engine
+                    .link
+                    .call(until, &stop, None, &mut attempt)
+                    .map_err(|fault| self.error(doing, fault))?;
+                let renewed = script::renewed(answer.value)
+                    .map_err(|unexpected| Error::redis(doing, unexpected))?;
+                (renewed, answer.sent_at)
+            }
         };
-        let answer = engine
-            .link
-            .call(until, &|| self.must_stop(patience), &mut attempt)
-            .map_err(|fault| self.error("renewing the lock", fault))?;
-        let renewed = script::renewed(answer.value)
-            .map_err(|unexpected| Error::redis("renewing the lock", unexpected))?;
         let in_time = hold.is_valid(Instant::now());
         let reason = match renewed {
             Renewed::Yes => {
                 hold.change_lease(terms.lease, terms.lease_time);
-                hold.extend(answer.sent_at, terms.lease_time);
+                hold.extend(sent_at, terms.lease_time);
                 if gate.lock().room.reenter(terms.thread, hold, terms.lease) {
-                    engine.agenda.arm(hold, hold.due_after(answer.sent_at));
+                    engine.agenda.arm(hold, hold.due_after(sent_at));
                     if hold.is_held() {
                         return Ok(true);
                     }
                     gate.lost(hold);
                 }
                 // Told lost while the renewal was under way: Redis keeps it for a whole lease more.
-                engine.link.send_deferred(hold.release(true));
+                engine.give_back(hold);
                 return Ok(false);
             }
             _ if !in_time => LossReason::Expired,
@@ -411,18 +532,38 @@ impl Handle {
     }
 
     pub(crate) fn is_locked(&self) -> Result<bool> {
-        let wire = &self.engine().gates.look(self.family, &self.name)?.wire;
+        if let Some(quorum) = &self.quorum {
+            return self.survey("asking for the lock", |until| quorum.is_locked(until));
+        }
+        let wire = &self.engine().gates.look(self.family, &self.id)?.wire;
         let state = self.number("asking for the lock", wire.state())?;
         Ok(wire.is_locked(self.mode, state))
     }
 
     pub(crate) fn remaining(&self) -> Result<Option<Duration>> {
-        let gate = self.engine().gates.look(self.family, &self.name)?;
-        let ms = self.number("asking for the lease", gate.wire.remaining())?;
+        let doing = "asking for the lease";
+        let ms = match &self.quorum {
+            Some(quorum) => self.survey(doing, |until| quorum.remaining(until))?,
+            None => {
+                let gate = self.engine().gates.look(self.family, &self.id)?;
+                self.number(doing, gate.wire.remaining())?
+            }
+        };
         Ok(match ms {
             -1 => Some(Duration::MAX),
             ms => u64::try_from(ms).ok().map(Duration::from_millis),
         })
+    }
+
+    /// Asks the servers of a quorum, for at most the response timeout.
+    fn survey<T>(
+        &self,
+        doing: &'static str,
+        ask: impl FnOnce(Instant) -> std::result::Result<T, Fault>,
+    ) -> Result<T> {
+        self.engine().check_open()?;
+        let until = Instant::now() + self.engine().response_timeout;
+        ask(until).map_err(|fault| self.error(doing, fault))
     }
 
     fn number(&self, doing: &'static str, request: script::Request) -> Result<i64> {
@@ -435,10 +576,14 @@ impl Handle {
     }
 
     pub(crate) fn force_unlock(&self) -> Result<bool> {
-        let gate = self.engine().gates.look(self.family, &self.name)?;
+        let gate = self.engine().gates.look(self.family, &self.id)?;
         // Whoever comes later holds it by right.
         let held: Vec<_> = gate.lock().room.holds().cloned().collect();
-        let forced = self.number("forcing the lock open", gate.wire.force())? == 1;
+        let doing = "forcing the lock open";
+        let forced = match &self.quorum {
+            Some(quorum) => self.survey(doing, |until| quorum.force(until))?,
+            None => self.number(doing, gate.wire.force())? == 1,
+        };
         if forced {
             // Holders in other processes hear of it at their next renewals; those in this process now.
             for hold in held {
@@ -449,7 +594,7 @@ impl Handle {
     }
 
     pub(crate) fn hold_count(&self) -> u32 {
-        let Ok(gate) = self.engine().gates.look(self.family, &self.name) else {
+        let Ok(gate) = self.engine().gates.look(self.family, &self.id) else {
             return 0;
         };
         let inside = gate.lock();
@@ -458,6 +603,14 @@ impl Handle {
             _ => 0,
         }
     }
+}
+
+/// How far a thread has come without a question to Redis.
+pub(crate) enum Came<'a> {
+    In(Held),
+    /// Somebody is before it.
+    Away,
+    ToAsk(Contender<'a>),
 }
 
 /// What a thread wants the lock for, and who it is.

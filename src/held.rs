@@ -1,11 +1,11 @@
 //! What a guard is made of.
 
 use std::cell::OnceCell;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-use crossbeam_channel::{Receiver, bounded};
+use crossbeam_channel::{Receiver, Sender, bounded};
 
 use crate::call::{Call, Fault};
 use crate::client::Shared;
@@ -13,6 +13,7 @@ use crate::error::{Error, Result};
 use crate::gate::wake;
 use crate::handle::{Handle, Patience};
 use crate::hold::{Hold, Loss, LossReason};
+use crate::quorum::Quorum;
 use crate::room::{Left, Mode};
 use crate::script::{self, Released};
 use crate::wait::Called;
@@ -24,14 +25,17 @@ pub(crate) struct Held {
     thread: u64,
     /// That of this hold, also when the guard is used after the lock has gone to another thread.
     token: u64,
-    lost: OnceLock<(Receiver<Loss>, Arc<()>)>,
+    lost: OnceLock<(Receiver<Loss>, Arc<AtomicBool>)>,
     released: bool,
+    /// The clients of all servers that keep it.
+    _quorum: Option<Arc<Quorum>>,
 }
 
 impl Held {
-    pub(crate) fn new(shared: &Arc<Shared>, hold: Arc<Hold>, thread: u64) -> Self {
+    pub(crate) fn new(lock: &Handle, hold: Arc<Hold>, thread: u64) -> Self {
         Self {
-            shared: Arc::clone(shared),
+            shared: Arc::clone(&lock.shared),
+            _quorum: lock.quorum.clone(),
             token: hold.token(),
             hold,
             thread,
@@ -40,16 +44,11 @@ impl Held {
         }
     }
 
-    pub(crate) fn reentered(
-        shared: &Arc<Shared>,
-        hold: Arc<Hold>,
-        thread: u64,
-        count: u32,
-    ) -> Self {
+    pub(crate) fn reentered(lock: &Handle, hold: Arc<Hold>, thread: u64, count: u32) -> Self {
         if hold.mode == Mode::Exclusive {
             hold.count.store(count, Ordering::Relaxed);
         }
-        Self::new(shared, hold, thread)
+        Self::new(lock, hold, thread)
     }
 
     pub(crate) fn name(&self) -> &str {
@@ -83,11 +82,24 @@ impl Held {
     pub(crate) fn lost(&self) -> &Receiver<Loss> {
         let (told, _) = self.lost.get_or_init(|| {
             let (tell, told) = bounded(1);
-            let guard = Arc::new(());
-            self.hold.listen(tell, &guard);
+            let guard = Arc::new(AtomicBool::new(false));
+            self.listen(tell, &guard);
             (told, guard)
         });
         told
+    }
+
+    /// Tells `tell` of the loss of this hold too, unless `guard` has been told of another.
+    pub(crate) fn listen(&self, tell: Sender<Loss>, guard: &Arc<AtomicBool>) {
+        self.hold.listen(tell, guard);
+    }
+
+    /// How many servers are known to keep it; none without a quorum.
+    pub(crate) fn nodes_held(&self) -> usize {
+        match self.hold.grip() {
+            Some(grip) if self.hold.is_held() => grip.nodes_held(),
+            _ => 0,
+        }
     }
 
     /// A shared hold of the same thread, on the same terms; `None` if somebody else was in the way.
@@ -103,21 +115,39 @@ impl Held {
     }
 
     /// Gives this hold back and waits for Redis to say so.
-    pub(crate) fn unlock(mut self) -> Result<()> {
+    pub(crate) fn unlock(self) -> Result<()> {
+        self.begin_unlock()?.finish()
+    }
+
+    /// Gives this hold back; Redis's answer is to be waited for.
+    pub(crate) fn begin_unlock(mut self) -> Result<Unlocking> {
         self.released = true;
         let in_time = self.hold.valid_until() > Instant::now();
-        let Some(call) = self.let_go()? else {
-            return Ok(());
-        };
+        let release = self.let_go()?;
+        Ok(Unlocking {
+            held: self,
+            in_time,
+            release,
+        })
+    }
+
+    fn unlocked(&self, call: &Arc<Call>, in_time: bool) -> Result<()> {
         let engine = &self.shared.engine;
         let until = Instant::now() + engine.response_timeout;
-        let (value, replayed) = match engine.link.settled(&call, until) {
+        if let Some(grip) = self.hold.grip() {
+            return match grip.released(until, in_time) {
+                Ok(true) => Ok(()),
+                Ok(false) if in_time => Err(self.lost_by(LossReason::Forced)),
+                Ok(false) => Err(self.lost_by(LossReason::Expired)),
+                Err(short) => Err(short.into_error(self.name())),
+            };
+        }
+        let (value, replayed) = match engine.link.settled(call, until) {
             Ok(settled) => settled,
-            Err(Fault::Closed) => return Err(Error::Closed),
             Err(Fault::Refused(err) | Fault::Unreachable(err)) => {
                 return Err(Error::redis("releasing the lock", err));
             }
-            Err(Fault::Stopped) => return Err(Error::Closed),
+            Err(_) => return Err(Error::Closed),
         };
         let released = script::released(&value)
             .map_err(|unexpected| Error::redis("releasing the lock", unexpected))?;
@@ -156,9 +186,14 @@ impl Held {
         let release = || {
             hold.end();
             engine.agenda.disarm(hold);
-            let call = Call::deferred(hold.release(false));
-            engine.link.submit(&call);
-            call
+            match hold.grip() {
+                Some(grip) => grip.let_go(),
+                None => {
+                    let call = Call::deferred(hold.release(false));
+                    engine.link.submit(&call);
+                    call
+                }
+            }
         };
         let call = OnceCell::new();
         let left = inside.room.leave(self.thread, hold, now, &|| {
@@ -188,7 +223,10 @@ impl Held {
                 drop(inside);
                 // First, so that the release does not count this process among those that wait.
                 drop(hold.take_subscription());
-                engine.link.flush(false);
+                match hold.grip() {
+                    Some(grip) => grip.flush(),
+                    None => engine.link.flush(false),
+                }
                 wake(next);
                 engine.agenda.tend_soon();
                 self.not_lost().map(|_| call.into_inner())
@@ -202,10 +240,27 @@ impl Held {
                     engine.lose(hold, LossReason::TakenOver);
                 }
                 if taken || hold.may_be_held_still() {
-                    engine.link.send_deferred(hold.release(true));
+                    engine.give_back(hold);
                 }
                 Err(self.lost_by(hold.loss().unwrap_or(LossReason::Expired)))
             }
+        }
+    }
+}
+
+/// A hold that has been given back, and Redis's answer to that.
+pub(crate) struct Unlocking {
+    held: Held,
+    in_time: bool,
+    /// None if nothing had to be sent.
+    release: Option<Arc<Call>>,
+}
+
+impl Unlocking {
+    pub(crate) fn finish(self) -> Result<()> {
+        match &self.release {
+            Some(call) => self.held.unlocked(call, self.in_time),
+            None => Ok(()),
         }
     }
 }

@@ -13,10 +13,12 @@ use crate::call::{Deferred, Undo};
 use crate::config::Listener;
 use crate::gate::Gate;
 use crate::owner::OwnerNumber;
+use crate::quorum::Grip;
 use crate::room::{Holding, Lease, Mode, Validity};
 use crate::script;
 use crate::subscriber::Subscription;
 use crate::wait;
+use crate::wire::Family;
 
 /// How a hold came to be lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -103,6 +105,7 @@ pub(crate) struct Hold {
     pub(crate) mode: Mode,
     pub(crate) number: OwnerNumber,
     pub(crate) owner: String,
+    role: Role,
     /// The present thread's token, and the last one that was drawn; zero without tokens.
     token: AtomicU64,
     last_token: AtomicU64,
@@ -124,10 +127,32 @@ pub(crate) struct Hold {
     subscription: Mutex<Option<Subscription>>,
 }
 
+/// What a hold is made of.
+pub(crate) enum Role {
+    /// One server keeps it.
+    Alone,
+    /// A majority of servers does; it is renewed by its parts.
+    Whole(Arc<Grip>),
+    /// What one of them keeps: over when the whole is.
+    Part { grip: Weak<Grip>, node: usize },
+}
+
 /// Where a guard wants to be told, for as long as it lives.
 struct LossListener {
     sender: Sender<Loss>,
-    guard: Weak<()>,
+    guard: Weak<AtomicBool>,
+}
+
+impl LossListener {
+    /// Tells a guard that has not been told of another of its holds.
+    fn tell(&self, loss: &Loss) {
+        // A guard that is gone does not want to know.
+        if let Some(told) = self.guard.upgrade()
+            && !told.swap(true, Ordering::Relaxed)
+        {
+            self.sender.try_send(loss.clone()).unwrap_or_default();
+        }
+    }
 }
 
 #[derive(Clone, Copy)]
@@ -163,6 +188,7 @@ impl Hold {
             mode,
             number,
             owner,
+            role: Role::Alone,
             token: AtomicU64::new(0),
             last_token: AtomicU64::new(0),
             state: AtomicU8::new(HELD),
@@ -182,6 +208,29 @@ impl Hold {
             renewal_failed: AtomicBool::new(false),
             listeners: Mutex::new(Vec::new()),
             subscription: Mutex::new(None),
+        }
+    }
+
+    pub(crate) fn with_role(self, role: Role) -> Self {
+        Self { role, ..self }
+    }
+
+    /// What a majority of servers keeps of it.
+    pub(crate) fn grip(&self) -> Option<&Arc<Grip>> {
+        match &self.role {
+            Role::Whole(grip) => Some(grip),
+            _ => None,
+        }
+    }
+
+    /// For what one server keeps: whose part it is, if that is not over, and of which node.
+    pub(crate) fn as_part(&self) -> Option<(Option<Arc<Grip>>, usize)> {
+        match &self.role {
+            Role::Part { grip, node } => {
+                let grip = grip.upgrade().filter(|grip| grip.is_held());
+                Some((grip.filter(|_| self.is_held()), *node))
+            }
+            _ => None,
         }
     }
 
@@ -253,11 +302,33 @@ impl Hold {
 
     /// Redis has confirmed the hold for `lease` from `sent_at` on. Never shortens.
     pub(crate) fn extend(&self, sent_at: Instant, lease: Duration) {
-        let until = sent_at + lease.saturating_sub(margin(lease));
+        self.extend_to(sent_at + lease.saturating_sub(margin(lease)));
+    }
+
+    /// The hold is certain until then. Never shortens.
+    pub(crate) fn extend_to(&self, until: Instant) {
+        let until = wait::nanos(until);
         let _terms = self.terms.lock();
-        self.valid_until
-            .fetch_max(wait::nanos(until), Ordering::AcqRel);
-        self.renewal_failed.store(false, Ordering::Relaxed);
+        if self.valid_until.fetch_max(until, Ordering::AcqRel) < until {
+            self.renewal_failed.store(false, Ordering::Relaxed);
+        }
+    }
+
+    /// The server could not be asked to renew it.
+    pub(crate) fn renewal_has_failed(&self) {
+        match self.as_part() {
+            Some((Some(grip), _)) => grip.renewal_has_failed(),
+            _ => self.renewal_failed.store(true, Ordering::Relaxed),
+        }
+    }
+
+    /// When to look at it again, if nothing happens by `at`.
+    pub(crate) fn look_again(&self, at: Instant) -> Instant {
+        match self.role {
+            // It has nothing to tell in time.
+            Role::Part { .. } => at,
+            _ => at.min(self.valid_until()),
+        }
     }
 
     /// From now on it is renewed, or ends by itself, with another lease.
@@ -281,7 +352,7 @@ impl Hold {
     pub(crate) fn due_after(&self, sent_at: Instant) -> Instant {
         let terms = *self.terms.lock();
         let mut due = self.valid_until();
-        if terms.renewed {
+        if terms.renewed && self.grip().is_none() {
             due = due.min(sent_at + terms.lease / 3);
         }
         if self.mode == Mode::Shared {
@@ -294,6 +365,11 @@ impl Hold {
         if !self.is_held() {
             return Duty::Nothing;
         }
+        match self.as_part() {
+            Some((Some(_), _)) => return Duty::Renew,
+            Some((None, _)) => return Duty::Nothing,
+            None => {}
+        }
         let (terms, valid_until) = (*self.terms.lock(), self.valid_until());
         if now >= valid_until {
             let unreachable = terms.renewed && self.renewal_failed.load(Ordering::Relaxed);
@@ -305,6 +381,8 @@ impl Hold {
         }
         match terms.max_until {
             Some(max) if now >= max => Duty::Tell(LossReason::MaxHold),
+            Some(max) if self.grip().is_some() => Duty::Wait(max.min(valid_until)),
+            None if self.grip().is_some() => Duty::Wait(valid_until),
             _ if terms.renewed || self.mode == Mode::Shared => Duty::Renew,
             _ => Duty::Wait(valid_until),
         }
@@ -321,6 +399,9 @@ impl Hold {
     }
 
     pub(crate) fn renew_request(&self) -> script::Request {
+        if let Some((Some(grip), node)) = self.as_part() {
+            return grip.heal(node);
+        }
         let lease = self.renewal_lease();
         let count = self.count.load(Ordering::Relaxed);
         self.gate.wire.renew(self.mode, &self.owner, lease, count)
@@ -366,8 +447,12 @@ impl Hold {
     }
 
     /// Whether a release is worth a command although the hold was lost.
+    ///
+    /// Of several names or servers others may keep it when one has lost it.
     pub(crate) fn may_be_held_still(&self) -> bool {
-        self.loss().is_some_and(LossReason::may_be_held_still)
+        let many = self.gate.wire.family == Family::Several || self.grip().is_some();
+        self.loss()
+            .is_some_and(|reason| many || reason.may_be_held_still())
     }
 
     /// Marks it lost and tells its own listeners; `None` if it was over already.
@@ -386,8 +471,7 @@ impl Hold {
         drop(terms);
         let loss = self.news(reason);
         for listener in self.listeners.lock().drain(..) {
-            // A guard that is gone does not want to know.
-            listener.sender.try_send(loss.clone()).unwrap_or_default();
+            listener.tell(&loss);
         }
         Some(loss)
     }
@@ -400,20 +484,22 @@ impl Hold {
         }
     }
 
-    /// Adds a listener for as long as `guard` lives; it is told at once if the hold is lost already.
-    pub(crate) fn listen(&self, sender: Sender<Loss>, guard: &Arc<()>) {
+    /// Adds a listener for as long as `guard` lives; it is told at once if the hold is lost already. `guard` says
+    /// whether it has been told of another hold.
+    pub(crate) fn listen(&self, sender: Sender<Loss>, guard: &Arc<AtomicBool>) {
+        let listener = LossListener {
+            sender,
+            guard: Arc::downgrade(guard),
+        };
         let mut listeners = self.listeners.lock();
         match self.loss() {
-            Some(reason) => sender.try_send(self.news(reason)).unwrap_or_default(),
+            Some(reason) => listener.tell(&self.news(reason)),
             None => {
                 if listeners.len() == listeners.capacity() {
                     // Guards of a shared hold come and go while it stays.
                     listeners.retain(|listener| listener.guard.strong_count() > 0);
                 }
-                listeners.push(LossListener {
-                    sender,
-                    guard: Arc::downgrade(guard),
-                });
+                listeners.push(listener);
             }
         }
     }

@@ -69,9 +69,50 @@ fn prefixed(prefix: &str, key: &str) -> String {
     }
 }
 
+/// Several names as one, from which [`names`] makes them again, whatever they consist of.
+pub(crate) fn list<'a>(names: impl IntoIterator<Item = &'a str>) -> String {
+    let mut list = String::new();
+    for name in names {
+        list.push_str(&name.len().to_string());
+        list.push(':');
+        list.push_str(name);
+    }
+    list
+}
+
+/// The names of a [`list`].
+pub(crate) fn names(list: &str) -> Vec<&str> {
+    let mut names = Vec::new();
+    let mut rest = list;
+    while let Some((len, tail)) = rest.split_once(':') {
+        let Some((name, tail)) = len.parse().ok().and_then(|len| tail.split_at_checked(len)) else {
+            break;
+        };
+        names.push(name);
+        rest = tail;
+    }
+    names
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_list_is_taken_apart_as_it_was_put_together() {
+        for odd in [
+            &[][..],
+            &[""],
+            &["a"],
+            &["a", "b"],
+            &["1:a", "", ":", "12:"],
+            &["日本", "\0", "a b"],
+        ] {
+            assert_eq!(names(&list(odd.iter().copied())), odd);
+        }
+        assert_ne!(list(["a", "b"]), list(["ab"]));
+        assert_ne!(list(["1", "a"]), list(["1:a"]));
+    }
 
     #[test]
     fn channels_are_redissons() {

@@ -61,7 +61,7 @@ enum Phase {
         why: Option<RedisError>,
     },
     Connecting,
-    Up(Up),
+    Up(Box<Up>),
     Closed,
 }
 
@@ -74,6 +74,8 @@ struct Up {
     reader: Option<Reader>,
     awaiting: VecDeque<Arc<Call>>,
     last_heard: Instant,
+    /// When somebody last read and there was nothing to be read.
+    quiet_at: Instant,
     /// Scripts of deferred calls that the server has run on this connection. Until then they go whole, since nobody may
     /// come to read that the server did not know the script.
     known: Vec<&'static Script>,
@@ -139,23 +141,49 @@ impl Link {
         }
     }
 
-    /// Sends until there is a reply, the deadline, or an error that will not pass.
+    /// Sends a command whose reply is waited for later, if there is a connection.
+    pub(crate) fn send_ahead(&self, attempt: Attempt) -> Option<Ahead> {
+        let call = Call::attempt(attempt);
+        let generation = self.submit(&call)?;
+        self.flush(false);
+        Some(Ahead { call, generation })
+    }
+
+    /// Takes back what was sent ahead and will not be waited for.
+    pub(crate) fn abandon(&self, ahead: Ahead) {
+        if let Some(undo) = &ahead.call.undo {
+            self.send_deferred(undo.undo());
+        }
+        self.agenda.tend_soon();
+    }
+
+    /// Sends until there is a reply, the deadline, or an error that will not pass; begins with what was sent `ahead`.
     ///
     /// `attempt` makes the command, anew for every sending after one whose outcome is unknown; that one is undone.
     pub(crate) fn call(
         &self,
         until: Instant,
         stop: &dyn Fn() -> bool,
+        ahead: Option<Ahead>,
         attempt: &mut dyn FnMut() -> Attempt,
     ) -> Result<Answer, Fault> {
         let mut pause = Duration::ZERO; // the first connection may just have been idle for too long
-        let mut call = Call::attempt(attempt());
+        let (mut call, mut sent) = match ahead {
+            Some(ahead) => (ahead.call, Some(ahead.generation)),
+            None => (Call::attempt(attempt()), None),
+        };
         loop {
-            self.up(until, &mut || !stop())?;
-            let Some(generation) = self.submit(&call) else {
-                continue;
+            let generation = match sent.take() {
+                Some(generation) => generation,
+                None => {
+                    self.up(until, &mut || !stop())?;
+                    let Some(generation) = self.submit(&call) else {
+                        continue;
+                    };
+                    self.flush(false);
+                    generation
+                }
             };
-            self.flush(false);
             let why = match self.wait(&call, until, stop) {
                 Ok((value, sent_at)) => match value.extract_error() {
                     Ok(value) => return Ok(Answer { value, sent_at }),
@@ -205,6 +233,27 @@ impl Link {
                 std::thread::sleep(rested.saturating_duration_since(Instant::now()).min(SLICE));
             }
             pause = (pause * 2).clamp(BACK_OFF.0, BACK_OFF.1);
+        }
+    }
+
+    /// Whether there is a connection, and no reply is known to have been due on it for `patience`.
+    pub(crate) fn responds(&self, patience: Duration) -> bool {
+        match &self.state.lock().phase {
+            Phase::Up(up) => up.awaiting.front().is_none_or(|first| {
+                let due_since = first.state.lock().sent_at.max(up.last_heard);
+                up.quiet_at.saturating_duration_since(due_since) < patience
+            }),
+            _ => false,
+        }
+    }
+
+    /// Has the watchdog make a connection, if there is none.
+    pub(crate) fn want(&self) {
+        let mut state = self.state.lock();
+        if matches!(state.phase, Phase::Down { .. }) {
+            state.wanted = true;
+            drop(state);
+            self.agenda.tend_soon();
         }
     }
 
@@ -355,6 +404,9 @@ impl Link {
                 Ok(None) => {
                     slice = until.saturating_duration_since(Instant::now());
                     if slice.is_zero() {
+                        if let Some(up) = self.state.lock().up(generation) {
+                            up.quiet_at = Instant::now();
+                        }
                         return self.step_down(reader, generation);
                     }
                     continue;
@@ -663,7 +715,7 @@ impl Link {
         if state.generation > 1 {
             self.counters.reconnects.add(1);
         }
-        let mut up = Up {
+        let mut up = Box::new(Up {
             writer: connection.writer,
             writing: false,
             outbox: Vec::with_capacity(1024),
@@ -671,9 +723,10 @@ impl Link {
             reader: Some(connection.reader),
             awaiting: VecDeque::new(),
             last_heard: Instant::now(),
+            quiet_at: Instant::now(),
             known: Vec::new(),
             leaving: None,
-        };
+        });
         self.requeue_parked(&mut state.parked, &mut up);
         state.phase = Phase::Up(up);
     }
@@ -872,6 +925,12 @@ impl Link {
         );
         self.turned.notify_all();
     }
+}
+
+/// A command on its way, and the number of the connection that it went over.
+pub(crate) struct Ahead {
+    call: Arc<Call>,
+    generation: u64,
 }
 
 /// Why a wait ended without a reply.

@@ -29,6 +29,11 @@ impl Owners {
         OwnerNumber(self.next.fetch_add(1, Ordering::Relaxed))
     }
 
+    /// The client's id.
+    pub(crate) fn client(&self) -> &str {
+        &self.client
+    }
+
     /// The owner as Redis knows it: `<client uuid>:<number>`, the shape of Redisson's `<client id>:<thread id>`.
     pub(crate) fn id(&self, number: OwnerNumber) -> String {
         format!("{}:{}", self.client, number.0)

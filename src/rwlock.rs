@@ -57,15 +57,17 @@ guard! {
     ///
     /// Threads of a process that share a hold have the same [`owner`](Self::owner).
     RwLockReadGuard,
-    made by "rwlock(\"a\").read()",
-    checked by ReadNotSend
+    made by "client.rwlock(\"a\").read()",
+    checked by ReadNotSend,
+    holding crate::held::Held
 }
 
 guard! {
     /// A write hold of an [`RwLock`], given back when dropped; see [`ReentrantLockGuard`](crate::ReentrantLockGuard).
     RwLockWriteGuard,
-    made by "rwlock(\"a\").write()",
-    checked by WriteNotSend
+    made by "client.rwlock(\"a\").write()",
+    checked by WriteNotSend,
+    holding crate::held::Held
 }
 
 impl RwLock {

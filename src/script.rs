@@ -48,6 +48,13 @@ scripts! {
     RW_WRITE_RELEASE = "rw_write_release";
     RW_FORCE = "rw_force";
     RW_STATE = "rw_state";
+    MULTI_ACQUIRE = "multi_acquire";
+    MULTI_RELEASE = "multi_release";
+    MULTI_RENEW = "multi_renew";
+    MULTI_FORCE = "multi_force";
+    MULTI_STATE = "multi_state";
+    RED_ACQUIRE = "red_acquire";
+    RED_RENEW = "red_renew";
 }
 
 /// One command, packed but for the choice between a script's hash and its text.
@@ -75,7 +82,6 @@ impl Request {
         }
     }
 
-    /// A script. At most nine keys.
     pub(crate) fn script(
         doing: &'static str,
         script: &'static Script,
@@ -83,9 +89,7 @@ impl Request {
         args: &[&str],
     ) -> Self {
         let mut packed = Vec::with_capacity(192);
-        packed.extend_from_slice(b"$1\r\n");
-        packed.push(b"0123456789"[keys.len()]);
-        packed.extend_from_slice(b"\r\n");
+        push_bulk(&mut packed, keys.len().to_string().as_bytes());
         for part in keys.iter().chain(args) {
             push_bulk(&mut packed, part.as_bytes());
         }
@@ -153,13 +157,25 @@ impl std::error::Error for Unexpected {}
 pub(crate) enum Acquired {
     /// Ours; with the first and the last of the tokens that were drawn, if the lock has tokens.
     Taken { tokens: Option<(u64, u64)> },
-    /// Somebody else has it; `None`: for ever, as far as the server knows.
-    Busy { left: Option<Duration> },
+    /// Somebody else has it, or the one of several names at this place; `None`: for ever, as far as the server knows.
+    Busy { left: Option<Duration>, at: usize },
 }
 
 pub(crate) fn acquired(reply: Value) -> Result<Acquired, Unexpected> {
+    let left = |ms: i64| u64::try_from(ms).ok().map(Duration::from_millis);
     match reply {
         Value::Nil => Ok(Acquired::Taken { tokens: None }),
+        Value::Array(busy) if matches!(busy.as_slice(), [Value::Int(1..), Value::Int(_)]) => {
+            match busy.as_slice() {
+                [Value::Int(place), Value::Int(ms)] => usize::try_from(*place - 1)
+                    .map(|at| Acquired::Busy {
+                        left: left(*ms),
+                        at,
+                    })
+                    .map_err(|_| Unexpected(Value::Array(busy.clone()))),
+                _ => Err(Unexpected(Value::Array(busy))),
+            }
+        }
         Value::Array(tokens) => match tokens.as_slice() {
             [first, last] => number(first).zip(number(last)),
             _ => None,
@@ -170,7 +186,8 @@ pub(crate) fn acquired(reply: Value) -> Result<Acquired, Unexpected> {
         })
         .ok_or(Unexpected(Value::Array(tokens))),
         Value::Int(ms) => Ok(Acquired::Busy {
-            left: u64::try_from(ms).ok().map(Duration::from_millis),
+            left: left(ms),
+            at: 0,
         }),
         other => Err(Unexpected(other)),
     }
@@ -218,6 +235,26 @@ pub(crate) fn renewed(reply: Value) -> Result<Renewed, Unexpected> {
         Value::Int(1) => Ok(Renewed::Yes),
         Value::Int(0) => Ok(Renewed::Gone),
         Value::Int(-1) => Ok(Renewed::Taken),
+        other => Err(Unexpected(other)),
+    }
+}
+
+/// What became of one node's part in a hold that a majority of nodes makes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Healed {
+    /// It was there still.
+    Kept,
+    /// It was not, and is again.
+    Anew,
+    /// Somebody else has the lock there.
+    Taken,
+}
+
+pub(crate) fn healed(reply: Value) -> Result<Healed, Unexpected> {
+    match reply {
+        Value::Int(1) => Ok(Healed::Kept),
+        Value::Int(2) => Ok(Healed::Anew),
+        Value::Int(-1) => Ok(Healed::Taken),
         other => Err(Unexpected(other)),
     }
 }
@@ -285,11 +322,24 @@ mod tests {
             assert_eq!(tokens(odd), None, "{odd:?}");
         }
         let left = Some(Duration::from_millis(7));
-        assert_eq!(acquired(Value::Int(7)).ok(), Some(Acquired::Busy { left }));
+        assert_eq!(
+            acquired(Value::Int(7)).ok(),
+            Some(Acquired::Busy { left, at: 0 })
+        );
         assert_eq!(
             acquired(Value::Int(-1)).ok(),
-            Some(Acquired::Busy { left: None })
+            Some(Acquired::Busy { left: None, at: 0 })
         );
+        let of_several = |place, ms| {
+            let busy = vec![Value::Int(place), Value::Int(ms)];
+            acquired(Value::Array(busy)).ok()
+        };
+        assert_eq!(of_several(3, 7), Some(Acquired::Busy { left, at: 2 }));
+        assert_eq!(
+            of_several(1, -1),
+            Some(Acquired::Busy { left: None, at: 0 })
+        );
+        assert_eq!(of_several(0, 7), None);
         assert!(acquired(Value::Okay).is_err());
         assert_eq!(
             released(&Value::Int(2)).ok(),
@@ -298,6 +348,10 @@ mod tests {
         assert_eq!(released(&Value::Int(-1)).ok(), Some(Released::Gone));
         assert_eq!(released(&Value::Int(-2)).ok(), Some(Released::Taken));
         assert!(released(&Value::Int(-3)).is_err());
+        assert_eq!(healed(Value::Int(1)).ok(), Some(Healed::Kept));
+        assert_eq!(healed(Value::Int(2)).ok(), Some(Healed::Anew));
+        assert_eq!(healed(Value::Int(-1)).ok(), Some(Healed::Taken));
+        assert!(healed(Value::Int(0)).is_err());
         assert_eq!(renewed(Value::Int(0)).ok(), Some(Renewed::Gone));
         assert_eq!(renewed(Value::Int(-1)).ok(), Some(Renewed::Taken));
     }

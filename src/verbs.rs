@@ -7,23 +7,38 @@ macro_rules! exclusive_lock {
         $(#[$guard_doc:meta])* $guard:ident,
         made by $maker:literal
     ) => {
+        $crate::verbs::exclusive_lock! {
+            $(#[$lock_doc])* $lock,
+            $(#[$guard_doc])* $guard,
+            made by $maker,
+            through $crate::handle::Handle, holding $crate::held::Held
+        }
+    };
+    (
+        $(#[$lock_doc:meta])* $lock:ident,
+        $(#[$guard_doc:meta])* $guard:ident,
+        made by $maker:literal,
+        through $inner:path, holding $held:path
+    ) => {
         $(#[$lock_doc])*
         #[derive(Clone)]
         pub struct $lock {
-            inner: $crate::handle::Handle,
+            pub(crate) inner: $inner,
         }
 
         $crate::verbs::guard! {
             $(#[$guard_doc])*
             $guard,
             made by $maker,
-            checked by NotSend
+            checked by NotSend,
+            holding $held
         }
 
         impl $lock {
-            pub(crate) fn new(inner: $crate::handle::Handle) -> Self {
+            pub(crate) fn of(inner: $inner) -> Self {
                 Self { inner }
             }
+
 
             fn acquire(&self, patience: $crate::handle::Patience) -> $crate::Result<Option<$guard>> {
                 let held = self.inner.acquire(patience)?;
@@ -198,18 +213,19 @@ macro_rules! guard {
     (
         $(#[$guard_doc:meta])* $guard:ident,
         made by $maker:literal,
-        checked by $check:ident
+        checked by $check:ident,
+        holding $held:path
     ) => {
         $(#[$guard_doc])*
         #[must_use = "if unused the lock is released immediately"]
         pub struct $guard {
-            held: $crate::held::Held,
+            held: $held,
             /// A hold belongs to its thread: `Sync`, but not `Send`.
             stays_here: std::marker::PhantomData<std::sync::MutexGuard<'static, ()>>,
         }
 
         impl $guard {
-            pub(crate) fn new(held: $crate::held::Held) -> Self {
+            pub(crate) fn new(held: $held) -> Self {
                 Self { held, stays_here: std::marker::PhantomData }
             }
 
@@ -285,7 +301,7 @@ macro_rules! guard {
             }
         }
 
-        #[doc = concat!("```compile_fail,E0277\nfn send<T: Send>(_: T) {}\nlet client = redlatch::Client::open(\"redis://127.0.0.1/\").unwrap();\nsend(client.", $maker, ".unwrap());\n```")]
+        #[doc = concat!("```compile_fail,E0277\nfn send<T: Send>(_: T) {}\nlet client = redlatch::Client::open(\"redis://127.0.0.1/\").unwrap();\nsend(", $maker, ".unwrap());\n```")]
         #[cfg(doctest)]
         struct $check;
     };

@@ -58,6 +58,24 @@ pub(crate) fn jittered(span: Duration) -> Duration {
     span - span / 4 * u32::try_from(random(256)).unwrap_or(0) / 256
 }
 
+/// A random span between two others.
+pub(crate) fn between(least: Duration, most: Duration) -> Duration {
+    let spread = u64::try_from(most.saturating_sub(least).as_micros()).unwrap_or(u64::MAX);
+    least + Duration::from_micros(random(spread.max(1)))
+}
+
+/// Sleeps for `span`, or until `stop`, which is looked at every few milliseconds.
+pub(crate) fn sleep_unless(span: Duration, stop: &dyn Fn() -> bool) {
+    let until = Instant::now() + span;
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() || stop() {
+            return;
+        }
+        std::thread::sleep(left.min(Duration::from_millis(5)));
+    }
+}
+
 /// A number below `end`: the nanoseconds of the clock are random enough to spread threads out.
 fn random(end: u64) -> u64 {
     (nanos(Instant::now()).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 40) % end

@@ -12,6 +12,9 @@
 //!     └──disarmed     └─────let go meanwhile: dropped
 //! ```
 //!
+//! What one of several servers keeps of a quorum's hold is armed like a hold; [`quorum::settle`] says what its renewal
+//! means for the whole, which is on the agenda of one client only to be told lost in time.
+//!
 //! A hold is armed before its guard exists, and disarmed before its release is sent.
 
 use std::collections::BTreeMap;
@@ -25,6 +28,7 @@ use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
 
 use crate::client::Engine;
 use crate::hold::{Duty, Hold, LossReason};
+use crate::quorum;
 use crate::script::{self, Renewed};
 use crate::stats::Counters;
 use crate::stream::{self, Connection};
@@ -303,7 +307,7 @@ impl Watchdog {
                     log::debug!("renewing: {err}");
                     self.connection = None;
                     for hold in &self.in_hand {
-                        hold.renewal_failed.store(true, Ordering::Relaxed);
+                        hold.renewal_has_failed();
                     }
                     self.retry_later();
                     self.back_off = (self.back_off * 2)
@@ -327,7 +331,8 @@ impl Watchdog {
             .chain(self.in_hand.drain(..))
             .chain(self.sent.drain(..))
         {
-            self.engine.agenda.arm(&hold, again.min(hold.valid_until()));
+            self.engine.agenda.arm(&hold, hold.look_again(again));
+            quorum::leave_nothing_behind(&self.engine, &hold);
         }
     }
 
@@ -419,7 +424,7 @@ fn look_at(engine: &Arc<Engine>, hold: &Arc<Hold>, now: Instant, in_hand: &mut V
 
 fn tell_if_over(engine: &Arc<Engine>, hold: &Arc<Hold>, now: Instant) {
     if let Duty::Tell(reason) = hold.duty(now) {
-        hold.renewal_failed.store(true, Ordering::Relaxed);
+        hold.renewal_has_failed();
         let reason = if reason == LossReason::Expired {
             LossReason::Unreachable
         } else {
@@ -457,14 +462,18 @@ fn settle(engine: &Arc<Engine>, hold: &Arc<Hold>, reply: Value, sent_at: Instant
             return Settled::Unknown;
         }
         Err(err) if err.code() == Some("WRONGTYPE") => {
-            engine.lose(hold, LossReason::TakenOver);
+            if hold.as_part().is_some() {
+                quorum::settle(engine, hold, Value::Int(-1), sent_at);
+            } else {
+                engine.lose(hold, LossReason::TakenOver);
+            }
             return Settled::Done;
         }
         Err(err) => {
             log::debug!("renewing `{}`: {err}", hold.gate.name);
-            hold.renewal_failed.store(true, Ordering::Relaxed);
+            hold.renewal_has_failed();
             let again = Instant::now() + BACK_OFF.1.min(engine.lease / 10);
-            engine.agenda.arm(hold, again.min(hold.valid_until()));
+            engine.agenda.arm(hold, hold.look_again(again));
             return if err.kind() == ErrorKind::Server(ServerErrorKind::ReadOnly) {
                 Settled::Elsewhere(err)
             } else {
@@ -472,6 +481,10 @@ fn settle(engine: &Arc<Engine>, hold: &Arc<Hold>, reply: Value, sent_at: Instant
             };
         }
     };
+    if hold.as_part().is_some() {
+        quorum::settle(engine, hold, reply, sent_at);
+        return Settled::Done;
+    }
     let now = Instant::now();
     // Past its time the key may well be gone: nobody took it away.
     let in_time = now < hold.valid_until();

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::keys;
 use crate::room::{Mode, Order};
 use crate::script::{self, Request, lease_ms};
@@ -20,13 +20,37 @@ pub(crate) enum Family {
     /// Each hold has a token.
     Fenced,
     ReadWrite,
+    /// Several plain locks as one.
+    Several,
+    /// One node's part of a plain lock that a majority of nodes makes.
+    Quorum,
 }
 
+/// How many names can be taken as one.
+const MOST_NAMES: usize = 256;
+
 impl Family {
+    /// Those of which a lock has the same key.
+    pub(crate) const OF_ONE_KEY: [Self; 4] = [Self::Lock, Self::Spin, Self::Fair, Self::Fenced];
+
     pub(crate) fn order(self) -> Order {
         match self {
             Self::Fair => Order::Server,
             _ => Order::Local,
+        }
+    }
+
+    /// Whether waiters are told of a release; without, they ask again and again.
+    pub(crate) fn is_told(self) -> bool {
+        !matches!(self, Self::Spin | Self::Quorum)
+    }
+
+    /// What a lock with this id is called: the id itself, unless it is a list.
+    pub(crate) fn shown(self, id: &Arc<str>) -> Arc<str> {
+        match self {
+            Self::Several => keys::names(id).join(", ").into(),
+            Self::Quorum => keys::names(id).first().copied().unwrap_or_default().into(),
+            _ => Arc::clone(id),
         }
     }
 }
@@ -54,6 +78,15 @@ enum More {
         /// Nobody speaks on this channel: whoever waits to write listens to it, and is seen.
         writers: Arc<str>,
     },
+    Several(Vec<Member>),
+    /// Redis is asked whether it has been up for long enough.
+    Part,
+}
+
+/// One of several locks.
+struct Member {
+    key: String,
+    channel: Arc<str>,
 }
 
 /// All that an acquire can say.
@@ -69,6 +102,8 @@ pub(crate) struct Ask<'a> {
     /// How many tokens to draw, and how long their counter is kept; for ever if that is zero.
     pub(crate) tokens: u64,
     pub(crate) token_ttl: Duration,
+    /// How long a node must have been up to take part.
+    pub(crate) up_for: Duration,
 }
 
 /// A place in the line that Redis keeps.
@@ -81,13 +116,39 @@ pub(crate) struct Place<'a> {
 }
 
 impl Wire {
+    /// The wire of a name; for several names, or a name and the nodes it is locked on, of a [`keys::list`] of them.
+    ///
     /// # Errors
     ///
-    /// [`Error::InvalidName`](crate::Error::InvalidName).
-    pub(crate) fn new(family: Family, prefix: &str, db: i64, name: &str) -> Result<Self> {
-        let key = keys::key(prefix, name)?;
+    /// [`Error::InvalidName`], and [`Error::Config`] for no names or too many.
+    pub(crate) fn new(family: Family, prefix: &str, db: i64, id: &str) -> Result<Self> {
+        let names = match family {
+            Family::Several => keys::names(id),
+            Family::Quorum => keys::names(id).into_iter().take(1).collect(),
+            _ => vec![id],
+        };
+        if names.len() > MOST_NAMES {
+            return Err(Error::Config(format!(
+                "a multi-lock of {} names; {MOST_NAMES} are possible",
+                names.len()
+            )));
+        }
+        let Some(first) = names.first() else {
+            return Err(Error::Config("a multi-lock of no names".into()));
+        };
+        let key = keys::key(prefix, first)?;
         let (channel, more) = match family {
             Family::Lock | Family::Spin => (keys::lock_channel(&key), More::Nothing),
+            Family::Several => {
+                let member = |name: &&str| {
+                    let key = keys::key(prefix, name)?;
+                    let channel = keys::lock_channel(&key).into();
+                    Ok(Member { key, channel })
+                };
+                let members = names.iter().map(member).collect::<Result<_>>()?;
+                (keys::lock_channel(&key), More::Several(members))
+            }
+            Family::Quorum => (keys::lock_channel(&key), More::Part),
             Family::Fair => {
                 let queue = keys::fair_queue(&key);
                 let timeouts = keys::fair_timeouts(&key);
@@ -128,6 +189,14 @@ impl Wire {
         format!("{}:{ticket}", self.channel).into()
     }
 
+    /// Where the release of one of several locks is told.
+    pub(crate) fn channel_at(&self, place: usize) -> &Arc<str> {
+        match &self.more {
+            More::Several(members) => members.get(place).map_or(&self.channel, |at| &at.channel),
+            _ => &self.channel,
+        }
+    }
+
     pub(crate) fn acquire(&self, ask: &Ask<'_>) -> Request {
         let doing = "acquiring the lock";
         let lease = lease_ms(ask.lease).to_string();
@@ -138,6 +207,18 @@ impl Wire {
                 &script::LOCK_ACQUIRE,
                 &[&self.key],
                 &[ask.owner, &lease],
+            ),
+            (More::Several(members), _) => Request::script(
+                doing,
+                &script::MULTI_ACQUIRE,
+                &locks(members),
+                &[ask.owner, &lease],
+            ),
+            (More::Part, _) => Request::script(
+                doing,
+                &script::RED_ACQUIRE,
+                &[&self.key],
+                &[ask.owner, &lease, &seconds(ask.up_for).to_string()],
             ),
             (More::Line { queue, timeouts }, _) => Request::script(
                 doing,
@@ -188,10 +269,16 @@ impl Wire {
             (More::Nothing, _) if self.family == Family::Spin => {
                 Request::script(doing, &script::LOCK_RELEASE, &[&self.key], &[owner])
             }
-            (More::Nothing | More::Token(_), _) => Request::script(
+            (More::Nothing | More::Token(_) | More::Part, _) => Request::script(
                 doing,
                 &script::LOCK_RELEASE,
                 &[&self.key, &self.channel],
+                &[owner],
+            ),
+            (More::Several(members), _) => Request::script(
+                doing,
+                &script::MULTI_RELEASE,
+                &locks_and_channels(members),
                 &[owner],
             ),
             (More::Line { queue, timeouts }, _) => Request::script(
@@ -234,8 +321,24 @@ impl Wire {
                 &[&self.key, &hold_key(prefix, owner)],
                 &[owner, &lease],
             ),
+            (More::Several(members), _) => Request::script(
+                doing,
+                &script::MULTI_RENEW,
+                &locks(members),
+                &[owner, &lease, &count],
+            ),
             _ => renew(owner),
         }
+    }
+
+    /// Renews one node's part, or takes it again if nobody has the lock there.
+    pub(crate) fn heal(&self, owner: &str, lease: Duration, count: u32) -> Request {
+        Request::script(
+            "renewing the lock",
+            &script::RED_RENEW,
+            &[&self.key],
+            &[owner, &lease_ms(lease).to_string(), &count.to_string()],
+        )
     }
 
     /// Gives up a place in the line that Redis keeps.
@@ -258,9 +361,15 @@ impl Wire {
             More::Nothing if self.family == Family::Spin => {
                 Request::script(doing, &script::LOCK_FORCE, &[key], &[])
             }
-            More::Nothing | More::Token(_) => {
+            More::Nothing | More::Token(_) | More::Part => {
                 Request::script(doing, &script::LOCK_FORCE, &[key, channel], &[])
             }
+            More::Several(members) => Request::script(
+                doing,
+                &script::MULTI_FORCE,
+                &locks_and_channels(members),
+                &[],
+            ),
             More::Line { queue, timeouts } => Request::script(
                 doing,
                 &script::FAIR_FORCE,
@@ -274,8 +383,11 @@ impl Wire {
     /// Asks who holds; see [`Wire::is_locked`] for what the answer means.
     pub(crate) fn state(&self) -> Request {
         let doing = "asking for the lock";
-        match self.more {
+        match &self.more {
             More::Holds { .. } => Request::script(doing, &script::RW_STATE, &[&self.key], &[]),
+            More::Several(members) => {
+                Request::script(doing, &script::MULTI_STATE, &locks(members), &[])
+            }
             // Refused for a key of another type, so that a stranger's key is never called a lock.
             _ => Request::command(doing, &["HLEN", &self.key]),
         }
@@ -286,12 +398,19 @@ impl Wire {
         match (&self.more, mode) {
             (More::Holds { .. }, Mode::Shared) => state == 1 || state == 3,
             (More::Holds { .. }, Mode::Exclusive) => state >= 2,
+            (More::Several(_), _) => state != -2,
             _ => state > 0,
         }
     }
 
     pub(crate) fn remaining(&self) -> Request {
-        Request::command("asking for the lease", &["PTTL", &self.key])
+        let doing = "asking for the lease";
+        match &self.more {
+            More::Several(members) => {
+                Request::script(doing, &script::MULTI_STATE, &locks(members), &[])
+            }
+            _ => Request::command(doing, &["PTTL", &self.key]),
+        }
     }
 
     /// Asks whether anybody waits to write.
@@ -302,6 +421,24 @@ impl Wire {
             &["PUBSUB", "NUMSUB", writers],
         ))
     }
+}
+
+fn locks(members: &[Member]) -> Vec<&str> {
+    members.iter().map(|member| &*member.key).collect()
+}
+
+fn locks_and_channels(members: &[Member]) -> Vec<&str> {
+    let channels = members.iter().map(|member| &*member.channel);
+    members
+        .iter()
+        .map(|member| &*member.key)
+        .chain(channels)
+        .collect()
+}
+
+/// Whole seconds, never rounded down.
+fn seconds(span: Duration) -> u64 {
+    span.as_secs() + u64::from(span.subsec_nanos() > 0)
 }
 
 /// The hash field of a write hold.

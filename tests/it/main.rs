@@ -16,6 +16,7 @@ mod faults_server;
 mod fenced;
 mod kinds;
 mod loss;
+mod red_lock;
 mod regressions;
 mod rights;
 mod rwlock;

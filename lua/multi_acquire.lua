@@ -1,0 +1,42 @@
+-- multi_acquire: take all of several locks for one owner, or none.
+--
+-- KEYS[1…n]  lock      hash: owner -> hold count
+-- ARGV[1]    owner     "<client uuid>:<number>", a number never used before
+-- ARGV[2]    lease_ms  integer > 0; how long the hold lives unless renewed
+--
+-- Returns    nil       all taken, with a count of one
+--            {i, ms}   somebody else has KEYS[i], the first that is not free; ms until their lease runs out, -1 if
+--                      it never does
+--
+-- Keeps      at most one owner in each hash; no hash ever exists without a TTL: if one cannot be given one,
+--            none is taken; run twice by one owner it is as if only the second had run;
+--            a key that holds something else, a read-write lock included: a WRONGTYPE error, and none is taken
+local owner, lease_ms = ARGV[1], ARGV[2]
+
+-- Free keys are the rule, and then nothing has to be looked at one by one.
+if redis.call('exists', unpack(KEYS)) > 0 then
+  local busy
+  for i, lock in ipairs(KEYS) do
+    local mine = redis.call('hexists', lock, owner) == 1
+    if not mine and redis.call('exists', lock) == 1 then
+      if redis.call('hexists', lock, 'mode') == 1 then
+        return redis.error_reply('WRONGTYPE the key holds a read-write lock')
+      end
+      busy = busy or i
+    end
+  end
+  if busy then
+    return {busy, redis.call('pttl', KEYS[busy])}
+  end
+end
+for i, lock in ipairs(KEYS) do
+  redis.call('hset', lock, owner, 1)
+  local kept = redis.pcall('pexpire', lock, lease_ms)
+  if type(kept) == 'table' then
+    for j = 1, i do
+      redis.call('hdel', KEYS[j], owner)
+    end
+    return kept
+  end
+end
+return nil

@@ -1,0 +1,987 @@
+//! A lock that a majority of independent masters keeps: asking them all at once, and what each keeps of a hold.
+//!
+//! ```text
+//!            ask: every node that responds, at once          a majority granted, in time
+//!   (free) ────────────────────────────────────► asking ───────────────────────────────► held
+//!      ▲                                           │ no majority to be had, or too late    │
+//!      ├─── given back wherever it was asked for ◄─┘                                       │
+//!      └─── given back wherever it may be ◄── released, or a majority gone ────────────────┘
+//! ```
+//!
+//! A hold is a *whole* of *parts*, one a node. The whole sits in the room and makes the guard; it is certain for as
+//! long as the majority's last part is. The parts are on the agendas of their own clients while the whole is held:
+//! each watchdog renews its part, and takes it again where the node has forgotten it or was not there at first.
+//!
+//! The mutex of a [`Grip`] may be taken with a room's held, and agendas' and links' may be taken with it held. No I/O.
+
+use std::cmp::Reverse;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use redis::{RedisError, Value};
+
+use crate::call::{Answer, Attempt, Call, CallPhase, Fault, Undo, is_transient, is_unknown_script};
+use crate::client::{Engine, Shared};
+use crate::error::{Error, Result};
+use crate::gate::Gate;
+use crate::handle::Terms;
+use crate::hold::{Hold, LossReason, Role};
+use crate::keys;
+use crate::link::WaitFault;
+use crate::room::{Lease, Mode};
+use crate::script::{self, Acquired, Healed, Released, Renewed, Request};
+use crate::stream;
+use crate::wait;
+use crate::wire::{Ask, Family, Place, Wire};
+
+/// How long one node is waited for, as a share of the lease, and within which limits.
+///
+/// Source: the Redlock description in the Redis documentation asks for 5 to 50 ms with a lease of 10 s.
+const PATIENCE: (u32, Duration, Duration) =
+    (200, Duration::from_millis(20), Duration::from_millis(200));
+
+/// The random pause before a majority is asked for again.
+const PAUSE: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(50));
+
+/// The first and the longest time for which one node is waited for while others may have answered.
+const SLICE: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(16));
+
+/// How soon a node that had no part in the grant is asked to take one: a share of the lease, and at most that long.
+const HEAL: (u32, Duration) = (30, Duration::from_secs(1));
+
+/// A random pause, so that those who split the nodes between them do not meet again.
+pub(crate) fn pause() -> Duration {
+    wait::between(PAUSE.0, PAUSE.1)
+}
+
+fn patience(lease: Duration) -> Duration {
+    (lease / PATIENCE.0)
+        .clamp(PATIENCE.1, PATIENCE.2)
+        .min(lease / 4)
+}
+
+/// One of the servers: its client, and the lock's names there.
+struct Node {
+    engine: Arc<Engine>,
+    gate: Arc<Gate>,
+}
+
+struct Nodes {
+    list: Vec<Node>,
+    needed: usize,
+    /// Whose client counts the time and keeps the room.
+    home: usize,
+    /// With which node the next round begins: reading from each in turn leaves none unread for long.
+    turn: AtomicUsize,
+}
+
+/// The servers of one lock, and their clients.
+pub(crate) struct Quorum {
+    nodes: Arc<Nodes>,
+    clients: Vec<Arc<Shared>>,
+}
+
+/// What a majority of servers has said to an acquire.
+pub(crate) enum Asked {
+    Taken {
+        whole: Arc<Hold>,
+        sent_at: Instant,
+    },
+    /// So many answered that it is others who have it.
+    Busy,
+    /// Granted, with no time left to use it.
+    TooLate,
+    TooFew(Short),
+}
+
+/// Too few servers agreed.
+#[derive(Debug, Clone)]
+pub(crate) struct Short {
+    nodes: usize,
+    needed: usize,
+    agreed: usize,
+    /// By position, for the others that did not say that somebody else has the lock.
+    failures: Vec<(usize, Fault)>,
+}
+
+impl Short {
+    pub(crate) fn into_error(self, name: &str) -> Error {
+        let wrong_type =
+            |fault: &Fault| matches!(fault, Fault::Refused(err) if err.code() == Some("WRONGTYPE"));
+        let failures = self.failures.iter();
+        let of_wrong_type = failures.filter(|(_, fault)| wrong_type(fault)).count();
+        if self.nodes - of_wrong_type < self.needed {
+            return Error::WrongType { name: name.into() };
+        }
+        let failures = self.failures.into_iter().map(|(node, fault)| {
+            let err = match fault {
+                fault if wrong_type(&fault) => Error::WrongType { name: name.into() },
+                Fault::Refused(err) | Fault::Unreachable(err) => Error::redis("asking a node", err),
+                _ => Error::Closed,
+            };
+            (node, err)
+        });
+        Error::NoQuorum {
+            name: name.into(),
+            needed: self.needed,
+            agreed: self.agreed,
+            failures: failures.collect(),
+        }
+    }
+
+    /// Whether it will not pass by itself.
+    pub(crate) fn is_final(&self) -> bool {
+        let failures = self.failures.iter();
+        let lasting = failures.filter(|(_, fault)| !matches!(fault, Fault::Unreachable(_)));
+        self.nodes - lasting.count() < self.needed
+    }
+}
+
+impl Quorum {
+    /// Checks that the clients are those of different masters.
+    pub(crate) fn new(clients: Vec<Arc<Shared>>, name: &str) -> Result<(Arc<Self>, Arc<str>)> {
+        if clients.len() < 2 {
+            return Err(Error::Config(format!(
+                "a RedLock over {} masters; it takes at least two, and is of use from three on",
+                clients.len()
+            )));
+        }
+        let engines: Vec<_> = clients.iter().map(|client| &client.engine).collect();
+        let mut ids: Vec<&str> = engines
+            .iter()
+            .map(|engine| engine.owners.client())
+            .collect();
+        let first = ids.iter().min().copied();
+        let home = ids.iter().position(|id| Some(*id) == first).unwrap_or(0);
+        ids.sort_unstable();
+        let id: Arc<str> = keys::list([name].into_iter().chain(ids)).into();
+        let node = |engine: &&Arc<Engine>| {
+            Ok(Node {
+                engine: Arc::clone(engine),
+                gate: engine.gates.look(Family::Quorum, &id)?,
+            })
+        };
+        let list = engines.iter().map(node).collect::<Result<Vec<_>>>()?;
+        for engine in &engines {
+            engine.check_open()?;
+        }
+        let mut seen: Vec<&str> = Vec::new();
+        for (node, engine) in engines.iter().enumerate() {
+            let run_id = engine.run_id_of_master()?;
+            if let Some(twin) = seen.iter().position(|other| *other == run_id) {
+                return Err(Error::Config(format!(
+                    "clients {twin} and {node} of a RedLock are those of one server, {:?}",
+                    engine.endpoint
+                )));
+            }
+            seen.push(run_id);
+        }
+        let nodes = Arc::new(Nodes {
+            needed: list.len() / 2 + 1,
+            list,
+            home,
+            turn: AtomicUsize::new(0),
+        });
+        Ok((Arc::new(Self { nodes, clients }), id))
+    }
+
+    /// The client whose room it is.
+    pub(crate) fn home(&self) -> &Arc<Shared> {
+        &self.clients[self.nodes.home]
+    }
+
+    /// Asks all nodes once, and takes back what came of it unless it is a hold.
+    pub(crate) fn ask(
+        &self,
+        gate: &Arc<Gate>,
+        terms: Terms,
+        up_for: Duration,
+        until: Instant,
+        stop: &dyn Fn() -> bool,
+    ) -> Asked {
+        let nodes = &self.nodes;
+        let grip = Grip::new(nodes, gate, terms);
+        let owner = &grip.owner;
+        let mut acquire = |node: usize| Attempt {
+            request: nodes.list[node].gate.wire.acquire(&Ask {
+                owner,
+                lease: terms.lease_time,
+                mode: Mode::Exclusive,
+                under: None,
+                yields: false,
+                place: Place {
+                    ticket: owner,
+                    keep: Duration::ZERO,
+                    stood: false,
+                },
+                tokens: 1,
+                token_ttl: Duration::ZERO,
+                up_for,
+            }),
+            undo: Some(Arc::clone(&grip.parts[node]) as Arc<dyn Undo>),
+        };
+        let sent_at = Instant::now();
+        let taken = |value: &Value| matches!(value, Value::Nil);
+        let round = nodes.round(
+            Goal::Majority,
+            terms.lease_time,
+            until,
+            stop,
+            &mut acquire,
+            &taken,
+        );
+        let granted = round.count(&taken);
+        grip.begin(round.calls);
+        let whole = grip.whole(gate, terms);
+        if granted >= nodes.needed {
+            whole.grant(sent_at);
+            let left = whole
+                .valid_until()
+                .saturating_duration_since(Instant::now());
+            // What is nearly over when it comes is of no use.
+            if left >= terms.lease_time / 10 {
+                grip.arm(terms.lease, sent_at);
+                return Asked::Taken { whole, sent_at };
+            }
+        }
+        drop(grip.let_go());
+        grip.flush();
+        let busy = |value: &Value| matches!(value, Value::Int(_));
+        if granted >= nodes.needed {
+            Asked::TooLate
+        } else if granted + Round::count_in(&round.replies, &busy) >= nodes.needed {
+            Asked::Busy
+        } else {
+            Asked::TooFew(Short {
+                nodes: nodes.list.len(),
+                needed: nodes.needed,
+                agreed: granted,
+                failures: Round::failures(round.replies),
+            })
+        }
+    }
+
+    /// Asks every node a question, and wants a number from a majority.
+    fn survey(
+        &self,
+        until: Instant,
+        question: impl Fn(&Wire) -> Request,
+    ) -> std::result::Result<Vec<i64>, Fault> {
+        let nodes = &self.nodes;
+        let mut ask = |node: usize| Attempt {
+            request: question(&nodes.list[node].gate.wire),
+            undo: None,
+        };
+        let home = &nodes.list[nodes.home].engine;
+        let number = |value: &Value| matches!(value, Value::Int(_));
+        let round = nodes.round(
+            Goal::All,
+            home.lease,
+            until,
+            &|| home.is_closed(),
+            &mut ask,
+            &number,
+        );
+        let numbers: Vec<_> = round
+            .replies
+            .iter()
+            .filter_map(|reply| match reply {
+                Reply::Came(Answer {
+                    value: Value::Int(n),
+                    ..
+                }) => Some(*n),
+                _ => None,
+            })
+            .collect();
+        if numbers.len() >= nodes.needed {
+            return Ok(numbers);
+        }
+        Err(Fault::NoQuorum(Short {
+            nodes: nodes.list.len(),
+            needed: nodes.needed,
+            agreed: numbers.len(),
+            failures: Round::failures(round.replies),
+        }))
+    }
+
+    /// Whether a majority is not to be had.
+    pub(crate) fn is_locked(&self, until: Instant) -> std::result::Result<bool, Fault> {
+        let fields = self.survey(until, Wire::state)?;
+        Ok(fields.iter().filter(|fields| **fields == 0).count() < self.nodes.needed)
+    }
+
+    /// In how many milliseconds a majority is to be had if nobody renews; -1 for never, -2 for now.
+    pub(crate) fn remaining(&self, until: Instant) -> std::result::Result<i64, Fault> {
+        let mut left = self.survey(until, Wire::remaining)?;
+        left.sort_unstable_by_key(|ms| if *ms == -1 { i64::MAX } else { *ms });
+        Ok(left[self.nodes.needed - 1])
+    }
+
+    /// Takes the lock away on every node; whether anybody had it on any.
+    pub(crate) fn force(&self, until: Instant) -> std::result::Result<bool, Fault> {
+        Ok(self.survey(until, Wire::force)?.contains(&1))
+    }
+}
+
+/// How many answers a round is for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Goal {
+    Majority,
+    All,
+}
+
+/// What one node has said.
+enum Reply {
+    Unasked,
+    Due { until: Instant },
+    Came(Answer),
+    Failed(Fault),
+}
+
+/// One question to all nodes.
+struct Round {
+    replies: Vec<Reply>,
+    /// What was sent, to whom anything was.
+    calls: Vec<Option<Arc<Call>>>,
+}
+
+impl Round {
+    fn count(&self, counts: &dyn Fn(&Value) -> bool) -> usize {
+        Self::count_in(&self.replies, counts)
+    }
+
+    fn count_in(replies: &[Reply], counts: &dyn Fn(&Value) -> bool) -> usize {
+        let came = |reply: &&Reply| matches!(reply, Reply::Came(answer) if counts(&answer.value));
+        replies.iter().filter(came).count()
+    }
+
+    fn is_due(&self, node: usize) -> bool {
+        matches!(self.replies[node], Reply::Due { .. })
+    }
+
+    fn failures(replies: Vec<Reply>) -> Vec<(usize, Fault)> {
+        let failure = |(node, reply)| match reply {
+            Reply::Failed(fault) => Some((node, fault)),
+            Reply::Due { .. } | Reply::Unasked => Some((node, unanswered())),
+            Reply::Came(_) => None,
+        };
+        replies
+            .into_iter()
+            .enumerate()
+            .filter_map(failure)
+            .collect()
+    }
+}
+
+fn unanswered() -> Fault {
+    Fault::Unreachable(stream::timed_out("the node did not answer in time"))
+}
+
+impl Nodes {
+    /// Asks all nodes that respond at once; others only if it takes them to reach the goal. Ends when that is reached,
+    /// or a majority has answered and it cannot be any more, and at the latest when the last node's time is up.
+    ///
+    /// A node that is not connected, or owes an older reply for too long, costs nothing as long as the others are
+    /// enough; it is connected again in the background.
+    fn round(
+        &self,
+        goal: Goal,
+        lease: Duration,
+        until: Instant,
+        stop: &dyn Fn() -> bool,
+        make: &mut dyn FnMut(usize) -> Attempt,
+        counts: &dyn Fn(&Value) -> bool,
+    ) -> Round {
+        let n = self.list.len();
+        let wanted = match goal {
+            Goal::Majority => self.needed,
+            Goal::All => n,
+        };
+        let patience = patience(lease);
+        let mut round = Round {
+            replies: (0..n).map(|_| Reply::Unasked).collect(),
+            calls: vec![None; n],
+        };
+        let turn = self.turn.fetch_add(1, Ordering::Relaxed);
+        let order: Vec<usize> = (0..n).map(|node| (turn.wrapping_add(node)) % n).collect();
+        let mut untried = Vec::new();
+        for node in &order {
+            let link = &self.list[*node].engine.link;
+            if !link.responds(patience) || !self.send(&mut round, *node, make, patience) {
+                untried.push(*node);
+                link.want();
+            }
+        }
+        untried.reverse();
+        let mut slice = SLICE.0;
+        loop {
+            let yes = round.count(counts);
+            let due = (0..n).filter(|node| round.is_due(*node)).count();
+            let hopeless = goal == Goal::Majority
+                && yes + due + untried.len() < wanted
+                && round.count(&|_| true) >= wanted;
+            if yes >= wanted || hopeless || stop() {
+                return round;
+            }
+            if yes + due < wanted
+                && let Some(node) = untried.pop()
+            {
+                let link = &self.list[node].engine.link;
+                let by = until.min(Instant::now() + patience);
+                match link.up(by, &mut || !stop()) {
+                    Ok(()) if self.send(&mut round, node, make, patience) => {}
+                    Ok(()) => round.replies[node] = Reply::Failed(unanswered()),
+                    Err(fault) => round.replies[node] = Reply::Failed(fault),
+                }
+                continue;
+            }
+            if due == 0 || Instant::now() >= until {
+                return round;
+            }
+            let mut came = false;
+            for node in &order {
+                let Reply::Due { until: its } = round.replies[*node] else {
+                    continue;
+                };
+                let until = until.min(its);
+                if let Some(reply) =
+                    self.wait(&round, *node, until.min(Instant::now() + slice), stop)
+                {
+                    round.replies[*node] = reply;
+                    came = true;
+                    if round.count(counts) >= wanted {
+                        break;
+                    }
+                } else if Instant::now() >= until {
+                    round.replies[*node] = Reply::Failed(unanswered());
+                }
+            }
+            if !came {
+                slice = (slice * 2).min(SLICE.1);
+            }
+        }
+    }
+
+    /// Sends a node its question, if there is a connection.
+    fn send(
+        &self,
+        round: &mut Round,
+        node: usize,
+        make: &mut dyn FnMut(usize) -> Attempt,
+        patience: Duration,
+    ) -> bool {
+        let link = &self.list[node].engine.link;
+        let call = Call::attempt(make(node));
+        if link.submit(&call).is_none() {
+            return false;
+        }
+        round.calls[node] = Some(call);
+        round.replies[node] = Reply::Due {
+            until: Instant::now() + patience,
+        };
+        link.flush(false);
+        true
+    }
+
+    /// Waits for the reply of one node; `None` if it is still to come.
+    fn wait(
+        &self,
+        round: &Round,
+        node: usize,
+        until: Instant,
+        stop: &dyn Fn() -> bool,
+    ) -> Option<Reply> {
+        let (link, call) = (&self.list[node].engine.link, round.calls[node].as_ref()?);
+        match link.wait(call, until, stop) {
+            Ok((value, sent_at)) => match value.extract_error() {
+                Ok(value) => Some(Reply::Came(Answer { value, sent_at })),
+                Err(err) if is_unknown_script(&err) && !call.go_whole() => {
+                    if link.submit(call).is_none() {
+                        return Some(Reply::Failed(Fault::Unreachable(err)));
+                    }
+                    link.flush(false);
+                    None
+                }
+                Err(err) if is_transient(&err) => Some(Reply::Failed(Fault::Unreachable(err))),
+                Err(err) => Some(Reply::Failed(Fault::Refused(err))),
+            },
+            Err(WaitFault::Broken(err)) => Some(Reply::Failed(Fault::Unreachable(err))),
+            Err(WaitFault::Closed) => Some(Reply::Failed(Fault::Closed)),
+            Err(WaitFault::TimedOut | WaitFault::Stopped) => None,
+        }
+    }
+}
+
+/// What the nodes keep of one hold.
+pub(crate) struct Grip {
+    nodes: Arc<Nodes>,
+    owner: String,
+    parts: Vec<Arc<Hold>>,
+    whole: OnceLock<Weak<Hold>>,
+    state: Mutex<State>,
+}
+
+struct State {
+    parts: Vec<Part>,
+    /// The whole is over, or never was.
+    let_go: bool,
+    releases: Vec<Option<Arc<Call>>>,
+    /// It has been said that the majority is a bare one.
+    bare: bool,
+}
+
+/// What is known of one node.
+#[derive(Default)]
+struct Part {
+    /// The acquire whose answer nobody has looked at yet.
+    asked: Option<Arc<Call>>,
+    /// Something was sent that it may have carried out.
+    touched: bool,
+    /// It keeps the hold for certain until then.
+    until: Option<Instant>,
+    /// It was found to have forgotten the hold, and has it again since then.
+    healed_at: Option<Instant>,
+}
+
+impl Grip {
+    fn new(nodes: &Arc<Nodes>, gate: &Arc<Gate>, terms: Terms) -> Arc<Self> {
+        let home = &nodes.list[nodes.home].engine;
+        debug_assert!(gate.wire.family == Family::Quorum);
+        let owner = home.owners.id(home.owners.draw());
+        Arc::new_cyclic(|grip: &Weak<Self>| {
+            let part = |(node, at): (usize, &Node)| {
+                let gate = Arc::clone(&at.gate);
+                let number = at.engine.owners.draw();
+                let role = Role::Part {
+                    grip: Weak::clone(grip),
+                    node,
+                };
+                let owner = owner.clone();
+                let part = Hold::new(
+                    gate,
+                    Mode::Exclusive,
+                    number,
+                    owner,
+                    terms.lease,
+                    terms.lease_time,
+                );
+                Arc::new(part.with_role(role))
+            };
+            Self {
+                nodes: Arc::clone(nodes),
+                parts: nodes.list.iter().enumerate().map(part).collect(),
+                owner,
+                whole: OnceLock::new(),
+                state: Mutex::new(State {
+                    parts: nodes.list.iter().map(|_| Part::default()).collect(),
+                    let_go: false,
+                    releases: Vec::new(),
+                    bare: false,
+                }),
+            }
+        })
+    }
+
+    /// Takes over what a round has sent.
+    fn begin(&self, calls: Vec<Option<Arc<Call>>>) {
+        let mut state = self.state.lock();
+        for (part, call) in state.parts.iter_mut().zip(calls) {
+            part.touched = call.is_some();
+            part.asked = call;
+        }
+        self.look(&mut state);
+    }
+
+    fn whole(self: &Arc<Self>, gate: &Arc<Gate>, terms: Terms) -> Arc<Hold> {
+        let gate = Arc::clone(gate);
+        let number = self.home().owners.draw();
+        let whole = Arc::new(
+            Hold::new(
+                gate,
+                Mode::Exclusive,
+                number,
+                self.owner.clone(),
+                terms.lease,
+                terms.lease_time,
+            )
+            .with_role(Role::Whole(Arc::clone(self))),
+        );
+        self.whole.get_or_init(|| Arc::downgrade(&whole));
+        whole
+    }
+
+    fn home(&self) -> &Arc<Engine> {
+        &self.nodes.list[self.nodes.home].engine
+    }
+
+    fn get_whole(&self) -> Option<Arc<Hold>> {
+        self.whole.get().and_then(Weak::upgrade)
+    }
+
+    /// Looks at the answers that have come since the majority had granted.
+    fn look(&self, state: &mut State) {
+        for (part, hold) in state.parts.iter_mut().zip(&self.parts) {
+            let Some(outcome) = part.asked.as_ref().and_then(|call| call.outcome()) else {
+                continue;
+            };
+            part.asked = None;
+            if let Ok(Answer { value, sent_at }) = outcome
+                && matches!(script::acquired(value), Ok(Acquired::Taken { .. }))
+            {
+                hold.grant(sent_at);
+                part.until = Some(hold.valid_until());
+            }
+        }
+    }
+
+    /// Has the watchdogs renew the parts, unless the lease is fixed. Those that no node has granted yet come soon.
+    fn arm(&self, lease: Lease, sent_at: Instant) {
+        if let Lease::Fixed(_) = lease {
+            return;
+        }
+        let untils: Vec<_> = self
+            .state
+            .lock()
+            .parts
+            .iter()
+            .map(|part| part.until)
+            .collect();
+        for ((node, part), until) in self.nodes.list.iter().zip(&self.parts).zip(untils) {
+            let lease = part.lease();
+            let due = match until {
+                Some(_) => sent_at + lease / 3,
+                None => Instant::now() + (lease / HEAL.0).min(HEAL.1),
+            };
+            if let Err(err) = node.engine.start_watchdog() {
+                log::warn!(
+                    "renewing `{}` at {:?}: {err}",
+                    part.gate.name,
+                    node.engine.endpoint
+                );
+            }
+            node.engine.agenda.arm(part, due);
+        }
+    }
+
+    /// Whether the whole is held still.
+    pub(crate) fn is_held(&self) -> bool {
+        self.get_whole().is_some_and(|whole| whole.is_held())
+    }
+
+    pub(crate) fn renewal_has_failed(&self) {
+        if let Some(whole) = self.get_whole() {
+            whole.renewal_failed.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// How many nodes keep the hold for certain.
+    pub(crate) fn nodes_held(&self) -> usize {
+        let mut state = self.state.lock();
+        self.look(&mut state);
+        state.untils(Instant::now()).len()
+    }
+
+    /// What renews the part of a node, or takes it again.
+    pub(crate) fn heal(&self, node: usize) -> Request {
+        let (wire, lease) = (&self.nodes.list[node].gate.wire, self.parts[node].lease());
+        let whole = self.get_whole();
+        let count = whole.map_or(1, |whole| whole.count.load(Ordering::Relaxed));
+        let mut state = self.state.lock();
+        if state.let_go {
+            // Too late to create anything.
+            return wire.renew(Mode::Exclusive, &self.owner, lease, count);
+        }
+        state.parts[node].touched = true;
+        wire.heal(&self.owner, lease, count)
+    }
+
+    /// What the renewal of a node's part means for the whole.
+    fn healed(&self, node: usize, healed: Healed, sent_at: Instant) {
+        let Some(whole) = self.get_whole() else {
+            return;
+        };
+        let (n, needed, part) = (self.nodes.list.len(), self.nodes.needed, &self.parts[node]);
+        let (name, lease) = (&part.gate.name, part.lease());
+        let now = Instant::now();
+        let mut state = self.state.lock();
+        self.look(&mut state);
+        let its = &mut state.parts[node];
+        if healed == Healed::Taken {
+            its.until = None;
+        } else {
+            if healed == Healed::Anew && its.until.is_some() {
+                log::warn!(
+                    "node {node} of {n} had forgotten `{name}`, which is held; it has it again"
+                );
+                its.healed_at = Some(now);
+            }
+            part.extend(sent_at, lease);
+            its.until = Some(part.valid_until());
+        }
+        let forgetful = state.parts.iter().filter_map(|part| part.healed_at);
+        let forgetful = forgetful
+            .filter(|at| now.saturating_duration_since(*at) < lease)
+            .count();
+        let untils = state.untils(now);
+        let lost = if untils.len() < needed {
+            Some(LossReason::TakenOver)
+        } else if forgetful >= needed {
+            // Others may have had a majority in between.
+            Some(LossReason::Forced)
+        } else {
+            whole.extend_to(untils[needed - 1]);
+            None
+        };
+        let is_bare = untils.len() == needed && n > needed;
+        let was_bare = std::mem::replace(&mut state.bare, is_bare);
+        drop(state);
+        if let Some(reason) = lost {
+            self.home().lose(&whole, reason);
+        } else if is_bare && !was_bare {
+            log::warn!("`{name}` is held by no more than {needed} of {n} nodes");
+        }
+    }
+
+    /// One more hold, for a fixed lease: asks all nodes, wants a majority.
+    pub(crate) fn renew(
+        &self,
+        terms: Terms,
+        count: u32,
+        until: Instant,
+        stop: &dyn Fn() -> bool,
+    ) -> std::result::Result<(Renewed, Instant), Fault> {
+        let (nodes, sent_at) = (&self.nodes, Instant::now());
+        let mut renew = |node: usize| Attempt {
+            request: nodes.list[node].gate.wire.renew(
+                Mode::Exclusive,
+                &self.owner,
+                terms.lease_time,
+                count,
+            ),
+            undo: None,
+        };
+        let kept = |value: &Value| matches!(value, Value::Int(1));
+        let round = nodes.round(
+            Goal::Majority,
+            terms.lease_time,
+            until,
+            stop,
+            &mut renew,
+            &kept,
+        );
+        let agreed = round.count(&kept);
+        if agreed >= nodes.needed {
+            let mut state = self.state.lock();
+            for ((reply, part), hold) in round.replies.iter().zip(&mut state.parts).zip(&self.parts)
+            {
+                hold.change_lease(terms.lease, terms.lease_time);
+                if let Reply::Came(answer) = reply
+                    && kept(&answer.value)
+                {
+                    hold.extend(answer.sent_at, terms.lease_time);
+                    part.until = Some(hold.valid_until());
+                }
+            }
+            drop(state);
+            self.arm(terms.lease, sent_at);
+            return Ok((Renewed::Yes, sent_at));
+        }
+        if stop() {
+            return Err(Fault::Stopped);
+        }
+        let not_ours = |value: &Value| matches!(value, Value::Int(0 | -1));
+        if nodes.list.len() - round.count(&not_ours) < nodes.needed {
+            let others = |value: &Value| matches!(value, Value::Int(-1));
+            let taken = round.count(&others) > 0;
+            return Ok((if taken { Renewed::Taken } else { Renewed::Gone }, sent_at));
+        }
+        Err(Fault::NoQuorum(Short {
+            nodes: nodes.list.len(),
+            needed: nodes.needed,
+            agreed,
+            failures: Round::failures(round.replies),
+        }))
+    }
+
+    /// Ends all parts, and has them released wherever they may be. In memory only; [`Grip::flush`] has to follow.
+    pub(crate) fn let_go(&self) -> Arc<Call> {
+        let mut state = self.state.lock();
+        if !std::mem::replace(&mut state.let_go, true) {
+            self.look(&mut state);
+            let releases = (0..self.parts.len()).map(|node| self.release(&mut state, node));
+            let releases = releases.collect();
+            state.releases = releases;
+        }
+        let release = state.releases.iter().flatten().next().cloned();
+        drop(state);
+        // Without any, one that says that it never was sent.
+        release.unwrap_or_else(|| Call::deferred(self.parts[0].release(true)))
+    }
+
+    /// Ends the part of one node, and has it released if it may be there.
+    fn release(&self, state: &mut State, node: usize) -> Option<Arc<Call>> {
+        let (engine, hold, part) = (
+            &self.nodes.list[node].engine,
+            &self.parts[node],
+            &mut state.parts[node],
+        );
+        hold.end();
+        engine.agenda.disarm(hold);
+        if !std::mem::take(&mut part.touched) {
+            return None;
+        }
+        let known = part.until.take().is_some();
+        let mut release = hold.release(!known);
+        // A node that has forgotten it is no news: the majority is what counts.
+        release.terms.undo = true;
+        let call = Call::deferred(release);
+        engine.link.submit(&call);
+        Some(call)
+    }
+
+    /// Writes what [`Grip::let_go`] has queued.
+    pub(crate) fn flush(&self) {
+        for node in &self.nodes.list {
+            node.engine.link.flush(false);
+            node.engine.agenda.tend_soon();
+        }
+    }
+
+    /// The client of a node is being closed.
+    pub(crate) fn leave_out(&self, node: usize) {
+        let mut state = self.state.lock();
+        if !state.let_go {
+            self.release(&mut state, node);
+        }
+    }
+
+    /// Waits until a majority has confirmed the release; `false` if that is not to be had since it was not ours.
+    pub(crate) fn released(
+        &self,
+        until: Instant,
+        in_time: bool,
+    ) -> std::result::Result<bool, Short> {
+        let nodes = &self.nodes;
+        let mut due = self.state.lock().releases.clone();
+        let (mut yes, mut slice) = (0, SLICE.0);
+        let mut failures = Vec::new();
+        loop {
+            let left = due.iter().flatten().count();
+            if yes >= nodes.needed {
+                return Ok(true);
+            }
+            let mut moved = false;
+            for (node, place) in due.iter_mut().enumerate() {
+                let Some(call) = place else {
+                    continue;
+                };
+                let link = &nodes.list[node].engine.link;
+                let value = match link.wait(call, until.min(Instant::now() + slice), &|| false) {
+                    Ok((value, _)) => value,
+                    Err(WaitFault::TimedOut | WaitFault::Stopped) => continue,
+                    Err(WaitFault::Closed) => {
+                        failures.push((node, Fault::Closed));
+                        (*place, moved) = (None, true);
+                        continue;
+                    }
+                    Err(WaitFault::Broken(err)) => {
+                        let state = call.state.lock();
+                        if matches!(state.phase, CallPhase::Broken(_)) {
+                            drop(state);
+                            failures.push((node, Fault::Refused(err)));
+                            (*place, moved) = (None, true);
+                        }
+                        continue;
+                    }
+                };
+                let replayed = call.state.lock().sendings > 1;
+                match script::released(&value) {
+                    Ok(Released::Yes { .. }) => yes += 1,
+                    Ok(_) if replayed && in_time => yes += 1,
+                    Ok(_) => {}
+                    Err(unexpected) => {
+                        let err = RedisError::from(std::io::Error::other(unexpected));
+                        failures.push((node, Fault::Refused(err)));
+                    }
+                }
+                (*place, moved) = (None, true);
+            }
+            if yes >= nodes.needed {
+                return Ok(true);
+            }
+            let now = Instant::now();
+            let left = if moved {
+                due.iter().flatten().count()
+            } else {
+                left
+            };
+            if yes + failures.len() + left < nodes.needed {
+                return Ok(false);
+            }
+            if left == 0 || now >= until {
+                failures.extend(
+                    due.iter()
+                        .enumerate()
+                        .filter_map(|(node, call)| call.as_ref().map(|_| (node, unanswered()))),
+                );
+                return Err(Short {
+                    nodes: nodes.list.len(),
+                    needed: nodes.needed,
+                    agreed: yes,
+                    failures,
+                });
+            }
+            if !moved {
+                // Those that wait for a connection come back at once.
+                std::thread::sleep(SLICE.0);
+                slice = (slice * 2).min(SLICE.1);
+            }
+        }
+    }
+}
+
+impl State {
+    /// Until when each node that keeps the hold for certain does, the longest first.
+    fn untils(&self, now: Instant) -> Vec<Instant> {
+        let untils = self.parts.iter().filter_map(|part| part.until);
+        let mut untils: Vec<_> = untils.filter(|until| *until > now).collect();
+        untils.sort_unstable_by_key(|until| Reverse(*until));
+        untils
+    }
+}
+
+/// What a node has said to the renewal of its part.
+pub(crate) fn settle(engine: &Arc<Engine>, part: &Arc<Hold>, reply: Value, sent_at: Instant) {
+    let Some((grip, node)) = part.as_part() else {
+        return;
+    };
+    let Some(grip) = grip else {
+        if matches!(script::healed(reply), Ok(Healed::Kept | Healed::Anew)) {
+            leave_nothing_behind(engine, part);
+        }
+        return;
+    };
+    let healed = script::healed(reply).unwrap_or_else(|unexpected| {
+        log::warn!(
+            "renewing `{}` at {:?}: {unexpected}",
+            part.gate.name,
+            engine.endpoint
+        );
+        Healed::Taken
+    });
+    if healed != Healed::Taken {
+        engine.counters.renewals.add(1);
+    }
+    grip.healed(node, healed, sent_at);
+    engine.agenda.arm(part, sent_at + part.lease() / 3);
+}
+
+/// Releases the part of a hold that is over once more: a renewal that was under way may have taken it again.
+pub(crate) fn leave_nothing_behind(engine: &Engine, part: &Hold) {
+    if let Some((None, _)) = part.as_part() {
+        engine.link.submit(&Call::deferred(part.release(true)));
+        engine.agenda.tend_soon();
+    }
+}

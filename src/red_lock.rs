@@ -1,0 +1,104 @@
+//! The lock that a majority of independent masters keeps.
+
+use std::time::Duration;
+
+use crate::client::Client;
+use crate::error::Result;
+use crate::handle::Handle;
+use crate::quorum::Quorum;
+use crate::verbs::exclusive_lock;
+
+exclusive_lock! {
+    /// A lock over several independent masters: held while a majority of them keeps it.
+    ///
+    /// It survives the loss of any minority: of five masters two may be down, frozen or out of reach, and it is taken,
+    /// kept and given back as before. Source: the Redlock algorithm of the Redis documentation,
+    /// <https://redis.io/docs/latest/develop/clients/patterns/distributed-locks/>; Redisson's `RedissonRedLock` is not
+    /// that (it counts no time).
+    ///
+    /// **Taking it.** All masters are asked at the same time; each may take a two-hundredth of the lease, at least 20 ms
+    /// and at most 200 ms. It is held once a majority has granted it and at least a tenth of the lease is left: the
+    /// lease less the time that has passed since before the first byte was sent, less a hundredth and 2 ms for clocks
+    /// that drift. Otherwise it is given back wherever it was asked for, also where no answer came, and asked for again
+    /// after 5 to 50 ms at random. A master that is down or owes an answer is not asked as long as the others are enough;
+    /// it is connected again in the background.
+    ///
+    /// **Keeping it.** Each client renews the part of its master, and takes it again where a master was not there at
+    /// first or has lost it; [`nodes_held`](RedLockGuard::nodes_held) says how many keep it. The hold is certain for as
+    /// long as a majority is, and [`lost()`](RedLockGuard::lost) tells when it is not: validity over, a majority gone,
+    /// or so many masters found to have forgotten it within one lease that somebody else may have had a majority
+    /// meanwhile. That the majority has become a bare one is logged.
+    ///
+    /// **What it does not promise.** It rests on clocks that run at about the same speed and on pauses that end in time: a
+    /// process that was stopped, or a write that is under way, can outlive the lease like with any other lock. A master
+    /// that restarts without its data has forgotten what it granted, and if the majority was a bare one another client
+    /// may be granted the lock before the holder has noticed; [`keep_out_restarted`](Self::keep_out_restarted) closes
+    /// that hole. Where a late write does harm, let the resource check a number that rises with each holder: that is a
+    /// [`FencedLock`](crate::FencedLock), whose counter lives in one Redis; this lock has none.
+    ///
+    /// On each master it has the key of the [`ReentrantLock`](crate::ReentrantLock) of its name, and whoever holds that
+    /// counts as somebody else. Nobody who waits for a `RedLock` is told of a release: those of one process stand in
+    /// line and pass it among themselves, those of others ask again.
+    ///
+    /// ```no_run
+    /// use redlatch::{Client, RedLock};
+    ///
+    /// let open = |port: u16| Client::open(format!("redis://127.0.0.1:{port}/"));
+    /// let (a, b, c) = (open(7001)?, open(7002)?, open(7003)?);
+    /// let lock = RedLock::new([&a, &b, &c], "billing")?;
+    /// let guard = lock.lock()?;
+    /// println!("{} of 3 masters keep it", guard.nodes_held());
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
+    RedLock,
+    /// The hold of a [`RedLock`], given back when dropped; see [`ReentrantLockGuard`](crate::ReentrantLockGuard).
+    RedLockGuard,
+    made by "redlatch::RedLock::new([&client], \"a\").unwrap().lock()"
+}
+
+impl RedLock {
+    /// The lock of this name over the masters of these clients.
+    ///
+    /// A majority of an even number is more than half of it, so four masters survive the loss of one, like three.
+    ///
+    /// Blocks, the first time for each client, for asking its server who it is (`ROLE`, `INFO server`), at most for the
+    /// response timeout each.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Config`](crate::Error::Config) for fewer than two clients, for two of one server (the same `run_id`,
+    /// whatever the address), and for a server that is a replica;
+    /// [`Error::InvalidName`](crate::Error::InvalidName); [`Error::Closed`](crate::Error::Closed) if one of the clients
+    /// is; [`Error::Redis`](crate::Error::Redis) if a server that was never asked before does not answer.
+    pub fn new<'a>(
+        clients: impl IntoIterator<Item = &'a Client>,
+        name: impl AsRef<str>,
+    ) -> Result<Self> {
+        let clients = clients.into_iter().map(|client| client.shared().clone());
+        let (quorum, id) = Quorum::new(clients.collect(), name.as_ref())?;
+        Ok(Self::of(Handle::of_quorum(quorum, id)))
+    }
+
+    /// A handle for which a master counts only once it has been up for `longest_lease`.
+    ///
+    /// A master that restarts without its data has forgotten the holds it granted; once the longest lease that anybody
+    /// uses for this name is over, none of them can be valid any more. Source: the crash recovery rule of the Redlock
+    /// description. The server's uptime is asked in the acquire itself, in whole seconds; it has nothing to do with
+    /// renewing: a holder takes its part again at once. From 10 ms to 100 years; anything else is answered
+    /// [`Error::Config`](crate::Error::Config) by the verbs. Default: a master counts at once.
+    #[must_use]
+    pub fn keep_out_restarted(mut self, longest_lease: Duration) -> Self {
+        self.inner.up_for = longest_lease;
+        self
+    }
+}
+
+impl RedLockGuard {
+    /// How many masters keep the hold for certain, as far as is known here. No I/O.
+    ///
+    /// Right after the grant it may be a bare majority: the other answers are looked at when they have come.
+    #[must_use]
+    pub fn nodes_held(&self) -> usize {
+        self.held.nodes_held()
+    }
+}
