@@ -71,8 +71,6 @@ struct Node {
 struct Nodes {
     list: Vec<Node>,
     needed: usize,
-    /// Whose client counts the time and keeps the room.
-    home: usize,
     /// With which node the next round begins: reading from each in turn leaves none unread for long.
     turn: AtomicUsize,
 }
@@ -153,8 +151,6 @@ impl Quorum {
             .iter()
             .map(|engine| engine.owners.client())
             .collect();
-        let first = ids.iter().min().copied();
-        let home = ids.iter().position(|id| Some(*id) == first).unwrap_or(0);
         ids.sort_unstable();
         let id: Arc<str> = keys::list([name].into_iter().chain(ids)).into();
         let node = |engine: &&Arc<Engine>| {
@@ -181,15 +177,14 @@ impl Quorum {
         let nodes = Arc::new(Nodes {
             needed: list.len() / 2 + 1,
             list,
-            home,
             turn: AtomicUsize::new(0),
         });
         Ok((Arc::new(Self { nodes, clients }), id))
     }
 
-    /// The client whose room it is.
+    /// The client that keeps the room and has the settings: the first.
     pub(crate) fn home(&self) -> &Arc<Shared> {
-        &self.clients[self.nodes.home]
+        &self.clients[0]
     }
 
     /// Asks all nodes once, and takes back what came of it unless it is a hold.
@@ -274,7 +269,7 @@ impl Quorum {
             request: question(&nodes.list[node].gate.wire),
             undo: None,
         };
-        let home = &nodes.list[nodes.home].engine;
+        let home = nodes.home();
         let number = |value: &Value| matches!(value, Value::Int(_));
         let round = nodes.round(
             Goal::All,
@@ -380,6 +375,11 @@ fn unanswered() -> Fault {
 }
 
 impl Nodes {
+    /// The client that keeps the room and has the settings.
+    fn home(&self) -> &Arc<Engine> {
+        &self.list[0].engine
+    }
+
     /// Asks all nodes that respond at once; others only if it takes them to reach the goal. Ends when that is reached,
     /// or a majority has answered and it cannot be any more, and at the latest when the last node's time is up.
     ///
@@ -547,7 +547,7 @@ struct Part {
 
 impl Grip {
     fn new(nodes: &Arc<Nodes>, gate: &Arc<Gate>, terms: Terms) -> Arc<Self> {
-        let home = &nodes.list[nodes.home].engine;
+        let home = nodes.home();
         debug_assert!(gate.wire.family == Family::Quorum);
         let owner = home.owners.id(home.owners.draw());
         Arc::new_cyclic(|grip: &Weak<Self>| {
@@ -613,7 +613,7 @@ impl Grip {
     }
 
     fn home(&self) -> &Arc<Engine> {
-        &self.nodes.list[self.nodes.home].engine
+        self.nodes.home()
     }
 
     fn get_whole(&self) -> Option<Arc<Hold>> {

@@ -59,6 +59,9 @@ exclusive_lock! {
 impl RedLock {
     /// The lock of this name over the masters of these clients.
     ///
+    /// The first client's settings count (lease, response timeout, tenure, `on_lost`), each client's own for its server (key
+    /// prefix, connect timeout). Two locks of one name over the same clients with the same first one are the same lock.
+    ///
     /// A majority of an even number is more than half of it, so four masters survive the loss of one, like three.
     ///
     /// Blocks, the first time for each client, for asking its server who it is (`ROLE`, `INFO server`), at most for the
