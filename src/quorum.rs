@@ -38,9 +38,10 @@ use crate::wire::{Ask, Family, Place, Wire};
 
 /// How long one node is waited for, as a share of the lease, and within which limits.
 ///
-/// Source: the Redlock description in the Redis documentation asks for 5 to 50 ms with a lease of 10 s.
+/// Source: the Redlock description in the Redis documentation asks for a time small against the lease, 5 to 50 ms of
+/// 10 s. Nobody waits for a node that is not needed, so this is longer: a busy machine answers late.
 const PATIENCE: (u32, Duration, Duration) =
-    (200, Duration::from_millis(20), Duration::from_millis(200));
+    (20, Duration::from_millis(50), Duration::from_millis(500));
 
 /// The random pause before a majority is asked for again.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(50));

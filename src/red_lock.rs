@@ -16,8 +16,8 @@ exclusive_lock! {
     /// <https://redis.io/docs/latest/develop/clients/patterns/distributed-locks/>; Redisson's `RedissonRedLock` is not
     /// that (it counts no time).
     ///
-    /// **Taking it.** All masters are asked at the same time; each may take a two-hundredth of the lease, at least 20 ms
-    /// and at most 200 ms. It is held once a majority has granted it and at least a tenth of the lease is left: the
+    /// **Taking it.** All masters are asked at the same time; each may take a twentieth of the lease, at least 50 ms and at
+    /// most 500 ms. It is held once a majority has granted it and at least a tenth of the lease is left: the
     /// lease less the time that has passed since before the first byte was sent, less a hundredth and 2 ms for clocks
     /// that drift. Otherwise it is given back wherever it was asked for, also where no answer came, and asked for again
     /// after 5 to 50 ms at random. A master that is down or owes an answer is not asked as long as the others are enough;

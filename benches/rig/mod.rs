@@ -61,6 +61,17 @@ pub(crate) fn start() -> Server {
     server
 }
 
+/// One more server, on the core of the first if that has one.
+pub(crate) fn start_another() -> Server {
+    let server = Server::start();
+    let wanted = env::var(PIN).is_ok_and(|pin| pin == "0");
+    if !wanted && std::thread::available_parallelism().is_ok_and(|cores| cores.get() == 1) {
+        // The clients have a core to themselves, so this process sees no more.
+        pin(SERVER_CORE, server.pid());
+    }
+    server
+}
+
 /// Pins all threads of a process, and those they will start.
 fn pin(core: usize, pid: u32) -> bool {
     Command::new("taskset")
@@ -146,6 +157,23 @@ impl Bare {
 
     pub(crate) fn release(&mut self) {
         assert_eq!(ask(&mut self.connection, &self.release), Value::Int(0));
+    }
+
+    /// Sends an acquire whose reply is still to be read.
+    pub(crate) fn send_acquire(&mut self) {
+        let sent = self.connection.send_packed_command(&self.acquire);
+        sent.expect("the server is up");
+    }
+
+    /// Sends a release whose reply is still to be read.
+    pub(crate) fn send_release(&mut self) {
+        let sent = self.connection.send_packed_command(&self.release);
+        sent.expect("the server is up");
+    }
+
+    /// Reads one reply.
+    pub(crate) fn receive(&mut self) -> Value {
+        self.connection.recv_response().expect("a reply")
     }
 }
 

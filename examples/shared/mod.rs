@@ -1,6 +1,9 @@
 //! What every example needs: a server of its own, and processes that end with it.
 
+#![allow(dead_code, reason = "each example uses a part")]
+
 use std::error::Error;
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 use std::{env, thread};
@@ -12,38 +15,81 @@ pub(crate) struct Ours(pub(crate) Child);
 
 impl Drop for Ours {
     fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+impl Ours {
+    pub(crate) fn kill(&mut self) {
         self.0.kill().ok();
         self.0.wait().ok();
     }
 }
 
-/// Keeps a private server and its folder for as long as it lives; nothing, if the user has given one.
-pub(crate) type Keeper = Option<(Ours, tempfile::TempDir)>;
+/// A private server on a Unix socket in a temporary folder: no port, no file kept, nobody else's keys.
+pub(crate) struct Server {
+    process: Ours,
+    folder: tempfile::TempDir,
+}
 
-/// The server of `REDIS_URL`, or else a private one on a Unix socket in a temporary folder: no port, no file kept,
-/// nobody else's keys.
-pub(crate) fn redis_server() -> Result<(Keeper, String)> {
-    if let Ok(url) = env::var("REDIS_URL") {
-        return Ok((None, url));
+impl Server {
+    pub(crate) fn start() -> Result<Self> {
+        let folder = tempfile::tempdir()?;
+        let process = spawn(&socket(&folder))?;
+        let server = Self { process, folder };
+        server.wait()?;
+        Ok(server)
     }
-    let dir = tempfile::tempdir()?;
-    let socket = dir.path().join("redis.sock");
+
+    pub(crate) fn url(&self) -> String {
+        format!("redis+unix://{}", socket(&self.folder).display())
+    }
+
+    pub(crate) fn kill(&mut self) {
+        self.process.kill();
+    }
+
+    /// Starts it again, without anything it knew.
+    pub(crate) fn start_again(&mut self) -> Result<()> {
+        self.kill();
+        self.process = spawn(&socket(&self.folder))?;
+        self.wait()
+    }
+
+    fn wait(&self) -> Result<()> {
+        let until = Instant::now() + Duration::from_secs(10);
+        while connect(&self.url()).is_err() {
+            if Instant::now() > until {
+                return Err("redis-server does not answer".into());
+            }
+            thread::sleep(Duration::from_millis(5));
+        }
+        Ok(())
+    }
+}
+
+fn socket(folder: &tempfile::TempDir) -> PathBuf {
+    folder.path().join("redis.sock")
+}
+
+fn spawn(socket: &PathBuf) -> Result<Ours> {
     let server = Command::new("redis-server")
         .args(["--port", "0", "--save", "", "--unixsocket"])
-        .arg(&socket)
+        .arg(socket)
         .stdout(Stdio::null())
         .spawn()
         .map_err(|err| format!("redis-server: {err}; install it, or set REDIS_URL"))?;
-    let server = Ours(server);
-    let url = format!("redis+unix://{}", socket.display());
-    let until = Instant::now() + Duration::from_secs(10);
-    while connect(&url).is_err() {
-        if Instant::now() > until {
-            return Err("redis-server does not answer".into());
-        }
-        thread::sleep(Duration::from_millis(5));
+    Ok(Ours(server))
+}
+
+/// The server of `REDIS_URL`, or else a private one, which ends when the first part of this does.
+pub(crate) fn redis_server() -> Result<(Option<Server>, String)> {
+    if let Ok(url) = env::var("REDIS_URL") {
+        return Ok((None, url));
     }
-    Ok((Some((server, dir)), url))
+    let server = Server::start()?;
+    let url = server.url();
+    Ok((Some(server), url))
 }
 
 pub(crate) fn connect(url: &str) -> Result<redis::Connection> {

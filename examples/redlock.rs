@@ -1,0 +1,106 @@
+//! Five masters, of which two are killed while a lock is held over all of them.
+//!
+//! The hold survives for several leases, nobody else is granted the lock meanwhile, and when the two are back, empty,
+//! the hold heals: all five keep it again.
+//!
+//! ```text
+//! cargo run --release --example redlock    five redis-servers of its own
+//! ```
+//!
+//! Exits with 1 if anything else happens.
+
+#![expect(clippy::print_stdout, reason = "it reports to whoever runs it")]
+
+use std::process::ExitCode;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use redlatch::{Client, Config, RedLock, RedLockGuard};
+
+use shared::{Result, Server, check};
+
+mod shared;
+
+const LEASE: Duration = Duration::from_secs(1); // the default, 30 s, is long to watch
+
+/// A process's clients, one a master, and its lock over all of them.
+fn lock(servers: &[Server]) -> Result<RedLock> {
+    let open = |server: &Server| Client::open(Config::new(server.url()).lease(LEASE));
+    let clients = servers
+        .iter()
+        .map(open)
+        .collect::<redlatch::Result<Vec<_>>>()?;
+    Ok(RedLock::new(&clients, "billing")?)
+}
+
+/// Waits until so many masters are known to keep the hold.
+fn kept_by(guard: &RedLockGuard, nodes: usize) -> bool {
+    let until = Instant::now() + 10 * LEASE;
+    while guard.nodes_held() != nodes && Instant::now() < until {
+        thread::sleep(Duration::from_millis(10));
+    }
+    println!(
+        "  {} of 5 masters keep it, valid: {}",
+        guard.nodes_held(),
+        guard.is_valid()
+    );
+    guard.nodes_held() == nodes && guard.is_valid()
+}
+
+fn play() -> Result<bool> {
+    let mut servers = (0..5)
+        .map(|_| Server::start())
+        .collect::<Result<Vec<_>>>()?;
+    let (ours, theirs) = (lock(&servers)?, lock(&servers)?);
+    let mut right = Vec::new();
+
+    println!("we take the lock, renewed every third of {LEASE:?}");
+    let guard = ours.lock()?;
+    right.push(check("all five keep it", kept_by(&guard, 5)));
+    let refused = |what| -> Result<bool> {
+        let none = theirs.try_lock()?.is_none();
+        println!(
+            "  somebody else tries: {}",
+            if none { "refused" } else { "granted" }
+        );
+        Ok(check(what, none))
+    };
+    right.push(refused("they are refused")?);
+
+    println!("two masters are killed");
+    for server in &mut servers[..2] {
+        server.kill();
+    }
+    right.push(check("three keep it", kept_by(&guard, 3)));
+    right.push(refused("a majority refuses them")?);
+
+    println!("three leases later");
+    thread::sleep(3 * LEASE);
+    right.push(check("three keep it still", kept_by(&guard, 3)));
+    right.push(refused("a majority refuses them still")?);
+
+    println!("the two start again, empty");
+    for server in &mut servers[..2] {
+        server.start_again()?;
+    }
+    right.push(check("all five keep it again", kept_by(&guard, 5)));
+    right.push(refused("they are refused in the end")?);
+
+    println!("we give it back");
+    guard.unlock()?;
+    let theirs = theirs.try_lock_for(10 * LEASE)?;
+    println!(
+        "  somebody else tries: {}",
+        if theirs.is_some() {
+            "granted"
+        } else {
+            "refused"
+        }
+    );
+    right.push(check("they are granted it", theirs.is_some()));
+    Ok(right.iter().all(|right| *right))
+}
+
+fn main() -> Result<ExitCode> {
+    Ok(ExitCode::from(u8::from(!play()?)))
+}
