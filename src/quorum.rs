@@ -418,12 +418,33 @@ impl Nodes {
         untried.reverse();
         let mut slice = SLICE.0;
         loop {
+            let mut came = false;
+            for node in &order {
+                let Reply::Due { until: its } = round.replies[*node] else {
+                    continue;
+                };
+                // However late it is, what has come by now counts.
+                let now = Instant::now();
+                let by = (now + slice).min(until.max(now + SLICE.0));
+                if let Some(reply) = self.wait(&round, *node, by, stop) {
+                    round.replies[*node] = reply;
+                    came = true;
+                    if round.count(counts) >= wanted {
+                        return round;
+                    }
+                } else if Instant::now() >= until.min(its) {
+                    round.replies[*node] = Reply::Failed(unanswered());
+                }
+            }
+            if !came {
+                slice = (slice * 2).min(SLICE.1);
+            }
             let yes = round.count(counts);
             let due = (0..n).filter(|node| round.is_due(*node)).count();
             let hopeless = goal == Goal::Majority
                 && yes + due + untried.len() < wanted
                 && round.count(&|_| true) >= wanted;
-            if yes >= wanted || hopeless || stop() {
+            if hopeless || stop() || Instant::now() >= until {
                 return round;
             }
             if yes + due < wanted
@@ -436,31 +457,8 @@ impl Nodes {
                     Ok(()) => round.replies[node] = Reply::Failed(unanswered()),
                     Err(fault) => round.replies[node] = Reply::Failed(fault),
                 }
-                continue;
-            }
-            if due == 0 || Instant::now() >= until {
+            } else if due == 0 {
                 return round;
-            }
-            let mut came = false;
-            for node in &order {
-                let Reply::Due { until: its } = round.replies[*node] else {
-                    continue;
-                };
-                let until = until.min(its);
-                if let Some(reply) =
-                    self.wait(&round, *node, until.min(Instant::now() + slice), stop)
-                {
-                    round.replies[*node] = reply;
-                    came = true;
-                    if round.count(counts) >= wanted {
-                        break;
-                    }
-                } else if Instant::now() >= until {
-                    round.replies[*node] = Reply::Failed(unanswered());
-                }
-            }
-            if !came {
-                slice = (slice * 2).min(SLICE.1);
             }
         }
     }
