@@ -403,10 +403,11 @@ impl Handle {
         keys::names(&self.id).into_iter().any(|name| {
             let name = Arc::from(name);
             Family::OF_ONE_KEY.iter().any(|family| {
-                engine
-                    .gates
-                    .known(*family, &name)
-                    .is_some_and(|gate| gate.lock().room.count(thread, Mode::Exclusive).is_some())
+                engine.gates.known(*family, &name).is_some_and(|gate| {
+                    let inside = gate.lock();
+                    let mine = inside.room.count(thread, Mode::Exclusive);
+                    mine.is_some_and(|(hold, _)| hold.is_valid(Instant::now()))
+                })
             })
         })
     }

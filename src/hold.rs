@@ -366,8 +366,8 @@ impl Hold {
             return Duty::Nothing;
         }
         match self.as_part() {
-            Some((Some(_), _)) => return Duty::Renew,
-            Some((None, _)) => return Duty::Nothing,
+            Some((Some(_), _)) if self.terms.lock().renewed => return Duty::Renew,
+            Some(_) => return Duty::Nothing,
             None => {}
         }
         let (terms, valid_until) = (*self.terms.lock(), self.valid_until());

@@ -15,13 +15,14 @@
 //! A handle takes a thread into the *room* of its lock, in memory. One thread of a room, the contender, runs a script
 //! on the shared *link*; the others stand in line, or, where Redis keeps the line, contend as well. What a kind of lock
 //! says to Redis is in *wire*. The *subscriber* wakes contenders when somebody releases, the *watchdog* renews what is
-//! held and tells of what is lost.
+//! held and tells of what is lost. A lock over several servers is a *quorum* of such links, with a part of the hold on
+//! each client's watchdog.
 //!
 //! # Logs
 //!
-//! Through the `log` crate: *error* for a panic in a listener or thread, *warn* for a lost hold, a release that failed
-//! and a server that does not let us subscribe, *debug* for lost connections and retries, *trace* for what is of no
-//! consequence.
+//! Through the `log` crate: *error* for a panic in a listener or thread, *warn* for a lost hold, a release that failed,
+//! a server that does not let us subscribe, a master that had forgotten a hold and a majority that has become a bare
+//! one, *debug* for lost connections and retries, *trace* for what is of no consequence.
 
 // What a user holds: a handle, its guard and the guard's drop.
 mod fair_lock;

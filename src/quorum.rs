@@ -635,11 +635,9 @@ impl Grip {
         }
     }
 
-    /// Has the watchdogs renew the parts, unless the lease is fixed. Those that no node has granted yet come soon.
+    /// Has the watchdogs look after the parts: renew them, unless the lease is fixed, and give them back when their client
+    /// is closed. Those that no node has granted yet come soon.
     fn arm(&self, lease: Lease, sent_at: Instant) {
-        if let Lease::Fixed(_) = lease {
-            return;
-        }
         let untils: Vec<_> = self
             .state
             .lock()
@@ -648,10 +646,12 @@ impl Grip {
             .map(|part| part.until)
             .collect();
         for ((node, part), until) in self.nodes.list.iter().zip(&self.parts).zip(untils) {
-            let lease = part.lease();
-            let due = match until {
-                Some(_) => sent_at + lease / 3,
-                None => Instant::now() + (lease / HEAL.0).min(HEAL.1),
+            let due = match (lease, until) {
+                (Lease::Fixed(lease), _) => sent_at + lease,
+                (Lease::Renewed { .. }, Some(_)) => sent_at + part.lease() / 3,
+                (Lease::Renewed { .. }, None) => {
+                    Instant::now() + (part.lease() / HEAL.0).min(HEAL.1)
+                }
             };
             if let Err(err) = node.engine.start_watchdog() {
                 log::warn!(
@@ -725,7 +725,8 @@ impl Grip {
             .count();
         let untils = state.untils(now);
         let lost = if untils.len() < needed {
-            Some(LossReason::TakenOver)
+            // Where it is time that has passed, the whole's is over too, and told so.
+            (healed == Healed::Taken).then_some(LossReason::TakenOver)
         } else if forgetful >= needed {
             // Others may have had a majority in between.
             Some(LossReason::Forced)
