@@ -36,7 +36,7 @@ pub(crate) fn is_transient(err: &RedisError) -> bool {
                 | ServerErrorKind::ClusterDown
                 | ServerErrorKind::TryAgain
         ),
-        ErrorKind::Extension => matches!(err.code(), Some("BUSY" | "NOREPLICAS")),
+        ErrorKind::Extension => matches!(err.code(), Some("BUSY" | "NOREPLICAS" | "RESTARTED")),
         _ => false,
     }
 }
@@ -62,9 +62,9 @@ pub(crate) struct DeferredTerms {
     pub(crate) undo: bool,
 }
 
-/// Makes the release that takes back an acquire whose outcome nobody knows.
+/// Makes the release that takes back an acquire whose outcome nobody knows, if it has to be taken back.
 pub(crate) trait Undo: Send + Sync {
-    fn undo(&self) -> Deferred;
+    fn undo(&self) -> Option<Deferred>;
 }
 
 /// One sending of a command, and what takes it back if its outcome stays unknown.
@@ -85,8 +85,10 @@ pub(crate) struct Answer {
 pub(crate) struct Call {
     pub(crate) request: Request,
     pub(crate) deferred: Option<DeferredTerms>,
+    /// Nobody may come to read that the server did not know the script.
+    pub(crate) unattended: bool,
     /// Sent as the last words on a connection that is given up, behind an acquire that it may yet carry out.
-    pub(crate) undo: Option<Arc<dyn Undo>>,
+    undo: Option<Arc<dyn Undo>>,
     pub(crate) state: Mutex<CallState>,
     pub(crate) turned: Condvar,
 }
@@ -114,10 +116,12 @@ impl Call {
         request: Request,
         undo: Option<Arc<dyn Undo>>,
         deferred: Option<DeferredTerms>,
+        unattended: bool,
     ) -> Arc<Self> {
         Arc::new(Self {
             request,
             deferred,
+            unattended,
             undo,
             state: Mutex::new(CallState {
                 phase: CallPhase::Idle,
@@ -131,17 +135,22 @@ impl Call {
     }
 
     pub(crate) fn attempt(attempt: Attempt) -> Arc<Self> {
-        Self::new(attempt.request, attempt.undo, None)
+        Self::new(attempt.request, attempt.undo, None, false)
+    }
+
+    /// An attempt whose reply may be looked at late, or never.
+    pub(crate) fn unattended(attempt: Attempt) -> Arc<Self> {
+        Self::new(attempt.request, attempt.undo, None, true)
     }
 
     /// A question whose answer is looked at by whoever comes by.
     pub(crate) fn question(request: Request) -> Arc<Self> {
-        Self::new(request, None, None)
+        Self::new(request, None, None, true)
     }
 
     /// A release that nobody waits for.
     pub(crate) fn deferred(deferred: Deferred) -> Arc<Self> {
-        Self::new(deferred.request, None, Some(deferred.terms))
+        Self::new(deferred.request, None, Some(deferred.terms), true)
     }
 
     /// What came of it, if that is known: the reply, which may be an error, or why there is none.
@@ -155,6 +164,11 @@ impl Call {
             CallPhase::Broken(err) => Some(Err(err.clone())),
             CallPhase::Idle | CallPhase::Awaiting => None,
         }
+    }
+
+    /// What takes it back, if it may have run and that matters.
+    pub(crate) fn undo(&self) -> Option<Deferred> {
+        self.undo.as_ref()?.undo()
     }
 
     /// Whether the script goes whole, and from now on does.

@@ -13,7 +13,6 @@ use parking_lot::Mutex;
 use crate::call::{Attempt, Call, Fault};
 use crate::config::Config;
 use crate::error::{Error, Result};
-
 use crate::fair_lock::FairLock;
 use crate::fair_mutex::FairMutex;
 use crate::fenced_lock::FencedLock;
@@ -179,7 +178,10 @@ impl Engine {
         };
         if rest_is_of_no_use {
             self.submit_release(hold);
-            self.agenda.tend_soon();
+            match hold.grip() {
+                Some(grip) => grip.tend(),
+                None => self.agenda.tend_soon(),
+            }
         }
         if reason != LossReason::Closed {
             log::warn!("the lock `{}` is lost: {reason}", hold.gate.name);

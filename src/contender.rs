@@ -49,7 +49,7 @@ const POLL_CAP: (Duration, Duration) = (Duration::from_secs(1), Duration::from_s
 const POLL_CAP_UNHEARD: Duration = Duration::from_millis(100);
 
 /// A deadline that ends an attempt younger than this is the deadline of somebody else's lock, not Redis's fault.
-const LATE_ANSWER: Duration = Duration::from_millis(50);
+pub(crate) const LATE_ANSWER: Duration = Duration::from_millis(50);
 
 /// How often a reader finds the lock free and leaves it to a writer that does not come.
 const COURTESY: u32 = 8;
@@ -191,10 +191,7 @@ impl<'a> Contender<'a> {
     }
 
     fn deadline(&self) -> Deadline {
-        match self.patience {
-            Patience::Once => Deadline::NEVER,
-            Patience::Round(deadline) | Patience::Until(deadline) => deadline,
-        }
+        self.patience.deadline()
     }
 
     fn spins(&self) -> bool {
@@ -584,14 +581,11 @@ impl<'a> Contender<'a> {
                 return Err(self.lock.stopped());
             }
             // The first time it may have been connections that were idle for too long.
-            if again {
-                let pause = quorum::pause();
-                let (once, fault) = (
-                    !matches!(self.patience, Patience::Until(_)),
-                    short.is_final(),
-                );
-                let out_of_time = Instant::now() + pause >= until;
-                if once || fault || out_of_time {
+            let pause = quorum::pause();
+            let out_of_time = Instant::now() + pause >= until;
+            if again || out_of_time {
+                let once = !matches!(self.patience, Patience::Until(_));
+                if once || out_of_time || short.is_final() {
                     let fault = Fault::NoQuorum(short);
                     if out_of_time && self.is_nobodys_fault(&fault, began, until) {
                         return Ok(Attempted::Busy { left: None, at: 0 });

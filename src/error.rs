@@ -86,14 +86,11 @@ impl Error {
                 .is_none_or(crate::call::is_transient),
             Self::Lost { .. } => true,
             Self::NoQuorum {
-                needed,
-                agreed,
-                failures,
-                ..
+                needed, failures, ..
             } => {
-                // Those that agreed, and enough of the others, may.
+                // A majority may agree as long as fewer than that cannot.
                 let lasting = failures.iter().filter(|(_, err)| !err.is_retryable());
-                failures.len() - lasting.count() + agreed >= *needed
+                lasting.count() < *needed
             }
             Self::Members { failures } => failures.iter().all(|(_, err)| err.is_retryable()),
             _ => false,

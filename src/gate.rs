@@ -239,7 +239,16 @@ impl Gates {
     /// Those of [`Wire::new`].
     pub(crate) fn look(&self, family: Family, id: &Arc<str>) -> Result<Arc<Gate>> {
         let known = self.known(family, id);
-        known.map_or_else(|| self.make(family, id).map(Arc::new), Ok)
+        known.map_or_else(|| self.apart(family, id), Ok)
+    }
+
+    /// A gate of a name for its wire alone.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Wire::new`].
+    pub(crate) fn apart(&self, family: Family, id: &Arc<str>) -> Result<Arc<Gate>> {
+        self.make(family, id).map(Arc::new)
     }
 
     /// The gate of a name, if a thread of this client has come to it lately.

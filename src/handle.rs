@@ -25,12 +25,28 @@ use crate::wire::Family;
 pub(crate) enum Patience {
     /// One attempt, and no standing in line.
     Once,
-    /// One attempt that is part of a wait, and ends with it.
-    Round(Deadline),
+    /// One attempt among several at once, which end together; `waits` if they are part of a wait.
+    Together {
+        until: Deadline,
+        waits: bool,
+    },
     Until(Deadline),
 }
 
 impl Patience {
+    /// Whether it can be cancelled.
+    fn waits(self) -> bool {
+        matches!(self, Self::Until(_) | Self::Together { waits: true, .. })
+    }
+
+    /// When it ends, if it is the caller who says so.
+    pub(crate) fn deadline(self) -> Deadline {
+        match self {
+            Self::Once => Deadline::NEVER,
+            Self::Together { until, .. } | Self::Until(until) => until,
+        }
+    }
+
     /// For `wait` from now on; one attempt if that is nothing.
     pub(crate) fn span(wait: Duration) -> Self {
         if wait.is_zero() {
@@ -176,8 +192,7 @@ impl Handle {
 
     /// Whether to stop before there is an answer. A single attempt is no wait, and nobody can cancel it.
     pub(crate) fn must_stop(&self, patience: Patience) -> bool {
-        let waits = !matches!(patience, Patience::Once);
-        self.engine().is_closed() || (waits && self.is_cancelled())
+        self.engine().is_closed() || (patience.waits() && self.is_cancelled())
     }
 
     /// Why a wait was told to stop.
@@ -255,7 +270,7 @@ impl Handle {
 
     fn check_going(&self, patience: Patience) -> Result<()> {
         self.engine().check_open()?;
-        if !matches!(patience, Patience::Once) && self.is_cancelled() {
+        if patience.waits() && self.is_cancelled() {
             return Err(Error::Cancelled);
         }
         Ok(())
@@ -288,7 +303,10 @@ impl Handle {
         let engine = self.engine();
         let gate = engine.gates.get(self.family, &self.id)?;
         self.check_going(patience)?;
-        engine.start_watchdog()?;
+        match &self.quorum {
+            Some(quorum) => quorum.start_watchdogs()?,
+            None => engine.start_watchdog()?,
+        }
 
         let thread = owner::this_thread();
         let terms = Terms {
@@ -301,7 +319,7 @@ impl Handle {
             let waiter = OnceCell::new();
             let queue = || Arc::clone(waiter.get_or_init(Waiter::new));
             let may_queue: Option<&dyn Fn() -> Arc<Waiter>> = match patience {
-                Patience::Once | Patience::Round(_) => None,
+                Patience::Once | Patience::Together { .. } => None,
                 Patience::Until(_) => Some(&queue),
             };
             let mut inside = gate.lock();
@@ -449,7 +467,9 @@ impl Handle {
         patience: Patience,
     ) -> Result<bool> {
         let engine = self.engine();
-        let until = Instant::now() + engine.response_timeout;
+        let until = patience
+            .deadline()
+            .or(Instant::now() + engine.response_timeout);
         let stop = || self.must_stop(patience);
         let doing = "renewing the lock";
         let (renewed, sent_at) = match hold.grip() {
@@ -507,7 +527,9 @@ impl Handle {
         if let Some(token) = &self.cancel {
             token.watch(waiter);
         }
-        if let Some(called) = waiter.wait_in_line(deadline, &|| self.must_stop(patience)) {
+        let deadlocked = self.has_a_member();
+        let stop = || deadlocked || self.must_stop(patience);
+        if let Some(called) = waiter.wait_in_line(deadline, &stop) {
             return Ok(Some(called));
         }
         let mut inside = gate.lock();
@@ -525,6 +547,8 @@ impl Handle {
             None => {
                 if self.must_stop(patience) {
                     Err(self.stopped())
+                } else if deadlocked {
+                    Err(self.would_deadlock())
                 } else {
                     Ok(None)
                 }

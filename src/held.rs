@@ -109,14 +109,20 @@ impl Held {
             .acquire(Patience::Once)
     }
 
-    /// The error for a hold that somebody else was found to have.
+    /// The error for a hold that is over, or that somebody else was found to have.
     pub(crate) fn lost_error(&self) -> Error {
-        self.lost_by(self.hold.loss().unwrap_or(LossReason::TakenOver))
+        let reason = self.hold.loss().unwrap_or(if self.is_valid() {
+            LossReason::TakenOver
+        } else {
+            LossReason::Expired
+        });
+        self.lost_by(reason)
     }
 
     /// Gives this hold back and waits for Redis to say so.
     pub(crate) fn unlock(self) -> Result<()> {
-        self.begin_unlock()?.finish()
+        let until = Instant::now() + self.shared.engine.response_timeout;
+        self.begin_unlock()?.finish(until)
     }
 
     /// Gives this hold back; Redis's answer is to be waited for.
@@ -131,9 +137,8 @@ impl Held {
         })
     }
 
-    fn unlocked(&self, call: &Arc<Call>, in_time: bool) -> Result<()> {
+    fn unlocked(&self, call: &Arc<Call>, in_time: bool, until: Instant) -> Result<()> {
         let engine = &self.shared.engine;
-        let until = Instant::now() + engine.response_timeout;
         if let Some(grip) = self.hold.grip() {
             return match grip.released(until, in_time) {
                 Ok(true) => Ok(()),
@@ -257,9 +262,9 @@ pub(crate) struct Unlocking {
 }
 
 impl Unlocking {
-    pub(crate) fn finish(self) -> Result<()> {
+    pub(crate) fn finish(self, until: Instant) -> Result<()> {
         match &self.release {
-            Some(call) => self.held.unlocked(call, self.in_time),
+            Some(call) => self.held.unlocked(call, self.in_time, until),
             None => Ok(()),
         }
     }

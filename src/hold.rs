@@ -223,6 +223,10 @@ impl Hold {
         }
     }
 
+    pub(crate) fn is_part(&self) -> bool {
+        matches!(self.role, Role::Part { .. })
+    }
+
     /// For what one server keeps: whose part it is, if that is not over, and of which node.
     pub(crate) fn as_part(&self) -> Option<(Option<Arc<Grip>>, usize)> {
         match &self.role {
@@ -305,11 +309,19 @@ impl Hold {
         self.extend_to(sent_at + lease.saturating_sub(margin(lease)));
     }
 
-    /// The hold is certain until then. Never shortens.
-    pub(crate) fn extend_to(&self, until: Instant) {
+    fn extend_to(&self, until: Instant) {
         let until = wait::nanos(until);
         let _terms = self.terms.lock();
         if self.valid_until.fetch_max(until, Ordering::AcqRel) < until {
+            self.renewal_failed.store(false, Ordering::Relaxed);
+        }
+    }
+
+    /// The hold is certain until then and no longer: what a majority keeps can become less.
+    pub(crate) fn certain_until(&self, until: Instant) {
+        let until = wait::nanos(until);
+        let _terms = self.terms.lock();
+        if self.valid_until.swap(until, Ordering::AcqRel) < until {
             self.renewal_failed.store(false, Ordering::Relaxed);
         }
     }
@@ -521,8 +533,10 @@ impl Holding for Arc<Hold> {
 }
 
 impl Undo for Hold {
-    fn undo(&self) -> Deferred {
-        self.release(true)
+    fn undo(&self) -> Option<Deferred> {
+        // A part of what is held is released with the whole, wherever it may be.
+        let is_in_use = matches!(self.as_part(), Some((Some(_), _)));
+        (!is_in_use).then(|| self.release(true))
     }
 }
 

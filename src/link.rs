@@ -48,6 +48,9 @@ const EAGER: usize = 12;
 /// The longest a thread waits without looking at its deadline, its cancel token and the client's state.
 const SLICE: Duration = Duration::from_millis(64);
 
+/// How long somebody reads who only looks whether there is anything.
+const GLANCE: Duration = Duration::from_millis(1);
+
 /// How old the oldest outstanding command is before somebody else than its thread reads the reply.
 const UNREAD: Duration = Duration::from_millis(20);
 
@@ -76,7 +79,7 @@ struct Up {
     last_heard: Instant,
     /// When somebody last read and there was nothing to be read.
     quiet_at: Instant,
-    /// Scripts of deferred calls that the server has run on this connection. Until then they go whole, since nobody may
+    /// Scripts of unattended calls that the server has run on this connection. Until then they go whole, since nobody may
     /// come to read that the server did not know the script.
     known: Vec<&'static Script>,
     /// Why the connection is given up as soon as all replies have come: the server is no master any more.
@@ -151,8 +154,8 @@ impl Link {
 
     /// Takes back what was sent ahead and will not be waited for.
     pub(crate) fn abandon(&self, ahead: Ahead) {
-        if let Some(undo) = &ahead.call.undo {
-            self.send_deferred(undo.undo());
+        if let Some(undo) = ahead.call.undo() {
+            self.send_deferred(undo);
         }
         self.agenda.tend_soon();
     }
@@ -199,8 +202,8 @@ impl Link {
                 },
                 Err(fault) => {
                     // It may have run, or may yet run.
-                    if let Some(undo) = &call.undo {
-                        self.send_deferred(undo.undo());
+                    if let Some(undo) = call.undo() {
+                        self.send_deferred(undo);
                     }
                     match fault {
                         WaitFault::Broken(err) => {
@@ -332,6 +335,7 @@ impl Link {
         until: Instant,
         stop: &dyn Fn() -> bool,
     ) -> Result<(Value, Instant), WaitFault> {
+        let mut has_read = false;
         loop {
             let mut state = self.state.lock();
             let mut mine = call.state.lock();
@@ -368,7 +372,14 @@ impl Link {
             }
             if now >= silent_at {
                 drop(mine);
+                let unread = up.reader.take_if(|_| !has_read);
                 drop(state);
+                if let Some(reader) = unread {
+                    // It may be that nobody has read.
+                    has_read = true;
+                    self.lead(reader, generation, Some(call), now + GLANCE);
+                    continue;
+                }
                 self.fail(
                     generation,
                     &stream::timed_out("redis was silent with a reply due"),
@@ -380,6 +391,7 @@ impl Link {
             if let Some(reader) = up.reader.take() {
                 drop(mine);
                 drop(state);
+                has_read = true;
                 self.lead(reader, generation, Some(call), slice_ends);
                 continue;
             }
@@ -439,6 +451,9 @@ impl Link {
                     return self.fail(generation, &err, false);
                 }
             } else {
+                if first.unattended && !matches!(value, Value::ServerError(_)) {
+                    up.learn(first.request.script);
+                }
                 let mut its = first.state.lock();
                 its.phase = CallPhase::Done(value);
                 let following = its.following;
@@ -503,10 +518,8 @@ impl Link {
                 return None;
             }
         };
-        if let (Phase::Up(up), Some(script)) = (&mut state.phase, call.request.script)
-            && !up.knows(script)
-        {
-            up.known.push(script);
+        if let Phase::Up(up) = &mut state.phase {
+            up.learn(call.request.script);
         }
         match script::released(&value) {
             Ok(Released::Yes { .. }) => {}
@@ -809,9 +822,9 @@ impl Link {
             } else {
                 its.phase = CallPhase::Broken(why.clone());
                 drop(its);
-                if let Some(undo) = &call.undo {
+                if let Some(undo) = call.undo() {
                     // Whole: a server that has never seen the script could not be told its text.
-                    undo.undo().request.write(&mut last_words, true);
+                    undo.request.write(&mut last_words, true);
                 }
                 broken.push(call);
             }
@@ -887,17 +900,28 @@ impl Link {
         let reader = up.reader.take();
         drop(state);
         match reader {
-            Some(reader) if now < due => {
-                self.lead(reader, generation, None, now + Duration::from_millis(1));
+            Some(reader) => {
+                self.lead(reader, generation, None, now + GLANCE);
+                // Only now is it known that there was nothing to be read.
+                if self.is_silent(generation) {
+                    self.fail(
+                        generation,
+                        &stream::timed_out("redis was silent with a reply due"),
+                        true,
+                    );
+                }
             }
-            Some(_) => self.fail(
-                generation,
-                &stream::timed_out("redis was silent with a reply due"),
-                true,
-            ),
             None => self.flush(true),
         }
         true
+    }
+
+    fn is_silent(&self, generation: u64) -> bool {
+        let mut state = self.state.lock();
+        let up = state.up(generation);
+        up.is_some_and(|up| {
+            !up.awaiting.is_empty() && Instant::now() >= up.last_heard + self.patience
+        })
     }
 
     /// Waits until every deferred call is acknowledged or `until`; says whether all are.
@@ -961,7 +985,7 @@ impl Up {
             self.last_heard = its.sent_at;
         }
         its.sendings += 1;
-        its.whole |= call.deferred.is_some()
+        its.whole |= call.unattended
             && call
                 .request
                 .script
@@ -969,6 +993,15 @@ impl Up {
         call.request.write(&mut self.outbox, its.whole);
         drop(its);
         self.awaiting.push_back(Arc::clone(call));
+    }
+
+    /// The server has run this script.
+    fn learn(&mut self, script: Option<&'static Script>) {
+        if let Some(script) = script
+            && !self.knows(script)
+        {
+            self.known.push(script);
+        }
     }
 
     fn knows(&self, script: &'static Script) -> bool {

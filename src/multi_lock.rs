@@ -7,13 +7,14 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, bounded};
 
 use crate::client::Shared;
+use crate::contender::LATE_ANSWER;
 use crate::error::{Error, Result};
 use crate::handle::{Handle, Patience};
 use crate::held::Held;
 use crate::hold::Loss;
 use crate::keys;
 use crate::verbs::exclusive_lock;
-use crate::wait::{self, CancelToken};
+use crate::wait::{self, CancelToken, Deadline};
 use crate::wire::Family;
 
 /// The longest pause of one who found members with somebody else, so that two do not go on taking them from each other.
@@ -36,9 +37,10 @@ exclusive_lock! {
     /// then tries all again. Sets that overlap therefore never deadlock, whoever names them in which order; and nobody
     /// has a claim to be next, so that one who wants many contended locks may wait for long.
     ///
-    /// **Reentrancy.** A thread may take the same set again. A thread that holds one of the *names* as a lock of its own,
-    /// or as part of another set, would wait for itself: the former is answered
-    /// [`Error::WouldDeadlock`](crate::Error::WouldDeadlock), the latter waits until its time is up.
+    /// **Reentrancy.** A thread may take the same set again. A thread that holds one of the *names* otherwise would wait for
+    /// itself: if it has it as a plain, fair, fenced or spin lock of this client, it is answered
+    /// [`Error::WouldDeadlock`](crate::Error::WouldDeadlock) (by `try_lock` `Ok(None)` may come instead); if it has it as
+    /// part of another set, or wants a name of a set it has as a lock of its own, it waits until its time is up.
     ///
     /// ```no_run
     /// let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -50,7 +52,8 @@ exclusive_lock! {
     ///
     /// Settings made here ([`lease`](Self::lease), [`max_hold`](Self::max_hold), [`cancel_on`](Self::cancel_on)) are
     /// those of all members. Of several members that fail, each is told in
-    /// [`Error::Members`](crate::Error::Members).
+    /// [`Error::Members`](crate::Error::Members). A wait for one member does not notice that another one's client is
+    /// closed until it is over.
     MultiLock,
     /// The holds of a [`MultiLock`], given back when dropped; see [`ReentrantLockGuard`](crate::ReentrantLockGuard).
     ///
@@ -216,20 +219,21 @@ impl Members {
         for part in &self.parts {
             part.check(patience)?;
         }
-        let round = match patience {
-            Patience::Until(deadline) => Patience::Round(deadline),
-            once => once,
-        };
-        let mut busy = None;
+        let mut busy: Option<usize> = None;
         loop {
+            let began = Instant::now();
             // Whoever was in the way is waited for with nothing held.
             let waited_for = match busy {
                 None => None,
-                Some(place) => match self.named(place, self.parts[place].acquire(patience))? {
-                    Some(held) => Some((place, held)),
-                    None => return Ok(None),
+                Some(place) => match self.parts[place].acquire(patience) {
+                    Ok(Some(held)) => Some((place, held)),
+                    Ok(None) => return Ok(None),
+                    Err(err) => return self.failed(vec![(place, err)], patience.deadline(), began),
                 },
             };
+            let began = Instant::now();
+            let knows_busy = busy.is_some();
+            let round = self.round(patience);
             let begun: Vec<_> = self
                 .parts
                 .iter()
@@ -249,9 +253,17 @@ impl Members {
             }
             if !failures.is_empty() {
                 drop(held);
-                return Err(self.failed(failures));
+                let deadline = if knows_busy {
+                    patience.deadline()
+                } else {
+                    Deadline::NEVER
+                };
+                return self.failed(failures, deadline, began);
             }
             if busy.is_none() {
+                if let Some((_, late)) = held.iter().find(|(_, held)| !held.is_valid()) {
+                    return Err(late.lost_error());
+                }
                 held.sort_unstable_by_key(|(place, _)| *place);
                 return Ok(Some(
                     self.all(held.into_iter().map(|(_, held)| held).collect()),
@@ -273,20 +285,49 @@ impl Members {
         }
     }
 
-    fn named<T>(&self, place: usize, result: Result<T>) -> Result<T> {
-        result.map_err(|err| self.failed(vec![(place, err)]))
+    /// One attempt at every member, all of which end together.
+    fn round(&self, patience: Patience) -> Patience {
+        let (deadline, waits) = match patience {
+            Patience::Until(deadline) => (deadline, true),
+            _ => (Deadline::NEVER, false),
+        };
+        let until = deadline.or(Instant::now() + self.response_timeout());
+        Patience::Together {
+            until: Deadline::at(until),
+            waits,
+        }
+    }
+
+    /// That of the most patient client.
+    fn response_timeout(&self) -> Duration {
+        let timeouts = self.parts.iter().map(|part| part.engine().response_timeout);
+        timeouts.max().unwrap_or_default()
     }
 
     /// What went wrong with members, each by its name; what concerns the whole call is told as it is.
-    fn failed(&self, failures: Vec<(usize, Error)>) -> Error {
+    ///
+    /// One that has seen a member with somebody else since, and whose deadline fell into a round trip, has learned
+    /// nothing about the servers.
+    fn failed(
+        &self,
+        failures: Vec<(usize, Error)>,
+        deadline: Deadline,
+        began: Instant,
+    ) -> Result<Option<AllHeld>> {
+        let in_a_round_trip = deadline.has_passed(Instant::now()) && began.elapsed() < LATE_ANSWER;
         let mut told = Vec::new();
         for (place, err) in failures {
             match err {
-                Error::Cancelled | Error::Closed | Error::WouldDeadlock { .. } => return err,
+                Error::Cancelled | Error::Closed | Error::WouldDeadlock { .. } => return Err(err),
+                Error::Redis { .. } if in_a_round_trip && err.is_retryable() => {}
                 err => told.push((self.parts[place].name.to_string(), err)),
             }
         }
-        Error::Members { failures: told }
+        if told.is_empty() {
+            Ok(None)
+        } else {
+            Err(Error::Members { failures: told })
+        }
     }
 
     fn all(&self, held: Vec<Held>) -> AllHeld {
@@ -296,6 +337,7 @@ impl Members {
             owner: owners.join(", "),
             held,
             lost: OnceLock::new(),
+            response_timeout: self.response_timeout(),
         }
     }
 
@@ -339,11 +381,13 @@ pub(crate) struct AllHeld {
     owner: String,
     held: Vec<Held>,
     lost: OnceLock<(Receiver<Loss>, Arc<AtomicBool>)>,
+    response_timeout: Duration,
 }
 
 impl AllHeld {
     pub(crate) fn unlock(self) -> Result<()> {
         let mut failures = Vec::new();
+        let until = Instant::now() + self.response_timeout;
         // All are on their way before one is waited for.
         let unlocking: Vec<_> = self
             .held
@@ -351,7 +395,7 @@ impl AllHeld {
             .map(|held| (held.name().to_owned(), held.begin_unlock()))
             .collect();
         for (name, unlocking) in unlocking {
-            if let Err(err) = unlocking.and_then(|unlocking| unlocking.finish()) {
+            if let Err(err) = unlocking.and_then(|unlocking| unlocking.finish(until)) {
                 failures.push((name, err));
             }
         }

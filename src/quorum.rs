@@ -157,7 +157,7 @@ impl Quorum {
         let node = |engine: &&Arc<Engine>| {
             Ok(Node {
                 engine: Arc::clone(engine),
-                gate: engine.gates.look(Family::Quorum, &id)?,
+                gate: engine.gates.apart(Family::Quorum, &id)?,
             })
         };
         let list = engines.iter().map(node).collect::<Result<Vec<_>>>()?;
@@ -188,6 +188,12 @@ impl Quorum {
         &self.clients[0]
     }
 
+    /// Without them nobody would bring a node what it could not be told at once.
+    pub(crate) fn start_watchdogs(&self) -> Result<()> {
+        let mut nodes = self.nodes.list.iter();
+        nodes.try_for_each(|node| node.engine.start_watchdog())
+    }
+
     /// Asks all nodes once, and takes back what came of it unless it is a hold.
     pub(crate) fn ask(
         &self,
@@ -198,6 +204,9 @@ impl Quorum {
         stop: &dyn Fn() -> bool,
     ) -> Asked {
         let nodes = &self.nodes;
+        // A client that is closed meanwhile gives back what it may have been granted.
+        let engines = nodes.list.iter().map(|node| &node.engine);
+        let _contending: Vec<_> = engines.map(|engine| engine.contending()).collect();
         let grip = Grip::new(nodes, gate, terms);
         let owner = &grip.owner;
         let mut acquire = |node: usize| Attempt {
@@ -239,6 +248,7 @@ impl Quorum {
             // What is nearly over when it comes is of no use.
             if left >= terms.lease_time / 10 {
                 grip.arm(terms.lease, sent_at);
+                grip.tend();
                 return Asked::Taken { whole, sent_at };
             }
         }
@@ -272,14 +282,8 @@ impl Quorum {
         };
         let home = nodes.home();
         let number = |value: &Value| matches!(value, Value::Int(_));
-        let round = nodes.round(
-            Goal::All,
-            home.lease,
-            until,
-            &|| home.is_closed(),
-            &mut ask,
-            &number,
-        );
+        let stop = || home.is_closed();
+        let round = nodes.round_twice(Goal::All, home.lease, until, &stop, &mut ask, &number);
         let numbers: Vec<_> = round
             .replies
             .iter()
@@ -381,6 +385,24 @@ impl Nodes {
         &self.list[0].engine
     }
 
+    /// A [`round`](Self::round), and another if so few answered that it may have been connections that were idle for too
+    /// long. For what may be sent twice.
+    fn round_twice(
+        &self,
+        goal: Goal,
+        lease: Duration,
+        until: Instant,
+        stop: &dyn Fn() -> bool,
+        make: &mut dyn FnMut(usize) -> Attempt,
+        counts: &dyn Fn(&Value) -> bool,
+    ) -> Round {
+        let round = self.round(goal, lease, until, stop, make, counts);
+        if round.count(&|_| true) >= self.needed || stop() || Instant::now() >= until {
+            return round;
+        }
+        self.round(goal, lease, until, stop, make, counts)
+    }
+
     /// Asks all nodes that respond at once; others only if it takes them to reach the goal. Ends when that is reached,
     /// or a majority has answered and it cannot be any more, and at the latest when the last node's time is up.
     ///
@@ -409,8 +431,11 @@ impl Nodes {
         let order: Vec<usize> = (0..n).map(|node| (turn.wrapping_add(node)) % n).collect();
         let mut untried = Vec::new();
         for node in &order {
-            let link = &self.list[*node].engine.link;
-            if !link.responds(patience) || !self.send(&mut round, *node, make, patience) {
+            let Node { engine, .. } = &self.list[*node];
+            let link = &engine.link;
+            if engine.is_closed() {
+                round.replies[*node] = Reply::Failed(Fault::Closed);
+            } else if !link.responds(patience) || !self.send(&mut round, *node, make, patience) {
                 untried.push(*node);
                 link.want();
             }
@@ -472,7 +497,8 @@ impl Nodes {
         patience: Duration,
     ) -> bool {
         let link = &self.list[node].engine.link;
-        let call = Call::attempt(make(node));
+        // Once a majority has answered nobody comes to read that this node did not know the script.
+        let call = Call::unattended(make(node));
         if link.submit(&call).is_none() {
             return false;
         }
@@ -653,13 +679,6 @@ impl Grip {
                     Instant::now() + (part.lease() / HEAL.0).min(HEAL.1)
                 }
             };
-            if let Err(err) = node.engine.start_watchdog() {
-                log::warn!(
-                    "renewing `{}` at {:?}: {err}",
-                    part.gate.name,
-                    node.engine.endpoint
-                );
-            }
             node.engine.agenda.arm(part, due);
         }
     }
@@ -707,10 +726,12 @@ impl Grip {
         let mut state = self.state.lock();
         self.look(&mut state);
         let its = &mut state.parts[node];
+        // What was answered before this says nothing any more.
+        its.asked = None;
         if healed == Healed::Taken {
             its.until = None;
         } else {
-            if healed == Healed::Anew && its.until.is_some() {
+            if healed == Healed::Anew && its.until.is_some_and(|until| now < until) {
                 log::warn!(
                     "node {node} of {n} had forgotten `{name}`, which is held; it has it again"
                 );
@@ -731,7 +752,7 @@ impl Grip {
             // Others may have had a majority in between.
             Some(LossReason::Forced)
         } else {
-            whole.extend_to(untils[needed - 1]);
+            self.count_on(&whole, untils[needed - 1]);
             None
         };
         let is_bare = untils.len() == needed && n > needed;
@@ -741,6 +762,17 @@ impl Grip {
             self.home().lose(&whole, reason);
         } else if is_bare && !was_bare {
             log::warn!("`{name}` is held by no more than {needed} of {n} nodes");
+        }
+    }
+
+    /// A majority keeps the whole until then; the watchdog has to know if that is sooner than it was.
+    fn count_on(&self, whole: &Arc<Hold>, until: Instant) {
+        let sooner = until < whole.valid_until();
+        whole.certain_until(until);
+        if sooner {
+            self.home()
+                .agenda
+                .arm(whole, whole.due_after(Instant::now()));
         }
     }
 
@@ -763,25 +795,20 @@ impl Grip {
             undo: None,
         };
         let kept = |value: &Value| matches!(value, Value::Int(1));
-        let round = nodes.round(
-            Goal::Majority,
-            terms.lease_time,
-            until,
-            stop,
-            &mut renew,
-            &kept,
-        );
+        let lease = terms.lease_time;
+        let round = nodes.round_twice(Goal::Majority, lease, until, stop, &mut renew, &kept);
         let agreed = round.count(&kept);
         if agreed >= nodes.needed {
             let mut state = self.state.lock();
             for ((reply, part), hold) in round.replies.iter().zip(&mut state.parts).zip(&self.parts)
             {
                 hold.change_lease(terms.lease, terms.lease_time);
-                if let Reply::Came(answer) = reply
-                    && kept(&answer.value)
-                {
-                    hold.extend(answer.sent_at, terms.lease_time);
-                    part.until = Some(hold.valid_until());
+                if let Reply::Came(answer) = reply {
+                    part.asked = None;
+                    part.until = kept(&answer.value).then(|| {
+                        hold.extend(answer.sent_at, terms.lease_time);
+                        hold.valid_until()
+                    });
                 }
             }
             drop(state);
@@ -832,7 +859,7 @@ impl Grip {
         if !std::mem::take(&mut part.touched) {
             return None;
         }
-        let known = part.until.take().is_some();
+        let known = part.until.take().is_some() && part.asked.take().is_none();
         let mut release = hold.release(!known);
         // A node that has forgotten it is no news: the majority is what counts.
         release.terms.undo = true;
@@ -845,15 +872,37 @@ impl Grip {
     pub(crate) fn flush(&self) {
         for node in &self.nodes.list {
             node.engine.link.flush(false);
-            node.engine.agenda.tend_soon();
         }
+        self.tend();
     }
 
     /// The client of a node is being closed.
     pub(crate) fn leave_out(&self, node: usize) {
         let mut state = self.state.lock();
-        if !state.let_go {
-            self.release(&mut state, node);
+        let Some(whole) = self.get_whole().filter(|_| !state.let_go) else {
+            return;
+        };
+        self.look(&mut state);
+        state.parts[node].until = None;
+        let untils = state.untils(Instant::now());
+        // What is left is known before anything leaves.
+        match untils.get(self.nodes.needed - 1) {
+            Some(until) => {
+                self.count_on(&whole, *until);
+                self.release(&mut state, node);
+            }
+            None => {
+                drop(state);
+                self.home().lose(&whole, LossReason::Closed);
+                self.home().give_back(&whole);
+            }
+        }
+    }
+
+    /// Has all clients bring to their nodes what is queued, and read what was not read.
+    pub(crate) fn tend(&self) {
+        for node in &self.nodes.list {
+            node.engine.agenda.tend_soon();
         }
     }
 
@@ -868,10 +917,6 @@ impl Grip {
         let (mut yes, mut slice) = (0, SLICE.0);
         let mut failures = Vec::new();
         loop {
-            let left = due.iter().flatten().count();
-            if yes >= nodes.needed {
-                return Ok(true);
-            }
             let mut moved = false;
             for (node, place) in due.iter_mut().enumerate() {
                 let Some(call) = place else {
@@ -912,11 +957,7 @@ impl Grip {
                 return Ok(true);
             }
             let now = Instant::now();
-            let left = if moved {
-                due.iter().flatten().count()
-            } else {
-                left
-            };
+            let left = due.iter().flatten().count();
             if yes + failures.len() + left < nodes.needed {
                 return Ok(false);
             }
@@ -981,7 +1022,6 @@ pub(crate) fn settle(engine: &Arc<Engine>, part: &Arc<Hold>, reply: Value, sent_
 /// Releases the part of a hold that is over once more: a renewal that was under way may have taken it again.
 pub(crate) fn leave_nothing_behind(engine: &Engine, part: &Hold) {
     if let Some((None, _)) = part.as_part() {
-        engine.link.submit(&Call::deferred(part.release(true)));
-        engine.agenda.tend_soon();
+        engine.link.send_deferred(part.release(true));
     }
 }

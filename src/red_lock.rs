@@ -17,17 +17,17 @@ exclusive_lock! {
     /// that (it counts no time).
     ///
     /// **Taking it.** All masters are asked at the same time; each may take a twentieth of the lease, at least 50 ms and at
-    /// most 500 ms. It is held once a majority has granted it and at least a tenth of the lease is left: the
+    /// most 500 ms, but never more than a quarter of the lease. It is held once a majority has granted it and at least a tenth of the lease is left: the
     /// lease less the time that has passed since before the first byte was sent, less a hundredth and 2 ms for clocks
-    /// that drift. Otherwise it is given back wherever it was asked for, also where no answer came, and asked for again
-    /// after 5 to 50 ms at random. A master that is down or owes an answer is not asked as long as the others are enough;
+    /// that drift. Otherwise it is given back wherever it was asked for, also where no answer came, and, unless the grant
+    /// came too late ([`Error::Lost`](crate::Error::Lost)), asked for again after 5 to 50 ms at random. A master that is down or owes an answer is not asked as long as the others are enough;
     /// it is connected again in the background.
     ///
     /// **Keeping it.** Each client renews the part of its master, and takes it again where a master was not there at
     /// first or has lost it; [`nodes_held`](RedLockGuard::nodes_held) says how many keep it. The hold is certain for as
     /// long as a majority is, and [`lost()`](RedLockGuard::lost) tells when it is not: validity over, a majority gone,
-    /// or so many masters found to have forgotten it within one lease that somebody else may have had a majority
-    /// meanwhile. That the majority has become a bare one is logged.
+    /// or a majority of masters found to have forgotten it within one lease, so that somebody else may have had them
+    /// meanwhile; a master out of reach from here is taken to be out of reach for others too. That the majority has become a bare one is logged.
     ///
     /// **What it does not promise.** It rests on clocks that run at about the same speed and on pauses that end in time: a
     /// process that was stopped, or a write that is under way, can outlive the lease like with any other lock. A master
@@ -60,12 +60,12 @@ impl RedLock {
     /// The lock of this name over the masters of these clients.
     ///
     /// The first client's settings count (lease, response timeout, tenure, `on_lost`), each client's own for its server (key
-    /// prefix, connect timeout). Two locks of one name over the same clients with the same first one are the same lock.
+    /// prefix, connect timeout, and its lease for how soon it gives up on a silent connection: let all have the same). Two locks of one name over the same clients with the same first one are the same lock.
     ///
     /// A majority of an even number is more than half of it, so four masters survive the loss of one, like three.
     ///
-    /// Blocks, the first time for each client, for asking its server who it is (`ROLE`, `INFO server`), at most for the
-    /// response timeout each.
+    /// Blocks, the first time for each client, for asking its server who it is (`ROLE`, then `INFO server`), each at most
+    /// for the response timeout. That is asked once and remembered.
     ///
     /// # Errors
     ///
@@ -87,7 +87,8 @@ impl RedLock {
     /// A master that restarts without its data has forgotten the holds it granted; once the longest lease that anybody
     /// uses for this name is over, none of them can be valid any more. Source: the crash recovery rule of the Redlock
     /// description. The server's uptime is asked in the acquire itself, in whole seconds; it has nothing to do with
-    /// renewing: a holder takes its part again at once. From 10 ms to 100 years; anything else is answered
+    /// renewing: a holder takes its part again at once, and a hold that another thread of this process passes on was asked
+    /// for by that thread's handle. From 10 ms to 100 years; anything else is answered
     /// [`Error::Config`](crate::Error::Config) by the verbs. Default: a master counts at once.
     #[must_use]
     pub fn keep_out_restarted(mut self, longest_lease: Duration) -> Self {

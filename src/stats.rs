@@ -54,7 +54,7 @@ counters! {
     acquired,
     /// Grants by another thread of this process, without a round trip.
     passed,
-        /// Read holds shared with another thread of this process, without a round trip.
+    /// Read holds shared with another thread of this process, without a round trip.
     shared,
     /// Further holds of a thread that held already.
     reentered,

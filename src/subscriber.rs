@@ -241,22 +241,21 @@ impl Subscriber {
             return;
         };
         let was_refused = self.refused.swap(refusal.is_some(), Ordering::Relaxed);
-        let mut waiters = Vec::new();
         if let Some(entry) = state
             .wanted
             .get_mut(&channel)
             .filter(|entry| entry.epoch == epoch)
         {
             entry.confirmed = refusal.is_none();
-            waiters.extend(entry.waiters.iter().cloned());
-        }
-        drop(state);
-        for waiter in waiters {
-            waiter.set_listening(true);
-            if anew {
-                waiter.message();
+            // Under the mutex, or one who goes on to another channel could take it for that one's.
+            for waiter in &entry.waiters {
+                waiter.set_listening(true);
+                if anew {
+                    waiter.message();
+                }
             }
         }
+        drop(state);
         match refusal {
             Some(err) if !was_refused => {
                 log::warn!(

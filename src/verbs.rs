@@ -42,7 +42,7 @@ macro_rules! exclusive_lock {
 
             fn acquire(&self, patience: $crate::handle::Patience) -> $crate::Result<Option<$guard>> {
                 let held = self.inner.acquire(patience)?;
-                                Ok(held.map($guard::new))
+                Ok(held.map($guard::new))
             }
 
             /// A handle that takes the lock for a fixed time instead of renewing it: Redisson's `leaseTime`.
@@ -81,7 +81,8 @@ macro_rules! exclusive_lock {
             ///
             /// # Errors
             ///
-            /// [`Error::Redis`](crate::Error::Redis) if Redis could not be asked;
+            /// [`Error::Redis`](crate::Error::Redis) if Redis could not be asked; of several servers or members
+            /// [`Error::NoQuorum`](crate::Error::NoQuorum) and [`Error::Members`](crate::Error::Members);
             /// [`Error::WrongType`](crate::Error::WrongType) if the key is no lock;
             /// [`Error::Cancelled`](crate::Error::Cancelled) by the handle's token;
             /// [`Error::Closed`](crate::Error::Closed) once the client is closed;
@@ -116,7 +117,7 @@ macro_rules! exclusive_lock {
             /// it is [`Error::Redis`](crate::Error::Redis), since nobody knows who has the lock; should it have been
             /// granted to us, that is undone.
             pub fn try_lock_for(&self, wait: std::time::Duration) -> $crate::Result<Option<$guard>> {
-                                self.acquire($crate::handle::Patience::span(wait))
+                self.acquire($crate::handle::Patience::span(wait))
             }
 
             /// Waits until `instant` for the lock; otherwise as [`try_lock_for`](Self::try_lock_for).
@@ -127,7 +128,7 @@ macro_rules! exclusive_lock {
             ///
             /// As [`try_lock_for`](Self::try_lock_for).
             pub fn try_lock_until(&self, instant: std::time::Instant) -> $crate::Result<Option<$guard>> {
-                                self.acquire($crate::handle::Patience::moment(instant))
+                self.acquire($crate::handle::Patience::moment(instant))
             }
 
             /// Runs `work` under the lock and waits for its release.

@@ -122,9 +122,10 @@ impl Agenda {
         }
     }
 
-    /// How many holds are armed.
+    /// How many holds are armed; the parts of one do not count.
     pub(crate) fn len(&self) -> usize {
-        self.state.lock().due.len()
+        let state = self.state.lock();
+        state.due.values().filter(|hold| !hold.is_part()).count()
     }
 
     /// Ends the thread, as soon as it looks.
@@ -462,7 +463,7 @@ fn settle(engine: &Arc<Engine>, hold: &Arc<Hold>, reply: Value, sent_at: Instant
             return Settled::Unknown;
         }
         Err(err) if err.code() == Some("WRONGTYPE") => {
-            if hold.as_part().is_some() {
+            if hold.is_part() {
                 quorum::settle(engine, hold, Value::Int(-1), sent_at);
             } else {
                 engine.lose(hold, LossReason::TakenOver);
@@ -481,7 +482,7 @@ fn settle(engine: &Arc<Engine>, hold: &Arc<Hold>, reply: Value, sent_at: Instant
             };
         }
     };
-    if hold.as_part().is_some() {
+    if hold.is_part() {
         quorum::settle(engine, hold, reply, sent_at);
         return Settled::Done;
     }
