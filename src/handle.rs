@@ -128,6 +128,17 @@ impl Handle {
         }
     }
 
+    /// A plain lock for each of several names, to be taken in the same way.
+    pub(crate) fn apart(&self) -> Vec<Self> {
+        let apart = |name: &str| Self {
+            name: name.into(),
+            id: name.into(),
+            family: Family::Lock,
+            ..self.clone()
+        };
+        keys::names(&self.id).into_iter().map(apart).collect()
+    }
+
     /// For locks that their holder cannot take again.
     pub(crate) fn non_reentrant(mut self) -> Self {
         self.reentrant = false;

@@ -5,6 +5,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, bounded};
+use redis::{ErrorKind, RedisError, ServerErrorKind};
 
 use crate::client::Shared;
 use crate::contender::LATE_ANSWER;
@@ -28,7 +29,8 @@ exclusive_lock! {
     /// **Names of one client** are taken in one script: one round trip, however many there are. Each has the key of the
     /// [`ReentrantLock`](crate::ReentrantLock) of that name, so a multi-lock and a plain lock on one of its names, ours
     /// or Redisson's, keep each other out. It is one hold with one owner, renewed and released in one script; if one
-    /// of the names is lost, all are. The server must not be a node of a cluster, unless all names hash to one slot.
+    /// of the names is lost, all are. Where the server is a node of a cluster and the names are not of one slot, they are
+    /// taken like locks of their own, below, in one pipelined round trip.
     ///
     /// **Locks of any clients** are asked for all at once, those of different servers at the same time, in an order that
     /// does not depend on how they were given. They are as many holds, and losing one is losing all.
@@ -157,6 +159,8 @@ lockable!(
 pub(crate) struct Members {
     pub(crate) name: Arc<str>,
     parts: Vec<Handle>,
+    /// The names one by one, once a node of a cluster has said that no script of its own can have them all.
+    apart: Arc<OnceLock<Self>>,
     /// Why they cannot be taken together.
     fault: Option<Arc<str>>,
 }
@@ -182,12 +186,14 @@ impl Members {
         Self {
             name: names.join(", ").into(),
             parts,
+            apart: Arc::default(),
             fault,
         }
     }
 
     fn each(mut self, change: impl Fn(Handle) -> Handle) -> Self {
         self.parts = self.parts.into_iter().map(change).collect();
+        self.apart = Arc::default();
         self
     }
 
@@ -210,8 +216,25 @@ impl Members {
         }
     }
 
-    pub(crate) fn acquire(&self, patience: Patience) -> Result<Option<AllHeld>> {
+    /// Asks all in one, or one by one where that is impossible: see [`crosses_slots`].
+    fn ask<T>(&self, ask: impl Fn(&Self) -> Result<T>) -> Result<T> {
         self.check()?;
+        if let Some(apart) = self.apart.get() {
+            return ask(apart);
+        }
+        match (ask(self), &*self.parts) {
+            (Err(err), [alone]) if crosses_slots(&err) => {
+                ask(self.apart.get_or_init(|| Self::new(alone.apart())))
+            }
+            (answer, _) => answer,
+        }
+    }
+
+    pub(crate) fn acquire(&self, patience: Patience) -> Result<Option<AllHeld>> {
+        self.ask(|members| members.acquire_all(patience))
+    }
+
+    fn acquire_all(&self, patience: Patience) -> Result<Option<AllHeld>> {
         if let [alone] = &*self.parts {
             let held = alone.acquire(patience)?;
             return Ok(held.map(|held| self.all(vec![held])));
@@ -342,37 +365,51 @@ impl Members {
     }
 
     pub(crate) fn is_locked(&self) -> Result<bool> {
-        self.check()?;
-        for part in &self.parts {
-            if part.is_locked()? {
-                return Ok(true);
+        self.ask(|members| {
+            for part in &members.parts {
+                if part.is_locked()? {
+                    return Ok(true);
+                }
             }
-        }
-        Ok(false)
+            Ok(false)
+        })
     }
 
     pub(crate) fn remaining(&self) -> Result<Option<Duration>> {
-        self.check()?;
-        let mut longest = None;
-        for part in &self.parts {
-            longest = longest.max(part.remaining()?);
-        }
-        Ok(longest)
+        self.ask(|members| {
+            let mut longest = None;
+            for part in &members.parts {
+                longest = longest.max(part.remaining()?);
+            }
+            Ok(longest)
+        })
     }
 
     pub(crate) fn force_unlock(&self) -> Result<bool> {
-        self.check()?;
-        let mut forced = false;
-        for part in &self.parts {
-            forced |= part.force_unlock()?;
-        }
-        Ok(forced)
+        self.ask(|members| {
+            let mut forced = false;
+            for part in &members.parts {
+                forced |= part.force_unlock()?;
+            }
+            Ok(forced)
+        })
     }
 
     pub(crate) fn hold_count(&self) -> u32 {
-        let counts = self.parts.iter().map(Handle::hold_count);
+        let members = self.apart.get().unwrap_or(self);
+        let counts = members.parts.iter().map(Handle::hold_count);
         counts.min().unwrap_or(0)
     }
+}
+
+/// Whether it is the answer of a cluster's node to a script with keys of several slots.
+fn crosses_slots(err: &Error) -> bool {
+    let Error::Redis { source, .. } = err else {
+        return false;
+    };
+    source
+        .downcast_ref::<RedisError>()
+        .is_some_and(|err| err.kind() == ErrorKind::Server(ServerErrorKind::CrossSlot))
 }
 
 /// All holds of one guard.

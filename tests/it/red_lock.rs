@@ -94,3 +94,22 @@ fn smoke_multi() {
     let _ = LossReason::Forced;
     eventually("empty", || s.dbsize() == 0);
 }
+
+#[test]
+fn smoke_slots() {
+    let s = Server::start_with(&["--cluster-enabled", "yes"]);
+    s.cli(&["CLUSTER", "ADDSLOTSRANGE", "0", "16383"]);
+    eventually("cluster ok", || s.try_ask::<String>(&["SET", "x", "1"]).is_ok());
+    s.cli(&["DEL", "x"]);
+    let c = Client::open(s.url()).unwrap();
+    let lock = c.multi_lock(["a", "b", "c"]);
+    assert!(!lock.is_locked().unwrap());
+    let g = lock.lock().unwrap();
+    println!("{g:?} {:?}", s.keys());
+    assert_eq!(g.hold_count(), 1);
+    assert!(lock.is_locked().unwrap());
+    drop(g);
+    let g = c.multi_lock(["{a}1", "{a}2"]).lock().unwrap();
+    println!("{g:?} {:?}", s.keys());
+    drop(g);
+}
