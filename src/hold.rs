@@ -411,11 +411,11 @@ impl Hold {
     }
 
     pub(crate) fn renew_request(&self) -> script::Request {
-        if let Some((Some(grip), node)) = self.as_part() {
-            return grip.heal(node);
-        }
         let lease = self.renewal_lease();
-        let count = self.count.load(Ordering::Relaxed);
+        let count = match self.as_part() {
+            Some((Some(grip), _)) => grip.count(),
+            _ => self.count.load(Ordering::Relaxed),
+        };
         self.gate.wire.renew(self.mode, &self.owner, lease, count)
     }
 

@@ -10,7 +10,8 @@
 //!
 //! A hold is a *whole* of *parts*, one a node. The whole sits in the room and makes the guard; it is certain for as
 //! long as the majority's last part is. The parts are on the agendas of their own clients while the whole is held:
-//! each watchdog renews its part, and takes it again where the node has forgotten it or was not there at first.
+//! each watchdog renews its part, and where the node has forgotten it or was not there at first, has the link take it
+//! again. Only links create anything, so that nothing can be carried out behind the release that would undo it.
 //!
 //! The mutex of a [`Grip`] may be taken with a room's held, and agendas' and links' may be taken with it held. No I/O.
 
@@ -31,7 +32,7 @@ use crate::hold::{Hold, LossReason, Role};
 use crate::keys;
 use crate::link::WaitFault;
 use crate::room::{Lease, Mode};
-use crate::script::{self, Acquired, Healed, Released, Renewed, Request};
+use crate::script::{self, Acquired, Released, Renewed, Request};
 use crate::stream;
 use crate::wait;
 use crate::wire::{Ask, Family, Place, Wire};
@@ -49,8 +50,12 @@ const PAUSE: (Duration, Duration) = (Duration::from_millis(5), Duration::from_mi
 /// The first and the longest time for which one node is waited for while others may have answered.
 const SLICE: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(16));
 
-/// How soon a node that had no part in the grant is asked to take one: a share of the lease, and at most that long.
-const HEAL: (u32, Duration) = (30, Duration::from_secs(1));
+/// How soon a node that does not keep its part is asked about it again: a share of the lease, and within which limits.
+const HEAL: (u32, Duration, Duration) = (30, Duration::from_millis(5), Duration::from_secs(1));
+
+fn heal_after(lease: Duration) -> Duration {
+    (lease / HEAL.0).clamp(HEAL.1, HEAL.2)
+}
 
 /// A random pause, so that those who split the nodes between them do not meet again.
 pub(crate) fn pause() -> Duration {
@@ -208,25 +213,7 @@ impl Quorum {
         let engines = nodes.list.iter().map(|node| &node.engine);
         let _contending: Vec<_> = engines.map(|engine| engine.contending()).collect();
         let grip = Grip::new(nodes, gate, terms);
-        let owner = &grip.owner;
-        let mut acquire = |node: usize| Attempt {
-            request: nodes.list[node].gate.wire.acquire(&Ask {
-                owner,
-                lease: terms.lease_time,
-                mode: Mode::Exclusive,
-                under: None,
-                yields: false,
-                place: Place {
-                    ticket: owner,
-                    keep: Duration::ZERO,
-                    stood: false,
-                },
-                tokens: 1,
-                token_ttl: Duration::ZERO,
-                up_for,
-            }),
-            undo: Some(Arc::clone(&grip.parts[node]) as Arc<dyn Undo>),
-        };
+        let mut acquire = |node: usize| grip.acquire(node, up_for);
         let sent_at = Instant::now();
         let taken = |value: &Value| matches!(value, Value::Nil);
         let round = nodes.round(
@@ -566,8 +553,8 @@ struct Part {
     touched: bool,
     /// It keeps the hold for certain until then.
     until: Option<Instant>,
-    /// It was found to have forgotten the hold, and has it again since then.
-    healed_at: Option<Instant>,
+    /// It was found to have forgotten the hold.
+    forgot_at: Option<Instant>,
 }
 
 impl Grip {
@@ -675,9 +662,7 @@ impl Grip {
             let due = match (lease, until) {
                 (Lease::Fixed(lease), _) => sent_at + lease,
                 (Lease::Renewed { .. }, Some(_)) => sent_at + part.lease() / 3,
-                (Lease::Renewed { .. }, None) => {
-                    Instant::now() + (part.lease() / HEAL.0).min(HEAL.1)
-                }
+                (Lease::Renewed { .. }, None) => Instant::now() + heal_after(part.lease()),
             };
             node.engine.agenda.arm(part, due);
         }
@@ -701,22 +686,47 @@ impl Grip {
         state.untils(Instant::now()).len()
     }
 
-    /// What renews the part of a node, or takes it again.
-    pub(crate) fn heal(&self, node: usize) -> Request {
-        let (wire, lease) = (&self.nodes.list[node].gate.wire, self.parts[node].lease());
+    /// The holder's count.
+    pub(crate) fn count(&self) -> u32 {
         let whole = self.get_whole();
-        let count = whole.map_or(1, |whole| whole.count.load(Ordering::Relaxed));
-        let mut state = self.state.lock();
-        if state.let_go {
-            // Too late to create anything.
-            return wire.renew(Mode::Exclusive, &self.owner, lease, count);
+        whole.map_or(1, |whole| whole.count.load(Ordering::Relaxed))
+    }
+
+    /// What takes the part of a node, also again.
+    fn acquire(&self, node: usize, up_for: Duration) -> Attempt {
+        let part = &self.parts[node];
+        Attempt {
+            request: part.gate.wire.acquire(&Ask {
+                owner: &self.owner,
+                lease: part.lease(),
+                mode: Mode::Exclusive,
+                under: None,
+                yields: false,
+                place: Place {
+                    ticket: &self.owner,
+                    keep: Duration::ZERO,
+                    stood: false,
+                },
+                tokens: 1,
+                token_ttl: Duration::ZERO,
+                up_for,
+            }),
+            undo: Some(Arc::clone(part) as Arc<dyn Undo>),
         }
-        state.parts[node].touched = true;
-        wire.heal(&self.owner, lease, count)
+    }
+
+    /// Has a node that does not keep its part take it again: over its link, in front of any release.
+    fn heal(&self, state: &mut State, node: usize) {
+        let link = &self.nodes.list[node].engine.link;
+        let call = Call::unattended(self.acquire(node, Duration::ZERO));
+        if !state.let_go && link.submit(&call).is_some() {
+            state.parts[node].touched = true;
+            state.parts[node].asked = Some(call);
+        }
     }
 
     /// What the renewal of a node's part means for the whole.
-    fn healed(&self, node: usize, healed: Healed, sent_at: Instant) {
+    fn settle(&self, node: usize, renewed: Renewed, sent_at: Instant) {
         let Some(whole) = self.get_whole() else {
             return;
         };
@@ -728,40 +738,45 @@ impl Grip {
         let its = &mut state.parts[node];
         // What was answered before this says nothing any more.
         its.asked = None;
-        if healed == Healed::Taken {
-            its.until = None;
-        } else {
-            if healed == Healed::Anew && its.until.is_some_and(|until| now < until) {
-                log::warn!(
-                    "node {node} of {n} had forgotten `{name}`, which is held; it has it again"
-                );
-                its.healed_at = Some(now);
+        match renewed {
+            Renewed::Yes => {
+                part.extend(sent_at, lease);
+                its.until = Some(part.valid_until());
             }
-            part.extend(sent_at, lease);
-            its.until = Some(part.valid_until());
+            Renewed::Taken => its.until = None,
+            Renewed::Gone => {
+                if its.until.take().is_some_and(|until| now < until) {
+                    log::warn!("node {node} of {n} has forgotten `{name}`, which is held");
+                    its.forgot_at = Some(now);
+                }
+                self.heal(&mut state, node);
+            }
         }
-        let forgetful = state.parts.iter().filter_map(|part| part.healed_at);
+        let forgetful = state.parts.iter().filter_map(|part| part.forgot_at);
         let forgetful = forgetful
             .filter(|at| now.saturating_duration_since(*at) < lease)
             .count();
         let untils = state.untils(now);
-        let lost = if untils.len() < needed {
-            // Where it is time that has passed, the whole's is over too, and told so.
-            (healed == Healed::Taken).then_some(LossReason::TakenOver)
-        } else if forgetful >= needed {
+        let lost = if forgetful >= needed {
             // Others may have had a majority in between.
             Some(LossReason::Forced)
-        } else {
-            self.count_on(&whole, untils[needed - 1]);
+        } else if let Some(until) = untils.get(needed - 1) {
+            self.count_on(&whole, *until);
             None
+        } else {
+            // Where it is time that has passed, the whole's is over too, and told so.
+            (renewed == Renewed::Taken).then_some(LossReason::TakenOver)
         };
-        let is_bare = untils.len() == needed && n > needed;
+        let is_bare = untils.len() <= needed && n > needed;
         let was_bare = std::mem::replace(&mut state.bare, is_bare);
         drop(state);
         if let Some(reason) = lost {
             self.home().lose(&whole, reason);
         } else if is_bare && !was_bare {
-            log::warn!("`{name}` is held by no more than {needed} of {n} nodes");
+            log::warn!(
+                "`{name}` is held by no more than {} of {n} nodes",
+                untils.len()
+            );
         }
     }
 
@@ -859,7 +874,8 @@ impl Grip {
         if !std::mem::take(&mut part.touched) {
             return None;
         }
-        let known = part.until.take().is_some() && part.asked.take().is_none();
+        let (until, asked) = (part.until.take(), part.asked.take());
+        let known = until.is_some() && asked.is_none();
         let mut release = hold.release(!known);
         // A node that has forgotten it is no news: the majority is what counts.
         release.terms.undo = true;
@@ -994,34 +1010,20 @@ impl State {
 }
 
 /// What a node has said to the renewal of its part.
-pub(crate) fn settle(engine: &Arc<Engine>, part: &Arc<Hold>, reply: Value, sent_at: Instant) {
-    let Some((grip, node)) = part.as_part() else {
+pub(crate) fn settle(engine: &Arc<Engine>, part: &Arc<Hold>, renewed: Renewed, sent_at: Instant) {
+    let Some((Some(grip), node)) = part.as_part() else {
         return;
     };
-    let Some(grip) = grip else {
-        if matches!(script::healed(reply), Ok(Healed::Kept | Healed::Anew)) {
-            leave_nothing_behind(engine, part);
-        }
-        return;
-    };
-    let healed = script::healed(reply).unwrap_or_else(|unexpected| {
-        log::warn!(
-            "renewing `{}` at {:?}: {unexpected}",
-            part.gate.name,
-            engine.endpoint
-        );
-        Healed::Taken
-    });
-    if healed != Healed::Taken {
+    let mut again = sent_at + part.lease() / 3;
+    if renewed == Renewed::Yes {
         engine.counters.renewals.add(1);
     }
-    grip.healed(node, healed, sent_at);
-    engine.agenda.arm(part, sent_at + part.lease() / 3);
-}
-
-/// Releases the part of a hold that is over once more: a renewal that was under way may have taken it again.
-pub(crate) fn leave_nothing_behind(engine: &Engine, part: &Hold) {
-    if let Some((None, _)) = part.as_part() {
-        engine.link.send_deferred(part.release(true));
+    grip.settle(node, renewed, sent_at);
+    if renewed == Renewed::Gone {
+        engine.link.want();
+        engine.link.flush(false);
+        engine.agenda.tend_soon();
+        again = again.min(Instant::now() + heal_after(part.lease()));
     }
+    engine.agenda.arm(part, again);
 }

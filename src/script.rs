@@ -54,7 +54,6 @@ scripts! {
     MULTI_FORCE = "multi_force";
     MULTI_STATE = "multi_state";
     RED_ACQUIRE = "red_acquire";
-    RED_RENEW = "red_renew";
 }
 
 /// One command, packed but for the choice between a script's hash and its text.
@@ -239,26 +238,6 @@ pub(crate) fn renewed(reply: Value) -> Result<Renewed, Unexpected> {
     }
 }
 
-/// What became of one node's part in a hold that a majority of nodes makes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Healed {
-    /// It was there still.
-    Kept,
-    /// It was not, and is again.
-    Anew,
-    /// Somebody else has the lock there.
-    Taken,
-}
-
-pub(crate) fn healed(reply: Value) -> Result<Healed, Unexpected> {
-    match reply {
-        Value::Int(1) => Ok(Healed::Kept),
-        Value::Int(2) => Ok(Healed::Anew),
-        Value::Int(-1) => Ok(Healed::Taken),
-        other => Err(Unexpected(other)),
-    }
-}
-
 pub(crate) fn integer(reply: Value) -> Result<i64, Unexpected> {
     match reply {
         Value::Int(n) => Ok(n),
@@ -348,10 +327,6 @@ mod tests {
         assert_eq!(released(&Value::Int(-1)).ok(), Some(Released::Gone));
         assert_eq!(released(&Value::Int(-2)).ok(), Some(Released::Taken));
         assert!(released(&Value::Int(-3)).is_err());
-        assert_eq!(healed(Value::Int(1)).ok(), Some(Healed::Kept));
-        assert_eq!(healed(Value::Int(2)).ok(), Some(Healed::Anew));
-        assert_eq!(healed(Value::Int(-1)).ok(), Some(Healed::Taken));
-        assert!(healed(Value::Int(0)).is_err());
         assert_eq!(renewed(Value::Int(0)).ok(), Some(Renewed::Gone));
         assert_eq!(renewed(Value::Int(-1)).ok(), Some(Renewed::Taken));
     }

@@ -333,7 +333,6 @@ impl Watchdog {
             .chain(self.sent.drain(..))
         {
             self.engine.agenda.arm(&hold, hold.look_again(again));
-            quorum::leave_nothing_behind(&self.engine, &hold);
         }
     }
 
@@ -464,7 +463,7 @@ fn settle(engine: &Arc<Engine>, hold: &Arc<Hold>, reply: Value, sent_at: Instant
         }
         Err(err) if err.code() == Some("WRONGTYPE") => {
             if hold.is_part() {
-                quorum::settle(engine, hold, Value::Int(-1), sent_at);
+                quorum::settle(engine, hold, Renewed::Taken, sent_at);
             } else {
                 engine.lose(hold, LossReason::TakenOver);
             }
@@ -482,14 +481,19 @@ fn settle(engine: &Arc<Engine>, hold: &Arc<Hold>, reply: Value, sent_at: Instant
             };
         }
     };
+    let renewed = script::renewed(reply);
     if hold.is_part() {
-        quorum::settle(engine, hold, reply, sent_at);
+        let renewed = renewed.unwrap_or_else(|unexpected| {
+            log::warn!("renewing `{}`: {unexpected}", hold.gate.name);
+            Renewed::Taken
+        });
+        quorum::settle(engine, hold, renewed, sent_at);
         return Settled::Done;
     }
     let now = Instant::now();
     // Past its time the key may well be gone: nobody took it away.
     let in_time = now < hold.valid_until();
-    match script::renewed(reply) {
+    match renewed {
         Ok(Renewed::Yes) => {
             engine.counters.renewals.add(1);
             hold.extend(sent_at, hold.renewal_lease());

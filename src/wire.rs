@@ -331,16 +331,6 @@ impl Wire {
         }
     }
 
-    /// Renews one node's part, or takes it again if nobody has the lock there.
-    pub(crate) fn heal(&self, owner: &str, lease: Duration, count: u32) -> Request {
-        Request::script(
-            "renewing the lock",
-            &script::RED_RENEW,
-            &[&self.key],
-            &[owner, &lease_ms(lease).to_string(), &count.to_string()],
-        )
-    }
-
     /// Gives up a place in the line that Redis keeps.
     pub(crate) fn leave(&self, ticket: &str) -> Option<Request> {
         let More::Line { queue, timeouts } = &self.more else {

@@ -99,7 +99,9 @@ fn smoke_multi() {
 fn smoke_slots() {
     let s = Server::start_with(&["--cluster-enabled", "yes"]);
     s.cli(&["CLUSTER", "ADDSLOTSRANGE", "0", "16383"]);
-    eventually("cluster ok", || s.try_ask::<String>(&["SET", "x", "1"]).is_ok());
+    eventually("cluster ok", || {
+        s.try_ask::<String>(&["SET", "x", "1"]).is_ok()
+    });
     s.cli(&["DEL", "x"]);
     let c = Client::open(s.url()).unwrap();
     let lock = c.multi_lock(["a", "b", "c"]);
