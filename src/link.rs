@@ -360,6 +360,13 @@ impl Link {
             let silent_at = up.last_heard + self.patience;
             if now >= until || stop() {
                 drop(mine);
+                if let Some(reader) = up.reader.take_if(|_| !has_read && !stop()) {
+                    drop(state);
+                    // What has come by now counts, even if nobody had time to read it.
+                    has_read = true;
+                    self.lead(reader, generation, Some(call), now + GLANCE);
+                    continue;
+                }
                 // This thread may have been appointed leader in the meantime.
                 let next = up.next_leader();
                 drop(state);

@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use redis::{RedisError, Value};
 
 use crate::call::{Answer, Attempt, Call, CallPhase, Fault, Undo, is_transient, is_unknown_script};
@@ -49,6 +49,10 @@ const PAUSE: (Duration, Duration) = (Duration::from_millis(5), Duration::from_mi
 
 /// The first and the longest time for which one node is waited for while others may have answered.
 const SLICE: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(16));
+
+/// How often in a row a node has to say that somebody else has the lock before it counts as theirs: one who only tries for
+/// it may have been there for a moment.
+const REFUSALS: u32 = 2;
 
 /// How soon a node that does not keep its part is asked about it again: a share of the lease, and within which limits.
 const HEAL: (u32, Duration, Duration) = (30, Duration::from_millis(5), Duration::from_secs(1));
@@ -542,6 +546,9 @@ struct State {
     releases: Vec<Option<Arc<Call>>>,
     /// It has been said that the majority is a bare one.
     bare: bool,
+    /// A node has forgotten the hold or has it again: the sooner the others say that they have it, the better they are
+    /// known not to have forgotten it at the same time.
+    unsure: bool,
 }
 
 /// What is known of one node.
@@ -553,8 +560,31 @@ struct Part {
     touched: bool,
     /// It keeps the hold for certain until then.
     until: Option<Instant>,
-    /// It was found to have forgotten the hold.
-    forgot_at: Option<Instant>,
+    /// When that was asked which it has confirmed last.
+    confirmed_at: Option<Instant>,
+    /// It has forgotten the hold at some time after the first of these, and had it again by the second.
+    gap: Option<(Instant, Option<Instant>)>,
+    /// How often in a row it has said that somebody else has the lock.
+    refusals: u32,
+}
+
+impl Part {
+    /// It keeps the hold. Says whether it has it again.
+    fn is_confirmed(&mut self, asked_at: Instant, until: Instant) -> bool {
+        self.until = Some(until);
+        self.confirmed_at = Some(asked_at);
+        self.refusals = 0;
+        let open = self.gap.as_mut().filter(|(_, to)| to.is_none());
+        open.is_some_and(|(_, to)| to.replace(Instant::now()).is_none())
+    }
+
+    /// It does not keep the hold. Says since when, if it should.
+    fn is_missing(&mut self) -> Option<Instant> {
+        let until = self.until.take()?;
+        let from = self.confirmed_at.filter(|_| Instant::now() < until)?;
+        self.gap = Some((from, None));
+        Some(from)
+    }
 }
 
 impl Grip {
@@ -591,6 +621,7 @@ impl Grip {
                     let_go: false,
                     releases: Vec::new(),
                     bare: false,
+                    unsure: false,
                 }),
             }
         })
@@ -639,11 +670,17 @@ impl Grip {
                 continue;
             };
             part.asked = None;
-            if let Ok(Answer { value, sent_at }) = outcome
-                && matches!(script::acquired(value), Ok(Acquired::Taken { .. }))
-            {
-                hold.grant(sent_at);
-                part.until = Some(hold.valid_until());
+            let Ok(Answer { value, sent_at }) = outcome else {
+                continue;
+            };
+            match script::acquired(value) {
+                Ok(Acquired::Taken { .. }) => {
+                    hold.grant(sent_at);
+                    state.unsure |= part.is_confirmed(sent_at, hold.valid_until());
+                }
+                Ok(Acquired::Busy { .. }) => part.refusals += 1,
+                // An error; those are the watchdog's to tell of.
+                Err(_) => {}
             }
         }
     }
@@ -715,68 +752,99 @@ impl Grip {
         }
     }
 
-    /// Has a node that does not keep its part take it again: over its link, in front of any release.
-    fn heal(&self, state: &mut State, node: usize) {
+    /// Has a node that does not keep its part take it again: over its link, in front of any release. `false` if it keeps it.
+    fn heal(&self, node: usize) -> bool {
         let link = &self.nodes.list[node].engine.link;
-        let call = Call::unattended(self.acquire(node, Duration::ZERO));
-        if !state.let_go && link.submit(&call).is_some() {
-            state.parts[node].touched = true;
-            state.parts[node].asked = Some(call);
+        let mut state = self.state.lock();
+        self.look(&mut state);
+        if state.let_go || state.parts[node].until.is_some() {
+            return false;
         }
+        // One question at a time.
+        if state.parts[node].asked.is_none() {
+            let call = Call::unattended(self.acquire(node, Duration::ZERO));
+            if link.submit(&call).is_some() {
+                state.parts[node].touched = true;
+                state.parts[node].asked = Some(call);
+            }
+        }
+        self.judge(state);
+        true
     }
 
     /// What the renewal of a node's part means for the whole.
     fn settle(&self, node: usize, renewed: Renewed, sent_at: Instant) {
-        let Some(whole) = self.get_whole() else {
-            return;
-        };
-        let (n, needed, part) = (self.nodes.list.len(), self.nodes.needed, &self.parts[node]);
-        let (name, lease) = (&part.gate.name, part.lease());
-        let now = Instant::now();
+        let (n, part) = (self.nodes.list.len(), &self.parts[node]);
         let mut state = self.state.lock();
         self.look(&mut state);
         let its = &mut state.parts[node];
         // What was answered before this says nothing any more.
         its.asked = None;
-        match renewed {
-            Renewed::Yes => {
-                part.extend(sent_at, lease);
-                its.until = Some(part.valid_until());
-            }
-            Renewed::Taken => its.until = None,
-            Renewed::Gone => {
-                if its.until.take().is_some_and(|until| now < until) {
-                    log::warn!("node {node} of {n} has forgotten `{name}`, which is held");
-                    its.forgot_at = Some(now);
+        if renewed == Renewed::Yes {
+            part.extend(sent_at, part.lease());
+            state.unsure |= its.is_confirmed(sent_at, part.valid_until());
+        } else {
+            its.refusals += u32::from(renewed == Renewed::Taken);
+            if let Some(from) = its.is_missing() {
+                let name = &part.gate.name;
+                log::warn!("node {node} of {n} has forgotten `{name}`, which is held");
+                state.unsure = true;
+                let gaps = state.parts.iter().filter_map(|part| part.gap);
+                let at_once = gaps.filter(|(_, to)| to.is_none_or(|to| to > from));
+                if at_once.count() >= self.nodes.needed {
+                    drop(state);
+                    return self.lose(match renewed {
+                        Renewed::Taken => LossReason::TakenOver,
+                        // Others may have had a majority in between.
+                        _ => LossReason::Forced,
+                    });
                 }
-                self.heal(&mut state, node);
             }
         }
-        let forgetful = state.parts.iter().filter_map(|part| part.forgot_at);
-        let forgetful = forgetful
-            .filter(|at| now.saturating_duration_since(*at) < lease)
-            .count();
-        let untils = state.untils(now);
-        let lost = if forgetful >= needed {
-            // Others may have had a majority in between.
-            Some(LossReason::Forced)
-        } else if let Some(until) = untils.get(needed - 1) {
-            self.count_on(&whole, *until);
-            None
-        } else {
-            // Where it is time that has passed, the whole's is over too, and told so.
-            (renewed == Renewed::Taken).then_some(LossReason::TakenOver)
+        self.judge(state);
+    }
+
+    /// Says what the parts mean for the whole.
+    fn judge(&self, mut state: MutexGuard<'_, State>) {
+        let Some(whole) = self.get_whole() else {
+            return;
         };
+        let (n, needed) = (self.nodes.list.len(), self.nodes.needed);
+        let untils = state.untils(Instant::now());
+        if let Some(until) = untils.get(needed - 1) {
+            self.count_on(&whole, *until);
+        }
+        let refused = state.parts.iter().filter(|part| part.refusals >= REFUSALS);
+        let taken_over = untils.len() < needed && n - refused.count() < needed;
         let is_bare = untils.len() <= needed && n > needed;
         let was_bare = std::mem::replace(&mut state.bare, is_bare);
+        if std::mem::take(&mut state.unsure) {
+            for (node, (part, its)) in self
+                .nodes
+                .list
+                .iter()
+                .zip(self.parts.iter().zip(&state.parts))
+            {
+                if its.until.is_some() {
+                    node.engine.agenda.arm(part, Instant::now());
+                }
+            }
+        }
         drop(state);
-        if let Some(reason) = lost {
-            self.home().lose(&whole, reason);
+        if taken_over {
+            self.lose(LossReason::TakenOver);
         } else if is_bare && !was_bare {
             log::warn!(
-                "`{name}` is held by no more than {} of {n} nodes",
+                "`{}` is held by no more than {} of {n} nodes",
+                whole.gate.name,
                 untils.len()
             );
+        }
+    }
+
+    fn lose(&self, reason: LossReason) {
+        if let Some(whole) = self.get_whole() {
+            self.home().lose(&whole, reason);
         }
     }
 
@@ -820,10 +888,11 @@ impl Grip {
                 hold.change_lease(terms.lease, terms.lease_time);
                 if let Reply::Came(answer) = reply {
                     part.asked = None;
-                    part.until = kept(&answer.value).then(|| {
+                    part.until = None;
+                    if kept(&answer.value) {
                         hold.extend(answer.sent_at, terms.lease_time);
-                        hold.valid_until()
-                    });
+                        part.is_confirmed(answer.sent_at, hold.valid_until());
+                    }
                 }
             }
             drop(state);
@@ -1009,21 +1078,32 @@ impl State {
     }
 }
 
+/// Asks a node that does not keep its part to take it again, instead of renewing it; `false` if it keeps it.
+pub(crate) fn heal(engine: &Arc<Engine>, part: &Arc<Hold>) -> bool {
+    let Some((Some(grip), node)) = part.as_part() else {
+        return false;
+    };
+    if !grip.heal(node) {
+        return false;
+    }
+    engine.link.want();
+    engine.link.flush(false);
+    engine.agenda.tend_soon();
+    let again = Instant::now() + heal_after(part.lease());
+    engine.agenda.arm(part, again);
+    true
+}
+
 /// What a node has said to the renewal of its part.
 pub(crate) fn settle(engine: &Arc<Engine>, part: &Arc<Hold>, renewed: Renewed, sent_at: Instant) {
     let Some((Some(grip), node)) = part.as_part() else {
         return;
     };
-    let mut again = sent_at + part.lease() / 3;
+    grip.settle(node, renewed, sent_at);
     if renewed == Renewed::Yes {
         engine.counters.renewals.add(1);
+        engine.agenda.arm(part, sent_at + part.lease() / 3);
+    } else if !heal(engine, part) {
+        engine.agenda.arm(part, Instant::now());
     }
-    grip.settle(node, renewed, sent_at);
-    if renewed == Renewed::Gone {
-        engine.link.want();
-        engine.link.flush(false);
-        engine.agenda.tend_soon();
-        again = again.min(Instant::now() + heal_after(part.lease()));
-    }
-    engine.agenda.arm(part, again);
 }

@@ -26,8 +26,8 @@ exclusive_lock! {
     /// **Keeping it.** Each client renews the part of its master, and takes it again where a master was not there at
     /// first or has lost it; [`nodes_held`](RedLockGuard::nodes_held) says how many keep it. The hold is certain for as
     /// long as a majority is, and [`lost()`](RedLockGuard::lost) tells when it is not: validity over, a majority gone,
-    /// or a majority of masters found to have forgotten it within one lease, so that somebody else may have had them
-    /// meanwhile; a master out of reach from here is taken to be out of reach for others too. That the majority has become a bare one is logged.
+    /// or a majority of masters found to have forgotten it at what may have been the same time, so that somebody else may
+    /// have had them meanwhile; a master out of reach from here is taken to be out of reach for others too. That the majority has become a bare one is logged.
     ///
     /// **What it does not promise.** It rests on clocks that run at about the same speed and on pauses that end in time: a
     /// process that was stopped, or a write that is under way, can outlive the lease like with any other lock. A master

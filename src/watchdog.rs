@@ -417,6 +417,7 @@ fn look_at(engine: &Arc<Engine>, hold: &Arc<Hold>, now: Instant, in_hand: &mut V
     match hold.duty(now) {
         Duty::Nothing => {}
         Duty::Wait(until) => engine.agenda.arm(hold, until),
+        Duty::Renew if quorum::heal(engine, hold) => {}
         Duty::Renew => in_hand.push(Arc::clone(hold)),
         Duty::Tell(reason) => engine.lose(hold, reason),
     }
