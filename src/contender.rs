@@ -566,7 +566,9 @@ impl<'a> Contender<'a> {
         let stop = || self.must_stop();
         let mut again = false;
         loop {
-            let short = match quorum.ask(&self.gate, self.terms, self.lock.up_for, until, &stop) {
+            let (terms, up_for) = (self.terms, self.lock.up_for);
+            let goes_on = matches!(self.patience, Patience::Until(_));
+            let short = match quorum.ask(&self.gate, terms, up_for, goes_on, until, &stop) {
                 Asked::Taken { whole, sent_at } => {
                     return Ok(Attempted::Taken {
                         hold: whole,
@@ -584,8 +586,7 @@ impl<'a> Contender<'a> {
             let pause = quorum::pause();
             let out_of_time = Instant::now() + pause >= until;
             if again || out_of_time {
-                let once = !matches!(self.patience, Patience::Until(_));
-                if once || out_of_time || short.is_final() {
+                if !goes_on || out_of_time || short.is_final() {
                     let fault = Fault::NoQuorum(short);
                     if out_of_time && self.is_nobodys_fault(&fault, began, until) {
                         return Ok(Attempted::Busy { left: None, at: 0 });

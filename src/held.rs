@@ -141,9 +141,8 @@ impl Held {
         let engine = &self.shared.engine;
         if let Some(grip) = self.hold.grip() {
             return match grip.released(until, in_time) {
-                Ok(true) => Ok(()),
-                Ok(false) if in_time => Err(self.lost_by(LossReason::Forced)),
-                Ok(false) => Err(self.lost_by(LossReason::Expired)),
+                Ok(None) => Ok(()),
+                Ok(Some(reason)) => Err(self.lost_by(reason)),
                 Err(short) => Err(short.into_error(self.name())),
             };
         }

@@ -203,12 +203,14 @@ impl Quorum {
         nodes.try_for_each(|node| node.engine.start_watchdog())
     }
 
-    /// Asks all nodes once, and takes back what came of it unless it is a hold.
+    /// Asks all nodes once, and takes back what came of it unless it is a hold. `goes_on`: if others have it, it will ask
+    /// again.
     pub(crate) fn ask(
         &self,
         gate: &Arc<Gate>,
         terms: Terms,
         up_for: Duration,
+        goes_on: bool,
         until: Instant,
         stop: &dyn Fn() -> bool,
     ) -> Asked {
@@ -221,7 +223,11 @@ impl Quorum {
         let sent_at = Instant::now();
         let taken = |value: &Value| matches!(value, Value::Nil);
         let round = nodes.round(
-            Goal::Majority,
+            if goes_on {
+                Goal::MajoritySoon
+            } else {
+                Goal::Majority
+            },
             terms.lease_time,
             until,
             stop,
@@ -320,6 +326,8 @@ impl Quorum {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Goal {
     Majority,
+    /// The same, by one who will ask again: what it has got already is not kept from others while it makes connections.
+    MajoritySoon,
     All,
 }
 
@@ -355,7 +363,11 @@ impl Round {
     fn failures(replies: Vec<Reply>) -> Vec<(usize, Fault)> {
         let failure = |(node, reply)| match reply {
             Reply::Failed(fault) => Some((node, fault)),
-            Reply::Due { .. } | Reply::Unasked => Some((node, unanswered())),
+            Reply::Due { .. } => Some((node, unanswered())),
+            Reply::Unasked => Some((
+                node,
+                Fault::Unreachable(stream::timed_out("there is no connection to the node")),
+            )),
             Reply::Came(_) => None,
         };
         replies
@@ -410,7 +422,7 @@ impl Nodes {
     ) -> Round {
         let n = self.list.len();
         let wanted = match goal {
-            Goal::Majority => self.needed,
+            Goal::Majority | Goal::MajoritySoon => self.needed,
             Goal::All => n,
         };
         let patience = patience(lease);
@@ -457,9 +469,12 @@ impl Nodes {
             }
             let yes = round.count(counts);
             let due = (0..n).filter(|node| round.is_due(*node)).count();
-            let hopeless = goal == Goal::Majority
-                && yes + due + untried.len() < wanted
-                && round.count(&|_| true) >= wanted;
+            let answered = round.count(&|_| true);
+            if goal == Goal::MajoritySoon && answered > yes {
+                untried.clear();
+            }
+            let hopeless =
+                goal != Goal::All && yes + due + untried.len() < wanted && answered >= wanted;
             if hopeless || stop() || Instant::now() >= until {
                 return round;
             }
@@ -991,13 +1006,14 @@ impl Grip {
         }
     }
 
-    /// Waits until a majority has confirmed the release; `false` if that is not to be had since it was not ours.
+    /// Waits until a majority has confirmed the release; why that is not to be had, if it was not ours.
     pub(crate) fn released(
         &self,
         until: Instant,
         in_time: bool,
-    ) -> std::result::Result<bool, Short> {
+    ) -> std::result::Result<Option<LossReason>, Short> {
         let nodes = &self.nodes;
+        let mut reason = LossReason::Forced;
         let mut due = self.state.lock().releases.clone();
         let (mut yes, mut slice) = (0, SLICE.0);
         let mut failures = Vec::new();
@@ -1030,7 +1046,8 @@ impl Grip {
                 match script::released(&value) {
                     Ok(Released::Yes { .. }) => yes += 1,
                     Ok(_) if replayed && in_time => yes += 1,
-                    Ok(_) => {}
+                    Ok(Released::Taken) => reason = LossReason::TakenOver,
+                    Ok(Released::Gone) => {}
                     Err(unexpected) => {
                         let err = RedisError::from(std::io::Error::other(unexpected));
                         failures.push((node, Fault::Refused(err)));
@@ -1039,12 +1056,12 @@ impl Grip {
                 (*place, moved) = (None, true);
             }
             if yes >= nodes.needed {
-                return Ok(true);
+                return Ok(None);
             }
             let now = Instant::now();
             let left = due.iter().flatten().count();
             if yes + failures.len() + left < nodes.needed {
-                return Ok(false);
+                return Ok(Some(if in_time { reason } else { LossReason::Expired }));
             }
             if left == 0 || now >= until {
                 failures.extend(

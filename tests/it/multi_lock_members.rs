@@ -11,7 +11,7 @@ use redlatch::{CancelToken, Client, Config, Error, Lockable, LossReason, MultiLo
 use crate::contract::{Crew, elsewhere, hold_by_stranger, subscribed};
 use crate::faults::{RESPONSE, SLACK, in_time};
 use crate::multi_lock::{left, open, verdicts};
-use crate::support::{Mode, Proxy, Server, Target, eventually, ms, unique, within};
+use crate::support::{Mode, Proxy, Server, Target, eventually, ms, unique};
 
 /// Longer than anything here may take.
 const LONG: Duration = Duration::from_secs(10);
@@ -543,12 +543,10 @@ fn short_waits_and_single_attempts_take_no_more_than_they_may() {
         assert!(lock.try_lock().unwrap().is_none());
         assert!(lock.try_lock_for(Duration::ZERO).unwrap().is_none());
         assert!(lock.try_lock_until(Instant::now()).unwrap().is_none());
-        for limit in [ms(20), ms(60)] {
-            let begun = Instant::now();
-            let answer = in_time("a short wait", limit, || lock.try_lock_for(limit));
-            assert!(answer.unwrap().is_none());
-            assert!(begun.elapsed() >= limit);
-        }
+        let (limit, begun) = (ms(200), Instant::now());
+        let answer = in_time("a short wait", limit, || lock.try_lock_for(limit));
+        assert!(answer.unwrap().is_none());
+        assert!(begun.elapsed() >= limit);
         // Too short for an answer, or for a pause after it.
         for limit in [Duration::from_nanos(1), ms(1), ms(2)] {
             let answer = in_time("hardly a wait", limit, || lock.try_lock_for(limit));
