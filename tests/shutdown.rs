@@ -56,7 +56,7 @@ fn boxed<G: Any>(guard: Result<G>) -> Result<Box<dyn Any>> {
 /// a process make it listen to.
 type Kind = (&'static str, Take, Take, fn(u64) -> u64);
 
-const KINDS: [Kind; 8] = [
+const KINDS: [Kind; 9] = [
     ("reentrant", reentrant, reentrant, |_| 1),
     ("mutex", |c, n| boxed(c.mutex(n).lock()), reentrant, |_| 1),
     ("fair", fair, fair, |n| n),
@@ -70,6 +70,12 @@ const KINDS: [Kind; 8] = [
     ("spin", spin, spin, |_| 0),
     ("write", write, write, |_| 2),
     ("read", |c, n| boxed(c.rwlock(n).read()), write, |_| 1),
+    (
+        "several",
+        |c, n| boxed(c.multi_lock([n, &format!("{n}:2")]).lock()),
+        reentrant,
+        |_| 1,
+    ),
 ];
 
 fn reentrant(client: &Client, name: &str) -> Result<Box<dyn Any>> {
@@ -419,21 +425,21 @@ fn closing_leaves_no_place_in_a_frozen_line() {
 
 #[test]
 fn closing_races_with_those_who_lock() {
-    closing_races(15, |i| (reentrant, format!("race:{}", i % 3)));
+    closing_races(15, 12, |i| (reentrant, format!("race:{}", i % 3)));
 }
 
 #[test]
 fn closing_races_with_those_who_lock_whatever_the_kind() {
     // Two of each kind.
-    closing_races(10, |i| (KINDS[i % 6 + 2].1, format!("race:{}", i % 6)));
+    closing_races(10, 14, |i| (KINDS[i % 7 + 2].1, format!("race:{}", i % 7)));
 }
 
-fn closing_races(rounds: u64, what: fn(usize) -> (Take, String)) {
+fn closing_races(rounds: u64, threads: usize, what: fn(usize) -> (Take, String)) {
     let _turn = turn();
     let server = Server::start();
     for round in 0..rounds {
         let client = Client::open(Config::new(server.url()).lease(ms(200))).unwrap();
-        let threads: Vec<_> = (0..12)
+        let threads: Vec<_> = (0..threads)
             .map(|i| {
                 let client = client.clone();
                 thread::spawn(move || {

@@ -398,7 +398,6 @@ fn a_wait_ends_with_the_type<A: Lock, B: Lock>() {
     let asks = if A::LINE == Line::Redis { 2 } else { 1 };
     waited_for_by::<A>(&server, asks);
     crew.all_parked();
-    server.cli(&["DEL", &name]);
     crate::contract::stranger_holds::<B>(&server, &name, 60_000);
     // The first asks, and then the next.
     for _ in 0..2 {
@@ -437,7 +436,6 @@ fn a_hold_ends_with_the_type<A: Lock, B: Lock>() {
     let name = unique("turned");
     for aware in [true, false] {
         let guard = A::of(&client, &name).lock().unwrap();
-        server.cli(&["DEL", &name]);
         crate::contract::stranger_holds::<B>(&server, &name, 60_000);
         if aware {
             let loss = guard.lost().recv_timeout(LONG).unwrap();

@@ -5,6 +5,7 @@
 mod bad_input;
 mod contract;
 mod contract_read;
+mod contract_red;
 mod fair;
 mod fair_faults;
 mod fair_leaving;
@@ -31,6 +32,7 @@ mod rwlock_sharing;
 mod scripts;
 mod scripts_fair;
 mod scripts_fenced;
+mod scripts_multi;
 mod scripts_rw;
 mod scripts_rw_model;
 mod spin;

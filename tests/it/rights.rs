@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use redlatch::{Client, Config, Result};
+use redlatch::{Client, Config, RedLock, Result};
 
 use crate::contract::Crew;
-use crate::support::{Server, eventually};
+use crate::support::{Server, eventually, ms};
 
 const README: &str = include_str!("../../README.md");
 
@@ -31,17 +31,20 @@ fn the_rights_in_the_readme_are_enough_for_every_lock() {
         .lines()
         .find(|line| line.starts_with("ACL SETUSER locker "))
         .unwrap();
-    let server = Server::start();
+    let servers = [(); 3].map(|()| Server::start());
     let rule: Vec<_> = line.split(' ').collect();
-    server.cli(&rule);
-    let open = || {
+    for server in &servers {
+        server.cli(&rule);
+    }
+    let open = |server: &Server| {
         let url = server.url().replace("redis://", "redis://locker:secret@");
         let config = Config::new(url)
             .key_prefix("shop:")
             .lease(Duration::from_millis(300));
         Client::open(config).unwrap()
     };
-    let (client, other) = (open(), open());
+    let [client, other] = [open(&servers[0]), open(&servers[0])];
+    let [second, third] = [open(&servers[1]), open(&servers[2])];
     // The second with a brace of its own, which changes how the other keys are named.
     for name in ["plain", "in{braces}"] {
         let of = |kind: &str| format!("{kind}:{name}");
@@ -88,6 +91,38 @@ fn the_rights_in_the_readme_are_enough_for_every_lock() {
             move |c| c.rwlock(&n).write(),
         );
 
+        let names = [of("lock"), of("one of several")];
+        let (held, wanted) = (names.clone(), of("one of several"));
+        hands_over(
+            &client,
+            &other,
+            move |c| c.multi_lock(&held).lock(),
+            move |c| c.reentrant_lock(&wanted).lock(),
+        );
+        let several = client.multi_lock(&names);
+        let both = names.clone();
+        hands_over(
+            &client,
+            &other,
+            |c| c.reentrant_lock(&names[1]).lock(),
+            move |c| c.multi_lock(&both).lock(),
+        );
+        let n = of("red");
+        let red = RedLock::new([&client, &second, &third], &n).unwrap();
+        let (two, three) = (second.clone(), third.clone());
+        hands_over(
+            &client,
+            &other,
+            |_| red.lock(),
+            move |c| RedLock::new([c, &two, &three], &n)?.lock(),
+        );
+        eventually("all have been up for a second", || {
+            let grown = red.clone().keep_out_restarted(ms(10));
+            grown
+                .try_lock()
+                .is_ok_and(|guard| guard.is_some_and(|guard| guard.is_valid()))
+        });
+
         let fenced = client.fenced_lock(of("fenced"));
         let fair = client.fair_lock(of("fair"));
         let rwlock = client.rwlock(of("rw"));
@@ -95,15 +130,20 @@ fn the_rights_in_the_readme_are_enough_for_every_lock() {
             fenced.lock().unwrap(),
             fair.lock().unwrap(),
             rwlock.read().unwrap(),
+            several.lock().unwrap(),
+            red.lock().unwrap(),
         );
         let renewed = client.stats().renewals + 3;
         eventually("all are renewed", || client.stats().renewals > renewed);
         assert!(fenced.is_locked().unwrap() && rwlock.is_read_locked().unwrap());
         assert!(fenced.force_unlock().unwrap() && fair.force_unlock().unwrap());
         assert!(rwlock.force_unlock().unwrap());
+        assert!(several.is_locked().unwrap() && several.remaining().unwrap().is_some());
+        assert!(red.is_locked().unwrap() && red.remaining().unwrap().is_some());
+        assert!(several.force_unlock().unwrap() && red.force_unlock().unwrap());
         assert!(guards.0.unlock().is_err());
     }
-    for client in [client, other] {
+    for client in [client, other, second, third] {
         let stats = client.stats();
         assert_eq!(
             (stats.releases_failed, stats.poll_rescues),

@@ -658,6 +658,36 @@ fn mentioned(text: &str) -> BTreeSet<String> {
     found
 }
 
+/// What a header has to name for all keys, and for their second half.
+const ALL_KEYS: &str = "KEYS[1…n]";
+const SECOND_HALF: &str = "KEYS[n+1…2n]";
+
+/// What the code reads, as a header names it: keys by number, or any number of them.
+fn read_by(code: &str) -> BTreeSet<String> {
+    let mut read: BTreeSet<String> = mentioned(code)
+        .into_iter()
+        .map(|one| {
+            let place = &one[5..one.len() - 1];
+            if place.bytes().all(|b| b.is_ascii_digit()) || one.starts_with("ARGV") {
+                one
+            } else if place.starts_with("n + ") {
+                SECOND_HALF.to_owned()
+            } else {
+                ALL_KEYS.to_owned()
+            }
+        })
+        .collect();
+    if code.contains("(KEYS") {
+        // As a whole, by `ipairs` or `unpack`.
+        read.insert(ALL_KEYS.to_owned());
+    }
+    if read.contains(ALL_KEYS) {
+        // One of all.
+        read.retain(|one| one.starts_with("ARGV") || one.contains('…'));
+    }
+    read
+}
+
 #[test]
 fn every_header_tells_what_its_body_reads() {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("lua");
@@ -694,9 +724,20 @@ fn every_header_tells_what_its_body_reads() {
             .iter()
             .map(|line| line.split("--").next().unwrap_or_default().to_owned() + "\n")
             .collect();
-        assert_eq!(named, mentioned(&code), "{stem}");
+        assert_eq!(named, read_by(&code), "{stem}");
+        assert_eq!(
+            named.contains(SECOND_HALF),
+            code.contains("local n = #KEYS / 2\n"),
+            "{stem}: which half is which"
+        );
+        if named.contains(ALL_KEYS) {
+            let keys = named.iter().filter(|name| name.starts_with("KEYS"));
+            let halves = usize::from(named.contains(SECOND_HALF));
+            assert_eq!(keys.count(), 1 + halves, "{stem}: no key has a number");
+        }
         for table in ["KEYS", "ARGV"] {
-            let count = named.iter().filter(|name| name.starts_with(table)).count();
+            let numbered = |name: &&String| name.starts_with(table) && !name.contains('…');
+            let count = named.iter().filter(numbered).count();
             for n in 1..=count {
                 assert!(
                     named.contains(&format!("{table}[{n}]")),
