@@ -41,6 +41,7 @@ mod config;
 mod contender;
 mod error;
 mod gate;
+mod grip;
 mod handle;
 mod held;
 mod hold;

@@ -33,7 +33,8 @@ exclusive_lock! {
     /// taken like locks of their own, below, in one pipelined round trip.
     ///
     /// **Locks of any clients** are asked for all at once, those of different servers at the same time, in an order that
-    /// does not depend on how they were given. They are as many holds, and losing one is losing all.
+    /// does not depend on how they were given. They are as many holds; if one is lost the guard is told, and the others
+    /// stay held until it goes.
     ///
     /// **Waiting.** Whoever waits holds nothing meanwhile: it waits for the first member that somebody else has, and
     /// then tries all again. Sets that overlap therefore never deadlock, whoever names them in which order; and nobody

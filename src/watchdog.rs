@@ -12,7 +12,7 @@
 //!     └──disarmed     └─────let go meanwhile: dropped
 //! ```
 //!
-//! What one of several servers keeps of a quorum's hold is armed like a hold; [`quorum::settle`] says what its renewal
+//! What one of several servers keeps of a quorum's hold is armed like a hold; [`grip::settle`] says what its renewal
 //! means for the whole, which is on the agenda of one client only to be told lost in time.
 //!
 //! A hold is armed before its guard exists, and disarmed before its release is sent.
@@ -27,8 +27,8 @@ use parking_lot::{Condvar, Mutex};
 use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
 
 use crate::client::Engine;
+use crate::grip;
 use crate::hold::{Duty, Hold, LossReason};
-use crate::quorum;
 use crate::script::{self, Renewed};
 use crate::stats::Counters;
 use crate::stream::{self, Connection};
@@ -417,7 +417,7 @@ fn look_at(engine: &Arc<Engine>, hold: &Arc<Hold>, now: Instant, in_hand: &mut V
     match hold.duty(now) {
         Duty::Nothing => {}
         Duty::Wait(until) => engine.agenda.arm(hold, until),
-        Duty::Renew if quorum::heal(engine, hold) => {}
+        Duty::Renew if grip::heal(engine, hold) => {}
         Duty::Renew => in_hand.push(Arc::clone(hold)),
         Duty::Tell(reason) => engine.lose(hold, reason),
     }
@@ -464,7 +464,7 @@ fn settle(engine: &Arc<Engine>, hold: &Arc<Hold>, reply: Value, sent_at: Instant
         }
         Err(err) if err.code() == Some("WRONGTYPE") => {
             if hold.is_part() {
-                quorum::settle(engine, hold, Renewed::Taken, sent_at);
+                grip::settle(engine, hold, Renewed::Taken, sent_at);
             } else {
                 engine.lose(hold, LossReason::TakenOver);
             }
@@ -488,7 +488,7 @@ fn settle(engine: &Arc<Engine>, hold: &Arc<Hold>, reply: Value, sent_at: Instant
             log::warn!("renewing `{}`: {unexpected}", hold.gate.name);
             Renewed::Taken
         });
-        quorum::settle(engine, hold, renewed, sent_at);
+        grip::settle(engine, hold, renewed, sent_at);
         return Settled::Done;
     }
     let now = Instant::now();
