@@ -23,11 +23,12 @@ exclusive_lock! {
     /// came too late ([`Error::Lost`](crate::Error::Lost)), asked for again after 5 to 50 ms at random. A master that is down or owes an answer is not asked as long as the others are enough;
     /// it is connected again in the background.
     ///
-    /// **Keeping it.** Each client renews the part of its master, and takes it again where a master was not there at
-    /// first or has lost it; [`nodes_held`](RedLockGuard::nodes_held) says how many keep it. The hold is certain for as
-    /// long as a majority is, and [`lost()`](RedLockGuard::lost) tells when it is not: validity over, a majority gone,
-    /// or a majority of masters found to have forgotten it at what may have been the same time, so that somebody else may
-    /// have had them meanwhile; a master out of reach from here is taken to be out of reach for others too. That the majority has become a bare one is logged.
+    /// **Keeping it.** Each client renews the part of its master, and has it taken again where a master was not there at
+    /// first or has lost it; with a fixed lease neither is done. [`nodes_held`](RedLockGuard::nodes_held) says how many
+    /// keep it. The hold is certain for as long as a majority is, and [`lost()`](RedLockGuard::lost) tells when it is not:
+    /// validity over, a majority gone, or a majority of masters found to have forgotten it at what may have been the same
+    /// time, so that somebody else may have had them meanwhile; a master out of reach from here is taken to be out of
+    /// reach for others too. That the majority has become a bare one is logged.
     ///
     /// **What it does not promise.** It rests on clocks that run at about the same speed and on pauses that end in time: a
     /// process that was stopped, or a write that is under way, can outlive the lease like with any other lock. A master

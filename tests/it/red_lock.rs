@@ -4,8 +4,8 @@
 
 use std::env;
 use std::process::{Command, Stdio};
-use std::sync::Barrier;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Barrier, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -84,7 +84,7 @@ fn two_sets_of_clients_exclude_each_other() {
     let owner = guard.owner().to_owned();
     for server in &servers {
         assert_eq!(server.hgetall(&name), [(owner.clone(), "1".to_owned())]);
-        assert_eq!(server.keys(), [name.clone()]);
+        assert_eq!(server.keys(), [&*name]);
         assert!((1..=1500).contains(&server.pttl(&name)));
     }
     assert_eq!((guard.name(), one.name()), (&*name, &*name));
@@ -181,7 +181,7 @@ fn history(processes: usize, threads: usize, turns: usize) {
     let servers = masters(5);
     let name = unique("history");
     let sets: Vec<_> = (0..processes).map(|_| open(&servers)).collect();
-    let counter = std::sync::Mutex::new(0_usize);
+    let counter = Mutex::new(0_usize);
     let mut spans: Vec<(Instant, Instant, String)> = thread::scope(|scope| {
         let workers: Vec<_> = sets
             .iter()
@@ -270,33 +270,39 @@ fn threads_of_a_process_pass_it_on_and_no_server_hears_of_it() {
     const THREADS: usize = 5;
     let servers = masters(5);
     let name = unique("pass");
-    let clients = open_with(&servers, |config| config.lease(LONG).tenure(ms(1000)));
+    // The longest tenure there is; a loaded machine may need several to see one that nothing has ended.
+    let clients = open_with(&servers, |config| config.tenure(ms(1000)));
     let lock = red(&clients, &name);
-    let guard = lock.lock().unwrap();
-    let owner = guard.owner().to_owned();
-    all_keep(&guard, 5);
-    let sent: Vec<u64> = servers.iter().map(Server::command_total).collect();
-    let mut crew = Crew::new();
-    for _ in 0..THREADS {
-        let (lock, owner) = (lock.clone(), owner.clone());
-        crew.spawn(move || {
-            let guard = lock.lock().unwrap();
-            assert_eq!((guard.owner(), guard.nodes_held()), (&*owner, 5));
-            assert_eq!(lock.hold_count(), 1);
-        });
+    let acquired = || clients[0].stats().acquired;
+    let granted = || -> Vec<u64> { servers.iter().map(|server| server.calls("hset")).collect() };
+    for _ in 0..20 {
+        let guard = lock.lock().unwrap();
+        let owner = guard.owner().to_owned();
+        all_keep(&guard, 5);
+        let before = (acquired(), granted());
+        let passed = clients[0].stats().passed;
+        let mut crew = Crew::new();
+        let owners = Arc::new(Mutex::new(Vec::new()));
+        for _ in 0..THREADS {
+            let (lock, owners) = (lock.clone(), Arc::clone(&owners));
+            crew.spawn(move || {
+                let guard = lock.lock().unwrap();
+                assert_eq!((guard.hold_count(), lock.hold_count()), (1, 1));
+                owners.lock().unwrap().push(guard.owner().to_owned());
+            });
+        }
+        crew.all_parked();
+        drop(guard);
+        crew.join();
+        nothing_is_left(&servers);
+        if acquired() == before.0 {
+            assert_eq!(clients[0].stats().passed, passed + THREADS as u64);
+            assert_eq!(granted(), before.1);
+            assert_eq!(*owners.lock().unwrap(), vec![owner; THREADS]);
+            return;
+        }
     }
-    crew.all_parked();
-    drop(guard);
-    crew.join();
-    let stats = clients[0].stats();
-    assert_eq!((stats.acquired, stats.passed), (1, THREADS as u64));
-    nothing_is_left(&servers);
-    for (server, sent) in servers.iter().zip(sent) {
-        // One release: EVALSHA or EVAL, and what that runs; and what these tests ask themselves.
-        assert_eq!(server.calls("hset"), 1);
-        assert_eq!(server.calls("hdel"), 1);
-        assert!(server.command_total() > sent);
-    }
+    panic!("it never stayed in the process");
 }
 
 #[test]
@@ -862,9 +868,11 @@ fn dropping_everything_in_any_order_leaves_neither_keys_nor_threads() {
                 all_keep(guard.as_ref().unwrap(), 5);
             }
             for (place, what) in order.chars().enumerate() {
-                if place > 0 && guard.is_some() {
-                    assert!(guard.as_ref().unwrap().is_valid(), "{order}");
-                    assert!(keepers(&servers, &name, guard.as_ref().unwrap().owner()).len() >= 3);
+                if place > 0
+                    && let Some(guard) = &guard
+                {
+                    assert!(guard.is_valid(), "{order}");
+                    assert!(keepers(&servers, &name, guard.owner()).len() >= 3);
                 }
                 match what {
                     'c' => drop(clients.take()),

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use redlatch::{Client, Config, Error, LossReason, RedLock, RedLockGuard};
+use redlatch::{Client, Config, Error, LossReason, RedLockGuard};
 
 use crate::contract::STRANGER;
 use crate::red_lock::{
@@ -375,13 +375,16 @@ fn connections_that_have_gone_stale_are_made_again() {
 // ---------------------------------------------------------------------------------------------------------------------
 
 /// Tries for the lock all the time, as another process, while `work` goes on; it must never get it.
-fn contended(other: &RedLock, work: impl FnOnce()) {
+fn contended(
+    attempt: impl Fn() -> redlatch::Result<Option<RedLockGuard>> + Sync,
+    work: impl FnOnce(),
+) {
     let done = AtomicBool::new(false);
     let tries = AtomicU64::new(0);
     thread::scope(|scope| {
         scope.spawn(|| {
             while !done.load(Ordering::SeqCst) {
-                let got = other.try_lock().unwrap().is_some();
+                let got = attempt().unwrap().is_some();
                 assert!(!got, "somebody else got it");
                 tries.fetch_add(1, Ordering::SeqCst);
             }
@@ -392,7 +395,7 @@ fn contended(other: &RedLock, work: impl FnOnce()) {
             std::panic::resume_unwind(panic);
         }
     });
-    assert!(tries.into_inner() > 10);
+    assert!(tries.into_inner() > 2);
 }
 
 // M5, S5
@@ -403,25 +406,29 @@ fn a_server_that_has_forgotten_it_or_comes_back_empty_has_it_again() {
     let (ours, theirs) = (open(&servers), open(&servers));
     let guard = red(&ours, &name).lock().unwrap();
     all_keep(&guard, 5);
-    contended(&red(&theirs, &name), || {
-        let has = |servers: &[Server], node: usize| -> bool {
-            servers[node].ask(&["HEXISTS", &name, guard.owner()])
-        };
-        servers[4].cli(&["FLUSHALL"]);
-        eventually("it has it again", || has(&servers, 4));
-        all_keep(&guard, 5);
-        servers[1].kill();
-        eventually("it is known not to keep it", || guard.nodes_held() == 4);
-        servers[1].restart();
-        eventually("it has it again", || has(&servers, 1));
-        all_keep(&guard, 5);
-        // The first client's as well.
-        servers[0].restart();
-        eventually("it has it again", || has(&servers, 0));
-        all_keep(&guard, 5);
-        assert!(guard.is_valid());
-        assert!(guard.lost().is_empty());
-    });
+    let other = red(&theirs, &name);
+    contended(
+        || other.try_lock(),
+        || {
+            let has = |servers: &[Server], node: usize| -> bool {
+                servers[node].ask(&["HEXISTS", &name, guard.owner()])
+            };
+            servers[4].cli(&["FLUSHALL"]);
+            eventually("it has it again", || has(&servers, 4));
+            all_keep(&guard, 5);
+            servers[1].kill();
+            eventually("it is known not to keep it", || guard.nodes_held() == 4);
+            servers[1].restart();
+            eventually("it has it again", || has(&servers, 1));
+            all_keep(&guard, 5);
+            // The first client's as well.
+            servers[0].restart();
+            eventually("it has it again", || has(&servers, 0));
+            all_keep(&guard, 5);
+            assert!(guard.is_valid());
+            assert!(guard.lost().is_empty());
+        },
+    );
     guard.unlock().unwrap();
     nothing_is_left(&servers);
 }
@@ -445,10 +452,17 @@ fn a_bare_majority_survives_that_one_of_it_forgets() {
     // Long before the next renewal.
     servers[3].cli(&["FLUSHALL"]);
     assert!(other.try_lock().unwrap().is_none());
-    eventually("it has it again", || servers[3].exists(&name));
-    assert!(other.try_lock().unwrap().is_none());
-    let until = guard.valid_until();
-    eventually("it is renewed", || guard.valid_until() > until);
+    // Whoever waits for it has that server again and again for a moment.
+    contended(
+        || other.try_lock_for(ms(150)),
+        || {
+            eventually("it has it again", || {
+                servers[3].ask(&["HEXISTS", &name, guard.owner()])
+            });
+            let until = guard.valid_until();
+            eventually("it is renewed", || guard.valid_until() > until);
+        },
+    );
     let warned = format!("`{name}` is held by no more than 3 of 5 nodes");
     assert_eq!(logs.count(log::Level::Warn, &warned), 1);
     let forgot = format!("node 3 of 5 has forgotten `{name}`");
