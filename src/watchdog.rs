@@ -58,6 +58,8 @@ pub(crate) struct Agenda {
 struct AgendaState {
     /// By moment (of `wait::nanos`) and number.
     due: BTreeMap<(u64, u64), Arc<Hold>>,
+    /// How many of them are parts of others.
+    parts: usize,
     tend_at: Option<u64>,
     /// Until when the thread sleeps; zero while it is awake.
     wakes_at: u64,
@@ -76,6 +78,7 @@ impl Agenda {
             counters,
             state: Mutex::new(AgendaState {
                 due: BTreeMap::new(),
+                parts: 0,
                 tend_at: None,
                 wakes_at: 0,
                 stopped: false,
@@ -95,6 +98,7 @@ impl Agenda {
         }
         hold.due.store(due, Ordering::Relaxed);
         state.due.insert((due, hold.number.0), Arc::clone(hold));
+        state.parts += usize::from(hold.is_part());
         if due < state.wakes_at {
             state.wakes_at = due;
             drop(state);
@@ -125,7 +129,7 @@ impl Agenda {
     /// How many holds are armed; the parts of one do not count.
     pub(crate) fn len(&self) -> usize {
         let state = self.state.lock();
-        state.due.values().filter(|hold| !hold.is_part()).count()
+        state.due.len() - state.parts
     }
 
     /// Ends the thread, as soon as it looks.
@@ -142,6 +146,7 @@ impl Agenda {
     pub(crate) fn take_all(&self) -> Vec<Arc<Hold>> {
         let mut state = self.state.lock();
         let holds: Vec<_> = std::mem::take(&mut state.due).into_values().collect();
+        state.parts = 0;
         for hold in &holds {
             hold.due.store(0, Ordering::Relaxed);
         }
@@ -194,8 +199,8 @@ impl Agenda {
 impl AgendaState {
     fn remove(&mut self, hold: &Hold) {
         let due = hold.due.swap(0, Ordering::Relaxed);
-        if due != 0 {
-            self.due.remove(&(due, hold.number.0));
+        if due != 0 && self.due.remove(&(due, hold.number.0)).is_some() {
+            self.parts -= usize::from(hold.is_part());
         }
     }
 
@@ -219,6 +224,7 @@ impl AgendaState {
             }
             let hold = entry.remove();
             hold.due.store(0, Ordering::Relaxed);
+            self.parts -= usize::from(hold.is_part());
             taken.push(hold);
         }
         taken

@@ -745,10 +745,14 @@ fn lost_replies_leave_nothing_behind() {
             nothing_is_left(&servers);
 
             let guard = take(&lock);
+            // One whose connection was just made again may have had no part.
+            let keep: Vec<_> = servers.iter().map(|server| server.exists(&name)).collect();
             let releases = traps(2);
             guard.unlock().unwrap();
             nothing_is_left(&servers);
-            assert!(releases.iter().all(|trap| trap.fired()));
+            for (release, keeps) in releases.iter().zip(&keep[2..]) {
+                assert!(release.fired() || !keeps);
+            }
             drop(take(&lock));
             nothing_is_left(&servers);
         }

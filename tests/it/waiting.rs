@@ -177,7 +177,10 @@ fn ten_thousand_holds_are_renewed_by_one_thread() {
         let guards: Vec<_> = (0..HOLDS)
             .map(|i| client.reentrant_lock(format!("hold:{i}")).lock().unwrap())
             .collect();
-        assert_eq!(client.stats().holds, HOLDS as u64);
+        // Those that are just being renewed are in the watchdog's hands.
+        eventually("all are looked after", || {
+            client.stats().holds == HOLDS as u64
+        });
         assert_eq!(thread_count(), threads);
         assert!(threads_named("redlatch") <= 2);
 
