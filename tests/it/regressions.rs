@@ -170,7 +170,7 @@ fn a_wait_shorter_than_a_round_trip_takes_long_is_no_error() {
 fn a_link_that_hangs_in_connecting_leaves_a_sound_watchdog_alone() {
     let server = Server::start();
     let proxy = Proxy::start(server.addr());
-    let lease = ms(600);
+    let lease = ms(1500);
     let client = Client::open(Config::new(proxy.url()).lease(lease)).unwrap();
     let guard = client.mutex(unique("kept")).lock().unwrap();
     let dropped = client.mutex(unique("dropped")).lock().unwrap();
