@@ -1179,7 +1179,7 @@ pub(crate) fn a_forgotten_guard_with_max_hold_frees_the_lock<L: Lock>() {
 
 // W8
 pub(crate) fn leases_do_not_interfere<L: Lock>() {
-    const LEASE: Duration = ms(240);
+    const LEASE: Duration = ms(480);
     let server = Server::start();
     let name = unique("leases");
     let client = open_with_lease(&server, LEASE);
