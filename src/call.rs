@@ -60,6 +60,8 @@ pub(crate) struct DeferredTerms {
     pub(crate) useful_until: Instant,
     /// Whether it undoes an acquire whose outcome nobody knows; finding nothing is then no news.
     pub(crate) undo: bool,
+    /// What it gives back is gone for good otherwise: no lease ends it.
+    pub(crate) for_good: bool,
 }
 
 /// Makes the release that takes back an acquire whose outcome nobody knows, if it has to be taken back.

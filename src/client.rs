@@ -13,12 +13,14 @@ use parking_lot::Mutex;
 use crate::call::{Attempt, Call, Fault};
 use crate::config::Config;
 use crate::error::{Error, Result};
+use crate::expirable_semaphore::ExpirableSemaphore;
 use crate::fair_lock::FairLock;
 use crate::fair_mutex::FairMutex;
 use crate::fenced_lock::FencedLock;
 use crate::gate::Gates;
 use crate::handle::Handle;
 use crate::hold::{Hold, LossReason, Notices};
+use crate::latch::Latch;
 use crate::link::Link;
 use crate::multi_lock::MultiLock;
 use crate::mutex;
@@ -26,13 +28,18 @@ use crate::owner::Owners;
 use crate::reentrant_lock::ReentrantLock;
 use crate::room::Mode;
 use crate::rwlock::RwLock;
-use crate::script::Request;
+use crate::script::{Request, lease_ms};
+use crate::semaphore::{self, Semaphore};
 use crate::spin_lock::SpinLock;
 use crate::stats::{Counters, Stats};
 use crate::stream::Endpoint;
 use crate::subscriber::{self, Subscriber, Subscription};
+use crate::wait::CancelToken;
 use crate::watchdog::{self, Agenda};
 use crate::wire::Family;
+
+/// See [`Engine::replay`]; twice the response timeout if that is longer.
+const REPLAY: Duration = Duration::from_secs(60);
 
 /// How long dropping the last handle may take over giving back what is held.
 const DROP_DEADLINE: Duration = Duration::from_secs(2);
@@ -54,6 +61,8 @@ pub(crate) struct Engine {
     pub(crate) counters: Arc<Counters>,
     notices: Arc<Notices>,
     closed: AtomicBool,
+    /// Wakes those that wait in no room when the client is closed.
+    pub(crate) closing: CancelToken,
     /// Threads that may have an acquire under way.
     contenders: AtomicUsize,
     /// Holds that may have kept the subscription of their contender.
@@ -258,6 +267,17 @@ impl Engine {
         Ok(self.run_id.get_or_init(|| run_id.trim().to_owned()))
     }
 
+    /// For how long after its first sending a request that has to count once may be sent again.
+    pub(crate) fn replay(&self) -> Duration {
+        REPLAY.max(2 * self.response_timeout)
+    }
+
+    /// For how long Redis remembers such a request, in milliseconds: twice as long, since the last sending may lie in the
+    /// buffer of a server that is frozen.
+    pub(crate) fn remember_ms(&self) -> String {
+        lease_ms(2 * self.replay()).to_string()
+    }
+
     /// Sends one command that may be repeated, and waits for its answer for at most the response timeout.
     pub(crate) fn ask(&self, request: Request) -> std::result::Result<redis::Value, Fault> {
         let until = Instant::now() + self.response_timeout;
@@ -275,6 +295,7 @@ impl Engine {
             return Ok(());
         }
         self.gates.wake_all();
+        self.closing.cancel();
         // A contender that is asking finds out within a slice, and takes back what it may have been granted.
         while self.contenders.load(Ordering::SeqCst) > 0 && Instant::now() < until {
             std::thread::sleep(Duration::from_millis(1));
@@ -297,6 +318,7 @@ impl Engine {
                 self.give_back(&hold);
             }
         }
+        semaphore::close(self);
         self.link.flush(true);
         let released = self.link.drain(until);
         self.link.close();
@@ -383,6 +405,7 @@ impl Client {
                     counters,
                     notices: Notices::new(config.on_lost),
                     closed: AtomicBool::new(false),
+                    closing: CancelToken::new(),
                     contenders: AtomicUsize::new(0),
                     lingering: Mutex::default(),
                     watchdog: Thread::default(),
@@ -446,6 +469,13 @@ impl Client {
         RwLock::new(self.handle(name.as_ref(), Family::ReadWrite))
     }
 
+    /// The semaphore of this name whose permits have an id and a lease each: Redisson's `RPermitExpirableSemaphore`.
+    /// Nothing is sent.
+    #[must_use]
+    pub fn expirable_semaphore(&self, name: impl AsRef<str>) -> ExpirableSemaphore {
+        ExpirableSemaphore::of(self.handle(name.as_ref(), Family::Permits))
+    }
+
     /// Several names as one lock: all are held, or none. Nothing is sent.
     ///
     /// The order of the names does not matter, and naming one twice is naming it once. No names, or more than 256, are
@@ -453,6 +483,18 @@ impl Client {
     #[must_use]
     pub fn multi_lock<N: AsRef<str>>(&self, names: impl IntoIterator<Item = N>) -> MultiLock {
         MultiLock::of_names(&self.shared, names)
+    }
+
+    /// The count-down latch of this name: Redisson's `RCountDownLatch`. Nothing is sent.
+    #[must_use]
+    pub fn latch(&self, name: impl AsRef<str>) -> Latch {
+        Latch::of(self.handle(name.as_ref(), Family::Latch))
+    }
+
+    /// The semaphore of this name: Redisson's `RSemaphore`. Nothing is sent.
+    #[must_use]
+    pub fn semaphore(&self, name: impl AsRef<str>) -> Semaphore {
+        Semaphore::new(self.handle(name.as_ref(), Family::Semaphore))
     }
 
     /// Ends the client: waiting threads get [`Error::Closed`], what is held is given back, both threads are joined.

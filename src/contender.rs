@@ -33,20 +33,13 @@ use crate::wire::{Ask, Family, Place};
 /// How long a process that has had its turn lets others go first.
 ///
 /// Measured: on a quiet machine 100 µs are enough for another process to be woken and to ask; a busy one needs more.
-const HOLD_BACK: Duration = Duration::from_micros(300);
+pub(crate) const HOLD_BACK: Duration = Duration::from_micros(300);
 
 /// The same where others are not woken but come by: the shortest of their pauses.
 const HOLD_BACK_SPIN: Duration = Duration::from_millis(1);
 
 /// How long a contender waits to learn whether others heard the last release of this process.
-const OFFER_PATIENCE: Duration = Duration::from_millis(250);
-
-/// The longest a contender parks without asking, however sure it is of being told; it grows while the subscription
-/// shows signs of life.
-const POLL_CAP: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(5));
-
-/// The same where the server does not let us subscribe.
-const POLL_CAP_UNHEARD: Duration = Duration::from_millis(100);
+pub(crate) const OFFER_PATIENCE: Duration = Duration::from_millis(250);
 
 /// A deadline that ends an attempt younger than this is the deadline of somebody else's lock, not Redis's fault.
 pub(crate) const LATE_ANSWER: Duration = Duration::from_millis(50);
@@ -219,6 +212,7 @@ impl<'a> Contender<'a> {
                     // A frozen server carries the question out when it thaws, and the place begins only then.
                     useful_until: Instant::now() + UNDO_FOR,
                     undo: true,
+                    for_good: false,
                 },
             });
         }
@@ -413,13 +407,7 @@ impl<'a> Contender<'a> {
     /// The longest to park without asking.
     fn poll_cap(&self, parked: u32) -> Duration {
         let engine = self.engine();
-        let cap = if engine.subscriber.is_refused() {
-            POLL_CAP_UNHEARD
-        } else if engine.subscriber.is_alive() {
-            (POLL_CAP.0 * 2_u32.saturating_pow(parked.saturating_sub(1).min(8))).min(POLL_CAP.1)
-        } else {
-            POLL_CAP.0
-        };
+        let cap = engine.subscriber.poll_cap(parked);
         if self.standing.is_some() {
             // Asking is what keeps the place.
             cap.min(engine.waiter_lease / 3)

@@ -10,9 +10,11 @@ use parking_lot::{Mutex, MutexGuard};
 use redis::Value;
 
 use crate::call::{Call, Deferred, DeferredTerms};
+use crate::desk::Desk;
 use crate::error::Result;
 use crate::hold::Hold;
 use crate::room::{Calls, Mode, Room};
+use crate::semaphore::{Offer, Place, Slips};
 use crate::wait::{Called, Waiter};
 use crate::wire::{Family, Wire};
 
@@ -30,6 +32,9 @@ pub(crate) struct Gate {
 
 pub(crate) struct Inside {
     pub(crate) room: LockRoom,
+    /// The line of a semaphore, which has no use for the room.
+    pub(crate) desk: Desk<Arc<Place>, Offer>,
+    pub(crate) slips: Slips,
     /// How to reach the contenders while they park.
     pub(crate) contenders: Vec<Arc<Waiter>>,
     /// The last look for writers of other processes, while readers of this one come and go.
@@ -77,6 +82,7 @@ impl Gate {
                 name: Arc::clone(&self.name),
                 useful_until,
                 undo,
+                for_good: false,
             },
         }
     }
@@ -131,7 +137,9 @@ impl Inside {
 
     fn is_idle(&self, now: Instant) -> bool {
         let kept_out = self.kept_out.as_ref();
-        self.room.is_idle(now) && kept_out.is_none_or(|kept_out| now >= kept_out.forgotten_at)
+        self.room.is_idle(now)
+            && self.desk.is_free()
+            && kept_out.is_none_or(|kept_out| now >= kept_out.forgotten_at)
     }
 
     /// Has the shared holds of this process take no more threads once somebody elsewhere is seen to wait to write.
@@ -263,6 +271,8 @@ impl Gates {
             wire: Wire::new(family, &self.prefix, self.db, id)?,
             inside: Mutex::new(Inside {
                 room: Room::new(family.order(), self.tenure),
+                desk: Desk::new(self.tenure),
+                slips: Slips::default(),
                 contenders: Vec::new(),
                 lookout: None,
                 kept_out: None,
@@ -284,9 +294,23 @@ impl Gates {
             let rooms = shard.rounds.len();
             shard.sweep(now, rooms);
             // Whoever leaves a room that is in use says so.
-            left |= shard.gates.values().any(|gate| gate.lock().room.is_free());
+            left |= shard.gates.values().any(|gate| {
+                let inside = gate.lock();
+                inside.room.is_free() && inside.desk.is_free()
+            });
         }
         left
+    }
+
+    /// All gates of a family.
+    pub(crate) fn of(&self, family: Family) -> Vec<Arc<Gate>> {
+        let mut gates = Vec::new();
+        for shard in &self.shards {
+            let shard = shard.lock();
+            let its = shard.gates.values();
+            gates.extend(its.filter(|gate| gate.wire.family == family).cloned());
+        }
+        gates
     }
 
     pub(crate) fn len(&self) -> usize {

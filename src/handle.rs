@@ -171,7 +171,7 @@ impl Handle {
     }
 
     /// The lease a hold of this handle gets, and how it behaves.
-    fn terms(&self) -> Result<(Lease, Duration)> {
+    pub(crate) fn terms(&self) -> Result<(Lease, Duration)> {
         for (setting, span) in [
             ("token_ttl", self.token_ttl),
             ("keep_out_restarted", self.up_for),
@@ -279,12 +279,22 @@ impl Handle {
         self.check_going(patience)
     }
 
-    fn check_going(&self, patience: Patience) -> Result<()> {
+    pub(crate) fn check_going(&self, patience: Patience) -> Result<()> {
         self.engine().check_open()?;
         if patience.waits() && self.is_cancelled() {
             return Err(Error::Cancelled);
         }
         Ok(())
+    }
+
+    /// Its gate, kept until its room is idle.
+    pub(crate) fn gate(&self) -> Result<Arc<Gate>> {
+        self.engine().gates.get(self.family, &self.id)
+    }
+
+    /// A gate of its name for its wire, which nobody else needs to know.
+    pub(crate) fn wire_gate(&self) -> Result<Arc<Gate>> {
+        self.engine().gates.apart(self.family, &self.id)
     }
 
     /// Which server and key it is about.
@@ -527,7 +537,7 @@ impl Handle {
         Ok(false)
     }
 
-    fn stand_in_line(
+    pub(crate) fn stand_in_line(
         &self,
         gate: &Gate,
         ticket: u64,

@@ -75,7 +75,7 @@ impl fmt::Display for LossReason {
 pub struct Loss {
     /// The lock's name, as given to the client.
     pub name: String,
-    /// The owner in Redis: `<client uuid>:<number>`.
+    /// The owner in Redis: `<client uuid>:<number>`; of a permit its id.
     pub owner: String,
     /// How it was lost.
     pub reason: LossReason,
@@ -358,6 +358,23 @@ impl Hold {
         {
             terms.max_until = Instant::now().checked_add(max);
         }
+    }
+
+    /// Redis is about to be told another lease: from now on it is not renewed, and certain for no longer than both the old
+    /// lease and one that begins at `asked_at`.
+    pub(crate) fn ask_for_lease(&self, asked_at: Instant, lease: Duration) {
+        let until = wait::nanos(asked_at + lease.saturating_sub(margin(lease)));
+        let mut terms = self.terms.lock();
+        terms.lease = lease;
+        terms.renewed = false;
+        (terms.max_hold, terms.max_until) = (None, None);
+        self.valid_until.fetch_min(until, Ordering::AcqRel);
+    }
+
+    /// Redis has confirmed the lease that it was asked for at `sent_at`.
+    pub(crate) fn lease_was_set(&self, sent_at: Instant) {
+        let lease = self.lease();
+        self.certain_until(sent_at + lease.saturating_sub(margin(lease)));
     }
 
     /// The first moment the watchdog has to look at it, after a grant or renewal sent at `sent_at`.

@@ -48,13 +48,45 @@ pub(crate) fn rw_channel(key: &str) -> String {
 }
 
 /// What the keys of all read holds of the lock at `key` begin with.
+pub(crate) fn rw_holds(key: &str) -> String {
+    suffixed(key, "")
+}
+
+/// The channel on which permits of the semaphore at `key` are told to have come back.
+pub(crate) fn semaphore_channel(key: &str) -> String {
+    prefixed("redisson_sc", key)
+}
+
+/// Which permits of the expirable semaphore at `key` are out, and until when.
+pub(crate) fn permit_timeouts(key: &str) -> String {
+    suffixed(key, "timeout")
+}
+
+/// The channel on which the latch at `key` is told to be open, or to have been set.
+///
+/// Source: `RedissonCountDownLatch`; unlike other names it has braces even if the key has some.
+pub(crate) fn latch_channel(key: &str) -> String {
+    format!("redisson_countdownlatch__channel__{{{key}}}")
+}
+
+/// In which round the latch at `key` is.
+pub(crate) fn latch_round(key: &str) -> String {
+    suffixed(key, "round")
+}
+
+/// What remembers that one request about `key` was carried out.
+pub(crate) fn request(key: &str, id: &str) -> String {
+    suffixed(key, &format!("request:{id}"))
+}
+
+/// `{key}:suffix`, or `key:suffix` if the key has an opening brace anywhere.
 ///
 /// Source: `RedissonObject.suffixName`.
-pub(crate) fn rw_holds(key: &str) -> String {
+fn suffixed(key: &str, suffix: &str) -> String {
     if key.contains('{') {
-        format!("{key}:")
+        format!("{key}:{suffix}")
     } else {
-        format!("{{{key}}}:")
+        format!("{{{key}}}:{suffix}")
     }
 }
 
@@ -136,6 +168,13 @@ mod tests {
         assert_eq!(rw_channel("a"), "redisson_rwlock:{a}");
         assert_eq!(rw_holds("a"), "{a}:");
         assert_eq!(rw_holds("a{b}"), "a{b}:");
+        assert_eq!(semaphore_channel("a"), "redisson_sc:{a}");
+        assert_eq!(permit_timeouts("a"), "{a}:timeout");
+        assert_eq!(permit_timeouts("a{b}"), "a{b}:timeout");
+        let channel = latch_channel("a{b}");
+        assert_eq!(channel, "redisson_countdownlatch__channel__{a{b}}");
+        assert_eq!(latch_round("a"), "{a}:round");
+        assert_eq!(request("a", "u:7"), "{a}:request:u:7");
     }
 
     #[test]

@@ -18,6 +18,10 @@
 //! held and tells of what is lost. A lock over several servers is a *quorum* of such links, with a part of the hold on
 //! each client's watchdog.
 //!
+//! Where several may hold there is no seat to pass on: threads that want permits of a semaphore stand in line at its *desk*,
+//! which passes permits on, those that want expirable ones take *turns* at asking, and each waiter of a latch asks for
+//! itself. *watch* is how they wait.
+//!
 //! # Logs
 //!
 //! Through the `log` crate: *error* for a panic in a listener or thread, *warn* for a lost hold, a release that failed,
@@ -25,20 +29,24 @@
 //! one, *debug* for lost connections and retries, *trace* for what is of no consequence.
 
 // What a user holds: a handle, its guard and the guard's drop.
+mod expirable_semaphore;
 mod fair_lock;
 mod fair_mutex;
 mod fenced_lock;
+mod latch;
 mod multi_lock;
 mod mutex;
 mod red_lock;
 mod reentrant_lock;
 mod rwlock;
+mod semaphore;
 mod spin_lock;
 
 // What they share.
 mod client;
 mod config;
 mod contender;
+mod desk;
 mod error;
 mod gate;
 mod grip;
@@ -49,8 +57,10 @@ mod quorum;
 mod room;
 mod stats;
 mod subscriber;
+mod turn;
 mod verbs;
 mod wait;
+mod watch;
 mod watchdog;
 
 // The edge to Redis.
@@ -65,15 +75,18 @@ mod wire;
 pub use client::Client;
 pub use config::{Config, MAX_LEASE, MIN_LEASE};
 pub use error::{Error, Result};
+pub use expirable_semaphore::{ExpirablePermit, ExpirableSemaphore};
 pub use fair_lock::{FairLock, FairLockGuard};
 pub use fair_mutex::{FairMutex, FairMutexGuard};
 pub use fenced_lock::{FencedLock, FencedLockGuard};
 pub use hold::{Loss, LossReason};
+pub use latch::Latch;
 pub use multi_lock::{Lockable, MultiLock, MultiLockGuard};
 pub use mutex::{Mutex, MutexGuard};
 pub use red_lock::{RedLock, RedLockGuard};
 pub use reentrant_lock::{ReentrantLock, ReentrantLockGuard};
 pub use rwlock::{RwLock, RwLockReadGuard, RwLockWriteGuard};
+pub use semaphore::{Semaphore, SemaphorePermit};
 pub use spin_lock::{SpinLock, SpinLockGuard};
 pub use stats::Stats;
 pub use wait::CancelToken;

@@ -505,7 +505,10 @@ impl Link {
             Ok(value) => value,
             Err(err) => {
                 let unknown = is_unknown_script(&err) && !its.whole;
-                if (unknown || is_transient(&err)) && Instant::now() < deferred.useful_until {
+                // A server that takes no writes now may take them later.
+                let later = is_transient(&err)
+                    || deferred.for_good && matches!(err.code(), Some("OOM" | "MISCONF"));
+                if (unknown || later) && Instant::now() < deferred.useful_until {
                     its.whole |= unknown;
                     its.sendings -= 1; // it was refused before it ran
                     its.phase = CallPhase::Idle;
@@ -549,6 +552,14 @@ impl Link {
     }
 
     fn give_up(&self, deferred: &DeferredTerms, why: &RedisError) {
+        if deferred.for_good {
+            self.counters.releases_failed.add(1);
+            log::warn!(
+                "giving back permits of `{}`: {why}; given up, and they count as taken for good",
+                deferred.name
+            );
+            return;
+        }
         if deferred.undo {
             log::debug!("undoing an acquire of `{}`: {why}", deferred.name);
             return;

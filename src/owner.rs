@@ -1,5 +1,6 @@
 //! Who holds: the client's id and a number that is new for every acquisition.
 
+use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Makes the owner ids of one client.
@@ -40,6 +41,33 @@ impl Owners {
     }
 }
 
+/// One permit with a lease, as Redis knows it: 16 random bytes. For people it is written as 32 hexadecimal digits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct PermitId(pub(crate) [u8; 16]);
+
+impl PermitId {
+    /// An id never drawn before, by anybody.
+    pub(crate) fn draw() -> Self {
+        Self(uuid::Uuid::new_v4().into_bytes())
+    }
+
+    /// The id that is written like that, if any is.
+    pub(crate) fn parse(written: &str) -> Option<Self> {
+        if written.len() != 32 || !written.bytes().all(|digit| digit.is_ascii_hexdigit()) {
+            return None;
+        }
+        u128::from_str_radix(written, 16)
+            .ok()
+            .map(|id| Self(id.to_be_bytes()))
+    }
+}
+
+impl fmt::Display for PermitId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:032x}", u128::from_be_bytes(self.0))
+    }
+}
+
 std::thread_local! {
     static THREAD: u64 = {
         static NEXT: AtomicU64 = AtomicU64::new(1);
@@ -55,6 +83,28 @@ pub(crate) fn this_thread() -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn permit_ids_are_read_as_they_are_written() {
+        let id = PermitId::draw();
+        let written = id.to_string();
+        assert_eq!(written.len(), 32);
+        assert_eq!(PermitId::parse(&written), Some(id));
+        assert_eq!(PermitId::parse(&written.to_uppercase()), Some(id));
+        let zeros = PermitId([0; 16]);
+        assert_eq!(PermitId::parse(&zeros.to_string()), Some(zeros));
+        for odd in [
+            "",
+            "7",
+            &written[1..],
+            &format!("{written}0"),
+            &format!("+{}", &written[1..]),
+            &"é".repeat(16),
+        ] {
+            assert_eq!(PermitId::parse(odd), None, "{odd:?}");
+        }
+        assert_ne!(PermitId::draw(), id);
+    }
 
     #[test]
     fn numbers_and_threads_are_never_reused() {

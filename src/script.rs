@@ -54,6 +54,25 @@ scripts! {
     MULTI_FORCE = "multi_force";
     MULTI_STATE = "multi_state";
     RED_ACQUIRE = "red_acquire";
+    LATCH_STATE = "latch_state";
+    LATCH_SET = "latch_set";
+    LATCH_COUNT_DOWN = "latch_count_down";
+    LATCH_DELETE = "latch_delete";
+    SEMAPHORE_ACQUIRE = "semaphore_acquire";
+    SEMAPHORE_RELEASE = "semaphore_release";
+    SEMAPHORE_UNDO = "semaphore_undo";
+    SEMAPHORE_SET = "semaphore_set";
+    SEMAPHORE_DRAIN = "semaphore_drain";
+    PERMIT_ACQUIRE = "permit_acquire";
+    PERMIT_RELEASE = "permit_release";
+    PERMIT_RELEASE_IDS = "permit_release_ids";
+    PERMIT_RENEW = "permit_renew";
+    PERMIT_UPDATE = "permit_update";
+    PERMIT_LEASE = "permit_lease";
+    PERMIT_STATE = "permit_state";
+    PERMIT_TRY_SET = "permit_try_set";
+    PERMIT_SET = "permit_set";
+    PERMIT_ADD = "permit_add";
 }
 
 /// One command, packed but for the choice between a script's hash and its text.
@@ -87,10 +106,22 @@ impl Request {
         keys: &[&str],
         args: &[&str],
     ) -> Self {
+        let args: Vec<&[u8]> = args.iter().map(|arg| arg.as_bytes()).collect();
+        Self::script_of_bytes(doing, script, keys, &args)
+    }
+
+    /// A script with arguments that are no text.
+    pub(crate) fn script_of_bytes(
+        doing: &'static str,
+        script: &'static Script,
+        keys: &[&str],
+        args: &[&[u8]],
+    ) -> Self {
         let mut packed = Vec::with_capacity(192);
         push_bulk(&mut packed, keys.len().to_string().as_bytes());
-        for part in keys.iter().chain(args) {
-            push_bulk(&mut packed, part.as_bytes());
+        let keys_as_bytes = keys.iter().map(|key| key.as_bytes());
+        for part in keys_as_bytes.chain(args.iter().copied()) {
+            push_bulk(&mut packed, part);
         }
         Self {
             script: Some(script),
@@ -238,6 +269,39 @@ pub(crate) fn renewed(reply: Value) -> Result<Renewed, Unexpected> {
     }
 }
 
+/// What a latch was seen to be.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum LatchState {
+    Open,
+    /// So many are left to count, in the round with this mark; an empty mark says nothing.
+    Closed {
+        left: u64,
+        round: Vec<u8>,
+    },
+}
+
+pub(crate) fn latch_state(reply: Value) -> Result<LatchState, Unexpected> {
+    let left = match &reply {
+        Value::Nil => Some(0),
+        Value::Array(parts) => match parts.as_slice() {
+            [Value::BulkString(left), Value::BulkString(_)] => std::str::from_utf8(left)
+                .ok()
+                .and_then(|left| left.parse::<i128>().ok())
+                .and_then(|left| u64::try_from(left.max(0)).ok()),
+            _ => None,
+        },
+        _ => None,
+    };
+    match (left, reply) {
+        (Some(0), _) => Ok(LatchState::Open),
+        (Some(left), Value::Array(mut parts)) => match parts.pop() {
+            Some(Value::BulkString(round)) => Ok(LatchState::Closed { left, round }),
+            _ => Err(Unexpected(Value::Array(parts))),
+        },
+        (_, reply) => Err(Unexpected(reply)),
+    }
+}
+
 pub(crate) fn integer(reply: Value) -> Result<i64, Unexpected> {
     match reply {
         Value::Int(n) => Ok(n),
@@ -329,6 +393,27 @@ mod tests {
         assert!(released(&Value::Int(-3)).is_err());
         assert_eq!(renewed(Value::Int(0)).ok(), Some(Renewed::Gone));
         assert_eq!(renewed(Value::Int(-1)).ok(), Some(Renewed::Taken));
+    }
+
+    #[test]
+    fn a_latch_without_anything_left_is_open() {
+        let state = |left: &str, round: &str| {
+            let parts = [left, round].map(|part| Value::BulkString(part.into()));
+            latch_state(Value::Array(parts.into())).ok()
+        };
+        let closed = |left, round: &str| {
+            let round = round.into();
+            Some(LatchState::Closed { left, round })
+        };
+        assert_eq!(latch_state(Value::Nil).ok(), Some(LatchState::Open));
+        assert_eq!(state("0", "u:7"), Some(LatchState::Open));
+        assert_eq!(state("-3", ""), Some(LatchState::Open));
+        assert_eq!(state("3", "u:7"), closed(3, "u:7"));
+        let most = i64::MAX.unsigned_abs();
+        assert_eq!(state("9223372036854775807", ""), closed(most, ""));
+        assert_eq!(state("three", ""), None);
+        assert!(latch_state(Value::Int(3)).is_err());
+        assert!(latch_state(Value::Array(Vec::new())).is_err());
     }
 
     #[test]

@@ -30,6 +30,13 @@ const SLICE: Duration = Duration::from_millis(500);
 /// The pause after the first failed connection, doubled up to the second for each further one.
 const BACK_OFF: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
 
+/// The longest a thread parks without asking, however sure it is of being told; it grows while the subscription
+/// shows signs of life.
+const POLL_CAP: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(5));
+
+/// The same where the server does not let us subscribe.
+const POLL_CAP_UNHEARD: Duration = Duration::from_millis(100);
+
 /// The channels that threads of this process wait on.
 pub(crate) struct Subscriber {
     state: Mutex<State>,
@@ -127,6 +134,22 @@ impl Subscriber {
             .is_some_and(|at| at.elapsed() < PING_AFTER * 2)
     }
 
+    /// Whether anybody of this process listens to `channel`.
+    pub(crate) fn listens_to(&self, channel: &str) -> bool {
+        self.state.lock().wanted.contains_key(channel)
+    }
+
+    /// The longest one who has parked so often may park without asking.
+    pub(crate) fn poll_cap(&self, parked: u32) -> Duration {
+        if self.is_refused() {
+            POLL_CAP_UNHEARD
+        } else if self.is_alive() {
+            (POLL_CAP.0 * 2_u32.saturating_pow(parked.saturating_sub(1).min(8))).min(POLL_CAP.1)
+        } else {
+            POLL_CAP.0
+        }
+    }
+
     /// How many channels are wanted.
     pub(crate) fn len(&self) -> usize {
         self.state.lock().wanted.len()
@@ -212,7 +235,7 @@ impl Subscriber {
     }
 
     /// A message has come. Everybody here who listens is told: that is one contender a room, and perhaps one whose
-    /// subscription is about to end.
+    /// subscription is about to end; of a latch it is all who wait.
     fn message(&self, channel: &str) {
         let state = self.state.lock();
         let told: Vec<_> = match state.wanted.get(channel) {

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use crate::error::{Error, Result};
 use crate::keys;
+use crate::owner::PermitId;
 use crate::room::{Mode, Order};
 use crate::script::{self, Request, lease_ms};
 
@@ -24,6 +25,11 @@ pub(crate) enum Family {
     Several,
     /// One node's part of a plain lock that a majority of nodes makes.
     Quorum,
+    /// Permits without owners.
+    Semaphore,
+    /// Permits with an id and a lease each.
+    Permits,
+    Latch,
 }
 
 /// How many names can be taken as one.
@@ -81,6 +87,8 @@ enum More {
     Several(Vec<Member>),
     /// Redis is asked whether it has been up for long enough.
     Part,
+    /// Which permits are out, and until when.
+    Permits(String),
 }
 
 /// One of several locks.
@@ -149,6 +157,12 @@ impl Wire {
                 (keys::lock_channel(&key), More::Several(members))
             }
             Family::Quorum => (keys::lock_channel(&key), More::Part),
+            Family::Latch => (keys::latch_channel(&key), More::Nothing),
+            Family::Semaphore => (keys::semaphore_channel(&key), More::Nothing),
+            Family::Permits => {
+                let timeouts = keys::permit_timeouts(&key);
+                (keys::semaphore_channel(&key), More::Permits(timeouts))
+            }
             Family::Fair => {
                 let queue = keys::fair_queue(&key);
                 let timeouts = keys::fair_timeouts(&key);
@@ -202,6 +216,12 @@ impl Wire {
         let lease = lease_ms(ask.lease).to_string();
         let flag = |set| if set { "1" } else { "0" };
         match (&self.more, ask.mode) {
+            (More::Permits(_), _) => self.permits(
+                doing,
+                &script::PERMIT_ACQUIRE,
+                None,
+                &[lease.as_bytes(), &permit(ask.owner)],
+            ),
             (More::Nothing, _) => Request::script(
                 doing,
                 &script::LOCK_ACQUIRE,
@@ -266,6 +286,12 @@ impl Wire {
     pub(crate) fn release(&self, mode: Mode, owner: &str) -> Request {
         let doing = "releasing the lock";
         match (&self.more, mode) {
+            (More::Permits(_), _) => self.permits(
+                "releasing a permit",
+                &script::PERMIT_RELEASE,
+                None,
+                &[&permit(owner)],
+            ),
             (More::Nothing, _) if self.family == Family::Spin => {
                 Request::script(doing, &script::LOCK_RELEASE, &[&self.key], &[owner])
             }
@@ -314,6 +340,12 @@ impl Wire {
             )
         };
         match (&self.more, mode) {
+            (More::Permits(timeouts), _) => Request::script_of_bytes(
+                "renewing a permit",
+                &script::PERMIT_RENEW,
+                &[timeouts],
+                &[&permit(owner), lease.as_bytes()],
+            ),
             (More::Holds { .. }, Mode::Exclusive) => renew(&write_field(owner)),
             (More::Holds { prefix, .. }, Mode::Shared) => Request::script(
                 doing,
@@ -351,7 +383,7 @@ impl Wire {
             More::Nothing if self.family == Family::Spin => {
                 Request::script(doing, &script::LOCK_FORCE, &[key], &[])
             }
-            More::Nothing | More::Token(_) | More::Part => {
+            More::Nothing | More::Token(_) | More::Part | More::Permits(_) => {
                 Request::script(doing, &script::LOCK_FORCE, &[key, channel], &[])
             }
             More::Several(members) => Request::script(
@@ -403,6 +435,25 @@ impl Wire {
         }
     }
 
+    /// A script about permits with a lease each; `request` is the key that remembers that it was carried out.
+    pub(crate) fn permits(
+        &self,
+        doing: &'static str,
+        script: &'static script::Script,
+        request: Option<&str>,
+        args: &[&[u8]],
+    ) -> Request {
+        let timeouts = match &self.more {
+            More::Permits(timeouts) => timeouts,
+            _ => "",
+        };
+        let keys: Vec<_> = [&self.key, timeouts, &self.channel]
+            .into_iter()
+            .chain(request)
+            .collect();
+        Request::script_of_bytes(doing, script, &keys, args)
+    }
+
     /// Asks whether anybody waits to write.
     pub(crate) fn look_for_writers(&self) -> Option<Request> {
         let writers = self.writers()?;
@@ -429,6 +480,11 @@ fn locks_and_channels(members: &[Member]) -> Vec<&str> {
 /// Whole seconds, never rounded down.
 fn seconds(span: Duration) -> u64 {
     span.as_secs() + u64::from(span.subsec_nanos() > 0)
+}
+
+/// The id of a permit as scripts want it.
+fn permit(owner: &str) -> Vec<u8> {
+    PermitId::parse(owner).map_or_else(Vec::new, |id| id.0.to_vec())
 }
 
 /// The hash field of a write hold.

@@ -123,6 +123,52 @@ fn the_rights_in_the_readme_are_enough_for_every_lock() {
                 .is_ok_and(|guard| guard.is_some_and(|guard| guard.is_valid()))
         });
 
+        let latch = client.latch(of("latch"));
+        assert!(latch.try_set_count(2).unwrap());
+        let (n, waits) = (of("latch"), other.clone());
+        let mut crew = Crew::new();
+        crew.spawn(move || waits.latch(&n).wait().unwrap());
+        crew.all_parked();
+        latch.count_down().unwrap();
+        latch.count_down().unwrap();
+        crew.join();
+        assert!(latch.try_set_count(1).unwrap() && latch.delete().unwrap());
+
+        let n = of("gate");
+        let gate = client.semaphore(of("gate"));
+        assert!(gate.try_set_permits(1).unwrap());
+        hands_over(
+            &client,
+            &other,
+            |c| c.semaphore(of("gate")).acquire(),
+            move |c| c.semaphore(&n).acquire(),
+        );
+        gate.add_permits(2).unwrap();
+        gate.release(1).unwrap();
+        eventually("all are back", || gate.available_permits().unwrap() == 4);
+        assert_eq!(gate.drain_permits().unwrap(), 4);
+
+        let n = of("slots");
+        let slots = client.expirable_semaphore(of("slots"));
+        assert!(slots.try_set_permits(1).unwrap());
+        hands_over(
+            &client,
+            &other,
+            |c| c.expirable_semaphore(of("slots")).acquire(),
+            move |c| c.expirable_semaphore(&n).acquire(),
+        );
+        slots.set_permits(2).unwrap();
+        slots.add_permits(-1).unwrap();
+        let permit = slots.clone().lease(Duration::from_millis(20)).acquire();
+        // Over by itself, and renewed.
+        let slot = slots.acquire().unwrap();
+        drop(permit);
+        slot.update_lease(Duration::from_secs(5)).unwrap();
+        assert!(slots.lease_of(slot.id()).unwrap().is_some());
+        assert!(slots.release_id(slot.id()).unwrap());
+        assert_eq!(slots.permits().unwrap(), 1);
+
+        let slot = slots.acquire().unwrap();
         let fenced = client.fenced_lock(of("fenced"));
         let fair = client.fair_lock(of("fair"));
         let rwlock = client.rwlock(of("rw"));
@@ -133,7 +179,7 @@ fn the_rights_in_the_readme_are_enough_for_every_lock() {
             several.lock().unwrap(),
             red.lock().unwrap(),
         );
-        let renewed = client.stats().renewals + 3;
+        let renewed = client.stats().renewals + 4;
         eventually("all are renewed", || client.stats().renewals > renewed);
         assert!(fenced.is_locked().unwrap() && rwlock.is_read_locked().unwrap());
         assert!(fenced.force_unlock().unwrap() && fair.force_unlock().unwrap());
@@ -142,6 +188,7 @@ fn the_rights_in_the_readme_are_enough_for_every_lock() {
         assert!(red.is_locked().unwrap() && red.remaining().unwrap().is_some());
         assert!(several.force_unlock().unwrap() && red.force_unlock().unwrap());
         assert!(guards.0.unlock().is_err());
+        slot.release().unwrap();
     }
     for client in [client, other, second, third] {
         let stats = client.stats();

@@ -677,9 +677,15 @@ fn read_by(code: &str) -> BTreeSet<String> {
             }
         })
         .collect();
-    if code.contains("(KEYS") {
-        // As a whole, by `ipairs` or `unpack`.
-        read.insert(ALL_KEYS.to_owned());
+    for part in code.split("(KEYS").skip(1) {
+        // All of them by `ipairs` or `unpack`, or those from one on.
+        let from = part
+            .strip_prefix(", ")
+            .and_then(|rest| rest.split_once(')'));
+        read.insert(match from.and_then(|(from, _)| from.parse::<u32>().ok()) {
+            Some(from) => format!("KEYS[{from}…n]"),
+            None => ALL_KEYS.to_owned(),
+        });
     }
     if read.contains(ALL_KEYS) {
         // One of all.

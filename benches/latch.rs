@@ -1,0 +1,164 @@
+//! What it costs to count a latch down and to ask for it, and how long it takes until the last of those who wait is on its
+//! way.
+
+#![expect(clippy::print_stdout, reason = "a bench prints what it measured")]
+
+mod rig;
+#[path = "../tests/it/support.rs"]
+mod support;
+
+use std::sync::mpsc::channel;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use redlatch::Client;
+
+use crate::rig::{Case, Table, Target, interleaved, median, scaled, significant, typical};
+use crate::support::Server;
+
+/// Long enough for threads that were about to park to be parked.
+const SETTLE: Duration = Duration::from_millis(5);
+
+const STATE: &str = include_str!("../lua/latch_state.lua");
+
+/// What Redisson runs, which counts again whenever it has to be sent again.
+const REDISSON: &str = "local v = redis.call('decr', KEYS[1])
+if v <= 0 then redis.call('del', KEYS[1]) end
+if v == 0 then redis.call('publish', KEYS[2], ARGV[1]) end";
+
+/// More than anybody counts down here.
+const MANY: u64 = 1 << 40;
+
+fn main() {
+    let server = rig::start();
+    let mut table = Table::default();
+    let trip = verbs(&server, &mut table);
+    println!("\n{:<44} {:>9}", "until the last one is woken", "us, p50");
+    for (clients, threads) in [(1, 1), (1, 24), (3, 24), (3, 96)] {
+        let us = woken(&server, clients, threads);
+        let what = format!("{threads} threads of {clients} clients");
+        println!("{what:<44} {:>9}", significant(us));
+        table.row(format!("{what}, bare PINGs"), us / trip, Target::None);
+    }
+    table.print();
+}
+
+fn open(server: &Server) -> Client {
+    Client::open(server.url()).expect("the server is up")
+}
+
+/// One verb at a time, next to bare commands; returns what a PING takes, in microseconds.
+fn verbs(server: &Server, table: &mut Table) -> f64 {
+    let client = open(server);
+    let (counted, closed) = (client.latch("counted"), client.latch("closed"));
+    let (open, turns) = (client.latch("open"), client.latch("turns"));
+    for latch in [&counted, &closed, &client.latch("redisson")] {
+        assert!(latch.try_set_count(MANY).expect("a reply"));
+    }
+    let ping = redis::cmd("PING").get_packed_command();
+    let mut bare = rig::connection(server);
+    let state = rig::evalsha(&mut bare, STATE, &["closed", "{closed}:round"], &[]);
+    let redisson = rig::evalsha(&mut bare, REDISSON, &["redisson", "channel"], &["0"]);
+    let mut bare = [(); 3].map(|()| rig::connection(server));
+    let [first, second, third] = &mut bare;
+    let cases: [Case<'_>; 7] = [
+        typical(move || drop(rig::ask(first, &ping))),
+        typical(move || drop(rig::ask(second, &state))),
+        typical(move || drop(rig::ask(third, &redisson))),
+        typical(|| counted.count_down().expect("a reply")),
+        typical(|| assert!(!closed.wait_for(Duration::ZERO).expect("a reply"))),
+        typical(|| open.wait().expect("a reply")),
+        typical(|| {
+            assert!(turns.try_set_count(1).expect("a reply"));
+            turns.count_down().expect("a reply");
+        }),
+    ];
+    let rates = interleaved(41, Duration::from_millis(25), cases);
+    println!("\n{:<44} {:>9}", "one thread, in turn", "us each");
+    let us = |of: &rig::Rates| 1e6 / of.median();
+    let [trip, state, redisson, counted, closed, open, turns] = &rates;
+    for (what, rates) in [
+        ("bare PING", trip),
+        ("bare question", state),
+        ("bare count down, as Redisson", redisson),
+        ("count_down", counted),
+        ("question about a closed latch", closed),
+        ("wait for an open latch", open),
+        ("try_set_count and count_down", turns),
+    ] {
+        println!("{what:<44} {:>9}", significant(us(rates)));
+    }
+    for (what, rates, of, target) in [
+        ("question, a bare one", closed, state, Target::AtMost(1.15)),
+        (
+            "count_down, Redisson's bare",
+            counted,
+            redisson,
+            Target::None,
+        ),
+        ("count_down, bare PINGs", counted, trip, Target::None),
+        ("question, bare PINGs", closed, trip, Target::None),
+        (
+            "wait for an open latch, bare PINGs",
+            open,
+            trip,
+            Target::None,
+        ),
+        ("set and count down, bare PINGs", turns, trip, Target::None),
+    ] {
+        table.row(what, of.over(rates), target);
+    }
+    assert_eq!(client.stats().reconnects, 0);
+    us(trip)
+}
+
+/// Microseconds from the last count down until the last of `threads` is back.
+fn woken(server: &Server, clients: usize, threads: usize) -> f64 {
+    let name = format!("woken:{clients}:{threads}");
+    let clients: Vec<_> = (0..clients).map(|_| open(server)).collect();
+    let latch = open(server).latch(&name);
+    let (back, came) = channel();
+    let mut times = Vec::new();
+    thread::scope(|scope| {
+        let bells: Vec<_> = clients
+            .iter()
+            .cycle()
+            .take(threads)
+            .map(|client| {
+                let (bell, rung) = channel::<()>();
+                let (latch, back) = (client.latch(&name), back.clone());
+                scope.spawn(move || {
+                    for () in rung {
+                        latch.wait().expect("it opens");
+                        back.send(Instant::now()).expect("somebody wants to know");
+                    }
+                });
+                bell
+            })
+            .collect();
+        for _ in 0..scaled(200) {
+            assert!(latch.try_set_count(1).expect("a reply"));
+            for bell in &bells {
+                bell.send(()).expect("it listens");
+            }
+            let parked = || {
+                let asked: u64 = clients
+                    .iter()
+                    .map(|client| client.stats().subscriptions)
+                    .sum();
+                asked == clients.len() as u64
+            };
+            while !parked() {
+                thread::yield_now();
+            }
+            thread::sleep(SETTLE);
+            let since = Instant::now();
+            latch.count_down().expect("a reply");
+            let last = (0..threads).map(|_| came.recv().expect("all wait")).max();
+            let took = last.map_or(Duration::ZERO, |last| last - since);
+            times.push(took.as_secs_f64() * 1e6);
+        }
+        drop(bells);
+    });
+    median(&times)
+}

@@ -1,0 +1,44 @@
+-- latch_count_down: one less to count; with the last one the latch is open, and those who wait are told.
+--
+-- KEYS[1]  latch     string: what is left to count; absent while the latch is open
+-- KEYS[2]  round     string: another mark whenever the latch was open meanwhile
+-- KEYS[3]  channel   where waiters of this latch listen
+-- KEYS[4]  request   string: what came of this request
+-- KEYS[5]  answered  that of an earlier request, which cannot come again; may be left out
+-- ARGV[1]  mark      never used before
+-- ARGV[2]  round_ms  integer > 0; how long the mark is kept
+-- ARGV[3]  keep_ms   integer > 0; how long it is known what came of this request
+--
+-- Returns  1         counted
+--          0         it was open; nothing was counted, and a count below 1 is gone
+--
+-- Keeps    the TTL of a count, if it has one; a string that is not an integer is answered with a WRONGTYPE error;
+--          run twice, the second run answers as the first and changes nothing
+local latch, round, channel, request, answered = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local mark, round_ms, keep_ms = ARGV[1], ARGV[2], ARGV[3]
+
+local before = redis.call('get', request)
+if before then
+  return tonumber(before)
+end
+local left = redis.call('get', latch)
+if left and left ~= '0' and not (string.find(left, '^%-?[1-9]%d*$') and #left < 20) then
+  return redis.error_reply('WRONGTYPE the key holds no count')
+end
+local counts = left and tonumber(left) > 0
+-- Also if there is nothing to count: a copy that comes late is not to count in the next round.
+redis.call('set', request, counts and 1 or 0, 'px', keep_ms)
+if answered then
+  redis.call('del', answered)
+end
+if not counts then
+  redis.call('del', latch)
+  return 0
+end
+if redis.call('incrby', latch, -1) <= 0 then
+  redis.call('del', latch)
+  redis.call('set', round, mark, 'px', round_ms)
+  -- A user without rights on the channel still counts; waiters then poll.
+  redis.pcall('publish', channel, '0')
+end
+return 1

@@ -1,0 +1,41 @@
+-- latch_delete: open the latch, whatever is left to count, and tell those who wait.
+--
+-- KEYS[1]  latch     string: what is left to count; absent while the latch is open
+-- KEYS[2]  round     string: another mark whenever the latch was open meanwhile
+-- KEYS[3]  channel   where waiters of this latch listen
+-- KEYS[4]  request   string: what came of this request
+-- KEYS[5]  answered  that of an earlier request, which cannot come again; may be left out
+-- ARGV[1]  mark      never used before
+-- ARGV[2]  round_ms  integer > 0; how long the mark is kept
+-- ARGV[3]  keep_ms   integer > 0; how long it is known what came of this request
+--
+-- Returns  1         deleted
+--          0         there was no count
+--
+-- Keeps    a string that is not an integer, which is answered with a WRONGTYPE error;
+--          run twice, the second run answers as the first and changes nothing
+local latch, round, channel, request, answered = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local mark, round_ms, keep_ms = ARGV[1], ARGV[2], ARGV[3]
+
+local before = redis.call('get', request)
+if before then
+  return tonumber(before)
+end
+local left = redis.call('get', latch)
+if left and left ~= '0' and not (string.find(left, '^%-?[1-9]%d*$') and #left < 20) then
+  return redis.error_reply('WRONGTYPE the key holds no count')
+end
+-- Also if there is nothing to delete: a copy that comes late is not to end the next round. A server that has no memory
+-- left for this deletes all the same.
+redis.pcall('set', request, left and 1 or 0, 'px', keep_ms)
+if answered then
+  redis.call('del', answered)
+end
+if not left then
+  return 0
+end
+redis.call('del', latch)
+redis.pcall('set', round, mark, 'px', round_ms)
+-- A user without rights on the channel still deletes; waiters then poll.
+redis.pcall('publish', channel, '1')
+return 1

@@ -1,0 +1,19 @@
+-- latch_state: what is left to count, and of which round.
+--
+-- KEYS[1]  latch   string: what is left to count; absent while the latch is open
+-- KEYS[2]  round   string: another mark whenever the latch was open meanwhile
+--
+-- Returns  nil          open
+--          two strings  what is left to count, open as well if that is no more than 0; the mark, empty without one
+--
+-- Keeps    everything; a string that is not an integer is answered with a WRONGTYPE error
+local latch, round = KEYS[1], KEYS[2]
+
+local left = redis.call('get', latch)
+if not left then
+  return nil
+end
+if left ~= '0' and not (string.find(left, '^%-?[1-9]%d*$') and #left < 20) then
+  return redis.error_reply('WRONGTYPE the key holds no count')
+end
+return { left, redis.call('get', round) or '' }

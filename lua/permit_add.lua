@@ -1,0 +1,38 @@
+-- permit_add: have more permits, or fewer.
+--
+-- KEYS[1]  permits   string: how many are to be had
+-- KEYS[2]  timeouts  sorted set: id -> epoch ms from which its permit is over; 922337203685477: never
+-- KEYS[3]  channel   where those who wait listen
+-- KEYS[4]  request   string that remembers that this was done
+-- ARGV[1]  more      integer; fewer, if negative
+-- ARGV[2]  keep_ms   integer > 0; for how long it is remembered
+--
+-- Returns  1         done
+--
+-- Keeps    permits that are out, so that fewer than none may be to be had; the TTL; permits that are over are given
+--          back first; keys of another type, answered with a WRONGTYPE error;
+--          run twice, the second run changes nothing
+local permits, timeouts, channel, request = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local more, keep_ms = ARGV[1], ARGV[2]
+
+if redis.call('get', request) then
+  return 1
+end
+-- First, because they refuse keys of another type.
+local available = redis.call('get', permits)
+local time = redis.call('time')
+local now = string.format('%.0f', time[1] * 1000 + math.floor(time[2] / 1000))
+local due = redis.call('zcount', timeouts, 0, now)
+if available and available ~= '0' and (#available > 15 or not string.match(available, '^-?[1-9]%d*$')) then
+  return redis.error_reply('WRONGTYPE the key holds a string that is no number of permits')
+end
+
+local left = redis.call('incrby', permits, string.format('%.0f', more + due))
+redis.call('set', request, 1, 'px', keep_ms)
+if due > 0 then
+  redis.call('zremrangebyscore', timeouts, 0, now)
+end
+if more + due > 0 and left > 0 then
+  redis.pcall('publish', channel, string.format('%.0f', math.min(left, 2147483647)))
+end
+return 1

@@ -1,0 +1,39 @@
+-- permit_lease: how long one permit lives if nobody renews it.
+--
+-- KEYS[1]  permits   string: how many are to be had
+-- KEYS[2]  timeouts  sorted set: id -> epoch ms from which its permit is over; 922337203685477: never
+-- KEYS[3]  channel   where those who wait listen
+-- ARGV[1]  id        16 bytes
+--
+-- Returns  n > 0     n ms
+--          -1        for ever
+--          -2        it is not out any more
+--
+-- Keeps    available and acquired permits together are as many as before; permits that are over are given back first,
+--          all of them, and those who wait are told; keys of another type, answered with a WRONGTYPE error;
+--          run twice it answers for the second time
+local permits, timeouts, channel = KEYS[1], KEYS[2], KEYS[3]
+local id = ARGV[1]
+
+-- First, because they refuse keys of another type.
+local available = redis.call('get', permits)
+local time = redis.call('time')
+local now = string.format('%.0f', time[1] * 1000 + math.floor(time[2] / 1000))
+local due = redis.call('zcount', timeouts, 0, now)
+if available and available ~= '0' and (#available > 15 or not string.match(available, '^-?[1-9]%d*$')) then
+  return redis.error_reply('WRONGTYPE the key holds a string that is no number of permits')
+end
+if due > 0 then
+  redis.call('zremrangebyscore', timeouts, 0, now)
+  available = redis.call('incrby', permits, due)
+  if available > 0 then
+    redis.pcall('publish', channel, string.format('%.0f', math.min(available, 2147483647)))
+  end
+end
+available = tonumber(available or 0)
+
+local over_at = tonumber(redis.call('zscore', timeouts, id) or 0)
+if over_at >= 922337203685477 then
+  return -1
+end
+return over_at > tonumber(now) and over_at - now or -2

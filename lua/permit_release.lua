@@ -1,0 +1,44 @@
+-- permit_release: give permits of one process back, and tell those who wait.
+--
+-- KEYS[1]  permits   string: how many are to be had
+-- KEYS[2]  timeouts  sorted set: id -> epoch ms from which its permit is over; 922337203685477: never
+-- KEYS[3]  channel   where those who wait listen
+-- ARGV[1]  ids       of each permit 16 bytes, one after another
+--
+-- Returns  n >= 0    given back, some of them at least; n processes were listening
+--          -1        none of them was out any more
+--
+-- Keeps    available and acquired permits together are as many as before; permits that are over are given back first,
+--          all of them, and those who wait are told; keys of another type, answered with a WRONGTYPE error;
+--          run twice, the second run finds none of them
+local permits, timeouts, channel = KEYS[1], KEYS[2], KEYS[3]
+local ids = ARGV[1]
+
+-- First, because they refuse keys of another type.
+local available = redis.call('get', permits)
+local time = redis.call('time')
+local now = string.format('%.0f', time[1] * 1000 + math.floor(time[2] / 1000))
+local due = redis.call('zcount', timeouts, 0, now)
+if available and available ~= '0' and (#available > 15 or not string.match(available, '^-?[1-9]%d*$')) then
+  return redis.error_reply('WRONGTYPE the key holds a string that is no number of permits')
+end
+
+if due > 0 then
+  redis.call('zremrangebyscore', timeouts, 0, now)
+end
+local released = 0
+for at = 1, #ids, 16 do
+  released = released + redis.call('zrem', timeouts, string.sub(ids, at, at + 15))
+end
+local heard
+if due + released > 0 then
+  available = redis.call('incrby', permits, due + released)
+  -- A user without rights on the channel still releases; waiters then poll.
+  if available > 0 then
+    heard = redis.pcall('publish', channel, string.format('%.0f', math.min(available, 2147483647)))
+  end
+end
+if released == 0 then
+  return -1
+end
+return type(heard) == 'number' and heard or 0

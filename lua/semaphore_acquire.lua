@@ -1,0 +1,43 @@
+-- semaphore_acquire: take so many permits, or none.
+--
+-- KEYS[1]    available  integer; how many permits are to be had
+-- KEYS[2]    request    what this request took, for whoever may have to undo it; "void": it was undone before it came
+-- KEYS[3…n] answered   keys of earlier requests whose answers have arrived, at most four
+-- ARGV[1]    permits    integer > 0
+-- ARGV[2]    keep_ms    integer > 0; how long the request is remembered
+--
+-- Returns    1          taken
+--            0          fewer are to be had, or the request is void
+--
+-- Keeps      the TTL of the semaphore; a key that holds no integer: the answer is a WRONGTYPE error
+local available, request = KEYS[1], KEYS[2]
+local permits, keep_ms = ARGV[1], ARGV[2]
+
+local strange = 'WRONGTYPE the key holds no number of permits'
+local value = redis.call('get', available)
+if not value then
+  return 0
+end
+-- What is a number and no integer is found out below.
+local there = tonumber(value)
+if not there then
+  return redis.error_reply(strange)
+end
+if there < tonumber(permits) then
+  if #KEYS > 2 then
+    redis.call('del', unpack(KEYS, 3))
+  end
+  return 0
+end
+if not redis.call('set', request, permits, 'nx', 'px', keep_ms) then
+  return 0
+end
+local left = redis.pcall('decrby', available, permits)
+if type(left) == 'table' then
+  redis.call('del', request)
+  return redis.error_reply(strange)
+end
+if #KEYS > 2 then
+  redis.call('del', unpack(KEYS, 3))
+end
+return 1

@@ -1,0 +1,39 @@
+-- semaphore_drain: take all permits that are to be had.
+--
+-- KEYS[1]    available  integer; how many permits are to be had
+-- KEYS[2]    request    what this request took
+-- KEYS[3…n] answered   keys of earlier requests whose answers have arrived, at most four
+-- ARGV[1]    keep_ms    integer > 0; how long the request is remembered
+--
+-- Returns    n          what there was, now or when this request ran before; none is left, and below zero none is missing
+--
+-- Keeps      the TTL of the semaphore; run twice, the second run changes nothing;
+--            a key that holds no integer: the answer is a WRONGTYPE error
+local available, request = KEYS[1], KEYS[2]
+local keep_ms = ARGV[1]
+
+local took = redis.call('get', request)
+if took then
+  return tonumber(took)
+end
+local value = redis.call('get', available)
+if not value then
+  return 0
+end
+local strange = 'WRONGTYPE the key holds no number of permits'
+if not string.find(value, '^%-?%d+$') then
+  return redis.error_reply(strange)
+end
+-- Also if there is nothing: a copy that comes late is not to take what comes back.
+redis.call('set', request, value, 'px', keep_ms)
+if value ~= '0' then
+  local left = redis.pcall('decrby', available, value)
+  if type(left) == 'table' then
+    redis.call('del', request)
+    return redis.error_reply(strange)
+  end
+end
+if #KEYS > 2 then
+  redis.call('del', unpack(KEYS, 3))
+end
+return tonumber(value)

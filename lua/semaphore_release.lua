@@ -1,0 +1,44 @@
+-- semaphore_release: add so many permits, or take some away from what there is, and tell those who wait.
+--
+-- KEYS[1]    available  integer; how many permits are to be had
+-- KEYS[2]    channel    where waiters of this semaphore listen
+-- KEYS[3]    request    that this request was carried out
+-- KEYS[4…n] answered   keys of earlier requests whose answers have arrived, at most four
+-- ARGV[1]    permits    integer; below zero: so many fewer
+-- ARGV[2]    keep_ms    integer > 0; how long the request is remembered
+-- ARGV[3]    create     "1" to make a semaphore that does not exist
+--
+-- Returns    n >= 0     done; n processes were listening, 0 if it had been done before
+--            -1         there is no semaphore
+--
+-- Keeps      the TTL of the semaphore; run twice, the second run changes nothing;
+--            a key that holds no integer: the answer is a WRONGTYPE error
+local available, channel, request = KEYS[1], KEYS[2], KEYS[3]
+local permits, keep_ms, create = ARGV[1], ARGV[2], ARGV[3]
+
+-- First, because it needs no memory: after a first write none is refused for want of some.
+if redis.call('pexpire', request, keep_ms) == 1 then
+  return 0
+end
+redis.call('set', request, 'done', 'px', keep_ms)
+if create ~= '1' and redis.call('exists', available) == 0 then
+  redis.call('del', request)
+  return -1
+end
+local now = redis.pcall('incrby', available, permits)
+if type(now) == 'table' then
+  redis.call('del', request)
+  if string.find(now.err, 'not an integer') then
+    return redis.error_reply('WRONGTYPE the key holds no number of permits')
+  end
+  return now
+end
+if #KEYS > 3 then
+  redis.call('del', unpack(KEYS, 4))
+end
+if now <= 0 then
+  return 0
+end
+-- No more than Java clients can read. A user without rights on the channel still releases; waiters then poll.
+local heard = redis.pcall('publish', channel, string.format('%.0f', math.min(now, 2147483647)))
+return type(heard) == 'number' and heard or 0

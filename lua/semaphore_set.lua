@@ -1,0 +1,39 @@
+-- semaphore_set: make a semaphore, unless there is one.
+--
+-- KEYS[1]    available  integer; how many permits are to be had
+-- KEYS[2]    channel    where waiters of this semaphore listen
+-- KEYS[3]    request    what came of this request
+-- KEYS[4…n] answered   keys of earlier requests whose answers have arrived, at most four
+-- ARGV[1]    permits    integer >= 0
+-- ARGV[2]    keep_ms    integer > 0; how long the request is remembered
+--
+-- Returns    1          made, now or when this request ran before
+--            0          there was one
+--
+-- Keeps      a semaphore that exists; a key that holds no integer: the answer is a WRONGTYPE error
+local available, channel, request = KEYS[1], KEYS[2], KEYS[3]
+local permits, keep_ms = ARGV[1], ARGV[2]
+
+local before = redis.call('get', request)
+if before then
+  return tonumber(before)
+end
+local value = redis.call('get', available)
+if value then
+  if not string.find(value, '^%-?%d+$') then
+    return redis.error_reply('WRONGTYPE the key holds no number of permits')
+  end
+  -- Also then: a copy that comes late is not to make it once it is gone.
+  redis.call('set', request, '0', 'px', keep_ms)
+  return 0
+end
+redis.call('set', request, '1', 'px', keep_ms)
+redis.call('set', available, permits)
+if #KEYS > 3 then
+  redis.call('del', unpack(KEYS, 4))
+end
+-- A user without rights on the channel still makes it; waiters then poll.
+if permits ~= '0' then
+  redis.pcall('publish', channel, permits)
+end
+return 1

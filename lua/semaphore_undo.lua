@@ -1,0 +1,27 @@
+-- semaphore_undo: give back what one acquire took, or see to it that it takes nothing if it is yet to come.
+--
+-- KEYS[1]  available  integer; how many permits are to be had
+-- KEYS[2]  channel    where waiters of this semaphore listen
+-- KEYS[3]  request    what the acquire took; "void" from now on
+-- ARGV[1]  keep_ms    integer > 0; how long the request is remembered
+--
+-- Returns  n >= 0     done; n processes were listening, 0 if nothing had been taken
+--
+-- Keeps    the TTL of the semaphore; run twice, the second run changes nothing; a semaphore that is gone stays so
+local available, channel, request = KEYS[1], KEYS[2], KEYS[3]
+local keep_ms = ARGV[1]
+
+local took = redis.call('get', request)
+-- It needs no memory: after a first write none is refused for want of some.
+redis.call('pexpire', request, keep_ms)
+redis.call('set', request, 'void', 'px', keep_ms)
+if not took or took == 'void' or redis.call('exists', available) == 0 then
+  return 0
+end
+local now = redis.call('incrby', available, took)
+if now <= 0 then
+  return 0
+end
+-- No more than Java clients can read. A user without rights on the channel still gives back; waiters then poll.
+local heard = redis.pcall('publish', channel, string.format('%.0f', math.min(now, 2147483647)))
+return type(heard) == 'number' and heard or 0

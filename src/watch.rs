@@ -1,0 +1,80 @@
+//! Waiting for what a message may tell of: asking, listening, asking again, parking.
+//!
+//! ```text
+//!   ask ──► subscribe ─► confirmed ─► ask again ─► park ─► ask again …   parked until a message, what the answer said, the poll cap, the deadline
+//! ```
+//!
+//! A message is a hint and never an answer. Locks have a room besides, and their contenders do the same themselves.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::client::Engine;
+use crate::error::Result;
+use crate::subscriber::Subscription;
+use crate::wait::{self, CancelToken, Deadline, Heard, Waiter};
+
+/// One thread that waits for something told on one channel.
+pub(crate) struct Watch<'a> {
+    engine: &'a Arc<Engine>,
+    channel: Arc<str>,
+    waiter: Arc<Waiter>,
+    subscription: Option<Subscription>,
+    parked: u32,
+}
+
+impl<'a> Watch<'a> {
+    /// Nothing is subscribed to before the first [`park`](Self::park). `waiter` is whom messages wake.
+    pub(crate) fn new(engine: &'a Arc<Engine>, channel: &Arc<str>, waiter: Arc<Waiter>) -> Self {
+        Self {
+            engine,
+            channel: Arc::clone(channel),
+            waiter,
+            subscription: None,
+            parked: 0,
+        }
+    }
+
+    /// What has been heard so far; to be taken before a question whose answer leads to [`park`](Self::park).
+    pub(crate) fn heard(&self) -> Heard {
+        self.waiter.heard()
+    }
+
+    /// Waits until it is worth asking again: something was told since `before`, `left` is over, the poll cap, the
+    /// deadline, or `stop`. The first time it begins to listen, and returns once the server has confirmed that.
+    pub(crate) fn park(
+        &mut self,
+        before: Heard,
+        left: Option<Duration>,
+        deadline: Deadline,
+        cancel: Option<&CancelToken>,
+        stop: &dyn Fn() -> bool,
+    ) -> Result<()> {
+        let subscriber = &self.engine.subscriber;
+        let mut seen = before;
+        if self.subscription.is_none() {
+            self.engine.start_subscriber()?;
+            self.engine.closing.watch(&self.waiter);
+            if let Some(token) = cancel {
+                token.watch(&self.waiter);
+            }
+            self.subscription = Some(subscriber.subscribe(&self.channel, &self.waiter));
+            seen = self.waiter.heard();
+            if seen.listening && !subscriber.is_refused() {
+                return Ok(());
+            }
+        }
+        let mut park = wait::jittered(subscriber.poll_cap(self.parked));
+        self.parked += 1;
+        if let Some(left) = left {
+            // A key lives for the whole of its last millisecond.
+            park = park.min(left + Duration::from_millis(1));
+        }
+        let until = deadline.or(Instant::now() + park);
+        self.waiter.wait_to_hear(seen, until, stop);
+        if self.waiter.heard().messages != seen.messages {
+            self.engine.counters.wakes.add(1);
+        }
+        Ok(())
+    }
+}
