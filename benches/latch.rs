@@ -33,12 +33,22 @@ fn main() {
     let server = rig::start();
     let mut table = Table::default();
     let trip = verbs(&server, &mut table);
-    println!("\n{:<44} {:>9}", "until the last one is woken", "us, p50");
-    for (clients, threads) in [(1, 1), (1, 24), (3, 24), (3, 96)] {
-        let us = woken(&server, clients, threads);
+    println!(
+        "\n{:<44} {:>9} {:>9}",
+        "until the last one is woken", "us, p50", "us, p99"
+    );
+    let show = |what: &str, (p50, p99): (f64, f64)| {
+        println!("{what:<44} {:>9} {:>9}", significant(p50), significant(p99));
+    };
+    for (clients, threads) in [(1, 1), (1, 24), (3, 24), (4, 100)] {
+        let woken = woken(&server, clients, threads);
+        let floor = messages(&server, clients, threads);
         let what = format!("{threads} threads of {clients} clients");
-        println!("{what:<44} {:>9}", significant(us));
-        table.row(format!("{what}, bare PINGs"), us / trip, Target::None);
+        show(&what, woken);
+        show(&format!("{what}: bare messages"), floor);
+        table.row(format!("{what}, bare PINGs"), woken.0 / trip, Target::None);
+        let ratio = woken.1 / floor.1;
+        table.row(format!("{what}, p99 of bare messages"), ratio, Target::None);
     }
     table.print();
 }
@@ -112,8 +122,78 @@ fn verbs(server: &Server, table: &mut Table) -> f64 {
     us(trip)
 }
 
+/// The middle one, and the one that a hundredth is above.
+fn percentiles(mut times: Vec<f64>) -> (f64, f64) {
+    times.sort_by(f64::total_cmp);
+    (median(&times), times[(times.len() - 1) * 99 / 100])
+}
+
+/// Microseconds from a PUBLISH until the last of `threads` has heard of it: a connection a client reads, and wakes its threads.
+fn messages(server: &Server, clients: usize, threads: usize) -> (f64, f64) {
+    let channel_name = format!("floor:{clients}:{threads}");
+    let (back, came) = channel();
+    let mut times = Vec::new();
+    let mut publisher = rig::connection(server);
+    let publish = redis::cmd("PUBLISH")
+        .arg(&channel_name)
+        .arg("0")
+        .get_packed_command();
+    thread::scope(|scope| {
+        for client in 0..clients {
+            let mine = (client..threads).step_by(clients);
+            let bells: Vec<_> = mine
+                .map(|_| {
+                    let (bell, rung) = channel::<()>();
+                    let back = back.clone();
+                    scope.spawn(move || {
+                        for () in rung {
+                            back.send(Instant::now()).expect("somebody wants to know");
+                        }
+                    });
+                    bell
+                })
+                .collect();
+            let mut connection = rig::connection(server);
+            let name = channel_name.clone();
+            let rounds = scaled(200);
+            scope.spawn(move || {
+                let mut pubsub = connection.as_pubsub();
+                pubsub.subscribe(name).expect("it may listen");
+                for _ in 0..rounds {
+                    pubsub.get_message().expect("a message");
+                    for bell in &bells {
+                        bell.send(()).expect("it listens");
+                    }
+                }
+            });
+        }
+        let expected = redis::Value::Int(i64::try_from(clients).expect("few"));
+        let numsub = redis::cmd("PUBSUB")
+            .arg("NUMSUB")
+            .arg(&channel_name)
+            .get_packed_command();
+        loop {
+            let redis::Value::Array(parts) = rig::ask(&mut publisher, &numsub) else {
+                continue;
+            };
+            if parts.last() == Some(&expected) {
+                break;
+            }
+        }
+        for _ in 0..scaled(200) {
+            thread::sleep(SETTLE);
+            let since = Instant::now();
+            rig::ask(&mut publisher, &publish);
+            let last = (0..threads).map(|_| came.recv().expect("all listen")).max();
+            let took = last.map_or(Duration::ZERO, |last| last - since);
+            times.push(took.as_secs_f64() * 1e6);
+        }
+    });
+    percentiles(times)
+}
+
 /// Microseconds from the last count down until the last of `threads` is back.
-fn woken(server: &Server, clients: usize, threads: usize) -> f64 {
+fn woken(server: &Server, clients: usize, threads: usize) -> (f64, f64) {
     let name = format!("woken:{clients}:{threads}");
     let clients: Vec<_> = (0..clients).map(|_| open(server)).collect();
     let latch = open(server).latch(&name);
@@ -160,5 +240,5 @@ fn woken(server: &Server, clients: usize, threads: usize) -> f64 {
         }
         drop(bells);
     });
-    median(&times)
+    percentiles(times)
 }

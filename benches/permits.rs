@@ -61,10 +61,28 @@ fn alone(client: &Client, table: &mut Table) {
     for (end, verb) in [(End::Drop, "drop"), (End::Unlock, "release")] {
         let lock = Lock::new(client, Kind::Reentrant, &format!("lock:{verb}"));
         let permits = semaphore(client, &format!("permits:{verb}"), 1);
-        let cases: [Case<'_>; 2] = [typical(|| lock.pair(end)), typical(|| pair(&permits, end))];
-        let [lock, permits] = interleaved(41, Duration::from_millis(25), cases);
+        let slots = client.expirable_semaphore(format!("slots:{verb}"));
+        assert!(slots.try_set_permits(1).expect("an answer"));
+        let cases: [Case<'_>; 3] = [
+            typical(|| lock.pair(end)),
+            typical(|| pair(&permits, end)),
+            typical(|| {
+                let permit = slots.acquire().expect("a permit");
+                match end {
+                    End::Drop => drop(permit),
+                    End::Unlock => permit.release().expect("it is ours"),
+                }
+            }),
+        ];
+        let [lock, permits, slots] = interleaved(41, Duration::from_millis(25), cases);
         show(&format!("reentrant lock + {verb}"), &lock);
         show(&format!("semaphore + {verb}"), &permits);
+        show(&format!("expirable semaphore + {verb}"), &slots);
+        table.row(
+            format!("expirable acquire + {verb}, time of the reentrant lock's pair"),
+            lock.over(&slots),
+            Target::None,
+        );
         table.row(
             format!("acquire + {verb}, time of the reentrant lock's pair"),
             lock.over(&permits),
@@ -89,8 +107,27 @@ fn crowd(server: &Server, table: &mut Table) {
         semaphore(&clients[0], &with, permits),
         semaphore(&clients[1], &without, permits),
     );
-    let cases: [Case<'_>; 2] = [together(&with, threads), together(&without, threads)];
-    let [with, without] = interleaved(11, Duration::from_millis(200), cases);
+    // As far as Redis can tell, a client is a process.
+    let others: Vec<_> = (0..4)
+        .map(|_| Client::open(server.url()).expect("the server is up"))
+        .collect();
+    let across = semaphore(&others[0], "crowd:across", permits);
+    let across: Vec<_> = others
+        .iter()
+        .map(|client| client.semaphore(across.name()))
+        .collect();
+    let cases: [Case<'_>; 3] = [
+        together(std::slice::from_ref(&with), threads),
+        together(std::slice::from_ref(&without), threads),
+        together(&across, threads),
+    ];
+    let [with, without, across] = interleaved(11, Duration::from_millis(200), cases);
+    show("of 4 clients", &across);
+    table.row(
+        format!("{threads} threads of 4 clients, rate of one client"),
+        across.over(&with),
+        Target::None,
+    );
     show("within tenures of 5 ms", &with);
     show("without a tenure", &without);
     table.row(
@@ -105,13 +142,14 @@ fn crowd(server: &Server, table: &mut Table) {
     );
 }
 
-fn together(semaphore: &Semaphore, threads: usize) -> Case<'_> {
+fn together(semaphores: &[Semaphore], threads: usize) -> Case<'_> {
     Box::new(move |slice| {
         let (done, stop) = (AtomicU64::new(0), AtomicBool::new(false));
         let began = Instant::now();
         thread::scope(|scope| {
-            for _ in 0..threads {
-                scope.spawn(|| {
+            for semaphore in semaphores.iter().cycle().take(threads) {
+                let (done, stop) = (&done, &stop);
+                scope.spawn(move || {
                     while !stop.load(Ordering::Relaxed) {
                         pair(semaphore, End::Drop);
                         done.fetch_add(1, Ordering::Relaxed);
