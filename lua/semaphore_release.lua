@@ -16,11 +16,17 @@
 local available, channel, request = KEYS[1], KEYS[2], KEYS[3]
 local permits, keep_ms, create = ARGV[1], ARGV[2], ARGV[3]
 
--- First, because it needs no memory: after a first write none is refused for want of some.
-if redis.call('pexpire', request, keep_ms) == 1 then
+local first = redis.pcall('set', request, 'done', 'nx', 'px', keep_ms)
+if not first then
   return 0
 end
-redis.call('set', request, 'done', 'px', keep_ms)
+if first.err then
+  -- No memory, perhaps. This write needs none, and after it none is refused for want of some.
+  if redis.call('pexpire', request, keep_ms) == 1 then
+    return 0
+  end
+  redis.call('set', request, 'done', 'px', keep_ms)
+end
 if create ~= '1' and redis.call('exists', available) == 0 then
   redis.call('del', request)
   return -1
