@@ -87,8 +87,8 @@ pub struct ExpirableSemaphore {
 pub struct ExpirablePermit {
     semaphore: Handle,
     hold: Arc<Hold>,
-    /// One thread after another tells Redis another lease.
-    updating: Mutex<()>,
+    /// One thread after another tells Redis another lease. The shortest that was asked for without an answer.
+    updating: Mutex<Option<Duration>>,
     lost: OnceLock<(Receiver<Loss>, Arc<AtomicBool>)>,
     released: bool,
 }
@@ -672,7 +672,7 @@ impl ExpirableSemaphore {
         let permit = |hold| ExpirablePermit {
             semaphore: self.inner.clone(),
             hold,
-            updating: Mutex::new(()),
+            updating: Mutex::new(None),
             lost: OnceLock::new(),
             released: false,
         };
@@ -765,14 +765,15 @@ impl ExpirablePermit {
     /// # Errors
     ///
     /// [`Error::Lost`] if the permit was not ours any more. [`Error::Redis`] if Redis did not say: it may have been done,
-    /// or may yet be, so the permit counts as ours for no longer than the shorter of both leases, and is not renewed.
+    /// or may yet be, so the permit counts as ours for no longer than the shorter of both leases, and is not renewed;
+    /// later updates make it count for no longer than that either.
     /// [`Error::Config`] for a lease that cannot be; [`Error::Closed`].
     pub fn update_lease(&self, lease: Duration) -> Result<()> {
         let doing = "changing the lease of a permit";
         config::check_lease("lease", lease)?;
         let (engine, hold) = (self.engine(), &self.hold);
         let until = Instant::now() + engine.response_timeout;
-        let Some(_alone) = self.updating.try_lock_until(until) else {
+        let Some(mut doubtful) = self.updating.try_lock_until(until) else {
             let err = stream::timed_out("another thread is changing it, and redis does not answer");
             return Err(Error::redis(doing, err));
         };
@@ -794,14 +795,18 @@ impl ExpirablePermit {
             undo: None,
         };
         let stop = || engine.is_closed();
-        let answer = engine
-            .link
-            .call(now + engine.response_timeout, &stop, None, &mut attempt)
-            .map_err(|fault| self.semaphore.error(doing, fault))?;
+        let until = now + engine.response_timeout;
+        let answer = engine.link.call(until, &stop, None, &mut attempt);
+        if !matches!(answer, Ok(_) | Err(Fault::Refused(_))) {
+            // It may come yet, also behind later ones that ask for more.
+            *doubtful = Some(doubtful.map_or(lease, |other| other.min(lease)));
+        }
+        let answer = answer.map_err(|fault| self.semaphore.error(doing, fault))?;
         let renewed =
             script::renewed(answer.value).map_err(|unexpected| Error::redis(doing, unexpected))?;
         if renewed == Renewed::Yes {
-            hold.lease_was_set(answer.sent_at);
+            let certain = doubtful.map_or(lease, |other| other.min(lease));
+            hold.lease_was_set(answer.sent_at, certain);
             engine.agenda.arm(hold, hold.valid_until());
         } else {
             // Past its time it may well be gone: nobody took it away.

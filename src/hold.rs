@@ -371,9 +371,8 @@ impl Hold {
         self.valid_until.fetch_min(until, Ordering::AcqRel);
     }
 
-    /// Redis has confirmed the lease that it was asked for at `sent_at`.
-    pub(crate) fn lease_was_set(&self, sent_at: Instant) {
-        let lease = self.lease();
+    /// Redis has confirmed what it was asked for at `sent_at`, and nothing can make that shorter than `lease`.
+    pub(crate) fn lease_was_set(&self, sent_at: Instant, lease: Duration) {
         self.certain_until(sent_at + lease.saturating_sub(margin(lease)));
     }
 

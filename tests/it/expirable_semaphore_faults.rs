@@ -538,3 +538,20 @@ fn a_server_without_memory_renews_permits_and_takes_them_back() {
     kept.release().unwrap();
     assert_eq!(counts(&slots), (2, 0, 2));
 }
+
+#[test]
+fn an_update_that_may_yet_come_limits_those_after_it() {
+    let server = Server::start();
+    let proxy = Proxy::start(server.addr());
+    let config = Config::new(proxy.url()).response_timeout(ms(1000));
+    let client = Client::open(config).unwrap();
+    let permit = with_permits(&client, 1).acquire().unwrap();
+    proxy.set(Target::Link, Mode::BlackHole);
+    assert!(permit.update_lease(2 * LONG).is_err());
+    proxy.pass();
+    eventually("it is changed", || permit.update_lease(6 * LONG).is_ok());
+    let left = permit.valid_until() - Instant::now();
+    assert!(left > LONG && left <= 2 * LONG, "{left:?}");
+    assert!(permit.is_valid());
+    permit.release().unwrap();
+}
