@@ -315,7 +315,11 @@ impl Engine {
                 }
             } else if hold.is_held() {
                 self.lose(&hold, LossReason::Closed);
-                self.give_back(&hold);
+                // Written together below; what goes to other servers, at once.
+                self.submit_release(&hold);
+                if let Some(grip) = hold.grip() {
+                    grip.flush();
+                }
             }
         }
         semaphore::close(self);

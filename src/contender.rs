@@ -27,7 +27,7 @@ use crate::quorum::{self, Asked, Quorum};
 use crate::room::{Mode, Start};
 use crate::script::{self, Acquired, Released};
 use crate::subscriber::Subscription;
-use crate::wait::{self, BackOff, Called, Deadline, Waiter};
+use crate::wait::{self, BackOff, Deadline, Waiter};
 use crate::wire::{Ask, Family, Place};
 
 /// How long a process that has had its turn lets others go first.
@@ -591,23 +591,10 @@ impl<'a> Contender<'a> {
     /// nothing about the servers. If it was not, those in line need not find that out again.
     fn is_nobodys_fault(&self, fault: &Fault, began: Instant, until: Instant) -> bool {
         if until == began + self.engine().response_timeout {
-            self.dismiss(fault);
+            self.gate.dismiss(fault);
             return false;
         }
         self.knows_busy && began.elapsed() < LATE_ANSWER
-    }
-
-    /// Redis was out of reach for the whole response timeout: nobody in line needs to find that out again.
-    fn dismiss(&self, fault: &Fault) {
-        let mut inside = self.gate.lock();
-        let waiters = inside.room.dismiss();
-        for waiter in &waiters {
-            waiter.store(Called::Failed(fault.clone()));
-        }
-        drop(inside);
-        for waiter in waiters {
-            waiter.wake();
-        }
     }
 
     fn granted(mut self, hold: Arc<Hold>, sent_at: Instant) -> Result<Held> {

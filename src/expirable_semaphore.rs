@@ -2,11 +2,10 @@
 
 use std::collections::HashSet;
 use std::fmt;
-use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, bounded};
+use crossbeam_channel::Receiver;
 use parking_lot::Mutex;
 use redis::Value;
 
@@ -17,14 +16,14 @@ use crate::contender::LATE_ANSWER;
 use crate::error::{Error, Result};
 use crate::gate::Gate;
 use crate::handle::{Handle, Patience};
-use crate::hold::{Hold, Loss, LossReason, UNDO_FOR};
+use crate::hold::{Hold, Loss, LossEar, LossReason, UNDO_FOR};
 use crate::keys;
 use crate::owner::PermitId;
 use crate::room::{Lease, Mode};
 use crate::script::{self, Acquired, Released, Renewed, Script, Unexpected, lease_ms};
 use crate::stream;
 use crate::turn::Turn;
-use crate::wait::{Called, CancelToken, Deadline};
+use crate::wait::{CancelToken, Deadline};
 use crate::watch::Watch;
 use crate::wire::Family;
 
@@ -89,7 +88,7 @@ pub struct ExpirablePermit {
     hold: Arc<Hold>,
     /// One thread after another tells Redis another lease. The shortest that was asked for without an answer.
     updating: Mutex<Option<Duration>>,
-    lost: OnceLock<(Receiver<Loss>, Arc<AtomicBool>)>,
+    lost: LossEar,
     released: bool,
 }
 
@@ -448,8 +447,7 @@ impl ExpirableSemaphore {
         if let Some(gate) = self.gate.get() {
             return Ok(gate);
         }
-        let gates = &self.inner.engine().gates;
-        let gate = gates.apart(Family::Permits, &self.inner.name)?;
+        let gate = self.inner.wire_gate()?;
         Ok(self.gate.get_or_init(|| gate))
     }
 
@@ -604,7 +602,9 @@ impl ExpirableSemaphore {
             Err(fault) => {
                 if matches!(fault, Fault::Unreachable(_)) {
                     if until == budget_ends {
-                        dismiss(line, &fault);
+                        if let Some(gate) = line {
+                            gate.dismiss(&fault);
+                        }
                     } else if knows_busy && began.elapsed() < LATE_ANSWER {
                         // The caller's time was up, which says nothing about Redis.
                         return Ok(Asked::TooFew { left: None });
@@ -673,22 +673,10 @@ impl ExpirableSemaphore {
             semaphore: self.inner.clone(),
             hold,
             updating: Mutex::new(None),
-            lost: OnceLock::new(),
+            lost: LossEar::default(),
             released: false,
         };
         Ok(holds.into_iter().map(permit).collect())
-    }
-}
-
-/// Redis was out of reach for the whole response timeout: nobody in line needs to find that out again.
-fn dismiss(line: Option<&Arc<Gate>>, fault: &Fault) {
-    let Some(gate) = line else {
-        return;
-    };
-    let waiters = gate.lock().room.dismiss();
-    for waiter in waiters {
-        waiter.store(Called::Failed(fault.clone()));
-        waiter.wake();
     }
 }
 
@@ -748,13 +736,7 @@ impl ExpirablePermit {
     /// At most one [`Loss`] comes; usable in `crossbeam_channel::select!`. Nothing comes when the permit is given back.
     #[must_use]
     pub fn lost(&self) -> &Receiver<Loss> {
-        let (told, _) = self.lost.get_or_init(|| {
-            let (tell, told) = bounded(1);
-            let guard = Arc::new(AtomicBool::new(false));
-            self.hold.listen(tell, &guard);
-            (told, guard)
-        });
-        told
+        self.lost.of([&*self.hold])
     }
 
     /// Has the permit end `lease` from now, sooner or later than it would have. It is not renewed any more.

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use parking_lot::{Mutex, MutexGuard};
 use redis::Value;
 
-use crate::call::{Call, Deferred, DeferredTerms};
+use crate::call::{Call, Deferred, DeferredTerms, Fault};
 use crate::desk::Desk;
 use crate::error::Result;
 use crate::hold::Hold;
@@ -84,6 +84,19 @@ impl Gate {
                 undo,
                 for_good: false,
             },
+        }
+    }
+
+    /// Redis was out of reach for the whole response timeout: nobody in line needs to find that out again.
+    pub(crate) fn dismiss(&self, fault: &Fault) {
+        let mut inside = self.lock();
+        let waiters = inside.room.dismiss();
+        for waiter in &waiters {
+            waiter.store(Called::Failed(fault.clone()));
+        }
+        drop(inside);
+        for waiter in waiters {
+            waiter.wake();
         }
     }
 

@@ -236,13 +236,7 @@ impl Handle {
 
     /// Takes the lock, or one more hold of it.
     pub(crate) fn acquire(&self, patience: Patience) -> Result<Option<Held>> {
-        let result = match self.come_in(patience) {
-            Ok(Came::In(held)) => Ok(Some(held)),
-            Ok(Came::Away) => Ok(None),
-            Ok(Came::ToAsk(contender)) => contender.run(),
-            Err(err) => Err(err),
-        };
-        self.tidy_unless_held(result)
+        self.finish(self.come_in(patience))
     }
 
     /// As [`acquire`](Self::acquire) with one attempt, but for the answer, which may be under way when this returns.
@@ -254,17 +248,13 @@ impl Handle {
         came
     }
 
-    /// Waits for the answer that is under way.
+    /// Waits for the answer, which may be under way already.
     pub(crate) fn finish(&self, came: Result<Came<'_>>) -> Result<Option<Held>> {
         let result = came.and_then(|came| match came {
             Came::In(held) => Ok(Some(held)),
             Came::Away => Ok(None),
             Came::ToAsk(contender) => contender.run(),
         });
-        self.tidy_unless_held(result)
-    }
-
-    fn tidy_unless_held(&self, result: Result<Option<Held>>) -> Result<Option<Held>> {
         if !matches!(result, Ok(Some(_))) {
             // The room may be idle now, and nobody else comes to see.
             self.engine().agenda.tend_soon();

@@ -1,18 +1,18 @@
 //! What a guard is made of.
 
 use std::cell::OnceCell;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use crossbeam_channel::{Receiver, Sender, bounded};
+use crossbeam_channel::Receiver;
 
 use crate::call::{Call, Fault};
 use crate::client::Shared;
 use crate::error::{Error, Result};
 use crate::gate::wake;
 use crate::handle::{Handle, Patience};
-use crate::hold::{Hold, Loss, LossReason};
+use crate::hold::{Hold, Loss, LossEar, LossReason};
 use crate::quorum::Quorum;
 use crate::room::{Left, Mode};
 use crate::script::{self, Released};
@@ -25,7 +25,7 @@ pub(crate) struct Held {
     thread: u64,
     /// That of this hold, also when the guard is used after the lock has gone to another thread.
     token: u64,
-    lost: OnceLock<(Receiver<Loss>, Arc<AtomicBool>)>,
+    lost: LossEar,
     released: bool,
     /// The clients of all servers that keep it.
     _quorum: Option<Arc<Quorum>>,
@@ -39,7 +39,7 @@ impl Held {
             token: hold.token(),
             hold,
             thread,
-            lost: OnceLock::new(),
+            lost: LossEar::default(),
             released: false,
         }
     }
@@ -80,18 +80,11 @@ impl Held {
     }
 
     pub(crate) fn lost(&self) -> &Receiver<Loss> {
-        let (told, _) = self.lost.get_or_init(|| {
-            let (tell, told) = bounded(1);
-            let guard = Arc::new(AtomicBool::new(false));
-            self.listen(tell, &guard);
-            (told, guard)
-        });
-        told
+        self.lost.of([self.hold()])
     }
 
-    /// Tells `tell` of the loss of this hold too, unless `guard` has been told of another.
-    pub(crate) fn listen(&self, tell: Sender<Loss>, guard: &Arc<AtomicBool>) {
-        self.hold.listen(tell, guard);
+    pub(crate) fn hold(&self) -> &Hold {
+        &self.hold
     }
 
     /// How many servers are known to keep it; none without a quorum.

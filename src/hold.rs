@@ -3,10 +3,10 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::Sender;
+use crossbeam_channel::{Receiver, Sender, bounded};
 use parking_lot::Mutex;
 
 use crate::call::{Deferred, Undo};
@@ -125,6 +125,24 @@ pub(crate) struct Hold {
     /// What its contender listened to. While we hold the lock nobody else releases it, so it costs nothing to end this
     /// a little later, and not before the grant is returned.
     subscription: Mutex<Option<Subscription>>,
+}
+
+/// Where one guard is told of the first of its holds that is lost; made when somebody asks for it.
+#[derive(Default)]
+pub(crate) struct LossEar(OnceLock<(Receiver<Loss>, Arc<AtomicBool>)>);
+
+impl LossEar {
+    pub(crate) fn of<'a>(&self, holds: impl IntoIterator<Item = &'a Hold>) -> &Receiver<Loss> {
+        let (told, _) = self.0.get_or_init(|| {
+            let (tell, told) = bounded(1);
+            let guard = Arc::new(AtomicBool::new(false));
+            for hold in holds {
+                hold.listen(tell.clone(), &guard);
+            }
+            (told, guard)
+        });
+        told
+    }
 }
 
 /// What a hold is made of.
@@ -514,7 +532,7 @@ impl Hold {
 
     /// Adds a listener for as long as `guard` lives; it is told at once if the hold is lost already. `guard` says
     /// whether it has been told of another hold.
-    pub(crate) fn listen(&self, sender: Sender<Loss>, guard: &Arc<AtomicBool>) {
+    fn listen(&self, sender: Sender<Loss>, guard: &Arc<AtomicBool>) {
         let listener = LossListener {
             sender,
             guard: Arc::downgrade(guard),

@@ -387,11 +387,7 @@ impl Link {
                     self.lead(reader, generation, Some(call), now + GLANCE);
                     continue;
                 }
-                self.fail(
-                    generation,
-                    &stream::timed_out("redis was silent with a reply due"),
-                    true,
-                );
+                self.fail_silent(generation);
                 continue;
             }
             let slice_ends = until.min(silent_at).min(now + SLICE);
@@ -922,16 +918,17 @@ impl Link {
                 self.lead(reader, generation, None, now + GLANCE);
                 // Only now is it known that there was nothing to be read.
                 if self.is_silent(generation) {
-                    self.fail(
-                        generation,
-                        &stream::timed_out("redis was silent with a reply due"),
-                        true,
-                    );
+                    self.fail_silent(generation);
                 }
             }
             None => self.flush(true),
         }
         true
+    }
+
+    fn fail_silent(&self, generation: u64) {
+        let why = stream::timed_out("redis was silent with a reply due");
+        self.fail(generation, &why, true);
     }
 
     fn is_silent(&self, generation: u64) -> bool {

@@ -1,10 +1,9 @@
 //! Several locks as one.
 
-use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, bounded};
+use crossbeam_channel::Receiver;
 use redis::{ErrorKind, RedisError, ServerErrorKind};
 
 use crate::client::Shared;
@@ -12,7 +11,7 @@ use crate::contender::LATE_ANSWER;
 use crate::error::{Error, Result};
 use crate::handle::{Handle, Patience};
 use crate::held::Held;
-use crate::hold::Loss;
+use crate::hold::{Loss, LossEar};
 use crate::keys;
 use crate::verbs::exclusive_lock;
 use crate::wait::{self, CancelToken, Deadline};
@@ -360,7 +359,7 @@ impl Members {
             name: Arc::clone(&self.name),
             owner: owners.join(", "),
             held,
-            lost: OnceLock::new(),
+            lost: LossEar::default(),
             response_timeout: self.response_timeout(),
         }
     }
@@ -418,7 +417,7 @@ pub(crate) struct AllHeld {
     name: Arc<str>,
     owner: String,
     held: Vec<Held>,
-    lost: OnceLock<(Receiver<Loss>, Arc<AtomicBool>)>,
+    lost: LossEar,
     response_timeout: Duration,
 }
 
@@ -454,15 +453,7 @@ impl AllHeld {
     }
 
     pub(crate) fn lost(&self) -> &Receiver<Loss> {
-        let (told, _) = self.lost.get_or_init(|| {
-            let (tell, told) = bounded(1);
-            let guard = Arc::new(AtomicBool::new(false));
-            for held in &self.held {
-                held.listen(tell.clone(), &guard);
-            }
-            (told, guard)
-        });
-        told
+        self.lost.of(self.held.iter().map(Held::hold))
     }
 
     pub(crate) fn name(&self) -> &str {
