@@ -2,20 +2,18 @@
 
 use std::collections::HashSet;
 use std::env;
-use std::fs;
 use std::io::{self, BufRead, BufReader, Read};
-use std::path::Path;
 use std::process::{self, Child, ChildStdout, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use nix::sys::signal::Signal;
 use redlatch::{Client, Config, Error, ExpirableSemaphore, LossReason};
 
 use crate::contract::open;
 use crate::expirable_semaphore::{counts, ids, lost_by, with_permits};
+use crate::fair_processes::{send, stop};
 use crate::faults::{LEASE, RESPONSE, SLACK, Told, config, fails, in_time, sha};
 use crate::scripts::out_of_memory;
 use crate::scripts_permits::{
@@ -339,19 +337,11 @@ impl Holder {
     }
 
     fn signal(&self, signal: Signal) {
-        let pid = i32::try_from(self.child.id()).expect("a pid is an i32");
-        kill(Pid::from_raw(pid), signal).expect("our child takes our signals");
+        send(&self.child, signal);
     }
 
-    /// SIGSTOP; returns once it has come.
     fn stop(&self) {
-        self.signal(Signal::SIGSTOP);
-        let stat = format!("/proc/{}/stat", self.child.id());
-        if Path::new(&stat).exists() {
-            eventually("the process is stopped", || {
-                fs::read_to_string(&stat).is_ok_and(|stat| stat.contains(") T "))
-            });
-        }
+        stop(&self.child);
     }
 
     fn kill(&mut self) {

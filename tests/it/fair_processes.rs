@@ -51,6 +51,23 @@ struct Process {
     _stdout: BufReader<ChildStdout>,
 }
 
+/// Sends one of our children a signal.
+pub(crate) fn send(child: &Child, signal: Signal) {
+    let pid = i32::try_from(child.id()).expect("a pid is an i32");
+    kill(Pid::from_raw(pid), signal).expect("our child takes our signals");
+}
+
+/// SIGSTOP; returns once it has come.
+pub(crate) fn stop(child: &Child) {
+    send(child, Signal::SIGSTOP);
+    let stat = format!("/proc/{}/stat", child.id());
+    if Path::new(&stat).exists() {
+        eventually("the process is stopped", || {
+            fs::read_to_string(&stat).is_ok_and(|stat| stat.contains(") T "))
+        });
+    }
+}
+
 impl Process {
     fn start(server: &Server, name: &str, job: Job) -> Self {
         let of = |time: Duration| time.as_millis().to_string();
@@ -84,19 +101,11 @@ impl Process {
     }
 
     fn signal(&self, signal: Signal) {
-        let pid = i32::try_from(self.child.id()).expect("a pid is an i32");
-        kill(Pid::from_raw(pid), signal).expect("our child takes our signals");
+        send(&self.child, signal);
     }
 
-    /// SIGSTOP; returns once it has come.
     fn stop(&self) {
-        self.signal(Signal::SIGSTOP);
-        let stat = format!("/proc/{}/stat", self.child.id());
-        if Path::new(&stat).exists() {
-            eventually("the process is stopped", || {
-                fs::read_to_string(&stat).is_ok_and(|stat| stat.contains(") T "))
-            });
-        }
+        stop(&self.child);
     }
 
     fn kill(&mut self) {

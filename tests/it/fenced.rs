@@ -11,12 +11,12 @@ use std::thread;
 use std::time::Duration;
 
 use crossbeam_channel::unbounded;
-use nix::sys::signal::{self, Signal};
-use nix::unistd::Pid;
+use nix::sys::signal::Signal;
 use redis::Connection;
 use redlatch::{Client, Config, Error, FencedLock, FencedLockGuard, LossReason};
 
 use crate::contract::{Crew, open};
+use crate::fair_processes::send;
 use crate::faults::{config, sha};
 use crate::support::{Proxy, Server, connection_to, eventually, ms, unique, within};
 
@@ -941,8 +941,7 @@ impl Part {
     }
 
     fn signal(&self, signal: Signal) {
-        let pid = i32::try_from(self.process.id()).unwrap();
-        signal::kill(Pid::from_raw(pid), signal).unwrap();
+        send(&self.process, signal);
     }
 
     fn stop(&self) {

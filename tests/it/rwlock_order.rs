@@ -8,11 +8,11 @@ use std::sync::{Arc, Mutex};
 use std::thread::{self, Scope};
 use std::time::{Duration, Instant};
 
-use nix::sys::signal::{self, Signal};
-use nix::unistd::Pid;
+use nix::sys::signal::Signal;
 use redlatch::{Client, Config, RwLock};
 
 use crate::contract::{open, open_with_lease};
+use crate::fair_processes::send;
 use crate::rwlock::{Actor, BY_MESSAGE, LONG, STRANGER, Stops, elsewhere, hash, hold_key};
 use crate::support::{Mode, Proxy, Server, Target, eventually, ms, unique, within};
 
@@ -59,8 +59,7 @@ impl Process {
     }
 
     fn signal(&self, what: Signal) {
-        let pid = i32::try_from(self.0.id()).unwrap();
-        signal::kill(Pid::from_raw(pid), what).unwrap();
+        send(&self.0, what);
     }
 
     fn kill(mut self) {
