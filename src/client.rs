@@ -24,7 +24,7 @@ use crate::latch::Latch;
 use crate::link::Link;
 use crate::multi_lock::MultiLock;
 use crate::mutex;
-use crate::owner::Owners;
+use crate::owner::{Owners, Process};
 use crate::reentrant_lock::ReentrantLock;
 use crate::room::Mode;
 use crate::rwlock::RwLock;
@@ -61,6 +61,7 @@ pub(crate) struct Engine {
     pub(crate) counters: Arc<Counters>,
     notices: Arc<Notices>,
     closed: AtomicBool,
+    process: Process,
     /// Wakes those that wait in no room when the client is closed.
     pub(crate) closing: CancelToken,
     /// Threads that may have an acquire under way.
@@ -142,8 +143,13 @@ impl Engine {
         self.closed.load(Ordering::SeqCst)
     }
 
+    /// See [`Process::is_copy`].
+    pub(crate) fn is_copy(&self) -> bool {
+        self.process.is_copy()
+    }
+
     pub(crate) fn check_open(&self) -> Result<()> {
-        if self.is_closed() {
+        if self.is_copy() || self.is_closed() {
             Err(Error::Closed)
         } else {
             Ok(())
@@ -291,7 +297,7 @@ impl Engine {
     }
 
     fn close(&self, until: Instant) -> Result<()> {
-        if self.closed.swap(true, Ordering::SeqCst) {
+        if self.is_copy() || self.closed.swap(true, Ordering::SeqCst) {
             return Ok(());
         }
         self.gates.wake_all();
@@ -358,6 +364,9 @@ impl Drop for Shared {
 /// a lock is contended, one for messages, and at most two threads, however many locks it holds. Dropping the last
 /// handle — clones, locks and guards all count — closes it as [`Client::close`] does, within two seconds.
 ///
+/// After `fork()` client, locks and guards are the parent's alone. The child's copies send nothing, also when they are
+/// dropped: their verbs are answered [`Error::Closed`] and their guards are not valid. A child opens a client of its own.
+///
 /// ```no_run
 /// let client = redlatch::Client::open("redis://127.0.0.1/")?;
 /// let _guard = client.reentrant_lock("stock:42").lock()?;
@@ -409,6 +418,7 @@ impl Client {
                     counters,
                     notices: Notices::new(config.on_lost),
                     closed: AtomicBool::new(false),
+                    process: Process::this(),
                     closing: CancelToken::new(),
                     contenders: AtomicUsize::new(0),
                     lingering: Mutex::default(),
@@ -520,6 +530,9 @@ impl Client {
     #[must_use]
     pub fn stats(&self) -> Stats {
         let engine = &self.shared.engine;
+        if engine.is_copy() {
+            return engine.counters.read();
+        }
         let count = |n: usize| u64::try_from(n).unwrap_or(u64::MAX);
         Stats {
             holds: count(engine.agenda.len()),

@@ -719,7 +719,7 @@ impl ExpirablePermit {
     /// Whether the permit is certainly still ours, as far as this process's clock tells. No I/O.
     #[must_use]
     pub fn is_valid(&self) -> bool {
-        self.hold.is_valid(Instant::now())
+        self.hold.is_valid(Instant::now()) && !self.engine().is_copy()
     }
 
     /// Until when the permit is certainly ours unless it is renewed. No I/O.
@@ -736,7 +736,9 @@ impl ExpirablePermit {
     /// At most one [`Loss`] comes; usable in `crossbeam_channel::select!`. Nothing comes when the permit is given back.
     #[must_use]
     pub fn lost(&self) -> &Receiver<Loss> {
-        self.lost.of([&*self.hold])
+        let hold = [&*self.hold];
+        self.lost
+            .of(hold.into_iter().filter(|_| !self.engine().is_copy()))
     }
 
     /// Has the permit end `lease` from now, sooner or later than it would have. It is not renewed any more.
@@ -754,6 +756,9 @@ impl ExpirablePermit {
         let doing = "changing the lease of a permit";
         config::check_lease("lease", lease)?;
         let (engine, hold) = (self.engine(), &self.hold);
+        if engine.is_copy() {
+            return Err(Error::Closed);
+        }
         let until = Instant::now() + engine.response_timeout;
         let Some(mut doubtful) = self.updating.try_lock_until(until) else {
             let err = stream::timed_out("another thread is changing it, and redis does not answer");
@@ -820,6 +825,9 @@ impl ExpirablePermit {
     /// it does, and the lease ends the permit at the latest.
     pub fn release(mut self) -> Result<()> {
         self.released = true;
+        if self.engine().is_copy() {
+            return Err(Error::Closed);
+        }
         let until = Instant::now() + self.engine().response_timeout;
         let in_time = self.hold.valid_until() > Instant::now();
         let call = self.let_go()?;
@@ -861,6 +869,7 @@ impl ExpirablePermit {
 impl Drop for ExpirablePermit {
     fn drop(&mut self) {
         if !self.released
+            && !self.engine().is_copy()
             && let Err(err) = self.let_go()
         {
             // The holder could have known; whoever waits for a permit is not harmed.

@@ -236,6 +236,7 @@ impl Handle {
 
     /// Takes the lock, or one more hold of it.
     pub(crate) fn acquire(&self, patience: Patience) -> Result<Option<Held>> {
+        self.engine().check_open()?;
         self.finish(self.come_in(patience))
     }
 
@@ -265,7 +266,7 @@ impl Handle {
     /// Whether it can be asked for at all, before anything is sent.
     pub(crate) fn check(&self, patience: Patience) -> Result<()> {
         self.terms()?;
-        self.engine().gates.look(self.family, &self.id)?;
+        self.look()?;
         self.check_going(patience)
     }
 
@@ -279,17 +280,25 @@ impl Handle {
 
     /// Its gate, kept until its room is idle.
     pub(crate) fn gate(&self) -> Result<Arc<Gate>> {
+        self.engine().check_open()?;
         self.engine().gates.get(self.family, &self.id)
     }
 
     /// A gate of its name for its wire, which nobody else needs to know.
     pub(crate) fn wire_gate(&self) -> Result<Arc<Gate>> {
+        self.engine().check_open()?;
         self.engine().gates.apart(self.family, &self.id)
+    }
+
+    /// Its gate, or one that nobody else knows.
+    fn look(&self) -> Result<Arc<Gate>> {
+        self.engine().check_open()?;
+        self.engine().gates.look(self.family, &self.id)
     }
 
     /// Which server and key it is about.
     pub(crate) fn place(&self) -> (String, String) {
-        let gate = self.engine().gates.look(self.family, &self.id);
+        let gate = self.look();
         let key = gate.map_or_else(|_| self.id.to_string(), |gate| gate.wire.key.clone());
         (format!("{:?}", self.engine().endpoint), key)
     }
@@ -571,7 +580,7 @@ impl Handle {
         if let Some(quorum) = &self.quorum {
             return self.survey("asking for the lock", |until| quorum.is_locked(until));
         }
-        let wire = &self.engine().gates.look(self.family, &self.id)?.wire;
+        let wire = &self.look()?.wire;
         let state = self.number("asking for the lock", wire.state())?;
         Ok(wire.is_locked(self.mode, state))
     }
@@ -581,7 +590,7 @@ impl Handle {
         let ms = match &self.quorum {
             Some(quorum) => self.survey(doing, |until| quorum.remaining(until))?,
             None => {
-                let gate = self.engine().gates.look(self.family, &self.id)?;
+                let gate = self.look()?;
                 self.number(doing, gate.wire.remaining())?
             }
         };
@@ -612,7 +621,7 @@ impl Handle {
     }
 
     pub(crate) fn force_unlock(&self) -> Result<bool> {
-        let gate = self.engine().gates.look(self.family, &self.id)?;
+        let gate = self.look()?;
         // Whoever comes later holds it by right.
         let held: Vec<_> = gate.lock().room.holds().cloned().collect();
         let doing = "forcing the lock open";
@@ -630,7 +639,7 @@ impl Handle {
     }
 
     pub(crate) fn hold_count(&self) -> u32 {
-        let Ok(gate) = self.engine().gates.look(self.family, &self.id) else {
+        let Ok(gate) = self.look() else {
             return 0;
         };
         let inside = gate.lock();

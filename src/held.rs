@@ -59,7 +59,14 @@ impl Held {
         &self.hold.owner
     }
 
+    pub(crate) fn is_copy(&self) -> bool {
+        self.shared.engine.is_copy()
+    }
+
     pub(crate) fn hold_count(&self) -> u32 {
+        if self.is_copy() {
+            return 0;
+        }
         let inside = self.hold.gate.lock();
         match inside.room.count(self.thread, self.hold.mode) {
             Some((hold, count)) if *hold == self.hold && self.is_valid() => count,
@@ -72,7 +79,7 @@ impl Held {
     }
 
     pub(crate) fn is_valid(&self) -> bool {
-        self.hold.is_valid(Instant::now())
+        self.hold.is_valid(Instant::now()) && !self.is_copy()
     }
 
     pub(crate) fn valid_until(&self) -> Instant {
@@ -80,7 +87,8 @@ impl Held {
     }
 
     pub(crate) fn lost(&self) -> &Receiver<Loss> {
-        self.lost.of([self.hold()])
+        self.lost
+            .of([self.hold()].into_iter().filter(|_| !self.is_copy()))
     }
 
     pub(crate) fn hold(&self) -> &Hold {
@@ -90,7 +98,7 @@ impl Held {
     /// How many servers are known to keep it; none without a quorum.
     pub(crate) fn nodes_held(&self) -> usize {
         match self.hold.grip() {
-            Some(grip) if self.hold.is_held() => grip.nodes_held(),
+            Some(grip) if self.hold.is_held() && !self.is_copy() => grip.nodes_held(),
             _ => 0,
         }
     }
@@ -121,6 +129,9 @@ impl Held {
     /// Gives this hold back; Redis's answer is to be waited for.
     pub(crate) fn begin_unlock(mut self) -> Result<Unlocking> {
         self.released = true;
+        if self.is_copy() {
+            return Err(Error::Closed);
+        }
         let in_time = self.hold.valid_until() > Instant::now();
         let release = self.let_go()?;
         Ok(Unlocking {
@@ -265,6 +276,7 @@ impl Unlocking {
 impl Drop for Held {
     fn drop(&mut self) {
         if !self.released
+            && !self.is_copy()
             && let Err(err) = self.let_go()
         {
             // The holder could have known; whoever waits for the lock is not harmed.

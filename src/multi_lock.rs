@@ -453,7 +453,8 @@ impl AllHeld {
     }
 
     pub(crate) fn lost(&self) -> &Receiver<Loss> {
-        self.lost.of(self.held.iter().map(Held::hold))
+        let held = self.held.iter().filter(|held| !held.is_copy());
+        self.lost.of(held.map(Held::hold))
     }
 
     pub(crate) fn name(&self) -> &str {

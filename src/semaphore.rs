@@ -1003,6 +1003,9 @@ impl SemaphorePermit {
     /// day, in this or another process. Does not ask Redis.
     pub fn forget(mut self) {
         self.done = true;
+        if self.shared.engine.is_copy() {
+            return;
+        }
         self.gate.lock().desk.forget(self.permits);
         self.shared.engine.agenda.tend_soon();
     }
@@ -1010,7 +1013,7 @@ impl SemaphorePermit {
 
 impl Drop for SemaphorePermit {
     fn drop(&mut self) {
-        if !self.done {
+        if !self.done && !self.shared.engine.is_copy() {
             drop(give(
                 &self.shared.engine,
                 &self.gate,

@@ -17,6 +17,7 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
 
 use crate::client::Engine;
+use crate::owner::Process;
 use crate::script::Request;
 use crate::stream::{self, Reader, Stream};
 use crate::wait::{self, Waiter};
@@ -43,6 +44,7 @@ pub(crate) struct Subscriber {
     turned: Condvar,
     /// The server does not let this user subscribe.
     refused: AtomicBool,
+    process: Process,
 }
 
 struct State {
@@ -118,6 +120,7 @@ impl Subscriber {
             }),
             turned: Condvar::new(),
             refused: AtomicBool::new(false),
+            process: Process::this(),
         })
     }
 
@@ -293,6 +296,9 @@ impl Subscriber {
 
 impl Drop for Subscription {
     fn drop(&mut self) {
+        if self.subscriber.process.is_copy() {
+            return;
+        }
         let mut state = self.subscriber.state.lock();
         let State { wanted, live, .. } = &mut *state;
         if let Some(entry) = wanted.get_mut(&self.channel) {

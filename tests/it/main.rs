@@ -18,6 +18,7 @@ mod faults;
 mod faults_network;
 mod faults_server;
 mod fenced;
+mod fork;
 mod kinds;
 mod latch;
 mod loss;
