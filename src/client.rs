@@ -26,6 +26,7 @@ use crate::multi_lock::MultiLock;
 use crate::mutex;
 use crate::owner::{Owners, Process};
 use crate::reentrant_lock::ReentrantLock;
+use crate::report::{self, report};
 use crate::room::Mode;
 use crate::rwlock::RwLock;
 use crate::script::{Request, lease_ms};
@@ -59,7 +60,7 @@ pub(crate) struct Engine {
     pub(crate) agenda: Arc<Agenda>,
     pub(crate) subscriber: Arc<Subscriber>,
     pub(crate) counters: Arc<Counters>,
-    notices: Arc<Notices>,
+    notices: Notices,
     closed: AtomicBool,
     process: Process,
     /// Wakes those that wait in no room when the client is closed.
@@ -123,7 +124,7 @@ impl Thread {
             return false;
         }
         if thread.join().is_err() {
-            log::error!("a background thread panicked");
+            report!(Error, "a background thread panicked");
         }
         true
     }
@@ -179,9 +180,11 @@ impl Engine {
             return;
         };
         self.agenda.disarm(hold);
-        drop(hold.take_subscription());
         self.counters.lost.add(1);
         hold.gate.lost(hold);
+        // Before anything that may take time.
+        self.notices.notify(loss);
+        drop(hold.take_subscription());
         let rest_is_of_no_use = match hold.gate.wire.family {
             // A read hold below it may keep what both are kept in, and would keep the lost one with it.
             Family::ReadWrite => hold.mode == Mode::Exclusive && hold.may_be_held_still(),
@@ -199,9 +202,8 @@ impl Engine {
             }
         }
         if reason != LossReason::Closed {
-            log::warn!("the lock `{}` is lost: {reason}", hold.gate.name);
+            report!(Warn, "the lock `{}` is lost: {reason}", hold.gate.name);
         }
-        self.notices.tell(loss);
     }
 
     /// Takes back what Redis may still keep of a hold that is over. In memory only; to be flushed.
@@ -351,10 +353,12 @@ pub(crate) struct Shared {
 impl Drop for Shared {
     fn drop(&mut self) {
         if let Err(err) = self.engine.close(Instant::now() + DROP_DEADLINE) {
-            log::warn!(
+            report!(
+                Warn,
                 "dropping a client: {err}; what it held frees itself when the leases run out"
             );
         }
+        report::flush();
     }
 }
 
@@ -523,7 +527,9 @@ impl Client {
     pub fn close(&self, deadline: Duration) -> Result<()> {
         let now = Instant::now();
         let a_year = Duration::from_secs(365 * 24 * 3600);
-        self.shared.engine.close(now + deadline.min(a_year))
+        let closed = self.shared.engine.close(now + deadline.min(a_year));
+        report::flush();
+        closed
     }
 
     /// What this client has done, and has in hand. Does not block.

@@ -19,6 +19,7 @@ use crate::handle::{Handle, Patience};
 use crate::hold::{Hold, Loss, LossEar, LossReason, UNDO_FOR};
 use crate::keys;
 use crate::owner::PermitId;
+use crate::report::report;
 use crate::room::{Lease, Mode};
 use crate::script::{self, Acquired, Released, Renewed, Script, Unexpected, lease_ms};
 use crate::stream;
@@ -873,7 +874,7 @@ impl Drop for ExpirablePermit {
             && let Err(err) = self.let_go()
         {
             // The holder could have known; whoever waits for a permit is not harmed.
-            log::debug!("dropping a permit: {err}");
+            report!(Debug, "dropping a permit: {err}");
         }
     }
 }

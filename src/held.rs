@@ -14,6 +14,7 @@ use crate::gate::wake;
 use crate::handle::{Handle, Patience};
 use crate::hold::{Hold, Loss, LossEar, LossReason};
 use crate::quorum::Quorum;
+use crate::report::report;
 use crate::room::{Left, Mode};
 use crate::script::{self, Released};
 use crate::wait::Called;
@@ -280,7 +281,7 @@ impl Drop for Held {
             && let Err(err) = self.let_go()
         {
             // The holder could have known; whoever waits for the lock is not harmed.
-            log::debug!("dropping a guard: {err}");
+            report!(Debug, "dropping a guard: {err}");
         }
     }
 }

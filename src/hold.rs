@@ -1,6 +1,5 @@
 //! One hold on a lock, how long it is certainly ours, and the news of its loss.
 
-use std::collections::VecDeque;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
@@ -10,10 +9,12 @@ use crossbeam_channel::{Receiver, Sender, bounded};
 use parking_lot::Mutex;
 
 use crate::call::{Deferred, Undo};
+use crate::callback::Callback;
 use crate::config::Listener;
 use crate::gate::Gate;
 use crate::grip::Grip;
 use crate::owner::OwnerNumber;
+use crate::report::report;
 use crate::room::{Holding, Lease, Mode, Validity};
 use crate::script;
 use crate::subscriber::Subscription;
@@ -580,64 +581,32 @@ impl PartialEq for Hold {
     }
 }
 
-/// Brings losses to the client's listener, one after another, on a thread that lives while there are any.
-pub(crate) struct Notices {
-    listener: Option<Listener>,
-    queue: Mutex<NoticeQueue>,
-}
-
-#[derive(Default)]
-struct NoticeQueue {
-    losses: VecDeque<Loss>,
-    running: bool,
-}
+/// Brings losses to the client's listener, one after another.
+pub(crate) struct Notices(Option<Arc<Callback<Loss>>>);
 
 impl Notices {
-    pub(crate) fn new(listener: Option<Listener>) -> Arc<Self> {
-        Arc::new(Self {
-            listener,
-            queue: Mutex::new(NoticeQueue::default()),
-        })
+    pub(crate) fn new(listener: Option<Listener>) -> Self {
+        let panicked = |loss: &Loss| {
+            report!(
+                Error,
+                "the listener for losses panicked over `{}`",
+                loss.name
+            );
+        };
+        Self(listener.map(|listener| {
+            Callback::new(
+                "redlatch-listener",
+                move |loss: &Loss| listener(loss),
+                panicked,
+            )
+        }))
     }
 
-    pub(crate) fn tell(self: &Arc<Self>, loss: Loss) {
-        if self.listener.is_none() {
-            return;
-        }
-        let mut queue = self.queue.lock();
-        queue.losses.push_back(loss);
-        if std::mem::replace(&mut queue.running, true) {
-            return;
-        }
-        drop(queue);
-        let notices = Arc::clone(self);
-        let thread = std::thread::Builder::new().name("redlatch-listener".into());
-        if let Err(err) = thread.spawn(move || notices.run()) {
-            // It stays in the queue, and the next loss tries again.
-            log::warn!("no thread to tell of a loss: {err}");
-            self.queue.lock().running = false;
-        }
-    }
-
-    fn run(&self) {
-        loop {
-            let loss = {
-                let mut queue = self.queue.lock();
-                match queue.losses.pop_front() {
-                    Some(loss) => loss,
-                    None => {
-                        queue.running = false;
-                        return;
-                    }
-                }
-            };
-            if let Some(listener) = &self.listener {
-                let told =
-                    std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| listener(&loss)));
-                if told.is_err() {
-                    log::error!("the listener for losses panicked over `{}`", loss.name);
-                }
-            }
+    pub(crate) fn notify(&self, loss: Loss) {
+        if let Some(callback) = &self.0
+            && let Err(err) = callback.give(loss)
+        {
+            report!(Warn, "no thread to tell of a loss: {err}");
         }
     }
 }

@@ -27,6 +27,9 @@
 //! Through the `log` crate: *error* for a panic in a listener or thread, *warn* for a lost hold, a release that failed,
 //! a server that does not let us subscribe, a master that had forgotten a hold and a majority that has become a bare
 //! one, *debug* for lost connections and retries, *trace* for what is of no consequence.
+//!
+//! The logger is called on a thread of its own (`redlatch-log`), which lives while there is anything to log, and the
+//! listener of [`Config::on_lost`] on another: either may block, panic, or use the client that it hears of.
 
 // What a user holds: a handle, its guard and the guard's drop.
 mod expirable_semaphore;
@@ -43,6 +46,7 @@ mod semaphore;
 mod spin_lock;
 
 // What they share.
+mod callback;
 mod client;
 mod config;
 mod contender;
@@ -54,6 +58,7 @@ mod handle;
 mod held;
 mod hold;
 mod quorum;
+mod report;
 mod room;
 mod stats;
 mod subscriber;

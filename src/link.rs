@@ -34,6 +34,7 @@ use crate::call::{
     Answer, Attempt, Call, CallPhase, Deferred, DeferredTerms, Fault, is_transient,
     is_unknown_script,
 };
+use crate::report::report;
 use crate::script::{self, Released, Script};
 use crate::stats::Counters;
 use crate::stream::{self, Endpoint, Meanwhile, Reader, Stream};
@@ -224,7 +225,7 @@ impl Link {
                     }
                 }
             };
-            log::debug!("{}: {why}; trying again", call.request.doing);
+            report!(Debug, "{}: {why}; trying again", call.request.doing);
             let rested = Instant::now() + pause;
             if rested >= until {
                 return Err(Fault::Unreachable(why));
@@ -533,14 +534,15 @@ impl Link {
             Ok(Released::Gone | Released::Taken) if deferred.undo || its.sendings > 1 => {}
             Ok(gone) => {
                 self.counters.releases_of_lost.add(1);
-                log::warn!(
+                report!(
+                    Warn,
                     "releasing `{}`: it was no longer ours ({gone:?})",
                     deferred.name
                 );
             }
             Err(unexpected) => {
                 self.counters.releases_failed.add(1);
-                log::warn!("releasing `{}`: {unexpected}", deferred.name);
+                report!(Warn, "releasing `{}`: {unexpected}", deferred.name);
             }
         }
         its.phase = CallPhase::Done(value);
@@ -550,18 +552,20 @@ impl Link {
     fn give_up(&self, deferred: &DeferredTerms, why: &RedisError) {
         if deferred.for_good {
             self.counters.releases_failed.add(1);
-            log::warn!(
+            report!(
+                Warn,
                 "giving back permits of `{}`: {why}; given up, and they count as taken for good",
                 deferred.name
             );
             return;
         }
         if deferred.undo {
-            log::debug!("undoing an acquire of `{}`: {why}", deferred.name);
+            report!(Debug, "undoing an acquire of `{}`: {why}", deferred.name);
             return;
         }
         self.counters.releases_failed.add(1);
-        log::warn!(
+        report!(
+            Warn,
             "releasing `{}`: {why}; it frees itself when its lease runs out",
             deferred.name
         );
@@ -611,7 +615,11 @@ impl Link {
                     if !starting || Instant::now() + BACK_OFF.1 >= until {
                         return Err(err);
                     }
-                    log::debug!("connecting to {:?}: {err}; trying again", self.endpoint);
+                    report!(
+                        Debug,
+                        "connecting to {:?}: {err}; trying again",
+                        self.endpoint
+                    );
                     std::thread::sleep(BACK_OFF.1);
                 }
             }
@@ -696,7 +704,7 @@ impl Link {
                 (state, Ok(()))
             }
             Err(err) => {
-                log::debug!("connecting to {:?}: {err}", self.endpoint);
+                report!(Debug, "connecting to {:?}: {err}", self.endpoint);
                 let fatal = !is_transient(&err);
                 let now = Instant::now();
                 // A caller without time is no proof against the server; one with bad credentials is told at once.
@@ -847,12 +855,12 @@ impl Link {
         state.parked = unacknowledged;
         let restless = !state.parked.is_empty();
         drop(state);
-        log::debug!("connection to {:?} dropped: {why}", self.endpoint);
+        report!(Debug, "connection to {:?} dropped: {why}", self.endpoint);
         if sound
             && !up.writing
             && let Err(err) = up.writer.write_all(&last_words)
         {
-            log::trace!("last words on a dropped connection: {err}");
+            report!(Trace, "last words on a dropped connection: {err}");
         }
         up.writer.shut_down();
         self.turned.notify_all();
@@ -888,7 +896,7 @@ impl Link {
                 let (state, made) = self.connect(state, connect_until, meanwhile);
                 drop(state);
                 if let Err(fault) = made {
-                    log::debug!("reconnecting for unacknowledged releases: {fault:?}");
+                    report!(Debug, "reconnecting for unacknowledged releases: {fault:?}");
                 }
                 return true;
             }

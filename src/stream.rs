@@ -13,6 +13,7 @@ use parking_lot::Mutex;
 use redis::io::tcp::socket2::{Domain, Protocol, Socket, Type};
 use redis::{ConnectionAddr, ErrorKind, RedisError, RedisResult, ServerErrorKind, Value};
 
+use crate::report::report;
 use crate::script::Request;
 
 /// How long a write may make no progress at all before the connection is given up.
@@ -76,7 +77,7 @@ impl Stream {
             Self::Unix(stream) => stream.shutdown(std::net::Shutdown::Both),
         };
         if let Err(err) = ended {
-            log::trace!("shutting a connection down: {err}");
+            report!(Trace, "shutting a connection down: {err}");
         }
     }
 
@@ -218,7 +219,7 @@ pub(crate) fn connect(
         match reply.extract_error() {
             Ok(_) => {}
             // The name is a service to operators; a user that may not set it can still lock.
-            Err(err) if *step == "CLIENT" => log::debug!("naming a connection: {err}"),
+            Err(err) if *step == "CLIENT" => report!(Debug, "naming a connection: {err}"),
             // It has been let in all the same: a user without PING, a server that cannot write to its disk.
             Err(err) if *step == "PING" && !keeps_out(&err) => {}
             Err(err) => return Err(err),

@@ -18,6 +18,7 @@ use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
 
 use crate::client::Engine;
 use crate::owner::Process;
+use crate::report::report;
 use crate::script::Request;
 use crate::stream::{self, Reader, Stream};
 use crate::wait::{self, Waiter};
@@ -218,7 +219,7 @@ impl Subscriber {
             let bytes = std::mem::take(&mut live.outbox);
             let wrote = MutexGuard::unlocked(&mut state, || writer.write_all(&bytes));
             if let Err(err) = wrote {
-                log::debug!("subscribing: {err}");
+                report!(Debug, "subscribing: {err}");
                 // The thread in the read finds the connection ended and makes another.
                 writer.shut_down();
                 return;
@@ -284,11 +285,12 @@ impl Subscriber {
         drop(state);
         match refusal {
             Some(err) if !was_refused => {
-                log::warn!(
+                report!(
+                    Warn,
                     "redis does not let this user subscribe ({err}); waiting threads ask again and again"
                 );
             }
-            None if was_refused => log::info!("redis lets this user subscribe again"),
+            None if was_refused => report!(Info, "redis lets this user subscribe again"),
             _ => {}
         }
     }
@@ -324,7 +326,7 @@ impl Drop for Subscription {
 pub(crate) fn run(engine: Arc<Engine>) {
     // Nothing here should panic; if something does, waiting threads must not be left to polling for good.
     while std::panic::catch_unwind(AssertUnwindSafe(|| listen_until_stopped(&engine))).is_err() {
-        log::error!("the subscriber panicked and goes on");
+        report!(Error, "the subscriber panicked and goes on");
         engine.subscriber.hang_up();
     }
 }
@@ -352,11 +354,11 @@ fn listen_until_stopped(engine: &Arc<Engine>) {
                 }
                 back_off = BACK_OFF.0;
                 let err = subscriber.listen(connection, anew, engine.response_timeout);
-                log::debug!("the connection for messages was lost: {err}");
+                report!(Debug, "the connection for messages was lost: {err}");
                 anew = true;
                 subscriber.hang_up();
             }
-            Err(err) => log::debug!("no connection for messages: {err}"),
+            Err(err) => report!(Debug, "no connection for messages: {err}"),
         }
         let mut state = subscriber.state.lock();
         if !state.stopped {

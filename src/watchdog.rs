@@ -29,6 +29,7 @@ use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
 use crate::client::Engine;
 use crate::grip;
 use crate::hold::{Duty, Hold, LossReason};
+use crate::report::report;
 use crate::script::{self, Renewed};
 use crate::stats::Counters;
 use crate::stream::{self, Connection};
@@ -270,7 +271,7 @@ pub(crate) fn run(engine: Arc<Engine>) {
             Ok(true) => {}
             Ok(false) => break,
             Err(_) => {
-                log::error!("the watchdog panicked and goes on");
+                report!(Error, "the watchdog panicked and goes on");
                 watchdog.connection = None;
                 watchdog.retry_later();
                 watchdog.engine.agenda.tend_soon();
@@ -318,7 +319,7 @@ impl Watchdog {
             match self.renew_batch() {
                 Ok(()) => self.back_off = BACK_OFF.0,
                 Err(err) => {
-                    log::debug!("renewing: {err}");
+                    report!(Debug, "renewing: {err}");
                     self.connection = None;
                     for hold in &self.in_hand {
                         hold.renewal_has_failed();
@@ -484,7 +485,7 @@ fn settle(engine: &Arc<Engine>, hold: &Arc<Hold>, reply: Value, sent_at: Instant
             return Settled::Done;
         }
         Err(err) => {
-            log::debug!("renewing `{}`: {err}", hold.gate.name);
+            report!(Debug, "renewing `{}`: {err}", hold.gate.name);
             hold.renewal_has_failed();
             let again = Instant::now() + BACK_OFF.1.min(engine.lease / 10);
             engine.agenda.arm(hold, hold.look_again(again));
@@ -498,7 +499,7 @@ fn settle(engine: &Arc<Engine>, hold: &Arc<Hold>, reply: Value, sent_at: Instant
     let renewed = script::renewed(reply);
     if hold.is_part() {
         let renewed = renewed.unwrap_or_else(|unexpected| {
-            log::warn!("renewing `{}`: {unexpected}", hold.gate.name);
+            report!(Warn, "renewing `{}`: {unexpected}", hold.gate.name);
             Renewed::Taken
         });
         grip::settle(engine, hold, renewed, sent_at);
@@ -530,7 +531,7 @@ fn settle(engine: &Arc<Engine>, hold: &Arc<Hold>, reply: Value, sent_at: Instant
             },
         ),
         Err(unexpected) => {
-            log::warn!("renewing `{}`: {unexpected}", hold.gate.name);
+            report!(Warn, "renewing `{}`: {unexpected}", hold.gate.name);
             engine.lose(hold, LossReason::TakenOver);
         }
     }

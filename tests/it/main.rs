@@ -21,6 +21,7 @@ mod fenced;
 mod fork;
 mod kinds;
 mod latch;
+mod logger;
 mod loss;
 mod multi_lock;
 mod multi_lock_members;

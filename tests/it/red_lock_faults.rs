@@ -464,9 +464,13 @@ fn a_bare_majority_survives_that_one_of_it_forgets() {
         },
     );
     let warned = format!("`{name}` is held by no more than 3 of 5 nodes");
-    assert_eq!(logs.count(log::Level::Warn, &warned), 1);
+    eventually("the first is told", || {
+        logs.count(log::Level::Warn, &warned) == 1
+    });
     let forgot = format!("node 3 of 5 has forgotten `{name}`");
-    assert_eq!(logs.count(log::Level::Warn, &forgot), 1);
+    eventually("so is the second", || {
+        logs.count(log::Level::Warn, &forgot) == 1
+    });
     servers[0].restart();
     servers[1].restart();
     all_keep(&guard, 5);

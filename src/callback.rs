@@ -1,0 +1,176 @@
+//! Code of the user's, run on a thread of its own.
+//!
+//! A listener or a logger may block, panic, or use this crate. So no thread of this crate's and no thread that is inside one
+//! of its calls runs them: what they are to be given is queued, which is done in memory and is allowed under any mutex.
+
+use std::collections::VecDeque;
+use std::io;
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex};
+
+/// Calls something of the user's with one item after another, on a thread that lives while there are any.
+pub(crate) struct Callback<T> {
+    thread: &'static str,
+    call: Box<dyn Fn(&T) + Send + Sync>,
+    panicked: fn(&T),
+    state: Mutex<State<T>>,
+    ended: Condvar,
+}
+
+struct State<T> {
+    queue: VecDeque<T>,
+    running: bool,
+}
+
+impl<T: Send + 'static> Callback<T> {
+    /// `panicked` is told of an item that `call` panicked over.
+    pub(crate) fn new(
+        thread: &'static str,
+        call: impl Fn(&T) + Send + Sync + 'static,
+        panicked: fn(&T),
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            thread,
+            call: Box::new(call),
+            panicked,
+            state: Mutex::new(State {
+                queue: VecDeque::new(),
+                running: false,
+            }),
+            ended: Condvar::new(),
+        })
+    }
+
+    /// Queues an item. Without a thread to be had it stays in the queue, and the next one tries again.
+    pub(crate) fn give(self: &Arc<Self>, item: T) -> io::Result<()> {
+        let mut state = self.state.lock();
+        state.queue.push_back(item);
+        if std::mem::replace(&mut state.running, true) {
+            return Ok(());
+        }
+        drop(state);
+        let this = Arc::clone(self);
+        let thread = std::thread::Builder::new().name(self.thread.into());
+        let spawned = thread.spawn(move || this.run());
+        if spawned.is_err() {
+            self.end(&mut self.state.lock());
+        }
+        spawned.map(drop)
+    }
+
+    /// How many items nobody has begun with.
+    pub(crate) fn waiting(&self) -> usize {
+        self.state.lock().queue.len()
+    }
+
+    /// Waits until all that was given has been handed over, for at most `limit`.
+    pub(crate) fn flush(&self, limit: Duration) {
+        if std::thread::current().name() == Some(self.thread) {
+            return; // it would wait for itself
+        }
+        let mut state = self.state.lock();
+        self.ended
+            .wait_while_for(&mut state, |state| state.running, limit);
+    }
+
+    fn run(&self) {
+        while let Some(item) = self.next() {
+            let called = std::panic::catch_unwind(AssertUnwindSafe(|| (self.call)(&item)));
+            if called.is_err() {
+                (self.panicked)(&item);
+            }
+        }
+    }
+
+    fn next(&self) -> Option<T> {
+        let mut state = self.state.lock();
+        let item = state.queue.pop_front();
+        if item.is_none() {
+            state.queue = VecDeque::new();
+            self.end(&mut state);
+        }
+        item
+    }
+
+    fn end(&self, state: &mut State<T>) {
+        state.running = false;
+        self.ended.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    use crossbeam_channel::{Receiver, bounded, unbounded};
+
+    const LONG: Duration = Duration::from_secs(20);
+
+    /// Hands over what is not `panics`, and says so.
+    fn callback(panics: u32) -> (Arc<Callback<u32>>, Receiver<u32>) {
+        let (tell, told) = unbounded();
+        let call = move |n: &u32| {
+            assert_ne!(*n, panics, "on purpose");
+            tell.send(*n).unwrap_or_default();
+        };
+        (Callback::new("redlatch-test", call, |_| {}), told)
+    }
+
+    #[test]
+    fn items_are_handed_over_in_order() {
+        let (callback, told) = callback(u32::MAX);
+        for n in 0..1000 {
+            callback.give(n).expect("a thread");
+        }
+        callback.flush(LONG);
+        assert_eq!(told.try_iter().collect::<Vec<_>>(), Vec::from_iter(0..1000));
+        assert_eq!(callback.waiting(), 0);
+    }
+
+    #[test]
+    fn a_panic_over_one_item_does_not_keep_the_next_from_being_handed_over() {
+        let (callback, told) = callback(1);
+        for n in 0..3 {
+            callback.give(n).expect("a thread");
+        }
+        callback.flush(LONG);
+        assert_eq!(told.try_iter().collect::<Vec<_>>(), [0, 2]);
+    }
+
+    #[test]
+    fn whoever_gives_an_item_does_not_wait_for_the_one_before() {
+        let (release, released) = bounded::<()>(0);
+        let call = move |_: &u32| released.recv_timeout(LONG).unwrap_or_default();
+        let callback = Callback::new("redlatch-test", call, |_| {});
+        for n in 0..3 {
+            callback.give(n).expect("a thread");
+        }
+        callback.flush(Duration::ZERO);
+        assert!(callback.waiting() >= 2);
+        drop(release);
+        callback.flush(LONG);
+        assert_eq!(callback.waiting(), 0);
+    }
+
+    #[test]
+    fn a_callback_may_give_more_and_flush() {
+        let (tell, told) = unbounded();
+        let own: Arc<std::sync::OnceLock<Arc<Callback<u32>>>> = Arc::default();
+        let its_own = Arc::clone(&own);
+        let call = move |n: &u32| {
+            tell.send(*n).unwrap_or_default();
+            let own = its_own.get().expect("set before the first item");
+            if *n > 0 {
+                own.give(n - 1).expect("the thread runs");
+            }
+            own.flush(LONG);
+        };
+        let callback = own.get_or_init(|| Callback::new("redlatch-test", call, |_| {}));
+        callback.give(3).expect("a thread");
+        callback.flush(LONG);
+        assert_eq!(told.try_iter().collect::<Vec<_>>(), [3, 2, 1, 0]);
+    }
+}
