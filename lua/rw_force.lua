@@ -12,13 +12,14 @@
 local lock, channel = KEYS[1], KEYS[2]
 
 local mode = redis.call('hget', lock, 'mode')
-local fields = redis.call('hkeys', lock)
-if #fields == 0 then
+if redis.call('exists', lock) == 0 then
   return 0
 end
 local ours = mode == 'read' or mode == 'write'
-for _, field in ipairs(fields) do
-  ours = ours and (field == 'mode' or string.find(field, '^%x+%-%x+%-%x+%-%x+%-%x+:'))
+-- Of a large hash some fields are enough to tell.
+local fields = redis.call('hscan', lock, '0', 'count', 128)[2]
+for i = 1, #fields, 2 do
+  ours = ours and (fields[i] == 'mode' or string.find(fields[i], '^%x+%-%x+%-%x+%-%x+%-%x+:'))
 end
 if not ours then
   return redis.error_reply('WRONGTYPE the key holds a hash that is not a read-write lock')

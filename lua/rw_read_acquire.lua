@@ -44,9 +44,11 @@ elseif not again and gives_way == '1' then
   end
 end
 if not again and left_ms == -1 then
-  -- No lock is left like this, and a stranger's hash with a mode of its own would be given an end here.
-  for _, field in ipairs(redis.call('hkeys', lock)) do
-    if field ~= 'mode' and not string.find(field, '^%x+%-%x+%-%x+%-%x+%-%x+:') then
+  -- No lock is left like this, and a stranger's hash with a mode of its own would be given an end here. Of a large
+  -- one some fields are enough to tell.
+  local fields = redis.call('hscan', lock, '0', 'count', 128)[2]
+  for i = 1, #fields, 2 do
+    if fields[i] ~= 'mode' and not string.find(fields[i], '^%x+%-%x+%-%x+%-%x+%-%x+:') then
       return redis.error_reply('WRONGTYPE the key holds a hash that is not a read-write lock')
     end
   end

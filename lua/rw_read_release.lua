@@ -13,7 +13,9 @@
 --
 -- Keeps    readers one of whose holds is alive, and the lock for as long as the longest-lived of them (one PTTL per
 --          read hold, as Redisson's format has it: what is in the hash does not tell); fields that are no reader's;
---          below a write hold, everything but this owner's; run twice it removes nothing more
+--          below a write hold, everything but this owner's; run twice it removes nothing more. Where there are more
+--          readers or holds than one call looks at, it drops the dead among some of them, different ones each time,
+--          and leaves the lock the time it has: at most what its longest lease had left
 local lock, channel, hold = KEYS[1], KEYS[2], KEYS[3]
 local owner, prefix = ARGV[1], ARGV[2]
 
@@ -30,16 +32,20 @@ if mode == 'write' then
   return released and 0 or -2
 end
 
+local count = redis.call('hlen', lock)
+-- What one call looks at: so many readers, and of these so many holds.
+local some, holds_to_look_at = 128, 1000
+
 -- How long a reader lives on: -2 if it is dead, huge if there is no telling. In its last millisecond it has 0 left.
 local function life_ms(field, count)
   if not string.find(field, '^%x+%-%x+%-%x+%-%x+%-%x+:') or not string.find(count, '^%d+$') then
     return math.huge
   end
   local holds = tonumber(count)
-  if holds > 1000 then
-    -- More than any thread has, and more than is looked through.
+  if holds > holds_to_look_at then
     return math.huge
   end
+  holds_to_look_at = holds_to_look_at - math.max(holds, 1)
   local longest = -2
   for i = holds, 1, -1 do
     local left_ms = redis.call('pttl', prefix .. field .. ':rwlock_timeout:' .. i)
@@ -48,8 +54,14 @@ local function life_ms(field, count)
   return longest
 end
 
-local longest = -2
-local fields = redis.call('hgetall', lock)
+local longest, fields = -2, {}
+if count > some then
+  -- From a different place each time, so that none of the dead is missed for ever.
+  longest = math.huge
+  fields = redis.call('hscan', lock, string.match(owner, '%d%d?%d?%d?%d?%d?$') or '0', 'count', some)[2]
+elseif count > 1 then
+  fields = redis.call('hgetall', lock)
+end
 for i = 1, #fields, 2 do
   if fields[i] ~= 'mode' then
     local life = life_ms(fields[i], fields[i + 1])
@@ -59,7 +71,7 @@ for i = 1, #fields, 2 do
     longest = math.max(longest, life)
   end
 end
-if longest >= 0 then
+if count > 1 and redis.call('hlen', lock) > 1 then
   if longest < math.huge then
     redis.call('pexpire', lock, string.format('%.0f', math.max(longest, 1)))
   end

@@ -7,12 +7,13 @@
 --
 -- Returns  nil       taken, with a count of one if it was not this owner's before
 --          n >= -1   others have it; n ms until the first of their leases runs out, -1 if that is never: a reader
---                    that died tells nobody, nor does one that leaves while the dead one's lease still runs
+--                    that died tells nobody, nor does one that leaves while the dead one's lease still runs. Of many
+--                    readers only some are looked at; 0 if all of them were dead and are gone now, but not all readers
 --
 -- Keeps    a writer, and readers one of whose holds is alive (one PTTL per read hold, as Redisson's format has it:
---          what is in the hash does not tell); the hash never exists without a TTL: a lock that cannot be given one
---          is not taken; a hash that is not a read-write lock, answered with a WRONGTYPE error; run twice it
---          changes nothing more
+--          what is in the hash does not tell), or that were not looked at; the hash never exists without a TTL: a
+--          lock that cannot be given one is not taken; a hash that is not a read-write lock, answered with a
+--          WRONGTYPE error; run twice it changes nothing more
 local lock = KEYS[1]
 local field, lease_ms, prefix = ARGV[1], ARGV[2], ARGV[3]
 
@@ -20,13 +21,16 @@ local function not_ours()
   return redis.error_reply('WRONGTYPE the key holds a hash that is not a read-write lock')
 end
 
--- How long a reader lives on: -2 if it is dead, huge if there is no telling. In its last millisecond it has 0 left.
+-- What one call looks at: so many readers at a time, as long as all of them are dead, and so many holds in all.
+local some, holds_to_look_at = 128, 1000
+
+-- How long a reader lives on: -2 if it is dead, nil if that would take too many looks. In its last millisecond it has 0 left.
 local function life_ms(reader, count)
   local holds = tonumber(count)
-  if holds > 1000 then
-    -- More than any thread has, and more than is looked through.
-    return math.huge
+  if holds > holds_to_look_at then
+    return nil
   end
+  holds_to_look_at = holds_to_look_at - math.max(holds, 1)
   local longest = -2
   for i = holds, 1, -1 do
     local left_ms = redis.call('pttl', prefix .. reader .. ':rwlock_timeout:' .. i)
@@ -52,27 +56,45 @@ if mode == 'write' then
 end
 
 if mode == 'read' then
-  local living, soonest, dead = false, math.huge, {}
-  local fields = redis.call('hgetall', lock)
-  for i = 1, #fields, 2 do
-    local reader, count = fields[i], fields[i + 1]
-    if reader ~= 'mode' then
-      if not string.find(reader, '^%x+%-%x+%-%x+%-%x+%-%x+:') or not string.find(count, '^%d+$') then
-        return not_ours()
-      end
-      local life = life_ms(reader, count)
-      if life == -2 then
-        dead[#dead + 1] = reader
-      else
-        living = true
-        soonest = math.min(soonest, life)
+  local count = redis.call('hlen', lock)
+  -- From a different place each time: nothing is left where an earlier call dropped the dead.
+  local cursor = string.match(field, '(%d%d?%d?%d?%d?%d?):write$') or '0'
+  local living, unknown, dropped, soonest = false, false, false, math.huge
+  while count > 1 and not living and not unknown do
+    local fields
+    if count > some then
+      local found = redis.call('hscan', lock, cursor, 'count', some)
+      cursor, fields = found[1], found[2]
+    else
+      fields = redis.call('hgetall', lock)
+    end
+    local dead = {}
+    for i = 1, #fields, 2 do
+      local reader, holds = fields[i], fields[i + 1]
+      if reader ~= 'mode' then
+        if not string.find(reader, '^%x+%-%x+%-%x+%-%x+%-%x+:') or not string.find(holds, '^%d+$') then
+          return not_ours()
+        end
+        local life = life_ms(reader, holds)
+        if not life then
+          unknown = true
+        elseif life == -2 then
+          dead[#dead + 1] = reader
+        else
+          living = true
+          soonest = math.min(soonest, life)
+        end
       end
     end
-  end
-  if living then
     for _, reader in ipairs(dead) do
-      redis.call('hdel', lock, reader)
+      dropped = redis.call('hdel', lock, reader) == 1 or dropped
     end
+    count = redis.call('hlen', lock)
+  end
+  if unknown and dropped and not living then
+    return 0
+  end
+  if living or unknown then
     if left_ms == -1 then
       return soonest < math.huge and soonest or -1
     end

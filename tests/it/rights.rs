@@ -9,6 +9,9 @@ use crate::support::{Server, eventually, ms};
 
 const README: &str = include_str!("../../README.md");
 
+/// A client that is no more.
+const READER: &str = "9f8e7d6c-5b4a-4321-8fed-cba987654321";
+
 /// Somebody waits with `wait` for what `hold` holds, and gets it.
 fn hands_over<G, H: 'static>(
     client: &Client,
@@ -90,6 +93,16 @@ fn the_rights_in_the_readme_are_enough_for_every_lock() {
             |c| c.rwlock(of("rw")).read(),
             move |c| c.rwlock(&n).write(),
         );
+
+        // Behind more readers that died than are looked at in one go.
+        let mut dead = vec!["HSET".to_owned(), format!("shop:{}", of("rw"))];
+        dead.extend(["mode".to_owned(), "read".to_owned()]);
+        for n in 0..200 {
+            dead.extend([format!("{READER}:{n}"), "1".to_owned()]);
+        }
+        let dead: Vec<&str> = dead.iter().map(String::as_str).collect();
+        servers[0].cli(&dead);
+        drop(client.rwlock(of("rw")).write().unwrap());
 
         let names = [of("lock"), of("one of several")];
         let (held, wanted) = (names.clone(), of("one of several"));

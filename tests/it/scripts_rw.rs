@@ -1343,6 +1343,99 @@ fn a_hold_of_another_type_is_refused_and_kept() {
     let mut lock = Lock::new(&server, "orders");
     let hash = ["HSET", "key", "f", "v"].as_slice();
     for value in [hash].iter().chain(&VALUES[1..]) {
+/// Makes readers with a hold each, of which every `every`th is alive, for `lease`.
+fn many_read(server: &Server, name: &str, readers: u32, every: u32, lease: i64) {
+    const FILL: &str = "
+    for n = 1, ARGV[1] do
+      local owner = string.format('9f8e7d6c-5b4a-4321-8fed-%012d:%d', n, n)
+      redis.call('hset', KEYS[1], owner, 1)
+      if n % ARGV[2] == 0 then
+        redis.call('set', ARGV[4] .. owner .. ':rwlock_timeout:1', 1, 'px', ARGV[3])
+      end
+    end
+    redis.call('hset', KEYS[1], 'mode', 'read')
+    redis.call('pexpire', KEYS[1], ARGV[3])";
+    let prefix = prefix(name);
+    let numbers = [readers.to_string(), every.to_string(), lease.to_string()];
+    let args = [&numbers[0], &numbers[1], &numbers[2], &*prefix];
+    let () = scripts::run(&mut server.connection(), FILL, &[name], &args).unwrap();
+}
+
+// R17: Redisson's goes through all holds of all readers.
+#[test]
+fn a_call_looks_at_few_of_many_readers() {
+    const READERS: u32 = 10_000;
+    let server = Server::start();
+    let looks = || server.calls("pttl");
+    let mut lock = Lock::new(&server, "orders");
+    many_read(&server, "orders", READERS, 1, 5 * LEASE);
+    lock.read(JAVA, 9 * LEASE);
+    for round in 0..3 {
+        let before = looks();
+        assert!(lock.write(OUR_WRITE, LEASE).unwrap() > 4 * LEASE);
+        let asked = looks() - before;
+        assert!(asked < 200, "{asked} for a writer");
+        lock.read(US, LEASE);
+        let before = looks();
+        assert_eq!(lock.read_release(US), 0);
+        let asked = looks() - before;
+        assert!(asked < 200, "{asked} for a reader that leaves");
+        assert_eq!(lock.read_release(THEM), -1, "round {round}");
+    }
+    assert_eq!(server.ask::<u32>(&["HLEN", "orders"]), READERS + 2);
+    // One that was not seen may need all of its time.
+    assert_left(server.pttl("orders"), 9 * LEASE);
+    assert_eq!(server.calls("hgetall"), 0);
+    let before = looks();
+    assert_eq!((lock.state(), lock.force()), (1, 1));
+    assert!(looks() == before && server.calls("hkeys") == 0);
+}
+
+#[test]
+fn many_readers_that_died_are_dropped_bit_by_bit_by_those_who_come() {
+    let server = Server::start();
+    let mut lock = Lock::new(&server, "orders");
+    let length = || server.ask::<u32>(&["HLEN", "orders"]);
+    // By writers, until none is left but one that lives.
+    many_read(&server, "orders", 3_000, 3_000, LEASE);
+    loop {
+        let (before, count) = (server.calls("pttl"), length());
+        let field = format!("{}{count}:write", &US[..37]);
+        let left = lock.write(&field, LEASE).expect("one reads");
+        let looked = server.calls("pttl") - before;
+        assert!(looked <= 1_001, "{looked}");
+        if left > 0 && count == 2 {
+            break;
+        }
+        assert!(length() < count || left > 0, "{count} are left");
+    }
+    pass(&server, LEASE);
+    // And a last one that died long ago.
+    many_read(&server, "orders", 1, 2, LEASE);
+    assert_eq!(lock.write(OUR_WRITE, LEASE), None);
+    let fields = [("mode", "write"), (OUR_WRITE, "1")];
+    assert_lock(&server, "orders", &fields, &[]);
+    // Some are alive: those stay, and the rest goes, a few with each reader that leaves.
+    let () = server.ask(&["FLUSHALL"]);
+    many_read(&server, "orders", 1_000, 10, 5 * LEASE);
+    let mut leaves = 0_u32;
+    while length() > 101 {
+        let owner = format!("{}{leaves}", &US[..37]);
+        lock.read(&owner, LEASE);
+        assert_eq!(lock.read_release(&owner), 0);
+        leaves += 1;
+        assert!(leaves < 1_000, "{} are left", length());
+    }
+    assert_eq!(length(), 101);
+    assert!(lock.write(OUR_WRITE, LEASE).is_some());
+    // When few are left the lock gets their time again, and goes with the last of them.
+    let () = server.ask(&["PEXPIRE", "orders", &(9 * LEASE).to_string()]);
+    assert_eq!(lock.read_release(US), -1);
+    assert_left(server.pttl("orders"), 5 * LEASE);
+    pass(&server, 5 * LEASE);
+    assert_eq!(server.dbsize(), 0);
+}
+
         for taken in [false, true] {
             if taken {
                 lock.read(US, LEASE);
