@@ -6,17 +6,18 @@
 -- ARGV[1]  owner        "<client uuid>:<number>", a number never used before
 -- ARGV[2]  lease_ms     integer > 0; how long the hold lives unless renewed
 -- ARGV[3]  write_field  "<owner>:write" of the write hold this is to be taken below, or ''
--- ARGV[4]  gives_way    1: writers that wait go first; 0: they do not
+-- ARGV[4]  passes_over  writers that wait go first if there are more of them than this; '' if none ever does
 --
--- Returns  nil          taken, with a count of one
---          n >= -1      not taken; ask again in n ms: a writer's lease runs out then (-1: never), or a waiting
+-- Returns  {1, n, w}    taken, with a count of one; the lock would have ended in n ms before (-1: never, -2: free)
+--          {0, n, w}    not taken; ask again in n ms: a writer's lease runs out then (-1: never), or a waiting
 --                       writer, who may be gone as soon as its connection, is to be looked for again
+--                       w writers wait; -1 if they were not counted. Not taken and not counted: somebody writes
 --
 -- Keeps    every other hold, and every TTL that is longer; the hash never exists without a TTL: a lock that cannot
 --          be given one is not taken; a hash that is not a read-write lock, and a hold of another type, answered
 --          with a WRONGTYPE error; run twice it changes nothing more
 local lock, hold, writers = KEYS[1], KEYS[2], KEYS[3]
-local owner, lease_ms, write_field, gives_way = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+local owner, lease_ms, write_field, passes_over = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 
 -- First, because these two refuse keys of another type.
 local mode = redis.call('hget', lock, 'mode')
@@ -28,19 +29,23 @@ if not free and mode ~= 'read' and mode ~= 'write' then
   return redis.error_reply('WRONGTYPE the key holds a hash that is not a read-write lock')
 end
 
+local waiting = -1
 local again = not free and redis.call('hexists', lock, owner) == 1
 if not again and mode == 'write' then
   if write_field == '' or redis.call('hexists', lock, write_field) == 0 then
-    return left_ms
+    return {0, left_ms, -1}
   end
-elseif not again and gives_way == '1' then
+elseif not again and passes_over ~= '' then
   -- Without the right to ask, there are no writers ahead.
   local listeners = redis.pcall('pubsub', 'numsub', writers)[2]
-  if type(listeners) == 'number' and listeners > 0 then
+  if type(listeners) == 'number' then
+    waiting = listeners
+  end
+  if waiting > tonumber(passes_over) then
     if free then
-      return 0
+      return {0, 0, waiting}
     end
-    return left_ms < 0 and 50 or math.min(left_ms, 50)
+    return {0, left_ms < 0 and 50 or math.min(left_ms, 50), waiting}
   end
 end
 if not again and left_ms == -1 then
@@ -82,4 +87,4 @@ end
 if type(kept) == 'table' then
   return given_up(kept)
 end
-return nil
+return {1, left_ms, waiting}

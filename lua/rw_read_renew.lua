@@ -1,18 +1,21 @@
--- rw_read_renew: make one owner's read hold live longer; never create one.
+-- rw_read_renew: make one owner's read hold live longer; never create one. A lock that is free because of what it
+-- finds is released to those who wait.
 --
 -- KEYS[1]  lock      hash: mode -> read or write, owner -> its read holds, "<owner>:write" -> its write holds
--- KEYS[2]  hold      string that lives as long as this hold: "{lock}:<owner>:rwlock_timeout:1"
+-- KEYS[2]  channel   where waiters of this lock listen
+-- KEYS[3]  hold      string that lives as long as this hold: "{lock}:<owner>:rwlock_timeout:1"
 -- ARGV[1]  owner     "<client uuid>:<number>"
 -- ARGV[2]  lease_ms  integer > 0; how long the hold lives from now on
 --
 -- Returns  1         renewed
+--          n > 1     renewed; the lock would have ended in n ms, before this hold: others shorten it
 --          0         the hold is no more; nobody has the lock, or others read
 --          -1        the hold is no more; somebody writes
 --
 -- Keeps    every other hold, dead ones too; a longer remaining TTL as it is; nothing of a hold that lost its half;
 --          a hash that is not a read-write lock, and a hold of another type, answered with a WRONGTYPE error;
 --          run twice it changes nothing more
-local lock, hold = KEYS[1], KEYS[2]
+local lock, channel, hold = KEYS[1], KEYS[2], KEYS[3]
 local owner, lease_ms = ARGV[1], ARGV[2]
 
 -- First, because these two refuse keys of another type.
@@ -29,18 +32,26 @@ if not held or not lives then
     redis.call('hdel', lock, owner)
     if mode == 'read' and redis.call('hlen', lock) == 1 then
       redis.call('del', lock)
+      -- A user without rights on the channel still renews; waiters then poll.
+      redis.pcall('publish', channel, '0')
     end
   end
   return mode == 'write' and -1 or 0
 end
 
+-- In this order, or a hold could look longer-lived than its lock because time goes on.
+local found_ms = redis.call('pttl', lock)
 local left_ms = redis.call('pttl', hold)
 if left_ms < tonumber(lease_ms) then
   redis.call('pexpire', hold, lease_ms)
 end
 -- Redisson's renewal shortens the hash to its own lease, whatever others have.
 local longer_ms = math.max(left_ms, tonumber(lease_ms))
-if redis.call('pttl', lock) < longer_ms then
+if found_ms < longer_ms then
   redis.call('pexpire', lock, string.format('%.0f', longer_ms))
+end
+-- Every script of ours leaves the lock at least the time of each hold. A few milliseconds are no sign.
+if found_ms >= 0 and found_ms < left_ms * 0.9 then
+  return math.max(found_ms, 2)
 end
 return 1

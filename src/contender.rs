@@ -427,7 +427,7 @@ impl<'a> Contender<'a> {
     fn question(&mut self, sendings: u32) -> (Attempt, Arc<Hold>) {
         let (engine, terms, mode) = (self.engine(), self.terms, self.lock.mode);
         let tokens = self.tokens();
-        let yields = self.yields();
+        let yields = self.yields().then_some(0);
         let standing = &mut self.standing;
         let number = match standing {
             Some(standing) if !standing.spent => standing.number,
@@ -513,7 +513,12 @@ impl<'a> Contender<'a> {
                     return Err(self.lock.error("acquiring the lock", fault));
                 }
             };
-        let acquired = script::acquired(answer.value).map_err(|unexpected| {
+        let acquired = match self.lock.mode {
+            Mode::Exclusive => script::acquired(answer.value).map(|acquired| (acquired, None)),
+            Mode::Shared => script::acquired_to_read(answer.value)
+                .map(|(acquired, seen)| (acquired, Some(seen))),
+        };
+        let (acquired, seen) = acquired.map_err(|unexpected| {
             if let Some(hold) = &asked {
                 engine.give_back(hold);
             }
@@ -524,6 +529,10 @@ impl<'a> Contender<'a> {
                 hold.grant(answer.sent_at);
                 if let Some((first, last)) = tokens {
                     hold.has_tokens(first, last);
+                }
+                if let Some(left) = seen.and_then(|seen| seen.left) {
+                    // Others keep the lock for no longer, and may shorten it to that again.
+                    hold.lock_was_shortened(Some(left));
                 }
                 Ok(Attempted::Taken {
                     hold,

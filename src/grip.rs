@@ -253,7 +253,7 @@ impl Grip {
                 lease: part.lease(),
                 mode: Mode::Exclusive,
                 under: None,
-                yields: false,
+                yields: None,
                 place: Place {
                     ticket: &self.owner,
                     keep: Duration::ZERO,

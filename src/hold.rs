@@ -92,9 +92,13 @@ fn margin(lease: Duration) -> Duration {
 /// For how long an acquire of unknown outcome may yet be carried out, and is undone.
 pub(crate) const UNDO_FOR: Duration = Duration::from_secs(3600);
 
-/// How often read holds see to it that what they are kept in lives as long as they do: a Redisson client that reads too
-/// shortens it to 30 s every 10 s, and may die.
-const KEEP_HASH: Duration = Duration::from_secs(10);
+/// How often at least a read hold sees to it that the lock lives as long as it does: a Redisson client that reads too
+/// shortens the lock to 30 s every 10 s, and may die. One with other settings may shorten it further; once that was
+/// seen, it is seen to more often.
+const KEEP_LOCK: Duration = Duration::from_secs(10);
+
+/// How often at most.
+const KEEP_LOCK_MOST: Duration = Duration::from_millis(5);
 
 const HELD: u8 = 0;
 const RELEASED: u8 = 1;
@@ -181,6 +185,8 @@ struct Terms {
     renewed: bool,
     max_hold: Option<Duration>,
     max_until: Option<Instant>,
+    /// How soon a read hold sees to its lock again.
+    keep_lock: Duration,
 }
 
 /// What the watchdog has to do about a hold.
@@ -221,6 +227,7 @@ impl Hold {
                     Lease::Fixed(_) => None,
                 },
                 max_until: None,
+                keep_lock: KEEP_LOCK,
             }),
             count: AtomicU32::new(1),
             due: AtomicU64::new(0),
@@ -403,9 +410,15 @@ impl Hold {
             due = due.min(sent_at + terms.lease / 3);
         }
         if self.mode == Mode::Shared {
-            due = due.min(sent_at + KEEP_HASH);
+            due = due.min(sent_at + terms.keep_lock);
         }
         terms.max_until.map_or(due, |max| due.min(max))
+    }
+
+    /// The lock of a read hold was found with that much to live, less than it should have had; `None` if it was not.
+    pub(crate) fn lock_was_shortened(&self, found: Option<Duration>) {
+        let mut terms = self.terms.lock();
+        terms.keep_lock = keep_lock_again(terms.keep_lock, found);
     }
 
     pub(crate) fn duty(&self, now: Instant) -> Duty {
@@ -552,6 +565,16 @@ impl Hold {
     }
 }
 
+/// How soon to see to the lock again, `last` after the time before, when it was `found` shortened or not.
+///
+/// A third of what was found, as with a lease. Whoever keeps shortening it may not have come round since the time before,
+/// so the pauses go back to normal step by step.
+fn keep_lock_again(last: Duration, found: Option<Duration>) -> Duration {
+    found
+        .map_or(last * 2, |found| found / 3)
+        .clamp(KEEP_LOCK_MOST, KEEP_LOCK)
+}
+
 impl Holding for Arc<Hold> {
     fn validity(&self) -> Validity {
         Validity {
@@ -608,5 +631,45 @@ impl Notices {
         {
             report!(Warn, "no thread to tell of a loss: {err}");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lock_that_somebody_keeps_shortening_is_seen_to_in_time_whenever_they_die() {
+        // They shorten it to `to_live` every third of that, as Redisson's watchdog does; all in milliseconds.
+        for to_live in [90_u64, 900, 4_000, 9_999, 30_000] {
+            for phase in (0..100).map(|part| to_live / 3 * part / 100) {
+                let shortened = |n: u64| n * to_live / 3;
+                // We come in `phase` after one of their rounds.
+                let (mut now, mut pause) = (shortened(1) + phase, KEEP_LOCK);
+                let mut found = Some(Duration::from_millis(to_live - phase));
+                for _ in 0..50 {
+                    pause = keep_lock_again(pause, found);
+                    let before = now;
+                    now += u64::try_from(pause.as_millis()).expect("short");
+                    let mut rounds = (1..).map(shortened).skip_while(|at| *at <= before);
+                    let first = rounds.next().expect("endless");
+                    if first > now {
+                        found = None;
+                        continue;
+                    }
+                    assert!(now < first + to_live, "{to_live} {phase}: {pause:?}");
+                    let last = rounds.take_while(|at| *at <= now).last();
+                    let ago = now - last.unwrap_or(first);
+                    found = Some(Duration::from_millis(to_live - ago));
+                }
+            }
+        }
+        // Nobody does any more.
+        let mut pause = keep_lock_again(KEEP_LOCK, Some(Duration::ZERO));
+        assert!(pause > Duration::ZERO);
+        for _ in 0..20 {
+            pause = keep_lock_again(pause, None);
+        }
+        assert_eq!(pause, KEEP_LOCK);
     }
 }

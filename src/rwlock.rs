@@ -30,7 +30,15 @@ use crate::wait::{CancelToken, Deadline};
 /// its connection is given up by the server. [`readers_first`](Self::readers_first) is Redisson's rule.
 ///
 /// **Loss.** A read hold is lost and told like any other. Each has a key of its own that lives as long as its lease,
-/// so a reader that died frees a writer when its own lease is over, whatever other readers renew.
+/// so a reader that died frees a writer when its own lease is over, whatever other readers renew. If more than a
+/// hundred died, a writer may have to ask several times before it is in; [`try_write`](Self::try_write) asks once.
+///
+/// **Beside Redisson.** Redis keeps all read holds of a lock in one key, and a Redisson client sets the time that key has
+/// to live to what it needs itself: its watchdog to `lockWatchdogTimeout`, a multi-lock with a lease to that lease. Read
+/// holds here make it longer again at every renewal, at least every 10 s, and once they have found it shortened, after a
+/// third of the time it had left. What that does not cover: a client that shortens it to less than the time until then
+/// and dies. The lock is then over before this hold [`is_valid`](RwLockReadGuard::is_valid) says so, and a writer may
+/// be in; the next renewal tells. It cannot happen if those times are longer than 10 s in every Redisson client.
 ///
 /// **Panics.** As with the [`ReentrantLock`](crate::ReentrantLock): dropping gives back, nothing is poisoned.
 ///

@@ -223,6 +223,37 @@ pub(crate) fn acquired(reply: Value) -> Result<Acquired, Unexpected> {
     }
 }
 
+/// What an acquire of a read hold found besides.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Seen {
+    /// How long the lock would have lived, if it was not free.
+    pub(crate) left: Option<Duration>,
+    /// How many writers wait. If they were not counted and the lock was not taken, somebody writes.
+    pub(crate) writers: Option<u64>,
+}
+
+pub(crate) fn acquired_to_read(reply: Value) -> Result<(Acquired, Seen), Unexpected> {
+    let parts = match &reply {
+        Value::Array(parts) => match parts.as_slice() {
+            [
+                Value::Int(taken @ 0..=1),
+                Value::Int(ms),
+                Value::Int(writers),
+            ] => Some((*taken, *ms, *writers)),
+            _ => None,
+        },
+        _ => None,
+    };
+    let (taken, ms, writers) = parts.ok_or(Unexpected(reply))?;
+    let left = u64::try_from(ms).ok().map(Duration::from_millis);
+    let acquired = match taken {
+        0 => Acquired::Busy { left, at: 0 },
+        _ => Acquired::Taken { tokens: None },
+    };
+    let writers = u64::try_from(writers).ok();
+    Ok((acquired, Seen { left, writers }))
+}
+
 fn number(value: &Value) -> Option<u64> {
     match value {
         Value::BulkString(digits) => std::str::from_utf8(digits).ok()?.parse().ok(),
@@ -262,10 +293,18 @@ pub(crate) enum Renewed {
 
 pub(crate) fn renewed(reply: Value) -> Result<Renewed, Unexpected> {
     match reply {
-        Value::Int(1) => Ok(Renewed::Yes),
+        Value::Int(1..) => Ok(Renewed::Yes),
         Value::Int(0) => Ok(Renewed::Gone),
         Value::Int(-1) => Ok(Renewed::Taken),
         other => Err(Unexpected(other)),
+    }
+}
+
+/// After the renewal of a read hold: how long the lock would have lived, if others have made that less than the hold.
+pub(crate) fn shortened_to(reply: &Value) -> Option<Duration> {
+    match reply {
+        Value::Int(ms @ 2..) => u64::try_from(*ms).ok().map(Duration::from_millis),
+        _ => None,
     }
 }
 
@@ -391,6 +430,21 @@ mod tests {
         assert_eq!(released(&Value::Int(-1)).ok(), Some(Released::Gone));
         assert_eq!(released(&Value::Int(-2)).ok(), Some(Released::Taken));
         assert!(released(&Value::Int(-3)).is_err());
+        let to_read = |taken, ms, writers| {
+            let parts = [taken, ms, writers].map(Value::Int);
+            acquired_to_read(Value::Array(parts.into())).ok()
+        };
+        let seen = |left, writers| Seen { left, writers };
+        let busy = |left| Acquired::Busy { left, at: 0 };
+        assert_eq!(to_read(1, 7, 0), taken(None).zip(Some(seen(left, Some(0)))));
+        assert_eq!(to_read(1, -2, -1), taken(None).zip(Some(seen(None, None))));
+        assert_eq!(to_read(0, 7, 3), Some((busy(left), seen(left, Some(3)))));
+        assert_eq!(to_read(0, -1, -1), Some((busy(None), seen(None, None))));
+        assert_eq!(to_read(2, 7, 0), None);
+        assert!(acquired_to_read(Value::Nil).is_err());
+        assert_eq!(renewed(Value::Int(7)).ok(), Some(Renewed::Yes));
+        assert_eq!(shortened_to(&Value::Int(7)), left);
+        assert_eq!(shortened_to(&Value::Int(1)), None);
         assert_eq!(renewed(Value::Int(0)).ok(), Some(Renewed::Gone));
         assert_eq!(renewed(Value::Int(-1)).ok(), Some(Renewed::Taken));
     }

@@ -496,6 +496,7 @@ fn settle(engine: &Arc<Engine>, hold: &Arc<Hold>, reply: Value, sent_at: Instant
             };
         }
     };
+    let shortened_to = script::shortened_to(&reply);
     let renewed = script::renewed(reply);
     if hold.is_part() {
         let renewed = renewed.unwrap_or_else(|unexpected| {
@@ -512,6 +513,7 @@ fn settle(engine: &Arc<Engine>, hold: &Arc<Hold>, reply: Value, sent_at: Instant
         Ok(Renewed::Yes) => {
             engine.counters.renewals.add(1);
             hold.extend(sent_at, hold.renewal_lease());
+            hold.lock_was_shortened(shortened_to);
             engine.agenda.arm(hold, hold.due_after(sent_at));
         }
         Ok(Renewed::Gone) => engine.lose(

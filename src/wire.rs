@@ -104,8 +104,8 @@ pub(crate) struct Ask<'a> {
     pub(crate) mode: Mode,
     /// The owner of the exclusive hold below which a shared one is taken.
     pub(crate) under: Option<&'a str>,
-    /// Whether a reader lets writers go first that wait already.
-    pub(crate) yields: bool,
+    /// A reader lets writers go first that wait already, if there are more of them than this.
+    pub(crate) yields: Option<u64>,
     pub(crate) place: Place<'a>,
     /// How many tokens to draw, and how long their counter is kept; for ever if that is zero.
     pub(crate) tokens: u64,
@@ -277,7 +277,9 @@ impl Wire {
                     ask.owner,
                     &lease,
                     &ask.under.map(write_field).unwrap_or_default(),
-                    flag(ask.yields),
+                    &ask.yields
+                        .map(|passed| passed.to_string())
+                        .unwrap_or_default(),
                 ],
             ),
         }
@@ -350,7 +352,7 @@ impl Wire {
             (More::Holds { prefix, .. }, Mode::Shared) => Request::script(
                 doing,
                 &script::RW_READ_RENEW,
-                &[&self.key, &hold_key(prefix, owner)],
+                &[&self.key, &self.channel, &hold_key(prefix, owner)],
                 &[owner, &lease],
             ),
             (More::Several(members), _) => Request::script(

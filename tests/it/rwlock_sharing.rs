@@ -486,6 +486,45 @@ fn a_redisson_reader_and_ours_leave_each_other_alone() {
     assert!(server.keys().is_empty());
 }
 
+// Its watchdog with a shorter time-out than ours, or its multi-lock with a lease, and then it dies.
+#[test]
+fn a_lock_that_a_redisson_client_shortens_outlives_that_client() {
+    const THEIRS: &str = "3000";
+    let server = Server::start();
+    let client = open(&server);
+    let names = [unique("renewed"), unique("fixed")];
+    let [renewed, fixed] = names.each_ref().map(|name| client.rwlock(name));
+    let locks = [renewed, fixed.lease(ms(60_000))];
+    for name in &names {
+        let they = Redisson {
+            server: &server,
+            name,
+        };
+        they.read(THEIRS);
+    }
+    let readers = locks.map(Actor::new);
+    for reader in &readers {
+        reader.reads();
+    }
+    // What we found when we came tells what may come, and after that what our renewals find.
+    for round in 1..=2 {
+        for name in &names {
+            server.cli(&["PEXPIRE", name, THEIRS]);
+        }
+        for name in &names {
+            eventually("it is made longer again", || {
+                let left = server.pttl(name);
+                assert!(left > 0, "round {round}: {name} is over");
+                left > 20_000
+            });
+        }
+    }
+    for reader in &readers {
+        reader.does(|desk| assert!(desk.reads[0].is_valid() && desk.reads[0].lost().is_empty()));
+        reader.leaves();
+    }
+}
+
 /// Whether a contender that was about to ask has done so: nothing comes for a while.
 fn ours_is_parked(server: &Server, asked: u64) -> bool {
     !within(ms(100), || server.calls("evalsha") > asked)

@@ -89,7 +89,19 @@ impl Lock {
         hold(&self.name, owner, 1)
     }
 
-    /// `below` is a write field or nothing.
+    /// `below` is a write field or nothing, and so is the number of writers that are passed over. The whole answer.
+    fn ask_to_read(
+        &mut self,
+        owner: &str,
+        lease: i64,
+        below: &str,
+        passes_over: &str,
+    ) -> RedisResult<(bool, i64, i64)> {
+        let (hold, writers) = (self.hold(owner), writers(&self.name));
+        let args = [owner, &lease.to_string(), below, passes_over];
+        self.run(READ_ACQUIRE, &[&hold, &writers], &args)
+    }
+
     fn try_read(
         &mut self,
         owner: &str,
@@ -97,10 +109,9 @@ impl Lock {
         below: &str,
         gives_way: bool,
     ) -> RedisResult<Option<i64>> {
-        let (hold, writers) = (self.hold(owner), writers(&self.name));
-        let way = if gives_way { "1" } else { "0" };
-        let args = [owner, &lease.to_string(), below, way];
-        self.run(READ_ACQUIRE, &[&hold, &writers], &args)
+        let passes_over = if gives_way { "0" } else { "" };
+        let (taken, left, _) = self.ask_to_read(owner, lease, below, passes_over)?;
+        Ok((!taken).then_some(left))
     }
 
     #[track_caller]
@@ -130,8 +141,8 @@ impl Lock {
     }
 
     fn try_read_renew(&mut self, owner: &str, lease: i64) -> RedisResult<i64> {
-        let hold = self.hold(owner);
-        self.run(READ_RENEW, &[&hold], &[owner, &lease.to_string()])
+        let (channel, hold) = (channel(&self.name), self.hold(owner));
+        self.run(READ_RENEW, &[&channel, &hold], &[owner, &lease.to_string()])
     }
 
     #[track_caller]
@@ -428,6 +439,56 @@ fn readers_that_give_way_wait_while_a_writer_does() {
     );
 }
 
+// Those that were waited for and did not come.
+#[test]
+fn readers_may_pass_over_some_of_the_writers_that_wait() {
+    let server = Server::start();
+    let mut lock = Lock::new(&server, "orders");
+    let mut cons = [server.connection(), server.connection()];
+    let mut claims = Vec::new();
+    for con in &mut cons {
+        let mut claim = con.as_pubsub();
+        claim.subscribe(writers("orders")).unwrap();
+        claims.push(claim);
+    }
+    for (held, pause) in [(false, 0), (true, 50)] {
+        if held {
+            lock.read(JAVA, LEASE);
+        }
+        for passed in ["0", "1"] {
+            let answer = lock.ask_to_read(US, LEASE, "", passed).unwrap();
+            assert_eq!(answer, (false, pause, 2), "{held} {passed}");
+        }
+        for (owner, passed) in [(US, "2"), (THEM, "99999999999")] {
+            let (taken, left, writers) = lock.ask_to_read(owner, LEASE, "", passed).unwrap();
+            assert!(taken && writers == 2, "{held} {passed}: {left}");
+            lock.read_release(owner);
+        }
+    }
+    // Whoever passes over all does not count them.
+    let (taken, left, writers) = lock.ask_to_read(US, LEASE, "", "").unwrap();
+    assert!(taken && writers == -1);
+    assert_left(left, LEASE);
+    drop(claims);
+}
+
+// Nobody can tell of a lock that others keep for a shorter time whether they will shorten it again.
+#[test]
+fn reading_tells_how_long_the_lock_would_have_lived() {
+    let server = Server::start();
+    let mut lock = Lock::new(&server, "orders");
+    let free = lock.ask_to_read(US, LEASE, "", "0").unwrap();
+    assert_eq!(free, (true, -2, 0));
+    let () = server.ask(&["PEXPIRE", "orders", "20000"]);
+    let (taken, left, _) = lock.ask_to_read(THEM, LEASE, "", "0").unwrap();
+    assert!(taken);
+    assert_left(left, 20_000);
+    assert_left(server.pttl("orders"), LEASE);
+    let () = server.ask(&["PERSIST", "orders"]);
+    let endless = lock.ask_to_read(JAVA, LEASE, "", "0").unwrap();
+    assert_eq!(endless, (true, -1, 0));
+}
+
 #[test]
 fn writers_of_another_lock_are_nobodys_business() {
     let server = Server::start();
@@ -659,8 +720,43 @@ fn renewing_a_read_hold_never_shortens() {
     assert_eq!(server.calls("pexpire"), 2);
     // What Redisson took from the lock comes back, up to what the hold has.
     let () = server.ask(&["PEXPIRE", "orders", &LEASE.to_string()]);
-    assert_eq!(lock.read_renew(THEM, LEASE), 1);
+    assert_left(lock.read_renew(THEM, LEASE), LEASE);
     assert_left(server.pttl("orders"), 5 * LEASE);
+}
+
+// Redisson's renewal, and the end of its multi-lock, set the TTL of the hash to a time of their own.
+#[test]
+fn renewing_a_read_hold_tells_when_others_have_shortened_the_lock() {
+    let server = Server::start();
+    for name in NAMES {
+        let mut lock = Lock::new(&server, name);
+        lock.read(US, 3 * LEASE);
+        // A fixed lease is renewed for no time at all.
+        for lease in [1, 3 * LEASE] {
+            assert_eq!(lock.read_renew(US, lease), 1, "{name:?}");
+            let () = server.ask(&["PEXPIRE", name, &LEASE.to_string()]);
+            assert_left(lock.read_renew(US, lease), LEASE);
+            assert_left(server.pttl(name), 3 * LEASE);
+            assert_eq!(lock.read_renew(US, lease), 1);
+        }
+        // A lock that nobody shortened ran down together with the hold.
+        pass(&server, LEASE);
+        assert_eq!(lock.read_renew(US, 3 * LEASE), 1);
+        // One that another's end left to the longest-lived is as long as that.
+        lock.read(THEM, 9 * LEASE);
+        lock.read_release(THEM);
+        assert_eq!(lock.read_renew(US, 3 * LEASE), 1);
+        // At the last moment, and without any end.
+        let lives = "redis.call('pexpire', KEYS[1], 1) ";
+        let keys = [channel(name), lock.hold(US)];
+        let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+        let renew = format!("{lives}{READ_RENEW}");
+        let told: i64 = lock.run(&renew, &keys, &[US, "90000"]).unwrap();
+        assert_eq!(told, 2);
+        let () = server.ask(&["PERSIST", name]);
+        assert_eq!(lock.read_renew(US, 3 * LEASE), 1);
+        let () = server.ask(&["FLUSHALL"]);
+    }
 }
 
 #[test]
@@ -705,18 +801,23 @@ fn renewing_never_creates_a_read_hold() {
 #[test]
 fn a_read_hold_that_lost_its_half_is_lost_whole() {
     let server = Server::start();
+    let mut ear_con = server.connection();
+    let mut ear = ear(&mut ear_con);
     let mut lock = Lock::new(&server, "orders");
-    // Its key, beside another reader, and alone.
+    // Its key, beside another reader, and alone: the lock is free, and a writer in a Redisson client would wait for the
+    // lease if nobody said so.
     lock.read(US, LEASE);
     lock.read(THEM, LEASE);
     let () = server.ask(&["DEL", &lock.hold(US)]);
     assert_eq!(lock.read_renew(US, LEASE), 0);
     assert_read_by(&server, "orders", &[THEM]);
+    assert_eq!(heard(&server, &mut ear), []);
     let () = server.ask(&["DEL", &lock.hold(THEM)]);
     for _ in 0..2 {
         assert_eq!(lock.read_renew(THEM, LEASE), 0);
         assert_eq!(server.dbsize(), 0);
     }
+    assert_eq!(heard(&server, &mut ear), [told("orders", "0")], "once");
     // Its field: the lock ran out, was forced, or is somebody else's by now.
     lock.read(US, LEASE);
     let () = server.ask(&["DEL", "orders"]);
@@ -736,6 +837,7 @@ fn a_read_hold_that_lost_its_half_is_lost_whole() {
     assert_eq!(lock.read_renew(US, LEASE), -1);
     let fields = [("mode", "write"), (OUR_WRITE, "1")];
     assert_lock(&server, "orders", &fields, &[]);
+    assert_eq!(heard(&server, &mut ear), []);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -1241,6 +1343,99 @@ fn work_is_bounded_by_the_holds_that_can_be() {
     assert!(server.calls("pttl") < before + 50);
 }
 
+/// Makes readers with a hold each, of which every `every`th is alive, for `lease`.
+fn many_read(server: &Server, name: &str, readers: u32, every: u32, lease: i64) {
+    const FILL: &str = "
+    for n = 1, ARGV[1] do
+      local owner = string.format('9f8e7d6c-5b4a-4321-8fed-%012d:%d', n, n)
+      redis.call('hset', KEYS[1], owner, 1)
+      if n % ARGV[2] == 0 then
+        redis.call('set', ARGV[4] .. owner .. ':rwlock_timeout:1', 1, 'px', ARGV[3])
+      end
+    end
+    redis.call('hset', KEYS[1], 'mode', 'read')
+    redis.call('pexpire', KEYS[1], ARGV[3])";
+    let prefix = prefix(name);
+    let numbers = [readers.to_string(), every.to_string(), lease.to_string()];
+    let args = [&numbers[0], &numbers[1], &numbers[2], &*prefix];
+    let () = scripts::run(&mut server.connection(), FILL, &[name], &args).unwrap();
+}
+
+// R17: Redisson's goes through all holds of all readers.
+#[test]
+fn a_call_looks_at_few_of_many_readers() {
+    const READERS: u32 = 10_000;
+    let server = Server::start();
+    let looks = || server.calls("pttl");
+    let mut lock = Lock::new(&server, "orders");
+    many_read(&server, "orders", READERS, 1, 5 * LEASE);
+    lock.read(JAVA, 9 * LEASE);
+    for round in 0..3 {
+        let before = looks();
+        assert!(lock.write(OUR_WRITE, LEASE).unwrap() > 4 * LEASE);
+        let asked = looks() - before;
+        assert!(asked < 200, "{asked} for a writer");
+        lock.read(US, LEASE);
+        let before = looks();
+        assert_eq!(lock.read_release(US), 0);
+        let asked = looks() - before;
+        assert!(asked < 200, "{asked} for a reader that leaves");
+        assert_eq!(lock.read_release(THEM), -1, "round {round}");
+    }
+    assert_eq!(server.ask::<u32>(&["HLEN", "orders"]), READERS + 2);
+    // One that was not seen may need all of its time.
+    assert_left(server.pttl("orders"), 9 * LEASE);
+    assert_eq!(server.calls("hgetall"), 0);
+    let before = looks();
+    assert_eq!((lock.state(), lock.force()), (1, 1));
+    assert!(looks() == before && server.calls("hkeys") == 0);
+}
+
+#[test]
+fn many_readers_that_died_are_dropped_bit_by_bit_by_those_who_come() {
+    let server = Server::start();
+    let mut lock = Lock::new(&server, "orders");
+    let length = || server.ask::<u32>(&["HLEN", "orders"]);
+    // By writers, until none is left but one that lives.
+    many_read(&server, "orders", 3_000, 3_000, LEASE);
+    loop {
+        let (before, count) = (server.calls("pttl"), length());
+        let field = format!("{}{count}:write", &US[..37]);
+        let left = lock.write(&field, LEASE).expect("one reads");
+        let looked = server.calls("pttl") - before;
+        assert!(looked <= 1_001, "{looked}");
+        if left > 0 && count == 2 {
+            break;
+        }
+        assert!(length() < count || left > 0, "{count} are left");
+    }
+    pass(&server, LEASE);
+    // And a last one that died long ago.
+    many_read(&server, "orders", 1, 2, LEASE);
+    assert_eq!(lock.write(OUR_WRITE, LEASE), None);
+    let fields = [("mode", "write"), (OUR_WRITE, "1")];
+    assert_lock(&server, "orders", &fields, &[]);
+    // Some are alive: those stay, and the rest goes, a few with each reader that leaves.
+    let () = server.ask(&["FLUSHALL"]);
+    many_read(&server, "orders", 1_000, 10, 5 * LEASE);
+    let mut leaves = 0_u32;
+    while length() > 101 {
+        let owner = format!("{}{leaves}", &US[..37]);
+        lock.read(&owner, LEASE);
+        assert_eq!(lock.read_release(&owner), 0);
+        leaves += 1;
+        assert!(leaves < 1_000, "{} are left", length());
+    }
+    assert_eq!(length(), 101);
+    assert!(lock.write(OUR_WRITE, LEASE).is_some());
+    // When few are left the lock gets their time again, and goes with the last of them.
+    let () = server.ask(&["PEXPIRE", "orders", &(9 * LEASE).to_string()]);
+    assert_eq!(lock.read_release(US), -1);
+    assert_left(server.pttl("orders"), 5 * LEASE);
+    pass(&server, 5 * LEASE);
+    assert_eq!(server.dbsize(), 0);
+}
+
 // Other readers' holds are not among the keys that are handed in, so a cluster has to find them in the lock's slot.
 #[test]
 fn in_a_cluster_others_holds_are_found() {
@@ -1343,99 +1538,6 @@ fn a_hold_of_another_type_is_refused_and_kept() {
     let mut lock = Lock::new(&server, "orders");
     let hash = ["HSET", "key", "f", "v"].as_slice();
     for value in [hash].iter().chain(&VALUES[1..]) {
-/// Makes readers with a hold each, of which every `every`th is alive, for `lease`.
-fn many_read(server: &Server, name: &str, readers: u32, every: u32, lease: i64) {
-    const FILL: &str = "
-    for n = 1, ARGV[1] do
-      local owner = string.format('9f8e7d6c-5b4a-4321-8fed-%012d:%d', n, n)
-      redis.call('hset', KEYS[1], owner, 1)
-      if n % ARGV[2] == 0 then
-        redis.call('set', ARGV[4] .. owner .. ':rwlock_timeout:1', 1, 'px', ARGV[3])
-      end
-    end
-    redis.call('hset', KEYS[1], 'mode', 'read')
-    redis.call('pexpire', KEYS[1], ARGV[3])";
-    let prefix = prefix(name);
-    let numbers = [readers.to_string(), every.to_string(), lease.to_string()];
-    let args = [&numbers[0], &numbers[1], &numbers[2], &*prefix];
-    let () = scripts::run(&mut server.connection(), FILL, &[name], &args).unwrap();
-}
-
-// R17: Redisson's goes through all holds of all readers.
-#[test]
-fn a_call_looks_at_few_of_many_readers() {
-    const READERS: u32 = 10_000;
-    let server = Server::start();
-    let looks = || server.calls("pttl");
-    let mut lock = Lock::new(&server, "orders");
-    many_read(&server, "orders", READERS, 1, 5 * LEASE);
-    lock.read(JAVA, 9 * LEASE);
-    for round in 0..3 {
-        let before = looks();
-        assert!(lock.write(OUR_WRITE, LEASE).unwrap() > 4 * LEASE);
-        let asked = looks() - before;
-        assert!(asked < 200, "{asked} for a writer");
-        lock.read(US, LEASE);
-        let before = looks();
-        assert_eq!(lock.read_release(US), 0);
-        let asked = looks() - before;
-        assert!(asked < 200, "{asked} for a reader that leaves");
-        assert_eq!(lock.read_release(THEM), -1, "round {round}");
-    }
-    assert_eq!(server.ask::<u32>(&["HLEN", "orders"]), READERS + 2);
-    // One that was not seen may need all of its time.
-    assert_left(server.pttl("orders"), 9 * LEASE);
-    assert_eq!(server.calls("hgetall"), 0);
-    let before = looks();
-    assert_eq!((lock.state(), lock.force()), (1, 1));
-    assert!(looks() == before && server.calls("hkeys") == 0);
-}
-
-#[test]
-fn many_readers_that_died_are_dropped_bit_by_bit_by_those_who_come() {
-    let server = Server::start();
-    let mut lock = Lock::new(&server, "orders");
-    let length = || server.ask::<u32>(&["HLEN", "orders"]);
-    // By writers, until none is left but one that lives.
-    many_read(&server, "orders", 3_000, 3_000, LEASE);
-    loop {
-        let (before, count) = (server.calls("pttl"), length());
-        let field = format!("{}{count}:write", &US[..37]);
-        let left = lock.write(&field, LEASE).expect("one reads");
-        let looked = server.calls("pttl") - before;
-        assert!(looked <= 1_001, "{looked}");
-        if left > 0 && count == 2 {
-            break;
-        }
-        assert!(length() < count || left > 0, "{count} are left");
-    }
-    pass(&server, LEASE);
-    // And a last one that died long ago.
-    many_read(&server, "orders", 1, 2, LEASE);
-    assert_eq!(lock.write(OUR_WRITE, LEASE), None);
-    let fields = [("mode", "write"), (OUR_WRITE, "1")];
-    assert_lock(&server, "orders", &fields, &[]);
-    // Some are alive: those stay, and the rest goes, a few with each reader that leaves.
-    let () = server.ask(&["FLUSHALL"]);
-    many_read(&server, "orders", 1_000, 10, 5 * LEASE);
-    let mut leaves = 0_u32;
-    while length() > 101 {
-        let owner = format!("{}{leaves}", &US[..37]);
-        lock.read(&owner, LEASE);
-        assert_eq!(lock.read_release(&owner), 0);
-        leaves += 1;
-        assert!(leaves < 1_000, "{} are left", length());
-    }
-    assert_eq!(length(), 101);
-    assert!(lock.write(OUR_WRITE, LEASE).is_some());
-    // When few are left the lock gets their time again, and goes with the last of them.
-    let () = server.ask(&["PEXPIRE", "orders", &(9 * LEASE).to_string()]);
-    assert_eq!(lock.read_release(US), -1);
-    assert_left(server.pttl("orders"), 5 * LEASE);
-    pass(&server, 5 * LEASE);
-    assert_eq!(server.dbsize(), 0);
-}
-
         for taken in [false, true] {
             if taken {
                 lock.read(US, LEASE);

@@ -125,6 +125,10 @@ enum Op {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Reply {
     Taken,
+    /// To a reader: whether it came in, what the lock had left unless it was free, how many writers were counted.
+    Read(bool, Option<Left>, i64),
+    /// To a reader that lets the writer go first, for so many milliseconds.
+    GiveWay(i64),
     Is(i64),
     Left(Left),
     /// Nobody asked.
@@ -185,7 +189,7 @@ impl World {
                 gives_way,
             } => quiet(self.read(who, lease, below, gives_way)),
             Op::ReadRelease(who) => self.read_release(who),
-            Op::ReadRenew(who, lease) => quiet(self.read_renew(who, lease)),
+            Op::ReadRenew(who, lease) => self.read_renew(who, lease),
             Op::Write(who, lease) => quiet(self.write(who, lease)),
             Op::WriteRelease(who) => self.write_release(who),
             Op::WriteRenew(who, lease, count) => {
@@ -215,15 +219,18 @@ impl World {
 
     fn read(&mut self, who: Who, lease: u32, below: bool, gives_way: bool) -> Reply {
         let again = self.count(who) > 0;
+        let found = self.lock.as_ref().map(|lock| lock.left);
+        let mut writers = -1;
         if !again {
             match &self.lock {
                 Some(lock) if lock.writer.is_some() && !(below && self.writes(who)) => {
-                    return Reply::Left(lock.left);
+                    return Reply::Read(false, found, -1);
                 }
                 Some(lock) if lock.writer.is_some() => {}
                 lock if gives_way && self.claimed => {
-                    return Reply::Is(if lock.is_some() { 50 } else { 0 });
+                    return Reply::GiveWay(if lock.is_some() { 50 } else { 0 });
                 }
+                _ if gives_way => writers = 0,
                 _ => {}
             }
         }
@@ -232,7 +239,7 @@ impl World {
         let held = held.map_or(Units(lease), |left| left.raised(lease));
         self.holds.insert((who, 1), held);
         self.add_reader(who, 1, lease);
-        Reply::Taken
+        Reply::Read(true, found, writers)
     }
 
     fn add_reader(&mut self, who: Who, count: u32, lease: u32) {
@@ -265,7 +272,7 @@ impl World {
         (Reply::Is(if released { 0 } else { -1 }), vec![])
     }
 
-    fn read_renew(&mut self, who: Who, lease: u32) -> Reply {
+    fn read_renew(&mut self, who: Who, lease: u32) -> (Reply, Vec<&'static str>) {
         let writing = self.writer().is_some();
         let field = self.count(who) > 0;
         let hold = self.holds.remove(&(who, 1));
@@ -274,16 +281,23 @@ impl World {
             let Units(held) = hold.raised(lease) else {
                 unreachable!()
             };
+            // Somebody else has shortened it.
+            let reply = match (lock.left, hold) {
+                (Units(_), Units(_)) if lock.left < hold => Reply::Left(lock.left),
+                _ => Reply::Is(1),
+            };
             lock.left = lock.left.raised(held);
-            return Reply::Is(1);
+            return (reply, vec![]);
         }
+        let mut told = vec![];
         if let Some(lock) = &mut self.lock {
             lock.readers.remove(&who);
             if field && !writing && lock.readers.is_empty() {
                 self.lock = None;
+                told.push("0");
             }
         }
-        Reply::Is(if writing { -1 } else { 0 })
+        (Reply::Is(if writing { -1 } else { 0 }), told)
     }
 
     fn write(&mut self, who: Who, lease: u32) -> Reply {
@@ -624,7 +638,7 @@ impl Op {
                 gives_way,
             } => {
                 let below = if below { writer(who) } else { String::new() };
-                let way = if gives_way { "1" } else { "0" };
+                let way = if gives_way { "0" } else { "" };
                 evalsha(
                     READ_ACQUIRE,
                     &[NAME, &key(who, 1), &writers(NAME)],
@@ -638,7 +652,7 @@ impl Op {
             ),
             Self::ReadRenew(who, lease) => evalsha(
                 READ_RENEW,
-                &[NAME, &key(who, 1)],
+                &[NAME, &channel, &key(who, 1)],
                 &[&reader(who), &time(lease)],
             ),
             Self::Write(who, lease) => evalsha(
@@ -775,6 +789,19 @@ fn is_expected(reply: &Value, expected: Reply) -> bool {
         (Value::Nil, Reply::Taken) => true,
         (Value::Int(n), Reply::Is(expected)) => *n == expected,
         (Value::Int(n), Reply::Left(expected)) => *n >= -1 && Left::from_pttl(*n) == expected,
+        (Value::Array(parts), expected) => match (parts.as_slice(), expected) {
+            ([Value::Int(0), Value::Int(ms), Value::Int(1)], Reply::GiveWay(expected)) => {
+                *ms == expected
+            }
+            (
+                [Value::Int(taken), Value::Int(left), Value::Int(writers)],
+                Reply::Read(expected, found, counted),
+            ) => {
+                let left = (*left != -2).then(|| Left::from_pttl(*left));
+                *taken == i64::from(expected) && left == found && *writers == counted
+            }
+            _ => false,
+        },
         _ => false,
     }
 }
@@ -814,7 +841,9 @@ impl Beliefs {
             *left = lease.max(*left);
         };
         match (op, reply) {
-            (Op::Read { who, lease, .. }, Reply::Taken) => granted(&mut self.reads, who, lease),
+            (Op::Read { who, lease, .. }, Reply::Read(true, ..)) => {
+                granted(&mut self.reads, who, lease);
+            }
             (Op::Write(who, lease), Reply::Taken) => granted(&mut self.writes, who, lease),
             // RW2: only a live reader keeps a writer waiting.
             (Op::Write(..), _) => {
@@ -825,7 +854,9 @@ impl Beliefs {
                     "a writer waits for the dead"
                 );
             }
-            (Op::ReadRenew(who, lease), Reply::Is(1)) => granted(&mut self.reads, who, lease),
+            (Op::ReadRenew(who, lease), Reply::Is(1) | Reply::Left(_)) => {
+                granted(&mut self.reads, who, lease);
+            }
             (Op::WriteRenew(who, lease, _), Reply::Is(1)) => granted(&mut self.writes, who, lease),
             (Op::ReadRenew(who, _), _) => {
                 assert_eq!(self.reads.remove(&who), None, "a valid hold was lost");
