@@ -27,6 +27,11 @@ exclusive_lock! {
     /// **The counter** is Redisson's: a string at `redisson_lock_token:{name}` without a time to live, one for each name
     /// that was ever locked. [`token_ttl`](Self::token_ttl) has it removed.
     ///
+    /// **Beside Redisson.** A Redisson multi-lock with a lease gives that lease to the counters of its fenced locks too. If
+    /// nobody else draws a token before it is over, the next Redisson holder begins at 1 again: a resource that checks
+    /// refuses it, and would not refuse those who held the lock before. Keep fenced locks out of such multi-locks. Holds
+    /// taken here are not concerned: they go by the clock, and make the counter last again.
+    ///
     /// Waiting, leases, loss and panics are those of the [`ReentrantLock`](crate::ReentrantLock). Both have the same key,
     /// so they exclude each other, but that one draws no tokens.
     ///
