@@ -347,9 +347,6 @@ impl<'a> Contender<'a> {
             let now = Instant::now();
             let mut inside = self.gate.lock();
             inside.room.refused();
-            if self.lock.mode == Mode::Shared {
-                inside.keep_out(now, engine.waiter_lease);
-            }
             drop(inside);
             if !matches!(self.patience, Patience::Until(_)) || self.deadline().has_passed(now) {
                 return Ok(None);
@@ -427,7 +424,9 @@ impl<'a> Contender<'a> {
     fn question(&mut self, sendings: u32) -> (Attempt, Arc<Hold>) {
         let (engine, terms, mode) = (self.engine(), self.terms, self.lock.mode);
         let tokens = self.tokens();
-        let yields = self.yields().then_some(0);
+        let yields = self
+            .yields()
+            .then(|| self.gate.lock().no_shows(Instant::now()));
         let standing = &mut self.standing;
         let number = match standing {
             Some(standing) if !standing.spent => standing.number,
@@ -524,6 +523,16 @@ impl<'a> Contender<'a> {
             }
             Error::redis("acquiring the lock", unexpected)
         })?;
+        if let Some(seen) = seen {
+            let mut inside = self.gate.lock();
+            match (acquired, seen.writers) {
+                (Acquired::Busy { .. }, writers) => {
+                    inside.keep_out(Instant::now(), engine.waiter_lease, writers);
+                }
+                (_, Some(writers)) => inside.count_writers(writers),
+                _ => {}
+            }
+        }
         match (acquired, asked) {
             (Acquired::Taken { tokens }, Some(hold)) => {
                 hold.grant(answer.sent_at);
@@ -630,7 +639,7 @@ impl<'a> Contender<'a> {
         let mut inside = self.gate.lock();
         inside.forget_contender(self.waiter.as_ref());
         if self.lock.mode == Mode::Shared {
-            inside.let_in();
+            inside.let_in(now, engine.waiter_lease);
         }
         // Threads that contend each for itself find out before the watchdog what a hold of their process has come to.
         let displaced = match gate.wire.family {

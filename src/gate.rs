@@ -41,10 +41,19 @@ pub(crate) struct Inside {
     lookout: Option<Lookout>,
     /// Readers of this process that were refused, and have not read since.
     kept_out: Option<KeptOut>,
+    /// Writers elsewhere that were let go first, and did not come.
+    no_shows: Option<NoShows>,
 }
 
 struct KeptOut {
     since: Instant,
+    forgotten_at: Instant,
+    /// How many writers waited at the least, all the time; none if one was seen to write.
+    writers: u64,
+}
+
+struct NoShows {
+    count: u64,
     forgotten_at: Instant,
 }
 
@@ -57,6 +66,9 @@ struct Lookout {
 ///
 /// The answer is read by whoever uses the link next, or by the watchdog, which on a quiet link comes by after 100 ms.
 const LOOK_OUT: Duration = Duration::from_millis(5);
+
+/// For how many times as long as they were waited for writers that did not come are passed over.
+const PASSED_OVER: u32 = 6;
 
 /// When a look of which nothing was heard is given up.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
@@ -136,16 +148,49 @@ impl Inside {
         }
     }
 
-    /// A reader was refused; who comes within `memory` is kept out since then.
-    pub(crate) fn keep_out(&mut self, now: Instant, memory: Duration) {
+    /// A reader was refused, because that many `writers` wait or because somebody writes; who comes within `memory` is
+    /// kept out since then.
+    pub(crate) fn keep_out(&mut self, now: Instant, memory: Duration, writers: Option<u64>) {
+        let before = self.kept_out.as_ref();
+        let least = before
+            .filter(|kept_out| now < kept_out.forgotten_at)
+            .map_or(u64::MAX, |kept_out| kept_out.writers);
         self.kept_out = Some(KeptOut {
             since: self.kept_out_since(now),
             forgotten_at: now + memory,
+            writers: least.min(writers.unwrap_or(0)),
         });
     }
 
-    pub(crate) fn let_in(&mut self) {
-        self.kept_out = None;
+    /// A reader came in. If writers were let go first for as long as they may be, `patience`, they are passed over from
+    /// now on: one that was stopped would cost every reader that long.
+    pub(crate) fn let_in(&mut self, now: Instant, patience: Duration) {
+        if let Some(kept_out) = self.kept_out.take()
+            && kept_out.writers > 0
+            && now >= kept_out.since + patience
+        {
+            self.no_shows = Some(NoShows {
+                count: kept_out.writers,
+                forgotten_at: now + patience * PASSED_OVER,
+            });
+            // It may be of a time before they came.
+            self.lookout = None;
+        }
+    }
+
+    /// How many of the writers that wait elsewhere are not let go first.
+    pub(crate) fn no_shows(&self, now: Instant) -> u64 {
+        self.no_shows
+            .as_ref()
+            .filter(|no_shows| now < no_shows.forgotten_at)
+            .map_or(0, |no_shows| no_shows.count)
+    }
+
+    /// That many writers wait. The next to come is not among those that did not.
+    pub(crate) fn count_writers(&mut self, writers: u64) {
+        if let Some(no_shows) = &mut self.no_shows {
+            no_shows.count = no_shows.count.min(writers);
+        }
     }
 
     fn is_idle(&self, now: Instant) -> bool {
@@ -153,6 +198,7 @@ impl Inside {
         self.room.is_idle(now)
             && self.desk.is_free()
             && kept_out.is_none_or(|kept_out| now >= kept_out.forgotten_at)
+            && self.no_shows(now) == 0
     }
 
     /// Has the shared holds of this process take no more threads once somebody elsewhere is seen to wait to write.
@@ -166,12 +212,18 @@ impl Inside {
     ) -> bool {
         if let Some(lookout) = &self.lookout {
             let age = now.saturating_duration_since(lookout.since);
-            match lookout.call.outcome() {
-                Some(Ok(reply)) if writers_wait(&reply.value) => {
+            let outcome = lookout.call.outcome();
+            if let Some(Ok(reply)) = &outcome
+                && let Some(writers) = writers_found(&reply.value)
+            {
+                if writers > self.no_shows(now) {
                     self.lookout = None;
                     self.room.close_shared();
                     return false;
                 }
+                self.count_writers(writers);
+            }
+            match outcome {
                 Some(_) if age < LOOK_OUT => return false,
                 None if age < LOOK_AGAIN => return false,
                 _ => {}
@@ -182,11 +234,14 @@ impl Inside {
     }
 }
 
-/// Whether `PUBSUB NUMSUB` has found anybody.
-fn writers_wait(reply: &Value) -> bool {
+/// How many `PUBSUB NUMSUB` has found.
+fn writers_found(reply: &Value) -> Option<u64> {
     match reply {
-        Value::Array(parts) => matches!(parts.as_slice(), [_, Value::Int(n)] if *n > 0),
-        _ => false,
+        Value::Array(parts) => match parts.as_slice() {
+            [_, Value::Int(n)] => u64::try_from(*n).ok(),
+            _ => None,
+        },
+        _ => None,
     }
 }
 
@@ -289,6 +344,7 @@ impl Gates {
                 contenders: Vec::new(),
                 lookout: None,
                 kept_out: None,
+                no_shows: None,
             }),
         })
     }

@@ -22,7 +22,8 @@ use crate::wait::{CancelToken, Deadline};
 /// starve there. Among processes, a reader lets writers go first that wait already: it finds that any are subscribed to
 /// `redisson_rwlock:{name}:writers:<database>`, a channel on which nobody ever speaks. A claim lasts for as long as its writer is
 /// connected, and a reader respects it for at most [`Config::waiter_lease`](crate::Config::waiter_lease) (10 s unless
-/// set), so a writer that died or was stopped keeps nobody out for long. Readers of a process that keep joining each
+/// set), so a writer that died or was stopped keeps nobody out for long. The readers of a process that have waited so
+/// long in vain do not wait for these writers again for six times as long, unless more of them come. Readers of a process that keep joining each
 /// other look for writers as well, without waiting for the answer, and then stop joining. What that does not cover: a
 /// writer that is a Redisson client makes no claim, and a reader that is one respects none; there a writer waits for as
 /// long as readers overlap, and with it those who stand behind it in its own process. Calls that do not wait, such as
