@@ -22,24 +22,24 @@ use crate::wait::{CancelToken, Deadline};
 /// starve there. Among processes, a reader lets writers go first that wait already: it finds that any are subscribed to
 /// `redisson_rwlock:{name}:writers:<database>`, a channel on which nobody ever speaks. A claim lasts for as long as its writer is
 /// connected, and a reader respects it for at most [`Config::waiter_lease`](crate::Config::waiter_lease) (10 s unless
-/// set), so a writer that died or was stopped keeps nobody out for long. The readers of a process that have waited so
-/// long in vain do not wait for these writers again for six times as long, unless more of them come. Readers of a process that keep joining each
-/// other look for writers as well, without waiting for the answer, and then stop joining. What that does not cover: a
-/// writer that is a Redisson client makes no claim, and a reader that is one respects none; there a writer waits for as
-/// long as readers overlap, and with it those who stand behind it in its own process. Calls that do not wait, such as
-/// [`try_read`](Self::try_read), are turned away for as long as there is a claim: for a writer that was stopped, until
-/// its connection is given up by the server. [`readers_first`](Self::readers_first) is Redisson's rule.
+/// set), so a writer that died or was stopped keeps nobody out for long. The readers of a process that have waited that
+/// long in vain pass over as many writers for six times as long; others that come are let go first. Readers of a
+/// process that keep joining each other look for writers as well, without waiting for the answer, and then stop joining.
+/// Calls that do not wait, such as [`try_read`](Self::try_read), follow the same rules; the time counts from the first
+/// that was turned away. What all this does not cover: a writer that is a Redisson client makes no claim, and a reader
+/// that is one respects none; there a writer waits for as long as readers overlap, and with it those who stand behind
+/// it in its own process. [`readers_first`](Self::readers_first) is Redisson's rule.
 ///
 /// **Loss.** A read hold is lost and told like any other. Each has a key of its own that lives as long as its lease,
 /// so a reader that died frees a writer when its own lease is over, whatever other readers renew. If more than a
-/// hundred died, a writer may have to ask several times before it is in; [`try_write`](Self::try_write) asks once.
+/// thousand died, a writer has to ask several times before it is in; [`try_write`](Self::try_write) asks once.
 ///
 /// **Beside Redisson.** Redis keeps all read holds of a lock in one key, and a Redisson client sets the time that key has
 /// to live to what it needs itself: its watchdog to `lockWatchdogTimeout`, a multi-lock with a lease to that lease. Read
 /// holds here make it longer again at every renewal, at least every 10 s, and once they have found it shortened, after a
 /// third of the time it had left. What that does not cover: a client that shortens it to less than the time until then
 /// and dies. The lock is then over before this hold [`is_valid`](RwLockReadGuard::is_valid) says so, and a writer may
-/// be in; the next renewal tells. It cannot happen if those times are longer than 10 s in every Redisson client.
+/// be in; the next renewal tells. It cannot happen if those times are well over 10 s in every Redisson client.
 ///
 /// **Panics.** As with the [`ReentrantLock`](crate::ReentrantLock): dropping gives back, nothing is poisoned.
 ///
