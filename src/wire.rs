@@ -55,7 +55,9 @@ impl Family {
     pub(crate) fn shown(self, id: &Arc<str>) -> Arc<str> {
         match self {
             Self::Several => keys::names(id).join(", ").into(),
-            Self::Quorum => keys::names(id).first().copied().unwrap_or_default().into(),
+            Self::Quorum => keys::names(id)
+                .first()
+                .map_or_else(|| Arc::clone(id), |&name| name.into()),
             _ => Arc::clone(id),
         }
     }
@@ -216,13 +218,8 @@ impl Wire {
         let lease = lease_ms(ask.lease).to_string();
         let flag = |set| if set { "1" } else { "0" };
         match (&self.more, ask.mode) {
-            (More::Permits(_), _) => self.permits(
-                doing,
-                &script::PERMIT_ACQUIRE,
-                None,
-                &[lease.as_bytes(), &permit(ask.owner)],
-            ),
-            (More::Nothing, _) => Request::script(
+            // Permits are taken several at once, and not by this.
+            (More::Nothing | More::Permits(_), _) => Request::script(
                 doing,
                 &script::LOCK_ACQUIRE,
                 &[&self.key],
@@ -445,11 +442,8 @@ impl Wire {
         request: Option<&str>,
         args: &[&[u8]],
     ) -> Request {
-        let timeouts = match &self.more {
-            More::Permits(timeouts) => timeouts,
-            _ => "",
-        };
-        let keys: Vec<_> = [&self.key, timeouts, &self.channel]
+        let timeouts = keys::permit_timeouts(&self.key);
+        let keys: Vec<&str> = [&*self.key, &timeouts, &self.channel]
             .into_iter()
             .chain(request)
             .collect();
@@ -497,4 +491,61 @@ fn write_field(owner: &str) -> String {
 /// The key that lives for as long as a read hold. Each owner of ours has one read hold.
 fn hold_key(prefix: &str, owner: &str) -> String {
     format!("{prefix}{owner}:rwlock_timeout:1")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The keys of a script's request.
+    fn keys_of(request: &Request) -> Vec<String> {
+        let mut packed = Vec::new();
+        request.write(&mut packed, false);
+        let text = String::from_utf8_lossy(&packed);
+        // Every other line is the length of the next: EVALSHA, the hash, the number of keys, the keys.
+        let mut parts = text.split("\r\n").skip(1).skip(1).step_by(2).skip(2);
+        let count = parts.next().and_then(|count| count.parse().ok());
+        let keys = parts.take(count.expect("a number"));
+        keys.map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn no_script_is_given_an_empty_key() {
+        let permit = "0123456789abcdef0123456789abcdef";
+        for family in [
+            Family::Lock,
+            Family::Spin,
+            Family::Fair,
+            Family::Fenced,
+            Family::ReadWrite,
+            Family::Several,
+            Family::Quorum,
+            Family::Semaphore,
+            Family::Permits,
+            Family::Latch,
+        ] {
+            let id = match family {
+                Family::Several | Family::Quorum => keys::list(["a", "b"]),
+                _ => "a".to_owned(),
+            };
+            assert!(!family.shown(&id.as_str().into()).is_empty(), "{family:?}");
+            let wire = Wire::new(family, "p:", 0, &id).expect("a name");
+            let mut requests = vec![
+                wire.force(),
+                wire.permits("asking", &script::PERMIT_STATE, None, &[]),
+            ];
+            requests.extend(wire.leave("ticket"));
+            for mode in [Mode::Exclusive, Mode::Shared] {
+                requests.push(wire.release(mode, permit));
+                requests.push(wire.renew(mode, permit, Duration::from_secs(1), 1));
+            }
+            for request in requests {
+                let keys = keys_of(&request);
+                assert!(
+                    !keys.is_empty() && !keys.contains(&String::new()),
+                    "{family:?}: {keys:?}"
+                );
+            }
+        }
+    }
 }
