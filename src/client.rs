@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use crate::call::{Attempt, Call, Fault};
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::expirable_semaphore::ExpirableSemaphore;
+use crate::expirable_semaphore::{ExpirableSemaphore, LivePermits};
 use crate::fair_lock::FairLock;
 use crate::fair_mutex::FairMutex;
 use crate::fenced_lock::FencedLock;
@@ -56,6 +56,7 @@ pub(crate) struct Engine {
     pub(crate) owners: Owners,
     run_id: OnceLock<String>,
     pub(crate) gates: Gates,
+    pub(crate) permits: LivePermits,
     pub(crate) link: Link,
     pub(crate) agenda: Arc<Agenda>,
     pub(crate) subscriber: Arc<Subscriber>,
@@ -416,6 +417,7 @@ impl Client {
                     owners: Owners::new(),
                     run_id: OnceLock::new(),
                     gates: Gates::new(config.key_prefix, db, config.tenure),
+                    permits: LivePermits::default(),
                     link,
                     agenda,
                     subscriber: Subscriber::new(),

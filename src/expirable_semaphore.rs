@@ -1,6 +1,6 @@
 //! The semaphore whose permits have an id and a lease each.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -26,10 +26,13 @@ use crate::stream;
 use crate::turn::Turn;
 use crate::wait::{CancelToken, Deadline};
 use crate::watch::Watch;
-use crate::wire::Family;
 
-/// How many permits can be taken, or given back by id, at once.
-const MOST: usize = 10_000;
+/// How many permits can be taken at once, and how many ids one command names: more would keep Redis from everybody else
+/// for more than a few milliseconds.
+const MOST: usize = 1_000;
+
+/// How many permits can be given back by id at once.
+const MOST_IDS: usize = 10_000;
 
 /// Whoever waited for longer than this for its turn has been waiting for others of its process.
 const QUEUED: Duration = Duration::from_millis(1);
@@ -126,6 +129,33 @@ impl Batch {
 impl Undo for Batch {
     fn undo(&self) -> Option<Deferred> {
         Some(self.release())
+    }
+}
+
+/// The permits of a client whose guards are alive, so that a release by id finds its holder.
+#[derive(Default)]
+pub(crate) struct LivePermits(Mutex<HashMap<PermitId, Arc<Hold>>>);
+
+impl LivePermits {
+    fn insert(&self, hold: &Arc<Hold>) {
+        if let Some(id) = PermitId::parse(&hold.owner) {
+            self.0.lock().insert(id, Arc::clone(hold));
+        }
+    }
+
+    fn get(&self, id: PermitId) -> Option<Arc<Hold>> {
+        self.0.lock().get(&id).cloned()
+    }
+
+    fn remove(&self, hold: &Hold) {
+        let Some(id) = PermitId::parse(&hold.owner) else {
+            return;
+        };
+        let mut live = self.0.lock();
+        live.remove(&id);
+        if live.is_empty() && live.capacity() > 1024 {
+            *live = HashMap::new();
+        }
     }
 }
 
@@ -228,7 +258,7 @@ impl ExpirableSemaphore {
         Ok(self.take(1, Patience::moment(instant))?.and_then(one))
     }
 
-    /// Waits for `n` permits at once: all of them are taken, or none. At most 10,000.
+    /// Waits for `n` permits at once: all of them are taken, or none. At most 1,000.
     ///
     /// Each is a permit of its own, with its own id and its own end. More than there are in all are waited for until
     /// somebody adds some.
@@ -364,7 +394,8 @@ impl ExpirableSemaphore {
         Ok(released.first().copied().unwrap_or_default())
     }
 
-    /// Gives the permits with these ids back, whoever took them, and says of each whether it was out. One round trip.
+    /// Gives the permits with these ids back, whoever took them, and says of each whether it was out. One round trip for
+    /// every 1,000.
     ///
     /// Those that were not out any more do not keep the others from being given back. At most 10,000.
     ///
@@ -374,56 +405,49 @@ impl ExpirableSemaphore {
     ///
     /// Source: Redisson releases all or none, and fails where one had expired.
     pub fn release_ids(&self, ids: &[impl AsRef<str>]) -> Result<Vec<bool>> {
-        let doing = RELEASING;
         let ids = ids
             .iter()
             .map(|id| parsed(id.as_ref()))
             .collect::<Result<Vec<_>>>()?;
-        if ids.len() > MOST {
+        if ids.len() > MOST_IDS {
             return Err(Error::Config(format!(
-                "{} ids; {MOST} are possible",
+                "{} ids; {MOST_IDS} are possible",
                 ids.len()
             )));
         }
         let (engine, gate) = (self.inner.engine(), self.gate()?);
         engine.check_open()?;
-        if ids.is_empty() {
-            return Ok(Vec::new());
+        let mut released = Vec::with_capacity(ids.len());
+        for ids in ids.chunks(MOST) {
+            let done = self.release_some(gate, ids)?;
+            for (id, _) in std::iter::zip(ids, &done).filter(|(_, done)| **done) {
+                if let Some(hold) = engine.permits.get(*id)
+                    && hold.gate.wire.key == gate.wire.key
+                {
+                    engine.lose(&hold, LossReason::Forced);
+                }
+            }
+            released.extend(done);
         }
+        Ok(released)
+    }
+
+    fn release_some(&self, gate: &Gate, ids: &[PermitId]) -> Result<Vec<bool>> {
+        let (engine, doing) = (self.inner.engine(), RELEASING);
         let request_key = self.request_key(gate);
-        let (packed, keep_ms) = (packed(&ids), engine.remember_ms());
+        let (packed, keep_ms) = (packed(ids), engine.remember_ms());
         let args: [&[u8]; 2] = [&packed, keep_ms.as_bytes()];
-        let request = gate.wire.permits(
-            doing,
-            &script::PERMIT_RELEASE_IDS,
-            Some(&request_key),
-            &args,
-        );
+        let script = &script::PERMIT_RELEASE_IDS;
+        let request = gate.wire.permits(doing, script, Some(&request_key), &args);
         let reply = engine
             .ask(request)
             .map_err(|fault| self.inner.error(doing, fault))?;
-        let released: Vec<bool> = match &reply {
+        match &reply {
             Value::BulkString(letters) if letters.len() == ids.len() => {
-                letters.iter().map(|letter| *letter == b'1').collect()
+                Ok(letters.iter().map(|letter| *letter == b'1').collect())
             }
-            _ => return Err(Error::redis(doing, Unexpected(reply))),
-        };
-        let gone: HashSet<String> = std::iter::zip(&ids, &released)
-            .filter(|(_, released)| **released)
-            .map(|(id, _)| id.to_string())
-            .collect();
-        if gone.is_empty() {
-            return Ok(released);
+            _ => Err(Error::redis(doing, Unexpected(reply))),
         }
-        let here = engine.agenda.find(|hold| {
-            hold.gate.wire.family == Family::Permits
-                && hold.gate.wire.key == gate.wire.key
-                && gone.contains(&hold.owner)
-        });
-        for hold in here {
-            engine.lose(&hold, LossReason::Forced);
-        }
-        Ok(released)
     }
 
     /// How long Redis keeps the permit with this id if nobody renews it; `None` if it is not out. One round trip.
@@ -670,12 +694,15 @@ impl ExpirableSemaphore {
             .counters
             .acquired
             .add(u64::try_from(holds.len()).unwrap_or(0));
-        let permit = |hold| ExpirablePermit {
-            semaphore: self.inner.clone(),
-            hold,
-            updating: Mutex::new(None),
-            lost: LossEar::default(),
-            released: false,
+        let permit = |hold| {
+            engine.permits.insert(&hold);
+            ExpirablePermit {
+                semaphore: self.inner.clone(),
+                hold,
+                updating: Mutex::new(None),
+                lost: LossEar::default(),
+                released: false,
+            }
         };
         Ok(holds.into_iter().map(permit).collect())
     }
@@ -869,8 +896,11 @@ impl ExpirablePermit {
 
 impl Drop for ExpirablePermit {
     fn drop(&mut self) {
+        if self.engine().is_copy() {
+            return;
+        }
+        self.engine().permits.remove(&self.hold);
         if !self.released
-            && !self.engine().is_copy()
             && let Err(err) = self.let_go()
         {
             // The holder could have known; whoever waits for a permit is not harmed.

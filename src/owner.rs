@@ -42,7 +42,7 @@ impl Owners {
 }
 
 /// One permit with a lease, as Redis knows it: 16 random bytes. For people it is written as 32 hexadecimal digits.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct PermitId(pub(crate) [u8; 16]);
 
 impl PermitId {

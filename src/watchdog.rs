@@ -127,13 +127,6 @@ impl Agenda {
         }
     }
 
-    /// Those of the armed holds that are `wanted`. Looks at all of them.
-    pub(crate) fn find(&self, wanted: impl Fn(&Hold) -> bool) -> Vec<Arc<Hold>> {
-        let state = self.state.lock();
-        let holds = state.due.values().filter(|hold| wanted(hold));
-        holds.cloned().collect()
-    }
-
     /// How many holds are armed; the parts of one do not count.
     pub(crate) fn len(&self) -> usize {
         let state = self.state.lock();

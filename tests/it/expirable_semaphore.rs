@@ -178,6 +178,21 @@ fn ids_of_anybody_are_released_one_by_one() {
 }
 
 #[test]
+fn many_ids_are_released_a_thousand_at_a_time() {
+    let server = Server::start();
+    let client = open(&server);
+    let sem = with_permits(&client, 1_200);
+    let mut permits = sem.acquire_many(1_000).unwrap();
+    permits.extend(sem.acquire_many(200).unwrap());
+    let ids: Vec<&str> = permits.iter().map(ExpirablePermit::id).collect();
+    let asked = client.stats().commands;
+    assert_eq!(sem.release_ids(&ids).unwrap(), [true; 1_200]);
+    assert_eq!(client.stats().commands - asked, 2);
+    assert!(!permits.iter().any(ExpirablePermit::is_valid));
+    assert_eq!(counts(&sem), (1_200, 0, 1_200));
+}
+
+#[test]
 fn bad_input_is_refused_before_anything_is_sent() {
     let server = Server::start();
     let client = open(&server);
@@ -186,7 +201,8 @@ fn bad_input_is_refused_before_anything_is_sent() {
     let config =
         |result: Result<()>| assert!(matches!(result, Err(Error::Config(_))), "{result:?}");
     config(sem.acquire_many(0).map(drop));
-    config(sem.acquire_many(10_001).map(drop));
+    config(sem.acquire_many(1_001).map(drop));
+    config(sem.release_ids(&vec!["0".repeat(32); 10_001]).map(drop));
     config(sem.try_acquire_many(u32::MAX).map(drop));
     config(sem.try_set_permits(1 << 31).map(drop));
     config(sem.set_permits(u32::MAX));

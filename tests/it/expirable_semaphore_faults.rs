@@ -9,7 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
-use redlatch::{Client, Config, Error, ExpirableSemaphore, LossReason};
+use redlatch::{Client, Config, Error, ExpirablePermit, ExpirableSemaphore, LossReason};
 
 use crate::contract::open;
 use crate::expirable_semaphore::{counts, ids, lost_by, with_permits};
@@ -544,4 +544,34 @@ fn an_update_that_may_yet_come_limits_those_after_it() {
     assert!(left > LONG && left <= 2 * LONG, "{left:?}");
     assert!(permit.is_valid());
     permit.release().unwrap();
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Renewals that are under way
+// ---------------------------------------------------------------------------------------------------------------------
+
+/// A client whose watchdog has sent a renewal that does not arrive before the proxy lets it pass; and the permit.
+fn with_a_renewal_under_way(proxy: &Proxy) -> (Client, ExpirableSemaphore, ExpirablePermit) {
+    let client = Client::open(Config::new(proxy.url()).lease(ms(2_400))).unwrap();
+    let sem = with_permits(&client, 1);
+    let permit = sem.acquire().unwrap();
+    eventually("it is renewed", || client.stats().renewals > 0);
+    proxy.set(Target::Watchdog, Mode::Stall);
+    let before = proxy.held();
+    eventually("it is renewed again", || proxy.held() > before);
+    (client, sem, permit)
+}
+
+#[test]
+fn a_release_by_id_is_told_at_once_to_a_holder_whose_renewal_is_under_way() {
+    let server = Server::start();
+    let proxy = Proxy::start(server.addr());
+    let (client, sem, permit) = with_a_renewal_under_way(&proxy);
+    assert!(permit.is_valid());
+    assert!(sem.release_id(permit.id()).unwrap());
+    assert!(!permit.is_valid());
+    assert_eq!(permit.lost().try_recv().unwrap().reason, LossReason::Forced);
+    proxy.pass();
+    assert_eq!(counts(&sem), (1, 0, 1));
+    assert_eq!(client.stats().lost, 1);
 }

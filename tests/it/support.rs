@@ -843,6 +843,8 @@ impl Drop for Proxy {
         for conn in locked(&self.shared.stalled).drain(..) {
             conn.cut();
         }
+        // What a client has left behind in a stall is no connection any more, but its pumps wait for the stall to end.
+        self.set(Target::All, Mode::Pass);
         // Now that nobody accepts, only a pump of requests can add one of replies, and is itself waited for.
         while let Some(pump) = { locked(&self.shared.pumps).pop() } {
             pump.join().ok();
