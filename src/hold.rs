@@ -182,6 +182,8 @@ impl LossListener {
 struct Terms {
     /// What Redis is told at a renewal.
     lease: Duration,
+    /// The longest that Redis was ever told: a shorter one may not have arrived.
+    longest: Duration,
     renewed: bool,
     max_hold: Option<Duration>,
     max_until: Option<Instant>,
@@ -221,6 +223,7 @@ impl Hold {
             valid_until: AtomicU64::new(0),
             terms: Mutex::new(Terms {
                 lease: lease_time,
+                longest: lease_time,
                 renewed: matches!(lease, Lease::Renewed { .. }),
                 max_hold: match lease {
                     Lease::Renewed { max_hold } => max_hold,
@@ -373,6 +376,7 @@ impl Hold {
     pub(crate) fn change_lease(&self, lease: Lease, lease_time: Duration) {
         let mut terms = self.terms.lock();
         terms.lease = lease_time;
+        terms.longest = terms.longest.max(lease_time);
         terms.renewed = matches!(lease, Lease::Renewed { .. });
         terms.max_hold = match lease {
             Lease::Renewed { max_hold } => max_hold,
@@ -392,6 +396,7 @@ impl Hold {
         let until = wait::nanos(asked_at + lease.saturating_sub(margin(lease)));
         let mut terms = self.terms.lock();
         terms.lease = lease;
+        terms.longest = terms.longest.max(lease);
         terms.renewed = false;
         (terms.max_hold, terms.max_until) = (None, None);
         self.valid_until.fetch_min(until, Ordering::AcqRel);
@@ -485,12 +490,9 @@ impl Hold {
 
     /// The command that gives it back.
     pub(crate) fn release(&self, undo: bool) -> Deferred {
+        let longest = self.terms.lock().longest;
         // A frozen server carries an acquire out when it thaws, and the lease begins only then.
-        let after = if undo {
-            self.lease().max(UNDO_FOR)
-        } else {
-            self.lease()
-        };
+        let after = if undo { longest.max(UNDO_FOR) } else { longest };
         self.gate.release(
             self.mode,
             &self.owner,

@@ -575,3 +575,25 @@ fn a_release_by_id_is_told_at_once_to_a_holder_whose_renewal_is_under_way() {
     assert_eq!(counts(&sem), (1, 0, 1));
     assert_eq!(client.stats().lost, 1);
 }
+
+#[test]
+fn a_permit_that_is_dropped_after_an_update_without_an_answer_comes_back_all_the_same() {
+    let server = Server::start();
+    let proxy = Proxy::start(server.addr());
+    let config = Config::new(proxy.url()).response_timeout(ms(200));
+    let client = Client::open(config).unwrap();
+    let sem = with_permits(&client, 1);
+    let permit = sem.clone().lease(60 * LONG).acquire().unwrap();
+    proxy.set(Target::All, Mode::BlackHole);
+    let shorter = ms(400);
+    assert!(permit.update_lease(shorter).is_err());
+    drop(permit);
+    // Past all that the shorter lease could explain: only the longer one has arrived.
+    thread::sleep(3 * shorter);
+    proxy.pass();
+    eventually("it is back", || {
+        sem.available_permits()
+            .is_ok_and(|available| available == 1)
+    });
+    assert_eq!(client.stats().releases_failed, 0);
+}
