@@ -6,13 +6,14 @@
 -- ARGV[1]  lease_ms  integer > 0; how long they live unless renewed
 -- ARGV[2]  ids       of each permit 16 bytes that were never used before, one after another
 --
--- Returns  nil       taken
+-- Returns  {n}       taken; they are over at n, in epoch ms by the server's clock
 --          n > 0     too few are to be had; if nobody renews, there are enough in n ms
 --          -1        too few are to be had, for as long as nobody gives any back
 --
--- Keeps    available and acquired permits together are as many as before; permits that are over are given back first,
---          all of them, and those who wait are told; keys of another type, answered with a WRONGTYPE error;
---          run twice it is as if only the first had run
+-- Keeps    available and acquired permits together are as many as before; up to 1,000 permits that are over are given
+--          back first, and those who wait are told; a string that is gone is not made anew by permits that come back;
+--          keys of another type, answered with a WRONGTYPE error;
+--          run twice, the second run changes nothing while one of them is out
 local permits, timeouts, channel = KEYS[1], KEYS[2], KEYS[3]
 local lease_ms, ids = ARGV[1], ARGV[2]
 local wanted = #ids / 16
@@ -21,32 +22,53 @@ local wanted = #ids / 16
 local available = redis.call('get', permits)
 local time = redis.call('time')
 local now = string.format('%.0f', time[1] * 1000 + math.floor(time[2] / 1000))
-local due = redis.call('zcount', timeouts, 0, now)
+local over = redis.call('zcount', timeouts, 0, now)
 if available and available ~= '0' and (#available > 15 or not string.match(available, '^-?[1-9]%d*$')) then
   return redis.error_reply('WRONGTYPE the key holds a string that is no number of permits')
 end
-if due > 0 then
-  redis.call('zremrangebyscore', timeouts, 0, now)
-  available = redis.call('incrby', permits, due)
-  if available > 0 then
-    redis.pcall('publish', channel, string.format('%.0f', math.min(available, 2147483647)))
+-- Not all at once: there may be a million.
+local back = math.min(over, 1000)
+if back > 0 then
+  local first = redis.call('zcount', timeouts, '-inf', '(0')
+  redis.call('zremrangebyrank', timeouts, first, first + back - 1)
+  if available then
+    available = redis.call('incrby', permits, back)
+    if available > 0 then
+      redis.pcall('publish', channel, string.format('%.0f', math.min(available, 2147483647)))
+    end
   end
 end
-available = tonumber(available or 0)
 
-if redis.call('zscore', timeouts, string.sub(ids, 1, 16)) then
-  return nil
+for at = 1, #ids, 16 do
+  local over_at = redis.call('zscore', timeouts, string.sub(ids, at, at + 15))
+  if over_at then
+    return {tonumber(over_at)}
+  end
 end
+if not available then
+  return -1
+end
+available = tonumber(available)
 if available < wanted then
-  -- That many have to come to their end.
-  local nth = wanted - available - 1
-  local over = redis.call('zrangebyscore', timeouts, '(' .. now, '(922337203685477', 'withscores', 'limit', nth, 1)
-  return over[2] and math.max(1, over[2] - now) or -1
+  -- That many have to come to their end, besides those that are over and not yet given back.
+  local more = wanted - available - (over - back)
+  if more <= 0 then
+    return 1
+  end
+  local nth = redis.call('zcount', timeouts, '-inf', now) + more - 1
+  local last = redis.call('zrange', timeouts, nth, nth, 'withscores')
+  local over_at = tonumber(last[2] or 922337203685477)
+  return over_at < 922337203685477 and math.max(1, over_at - now) or -1
 end
 
 local over_at = string.format('%.0f', now + lease_ms)
-for at = 1, #ids, 16 do
-  redis.call('zadd', timeouts, over_at, string.sub(ids, at, at + 15))
+for from = 1, #ids, 1600 do
+  local taken = {}
+  for at = from, math.min(from + 1599, #ids), 16 do
+    taken[#taken + 1] = over_at
+    taken[#taken + 1] = string.sub(ids, at, at + 15)
+  end
+  redis.call('zadd', timeouts, unpack(taken))
 end
 local counted = redis.pcall('decrby', permits, wanted)
 if type(counted) == 'table' then
@@ -60,4 +82,4 @@ local left_ms = redis.call('pttl', permits)
 if left_ms > 0 then
   redis.pcall('pexpire', timeouts, left_ms)
 end
-return nil
+return {tonumber(over_at)}

@@ -9,8 +9,9 @@
 --
 -- Returns  1         done
 --
--- Keeps    permits that are out, so that fewer than none may be to be had; the TTL; permits that are over are given
---          back first; keys of another type, answered with a WRONGTYPE error;
+-- Keeps    permits that are out, so that fewer than none may be to be had; the TTL; up to 1,000 permits that are over
+--          are given back, but count for nothing if the string was gone; keys of another type, answered with a WRONGTYPE
+--          error;
 --          run twice, the second run changes nothing
 local permits, timeouts, channel, request = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local more, keep_ms = ARGV[1], ARGV[2]
@@ -22,17 +23,22 @@ end
 local available = redis.call('get', permits)
 local time = redis.call('time')
 local now = string.format('%.0f', time[1] * 1000 + math.floor(time[2] / 1000))
-local due = redis.call('zcount', timeouts, 0, now)
+local over = redis.call('zcount', timeouts, 0, now)
 if available and available ~= '0' and (#available > 15 or not string.match(available, '^-?[1-9]%d*$')) then
   return redis.error_reply('WRONGTYPE the key holds a string that is no number of permits')
 end
 
-local left = redis.call('incrby', permits, string.format('%.0f', more + due))
+-- Not all at once: there may be a million.
+local back = math.min(over, 1000)
+-- Without a number those that are over belonged to none, also those that are left to be given back later.
+local gained = more + back - (available and 0 or over)
+local left = redis.call('incrby', permits, string.format('%.0f', gained))
 redis.call('set', request, 1, 'px', keep_ms)
-if due > 0 then
-  redis.call('zremrangebyscore', timeouts, 0, now)
+if back > 0 then
+  local first = redis.call('zcount', timeouts, '-inf', '(0')
+  redis.call('zremrangebyrank', timeouts, first, first + back - 1)
 end
-if more + due > 0 and left > 0 then
+if gained > 0 and left > 0 then
   redis.pcall('publish', channel, string.format('%.0f', math.min(left, 2147483647)))
 end
 return 1

@@ -9,8 +9,9 @@
 --
 -- Returns  string    a letter for each id: '1' given back, '0' it was not out any more
 --
--- Keeps    available and acquired permits together are as many as before; permits that are over are given back first,
---          all of them, and those who wait are told; keys of another type, answered with a WRONGTYPE error;
+-- Keeps    available and acquired permits together are as many as before; up to 1,000 permits that are over are given
+--          back first, and those who wait are told; a string that is gone is not made anew by permits that come back;
+--          keys of another type, answered with a WRONGTYPE error;
 --          run twice, the second run gives the first answer and changes nothing
 local permits, timeouts, channel, request = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local ids, keep_ms = ARGV[1], ARGV[2]
@@ -23,22 +24,29 @@ end
 local available = redis.call('get', permits)
 local time = redis.call('time')
 local now = string.format('%.0f', time[1] * 1000 + math.floor(time[2] / 1000))
-local due = redis.call('zcount', timeouts, 0, now)
+local over = redis.call('zcount', timeouts, 0, now)
 if available and available ~= '0' and (#available > 15 or not string.match(available, '^-?[1-9]%d*$')) then
   return redis.error_reply('WRONGTYPE the key holds a string that is no number of permits')
 end
 
-if due > 0 then
-  redis.call('zremrangebyscore', timeouts, 0, now)
+-- Not all at once: there may be a million.
+local back = math.min(over, 1000)
+if back > 0 then
+  local first = redis.call('zcount', timeouts, '-inf', '(0')
+  redis.call('zremrangebyrank', timeouts, first, first + back - 1)
 end
 local released, answer = 0, {}
 for at = 1, #ids, 16 do
-  local found = redis.call('zrem', timeouts, string.sub(ids, at, at + 15))
+  local id, found = string.sub(ids, at, at + 15), 0
+  -- One that is over is nobody's to give back, even if that has not been done yet.
+  if over == back or tonumber(redis.call('zscore', timeouts, id) or 0) > tonumber(now) then
+    found = redis.call('zrem', timeouts, id)
+  end
   released = released + found
   answer[#answer + 1] = found
 end
-if due + released > 0 then
-  available = redis.call('incrby', permits, due + released)
+if available and back + released > 0 then
+  available = redis.call('incrby', permits, back + released)
   if available > 0 then
     redis.pcall('publish', channel, string.format('%.0f', math.min(available, 2147483647)))
   end

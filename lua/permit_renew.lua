@@ -3,14 +3,16 @@
 -- KEYS[1]  timeouts  sorted set: id -> epoch ms from which its permit is over; 922337203685477: never
 -- ARGV[1]  id        16 bytes
 -- ARGV[2]  lease_ms  integer > 0; how long it lives from now on
+-- ARGV[3]  ends_at   epoch ms at which it is over, as Redis said last
 --
--- Returns  1         renewed
+-- Returns  n > 0     it lives for as long; it is over at n, in epoch ms by the server's clock
 --          0         it is not out any more
+--          n < 0     it is over at -n and not when it was expected to be: nothing was changed
 --
--- Keeps    a later end as it is; a permit that is over, for others to give back; every other permit;
---          run twice it changes nothing more
+-- Keeps    a later end as it is, and one that was changed since: a renewal that comes late does not undo an update; a
+--          permit that is over, for others to give back; every other permit; run twice, the second run changes nothing
 local timeouts = KEYS[1]
-local id, lease_ms = ARGV[1], ARGV[2]
+local id, lease_ms, ends_at = ARGV[1], ARGV[2], ARGV[3]
 
 local over_at = tonumber(redis.call('zscore', timeouts, id) or 0)
 local time = redis.call('time')
@@ -18,9 +20,16 @@ local now = time[1] * 1000 + math.floor(time[2] / 1000)
 if over_at <= now then
   return 0
 end
-if over_at < now + lease_ms then
-  -- No id is empty: a write that needs no memory, after which none is refused for want of some.
-  redis.call('zrem', timeouts, '')
-  redis.call('zadd', timeouts, 'xx', string.format('%.0f', now + lease_ms), id)
+if over_at >= now + lease_ms then
+  return math.min(over_at, 922337203685477)
 end
-return 1
+-- Without its fraction, like a reply.
+over_at = math.floor(over_at)
+if over_at ~= tonumber(ends_at) then
+  return -over_at
+end
+-- No id is empty: a write that needs no memory, after which none is refused for want of some.
+redis.call('zrem', timeouts, '')
+over_at = now + lease_ms
+redis.call('zadd', timeouts, 'xx', string.format('%.0f', over_at), id)
+return over_at

@@ -9,8 +9,8 @@
 --
 -- Returns  1         done
 --
--- Keeps    permits that are out, so that fewer than none may be to be had; the TTL; permits that are over are given
---          back first; keys of another type, answered with a WRONGTYPE error;
+-- Keeps    permits that are out, so that fewer than none may be to be had; the TTL; up to 1,000 permits that are over
+--          are given back, the others are to be given back still; keys of another type, answered with a WRONGTYPE error;
 --          run twice, the second run changes nothing
 local permits, timeouts, channel, request = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local total, keep_ms = ARGV[1], ARGV[2]
@@ -22,19 +22,23 @@ end
 local available = redis.call('get', permits)
 local time = redis.call('time')
 local now = string.format('%.0f', time[1] * 1000 + math.floor(time[2] / 1000))
-local due = redis.call('zcount', timeouts, 0, now)
+local over = redis.call('zcount', timeouts, 0, now)
 if available and available ~= '0' and (#available > 15 or not string.match(available, '^-?[1-9]%d*$')) then
   return redis.error_reply('WRONGTYPE the key holds a string that is no number of permits')
 end
 
-local left = total - redis.call('zcount', timeouts, '(' .. now, '+inf')
+-- Not all at once: there may be a million.
+local back = math.min(over, 1000)
+-- Those that are over and left for later are added when they are given back.
+local left = total - redis.call('zcount', timeouts, 0, '+inf') + back
 local more = left - (available or 0)
 if more ~= 0 or not available then
   redis.call('incrby', permits, string.format('%.0f', more))
 end
 redis.call('set', request, 1, 'px', keep_ms)
-if due > 0 then
-  redis.call('zremrangebyscore', timeouts, 0, now)
+if back > 0 then
+  local first = redis.call('zcount', timeouts, '-inf', '(0')
+  redis.call('zremrangebyrank', timeouts, first, first + back - 1)
 end
 if more > 0 and left > 0 then
   redis.pcall('publish', channel, string.format('%.0f', left))

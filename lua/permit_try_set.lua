@@ -3,7 +3,7 @@
 -- KEYS[1]  permits   string: how many are to be had
 -- KEYS[2]  timeouts  sorted set: id -> epoch ms from which its permit is over; 922337203685477: never
 -- KEYS[3]  channel   where those who wait listen
--- KEYS[4]  request   string that remembers that this was done
+-- KEYS[4]  request   string that remembers the answer
 -- ARGV[1]  total     integer >= 0; how many there are, those that are out included
 -- ARGV[2]  keep_ms   integer > 0; for how long it is remembered
 --
@@ -15,26 +15,33 @@
 local permits, timeouts, channel, request = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local total, keep_ms = ARGV[1], ARGV[2]
 
-if redis.call('get', request) then
-  return 1
+local answered = redis.call('get', request)
+if answered then
+  return tonumber(answered)
 end
 -- First, because they refuse keys of another type.
 local available = redis.call('get', permits)
 local time = redis.call('time')
 local now = string.format('%.0f', time[1] * 1000 + math.floor(time[2] / 1000))
-local due = redis.call('zcount', timeouts, 0, now)
+local over = redis.call('zcount', timeouts, 0, now)
 if available and available ~= '0' and (#available > 15 or not string.match(available, '^-?[1-9]%d*$')) then
   return redis.error_reply('WRONGTYPE the key holds a string that is no number of permits')
 end
 
 if available then
+  -- Or a second run, when the string is gone, would give another answer and set it.
+  redis.call('set', request, 0, 'px', keep_ms)
   return 0
 end
-local left = total - redis.call('zcount', timeouts, '(' .. now, '+inf')
+-- Not all at once: there may be a million.
+local back = math.min(over, 1000)
+-- Those that are over and left for later are added when they are given back.
+local left = total - redis.call('zcount', timeouts, 0, '+inf') + back
 redis.call('set', permits, string.format('%.0f', left))
 redis.call('set', request, 1, 'px', keep_ms)
-if due > 0 then
-  redis.call('zremrangebyscore', timeouts, 0, now)
+if back > 0 then
+  local first = redis.call('zcount', timeouts, '-inf', '(0')
+  redis.call('zremrangebyrank', timeouts, first, first + back - 1)
 end
 if left > 0 then
   redis.pcall('publish', channel, string.format('%.0f', left))

@@ -9,8 +9,9 @@
 -- Returns  1         done
 --          0         it is not out any more
 --
--- Keeps    available and acquired permits together are as many as before; permits that are over are given back first,
---          all of them, and those who wait are told; keys of another type, answered with a WRONGTYPE error;
+-- Keeps    available and acquired permits together are as many as before; up to 1,000 permits that are over are given
+--          back first, and those who wait are told; a string that is gone is not made anew by permits that come back;
+--          keys of another type, answered with a WRONGTYPE error;
 --          run twice it is as if only the second had run
 local permits, timeouts, channel = KEYS[1], KEYS[2], KEYS[3]
 local id, lease_ms = ARGV[1], ARGV[2]
@@ -19,20 +20,24 @@ local id, lease_ms = ARGV[1], ARGV[2]
 local available = redis.call('get', permits)
 local time = redis.call('time')
 local now = string.format('%.0f', time[1] * 1000 + math.floor(time[2] / 1000))
-local due = redis.call('zcount', timeouts, 0, now)
+local over = redis.call('zcount', timeouts, 0, now)
 if available and available ~= '0' and (#available > 15 or not string.match(available, '^-?[1-9]%d*$')) then
   return redis.error_reply('WRONGTYPE the key holds a string that is no number of permits')
 end
-if due > 0 then
-  redis.call('zremrangebyscore', timeouts, 0, now)
-  available = redis.call('incrby', permits, due)
-  if available > 0 then
-    redis.pcall('publish', channel, string.format('%.0f', math.min(available, 2147483647)))
+-- Not all at once: there may be a million.
+local back = math.min(over, 1000)
+if back > 0 then
+  local first = redis.call('zcount', timeouts, '-inf', '(0')
+  redis.call('zremrangebyrank', timeouts, first, first + back - 1)
+  if available then
+    available = redis.call('incrby', permits, back)
+    if available > 0 then
+      redis.pcall('publish', channel, string.format('%.0f', math.min(available, 2147483647)))
+    end
   end
 end
-available = tonumber(available or 0)
 
-if not redis.call('zscore', timeouts, id) then
+if tonumber(redis.call('zscore', timeouts, id) or 0) <= tonumber(now) then
   return 0
 end
 -- No id is empty: a write that needs no memory, after which none is refused for want of some.

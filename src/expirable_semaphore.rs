@@ -21,7 +21,7 @@ use crate::keys;
 use crate::owner::PermitId;
 use crate::report::report;
 use crate::room::{Lease, Mode};
-use crate::script::{self, Acquired, Released, Renewed, Script, Unexpected, lease_ms};
+use crate::script::{self, PermitsAcquired, Released, Renewed, Script, Unexpected, lease_ms};
 use crate::stream;
 use crate::turn::Turn;
 use crate::wait::{CancelToken, Deadline};
@@ -48,7 +48,9 @@ const RELEASING: &str = "releasing a permit";
 ///
 /// **How many there are** is said once with [`try_set_permits`](Self::try_set_permits), which changes nothing where it has
 /// been said before. Until then there are none, and acquiring waits. Available and acquired permits are kept apart:
-/// after a reduction fewer than none may be available, until enough have come back.
+/// after a reduction fewer than none may be available, until enough have come back. If Redis loses the number (it was
+/// deleted, or evicted) nobody has said it any more: permits that come back do not make it anew, and whoever says it next
+/// has those that are out among them.
 ///
 /// **Ids.** Each permit has an id of 32 hexadecimal digits. Whoever knows it, in whatever process or language, can give
 /// the permit back with [`release_id`](Self::release_id); its holder then hears that it was lost
@@ -641,11 +643,11 @@ impl ExpirableSemaphore {
         let Some(batch) = asked else {
             return Err(Error::Closed);
         };
-        match script::acquired(answer.value) {
-            Ok(Acquired::Taken { .. }) => self
-                .granted(&batch, wanted, answer.sent_at)
+        match script::permits_acquired(answer.value) {
+            Ok(PermitsAcquired::Taken { ends_at }) => self
+                .granted(&batch, wanted, answer.sent_at, ends_at)
                 .map(Asked::Taken),
-            Ok(Acquired::Busy { left, .. }) => Ok(Asked::TooFew { left }),
+            Ok(PermitsAcquired::TooFew { left }) => Ok(Asked::TooFew { left }),
             Err(unexpected) => {
                 engine.link.send_deferred(batch.release());
                 Err(Error::redis(ACQUIRING, unexpected))
@@ -658,6 +660,7 @@ impl ExpirableSemaphore {
         batch: &Batch,
         wanted: Wanted,
         sent_at: Instant,
+        ends_at: i64,
     ) -> Result<Vec<ExpirablePermit>> {
         let engine = self.inner.engine();
         let hold = |id: &PermitId| {
@@ -670,6 +673,7 @@ impl ExpirableSemaphore {
                 wanted.lease_time,
             );
             hold.grant(sent_at);
+            hold.ends_at(ends_at);
             Arc::new(hold)
         };
         let holds: Vec<_> = batch.ids.iter().map(hold).collect();

@@ -1,12 +1,13 @@
 //! One hold on a lock, how long it is certainly ours, and the news of its loss.
 
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 use parking_lot::Mutex;
+use redis::Value;
 
 use crate::call::{Deferred, Undo};
 use crate::callback::Callback;
@@ -16,7 +17,7 @@ use crate::grip::Grip;
 use crate::owner::OwnerNumber;
 use crate::report::report;
 use crate::room::{Holding, Lease, Mode, Validity};
-use crate::script;
+use crate::script::{self, Renewed, Unexpected};
 use crate::subscriber::Subscription;
 use crate::wait;
 use crate::wire::Family;
@@ -122,6 +123,9 @@ pub(crate) struct Hold {
     terms: Mutex<Terms>,
     /// The holder's count, for whoever looks into Redis; renewals bring it there. One for a shared hold.
     pub(crate) count: AtomicU32,
+    /// When a permit is over by the server's clock in milliseconds, as Redis said last. A renewal that finds it changed
+    /// since does nothing.
+    ends_at: AtomicI64,
     /// When the watchdog looks at it next, of `wait::nanos`; zero while it is not on the agenda. Changed under the
     /// agenda's mutex alone.
     pub(crate) due: AtomicU64,
@@ -233,6 +237,7 @@ impl Hold {
                 keep_lock: KEEP_LOCK,
             }),
             count: AtomicU32::new(1),
+            ends_at: AtomicI64::new(0),
             due: AtomicU64::new(0),
             renewal_failed: AtomicBool::new(false),
             listeners: Mutex::new(Vec::new()),
@@ -338,9 +343,21 @@ impl Hold {
         self.extend_to(sent_at + lease.saturating_sub(margin(lease)));
     }
 
+    /// Redis has confirmed a renewal that was sent at `sent_at`. It counts for nothing if the lease was changed since.
+    pub(crate) fn was_renewed(&self, sent_at: Instant) {
+        let terms = self.terms.lock();
+        if terms.renewed {
+            let until = sent_at + terms.lease.saturating_sub(margin(terms.lease));
+            self.raise_validity(&terms, until);
+        }
+    }
+
     fn extend_to(&self, until: Instant) {
+        self.raise_validity(&self.terms.lock(), until);
+    }
+
+    fn raise_validity(&self, _terms: &Terms, until: Instant) {
         let until = wait::nanos(until);
-        let _terms = self.terms.lock();
         if self.valid_until.fetch_max(until, Ordering::AcqRel) < until {
             self.renewal_failed.store(false, Ordering::Relaxed);
         }
@@ -465,11 +482,35 @@ impl Hold {
 
     pub(crate) fn renew_request(&self) -> script::Request {
         let lease = self.renewal_lease();
+        let ends_at = self.ends_at.load(Ordering::Relaxed);
+        if let Some(request) = self.gate.wire.renew_permit(&self.owner, lease, ends_at) {
+            return request;
+        }
         let count = match self.as_part() {
             Some((Some(grip), _)) => grip.count(),
             _ => self.count.load(Ordering::Relaxed),
         };
         self.gate.wire.renew(self.mode, &self.owner, lease, count)
+    }
+
+    /// Redis has said when this permit is over, in milliseconds by its own clock.
+    pub(crate) fn ends_at(&self, ends_at: i64) {
+        self.ends_at.store(ends_at, Ordering::Relaxed);
+    }
+
+    /// What a reply to [`renew_request`](Self::renew_request) says; `None` if somebody has changed the lease of a permit:
+    /// then it was not renewed, and asking again will do.
+    pub(crate) fn renewal(&self, reply: Value) -> Result<Option<Renewed>, Unexpected> {
+        if self.gate.wire.family != Family::Permits {
+            return script::renewed(reply).map(Some);
+        }
+        match script::integer(reply)? {
+            0 => Ok(Some(Renewed::Gone)),
+            ends_at => {
+                self.ends_at(ends_at.saturating_abs());
+                Ok((ends_at > 0).then_some(Renewed::Yes))
+            }
+        }
     }
 
     pub(crate) fn lease(&self) -> Duration {

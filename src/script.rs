@@ -254,6 +254,28 @@ pub(crate) fn acquired_to_read(reply: Value) -> Result<(Acquired, Seen), Unexpec
     Ok((acquired, Seen { left, writers }))
 }
 
+/// What became of an acquire of permits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum PermitsAcquired {
+    /// Ours until then, in milliseconds by the server's clock.
+    Taken { ends_at: i64 },
+    /// Enough of them may be over after `left`; `None`: never, as far as the server knows.
+    TooFew { left: Option<Duration> },
+}
+
+pub(crate) fn permits_acquired(reply: Value) -> Result<PermitsAcquired, Unexpected> {
+    match &reply {
+        Value::Int(ms) => Ok(PermitsAcquired::TooFew {
+            left: u64::try_from(*ms).ok().map(Duration::from_millis),
+        }),
+        Value::Array(taken) => match taken.as_slice() {
+            [Value::Int(ends_at)] => Ok(PermitsAcquired::Taken { ends_at: *ends_at }),
+            _ => Err(Unexpected(reply)),
+        },
+        _ => Err(Unexpected(reply)),
+    }
+}
+
 fn number(value: &Value) -> Option<u64> {
     match value {
         Value::BulkString(digits) => std::str::from_utf8(digits).ok()?.parse().ok(),
@@ -447,6 +469,16 @@ mod tests {
         assert_eq!(shortened_to(&Value::Int(1)), None);
         assert_eq!(renewed(Value::Int(0)).ok(), Some(Renewed::Gone));
         assert_eq!(renewed(Value::Int(-1)).ok(), Some(Renewed::Taken));
+        assert_eq!(
+            permits_acquired(Value::Array(vec![Value::Int(7)])).ok(),
+            Some(PermitsAcquired::Taken { ends_at: 7 })
+        );
+        assert_eq!(
+            permits_acquired(Value::Int(-1)).ok(),
+            Some(PermitsAcquired::TooFew { left: None })
+        );
+        assert!(permits_acquired(Value::Nil).is_err());
+        assert!(permits_acquired(Value::Array(Vec::new())).is_err());
     }
 
     #[test]

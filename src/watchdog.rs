@@ -490,7 +490,10 @@ fn settle(engine: &Arc<Engine>, hold: &Arc<Hold>, reply: Value, sent_at: Instant
         }
     };
     let shortened_to = script::shortened_to(&reply);
-    let renewed = script::renewed(reply);
+    let Some(renewed) = hold.renewal(reply).transpose() else {
+        engine.agenda.arm(hold, Instant::now());
+        return Settled::Done;
+    };
     if hold.is_part() {
         let renewed = renewed.unwrap_or_else(|unexpected| {
             report!(Warn, "renewing `{}`: {unexpected}", hold.gate.name);
@@ -505,7 +508,7 @@ fn settle(engine: &Arc<Engine>, hold: &Arc<Hold>, reply: Value, sent_at: Instant
     match renewed {
         Ok(Renewed::Yes) => {
             engine.counters.renewals.add(1);
-            hold.extend(sent_at, hold.renewal_lease());
+            hold.was_renewed(sent_at);
             hold.lock_was_shortened(shortened_to);
             engine.agenda.arm(hold, hold.due_after(sent_at));
         }

@@ -339,12 +339,6 @@ impl Wire {
             )
         };
         match (&self.more, mode) {
-            (More::Permits(timeouts), _) => Request::script_of_bytes(
-                "renewing a permit",
-                &script::PERMIT_RENEW,
-                &[timeouts],
-                &[&permit(owner), lease.as_bytes()],
-            ),
             (More::Holds { .. }, Mode::Exclusive) => renew(&write_field(owner)),
             (More::Holds { prefix, .. }, Mode::Shared) => Request::script(
                 doing,
@@ -360,6 +354,21 @@ impl Wire {
             ),
             _ => renew(owner),
         }
+    }
+
+    /// Renews a permit that ends at `ends_at`, in milliseconds by the server's clock; one that ends at another time is
+    /// left as it is. `None` if this is no semaphore's.
+    pub(crate) fn renew_permit(&self, id: &str, lease: Duration, ends_at: i64) -> Option<Request> {
+        let More::Permits(timeouts) = &self.more else {
+            return None;
+        };
+        let (lease, ends_at) = (lease_ms(lease).to_string(), ends_at.to_string());
+        Some(Request::script_of_bytes(
+            "renewing a permit",
+            &script::PERMIT_RENEW,
+            &[timeouts],
+            &[&permit(id), lease.as_bytes(), ends_at.as_bytes()],
+        ))
     }
 
     /// Gives up a place in the line that Redis keeps.

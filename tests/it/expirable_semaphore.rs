@@ -185,11 +185,28 @@ fn many_ids_are_released_a_thousand_at_a_time() {
     let mut permits = sem.acquire_many(1_000).unwrap();
     permits.extend(sem.acquire_many(200).unwrap());
     let ids: Vec<&str> = permits.iter().map(ExpirablePermit::id).collect();
+    assert!(!sem.release_id("0".repeat(32)).unwrap(), "a known script");
     let asked = client.stats().commands;
     assert_eq!(sem.release_ids(&ids).unwrap(), [true; 1_200]);
     assert_eq!(client.stats().commands - asked, 2);
     assert!(!permits.iter().any(ExpirablePermit::is_valid));
     assert_eq!(counts(&sem), (1_200, 0, 1_200));
+}
+
+#[test]
+fn a_semaphore_that_lost_its_number_has_all_permits_again_once_somebody_says_it() {
+    let server = Server::start();
+    let client = open(&server);
+    let sem = with_permits(&client, 5);
+    let mut permits = sem.acquire_many(2).unwrap();
+    server.cli(&["DEL", sem.name()]);
+    permits.pop().unwrap().release().unwrap();
+    assert!(sem.try_acquire().unwrap().is_none(), "nobody has said it");
+    assert!(permits[0].is_valid());
+    assert!(sem.try_set_permits(5).unwrap());
+    assert_eq!(counts(&sem), (4, 1, 5));
+    permits.pop().unwrap().release().unwrap();
+    assert_eq!(counts(&sem), (5, 0, 5));
 }
 
 #[test]

@@ -577,6 +577,40 @@ fn a_release_by_id_is_told_at_once_to_a_holder_whose_renewal_is_under_way() {
 }
 
 #[test]
+fn a_renewal_under_way_does_not_outlive_a_shorter_lease() {
+    let server = Server::start();
+    let proxy = Proxy::start(server.addr());
+    let (_client, sem, permit) = with_a_renewal_under_way(&proxy);
+    let shorter = ms(1_200);
+    permit.update_lease(shorter).unwrap();
+    let asked = server.calls("evalsha");
+    proxy.pass();
+    eventually("the renewal has come", || server.calls("evalsha") > asked);
+    let left = sem.lease_of(permit.id()).unwrap();
+    assert!(left.is_none_or(|left| left <= shorter), "{left:?}");
+    assert!(permit.valid_until() <= Instant::now() + shorter);
+}
+
+#[test]
+fn a_permit_whose_lease_somebody_else_changed_is_renewed_all_the_same() {
+    let server = Server::start();
+    let client = Client::open(Config::new(server.url()).lease(ms(1_500))).unwrap();
+    let sem = with_permits(&client, 1);
+    let permit = sem.acquire().unwrap();
+    let (id, ends_at) = out(&server, sem.name()).swap_remove(0);
+    redis::cmd("ZADD")
+        .arg(timeouts(sem.name()))
+        .arg(ends_at - 1)
+        .arg(&id)
+        .exec(&mut server.connection())
+        .unwrap();
+    eventually("it is renewed", || client.stats().renewals > 0);
+    assert!(permit.is_valid());
+    assert!(out(&server, sem.name())[0].1 > ends_at);
+    permit.release().unwrap();
+}
+
+#[test]
 fn a_permit_that_is_dropped_after_an_update_without_an_answer_comes_back_all_the_same() {
     let server = Server::start();
     let proxy = Proxy::start(server.addr());

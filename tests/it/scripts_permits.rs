@@ -99,9 +99,26 @@ fn run<T: FromRedisValue>(
         .query(con)
 }
 
+/// `None` once they are taken, or for how long it may be worth waiting.
 fn acquire(con: &mut Connection, name: &str, of: &[u8], lease: i64) -> RedisResult<Option<i64>> {
+    acquire_raw(con, name, &ids(of), lease)
+}
+
+fn acquire_raw(
+    con: &mut Connection,
+    name: &str,
+    ids: &[u8],
+    lease: i64,
+) -> RedisResult<Option<i64>> {
     let lease = lease.to_string();
-    run(con, ACQUIRE, name, false, &[lease.as_bytes(), &ids(of)])
+    match run(con, ACQUIRE, name, false, &[lease.as_bytes(), ids])? {
+        Value::Int(left) => Ok(Some(left)),
+        Value::Array(taken) => {
+            assert!(matches!(taken.as_slice(), [Value::Int(1..)]), "{taken:?}");
+            Ok(None)
+        }
+        other => panic!("{other:?}"),
+    }
 }
 
 fn release(con: &mut Connection, name: &str, of: &[u8]) -> RedisResult<i64> {
@@ -112,9 +129,21 @@ fn release_ids(con: &mut Connection, name: &str, of: &[u8]) -> RedisResult<Strin
     run(con, RELEASE_IDS, name, true, &[&ids(of), KEEP.as_bytes()])
 }
 
-fn renew(con: &mut Connection, name: &str, of: u8, lease: i64) -> RedisResult<i64> {
-    let lease = lease.to_string();
-    run(con, RENEW, name, false, &[&id(of), lease.as_bytes()])
+/// By one who believes that it is over at `ends_at`.
+fn renew(con: &mut Connection, name: &str, of: u8, lease: i64, ends_at: i64) -> RedisResult<i64> {
+    let (lease, ends_at) = (lease.to_string(), ends_at.to_string());
+    let args: [&[u8]; 3] = [&id(of), lease.as_bytes(), ends_at.as_bytes()];
+    run(con, RENEW, name, false, &args)
+}
+
+/// When a permit is over; 0 if it is not out.
+fn ends_at(con: &mut Connection, name: &str, of: u8) -> i64 {
+    let score: Option<i64> = redis::cmd("ZSCORE")
+        .arg(timeouts(name))
+        .arg(id(of))
+        .query(con)
+        .unwrap();
+    score.unwrap_or(0)
 }
 
 fn update(con: &mut Connection, name: &str, of: u8, lease: i64) -> RedisResult<i64> {
@@ -149,7 +178,7 @@ fn run_each(con: &mut Connection, name: &str) -> [(&'static str, RedisResult<()>
         ("set", tell(con, SET, name, 3).map(drop)),
         ("add", tell(con, ADD, name, 3).map(drop)),
         ("acquire", acquire(con, name, &[1], LEASE).map(drop)),
-        ("renew", renew(con, name, 1, LEASE).map(drop)),
+        ("renew", renew(con, name, 1, LEASE, 1).map(drop)),
         ("update", update(con, name, 1, LEASE).map(drop)),
         ("lease", lease_of(con, name, 1).map(drop)),
         ("state", state(con, name).map(drop)),
@@ -259,7 +288,8 @@ fn permits_that_java_clients_took_are_counted_and_those_that_are_over_given_back
     assert_eq!(published(&server, &mut ear), [told("x", 3)]);
     assert!(!server.exists(&request("x")));
     fill(&server);
-    assert_eq!(renew(&mut con, "x", 3, LEASE).unwrap(), 0);
+    let over = ends_at(&mut con, "x", 3);
+    assert_eq!(renew(&mut con, "x", 3, LEASE, over).unwrap(), 0);
     assert_eq!(out(&server, "x").len(), 5, "for others to give back");
     fill(&server);
     assert_eq!(tell(&mut con, ADD, "x", 2).unwrap(), 1);
@@ -280,11 +310,13 @@ fn a_lease_is_renewed_and_never_shortened_and_an_update_does_either() {
     let mut con = server.connection();
     tell(&mut con, TRY_SET, "x", 3).unwrap();
     acquire(&mut con, "x", &[1], LEASE).unwrap();
-    assert_eq!(renew(&mut con, "x", 1, 2 * LEASE).unwrap(), 1);
+    let first = ends_at(&mut con, "x", 1);
+    let second = renew(&mut con, "x", 1, 2 * LEASE, first).unwrap();
+    assert_eq!(second, ends_at(&mut con, "x", 1), "it says when it ends");
     assert_left(lease_of(&mut con, "x", 1).unwrap(), 2 * LEASE);
-    assert_eq!(renew(&mut con, "x", 1, 1).unwrap(), 1);
+    assert_eq!(renew(&mut con, "x", 1, 1, second).unwrap(), second);
     assert_left(lease_of(&mut con, "x", 1).unwrap(), 2 * LEASE);
-    assert_eq!(renew(&mut con, "x", 2, LEASE).unwrap(), 0);
+    assert_eq!(renew(&mut con, "x", 2, LEASE, second).unwrap(), 0);
     assert_eq!(update(&mut con, "x", 2, LEASE).unwrap(), 0);
     assert_eq!(update(&mut con, "x", 1, LEASE).unwrap(), 1);
     assert_left(lease_of(&mut con, "x", 1).unwrap(), LEASE);
@@ -296,7 +328,7 @@ fn a_lease_is_renewed_and_never_shortened_and_an_update_does_either() {
     assert_eq!(out(&server, "x").len(), 1);
     // Java clients take such.
     as_redisson(&server, "x", &id(8), NEVER);
-    assert_eq!(renew(&mut con, "x", 8, LEASE).unwrap(), 1);
+    assert_eq!(renew(&mut con, "x", 8, LEASE, 1).unwrap(), NEVER);
     assert_eq!(lease_of(&mut con, "x", 8).unwrap(), -1);
     assert_eq!(update(&mut con, "x", 8, LEASE).unwrap(), 1);
     assert_left(lease_of(&mut con, "x", 8).unwrap(), LEASE);
@@ -403,10 +435,52 @@ fn permits_that_are_out_although_the_number_was_deleted_belong_to_the_new_one() 
         assert_eq!(tell(&mut con, script, "x", 5).unwrap(), 1, "{what}");
         assert_eq!(state(&mut con, "x").unwrap(), (4, 1, 5), "{what}");
     }
-    server.cli(&["DEL", "x"]);
-    assert_eq!(state(&mut con, "x").unwrap(), (0, 1, 0));
-    assert_eq!(release(&mut con, "x", &[2]).unwrap(), 0);
-    assert_eq!(server.get_int("x"), 1);
+}
+
+#[test]
+fn permits_that_come_back_do_not_make_a_number_that_is_gone() {
+    type Back = fn(&mut Connection);
+    let server = Server::start();
+    let mut con = server.connection();
+    let ways: [(&str, Back); 6] = [
+        ("release", |con| {
+            assert_eq!(release(con, "x", &[1]).unwrap(), 0);
+        }),
+        ("release_ids", |con| {
+            assert_eq!(release_ids(con, "x", &[1]).unwrap(), "1");
+        }),
+        ("state", |con| {
+            assert_eq!(state(con, "x").unwrap(), (0, 2, 0));
+        }),
+        ("acquire", |con| {
+            // What comes to its end is to nobody's use.
+            assert_eq!(acquire(con, "x", &[7], LEASE).unwrap(), Some(-1));
+        }),
+        ("update", |con| {
+            assert_eq!(update(con, "x", 1, LEASE).unwrap(), 1);
+        }),
+        ("lease", |con| {
+            assert_left(lease_of(con, "x", 1).unwrap(), LEASE);
+        }),
+    ];
+    for (what, back) in ways {
+        server.cli(&["FLUSHALL"]);
+        assert_eq!(tell(&mut con, TRY_SET, "x", 5).unwrap(), 1);
+        acquire(&mut con, "x", &[1, 2], LEASE).unwrap();
+        server.cli(&["DEL", "x"]);
+        as_redisson(&server, "x", &id(3), 1);
+        back(&mut con);
+        assert!(!server.exists("x"), "{what}");
+        assert_eq!(tell_anew(&mut con, TRY_SET, "x", 5), 1, "{what}");
+        release(&mut con, "x", &[1, 2]).unwrap();
+        assert_eq!(state(&mut con, "x").unwrap(), (5, 0, 5), "{what}");
+    }
+    // Somebody wants more than an unknown number: what is over by then counts for nothing, however much of it there is.
+    server.cli(&["FLUSHALL"]);
+    fill_with_over(&server, "x", 1_500);
+    as_redisson(&server, "x", &id(1), NEVER);
+    assert_eq!(tell(&mut con, ADD, "x", 3).unwrap(), 1);
+    assert_eq!(state(&mut con, "x").unwrap(), (3, 1, 4));
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -446,39 +520,186 @@ fn a_request_that_comes_twice_counts_once() {
 }
 
 #[test]
-fn twenty_thousand_that_are_over_are_given_back_at_once() {
+fn an_acquire_that_comes_again_changes_nothing_while_one_of_its_permits_is_out() {
     let server = Server::start();
     let mut con = server.connection();
-    server.cli(&["SET", "x", "0"]);
-    let fill = "for i = 1, 20000 do redis.call('zadd', KEYS[1], i, 'p' .. i) end";
-    server.cli(&["EVAL", fill, "1", &timeouts("x")]);
-    let many: Vec<u8> = (0..=255).collect();
-    assert_eq!(acquire(&mut con, "x", &many, LEASE).unwrap(), None);
-    assert_eq!(state(&mut con, "x").unwrap(), (20_000 - 256, 256, 20_000));
-    // More than a command may have arguments by way of Lua's stack.
-    let id_of = |n: u32| n.to_be_bytes().repeat(4);
-    let very_many: Vec<u8> = (1..=10_000).flat_map(|n: u32| id_of(n << 8 | 7)).collect();
-    let lease = LEASE.to_string();
-    let taken: Option<i64> = run(
-        &mut con,
-        ACQUIRE,
-        "x",
-        false,
-        &[lease.as_bytes(), &very_many],
-    )
-    .unwrap();
-    assert_eq!(taken, None);
-    assert_eq!(state(&mut con, "x").unwrap().1, 10_256);
-    let released: String = run(
-        &mut con,
-        RELEASE_IDS,
-        "x",
-        true,
-        &[&very_many, KEEP.as_bytes()],
-    )
-    .unwrap();
-    assert_eq!(released, "1".repeat(10_000));
-    assert_eq!(state(&mut con, "x").unwrap(), (20_000 - 256, 256, 20_000));
+    assert_eq!(tell(&mut con, TRY_SET, "x", 5).unwrap(), 1);
+    for left in [3, 2, 1] {
+        assert_eq!(acquire(&mut con, "x", &[1, 2, 3], LEASE).unwrap(), None);
+        release(&mut con, "x", &ids_but(left)).unwrap();
+        let before = out(&server, "x");
+        assert_eq!(before.len(), 1);
+        assert_eq!(acquire(&mut con, "x", &[1, 2, 3], LEASE).unwrap(), None);
+        assert_eq!(out(&server, "x"), before);
+        assert_eq!(state(&mut con, "x").unwrap(), (4, 1, 5));
+        // Also when there would be too few for it.
+        assert_eq!(acquire(&mut con, "x", &[7, 8, 9], LEASE).unwrap(), None);
+        assert_eq!(acquire(&mut con, "x", &[1, 2, 3], LEASE).unwrap(), None);
+        release(&mut con, "x", &[7, 8, 9, left]).unwrap();
+        assert_eq!(state(&mut con, "x").unwrap(), (5, 0, 5));
+    }
+}
+
+/// Of the first three, all but one.
+fn ids_but(left: u8) -> Vec<u8> {
+    (1..=3).filter(|n| *n != left).collect()
+}
+
+#[test]
+fn that_the_number_had_been_said_before_is_remembered() {
+    let server = Server::start();
+    let mut con = server.connection();
+    server.cli(&["SET", "x", "2"]);
+    assert_eq!(tell(&mut con, TRY_SET, "x", 5).unwrap(), 0);
+    server.cli(&["DEL", "x"]);
+    assert_eq!(tell(&mut con, TRY_SET, "x", 5).unwrap(), 0, "as before");
+    assert!(!server.exists("x"));
+    assert_left(server.pttl(&request("x")), 60_000);
+}
+
+#[test]
+fn a_renewal_that_comes_late_does_not_undo_an_update() {
+    let server = Server::start();
+    let mut con = server.connection();
+    tell(&mut con, TRY_SET, "x", 1).unwrap();
+    acquire(&mut con, "x", &[1], LEASE).unwrap();
+    let believed = ends_at(&mut con, "x", 1);
+    for lease in [LEASE / 2, LEASE + 5_000] {
+        assert_eq!(update(&mut con, "x", 1, lease).unwrap(), 1);
+        let updated = ends_at(&mut con, "x", 1);
+        assert_eq!(
+            renew(&mut con, "x", 1, 2 * LEASE, believed).unwrap(),
+            -updated,
+            "it says when it ends"
+        );
+        assert_eq!(ends_at(&mut con, "x", 1), updated);
+    }
+    // Who knows that may renew it, also if it is not a whole number.
+    redis::cmd("ZINCRBY")
+        .arg(timeouts("x"))
+        .arg("0.25")
+        .arg(id(1))
+        .exec(&mut con)
+        .unwrap();
+    let learnt = -renew(&mut con, "x", 1, 2 * LEASE, believed).unwrap();
+    let renewed = renew(&mut con, "x", 1, 2 * LEASE, learnt).unwrap();
+    assert_eq!(renewed, ends_at(&mut con, "x", 1));
+    assert_left(lease_of(&mut con, "x", 1).unwrap(), 2 * LEASE);
+}
+
+/// As many permits that are over, of 16 bytes each.
+fn fill_with_over(server: &Server, name: &str, n: i64) {
+    let fill = "
+for i = 1, ARGV[1] do
+  redis.call('zadd', KEYS[1], i, string.format('%016d', i))
+end";
+    server.cli(&["EVAL", fill, "1", &timeouts(name), &n.to_string()]);
+}
+
+/// An id that [`fill_with_over`] has made.
+fn over_id(n: i64) -> Vec<u8> {
+    format!("{n:016}").into_bytes()
+}
+
+#[test]
+fn no_call_gives_back_more_than_a_thousand_and_all_count_as_if_it_did() {
+    type Call = fn(&mut Connection);
+    const OVER: i64 = 5_000;
+    let last = || over_id(OVER);
+    let calls: [(&str, (i64, i64, i64), Call); 9] = [
+        ("state", (OVER, 1, OVER + 1), |con| {
+            assert_eq!(state(con, "x").unwrap(), (OVER, 1, OVER + 1));
+        }),
+        ("acquire", (OVER - 200, 201, OVER + 1), |con| {
+            let many: Vec<u8> = (50..250).collect();
+            assert_eq!(acquire(con, "x", &many, LEASE).unwrap(), None);
+        }),
+        ("acquire again", (OVER, 1, OVER + 1), |con| {
+            // There are enough, but not yet given back.
+            let very_many: Vec<u8> = (1..=2_000).flat_map(|n| over_id(-n)).collect();
+            let left = acquire_raw(con, "x", &very_many, LEASE).unwrap();
+            assert_eq!(left, Some(1));
+        }),
+        ("release", (OVER + 1, 0, OVER + 1), |con| {
+            let both = [id(7), over_id(OVER)].concat();
+            let released: i64 = run(con, RELEASE, "x", false, &[&both]).unwrap();
+            assert_eq!(released, 0);
+            let released: i64 = run(con, RELEASE, "x", false, &[&over_id(OVER)]).unwrap();
+            assert_eq!(released, -1, "it was over");
+        }),
+        ("release_ids", (OVER + 1, 0, OVER + 1), |con| {
+            let both = [over_id(OVER), id(7)].concat();
+            let args: [&[u8]; 2] = [&both, KEEP.as_bytes()];
+            let released: String = run(con, RELEASE_IDS, "x", true, &args).unwrap();
+            assert_eq!(released, "01", "one was over");
+        }),
+        ("update", (OVER, 1, OVER + 1), |con| {
+            let args: [&[u8]; 2] = [&over_id(OVER), b"60000"];
+            let updated: i64 = run(con, UPDATE, "x", false, &args).unwrap();
+            assert_eq!(updated, 0, "it was over");
+        }),
+        ("lease", (OVER, 1, OVER + 1), |con| {
+            let left: i64 = run(con, OF_ONE, "x", false, &[&over_id(OVER)]).unwrap();
+            assert_eq!(left, -2, "it was over");
+        }),
+        ("set", (8, 1, 9), |con| {
+            assert_eq!(tell_anew(con, SET, "x", 9), 1);
+        }),
+        ("add", (OVER + 2, 1, OVER + 3), |con| {
+            assert_eq!(tell_anew(con, ADD, "x", 2), 1);
+        }),
+    ];
+    let server = Server::start();
+    let mut con = server.connection();
+    let listed = |server: &Server| server.ask::<i64>(&["ZCOUNT", &timeouts("x"), "0", "1e9"]);
+    for (what, after, call) in calls {
+        server.cli(&["FLUSHALL"]);
+        server.cli(&["SET", "x", "0"]);
+        fill_with_over(&server, "x", OVER);
+        as_redisson(&server, "x", &id(7), NEVER);
+        let before = server.calls("evalsha");
+        call(&mut con);
+        let calls = i64::try_from(server.calls("evalsha") - before).unwrap();
+        let left = listed(&server);
+        assert_eq!(left, OVER - 1_000 * calls, "{what}");
+        let score: Option<f64> = redis::cmd("ZSCORE")
+            .arg(timeouts("x"))
+            .arg(last())
+            .query(&mut con)
+            .unwrap();
+        assert_eq!(score, Some(5_000.0), "{what}: left for later");
+        assert_eq!(state(&mut con, "x").unwrap(), after, "{what}");
+        eventually("all are given back", || {
+            assert_eq!(state(&mut con, "x").unwrap(), after, "{what}");
+            listed(&server) == 0
+        });
+        assert_eq!(server.get_int("x"), after.0, "{what}");
+    }
+    // The first word about the number, too.
+    server.cli(&["FLUSHALL"]);
+    fill_with_over(&server, "x", OVER);
+    as_redisson(&server, "x", &id(7), NEVER);
+    assert_eq!(tell(&mut con, TRY_SET, "x", 9).unwrap(), 1);
+    assert_eq!(listed(&server), OVER - 1_000);
+    assert_eq!(state(&mut con, "x").unwrap(), (8, 1, 9));
+}
+
+#[test]
+fn a_thousand_are_taken_and_given_back_at_once() {
+    let server = Server::start();
+    let mut con = server.connection();
+    assert_eq!(tell(&mut con, TRY_SET, "x", 1_500).unwrap(), 1);
+    let of = |from: i64| (from..from + 1_000).flat_map(over_id).collect::<Vec<_>>();
+    assert_eq!(acquire_raw(&mut con, "x", &of(0), LEASE).unwrap(), None);
+    assert_eq!(acquire_raw(&mut con, "x", &of(0), LEASE).unwrap(), None);
+    assert_eq!(state(&mut con, "x").unwrap(), (500, 1_000, 1_500));
+    let left = acquire_raw(&mut con, "x", &of(5_000), LEASE).unwrap();
+    assert_left(left.unwrap(), LEASE);
+    let args: [&[u8]; 2] = [&of(0), KEEP.as_bytes()];
+    server.cli(&["DEL", &request("x")]);
+    let released: String = run(&mut con, RELEASE_IDS, "x", true, &args).unwrap();
+    assert_eq!(released, "1".repeat(1_000));
+    assert_eq!(state(&mut con, "x").unwrap(), (1_500, 0, 1_500));
 }
 
 // H6: whoever's clock says what, the server's counts.
@@ -495,7 +716,7 @@ fn a_permit_ends_by_the_servers_clock() {
         asked += 1;
     }
     assert!(now(&server) >= over_at && asked > 0);
-    assert_eq!(renew(&mut con, "x", 1, LEASE).unwrap(), 0);
+    assert_eq!(renew(&mut con, "x", 1, LEASE, over_at).unwrap(), 0);
     assert_eq!(release(&mut con, "x", &[1]).unwrap(), -1);
     assert_eq!(state(&mut con, "x").unwrap(), (0, 1, 1));
 }
