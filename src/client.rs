@@ -370,7 +370,9 @@ impl Drop for Shared {
 /// handle — clones, locks and guards all count — closes it as [`Client::close`] does, within two seconds.
 ///
 /// After `fork()` client, locks and guards are the parent's alone. The child's copies send nothing, also when they are
-/// dropped: their verbs are answered [`Error::Closed`] and their guards are not valid. A child opens a client of its own.
+/// dropped: their verbs are answered [`Error::Closed`] and their guards are not valid. A child that is to lock something
+/// opens a client of its own, and is made before any thread of the parent has used one: `fork()` copies what `parking_lot`
+/// knows of waiting threads, but not the threads.
 ///
 /// ```no_run
 /// let client = redlatch::Client::open("redis://127.0.0.1/")?;
