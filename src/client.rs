@@ -88,7 +88,7 @@ struct Running {
 }
 
 impl Thread {
-    fn start(&self, name: &str, engine: &Arc<Engine>, run: fn(Arc<Engine>)) -> io::Result<()> {
+    fn start(&self, name: &'static str, engine: &Arc<Engine>, run: fn(Arc<Engine>)) -> Result<()> {
         if self.started.load(Ordering::Acquire) {
             return Ok(());
         }
@@ -103,7 +103,8 @@ impl Thread {
             .spawn(move || {
                 let _ends = ends;
                 run(engine);
-            })?;
+            })
+            .map_err(|source| Error::Thread { name, source })?;
         *running = Some(Running { thread, ended });
         self.started.store(true, Ordering::Release);
         Ok(())
@@ -166,13 +167,11 @@ impl Engine {
     pub(crate) fn start_watchdog(self: &Arc<Self>) -> Result<()> {
         self.watchdog
             .start("redlatch-watchdog", self, watchdog::run)
-            .map_err(|err| Error::redis("starting the watchdog", err))
     }
 
     pub(crate) fn start_subscriber(self: &Arc<Self>) -> Result<()> {
         self.listener
             .start("redlatch-subscriber", self, subscriber::run)
-            .map_err(|err| Error::redis("starting the subscriber", err))
     }
 
     /// A hold is lost: its guard, its room and the client's listener hear of it, once.

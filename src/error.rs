@@ -32,7 +32,9 @@ pub enum Error {
     NoQuorum {
         /// The lock's name, as given.
         name: String,
-        /// How many servers make a majority.
+        /// How many servers there are.
+        nodes: usize,
+        /// How many of them make a majority.
         needed: usize,
         /// How many agreed.
         agreed: usize,
@@ -60,6 +62,13 @@ pub enum Error {
         /// The lock's name, as given to the client.
         name: String,
     },
+    /// The system did not start one of the client's background threads. Nothing was taken, or it is being given back.
+    Thread {
+        /// Which, as debuggers and `/proc` show it.
+        name: &'static str,
+        /// Why not.
+        source: std::io::Error,
+    },
     /// The name cannot be the name of a lock; nothing was sent.
     InvalidName {
         /// Which rule it breaks.
@@ -72,8 +81,9 @@ pub enum Error {
 impl Error {
     /// Whether the same call may well succeed later, with nothing changed by the caller.
     ///
-    /// True for a server that could not be reached, is still loading or turned into a replica; false for wrong
-    /// credentials, missing rights, and every error that is not about Redis except [`Error::Lost`].
+    /// True for a server that could not be reached, is still loading or turned into a replica, of several servers if a
+    /// majority may yet agree; false for wrong credentials, missing rights, and every error that is not about Redis except
+    /// [`Error::Lost`] and [`Error::Thread`].
     ///
     /// ```
     /// assert!(!redlatch::Error::Closed.is_retryable());
@@ -84,13 +94,15 @@ impl Error {
             Self::Redis { source, .. } => source
                 .downcast_ref::<redis::RedisError>()
                 .is_none_or(crate::call::is_transient),
-            Self::Lost { .. } => true,
+            Self::Lost { .. } | Self::Thread { .. } => true,
             Self::NoQuorum {
-                needed, failures, ..
+                nodes,
+                needed,
+                failures,
+                ..
             } => {
-                // A majority may agree as long as fewer than that cannot.
                 let lasting = failures.iter().filter(|(_, err)| !err.is_retryable());
-                lasting.count() < *needed
+                nodes.saturating_sub(lasting.count()) >= *needed
             }
             Self::Members { failures } => failures.iter().all(|(_, err)| err.is_retryable()),
             _ => false,
@@ -121,6 +133,7 @@ impl fmt::Display for Error {
                 needed,
                 agreed,
                 failures,
+                ..
             } => {
                 write!(
                     f,
@@ -150,6 +163,7 @@ impl fmt::Display for Error {
                 f,
                 "the key of `{name}` holds something that is not this kind of lock"
             ),
+            Self::Thread { name, .. } => write!(f, "the thread {name} could not be started"),
             Self::InvalidName { why } => write!(f, "invalid lock name: {why}"),
             Self::Config(what) => write!(f, "invalid setting: {what}"),
         }
@@ -173,6 +187,7 @@ impl std::error::Error for Error {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
             Self::Redis { source, .. } => Some(&**source),
+            Self::Thread { source, .. } => Some(source),
             _ => None,
         }
     }
@@ -193,5 +208,34 @@ mod tests {
                 .is_some_and(|s| s.to_string().contains("nobody there"))
         );
         assert!(err.is_retryable());
+    }
+
+    #[test]
+    fn a_majority_that_cannot_agree_is_not_worth_a_retry() {
+        let dead = || {
+            Error::redis(
+                "asking a node",
+                redis::RedisError::from(std::io::Error::other("")),
+            )
+        };
+        let short = |nodes: usize, lasting: usize, passing: usize| Error::NoQuorum {
+            name: "orders".into(),
+            nodes,
+            needed: nodes / 2 + 1,
+            agreed: 0,
+            failures: (0..lasting)
+                .map(|node| (node, Error::Closed))
+                .chain((lasting..lasting + passing).map(|node| (node, dead())))
+                .collect(),
+        };
+        for nodes in 2..=7 {
+            let most = nodes - (nodes / 2 + 1);
+            for lasting in 0..=nodes {
+                for passing in 0..=nodes - lasting {
+                    let retryable = short(nodes, lasting, passing).is_retryable();
+                    assert_eq!(retryable, lasting <= most, "{lasting} of {nodes}");
+                }
+            }
+        }
     }
 }

@@ -116,6 +116,7 @@ impl Short {
         });
         Error::NoQuorum {
             name: name.into(),
+            nodes: self.nodes,
             needed: self.needed,
             agreed: self.agreed,
             failures: failures.collect(),

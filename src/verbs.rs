@@ -87,6 +87,7 @@ macro_rules! exclusive_lock {
             /// [`Error::Cancelled`](crate::Error::Cancelled) by the handle's token;
             /// [`Error::Closed`](crate::Error::Closed) once the client is closed;
             /// [`Error::Lost`](crate::Error::Lost) if the lease was over before its grant arrived;
+            /// [`Error::Thread`](crate::Error::Thread) if the system starts no thread for us;
             /// [`Error::WouldDeadlock`](crate::Error::WouldDeadlock) if the thread holds the lock and it is not
             /// reentrant; [`Error::InvalidName`](crate::Error::InvalidName) and
             /// [`Error::Config`](crate::Error::Config) before anything is sent.

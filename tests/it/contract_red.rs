@@ -263,6 +263,7 @@ fn a_grant_that_comes_too_late_is_not_one() {
     match late.unwrap_err() {
         Error::NoQuorum {
             name: its,
+            nodes: 3,
             needed,
             agreed,
             failures,

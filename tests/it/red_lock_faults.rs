@@ -292,6 +292,7 @@ fn each_server_is_told_apart_by_its_position() {
     match lock.lock() {
         Err(Error::NoQuorum {
             name: its,
+            nodes: 5,
             needed: 3,
             agreed: 1,
             failures,

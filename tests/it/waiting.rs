@@ -25,12 +25,18 @@ const POLL_CAP: Duration = ms(750);
 
 /// Runs `body` in a process in which nothing else goes on: this binary again, with this test alone.
 fn alone(test: &str, body: impl FnOnce()) {
+    alone_with(test, &[], body);
+}
+
+/// The same with more in its environment.
+fn alone_with(test: &str, more: &[(&str, &str)], body: impl FnOnce()) {
     const ALONE: &str = "REDLATCH_TEST_ALONE";
     if env::var_os(ALONE).is_some() {
         return body();
     }
     let out = rerun(test)
         .env(ALONE, "1")
+        .envs(more.iter().copied())
         .output()
         .expect("this binary runs again");
     let said = String::from_utf8_lossy(&out.stdout);
@@ -540,6 +546,26 @@ fn two_alike_processes_share_evenly() {
     let [one, other] = grants.map(AtomicU64::into_inner);
     let share = one.min(other) * 100 / (one + other);
     assert!(share > 20, "{one} to {other}");
+}
+
+#[test]
+fn a_thread_that_cannot_be_started_is_not_put_down_to_redis() {
+    // No thread of this process gets a stack.
+    let stacks = [("RUST_MIN_STACK", "140737488355328")];
+    let test = "a_thread_that_cannot_be_started_is_not_put_down_to_redis";
+    alone_with(test, &stacks, || {
+        let server = Server::start();
+        let client = open(&server);
+        let err = client.mutex("lock").try_lock().unwrap_err();
+        let Error::Thread { name, source } = &err else {
+            panic!("{err:?}");
+        };
+        assert_eq!(*name, "redlatch-watchdog");
+        assert!(err.is_retryable(), "{source}");
+        assert!(std::error::Error::source(&err).is_some());
+        assert!(!err.to_string().contains(&source.to_string()), "{err}");
+        assert_eq!(server.dbsize(), 0);
+    });
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
