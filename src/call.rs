@@ -12,8 +12,11 @@ use crate::script::Request;
 /// Why a command has no reply.
 #[derive(Debug, Clone)]
 pub(crate) enum Fault {
-    /// The server could not be reached, or the connection was lost, until the deadline.
+    /// The server is known to be away: there was no connection, or one that was silent for too long, or it said that it
+    /// is not ready to serve; until the deadline.
     Unreachable(RedisError),
+    /// The deadline came while a connection that nothing is known against owed the answer.
+    Late(RedisError),
     /// The server answered with an error that will not pass by itself.
     Refused(RedisError),
     /// Of several servers too few agreed.
@@ -22,6 +25,25 @@ pub(crate) enum Fault {
     Stopped,
     /// The client is closed.
     Closed,
+}
+
+impl Fault {
+    /// Whether nothing is known against the server, or against too many of several.
+    pub(crate) fn is_late(&self) -> bool {
+        match self {
+            Self::Late(_) => true,
+            Self::NoQuorum(short) => !short.is_away(),
+            _ => false,
+        }
+    }
+
+    /// Whether more time might have brought an answer.
+    pub(crate) fn is_unanswered(&self) -> bool {
+        matches!(
+            self,
+            Self::Unreachable(_) | Self::Late(_) | Self::NoQuorum(_)
+        )
+    }
 }
 
 /// Whether an error may pass by itself: no connection, or a server that is not ready to serve.

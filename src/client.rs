@@ -250,7 +250,9 @@ impl Engine {
         let ask = |parts: &[&str]| {
             self.ask(Request::command(doing, parts))
                 .map_err(|fault| match fault {
-                    Fault::Refused(err) | Fault::Unreachable(err) => Error::redis(doing, err),
+                    Fault::Refused(err) | Fault::Unreachable(err) | Fault::Late(err) => {
+                        Error::redis(doing, err)
+                    }
                     _ => Error::Closed,
                 })
         };

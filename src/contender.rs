@@ -27,7 +27,7 @@ use crate::quorum::{self, Asked, Quorum};
 use crate::room::{Mode, Start};
 use crate::script::{self, Acquired, Released};
 use crate::subscriber::Subscription;
-use crate::wait::{self, BackOff, Deadline, Waiter};
+use crate::wait::{self, BackOff, Budget, Deadline, Waiter};
 use crate::wire::{Ask, Family, Place};
 
 /// How long a process that has had its turn lets others go first.
@@ -41,9 +41,6 @@ const HOLD_BACK_SPIN: Duration = Duration::from_millis(1);
 /// How long a contender waits to learn whether others heard the last release of this process.
 pub(crate) const OFFER_PATIENCE: Duration = Duration::from_millis(250);
 
-/// A deadline that ends an attempt younger than this is the deadline of somebody else's lock, not Redis's fault.
-pub(crate) const LATE_ANSWER: Duration = Duration::from_millis(50);
-
 /// How often a reader finds the lock free and leaves it to a writer that does not come.
 const COURTESY: u32 = 8;
 
@@ -56,8 +53,16 @@ const TOKENS: u64 = 1024;
 
 /// What became of one question to Redis.
 enum Attempted {
-    Taken { hold: Arc<Hold>, sent_at: Instant },
-    Busy { left: Option<Duration>, at: usize },
+    Taken {
+        hold: Arc<Hold>,
+        sent_at: Instant,
+    },
+    Busy {
+        left: Option<Duration>,
+        at: usize,
+    },
+    /// The caller's time was up before the answer had come; what it may have taken is being undone.
+    TooLate,
 }
 
 /// A place in the line that Redis keeps.
@@ -95,8 +100,6 @@ pub(crate) struct Contender<'a> {
     /// For how long, and how often yet, a reader lets writers go first.
     yields_until: Instant,
     courtesy: u32,
-    /// Somebody else was seen to have the lock since the call began.
-    knows_busy: bool,
     done: bool,
     _contending: Contending<'a>,
 }
@@ -161,8 +164,6 @@ impl<'a> Contender<'a> {
             standing,
             start,
             ahead: None,
-            // Whoever stood in line has seen the lock with others of this process.
-            knows_busy: waiter.is_some(),
             waiter,
             listens: false,
             listens_at: 0,
@@ -257,8 +258,15 @@ impl<'a> Contender<'a> {
         Ok(waiter)
     }
 
-    /// After our tenure: if others heard our release, one of them may go first.
-    fn hold_back(&mut self, release: &Arc<Call>) -> Result<()> {
+    /// After our tenure lets others go first, if any heard our release; `true` if that took time.
+    pub(crate) fn give_way(&mut self) -> Result<bool> {
+        let Start::Offer(release) = std::mem::replace(&mut self.start, Start::Ask) else {
+            return Ok(false);
+        };
+        let listens = matches!(self.patience, Patience::Until(_));
+        if !listens {
+            return Ok(false);
+        }
         let engine = self.engine();
         if self.spins() {
             if self
@@ -266,16 +274,20 @@ impl<'a> Contender<'a> {
                 .has_passed(Instant::now() + 2 * HOLD_BACK_SPIN)
             {
                 // Who has no time for the pause had better ask.
-                return Ok(());
+                return Ok(false);
             }
             engine.counters.held_back.add(1);
-            let waiter = self.listen(0)?;
-            let until = self.deadline().or(Instant::now() + HOLD_BACK_SPIN);
-            waiter.wait_to_hear(waiter.heard(), until, &|| self.must_stop());
-            return Ok(());
+            if listens {
+                let waiter = self.listen(0)?;
+                let until = self.deadline().or(Instant::now() + HOLD_BACK_SPIN);
+                waiter.wait_to_hear(waiter.heard(), until, &|| self.must_stop());
+            } else {
+                wait::sleep_unless(HOLD_BACK_SPIN, &|| self.must_stop());
+            }
+            return Ok(true);
         }
         let until = self.deadline().or(Instant::now() + OFFER_PATIENCE);
-        let heard = match engine.link.wait(release, until, &|| self.must_stop()) {
+        let heard = match engine.link.wait(&release, until, &|| self.must_stop()) {
             Ok((value, _)) => {
                 matches!(script::released(&value), Ok(Released::Yes { listeners }) if listeners > 0)
             }
@@ -283,8 +295,13 @@ impl<'a> Contender<'a> {
         };
         if heard {
             engine.counters.held_back.add(1);
-            let waiter = self.listen(0)?;
             let until = self.deadline().or(Instant::now() + HOLD_BACK);
+            if !listens {
+                let span = until.saturating_duration_since(Instant::now());
+                wait::sleep_unless(span, &|| self.must_stop());
+                return Ok(true);
+            }
+            let waiter = self.listen(0)?;
             // The confirmation of our own subscription is not what we wait for.
             let mut seen = waiter.heard();
             loop {
@@ -296,7 +313,7 @@ impl<'a> Contender<'a> {
                 seen = now_heard;
             }
         }
-        Ok(())
+        Ok(true)
     }
 
     /// Sends the first question, if there is a connection; [`run`](Self::run) waits for the answer.
@@ -318,15 +335,15 @@ impl<'a> Contender<'a> {
 
     pub(crate) fn run(mut self) -> Result<Option<Held>> {
         let engine = self.engine();
-        if let Start::Offer(release) = std::mem::replace(&mut self.start, Start::Ask)
-            && matches!(self.patience, Patience::Until(_))
-        {
-            self.hold_back(&release)?;
+        let mut began = Instant::now();
+        let mut has_waited = self.waiter.is_some();
+        if self.ahead.is_none() {
+            has_waited |= self.give_way()?;
         }
         let mut parked = 0_u32;
         let mut back_off = BackOff::new();
         let mut woken = false;
-        if self.knows_busy && self.deadline().has_passed(Instant::now()) {
+        if has_waited && self.deadline().has_passed(Instant::now()) {
             return Ok(None);
         }
         loop {
@@ -334,7 +351,7 @@ impl<'a> Contender<'a> {
                 return Err(self.lock.stopped());
             }
             let before = self.waiter.as_ref().map(|waiter| waiter.heard());
-            let (left, at) = match self.attempt()? {
+            let (left, at) = match self.attempt(began)? {
                 Attempted::Taken { hold, sent_at } => {
                     if parked > 0 && !woken {
                         engine.counters.poll_rescues.add(1);
@@ -342,8 +359,8 @@ impl<'a> Contender<'a> {
                     return self.granted(hold, sent_at).map(Some);
                 }
                 Attempted::Busy { left, at } => (left, at),
+                Attempted::TooLate => return Ok(None),
             };
-            self.knows_busy = true;
             let now = Instant::now();
             let mut inside = self.gate.lock();
             inside.room.refused();
@@ -372,6 +389,7 @@ impl<'a> Contender<'a> {
                         // Not a park yet: the confirmation is waited for, and then it is asked again.
                         let heard = waiter.heard();
                         if heard.listening && !engine.subscriber.is_refused() {
+                            began = Instant::now();
                             continue;
                         }
                         heard
@@ -391,7 +409,8 @@ impl<'a> Contender<'a> {
             if heard.messages != seen.messages {
                 engine.counters.wakes.add(1);
             }
-            if self.deadline().has_passed(Instant::now()) {
+            began = Instant::now();
+            if self.deadline().has_passed(began) {
                 return if self.must_stop() {
                     Err(self.lock.stopped())
                 } else {
@@ -479,14 +498,12 @@ impl<'a> Contender<'a> {
     }
 
     /// Asks Redis once, reconnecting as need be.
-    fn attempt(&mut self) -> Result<Attempted> {
-        if let Some(quorum) = &self.lock.quorum {
-            return self.attempt_at(quorum);
-        }
+    fn attempt(&mut self, began: Instant) -> Result<Attempted> {
         let engine = self.engine();
-        let began = Instant::now();
-        let budget_ends = began + engine.response_timeout;
-        let until = self.deadline().or(budget_ends);
+        let budget = self.patience.budget(began, engine.response_timeout);
+        if let Some(quorum) = &self.lock.quorum {
+            return self.attempt_at(quorum, budget);
+        }
         let yields = self.yields();
         let (lock, patience) = (self.lock, self.patience);
         let (ahead, mut asked) = self.ahead.take().unzip();
@@ -497,21 +514,11 @@ impl<'a> Contender<'a> {
             asked = Some(hold);
             attempt
         };
-        let answer =
-            match engine
-                .link
-                .call(until, &|| lock.must_stop(patience), ahead, &mut attempt)
-            {
-                Ok(answer) => answer,
-                Err(fault) => {
-                    if matches!(fault, Fault::Unreachable(_))
-                        && self.is_nobodys_fault(&fault, began, until)
-                    {
-                        return Ok(Attempted::Busy { left: None, at: 0 });
-                    }
-                    return Err(self.lock.error("acquiring the lock", fault));
-                }
-            };
+        let stop = || lock.must_stop(patience);
+        let answer = match engine.link.call(budget.until, &stop, ahead, &mut attempt) {
+            Ok(answer) => answer,
+            Err(fault) => return self.unanswered(budget, fault),
+        };
         let acquired = match self.lock.mode {
             Mode::Exclusive => script::acquired(answer.value).map(|acquired| (acquired, None)),
             Mode::Shared => script::acquired_to_read(answer.value)
@@ -564,11 +571,8 @@ impl<'a> Contender<'a> {
     }
 
     /// Asks a majority of servers, and again while too few of them answer.
-    fn attempt_at(&self, quorum: &Quorum) -> Result<Attempted> {
-        let engine = self.engine();
-        let began = Instant::now();
-        let budget_ends = began + engine.response_timeout;
-        let until = self.deadline().or(budget_ends);
+    fn attempt_at(&self, quorum: &Quorum, budget: Budget) -> Result<Attempted> {
+        let until = budget.until;
         let stop = || self.must_stop();
         let mut again = false;
         loop {
@@ -594,8 +598,8 @@ impl<'a> Contender<'a> {
             if again || out_of_time {
                 if !goes_on || out_of_time || short.is_final() {
                     let fault = Fault::NoQuorum(short);
-                    if out_of_time && self.is_nobodys_fault(&fault, began, until) {
-                        return Ok(Attempted::Busy { left: None, at: 0 });
+                    if out_of_time {
+                        return self.unanswered(budget, fault);
                     }
                     return Err(self.lock.error("acquiring the lock", fault));
                 }
@@ -605,14 +609,15 @@ impl<'a> Contender<'a> {
         }
     }
 
-    /// An attempt that began at `began` has had no answer by `until`: whether that was the caller's deadline and says
-    /// nothing about the servers. If it was not, those in line need not find that out again.
-    fn is_nobodys_fault(&self, fault: &Fault, began: Instant, until: Instant) -> bool {
-        if until == began + self.engine().response_timeout {
-            self.gate.dismiss(fault);
-            return false;
+    /// An attempt had no answer, or was refused.
+    fn unanswered(&self, budget: Budget, fault: Fault) -> Result<Attempted> {
+        if budget.was_too_short(&fault) {
+            return Ok(Attempted::TooLate);
         }
-        self.knows_busy && began.elapsed() < LATE_ANSWER
+        if budget.concerns_all(&fault) {
+            self.gate.dismiss(&fault);
+        }
+        Err(self.lock.error("acquiring the lock", fault))
     }
 
     fn granted(mut self, hold: Arc<Hold>, sent_at: Instant) -> Result<Held> {

@@ -9,12 +9,14 @@ pub type Result<T> = std::result::Result<T, Error>;
 
 /// Why a call could not do what it was asked for.
 ///
-/// Somebody else having the lock is not an error: the `try_` verbs say `Ok(None)`. An error means that it could not be
-/// found out, and that whatever may have been taken on the way is being given back.
+/// Somebody else having the lock is not an error, nor is a limit that was too short for Redis to answer: the `try_` verbs
+/// say `Ok(None)`. An error means that the server is known to be away, that it refused, or that it did not answer for the
+/// whole response timeout. Either way, what may have been taken on the way is being given back.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Error {
-    /// Redis did not answer in time, or refused. Worth a retry when [`Error::is_retryable`] says so.
+    /// Redis is away, did not answer for the whole response timeout, or refused. Worth a retry when
+    /// [`Error::is_retryable`] says so.
     Redis {
         /// What was being done, such as `"acquiring the lock"`.
         doing: &'static str,

@@ -12,7 +12,6 @@ use redis::Value;
 use crate::call::{Attempt, Call, Deferred, DeferredTerms, Fault, Undo};
 use crate::client::Engine;
 use crate::config;
-use crate::contender::LATE_ANSWER;
 use crate::error::{Error, Result};
 use crate::gate::Gate;
 use crate::handle::{Handle, Patience};
@@ -33,9 +32,6 @@ const MOST: usize = 1_000;
 
 /// How many permits can be given back by id at once.
 const MOST_IDS: usize = 10_000;
-
-/// Whoever waited for longer than this for its turn has been waiting for others of its process.
-const QUEUED: Duration = Duration::from_millis(1);
 
 const ACQUIRING: &str = "acquiring permits";
 const RELEASING: &str = "releasing a permit";
@@ -181,6 +177,8 @@ enum Asked {
     TooFew {
         left: Option<Duration>,
     },
+    /// The caller's time was up before the answer had come; what it may have brought is being given back.
+    TooLate,
 }
 
 impl ExpirableSemaphore {
@@ -240,13 +238,14 @@ impl ExpirableSemaphore {
         Ok(self.take(1, Patience::Once)?.and_then(one))
     }
 
-    /// Waits up to `wait` for a permit; `Ok(None)` if there was none then.
+    /// Waits up to `wait` for a permit; `Ok(None)` if it had none then.
     ///
-    /// `wait` is the whole budget, round trips included; zero is one attempt.
+    /// `wait` is the whole budget, round trips included; zero is one attempt. An answer that comes later is `Ok(None)` too,
+    /// and what it may have brought is given back.
     ///
     /// # Errors
     ///
-    /// As [`acquire`](Self::acquire).
+    /// As [`acquire`](Self::acquire); [`Error::Redis`] also if Redis is known to be away by then.
     pub fn try_acquire_for(&self, wait: Duration) -> Result<Option<ExpirablePermit>> {
         Ok(self.take(1, Patience::span(wait))?.and_then(one))
     }
@@ -556,16 +555,14 @@ impl ExpirableSemaphore {
         let Patience::Until(deadline) = patience else {
             // Whoever does not wait stands in nobody's way, and nobody in its.
             let _contending = engine.contending();
-            return match self.ask(gate, wanted, Deadline::NEVER, &stop, false, None)? {
+            return match self.ask(gate, wanted, Deadline::NEVER, &stop, None)? {
                 Asked::Taken(permits) => Ok(Some(permits)),
-                Asked::TooFew { .. } => Ok(None),
+                Asked::TooFew { .. } | Asked::TooLate => Ok(None),
             };
         };
-        let came = Instant::now();
         let Some(turn) = Turn::wait(&self.inner, deadline)? else {
             return Ok(None);
         };
-        let mut knows_busy = came.elapsed() > QUEUED;
         let mut watch = Watch::new(engine, &gate.wire.channel, Arc::clone(&turn.waiter));
         loop {
             if stop() {
@@ -573,11 +570,11 @@ impl ExpirableSemaphore {
             }
             let before = watch.heard();
             let line = Some(turn.gate());
-            let left = match self.ask(gate, wanted, deadline, &stop, knows_busy, line)? {
+            let left = match self.ask(gate, wanted, deadline, &stop, line)? {
                 Asked::Taken(permits) => return Ok(Some(permits)),
                 Asked::TooFew { left } => left,
+                Asked::TooLate => return Ok(None),
             };
-            knows_busy = true;
             if deadline.has_passed(Instant::now()) {
                 return Ok(None);
             }
@@ -600,13 +597,10 @@ impl ExpirableSemaphore {
         wanted: Wanted,
         deadline: Deadline,
         stop: &dyn Fn() -> bool,
-        knows_busy: bool,
         line: Option<&Arc<Gate>>,
     ) -> Result<Asked> {
         let engine = self.inner.engine();
-        let began = Instant::now();
-        let budget_ends = began + engine.response_timeout;
-        let until = deadline.or(budget_ends);
+        let budget = deadline.budget(Instant::now(), engine.response_timeout);
         let mut asked = None;
         let mut attempt = || {
             let batch = Arc::new(Batch {
@@ -624,18 +618,14 @@ impl ExpirableSemaphore {
                 undo: Some(batch as Arc<dyn Undo>),
             }
         };
-        let answer = match engine.link.call(until, stop, None, &mut attempt) {
+        let answer = match engine.link.call(budget.until, stop, None, &mut attempt) {
             Ok(answer) => answer,
+            Err(fault) if budget.was_too_short(&fault) => return Ok(Asked::TooLate),
             Err(fault) => {
-                if matches!(fault, Fault::Unreachable(_)) {
-                    if until == budget_ends {
-                        if let Some(gate) = line {
-                            gate.dismiss(&fault);
-                        }
-                    } else if knows_busy && began.elapsed() < LATE_ANSWER {
-                        // The caller's time was up, which says nothing about Redis.
-                        return Ok(Asked::TooFew { left: None });
-                    }
+                if budget.concerns_all(&fault)
+                    && let Some(gate) = line
+                {
+                    gate.dismiss(&fault);
                 }
                 return Err(self.inner.error(ACQUIRING, fault));
             }

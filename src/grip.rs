@@ -29,7 +29,7 @@ use crate::gate::Gate;
 use crate::handle::Terms;
 use crate::hold::{Hold, LossReason, Role};
 use crate::link::WaitFault;
-use crate::quorum::{Goal, Node, Nodes, Reply, Round, SLICE, Short, unanswered};
+use crate::quorum::{Goal, Node, Nodes, Reply, SLICE, Short};
 use crate::room::{Lease, Mode};
 use crate::script::{self, Acquired, Released, Renewed};
 use crate::wire::{Ask, Family, Place};
@@ -427,7 +427,7 @@ impl Grip {
             nodes: nodes.list.len(),
             needed: nodes.needed,
             agreed,
-            failures: Round::failures(round.replies),
+            failures: nodes.failures(round.replies),
         }))
     }
 
@@ -564,11 +564,9 @@ impl Grip {
                 return Ok(Some(if in_time { reason } else { LossReason::Expired }));
             }
             if left == 0 || now >= until {
-                failures.extend(
-                    due.iter()
-                        .enumerate()
-                        .filter_map(|(node, call)| call.as_ref().map(|_| (node, unanswered()))),
-                );
+                failures.extend(due.iter().enumerate().filter_map(|(node, call)| {
+                    call.as_ref().map(|_| (node, nodes.unanswered(node)))
+                }));
                 return Err(Short {
                     nodes: nodes.list.len(),
                     needed: nodes.needed,

@@ -17,7 +17,7 @@ use crate::owner;
 use crate::quorum::Quorum;
 use crate::room::{Entered, Lease, Mode};
 use crate::script::{self, Renewed};
-use crate::wait::{Called, CancelToken, Deadline, Waiter};
+use crate::wait::{Budget, Called, CancelToken, Deadline, Waiter};
 use crate::wire::Family;
 
 /// How long a caller is willing to wait.
@@ -27,7 +27,9 @@ pub(crate) enum Patience {
     Once,
     /// One attempt among several at once, which end together; `waits` if they are part of a wait.
     Together {
-        until: Deadline,
+        until: Instant,
+        /// It is the caller who says so.
+        callers: bool,
         waits: bool,
     },
     Until(Deadline),
@@ -43,7 +45,18 @@ impl Patience {
     pub(crate) fn deadline(self) -> Deadline {
         match self {
             Self::Once => Deadline::NEVER,
-            Self::Together { until, .. } | Self::Until(until) => until,
+            Self::Together { until, .. } => Deadline::at(until),
+            Self::Until(until) => until,
+        }
+    }
+
+    /// The time for a question asked at `began`.
+    pub(crate) fn budget(self, began: Instant, response_timeout: Duration) -> Budget {
+        match self {
+            Self::Together { until, callers, .. } => {
+                Budget { until, callers }.within(began, response_timeout)
+            }
+            _ => self.deadline().budget(began, response_timeout),
         }
     }
 
@@ -220,7 +233,9 @@ impl Handle {
             Fault::Refused(err) if err.code() == Some("WRONGTYPE") => Error::WrongType {
                 name: self.name.to_string(),
             },
-            Fault::Refused(err) | Fault::Unreachable(err) => Error::redis(doing, err),
+            Fault::Refused(err) | Fault::Unreachable(err) | Fault::Late(err) => {
+                Error::redis(doing, err)
+            }
             Fault::NoQuorum(short) => short.into_error(&self.name),
             Fault::Stopped => self.stopped(),
             Fault::Closed => Error::Closed,
@@ -423,9 +438,13 @@ impl Handle {
                         return Ok(Came::In(Held::reentered(self, hold, thread, count + 1)));
                     }
                     drop(inside);
-                    if self.renew_to_reenter(&gate, &hold, terms, count + 1, patience)? {
-                        engine.counters.reentered.add(1);
-                        return Ok(Came::In(Held::reentered(self, hold, thread, count + 1)));
+                    match self.renew_to_reenter(&gate, &hold, terms, count + 1, patience)? {
+                        Reentered::Yes => {
+                            engine.counters.reentered.add(1);
+                            return Ok(Came::In(Held::reentered(self, hold, thread, count + 1)));
+                        }
+                        Reentered::TooLate => return Ok(Came::Away),
+                        Reentered::Lost => {}
                     }
                 }
             }
@@ -485,17 +504,14 @@ impl Handle {
         terms: Terms,
         count: u32,
         patience: Patience,
-    ) -> Result<bool> {
+    ) -> Result<Reentered> {
         let engine = self.engine();
-        let until = patience
-            .deadline()
-            .or(Instant::now() + engine.response_timeout);
+        let budget = patience.budget(Instant::now(), engine.response_timeout);
+        let until = budget.until;
         let stop = || self.must_stop(patience);
         let doing = "renewing the lock";
-        let (renewed, sent_at) = match hold.grip() {
-            Some(grip) => grip
-                .renew(terms, count, until, &stop)
-                .map_err(|fault| self.error(doing, fault))?,
+        let asked = match hold.grip() {
+            Some(grip) => grip.renew(terms, count, until, &stop),
             None => {
                 let mut attempt = || Attempt {
                     request: gate
@@ -503,14 +519,20 @@ impl Handle {
                         .renew(self.mode, &hold.owner, terms.lease_time, count),
                     undo: None,
                 };
-                let answer = engine
-                    .link
-                    .call(until, &stop, None, &mut attempt)
-                    .map_err(|fault| self.error(doing, fault))?;
-                let renewed = script::renewed(answer.value)
-                    .map_err(|unexpected| Error::redis(doing, unexpected))?;
-                (renewed, answer.sent_at)
+                match engine.link.call(until, &stop, None, &mut attempt) {
+                    Ok(answer) => {
+                        let renewed = script::renewed(answer.value)
+                            .map_err(|unexpected| Error::redis(doing, unexpected))?;
+                        Ok((renewed, answer.sent_at))
+                    }
+                    Err(fault) => Err(fault),
+                }
             }
+        };
+        let (renewed, sent_at) = match asked {
+            Ok(answer) => answer,
+            Err(fault) if budget.was_too_short(&fault) => return Ok(Reentered::TooLate),
+            Err(fault) => return Err(self.error(doing, fault)),
         };
         let in_time = hold.is_valid(Instant::now());
         let reason = match renewed {
@@ -520,20 +542,20 @@ impl Handle {
                 if gate.lock().room.reenter(terms.thread, hold, terms.lease) {
                     engine.agenda.arm(hold, hold.due_after(sent_at));
                     if hold.is_held() {
-                        return Ok(true);
+                        return Ok(Reentered::Yes);
                     }
                     gate.lost(hold);
                 }
                 // Told lost while the renewal was under way: Redis keeps it for a whole lease more.
                 engine.give_back(hold);
-                return Ok(false);
+                return Ok(Reentered::Lost);
             }
             _ if !in_time => LossReason::Expired,
             Renewed::Gone => LossReason::Forced,
             Renewed::Taken => LossReason::TakenOver,
         };
         engine.lose(hold, reason);
-        Ok(false)
+        Ok(Reentered::Lost)
     }
 
     pub(crate) fn stand_in_line(
@@ -648,6 +670,15 @@ impl Handle {
             _ => 0,
         }
     }
+}
+
+/// What became of one more hold that takes a renewal.
+enum Reentered {
+    Yes,
+    /// There was none below it any more.
+    Lost,
+    /// Redis had not answered when the caller's time was up.
+    TooLate,
 }
 
 /// How far a thread has come without a question to Redis.

@@ -6,8 +6,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use crate::call::{Attempt, Fault};
-use crate::contender::LATE_ANSWER;
+use crate::call::Attempt;
 use crate::error::{Error, Result};
 use crate::gate::Gate;
 use crate::handle::{Handle, Patience};
@@ -128,7 +127,7 @@ impl Latch {
     /// once the client is closed; [`Error::InvalidName`] before anything is sent.
     pub fn count(&self) -> Result<u64> {
         let gate = self.inner.wire_gate()?;
-        match self.ask(&gate, Patience::Once, false)? {
+        match self.ask(&gate, Patience::Once)? {
             Some(LatchState::Closed { left, .. }) => Ok(left),
             Some(LatchState::Open) | None => Ok(0),
         }
@@ -165,9 +164,8 @@ impl Latch {
     ///
     /// # Errors
     ///
-    /// As [`wait`](Self::wait). If Redis has not answered when the time is up, or for the response timeout before, it is
-    /// [`Error::Redis`], unless the latch had been found closed and was asked for again only at the end. A limit of zero
-    /// cannot be cancelled.
+    /// As [`wait`](Self::wait), when Redis is known to be away once the time is up, or has not answered for the response
+    /// timeout. An answer that is merely late is `false`. A limit of zero cannot be cancelled.
     pub fn wait_for(&self, limit: Duration) -> Result<bool> {
         self.wait_with(Patience::span(limit))
     }
@@ -249,9 +247,8 @@ impl Latch {
         Ok(changed == 1)
     }
 
-    /// Asks once, reconnecting as need be; `None` if the deadline came in the middle of a question about a latch that
-    /// `was_closed`.
-    fn ask(&self, gate: &Gate, patience: Patience, was_closed: bool) -> Result<Option<LatchState>> {
+    /// Asks once, reconnecting as need be; `None` if the caller's time was up before the answer had come.
+    fn ask(&self, gate: &Gate, patience: Patience) -> Result<Option<LatchState>> {
         let (handle, doing) = (&self.inner, "asking for a latch");
         let engine = handle.engine();
         let keys = [gate.wire.key.as_str(), &keys::latch_round(&gate.wire.key)];
@@ -261,19 +258,13 @@ impl Latch {
             undo: None,
         };
         handle.check_going(patience)?;
-        let began = Instant::now();
-        let budget_ends = began + engine.response_timeout;
-        let until = patience.deadline().or(budget_ends);
+        let budget = patience.budget(Instant::now(), engine.response_timeout);
         let stop = || handle.must_stop(patience);
-        match engine.link.call(until, &stop, None, &mut attempt) {
+        match engine.link.call(budget.until, &stop, None, &mut attempt) {
             Ok(answer) => script::latch_state(answer.value)
                 .map(Some)
                 .map_err(|unexpected| Error::redis(doing, unexpected)),
-            Err(Fault::Unreachable(_))
-                if was_closed && until < budget_ends && began.elapsed() < LATE_ANSWER =>
-            {
-                Ok(None)
-            }
+            Err(fault) if budget.was_too_short(&fault) => Ok(None),
             Err(fault) => Err(handle.error(doing, fault)),
         }
     }
@@ -290,7 +281,7 @@ impl Latch {
         let mut untold = false;
         loop {
             let before = watch.heard();
-            let Some(state) = self.ask(&gate, patience, came_for.is_some())? else {
+            let Some(state) = self.ask(&gate, patience)? else {
                 return Ok(false);
             };
             if is_over(&mut came_for, state) {

@@ -213,9 +213,7 @@ impl Link {
                         }
                         WaitFault::TimedOut => {
                             self.agenda.tend_soon();
-                            return Err(Fault::Unreachable(stream::timed_out(
-                                "redis did not answer in time",
-                            )));
+                            return Err(self.no_answer());
                         }
                         WaitFault::Stopped => {
                             self.agenda.tend_soon();
@@ -249,6 +247,19 @@ impl Link {
             }),
             _ => false,
         }
+    }
+
+    /// Why there is no answer although the time for it is up.
+    pub(crate) fn no_answer(&self) -> Fault {
+        let silent = stream::timed_out("redis did not answer in time");
+        if self.responds(self.patience) {
+            return Fault::Late(silent);
+        }
+        Fault::Unreachable(match &self.state.lock().phase {
+            Phase::Up(_) => silent,
+            Phase::Down { why: Some(why), .. } => why.clone(),
+            _ => stream::timed_out("no connection to redis in time"),
+        })
     }
 
     /// Has the watchdog make a connection, if there is none.

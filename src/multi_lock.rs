@@ -7,7 +7,6 @@ use crossbeam_channel::Receiver;
 use redis::{ErrorKind, RedisError, ServerErrorKind};
 
 use crate::client::Shared;
-use crate::contender::LATE_ANSWER;
 use crate::error::{Error, Result};
 use crate::handle::{Handle, Patience};
 use crate::held::Held;
@@ -244,18 +243,15 @@ impl Members {
         }
         let mut busy: Option<usize> = None;
         loop {
-            let began = Instant::now();
             // Whoever was in the way is waited for with nothing held.
             let waited_for = match busy {
                 None => None,
                 Some(place) => match self.parts[place].acquire(patience) {
                     Ok(Some(held)) => Some((place, held)),
                     Ok(None) => return Ok(None),
-                    Err(err) => return self.failed(vec![(place, err)], patience.deadline(), began),
+                    Err(err) => return Err(self.failed(vec![(place, err)])),
                 },
             };
-            let began = Instant::now();
-            let knows_busy = busy.is_some();
             let round = self.round(patience);
             let begun: Vec<_> = self
                 .parts
@@ -276,12 +272,7 @@ impl Members {
             }
             if !failures.is_empty() {
                 drop(held);
-                let deadline = if knows_busy {
-                    patience.deadline()
-                } else {
-                    Deadline::NEVER
-                };
-                return self.failed(failures, deadline, began);
+                return Err(self.failed(failures));
             }
             if busy.is_none() {
                 if let Some((_, late)) = held.iter().find(|(_, held)| !held.is_valid()) {
@@ -314,9 +305,10 @@ impl Members {
             Patience::Until(deadline) => (deadline, true),
             _ => (Deadline::NEVER, false),
         };
-        let until = deadline.or(Instant::now() + self.response_timeout());
+        let budget = deadline.budget(Instant::now(), self.response_timeout());
         Patience::Together {
-            until: Deadline::at(until),
+            until: budget.until,
+            callers: budget.callers,
             waits,
         }
     }
@@ -328,29 +320,15 @@ impl Members {
     }
 
     /// What went wrong with members, each by its name; what concerns the whole call is told as it is.
-    ///
-    /// One that has seen a member with somebody else since, and whose deadline fell into a round trip, has learned
-    /// nothing about the servers.
-    fn failed(
-        &self,
-        failures: Vec<(usize, Error)>,
-        deadline: Deadline,
-        began: Instant,
-    ) -> Result<Option<AllHeld>> {
-        let in_a_round_trip = deadline.has_passed(Instant::now()) && began.elapsed() < LATE_ANSWER;
+    fn failed(&self, failures: Vec<(usize, Error)>) -> Error {
         let mut told = Vec::new();
         for (place, err) in failures {
             match err {
-                Error::Cancelled | Error::Closed | Error::WouldDeadlock { .. } => return Err(err),
-                Error::Redis { .. } if in_a_round_trip && err.is_retryable() => {}
+                Error::Cancelled | Error::Closed | Error::WouldDeadlock { .. } => return err,
                 err => told.push((self.parts[place].name.to_string(), err)),
             }
         }
-        if told.is_empty() {
-            Ok(None)
-        } else {
-            Err(Error::Members { failures: told })
-        }
+        Error::Members { failures: told }
     }
 
     fn all(&self, held: Vec<Held>) -> AllHeld {

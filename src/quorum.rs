@@ -26,7 +26,6 @@ use crate::hold::Hold;
 use crate::keys;
 use crate::link::WaitFault;
 use crate::script::Request;
-use crate::stream;
 use crate::wait;
 use crate::wire::{Family, Wire};
 
@@ -109,7 +108,9 @@ impl Short {
         let failures = self.failures.into_iter().map(|(node, fault)| {
             let err = match fault {
                 fault if wrong_type(&fault) => Error::WrongType { name: name.into() },
-                Fault::Refused(err) | Fault::Unreachable(err) => Error::redis("asking a node", err),
+                Fault::Refused(err) | Fault::Unreachable(err) | Fault::Late(err) => {
+                    Error::redis("asking a node", err)
+                }
                 _ => Error::Closed,
             };
             (node, err)
@@ -125,9 +126,18 @@ impl Short {
 
     /// Whether it will not pass by itself.
     pub(crate) fn is_final(&self) -> bool {
+        self.too_many(|fault| !matches!(fault, Fault::Unreachable(_) | Fault::Late(_)))
+    }
+
+    /// Whether so many are known to be away, or refuse, that a majority is not to be had.
+    pub(crate) fn is_away(&self) -> bool {
+        self.too_many(|fault| !matches!(fault, Fault::Late(_)))
+    }
+
+    fn too_many(&self, counts: impl Fn(&Fault) -> bool) -> bool {
         let failures = self.failures.iter();
-        let lasting = failures.filter(|(_, fault)| !matches!(fault, Fault::Unreachable(_)));
-        self.nodes - lasting.count() < self.needed
+        let out = failures.filter(|(_, fault)| counts(fault)).count();
+        self.nodes - out < self.needed
     }
 }
 
@@ -245,7 +255,7 @@ impl Quorum {
                 nodes: nodes.list.len(),
                 needed: nodes.needed,
                 agreed: granted,
-                failures: Round::failures(round.replies),
+                failures: nodes.failures(round.replies),
             })
         }
     }
@@ -283,7 +293,7 @@ impl Quorum {
             nodes: nodes.list.len(),
             needed: nodes.needed,
             agreed: numbers.len(),
-            failures: Round::failures(round.replies),
+            failures: nodes.failures(round.replies),
         }))
     }
 
@@ -343,15 +353,19 @@ impl Round {
     fn is_due(&self, node: usize) -> bool {
         matches!(self.replies[node], Reply::Due { .. })
     }
+}
 
-    pub(crate) fn failures(replies: Vec<Reply>) -> Vec<(usize, Fault)> {
+impl Nodes {
+    /// The client that keeps the room and has the settings.
+    pub(crate) fn home(&self) -> &Arc<Engine> {
+        &self.list[0].engine
+    }
+
+    /// Why nodes did not answer, by position.
+    pub(crate) fn failures(&self, replies: Vec<Reply>) -> Vec<(usize, Fault)> {
         let failure = |(node, reply)| match reply {
             Reply::Failed(fault) => Some((node, fault)),
-            Reply::Due { .. } => Some((node, unanswered())),
-            Reply::Unasked => Some((
-                node,
-                Fault::Unreachable(stream::timed_out("there is no connection to the node")),
-            )),
+            Reply::Due { .. } | Reply::Unasked => Some((node, self.unanswered(node))),
             Reply::Came(_) => None,
         };
         replies
@@ -360,16 +374,10 @@ impl Round {
             .filter_map(failure)
             .collect()
     }
-}
 
-pub(crate) fn unanswered() -> Fault {
-    Fault::Unreachable(stream::timed_out("the node did not answer in time"))
-}
-
-impl Nodes {
-    /// The client that keeps the room and has the settings.
-    pub(crate) fn home(&self) -> &Arc<Engine> {
-        &self.list[0].engine
+    /// Why a node has not answered although its time is up.
+    pub(crate) fn unanswered(&self, node: usize) -> Fault {
+        self.list[node].engine.link.no_answer()
     }
 
     /// A [`round`](Self::round), and another if so few answered that it may have been connections that were idle for too
@@ -445,7 +453,7 @@ impl Nodes {
                         return round;
                     }
                 } else if Instant::now() >= until.min(its) {
-                    round.replies[*node] = Reply::Failed(unanswered());
+                    round.replies[*node] = Reply::Failed(self.unanswered(*node));
                 }
             }
             if !came {
@@ -469,7 +477,7 @@ impl Nodes {
                 let by = until.min(Instant::now() + patience);
                 match link.up(by, &mut || !stop()) {
                     Ok(()) if self.send(&mut round, node, make, patience) => {}
-                    Ok(()) => round.replies[node] = Reply::Failed(unanswered()),
+                    Ok(()) => round.replies[node] = Reply::Failed(self.unanswered(node)),
                     Err(fault) => round.replies[node] = Reply::Failed(fault),
                 }
             } else if due == 0 {

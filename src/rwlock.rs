@@ -158,14 +158,14 @@ impl RwLock {
         self.read_with(Patience::Once)
     }
 
-    /// Waits up to `wait` to read; `Ok(None)` if it was still somebody else's turn then.
+    /// Waits up to `wait` to read; `Ok(None)` if that was not in time.
     ///
     /// `wait` is the whole budget; zero is one attempt.
     ///
     /// # Errors
     ///
     /// As [`read`](Self::read), and as
-    /// [`ReentrantLock::try_lock_for`](crate::ReentrantLock::try_lock_for) if Redis does not answer in time.
+    /// [`ReentrantLock::try_lock_for`](crate::ReentrantLock::try_lock_for) if Redis is known to be away by then.
     pub fn try_read_for(&self, wait: Duration) -> Result<Option<RwLockReadGuard>> {
         self.read_with(Patience::span(wait))
     }
@@ -203,14 +203,14 @@ impl RwLock {
         self.write_with(Patience::Once)
     }
 
-    /// Waits up to `wait` to write; `Ok(None)` if somebody else still read or wrote then.
+    /// Waits up to `wait` to write; `Ok(None)` if that was not in time.
     ///
     /// `wait` is the whole budget; zero is one attempt.
     ///
     /// # Errors
     ///
     /// As [`write`](Self::write), and as
-    /// [`ReentrantLock::try_lock_for`](crate::ReentrantLock::try_lock_for) if Redis does not answer in time.
+    /// [`ReentrantLock::try_lock_for`](crate::ReentrantLock::try_lock_for) if Redis is known to be away by then.
     pub fn try_write_for(&self, wait: Duration) -> Result<Option<RwLockWriteGuard>> {
         self.write_with(Patience::span(wait))
     }

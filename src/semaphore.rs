@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 
 use crate::call::{Attempt, Call, CallPhase, Deferred, DeferredTerms, Fault, Undo};
 use crate::client::{Engine, Shared};
-use crate::contender::{HOLD_BACK, LATE_ANSWER, OFFER_PATIENCE};
+use crate::contender::{HOLD_BACK, OFFER_PATIENCE};
 use crate::desk::{Given, Granted};
 use crate::error::{Error, Result};
 use crate::gate::{Gate, Inside};
@@ -18,7 +18,7 @@ use crate::hold::LossReason;
 use crate::keys;
 use crate::owner::OwnerNumber;
 use crate::script::{self, Released, Request};
-use crate::wait::{CancelToken, Deadline, Waiter};
+use crate::wait::{self, CancelToken, Deadline, Waiter};
 use crate::watch::Watch;
 use crate::wire::Family;
 
@@ -172,6 +172,8 @@ enum Asked {
     },
     /// A thread of this process was faster.
     Given,
+    /// The caller's time was up before the answer had come; what it may have taken is being undone.
+    TooLate,
 }
 
 /// A number of permits that threads of any processes take and give back: Redisson's `RSemaphore`.
@@ -400,13 +402,14 @@ impl Semaphore {
         self.try_acquire_many(1)
     }
 
-    /// Waits up to `wait` for a permit; `Ok(None)` if there was none then.
+    /// Waits up to `wait` for a permit; `Ok(None)` if it had none then.
     ///
-    /// `wait` is the whole budget, connecting included; zero is one attempt.
+    /// `wait` is the whole budget, connecting included; zero is one attempt. An answer that comes later is `Ok(None)` too,
+    /// and what it may have brought is given back.
     ///
     /// # Errors
     ///
-    /// As [`acquire`](Self::acquire); [`Error::Redis`] also if Redis did not answer by then.
+    /// As [`acquire`](Self::acquire); [`Error::Redis`] also if Redis is known to be away by then.
     pub fn try_acquire_for(&self, wait: Duration) -> Result<Option<SemaphorePermit>> {
         self.try_acquire_many_for(1, wait)
     }
@@ -527,12 +530,15 @@ impl Semaphore {
         permits: u32,
         patience: Patience,
     ) -> Result<Option<SemaphorePermit>> {
-        if gate.lock().desk.has_line() {
+        let began = Instant::now();
+        let inside = gate.lock();
+        if inside.desk.has_line() {
             return Ok(None);
         }
-        match self.ask(gate, permits, patience, None, false)? {
+        drop(inside);
+        match self.ask(gate, permits, patience, None, began)? {
             Asked::Taken(question) => self.granted(gate, permits, None, &question).map(Some),
-            Asked::TooFew { .. } | Asked::Given => Ok(None),
+            Asked::TooFew { .. } | Asked::Given | Asked::TooLate => Ok(None),
         }
     }
 
@@ -561,8 +567,8 @@ impl Semaphore {
         let waiter = Arc::clone(&standing.place.waiter);
         let mut watch = Watch::new(engine, &gate.wire.channel, waiter);
         let (mut asked, mut parked, mut woken) = (false, false, false);
-        // Whether others were seen to have what it wants.
-        let mut knows_busy = !first;
+        // Whether it has waited for others, or asked.
+        let mut has_waited = !first;
         loop {
             match standing.news() {
                 Some(News::Given { since }) => {
@@ -579,7 +585,7 @@ impl Semaphore {
                 return Err(self.handle.stopped());
             }
             let now = Instant::now();
-            if knows_busy && deadline.has_passed(now) {
+            if has_waited && deadline.has_passed(now) {
                 return Ok(None);
             }
             let mut inside = gate.lock();
@@ -590,20 +596,19 @@ impl Semaphore {
                 None => inside.desk.offer(now),
             };
             drop(inside);
+            has_waited = true;
             if let Some(dry) = dry {
-                knows_busy = true;
                 standing.wait_for_news(Some(dry))?;
                 continue;
             }
             if let Some(release) = offer {
-                self.hold_back(&standing, &release);
-                knows_busy = true;
+                self.hold_back(patience, Some(&standing.place), &release);
                 // There may be no time left, or no need.
                 continue;
             }
             asked = true;
             let before = watch.heard();
-            match self.ask(gate, permits, patience, Some(&standing.place), knows_busy)? {
+            match self.ask(gate, permits, patience, Some(&standing.place), now)? {
                 Asked::Taken(question) => {
                     if parked && !woken {
                         engine.counters.poll_rescues.add(1);
@@ -617,11 +622,9 @@ impl Semaphore {
                     drop(granted);
                     continue;
                 }
-                Asked::Given => continue,
-                Asked::TooFew { asked_at } => {
-                    gate.lock().desk.refused(permits, asked_at);
-                    knows_busy = true;
-                }
+                // Out of time, or out of line meanwhile.
+                Asked::Given | Asked::TooLate => continue,
+                Asked::TooFew { asked_at } => gate.lock().desk.refused(permits, asked_at),
             }
             if standing.place.has_news() || deadline.has_passed(Instant::now()) {
                 continue;
@@ -635,12 +638,11 @@ impl Semaphore {
     }
 
     /// Has another process go first, if any heard our last release.
-    fn hold_back(&self, standing: &Standing<'_>, release: &Offer) {
+    fn hold_back(&self, patience: Patience, place: Option<&Place>, release: &Offer) {
         let engine = self.handle.engine();
-        let place = &standing.place;
-        let patience = Patience::Until(standing.deadline);
-        let stop = || place.is_given() || self.handle.must_stop(patience);
-        let until = standing.deadline.or(Instant::now() + OFFER_PATIENCE);
+        let deadline = patience.deadline();
+        let stop = || place.is_some_and(Place::is_given) || self.handle.must_stop(patience);
+        let until = deadline.or(Instant::now() + OFFER_PATIENCE);
         let heard = match engine.link.wait(&release.call, until, &stop) {
             Ok((value, _)) => {
                 let own = i64::from(release.we_listened);
@@ -650,10 +652,12 @@ impl Semaphore {
         };
         if heard {
             engine.counters.held_back.add(1);
-            let until = standing.deadline.or(Instant::now() + HOLD_BACK);
-            place
-                .waiter
-                .wait_to_hear(place.waiter.heard(), until, &stop);
+            let now = Instant::now();
+            let until = deadline.or(now + HOLD_BACK);
+            match place {
+                Some(Place { waiter, .. }) => waiter.wait_to_hear(waiter.heard(), until, &stop),
+                None => wait::sleep_unless(until.saturating_duration_since(now), &stop),
+            }
         }
     }
 
@@ -664,12 +668,10 @@ impl Semaphore {
         permits: u32,
         patience: Patience,
         place: Option<&Place>,
-        knows_busy: bool,
+        began: Instant,
     ) -> Result<Asked> {
         let (handle, engine) = (&self.handle, self.handle.engine());
-        let began = Instant::now();
-        let budget_ends = began + engine.response_timeout;
-        let until = patience.deadline().or(budget_ends);
+        let budget = patience.budget(began, engine.response_timeout);
         let is_given = || place.is_some_and(Place::is_given);
         let stop = || is_given() || handle.must_stop(patience);
         let (count, keep_ms) = (permits.to_string(), engine.remember_ms());
@@ -696,17 +698,13 @@ impl Semaphore {
                 undo: Some(question),
             }
         };
-        let answer = match engine.link.call(until, &stop, None, &mut attempt) {
+        let answer = match engine.link.call(budget.until, &stop, None, &mut attempt) {
             Ok(answer) => answer,
             Err(_) if is_given() => return Ok(Asked::Given),
+            Err(fault) if budget.was_too_short(&fault) => return Ok(Asked::TooLate),
             Err(fault) => {
-                if matches!(fault, Fault::Unreachable(_)) {
-                    if until == budget_ends {
-                        // Nobody in line needs to find that out again.
-                        dismiss(gate, place, &fault);
-                    } else if knows_busy && began.elapsed() < LATE_ANSWER {
-                        return Ok(Asked::TooFew { asked_at: began });
-                    }
+                if budget.concerns_all(&fault) {
+                    dismiss(gate, place, &fault);
                 }
                 return Err(handle.error(ACQUIRING, fault));
             }

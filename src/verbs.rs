@@ -81,8 +81,8 @@ macro_rules! exclusive_lock {
             ///
             /// # Errors
             ///
-            /// [`Error::Redis`](crate::Error::Redis) if Redis could not be asked; of several servers or members
-            /// [`Error::NoQuorum`](crate::Error::NoQuorum) and [`Error::Members`](crate::Error::Members);
+            /// [`Error::Redis`](crate::Error::Redis) if Redis did not answer for the response timeout, or refused; of several
+            /// servers or members [`Error::NoQuorum`](crate::Error::NoQuorum) and [`Error::Members`](crate::Error::Members);
             /// [`Error::WrongType`](crate::Error::WrongType) if the key is no lock;
             /// [`Error::Cancelled`](crate::Error::Cancelled) by the handle's token;
             /// [`Error::Closed`](crate::Error::Closed) once the client is closed;
@@ -107,16 +107,17 @@ macro_rules! exclusive_lock {
                 self.acquire($crate::handle::Patience::Once)
             }
 
-            /// Waits up to `wait` for the lock; `Ok(None)` if somebody else still had it then.
+            /// Waits up to `wait` for the lock; `Ok(None)` if that was not in time.
             ///
-            /// `wait` is the whole budget, connecting and round trips included. Zero is one attempt; a span beyond what
-            /// the clock can tell is no limit.
+            /// Then somebody else had it, or Redis was too slow: an answer that comes later is not waited for, and what it
+            /// may have granted is undone. `wait` is the whole budget, connecting and round trips included. Zero is one
+            /// attempt; a span beyond what the clock can tell is no limit.
             ///
             /// # Errors
             ///
-            /// As [`lock`](Self::lock). If Redis has not answered when the time is up, or for the response timeout before,
-            /// it is [`Error::Redis`](crate::Error::Redis), since nobody knows who has the lock; should it have been
-            /// granted to us, that is undone.
+            /// As [`lock`](Self::lock), and as soon as the time is up if the server is known to be away by then: there is no
+            /// connection to it, or nothing has come from it for half the response timeout although an answer was due. What
+            /// may have been taken is undone.
             pub fn try_lock_for(&self, wait: std::time::Duration) -> $crate::Result<Option<$guard>> {
                 self.acquire($crate::handle::Patience::span(wait))
             }

@@ -51,6 +51,52 @@ impl Deadline {
     pub(crate) fn or(self, other: Instant) -> Instant {
         self.0.map_or(other, |at| at.min(other))
     }
+
+    /// The time for a question asked at `began`.
+    pub(crate) fn budget(self, began: Instant, response_timeout: Duration) -> Budget {
+        let ends = began + response_timeout;
+        Budget {
+            until: self.or(ends),
+            callers: self.has_passed(ends),
+        }
+    }
+}
+
+/// How long one question to Redis may take: the response timeout, or less if the caller has less time.
+///
+/// What it means that there is no answer by then is decided here, for every wait:
+///
+/// | it ended with | nothing is known against the server | the server is known to be away, or refused |
+/// | --- | --- | --- |
+/// | the caller's time | not in time: `Ok(None)` | an error |
+/// | the response timeout | an error, also for those who wait in line | the same; a refusal concerns the caller alone |
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Budget {
+    pub(crate) until: Instant,
+    /// The caller's time ends it, not the response timeout.
+    pub(crate) callers: bool,
+}
+
+impl Budget {
+    /// The same, or less: with the response timeout of one of several servers.
+    pub(crate) fn within(self, began: Instant, response_timeout: Duration) -> Self {
+        let other = Deadline::NEVER.budget(began, response_timeout);
+        if other.until < self.until {
+            other
+        } else {
+            self
+        }
+    }
+
+    /// Whether all there is to say is that the caller's time was up.
+    pub(crate) fn was_too_short(&self, fault: &Fault) -> bool {
+        self.callers && fault.is_late()
+    }
+
+    /// Whether those who wait in line need not find out again what cost the whole response timeout.
+    pub(crate) fn concerns_all(&self, fault: &Fault) -> bool {
+        !self.callers && fault.is_unanswered()
+    }
 }
 
 /// Up to `span`, seldom less than three quarters of it, so that many who wait for the same do not come back together.
@@ -309,6 +355,28 @@ mod tests {
         assert_eq!(Deadline::NEVER.or(far), far);
         assert!(!Deadline::NEVER.has_passed(far));
         assert!(Deadline::after(Duration::ZERO).has_passed(Instant::now()));
+    }
+
+    #[test]
+    fn only_the_callers_time_can_have_been_too_short() {
+        let (now, timeout) = (Instant::now(), Duration::from_secs(3));
+        let err = || redis::RedisError::from(std::io::Error::other("nobody there"));
+        let (late, away, refused) = (
+            Fault::Late(err()),
+            Fault::Unreachable(err()),
+            Fault::Refused(err()),
+        );
+        let short = Deadline::at(now + timeout / 2).budget(now, timeout);
+        let whole = Deadline::at(now + timeout).budget(now, timeout);
+        assert!(short.was_too_short(&late) && !short.was_too_short(&away));
+        assert!(!whole.was_too_short(&late) && !whole.was_too_short(&away));
+        assert!(whole.concerns_all(&late) && whole.concerns_all(&away));
+        assert!(!short.concerns_all(&late) && !short.concerns_all(&away));
+        assert!(!short.was_too_short(&refused) && !whole.concerns_all(&refused));
+        // A client among several that has less patience than the others ends it for itself.
+        assert!(!short.within(now, timeout / 4).was_too_short(&late));
+        assert!(short.within(now, timeout).was_too_short(&late));
+        assert_eq!(Deadline::NEVER.budget(now, timeout).until, now + timeout);
     }
 
     #[test]

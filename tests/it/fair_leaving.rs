@@ -140,17 +140,15 @@ fn short_tries_leave_nothing_and_timeouts_do_not_drift() {
                     let mut wait = i as u64 * 700 + j * 300;
                     while !done.load(Ordering::Relaxed) {
                         wait = (wait * 7 + 331) % 6_000;
-                        match lock.try_lock_for(Duration::from_micros(wait)) {
-                            Ok(Some(guard)) => {
+                        match lock.try_lock_for(Duration::from_micros(wait)).unwrap() {
+                            Some(guard) => {
                                 granted.lock().unwrap().push(Instant::now());
                                 thread::sleep(ms(3));
                                 drop(guard);
                             }
-                            Ok(None) => {
+                            None => {
                                 refused.fetch_add(1, Ordering::Relaxed);
                             }
-                            // Time was up before Redis had answered.
-                            Err(err) => assert!(matches!(err, Error::Redis { .. }), "{err:?}"),
                         }
                     }
                 });

@@ -76,6 +76,21 @@ pub(crate) fn fails<T: Debug>(
     );
 }
 
+/// Runs `work`, which has a limit of its own, and expects to hear within it that there was nothing to be had: the time was
+/// too short or, as soon as that is known, Redis is away.
+#[track_caller]
+pub(crate) fn gets_nothing<T: Debug>(
+    what: &str,
+    limit: Duration,
+    work: impl FnOnce() -> redlatch::Result<Option<T>>,
+) {
+    let result = in_time(what, limit, work);
+    assert!(
+        matches!(result, Ok(None) | Err(Error::Redis { .. })),
+        "{what}: {result:?}"
+    );
+}
+
 /// The losses a client was told of, and when.
 #[derive(Clone, Default)]
 pub(crate) struct Told(Arc<Mutex<Vec<(Instant, Loss)>>>);
@@ -138,8 +153,11 @@ pub(crate) fn bad_day<L: Lock, S>(
                 "try" => fails(what, RESPONSE, || lock.try_lock()),
                 "for" => {
                     for wait in [ms(50), ms(0), ms(120)] {
-                        let limit = if wait.is_zero() { RESPONSE } else { wait };
-                        fails(what, limit, || lock.try_lock_for(wait));
+                        if wait.is_zero() {
+                            fails(what, RESPONSE, || lock.try_lock_for(wait));
+                        } else {
+                            gets_nothing(what, wait, || lock.try_lock_for(wait));
+                        }
                     }
                 }
                 "is" => fails(what, RESPONSE, || lock.is_locked()),
@@ -151,7 +169,7 @@ pub(crate) fn bad_day<L: Lock, S>(
             let lock = L::Foe::of(&client, &kept);
             if L::LINE == Line::Redis {
                 // There is no line but that of Redis.
-                fails("waiting", ms(100), || lock.try_lock_for(ms(100)));
+                gets_nothing("waiting", ms(100), || lock.try_lock_for(ms(100)));
                 return;
             }
             // That it is held here is known without Redis.

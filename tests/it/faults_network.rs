@@ -7,7 +7,9 @@ use redlatch::{CancelToken, Client, Error, FairLock, FencedLock, Mutex, Reentran
 
 use crate::contract::{Guard, Line, Lock, Writing, line, nothing_is_left};
 use crate::contract_read::Reading;
-use crate::faults::{RESPONSE, SLACK, WAITER_LEASE, client, config, in_time, renew_sha, sha};
+use crate::faults::{
+    RESPONSE, SLACK, WAITER_LEASE, client, config, gets_nothing, in_time, renew_sha, sha,
+};
 use crate::support::{Mode, Proxy, Server, Target, Trap, eventually, ms, unique, within};
 
 /// A server, a proxy in front of it, a client behind the proxy and one that is not.
@@ -254,8 +256,7 @@ fn late_acquires<L: Lock>(rounds: u64) {
         let waits = 1 + round % 3;
         for _ in 0..waits {
             let wait = ms(10 + dice(60));
-            let err = in_time("try_lock_for", wait, || lock.try_lock_for(wait)).unwrap_err();
-            assert!(matches!(err, Error::Redis { .. }), "{err:?}");
+            gets_nothing("try_lock_for", wait, || lock.try_lock_for(wait));
         }
         if round % 4 == 3 {
             std::thread::sleep(RESPONSE); // until the link is given up for its silence
@@ -488,7 +489,13 @@ fn a_wait_ends_on_time_whatever_the_network_does() {
                         let begun = Instant::now();
                         let got = lock.try_lock_for(ms(wait));
                         let took = begun.elapsed();
-                        assert!(matches!(got, Err(Error::Redis { .. })), "{mode:?}: {got:?}");
+                        let slow = matches!(mode, Mode::Delay(_) | Mode::DelayBoth(_));
+                        let no_connection = mode == Mode::Refuse || fresh && !slow;
+                        match got {
+                            Err(Error::Redis { .. }) => {}
+                            Ok(None) if !no_connection => {}
+                            got => panic!("{mode:?}: {got:?}"),
+                        }
                         assert!(took >= ms(wait), "{mode:?}: {took:?} of {wait} ms");
                         assert!(
                             took <= ms(wait) + ms(150),
@@ -526,7 +533,7 @@ fn a_wait_ends_on_time_although_replies_to_others_keep_coming() {
     let begun = Instant::now();
     let got = client.mutex(unique("own")).try_lock_for(ms(50));
     let took = begun.elapsed();
-    assert!(matches!(got, Err(Error::Redis { .. })), "{got:?}");
+    assert!(matches!(got, Ok(None)), "{got:?}");
     assert!(took <= ms(200), "{took:?} for a wait of 50 ms");
     proxy.pass();
     drop(held);

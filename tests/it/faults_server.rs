@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use redlatch::{Client, Config, Error, FairLock, FencedLock, LossReason, Mutex, SpinLock};
 
 use crate::contract::{Guard, Lock, Writing, nothing_is_left};
-use crate::faults::{LEASE, RESPONSE, SLACK, Told, client, config, fails, in_time};
+use crate::faults::{LEASE, RESPONSE, SLACK, Told, client, config, fails, gets_nothing, in_time};
 use crate::support::{
     Proxy, Server, connection_to, eventually, free_port, logs, ms, unique, within,
 };
@@ -138,10 +138,14 @@ fn a_long_freeze_is_told_by_the_end_of_validity_and_leaves_nothing_behind() {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             while Instant::now() < until {
-                fails("try_lock_for", ms(50), || {
+                gets_nothing("try_lock_for", ms(50), || {
                     client.mutex(&other).try_lock_for(ms(50))
                 });
             }
+            // By now it is known.
+            fails("try_lock_for", ms(50), || {
+                client.mutex(&other).try_lock_for(ms(50))
+            });
         });
         let loss = guard.lost().recv_timeout(lease + SLACK).unwrap();
         assert_eq!(loss.reason, LossReason::Unreachable);
@@ -323,7 +327,8 @@ fn a_pause_shorter_than_the_response_timeout_is_waited_for() {
     assert!(begun.elapsed() >= ms(490), "{:?}", begun.elapsed());
     assert_eq!(client.stats().reconnects, 0);
     let () = server.ask(&["CLIENT", "PAUSE", "500", "ALL"]);
-    fails("try_lock_for", ms(100), || lock.try_lock_for(ms(100)));
+    let late = in_time("try_lock_for", ms(100), || lock.try_lock_for(ms(100)));
+    assert!(matches!(late, Ok(None)), "{late:?}");
     eventually("it is undone", || server.keys().is_empty());
     lock.lock().unwrap().unlock().unwrap();
 }

@@ -960,7 +960,8 @@ fn a_frozen_server_does_not_lengthen_a_limited_wait() {
     let since = Instant::now();
     let said = latch.wait_for(ms(200));
     let took = since.elapsed();
-    assert!(matches!(said, Err(Error::Redis { .. })), "{said:?}");
+    // Nor is there anything known against the server so soon.
+    assert!(matches!(said, Ok(false)), "{said:?}");
     assert!(took >= ms(200) && took < ms(200) + SLACK, "{took:?}");
     server.thaw();
     assert!(!latch.wait_for(ms(100)).unwrap());

@@ -545,7 +545,9 @@ fn an_acquire_of_unknown_outcome_is_undone() {
             let answer = lock.try_lock_for(limit);
             assert!(trap.fired());
             if limit < RESPONSE {
-                assert!(matches!(answer, Err(Error::Redis { .. })), "{answer:?}");
+                // Too short to know more, unless this thread was kept from it.
+                let nothing = matches!(answer, Ok(None) | Err(Error::Redis { .. }));
+                assert!(nothing, "{answer:?}");
             } else {
                 // Asked again under another number, and the first question is undone.
                 let guard = answer.unwrap().unwrap();
@@ -587,10 +589,8 @@ fn a_frozen_server_finds_nothing_wanted_when_it_thaws() {
     lock.with(|_| ()).unwrap();
     let asked = server.calls("evalsha");
     server.freeze();
-    let answer = in_time("no answer", ms(150), || {
-        lock.try_lock_for(ms(150)).map(drop)
-    });
-    assert!(matches!(answer, Err(Error::Redis { .. })), "{answer:?}");
+    let answer = in_time("no answer", ms(150), || lock.try_lock_for(ms(150)));
+    assert!(matches!(answer, Ok(None)), "{answer:?}");
     server.thaw();
     eventually("it has carried the question out", || {
         server.calls("evalsha") > asked

@@ -323,7 +323,7 @@ fn a_frozen_server_costs_the_time_that_was_given_and_the_others_are_free_again()
         ill.freeze();
         let limit = ms(80);
         let answer = in_time("no answer", limit, || lock.try_lock_for(limit));
-        assert_eq!(failed(answer), [names[frozen].clone()]);
+        assert!(matches!(answer, Ok(None)), "{answer:?}");
         for (n, (server, _)) in servers.iter().enumerate() {
             if n != frozen {
                 assert!(server.calls("evalsha") > asked[n]);

@@ -220,8 +220,12 @@ fn without_a_majority_nobody_gets_it_and_nothing_stays(death: Death) {
             site.fails(node);
         }
         let asked = Instant::now();
-        assert_eq!(failed_at(lock.try_lock_for(ms(400))), [1, 2, 4]);
-        assert!(asked.elapsed() < ms(400) + SLACK, "{:?}", asked.elapsed());
+        match lock.try_lock_for(ms(300)) {
+            // Nothing is known so soon against servers that are silent.
+            Ok(None) if !matches!(death, Death::Killed) => {}
+            other => assert_eq!(failed_at(other), [1, 2, 4]),
+        }
+        assert!(asked.elapsed() < ms(300) + SLACK, "{:?}", asked.elapsed());
         let asked = Instant::now();
         assert_eq!(failed_at(lock.try_lock()), [1, 2, 4]);
         assert!(asked.elapsed() < TIMEOUT + SLACK, "{:?}", asked.elapsed());
@@ -845,8 +849,8 @@ fn slow_answers_shorten_the_lease_and_never_make_a_guard_without_one() {
                     assert!(guard.valid_until() > before);
                     granted += 1;
                 }
-                Ok(None) => {}
-                Err(
+                Ok(None)
+                | Err(
                     Error::NoQuorum { .. }
                     | Error::Lost {
                         reason: LossReason::Expired,

@@ -103,8 +103,7 @@ fn a_connection_that_went_dead_is_replaced_although_nobody_waits_for_long() {
                     let guard = loop {
                         match lock.try_lock_for(ms(100)) {
                             Ok(Some(guard)) => break guard,
-                            Ok(None) => panic!("held by nobody"),
-                            Err(Error::Redis { .. }) => failed += 1,
+                            Ok(None) | Err(Error::Redis { .. }) => failed += 1,
                             Err(err) => panic!("{err:?}"),
                         }
                         assert!(begun.elapsed() < RESPONSE * 8, "no way back");
@@ -129,17 +128,15 @@ fn a_wait_shorter_than_a_round_trip_takes_long_is_no_error() {
     let name = unique("hot");
     let [hurried, patient, third] = [(); 3].map(|()| client(&server.url()));
     let stop = AtomicBool::new(false);
-    let (ok, none, err) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
+    let (ok, none) = (AtomicU64::new(0), AtomicU64::new(0));
     thread::scope(|scope| {
         for _ in 0..2 {
             scope.spawn(|| {
                 let lock = hurried.mutex(&name);
                 while !stop.load(Ordering::Relaxed) {
-                    let count = match lock.try_lock_for(ms(2)) {
-                        Ok(Some(_)) => &ok,
-                        Ok(None) => &none,
-                        Err(Error::Redis { .. }) => &err,
-                        Err(err) => panic!("{err:?}"),
+                    let count = match lock.try_lock_for(ms(2)).unwrap() {
+                        Some(_) => &ok,
+                        None => &none,
                     };
                     count.fetch_add(1, Ordering::Relaxed);
                 }
@@ -159,10 +156,8 @@ fn a_wait_shorter_than_a_round_trip_takes_long_is_no_error() {
         thread::sleep(ms(1_200));
         stop.store(true, Ordering::Relaxed);
     });
-    let (ok, none, err) = (ok.into_inner(), none.into_inner(), err.into_inner());
-    assert!(none > 20, "{ok}, {none}, {err}");
-    // On a machine that is busy elsewhere even the first answer can come too late.
-    assert!(err <= (ok + none) / 10, "{ok}, {none}, {err}");
+    let (ok, none) = (ok.into_inner(), none.into_inner());
+    assert!(none > 20, "{ok}, {none}");
     nothing_is_left(&server);
 }
 

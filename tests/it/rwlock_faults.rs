@@ -6,7 +6,9 @@ use std::time::Instant;
 use redlatch::{Client, Config, Error, LossReason};
 
 use crate::contract::{Crew, open};
-use crate::faults::{Data, LEASE, RESPONSE, Told, client, config, fails, in_time, sha};
+use crate::faults::{
+    Data, LEASE, RESPONSE, Told, client, config, fails, gets_nothing, in_time, sha,
+};
 use crate::rwlock::{Actor, BY_MESSAGE, Desk, LONG, assert_lost, elsewhere, hash, hold_key};
 use crate::support::{Mode, Proxy, Server, Target, eventually, ms, unique};
 
@@ -105,11 +107,11 @@ fn an_acquire_without_a_reply_is_made_once() {
         let kept = server.hgetall(&name);
         let trap = proxy.swallow_reply_to(acquire(writes));
         actor.does(move |desk| {
-            fails("too short", ms(100), || {
+            gets_nothing("too short", ms(100), || {
                 if writes {
-                    desk.lock.try_write_for(ms(100)).map(drop)
+                    desk.lock.try_write_for(ms(100)).map(|got| got.map(drop))
                 } else {
-                    desk.lock.try_read_for(ms(100)).map(drop)
+                    desk.lock.try_read_for(ms(100)).map(|got| got.map(drop))
                 }
             });
         });
@@ -336,7 +338,7 @@ fn bad_day(
                 "read" => fails(what, RESPONSE, || lock.read()),
                 "write" => fails(what, RESPONSE, || lock.write()),
                 "try_read" => fails(what, RESPONSE, || lock.try_read()),
-                "for" => fails(what, ms(80), || lock.try_write_for(ms(80))),
+                "for" => gets_nothing(what, ms(80), || lock.try_write_for(ms(80))),
                 "is" => fails(what, RESPONSE, || lock.is_read_locked()),
                 _ => fails(what, RESPONSE, || lock.force_unlock()),
             });

@@ -279,28 +279,19 @@ fn deadlines_are_met_and_never_anticipated() {
     let uncut = median(waits.iter().copied().map(uncut).collect());
     assert!(uncut > ms(5));
     soon(uncut / 2, || {
-        let unanswered = AtomicUsize::new(0);
         let late: Vec<Vec<_>> = thread::scope(|scope| {
             let threads: Vec<_> = waits
                 .chunks(100)
                 .map(|waits| {
                     let lock = client.spin_lock(unique("deadline"));
                     hold_by_stranger(&server, lock.name(), 120_000);
-                    let unanswered = &unanswered;
                     scope.spawn(move || {
                         let late = waits.iter().map(|wait| {
                             let begun = Instant::now();
                             let result = lock.try_lock_for(*wait);
                             let took = begun.elapsed();
                             assert!(took >= *wait, "{took:?} of {wait:?}");
-                            match result {
-                                Ok(None) => {}
-                                // The first question had no answer yet.
-                                Err(Error::Redis { .. }) => {
-                                    unanswered.fetch_add(1, Ordering::SeqCst);
-                                }
-                                other => panic!("{other:?}"),
-                            }
+                            assert!(matches!(result, Ok(None)), "{result:?}");
                             took - *wait
                         });
                         late.collect()
@@ -315,10 +306,9 @@ fn deadlines_are_met_and_never_anticipated() {
         let late = late.concat();
         let most = late.iter().max().copied().unwrap();
         assert!(most < ms(2000), "{most:?}");
-        let (late, unanswered) = (median(late), unanswered.into_inner());
-        assert!(unanswered < 60, "{unanswered} errors");
+        let late = median(late);
         if env::var_os("REDLATCH_TEST_NUMBERS").is_some() {
-            eprintln!("late by {late:?}, {most:?} at most, {unanswered} errors; uncut {uncut:?}");
+            eprintln!("late by {late:?}, {most:?} at most; uncut {uncut:?}");
         }
         late
     });

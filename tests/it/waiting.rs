@@ -8,14 +8,18 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use redlatch::{CancelToken, Client, Config, Error, FairLock, FencedLock, ReentrantLock, SpinLock};
+use redlatch::{
+    CancelToken, Client, Config, Error, FairLock, FencedLock, Lockable, MultiLock, RedLock,
+    ReentrantLock, Result, SpinLock,
+};
 
 use crate::contract::{
     Crew, Guard, Lock, Writing, hold_by_stranger, increment, nothing_is_left, open,
     open_with_lease, subscribed,
 };
 use crate::support::{
-    Server, connection_to, eventually, ms, rss_kib, thread_count, threads_named, unique, within,
+    Mode, Proxy, Server, Target, connection_to, eventually, ms, rss_kib, thread_count,
+    threads_named, unique, within,
 };
 
 const LONG: Duration = Duration::from_secs(10);
@@ -389,8 +393,6 @@ fn give_up_and_take_no_wake_up<L: Lock>(threads: u64, patience: u64) {
                     Err(Error::Cancelled) => {
                         cancelled.fetch_add(1, Ordering::Relaxed);
                     }
-                    // Time was up before Redis had answered.
-                    Err(Error::Redis { .. }) => {}
                     Err(err) => panic!("{err:?}"),
                 }
             }
@@ -546,6 +548,213 @@ fn two_alike_processes_share_evenly() {
     let [one, other] = grants.map(AtomicU64::into_inner);
     let share = one.min(other) * 100 / (one + other);
     assert!(share > 20, "{one} to {other}");
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Time that is up
+// ---------------------------------------------------------------------------------------------------------------------
+
+/// Something that is waited for.
+struct Kind {
+    what: &'static str,
+    /// Waits for so long, and says whether it got it.
+    wants: Box<dyn Fn(Duration) -> Result<bool>>,
+    is_free: Box<dyn Fn() -> bool>,
+}
+
+/// One of each. `there` are clients of three servers that say what is there; those of `clients` want it.
+fn kinds(there: &[Client; 3], clients: &[Client; 3]) -> Vec<Kind> {
+    macro_rules! lock {
+        ($what:literal, $lock:expr) => {{
+            let (ours, theirs) = ($lock(clients), $lock(there));
+            Kind {
+                what: $what,
+                wants: Box::new(move |wait| Ok(ours.try_lock_for(wait)?.is_some())),
+                is_free: Box::new(move || !theirs.is_locked().unwrap()),
+            }
+        }};
+    }
+    let semaphores = (
+        there[0].semaphore("permits"),
+        clients[0].semaphore("permits"),
+    );
+    assert!(semaphores.0.try_set_permits(2).unwrap());
+    let leased = (
+        there[0].expirable_semaphore("leased"),
+        clients[0].expirable_semaphore("leased"),
+    );
+    assert!(leased.0.try_set_permits(2).unwrap());
+    assert!(there[0].latch("latch").try_set_count(1).unwrap());
+    let latch = clients[0].latch("latch");
+    let (reads, writes) = (clients[0].rwlock("reads"), clients[0].rwlock("writes"));
+    let (read, written) = (there[0].rwlock("reads"), there[0].rwlock("writes"));
+    vec![
+        lock!("reentrant", |of: &[Client; 3]| of[0].reentrant_lock("a")),
+        lock!("mutex", |of: &[Client; 3]| of[0].mutex("b")),
+        lock!("fair", |of: &[Client; 3]| of[0].fair_lock("c")),
+        lock!("fenced", |of: &[Client; 3]| of[0].fenced_lock("d")),
+        lock!("spin", |of: &[Client; 3]| of[0].spin_lock("e")),
+        lock!("names", |of: &[Client; 3]| of[0].multi_lock(["f", "g"])),
+        lock!("members", |of: &[Client; 3]| MultiLock::new(
+            of.iter()
+                .map(|client| Box::new(client.mutex("h")) as Box<dyn Lockable>)
+                .collect()
+        )),
+        lock!("majority", |of: &[Client; 3]| RedLock::new(of, "i")
+            .unwrap()),
+        Kind {
+            what: "read",
+            wants: Box::new(move |wait| Ok(reads.try_read_for(wait)?.is_some())),
+            is_free: Box::new(move || !read.is_read_locked().unwrap()),
+        },
+        Kind {
+            what: "write",
+            wants: Box::new(move |wait| Ok(writes.try_write_for(wait)?.is_some())),
+            is_free: Box::new(move || !written.is_write_locked().unwrap()),
+        },
+        Kind {
+            what: "semaphore",
+            wants: Box::new(move |wait| Ok(semaphores.1.try_acquire_for(wait)?.is_some())),
+            is_free: Box::new(move || semaphores.0.available_permits().unwrap() == 2),
+        },
+        Kind {
+            what: "expirable semaphore",
+            wants: Box::new(move |wait| Ok(leased.1.try_acquire_for(wait)?.is_some())),
+            is_free: Box::new(move || leased.0.available_permits().unwrap() == 2),
+        },
+        Kind {
+            what: "latch",
+            wants: Box::new(move |wait| latch.wait_for(wait)),
+            is_free: Box::new(|| true),
+        },
+    ]
+}
+
+#[test]
+fn a_limit_that_is_too_short_for_a_slow_answer_is_no_error_and_leaves_nothing() {
+    let servers = [(); 3].map(|()| Server::start());
+    let proxies = [0, 1, 2].map(|n: usize| Proxy::start(servers[n].addr()));
+    let direct = [0, 1, 2].map(|n: usize| open(&servers[n]));
+    let clients = [0, 1, 2].map(|n: usize| {
+        let config = Config::new(proxies[n].url()).response_timeout(LONG);
+        Client::open(config).unwrap()
+    });
+    let kinds = kinds(&direct, &clients);
+    for proxy in &proxies {
+        proxy.set(Target::Link, Mode::Delay(ms(1000)));
+    }
+    for kind in &kinds {
+        for _ in 0..20 {
+            let begun = Instant::now();
+            let got = (kind.wants)(ms(2));
+            assert!(begun.elapsed() >= ms(2), "{}", kind.what);
+            assert!(matches!(got, Ok(false)), "{}: {got:?}", kind.what);
+        }
+    }
+    for proxy in &proxies {
+        proxy.pass();
+    }
+    for kind in &kinds {
+        eventually(kind.what, || (kind.is_free)());
+        // The connections are as good as before.
+        let got = (kind.wants)(if kind.what == "latch" { ms(1) } else { LONG });
+        assert_eq!(got.unwrap(), kind.what != "latch", "{}", kind.what);
+    }
+    for client in clients {
+        assert_eq!(client.stats().reconnects, 0);
+    }
+}
+
+#[test]
+fn a_server_that_is_away_is_an_error_however_short_the_limit() {
+    let mut servers = [(); 3].map(|()| Server::start());
+    let clients = [0, 1, 2].map(|n: usize| open(&servers[n]));
+    let kinds = kinds(&clients, &clients);
+    for server in &mut servers {
+        server.kill();
+    }
+    for kind in &kinds {
+        for _ in 0..3 {
+            let err = (kind.wants)(ms(2)).expect_err(kind.what);
+            assert!(err.is_retryable(), "{}: {err}", kind.what);
+            match (kind.what, &err) {
+                ("members", Error::Members { failures }) => assert_eq!(failures.len(), 3),
+                ("majority", Error::NoQuorum { failures, .. }) => assert!(failures.len() >= 2),
+                (_, Error::Redis { .. }) => {}
+                _ => panic!("{}: {err:?}", kind.what),
+            }
+        }
+    }
+    close_at_once(&clients);
+}
+
+/// What is to be undone on servers that are away is not waited for.
+fn close_at_once(clients: &[Client]) {
+    for client in clients {
+        client.close(Duration::ZERO).ok();
+    }
+}
+
+#[test]
+fn a_minority_that_is_away_is_no_error_while_the_others_are_slow() {
+    let mut servers = [(); 3].map(|()| Server::start());
+    let proxies = [0, 1, 2].map(|n: usize| Proxy::start(servers[n].addr()));
+    let clients = [0, 1, 2].map(|n: usize| {
+        let config = Config::new(proxies[n].url()).response_timeout(LONG);
+        Client::open(config).unwrap()
+    });
+    let lock = RedLock::new(&clients, "slow").unwrap();
+    for proxy in &proxies {
+        proxy.set(Target::Link, Mode::Delay(ms(1000)));
+    }
+    let away = |n: usize, servers: &mut [Server; 3]| {
+        servers[n].kill();
+        proxies[n].set(Target::All, Mode::Refuse);
+        proxies[n].cut(Target::All);
+    };
+    away(1, &mut servers);
+    for _ in 0..10 {
+        assert!(lock.try_lock_for(ms(2)).unwrap().is_none());
+    }
+    away(2, &mut servers);
+    match lock.try_lock_for(ms(2)) {
+        Err(err @ Error::NoQuorum { .. }) => assert!(err.is_retryable()),
+        other => panic!("{other:?}"),
+    }
+    close_at_once(&clients);
+}
+
+#[test]
+fn silence_is_no_error_at_first_and_one_in_the_long_run() {
+    const RESPONSE: Duration = ms(1000);
+    let servers = [(); 3].map(|()| Server::start());
+    let clients = [0, 1, 2].map(|n: usize| {
+        let config = Config::new(servers[n].url()).response_timeout(RESPONSE);
+        Client::open(config).unwrap()
+    });
+    let kinds = kinds(&clients, &clients);
+    for server in &servers {
+        server.freeze();
+    }
+    let begun = Instant::now();
+    let mut patient = 0;
+    for kind in &kinds {
+        eventually(kind.what, || match (kind.wants)(ms(10)) {
+            Ok(got) => {
+                assert!(!got, "{}", kind.what);
+                patient += 1;
+                false
+            }
+            // Nobody has heard of it for half the response timeout.
+            Err(err) => {
+                assert!(begun.elapsed() >= RESPONSE / 2, "{}: {err}", kind.what);
+                assert!(err.is_retryable(), "{}: {err}", kind.what);
+                true
+            }
+        });
+    }
+    assert!(patient > 0);
+    close_at_once(&clients);
 }
 
 #[test]
