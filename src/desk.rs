@@ -24,6 +24,8 @@ struct Standing<W> {
     ticket: u64,
     need: u32,
     waiter: W,
+    /// Redis is known to have had too few for it.
+    refused: bool,
 }
 
 /// What Redis is known not to have.
@@ -95,8 +97,9 @@ impl<W: Clone, R> Desk<W, R> {
         self.line.is_empty() && self.out == 0
     }
 
-    pub(crate) fn has_line(&self) -> bool {
-        !self.line.is_empty()
+    /// Whether somebody waits: the first in line once Redis had too few for it, whoever is behind it at once.
+    pub(crate) fn has_waiters(&self) -> bool {
+        self.line.len() > 1 || self.line.front().is_some_and(|first| first.refused)
     }
 
     /// A thread gets into line; with its ticket, whether it is first.
@@ -107,19 +110,22 @@ impl<W: Clone, R> Desk<W, R> {
             ticket,
             need,
             waiter,
+            refused: false,
         });
         (ticket, self.line.len() == 1)
     }
 
-    /// Until when it is of no use to ask Redis for `need`.
-    pub(crate) fn dry_until(&self, need: u32, now: Instant) -> Option<Instant> {
+    /// Until when it is of no use that the first in line asks Redis for `need`.
+    pub(crate) fn dry_until(&mut self, need: u32, now: Instant) -> Option<Instant> {
         let dry = self.dry.filter(|dry| need >= dry.need && now < dry.until)?;
+        self.refuse_first();
         Some(dry.until)
     }
 
-    /// Redis, asked at `asked_at`, had fewer than `need`. Within a tenure from then on threads of this process are the
-    /// likeliest to let some go, if any have some.
+    /// Redis, asked at `asked_at` by the first in line, had fewer than `need`. Within a tenure from then on threads of this
+    /// process are the likeliest to let some go, if any have some.
     pub(crate) fn refused(&mut self, need: u32, asked_at: Instant) {
+        self.refuse_first();
         self.dry = (self.out > 0).then(|| Dry {
             need,
             until: asked_at + self.tenure,
@@ -228,6 +234,12 @@ impl<W: Clone, R> Desk<W, R> {
     pub(crate) fn close(&mut self) -> u64 {
         self.closed = true;
         std::mem::take(&mut self.out)
+    }
+
+    fn refuse_first(&mut self) {
+        if let Some(first) = self.line.front_mut() {
+            first.refused = true;
+        }
     }
 
     fn is_first(&self, ticket: u64) -> bool {
@@ -542,7 +554,11 @@ mod tests {
             );
             let free = self.line().is_empty() && out == 0;
             assert_eq!(self.desk.is_free(), free);
-            assert_eq!(self.desk.has_line(), !self.line().is_empty());
+            match self.line().len() {
+                0 => assert!(!self.desk.has_waiters()),
+                1 => {} // it may be asking for the first time
+                _ => assert!(self.desk.has_waiters()),
+            }
         }
     }
 
@@ -648,6 +664,29 @@ mod tests {
         assert_eq!(desk.dry_until(2, now + TENURE), None);
         let given = desk.give(1, now, now);
         assert_eq!((given.back, desk.dry_until(2, now)), (1, None));
+    }
+
+    #[test]
+    fn the_first_in_line_waits_once_there_is_too_little_for_it() {
+        let now = Instant::now();
+        let mut desk: Desk<&str, ()> = Desk::new(TENURE);
+        assert_eq!(desk.granted(None, 1, now), Granted::Kept { first: None });
+        let (first, _) = desk.enter(2, "a");
+        assert!(!desk.has_waiters());
+        desk.refused(2, now);
+        assert!(desk.has_waiters());
+        let (second, _) = desk.enter(2, "b");
+        assert_eq!(desk.withdraw(first), Some(Some("b")));
+        assert!(!desk.has_waiters());
+        // Whoever is behind it, or would ask in vain, waits at once.
+        let (third, _) = desk.enter(1, "c");
+        assert!(desk.has_waiters());
+        assert_eq!(desk.withdraw(third), Some(None));
+        assert!(!desk.has_waiters());
+        assert_eq!(desk.dry_until(2, now), Some(now + TENURE));
+        assert!(desk.has_waiters());
+        assert_eq!(desk.withdraw(second), Some(None));
+        assert!(!desk.has_waiters());
     }
 
     #[test]

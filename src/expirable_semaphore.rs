@@ -53,8 +53,8 @@ const RELEASING: &str = "releasing a permit";
 /// ([`LossReason::Forced`]). Permits that Java clients took are counted, waited for and released alike.
 ///
 /// **Order.** Threads of one process get permits in the order in which they came, so that one who wants many is not
-/// overtaken for ever; one who does not wait ([`try_acquire`](Self::try_acquire)) passes by all who do. Among processes
-/// the first to ask gets what there is.
+/// overtaken for ever, and one who does not wait ([`try_acquire`](Self::try_acquire)) gives way to those who do. Among
+/// processes the first to ask gets what there is.
 ///
 /// **Panics.** As with the [`ReentrantLock`](crate::ReentrantLock): dropping gives back, nothing is poisoned. A thread may
 /// take several permits, and would wait for itself if there are too few.
@@ -229,7 +229,8 @@ impl ExpirableSemaphore {
         one(self.endlessly(1)?).ok_or_else(|| self.inner.stopped())
     }
 
-    /// Takes a permit if there is one; `Ok(None)` if there is none. One round trip.
+    /// Takes a permit if there is one; `Ok(None)` if there is none, or a thread of this process waits: who tries does not
+    /// overtake it. One round trip or none.
     ///
     /// # Errors
     ///
@@ -271,7 +272,8 @@ impl ExpirableSemaphore {
         self.endlessly(n)
     }
 
-    /// Takes `n` permits if there are as many; `Ok(None)` if not, and then none is taken. One round trip.
+    /// Takes `n` permits if there are as many; `Ok(None)` if not, or a thread of this process waits, and then none is taken.
+    /// One round trip or none.
     ///
     /// # Errors
     ///
@@ -553,7 +555,10 @@ impl ExpirableSemaphore {
 
         let stop = || self.inner.must_stop(patience);
         let Patience::Until(deadline) = patience else {
-            // Whoever does not wait stands in nobody's way, and nobody in its.
+            // Who wants many would wait for ever if those who try passed by.
+            if Turn::is_waited_for(&self.inner) {
+                return Ok(None);
+            }
             let _contending = engine.contending();
             return match self.ask(gate, wanted, Deadline::NEVER, &stop, None)? {
                 Asked::Taken(permits) => Ok(Some(permits)),
@@ -575,6 +580,7 @@ impl ExpirableSemaphore {
                 Asked::TooFew { left } => left,
                 Asked::TooLate => return Ok(None),
             };
+            turn.was_refused();
             if deadline.has_passed(Instant::now()) {
                 return Ok(None);
             }

@@ -299,6 +299,11 @@ impl Handle {
         self.engine().gates.get(self.family, &self.id)
     }
 
+    /// Its gate, if a thread has come to it lately.
+    pub(crate) fn known_gate(&self) -> Option<Arc<Gate>> {
+        self.engine().gates.known(self.family, &self.id)
+    }
+
     /// A gate of its name for its wire, which nobody else needs to know.
     pub(crate) fn wire_gate(&self) -> Result<Arc<Gate>> {
         self.engine().check_open()?;

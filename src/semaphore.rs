@@ -391,7 +391,8 @@ impl Semaphore {
             .ok_or(Error::Closed)
     }
 
-    /// Tries once to have a permit; `Ok(None)` if there is none, or a thread of this process waits already.
+    /// Tries once to have a permit; `Ok(None)` if there is none, or a thread of this process waits: who tries does not
+    /// overtake it, or one who wants many could wait for ever.
     ///
     /// Blocks for a round trip or none, at most for the response timeout.
     ///
@@ -532,7 +533,7 @@ impl Semaphore {
     ) -> Result<Option<SemaphorePermit>> {
         let began = Instant::now();
         let inside = gate.lock();
-        if inside.desk.has_line() {
+        if inside.desk.has_waiters() {
             return Ok(None);
         }
         drop(inside);

@@ -55,14 +55,27 @@ impl<'a> Turn<'a> {
             // Nobody sits in this room.
             _ => return Ok(None),
         }
-        let engine = handle.engine();
-        gate.lock().contenders.push(Arc::clone(&waiter));
         Ok(Some(Self {
-            engine,
+            engine: handle.engine(),
             gate,
             waiter,
-            _contending: engine.contending(),
+            _contending: handle.engine().contending(),
         }))
+    }
+
+    /// Whether a thread of this process waits: one whose turn has not come, or that was refused.
+    pub(crate) fn is_waited_for(handle: &Handle) -> bool {
+        handle.known_gate().is_some_and(|gate| {
+            let inside = gate.lock();
+            !inside.contenders.is_empty() || inside.room.waiters().next().is_some()
+        })
+    }
+
+    /// The thread was refused, and waits from now on.
+    pub(crate) fn was_refused(&self) {
+        let mut inside = self.gate.lock();
+        inside.forget_contender(Some(&self.waiter));
+        inside.contenders.push(Arc::clone(&self.waiter));
     }
 
     pub(crate) fn gate(&self) -> &Arc<Gate> {

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -600,15 +600,56 @@ fn threads_of_a_process_are_served_in_order_and_one_who_wants_many_is_not_starve
         });
         crew.all_parked();
     }
-    // One is to be had all the time, and goes to nobody who stands in line; who does not wait passes by.
+    // One is to be had all the time, and goes to nobody who comes later, whether it waits or only tries.
     assert!(served.is_empty());
-    let passed_by = sem.try_acquire().unwrap().unwrap();
+    assert!(sem.try_acquire().unwrap().is_none());
     assert!(sem.try_acquire_for(ms(30)).unwrap().is_none());
-    passed_by.release().unwrap();
+    // Another process knows of no line here.
+    let other = open(&server).expirable_semaphore(sem.name());
+    other.try_acquire().unwrap().unwrap().release().unwrap();
     drop(held);
     crew.join();
     assert_eq!(served.try_iter().collect::<Vec<_>>(), [0, 1, 2, 3]);
     eventually("all are back", || counts(&sem) == (3, 0, 3));
+}
+
+#[test]
+fn one_that_waits_alone_is_not_overtaken_by_those_who_try() {
+    let server = Server::start();
+    let client = open(&server);
+    let sem = with_permits(&client, 2);
+    let one = sem.acquire().unwrap();
+    let mut crew = Crew::new();
+    let big = sem.clone();
+    crew.spawn(move || drop(big.acquire_many(2).unwrap()));
+    eventually("it gives way to the one that waits", || {
+        sem.try_acquire().unwrap().is_none()
+    });
+    for _ in 0..5 {
+        assert!(sem.try_acquire().unwrap().is_none());
+    }
+    drop(one);
+    crew.join();
+    assert!(sem.try_acquire().unwrap().is_some());
+}
+
+#[test]
+fn one_who_asks_and_need_not_wait_is_in_nobodys_way() {
+    let server = Server::start();
+    let client = open(&server);
+    let sem = with_permits(&client, 8);
+    let done = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while !done.load(Ordering::Relaxed) {
+                drop(sem.acquire().unwrap());
+            }
+        });
+        for _ in 0..300 {
+            assert!(sem.try_acquire().unwrap().is_some());
+        }
+        done.store(true, Ordering::Relaxed);
+    });
 }
 
 #[test]

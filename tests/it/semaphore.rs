@@ -485,6 +485,24 @@ fn who_does_not_wait_is_not_let_past_those_who_do() {
 }
 
 #[test]
+fn one_who_asks_and_need_not_wait_is_in_nobodys_way() {
+    let (server, _client, semaphore) = semaphore(8);
+    let done = AtomicUsize::new(0);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while done.load(Ordering::Relaxed) == 0 {
+                drop(semaphore.acquire().unwrap());
+            }
+        });
+        for _ in 0..300 {
+            assert!(semaphore.try_acquire().unwrap().is_some());
+        }
+        done.store(1, Ordering::Relaxed);
+    });
+    settles(&server, 8);
+}
+
+#[test]
 fn permits_change_threads_without_a_round_trip_and_come_back_after_a_tenure() {
     let server = Server::start();
     let client = Client::open(Config::new(server.url()).tenure(Duration::from_secs(1))).unwrap();
