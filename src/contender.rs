@@ -259,14 +259,13 @@ impl<'a> Contender<'a> {
     }
 
     /// After our tenure lets others go first, if any heard our release; `true` if that took time.
+    ///
+    /// One attempt does the same, but does not subscribe for it.
     pub(crate) fn give_way(&mut self) -> Result<bool> {
         let Start::Offer(release) = std::mem::replace(&mut self.start, Start::Ask) else {
             return Ok(false);
         };
         let listens = matches!(self.patience, Patience::Until(_));
-        if !listens {
-            return Ok(false);
-        }
         let engine = self.engine();
         if self.spins() {
             if self

@@ -194,7 +194,8 @@ impl RwLock {
 
     /// Tries once to write; `Ok(None)` if somebody else reads or writes, or a thread of this process waits for either.
     ///
-    /// Blocks for a round trip or none, at most for the response timeout.
+    /// Blocks for a round trip or none, at most for the response timeout; after a tenure others go first, as
+    /// [`ReentrantLock::try_lock`](crate::ReentrantLock::try_lock) says.
     ///
     /// # Errors
     ///

@@ -394,7 +394,8 @@ impl Semaphore {
     /// Tries once to have a permit; `Ok(None)` if there is none, or a thread of this process waits: who tries does not
     /// overtake it, or one who wants many could wait for ever.
     ///
-    /// Blocks for a round trip or none, at most for the response timeout.
+    /// Blocks for a round trip or none, at most for the response timeout; when this process has had permits for a tenure
+    /// and others have heard of the last release, 300 µs more, so that they get their turn.
     ///
     /// # Errors
     ///
@@ -532,11 +533,15 @@ impl Semaphore {
         patience: Patience,
     ) -> Result<Option<SemaphorePermit>> {
         let began = Instant::now();
-        let inside = gate.lock();
+        let mut inside = gate.lock();
         if inside.desk.has_waiters() {
             return Ok(None);
         }
+        let offer = inside.desk.offer(began);
         drop(inside);
+        if let Some(release) = offer {
+            self.hold_back(patience, None, &release);
+        }
         match self.ask(gate, permits, patience, None, began)? {
             Asked::Taken(question) => self.granted(gate, permits, None, &question).map(Some),
             Asked::TooFew { .. } | Asked::Given | Asked::TooLate => Ok(None),

@@ -550,6 +550,65 @@ fn two_alike_processes_share_evenly() {
     assert!(share > 20, "{one} to {other}");
 }
 
+/// One attempt of a client whose tenure is over lets another one go first that waits, and costs nothing without one.
+fn lets_go_first<T>(
+    what: &str,
+    attempt: impl Fn(&Client, &str) -> Result<Option<T>>,
+    wait: impl Fn(&Client, &str) + Sync,
+) {
+    const TENURE: Duration = ms(60);
+    let server = Server::start();
+    let name = unique(what);
+    let theirs = open(&server);
+    let ours = Client::open(Config::new(server.url()).tenure(TENURE)).unwrap();
+    if what == "permit" {
+        assert!(ours.semaphore(&name).try_set_permits(1).unwrap());
+    }
+    let attempt = || attempt(&ours, &name).unwrap();
+    let begun = Instant::now();
+    while begun.elapsed() < 2 * TENURE {
+        assert!(attempt().is_some());
+    }
+    assert_eq!(ours.stats().held_back, 0, "nobody heard of it");
+    let lets_go_first = (0..5).any(|_| {
+        let mut held = None;
+        eventually("it is free", || {
+            held = attempt();
+            held.is_some()
+        });
+        let before = ours.stats().held_back;
+        thread::scope(|scope| {
+            scope.spawn(|| wait(&theirs, &name));
+            eventually("the other waits", || channels(&server) > 0);
+            thread::sleep(TENURE);
+            drop(held);
+            // Unless this thread was kept from it for a whole tenure.
+            drop(attempt());
+        });
+        ours.stats().held_back > before
+    });
+    assert!(lets_go_first, "{what}");
+}
+
+#[test]
+fn one_attempt_lets_others_go_first_once_its_process_had_its_tenure() {
+    lets_go_first(
+        "lock",
+        |client, name| client.mutex(name).try_lock(),
+        |client, name| drop(client.mutex(name).lock().unwrap()),
+    );
+    lets_go_first(
+        "write",
+        |client, name| client.rwlock(name).try_write(),
+        |client, name| drop(client.rwlock(name).write().unwrap()),
+    );
+    lets_go_first(
+        "permit",
+        |client, name| client.semaphore(name).try_acquire(),
+        |client, name| drop(client.semaphore(name).acquire().unwrap()),
+    );
+}
+
 // ---------------------------------------------------------------------------------------------------------------------
 // Time that is up
 // ---------------------------------------------------------------------------------------------------------------------
