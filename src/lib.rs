@@ -60,6 +60,7 @@ mod hold;
 mod quorum;
 mod report;
 mod room;
+mod schedule;
 mod stats;
 mod subscriber;
 mod turn;
