@@ -336,6 +336,7 @@ impl Engine {
         self.link.flush(true);
         let released = self.link.drain(until);
         self.link.close();
+        report::flush();
         let in_time = |what| Err(Error::redis(what, io::Error::from(io::ErrorKind::TimedOut)));
         if !released {
             return in_time("giving locks back while closing");
@@ -359,8 +360,8 @@ impl Drop for Shared {
                 Warn,
                 "dropping a client: {err}; what it held frees itself when the leases run out"
             );
+            report::flush();
         }
-        report::flush();
     }
 }
 
@@ -532,9 +533,7 @@ impl Client {
     pub fn close(&self, deadline: Duration) -> Result<()> {
         let now = Instant::now();
         let a_year = Duration::from_secs(365 * 24 * 3600);
-        let closed = self.shared.engine.close(now + deadline.min(a_year));
-        report::flush();
-        closed
+        self.shared.engine.close(now + deadline.min(a_year))
     }
 
     /// What this client has done, and has in hand. Does not block.
