@@ -239,11 +239,8 @@ fn threads_of_a_process_share_one_hold_for_nothing() {
     assert_eq!(after.shared - before.shared, THREADS);
     assert_eq!(after.acquired, before.acquired);
     // But for a look after writers, now and then.
-    assert_eq!(
-        server.calls("evalsha") - scripts,
-        1,
-        "that of is_read_locked"
-    );
+    let scripts = server.calls("evalsha") - scripts;
+    assert!(scripts <= 2, "{scripts} with that of is_read_locked");
     go.send(()).unwrap();
     crew.join();
     assert_eq!(server.dbsize(), 0);

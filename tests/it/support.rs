@@ -1,7 +1,7 @@
 //! What tests, benches and examples need around them: a private Redis server, a proxy that spoils the network in
 //! front of it, captured logs, and waiting for events instead of sleeping.
 //!
-//! It knows nothing of the crate under test but the names of its connections, so that it can be borrowed by `#[path]`.
+//! It knows nothing of the crate under test but the names of its connections and its scripts, so that it can be borrowed by `#[path]`.
 
 #![allow(dead_code, reason = "each borrower uses a part")]
 
@@ -445,12 +445,14 @@ impl Server {
     }
 
     /// How often the server ran `command` since it started, also from scripts; `client|list` for a subcommand.
+    ///
+    /// `evalsha` counts scripts, however they were sent.
     #[track_caller]
     pub(crate) fn calls(&self, command: &str) -> u64 {
         let wanted = command.to_lowercase();
         self.command_stats()
             .into_iter()
-            .filter(|(name, _)| *name == wanted)
+            .filter(|(name, _)| *name == wanted || wanted == "evalsha" && name == "eval")
             .map(|(_, calls)| calls)
             .sum()
     }
@@ -632,6 +634,8 @@ pub(crate) enum Mode {
     Delay(Duration),
     /// Deliver requests and replies that much later each.
     DelayBoth(Duration),
+    /// Take requests piece by piece, with that pause after each, so that a client's sockets fill up.
+    Slow(Duration),
     /// Close new connections at once (a named target's when they name themselves); older ones pass.
     Refuse,
 }
@@ -639,7 +643,7 @@ pub(crate) enum Mode {
 /// A fault that waits for one request; see [`Proxy::swallow_reply_to`].
 #[derive(Clone, Debug)]
 pub(crate) struct Trap {
-    needle: Arc<[u8]>,
+    needles: Arc<[Vec<u8>]>,
     delivers: bool,
     fired: Arc<AtomicBool>,
 }
@@ -776,7 +780,8 @@ impl Proxy {
         cut
     }
 
-    /// Delivers the next request that contains `needle`, and none of the replies on its connection from then on.
+    /// Delivers the next request that contains `needle`, and none of the replies on its connection from then on. The hash
+    /// of a script stands for its text too.
     pub(crate) fn swallow_reply_to(&self, needle: impl AsRef<[u8]>) -> Trap {
         self.arm(needle.as_ref(), true)
     }
@@ -789,8 +794,9 @@ impl Proxy {
 
     fn arm(&self, needle: &[u8], delivers: bool) -> Trap {
         assert!(!needle.is_empty(), "every request contains nothing");
+        let needles = [needle.to_vec()].into_iter().chain(script_of(needle));
         let trap = Trap {
-            needle: needle.into(),
+            needles: needles.collect(),
             delivers,
             fired: Arc::default(),
         };
@@ -969,7 +975,7 @@ impl Conn {
             (Mode::BlackHole, _) | (Mode::SwallowReplies, Way::Replies) => Fate::Drop,
             (Mode::Stall, _) => Fate::Hold,
             (Mode::Delay(by), Way::Replies) | (Mode::DelayBoth(by), _) => later(by),
-            (Mode::Pass | Mode::Refuse, _)
+            (Mode::Pass | Mode::Refuse | Mode::Slow(_), _)
             | (Mode::SwallowReplies | Mode::Delay(_), Way::Requests) => Fate::Deliver,
         }
     }
@@ -1015,7 +1021,7 @@ impl Ear {
         let mut traps = locked(&shared.traps);
         let sprung = traps
             .iter()
-            .position(|trap| contains(&self.tail, &trap.needle));
+            .position(|trap| trap.needles.iter().any(|n| contains(&self.tail, n)));
         if let Some(sprung) = sprung {
             let trap = traps.remove(sprung);
             conn.lose(if trap.delivers {
@@ -1026,13 +1032,28 @@ impl Ear {
             trap.fired.store(true, Ordering::SeqCst);
             self.tail.clear();
         } else {
-            let longest = traps.iter().map(|trap| trap.needle.len()).max();
+            let needles = traps.iter().flat_map(|trap| trap.needles.iter());
+            let longest = needles.map(Vec::len).max();
             let keep = longest.unwrap_or(0).saturating_sub(1);
             let excess = self.tail.len().saturating_sub(keep);
             self.tail.drain(..excess);
         }
         true
     }
+}
+
+/// The script with this hash: a client may send either.
+fn script_of(hash: &[u8]) -> Option<Vec<u8>> {
+    if hash.len() != 40 || !hash.iter().all(u8::is_ascii_hexdigit) {
+        return None;
+    }
+    let files = fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/lua")).ok()?;
+    let mut texts = files
+        .flatten()
+        .filter_map(|file| fs::read_to_string(file.path()).ok());
+    texts
+        .find(|text| redis::Script::new(text).get_hash().as_bytes() == hash)
+        .map(String::into_bytes)
 }
 
 fn contains(haystack: &[u8], needle: &[u8]) -> bool {
@@ -1096,6 +1117,9 @@ fn carry(
                 }
                 shared.held.fetch_add(chunk.len() as u64, Ordering::SeqCst);
                 queue.push_back((Instant::now(), chunk.to_vec()));
+                if let (Mode::Slow(pause), Way::Requests) = (shared.mode(conn.slot()), way) {
+                    thread::sleep(pause);
+                }
             }
         }
         if conn.is_cut() {
