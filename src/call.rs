@@ -50,17 +50,26 @@ impl Fault {
 pub(crate) fn is_transient(err: &RedisError) -> bool {
     match err.kind() {
         ErrorKind::Io | ErrorKind::Parse => true,
-        ErrorKind::Server(kind) => matches!(
-            kind,
-            ServerErrorKind::BusyLoading
-                | ServerErrorKind::ReadOnly
-                | ServerErrorKind::MasterDown
-                | ServerErrorKind::ClusterDown
-                | ServerErrorKind::TryAgain
-        ),
+        ErrorKind::Server(kind) => {
+            is_crowded(err)
+                || matches!(
+                    kind,
+                    ServerErrorKind::BusyLoading
+                        | ServerErrorKind::ReadOnly
+                        | ServerErrorKind::MasterDown
+                        | ServerErrorKind::ClusterDown
+                        | ServerErrorKind::TryAgain
+                )
+        }
         ErrorKind::Extension => matches!(err.code(), Some("BUSY" | "NOREPLICAS" | "RESTARTED")),
         _ => false,
     }
+}
+
+/// Whether the server has all the clients that it wants for now; it closes the connection.
+pub(crate) fn is_crowded(err: &RedisError) -> bool {
+    let detail = err.detail().unwrap_or_default();
+    detail.starts_with("max number of clients")
 }
 
 /// Whether the server knows the script by its text only.
@@ -125,6 +134,10 @@ pub(crate) struct CallState {
     pub(crate) sendings: u32,
     /// A thread waits on `turned`, and may be made leader.
     pub(crate) following: bool,
+    /// Its place among the unacknowledged calls, the same after every lost connection; 0 until it needs one.
+    pub(crate) place: u64,
+    /// Sent as one of a portion of those, of which another goes out when all are answered.
+    pub(crate) in_portion: bool,
 }
 
 #[derive(Clone)]
@@ -153,6 +166,8 @@ impl Call {
                 whole: false,
                 sendings: 0,
                 following: false,
+                place: 0,
+                in_portion: false,
             }),
             turned: Condvar::new(),
         })

@@ -220,7 +220,7 @@ impl Engine {
         match hold.grip() {
             Some(grip) => grip.flush(),
             None => {
-                self.link.flush(false);
+                self.link.deliver();
                 self.agenda.tend_soon();
             }
         }
@@ -335,14 +335,25 @@ impl Engine {
         semaphore::close(self);
         self.link.flush(true);
         let released = self.link.drain(until);
-        self.link.close();
-        report::flush();
-        let in_time = |what| Err(Error::redis(what, io::Error::from(io::ErrorKind::TimedOut)));
-        if !released {
-            return in_time("giving locks back while closing");
+        let (releases, undos) = self.link.close();
+        let in_time = |what: &'static str, why: String| {
+            let late = io::Error::new(io::ErrorKind::TimedOut, why);
+            Err(Error::redis(what, late))
+        };
+        if !released || releases > 0 {
+            let why = format!(
+                "redis has not acknowledged {releases} releases and {undos} undone attempts; the leases end them"
+            );
+            if releases > 0 {
+                report!(Warn, "closing a client: {why}");
+            }
+            return in_time("giving locks back while closing", why);
         }
         if !joined {
-            return in_time("ending the background threads while closing");
+            return in_time(
+                "ending the background threads while closing",
+                "they did not end in time".into(),
+            );
         }
         Ok(())
     }
@@ -360,8 +371,8 @@ impl Drop for Shared {
                 Warn,
                 "dropping a client: {err}; what it held frees itself when the leases run out"
             );
-            report::flush();
         }
+        report::flush();
     }
 }
 
@@ -400,7 +411,7 @@ impl Client {
         let endpoint = config.check()?;
         let db = endpoint.db;
         let counters = Arc::new(Counters::default());
-        let agenda = Agenda::new();
+        let agenda = Agenda::new(Arc::clone(&counters));
         let link = Link::new(
             endpoint.clone(),
             config.connect_timeout,
@@ -528,12 +539,14 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// [`Error::Redis`] if not everything was done in time; what was not given back then frees itself when its lease
-    /// runs out.
+    /// [`Error::Redis`] if not everything was done in time; its source says how many releases Redis has not acknowledged,
+    /// which then free themselves when their leases run out.
     pub fn close(&self, deadline: Duration) -> Result<()> {
         let now = Instant::now();
         let a_year = Duration::from_secs(365 * 24 * 3600);
-        self.shared.engine.close(now + deadline.min(a_year))
+        let closed = self.shared.engine.close(now + deadline.min(a_year));
+        report::flush();
+        closed
     }
 
     /// What this client has done, and has in hand. Does not block.

@@ -888,7 +888,7 @@ impl ExpirablePermit {
         }
         let call = Call::deferred(hold.release(false));
         engine.link.submit(&call);
-        engine.link.flush(false);
+        engine.link.deliver();
         engine.agenda.tend_soon();
         Ok(call)
     }

@@ -234,7 +234,7 @@ impl Held {
                 drop(hold.take_subscription());
                 match hold.grip() {
                     Some(grip) => grip.flush(),
-                    None => engine.link.flush(false),
+                    None => engine.link.deliver(),
                 }
                 wake(next);
                 engine.agenda.tend_soon();

@@ -17,7 +17,6 @@ use crate::grip::Grip;
 use crate::owner::OwnerNumber;
 use crate::report::report;
 use crate::room::{Holding, Lease, Mode, Validity};
-use crate::schedule::Place;
 use crate::script::{self, Renewed, Unexpected};
 use crate::subscriber::Subscription;
 use crate::wait;
@@ -127,9 +126,9 @@ pub(crate) struct Hold {
     /// When a permit is over by the server's clock in milliseconds, as Redis said last. A renewal that finds it changed
     /// since does nothing.
     ends_at: AtomicI64,
-    /// Where on the watchdog's agenda it is.
-    pub(crate) place: Place,
-    /// A renewal was due, or could not be had, and has not been confirmed since.
+    /// When the watchdog looks at it next, of `wait::nanos`; zero while it is not on the agenda. Changed under the
+    /// agenda's mutex alone.
+    pub(crate) due: AtomicU64,
     pub(crate) renewal_failed: AtomicBool,
     listeners: Mutex<Vec<LossListener>>,
     /// What its contender listened to. While we hold the lock nobody else releases it, so it costs nothing to end this
@@ -239,7 +238,7 @@ impl Hold {
             }),
             count: AtomicU32::new(1),
             ends_at: AtomicI64::new(0),
-            place: Place::default(),
+            due: AtomicU64::new(0),
             renewal_failed: AtomicBool::new(false),
             listeners: Mutex::new(Vec::new()),
             subscription: Mutex::new(None),
@@ -373,14 +372,6 @@ impl Hold {
         }
     }
 
-    /// Its renewal is due: if it is not confirmed in time, that is why the hold is lost. What a part comes to is another
-    /// matter, as long as the server answers.
-    pub(crate) fn renewal_is_due(&self) {
-        if !self.is_part() {
-            self.renewal_failed.store(true, Ordering::Relaxed);
-        }
-    }
-
     /// The server could not be asked to renew it.
     pub(crate) fn renewal_has_failed(&self) {
         match self.as_part() {
@@ -394,11 +385,7 @@ impl Hold {
         match self.role {
             // It has nothing to tell in time.
             Role::Part { .. } => at,
-            _ => {
-                let at = at.min(self.valid_until());
-                let max_until = self.terms.lock().max_until;
-                max_until.map_or(at, |max| at.min(max))
-            }
+            _ => at.min(self.valid_until()),
         }
     }
 

@@ -60,7 +60,6 @@ mod hold;
 mod quorum;
 mod report;
 mod room;
-mod schedule;
 mod stats;
 mod subscriber;
 mod turn;
@@ -70,6 +69,7 @@ mod watch;
 mod watchdog;
 
 // The edge to Redis.
+mod backlog;
 mod call;
 mod keys;
 mod link;

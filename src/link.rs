@@ -16,8 +16,14 @@
 //!                        │  └──────────────────────
 //!                        │ any I/O or parse error, or no byte for `patience`: the connection is dropped
 //!                        ├─► broken  (a thread waits: it decides whether to send again)
-//!                        └─► parked  (deferred: sent first on the next connection, until it is of no use any more)
+//!                        └─► parked  (deferred: sent again on the next connection, until it is of no use any more)
 //! ```
+//!
+//! What is parked goes out in portions, the next when the former is answered, so that nobody's command has to wait behind
+//! all of an outage. A command about a name takes what is parked about that name along, in front of it.
+//!
+//! Nobody waits for room in the socket: what it does not take at once is left to whoever reads, and is written between
+//! two looks for replies. Releases that come while it is full are parked.
 //!
 //! Mutexes: `state`, then a call's own. Neither is held while doing I/O; `submit` alone is called with a room's mutex
 //! held.
@@ -30,14 +36,15 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
 
+use crate::backlog::Backlog;
 use crate::call::{
     Answer, Attempt, Call, CallPhase, Deferred, DeferredTerms, Fault, is_transient,
     is_unknown_script,
 };
 use crate::report::report;
-use crate::script::{self, Released, Script};
+use crate::script::{self, Released, Request, Script};
 use crate::stats::Counters;
-use crate::stream::{self, Endpoint, Meanwhile, Reader, Stream};
+use crate::stream::{self, Dial, Dialled, Endpoint, Meanwhile, Reader, Stream};
 use crate::watchdog::Agenda;
 
 /// Outstanding replies from which on the leader writes for everybody.
@@ -55,6 +62,45 @@ const GLANCE: Duration = Duration::from_millis(1);
 /// How old the oldest outstanding command is before somebody else than its thread reads the reply.
 const UNREAD: Duration = Duration::from_millis(20);
 
+/// How long somebody reads who looks whether there is anything while bytes of ours wait for room in the socket.
+const BEHIND: Duration = Duration::from_millis(4);
+
+/// How many bytes of unacknowledged calls go out before their replies have come.
+const PORTION: usize = 16 * 1024;
+
+/// How many unacknowledged calls about the same name go out in front of a new one about it.
+const SAME_NAME: usize = 64;
+
+/// How many unacknowledged calls are given up before others get at the mutex.
+const AT_ONCE: usize = 256;
+
+/// How long unacknowledged calls are kept back after the server has said that it cannot serve now.
+const REST: Duration = Duration::from_millis(50);
+
+/// For how long [`Link::tend`] goes on with unacknowledged calls, or with a connection.
+const TEND_TURN: Duration = Duration::from_millis(100);
+
+/// For how long a script that was sent with its text is counted on to be known.
+///
+/// A script may be forgotten at any moment, and a process may end right after its last release, whose reply nobody reads.
+/// A text costs the server some microseconds, so it is sent a hundred times a second at most.
+const KNOWN_FOR: Duration = Duration::from_millis(10);
+
+/// After how long without a command the connection is looked at before it is trusted with another.
+const IDLE: Duration = Duration::from_millis(100);
+
+/// After how long without a command the server is asked for a sign of life while anything is held.
+const PING_AFTER: Duration = Duration::from_secs(2);
+
+/// How long a release that nobody waits for may be held up by a connection that has to be made first.
+const DELIVER: Duration = Duration::from_millis(100);
+
+/// For how long a thread writes what others have queued while it wrote.
+const WRITE_TURN: Duration = Duration::from_millis(5);
+
+/// The name of these connections.
+const ROLE: &str = "link";
+
 /// The pause after the first failed connection, doubled up to the second for each further one.
 const BACK_OFF: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(250));
 
@@ -63,6 +109,8 @@ enum Phase {
         retry_at: Instant,
         back_off: Duration,
         why: Option<RedisError>,
+        /// What somebody had no time to finish.
+        dial: Option<Dial>,
     },
     Connecting,
     Up(Box<Up>),
@@ -80,9 +128,18 @@ struct Up {
     last_heard: Instant,
     /// When somebody last read and there was nothing to be read.
     quiet_at: Instant,
-    /// Scripts of unattended calls that the server has run on this connection. Until then they go whole, since nobody may
-    /// come to read that the server did not know the script.
-    known: Vec<&'static Script>,
+    /// What is left in `outbox` was begun: its first bytes have been sent.
+    torn: bool,
+    /// The socket did not take all that was to be written; whoever reads writes the rest.
+    behind: bool,
+    /// It has been idle: the server may have closed it.
+    doubtful: bool,
+    /// How many of the last portion of unacknowledged calls are not answered.
+    portion: usize,
+    /// Scripts whose text was sent on this connection, and when a command has last gone out that the server has run them
+    /// by, or will before what comes next. Unattended calls of others go whole, since nobody may come to read that the
+    /// server did not know the script.
+    known: Vec<(&'static Script, Instant)>,
     /// Why the connection is given up as soon as all replies have come: the server is no master any more.
     leaving: Option<RedisError>,
 }
@@ -90,13 +147,47 @@ struct Up {
 struct State {
     phase: Phase,
     generation: u64,
-    /// Deferred calls that no connection has acknowledged; sent first on the next one.
-    parked: VecDeque<Arc<Call>>,
+    /// Deferred calls that no connection has acknowledged, but for those that are under way.
+    backlog: Backlog,
+    /// The server could not serve one of those; until when the others are kept back.
+    rests_until: Instant,
     /// Somebody needed a connection and had no time to make one.
     wanted: bool,
 }
 
+/// What a flush has come upon.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Wrote {
+    Yes,
+    /// Some is left, for whoever reads.
+    Behind,
+    /// Nothing, since there is no connection, or no more.
+    Down,
+}
+
 impl State {
+    /// Queues the next portion of unacknowledged calls, when the former is answered.
+    fn feed(&mut self) {
+        let Phase::Up(up) = &mut self.phase else {
+            return;
+        };
+        if up.portion > 0
+            || up.behind
+            || self.backlog.is_empty()
+            || Instant::now() < self.rests_until
+        {
+            return;
+        }
+        let full = up.outbox.len() + PORTION;
+        while up.outbox.len() < full
+            && let Some(call) = self.backlog.take_first()
+        {
+            up.enqueue(&call);
+            call.state.lock().in_portion = true;
+            up.portion += 1;
+        }
+    }
+
     fn up(&mut self, generation: u64) -> Option<&mut Up> {
         match &mut self.phase {
             Phase::Up(up) if self.generation == generation => Some(up),
@@ -134,9 +225,11 @@ impl Link {
                     retry_at: Instant::now(),
                     back_off: BACK_OFF.0,
                     why: None,
+                    dial: None,
                 },
                 generation: 0,
-                parked: VecDeque::new(),
+                backlog: Backlog::default(),
+                rests_until: Instant::now(),
                 wanted: false,
             }),
             turned: Condvar::new(),
@@ -272,6 +365,55 @@ impl Link {
         }
     }
 
+    /// Looks whether the connection still stands, and has the watchdog make another if not. For a client that holds
+    /// something, so that its release will find one.
+    pub(crate) fn look_after(&self) {
+        let mut state = self.state.lock();
+        let generation = state.generation;
+        if let Some(up) = state.up(generation) {
+            let idle_for = up.last_heard.elapsed();
+            if !up.awaiting.is_empty() || idle_for < IDLE {
+                return;
+            }
+            if idle_for >= PING_AFTER {
+                up.enqueue(&Call::question(Request::command(
+                    "looking around",
+                    &["PING"],
+                )));
+                drop(state);
+                self.write_out(false);
+                self.agenda.tend_soon();
+            } else {
+                drop(self.has_ended(state, generation));
+                // Others may have left their bytes to this thread meanwhile.
+                self.write_out(true);
+            }
+        } else {
+            drop(state);
+        }
+        self.want();
+    }
+
+    /// Writes releases that nobody waits for, over a new connection if the server has closed the last one: the process
+    /// may end before anybody else could do so.
+    pub(crate) fn deliver(&self) {
+        if self.write_out(false) != Wrote::Down {
+            return;
+        }
+        let state = self.state.lock();
+        let untried = match &state.phase {
+            Phase::Down { back_off, dial, .. } => *back_off == BACK_OFF.0 && dial.is_none(),
+            _ => false,
+        };
+        if untried {
+            let (state, made) = self.connect(state, Instant::now() + DELIVER, &mut || true);
+            drop(state);
+            if let Err(fault) = made {
+                report!(Debug, "connecting for a release: {fault:?}");
+            }
+        }
+    }
+
     /// Submits and flushes a deferred call.
     pub(crate) fn send_deferred(&self, deferred: Deferred) {
         self.submit(&Call::deferred(deferred));
@@ -284,18 +426,26 @@ impl Link {
     /// Returns the connection's number. Without one a deferred call is parked, any other is refused.
     pub(crate) fn submit(&self, call: &Arc<Call>) -> Option<u64> {
         let mut state = self.state.lock();
-        let generation = state.generation;
-        match &mut state.phase {
-            Phase::Up(up) => {
+        let State {
+            phase,
+            generation,
+            backlog,
+            ..
+        } = &mut *state;
+        match phase {
+            Phase::Up(up) if !(up.behind && call.deferred.is_some()) => {
+                if !backlog.is_empty() {
+                    for earlier in backlog.take_about(&call.request, SAME_NAME) {
+                        up.enqueue(&earlier);
+                    }
+                }
                 up.enqueue(call);
                 self.counters.commands.add(1);
-                Some(generation)
+                Some(*generation)
             }
             Phase::Closed => None,
             _ => {
-                if call.deferred.is_some() {
-                    state.parked.push_back(Arc::clone(call));
-                }
+                backlog.park(call);
                 None
             }
         }
@@ -303,41 +453,125 @@ impl Link {
 
     /// Writes what is queued, unless somebody is writing or the leader will; `all` leaves nothing to the leader.
     pub(crate) fn flush(&self, all: bool) {
+        self.write_out(all);
+    }
+
+    fn write_out(&self, all: bool) -> Wrote {
         let mut state = self.state.lock();
         let generation = state.generation;
         let Some(up) = state.up(generation) else {
-            return;
+            return Wrote::Down;
         };
         let led = up.reader.is_none();
-        if up.writing || up.outbox.is_empty() || (!all && led && up.awaiting.len() >= EAGER) {
-            return;
+        if up.writing
+            || up.outbox.is_empty()
+            || (!all && (up.behind || led && up.awaiting.len() >= EAGER))
+        {
+            return Wrote::Yes;
         }
-        up.writing = true;
-        // Whoever writes goes on until nothing is left: others may have left their bytes to it.
+        if up.doubtful {
+            let Some(still) = self.has_ended(state, generation) else {
+                return Wrote::Down;
+            };
+            state = still;
+        }
+        let Some(up) = state.up(generation) else {
+            return Wrote::Down;
+        };
+        if std::mem::replace(&mut up.writing, true) {
+            return Wrote::Yes;
+        }
+        // Whoever writes goes on until nothing is left, if it can: others may have left their bytes to it.
+        let mut turn_ends = None;
         loop {
             let Some(up) = state.up(generation) else {
-                return;
+                return Wrote::Down;
             };
             if up.outbox.is_empty() {
                 up.writing = false;
-                return;
+                return Wrote::Yes;
             }
             let spare = std::mem::take(&mut up.spare);
             let mut bytes = std::mem::replace(&mut up.outbox, spare);
             let writer = Arc::clone(&up.writer);
-            let wrote = MutexGuard::unlocked(&mut state, || writer.write_all(&bytes));
-            if let Err(err) = wrote {
-                drop(state);
-                self.fail(generation, &err.into(), false);
-                return;
+            let wrote = MutexGuard::unlocked(&mut state, || writer.write_some(&bytes));
+            let written = match wrote {
+                Ok(written) => written,
+                Err(err) => {
+                    drop(state);
+                    self.fail(generation, &err.into(), false);
+                    return Wrote::Down;
+                }
+            };
+            let Some(up) = state.up(generation) else {
+                return Wrote::Down;
+            };
+            if written > 0 && up.behind {
+                // A socket that was full has room again: somebody reads at the other end.
+                up.last_heard = Instant::now();
             }
-            if let Some(up) = state.up(generation)
-                && bytes.capacity() <= 64 * 1024
-            {
+            up.behind = written < bytes.len();
+            if up.behind {
+                up.torn |= written > 0;
+                bytes.drain(..written);
+                bytes.append(&mut up.outbox);
+                up.outbox = bytes;
+                break;
+            }
+            up.torn = false;
+            if bytes.capacity() <= 64 * 1024 {
                 bytes.clear();
                 up.spare = bytes;
             }
+            // The clock is looked at only when others have queued more meanwhile.
+            if !up.outbox.is_empty() {
+                let now = Instant::now();
+                if now >= *turn_ends.get_or_insert(now + WRITE_TURN) {
+                    break;
+                }
+            }
         }
+        match state.up(generation) {
+            Some(up) => {
+                up.writing = false;
+                up.behind = !up.outbox.is_empty();
+                if up.behind { Wrote::Behind } else { Wrote::Yes }
+            }
+            None => Wrote::Down,
+        }
+    }
+
+    /// Looks whether the server has closed the connection, which is then given up; nobody else may use it meanwhile.
+    fn has_ended<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, State>,
+        generation: u64,
+    ) -> Option<MutexGuard<'a, State>> {
+        let up = state.up(generation)?;
+        up.doubtful = false;
+        if up.writing {
+            return Some(state);
+        }
+        // Whoever leads finds out by reading.
+        let Some(reader) = up.reader.take() else {
+            return Some(state);
+        };
+        up.writing = true;
+        let (reader, ended) = MutexGuard::unlocked(&mut state, || {
+            let ended = reader.has_ended();
+            (reader, ended)
+        });
+        let up = state.up(generation)?;
+        up.writing = false;
+        if ended {
+            drop(state);
+            let why = std::io::Error::from(std::io::ErrorKind::ConnectionAborted);
+            self.fail(generation, &why.into(), false);
+            return None;
+        }
+        up.reader = Some(reader);
+        appoint(up.next_leader());
+        Some(state)
     }
 
     /// Waits for the reply to a submitted call, leading or following.
@@ -422,14 +656,18 @@ impl Link {
         // Threads are woken when nothing is left to be handed out, or each would take the processor from this one.
         let mut served = Served(Vec::new());
         loop {
+            let mut wrote = Wrote::Yes;
             let read = reader.read(slice, &mut || {
                 served.wake();
-                self.flush(true);
+                wrote = self.write_out(true);
             });
             let value = match read {
                 Ok(Some(value)) => value,
                 Ok(None) => {
                     slice = until.saturating_duration_since(Instant::now());
+                    if wrote == Wrote::Behind {
+                        slice = slice.min(BEHIND);
+                    }
                     if slice.is_zero() {
                         if let Some(up) = self.state.lock().up(generation) {
                             up.quiet_at = Instant::now();
@@ -454,21 +692,27 @@ impl Link {
                     false,
                 );
             };
+            if std::mem::take(&mut first.state.lock().in_portion) {
+                up.portion -= 1;
+            }
+            if let Some(script) = first.request.script {
+                up.learn(script, &first, matches!(value, Value::ServerError(_)));
+            }
             if first.deferred.is_some() {
                 let elsewhere = self.settle(&mut state, &first, value);
                 if let (Some(err), Some(up)) = (elsewhere, state.up(generation)) {
                     up.leaving = Some(err);
                 }
                 let leaving = state.up(generation).and_then(Up::leave);
+                if leaving.is_none() {
+                    state.feed();
+                }
                 drop(state);
                 first.turned.notify_all();
                 if let Some(err) = leaving {
                     return self.fail(generation, &err, false);
                 }
             } else {
-                if first.unattended && !matches!(value, Value::ServerError(_)) {
-                    up.learn(first.request.script);
-                }
                 let mut its = first.state.lock();
                 its.phase = CallPhase::Done(value);
                 let following = its.following;
@@ -523,7 +767,10 @@ impl Link {
                     drop(its);
                     match &mut state.phase {
                         Phase::Up(up) if unknown => up.enqueue(call),
-                        _ => state.parked.push_back(Arc::clone(call)),
+                        _ => {
+                            state.backlog.park(call);
+                            state.rests_until = Instant::now() + REST;
+                        }
                     }
                     if err.kind() == ErrorKind::Server(ServerErrorKind::ReadOnly) {
                         return Some(err);
@@ -536,9 +783,6 @@ impl Link {
                 return None;
             }
         };
-        if let Phase::Up(up) = &mut state.phase {
-            up.learn(call.request.script);
-        }
         match script::released(&value) {
             Ok(Released::Yes { .. }) => {}
             // Expected of an undo, and of a release that may have run before.
@@ -597,7 +841,7 @@ impl Link {
                     }
                     // It is parked: bring it to the server again.
                     self.up(until, &mut || true)?;
-                    self.tend_unread_for(Duration::ZERO, until, &mut || true);
+                    self.bring(call);
                     if matches!(call.state.lock().phase, CallPhase::Idle) {
                         std::thread::sleep(BACK_OFF.0);
                     }
@@ -613,28 +857,30 @@ impl Link {
         }
     }
 
+    /// Sends an unacknowledged call before all others, if the server can be asked.
+    fn bring(&self, call: &Arc<Call>) {
+        let mut state = self.state.lock();
+        let State {
+            phase,
+            backlog,
+            rests_until,
+            ..
+        } = &mut *state;
+        if let Phase::Up(up) = phase
+            && Instant::now() >= *rests_until
+            && backlog.remove(call)
+        {
+            up.enqueue(call);
+            drop(state);
+            self.flush(false);
+        }
+    }
+
     /// Makes the first connection. A server that is not there is not waited for; one that is starting up is.
     pub(crate) fn open(&self, until: Instant) -> Result<(), RedisError> {
-        loop {
-            match self.dial(until, &mut || true) {
-                Ok(connection) => {
-                    self.start(&mut self.state.lock(), connection);
-                    return Ok(());
-                }
-                Err(err) => {
-                    let starting = is_transient(&err) && matches!(err.kind(), ErrorKind::Server(_));
-                    if !starting || Instant::now() + BACK_OFF.1 >= until {
-                        return Err(err);
-                    }
-                    report!(
-                        Debug,
-                        "connecting to {:?}: {err}; trying again",
-                        self.endpoint
-                    );
-                    std::thread::sleep(BACK_OFF.1);
-                }
-            }
-        }
+        let connection = stream::connect(&self.endpoint, ROLE, until, &mut || true)?;
+        self.start(&mut self.state.lock(), connection);
+        Ok(())
     }
 
     /// Makes sure that there is a connection, making one if nobody else does.
@@ -678,20 +924,22 @@ impl Link {
         until: Instant,
         meanwhile: Meanwhile<'_>,
     ) -> (MutexGuard<'a, State>, Result<(), Fault>) {
-        let back_off = match std::mem::replace(&mut state.phase, Phase::Connecting) {
-            Phase::Down { back_off, .. } => back_off,
-            _ => BACK_OFF.0,
+        let (back_off, dial) = match std::mem::replace(&mut state.phase, Phase::Connecting) {
+            Phase::Down { back_off, dial, .. } => (back_off, dial),
+            _ => (BACK_OFF.0, None),
         };
-        let deadline = until.min(Instant::now() + self.connect_timeout);
+        let mut dial = dial
+            .filter(|dial| !dial.is_stale(until))
+            .unwrap_or_else(|| Dial::new(ROLE, Instant::now() + self.connect_timeout));
         let made = MutexGuard::unlocked(&mut state, || {
+            // What is of no use any more need not be sent.
+            self.give_up_ended();
             std::panic::catch_unwind(AssertUnwindSafe(|| {
-                let made = self.dial(deadline, meanwhile);
-                let stopped = made.is_err() && !meanwhile();
-                (made, stopped)
+                dial.advance(&self.endpoint, until, meanwhile)
             }))
         });
         self.turned.notify_all();
-        let (made, stopped) = match made {
+        let made = match made {
             Ok(made) => made,
             Err(panic) => {
                 if !matches!(state.phase, Phase::Closed) {
@@ -699,6 +947,7 @@ impl Link {
                         retry_at: Instant::now(),
                         back_off,
                         why: None,
+                        dial: None,
                     };
                 }
                 drop(state);
@@ -709,32 +958,38 @@ impl Link {
             return (state, Err(Fault::Closed));
         }
         match made {
-            Ok(connection) => {
+            Ok(Dialled::Made(connection)) => {
                 self.start(&mut state, connection);
                 MutexGuard::unlocked(&mut state, || self.flush(true));
                 (state, Ok(()))
             }
+            Ok(Dialled::Unfinished(why)) => {
+                // A caller without time, or one that was told to stop, is no proof against the server.
+                state.wanted = true;
+                state.phase = Phase::Down {
+                    retry_at: Instant::now(),
+                    back_off,
+                    why: Some(why.clone()),
+                    dial: Some(dial),
+                };
+                self.agenda.tend_soon();
+                (state, Err(Fault::Unreachable(why)))
+            }
             Err(err) => {
                 report!(Debug, "connecting to {:?}: {err}", self.endpoint);
+                // One with bad credentials is told at once.
                 let fatal = !is_transient(&err);
                 let now = Instant::now();
-                // A caller without time is no proof against the server; one with bad credentials is told at once.
-                // Nor is one that was told to stop.
-                let hurried = now >= until || stopped;
-                let at_once = fatal || hurried;
-                state.wanted |= hurried;
                 state.phase = Phase::Down {
-                    retry_at: if at_once { now } else { now + back_off },
-                    back_off: if at_once {
+                    retry_at: if fatal { now } else { now + back_off },
+                    back_off: if fatal {
                         back_off
                     } else {
                         (back_off * 2).min(BACK_OFF.1)
                     },
                     why: Some(err.clone()),
+                    dial: None,
                 };
-                if hurried {
-                    self.agenda.tend_soon();
-                }
                 (
                     state,
                     Err(if fatal {
@@ -747,21 +1002,13 @@ impl Link {
         }
     }
 
-    fn dial(
-        &self,
-        deadline: Instant,
-        meanwhile: Meanwhile<'_>,
-    ) -> Result<stream::Connection, RedisError> {
-        stream::connect(&self.endpoint, "link", deadline, meanwhile)
-    }
-
     fn start(&self, state: &mut State, connection: stream::Connection) {
         state.generation += 1;
         state.wanted = false;
         if state.generation > 1 {
             self.counters.reconnects.add(1);
         }
-        let mut up = Box::new(Up {
+        state.phase = Phase::Up(Box::new(Up {
             writer: connection.writer,
             writing: false,
             outbox: Vec::with_capacity(1024),
@@ -770,24 +1017,34 @@ impl Link {
             awaiting: VecDeque::new(),
             last_heard: Instant::now(),
             quiet_at: Instant::now(),
+            torn: false,
+            behind: false,
+            doubtful: false,
+            portion: 0,
             known: Vec::new(),
             leaving: None,
-        });
-        self.requeue_parked(&mut state.parked, &mut up);
-        state.phase = Phase::Up(up);
+        }));
+        state.feed();
     }
 
-    fn requeue_parked(&self, parked: &mut VecDeque<Arc<Call>>, up: &mut Up) {
-        let now = Instant::now();
-        for call in parked.drain(..) {
-            match &call.deferred {
-                Some(deferred) if now >= deferred.useful_until => {
-                    self.give_up(
-                        deferred,
-                        &stream::timed_out("redis was out of reach until its lease was over"),
-                    );
-                }
-                _ => up.enqueue(&call),
+    /// Gives up unacknowledged calls that are of no use any more, wherever the server is.
+    fn give_up_ended(&self) {
+        let why = stream::timed_out("redis was out of reach until its lease was over");
+        loop {
+            let mut ended = Vec::new();
+            let mut state = self.state.lock();
+            while ended.len() < AT_ONCE
+                && let Some(call) = state.backlog.take_ended(Instant::now())
+            {
+                call.state.lock().phase = CallPhase::Broken(why.clone());
+                ended.push(call);
+            }
+            drop(state);
+            if ended.is_empty() {
+                return;
+            }
+            for deferred in ended.iter().filter_map(|call| call.deferred.as_ref()) {
+                self.give_up(deferred, &why);
             }
         }
     }
@@ -827,6 +1084,7 @@ impl Link {
                 retry_at: Instant::now() + pause,
                 back_off: BACK_OFF.0,
                 why: Some(why.clone()),
+                dial: None,
             };
             self.take_down(state, next, why, sound);
         }
@@ -844,14 +1102,14 @@ impl Link {
         };
         let mut last_words = Vec::new();
         let mut broken = Vec::new();
-        let mut unacknowledged = VecDeque::new();
         for call in up.awaiting {
             let mut its = call.state.lock();
             if call.deferred.is_some() {
                 its.phase = CallPhase::Idle;
+                its.in_portion = false;
                 drop(its);
                 call.turned.notify_all();
-                unacknowledged.push_back(call);
+                state.backlog.park(&call);
             } else {
                 its.phase = CallPhase::Broken(why.clone());
                 drop(its);
@@ -862,14 +1120,13 @@ impl Link {
                 broken.push(call);
             }
         }
-        unacknowledged.append(&mut state.parked);
-        state.parked = unacknowledged;
-        let restless = !state.parked.is_empty();
+        let restless = !state.backlog.is_empty();
         drop(state);
         report!(Debug, "connection to {:?} dropped: {why}", self.endpoint);
         if sound
             && !up.writing
-            && let Err(err) = up.writer.write_all(&last_words)
+            && !up.torn
+            && let Err(err) = up.writer.write_some(&last_words)
         {
             report!(Trace, "last words on a dropped connection: {err}");
         }
@@ -886,25 +1143,29 @@ impl Link {
     /// Reads replies that nobody came to read, and brings parked calls to the server again.
     ///
     /// Called by the watchdog a few times a second while it says `true`: something is still on its way.
-    pub(crate) fn tend(&self, connect_until: Instant, meanwhile: Meanwhile<'_>) -> bool {
-        self.tend_unread_for(UNREAD, connect_until, meanwhile)
+    pub(crate) fn tend(&self, until: Instant, meanwhile: Meanwhile<'_>) -> bool {
+        self.tend_unread_for(UNREAD, until, meanwhile)
     }
 
     fn tend_unread_for(
         &self,
         unread_for: Duration,
-        connect_until: Instant,
+        until: Instant,
         meanwhile: Meanwhile<'_>,
     ) -> bool {
+        self.give_up_ended();
         let mut state = self.state.lock();
-        let (generation, needed) = (state.generation, state.wanted || !state.parked.is_empty());
+        let generation = state.generation;
+        let needed = state.wanted || !state.backlog.is_empty();
         match &state.phase {
             Phase::Closed => return false,
             Phase::Connecting => return true,
             Phase::Down { .. } if !needed => return false,
             Phase::Down { retry_at, .. } if Instant::now() < *retry_at => return true,
             Phase::Down { .. } => {
-                let (state, made) = self.connect(state, connect_until, meanwhile);
+                // It goes on the next time.
+                let until = until.min(Instant::now() + TEND_TURN);
+                let (state, made) = self.connect(state, until, meanwhile);
                 drop(state);
                 if let Err(fault) = made {
                     report!(Debug, "reconnecting for unacknowledged releases: {fault:?}");
@@ -913,36 +1174,44 @@ impl Link {
             }
             Phase::Up(_) => {}
         }
-        let mut parked = std::mem::take(&mut state.parked);
-        let Some(up) = state.up(generation) else {
-            return true;
-        };
-        self.requeue_parked(&mut parked, up);
-        let Some(first) = up.awaiting.front() else {
-            return false;
-        };
-        let sent_at = first.state.lock().sent_at;
-        let due = up.last_heard + self.patience;
-        let now = Instant::now();
-        // Replies that were due only just now have threads that come to read them.
-        if now.saturating_duration_since(sent_at) < unread_for && now < due {
+        let turn_ends = until.min(Instant::now() + TEND_TURN);
+        loop {
+            state.feed();
+            let more = !state.backlog.is_empty();
+            let Some(up) = state.up(generation) else {
+                return true;
+            };
+            let Some(first) = up.awaiting.front() else {
+                return more;
+            };
+            let sent_at = first.state.lock().sent_at;
+            let heard_at = up.last_heard;
+            let now = Instant::now();
+            // Replies that were due only just now have threads that come to read them.
+            let fresh = now.saturating_duration_since(sent_at) < unread_for
+                && now < heard_at + self.patience;
+            let reader = up.reader.take_if(|_| !fresh || more);
             drop(state);
-            self.flush(false);
-            return true;
-        }
-        let reader = up.reader.take();
-        drop(state);
-        match reader {
-            Some(reader) => {
-                self.lead(reader, generation, None, now + GLANCE);
-                // Only now is it known that there was nothing to be read.
-                if self.is_silent(generation) {
-                    self.fail_silent(generation);
-                }
+            let Some(reader) = reader else {
+                self.flush(true);
+                return true;
+            };
+            self.lead(reader, generation, None, now + GLANCE);
+            // Only now is it known that there was nothing to be read.
+            if self.is_silent(generation) {
+                self.fail_silent(generation);
+                return true;
             }
-            None => self.flush(true),
+            // With much to be sent or read it goes on for a while, but not without an answer.
+            if Instant::now() >= turn_ends || !meanwhile() {
+                return true;
+            }
+            state = self.state.lock();
+            match state.up(generation) {
+                Some(up) if up.last_heard > heard_at => {}
+                _ => return true,
+            }
         }
-        true
     }
 
     fn fail_silent(&self, generation: u64) {
@@ -973,8 +1242,9 @@ impl Link {
         }
     }
 
-    /// Ends the connection; every waiting and every later call is answered `Closed`.
-    pub(crate) fn close(&self) {
+    /// Ends the connection; every waiting and every later call is answered `Closed`. Says how many releases that nobody
+    /// has acknowledged are given up, and how many undoings of acquires.
+    pub(crate) fn close(&self) -> (u64, u64) {
         self.take_down(
             self.state.lock(),
             Phase::Closed,
@@ -982,6 +1252,17 @@ impl Link {
             true,
         );
         self.turned.notify_all();
+        let (mut releases, mut undos) = (0, 0);
+        let mut state = self.state.lock();
+        while let Some(call) = state.backlog.take_first() {
+            match &call.deferred {
+                Some(terms) if terms.undo && !terms.for_good => undos += 1,
+                _ => releases += 1,
+            }
+        }
+        drop(state);
+        self.counters.releases_failed.add(releases);
+        (releases, undos)
     }
 }
 
@@ -1015,31 +1296,44 @@ impl Up {
         its.phase = CallPhase::Awaiting;
         its.sent_at = Instant::now();
         if self.awaiting.is_empty() {
+            self.doubtful = its.sent_at.saturating_duration_since(self.last_heard) >= IDLE;
             // Silence counts from when a reply became due, whoever waits for it.
             self.last_heard = its.sent_at;
         }
         its.sendings += 1;
-        its.whole |= call.unattended
-            && call
-                .request
-                .script
-                .is_some_and(|script| !self.knows(script));
+        if let Some(script) = call.request.script {
+            its.whole |= call.unattended && !self.knows(script, its.sent_at);
+            if its.whole {
+                self.knows_since(script, its.sent_at);
+            }
+        }
         call.request.write(&mut self.outbox, its.whole);
         drop(its);
         self.awaiting.push_back(Arc::clone(call));
     }
 
-    /// The server has run this script.
-    fn learn(&mut self, script: Option<&'static Script>) {
-        if let Some(script) = script
-            && !self.knows(script)
-        {
-            self.known.push(script);
+    /// What an answer says about a script. The server need not know one that it has refused to run.
+    fn learn(&mut self, script: &'static Script, call: &Call, refused: bool) {
+        if refused {
+            self.known
+                .retain(|(known, _)| !std::ptr::eq(*known, script));
+        } else {
+            self.knows_since(script, call.state.lock().sent_at);
         }
     }
 
-    fn knows(&self, script: &'static Script) -> bool {
-        self.known.iter().any(|known| std::ptr::eq(*known, script))
+    fn knows_since(&mut self, script: &'static Script, at: Instant) {
+        let mut known = self.known.iter_mut();
+        match known.find(|(known, _)| std::ptr::eq(*known, script)) {
+            Some((_, since)) => *since = at.max(*since),
+            None => self.known.push((script, at)),
+        }
+    }
+
+    fn knows(&self, script: &'static Script, now: Instant) -> bool {
+        self.known.iter().any(|(known, since)| {
+            std::ptr::eq(*known, script) && now.saturating_duration_since(*since) < KNOWN_FOR
+        })
     }
 
     /// The first call whose thread waits in the queue, if nobody leads.

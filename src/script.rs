@@ -145,6 +145,19 @@ impl Request {
     }
 }
 
+impl Request {
+    /// The keys of a script.
+    pub(crate) fn keys(&self) -> impl Iterator<Item = &[u8]> {
+        let mut rest = self.packed.as_slice();
+        let count = match self.script {
+            Some(_) => pull_bulk(&mut rest),
+            None => None,
+        };
+        let count = count.and_then(|count| std::str::from_utf8(count).ok()?.parse().ok());
+        (0..count.unwrap_or(0_usize)).map_while(move |_| pull_bulk(&mut rest))
+    }
+}
+
 fn push_head(out: &mut Vec<u8>, kind: u8, mut n: usize) {
     out.push(kind);
     let digits = out.len();
@@ -163,6 +176,16 @@ fn push_bulk(out: &mut Vec<u8>, bytes: &[u8]) {
     push_head(out, b'$', bytes.len());
     out.extend_from_slice(bytes);
     out.extend_from_slice(b"\r\n");
+}
+
+/// Takes what [`push_bulk`] has appended from the front.
+fn pull_bulk<'a>(bytes: &mut &'a [u8]) -> Option<&'a [u8]> {
+    let head = bytes.iter().position(|byte| *byte == b'\n')?;
+    let digits = bytes.get(1..head.checked_sub(1)?)?;
+    let len: usize = std::str::from_utf8(digits).ok()?.parse().ok()?;
+    let body = bytes.get(head + 1..head + 1 + len)?;
+    *bytes = bytes.get(head + 1 + len + 2..)?;
+    Some(body)
 }
 
 /// A lease as scripts want it: whole milliseconds, never rounded down to nothing.
@@ -399,6 +422,18 @@ mod tests {
             .arg(1500)
             .get_packed_command();
         assert_eq!(ours, theirs);
+    }
+
+    #[test]
+    fn the_keys_of_a_request_can_be_read_back() {
+        let keys =
+            |request: &Request| -> Vec<Vec<u8>> { request.keys().map(<[u8]>::to_vec).collect() };
+        let odd = ["k e\r\ny", "", "$3"];
+        let request = Request::script("testing", &LOCK_ACQUIRE, &odd, &["o:1", "1500"]);
+        assert_eq!(keys(&request), odd.map(|key| key.as_bytes().to_vec()));
+        let request = Request::script("testing", &LOCK_ACQUIRE, &[], &["o:1"]);
+        assert!(keys(&request).is_empty());
+        assert!(keys(&Request::command("testing", &["PING", "1"])).is_empty());
     }
 
     #[test]

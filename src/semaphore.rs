@@ -906,7 +906,7 @@ fn give(engine: &Engine, gate: &Arc<Gate>, permits: u32, since: Instant) -> Opti
     });
     drop(inside);
     if release.is_some() {
-        engine.link.flush(false);
+        engine.link.deliver();
     }
     for place in to.into_iter().chain(first) {
         place.waiter.wake();

@@ -1,28 +1,49 @@
 //! One connection: made within a deadline, read in slices, so that no thread is ever lost in a socket.
 
+use std::collections::VecDeque;
 use std::fmt;
 use std::io::{self, Read, Write};
+use std::mem::MaybeUninit;
 use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs};
 #[cfg(unix)]
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, RecvTimeoutError};
+use crossbeam_channel::{Receiver, RecvTimeoutError, TryRecvError};
 use parking_lot::Mutex;
-use redis::io::tcp::socket2::{Domain, Protocol, Socket, Type};
+use redis::io::tcp::socket2::{Domain, Protocol, SockRef, Socket, Type};
 use redis::{ConnectionAddr, ErrorKind, RedisError, RedisResult, ServerErrorKind, Value};
 
+use crate::call::{is_crowded, is_transient};
 use crate::report::report;
 use crate::script::Request;
 
-/// How long a write may make no progress at all before the connection is given up.
+/// How long [`Stream::write_all`] may make no progress at all before the connection is given up.
 ///
 /// The commands of this crate are small; a socket that takes none of them has a peer that reads nothing.
 const WRITE_STALL: Duration = Duration::from_millis(100);
 
+/// How long one write waits for room in the socket. The system rounds it up to a few milliseconds.
+const WRITE_SLICE: Duration = Duration::from_millis(1);
+
+/// How long [`Stream::write_some`] goes on while the socket takes bytes.
+const WRITE_TURN: Duration = Duration::from_millis(5);
+
+/// How many bytes are handed to the socket at once.
+const CHUNK: usize = 64 * 1024;
+
 /// How long a thread that makes a connection may go without looking at anything else.
 const CONNECT_SLICE: Duration = Duration::from_millis(5);
+
+/// How old a connection in the making is when those that have time for it begin another.
+const STALE: Duration = Duration::from_millis(250);
+
+/// How long a server that is not ready is left alone before it is greeted again, over the same connection.
+const GREET_AGAIN: Duration = Duration::from_millis(50);
+
+/// How old the answer to a look-up may be that nobody has waited for.
+const LOOKUP_AGE: Duration = Duration::from_secs(1);
 
 /// Where Redis is, and what it is told first.
 #[derive(Clone)]
@@ -82,12 +103,80 @@ impl Stream {
     }
 
     /// Writes all of `bytes`, waiting at most [`WRITE_STALL`] for any progress.
-    pub(crate) fn write_all(&self, bytes: &[u8]) -> io::Result<()> {
-        match self {
-            Self::Tcp(stream) => (&*stream).write_all(bytes),
-            #[cfg(unix)]
-            Self::Unix(stream) => (&*stream).write_all(bytes),
+    pub(crate) fn write_all(&self, mut bytes: &[u8]) -> io::Result<()> {
+        let mut stalls_until = None;
+        while !bytes.is_empty() {
+            let written = self.write_some(bytes)?;
+            bytes = &bytes[written..];
+            if written > 0 {
+                stalls_until = None;
+            } else if *stalls_until.get_or_insert_with(|| Instant::now() + WRITE_STALL)
+                <= Instant::now()
+            {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
         }
+        Ok(())
+    }
+
+    /// Writes what the socket takes now, for a few milliseconds at most, and says how many bytes that was.
+    pub(crate) fn write_some(&self, bytes: &[u8]) -> io::Result<usize> {
+        let mut written = 0;
+        let mut turn_ends = None;
+        while written < bytes.len() {
+            let chunk = &bytes[written..bytes.len().min(written + CHUNK)];
+            match self.write(chunk) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(n) => {
+                    written += n;
+                    if n < chunk.len() {
+                        break;
+                    }
+                    // The clock is looked at only when one write was not enough.
+                    if written < bytes.len() {
+                        let now = Instant::now();
+                        if now >= *turn_ends.get_or_insert(now + WRITE_TURN) {
+                            break;
+                        }
+                    }
+                }
+                Err(err) if err.kind() == io::ErrorKind::Interrupted => {}
+                Err(err)
+                    if matches!(
+                        err.kind(),
+                        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut
+                    ) =>
+                {
+                    break;
+                }
+                Err(err) => return Err(err),
+            }
+        }
+        Ok(written)
+    }
+
+    fn write(&self, bytes: &[u8]) -> io::Result<usize> {
+        match self {
+            Self::Tcp(stream) => (&*stream).write(bytes),
+            #[cfg(unix)]
+            Self::Unix(stream) => (&*stream).write(bytes),
+        }
+    }
+
+    /// Whether the peer has closed the connection, or has said what nobody asked for. Never waits.
+    ///
+    /// For a moment the socket is one that blocks nobody, so no other thread may be reading or writing.
+    fn has_ended(&self) -> bool {
+        let socket = match self {
+            Self::Tcp(stream) => SockRef::from(stream),
+            #[cfg(unix)]
+            Self::Unix(stream) => SockRef::from(stream),
+        };
+        let looked = socket
+            .set_nonblocking(true)
+            .and_then(|()| socket.peek(&mut [MaybeUninit::uninit()]));
+        let quiet = matches!(looked, Err(err) if err.kind() == io::ErrorKind::WouldBlock);
+        socket.set_nonblocking(false).is_err() || !quiet
     }
 
     fn read(&self, buf: &mut [u8]) -> io::Result<usize> {
@@ -107,6 +196,11 @@ pub(crate) struct Reader {
 }
 
 impl Reader {
+    /// Whether the server has closed the connection. Never waits; nobody may be writing.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.stream.has_ended()
+    }
+
     /// Reads one reply, or returns `None` if it was not complete after about `slice`.
     ///
     /// `before_read` runs before the thread may block. An incomplete reply goes on where it stopped.
@@ -172,60 +266,244 @@ pub(crate) struct Connection {
 /// `role` is the connection's name in `CLIENT LIST`; `meanwhile` is called every few milliseconds.
 pub(crate) fn connect(
     endpoint: &Endpoint,
-    role: &str,
+    role: &'static str,
     deadline: Instant,
     meanwhile: Meanwhile<'_>,
 ) -> RedisResult<Connection> {
-    let writer = Arc::new(open(endpoint, deadline, meanwhile)?);
-    writer.set_write_timeout(WRITE_STALL)?;
-    let mut reader = Reader {
-        stream: Arc::clone(&writer),
-        parser: redis::Parser::new(),
-        timeout: Duration::MAX,
-    };
+    match Dial::new(role, deadline).advance(endpoint, deadline, meanwhile)? {
+        Dialled::Made(connection) => Ok(connection),
+        Dialled::Unfinished(why) => Err(why),
+    }
+}
 
-    let mut greeting = Vec::new();
-    let db = endpoint.db.to_string();
-    let mut name = format!("redlatch-{role}");
-    if !endpoint.label.is_empty() {
-        name = format!("{name}:{}", endpoint.label);
-    }
-    let mut steps: Vec<(&str, Vec<&str>)> = Vec::new();
-    if let Some(password) = &endpoint.password {
-        let mut auth = vec!["AUTH"];
-        auth.extend(endpoint.username.as_deref());
-        auth.push(password);
-        steps.push(("AUTH", auth));
-    }
-    if endpoint.db != 0 {
-        steps.push(("SELECT", vec!["SELECT", &db]));
-    }
-    steps.push(("CLIENT", vec!["CLIENT", "SETNAME", &name]));
-    steps.push(("PING", vec!["PING"]));
-    for (_, parts) in &steps {
-        Request::command("greeting redis", parts).write(&mut greeting, false);
-    }
-    writer.write_all(&greeting)?;
-    for (step, _) in &steps {
-        let reply = loop {
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() || !meanwhile() {
-                return Err(timed_out("redis did not answer the greeting in time"));
-            }
-            if let Some(reply) = reader.read(left.min(CONNECT_SLICE), &mut || {})? {
-                break reply;
-            }
-        };
-        match reply.extract_error() {
-            Ok(_) => {}
-            // The name is a service to operators; a user that may not set it can still lock.
-            Err(err) if *step == "CLIENT" => report!(Debug, "naming a connection: {err}"),
-            // It has been let in all the same: a user without PING, a server that cannot write to its disk.
-            Err(err) if *step == "PING" && !keeps_out(&err) => {}
-            Err(err) => return Err(err),
+/// A connection in the making. What one thread has no time to finish the next goes on with, so that callers in a hurry
+/// do not make a connection each while the server is slow.
+pub(crate) struct Dial {
+    role: &'static str,
+    /// When it has taken so long that it has failed.
+    ends: Instant,
+    began: Instant,
+    stage: Stage,
+}
+
+enum Stage {
+    Resolving,
+    Opening(Opening),
+    Greeting(Box<Greeting>),
+}
+
+/// How far a connection has got.
+pub(crate) enum Dialled {
+    Made(Connection),
+    /// Not done by then; what it still waits for.
+    Unfinished(RedisError),
+}
+
+impl Dial {
+    pub(crate) fn new(role: &'static str, ends: Instant) -> Self {
+        Self {
+            role,
+            ends,
+            began: Instant::now(),
+            stage: Stage::Resolving,
         }
     }
-    Ok(Connection { writer, reader })
+
+    /// Whether one who has until then had better begin anew: the server may have been away when this was begun. Who has
+    /// no time for that goes on with it, so that there are never many.
+    pub(crate) fn is_stale(&self, until: Instant) -> bool {
+        self.began.elapsed() >= STALE && until.saturating_duration_since(Instant::now()) >= STALE
+    }
+
+    /// Goes on until there is a connection, `until`, or `meanwhile` says to stop. An error is final.
+    pub(crate) fn advance(
+        &mut self,
+        endpoint: &Endpoint,
+        until: Instant,
+        meanwhile: Meanwhile<'_>,
+    ) -> RedisResult<Dialled> {
+        let by = until.min(self.ends);
+        loop {
+            let waits_for = match &mut self.stage {
+                Stage::Resolving => match &endpoint.addr {
+                    ConnectionAddr::Tcp(host, port) => {
+                        if let Some(addrs) = resolve(endpoint, host, *port, by, meanwhile)? {
+                            self.stage = Stage::Opening(Opening {
+                                addrs: addrs.into(),
+                                socket: None,
+                                failure: None,
+                            });
+                            continue;
+                        }
+                        timed_out("looking up the host took too long")
+                    }
+                    #[cfg(unix)]
+                    ConnectionAddr::Unix(path) => {
+                        if let Some(stream) = open_unix(path, by, meanwhile)? {
+                            self.greet(endpoint, Stream::Unix(stream))?;
+                            continue;
+                        }
+                        timed_out("connecting took too long")
+                    }
+                    other => {
+                        return Err(io::Error::new(
+                            io::ErrorKind::Unsupported,
+                            format!("no connection to {other}"),
+                        )
+                        .into());
+                    }
+                },
+                Stage::Opening(opening) => {
+                    if let Some(stream) = opening.advance(self.ends, by, meanwhile)? {
+                        self.greet(endpoint, Stream::Tcp(stream))?;
+                        continue;
+                    }
+                    timed_out("connecting took too long")
+                }
+                Stage::Greeting(greeting) => {
+                    if greeting.advance(by, meanwhile)? {
+                        let done = std::mem::replace(&mut self.stage, Stage::Resolving);
+                        let Stage::Greeting(greeting) = done else {
+                            continue;
+                        };
+                        return Ok(Dialled::Made(greeting.connection));
+                    }
+                    let why = greeting.why.clone();
+                    why.unwrap_or_else(|| timed_out("redis did not answer the greeting in time"))
+                }
+            };
+            return if Instant::now() < self.ends {
+                Ok(Dialled::Unfinished(waits_for))
+            } else {
+                Err(waits_for)
+            };
+        }
+    }
+
+    fn greet(&mut self, endpoint: &Endpoint, stream: Stream) -> RedisResult<()> {
+        let greeting = Greeting::new(endpoint, self.role, stream)?;
+        self.stage = Stage::Greeting(Box::new(greeting));
+        Ok(())
+    }
+}
+
+/// One command of the greeting.
+struct Step {
+    what: &'static str,
+    request: Request,
+}
+
+/// A connection whose first commands have been sent.
+struct Greeting {
+    connection: Connection,
+    /// What has not been answered.
+    due: VecDeque<Step>,
+    /// What the server was not ready for, to be sent again.
+    postponed: VecDeque<Step>,
+    greet_again_at: Instant,
+    why: Option<RedisError>,
+}
+
+impl Greeting {
+    fn new(endpoint: &Endpoint, role: &str, stream: Stream) -> RedisResult<Self> {
+        stream.set_write_timeout(WRITE_SLICE)?;
+        let writer = Arc::new(stream);
+        let reader = Reader {
+            stream: Arc::clone(&writer),
+            parser: redis::Parser::new(),
+            timeout: Duration::MAX,
+        };
+        let db = endpoint.db.to_string();
+        let mut name = format!("redlatch-{role}");
+        if !endpoint.label.is_empty() {
+            name = format!("{name}:{}", endpoint.label);
+        }
+        let mut steps: Vec<Vec<&str>> = Vec::new();
+        if let Some(password) = &endpoint.password {
+            let mut auth = vec!["AUTH"];
+            auth.extend(endpoint.username.as_deref());
+            auth.push(password);
+            steps.push(auth);
+        }
+        if endpoint.db != 0 {
+            steps.push(vec!["SELECT", &db]);
+        }
+        steps.push(vec!["CLIENT", "SETNAME", &name]);
+        steps.push(vec!["PING"]);
+        let whats = ["AUTH", "SELECT", "CLIENT", "PING"];
+        let step = |parts: &Vec<&str>| Step {
+            what: whats
+                .into_iter()
+                .find(|what| *what == parts[0])
+                .unwrap_or_default(),
+            request: Request::command("greeting redis", parts),
+        };
+        let mut greeting = Self {
+            connection: Connection { writer, reader },
+            due: VecDeque::new(),
+            postponed: steps.iter().map(step).collect(),
+            greet_again_at: Instant::now(),
+            why: None,
+        };
+        greeting.send()?;
+        Ok(greeting)
+    }
+
+    fn send(&mut self) -> io::Result<()> {
+        let mut bytes = Vec::new();
+        for step in &self.postponed {
+            step.request.write(&mut bytes, false);
+        }
+        self.due.append(&mut self.postponed);
+        self.connection.writer.write_all(&bytes)
+    }
+
+    /// Reads answers; whether all have come.
+    fn advance(&mut self, by: Instant, meanwhile: Meanwhile<'_>) -> RedisResult<bool> {
+        loop {
+            let now = Instant::now();
+            if self.due.is_empty() {
+                if self.postponed.is_empty() {
+                    return Ok(true);
+                }
+                if now >= self.greet_again_at {
+                    self.send()?;
+                }
+            }
+            let left = by.saturating_duration_since(now);
+            if left.is_zero() || !meanwhile() {
+                return Ok(false);
+            }
+            let slice = left.min(CONNECT_SLICE);
+            if self.due.is_empty() {
+                std::thread::sleep(slice);
+                continue;
+            }
+            let Some(reply) = self.connection.reader.read(slice, &mut || {})? else {
+                continue;
+            };
+            let Some(step) = self.due.pop_front() else {
+                continue;
+            };
+            let Err(err) = reply.extract_error() else {
+                continue;
+            };
+            match step.what {
+                _ if is_crowded(&err) => return Err(err),
+                // The name is a service to operators; a user that may not set it can still lock.
+                "CLIENT" => report!(Debug, "naming a connection: {err}"),
+                // It has been let in all the same: a user without PING, a server that cannot write to its disk.
+                "PING" if !keeps_out(&err) => {}
+                // A server that is not ready yet needs time, and no other connection.
+                _ if is_transient(&err) => {
+                    self.greet_again_at = Instant::now() + GREET_AGAIN;
+                    self.postponed.push_back(step);
+                    self.why = Some(err);
+                }
+                _ => return Err(err),
+            }
+        }
+    }
 }
 
 /// Whether a server that answers so would refuse everything else as well.
@@ -241,136 +519,171 @@ pub(crate) fn timed_out(what: &'static str) -> RedisError {
     io::Error::new(io::ErrorKind::TimedOut, what).into()
 }
 
-fn open(endpoint: &Endpoint, deadline: Instant, meanwhile: Meanwhile<'_>) -> RedisResult<Stream> {
-    match &endpoint.addr {
-        ConnectionAddr::Tcp(host, port) => {
-            let mut last = None;
-            let addrs = resolve(endpoint, host, *port, deadline, meanwhile)?;
-            for (tried, addr) in addrs.iter().enumerate() {
-                // An address that swallows everything must leave time for the others.
-                let now = Instant::now();
-                let left = u32::try_from(addrs.len() - tried).unwrap_or(u32::MAX);
-                let its_deadline = now + deadline.saturating_duration_since(now) / left;
-                match open_tcp(*addr, its_deadline, meanwhile) {
-                    Ok(stream) => return Ok(Stream::Tcp(stream)),
-                    Err(err) => last = Some(err),
-                }
-            }
-            Err(last
-                .unwrap_or_else(|| {
-                    io::Error::new(io::ErrorKind::NotFound, "the host has no address")
-                })
-                .into())
-        }
-        #[cfg(unix)]
-        ConnectionAddr::Unix(path) => Ok(Stream::Unix(open_unix(path, deadline, meanwhile)?)),
-        other => Err(io::Error::new(
-            io::ErrorKind::Unsupported,
-            format!("no connection to {other}"),
-        )
-        .into()),
-    }
-}
+/// A look-up of the host, and when its answer came.
+type Lookup = Receiver<(Instant, io::Result<Vec<SocketAddr>>)>;
 
-/// Look-ups of the host that nobody waited to the end for; whoever connects next goes on with them.
-type Lookups = Arc<Mutex<Vec<Receiver<io::Result<Vec<SocketAddr>>>>>>;
+/// Look-ups that nobody waited to the end for; whoever connects next goes on with them.
+type Lookups = Arc<Mutex<Vec<Lookup>>>;
 
-/// The addresses of a host. A name is looked up on a thread of its own, since nothing bounds the system's resolver.
+/// The addresses of a host, if they are known by then. A name is looked up on a thread of its own, since nothing bounds
+/// the system's resolver.
 fn resolve(
     endpoint: &Endpoint,
     host: &str,
     port: u16,
-    deadline: Instant,
+    by: Instant,
     meanwhile: Meanwhile<'_>,
-) -> io::Result<Vec<SocketAddr>> {
+) -> io::Result<Option<Vec<SocketAddr>>> {
     if let Ok(ip) = host.parse::<IpAddr>() {
-        return Ok(vec![SocketAddr::new(ip, port)]);
+        return Ok(Some(vec![SocketAddr::new(ip, port)]));
     }
-    let under_way = endpoint.lookups.lock().pop();
-    let told = match under_way {
-        Some(told) => told,
-        None => {
-            let (tell, told) = crossbeam_channel::bounded(1);
-            let host = host.to_owned();
-            std::thread::Builder::new()
-                .name("redlatch-resolve".into())
-                .spawn(move || {
-                    let found = (host.as_str(), port)
-                        .to_socket_addrs()
-                        .map(Iterator::collect);
-                    // Nobody listens any more once the client is gone.
-                    tell.send(found).unwrap_or_default();
-                })?;
-            told
+    let lookup = loop {
+        let under_way = endpoint.lookups.lock().pop();
+        let Some(lookup) = under_way else {
+            break look_up(host, port)?;
+        };
+        match lookup.try_recv() {
+            // By now the host may be elsewhere.
+            Ok((at, _)) if at.elapsed() >= LOOKUP_AGE => {}
+            Ok((_, found)) => return found.map(Some),
+            Err(TryRecvError::Empty) => break lookup,
+            Err(TryRecvError::Disconnected) => {}
         }
     };
     loop {
-        match told.recv_timeout(CONNECT_SLICE) {
-            Ok(found) => return found,
+        match lookup.recv_timeout(CONNECT_SLICE) {
+            Ok((_, found)) => return found.map(Some),
             Err(RecvTimeoutError::Disconnected) => {
                 return Err(io::Error::other("looking up the host failed"));
             }
-            Err(_) if Instant::now() < deadline && meanwhile() => {}
-            Err(_) => {
-                endpoint.lookups.lock().push(told);
-                return Err(io::Error::new(
-                    io::ErrorKind::TimedOut,
-                    "looking up the host took too long",
-                ));
+            Err(RecvTimeoutError::Timeout) if Instant::now() < by && meanwhile() => {}
+            Err(RecvTimeoutError::Timeout) => {
+                endpoint.lookups.lock().push(lookup);
+                return Ok(None);
             }
         }
     }
 }
 
-/// Connects without blocking, so that the thread can go on with its duties.
-fn open_tcp(
-    addr: SocketAddr,
-    deadline: Instant,
-    meanwhile: Meanwhile<'_>,
-) -> io::Result<TcpStream> {
+fn look_up(host: &str, port: u16) -> io::Result<Lookup> {
+    let (tell, lookup) = crossbeam_channel::bounded(1);
+    let host = host.to_owned();
+    std::thread::Builder::new()
+        .name("redlatch-resolve".into())
+        .spawn(move || {
+            let found = (host.as_str(), port)
+                .to_socket_addrs()
+                .map(Iterator::collect);
+            // Nobody listens any more once the client is gone.
+            tell.send((Instant::now(), found)).unwrap_or_default();
+        })?;
+    Ok(lookup)
+}
+
+/// A TCP connection in the making, to one address after the other.
+struct Opening {
+    addrs: VecDeque<SocketAddr>,
+    /// The one that is tried, and until when.
+    socket: Option<(Socket, Instant)>,
+    failure: Option<io::Error>,
+}
+
+impl Opening {
+    /// Connects without blocking, so that the thread can go on with its duties; `None` if that takes longer than `by`.
+    fn advance(
+        &mut self,
+        ends: Instant,
+        by: Instant,
+        meanwhile: Meanwhile<'_>,
+    ) -> io::Result<Option<TcpStream>> {
+        let mut nap = Duration::from_micros(50);
+        loop {
+            let now = Instant::now();
+            let Some((socket, its_end)) = &self.socket else {
+                let Some(addr) = self.addrs.pop_front() else {
+                    return Err(self.failure.take().unwrap_or_else(|| {
+                        io::Error::new(io::ErrorKind::NotFound, "the host has no address")
+                    }));
+                };
+                // An address that swallows everything must leave time for the others.
+                let left = u32::try_from(self.addrs.len() + 1).unwrap_or(u32::MAX);
+                let its_end = now + ends.saturating_duration_since(now) / left;
+                match begin_connecting(addr) {
+                    Ok(socket) => self.socket = Some((socket, its_end)),
+                    Err(err) => self.failure = Some(err),
+                }
+                continue;
+            };
+            if socket.peer_addr().is_ok() {
+                socket.set_nonblocking(false)?;
+                return Ok(self.socket.take().map(|(socket, _)| socket.into()));
+            }
+            let failure = match socket.take_error()? {
+                None if now >= *its_end => Some(io::Error::new(
+                    io::ErrorKind::TimedOut,
+                    "connecting took too long",
+                )),
+                failure => failure,
+            };
+            if failure.is_some() {
+                self.failure = failure;
+                self.socket = None;
+                continue;
+            }
+            if now >= by || !meanwhile() {
+                return Ok(None);
+            }
+            std::thread::sleep(nap.min(by - now));
+            nap = (nap * 2).min(CONNECT_SLICE);
+        }
+    }
+}
+
+fn begin_connecting(addr: SocketAddr) -> io::Result<Socket> {
     let socket = Socket::new(Domain::for_address(addr), Type::STREAM, Some(Protocol::TCP))?;
     socket.set_nonblocking(true)?;
     // Before the first byte: on a real network every second small write would wait for an acknowledgement.
     socket.set_tcp_nodelay(true)?;
-    if let Err(err) = socket.connect(&addr.into()) {
-        let under_way =
-            err.kind() == io::ErrorKind::WouldBlock || err.raw_os_error() == Some(EINPROGRESS);
-        if !under_way {
-            return Err(err);
-        }
-        let mut nap = Duration::from_micros(50);
-        while socket.peer_addr().is_err() {
-            if let Some(err) = socket.take_error()? {
-                return Err(err);
-            }
-            if Instant::now() >= deadline || !meanwhile() {
-                return Err(io::Error::new(
-                    io::ErrorKind::TimedOut,
-                    "connecting took too long",
-                ));
-            }
-            std::thread::sleep(nap);
-            nap = (nap * 2).min(CONNECT_SLICE);
-        }
+    match socket.connect(&addr.into()) {
+        Err(err) if has_failed(&err) => Err(err),
+        _ => Ok(socket),
     }
-    socket.set_nonblocking(false)?;
-    Ok(socket.into())
 }
 
-/// `EINPROGRESS`, which std has no stable name for: the answer of Linux (115) and of the BSDs and macOS (36).
-const EINPROGRESS: i32 = if cfg!(any(target_os = "linux", target_os = "android")) {
-    115
-} else {
-    36
-};
+/// Whether connecting has failed with this. Any other error may mean that it is under way: what says so, `EINPROGRESS`,
+/// has another number on every system and no stable name in std. Time will tell.
+fn has_failed(err: &io::Error) -> bool {
+    use io::ErrorKind::{
+        AddrInUse, AddrNotAvailable, ConnectionAborted, ConnectionRefused, ConnectionReset,
+        HostUnreachable, InvalidInput, NetworkDown, NetworkUnreachable, NotFound, OutOfMemory,
+        PermissionDenied, TimedOut, Unsupported,
+    };
+    matches!(
+        err.kind(),
+        AddrInUse
+            | AddrNotAvailable
+            | ConnectionAborted
+            | ConnectionRefused
+            | ConnectionReset
+            | HostUnreachable
+            | InvalidInput
+            | NetworkDown
+            | NetworkUnreachable
+            | NotFound
+            | OutOfMemory
+            | PermissionDenied
+            | TimedOut
+            | Unsupported
+    )
+}
 
 /// A local socket connects at once, or its queue is full: then it is tried again until the deadline.
 #[cfg(unix)]
 fn open_unix(
     path: &std::path::Path,
-    deadline: Instant,
+    by: Instant,
     meanwhile: Meanwhile<'_>,
-) -> io::Result<UnixStream> {
+) -> io::Result<Option<UnixStream>> {
     use redis::io::tcp::socket2::SockAddr;
     let addr = SockAddr::unix(path)?;
     loop {
@@ -379,18 +692,73 @@ fn open_unix(
         match socket.connect(&addr) {
             Ok(()) => {
                 socket.set_nonblocking(false)?;
-                return Ok(socket.into());
+                return Ok(Some(socket.into()));
             }
             Err(err) if err.kind() == io::ErrorKind::WouldBlock => {
-                if Instant::now() >= deadline || !meanwhile() {
-                    return Err(io::Error::new(
-                        io::ErrorKind::TimedOut,
-                        "connecting took too long",
-                    ));
+                if Instant::now() >= by || !meanwhile() {
+                    return Ok(None);
                 }
                 std::thread::sleep(CONNECT_SLICE);
             }
             Err(err) => return Err(err),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_about_a_host_grows_old() {
+        let endpoint = Endpoint {
+            addr: ConnectionAddr::Tcp("localhost".into(), 7),
+            username: None,
+            password: None,
+            db: 0,
+            label: String::new(),
+            lookups: Arc::default(),
+        };
+        let elsewhere = vec![SocketAddr::from(([127, 9, 9, 9], 7))];
+        let resolved = |answered_at| {
+            let (tell, lookup) = crossbeam_channel::bounded(1);
+            tell.send((answered_at, Ok(elsewhere.clone())))
+                .expect("there is room");
+            endpoint.lookups.lock().push(lookup);
+            let by = Instant::now() + Duration::from_secs(10);
+            resolve(&endpoint, "localhost", 7, by, &mut || true)
+                .expect("an answer")
+                .expect("in time")
+        };
+        let now = Instant::now();
+        assert_eq!(resolved(now), elsewhere);
+        let before = now.checked_sub(2 * LOOKUP_AGE).expect("a clock that ran");
+        let addrs = resolved(before);
+        assert!(addrs.iter().all(|addr| addr.ip().is_loopback()));
+        assert!(!addrs.contains(&elsewhere[0]), "{addrs:?}");
+    }
+
+    #[test]
+    fn only_known_failures_end_an_attempt_to_connect() {
+        // What EINPROGRESS is somewhere.
+        for number in [36, 115, 119, 149, 150] {
+            let err = io::Error::from_raw_os_error(number);
+            assert!(!has_failed(&err), "{number}: {err}");
+        }
+        let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).expect("a port");
+        let addr = listener.local_addr().expect("it is bound");
+        let far = Instant::now() + Duration::from_secs(10);
+        let open = || {
+            let mut opening = Opening {
+                addrs: [addr].into(),
+                socket: None,
+                failure: None,
+            };
+            opening.advance(far, far, &mut || true)
+        };
+        assert!(matches!(open(), Ok(Some(_))));
+        drop(listener);
+        let refused = open().map(|_| ()).map_err(|err| err.kind());
+        assert_eq!(refused, Err(io::ErrorKind::ConnectionRefused));
     }
 }

@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
 
+use crate::call::is_transient;
 use crate::client::Engine;
 use crate::owner::Process;
 use crate::report::report;
@@ -70,6 +71,9 @@ struct Live {
     outbox: Vec<u8>,
     /// What was sent and not answered.
     pending: VecDeque<Pending>,
+    /// What the server could not do when it was asked, and when it is asked again.
+    postponed: Vec<Pending>,
+    again_at: Instant,
 }
 
 enum Pending {
@@ -79,7 +83,9 @@ enum Pending {
         /// It replaces a subscription of an earlier connection, so a message may have been missed.
         anew: bool,
     },
-    Unsubscribe,
+    Unsubscribe {
+        channel: Arc<str>,
+    },
     Ping,
 }
 
@@ -87,6 +93,14 @@ impl Live {
     fn send(&mut self, command: &[&str], pending: Pending) {
         Request::command("listening", command).write(&mut self.outbox, false);
         self.pending.push_back(pending);
+    }
+
+    fn unsubscribe(&mut self, channel: &Arc<str>) {
+        let channel = Arc::clone(channel);
+        self.send(
+            &["UNSUBSCRIBE", &Arc::clone(&channel)],
+            Pending::Unsubscribe { channel },
+        );
     }
 
     fn subscribe(&mut self, channel: &Arc<str>, epoch: u64, anew: bool) {
@@ -99,6 +113,37 @@ impl Live {
                 anew,
             },
         );
+    }
+}
+
+impl State {
+    /// Queues again what the server could not do before, as far as it is still wanted; whether there was anything.
+    fn ask_again(&mut self) -> bool {
+        let Some(live) = &mut self.live else {
+            return false;
+        };
+        if live.postponed.is_empty() || Instant::now() < live.again_at {
+            return false;
+        }
+        for postponed in std::mem::take(&mut live.postponed) {
+            match postponed {
+                Pending::Subscribe {
+                    channel,
+                    epoch,
+                    anew,
+                } => {
+                    let entry = self.wanted.get(&channel);
+                    if entry.is_some_and(|entry| entry.epoch == epoch) {
+                        live.subscribe(&channel, epoch, anew);
+                    }
+                }
+                Pending::Unsubscribe { channel } if !self.wanted.contains_key(&channel) => {
+                    live.unsubscribe(&channel);
+                }
+                Pending::Unsubscribe { .. } | Pending::Ping => {}
+            }
+        }
+        true
     }
 }
 
@@ -252,6 +297,17 @@ impl Subscriber {
         }
     }
 
+    /// The server cannot do now what the oldest command without an answer wants.
+    fn postpone(&self) {
+        let mut state = self.state.lock();
+        if let Some(live) = &mut state.live
+            && let Some(pending) = live.pending.pop_front()
+        {
+            live.postponed.push(pending);
+            live.again_at = Instant::now() + SLICE;
+        }
+    }
+
     /// The oldest command without an answer was confirmed, or refused with `refusal`.
     fn answered(&self, refusal: Option<&RedisError>) {
         let mut state = self.state.lock();
@@ -313,7 +369,7 @@ impl Drop for Subscription {
                     *wanted = HashMap::new();
                 }
                 if let Some(live) = live {
-                    live.send(&["UNSUBSCRIBE", &self.channel], Pending::Unsubscribe);
+                    live.unsubscribe(&self.channel);
                 }
             }
         }
@@ -386,6 +442,8 @@ impl Subscriber {
                 writing: false,
                 outbox: Vec::new(),
                 pending: VecDeque::new(),
+                postponed: Vec::new(),
+                again_at: Instant::now(),
             };
             for (channel, entry) in &state.wanted {
                 live.subscribe(channel, entry.epoch, anew);
@@ -396,6 +454,9 @@ impl Subscriber {
         self.flush();
         let mut asked_at = None;
         loop {
+            if self.state.lock().ask_again() {
+                self.flush();
+            }
             match self.read(&mut reader) {
                 Ok(true) => asked_at = None,
                 Ok(false) => {
@@ -444,6 +505,12 @@ impl Subscriber {
             }
             Err(err) if is_refusal(&err) => {
                 self.answered(Some(&err));
+                return Ok(true);
+            }
+            // It is busy, which another connection would not change.
+            Err(err) if is_transient(&err) => {
+                report!(Debug, "subscribing: {err}; asking again");
+                self.postpone();
                 return Ok(true);
             }
             Err(err) => return Err(err),

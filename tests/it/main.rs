@@ -15,6 +15,7 @@ mod fair_leaving;
 mod fair_processes;
 mod fair_redisson;
 mod faults;
+mod faults_link;
 mod faults_network;
 mod faults_server;
 mod fenced;

@@ -1,0 +1,489 @@
+//! The connection for commands on bad days: releases by the thousand that an outage has left, sockets that take nothing,
+//! servers that are busy or crowded, connections that ended while nobody looked.
+
+use std::error::Error as _;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use redlatch::{Client, Config, Error, MutexGuard};
+
+use crate::faults::{config, in_time};
+use crate::support::{
+    Mode, Proxy, Server, Target, connection_to, eventually, logs, ms, unique, within,
+};
+
+/// Long enough for a busy machine: nothing here is about a server that does not answer.
+const PATIENT: Duration = ms(8_000);
+
+fn patient(url: &str) -> Config {
+    config(url)
+        .response_timeout(PATIENT)
+        .connect_timeout(PATIENT)
+}
+
+/// So many locks, held for as long as the test runs.
+fn hold(client: &Client, names: impl Iterator<Item = String>) -> Vec<MutexGuard> {
+    let lease = Duration::from_secs(600);
+    names
+        .map(|name| client.mutex(name).lease(lease).lock().unwrap())
+        .collect()
+}
+
+/// What an outage leaves: a server that keeps all the locks, and a client that has to give them back, in the order of
+/// their names.
+struct Outage {
+    server: Server,
+    proxy: Proxy,
+    client: Client,
+    names: Vec<String>,
+}
+
+impl Outage {
+    fn with(releases: u64, name: impl Fn(u64) -> String) -> Self {
+        let server = Server::start();
+        let proxy = Proxy::start(server.addr());
+        let client = Client::open(patient(&proxy.url())).unwrap();
+        let names: Vec<_> = (0..releases).map(name).collect();
+        let held = hold(&client, names.iter().cloned());
+        proxy.set(Target::Link, Mode::Refuse);
+        proxy.cut(Target::Link);
+        drop(held);
+        assert_eq!(server.dbsize(), releases);
+        Self {
+            server,
+            proxy,
+            client,
+            names,
+        }
+    }
+
+    /// The network is back, and each reply takes that long: what is sent without waiting for one is told from the rest.
+    fn ends(&self, delay: Duration) {
+        self.proxy.set(Target::Link, Mode::Delay(delay));
+    }
+
+    fn is_over(&self) {
+        self.proxy.pass();
+        eventually("all is given back", || self.server.dbsize() == 0);
+        let stats = self.client.stats();
+        assert_eq!((stats.lost, stats.releases_failed), (0, 0));
+        assert_eq!(stats.releases_of_lost, 0);
+    }
+}
+
+#[test]
+fn the_releases_of_an_outage_go_out_in_portions_and_a_text_once_each() {
+    const RELEASES: u64 = 2_000;
+    let outage = Outage::with(RELEASES, |n| format!("portion:{n}"));
+    let texts = outage.server.calls("eval");
+    outage.ends(ms(300));
+    eventually("the first portion comes", || {
+        outage.server.dbsize() < RELEASES
+    });
+    // Until it is answered no other does.
+    assert!(!within(ms(60), || {
+        outage.server.dbsize() < RELEASES * 3 / 4
+    }));
+    outage.is_over();
+    let texts = outage.server.calls("eval") - texts;
+    assert!(
+        texts <= RELEASES / 10,
+        "{texts} texts for {RELEASES} releases"
+    );
+}
+
+#[test]
+fn a_lock_is_had_while_the_releases_of_an_outage_go_out() {
+    const RELEASES: u64 = 2_000;
+    let outage = Outage::with(RELEASES, |n| format!("backlog:{n}"));
+    outage.ends(ms(15));
+    // At most it waits behind one portion.
+    let guard = outage.client.mutex("own").lock().unwrap();
+    let left = outage.server.dbsize();
+    assert!(left > RELEASES / 3, "had after all but {left}");
+    guard.unlock().unwrap();
+    outage.is_over();
+}
+
+#[test]
+fn what_was_let_go_in_an_outage_can_be_taken_again_at_once() {
+    const RELEASES: u64 = 1_000;
+    let outage = Outage::with(RELEASES, |n| format!("again:{n}"));
+    outage.ends(ms(15));
+    // Its release is the last of all.
+    let last = outage.client.mutex(outage.names.last().unwrap());
+    let guard = last.try_lock().unwrap().expect("let go, and not held");
+    assert!(outage.server.dbsize() > 1);
+    guard.unlock().unwrap();
+    outage.is_over();
+}
+
+#[test]
+fn unlocking_waits_for_its_own_release_and_not_for_those_of_an_outage() {
+    const RELEASES: u64 = 2_000;
+    let outage = Outage::with(RELEASES, |n| format!("unlock:{n}"));
+    let (client, server) = (&outage.client, &outage.server);
+    outage.ends(ms(15));
+    let guard = client.mutex("own").lock().unwrap();
+    // Its release is parked behind the others.
+    outage.proxy.set(Target::Link, Mode::Refuse);
+    outage.proxy.cut(Target::Link);
+    eventually("the link is down", || {
+        server.clients_named("redlatch-link").is_empty()
+    });
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(ms(20)); // it has begun by then
+            outage.ends(ms(15));
+        });
+        guard.unlock().unwrap();
+    });
+    let left = server.dbsize();
+    assert!(left > RELEASES / 3, "given back after all but {left}");
+    outage.is_over();
+}
+
+/// Names so long that a few hundred releases are more than all sockets on the way take.
+fn long_names(n: u64) -> String {
+    format!("long:{n}:{}", "x".repeat(60_000))
+}
+
+#[test]
+fn a_backlog_on_a_slow_network_holds_up_neither_renewals_nor_short_waits() {
+    let server = Server::start();
+    let proxy = Proxy::start(server.addr());
+    let client = Client::open(patient(&proxy.url()).lease(ms(900))).unwrap();
+    let held = hold(&client, (0..120).map(long_names));
+    let guard = client.mutex(unique("kept")).lock().unwrap();
+    eventually("it is renewed", || client.stats().renewals > 0);
+    proxy.set(Target::Link, Mode::Refuse);
+    proxy.cut(Target::Link);
+    drop(held);
+    proxy.set(Target::Link, Mode::Slow(ms(30)));
+    for _ in 0..5 {
+        let lock = client.mutex(unique("hurry"));
+        drop(in_time("try_lock_for", ms(700), || {
+            lock.try_lock_for(ms(50))
+        }));
+    }
+    let lost = guard.lost().recv_timeout(ms(500));
+    assert!(lost.is_err(), "{lost:?}");
+    guard.unlock().unwrap();
+    proxy.pass();
+    eventually("all is given back", || server.dbsize() == 0);
+    assert_eq!(client.stats().lost, 0);
+}
+
+#[test]
+fn a_server_that_reads_nothing_for_a_while_is_waited_for_and_nobody_who_drops_is() {
+    let server = Server::start();
+    let client = Client::open(patient(&server.url())).unwrap();
+    let held = hold(&client, (0..150).map(long_names));
+    server.freeze();
+    let begun = Instant::now();
+    drop(held);
+    // The sockets are full by now, and have been for longer than a write may stall.
+    std::thread::sleep(ms(150));
+    let took = begun.elapsed();
+    server.thaw();
+    assert!(took < ms(2_000), "{took:?} for dropping");
+    eventually("all is given back", || server.dbsize() == 0);
+    let stats = client.stats();
+    assert_eq!(stats.reconnects, 0);
+    assert_eq!((stats.releases_failed, stats.releases_of_lost), (0, 0));
+}
+
+/// A script that keeps the server busy until this is dropped.
+struct Busy<'a> {
+    server: &'a Server,
+    script: Option<std::thread::JoinHandle<()>>,
+}
+
+impl<'a> Busy<'a> {
+    fn start(server: &'a Server) -> Self {
+        let mut con = server.connection();
+        con.set_read_timeout(None).unwrap();
+        let script = std::thread::spawn(move || {
+            let ran = redis::cmd("EVAL")
+                .arg("while true do end")
+                .arg(0)
+                .query::<()>(&mut con);
+            assert!(ran.is_err());
+        });
+        eventually("the server is busy", || {
+            let set = server.try_ask::<String>(&["SET", "busy", "1", "PX", "1000"]);
+            set.is_err_and(|err| err.code() == Some("BUSY"))
+        });
+        Self {
+            server,
+            script: Some(script),
+        }
+    }
+}
+
+impl Drop for Busy<'_> {
+    fn drop(&mut self) {
+        let () = self.server.ask(&["SCRIPT", "KILL"]);
+        if let Some(script) = self.script.take() {
+            script.join().ok();
+        }
+    }
+}
+
+#[test]
+fn a_busy_server_is_waited_for_over_the_connections_there_are() {
+    let server = Server::start_with(&["--busy-reply-threshold", "20"]);
+    let proxy = Proxy::start(server.addr());
+    let url = format!("{}3", proxy.url()); // a database has to be selected, which a busy server does not do
+    let waiter = Client::open(patient(&url)).unwrap();
+    let name = unique("busy");
+    let mut con = connection_to(&format!("{}3", server.url()));
+    let () = redis::cmd("HSET")
+        .arg(&[&name, "somebody:1", "1"])
+        .query(&mut con)
+        .unwrap();
+    let dropped = waiter.mutex(unique("dropped")).lock().unwrap();
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| {
+            let got = waiter.mutex(&name).try_lock_for(PATIENT);
+            drop(got.unwrap().unwrap());
+        });
+        eventually("it listens", || {
+            let subscribers = server.clients_named("redlatch-subscriber");
+            subscribers.iter().any(|client| client.subscriptions == 1)
+        });
+        let busy = Busy::start(&server);
+        let opened = proxy.opened(Target::All);
+        proxy.cut(Target::All);
+        drop(dropped);
+        // One for commands, one for messages.
+        assert!(!within(ms(900), || proxy.opened(Target::All) > opened + 2));
+        eventually("both are there", || proxy.opened(Target::All) == opened + 2);
+        drop(busy);
+        let () = redis::cmd("DEL").arg(&name).query(&mut con).unwrap();
+        waiting.join().unwrap();
+        assert!(proxy.opened(Target::All) <= opened + 3);
+    });
+    eventually("nothing is left", || {
+        redis::cmd("DBSIZE").query::<u64>(&mut con).unwrap() == 0
+    });
+}
+
+#[test]
+fn a_server_with_all_the_clients_it_wants_is_waited_for_with_a_password_too() {
+    let server = Server::start();
+    let () = server.ask(&["ACL", "SETUSER", "app", "on", ">pw", "~*", "&*", "+@all"]);
+    for url in [
+        server.url(),
+        format!("redis://app:pw@127.0.0.1:{}/", server.port()),
+    ] {
+        let client = Client::open(patient(&url)).unwrap();
+        let lock = client.mutex(unique("crowd"));
+        drop(lock.lock().unwrap());
+        let mut con = server.connection();
+        let mut ask = |parts: &[&str]| redis::cmd(parts[0]).arg(&parts[1..]).query::<()>(&mut con);
+        ask(&["CONFIG", "SET", "maxclients", "1"]).unwrap();
+        ask(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]).unwrap();
+        let err = lock.try_lock_for(ms(60)).unwrap_err();
+        assert!(err.is_retryable(), "{err:?}");
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| {
+                let got = lock.try_lock_for(PATIENT);
+                got.unwrap().unwrap().unlock().unwrap();
+            });
+            assert!(!within(ms(60), || waiting.is_finished()));
+            ask(&["CONFIG", "SET", "maxclients", "1000"]).unwrap();
+            waiting.join().unwrap();
+        });
+    }
+}
+
+#[test]
+fn short_waits_for_a_frozen_server_share_one_connection_in_the_making() {
+    let server = Server::start();
+    let client = Client::open(patient(&server.url())).unwrap();
+    let lock = client.mutex(unique("hurry"));
+    drop(lock.lock().unwrap());
+    let received = |server: &Server| -> u64 {
+        let info: String = server.ask(&["INFO", "stats"]);
+        let line = info
+            .lines()
+            .find_map(|line| line.strip_prefix("total_connections_received:"));
+        line.unwrap().trim().parse().unwrap()
+    };
+    let before = received(&server);
+    server.kill_clients_named("redlatch-link");
+    let aside = received(&server) - before;
+    server.freeze();
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                for _ in 0..20 {
+                    let got = lock.try_lock_for(ms(2));
+                    assert!(!matches!(got, Ok(Some(_))), "{got:?}");
+                }
+            });
+        }
+    });
+    server.thaw();
+    // And the next one has it, without waiting for anything that the others have run into.
+    let guard = lock.try_lock_for(PATIENT).unwrap();
+    guard.expect("nobody has it").unlock().unwrap();
+    let made = received(&server) - before - aside;
+    assert!(made <= 4, "{made} connections for 80 short waits");
+}
+
+const CHILD: &str = "REDLATCH_TEST_EXIT";
+
+#[test]
+#[ignore = "run by another test, as a process of its own"]
+fn a_process_that_drops_a_guard_and_exits() {
+    let task = std::env::var(CHILD).unwrap();
+    let [url, name, how] = task.split(' ').collect::<Vec<_>>()[..] else {
+        panic!("{task}");
+    };
+    let client = Client::open(url).unwrap();
+    drop(client.reentrant_lock("warm").lock().unwrap());
+    let guard = client.reentrant_lock(name).lock().unwrap();
+    let mut con = connection_to(url);
+    std::thread::sleep(ms(150)); // idle
+    match how {
+        "idle" => {
+            let () = redis::cmd("CLIENT")
+                .arg(&["KILL", "TYPE", "normal", "SKIPME", "yes"])
+                .query(&mut con)
+                .unwrap();
+        }
+        "flush" => {
+            let () = redis::cmd("SCRIPT").arg("FLUSH").query(&mut con).unwrap();
+        }
+        _ => {}
+    }
+    assert!(guard.is_valid());
+    drop(guard);
+    std::process::exit(0);
+}
+
+#[test]
+fn a_release_reaches_the_server_although_the_process_exits_right_after_it() {
+    let server = Server::start();
+    for how in ["plain", "idle", "flush"] {
+        let name = unique(how);
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["faults_link::a_process_that_drops_a_guard_and_exits"])
+            .args(["--exact", "--ignored", "--nocapture"])
+            .env(CHILD, format!("{} {name} {how}", server.url()))
+            .spawn()
+            .unwrap();
+        assert!(child.wait().unwrap().success());
+        assert!(
+            within(ms(5_000), || !server.exists(&name)),
+            "{how}: held for {} ms by nobody",
+            server.pttl(&name)
+        );
+    }
+}
+
+#[test]
+fn the_link_of_a_holder_is_made_again_before_it_is_needed() {
+    let server = Server::start();
+    let client = Client::open(patient(&server.url()).lease(ms(600))).unwrap();
+    let guard = client.mutex(unique("kept")).lock().unwrap();
+    for _ in 0..2 {
+        assert_eq!(server.kill_clients_named("redlatch-link"), 1);
+        eventually("there is another", || {
+            server.clients_named("redlatch-link").len() == 1
+        });
+    }
+    guard.unlock().unwrap();
+    assert_eq!(client.stats().lost, 0);
+}
+
+#[test]
+fn a_link_that_has_gone_silent_is_found_out_while_it_is_idle() {
+    let server = Server::start();
+    let proxy = Proxy::start(server.addr());
+    let client = Client::open(
+        patient(&proxy.url())
+            .response_timeout(ms(600))
+            .lease(ms(600)),
+    )
+    .unwrap();
+    let guard = client.mutex(unique("kept")).lock().unwrap();
+    let opened = proxy.opened(Target::Link);
+    proxy.stall_present(Target::Link);
+    eventually("there is another", || proxy.opened(Target::Link) > opened);
+    guard.unlock().unwrap();
+}
+
+#[test]
+fn closing_says_how_many_releases_nobody_has_acknowledged() {
+    let logs = logs();
+    let server = Server::start();
+    let proxy = Proxy::start(server.addr());
+    let client = Client::open(patient(&proxy.url())).unwrap();
+    let held = hold(&client, (0..3).map(|n| format!("unheard:{n}")));
+    proxy.set(Target::All, Mode::Refuse);
+    proxy.cut(Target::All);
+    drop(held);
+    let said = "3 releases";
+    let before = logs.count(log::Level::Warn, said);
+    let err = client.close(ms(100)).unwrap_err();
+    assert!(matches!(err, Error::Redis { .. }), "{err:?}");
+    let source = err.source().unwrap().to_string();
+    assert!(source.contains(said), "{source}");
+    assert_eq!(client.stats().releases_failed, 3);
+    eventually("that is logged", || {
+        logs.count(log::Level::Warn, said) - before == 1
+    });
+}
+
+#[test]
+fn a_release_is_given_up_when_its_lease_is_over_although_the_server_is_still_away() {
+    let logs = logs();
+    let server = Server::start();
+    let proxy = Proxy::start(server.addr());
+    let client = Client::open(patient(&proxy.url())).unwrap();
+    let name = unique("over");
+    let guard = client.mutex(&name).lease(ms(300)).lock().unwrap();
+    let until = guard.valid_until();
+    proxy.set(Target::All, Mode::Refuse);
+    proxy.cut(Target::All);
+    drop(guard);
+    eventually("it is given up", || client.stats().releases_failed == 1);
+    assert!(Instant::now() >= until);
+    eventually("that is logged", || {
+        logs.count(log::Level::Warn, &name) == 1
+    });
+    client.close(ms(100)).unwrap();
+}
+
+#[test]
+fn callers_in_a_hurry_get_a_connection_in_the_end() {
+    let server = Server::start();
+    let proxy = Proxy::start(server.addr());
+    let client = Client::open(patient(&proxy.url())).unwrap();
+    let lock = client.mutex(unique("hurry"));
+    drop(lock.lock().unwrap());
+    // Every one of them leaves long before the greeting is answered.
+    proxy.set(Target::Link, Mode::Delay(ms(120)));
+    proxy.cut(Target::Link);
+    let opened = proxy.opened(Target::All);
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                drop(lock.try_lock_for(ms(5)));
+            }
+        });
+        let connected = within(PATIENT, || {
+            server.clients_named("redlatch-link").len() == 1 && client.stats().reconnects > 0
+        });
+        stop.store(true, Ordering::Relaxed);
+        assert!(connected);
+    });
+    assert!(proxy.opened(Target::All) <= opened + 2);
+    proxy.pass();
+    eventually("what was undone is gone", || server.dbsize() == 0);
+}
