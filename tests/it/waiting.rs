@@ -725,6 +725,36 @@ fn a_limit_that_is_too_short_for_a_slow_answer_is_no_error_and_leaves_nothing() 
 }
 
 #[test]
+fn one_more_hold_whose_renewal_is_answered_late_is_not_had_and_costs_nothing() {
+    let servers = [(); 3].map(|()| Server::start());
+    let proxies = [0, 1, 2].map(|n: usize| Proxy::start(servers[n].addr()));
+    let clients = [0, 1, 2].map(|n: usize| {
+        let config = Config::new(proxies[n].url()).response_timeout(LONG);
+        Client::open(config).unwrap()
+    });
+    // A renewed lease would cover it without a question.
+    let lease = Duration::from_secs(60);
+    let one = clients[0].reentrant_lock("one").lease(lease);
+    let majority = RedLock::new(&clients, "majority").unwrap().lease(lease);
+    let (held, kept) = (one.lock().unwrap(), majority.lock().unwrap());
+    for proxy in &proxies {
+        proxy.set(Target::Link, Mode::Delay(ms(1000)));
+    }
+    assert!(one.try_lock_for(ms(5)).unwrap().is_none());
+    assert!(majority.try_lock_for(ms(5)).unwrap().is_none());
+    assert!(held.is_valid() && kept.is_valid());
+    assert_eq!((held.hold_count(), kept.hold_count()), (1, 1));
+    for proxy in &proxies {
+        proxy.pass();
+    }
+    held.unlock().unwrap();
+    kept.unlock().unwrap();
+    for server in &servers {
+        eventually("nothing is left", || server.dbsize() == 0);
+    }
+}
+
+#[test]
 fn a_server_that_is_away_is_an_error_however_short_the_limit() {
     let mut servers = [(); 3].map(|()| Server::start());
     let clients = [0, 1, 2].map(|n: usize| open(&servers[n]));
