@@ -342,6 +342,7 @@ impl<'a> Contender<'a> {
         let mut parked = 0_u32;
         let mut back_off = BackOff::new();
         let mut woken = false;
+        let mut looked = false;
         if has_waited && self.deadline().has_passed(Instant::now()) {
             return Ok(None);
         }
@@ -367,7 +368,8 @@ impl<'a> Contender<'a> {
             if !matches!(self.patience, Patience::Until(_)) || self.deadline().has_passed(now) {
                 return Ok(None);
             }
-            if parked == 0 && self.lock.has_a_member() {
+            if !std::mem::replace(&mut looked, true) && self.lock.has_it_otherwise(&self.gate.wire)
+            {
                 return Err(self.lock.would_deadlock());
             }
             let first = !self.listens || self.listens_at != at;

@@ -49,8 +49,8 @@ pub enum Error {
         /// What each of them said, by its name.
         failures: Vec<(String, Self)>,
     },
-    /// The calling thread would wait for itself: it holds the lock and that is not reentrant, or it reads and wants to
-    /// write.
+    /// The calling thread would wait for itself: it holds the lock and that is not reentrant, it holds it as a lock of
+    /// another kind or as one of several of the same client, or it reads and wants to write.
     WouldDeadlock {
         /// The lock's name, as given to the client.
         name: String,

@@ -255,6 +255,7 @@ pub(crate) fn wake(calls: LockCalls) {
     }
 }
 
+/// Those of several names are in one more shard, to be found quickly.
 const SHARDS: usize = 32;
 
 /// How long an idle room is kept: past any gap over which its tenure's age counts.
@@ -285,7 +286,7 @@ impl Gates {
             db,
             tenure,
             hasher: RandomState::new(),
-            shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
+            shards: (0..=SHARDS).map(|_| Mutex::default()).collect(),
         }
     }
 
@@ -350,8 +351,17 @@ impl Gates {
     }
 
     fn shard(&self, key: &GateKey) -> &Mutex<Shard> {
-        let place = usize::try_from(self.hasher.hash_one(key) % SHARDS as u64).unwrap_or(0);
+        let place = match key.0 {
+            Family::Several => SHARDS,
+            _ => usize::try_from(self.hasher.hash_one(key) % SHARDS as u64).unwrap_or(0),
+        };
         &self.shards[place]
+    }
+
+    /// The gates of several names each, of which there are few.
+    pub(crate) fn sets(&self) -> Vec<Arc<Gate>> {
+        let sets = self.shards[SHARDS].lock();
+        sets.gates.values().cloned().collect()
     }
 
     /// Drops the rooms that have been idle for a while; says whether there are any to come back for.

@@ -18,7 +18,7 @@ use crate::quorum::Quorum;
 use crate::room::{Entered, Lease, Mode};
 use crate::script::{self, Renewed};
 use crate::wait::{Budget, Called, CancelToken, Deadline, Waiter};
-use crate::wire::Family;
+use crate::wire::{Family, Wire};
 
 /// How long a caller is willing to wait.
 #[derive(Debug, Clone, Copy)]
@@ -456,22 +456,27 @@ impl Handle {
         }
     }
 
-    /// Whether the calling thread has one of several names already, as a lock of its own.
-    pub(crate) fn has_a_member(&self) -> bool {
-        if self.family != Family::Several {
-            return false;
-        }
-        let (engine, thread) = (self.engine(), owner::this_thread());
-        keys::names(&self.id).into_iter().any(|name| {
-            let name = Arc::from(name);
-            Family::OF_ONE_KEY.iter().any(|family| {
-                engine.gates.known(*family, &name).is_some_and(|gate| {
-                    let inside = gate.lock();
-                    let mine = inside.room.count(thread, Mode::Exclusive);
-                    mine.is_some_and(|(hold, _)| hold.is_valid(Instant::now()))
-                })
-            })
-        })
+    /// Whether the calling thread has the lock, or one of several names, already as a lock of another kind or as part of
+    /// another set. To be looked at by who is about to wait: it would wait for itself.
+    pub(crate) fn has_it_otherwise(&self, wire: &Wire) -> bool {
+        let names = match self.family {
+            Family::Several => keys::names(&self.id).into_iter().map(Arc::from).collect(),
+            family if Family::OF_ONE_KEY.contains(&family) => vec![Arc::clone(&self.id)],
+            _ => return false,
+        };
+        let (gates, thread) = (&self.engine().gates, owner::this_thread());
+        let is_mine = |gate: &Arc<Gate>| {
+            let inside = gate.lock();
+            let mine = inside.room.count(thread, Mode::Exclusive);
+            mine.is_some_and(|(hold, _)| hold.is_valid(Instant::now()))
+        };
+        let known = |name| Family::OF_ONE_KEY.map(|family| gates.known(family, name));
+        let mut alone = names.iter().flat_map(known).flatten();
+        alone.any(|gate| is_mine(&gate))
+            || gates
+                .sets()
+                .iter()
+                .any(|set| is_mine(set) && set.wire.overlaps(wire))
     }
 
     pub(crate) fn would_deadlock(&self) -> Error {
@@ -574,7 +579,7 @@ impl Handle {
         if let Some(token) = &self.cancel {
             token.watch(waiter);
         }
-        let deadlocked = self.has_a_member();
+        let deadlocked = self.has_it_otherwise(&gate.wire);
         let stop = || deadlocked || self.must_stop(patience);
         if let Some(called) = waiter.wait_in_line(deadline, &stop) {
             return Ok(Some(called));

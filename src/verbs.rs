@@ -89,7 +89,7 @@ macro_rules! exclusive_lock {
             /// [`Error::Lost`](crate::Error::Lost) if the lease was over before its grant arrived;
             /// [`Error::Thread`](crate::Error::Thread) if the system starts no thread for us;
             /// [`Error::WouldDeadlock`](crate::Error::WouldDeadlock) if the thread holds the lock and it is not
-            /// reentrant; [`Error::InvalidName`](crate::Error::InvalidName) and
+            /// reentrant, or holds it as another kind; [`Error::InvalidName`](crate::Error::InvalidName) and
             /// [`Error::Config`](crate::Error::Config) before anything is sent.
             pub fn lock(&self) -> $crate::Result<$guard> {
                 use $crate::handle::Patience;

@@ -1,5 +1,6 @@
 //! What each family of locks says to Redis: which script, with which keys and channels.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -190,6 +191,15 @@ impl Wire {
             channel: channel.into(),
             more,
         })
+    }
+
+    /// Whether there is a lock that both of them take.
+    pub(crate) fn overlaps(&self, other: &Self) -> bool {
+        let keys = |wire: &Self| match &wire.more {
+            More::Several(members) => locks(members).into_iter().map(str::to_owned).collect(),
+            _ => HashSet::from([wire.key.clone()]),
+        };
+        !keys(self).is_disjoint(&keys(other))
     }
 
     /// Where a waiting writer is seen.

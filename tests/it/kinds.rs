@@ -78,6 +78,8 @@ fn one_keeps_the_other_out<A: Lock, B: Lock>() {
                 assert!(guard.is_none());
                 true
             }
+            // It would wait for itself.
+            Err(Error::WouldDeadlock { .. }) => true,
             Err(err) => !err.is_retryable(), // a busy machine may need longer for a round trip
         });
         assert!(other.is_locked().unwrap() && other.remaining().unwrap().is_some());
@@ -123,6 +125,52 @@ fn one_keeps_the_other_out<A: Lock, B: Lock>() {
 #[test]
 fn kinds_with_one_key_keep_each_other_out() {
     for_each_pair!(one_keeps_the_other_out);
+}
+
+/// A thread that has it as `A` and wants it as `B`.
+fn one_waits_for_no_hold_of_its_own<A: Lock, B: Lock>() {
+    if is_one_kind::<A, B>() {
+        return;
+    }
+    let server = Server::start();
+    let (name, client) = (unique("own"), open(&server));
+    let (held, other) = (A::of(&client, &name).lock().unwrap(), B::of(&client, &name));
+    for verdict in [
+        other.try_lock_for(LONG).map(drop),
+        other.try_lock_until(Instant::now() + LONG).map(drop),
+        other.lock().map(drop),
+        other.with(|_| ()),
+    ] {
+        let told = matches!(&verdict, Err(Error::WouldDeadlock { name: its }) if *its == name);
+        assert!(told, "{verdict:?}");
+    }
+    // A single attempt waits for nobody.
+    assert!(other.try_lock().unwrap().is_none());
+    assert!(held.is_valid() && held.hold_count() == 1);
+    eventually("no place is kept", || line(&server, &name).is_empty());
+    // Another thread waits, also behind one that would not.
+    let (tell, told) = unbounded();
+    let mut crew = Crew::new();
+    crew.spawn({
+        let other = other.clone();
+        move || tell.send(other.lock().map(drop)).unwrap()
+    });
+    waited_for_by::<B>(&server, 1);
+    assert!(matches!(other.lock(), Err(Error::WouldDeadlock { .. })));
+    held.unlock().unwrap();
+    told.recv_timeout(LONG).unwrap().unwrap();
+    crew.join();
+    // What is lost is waited for no more than anybody else's.
+    let lost = A::of(&client, &name).lease(ms(200)).lock().unwrap();
+    eventually("its lease runs out", || !lost.is_valid());
+    drop(other.try_lock_for(LONG).unwrap().unwrap());
+    drop(lost);
+    eventually("nothing is left", || no_trace::<A, B>(&server));
+}
+
+#[test]
+fn a_thread_that_has_it_as_another_kind_would_wait_for_itself() {
+    for_each_pair!(one_waits_for_no_hold_of_its_own);
 }
 
 // O4: no kind gives back, renews or undoes what is another's.

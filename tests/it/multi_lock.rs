@@ -872,31 +872,42 @@ fn a_thread_in_line_that_has_one_of_the_names_would_wait_for_itself() {
     left(&server, &[]);
 }
 
+// M3
 #[test]
-fn a_thread_waits_for_a_set_that_overlaps_its_own_until_its_time_is_up() {
+fn a_thread_that_has_a_name_in_another_set_would_wait_for_itself() {
     let server = Server::start();
     let client = open(&server.url());
     let [a, b, c] = &three();
     let guard = client.multi_lock([a, b]).lock().unwrap();
-    let begun = Instant::now();
-    assert!(
-        client
-            .multi_lock([b, c])
-            .try_lock_for(SHORT_WAIT)
-            .unwrap()
-            .is_none()
-    );
-    assert!(begun.elapsed() >= SHORT_WAIT);
-    left(&server, &[a, b]);
+    let would_deadlock = |verdict: Result<()>| {
+        let told = matches!(&verdict, Err(Error::WouldDeadlock { .. }));
+        assert!(told, "{verdict:?}");
+    };
+    would_deadlock(client.multi_lock([b, c]).try_lock_for(LONG).map(drop));
+    would_deadlock(client.multi_lock([b, c]).lock().map(drop));
     // And one of its names alone is no different.
-    assert!(
-        client
-            .reentrant_lock(a)
-            .try_lock_for(SHORT_WAIT)
-            .unwrap()
-            .is_none()
-    );
+    would_deadlock(client.fair_lock(b).try_lock_for(LONG).map(drop));
+    would_deadlock(client.reentrant_lock(a).lock().map(drop));
+    let both = MultiLock::new(vec![
+        Box::new(client.mutex(c)),
+        Box::new(client.spin_lock(b)),
+    ]);
+    would_deadlock(both.lock().map(drop));
+    // A try does not wait.
+    assert!(client.multi_lock([b, c]).try_lock().unwrap().is_none());
+    assert!(client.mutex(a).try_lock().unwrap().is_none());
+    assert!(both.try_lock().unwrap().is_none());
+    left(&server, &[a, b]);
+    // Others wait for it, and what it has not is free.
+    let waits = Other::takes({
+        let lock = client.multi_lock([b, c]);
+        move || lock.lock()
+    });
+    subscribed(&server, 1);
+    drop(client.multi_lock([c]).lock().unwrap());
     drop(guard);
+    waits.granted.recv_timeout(LONG).unwrap();
+    waits.leaves();
     left(&server, &[]);
 }
 
