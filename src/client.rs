@@ -2,8 +2,8 @@
 
 use std::fmt;
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -20,6 +20,7 @@ use crate::fenced_lock::FencedLock;
 use crate::gate::Gates;
 use crate::handle::Handle;
 use crate::hold::{Hold, LossReason, Notices};
+use crate::identity;
 use crate::latch::Latch;
 use crate::link::Link;
 use crate::multi_lock::MultiLock;
@@ -54,7 +55,8 @@ pub(crate) struct Engine {
     pub(crate) connect_timeout: Duration,
     pub(crate) waiter_lease: Duration,
     pub(crate) owners: Owners,
-    run_id: OnceLock<String>,
+    /// Which server the connection leads to.
+    pub(crate) known: identity::Known,
     pub(crate) gates: Gates,
     pub(crate) permits: LivePermits,
     pub(crate) link: Link,
@@ -241,42 +243,6 @@ impl Engine {
         }
     }
 
-    /// The server's `run_id`, asked for once; an error if it is no master.
-    pub(crate) fn run_id_of_master(&self) -> Result<&str> {
-        if let Some(run_id) = self.run_id.get() {
-            return Ok(run_id);
-        }
-        let doing = "asking a server who it is";
-        let ask = |parts: &[&str]| {
-            self.ask(Request::command(doing, parts))
-                .map_err(|fault| match fault {
-                    Fault::Refused(err) | Fault::Unreachable(err) | Fault::Late(err) => {
-                        Error::redis(doing, err)
-                    }
-                    _ => Error::Closed,
-                })
-        };
-        let text = |value: &redis::Value| match value {
-            redis::Value::BulkString(bytes) => String::from_utf8_lossy(bytes).into_owned(),
-            _ => String::new(),
-        };
-        let role = match ask(&["ROLE"])? {
-            redis::Value::Array(parts) => parts.first().map(text).unwrap_or_default(),
-            _ => String::new(),
-        };
-        if role != "master" {
-            return Err(Error::Config(format!(
-                "{:?} is no master, but a {role}",
-                self.endpoint
-            )));
-        }
-        let info = text(&ask(&["INFO", "server"])?);
-        let run_id = info.lines().find_map(|line| line.strip_prefix("run_id:"));
-        let run_id = run_id
-            .ok_or_else(|| Error::redis(doing, io::Error::from(io::ErrorKind::InvalidData)))?;
-        Ok(self.run_id.get_or_init(|| run_id.trim().to_owned()))
-    }
-
     /// For how long after its first sending a request that has to count once may be sent again.
     pub(crate) fn replay(&self) -> Duration {
         REPLAY.max(2 * self.response_timeout)
@@ -430,7 +396,7 @@ impl Client {
                     connect_timeout: config.connect_timeout,
                     waiter_lease: config.waiter_lease,
                     owners: Owners::new(),
-                    run_id: OnceLock::new(),
+                    known: identity::Known::default(),
                     gates: Gates::new(config.key_prefix, db, config.tenure),
                     permits: LivePermits::default(),
                     link,

@@ -344,7 +344,13 @@ impl Handle {
         let gate = engine.gates.get(self.family, &self.id)?;
         self.check_going(patience)?;
         match &self.quorum {
-            Some(quorum) => quorum.start_watchdogs()?,
+            Some(quorum) => {
+                let until = patience
+                    .deadline()
+                    .or(Instant::now() + engine.response_timeout);
+                quorum.masters.check(until)?;
+                quorum.start_watchdogs()?;
+            }
             None => engine.start_watchdog()?,
         }
 

@@ -57,6 +57,7 @@ mod grip;
 mod handle;
 mod held;
 mod hold;
+mod identity;
 mod quorum;
 mod report;
 mod room;

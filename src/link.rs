@@ -355,6 +355,12 @@ impl Link {
         })
     }
 
+    /// The number of the present connection, if there is one.
+    pub(crate) fn generation(&self) -> Option<u64> {
+        let state = self.state.lock();
+        matches!(state.phase, Phase::Up(_)).then_some(state.generation)
+    }
+
     /// Has the watchdog make a connection, if there is none.
     pub(crate) fn want(&self) {
         let mut state = self.state.lock();

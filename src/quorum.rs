@@ -23,6 +23,7 @@ use crate::gate::Gate;
 use crate::grip::Grip;
 use crate::handle::Terms;
 use crate::hold::Hold;
+use crate::identity::Masters;
 use crate::keys;
 use crate::link::WaitFault;
 use crate::script::Request;
@@ -71,6 +72,7 @@ pub(crate) struct Nodes {
 pub(crate) struct Quorum {
     nodes: Arc<Nodes>,
     clients: Vec<Arc<Shared>>,
+    pub(crate) masters: Masters,
 }
 
 /// What a majority of servers has said to an acquire.
@@ -142,7 +144,7 @@ impl Short {
 }
 
 impl Quorum {
-    /// Checks that the clients are those of different masters.
+    /// Checks that the clients are those of different masters, as far as these can be asked now.
     pub(crate) fn new(clients: Vec<Arc<Shared>>, name: &str) -> Result<(Arc<Self>, Arc<str>)> {
         if clients.len() < 2 {
             return Err(Error::Config(format!(
@@ -167,23 +169,19 @@ impl Quorum {
         for engine in &engines {
             engine.check_open()?;
         }
-        let mut seen: Vec<&str> = Vec::new();
-        for (node, engine) in engines.iter().enumerate() {
-            let run_id = engine.run_id_of_master()?;
-            if let Some(twin) = seen.iter().position(|other| *other == run_id) {
-                return Err(Error::Config(format!(
-                    "clients {twin} and {node} of a RedLock are those of one server, {:?}",
-                    engine.endpoint
-                )));
-            }
-            seen.push(run_id);
-        }
+        let response_timeout = clients[0].engine.response_timeout;
+        let masters = Masters::new(engines.into_iter().cloned().collect(), response_timeout)?;
         let nodes = Arc::new(Nodes {
             needed: list.len() / 2 + 1,
             list,
             turn: AtomicUsize::new(0),
         });
-        Ok((Arc::new(Self { nodes, clients }), id))
+        let quorum = Self {
+            nodes,
+            clients,
+            masters,
+        };
+        Ok((Arc::new(quorum), id))
     }
 
     /// The client that keeps the room and has the settings: the first.

@@ -65,15 +65,18 @@ impl RedLock {
     ///
     /// A majority of an even number is more than half of it, so four masters survive the loss of one, like three.
     ///
-    /// Blocks, the first time for each client, for asking its server who it is (`ROLE`, then `INFO server`), each at most
-    /// for the response timeout. That is asked once and remembered.
+    /// Asks the servers who they are (`ROLE`, `INFO server`), all at the same time and once for each connection. Blocks at
+    /// most for the response timeout of the first client, however many are down: the lock is made all the same. Those that
+    /// could not be asked are asked when they answer again, by the next verb that takes the lock. If one of them turns out
+    /// to be the server of another client, these verbs are answered [`Error::Config`](crate::Error::Config) from then on;
+    /// one that has become a replica takes no part for as long as it is one.
     ///
     /// # Errors
     ///
     /// [`Error::Config`](crate::Error::Config) for fewer than two clients, for two of one server (the same `run_id`,
-    /// whatever the address), and for a server that is a replica;
+    /// whatever the address), and for a server that is a replica, as far as they answer;
     /// [`Error::InvalidName`](crate::Error::InvalidName); [`Error::Closed`](crate::Error::Closed) if one of the clients
-    /// is; [`Error::Redis`](crate::Error::Redis) if a server that was never asked before does not answer.
+    /// is.
     pub fn new<'a>(
         clients: impl IntoIterator<Item = &'a Client>,
         name: impl AsRef<str>,

@@ -20,6 +20,7 @@ mod faults_network;
 mod faults_server;
 mod fenced;
 mod fork;
+mod identity;
 mod kinds;
 mod latch;
 mod logger;
