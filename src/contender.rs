@@ -18,7 +18,7 @@ use crate::call::{Attempt, Call, Deferred, DeferredTerms, Fault, Undo};
 use crate::client::{Contending, Engine};
 use crate::error::{Error, Result};
 use crate::gate::{Gate, wake};
-use crate::handle::{Handle, Patience, Terms};
+use crate::handle::{Busy, Handle, Patience, Terms, Told};
 use crate::held::Held;
 use crate::hold::{Hold, LossReason, UNDO_FOR};
 use crate::link::Ahead;
@@ -329,6 +329,21 @@ impl<'a> Contender<'a> {
                     standing.spent = false;
                 }
             }
+        }
+    }
+
+    /// The answer to one attempt of several at once.
+    pub(crate) fn once(mut self) -> Result<Told> {
+        if self.must_stop() {
+            return Err(self.lock.stopped());
+        }
+        match self.attempt(Instant::now())? {
+            Attempted::Taken { hold, sent_at } => self.granted(hold, sent_at).map(Told::Held),
+            Attempted::Busy { left, .. } => {
+                self.gate.lock().room.refused();
+                Ok(Told::Busy(Busy::Elsewhere { left }))
+            }
+            Attempted::TooLate => Ok(Told::TooLate),
         }
     }
 

@@ -252,21 +252,7 @@ impl Handle {
     /// Takes the lock, or one more hold of it.
     pub(crate) fn acquire(&self, patience: Patience) -> Result<Option<Held>> {
         self.engine().check_open()?;
-        self.finish(self.come_in(patience))
-    }
-
-    /// As [`acquire`](Self::acquire) with one attempt, but for the answer, which may be under way when this returns.
-    pub(crate) fn begin(&self, patience: Patience) -> Result<Came<'_>> {
-        let mut came = self.come_in(patience);
-        if let Ok(Came::ToAsk(contender)) = &mut came {
-            contender.ask_ahead();
-        }
-        came
-    }
-
-    /// Waits for the answer, which may be under way already.
-    pub(crate) fn finish(&self, came: Result<Came<'_>>) -> Result<Option<Held>> {
-        let result = came.and_then(|came| match came {
+        let result = self.come_in(patience).and_then(|came| match came {
             Came::In(held) => Ok(Some(held)),
             Came::Away => Ok(None),
             Came::ToAsk(contender) => contender.run(),
@@ -276,6 +262,50 @@ impl Handle {
             self.engine().agenda.tend_soon();
         }
         result
+    }
+
+    /// Waits for the answer to one attempt, which may be under way already.
+    pub(crate) fn told(&self, came: Result<Came<'_>>) -> Result<Told> {
+        let told = came.and_then(|came| match came {
+            Came::In(held) => Ok(Told::Held(held)),
+            Came::Away => Ok(Told::Busy(Busy::Here)),
+            Came::ToAsk(contender) => contender.once(),
+        });
+        if !matches!(told, Ok(Told::Held(_))) {
+            // The room may be idle now, and nobody else comes to see.
+            self.engine().agenda.tend_soon();
+        }
+        told
+    }
+
+    /// Whether those who have it, or ask for it, came to it only within the last `span`, and may have to give it back.
+    ///
+    /// Of others than this client's threads that can be told if their lease is that of this handle or of the client.
+    pub(crate) fn may_be_given_back(&self, busy: Busy, span: Duration) -> bool {
+        let engine = self.engine();
+        let (Ok(gate), Ok((_, lease))) = (self.look(), self.terms()) else {
+            return false;
+        };
+        if self.has_it_otherwise(&gate.wire) {
+            return false;
+        }
+        match busy {
+            Busy::Here => {
+                let (inside, now) = (gate.lock(), Instant::now());
+                let is_young =
+                    |hold: &Arc<Hold>| now.saturating_duration_since(hold.asked_at()) < span;
+                // Who waits for it has seen it with somebody else.
+                let waits = !inside.contenders.is_empty() || inside.room.waiters().next().is_some();
+                !waits && inside.room.holds().all(is_young)
+            }
+            Busy::Elsewhere { left } => left.is_some_and(|left| {
+                // Redis counts in whole milliseconds.
+                let ms = Duration::from_millis(1);
+                [lease, engine.lease]
+                    .into_iter()
+                    .any(|lease| left <= lease + ms && lease <= left + span)
+            }),
+        }
     }
 
     /// Whether it can be asked for at all, before anything is sent.
@@ -316,11 +346,11 @@ impl Handle {
         self.engine().gates.look(self.family, &self.id)
     }
 
-    /// Which server and key it is about.
+    /// Which key and server it is about.
     pub(crate) fn place(&self) -> (String, String) {
         let gate = self.look();
         let key = gate.map_or_else(|_| self.id.to_string(), |gate| gate.wire.key.clone());
-        (format!("{:?}", self.engine().endpoint), key)
+        (key, format!("{:?}", self.engine().endpoint))
     }
 
     /// Whether it is the same lock, to be taken in the same way.
@@ -338,7 +368,8 @@ impl Handle {
             && settings(self) == settings(other)
     }
 
-    fn come_in(&self, patience: Patience) -> Result<Came<'_>> {
+    /// As far as there is nothing to ask Redis for.
+    pub(crate) fn come_in(&self, patience: Patience) -> Result<Came<'_>> {
         let (lease, lease_time) = self.terms()?;
         let engine = self.engine();
         let gate = engine.gates.get(self.family, &self.id)?;
@@ -703,6 +734,23 @@ pub(crate) enum Came<'a> {
     /// Somebody is before it.
     Away,
     ToAsk(Contender<'a>),
+}
+
+/// What one attempt has come to.
+pub(crate) enum Told {
+    Held(Held),
+    Busy(Busy),
+    /// Redis had not answered when the caller's time was up.
+    TooLate,
+}
+
+/// Who is before one who asked once.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Busy {
+    /// A thread of this client, which has the lock or asks for it.
+    Here,
+    /// Whoever Redis says has it, for how long yet; `None`: for ever, as far as it knows.
+    Elsewhere { left: Option<Duration> },
 }
 
 /// What a thread wants the lock for, and who it is.

@@ -293,6 +293,11 @@ impl Hold {
         self.extend(sent_at, lease);
     }
 
+    /// When the acquire that was granted was sent.
+    pub(crate) fn asked_at(&self) -> Instant {
+        wait::instant(self.asked_at.load(Ordering::Relaxed))
+    }
+
     /// Whether this was asked for later than `other`; answers come in the order of the questions.
     pub(crate) fn is_later_than(&self, other: &Self) -> bool {
         self.asked_at.load(Ordering::Relaxed) > other.asked_at.load(Ordering::Relaxed)

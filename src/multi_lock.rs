@@ -1,5 +1,6 @@
 //! Several locks as one.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -8,7 +9,7 @@ use redis::{ErrorKind, RedisError, ServerErrorKind};
 
 use crate::client::Shared;
 use crate::error::{Error, Result};
-use crate::handle::{Handle, Patience};
+use crate::handle::{Busy, Came, Handle, Patience, Told};
 use crate::held::Held;
 use crate::hold::{Loss, LossEar};
 use crate::keys;
@@ -16,8 +17,18 @@ use crate::verbs::exclusive_lock;
 use crate::wait::{self, CancelToken, Deadline};
 use crate::wire::Family;
 
-/// The longest pause of one who found members with somebody else, so that two do not go on taking them from each other.
+/// The longest pause of one who has waited for a member and then found another with somebody else, so that two do not go on
+/// taking them from each other.
 const PAUSE: Duration = Duration::from_millis(5);
+
+/// For how long one who has all members before it goes on asking for one that was taken a moment ago; four round trips if
+/// that is longer.
+///
+/// Who took it may have been refused an earlier one, and then gives it back as soon as it hears of that.
+const UNDECIDED: Duration = Duration::from_millis(250);
+
+/// The first and the longest pause before it asks for it again.
+const AGAIN: (Duration, Duration) = (Duration::from_micros(250), Duration::from_millis(5));
 
 exclusive_lock! {
     /// Several locks as one: all of them are held, or none.
@@ -30,18 +41,25 @@ exclusive_lock! {
     /// of the names is lost, all are. Where the server is a node of a cluster and the names are not of one slot, they are
     /// taken like locks of their own, below, in one pipelined round trip.
     ///
-    /// **Locks of any clients** are asked for all at once, those of different servers at the same time, in an order that
-    /// does not depend on how they were given. They are as many holds; if one is lost the guard is told, and the others
-    /// stay held until it goes.
+    /// **Locks of any clients** are asked for all at once, those of different servers at the same time; after a refusal
+    /// first the first of them and then the rest. They are as many holds; if one is lost the guard is told, and the
+    /// others stay held until it goes.
     ///
-    /// **Waiting.** Whoever waits holds nothing meanwhile: it waits for the first member that somebody else has, and
-    /// then tries all again. Sets that overlap therefore never deadlock, whoever names them in which order; and nobody
-    /// has a claim to be next, so that one who wants many contended locks may wait for long.
+    /// **Order.** They have one order, by key and then by the server's address, however they were given. A thread that
+    /// is refused the first gives back all that it was granted. One that has all before a member which was taken a
+    /// moment ago keeps those and goes on asking for that one, since whoever has it may have to give it back: a single
+    /// attempt does so for up to a quarter of a second, or four round trips if that is longer, and not beyond the response
+    /// timeout; a wait for four round trips. So of those who try free locks at the same time one gets its whole set, if
+    /// all have the same lease, name the servers by the same addresses and are not stopped for longer than that.
     ///
-    /// **Reentrancy.** A thread may take the same set again. A thread that holds one of the *names* otherwise would wait for
-    /// itself: if it has it as a plain, fair, fenced or spin lock of this client, it is answered
-    /// [`Error::WouldDeadlock`](crate::Error::WouldDeadlock) (by `try_lock` `Ok(None)` may come instead); if it has it as
-    /// part of another set, or wants a name of a set it has as a lock of its own, it waits until its time is up.
+    /// **Waiting.** Whoever waits for longer holds nothing meanwhile: it waits for the first member that somebody else
+    /// has, and then tries all again. Sets that overlap therefore never deadlock, whoever names them in which order; and
+    /// nobody has a claim to be next, so that one who wants many contended locks may wait for long. Those who want one
+    /// member have their turn after the tenure, as with a single lock.
+    ///
+    /// **Reentrancy.** A thread may take the same set again. A thread that holds one of the locks otherwise, as another
+    /// kind or as part of another set of the same client, would wait for itself: a wait is answered
+    /// [`Error::WouldDeadlock`](crate::Error::WouldDeadlock), `try_lock` `Ok(None)`.
     ///
     /// ```no_run
     /// let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -153,11 +171,16 @@ lockable!(
     SpinLock
 );
 
+/// What went wrong with members, by place.
+type Failures = Vec<(usize, Error)>;
+
 /// The members of a multi-lock, each once, in the one order.
 #[derive(Clone)]
 pub(crate) struct Members {
     pub(crate) name: Arc<str>,
     parts: Vec<Handle>,
+    /// Some were with somebody else when they were asked for last.
+    contended: Arc<AtomicBool>,
     /// The names one by one, once a node of a cluster has said that no script of its own can have them all.
     apart: Arc<OnceLock<Self>>,
     /// Why they cannot be taken together.
@@ -184,6 +207,7 @@ impl Members {
         let names: Vec<&str> = parts.iter().map(|part| &*part.name).collect();
         Self {
             name: names.join(", ").into(),
+            contended: Arc::default(),
             parts,
             apart: Arc::default(),
             fault,
@@ -241,61 +265,155 @@ impl Members {
         for part in &self.parts {
             part.check(patience)?;
         }
-        let mut busy: Option<usize> = None;
+        let mut waited_for = None;
+        let mut refusals = 0_u32;
         loop {
-            // Whoever was in the way is waited for with nothing held.
-            let waited_for = match busy {
-                None => None,
-                Some(place) => match self.parts[place].acquire(patience) {
-                    Ok(Some(held)) => Some((place, held)),
-                    Ok(None) => return Ok(None),
-                    Err(err) => return Err(self.failed(vec![(place, err)])),
-                },
+            let place = match self.gather(waited_for, patience)? {
+                Gathered::All(held) => {
+                    return match held.iter().find(|held| !held.is_valid()) {
+                        Some(late) => Err(late.lost_error()),
+                        None => Ok(Some(self.all(held))),
+                    };
+                }
+                Gathered::Busy(place) => place,
+                Gathered::TooLate => return Ok(None),
             };
-            let round = self.round(patience);
-            let begun: Vec<_> = self
-                .parts
-                .iter()
-                .enumerate()
-                .filter(|(place, _)| waited_for.as_ref().is_none_or(|(had, _)| had != place))
-                .map(|(place, part)| (place, part.begin(round)))
-                .collect();
-            let mut held: Vec<_> = waited_for.into_iter().collect();
-            let mut failures = Vec::new();
-            busy = None;
-            for (place, came) in begun {
-                match self.parts[place].finish(came) {
-                    Ok(Some(one)) => held.push((place, one)),
-                    Ok(None) => busy = busy.or(Some(place)),
-                    Err(err) => failures.push((place, err)),
-                }
-            }
-            if !failures.is_empty() {
-                drop(held);
-                return Err(self.failed(failures));
-            }
-            if busy.is_none() {
-                if let Some((_, late)) = held.iter().find(|(_, held)| !held.is_valid()) {
-                    return Err(late.lost_error());
-                }
-                held.sort_unstable_by_key(|(place, _)| *place);
-                return Ok(Some(
-                    self.all(held.into_iter().map(|(_, held)| held).collect()),
-                ));
-            }
-            drop(held);
             let Patience::Until(deadline) = patience else {
                 return Ok(None);
             };
-            let stop = || self.parts.iter().any(|part| part.must_stop(patience));
-            let until = deadline.or(Instant::now() + wait::between(Duration::ZERO, PAUSE));
-            wait::sleep_unless(until.saturating_duration_since(Instant::now()), &stop);
-            if let Some(stopped) = self.parts.iter().find(|part| part.must_stop(patience)) {
-                return Err(stopped.stopped());
+            refusals += 1;
+            if refusals > 1 {
+                let until = deadline.or(Instant::now() + wait::between(Duration::ZERO, PAUSE));
+                self.pause(until.saturating_duration_since(Instant::now()), patience)?;
             }
             if deadline.has_passed(Instant::now()) {
                 return Ok(None);
             }
+            // With nothing held.
+            waited_for = match self.parts[place].acquire(patience) {
+                Ok(Some(held)) => Some((place, held)),
+                Ok(None) => return Ok(None),
+                Err(err) => return Err(self.failed(vec![(place, err)])),
+            };
+        }
+    }
+
+    /// Sleeps, unless it has to stop.
+    fn pause(&self, span: Duration, patience: Patience) -> Result<()> {
+        let stopped = || self.parts.iter().find(|part| part.must_stop(patience));
+        wait::sleep_unless(span, &|| stopped().is_some());
+        match stopped() {
+            Some(part) => Err(part.stopped()),
+            None => Ok(()),
+        }
+    }
+
+    /// Asks for all members but the one that was waited for, all at once, and for one that may be free in a moment again.
+    ///
+    /// With free locks one of those who try at the same time gets them all: see [`next`].
+    fn gather(&self, waited_for: Option<(usize, Held)>, patience: Patience) -> Result<Gathered> {
+        let round = self.round(patience);
+        let mut held: Vec<Option<Held>> = self.parts.iter().map(|_| None).collect();
+        // Who was refused lately begins with the first, and so takes nothing from others that it would only give back.
+        let in_order = waited_for.is_none() && self.contended.load(Ordering::Relaxed);
+        let mut only = in_order.then_some(0);
+        if let Some((place, one)) = waited_for {
+            held[place] = Some(one);
+        }
+        let mut goes_on_until = None;
+        let mut pause = AGAIN.0;
+        // Whoever waited was refused before.
+        let mut refused = held.iter().any(Option::is_some);
+        loop {
+            let began = Instant::now();
+            let (place, busy) = match self.ask_for(only, &mut held, round) {
+                Asked::Granted if only.take().is_some() => continue,
+                Asked::Granted => {
+                    if !refused {
+                        self.contended.store(false, Ordering::Relaxed);
+                    }
+                    return Ok(Gathered::All(held.into_iter().flatten().collect()));
+                }
+                Asked::Refused(place, busy) => (place, busy),
+                Asked::TooLate => return Ok(Gathered::TooLate),
+                Asked::Failed(failures) => {
+                    drop(held);
+                    return Err(self.failed(failures));
+                }
+            };
+            refused = true;
+            self.contended.store(true, Ordering::Relaxed);
+            let kept = match next(held.iter().map(Option::is_some)) {
+                Next::Again(place) => place,
+                _ => return Ok(Gathered::Busy(place)),
+            };
+            held[kept..].iter_mut().for_each(|late| drop(late.take()));
+            let now = Instant::now();
+            // One who waits gets its turn only once it listens, so it goes on for no longer than it takes to give back.
+            let least = match patience {
+                Patience::Until(_) => Duration::ZERO,
+                _ => UNDECIDED,
+            };
+            let span = least.max(4 * (now - began));
+            let goes_on_until = *goes_on_until.get_or_insert(now + span);
+            let ends = round.deadline().or(goes_on_until);
+            if now >= ends || !self.parts[place].may_be_given_back(busy, span) {
+                return Ok(Gathered::Busy(place));
+            }
+            let rest = ends.saturating_duration_since(now);
+            self.pause(wait::between(pause / 2, pause).min(rest), patience)?;
+            pause = (pause * 2).min(AGAIN.1);
+            only = Some(place);
+        }
+    }
+
+    /// Asks once for those members that are not held, or for one of them, and adds what is granted.
+    fn ask_for(&self, only: Option<usize>, held: &mut [Option<Held>], round: Patience) -> Asked {
+        let mut refused = None;
+        let mut coming = Vec::new();
+        for (place, part) in self.parts.iter().enumerate() {
+            if held[place].is_some() || only.is_some_and(|only| only != place) {
+                continue;
+            }
+            match part.come_in(round) {
+                Ok(Came::Away) => {
+                    // Those after it would only be given back.
+                    refused = Some((place, Busy::Here));
+                    break;
+                }
+                Ok(came) => coming.push((place, came)),
+                Err(err) => return Asked::Failed(vec![(place, err)]),
+            }
+        }
+        for (place, came) in &mut coming {
+            if let Came::ToAsk(contender) = came
+                && let Err(err) = contender.give_way()
+            {
+                return Asked::Failed(vec![(*place, err)]);
+            }
+        }
+        for (_, came) in &mut coming {
+            if let Came::ToAsk(contender) = came {
+                contender.ask_ahead();
+            }
+        }
+        let (mut failures, mut too_late) = (Vec::new(), false);
+        for (place, came) in coming {
+            let goes_back = refused.is_some_and(|(busy, _)| busy < place);
+            match self.parts[place].told(Ok(came)) {
+                Ok(Told::Held(_)) if goes_back => {}
+                Ok(Told::Held(one)) => held[place] = Some(one),
+                Ok(Told::Busy(_)) if goes_back => {}
+                Ok(Told::Busy(busy)) => refused = Some((place, busy)),
+                Ok(Told::TooLate) => too_late = true,
+                Err(err) => failures.push((place, err)),
+            }
+        }
+        match refused {
+            _ if !failures.is_empty() => Asked::Failed(failures),
+            _ if too_late => Asked::TooLate,
+            Some((place, busy)) => Asked::Refused(place, busy),
+            None => Asked::Granted,
         }
     }
 
@@ -320,7 +438,7 @@ impl Members {
     }
 
     /// What went wrong with members, each by its name; what concerns the whole call is told as it is.
-    fn failed(&self, failures: Vec<(usize, Error)>) -> Error {
+    fn failed(&self, failures: Failures) -> Error {
         let mut told = Vec::new();
         for (place, err) in failures {
             match err {
@@ -377,6 +495,52 @@ impl Members {
         let members = self.apart.get().unwrap_or(self);
         let counts = members.parts.iter().map(Handle::hold_count);
         counts.min().unwrap_or(0)
+    }
+}
+
+/// What came of asking once.
+enum Asked {
+    Granted,
+    /// The first that was not granted, and who is in the way.
+    Refused(usize, Busy),
+    /// The caller's time was up before all had answered.
+    TooLate,
+    Failed(Failures),
+}
+
+/// What came of asking for all members.
+enum Gathered {
+    All(Vec<Held>),
+    /// The first that is with somebody else; nothing is held.
+    Busy(usize),
+    /// The caller's time was up before all had answered.
+    TooLate,
+}
+
+/// What follows from what is held once a member was refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Next {
+    Done,
+    /// Everything goes back: it has no claim on the others without the first.
+    GiveUp,
+    /// This one is asked for again; those before it are kept, those after it go back.
+    Again(usize),
+}
+
+/// The rule by which members are taken, in the one order of all sets.
+///
+/// With free locks somebody always gets all of its set, however many try at the same time:
+///
+/// - Somebody goes on. Only who is refused its first member gives up. Suppose all do, and take the one whose first member
+///   is the earliest of all. Whoever had that member had it as its own first, and then did not give up, or was refused an
+///   earlier one, which is nobody's.
+/// - Somebody gets on. Of those who go on, take the one that asks for the latest member. Whoever has that one has its
+///   whole set, or was refused an earlier member and gives this one back.
+fn next(held: impl IntoIterator<Item = bool>) -> Next {
+    match held.into_iter().position(|held| !held) {
+        None => Next::Done,
+        Some(0) => Next::GiveUp,
+        Some(place) => Next::Again(place),
     }
 }
 
@@ -446,5 +610,233 @@ impl AllHeld {
     pub(crate) fn hold_count(&self) -> u32 {
         let counts = self.held.iter().map(Held::hold_count);
         counts.min().unwrap_or(0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Next, next};
+
+    use std::collections::HashMap;
+
+    const TRIES: usize = 3;
+    const MEMBERS: usize = 3;
+
+    /// What is on its way between one who tries and one member; each has a server of its own.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+    enum Wire {
+        Quiet,
+        Asking,
+        Granted,
+        Refused,
+        GivingBack,
+        /// Behind a release.
+        AskingAgain,
+    }
+
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+    enum Doing {
+        /// Waits for answers: of all that it has not, or of one.
+        Asks,
+        AsksFor(usize),
+        Has,
+        GaveUp,
+    }
+
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+    struct World {
+        owner: [Option<usize>; MEMBERS],
+        wires: [[Wire; MEMBERS]; TRIES],
+        held: [[bool; MEMBERS]; TRIES],
+        doing: [Doing; TRIES],
+    }
+
+    type Rule = fn(&[bool]) -> Next;
+
+    impl World {
+        /// Each asks for all of its set at once, or for the first alone.
+        fn start(sets: [&[usize]; TRIES], in_order: [bool; TRIES]) -> Self {
+            let mut world = Self {
+                owner: [None; MEMBERS],
+                wires: [[Wire::Quiet; MEMBERS]; TRIES],
+                held: [[false; MEMBERS]; TRIES],
+                doing: [Doing::GaveUp; TRIES],
+            };
+            for (one, set) in sets.iter().enumerate() {
+                if !set.is_empty() {
+                    world.ask(one, set, in_order[one].then_some(0));
+                }
+            }
+            world
+        }
+
+        fn ask(&mut self, one: usize, set: &[usize], only: Option<usize>) {
+            self.doing[one] = only.map_or(Doing::Asks, Doing::AsksFor);
+            for (place, member) in set.iter().enumerate() {
+                if !self.held[one][*member] && only.is_none_or(|only| only == place) {
+                    let wire = &mut self.wires[one][*member];
+                    *wire = match wire {
+                        Wire::GivingBack => Wire::AskingAgain,
+                        _ => Wire::Asking,
+                    };
+                }
+            }
+        }
+
+        /// The server of `member` carries out what `one` has sent first.
+        fn serve(mut self, one: usize, member: usize) -> Option<Self> {
+            let (wire, owner) = (&mut self.wires[one][member], &mut self.owner[member]);
+            *wire = match wire {
+                Wire::Asking if owner.is_none() => {
+                    *owner = Some(one);
+                    Wire::Granted
+                }
+                Wire::Asking => Wire::Refused,
+                Wire::GivingBack => {
+                    *owner = None;
+                    Wire::Quiet
+                }
+                Wire::AskingAgain => {
+                    *owner = None;
+                    Wire::Asking
+                }
+                _ => return None,
+            };
+            Some(self)
+        }
+
+        /// All answers have come: what the thread does then.
+        fn go_on(mut self, one: usize, set: &[usize], rule: Rule) -> Option<Self> {
+            let waits = |wire: &Wire| matches!(wire, Wire::Asking | Wire::AskingAgain);
+            if matches!(self.doing[one], Doing::Has | Doing::GaveUp)
+                || self.wires[one].iter().any(waits)
+            {
+                return None;
+            }
+            let mut refused = false;
+            for member in set {
+                let wire = &mut self.wires[one][*member];
+                self.held[one][*member] |= *wire == Wire::Granted;
+                refused |= *wire == Wire::Refused;
+                if matches!(wire, Wire::Granted | Wire::Refused) {
+                    *wire = Wire::Quiet;
+                }
+            }
+            let held: Vec<bool> = set.iter().map(|member| self.held[one][*member]).collect();
+            let kept = match rule(&held) {
+                Next::Done => {
+                    self.doing[one] = Doing::Has;
+                    return Some(self);
+                }
+                _ if !refused => {
+                    self.ask(one, set, None);
+                    return Some(self);
+                }
+                Next::GiveUp => {
+                    self.doing[one] = Doing::GaveUp;
+                    0
+                }
+                Next::Again(place) => place,
+            };
+            for member in &set[kept..] {
+                if std::mem::take(&mut self.held[one][*member]) {
+                    self.wires[one][*member] = Wire::GivingBack;
+                }
+            }
+            if let Next::Again(place) = rule(&held) {
+                self.ask(one, set, Some(place));
+            }
+            Some(self)
+        }
+
+        fn next(self, sets: [&[usize]; TRIES], rule: Rule) -> Vec<Self> {
+            let mut next = Vec::new();
+            for (one, set) in sets.iter().enumerate() {
+                next.extend((0..MEMBERS).filter_map(|member| self.serve(one, member)));
+                next.extend(self.go_on(one, set, rule));
+            }
+            next
+        }
+
+        fn is_won(&self) -> bool {
+            self.doing.contains(&Doing::Has)
+        }
+    }
+
+    /// Whether somebody can still get all of its set, whatever has happened; and how many states there are.
+    fn somebody_always_can(
+        sets: [&[usize]; TRIES],
+        in_order: [bool; TRIES],
+        rule: Rule,
+    ) -> (bool, usize) {
+        let start = World::start(sets, in_order);
+        let mut numbers = HashMap::from([(start, 0)]);
+        let (mut worlds, mut came_from) = (vec![start], vec![Vec::new()]);
+        let mut at = 0;
+        while at < worlds.len() {
+            let world = worlds[at];
+            if !world.is_won() {
+                for next in world.next(sets, rule) {
+                    let number = *numbers.entry(next).or_insert_with(|| {
+                        worlds.push(next);
+                        came_from.push(Vec::new());
+                        worlds.len() - 1
+                    });
+                    came_from[number].push(at);
+                }
+            }
+            at += 1;
+        }
+        let mut open: Vec<usize> = (0..worlds.len())
+            .filter(|at| worlds[*at].is_won())
+            .collect();
+        let mut can: Vec<bool> = worlds.iter().map(World::is_won).collect();
+        while let Some(at) = open.pop() {
+            for from in &came_from[at] {
+                if !std::mem::replace(&mut can[*from], true) {
+                    open.push(*from);
+                }
+            }
+        }
+        (can.into_iter().all(|can| can), worlds.len())
+    }
+
+    const SETS: [[&[usize]; TRIES]; 8] = [
+        [&[0, 1, 2], &[0, 1, 2], &[]],
+        [&[0, 1], &[0, 1], &[0, 1]],
+        [&[0, 1], &[1, 2], &[0, 2]],
+        [&[0, 1, 2], &[1, 2], &[]],
+        [&[0, 1, 2], &[1, 2], &[2]],
+        [&[0, 1], &[1], &[0, 1]],
+        [&[0, 2], &[1, 2], &[0, 1]],
+        [&[0, 1, 2], &[0, 2], &[1]],
+    ];
+
+    #[test]
+    fn of_those_who_try_free_locks_somebody_has_them_in_the_end() {
+        for sets in SETS {
+            for in_order in [[false; TRIES], [true, false, false], [false, true, true]] {
+                let (can, states) =
+                    somebody_always_can(sets, in_order, |held| next(held.iter().copied()));
+                assert!(can, "{sets:?} {in_order:?}, {states} states");
+                assert!(states > 50, "{sets:?}: {states}");
+            }
+        }
+    }
+
+    #[test]
+    fn with_any_other_rule_all_may_go_away_with_nothing() {
+        // Whoever is refused anything gives up.
+        let give_up: Rule = |held| match next(held.iter().copied()) {
+            Next::Again(_) => Next::GiveUp,
+            next => next,
+        };
+        assert!(!somebody_always_can(SETS[0], [false; TRIES], give_up).0);
+        // Whoever is refused the last gives up.
+        let give_up: Rule = |held| match next(held.iter().copied()) {
+            Next::Again(place) if place + 1 == held.len() => Next::GiveUp,
+            next => next,
+        };
+        assert!(!somebody_always_can(SETS[0], [false; TRIES], give_up).0);
     }
 }

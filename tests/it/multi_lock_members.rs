@@ -1,6 +1,7 @@
 //! Locks of any clients as one: members on several servers, and what becomes of the others if one of them fails.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -748,5 +749,115 @@ fn sets_that_overlap_on_two_servers_never_deadlock() {
             keys.iter()
                 .all(|key| key.starts_with("redisson_lock_token:"))
         });
+    }
+}
+
+/// What each of those who try once, at the same moment, has come to; nobody lets go before all have tried.
+fn try_together(locks: &[MultiLock]) -> usize {
+    let (start, end) = (Barrier::new(locks.len()), Barrier::new(locks.len()));
+    thread::scope(|scope| {
+        let tries = locks.iter().map(|lock| {
+            scope.spawn(|| {
+                start.wait();
+                let guard = lock.try_lock().unwrap();
+                end.wait();
+                guard.is_some()
+            })
+        });
+        let tries: Vec<_> = tries.collect();
+        let won = tries.into_iter().map(|one| one.join().unwrap());
+        won.filter(|won| *won).count()
+    })
+}
+
+// M1, M2
+#[test]
+fn of_many_who_try_free_locks_once_somebody_always_has_them() {
+    const THREADS: usize = 10;
+    const ROUNDS: usize = 25;
+    let servers = [(); 2].map(|()| Server::start());
+    let one = servers.each_ref().map(|server| open(&server.url()));
+    let own: Vec<_> = (0..THREADS)
+        .map(|_| servers.each_ref().map(|server| open(&server.url())))
+        .collect();
+    for client in own.iter().flatten() {
+        client.mutex(unique("warm")).with(|_| ()).unwrap();
+    }
+    for round in 0..ROUNDS {
+        let names = ["a", "b", "c"].map(unique);
+        let set = |clients: &[Client; 2], places: &[usize]| {
+            let member = |&place: &usize| {
+                Box::new(clients[place % 2].reentrant_lock(&names[place])) as Box<dyn Lockable>
+            };
+            MultiLock::new(places.iter().map(member).collect())
+        };
+        // Threads of one client, and of as many clients.
+        let same = vec![set(&one, &[0, 1, 2]); THREADS];
+        assert_eq!(try_together(&same), 1, "one client, round {round}");
+        let same: Vec<_> = own.iter().map(|clients| set(clients, &[0, 1, 2])).collect();
+        assert_eq!(try_together(&same), 1, "round {round}");
+        // Any two of these overlap.
+        let overlapping: Vec<_> = own
+            .iter()
+            .enumerate()
+            .map(|(n, clients)| set(clients, [&[0, 1, 2][..], &[2, 1], &[2, 0], &[0, 1]][n % 4]))
+            .collect();
+        assert_eq!(try_together(&overlapping), 1, "overlapping, round {round}");
+    }
+    for server in &servers {
+        left(server, &[]);
+    }
+}
+
+#[test]
+fn a_try_that_has_all_before_a_busy_member_comes_back_soon() {
+    let [(here, one), (there, two)] = some();
+    let name = unique("busy");
+    let lock = one_each([&one, &two], &name);
+    // Whichever is the second, taken just now or long ago.
+    for busy in [&here, &there] {
+        for left in [60_000, 30_000] {
+            hold_by_stranger(busy, &name, left);
+            let answer = in_time("a try", ms(250), || lock.try_lock());
+            assert!(answer.unwrap().is_none());
+            busy.cli(&["DEL", &name]);
+        }
+    }
+    left(&here, &[]);
+    left(&there, &[]);
+}
+
+#[test]
+fn after_its_turn_a_set_lets_those_go_first_who_wait_for_a_member() {
+    const TURNS: usize = 12;
+    let servers: [_; 2] = some();
+    // Each hold is a turn.
+    let ours = servers.each_ref().map(|(server, _)| {
+        Client::open(Config::new(server.url()).lease(LONG).tenure(Duration::ZERO)).unwrap()
+    });
+    let name = unique("turns");
+    let set = one_each(&ours, &name);
+    for (n, (_, other)) in servers.iter().enumerate() {
+        let mut first = 0;
+        for _ in 0..TURNS {
+            let guard = set.lock().unwrap();
+            let (tell, told) = bounded(1);
+            let its = other.reentrant_lock(&name);
+            let mut crew = Crew::new();
+            crew.spawn(move || {
+                let guard = its.lock().unwrap();
+                tell.send(()).unwrap();
+                guard.unlock().unwrap();
+            });
+            eventually("it listens", || other.stats().subscriptions == 1);
+            crew.all_parked();
+            drop(guard);
+            drop(set.lock().unwrap());
+            first += usize::from(!told.is_empty());
+            crew.join();
+        }
+        let held_back = ours[n].stats().held_back;
+        assert!(held_back >= TURNS as u64 / 2, "{held_back}");
+        assert!(first > 0);
     }
 }
