@@ -1,5 +1,6 @@
 //! Several locks as one.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -12,6 +13,7 @@ use crate::error::{Error, Result};
 use crate::handle::{Busy, Came, Handle, Patience, Told};
 use crate::held::Held;
 use crate::hold::{Loss, LossEar};
+use crate::identity::{self, Identity};
 use crate::keys;
 use crate::verbs::exclusive_lock;
 use crate::wait::{self, CancelToken, Deadline};
@@ -88,7 +90,9 @@ impl MultiLock {
     ///
     /// The same lock twice is one; two locks of one server that have the same key and are not the same, no members, and
     /// members on a server that another client of them uses under the same key are answered
-    /// [`Error::Config`](crate::Error::Config) by the verbs.
+    /// [`Error::Config`](crate::Error::Config) by the verbs. Whether two addresses are those of one server is asked of the
+    /// servers (`ROLE`, `INFO server`) before anything is taken, once for each connection, and only if members have the
+    /// same key; a server that does not say so, or is down, counts as another one until it does.
     ///
     /// ```no_run
     /// use redlatch::{Client, MultiLock};
@@ -179,6 +183,8 @@ type Failures = Vec<(usize, Error)>;
 pub(crate) struct Members {
     pub(crate) name: Arc<str>,
     parts: Vec<Handle>,
+    /// The places of those that have one key, and different servers if their addresses are not those of one.
+    namesakes: Arc<[Vec<usize>]>,
     /// Some were with somebody else when they were asked for last.
     contended: Arc<AtomicBool>,
     /// The names one by one, once a node of a cluster has said that no script of its own can have them all.
@@ -205,8 +211,15 @@ impl Members {
             fault = Some("a multi-lock without members".into());
         }
         let names: Vec<&str> = parts.iter().map(|part| &*part.name).collect();
+        let mut of_key: BTreeMap<_, Vec<_>> = BTreeMap::new();
+        for (place, part) in parts.iter().enumerate() {
+            let key = (part.place().0, part.engine().endpoint.db);
+            of_key.entry(key).or_default().push(place);
+        }
+        of_key.retain(|_, places| places.len() > 1);
         Self {
             name: names.join(", ").into(),
+            namesakes: of_key.into_values().collect(),
             contended: Arc::default(),
             parts,
             apart: Arc::default(),
@@ -267,6 +280,7 @@ impl Members {
         }
         let mut waited_for = None;
         let mut refusals = 0_u32;
+        self.check_servers(patience)?;
         loop {
             let place = match self.gather(waited_for, patience)? {
                 Gathered::All(held) => {
@@ -289,6 +303,8 @@ impl Members {
             if deadline.has_passed(Instant::now()) {
                 return Ok(None);
             }
+            // One that was out of reach may have been asked by now.
+            self.check_servers(patience)?;
             // With nothing held.
             waited_for = match self.parts[place].acquire(patience) {
                 Ok(Some(held)) => Some((place, held)),
@@ -306,6 +322,26 @@ impl Members {
             Some(part) => Err(part.stopped()),
             None => Ok(()),
         }
+    }
+
+    /// Whether members of one key are those of different servers, as far as these can be asked now.
+    fn check_servers(&self, patience: Patience) -> Result<()> {
+        for places in &*self.namesakes {
+            let until = Instant::now() + self.response_timeout();
+            let engines = places.iter().map(|place| self.parts[*place].engine());
+            let servers = identity::of(engines, patience.deadline().or(until));
+            for (at, server) in servers.iter().enumerate() {
+                if matches!(server, Identity::Master(_)) && servers[..at].contains(server) {
+                    let part = &self.parts[places[at]];
+                    return Err(Error::Config(format!(
+                        "two members of a multi-lock are the lock `{}` of one server, {:?}",
+                        part.name,
+                        part.engine().endpoint
+                    )));
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Asks for all members but the one that was waited for, all at once, and for one that may be free in a moment again.
