@@ -1,8 +1,9 @@
 //! The rooms of a client: made when a thread comes, gone when idle.
 
-use std::collections::hash_map::{Entry, RandomState};
+use std::collections::hash_map::RandomState;
 use std::collections::{HashMap, VecDeque};
 use std::hash::BuildHasher;
+use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -28,7 +29,18 @@ pub(crate) struct Gate {
     pub(crate) name: Arc<str>,
     pub(crate) wire: Wire,
     inside: Mutex<Inside>,
+    /// None for one that nobody else knows.
+    registered: Option<Registered>,
 }
+
+/// The name of a gate among all of its client, and where it is noted that nobody is in its room.
+struct Registered {
+    key: GateKey,
+    free: Arc<Free>,
+}
+
+/// Gates whose rooms nobody was in at that moment, each once. Its mutex is the last one to be taken.
+type Free = Mutex<VecDeque<(Instant, GateKey)>>;
 
 pub(crate) struct Inside {
     pub(crate) room: LockRoom,
@@ -43,6 +55,42 @@ pub(crate) struct Inside {
     kept_out: Option<KeptOut>,
     /// Writers elsewhere that were let go first, and did not come.
     no_shows: Option<NoShows>,
+    /// Its gate is among those that may be idle.
+    noted: bool,
+}
+
+/// The inside of a gate, while its mutex is held.
+pub(crate) struct InsideGuard<'a> {
+    gate: &'a Gate,
+    inside: MutexGuard<'a, Inside>,
+}
+
+impl Deref for InsideGuard<'_> {
+    type Target = Inside;
+
+    fn deref(&self) -> &Inside {
+        &self.inside
+    }
+}
+
+impl DerefMut for InsideGuard<'_> {
+    fn deref_mut(&mut self) -> &mut Inside {
+        &mut self.inside
+    }
+}
+
+impl Drop for InsideGuard<'_> {
+    /// Whoever leaves a room empty notes its gate, so that nobody has to look for it among those in use.
+    fn drop(&mut self) {
+        if !self.inside.noted
+            && self.inside.is_free()
+            && let Some(registered) = &self.gate.registered
+        {
+            self.inside.noted = true;
+            let key = registered.key.clone();
+            registered.free.lock().push_back((Instant::now(), key));
+        }
+    }
 }
 
 struct KeptOut {
@@ -76,8 +124,11 @@ const LOOK_AGAIN: Duration = Duration::from_secs(1);
 type LockCalls = Calls<Arc<Waiter>, Arc<Hold>>;
 
 impl Gate {
-    pub(crate) fn lock(&self) -> MutexGuard<'_, Inside> {
-        self.inside.lock()
+    pub(crate) fn lock(&self) -> InsideGuard<'_> {
+        InsideGuard {
+            gate: self,
+            inside: self.inside.lock(),
+        }
     }
 
     /// The release of one owner's hold, to be sent until `useful_until`.
@@ -193,10 +244,16 @@ impl Inside {
         }
     }
 
+    /// Whether nobody is here, in line, or has anything from here.
+    fn is_free(&self) -> bool {
+        self.room.is_free() && self.desk.is_free()
+    }
+
+    /// Whether nothing would be forgotten with it.
     fn is_idle(&self, now: Instant) -> bool {
         let kept_out = self.kept_out.as_ref();
-        self.room.is_idle(now)
-            && self.desk.is_free()
+        self.is_free()
+            && self.room.is_idle(now)
             && kept_out.is_none_or(|kept_out| now >= kept_out.forgotten_at)
             && self.no_shows(now) == 0
     }
@@ -261,6 +318,9 @@ const SHARDS: usize = 32;
 /// How long an idle room is kept: past any gap over which its tenure's age counts.
 const LINGER: Duration = Duration::from_millis(20);
 
+/// How many gates one sweep looks at, and how many of them may turn out to be needed still before it ends.
+const SWEEP: (usize, usize) = (4096, 512);
+
 /// All gates of a client, by family and id: the name, or a list of them.
 pub(crate) struct Gates {
     prefix: String,
@@ -268,15 +328,22 @@ pub(crate) struct Gates {
     tenure: Duration,
     hasher: RandomState,
     shards: Vec<Mutex<Shard>>,
+    free: Arc<Free>,
 }
 
 type GateKey = (Family, Arc<str>);
 
-#[derive(Default)]
-struct Shard {
-    gates: HashMap<GateKey, Arc<Gate>>,
-    /// Every gate once, in the order in which they are looked at for being idle.
-    rounds: VecDeque<(Instant, GateKey)>,
+type Shard = HashMap<GateKey, Arc<Gate>>;
+
+/// What a sweep has come to.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Sweep {
+    /// How many gates were looked at.
+    looks: usize,
+    /// How many of them stay for now, although nobody is in their rooms.
+    stay: usize,
+    /// There are gates to come back for.
+    pub(crate) left: bool,
 }
 
 impl Gates {
@@ -287,6 +354,7 @@ impl Gates {
             tenure,
             hasher: RandomState::new(),
             shards: (0..=SHARDS).map(|_| Mutex::default()).collect(),
+            free: Arc::default(),
         }
     }
 
@@ -298,14 +366,20 @@ impl Gates {
     pub(crate) fn get(&self, family: Family, id: &Arc<str>) -> Result<Arc<Gate>> {
         let key = (family, Arc::clone(id));
         let mut shard = self.shard(&key).lock();
-        if let Some(gate) = shard.gates.get(&key) {
+        if let Some(gate) = shard.get(&key) {
             return Ok(Arc::clone(gate));
         }
-        let gate = Arc::new(self.make(family, id)?);
+        let registered = Registered {
+            key: key.clone(),
+            free: Arc::clone(&self.free),
+        };
+        let gate = Arc::new(self.make(family, id, Some(registered))?);
         let now = Instant::now();
-        shard.sweep(now, 4);
-        shard.rounds.push_back((now, key.clone()));
-        shard.gates.insert(key, Arc::clone(&gate));
+        self.free.lock().push_back((now, key.clone()));
+        shard.insert(key, Arc::clone(&gate));
+        drop(shard);
+        // Names that are used once make room for each other.
+        self.sweep_few(now, 4, &mut Sweep::default());
         Ok(gate)
     }
 
@@ -325,16 +399,16 @@ impl Gates {
     ///
     /// Those of [`Wire::new`].
     pub(crate) fn apart(&self, family: Family, id: &Arc<str>) -> Result<Arc<Gate>> {
-        self.make(family, id).map(Arc::new)
+        self.make(family, id, None).map(Arc::new)
     }
 
     /// The gate of a name, if a thread of this client has come to it lately.
     pub(crate) fn known(&self, family: Family, id: &Arc<str>) -> Option<Arc<Gate>> {
         let key = (family, Arc::clone(id));
-        self.shard(&key).lock().gates.get(&key).cloned()
+        self.shard(&key).lock().get(&key).cloned()
     }
 
-    fn make(&self, family: Family, id: &Arc<str>) -> Result<Gate> {
+    fn make(&self, family: Family, id: &Arc<str>, registered: Option<Registered>) -> Result<Gate> {
         Ok(Gate {
             name: family.shown(id),
             wire: Wire::new(family, &self.prefix, self.db, id)?,
@@ -346,7 +420,9 @@ impl Gates {
                 lookout: None,
                 kept_out: None,
                 no_shows: None,
+                noted: registered.is_some(),
             }),
+            registered,
         })
     }
 
@@ -360,25 +436,71 @@ impl Gates {
 
     /// The gates of several names each, of which there are few.
     pub(crate) fn sets(&self) -> Vec<Arc<Gate>> {
-        let sets = self.shards[SHARDS].lock();
-        sets.gates.values().cloned().collect()
+        self.shards[SHARDS].lock().values().cloned().collect()
     }
 
-    /// Drops the rooms that have been idle for a while; says whether there are any to come back for.
-    pub(crate) fn sweep(&self) -> bool {
-        let now = Instant::now();
-        let mut left = false;
-        for shard in &self.shards {
-            let mut shard = shard.lock();
-            let rooms = shard.rounds.len();
-            shard.sweep(now, rooms);
-            // Whoever leaves a room that is in use says so.
-            left |= shard.gates.values().any(|gate| {
-                let inside = gate.lock();
-                inside.room.is_free() && inside.desk.is_free()
-            });
+    /// Drops rooms that have been idle for a while. The work is bounded, and does not grow with the rooms in use.
+    pub(crate) fn sweep(&self, now: Instant) -> Sweep {
+        let mut sweep = Sweep::default();
+        while sweep.looks < SWEEP.0 && sweep.stay < SWEEP.1 {
+            let looks = sweep.looks;
+            self.sweep_few(now, 64, &mut sweep);
+            if sweep.looks == looks {
+                break;
+            }
         }
-        left
+        let mut free = self.free.lock();
+        sweep.left = !free.is_empty();
+        if free.is_empty() && free.capacity() > 64 {
+            *free = VecDeque::new();
+        }
+        sweep
+    }
+
+    /// Looks at up to `most` of the gates that have been noted for longest.
+    fn sweep_few(&self, now: Instant, most: usize, sweep: &mut Sweep) {
+        let is_due = |since: Instant| now.saturating_duration_since(since) >= LINGER;
+        let mut free = self.free.lock();
+        let due = free.iter().take(most);
+        let due = due.take_while(|(since, _)| is_due(*since)).count();
+        if due == 0 {
+            return;
+        }
+        let due: Vec<_> = free.drain(..due).collect();
+        drop(free);
+        sweep.looks += due.len();
+        for (_, key) in due {
+            if self.drop_if_idle(&key, now) {
+                sweep.stay += 1;
+                self.free.lock().push_back((now, key));
+            }
+        }
+    }
+
+    /// Looks at a gate that is noted; `true` if it has to be looked at again.
+    fn drop_if_idle(&self, key: &GateKey, now: Instant) -> bool {
+        let mut shard = self.shard(key).lock();
+        let Some(gate) = shard.get(key) else {
+            return false;
+        };
+        // Only the map knows it, and nobody can come to know it while this shard is locked.
+        let unused = Arc::strong_count(gate) == 1;
+        let mut inside = gate.inside.lock();
+        if !inside.is_free() {
+            inside.noted = false;
+            return false;
+        }
+        if !unused || !inside.is_idle(now) {
+            return true;
+        }
+        drop(inside);
+        let gate = shard.remove(key);
+        if shard.is_empty() && shard.capacity() > 64 {
+            *shard = HashMap::new();
+        }
+        drop(shard);
+        drop(gate);
+        false
     }
 
     /// All gates of a family.
@@ -386,23 +508,20 @@ impl Gates {
         let mut gates = Vec::new();
         for shard in &self.shards {
             let shard = shard.lock();
-            let its = shard.gates.values();
+            let its = shard.values();
             gates.extend(its.filter(|gate| gate.wire.family == family).cloned());
         }
         gates
     }
 
     pub(crate) fn len(&self) -> usize {
-        self.shards
-            .iter()
-            .map(|shard| shard.lock().gates.len())
-            .sum()
+        self.shards.iter().map(|shard| shard.lock().len()).sum()
     }
 
     /// Wakes everybody who waits in any room, to look at the client's state.
     pub(crate) fn wake_all(&self) {
         for shard in &self.shards {
-            let gates: Vec<_> = shard.lock().gates.values().cloned().collect();
+            let gates: Vec<_> = shard.lock().values().cloned().collect();
             for gate in gates {
                 let inside = gate.lock();
                 let waiters: Vec<_> = inside
@@ -420,29 +539,115 @@ impl Gates {
     }
 }
 
-impl Shard {
-    /// Looks at the `most` gates that have not been looked at for longest.
-    fn sweep(&mut self, now: Instant, most: usize) {
-        for _ in 0..most {
-            match self.rounds.front() {
-                Some((seen_at, _)) if now.saturating_duration_since(*seen_at) >= LINGER => {}
-                _ => break,
-            }
-            let Some((_, key)) = self.rounds.pop_front() else {
-                break;
-            };
-            if let Entry::Occupied(entry) = self.gates.entry(key.clone()) {
-                // Only the map knows it, and nobody can come to know it while this shard is locked.
-                let unused = Arc::strong_count(entry.get()) == 1;
-                if unused && entry.get().lock().is_idle(now) {
-                    entry.remove();
-                } else {
-                    self.rounds.push_back((now, key));
-                }
-            }
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    use crate::room::{Entered, Lease};
+
+    const LATER: Duration = Duration::from_millis(100);
+
+    fn gates() -> Gates {
+        Gates::new(String::new(), 0, Duration::from_millis(5))
+    }
+
+    fn names(gates: &Gates, n: usize) -> Vec<Arc<Gate>> {
+        let name = |n| Arc::from(format!("name:{n}"));
+        let get = |n| gates.get(Family::Lock, &name(n)).expect("a name");
+        (0..n).map(get).collect()
+    }
+
+    fn enter(gate: &Gate) {
+        let mode = Mode::Exclusive;
+        let mut inside = gate.lock();
+        let lease = Lease::Fixed(LATER);
+        let entered = inside
+            .room
+            .enter(1, mode, lease, Instant::now(), None, false);
+        assert!(matches!(entered, Entered::Contend { .. }));
+    }
+
+    fn leave(gate: &Gate) {
+        let mut inside = gate.lock();
+        let next = inside
+            .room
+            .withdraw_contender(Mode::Exclusive, Instant::now());
+        assert!(next.contend.is_none());
+    }
+
+    /// Sweeps until there is nothing left to come back for, but no more than `most` times.
+    fn sweeps(gates: &Gates, most: usize) -> usize {
+        let mut now = Instant::now();
+        let sweep = |n: &usize| {
+            now += LATER;
+            assert!(*n < most, "{most} sweeps are not enough");
+            gates.sweep(now).left
+        };
+        (0..).take_while(sweep).count() + 1
+    }
+
+    #[test]
+    fn rooms_in_use_are_not_looked_at_again() {
+        let gates = gates();
+        let mut known = names(&gates, 1_000);
+        known.iter().for_each(|gate| enter(gate));
+        let now = Instant::now();
+        // Once, since nobody was there when they were made.
+        let sweep = gates.sweep(now + LATER);
+        assert_eq!((sweep.looks, sweep.left), (1_000, false));
+        assert_eq!(gates.sweep(now + 2 * LATER), Sweep::default());
+        // One of them becomes free, and that is the one.
+        leave(&known.pop().expect("a thousand"));
+        let sweep = gates.sweep(now + 3 * LATER);
+        assert_eq!((sweep.looks, sweep.stay, sweep.left), (1, 0, false));
+        assert_eq!(gates.len(), 999);
+        known.iter().for_each(|gate| leave(gate));
+        drop(known);
+        assert_eq!(sweeps(&gates, 2), 1);
+        assert_eq!(gates.len(), 0);
+    }
+
+    #[test]
+    fn a_room_that_threads_come_to_and_leave_is_noted_once() {
+        let gates = gates();
+        let gate = names(&gates, 1).remove(0);
+        for _ in 0..100 {
+            enter(&gate);
+            leave(&gate);
         }
-        if self.gates.is_empty() && self.gates.capacity() > 64 {
-            *self = Self::default();
+        assert_eq!(gates.free.lock().len(), 1);
+        enter(&gate);
+        assert_eq!(sweeps(&gates, 1), 1);
+        assert_eq!(gates.free.lock().len(), 0);
+        leave(&gate);
+        drop(gate);
+        assert_eq!(gates.free.lock().len(), 1);
+        assert_eq!(sweeps(&gates, 1), 1);
+        assert_eq!(gates.len(), 0);
+    }
+
+    #[test]
+    fn rooms_that_threads_are_about_to_enter_stay_and_cost_little() {
+        let gates = gates();
+        let known = names(&gates, 5_000);
+        let mut now = Instant::now();
+        for _ in 0..20 {
+            now += LATER;
+            let sweep = gates.sweep(now);
+            assert!(sweep.left && sweep.looks < 2 * SWEEP.1, "{sweep:?}");
         }
+        assert_eq!(gates.len(), 5_000);
+        drop(known);
+        assert!(sweeps(&gates, 30) >= 2, "bounded work in one sweep");
+        assert_eq!(gates.len(), 0);
+    }
+
+    #[test]
+    fn a_gate_that_nobody_else_knows_is_not_noted() {
+        let gates = gates();
+        let gate = gates.apart(Family::Lock, &"name".into()).expect("a name");
+        enter(&gate);
+        leave(&gate);
+        assert_eq!(gates.sweep(Instant::now() + LATER), Sweep::default());
     }
 }

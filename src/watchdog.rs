@@ -301,7 +301,7 @@ impl Watchdog {
                 &mut || look_around(&engine, in_hand),
             );
             engine.end_lingering();
-            let rooms = engine.gates.sweep();
+            let rooms = engine.gates.sweep(Instant::now()).left;
             if releases || rooms {
                 engine.agenda.tend_soon();
             }
