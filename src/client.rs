@@ -377,7 +377,7 @@ impl Client {
         let endpoint = config.check()?;
         let db = endpoint.db;
         let counters = Arc::new(Counters::default());
-        let agenda = Agenda::new(Arc::clone(&counters));
+        let agenda = Agenda::new();
         let link = Link::new(
             endpoint.clone(),
             config.connect_timeout,

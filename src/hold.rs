@@ -17,6 +17,7 @@ use crate::grip::Grip;
 use crate::owner::OwnerNumber;
 use crate::report::report;
 use crate::room::{Holding, Lease, Mode, Validity};
+use crate::schedule::Place;
 use crate::script::{self, Renewed, Unexpected};
 use crate::subscriber::Subscription;
 use crate::wait;
@@ -126,9 +127,9 @@ pub(crate) struct Hold {
     /// When a permit is over by the server's clock in milliseconds, as Redis said last. A renewal that finds it changed
     /// since does nothing.
     ends_at: AtomicI64,
-    /// When the watchdog looks at it next, of `wait::nanos`; zero while it is not on the agenda. Changed under the
-    /// agenda's mutex alone.
-    pub(crate) due: AtomicU64,
+    /// Where on the watchdog's agenda it is.
+    pub(crate) place: Place,
+    /// A renewal was due, or could not be had, and has not been confirmed since.
     pub(crate) renewal_failed: AtomicBool,
     listeners: Mutex<Vec<LossListener>>,
     /// What its contender listened to. While we hold the lock nobody else releases it, so it costs nothing to end this
@@ -238,7 +239,7 @@ impl Hold {
             }),
             count: AtomicU32::new(1),
             ends_at: AtomicI64::new(0),
-            due: AtomicU64::new(0),
+            place: Place::default(),
             renewal_failed: AtomicBool::new(false),
             listeners: Mutex::new(Vec::new()),
             subscription: Mutex::new(None),
@@ -377,6 +378,14 @@ impl Hold {
         }
     }
 
+    /// Its renewal is due: if it is not confirmed in time, that is why the hold is lost. What a part comes to is another
+    /// matter, as long as the server answers.
+    pub(crate) fn renewal_is_due(&self) {
+        if !self.is_part() {
+            self.renewal_failed.store(true, Ordering::Relaxed);
+        }
+    }
+
     /// The server could not be asked to renew it.
     pub(crate) fn renewal_has_failed(&self) {
         match self.as_part() {
@@ -390,7 +399,11 @@ impl Hold {
         match self.role {
             // It has nothing to tell in time.
             Role::Part { .. } => at,
-            _ => at.min(self.valid_until()),
+            _ => {
+                let at = at.min(self.valid_until());
+                let max_until = self.terms.lock().max_until;
+                max_until.map_or(at, |max| at.min(max))
+            }
         }
     }
 

@@ -61,6 +61,7 @@ mod identity;
 mod quorum;
 mod report;
 mod room;
+mod schedule;
 mod stats;
 mod subscriber;
 mod turn;

@@ -1,15 +1,15 @@
 //! The renewing thread: one for all holds of a client, on a connection of its own.
 //!
 //! The [`Agenda`] says when each hold has to be looked at next: to renew it, because a fixed lease ends, because its
-//! `max_hold` does. The thread sleeps until the first of these moments, takes all that is due, and sends the renewals
-//! pipelined. It never blocks for longer than [`SLICE`] without looking at the agenda again, whatever the server
-//! does, so a loss is told in time even while Redis is frozen.
+//! `max_hold` does. The thread sleeps until the first of these moments, takes what is due, and sends the renewals
+//! pipelined, that of the hold which ends first in front. It never blocks for longer than [`SLICE`] without looking at
+//! the agenda again, whatever the server does, so a loss is told in time even while Redis is frozen.
 //!
 //! ```text
-//!   armed ──due──► in hand ──confirmed──► armed (a third of the lease later)
-//!     │               ├─────refused────► lost: Forced, TakenOver
-//!     │               ├─────no answer──► armed (after a pause) … until its validity is over ► lost: Unreachable
-//!     └──disarmed     └─────let go meanwhile: dropped
+//!   armed ──due──► queues ──sent──► on its way ──confirmed──► armed (a third of the lease later)
+//!     │              │  ▲               ├───────refused─────► lost: Forced, TakenOver
+//!     │              │  └───────────────┴───────no answer     (sent again after a pause)
+//!     └──disarmed    └─ its validity is over before it is confirmed: lost, Unreachable
 //! ```
 //!
 //! What one of several servers keeps of a quorum's hold is armed like a hold; [`grip::settle`] says what its renewal
@@ -17,7 +17,7 @@
 //!
 //! A hold is armed before its guard exists, and disarmed before its release is sent.
 
-use std::collections::BTreeMap;
+use std::collections::VecDeque;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -30,16 +30,20 @@ use crate::client::Engine;
 use crate::grip;
 use crate::hold::{Duty, Hold, LossReason};
 use crate::report::report;
+use crate::schedule::{Place, Schedule, Scheduled};
 use crate::script::{self, Renewed};
-use crate::stats::Counters;
 use crate::stream::{self, Connection};
 use crate::wait;
 
 /// How long the thread waits for bytes before it looks at the agenda again.
 const SLICE: Duration = Duration::from_millis(5);
 
-/// How many renewals go out before their replies are read.
-const BATCH: usize = 256;
+/// How many renewals go out before their replies are read, and about how many bytes: no more than the socket takes at once
+/// from one who may not block, also if the server reads nothing.
+const BATCH: (usize, usize) = (256, 48 * 1024);
+
+/// How many holds are looked at in one go: in between renewals are sent.
+const PORTION: usize = 4096;
 
 /// How soon unfinished business is looked after: replies that nobody reads, idle rooms.
 const TEND: Duration = Duration::from_millis(100);
@@ -51,14 +55,12 @@ const BACK_OFF: (Duration, Duration) = (Duration::from_millis(20), Duration::fro
 pub(crate) struct Agenda {
     state: Mutex<AgendaState>,
     turned: Condvar,
-    /// Somebody has asked for [`Work::tend`]; read without the mutex by those who would ask again.
+    /// Somebody has asked for [`Agenda::tend_soon`]; read without the mutex by those who would ask again.
     tending: AtomicBool,
-    counters: Arc<Counters>,
 }
 
 struct AgendaState {
-    /// By moment (of `wait::nanos`) and number.
-    due: BTreeMap<(u64, u64), Arc<Hold>>,
+    schedule: Schedule<Hold>,
     /// How many of them are parts of others.
     parts: usize,
     tend_at: Option<u64>,
@@ -67,18 +69,21 @@ struct AgendaState {
     stopped: bool,
 }
 
-/// What the thread has to do now.
-struct Work {
-    holds: Vec<Arc<Hold>>,
-    tend: bool,
+impl Scheduled for Hold {
+    fn number(&self) -> u64 {
+        self.number.0
+    }
+
+    fn place(&self) -> &Place {
+        &self.place
+    }
 }
 
 impl Agenda {
-    pub(crate) fn new(counters: Arc<Counters>) -> Arc<Self> {
+    pub(crate) fn new() -> Arc<Self> {
         Arc::new(Self {
-            counters,
             state: Mutex::new(AgendaState {
-                due: BTreeMap::new(),
+                schedule: Schedule::new(),
                 parts: 0,
                 tend_at: None,
                 wakes_at: 0,
@@ -97,13 +102,24 @@ impl Agenda {
         if !hold.is_held() {
             return;
         }
-        hold.due.store(due, Ordering::Relaxed);
-        state.due.insert((due, hold.number.0), Arc::clone(hold));
-        state.parts += usize::from(hold.is_part());
+        state.schedule.arm(hold, due);
+        state.added(hold);
         if due < state.wakes_at {
             state.wakes_at = due;
             drop(state);
             self.turned.notify_one();
+        }
+    }
+
+    /// Has `hold` renewed when its turn comes, unless it is over, and looked at when it is.
+    fn queue(&self, hold: &Arc<Hold>, now: Instant) {
+        let ends = wait::nanos(hold.valid_until());
+        let due = wait::nanos(hold.look_again(now + hold.lease()));
+        let mut state = self.state.lock();
+        state.remove(hold);
+        if hold.is_held() {
+            state.schedule.queue(hold, ends, due);
+            state.added(hold);
         }
     }
 
@@ -130,7 +146,7 @@ impl Agenda {
     /// How many holds are armed; the parts of one do not count.
     pub(crate) fn len(&self) -> usize {
         let state = self.state.lock();
-        state.due.len() - state.parts
+        state.schedule.len() - state.parts
     }
 
     /// Ends the thread, as soon as it looks.
@@ -146,39 +162,32 @@ impl Agenda {
     /// Takes every hold off.
     pub(crate) fn take_all(&self) -> Vec<Arc<Hold>> {
         let mut state = self.state.lock();
-        let holds: Vec<_> = std::mem::take(&mut state.due).into_values().collect();
         state.parts = 0;
-        for hold in &holds {
-            hold.due.store(0, Ordering::Relaxed);
-        }
-        holds
+        state.schedule.take_all()
     }
 
-    /// Sleeps until something is due; `None` once stopped.
-    ///
-    /// Renewals that are due within `early` come along, so that holds taken one after another are renewed together.
-    fn next(&self, early: Duration) -> Option<Work> {
+    /// Sleeps until there is something to do, for which what queues is not counted before `retry_at`; says whether
+    /// unfinished business is to be looked after. `None` once stopped.
+    fn next(&self, retry_at: Instant) -> Option<bool> {
+        let retry_at = wait::nanos(retry_at);
         let mut state = self.state.lock();
         loop {
             if state.stopped {
                 return None;
             }
-            let now = Instant::now();
-            let first = state.due.first_key_value().map(|((due, _), _)| *due);
-            let next = first.into_iter().chain(state.tend_at).min();
+            let now = wait::nanos(Instant::now());
+            let due = state.schedule.first_due().map(|(due, _)| due);
+            let retry_at = state.schedule.has_renewals().then_some(retry_at);
+            let next = [due, retry_at, state.tend_at].into_iter().flatten().min();
             match next {
-                Some(at) if at <= wait::nanos(now) => {
-                    let tend = state.tend_at.is_some_and(|at| at <= wait::nanos(now));
+                Some(at) if at <= now => {
+                    let tend = state.tend_at.is_some_and(|at| at <= now);
                     if tend {
                         state.tend_at = None;
                         self.tending.store(false, Ordering::Release);
                     }
-                    self.counters
-                        .renewal_lateness_max_us
-                        .max(state.lateness(now) / 1000);
-                    let holds = state.take_due(now, early);
                     state.wakes_at = 0;
-                    return Some(Work { holds, tend });
+                    return Some(tend);
                 }
                 Some(at) => {
                     state.wakes_at = at;
@@ -192,43 +201,48 @@ impl Agenda {
         }
     }
 
-    fn take_due(&self, now: Instant) -> Vec<Arc<Hold>> {
-        self.state.lock().take_due(now, Duration::ZERO)
+    /// Takes off what is due first, and when that is. What is to be renewed within `early` counts as due, so that holds
+    /// taken one after another are renewed together.
+    fn take_due(&self, now: Instant, early: Duration) -> Option<(Instant, Arc<Hold>)> {
+        let mut state = self.state.lock();
+        let (due, hold) = state.schedule.first_due()?;
+        let soon = || due <= wait::nanos(now + early) && hold.duty(now) == Duty::Renew;
+        if due > wait::nanos(now) && !soon() {
+            return None;
+        }
+        let hold = state.schedule.take_due()?;
+        state.parts -= usize::from(hold.is_part());
+        Some((wait::instant(due), hold))
+    }
+
+    fn has_renewals(&self) -> bool {
+        self.state.lock().schedule.has_renewals()
+    }
+
+    fn take_renewal(&self) -> Option<Arc<Hold>> {
+        self.state.lock().schedule.take_renewal()
+    }
+
+    /// The parts of others among those that queue.
+    fn parts_to_renew(&self) -> Vec<Arc<Hold>> {
+        let state = self.state.lock();
+        if state.parts == 0 {
+            return Vec::new();
+        }
+        let parts = state.schedule.renewals().filter(|hold| hold.is_part());
+        parts.cloned().collect()
     }
 }
 
 impl AgendaState {
+    fn added(&mut self, hold: &Hold) {
+        self.parts += usize::from(hold.is_part());
+    }
+
     fn remove(&mut self, hold: &Hold) {
-        let due = hold.due.swap(0, Ordering::Relaxed);
-        if due != 0 && self.due.remove(&(due, hold.number.0)).is_some() {
+        if self.schedule.disarm(hold) {
             self.parts -= usize::from(hold.is_part());
         }
-    }
-
-    /// For how long the first hold that is to be renewed has been due, in nanoseconds.
-    fn lateness(&self, now: Instant) -> u64 {
-        match self.due.first_key_value() {
-            Some(((due, _), hold)) if hold.duty(now) == Duty::Renew => {
-                wait::nanos(now).saturating_sub(*due)
-            }
-            _ => 0,
-        }
-    }
-
-    fn take_due(&mut self, now: Instant, early: Duration) -> Vec<Arc<Hold>> {
-        let (at, soon) = (wait::nanos(now), wait::nanos(now + early));
-        let mut taken = Vec::new();
-        while let Some(entry) = self.due.first_entry() {
-            let due = entry.key().0;
-            if due > at && (due > soon || entry.get().duty(now) != Duty::Renew) {
-                break;
-            }
-            let hold = entry.remove();
-            hold.due.store(0, Ordering::Relaxed);
-            self.parts -= usize::from(hold.is_part());
-            taken.push(hold);
-        }
-        taken
     }
 }
 
@@ -236,25 +250,34 @@ impl AgendaState {
 struct Watchdog {
     engine: Arc<Engine>,
     connection: Option<Connection>,
-    /// Taken off the agenda, to be looked at.
-    due: Vec<Arc<Hold>>,
-    /// To be renewed now.
-    in_hand: Vec<Arc<Hold>>,
-    /// Sent, and not answered yet.
-    sent: Vec<Arc<Hold>>,
+    lookout: Lookout,
+    /// Their renewals are on their way, in this order.
+    sent: VecDeque<Arc<Hold>>,
+    /// No renewal is sent before.
+    retry_at: Instant,
     back_off: Duration,
     /// The server did not know the script.
     whole: bool,
 }
 
+/// What looks at the agenda, also while the thread waits for something else.
+struct Lookout {
+    engine: Arc<Engine>,
+    /// Taken off the agenda, and not back on it or done with.
+    looking_at: Option<Arc<Hold>>,
+}
+
 /// What the watchdog thread runs.
 pub(crate) fn run(engine: Arc<Engine>) {
     let mut watchdog = Watchdog {
+        lookout: Lookout {
+            engine: Arc::clone(&engine),
+            looking_at: None,
+        },
         engine,
         connection: None,
-        due: Vec::new(),
-        in_hand: Vec::new(),
-        sent: Vec::new(),
+        sent: VecDeque::new(),
+        retry_at: Instant::now(),
         back_off: BACK_OFF.0,
         whole: false,
     };
@@ -264,41 +287,33 @@ pub(crate) fn run(engine: Arc<Engine>) {
             Ok(true) => {}
             Ok(false) => break,
             Err(_) => {
-                report!(Error, "the watchdog panicked and goes on");
-                watchdog.connection = None;
                 watchdog.retry_later();
                 watchdog.engine.agenda.tend_soon();
+                report!(Error, "the watchdog panicked and goes on");
             }
         }
     }
-    watchdog.retry_later();
 }
 
 impl Watchdog {
     /// One sleep and what was due after it; `false` once stopped.
     fn round(&mut self) -> bool {
-        let lease = self.engine.lease;
+        let engine = Arc::clone(&self.engine);
+        let lease = engine.lease;
         let early = (lease / 60).min(Duration::from_millis(250));
-        let Some(work) = self.engine.agenda.next(early) else {
+        let Some(tend) = engine.agenda.next(self.retry_at) else {
             return false;
         };
-        let engine = Arc::clone(&self.engine);
-        let now = Instant::now();
-        self.due = work.holds;
-        while let Some(hold) = self.due.last() {
-            look_at(&engine, hold, now, &mut self.in_hand);
-            self.due.pop();
-        }
-        let keeps = !self.in_hand.is_empty();
+        self.lookout.look(early);
+        let keeps = engine.agenda.has_renewals();
         self.renew();
         if keeps {
             engine.link.look_after();
         }
-        if work.tend {
-            let in_hand = &mut self.in_hand;
+        if tend {
             let releases = engine.link.tend(
                 Instant::now() + engine.connect_timeout.min(lease / 10),
-                &mut || look_around(&engine, in_hand),
+                &mut || self.lookout.look(Duration::ZERO),
             );
             engine.end_lingering();
             let rooms = engine.gates.sweep(Instant::now()).left;
@@ -310,15 +325,18 @@ impl Watchdog {
         true
     }
 
-    /// Sends what is in hand, until nothing is or the server does not answer.
+    /// Renews what queues, until nothing does or the server does not answer.
     fn renew(&mut self) {
-        while !self.in_hand.is_empty() && look_around(&self.engine, &mut self.in_hand) {
+        while self.engine.agenda.has_renewals()
+            && Instant::now() >= self.retry_at
+            && self.lookout.look(Duration::ZERO)
+        {
             match self.renew_batch() {
                 Ok(()) => self.back_off = BACK_OFF.0,
                 Err(err) => {
                     report!(Debug, "renewing: {err}");
-                    self.connection = None;
-                    for hold in &self.in_hand {
+                    let parts = self.engine.agenda.parts_to_renew();
+                    for hold in self.sent.iter().chain(&parts) {
                         hold.renewal_has_failed();
                     }
                     self.retry_later();
@@ -330,32 +348,30 @@ impl Watchdog {
         }
     }
 
-    /// Puts what is in hand back on the agenda, to be tried again after a pause or told lost in time.
+    /// Puts what is in hand back on the agenda, and sends nothing for a while.
     fn retry_later(&mut self) {
-        let again = Instant::now()
-            + self
-                .back_off
-                .min(self.engine.lease / 10)
-                .max(Duration::from_millis(1));
-        for hold in self
-            .due
-            .drain(..)
-            .chain(self.in_hand.drain(..))
-            .chain(self.sent.drain(..))
-        {
-            self.engine.agenda.arm(&hold, hold.look_again(again));
+        self.connection = None;
+        let now = Instant::now();
+        let pause = self.back_off.min(self.engine.lease / 10);
+        self.retry_at = now + pause.max(Duration::from_millis(1));
+        if let Some(hold) = self.lookout.looking_at.take() {
+            let again = hold.look_again(self.retry_at);
+            self.engine.agenda.arm(&hold, again);
+        }
+        for hold in self.sent.drain(..) {
+            self.engine.agenda.arm(&hold, now);
         }
     }
 
     fn renew_batch(&mut self) -> Result<(), RedisError> {
         let engine = Arc::clone(&self.engine);
+        let lookout = &mut self.lookout;
         // A connection that does not answer must leave time for another within the lease.
         let patience = engine.lease / 4;
         if self.connection.is_none() {
             let deadline = Instant::now() + patience.min(engine.connect_timeout);
-            let in_hand = &mut self.in_hand;
             let made = stream::connect(&engine.endpoint, "watchdog", deadline, &mut || {
-                look_around(&engine, in_hand)
+                lookout.look(Duration::ZERO)
             });
             self.connection = Some(made?);
         }
@@ -364,98 +380,83 @@ impl Watchdog {
         };
 
         let sent_at = Instant::now();
-        self.in_hand.retain(|hold| hold.is_held());
-        self.sent = self
-            .in_hand
-            .drain(..self.in_hand.len().min(BATCH))
-            .collect();
-        let mut bytes = Vec::with_capacity(256 * self.sent.len());
-        for hold in &self.sent {
+        let mut bytes = Vec::with_capacity(BATCH.1);
+        while self.sent.len() < BATCH.0
+            && bytes.len() < BATCH.1
+            && let Some(hold) = engine.agenda.take_renewal()
+        {
             hold.renew_request().write(&mut bytes, self.whole);
+            self.sent.push_back(hold);
         }
         let whole = std::mem::take(&mut self.whole);
         let given_up_at = sent_at + patience.min(engine.response_timeout);
         let mut looked_at = sent_at;
-        let mut answered = 0;
-        let mut failure = connection
-            .writer
-            .write_all(&bytes)
-            .err()
-            .map(RedisError::from);
-        while failure.is_none() && answered < self.sent.len() {
-            match connection.reader.read(SLICE, &mut || {}) {
-                Ok(Some(reply)) => {
-                    let settled = settle(&engine, &self.sent[answered], reply, sent_at);
-                    answered += 1;
-                    match settled {
-                        Settled::Done => {}
-                        Settled::Unknown if !whole => {
-                            self.whole = true;
-                            self.in_hand.push(Arc::clone(&self.sent[answered - 1]));
+        connection.writer.write_all(&bytes)?;
+        while let Some(hold) = self.sent.front() {
+            if let Some(reply) = connection.reader.read(SLICE, &mut || {})? {
+                let settled = settle(&engine, hold, reply, sent_at);
+                let hold = self.sent.pop_front();
+                match settled {
+                    Settled::Done => {}
+                    Settled::Unknown => {
+                        self.whole = true;
+                        if let Some(hold) = hold {
+                            engine.agenda.arm(&hold, Instant::now());
                         }
-                        Settled::Unknown => {
-                            self.in_hand.push(Arc::clone(&self.sent[answered - 1]));
-                            failure = Some(stream::timed_out("redis forgets scripts at once"));
+                        if whole {
+                            return Err(stream::timed_out("redis forgets scripts at once"));
                         }
-                        // The rest of the batch is answered alike; the master is elsewhere.
-                        Settled::Elsewhere(err) => failure = Some(err),
                     }
+                    // The rest of the batch is answered alike; the master is elsewhere.
+                    Settled::Elsewhere(err) => return Err(err),
                 }
-                Ok(None) => {}
-                Err(err) => failure = Some(err),
             }
             // Whatever the server does, every few milliseconds something else may be due.
             let now = Instant::now();
             if now >= looked_at + SLICE {
                 looked_at = now;
-                for hold in &self.sent[answered..] {
-                    tell_if_over(&engine, hold, now);
-                }
-                if !look_around(&engine, &mut self.in_hand) || now >= given_up_at {
-                    failure.get_or_insert_with(|| {
-                        stream::timed_out("redis did not answer a renewal in time")
-                    });
+                if !lookout.look(Duration::ZERO) || now >= given_up_at {
+                    return Err(stream::timed_out("redis did not answer a renewal in time"));
                 }
             }
         }
-        self.in_hand.extend(self.sent.drain(..).skip(answered));
-        failure.map_or(Ok(()), Err)
+        Ok(())
     }
 }
 
-/// What to do about a hold that was taken off the agenda.
-fn look_at(engine: &Arc<Engine>, hold: &Arc<Hold>, now: Instant, in_hand: &mut Vec<Arc<Hold>>) {
-    match hold.duty(now) {
-        Duty::Nothing => {}
-        Duty::Wait(until) => engine.agenda.arm(hold, until),
-        Duty::Renew if grip::heal(engine, hold) => {}
-        Duty::Renew => in_hand.push(Arc::clone(hold)),
-        Duty::Tell(reason) => engine.lose(hold, reason),
+impl Lookout {
+    /// Looks at what is due, or is to be renewed within `early`; `false` once the thread has to stop.
+    fn look(&mut self, early: Duration) -> bool {
+        let agenda = &self.engine.agenda;
+        let now = Instant::now();
+        for _ in 0..PORTION {
+            let Some((due, hold)) = agenda.take_due(now, early) else {
+                break;
+            };
+            let hold = self.looking_at.insert(hold);
+            match hold.duty(now) {
+                Duty::Nothing => {}
+                Duty::Wait(until) => agenda.arm(hold, until),
+                Duty::Renew if grip::heal(&self.engine, hold) => {}
+                Duty::Renew => {
+                    let late = now.saturating_duration_since(due).as_micros();
+                    let lateness = &self.engine.counters.renewal_lateness_max_us;
+                    lateness.max(u64::try_from(late).unwrap_or(u64::MAX));
+                    hold.renewal_is_due();
+                    agenda.queue(hold, now);
+                }
+                Duty::Tell(reason) => {
+                    self.engine.lose(hold, reason);
+                    if hold.is_held() {
+                        // A renewal or another answer came first.
+                        agenda.arm(hold, hold.due_after(now));
+                    }
+                }
+            }
+        }
+        self.looking_at = None;
+        !agenda.is_stopped()
     }
-}
-
-fn tell_if_over(engine: &Arc<Engine>, hold: &Arc<Hold>, now: Instant) {
-    if let Duty::Tell(reason) = hold.duty(now) {
-        hold.renewal_has_failed();
-        let reason = if reason == LossReason::Expired {
-            LossReason::Unreachable
-        } else {
-            reason
-        };
-        engine.lose(hold, reason);
-    }
-}
-
-/// The other duties, while the thread waits for the server; `false` once it has to stop.
-fn look_around(engine: &Arc<Engine>, in_hand: &mut Vec<Arc<Hold>>) -> bool {
-    let now = Instant::now();
-    for hold in in_hand.iter() {
-        tell_if_over(engine, hold, now);
-    }
-    for hold in engine.agenda.take_due(now) {
-        look_at(engine, &hold, now, in_hand);
-    }
-    !engine.agenda.is_stopped()
 }
 
 /// What a reply to a renewal leaves to be done.

@@ -163,6 +163,50 @@ fn thousands_of_holds_are_renewed_in_time_on_a_busy_machine() {
 }
 
 #[test]
+fn after_an_outage_what_ends_first_is_renewed_first() {
+    // W3
+    const HOLDS: usize = 600; // some batches
+    let server = Server::start_with(&[
+        "--slowlog-log-slower-than",
+        "0",
+        "--slowlog-max-len",
+        "100000",
+    ]);
+    let proxy = Proxy::start(server.addr());
+    let span = ms(4_500);
+    let client = Client::open(config(&proxy.url()).lease(span)).unwrap();
+    proxy.set(Target::Watchdog, Mode::Stall);
+    let prefix = unique("outage");
+    let guards: Vec<_> = (0..HOLDS)
+        .map(|n| client.mutex(format!("{prefix}:{n}")).lock().unwrap())
+        .collect();
+    let all_are_due = Instant::now() + span / 3;
+    eventually("all are due", || Instant::now() > all_are_due);
+    proxy.pass();
+    // None is lost, unless this machine has no time for anything.
+    eventually("nothing is left to be renewed", || {
+        let stats = client.stats();
+        stats.renewals + stats.lost >= HOLDS as u64
+    });
+
+    type Entry = (u64, u64, u64, Vec<String>, String, String);
+    let log: Vec<Entry> = server.ask(&["SLOWLOG", "GET", "-1"]);
+    let mut renewed: Vec<usize> = Vec::new();
+    for (.., command, _, by) in log.into_iter().rev() {
+        let name = command.get(3).and_then(|key| key.strip_prefix(&prefix));
+        if let Some(name) = name.filter(|_| by.contains("watchdog")) {
+            let place = name.trim_start_matches(':').parse().unwrap();
+            if !renewed.contains(&place) {
+                renewed.push(place);
+            }
+        }
+    }
+    assert!(!renewed.is_empty());
+    assert!(renewed.is_sorted(), "{renewed:?}");
+    drop(guards);
+}
+
+#[test]
 fn a_key_that_vanishes_is_told_as_forced_and_not_revived() {
     // W7: taken and given back by another between two renewals.
     let server = Server::start();
