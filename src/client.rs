@@ -266,6 +266,13 @@ impl Engine {
             .map(|answer| answer.value)
     }
 
+    /// The process may be about to end: waits a little for what was logged to reach the logger.
+    fn flush_reports(&self) {
+        if !self.is_copy() {
+            report::flush();
+        }
+    }
+
     fn close(&self, until: Instant) -> Result<()> {
         if self.is_copy() || self.closed.swap(true, Ordering::SeqCst) {
             return Ok(());
@@ -338,7 +345,7 @@ impl Drop for Shared {
                 "dropping a client: {err}; what it held frees itself when the leases run out"
             );
         }
-        report::flush();
+        self.engine.flush_reports();
     }
 }
 
@@ -510,8 +517,9 @@ impl Client {
     pub fn close(&self, deadline: Duration) -> Result<()> {
         let now = Instant::now();
         let a_year = Duration::from_secs(365 * 24 * 3600);
-        let closed = self.shared.engine.close(now + deadline.min(a_year));
-        report::flush();
+        let engine = &self.shared.engine;
+        let closed = engine.close(now + deadline.min(a_year));
+        engine.flush_reports();
         closed
     }
 

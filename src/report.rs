@@ -5,13 +5,12 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, LazyLock, OnceLock};
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use log::Level;
 
 use crate::callback::Callback;
-use crate::owner::Process;
 
 /// How many records may wait for a logger that is slower than what is logged; further ones are counted and dropped.
 const MOST: usize = 10_000;
@@ -25,35 +24,10 @@ struct Entry {
     text: String,
 }
 
-/// The records of one process. What `fork()` copies has no thread, and perhaps a mutex that is locked for ever, so the child
-/// has its own.
-struct Records {
-    process: Process,
-    callback: Arc<Callback<Entry>>,
-    of_child: OnceLock<Box<Self>>,
-}
-
-static RECORDS: LazyLock<Records> = LazyLock::new(Records::new);
+static RECORDS: LazyLock<Arc<Callback<Entry>>> =
+    LazyLock::new(|| Callback::new("redlatch-log", log_entry, |_| {}));
 
 static DROPPED: AtomicU64 = AtomicU64::new(0);
-
-impl Records {
-    fn new() -> Self {
-        Self {
-            process: Process::this(),
-            callback: Callback::new("redlatch-log", log_entry, |_| {}),
-            of_child: OnceLock::new(),
-        }
-    }
-}
-
-fn records() -> &'static Arc<Callback<Entry>> {
-    let mut records = &*RECORDS;
-    while records.process.is_copy() {
-        records = records.of_child.get_or_init(|| Box::new(Records::new()));
-    }
-    &records.callback
-}
 
 /// Logs at a level, as `log::warn!` and its kin do, but on another thread.
 macro_rules! report {
@@ -68,8 +42,7 @@ pub(crate) fn submit(level: Level, target: &'static str, text: fmt::Arguments<'_
     if level > log::STATIC_MAX_LEVEL || level > log::max_level() {
         return;
     }
-    let records = records();
-    if records.waiting() >= MOST {
+    if RECORDS.waiting() >= MOST {
         DROPPED.fetch_add(1, Ordering::Relaxed);
         return;
     }
@@ -80,12 +53,12 @@ pub(crate) fn submit(level: Level, target: &'static str, text: fmt::Arguments<'_
         text,
     };
     // Without a thread it is logged with the next one.
-    records.give(entry).unwrap_or_default();
+    RECORDS.give(entry).unwrap_or_default();
 }
 
 /// Waits a little for what was submitted to be logged: the process may be about to end.
 pub(crate) fn flush() {
-    records().flush(FLUSH);
+    RECORDS.flush(FLUSH);
 }
 
 fn log_entry(entry: &Entry) {

@@ -13,69 +13,21 @@ use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 use redlatch::{Client, Error, MultiLock};
 
-use super::support::{Server, connection_to, eventually, logs, ms, unique, within};
+use super::support::{Server, connection_to, eventually, ms, unique, within};
 
 const URL: &str = "REDLATCH_TEST_FORK";
 
 #[test]
 fn a_forked_child_leaves_the_locks_of_its_parent_alone() {
-    runs("a_process_that_forks");
-}
-
-#[test]
-fn a_forked_child_hears_what_a_client_of_its_own_logs() {
-    runs("a_process_that_forks_while_it_logs");
-}
-
-/// Runs a part of a test in a process of its own.
-#[track_caller]
-fn runs(part: &str) {
     let server = Server::start();
     let run = Command::new(env::current_exe().unwrap())
-        .args([&format!("fork::{part}"), "--exact", "--ignored"])
+        .args(["fork::a_process_that_forks", "--exact", "--ignored"])
         .arg("--nocapture")
         .env(URL, server.url())
         .output()
         .unwrap();
     let said = String::from_utf8_lossy(&run.stderr);
     assert!(run.status.success(), "{said}");
-}
-
-#[test]
-#[ignore = "part of a_forked_child_hears_what_a_client_of_its_own_logs"]
-fn a_process_that_forks_while_it_logs() {
-    let Ok(url) = env::var(URL) else {
-        return;
-    };
-    let logs = logs();
-    let loses = |client: &Client, name: &str| {
-        let _guard = client.mutex(name).lock().unwrap();
-        client.mutex(name).force_unlock().unwrap();
-    };
-    let (began, begun) = crossbeam_channel::unbounded();
-    let (release, released) = crossbeam_channel::bounded::<()>(0);
-    let (ours, its) = (unique("ours"), unique("its"));
-    logs.hook(&ours, move |_, _| {
-        began.send(()).unwrap();
-        released.recv_timeout(ms(20_000)).unwrap_or_default();
-    });
-    let client = Client::open(url.as_str()).unwrap();
-    loses(&client, &ours);
-    begun.recv_timeout(ms(20_000)).unwrap();
-    // The thread that logs has something in hand.
-    match fork::fork().unwrap() {
-        Fork::Child => {
-            let client = Client::open(url.as_str()).unwrap();
-            loses(&client, &its);
-            let heard = within(ms(10_000), || !logs.about(&its).is_empty());
-            expect(heard, "what its client logs is heard");
-            signal::kill(Pid::this(), Signal::SIGKILL).unwrap();
-            unreachable!("killed");
-        }
-        Fork::Parent(child) => kills_itself(child),
-    }
-    drop(release);
-    logs.unhook(&ours);
 }
 
 #[test]
@@ -181,7 +133,23 @@ fn fork_while_held(client: &Client, url: &str) {
             signal::kill(Pid::this(), Signal::SIGKILL).unwrap();
             unreachable!("killed");
         }
-        Fork::Parent(child) => kills_itself(child),
+        Fork::Parent(child) => {
+            let child = Pid::from_raw(child);
+            let mut status = WaitStatus::StillAlive;
+            let ended = within(ms(20_000), || {
+                status = waitpid(child, Some(WaitPidFlag::WNOHANG)).unwrap();
+                status != WaitStatus::StillAlive
+            });
+            if !ended {
+                signal::kill(child, Signal::SIGKILL).unwrap();
+                waitpid(child, None).unwrap();
+            }
+            assert!(ended, "the child hangs");
+            assert!(
+                matches!(status, WaitStatus::Signaled(_, Signal::SIGKILL, _)),
+                "{status:?}"
+            );
+        }
     }
 
     let mut con = connection_to(url);
@@ -210,26 +178,6 @@ fn fork_while_held(client: &Client, url: &str) {
         semaphore.available_permits().unwrap() == 3 && leased.available_permits().unwrap() == 3
     });
     assert_eq!(latch.count().unwrap(), 1);
-}
-
-/// Waits for a child that ends itself when all was as expected.
-#[track_caller]
-fn kills_itself(child: i32) {
-    let child = Pid::from_raw(child);
-    let mut status = WaitStatus::StillAlive;
-    let ended = within(ms(20_000), || {
-        status = waitpid(child, Some(WaitPidFlag::WNOHANG)).unwrap();
-        status != WaitStatus::StillAlive
-    });
-    if !ended {
-        signal::kill(child, Signal::SIGKILL).unwrap();
-        waitpid(child, None).unwrap();
-    }
-    assert!(ended, "the child hangs");
-    assert!(
-        matches!(status, WaitStatus::Signaled(_, Signal::SIGKILL, _)),
-        "{status:?}"
-    );
 }
 
 /// In the child, where nobody would see a panic.
