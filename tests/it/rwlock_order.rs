@@ -9,7 +9,7 @@ use std::thread::{self, Scope};
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
-use redlatch::{Client, Config, RwLock};
+use redlatch::{CancelToken, Client, Config, RwLock};
 
 use crate::contract::{open, open_with_lease};
 use crate::fair_processes::send;
@@ -435,67 +435,80 @@ fn a_stopped_writer_keeps_readers_out_for_a_waiter_lease_at_most() {
 // RW6: a process does not wait again for a writer for which it has waited in vain.
 #[test]
 fn a_stopped_writer_is_waited_for_once() {
-    const WAITER_LEASE: Duration = ms(1_000);
+    const WAITER_LEASE: Duration = ms(800);
     const SHORT: Duration = ms(150);
     let server = Server::start();
     let name = unique("once");
     let client =
         |waiter_lease| Client::open(Config::new(server.url()).waiter_lease(waiter_lease)).unwrap();
-    let [ours, theirs] = [(); 2].map(|()| client(WAITER_LEASE));
-    let keeper = Actor::new(ours.rwlock(&name));
-    keeper.reads();
+    // Somebody who asks nothing meanwhile.
+    let hold = hold_key(&name, STRANGER);
+    server.cli(&["HSET", &name, "mode", "read", STRANGER, "1"]);
+    server.cli(&["SET", &hold, "1", "PX", "600000"]);
+    server.cli(&["PEXPIRE", &name, "600000"]);
     let process = Process::start("part_that_waits_to_write", &server, &name);
     a_writer_waits(&server, &name);
     process.signal(Signal::SIGSTOP);
-    let lock = theirs.rwlock(&name);
-    let begun = Instant::now();
-    lock.read().unwrap().unlock().unwrap();
-    assert!(begun.elapsed() >= WAITER_LEASE, "{:?}", begun.elapsed());
-
-    // From now on a read is one question.
     let asked = || server.calls("evalsha") + server.calls("eval");
-    let before = asked();
-    for n in 0..10 {
-        let guard = lock.try_read().unwrap();
-        guard.unwrap_or_else(|| panic!("{n}")).unlock().unwrap();
-    }
-    assert_eq!(asked() - before, 20);
-    // And readers of the process join one another, whatever they find when they look for writers.
-    let reader = Actor::new(lock.clone());
-    reader.reads();
-    assert!(lock.is_read_locked().unwrap());
-    let before = asked();
-    elsewhere(|| {
-        for _ in 0..4 {
-            drop(lock.read().unwrap());
-            // Whoever waits for an answer brings that one too.
-            assert!(lock.is_read_locked().unwrap());
-            thread::sleep(ms(7));
+    let mut tries = 0;
+    let lock = loop {
+        let lock = client(WAITER_LEASE).rwlock(&name);
+        let begun = Instant::now();
+        lock.read().unwrap().unlock().unwrap();
+        assert!(begun.elapsed() >= WAITER_LEASE, "{:?}", begun.elapsed());
+        // From now on a read is one question.
+        let before = asked();
+        for _ in 0..3 {
+            lock.read().unwrap().unlock().unwrap();
         }
-    });
-    assert_eq!(asked() - before, 4);
-    reader.leaves();
+        let alone = asked() - before;
+        // And readers of the process join one another, whatever they find when they look for writers.
+        let reader = Actor::new(lock.clone());
+        reader.reads();
+        assert!(lock.is_read_locked().unwrap());
+        let before = asked();
+        elsewhere(|| {
+            for _ in 0..4 {
+                drop(lock.read().unwrap());
+                // Whoever waits for an answer brings that one too.
+                assert!(lock.is_read_locked().unwrap());
+                thread::sleep(ms(7));
+            }
+        });
+        let together = asked() - before;
+        reader.leaves();
+        // On a machine that stands still it may have been forgotten meanwhile.
+        if begun.elapsed() < WAITER_LEASE * 6 {
+            assert_eq!((alone, together), (6, 4));
+            break lock;
+        }
+        tries += 1;
+        assert!(tries < 3, "{:?}", begun.elapsed());
+    };
 
     // One more that waits is let go first, and when it has left nobody waits for the first one again.
-    let writer = Actor::new(client(WAITER_LEASE).rwlock(&name));
-    let gives_up = writer.begins(|desk| desk.lock.try_write_for(ms(300)).unwrap().is_none());
+    let token = CancelToken::new();
+    let other = Actor::new(client(WAITER_LEASE).rwlock(&name).cancel_on(&token));
+    let gives_up = other.begins(|desk| desk.lock.write().is_err());
     eventually("two wait", || listeners(&server, &name).1 == 2);
     assert!(lock.try_read().unwrap().is_none());
+    token.cancel();
     assert!(gives_up.recv_timeout(LONG).unwrap());
     eventually("one has left", || listeners(&server, &name).1 == 1);
-    assert!(lock.try_read().unwrap().is_some());
+    eventually("readers come in", || lock.try_read().unwrap().is_some());
 
     // One that comes when the first is gone is not taken for it.
     drop(process);
     eventually("none waits", || listeners(&server, &name).1 == 0);
     assert!(lock.try_read().unwrap().is_some());
+    let writer = Actor::new(client(WAITER_LEASE).rwlock(&name));
     let waiting = writer.begins(|desk| {
         desk.write();
     });
     a_writer_waits(&server, &name);
     assert!(lock.try_read().unwrap().is_none());
 
-    // Nor is one that does not come forgotten for ever.
+    // Nor is one that does not come passed over for ever.
     let lock = client(SHORT).rwlock(&name);
     let begun = Instant::now();
     lock.read().unwrap().unlock().unwrap();
@@ -504,7 +517,9 @@ fn a_stopped_writer_is_waited_for_once() {
     });
     let took = begun.elapsed();
     assert!(took >= SHORT * 7, "{took:?}");
-    keeper.leaves();
+    server.cli(&["DEL", &name, &hold]);
+    let channel = format!("redisson_rwlock:{{{name}}}");
+    server.cli(&["PUBLISH", &channel, "0"]);
     waiting.recv_timeout(LONG).unwrap();
     writer.leaves();
     eventually("nothing is left", || server.keys().is_empty());
