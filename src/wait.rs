@@ -57,7 +57,7 @@ impl Deadline {
         let ends = began + response_timeout;
         Budget {
             until: self.or(ends),
-            callers: self.has_passed(ends),
+            callers: self.0.is_some_and(|at| at < ends),
         }
     }
 }
