@@ -26,7 +26,7 @@ use crate::owner::OwnerNumber;
 use crate::quorum::{self, Asked, Quorum};
 use crate::room::{Mode, Start};
 use crate::script::{self, Acquired, Released};
-use crate::subscriber::Subscription;
+use crate::subscriber::{POLL_CAP_UNHEARD, Subscription};
 use crate::wait::{self, BackOff, Budget, Deadline, Waiter};
 use crate::wire::{Ask, Family, Place};
 
@@ -404,7 +404,8 @@ impl<'a> Contender<'a> {
                     _ => {
                         // Not a park yet: the confirmation is waited for, and then it is asked again.
                         let heard = waiter.heard();
-                        if heard.listening && !engine.subscriber.is_refused() {
+                        let told = self.subscription.as_ref();
+                        if heard.listening && told.is_some_and(|told| !told.is_refused()) {
                             began = Instant::now();
                             continue;
                         }
@@ -439,7 +440,8 @@ impl<'a> Contender<'a> {
     /// The longest to park without asking.
     fn poll_cap(&self, parked: u32) -> Duration {
         let engine = self.engine();
-        let cap = engine.subscriber.poll_cap(parked);
+        let told = self.subscription.as_ref();
+        let cap = told.map_or(POLL_CAP_UNHEARD, |told| told.poll_cap(parked));
         if self.standing.is_some() {
             // Asking is what keeps the place.
             cap.min(engine.waiter_lease / 3)

@@ -10,7 +10,6 @@
 use std::collections::{HashMap, VecDeque};
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
@@ -37,20 +36,29 @@ const BACK_OFF: (Duration, Duration) = (Duration::from_millis(20), Duration::fro
 /// shows signs of life.
 const POLL_CAP: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(5));
 
-/// The same where the server does not let us subscribe.
-const POLL_CAP_UNHEARD: Duration = Duration::from_millis(100);
+/// The same for a channel to which the server does not let us subscribe.
+pub(crate) const POLL_CAP_UNHEARD: Duration = Duration::from_millis(100);
+
+/// How soon the server is asked again for a channel that it has refused: rights may be given later.
+const ASK_AGAIN: Duration = Duration::from_secs(1);
+
+/// How long a refusal is remembered that nobody has met since.
+const FORGET: Duration = Duration::from_secs(60);
+
+/// How many refusals are remembered for that long.
+const REFUSALS: usize = 1024;
 
 /// The channels that threads of this process wait on.
 pub(crate) struct Subscriber {
     state: Mutex<State>,
     turned: Condvar,
-    /// The server does not let this user subscribe.
-    refused: AtomicBool,
     process: Process,
 }
 
 struct State {
     wanted: HashMap<Arc<str>, Entry>,
+    /// Channels to which the server does not let this user subscribe, and when it was last asked.
+    refusals: HashMap<Arc<str>, Instant>,
     next_epoch: u64,
     live: Option<Live>,
     /// When the server last said anything on the live connection.
@@ -62,7 +70,17 @@ struct Entry {
     waiters: Vec<Arc<Waiter>>,
     /// Which subscription to this channel it is.
     epoch: u64,
+    /// SUBSCRIBE was sent and not answered.
+    asked: bool,
     confirmed: bool,
+    refused: bool,
+}
+
+impl Entry {
+    /// Whether it is settled what will be heard: all, or nothing.
+    fn is_listening(&self) -> bool {
+        self.confirmed || self.refused
+    }
 }
 
 struct Live {
@@ -159,28 +177,15 @@ impl Subscriber {
         Arc::new(Self {
             state: Mutex::new(State {
                 wanted: HashMap::new(),
+                refusals: HashMap::new(),
                 next_epoch: 0,
                 live: None,
                 heard_at: None,
                 stopped: false,
             }),
             turned: Condvar::new(),
-            refused: AtomicBool::new(false),
             process: Process::this(),
         })
-    }
-
-    /// Whether nothing will ever be heard, so that waiting means asking again and again.
-    pub(crate) fn is_refused(&self) -> bool {
-        self.refused.load(Ordering::Relaxed)
-    }
-
-    /// Whether the connection has shown signs of life lately.
-    pub(crate) fn is_alive(&self) -> bool {
-        self.state
-            .lock()
-            .heard_at
-            .is_some_and(|at| at.elapsed() < PING_AFTER * 2)
     }
 
     /// Whether anybody of this process listens to `channel`.
@@ -188,15 +193,17 @@ impl Subscriber {
         self.state.lock().wanted.contains_key(channel)
     }
 
-    /// The longest one who has parked so often may park without asking.
-    pub(crate) fn poll_cap(&self, parked: u32) -> Duration {
-        if self.is_refused() {
-            POLL_CAP_UNHEARD
-        } else if self.is_alive() {
-            (POLL_CAP.0 * 2_u32.saturating_pow(parked.saturating_sub(1).min(8))).min(POLL_CAP.1)
-        } else {
-            POLL_CAP.0
-        }
+    fn is_refused(&self, channel: &str) -> bool {
+        let state = self.state.lock();
+        state.wanted.get(channel).is_some_and(|entry| entry.refused)
+    }
+
+    /// Whether the connection has shown signs of life lately.
+    fn is_alive(&self) -> bool {
+        self.state
+            .lock()
+            .heard_at
+            .is_some_and(|at| at.elapsed() < PING_AFTER * 2)
     }
 
     /// How many channels are wanted.
@@ -213,24 +220,33 @@ impl Subscriber {
         let mut state = self.state.lock();
         let State {
             wanted,
+            refusals,
             next_epoch,
             live,
             ..
         } = &mut *state;
         let entry = wanted.entry(Arc::clone(channel)).or_insert_with(|| {
             *next_epoch += 1;
-            if let Some(live) = live {
-                live.subscribe(channel, *next_epoch, false);
-            }
+            let refused = refusals
+                .get(channel)
+                .is_some_and(|asked_at| asked_at.elapsed() < ASK_AGAIN);
+            let asked = match live {
+                Some(live) if !refused => {
+                    live.subscribe(channel, *next_epoch, false);
+                    true
+                }
+                _ => false,
+            };
             Entry {
                 waiters: Vec::new(),
                 epoch: *next_epoch,
+                asked,
                 confirmed: false,
+                refused,
             }
         });
         entry.waiters.push(Arc::clone(waiter));
-        let listening = entry.confirmed || self.is_refused();
-        waiter.set_listening(listening);
+        waiter.set_listening(entry.is_listening());
         drop(state);
         self.turned.notify_all();
         self.flush();
@@ -323,13 +339,16 @@ impl Subscriber {
         else {
             return;
         };
-        let was_refused = self.refused.swap(refusal.is_some(), Ordering::Relaxed);
-        if let Some(entry) = state
-            .wanted
+        let State {
+            wanted, refusals, ..
+        } = &mut *state;
+        if let Some(entry) = wanted
             .get_mut(&channel)
             .filter(|entry| entry.epoch == epoch)
         {
+            entry.asked = false;
             entry.confirmed = refusal.is_none();
+            entry.refused = refusal.is_some();
             // Under the mutex, or one who goes on to another channel could take it for that one's.
             for waiter in &entry.waiters {
                 waiter.set_listening(true);
@@ -338,16 +357,83 @@ impl Subscriber {
                 }
             }
         }
+        let had_refusals = !refusals.is_empty();
+        if refusal.is_some() {
+            refusals.insert(Arc::clone(&channel), Instant::now());
+        } else {
+            refusals.remove(&channel);
+        }
+        let has_refusals = !refusals.is_empty();
         drop(state);
         match refusal {
-            Some(err) if !was_refused => {
+            Some(err) if !had_refusals => {
                 report!(
                     Warn,
-                    "redis does not let this user subscribe ({err}); waiting threads ask again and again"
+                    "redis does not let this user subscribe to `{channel}` ({err}); threads that wait there ask again and again"
                 );
             }
-            None if was_refused => report!(Info, "redis lets this user subscribe again"),
+            None if had_refusals && !has_refusals => {
+                report!(Info, "redis lets this user subscribe again");
+            }
             _ => {}
+        }
+    }
+
+    /// Asks for the channels again that were refused a while ago, and forgets refusals that nobody meets any more.
+    fn ask_for_refused(&self) {
+        let mut state = self.state.lock();
+        let State {
+            wanted,
+            refusals,
+            live: Some(live),
+            ..
+        } = &mut *state
+        else {
+            return;
+        };
+        if refusals.is_empty() {
+            return;
+        }
+        let now = Instant::now();
+        let keep = if refusals.len() > REFUSALS {
+            ASK_AGAIN
+        } else {
+            FORGET
+        };
+        refusals.retain(|channel, asked_at| {
+            let age = now.saturating_duration_since(*asked_at);
+            if age < ASK_AGAIN {
+                return true;
+            }
+            match wanted.get_mut(channel).filter(|entry| entry.refused) {
+                Some(entry) => {
+                    *asked_at = now;
+                    entry.asked = true;
+                    live.subscribe(channel, entry.epoch, false);
+                    true
+                }
+                None => age < keep,
+            }
+        });
+        drop(state);
+        self.flush();
+    }
+}
+
+impl Subscription {
+    /// Whether the server does not let us listen, so that waiting means asking again and again.
+    pub(crate) fn is_refused(&self) -> bool {
+        self.subscriber.is_refused(&self.channel)
+    }
+
+    /// The longest one who has parked so often may park without asking.
+    pub(crate) fn poll_cap(&self, parked: u32) -> Duration {
+        if self.is_refused() {
+            POLL_CAP_UNHEARD
+        } else if self.subscriber.is_alive() {
+            (POLL_CAP.0 * 2_u32.saturating_pow(parked.saturating_sub(1).min(8))).min(POLL_CAP.1)
+        } else {
+            POLL_CAP.0
         }
     }
 }
@@ -364,11 +450,12 @@ impl Drop for Subscription {
                 .waiters
                 .retain(|waiter| !Arc::ptr_eq(waiter, &self.waiter));
             if entry.waiters.is_empty() {
+                let subscribed = entry.asked || entry.confirmed;
                 wanted.remove(&self.channel);
                 if wanted.is_empty() && wanted.capacity() > 1024 {
                     *wanted = HashMap::new();
                 }
-                if let Some(live) = live {
+                if let Some(live) = live.as_mut().filter(|_| subscribed) {
                     live.unsubscribe(&self.channel);
                 }
             }
@@ -445,7 +532,8 @@ impl Subscriber {
                 postponed: Vec::new(),
                 again_at: Instant::now(),
             };
-            for (channel, entry) in &state.wanted {
+            for (channel, entry) in &mut state.wanted {
+                entry.asked = true;
                 live.subscribe(channel, entry.epoch, anew);
             }
             state.live = Some(live);
@@ -457,6 +545,7 @@ impl Subscriber {
             if self.state.lock().ask_again() {
                 self.flush();
             }
+            self.ask_for_refused();
             match self.read(&mut reader) {
                 Ok(true) => asked_at = None,
                 Ok(false) => {
@@ -540,7 +629,7 @@ impl Subscriber {
         state.heard_at = None;
         let mut waiters = Vec::new();
         for entry in state.wanted.values_mut() {
-            entry.confirmed = false;
+            (entry.asked, entry.confirmed) = (false, false);
             waiters.extend(entry.waiters.iter().cloned());
         }
         drop(state);

@@ -51,20 +51,22 @@ impl<'a> Watch<'a> {
         stop: &dyn Fn() -> bool,
     ) -> Result<()> {
         let subscriber = &self.engine.subscriber;
-        let mut seen = before;
-        if self.subscription.is_none() {
+        let first = self.subscription.is_none();
+        if first {
             self.engine.start_subscriber()?;
             self.engine.closing.watch(&self.waiter);
             if let Some(token) = cancel {
                 token.watch(&self.waiter);
             }
-            self.subscription = Some(subscriber.subscribe(&self.channel, &self.waiter));
-            seen = self.waiter.heard();
-            if seen.listening && !subscriber.is_refused() {
-                return Ok(());
-            }
         }
-        let mut park = wait::jittered(subscriber.poll_cap(self.parked));
+        let subscription = self
+            .subscription
+            .get_or_insert_with(|| subscriber.subscribe(&self.channel, &self.waiter));
+        let seen = if first { self.waiter.heard() } else { before };
+        if first && seen.listening && !subscription.is_refused() {
+            return Ok(());
+        }
+        let mut park = wait::jittered(subscription.poll_cap(self.parked));
         self.parked += 1;
         if let Some(left) = left {
             // A key lives for the whole of its last millisecond.

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use redlatch::{Client, Config, Error, FairLock, FencedLock, LossReason, Mutex, SpinLock};
 
-use crate::contract::{Guard, Lock, Writing, nothing_is_left};
+use crate::contract::{Guard, Lock, Writing, nothing_is_left, open};
 use crate::faults::{LEASE, RESPONSE, SLACK, Told, client, config, fails, gets_nothing, in_time};
 use crate::support::{
     Proxy, Server, connection_to, eventually, free_port, logs, ms, unique, within,
@@ -517,7 +517,6 @@ fn a_watchdog_killed_over_and_over_goes_on_renewing() {
 fn a_user_who_may_not_listen_waits_by_asking() {
     // P1
     let logs = logs();
-    let said = "does not let this user subscribe";
     let server = Server::start();
     let () = server.ask(&[
         "ACL",
@@ -536,7 +535,7 @@ fn a_user_who_may_not_listen_waits_by_asking() {
         client(&url.replace(&server.port().to_string(), &proxy.port().to_string())),
     );
     let name = unique("deaf");
-    let before = logs.count(log::Level::Warn, said);
+    let said = format!("does not let this user subscribe to `redisson_lock__channel:{{{name}}}`");
     for _ in 0..3 {
         let guard = holder.mutex(&name).lock().unwrap();
         std::thread::scope(|scope| {
@@ -557,7 +556,7 @@ fn a_user_who_may_not_listen_waits_by_asking() {
         });
     }
     eventually("it is said once", || {
-        logs.count(log::Level::Warn, said) - before == 1
+        logs.count(log::Level::Warn, &said) == 1
     });
     assert_eq!(waiter.stats().subscriptions, 0);
     // The rights come back: so do the messages.
@@ -576,4 +575,80 @@ fn a_user_who_may_not_listen_waits_by_asking() {
         waiting.join().unwrap();
         assert!(waiter.stats().wakes > wakes);
     });
+}
+
+/// Closes a client in a panic, so that those who wait do not do so for ever.
+struct EndsWaits<'a>(&'a Client);
+
+impl Drop for EndsWaits<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.close(ms(1_000)).ok();
+        }
+    }
+}
+
+#[test]
+fn one_channel_that_is_refused_says_nothing_about_the_others() {
+    let logs = logs();
+    let server = Server::start();
+    let (good, bad) = (unique("good"), unique("bad"));
+    server.cli(&[
+        "ACL",
+        "SETUSER",
+        "picky",
+        "on",
+        ">pw",
+        "~*",
+        "+@all",
+        "resetchannels",
+        "&redisson_lock__channel:*",
+    ]);
+    let holder = open(&server);
+    let client = Client::open(server.url().replace("redis://", "redis://picky:pw@")).unwrap();
+    let latch = holder.latch(&bad);
+    assert!(latch.try_set_count(1).unwrap());
+    let subscriptions = || -> u64 {
+        let clients = server.clients_named("redlatch-subscriber");
+        clients.iter().map(|client| client.subscriptions).sum()
+    };
+    for rights_come_first in [false, true] {
+        let guard = holder.mutex(&good).lock().unwrap();
+        std::thread::scope(|scope| {
+            let _ends = EndsWaits(&client);
+            let refused = scope.spawn(|| client.latch(&bad).wait().unwrap());
+            eventually("it is refused", || client.stats().commands > 3);
+            let told = scope.spawn(|| drop(client.mutex(&good).lock().unwrap()));
+            eventually("the other one listens", || subscriptions() == 1);
+            // Latches are read with GET, locks are not.
+            let polls = || server.calls("get");
+            let asks = || server.calls("exists");
+            let (polled, asked) = (polls(), asks());
+            eventually("one asks again and again", || polls() > polled + 12);
+            let (polled, asked) = (polls() - polled, asks() - asked);
+            assert!(asked * 2 < polled, "{asked} and {polled}");
+            let wakes = client.stats().wakes;
+            guard.unlock().unwrap();
+            told.join().unwrap();
+            assert!(client.stats().wakes > wakes);
+            if rights_come_first {
+                let () = server.ask(&["ACL", "SETUSER", "picky", "allchannels"]);
+                eventually("it listens, too", || {
+                    let heard = server.ask::<(String, u64)>(&[
+                        "PUBSUB",
+                        "NUMSUB",
+                        &format!("redisson_countdownlatch__channel__{{{bad}}}"),
+                    ]);
+                    heard.1 == 1
+                });
+            }
+            latch.count_down().unwrap();
+            refused.join().unwrap();
+        });
+        latch.try_set_count(1).unwrap();
+    }
+    let said = || logs.count(log::Level::Warn, &bad);
+    eventually("it is said", || said() > 0);
+    assert_eq!(said(), 1);
+    eventually("nobody listens", || subscriptions() == 0);
 }
