@@ -35,7 +35,7 @@ use crate::semaphore::{self, Semaphore};
 use crate::spin_lock::SpinLock;
 use crate::stats::{Counters, Stats};
 use crate::stream::Endpoint;
-use crate::subscriber::{self, Subscriber, Subscription};
+use crate::subscriber::{self, Subscriber};
 use crate::wait::CancelToken;
 use crate::watchdog::{self, Agenda};
 use crate::wire::Family;
@@ -70,8 +70,6 @@ pub(crate) struct Engine {
     pub(crate) closing: CancelToken,
     /// Threads that may have an acquire under way.
     contenders: AtomicUsize,
-    /// Holds that may have kept the subscription of their contender.
-    lingering: Mutex<Vec<Arc<Hold>>>,
     watchdog: Thread,
     listener: Thread,
 }
@@ -228,21 +226,6 @@ impl Engine {
         }
     }
 
-    /// Leaves a subscription to be ended with its hold or by the watchdog, whoever is first: writing UNSUBSCRIBE takes
-    /// time that a thread which has just been granted the lock has better use for.
-    pub(crate) fn linger(&self, hold: &Arc<Hold>, subscription: Subscription) {
-        hold.keep_subscription(subscription);
-        self.lingering.lock().push(Arc::clone(hold));
-        self.agenda.tend_soon();
-    }
-
-    pub(crate) fn end_lingering(&self) {
-        let lingering = std::mem::take(&mut *self.lingering.lock());
-        for hold in lingering {
-            drop(hold.take_subscription());
-        }
-    }
-
     /// For how long after its first sending a request that has to count once may be sent again.
     pub(crate) fn replay(&self) -> Duration {
         REPLAY.max(2 * self.response_timeout)
@@ -283,7 +266,6 @@ impl Engine {
         while self.contenders.load(Ordering::SeqCst) > 0 && Instant::now() < until {
             std::thread::sleep(Duration::from_millis(1));
         }
-        self.end_lingering();
         self.agenda.stop();
         self.subscriber.stop();
         // They end within milliseconds, and what they have in hand is needed below.
@@ -415,7 +397,6 @@ impl Client {
                     process: Process::this(),
                     closing: CancelToken::new(),
                     contenders: AtomicUsize::new(0),
-                    lingering: Mutex::default(),
                     watchdog: Thread::default(),
                     listener: Thread::default(),
                 }),

@@ -657,7 +657,8 @@ impl<'a> Contender<'a> {
         // At once, or readers would go on letting this writer go first.
         drop(self.claim.take());
         if let Some(subscription) = self.subscription.take() {
-            engine.linger(&hold, subscription);
+            subscription.end_soon();
+            hold.keep_subscription(subscription);
         }
         let mut inside = self.gate.lock();
         inside.forget_contender(self.waiter.as_ref());

@@ -39,6 +39,11 @@ const POLL_CAP: (Duration, Duration) = (Duration::from_secs(1), Duration::from_s
 /// The same for a channel to which the server does not let us subscribe.
 pub(crate) const POLL_CAP_UNHEARD: Duration = Duration::from_millis(100);
 
+/// How long a subscription that nobody waits for is kept. It costs every release on its channel a few microseconds and
+/// has others believe that somebody waits here, so the next message after that ends it; without one, the thread does
+/// the next time it looks.
+const LINGER: Duration = Duration::from_millis(20);
+
 /// How soon the server is asked again for a channel that it has refused: rights may be given later.
 const ASK_AGAIN: Duration = Duration::from_secs(1);
 
@@ -60,6 +65,9 @@ struct State {
     /// Channels to which the server does not let this user subscribe, and when it was last asked.
     refusals: HashMap<Arc<str>, Instant>,
     next_epoch: u64,
+    next_id: u64,
+    /// Subscriptions that end soon, in the order of their ends.
+    lingering: VecDeque<(Instant, Arc<str>, u64)>,
     live: Option<Live>,
     /// When the server last said anything on the live connection.
     heard_at: Option<Instant>,
@@ -67,7 +75,8 @@ struct State {
 }
 
 struct Entry {
-    waiters: Vec<Arc<Waiter>>,
+    /// By the number of their subscription; those that linger, too.
+    waiters: Vec<(u64, Arc<Waiter>)>,
     /// Which subscription to this channel it is.
     epoch: u64,
     /// SUBSCRIBE was sent and not answered.
@@ -165,11 +174,42 @@ impl State {
     }
 }
 
-/// One thread's interest in a channel; ends when dropped.
+/// What has been read.
+#[derive(PartialEq, Eq)]
+enum Read {
+    Message,
+    Answer,
+}
+
+/// One thread's interest in a channel; ends when dropped, unless it [was left](Subscription::leave).
 pub(crate) struct Subscription {
     subscriber: Arc<Subscriber>,
     channel: Arc<str>,
-    waiter: Arc<Waiter>,
+    id: u64,
+    left: bool,
+}
+
+impl State {
+    /// Ends a subscription, if it has not ended; `true` if there is something to be flushed.
+    fn end(&mut self, channel: &Arc<str>, id: u64) -> bool {
+        let Some(entry) = self.wanted.get_mut(channel) else {
+            return false;
+        };
+        entry.waiters.retain(|(its, _)| *its != id);
+        if !entry.waiters.is_empty() {
+            return false;
+        }
+        let subscribed = entry.asked || entry.confirmed;
+        self.wanted.remove(channel);
+        if self.wanted.is_empty() && self.wanted.capacity() > 1024 {
+            self.wanted = HashMap::new();
+        }
+        let Some(live) = self.live.as_mut().filter(|_| subscribed) else {
+            return false;
+        };
+        live.unsubscribe(channel);
+        true
+    }
 }
 
 impl Subscriber {
@@ -179,6 +219,8 @@ impl Subscriber {
                 wanted: HashMap::new(),
                 refusals: HashMap::new(),
                 next_epoch: 0,
+                next_id: 0,
+                lingering: VecDeque::new(),
                 live: None,
                 heard_at: None,
                 stopped: false,
@@ -190,7 +232,11 @@ impl Subscriber {
 
     /// Whether anybody of this process listens to `channel`.
     pub(crate) fn listens_to(&self, channel: &str) -> bool {
-        self.state.lock().wanted.contains_key(channel)
+        let state = self.state.lock();
+        state
+            .wanted
+            .get(channel)
+            .is_some_and(|entry| !entry.refused)
     }
 
     fn is_refused(&self, channel: &str) -> bool {
@@ -222,9 +268,12 @@ impl Subscriber {
             wanted,
             refusals,
             next_epoch,
+            next_id,
             live,
             ..
         } = &mut *state;
+        *next_id += 1;
+        let id = *next_id;
         let entry = wanted.entry(Arc::clone(channel)).or_insert_with(|| {
             *next_epoch += 1;
             let refused = refusals
@@ -245,7 +294,7 @@ impl Subscriber {
                 refused,
             }
         });
-        entry.waiters.push(Arc::clone(waiter));
+        entry.waiters.push((id, Arc::clone(waiter)));
         waiter.set_listening(entry.is_listening());
         drop(state);
         self.turned.notify_all();
@@ -253,7 +302,8 @@ impl Subscriber {
         Subscription {
             subscriber: Arc::clone(self),
             channel: Arc::clone(channel),
-            waiter: Arc::clone(waiter),
+            id,
+            left: false,
         }
     }
 
@@ -308,7 +358,7 @@ impl Subscriber {
             None => return,
         };
         drop(state);
-        for waiter in told {
+        for (_, waiter) in told {
             waiter.message();
         }
     }
@@ -350,7 +400,7 @@ impl Subscriber {
             entry.confirmed = refusal.is_none();
             entry.refused = refusal.is_some();
             // Under the mutex, or one who goes on to another channel could take it for that one's.
-            for waiter in &entry.waiters {
+            for (_, waiter) in &entry.waiters {
                 waiter.set_listening(true);
                 if anew {
                     waiter.message();
@@ -377,6 +427,26 @@ impl Subscriber {
             }
             _ => {}
         }
+    }
+
+    /// Ends what has lingered for long enough, and says whether anything still does.
+    fn end_lingering(&self) -> bool {
+        let mut state = self.state.lock();
+        let now = Instant::now();
+        let mut flushes = false;
+        while let Some((at, channel, id)) = state.lingering.pop_front() {
+            if now < at {
+                state.lingering.push_front((at, channel, id));
+                break;
+            }
+            flushes |= state.end(&channel, id);
+        }
+        let lingers = !state.lingering.is_empty();
+        drop(state);
+        if flushes {
+            self.flush();
+        }
+        lingers
     }
 
     /// Asks for the channels again that were refused a while ago, and forgets refusals that nobody meets any more.
@@ -421,6 +491,21 @@ impl Subscriber {
 }
 
 impl Subscription {
+    /// Has it end a little later, unless it is dropped before. Nothing is written now, and whoever subscribes to the
+    /// channel in the meantime need not do so either.
+    pub(crate) fn end_soon(&self) {
+        let record = (Instant::now() + LINGER, Arc::clone(&self.channel), self.id);
+        self.subscriber.state.lock().lingering.push_back(record);
+    }
+
+    /// Ends it as [`end_soon`](Self::end_soon) does.
+    pub(crate) fn leave(mut self) {
+        if !self.subscriber.process.is_copy() {
+            self.end_soon();
+            self.left = true;
+        }
+    }
+
     /// Whether the server does not let us listen, so that waiting means asking again and again.
     pub(crate) fn is_refused(&self) -> bool {
         self.subscriber.is_refused(&self.channel)
@@ -443,25 +528,12 @@ impl Drop for Subscription {
         if self.subscriber.process.is_copy() {
             return;
         }
-        let mut state = self.subscriber.state.lock();
-        let State { wanted, live, .. } = &mut *state;
-        if let Some(entry) = wanted.get_mut(&self.channel) {
-            entry
-                .waiters
-                .retain(|waiter| !Arc::ptr_eq(waiter, &self.waiter));
-            if entry.waiters.is_empty() {
-                let subscribed = entry.asked || entry.confirmed;
-                wanted.remove(&self.channel);
-                if wanted.is_empty() && wanted.capacity() > 1024 {
-                    *wanted = HashMap::new();
-                }
-                if let Some(live) = live.as_mut().filter(|_| subscribed) {
-                    live.unsubscribe(&self.channel);
-                }
+        if !self.left {
+            let flushes = self.subscriber.state.lock().end(&self.channel, self.id);
+            if flushes {
+                self.subscriber.flush();
             }
         }
-        drop(state);
-        self.subscriber.flush();
     }
 }
 
@@ -479,6 +551,7 @@ fn listen_until_stopped(engine: &Arc<Engine>) {
     let mut back_off = BACK_OFF.0;
     let mut anew = false;
     loop {
+        subscriber.end_lingering();
         {
             let mut state = subscriber.state.lock();
             while state.wanted.is_empty() && !state.stopped {
@@ -541,14 +614,23 @@ impl Subscriber {
         }
         self.flush();
         let mut asked_at = None;
+        let mut message_at: Option<Instant> = None;
         loop {
+            let lingers = self.end_lingering();
             if self.state.lock().ask_again() {
                 self.flush();
             }
             self.ask_for_refused();
-            match self.read(&mut reader) {
-                Ok(true) => asked_at = None,
-                Ok(false) => {
+            // A wait that a message has ended leaves a subscription behind a moment later.
+            let soon = lingers || message_at.is_some_and(|at| at.elapsed() < 3 * LINGER);
+            match self.read(&mut reader, if soon { LINGER } else { SLICE }) {
+                Ok(Some(read)) => {
+                    asked_at = None;
+                    if read == Read::Message {
+                        message_at = Some(Instant::now());
+                    }
+                }
+                Ok(None) => {
                     let mut state = self.state.lock();
                     if state.stopped {
                         return stream::timed_out("the client is closed");
@@ -579,10 +661,10 @@ impl Subscriber {
         }
     }
 
-    /// Reads one reply; `false` if there was none for a while.
-    fn read(&self, reader: &mut Reader) -> Result<bool, RedisError> {
-        let Some(reply) = reader.read(SLICE, &mut || {})? else {
-            return Ok(false);
+    /// Reads one reply; `None` if there was none for so long.
+    fn read(&self, reader: &mut Reader, slice: Duration) -> Result<Option<Read>, RedisError> {
+        let Some(reply) = reader.read(slice, &mut || {})? else {
+            return Ok(None);
         };
         self.state.lock().heard_at = Some(Instant::now());
         let parts = match reply.extract_error() {
@@ -590,17 +672,17 @@ impl Subscriber {
             // PONG comes bare while nothing is subscribed.
             Ok(_) => {
                 self.answered(None);
-                return Ok(true);
+                return Ok(Some(Read::Answer));
             }
             Err(err) if is_refusal(&err) => {
                 self.answered(Some(&err));
-                return Ok(true);
+                return Ok(Some(Read::Answer));
             }
             // It is busy, which another connection would not change.
             Err(err) if is_transient(&err) => {
                 report!(Debug, "subscribing: {err}; asking again");
                 self.postpone();
-                return Ok(true);
+                return Ok(Some(Read::Answer));
             }
             Err(err) => return Err(err),
         };
@@ -609,6 +691,7 @@ impl Subscriber {
                 if let Ok(channel) = std::str::from_utf8(channel) {
                     self.message(channel);
                 }
+                return Ok(Some(Read::Message));
             }
             [Value::BulkString(kind), ..]
                 if [&b"subscribe"[..], b"unsubscribe", b"pong"].contains(&&kind[..]) =>
@@ -617,7 +700,7 @@ impl Subscriber {
             }
             _ => {}
         }
-        Ok(true)
+        Ok(Some(Read::Answer))
     }
 
     /// Forgets the connection; nobody is listening until there is another.
@@ -630,7 +713,7 @@ impl Subscriber {
         let mut waiters = Vec::new();
         for entry in state.wanted.values_mut() {
             (entry.asked, entry.confirmed) = (false, false);
-            waiters.extend(entry.waiters.iter().cloned());
+            waiters.extend(entry.waiters.iter().map(|(_, waiter)| Arc::clone(waiter)));
         }
         drop(state);
         for waiter in waiters {

@@ -80,3 +80,12 @@ impl<'a> Watch<'a> {
         Ok(())
     }
 }
+
+impl Drop for Watch<'_> {
+    fn drop(&mut self) {
+        // Whoever goes on with what it waited for need not write UNSUBSCRIBE first.
+        if let Some(subscription) = self.subscription.take() {
+            subscription.leave();
+        }
+    }
+}

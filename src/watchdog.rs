@@ -315,7 +315,6 @@ impl Watchdog {
                 Instant::now() + engine.connect_timeout.min(lease / 10),
                 &mut || self.lookout.look(Duration::ZERO),
             );
-            engine.end_lingering();
             let rooms = engine.gates.sweep(Instant::now()).left;
             if releases || rooms {
                 engine.agenda.tend_soon();

@@ -871,6 +871,49 @@ fn a_thread_that_cannot_be_started_is_not_put_down_to_redis() {
 // ---------------------------------------------------------------------------------------------------------------------
 
 #[test]
+fn a_wait_leaves_its_subscription_to_the_next() {
+    const WAITS: u64 = 20;
+    let server = Server::start();
+    let client = open(&server);
+    let latch = client.latch("latch");
+    assert!(latch.try_set_count(1).unwrap());
+    let (plain, expirable) = (client.semaphore("sem"), client.expirable_semaphore("xsem"));
+    let subscriptions = || (server.calls("subscribe"), server.calls("unsubscribe"));
+    let waits: [(&str, &dyn Fn() -> bool); 3] = [
+        ("latch", &|| latch.wait_for(ms(10)).unwrap()),
+        ("semaphore", &|| {
+            plain.try_acquire_for(ms(10)).unwrap().is_some()
+        }),
+        ("expirable semaphore", &|| {
+            expirable.try_acquire_for(ms(10)).unwrap().is_some()
+        }),
+    ];
+    for (what, wait) in waits {
+        let before = subscriptions();
+        for _ in 0..WAITS {
+            assert!(!wait(), "{what}");
+        }
+        let subscribed = subscriptions().0 - before.0;
+        assert!(subscribed < WAITS / 2, "{what}: {subscribed}");
+        eventually("nobody listens", || {
+            let (subscribed, unsubscribed) = subscriptions();
+            client.stats().subscriptions == 0 && subscribed == unsubscribed
+        });
+    }
+    // What it was left for is told to the next.
+    let before = server.calls("subscribe");
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| latch.wait().unwrap());
+        eventually("it listens", || client.stats().subscriptions == 1);
+        let rescues = client.stats().poll_rescues;
+        open(&server).latch("latch").count_down().unwrap();
+        waiting.join().unwrap();
+        assert_eq!(client.stats().poll_rescues, rescues);
+    });
+    assert!(server.calls("subscribe") <= before + 1);
+}
+
+#[test]
 fn processes_exclude_each_other() {
     let server = Server::start();
     let name = unique("procs");
