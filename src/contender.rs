@@ -70,11 +70,11 @@ struct Standing {
     number: OwnerNumber,
     /// Its name in the line: the owner of the first question. Later ones have other owners if need be.
     ticket: String,
-    /// A question under `number` is on its way, or its outcome is unknown.
+    /// A question under `number` is on its way, or may have been carried out without an answer.
     spent: bool,
     /// Redis has said that somebody is ahead of it, and so has put it into the line.
     stood: bool,
-    /// More than one question was sent where one should have done.
+    /// A question may have been carried out without an answer, and another was asked.
     doubtful: bool,
 }
 
@@ -200,7 +200,8 @@ impl<'a> Contender<'a> {
         let clean = if self.done {
             !standing.doubtful
         } else {
-            !standing.stood && !standing.spent
+            // Without a connection questions are made and not sent, and there is nothing to take back.
+            !standing.stood && !standing.spent && !standing.doubtful
         };
         if clean {
             return;
@@ -320,7 +321,7 @@ impl<'a> Contender<'a> {
         if self.lock.quorum.is_some() {
             return;
         }
-        let (attempt, hold) = self.question(1);
+        let (attempt, hold) = self.question();
         match self.engine().link.send_ahead(attempt) {
             Some(ahead) => self.ahead = Some((ahead, hold)),
             // Nothing was sent under its number.
@@ -458,7 +459,7 @@ impl<'a> Contender<'a> {
     }
 
     /// One question to Redis, the first or a later one of an attempt.
-    fn question(&mut self, sendings: u32) -> (Attempt, Arc<Hold>) {
+    fn question(&mut self) -> (Attempt, Arc<Hold>) {
         let (engine, terms, mode) = (self.engine(), self.terms, self.lock.mode);
         let tokens = self.tokens();
         let yields = self
@@ -472,9 +473,9 @@ impl<'a> Contender<'a> {
         let owner = engine.owners.id(number);
         let place = match standing {
             Some(standing) => {
+                standing.doubtful |= standing.spent;
                 standing.number = number;
                 standing.spent = true;
-                standing.doubtful |= sendings > 1;
                 Place {
                     ticket: &standing.ticket,
                     keep: engine.waiter_lease,
@@ -525,17 +526,28 @@ impl<'a> Contender<'a> {
         let yields = self.yields();
         let (lock, patience) = (self.lock, self.patience);
         let (ahead, mut asked) = self.ahead.take().unzip();
-        let mut sendings = u32::from(ahead.is_some());
         let mut attempt = || {
-            sendings += 1;
-            let (attempt, hold) = self.question(sendings);
+            let (attempt, hold) = self.question();
             asked = Some(hold);
             attempt
         };
+        let mut may_have_run = false;
         let stop = || lock.must_stop(patience);
-        let answer = match engine.link.call(budget.until, &stop, ahead, &mut attempt) {
+        let answer = engine.link.call_and_say(
+            budget.until,
+            &stop,
+            ahead,
+            &mut attempt,
+            &mut may_have_run,
+        );
+        let answer = match answer {
             Ok(answer) => answer,
-            Err(fault) => return self.unanswered(budget, fault),
+            Err(fault) => {
+                if let Some(standing) = &mut self.standing {
+                    standing.spent = may_have_run;
+                }
+                return self.unanswered(budget, fault);
+            }
         };
         let acquired = match self.lock.mode {
             Mode::Exclusive => script::acquired(answer.value).map(|acquired| (acquired, None)),

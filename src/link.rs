@@ -264,6 +264,19 @@ impl Link {
         ahead: Option<Ahead>,
         attempt: &mut dyn FnMut() -> Attempt,
     ) -> Result<Answer, Fault> {
+        self.call_and_say(until, stop, ahead, attempt, &mut false)
+    }
+
+    /// The same; without an answer it says whether the last command that was made `may_have_run`, or may yet run.
+    pub(crate) fn call_and_say(
+        &self,
+        until: Instant,
+        stop: &dyn Fn() -> bool,
+        ahead: Option<Ahead>,
+        attempt: &mut dyn FnMut() -> Attempt,
+        may_have_run: &mut bool,
+    ) -> Result<Answer, Fault> {
+        *may_have_run = false;
         let mut pause = Duration::ZERO; // the first connection may just have been idle for too long
         let (mut call, mut sent) = match ahead {
             Some(ahead) => (ahead.call, Some(ahead.generation)),
@@ -281,12 +294,18 @@ impl Link {
                     generation
                 }
             };
+            // A script that ends with an error may have got some way.
+            *may_have_run = true;
             let why = match self.wait(&call, until, stop) {
                 Ok((value, sent_at)) => match value.extract_error() {
                     Ok(value) => return Ok(Answer { value, sent_at }),
-                    Err(err) if is_unknown_script(&err) && !call.go_whole() => continue,
+                    Err(err) if is_unknown_script(&err) && !call.go_whole() => {
+                        *may_have_run = false;
+                        continue;
+                    }
                     // Refused commands have not run. A replica wants another connection: its master is elsewhere.
                     Err(err) if is_transient(&err) => {
+                        *may_have_run = false;
                         if err.kind() == ErrorKind::Server(ServerErrorKind::ReadOnly) {
                             self.leave(generation, &err);
                         }
@@ -302,6 +321,7 @@ impl Link {
                     match fault {
                         WaitFault::Broken(err) => {
                             call = Call::attempt(attempt());
+                            *may_have_run = false;
                             err
                         }
                         WaitFault::TimedOut => {

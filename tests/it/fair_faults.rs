@@ -363,6 +363,48 @@ fn a_question_that_arrives_late_takes_nothing_from_its_sender() {
     assert_eq!(net.client.stats().lost, 0);
 }
 
+// I4: what was never sent is not taken back, nor what the server has refused to carry out.
+#[test]
+fn trying_again_and_again_leaves_nothing_to_be_sent_later() {
+    const TRIES: u64 = 150;
+    let mut server = Server::start();
+    let client = open(&server);
+    let lock = client.fair_lock(&unique("backlog"));
+    let scripts = |server: &Server| server.calls("evalsha") + server.calls("eval");
+    lock.lock().unwrap().unlock().unwrap();
+    server.kill();
+    for _ in 0..TRIES {
+        assert!(lock.try_lock_for(ms(1)).is_err());
+    }
+    server.restart();
+    lock.lock().unwrap().unlock().unwrap();
+    // What is kept for the next connection is sent on it first.
+    let sent = scripts(&server);
+    assert!(sent < TRIES / 10, "{sent} scripts");
+
+    server.cli(&["CONFIG", "SET", "lua-time-limit", "10"]);
+    thread::scope(|scope| {
+        let busy = scope.spawn(|| server.try_ask::<()>(&["EVAL", "while true do end", "0"]));
+        let mut con = server.connection();
+        let is_busy = |con: &mut redis::Connection| {
+            let ping = redis::cmd("PING").query::<String>(con);
+            ping.is_err_and(|err| err.code() == Some("BUSY"))
+        };
+        eventually("it is busy", || is_busy(&mut con));
+        for _ in 0..TRIES / 3 {
+            assert!(lock.try_lock_for(ms(2)).is_err());
+        }
+        let () = redis::cmd("SCRIPT").arg("KILL").query(&mut con).unwrap();
+        assert!(busy.join().unwrap().is_err());
+    });
+    lock.lock().unwrap().unlock().unwrap();
+    // What is left is sent now.
+    client.close(LONG).unwrap();
+    let sent = scripts(&server) - sent;
+    assert!(sent < TRIES / 10, "{sent} scripts");
+    nothing_left(&server);
+}
+
 // L1: a message that never comes costs a poll cap at most.
 #[test]
 fn a_lost_message_is_made_good() {
