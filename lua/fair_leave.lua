@@ -17,8 +17,9 @@ local ticket = ARGV[1]
 redis.call('llen', queue)
 
 local left = redis.call('zrem', timeouts, ticket)
-if left == 1 then
-  redis.call('lrem', queue, 1, ticket)
+-- In different numbers where one of the two keys was evicted or deleted: Redisson never purges a place without a timeout.
+if left == 1 or redis.call('zcard', timeouts) ~= redis.call('llen', queue) then
+  left = math.max(left, redis.call('lrem', queue, 1, ticket))
 end
 if redis.call('exists', lock) == 1 then
   return left

@@ -1042,12 +1042,23 @@ fn leaving_purges_nobody_while_the_lock_is_held() {
     fair.drop_timeout(D);
     assert!(fair.leave(C));
     assert_eq!(fair.queue(), [B, D]);
-    // A place without a timeout is for a purge to end.
-    assert!(!fair.leave(D));
-    assert_eq!(fair.queue(), [B, D]);
     // Late, but still there.
     assert!(fair.leave(B));
     assert_eq!(fair.queue(), [D]);
+}
+
+// R8: Redisson, which never purges a place without a timeout, would wait behind it for ever.
+#[test]
+fn leaving_takes_a_place_along_that_has_lost_its_timeout() {
+    let mut fair = Fair::start();
+    fair.queued(&[B, C, D]);
+    let () = fair.server.ask(&["DEL", &fair.timeouts_key()]);
+    for (ticket, left) in [(C, [B, D].as_slice()), (B, &[D]), (D, &[])] {
+        assert!(fair.leave(ticket));
+        assert_eq!(fair.queue(), left);
+        assert!(!fair.leave(ticket));
+        assert_eq!(fair.queue(), left);
+    }
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
