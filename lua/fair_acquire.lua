@@ -8,21 +8,27 @@
 -- ARGV[2]  lease_ms   integer > 0; how long the hold lives unless renewed
 -- ARGV[3]  ticket     the waiter's name in the queue, mostly the owner
 -- ARGV[4]  waiter_ms  integer; how long its place lives unless refreshed by asking again; 0: never queue
--- ARGV[5]  stood      '1' if this ticket has stood in the queue before, else '0'
+-- ARGV[5]  stood      '0': this ticket has no place yet; '1': it has one; '2': it has been told that its place is lost
 --
 -- Returns  nil        taken, with a count of one; the ticket is out of the queue
 --          n >= 0     not now; asking again is worth it after n ms
 --          -1         not now; somebody holds it without a lease
+--          -3         not now, and the place is lost: '2' gets it back
 --
--- Keeps    what lock_acquire keeps; the order of live waiters; a later timeout as it is; the place, if the
---          lock cannot be taken; run twice it is as if only the second had run
+-- Keeps    what lock_acquire keeps; the order of live waiters; a later timeout as it is, unless Redisson was the reason
+--          for it and is not any more; the place, if the lock cannot be taken; run twice it is as if only the second had run
 local lock, queue, timeouts, channel = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local owner, lease_ms, ticket = ARGV[1], ARGV[2], ARGV[3]
-local waiter_ms, stood = tonumber(ARGV[4]), ARGV[5] == '1'
+local waiter_ms, stood = tonumber(ARGV[4]), ARGV[5] ~= '0'
+
+-- How long Redisson's waiters live unless told otherwise, and how long the keys outlive the last place.
+local REDISSON, KEEP = 300000, 3600000
+-- The fraction of a millisecond that marks a timeout as a grace.
+local GRACE = 1 / 2048
 
 -- First, because they refuse keys of another type.
 local mine = redis.call('hexists', lock, owner) == 1
-local timeout = redis.call('zscore', timeouts, ticket)
+local timeout = tonumber(redis.call('zscore', timeouts, ticket))
 local head = redis.call('lindex', queue, 0)
 
 local left_ms = redis.call('pttl', lock)
@@ -34,28 +40,73 @@ if not mine then
   end
   local time = redis.call('time')
   now = time[1] * 1000 + math.floor(time[2] / 1000)
+  local silent
   -- A head without a timeout is dead too: nothing else would ever end it.
   while head and head ~= ticket do
     head_dies_at = tonumber(redis.call('zscore', timeouts, head) or 0)
     if head_dies_at > now then
       break
     end
+    if silent == nil then
+      local latest = tonumber(redis.call('zrevrange', timeouts, 0, 0, 'withscores')[2] or 0)
+      silent = latest <= now and redis.call('llen', queue) > 1
+    end
+    -- Not one of them has been heard of: the server may have been stopped, or all of them. Whoever lives asks within a third
+    -- of its lease. The head gets that time once, and they keep their order.
+    if silent and head_dies_at % 1 ~= GRACE then
+      head_dies_at = now + math.ceil((waiter_ms > 0 and waiter_ms or 10000) / 3) + GRACE
+      redis.pcall('zadd', timeouts, string.format('%.10f', head_dies_at), head)
+      redis.call('pexpire', timeouts, KEEP)
+      break
+    end
+    silent = false
     redis.call('lpop', queue)
     redis.call('zrem', timeouts, head)
     head = redis.call('lindex', queue, 0)
   end
 end
 
+-- A timeout that Redisson may lower has the time of its last refresh in its fraction, in steps of 4 s: 1/1024 to 1023/1024.
+local STEP = 1 / 1024
+local mark = now and (math.floor(now / 4000) % 1023 + 1) * STEP
+
+local place = head == ticket or timeout
+-- In different numbers where one of the two keys was evicted or deleted: the place may be there without the
+-- timeout, or the other way round.
+if not mine and head ~= ticket and (stood or timeout) then
+  local timed, places = redis.call('zcard', timeouts), redis.call('llen', queue)
+  if timed ~= places then
+    local all = redis.call('lrange', queue, 0, -1)
+    place = false
+    for _, other in ipairs(all) do
+      place = place or other == ticket
+    end
+    -- Redisson does not purge a place without a timeout, nor finds its own.
+    if timed < places and waiter_ms > 0 then
+      local until_then = string.format('%.10f', now + waiter_ms + REDISSON + mark)
+      for from = 1, places, 500 do
+        local scores = {}
+        for i = from, math.min(from + 499, places) do
+          scores[#scores + 1] = until_then
+          scores[#scores + 1] = all[i]
+        end
+        redis.call('zadd', timeouts, 'nx', unpack(scores))
+      end
+      timeout = timeout or place and tonumber(until_then)
+    end
+  end
+end
+
 -- Only heads are purged: one that comes back after all was next.
-local purged = stood and not timeout
-if mine or free and (not head or head == ticket or purged) then
+local lost = stood and not place and not timeout
+if mine or free and (not head or head == ticket or lost and ARGV[5] == '2') then
   redis.call('hset', lock, owner, 1)
   local kept = redis.pcall('pexpire', lock, lease_ms)
   if type(kept) == 'table' then
     redis.call('hdel', lock, owner)
     return kept
   end
-  if timeout or head == ticket then
+  if timeout or place then
     redis.call('lrem', queue, 1, ticket)
     redis.call('zrem', timeouts, ticket)
   end
@@ -68,41 +119,68 @@ if mine or free and (not head or head == ticket or purged) then
 end
 
 if waiter_ms > 0 then
-  local place = head == ticket or timeout
-  -- In different numbers where one of the two keys was evicted or deleted: the place may be there without the
-  -- timeout, or the other way round.
-  if head ~= ticket and (stood or timeout) and redis.call('zcard', timeouts) ~= redis.call('llen', queue) then
-    place = false
-    for _, other in ipairs(redis.call('lrange', queue, 0, -1)) do
-      place = place or other == ticket
-    end
+  -- It may also be that the waiter has left, and this question was sent before and comes late. Who still waits asks again.
+  if lost and ARGV[5] == '1' then
+    return -3
+  end
+  -- The same timeout as if refreshed now.
+  local function refreshed(at)
+    local steps = (mark / STEP - math.floor(at % 1 / STEP)) % 1023
+    return math.max(math.floor(at) + steps * 4000, now + waiter_ms) + mark
   end
   local dies_at = now + waiter_ms
   if timeout then
-    dies_at = math.max(dies_at, tonumber(timeout))
-  elseif not place and not purged then
+    if timeout % 1 < STEP then
+      dies_at = math.max(dies_at, math.floor(timeout))
+    elseif head ~= ticket then
+      dies_at = refreshed(timeout)
+    end
+  elseif not place and not lost then
     local tail = redis.call('lindex', queue, -1)
     local tail_dies_at = tonumber(tail and redis.call('zscore', timeouts, tail) or 0)
-    -- Only waiters with a longer patience live that long, mostly Redisson's. When one of them takes the lock it lowers all behind it by its own wait,
-    -- so we add to its sum. Half a millisecond marks a sum with us in it: the next of us adds nothing, or it would
-    -- grow with each of us and never shrink.
-    if tail_dies_at > now + waiter_ms then
-      dies_at = tail_dies_at % 1 == 0 and tail_dies_at + waiter_ms + 0.5 or tail_dies_at
+    -- Only waiters with a longer patience live that long, mostly Redisson's. When one of them takes the lock it lowers all
+    -- behind it by its own wait, so we add to its sum, once, what the first of them may have waited for already. The mark
+    -- goes over to those behind us, Redisson's too: they have it in their sums.
+    if tail_dies_at % 1 >= STEP then
+      dies_at = refreshed(tail_dies_at)
+    elseif tail_dies_at > dies_at then
+      dies_at = math.floor(tail_dies_at) + waiter_ms + REDISSON + mark
     end
   end
-  if not place then
-    redis.call(purged and 'lpush' or 'rpush', queue, ticket)
+  if not place and not lost then
+    redis.call('rpush', queue, ticket)
+  elseif not place then
+    -- Those of one client know by their numbers who came first.
+    local client, number = string.match(ticket, '^(.*:)(%d+)$')
+    local before
+    for _, other in ipairs(client and redis.call('lrange', queue, 0, 255) or {}) do
+      local its_client, its_number = string.match(other, '^(.*:)(%d+)$')
+      if its_client ~= client or tonumber(its_number) > tonumber(number) then
+        break
+      end
+      before = other
+    end
+    if before then
+      redis.call('linsert', queue, 'after', before, ticket)
+    else
+      redis.call('lpush', queue, ticket)
+    end
   end
   -- The timeout after the place: a place without a timeout is purged, the opposite could last.
   -- What a process that was killed leaves behind goes an hour after its last neighbour.
-  local keep_ms = string.format('%.0f', waiter_ms + 3600000)
+  local keep_ms = string.format('%.0f', waiter_ms + KEEP)
   redis.call('pexpire', queue, keep_ms)
-  redis.call('zadd', timeouts, string.format('%.1f', dies_at), ticket)
+  redis.call('zadd', timeouts, string.format('%.10f', dies_at), ticket)
   redis.call('pexpire', timeouts, keep_ms)
 end
 
 if not free then
   return left_ms
+end
+-- Nobody ahead of it can lower its timeout any more.
+if waiter_ms > 0 and head_dies_at % 1 >= STEP and head_dies_at > now + waiter_ms then
+  head_dies_at = now + waiter_ms
+  redis.call('zadd', timeouts, string.format('%.0f', head_dies_at), head)
 end
 -- Its wake-up may be lost, or be on its way.
 redis.pcall('publish', channel .. ':' .. head, '0')

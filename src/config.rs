@@ -108,8 +108,8 @@ impl Config {
     /// How long a waiter of a fair lock keeps its place in the line if it is not heard of.
     ///
     /// A waiting thread asks again about every third of it. A process that dies in line holds up those behind it for at
-    /// most this long once it is their turn; one that is stopped for longer goes back to the head of the line when it
-    /// runs again. It is also how long a reader lets waiting writers go first. From 100 ms to 60 s. Default: 10 s.
+    /// most this long once it is their turn, a third longer if nobody in it is heard of; one that is stopped for longer
+    /// goes back to the head of the line when it runs again. It is also how long a reader lets waiting writers go first. From 100 ms to 60 s. Default: 10 s.
     ///
     /// Redisson's waiters stay for 300 s times their position.
     #[must_use]

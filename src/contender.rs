@@ -28,7 +28,7 @@ use crate::room::{Mode, Start};
 use crate::script::{self, Acquired, Released};
 use crate::subscriber::{POLL_CAP_UNHEARD, Subscription};
 use crate::wait::{self, BackOff, Budget, Deadline, Waiter};
-use crate::wire::{Ask, Family, Place};
+use crate::wire::{Ask, Family, Place, Stood};
 
 /// How long a process that has had its turn lets others go first.
 ///
@@ -72,8 +72,7 @@ struct Standing {
     ticket: String,
     /// A question under `number` is on its way, or may have been carried out without an answer.
     spent: bool,
-    /// Redis has said that somebody is ahead of it, and so has put it into the line.
-    stood: bool,
+    stood: Stood,
     /// A question may have been carried out without an answer, and another was asked.
     doubtful: bool,
 }
@@ -144,7 +143,7 @@ impl<'a> Contender<'a> {
                     number,
                     ticket: engine.owners.id(number),
                     spent: false,
-                    stood: false,
+                    stood: Stood::Never,
                     doubtful: false,
                 })
             }
@@ -201,7 +200,7 @@ impl<'a> Contender<'a> {
             !standing.doubtful
         } else {
             // Without a connection questions are made and not sent, and there is nothing to take back.
-            !standing.stood && !standing.spent && !standing.doubtful
+            standing.stood == Stood::Never && !standing.spent && !standing.doubtful
         };
         if clean {
             return;
@@ -485,7 +484,7 @@ impl<'a> Contender<'a> {
             None => Place {
                 ticket: &owner,
                 keep: Duration::ZERO,
-                stood: false,
+                stood: Stood::Never,
             },
         };
         let request = self.gate.wire.acquire(&Ask {
@@ -533,13 +532,10 @@ impl<'a> Contender<'a> {
         };
         let mut may_have_run = false;
         let stop = || lock.must_stop(patience);
-        let answer = engine.link.call_and_say(
-            budget.until,
-            &stop,
-            ahead,
-            &mut attempt,
-            &mut may_have_run,
-        );
+        let answer =
+            engine
+                .link
+                .call_and_say(budget.until, &stop, ahead, &mut attempt, &mut may_have_run);
         let answer = match answer {
             Ok(answer) => answer,
             Err(fault) => {
@@ -549,6 +545,13 @@ impl<'a> Contender<'a> {
                 return self.unanswered(budget, fault);
             }
         };
+        if answer.value == script::PLACE_LOST
+            && let Some(standing) = &mut self.standing
+        {
+            standing.stood = Stood::Lost;
+            standing.spent = false;
+            return self.attempt(began);
+        }
         let acquired = match self.lock.mode {
             Mode::Exclusive => script::acquired(answer.value).map(|acquired| (acquired, None)),
             Mode::Shared => script::acquired_to_read(answer.value)
@@ -587,7 +590,7 @@ impl<'a> Contender<'a> {
             }
             (Acquired::Busy { left, at }, _) => {
                 if let Some(standing) = &mut self.standing {
-                    standing.stood = true;
+                    standing.stood = Stood::Stands;
                     // Answered and over: nothing under its number, the last one drawn, is on its way any more.
                     standing.spent = false;
                 }

@@ -32,7 +32,7 @@ use crate::link::WaitFault;
 use crate::quorum::{Goal, Node, Nodes, Reply, SLICE, Short};
 use crate::room::{Lease, Mode};
 use crate::script::{self, Acquired, Released, Renewed};
-use crate::wire::{Ask, Family, Place};
+use crate::wire::{Ask, Family, Place, Stood};
 
 /// How often in a row a node has to say that somebody else has the lock before it counts as theirs: one who only tries for
 /// it may have been there for a moment.
@@ -257,7 +257,7 @@ impl Grip {
                 place: Place {
                     ticket: &self.owner,
                     keep: Duration::ZERO,
-                    stood: false,
+                    stood: Stood::Never,
                 },
                 tokens: 1,
                 token_ttl: Duration::ZERO,

@@ -205,6 +205,9 @@ impl std::fmt::Display for Unexpected {
 
 impl std::error::Error for Unexpected {}
 
+/// What a fair acquire answers one whose place in the line is gone.
+pub(crate) const PLACE_LOST: Value = Value::Int(-3);
+
 /// What became of an acquire.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Acquired {

@@ -122,8 +122,18 @@ pub(crate) struct Place<'a> {
     pub(crate) ticket: &'a str,
     /// How long it is kept unless asked again; zero if no place is wanted.
     pub(crate) keep: Duration,
-    /// It had this place before.
-    pub(crate) stood: bool,
+    pub(crate) stood: Stood,
+}
+
+/// What is known of a place in the line that Redis keeps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Stood {
+    /// No question that asks for it was answered yet.
+    Never,
+    /// The last answer was that the lock is somebody else's, and the place kept.
+    Stands,
+    /// The last answer was that the place is lost.
+    Lost,
 }
 
 impl Wire {
@@ -226,7 +236,6 @@ impl Wire {
     pub(crate) fn acquire(&self, ask: &Ask<'_>) -> Request {
         let doing = "acquiring the lock";
         let lease = lease_ms(ask.lease).to_string();
-        let flag = |set| if set { "1" } else { "0" };
         match (&self.more, ask.mode) {
             // Permits are taken several at once, and not by this.
             (More::Nothing | More::Permits(_), _) => Request::script(
@@ -256,7 +265,11 @@ impl Wire {
                     &lease,
                     ask.place.ticket,
                     &lease_ms(ask.place.keep).to_string(),
-                    flag(ask.place.stood),
+                    match ask.place.stood {
+                        Stood::Never => "0",
+                        Stood::Stands => "1",
+                        Stood::Lost => "2",
+                    },
                 ],
             ),
             (More::Token(token), _) => Request::script(

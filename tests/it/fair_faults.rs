@@ -363,13 +363,45 @@ fn a_question_that_arrives_late_takes_nothing_from_its_sender() {
     assert_eq!(net.client.stats().lost, 0);
 }
 
+// I2, F4: and when its sender has left, it holds nobody up.
+#[test]
+fn a_question_that_arrives_after_its_sender_has_left_makes_no_place() {
+    // Its place would last for longer than this test does.
+    let net = Net::with(ms(1_500), 3 * WAITER_LEASE);
+    let guard = net.other.fair_lock(&net.name).lock().unwrap();
+    let token = CancelToken::new();
+    let lock = net.client.fair_lock(&net.name).cancel_on(&token);
+    thread::scope(|scope| {
+        let commands = net.client.stats().commands;
+        scope.spawn(|| assert!(matches!(lock.lock(), Err(Error::Cancelled))));
+        queued(&net.server, &net.name, 1);
+        eventually("it has asked twice", || {
+            net.client.stats().commands >= commands + 2
+        });
+        let opened = net.proxy.opened(Target::Link);
+        net.proxy.stall_present(Target::Link);
+        eventually("it has another connection", || {
+            net.proxy.opened(Target::Link) > opened
+        });
+        token.cancel();
+    });
+    eventually("it has left", || queue(&net.server, &net.name).is_empty());
+    let asked = net.server.calls("hexists");
+    net.proxy.pass();
+    eventually("it has arrived", || net.server.calls("hexists") > asked);
+    let stays = within(ms(200), || !queue(&net.server, &net.name).is_empty());
+    assert!(!stays, "a place of nobody's");
+    drop(guard);
+    nothing_left(&net.server);
+}
+
 // I4: what was never sent is not taken back, nor what the server has refused to carry out.
 #[test]
 fn trying_again_and_again_leaves_nothing_to_be_sent_later() {
     const TRIES: u64 = 150;
     let mut server = Server::start();
     let client = open(&server);
-    let lock = client.fair_lock(&unique("backlog"));
+    let lock = client.fair_lock(unique("backlog"));
     let scripts = |server: &Server| server.calls("evalsha") + server.calls("eval");
     lock.lock().unwrap().unlock().unwrap();
     server.kill();

@@ -135,9 +135,12 @@ fn a_mixed_line(wait: Duration) {
     let kept: HashMap<_, _> = timeouts(&server, &name).into_iter().collect();
     let until = order.iter().map(|ticket| kept[ticket]);
     let until: Vec<_> = until.collect();
-    // A place of ours outlives Java's wait, once; the next one of ours adds nothing to that.
-    assert!(until.is_sorted() && until[3] == until[4], "{until:?}");
-    assert!(until[3] - until[2] < 11_000.0, "{until:?}");
+    // A place of ours outlives what Java's may wait for, once; the next one of ours adds nothing to that.
+    assert!(until[1] - until[0] > 300_000.0, "{until:?}");
+    assert!(
+        until[3] >= until[2] - 10.0 && until[4] - until[2] < 30_000.0,
+        "{until:?}"
+    );
     // While it is Java's turn nobody else's is, however long it takes.
     server.cli(&["DEL", &name]);
     assert!(!within(ms(1_500), || !line.told.is_empty()));

@@ -20,6 +20,9 @@ const WAITER: i64 = 10_000;
 /// How much longer than a place the keys of the queue live.
 const KEEP: i64 = 3_600_000;
 
+/// How finely a timeout remembers when it was refreshed.
+const STEP: i64 = 4_000;
+
 /// How long Redisson says that its waiters live, by default.
 const REDISSON: i64 = 300_000;
 
@@ -31,9 +34,13 @@ const E: &str = "9f8e7d6c-5b4a-4321-8fed-cba987654321:59";
 /// A thread of a Java process.
 const JAVA: &str = "5d1c7a3e-0f2b-4c6d-8e9f-a0b1c2d3e4f5:71";
 
-/// Whether a ticket has stood in the queue before.
-const NEW: bool = false;
-const STOOD: bool = true;
+/// What a ticket knows of its place in the queue.
+const NEW: &str = "0";
+const STOOD: &str = "1";
+const LOST: &str = "2";
+
+/// The answer to one that knows of a place and has none.
+const PLACE_LOST: i64 = -3;
 
 /// A server and one fair lock on it.
 struct Fair {
@@ -72,17 +79,21 @@ impl Fair {
         owner: &str,
         ticket: &str,
         [lease, waiter]: [i64; 2],
-        stood: bool,
+        stood: &str,
     ) -> RedisResult<Option<i64>> {
         let [lease, waiter] = [lease, waiter].map(|ms| ms.to_string());
-        let stood = if stood { "1" } else { "0" };
         self.run(ACQUIRE, &[owner, &lease, ticket, &waiter, stood])
     }
 
-    /// What a waiter asks again and again.
+    /// What a waiter asks again and again, and at once if it hears that its place is lost.
     #[track_caller]
-    fn ask(&mut self, owner: &str, stood: bool) -> Option<i64> {
-        self.acquire(owner, owner, [LEASE, WAITER], stood).unwrap()
+    fn ask(&mut self, owner: &str, stood: &str) -> Option<i64> {
+        let told = self.acquire(owner, owner, [LEASE, WAITER], stood).unwrap();
+        if told == Some(PLACE_LOST) {
+            assert_eq!(stood, STOOD);
+            return self.acquire(owner, owner, [LEASE, WAITER], LOST).unwrap();
+        }
+        told
     }
 
     /// Asks once, with a place in mind for no time at all.
@@ -98,7 +109,7 @@ impl Fair {
 
     /// Asks in vain for what is held for most of a lease.
     #[track_caller]
-    fn wait(&mut self, owner: &str, stood: bool) {
+    fn wait(&mut self, owner: &str, stood: &str) {
         assert_left(self.ask(owner, stood).unwrap(), LEASE);
     }
 
@@ -109,6 +120,12 @@ impl Fair {
         for owner in owners {
             self.wait(owner, NEW);
         }
+    }
+
+    /// The head takes it.
+    #[track_caller]
+    fn take_from(&mut self, head: &str) {
+        assert_eq!(self.ask(head, STOOD), None);
     }
 
     #[track_caller]
@@ -164,6 +181,24 @@ impl Fair {
     #[track_caller]
     fn life(&self, ticket: &str) -> f64 {
         self.timeout(ticket) - self.now() as f64
+    }
+
+    /// As if so much time had passed: all timeouts are nearer, and so is what some of them remember.
+    fn age(&self, steps: i64) {
+        for ticket in self.timed() {
+            let timeout = self.timeout(&ticket);
+            let mark = (timeout.fract() * 1024.0).floor();
+            let marked = if mark > 0.0 {
+                (mark - 1.0 - steps as f64).rem_euclid(1023.0) + 1.0
+            } else {
+                0.0
+            };
+            let earlier = timeout.floor() - (steps * STEP) as f64 + marked / 1024.0;
+            let earlier = format!("{earlier:.10}");
+            let () = self
+                .server
+                .ask(&["ZADD", &self.timeouts_key(), &earlier, &ticket]);
+        }
     }
 
     fn set_timeout(&self, ticket: &str, at: i64) {
@@ -599,6 +634,105 @@ fn a_purged_waiter_that_lives_takes_what_is_free() {
     fair.assert_state(Some(B), &[C, D, E]);
 }
 
+// I2: a question that was sent before its waiter left, and comes after it.
+#[test]
+fn a_question_that_comes_after_its_waiter_has_left_makes_no_place() {
+    let mut fair = Fair::start();
+    fair.queued(&[B, C]);
+    assert!(fair.leave(C));
+    for late in [C, D] {
+        let told = fair.acquire(late, C, [LEASE, WAITER], STOOD).unwrap();
+        assert_eq!(told, Some(PLACE_LOST));
+        fair.assert_state(Some(A), &[B]);
+    }
+    fair.release(A);
+    let told = fair.acquire(C, C, [LEASE, WAITER], STOOD).unwrap();
+    assert_eq!(told, Some(PLACE_LOST));
+    fair.assert_state(None, &[B]);
+    assert_eq!(fair.ask(B, STOOD), None);
+    fair.assert_state(Some(B), &[]);
+}
+
+// F3: nobody was heard of, so it was the server that slept, or all of them.
+#[test]
+fn places_that_ran_out_together_keep_their_order() {
+    let waiters = many(6);
+    let line: Vec<&str> = waiters.iter().map(String::as_str).collect();
+    for first in [5, 2, 0] {
+        let mut fair = Fair::start();
+        fair.queued(&line);
+        for ticket in &line {
+            fair.set_timeout(ticket, 1);
+        }
+        // In whatever order they and others come.
+        match first {
+            2 => assert_eq!(fair.release(A), 0),
+            0 => fair.wait("newcomer", NEW),
+            _ => {}
+        }
+        for n in [first, 4, 1, 2, 3, 5, 0] {
+            let told = fair.acquire(line[n], line[n], [LEASE, WAITER], STOOD);
+            if first == 2 && n == 0 {
+                assert_eq!(told, Ok(None));
+            } else {
+                assert!(told.unwrap().is_some_and(|told| told > 0), "{n}");
+            }
+        }
+        let newcomer = (first == 0).then_some("newcomer");
+        let line = line.iter().copied().chain(newcomer);
+        let line: Vec<_> = line.skip(usize::from(first == 2)).collect();
+        assert_eq!(fair.queue(), line);
+    }
+}
+
+// F1
+#[test]
+fn a_line_of_the_dead_is_passed_after_a_third_of_a_waiter_lease() {
+    let mut fair = Fair::start();
+    for ticket in many(20) {
+        fair.place(&ticket, 1);
+    }
+    for tries in [false, true] {
+        let told = if tries {
+            fair.try_once(B)
+        } else {
+            fair.ask(B, NEW)
+        };
+        let told = told.unwrap();
+        assert!((1..=WAITER / 3 + 1).contains(&told), "{told}");
+        assert_eq!(fair.queue().len(), 21);
+    }
+    fair.leave(B);
+    // The time they were given is over, and nobody came.
+    let head = fair.queue().remove(0);
+    let over = fair.timeout(&head) - fair.now() as f64 + 1.0;
+    let () = fair.server.ask(&[
+        "ZINCRBY",
+        &fair.timeouts_key(),
+        &(-over.ceil()).to_string(),
+        &head,
+    ]);
+    assert_eq!(fair.try_once(B), None);
+    fair.assert_state(Some(B), &[]);
+}
+
+#[test]
+fn those_of_one_client_come_back_in_the_order_in_which_they_came() {
+    let mut fair = Fair::start();
+    let waiters = many(5);
+    let ours: Vec<&str> = waiters.iter().map(String::as_str).collect();
+    fair.queued(&[&ours[..], &[C]].concat());
+    for ticket in &ours {
+        fair.set_timeout(ticket, 1);
+    }
+    fair.wait(C, STOOD);
+    assert_eq!(fair.queue(), [C]);
+    for n in [3, 0, 4, 2, 1] {
+        fair.wait(ours[n], STOOD);
+    }
+    fair.assert_state(Some(A), &[&ours[..], &[C]].concat());
+}
+
 #[test]
 fn one_that_never_stood_is_never_put_first() {
     let mut fair = Fair::start();
@@ -661,6 +795,41 @@ fn a_queue_that_lost_its_timeouts_keeps_its_order() {
         fair.wait(owner, STOOD);
     }
     fair.assert_state(Some(A), &[B, C, D]);
+}
+
+// R8: nor does one of ours that nobody hears of any more keep Redisson out for ever.
+#[test]
+fn places_that_lost_their_timeouts_get_new_ones_from_whoever_asks() {
+    let mut fair = Fair::start();
+    let waiters = many(1_200);
+    fair.take(A);
+    let () = fair.server.ask(&["RPUSH", &fair.queue_key(), JAVA]);
+    for ticket in &waiters {
+        fair.wait(ticket, NEW);
+    }
+    let line = fair.queue();
+    let () = fair.server.ask(&["DEL", &fair.timeouts_key()]);
+    fair.wait(&waiters[7], STOOD);
+    assert!(fair.queue() == line && fair.timed() == sorted(line.clone()));
+    for ticket in &line[1..] {
+        let life = fair.life(ticket);
+        assert!(life > 0.0 && life <= (WAITER + REDISSON + STEP) as f64);
+    }
+}
+
+#[test]
+fn one_whose_timeout_was_lost_does_not_come_before_its_turn() {
+    let mut fair = Fair::start();
+    fair.queued(&[B, C, D]);
+    fair.release(A);
+    let () = fair.server.ask(&["DEL", &fair.timeouts_key()]);
+    fair.set_timeout(B, fair.now() + WAITER);
+    for owner in [C, D] {
+        assert!(fair.ask(owner, STOOD).is_some());
+    }
+    fair.assert_state(None, &[B, C, D]);
+    assert_eq!(fair.ask(B, STOOD), None);
+    fair.assert_state(Some(B), &[C, D]);
 }
 
 #[test]
@@ -736,7 +905,7 @@ fn places_of_more_than_a_minute_do_not_add_up() {
     for (n, waiter) in [WAITER, LONG].repeat(10).into_iter().enumerate() {
         let ticket = format!("{B}{n}");
         assert!(fair.acquire(&ticket, &ticket, [LEASE, waiter], NEW).is_ok());
-        assert!(fair.life(&ticket) <= (LONG + WAITER + 1) as f64);
+        assert!(fair.life(&ticket) <= (LONG + WAITER + REDISSON + STEP + 1) as f64);
     }
 }
 
@@ -774,14 +943,15 @@ fn a_place_behind_redissons_outlives_its_taking() {
         fair.wait(B, STOOD);
         fair.assert_state(Some(A), &[JAVA, B]);
         assert_eq!(fair.timeout(JAVA), sum);
-        assert_eq!(fair.timeout(B), sum + WAITER as f64 + 0.5);
+        // It may have been about to be given up when we came.
+        assert!(fair.timeout(B) >= sum + (WAITER + REDISSON) as f64);
+        assert!(fair.timeout(B) <= sum + (WAITER + REDISSON + STEP + 1) as f64);
         assert_eq!(fair.release(A), 1);
         assert_eq!(heard(&fair.server, &mut ear), [fair.told(JAVA)]);
         let told = fair.ask(B, STOOD).unwrap();
         assert_left(told, left + REDISSON);
         assert_eq!(heard(&fair.server, &mut ear), [fair.told(JAVA)]);
         fair.redisson_takes(JAVA, REDISSON);
-        assert_eq!(fair.timeout(B), sum + (WAITER - REDISSON) as f64 + 0.5);
         fair.wait(C, NEW);
         fair.assert_state(Some(JAVA), &[B, C]);
         assert_eq!(fair.release(JAVA), 1);
@@ -793,6 +963,109 @@ fn a_place_behind_redissons_outlives_its_taking() {
         assert_eq!(heard(&fair.server, &mut ear), [fair.told(C)]);
         fair.assert_state(None, &[]);
     }
+}
+
+// F6: each of them lowers all who wait behind it, and perhaps several do so before we ask again.
+#[test]
+fn whatever_redisson_lowers_none_of_ours_is_passed_that_asks_again_and_again() {
+    const JAVANS: [&str; 4] = [
+        "5d1c7a3e-0f2b-4c6d-8e9f-a0b1c2d3e4f5:71",
+        "5d1c7a3e-0f2b-4c6d-8e9f-a0b1c2d3e4f5:72",
+        "6d1c7a3e-0f2b-4c6d-8e9f-a0b1c2d3e4f5:71",
+        "6d1c7a3e-0f2b-4c6d-8e9f-a0b1c2d3e4f5:72",
+    ];
+    let [j, k, l, m] = JAVANS;
+    let line = [j, B, k, l, C, D, m, E];
+    for wait in [REDISSON, 20_000] {
+        // All that a Java client may wait for before it is given up itself, but a step or two; before we come, before
+        // the line moves, and while it does.
+        let steps = (LEASE + wait) / STEP - 3;
+        for (come, held, turn) in [
+            (0, 0, 0),
+            (0, steps, steps),
+            (steps, 0, 1),
+            (steps / 2, steps / 2, 0),
+        ] {
+            let mut fair = Fair::start();
+            fair.take(A);
+            let pass = |fair: &mut Fair, steps: i64| {
+                for _ in 0..steps / 4 {
+                    let times = fair.timed();
+                    let mut javans = times.iter().filter(|it| JAVANS.contains(&it.as_str()));
+                    if javans.any(|javan| fair.life(javan) < 6.0 * STEP as f64) {
+                        break;
+                    }
+                    fair.age(4);
+                    let () = fair.server.ask(&["PEXPIRE", "orders", &LEASE.to_string()]);
+                    for ticket in fair.queue() {
+                        if !JAVANS.contains(&ticket.as_str()) {
+                            fair.wait(&ticket, STOOD);
+                        }
+                    }
+                }
+            };
+            for (n, ticket) in line.into_iter().enumerate() {
+                if JAVANS.contains(&ticket) {
+                    fair.redisson_joins(ticket, wait);
+                } else {
+                    fair.wait(ticket, NEW);
+                }
+                if n == 0 {
+                    pass(&mut fair, come);
+                }
+            }
+            pass(&mut fair, held);
+            assert_eq!(fair.queue(), line);
+            let mut holder = A;
+            for (n, next) in line.into_iter().enumerate() {
+                fair.release(holder);
+                assert_eq!(fair.queue(), line[n..], "{wait} {come} {held} {turn}");
+                if JAVANS.contains(&next) {
+                    fair.redisson_takes(next, wait);
+                } else {
+                    // None of them has asked since the holder before the last.
+                    assert_eq!(fair.acquire(next, next, [LEASE, WAITER], STOOD), Ok(None));
+                }
+                holder = next;
+                for other in &line[n + 1..] {
+                    let life = fair.life(other);
+                    assert!(
+                        JAVANS.contains(other) || life > WAITER as f64 * 0.5,
+                        "{wait} {come} {held} {turn}: {life} ms after {n}"
+                    );
+                }
+                if next == j {
+                    pass(&mut fair, turn);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn who_dies_behind_redisson_holds_the_line_up_for_one_waiter_lease() {
+    let mut fair = Fair::start();
+    let mut ear_con = fair.server.connection();
+    let mut ear = ear(&mut ear_con);
+    fair.take(A);
+    fair.redisson_joins(JAVA, REDISSON);
+    fair.wait(B, NEW);
+    fair.wait(C, NEW);
+    fair.release(A);
+    fair.redisson_takes(JAVA, REDISSON);
+    // While somebody has the lock there is no hurry.
+    fair.wait(C, STOOD);
+    assert!(fair.life(B) > WAITER as f64);
+    fair.release(JAVA);
+    heard(&fair.server, &mut ear);
+    let told = fair.ask(C, STOOD).unwrap();
+    assert!((1..=WAITER).contains(&told), "{told}");
+    assert_eq!(heard(&fair.server, &mut ear), [fair.told(B)]);
+    assert!(fair.life(B) <= WAITER as f64);
+    // Of its own accord it has no more than that either.
+    fair.take_from(B);
+    fair.wait(C, STOOD);
+    assert!(fair.life(C) <= WAITER as f64);
 }
 
 #[test]
@@ -846,7 +1119,9 @@ fn a_place_of_redissons_behind_ours_is_left_as_it_is() {
 fn our_places_behind_redissons_do_not_add_up() {
     let mut fair = Fair::start();
     fair.take(A);
-    let mut most = LEASE + WAITER + 1;
+    // What the first of them may have waited for already is added once.
+    let still = LEASE + WAITER + REDISSON + STEP + 1;
+    let mut most = still;
     let mut holder = A.to_owned();
     let waiters = many(200);
     for (n, next) in waiters.iter().enumerate() {
@@ -871,7 +1146,7 @@ fn our_places_behind_redissons_do_not_add_up() {
             }
         }
     }
-    assert_eq!(most, LEASE + WAITER + 1);
+    assert_eq!(most, still);
     for ticket in fair.timed() {
         assert!(fair.life(&ticket) <= most as f64);
     }
@@ -974,6 +1249,9 @@ fn releasing_purges_the_dead_and_tells_the_first_who_lives() {
     assert_eq!(fair.release(A), 1);
     fair.assert_state(None, &[D, E]);
     assert_eq!(heard(&fair.server, &mut ear), [fair.told(D)]);
+    // The last one is over too, and nobody could be behind it.
+    fair.leave(E);
+    heard(&fair.server, &mut ear);
     fair.set_timeout(D, 1);
     assert_eq!(fair.release(A), -1);
     fair.assert_state(None, &[]);
