@@ -137,9 +137,11 @@ fn short_tries_leave_nothing_and_timeouts_do_not_drift() {
                 let lock = client.fair_lock(&name);
                 let (done, granted, refused) = (&done, &granted, &refused);
                 scope.spawn(move || {
-                    let mut wait = i as u64 * 700 + j * 300;
+                    let mut next = i as u64 * 700 + j * 300;
                     while !done.load(Ordering::Relaxed) {
-                        wait = (wait * 7 + 331) % 6_000;
+                        next = (next * 7 + 331) % 6_000;
+                        // On a busy machine nobody gets it in so short a time; now and then somebody has more.
+                        let wait = if next % 16 == 0 { 400_000 } else { next };
                         match lock.try_lock_for(Duration::from_micros(wait)).unwrap() {
                             Some(guard) => {
                                 granted.lock().unwrap().push(Instant::now());
