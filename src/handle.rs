@@ -303,7 +303,7 @@ impl Handle {
                 let ms = Duration::from_millis(1);
                 [lease, engine.lease]
                     .into_iter()
-                    .any(|lease| left <= lease + ms && lease <= left + span)
+                    .any(|lease| left <= lease + ms && lease <= left + span + ms)
             }),
         }
     }

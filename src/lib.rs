@@ -16,7 +16,7 @@
 //! on the shared *link*; the others stand in line, or, where Redis keeps the line, contend as well. What a kind of lock
 //! says to Redis is in *wire*. The *subscriber* wakes contenders when somebody releases, the *watchdog* renews what is
 //! held and tells of what is lost. A lock over several servers is a *quorum* of such links, with a part of the hold on
-//! each client's watchdog.
+//! each client's watchdog. Which server a client talks to, whatever its address, is its *identity*.
 //!
 //! Where several may hold there is no seat to pass on: threads that want permits of a semaphore stand in line at its *desk*,
 //! which passes permits on, those that want expirable ones take *turns* at asking, and each waiter of a latch asks for

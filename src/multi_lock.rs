@@ -51,7 +51,7 @@ exclusive_lock! {
     /// is refused the first gives back all that it was granted. One that has all before a member which was taken a
     /// moment ago keeps those and goes on asking for that one, since whoever has it may have to give it back: a single
     /// attempt does so for up to a quarter of a second, or four round trips if that is longer, and not beyond the response
-    /// timeout; a wait for four round trips. So of those who try free locks at the same time one gets its whole set, if
+    /// timeout; a wait for two round trips. So of those who try free locks at the same time one gets its whole set, if
     /// all have the same lease, name the servers by the same addresses and are not stopped for longer than that.
     ///
     /// **Waiting.** Whoever waits for longer holds nothing meanwhile: it waits for the first member that somebody else
@@ -385,12 +385,12 @@ impl Members {
             };
             held[kept..].iter_mut().for_each(|late| drop(late.take()));
             let now = Instant::now();
-            // One who waits gets its turn only once it listens, so it goes on for no longer than it takes to give back.
-            let least = match patience {
-                Patience::Until(_) => Duration::ZERO,
-                _ => UNDECIDED,
+            let round_trip = now - began;
+            let span = match patience {
+                // It has its turn only once it listens, and giving back takes no longer than asking again.
+                Patience::Until(_) => 2 * round_trip,
+                _ => UNDECIDED.max(4 * round_trip),
             };
-            let span = least.max(4 * (now - began));
             let goes_on_until = *goes_on_until.get_or_insert(now + span);
             let ends = round.deadline().or(goes_on_until);
             if now >= ends || !self.parts[place].may_be_given_back(busy, span) {
