@@ -141,7 +141,11 @@ fn short_tries_leave_nothing_and_timeouts_do_not_drift() {
                     while !done.load(Ordering::Relaxed) {
                         next = (next * 7 + 331) % 6_000;
                         // On a busy machine nobody gets it in so short a time; now and then somebody has more.
-                        let wait = if next % 16 == 0 { 400_000 } else { next };
+                        let wait = if next.is_multiple_of(16) {
+                            400_000
+                        } else {
+                            next
+                        };
                         match lock.try_lock_for(Duration::from_micros(wait)).unwrap() {
                             Some(guard) => {
                                 granted.lock().unwrap().push(Instant::now());
