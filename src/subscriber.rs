@@ -185,8 +185,8 @@ enum Read {
 pub(crate) struct Subscription {
     subscriber: Arc<Subscriber>,
     channel: Arc<str>,
+    /// Zero once it was left.
     id: u64,
-    left: bool,
 }
 
 impl State {
@@ -303,7 +303,6 @@ impl Subscriber {
             subscriber: Arc::clone(self),
             channel: Arc::clone(channel),
             id,
-            left: false,
         }
     }
 
@@ -502,7 +501,7 @@ impl Subscription {
     pub(crate) fn leave(mut self) {
         if !self.subscriber.process.is_copy() {
             self.end_soon();
-            self.left = true;
+            self.id = 0;
         }
     }
 
@@ -528,7 +527,7 @@ impl Drop for Subscription {
         if self.subscriber.process.is_copy() {
             return;
         }
-        if !self.left {
+        if self.id != 0 {
             let flushes = self.subscriber.state.lock().end(&self.channel, self.id);
             if flushes {
                 self.subscriber.flush();
