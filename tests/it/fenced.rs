@@ -656,7 +656,7 @@ fn an_unknown_outcome_skips_tokens_and_repeats_none() {
         };
         if leaves {
             let left = lock.try_lock_for(ms(60));
-            assert!(matches!(left, Err(Error::Redis { .. })), "{left:?}");
+            assert!(!matches!(left, Ok(Some(_))), "{left:?}");
         } else {
             // It is sent again.
             let guard = tokens.take(&lock);
