@@ -958,8 +958,6 @@ impl Link {
             .filter(|dial| !dial.is_stale(until))
             .unwrap_or_else(|| Dial::new(ROLE, Instant::now() + self.connect_timeout));
         let made = MutexGuard::unlocked(&mut state, || {
-            // What is of no use any more need not be sent.
-            self.give_up_ended();
             std::panic::catch_unwind(AssertUnwindSafe(|| {
                 dial.advance(&self.endpoint, until, meanwhile)
             }))
