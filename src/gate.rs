@@ -140,7 +140,11 @@ impl Gate {
         undo: bool,
     ) -> Deferred {
         Deferred {
-            request: self.wire.release(mode, owner),
+            request: if undo {
+                self.wire.undo(mode, owner)
+            } else {
+                self.wire.release(mode, owner)
+            },
             terms: DeferredTerms {
                 name: Arc::clone(&self.name),
                 useful_until,

@@ -1,45 +1,75 @@
 //! What the servers of a quorum keep of one hold: a *whole* of *parts*, one a node.
 //!
 //! ```text
-//!              a majority granted          renewed: certain for as long as the majority's last part is
-//!   (asked) ─────────────────────► held ──┐
-//!                                   │  ▲ ◄┘
-//!                                   │  └─ a node that has forgotten its part, or had none, takes it again
-//!                                   ├────► released: wherever a part may be
-//!                                   └────► lost: time over, a majority with others, or forgotten by one at the same time
+//! whole    a majority granted            confirmed: certain for as long as the majority's last part is
+//! (asked) ─────────────────────► held ──┐
+//!                                 │ ▲ ◄─┘
+//!                                 ├──► released: all numbers that a node may have
+//!                                 └──► lost for good: time over, fewer than a majority certain, or gaps of a majority
+//!                                      at what may have been the same time
+//!
+//! part       acquire sent                 taken
+//! fresh ─────────────────► asked ──────────────────────► kept ──┐
+//!  ▲ ▲ ▲                    │ │                           │ ▲ ◄─┘ renewed
+//!  │ │ └─ busy, refused ────┘ └─ no connection any more:  │
+//!  │ └─── its number is doubtful from now on              │
+//!  └───── a gap begins ◄─ forgotten, or with somebody else┘
 //! ```
 //!
-//! The whole sits in the room and makes the guard. The parts are on the agendas of their own clients while the whole is
-//! held: each watchdog renews its part, and where the node does not keep it, has the link ask for it again. Only links
-//! create anything, so that nothing can be carried out behind the release that would undo it.
+//! *Numbers.* Every acquire has an owner that was never sent to that node before: the round uses one number for all nodes,
+//! whoever becomes fresh again draws a new one. What is known of a number is therefore final: once it is *kept* nothing of
+//! ours that is still on its way can take it away, a renewal that finds it proves that the node kept it all the time, and
+//! one that does not find it ends it for good. Only *doubtful* numbers are undone. They are never used again, and may be
+//! carried out late, so they are undone in front of each later acquire and with the release.
 //!
-//! The mutex of a [`Grip`] may be taken with a room's held, and agendas' and links' may be taken with it held. No I/O.
+//! *Gaps.* A node that does not keep its part may have given it to others, from the last moment at which it is known to
+//! have kept it until it keeps it again. If a majority has gaps at the same time, somebody else may have had the lock: it
+//! is lost, even if a majority keeps it now. Nodes that were not part of the grant have a gap since then; those whose
+//! part has run out have one too. Whenever a gap begins or ends the others are asked at once, and while the majority is a
+//! bare one, again and again.
+//!
+//! The whole sits in the room and makes the guard. The parts are on the agendas of their own clients while the whole is
+//! held: each watchdog attends to its node. Only links create anything, so that nothing can be carried out behind the
+//! release that would undo it.
+//!
+//! The mutex of a [`Grip`] may be taken with a room's held, and agendas' and links' may be taken with it held. No I/O while
+//! it is held.
 
 use std::cmp::Reverse;
+use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use redis::{RedisError, Value};
 
-use crate::call::{Answer, Attempt, Call, CallPhase, Fault, Undo};
+use crate::call::{Answer, Attempt, Call, CallPhase, Fault, Undo, is_unknown_script};
 use crate::client::Engine;
 use crate::gate::Gate;
 use crate::handle::Terms;
-use crate::hold::{Hold, LossReason, Role};
+use crate::hold::{Duty, Hold, LossReason, Role};
 use crate::link::WaitFault;
-use crate::quorum::{Goal, Node, Nodes, Reply, SLICE, Short};
+use crate::quorum::{self, Goal, Node, Nodes, Reply, SLICE, Short};
+use crate::report::report;
 use crate::room::{Lease, Mode};
-use crate::script::{self, Acquired, Released, Renewed};
+use crate::script::{self, Released, Renewed};
 use crate::wire::{Ask, Family, Place, Stood};
 
-/// How often in a row a node has to say that somebody else has the lock before it counts as theirs: one who only tries for
-/// it may have been there for a moment.
-const REFUSALS: u32 = 2;
-
-/// How soon a node that does not keep its part is asked about it again: a share of the lease, and within which limits.
+/// How soon a node that does not keep its part is asked about it again while there is more than a bare majority: a share
+/// of the lease, and within which limits.
 const HEAL: (u32, Duration, Duration) = (30, Duration::from_millis(5), Duration::from_secs(1));
+
+/// For so many parts a client looks after each as often as [`quorum::pause`] says, where that is called for; of more, less
+/// often, so that what it asks for in a second is bounded.
+const AT_ONCE: usize = 64;
+
+/// How long a link may owe an older reply for a look whether an acquire has been answered.
+const PROMPT: Duration = Duration::from_millis(50);
+
+/// How many doubtful numbers of a node are remembered. There is one for each connection that broke with an acquire under
+/// way.
+const DOUBTFUL: usize = 16;
 
 fn heal_after(lease: Duration) -> Duration {
     (lease / HEAL.0).clamp(HEAL.1, HEAL.2)
@@ -48,57 +78,146 @@ fn heal_after(lease: Duration) -> Duration {
 /// What the nodes keep of one hold.
 pub(crate) struct Grip {
     nodes: Arc<Nodes>,
+    /// That of the round, under which most nodes keep it.
     owner: String,
-    parts: Vec<Arc<Hold>>,
     whole: OnceLock<Weak<Hold>>,
     state: Mutex<State>,
+    me: Weak<Self>,
 }
 
 struct State {
     parts: Vec<Part>,
+    /// A majority has granted it.
+    granted: bool,
     /// The whole is over, or never was.
     let_go: bool,
-    releases: Vec<Option<Arc<Call>>>,
-    /// It has been said that the majority is a bare one.
-    bare: bool,
-    /// A node has forgotten the hold or has it again: the sooner the others say that they have it, the better they are
-    /// known not to have forgotten it at the same time.
-    unsure: bool,
+    releases: Vec<Releasing>,
+    /// Since when no more than a majority is certain, and whether that was logged.
+    bare: Option<(Instant, bool)>,
+    /// When a gap began or ended last. Parts that were confirmed before have to be confirmed again: the later they are
+    /// known not to have forgotten it, the fewer gaps can have been at the same time.
+    changed_at: Option<Instant>,
+    /// The last of these moments for which they were asked.
+    called_at: Option<Instant>,
 }
 
-/// What is known of one node.
-#[derive(Default)]
+/// One node.
 struct Part {
-    /// The acquire whose answer nobody has looked at yet.
-    asked: Option<Arc<Call>>,
-    /// Something was sent that it may have carried out.
-    touched: bool,
-    /// It keeps the hold for certain until then.
+    /// The hold under the number that the node keeps, was asked for, or will be asked for next.
+    hold: Arc<Hold>,
+    stage: Stage,
+    kept: Keeping,
+    /// Numbers that were sent, are not used, and may be carried out yet.
+    doubtful: VecDeque<Arc<Hold>>,
+    /// The node did not know the script of the last acquire.
+    by_text: bool,
+    /// Its client is closed.
+    left_out: bool,
+}
+
+enum Stage {
+    /// Nothing was sent under the number.
+    Fresh,
+    Asked {
+        call: Arc<Call>,
+        since: Instant,
+    },
+    Kept,
+}
+
+/// A release on its way, or that there is none, and what was known of the node when it was let go.
+#[derive(Clone)]
+struct Releasing {
+    call: Option<Arc<Call>>,
+    kept: Keeping,
+    answer: Option<bool>,
+}
+
+/// When a node is known to have kept its part, and when it may not have.
+#[derive(Debug, Clone, Copy, Default)]
+struct Keeping {
+    /// For certain until then, or that it does not.
     until: Option<Instant>,
     /// When that was asked which it has confirmed last.
     confirmed_at: Option<Instant>,
-    /// It has forgotten the hold at some time after the first of these, and had it again by the second.
+    /// It may have been without at some time after the first of these, and had it again by the second.
     gap: Option<(Instant, Option<Instant>)>,
-    /// How often in a row it has said that somebody else has the lock.
-    refusals: u32,
+}
+
+impl Keeping {
+    fn is_certain(&self, now: Instant) -> bool {
+        self.until.is_some_and(|until| until > now)
+    }
+
+    /// It was asked at `asked_at` and keeps it. Says whether a gap has ended with that.
+    fn confirm(&mut self, asked_at: Instant, until: Instant, now: Instant) -> bool {
+        self.until = Some(until);
+        self.confirmed_at = self.confirmed_at.max(Some(asked_at));
+        match &mut self.gap {
+            Some((_, to)) if to.is_none() => {
+                *to = Some(now);
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// It does not keep it, and had it last at the moment that this returns, or later.
+    fn miss(&mut self, now: Instant) -> Instant {
+        let from = self.confirmed_at.unwrap_or(now);
+        self.until = None;
+        self.gap = Some((from, None));
+        from
+    }
+
+    /// Whether it had, or may have, a gap at some time after `from`.
+    fn has_gap_after(&self, from: Instant) -> bool {
+        self.gap
+            .is_some_and(|(_, to)| to.is_none_or(|to| to > from))
+    }
+
+    /// Whether it may have been without at some time between `from` and now.
+    fn may_lack(&self, from: Instant, now: Instant) -> bool {
+        !self.is_certain(now) || self.has_gap_after(from)
+    }
+}
+
+/// What is known of the whole, to be acted on once the mutex has been let go.
+enum Verdict {
+    Held,
+    /// By no more than so many nodes, for a while.
+    Bare(usize),
+    Lost(LossReason),
 }
 
 impl Part {
-    /// It keeps the hold. Says whether it has it again.
-    fn is_confirmed(&mut self, asked_at: Instant, until: Instant) -> bool {
-        self.until = Some(until);
-        self.confirmed_at = Some(asked_at);
-        self.refusals = 0;
-        let open = self.gap.as_mut().filter(|(_, to)| to.is_none());
-        open.is_some_and(|(_, to)| to.replace(Instant::now()).is_none())
+    fn is_kept(&self) -> bool {
+        matches!(self.stage, Stage::Kept)
     }
 
-    /// It does not keep the hold. Says since when, if it should.
-    fn is_missing(&mut self) -> Option<Instant> {
-        let until = self.until.take()?;
-        let from = self.confirmed_at.filter(|_| Instant::now() < until)?;
-        self.gap = Some((from, None));
-        Some(from)
+    fn is_renewed(&self) -> bool {
+        matches!(self.hold.terms(), Lease::Renewed { .. })
+    }
+}
+
+impl State {
+    /// Until when each node that keeps the hold for certain does, the longest first.
+    fn untils(&self, now: Instant) -> Vec<Instant> {
+        let certain = self.parts.iter().filter(|part| part.kept.is_certain(now));
+        let mut untils: Vec<_> = certain.filter_map(|part| part.kept.until).collect();
+        untils.sort_unstable_by_key(|until| Reverse(*until));
+        untils
+    }
+
+    /// Whether a node has to confirm its part although it is not to be renewed yet.
+    fn is_unconfirmed(&self, node: usize) -> bool {
+        self.changed_at > self.parts[node].kept.confirmed_at
+    }
+
+    /// How many nodes may have been without at one time since `from`.
+    fn lacked(&self, from: Instant, now: Instant) -> usize {
+        let lack = |part: &&Part| part.kept.may_lack(from, now);
+        self.parts.iter().filter(lack).count()
     }
 }
 
@@ -107,47 +226,86 @@ impl Grip {
         let home = nodes.home();
         debug_assert!(gate.wire.family == Family::Quorum);
         let owner = home.owners.id(home.owners.draw());
-        Arc::new_cyclic(|grip: &Weak<Self>| {
-            let part = |(node, at): (usize, &Node)| {
-                let gate = Arc::clone(&at.gate);
-                let number = at.engine.owners.draw();
-                let role = Role::Part {
-                    grip: Weak::clone(grip),
-                    node,
-                };
-                let owner = owner.clone();
-                let part = Hold::new(
-                    gate,
-                    Mode::Exclusive,
-                    number,
-                    owner,
-                    terms.lease,
-                    terms.lease_time,
-                );
-                Arc::new(part.with_role(role))
+        Arc::new_cyclic(|me: &Weak<Self>| {
+            let part = |(node, at): (usize, &Node)| Part {
+                hold: Self::draw(me, at, node, owner.clone(), terms.lease, terms.lease_time),
+                stage: Stage::Fresh,
+                kept: Keeping::default(),
+                doubtful: VecDeque::new(),
+                by_text: false,
+                left_out: false,
             };
+            let parts = nodes.list.iter().enumerate().map(part).collect();
             Self {
                 nodes: Arc::clone(nodes),
-                parts: nodes.list.iter().enumerate().map(part).collect(),
                 owner,
                 whole: OnceLock::new(),
                 state: Mutex::new(State {
-                    parts: nodes.list.iter().map(|_| Part::default()).collect(),
+                    parts,
+                    granted: false,
                     let_go: false,
                     releases: Vec::new(),
-                    bare: false,
-                    unsure: false,
+                    bare: None,
+                    changed_at: None,
+                    called_at: None,
                 }),
+                me: Weak::clone(me),
             }
         })
+    }
+
+    /// What a node will keep under a number that it was never sent.
+    fn draw(
+        me: &Weak<Self>,
+        at: &Node,
+        node: usize,
+        owner: String,
+        lease: Lease,
+        lease_time: Duration,
+    ) -> Arc<Hold> {
+        let role = Role::Part {
+            grip: Weak::clone(me),
+            node,
+        };
+        let (gate, number) = (Arc::clone(&at.gate), at.engine.owners.draw());
+        let part = Hold::new(gate, Mode::Exclusive, number, owner, lease, lease_time);
+        Arc::new(part.with_role(role))
+    }
+
+    /// What takes a node's part in the round: once, since its number may be sent once.
+    pub(crate) fn acquire(&self, node: usize, up_for: Duration) -> Attempt {
+        Self::ask_for(&self.state.lock().parts[node].hold, up_for)
+    }
+
+    fn ask_for(part: &Arc<Hold>, up_for: Duration) -> Attempt {
+        Attempt {
+            request: part.gate.wire.acquire(&Ask {
+                owner: &part.owner,
+                lease: part.lease(),
+                mode: Mode::Exclusive,
+                under: None,
+                yields: None,
+                place: Place {
+                    ticket: &part.owner,
+                    keep: Duration::ZERO,
+                    stood: Stood::Never,
+                },
+                tokens: 1,
+                token_ttl: Duration::ZERO,
+                up_for,
+            }),
+            undo: Some(Arc::clone(part) as Arc<dyn Undo>),
+        }
     }
 
     /// Takes over what a round has sent.
     pub(crate) fn begin(&self, calls: Vec<Option<Arc<Call>>>) {
         let mut state = self.state.lock();
+        let since = Instant::now();
         for (part, call) in state.parts.iter_mut().zip(calls) {
-            part.touched = call.is_some();
-            part.asked = call;
+            if let Some(call) = call {
+                part.stage = Stage::Asked { call, since };
+            }
         }
         self.look(&mut state);
     }
@@ -170,6 +328,23 @@ impl Grip {
         whole
     }
 
+    /// A majority has granted it to the round that began at `sent_at`: from now on the watchdogs attend to the parts. They
+    /// renew them, unless the lease is fixed, take those that are missing, and give them back when their client is closed.
+    pub(crate) fn is_granted(&self, sent_at: Instant) {
+        let mut state = self.state.lock();
+        state.granted = true;
+        for part in &mut state.parts {
+            if !part.is_kept() {
+                part.kept.gap = Some((sent_at, None));
+            }
+        }
+        // It is held, whatever else is known by now; time cannot be over.
+        let verdict = self.judge(&mut state, LossReason::Expired);
+        self.arm(&state);
+        drop(state);
+        self.act(verdict);
+    }
+
     fn home(&self) -> &Arc<Engine> {
         self.nodes.home()
     }
@@ -178,45 +353,110 @@ impl Grip {
         self.whole.get().and_then(Weak::upgrade)
     }
 
-    /// Looks at the answers that have come since the majority had granted.
+    /// Looks at the answers that have come.
     fn look(&self, state: &mut State) {
-        for (part, hold) in state.parts.iter_mut().zip(&self.parts) {
-            let Some(outcome) = part.asked.as_ref().and_then(|call| call.outcome()) else {
+        for node in 0..state.parts.len() {
+            let part = &mut state.parts[node];
+            let Stage::Asked { call, .. } = &part.stage else {
                 continue;
             };
-            part.asked = None;
-            let Ok(Answer { value, sent_at }) = outcome else {
-                continue;
-            };
-            match script::acquired(value) {
-                Ok(Acquired::Taken { .. }) => {
-                    hold.grant(sent_at);
-                    state.unsure |= part.is_confirmed(sent_at, hold.valid_until());
+            match call.outcome() {
+                None => {}
+                Some(Ok(Answer {
+                    value: Value::Nil,
+                    sent_at,
+                })) => {
+                    part.hold.grant(sent_at);
+                    self.is_kept(state, node, sent_at);
                 }
-                Ok(Acquired::Busy { .. }) => part.refusals += 1,
-                // An error; those are the watchdog's to tell of.
-                Err(_) => {}
+                Some(Ok(Answer {
+                    value: Value::Int(_),
+                    ..
+                })) => self.renumber(state, node),
+                Some(Ok(Answer { value, .. })) => match value.extract_error() {
+                    // Refused before it had done anything.
+                    Err(err) => {
+                        part.by_text = is_unknown_script(&err);
+                        self.renumber(state, node);
+                    }
+                    Ok(_) => self.doubt(state, node),
+                },
+                Some(Err(_)) => self.doubt(state, node),
             }
         }
     }
 
-    /// Has the watchdogs look after the parts: renew them, unless the lease is fixed, and give them back when their client
-    /// is closed. Those that no node has granted yet come soon.
-    pub(crate) fn arm(&self, lease: Lease, sent_at: Instant) {
-        let untils: Vec<_> = self
-            .state
-            .lock()
-            .parts
-            .iter()
-            .map(|part| part.until)
-            .collect();
-        for ((node, part), until) in self.nodes.list.iter().zip(&self.parts).zip(untils) {
-            let due = match (lease, until) {
-                (Lease::Fixed(lease), _) => sent_at + lease,
-                (Lease::Renewed { .. }, Some(_)) => sent_at + part.lease() / 3,
-                (Lease::Renewed { .. }, None) => Instant::now() + heal_after(part.lease()),
-            };
-            node.engine.agenda.arm(part, due);
+    /// A node has confirmed its part, having been asked at `asked_at`.
+    fn is_kept(&self, state: &mut State, node: usize, asked_at: Instant) {
+        let (part, now) = (&mut state.parts[node], Instant::now());
+        part.stage = Stage::Kept;
+        if part.kept.confirm(asked_at, part.hold.valid_until(), now) {
+            state.changed_at = Some(now);
+        }
+    }
+
+    /// Nobody knows what became of the acquire, and it may be carried out yet.
+    fn doubt(&self, state: &mut State, node: usize) {
+        let part = &mut state.parts[node];
+        part.doubtful.push_back(Arc::clone(&part.hold));
+        if part.doubtful.len() > DOUBTFUL {
+            part.doubtful.pop_front();
+        }
+        self.renumber(state, node);
+    }
+
+    /// The number is not used any more: the next acquire needs another.
+    fn renumber(&self, state: &mut State, node: usize) {
+        let at = &self.nodes.list[node];
+        let part = &mut state.parts[node];
+        part.hold.end();
+        at.engine.agenda.disarm(&part.hold);
+        let owners = &self.home().owners;
+        part.hold = Self::draw(
+            &self.me,
+            at,
+            node,
+            owners.id(owners.draw()),
+            part.hold.terms(),
+            part.hold.lease(),
+        );
+        part.stage = Stage::Fresh;
+        if state.granted && !state.let_go && !state.parts[node].left_out {
+            let due = self.due(state, node, Instant::now());
+            at.engine.agenda.arm(&state.parts[node].hold, due);
+        }
+    }
+
+    /// Has the watchdogs look after all parts when that is due.
+    fn arm(&self, state: &State) {
+        let now = Instant::now();
+        for (node, at) in self.nodes.list.iter().enumerate() {
+            let part = &state.parts[node];
+            if !part.left_out {
+                at.engine.agenda.arm(&part.hold, self.due(state, node, now));
+            }
+        }
+    }
+
+    /// When the watchdog has to attend to a part.
+    fn due(&self, state: &State, node: usize, now: Instant) -> Instant {
+        let (part, agenda) = (&state.parts[node], &self.nodes.list[node].engine.agenda);
+        let (lease, renewed) = (part.hold.lease(), part.is_renewed());
+        let bare = state.bare.is_some();
+        let soon = || {
+            let crowd = u32::try_from(agenda.parts() / AT_ONCE).unwrap_or(u32::MAX);
+            now + quorum::pause()
+                .saturating_mul(crowd.saturating_add(1))
+                .min(lease / 3)
+        };
+        match part.stage {
+            Stage::Kept if bare || state.is_unconfirmed(node) => soon(),
+            Stage::Kept if renewed => part.kept.confirmed_at.unwrap_or(now) + lease / 3,
+            Stage::Asked { since, .. } if bare || now < since + 10 * PROMPT => soon(),
+            Stage::Fresh if bare && renewed => soon(),
+            _ if renewed => now + heal_after(lease),
+            // It ends by itself; it is on the agenda for its client to find it when that is closed.
+            _ => now + lease,
         }
     }
 
@@ -244,134 +484,227 @@ impl Grip {
         whole.map_or(1, |whole| whole.count.load(Ordering::Relaxed))
     }
 
-    /// What takes the part of a node, also again.
-    pub(crate) fn acquire(&self, node: usize, up_for: Duration) -> Attempt {
-        let part = &self.parts[node];
-        Attempt {
-            request: part.gate.wire.acquire(&Ask {
-                owner: &self.owner,
-                lease: part.lease(),
-                mode: Mode::Exclusive,
-                under: None,
-                yields: None,
-                place: Place {
-                    ticket: &self.owner,
-                    keep: Duration::ZERO,
-                    stood: Stood::Never,
-                },
-                tokens: 1,
-                token_ttl: Duration::ZERO,
-                up_for,
-            }),
-            undo: Some(Arc::clone(part) as Arc<dyn Undo>),
-        }
-    }
-
-    /// Has a node that does not keep its part take it again: over its link, in front of any release. `false` if it keeps it.
-    fn heal(&self, node: usize) -> bool {
-        let link = &self.nodes.list[node].engine.link;
-        let mut state = self.state.lock();
-        self.look(&mut state);
-        if state.let_go || state.parts[node].until.is_some() {
-            return false;
-        }
-        // One question at a time.
-        if state.parts[node].asked.is_none() {
-            let call = Call::unattended(self.acquire(node, Duration::ZERO));
-            if link.submit(&call).is_some() {
-                state.parts[node].touched = true;
-                state.parts[node].asked = Some(call);
+    /// Reads what has come for parts that were asked for: nobody else may do so for a while.
+    fn read_answers(&self) {
+        let asked = |(node, part): (usize, &Part)| match &part.stage {
+            Stage::Asked { call, .. } if call.outcome().is_none() => Some((node, Arc::clone(call))),
+            _ => None,
+        };
+        let state = self.state.lock();
+        let calls: Vec<_> = state.parts.iter().enumerate().filter_map(asked).collect();
+        drop(state);
+        for (node, call) in calls {
+            let link = &self.nodes.list[node].engine.link;
+            if link.responds(PROMPT) {
+                link.wait(&call, Instant::now(), &|| false).ok();
             }
         }
-        self.judge(state);
-        true
     }
 
-    /// What the renewal of a node's part means for the whole.
-    fn settle(&self, node: usize, renewed: Renewed, sent_at: Instant) {
-        let (n, part) = (self.nodes.list.len(), &self.parts[node]);
+    /// Asks a node for its part, over its link, in front of any release, and behind what undoes the numbers that might
+    /// be in the way.
+    fn heal(&self, state: &mut State, node: usize, now: Instant) {
+        let link = &self.nodes.list[node].engine.link;
+        let part = &mut state.parts[node];
+        if state.let_go
+            || part.left_out
+            || !matches!(part.stage, Stage::Fresh)
+            || !part.is_renewed()
+        {
+            return;
+        }
+        if !link.responds(Duration::MAX) {
+            return link.want();
+        }
+        for number in &part.doubtful {
+            link.submit(&Call::deferred(number.release(true)));
+        }
+        let call = Call::unattended(Self::ask_for(&part.hold, Duration::ZERO));
+        if part.by_text {
+            call.go_whole();
+        }
+        if link.submit(&call).is_some() {
+            part.stage = Stage::Asked { call, since: now };
+        }
+    }
+
+    /// Attends to a part that is `hold`: asks for it if the node does not keep it. `true` if it is not to be renewed now.
+    fn attend(&self, engine: &Arc<Engine>, node: usize, hold: &Arc<Hold>) -> bool {
+        self.read_answers();
+        let mut state = self.state.lock();
+        let now = Instant::now();
+        self.look(&mut state);
+        self.heal(&mut state, node, now);
+        let verdict = self.judge(&mut state, LossReason::Forced);
+        let part = &state.parts[node];
+        let renews = part.is_kept()
+            && Arc::ptr_eq(&part.hold, hold)
+            && !state.let_go
+            && (state.bare.is_some()
+                || state.is_unconfirmed(node)
+                || part.is_renewed()
+                    && part
+                        .kept
+                        .confirmed_at
+                        .is_none_or(|at| now >= at + part.hold.lease() / 6));
+        let asks = matches!(part.stage, Stage::Asked { .. });
+        if !renews && !state.let_go && !part.left_out {
+            let due = self.due(&state, node, now);
+            engine.agenda.arm(&part.hold, due);
+        }
+        drop(state);
+        if asks {
+            engine.link.flush(false);
+            engine.agenda.tend_soon();
+        }
+        self.act(verdict);
+        !renews
+    }
+
+    /// What the renewal of a part means for the whole.
+    fn settle(
+        &self,
+        engine: &Engine,
+        node: usize,
+        hold: &Arc<Hold>,
+        renewed: Renewed,
+        at: Instant,
+    ) {
+        let (n, name) = (self.nodes.list.len(), &hold.gate.name);
         let mut state = self.state.lock();
         self.look(&mut state);
-        let its = &mut state.parts[node];
-        // What was answered before this says nothing any more.
-        its.asked = None;
-        if renewed == Renewed::Yes {
-            part.extend(sent_at, part.lease());
-            state.unsure |= its.is_confirmed(sent_at, part.valid_until());
+        let part = &state.parts[node];
+        if state.let_go || !Arc::ptr_eq(&part.hold, hold) {
+            // It says nothing of the number that is used now.
+            return;
+        }
+        let now = Instant::now();
+        let was_certain = part.kept.is_certain(now);
+        let verdict = match renewed {
+            Renewed::Yes => {
+                if part.is_renewed() {
+                    engine.counters.renewals.add(1);
+                    hold.was_renewed(at);
+                }
+                self.is_kept(&mut state, node, at);
+                let verdict = self.judge(&mut state, LossReason::Forced);
+                engine.agenda.arm(hold, self.due(&state, node, now));
+                verdict
+            }
+            Renewed::Gone => self.is_missing(&mut state, node, LossReason::Forced, now),
+            Renewed::Taken => self.is_missing(&mut state, node, LossReason::TakenOver, now),
+        };
+        if renewed != Renewed::Yes {
+            // Asked for again at once.
+            engine.agenda.arm(&state.parts[node].hold, now);
+        }
+        drop(state);
+        if renewed != Renewed::Yes && was_certain {
+            report!(
+                Warn,
+                "node {node} of {n} has forgotten `{name}`, which is held"
+            );
+        }
+        self.act(verdict);
+    }
+
+    /// A node does not keep its part any more.
+    fn is_missing(&self, state: &mut State, node: usize, why: LossReason, now: Instant) -> Verdict {
+        let from = state.parts[node].kept.miss(now);
+        state.changed_at = Some(now);
+        self.renumber(state, node);
+        if state.lacked(from, now) >= self.nodes.needed {
+            // Others may have had a majority in between.
+            return Verdict::Lost(why);
+        }
+        self.judge(state, why)
+    }
+
+    /// Says what the parts mean for the whole; `why` it is lost, if it is because of what is known, and not of time.
+    fn judge(&self, state: &mut State, why: LossReason) -> Verdict {
+        let whole = self.get_whole().filter(|whole| whole.is_held());
+        let Some(whole) = whole.filter(|_| state.granted && !state.let_go) else {
+            return Verdict::Held;
+        };
+        let (n, needed, now) = (self.nodes.list.len(), self.nodes.needed, Instant::now());
+        let untils = state.untils(now);
+        let until = untils.get(needed - 1);
+        if !until.is_some_and(|until| self.count_on(&whole, *until)) {
+            return Verdict::Lost(why);
+        }
+        let mut verdict = Verdict::Held;
+        if untils.len() > needed || n == needed {
+            state.bare = None;
         } else {
-            its.refusals += u32::from(renewed == Renewed::Taken);
-            if let Some(from) = its.is_missing() {
-                let name = &part.gate.name;
-                log::warn!("node {node} of {n} has forgotten `{name}`, which is held");
-                state.unsure = true;
-                let gaps = state.parts.iter().filter_map(|part| part.gap);
-                let at_once = gaps.filter(|(_, to)| to.is_none_or(|to| to > from));
-                if at_once.count() >= self.nodes.needed {
-                    drop(state);
-                    return self.lose(match renewed {
-                        Renewed::Taken => LossReason::TakenOver,
-                        // Others may have had a majority in between.
-                        _ => LossReason::Forced,
-                    });
+            match &mut state.bare {
+                None => {
+                    state.bare = Some((now, false));
+                    self.arm(state);
+                }
+                Some((since, logged)) => {
+                    if !*logged && now >= *since + heal_after(whole.lease()) {
+                        *logged = true;
+                        verdict = Verdict::Bare(untils.len());
+                    }
                 }
             }
         }
-        self.judge(state);
+        if state.called_at < state.changed_at {
+            state.called_at = state.changed_at;
+            for (node, at) in self.nodes.list.iter().enumerate() {
+                let part = &state.parts[node];
+                if part.is_kept() && state.is_unconfirmed(node) {
+                    at.engine.agenda.arm(&part.hold, now);
+                }
+            }
+        }
+        verdict
     }
 
-    /// Says what the parts mean for the whole.
-    fn judge(&self, mut state: MutexGuard<'_, State>) {
+    fn act(&self, verdict: Verdict) {
         let Some(whole) = self.get_whole() else {
             return;
         };
-        let (n, needed) = (self.nodes.list.len(), self.nodes.needed);
-        let untils = state.untils(Instant::now());
-        if let Some(until) = untils.get(needed - 1) {
-            self.count_on(&whole, *until);
-        }
-        let refused = state.parts.iter().filter(|part| part.refusals >= REFUSALS);
-        let taken_over = untils.len() < needed && n - refused.count() < needed;
-        let is_bare = untils.len() <= needed && n > needed;
-        let was_bare = std::mem::replace(&mut state.bare, is_bare);
-        if std::mem::take(&mut state.unsure) {
-            for (node, (part, its)) in self
-                .nodes
-                .list
-                .iter()
-                .zip(self.parts.iter().zip(&state.parts))
-            {
-                if its.until.is_some() {
-                    node.engine.agenda.arm(part, Instant::now());
-                }
+        match verdict {
+            Verdict::Held => {}
+            Verdict::Bare(nodes) => {
+                let (n, name) = (self.nodes.list.len(), &whole.gate.name);
+                report!(
+                    Warn,
+                    "`{name}` is held by no more than {nodes} of {n} nodes"
+                );
+            }
+            Verdict::Lost(reason) => {
+                let now = Instant::now();
+                let reason = match whole.duty(now) {
+                    // What is gone when its time is over was not taken away.
+                    Duty::Tell(over) if now >= whole.valid_until() => over,
+                    _ => reason,
+                };
+                self.home().lose(&whole, reason);
             }
         }
-        drop(state);
-        if taken_over {
-            self.lose(LossReason::TakenOver);
-        } else if is_bare && !was_bare {
-            log::warn!(
-                "`{}` is held by no more than {} of {n} nodes",
-                whole.gate.name,
-                untils.len()
-            );
-        }
     }
 
-    fn lose(&self, reason: LossReason) {
-        if let Some(whole) = self.get_whole() {
-            self.home().lose(&whole, reason);
+    /// A majority keeps the whole until then; the watchdog has to know if that is sooner than it was. `false` if its time
+    /// is over already.
+    fn count_on(&self, whole: &Arc<Hold>, until: Instant) -> bool {
+        let before = whole.valid_until();
+        let until = match whole.terms() {
+            Lease::Renewed { .. } => until,
+            // What nobody has renewed does not become longer.
+            Lease::Fixed(_) => until.min(before),
+        };
+        let sooner = until < before;
+        if !whole.majority_keeps_until(until) {
+            return false;
         }
-    }
-
-    /// A majority keeps the whole until then; the watchdog has to know if that is sooner than it was.
-    fn count_on(&self, whole: &Arc<Hold>, until: Instant) {
-        let sooner = until < whole.valid_until();
-        whole.certain_until(until);
         if sooner {
             self.home()
                 .agenda
                 .arm(whole, whole.due_after(Instant::now()));
         }
+        true
     }
 
     /// One more hold, for a fixed lease: asks all nodes, wants a majority.
@@ -383,41 +716,76 @@ impl Grip {
         stop: &dyn Fn() -> bool,
     ) -> std::result::Result<(Renewed, Instant), Fault> {
         let (nodes, sent_at) = (&self.nodes, Instant::now());
+        let state = self.state.lock();
+        let parts: Vec<_> = state
+            .parts
+            .iter()
+            .map(|part| Arc::clone(&part.hold))
+            .collect();
+        drop(state);
         let mut renew = |node: usize| Attempt {
             request: nodes.list[node].gate.wire.renew(
                 Mode::Exclusive,
-                &self.owner,
+                &parts[node].owner,
                 terms.lease_time,
                 count,
             ),
             undo: None,
         };
         let kept = |value: &Value| matches!(value, Value::Int(1));
+        let not_ours = |value: &Value| matches!(value, Value::Int(0 | -1));
         let lease = terms.lease_time;
         let round = nodes.round_twice(Goal::Majority, lease, until, stop, &mut renew, &kept);
         let agreed = round.count(&kept);
-        if agreed >= nodes.needed {
-            let mut state = self.state.lock();
-            for ((reply, part), hold) in round.replies.iter().zip(&mut state.parts).zip(&self.parts)
-            {
-                hold.change_lease(terms.lease, terms.lease_time);
-                if let Reply::Came(answer) = reply {
-                    part.asked = None;
-                    part.until = None;
-                    if kept(&answer.value) {
-                        hold.extend(answer.sent_at, terms.lease_time);
-                        part.is_confirmed(answer.sent_at, hold.valid_until());
-                    }
-                }
+        let mut state = self.state.lock();
+        self.look(&mut state);
+        let mut verdict = Verdict::Held;
+        for (node, reply) in round.replies.iter().enumerate() {
+            let Reply::Came(answer) = reply else {
+                continue;
+            };
+            if state.let_go || !Arc::ptr_eq(&state.parts[node].hold, &parts[node]) {
+                continue;
             }
-            drop(state);
-            self.arm(terms.lease, sent_at);
+            if kept(&answer.value) {
+                parts[node].extend(answer.sent_at, terms.lease_time);
+                self.is_kept(&mut state, node, answer.sent_at);
+            } else if not_ours(&answer.value)
+                && state.parts[node].is_kept()
+                && !matches!(verdict, Verdict::Lost(_))
+            {
+                let why = match answer.value {
+                    Value::Int(-1) => LossReason::TakenOver,
+                    _ => LossReason::Forced,
+                };
+                verdict = self.is_missing(&mut state, node, why, Instant::now());
+            }
+        }
+        if agreed >= nodes.needed {
+            for part in &state.parts {
+                part.hold.change_lease(terms.lease, terms.lease_time);
+            }
+        }
+        if !matches!(verdict, Verdict::Lost(_)) {
+            verdict = self.judge(&mut state, LossReason::Forced);
+            self.arm(&state);
+        }
+        drop(state);
+        let lost = match verdict {
+            Verdict::Lost(LossReason::TakenOver) => Some(Renewed::Taken),
+            Verdict::Lost(_) => Some(Renewed::Gone),
+            _ => None,
+        };
+        self.act(verdict);
+        if let Some(lost) = lost {
+            return Ok((lost, sent_at));
+        }
+        if agreed >= nodes.needed {
             return Ok((Renewed::Yes, sent_at));
         }
         if stop() {
             return Err(Fault::Stopped);
         }
-        let not_ours = |value: &Value| matches!(value, Value::Int(0 | -1));
         if nodes.list.len() - round.count(&not_ours) < nodes.needed {
             let others = |value: &Value| matches!(value, Value::Int(-1));
             let taken = round.count(&others) > 0;
@@ -436,31 +804,35 @@ impl Grip {
         let mut state = self.state.lock();
         if !std::mem::replace(&mut state.let_go, true) {
             self.look(&mut state);
-            let releases = (0..self.parts.len()).map(|node| self.release(&mut state, node));
+            let releases = (0..state.parts.len()).map(|node| Releasing {
+                kept: state.parts[node].kept,
+                call: self.release(&mut state, node),
+                answer: None,
+            });
             let releases = releases.collect();
             state.releases = releases;
         }
-        let release = state.releases.iter().flatten().next().cloned();
-        drop(state);
+        let release = state.releases.iter().find_map(|its| its.call.clone());
         // Without any, one that says that it never was sent.
-        release.unwrap_or_else(|| Call::deferred(self.parts[0].release(true)))
+        release.unwrap_or_else(|| Call::deferred(state.parts[0].hold.release(true)))
     }
 
-    /// Ends the part of one node, and has it released if it may be there.
+    /// Ends the part of one node, and has everything released that may be there.
     fn release(&self, state: &mut State, node: usize) -> Option<Arc<Call>> {
-        let (engine, hold, part) = (
-            &self.nodes.list[node].engine,
-            &self.parts[node],
-            &mut state.parts[node],
-        );
-        hold.end();
-        engine.agenda.disarm(hold);
-        if !std::mem::take(&mut part.touched) {
-            return None;
+        let engine = &self.nodes.list[node].engine;
+        let granted = state.granted;
+        let part = &mut state.parts[node];
+        part.hold.end();
+        engine.agenda.disarm(&part.hold);
+        for number in part.doubtful.drain(..) {
+            engine.link.submit(&Call::deferred(number.release(true)));
         }
-        let (until, asked) = (part.until.take(), part.asked.take());
-        let known = until.is_some() && asked.is_none();
-        let mut release = hold.release(!known);
+        let mut release = match std::mem::replace(&mut part.stage, Stage::Fresh) {
+            Stage::Fresh => return None,
+            Stage::Asked { .. } => part.hold.release(true),
+            // Of an attempt that has failed nobody is told.
+            Stage::Kept => part.hold.release(!granted),
+        };
         // A node that has forgotten it is no news: the majority is what counts.
         release.terms.undo = true;
         let call = Call::deferred(release);
@@ -483,19 +855,18 @@ impl Grip {
             return;
         };
         self.look(&mut state);
-        state.parts[node].until = None;
+        let part = &mut state.parts[node];
+        part.left_out = true;
+        part.kept.miss(Instant::now());
         let untils = state.untils(Instant::now());
         // What is left is known before anything leaves.
-        match untils.get(self.nodes.needed - 1) {
-            Some(until) => {
-                self.count_on(&whole, *until);
-                self.release(&mut state, node);
-            }
-            None => {
-                drop(state);
-                self.home().lose(&whole, LossReason::Closed);
-                self.home().give_back(&whole);
-            }
+        let until = untils.get(self.nodes.needed - 1);
+        if until.is_some_and(|until| self.count_on(&whole, *until)) {
+            self.release(&mut state, node);
+        } else {
+            drop(state);
+            self.home().lose(&whole, LossReason::Closed);
+            self.home().give_back(&whole);
         }
     }
 
@@ -506,7 +877,8 @@ impl Grip {
         }
     }
 
-    /// Waits until a majority has confirmed the release; why that is not to be had, if it was not ours.
+    /// Waits until a majority has confirmed the release, and the others if that it was held all the time depends on them;
+    /// why it was not, if so.
     pub(crate) fn released(
         &self,
         until: Instant,
@@ -514,22 +886,28 @@ impl Grip {
     ) -> std::result::Result<Option<LossReason>, Short> {
         let nodes = &self.nodes;
         let mut reason = LossReason::Forced;
-        let mut due = self.state.lock().releases.clone();
-        let (mut yes, mut slice) = (0, SLICE.0);
+        let state = self.state.lock();
+        let mut parts = state.releases.clone();
+        let patience = quorum::patience(state.parts[0].hold.lease());
+        drop(state);
+        let let_go_at = Instant::now();
+        let lost = |reason| Ok(Some(if in_time { reason } else { LossReason::Expired }));
+        let mut slice = SLICE.0;
+        let mut majority_at = None;
         let mut failures = Vec::new();
         loop {
             let mut moved = false;
-            for (node, place) in due.iter_mut().enumerate() {
-                let Some(call) = place else {
+            for node in 0..parts.len() {
+                let Some(call) = parts[node].call.clone() else {
                     continue;
                 };
                 let link = &nodes.list[node].engine.link;
-                let value = match link.wait(call, until.min(Instant::now() + slice), &|| false) {
+                let value = match link.wait(&call, until.min(Instant::now() + slice), &|| false) {
                     Ok((value, _)) => value,
                     Err(WaitFault::TimedOut | WaitFault::Stopped) => continue,
                     Err(WaitFault::Closed) => {
                         failures.push((node, Fault::Closed));
-                        (*place, moved) = (None, true);
+                        (parts[node].call, moved) = (None, true);
                         continue;
                     }
                     Err(WaitFault::Broken(err)) => {
@@ -537,36 +915,57 @@ impl Grip {
                         if matches!(state.phase, CallPhase::Broken(_)) {
                             drop(state);
                             failures.push((node, Fault::Refused(err)));
-                            (*place, moved) = (None, true);
+                            (parts[node].call, moved) = (None, true);
                         }
                         continue;
                     }
                 };
+                (parts[node].call, moved) = (None, true);
                 let replayed = call.state.lock().sendings > 1;
                 match script::released(&value) {
-                    Ok(Released::Yes { .. }) => yes += 1,
-                    Ok(_) if replayed && in_time => yes += 1,
-                    Ok(Released::Taken) => reason = LossReason::TakenOver,
-                    Ok(Released::Gone) => {}
+                    Ok(Released::Yes { .. }) => parts[node].answer = Some(true),
+                    Ok(_) if replayed && in_time => parts[node].answer = Some(true),
+                    Ok(not_ours) => {
+                        if not_ours == Released::Taken {
+                            reason = LossReason::TakenOver;
+                        }
+                        parts[node].answer = Some(false);
+                        let from = parts[node].kept.confirmed_at;
+                        if from.is_some_and(|from| {
+                            lacked(&parts, from, let_go_at, false) >= nodes.needed
+                        }) {
+                            return lost(reason);
+                        }
+                    }
                     Err(unexpected) => {
                         let err = RedisError::from(std::io::Error::other(unexpected));
                         failures.push((node, Fault::Refused(err)));
                     }
                 }
-                (*place, moved) = (None, true);
-            }
-            if yes >= nodes.needed {
-                return Ok(None);
             }
             let now = Instant::now();
-            let left = due.iter().flatten().count();
+            let yes = parts.iter().filter(|its| its.answer == Some(true)).count();
+            if yes >= nodes.needed {
+                let unheard = parts.iter().filter(|its| its.answer.is_none());
+                let mut froms = unheard.filter_map(|its| its.kept.confirmed_at);
+                let depends =
+                    froms.any(|from| lacked(&parts, from, let_go_at, true) >= nodes.needed);
+                let waits_until = *majority_at.get_or_insert(now) + patience;
+                if !depends || now >= waits_until.min(until) {
+                    return Ok(None);
+                }
+            }
+            let left = parts.iter().filter(|its| its.call.is_some()).count();
             if yes + failures.len() + left < nodes.needed {
-                return Ok(Some(if in_time { reason } else { LossReason::Expired }));
+                return lost(reason);
             }
             if left == 0 || now >= until {
-                failures.extend(due.iter().enumerate().filter_map(|(node, call)| {
-                    call.as_ref().map(|_| (node, nodes.unanswered(node)))
-                }));
+                if yes >= nodes.needed {
+                    return Ok(None);
+                }
+                let left = parts.iter().enumerate();
+                let left = left.filter(|(_, its)| its.call.is_some());
+                failures.extend(left.map(|(node, _)| (node, nodes.unanswered(node))));
                 return Err(Short {
                     nodes: nodes.list.len(),
                     needed: nodes.needed,
@@ -583,42 +982,96 @@ impl Grip {
     }
 }
 
-impl State {
-    /// Until when each node that keeps the hold for certain does, the longest first.
-    fn untils(&self, now: Instant) -> Vec<Instant> {
-        let untils = self.parts.iter().filter_map(|part| part.until);
-        let mut untils: Vec<_> = untils.filter(|until| *until > now).collect();
-        untils.sort_unstable_by_key(|until| Reverse(*until));
-        untils
-    }
+/// How many nodes may have been without at one time since `from`, by what was known when they were let go and what they
+/// have said since; those that have not said anything too, if `unheard`.
+fn lacked(parts: &[Releasing], from: Instant, let_go_at: Instant, unheard: bool) -> usize {
+    let lack = |its: &&Releasing| match its.answer {
+        Some(true) => its.kept.has_gap_after(from),
+        Some(false) => true,
+        None => unheard || its.kept.may_lack(from, let_go_at),
+    };
+    parts.iter().filter(lack).count()
 }
 
-/// Asks a node that does not keep its part to take it again, instead of renewing it; `false` if it keeps it.
-pub(crate) fn heal(engine: &Arc<Engine>, part: &Arc<Hold>) -> bool {
-    let Some((Some(grip), node)) = part.as_part() else {
-        return false;
-    };
-    if !grip.heal(node) {
-        return false;
+/// Attends to what is one server's part of a quorum's hold; `true` if there is nothing to be renewed now.
+pub(crate) fn attend(engine: &Arc<Engine>, hold: &Arc<Hold>) -> bool {
+    match hold.as_part() {
+        Some((Some(grip), node)) => grip.attend(engine, node, hold),
+        Some((None, _)) => true,
+        None => false,
     }
-    engine.link.want();
-    engine.link.flush(false);
-    engine.agenda.tend_soon();
-    let again = Instant::now() + heal_after(part.lease());
-    engine.agenda.arm(part, again);
-    true
 }
 
 /// What a node has said to the renewal of its part.
 pub(crate) fn settle(engine: &Arc<Engine>, part: &Arc<Hold>, renewed: Renewed, sent_at: Instant) {
-    let Some((Some(grip), node)) = part.as_part() else {
-        return;
-    };
-    grip.settle(node, renewed, sent_at);
-    if renewed == Renewed::Yes {
-        engine.counters.renewals.add(1);
-        engine.agenda.arm(part, sent_at + part.lease() / 3);
-    } else if !heal(engine, part) {
-        engine.agenda.arm(part, Instant::now());
+    if let Some((Some(grip), node)) = part.as_part() {
+        grip.settle(engine, node, part, renewed, sent_at);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A number below `end`.
+    fn random(seed: &mut u64, end: usize) -> usize {
+        *seed = seed.wrapping_mul(0x5851_F42D_4C95_7F2D).wrapping_add(1);
+        usize::try_from(*seed >> 33).unwrap_or(0) % end
+    }
+
+    /// Nodes that forget, are asked and take their parts again in any order. If a majority was without at one time, the
+    /// hold is found to be lost by the time at which all have been heard of once more.
+    #[test]
+    fn that_a_majority_was_without_at_one_time_is_found_out_in_any_order() {
+        const N: usize = 5;
+        const NEEDED: usize = 3;
+        let begin = Instant::now();
+        let at = |tick: usize| begin + Duration::from_millis(u64::try_from(tick).unwrap_or(0));
+        let (mut found, mut kept) = (0, 0);
+        for seed in 0..20_000 {
+            let mut seed = seed;
+            let lease = Duration::from_millis(if random(&mut seed, 2) == 0 { 9 } else { 900 });
+            // Whether the node has it in truth, and what is known of it.
+            let mut nodes = [(true, Keeping::default()); N];
+            let (mut without, mut lost) = (false, false);
+            for (node, (has, keeping)) in nodes.iter_mut().enumerate() {
+                if node < NEEDED {
+                    keeping.confirm(at(0), at(0) + lease, at(1));
+                } else {
+                    (*has, keeping.gap) = (false, Some((at(0), None)));
+                }
+            }
+            let turns = 2 + random(&mut seed, 30);
+            for tick in 2..2 + turns + N {
+                let now = at(3 * tick);
+                let last = tick >= 2 + turns;
+                let node = if last {
+                    tick - 2 - turns
+                } else {
+                    random(&mut seed, N)
+                };
+                let what = random(&mut seed, 3);
+                let (has, keeping) = &mut nodes[node];
+                if what == 0 && !last {
+                    *has = false;
+                } else if what == 1 && !last && !*has {
+                    // Out of reach.
+                } else if *has {
+                    keeping.confirm(at(3 * tick - 1), at(3 * tick - 1) + lease, now);
+                } else if keeping.until.is_some() {
+                    let from = keeping.miss(now);
+                    let lack = nodes.iter().filter(|its| its.1.may_lack(from, now));
+                    lost |= lack.count() >= NEEDED;
+                } else {
+                    *has = true;
+                    keeping.confirm(at(3 * tick - 1), at(3 * tick - 1) + lease, now);
+                }
+                without |= nodes.iter().filter(|its| !its.0).count() >= NEEDED;
+            }
+            assert!(lost || !without, "{nodes:?}");
+            found += usize::from(lost);
+            kept += usize::from(!lost);
+        }
+        assert!(found > 1000 && kept > 1000, "{found} {kept}");
     }
 }

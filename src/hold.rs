@@ -364,12 +364,35 @@ impl Hold {
 
     fn raise_validity(&self, _terms: &Terms, until: Instant) {
         let until = wait::nanos(until);
+        if self.grip().is_some() && self.is_over(Instant::now()) {
+            return;
+        }
         if self.valid_until.fetch_max(until, Ordering::AcqRel) < until {
             self.renewal_failed.store(false, Ordering::Relaxed);
         }
     }
 
-    /// The hold is certain until then and no longer: what a majority keeps can become less.
+    /// Whether it was certain once, and that has passed.
+    fn is_over(&self, now: Instant) -> bool {
+        let until = self.valid_until.load(Ordering::Acquire);
+        until != 0 && until <= wait::nanos(now)
+    }
+
+    /// A majority of servers keeps the hold until then and no longer, which can be less than before. `false` if its time
+    /// had passed: others may have had it since, so it never becomes valid again.
+    pub(crate) fn majority_keeps_until(&self, until: Instant) -> bool {
+        let until = wait::nanos(until);
+        let _terms = self.terms.lock();
+        if self.is_over(Instant::now()) {
+            return false;
+        }
+        if self.valid_until.swap(until, Ordering::AcqRel) < until {
+            self.renewal_failed.store(false, Ordering::Relaxed);
+        }
+        true
+    }
+
+    /// The hold is certain until then and no longer.
     pub(crate) fn certain_until(&self, until: Instant) {
         let until = wait::nanos(until);
         let _terms = self.terms.lock();
@@ -397,7 +420,8 @@ impl Hold {
     /// When to look at it again, if nothing happens by `at`.
     pub(crate) fn look_again(&self, at: Instant) -> Instant {
         match self.role {
-            // It has nothing to tell in time.
+            // When its time is over it may leave the others a bare majority.
+            Role::Part { .. } if self.valid_until() > Instant::now() => at.min(self.valid_until()),
             Role::Part { .. } => at,
             _ => {
                 let at = at.min(self.valid_until());
@@ -466,8 +490,9 @@ impl Hold {
             return Duty::Nothing;
         }
         match self.as_part() {
-            Some((Some(_), _)) if self.terms.lock().renewed => return Duty::Renew,
-            Some(_) => return Duty::Nothing,
+            // Or to be asked for; the grip knows.
+            Some((Some(_), _)) => return Duty::Renew,
+            Some((None, _)) => return Duty::Nothing,
             None => {}
         }
         let (terms, valid_until) = (*self.terms.lock(), self.valid_until());
@@ -652,10 +677,10 @@ impl Holding for Arc<Hold> {
 }
 
 impl Undo for Hold {
+    /// Its number was sent once, and is of no use any more if nobody knows what became of that: this never takes anything
+    /// that is held.
     fn undo(&self) -> Option<Deferred> {
-        // A part of what is held is released with the whole, wherever it may be.
-        let is_in_use = matches!(self.as_part(), Some((Some(_), _)));
-        (!is_in_use).then(|| self.release(true))
+        Some(self.release(true))
     }
 }
 

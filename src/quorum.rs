@@ -1,11 +1,11 @@
 //! A lock that a majority of independent masters keeps: asking them all at once, and what each keeps of a hold.
 //!
 //! ```text
-//!            ask: every node that responds, at once          a majority granted, in time
+//!            acquire: every node that responds, at once      a majority granted, in time
 //!   (free) ────────────────────────────────────► asking ───────────────────────────────► held
 //!      ▲                                           │ no majority to be had, or too late    │
-//!      ├─── given back wherever it was asked for ◄─┘                                       │
-//!      └─── given back wherever it may be ◄── released, or a majority gone ────────────────┘
+//!      ├─── given back where it may be kept ◄──────┘                                       │
+//!      └─── given back where it may be kept ◄── released, or lost ─────────────────────────┘
 //! ```
 //!
 //! What the nodes keep of a hold is in *grip*.
@@ -49,7 +49,7 @@ pub(crate) fn pause() -> Duration {
     wait::between(PAUSE.0, PAUSE.1)
 }
 
-fn patience(lease: Duration) -> Duration {
+pub(crate) fn patience(lease: Duration) -> Duration {
     (lease / PATIENCE.0)
         .clamp(PATIENCE.1, PATIENCE.2)
         .min(lease / 4)
@@ -236,7 +236,7 @@ impl Quorum {
                 .saturating_duration_since(Instant::now());
             // What is nearly over when it comes is of no use.
             if left >= terms.lease_time / 10 {
-                grip.arm(terms.lease, sent_at);
+                grip.is_granted(sent_at);
                 grip.tend();
                 return Asked::Taken { whole, sent_at };
             }

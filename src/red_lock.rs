@@ -25,21 +25,25 @@ exclusive_lock! {
     ///
     /// **Keeping it.** Each client renews the part of its master, and has it taken again where a master was not there at
     /// first or has lost it; with a fixed lease neither is done. [`nodes_held`](RedLockGuard::nodes_held) says how many
-    /// keep it. The hold is certain for as long as a majority is, and [`lost()`](RedLockGuard::lost) tells when it is not:
-    /// validity over, a majority gone, or a majority of masters found to have forgotten it at what may have been the same
-    /// time, so that somebody else may have had them meanwhile; a master out of reach from here is taken to be out of
-    /// reach for others too. That the majority has become a bare one is logged.
+    /// keep it. While that is no more than a bare majority, which is logged, the parts that are missing are asked for every
+    /// 5 to 50 ms, and those that are there are confirmed as often (less often if one client has more than 64 such parts).
+    /// The hold is certain for as long as a majority is, and [`lost()`](RedLockGuard::lost) tells when it is not, for good:
+    /// its validity is over, fewer than a majority are known to keep it, or a majority of masters may have been without it
+    /// at the same time, so that somebody else may have had them meanwhile: masters that have forgotten it, that were out
+    /// of reach until their part ran out, or that had no part in the grant, until they were heard to have it again.
+    /// [`unlock`](RedLockGuard::unlock) says so too if only the releases show it.
     ///
     /// **What it does not promise.** It rests on clocks that run at about the same speed and on pauses that end in time: a
     /// process that was stopped, or a write that is under way, can outlive the lease like with any other lock. A master
     /// that restarts without its data has forgotten what it granted, and if the majority was a bare one another client
-    /// may be granted the lock before the holder has noticed; [`keep_out_restarted`](Self::keep_out_restarted) closes
-    /// that hole. Where a late write does harm, let the resource check a number that rises with each holder: that is a
-    /// [`FencedLock`](crate::FencedLock), whose counter lives in one Redis; this lock has none.
+    /// may be granted the lock some milliseconds before the holder is told; [`keep_out_restarted`](Self::keep_out_restarted)
+    /// closes that hole. Where a late write does harm, let the resource check a number that rises with each holder: that is
+    /// a [`FencedLock`](crate::FencedLock), whose counter lives in one Redis; this lock has none.
     ///
     /// On each master it has the key of the [`ReentrantLock`](crate::ReentrantLock) of its name, and whoever holds that
-    /// counts as somebody else. Nobody who waits for a `RedLock` is told of a release: those of one process stand in
-    /// line and pass it among themselves, those of others ask again.
+    /// counts as somebody else. Its owner there is that of the guard, with another number where the part was taken again.
+    /// Nobody who waits for a `RedLock` is told of a release: those of one process wait in line and pass it among
+    /// themselves, those of others ask again.
     ///
     /// ```no_run
     /// use redlatch::{Client, RedLock};

@@ -149,6 +149,11 @@ impl Agenda {
         state.schedule.len() - state.parts
     }
 
+    /// How many of the armed holds are parts of others.
+    pub(crate) fn parts(&self) -> usize {
+        self.state.lock().parts
+    }
+
     /// Ends the thread, as soon as it looks.
     pub(crate) fn stop(&self) {
         self.state.lock().stopped = true;
@@ -206,7 +211,9 @@ impl Agenda {
     fn take_due(&self, now: Instant, early: Duration) -> Option<(Instant, Arc<Hold>)> {
         let mut state = self.state.lock();
         let (due, hold) = state.schedule.first_due()?;
-        let soon = || due <= wait::nanos(now + early) && hold.duty(now) == Duty::Renew;
+        // What is done about a part is not always a renewal, and may be due again within that time.
+        let may_be_early = due <= wait::nanos(now + early) && !hold.is_part();
+        let soon = || may_be_early && hold.duty(now) == Duty::Renew;
         if due > wait::nanos(now) && !soon() {
             return None;
         }
@@ -436,7 +443,7 @@ impl Lookout {
             match hold.duty(now) {
                 Duty::Nothing => {}
                 Duty::Wait(until) => agenda.arm(hold, until),
-                Duty::Renew if grip::heal(&self.engine, hold) => {}
+                Duty::Renew if grip::attend(&self.engine, hold) => {}
                 Duty::Renew => {
                     let late = now.saturating_duration_since(due).as_micros();
                     let lateness = &self.engine.counters.renewal_lateness_max_us;

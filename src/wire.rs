@@ -350,6 +350,20 @@ impl Wire {
         }
     }
 
+    /// Takes back an acquire that came to nothing, or of which nobody knows what came of it.
+    pub(crate) fn undo(&self, mode: Mode, owner: &str) -> Request {
+        match &self.more {
+            // Nobody has seen it held, and those who wait for a majority are not told anyway.
+            More::Part => Request::script(
+                "undoing an acquire",
+                &script::LOCK_RELEASE,
+                &[&self.key],
+                &[owner],
+            ),
+            _ => self.release(mode, owner),
+        }
+    }
+
     pub(crate) fn renew(&self, mode: Mode, owner: &str, lease: Duration, count: u32) -> Request {
         let doing = "renewing the lock";
         let (lease, count) = (lease_ms(lease).to_string(), count.to_string());

@@ -30,6 +30,7 @@ mod multi_lock_members;
 mod multi_lock_processes;
 mod red_lock;
 mod red_lock_faults;
+mod red_lock_parts;
 mod regressions;
 mod rights;
 mod rwlock;
