@@ -1,32 +1,39 @@
 -- red_acquire: take one node's part of a lock that a majority of nodes makes.
 --
 -- KEYS[1]  lock      hash: owner -> hold count
--- ARGV[1]  owner     "<client uuid>:<number>", a number never used before
+-- ARGV[1]  owner     "<client uuid>:<number>", a number that was never sent to this node
 -- ARGV[2]  lease_ms  integer > 0; how long the hold lives unless renewed
--- ARGV[3]  up_s      integer >= 0; a server that has been up for fewer seconds takes no part
+-- ARGV[3]  up_s      integer >= 0; a server that may have been up for no longer takes no part; 0 for any
+-- ARGV[4]  run_id    of the server that takes part, if it matters how long that has been up; empty for any
 --
 -- Returns  nil       taken, with a count of one
---          n >= -1   somebody else has it; n ms until their lease runs out, -1 if it never does
+--          n >= -1   the lock is taken, by whomever; n ms until that lease runs out, -1 if it never does
 --
 -- Keeps    at most one owner in the hash; the hash never exists without a TTL: a lock that cannot be
---          given one is not taken; run twice by one owner it is as if only the second had run;
+--          given one is not taken; run twice the second run takes nothing: the owner is there because
+--          two nodes are one server, and that counts once;
 --          a read-write lock, a hash with the field "mode": the answer is a WRONGTYPE error;
---          a server that was restarted too lately: the answer is a RESTARTED error
+--          a server that was restarted too lately, or is another: the answer is a RESTARTED error
 local lock = KEYS[1]
-local owner, lease_ms, up_s = ARGV[1], ARGV[2], ARGV[3]
+local owner, lease_ms, up_s, run_id = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 
 -- First, because it is the one that refuses a key of another type.
-local mine = redis.call('hexists', lock, owner) == 1
-if not mine and redis.call('exists', lock) == 1 then
-  if redis.call('hexists', lock, 'mode') == 1 then
-    return redis.error_reply('WRONGTYPE the key holds a read-write lock')
-  end
+if redis.call('hexists', lock, 'mode') == 1 then
+  return redis.error_reply('WRONGTYPE the key holds a read-write lock')
+end
+if redis.call('exists', lock) == 1 then
   return redis.call('pttl', lock)
 end
 if up_s ~= '0' then
-  local up = string.match(redis.call('info', 'server'), 'uptime_in_seconds:(%d+)')
-  if tonumber(up) < tonumber(up_s) then
-    return redis.error_reply('RESTARTED ' .. up .. ' s ago, and takes no part until it has been up for ' .. up_s .. ' s')
+  local info = redis.call('info', 'server')
+  local its = string.match(info, 'run_id:(%w+)')
+  if run_id ~= '' and run_id ~= its then
+    return redis.error_reply('RESTARTED as ' .. its .. ', and takes no part until it has been known as that for ' .. up_s .. ' s')
+  end
+  -- Both the present and the start are cut to whole seconds: it may have been up for almost a second less.
+  local up = string.match(info, 'uptime_in_seconds:(%d+)')
+  if tonumber(up) <= tonumber(up_s) then
+    return redis.error_reply('RESTARTED ' .. up .. ' s ago, and takes no part until it has been up for more than ' .. up_s .. ' s')
   end
 end
 redis.call('hset', lock, owner, 1)

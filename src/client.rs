@@ -57,6 +57,8 @@ pub(crate) struct Engine {
     pub(crate) owners: Owners,
     /// Which server the connection leads to.
     pub(crate) known: identity::Known,
+    /// Since when that is the same.
+    pub(crate) seniority: identity::Seniority,
     pub(crate) gates: Gates,
     pub(crate) permits: LivePermits,
     pub(crate) link: Link,
@@ -386,6 +388,7 @@ impl Client {
                     waiter_lease: config.waiter_lease,
                     owners: Owners::new(),
                     known: identity::Known::default(),
+                    seniority: identity::Seniority::default(),
                     gates: Gates::new(config.key_prefix, db, config.tenure),
                     permits: LivePermits::default(),
                     link,

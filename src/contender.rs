@@ -497,6 +497,7 @@ impl<'a> Contender<'a> {
             tokens,
             token_ttl: self.lock.token_ttl,
             up_for: Duration::ZERO,
+            run_id: "",
         });
         let hold = Arc::new(Hold::new(
             Arc::clone(&self.gate),

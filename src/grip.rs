@@ -273,11 +273,11 @@ impl Grip {
     }
 
     /// What takes a node's part in the round: once, since its number may be sent once.
-    pub(crate) fn acquire(&self, node: usize, up_for: Duration) -> Attempt {
-        Self::ask_for(&self.state.lock().parts[node].hold, up_for)
+    pub(crate) fn acquire(&self, node: usize, up_for: Duration, run_id: &str) -> Attempt {
+        Self::ask_for(&self.state.lock().parts[node].hold, up_for, run_id)
     }
 
-    fn ask_for(part: &Arc<Hold>, up_for: Duration) -> Attempt {
+    fn ask_for(part: &Arc<Hold>, up_for: Duration, run_id: &str) -> Attempt {
         Attempt {
             request: part.gate.wire.acquire(&Ask {
                 owner: &part.owner,
@@ -293,6 +293,7 @@ impl Grip {
                 tokens: 1,
                 token_ttl: Duration::ZERO,
                 up_for,
+                run_id,
             }),
             undo: Some(Arc::clone(part) as Arc<dyn Undo>),
         }
@@ -377,6 +378,7 @@ impl Grip {
                     // Refused before it had done anything.
                     Err(err) => {
                         part.by_text = is_unknown_script(&err);
+                        self.nodes.list[node].engine.seniority.learn(&err);
                         self.renumber(state, node);
                     }
                     Ok(_) => self.doubt(state, node),
@@ -519,7 +521,7 @@ impl Grip {
         for number in &part.doubtful {
             link.submit(&Call::deferred(number.release(true)));
         }
-        let call = Call::unattended(Self::ask_for(&part.hold, Duration::ZERO));
+        let call = Call::unattended(Self::ask_for(&part.hold, Duration::ZERO, ""));
         if part.by_text {
             call.go_whole();
         }

@@ -211,7 +211,8 @@ impl Quorum {
         let engines = nodes.list.iter().map(|node| &node.engine);
         let _contending: Vec<_> = engines.map(|engine| engine.contending()).collect();
         let grip = Grip::new(nodes, gate, terms);
-        let mut acquire = |node: usize| grip.acquire(node, up_for);
+        let run_ids = self.run_ids(up_for);
+        let mut acquire = |node: usize| grip.acquire(node, up_for, &run_ids[node]);
         let sent_at = Instant::now();
         let taken = |value: &Value| matches!(value, Value::Nil);
         let round = nodes.round(
@@ -256,6 +257,18 @@ impl Quorum {
                 failures: nodes.failures(round.replies),
             })
         }
+    }
+
+    /// As which `run_id` each server counts for those who keep out whoever is new within `span`; empty for any.
+    fn run_ids(&self, span: Duration) -> Vec<String> {
+        let (nodes, now) = (&self.nodes.list, Instant::now());
+        if span.is_zero() {
+            return vec![String::new(); nodes.len()];
+        }
+        nodes
+            .iter()
+            .map(|node| node.engine.seniority.counts_as(span, now))
+            .collect()
     }
 
     /// Asks every node a question, and wants a number from a majority.

@@ -94,9 +94,14 @@ impl RedLock {
     ///
     /// A master that restarts without its data has forgotten the holds it granted; once the longest lease that anybody
     /// uses for this name is over, none of them can be valid any more. Source: the crash recovery rule of the Redlock
-    /// description. The server's uptime is asked in the acquire itself, in whole seconds; it has nothing to do with
-    /// renewing: a holder takes its part again at once, and a hold that another thread of this process passes on was asked
-    /// for by that thread's handle. From 10 ms to 100 years; anything else is answered
+    /// description. The server's uptime is asked in the acquire itself; since it counts whole seconds, a master counts up
+    /// to two seconds later than it could. A server that is not the one its client knew (by its `run_id`: restarted, or
+    /// another behind the same address, like a replica that was promoted) counts once its client has known it for
+    /// `longest_lease`, from the first acquire that met it; a client that is opened after such a change cannot tell, and
+    /// goes by the uptime alone. It rests on the wall clock of the masters, which should not be set forward.
+    ///
+    /// It has nothing to do with renewing: a holder takes its part again at once, and a hold that another thread of this
+    /// process passes on was asked for by that thread's handle. From 10 ms to 100 years; anything else is answered
     /// [`Error::Config`](crate::Error::Config) by the verbs. Default: a master counts at once.
     #[must_use]
     pub fn keep_out_restarted(mut self, longest_lease: Duration) -> Self {

@@ -113,8 +113,9 @@ pub(crate) struct Ask<'a> {
     /// How many tokens to draw, and how long their counter is kept; for ever if that is zero.
     pub(crate) tokens: u64,
     pub(crate) token_ttl: Duration,
-    /// How long a node must have been up to take part.
+    /// How long a node must have been up to take part, and under which `run_id`; empty for any.
     pub(crate) up_for: Duration,
+    pub(crate) run_id: &'a str,
 }
 
 /// A place in the line that Redis keeps.
@@ -254,7 +255,12 @@ impl Wire {
                 doing,
                 &script::RED_ACQUIRE,
                 &[&self.key],
-                &[ask.owner, &lease, &seconds(ask.up_for).to_string()],
+                &[
+                    ask.owner,
+                    &lease,
+                    &seconds(ask.up_for).to_string(),
+                    ask.run_id,
+                ],
             ),
             (More::Line { queue, timeouts }, _) => Request::script(
                 doing,
