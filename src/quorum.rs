@@ -8,10 +8,13 @@
 //!      └─── given back where it may be kept ◄── released, or lost ─────────────────────────┘
 //! ```
 //!
+//! Who has found it busy lately looks first, and acquires only what a majority of nodes says is free: an attempt that
+//! takes a minority for a moment would keep the holder from taking its own parts again.
+//!
 //! What the nodes keep of a hold is in *grip*.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use redis::Value;
@@ -44,6 +47,9 @@ const PAUSE: (Duration, Duration) = (Duration::from_millis(5), Duration::from_mi
 pub(crate) const SLICE: (Duration, Duration) =
     (Duration::from_millis(1), Duration::from_millis(16));
 
+/// For how long a lock that was found with others is thought to be busy.
+const BUSY_FOR: Duration = Duration::from_secs(1);
+
 /// A random pause, so that those who split the nodes between them do not meet again.
 pub(crate) fn pause() -> Duration {
     wait::between(PAUSE.0, PAUSE.1)
@@ -73,6 +79,8 @@ pub(crate) struct Quorum {
     nodes: Arc<Nodes>,
     clients: Vec<Arc<Shared>>,
     pub(crate) masters: Masters,
+    /// When others were last found to have it, of `wait::nanos`; zero if it was ours since.
+    busy_at: AtomicU64,
 }
 
 /// What a majority of servers has said to an acquire.
@@ -180,6 +188,7 @@ impl Quorum {
             nodes,
             clients,
             masters,
+            busy_at: AtomicU64::new(0),
         };
         Ok((Arc::new(quorum), id))
     }
@@ -210,6 +219,11 @@ impl Quorum {
         // A client that is closed meanwhile gives back what it may have been granted.
         let engines = nodes.list.iter().map(|node| &node.engine);
         let _contending: Vec<_> = engines.map(|engine| engine.contending()).collect();
+        let found_busy = self.busy_at.load(Ordering::Relaxed);
+        let lately = Instant::now().saturating_duration_since(wait::instant(found_busy)) < BUSY_FOR;
+        if found_busy != 0 && lately && self.is_busy(terms.lease_time, until, stop) {
+            return self.busy();
+        }
         let grip = Grip::new(nodes, gate, terms);
         let run_ids = self.run_ids(up_for);
         let mut acquire = |node: usize| grip.acquire(node, up_for, &run_ids[node]);
@@ -237,6 +251,7 @@ impl Quorum {
                 .saturating_duration_since(Instant::now());
             // What is nearly over when it comes is of no use.
             if left >= terms.lease_time / 10 {
+                self.busy_at.store(0, Ordering::Relaxed);
                 grip.is_granted(sent_at);
                 grip.tend();
                 return Asked::Taken { whole, sent_at };
@@ -248,7 +263,7 @@ impl Quorum {
         if granted >= nodes.needed {
             Asked::TooLate
         } else if granted + Round::count_in(&round.replies, &busy) >= nodes.needed {
-            Asked::Busy
+            self.busy()
         } else {
             Asked::TooFew(Short {
                 nodes: nodes.list.len(),
@@ -257,6 +272,25 @@ impl Quorum {
                 failures: nodes.failures(round.replies),
             })
         }
+    }
+
+    fn busy(&self) -> Asked {
+        let now = wait::nanos(Instant::now()).max(1);
+        self.busy_at.store(now, Ordering::Relaxed);
+        Asked::Busy
+    }
+
+    /// Whether so many nodes answer that no majority of them is free; takes nothing.
+    fn is_busy(&self, lease: Duration, until: Instant, stop: &dyn Fn() -> bool) -> bool {
+        let nodes = &self.nodes;
+        let mut look = |node: usize| Attempt {
+            request: nodes.list[node].gate.wire.remaining(),
+            undo: None,
+        };
+        let free = |value: &Value| matches!(value, Value::Int(-2));
+        let round = nodes.round(Goal::MajoritySoon, lease, until, stop, &mut look, &free);
+        let answered = round.count(&|value| matches!(value, Value::Int(_)));
+        answered >= nodes.needed && round.count(&free) < nodes.needed
     }
 
     /// As which `run_id` each server counts for those who keep out whoever is new within `span`; empty for any.

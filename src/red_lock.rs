@@ -43,7 +43,8 @@ exclusive_lock! {
     /// On each master it has the key of the [`ReentrantLock`](crate::ReentrantLock) of its name, and whoever holds that
     /// counts as somebody else. Its owner there is that of the guard, with another number where the part was taken again.
     /// Nobody who waits for a `RedLock` is told of a release: those of one process wait in line and pass it among
-    /// themselves, those of others ask again.
+    /// themselves, those of others come back after a pause, look whether a majority of masters is free (`PTTL`), and only
+    /// then ask for it, so that they take nothing of what a holder lacks.
     ///
     /// ```no_run
     /// use redlatch::{Client, RedLock};

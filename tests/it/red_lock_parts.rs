@@ -259,3 +259,63 @@ fn that_others_may_have_had_it_meanwhile_is_told_even_if_all_keep_it_again() {
         nothing_is_left(&servers);
     }
 }
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Those who wait
+// ---------------------------------------------------------------------------------------------------------------------
+
+#[test]
+fn whoever_waits_takes_no_part_of_what_others_have_and_tells_nobody_of_it() {
+    let servers = masters(5);
+    let clients = open(&servers);
+    let name = unique("wait");
+    a_stranger_has(&servers[..3], &name);
+    let looks = || -> u64 { servers[3..].iter().map(|server| server.calls("pttl")).sum() };
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| drop(red(&clients, &name).lock().unwrap()));
+        eventually("it looks again and again", || looks() >= 20);
+        for server in &servers[..3] {
+            // Once to be refused, and nothing is given back that was not granted.
+            assert_eq!((server.calls("hexists"), server.calls("hdel")), (1, 0));
+        }
+        for server in &servers[3..] {
+            // Only the first attempt has not known better.
+            assert_eq!((server.calls("hset"), server.calls("hdel")), (1, 1));
+        }
+        for server in &servers {
+            assert_eq!(server.calls("publish"), 0);
+        }
+        the_stranger_leaves(&servers[..3], &name);
+        waiting.join().unwrap();
+    });
+    nothing_is_left(&servers);
+}
+
+#[test]
+fn those_who_wait_leave_a_holder_what_it_lacks() {
+    let servers = masters(5);
+    let name = unique("lacks");
+    let ours = open(&servers);
+    a_stranger_has(&servers[3..], &name);
+    let guard = red(&ours, &name).lock().unwrap();
+    assert_eq!(guard.nodes_held(), 3);
+    let theirs = [(); 3].map(|()| open(&servers));
+    thread::scope(|scope| {
+        for clients in &theirs {
+            scope.spawn(|| drop(red(clients, &name).lock().unwrap()));
+        }
+        // The first was an attempt.
+        let looked = |clients: &Vec<Client>| clients[3].stats().commands >= 6;
+        eventually("all of them look again and again", || {
+            theirs.iter().all(looked)
+        });
+        let taken = || [3, 4].map(|node: usize| servers[node].calls("hset"));
+        let before = taken();
+        the_stranger_leaves(&servers[3..], &name);
+        all_keep(&guard, 5);
+        assert_eq!(taken(), before.map(|calls| calls + 1), "by the holder");
+        assert!(guard.is_valid() && guard.lost().is_empty());
+        drop(guard);
+    });
+    nothing_is_left(&servers);
+}
