@@ -425,8 +425,8 @@ impl Nodes {
         self.list[node].engine.link.no_answer()
     }
 
-    /// A [`round`](Self::round), and another if so few answered that it may have been connections that were idle for too
-    /// long. For what may be sent twice.
+    /// A [`round`](Self::round), and another if so few answered because of connections that turned out to be of no use:
+    /// they may have been idle for too long. For what may be sent twice.
     pub(crate) fn round_twice(
         &self,
         goal: Goal,
@@ -437,7 +437,15 @@ impl Nodes {
         counts: &dyn Fn(&Value) -> bool,
     ) -> Round {
         let round = self.round(goal, lease, until, stop, make, counts);
-        if round.count(&|_| true) >= self.needed || stop() || Instant::now() >= until {
+        let broke = |call: &Option<Arc<Call>>| {
+            let outcome = call.as_ref().and_then(|call| call.outcome());
+            matches!(outcome, Some(Err(_)))
+        };
+        if round.count(&|_| true) >= self.needed
+            || !round.calls.iter().any(broke)
+            || stop()
+            || Instant::now() >= until
+        {
             return round;
         }
         self.round(goal, lease, until, stop, make, counts)
@@ -447,7 +455,8 @@ impl Nodes {
     /// or a majority has answered and it cannot be any more, and at the latest when the last node's time is up.
     ///
     /// A node that is not connected, or owes an older reply for too long, costs nothing as long as the others are
-    /// enough; it is connected again in the background.
+    /// enough; it is connected again in the background. Where all are asked, all connections that are missing are made at
+    /// the same time.
     fn round(
         &self,
         goal: Goal,
@@ -479,6 +488,16 @@ impl Nodes {
                 untried.push(*node);
                 link.want();
             }
+        }
+        if goal == Goal::All {
+            for (node, made) in self.connect(&untried, until.min(Instant::now() + patience)) {
+                match made {
+                    Ok(()) if self.send(&mut round, node, make, patience) => {}
+                    Ok(()) => round.replies[node] = Reply::Failed(self.unanswered(node)),
+                    Err(fault) => round.replies[node] = Reply::Failed(fault),
+                }
+            }
+            untried.clear();
         }
         untried.reverse();
         let mut slice = SLICE.0;
@@ -529,6 +548,38 @@ impl Nodes {
                 return round;
             }
         }
+    }
+
+    /// Makes the connections that are missing, all at the same time.
+    fn connect(
+        &self,
+        missing: &[usize],
+        until: Instant,
+    ) -> Vec<(usize, std::result::Result<(), Fault>)> {
+        let home = self.home();
+        let connect = |node: usize| {
+            let link = &self.list[node].engine.link;
+            (node, link.up(until, &mut || !home.is_closed()))
+        };
+        let Some((first, others)) = missing.split_first() else {
+            return Vec::new();
+        };
+        std::thread::scope(|scope| {
+            let connect = &connect;
+            let spawned: Vec<_> = others
+                .iter()
+                .map(|node| {
+                    let thread = std::thread::Builder::new().name("redlatch-connect".into());
+                    (*node, thread.spawn_scoped(scope, || connect(*node)))
+                })
+                .collect();
+            let mut made = vec![connect(*first)];
+            made.extend(spawned.into_iter().map(|(node, thread)| {
+                let joined = thread.ok().and_then(|thread| thread.join().ok());
+                joined.unwrap_or_else(|| (node, Err(self.unanswered(node))))
+            }));
+            made
+        })
     }
 
     /// Sends a node its question, if there is a connection.

@@ -1,6 +1,7 @@
 //! What the masters of a `RedLock` keep of one hold: under which numbers, what becomes of it when some of them forget, and
 //! how others who want the lock stay out of the way.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -318,4 +319,45 @@ fn those_who_wait_leave_a_holder_what_it_lacks() {
         drop(guard);
     });
     nothing_is_left(&servers);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Questions
+// ---------------------------------------------------------------------------------------------------------------------
+
+#[test]
+fn questions_wait_for_all_servers_that_are_away_at_the_same_time() {
+    let servers = masters(5);
+    let (clients, proxies) = open_through(&servers, &[1, 3], |config| config);
+    let lock = red(&clients, &unique("away"));
+    let asks: [&dyn Fn() -> redlatch::Result<()>; 3] = [
+        &|| lock.is_locked().map(drop),
+        &|| lock.remaining().map(drop),
+        &|| lock.force_unlock().map(drop),
+    ];
+    for ask in asks {
+        for proxy in &proxies {
+            proxy.set(Target::All, Mode::BlackHole);
+            proxy.cut(Target::All);
+        }
+        // With this it is known that the connections are gone.
+        ask().unwrap();
+        let (done, both) = (AtomicBool::new(false), AtomicBool::new(false));
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                while !done.load(Ordering::SeqCst) {
+                    let dialled = |proxy: &Proxy| proxy.connections(Target::All) > 0;
+                    both.fetch_or(proxies.iter().all(dialled), Ordering::SeqCst);
+                    thread::sleep(ms(2));
+                }
+            });
+            ask().unwrap();
+            done.store(true, Ordering::SeqCst);
+        });
+        assert!(both.into_inner(), "one was waited for after the other");
+        for proxy in &proxies {
+            proxy.pass();
+        }
+        ask().unwrap();
+    }
 }
