@@ -657,7 +657,8 @@ impl<'a> Contender<'a> {
     fn granted(mut self, hold: Arc<Hold>, sent_at: Instant) -> Result<Held> {
         let (engine, gate, terms) = (self.engine(), Arc::clone(&self.gate), self.terms);
         let now = Instant::now();
-        if !hold.is_valid(now) {
+        // If it was lost to somebody else meanwhile, that is for its guard to tell.
+        if now >= hold.valid_until() {
             // Too late to be of use, and perhaps somebody else's by now.
             engine.give_back(&hold);
             return Err(self.lock.lost(LossReason::Expired));
