@@ -624,8 +624,12 @@ mod tests {
         assert_eq!(sweeps(&gates, 1), 1);
         assert_eq!(gates.free.lock().len(), 0);
         leave(&gate);
-        drop(gate);
+        for _ in 0..100 {
+            enter(&gate);
+            leave(&gate);
+        }
         assert_eq!(gates.free.lock().len(), 1);
+        drop(gate);
         assert_eq!(sweeps(&gates, 1), 1);
         assert_eq!(gates.len(), 0);
     }

@@ -10,6 +10,7 @@ use redis::{RedisError, Value};
 use crate::call::Call;
 use crate::client::Engine;
 use crate::error::{Error, Result};
+use crate::report::report;
 use crate::script::Request;
 use crate::wait;
 
@@ -288,7 +289,7 @@ fn reconnect(engines: &[&Arc<Engine>], until: Instant) {
             .link
             .up(Instant::now() + share, &mut || !engine.is_closed());
         if let Err(fault) = up {
-            log::debug!("{DOING}: {:?}: {fault:?}", engine.endpoint);
+            report!(Debug, "{DOING}: {:?}: {fault:?}", engine.endpoint);
             engine.link.want();
         }
     }
