@@ -9,6 +9,7 @@ use crossbeam_channel::{bounded, unbounded};
 use redlatch::{Client, LossReason};
 
 use crate::faults::{Told, config};
+use crate::red_lock::{all_keep, masters, open, red};
 use crate::support::{Logs, Mode, Proxy, Server, Target, eventually, logs, ms, unique};
 
 /// No more than what a busy machine may need.
@@ -157,5 +158,33 @@ fn a_logger_that_blocks_delays_no_renewal_and_no_listener() {
         .unlock()
         .unwrap();
     kept.unlock().unwrap();
+    drop(release);
+}
+
+#[test]
+fn a_logger_that_blocks_over_one_master_delays_no_renewal_on_the_others() {
+    let logs = logs();
+    let servers = masters(3);
+    let clients = open(&servers);
+    let name = unique("masters");
+    let (release, released) = bounded::<()>(0);
+    let (began, begun) = unbounded();
+    let forgotten = format!("has forgotten `{name}`");
+    let _hooked = Hooked(logs, vec![forgotten.clone()]);
+    logs.hook(&forgotten, move |_, _| {
+        began.send(()).unwrap();
+        released.recv_timeout(LONG * 2).unwrap_or_default();
+    });
+    let guard = red(&clients, &name).lock().unwrap();
+    all_keep(&guard, 3);
+    assert_eq!(servers[1].ask::<i64>(&["DEL", &name]), 1);
+    begun.recv_timeout(LONG).unwrap();
+    // The logger has it in hand, and does not return.
+    all_keep(&guard, 3);
+    for _ in 0..2 {
+        let until = guard.valid_until();
+        eventually("it is renewed", || guard.valid_until() > until);
+    }
+    guard.unlock().unwrap();
     drop(release);
 }
