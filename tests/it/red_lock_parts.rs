@@ -273,7 +273,7 @@ fn whoever_waits_takes_no_part_of_what_others_have_and_tells_nobody_of_it() {
     a_stranger_has(&servers[..3], &name);
     let looks = || -> u64 { servers[3..].iter().map(|server| server.calls("pttl")).sum() };
     thread::scope(|scope| {
-        let waiting = scope.spawn(|| drop(red(&clients, &name).lock().unwrap()));
+        let waiting = scope.spawn(|| drop(red_lock::take(&red(&clients, &name))));
         eventually("it looks again and again", || looks() >= 20);
         for server in &servers[..3] {
             // Once to be refused, and nothing is given back that was not granted.
