@@ -99,6 +99,8 @@ struct State {
     changed_at: Option<Instant>,
     /// The last of these moments for which they were asked.
     called_at: Option<Instant>,
+    /// Why it is lost, as whoever found out first says: several watchdogs may find it at once.
+    lost: Option<LossReason>,
 }
 
 /// One node.
@@ -214,6 +216,10 @@ impl State {
         self.changed_at > self.parts[node].kept.confirmed_at
     }
 
+    fn lost(&mut self, why: LossReason) -> Verdict {
+        Verdict::Lost(*self.lost.get_or_insert(why))
+    }
+
     /// How many nodes may have been without at one time since `from`.
     fn lacked(&self, from: Instant, now: Instant) -> usize {
         let lack = |part: &&Part| part.kept.may_lack(from, now);
@@ -248,6 +254,7 @@ impl Grip {
                     bare: None,
                     changed_at: None,
                     called_at: None,
+                    lost: None,
                 }),
                 me: Weak::clone(me),
             }
@@ -617,7 +624,7 @@ impl Grip {
         self.renumber(state, node);
         if state.lacked(from, now) >= self.nodes.needed {
             // Others may have had a majority in between.
-            return Verdict::Lost(why);
+            return state.lost(why);
         }
         self.judge(state, why)
     }
@@ -632,7 +639,7 @@ impl Grip {
         let untils = state.untils(now);
         let until = untils.get(needed - 1);
         if !until.is_some_and(|until| self.count_on(&whole, *until)) {
-            return Verdict::Lost(why);
+            return state.lost(why);
         }
         let mut verdict = Verdict::Held;
         if untils.len() > needed || n == needed {
