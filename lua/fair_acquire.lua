@@ -48,7 +48,7 @@ if not mine then
       break
     end
     if silent == nil then
-      local latest = tonumber(redis.call('zrevrange', timeouts, 0, 0, 'withscores')[2] or 0)
+      local latest = tonumber(redis.call('zrange', timeouts, -1, -1, 'withscores')[2] or 0)
       silent = latest <= now and redis.call('llen', queue) > 1
     end
     -- Not one of them has been heard of: the server may have been stopped, or all of them. Whoever lives asks within a third

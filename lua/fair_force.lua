@@ -30,7 +30,7 @@ local time = redis.call('time')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 while head and tonumber(redis.call('zscore', timeouts, head) or 0) <= now do
   -- Where several wait and not one of them has been heard of, all may have been stopped: fair_acquire gives them time.
-  if tonumber(redis.call('zrevrange', timeouts, 0, 0, 'withscores')[2] or 0) <= now and redis.call('llen', queue) > 1 then
+  if tonumber(redis.call('zrange', timeouts, -1, -1, 'withscores')[2] or 0) <= now and redis.call('llen', queue) > 1 then
     break
   end
   redis.call('lpop', queue)

@@ -12,6 +12,14 @@ const README: &str = include_str!("../../README.md");
 /// A client that is no more.
 const READER: &str = "9f8e7d6c-5b4a-4321-8fed-cba987654321";
 
+/// The command that the README gives for a user of the locks.
+fn acl_line() -> &'static str {
+    README
+        .lines()
+        .find(|line| line.starts_with("ACL SETUSER locker "))
+        .unwrap()
+}
+
 /// Somebody waits with `wait` for what `hold` holds, and gets it.
 fn hands_over<G, H: 'static>(
     client: &Client,
@@ -28,14 +36,31 @@ fn hands_over<G, H: 'static>(
     crew.join();
 }
 
+// Some commands run only after a waiter has died or a key was evicted.
+#[test]
+fn every_command_of_the_scripts_is_among_the_rights_in_the_readme() {
+    let rights: Vec<_> = acl_line()
+        .split(' ')
+        .filter_map(|word| word.strip_prefix('+')?.split('|').next())
+        .collect();
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/lua");
+    let mut seen = 0;
+    for file in std::fs::read_dir(folder).unwrap() {
+        let path = file.unwrap().path();
+        let script = std::fs::read_to_string(&path).unwrap();
+        for call in script.split("call('").skip(1) {
+            let command = call.split('\'').next().unwrap();
+            assert!(rights.contains(&command), "{command} of {}", path.display());
+            seen += 1;
+        }
+    }
+    assert!(seen > 100, "only {seen} commands");
+}
+
 #[test]
 fn the_rights_in_the_readme_are_enough_for_every_lock() {
-    let line = README
-        .lines()
-        .find(|line| line.starts_with("ACL SETUSER locker "))
-        .unwrap();
     let servers = [(); 3].map(|()| Server::start());
-    let rule: Vec<_> = line.split(' ').collect();
+    let rule: Vec<_> = acl_line().split(' ').collect();
     for server in &servers {
         server.cli(&rule);
     }
