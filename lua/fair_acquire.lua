@@ -16,7 +16,8 @@
 --          -3         not now, and the place is lost: '2' gets it back
 --
 -- Keeps    what lock_acquire keeps; the order of live waiters; a later timeout as it is, unless Redisson was the reason
---          for it and is not any more; the place, if the lock cannot be taken; run twice it is as if only the second had run
+--          for it and is not any more; the place, if the lock cannot be taken; of the dead in front those after the
+--          first 500, for the next call; run twice it is as if only the second had run
 local lock, queue, timeouts, channel = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local owner, lease_ms, ticket = ARGV[1], ARGV[2], ARGV[3]
 local waiter_ms, stood = tonumber(ARGV[4]), ARGV[5] ~= '0'
@@ -41,6 +42,8 @@ if not mine then
   local time = redis.call('time')
   now = time[1] * 1000 + math.floor(time[2] / 1000)
   local silent
+  -- Not all at once: there may be thousands.
+  local to_purge = 500
   -- A head without a timeout is dead too: nothing else would ever end it.
   while head and head ~= ticket do
     head_dies_at = tonumber(redis.call('zscore', timeouts, head) or 0)
@@ -60,6 +63,10 @@ if not mine then
       break
     end
     silent = false
+    if to_purge == 0 then
+      break
+    end
+    to_purge = to_purge - 1
     redis.call('lpop', queue)
     redis.call('zrem', timeouts, head)
     head = redis.call('lindex', queue, 0)

@@ -28,14 +28,25 @@ end
 redis.call('del', lock)
 local time = redis.call('time')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
-while head and tonumber(redis.call('zscore', timeouts, head) or 0) <= now do
+local function is_dead(waiter)
+  return waiter and tonumber(redis.call('zscore', timeouts, waiter) or 0) <= now
+end
+if is_dead(head) then
+  local latest = redis.call('zrange', timeouts, -1, -1, 'withscores')
+  local lives = tonumber(latest[2] or 0) > now
   -- Where several wait and not one of them has been heard of, all may have been stopped: fair_acquire gives them time.
-  if tonumber(redis.call('zrange', timeouts, -1, -1, 'withscores')[2] or 0) <= now and redis.call('llen', queue) > 1 then
-    break
+  -- Otherwise not all at once: there may be thousands.
+  local to_purge = (lives or redis.call('llen', queue) == 1) and 500 or 0
+  while to_purge > 0 and is_dead(head) do
+    redis.call('lpop', queue)
+    redis.call('zrem', timeouts, head)
+    head = redis.call('lindex', queue, 0)
+    to_purge = to_purge - 1
   end
-  redis.call('lpop', queue)
-  redis.call('zrem', timeouts, head)
-  head = redis.call('lindex', queue, 0)
+  -- Whoever asks purges the others, and only who lives asks.
+  if lives and is_dead(head) then
+    head = latest[1]
+  end
 end
 if head then
   redis.pcall('publish', channel .. ':' .. head, '0')

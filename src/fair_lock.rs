@@ -17,8 +17,10 @@ exclusive_lock! {
     /// behind it may have to wait once it is their turn. One that was stopped for longer goes back to the head of the
     /// line, since it came first. Threads of one process come back in the order in which they came; that of several
     /// processes that were stopped while others went on is not promised. If nobody in the line was heard of for that
-    /// long, as when Redis itself was stopped, nobody is skipped for another third of it. Times are those of the Redis server; Redisson's clients go by their own clocks, and one that
-    /// is ahead of the server by more than two thirds of the waiter lease takes our waiters for dead.
+    /// long, as when Redis itself was stopped, nobody is skipped for another third of it. If more than 500 died in front,
+    /// those who wait ask several times before they are skipped; [`try_lock`](Self::try_lock) asks once. Times are those of
+    /// the Redis server; Redisson's clients go by their own clocks, and one that is ahead of the server by more than two
+    /// thirds of the waiter lease takes our waiters for dead.
     ///
     /// **With Redisson.** Java clients stand in the same line. Each of them that gets the lock lowers the time of every
     /// waiter by 300 s (or its own wait), so behind one of them a place of ours is kept by Redisson's sum, and 300 s more

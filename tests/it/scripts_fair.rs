@@ -545,6 +545,47 @@ fn two_hundred_dead_heads_are_purged_by_one_ask() {
 }
 
 #[test]
+fn thousands_of_the_dead_are_purged_in_portions_and_the_first_who_lives_is_found() {
+    let mut fair = Fair::start();
+    let mut ear_con = fair.server.connection();
+    let mut ear = ear(&mut ear_con);
+    fair.take(A);
+    let dead = many(2_200);
+    let mut places = vec!["RPUSH".to_owned(), fair.queue_key()];
+    let mut timeouts = vec!["ZADD".to_owned(), fair.timeouts_key()];
+    for ticket in &dead {
+        places.push(ticket.clone());
+        timeouts.extend(["1".to_owned(), ticket.clone()]);
+    }
+    for command in [places, timeouts] {
+        let command: Vec<&str> = command.iter().map(String::as_str).collect();
+        let () = fair.server.ask(&command);
+    }
+    fair.place(C, fair.now() + WAITER);
+    // Each of them purges some, and tells somebody who lives and will ask.
+    assert_eq!(fair.release(A), 1);
+    assert_eq!(fair.queue().len(), 1_701);
+    fair.leave(A);
+    assert_eq!(fair.queue().len(), 1_201);
+    as_redisson(&fair.server, &fair.name, JAVA, "1", LEASE);
+    assert!(fair.force());
+    assert_eq!(fair.queue().len(), 701);
+    let told = fair.told(C);
+    assert_eq!(
+        heard(&fair.server, &mut ear),
+        [told.clone(), told.clone(), told]
+    );
+    // Not in vain for long.
+    assert_eq!(fair.ask(D, NEW), Some(1));
+    assert_eq!(fair.queue().len(), 202);
+    let told = fair.ask(D, STOOD).unwrap();
+    assert!((2..=WAITER).contains(&told), "{told}");
+    assert_eq!(heard(&fair.server, &mut ear).last(), Some(&fair.told(C)));
+    fair.take_from(C);
+    fair.assert_state(Some(C), &[D]);
+}
+
+#[test]
 fn an_ask_costs_the_same_however_long_the_queue_is() {
     let mut fair = Fair::start();
     fair.take(A);
