@@ -732,6 +732,9 @@ impl Grip {
             .map(|part| Arc::clone(&part.hold))
             .collect();
         drop(state);
+        for part in &parts {
+            part.may_last(terms.lease_time);
+        }
         let mut renew = |node: usize| Attempt {
             request: nodes.list[node].gate.wire.renew(
                 Mode::Exclusive,

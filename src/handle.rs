@@ -560,6 +560,7 @@ impl Handle {
         let asked = match hold.grip() {
             Some(grip) => grip.renew(terms, count, until, &stop),
             None => {
+                hold.may_last(terms.lease_time);
                 let mut attempt = || Attempt {
                     request: gate
                         .wire

@@ -449,6 +449,12 @@ impl Hold {
         }
     }
 
+    /// Redis is about to be told that lease, and may keep the hold for as long although no answer comes.
+    pub(crate) fn may_last(&self, lease: Duration) {
+        let mut terms = self.terms.lock();
+        terms.longest = terms.longest.max(lease);
+    }
+
     /// Redis is about to be told another lease: from now on it is not renewed, and certain for no longer than both the old
     /// lease and one that begins at `asked_at`.
     pub(crate) fn ask_for_lease(&self, asked_at: Instant, lease: Duration) {

@@ -755,6 +755,40 @@ fn one_more_hold_whose_renewal_is_answered_late_is_not_had_and_costs_nothing() {
 }
 
 #[test]
+fn one_more_hold_that_had_no_answer_is_given_back_however_long_redis_keeps_it() {
+    let servers = [(); 3].map(|()| Server::start());
+    let proxies = [0, 1, 2].map(|n: usize| Proxy::start(servers[n].addr()));
+    let clients = [0, 1, 2].map(|n: usize| {
+        let config = Config::new(proxies[n].url()).response_timeout(ms(100));
+        Client::open(config).unwrap()
+    });
+    let one = |lease| clients[0].reentrant_lock("one").lease(lease);
+    let majority = |lease| RedLock::new(&clients, "majority").unwrap().lease(lease);
+    let (shorter, longer) = (ms(800), 60 * LONG);
+    let held = (
+        one(shorter).lock().unwrap(),
+        majority(shorter).lock().unwrap(),
+    );
+    for proxy in &proxies {
+        proxy.set(Target::All, Mode::SwallowReplies);
+    }
+    assert!(one(longer).lock().is_err() && majority(longer).lock().is_err());
+    for proxy in &proxies {
+        proxy.set(Target::All, Mode::BlackHole);
+    }
+    drop(held);
+    // Past all that the shorter lease could explain.
+    thread::sleep(2 * shorter);
+    for proxy in &proxies {
+        proxy.pass();
+    }
+    for (server, client) in servers.iter().zip(&clients) {
+        eventually("nothing is left", || server.dbsize() == 0);
+        assert_eq!(client.stats().releases_failed, 0);
+    }
+}
+
+#[test]
 fn a_server_that_is_away_is_an_error_however_short_the_limit() {
     let mut servers = [(); 3].map(|()| Server::start());
     let clients = [0, 1, 2].map(|n: usize| open(&servers[n]));
