@@ -1051,8 +1051,9 @@ impl Link {
         state.feed();
     }
 
-    /// Gives up unacknowledged calls that are of no use any more, wherever the server is.
-    fn give_up_ended(&self) {
+    /// Gives up unacknowledged calls that are of no use any more, wherever the server is; looks after other duties in
+    /// between, since there may be as many as an outage has left.
+    fn give_up_ended(&self, meanwhile: Meanwhile<'_>) {
         let why = stream::timed_out("redis was out of reach until its lease was over");
         loop {
             let mut ended = Vec::new();
@@ -1069,6 +1070,9 @@ impl Link {
             }
             for deferred in ended.iter().filter_map(|call| call.deferred.as_ref()) {
                 self.give_up(deferred, &why);
+            }
+            if !meanwhile() {
+                return;
             }
         }
     }
@@ -1177,7 +1181,7 @@ impl Link {
         until: Instant,
         meanwhile: Meanwhile<'_>,
     ) -> bool {
-        self.give_up_ended();
+        self.give_up_ended(meanwhile);
         let mut state = self.state.lock();
         let generation = state.generation;
         let needed = state.wanted || !state.backlog.is_empty();
@@ -1391,5 +1395,52 @@ impl Drop for Served {
 fn appoint(call: Option<Arc<Call>>) {
     if let Some(call) = call {
         call.turned.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    use redis::ConnectionAddr;
+
+    /// To a server that is away.
+    fn link() -> Link {
+        let endpoint = Endpoint {
+            addr: ConnectionAddr::Tcp("127.0.0.1".into(), 1),
+            username: None,
+            password: None,
+            db: 0,
+            label: String::new(),
+            lookups: Arc::default(),
+        };
+        let timeout = Duration::from_secs(1);
+        Link::new(endpoint, timeout, timeout, Arc::default(), Agenda::new())
+    }
+
+    #[test]
+    fn other_duties_are_looked_after_while_the_releases_of_an_outage_are_given_up() {
+        let (link, now) = (link(), Instant::now());
+        let name: Arc<str> = "name".into();
+        for _ in 0..4 * AT_ONCE {
+            let request = Request::script("releasing", &script::LOCK_RELEASE, &[&name], &["o:1"]);
+            let terms = DeferredTerms {
+                name: Arc::clone(&name),
+                useful_until: now,
+                undo: true,
+                for_good: false,
+            };
+            assert!(
+                link.submit(&Call::deferred(Deferred { request, terms }))
+                    .is_none()
+            );
+        }
+        let mut looks = 0;
+        let mut look = || {
+            looks += 1;
+            true
+        };
+        assert!(!link.tend(now, &mut look), "nothing is left to be sent");
+        assert!(looks >= 4, "{looks}");
     }
 }
