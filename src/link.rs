@@ -1230,13 +1230,13 @@ impl Link {
                 self.fail_silent(generation);
                 return true;
             }
-            // With much to be sent or read it goes on for a while, but not without an answer.
+            // With much to be sent or read it goes on for a while: the next portion waits for the answer to this one.
             if Instant::now() >= turn_ends || !meanwhile() {
                 return true;
             }
             state = self.state.lock();
             match state.up(generation) {
-                Some(up) if up.last_heard > heard_at => {}
+                Some(up) if more || up.last_heard > heard_at => {}
                 _ => return true,
             }
         }

@@ -94,6 +94,29 @@ fn the_releases_of_an_outage_go_out_in_portions_and_a_text_once_each() {
 }
 
 #[test]
+fn the_releases_of_an_outage_go_out_one_portion_a_round_trip_although_nobody_else_sends() {
+    const RELEASES: u64 = 1_200;
+    let outage = Outage::with(RELEASES, |n| format!("alone:{n}"));
+    outage.ends(ms(15));
+    eventually("the first portion comes", || {
+        outage.server.dbsize() < RELEASES
+    });
+    let begun = Instant::now();
+    eventually("all is given back", || outage.server.dbsize() == 0);
+    let took = begun.elapsed();
+    // Of some 80 releases each.
+    let portions = u32::try_from(RELEASES / 80).unwrap();
+    let lock = outage.client.mutex("own");
+    let begun = Instant::now();
+    for _ in 0..portions {
+        drop(lock.try_lock().unwrap());
+    }
+    let round_trips = begun.elapsed();
+    assert!(2 * took < 5 * round_trips, "{took:?} and {round_trips:?}");
+    outage.is_over();
+}
+
+#[test]
 fn a_lock_is_had_while_the_releases_of_an_outage_go_out() {
     const RELEASES: u64 = 2_000;
     let outage = Outage::with(RELEASES, |n| format!("backlog:{n}"));
