@@ -576,12 +576,12 @@ fn listen_until_stopped(engine: &Arc<Engine>) {
             Err(err) => report!(Debug, "no connection for messages: {err}"),
         }
         let mut state = subscriber.state.lock();
-        if !state.stopped {
-            subscriber
-                .turned
-                .wait_for(&mut state, wait::jittered(back_off));
-            back_off = (back_off * 2).min(BACK_OFF.1);
+        // However many subscribe meanwhile.
+        let again_at = Instant::now() + wait::jittered(back_off);
+        while !state.stopped && Instant::now() < again_at {
+            subscriber.turned.wait_until(&mut state, again_at);
         }
+        back_off = (back_off * 2).min(BACK_OFF.1);
     }
 }
 

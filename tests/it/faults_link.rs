@@ -329,6 +329,30 @@ fn a_server_with_all_the_clients_it_wants_is_waited_for_with_a_password_too() {
 }
 
 #[test]
+fn who_comes_to_wait_does_not_shorten_the_pauses_of_a_subscriber_that_is_not_let_in() {
+    let server = Server::start();
+    let client = Client::open(patient(&server.url())).unwrap();
+    let name = unique("crowd");
+    let () = server.ask(&["HSET", &name, "somebody:1", "1"]);
+    let lock = client.mutex(&name);
+    assert!(lock.try_lock().unwrap().is_none());
+    let mut con = server.connection();
+    let () = redis::cmd("CONFIG")
+        .arg(&["SET", "maxclients", "1"])
+        .query(&mut con)
+        .unwrap();
+    for _ in 0..60 {
+        let got = lock.try_lock_for(ms(10));
+        assert!(!matches!(got, Ok(Some(_))), "{got:?}");
+    }
+    let info: String = redis::cmd("INFO").arg("stats").query(&mut con).unwrap();
+    let mut lines = info.lines();
+    let rejected = lines.find_map(|line| line.strip_prefix("rejected_connections:"));
+    let rejected: u64 = rejected.unwrap().trim().parse().unwrap();
+    assert!((1..=20).contains(&rejected), "{rejected}");
+}
+
+#[test]
 fn short_waits_for_a_frozen_server_share_one_connection_in_the_making() {
     let server = Server::start();
     let client = Client::open(patient(&server.url())).unwrap();
