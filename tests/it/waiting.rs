@@ -759,7 +759,7 @@ fn one_more_hold_that_had_no_answer_is_given_back_however_long_redis_keeps_it() 
     let servers = [(); 3].map(|()| Server::start());
     let proxies = [0, 1, 2].map(|n: usize| Proxy::start(servers[n].addr()));
     let clients = [0, 1, 2].map(|n: usize| {
-        let config = Config::new(proxies[n].url()).response_timeout(ms(100));
+        let config = Config::new(proxies[n].url()).response_timeout(ms(200));
         Client::open(config).unwrap()
     });
     let one = |lease| clients[0].reentrant_lock("one").lease(lease);
@@ -769,6 +769,11 @@ fn one_more_hold_that_had_no_answer_is_given_back_however_long_redis_keeps_it() 
         one(shorter).lock().unwrap(),
         majority(shorter).lock().unwrap(),
     );
+    // Without an answer nobody would know that the server does not know the script.
+    drop((
+        one(shorter).lock().unwrap(),
+        majority(shorter).lock().unwrap(),
+    ));
     for proxy in &proxies {
         proxy.set(Target::All, Mode::SwallowReplies);
     }
