@@ -197,6 +197,11 @@ impl Part {
         matches!(self.stage, Stage::Kept)
     }
 
+    /// Whether the node keeps it under the number of `hold`, and is still asked about it.
+    fn is_kept_as(&self, hold: &Arc<Hold>) -> bool {
+        self.is_kept() && !self.left_out && Arc::ptr_eq(&self.hold, hold)
+    }
+
     fn is_renewed(&self) -> bool {
         matches!(self.hold.terms(), Lease::Renewed { .. })
     }
@@ -583,7 +588,7 @@ impl Grip {
         let mut state = self.state.lock();
         self.look(&mut state);
         let part = &state.parts[node];
-        if state.let_go || !Arc::ptr_eq(&part.hold, hold) {
+        if state.let_go || !part.is_kept_as(hold) {
             // It says nothing of the number that is used now.
             return;
         }
@@ -725,7 +730,8 @@ impl Grip {
         stop: &dyn Fn() -> bool,
     ) -> std::result::Result<(Renewed, Instant), Fault> {
         let (nodes, sent_at) = (&self.nodes, Instant::now());
-        let state = self.state.lock();
+        let mut state = self.state.lock();
+        self.look(&mut state);
         let parts: Vec<_> = state
             .parts
             .iter()
@@ -748,24 +754,26 @@ impl Grip {
         let not_ours = |value: &Value| matches!(value, Value::Int(0 | -1));
         let lease = terms.lease_time;
         let round = nodes.round_twice(Goal::Majority, lease, until, stop, &mut renew, &kept);
-        let agreed = round.count(&kept);
         let mut state = self.state.lock();
         self.look(&mut state);
+        if state.let_go {
+            return Ok((Renewed::Gone, sent_at));
+        }
+        let mut agreed = 0;
         let mut verdict = Verdict::Held;
         for (node, reply) in round.replies.iter().enumerate() {
             let Reply::Came(answer) = reply else {
                 continue;
             };
-            if state.let_go || !Arc::ptr_eq(&state.parts[node].hold, &parts[node]) {
+            // A number that is not kept for certain may be undone yet, also by what was sent before.
+            if !state.parts[node].is_kept_as(&parts[node]) {
                 continue;
             }
             if kept(&answer.value) {
+                agreed += 1;
                 parts[node].extend(answer.sent_at, terms.lease_time);
                 self.is_kept(&mut state, node, answer.sent_at);
-            } else if not_ours(&answer.value)
-                && state.parts[node].is_kept()
-                && !matches!(verdict, Verdict::Lost(_))
-            {
+            } else if not_ours(&answer.value) && !matches!(verdict, Verdict::Lost(_)) {
                 let why = match answer.value {
                     Value::Int(-1) => LossReason::TakenOver,
                     _ => LossReason::Forced,
@@ -776,6 +784,11 @@ impl Grip {
         if agreed >= nodes.needed {
             for part in &state.parts {
                 part.hold.change_lease(terms.lease, terms.lease_time);
+            }
+            // Under the mutex: what is found out next may make it shorter again.
+            if let Some(whole) = self.get_whole() {
+                whole.change_lease(terms.lease, terms.lease_time);
+                whole.extend(sent_at, terms.lease_time);
             }
         }
         if !matches!(verdict, Verdict::Lost(_)) {

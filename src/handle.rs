@@ -585,8 +585,11 @@ impl Handle {
         let in_time = hold.is_valid(Instant::now());
         let reason = match renewed {
             Renewed::Yes => {
-                hold.change_lease(terms.lease, terms.lease_time);
-                hold.extend(sent_at, terms.lease_time);
+                // That of a quorum has been by its grip.
+                if hold.grip().is_none() {
+                    hold.change_lease(terms.lease, terms.lease_time);
+                    hold.extend(sent_at, terms.lease_time);
+                }
                 if gate.lock().room.reenter(terms.thread, hold, terms.lease) {
                     engine.agenda.arm(hold, hold.due_after(sent_at));
                     if hold.is_held() {

@@ -169,6 +169,39 @@ fn a_part_whose_grant_was_not_heard_is_undone_and_taken_anew() {
     nothing_is_left(&servers);
 }
 
+// One more hold has to be confirmed by a majority; what is on its way may undo a number of which the grant was not heard.
+#[test]
+fn a_number_that_may_be_undone_does_not_count_for_one_more_hold() {
+    let servers = masters(3);
+    let (clients, proxies) = open_through(&servers, &[1, 2], |config| {
+        config.lease(LEASE).response_timeout(ms(900))
+    });
+    let [second, third] = &proxies[..] else {
+        unreachable!("two of them")
+    };
+    let name = unique("counts");
+    let lock = red(&clients, &name).lease(LEASE);
+    let grant = third.swallow_reply_to(&name);
+    let guard = lock.lock().unwrap();
+    eventually("it is granted", || servers[2].exists(&name));
+    assert!(grant.fired());
+    // The last words on that connection come late, and the next one is sound.
+    third.stall_present(Target::Link);
+    second.set(Target::All, Mode::Refuse);
+    second.cut(Target::All);
+    let until = guard.valid_until();
+    let again = lock.lock();
+    assert!(
+        matches!(&again, Err(Error::NoQuorum { agreed: 1, .. })),
+        "{again:?}"
+    );
+    assert_eq!((guard.valid_until(), guard.hold_count()), (until, 1));
+    second.pass();
+    third.pass();
+    drop(guard);
+    nothing_is_left(&servers);
+}
+
 // ---------------------------------------------------------------------------------------------------------------------
 // Forgetful servers
 // ---------------------------------------------------------------------------------------------------------------------
