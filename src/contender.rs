@@ -268,20 +268,21 @@ impl<'a> Contender<'a> {
         let listens = matches!(self.patience, Patience::Until(_));
         let engine = self.engine();
         if self.spins() {
-            if self
-                .deadline()
-                .has_passed(Instant::now() + 2 * HOLD_BACK_SPIN)
-            {
+            let span = match &self.lock.quorum {
+                Some(quorum) => quorum.hold_back(HOLD_BACK_SPIN),
+                None => HOLD_BACK_SPIN,
+            };
+            if self.deadline().has_passed(Instant::now() + 2 * span) {
                 // Who has no time for the pause had better ask.
                 return Ok(false);
             }
             engine.counters.held_back.add(1);
             if listens {
                 let waiter = self.listen(0)?;
-                let until = self.deadline().or(Instant::now() + HOLD_BACK_SPIN);
+                let until = self.deadline().or(Instant::now() + span);
                 waiter.wait_to_hear(waiter.heard(), until, &|| self.must_stop());
             } else {
-                wait::sleep_unless(HOLD_BACK_SPIN, &|| self.must_stop());
+                wait::sleep_unless(span, &|| self.must_stop());
             }
             return Ok(true);
         }

@@ -81,6 +81,8 @@ pub(crate) struct Quorum {
     pub(crate) masters: Masters,
     /// When others were last found to have it, of `wait::nanos`; zero if it was ours since.
     busy_at: AtomicU64,
+    /// How long the last grant took, in nanoseconds.
+    granted_in: AtomicU64,
 }
 
 /// What a majority of servers has said to an acquire.
@@ -189,6 +191,7 @@ impl Quorum {
             clients,
             masters,
             busy_at: AtomicU64::new(0),
+            granted_in: AtomicU64::new(0),
         };
         Ok((Arc::new(quorum), id))
     }
@@ -252,6 +255,8 @@ impl Quorum {
             // What is nearly over when it comes is of no use.
             if left >= terms.lease_time / 10 {
                 self.busy_at.store(0, Ordering::Relaxed);
+                let took = u64::try_from(sent_at.elapsed().as_nanos()).unwrap_or(u64::MAX);
+                self.granted_in.store(took, Ordering::Relaxed);
                 grip.is_granted(sent_at);
                 grip.tend();
                 return Asked::Taken { whole, sent_at };
@@ -272,6 +277,15 @@ impl Quorum {
                 failures: nodes.failures(round.replies),
             })
         }
+    }
+
+    /// How long a process that has had its turn lets others go first, but not less than `shortest`.
+    ///
+    /// Whoever comes back after a pause looks first and then asks, which takes two round trips. For both to fall into this
+    /// pause it has to be longer.
+    pub(crate) fn hold_back(&self, shortest: Duration) -> Duration {
+        let round_trip = Duration::from_nanos(self.granted_in.load(Ordering::Relaxed));
+        round_trip.saturating_mul(4).clamp(shortest, PAUSE.1)
     }
 
     fn busy(&self) -> Asked {

@@ -44,7 +44,8 @@ exclusive_lock! {
     /// counts as somebody else. Its owner there is that of the guard, with another number where the part was taken again.
     /// Nobody who waits for a `RedLock` is told of a release: those of one process wait in line and pass it among
     /// themselves, those of others come back after a pause, look whether a majority of masters is free (`PTTL`), and only
-    /// then ask for it, so that they take nothing of what a holder lacks.
+    /// then ask for it, so that they take nothing of what a holder lacks. For this a process that has had it for its
+    /// tenure waits before it asks again: as long as four grants take, at least 1 ms and at most 50 ms.
     ///
     /// ```no_run
     /// use redlatch::{Client, RedLock};

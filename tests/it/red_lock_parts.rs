@@ -354,6 +354,36 @@ fn those_who_wait_leave_a_holder_what_it_lacks() {
     nothing_is_left(&servers);
 }
 
+// Between looking and asking there is a round trip, and those who have it come back at once.
+#[test]
+fn after_its_turn_a_process_lets_those_go_first_who_look_from_afar() {
+    let servers = masters(3);
+    let name = unique("afar");
+    let (ours, our_way) = open_through(&servers, &[0, 1, 2], |config| config);
+    let (theirs, their_way) = open_through(&servers, &[0, 1, 2], |config| config);
+    for proxy in our_way.iter().chain(&their_way) {
+        proxy.set(Target::Link, Mode::DelayBoth(ms(3)));
+    }
+    let done = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let lock = red(&theirs, &name);
+            while !done.load(Ordering::SeqCst) {
+                drop(lock.lock().unwrap());
+            }
+        });
+        eventually("they have it all the time", || {
+            servers[0].calls("hset") > 10
+        });
+        let lock = red(&ours, &name);
+        let turn = |_| lock.try_lock_for(LONG).map(|guard| guard.is_some());
+        let turns: Result<Vec<_>, _> = (0..3).map(turn).collect();
+        done.store(true, Ordering::SeqCst);
+        assert_eq!(turns.unwrap(), [true; 3]);
+    });
+    nothing_is_left(&servers);
+}
+
 // ---------------------------------------------------------------------------------------------------------------------
 // Questions
 // ---------------------------------------------------------------------------------------------------------------------
