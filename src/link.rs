@@ -918,7 +918,11 @@ impl Link {
                 Phase::Up(_) => return Ok(()),
                 Phase::Closed => return Err(Fault::Closed),
                 Phase::Connecting => (now + SLICE, None),
-                Phase::Down { retry_at, why, .. } if now < *retry_at => (*retry_at, why.clone()),
+                Phase::Down { retry_at, why, .. }
+                    if now < *retry_at && why.as_ref().is_none_or(is_transient) =>
+                {
+                    (*retry_at, why.clone())
+                }
                 Phase::Down { .. } => {
                     let made;
                     (state, made) = self.connect(state, until, meanwhile);
@@ -1001,16 +1005,12 @@ impl Link {
             }
             Err(err) => {
                 report!(Debug, "connecting to {:?}: {err}", self.endpoint);
-                // One with bad credentials is told at once.
+                // One with bad credentials is told so at once, each time; the pause is for those who bring releases.
                 let fatal = !is_transient(&err);
                 let now = Instant::now();
                 state.phase = Phase::Down {
-                    retry_at: if fatal { now } else { now + back_off },
-                    back_off: if fatal {
-                        back_off
-                    } else {
-                        (back_off * 2).min(BACK_OFF.1)
-                    },
+                    retry_at: now + back_off,
+                    back_off: (back_off * 2).min(BACK_OFF.1),
                     why: Some(err.clone()),
                     dial: None,
                 };

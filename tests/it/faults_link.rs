@@ -328,6 +328,30 @@ fn a_server_with_all_the_clients_it_wants_is_waited_for_with_a_password_too() {
     }
 }
 
+/// How many connections have come in.
+fn received(server: &Server) -> u64 {
+    let info: String = server.ask(&["INFO", "stats"]);
+    let line = info
+        .lines()
+        .find_map(|line| line.strip_prefix("total_connections_received:"));
+    line.unwrap().trim().parse().unwrap()
+}
+
+#[test]
+fn a_server_that_lets_this_user_in_no_more_is_not_asked_again_for_every_release() {
+    let server = Server::start();
+    let () = server.ask(&["ACL", "SETUSER", "app", "on", ">pw", "~*", "&*", "+@all"]);
+    let url = format!("redis://app:pw@127.0.0.1:{}/", server.port());
+    let client = Client::open(patient(&url)).unwrap();
+    let held = hold(&client, (0..200).map(|n| format!("out:{n}")));
+    let () = server.ask(&["ACL", "DELUSER", "app"]);
+    let before = received(&server);
+    drop(held);
+    client.close(ms(200)).unwrap_err();
+    let made = received(&server) - before;
+    assert!(made <= 40, "{made} connections");
+}
+
 #[test]
 fn who_comes_to_wait_does_not_shorten_the_pauses_of_a_subscriber_that_is_not_let_in() {
     let server = Server::start();
@@ -358,13 +382,6 @@ fn short_waits_for_a_frozen_server_share_one_connection_in_the_making() {
     let client = Client::open(patient(&server.url())).unwrap();
     let lock = client.mutex(unique("hurry"));
     drop(lock.lock().unwrap());
-    let received = |server: &Server| -> u64 {
-        let info: String = server.ask(&["INFO", "stats"]);
-        let line = info
-            .lines()
-            .find_map(|line| line.strip_prefix("total_connections_received:"));
-        line.unwrap().trim().parse().unwrap()
-    };
     let before = received(&server);
     server.kill_clients_named("redlatch-link");
     let aside = received(&server) - before;
