@@ -404,7 +404,8 @@ impl ExpirableSemaphore {
     ///
     /// # Errors
     ///
-    /// As [`release_id`](Self::release_id); with a bad id among them nothing is sent.
+    /// As [`release_id`](Self::release_id); with a bad id among them nothing is sent. After other errors some of them may
+    /// have been given back.
     ///
     /// Source: Redisson releases all or none, and fails where one had expired.
     pub fn release_ids(&self, ids: &[impl AsRef<str>]) -> Result<Vec<bool>> {
