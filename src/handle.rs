@@ -373,7 +373,9 @@ impl Handle {
         let (lease, lease_time) = self.terms()?;
         let engine = self.engine();
         let gate = engine.gates.get(self.family, &self.id)?;
-        self.check_going(patience)?;
+        if self.must_stop(patience) {
+            return Err(self.stopped());
+        }
         match &self.quorum {
             Some(quorum) => {
                 let until = patience
