@@ -382,6 +382,8 @@ fn after_its_turn_a_process_lets_those_go_first_who_look_from_afar() {
         assert_eq!(turns.unwrap(), [true; 3]);
     });
     nothing_is_left(&servers);
+    // Closing waits for a server that is out of reach.
+    drop((ours, theirs));
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
