@@ -730,6 +730,36 @@ impl Notices {
 mod tests {
     use super::*;
 
+    use crate::gate::Gates;
+
+    #[test]
+    fn what_a_majority_keeps_may_change_until_its_time_has_passed_once() {
+        let gates = Gates::new(String::new(), 0, Duration::ZERO);
+        let gate = gates.apart(Family::Lock, &"a".into()).expect("a name");
+        let lease = Duration::from_secs(60);
+        let (number, owner) = (OwnerNumber(1), "c:1".to_owned());
+        let hold = Hold::new(
+            gate,
+            Mode::Exclusive,
+            number,
+            owner,
+            Lease::Fixed(lease),
+            lease,
+        );
+        let begin = Instant::now();
+        hold.grant(begin);
+        for secs in [70, 50] {
+            let until = begin + Duration::from_secs(secs);
+            assert!(hold.majority_keeps_until(until));
+            assert_eq!(hold.valid_until(), until);
+        }
+        let until = Instant::now();
+        assert!(hold.majority_keeps_until(until));
+        assert!(!hold.majority_keeps_until(begin + lease));
+        assert!(!hold.is_valid(Instant::now()));
+        assert_eq!(hold.valid_until(), until);
+    }
+
     #[test]
     fn a_lock_that_somebody_keeps_shortening_is_seen_to_in_time_whenever_they_die() {
         // They shorten it to `to_live` every third of that, as Redisson's watchdog does; all in milliseconds.
