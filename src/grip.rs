@@ -873,6 +873,16 @@ impl Grip {
         self.tend();
     }
 
+    /// The same, over new connections if the servers have closed the last ones; see [`Link::deliver`].
+    ///
+    /// [`Link::deliver`]: crate::link::Link::deliver
+    pub(crate) fn deliver(&self) {
+        for node in &self.nodes.list {
+            node.engine.link.deliver();
+        }
+        self.tend();
+    }
+
     /// The client of a node is being closed.
     pub(crate) fn leave_out(&self, node: usize) {
         let mut state = self.state.lock();

@@ -233,7 +233,7 @@ impl Held {
                 // First, so that the release does not count this process among those that wait.
                 drop(hold.take_subscription());
                 match hold.grip() {
-                    Some(grip) => grip.flush(),
+                    Some(grip) => grip.deliver(),
                     None => engine.link.deliver(),
                 }
                 wake(next);

@@ -6,7 +6,7 @@ use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use redlatch::{Client, Config, Error, MutexGuard};
+use redlatch::{Client, Config, Error, MutexGuard, RedLock};
 
 use crate::faults::{config, in_time};
 use crate::support::{
@@ -453,6 +453,41 @@ fn a_release_reaches_the_server_although_the_process_exits_right_after_it() {
             server.pttl(&name)
         );
     }
+}
+
+#[test]
+#[ignore = "run by another test, as a process of its own"]
+fn a_process_that_drops_a_guard_of_several_masters_and_exits() {
+    let task = std::env::var(CHILD).unwrap();
+    let urls: Vec<_> = task.split(' ').collect();
+    let clients: Vec<_> = urls.iter().map(|url| Client::open(*url).unwrap()).collect();
+    let lock = RedLock::new(&clients, "red").unwrap();
+    let guard = lock.lease(ms(600_000)).lock().unwrap();
+    std::thread::sleep(ms(150)); // idle
+    for url in urls {
+        let () = redis::cmd("CLIENT")
+            .arg(&["KILL", "TYPE", "normal", "SKIPME", "yes"])
+            .query(&mut connection_to(url))
+            .unwrap();
+    }
+    assert!(guard.is_valid());
+    drop(guard);
+    std::process::exit(0);
+}
+
+#[test]
+fn a_release_reaches_all_masters_although_the_process_exits_right_after_it() {
+    let servers = [(); 3].map(|()| Server::start());
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args(["faults_link::a_process_that_drops_a_guard_of_several_masters_and_exits"])
+        .args(["--exact", "--ignored", "--nocapture"])
+        .env(CHILD, servers.each_ref().map(Server::url).join(" "))
+        .spawn()
+        .unwrap();
+    assert!(child.wait().unwrap().success());
+    eventually("nobody holds it", || {
+        servers.iter().all(|server| !server.exists("red"))
+    });
 }
 
 #[test]
