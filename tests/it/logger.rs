@@ -10,6 +10,7 @@ use redlatch::{Client, LossReason};
 
 use crate::faults::{Told, config};
 use crate::red_lock::{all_keep, masters, open, red};
+use crate::red_lock_faults::confirmed_by_all;
 use crate::support::{Logs, Mode, Proxy, Server, Target, eventually, logs, ms, unique};
 
 /// No more than what a busy machine may need.
@@ -176,7 +177,7 @@ fn a_logger_that_blocks_over_one_master_delays_no_renewal_on_the_others() {
         released.recv_timeout(LONG * 2).unwrap_or_default();
     });
     let guard = red(&clients, &name).lock().unwrap();
-    all_keep(&guard, 3);
+    confirmed_by_all(&guard, &servers);
     assert_eq!(servers[1].ask::<i64>(&["DEL", &name]), 1);
     begun.recv_timeout(LONG).unwrap();
     // The logger has it in hand, and does not return.
