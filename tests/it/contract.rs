@@ -1037,16 +1037,19 @@ pub(crate) fn a_pair_of_lock_and_drop_is_two_commands<L: Lock>() {
 
     let guard = lock.lock().unwrap();
     guard.settle();
-    let commands = server.command_total();
-    if L::REENTRANT {
-        for n in 2..=PAIRS {
-            let again = lock.lock().unwrap();
-            assert_eq!(u64::from(again.hold_count()), 2, "{n}");
+    // One of several servers may just be confirming the grant, once.
+    eventually("one hold more sends nothing", || {
+        let commands = server.command_total();
+        if L::REENTRANT {
+            for n in 2..=PAIRS {
+                let again = lock.lock().unwrap();
+                assert_eq!(u64::from(again.hold_count()), 2, "{n}");
+            }
+        } else {
+            assert!(matches!(lock.lock(), Err(Error::WouldDeadlock { .. })));
         }
-    } else {
-        assert!(matches!(lock.lock(), Err(Error::WouldDeadlock { .. })));
-    }
-    assert_eq!(server.command_total(), commands);
+        server.command_total() == commands
+    });
     drop(guard);
 }
 
