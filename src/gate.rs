@@ -188,6 +188,11 @@ impl Inside {
         }
     }
 
+    /// Whether a thread waits here, or asks and was refused.
+    pub(crate) fn is_waited_for(&self) -> bool {
+        !self.contenders.is_empty() || self.room.waiters().next().is_some()
+    }
+
     pub(crate) fn forget_contender(&mut self, waiter: Option<&Arc<Waiter>>) {
         if let Some(waiter) = waiter {
             self.contenders.retain(|other| !Arc::ptr_eq(other, waiter));

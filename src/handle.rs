@@ -295,8 +295,7 @@ impl Handle {
                 let is_young =
                     |hold: &Arc<Hold>| now.saturating_duration_since(hold.asked_at()) < span;
                 // Who waits for it has seen it with somebody else.
-                let waits = !inside.contenders.is_empty() || inside.room.waiters().next().is_some();
-                !waits && inside.room.holds().all(is_young)
+                !inside.is_waited_for() && inside.room.holds().all(is_young)
             }
             Busy::Elsewhere { left } => left.is_some_and(|left| {
                 // Redis counts in whole milliseconds.

@@ -65,10 +65,8 @@ impl<'a> Turn<'a> {
 
     /// Whether a thread of this process waits: one whose turn has not come, or that was refused.
     pub(crate) fn is_waited_for(handle: &Handle) -> bool {
-        handle.known_gate().is_some_and(|gate| {
-            let inside = gate.lock();
-            !inside.contenders.is_empty() || inside.room.waiters().next().is_some()
-        })
+        let gate = handle.known_gate();
+        gate.is_some_and(|gate| gate.lock().is_waited_for())
     }
 
     /// The thread was refused, and waits from now on.
