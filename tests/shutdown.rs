@@ -3,7 +3,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-#[path = "it/support.rs"]
+#[path = "it/support/mod.rs"]
 mod support;
 
 use std::any::Any;

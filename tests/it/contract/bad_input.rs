@@ -1,0 +1,752 @@
+//! Names, keys, settings and addresses that users get wrong or make strange: correct behaviour or a clear error, nothing
+//! overwritten, nothing sent.
+
+use std::error::Error as _;
+use std::time::{Duration, Instant};
+
+use redlatch::{
+    CancelToken, Client, Config, Error, FairLock, FairMutex, FencedLock, MAX_LEASE, MIN_LEASE,
+    Mutex, ReentrantLock, Result, SpinLock,
+};
+
+use crate::contract::read::Reading;
+use crate::contract::{
+    Crew, Guard, Lock, News, Writing, beside, keys_of, nothing_is_left, open, published,
+    subscribed, waited_for_by,
+};
+use crate::support::{Server, connection_to, eventually, free_port, ms, unique};
+
+const LONG: Duration = Duration::from_secs(10);
+
+/// Names that could trip a parser, a pattern or a hash tag.
+fn odd_names() -> Vec<String> {
+    [
+        " ",
+        "two words",
+        "tab\tand\nline",
+        "line\r\nbreak",
+        "\r\n",
+        "nul\0byte",
+        "\0",
+        "{}",
+        "{tag}ged",
+        "half{brace",
+        "half}brace",
+        "}{",
+        "{{double}}",
+        "🔒 žluťoučký 日本",
+        "\u{feff}mark",
+        "*1\r\n$4\r\nPING\r\n",
+        "$-1\r\n",
+        "*?[a]\\'\"%s",
+        "redisson_lock__channel:{other}",
+        "'; DROP TABLE locks; --",
+        "0",
+        "-1",
+    ]
+    .map(str::to_owned)
+    .into_iter()
+    .chain(["x".repeat(64 * 1024), "{".repeat(5000)])
+    .collect()
+}
+
+fn channel_of(key: &str) -> String {
+    if key.contains('{') {
+        format!("redisson_lock__channel:{key}")
+    } else {
+        format!("redisson_lock__channel:{{{key}}}")
+    }
+}
+
+/// Runs a generic test for each kind of lock, all at once.
+macro_rules! for_each_kind {
+    ($test:ident) => {
+        for_each_kind!(
+            $test: ReentrantLock, Mutex, FairLock, FairMutex, FencedLock, SpinLock, Writing, Reading
+        )
+    };
+    ($test:ident: $($lock:ty),+) => {
+        std::thread::scope(|scope| {
+            $(scope.spawn(|| $test::<$lock>());)+
+        })
+    };
+}
+
+/// What every verb of a lock says.
+pub(crate) fn verdicts<L: Lock>(lock: &L) -> Vec<(&'static str, Result<()>)> {
+    let token = CancelToken::new();
+    vec![
+        ("lock", lock.lock().map(drop)),
+        ("try_lock", lock.try_lock().map(drop)),
+        ("try_lock_for", lock.try_lock_for(LONG).map(drop)),
+        (
+            "try_lock_until",
+            lock.try_lock_until(Instant::now() + LONG).map(drop),
+        ),
+        ("with", lock.with(|_| ())),
+        ("lease", lock.clone().lease(LONG).lock().map(drop)),
+        ("max_hold", lock.clone().max_hold(LONG).lock().map(drop)),
+        ("cancel_on", lock.clone().cancel_on(&token).lock().map(drop)),
+        ("force_unlock", lock.force_unlock().map(drop)),
+    ]
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Names
+// ---------------------------------------------------------------------------------------------------------------------
+
+// I11
+#[test]
+fn every_name_is_its_key_to_the_byte() {
+    let server = Server::start();
+    for prefix in ["", "app:", "sp ace{", "\r\n"] {
+        let client = Client::open(Config::new(server.url()).key_prefix(prefix)).unwrap();
+        for name in odd_names() {
+            let key = format!("{prefix}{name}");
+            if key.len() > 64 * 1024 {
+                continue;
+            }
+            let mut con = server.connection();
+            let mut pubsub = con.as_pubsub();
+            pubsub.subscribe(channel_of(&key)).unwrap();
+            for waits in [false, true] {
+                let mutex = client.mutex(&name);
+                let guard = if waits {
+                    mutex.try_lock_for(LONG)
+                } else {
+                    mutex.try_lock()
+                };
+                assert!(guard.unwrap().is_some(), "{name:?}");
+                let message = pubsub.get_message().unwrap();
+                assert_eq!(message.get_payload::<String>().unwrap(), "0");
+            }
+            let lock = client.reentrant_lock(&name);
+            let guard = lock.lock().unwrap();
+            assert_eq!((lock.name(), guard.name()), (&*name, &*name));
+            assert_eq!(server.keys(), [key.as_str()]);
+            assert_eq!(
+                server.hgetall(&key),
+                [(guard.owner().to_owned(), "1".to_owned())]
+            );
+            assert!(lock.is_locked().unwrap() && lock.remaining().unwrap().is_some());
+            guard.unlock().unwrap();
+            assert_eq!(server.dbsize(), 0, "{key:?}");
+            assert!(!lock.force_unlock().unwrap());
+        }
+    }
+}
+
+fn has_its_keys_whatever_the_name<L: Lock>() {
+    let server = Server::start();
+    let client = Client::open(Config::new(server.url()).key_prefix("app:")).unwrap();
+    let mut con = server.connection();
+    let mut pubsub = con.as_pubsub();
+    pubsub.psubscribe("*").unwrap();
+    for name in odd_names() {
+        let key = format!("app:{name}");
+        if key.len() > 64 * 1024 {
+            continue;
+        }
+        let lock = L::of(&client, &name);
+        let guard = lock.lock().unwrap();
+        assert_eq!(lock.name(), name);
+        assert_eq!(server.keys(), keys_of::<L>(&key, guard.owner()));
+        assert_eq!(server.hgetall(&key), L::fields(guard.owner(), 1));
+        assert!(lock.is_locked().unwrap() && lock.remaining().unwrap().is_some());
+        guard.unlock().unwrap();
+        assert!(nothing_is_left::<L>(&server), "{key:?}");
+        assert!(!lock.force_unlock().unwrap());
+        let told = published(&server, &mut pubsub);
+        match L::NEWS {
+            News::All(prefix, payload) => {
+                assert_eq!(told, [(beside(prefix, &key), payload.to_owned())]);
+            }
+            News::First | News::Nobody => assert!(told.is_empty()),
+        }
+        server.cli(&["FLUSHALL"]);
+    }
+}
+
+// I11
+#[test]
+fn every_kind_has_its_keys_whatever_the_name() {
+    for_each_kind!(has_its_keys_whatever_the_name);
+}
+
+fn hears_of_releases_whatever_the_name<L: Lock>() {
+    let server = Server::start();
+    let (holder, client) = (open(&server), open(&server));
+    let guards: Vec<_> = odd_names()
+        .iter()
+        .map(|name| L::Foe::of(&holder, name).lock().unwrap())
+        .collect();
+    let mut crew = Crew::new();
+    for name in odd_names() {
+        let lock = L::of(&client, &name);
+        crew.spawn(move || {
+            lock.lock().unwrap().unlock().unwrap();
+        });
+    }
+    waited_for_by::<L>(&server, guards.len() as u64);
+    crew.all_parked();
+    let wakes = client.stats().wakes;
+    drop(guards);
+    crew.join();
+    if L::LISTENS > 0 {
+        let woken = client.stats().wakes - wakes;
+        assert!(woken >= odd_names().len() as u64, "{:?}", client.stats());
+    }
+    eventually("nothing is left", || nothing_is_left::<L>(&server));
+    eventually("nobody listens", || {
+        server
+            .ask::<Vec<String>>(&["PUBSUB", "CHANNELS", "*"])
+            .is_empty()
+    });
+}
+
+#[test]
+fn waiters_hear_of_releases_whatever_the_name() {
+    for_each_kind!(hears_of_releases_whatever_the_name);
+}
+
+#[test]
+fn names_that_differ_are_different_locks() {
+    let server = Server::start();
+    let client = open(&server);
+    let _guards: Vec<_> = odd_names()
+        .iter()
+        .map(|name| client.mutex(name).try_lock().unwrap().unwrap())
+        .collect();
+    assert_eq!(server.dbsize(), odd_names().len() as u64);
+    // A prefix makes others of them, and joins what spells the same key.
+    let prefixed = Client::open(Config::new(server.url()).key_prefix("two ")).unwrap();
+    assert!(prefixed.mutex("0").try_lock().unwrap().is_some());
+    assert!(prefixed.mutex("words").try_lock().unwrap().is_none());
+}
+
+#[test]
+fn impossible_names_are_refused_and_nothing_is_sent() {
+    let server = Server::start();
+    let plain = open(&server);
+    let prefixed = Client::open(Config::new(server.url()).key_prefix("app:")).unwrap();
+    let before = server.command_total();
+    let cases = [
+        (&plain, String::new()),
+        (&prefixed, String::new()),
+        (&plain, "x".repeat(64 * 1024 + 1)),
+        (&plain, "ž".repeat(40_000)),
+        (&prefixed, "x".repeat(64 * 1024 - 3)),
+    ];
+    fn are_refused<L: Lock>(client: &Client, name: &str) {
+        let lock = L::of(client, name);
+        let mut verdicts = verdicts(&lock);
+        verdicts.push(("is_locked", lock.is_locked().map(drop)));
+        verdicts.push(("remaining", lock.remaining().map(drop)));
+        for (verb, verdict) in verdicts {
+            let err = verdict.unwrap_err();
+            assert!(matches!(err, Error::InvalidName { .. }), "{verb}: {err:?}");
+            assert!(!err.is_retryable() && err.source().is_none());
+            assert!(err.to_string().len() < 200, "the name is not repeated");
+        }
+        assert!(!lock.is_owned_by_current_thread() && lock.hold_count() == 0);
+    }
+    for (client, name) in &cases {
+        are_refused::<ReentrantLock>(client, name);
+        are_refused::<Mutex>(client, name);
+        are_refused::<FairLock>(client, name);
+        are_refused::<FairMutex>(client, name);
+        are_refused::<FencedLock>(client, name);
+        are_refused::<SpinLock>(client, name);
+        are_refused::<Writing>(client, name);
+        are_refused::<Reading>(client, name);
+    }
+    assert_eq!(server.command_total(), before);
+    assert_eq!(plain.stats().rooms + prefixed.stats().rooms, 0);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Strangers' data
+// ---------------------------------------------------------------------------------------------------------------------
+
+fn leaves_a_key_of_another_type_as_it_is<L: Lock>() {
+    let server = Server::start();
+    let client = open(&server);
+    let kinds: [&[&str]; 5] = [
+        &["SET", "KEY", "1"],
+        &["RPUSH", "KEY", "a", "b"],
+        &["SADD", "KEY", "a"],
+        &["ZADD", "KEY", "1", "a"],
+        &["XADD", "KEY", "1-1", "field", "value"],
+    ];
+    for kind in kinds {
+        let name = unique("typed");
+        let command: Vec<_> = kind
+            .iter()
+            .map(|&part| if part == "KEY" { &*name } else { part })
+            .collect();
+        server.cli(&command);
+        let dump: Vec<u8> = server.ask(&["DUMP", &name]);
+        let lock = L::of(&client, &name);
+        let mut verdicts = verdicts(&lock);
+        verdicts.push(("is_locked", lock.is_locked().map(drop)));
+        for (verb, verdict) in verdicts {
+            match verdict {
+                Err(Error::WrongType { name: its }) => assert_eq!(its, name),
+                other => panic!("{verb} on {}: {other:?}", kind[0]),
+            }
+        }
+        assert_eq!(server.ask::<Vec<u8>>(&["DUMP", &name]), dump);
+        assert_eq!(server.pttl(&name), -1);
+        eventually("it is alone", || server.keys() == [name.as_str()]);
+        // Once it is gone the name is as good as any.
+        server.cli(&["DEL", &name]);
+        lock.lock().unwrap().unlock().unwrap();
+        server.cli(&["FLUSHALL"]);
+    }
+}
+
+// A4, I11
+#[test]
+fn a_key_of_another_type_is_an_error_and_stays_as_it_is() {
+    for_each_kind!(leaves_a_key_of_another_type_as_it_is);
+}
+
+/// A key that a kind has besides its lock belongs to a stranger: nothing is taken.
+fn is_refused_for<L: Lock>(besides: &str, commands: &[&[&str]]) {
+    let server = Server::start();
+    let client = open(&server);
+    for command in commands {
+        let name = unique("besides");
+        let key = beside(besides, &name);
+        let lock = L::of(&client, &name);
+        lock.lock().unwrap().unlock().unwrap();
+        server.cli(&["FLUSHALL"]);
+        let command: Vec<_> = command
+            .iter()
+            .map(|&part| if part == "KEY" { &*key } else { part })
+            .collect();
+        server.cli(&command);
+        let dump: Vec<u8> = server.ask(&["DUMP", &key]);
+        for (verb, verdict) in verdicts(&lock) {
+            // Forcing the lock open is no business of a counter.
+            if L::TOKENS && verb == "force_unlock" {
+                verdict.unwrap();
+                continue;
+            }
+            match verdict {
+                Err(Error::WrongType { name: its }) => assert_eq!(its, name),
+                other => panic!("{verb} with {command:?}: {other:?}"),
+            }
+        }
+        assert_eq!(server.ask::<Vec<u8>>(&["DUMP", &key]), dump);
+        eventually("nothing was taken", || server.keys() == [key.as_str()]);
+        server.cli(&["DEL", &key]);
+        lock.lock().unwrap().unlock().unwrap();
+    }
+}
+
+// I11
+#[test]
+fn a_strangers_key_in_the_place_of_the_line_is_an_error_and_stays_as_it_is() {
+    let commands: [&[&str]; 3] = [
+        &["SET", "KEY", "1"],
+        &["HSET", "KEY", "a", "b"],
+        &["SADD", "KEY", "a"],
+    ];
+    is_refused_for::<FairLock>("redisson_lock_queue", &commands);
+    is_refused_for::<FairMutex>("redisson_lock_timeout", &commands);
+}
+
+// I11
+#[test]
+fn a_strangers_key_in_the_place_of_the_tokens_is_an_error_and_stays_as_it_is() {
+    let commands: [&[&str]; 6] = [
+        &["RPUSH", "KEY", "1"],
+        &["HSET", "KEY", "a", "b"],
+        &["SET", "KEY", "seven"],
+        &["SET", "KEY", ""],
+        &["SET", "KEY", "1.5"],
+        &["SET", "KEY", " 1"],
+    ];
+    is_refused_for::<FencedLock>("redisson_lock_token", &commands);
+}
+
+#[test]
+fn a_token_counter_at_its_very_end_is_an_error_and_takes_nothing() {
+    let server = Server::start();
+    let client = open(&server);
+    let name = unique("last");
+    let lock = client.fenced_lock(&name);
+    let counter = beside("redisson_lock_token", &name);
+    server.cli(&["SET", &counter, &(i64::MAX - 1).to_string()]);
+    let last = lock.lock().unwrap();
+    assert_eq!(last.token(), i64::MAX as u64);
+    last.unlock().unwrap();
+    for verdict in [lock.lock().map(Some), lock.try_lock()] {
+        assert!(matches!(verdict, Err(Error::Redis { .. })), "{verdict:?}");
+    }
+    eventually("nobody has it", || server.keys() == [counter.as_str()]);
+    assert_eq!(server.get_int(&counter), i64::MAX);
+}
+
+fn leaves_a_hash_of_data_as_it_is<L: Lock>() {
+    let server = Server::start();
+    let client = open(&server);
+    for mode in [None, Some("dark"), Some("read"), Some("write")] {
+        let name = unique("user");
+        server.cli(&["HSET", &name, "name", "alice", "mail", "a@example.org"]);
+        if let Some(mode) = mode {
+            server.cli(&["HSET", &name, "mode", mode]);
+        }
+        let dump: Vec<u8> = server.ask(&["DUMP", &name]);
+        let lock = L::of(&client, &name);
+        for verdict in [lock.try_lock(), lock.try_lock_for(ms(50))] {
+            assert!(
+                matches!(verdict, Ok(None) | Err(Error::WrongType { .. })),
+                "{verdict:?}"
+            );
+        }
+        assert!(matches!(lock.force_unlock(), Err(Error::WrongType { .. })));
+        assert_eq!(server.ask::<Vec<u8>>(&["DUMP", &name]), dump);
+        assert_eq!(server.pttl(&name), -1);
+        eventually("it is alone", || server.keys() == [name.as_str()]);
+        server.cli(&["DEL", &name]);
+    }
+}
+
+// I11
+#[test]
+fn a_hash_of_data_is_neither_taken_nor_deleted() {
+    for_each_kind!(leaves_a_hash_of_data_as_it_is);
+}
+
+fn is_told_when_the_key_changes_its_type<L: Lock>() {
+    let server = Server::start();
+    let client = Client::open(Config::new(server.url()).lease(ms(300))).unwrap();
+    let name = unique("switch");
+    let lock = L::of(&client, &name);
+    let guard = lock.lock().unwrap();
+    server.cli(&["SET", &name, "precious"]);
+    let loss = guard.lost().recv_timeout(LONG).unwrap();
+    assert_eq!(loss.name, name);
+    assert!(!guard.is_valid());
+    let unlocked = guard.unlock();
+    assert!(matches!(unlocked, Err(Error::Lost { .. })), "{unlocked:?}");
+    assert!(matches!(lock.try_lock(), Err(Error::WrongType { .. })));
+    assert_eq!(server.ask::<String>(&["GET", &name]), "precious");
+    assert_eq!(server.pttl(&name), -1, "nobody gave it a limit");
+}
+
+#[test]
+fn a_key_that_changes_its_type_under_a_holder_is_told() {
+    for_each_kind!(is_told_when_the_key_changes_its_type);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Settings
+// ---------------------------------------------------------------------------------------------------------------------
+
+fn refuses_impossible_leases<L: Lock>() {
+    let server = Server::start();
+    let client = open(&server);
+    let name = unique("lease");
+    let lock = L::of(&client, &name);
+    let before = server.command_total();
+    let bad = [
+        lock.clone().lease(Duration::ZERO),
+        lock.clone().lease(ms(9)),
+        lock.clone().lease(Duration::from_nanos(9_999_999)),
+        lock.clone().lease(MAX_LEASE + Duration::from_nanos(1)),
+        lock.clone().lease(Duration::MAX),
+        lock.clone().max_hold(Duration::ZERO),
+        lock.clone().lease(LONG).max_hold(LONG),
+    ];
+    for lock in bad {
+        for verdict in [
+            lock.lock().map(drop),
+            lock.try_lock().map(drop),
+            lock.try_lock_for(LONG).map(drop),
+            lock.try_lock_until(Instant::now() + LONG).map(drop),
+            lock.with(|_| ()),
+        ] {
+            let err = verdict.unwrap_err();
+            assert!(matches!(err, Error::Config(_)), "{err:?}");
+            assert!(!err.is_retryable());
+        }
+    }
+    assert_eq!(server.command_total(), before);
+    assert_eq!(client.stats().rooms, 0);
+
+    // The limits themselves are good.
+    let guard = lock.clone().lease(MAX_LEASE).lock().unwrap();
+    assert!(guard.is_valid());
+    let year = 365 * 24 * 3600 * 1000;
+    assert!(server.pttl(&name) > 99 * year);
+    guard.unlock().unwrap();
+    let guard = lock.clone().lease(MIN_LEASE).try_lock();
+    assert!(matches!(guard, Ok(Some(_)) | Err(Error::Lost { .. })));
+    drop(guard);
+    let guard = lock.max_hold(Duration::MAX).try_lock_for(LONG);
+    let guard = guard.unwrap().unwrap();
+    assert!(guard.is_valid());
+    assert!(guard.lost().is_empty());
+}
+
+// L6
+#[test]
+fn impossible_leases_are_refused_and_nothing_is_sent() {
+    for_each_kind!(refuses_impossible_leases);
+}
+
+#[test]
+fn impossible_lives_of_a_token_counter_are_refused_and_nothing_is_sent() {
+    let server = Server::start();
+    let client = open(&server);
+    let name = unique("ttl");
+    let lock = client.fenced_lock(&name);
+    let counter = beside("redisson_lock_token", &name);
+    let before = server.command_total();
+    for ttl in [
+        Duration::from_nanos(1),
+        ms(9),
+        Duration::from_nanos(9_999_999),
+        MAX_LEASE + Duration::from_nanos(1),
+        Duration::MAX,
+    ] {
+        let lock = lock.clone().token_ttl(ttl);
+        for verdict in [
+            lock.lock().map(drop),
+            lock.try_lock().map(drop),
+            lock.try_lock_for(LONG).map(drop),
+            lock.with(|_| ()),
+        ] {
+            match verdict {
+                Err(Error::Config(what)) => assert!(what.starts_with("token_ttl"), "{what}"),
+                other => panic!("{ttl:?}: {other:?}"),
+            }
+        }
+        assert_eq!(lock.hold_count(), 0);
+    }
+    assert_eq!(server.command_total(), before);
+    assert_eq!(client.stats().rooms, 0);
+
+    // The limits themselves are good, and so is none.
+    let year = 365 * 24 * 3600 * 1000;
+    let mut last = 0;
+    let mut take = |ttl, lives: &dyn Fn(i64) -> bool| {
+        let guard = lock.clone().token_ttl(ttl).lock().unwrap();
+        assert!(guard.token() > last);
+        last = guard.token();
+        let left = server.pttl(&counter);
+        assert!(lives(left), "{ttl:?}: {left}");
+        guard.unlock().unwrap();
+    };
+    take(MAX_LEASE, &|left| left > 99 * year);
+    take(Duration::ZERO, &|left| left == -1);
+    take(ms(60_000), &|left| (30_000..=60_000).contains(&left));
+    take(MIN_LEASE, &|left| left <= 1_000 && left != -1);
+    eventually("the counter goes", || server.dbsize() == 0);
+    take(MIN_LEASE, &|left| left <= 1_000 && left != -1);
+}
+
+#[test]
+fn impossible_settings_are_refused_before_anything_is_sent() {
+    // Nobody is there, so that anything sent would be told as an error of Redis.
+    let url = format!("redis://127.0.0.1:{}/", free_port());
+    let ok = || Config::new(&*url);
+    for (config, named) in [
+        (ok().lease(Duration::ZERO), "lease"),
+        (ok().lease(ms(9)), "lease"),
+        (ok().lease(MAX_LEASE + ms(1)), "lease"),
+        (ok().lease(Duration::MAX), "lease"),
+        (ok().response_timeout(Duration::ZERO), "response_timeout"),
+        (ok().connect_timeout(Duration::MAX), "connect_timeout"),
+        (ok().tenure(Duration::from_secs(2)), "tenure"),
+        (ok().waiter_lease(Duration::ZERO), "waiter_lease"),
+        (ok().waiter_lease(ms(99)), "waiter_lease"),
+        (ok().waiter_lease(ms(60_001)), "waiter_lease"),
+        (ok().waiter_lease(Duration::MAX), "waiter_lease"),
+        (ok().label("two words"), "label"),
+        (ok().label("line\r\nbreak"), "label"),
+        (ok().key_prefix("x".repeat(2000)), "key_prefix"),
+        (Config::new(""), "url"),
+        (Config::new("not a url"), "url"),
+        (Config::new("http://127.0.0.1/"), "url"),
+    ] {
+        match Client::open(config) {
+            Err(Error::Config(what)) => assert!(what.starts_with(named), "{what}"),
+            other => panic!("{named}: {other:?}"),
+        }
+    }
+}
+
+#[test]
+fn a_place_in_the_line_lives_for_as_long_as_may_be() {
+    let server = Server::start();
+    for lease in [ms(100), ms(60_000)] {
+        let name = unique("place");
+        let config = Config::new(server.url()).waiter_lease(lease);
+        let client = Client::open(config).unwrap();
+        let guard = client.fair_lock(&name).lock().unwrap();
+        let mut crew = Crew::new();
+        let lock = client.fair_lock(&name);
+        crew.spawn(move || lock.lock().unwrap().unlock().unwrap());
+        subscribed(&server, 1);
+        // For longer than the shorter of the two: asking keeps it.
+        std::thread::sleep(ms(350));
+        let timeouts = beside("redisson_lock_timeout", &name);
+        let until: Vec<(String, f64)> = server.ask(&["ZRANGE", &timeouts, "0", "-1", "WITHSCORES"]);
+        let (seconds, micros): (u64, u64) = server.ask(&["TIME"]);
+        let now = std::time::Duration::new(seconds, 0).as_secs_f64() * 1e3 + micros as f64 / 1e3;
+        assert_eq!(until.len(), 1);
+        let left = until[0].1 - now;
+        assert!(left <= lease.as_secs_f64() * 1e3 + 1.0, "{left} ms");
+        assert!(left > lease.as_secs_f64() * 1e3 / 4.0, "{left} ms");
+        guard.unlock().unwrap();
+        crew.join();
+        eventually("nothing is left", || server.dbsize() == 0);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Addresses and credentials
+// ---------------------------------------------------------------------------------------------------------------------
+
+#[test]
+fn a_server_that_is_not_there_is_told_soon() {
+    let begun = Instant::now();
+    let err = Client::open(format!("redis://127.0.0.1:{}/", free_port())).unwrap_err();
+    assert!(matches!(err, Error::Redis { .. }), "{err:?}");
+    assert!(err.is_retryable() && err.source().is_some());
+    let err = Client::open("redis+unix:///nowhere/redis.sock").unwrap_err();
+    assert!(matches!(err, Error::Redis { .. }) && err.is_retryable());
+    assert!(
+        begun.elapsed() < Duration::from_secs(2),
+        "{:?}",
+        begun.elapsed()
+    );
+}
+
+/// A lock can be had and given back, and another thread waits for it.
+fn works(url: &str) {
+    let client = Client::open(url).unwrap();
+    let lock = client.reentrant_lock(unique("works"));
+    let guard = lock.lock().unwrap();
+    std::thread::scope(|scope| {
+        let other = Client::open(url).unwrap();
+        let name = lock.name();
+        let waiting = scope.spawn(move || {
+            let guard = other.mutex(name).try_lock_for(LONG).unwrap().unwrap();
+            guard.unlock().unwrap();
+        });
+        std::thread::sleep(ms(20));
+        guard.unlock().unwrap();
+        waiting.join().unwrap();
+    });
+    assert!(!lock.is_locked().unwrap());
+}
+
+fn url_for(server: &Server, credentials: &str, db: &str) -> String {
+    format!("redis://{credentials}127.0.0.1:{}/{db}", server.port())
+}
+
+#[test]
+fn a_password_is_asked_for_and_given() {
+    let server = Server::start_with(&["--requirepass", "s e/cret"]);
+    works(&url_for(&server, ":s%20e%2Fcret@", ""));
+    works(&url_for(&server, "default:s%20e%2Fcret@", ""));
+    for credentials in ["", ":wr0ng@", "nobody:s%20e%2Fcret@"] {
+        let begun = Instant::now();
+        let err = Client::open(url_for(&server, credentials, "")).unwrap_err();
+        assert!(matches!(err, Error::Redis { .. }), "{err:?}");
+        assert!(!err.is_retryable(), "{credentials:?}: {err:?}");
+        assert!(begun.elapsed() < Duration::from_secs(2));
+        let said = format!("{err} {err:?} {}", err.source().unwrap());
+        assert!(!said.contains("wr0ng") && !said.contains("cret"), "{said}");
+    }
+}
+
+#[test]
+fn an_acl_user_needs_no_more_than_the_locks_do() {
+    let server = Server::start();
+    let acl = |rule: &[&str]| server.cli(&[&["ACL", "SETUSER"], rule].concat());
+    // Everything the scripts call, on the keys and channels of locks; a channel is among the KEYS of a script.
+    acl(&[
+        "alice",
+        "on",
+        ">s3cret",
+        "~works:*",
+        "~redisson_lock__channel:*",
+        "&redisson_lock__channel:*",
+        "-@all",
+    ]);
+    for command in [
+        "ping",
+        "hello",
+        "auth",
+        "select",
+        "client",
+        "evalsha",
+        "eval",
+        "exists",
+        "hexists",
+        "hset",
+        "hdel",
+        "hget",
+        "hkeys",
+        "hlen",
+        "del",
+        "type",
+        "pttl",
+        "pexpire",
+        "publish",
+        "subscribe",
+        "unsubscribe",
+    ] {
+        acl(&["alice", &format!("+{command}")]);
+    }
+    works(&url_for(&server, "alice:s3cret@", ""));
+
+    let client = Client::open(url_for(&server, "alice:s3cret@", "")).unwrap();
+    let err = client.mutex("private").lock().unwrap_err();
+    assert!(matches!(err, Error::Redis { .. }), "{err:?}");
+    assert!(!err.is_retryable(), "{err:?}");
+    assert!(!server.exists("private"));
+
+    // Without the channel a release still releases, and who waits asks again and again.
+    acl(&["alice", "resetchannels"]);
+    works(&url_for(&server, "alice:s3cret@", ""));
+}
+
+#[test]
+fn the_database_of_the_url_is_used() {
+    let server = Server::start();
+    let (three, zero) = (
+        Client::open(url_for(&server, "", "3")).unwrap(),
+        open(&server),
+    );
+    let name = unique("db");
+    let _guard = three.reentrant_lock(&name).lock().unwrap();
+    assert_eq!(server.dbsize(), 0);
+    let mut con = connection_to(&url_for(&server, "", "3"));
+    let exists: bool = redis::cmd("EXISTS").arg(&name).query(&mut con).unwrap();
+    assert!(exists);
+    assert!(zero.mutex(&name).try_lock().unwrap().is_some());
+    works(&url_for(&server, "", "3"));
+
+    let err = Client::open(url_for(&server, "", "99")).unwrap_err();
+    assert!(matches!(err, Error::Redis { .. }), "{err:?}");
+    assert!(!err.is_retryable(), "{err:?}");
+}
+
+#[test]
+fn a_unix_socket_will_do() {
+    let server = Server::start();
+    works(&server.unix_url());
+    let (unix, tcp) = (Client::open(server.unix_url()).unwrap(), open(&server));
+    let name = unique("unix");
+    let _guard = unix.mutex(&name).lock().unwrap();
+    assert!(tcp.mutex(&name).try_lock().unwrap().is_none());
+    let db = Client::open(format!("{}?db=2", server.unix_url())).unwrap();
+    assert!(db.mutex(&name).try_lock().unwrap().is_some());
+}

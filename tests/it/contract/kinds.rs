@@ -1,0 +1,512 @@
+//! Locks of different kinds under one name: those that have one key exclude each other, the others say so.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::unbounded;
+use redlatch::{
+    Client, Error, FairLock, FairMutex, FencedLock, LossReason, Mutex, ReentrantLock, RwLock,
+    SpinLock,
+};
+
+use crate::contract::bad_input::verdicts;
+use crate::contract::read::Reading;
+use crate::contract::{
+    Crew, Guard, Line, Lock, Writing, elsewhere, increment, keys_of, line, nothing_is_left, open,
+    open_with_lease, waited_for_by,
+};
+use crate::support::{Server, eventually, ms, unique};
+
+const LONG: Duration = Duration::from_secs(10);
+
+/// Whoever is not told of a release asks after at most a second.
+const BY_ASKING: Duration = ms(2_500);
+
+/// The lease of those here that are lost: long enough for a busy machine.
+const LEASE: Duration = ms(900);
+
+/// Runs a generic test for every ordered pair of the kinds that have one key, a few at a time.
+macro_rules! for_each_pair {
+    ($test:ident) => {
+        thread::scope(|scope| {
+            for_each_pair!(scope, $test, ReentrantLock);
+            for_each_pair!(scope, $test, FairLock);
+            for_each_pair!(scope, $test, FencedLock);
+            for_each_pair!(scope, $test, SpinLock);
+        })
+    };
+    ($scope:ident, $test:ident, $one:ty) => {
+        $scope.spawn(|| {
+            $test::<$one, ReentrantLock>();
+            $test::<$one, FairLock>();
+            $test::<$one, FencedLock>();
+            $test::<$one, SpinLock>();
+        });
+    };
+}
+
+fn is_one_kind<A: Lock, B: Lock>() -> bool {
+    std::any::TypeId::of::<A>() == std::any::TypeId::of::<B>()
+}
+
+/// Whether keys of neither kind are left but those that stay.
+fn no_trace<A: Lock, B: Lock>(server: &Server) -> bool {
+    server
+        .keys()
+        .iter()
+        .all(|key| A::stays(key) || B::stays(key))
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// One key
+// ---------------------------------------------------------------------------------------------------------------------
+
+fn one_keeps_the_other_out<A: Lock, B: Lock>() {
+    let server = Server::start();
+    let (name, ours, theirs) = (unique("pair"), open(&server), open(&server));
+    let held = A::of(&ours, &name).lock().unwrap();
+    let fields = A::fields(held.owner(), 1);
+    // From another process, and through another room of this one, where the thread that holds is no holder.
+    for other in [B::of(&theirs, &name), B::of(&ours, &name)] {
+        if is_one_kind::<A, B>() && other.is_owned_by_current_thread() {
+            continue;
+        }
+        assert!(other.try_lock().unwrap().is_none());
+        eventually("it is none", || match other.try_lock_for(ms(40)) {
+            Ok(guard) => {
+                assert!(guard.is_none());
+                true
+            }
+            // It would wait for itself.
+            Err(Error::WouldDeadlock { .. }) => true,
+            Err(err) => !err.is_retryable(), // a busy machine may need longer for a round trip
+        });
+        assert!(other.is_locked().unwrap() && other.remaining().unwrap().is_some());
+        assert!(!other.is_owned_by_current_thread() && other.hold_count() == 0);
+    }
+    assert_eq!(server.hgetall(&name), fields);
+    eventually("no place is kept", || line(&server, &name).is_empty());
+    assert!(held.is_valid() && held.hold_count() == 1);
+
+    // Who waits gets it, if need be by asking.
+    let (tell, told) = unbounded();
+    let mut crew = Crew::new();
+    for client in [&ours, &theirs] {
+        let (lock, tell) = (B::of(client, &name), tell.clone());
+        crew.spawn(move || {
+            let guard = lock.lock().unwrap();
+            tell.send((Instant::now(), guard.token())).unwrap();
+            guard.unlock().unwrap();
+        });
+    }
+    let asks = if is_one_kind::<A, B>() && B::LINE == Line::Process {
+        1
+    } else {
+        2
+    };
+    waited_for_by::<B>(&server, asks);
+    crew.all_parked();
+    let (freed, before) = (Instant::now(), held.token());
+    held.unlock().unwrap();
+    for _ in 0..2 {
+        let (granted, token) = told.recv_timeout(LONG).unwrap();
+        assert!(granted - freed < BY_ASKING, "{:?}", granted - freed);
+        assert!(!B::TOKENS || token > before);
+    }
+    crew.join();
+    eventually("nothing is left", || no_trace::<A, B>(&server));
+    assert_eq!(ours.stats().lost + theirs.stats().lost, 0);
+    eventually("no room is left", || {
+        ours.stats().rooms + theirs.stats().rooms == 0
+    });
+}
+
+#[test]
+fn kinds_with_one_key_keep_each_other_out() {
+    for_each_pair!(one_keeps_the_other_out);
+}
+
+/// A thread that has it as `A` and wants it as `B`.
+fn one_waits_for_no_hold_of_its_own<A: Lock, B: Lock>() {
+    if is_one_kind::<A, B>() {
+        return;
+    }
+    let server = Server::start();
+    let (name, client) = (unique("own"), open(&server));
+    let (held, other) = (A::of(&client, &name).lock().unwrap(), B::of(&client, &name));
+    for verdict in [
+        other.try_lock_for(LONG).map(drop),
+        other.try_lock_until(Instant::now() + LONG).map(drop),
+        other.lock().map(drop),
+        other.with(|_| ()),
+    ] {
+        let told = matches!(&verdict, Err(Error::WouldDeadlock { name: its }) if *its == name);
+        assert!(told, "{verdict:?}");
+    }
+    // A single attempt waits for nobody.
+    assert!(other.try_lock().unwrap().is_none());
+    assert!(held.is_valid() && held.hold_count() == 1);
+    eventually("no place is kept", || line(&server, &name).is_empty());
+    // Another thread waits, also behind one that would not.
+    let (tell, told) = unbounded();
+    let mut crew = Crew::new();
+    crew.spawn({
+        let other = other.clone();
+        move || tell.send(other.lock().map(drop)).unwrap()
+    });
+    waited_for_by::<B>(&server, 1);
+    assert!(matches!(other.lock(), Err(Error::WouldDeadlock { .. })));
+    held.unlock().unwrap();
+    told.recv_timeout(LONG).unwrap().unwrap();
+    crew.join();
+    // What is lost is waited for no more than anybody else's.
+    let lost = A::of(&client, &name).lease(ms(200)).lock().unwrap();
+    eventually("its lease runs out", || !lost.is_valid());
+    drop(other.try_lock_for(LONG).unwrap().unwrap());
+    drop(lost);
+    eventually("nothing is left", || no_trace::<A, B>(&server));
+}
+
+#[test]
+fn a_thread_that_has_it_as_another_kind_would_wait_for_itself() {
+    for_each_pair!(one_waits_for_no_hold_of_its_own);
+}
+
+// O4: no kind gives back, renews or undoes what is another's.
+fn one_does_not_touch_what_is_the_others<A: Lock, B: Lock>() {
+    let server = Server::start();
+    let (name, ours, theirs) = (unique("touch"), open(&server), open(&server));
+    let (lock, other) = (A::of(&ours, &name), B::of(&theirs, &name));
+    let lost = lock.lease(ms(300)).lock().unwrap();
+    // Its lease runs out, and the other kind is next.
+    let held = other.try_lock_for(LONG).unwrap().unwrap();
+    let fields = B::fields(held.owner(), 1);
+    assert!(!lost.is_valid());
+    drop(lost);
+    let lost = A::of(&ours, &unique("aside")).lock().unwrap();
+    server.cli(&["DEL", lost.name()]);
+    assert!(matches!(lost.unlock(), Err(Error::Lost { .. })));
+    assert_eq!(server.hgetall(&name), fields);
+    assert!(held.is_valid() && server.pttl(&name) > 20_000);
+    // Unaware: its release finds the other kind.
+    held.unlock().unwrap();
+    let unaware = A::of(&ours, &name).lock().unwrap();
+    server.cli(&["DEL", &name]);
+    let held = other.try_lock().unwrap().unwrap();
+    let fields = B::fields(held.owner(), 1);
+    match unaware.unlock() {
+        Err(Error::Lost {
+            reason: LossReason::TakenOver,
+            ..
+        }) => {}
+        outcome => panic!("{outcome:?}"),
+    }
+    assert_eq!(server.hgetall(&name), fields);
+    held.unlock().unwrap();
+    assert!(no_trace::<A, B>(&server));
+}
+
+#[test]
+fn no_kind_touches_what_another_holds() {
+    for_each_pair!(one_does_not_touch_what_is_the_others);
+}
+
+// O7
+fn one_is_forced_open_by_the_other<A: Lock, B: Lock>() {
+    let server = Server::start();
+    let (name, ours) = (unique("force"), open_with_lease(&server, LEASE));
+    let guard = A::of(&ours, &name).lock().unwrap();
+    assert!(B::of(&ours, &name).force_unlock().unwrap());
+    assert!(!B::of(&ours, &name).force_unlock().unwrap());
+    // At once or at the next renewal, also in the same process: its room is another.
+    let loss = guard.lost().recv_timeout(LEASE).unwrap();
+    assert_eq!(loss.reason, LossReason::Forced);
+    assert!(B::of(&ours, &name).try_lock().unwrap().is_some());
+}
+
+#[test]
+fn every_kind_can_be_forced_open_by_another() {
+    for_each_pair!(one_is_forced_open_by_the_other);
+}
+
+/// What threads of all kinds do under one name.
+struct Count<'a> {
+    server: &'a Server,
+    name: String,
+    counter: String,
+    inside: AtomicUsize,
+    grants: AtomicU64,
+    last_token: AtomicU64,
+    done: AtomicBool,
+}
+
+impl Count<'_> {
+    fn up<L: Lock>(&self, client: &Client, wait: Option<Duration>) {
+        let mut con = self.server.connection();
+        let lock = L::of(client, &self.name);
+        let mut mine = 0_u32;
+        while !self.done.load(Ordering::SeqCst) {
+            let guard = match wait {
+                Some(wait) => lock.try_lock_for(wait),
+                None => lock.lock().map(Some),
+            };
+            let guard = match guard {
+                Ok(Some(guard)) => guard,
+                Ok(None) => continue,
+                // A busy machine may need longer than that for a round trip.
+                Err(err) if wait.is_some() && err.is_retryable() => continue,
+                Err(err) => panic!("{err:?}"),
+            };
+            let inside = self.inside.fetch_add(1, Ordering::SeqCst);
+            assert_eq!(inside, 0, "two are inside");
+            increment(&mut con, &self.counter);
+            if L::TOKENS {
+                let last = self.last_token.swap(guard.token(), Ordering::SeqCst);
+                assert!(guard.token() > last, "{last}");
+            }
+            mine += 1;
+            self.grants.fetch_add(1, Ordering::SeqCst);
+            self.inside.fetch_sub(1, Ordering::SeqCst);
+        }
+        assert!(mine > 0 || wait.is_some(), "one who waited came in vain");
+    }
+}
+
+#[test]
+fn all_kinds_together_count_exactly() {
+    let server = Server::start();
+    let clients = [open(&server), open(&server)];
+    let count = Count {
+        server: &server,
+        name: unique("all"),
+        counter: unique("counter"),
+        inside: AtomicUsize::new(0),
+        grants: AtomicU64::new(0),
+        last_token: AtomicU64::new(0),
+        done: AtomicBool::new(false),
+    };
+    thread::scope(|scope| {
+        let count = &count;
+        for client in &clients {
+            for wait in [None, Some(ms(30))] {
+                scope.spawn(move || count.up::<ReentrantLock>(client, wait));
+                scope.spawn(move || count.up::<FairLock>(client, wait));
+                scope.spawn(move || count.up::<FencedLock>(client, wait));
+                scope.spawn(move || count.up::<SpinLock>(client, wait));
+            }
+        }
+        thread::sleep(ms(2_000));
+        count.done.store(true, Ordering::SeqCst);
+    });
+    let grants = count.grants.into_inner();
+    assert_eq!(server.ask::<u64>(&["GET", &count.counter]), grants);
+    server.cli(&["DEL", &count.counter]);
+    eventually("nothing is left", || nothing_is_left::<FencedLock>(&server));
+    for client in &clients {
+        let stats = client.stats();
+        assert_eq!((stats.lost, stats.releases_failed), (0, 0));
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// One room
+// ---------------------------------------------------------------------------------------------------------------------
+
+/// The reentrant and the other handle of one family are one lock, also to the thread that holds it.
+fn are_one_lock<L: Lock, M: Lock>() {
+    let server = Server::start();
+    let client = open(&server);
+    let name = unique("family");
+    let (lock, mutex) = (L::of(&client, &name), M::of(&client, &name));
+    let held = lock.lock().unwrap();
+    assert!(mutex.is_owned_by_current_thread() && mutex.hold_count() == 1);
+    for verdict in [
+        mutex.lock().map(Some),
+        mutex.try_lock(),
+        mutex.try_lock_for(LONG),
+    ] {
+        assert!(
+            matches!(&verdict, Err(Error::WouldDeadlock { name: its }) if *its == name),
+            "{verdict:?}"
+        );
+    }
+    elsewhere(|| assert!(mutex.try_lock().unwrap().is_none()));
+    held.unlock().unwrap();
+    let held = mutex.lock().unwrap();
+    let again = lock.lock().unwrap();
+    assert_eq!(again.owner(), held.owner());
+    assert_eq!((lock.hold_count(), mutex.hold_count()), (2, 2));
+    held.unlock().unwrap();
+    assert!(server.exists(&name));
+    again.unlock().unwrap();
+    assert_eq!(client.stats().rooms, 1);
+    assert_eq!(server.dbsize(), 0);
+}
+
+#[test]
+fn a_mutex_and_the_reentrant_lock_of_its_name_are_one_lock() {
+    are_one_lock::<ReentrantLock, Mutex>();
+    are_one_lock::<FairLock, FairMutex>();
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Read-write locks
+// ---------------------------------------------------------------------------------------------------------------------
+
+/// While `A` holds, no verb of `B` takes, changes or waits for anything.
+fn is_of_another_type_than<A: Lock, B: Lock>() {
+    let server = Server::start();
+    let name = unique("type");
+    let (ours, theirs) = (open_with_lease(&server, LEASE), open(&server));
+    let guard = A::of(&ours, &name).lock().unwrap();
+    let fields = server.hgetall(&name);
+    let begun = Instant::now();
+    for other in [B::of(&theirs, &name), B::of(&ours, &name)] {
+        for (verb, verdict) in verdicts(&other) {
+            match verdict {
+                Err(Error::WrongType { name: its }) => assert_eq!(its, name),
+                outcome => panic!("{verb}: {outcome:?}"),
+            }
+        }
+        assert!(!other.is_owned_by_current_thread() && other.hold_count() == 0);
+        // Nobody could make use of a wrong answer to this one: it is the key's.
+        let left = other.remaining().unwrap().unwrap();
+        assert!(left <= LEASE, "not lengthened: {left:?}");
+    }
+    assert!(begun.elapsed() < LONG / 4, "{:?}", begun.elapsed());
+    assert_eq!(server.hgetall(&name), fields);
+    let mut keys = server.keys();
+    keys.retain(|key| !A::stays(key));
+    let mut expected = keys_of::<A>(&name, guard.owner());
+    expected.retain(|key| !A::stays(key));
+    assert_eq!(keys, expected, "nothing was written besides");
+    // Nor does it harm who holds.
+    let renewals = ours.stats().renewals;
+    eventually("renewals go on", || ours.stats().renewals > renewals + 1);
+    assert!(guard.is_valid());
+    guard.unlock().unwrap();
+    assert!(nothing_is_left::<A>(&server));
+    // And then the name is as good as any.
+    B::of(&theirs, &name).lock().unwrap().unlock().unwrap();
+}
+
+#[test]
+fn a_read_write_lock_and_any_other_lock_are_of_different_types() {
+    thread::scope(|scope| {
+        macro_rules! against {
+            ($($lock:ty),+) => {
+                $(
+                    scope.spawn(|| {
+                        is_of_another_type_than::<$lock, Reading>();
+                        is_of_another_type_than::<$lock, Writing>();
+                        is_of_another_type_than::<Reading, $lock>();
+                        is_of_another_type_than::<Writing, $lock>();
+                    });
+                )+
+            };
+        }
+        against!(
+            ReentrantLock,
+            Mutex,
+            FairLock,
+            FairMutex,
+            FencedLock,
+            SpinLock
+        );
+    });
+}
+
+#[test]
+fn a_read_write_lock_says_so_when_asked_about_another() {
+    let server = Server::start();
+    let client = open(&server);
+    let name = unique("ask");
+    let guard = client.reentrant_lock(&name).lock().unwrap();
+    let lock: RwLock = client.rwlock(&name);
+    for asked in [lock.is_read_locked(), lock.is_write_locked()] {
+        assert!(matches!(asked, Err(Error::WrongType { .. })), "{asked:?}");
+    }
+    guard.unlock().unwrap();
+    assert!(!lock.is_read_locked().unwrap() && !lock.is_write_locked().unwrap());
+}
+
+/// Two wait for `A` when the key becomes a lock of the other type.
+fn a_wait_ends_with_the_type<A: Lock, B: Lock>() {
+    let server = Server::start();
+    let name = unique("turn");
+    let (holder, client) = (open(&server), open(&server));
+    let guard = A::Foe::of(&holder, &name).lock().unwrap();
+    let (tell, told) = unbounded();
+    let mut crew = Crew::new();
+    for _ in 0..2 {
+        let (lock, tell) = (A::of(&client, &name), tell.clone());
+        crew.spawn(move || tell.send(lock.lock().map(drop)).unwrap());
+    }
+    let asks = if A::LINE == Line::Redis { 2 } else { 1 };
+    waited_for_by::<A>(&server, asks);
+    crew.all_parked();
+    crate::contract::stranger_holds::<B>(&server, &name, 60_000);
+    // The first asks, and then the next.
+    for _ in 0..2 {
+        match told.recv_timeout(LONG).unwrap() {
+            Err(Error::WrongType { name: its }) => assert_eq!(its, name),
+            outcome => panic!("{outcome:?}"),
+        }
+    }
+    crew.join();
+    assert!(matches!(guard.unlock(), Err(Error::Lost { .. })));
+    assert!(crate::contract::is_held_by_stranger::<B>(&server, &name));
+    eventually("nothing but that is there", || {
+        let keys = server.keys();
+        keys.iter().all(|key| *key == name || A::stays(key))
+    });
+    waited_for_by::<A>(&server, 0);
+    assert_eq!(client.stats().holds, 0);
+}
+
+#[test]
+fn a_wait_ends_when_the_key_becomes_of_another_type() {
+    thread::scope(|scope| {
+        scope.spawn(a_wait_ends_with_the_type::<ReentrantLock, Writing>);
+        scope.spawn(a_wait_ends_with_the_type::<FairLock, Reading>);
+        scope.spawn(a_wait_ends_with_the_type::<FencedLock, Reading>);
+        scope.spawn(a_wait_ends_with_the_type::<SpinLock, Writing>);
+        scope.spawn(a_wait_ends_with_the_type::<Writing, ReentrantLock>);
+        scope.spawn(a_wait_ends_with_the_type::<Reading, FairLock>);
+    });
+}
+
+/// A hold whose key turned into a lock of the other type is lost, and that one left as it is.
+fn a_hold_ends_with_the_type<A: Lock, B: Lock>() {
+    let server = Server::start();
+    let client: Client = open_with_lease(&server, LEASE);
+    let name = unique("turned");
+    for aware in [true, false] {
+        let guard = A::of(&client, &name).lock().unwrap();
+        crate::contract::stranger_holds::<B>(&server, &name, 60_000);
+        if aware {
+            let loss = guard.lost().recv_timeout(LONG).unwrap();
+            assert_eq!(loss.reason, LossReason::TakenOver);
+        }
+        match guard.unlock() {
+            Err(Error::Lost { reason, .. }) => assert_eq!(reason, LossReason::TakenOver),
+            outcome => panic!("{outcome:?}"),
+        }
+        assert!(crate::contract::is_held_by_stranger::<B>(&server, &name));
+        assert!(server.pttl(&name) > 30_000);
+        server.cli(&["DEL", &name]);
+    }
+}
+
+#[test]
+fn a_hold_is_lost_when_the_key_becomes_of_another_type() {
+    thread::scope(|scope| {
+        scope.spawn(a_hold_ends_with_the_type::<ReentrantLock, Writing>);
+        scope.spawn(a_hold_ends_with_the_type::<FairLock, Reading>);
+        scope.spawn(a_hold_ends_with_the_type::<FencedLock, Reading>);
+        scope.spawn(a_hold_ends_with_the_type::<SpinLock, Writing>);
+        scope.spawn(a_hold_ends_with_the_type::<Writing, ReentrantLock>);
+        scope.spawn(a_hold_ends_with_the_type::<Reading, FairLock>);
+    });
+}

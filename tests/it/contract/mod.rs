@@ -1,0 +1,2127 @@
+//! What every exclusive lock must do, whatever its kind. A lock plugs in at the foot of this file, and says there what
+//! is true of its kind alone.
+
+pub(crate) mod bad_input;
+pub(crate) mod kinds;
+pub(crate) mod read;
+pub(crate) mod red;
+
+use std::collections::HashSet;
+use std::fmt::Debug;
+use std::fs;
+use std::mem::ManuallyDrop;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, bounded, unbounded};
+use redis::{Connection, PubSub};
+use redlatch::{CancelToken, Client, Config, Error, Loss, LossReason, Result};
+
+use crate::support::{Mode, Proxy, Server, Target, eventually, ms, unique};
+
+/// Longer than anything here may take.
+const LONG: Duration = Duration::from_secs(10);
+
+/// Well under the poll cap: what happens sooner was brought about by a message.
+const BY_MESSAGE: Duration = Duration::from_millis(500);
+
+/// Somebody who is not of this crate: a Redisson client and one of its threads.
+pub(crate) const STRANGER: &str = "9f8e7d6c-5b4a-4321-8fed-cba987654321:57";
+
+/// Who keeps the line of those that wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Line {
+    /// Each process its own: one of its threads asks Redis, and the lock is passed on among them.
+    Process,
+    /// Redis, for all of them: every thread has its own place, and nobody passes anything on.
+    Redis,
+}
+
+/// Who is told of a release.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum News {
+    /// Everybody who waits, on one channel: how its name begins, and what is said.
+    All(&'static str, &'static str),
+    /// The first in line, on a channel of its own.
+    First,
+    /// Nobody.
+    Nobody,
+}
+
+/// What all handles have in common, and where kinds differ.
+pub(crate) trait Lock: Clone + Debug + Send + Sync + 'static {
+    type Guard: Guard;
+
+    /// What keeps this one waiting, and is kept waiting by it: the kind itself, unless it can be shared.
+    type Foe: Lock;
+
+    const REENTRANT: bool;
+    const LINE: Line = Line::Process;
+    /// Who is told of its release.
+    const NEWS: News = News::All("redisson_lock__channel", "0");
+    /// Channels that one who asks Redis listens to while it waits.
+    const LISTENS: u64 = 1;
+    /// Whether each hold has a token.
+    const TOKENS: bool = false;
+    /// Whether Redis is told how many holds the holding thread has.
+    const COUNTED: bool = true;
+    /// Commands that the server runs for a release: EVALSHA, HDEL, EXISTS, PUBLISH.
+    const RELEASE: u64 = 4;
+    /// Whether what somebody else has not taken of a lost hold is released, which tells of it once more.
+    const GIVES_BACK_THE_REST: bool = false;
+    /// What an acquire runs.
+    const ACQUIRE: &str = include_str!("../../../lua/lock_acquire.lua");
+
+    /// What is locked in Redis by the name of one lock.
+    fn names(name: &str) -> Vec<String> {
+        vec![name.to_owned()]
+    }
+    /// Further servers that keep it, besides the one that a test starts.
+    fn others() -> Option<Arc<Vec<Server>>> {
+        None
+    }
+    /// The field of the hash that stands for an owner.
+    fn field(owner: &str) -> String {
+        owner.to_owned()
+    }
+    /// The whole hash, sorted, while `owner` alone has so many holds.
+    fn fields(owner: &str, count: u32) -> Vec<(String, String)> {
+        vec![(Self::field(owner), count.to_string())]
+    }
+    /// Every key, while `owner` alone holds `name` and nobody waits.
+    fn keys(name: &str, _owner: &str) -> Vec<String> {
+        Self::names(name)
+    }
+    /// Whether a key of this kind outlives its holders, and has no limit.
+    fn stays(_key: &str) -> bool {
+        false
+    }
+
+    fn of(client: &Client, name: &str) -> Self;
+    fn lease(self, lease: Duration) -> Self;
+    fn max_hold(self, max_hold: Duration) -> Self;
+    fn cancel_on(self, token: &CancelToken) -> Self;
+    fn lock(&self) -> Result<Self::Guard>;
+    fn try_lock(&self) -> Result<Option<Self::Guard>>;
+    fn try_lock_for(&self, wait: Duration) -> Result<Option<Self::Guard>>;
+    fn try_lock_until(&self, instant: Instant) -> Result<Option<Self::Guard>>;
+    fn with<T>(&self, work: impl FnOnce(&Self::Guard) -> T) -> Result<T>;
+    fn is_locked(&self) -> Result<bool>;
+    fn is_owned_by_current_thread(&self) -> bool;
+    fn hold_count(&self) -> u32;
+    fn remaining(&self) -> Result<Option<Duration>>;
+    fn force_unlock(&self) -> Result<bool>;
+    fn name(&self) -> &str;
+}
+
+/// What all guards have in common.
+pub(crate) trait Guard: Debug {
+    fn unlock(self) -> Result<()>;
+    fn is_valid(&self) -> bool;
+    fn valid_until(&self) -> Instant;
+    fn lost(&self) -> &Receiver<Loss>;
+    fn name(&self) -> &str;
+    fn owner(&self) -> &str;
+    fn hold_count(&self) -> u32;
+    /// Zero without tokens.
+    fn token(&self) -> u64 {
+        0
+    }
+    /// Waits until every server has answered that it keeps the hold.
+    fn settle(&self) {}
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Helpers
+// ---------------------------------------------------------------------------------------------------------------------
+
+/// Threads under a name of their own, so that they can be watched.
+pub(crate) struct Crew {
+    tag: String,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Crew {
+    pub(crate) fn new() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        Self {
+            tag: format!("crew-{:x}", NEXT.fetch_add(1, Ordering::Relaxed)),
+            threads: Vec::new(),
+        }
+    }
+
+    pub(crate) fn spawn(&mut self, work: impl FnOnce() + Send + 'static) {
+        let thread = thread::Builder::new()
+            .name(self.tag.clone())
+            .stack_size(256 * 1024)
+            .spawn(work)
+            .expect("a thread");
+        self.threads.push(thread);
+    }
+
+    /// Waits until every thread that was spawned sleeps and goes on sleeping.
+    pub(crate) fn all_parked(&self) {
+        let mut looks = 0;
+        eventually("all threads are parked", || {
+            if self.asleep() == self.threads.len() {
+                looks += 1;
+            } else {
+                looks = 0;
+            }
+            looks > 4
+        });
+    }
+
+    fn asleep(&self) -> usize {
+        let Ok(tasks) = fs::read_dir("/proc/self/task") else {
+            return 0;
+        };
+        let name = format!("({}) S ", self.tag);
+        tasks
+            .flatten()
+            .filter_map(|task| fs::read_to_string(task.path().join("stat")).ok())
+            .filter(|stat| stat.contains(&name))
+            .count()
+    }
+
+    pub(crate) fn is_finished(&self) -> bool {
+        self.threads.iter().all(JoinHandle::is_finished)
+    }
+
+    pub(crate) fn join(self) {
+        eventually("all threads have ended", || self.is_finished());
+        for thread in self.threads {
+            thread.join().expect("a thread of the crew");
+        }
+    }
+}
+
+pub(crate) fn open(server: &Server) -> Client {
+    Client::open(server.url()).unwrap()
+}
+
+/// A client with another lease.
+pub(crate) fn open_with_lease(server: &Server, lease: Duration) -> Client {
+    Client::open(Config::new(server.url()).lease(lease)).unwrap()
+}
+
+/// Waits until the server has `n` subscriptions of this crate.
+#[track_caller]
+pub(crate) fn subscribed(server: &Server, n: u64) {
+    eventually("the waiting clients are subscribed", || {
+        let clients = server.clients_named("redlatch-subscriber");
+        clients
+            .iter()
+            .map(|client| client.subscriptions)
+            .sum::<u64>()
+            == n
+    });
+}
+
+/// Waits until `n` threads that ask Redis are known to wait: they listen, or ask again and again where nothing is told.
+#[track_caller]
+pub(crate) fn waited_for_by<L: Lock>(server: &Server, n: u64) {
+    subscribed(server, n * L::LISTENS);
+    if n > 0 && L::LISTENS == 0 {
+        // Some look whether it is free before they ask for it.
+        let asks = || server.calls("evalsha") + server.calls("pttl");
+        let asked = asks();
+        eventually("they ask again and again", || asks() >= asked + 6);
+        assert!(server.clients_named("redlatch-subscriber").is_empty());
+    }
+}
+
+/// Waits until `n` threads of a crew, whatever their process, wait in this order.
+#[track_caller]
+pub(crate) fn in_line<L: Lock>(server: &Server, name: &str, crew: &Crew, n: usize) {
+    if L::LINE == Line::Redis {
+        eventually("everybody stands in line", || line(server, name).len() == n);
+    }
+    crew.all_parked();
+}
+
+/// The line that Redis keeps.
+pub(crate) fn line(server: &Server, name: &str) -> Vec<String> {
+    let queue = beside("redisson_lock_queue", name);
+    server.ask(&["LRANGE", &queue, "0", "-1"])
+}
+
+/// The key or channel `prefix` of the lock at `key`.
+pub(crate) fn beside(prefix: &str, key: &str) -> String {
+    if key.contains('{') {
+        format!("{prefix}:{key}")
+    } else {
+        format!("{prefix}:{{{key}}}")
+    }
+}
+
+/// Every key, sorted, while `owner` alone holds `name` and nobody waits.
+pub(crate) fn keys_of<L: Lock>(name: &str, owner: &str) -> Vec<String> {
+    let mut keys = L::keys(name, owner);
+    keys.sort();
+    keys
+}
+
+/// Whether a lock of this kind has left nothing but what stays.
+pub(crate) fn nothing_is_left<L: Lock>(server: &Server) -> bool {
+    server.keys().iter().all(|key| L::stays(key))
+}
+
+/// What a lock of that name calls itself.
+pub(crate) fn shown<L: Lock>(name: &str) -> String {
+    L::names(name).join(", ")
+}
+
+/// Does something on each server of a lock, to all its keys at once.
+pub(crate) fn everywhere<L: Lock>(server: &Server, name: &str, what: impl Fn(&Server, &[String])) {
+    let (names, others) = (L::names(name), L::others());
+    what(server, &names);
+    for server in others.iter().flat_map(|servers| servers.iter()) {
+        what(server, &names);
+    }
+}
+
+/// Does away with a lock, without a word.
+pub(crate) fn delete<L: Lock>(server: &Server, name: &str) {
+    everywhere::<L>(server, name, |server, keys| {
+        let () = redis::cmd("DEL")
+            .arg(keys)
+            .query(&mut server.connection())
+            .unwrap();
+    });
+}
+
+/// Takes a lock from its holder by hand: one of several names is enough, one of several servers is not.
+pub(crate) fn lose<L: Lock>(server: &Server, name: &str) {
+    everywhere::<L>(server, name, |server, keys| {
+        server.cli(&["DEL", &keys[0]]);
+    });
+}
+
+/// By now; or as soon as the last of several servers has done what the majority, which is waited for, has done.
+#[track_caller]
+pub(crate) fn by_now<L: Lock>(what: &str, mut happened: impl FnMut() -> bool) {
+    if L::others().is_some() {
+        eventually(what, happened);
+    } else {
+        assert!(happened(), "{what}");
+    }
+}
+
+/// Whom one release tells, if nobody stands in a line that Redis keeps.
+fn told_by<L: Lock>(name: &str) -> Vec<(String, String)> {
+    match L::NEWS {
+        News::All(prefix, payload) => {
+            let names = L::names(name).into_iter();
+            names
+                .map(|name| (beside(prefix, &name), payload.to_owned()))
+                .collect()
+        }
+        News::First | News::Nobody => Vec::new(),
+    }
+}
+
+/// A plain lock held by somebody else, made by hand.
+pub(crate) fn hold_by_stranger(server: &Server, name: &str, lease_ms: u64) {
+    stranger_holds::<redlatch::ReentrantLock>(server, name, lease_ms);
+}
+
+/// A lock held by somebody else, made by hand, whatever was there before.
+pub(crate) fn stranger_holds<L: Lock>(server: &Server, name: &str, lease_ms: u64) {
+    everywhere::<L>(server, name, |server, keys| {
+        // At once, so that all its keys expire at once.
+        let mut pipe = redis::pipe();
+        pipe.atomic();
+        for key in keys {
+            pipe.del(key);
+            pipe.hset_multiple(key, &L::fields(STRANGER, 1));
+            pipe.cmd("PEXPIRE").arg(key).arg(lease_ms);
+        }
+        let () = pipe.query(&mut server.connection()).unwrap();
+    });
+}
+
+pub(crate) fn is_held_by_stranger<L: Lock>(server: &Server, name: &str) -> bool {
+    let names = L::names(name);
+    let theirs = |name: &String| server.hgetall(name) == L::fields(STRANGER, 1);
+    names.iter().all(theirs)
+}
+
+/// Does what a Redisson client does to give a lock back.
+pub(crate) fn stranger_releases<L: Lock>(server: &Server, name: &str) {
+    let first = line(server, name).into_iter().next();
+    delete::<L>(server, name);
+    match (L::NEWS, first) {
+        (News::All(prefix, payload), _) => {
+            for name in L::names(name) {
+                server.cli(&["PUBLISH", &beside(prefix, &name), payload]);
+            }
+        }
+        (News::First, Some(first)) => {
+            let channel = beside("redisson_lock__channel", name);
+            server.cli(&["PUBLISH", &format!("{channel}:{first}"), "0"]);
+        }
+        (News::First, None) | (News::Nobody, _) => {}
+    }
+}
+
+/// Channel and payload of everything that was published since the last look, to one who listens to everything.
+pub(crate) fn published(server: &Server, pubsub: &mut PubSub<'_>) -> Vec<(String, String)> {
+    // Whatever was told before this has come when this has.
+    let end = unique("end");
+    server.cli(&["PUBLISH", &end, ""]);
+    let mut told = Vec::new();
+    loop {
+        let message = pubsub.get_message().unwrap();
+        let channel = message.get_channel_name().to_owned();
+        if channel == end {
+            return told;
+        }
+        told.push((channel, message.get_payload().unwrap()));
+    }
+}
+
+/// One more in the counter, as racy as can be.
+pub(crate) fn increment(con: &mut Connection, counter: &str) {
+    let n: Option<u64> = redis::cmd("GET").arg(counter).query(con).unwrap();
+    let () = redis::cmd("SET")
+        .arg(counter)
+        .arg(n.unwrap_or(0) + 1)
+        .query(con)
+        .unwrap();
+}
+
+#[track_caller]
+fn assert_lost<L: Lock, T: Debug>(result: Result<T>, name: &str, reason: LossReason) {
+    let name = &*shown::<L>(name);
+    match result {
+        Err(Error::Lost {
+            name: its,
+            reason: why,
+        }) => {
+            assert_eq!((its.as_str(), why), (name, reason));
+        }
+        other => panic!("not lost: {other:?}"),
+    }
+}
+
+/// Runs `work` on a thread of its own, which holds nothing.
+pub(crate) fn elsewhere<T: Send>(work: impl FnOnce() -> T + Send) -> T {
+    thread::scope(|scope| scope.spawn(work).join().expect("a thread"))
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Exclusion
+// ---------------------------------------------------------------------------------------------------------------------
+
+pub(crate) fn threads_and_clients_exclude_each_other<L: Lock>() {
+    const ROUNDS: usize = 40;
+    let server = Server::start();
+    let (name, counter) = (unique("excl"), unique("counter"));
+    let clients = [open(&server), open(&server), open(&server)];
+    let (inside, last_token) = (AtomicUsize::new(0), AtomicU64::new(0));
+    thread::scope(|scope| {
+        for client in &clients {
+            for thread in 0..4 {
+                let (lock, counter) = (L::of(client, &name), &counter);
+                let (inside, last_token) = (&inside, &last_token);
+                let mut con = server.connection();
+                scope.spawn(move || {
+                    for round in 0..ROUNDS {
+                        let guard = match (thread + round) % 3 {
+                            0 => lock.lock().unwrap(),
+                            1 => lock.try_lock_for(LONG).unwrap().unwrap(),
+                            _ => loop {
+                                if let Some(guard) = lock.try_lock().unwrap() {
+                                    break guard;
+                                }
+                                thread::yield_now();
+                            },
+                        };
+                        assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "two are inside");
+                        let before = last_token.swap(guard.token(), Ordering::SeqCst);
+                        assert!(!L::TOKENS || guard.token() > before, "{before}");
+                        increment(&mut con, counter);
+                        assert_eq!(inside.fetch_sub(1, Ordering::SeqCst), 1);
+                        if round % 2 == 0 {
+                            guard.unlock().unwrap();
+                        }
+                    }
+                });
+            }
+        }
+    });
+    assert_eq!(server.get_int(&counter), 3 * 4 * 40);
+    server.cli(&["DEL", &counter]);
+    eventually("the lock is free", || nothing_is_left::<L>(&server));
+}
+
+pub(crate) fn busy_is_none<L: Lock>() {
+    keeps_out::<L::Foe, L>();
+    keeps_out::<L, L::Foe>();
+}
+
+fn keeps_out<H: Lock, L: Lock>() {
+    let server = Server::start();
+    let name = unique("busy");
+    let (ours, theirs) = (open(&server), open(&server));
+    let guard = H::of(&ours, &name).lock().unwrap();
+    assert!(L::of(&theirs, &name).try_lock().unwrap().is_none());
+    // Reentrant or not: another thread is another.
+    elsewhere(|| {
+        assert!(L::of(&ours, &name).try_lock().unwrap().is_none());
+        assert!(L::of(&ours, &name).try_lock_for(ms(30)).unwrap().is_none());
+    });
+    guard.unlock().unwrap();
+    let theirs = L::of(&theirs, &name).try_lock().unwrap();
+    assert!(theirs.is_some_and(|guard| guard.is_valid()));
+    elsewhere(|| {
+        // The release of the drop is under way on another connection.
+        assert!(L::of(&ours, &name).try_lock_for(LONG).unwrap().is_some());
+    });
+}
+
+pub(crate) fn a_limited_wait_takes_its_time_and_gives_none<L: Lock>() {
+    const WAIT: Duration = ms(150);
+    let server = Server::start();
+    let name = unique("limit");
+    let (holder, client) = (open(&server), open(&server));
+    let guard = L::Foe::of(&holder, &name).lock().unwrap();
+    let lock = L::of(&client, &name);
+    // As the one who asks Redis, and as one in line of the holder's process.
+    for lock in [lock, L::of(&holder, &name)] {
+        elsewhere(|| {
+            let begun = Instant::now();
+            assert!(lock.try_lock_for(WAIT).unwrap().is_none());
+            let took = begun.elapsed();
+            assert!(took >= WAIT && took < WAIT + BY_MESSAGE, "{took:?}");
+
+            let until = Instant::now() + WAIT;
+            assert!(lock.try_lock_until(until).unwrap().is_none());
+            let late = Instant::now().saturating_duration_since(until);
+            assert!(Instant::now() >= until && late < BY_MESSAGE, "{late:?}");
+        });
+    }
+    waited_for_by::<L>(&server, 0);
+    eventually("no place is kept", || line(&server, &name).is_empty());
+    guard.unlock().unwrap();
+    eventually("nothing is left", || nothing_is_left::<L>(&server));
+}
+
+pub(crate) fn no_wait_is_one_attempt<L: Lock>() {
+    let server = Server::start();
+    let name = unique("once");
+    let client = open(&server);
+    drop(L::of(&client, &unique("warm")).lock().unwrap());
+    stranger_holds::<L::Foe>(&server, &name, 60_000);
+    let lock = L::of(&client, &name);
+    let past = Instant::now();
+    let before = server.calls("evalsha");
+    assert!(lock.try_lock().unwrap().is_none());
+    assert_eq!(server.calls("evalsha") - before, 1);
+    assert!(lock.try_lock_for(Duration::ZERO).unwrap().is_none());
+    assert_eq!(server.calls("evalsha") - before, 2);
+    assert!(lock.try_lock_until(past).unwrap().is_none());
+    assert_eq!(server.calls("evalsha") - before, 3);
+    assert!(
+        server.clients_named("redlatch-subscriber").is_empty(),
+        "nobody waited"
+    );
+    assert!(line(&server, &name).is_empty(), "nobody stands in line");
+    delete::<L::Foe>(&server, &name);
+    assert!(lock.try_lock().unwrap().is_some());
+    let zero = L::of(&client, &unique("zero"));
+    assert!(zero.try_lock_for(Duration::ZERO).unwrap().is_some());
+    let past_one = L::of(&client, &unique("past"));
+    assert!(past_one.try_lock_until(past).unwrap().is_some());
+}
+
+pub(crate) fn an_endless_wait_ends_with_the_lock<L: Lock>() {
+    let server = Server::start();
+    let name = unique("endless");
+    let (holder, client) = (open(&server), open(&server));
+    let guard = L::Foe::of(&holder, &name).lock().unwrap();
+    let mut crew = Crew::new();
+    let lock = L::of(&client, &name);
+    crew.spawn(move || {
+        assert!(lock.try_lock_for(Duration::MAX).unwrap().is_some());
+    });
+    waited_for_by::<L>(&server, 1);
+    crew.all_parked();
+    assert!(!crew.is_finished());
+    drop(guard);
+    crew.join();
+}
+
+pub(crate) fn with_holds_the_lock_for_as_long_as_it_runs<L: Lock>() {
+    let server = Server::start();
+    let name = unique("with");
+    let client = open(&server);
+    let lock = L::of(&client, &name);
+    let owner = lock.with(|guard| {
+        assert!(guard.is_valid());
+        guard.settle();
+        assert_eq!(server.hgetall(&name), L::fields(guard.owner(), 1));
+        guard.owner().to_owned()
+    });
+    assert!(owner.unwrap().contains(':'));
+    by_now::<L>("with waits for the release", || {
+        nothing_is_left::<L>(&server)
+    });
+    // O6
+    let lost = lock.with(|guard| {
+        guard.settle();
+        lose::<L>(&server, &name);
+    });
+    assert_lost::<L, _>(lost, &name, LossReason::Forced);
+    let panicked = catch_unwind(AssertUnwindSafe(|| {
+        lock.with(|_| panic!("on purpose")).unwrap_or(())
+    }));
+    assert!(panicked.is_err());
+    eventually("a panic gives it back", || !server.exists(&name));
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Waking
+// ---------------------------------------------------------------------------------------------------------------------
+
+// L1
+pub(crate) fn a_drop_wakes_a_waiter_of_another_client_by_message<L: Lock>() {
+    let server = Server::start();
+    let name = unique("wake");
+    let (holder, client) = (open(&server), open(&server));
+    for round in 1..=3 {
+        let guard = L::Foe::of(&holder, &name).lock().unwrap();
+        let (tell, told) = unbounded();
+        let mut crew = Crew::new();
+        let lock = L::of(&client, &name);
+        crew.spawn(move || {
+            let guard = lock.lock().unwrap();
+            tell.send(Instant::now()).unwrap();
+            guard.unlock().unwrap();
+        });
+        waited_for_by::<L>(&server, 1);
+        crew.all_parked();
+        let dropped = Instant::now();
+        drop(guard);
+        let granted = told.recv_timeout(LONG).unwrap();
+        assert!(granted - dropped < BY_MESSAGE, "{:?}", granted - dropped);
+        crew.join();
+        if L::LISTENS == 0 {
+            assert_eq!(client.stats().wakes, 0, "nobody was told");
+        } else {
+            assert!(client.stats().wakes >= round, "{:?}", client.stats());
+        }
+        waited_for_by::<L>(&server, 0);
+    }
+    assert_eq!(client.stats().poll_rescues, 0);
+}
+
+pub(crate) fn a_release_publishes_redissons_message<L: Lock>() {
+    let server = Server::start();
+    let client = open(&server);
+    let mut con = server.connection();
+    let mut pubsub = con.as_pubsub();
+    pubsub.psubscribe("*").unwrap();
+    for name in ["plain", "tag{ged}"] {
+        // Nobody waits.
+        let told = told_by::<L>(name);
+        for waits in [true, false] {
+            let guard = L::of(&client, name).lock().unwrap();
+            assert!(published(&server, &mut pubsub).is_empty());
+            if waits {
+                guard.unlock().unwrap();
+            } else {
+                drop(guard);
+                eventually("the release ran", || !server.exists(name));
+            }
+            assert_eq!(published(&server, &mut pubsub), told);
+        }
+        let guard = L::of(&client, name).lock().unwrap();
+        elsewhere(|| assert!(L::of(&client, name).force_unlock().unwrap()));
+        drop(guard);
+        // On the connection of whatever the drop may have sent, and behind it.
+        assert!(!L::of(&client, name).is_locked().unwrap());
+        let mut heard = published(&server, &mut pubsub);
+        if L::GIVES_BACK_THE_REST {
+            let more = heard.split_off(told.len());
+            assert!(more.iter().all(|message| told.contains(message)));
+        }
+        assert_eq!(heard, told);
+    }
+
+    // Two wait, in processes of their own.
+    let name = unique("two");
+    let guard = L::of(&client, &name).lock().unwrap();
+    let (tell, told) = unbounded();
+    let (go, gone) = bounded::<()>(0);
+    let mut crew = Crew::new();
+    for n in 1..=2 {
+        let lock = L::Foe::of(&open(&server), &name);
+        let (tell, gone) = (tell.clone(), gone.clone());
+        crew.spawn(move || {
+            let guard = lock.lock().unwrap();
+            tell.send(()).unwrap();
+            gone.recv().unwrap();
+            guard.unlock().unwrap();
+        });
+        waited_for_by::<L::Foe>(&server, n);
+        in_line::<L::Foe>(&server, &name, &crew, usize::try_from(n).unwrap());
+    }
+    assert!(published(&server, &mut pubsub).is_empty());
+    let foe = (L::Foe::NEWS, told_by::<L::Foe>(&name));
+    let mut releases = vec![(L::NEWS, told_by::<L>(&name)), foe.clone(), foe];
+    let mut guard = Some(guard);
+    for waiters in [2, 1, 0] {
+        let line = line(&server, &name);
+        match guard.take() {
+            Some(guard) => drop(guard),
+            None => go.send(()).unwrap(),
+        }
+        if waiters > 0 {
+            told.recv_timeout(LONG).unwrap();
+        } else {
+            eventually("the last release ran", || !server.exists(&name));
+        }
+        let heard = published(&server, &mut pubsub);
+        match releases.remove(0) {
+            (News::All(..), told) => assert_eq!(heard, told),
+            (News::First, _) => {
+                assert_eq!(line.len(), waiters);
+                assert_eq!(heard.is_empty(), waiters == 0);
+                // Perhaps told again by the other one, who comes by and finds the lock free.
+                for (channel, payload) in heard {
+                    let its = beside("redisson_lock__channel", &name);
+                    assert_eq!(channel, format!("{its}:{}", line[0]));
+                    assert_eq!(payload, "0");
+                }
+            }
+            (News::Nobody, _) => assert!(heard.is_empty(), "{heard:?}"),
+        }
+    }
+    crew.join();
+}
+
+pub(crate) fn a_strangers_lock_is_waited_for<L: Lock>() {
+    let server = Server::start();
+    let client = open(&server);
+    // A client of another kind does not tell those that stand in the line.
+    for alike in [true, false] {
+        if !alike && L::NEWS != News::First {
+            continue;
+        }
+        let name = unique("stranger");
+        stranger_holds::<L::Foe>(&server, &name, 60_000);
+        let lock = L::of(&client, &name);
+        assert!(lock.try_lock().unwrap().is_none());
+        assert!(L::Foe::of(&client, &name).is_locked().unwrap());
+        assert!(!lock.is_owned_by_current_thread());
+        let (tell, told) = unbounded();
+        let mut crew = Crew::new();
+        crew.spawn(move || {
+            let _guard = lock.lock().unwrap();
+            tell.send(Instant::now()).unwrap();
+        });
+        waited_for_by::<L>(&server, 1);
+        crew.all_parked();
+        assert!(
+            is_held_by_stranger::<L::Foe>(&server, &name),
+            "left as it is"
+        );
+        let before = client.stats();
+        let freed = Instant::now();
+        if alike {
+            stranger_releases::<L::Foe>(&server, &name);
+        } else {
+            stranger_releases::<redlatch::ReentrantLock>(&server, &name);
+        }
+        let granted = told.recv_timeout(LONG).unwrap();
+        let (took, after) = (granted - freed, client.stats());
+        crew.join();
+        if alike {
+            assert!(took < BY_MESSAGE, "{took:?}");
+            assert_eq!(after.wakes > before.wakes, L::LISTENS > 0);
+        } else {
+            assert!(took < ms(2500), "the poll cap is a second: {took:?}");
+            assert_eq!(after.wakes, before.wakes);
+            assert_eq!(after.poll_rescues, before.poll_rescues + 1);
+        }
+        waited_for_by::<L>(&server, 0);
+    }
+}
+
+// M2: whichever of several names it is that somebody else has as a lock of its own.
+pub(crate) fn each_of_several_names_is_waited_for<L: Lock>() {
+    let server = Server::start();
+    let client = open(&server);
+    let name = unique("each");
+    for taken in L::names(&name) {
+        hold_by_stranger(&server, &taken, 60_000);
+        let lock = L::of(&client, &name);
+        assert!(lock.try_lock().unwrap().is_none());
+        assert_eq!(server.keys(), [&*taken], "nothing is kept meanwhile");
+        let (tell, told) = unbounded();
+        let mut crew = Crew::new();
+        crew.spawn(move || {
+            let guard = lock.lock().unwrap();
+            tell.send(Instant::now()).unwrap();
+            guard.unlock().unwrap();
+        });
+        waited_for_by::<L>(&server, 1);
+        crew.all_parked();
+        assert_eq!(server.keys(), [&*taken]);
+        let freed = Instant::now();
+        stranger_releases::<redlatch::ReentrantLock>(&server, &taken);
+        let granted = told.recv_timeout(LONG).unwrap();
+        assert!(granted - freed < BY_MESSAGE, "{:?}", granted - freed);
+        crew.join();
+        waited_for_by::<L>(&server, 0);
+    }
+    assert_eq!(client.stats().poll_rescues, 0);
+}
+
+// L2
+pub(crate) fn a_vanished_lock_is_noticed_without_a_message<L: Lock>() {
+    let server = Server::start();
+    let client = open(&server);
+    // Deleted by hand: the poll cap ends the wait. Expired: the lease does.
+    for (lease_ms, deleted) in [(60_000, true), (400, false)] {
+        let name = unique("vanish");
+        stranger_holds::<L::Foe>(&server, &name, lease_ms);
+        let begun = Instant::now();
+        let (tell, told) = unbounded();
+        let mut crew = Crew::new();
+        let lock = L::of(&client, &name);
+        crew.spawn(move || {
+            let _guard = lock.lock().unwrap();
+            tell.send(Instant::now()).unwrap();
+        });
+        waited_for_by::<L>(&server, 1);
+        crew.all_parked();
+        if deleted {
+            delete::<L::Foe>(&server, &name);
+        }
+        let granted = told.recv_timeout(LONG).unwrap();
+        let took = granted - begun;
+        if deleted {
+            assert!(took < ms(2500), "the poll cap is a second: {took:?}");
+        } else {
+            assert!(took < ms(400) + BY_MESSAGE, "{took:?}");
+        }
+        crew.join();
+        waited_for_by::<L>(&server, 0);
+    }
+    let rescues = client.stats().poll_rescues;
+    if L::LISTENS == 0 {
+        assert_eq!(rescues, 0, "no message was missed");
+    } else {
+        assert!(rescues >= 2, "{:?}", client.stats());
+    }
+}
+
+pub(crate) fn passing_it_on_inside_the_process_sends_nothing<L: Lock>() {
+    const THREADS: u64 = 16;
+    let server = Server::start();
+    let name = unique("pass");
+    let client = Client::open(Config::new(server.url()).tenure(Duration::from_secs(1))).unwrap();
+    drop(L::of(&client, &unique("warm")).lock().unwrap());
+    eventually("Redis knows the scripts", || nothing_is_left::<L>(&server));
+    let lock = L::of(&client, &name);
+    let guard = lock.lock().unwrap();
+    let holds = Arc::new(Mutex::new(vec![(guard.owner().to_owned(), guard.token())]));
+    let mut crew = Crew::new();
+    for n in 1..=THREADS {
+        let (lock, holds) = (lock.clone(), Arc::clone(&holds));
+        crew.spawn(move || {
+            let guard = lock.lock().unwrap();
+            assert!(guard.is_valid() && guard.hold_count() == 1);
+            let hold = (guard.owner().to_owned(), guard.token());
+            holds.lock().unwrap().push(hold);
+            guard.unlock().unwrap();
+        });
+        if L::LINE == Line::Redis {
+            in_line::<L>(&server, &name, &crew, usize::try_from(n).unwrap());
+        }
+    }
+    crew.all_parked();
+    let before = client.stats();
+    let (scripts, commands) = (server.calls("evalsha"), server.command_total());
+    guard.unlock().unwrap();
+    crew.join();
+    let after = client.stats();
+    let scripts = server.calls("evalsha") - scripts;
+    assert_eq!(after.commands - before.commands, scripts);
+    let grants = match (L::LINE, L::TOKENS) {
+        // Past the line nobody may go, so whoever is next is told and asks.
+        (Line::Redis, _) => THREADS,
+        // One token was drawn, since nobody waited then; the next to ask draws some for all who do now.
+        (Line::Process, true) => 1,
+        (Line::Process, false) => 0,
+    };
+    assert_eq!(after.acquired - before.acquired, grants);
+    assert_eq!(after.passed - before.passed, THREADS - grants);
+    if L::LINE == Line::Redis {
+        // Q1
+        assert!(scripts > 2 * THREADS && scripts <= 4 * THREADS + 1);
+    } else {
+        assert_eq!(scripts, 2 * grants + 1, "the release of the last");
+    }
+    if grants == 0 {
+        // Of the server's own counting.
+        assert_eq!(server.command_total() - commands, L::RELEASE);
+    }
+    assert!(nothing_is_left::<L>(&server));
+    let holds = holds.lock().unwrap();
+    let owners: HashSet<_> = holds.iter().map(|(owner, _)| owner).collect();
+    assert_eq!(owners.len() as u64, 1 + grants, "one tenure, one owner");
+    assert!(!L::TOKENS || holds.is_sorted_by(|one, next| one.1 < next.1));
+}
+
+pub(crate) fn threads_of_a_process_are_served_in_order<L: Lock>() {
+    let server = Server::start();
+    for tenure in [ms(0), ms(5), ms(1000)] {
+        let name = unique("fifo");
+        let client = Client::open(Config::new(server.url()).tenure(tenure)).unwrap();
+        let lock = L::of(&client, &name);
+        let guard = lock.lock().unwrap();
+        let order = Arc::new(Mutex::new(Vec::new()));
+        let mut crew = Crew::new();
+        for i in 0..8 {
+            let (lock, order) = (lock.clone(), Arc::clone(&order));
+            crew.spawn(move || {
+                let _guard = lock.lock().unwrap();
+                order.lock().unwrap().push(i);
+            });
+            in_line::<L>(&server, &name, &crew, i + 1);
+        }
+        drop(guard);
+        crew.join();
+        assert_eq!(*order.lock().unwrap(), (0..8).collect::<Vec<_>>());
+    }
+}
+
+// F6
+pub(crate) fn threads_of_several_processes_are_served_in_the_order_their_kind_promises<L: Lock>() {
+    const THREADS: usize = 9;
+    let server = Server::start();
+    let name = unique("order");
+    let clients = [open(&server), open(&server), open(&server)];
+    let guard = L::of(&clients[0], &name).lock().unwrap();
+    let order = Arc::new(Mutex::new(Vec::new()));
+    let mut crew = Crew::new();
+    for i in 0..THREADS {
+        let (lock, order) = (L::of(&clients[i % 3], &name), Arc::clone(&order));
+        crew.spawn(move || {
+            let _guard = lock.lock().unwrap();
+            order.lock().unwrap().push(i);
+        });
+        in_line::<L>(&server, &name, &crew, i + 1);
+    }
+    drop(guard);
+    crew.join();
+    let order = order.lock().unwrap().clone();
+    match L::LINE {
+        Line::Redis => assert_eq!(order, (0..THREADS).collect::<Vec<_>>()),
+        Line::Process => {
+            // Who comes first of several processes is nobody's promise; within each it is.
+            for process in 0..3 {
+                let of = |i: &usize| *i % 3 == process;
+                let theirs: Vec<_> = order.iter().copied().filter(of).collect();
+                assert_eq!(theirs, (0..THREADS).filter(of).collect::<Vec<_>>());
+            }
+        }
+    }
+    eventually("nothing is left", || nothing_is_left::<L>(&server));
+}
+
+pub(crate) fn one_who_leaves_the_line_does_not_hold_it_up<L: Lock>() {
+    let server = Server::start();
+    let name = unique("leaver");
+    let client = open(&server);
+    let lock = L::of(&client, &name);
+    let guard = L::Foe::of(&client, &name).lock().unwrap();
+    let (mut crew, mut impatient) = (Crew::new(), Crew::new());
+    for _ in 0..3 {
+        let [one, other] = [(); 2].map(|()| lock.clone());
+        impatient.spawn(move || assert!(one.try_lock_for(ms(100)).unwrap().is_none()));
+        crew.spawn(move || other.lock().unwrap().unlock().unwrap());
+    }
+    impatient.join();
+    crew.all_parked();
+    if L::LINE == Line::Redis {
+        eventually("their places too", || line(&server, &name).len() == 3);
+    }
+    drop(guard);
+    crew.join();
+    eventually("nothing is left", || nothing_is_left::<L>(&server));
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// What stands in Redis
+// ---------------------------------------------------------------------------------------------------------------------
+
+pub(crate) fn redis_holds_what_redisson_would_write<L: Lock>() {
+    let server = Server::start();
+    let name = unique("wire");
+    let client = open(&server);
+    let lock = L::of(&client, &name);
+    assert_eq!(server.dbsize(), 0, "a handle sends nothing");
+    let lives = |guard: &L::Guard, from: i64, to: i64| {
+        guard.settle();
+        assert_eq!(
+            server.keys(),
+            keys_of::<L>(&name, guard.owner()),
+            "these keys and no others"
+        );
+        for key in server.keys() {
+            let ttl = server.pttl(&key);
+            if L::stays(&key) {
+                assert_eq!(ttl, -1, "{key}");
+            } else {
+                assert!((from..=to).contains(&ttl), "{key}: {ttl}");
+            }
+        }
+    };
+    let guard = lock.lock().unwrap();
+    guard.settle();
+    for name in L::names(&name) {
+        assert_eq!(server.ask::<String>(&["TYPE", &name]), "hash");
+        assert_eq!(server.hgetall(&name), L::fields(guard.owner(), 1));
+    }
+    let (uuid, number) = guard.owner().split_once(':').unwrap();
+    assert_eq!(uuid.len(), 36);
+    assert!(uuid.bytes().all(|b| b == b'-' || b.is_ascii_hexdigit()));
+    assert!(number.parse::<u64>().is_ok());
+    lives(&guard, 25_000, 30_000);
+    if L::TOKENS {
+        let counter = beside("redisson_lock_token", &name);
+        assert_eq!(server.ask::<u64>(&["GET", &counter]), guard.token());
+    }
+    guard.unlock().unwrap();
+    by_now::<L>("nothing is left", || nothing_is_left::<L>(&server));
+
+    let guard = lock.clone().lease(Duration::from_secs(7)).lock().unwrap();
+    lives(&guard, 2_000, 7_000);
+    drop(guard);
+    eventually("nothing is left", || nothing_is_left::<L>(&server));
+}
+
+// I2
+pub(crate) fn owners_never_repeat<L: Lock>() {
+    let server = Server::start();
+    let name = unique("owner");
+    let clients = [open(&server), open(&server)];
+    let mut seen = HashSet::new();
+    for round in 0..200 {
+        let lock = L::of(&clients[round % 2], &name);
+        let guard = lock.try_lock_for(LONG).unwrap().unwrap();
+        assert!(seen.insert(guard.owner().to_owned()), "{}", guard.owner());
+    }
+}
+
+pub(crate) fn a_pair_of_lock_and_drop_is_two_commands<L: Lock>() {
+    const PAIRS: u64 = 100;
+    let server = Server::start();
+    let name = unique("cost");
+    let client = open(&server);
+    let lock = L::of(&client, &name);
+    drop(lock.lock().unwrap());
+    eventually("the first release ran", || !server.exists(&name));
+    let (before, commands) = (server.calls("evalsha"), client.stats().commands);
+    let loads = server.calls("script|load");
+    for _ in 0..PAIRS {
+        drop(lock.lock().unwrap());
+    }
+    eventually("the last release ran", || !server.exists(&name));
+    assert_eq!(server.calls("evalsha") - before, 2 * PAIRS);
+    assert_eq!(client.stats().commands - commands, 2 * PAIRS);
+    assert_eq!(server.calls("script|load"), loads);
+
+    let guard = lock.lock().unwrap();
+    guard.settle();
+    // One of several servers may just be confirming the grant, once.
+    eventually("one hold more sends nothing", || {
+        let commands = server.command_total();
+        if L::REENTRANT {
+            for n in 2..=PAIRS {
+                let again = lock.lock().unwrap();
+                assert_eq!(u64::from(again.hold_count()), 2, "{n}");
+            }
+        } else {
+            assert!(matches!(lock.lock(), Err(Error::WouldDeadlock { .. })));
+        }
+        server.command_total() == commands
+    });
+    drop(guard);
+}
+
+// W4: renewal and release of short leases cross all the time, and nothing is revived.
+pub(crate) fn nothing_is_renewed_after_its_release<L: Lock>() {
+    let server = Server::start();
+    let client = open_with_lease(&server, ms(30));
+    let until = Instant::now() + ms(700);
+    let mut rounds = 0_u64;
+    while Instant::now() < until {
+        rounds += 1;
+        let lock = L::of(&client, &format!("w4:{}", rounds % 5));
+        // Around a third of the lease: just when it is renewed.
+        if let Ok(guard) = lock.lock() {
+            let linger = ms(9) + Duration::from_micros(rounds * 137 % 2000);
+            thread::sleep(linger);
+            drop(guard);
+        }
+    }
+    assert!(client.stats().renewals > 0, "{:?}", client.stats());
+    eventually("all are released", || nothing_is_left::<L>(&server));
+    thread::sleep(ms(60)); // two leases; the answer to a renewal that came first may be unread
+    let (renewals, calls) = (client.stats().renewals, server.calls("evalsha"));
+    thread::sleep(ms(60)); // two more
+    assert_eq!(client.stats().renewals, renewals);
+    assert_eq!(
+        server.calls("evalsha"),
+        calls,
+        "no traffic without a holder"
+    );
+    assert!(nothing_is_left::<L>(&server));
+    assert_eq!(client.stats().holds, 0);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Time
+// ---------------------------------------------------------------------------------------------------------------------
+
+pub(crate) fn a_hold_is_renewed_for_as_long_as_it_is_wanted<L: Lock>() {
+    const LEASE: Duration = ms(300);
+    let server = Server::start();
+    let name = unique("renew");
+    let client = open_with_lease(&server, LEASE);
+    let guard = L::of(&client, &name).lock().unwrap();
+    guard.settle();
+    let first = guard.valid_until();
+    let begun = Instant::now();
+    while begun.elapsed() < 4 * LEASE {
+        assert!(guard.is_valid());
+        assert_eq!(server.keys(), keys_of::<L>(&name, guard.owner()));
+        thread::sleep(ms(10));
+    }
+    assert!(guard.valid_until() >= first + 2 * LEASE);
+    assert!(client.stats().renewals >= 6, "{:?}", client.stats());
+    assert!(guard.lost().is_empty());
+    guard.unlock().unwrap();
+}
+
+pub(crate) fn a_fixed_lease_ends_and_its_holder_is_told<L: Lock>() {
+    const LEASE: Duration = ms(300);
+    let server = Server::start();
+    let name = unique("fixed");
+    let client = open_with_lease(&server, ms(60));
+    let lock = L::of(&client, &name).lease(LEASE);
+    let before = Instant::now();
+    let guard = lock.lock().unwrap();
+    let after = Instant::now();
+    let until = guard.valid_until();
+    let margin = LEASE / 100 + ms(2);
+    assert!(until >= before + LEASE - margin && until < after + LEASE);
+    assert!(guard.is_valid() && guard.hold_count() == 1);
+    assert!(lock.is_owned_by_current_thread());
+
+    let loss = guard.lost().recv_timeout(LONG).unwrap();
+    let told = Instant::now();
+    assert_eq!(loss.reason, LossReason::Expired);
+    assert_eq!(
+        (loss.name.as_str(), loss.owner.as_str()),
+        (&*shown::<L>(&name), guard.owner())
+    );
+    assert!(told >= until && told < until + BY_MESSAGE);
+    assert_eq!(guard.valid_until(), until, "not renewed");
+    assert!(!guard.is_valid() && guard.hold_count() == 0);
+    assert!(!lock.is_owned_by_current_thread() && lock.hold_count() == 0);
+    eventually("the key is gone", || !server.exists(&name));
+    assert_eq!(client.stats().renewals, 0);
+    assert_eq!((client.stats().lost, client.stats().holds), (1, 0));
+    assert_lost::<L, _>(guard.unlock(), &name, LossReason::Expired);
+}
+
+// W10
+pub(crate) fn max_hold_ends_renewal_and_frees_the_lock<L: Lock>() {
+    const LEASE: Duration = ms(300);
+    const MAX: Duration = ms(500);
+    let server = Server::start();
+    let name = unique("wedged");
+    let (client, other) = (open_with_lease(&server, LEASE), open(&server));
+    let guard = L::of(&client, &name).max_hold(MAX).lock().unwrap();
+    let granted = Instant::now();
+    let loss = guard.lost().recv_timeout(LONG).unwrap();
+    let told = Instant::now();
+    assert_eq!(loss.reason, LossReason::MaxHold);
+    assert!(
+        told + ms(1) >= granted + MAX && told < granted + MAX + BY_MESSAGE,
+        "{:?}",
+        told - granted
+    );
+    assert!(!guard.is_valid());
+    elsewhere(|| {
+        let theirs = L::Foe::of(&other, &name).try_lock_for(LONG).unwrap();
+        assert!(theirs.is_some());
+    });
+    assert!(granted.elapsed() < MAX + LEASE + BY_MESSAGE);
+    assert_lost::<L, _>(guard.unlock(), &name, LossReason::MaxHold);
+}
+
+// D6, W5
+pub(crate) fn a_forgotten_guard_with_max_hold_frees_the_lock<L: Lock>() {
+    let server = Server::start();
+    let name = unique("forgot");
+    let (client, other) = (open_with_lease(&server, ms(200)), open(&server));
+    let guard = L::of(&client, &name).max_hold(ms(300)).lock().unwrap();
+    let _leaked = ManuallyDrop::new(guard);
+    let theirs = L::Foe::of(&other, &name);
+    assert!(theirs.try_lock().unwrap().is_none());
+    let theirs = theirs.try_lock_for(LONG).unwrap();
+    assert!(theirs.is_some());
+    assert_eq!(client.stats().holds, 0);
+}
+
+// W8
+pub(crate) fn leases_do_not_interfere<L: Lock>() {
+    const LEASE: Duration = ms(480);
+    let server = Server::start();
+    let name = unique("leases");
+    let client = open_with_lease(&server, LEASE);
+    let renewed = L::of(&client, &name);
+    let fixed = renewed.clone().lease(ms(400));
+
+    let guard = renewed.lock().unwrap();
+    let mut crew = Crew::new();
+    let (tell, told) = unbounded();
+    crew.spawn({
+        let fixed = fixed.clone();
+        move || {
+            let guard = fixed.lock().unwrap();
+            tell.send(
+                guard
+                    .valid_until()
+                    .saturating_duration_since(Instant::now()),
+            )
+            .unwrap();
+            let loss = guard.lost().recv_timeout(LONG).unwrap();
+            assert_eq!(loss.reason, LossReason::Expired, "never renewed");
+        }
+    });
+    crew.all_parked();
+    let begun = Instant::now();
+    while begun.elapsed() < 3 * LEASE {
+        assert!(guard.is_valid(), "renewed though a fixed one is in line");
+        thread::sleep(ms(5));
+    }
+    drop(guard);
+    let left = told.recv_timeout(LONG).unwrap();
+    assert!(left > ms(300) && left <= ms(400), "its own lease: {left:?}");
+    crew.join();
+
+    let guard = renewed.lock().unwrap();
+    let begun = Instant::now();
+    while begun.elapsed() < 3 * LEASE {
+        assert!(guard.is_valid(), "renewed after a fixed one");
+        thread::sleep(ms(5));
+    }
+    guard.unlock().unwrap();
+}
+
+// K2
+pub(crate) fn a_grant_that_comes_too_late_is_not_one<L: Lock>() {
+    let server = Server::start();
+    let proxy = Proxy::start(server.addr());
+    let name = unique("late");
+    let client = Client::open(proxy.url()).unwrap();
+    let lock = L::of(&client, &name);
+    lock.lock().unwrap().unlock().unwrap();
+    proxy.set(Target::Link, Mode::Delay(ms(400)));
+    let late = lock.clone().lease(ms(200)).lock();
+    assert_lost::<L, _>(late, &name, LossReason::Expired);
+    proxy.pass();
+    assert_eq!(client.stats().holds, 0);
+    assert!(lock.try_lock().unwrap().is_some(), "no trace is left");
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Cancelling
+// ---------------------------------------------------------------------------------------------------------------------
+
+pub(crate) fn cancelling_ends_waits_and_the_line_goes_on<L: Lock>() {
+    let server = Server::start();
+    let name = unique("cancel");
+    let (holder, client) = (open(&server), open(&server));
+    let guard = L::Foe::of(&holder, &name).lock().unwrap();
+    let token = CancelToken::new();
+    let lock = L::of(&client, &name);
+    let mut cancelled = Crew::new();
+    let mut patient = Crew::new();
+    // The first asks Redis, the others stand in line.
+    for place in 0..4 {
+        let lock = lock.clone();
+        if place == 2 {
+            patient.spawn(move || lock.lock().unwrap().unlock().unwrap());
+            patient.all_parked();
+        } else {
+            let lock = lock.cancel_on(&token);
+            cancelled.spawn(move || {
+                assert!(matches!(lock.lock(), Err(Error::Cancelled)));
+            });
+            cancelled.all_parked();
+        }
+    }
+    let begun = Instant::now();
+    token.cancel();
+    cancelled.join();
+    assert!(
+        begun.elapsed() < Duration::from_secs(1),
+        "{:?}",
+        begun.elapsed()
+    );
+    assert!(!patient.is_finished());
+    if L::LINE == Line::Redis {
+        eventually("one place is left", || line(&server, &name).len() == 1);
+    }
+    drop(guard);
+    patient.join();
+
+    let lock = lock.cancel_on(&token);
+    for verdict in [lock.lock().map(Some), lock.try_lock_for(LONG)] {
+        assert!(matches!(verdict, Err(Error::Cancelled)), "{verdict:?}");
+    }
+    eventually("nobody has it", || nothing_is_left::<L>(&server));
+    // An attempt is no wait.
+    assert!(lock.try_lock().unwrap().is_some());
+}
+
+// D1
+pub(crate) fn an_acquire_whose_caller_was_cancelled_is_undone<L: Lock>() {
+    let server = Server::start();
+    let proxy = Proxy::start(server.addr());
+    let name = unique("undo");
+    let client = Client::open(proxy.url()).unwrap();
+    drop(L::of(&client, &unique("warm")).lock().unwrap());
+    eventually("warm", || nothing_is_left::<L>(&server));
+    for mode in [Mode::Stall, Mode::Delay(ms(300))] {
+        proxy.set(Target::Link, mode);
+        let token = CancelToken::new();
+        let lock = L::of(&client, &name).cancel_on(&token);
+        let mut crew = Crew::new();
+        crew.spawn(move || assert!(matches!(lock.lock(), Err(Error::Cancelled))));
+        eventually("the acquire is under way", || proxy.held() > 0);
+        let begun = Instant::now();
+        token.cancel();
+        crew.join();
+        assert!(begun.elapsed() < Duration::from_secs(1));
+        proxy.pass();
+        eventually("what was taken is given back", || {
+            nothing_is_left::<L>(&server)
+        });
+        assert_eq!(client.stats().holds, 0);
+        assert!(L::of(&client, &name).try_lock_for(LONG).unwrap().is_some());
+        eventually("free", || nothing_is_left::<L>(&server));
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Loss
+// ---------------------------------------------------------------------------------------------------------------------
+
+// O7
+pub(crate) fn force_unlock_tells_everybody_concerned<L: Lock>() {
+    let server = Server::start();
+    let name = unique("force");
+    let client = open(&server);
+    let lock = L::of(&client, &name);
+    assert!(!lock.force_unlock().unwrap(), "nobody has it");
+
+    // A holder of this client, at once.
+    let guard = lock.lock().unwrap();
+    elsewhere(|| assert!(lock.force_unlock().unwrap()));
+    let loss = guard.lost().recv_timeout(BY_MESSAGE).unwrap();
+    assert_eq!(loss.reason, LossReason::Forced);
+    assert!(!guard.is_valid());
+    for name in L::names(&name) {
+        assert!(!server.exists(&name));
+    }
+    assert_lost::<L, _>(guard.unlock(), &name, LossReason::Forced);
+
+    // One of another client at its next renewal; one who waits at once.
+    let holder = open_with_lease(&server, ms(600));
+    let guard = L::of(&holder, &name).lock().unwrap();
+    let other = open(&server);
+    let mut crew = Crew::new();
+    let (tell, told) = unbounded();
+    let waiting = L::Foe::of(&other, &name);
+    crew.spawn(move || {
+        let _guard = waiting.lock().unwrap();
+        tell.send(Instant::now()).unwrap();
+    });
+    waited_for_by::<L::Foe>(&server, 1);
+    crew.all_parked();
+    let forced = Instant::now();
+    assert!(lock.force_unlock().unwrap());
+    let granted = told.recv_timeout(LONG).unwrap();
+    assert!(granted - forced < BY_MESSAGE);
+    let loss = guard.lost().recv_timeout(LONG).unwrap();
+    assert!(
+        matches!(loss.reason, LossReason::Forced | LossReason::TakenOver),
+        "{loss:?}"
+    );
+    crew.join();
+}
+
+// A hold that was granted after the key had been deleted is not the one that was forced.
+pub(crate) fn forcing_does_not_mistake_a_later_hold<L: Lock>() {
+    let server = Server::start();
+    let name = unique("mistake");
+    let client = open(&server);
+    let lock = L::of(&client, &name);
+    let done = AtomicBool::new(false);
+    let mut con = server.connection();
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while !done.load(Ordering::SeqCst) {
+                lock.force_unlock().unwrap();
+            }
+        });
+        let until = Instant::now() + ms(700);
+        let mut mistaken = 0;
+        while Instant::now() < until {
+            // Let go at once, so that a release, a grant and the answer to the force come together.
+            drop(lock.lock().unwrap());
+            let guard = lock.lock().unwrap();
+            let lost = guard
+                .lost()
+                .recv_timeout(Duration::from_micros(300))
+                .is_ok();
+            if lost {
+                let still: bool = redis::cmd("HEXISTS")
+                    .arg(&name)
+                    .arg(L::field(guard.owner()))
+                    .query(&mut con)
+                    .unwrap();
+                mistaken += u32::from(still);
+            }
+        }
+        done.store(true, Ordering::SeqCst);
+        assert_eq!(mistaken, 0, "told lost, and held in Redis");
+    });
+}
+
+// O2, O3
+pub(crate) fn unlock_says_how_it_was_lost<L: Lock>() {
+    let server = Server::start();
+    let client = open(&server);
+
+    let name = unique("deleted");
+    let guard = L::of(&client, &name).lock().unwrap();
+    guard.settle();
+    lose::<L>(&server, &name);
+    assert_lost::<L, _>(guard.unlock(), &name, LossReason::Forced);
+
+    // O4
+    let name = unique("taken");
+    let guard = L::of(&client, &name).lock().unwrap();
+    guard.settle();
+    delete::<L>(&server, &name);
+    stranger_holds::<L::Foe>(&server, &name, 60_000);
+    assert_lost::<L, _>(guard.unlock(), &name, LossReason::TakenOver);
+    assert!(is_held_by_stranger::<L::Foe>(&server, &name));
+    assert!(server.pttl(&name) > 30_000);
+
+    let name = unique("expired");
+    let guard = L::of(&client, &name).lease(ms(60)).lock().unwrap();
+    eventually("it expires", || !guard.is_valid() && !server.exists(&name));
+    stranger_holds::<L::Foe>(&server, &name, 60_000);
+    assert_lost::<L, _>(guard.unlock(), &name, LossReason::Expired);
+    assert!(is_held_by_stranger::<L::Foe>(&server, &name));
+
+    // I11: not a lock at all any more.
+    let name = unique("string");
+    let guard = L::of(&client, &name).lock().unwrap();
+    guard.settle();
+    everywhere::<L>(&server, &name, |server, keys| {
+        server.cli(&["SET", &keys[0], "precious"]);
+    });
+    let err = guard.unlock().unwrap_err();
+    assert!(
+        !err.is_retryable() || matches!(err, Error::Lost { .. }),
+        "{err:?}"
+    );
+    everywhere::<L>(&server, &name, |server, keys| {
+        assert_eq!(server.ask::<String>(&["GET", &keys[0]]), "precious");
+    });
+}
+
+// O4, L8
+pub(crate) fn dropping_a_lost_guard_harms_nobody<L: Lock>() {
+    let server = Server::start();
+    let name = unique("stale");
+    let (client, other) = (open(&server), open(&server));
+    let lock = L::of(&client, &name);
+
+    // Unaware: the release finds a stranger.
+    let guard = lock.lock().unwrap();
+    guard.settle();
+    delete::<L>(&server, &name);
+    stranger_holds::<L::Foe>(&server, &name, 60_000);
+    drop(guard);
+    if L::others().is_none() {
+        eventually("the release was answered", || {
+            client.stats().releases_of_lost == 1
+        });
+    }
+    // Behind the release on its connection; of several servers nobody adds up what they have answered to a drop.
+    assert!(L::Foe::of(&client, &name).is_locked().unwrap());
+    assert!(is_held_by_stranger::<L::Foe>(&server, &name));
+    delete::<L::Foe>(&server, &name);
+
+    // Aware: an old guard of this thread next to a new one.
+    let old = lock.clone().lease(ms(50)).lock().unwrap();
+    assert_eq!(
+        old.lost().recv_timeout(LONG).unwrap().reason,
+        LossReason::Expired
+    );
+    let new = lock.try_lock_for(LONG).unwrap().unwrap();
+    assert_ne!(old.owner(), new.owner());
+    assert_eq!((new.hold_count(), lock.hold_count()), (1, 1));
+    assert_eq!(old.hold_count(), 0, "zero once it is lost");
+    assert!(!old.is_valid() && new.is_valid());
+    drop(old);
+    assert!(new.is_valid() && lock.is_owned_by_current_thread());
+    new.settle();
+    assert_eq!(server.hgetall(&name), L::fields(new.owner(), 1));
+    assert!(L::Foe::of(&other, &name).try_lock().unwrap().is_none());
+    new.unlock().unwrap();
+
+    // The next owner is another client.
+    let old = lock.clone().lease(ms(50)).lock().unwrap();
+    let theirs = L::Foe::of(&other, &name);
+    let new = theirs.try_lock_for(LONG).unwrap().unwrap();
+    eventually("it is told", || client.stats().lost >= 2);
+    drop(old);
+    new.settle();
+    assert_eq!(server.hgetall(&name), L::Foe::fields(new.owner(), 1));
+    new.unlock().unwrap();
+}
+
+// L8
+pub(crate) fn a_lost_lock_is_free_for_threads_of_the_same_process<L: Lock>() {
+    let server = Server::start();
+    let name = unique("again");
+    // With the longer one, what was not lost would live on for longer than is waited for.
+    let lease = if L::GIVES_BACK_THE_REST { 1800 } else { 300 };
+    let client = open_with_lease(&server, ms(lease));
+    let lock = L::of(&client, &name);
+    let guard = lock.lock().unwrap();
+    let mut crew = Crew::new();
+    for _ in 0..3 {
+        let lock = L::Foe::of(&client, &name);
+        crew.spawn(move || lock.lock().unwrap().unlock().unwrap());
+    }
+    crew.all_parked();
+    guard.settle();
+    lose::<L>(&server, &name);
+    let loss = guard.lost().recv_timeout(LONG).unwrap();
+    let told = Instant::now();
+    assert_eq!(loss.reason, LossReason::Forced);
+    crew.join();
+    assert!(told.elapsed() < BY_MESSAGE || !L::GIVES_BACK_THE_REST);
+    drop(guard);
+    assert!(lock.try_lock().unwrap().is_some());
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Guards and questions
+// ---------------------------------------------------------------------------------------------------------------------
+
+// A7
+pub(crate) fn questions_are_answered_truly<L: Lock>() {
+    let server = Server::start();
+    let name = unique("ask");
+    let (client, other) = (open(&server), open(&server));
+    let (lock, theirs) = (L::of(&client, &name), L::of(&other, &name));
+    for lock in [&lock, &theirs] {
+        assert_eq!(lock.name(), shown::<L>(&name));
+        assert!(!lock.is_locked().unwrap() && lock.remaining().unwrap().is_none());
+        assert!(!lock.is_owned_by_current_thread() && lock.hold_count() == 0);
+    }
+    let guard = lock.lock().unwrap();
+    assert_eq!((guard.name(), guard.hold_count()), (&*shown::<L>(&name), 1));
+    for lock in [&lock, &theirs] {
+        assert!(lock.is_locked().unwrap());
+        let left = lock.remaining().unwrap().unwrap();
+        assert!(left > ms(25_000) && left <= ms(30_000), "{left:?}");
+    }
+    assert!(lock.is_owned_by_current_thread() && lock.hold_count() == 1);
+    assert!(L::of(&client, &name).is_owned_by_current_thread());
+    assert!(!theirs.is_owned_by_current_thread() && theirs.hold_count() == 0);
+    elsewhere(|| {
+        assert!(!lock.is_owned_by_current_thread() && lock.hold_count() == 0);
+        assert!(lock.is_locked().unwrap());
+    });
+    assert!(format!("{guard:?}{lock:?}").contains(&shown::<L>(&name)));
+    guard.unlock().unwrap();
+    by_now::<L>("it is free", || !lock.is_locked().unwrap());
+    assert!(!lock.is_owned_by_current_thread());
+
+    stranger_holds::<L>(&server, &name, 60_000);
+    everywhere::<L>(&server, &name, |server, keys| {
+        server.cli(&["PERSIST", &keys[0]]);
+    });
+    assert_eq!(lock.remaining().unwrap(), Some(Duration::MAX));
+    assert!(lock.is_locked().unwrap() && !lock.is_owned_by_current_thread());
+}
+
+// O5
+pub(crate) fn reentry_is_for_the_holding_thread<L: Lock>() {
+    let server = Server::start();
+    let name = unique("reenter");
+    let client = open_with_lease(&server, ms(300));
+    let lock = L::of(&client, &name);
+    let theirs = L::Foe::of(&client, &name);
+    let first = lock.lock().unwrap();
+    elsewhere(|| assert!(theirs.try_lock().unwrap().is_none()));
+    if !L::REENTRANT {
+        for verdict in [
+            lock.lock().map(Some),
+            lock.try_lock(),
+            lock.try_lock_for(LONG),
+            lock.try_lock_until(Instant::now() + LONG),
+            lock.with(|_| ()).map(|()| None),
+        ] {
+            assert!(
+                matches!(&verdict, Err(Error::WouldDeadlock { name: its }) if *its == shown::<L>(&name)),
+                "{verdict:?}"
+            );
+        }
+        assert!(first.is_valid() && first.hold_count() == 1);
+        first.unlock().unwrap();
+        lock.lock().unwrap().unlock().unwrap();
+        return;
+    }
+    drop(first);
+    for order in [
+        [0, 1, 2],
+        [0, 2, 1],
+        [1, 0, 2],
+        [1, 2, 0],
+        [2, 0, 1],
+        [2, 1, 0],
+    ] {
+        // Through another handle, by each verb.
+        let again = L::of(&client, &name);
+        let first = lock.lock().unwrap();
+        first.settle();
+        let mut guards = [
+            Some(first),
+            again.try_lock().unwrap(),
+            again.try_lock_for(ms(1)).unwrap(),
+        ];
+        for (left, place) in [3, 2, 1].into_iter().zip(order) {
+            assert_eq!(lock.hold_count(), left);
+            let guard = guards[place].take().unwrap();
+            assert_eq!(guard.hold_count(), left);
+            assert!(server.exists(&name));
+            elsewhere(|| assert!(theirs.try_lock().unwrap().is_none()));
+            guard.unlock().unwrap();
+        }
+        by_now::<L>("it is free", || !server.exists(&name));
+        assert_eq!(lock.hold_count(), 0);
+    }
+    // The count is Redisson's too, at the next renewal at the latest, and falls again.
+    let one = lock.lock().unwrap();
+    let two = lock.lock().unwrap();
+    assert_eq!(two.token(), one.token(), "one hold, one token");
+    let renewed = client.stats().renewals;
+    eventually("it is renewed", || client.stats().renewals > renewed + 1);
+    let told = |n| {
+        let fields = L::fields(one.owner(), n);
+        let names = L::names(&name);
+        names.iter().all(|name| server.hgetall(name) == fields)
+    };
+    eventually("Redis knows of two holds", || {
+        told(if L::COUNTED { 2 } else { 1 })
+    });
+    drop(two);
+    eventually("Redis knows of one hold", || told(1));
+    drop(one);
+    eventually("W6: nothing is renewed", || client.stats().holds == 0);
+}
+
+// A fixed lease counts anew for every hold, and never less than before.
+pub(crate) fn reentry_renews_a_fixed_lease<L: Lock>() {
+    if !L::REENTRANT {
+        return;
+    }
+    let server = Server::start();
+    let name = unique("refix");
+    let client = open(&server);
+    let lock = L::of(&client, &name);
+    let one = lock.clone().lease(ms(300)).lock().unwrap();
+    let first = one.valid_until();
+    let two = lock.clone().lease(Duration::from_secs(20)).lock().unwrap();
+    assert!(one.valid_until() > first && one.valid_until() == two.valid_until());
+    by_now::<L>("longer", || server.pttl(&name) > 10_000);
+    let three = lock.clone().lease(ms(50)).lock().unwrap();
+    assert!(server.pttl(&name) > 10_000, "never shortened");
+    assert_eq!(three.hold_count(), 3);
+    drop((one, two));
+    assert!(server.exists(&name));
+    three.unlock().unwrap();
+    by_now::<L>("it is free", || !server.exists(&name));
+}
+
+// D6
+pub(crate) fn a_panic_gives_the_lock_back<L: Lock>() {
+    let server = Server::start();
+    let name = unique("panic");
+    let (client, other) = (open(&server), open(&server));
+    let lock = L::of(&client, &name);
+    let panicked = thread::spawn({
+        let lock = lock.clone();
+        move || {
+            let _guard = lock.lock().unwrap();
+            assert!(lock.name().is_empty(), "on purpose");
+        }
+    });
+    assert!(panicked.join().is_err());
+    let theirs = L::Foe::of(&other, &name).try_lock_for(LONG).unwrap();
+    assert!(theirs.is_some());
+    drop(theirs);
+    assert!(lock.try_lock_for(LONG).unwrap().is_some());
+    assert_eq!(client.stats().lost, 0);
+}
+
+// A guard outlives its handle and its client's handle, and keeps both alive.
+pub(crate) fn a_guard_owns_what_it_needs<L: Lock>() {
+    let server = Server::start();
+    let name = unique("owns");
+    let guard = L::of(&open_with_lease(&server, ms(150)), &name)
+        .lock()
+        .unwrap();
+    let begun = Instant::now();
+    while begun.elapsed() < ms(500) {
+        assert!(guard.is_valid(), "renewed though only the guard is left");
+        thread::sleep(ms(5));
+    }
+    guard.settle();
+    assert_eq!(server.hgetall(&name), L::fields(guard.owner(), 1));
+    guard.unlock().unwrap();
+    by_now::<L>("nothing is left", || nothing_is_left::<L>(&server));
+}
+
+/// Runs tests of this module for a kind of lock.
+macro_rules! held_to {
+    ($lock:ty: $($test:ident,)+) => {
+        $(
+            #[test]
+            fn $test() {
+                crate::contract::$test::<$lock>();
+            }
+        )+
+    };
+}
+macro_rules! guard {
+    ($guard:ty $({ $($own:tt)* })?) => {
+        impl crate::contract::Guard for $guard {
+            fn unlock(self) -> redlatch::Result<()> {
+                <$guard>::unlock(self)
+            }
+            fn is_valid(&self) -> bool {
+                <$guard>::is_valid(self)
+            }
+            fn valid_until(&self) -> std::time::Instant {
+                <$guard>::valid_until(self)
+            }
+            fn lost(&self) -> &crossbeam_channel::Receiver<redlatch::Loss> {
+                <$guard>::lost(self)
+            }
+            fn name(&self) -> &str {
+                <$guard>::name(self)
+            }
+            fn owner(&self) -> &str {
+                <$guard>::owner(self)
+            }
+            fn hold_count(&self) -> u32 {
+                <$guard>::hold_count(self)
+            }
+            $($($own)*)?
+        }
+    };
+}
+
+/// What an adapter leaves to its first field, a lock.
+macro_rules! delegated {
+    () => {
+        fn lease(mut self, lease: std::time::Duration) -> Self {
+            self.0 = self.0.lease(lease);
+            self
+        }
+        fn max_hold(mut self, max_hold: std::time::Duration) -> Self {
+            self.0 = self.0.max_hold(max_hold);
+            self
+        }
+        fn cancel_on(mut self, token: &redlatch::CancelToken) -> Self {
+            self.0 = self.0.cancel_on(token);
+            self
+        }
+        fn lock(&self) -> redlatch::Result<Self::Guard> {
+            self.0.lock()
+        }
+        fn try_lock(&self) -> redlatch::Result<Option<Self::Guard>> {
+            self.0.try_lock()
+        }
+        fn try_lock_for(&self, wait: std::time::Duration) -> redlatch::Result<Option<Self::Guard>> {
+            self.0.try_lock_for(wait)
+        }
+        fn try_lock_until(
+            &self,
+            instant: std::time::Instant,
+        ) -> redlatch::Result<Option<Self::Guard>> {
+            self.0.try_lock_until(instant)
+        }
+        fn with<T>(&self, work: impl FnOnce(&Self::Guard) -> T) -> redlatch::Result<T> {
+            self.0.with(work)
+        }
+        fn is_locked(&self) -> redlatch::Result<bool> {
+            self.0.is_locked()
+        }
+        fn is_owned_by_current_thread(&self) -> bool {
+            self.0.is_owned_by_current_thread()
+        }
+        fn hold_count(&self) -> u32 {
+            self.0.hold_count()
+        }
+        fn remaining(&self) -> redlatch::Result<Option<std::time::Duration>> {
+            self.0.remaining()
+        }
+        fn force_unlock(&self) -> redlatch::Result<bool> {
+            self.0.force_unlock()
+        }
+        fn name(&self) -> &str {
+            self.0.name()
+        }
+    };
+}
+
+pub(crate) use {delegated, guard, held_to};
+
+macro_rules! contract {
+    ($maker:ident: $lock:ident, $guard:ty, $reentrant:literal { $($own:tt)* }) => {
+        impl Lock for redlatch::$lock {
+            type Guard = $guard;
+            type Foe = Self;
+
+            const REENTRANT: bool = $reentrant;
+            $($own)*
+
+            fn of(client: &Client, name: &str) -> Self {
+                client.$maker(name)
+            }
+            fn lease(self, lease: Duration) -> Self {
+                redlatch::$lock::lease(self, lease)
+            }
+            fn max_hold(self, max_hold: Duration) -> Self {
+                redlatch::$lock::max_hold(self, max_hold)
+            }
+            fn cancel_on(self, token: &CancelToken) -> Self {
+                redlatch::$lock::cancel_on(self, token)
+            }
+            fn lock(&self) -> Result<Self::Guard> {
+                redlatch::$lock::lock(self)
+            }
+            fn try_lock(&self) -> Result<Option<Self::Guard>> {
+                redlatch::$lock::try_lock(self)
+            }
+            fn try_lock_for(&self, wait: Duration) -> Result<Option<Self::Guard>> {
+                redlatch::$lock::try_lock_for(self, wait)
+            }
+            fn try_lock_until(&self, instant: Instant) -> Result<Option<Self::Guard>> {
+                redlatch::$lock::try_lock_until(self, instant)
+            }
+            fn with<T>(&self, work: impl FnOnce(&Self::Guard) -> T) -> Result<T> {
+                redlatch::$lock::with(self, work)
+            }
+            fn is_locked(&self) -> Result<bool> {
+                redlatch::$lock::is_locked(self)
+            }
+            fn is_owned_by_current_thread(&self) -> bool {
+                redlatch::$lock::is_owned_by_current_thread(self)
+            }
+            fn hold_count(&self) -> u32 {
+                redlatch::$lock::hold_count(self)
+            }
+            fn remaining(&self) -> Result<Option<Duration>> {
+                redlatch::$lock::remaining(self)
+            }
+            fn force_unlock(&self) -> Result<bool> {
+                redlatch::$lock::force_unlock(self)
+            }
+            fn name(&self) -> &str {
+                redlatch::$lock::name(self)
+            }
+        }
+
+        contract!($maker: redlatch::$lock);
+    };
+    ($kind:ident: $lock:ty) => {
+        mod $kind {
+            crate::contract::held_to! { $lock:
+                threads_and_clients_exclude_each_other,
+                busy_is_none,
+                a_limited_wait_takes_its_time_and_gives_none,
+                no_wait_is_one_attempt,
+                an_endless_wait_ends_with_the_lock,
+                with_holds_the_lock_for_as_long_as_it_runs,
+                a_drop_wakes_a_waiter_of_another_client_by_message,
+                a_release_publishes_redissons_message,
+                a_strangers_lock_is_waited_for,
+                a_vanished_lock_is_noticed_without_a_message,
+                passing_it_on_inside_the_process_sends_nothing,
+                threads_of_a_process_are_served_in_order,
+                threads_of_several_processes_are_served_in_the_order_their_kind_promises,
+                one_who_leaves_the_line_does_not_hold_it_up,
+                redis_holds_what_redisson_would_write,
+                owners_never_repeat,
+                a_pair_of_lock_and_drop_is_two_commands,
+                nothing_is_renewed_after_its_release,
+                a_hold_is_renewed_for_as_long_as_it_is_wanted,
+                a_fixed_lease_ends_and_its_holder_is_told,
+                max_hold_ends_renewal_and_frees_the_lock,
+                a_forgotten_guard_with_max_hold_frees_the_lock,
+                leases_do_not_interfere,
+                a_grant_that_comes_too_late_is_not_one,
+                cancelling_ends_waits_and_the_line_goes_on,
+                an_acquire_whose_caller_was_cancelled_is_undone,
+                force_unlock_tells_everybody_concerned,
+                forcing_does_not_mistake_a_later_hold,
+                unlock_says_how_it_was_lost,
+                dropping_a_lost_guard_harms_nobody,
+                a_lost_lock_is_free_for_threads_of_the_same_process,
+                questions_are_answered_truly,
+                reentry_is_for_the_holding_thread,
+                reentry_renews_a_fixed_lease,
+                a_panic_gives_the_lock_back,
+                a_guard_owns_what_it_needs,
+            }
+        }
+    };
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The kinds
+// ---------------------------------------------------------------------------------------------------------------------
+
+guard!(redlatch::ReentrantLockGuard);
+guard!(redlatch::MutexGuard);
+guard!(redlatch::FairLockGuard);
+guard!(redlatch::FairMutexGuard);
+guard!(redlatch::SpinLockGuard);
+guard!(redlatch::RwLockWriteGuard);
+guard!(redlatch::MultiLockGuard);
+guard!(redlatch::FencedLockGuard {
+    fn token(&self) -> u64 {
+        redlatch::FencedLockGuard::token(self)
+    }
+});
+
+contract!(reentrant_lock: ReentrantLock, redlatch::ReentrantLockGuard, true {});
+contract!(mutex: Mutex, redlatch::MutexGuard, false {});
+contract!(fair_lock: FairLock, redlatch::FairLockGuard, true {
+    const LINE: Line = Line::Redis;
+    const NEWS: News = News::First;
+    const ACQUIRE: &str = include_str!("../../../lua/fair_acquire.lua");
+});
+contract!(fair_mutex: FairMutex, redlatch::FairMutexGuard, false {
+    const LINE: Line = Line::Redis;
+    const NEWS: News = News::First;
+    const ACQUIRE: &str = include_str!("../../../lua/fair_acquire.lua");
+});
+contract!(fenced_lock: FencedLock, redlatch::FencedLockGuard, true {
+    const TOKENS: bool = true;
+    const ACQUIRE: &str = include_str!("../../../lua/fenced_acquire.lua");
+
+    fn keys(name: &str, _: &str) -> Vec<String> {
+        vec![name.to_owned(), beside("redisson_lock_token", name)]
+    }
+    fn stays(key: &str) -> bool {
+        key.starts_with("redisson_lock_token:")
+    }
+});
+contract!(spin_lock: SpinLock, redlatch::SpinLockGuard, true {
+    const NEWS: News = News::Nobody;
+    const LISTENS: u64 = 0;
+    const RELEASE: u64 = 3; // no PUBLISH
+});
+contract!(rwlock_writing: super::Writing);
+
+/// The read-write lock, as one that writes sees it.
+#[derive(Clone, Debug)]
+pub(crate) struct Writing(redlatch::RwLock);
+
+impl Lock for Writing {
+    type Guard = redlatch::RwLockWriteGuard;
+    type Foe = Self;
+
+    const REENTRANT: bool = true;
+    const NEWS: News = News::All("redisson_rwlock", "1");
+    const LISTENS: u64 = 2; // the other one says that somebody waits to write
+    const RELEASE: u64 = 6; // EVALSHA, HGET, HDEL, HLEN, DEL, PUBLISH
+    const ACQUIRE: &str = include_str!("../../../lua/rw_write_acquire.lua");
+
+    fn field(owner: &str) -> String {
+        format!("{owner}:write")
+    }
+    fn fields(owner: &str, count: u32) -> Vec<(String, String)> {
+        vec![
+            (Self::field(owner), count.to_string()),
+            ("mode".to_owned(), "write".to_owned()),
+        ]
+    }
+    fn of(client: &Client, name: &str) -> Self {
+        Self(client.rwlock(name))
+    }
+    fn lease(self, lease: Duration) -> Self {
+        Self(self.0.lease(lease))
+    }
+    fn max_hold(self, max_hold: Duration) -> Self {
+        Self(self.0.max_hold(max_hold))
+    }
+    fn cancel_on(self, token: &CancelToken) -> Self {
+        Self(self.0.cancel_on(token))
+    }
+    fn lock(&self) -> Result<Self::Guard> {
+        self.0.write()
+    }
+    fn try_lock(&self) -> Result<Option<Self::Guard>> {
+        self.0.try_write()
+    }
+    fn try_lock_for(&self, wait: Duration) -> Result<Option<Self::Guard>> {
+        self.0.try_write_for(wait)
+    }
+    fn try_lock_until(&self, instant: Instant) -> Result<Option<Self::Guard>> {
+        self.0.try_write_until(instant)
+    }
+    fn with<T>(&self, work: impl FnOnce(&Self::Guard) -> T) -> Result<T> {
+        let guard = self.0.write()?;
+        let done = work(&guard);
+        guard.unlock()?;
+        Ok(done)
+    }
+    fn is_locked(&self) -> Result<bool> {
+        self.0.is_write_locked()
+    }
+    fn is_owned_by_current_thread(&self) -> bool {
+        assert_eq!(
+            self.0.is_owned_by_current_thread(),
+            self.0.write_hold_count() + self.0.read_hold_count() > 0
+        );
+        self.0.write_hold_count() > 0
+    }
+    fn hold_count(&self) -> u32 {
+        self.0.write_hold_count()
+    }
+    fn remaining(&self) -> Result<Option<Duration>> {
+        self.0.remaining()
+    }
+    fn force_unlock(&self) -> Result<bool> {
+        self.0.force_unlock()
+    }
+    fn name(&self) -> &str {
+        self.0.name()
+    }
+}
+
+contract!(multi_lock_of_names: super::Several);
+
+/// Two names of one client: the one that is asked for, and a second.
+#[derive(Clone, Debug)]
+pub(crate) struct Several(redlatch::MultiLock);
+
+fn two_names(name: &str) -> Vec<String> {
+    vec![name.to_owned(), format!("{name}:2")]
+}
+
+impl Lock for Several {
+    type Guard = redlatch::MultiLockGuard;
+    type Foe = Self;
+
+    const REENTRANT: bool = true;
+    const GIVES_BACK_THE_REST: bool = true;
+    const RELEASE: u64 = 6; // EVALSHA, HDEL twice, EXISTS, PUBLISH twice
+    const ACQUIRE: &str = include_str!("../../../lua/multi_acquire.lua");
+
+    fn names(name: &str) -> Vec<String> {
+        two_names(name)
+    }
+    fn of(client: &Client, name: &str) -> Self {
+        // In the wrong order, and one of them twice.
+        let [one, two] = [name, &format!("{name}:2")];
+        Self(client.multi_lock([two, one, two]))
+    }
+    delegated!();
+}
+
+/// Two locks of one client: the one that is asked for, and a second. They are two holds.
+#[derive(Clone, Debug)]
+pub(crate) struct Both(redlatch::MultiLock);
+
+impl Lock for Both {
+    type Guard = redlatch::MultiLockGuard;
+    type Foe = Self;
+
+    const REENTRANT: bool = true;
+
+    fn names(name: &str) -> Vec<String> {
+        two_names(name)
+    }
+    fn of(client: &Client, name: &str) -> Self {
+        let second = client.reentrant_lock(format!("{name}:2"));
+        let first = client.reentrant_lock(name);
+        Self(redlatch::MultiLock::new(vec![
+            Box::new(second.clone()),
+            Box::new(first),
+            Box::new(second),
+        ]))
+    }
+    delegated!();
+}
+
+mod multi_lock_of_names_besides {
+    crate::contract::held_to! { super::Several:
+        each_of_several_names_is_waited_for,
+    }
+}
+
+mod multi_lock_of_locks {
+    // Missing is what is told of one hold. Commands, owners and losses of two are twice as many, and each is told by the
+    // name of its own lock; those who wait for a second lock with the first in hand begin anew, and have no place in a
+    // line; and a member that is not lost itself stays locked until the guard is gone.
+    crate::contract::held_to! { super::Both:
+        each_of_several_names_is_waited_for,
+        threads_and_clients_exclude_each_other,
+        busy_is_none,
+        a_limited_wait_takes_its_time_and_gives_none,
+        an_endless_wait_ends_with_the_lock,
+        a_drop_wakes_a_waiter_of_another_client_by_message,
+        a_strangers_lock_is_waited_for,
+        a_vanished_lock_is_noticed_without_a_message,
+        one_who_leaves_the_line_does_not_hold_it_up,
+        owners_never_repeat,
+        nothing_is_renewed_after_its_release,
+        a_hold_is_renewed_for_as_long_as_it_is_wanted,
+        a_forgotten_guard_with_max_hold_frees_the_lock,
+        leases_do_not_interfere,
+        cancelling_ends_waits_and_the_line_goes_on,
+        an_acquire_whose_caller_was_cancelled_is_undone,
+        questions_are_answered_truly,
+        reentry_renews_a_fixed_lease,
+        a_panic_gives_the_lock_back,
+    }
+}

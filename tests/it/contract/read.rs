@@ -1,0 +1,708 @@
+//! What reading a read-write lock has in common with holding any other, and what it has not.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{bounded, unbounded};
+use redlatch::{CancelToken, Client, Error, LossReason, Result, RwLock, RwLockReadGuard};
+
+use crate::contract::{
+    Crew, Lock, News, STRANGER, Writing, elsewhere, increment, keys_of, open, open_with_lease,
+    subscribed,
+};
+use crate::faults::outage::{SLACK, Told, config};
+use crate::support::{Mode, Proxy, Server, Target, eventually, ms, unique};
+
+/// Longer than anything here may take.
+const LONG: Duration = Duration::from_secs(10);
+
+/// The read-write lock, as one that reads sees it.
+#[derive(Clone, Debug)]
+pub(crate) struct Reading(RwLock);
+
+crate::contract::guard!(RwLockReadGuard);
+
+/// The key that lives as long as a read hold.
+fn hold_key(name: &str, owner: &str) -> String {
+    let braced = if name.contains('{') {
+        name.to_owned()
+    } else {
+        format!("{{{name}}}")
+    };
+    format!("{braced}:{owner}:rwlock_timeout:1")
+}
+
+impl Lock for Reading {
+    type Guard = RwLockReadGuard;
+    type Foe = Writing;
+
+    const REENTRANT: bool = true;
+    const NEWS: News = News::All("redisson_rwlock", "0");
+    const COUNTED: bool = false; // one hold in Redis, whatever the thread has
+    const ACQUIRE: &str = include_str!("../../../lua/rw_read_acquire.lua");
+
+    fn fields(owner: &str, count: u32) -> Vec<(String, String)> {
+        vec![
+            (owner.to_owned(), count.to_string()),
+            ("mode".to_owned(), "read".to_owned()),
+        ]
+    }
+    fn keys(name: &str, owner: &str) -> Vec<String> {
+        vec![name.to_owned(), hold_key(name, owner)]
+    }
+    fn of(client: &Client, name: &str) -> Self {
+        Self(client.rwlock(name))
+    }
+    fn lease(self, lease: Duration) -> Self {
+        Self(self.0.lease(lease))
+    }
+    fn max_hold(self, max_hold: Duration) -> Self {
+        Self(self.0.max_hold(max_hold))
+    }
+    fn cancel_on(self, token: &CancelToken) -> Self {
+        Self(self.0.cancel_on(token))
+    }
+    fn lock(&self) -> Result<Self::Guard> {
+        self.0.read()
+    }
+    fn try_lock(&self) -> Result<Option<Self::Guard>> {
+        self.0.try_read()
+    }
+    fn try_lock_for(&self, wait: Duration) -> Result<Option<Self::Guard>> {
+        self.0.try_read_for(wait)
+    }
+    fn try_lock_until(&self, instant: Instant) -> Result<Option<Self::Guard>> {
+        self.0.try_read_until(instant)
+    }
+    fn with<T>(&self, work: impl FnOnce(&Self::Guard) -> T) -> Result<T> {
+        let guard = self.0.read()?;
+        let done = work(&guard);
+        guard.unlock()?;
+        Ok(done)
+    }
+    fn is_locked(&self) -> Result<bool> {
+        self.0.is_read_locked()
+    }
+    fn is_owned_by_current_thread(&self) -> bool {
+        self.0.read_hold_count() > 0
+    }
+    fn hold_count(&self) -> u32 {
+        self.0.read_hold_count()
+    }
+    fn remaining(&self) -> Result<Option<Duration>> {
+        self.0.remaining()
+    }
+    fn force_unlock(&self) -> Result<bool> {
+        self.0.force_unlock()
+    }
+    fn name(&self) -> &str {
+        self.0.name()
+    }
+}
+
+mod as_any_other {
+    crate::contract::held_to! { super::Reading:
+        busy_is_none,
+        a_limited_wait_takes_its_time_and_gives_none,
+        no_wait_is_one_attempt,
+        an_endless_wait_ends_with_the_lock,
+        with_holds_the_lock_for_as_long_as_it_runs,
+        a_drop_wakes_a_waiter_of_another_client_by_message,
+        a_release_publishes_redissons_message,
+        a_strangers_lock_is_waited_for,
+        a_vanished_lock_is_noticed_without_a_message,
+        one_who_leaves_the_line_does_not_hold_it_up,
+        redis_holds_what_redisson_would_write,
+        owners_never_repeat,
+        a_pair_of_lock_and_drop_is_two_commands,
+        nothing_is_renewed_after_its_release,
+        a_hold_is_renewed_for_as_long_as_it_is_wanted,
+        a_fixed_lease_ends_and_its_holder_is_told,
+        max_hold_ends_renewal_and_frees_the_lock,
+        a_forgotten_guard_with_max_hold_frees_the_lock,
+        a_grant_that_comes_too_late_is_not_one,
+        cancelling_ends_waits_and_the_line_goes_on,
+        an_acquire_whose_caller_was_cancelled_is_undone,
+        force_unlock_tells_everybody_concerned,
+        forcing_does_not_mistake_a_later_hold,
+        unlock_says_how_it_was_lost,
+        dropping_a_lost_guard_harms_nobody,
+        a_lost_lock_is_free_for_threads_of_the_same_process,
+        questions_are_answered_truly,
+        reentry_is_for_the_holding_thread,
+        reentry_renews_a_fixed_lease,
+        a_panic_gives_the_lock_back,
+        a_guard_owns_what_it_needs,
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Sharing
+// ---------------------------------------------------------------------------------------------------------------------
+
+// RW4
+#[test]
+fn readers_share_and_a_writer_is_alone() {
+    const ROUNDS: usize = 40;
+    let server = Server::start();
+    let (name, counter) = (unique("share"), unique("counter"));
+    let clients = [open(&server), open(&server), open(&server)];
+    let (reading, writing, most) = (
+        AtomicUsize::new(0),
+        AtomicUsize::new(0),
+        AtomicUsize::new(0),
+    );
+    thread::scope(|scope| {
+        for client in &clients {
+            for thread in 0..4 {
+                let (lock, counter) = (client.rwlock(&name), &counter);
+                let (reading, writing, most) = (&reading, &writing, &most);
+                let mut con = server.connection();
+                scope.spawn(move || {
+                    for round in 0..ROUNDS {
+                        if (thread + round) % 4 == 0 {
+                            let guard = lock.write().unwrap();
+                            assert_eq!(writing.fetch_add(1, Ordering::SeqCst), 0, "two write");
+                            assert_eq!(reading.load(Ordering::SeqCst), 0, "one reads");
+                            increment(&mut con, counter);
+                            writing.fetch_sub(1, Ordering::SeqCst);
+                            drop(guard);
+                        } else {
+                            let guard = match round % 3 {
+                                0 => lock.read().unwrap(),
+                                1 => lock.try_read_for(LONG).unwrap().unwrap(),
+                                _ => lock.try_read_until(Instant::now() + LONG).unwrap().unwrap(),
+                            };
+                            let readers = 1 + reading.fetch_add(1, Ordering::SeqCst);
+                            assert_eq!(writing.load(Ordering::SeqCst), 0, "one writes");
+                            most.fetch_max(readers, Ordering::SeqCst);
+                            thread::sleep(Duration::from_micros(200));
+                            reading.fetch_sub(1, Ordering::SeqCst);
+                            guard.unlock().unwrap();
+                        }
+                    }
+                });
+            }
+        }
+    });
+    assert_eq!(server.get_int(&counter), 3 * 40);
+    assert!(most.load(Ordering::SeqCst) > 1, "nobody shared");
+    server.cli(&["DEL", &counter]);
+    eventually("nothing is left", || server.dbsize() == 0);
+}
+
+#[test]
+fn threads_of_a_process_share_one_hold_for_nothing() {
+    const THREADS: u64 = 8;
+    let server = Server::start();
+    let name = unique("bench");
+    let client = open(&server);
+    let lock = client.rwlock(&name);
+    lock.read().unwrap().unlock().unwrap();
+    let first = lock.read().unwrap();
+    let (before, scripts) = (client.stats(), server.calls("evalsha"));
+    let (tell, told) = unbounded();
+    let (go, gone) = bounded::<()>(0);
+    let mut crew = Crew::new();
+    for n in 0..THREADS {
+        let (lock, owner) = (lock.clone(), first.owner().to_owned());
+        let (tell, gone) = (tell.clone(), gone.clone());
+        crew.spawn(move || {
+            let guard = if n % 2 == 0 {
+                lock.read().unwrap()
+            } else {
+                lock.try_read().unwrap().unwrap()
+            };
+            assert_eq!((guard.owner(), guard.hold_count()), (&*owner, 1));
+            let again = lock.read().unwrap();
+            assert_eq!((again.hold_count(), lock.read_hold_count()), (2, 2));
+            drop(guard);
+            assert_eq!((again.hold_count(), lock.read_hold_count()), (1, 1));
+            tell.send(()).unwrap();
+            gone.recv().unwrap();
+            assert!(again.is_valid());
+            again.unlock().unwrap();
+            assert!(!lock.is_owned_by_current_thread());
+        });
+        told.recv_timeout(LONG).unwrap();
+    }
+    assert_eq!(server.hgetall(&name), Reading::fields(first.owner(), 1));
+    // Whoever is last gives it back, and nobody before.
+    first.unlock().unwrap();
+    assert!(!lock.is_owned_by_current_thread() && lock.read_hold_count() == 0);
+    for _ in 1..THREADS {
+        go.send(()).unwrap();
+    }
+    assert!(server.exists(&name) && lock.is_read_locked().unwrap());
+    let after = client.stats();
+    assert_eq!(after.shared - before.shared, THREADS);
+    assert_eq!(after.acquired, before.acquired);
+    // But for a look after writers, now and then.
+    let scripts = server.calls("evalsha") - scripts;
+    assert!(scripts <= 2, "{scripts} with that of is_read_locked");
+    go.send(()).unwrap();
+    crew.join();
+    assert_eq!(server.dbsize(), 0);
+}
+
+// RW7, R1
+#[test]
+fn a_writer_that_leaves_lets_all_readers_in_at_once() {
+    const THREADS: u64 = 6;
+    let server = Server::start();
+    let name = unique("crowd");
+    let clients = [open(&server), open(&server), open(&server)];
+    let writer = clients[0].rwlock(&name).write().unwrap();
+    let (tell, told) = unbounded();
+    let (go, gone) = bounded::<()>(0);
+    let mut crew = Crew::new();
+    for client in &clients {
+        for _ in 0..THREADS {
+            let (lock, tell, gone) = (client.rwlock(&name), tell.clone(), gone.clone());
+            crew.spawn(move || {
+                let _guard = lock.read().unwrap();
+                tell.send(Instant::now()).unwrap();
+                gone.recv().unwrap();
+            });
+        }
+    }
+    // Those of the writer's own process are told by it.
+    subscribed(&server, 2);
+    crew.all_parked();
+    let before = clients.each_ref().map(Client::stats);
+    let left = Instant::now();
+    drop(writer);
+    for _ in 0..3 * THREADS {
+        // Nobody leaves before all are in.
+        let came = told.recv_timeout(LONG).unwrap();
+        assert!(came - left < ms(500), "{:?}", came - left);
+    }
+    for (client, before) in clients.iter().zip(before) {
+        let after = client.stats();
+        assert_eq!(after.acquired - before.acquired, 1, "one asks for all");
+        assert_eq!(after.shared - before.shared, THREADS - 1);
+    }
+    assert_eq!(server.hgetall(&name).len(), 1 + 3);
+    for _ in 0..3 * THREADS {
+        go.send(()).unwrap();
+    }
+    crew.join();
+    eventually("nothing is left", || server.dbsize() == 0);
+}
+
+// W8
+#[test]
+fn leases_of_readers_do_not_interfere() {
+    const LEASE: Duration = ms(240);
+    let server = Server::start();
+    let name = unique("leases");
+    let client = open_with_lease(&server, LEASE);
+    let renewed = client.rwlock(&name);
+    let fixed = renewed.clone().lease(ms(400));
+    let long = renewed.clone().lease(Duration::from_secs(60));
+    let guard = renewed.read().unwrap();
+    let owner = guard.owner().to_owned();
+    elsewhere(|| {
+        let ends = fixed.read().unwrap();
+        assert_ne!(ends.owner(), owner, "another lease is another hold");
+        let stays = elsewhere(|| {
+            let stays = long.read().unwrap();
+            assert_ne!(stays.owner(), owner);
+            let key = hold_key(&name, stays.owner());
+            assert!(server.pttl(&key) > 50_000 && server.pttl(&name) > 50_000);
+            stays.unlock().unwrap();
+            key
+        });
+        assert!(!server.exists(&stays));
+        assert_eq!(server.hgetall(&name).len(), 1 + 2);
+        let until = ends.valid_until();
+        let loss = ends.lost().recv_timeout(LONG).unwrap();
+        assert_eq!(loss.reason, LossReason::Expired, "never renewed");
+        assert!(Instant::now() >= until);
+    });
+    let begun = Instant::now();
+    while begun.elapsed() < 3 * LEASE {
+        assert!(guard.is_valid(), "renewed next to a fixed one");
+        thread::sleep(ms(5));
+    }
+    assert_eq!(server.hgetall(&name), Reading::fields(&owner, 1));
+    guard.unlock().unwrap();
+    assert_eq!(server.dbsize(), 0);
+}
+
+// W8, W10: what one thread takes besides is no reason to keep what another has for longer than it asked for.
+#[test]
+fn a_fixed_lease_ends_for_each_reader_as_it_asked() {
+    let server = Server::start();
+    let name = unique("refix");
+    let client = open(&server);
+    let renewed = client.rwlock(&name);
+    let fixed = renewed.clone().lease(ms(600));
+    let mine = fixed.read().unwrap();
+    let (tell, told) = unbounded();
+    let (go, gone) = bounded::<()>(0);
+    let mut crew = Crew::new();
+    let theirs = fixed.clone();
+    crew.spawn(move || {
+        let guard = theirs.read().unwrap();
+        tell.send(()).unwrap();
+        gone.recv().unwrap();
+        let loss = guard.lost().recv_timeout(ms(3_000)).map(|loss| loss.reason);
+        assert_eq!(loss, Ok(LossReason::Expired));
+    });
+    told.recv_timeout(LONG).unwrap();
+    let again = renewed.read().unwrap();
+    assert!(again.is_valid() && mine.is_valid() && again.hold_count() == 2);
+    go.send(()).unwrap();
+    crew.join();
+    assert!(again.is_valid() && mine.is_valid(), "this was asked for");
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// One thread
+// ---------------------------------------------------------------------------------------------------------------------
+
+// RW5
+#[test]
+fn who_reads_and_wants_to_write_would_wait_for_itself() {
+    let server = Server::start();
+    let name = unique("upgrade");
+    let (client, other) = (open(&server), open(&server));
+    let lock = client.rwlock(&name);
+    let read = lock.read().unwrap();
+    let again = client.rwlock(&name).lease(LONG);
+    let commands = server.command_total();
+    let begun = Instant::now();
+    for verdict in [
+        lock.write().map(Some),
+        lock.try_write(),
+        lock.try_write_for(LONG),
+        lock.try_write_until(Instant::now() + LONG),
+        again.write().map(Some),
+        again.cancel_on(&CancelToken::new()).try_write_for(LONG),
+    ] {
+        assert!(
+            matches!(&verdict, Err(Error::WouldDeadlock { name: its }) if *its == name),
+            "{verdict:?}"
+        );
+    }
+    assert!(begun.elapsed() < ms(500));
+    assert_eq!(server.command_total(), commands, "nothing was asked");
+    assert!(read.is_valid() && read.hold_count() == 1);
+    // Only that thread would.
+    elsewhere(|| {
+        assert!(lock.try_write().unwrap().is_none());
+        assert!(lock.try_write_for(ms(30)).unwrap().is_none());
+    });
+    assert!(other.rwlock(&name).try_write().unwrap().is_none());
+    read.unlock().unwrap();
+    lock.write().unwrap().unlock().unwrap();
+    assert_eq!(server.dbsize(), 0);
+}
+
+// RW4, A7
+#[test]
+fn who_writes_may_read_and_each_hold_is_counted_for_itself() {
+    let server = Server::start();
+    let name = unique("below");
+    let (client, other) = (open_with_lease(&server, ms(600)), open(&server));
+    let (lock, theirs) = (client.rwlock(&name), other.rwlock(&name));
+    let counts = || (lock.read_hold_count(), lock.write_hold_count());
+    let state = || {
+        (
+            theirs.is_read_locked().unwrap(),
+            theirs.is_write_locked().unwrap(),
+        )
+    };
+    assert_eq!((counts(), state()), ((0, 0), (false, false)));
+    for write_first in [false, true] {
+        let write = lock.write().unwrap();
+        assert_eq!((counts(), state()), ((0, 1), (false, true)));
+        let read = lock.read().unwrap();
+        assert_ne!(read.owner(), write.owner());
+        let again = lock.try_read().unwrap().unwrap();
+        let alone = lock.write().unwrap();
+        assert_eq!((counts(), state()), ((2, 2), (true, true)));
+        assert_eq!((read.hold_count(), write.hold_count()), (2, 2));
+        assert!(lock.is_owned_by_current_thread());
+        elsewhere(|| {
+            assert!(!lock.is_owned_by_current_thread() && counts() == (0, 0));
+            assert!(lock.try_read().unwrap().is_none());
+        });
+        assert!(theirs.try_read().unwrap().is_none());
+        // Both are renewed.
+        let begun = Instant::now();
+        while begun.elapsed() < ms(1_900) {
+            assert!(read.is_valid() && write.is_valid());
+            assert!(server.exists(&hold_key(&name, read.owner())));
+            thread::sleep(ms(10));
+        }
+        drop((again, alone));
+        assert_eq!(counts(), (1, 1));
+        if write_first {
+            write.unlock().unwrap();
+            assert_eq!((counts(), state()), ((1, 0), (true, false)));
+            assert!(lock.is_owned_by_current_thread());
+            assert_eq!(server.hgetall(&name), Reading::fields(read.owner(), 1));
+            // Others may read now, and nobody may write.
+            theirs.try_read().unwrap().unwrap().unlock().unwrap();
+            assert!(theirs.try_write().unwrap().is_none());
+            assert!(matches!(lock.try_write(), Err(Error::WouldDeadlock { .. })));
+            read.unlock().unwrap();
+        } else {
+            read.unlock().unwrap();
+            assert_eq!((counts(), state()), ((0, 1), (false, true)));
+            assert!(theirs.try_read().unwrap().is_none());
+            write.unlock().unwrap();
+        }
+        assert_eq!((counts(), state()), ((0, 0), (false, false)));
+        assert_eq!(server.dbsize(), 0);
+    }
+    assert_eq!(client.stats().holds, 0);
+}
+
+// W8, W10: the read hold below keeps the hash alive, and must not keep the write hold alive with it.
+#[test]
+fn a_write_hold_that_is_over_is_over_although_a_read_hold_is_below() {
+    let server = Server::start();
+    let name = unique("over");
+    let (client, other) = (open_with_lease(&server, ms(900)), open(&server));
+    let lock = client.rwlock(&name);
+    for (limited, reason) in [
+        (lock.clone().lease(ms(500)), LossReason::Expired),
+        (lock.clone().max_hold(ms(500)), LossReason::MaxHold),
+    ] {
+        let write = limited.write().unwrap();
+        let read = lock.read().unwrap();
+        let begun = Instant::now();
+        assert!(other.rwlock(&name).try_read().unwrap().is_none());
+        assert_eq!(write.lost().recv_timeout(LONG).unwrap().reason, reason);
+        // Though the guard stays, as that of a wedged thread would.
+        let theirs = other.rwlock(&name).try_read_for(LONG).unwrap().unwrap();
+        assert!(begun.elapsed() < ms(500) + ms(900) + SLACK);
+        assert!(read.is_valid() && lock.write_hold_count() == 0);
+        theirs.unlock().unwrap();
+        assert!(other.rwlock(&name).try_write().unwrap().is_none());
+        drop(write);
+        eventually("only the read hold is there", || {
+            server.hgetall(&name) == Reading::fields(read.owner(), 1)
+        });
+        read.unlock().unwrap();
+        assert_eq!(server.dbsize(), 0);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Loss
+// ---------------------------------------------------------------------------------------------------------------------
+
+/// Two threads share a hold; after `robbed` both are told of `reason`, once, and the hold is not revived.
+fn both_are_told(reason: LossReason, robbed: impl FnOnce(&Server, &str, &str) + Send) {
+    let server = Server::start();
+    let told = Told::default();
+    let config = config(&server.url())
+        .lease(ms(900))
+        .on_lost(told.listener());
+    let client = Client::open(config).unwrap();
+    let name = unique("robbed");
+    let lock = client.rwlock(&name);
+    let guard = lock.read().unwrap();
+    let owner = guard.owner().to_owned();
+    elsewhere(|| {
+        let shared = lock.read().unwrap();
+        assert_eq!(shared.owner(), owner);
+        robbed(&server, &name, &owner);
+        for guard in [&guard, &shared] {
+            let loss = guard.lost().recv_timeout(ms(900)).unwrap();
+            assert_eq!((loss.reason, &loss.name), (reason, &name));
+            assert_eq!(loss.owner, owner);
+            assert!(!guard.is_valid() && guard.hold_count() == 0);
+        }
+        let left = server.hgetall(&name);
+        let unlocked = shared.unlock();
+        assert!(
+            matches!(unlocked, Err(Error::Lost { reason: its, .. }) if its == reason),
+            "{unlocked:?}"
+        );
+        assert_eq!(server.hgetall(&name), left, "theirs is untouched");
+    });
+    assert!(!lock.is_owned_by_current_thread() && lock.read_hold_count() == 0);
+    let renewals = client.stats().renewals;
+    drop(guard);
+    assert!(!server.exists(&hold_key(&name, &owner)), "not revived");
+    eventually("told once", || told.reasons(&name) == [reason]);
+    assert_eq!(client.stats().renewals, renewals);
+}
+
+// O7, S6
+#[test]
+fn a_read_hold_whose_hash_vanishes_is_forced() {
+    both_are_told(LossReason::Forced, |server, name, _| {
+        server.cli(&["DEL", name]);
+    });
+}
+
+// RW1, S6: others go on reading.
+#[test]
+fn a_read_hold_that_loses_its_half_is_forced_and_others_are_not() {
+    for half in ["field", "key"] {
+        both_are_told(LossReason::Forced, |server, name, owner| {
+            let theirs = "{name}:9f8e7d6c-5b4a-4321-8fed-cba987654321:57:rwlock_timeout:1";
+            server.cli(&["HSET", name, STRANGER, "1"]);
+            let theirs = theirs.replace("name", name);
+            server.cli(&["SET", &theirs, "1", "PX", "60000"]);
+            match half {
+                "field" => server.cli(&["HDEL", name, owner]),
+                _ => server.cli(&["DEL", &hold_key(name, owner)]),
+            };
+            eventually("the other half goes too", || {
+                server.hgetall(name) == Reading::fields(STRANGER, 1)
+                    && server.keys() == keys_of::<Reading>(name, STRANGER)
+            });
+        });
+    }
+}
+
+// W7, O2
+#[test]
+fn a_read_hold_where_somebody_writes_is_taken_over() {
+    both_are_told(LossReason::TakenOver, |server, name, _| {
+        server.cli(&["DEL", name]);
+        crate::contract::stranger_holds::<Writing>(server, name, 60_000);
+    });
+}
+
+// O7
+#[test]
+fn a_read_hold_that_is_forced_open_is_told_to_all_threads_at_once() {
+    both_are_told(LossReason::Forced, |server, name, owner| {
+        let other = open(server);
+        assert!(other.rwlock(name).force_unlock().unwrap());
+        // What is left of it ends by itself.
+        assert!(!server.exists(name) && server.pttl(&hold_key(name, owner)) > 0);
+    });
+}
+
+// W1, W12
+#[test]
+fn half_a_lease_without_renewal_is_survived_by_readers() {
+    let server = Server::start();
+    thread::scope(|scope| {
+        for mode in [Mode::BlackHole, Mode::Stall, Mode::SwallowReplies] {
+            let server = &server;
+            scope.spawn(move || {
+                let proxy = Proxy::start(server.addr());
+                let span = ms(1_800);
+                let client = Client::open(config(&proxy.url()).lease(span)).unwrap();
+                let name = unique("half");
+                let guard = client.rwlock(&name).read().unwrap();
+                let renewals = client.stats().renewals;
+                eventually("it is renewed", || client.stats().renewals > renewals);
+                proxy.set(Target::Watchdog, mode);
+                thread::sleep(span / 2);
+                proxy.pass();
+                let renewals = client.stats().renewals;
+                eventually("renewals go on", || client.stats().renewals > renewals);
+                assert!(guard.is_valid(), "{mode:?}");
+                assert_eq!(server.hgetall(&name), Reading::fields(guard.owner(), 1));
+                assert!(server.exists(&hold_key(&name, guard.owner())));
+                guard.unlock().unwrap();
+            });
+        }
+    });
+    assert_eq!(server.dbsize(), 0);
+}
+
+// W1, W9, RW1: told before a writer can be in.
+#[test]
+fn a_lease_and_a_half_without_renewal_is_told_before_a_writer_can_be_in() {
+    let server = Server::start();
+    let proxy = Proxy::start(server.addr());
+    let told = Told::default();
+    let span = ms(1_500);
+    let config = config(&proxy.url()).lease(span).on_lost(told.listener());
+    let client = Client::open(config).unwrap();
+    let (name, other) = (unique("gone"), open(&server));
+    let guard = client.rwlock(&name).read().unwrap();
+    let renewals = client.stats().renewals;
+    eventually("it is renewed", || client.stats().renewals > renewals);
+    let begun = Instant::now();
+    proxy.set(Target::Watchdog, Mode::BlackHole);
+    // It finds the reader dead, though nobody gave anything back.
+    let write = other.rwlock(&name).try_write_for(LONG).unwrap().unwrap();
+    let took = begun.elapsed();
+    assert!(!guard.is_valid(), "valid next to a writer");
+    assert!(took >= span / 2 && took < span + SLACK, "{took:?}");
+    let loss = guard.lost().recv_timeout(SLACK).unwrap();
+    assert_eq!(loss.reason, LossReason::Unreachable);
+    proxy.pass();
+    drop(guard);
+    eventually("told once", || {
+        told.reasons(&name) == [LossReason::Unreachable]
+    });
+    assert!(write.is_valid());
+    assert_eq!(server.hgetall(&name), Writing::fields(write.owner(), 1));
+    write.unlock().unwrap();
+    eventually("nothing is left", || server.dbsize() == 0);
+}
+
+// D2, L7
+#[test]
+fn closing_wakes_those_who_wait_to_read_and_gives_back_what_is_read() {
+    let server = Server::start();
+    let (client, other) = (open(&server), open(&server));
+    let (busy, held) = (unique("busy"), unique("held"));
+    let theirs = other.rwlock(&busy).write().unwrap();
+    let guard = client.rwlock(&held).read().unwrap();
+    let (tell, told) = unbounded();
+    let (go, gone) = bounded::<()>(0);
+    let mut crew = Crew::new();
+    // One asks, others stand in line behind it, and one shares what is read.
+    for n in 0..4 {
+        let (lock, tell) = (client.rwlock(&busy), tell.clone());
+        crew.spawn(move || {
+            let outcome = match n % 2 {
+                0 => lock.read().map(drop),
+                _ => lock.try_read_for(LONG * 6).map(drop),
+            };
+            tell.send(outcome).unwrap();
+        });
+    }
+    let lock = client.rwlock(&held);
+    crew.spawn(move || {
+        let shared = lock.read().unwrap();
+        let loss = shared.lost().recv_timeout(LONG).unwrap();
+        assert_eq!(loss.reason, LossReason::Closed);
+        gone.recv().unwrap();
+        assert!(matches!(shared.unlock(), Err(Error::Lost { .. })));
+    });
+    subscribed(&server, 1);
+    crew.all_parked();
+    assert!(told.is_empty());
+    let begun = Instant::now();
+    client.close(Duration::from_secs(5)).unwrap();
+    assert!(begun.elapsed() < ms(1_000), "{:?}", begun.elapsed());
+    for _ in 0..4 {
+        let outcome = told.recv_timeout(LONG).unwrap();
+        assert!(matches!(outcome, Err(Error::Closed)), "{outcome:?}");
+    }
+    assert_eq!(server.keys(), [busy.as_str()], "all of ours is given back");
+    let loss = guard.lost().recv_timeout(LONG).unwrap();
+    assert_eq!(loss.reason, LossReason::Closed);
+    go.send(()).unwrap();
+    crew.join();
+    let lock = client.rwlock(&held);
+    assert!(matches!(lock.read(), Err(Error::Closed)));
+    assert!(matches!(lock.try_read(), Err(Error::Closed)));
+    assert!(matches!(lock.try_write(), Err(Error::Closed)));
+    assert!(matches!(lock.is_read_locked(), Err(Error::Closed)));
+    assert!(!lock.is_owned_by_current_thread() && lock.read_hold_count() == 0);
+    // D3
+    let again = other.rwlock(&held).write().unwrap();
+    drop(guard);
+    assert_eq!(server.hgetall(&held), Writing::fields(again.owner(), 1));
+    again.unlock().unwrap();
+    theirs.unlock().unwrap();
+    assert_eq!(server.dbsize(), 0);
+}

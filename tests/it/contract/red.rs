@@ -1,0 +1,423 @@
+//! What the lock over several masters has in common with every other, and what it has not.
+//!
+//! It plugs into the suite with a server of the test, whose client is the first of three, and two companions, which all
+//! tests share: names are unique.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use redlatch::{CancelToken, Client, Config, Error, LossReason, RedLock, RedLockGuard};
+
+use crate::contract::{
+    Crew, Guard, Lock, beside, delete, elsewhere, everywhere, nothing_is_left, open,
+    open_with_lease, published, stranger_holds,
+};
+use crate::support::{Mode, Proxy, Server, Target, eventually, ms, unique};
+
+/// Longer than anything here may take.
+const LONG: Duration = Duration::from_secs(10);
+
+/// The lock over three masters, of which the test knows the first.
+#[derive(Clone, Debug)]
+pub(crate) struct Red(
+    RedLock,
+    #[expect(dead_code, reason = "while it is there, the next lock gets the same")]
+    Arc<[Client; 2]>,
+);
+
+/// The companions, for as long as a test needs them.
+static SERVERS: Mutex<Weak<Vec<Server>>> = Mutex::new(Weak::new());
+
+fn companions() -> Arc<Vec<Server>> {
+    let mut servers = SERVERS.lock().unwrap_or_else(PoisonError::into_inner);
+    servers.upgrade().unwrap_or_else(|| {
+        let started = Arc::new(vec![Server::start(), Server::start()]);
+        *servers = Arc::downgrade(&started);
+        started
+    })
+}
+
+/// The companions' clients that go with a client of a test: always the same, so that its locks of one name are one.
+fn clients_for(client: &Client) -> Arc<[Client; 2]> {
+    static CLIENTS: Mutex<Option<HashMap<String, Weak<[Client; 2]>>>> = Mutex::new(None);
+    let who = loop {
+        // With a short lease it may be over by the time.
+        if let Ok(guard) = client.mutex(unique("who")).lease(LONG).lock() {
+            let uuid = guard.owner().split(':').next().unwrap().to_owned();
+            guard.unlock().unwrap();
+            break uuid;
+        }
+    };
+    let mut clients = CLIENTS.lock().unwrap_or_else(PoisonError::into_inner);
+    let clients = clients.get_or_insert_default();
+    clients.retain(|_, pair| pair.strong_count() > 0);
+    let known = clients.get(&who).and_then(Weak::upgrade);
+    known.unwrap_or_else(|| {
+        let servers = companions();
+        let pair = Arc::new([open(&servers[0]), open(&servers[1])]);
+        clients.insert(who, Arc::downgrade(&pair));
+        pair
+    })
+}
+
+crate::contract::guard!(RedLockGuard {
+    fn settle(&self) {
+        eventually("all three keep it", || self.nodes_held() == 3);
+    }
+});
+
+impl Lock for Red {
+    type Guard = RedLockGuard;
+    type Foe = Self;
+
+    const REENTRANT: bool = true;
+    // Each node tells of a release, and nobody who waits for a majority listens.
+    const LISTENS: u64 = 0;
+    const ACQUIRE: &str = include_str!("../../../lua/red_acquire.lua");
+
+    fn others() -> Option<Arc<Vec<Server>>> {
+        Some(companions())
+    }
+    fn of(client: &Client, name: &str) -> Self {
+        let pair = clients_for(client);
+        let lock = RedLock::new([client].into_iter().chain(&*pair), name).unwrap();
+        Self(lock, pair)
+    }
+    crate::contract::delegated!();
+}
+
+/// Whether no server keeps it.
+fn is_gone(server: &Server, name: &str) -> bool {
+    let gone = Mutex::new(true);
+    everywhere::<Red>(server, name, |server, _| {
+        *gone.lock().unwrap() &= !server.exists(name);
+    });
+    gone.into_inner().unwrap()
+}
+
+/// Runs tests of the suite with companions that live as long.
+macro_rules! held_to {
+    ($($test:ident,)+) => {
+        $(
+            #[test]
+            fn $test() {
+                let _companions = super::companions();
+                crate::contract::$test::<super::Red>();
+            }
+        )+
+    };
+}
+
+mod as_any_other {
+    held_to! {
+        threads_and_clients_exclude_each_other,
+        busy_is_none,
+        a_limited_wait_takes_its_time_and_gives_none,
+        an_endless_wait_ends_with_the_lock,
+        with_holds_the_lock_for_as_long_as_it_runs,
+        a_drop_wakes_a_waiter_of_another_client_by_message,
+        a_strangers_lock_is_waited_for,
+        a_vanished_lock_is_noticed_without_a_message,
+        threads_of_a_process_are_served_in_order,
+        threads_of_several_processes_are_served_in_the_order_their_kind_promises,
+        one_who_leaves_the_line_does_not_hold_it_up,
+        redis_holds_what_redisson_would_write,
+        owners_never_repeat,
+        a_pair_of_lock_and_drop_is_two_commands,
+        nothing_is_renewed_after_its_release,
+        a_hold_is_renewed_for_as_long_as_it_is_wanted,
+        a_fixed_lease_ends_and_its_holder_is_told,
+        max_hold_ends_renewal_and_frees_the_lock,
+        a_forgotten_guard_with_max_hold_frees_the_lock,
+        leases_do_not_interfere,
+        cancelling_ends_waits_and_the_line_goes_on,
+        force_unlock_tells_everybody_concerned,
+        forcing_does_not_mistake_a_later_hold,
+        unlock_says_how_it_was_lost,
+        dropping_a_lost_guard_harms_nobody,
+        a_lost_lock_is_free_for_threads_of_the_same_process,
+        questions_are_answered_truly,
+        reentry_is_for_the_holding_thread,
+        reentry_renews_a_fixed_lease,
+        a_panic_gives_the_lock_back,
+        a_guard_owns_what_it_needs,
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The tests of the suite that count what one server was asked, or spoil the way to it, in terms of three
+// ---------------------------------------------------------------------------------------------------------------------
+
+// M3
+#[test]
+fn no_wait_is_one_attempt() {
+    let (server, _companions) = (Server::start(), companions());
+    let name = unique("once");
+    let client = open(&server);
+    drop(Red::of(&client, &unique("warm")).lock().unwrap());
+    stranger_holds::<Red>(&server, &name, 60_000);
+    let lock = Red::of(&client, &name);
+    let past = Instant::now();
+    // An acquire that is refused runs one, and so does a look by one who knows that it was refused lately.
+    let before = server.calls("pttl");
+    let asked = |n: u64| {
+        eventually("it was asked", || server.calls("pttl") >= before + n);
+        assert_eq!(server.calls("pttl"), before + n);
+    };
+    assert!(lock.try_lock().unwrap().is_none());
+    asked(1);
+    assert!(lock.try_lock_for(Duration::ZERO).unwrap().is_none());
+    asked(2);
+    assert!(lock.try_lock_until(past).unwrap().is_none());
+    asked(3);
+    delete::<Red>(&server, &name);
+    assert!(lock.try_lock().unwrap().is_some());
+    let past_one = Red::of(&client, &unique("past"));
+    assert!(past_one.try_lock_until(past).unwrap().is_some());
+    assert!(server.clients_named("redlatch-subscriber").is_empty());
+}
+
+// Who waits for the plain lock of that name on any of the servers is told like by a plain lock.
+#[test]
+fn a_release_publishes_redissons_message_on_each_server() {
+    let (server, companions) = (Server::start(), companions());
+    let name = unique("tell");
+    let client = open(&server);
+    let servers = [&server, &companions[0], &companions[1]];
+    let mut cons = servers.map(Server::connection);
+    let mut ears: Vec<_> = cons.iter_mut().map(redis::Connection::as_pubsub).collect();
+    for ear in &mut ears {
+        ear.psubscribe("*").unwrap();
+    }
+    let lock = Red::of(&client, &name);
+    for how in ["unlocked", "dropped", "forced"] {
+        let guard = lock.lock().unwrap();
+        guard.settle();
+        match how {
+            "unlocked" => guard.unlock().unwrap(),
+            "dropped" => drop(guard),
+            _ => elsewhere(|| assert!(lock.force_unlock().unwrap())),
+        }
+        eventually("it is free", || is_gone(&server, &name));
+        for (server, ear) in servers.iter().zip(&mut ears) {
+            let mut heard = published(server, ear);
+            heard.retain(|(channel, _)| channel.contains(&name));
+            if how == "forced" {
+                // The holder gives back what nobody else has taken yet.
+                heard.dedup();
+            }
+            let told = (beside("redisson_lock__channel", &name), "0".to_owned());
+            assert_eq!(heard, [told], "{how}");
+        }
+    }
+}
+
+#[test]
+fn passing_it_on_inside_the_process_asks_nobody() {
+    const THREADS: u64 = 16;
+    let (server, _companions) = (Server::start(), companions());
+    let name = unique("pass");
+    let client = Client::open(Config::new(server.url()).tenure(Duration::from_secs(1))).unwrap();
+    let lock = Red::of(&client, &name);
+    let guard = lock.lock().unwrap();
+    guard.settle();
+    let owners = Arc::new(Mutex::new(HashSet::from([guard.owner().to_owned()])));
+    let mut crew = Crew::new();
+    for _ in 0..THREADS {
+        let (lock, owners) = (lock.clone(), Arc::clone(&owners));
+        crew.spawn(move || {
+            let guard = lock.lock().unwrap();
+            assert_eq!((guard.nodes_held(), guard.hold_count()), (3, 1));
+            owners.lock().unwrap().insert(guard.owner().to_owned());
+            guard.unlock().unwrap();
+        });
+    }
+    crew.all_parked();
+    let (before, asked) = (client.stats(), server.calls("hexists"));
+    guard.unlock().unwrap();
+    crew.join();
+    let after = client.stats();
+    assert_eq!(after.acquired, before.acquired);
+    assert_eq!(after.passed - before.passed, THREADS);
+    assert_eq!(server.calls("hexists"), asked);
+    assert_eq!(owners.lock().unwrap().len(), 1, "one tenure, one owner");
+    eventually("the last has released", || is_gone(&server, &name));
+}
+
+// M4, M9: later than a node is waited for is too late, and a minority that has granted in time gets it back.
+#[test]
+fn a_grant_that_comes_too_late_is_not_one() {
+    let (server, companions) = (Server::start(), companions());
+    let name = unique("late");
+    let proxies = [&companions[0], &companions[1]].map(|server| Proxy::start(server.addr()));
+    let clients =
+        [server.url(), proxies[0].url(), proxies[1].url()].map(|url| Client::open(url).unwrap());
+    let lock = RedLock::new(&clients, &name).unwrap();
+    lock.lock().unwrap().unlock().unwrap();
+    for proxy in &proxies {
+        proxy.set(Target::Link, Mode::Delay(ms(400)));
+    }
+    let late = lock.clone().lease(ms(200)).try_lock();
+    match late.unwrap_err() {
+        Error::NoQuorum {
+            name: its,
+            nodes: 3,
+            needed,
+            agreed,
+            failures,
+        } => {
+            let nodes: Vec<_> = failures.iter().map(|(node, _)| *node).collect();
+            assert_eq!(
+                (its, needed, agreed, nodes),
+                (name.clone(), 2, 1, vec![1, 2])
+            );
+        }
+        other => panic!("{other:?}"),
+    }
+    for proxy in &proxies {
+        proxy.pass();
+    }
+    eventually("no trace is left", || is_gone(&server, &name));
+    assert_eq!(clients[0].stats().holds, 0);
+    assert!(lock.try_lock_for(LONG).unwrap().is_some());
+}
+
+// D1, M1
+#[test]
+fn an_acquire_whose_caller_was_cancelled_is_undone() {
+    let (server, companions) = (Server::start(), companions());
+    let name = unique("undo");
+    let proxies = [&companions[0], &companions[1]].map(|server| Proxy::start(server.addr()));
+    let clients =
+        [server.url(), proxies[0].url(), proxies[1].url()].map(|url| Client::open(url).unwrap());
+    let lock = RedLock::new(&clients, &name).unwrap();
+    lock.lock().unwrap().unlock().unwrap();
+    eventually("warm", || is_gone(&server, &name));
+    for mode in [Mode::Stall, Mode::Delay(ms(300))] {
+        for proxy in &proxies {
+            proxy.set(Target::Link, mode);
+        }
+        let token = CancelToken::new();
+        let waiting = lock.clone().cancel_on(&token);
+        let mut crew = Crew::new();
+        crew.spawn(move || assert!(matches!(waiting.lock(), Err(Error::Cancelled))));
+        eventually("the acquire is under way", || {
+            proxies.iter().all(|proxy| proxy.held() > 0)
+        });
+        let begun = Instant::now();
+        token.cancel();
+        crew.join();
+        assert!(begun.elapsed() < Duration::from_secs(1));
+        for proxy in &proxies {
+            proxy.pass();
+        }
+        eventually("what was taken is given back", || is_gone(&server, &name));
+        assert_eq!(clients[0].stats().holds, 0);
+        assert!(lock.try_lock_for(LONG).unwrap().is_some());
+        eventually("free", || is_gone(&server, &name));
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// What loses every other lock
+// ---------------------------------------------------------------------------------------------------------------------
+
+// M5, M7, S5
+#[test]
+fn a_server_that_forgets_or_dies_does_not_lose_the_lock() {
+    let (mut server, _companions) = (Server::start(), companions());
+    let name = unique("one");
+    let (client, other) = (open_with_lease(&server, ms(300)), open(&server));
+    let (lock, theirs) = (Red::of(&client, &name), Red::of(&other, &name));
+    let guard = lock.lock().unwrap();
+    for _ in 0..2 {
+        guard.settle();
+        let confirmed = server.calls("hget");
+        eventually("it is confirmed", || server.calls("hget") > confirmed);
+        server.cli(&["FLUSHALL"]);
+        assert!(theirs.try_lock().unwrap().is_none());
+        eventually("it has it again", || server.exists(&name));
+        thread::sleep(ms(400)); // more than a lease: one that forgets twice within one is not two that do
+    }
+    guard.settle();
+    server.kill();
+    eventually("two keep it", || guard.nodes_held() == 2);
+    let killed = Instant::now();
+    while killed.elapsed() < ms(900) {
+        assert!(guard.is_valid(), "renewed by a majority");
+        assert!(theirs.try_lock().unwrap().is_none());
+        thread::sleep(ms(20));
+    }
+    assert!(guard.lost().is_empty() && lock.is_locked().unwrap());
+    guard.unlock().unwrap();
+    theirs
+        .try_lock_for(LONG)
+        .unwrap()
+        .unwrap()
+        .unlock()
+        .unwrap();
+    server.restart();
+    lock.lock().unwrap().unlock().unwrap();
+    assert_eq!(client.stats().lost, 0);
+    eventually("nothing is left", || nothing_is_left::<Red>(&server));
+}
+
+#[test]
+fn two_servers_that_forget_lose_the_lock() {
+    let (server, companions) = (Server::start(), companions());
+    let client = open_with_lease(&server, ms(300));
+    let servers = [&server, &companions[0], &companions[1]];
+    for kept in 0..3 {
+        let name = unique("two");
+        let lock = Red::of(&client, &name);
+        let guard = lock.lock().unwrap();
+        guard.settle();
+        for (_, server) in servers.iter().enumerate().filter(|(node, _)| *node != kept) {
+            server.cli(&["DEL", &name]);
+        }
+        let loss = guard.lost().recv_timeout(LONG).unwrap();
+        assert_eq!((loss.reason, loss.name), (LossReason::Forced, name.clone()));
+        assert!(!guard.is_valid() && guard.nodes_held() == 0);
+        eventually("the third is given back", || is_gone(&server, &name));
+        assert!(guard.unlock().is_err());
+
+        // The same, with an unlock before anybody knows.
+        let guard = lock.lock().unwrap();
+        guard.settle();
+        for (_, server) in servers.iter().enumerate().filter(|(node, _)| *node != kept) {
+            server.cli(&["DEL", &name]);
+        }
+        let lost = guard.unlock().unwrap_err();
+        assert!(
+            matches!(&lost, Error::Lost { name: its, reason: LossReason::Forced } if *its == name),
+            "{lost:?}"
+        );
+        eventually("nothing is left", || is_gone(&server, &name));
+    }
+}
+
+// D2
+#[test]
+fn closing_the_first_client_wakes_and_gives_back_on_every_server() {
+    let (server, _companions) = (Server::start(), companions());
+    let (held, busy) = (unique("held"), unique("busy"));
+    let (client, other) = (open(&server), open(&server));
+    let guard = Red::of(&client, &held).lock().unwrap();
+    guard.settle();
+    let theirs = Red::of(&other, &busy).lock().unwrap();
+    let mut crew = Crew::new();
+    for _ in 0..3 {
+        let lock = Red::of(&client, &busy);
+        crew.spawn(move || assert!(matches!(lock.lock(), Err(Error::Closed))));
+    }
+    crew.all_parked();
+    client.close(Duration::from_secs(5)).unwrap();
+    crew.join();
+    let loss = guard.lost().recv_timeout(LONG).unwrap();
+    assert_eq!(loss.reason, LossReason::Closed);
+    eventually("it is given back", || is_gone(&server, &held));
+    drop(guard);
+    assert!(theirs.is_valid() && !is_gone(&server, &busy));
+}

@@ -1,0 +1,189 @@
+//! What `fork()` leaves to a child process: nothing. Each test runs in a process of its own, since a child has only the
+//! thread that forked and whatever mutexes the others had locked.
+
+use std::env;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Instant;
+
+use fork::Fork;
+use nix::sys::signal::{self, Signal};
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
+use nix::unistd::Pid;
+use redlatch::{Client, Error, MultiLock};
+
+use crate::support::{Server, connection_to, eventually, ms, unique, within};
+
+const URL: &str = "REDLATCH_TEST_FORK";
+
+#[test]
+fn a_forked_child_leaves_the_locks_of_its_parent_alone() {
+    let server = Server::start();
+    let run = Command::new(env::current_exe().unwrap())
+        .args(["engine::fork::a_process_that_forks", "--exact", "--ignored"])
+        .arg("--nocapture")
+        .env(URL, server.url())
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&run.stderr);
+    assert!(run.status.success(), "{said}");
+}
+
+#[test]
+#[ignore = "part of a_forked_child_leaves_the_locks_of_its_parent_alone"]
+fn a_process_that_forks() {
+    let Ok(url) = env::var(URL) else {
+        return;
+    };
+    let client = Client::open(url.as_str()).unwrap();
+    let done = AtomicBool::new(false);
+    thread::scope(|scope| {
+        // So that mutexes of the client are locked when the child is made.
+        for _ in 0..2 {
+            let (busy, done) = (client.reentrant_lock(unique("busy")), &done);
+            scope.spawn(move || {
+                while !done.load(Ordering::SeqCst) {
+                    drop(busy.lock().unwrap());
+                }
+            });
+        }
+        let _done = SetOnDrop(&done);
+        for _ in 0..10 {
+            fork_while_held(&client, &url);
+        }
+    });
+    client.close(ms(5_000)).unwrap();
+}
+
+/// Ends the other threads also when this one panics.
+struct SetOnDrop<'a>(&'a AtomicBool);
+
+impl Drop for SetOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
+/// Holds one of each kind, lets a child drop its copies, and still has them.
+fn fork_while_held(client: &Client, url: &str) {
+    let name = unique("forked");
+    let named = |kind: &str| format!("{name}:{kind}");
+    let (lock, rwlock) = (
+        client.reentrant_lock(named("lock")),
+        client.rwlock(named("rw")),
+    );
+    let semaphore = client.semaphore(named("semaphore"));
+    let leased = client.expirable_semaphore(named("leased"));
+    let latch = client.latch(named("latch"));
+    assert!(semaphore.try_set_permits(3).unwrap() && leased.try_set_permits(3).unwrap());
+    assert!(latch.try_set_count(1).unwrap());
+
+    let (outer, inner) = (lock.lock().unwrap(), lock.lock().unwrap());
+    let fair = client.fair_lock(named("fair")).lock().unwrap();
+    let fenced = client.fenced_lock(named("fenced")).lock().unwrap();
+    let several = client.multi_lock([named("a"), named("b")]).lock().unwrap();
+    let members = MultiLock::new(vec![
+        Box::new(client.mutex(named("c"))),
+        Box::new(client.spin_lock(named("d"))),
+    ]);
+    let members = members.lock().unwrap();
+    let (write, read) = (rwlock.write().unwrap(), rwlock.read().unwrap());
+    let (permit, kept) = (semaphore.acquire().unwrap(), semaphore.acquire().unwrap());
+    let (leased_permit, other_leased) = (leased.acquire().unwrap(), leased.acquire().unwrap());
+
+    match fork::fork().unwrap() {
+        Fork::Child => {
+            let refused = |result: Result<(), Error>| {
+                expect(matches!(result, Err(Error::Closed)), "refused as closed");
+            };
+            expect(!outer.is_valid() && !read.is_valid(), "no guard is valid");
+            expect(!leased_permit.is_valid(), "no permit is valid");
+            expect(
+                outer.hold_count() == 0 && lock.hold_count() == 0,
+                "no holds",
+            );
+            expect(!lock.is_owned_by_current_thread(), "not the owner");
+            expect(
+                outer.lost().try_recv().is_err() && members.lost().try_recv().is_err(),
+                "nothing lost",
+            );
+            refused(lock.lock().map(drop));
+            refused(lock.try_lock_for(ms(50)).map(drop));
+            refused(rwlock.try_read().map(drop));
+            refused(lock.is_locked().map(drop));
+            refused(lock.force_unlock().map(drop));
+            refused(semaphore.acquire().map(drop));
+            refused(semaphore.add_permits(1));
+            refused(leased.acquire().map(drop));
+            refused(leased.release_id(other_leased.id()).map(drop));
+            refused(leased_permit.update_lease(ms(50)));
+            refused(latch.count_down());
+            refused(latch.wait());
+            refused(inner.unlock());
+            refused(write.downgrade().map(drop));
+            refused(permit.release());
+            refused(leased_permit.release());
+            kept.forget();
+            expect(client.close(ms(50)).is_ok(), "nothing to close");
+            expect(client.stats().holds == 0, "no holds counted");
+            drop((outer, fair, fenced, several, members, read, other_leased));
+            drop((lock, rwlock, semaphore, leased, latch));
+            // Ends without running anything else of what was copied.
+            signal::kill(Pid::this(), Signal::SIGKILL).unwrap();
+            unreachable!("killed");
+        }
+        Fork::Parent(child) => {
+            let child = Pid::from_raw(child);
+            let mut status = WaitStatus::StillAlive;
+            let ended = within(ms(20_000), || {
+                status = waitpid(child, Some(WaitPidFlag::WNOHANG)).unwrap();
+                status != WaitStatus::StillAlive
+            });
+            if !ended {
+                signal::kill(child, Signal::SIGKILL).unwrap();
+                waitpid(child, None).unwrap();
+            }
+            assert!(ended, "the child hangs");
+            assert!(
+                matches!(status, WaitStatus::Signaled(_, Signal::SIGKILL, _)),
+                "{status:?}"
+            );
+        }
+    }
+
+    let mut con = connection_to(url);
+    for kind in ["lock", "fair", "fenced", "a", "b", "c", "d", "rw"] {
+        let held: bool = redis::cmd("EXISTS")
+            .arg(named(kind))
+            .query(&mut con)
+            .unwrap();
+        assert!(held, "{kind}");
+    }
+    assert!(outer.is_valid() && fair.is_valid() && members.is_valid());
+    assert!(outer.valid_until() > Instant::now());
+    inner.unlock().unwrap();
+    outer.unlock().unwrap();
+    fair.unlock().unwrap();
+    fenced.unlock().unwrap();
+    several.unlock().unwrap();
+    members.unlock().unwrap();
+    read.unlock().unwrap();
+    write.unlock().unwrap();
+    permit.release().unwrap();
+    kept.release().unwrap();
+    leased_permit.release().unwrap();
+    other_leased.release().unwrap();
+    eventually("all permits are back", || {
+        semaphore.available_permits().unwrap() == 3 && leased.available_permits().unwrap() == 3
+    });
+    assert_eq!(latch.count().unwrap(), 1);
+}
+
+/// In the child, where nobody would see a panic.
+fn expect(truth: bool, what: &str) {
+    if !truth {
+        eprintln!("in the child: {what}");
+        std::process::abort();
+    }
+}

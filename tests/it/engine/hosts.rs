@@ -1,0 +1,81 @@
+//! Host names, and hosts with several addresses.
+
+use std::net::{IpAddr, Ipv6Addr, ToSocketAddrs};
+use std::process::Command;
+
+use redlatch::Client;
+
+use crate::engine::listening::is_waited_for;
+use crate::faults::outage::{client, config};
+use crate::support::{Server, eventually, ms, nothing_is_left, unique};
+
+/// Commands, renewals and messages all work over this url.
+fn works_over(server: &Server, url: &str) {
+    let (holder, waiter) = (
+        Client::open(config(url).lease(ms(600))).unwrap(),
+        client(url),
+    );
+    let name = unique("host");
+    let guard = holder.mutex(&name).lock().unwrap();
+    eventually("it is renewed", || holder.stats().renewals > 0);
+    guard.unlock().unwrap();
+    is_waited_for(&holder, &waiter, &name, ms(100));
+    for role in ["link", "watchdog", "subscriber"] {
+        let connected = server.clients_named(&format!("redlatch-{role}"));
+        assert!(!connected.is_empty(), "{role}");
+    }
+    nothing_is_left(server);
+}
+
+#[test]
+fn a_host_name_will_do() {
+    let server = Server::start();
+    works_over(&server, &format!("redis://localhost:{}/", server.port()));
+}
+
+#[test]
+fn a_host_name_whose_first_address_refuses_will_do() {
+    const PART: &str = "engine::hosts::part_with_a_host_of_two_addresses";
+    // In a namespace of its own a process has its own hosts; some systems do not let it.
+    let hosts = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(hosts.path(), "::1 localhost\n127.0.0.1 localhost\n").unwrap();
+    let script =
+        r#"mount --bind "$1" /etc/hosts || exit 77; exec "$2" --exact "$3" --ignored --nocapture"#;
+    let run = Command::new("unshare")
+        .args(["--map-root-user", "--mount", "sh", "-c", script, "sh"])
+        .arg(hosts.path())
+        .arg(std::env::current_exe().unwrap())
+        .arg(PART)
+        .output();
+    match run {
+        Ok(run)
+            if run.status.code() != Some(77)
+                && String::from_utf8_lossy(&run.stdout).contains("running 1 test") =>
+        {
+            assert!(
+                run.status.success(),
+                "{}\n{}",
+                String::from_utf8_lossy(&run.stdout),
+                String::from_utf8_lossy(&run.stderr)
+            );
+        }
+        _ => eprintln!("not tried: no namespace of its own for a process here"),
+    }
+}
+
+#[test]
+#[ignore = "run by another test, in a namespace of its own"]
+fn part_with_a_host_of_two_addresses() {
+    let server = Server::start(); // on 127.0.0.1 alone
+    let addrs: Vec<_> = ("localhost", server.port())
+        .to_socket_addrs()
+        .unwrap()
+        .map(|addr| addr.ip())
+        .collect();
+    assert_eq!(
+        addrs.first(),
+        Some(&IpAddr::V6(Ipv6Addr::LOCALHOST)),
+        "{addrs:?}"
+    );
+    works_over(&server, &format!("redis://localhost:{}/", server.port()));
+}

@@ -1,0 +1,126 @@
+//! How waiters hear of releases: messages, and asking where messages do not come.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use redlatch::Client;
+
+use crate::faults::outage::client;
+use crate::support::{Server, eventually, ms, nothing_is_left, unique};
+
+/// The url of a user who may do everything but `rules`.
+fn url_without(server: &Server, rules: &[&str]) -> String {
+    let user = [
+        &["ACL", "SETUSER", "user", "on", ">pw", "~*", "&*", "+@all"][..],
+        rules,
+    ]
+    .concat();
+    let () = server.ask(&user);
+    format!("redis://user:pw@127.0.0.1:{}/", server.port())
+}
+
+/// Somebody waits for `held`, has the lock soon after it was let go, and lets it go too.
+pub(crate) fn is_waited_for(holder: &Client, waiter: &Client, name: &str, held: Duration) {
+    let guard = holder.mutex(name).lock().unwrap();
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| {
+            let got = waiter.mutex(name).lock().unwrap();
+            let at = Instant::now();
+            assert!(got.is_valid());
+            got.unlock().unwrap();
+            at
+        });
+        let commands = waiter.stats().commands;
+        eventually("it asks", || waiter.stats().commands > commands);
+        thread::sleep(held);
+        assert!(!waiting.is_finished());
+        let freed = Instant::now();
+        guard.unlock().unwrap();
+        let got = waiting.join().unwrap();
+        assert!(got.saturating_duration_since(freed) < ms(800));
+    });
+}
+
+#[test]
+fn a_user_without_ping_hears_of_releases_also_after_silence() {
+    let server = Server::start();
+    let url = url_without(&server, &["-ping"]);
+    let (holder, waiter) = (client(&url), client(&url));
+    // The second is silent for long enough that a sign of life is asked for.
+    for held in [ms(50), ms(2_700)] {
+        let before = waiter.stats();
+        is_waited_for(&holder, &waiter, &unique("no-ping"), held);
+        let after = waiter.stats();
+        assert_eq!(after.wakes, before.wakes + 1, "{before:?}, {after:?}");
+        assert_eq!(after.poll_rescues, 0);
+    }
+    assert_eq!(waiter.stats().resubscriptions, 0);
+    nothing_is_left(&server);
+}
+
+#[test]
+fn a_user_without_subscribe_waits_by_asking() {
+    for rules in [&["-subscribe"][..], &["-@pubsub"], &["-ping", "-subscribe"]] {
+        let server = Server::start();
+        let url = url_without(&server, rules);
+        let (holder, waiter) = (client(&url), client(&url));
+        for held in [ms(50), ms(400)] {
+            is_waited_for(&holder, &waiter, &unique("deaf"), held);
+        }
+        let stats = waiter.stats();
+        assert_eq!(stats.wakes, 0, "{rules:?}: {stats:?}");
+        assert_eq!((stats.lost, stats.releases_failed), (0, 0), "{rules:?}");
+        nothing_is_left(&server);
+    }
+}
+
+#[test]
+fn a_confirmation_is_no_message_although_there_was_another_connection_before() {
+    const ROUNDS: u64 = 10;
+    let server = Server::start();
+    let (holder, waiter) = (client(&server.url()), client(&server.url()));
+    let subscribed = || {
+        server
+            .clients_named("redlatch-subscriber")
+            .iter()
+            .any(|client| client.subscriptions == 1)
+    };
+    let hand_over = |disturb: &dyn Fn()| {
+        let name = unique("confirmed");
+        let commands = waiter.stats().commands;
+        let guard = holder.mutex(&name).lock().unwrap();
+        thread::scope(|scope| {
+            let waiting = scope.spawn(|| waiter.mutex(&name).lock().unwrap().unlock().unwrap());
+            eventually("it listens", subscribed);
+            disturb();
+            eventually("it has asked again", || {
+                waiter.stats().commands >= commands + 2
+            });
+            thread::sleep(ms(10)); // for what a confirmation must not do
+            guard.unlock().unwrap();
+            waiting.join().unwrap();
+        });
+        eventually("it listens no more", || !subscribed());
+    };
+    hand_over(&|| {
+        assert_eq!(server.kill_clients_named("redlatch-subscriber"), 1);
+        eventually("it listens again", || {
+            waiter.stats().resubscriptions == 1 && subscribed()
+        });
+    });
+    let before = waiter.stats();
+    for _ in 0..ROUNDS {
+        hand_over(&|| {});
+    }
+    let after = waiter.stats();
+    assert_eq!(after.resubscriptions, 1);
+    let wakes = after.wakes - before.wakes;
+    assert!(
+        wakes > ROUNDS / 2 && wakes <= ROUNDS + ROUNDS / 5,
+        "{wakes} of {ROUNDS}: {after:?}"
+    );
+    // A grant, a busy answer, one more after the confirmation, and the release.
+    let commands = after.commands - before.commands;
+    assert!(commands <= ROUNDS * 5, "{commands}: {after:?}");
+    nothing_is_left(&server);
+}

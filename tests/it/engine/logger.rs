@@ -1,0 +1,191 @@
+//! The logger is the user's code: it may block, panic, and use the client that it hears of.
+
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{bounded, unbounded};
+use redlatch::{Client, LossReason};
+
+use crate::faults::outage::{Told, config};
+use crate::quorum::basics::{all_keep, masters, open, red};
+use crate::quorum::faults::confirmed_by_all;
+use crate::support::{Logs, Mode, Proxy, Server, Target, eventually, logs, ms, unique};
+
+/// No more than what a busy machine may need.
+const LONG: Duration = Duration::from_secs(20);
+
+/// The logger's hooks for some fragments; gone at the end, also of a test that fails.
+struct Hooked(&'static Logs, Vec<String>);
+
+impl Drop for Hooked {
+    fn drop(&mut self) {
+        for fragment in &self.1 {
+            self.0.unhook(fragment);
+        }
+    }
+}
+
+/// Runs `work` on a thread of its own, since what this is about would keep it for ever.
+#[track_caller]
+fn returns(what: &str, work: impl FnOnce() + Send + 'static) {
+    let (tell, told) = bounded(1);
+    let thread = thread::spawn(move || {
+        let done = std::panic::catch_unwind(AssertUnwindSafe(work));
+        tell.send(done.is_ok()).unwrap();
+    });
+    assert_eq!(told.recv_timeout(LONG), Ok(true), "{what}");
+    thread.join().unwrap();
+}
+
+#[test]
+fn a_logger_may_use_the_client_that_it_hears_of() {
+    let logs = logs();
+    let server = Arc::new(Server::start());
+    returns("nobody waits for the logger for ever", move || {
+        let proxy = Proxy::start(server.addr());
+        let client = Client::open(config(&proxy.url()).lease(ms(900))).unwrap();
+        let (name, log_file) = (unique("logged"), unique("file"));
+        let away = format!("connecting to {}", proxy.addr());
+        let (tell, told) = unbounded();
+        let _hooked = Hooked(logs, vec![name.clone(), away.clone()]);
+        for fragment in [&name, &away] {
+            // As if one process at a time could write to the file.
+            let (client, log_file, tell) = (client.clone(), log_file.clone(), tell.clone());
+            logs.hook(fragment, move |_, text| {
+                let locked = client.mutex(&log_file).try_lock_for(LONG);
+                let locked = locked.map(|guard| guard.is_some());
+                tell.send((text.to_owned(), locked)).unwrap();
+            });
+        }
+        let hears = |what: &str| {
+            let mut heard = told.iter();
+            heard.find(|(text, _)| text.contains(what)).unwrap()
+        };
+        let hears_and_locks = |what: &str| {
+            let (text, locked) = hears(what);
+            assert!(matches!(locked, Ok(true)), "{text}: {locked:?}");
+        };
+        let other = client.mutex(unique("other"));
+
+        let guard = client.mutex(&name).lock().unwrap();
+        assert_eq!(server.ask::<i64>(&["DEL", &name]), 1);
+        drop(guard);
+        other.lock().unwrap().unlock().unwrap();
+        hears_and_locks("no longer ours");
+
+        let _lost = client.mutex(&name).lock().unwrap();
+        assert_eq!(server.ask::<i64>(&["DEL", &name]), 1);
+        hears_and_locks("is lost");
+
+        // A release that comes to nothing, since Redis is away until its lease is over.
+        let guard = client.mutex(format!("{name}:late")).lease(ms(400));
+        let guard = guard.lock().unwrap();
+        let until = guard.valid_until() + ms(400);
+        proxy.set(Target::Link, Mode::Refuse);
+        proxy.cut(Target::Link);
+        drop(guard);
+        assert!(other.lock().is_err());
+        // The logger cannot lock now either.
+        assert!(hears(&away).1.is_err());
+        logs.unhook(&away);
+        eventually("the lease is over", || Instant::now() > until);
+        proxy.pass();
+        other.lock().unwrap().unlock().unwrap();
+        hears_and_locks("it frees itself");
+    });
+}
+
+#[test]
+fn a_logger_that_panics_ends_no_thread() {
+    let logs = logs();
+    let server = Server::start();
+    let told = Told::default();
+    let config = config(&server.url()).lease(ms(900));
+    let client = Client::open(config.on_lost(told.listener())).unwrap();
+    let name = unique("panics");
+    let _hooked = Hooked(logs, vec![name.clone()]);
+    logs.hook(&name, |_, text| panic!("no room to write {text:?}"));
+    let kept = client.mutex(unique("kept")).lock().unwrap();
+    for n in 1..=2 {
+        let guard = client.mutex(&name).lock().unwrap();
+        assert_eq!(server.ask::<i64>(&["DEL", &name]), 1);
+        let loss = guard.lost().recv_timeout(LONG).unwrap();
+        assert_eq!(loss.reason, LossReason::Forced);
+        eventually("the listener is told", || told.reasons(&name).len() == n);
+        eventually("and the logger", || {
+            logs.count(log::Level::Warn, &name) == n
+        });
+        let renewals = client.stats().renewals;
+        eventually("what is held is renewed", || {
+            client.stats().renewals >= renewals + 2
+        });
+    }
+    assert!(kept.is_valid());
+    kept.unlock().unwrap();
+}
+
+#[test]
+fn a_logger_that_blocks_delays_no_renewal_and_no_listener() {
+    let logs = logs();
+    let server = Server::start();
+    let told = Told::default();
+    let config = config(&server.url()).lease(ms(900));
+    let client = Client::open(config.on_lost(told.listener())).unwrap();
+    let name = unique("blocks");
+    let (release, released) = bounded::<()>(0);
+    let (began, begun) = unbounded();
+    let _hooked = Hooked(logs, vec![name.clone()]);
+    logs.hook(&name, move |_, _| {
+        began.send(()).unwrap();
+        released.recv_timeout(LONG * 2).unwrap_or_default();
+    });
+    let kept = client.mutex(unique("kept")).lock().unwrap();
+    let guard = client.mutex(&name).lock().unwrap();
+    assert_eq!(server.ask::<i64>(&["DEL", &name]), 1);
+    begun.recv_timeout(LONG).unwrap();
+    // The logger has it in hand, and does not return.
+    assert_eq!(guard.lost().try_recv().unwrap().reason, LossReason::Forced);
+    eventually("the listener is told", || told.reasons(&name).len() == 1);
+    let renewals = client.stats().renewals;
+    eventually("what is held is renewed", || {
+        client.stats().renewals >= renewals + 2
+    });
+    client
+        .mutex(unique("other"))
+        .lock()
+        .unwrap()
+        .unlock()
+        .unwrap();
+    kept.unlock().unwrap();
+    drop(release);
+}
+
+#[test]
+fn a_logger_that_blocks_over_one_master_delays_no_renewal_on_the_others() {
+    let logs = logs();
+    let servers = masters(3);
+    let clients = open(&servers);
+    let name = unique("masters");
+    let (release, released) = bounded::<()>(0);
+    let (began, begun) = unbounded();
+    let forgotten = format!("has forgotten `{name}`");
+    let _hooked = Hooked(logs, vec![forgotten.clone()]);
+    logs.hook(&forgotten, move |_, _| {
+        began.send(()).unwrap();
+        released.recv_timeout(LONG * 2).unwrap_or_default();
+    });
+    let guard = red(&clients, &name).lock().unwrap();
+    confirmed_by_all(&guard, &servers);
+    assert_eq!(servers[1].ask::<i64>(&["DEL", &name]), 1);
+    begun.recv_timeout(LONG).unwrap();
+    // The logger has it in hand, and does not return.
+    all_keep(&guard, 3);
+    for _ in 0..2 {
+        let until = guard.valid_until();
+        eventually("it is renewed", || guard.valid_until() > until);
+    }
+    guard.unlock().unwrap();
+    drop(release);
+}

@@ -1,0 +1,718 @@
+//! Holds that survive, holds that are lost, and how their holders are told.
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{self, Signal};
+use nix::unistd::Pid;
+use redlatch::{Client, Config, Error, LossReason};
+
+use crate::faults::outage::{SLACK, Told, acquire_sha, client, config, in_time};
+use crate::support::{
+    Mode, Proxy, Server, Target, eventually, logs, ms, nothing_is_left, unique, within,
+};
+
+fn lease(url: &str, lease: Duration, told: &Told) -> Client {
+    Client::open(config(url).lease(lease).on_lost(told.listener())).unwrap()
+}
+
+#[test]
+fn half_a_lease_without_the_watchdog_is_survived() {
+    // W1, W12
+    let server = Server::start();
+    std::thread::scope(|scope| {
+        for mode in [
+            Mode::BlackHole,
+            Mode::Stall,
+            Mode::SwallowReplies,
+            Mode::Refuse,
+        ] {
+            let server = &server;
+            scope.spawn(move || {
+                let proxy = Proxy::start(server.addr());
+                let told = Told::default();
+                let span = ms(1_800);
+                let client = lease(&proxy.url(), span, &told);
+                let name = unique("half");
+                let guard = client.mutex(&name).lock().unwrap();
+                for _ in 0..2 {
+                    let renewals = client.stats().renewals;
+                    eventually("it is renewed", || client.stats().renewals > renewals);
+                    proxy.set(Target::Watchdog, mode);
+                    if mode == Mode::Refuse {
+                        proxy.cut(Target::Watchdog);
+                    }
+                    std::thread::sleep(span / 2);
+                    proxy.pass();
+                    let renewals = client.stats().renewals;
+                    eventually("renewals go on", || client.stats().renewals > renewals);
+                    assert!(guard.is_valid(), "{mode:?}");
+                    assert_eq!(server.hgetall(&name)[0].0, guard.owner());
+                }
+                assert!(told.reasons(&name).is_empty());
+                guard.unlock().unwrap();
+            });
+        }
+    });
+    assert!(server.keys().is_empty());
+}
+
+#[test]
+fn a_lease_and_a_half_without_the_watchdog_is_told_before_the_key_can_be_gone() {
+    // W1, W9
+    let server = Server::start();
+    std::thread::scope(|scope| {
+        for mode in [Mode::BlackHole, Mode::Stall, Mode::Refuse] {
+            let server = &server;
+            scope.spawn(move || {
+                let proxy = Proxy::start(server.addr());
+                let told = Told::default();
+                let span = ms(2_000);
+                let client = lease(&proxy.url(), span, &told);
+                let name = unique("gone");
+                let guard = client.mutex(&name).lock().unwrap();
+                let renewals = client.stats().renewals;
+                eventually("it is renewed", || client.stats().renewals > renewals);
+                proxy.set(Target::Watchdog, mode);
+                if mode == Mode::Refuse {
+                    proxy.cut(Target::Watchdog);
+                }
+                let until = Instant::now() + span * 3 / 2;
+                let mut con = server.connection();
+                let missing = loop {
+                    let left: i64 = redis::cmd("PTTL").arg(&name).query(&mut con).unwrap();
+                    let at = Instant::now();
+                    if left == -2 {
+                        break at;
+                    }
+                    assert!(at < until, "{mode:?}: still there after a lease and a half");
+                    std::thread::sleep(ms(1));
+                };
+                assert!(!guard.is_valid(), "{mode:?}: valid without a key");
+                assert!(guard.valid_until() < missing);
+                eventually("it is told", || !told.of(&name).is_empty());
+                let (at, reason) = told.of(&name)[0];
+                assert_eq!(reason, LossReason::Unreachable);
+                let late = at.saturating_duration_since(missing);
+                assert!(
+                    late < ms(50),
+                    "{mode:?}: told {late:?} after the key was gone"
+                );
+                assert_eq!(guard.lost().recv().unwrap().reason, reason);
+                // The same name, locked again, is renewed again, whatever arrives late.
+                proxy.pass();
+                let again = client.mutex(&name).lock().unwrap();
+                drop(guard);
+                let renewals = client.stats().renewals;
+                eventually("it is renewed", || client.stats().renewals > renewals + 2);
+                assert!(again.is_valid());
+                assert_eq!(
+                    server.hgetall(&name),
+                    [(again.owner().to_owned(), "1".into())]
+                );
+                again.unlock().unwrap();
+                assert_eq!(told.reasons(&name), [reason], "told once");
+            });
+        }
+    });
+    eventually("nothing is left", || server.keys().is_empty());
+}
+
+#[test]
+fn thousands_of_holds_are_renewed_in_time_on_a_busy_machine() {
+    // W3
+    const HOLDS: usize = 5_000;
+    let server = Server::start();
+    let span = ms(3_000);
+    let told = Told::default();
+    let client = Client::open(
+        config(&server.url())
+            .lease(span)
+            .response_timeout(ms(3_000))
+            .on_lost(told.listener()),
+    )
+    .unwrap();
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let guards: Vec<_> = (0..HOLDS)
+            .map(|_| client.mutex(unique("many")).lock().unwrap())
+            .collect();
+        for _ in 0..2 {
+            scope.spawn(|| {
+                while !stop.load(Ordering::Relaxed) {
+                    std::hint::spin_loop();
+                }
+            });
+        }
+        let renewals = client.stats().renewals;
+        let renewed = within(ms(12_000), || {
+            client.stats().renewals >= renewals + 4 * HOLDS as u64
+        });
+        stop.store(true, Ordering::Relaxed);
+        let stats = client.stats();
+        assert!(renewed, "{stats:?}");
+        assert_eq!((stats.lost, stats.holds), (0, HOLDS as u64));
+        let lateness = Duration::from_micros(stats.renewal_lateness_max_us);
+        assert!(lateness < span / 3, "{lateness:?}");
+        assert!(guards.iter().all(|guard| guard.is_valid()));
+        assert_eq!(server.dbsize(), HOLDS as u64);
+        drop(guards);
+    });
+    eventually("all are free", || server.dbsize() == 0);
+    assert_eq!(client.stats().holds, 0);
+}
+
+#[test]
+fn after_an_outage_what_ends_first_is_renewed_first() {
+    // W3
+    const HOLDS: usize = 600; // some batches
+    let server = Server::start_with(&[
+        "--slowlog-log-slower-than",
+        "0",
+        "--slowlog-max-len",
+        "100000",
+    ]);
+    let proxy = Proxy::start(server.addr());
+    let span = ms(4_500);
+    let client = Client::open(config(&proxy.url()).lease(span)).unwrap();
+    proxy.set(Target::Watchdog, Mode::Stall);
+    let prefix = unique("outage");
+    let guards: Vec<_> = (0..HOLDS)
+        .map(|n| client.mutex(format!("{prefix}:{n}")).lock().unwrap())
+        .collect();
+    let all_are_due = Instant::now() + span / 3;
+    eventually("all are due", || Instant::now() > all_are_due);
+    proxy.pass();
+    // None is lost, unless this machine has no time for anything.
+    eventually("nothing is left to be renewed", || {
+        let stats = client.stats();
+        stats.renewals + stats.lost >= HOLDS as u64
+    });
+
+    type Entry = (u64, u64, u64, Vec<String>, String, String);
+    let log: Vec<Entry> = server.ask(&["SLOWLOG", "GET", "-1"]);
+    let mut renewed: Vec<usize> = Vec::new();
+    for (.., command, _, by) in log.into_iter().rev() {
+        let name = command.get(3).and_then(|key| key.strip_prefix(&prefix));
+        if let Some(name) = name.filter(|_| by.contains("watchdog")) {
+            let place = name.trim_start_matches(':').parse().unwrap();
+            if !renewed.contains(&place) {
+                renewed.push(place);
+            }
+        }
+    }
+    assert!(!renewed.is_empty());
+    assert!(renewed.is_sorted(), "{renewed:?}");
+    drop(guards);
+}
+
+#[test]
+fn a_key_that_vanishes_is_told_as_forced_and_not_revived() {
+    // W7: taken and given back by another between two renewals.
+    let server = Server::start();
+    let told = Told::default();
+    let (mine, other) = (lease(&server.url(), ms(900), &told), client(&server.url()));
+    let name = unique("vanished");
+    let guard = mine.mutex(&name).lock().unwrap();
+    assert_eq!(server.ask::<i64>(&["DEL", &name]), 1);
+    other.mutex(&name).lock().unwrap().unlock().unwrap();
+    let loss = guard.lost().recv_timeout(ms(900)).unwrap();
+    assert_eq!(loss.reason, LossReason::Forced);
+    assert!(!guard.is_valid() && guard.hold_count() == 0);
+    assert!(server.keys().is_empty());
+    let next = other.mutex(&name).lock().unwrap();
+    let result = guard.unlock();
+    assert!(
+        matches!(
+            result,
+            Err(Error::Lost {
+                reason: LossReason::Forced,
+                ..
+            })
+        ),
+        "{result:?}"
+    );
+    assert_eq!(server.hgetall(&name)[0].0, next.owner());
+    eventually("told once", || told.reasons(&name) == [LossReason::Forced]);
+}
+
+#[test]
+fn a_key_that_is_somebody_elses_is_told_as_taken_over_and_not_touched() {
+    // W7, O2
+    let server = Server::start();
+    let told = Told::default();
+    let (mine, other) = (lease(&server.url(), ms(900), &told), client(&server.url()));
+    let name = unique("taken");
+    let guard = mine.mutex(&name).lock().unwrap();
+    assert_eq!(server.ask::<i64>(&["DEL", &name]), 1);
+    let next = other.mutex(&name).lock().unwrap();
+    let loss = guard.lost().recv_timeout(ms(900)).unwrap();
+    assert_eq!((loss.reason, &loss.name), (LossReason::TakenOver, &name));
+    assert_eq!(loss.owner, guard.owner());
+    drop(guard);
+    assert!(!within(ms(50), || {
+        server.hgetall(&name) != [(next.owner().to_owned(), "1".into())]
+    }));
+    next.unlock().unwrap();
+    eventually("told once", || {
+        told.reasons(&name) == [LossReason::TakenOver]
+    });
+}
+
+#[test]
+fn every_other_reason_is_told_once_to_guard_and_listener() {
+    // W9, W10
+    let server = Server::start();
+    let told = Told::default();
+    let client = lease(&server.url(), ms(600), &told);
+    let (fixed, limited, forced, closed) = (
+        unique("fixed"),
+        unique("limited"),
+        unique("forced"),
+        unique("closed"),
+    );
+    let begun = Instant::now();
+    let guards = [
+        client.mutex(&fixed).lease(ms(300)).lock().unwrap(),
+        client.mutex(&limited).max_hold(ms(500)).lock().unwrap(),
+        client.mutex(&forced).lock().unwrap(),
+        client.mutex(&closed).lock().unwrap(),
+    ];
+    assert!(client.mutex(&forced).force_unlock().unwrap());
+    let reason = |n: usize| {
+        let guard: &redlatch::MutexGuard = &guards[n];
+        guard.lost().recv_timeout(ms(2_000)).unwrap().reason
+    };
+    assert_eq!(reason(2), LossReason::Forced);
+    assert!(begun.elapsed() < ms(250), "told at once");
+    assert_eq!(reason(0), LossReason::Expired);
+    assert!(begun.elapsed() >= ms(290) && begun.elapsed() < ms(300) + SLACK);
+    assert_eq!(reason(1), LossReason::MaxHold);
+    let at = begun.elapsed();
+    assert!(at >= ms(500) && at < ms(500) + SLACK, "{at:?}");
+    // Others have it within a lease of that, although the guard is alive.
+    let got = client
+        .mutex(&limited)
+        .try_lock_for(ms(600) + SLACK)
+        .unwrap();
+    got.unwrap().unlock().unwrap();
+    assert!(guards[3].is_valid());
+    client.close(ms(1_000)).unwrap();
+    assert_eq!(reason(3), LossReason::Closed);
+    assert!(server.keys().is_empty());
+    for guard in guards {
+        assert!(!guard.is_valid() && guard.lost().is_empty());
+        assert!(matches!(guard.unlock(), Err(Error::Lost { .. })));
+    }
+    for (name, reason) in [
+        (&fixed, LossReason::Expired),
+        (&limited, LossReason::MaxHold),
+        (&forced, LossReason::Forced),
+        (&closed, LossReason::Closed),
+    ] {
+        eventually("told", || !told.of(name).is_empty());
+        assert_eq!(told.reasons(name), [reason]);
+    }
+}
+
+#[test]
+fn validity_counts_from_before_the_request_was_sent() {
+    // W11
+    let server = Server::start();
+    let proxy = Proxy::start(server.addr());
+    let client = Client::open(config(&proxy.url()).response_timeout(ms(3_000))).unwrap();
+    let span = ms(1_500);
+    let lock = client.mutex(unique("rtt")).lease(span);
+    lock.lock().unwrap().unlock().unwrap();
+    for delay in [ms(100), ms(400), ms(900)] {
+        proxy.set(Target::Link, Mode::Delay(delay));
+        let begun = Instant::now();
+        let guard = lock.lock().unwrap();
+        assert!(begun.elapsed() >= delay);
+        assert!(guard.valid_until() <= begun + span + ms(5));
+        let left = guard.valid_until() - Instant::now();
+        let drift = span / 100 + ms(2); // for clocks that run at different speeds
+        assert!(left <= span - delay - drift, "{left:?} left with {delay:?}");
+        assert!(left > span - delay - SLACK);
+        proxy.pass();
+        guard.unlock().unwrap();
+    }
+}
+
+#[test]
+fn failed_attempts_do_not_shorten_the_lease_of_the_one_that_succeeds() {
+    // W11
+    let server = Server::start();
+    let proxy = Proxy::start(server.addr());
+    let client = Client::open(config(&proxy.url()).response_timeout(ms(1_200))).unwrap();
+    let span = ms(1_000);
+    let lock = client.mutex(unique("attempts")).lease(span);
+    let trap = proxy.swallow_reply_to(acquire_sha()); // costs half a response timeout
+    let begun = Instant::now();
+    let guard = lock.lock().unwrap();
+    assert!(trap.fired() && begun.elapsed() >= ms(590));
+    let left = guard.valid_until() - Instant::now();
+    assert!(left > span - SLACK, "{left:?}");
+    guard.unlock().unwrap();
+}
+
+#[test]
+fn a_grant_that_comes_after_its_lease_is_not_returned() {
+    // K2
+    let server = Server::start();
+    let proxy = Proxy::start(server.addr());
+    let client = Client::open(config(&proxy.url()).response_timeout(ms(2_000))).unwrap();
+    let name = unique("late");
+    proxy.set(Target::Link, Mode::Delay(ms(400)));
+    let lock = client.mutex(&name).lease(ms(300));
+    for _ in 0..2 {
+        let result = lock.lock();
+        assert!(
+            matches!(
+                result,
+                Err(Error::Lost {
+                    reason: LossReason::Expired,
+                    ..
+                })
+            ),
+            "{result:?}"
+        );
+        let result = lock.try_lock_for(ms(1_000));
+        assert!(matches!(result, Err(Error::Lost { .. })), "{result:?}");
+    }
+    assert!(server.keys().is_empty());
+    assert_eq!(client.stats().holds, 0);
+    proxy.pass();
+    lock.lock().unwrap().unlock().unwrap();
+    // A lease that is as good as over is no grant either, however close.
+    proxy.set(Target::Link, Mode::Delay(ms(295)));
+    for _ in 0..3 {
+        if let Ok(guard) = lock.lock() {
+            assert!(guard.valid_until() <= Instant::now() + ms(5));
+        }
+    }
+}
+
+#[test]
+fn a_hold_whose_grant_came_late_is_renewed_in_time() {
+    // W1, W11: a third of the lease counts from where the lease does.
+    let server = Server::start();
+    let proxy = Proxy::start(server.addr());
+    let told = Told::default();
+    let client = Client::open(
+        config(&proxy.url())
+            .response_timeout(ms(3_000))
+            .lease(ms(1_200))
+            .on_lost(told.listener()),
+    )
+    .unwrap();
+    let name = unique("late");
+    proxy.set(Target::Link, Mode::Delay(ms(900)));
+    let guard = client.mutex(&name).lock().unwrap();
+    proxy.pass();
+    let lost = guard.lost().recv_timeout(ms(1_500));
+    assert!(lost.is_err(), "{lost:?}");
+    assert!(guard.is_valid());
+    guard.unlock().unwrap();
+}
+
+#[test]
+fn a_listener_that_panics_or_blocks_harms_nobody() {
+    // W2
+    let server = Server::start();
+    let (calls, logs) = (std::sync::Arc::new(AtomicU64::new(0)), logs());
+    let config = config(&server.url()).lease(ms(600)).on_lost({
+        let calls = calls.clone();
+        move |loss| {
+            calls.fetch_add(1, Ordering::SeqCst);
+            std::thread::sleep(ms(100));
+            panic!("a listener panics over {}", loss.name);
+        }
+    });
+    let client = Client::open(config).unwrap();
+    let kept: Vec<_> = (0..20)
+        .map(|_| client.mutex(unique("kept")).lock().unwrap())
+        .collect();
+    let forced: Vec<_> = (0..5).map(|_| unique("forced")).collect();
+    for name in &forced {
+        let _guard = client.mutex(name).lock().unwrap();
+        in_time("forcing", ms(0), || client.mutex(name).force_unlock()).unwrap();
+    }
+    eventually("all were told", || calls.load(Ordering::SeqCst) == 5);
+    eventually("and it was said", || {
+        logs.count(log::Level::Error, &forced[4]) == 1
+    });
+    let renewals = client.stats().renewals;
+    eventually("renewals go on", || client.stats().renewals > renewals + 60);
+    assert!(kept.iter().all(|guard| guard.is_valid()));
+}
+
+const CHILD: &str = "REDLATCH_TEST_CHILD";
+
+/// Not a test but the process that the next one suspends: `url` and `name` come by environment.
+#[test]
+#[ignore = "runs as a child of the next test"]
+fn a_process_to_suspend() {
+    let Ok(told) = std::env::var(CHILD) else {
+        return;
+    };
+    let (url, name) = told.split_once(' ').unwrap();
+    let client = Client::open(config(url).lease(ms(700))).unwrap();
+    let guard = client.mutex(name).lock().unwrap();
+    let mut lines = std::io::stdin().lines();
+    let say = |what: String| {
+        let mut out = std::io::stdout().lock();
+        writeln!(out, "\nchild: {what}").unwrap();
+        out.flush().unwrap();
+    };
+    say("holds".into());
+    lines.next().unwrap().unwrap();
+    let valid = guard.is_valid();
+    say(format!("valid {valid}"));
+    let reason = guard.lost().recv_timeout(ms(2_000)).unwrap().reason;
+    say(format!("told {reason:?}"));
+    say(format!("unlock {:?}", guard.unlock()));
+}
+
+#[test]
+fn a_process_suspended_past_its_lease_knows_it_at_once_and_harms_nobody() {
+    // W3, W9, O2
+    let server = Server::start();
+    let client = client(&server.url());
+    let name = unique("suspended");
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args(["engine::loss::a_process_to_suspend", "--exact", "--ignored"])
+        .arg("--nocapture")
+        .env(CHILD, format!("{} {name}", server.url()))
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let pid = Pid::from_raw(i32::try_from(child.id()).unwrap());
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let mut hears = |what: &str| {
+        let line = lines.find_map(|line| Some(line.ok()?.strip_prefix("child: ")?.to_owned()));
+        let line = line.unwrap_or_default();
+        assert!(line.starts_with(what), "{what}: {line}");
+        line
+    };
+    hears("holds");
+    signal::kill(pid, Signal::SIGSTOP).unwrap();
+    let next = client
+        .mutex(&name)
+        .try_lock_for(ms(3_000))
+        .unwrap()
+        .unwrap();
+    writeln!(child.stdin.as_mut().unwrap(), "go on").unwrap();
+    signal::kill(pid, Signal::SIGCONT).unwrap();
+    hears("valid false");
+    let reason = hears("told");
+    assert!(
+        reason == "told Expired" || reason == "told TakenOver",
+        "{reason}"
+    );
+    let unlock = hears("unlock Err(Lost");
+    assert!(unlock.contains(&name));
+    assert!(child.wait().unwrap().success());
+    assert_eq!(
+        server.hgetall(&name),
+        [(next.owner().to_owned(), "1".into())]
+    );
+    next.unlock().unwrap();
+}
+
+/// Longer than anything here is held or asked for, so that it is only gone if somebody gave it back.
+const HOUR: Duration = Duration::from_secs(3600);
+
+#[test]
+fn a_fixed_lease_renewed_too_late_for_its_holder_leaves_nothing_behind() {
+    // Redis extends it in time, and the reply comes when the hold has been told lost.
+    let server = Server::start();
+    let proxy = Proxy::start(server.addr());
+    let client = Client::open(Config::new(proxy.url())).unwrap();
+    let name = unique("late");
+    let (short, long) = (
+        client.reentrant_lock(&name).lease(ms(300)),
+        client.reentrant_lock(&name).lease(HOUR),
+    );
+    for unlocks in [false, true] {
+        let first = short.lock().unwrap();
+        proxy.set(Target::Link, Mode::Delay(ms(400)));
+        let begun = Instant::now();
+        let again = in_time("reentering", ms(1_200), || long.try_lock_for(ms(3_000)));
+        proxy.pass();
+        assert!(begun.elapsed() >= ms(400));
+        let loss = first.lost().try_recv().unwrap();
+        assert_eq!(loss.reason, LossReason::Expired);
+        assert!(!first.is_valid());
+        // Not one hold more of the lost one, but another.
+        let again = again.unwrap().unwrap();
+        assert!(again.is_valid() && again.owner() != first.owner());
+        assert_eq!(again.hold_count(), 1);
+        assert_eq!(
+            server.hgetall(&name),
+            [(again.owner().to_owned(), "1".to_owned())]
+        );
+        if unlocks {
+            assert!(matches!(first.unlock(), Err(Error::Lost { .. })));
+            assert!(again.is_valid());
+            again.unlock().unwrap();
+        } else {
+            drop(again);
+            drop(first);
+        }
+        nothing_is_left(&server);
+    }
+}
+
+#[test]
+fn a_fixed_lease_reentered_at_its_very_end_leaves_nothing_behind() {
+    let server = Server::start();
+    let client = Client::open(Config::new(server.url())).unwrap();
+    let lost = AtomicU64::new(0);
+    thread::scope(|scope| {
+        for thread in 0..3 {
+            let (client, lost) = (&client, &lost);
+            scope.spawn(move || {
+                for round in 0..60 {
+                    let name = unique("end");
+                    let short = client.reentrant_lock(&name).lease(ms(20));
+                    let long = client.reentrant_lock(&name).lease(HOUR);
+                    let Ok(first) = short.lock() else {
+                        continue; // so late that it was over
+                    };
+                    let before = Duration::from_micros(20 + 5 * ((thread + 3 * round) % 60));
+                    while first.valid_until() > Instant::now() + before {
+                        thread::sleep(Duration::from_micros(5));
+                    }
+                    let again = in_time("reentering", ms(1_000), || long.try_lock_for(ms(3_000)));
+                    let again = again.unwrap().expect("nobody else wants it");
+                    assert!(again.is_valid());
+                    lost.fetch_add(u64::from(!first.is_valid()), Ordering::Relaxed);
+                    drop(again);
+                    drop(first);
+                }
+            });
+        }
+    });
+    // Else no round met the end of its lease.
+    assert!(lost.into_inner() > 0, "{:?}", client.stats());
+    nothing_is_left(&server);
+    eventually("no hold is left", || client.stats().holds == 0);
+}
+
+#[test]
+fn forcing_somebody_elses_hold_open_does_not_lose_ours_that_comes_after() {
+    let server = Server::start();
+    let (other, ours) = (client(&server.url()), client(&server.url()));
+    for _ in 0..100 {
+        let name = unique("forced");
+        let theirs = other.mutex(&name).lease(HOUR).lock().unwrap();
+        thread::scope(|scope| {
+            let next = scope.spawn(|| {
+                let guard = ours.mutex(&name).lease(HOUR).lock().unwrap();
+                assert!(!within(ms(3), || !guard.is_valid()));
+                guard.unlock().unwrap();
+            });
+            eventually("it waits", || ours.stats().subscriptions == 1);
+            assert!(ours.mutex(&name).force_unlock().unwrap());
+            next.join().unwrap();
+        });
+        drop(theirs);
+    }
+    assert_eq!(ours.stats().lost, 0);
+    nothing_is_left(&server);
+}
+
+/// Threads take turns for a while, with holds lost in every moment of their lives. Who finds his hold lost keeps the
+/// guard until somebody else has the lock: nobody but the line itself brings that about.
+fn turns_with_losses(
+    lease: Option<Duration>,
+    delay: Option<Duration>,
+    trouble: impl Fn(&Client, &str),
+) {
+    const THREADS: usize = 6;
+    let server = Server::start();
+    let proxy = Proxy::start(server.addr());
+    let client = Client::open(Config::new(proxy.url())).unwrap();
+    if let Some(delay) = delay {
+        proxy.set(Target::Link, Mode::Delay(delay));
+    }
+    let name = unique("turns");
+    let until = Instant::now() + ms(800);
+    let running = AtomicU64::new(THREADS as u64);
+    let (grants, kept) = (AtomicU64::new(0), AtomicU64::new(0));
+    thread::scope(|scope| {
+        for thread in 0..THREADS {
+            let (client, name, running, grants, kept) = (&client, &name, &running, &grants, &kept);
+            scope.spawn(move || {
+                let lock = client.mutex(name);
+                let lock = match lease {
+                    Some(lease) => lock.lease(lease),
+                    None => lock,
+                };
+                let mut round = thread as u64;
+                // One after another leaves, and the last has nobody behind it.
+                while Instant::now() < until {
+                    let guard = match lock.try_lock_for(ms(5_000)) {
+                        Ok(Some(guard)) => guard,
+                        Ok(None) => panic!("the line stands still"),
+                        Err(Error::Lost { .. }) => continue, // granted when its lease was over
+                        Err(err) => panic!("{err:?}"),
+                    };
+                    let mine = grants.fetch_add(1, Ordering::SeqCst) + 1;
+                    round += 1;
+                    thread::sleep(Duration::from_micros(round * 37 % 700));
+                    if round.is_multiple_of(4) {
+                        within(ms(8), || !guard.is_valid());
+                    }
+                    if !guard.is_valid() {
+                        kept.fetch_add(1, Ordering::Relaxed);
+                        let went_on = within(ms(3_000), || {
+                            grants.load(Ordering::SeqCst) > mine
+                                || running.load(Ordering::SeqCst) == 1
+                                || Instant::now() > until
+                        });
+                        assert!(went_on, "a lost hold stops the line");
+                    }
+                    drop(guard);
+                }
+                running.fetch_sub(1, Ordering::SeqCst);
+            });
+        }
+        while Instant::now() < until {
+            trouble(&client, &name);
+        }
+    });
+    let (grants, kept, stats) = (grants.into_inner(), kept.into_inner(), client.stats());
+    assert!(
+        grants > 5 && kept > 0 && stats.lost > 0,
+        "{grants}, {kept}, {stats:?}"
+    );
+    nothing_is_left(&server);
+    eventually("nobody is left", || {
+        let stats = client.stats();
+        (stats.holds, stats.rooms, stats.subscriptions) == (0, 0, 0)
+    });
+}
+
+#[test]
+fn a_hold_that_runs_out_as_it_is_granted_does_not_stop_the_line() {
+    // Of a lease of 10 ms not quite 8 count, and the grant takes about as long.
+    for delay in [ms(5), ms(7)] {
+        turns_with_losses(Some(ms(10)), Some(delay), |_, _| thread::sleep(ms(5)));
+    }
+}
+
+#[test]
+fn a_hold_forced_open_as_it_is_granted_or_passed_does_not_stop_the_line() {
+    for lease in [None, Some(HOUR)] {
+        turns_with_losses(lease, None, |client, name| {
+            client.mutex(name).force_unlock().unwrap();
+            thread::sleep(Duration::from_micros(300));
+        });
+    }
+}

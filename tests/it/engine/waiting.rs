@@ -1,0 +1,1036 @@
+//! Many who wait, many who hold, many names: what it costs, who comes when, and that nothing is left behind.
+
+use std::env;
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use redlatch::{
+    CancelToken, Client, Config, Error, FairLock, FencedLock, Lockable, MultiLock, RedLock,
+    ReentrantLock, Result, SpinLock,
+};
+
+use crate::contract::{
+    Crew, Guard, Lock, Writing, hold_by_stranger, increment, nothing_is_left, open,
+    open_with_lease, subscribed,
+};
+use crate::support::{
+    Mode, Proxy, Server, Target, connection_to, eventually, ms, rss_kib, thread_count,
+    threads_named, unique, within,
+};
+
+const LONG: Duration = Duration::from_secs(10);
+
+/// The shortest poll cap there is, with its jitter.
+const POLL_CAP: Duration = ms(750);
+
+/// Runs `body` in a process in which nothing else goes on: this binary again, with this test alone.
+fn alone(test: &str, body: impl FnOnce()) {
+    alone_with(test, &[], body);
+}
+
+/// The same with more in its environment.
+fn alone_with(test: &str, more: &[(&str, &str)], body: impl FnOnce()) {
+    const ALONE: &str = "REDLATCH_TEST_ALONE";
+    if env::var_os(ALONE).is_some() {
+        return body();
+    }
+    let out = rerun(test)
+        .env(ALONE, "1")
+        .envs(more.iter().copied())
+        .output()
+        .expect("this binary runs again");
+    let said = String::from_utf8_lossy(&out.stdout);
+    assert!(
+        out.status.success() && said.contains("1 passed"),
+        "{said}\n{}",
+        String::from_utf8_lossy(&out.stderr)
+    );
+}
+
+/// This binary again, for one of the tests of this module.
+fn rerun(test: &str) -> Command {
+    let mut command = Command::new(env::current_exe().expect("a binary"));
+    command
+        .args(["--exact", "--include-ignored", "--nocapture"])
+        .arg(format!("engine::waiting::{test}"))
+        .stdin(Stdio::null());
+    command
+}
+
+/// A process of ours that does what `part`, an ignored test, says with the lock `name`.
+fn process(part: &str, server: &Server, name: &str) -> Child {
+    rerun(part)
+        .env("REDLATCH_TEST_URL", server.url())
+        .env("REDLATCH_TEST_NAME", name)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::inherit())
+        .spawn()
+        .expect("this binary runs again")
+}
+
+/// What such a process was given; nothing if somebody runs ignored tests by hand.
+fn given() -> Option<(String, String)> {
+    let url = env::var("REDLATCH_TEST_URL").ok()?;
+    Some((url, env::var("REDLATCH_TEST_NAME").ok()?))
+}
+
+fn channels(server: &Server) -> usize {
+    server
+        .ask::<Vec<String>>(&["PUBSUB", "CHANNELS", "*"])
+        .len()
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Costs
+// ---------------------------------------------------------------------------------------------------------------------
+
+// P1, P5, L3
+#[test]
+fn a_thousand_waiters_cost_next_to_nothing() {
+    const WAITERS: u64 = 1000;
+    let server = Server::start();
+    let client = open(&server);
+    let prefix = unique("many");
+    let names: Vec<_> = (0..WAITERS).map(|i| format!("{prefix}:{i}")).collect();
+    let mut con = server.connection();
+    for name in &names {
+        let () = redis::pipe()
+            .hset(name, "9f8e7d6c-5b4a-4321-8fed-cba987654321:57", 1)
+            .pexpire(name, 120_000)
+            .query(&mut con)
+            .unwrap();
+    }
+    let token = CancelToken::new();
+    let mut crew = Crew::new();
+    for name in &names {
+        let lock = client.reentrant_lock(name).cancel_on(&token);
+        crew.spawn(move || assert!(matches!(lock.lock(), Err(Error::Cancelled))));
+    }
+    subscribed(&server, WAITERS);
+    eventually("all have asked twice", || {
+        server.calls("evalsha") >= 2 * WAITERS
+    });
+    assert_eq!(client.stats().subscriptions, WAITERS);
+    assert_eq!(server.clients_named("redlatch-subscriber").len(), 1);
+
+    let (before, begun) = (server.calls("evalsha"), Instant::now());
+    thread::sleep(Duration::from_secs(3));
+    let asked = server.calls("evalsha") - before;
+    // One per waiter and poll cap, the one that was about to end included.
+    let most = WAITERS * (1 + u64::try_from(begun.elapsed().as_millis()).unwrap() / 750);
+    assert!(asked <= most, "{asked} questions in {:?}", begun.elapsed());
+
+    token.cancel();
+    crew.join();
+    eventually("nobody listens", || channels(&server) == 0);
+    assert_eq!(client.stats().subscriptions, 0);
+    assert_eq!(server.dbsize(), WAITERS, "theirs are untouched");
+}
+
+// P5: a room goes when it is idle, also one that never saw the lock held by this process.
+#[test]
+fn rooms_of_those_who_came_in_vain_go_too() {
+    let server = Server::start();
+    let client = open(&server);
+    let names: Vec<_> = (0..8).map(|_| unique("vain")).collect();
+    for name in &names {
+        hold_by_stranger(&server, name, 120_000);
+        let lock = client.reentrant_lock(name);
+        assert!(lock.try_lock().unwrap().is_none());
+        assert!(lock.try_lock_for(ms(20)).unwrap().is_none());
+    }
+    eventually("no room is left", || client.stats().rooms == 0);
+}
+
+#[test]
+fn of_many_waiters_for_one_lock_one_asks() {
+    let server = Server::start();
+    let client = open(&server);
+    let name = unique("one");
+    hold_by_stranger(&server, &name, 120_000);
+    let mut crew = Crew::new();
+    let done = Arc::new(AtomicUsize::new(0));
+    for _ in 0..200 {
+        let (lock, done) = (client.reentrant_lock(&name), Arc::clone(&done));
+        crew.spawn(move || {
+            let _guard = lock.lock().unwrap();
+            done.fetch_add(1, Ordering::SeqCst);
+        });
+    }
+    subscribed(&server, 1);
+    crew.all_parked();
+    let (before, begun) = (server.calls("evalsha"), Instant::now());
+    thread::sleep(ms(1000));
+    let asked = server.calls("evalsha") - before;
+    let most = 1 + u64::try_from(begun.elapsed().as_millis()).unwrap() / 750;
+    assert!(asked <= most, "{asked} questions");
+    server.cli(&["DEL", &name]);
+    crew.join();
+    assert_eq!(done.load(Ordering::SeqCst), 200);
+    eventually("nobody listens", || channels(&server) == 0);
+}
+
+// W3, P1: two threads, whatever the number of locks, and nothing that is held runs out.
+#[test]
+fn ten_thousand_holds_are_renewed_by_one_thread() {
+    alone("ten_thousand_holds_are_renewed_by_one_thread", || {
+        const HOLDS: usize = 10_000;
+        const LEASE: Duration = ms(3000);
+        let server = Server::start();
+        let client = open_with_lease(&server, LEASE);
+        drop(client.reentrant_lock("warm").lock().unwrap());
+        let threads = thread_count();
+        let guards: Vec<_> = (0..HOLDS)
+            .map(|i| client.reentrant_lock(format!("hold:{i}")).lock().unwrap())
+            .collect();
+        // Those that are just being renewed are in the watchdog's hands.
+        eventually("all are looked after", || {
+            client.stats().holds == HOLDS as u64
+        });
+        assert_eq!(thread_count(), threads);
+        assert!(threads_named("redlatch") <= 2);
+
+        let begun = Instant::now();
+        let renewed = client.stats().renewals;
+        while begun.elapsed() < LEASE + ms(500) {
+            assert!(guards.iter().all(redlatch::ReentrantLockGuard::is_valid));
+            thread::sleep(ms(50));
+        }
+        let mut con = server.connection();
+        let mut pipe = redis::pipe();
+        for guard in &guards {
+            pipe.pttl(guard.name());
+        }
+        let ttls: Vec<i64> = pipe.query(&mut con).unwrap();
+        let lowest = ttls.iter().min().copied().unwrap();
+        assert!(lowest > 1000, "{lowest} ms left, of 3000, renewed at 2000");
+        let stats = client.stats();
+        assert!(stats.renewals - renewed >= 2 * HOLDS as u64, "{stats:?}");
+        assert_eq!((stats.lost, thread_count()), (0, threads));
+        assert_eq!(server.clients_named("redlatch").len(), 2);
+        drop(guards);
+        eventually("all are released", || server.dbsize() == 0);
+        assert_eq!(client.stats().holds, 0);
+        eventually("no room is left", || client.stats().rooms == 0);
+    });
+}
+
+/// Locks and releases so many names once, by two threads, and watches the memory.
+fn use_names_once(names: u64) {
+    let server = Server::start();
+    let client = open(&server);
+    let next = AtomicU64::new(0);
+    let run = |until: u64| {
+        thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    loop {
+                        let n = next.fetch_add(1, Ordering::Relaxed);
+                        if n >= until {
+                            return;
+                        }
+                        drop(client.reentrant_lock(format!("name:{n}")).lock().unwrap());
+                    }
+                });
+            }
+        });
+        next.store(until, Ordering::Relaxed);
+    };
+    run(names / 4);
+    let (before, mut most) = (rss_kib(), 0);
+    for quarter in 2..=4 {
+        run(names / 4 * quarter);
+        most = most.max(client.stats().rooms);
+    }
+    let grown = rss_kib().saturating_sub(before);
+    assert!(grown < 8 * 1024, "{grown} KiB more, {most} rooms");
+    assert!(most < names / 4, "rooms go while others come: {most}");
+    eventually("no room is left", || client.stats().rooms == 0);
+    let stats = client.stats();
+    assert_eq!((stats.holds, stats.subscriptions), (0, 0));
+    assert_eq!(stats.acquired, names / 4 * 4);
+    assert_eq!(server.dbsize(), 0);
+}
+
+// P5, W6
+#[test]
+fn names_leave_no_memory_behind() {
+    alone("names_leave_no_memory_behind", || use_names_once(120_000));
+}
+
+#[test]
+#[ignore = "takes minutes"]
+fn a_million_names_leave_no_memory_behind() {
+    alone("a_million_names_leave_no_memory_behind", || {
+        use_names_once(1_000_000);
+    });
+}
+
+#[test]
+fn a_client_without_contention_listens_to_nobody() {
+    alone("a_client_without_contention_listens_to_nobody", || {
+        let server = Server::start();
+        let before = thread_count();
+        let client = open(&server);
+        assert_eq!(thread_count(), before, "opening starts no thread");
+        assert_eq!(server.clients_named("redlatch").len(), 1);
+        let lock = client.reentrant_lock("calm");
+        for _ in 0..50 {
+            let guard = lock.lock().unwrap();
+            assert!(lock.try_lock().unwrap().is_some());
+            guard.unlock().unwrap();
+        }
+        assert!(thread_count() <= before + 1);
+        assert!(threads_named("redlatch") <= 1);
+        assert!(server.clients_named("redlatch-subscriber").is_empty());
+        assert_eq!(server.calls("subscribe"), 0);
+        // Handing over inside the process needs nobody to listen either.
+        let guard = lock.lock().unwrap();
+        let mut crew = Crew::new();
+        for _ in 0..4 {
+            let lock = lock.clone();
+            crew.spawn(move || lock.lock().unwrap().unlock().unwrap());
+        }
+        crew.all_parked();
+        drop(guard);
+        crew.join();
+        assert!(server.clients_named("redlatch-subscriber").is_empty());
+    });
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Who comes when
+// ---------------------------------------------------------------------------------------------------------------------
+
+/// Random enough, and the same in every run.
+struct Dice(u64);
+
+impl Dice {
+    fn roll(&mut self, sides: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 33) % sides
+    }
+}
+
+// L4, L7
+#[test]
+fn waiters_that_give_up_take_no_wake_up_with_them() {
+    give_up_and_take_no_wake_up::<ReentrantLock>(60, 20_000);
+}
+
+// L4, L7, F4
+#[test]
+fn waiters_of_a_fair_lock_that_give_up_take_no_wake_up_with_them() {
+    // Each of them asks Redis for itself.
+    give_up_and_take_no_wake_up::<FairLock>(15, 60_000);
+}
+
+#[test]
+fn waiters_of_a_fenced_lock_that_give_up_take_no_wake_up_with_them() {
+    give_up_and_take_no_wake_up::<FencedLock>(60, 20_000);
+}
+
+#[test]
+fn waiters_of_a_spin_lock_that_give_up_do_not_hold_up_others() {
+    give_up_and_take_no_wake_up::<SpinLock>(60, 20_000);
+}
+
+#[test]
+fn writers_that_give_up_take_no_wake_up_with_them() {
+    give_up_and_take_no_wake_up::<Writing>(60, 20_000);
+}
+
+/// So many threads of three processes wait for at most so many microseconds, over and over.
+fn give_up_and_take_no_wake_up<L: Lock>(threads: u64, patience: u64) {
+    let server = Server::start();
+    let clients = [open(&server), open(&server), open(&server)];
+    let name = unique("giveup");
+    let grants = Arc::new(Mutex::new(vec![Instant::now()]));
+    let done = Arc::new(AtomicBool::new(false));
+    let (timed_out, cancelled) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+    let mut crew = Crew::new();
+    for i in 0..threads {
+        let lock = L::of(&clients[usize::try_from(i % 3).unwrap()], &name);
+        let (grants, done) = (Arc::clone(&grants), Arc::clone(&done));
+        let (timed_out, cancelled) = (Arc::clone(&timed_out), Arc::clone(&cancelled));
+        let mut dice = Dice(i + 1);
+        dice.roll(1);
+        crew.spawn(move || {
+            while !done.load(Ordering::SeqCst) {
+                let token = CancelToken::new();
+                let wait = Duration::from_micros(dice.roll(patience));
+                let begun = Instant::now();
+                // Some are told to go by their neighbours.
+                let lock = lock.clone().cancel_on(&token);
+                let outcome = if dice.roll(4) == 0 {
+                    thread::scope(|scope| {
+                        scope.spawn(|| {
+                            thread::sleep(wait);
+                            token.cancel();
+                        });
+                        lock.lock().map(|guard| {
+                            hold_briefly(&grants, &mut dice);
+                            drop(guard);
+                        })
+                    })
+                } else {
+                    lock.try_lock_for(wait).map(|guard| match guard {
+                        Some(_guard) => hold_briefly(&grants, &mut dice),
+                        None => {
+                            assert!(begun.elapsed() >= wait);
+                            timed_out.fetch_add(1, Ordering::Relaxed);
+                        }
+                    })
+                };
+                match outcome {
+                    Ok(()) => {}
+                    Err(Error::Cancelled) => {
+                        cancelled.fetch_add(1, Ordering::Relaxed);
+                    }
+                    Err(err) => panic!("{err:?}"),
+                }
+            }
+        });
+    }
+    thread::sleep(ms(2500));
+    done.store(true, Ordering::SeqCst);
+    crew.join();
+    let mut grants = grants.lock().unwrap().clone();
+    assert!(grants.len() > 100, "{} grants", grants.len());
+    assert!(timed_out.load(Ordering::Relaxed) > 50);
+    assert!(cancelled.load(Ordering::Relaxed) > 10);
+    grants.sort();
+    let gap = grants.windows(2).map(|pair| pair[1] - pair[0]).max();
+    assert!(gap.unwrap() < ms(1500), "nobody had it for {gap:?}");
+    eventually("nothing is left", || nothing_is_left::<L>(&server));
+    eventually("nobody listens", || channels(&server) == 0);
+    for client in &clients {
+        let guard = L::of(client, &name).try_lock_for(LONG).unwrap();
+        assert!(guard.is_some_and(|guard| guard.is_valid()));
+        assert_eq!(client.stats().lost, 0);
+    }
+}
+
+fn hold_briefly(grants: &Mutex<Vec<Instant>>, dice: &mut Dice) {
+    grants.lock().unwrap().push(Instant::now());
+    thread::sleep(Duration::from_micros(dice.roll(3000)));
+}
+
+// L1: two take turns, and no hand-over waits for the poll cap.
+#[test]
+fn two_thousand_hand_overs_lose_no_message() {
+    hand_over::<ReentrantLock>(2000);
+}
+
+#[test]
+fn hand_overs_of_a_fair_lock_lose_no_message() {
+    hand_over::<FairLock>(1000);
+}
+
+#[test]
+fn hand_overs_of_a_fenced_lock_lose_no_message() {
+    hand_over::<FencedLock>(1000);
+}
+
+#[test]
+fn hand_overs_between_writers_lose_no_message() {
+    hand_over::<Writing>(1000);
+}
+
+fn hand_over<L: Lock>(rounds: u64) {
+    let server = Server::start();
+    let name = unique("handover");
+    let clients = [(); 2].map(|()| {
+        let config = Config::new(server.url()).tenure(Duration::ZERO);
+        Client::open(config).unwrap()
+    });
+    let turn = AtomicU64::new(0);
+    let slowest = Mutex::new(Duration::ZERO);
+    let dropped = Mutex::new(Instant::now());
+    thread::scope(|scope| {
+        for (me, client) in clients.iter().enumerate() {
+            let (turn, slowest, dropped) = (&turn, &slowest, &dropped);
+            let lock = L::of(client, &name);
+            scope.spawn(move || {
+                let me = me as u64;
+                let mut last = u64::MAX;
+                loop {
+                    let guard = lock.try_lock_for(LONG).unwrap().expect("a hand-over");
+                    let round = turn.load(Ordering::SeqCst);
+                    if round >= rounds {
+                        return;
+                    }
+                    if round % 2 == me && last != round {
+                        // Ours: the other had it last, and let it go when it was written down.
+                        let took = dropped.lock().unwrap().elapsed();
+                        let mut slowest = slowest.lock().unwrap();
+                        *slowest = took.max(*slowest);
+                        last = round;
+                        turn.store(round + 1, Ordering::SeqCst);
+                        *dropped.lock().unwrap() = Instant::now();
+                    }
+                    drop(guard);
+                }
+            });
+        }
+    });
+    let slowest = *slowest.lock().unwrap();
+    assert!(slowest < POLL_CAP, "{slowest:?}");
+    for client in &clients {
+        assert_eq!(client.stats().lost, 0);
+    }
+    eventually("the lock is free", || nothing_is_left::<L>(&server));
+}
+
+// Neither of two processes that want the lock all the time reigns over the other.
+#[test]
+fn a_process_that_hammers_gets_no_more_than_its_share() {
+    let server = Server::start();
+    let name = unique("reign");
+    let clients = [open(&server), open(&server)];
+    let grants = [AtomicU64::new(0), AtomicU64::new(0)];
+    let longest = Mutex::new((usize::MAX, 0_u64, Instant::now(), Duration::ZERO));
+    let until = Instant::now() + ms(1500);
+    thread::scope(|scope| {
+        for (me, client) in clients.iter().enumerate() {
+            let (lock, grants, longest) = (client.reentrant_lock(&name), &grants, &longest);
+            // One has many threads, the other a single one.
+            for _ in 0..if me == 0 { 6 } else { 1 } {
+                let lock = lock.clone();
+                scope.spawn(move || {
+                    while Instant::now() < until {
+                        let _guard = lock.lock().unwrap();
+                        grants[me].fetch_add(1, Ordering::SeqCst);
+                        let mut reign = longest.lock().unwrap();
+                        if reign.0 == me {
+                            reign.3 = reign.2.elapsed().max(reign.3);
+                        } else {
+                            (reign.0, reign.2) = (me, Instant::now());
+                            reign.1 += 1;
+                        }
+                    }
+                });
+            }
+        }
+    });
+    let (_, changes, _, longest) = *longest.lock().unwrap();
+    assert!(changes > 50, "{changes} changes, {grants:?}");
+    assert!(
+        longest < ms(750),
+        "a reign of {longest:?}, {changes} changes"
+    );
+}
+
+#[test]
+fn two_alike_processes_share_evenly() {
+    let server = Server::start();
+    let name = unique("even");
+    let clients = [open(&server), open(&server)];
+    let grants = [AtomicU64::new(0), AtomicU64::new(0)];
+    let until = Instant::now() + ms(1500);
+    thread::scope(|scope| {
+        for (client, grants) in clients.iter().zip(&grants) {
+            let lock = client.reentrant_lock(&name);
+            scope.spawn(move || {
+                while Instant::now() < until {
+                    let _guard = lock.lock().unwrap();
+                    grants.fetch_add(1, Ordering::SeqCst);
+                }
+            });
+        }
+    });
+    let [one, other] = grants.map(AtomicU64::into_inner);
+    let share = one.min(other) * 100 / (one + other);
+    assert!(share > 20, "{one} to {other}");
+}
+
+/// One attempt of a client whose tenure is over lets another one go first that waits, and costs nothing without one.
+fn lets_go_first<T>(
+    what: &str,
+    attempt: impl Fn(&Client, &str) -> Result<Option<T>>,
+    wait: impl Fn(&Client, &str) + Sync,
+) {
+    const TENURE: Duration = ms(60);
+    let server = Server::start();
+    let name = unique(what);
+    let theirs = open(&server);
+    let ours = Client::open(Config::new(server.url()).tenure(TENURE)).unwrap();
+    if what == "permit" {
+        assert!(ours.semaphore(&name).try_set_permits(1).unwrap());
+    }
+    let attempt = || attempt(&ours, &name).unwrap();
+    let begun = Instant::now();
+    while begun.elapsed() < 2 * TENURE {
+        assert!(attempt().is_some());
+    }
+    assert_eq!(ours.stats().held_back, 0, "nobody heard of it");
+    let lets_go_first = (0..5).any(|_| {
+        let mut held = None;
+        eventually("it is free", || {
+            held = attempt();
+            held.is_some()
+        });
+        let before = ours.stats().held_back;
+        thread::scope(|scope| {
+            scope.spawn(|| wait(&theirs, &name));
+            eventually("the other waits", || channels(&server) > 0);
+            thread::sleep(TENURE);
+            drop(held);
+            // Unless this thread was kept from it for a whole tenure.
+            drop(attempt());
+        });
+        ours.stats().held_back > before
+    });
+    assert!(lets_go_first, "{what}");
+}
+
+#[test]
+fn one_attempt_lets_others_go_first_once_its_process_had_its_tenure() {
+    lets_go_first(
+        "lock",
+        |client, name| client.mutex(name).try_lock(),
+        |client, name| drop(client.mutex(name).lock().unwrap()),
+    );
+    lets_go_first(
+        "write",
+        |client, name| client.rwlock(name).try_write(),
+        |client, name| drop(client.rwlock(name).write().unwrap()),
+    );
+    lets_go_first(
+        "permit",
+        |client, name| client.semaphore(name).try_acquire(),
+        |client, name| drop(client.semaphore(name).acquire().unwrap()),
+    );
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Time that is up
+// ---------------------------------------------------------------------------------------------------------------------
+
+/// Something that is waited for.
+struct Kind {
+    what: &'static str,
+    /// Waits for so long, and says whether it got it.
+    wants: Box<dyn Fn(Duration) -> Result<bool>>,
+    is_free: Box<dyn Fn() -> bool>,
+}
+
+/// One of each. `there` are clients of three servers that say what is there; those of `clients` want it.
+fn kinds(there: &[Client; 3], clients: &[Client; 3]) -> Vec<Kind> {
+    macro_rules! lock {
+        ($what:literal, $lock:expr) => {{
+            let (ours, theirs) = ($lock(clients), $lock(there));
+            Kind {
+                what: $what,
+                wants: Box::new(move |wait| Ok(ours.try_lock_for(wait)?.is_some())),
+                is_free: Box::new(move || !theirs.is_locked().unwrap()),
+            }
+        }};
+    }
+    let semaphores = (
+        there[0].semaphore("permits"),
+        clients[0].semaphore("permits"),
+    );
+    assert!(semaphores.0.try_set_permits(2).unwrap());
+    let leased = (
+        there[0].expirable_semaphore("leased"),
+        clients[0].expirable_semaphore("leased"),
+    );
+    assert!(leased.0.try_set_permits(2).unwrap());
+    assert!(there[0].latch("latch").try_set_count(1).unwrap());
+    let latch = clients[0].latch("latch");
+    let (reads, writes) = (clients[0].rwlock("reads"), clients[0].rwlock("writes"));
+    let (read, written) = (there[0].rwlock("reads"), there[0].rwlock("writes"));
+    vec![
+        lock!("reentrant", |of: &[Client; 3]| of[0].reentrant_lock("a")),
+        lock!("mutex", |of: &[Client; 3]| of[0].mutex("b")),
+        lock!("fair", |of: &[Client; 3]| of[0].fair_lock("c")),
+        lock!("fenced", |of: &[Client; 3]| of[0].fenced_lock("d")),
+        lock!("spin", |of: &[Client; 3]| of[0].spin_lock("e")),
+        lock!("names", |of: &[Client; 3]| of[0].multi_lock(["f", "g"])),
+        lock!("members", |of: &[Client; 3]| MultiLock::new(
+            of.iter()
+                .map(|client| Box::new(client.mutex("h")) as Box<dyn Lockable>)
+                .collect()
+        )),
+        lock!("majority", |of: &[Client; 3]| RedLock::new(of, "i")
+            .unwrap()),
+        Kind {
+            what: "read",
+            wants: Box::new(move |wait| Ok(reads.try_read_for(wait)?.is_some())),
+            is_free: Box::new(move || !read.is_read_locked().unwrap()),
+        },
+        Kind {
+            what: "write",
+            wants: Box::new(move |wait| Ok(writes.try_write_for(wait)?.is_some())),
+            is_free: Box::new(move || !written.is_write_locked().unwrap()),
+        },
+        Kind {
+            what: "semaphore",
+            wants: Box::new(move |wait| Ok(semaphores.1.try_acquire_for(wait)?.is_some())),
+            is_free: Box::new(move || semaphores.0.available_permits().unwrap() == 2),
+        },
+        Kind {
+            what: "expirable semaphore",
+            wants: Box::new(move |wait| Ok(leased.1.try_acquire_for(wait)?.is_some())),
+            is_free: Box::new(move || leased.0.available_permits().unwrap() == 2),
+        },
+        Kind {
+            what: "latch",
+            wants: Box::new(move |wait| latch.wait_for(wait)),
+            is_free: Box::new(|| true),
+        },
+    ]
+}
+
+#[test]
+fn a_limit_that_is_too_short_for_a_slow_answer_is_no_error_and_leaves_nothing() {
+    let servers = [(); 3].map(|()| Server::start());
+    let proxies = [0, 1, 2].map(|n: usize| Proxy::start(servers[n].addr()));
+    let direct = [0, 1, 2].map(|n: usize| open(&servers[n]));
+    let clients = [0, 1, 2].map(|n: usize| {
+        let config = Config::new(proxies[n].url()).response_timeout(LONG);
+        Client::open(config).unwrap()
+    });
+    let kinds = kinds(&direct, &clients);
+    for proxy in &proxies {
+        proxy.set(Target::Link, Mode::Delay(ms(1000)));
+    }
+    for kind in &kinds {
+        for _ in 0..20 {
+            let begun = Instant::now();
+            let got = (kind.wants)(ms(2));
+            assert!(begun.elapsed() >= ms(2), "{}", kind.what);
+            assert!(matches!(got, Ok(false)), "{}: {got:?}", kind.what);
+        }
+    }
+    for proxy in &proxies {
+        proxy.pass();
+    }
+    for kind in &kinds {
+        eventually(kind.what, || (kind.is_free)());
+        // The connections are as good as before.
+        let got = (kind.wants)(if kind.what == "latch" { ms(1) } else { LONG });
+        assert_eq!(got.unwrap(), kind.what != "latch", "{}", kind.what);
+    }
+    for client in clients {
+        assert_eq!(client.stats().reconnects, 0);
+    }
+}
+
+#[test]
+fn one_more_hold_whose_renewal_is_answered_late_is_not_had_and_costs_nothing() {
+    let servers = [(); 3].map(|()| Server::start());
+    let proxies = [0, 1, 2].map(|n: usize| Proxy::start(servers[n].addr()));
+    let clients = [0, 1, 2].map(|n: usize| {
+        let config = Config::new(proxies[n].url()).response_timeout(LONG);
+        Client::open(config).unwrap()
+    });
+    // A renewed lease would cover it without a question.
+    let lease = Duration::from_secs(60);
+    let one = clients[0].reentrant_lock("one").lease(lease);
+    let majority = RedLock::new(&clients, "majority").unwrap().lease(lease);
+    let (held, kept) = (one.lock().unwrap(), majority.lock().unwrap());
+    for proxy in &proxies {
+        proxy.set(Target::Link, Mode::Delay(ms(1000)));
+    }
+    assert!(one.try_lock_for(ms(5)).unwrap().is_none());
+    assert!(majority.try_lock_for(ms(5)).unwrap().is_none());
+    assert!(held.is_valid() && kept.is_valid());
+    assert_eq!((held.hold_count(), kept.hold_count()), (1, 1));
+    for proxy in &proxies {
+        proxy.pass();
+    }
+    held.unlock().unwrap();
+    kept.unlock().unwrap();
+    for server in &servers {
+        eventually("nothing is left", || server.dbsize() == 0);
+    }
+}
+
+#[test]
+fn one_more_hold_that_had_no_answer_is_given_back_however_long_redis_keeps_it() {
+    let servers = [(); 3].map(|()| Server::start());
+    let proxies = [0, 1, 2].map(|n: usize| Proxy::start(servers[n].addr()));
+    let clients = [0, 1, 2].map(|n: usize| {
+        let config = Config::new(proxies[n].url()).response_timeout(ms(200));
+        Client::open(config).unwrap()
+    });
+    let one = |lease| clients[0].reentrant_lock("one").lease(lease);
+    let majority = |lease| RedLock::new(&clients, "majority").unwrap().lease(lease);
+    let (shorter, longer) = (ms(800), 60 * LONG);
+    let held = (
+        one(shorter).lock().unwrap(),
+        majority(shorter).lock().unwrap(),
+    );
+    // Without an answer nobody would know that the server does not know the script.
+    drop((
+        one(shorter).lock().unwrap(),
+        majority(shorter).lock().unwrap(),
+    ));
+    for proxy in &proxies {
+        proxy.set(Target::All, Mode::SwallowReplies);
+    }
+    assert!(one(longer).lock().is_err() && majority(longer).lock().is_err());
+    for proxy in &proxies {
+        proxy.set(Target::All, Mode::BlackHole);
+    }
+    drop(held);
+    // Past all that the shorter lease could explain.
+    thread::sleep(2 * shorter);
+    for proxy in &proxies {
+        proxy.pass();
+    }
+    for (server, client) in servers.iter().zip(&clients) {
+        eventually("nothing is left", || server.dbsize() == 0);
+        assert_eq!(client.stats().releases_failed, 0);
+    }
+}
+
+#[test]
+fn a_server_that_is_away_is_an_error_however_short_the_limit() {
+    let mut servers = [(); 3].map(|()| Server::start());
+    let clients = [0, 1, 2].map(|n: usize| open(&servers[n]));
+    let kinds = kinds(&clients, &clients);
+    for server in &mut servers {
+        server.kill();
+    }
+    for kind in &kinds {
+        for _ in 0..3 {
+            let err = (kind.wants)(ms(2)).expect_err(kind.what);
+            assert!(err.is_retryable(), "{}: {err}", kind.what);
+            match (kind.what, &err) {
+                ("members", Error::Members { failures }) => assert_eq!(failures.len(), 3),
+                ("majority", Error::NoQuorum { failures, .. }) => assert!(failures.len() >= 2),
+                (_, Error::Redis { .. }) => {}
+                _ => panic!("{}: {err:?}", kind.what),
+            }
+        }
+    }
+    close_at_once(&clients);
+}
+
+/// What is to be undone on servers that are away is not waited for.
+fn close_at_once(clients: &[Client]) {
+    for client in clients {
+        client.close(Duration::ZERO).ok();
+    }
+}
+
+#[test]
+fn a_minority_that_is_away_is_no_error_while_the_others_are_slow() {
+    let mut servers = [(); 3].map(|()| Server::start());
+    let proxies = [0, 1, 2].map(|n: usize| Proxy::start(servers[n].addr()));
+    let clients = [0, 1, 2].map(|n: usize| {
+        let config = Config::new(proxies[n].url()).response_timeout(LONG);
+        Client::open(config).unwrap()
+    });
+    let lock = RedLock::new(&clients, "slow").unwrap();
+    for proxy in &proxies {
+        proxy.set(Target::Link, Mode::Delay(ms(1000)));
+    }
+    let away = |n: usize, servers: &mut [Server; 3]| {
+        servers[n].kill();
+        proxies[n].set(Target::All, Mode::Refuse);
+        proxies[n].cut(Target::All);
+    };
+    away(1, &mut servers);
+    for _ in 0..10 {
+        assert!(lock.try_lock_for(ms(2)).unwrap().is_none());
+    }
+    away(2, &mut servers);
+    match lock.try_lock_for(ms(2)) {
+        Err(err @ Error::NoQuorum { .. }) => assert!(err.is_retryable()),
+        other => panic!("{other:?}"),
+    }
+    close_at_once(&clients);
+}
+
+#[test]
+fn silence_is_no_error_at_first_and_one_in_the_long_run() {
+    const RESPONSE: Duration = ms(1000);
+    let servers = [(); 3].map(|()| Server::start());
+    let clients = [0, 1, 2].map(|n: usize| {
+        let config = Config::new(servers[n].url()).response_timeout(RESPONSE);
+        Client::open(config).unwrap()
+    });
+    let kinds = kinds(&clients, &clients);
+    for server in &servers {
+        server.freeze();
+    }
+    let begun = Instant::now();
+    let mut patient = 0;
+    for kind in &kinds {
+        eventually(kind.what, || match (kind.wants)(ms(10)) {
+            Ok(got) => {
+                assert!(!got, "{}", kind.what);
+                patient += 1;
+                false
+            }
+            // Nobody has heard of it for half the response timeout.
+            Err(err) => {
+                assert!(begun.elapsed() >= RESPONSE / 2, "{}: {err}", kind.what);
+                assert!(err.is_retryable(), "{}: {err}", kind.what);
+                true
+            }
+        });
+    }
+    assert!(patient > 0);
+    close_at_once(&clients);
+}
+
+#[test]
+fn a_thread_that_cannot_be_started_is_not_put_down_to_redis() {
+    // No thread of this process gets a stack.
+    let stacks = [("RUST_MIN_STACK", "140737488355328")];
+    let test = "a_thread_that_cannot_be_started_is_not_put_down_to_redis";
+    alone_with(test, &stacks, || {
+        let server = Server::start();
+        let client = open(&server);
+        let err = client.mutex("lock").try_lock().unwrap_err();
+        let Error::Thread { name, source } = &err else {
+            panic!("{err:?}");
+        };
+        assert_eq!(*name, "redlatch-watchdog");
+        assert!(err.is_retryable(), "{source}");
+        assert!(std::error::Error::source(&err).is_some());
+        assert!(!err.to_string().contains(&source.to_string()), "{err}");
+        assert_eq!(server.dbsize(), 0);
+    });
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Processes
+// ---------------------------------------------------------------------------------------------------------------------
+
+#[test]
+fn a_wait_leaves_its_subscription_to_the_next() {
+    const WAITS: u64 = 20;
+    let server = Server::start();
+    let client = open(&server);
+    let latch = client.latch("latch");
+    assert!(latch.try_set_count(1).unwrap());
+    let (plain, expirable) = (client.semaphore("sem"), client.expirable_semaphore("xsem"));
+    let subscriptions = || (server.calls("subscribe"), server.calls("unsubscribe"));
+    let waits: [(&str, &dyn Fn() -> bool); 3] = [
+        ("latch", &|| latch.wait_for(ms(10)).unwrap()),
+        ("semaphore", &|| {
+            plain.try_acquire_for(ms(10)).unwrap().is_some()
+        }),
+        ("expirable semaphore", &|| {
+            expirable.try_acquire_for(ms(10)).unwrap().is_some()
+        }),
+    ];
+    for (what, wait) in waits {
+        let before = subscriptions();
+        for _ in 0..WAITS {
+            assert!(!wait(), "{what}");
+        }
+        let subscribed = subscriptions().0 - before.0;
+        assert!(subscribed < WAITS / 2, "{what}: {subscribed}");
+        eventually("nobody listens", || {
+            let (subscribed, unsubscribed) = subscriptions();
+            client.stats().subscriptions == 0 && subscribed == unsubscribed
+        });
+    }
+    // What it was left for is told to the next.
+    let before = server.calls("subscribe");
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| latch.wait().unwrap());
+        eventually("it listens", || client.stats().subscriptions == 1);
+        let rescues = client.stats().poll_rescues;
+        open(&server).latch("latch").count_down().unwrap();
+        waiting.join().unwrap();
+        assert_eq!(client.stats().poll_rescues, rescues);
+    });
+    assert!(server.calls("subscribe") <= before + 1);
+}
+
+#[test]
+fn processes_exclude_each_other() {
+    let server = Server::start();
+    let name = unique("procs");
+    let children: Vec<_> = (0..3)
+        .map(|_| process("part_that_counts", &server, &name))
+        .collect();
+    for child in children {
+        let out = child.wait_with_output().unwrap();
+        assert!(
+            out.status.success(),
+            "{}",
+            String::from_utf8_lossy(&out.stdout)
+        );
+    }
+    assert_eq!(server.get_int("counter"), 3 * 2 * 150);
+    assert!(!server.exists(&name));
+}
+
+#[test]
+#[ignore = "part of processes_exclude_each_other"]
+fn part_that_counts() {
+    let Some((url, name)) = given() else { return };
+    let client = Client::open(&*url).unwrap();
+    thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                let lock = client.reentrant_lock(&name);
+                let mut con = connection_to(&url);
+                for _ in 0..150 {
+                    lock.with(|_| increment(&mut con, "counter")).unwrap();
+                }
+            });
+        }
+    });
+}
+
+// L2, W5
+#[test]
+fn the_lock_of_a_killed_process_is_free_when_its_lease_is_over() {
+    const LEASE: Duration = ms(1000);
+    let server = Server::start();
+    let name = unique("killed");
+    let mut child = process("part_that_holds", &server, &name);
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    assert!(lines.any(|line| line.is_ok_and(|line| line.contains("holding"))));
+    let client = open(&server);
+    let lock = client.reentrant_lock(&name);
+    // For more than a lease it is renewed.
+    assert!(lock.try_lock_for(LEASE + ms(300)).unwrap().is_none());
+    let mut crew = Crew::new();
+    let granted = Arc::new(Mutex::new(None));
+    crew.spawn({
+        let granted = Arc::clone(&granted);
+        move || {
+            let _guard = lock.lock().unwrap();
+            *granted.lock().unwrap() = Some(Instant::now());
+        }
+    });
+    subscribed(&server, 1);
+    let killed = Instant::now();
+    child.kill().unwrap();
+    child.wait().unwrap();
+    crew.join();
+    let took = granted.lock().unwrap().unwrap() - killed;
+    // Its last renewal was at most a third of the lease ago.
+    assert!(took > LEASE / 2, "{took:?}");
+    assert!(took < LEASE + ms(1000), "{took:?}");
+}
+
+#[test]
+#[ignore = "part of the_lock_of_a_killed_process_is_free_when_its_lease_is_over"]
+#[expect(clippy::print_stdout, reason = "how the parent hears of it")]
+fn part_that_holds() {
+    let Some((url, name)) = given() else { return };
+    let client = Client::open(Config::new(url).lease(ms(1000))).unwrap();
+    let guard = client.reentrant_lock(name).lock().unwrap();
+    println!("holding");
+    // Until it is killed, or the parent has gone.
+    let gone = within(Duration::from_secs(30), || !guard.is_valid());
+    assert!(gone);
+}

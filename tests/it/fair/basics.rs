@@ -1,0 +1,625 @@
+//! The fair lock: who comes when, who is told, and what the line looks like in between.
+//!
+//! Its neighbours, `leaving` and the others, borrow the small things from here.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
+use redis::Connection;
+use redlatch::{Client, Config, Error, FairLock, LossReason};
+
+use crate::contract::{Crew, open};
+use crate::support::{Server, eventually, ms, unique, within};
+
+pub(crate) const LONG: Duration = Duration::from_secs(10);
+
+/// Well under the first poll cap: what happens sooner was brought about by a message.
+pub(crate) const BY_MESSAGE: Duration = ms(500);
+
+/// What leaves the line at once is out of it by then, long before any waiter lease ends.
+pub(crate) const AT_ONCE: Duration = ms(2_000);
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Looking at the line
+// ---------------------------------------------------------------------------------------------------------------------
+
+pub(crate) fn queue_key(name: &str) -> String {
+    format!("redisson_lock_queue:{{{name}}}")
+}
+
+pub(crate) fn timeouts_key(name: &str) -> String {
+    format!("redisson_lock_timeout:{{{name}}}")
+}
+
+/// What the channel of each waiter begins with.
+pub(crate) fn channel(name: &str) -> String {
+    format!("redisson_lock__channel:{{{name}}}")
+}
+
+/// Those in line, the next one first.
+#[track_caller]
+pub(crate) fn queue(server: &Server, name: &str) -> Vec<String> {
+    server.ask(&["LRANGE", &queue_key(name), "0", "-1"])
+}
+
+/// Those with a timeout, the first one to end first.
+#[track_caller]
+pub(crate) fn timeouts(server: &Server, name: &str) -> Vec<(String, f64)> {
+    server.ask(&["ZRANGE", &timeouts_key(name), "0", "-1", "WITHSCORES"])
+}
+
+/// Waits until `n` stand in line.
+#[track_caller]
+pub(crate) fn queued(server: &Server, name: &str, n: usize) {
+    let mut con = server.connection();
+    eventually("they stand in line", || length(&mut con, name) == n);
+}
+
+fn length(con: &mut Connection, name: &str) -> usize {
+    redis::cmd("LLEN").arg(queue_key(name)).query(con).unwrap()
+}
+
+/// The clock of the server in milliseconds.
+pub(crate) fn server_now(con: &mut Connection) -> f64 {
+    let (s, us): (f64, f64) = redis::cmd("TIME").query(con).unwrap();
+    s * 1000.0 + (us / 1000.0).floor()
+}
+
+/// A client whose waiters keep their places for `lease` unless heard of.
+pub(crate) fn with_waiter_lease(url: &str, lease: Duration) -> Client {
+    Client::open(Config::new(url).waiter_lease(lease)).unwrap()
+}
+
+/// Threads that stand in line one behind the other, and tell their numbers when it is their turn.
+pub(crate) struct Line {
+    con: Connection,
+    name: String,
+    pub(crate) crew: Crew,
+    pub(crate) joined: usize,
+    tell: Sender<usize>,
+    pub(crate) told: Receiver<usize>,
+}
+
+impl Line {
+    pub(crate) fn new(server: &Server, name: &str) -> Self {
+        let (tell, told) = unbounded();
+        Self {
+            con: server.connection(),
+            name: name.to_owned(),
+            crew: Crew::new(),
+            joined: 0,
+            tell,
+            told,
+        }
+    }
+
+    /// One more, seen in line before this returns. `wait` takes the lock and calls what it is given while it has it.
+    pub(crate) fn join(&mut self, wait: impl FnOnce(&dyn Fn()) + Send + 'static) {
+        let before = length(&mut self.con, &self.name);
+        let (number, tell) = (self.joined, self.tell.clone());
+        self.crew
+            .spawn(move || wait(&|| tell.send(number).unwrap()));
+        eventually("it stands in line", || {
+            length(&mut self.con, &self.name) == before + 1
+        });
+        self.joined += 1;
+    }
+
+    /// One more that lets go at once when its turn has come.
+    pub(crate) fn join_with(&mut self, lock: FairLock) {
+        self.join(move |here| {
+            let guard = lock.lock().unwrap();
+            here();
+            guard.unlock().unwrap();
+        });
+    }
+
+    /// Waits for the end of all, who must have had the lock in the order in which they came.
+    #[track_caller]
+    pub(crate) fn served_in_order(self) {
+        let all: Vec<_> = (0..self.joined).collect();
+        self.crew.join();
+        let served: Vec<_> = self.told.try_iter().collect();
+        assert_eq!(served, all);
+    }
+
+    pub(crate) fn all_parked(&self) {
+        self.crew.all_parked();
+    }
+}
+
+/// Nothing of the lock is left in the server.
+#[track_caller]
+pub(crate) fn nothing_left(server: &Server) {
+    let mut keys = Vec::new();
+    let gone = within(AT_ONCE, || {
+        keys = server.keys();
+        keys.is_empty()
+    });
+    assert!(gone, "{keys:?}");
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Order
+// ---------------------------------------------------------------------------------------------------------------------
+
+// F6: whatever the process, the verb, and the kind of handle.
+#[test]
+fn who_comes_first_is_served_first() {
+    let server = Server::start();
+    let name = unique("order");
+    let clients = [open(&server), open(&server), open(&server)];
+    let guard = clients[0].fair_lock(&name).lock().unwrap();
+    let mut line = Line::new(&server, &name);
+    for i in 0..24 {
+        let client = &clients[i % 3];
+        let (lock, mutex) = (client.fair_lock(&name), client.fair_mutex(&name));
+        match i % 5 {
+            0 => line.join_with(lock),
+            1 => line.join(move |here| lock.with(|_| here()).unwrap()),
+            2 => line.join(move |here| {
+                let _guard = lock.try_lock_for(LONG).unwrap().expect("a turn");
+                here();
+            }),
+            3 => line.join(move |here| {
+                let until = Instant::now() + LONG;
+                let _guard = mutex.try_lock_until(until).unwrap().expect("a turn");
+                here();
+            }),
+            _ => line.join(move |here| {
+                let _guard = mutex.lock().unwrap();
+                here();
+            }),
+        }
+    }
+    line.all_parked();
+    assert!(line.told.is_empty());
+    // F5: what stands there will not stand there for ever.
+    for key in [queue_key(&name), timeouts_key(&name)] {
+        assert!(server.pttl(&key) > 10_000, "{key}");
+    }
+    let begun = Instant::now();
+    drop(guard);
+    line.served_in_order();
+    assert!(begun.elapsed() < LONG / 2, "{:?}", begun.elapsed());
+    nothing_left(&server);
+    for client in &clients {
+        assert_eq!(client.stats().passed, 0, "the line is Redis's alone");
+        eventually("nobody listens", || client.stats().subscriptions == 0);
+    }
+}
+
+// Those who come while the line moves stand behind all who were there.
+#[test]
+fn who_comes_again_stands_at_the_end() {
+    const ROUNDS: usize = 40;
+    let server = Server::start();
+    let name = unique("again");
+    let clients = [open(&server), open(&server)];
+    let served = Arc::new(Mutex::new(Vec::new()));
+    let mut crew = Crew::new();
+    for i in 0..6 {
+        let (lock, served) = (clients[i % 2].fair_lock(&name), Arc::clone(&served));
+        crew.spawn(move || {
+            for _ in 0..ROUNDS {
+                let _guard = lock.lock().unwrap();
+                served.lock().unwrap().push(i);
+                // Time for the one before to come again.
+                thread::sleep(ms(5));
+            }
+        });
+    }
+    crew.join();
+    let served = served.lock().unwrap();
+    let mut last: HashMap<usize, usize> = HashMap::new();
+    // One may be late for its place now and then, on a busy machine, but nobody laps anybody for long.
+    let mut laps = 0;
+    for (turn, who) in served.iter().enumerate() {
+        if let Some(before) = last.insert(*who, turn) {
+            laps += usize::from(turn - before < 5);
+        }
+    }
+    assert!(laps < served.len() / 10, "{laps}: {served:?}");
+    nothing_left(&server);
+}
+
+// Q1, Q3: whoever is not next sleeps on.
+#[test]
+fn one_release_wakes_one_of_many() {
+    const WAITERS: usize = 50;
+    const RELEASES: usize = 10;
+    let server = Server::start();
+    let name = unique("wake");
+    let holder = open(&server);
+    let clients = [open(&server), open(&server)];
+    let mut guard = Some(holder.fair_lock(&name).lock().unwrap());
+    let mut con = server.connection();
+    let mut messages = con.as_pubsub();
+    messages
+        .psubscribe(format!("{}:*", channel(&name)))
+        .unwrap();
+    messages.set_read_timeout(Some(ms(50))).unwrap();
+
+    let (go, turns) = bounded::<()>(0);
+    let mut line = Line::new(&server, &name);
+    for i in 0..WAITERS {
+        let (lock, turns) = (clients[i % 2].fair_lock(&name), turns.clone());
+        line.join(move |here| {
+            let _guard = lock.lock().unwrap();
+            here();
+            turns.recv().unwrap_or_default();
+        });
+    }
+    line.all_parked();
+    let wakes = || -> u64 { clients.iter().map(|client| client.stats().wakes).sum() };
+    let (before, asked) = (wakes(), server.calls("evalsha"));
+    let begun = Instant::now();
+    for number in 0..RELEASES {
+        let next = queue(&server, &name).remove(0);
+        match guard.take() {
+            Some(guard) => drop(guard),
+            None => go.send(()).unwrap(),
+        }
+        assert_eq!(line.told.recv_timeout(BY_MESSAGE), Ok(number));
+        let first = messages.get_message().unwrap();
+        let mut told = vec![first.get_channel_name().to_owned()];
+        while let Ok(message) = messages.get_message() {
+            told.push(message.get_channel_name().to_owned());
+        }
+        let its = format!("{}:{next}", channel(&name));
+        assert!(told.iter().all(|channel| *channel == its), "{told:?}");
+    }
+    let woken = wakes() - before;
+    let asked = server.calls("evalsha") - asked;
+    let polls = WAITERS as u64 * (1 + u64::try_from(begun.elapsed().as_millis()).unwrap() / 750);
+    assert!(woken <= RELEASES as u64, "{woken} woken");
+    assert!(woken > RELEASES as u64 / 2, "{woken} woken, others polled");
+    assert!(asked <= 2 * RELEASES as u64 + polls, "{asked} asked");
+    drop(go);
+    line.crew.join();
+    let rest: Vec<_> = line.told.try_iter().collect();
+    assert_eq!(rest, (RELEASES..WAITERS).collect::<Vec<_>>());
+    nothing_left(&server);
+}
+
+// L2: as Redisson's own test has it: nobody ever lets go, and nobody has to be told.
+#[test]
+fn leases_that_run_out_serve_the_line_in_order() {
+    const LEASE: Duration = ms(200);
+    let server = Server::start();
+    let name = unique("leases");
+    let clients = [open(&server), open(&server)];
+    let guard = clients[0].fair_lock(&name).lease(LEASE).lock().unwrap();
+    let (done, end) = bounded::<()>(0);
+    let turns = Arc::new(Mutex::new(Vec::new()));
+    let mut line = Line::new(&server, &name);
+    for i in 0..10 {
+        let lock = clients[i % 2].fair_lock(&name).lease(LEASE);
+        let (end, turns) = (end.clone(), Arc::clone(&turns));
+        let wait = move |here: &dyn Fn()| {
+            let guard = lock.lock().unwrap();
+            turns.lock().unwrap().push(Instant::now());
+            here();
+            end.recv().unwrap_or_default();
+            drop(guard);
+        };
+        if i == 0 {
+            // The first one may find the lease over before it is seen in line.
+            line.join(wait);
+        } else {
+            let (number, tell) = (i, line.tell.clone());
+            let held = server.ask::<usize>(&["LLEN", &queue_key(&name)]) + line.told.len();
+            line.crew
+                .spawn(move || wait(&|| tell.send(number).unwrap()));
+            eventually("it stands in line or has been served", || {
+                server.ask::<usize>(&["LLEN", &queue_key(&name)]) + line.told.len() > held
+            });
+            line.joined += 1;
+        }
+    }
+    eventually("all are served", || line.told.len() == 10);
+    drop(done);
+    drop(guard);
+    line.served_in_order();
+    let turns = turns.lock().unwrap();
+    for pair in turns.windows(2) {
+        let gap = pair[1] - pair[0];
+        // Counted from its own sending, a grant reaches us a little late, and so can the one before.
+        assert!(gap >= LEASE - ms(60) && gap < LEASE + BY_MESSAGE, "{gap:?}");
+    }
+    assert!(turns[9] - turns[0] >= LEASE * 9 - ms(60));
+    nothing_left(&server);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Those who do not stand in line
+// ---------------------------------------------------------------------------------------------------------------------
+
+#[test]
+fn reentry_does_not_stand_in_line() {
+    let server = Server::start();
+    let name = unique("reentry");
+    let (ours, theirs) = (open(&server), open(&server));
+    let lock = ours.fair_lock(&name);
+    let guard = lock.lock().unwrap();
+    let mut line = Line::new(&server, &name);
+    line.join_with(theirs.fair_lock(&name));
+    line.join_with(ours.fair_lock(&name));
+    line.all_parked();
+    let stood = queue(&server, &name);
+    let published = server.calls("publish");
+    for wait in [None, Some(Duration::ZERO), Some(ms(50))] {
+        let again = match wait {
+            None => lock.lock().unwrap(),
+            Some(wait) => lock.try_lock_for(wait).unwrap().expect("it is ours"),
+        };
+        assert_eq!((again.hold_count(), again.owner()), (2, guard.owner()));
+        again.unlock().unwrap();
+    }
+    assert_eq!(queue(&server, &name), stood);
+    assert_eq!(server.calls("publish"), published, "nobody is told");
+    assert!(line.told.is_empty() && guard.is_valid());
+    guard.unlock().unwrap();
+    line.served_in_order();
+
+    // With a fixed lease reentry asks Redis, and takes no place either.
+    let lock = ours.fair_lock(&name).lease(LONG);
+    let guard = lock.lock().unwrap();
+    let mut line = Line::new(&server, &name);
+    line.join_with(theirs.fair_lock(&name));
+    let again = lock.lock().unwrap();
+    assert_eq!(again.hold_count(), 2);
+    assert_eq!(queue(&server, &name).len(), 1);
+    drop(again);
+    assert!(line.told.is_empty());
+    drop(guard);
+    line.served_in_order();
+    nothing_left(&server);
+}
+
+// F2, F4
+#[test]
+fn one_attempt_takes_neither_a_place_nor_a_turn() {
+    let server = Server::start();
+    let name = unique("attempt");
+    let (ours, theirs) = (open(&server), open(&server));
+    let guard = ours.fair_lock(&name).lock().unwrap();
+    let attempts = |what: &str| {
+        let (lock, mutex) = (theirs.fair_lock(&name), theirs.fair_mutex(&name));
+        assert!(lock.try_lock().unwrap().is_none(), "{what}");
+        assert!(mutex.try_lock().unwrap().is_none(), "{what}");
+        assert!(lock.try_lock_for(Duration::ZERO).unwrap().is_none());
+        assert!(lock.try_lock_until(Instant::now()).unwrap().is_none());
+        thread::scope(|scope| {
+            let other = ours.fair_lock(&name);
+            scope.spawn(move || assert!(other.try_lock().unwrap().is_none()));
+        });
+    };
+    attempts("held");
+    assert!(queue(&server, &name).is_empty() && timeouts(&server, &name).is_empty());
+    let mut line = Line::new(&server, &name);
+    line.join_with(ours.fair_lock(&name));
+    let stood = queue(&server, &name);
+    attempts("held, and somebody waits");
+    assert_eq!(queue(&server, &name), stood);
+    assert_eq!(timeouts(&server, &name).len(), 1);
+    drop(guard);
+    line.served_in_order();
+    nothing_left(&server);
+
+    // Free, but it is somebody else's turn, who is told again.
+    let mut con = server.connection();
+    let absent = "9f8e7d6c-5b4a-4321-8fed-cba987654321:58";
+    let until = server_now(&mut con) + 60_000.0;
+    server.cli(&["RPUSH", &queue_key(&name), absent]);
+    server.cli(&["ZADD", &timeouts_key(&name), &until.to_string(), absent]);
+    let mut messages = con.as_pubsub();
+    messages
+        .subscribe(format!("{}:{absent}", channel(&name)))
+        .unwrap();
+    messages.set_read_timeout(Some(LONG)).unwrap();
+    attempts("free, and somebody is next");
+    assert_eq!(queue(&server, &name), [absent]);
+    assert_eq!(messages.get_message().unwrap().get_payload_bytes(), b"0");
+    // Dead now: it is nobody's turn.
+    server.cli(&["ZADD", &timeouts_key(&name), "1", absent]);
+    drop(theirs.fair_lock(&name).try_lock().unwrap().expect("free"));
+    nothing_left(&server);
+}
+
+#[test]
+fn the_lock_and_the_mutex_stand_in_one_line() {
+    let server = Server::start();
+    let name = unique("kinds");
+    let client = open(&server);
+    let other = open(&server);
+    let mutex = client.fair_mutex(&name);
+    let guard = mutex.lock().unwrap();
+    let mut line = Line::new(&server, &name);
+    line.join_with(other.fair_lock(&name));
+    let theirs = other.fair_mutex(&name);
+    line.join(move |here| theirs.with(|_| here()).unwrap());
+    line.join_with(client.fair_lock(&name));
+    for again in [
+        mutex.lock(),
+        mutex.try_lock_for(LONG).map(|guard| guard.unwrap()),
+    ] {
+        assert!(matches!(again, Err(Error::WouldDeadlock { .. })));
+    }
+    // The thread that has it by the one may have it again by the other.
+    let again = client.fair_lock(&name).lock().unwrap();
+    assert_eq!(again.owner(), guard.owner());
+    drop(again);
+    assert_eq!(queue(&server, &name).len(), 3);
+    drop(guard);
+    line.served_in_order();
+    nothing_left(&server);
+}
+
+// They share a key, and the one does not tell the line of the other.
+#[test]
+fn a_reentrant_lock_of_the_same_name_excludes_and_is_outlived() {
+    let server = Server::start();
+    let name = unique("plain");
+    let (ours, theirs) = (open(&server), open(&server));
+    let plain = theirs.reentrant_lock(&name).lock().unwrap();
+    let mut line = Line::new(&server, &name);
+    line.join_with(ours.fair_lock(&name));
+    line.join_with(theirs.fair_lock(&name));
+    line.all_parked();
+    assert!(ours.fair_lock(&name).try_lock().unwrap().is_none());
+    assert!(line.told.is_empty());
+    plain.unlock().unwrap();
+    // The poll cap finds it.
+    line.served_in_order();
+    let fair = ours.fair_lock(&name).lock().unwrap();
+    assert!(theirs.reentrant_lock(&name).try_lock().unwrap().is_none());
+    drop(fair);
+    nothing_left(&server);
+}
+
+// L2, F3: neither a lock nor a line that an operator deletes is anybody's end.
+#[test]
+fn a_deleted_lock_and_a_deleted_line_are_survived() {
+    let server = Server::start();
+    let name = unique("deleted");
+    let clients = [open(&server), open(&server)].map(|client| client.fair_lock(&name));
+    for keys in [
+        vec![name.clone()],
+        vec![queue_key(&name), timeouts_key(&name)],
+        vec![queue_key(&name)],
+        vec![timeouts_key(&name)],
+        vec![name.clone(), queue_key(&name), timeouts_key(&name)],
+    ] {
+        let holder = open(&server);
+        let guard = holder.fair_lock(&name).lock().unwrap();
+        let mut line = Line::new(&server, &name);
+        for i in 0..4 {
+            line.join_with(clients[i % 2].clone());
+        }
+        line.all_parked();
+        for key in &keys {
+            server.cli(&["DEL", key]);
+        }
+        if !keys.contains(&name) {
+            // Only their own questions bring them back.
+            queued(&server, &name, 4);
+            eventually("each has a timeout", || timeouts(&server, &name).len() == 4);
+            assert!(line.told.is_empty());
+        }
+        drop(guard);
+        line.crew.join();
+        let mut served: Vec<_> = line.told.try_iter().collect();
+        if keys == [name.clone()] {
+            assert_eq!(served, [0, 1, 2, 3]);
+        }
+        served.sort_unstable();
+        assert_eq!(served, [0, 1, 2, 3]);
+        nothing_left(&server);
+    }
+}
+
+// O7
+#[test]
+fn forcing_it_open_tells_the_one_who_is_next() {
+    let server = Server::start();
+    let name = unique("force");
+    let (ours, theirs) = (open(&server), open(&server));
+    let guard = ours.fair_lock(&name).lock().unwrap();
+    let mut line = Line::new(&server, &name);
+    line.join_with(theirs.fair_lock(&name));
+    line.join_with(ours.fair_lock(&name));
+    line.all_parked();
+    let begun = Instant::now();
+    assert!(theirs.fair_lock(&name).force_unlock().unwrap());
+    assert_eq!(line.told.recv_timeout(LONG), Ok(0));
+    assert!(begun.elapsed() < BY_MESSAGE, "{:?}", begun.elapsed());
+    assert_eq!(line.told.recv_timeout(LONG), Ok(1));
+    line.crew.join();
+    // A thread of its own process has had the lock since, so the one that had it is told before its next renewal.
+    let loss = guard.lost().recv_timeout(BY_MESSAGE).unwrap();
+    assert_eq!(loss.reason, LossReason::TakenOver);
+    assert!(!guard.is_valid());
+    let lost = guard.unlock().unwrap_err();
+    assert!(
+        matches!(&lost, Error::Lost { reason, .. } if *reason == LossReason::TakenOver),
+        "{lost:?}"
+    );
+    assert!(!theirs.fair_mutex(&name).force_unlock().unwrap());
+    nothing_left(&server);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Costs
+// ---------------------------------------------------------------------------------------------------------------------
+
+/// What the one script has cost the server since the last `CONFIG RESETSTAT`, however it was sent, in microseconds.
+fn cost(server: &Server) -> f64 {
+    let stats: String = server.ask(&["INFO", "commandstats"]);
+    stats
+        .lines()
+        .find_map(|line| line.strip_prefix("cmdstat_eval"))
+        .and_then(|line| line.split_once("usec_per_call=")?.1.split(',').next())
+        .and_then(|each| each.parse().ok())
+        .unwrap_or_else(|| panic!("no script in {stats}"))
+}
+
+// Q1: a long line makes nobody slower but those who leave it.
+#[test]
+fn a_release_costs_the_same_however_long_the_line() {
+    const ROUNDS: usize = 300;
+    let server = Server::start();
+    let client = open(&server);
+    let name = unique("cost");
+    let lock = client.fair_lock(&name);
+    // Once whole, so that it goes by its hash from now on.
+    lock.lock().unwrap().unlock().unwrap();
+    let mut con = server.connection();
+    let cost_with = |con: &mut Connection, waiters: usize| -> f64 {
+        let (queue, timeouts) = (queue_key(&name), timeouts_key(&name));
+        let far = server_now(con) + 600_000.0;
+        let mut fill = redis::pipe();
+        for i in 0..waiters {
+            let ticket = format!("9f8e7d6c-5b4a-4321-8fed-cba987654321:{i}");
+            fill.rpush("aside:queue", &ticket).ignore();
+            fill.zadd("aside:timeouts", &ticket, far + i as f64)
+                .ignore();
+        }
+        let () = fill.query(con).unwrap();
+        let mut costs = Vec::new();
+        for _ in 0..ROUNDS {
+            let guard = lock.lock().unwrap();
+            // The line is there only while it is released.
+            let () = redis::pipe()
+                .rename("aside:queue", &queue)
+                .rename("aside:timeouts", &timeouts)
+                .cmd("CONFIG")
+                .arg("RESETSTAT")
+                .query(con)
+                .unwrap();
+            guard.unlock().unwrap();
+            costs.push(cost(&server));
+            let calls = (server.calls("evalsha"), server.calls("publish"));
+            assert_eq!(calls, (1, 1));
+            let () = redis::pipe()
+                .rename(&queue, "aside:queue")
+                .rename(&timeouts, "aside:timeouts")
+                .query(con)
+                .unwrap();
+        }
+        let () = redis::cmd("DEL")
+            .arg(&["aside:queue", "aside:timeouts"])
+            .query(con)
+            .unwrap();
+        // Not the mean: a busy machine takes the processor from the server now and then.
+        costs.sort_by(f64::total_cmp);
+        costs[costs.len() / 2]
+    };
+    let warm = cost_with(&mut con, 10);
+    let (short, long) = (cost_with(&mut con, 10), cost_with(&mut con, 1_000));
+    eprintln!("a release: {short:.1} us with 10 in line, {long:.1} us with 1000 ({warm:.1} cold)");
+    assert!(long / short < 3.0, "{short} us, {long} us");
+}

@@ -1,0 +1,726 @@
+//! Bad days in line: what the network, the server and the end of a client do to those who wait for a fair lock.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use redlatch::{CancelToken, Client, Config, Error, LossReason};
+
+use crate::contract::{Crew, open};
+use crate::fair::basics::{
+    BY_MESSAGE, LONG, Line, nothing_left, queue, queued, timeouts, with_waiter_lease,
+};
+use crate::faults::outage::sha;
+use crate::support::{Mode, Proxy, Server, Target, eventually, ms, unique, within};
+
+/// How long those who are lost here keep their places.
+const WAITER_LEASE: Duration = ms(1_000);
+
+/// Half of it is what one lost request costs.
+const RESPONSE: Duration = ms(600);
+
+/// What a busy machine may add where many things go on at once.
+const SLACK: Duration = ms(1_000);
+
+fn acquire_sha() -> String {
+    sha(include_str!("../../../lua/fair_acquire.lua"))
+}
+
+fn leave_sha() -> String {
+    sha(include_str!("../../../lua/fair_leave.lua"))
+}
+
+/// A server, a proxy in front of it, a client behind the proxy, and one that is not.
+struct Net {
+    server: Server,
+    proxy: Proxy,
+    client: Client,
+    other: Client,
+    name: String,
+}
+
+impl Net {
+    fn start() -> Self {
+        Self::with(RESPONSE, WAITER_LEASE)
+    }
+
+    fn with(response: Duration, waiter_lease: Duration) -> Self {
+        let server = Server::start();
+        let proxy = Proxy::start(server.addr());
+        let config = |url: String| {
+            let config = Config::new(url).response_timeout(response);
+            config.waiter_lease(waiter_lease)
+        };
+        let net = Self {
+            client: Client::open(config(proxy.url())).unwrap(),
+            other: Client::open(config(server.url())).unwrap(),
+            server,
+            proxy,
+            name: unique("net"),
+        };
+        // Everything goes by its hash from now on.
+        let lock = net.client.fair_lock(&net.name);
+        let other = net.other.fair_lock(&net.name).lock().unwrap();
+        // Time may be up before there is an answer.
+        assert!(!matches!(lock.try_lock_for(ms(50)), Ok(Some(_))));
+        other.unlock().unwrap();
+        lock.lock().unwrap().unlock().unwrap();
+        eventually("nobody listens", || net.client.stats().subscriptions == 0);
+        nothing_left(&net.server);
+        net
+    }
+
+    fn link_is_silent_with_a_reply_held(&self) {
+        eventually("a reply is held back", || self.proxy.held() > 0);
+    }
+}
+
+/// How far a wait has come when something goes wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    FirstQuestion,
+    Subscription,
+    SecondQuestion,
+    Park,
+}
+
+/// What goes wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fault {
+    Cut,
+    LostRequest,
+    LostReply,
+}
+
+const FAULTS: [Fault; 3] = [Fault::Cut, Fault::LostRequest, Fault::LostReply];
+
+/// Runs each fault at each step, some at the same time.
+fn at_each_step(case: impl Fn(Step, Fault) + Sync) {
+    let steps = [
+        Step::FirstQuestion,
+        Step::Subscription,
+        Step::SecondQuestion,
+        Step::Park,
+    ];
+    thread::scope(|scope| {
+        for step in steps {
+            let case = &case;
+            scope.spawn(move || {
+                for fault in FAULTS {
+                    case(step, fault);
+                }
+            });
+        }
+    });
+}
+
+impl Net {
+    /// Has the next wait of the client go as far as `step`, and says what to do once it has begun.
+    fn prepare(&self, step: Step) {
+        match step {
+            Step::SecondQuestion => {
+                // Time to see it in line before it listens and asks again.
+                self.proxy.set(Target::Subscriber, Mode::Delay(ms(150)));
+            }
+            _ => self.proxy.pass(),
+        }
+    }
+
+    /// Waits until a wait that has begun is just before `step`, where that is not its very beginning.
+    fn reach(&self, step: Step, asked: u64) {
+        match step {
+            Step::FirstQuestion | Step::Subscription => {}
+            Step::SecondQuestion => queued(&self.server, &self.name, 1),
+            Step::Park => eventually("it has asked twice", || {
+                self.server.calls("evalsha") >= asked + 2
+            }),
+        }
+    }
+
+    fn target(step: Step) -> Target {
+        match step {
+            Step::FirstQuestion | Step::SecondQuestion => Target::Link,
+            Step::Subscription => Target::Subscriber,
+            Step::Park => Target::All,
+        }
+    }
+}
+
+// F4, I4, L5: the call ends in time, and those behind are not held up for longer than a waiter lease.
+#[test]
+fn whatever_fails_for_good_the_wait_ends_in_time_and_its_place_soon_after() {
+    const WAIT: Duration = ms(700);
+    at_each_step(|step, fault| {
+        let what = format!("{fault:?} at {step:?}");
+        // No call ends because Redis has been silent for too long.
+        let net = Net::with(LONG, WAITER_LEASE);
+        let target = Net::target(step);
+        let guard = net.other.fair_lock(&net.name).lock().unwrap();
+        let asked = net.server.calls("evalsha");
+        let fail = || match fault {
+            Fault::Cut => {
+                net.proxy.set(target, Mode::Refuse);
+                net.proxy.cut(target);
+            }
+            Fault::LostRequest => net.proxy.set(target, Mode::BlackHole),
+            Fault::LostReply => net.proxy.set(target, Mode::SwallowReplies),
+        };
+        net.prepare(step);
+        let early = matches!(step, Step::FirstQuestion | Step::Subscription);
+        let between = fault == Fault::Cut && step == Step::FirstQuestion;
+        if between {
+            net.proxy.set(target, Mode::Delay(LONG));
+        } else if early {
+            fail();
+        }
+        let lock = net.client.fair_lock(&net.name);
+        thread::scope(|scope| {
+            let waiting = scope.spawn(|| {
+                let begun = Instant::now();
+                let granted = lock.try_lock_for(WAIT).map(|guard| guard.is_some());
+                (granted, begun.elapsed())
+            });
+            if between {
+                net.link_is_silent_with_a_reply_held();
+                fail();
+            } else if !early {
+                net.reach(step, asked);
+                fail();
+            }
+            let (granted, took) = waiting.join().unwrap();
+            assert!(took < WAIT + SLACK, "{what}: {took:?}");
+            match granted {
+                Ok(granted) => assert!(!granted, "{what}"),
+                Err(err) => assert!(matches!(err, Error::Redis { .. }), "{what}: {err:?}"),
+            }
+        });
+        if step == Step::Subscription {
+            // The link is well, so it leaves at once.
+            let gone = within(WAITER_LEASE / 2, || {
+                queue(&net.server, &net.name).is_empty()
+            });
+            assert!(gone, "{what}");
+        }
+        let ended = Instant::now();
+        drop(guard);
+        let next = net.other.fair_lock(&net.name).try_lock_for(LONG).unwrap();
+        let took = ended.elapsed();
+        assert!(took < WAITER_LEASE + SLACK, "{what}: {took:?}");
+        next.unwrap_or_else(|| panic!("{what}: not served"))
+            .unlock()
+            .unwrap();
+        nothing_left(&net.server);
+        // And afterwards all is well.
+        net.proxy.pass();
+        net.proxy.cut(Target::All);
+        lock.lock().unwrap().unlock().unwrap();
+        nothing_left(&net.server);
+        assert_eq!(net.client.stats().lost, 0);
+    });
+}
+
+// F4, O1: the wait goes on, in one place, and that is the one it had.
+#[test]
+fn whatever_fails_once_costs_a_waiter_nothing_but_time() {
+    at_each_step(|step, fault| {
+        let what = format!("{fault:?} at {step:?}");
+        // Nobody is to lose a place because a busy machine adds to the fault.
+        let net = Net::with(ms(1_500), 3 * WAITER_LEASE);
+        let target = Net::target(step);
+        let guard = net.other.fair_lock(&net.name).lock().unwrap();
+        let asked = net.server.calls("evalsha");
+        let needle = match step {
+            Step::Subscription => "SUBSCRIBE".to_owned(),
+            _ => acquire_sha(),
+        };
+        let arm = || match fault {
+            Fault::Cut => {
+                // What is cut is cut between a request and its reply, if there are any.
+                if step != Step::Park {
+                    net.proxy.set(target, Mode::Delay(LONG));
+                }
+                None
+            }
+            Fault::LostRequest => Some(net.proxy.black_hole_request(&needle)),
+            Fault::LostReply => Some(net.proxy.swallow_reply_to(&needle)),
+        };
+        net.prepare(step);
+        let early = matches!(step, Step::FirstQuestion | Step::Subscription);
+        let armed = early.then(arm);
+        let mut line = Line::new(&net.server, &net.name);
+        line.join_with(net.client.fair_lock(&net.name));
+        let armed = armed.unwrap_or_else(|| {
+            net.reach(step, asked);
+            arm()
+        });
+        match armed {
+            Some(trap) => eventually("it sprang", || trap.fired()),
+            None => {
+                if step != Step::Park {
+                    net.link_is_silent_with_a_reply_held();
+                    net.proxy.set(target, Mode::Pass);
+                }
+                net.proxy.cut(target);
+            }
+        }
+        let first = queue(&net.server, &net.name);
+        assert_eq!(first.len(), 1, "{what}");
+        line.join_with(net.other.fair_lock(&net.name));
+        // Whatever was still on its way has come by then.
+        let subscribed = || net.client.stats().subscriptions == 1;
+        eventually("it listens", subscribed);
+        thread::sleep(ms(800));
+        assert!(line.told.is_empty(), "{what}");
+        let stood = queue(&net.server, &net.name);
+        assert_eq!((stood.len(), &stood[0]), (2, &first[0]), "{what}");
+        assert_eq!(timeouts(&net.server, &net.name).len(), 2, "{what}");
+        net.proxy.pass();
+        drop(guard);
+        line.served_in_order();
+        nothing_left(&net.server);
+        assert_eq!(net.client.stats().lost, 0);
+    });
+}
+
+// F4: a command that gives a place up is sent until it is acknowledged.
+#[test]
+fn a_place_is_given_up_although_the_word_of_it_is_lost() {
+    for lost in [Fault::LostRequest, Fault::LostReply, Fault::Cut] {
+        let net = Net::start();
+        let guard = net.other.fair_lock(&net.name).lock().unwrap();
+        let lock = net.client.fair_lock(&net.name);
+        let trap = match lost {
+            Fault::LostRequest => Some(net.proxy.black_hole_request(leave_sha())),
+            Fault::LostReply => Some(net.proxy.swallow_reply_to(leave_sha())),
+            Fault::Cut => None,
+        };
+        let token = CancelToken::new();
+        let cancelled = lock.clone().cancel_on(&token);
+        thread::scope(|scope| {
+            scope.spawn(|| assert!(matches!(cancelled.lock(), Err(Error::Cancelled))));
+            queued(&net.server, &net.name, 1);
+            if trap.is_none() {
+                net.proxy.set(Target::Link, Mode::Refuse);
+                net.proxy.cut(Target::Link);
+            }
+            token.cancel();
+        });
+        match trap {
+            Some(trap) => eventually("it sprang", || trap.fired()),
+            None => net.proxy.pass(),
+        }
+        let gone = within(WAITER_LEASE + SLACK, || {
+            queue(&net.server, &net.name).is_empty()
+        });
+        assert!(gone, "{lost:?}");
+        assert!(timeouts(&net.server, &net.name).is_empty());
+        drop(guard);
+        nothing_left(&net.server);
+    }
+}
+
+// I2, O1: what was sent on a connection given up arrives when its sender has long had the lock by another question.
+#[test]
+fn a_question_that_arrives_late_takes_nothing_from_its_sender() {
+    let net = Net::with(ms(1_500), WAITER_LEASE);
+    for asks in 0..3 {
+        let guard = net.other.fair_lock(&net.name).lock().unwrap();
+        let lock = net.client.fair_lock(&net.name);
+        let held = AtomicBool::new(false);
+        thread::scope(|scope| {
+            net.proxy.stall_present(Target::Link);
+            let waiting = scope.spawn(|| {
+                let guard = lock.lock().unwrap();
+                held.store(true, Ordering::SeqCst);
+                eventually("all has arrived", || net.proxy.held() == 0);
+                let owner = guard.owner().to_owned();
+                let stays = !within(ms(200), || {
+                    net.server.hgetall(&net.name) != [(owner.clone(), "1".to_owned())]
+                });
+                assert!(stays, "after {asks} more questions");
+                assert!(guard.is_valid());
+                guard.unlock().unwrap();
+            });
+            queued(&net.server, &net.name, 1);
+            // The further it has come, the more questions were answered since.
+            let before = net.client.stats().commands;
+            eventually("it has asked more", || {
+                net.client.stats().commands >= before + asks
+            });
+            drop(guard);
+            eventually("it has the lock", || held.load(Ordering::SeqCst));
+            net.proxy.pass();
+            waiting.join().unwrap();
+        });
+        // What came late may have left a place behind, for a waiter lease.
+        let next = net
+            .other
+            .fair_lock(&net.name)
+            .try_lock_for(WAITER_LEASE + SLACK);
+        next.unwrap().expect("the lock").unlock().unwrap();
+        nothing_left(&net.server);
+    }
+    assert_eq!(net.client.stats().lost, 0);
+}
+
+// I2, F4: and when its sender has left, it holds nobody up.
+#[test]
+fn a_question_that_arrives_after_its_sender_has_left_makes_no_place() {
+    // Its place would last for longer than this test does.
+    let net = Net::with(ms(1_500), 3 * WAITER_LEASE);
+    let guard = net.other.fair_lock(&net.name).lock().unwrap();
+    let token = CancelToken::new();
+    let lock = net.client.fair_lock(&net.name).cancel_on(&token);
+    thread::scope(|scope| {
+        let commands = net.client.stats().commands;
+        scope.spawn(|| assert!(matches!(lock.lock(), Err(Error::Cancelled))));
+        queued(&net.server, &net.name, 1);
+        eventually("it has asked twice", || {
+            net.client.stats().commands >= commands + 2
+        });
+        let opened = net.proxy.opened(Target::Link);
+        net.proxy.stall_present(Target::Link);
+        eventually("it has another connection", || {
+            net.proxy.opened(Target::Link) > opened
+        });
+        token.cancel();
+    });
+    eventually("it has left", || queue(&net.server, &net.name).is_empty());
+    let asked = net.server.calls("hexists");
+    net.proxy.pass();
+    eventually("it has arrived", || net.server.calls("hexists") > asked);
+    let stays = within(ms(200), || !queue(&net.server, &net.name).is_empty());
+    assert!(!stays, "a place of nobody's");
+    drop(guard);
+    nothing_left(&net.server);
+}
+
+// I4: what was never sent is not taken back, nor what the server has refused to carry out.
+#[test]
+fn trying_again_and_again_leaves_nothing_to_be_sent_later() {
+    const TRIES: u64 = 150;
+    let mut server = Server::start();
+    let client = open(&server);
+    let lock = client.fair_lock(unique("backlog"));
+    let scripts = |server: &Server| server.calls("evalsha") + server.calls("eval");
+    lock.lock().unwrap().unlock().unwrap();
+    server.kill();
+    for _ in 0..TRIES {
+        assert!(lock.try_lock_for(ms(1)).is_err());
+    }
+    server.restart();
+    lock.lock().unwrap().unlock().unwrap();
+    // What is kept for the next connection is sent on it first.
+    let sent = scripts(&server);
+    assert!(sent < TRIES / 10, "{sent} scripts");
+
+    server.cli(&["CONFIG", "SET", "lua-time-limit", "10"]);
+    thread::scope(|scope| {
+        let busy = scope.spawn(|| server.try_ask::<()>(&["EVAL", "while true do end", "0"]));
+        let mut con = server.connection();
+        let is_busy = |con: &mut redis::Connection| {
+            let ping = redis::cmd("PING").query::<String>(con);
+            ping.is_err_and(|err| err.code() == Some("BUSY"))
+        };
+        eventually("it is busy", || is_busy(&mut con));
+        for _ in 0..TRIES / 3 {
+            assert!(lock.try_lock_for(ms(2)).is_err());
+        }
+        let () = redis::cmd("SCRIPT").arg("KILL").query(&mut con).unwrap();
+        assert!(busy.join().unwrap().is_err());
+    });
+    lock.lock().unwrap().unlock().unwrap();
+    // What is left is sent now.
+    client.close(LONG).unwrap();
+    let sent = scripts(&server) - sent;
+    assert!(sent < TRIES / 10, "{sent} scripts");
+    nothing_left(&server);
+}
+
+// L1: a message that never comes costs a poll cap at most.
+#[test]
+fn a_lost_message_is_made_good() {
+    let net = Net::start();
+    // The connection breaks just before, and the message is sent to nobody.
+    let guard = net.other.fair_lock(&net.name).lock().unwrap();
+    let mut line = Line::new(&net.server, &net.name);
+    line.join_with(net.client.fair_lock(&net.name));
+    line.join_with(net.client.fair_lock(&net.name));
+    line.all_parked();
+    assert_eq!(net.server.kill_clients_named("redlatch-subscriber"), 1);
+    let begun = Instant::now();
+    drop(guard);
+    line.served_in_order();
+    assert!(begun.elapsed() < ms(2_500), "{:?}", begun.elapsed());
+    assert!(net.client.stats().resubscriptions >= 1);
+
+    // Nobody can tell that it does not come: three hand-overs, each within a poll cap.
+    let rescues = net.client.stats().poll_rescues;
+    let guard = net.other.fair_lock(&net.name).lock().unwrap();
+    let mut line = Line::new(&net.server, &net.name);
+    for _ in 0..3 {
+        line.join_with(net.client.fair_lock(&net.name));
+    }
+    line.all_parked();
+    net.proxy.set(Target::Subscriber, Mode::BlackHole);
+    let begun = Instant::now();
+    drop(guard);
+    line.served_in_order();
+    // The cap is a third of the waiter lease.
+    let took = begun.elapsed();
+    assert!(took < WAITER_LEASE + SLACK, "{took:?}");
+    assert!(net.client.stats().poll_rescues > rescues);
+    nothing_left(&net.server);
+}
+
+// Those who may not listen ask again and again, and the line does not grow by it.
+#[test]
+fn a_user_who_may_not_listen_keeps_one_place() {
+    let server = Server::start();
+    let name = unique("deaf");
+    for rule in [
+        &[
+            "deaf",
+            "on",
+            ">pw",
+            "~*",
+            "+@all",
+            "-subscribe",
+            "allchannels",
+        ][..],
+        &["mute", "on", ">pw", "~*", "+@all", "resetchannels"],
+    ] {
+        server.cli(&[&["ACL", "SETUSER"], rule].concat());
+        let url = format!("redis://{}:pw@127.0.0.1:{}/", rule[0], server.port());
+        let client = Client::open(&*url).unwrap();
+        let guard = client.fair_lock(&name).lock().unwrap();
+        let mut line = Line::new(&server, &name);
+        for _ in 0..3 {
+            line.join_with(client.fair_lock(&name));
+        }
+        thread::sleep(ms(300));
+        assert_eq!(queue(&server, &name).len(), 3);
+        let begun = Instant::now();
+        guard.unlock().unwrap();
+        line.served_in_order();
+        assert!(begun.elapsed() < ms(2_500), "{:?}", begun.elapsed());
+        nothing_left(&server);
+    }
+}
+
+// F3: longer than anybody keeps a place that is not heard of.
+#[test]
+fn a_long_hold_does_not_wear_the_line_out() {
+    let server = Server::start();
+    let name = unique("long");
+    let clients = [(); 3].map(|()| with_waiter_lease(&server.url(), WAITER_LEASE));
+    let guard = clients[0].fair_lock(&name).lock().unwrap();
+    let mut line = Line::new(&server, &name);
+    for i in 0..12 {
+        line.join_with(clients[i % 3].fair_lock(&name));
+    }
+    let stood = queue(&server, &name);
+    let until = Instant::now() + 3 * WAITER_LEASE;
+    while Instant::now() < until {
+        assert_eq!(queue(&server, &name), stood);
+        thread::sleep(ms(50));
+    }
+    assert!(line.told.is_empty());
+    drop(guard);
+    line.served_in_order();
+    nothing_left(&server);
+}
+
+#[test]
+fn forgotten_scripts_are_sent_again_in_the_middle_of_it() {
+    let server = Server::start();
+    let name = unique("flush");
+    let clients = [open(&server), open(&server)];
+    let guard = clients[0].fair_lock(&name).lock().unwrap();
+    let mut line = Line::new(&server, &name);
+    for i in 0..8 {
+        if i % 2 == 0 {
+            server.cli(&["SCRIPT", "FLUSH"]);
+        }
+        let (lock, url) = (clients[i % 2].fair_lock(&name), server.url());
+        line.join(move |here| {
+            let guard = lock.lock().unwrap();
+            here();
+            // Neither the release nor the next question is known.
+            let mut con = crate::support::connection_to(&url);
+            let () = redis::cmd("SCRIPT").arg("FLUSH").query(&mut con).unwrap();
+            guard.unlock().unwrap();
+        });
+    }
+    let token = CancelToken::new();
+    thread::scope(|scope| {
+        let lock = clients[1].fair_lock(&name).cancel_on(&token);
+        scope.spawn(move || assert!(matches!(lock.lock(), Err(Error::Cancelled))));
+        queued(&server, &name, 9);
+        server.cli(&["SCRIPT", "FLUSH"]);
+        token.cancel();
+        queued(&server, &name, 8);
+    });
+    server.cli(&["SCRIPT", "FLUSH"]);
+    guard.unlock().unwrap();
+    line.served_in_order();
+    nothing_left(&server);
+    for client in &clients {
+        let stats = client.stats();
+        assert_eq!((stats.lost, stats.releases_failed), (0, 0));
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The server
+// ---------------------------------------------------------------------------------------------------------------------
+
+#[test]
+fn a_server_that_comes_back_with_its_data_has_kept_the_line() {
+    let mut server = Server::start_with(&["--appendonly", "yes", "--appendfsync", "always"]);
+    let name = unique("kept");
+    let clients = [open(&server), open(&server)];
+    let guard = clients[0].fair_lock(&name).lock().unwrap();
+    let mut line = Line::new(&server, &name);
+    for i in 0..20 {
+        line.join_with(clients[i % 2].fair_lock(&name));
+    }
+    line.all_parked();
+    let stood = queue(&server, &name);
+    server.restart();
+    eventually("it has read its data", || {
+        server.try_ask::<u64>(&["DBSIZE"]).is_ok()
+    });
+    assert_eq!(queue(&server, &name), stood);
+    eventually("all listen again", || {
+        let clients = server.clients_named("redlatch-subscriber");
+        let listening: u64 = clients.iter().map(|client| client.subscriptions).sum();
+        listening == 20
+    });
+    line.all_parked();
+    assert!(guard.is_valid() && line.told.is_empty());
+    assert_eq!(queue(&server, &name), stood);
+    guard.unlock().unwrap();
+    line.served_in_order();
+    nothing_left(&server);
+}
+
+#[test]
+fn a_server_that_comes_back_empty_serves_everybody_one_after_another() {
+    let mut server = Server::start();
+    let name = unique("empty");
+    let clients = [open(&server), open(&server)];
+    let guard = clients[0].fair_lock(&name).lock().unwrap();
+    let mut line = Line::new(&server, &name);
+    let inside = std::sync::Arc::new(AtomicBool::new(false));
+    for i in 0..20 {
+        let (lock, inside) = (
+            clients[i % 2].fair_lock(&name),
+            std::sync::Arc::clone(&inside),
+        );
+        line.join(move |here| {
+            let guard = lock.lock().unwrap();
+            assert!(!inside.swap(true, Ordering::SeqCst), "two are inside");
+            here();
+            thread::sleep(ms(3));
+            inside.store(false, Ordering::SeqCst);
+            guard.unlock().unwrap();
+        });
+    }
+    line.all_parked();
+    server.restart();
+    let begun = Instant::now();
+    line.crew.join();
+    assert!(begun.elapsed() < ms(5_000), "{:?}", begun.elapsed());
+    let mut served: Vec<_> = line.told.try_iter().collect();
+    served.sort_unstable();
+    assert_eq!(served, (0..20).collect::<Vec<_>>());
+    // The one that had it hears of it.
+    let lost = guard.unlock().unwrap_err();
+    assert!(
+        matches!(&lost, Error::Lost { reason, .. } if *reason != LossReason::Expired),
+        "{lost:?}"
+    );
+    nothing_left(&server);
+}
+
+// L5: for shorter than anybody is given up, and for longer than any place lives.
+#[test]
+fn a_frozen_server_keeps_the_line_and_a_long_frozen_one_serves_everybody() {
+    let server = Server::start();
+    for (waiter_lease, keeps_order) in [(LONG, true), (ms(700), false)] {
+        let name = unique("frozen");
+        let clients = [(); 2].map(|()| {
+            let config = Config::new(server.url()).response_timeout(ms(6_000));
+            Client::open(config.waiter_lease(waiter_lease)).unwrap()
+        });
+        let guard = clients[0].fair_lock(&name).lock().unwrap();
+        let mut line = Line::new(&server, &name);
+        for i in 0..20 {
+            line.join_with(clients[i % 2].fair_lock(&name));
+        }
+        line.all_parked();
+        let stood = queue(&server, &name);
+        server.freeze();
+        thread::sleep(ms(2_000));
+        server.thaw();
+        eventually("it answers", || guard.is_valid() && server.exists(&name));
+        if keeps_order {
+            line.all_parked();
+            assert_eq!(queue(&server, &name), stood);
+            guard.unlock().unwrap();
+            line.served_in_order();
+        } else {
+            guard.unlock().unwrap();
+            line.crew.join();
+            let mut served: Vec<_> = line.told.try_iter().collect();
+            served.sort_unstable();
+            assert_eq!(served, (0..20).collect::<Vec<_>>());
+        }
+        nothing_left(&server);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The end of a client
+// ---------------------------------------------------------------------------------------------------------------------
+
+// D2, F4
+#[test]
+fn closing_takes_a_hundred_out_of_the_line() {
+    const WAITERS: usize = 100;
+    let server = Server::start();
+    let name = unique("close");
+    let (client, other) = (open(&server), open(&server));
+    let guard = other.fair_lock(&name).lock().unwrap();
+    let mut crew = Crew::new();
+    for i in 0..WAITERS {
+        let (lock, mutex) = (client.fair_lock(&name), client.fair_mutex(&name));
+        crew.spawn(move || {
+            let ended = match i % 3 {
+                0 => lock.lock().map(drop),
+                1 => mutex.try_lock_for(LONG * 6).map(drop),
+                _ => lock.with(|_| ()),
+            };
+            assert!(matches!(ended, Err(Error::Closed)), "{ended:?}");
+        });
+    }
+    queued(&server, &name, WAITERS);
+    let mut line = Line::new(&server, &name);
+    line.join_with(other.fair_lock(&name));
+    line.all_parked();
+    crew.all_parked();
+    let begun = Instant::now();
+    client.close(LONG).unwrap();
+    assert!(begun.elapsed() < ms(2_000), "{:?}", begun.elapsed());
+    // Not soon: now.
+    assert_eq!(queue(&server, &name).len(), 1);
+    assert_eq!(timeouts(&server, &name).len(), 1);
+    crew.join();
+    let begun = Instant::now();
+    drop(guard);
+    assert_eq!(line.told.recv_timeout(LONG), Ok(0));
+    assert!(begun.elapsed() < BY_MESSAGE, "{:?}", begun.elapsed());
+    line.crew.join();
+    nothing_left(&server);
+}

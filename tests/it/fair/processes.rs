@@ -1,0 +1,443 @@
+//! The fair lock between processes: many of them, and what their ends and their stops do to the line.
+
+use std::collections::HashSet;
+use std::env;
+use std::fs;
+use std::io::{self, BufRead, BufReader, Read};
+use std::path::Path;
+use std::process::{self, Child, ChildStdout, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::bounded;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use redlatch::{Client, Config};
+
+use crate::contract::open;
+use crate::fair::basics::{BY_MESSAGE, LONG, Line, nothing_left, queue, queued, with_waiter_lease};
+use crate::support::{Server, connection_to, eventually, ms, unique, within};
+
+/// How long those who die here keep their places.
+const WAITER_LEASE: Duration = ms(1_000);
+
+/// Where processes write down when they came in, `+owner`, and when they went out, `-owner`.
+const LOG: &str = "log";
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Processes
+// ---------------------------------------------------------------------------------------------------------------------
+
+/// What a process is to do: each of its threads takes the lock once and keeps it so long.
+#[derive(Clone, Copy)]
+struct Job {
+    threads: usize,
+    waiter_lease: Duration,
+    lease: Duration,
+    keeps: Duration,
+}
+
+const JOB: Job = Job {
+    threads: 1,
+    waiter_lease: WAITER_LEASE,
+    lease: ms(1_500),
+    keeps: Duration::ZERO,
+};
+
+/// A process of ours; killed when dropped, and gone with this one whatever becomes of it.
+struct Process {
+    child: Child,
+    client: String,
+    _stdout: BufReader<ChildStdout>,
+}
+
+/// Sends one of our children a signal.
+pub(crate) fn send(child: &Child, signal: Signal) {
+    let pid = i32::try_from(child.id()).expect("a pid is an i32");
+    kill(Pid::from_raw(pid), signal).expect("our child takes our signals");
+}
+
+/// SIGSTOP; returns once it has come.
+pub(crate) fn stop(child: &Child) {
+    send(child, Signal::SIGSTOP);
+    let stat = format!("/proc/{}/stat", child.id());
+    if Path::new(&stat).exists() {
+        eventually("the process is stopped", || {
+            fs::read_to_string(&stat).is_ok_and(|stat| stat.contains(") T "))
+        });
+    }
+}
+
+impl Process {
+    fn start(server: &Server, name: &str, job: Job) -> Self {
+        let of = |time: Duration| time.as_millis().to_string();
+        let mut child = Command::new(env::current_exe().expect("a binary"))
+            .args(["--exact", "--include-ignored", "--nocapture"])
+            .arg("fair::processes::part_that_waits")
+            .env("REDLATCH_TEST_URL", server.url())
+            .env("REDLATCH_TEST_NAME", name)
+            .env("REDLATCH_TEST_THREADS", job.threads.to_string())
+            .env("REDLATCH_TEST_WAITER_LEASE", of(job.waiter_lease))
+            .env("REDLATCH_TEST_LEASE", of(job.lease))
+            .env("REDLATCH_TEST_KEEPS", of(job.keeps))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("this binary runs again");
+        let mut stdout = BufReader::new(child.stdout.take().unwrap());
+        let mut line = String::new();
+        let client = loop {
+            line.clear();
+            assert!(stdout.read_line(&mut line).unwrap() > 0, "it ended");
+            if let Some((_, client)) = line.split_once("this is ") {
+                break client.trim().to_owned();
+            }
+        };
+        Self {
+            child,
+            client,
+            _stdout: stdout,
+        }
+    }
+
+    fn signal(&self, signal: Signal) {
+        send(&self.child, signal);
+    }
+
+    fn stop(&self) {
+        stop(&self.child);
+    }
+
+    fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    fn has(&self, owner: &str) -> bool {
+        owner.rsplit_once(':').unwrap().0 == self.client
+    }
+
+    /// Waits until it has done its job.
+    #[track_caller]
+    fn done(&mut self) {
+        let mut status = None;
+        eventually("the process ends", || {
+            status = self.child.try_wait().unwrap();
+            status.is_some()
+        });
+        assert!(status.unwrap().success());
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.child.kill().ok();
+        self.child.wait().ok();
+    }
+}
+
+#[test]
+#[ignore = "part of other tests"]
+#[expect(clippy::print_stdout, reason = "how the parent hears of it")]
+fn part_that_waits() {
+    let given = |what: &str| env::var(format!("REDLATCH_TEST_{what}"));
+    // Nothing is given if somebody runs ignored tests by hand.
+    let (Ok(url), Ok(name), Ok(threads)) = (given("URL"), given("NAME"), given("THREADS")) else {
+        return;
+    };
+    let time = |what: &str| ms(given(what).unwrap().parse().unwrap());
+    thread::spawn(|| {
+        // Open for as long as the parent lives.
+        io::stdin().read_to_end(&mut Vec::new()).unwrap_or_default();
+        process::exit(1);
+    });
+    let config = Config::new(&*url)
+        .waiter_lease(time("WAITER_LEASE"))
+        .lease(time("LEASE"));
+    let client = Client::open(config).unwrap();
+    let own = client.mutex(unique("own")).lock().unwrap();
+    println!("this is {}", own.owner().rsplit_once(':').unwrap().0);
+    own.unlock().unwrap();
+    let keeps = time("KEEPS");
+    let log = std::sync::Mutex::new(connection_to(&url));
+    let write = |what: String| {
+        let mut log = log.lock().unwrap();
+        let () = redis::cmd("RPUSH")
+            .arg(LOG)
+            .arg(what)
+            .query(&mut log)
+            .unwrap();
+    };
+    thread::scope(|scope| {
+        for _ in 0..threads.parse().unwrap() {
+            let stand = || {
+                let guard = client.fair_lock(&name).lock().unwrap();
+                write(format!("+{}", guard.owner()));
+                thread::sleep(keeps);
+                write(format!("-{}", guard.owner()));
+                guard.unlock().unwrap();
+            };
+            let thread = thread::Builder::new().stack_size(256 * 1024);
+            thread.spawn_scoped(scope, stand).unwrap();
+        }
+    });
+}
+
+/// Those who have had the lock, one after another; no two at once, but for those who were killed while they had it.
+#[track_caller]
+fn served(server: &Server, killed: impl Fn(&str) -> bool) -> Vec<String> {
+    let log: Vec<String> = server.ask(&["LRANGE", LOG, "0", "-1"]);
+    let (mut served, mut inside) = (Vec::new(), None::<String>);
+    for entry in log {
+        let (way, owner) = entry.split_at(1);
+        if way == "+" {
+            if let Some(before) = inside.replace(owner.to_owned()) {
+                assert!(killed(&before), "{before} and {owner} are inside");
+            }
+            served.push(owner.to_owned());
+        } else {
+            assert_eq!(inside.take().as_deref(), Some(owner));
+        }
+    }
+    served
+}
+
+fn entries(server: &Server) -> usize {
+    server.ask(&["LLEN", LOG])
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Many
+// ---------------------------------------------------------------------------------------------------------------------
+
+// F6
+#[test]
+fn five_hundred_waiters_of_four_processes_are_served_in_the_order_of_the_line() {
+    const PROCESSES: usize = 4;
+    const WAITERS: usize = 500;
+    let server = Server::start();
+    let name = unique("crowd");
+    let client = open(&server);
+    let guard = client.fair_lock(&name).lock().unwrap();
+    let job = Job {
+        threads: WAITERS / PROCESSES,
+        waiter_lease: LONG,
+        lease: ms(30_000),
+        ..JOB
+    };
+    let mut processes: Vec<_> = (0..PROCESSES)
+        .map(|_| Process::start(&server, &name, job))
+        .collect();
+    queued(&server, &name, WAITERS);
+    let line = queue(&server, &name);
+    assert_eq!(line.iter().collect::<HashSet<_>>().len(), WAITERS);
+    for process in &processes {
+        let its = line.iter().filter(|owner| process.has(owner)).count();
+        assert_eq!(its, job.threads);
+    }
+    assert_eq!(entries(&server), 0);
+    let begun = Instant::now();
+    guard.unlock().unwrap();
+    for process in &mut processes {
+        process.done();
+    }
+    let took = begun.elapsed();
+    assert_eq!(served(&server, |_| false), line);
+    assert!(took < LONG, "{took:?}");
+    server.cli(&["DEL", LOG]);
+    nothing_left(&server);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Ends
+// ---------------------------------------------------------------------------------------------------------------------
+
+// F1
+#[test]
+fn a_hundred_dead_at_the_head_hold_the_line_up_for_one_waiter_lease() {
+    const DEAD: usize = 120;
+    let server = Server::start();
+    let name = unique("dead");
+    let client = with_waiter_lease(&server.url(), WAITER_LEASE);
+    let guard = client.fair_lock(&name).lock().unwrap();
+    let job = Job {
+        threads: DEAD,
+        ..JOB
+    };
+    let mut doomed = Process::start(&server, &name, job);
+    queued(&server, &name, DEAD);
+    let mut line = Line::new(&server, &name);
+    for _ in 0..3 {
+        line.join_with(client.fair_lock(&name));
+    }
+    line.all_parked();
+    doomed.kill();
+    let (killed, asked) = (Instant::now(), server.calls("evalsha"));
+    drop(guard);
+    assert_eq!(line.told.recv_timeout(LONG), Ok(0));
+    let (took, asked) = (killed.elapsed(), server.calls("evalsha") - asked);
+    // They were heard of a third of it ago at most, and a busy machine adds to that.
+    assert!(took > WAITER_LEASE / 4, "{took:?}");
+    assert!(took < WAITER_LEASE + ms(800), "{took:?}");
+    // Q3: they asked now and then, although the lock was free.
+    assert!(asked < 50, "{asked} questions");
+    assert_eq!(line.told.recv_timeout(BY_MESSAGE), Ok(1));
+    assert_eq!(line.told.recv_timeout(BY_MESSAGE), Ok(2));
+    line.crew.join();
+    assert_eq!(entries(&server), 0, "the dead do nothing");
+    nothing_left(&server);
+}
+
+// L2, F1
+#[test]
+fn the_line_outlives_a_killed_holder_and_keeps_its_order() {
+    let server = Server::start();
+    let name = unique("killed");
+    let job = Job { keeps: LONG, ..JOB };
+    let mut holder = Process::start(&server, &name, job);
+    eventually("it has the lock", || entries(&server) == 1);
+    let clients = [(); 2].map(|()| with_waiter_lease(&server.url(), WAITER_LEASE));
+    let mut line = Line::new(&server, &name);
+    for i in 0..6 {
+        line.join_with(clients[i % 2].fair_lock(&name));
+    }
+    // For longer than its lease it is renewed.
+    assert!(!within(JOB.lease + ms(200), || !line.told.is_empty()));
+    holder.kill();
+    let killed = Instant::now();
+    assert_eq!(line.told.recv_timeout(LONG), Ok(0));
+    let took = killed.elapsed();
+    assert!(took > JOB.lease / 2, "{took:?}");
+    assert!(took < JOB.lease + ms(1_000), "{took:?}");
+    for i in 1..6 {
+        assert_eq!(line.told.recv_timeout(BY_MESSAGE), Ok(i));
+    }
+    line.crew.join();
+    server.cli(&["DEL", LOG]);
+    nothing_left(&server);
+}
+
+// F1, F6: those who go on waiting keep their order, whoever dies, the holder included.
+#[test]
+fn processes_killed_while_the_line_moves_take_nobodys_turn() {
+    const PROCESSES: usize = 5;
+    const THREADS: usize = 12;
+    let server = Server::start();
+    let name = unique("moves");
+    let client = with_waiter_lease(&server.url(), WAITER_LEASE);
+    let guard = client.fair_lock(&name).lock().unwrap();
+    let job = Job {
+        threads: THREADS,
+        keeps: ms(10),
+        ..JOB
+    };
+    let mut processes: Vec<_> = (0..PROCESSES)
+        .map(|_| Process::start(&server, &name, job))
+        .collect();
+    queued(&server, &name, PROCESSES * THREADS);
+    let line = queue(&server, &name);
+    drop(guard);
+    let mut killed: Vec<Process> = Vec::new();
+    for turns in [4, 14, 24] {
+        eventually("the line moves", || entries(&server) >= 2 * turns);
+        let mut next = processes.remove(0);
+        next.kill();
+        killed.push(next);
+    }
+    for process in &mut processes {
+        process.done();
+    }
+    let dead = |owner: &str| killed.iter().any(|process| process.has(owner));
+    let served = served(&server, dead);
+    // In the order of the line, with gaps where the dead would have been.
+    let place = |owner: &String| line.iter().position(|other| other == owner).unwrap();
+    let places: Vec<_> = served.iter().map(place).collect();
+    assert!(places.is_sorted_by(|one, next| one < next), "{places:?}");
+    let missed = line.iter().filter(|owner| !served.contains(owner));
+    assert_eq!(missed.filter(|owner| !dead(owner)).count(), 0);
+    assert!(served.len() >= (PROCESSES - killed.len()) * THREADS);
+    server.cli(&["DEL", LOG]);
+    // The last ones of the line may be dead: whoever comes next ends their places.
+    let begun = Instant::now();
+    drop(client.fair_lock(&name).lock().unwrap());
+    assert!(begun.elapsed() < WAITER_LEASE + JOB.lease + ms(800));
+    nothing_left(&server);
+}
+
+// F3: stopped for so long that it counts as dead, and back before it is its turn.
+#[test]
+fn a_process_that_was_stopped_in_line_comes_back_to_its_place() {
+    let server = Server::start();
+    let name = unique("stopped");
+    let client = with_waiter_lease(&server.url(), WAITER_LEASE);
+    let ahead_too = with_waiter_lease(&server.url(), WAITER_LEASE);
+    let guard = client.fair_lock(&name).lock().unwrap();
+    let mut sleeper = Process::start(&server, &name, JOB);
+    queued(&server, &name, 1);
+    let its = queue(&server, &name).remove(0);
+    assert!(sleeper.has(&its));
+    let mut line = Line::new(&server, &name);
+    for i in 0..3 {
+        let client = if i == 1 { &ahead_too } else { &client };
+        line.join_with(client.fair_lock(&name));
+    }
+    sleeper.stop();
+    eventually("its place is over", || {
+        !queue(&server, &name).contains(&its)
+    });
+    // Those behind it have moved up, and some have come since.
+    thread::sleep(2 * WAITER_LEASE);
+    line.join_with(client.fair_lock(&name));
+    sleeper.signal(Signal::SIGCONT);
+    eventually("it is back", || queue(&server, &name).first() == Some(&its));
+    assert!(line.told.is_empty() && entries(&server) == 0);
+    drop(guard);
+    assert_eq!(line.told.recv_timeout(LONG), Ok(0));
+    assert!(entries(&server) > 0, "it was served before");
+    sleeper.done();
+    line.crew.join();
+    assert_eq!(line.told.try_iter().collect::<Vec<_>>(), [1, 2, 3]);
+    assert_eq!(served(&server, |_| false), [its]);
+    server.cli(&["DEL", LOG]);
+    nothing_left(&server);
+}
+
+// F1, F3: stopped when it is its turn, it holds the line up for one waiter lease, and loses nothing but time.
+#[test]
+fn a_process_that_is_stopped_when_it_is_its_turn_is_passed_by() {
+    let server = Server::start();
+    let name = unique("passed");
+    let client = with_waiter_lease(&server.url(), WAITER_LEASE);
+    let guard = client.fair_lock(&name).lock().unwrap();
+    let mut sleeper = Process::start(&server, &name, JOB);
+    queued(&server, &name, 1);
+    let its = queue(&server, &name).remove(0);
+    let (go, turn) = bounded::<()>(0);
+    let mut line = Line::new(&server, &name);
+    let lock = client.fair_lock(&name);
+    line.join(move |here| {
+        let _guard = lock.lock().unwrap();
+        here();
+        turn.recv().unwrap();
+    });
+    line.join_with(client.fair_lock(&name));
+    line.all_parked();
+    sleeper.stop();
+    let stopped = Instant::now();
+    drop(guard);
+    assert_eq!(line.told.recv_timeout(LONG), Ok(0));
+    let took = stopped.elapsed();
+    assert!(took > WAITER_LEASE / 4, "{took:?}");
+    assert!(took < WAITER_LEASE + ms(800), "{took:?}");
+    thread::sleep(2 * WAITER_LEASE);
+    assert!(!queue(&server, &name).contains(&its));
+    sleeper.signal(Signal::SIGCONT);
+    eventually("it is back", || queue(&server, &name).first() == Some(&its));
+    go.send(()).unwrap();
+    assert_eq!(line.told.recv_timeout(LONG), Ok(1));
+    sleeper.done();
+    line.crew.join();
+    assert_eq!(served(&server, |_| false), [its]);
+    server.cli(&["DEL", LOG]);
+    nothing_left(&server);
+}

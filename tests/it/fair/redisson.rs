@@ -1,0 +1,183 @@
+//! The fair lock in one line with Java: a Redisson client, acted out by what it does to the keys.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use crossbeam_channel::bounded;
+use redis::{Connection, Script};
+use redlatch::Client;
+
+use crate::contract::{hold_by_stranger, open};
+use crate::fair::basics::{
+    BY_MESSAGE, LONG, Line, channel, nothing_left, queue, queue_key, server_now, timeouts,
+    timeouts_key,
+};
+use crate::support::{Server, ms, unique, within};
+
+/// A thread of a Java process, as the line sees it: what it does to the keys, by the steps that Redisson takes.
+struct Javan {
+    owner: String,
+    name: String,
+    wait_ms: u64,
+    con: Connection,
+}
+
+impl Javan {
+    /// Ends the places of dead heads, as of the caller's clock.
+    const PURGE: &'static str = "
+        local lock, queue, timeouts, channel = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+        local owner, wait, now = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
+        while true do
+            local head = redis.call('lindex', queue, 0)
+            local score = head and tonumber(redis.call('zscore', timeouts, head))
+            if not score or score > now then break end
+            redis.call('zrem', timeouts, head)
+            redis.call('lpop', queue)
+        end
+        local head = redis.call('lindex', queue, 0)
+    ";
+
+    /// Takes the lock if it is its turn, lowering everybody's timeout by its own wait; else stands in line.
+    const ACQUIRE: &'static str = "
+        if redis.call('exists', lock) == 0 and (not head or head == owner) then
+            redis.call('lpop', queue)
+            redis.call('zrem', timeouts, owner)
+            for _, other in ipairs(redis.call('zrange', timeouts, 0, -1)) do
+                redis.call('zincrby', timeouts, -wait, other)
+            end
+            redis.call('hset', lock, owner, 1)
+            redis.call('pexpire', lock, 30000)
+            return 1
+        end
+        if redis.call('zscore', timeouts, owner) then return 0 end
+        local tail = redis.call('lindex', queue, -1)
+        local left = tail and tonumber(redis.call('zscore', timeouts, tail))
+        left = left and left - now or redis.call('pttl', lock)
+        redis.call('zadd', timeouts, left + wait + now, owner)
+        redis.call('rpush', queue, owner)
+        return 0
+    ";
+
+    const UNLOCK: &'static str = "
+        redis.call('del', lock)
+        if head then redis.call('publish', channel .. ':' .. head, 0) end
+        return 1
+    ";
+
+    fn new(server: &Server, name: &str, thread: u32, wait: Duration) -> Self {
+        Self {
+            owner: format!("0a1b2c3d-4e5f-4a6b-8c7d-9e0f1a2b3c4d:{thread}"),
+            name: name.to_owned(),
+            wait_ms: u64::try_from(wait.as_millis()).unwrap(),
+            con: server.connection(),
+        }
+    }
+
+    fn run(&mut self, step: &str) -> bool {
+        let now = server_now(&mut self.con);
+        Script::new(&format!("{}{step}", Self::PURGE))
+            .key(&self.name)
+            .key(queue_key(&self.name))
+            .key(timeouts_key(&self.name))
+            .key(channel(&self.name))
+            .arg(&self.owner)
+            .arg(self.wait_ms)
+            .arg(now)
+            .invoke(&mut self.con)
+            .unwrap()
+    }
+
+    /// One attempt, which leaves it in line if it is not its turn.
+    fn try_lock(&mut self) -> bool {
+        self.run(Self::ACQUIRE)
+    }
+
+    fn unlock(&mut self) {
+        assert_eq!(self.holders(), [(self.owner.clone(), "1".to_owned())]);
+        self.run(Self::UNLOCK);
+    }
+
+    fn holders(&mut self) -> Vec<(String, String)> {
+        redis::cmd("HGETALL")
+            .arg(&self.name)
+            .query(&mut self.con)
+            .unwrap()
+    }
+}
+
+/// Rust and Java stand in one line, Java's with so long a wait; each comes when it is its turn and not before.
+fn a_mixed_line(wait: Duration) {
+    let server = Server::start();
+    let name = unique("java");
+    let clients = [open(&server), open(&server)];
+    hold_by_stranger(&server, &name, 30_000);
+    let mut first = Javan::new(&server, &name, 41, wait);
+    let mut third = Javan::new(&server, &name, 43, wait);
+    let (go, turns) = bounded::<()>(0);
+    let mut line = Line::new(&server, &name);
+    let stand = |line: &mut Line, client: &Client| {
+        let (lock, turns) = (client.fair_lock(&name), turns.clone());
+        line.join(move |here| {
+            let guard = lock.lock().unwrap();
+            here();
+            turns.recv().unwrap_or_default();
+            guard.unlock().unwrap();
+        });
+    };
+    assert!(!first.try_lock());
+    stand(&mut line, &clients[0]);
+    assert!(!third.try_lock());
+    stand(&mut line, &clients[1]);
+    stand(&mut line, &clients[0]);
+    line.all_parked();
+    let order = queue(&server, &name);
+    assert_eq!((&order[0], &order[2]), (&first.owner, &third.owner));
+    let kept: HashMap<_, _> = timeouts(&server, &name).into_iter().collect();
+    let until = order.iter().map(|ticket| kept[ticket]);
+    let until: Vec<_> = until.collect();
+    // A place of ours outlives what Java's may wait for, once; the next one of ours adds nothing to that.
+    assert!(until[1] - until[0] > 300_000.0, "{until:?}");
+    assert!(
+        until[3] >= until[2] - 10.0 && until[4] - until[2] < 30_000.0,
+        "{until:?}"
+    );
+    // While it is Java's turn nobody else's is, however long it takes.
+    server.cli(&["DEL", &name]);
+    assert!(!within(ms(1_500), || !line.told.is_empty()));
+    assert!(!third.try_lock());
+    assert_eq!(queue(&server, &name), order);
+
+    assert!(first.try_lock());
+    first.unlock();
+    assert_eq!(line.told.recv_timeout(BY_MESSAGE), Ok(0), "told by Java");
+    assert!(!third.try_lock());
+    let mut con = server.connection();
+    let mut messages = con.as_pubsub();
+    messages
+        .subscribe(format!("{}:{}", channel(&name), third.owner))
+        .unwrap();
+    messages.set_read_timeout(Some(LONG)).unwrap();
+    go.send(()).unwrap();
+    assert_eq!(messages.get_message().unwrap().get_payload_bytes(), b"0");
+    assert!(third.try_lock());
+    // Nobody comes before its time, and those who wait keep their places.
+    assert!(!within(ms(1_000), || !line.told.is_empty()));
+    assert_eq!(queue(&server, &name), order[3..]);
+    third.unlock();
+    assert_eq!(line.told.recv_timeout(BY_MESSAGE), Ok(1), "told by Java");
+    go.send(()).unwrap();
+    assert_eq!(line.told.recv_timeout(BY_MESSAGE), Ok(2));
+    drop(go);
+    line.crew.join();
+    nothing_left(&server);
+}
+
+#[test]
+fn java_and_rust_stand_in_one_line() {
+    a_mixed_line(Duration::from_secs(300));
+}
+
+#[test]
+fn java_that_waits_a_short_time_does_not_shorten_our_places() {
+    a_mixed_line(Duration::from_secs(20));
+}

@@ -1,0 +1,758 @@
+//! The connection for commands on bad days: releases by the thousand that an outage has left, sockets that take nothing,
+//! servers that are busy or crowded, connections that ended while nobody looked.
+
+use std::error::Error as _;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use redlatch::{Client, Config, Error, MutexGuard, RedLock};
+
+use crate::faults::outage::{RESPONSE, SLACK, client, config, in_time};
+use crate::support::{
+    Mode, Proxy, Server, Target, connection_to, eventually, logs, ms, nothing_is_left, unique,
+    within,
+};
+
+/// Long enough for a busy machine: nothing here is about a server that does not answer.
+const PATIENT: Duration = ms(8_000);
+
+fn patient(url: &str) -> Config {
+    config(url)
+        .response_timeout(PATIENT)
+        .connect_timeout(PATIENT)
+}
+
+/// So many locks, held for as long as the test runs.
+fn hold(client: &Client, names: impl Iterator<Item = String>) -> Vec<MutexGuard> {
+    let lease = Duration::from_secs(600);
+    names
+        .map(|name| client.mutex(name).lease(lease).lock().unwrap())
+        .collect()
+}
+
+/// What an outage leaves: a server that keeps all the locks, and a client that has to give them back, in the order of
+/// their names.
+struct Outage {
+    server: Server,
+    proxy: Proxy,
+    client: Client,
+    names: Vec<String>,
+}
+
+impl Outage {
+    fn with(releases: u64, name: impl Fn(u64) -> String) -> Self {
+        let server = Server::start();
+        let proxy = Proxy::start(server.addr());
+        let client = Client::open(patient(&proxy.url())).unwrap();
+        let names: Vec<_> = (0..releases).map(name).collect();
+        let held = hold(&client, names.iter().cloned());
+        proxy.set(Target::Link, Mode::Refuse);
+        proxy.cut(Target::Link);
+        drop(held);
+        assert_eq!(server.dbsize(), releases);
+        Self {
+            server,
+            proxy,
+            client,
+            names,
+        }
+    }
+
+    /// The network is back, and each reply takes that long: what is sent without waiting for one is told from the rest.
+    fn ends(&self, delay: Duration) {
+        self.proxy.set(Target::Link, Mode::Delay(delay));
+    }
+
+    fn is_over(&self) {
+        self.proxy.pass();
+        eventually("all is given back", || self.server.dbsize() == 0);
+        let stats = self.client.stats();
+        assert_eq!((stats.lost, stats.releases_failed), (0, 0));
+        assert_eq!(stats.releases_of_lost, 0);
+    }
+}
+
+#[test]
+fn the_releases_of_an_outage_go_out_in_portions_and_a_text_once_each() {
+    const RELEASES: u64 = 2_000;
+    let outage = Outage::with(RELEASES, |n| format!("portion:{n}"));
+    let texts = outage.server.calls("eval");
+    outage.ends(ms(300));
+    eventually("the first portion comes", || {
+        outage.server.dbsize() < RELEASES
+    });
+    // Until it is answered no other does.
+    assert!(!within(ms(60), || {
+        outage.server.dbsize() < RELEASES * 3 / 4
+    }));
+    outage.is_over();
+    let texts = outage.server.calls("eval") - texts;
+    assert!(
+        texts <= RELEASES / 10,
+        "{texts} texts for {RELEASES} releases"
+    );
+}
+
+#[test]
+fn the_releases_of_an_outage_go_out_one_portion_a_round_trip_although_nobody_else_sends() {
+    const RELEASES: u64 = 1_200;
+    let outage = Outage::with(RELEASES, |n| format!("alone:{n}"));
+    outage.ends(ms(15));
+    eventually("the first portion comes", || {
+        outage.server.dbsize() < RELEASES
+    });
+    let begun = Instant::now();
+    eventually("all is given back", || outage.server.dbsize() == 0);
+    let took = begun.elapsed();
+    // Of some 80 releases each.
+    let portions = u32::try_from(RELEASES / 80).unwrap();
+    let lock = outage.client.mutex("own");
+    let begun = Instant::now();
+    for _ in 0..portions {
+        drop(lock.try_lock().unwrap());
+    }
+    let round_trips = begun.elapsed();
+    assert!(2 * took < 5 * round_trips, "{took:?} and {round_trips:?}");
+    outage.is_over();
+}
+
+#[test]
+fn a_lock_is_had_while_the_releases_of_an_outage_go_out() {
+    const RELEASES: u64 = 2_000;
+    let outage = Outage::with(RELEASES, |n| format!("backlog:{n}"));
+    outage.ends(ms(15));
+    // At most it waits behind one portion.
+    let guard = outage.client.mutex("own").lock().unwrap();
+    let left = outage.server.dbsize();
+    assert!(left > RELEASES / 3, "had after all but {left}");
+    guard.unlock().unwrap();
+    outage.is_over();
+}
+
+#[test]
+fn what_was_let_go_in_an_outage_can_be_taken_again_at_once() {
+    const RELEASES: u64 = 1_000;
+    let outage = Outage::with(RELEASES, |n| format!("again:{n}"));
+    outage.ends(ms(15));
+    // Its release is the last of all.
+    let last = outage.client.mutex(outage.names.last().unwrap());
+    let guard = last.try_lock().unwrap().expect("let go, and not held");
+    assert!(outage.server.dbsize() > 1);
+    guard.unlock().unwrap();
+    outage.is_over();
+}
+
+#[test]
+fn unlocking_waits_for_its_own_release_and_not_for_those_of_an_outage() {
+    const RELEASES: u64 = 2_000;
+    let outage = Outage::with(RELEASES, |n| format!("unlock:{n}"));
+    let (client, server) = (&outage.client, &outage.server);
+    outage.ends(ms(15));
+    let guard = client.mutex("own").lock().unwrap();
+    // Its release is parked behind the others.
+    outage.proxy.set(Target::Link, Mode::Refuse);
+    outage.proxy.cut(Target::Link);
+    eventually("the link is down", || {
+        server.clients_named("redlatch-link").is_empty()
+    });
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(ms(20)); // it has begun by then
+            outage.ends(ms(15));
+        });
+        guard.unlock().unwrap();
+    });
+    let left = server.dbsize();
+    assert!(left > RELEASES / 3, "given back after all but {left}");
+    outage.is_over();
+}
+
+/// Names so long that a few hundred releases are more than all sockets on the way take.
+fn long_names(n: u64) -> String {
+    format!("long:{n}:{}", "x".repeat(60_000))
+}
+
+#[test]
+fn a_backlog_on_a_slow_network_holds_up_neither_renewals_nor_short_waits() {
+    let server = Server::start();
+    let proxy = Proxy::start(server.addr());
+    let client = Client::open(patient(&proxy.url()).lease(ms(900))).unwrap();
+    let held = hold(&client, (0..120).map(long_names));
+    let guard = client.mutex(unique("kept")).lock().unwrap();
+    eventually("it is renewed", || client.stats().renewals > 0);
+    proxy.set(Target::Link, Mode::Refuse);
+    proxy.cut(Target::Link);
+    drop(held);
+    proxy.set(Target::Link, Mode::Slow(ms(30)));
+    for _ in 0..5 {
+        let lock = client.mutex(unique("hurry"));
+        drop(in_time("try_lock_for", ms(2_000), || {
+            lock.try_lock_for(ms(50))
+        }));
+    }
+    let lost = guard.lost().recv_timeout(ms(500));
+    assert!(lost.is_err(), "{lost:?}");
+    guard.unlock().unwrap();
+    proxy.pass();
+    eventually("all is given back", || server.dbsize() == 0);
+    assert_eq!(client.stats().lost, 0);
+}
+
+#[test]
+fn a_server_that_reads_nothing_for_a_while_is_waited_for_and_nobody_who_drops_is() {
+    let server = Server::start();
+    let client = Client::open(patient(&server.url())).unwrap();
+    let held = hold(&client, (0..150).map(long_names));
+    server.freeze();
+    let begun = Instant::now();
+    drop(held);
+    // The sockets are full by now, and have been for longer than a write may stall.
+    std::thread::sleep(ms(150));
+    let took = begun.elapsed();
+    server.thaw();
+    assert!(took < ms(2_000), "{took:?} for dropping");
+    eventually("all is given back", || server.dbsize() == 0);
+    let stats = client.stats();
+    assert_eq!(stats.reconnects, 0);
+    assert_eq!((stats.releases_failed, stats.releases_of_lost), (0, 0));
+}
+
+/// A script that keeps the server busy until this is dropped.
+struct Busy<'a> {
+    server: &'a Server,
+    script: Option<std::thread::JoinHandle<()>>,
+}
+
+impl<'a> Busy<'a> {
+    fn start(server: &'a Server) -> Self {
+        let mut con = server.connection();
+        con.set_read_timeout(None).unwrap();
+        let script = std::thread::spawn(move || {
+            let ran = redis::cmd("EVAL")
+                .arg("while true do end")
+                .arg(0)
+                .query::<()>(&mut con);
+            assert!(ran.is_err());
+        });
+        eventually("the server is busy", || {
+            let set = server.try_ask::<String>(&["SET", "busy", "1", "PX", "1000"]);
+            set.is_err_and(|err| err.code() == Some("BUSY"))
+        });
+        Self {
+            server,
+            script: Some(script),
+        }
+    }
+}
+
+impl Drop for Busy<'_> {
+    fn drop(&mut self) {
+        let () = self.server.ask(&["SCRIPT", "KILL"]);
+        if let Some(script) = self.script.take() {
+            script.join().ok();
+        }
+    }
+}
+
+#[test]
+fn a_busy_server_is_waited_for_over_the_connections_there_are() {
+    let server = Server::start_with(&["--busy-reply-threshold", "20"]);
+    for database in ["", "3"] {
+        // One that has to be selected, which a busy server does not do; otherwise it does not subscribe.
+        is_waited_for_while_busy(&server, database);
+    }
+}
+
+fn is_waited_for_while_busy(server: &Server, database: &str) {
+    let proxy = Proxy::start(server.addr());
+    let waiter = Client::open(patient(&format!("{}{database}", proxy.url()))).unwrap();
+    let name = unique("busy");
+    let mut con = connection_to(&format!("{}{database}", server.url()));
+    let () = redis::cmd("HSET")
+        .arg(&[&name, "somebody:1", "1"])
+        .query(&mut con)
+        .unwrap();
+    let dropped = waiter.mutex(unique("dropped")).lock().unwrap();
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| {
+            let got = waiter.mutex(&name).try_lock_for(PATIENT);
+            drop(got.unwrap().unwrap());
+        });
+        eventually("it listens", || {
+            let subscribers = server.clients_named("redlatch-subscriber");
+            subscribers.iter().any(|client| client.subscriptions == 1)
+        });
+        let busy = Busy::start(server);
+        let opened = proxy.opened(Target::All);
+        proxy.cut(Target::All);
+        drop(dropped);
+        // One for commands, one for messages.
+        assert!(!within(ms(900), || proxy.opened(Target::All) > opened + 2));
+        eventually("both are there", || proxy.opened(Target::All) == opened + 2);
+        drop(busy);
+        let () = redis::cmd("DEL").arg(&name).query(&mut con).unwrap();
+        waiting.join().unwrap();
+        assert!(proxy.opened(Target::All) <= opened + 3);
+    });
+    eventually("nothing is left", || {
+        redis::cmd("DBSIZE").query::<u64>(&mut con).unwrap() == 0
+    });
+}
+
+#[test]
+fn a_server_with_all_the_clients_it_wants_is_waited_for_with_a_password_too() {
+    let server = Server::start();
+    let () = server.ask(&["ACL", "SETUSER", "app", "on", ">pw", "~*", "&*", "+@all"]);
+    for url in [
+        server.url(),
+        format!("redis://app:pw@127.0.0.1:{}/", server.port()),
+    ] {
+        let client = Client::open(patient(&url)).unwrap();
+        let lock = client.mutex(unique("crowd"));
+        drop(lock.lock().unwrap());
+        let mut con = server.connection();
+        let mut ask = |parts: &[&str]| redis::cmd(parts[0]).arg(&parts[1..]).query::<()>(&mut con);
+        ask(&["CONFIG", "SET", "maxclients", "1"]).unwrap();
+        ask(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]).unwrap();
+        let err = lock.try_lock_for(ms(60)).unwrap_err();
+        assert!(err.is_retryable(), "{err:?}");
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| {
+                let got = lock.try_lock_for(PATIENT);
+                got.unwrap().unwrap().unlock().unwrap();
+            });
+            assert!(!within(ms(60), || waiting.is_finished()));
+            ask(&["CONFIG", "SET", "maxclients", "1000"]).unwrap();
+            waiting.join().unwrap();
+        });
+    }
+}
+
+/// How many connections have come in.
+fn received(server: &Server) -> u64 {
+    let info: String = server.ask(&["INFO", "stats"]);
+    let line = info
+        .lines()
+        .find_map(|line| line.strip_prefix("total_connections_received:"));
+    line.unwrap().trim().parse().unwrap()
+}
+
+#[test]
+fn a_server_that_lets_this_user_in_no_more_is_not_asked_again_for_every_release() {
+    let server = Server::start();
+    let () = server.ask(&["ACL", "SETUSER", "app", "on", ">pw", "~*", "&*", "+@all"]);
+    let url = format!("redis://app:pw@127.0.0.1:{}/", server.port());
+    let client = Client::open(patient(&url)).unwrap();
+    let held = hold(&client, (0..200).map(|n| format!("out:{n}")));
+    let () = server.ask(&["ACL", "DELUSER", "app"]);
+    let before = received(&server);
+    drop(held);
+    client.close(ms(200)).unwrap_err();
+    let made = received(&server) - before;
+    assert!(made <= 40, "{made} connections");
+}
+
+#[test]
+fn who_comes_to_wait_does_not_shorten_the_pauses_of_a_subscriber_that_is_not_let_in() {
+    let server = Server::start();
+    let client = Client::open(patient(&server.url())).unwrap();
+    let name = unique("crowd");
+    let () = server.ask(&["HSET", &name, "somebody:1", "1"]);
+    let lock = client.mutex(&name);
+    assert!(lock.try_lock().unwrap().is_none());
+    let mut con = server.connection();
+    let () = redis::cmd("CONFIG")
+        .arg(&["SET", "maxclients", "1"])
+        .query(&mut con)
+        .unwrap();
+    for _ in 0..60 {
+        let got = lock.try_lock_for(ms(10));
+        assert!(!matches!(got, Ok(Some(_))), "{got:?}");
+    }
+    let info: String = redis::cmd("INFO").arg("stats").query(&mut con).unwrap();
+    let mut lines = info.lines();
+    let rejected = lines.find_map(|line| line.strip_prefix("rejected_connections:"));
+    let rejected: u64 = rejected.unwrap().trim().parse().unwrap();
+    assert!((1..=20).contains(&rejected), "{rejected}");
+}
+
+#[test]
+fn short_waits_for_a_frozen_server_share_one_connection_in_the_making() {
+    let server = Server::start();
+    let client = Client::open(patient(&server.url())).unwrap();
+    let lock = client.mutex(unique("hurry"));
+    drop(lock.lock().unwrap());
+    let before = received(&server);
+    server.kill_clients_named("redlatch-link");
+    let aside = received(&server) - before;
+    server.freeze();
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                for _ in 0..20 {
+                    let got = lock.try_lock_for(ms(2));
+                    assert!(!matches!(got, Ok(Some(_))), "{got:?}");
+                }
+            });
+        }
+    });
+    server.thaw();
+    // And the next one has it, without waiting for anything that the others have run into.
+    let guard = lock.try_lock_for(PATIENT).unwrap();
+    guard.expect("nobody has it").unlock().unwrap();
+    let made = received(&server) - before - aside;
+    assert!(made <= 4, "{made} connections for 80 short waits");
+}
+
+const CHILD: &str = "REDLATCH_TEST_EXIT";
+
+#[test]
+#[ignore = "run by another test, as a process of its own"]
+fn a_process_that_drops_a_guard_and_exits() {
+    let task = std::env::var(CHILD).unwrap();
+    let [url, name, how] = task.split(' ').collect::<Vec<_>>()[..] else {
+        panic!("{task}");
+    };
+    let client = Client::open(url).unwrap();
+    drop(client.reentrant_lock("warm").lock().unwrap());
+    let guard = client.reentrant_lock(name).lock().unwrap();
+    let mut con = connection_to(url);
+    std::thread::sleep(ms(150)); // idle
+    match how {
+        "idle" => {
+            let () = redis::cmd("CLIENT")
+                .arg(&["KILL", "TYPE", "normal", "SKIPME", "yes"])
+                .query(&mut con)
+                .unwrap();
+        }
+        "flush" => {
+            let () = redis::cmd("SCRIPT").arg("FLUSH").query(&mut con).unwrap();
+        }
+        _ => {}
+    }
+    assert!(guard.is_valid());
+    drop(guard);
+    std::process::exit(0);
+}
+
+#[test]
+fn a_release_reaches_the_server_although_the_process_exits_right_after_it() {
+    let server = Server::start();
+    for how in ["plain", "idle", "flush"] {
+        let name = unique(how);
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["faults::connection::a_process_that_drops_a_guard_and_exits"])
+            .args(["--exact", "--ignored", "--nocapture"])
+            .env(CHILD, format!("{} {name} {how}", server.url()))
+            .spawn()
+            .unwrap();
+        assert!(child.wait().unwrap().success());
+        assert!(
+            within(ms(5_000), || !server.exists(&name)),
+            "{how}: held for {} ms by nobody",
+            server.pttl(&name)
+        );
+    }
+}
+
+#[test]
+#[ignore = "run by another test, as a process of its own"]
+fn a_process_that_drops_a_guard_of_several_masters_and_exits() {
+    let task = std::env::var(CHILD).unwrap();
+    let urls: Vec<_> = task.split(' ').collect();
+    let clients: Vec<_> = urls.iter().map(|url| Client::open(*url).unwrap()).collect();
+    let lock = RedLock::new(&clients, "red").unwrap();
+    let guard = lock.lease(ms(600_000)).lock().unwrap();
+    std::thread::sleep(ms(150)); // idle
+    for url in urls {
+        let () = redis::cmd("CLIENT")
+            .arg(&["KILL", "TYPE", "normal", "SKIPME", "yes"])
+            .query(&mut connection_to(url))
+            .unwrap();
+    }
+    assert!(guard.is_valid());
+    drop(guard);
+    std::process::exit(0);
+}
+
+#[test]
+fn a_release_reaches_all_masters_although_the_process_exits_right_after_it() {
+    let servers = [(); 3].map(|()| Server::start());
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args(["faults::connection::a_process_that_drops_a_guard_of_several_masters_and_exits"])
+        .args(["--exact", "--ignored", "--nocapture"])
+        .env(CHILD, servers.each_ref().map(Server::url).join(" "))
+        .spawn()
+        .unwrap();
+    assert!(child.wait().unwrap().success());
+    eventually("nobody holds it", || {
+        servers.iter().all(|server| !server.exists("red"))
+    });
+}
+
+#[test]
+fn the_link_of_a_holder_is_made_again_before_it_is_needed() {
+    let server = Server::start();
+    let client = Client::open(patient(&server.url()).lease(ms(1_500))).unwrap();
+    let guard = client.mutex(unique("kept")).lock().unwrap();
+    for _ in 0..2 {
+        assert_eq!(server.kill_clients_named("redlatch-link"), 1);
+        eventually("there is another", || {
+            server.clients_named("redlatch-link").len() == 1
+        });
+    }
+    guard.unlock().unwrap();
+    assert_eq!(client.stats().lost, 0);
+}
+
+#[test]
+fn a_link_that_has_gone_silent_is_found_out_while_it_is_idle() {
+    let server = Server::start();
+    let proxy = Proxy::start(server.addr());
+    let client = Client::open(
+        patient(&proxy.url())
+            .response_timeout(ms(600))
+            .lease(ms(1_500)),
+    )
+    .unwrap();
+    let guard = client.mutex(unique("kept")).lock().unwrap();
+    let opened = proxy.opened(Target::Link);
+    proxy.stall_present(Target::Link);
+    eventually("there is another", || proxy.opened(Target::Link) > opened);
+    guard.unlock().unwrap();
+}
+
+#[test]
+fn closing_says_how_many_releases_nobody_has_acknowledged() {
+    let logs = logs();
+    let server = Server::start();
+    let proxy = Proxy::start(server.addr());
+    let client = Client::open(patient(&proxy.url())).unwrap();
+    let held = hold(&client, (0..3).map(|n| format!("unheard:{n}")));
+    proxy.set(Target::All, Mode::Refuse);
+    proxy.cut(Target::All);
+    drop(held);
+    let said = "3 releases";
+    let before = logs.count(log::Level::Warn, said);
+    let err = client.close(ms(100)).unwrap_err();
+    assert!(matches!(err, Error::Redis { .. }), "{err:?}");
+    let source = err.source().unwrap().to_string();
+    assert!(source.contains(said), "{source}");
+    assert_eq!(client.stats().releases_failed, 3);
+    eventually("that is logged", || {
+        logs.count(log::Level::Warn, said) - before == 1
+    });
+}
+
+#[test]
+fn a_release_is_given_up_when_its_lease_is_over_although_the_server_is_still_away() {
+    let logs = logs();
+    let server = Server::start();
+    let proxy = Proxy::start(server.addr());
+    let client = Client::open(patient(&proxy.url())).unwrap();
+    let name = unique("over");
+    let guard = client.mutex(&name).lease(ms(300)).lock().unwrap();
+    let until = guard.valid_until();
+    proxy.set(Target::All, Mode::Refuse);
+    proxy.cut(Target::All);
+    drop(guard);
+    eventually("it is given up", || client.stats().releases_failed == 1);
+    assert!(Instant::now() >= until);
+    eventually("that is logged", || {
+        logs.count(log::Level::Warn, &name) == 1
+    });
+    client.close(ms(100)).unwrap();
+}
+
+#[test]
+fn callers_in_a_hurry_get_a_connection_in_the_end() {
+    let server = Server::start();
+    let proxy = Proxy::start(server.addr());
+    let client = Client::open(patient(&proxy.url())).unwrap();
+    let lock = client.mutex(unique("hurry"));
+    drop(lock.lock().unwrap());
+    // Every one of them leaves long before the greeting is answered.
+    proxy.set(Target::Link, Mode::Delay(ms(120)));
+    proxy.cut(Target::Link);
+    let opened = proxy.opened(Target::All);
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                drop(lock.try_lock_for(ms(5)));
+            }
+        });
+        let connected = within(PATIENT, || {
+            server.clients_named("redlatch-link").len() == 1 && client.stats().reconnects > 0
+        });
+        stop.store(true, Ordering::Relaxed);
+        assert!(connected);
+    });
+    assert!(proxy.opened(Target::All) <= opened + 2);
+    proxy.pass();
+    eventually("what was undone is gone", || server.dbsize() == 0);
+}
+
+#[test]
+fn a_link_busy_with_few_or_many_threads_does_not_capture_the_watchdog() {
+    for threads in [1, 8] {
+        let server = Server::start();
+        let lease = ms(500);
+        let client = Client::open(Config::new(server.url()).lease(lease)).unwrap();
+        let guard = client.mutex(unique("kept")).lock().unwrap();
+        let stop = AtomicBool::new(false);
+        let pairs = AtomicU64::new(0);
+        thread::scope(|scope| {
+            for _ in 0..threads {
+                scope.spawn(|| {
+                    let lock = client.mutex(unique("busy"));
+                    while !stop.load(Ordering::Relaxed) {
+                        drop(lock.lock().unwrap()); // leaves replies that nobody comes to read
+                        pairs.fetch_add(1, Ordering::Relaxed);
+                    }
+                });
+            }
+            let lost = guard.lost().recv_timeout(lease * 2);
+            stop.store(true, Ordering::Relaxed);
+            assert!(lost.is_err(), "{threads} threads: {lost:?}");
+        });
+        // Two leases are six thirds; that the link was busy is the point of it.
+        let (stats, pairs) = (client.stats(), pairs.into_inner());
+        assert!(stats.renewals >= 3 && pairs > 200, "{pairs}, {stats:?}");
+        assert!(guard.is_valid());
+        guard.unlock().unwrap();
+        nothing_is_left(&server);
+    }
+}
+
+#[test]
+fn closing_keeps_its_deadline_with_the_server_gone() {
+    let mut server = Server::start();
+    let client = client(&server.url());
+    let guard = client.mutex(unique("held")).lock().unwrap();
+    server.kill();
+    let closed = in_time("closing", ms(100), || client.close(ms(100)));
+    assert!(matches!(closed, Err(Error::Redis { .. })), "{closed:?}");
+    assert!(!guard.is_valid());
+    in_time("dropping", ms(0), || drop(guard));
+}
+
+#[test]
+fn closing_does_not_wait_for_a_connection_that_only_a_caller_in_a_hurry_wanted() {
+    let server = Server::start();
+    let proxy = Proxy::start(server.addr());
+    let client = client(&proxy.url());
+    proxy.set(Target::All, Mode::BlackHole);
+    proxy.cut(Target::All);
+    // A question leaves nothing behind that would have to be given back.
+    let asked = client.mutex(unique("asked")).is_locked();
+    assert!(matches!(asked, Err(Error::Redis { .. })), "{asked:?}");
+    let begun = Instant::now();
+    client.close(ms(5_000)).unwrap();
+    assert!(begun.elapsed() < ms(2_500), "{:?}", begun.elapsed());
+}
+
+#[test]
+fn a_connection_that_went_dead_is_replaced_although_nobody_waits_for_long() {
+    // A silent loss of the flow, as by a NAT that forgot it: new connections work.
+    for threads in [1, 4] {
+        let server = Server::start();
+        let proxy = Proxy::start(server.addr());
+        let client = client(&proxy.url());
+        drop(client.mutex(unique("first")).lock().unwrap());
+        nothing_is_left(&server);
+        let opened = proxy.opened(Target::Link);
+        proxy.stall_present(Target::All);
+        let begun = Instant::now();
+        thread::scope(|scope| {
+            for _ in 0..threads {
+                scope.spawn(|| {
+                    let lock = client.mutex(unique("short"));
+                    let mut failed = 0;
+                    let guard = loop {
+                        match lock.try_lock_for(ms(100)) {
+                            Ok(Some(guard)) => break guard,
+                            Ok(None) | Err(Error::Redis { .. }) => failed += 1,
+                            Err(err) => panic!("{err:?}"),
+                        }
+                        assert!(begun.elapsed() < RESPONSE * 8, "no way back");
+                    };
+                    let took = begun.elapsed();
+                    // The first cannot have been answered, and gave up in its time.
+                    assert!(failed >= 1 && took >= ms(100), "{failed}, {took:?}");
+                    assert!(took <= RESPONSE + ms(100) + SLACK, "{took:?}");
+                    assert!(guard.is_valid());
+                    guard.unlock().unwrap();
+                });
+            }
+        });
+        assert!(proxy.opened(Target::Link) > opened);
+        nothing_is_left(&server);
+    }
+}
+
+#[test]
+fn a_wait_shorter_than_a_round_trip_takes_long_is_no_error() {
+    let server = Server::start();
+    let name = unique("hot");
+    let [hurried, patient, third] = [(); 3].map(|()| client(&server.url()));
+    let stop = AtomicBool::new(false);
+    let (ok, none) = (AtomicU64::new(0), AtomicU64::new(0));
+    thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                let lock = hurried.mutex(&name);
+                while !stop.load(Ordering::Relaxed) {
+                    let count = match lock.try_lock_for(ms(2)).unwrap() {
+                        Some(_) => &ok,
+                        None => &none,
+                    };
+                    count.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+            for client in [&patient, &third] {
+                let lock = client.mutex(&name);
+                let stop = &stop;
+                scope.spawn(move || {
+                    while !stop.load(Ordering::Relaxed) {
+                        let guard = lock.lock().unwrap();
+                        thread::sleep(Duration::from_micros(500));
+                        drop(guard);
+                    }
+                });
+            }
+        }
+        thread::sleep(ms(1_200));
+        stop.store(true, Ordering::Relaxed);
+    });
+    let (ok, none) = (ok.into_inner(), none.into_inner());
+    assert!(none > 20, "{ok}, {none}");
+    nothing_is_left(&server);
+}
+
+#[test]
+fn a_link_that_hangs_in_connecting_leaves_a_sound_watchdog_alone() {
+    let server = Server::start();
+    let proxy = Proxy::start(server.addr());
+    let lease = ms(1500);
+    let client = Client::open(Config::new(proxy.url()).lease(lease)).unwrap();
+    let guard = client.mutex(unique("kept")).lock().unwrap();
+    let dropped = client.mutex(unique("dropped")).lock().unwrap();
+    eventually("it is renewed", || client.stats().renewals > 0);
+    let opened = (proxy.opened(Target::Link), proxy.opened(Target::Watchdog));
+    proxy.set(Target::Link, Mode::BlackHole);
+    assert_eq!(server.kill_clients_named("redlatch-link"), 1);
+    drop(dropped);
+    eventually("it is tried", || proxy.opened(Target::Link) > opened.0);
+    let renewals = client.stats().renewals;
+    let lost = guard.lost().recv_timeout(lease * 2);
+    assert!(lost.is_err(), "{lost:?}");
+    let stats = client.stats();
+    assert!(stats.renewals >= renewals + 3, "{stats:?}");
+    assert_eq!(proxy.opened(Target::Watchdog), opened.1);
+    proxy.pass();
+    guard.unlock().unwrap();
+    nothing_is_left(&server);
+}

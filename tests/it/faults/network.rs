@@ -1,0 +1,820 @@
+//! What networks do between a client and a healthy server.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use redlatch::{CancelToken, Client, Error, FairLock, FencedLock, Mutex, ReentrantLock};
+
+use crate::contract::read::Reading;
+use crate::contract::{Guard, Line, Lock, Writing, line, nothing_is_left};
+use crate::faults::outage::{
+    RESPONSE, SLACK, WAITER_LEASE, client, config, gets_nothing, in_time, renew_sha, sha,
+};
+use crate::support::{Mode, Proxy, Server, Target, Trap, eventually, ms, unique, within};
+
+/// A server, a proxy in front of it, a client behind the proxy and one that is not.
+struct Net {
+    server: Server,
+    proxy: Proxy,
+    client: Client,
+    other: Client,
+}
+
+impl Net {
+    fn start() -> Self {
+        Self::with(RESPONSE)
+    }
+
+    fn with(response: Duration) -> Self {
+        let server = Server::start();
+        let proxy = Proxy::start(server.addr());
+        Self {
+            client: Client::open(config(&proxy.url()).response_timeout(response)).unwrap(),
+            other: client(&server.url()),
+            server,
+            proxy,
+        }
+    }
+}
+
+/// Numbers that look random, and are the same in every run.
+fn dice(seed: u64) -> impl FnMut(u64) -> u64 {
+    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+    move |below| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state % below
+    }
+}
+
+/// Half of it is what one lost reply costs.
+const QUICK: Duration = ms(1_000);
+
+/// Rounds in which one request goes wrong: the hold is right while it lasts, and somebody else gets the lock soon
+/// after, and is not harmed by what comes late.
+///
+/// `set` makes it go wrong, `before` the lock is taken or, knowing the owner, after that.
+fn rounds_with<L: Lock>(
+    rounds: u32,
+    response: Duration,
+    before: bool,
+    set: impl Fn(&Proxy, &str) -> Trap,
+) {
+    let net = Net::with(response);
+    let name = unique("round");
+    let (lock, other) = (L::of(&net.client, &name), L::Foe::of(&net.other, &name));
+    for round in 0..rounds {
+        let trap = before.then(|| set(&net.proxy, ""));
+        let guard = in_time("lock", response, || lock.lock()).unwrap();
+        let trap = trap.unwrap_or_else(|| set(&net.proxy, guard.owner()));
+        let count = 1 + round % 2;
+        let again = (count == 2).then(|| lock.lock().unwrap());
+        assert_eq!(net.server.hgetall(&name), L::fields(guard.owner(), 1));
+        drop(again);
+        if round % 3 == 0 {
+            in_time("unlock", response, || guard.unlock()).unwrap();
+            assert!(nothing_is_left::<L>(&net.server));
+        } else {
+            in_time("drop", ms(0), || drop(guard));
+        }
+        if round % 2 == 0 {
+            let next = other.try_lock_for(response + SLACK).unwrap();
+            let next = next.unwrap_or_else(|| panic!("held by nobody in round {round}"));
+            eventually("it sprang", || trap.fired());
+            assert!(!within(ms(if round % 8 == 0 { 300 } else { 5 }), || {
+                net.server.hgetall(&name) != L::Foe::fields(next.owner(), 1)
+            }));
+            next.unlock().unwrap();
+        }
+    }
+    eventually("nothing is left", || nothing_is_left::<L>(&net.server));
+    let stats = net.client.stats();
+    assert_eq!((stats.lost, stats.releases_failed), (0, 0));
+    assert_eq!(stats.releases_of_lost, 0);
+}
+
+/// The worst that can happen to an acquire, and to a release.
+fn lost_replies_to_acquires<L: Lock>(rounds: u32, response: Duration) {
+    rounds_with::<L>(rounds, response, true, |proxy, _| {
+        proxy.swallow_reply_to(sha(L::ACQUIRE))
+    });
+}
+
+fn lost_acquires<L: Lock>(rounds: u32, response: Duration) {
+    rounds_with::<L>(rounds, response, true, |proxy, _| {
+        proxy.black_hole_request(sha(L::ACQUIRE))
+    });
+}
+
+/// As an argument of the one command about it that a link sends from now on.
+fn release_of<L: Lock>(owner: &str) -> String {
+    format!("\r\n{}\r\n", L::field(owner))
+}
+
+fn lost_replies_to_releases<L: Lock>(rounds: u32, response: Duration) {
+    rounds_with::<L>(rounds, response, false, |proxy, owner| {
+        proxy.swallow_reply_to(release_of::<L>(owner))
+    });
+}
+
+fn lost_releases<L: Lock>(rounds: u32, response: Duration) {
+    rounds_with::<L>(rounds, response, false, |proxy, owner| {
+        proxy.black_hole_request(release_of::<L>(owner))
+    });
+}
+
+#[test]
+fn acquires_whose_replies_are_lost_are_no_holds() {
+    lost_replies_to_acquires::<ReentrantLock>(12, QUICK); // O1, D1
+}
+
+#[test]
+fn acquires_that_are_lost_are_sent_again() {
+    lost_acquires::<ReentrantLock>(12, QUICK);
+}
+
+#[test]
+fn releases_whose_replies_are_lost_have_happened_once() {
+    lost_replies_to_releases::<ReentrantLock>(12, QUICK); // O1, O2, L8
+}
+
+#[test]
+fn releases_that_are_lost_are_sent_again() {
+    lost_releases::<ReentrantLock>(12, QUICK); // L8
+}
+
+/// The same for a kind with scripts of its own.
+macro_rules! lost_requests_and_replies {
+    ($($kind:ident: $lock:ty),+) => {
+        $(mod $kind {
+            use super::*;
+
+            #[test]
+            fn acquires_whose_replies_are_lost_are_no_holds() {
+                lost_replies_to_acquires::<$lock>(4, QUICK);
+            }
+
+            #[test]
+            fn acquires_that_are_lost_are_sent_again() {
+                lost_acquires::<$lock>(4, QUICK);
+            }
+
+            #[test]
+            fn releases_whose_replies_are_lost_have_happened_once() {
+                lost_replies_to_releases::<$lock>(4, QUICK);
+            }
+
+            #[test]
+            fn releases_that_are_lost_are_sent_again() {
+                lost_releases::<$lock>(4, QUICK);
+            }
+
+            #[test]
+            fn an_acquire_that_arrives_late_takes_nothing() {
+                late_acquires::<$lock>(8);
+            }
+
+            #[test]
+            fn an_acquire_on_a_connection_given_up_takes_nothing_when_it_arrives_at_last() {
+                acquires_later_than_their_undo::<$lock>(6);
+            }
+        })+
+    };
+}
+
+lost_requests_and_replies!(
+    fair_lock: FairLock,
+    fenced_lock: FencedLock,
+    writing: Writing,
+    reading: Reading
+);
+
+#[test]
+#[ignore = "takes minutes"]
+fn soak_of_lost_requests_and_replies() {
+    // O1
+    fn soak<L: Lock>() {
+        std::thread::scope(|scope| {
+            scope.spawn(|| lost_replies_to_acquires::<L>(300, ms(1_200)));
+            scope.spawn(|| lost_acquires::<L>(300, ms(1_200)));
+            scope.spawn(|| lost_replies_to_releases::<L>(300, ms(1_200)));
+            scope.spawn(|| lost_releases::<L>(300, ms(1_200)));
+        });
+    }
+    soak::<ReentrantLock>();
+    soak::<FairLock>();
+    soak::<FencedLock>();
+    soak::<Writing>();
+    soak::<Reading>();
+}
+
+fn renewals_with(rounds: u32, set: impl Fn(&Proxy) -> Trap) {
+    let server = Server::start();
+    let proxy = Proxy::start(server.addr());
+    let client = Client::open(config(&proxy.url()).lease(ms(1_200))).unwrap();
+    let name = unique("renewal");
+    let lock = client.reentrant_lock(&name);
+    let guard = lock.lock().unwrap();
+    for round in 0..rounds {
+        let count = round % 2 + 1;
+        let again = (count == 2).then(|| lock.lock().unwrap());
+        let trap = set(&proxy);
+        eventually("it springs", || trap.fired());
+        let renewals = client.stats().renewals;
+        eventually("renewals go on", || client.stats().renewals > renewals);
+        assert!(guard.is_valid());
+        let held = [(guard.owner().to_owned(), count.to_string())];
+        eventually("the count is right", || server.hgetall(&name) == held);
+        drop(again);
+    }
+    guard.unlock().unwrap();
+    assert!(server.keys().is_empty());
+    assert_eq!(client.stats().lost, 0);
+}
+
+#[test]
+fn renewals_whose_replies_are_lost_are_repeated_in_time() {
+    renewals_with(4, |proxy| proxy.swallow_reply_to(renew_sha())); // W1, W12, O1
+}
+
+#[test]
+fn renewals_that_are_lost_are_repeated_in_time() {
+    renewals_with(4, |proxy| proxy.black_hole_request(renew_sha())); // W1, W12
+}
+
+/// D1, O1: the client is long past it, and others have come and gone.
+fn late_acquires<L: Lock>(rounds: u64) {
+    let net = Net::start();
+    let name = unique("late");
+    let (lock, other) = (L::of(&net.client, &name), L::Foe::of(&net.other, &name));
+    let mut dice = dice(7);
+    for round in 0..rounds {
+        lock.lock().unwrap().unlock().unwrap();
+        net.proxy.set(Target::Link, Mode::Stall);
+        // Sometimes the link is given up before the stall ends, sometimes not.
+        let waits = 1 + round % 3;
+        for _ in 0..waits {
+            let wait = ms(10 + dice(60));
+            gets_nothing("try_lock_for", wait, || lock.try_lock_for(wait));
+        }
+        if round % 4 == 3 {
+            std::thread::sleep(RESPONSE); // until the link is given up for its silence
+        }
+        other.try_lock().unwrap().unwrap().unlock().unwrap();
+        let present = (round % 2 == 0).then(|| other.try_lock().unwrap().unwrap());
+        net.proxy.pass();
+        eventually("all is delivered", || net.proxy.held() == 0);
+        if let Some(present) = present {
+            assert!(!within(ms(40), || {
+                net.server.hgetall(&name) != L::Foe::fields(present.owner(), 1)
+            }));
+            present.unlock().unwrap();
+        }
+        assert!(
+            within(ms(500), || nothing_is_left::<L>(&net.server)),
+            "round {round} left {:?}: {:?}",
+            net.server.keys(),
+            net.server.hgetall(&name)
+        );
+    }
+    let waited = in_time("lock", RESPONSE, || lock.lock()).unwrap();
+    waited.unlock().unwrap();
+}
+
+#[test]
+fn an_acquire_that_arrives_late_takes_nothing() {
+    late_acquires::<Mutex>(12);
+}
+
+/// D1, O1: by then its undo has long been done over another connection, and found nothing.
+fn acquires_later_than_their_undo<L: Lock>(rounds: u64) {
+    let net = Net::start();
+    let name = unique("late");
+    let (lock, other) = (L::of(&net.client, &name), L::Foe::of(&net.other, &name));
+    for round in 0..rounds {
+        lock.lock().unwrap().unlock().unwrap();
+        net.proxy.stall_present(Target::Link);
+        // The link is given up for its silence, and the second attempt goes over a new one.
+        let guard = in_time("lock", RESPONSE, || lock.lock()).unwrap();
+        guard.unlock().unwrap();
+        assert!(nothing_is_left::<L>(&net.server));
+        let present = (round % 2 == 0).then(|| other.lock().unwrap());
+        assert!(net.proxy.held() > 0);
+        net.proxy.pass();
+        eventually("all is delivered", || net.proxy.held() == 0);
+        if let Some(present) = present {
+            assert!(!within(ms(40), || {
+                net.server.hgetall(&name) != L::Foe::fields(present.owner(), 1)
+            }));
+            present.unlock().unwrap();
+        }
+        if L::LINE == Line::Redis {
+            // F1: a place that is taken so late stands for as long as that of a waiter that died.
+            let next = other.try_lock_for(WAITER_LEASE + SLACK).unwrap();
+            next.expect("a place for nobody").unlock().unwrap();
+        }
+        assert!(
+            within(ms(300), || nothing_is_left::<L>(&net.server)),
+            "round {round} left {:?}: {:?}",
+            net.server.keys(),
+            net.server.hgetall(&name)
+        );
+    }
+}
+
+#[test]
+fn an_acquire_on_a_connection_given_up_takes_nothing_when_it_arrives_at_last() {
+    acquires_later_than_their_undo::<Mutex>(8);
+}
+
+// F1: nor does one that asked again from its place in the line, and left it since, hold anybody up for longer.
+#[test]
+fn a_question_from_the_line_that_arrives_late_stands_for_a_waiter_lease_at_most() {
+    let net = Net::with(QUICK);
+    let name = unique("late");
+    let other = net.other.fair_lock(&name);
+    for granted in [true, false] {
+        let held = other.lock().unwrap();
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| {
+                let wait = if granted { ms(8_000) } else { ms(2_400) };
+                let got = net.client.fair_lock(&name).try_lock_for(wait).unwrap();
+                assert_eq!(got.is_some(), granted);
+            });
+            eventually("it stands in line", || line(&net.server, &name).len() == 1);
+            net.proxy.stall_present(Target::Link);
+            eventually("it has asked again", || net.proxy.held() > 0);
+            let opened = net.proxy.opened(Target::Link);
+            eventually("the link is made anew", || {
+                net.proxy.opened(Target::Link) > opened
+            });
+            let mut held = Some(held);
+            if granted {
+                drop(held.take());
+            }
+            waiting.join().unwrap();
+            eventually("its place is free", || line(&net.server, &name).is_empty());
+            let held = held.unwrap_or_else(|| other.lock().unwrap());
+            net.proxy.pass();
+            eventually("all is delivered", || net.proxy.held() == 0);
+            held.unlock().unwrap();
+        });
+        let next = other.try_lock_for(WAITER_LEASE + SLACK).unwrap();
+        next.expect("a place for nobody").unlock().unwrap();
+        eventually("nothing is left", || net.server.keys().is_empty());
+    }
+}
+
+// F6: the place of a first question of which nobody heard is kept.
+#[test]
+fn a_first_question_that_arrives_late_costs_nobody_a_place() {
+    let net = Net::with(QUICK);
+    let name = unique("late");
+    let held = net.other.fair_lock(&name).lock().unwrap();
+    let third = client(&net.server.url());
+    let order = &std::sync::Mutex::new(Vec::new());
+    std::thread::scope(|scope| {
+        let wait = |client: &Client, who: &'static str| {
+            let lock = client.fair_lock(&name);
+            move || {
+                let _guard = lock.lock().unwrap();
+                order.lock().unwrap().push(who);
+            }
+        };
+        scope.spawn(wait(&third, "first"));
+        eventually("the first stands in line", || {
+            line(&net.server, &name).len() == 1
+        });
+        net.proxy.stall_present(Target::Link);
+        scope.spawn(wait(&net.client, "second"));
+        eventually("so does the second", || line(&net.server, &name).len() == 2);
+        let before = line(&net.server, &name);
+        net.proxy.pass();
+        eventually("all is delivered", || net.proxy.held() == 0);
+        let commands = net.client.stats().commands;
+        eventually("it has asked again", || {
+            net.client.stats().commands > commands + 1
+        });
+        assert_eq!(line(&net.server, &name), before);
+        drop(held);
+        eventually("both had it", || order.lock().unwrap().len() == 2);
+        assert_eq!(*order.lock().unwrap(), ["first", "second"]);
+    });
+    eventually("nothing is left", || net.server.keys().is_empty());
+}
+
+#[test]
+fn a_renewal_that_arrives_late_revives_nothing() {
+    // W7
+    let server = Server::start();
+    let proxy = Proxy::start(server.addr());
+    let client = Client::open(config(&proxy.url()).lease(ms(600))).unwrap();
+    let other = self::client(&server.url());
+    let name = unique("late");
+    let guard = client.mutex(&name).lock().unwrap();
+    proxy.set(Target::Watchdog, Mode::Stall);
+    eventually("a renewal is held", || proxy.held() > 0);
+    guard.unlock().unwrap();
+    let next = other.mutex(&name).lock().unwrap();
+    let before = server.pttl(&name);
+    proxy.pass();
+    eventually("it is delivered", || proxy.held() == 0);
+    assert!(!within(ms(100), || {
+        server.hgetall(&name) != [(next.owner().to_owned(), "1".to_owned())]
+    }));
+    assert!(server.pttl(&name) <= before);
+    next.unlock().unwrap();
+    assert!(server.keys().is_empty());
+    assert_eq!(client.stats().lost, 0);
+}
+
+#[test]
+fn a_caller_who_leaves_at_any_moment_leaves_no_lock_behind() {
+    // D1
+    let net = Net::start();
+    let name = unique("leave");
+    let mut dice = dice(3);
+    net.proxy.set(Target::All, Mode::DelayBoth(ms(4)));
+    for round in 0..80 {
+        let token = CancelToken::new();
+        let lock = net.client.mutex(&name).cancel_on(&token);
+        let span = Duration::from_micros(1 + dice(14_000));
+        let got = if round % 2 == 0 {
+            lock.try_lock_for(span)
+        } else {
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    std::thread::sleep(span);
+                    token.cancel();
+                });
+                lock.lock().map(Some)
+            })
+        };
+        match got {
+            Ok(Some(guard)) => assert!(guard.is_valid()),
+            Ok(None) | Err(Error::Redis { .. } | Error::Cancelled) => {}
+            Err(err) => panic!("{err:?}"),
+        }
+    }
+    assert!(within(ms(1_000), || net.server.keys().is_empty()));
+    assert!(!within(ms(100), || !net.server.keys().is_empty()));
+}
+
+#[test]
+fn a_wait_ends_on_time_whatever_the_network_does() {
+    // C1
+    let server = Server::start();
+    std::thread::scope(|scope| {
+        for mode in [
+            Mode::BlackHole,
+            Mode::Stall,
+            Mode::SwallowReplies,
+            Mode::Refuse,
+            Mode::Delay(ms(700)),
+            Mode::DelayBoth(ms(700)),
+        ] {
+            for fresh in [false, true] {
+                let server = &server;
+                scope.spawn(move || {
+                    let proxy = Proxy::start(server.addr());
+                    let client = client(&proxy.url());
+                    let lock = client.mutex(unique("wait"));
+                    lock.lock().unwrap().unlock().unwrap();
+                    proxy.set(Target::All, mode);
+                    if fresh || mode == Mode::Refuse {
+                        proxy.cut(Target::All);
+                    }
+                    for wait in [30, 400, 60, 150] {
+                        let begun = Instant::now();
+                        let got = lock.try_lock_for(ms(wait));
+                        let took = begun.elapsed();
+                        let slow = matches!(mode, Mode::Delay(_) | Mode::DelayBoth(_));
+                        let no_connection = mode == Mode::Refuse || fresh && !slow;
+                        match got {
+                            Err(Error::Redis { .. }) => {}
+                            Ok(None) if !no_connection => {}
+                            got => panic!("{mode:?}: {got:?}"),
+                        }
+                        assert!(took >= ms(wait), "{mode:?}: {took:?} of {wait} ms");
+                        assert!(
+                            took <= ms(wait) + ms(150),
+                            "{mode:?}: {took:?} of {wait} ms"
+                        );
+                    }
+                    proxy.pass();
+                });
+            }
+        }
+    });
+    assert!(
+        within(ms(1_500), || server.keys().is_empty()),
+        "left behind: {:?}",
+        server.keys()
+    );
+}
+
+#[test]
+fn a_wait_ends_on_time_although_replies_to_others_keep_coming() {
+    // C1, I4: the only thread that waits reads what comes for releases that nobody waits for.
+    let server = Server::start();
+    let proxy = Proxy::start(server.addr());
+    let client = Client::open(config(&proxy.url()).response_timeout(ms(3_000))).unwrap();
+    let mut held: Vec<_> = (0..100)
+        .map(|_| client.mutex(unique("stream")).lock().unwrap())
+        .collect();
+    proxy.set(Target::Link, Mode::Delay(ms(500)));
+    let begun = Instant::now();
+    while begun.elapsed() < ms(550) {
+        held.pop();
+        std::thread::sleep(ms(8));
+    }
+    // From now on a reply comes every few milliseconds, for another half second.
+    let begun = Instant::now();
+    let got = client.mutex(unique("own")).try_lock_for(ms(50));
+    let took = begun.elapsed();
+    assert!(matches!(got, Ok(None)), "{got:?}");
+    assert!(took <= ms(200), "{took:?} for a wait of 50 ms");
+    proxy.pass();
+    drop(held);
+    eventually("nothing is left", || server.keys().is_empty());
+}
+
+#[test]
+fn a_busy_link_does_not_keep_the_watchdog_from_renewing() {
+    // W3: whoever reads replies for others must not do so for ever.
+    let server = Server::start();
+    let client = Client::open(
+        config(&server.url())
+            .response_timeout(ms(3_000))
+            .lease(ms(900)),
+    )
+    .unwrap();
+    let guard = client.mutex(unique("kept")).lock().unwrap();
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for _ in 0..16 {
+            scope.spawn(|| {
+                let lock = client.mutex(unique("busy"));
+                while !stop.load(Ordering::Relaxed) {
+                    drop(lock.lock().unwrap());
+                }
+            });
+        }
+        let lost = guard.lost().recv_timeout(ms(3_000));
+        stop.store(true, Ordering::Relaxed);
+        assert!(lost.is_err(), "{lost:?}");
+    });
+    let stats = client.stats();
+    assert!(stats.renewals > 5, "{stats:?}");
+    guard.unlock().unwrap();
+}
+
+#[test]
+fn a_link_that_cannot_be_made_again_does_not_keep_the_watchdog_from_renewing() {
+    // W1, W3: the watchdog looks after unacknowledged releases, but not at the price of what is held.
+    for mode in [Mode::BlackHole, Mode::Refuse] {
+        let server = Server::start();
+        let proxy = Proxy::start(server.addr());
+        let client = Client::open(
+            config(&proxy.url())
+                .lease(ms(900))
+                .connect_timeout(ms(3_000)),
+        )
+        .unwrap();
+        let guard = client.mutex(unique("kept")).lock().unwrap();
+        let dropped = client.mutex(unique("dropped")).lock().unwrap();
+        eventually("it is renewed", || client.stats().renewals > 0);
+        proxy.set(Target::Link, mode);
+        proxy.cut(Target::Link);
+        drop(dropped); // the release can only be brought later
+        let lost = guard.lost().recv_timeout(ms(2_500));
+        proxy.pass();
+        assert!(lost.is_err(), "{mode:?}: {lost:?}");
+        guard.unlock().unwrap();
+        eventually("nothing is left", || server.keys().is_empty());
+    }
+}
+
+#[test]
+fn a_client_closes_in_time_with_a_release_it_cannot_bring() {
+    // I4
+    for mode in [Mode::BlackHole, Mode::Refuse] {
+        let server = Server::start();
+        let proxy = Proxy::start(server.addr());
+        let client = Client::open(config(&proxy.url()).connect_timeout(ms(3_000))).unwrap();
+        let _held = client.mutex(unique("held")).lock().unwrap();
+        proxy.set(Target::All, mode);
+        proxy.cut(Target::All);
+        drop(client.mutex(unique("dropped")).try_lock_for(ms(20)));
+        let closed = in_time("closing", ms(200), || client.close(ms(200)));
+        assert!(matches!(closed, Err(Error::Redis { .. })), "{closed:?}");
+    }
+}
+
+#[test]
+fn a_dropped_hold_is_free_soon_although_the_server_does_not_know_the_script_yet() {
+    // L8, C8: nobody may come to read that the release was not understood.
+    let server = Server::start();
+    let name = unique("first");
+    let mut took = Vec::new();
+    for _ in 0..5 {
+        let client = client(&server.url());
+        let guard = client.mutex(&name).lock().unwrap();
+        let () = server.ask(&["SCRIPT", "FLUSH"]);
+        let begun = Instant::now();
+        drop(guard);
+        eventually("it is free", || !server.exists(&name));
+        took.push(begun.elapsed());
+    }
+    let quickest = took.iter().min().unwrap();
+    assert!(*quickest < ms(50), "{took:?}");
+}
+
+#[test]
+fn messages_that_are_lost_cost_a_poll() {
+    // C5, P1, L5: nobody hears the release, and the wait ends all the same.
+    std::thread::scope(|scope| {
+        for mode in [
+            Mode::BlackHole,
+            Mode::Stall,
+            Mode::Refuse,
+            Mode::SwallowReplies,
+        ] {
+            scope.spawn(move || {
+                let net = Net::start();
+                let name = unique("deaf");
+                let guard = net.other.mutex(&name).lock().unwrap();
+                std::thread::scope(|scope| {
+                    let waiting = scope.spawn(|| {
+                        let got = net.client.mutex(&name).lock().unwrap();
+                        (Instant::now(), got.is_valid())
+                    });
+                    eventually("it listens", || {
+                        net.server
+                            .clients_named("redlatch-subscriber")
+                            .iter()
+                            .any(|client| client.subscriptions == 1)
+                    });
+                    net.proxy.set(Target::Subscriber, mode);
+                    if mode == Mode::Refuse {
+                        net.proxy.cut(Target::Subscriber);
+                    }
+                    let freed = Instant::now();
+                    guard.unlock().unwrap();
+                    let (got, valid) = waiting.join().unwrap();
+                    let took = got.saturating_duration_since(freed);
+                    assert!(valid && took <= ms(1_000) + SLACK, "{mode:?}: {took:?}");
+                });
+            });
+        }
+    });
+}
+
+#[test]
+fn a_silent_subscriber_is_found_out_and_replaced() {
+    // C5
+    let net = Net::start();
+    let name = unique("silent");
+    let guard = net.other.mutex(&name).lock().unwrap();
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| drop(net.client.mutex(&name).lock().unwrap()));
+        eventually("it listens", || {
+            net.proxy.connections(Target::Subscriber) == 1
+        });
+        let trap = net.proxy.black_hole_request("PING"); // its connection is silent from then on
+        let opened = net.proxy.opened(Target::Subscriber);
+        eventually("it asks for a sign of life", || trap.fired());
+        eventually("it connects again", || {
+            net.proxy.opened(Target::Subscriber) > opened
+        });
+        eventually("it listens again", || {
+            let subscribers = net.server.clients_named("redlatch-subscriber");
+            subscribers.iter().any(|client| client.subscriptions == 1)
+        });
+        let freed = Instant::now();
+        let wakes = net.client.stats().wakes;
+        guard.unlock().unwrap();
+        waiting.join().unwrap();
+        assert!(net.client.stats().wakes > wakes && freed.elapsed() < ms(700));
+    });
+    assert!(net.client.stats().resubscriptions >= 1);
+}
+
+#[test]
+fn a_confirmation_that_is_late_is_waited_for_and_no_wake_is_lost() {
+    // P4
+    let net = Net::start();
+    net.proxy.set(Target::Subscriber, Mode::Delay(ms(150)));
+    let name = unique("confirm");
+    for _ in 0..4 {
+        let guard = net.other.mutex(&name).lock().unwrap();
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| {
+                let got = net.client.mutex(&name).lock().unwrap();
+                got.unlock().unwrap();
+                Instant::now()
+            });
+            eventually("it waits", || net.client.stats().subscriptions == 1);
+            let freed = Instant::now();
+            guard.unlock().unwrap();
+            let got = waiting.join().unwrap();
+            assert!(got.saturating_duration_since(freed) < ms(600));
+        });
+    }
+}
+
+#[test]
+fn many_names_random_cancels_and_a_storm_of_reconnects_leave_nothing_behind() {
+    // P1, P5, P6
+    const NAMES: usize = 2_000;
+    const THREADS: usize = 40;
+    let server = Server::start();
+    let patient = config(&server.url())
+        .response_timeout(ms(5_000))
+        .lease(ms(30_000));
+    let (holder, client) = (
+        Client::open(patient.clone()).unwrap(),
+        Client::open(patient).unwrap(),
+    );
+    let names: Vec<_> = (0..NAMES).map(|_| unique("storm")).collect();
+    let held: Vec<_> = names
+        .iter()
+        .map(|name| holder.mutex(name).lock().unwrap())
+        .collect();
+    let (stop, late) = (AtomicBool::new(false), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        let storm = scope.spawn(|| {
+            let mut killed = 0;
+            while !stop.load(Ordering::Relaxed) {
+                killed += server.kill_clients_named("redlatch-subscriber");
+                std::thread::sleep(ms(20));
+            }
+            killed
+        });
+        let workers: Vec<_> = names
+            .chunks(NAMES / THREADS)
+            .enumerate()
+            .map(|(n, names)| {
+                let (client, late) = (&client, &late);
+                scope.spawn(move || {
+                    let mut dice = dice(n as u64);
+                    for name in names {
+                        let token = CancelToken::new();
+                        let lock = client.mutex(name).cancel_on(&token);
+                        let span = ms(30 + dice(60));
+                        if dice(2) == 0 {
+                            match lock.try_lock_for(span) {
+                                Ok(None) => {}
+                                // A busy machine may need longer than that for a round trip.
+                                Err(err) if err.is_retryable() => {
+                                    late.fetch_add(1, Ordering::Relaxed);
+                                }
+                                other => panic!("{other:?}"),
+                            }
+                        } else {
+                            std::thread::scope(|scope| {
+                                scope.spawn(|| {
+                                    std::thread::sleep(span);
+                                    token.cancel();
+                                });
+                                let got = lock.lock();
+                                assert!(matches!(got, Err(Error::Cancelled)), "{got:?}");
+                            });
+                        }
+                    }
+                })
+            })
+            .collect();
+        let done: Vec<_> = workers.into_iter().map(|worker| worker.join()).collect();
+        stop.store(true, Ordering::Relaxed);
+        assert!(storm.join().unwrap() > 5);
+        assert!(done.iter().all(Result::is_ok));
+    });
+    let late = late.into_inner();
+    assert!(
+        late <= NAMES as u64 / 10,
+        "{late} waits ended without an answer"
+    );
+    assert_eq!(client.stats().subscriptions, 0);
+    eventually("no channel is left", || {
+        server
+            .ask::<Vec<String>>(&["PUBSUB", "CHANNELS"])
+            .is_empty()
+    });
+    drop(held);
+    eventually("no key is left", || server.dbsize() == 0);
+    eventually("no room is left", || client.stats().rooms == 0);
+    // And it listens still.
+    let guard = holder.mutex(&names[0]).lock().unwrap();
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| drop(client.mutex(&names[0]).lock().unwrap()));
+        eventually("it listens", || {
+            !server
+                .ask::<Vec<String>>(&["PUBSUB", "CHANNELS"])
+                .is_empty()
+        });
+        guard.unlock().unwrap();
+        waiting.join().unwrap();
+    });
+}

@@ -1,0 +1,663 @@
+//! What servers do to their clients, one thing at a time.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use redlatch::{Client, Config, Error, FairLock, FencedLock, LossReason, Mutex, SpinLock};
+
+use crate::contract::{Guard, Lock, Writing, nothing_is_left, open};
+use crate::faults::outage::{
+    LEASE, RESPONSE, SLACK, Told, client, config, fails, gets_nothing, in_time,
+};
+use crate::support::{
+    Proxy, Server, connection_to, eventually, free_port, logs, ms, unique, within,
+};
+
+#[test]
+fn opening_fails_at_once_where_nobody_listens_and_in_time_where_nobody_answers() {
+    // C1
+    let url = format!("redis://127.0.0.1:{}/", free_port());
+    fails("refused", ms(0), || Client::open(config(&url)));
+    let server = Server::start();
+    server.freeze();
+    fails("frozen", RESPONSE, || Client::open(config(&server.url())));
+    server.thaw();
+    drop(client(&server.url()).mutex(unique("late")).lock().unwrap());
+}
+
+#[test]
+fn a_server_killed_while_idle_is_found_again() {
+    // C6, C8
+    let mut server = Server::start();
+    let client = client(&server.url());
+    let lock = client.reentrant_lock(unique("idle"));
+    drop(lock.lock().unwrap());
+    server.restart();
+    for _ in 0..3 {
+        lock.lock().unwrap().unlock().unwrap();
+        server.restart();
+    }
+    lock.try_lock().unwrap().unwrap().unlock().unwrap();
+}
+
+#[test]
+fn a_waiter_outlives_a_quick_restart_and_gets_the_lock() {
+    // L5: what it waited for is gone with the data, and nobody will ever say so.
+    let mut server = Server::start();
+    let config = config(&server.url()).response_timeout(ms(3_000));
+    let holder = Client::open(config.clone()).unwrap();
+    let waiter = Client::open(config).unwrap();
+    let name = unique("restart");
+    let guard = holder.mutex(&name).lock().unwrap();
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| {
+            let got = waiter.mutex(&name).lock().unwrap();
+            (got.owner().to_owned(), got.is_valid())
+        });
+        eventually("it listens", || waiter.stats().subscriptions == 1);
+        eventually("the server knows", || {
+            server
+                .clients_named("redlatch-subscriber")
+                .iter()
+                .any(|client| client.subscriptions == 1)
+        });
+        let begun = Instant::now();
+        server.restart();
+        let (owner, valid) = waiting.join().unwrap();
+        assert!(valid && owner != guard.owner());
+        assert!(begun.elapsed() < ms(2_500), "{:?}", begun.elapsed());
+    });
+    let loss = guard.lost().recv_timeout(LEASE).unwrap();
+    assert!(matches!(
+        loss.reason,
+        LossReason::Forced | LossReason::TakenOver
+    ));
+}
+
+#[test]
+fn a_server_killed_while_releasing_does_not_hold_its_client_up() {
+    // L5, L8
+    let mut server = Server::start();
+    let client = client(&server.url());
+    let lock = client.mutex(unique("releasing"));
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let worker = scope.spawn(|| {
+            let mut slowest = Duration::ZERO;
+            while !stop.load(Ordering::Relaxed) {
+                if let Ok(guard) = lock.lock() {
+                    let begun = Instant::now();
+                    drop(guard.unlock());
+                    slowest = slowest.max(begun.elapsed());
+                }
+            }
+            slowest
+        });
+        for _ in 0..8 {
+            std::thread::sleep(ms(25));
+            server.kill();
+            std::thread::sleep(ms(25));
+            server.restart();
+        }
+        stop.store(true, Ordering::Relaxed);
+        let slowest = worker.join().unwrap();
+        assert!(slowest <= RESPONSE + SLACK, "{slowest:?}");
+    });
+    lock.lock().unwrap().unlock().unwrap();
+    eventually("nothing is left", || server.keys().is_empty());
+}
+
+#[test]
+fn a_short_freeze_costs_nothing_but_time() {
+    // W12
+    let server = Server::start();
+    let client = Client::open(config(&server.url()).lease(ms(1_200))).unwrap();
+    let name = unique("freeze");
+    let guard = client.mutex(&name).lock().unwrap();
+    for _ in 0..2 {
+        let renewals = client.stats().renewals;
+        server.freeze();
+        std::thread::sleep(ms(600));
+        server.thaw();
+        eventually("renewals go on", || client.stats().renewals > renewals + 1);
+        assert!(guard.is_valid());
+        assert_eq!(server.hgetall(&name)[0].0, guard.owner());
+    }
+    guard.unlock().unwrap();
+}
+
+#[test]
+fn a_long_freeze_is_told_by_the_end_of_validity_and_leaves_nothing_behind() {
+    // W9, D1
+    let server = Server::start();
+    let told = Told::default();
+    let lease = ms(1_000);
+    let client = Client::open(config(&server.url()).lease(lease).on_lost(told.listener())).unwrap();
+    let (name, other) = (unique("freeze"), unique("freeze"));
+    let guard = client.mutex(&name).lock().unwrap();
+    server.freeze();
+    let until = guard.valid_until();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while Instant::now() < until {
+                gets_nothing("try_lock_for", ms(50), || {
+                    client.mutex(&other).try_lock_for(ms(50))
+                });
+            }
+            // By now it is known.
+            fails("try_lock_for", ms(50), || {
+                client.mutex(&other).try_lock_for(ms(50))
+            });
+        });
+        let loss = guard.lost().recv_timeout(lease + SLACK).unwrap();
+        assert_eq!(loss.reason, LossReason::Unreachable);
+        assert!(!guard.is_valid());
+        // A renewal may have been confirmed between the grant and the freeze.
+        let told_at = Instant::now();
+        assert!(told_at <= guard.valid_until() + ms(100), "told too late");
+        assert!(guard.valid_until() <= until + lease / 2);
+    });
+    server.thaw();
+    drop(guard);
+    assert!(
+        within(ms(1_500), || server.keys().is_empty()),
+        "left behind: {:?}",
+        server.keys()
+    );
+    eventually("told once", || {
+        told.reasons(&name) == [LossReason::Unreachable]
+    });
+    for name in [&name, &other] {
+        client.mutex(name).lock().unwrap().unlock().unwrap();
+    }
+    assert!(!within(ms(300), || !server.keys().is_empty()));
+}
+
+#[test]
+fn a_server_that_is_loading_is_waited_for() {
+    let mut server = Server::start_with(&[
+        "--key-load-delay",
+        "12000",
+        "--loading-process-events-interval-bytes",
+        "1024",
+    ]);
+    let text = "x".repeat(2_000);
+    let mut con = server.connection();
+    for n in 0..100 {
+        let () = redis::cmd("SET")
+            .arg(format!("ballast:{n}"))
+            .arg(&text)
+            .arg("PX")
+            .arg(60_000)
+            .query(&mut con)
+            .unwrap();
+    }
+    let () = server.ask(&["CONFIG", "SET", "rdbcompression", "no"]);
+    let () = server.ask(&["SAVE"]);
+    let quick = client(&server.url());
+    let patient = Config::new(server.url());
+    server.restart();
+    let err = server.try_ask::<String>(&["GET", "x"]).unwrap_err();
+    assert_eq!(err.code(), Some("LOADING"), "{err}");
+    let lock = quick.mutex(unique("loading"));
+    fails("try_lock_for", ms(50), || lock.try_lock_for(ms(50)));
+    fails("lock", RESPONSE, || lock.lock());
+    let err = Client::open(config(&server.url()).connect_timeout(ms(50))).unwrap_err();
+    assert!(matches!(err, Error::Redis { .. }) && err.is_retryable());
+    let patient = Client::open(patient).unwrap();
+    drop(patient.mutex(unique("loading")).lock().unwrap());
+    lock.lock().unwrap().unlock().unwrap();
+}
+
+#[test]
+fn a_replica_that_lost_its_master_is_an_error_until_it_is_promoted() {
+    let server = Server::start_with(&["--replica-serve-stale-data", "no"]);
+    let client = client(&server.url());
+    let lock = client.mutex(unique("master-down"));
+    drop(lock.lock().unwrap());
+    let () = server.ask(&["REPLICAOF", "127.0.0.1", &free_port().to_string()]);
+    fails("lock", RESPONSE, || lock.lock());
+    fails("try_lock_for", ms(50), || lock.try_lock_for(ms(50)));
+    fails("is_locked", RESPONSE, || lock.is_locked());
+    let () = server.ask(&["REPLICAOF", "NO", "ONE"]);
+    in_time("lock", RESPONSE, || lock.lock())
+        .unwrap()
+        .unlock()
+        .unwrap();
+}
+
+#[test]
+fn without_memory_nothing_is_taken_and_what_is_held_is_kept_and_given_back() {
+    let server = Server::start();
+    let client = Client::open(config(&server.url()).lease(ms(900))).unwrap();
+    let (name, given) = (unique("oom"), unique("oom"));
+    let guard = client.reentrant_lock(&name).lock().unwrap();
+    let other = client.reentrant_lock(&given).lock().unwrap();
+    let () = server.ask(&["CONFIG", "SET", "maxmemory", "1"]);
+    let commands = client.stats().commands;
+    let lock = client.mutex(unique("oom"));
+    for _ in 0..3 {
+        fails("lock", ms(0), || lock.lock());
+        fails("try_lock_for", ms(0), || lock.try_lock_for(ms(2_000)));
+    }
+    let sent = client.stats().commands - commands;
+    assert!(sent <= 12, "{sent} commands for 6 refusals");
+    let twice = client.reentrant_lock(&name).lock().unwrap();
+    let renewals = client.stats().renewals;
+    eventually("renewals go on", || client.stats().renewals > renewals + 4);
+    assert!(guard.is_valid() && twice.is_valid());
+    other.unlock().unwrap();
+    drop(twice);
+    drop(guard);
+    eventually("both are free", || server.keys().is_empty());
+    let () = server.ask(&["CONFIG", "SET", "maxmemory", "0"]);
+    lock.lock().unwrap().unlock().unwrap();
+    assert_eq!(client.stats().releases_failed, 0);
+}
+
+#[test]
+fn a_server_that_cannot_save_refuses_at_once_and_is_used_again_when_it_can() {
+    // MISCONF: every write is refused while snapshots fail.
+    let server = Server::start_with(&["--dbfilename", "no-such-name.rdb"]);
+    let client = client(&server.url());
+    let (name, lock) = (unique("misconf"), client.mutex(unique("misconf")));
+    let guard = client.mutex(&name).lock().unwrap();
+    lock.lock().unwrap().unlock().unwrap();
+    let () = server.ask(&["CONFIG", "SET", "save", "3600 1"]);
+    let dir: (String, String) = server.ask(&["CONFIG", "GET", "dir"]);
+    std::fs::create_dir(format!("{}/no-such-name.rdb", dir.1)).unwrap();
+    let () = server.ask(&["SET", "dirty", "1", "PX", "60000"]);
+    let () = server.ask(&["BGSAVE"]);
+    eventually("it refuses writes", || {
+        let set = server.try_ask::<String>(&["SET", "dirty", "2", "PX", "60000"]);
+        set.is_err_and(|err| err.code() == Some("MISCONF"))
+    });
+    fails("lock", ms(0), || lock.lock());
+    fails("unlock", RESPONSE, || guard.unlock());
+    let () = server.ask(&["CONFIG", "SET", "save", ""]);
+    let () = server.ask(&["CONFIG", "SET", "stop-writes-on-bgsave-error", "no"]);
+    lock.lock().unwrap().unlock().unwrap();
+    // L8: the lease frees what could not be released.
+    let again = client.mutex(&name).try_lock_for(LEASE + ms(1_000)).unwrap();
+    again.unwrap().unlock().unwrap();
+}
+
+#[test]
+fn a_password_set_meanwhile_is_an_error_until_it_is_removed() {
+    let server = Server::start();
+    let client = client(&server.url());
+    let (name, lock) = (unique("auth"), client.mutex(unique("auth")));
+    let guard = client.mutex(&name).lock().unwrap();
+    let mut con = server.connection();
+    let set = |con: &mut redis::Connection, password: &str| {
+        redis::cmd("CONFIG")
+            .arg(&["SET", "requirepass", password])
+            .query::<()>(con)
+            .unwrap();
+    };
+    set(&mut con, "secret");
+    let () = redis::cmd("CLIENT")
+        .arg(&["KILL", "TYPE", "normal", "SKIPME", "yes"])
+        .query(&mut con)
+        .unwrap();
+    for _ in 0..3 {
+        let err = in_time("lock", ms(0), || lock.lock()).unwrap_err();
+        assert!(matches!(err, Error::Redis { .. }) && !err.is_retryable());
+        assert!(!format!("{err:?}").contains("secret"));
+        fails("try_lock_for", ms(0), || lock.try_lock_for(ms(2_000)));
+    }
+    set(&mut con, "");
+    in_time("lock", RESPONSE, || lock.lock())
+        .unwrap()
+        .unlock()
+        .unwrap();
+    let renewals = client.stats().renewals;
+    eventually("renewals go on", || client.stats().renewals > renewals);
+    assert!(guard.is_valid());
+    guard.unlock().unwrap();
+    assert!(server.keys().is_empty());
+}
+
+#[test]
+fn a_pause_shorter_than_the_response_timeout_is_waited_for() {
+    let server = Server::start();
+    let client = Client::open(config(&server.url()).response_timeout(ms(2_000))).unwrap();
+    let lock = client.mutex(unique("pause"));
+    let begun = Instant::now();
+    let () = server.ask(&["CLIENT", "PAUSE", "500", "ALL"]);
+    lock.lock().unwrap().unlock().unwrap();
+    assert!(begun.elapsed() >= ms(490), "{:?}", begun.elapsed());
+    assert_eq!(client.stats().reconnects, 0);
+    let () = server.ask(&["CLIENT", "PAUSE", "500", "ALL"]);
+    let late = in_time("try_lock_for", ms(100), || lock.try_lock_for(ms(100)));
+    assert!(matches!(late, Ok(None)), "{late:?}");
+    eventually("it is undone", || server.keys().is_empty());
+    lock.lock().unwrap().unlock().unwrap();
+}
+
+#[test]
+fn connections_closed_for_idleness_are_not_noticed() {
+    // C6
+    let server = Server::start();
+    let client = client(&server.url());
+    let (name, lock) = (unique("idle"), client.mutex(unique("idle")));
+    let guard = client.mutex(&name).lock().unwrap();
+    let () = server.ask(&["CONFIG", "SET", "timeout", "1"]);
+    for verb in 0..4 {
+        eventually("the link is closed", || {
+            server.clients_named("redlatch-link").is_empty()
+        });
+        match verb {
+            0 => lock.lock().unwrap().unlock().unwrap(),
+            1 => drop(lock.try_lock().unwrap().unwrap()),
+            2 => assert!(lock.try_lock_for(RESPONSE).unwrap().is_some()),
+            _ => assert!(client.mutex(&name).is_locked().unwrap()),
+        }
+    }
+    eventually("the link is closed", || {
+        server.clients_named("redlatch-link").is_empty()
+    });
+    assert!(guard.is_valid());
+    guard.unlock().unwrap();
+    eventually("nothing is left", || server.keys().is_empty());
+}
+
+/// Clients and threads that count up under one lock while `trouble` is made over and over.
+fn counts_exactly_through<L: Lock>(trouble: impl Fn(&Server) + Sync) -> Duration {
+    let server = Server::start();
+    let clients: Vec<_> = (0..2)
+        .map(|_| Client::open(config(&server.url()).response_timeout(ms(3_000))).unwrap())
+        .collect();
+    let name = unique("counter");
+    let key = format!("{name}:value");
+    let (stop, done) = (AtomicBool::new(false), AtomicU64::new(0));
+    let slowest = std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..6)
+            .map(|n| {
+                let (lock, server) = (L::of(&clients[n % 2], &name), &server);
+                let (stop, done, key) = (&stop, &done, &key);
+                scope.spawn(move || {
+                    let mut con = connection_to(&server.url());
+                    let mut slowest = Duration::ZERO;
+                    while !stop.load(Ordering::Relaxed) {
+                        let begun = Instant::now();
+                        let guard = lock.lock().unwrap();
+                        slowest = slowest.max(begun.elapsed());
+                        let value: Option<u64> =
+                            redis::cmd("GET").arg(key).query(&mut con).unwrap();
+                        let () = redis::cmd("SET")
+                            .arg(key)
+                            .arg(value.unwrap_or(0) + 1)
+                            .query(&mut con)
+                            .unwrap();
+                        done.fetch_add(1, Ordering::Relaxed);
+                        if n % 2 == 0 {
+                            guard.unlock().unwrap();
+                        }
+                    }
+                    slowest
+                })
+            })
+            .collect();
+        let until = Instant::now() + ms(1_500);
+        while Instant::now() < until {
+            trouble(&server);
+            std::thread::sleep(ms(15));
+        }
+        let before = done.load(Ordering::Relaxed);
+        eventually("work goes on", || {
+            done.load(Ordering::Relaxed) > before + 20
+        });
+        stop.store(true, Ordering::Relaxed);
+        let slowest = workers.into_iter().map(|worker| worker.join().unwrap());
+        slowest.max().unwrap()
+    });
+    let value: u64 = server.ask(&["GET", &key]);
+    assert_eq!(value, done.load(Ordering::Relaxed));
+    server.cli(&["DEL", &key]);
+    eventually("the lock is free", || nothing_is_left::<L>(&server));
+    for client in &clients {
+        let stats = client.stats();
+        assert_eq!((stats.lost, stats.releases_failed), (0, 0));
+        assert_eq!(stats.releases_of_lost, 0);
+    }
+    slowest
+}
+
+#[test]
+fn scripts_forgotten_over_and_over_are_sent_again() {
+    // C8
+    let slowest = counts_exactly_through::<Mutex>(|server| {
+        let () = server.ask(&["SCRIPT", "FLUSH"]);
+    });
+    assert!(slowest < ms(1_500), "{slowest:?}");
+}
+
+#[test]
+fn a_link_killed_over_and_over_is_not_noticed() {
+    // C6, I3
+    let slowest = counts_exactly_through::<Mutex>(|server| {
+        server.kill_clients_named("redlatch-link");
+    });
+    assert!(slowest < ms(2_500), "{slowest:?}");
+}
+
+#[test]
+fn a_subscriber_killed_over_and_over_slows_nobody_down_much() {
+    // P6
+    let slowest = counts_exactly_through::<Mutex>(|server| {
+        server.kill_clients_named("redlatch-subscriber");
+    });
+    assert!(slowest < ms(2_500), "{slowest:?}");
+}
+
+/// Scripts forgotten, links and subscribers killed, by turns.
+fn counts_exactly_through_everything<L: Lock>() {
+    let turn = AtomicU64::new(0);
+    let slowest =
+        counts_exactly_through::<L>(|server| match turn.fetch_add(1, Ordering::Relaxed) % 3 {
+            0 => {
+                let () = server.ask(&["SCRIPT", "FLUSH"]);
+            }
+            1 => {
+                server.kill_clients_named("redlatch-link");
+            }
+            _ => {
+                server.kill_clients_named("redlatch-subscriber");
+            }
+        });
+    assert!(slowest < ms(3_500), "{slowest:?}");
+}
+
+#[test]
+fn a_fair_lock_counts_exactly_through_everything() {
+    counts_exactly_through_everything::<FairLock>(); // F4, I3
+}
+
+#[test]
+fn a_fenced_lock_counts_exactly_through_everything() {
+    counts_exactly_through_everything::<FencedLock>();
+}
+
+#[test]
+fn a_spin_lock_counts_exactly_through_everything() {
+    counts_exactly_through_everything::<SpinLock>();
+}
+
+#[test]
+fn a_write_lock_counts_exactly_through_everything() {
+    counts_exactly_through_everything::<Writing>();
+}
+
+#[test]
+fn a_watchdog_killed_over_and_over_goes_on_renewing() {
+    // W1
+    let server = Server::start();
+    let client = Client::open(config(&server.url()).lease(ms(900))).unwrap();
+    let guards: Vec<_> = (0..50)
+        .map(|_| client.mutex(unique("killed")).lock().unwrap())
+        .collect();
+    let mut killed = 0;
+    for _ in 0..6 {
+        // Also in the middle of a greeting and of a batch, but not for so long that no renewal can get through.
+        let until = Instant::now() + ms(100);
+        while Instant::now() < until {
+            killed += server.kill_clients_named("redlatch-watchdog");
+        }
+        let renewals = client.stats().renewals;
+        eventually("renewals get through", || {
+            client.stats().renewals >= renewals + 50
+        });
+        assert_eq!(server.dbsize(), 50);
+    }
+    assert!(killed > 3, "{killed} kills");
+    assert!(guards.iter().all(|guard| guard.is_valid()));
+    let renewals = client.stats().renewals;
+    eventually("all are renewed", || {
+        client.stats().renewals >= renewals + 100
+    });
+    for guard in guards {
+        guard.unlock().unwrap();
+    }
+    assert_eq!(client.stats().lost, 0);
+}
+
+#[test]
+fn a_user_who_may_not_listen_waits_by_asking() {
+    // P1
+    let logs = logs();
+    let server = Server::start();
+    let () = server.ask(&[
+        "ACL",
+        "SETUSER",
+        "deaf",
+        "on",
+        ">pw",
+        "~*",
+        "resetchannels",
+        "+@all",
+    ]);
+    let url = format!("redis://deaf:pw@127.0.0.1:{}/", server.port());
+    let proxy = Proxy::start(server.addr());
+    let (holder, waiter) = (
+        client(&url),
+        client(&url.replace(&server.port().to_string(), &proxy.port().to_string())),
+    );
+    let name = unique("deaf");
+    let said = format!("does not let this user subscribe to `redisson_lock__channel:{{{name}}}`");
+    for _ in 0..3 {
+        let guard = holder.mutex(&name).lock().unwrap();
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| {
+                let got = waiter.mutex(&name).lock().unwrap();
+                let at = Instant::now();
+                got.unlock().unwrap();
+                at
+            });
+            let commands = waiter.stats().commands;
+            eventually("it asks again and again", || {
+                waiter.stats().commands > commands + 3
+            });
+            let freed = Instant::now();
+            guard.unlock().unwrap();
+            let got = waiting.join().unwrap();
+            assert!(got.saturating_duration_since(freed) < ms(800));
+        });
+    }
+    eventually("it is said once", || {
+        logs.count(log::Level::Warn, &said) == 1
+    });
+    assert_eq!(waiter.stats().subscriptions, 0);
+    // The rights come back: so do the messages.
+    let () = server.ask(&["ACL", "SETUSER", "deaf", "allchannels"]);
+    let guard = holder.mutex(&name).lock().unwrap();
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| drop(waiter.mutex(&name).lock().unwrap()));
+        eventually("it listens", || {
+            server
+                .clients_named("redlatch-subscriber")
+                .iter()
+                .any(|client| client.subscriptions > 0)
+        });
+        let wakes = waiter.stats().wakes;
+        guard.unlock().unwrap();
+        waiting.join().unwrap();
+        assert!(waiter.stats().wakes > wakes);
+    });
+}
+
+/// Closes a client in a panic, so that those who wait do not do so for ever.
+struct EndsWaits<'a>(&'a Client);
+
+impl Drop for EndsWaits<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.close(ms(1_000)).ok();
+        }
+    }
+}
+
+#[test]
+fn one_channel_that_is_refused_says_nothing_about_the_others() {
+    let logs = logs();
+    let server = Server::start();
+    let (good, bad) = (unique("good"), unique("bad"));
+    server.cli(&[
+        "ACL",
+        "SETUSER",
+        "picky",
+        "on",
+        ">pw",
+        "~*",
+        "+@all",
+        "resetchannels",
+        "&redisson_lock__channel:*",
+    ]);
+    let holder = open(&server);
+    let client = Client::open(server.url().replace("redis://", "redis://picky:pw@")).unwrap();
+    let latch = holder.latch(&bad);
+    assert!(latch.try_set_count(1).unwrap());
+    let subscriptions = || -> u64 {
+        let clients = server.clients_named("redlatch-subscriber");
+        clients.iter().map(|client| client.subscriptions).sum()
+    };
+    for rights_come_first in [false, true] {
+        let guard = holder.mutex(&good).lock().unwrap();
+        std::thread::scope(|scope| {
+            let _ends = EndsWaits(&client);
+            let refused = scope.spawn(|| client.latch(&bad).wait().unwrap());
+            eventually("it is refused", || client.stats().commands > 3);
+            let told = scope.spawn(|| drop(client.mutex(&good).lock().unwrap()));
+            eventually("the other one listens", || subscriptions() == 1);
+            // Latches are read with GET, locks are not.
+            let polls = || server.calls("get");
+            let asks = || server.calls("exists");
+            let (polled, asked) = (polls(), asks());
+            eventually("one asks again and again", || polls() > polled + 12);
+            let (polled, asked) = (polls() - polled, asks() - asked);
+            assert!(asked * 2 < polled, "{asked} and {polled}");
+            let wakes = client.stats().wakes;
+            guard.unlock().unwrap();
+            told.join().unwrap();
+            assert!(client.stats().wakes > wakes);
+            if rights_come_first {
+                let () = server.ask(&["ACL", "SETUSER", "picky", "allchannels"]);
+                eventually("it listens, too", || {
+                    let heard = server.ask::<(String, u64)>(&[
+                        "PUBSUB",
+                        "NUMSUB",
+                        &format!("redisson_countdownlatch__channel__{{{bad}}}"),
+                    ]);
+                    heard.1 == 1
+                });
+            }
+            latch.count_down().unwrap();
+            refused.join().unwrap();
+        });
+        latch.try_set_count(1).unwrap();
+    }
+    let said = || logs.count(log::Level::Warn, &bad);
+    eventually("it is said", || said() > 0);
+    assert_eq!(said(), 1);
+    eventually("nobody listens", || subscriptions() == 0);
+}

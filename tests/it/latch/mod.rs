@@ -1,0 +1,3 @@
+//! The count-down latch.
+
+pub(crate) mod basics;

@@ -1,0 +1,872 @@
+//! Locks of any clients as one: members on several servers, and what becomes of the others if one of them fails.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::bounded;
+use redlatch::{CancelToken, Client, Config, Error, Lockable, LossReason, MultiLock, Result};
+
+use crate::contract::{Crew, elsewhere, hold_by_stranger, subscribed};
+use crate::faults::outage::{RESPONSE, SLACK, in_time};
+use crate::multi_lock::names::{left, open, verdicts};
+use crate::support::{Mode, Proxy, Server, Target, eventually, ms, unique};
+
+/// Longer than anything here may take.
+const LONG: Duration = Duration::from_secs(10);
+
+/// Well under the poll cap.
+const BY_MESSAGE: Duration = ms(500);
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Helpers
+// ---------------------------------------------------------------------------------------------------------------------
+
+/// `N` servers with a client each that knows its server already.
+fn some<const N: usize>() -> [(Server, Client); N] {
+    [(); N].map(|()| {
+        let server = Server::start();
+        let client = open(&server.url());
+        client.mutex("warm").with(|_| ()).unwrap();
+        (server, client)
+    })
+}
+
+/// One plain lock of each client, under the same name.
+fn one_each<'a>(clients: impl IntoIterator<Item = &'a Client>, name: &str) -> MultiLock {
+    let member = |client: &Client| Box::new(client.reentrant_lock(name)) as Box<dyn Lockable>;
+    MultiLock::new(clients.into_iter().map(member).collect())
+}
+
+/// Who failed, and that each of them was out of reach.
+#[track_caller]
+fn failed<T: std::fmt::Debug>(result: Result<T>) -> Vec<String> {
+    match result {
+        Err(err @ Error::Members { .. }) => {
+            assert!(err.is_retryable(), "{err}");
+            let Error::Members { failures } = err else {
+                unreachable!()
+            };
+            let name = |(name, err): (String, Error)| {
+                assert!(matches!(err, Error::Redis { .. }), "{name}: {err}");
+                name
+            };
+            failures.into_iter().map(name).collect()
+        }
+        other => panic!("nobody failed: {other:?}"),
+    }
+}
+
+#[track_caller]
+fn config_fault<T: std::fmt::Debug>(result: &Result<T>) {
+    assert!(matches!(result, Err(Error::Config(_))), "{result:?}");
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// What it is made of
+// ---------------------------------------------------------------------------------------------------------------------
+
+#[test]
+fn locks_of_several_kinds_and_servers_are_held_as_one() {
+    let [(here, one), (there, two)] = some();
+    let [a, b, c] = &["a", "b", "c"].map(unique);
+    let lock = MultiLock::new(vec![
+        Box::new(one.reentrant_lock(a)),
+        Box::new(two.fair_lock(b)),
+        Box::new(one.spin_lock(c)),
+        Box::new(two.mutex(a)),
+    ]);
+    assert!(!lock.is_locked().unwrap());
+    assert_eq!(lock.remaining().unwrap(), None);
+    let guard = lock.lock().unwrap();
+    left(&here, &[a, c]);
+    left(&there, &[a, b]);
+    let owners: Vec<_> = guard.owner().split(", ").collect();
+    let fields = |server: &Server, key| server.hgetall(key).into_iter().map(|(owner, _)| owner);
+    for owner in [(&here, a), (&here, c), (&there, a), (&there, b)] {
+        let owner: Vec<_> = fields(owner.0, owner.1).collect();
+        assert!(
+            owner.len() == 1 && owners.contains(&&*owner[0]),
+            "{owner:?}"
+        );
+    }
+    assert_eq!(owners.len(), 4);
+    for name in [a, b, c] {
+        assert!(guard.name().contains(name.as_str()));
+    }
+    assert_eq!(guard.name(), lock.name());
+    assert!(guard.is_valid() && guard.valid_until() > Instant::now() + ms(30_000));
+    assert_eq!((guard.hold_count(), lock.hold_count()), (1, 1));
+    assert!(lock.is_locked().unwrap() && lock.remaining().unwrap() > Some(ms(50_000)));
+    let others = [open(&here.url()), open(&there.url())];
+    assert!(others[0].reentrant_lock(c).try_lock().unwrap().is_none());
+    assert!(others[1].fenced_lock(b).try_lock().unwrap().is_none());
+    guard.unlock().unwrap();
+    assert_eq!((here.dbsize(), there.dbsize()), (0, 0));
+    // Forcing takes each from whoever has it.
+    assert!(!lock.force_unlock().unwrap());
+    let guard = lock.lock().unwrap();
+    assert!(lock.force_unlock().unwrap());
+    assert_eq!((here.dbsize(), there.dbsize()), (0, 0));
+    assert!(!guard.is_valid() && guard.hold_count() == 0);
+    assert!(guard.unlock().is_err());
+}
+
+#[test]
+fn settings_are_those_of_every_member() {
+    let [(here, one), (there, two)] = some();
+    let name = unique("set");
+    let lock = one_each([&one, &two], &name);
+    let guard = lock.clone().lease(ms(600)).lock().unwrap();
+    for server in [&here, &there] {
+        assert!((1..=600).contains(&server.pttl(&name)));
+    }
+    let loss = guard.lost().recv_timeout(LONG).unwrap();
+    assert_eq!(loss.reason, LossReason::Expired);
+    assert!(guard.unlock().is_err());
+    let guard = lock.clone().max_hold(ms(50)).lock().unwrap();
+    let loss = guard.lost().recv_timeout(LONG).unwrap();
+    assert_eq!(loss.reason, LossReason::MaxHold);
+    drop(guard);
+    left(&here, &[]);
+    left(&there, &[]);
+    config_fault(&lock.clone().lease(Duration::ZERO).lock());
+    config_fault(&lock.lease(ms(300)).max_hold(ms(300)).try_lock());
+}
+
+#[test]
+fn what_cannot_be_is_refused_before_anything_is_sent() {
+    let (here, there) = (Server::start(), Server::start());
+    let urls = [here.url(), here.url(), there.url()];
+    let [one, same, two] = urls.map(|url| open(&url));
+    let name = &unique("same");
+    let asked = [&here, &there].map(Server::command_total);
+    let cannot = [
+        MultiLock::new(Vec::new()),
+        MultiLock::new(vec![
+            Box::new(one.reentrant_lock(name)),
+            Box::new(one.fair_lock(name)),
+        ]),
+        MultiLock::new(vec![
+            Box::new(two.spin_lock("other")),
+            Box::new(one.reentrant_lock(name)),
+            Box::new(one.mutex(name)),
+        ]),
+        MultiLock::new(vec![
+            Box::new(one.fenced_lock(name)),
+            Box::new(two.mutex(name)),
+            Box::new(same.fenced_lock(name)),
+        ]),
+        MultiLock::new(vec![
+            Box::new(one.mutex(name)),
+            Box::new(one.mutex(name).lease(LONG)),
+        ]),
+        MultiLock::new(vec![
+            Box::new(one.mutex(name).max_hold(LONG)),
+            Box::new(one.mutex(name)),
+        ]),
+    ];
+    for lock in &cannot {
+        for verdict in verdicts(lock) {
+            config_fault(&verdict);
+        }
+        assert_eq!(lock.hold_count(), 0);
+        // What is set later does not mend it.
+        config_fault(&lock.clone().lease(LONG).lock());
+    }
+    let unnamed = MultiLock::new(vec![Box::new(two.mutex(name)), Box::new(one.mutex(""))]);
+    for verdict in [
+        unnamed.lock().map(drop),
+        unnamed.try_lock().map(drop),
+        unnamed.try_lock_for(LONG).map(drop),
+    ] {
+        let refused = matches!(verdict, Err(Error::InvalidName { .. }));
+        assert!(refused, "{verdict:?}");
+    }
+    for client in [&one, &same, &two] {
+        assert_eq!(client.stats().commands, 0);
+    }
+    assert_eq!([&here, &there].map(Server::command_total), asked);
+}
+
+#[test]
+fn the_same_lock_twice_is_one_and_other_keys_are_others() {
+    let [(here, one), (there, two)] = some();
+    let name = &unique("same");
+    let twice = MultiLock::new(vec![
+        Box::new(one.mutex(name)),
+        Box::new(two.mutex(name)),
+        Box::new(one.mutex(name)),
+        Box::new(one.clone().mutex(name)),
+    ]);
+    let guard = twice.lock().unwrap();
+    assert_eq!(guard.owner().split(", ").count(), 2);
+    assert_eq!(here.ask::<u64>(&["HLEN", name]), 1);
+    guard.unlock().unwrap();
+    // Another prefix or database is another key.
+    let prefixed = Client::open(Config::new(here.url()).key_prefix("app:")).unwrap();
+    let second = Client::open(format!("{}1", here.url())).unwrap();
+    let apart = MultiLock::new(vec![
+        Box::new(one.mutex(name)),
+        Box::new(prefixed.mutex(name)),
+        Box::new(second.fair_lock(name)),
+    ]);
+    let guard = apart.lock().unwrap();
+    left(&here, &[name, &format!("app:{name}")]);
+    guard.unlock().unwrap();
+    let clash = MultiLock::new(vec![
+        Box::new(one.mutex("app:x")),
+        Box::new(prefixed.mutex("x")),
+    ]);
+    config_fault(&clash.try_lock());
+    left(&here, &[]);
+    left(&there, &[]);
+}
+
+#[test]
+fn a_closed_client_is_noticed_before_anything_is_sent() {
+    let [(here, one), (_, two)] = some();
+    let name = unique("closed");
+    let lock = one_each([&one, &two], &name);
+    two.close(LONG).unwrap();
+    let commands = one.stats().commands;
+    for verdict in [
+        lock.lock().map(drop),
+        lock.try_lock().map(drop),
+        lock.try_lock_for(LONG).map(drop),
+    ] {
+        assert!(matches!(verdict, Err(Error::Closed)), "{verdict:?}");
+    }
+    assert_eq!(one.stats().commands, commands);
+    left(&here, &[]);
+}
+
+#[test]
+fn closing_one_client_ends_a_hold_of_several() {
+    let [(here, one), (there, two)] = some();
+    let name = unique("closed");
+    let lock = one_each([&one, &two], &name);
+    let guard = lock.lock().unwrap();
+    two.close(LONG).unwrap();
+    assert!(!guard.is_valid());
+    let loss = guard.lost().recv_timeout(LONG).unwrap();
+    assert_eq!(loss.reason, LossReason::Closed);
+    drop(guard);
+    left(&here, &[]);
+    left(&there, &[]);
+}
+
+#[test]
+fn closing_the_client_of_the_member_that_is_waited_for_ends_the_wait() {
+    let [(here, one), (there, two)] = some();
+    let name = unique("closed");
+    let other = open(&here.url());
+    let busy = other.mutex(&name).lock().unwrap();
+    let ended = thread::scope(|scope| {
+        let lock = one_each([&one, &two], &name);
+        let waits = scope.spawn(move || lock.try_lock_for(LONG).map(drop));
+        subscribed(&here, 1);
+        one.close(LONG).unwrap();
+        waits.join().unwrap()
+    });
+    assert!(matches!(ended, Err(Error::Closed)), "{ended:?}");
+    drop(busy);
+    left(&here, &[]);
+    left(&there, &[]);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// All at once
+// ---------------------------------------------------------------------------------------------------------------------
+
+#[test]
+fn servers_are_asked_at_the_same_time() {
+    const DELAY: Duration = ms(200);
+    let servers = [(); 3].map(|()| Server::start());
+    let proxies = servers.each_ref().map(|server| Proxy::start(server.addr()));
+    let clients = proxies.each_ref().map(|proxy| open(&proxy.url()));
+    let lock = one_each(&clients, &unique("delayed"));
+    lock.with(|_| ()).unwrap();
+    for proxy in &proxies {
+        proxy.set(Target::Link, Mode::Delay(DELAY));
+    }
+    let begun = Instant::now();
+    let guard = lock.lock().unwrap();
+    let locked = begun.elapsed();
+    guard.unlock().unwrap();
+    let unlocked = begun.elapsed() - locked;
+    for took in [locked, unlocked] {
+        assert!(took >= DELAY && took < DELAY * 5 / 2, "{took:?}");
+    }
+    for server in &servers {
+        assert_eq!(server.dbsize(), 0);
+    }
+}
+
+// M1
+#[test]
+fn a_frozen_server_costs_the_time_that_was_given_and_the_others_are_free_again() {
+    let servers: [_; 3] = some();
+    let names = ["a", "b", "c"].map(unique);
+    let members = servers.iter().zip(&names);
+    let lock = MultiLock::new(
+        members
+            .map(|((_, client), name)| Box::new(client.mutex(name)) as Box<dyn Lockable>)
+            .collect(),
+    );
+    // Each of them is the first once.
+    for (frozen, (ill, _)) in servers.iter().enumerate() {
+        let asked = servers
+            .each_ref()
+            .map(|(server, _)| server.calls("evalsha"));
+        ill.freeze();
+        let limit = ms(80);
+        let answer = in_time("no answer", limit, || lock.try_lock_for(limit));
+        assert!(matches!(answer, Ok(None)), "{answer:?}");
+        for (n, (server, _)) in servers.iter().enumerate() {
+            if n != frozen {
+                assert!(server.calls("evalsha") > asked[n]);
+                left(server, &[]);
+            }
+        }
+        ill.thaw();
+        eventually("it has carried the question out", || {
+            ill.calls("evalsha") > asked[frozen]
+        });
+        left(ill, &[]);
+        assert!(lock.try_lock_for(LONG).unwrap().is_some());
+    }
+}
+
+#[test]
+fn two_frozen_servers_cost_one_response_timeout() {
+    let servers = [(); 3].map(|()| Server::start());
+    let clients = servers.each_ref().map(|server| {
+        let config = Config::new(server.url()).lease(LONG);
+        Client::open(config.response_timeout(ms(600)).connect_timeout(ms(600))).unwrap()
+    });
+    let names = ["a", "b", "c"].map(unique);
+    let members = clients.iter().zip(&names);
+    let lock = MultiLock::new(
+        members
+            .map(|(client, name)| Box::new(client.mutex(name)) as Box<dyn Lockable>)
+            .collect(),
+    );
+    lock.with(|_| ()).unwrap();
+    servers[0].freeze();
+    servers[2].freeze();
+    let answer = in_time("no answer", ms(600), || lock.try_lock());
+    let mut told = failed(answer);
+    told.sort();
+    assert_eq!(told, [names[0].clone(), names[2].clone()]);
+    // Its answer was there in time, whoever else was waited for.
+    assert_eq!(clients[1].stats().reconnects, 0);
+    left(&servers[1], &[]);
+    servers[0].thaw();
+    servers[2].thaw();
+    let guard = lock.try_lock_for(LONG).unwrap().unwrap();
+    servers[0].freeze();
+    servers[2].freeze();
+    let answer = in_time("no answer", ms(600), || guard.unlock());
+    assert_eq!(failed(answer).len(), 2);
+    servers[0].thaw();
+    servers[2].thaw();
+    for server in &servers {
+        left(server, &[]);
+    }
+}
+
+// M1
+#[test]
+fn dead_members_are_told_by_their_names_and_the_others_are_free_again() {
+    let mut servers = [(); 3].map(|()| Server::start());
+    let clients = servers.each_ref().map(|server| {
+        let config = Config::new(server.url()).response_timeout(RESPONSE);
+        Client::open(config.connect_timeout(RESPONSE)).unwrap()
+    });
+    let names = ["a", "b", "c"].map(unique);
+    let members = clients.iter().zip(&names);
+    let lock = MultiLock::new(
+        members
+            .map(|(client, name)| Box::new(client.reentrant_lock(name)) as Box<dyn Lockable>)
+            .collect(),
+    );
+    lock.with(|_| ()).unwrap();
+    servers[1].kill();
+    let err = lock.lock().unwrap_err();
+    assert!(err.to_string().contains(&names[1]), "{err}");
+    assert_eq!(failed::<()>(Err(err)), [names[1].clone()]);
+    servers[0].kill();
+    let mut told = failed(lock.try_lock());
+    told.sort();
+    assert_eq!(told, names[..2]);
+    let mut told = failed(in_time("nobody there", ms(150), || {
+        lock.try_lock_for(ms(150))
+    }));
+    told.sort();
+    assert_eq!(told, names[..2]);
+    left(&servers[2], &[]);
+    servers[0].restart();
+    servers[1].restart();
+    let guard = lock.try_lock_for(LONG).unwrap().unwrap();
+    drop(guard);
+    for server in &servers {
+        left(server, &[]);
+    }
+}
+
+#[test]
+fn what_is_no_lock_is_told_by_its_name() {
+    let [(here, one), (there, two)] = some();
+    let [a, b] = &["a", "b"].map(unique);
+    there.cli(&["SET", b, "text"]);
+    let lock = MultiLock::new(vec![Box::new(one.mutex(a)), Box::new(two.mutex(b))]);
+    for verdict in [
+        lock.lock().map(drop),
+        lock.try_lock().map(drop),
+        lock.try_lock_for(LONG).map(drop),
+    ] {
+        let Err(Error::Members { failures }) = verdict else {
+            panic!("{verdict:?}");
+        };
+        let told = matches!(&*failures, [(at, Error::WrongType { name })] if at == b && name == b);
+        assert!(told, "{failures:?}");
+        left(&here, &[]);
+    }
+    left(&there, &[b]);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Waiting
+// ---------------------------------------------------------------------------------------------------------------------
+
+// M1, M2
+#[test]
+fn while_it_waits_for_one_member_it_holds_none() {
+    let servers: [_; 3] = some();
+    let others = servers.each_ref().map(|(server, _)| open(&server.url()));
+    let name = unique("waits");
+    // Which are busy, and the order in which they are let go.
+    for order in [&[0][..], &[2], &[1, 0], &[0, 2], &[2, 1, 0]] {
+        let mut held: Vec<_> = order
+            .iter()
+            .map(|&n| (n, others[n].mutex(&name).lock().unwrap()))
+            .collect();
+        let lock = one_each(servers.iter().map(|(_, client)| client), &name);
+        let (tell, told) = bounded(1);
+        let mut crew = Crew::new();
+        crew.spawn(move || {
+            let guard = lock.lock().unwrap();
+            tell.send(()).unwrap();
+            guard.unlock().unwrap();
+        });
+        while !held.is_empty() {
+            eventually("it listens to one", || {
+                let listens = |server: &Server| {
+                    let clients = server.clients_named("redlatch-subscriber");
+                    clients
+                        .iter()
+                        .map(|client| client.subscriptions)
+                        .sum::<u64>()
+                };
+                servers
+                    .iter()
+                    .map(|(server, _)| listens(server))
+                    .sum::<u64>()
+                    == 1
+            });
+            crew.all_parked();
+            assert!(told.is_empty());
+            for (n, (server, _)) in servers.iter().enumerate() {
+                let busy = held.iter().any(|(at, _)| *at == n);
+                assert_eq!(server.exists(&name), busy, "{n} of {order:?}");
+            }
+            drop(held.remove(0));
+        }
+        assert_eq!(told.recv_timeout(BY_MESSAGE), Ok(()), "{order:?}");
+        crew.join();
+        for (server, _) in &servers {
+            left(server, &[]);
+            subscribed(server, 0);
+        }
+    }
+}
+
+// M1
+#[test]
+fn cancelling_ends_a_wait_and_a_question_and_nothing_is_left() {
+    let servers = [(); 2].map(|()| Server::start());
+    let proxies = servers.each_ref().map(|server| Proxy::start(server.addr()));
+    let clients = proxies.each_ref().map(|proxy| open(&proxy.url()));
+    let name = unique("cancelled");
+    one_each(&clients, &name).with(|_| ()).unwrap();
+    for waits in [true, false] {
+        let token = CancelToken::new();
+        let lock = one_each(&clients, &name).cancel_on(&token);
+        if waits {
+            hold_by_stranger(&servers[1], &name, 60_000);
+        } else {
+            proxies[1].set(Target::Link, Mode::SwallowReplies);
+        }
+        let ended = thread::scope(|scope| {
+            let ends = scope.spawn(|| lock.try_lock_for(LONG).map(drop));
+            if waits {
+                subscribed(&servers[1], 1);
+            } else {
+                eventually("both have granted it", || {
+                    servers.iter().all(|server| server.exists(&name))
+                });
+            }
+            let begun = Instant::now();
+            token.cancel();
+            let ended = ends.join().unwrap();
+            assert!(begun.elapsed() < ms(64) + SLACK);
+            ended
+        });
+        assert!(matches!(ended, Err(Error::Cancelled)), "{ended:?}");
+        assert!(matches!(lock.lock(), Err(Error::Cancelled)));
+        left(&servers[0], &[]);
+        servers[1].cli(&["HDEL", &name, crate::contract::STRANGER]);
+        proxies[1].pass();
+        left(&servers[1], &[]);
+    }
+}
+
+#[test]
+fn short_waits_and_single_attempts_take_no_more_than_they_may() {
+    let [(here, one), (there, two)] = some();
+    let name = unique("short");
+    for busy in [&here, &there] {
+        hold_by_stranger(busy, &name, 60_000);
+        let lock = one_each([&one, &two], &name);
+        assert!(lock.try_lock().unwrap().is_none());
+        assert!(lock.try_lock_for(Duration::ZERO).unwrap().is_none());
+        assert!(lock.try_lock_until(Instant::now()).unwrap().is_none());
+        let (limit, begun) = (ms(200), Instant::now());
+        let answer = in_time("a short wait", limit, || lock.try_lock_for(limit));
+        assert!(answer.unwrap().is_none());
+        assert!(begun.elapsed() >= limit);
+        // Too short for an answer, or for a pause after it.
+        for limit in [Duration::from_nanos(1), ms(1), ms(2)] {
+            let answer = in_time("hardly a wait", limit, || lock.try_lock_for(limit));
+            let fair = matches!(answer, Ok(None) | Err(Error::Members { .. }));
+            assert!(fair, "{answer:?}");
+        }
+        left(busy, &[&name]);
+        busy.cli(&["DEL", &name]);
+        left(&here, &[]);
+        left(&there, &[]);
+        // M3
+        assert!(lock.try_lock_for(Duration::ZERO).unwrap().is_some());
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Holding
+// ---------------------------------------------------------------------------------------------------------------------
+
+#[test]
+fn a_thread_may_take_the_same_set_again_unless_a_member_is_a_mutex() {
+    let [(here, one), (there, two)] = some();
+    let [a, b] = &["a", "b"].map(unique);
+    let lock = MultiLock::new(vec![
+        Box::new(one.reentrant_lock(a)),
+        Box::new(two.fair_lock(b)),
+    ]);
+    let guard = lock.lock().unwrap();
+    let commands = (one.stats().commands, two.stats().commands);
+    let again = lock.try_lock().unwrap().unwrap();
+    assert_eq!((again.hold_count(), lock.hold_count()), (2, 2));
+    assert_eq!(again.owner(), guard.owner());
+    assert_eq!((one.stats().commands, two.stats().commands), commands);
+    drop(guard);
+    assert_eq!(again.hold_count(), 1);
+    left(&here, &[a]);
+    drop(again);
+    left(&here, &[]);
+    left(&there, &[]);
+    // Whatever the place of the one that cannot be taken again, the other keeps the count it had.
+    for first in [true, false] {
+        let lock: MultiLock = if first {
+            MultiLock::new(vec![
+                Box::new(one.mutex(a)),
+                Box::new(two.reentrant_lock(b)),
+            ])
+        } else {
+            MultiLock::new(vec![
+                Box::new(one.reentrant_lock(a)),
+                Box::new(two.mutex(b)),
+            ])
+        };
+        let guard = lock.lock().unwrap();
+        for verdict in [
+            lock.lock().map(drop),
+            lock.try_lock().map(drop),
+            lock.try_lock_for(LONG).map(drop),
+        ] {
+            let told = matches!(verdict, Err(Error::WouldDeadlock { .. }));
+            assert!(told, "{verdict:?}");
+        }
+        let (plain, its) = if first { (&two, b) } else { (&one, a) };
+        assert_eq!(plain.reentrant_lock(its).hold_count(), 1);
+        assert!(guard.is_valid() && guard.hold_count() == 1);
+        guard.unlock().unwrap();
+        assert_eq!((here.dbsize(), there.dbsize()), (0, 0));
+        // A member that is held alone is no different; the other one is given back.
+        let alone = two.mutex(b).lock().unwrap();
+        if !first {
+            assert!(matches!(lock.lock(), Err(Error::WouldDeadlock { .. })));
+        }
+        left(&here, &[]);
+        drop(alone);
+    }
+}
+
+#[test]
+fn losing_one_member_is_losing_all() {
+    const SHORT: Duration = ms(1_500);
+    let servers = [(); 2].map(|()| Server::start());
+    let clients = servers
+        .each_ref()
+        .map(|server| Client::open(Config::new(server.url()).lease(SHORT)).unwrap());
+    let [a, b, c] = &["a", "b", "c"].map(unique);
+    let set = |name: &str| {
+        MultiLock::new(vec![
+            Box::new(clients[0].mutex(name)),
+            Box::new(clients[1].fair_lock(name)),
+        ])
+    };
+    let [gone, taken, twice] = [a, b, c].map(|name| set(name).lock().unwrap());
+    servers[1].cli(&["DEL", a]);
+    servers[0].cli(&["DEL", b]);
+    hold_by_stranger(&servers[0], b, 60_000);
+    servers[0].cli(&["DEL", c]);
+    for (guard, reason) in [
+        (&gone, LossReason::Forced),
+        (&taken, LossReason::TakenOver),
+        (&twice, LossReason::Forced),
+    ] {
+        let loss = guard.lost().recv_timeout(LONG).unwrap();
+        assert_eq!(loss.reason, reason);
+        assert!(guard.name().starts_with(&loss.name) && guard.owner().contains(&loss.owner));
+        assert!(!guard.is_valid() && guard.hold_count() == 0);
+    }
+    // The other member of the third is lost too, and that is not told again.
+    assert!(clients[1].fair_lock(c).force_unlock().unwrap());
+    assert!(twice.lost().try_recv().is_err());
+    // The members that are not lost are given back with the guard.
+    assert!(servers[0].exists(a) && servers[1].exists(b));
+    let unlocked = gone.unlock();
+    let told =
+        matches!(&unlocked, Err(Error::Lost { name, reason: LossReason::Forced }) if name == a);
+    assert!(told, "{unlocked:?}");
+    drop(taken);
+    let unlocked = twice.unlock();
+    let Err(Error::Members { failures }) = unlocked else {
+        panic!("{unlocked:?}");
+    };
+    assert_eq!(failures.len(), 2);
+    left(&servers[0], &[b]);
+    left(&servers[1], &[]);
+    // One who asks only after the loss is told at once.
+    let guard = set(a).lock().unwrap();
+    assert!(clients[1].fair_lock(a).force_unlock().unwrap());
+    assert!(guard.lost().try_recv().is_ok());
+    assert!(guard.lost().try_recv().is_err());
+}
+
+// M1
+#[test]
+fn a_panic_gives_every_member_back() {
+    let [(here, one), (there, two)] = some();
+    let lock = one_each([&one, &two], &unique("panic"));
+    let panicked = catch_unwind(AssertUnwindSafe(|| {
+        let _guard = lock.lock().unwrap();
+        std::panic::resume_unwind(Box::new("on purpose"));
+    }));
+    assert!(panicked.is_err());
+    left(&here, &[]);
+    left(&there, &[]);
+    assert!(elsewhere(|| lock.try_lock().unwrap().is_some()));
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Many
+// ---------------------------------------------------------------------------------------------------------------------
+
+// M2
+#[test]
+fn sets_that_overlap_on_two_servers_never_deadlock() {
+    const THREADS: usize = 8;
+    const LOCKS: usize = 6;
+    let servers = [(); 2].map(|()| Server::start());
+    let names: Vec<_> = (0..LOCKS / 2).map(|_| unique("n")).collect();
+    let inside: Vec<_> = (0..LOCKS).map(|_| AtomicBool::new(false)).collect();
+    // Two threads share each pair of clients.
+    let clients: Vec<_> = (0..THREADS / 2)
+        .map(|_| servers.each_ref().map(|server| open(&server.url())))
+        .collect();
+    let until = Instant::now() + ms(1_200);
+    let rounds: Vec<_> = (0..THREADS).map(|_| AtomicU64::new(0)).collect();
+    thread::scope(|scope| {
+        for worker in 0..THREADS {
+            let (clients, names, inside) = (&clients[worker / 2], &names, &inside);
+            let rounds = &rounds[worker];
+            scope.spawn(move || {
+                let mut dice = crate::multi_lock::processes::Dice::new(worker as u64 + 1);
+                while Instant::now() < until {
+                    let set = dice.some_of(LOCKS, 4);
+                    let member = |&n: &usize| -> Box<dyn Lockable> {
+                        let (client, name) = (&clients[n % 2], &names[n / 2]);
+                        match (n + worker) % 3 {
+                            0 => Box::new(client.mutex(name)),
+                            1 => Box::new(client.reentrant_lock(name)),
+                            _ => Box::new(client.fenced_lock(name)),
+                        }
+                    };
+                    let lock = MultiLock::new(set.iter().map(member).collect());
+                    let guard = lock.try_lock_for(LONG).unwrap().expect("progress");
+                    for &n in &set {
+                        assert!(!inside[n].swap(true, Ordering::SeqCst), "two hold {n}");
+                    }
+                    thread::yield_now();
+                    for &n in &set {
+                        inside[n].store(false, Ordering::SeqCst);
+                    }
+                    drop(guard);
+                    rounds.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+        }
+    });
+    let rounds: Vec<_> = rounds.into_iter().map(AtomicU64::into_inner).collect();
+    assert!(rounds.iter().all(|&rounds| rounds > 0), "{rounds:?}");
+    for server in &servers {
+        eventually("nothing is left but tokens", || {
+            let keys = server.keys();
+            keys.iter()
+                .all(|key| key.starts_with("redisson_lock_token:"))
+        });
+    }
+}
+
+/// What each of those who try once, at the same moment, has come to; nobody lets go before all have tried.
+fn try_together(locks: &[MultiLock]) -> usize {
+    let (start, end) = (Barrier::new(locks.len()), Barrier::new(locks.len()));
+    thread::scope(|scope| {
+        let tries = locks.iter().map(|lock| {
+            scope.spawn(|| {
+                start.wait();
+                let guard = lock.try_lock().unwrap();
+                end.wait();
+                guard.is_some()
+            })
+        });
+        let tries: Vec<_> = tries.collect();
+        let won = tries.into_iter().map(|one| one.join().unwrap());
+        won.filter(|won| *won).count()
+    })
+}
+
+// M1, M2
+#[test]
+fn of_many_who_try_free_locks_once_somebody_always_has_them() {
+    const THREADS: usize = 10;
+    const ROUNDS: usize = 25;
+    let servers = [(); 2].map(|()| Server::start());
+    let one = servers.each_ref().map(|server| open(&server.url()));
+    let own: Vec<_> = (0..THREADS)
+        .map(|_| servers.each_ref().map(|server| open(&server.url())))
+        .collect();
+    for client in own.iter().flatten() {
+        client.mutex(unique("warm")).with(|_| ()).unwrap();
+    }
+    for round in 0..ROUNDS {
+        let names = ["a", "b", "c"].map(unique);
+        let set = |clients: &[Client; 2], places: &[usize]| {
+            let member = |&place: &usize| {
+                Box::new(clients[place % 2].reentrant_lock(&names[place])) as Box<dyn Lockable>
+            };
+            MultiLock::new(places.iter().map(member).collect())
+        };
+        // Threads of one client, and of as many clients.
+        let same = vec![set(&one, &[0, 1, 2]); THREADS];
+        assert_eq!(try_together(&same), 1, "one client, round {round}");
+        let same: Vec<_> = own.iter().map(|clients| set(clients, &[0, 1, 2])).collect();
+        assert_eq!(try_together(&same), 1, "round {round}");
+        // Any two of these overlap.
+        let overlapping: Vec<_> = own
+            .iter()
+            .enumerate()
+            .map(|(n, clients)| set(clients, [&[0, 1, 2][..], &[2, 1], &[2, 0], &[0, 1]][n % 4]))
+            .collect();
+        assert_eq!(try_together(&overlapping), 1, "overlapping, round {round}");
+    }
+    for server in &servers {
+        left(server, &[]);
+    }
+}
+
+#[test]
+fn a_try_asks_again_only_for_a_later_member_that_was_taken_a_moment_ago() {
+    let [(here, one), (there, two)] = some();
+    let name = unique("busy");
+    let asks = |busy: &Server, left: u64| {
+        hold_by_stranger(busy, &name, left);
+        let before = busy.calls("evalsha");
+        // As new, it has not been refused yet.
+        assert!(one_each([&one, &two], &name).try_lock().unwrap().is_none());
+        let asks = busy.calls("evalsha") - before;
+        busy.cli(&["DEL", &name]);
+        eventually("the other is given back", || {
+            here.dbsize() + there.dbsize() == 0
+        });
+        asks
+    };
+    // Half of the lease is over.
+    assert_eq!([&here, &there].map(|busy| asks(busy, 30_000)), [1, 1]);
+    // One of the two is the first, and then nobody has a claim on the other. On a busy machine the moment may be over.
+    eventually("it is asked for again", || {
+        let mut asks = [&here, &there].map(|busy| asks(busy, 60_000));
+        asks.sort_unstable();
+        assert_eq!(asks[0], 1);
+        asks[1] > 1
+    });
+}
+
+#[test]
+fn after_its_turn_a_set_lets_those_go_first_who_wait_for_a_member() {
+    const TURNS: usize = 12;
+    let servers: [_; 2] = some();
+    // Each hold is a turn.
+    let ours = servers.each_ref().map(|(server, _)| {
+        Client::open(Config::new(server.url()).lease(LONG).tenure(Duration::ZERO)).unwrap()
+    });
+    let name = unique("turns");
+    let set = one_each(&ours, &name);
+    for (n, (_, other)) in servers.iter().enumerate() {
+        let mut first = 0;
+        for _ in 0..TURNS {
+            let guard = set.lock().unwrap();
+            let (tell, told) = bounded(1);
+            let its = other.reentrant_lock(&name);
+            let mut crew = Crew::new();
+            crew.spawn(move || {
+                let guard = its.lock().unwrap();
+                tell.send(()).unwrap();
+                guard.unlock().unwrap();
+            });
+            eventually("it listens", || other.stats().subscriptions == 1);
+            crew.all_parked();
+            drop(guard);
+            drop(set.lock().unwrap());
+            first += usize::from(!told.is_empty());
+            crew.join();
+        }
+        let held_back = ours[n].stats().held_back;
+        assert!(held_back >= TURNS as u64 / 2, "{held_back}");
+        assert!(first > 0);
+    }
+}

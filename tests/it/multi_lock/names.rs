@@ -1,0 +1,1128 @@
+//! Several names of one client as one lock: all of them or none, whatever happens on the way.
+
+use std::collections::HashSet;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, bounded};
+use redlatch::{CancelToken, Client, Config, Error, LossReason, MultiLock, Result};
+
+use crate::contract::{Crew, STRANGER, elsewhere, hold_by_stranger, published, subscribed};
+use crate::faults::outage::{RESPONSE, in_time, sha};
+use crate::support::{Mode, Proxy, Server, Target, eventually, ms, unique, within};
+
+/// Longer than anything here may take.
+const LONG: Duration = Duration::from_secs(10);
+
+/// What is left behind lives for longer than anybody looks for it.
+const LEASE: Duration = Duration::from_secs(60);
+
+/// Long enough for an answer of Redis.
+const SHORT_WAIT: Duration = ms(150);
+
+/// Well under the poll cap: what happens sooner was brought about by a message.
+const BY_MESSAGE: Duration = ms(500);
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Helpers
+// ---------------------------------------------------------------------------------------------------------------------
+
+pub(crate) fn open(url: &str) -> Client {
+    Client::open(Config::new(url).lease(LEASE)).unwrap()
+}
+
+fn acquire_sha() -> String {
+    sha(include_str!("../../../lua/multi_acquire.lua"))
+}
+
+/// Three names, in their order.
+fn three() -> [String; 3] {
+    ["a", "b", "c"].map(unique)
+}
+
+/// All that is on the server, well before a lease ends.
+#[track_caller]
+pub(crate) fn left(server: &Server, keys: &[&String]) {
+    let mut wanted: Vec<String> = keys.iter().map(|key| (*key).clone()).collect();
+    wanted.sort();
+    eventually("the rest is given back", || server.keys() == wanted);
+}
+
+/// Each of the names is held once, by this owner.
+#[track_caller]
+fn held_by(server: &Server, names: &[String], owner: &str, count: u32) {
+    for name in names {
+        let hash = server.hgetall(name);
+        assert_eq!(hash, [(owner.to_owned(), count.to_string())], "{name}");
+    }
+}
+
+/// A thread that takes the lock, tells of it, and keeps it until it is told to let it go, or its teller is gone.
+struct Other {
+    granted: Receiver<()>,
+    go: crossbeam_channel::Sender<()>,
+    crew: Crew,
+}
+
+impl Other {
+    fn takes<G>(take: impl FnOnce() -> Result<G> + Send + 'static) -> Self {
+        let (tell, granted) = bounded(1);
+        let (go, gone) = bounded(0);
+        let mut crew = Crew::new();
+        crew.spawn(move || {
+            let guard = take().unwrap();
+            tell.send(()).unwrap();
+            gone.recv().unwrap_or_default();
+            drop(guard);
+        });
+        Self { granted, go, crew }
+    }
+
+    /// The same, once it has it.
+    fn has<G>(take: impl FnOnce() -> Result<G> + Send + 'static) -> Self {
+        let other = Self::takes(take);
+        other.granted.recv_timeout(LONG).unwrap();
+        other
+    }
+
+    fn leaves(self) {
+        drop(self.go);
+        self.crew.join();
+    }
+}
+
+#[track_caller]
+fn lost<T: std::fmt::Debug>(result: Result<T>, reason: LossReason) {
+    match result {
+        Err(Error::Lost { reason: its, .. }) => assert_eq!(its, reason),
+        other => panic!("not lost: {other:?}"),
+    }
+}
+
+/// What every verb and question of a lock says, each answer made comparable.
+pub(crate) fn verdicts(lock: &MultiLock) -> Vec<Result<()>> {
+    vec![
+        lock.lock().map(drop),
+        lock.try_lock().map(drop),
+        lock.try_lock_for(ms(50)).map(drop),
+        lock.try_lock_until(Instant::now() + ms(50)).map(drop),
+        lock.with(|_| ()),
+        lock.is_locked().map(drop),
+        lock.remaining().map(drop),
+        lock.force_unlock().map(drop),
+    ]
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// What it is made of
+// ---------------------------------------------------------------------------------------------------------------------
+
+// M2
+#[test]
+fn names_are_a_set() {
+    let server = Server::start();
+    let client = open(&server.url());
+    let [a, b, c] = &three();
+    let lock = client.multi_lock([c, a, b, a, c]);
+    assert_eq!(lock.name(), format!("{a}, {b}, {c}"));
+    let guard = lock.lock().unwrap();
+    assert_eq!(guard.name(), lock.name());
+    left(&server, &[a, b, c]);
+    held_by(
+        &server,
+        &[a.clone(), b.clone(), c.clone()],
+        guard.owner(),
+        1,
+    );
+    // The same set, so that it is one more hold and costs nothing.
+    let (same, commands) = (client.multi_lock([b, c, a]), client.stats().commands);
+    assert!(same.is_owned_by_current_thread());
+    let again = same.lock().unwrap();
+    assert_eq!((again.owner(), again.hold_count()), (guard.owner(), 2));
+    assert_eq!(client.stats().commands, commands);
+    assert_eq!(client.multi_lock([a, b]).hold_count(), 0, "another set");
+    again.unlock().unwrap();
+    assert_eq!(lock.hold_count(), 1);
+    drop(guard);
+    left(&server, &[]);
+}
+
+#[test]
+fn names_that_look_like_lists_are_kept_apart() {
+    let server = Server::start();
+    let client = open(&server.url());
+    let odd = ["1:a", "a, b", "b", ":", "\0", "日本", "{x}y", "x}", " "];
+    let guard = client.multi_lock(odd).lock().unwrap();
+    let mut wanted = odd.map(str::to_owned);
+    wanted.sort();
+    assert_eq!(server.keys(), wanted);
+    assert!(
+        client
+            .multi_lock(["a", "1:b"])
+            .try_lock()
+            .unwrap()
+            .is_some()
+    );
+    guard.unlock().unwrap();
+    left(&server, &[]);
+}
+
+#[test]
+fn a_prefix_is_before_each_name() {
+    let server = Server::start();
+    let client = Client::open(Config::new(server.url()).key_prefix("app:")).unwrap();
+    let guard = client.multi_lock(["a", "b"]).lock().unwrap();
+    assert_eq!(server.keys(), ["app:a", "app:b"]);
+    assert_eq!(guard.name(), "a, b");
+    guard.unlock().unwrap();
+    left(&server, &[]);
+}
+
+// M1
+#[test]
+fn however_many_names_they_are_one_command_each_way() {
+    let server = Server::start();
+    let client = open(&server.url());
+    client.multi_lock(["warm", "up"]).with(|_| ()).unwrap();
+    for n in [1, 2, 20, 256] {
+        let names: Vec<_> = (0..n).map(|_| unique("n")).collect();
+        let before = (client.stats().commands, server.calls("evalsha"));
+        let guard = client.multi_lock(&names).lock().unwrap();
+        assert_eq!(server.dbsize(), n);
+        guard.unlock().unwrap();
+        let after = (client.stats().commands, server.calls("evalsha"));
+        assert_eq!(
+            (after.0 - before.0, after.1 - before.1),
+            (2, 2),
+            "{n} names"
+        );
+        assert_eq!(server.dbsize(), 0);
+    }
+}
+
+#[test]
+fn names_of_several_slots_of_a_cluster_are_all_held_or_none() {
+    let server = Server::start_with(&["--cluster-enabled", "yes"]);
+    server.cli(&["CLUSTER", "ADDSLOTSRANGE", "0", "16383"]);
+    eventually("the cluster is up", || {
+        server.try_ask::<u64>(&["DEL", "a"]).is_ok()
+    });
+    let (client, other) = (open(&server.url()), open(&server.url()));
+    let [a, b, c] = &three();
+    let lock = client.multi_lock([c, a, b]);
+    assert!(!lock.is_locked().unwrap());
+    let guard = lock.lock().unwrap();
+    assert_eq!(guard.name(), format!("{a}, {b}, {c}"));
+    left(&server, &[a, b, c]);
+    assert!(other.multi_lock([b, "z"]).try_lock().unwrap().is_none());
+    let again = client.multi_lock([a, b, c]).lock().unwrap();
+    assert_eq!((again.hold_count(), lock.hold_count()), (2, 2));
+    drop(again);
+    guard.unlock().unwrap();
+    left(&server, &[]);
+    // Nothing is held while one is waited for.
+    let busy = other.mutex(b).lock().unwrap();
+    assert!(lock.try_lock().unwrap().is_none());
+    assert!(lock.try_lock_for(SHORT_WAIT).unwrap().is_none());
+    left(&server, &[b]);
+    let waits = Other::takes(move || lock.lock());
+    subscribed(&server, 1);
+    waits.crew.all_parked();
+    left(&server, &[b]);
+    drop(busy);
+    assert_eq!(waits.granted.recv_timeout(BY_MESSAGE), Ok(()));
+    waits.leaves();
+    // Those of one slot are one again.
+    let guard = client.multi_lock(["{x}1", "{x}2"]).lock().unwrap();
+    assert!(!guard.owner().contains(','));
+    guard.unlock().unwrap();
+    left(&server, &[]);
+}
+
+#[test]
+fn what_cannot_be_is_refused_before_anything_is_sent() {
+    let server = Server::start();
+    let client = open(&server.url());
+    let asked = server.command_total();
+    let many: Vec<_> = (0..257).map(|n| format!("{n}")).collect();
+    let none: &[&str] = &[];
+    for lock in [client.multi_lock(none), client.multi_lock(&many)] {
+        for verdict in verdicts(&lock) {
+            assert!(matches!(verdict, Err(Error::Config(_))), "{verdict:?}");
+        }
+        assert_eq!(lock.hold_count(), 0);
+    }
+    let long = "x".repeat(64 * 1024 + 1);
+    for names in [["a", "", "b"], ["", "", ""], ["a", &long, "b"]] {
+        for verdict in verdicts(&client.multi_lock(names)) {
+            let refused = matches!(verdict, Err(Error::InvalidName { .. }));
+            assert!(refused, "{verdict:?}");
+        }
+    }
+    let unable = [
+        client.multi_lock(["a", "b"]).lease(Duration::ZERO),
+        client.multi_lock(["a", "b"]).max_hold(Duration::ZERO),
+        client.multi_lock(["a", "b"]).lease(LEASE).max_hold(LEASE),
+    ];
+    for lock in unable {
+        let verdict = lock.lock();
+        assert!(matches!(verdict, Err(Error::Config(_))), "{verdict:?}");
+    }
+    assert_eq!(client.stats().commands, 0);
+    assert_eq!(server.command_total(), asked);
+    // The same name again does not count.
+    let twice = many[..256].iter().chain(&many[..256]);
+    client.multi_lock(twice).with(|_| ()).unwrap();
+    left(&server, &[]);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Exclusion
+// ---------------------------------------------------------------------------------------------------------------------
+
+/// Every other lock that has the key of a name: what it says to a single attempt, kept until dropped.
+fn others(client: &Client, name: &str) -> Vec<(&'static str, Option<Box<dyn std::any::Any>>)> {
+    fn kept<G: 'static>(guard: Result<Option<G>>) -> Option<Box<dyn std::any::Any>> {
+        guard.unwrap().map(|guard| Box::new(guard) as _)
+    }
+    // One at a time, or they would keep each other out.
+    let mut all: Vec<(&'static str, Option<Box<dyn std::any::Any>>)> = Vec::new();
+    let mut one = |kind, guard: Option<Box<dyn std::any::Any>>| {
+        let kept = guard.is_some();
+        all.push((kind, guard));
+        kept
+    };
+    let _ = one("reentrant", kept(client.reentrant_lock(name).try_lock()))
+        || one("mutex", kept(client.mutex(name).try_lock()))
+        || one("fair", kept(client.fair_lock(name).try_lock()))
+        || one("fenced", kept(client.fenced_lock(name).try_lock()))
+        || one("spin", kept(client.spin_lock(name).try_lock()))
+        || one("set", kept(client.multi_lock([name, "?"]).try_lock()));
+    all
+}
+
+#[test]
+fn a_set_keeps_every_lock_of_its_names_out() {
+    let server = Server::start();
+    let (client, other) = (open(&server.url()), open(&server.url()));
+    let names = three();
+    let guard = client.multi_lock(&names).lock().unwrap();
+    for name in &names {
+        for (kind, taken) in others(&other, name) {
+            assert!(taken.is_none(), "{kind} took {name}");
+        }
+        // The same client is no exception, whatever the thread.
+        assert!(elsewhere(|| others(&client, name)
+            .iter()
+            .all(|(_, taken)| taken.is_none())));
+        assert!(
+            others(&client, name)
+                .iter()
+                .all(|(_, taken)| taken.is_none())
+        );
+    }
+    guard.unlock().unwrap();
+    assert!(others(&other, &names[1])[0].1.is_some());
+}
+
+// M1
+#[test]
+fn every_lock_of_one_of_its_names_keeps_a_set_out_and_nothing_is_taken() {
+    let server = Server::start();
+    let (client, other) = (open(&server.url()), open(&server.url()));
+    for place in 0..3 {
+        for kind in 0..7 {
+            let names = three();
+            let name = &names[place];
+            let held: Box<dyn std::any::Any> = match kind {
+                0 => Box::new(other.reentrant_lock(name).lock().unwrap()),
+                1 => Box::new(other.mutex(name).lock().unwrap()),
+                2 => Box::new(other.fair_lock(name).lock().unwrap()),
+                3 => Box::new(other.fenced_lock(name).lock().unwrap()),
+                4 => Box::new(other.spin_lock(name).lock().unwrap()),
+                5 => Box::new(other.multi_lock([name]).lock().unwrap()),
+                _ => {
+                    hold_by_stranger(&server, name, 60_000);
+                    Box::new(())
+                }
+            };
+            let before = server.keys();
+            let lock = client.multi_lock(&names);
+            assert!(lock.try_lock().unwrap().is_none(), "{kind} at {place}");
+            assert_eq!(server.keys(), before, "{kind} at {place}");
+            assert!(lock.is_locked().unwrap() && lock.remaining().unwrap() > Some(LEASE / 2));
+            drop(held);
+            if kind == 6 {
+                server.cli(&["DEL", name]);
+            }
+            eventually("it is free", || lock.try_lock().unwrap().is_some());
+        }
+    }
+    eventually("no lock is left", || {
+        let keys = server.keys();
+        keys.iter()
+            .all(|key| key.starts_with("redisson_lock_token:"))
+    });
+}
+
+// M2
+#[test]
+fn overlapping_sets_of_one_process_keep_each_other_out() {
+    const NAMES: usize = 5;
+    let server = Server::start();
+    let client = open(&server.url());
+    let names: Vec<_> = (0..NAMES).map(|_| unique("n")).collect();
+    let inside: Vec<_> = (0..NAMES).map(|_| AtomicBool::new(false)).collect();
+    let rounds = AtomicU64::new(0);
+    thread::scope(|scope| {
+        for worker in 0..6 {
+            let (client, names, inside, rounds) = (&client, &names, &inside, &rounds);
+            scope.spawn(move || {
+                for round in 0..25 {
+                    // Two or three neighbours of the ring, now from one end and now from the other.
+                    let mut set: Vec<_> = (0..2 + round % 2)
+                        .map(|next| (worker + round + next) % NAMES)
+                        .collect();
+                    if worker % 2 == 0 {
+                        set.reverse();
+                    }
+                    let lock = client.multi_lock(set.iter().map(|&n| &names[n]));
+                    let guard = lock.try_lock_for(LONG).unwrap().expect("progress");
+                    for &n in &set {
+                        assert!(!inside[n].swap(true, Ordering::SeqCst), "two hold {n}");
+                    }
+                    thread::yield_now();
+                    for &n in &set {
+                        inside[n].store(false, Ordering::SeqCst);
+                    }
+                    drop(guard);
+                    rounds.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+        }
+    });
+    assert_eq!(rounds.into_inner(), 150);
+    left(&server, &[]);
+    eventually("no room is left", || {
+        let stats = client.stats();
+        (stats.rooms, stats.holds) == (0, 0)
+    });
+}
+
+#[test]
+fn threads_of_a_process_pass_a_set_on_among_themselves() {
+    const THREADS: u64 = 6;
+    let server = Server::start();
+    let client = Client::open(Config::new(server.url()).tenure(ms(1_000))).unwrap();
+    let names = three();
+    client.multi_lock(&names).with(|_| ()).unwrap();
+    let guard = client.multi_lock(&names).lock().unwrap();
+    let owner = guard.owner().to_owned();
+    let (tell, told) = bounded(16);
+    let mut crew = Crew::new();
+    for _ in 0..THREADS {
+        let (lock, tell) = (client.multi_lock(names.iter().rev()), tell.clone());
+        crew.spawn(move || {
+            let guard = lock.lock().unwrap();
+            tell.send(guard.owner().to_owned()).unwrap();
+        });
+    }
+    crew.all_parked();
+    let asked = server.calls("evalsha");
+    guard.unlock().unwrap();
+    crew.join();
+    assert!(told.try_iter().all(|its| its == owner));
+    assert_eq!(client.stats().passed, THREADS);
+    left(&server, &[]);
+    assert_eq!(server.calls("evalsha"), asked + 1, "the last one's release");
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// All or nothing
+// ---------------------------------------------------------------------------------------------------------------------
+
+// M1, M3
+#[test]
+fn whoever_comes_away_without_the_set_has_none_of_it() {
+    let server = Server::start();
+    let client = open(&server.url());
+    for place in 0..3 {
+        let names = three();
+        let name = &names[place];
+        hold_by_stranger(&server, name, 60_000);
+        let token = CancelToken::new();
+        let lock = client.multi_lock(&names);
+        assert!(lock.try_lock().unwrap().is_none());
+        assert!(lock.try_lock_for(Duration::ZERO).unwrap().is_none());
+        assert!(lock.try_lock_until(Instant::now()).unwrap().is_none());
+        let begun = Instant::now();
+        assert!(lock.try_lock_for(SHORT_WAIT).unwrap().is_none());
+        assert!(begun.elapsed() >= SHORT_WAIT);
+        let cancelled = thread::scope(|scope| {
+            let lock = lock.clone().cancel_on(&token);
+            let waits = scope.spawn(move || lock.try_lock_for(LONG).map(drop));
+            subscribed(&server, 1);
+            token.cancel();
+            waits.join().unwrap()
+        });
+        assert!(matches!(cancelled, Err(Error::Cancelled)), "{cancelled:?}");
+        left(&server, &[name]);
+        assert_eq!(server.hgetall(name), [(STRANGER.into(), "1".into())]);
+
+        // What is no lock is nobody's to wait for, and is left alone.
+        for make in [
+            &["SET", name, "text"][..],
+            &["HSET", name, "mode", "read"],
+            &["RPUSH", name, "one"],
+        ] {
+            server.cli(&["DEL", name]);
+            server.cli(make);
+            for verdict in [
+                lock.lock().map(drop),
+                lock.try_lock().map(drop),
+                lock.try_lock_for(LONG).map(drop),
+            ] {
+                let told =
+                    matches!(&verdict, Err(Error::WrongType { name: its }) if its == lock.name());
+                assert!(told, "{make:?}: {verdict:?}");
+            }
+            left(&server, &[name]);
+        }
+        assert!(matches!(lock.force_unlock(), Err(Error::WrongType { .. })));
+        assert!(matches!(lock.is_locked(), Err(Error::WrongType { .. })));
+        left(&server, &[name]);
+        server.cli(&["DEL", name]);
+        // M3: a single attempt at what is free succeeds, and so does a wait for no time.
+        assert!(lock.try_lock().unwrap().is_some());
+        assert!(lock.try_lock_for(Duration::ZERO).unwrap().is_some());
+        left(&server, &[]);
+    }
+}
+
+// M1
+#[test]
+fn a_panic_gives_all_of_them_back() {
+    let server = Server::start();
+    let client = open(&server.url());
+    let names = three();
+    let lock = client.multi_lock(&names);
+    let panicked = catch_unwind(AssertUnwindSafe(|| {
+        let _guard = lock.lock().unwrap();
+        left(&server, &names.each_ref());
+        std::panic::resume_unwind(Box::new("on purpose"));
+    }));
+    assert!(panicked.is_err());
+    left(&server, &[]);
+    let panicked = catch_unwind(AssertUnwindSafe(|| {
+        lock.with(|_| std::panic::resume_unwind(Box::new("on purpose")))
+    }));
+    assert!(panicked.is_err());
+    left(&server, &[]);
+}
+
+// M1
+#[test]
+fn an_acquire_of_unknown_outcome_is_undone() {
+    let server = Server::start();
+    let proxy = Proxy::start(server.addr());
+    let config = Config::new(proxy.url()).lease(LEASE);
+    let client = Client::open(config.response_timeout(RESPONSE)).unwrap();
+    let names = three();
+    let lock = client.multi_lock(&names);
+    lock.with(|_| ()).unwrap();
+    for delivers in [true, false] {
+        for limit in [RESPONSE / 4, LONG] {
+            // Whatever was sent with the script whole is known by its hash from now on.
+            lock.with(|_| ()).unwrap();
+            let asked = server.calls("evalsha");
+            let trap = if delivers {
+                proxy.swallow_reply_to(acquire_sha())
+            } else {
+                proxy.black_hole_request(acquire_sha())
+            };
+            let answer = lock.try_lock_for(limit);
+            assert!(trap.fired());
+            if limit < RESPONSE {
+                // Too short to know more, unless this thread was kept from it.
+                let nothing = matches!(answer, Ok(None) | Err(Error::Redis { .. }));
+                assert!(nothing, "{answer:?}");
+            } else {
+                // Asked again under another number, and the first question is undone.
+                let guard = answer.unwrap().unwrap();
+                eventually("only that is left", || {
+                    names.iter().all(|name| server.hgetall(name).len() == 1)
+                });
+                held_by(&server, &names, guard.owner(), 1);
+                drop(guard);
+            }
+            if delivers {
+                eventually("it was carried out", || server.calls("evalsha") > asked);
+            }
+            left(&server, &[]);
+        }
+    }
+    // Cut while the answer is on its way: the next one asks under another number, and the first is undone.
+    lock.with(|_| ()).unwrap();
+    proxy.set(Target::Link, Mode::Delay(RESPONSE / 2));
+    thread::scope(|scope| {
+        let taken = scope.spawn(|| {
+            let guard = lock.lock().unwrap();
+            held_by(&server, &names, guard.owner(), 1);
+        });
+        eventually("Redis has granted it", || server.exists(&names[2]));
+        proxy.cut(Target::Link);
+        proxy.pass();
+        taken.join().unwrap();
+    });
+    left(&server, &[]);
+}
+
+// M1
+#[test]
+fn a_frozen_server_finds_nothing_wanted_when_it_thaws() {
+    let server = Server::start();
+    let client = open(&server.url());
+    let names = three();
+    let lock = client.multi_lock(&names);
+    lock.with(|_| ()).unwrap();
+    let asked = server.calls("evalsha");
+    server.freeze();
+    let answer = in_time("no answer", ms(150), || lock.try_lock_for(ms(150)));
+    assert!(matches!(answer, Ok(None)), "{answer:?}");
+    server.thaw();
+    eventually("it has carried the question out", || {
+        server.calls("evalsha") > asked
+    });
+    left(&server, &[]);
+}
+
+// M1
+#[test]
+fn a_cut_connection_or_forgotten_scripts_do_not_keep_a_set() {
+    let server = Server::start();
+    let proxy = Proxy::start(server.addr());
+    let client = open(&proxy.url());
+    let names = three();
+    let lock = client.multi_lock(&names);
+    let guard = lock.lock().unwrap();
+    proxy.cut(Target::All);
+    drop(guard);
+    left(&server, &[]);
+    server.cli(&["SCRIPT", "FLUSH"]);
+    let guard = lock.lock().unwrap();
+    server.cli(&["SCRIPT", "FLUSH"]);
+    guard.unlock().unwrap();
+    left(&server, &[]);
+    // The reply to the release is lost, and asked for again.
+    let guard = lock.lock().unwrap();
+    let trap = proxy.swallow_reply_to(sha(include_str!("../../../lua/multi_release.lua")));
+    drop(guard);
+    eventually("it is sent", || trap.fired());
+    proxy.cut(Target::Link);
+    left(&server, &[]);
+    lock.with(|_| ()).unwrap();
+    left(&server, &[]);
+}
+
+// M1
+#[test]
+fn closing_gives_back_what_is_held_and_ends_what_waits() {
+    let server = Server::start();
+    let client = open(&server.url());
+    let names = three();
+    let (lock, more) = (client.multi_lock(&names), unique("d"));
+    let guard = lock.lock().unwrap();
+    hold_by_stranger(&server, &more, 60_000);
+    thread::scope(|scope| {
+        let behind = scope.spawn(|| lock.try_lock_for(LONG).map(drop));
+        let waits = scope.spawn(|| {
+            client
+                .multi_lock([&names[0], &more])
+                .try_lock_for(LONG)
+                .map(drop)
+        });
+        let parts = scope.spawn(|| client.multi_lock([&more, "e"]).try_lock_for(LONG).map(drop));
+        subscribed(&server, 2);
+        client.close(LONG).unwrap();
+        for ended in [behind, waits, parts] {
+            let ended = ended.join().unwrap();
+            assert!(matches!(ended, Err(Error::Closed)), "{ended:?}");
+        }
+    });
+    assert!(!guard.is_valid());
+    let loss = guard.lost().recv_timeout(LONG).unwrap();
+    assert_eq!(
+        (loss.reason, &*loss.name),
+        (LossReason::Closed, lock.name())
+    );
+    left(&server, &[&more]);
+    for verdict in verdicts(&lock) {
+        assert!(matches!(verdict, Err(Error::Closed)), "{verdict:?}");
+    }
+    left(&server, &[&more]);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Waiting
+// ---------------------------------------------------------------------------------------------------------------------
+
+// M1, M2
+#[test]
+fn while_it_waits_it_holds_nothing() {
+    let server = Server::start();
+    let (client, holder, other) = (
+        open(&server.url()),
+        open(&server.url()),
+        open(&server.url()),
+    );
+    for place in 0..3 {
+        let names = three();
+        let busy = holder.reentrant_lock(&names[place]).lock().unwrap();
+        let lock = client.multi_lock(&names);
+        let waits = Other::takes(move || lock.lock());
+        subscribed(&server, 1);
+        waits.crew.all_parked();
+        for _ in 0..10 {
+            assert_eq!(server.keys(), [names[place].clone()]);
+            let rest = names.iter().enumerate().filter(|(n, _)| *n != place);
+            for (_, name) in rest {
+                let taken = other.reentrant_lock(name).try_lock().unwrap();
+                taken.expect("nobody has it").unlock().unwrap();
+            }
+        }
+        assert!(waits.granted.is_empty());
+        drop(busy);
+        assert_eq!(waits.granted.recv_timeout(BY_MESSAGE), Ok(()));
+        left(&server, &names.each_ref());
+        waits.leaves();
+        subscribed(&server, 0);
+    }
+    let stats = client.stats();
+    assert_eq!(
+        (stats.poll_rescues, stats.subscriptions),
+        (0, 0),
+        "{stats:?}"
+    );
+    left(&server, &[]);
+}
+
+#[test]
+fn it_is_woken_by_one_busy_name_after_another() {
+    let server = Server::start();
+    let (client, holder) = (open(&server.url()), open(&server.url()));
+    // Which are let go, one after another.
+    for order in [[0, 1, 2], [2, 1, 0], [1, 2, 0]] {
+        let names = three();
+        let mut held: Vec<_> = names
+            .iter()
+            .map(|name| Some(holder.mutex(name).lock().unwrap()))
+            .collect();
+        let lock = client.multi_lock(&names);
+        let waits = Other::takes(move || lock.lock());
+        for (gone, place) in order.into_iter().enumerate() {
+            subscribed(&server, 1);
+            // It listens to the first that is busy.
+            let first = names.iter().zip(&held).find(|(_, held)| held.is_some());
+            let channel = format!("redisson_lock__channel:{{{}}}", first.unwrap().0);
+            eventually("it listens to the first busy one", || {
+                server.ask::<Vec<String>>(&["PUBSUB", "CHANNELS", "*"]) == [channel.clone()]
+            });
+            waits.crew.all_parked();
+            assert!(waits.granted.is_empty(), "{gone} of {order:?} are free");
+            held[place].take().unwrap().unlock().unwrap();
+        }
+        assert_eq!(waits.granted.recv_timeout(BY_MESSAGE), Ok(()), "{order:?}");
+        waits.leaves();
+        subscribed(&server, 0);
+    }
+    assert_eq!(client.stats().poll_rescues, 0);
+    left(&server, &[]);
+}
+
+/// One becomes busy while another is waited for.
+#[test]
+fn a_name_taken_meanwhile_is_waited_for_next() {
+    let server = Server::start();
+    let (client, holder) = (open(&server.url()), open(&server.url()));
+    for (first, then) in [(0, 2), (2, 0)] {
+        let names = three();
+        let busy = holder.reentrant_lock(&names[first]).lock().unwrap();
+        let lock = client.multi_lock(&names);
+        let waits = Other::takes(move || lock.lock());
+        subscribed(&server, 1);
+        waits.crew.all_parked();
+        let taken = holder.reentrant_lock(&names[then]).try_lock().unwrap();
+        drop(busy);
+        let channel = format!("redisson_lock__channel:{{{}}}", names[then]);
+        eventually("it listens to the other one", || {
+            server.ask::<Vec<String>>(&["PUBSUB", "CHANNELS", "*"]) == [channel.clone()]
+        });
+        waits.crew.all_parked();
+        assert_eq!(server.keys(), [names[then].clone()]);
+        drop(taken);
+        assert_eq!(waits.granted.recv_timeout(BY_MESSAGE), Ok(()));
+        waits.leaves();
+        subscribed(&server, 0);
+    }
+    assert_eq!(client.stats().poll_rescues, 0);
+    left(&server, &[]);
+}
+
+#[test]
+fn its_release_wakes_whoever_waits_for_one_of_its_names() {
+    let server = Server::start();
+    let (client, other) = (open(&server.url()), open(&server.url()));
+    let names = three();
+    let mut con = server.connection();
+    let mut ear = con.as_pubsub();
+    ear.psubscribe("*").unwrap();
+    let guard = client.multi_lock(&names).lock().unwrap();
+    let waiting = [
+        Other::takes({
+            let lock = other.reentrant_lock(&names[0]);
+            move || lock.lock()
+        }),
+        Other::takes({
+            let lock = other.fenced_lock(&names[1]);
+            move || lock.lock()
+        }),
+        Other::takes({
+            let lock = other.multi_lock([&*names[2], "z"]);
+            move || lock.lock()
+        }),
+    ];
+    subscribed(&server, 3);
+    waiting.iter().for_each(|waits| waits.crew.all_parked());
+    published(&server, &mut ear);
+    guard.unlock().unwrap();
+    for waits in &waiting {
+        assert_eq!(waits.granted.recv_timeout(BY_MESSAGE), Ok(()));
+    }
+    let told: HashSet<_> = published(&server, &mut ear).into_iter().collect();
+    let wanted = |name| (format!("redisson_lock__channel:{{{name}}}"), "0".to_owned());
+    assert_eq!(told, names.iter().map(wanted).collect());
+    waiting.into_iter().for_each(Other::leaves);
+    left(&server, &[&format!("redisson_lock_token:{{{}}}", names[1])]);
+}
+
+// M3
+#[test]
+fn a_thread_that_has_one_of_the_names_would_wait_for_itself() {
+    let server = Server::start();
+    let client = open(&server.url());
+    for kind in 0..6 {
+        let names = three();
+        let lock = client.multi_lock(&names);
+        // The first name that is busy may be somebody else's.
+        let busy = (kind % 2 == 0).then(|| {
+            let lock = client.mutex(&names[0]);
+            Other::has(move || lock.lock())
+        });
+        let name = &names[2];
+        let held: Box<dyn std::any::Any> = match kind {
+            0 => Box::new(client.mutex(name).lock().unwrap()),
+            1 => Box::new(client.reentrant_lock(name).lock().unwrap()),
+            2 => Box::new(client.fair_lock(name).lock().unwrap()),
+            3 => Box::new(client.fair_mutex(name).lock().unwrap()),
+            4 => Box::new(client.fenced_lock(name).lock().unwrap()),
+            _ => Box::new(client.spin_lock(name).lock().unwrap()),
+        };
+        let would_deadlock = |verdict: Result<()>| {
+            let told =
+                matches!(&verdict, Err(Error::WouldDeadlock { name }) if name == lock.name());
+            assert!(told, "{kind}: {verdict:?}");
+        };
+        would_deadlock(lock.try_lock_for(LONG).map(drop));
+        would_deadlock(lock.lock().map(drop));
+        assert!(!server.exists(&names[1]));
+        // To another thread it is busy.
+        assert!(elsewhere(|| lock.try_lock().unwrap().is_none()));
+        if let Some(busy) = busy {
+            busy.leaves();
+        }
+        drop(held);
+        assert!(lock.try_lock_for(LONG).unwrap().is_some());
+    }
+}
+
+// M3: also if another thread of the process asks for the same set, and so is before it.
+#[test]
+fn a_thread_in_line_that_has_one_of_the_names_would_wait_for_itself() {
+    let server = Server::start();
+    let client = open(&server.url());
+    let names = three();
+    let lock = client.multi_lock(&names);
+    let held = client.mutex(&names[1]).lock().unwrap();
+    let ahead = Other::takes({
+        let lock = lock.clone();
+        move || lock.lock()
+    });
+    subscribed(&server, 1);
+    ahead.crew.all_parked();
+    let verdict = lock.try_lock_for(LONG);
+    assert!(
+        matches!(verdict, Err(Error::WouldDeadlock { .. })),
+        "{verdict:?}"
+    );
+    drop(held);
+    ahead.granted.recv_timeout(LONG).unwrap();
+    ahead.leaves();
+    left(&server, &[]);
+}
+
+// M3
+#[test]
+fn a_thread_that_has_a_name_in_another_set_would_wait_for_itself() {
+    let server = Server::start();
+    let client = open(&server.url());
+    let [a, b, c] = &three();
+    let guard = client.multi_lock([a, b]).lock().unwrap();
+    let would_deadlock = |verdict: Result<()>| {
+        let told = matches!(&verdict, Err(Error::WouldDeadlock { .. }));
+        assert!(told, "{verdict:?}");
+    };
+    would_deadlock(client.multi_lock([b, c]).try_lock_for(LONG).map(drop));
+    would_deadlock(client.multi_lock([b, c]).lock().map(drop));
+    // And one of its names alone is no different.
+    would_deadlock(client.fair_lock(b).try_lock_for(LONG).map(drop));
+    would_deadlock(client.reentrant_lock(a).lock().map(drop));
+    let both = MultiLock::new(vec![
+        Box::new(client.mutex(c)),
+        Box::new(client.spin_lock(b)),
+    ]);
+    would_deadlock(both.lock().map(drop));
+    // A try does not wait.
+    assert!(client.multi_lock([b, c]).try_lock().unwrap().is_none());
+    assert!(client.mutex(a).try_lock().unwrap().is_none());
+    assert!(both.try_lock().unwrap().is_none());
+    left(&server, &[a, b]);
+    // Others wait for it, and what it has not is free.
+    let waits = Other::takes({
+        let lock = client.multi_lock([b, c]);
+        move || lock.lock()
+    });
+    subscribed(&server, 1);
+    drop(client.multi_lock([c]).lock().unwrap());
+    drop(guard);
+    waits.granted.recv_timeout(LONG).unwrap();
+    waits.leaves();
+    left(&server, &[]);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Leases and losses
+// ---------------------------------------------------------------------------------------------------------------------
+
+#[test]
+fn all_names_are_renewed_with_the_count_of_their_holder() {
+    const SHORT: Duration = ms(600);
+    let server = Server::start();
+    let client = Client::open(Config::new(server.url()).lease(SHORT)).unwrap();
+    let names = three();
+    let lock = client.multi_lock(&names);
+    let guard = lock.lock().unwrap();
+    let owner = guard.owner().to_owned();
+    let more: Vec<_> = (0..2).map(|_| lock.lock().unwrap()).collect();
+    let begun = Instant::now();
+    while begun.elapsed() < SHORT * 2 {
+        for name in &names {
+            let hash = server.hgetall(name);
+            assert_eq!(hash.len(), 1);
+            assert_eq!(hash[0].0, owner);
+        }
+        assert!(guard.is_valid());
+        thread::sleep(ms(20));
+    }
+    held_by(&server, &names, &owner, 3);
+    drop(more);
+    eventually("the count is told", || {
+        server.hgetall(&names[2]) == [(owner.clone(), "1".to_owned())]
+    });
+    held_by(&server, &names, &owner, 1);
+    assert!(client.stats().renewals >= 3);
+    guard.unlock().unwrap();
+    left(&server, &[]);
+}
+
+#[test]
+fn a_fixed_lease_and_a_longest_hold_are_those_of_every_name() {
+    const SHORT: Duration = ms(600);
+    let server = Server::start();
+    let client = open(&server.url());
+    let (fixed, limited) = (three(), three());
+    let guard = client.multi_lock(&fixed).lease(SHORT).lock().unwrap();
+    let other = client.multi_lock(&limited).max_hold(SHORT).lock().unwrap();
+    for name in &fixed {
+        let left = server.pttl(name);
+        assert!((1..=600).contains(&left), "{left}");
+    }
+    assert!(limited.iter().all(|name| server.pttl(name) > 30_000));
+    let begun = Instant::now();
+    let loss = guard.lost().recv_timeout(LONG).unwrap();
+    assert_eq!(loss.reason, LossReason::Expired);
+    let loss = other.lost().recv_timeout(LONG).unwrap();
+    assert_eq!(loss.reason, LossReason::MaxHold);
+    assert!(begun.elapsed() >= SHORT / 2);
+    left(&server, &limited.each_ref());
+    lost(guard.unlock(), LossReason::Expired);
+    lost(other.unlock(), LossReason::MaxHold);
+    left(&server, &[]);
+}
+
+/// The renewals of one lease find out, and what is left of it is not waited for.
+#[test]
+fn one_name_lost_is_all_of_them_lost() {
+    const SHORT: Duration = ms(2_400);
+    let server = Server::start();
+    let client = Client::open(Config::new(server.url()).lease(SHORT)).unwrap();
+    let sets = [(); 5].map(|()| three());
+    let guards: Vec<_> = sets
+        .iter()
+        .map(|names| client.multi_lock(names).lock().unwrap())
+        .collect();
+    for (place, names) in sets.iter().enumerate().take(3) {
+        server.cli(&["DEL", &names[place]]);
+    }
+    for (place, names) in sets.iter().enumerate().skip(3) {
+        let name = &names[place - 3];
+        server.cli(&["DEL", name]);
+        hold_by_stranger(&server, name, 60_000);
+    }
+    for (place, guard) in guards.iter().enumerate() {
+        let loss = guard.lost().recv_timeout(LONG).unwrap();
+        let reason = if place < 3 {
+            LossReason::Forced
+        } else {
+            LossReason::TakenOver
+        };
+        assert_eq!((loss.reason, &*loss.name), (reason, guard.name()));
+        assert_eq!(loss.owner, guard.owner());
+        assert!(!guard.is_valid() && guard.hold_count() == 0);
+    }
+    // Two thirds of a lease earlier than by themselves.
+    let strangers = [sets[3][0].clone(), sets[4][1].clone()];
+    assert!(
+        within(ms(1_000), || server.dbsize() == 2),
+        "{:?}",
+        server.keys()
+    );
+    for (place, guard) in guards.into_iter().enumerate() {
+        if place % 2 == 0 {
+            drop(guard);
+        } else {
+            let reason = guard.lost().try_recv();
+            assert!(reason.is_err(), "told twice");
+            assert!(matches!(guard.unlock(), Err(Error::Lost { .. })));
+        }
+    }
+    // Later commands find the strangers as they were.
+    client.multi_lock(&sets[0]).with(|_| ()).unwrap();
+    for name in &strangers {
+        assert_eq!(server.hgetall(name), [(STRANGER.into(), "1".into())]);
+        assert!(server.pttl(name) > 50_000);
+    }
+}
+
+#[test]
+fn unlock_says_how_a_name_was_lost_and_gives_the_others_back() {
+    let server = Server::start();
+    let client = open(&server.url());
+    for place in 0..3 {
+        let names = three();
+        let lock = client.multi_lock(&names);
+        let guard = lock.lock().unwrap();
+        server.cli(&["DEL", &names[place]]);
+        lost(guard.unlock(), LossReason::Forced);
+        left(&server, &[]);
+
+        let guard = lock.lock().unwrap();
+        server.cli(&["DEL", &names[place]]);
+        hold_by_stranger(&server, &names[place], 60_000);
+        lost(guard.unlock(), LossReason::TakenOver);
+        left(&server, &[&names[place]]);
+
+        server.cli(&["DEL", &names[place]]);
+        let guard = lock.lock().unwrap();
+        server.cli(&["SET", &names[place], "text"]);
+        lost(guard.unlock(), LossReason::TakenOver);
+        left(&server, &[&names[place]]);
+        assert_eq!(server.ask::<String>(&["GET", &names[place]]), "text");
+        server.cli(&["DEL", &names[place]]);
+    }
+}
+
+#[test]
+fn forcing_takes_every_name_from_whoever_holds_it() {
+    let server = Server::start();
+    let (client, other) = (open(&server.url()), open(&server.url()));
+    let names = three();
+    let lock = client.multi_lock(&names);
+    assert!(!lock.force_unlock().unwrap());
+    let guard = lock.lock().unwrap();
+    let waits = Other::takes({
+        let lock = other.multi_lock(&names);
+        move || lock.lock()
+    });
+    subscribed(&server, 1);
+    waits.crew.all_parked();
+    assert!(
+        client
+            .multi_lock(names.iter().rev())
+            .force_unlock()
+            .unwrap()
+    );
+    assert_eq!(waits.granted.recv_timeout(BY_MESSAGE), Ok(()));
+    let loss = guard.lost().recv_timeout(LONG).unwrap();
+    assert_eq!(loss.reason, LossReason::Forced);
+    lost(guard.unlock(), LossReason::Forced);
+    left(&server, &names.each_ref());
+    waits.leaves();
+    left(&server, &[]);
+    // One of them held is enough, and all are free then.
+    hold_by_stranger(&server, &names[1], 60_000);
+    assert!(lock.force_unlock().unwrap());
+    left(&server, &[]);
+    // What is no lock saves the others too.
+    hold_by_stranger(&server, &names[0], 60_000);
+    server.cli(&["HSET", &names[2], "field", "value"]);
+    assert!(matches!(lock.force_unlock(), Err(Error::WrongType { .. })));
+    left(&server, &[&names[0], &names[2]]);
+}
+
+#[test]
+fn questions_are_about_any_of_the_names() {
+    let server = Server::start();
+    let client = open(&server.url());
+    let names = three();
+    let lock = client.multi_lock(&names);
+    assert!(!lock.is_locked().unwrap());
+    assert_eq!(lock.remaining().unwrap(), None);
+    hold_by_stranger(&server, &names[2], 20_000);
+    assert!(lock.is_locked().unwrap());
+    let left_at_most = |most| {
+        let left = lock.remaining().unwrap().unwrap();
+        assert!(left <= most && left > most / 2, "{left:?}");
+    };
+    left_at_most(ms(20_000));
+    hold_by_stranger(&server, &names[0], 50_000);
+    left_at_most(ms(50_000));
+    server.cli(&["PERSIST", &names[1]]);
+    server.cli(&["HSET", &names[1], STRANGER, "1"]);
+    assert_eq!(lock.remaining().unwrap(), Some(Duration::MAX));
+    server.cli(&["FLUSHALL"]);
+    let said = lock.with(|guard| {
+        assert_eq!((lock.hold_count(), guard.hold_count()), (1, 1));
+        assert!(lock.is_owned_by_current_thread() && guard.is_valid());
+        assert!(elsewhere(|| lock.hold_count() == 0));
+        assert!(guard.valid_until() > Instant::now() + LEASE / 2);
+        held_by(&server, &names, guard.owner(), 1);
+        7
+    });
+    assert_eq!(said.unwrap(), 7);
+    left(&server, &[]);
+    let err = lock.with(|_| server.cli(&["DEL", &names[1]]));
+    lost(err, LossReason::Forced);
+    left(&server, &[]);
+}

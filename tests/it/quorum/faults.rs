@@ -1,0 +1,861 @@
+//! The lock over five independent masters when some of them die, freeze, forget, or are out of reach.
+//!
+//! Leases are long wherever something might be left behind: then it would still be there.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use redlatch::{Client, Config, Error, LossReason, RedLockGuard};
+
+use crate::contract::STRANGER;
+use crate::quorum::basics::{
+    LEASE, LONG, all_keep, keepers, kept_for, masters, nothing_is_left, open, open_with, red, take,
+};
+use crate::support::{Mode, Proxy, Server, Target, eventually, ms, unique, within};
+
+/// Nobody can look between that it is gone and that it is somebody else's.
+pub(crate) const TAKE_OVER: &str =
+    "redis.call('del', KEYS[1]) redis.call('hset', KEYS[1], ARGV[1], 1)";
+
+/// Nothing here waits for such a lease to end.
+const FOR_LONG: Duration = ms(60_000);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Death {
+    Killed,
+    Frozen,
+    BlackHoled,
+}
+
+const DEATHS: [Death; 3] = [Death::Killed, Death::Frozen, Death::BlackHoled];
+
+/// Five servers, and the way in which they fail.
+struct Site {
+    servers: Vec<Server>,
+    /// In front of each, where the network is what fails.
+    proxies: Vec<Proxy>,
+    death: Death,
+}
+
+impl Site {
+    fn start(death: Death) -> Self {
+        let servers = masters(5);
+        let proxies = match death {
+            Death::BlackHoled => servers
+                .iter()
+                .map(|server| Proxy::start(server.addr()))
+                .collect(),
+            _ => Vec::new(),
+        };
+        Self {
+            servers,
+            proxies,
+            death,
+        }
+    }
+
+    fn clients(&self, set: impl Fn(Config) -> Config) -> Vec<Client> {
+        if self.proxies.is_empty() {
+            return open_with(&self.servers, set);
+        }
+        open_through(&self.proxies, set)
+    }
+
+    fn fails(&mut self, node: usize) {
+        match self.death {
+            Death::Killed => self.servers[node].kill(),
+            Death::Frozen => self.servers[node].freeze(),
+            Death::BlackHoled => self.proxies[node].set(Target::All, Mode::BlackHole),
+        }
+    }
+
+    fn returns(&mut self, node: usize) {
+        match self.death {
+            Death::Killed => self.servers[node].restart(),
+            Death::Frozen => self.servers[node].thaw(),
+            Death::BlackHoled => self.proxies[node].pass(),
+        }
+    }
+}
+
+fn open_through(proxies: &[Proxy], set: impl Fn(Config) -> Config) -> Vec<Client> {
+    let urls = proxies.iter().map(Proxy::url);
+    urls.map(|url| Client::open(set(Config::new(url))).unwrap())
+        .collect()
+}
+
+/// Five servers behind proxies.
+fn proxied() -> (Vec<Server>, Vec<Proxy>) {
+    let servers = masters(5);
+    let proxies = servers
+        .iter()
+        .map(|server| Proxy::start(server.addr()))
+        .collect();
+    (servers, proxies)
+}
+
+/// The positions that failed, if it was that.
+#[track_caller]
+fn failed_at<T>(result: Result<T, Error>) -> Vec<usize> {
+    match result {
+        Err(Error::NoQuorum {
+            needed: 3,
+            agreed,
+            failures,
+            ..
+        }) => {
+            assert!(agreed < 3);
+            assert!(
+                failures
+                    .iter()
+                    .all(|(_, err)| matches!(err, Error::Redis { .. }))
+            );
+            failures.into_iter().map(|(node, _)| node).collect()
+        }
+        Err(other) => panic!("{other:?}"),
+        Ok(_) => panic!("a majority without three"),
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// A minority
+// ---------------------------------------------------------------------------------------------------------------------
+
+fn a_minority_that_is_gone_costs_next_to_nothing(death: Death) {
+    const TURNS: usize = 40;
+    let mut site = Site::start(death);
+    let set = |config: Config| config.connect_timeout(ms(700)).response_timeout(ms(1500));
+    let clients = site.clients(|config| set(config).lease(FOR_LONG));
+    let name = unique("minority");
+    let lock = red(&clients, &name);
+    drop(take(&lock));
+    for (dead, node) in [(1, 0), (2, 3)] {
+        site.fails(node);
+        let mut took: Vec<Duration> = (0..TURNS)
+            .map(|turn| {
+                let asked = Instant::now();
+                let guard = lock.lock().unwrap();
+                let took = asked.elapsed();
+                assert!(guard.nodes_held() >= 3);
+                match turn % 2 {
+                    0 => guard.unlock().unwrap(),
+                    _ => drop(guard),
+                }
+                took
+            })
+            .collect();
+        took.sort_unstable();
+        let median = took[TURNS / 2];
+        assert!(median < ms(20), "{dead} {death:?}: {took:?}");
+    }
+    // Held while they return: each gets its part.
+    let guard = take(&lock);
+    for node in [0, 3] {
+        site.returns(node);
+    }
+    all_keep(&guard, 5);
+    assert_eq!(kept_for(&site.servers, &name, guard.owner()).len(), 5);
+    drop(guard);
+    nothing_is_left(&site.servers);
+}
+
+// M7
+#[test]
+fn two_dead_servers_cost_next_to_nothing() {
+    a_minority_that_is_gone_costs_next_to_nothing(Death::Killed);
+}
+
+// M7
+#[test]
+fn two_frozen_servers_cost_next_to_nothing() {
+    a_minority_that_is_gone_costs_next_to_nothing(Death::Frozen);
+}
+
+// M7
+#[test]
+fn two_servers_out_of_reach_cost_next_to_nothing() {
+    a_minority_that_is_gone_costs_next_to_nothing(Death::BlackHoled);
+}
+
+// M7: who comes first to them finds them dead, and the others are enough.
+#[test]
+fn a_first_attempt_with_two_servers_dead_succeeds() {
+    for death in DEATHS {
+        let mut site = Site::start(death);
+        let clients = site.clients(|config| config.lease(FOR_LONG));
+        for name in [unique("first"), unique("second")] {
+            let locks = [red(&clients, &name), red(&clients, &name).lease(FOR_LONG)];
+            for node in [1, 4] {
+                site.fails(node);
+            }
+            for lock in &locks {
+                let guard = lock.try_lock().unwrap().expect("it is free");
+                assert_eq!(guard.nodes_held(), 3);
+                guard.unlock().unwrap();
+            }
+            for node in [1, 4] {
+                site.returns(node);
+            }
+            nothing_is_left(&site.servers);
+        }
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Too few
+// ---------------------------------------------------------------------------------------------------------------------
+
+fn without_a_majority_nobody_gets_it_and_nothing_stays(death: Death) {
+    const TIMEOUT: Duration = ms(800);
+    const SLACK: Duration = ms(1500);
+    let mut site = Site::start(death);
+    let set = |config: Config| config.lease(FOR_LONG).response_timeout(TIMEOUT);
+    let clients = site.clients(set);
+    let name = unique("few");
+    let lock = red(&clients, &name);
+    for fixed in [false, true] {
+        let lock = if fixed {
+            lock.clone().lease(FOR_LONG)
+        } else {
+            lock.clone()
+        };
+        for node in [1, 2, 4] {
+            site.fails(node);
+        }
+        let asked = Instant::now();
+        match lock.try_lock_for(ms(300)) {
+            // Nothing is known so soon against servers that are silent.
+            Ok(None) if !matches!(death, Death::Killed) => {}
+            other => assert_eq!(failed_at(other), [1, 2, 4]),
+        }
+        assert!(asked.elapsed() < ms(300) + SLACK, "{:?}", asked.elapsed());
+        let asked = Instant::now();
+        assert_eq!(failed_at(lock.try_lock()), [1, 2, 4]);
+        assert!(asked.elapsed() < TIMEOUT + SLACK, "{:?}", asked.elapsed());
+        // Those in line behind the one who asks need not find out again.
+        let asked = Instant::now();
+        thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| assert_eq!(failed_at(lock.lock()), [1, 2, 4]));
+            }
+        });
+        assert!(
+            asked.elapsed() < 2 * TIMEOUT + SLACK,
+            "{:?}",
+            asked.elapsed()
+        );
+        for node in [0, 3] {
+            eventually("the others keep nothing", || {
+                site.servers[node].dbsize() == 0
+            });
+        }
+        for node in [1, 2, 4] {
+            site.returns(node);
+        }
+        nothing_is_left(&site.servers);
+        eventually("it can be had again", || {
+            matches!(lock.try_lock(), Ok(Some(_)))
+        });
+        let guard = take(&lock);
+        if !fixed {
+            all_keep(&guard, 5);
+        }
+        drop(guard);
+        nothing_is_left(&site.servers);
+    }
+}
+
+// M7, M8, C1, D1
+#[test]
+fn with_three_dead_nobody_gets_it_and_nothing_stays() {
+    without_a_majority_nobody_gets_it_and_nothing_stays(Death::Killed);
+}
+
+// M7, M8, C1, D1: what a frozen server carries out when it thaws is undone.
+#[test]
+fn with_three_frozen_nobody_gets_it_and_nothing_stays() {
+    without_a_majority_nobody_gets_it_and_nothing_stays(Death::Frozen);
+}
+
+// M7, M8, C1, D1
+#[test]
+fn with_three_out_of_reach_nobody_gets_it_and_nothing_stays() {
+    without_a_majority_nobody_gets_it_and_nothing_stays(Death::BlackHoled);
+}
+
+// M8: each server's own reason, by its position.
+#[test]
+fn each_server_is_told_apart_by_its_position() {
+    let mut servers = masters(5);
+    let clients = open_with(&servers, |config| {
+        config.lease(LEASE).response_timeout(ms(500))
+    });
+    let name = unique("reasons");
+    let lock = red(&clients, &name);
+    servers[0].cli(&["SET", &name, "no lock"]);
+    servers[2].cli(&["HSET", &name, STRANGER, "1"]);
+    servers[3].kill();
+    servers[4].freeze();
+    match lock.lock() {
+        Err(Error::NoQuorum {
+            name: its,
+            nodes: 5,
+            needed: 3,
+            agreed: 1,
+            failures,
+        }) => {
+            assert_eq!(its, name);
+            let [(0, wrong), (3, dead), (4, frozen)] = &failures[..] else {
+                panic!("{failures:?}")
+            };
+            assert!(matches!(wrong, Error::WrongType { .. }), "{wrong:?}");
+            assert!(
+                matches!(dead, Error::Redis { .. }) && dead.is_retryable(),
+                "{dead:?}"
+            );
+            assert!(
+                matches!(frozen, Error::Redis { .. }) && frozen.is_retryable(),
+                "{frozen:?}"
+            );
+        }
+        other => panic!("{other:?}"),
+    }
+    servers[4].thaw();
+    servers[3].restart();
+    for node in [1, 3, 4] {
+        eventually("nothing is left", || servers[node].dbsize() == 0);
+    }
+    // A key that is no lock on a minority costs its part; on a majority it is what is wrong.
+    let guard = take(&lock);
+    all_keep(&guard, 3);
+    drop(guard);
+    for node in [3, 4] {
+        servers[node].cli(&["SET", &name, "no lock"]);
+    }
+    let wrong = lock.lock();
+    assert!(
+        matches!(&wrong, Err(Error::WrongType { name: its }) if *its == name),
+        "{wrong:?}"
+    );
+    for node in [0, 3, 4] {
+        assert_eq!(servers[node].ask::<String>(&["GET", &name]), "no lock");
+    }
+    assert_eq!(
+        servers[2].hgetall(&name),
+        [(STRANGER.to_owned(), "1".to_owned())]
+    );
+}
+
+// C2: connections that the servers have closed meanwhile are no reason to fail.
+#[test]
+fn connections_that_have_gone_stale_are_made_again() {
+    let servers = masters(5);
+    let name = unique("stale");
+    let clients = open(&servers);
+    let lock = red(&clients, &name);
+    let stale = || {
+        for server in &servers {
+            server.kill_clients_named("redlatch-link");
+        }
+    };
+    stale();
+    drop(lock.try_lock().unwrap().expect("it is free"));
+    stale();
+    let guard = lock.lock().unwrap();
+    stale();
+    assert!(lock.is_locked().unwrap());
+    stale();
+    assert!(lock.remaining().unwrap().is_some());
+    stale();
+    guard.unlock().unwrap();
+    let fixed = lock.clone().lease(LONG);
+    let one = fixed.lock().unwrap();
+    stale();
+    let two = fixed.lock().unwrap();
+    stale();
+    assert!(lock.force_unlock().unwrap());
+    drop((one, two));
+    nothing_is_left(&servers);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Forgetful servers
+// ---------------------------------------------------------------------------------------------------------------------
+
+/// Waits until all keep it and have said so when they were asked after that: from then on one may forget it.
+#[track_caller]
+pub(crate) fn confirmed_by_all(guard: &RedLockGuard, servers: &[Server]) {
+    all_keep(guard, servers.len());
+    let renewed: Vec<_> = servers.iter().map(|server| server.calls("hget")).collect();
+    eventually("they all confirm it", || {
+        let mut both = servers.iter().zip(&renewed);
+        both.all(|(server, before)| server.calls("hget") > *before)
+    });
+}
+
+/// Tries for the lock all the time, as another process, while `work` goes on; it must never get it.
+fn contended(
+    attempt: impl Fn() -> redlatch::Result<Option<RedLockGuard>> + Sync,
+    work: impl FnOnce(),
+) {
+    let done = AtomicBool::new(false);
+    let tries = AtomicU64::new(0);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while !done.load(Ordering::SeqCst) {
+                let got = attempt().unwrap().is_some();
+                assert!(!got, "somebody else got it");
+                tries.fetch_add(1, Ordering::SeqCst);
+            }
+        });
+        let worked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
+        done.store(true, Ordering::SeqCst);
+        if let Err(panic) = worked {
+            std::panic::resume_unwind(panic);
+        }
+    });
+    assert!(tries.into_inner() > 2);
+}
+
+// M5, S5
+#[test]
+fn a_server_that_has_forgotten_it_or_comes_back_empty_has_it_again() {
+    let mut servers = masters(5);
+    let name = unique("forget");
+    let (ours, theirs) = (open(&servers), open(&servers));
+    let guard = red(&ours, &name).lock().unwrap();
+    confirmed_by_all(&guard, &servers);
+    let other = red(&theirs, &name);
+    contended(
+        || other.try_lock(),
+        || {
+            let has = |servers: &[Server], node: usize| {
+                kept_for(servers, &name, guard.owner()).contains(&node)
+            };
+            servers[4].cli(&["FLUSHALL"]);
+            eventually("it has it again", || has(&servers, 4));
+            all_keep(&guard, 5);
+            servers[1].kill();
+            eventually("it is known not to keep it", || guard.nodes_held() == 4);
+            servers[1].restart();
+            eventually("it has it again", || has(&servers, 1));
+            all_keep(&guard, 5);
+            // The first client's as well.
+            servers[0].restart();
+            eventually("it has it again", || has(&servers, 0));
+            all_keep(&guard, 5);
+            assert!(guard.is_valid());
+            assert!(guard.lost().is_empty());
+        },
+    );
+    guard.unlock().unwrap();
+    nothing_is_left(&servers);
+}
+
+// S5
+#[test]
+fn a_restarted_server_is_kept_out_for_as_long_as_somebody_wants() {
+    const LONGEST: Duration = ms(2000);
+    let mut servers = masters(5);
+    let name = unique("restarted");
+    let (ours, theirs) = (open(&servers), open(&servers));
+    let up = |server: &Server| {
+        let info: String = server.ask(&["INFO", "server"]);
+        let line = info
+            .lines()
+            .find_map(|line| line.strip_prefix("uptime_in_seconds:"));
+        line.unwrap().parse::<u64>().unwrap()
+    };
+    // All of them are young.
+    let lock = red(&ours, &name).keep_out_restarted(LONGEST);
+    match lock.try_lock() {
+        Err(err @ Error::NoQuorum { .. }) => {
+            assert_eq!(err.to_string().matches("RESTARTED").count(), 5, "{err}");
+        }
+        other => panic!("{other:?}"),
+    }
+    nothing_is_left(&servers);
+    // Without the rule they count at once.
+    let guard = red(&ours, &name).lock().unwrap();
+    all_keep(&guard, 5);
+    guard.unlock().unwrap();
+    eventually("they are old enough", || {
+        servers.iter().all(|server| up(server) >= 3)
+    });
+    let guard = lock.try_lock().unwrap().expect("it is free");
+    all_keep(&guard, 5);
+
+    // A holder takes its part again; it is who would be forgotten.
+    for node in [0, 3] {
+        servers[node].restart();
+    }
+    eventually("they have it again", || {
+        kept_for(&servers, &name, guard.owner()).len() == 5
+    });
+    assert!(guard.lost().is_empty());
+    guard.unlock().unwrap();
+    nothing_is_left(&servers);
+
+    // Two young ones are left out, with three nobody gets it.
+    let other = red(&theirs, &name).keep_out_restarted(LONGEST);
+    let guard = other.try_lock().unwrap().expect("it is free");
+    assert_eq!(keepers(&servers, &name, guard.owner()), [1, 2, 4]);
+    drop(guard);
+    servers[4].restart();
+    eventually("it is refused by three", || match other.try_lock() {
+        Err(Error::NoQuorum {
+            agreed: 2,
+            failures,
+            ..
+        }) => {
+            let restarted = |err: &Error| match err {
+                Error::Redis { source, .. } => source.to_string().contains("RESTARTED"),
+                _ => false,
+            };
+            failures.len() == 3 && failures.iter().all(|(_, err)| restarted(err))
+        }
+        Ok(Some(_)) => panic!("too early"),
+        _ => false,
+    });
+    eventually("it counts again", || match other.try_lock() {
+        Ok(Some(guard)) => {
+            // In whole seconds it has to have been up for more than two to have been up for two.
+            let young = |node: usize| up(&servers[node]) <= 2;
+            let counts = keepers(&servers, &name, guard.owner());
+            assert!(!counts.into_iter().any(young));
+            true
+        }
+        _ => false,
+    });
+    nothing_is_left(&servers);
+
+    // Who meets a server that is not the one it knew cannot tell since when that has been a master.
+    assert!([0, 3, 4].iter().all(|node| up(&servers[*node]) > 2));
+    match lock.try_lock() {
+        Err(err @ Error::NoQuorum { agreed: 2, .. }) => {
+            assert_eq!(err.to_string().matches(": as ").count(), 3, "{err}");
+        }
+        other => panic!("{other:?}"),
+    }
+    nothing_is_left(&servers);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The majority gone
+// ---------------------------------------------------------------------------------------------------------------------
+
+#[track_caller]
+fn told(guard: &RedLockGuard, reason: LossReason) {
+    let loss = guard.lost().recv_timeout(LONG).expect("told of the loss");
+    assert_eq!(loss.reason, reason);
+    assert_eq!((&*loss.name, &*loss.owner), (guard.name(), guard.owner()));
+    assert!(!guard.is_valid());
+    assert_eq!((guard.hold_count(), guard.nodes_held()), (0, 0));
+}
+
+// W9
+#[test]
+fn a_majority_out_of_reach_is_told_in_time() {
+    for death in DEATHS {
+        let mut site = Site::start(death);
+        let clients = site.clients(|config| config.lease(LEASE));
+        let name = unique("reach");
+        let lock = red(&clients, &name);
+        let guard = lock.lock().unwrap();
+        all_keep(&guard, 5);
+        for node in [0, 2, 3] {
+            site.fails(node);
+        }
+        told(&guard, LossReason::Unreachable);
+        let late = Instant::now().saturating_duration_since(guard.valid_until());
+        assert!(late < ms(400), "{death:?}: {late:?}");
+        // Never before: until then it may be renewed.
+        assert!(Instant::now() >= guard.valid_until());
+        let lost = guard.unlock();
+        assert!(
+            matches!(
+                &lost,
+                Err(Error::Lost {
+                    reason: LossReason::Unreachable,
+                    ..
+                })
+            ),
+            "{lost:?}"
+        );
+        for node in [0, 2, 3] {
+            site.returns(node);
+        }
+        nothing_is_left(&site.servers);
+        drop(take(&lock));
+    }
+}
+
+// W9, M5: what the others keep still is given back when the loss is known, not when its guard goes.
+#[test]
+fn a_majority_that_has_forgotten_or_gone_to_others_is_told_and_the_rest_is_given_back() {
+    const LEASE: Duration = ms(6000);
+    let servers = masters(5);
+    for gone in [[0, 1, 2], [2, 3, 4]] {
+        let clients = open_with(&servers, |config| config.lease(LEASE));
+        let [wiped, taken] = [unique("wiped"), unique("taken")];
+        let [wiped, taken] =
+            [red(&clients, &wiped), red(&clients, &taken)].map(|lock| lock.lock().unwrap());
+        for guard in [&wiped, &taken] {
+            all_keep(guard, 5);
+        }
+        for node in gone {
+            servers[node].cli(&["DEL", wiped.name()]);
+            servers[node].cli(&["EVAL", TAKE_OVER, "1", taken.name(), STRANGER]);
+        }
+        told(&wiped, LossReason::Forced);
+        told(&taken, LossReason::TakenOver);
+        for guard in [&wiped, &taken] {
+            // Their leases have two thirds to go.
+            let given_back = within(LEASE / 2, || {
+                kept_for(&servers, guard.name(), guard.owner()).is_empty()
+            });
+            assert!(
+                given_back,
+                "{:?}",
+                kept_for(&servers, guard.name(), guard.owner())
+            );
+        }
+        for node in gone {
+            let kept = servers[node].hgetall(taken.name());
+            assert_eq!(kept, [(STRANGER.to_owned(), "1".to_owned())]);
+            servers[node].cli(&["DEL", taken.name()]);
+        }
+        drop((wiped, taken));
+        nothing_is_left(&servers);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Races and torn connections
+// ---------------------------------------------------------------------------------------------------------------------
+
+// W4, D1: a hold may be released just when a server is asked for its part again.
+#[test]
+fn a_release_behind_a_part_that_is_taken_again_leaves_nothing_behind() {
+    const HOLDS: u64 = 14;
+    let (servers, proxies) = proxied();
+    let clients = open_through(&proxies, |config| config.lease(FOR_LONG));
+    let names: Vec<_> = (0..HOLDS).map(|_| unique("overtake")).collect();
+    for node in [3, 4] {
+        for name in &names {
+            // Somebody has it there while it is taken, and not any more when the renewal comes.
+            servers[node].cli(&["HSET", name, STRANGER, "1"]);
+        }
+        proxies[node].set(Target::Link, Mode::DelayBoth(ms(80)));
+    }
+    thread::scope(|scope| {
+        for (name, n) in names.iter().zip(0..) {
+            let (lock, servers) = (red(&clients, name), &servers);
+            scope.spawn(move || {
+                let guard = lock.lock().unwrap();
+                for server in &servers[3..] {
+                    server.cli(&["HDEL", name, STRANGER]);
+                }
+                // Such a part is asked for again after a second.
+                thread::sleep(ms(850 + n * 75));
+                drop(guard);
+            });
+        }
+    });
+    nothing_is_left(&servers);
+    let taken = |server: &Server| server.calls("hset") > HOLDS;
+    assert!(
+        servers[3..].iter().any(taken),
+        "none was taken before it was released"
+    );
+}
+
+// W4, D1: what takes the part lies unread in the server's buffer on connections that were given up.
+#[test]
+fn a_part_that_a_frozen_server_takes_late_leaves_nothing_behind() {
+    const LEASE: Duration = ms(8000);
+    let servers = masters(3);
+    let proxy = Proxy::start(servers[2].addr());
+    let urls = [servers[0].url(), servers[1].url(), proxy.url()];
+    let clients = urls.map(|url| {
+        let config = Config::new(url).lease(LEASE);
+        Client::open(config.response_timeout(ms(1000))).unwrap()
+    });
+    let name = unique("late");
+    servers[2].cli(&["HSET", &name, STRANGER, "1"]);
+    let lock = red(&clients, &name);
+    let guard = lock.lock().unwrap();
+    servers[2].cli(&["DEL", &name]);
+    all_keep(&guard, 3);
+    drop(guard);
+    nothing_is_left(&servers);
+
+    servers[2].freeze();
+    let guard = lock.lock().unwrap();
+    let opened = proxy.opened(Target::Link);
+    eventually("a connection is given up", || {
+        proxy.opened(Target::Link) > opened
+    });
+    drop(guard);
+    // The release is on its way before the server goes on.
+    thread::sleep(ms(50));
+    servers[2].thaw();
+    let gone = within(LEASE / 2, || servers[2].dbsize() == 0) && {
+        // It may not have come yet.
+        thread::sleep(ms(300));
+        within(LEASE / 4, || servers[2].dbsize() == 0)
+    };
+    assert!(gone, "{:?}", servers[2].keys());
+}
+
+// D1, O1, M9: the reply is lost, the command is not.
+#[test]
+fn lost_replies_leave_nothing_behind() {
+    let (servers, proxies) = proxied();
+    let set = |config: Config| config.lease(FOR_LONG).response_timeout(ms(1500));
+    let clients = open_through(&proxies, set);
+    for lost in 1..=3 {
+        for fixed in [false, true] {
+            // All are asked again, whatever became of the connections before.
+            let guard = take(&red(&clients, &unique("healthy")));
+            all_keep(&guard, 5);
+            guard.unlock().unwrap();
+            let name = unique("swallow");
+            let lock = red(&clients, &name);
+            let lock = if fixed { lock.lease(FOR_LONG) } else { lock };
+            let traps = |skip: usize| -> Vec<_> {
+                let proxies = proxies.iter().skip(skip).take(lost);
+                proxies.map(|proxy| proxy.swallow_reply_to(&name)).collect()
+            };
+            let acquires = traps(0);
+            match lock.lock() {
+                Ok(guard) => {
+                    let keep = keepers(&servers, &name, guard.owner()).len();
+                    assert!(keep >= 3, "a guard with {keep} of 5");
+                    guard.unlock().unwrap();
+                }
+                Err(Error::NoQuorum { .. }) if lost == 3 => {}
+                Err(err) => panic!("{lost} lost: {err:?}"),
+            }
+            assert!(acquires.iter().all(|trap| trap.fired()));
+            nothing_is_left(&servers);
+
+            let guard = take(&lock);
+            // One whose connection was just made again may have had no part.
+            let keep: Vec<_> = servers.iter().map(|server| server.exists(&name)).collect();
+            let releases = traps(2);
+            guard.unlock().unwrap();
+            nothing_is_left(&servers);
+            for (release, keeps) in releases.iter().zip(&keep[2..]) {
+                assert!(release.fired() || !keeps);
+            }
+            drop(take(&lock));
+            nothing_is_left(&servers);
+        }
+    }
+}
+
+// D1, O1
+#[test]
+fn torn_connections_leave_nothing_behind_and_never_make_a_guard_without_a_majority() {
+    torn(ms(2500));
+}
+
+#[test]
+#[ignore = "takes a minute"]
+fn torn_connections_leave_nothing_behind_for_long() {
+    torn(ms(60_000));
+}
+
+fn torn(time: Duration) {
+    let (servers, proxies) = proxied();
+    let set = |config: Config| config.lease(FOR_LONG).response_timeout(ms(1500));
+    let sets = [(); 2].map(|()| open_through(&proxies, set));
+    let done = AtomicBool::new(false);
+    let (granted, names) = (AtomicU64::new(0), [unique("torn"), unique("torn")]);
+    thread::scope(|scope| {
+        for (clients, own) in sets.iter().zip(&names) {
+            // One lock for both, and one for each.
+            for name in [own, &names[0]] {
+                let (servers, done, granted) = (&servers, &done, &granted);
+                scope.spawn(move || {
+                    let lock = red(clients, name);
+                    while !done.load(Ordering::SeqCst) {
+                        match lock.try_lock_for(ms(300)) {
+                            Ok(Some(guard)) => {
+                                let keep = keepers(servers, name, guard.owner()).len();
+                                assert!(keep >= 3, "a guard with {keep} of 5");
+                                assert!(guard.is_valid());
+                                granted.fetch_add(1, Ordering::SeqCst);
+                                drop(guard);
+                            }
+                            Ok(None) | Err(Error::NoQuorum { .. }) => {}
+                            Err(err) => panic!("{err:?}"),
+                        }
+                    }
+                });
+            }
+        }
+        let until = Instant::now() + time;
+        let mut turn = 0_u64;
+        while Instant::now() < until {
+            turn += 1;
+            // Now one of them, now a majority, at any moment.
+            for n in 0..=turn % 3 {
+                let proxy = &proxies[usize::try_from((turn + 2 * n) % 5).unwrap()];
+                proxy.cut(Target::All);
+            }
+            thread::sleep(Duration::from_micros(turn * 7919 % 40_000));
+        }
+        done.store(true, Ordering::SeqCst);
+    });
+    assert!(granted.into_inner() > 10);
+    nothing_is_left(&servers);
+}
+
+// M4, K2, W11: slow answers eat the lease; what is left of it is what a guard says.
+#[test]
+fn slow_answers_shorten_the_lease_and_never_make_a_guard_without_one() {
+    let (servers, proxies) = proxied();
+    let clients = open_through(&proxies, |config| config);
+    let (mut granted, mut refused) = (0, 0);
+    for lease in [60, 100, 300, 2000] {
+        for delay in [2, 8, 14, 19, 24, 60, 290] {
+            let (lease, delay) = (ms(lease), ms(delay));
+            let name = unique("slow");
+            let lock = red(&clients, &name).lease(lease);
+            for proxy in &proxies {
+                proxy.set(Target::Link, Mode::Delay(delay));
+            }
+            let before = Instant::now();
+            match lock.try_lock_for(ms(400)) {
+                Ok(Some(guard)) => {
+                    let now = Instant::now();
+                    let latest = now + lease - lease / 100 - ms(2) - delay;
+                    assert!(guard.valid_until() <= latest, "{lease:?} {delay:?}");
+                    assert!(guard.valid_until() > before);
+                    granted += 1;
+                }
+                Ok(None)
+                | Err(
+                    Error::NoQuorum { .. }
+                    | Error::Lost {
+                        reason: LossReason::Expired,
+                        ..
+                    },
+                ) => {
+                    refused += 1;
+                }
+                Err(err) => panic!("{lease:?} {delay:?}: {err:?}"),
+            }
+            for proxy in &proxies {
+                proxy.pass();
+            }
+        }
+    }
+    assert!(granted > 3 && refused > 3, "{granted} {refused}");
+    nothing_is_left(&servers);
+    drop(take(&red(&clients, &unique("slow"))));
+    nothing_is_left(&servers);
+}

@@ -1,0 +1,720 @@
+//! The read-write lock against what it should do: a history that is checked afterwards, and a model beside it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::mem;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use redis::Connection;
+use redlatch::{Client, Config, Error, LossReason, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use crate::contract::{increment, open};
+use crate::rwlock::basics::{Actor, Desk, hold_key};
+use crate::support::{Server, connection_to, ms, unique};
+
+/// Random enough, and the same in every run.
+struct Dice(u64);
+
+impl Dice {
+    fn roll(&mut self, sides: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        usize::try_from(self.0 >> 33).unwrap() % sides
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// A history
+// ---------------------------------------------------------------------------------------------------------------------
+
+#[derive(Debug, Clone, Copy)]
+struct Stay {
+    client: usize,
+    writes: bool,
+    from: Instant,
+    to: Instant,
+}
+
+// The shared and exclusive oracle: readers overlap, a writer overlaps nobody, and what they see is whole.
+#[test]
+fn readers_overlap_and_writers_are_alone() {
+    const CLIENTS: usize = 3;
+    const THREADS: usize = 4;
+    const TURNS: usize = 200;
+    let server = Server::start();
+    let name = unique("history");
+    let (url, history) = (server.url(), Mutex::new(Vec::new()));
+    // One value, and its double; in memory, and in Redis where every command is a chance to be interrupted.
+    let pair = (AtomicU64::new(0), AtomicU64::new(0));
+    let writes = AtomicU64::new(0);
+    thread::scope(|scope| {
+        for client in 0..CLIENTS {
+            let ours = open(&server);
+            for n in 0..THREADS {
+                let (lock, url, name) = (ours.rwlock(&name), &url, &name);
+                let (history, pair, writes) = (&history, &pair, &writes);
+                scope.spawn(move || {
+                    let mut dice = Dice(0x9E37_79B9 + (client * THREADS + n) as u64);
+                    let mut con = connection_to(url);
+                    for _ in 0..TURNS {
+                        let stay = |writes, from| Stay {
+                            client,
+                            writes,
+                            from,
+                            to: Instant::now(),
+                        };
+                        if dice.roll(4) == 0 {
+                            let guard = lock.write().unwrap();
+                            let from = Instant::now();
+                            let mut write = || {
+                                let value = pair.0.load(Ordering::Relaxed);
+                                pair.0.store(value + 1, Ordering::Relaxed);
+                                increment(&mut con, &format!("{name}:counter"));
+                                pair.1.store(2 * (value + 1), Ordering::Relaxed);
+                                writes.fetch_add(1, Ordering::Relaxed);
+                            };
+                            write();
+                            if dice.roll(3) == 0 {
+                                let inner = lock.read().unwrap();
+                                write();
+                                history.lock().unwrap().push(stay(true, from));
+                                guard.unlock().unwrap();
+                                drop(inner);
+                            } else if dice.roll(2) == 0 {
+                                history.lock().unwrap().push(stay(true, from));
+                                guard.downgrade().unwrap().unlock().unwrap();
+                            } else {
+                                history.lock().unwrap().push(stay(true, from));
+                                drop(guard);
+                            }
+                        } else {
+                            let guard = lock.read().unwrap();
+                            let from = Instant::now();
+                            let value = pair.0.load(Ordering::Relaxed);
+                            thread::sleep(Duration::from_micros(dice.roll(800) as u64));
+                            assert_eq!(pair.1.load(Ordering::Relaxed), 2 * value);
+                            history.lock().unwrap().push(stay(false, from));
+                            drop(guard);
+                        }
+                    }
+                });
+            }
+        }
+    });
+    let mut history = history.into_inner().unwrap();
+    assert_eq!(history.len(), CLIENTS * THREADS * TURNS);
+    history.sort_by_key(|stay| stay.from);
+    let (mut together, mut last_writer, mut last) = (0, None::<Stay>, None::<Stay>);
+    for stay in &history {
+        // Whoever left last, and the writer who left last: later than both, one overlaps no writer.
+        let before = if stay.writes { last } else { last_writer };
+        assert!(
+            before.is_none_or(|before| before.to <= stay.from),
+            "{before:?} and {stay:?}"
+        );
+        if last.is_some_and(|last| last.to > stay.from && last.client != stay.client) {
+            together += 1;
+        }
+        if last.is_none_or(|last| stay.to > last.to) {
+            last = Some(*stay);
+        }
+        if stay.writes {
+            last_writer = Some(*stay);
+        }
+    }
+    assert!(together > 0, "{together} readers met another client's");
+    let writes = writes.into_inner();
+    assert_eq!(pair.0.into_inner(), writes);
+    assert_eq!(server.get_int(&format!("{name}:counter")) as u64, writes);
+    assert!(!server.exists(&name));
+    assert_eq!(server.dbsize(), 1, "{:?}", server.keys());
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// A model
+// ---------------------------------------------------------------------------------------------------------------------
+
+/// A lease longer than the test, so that neither renewals nor clocks have a part in it.
+const FOR_EVER: Duration = ms(3_600_000);
+
+/// A fixed lease as long, and as good.
+const FIXED: Duration = ms(3_600_001);
+
+type Id = usize;
+
+/// What a verb came to.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+enum Came {
+    /// With this hold.
+    In(Id),
+    Busy,
+    Deadlock,
+    Lost(LossReasonOrd),
+    Done(bool),
+}
+
+/// Which of the two reasons there are here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum LossReasonOrd {
+    Forced,
+    TakenOver,
+}
+
+use LossReasonOrd::{Forced, TakenOver};
+
+/// One acquisition from Redis.
+#[derive(Debug, Clone)]
+struct Hold {
+    client: usize,
+    writes: bool,
+    fixed: bool,
+    /// What the process knows of its loss.
+    lost: Option<LossReasonOrd>,
+    /// How many guards each actor has of it, lost or not.
+    guards: BTreeMap<usize, u32>,
+}
+
+/// What Redis has: the writer with its count, and readers with whether their hold's own key is there.
+#[derive(Debug, Clone, Default)]
+struct Hash {
+    writer: Option<(Id, u32)>,
+    readers: BTreeMap<Id, bool>,
+}
+
+impl Hash {
+    fn is_empty(&self) -> bool {
+        self.writer.is_none() && self.readers.is_empty()
+    }
+}
+
+#[derive(Debug, Default)]
+struct Model {
+    holds: Vec<Hold>,
+    redis: Hash,
+}
+
+impl Model {
+    /// Actors 0 and 1 are the first client's, 2 and 3 the second's.
+    fn client_of(actor: usize) -> usize {
+        actor / 2
+    }
+
+    fn valid(&self, client: usize, writes: bool) -> impl Iterator<Item = Id> + '_ {
+        self.holds
+            .iter()
+            .enumerate()
+            .filter(move |(_, hold)| {
+                hold.client == client
+                    && hold.writes == writes
+                    && hold.lost.is_none()
+                    && !hold.guards.is_empty()
+            })
+            .map(|(id, _)| id)
+    }
+
+    /// The hold of an actor that it takes for valid.
+    fn mine(&self, actor: usize, writes: bool) -> Option<Id> {
+        self.valid(Self::client_of(actor), writes)
+            .find(|id| self.holds[*id].guards.contains_key(&actor))
+    }
+
+    fn count(&self, actor: usize, writes: bool) -> u32 {
+        self.mine(actor, writes)
+            .map_or(0, |id| self.holds[id].guards[&actor])
+    }
+
+    fn granted(&mut self, actor: usize, writes: bool, fixed: bool) -> Id {
+        self.holds.push(Hold {
+            client: Self::client_of(actor),
+            writes,
+            fixed,
+            lost: None,
+            guards: BTreeMap::from([(actor, 1)]),
+        });
+        self.holds.len() - 1
+    }
+
+    /// One more guard of a hold the actor has; `None` if it turns out to be lost.
+    fn again(&mut self, actor: usize, id: Id, fixed: bool) -> Option<Id> {
+        let count = self.holds[id].guards[&actor] + 1;
+        if self.holds[id].fixed {
+            // Renewed on the server, which finds out.
+            if let Err(reason) = self.renew(id, count) {
+                self.holds[id].lost = Some(reason);
+                return None;
+            }
+            self.holds[id].fixed = fixed;
+        }
+        self.holds[id].guards.insert(actor, count);
+        Some(id)
+    }
+
+    fn renew(&mut self, id: Id, count: u32) -> Result<(), LossReasonOrd> {
+        let redis = &mut self.redis;
+        if self.holds[id].writes {
+            return match redis.writer {
+                Some((writer, _)) if writer == id => {
+                    redis.writer = Some((id, count));
+                    Ok(())
+                }
+                _ if redis.is_empty() => Err(Forced),
+                _ => Err(TakenOver),
+            };
+        }
+        match redis.readers.get(&id) {
+            Some(true) => Ok(()),
+            _ => {
+                redis.readers.remove(&id);
+                Err(if redis.writer.is_some() {
+                    TakenOver
+                } else {
+                    Forced
+                })
+            }
+        }
+    }
+
+    fn read(&mut self, actor: usize, fixed: bool) -> Came {
+        if let Some(id) = self.mine(actor, false)
+            && let Some(id) = self.again(actor, id, fixed)
+        {
+            return Came::In(id);
+        }
+        let client = Self::client_of(actor);
+        let above = self.mine(actor, true);
+        if above.is_none() {
+            if self.valid(client, true).next().is_some() {
+                return Came::Busy;
+            }
+            let shared = self
+                .valid(client, false)
+                .find(|id| !fixed && !self.holds[*id].fixed);
+            if let Some(id) = shared {
+                self.holds[id].guards.insert(actor, 1);
+                return Came::In(id);
+            }
+        }
+        match self.redis.writer {
+            Some((writer, _)) if Some(writer) != above => Came::Busy,
+            _ => {
+                let id = self.granted(actor, false, fixed);
+                self.redis.readers.insert(id, true);
+                Came::In(id)
+            }
+        }
+    }
+
+    fn write(&mut self, actor: usize, fixed: bool) -> Came {
+        if let Some(id) = self.mine(actor, true)
+            && let Some(id) = self.again(actor, id, fixed)
+        {
+            return Came::In(id);
+        }
+        if self.mine(actor, false).is_some() {
+            return Came::Deadlock;
+        }
+        let client = Self::client_of(actor);
+        if [true, false]
+            .into_iter()
+            .any(|writes| self.valid(client, writes).next().is_some())
+        {
+            return Came::Busy;
+        }
+        if self.redis.writer.is_none() {
+            // The dead are no obstacle, and are cleared away.
+            self.redis.readers.retain(|_, alive| *alive);
+        }
+        if !self.redis.is_empty() {
+            return Came::Busy;
+        }
+        let id = self.granted(actor, true, fixed);
+        self.redis.writer = Some((id, 1));
+        Came::In(id)
+    }
+
+    /// One guard less; what `unlock` says.
+    fn unlock(&mut self, actor: usize, id: Id) -> Came {
+        let hold = &mut self.holds[id];
+        let left = hold.guards[&actor] - 1;
+        if left == 0 {
+            hold.guards.remove(&actor);
+        } else {
+            hold.guards.insert(actor, left);
+        }
+        if let Some(reason) = hold.lost {
+            return Came::Lost(reason);
+        }
+        if !hold.guards.is_empty() {
+            return Came::Done(true);
+        }
+        let redis = &mut self.redis;
+        let (released, others) = if hold.writes {
+            let released = redis.writer.is_some_and(|(writer, _)| writer == id);
+            if released {
+                redis.writer = None;
+            }
+            (released, !redis.is_empty())
+        } else {
+            let released = redis.readers.remove(&id).is_some();
+            if redis.writer.is_none() && !redis.readers.values().any(|alive| *alive) {
+                redis.readers.clear();
+            } else if redis.writer.is_none() {
+                redis.readers.retain(|_, alive| *alive);
+            }
+            (released, redis.writer.is_some())
+        };
+        match (released, others) {
+            (true, _) => Came::Done(true),
+            (false, true) => Came::Lost(TakenOver),
+            (false, false) => Came::Lost(Forced),
+        }
+    }
+
+    fn downgrade(&mut self, actor: usize, id: Id) -> Came {
+        let fixed = self.holds[id].fixed;
+        let read = self.read(actor, fixed);
+        let unlocked = self.unlock(actor, id);
+        match (read, unlocked) {
+            (Came::In(read), Came::Done(_)) => Came::In(read),
+            (Came::In(read), lost) => {
+                self.unlock(actor, read);
+                lost
+            }
+            _ => Came::Lost(self.holds[id].lost.unwrap_or(TakenOver)),
+        }
+    }
+
+    /// Somebody of `client`, or a stranger, takes it from everybody.
+    fn force(&mut self, client: Option<usize>) -> Came {
+        let was_held = !mem::take(&mut self.redis).is_empty();
+        for hold in &mut self.holds {
+            if was_held && client == Some(hold.client) && !hold.guards.is_empty() {
+                hold.lost.get_or_insert(Forced);
+            }
+        }
+        Came::Done(was_held)
+    }
+
+    /// The key of a read hold is gone.
+    fn expire(&mut self, id: Id) {
+        if let Some(alive) = self.redis.readers.get_mut(&id) {
+            *alive = false;
+        }
+    }
+}
+
+/// The real thing, in the same words.
+struct Real {
+    actors: Vec<Actor>,
+    raw: Connection,
+    name: String,
+    /// Each owner's hold.
+    owners: BTreeMap<String, Id>,
+}
+
+fn reason(error: Error) -> Came {
+    match error {
+        Error::WouldDeadlock { .. } => Came::Deadlock,
+        Error::Lost {
+            reason: LossReason::Forced,
+            ..
+        } => Came::Lost(Forced),
+        Error::Lost {
+            reason: LossReason::TakenOver,
+            ..
+        } => Came::Lost(TakenOver),
+        other => panic!("{other:?}"),
+    }
+}
+
+impl Real {
+    /// Holds that the model does not know are new.
+    fn came_in(&mut self, owner: &str, model: &Model) -> Came {
+        let next = model.holds.len() - 1;
+        Came::In(*self.owners.entry(owner.to_owned()).or_insert(next))
+    }
+
+    fn takes(&mut self, actor: usize, writes: bool, fixed: bool, model: &Model) -> Came {
+        let taken = self.actors[actor].does(move |desk| {
+            let lock = if fixed {
+                desk.lock.clone().lease(FIXED)
+            } else {
+                desk.lock.clone()
+            };
+            if writes {
+                let guard = lock.try_write().map_err(reason)?;
+                Ok(guard.map(|guard| {
+                    desk.writes.push(guard);
+                    desk.writes[desk.writes.len() - 1].owner().to_owned()
+                }))
+            } else {
+                let guard = lock.try_read().map_err(reason)?;
+                Ok(guard.map(|guard| {
+                    desk.reads.push(guard);
+                    desk.reads[desk.reads.len() - 1].owner().to_owned()
+                }))
+            }
+        });
+        match taken {
+            Ok(Some(owner)) => self.came_in(&owner, model),
+            Ok(None) => Came::Busy,
+            Err(came) => came,
+        }
+    }
+
+    /// `true` waits for the answer, or asks something afterwards that comes after it.
+    fn leaves(&mut self, actor: usize, writes: bool, at: usize, waits: bool) -> Came {
+        self.actors[actor].does(move |desk| {
+            let result = match (writes, waits) {
+                (true, true) => desk.writes.remove(at).unlock(),
+                (false, true) => desk.reads.remove(at).unlock(),
+                (true, false) => {
+                    drop(desk.writes.remove(at));
+                    Ok(())
+                }
+                (false, false) => {
+                    drop(desk.reads.remove(at));
+                    Ok(())
+                }
+            };
+            result.map_or_else(reason, |()| Came::Done(true))
+        })
+    }
+
+    fn downgrades(&mut self, actor: usize, at: usize, model: &Model) -> Came {
+        let read = self.actors[actor].does(move |desk| {
+            let guard = desk.writes.remove(at).downgrade().map_err(reason)?;
+            let owner = guard.owner().to_owned();
+            desk.reads.push(guard);
+            Ok(owner)
+        });
+        read.map_or_else(|came| came, |owner| self.came_in(&owner, model))
+    }
+
+    fn owner(&self, id: Id) -> &str {
+        let found = self.owners.iter().find(|(_, known)| **known == id);
+        found.unwrap().0
+    }
+
+    /// Everything that can be seen is what the model says.
+    fn looks_like(&mut self, model: &Model, guards: &[[Vec<Id>; 2]], after: &str) {
+        // What was sent without waiting for its answer comes before any question.
+        for of_client in self.actors.chunks(2) {
+            of_client[0].does(|desk| desk.lock.is_read_locked().unwrap());
+        }
+        for (actor, theirs) in guards.iter().enumerate() {
+            let seen = self.actors[actor].does(|desk| {
+                let valid = |guards: Vec<bool>| guards;
+                (
+                    desk.counts(),
+                    desk.lock.is_read_locked().unwrap(),
+                    desk.lock.is_write_locked().unwrap(),
+                    desk.lock.is_owned_by_current_thread(),
+                    valid(desk.reads.iter().map(RwLockReadGuard::is_valid).collect()),
+                    valid(desk.writes.iter().map(RwLockWriteGuard::is_valid).collect()),
+                )
+            });
+            let counts = (model.count(actor, false), model.count(actor, true));
+            let valid = |ids: &[Id]| -> Vec<bool> {
+                ids.iter()
+                    .map(|id| model.holds[*id].lost.is_none())
+                    .collect()
+            };
+            assert_eq!(
+                seen,
+                (
+                    counts,
+                    !model.redis.readers.is_empty(),
+                    model.redis.writer.is_some(),
+                    counts != (0, 0),
+                    valid(&theirs[0]),
+                    valid(&theirs[1]),
+                ),
+                "actor {actor} after {after}, {model:#?}"
+            );
+        }
+        let (found, left): (BTreeMap<String, String>, i64) = redis::pipe()
+            .hgetall(&self.name)
+            .pttl(&self.name)
+            .query(&mut self.raw)
+            .unwrap();
+        let mut expected = BTreeMap::new();
+        for id in model.redis.readers.keys() {
+            expected.insert(self.owner(*id).to_owned(), "1".to_owned());
+        }
+        if let Some((id, count)) = model.redis.writer {
+            expected.insert(format!("{}:write", self.owner(id)), count.to_string());
+        }
+        if !expected.is_empty() {
+            let mode = if model.redis.writer.is_some() {
+                "write"
+            } else {
+                "read"
+            };
+            expected.insert("mode".to_owned(), mode.to_owned());
+        }
+        assert_eq!(found, expected, "after {after}");
+        assert_eq!(left > 0, !expected.is_empty(), "{left} after {after}");
+    }
+}
+
+// RW4: thousands of random steps, each compared with the model in its result and in all that can be seen.
+#[test]
+fn random_verbs_do_what_the_model_says() {
+    const STEPS: usize = 6_000;
+    const ACTORS: usize = 4;
+    let server = Server::start();
+    let name = unique("model");
+    let clients = [(); 3].map(|()| {
+        let config = Config::new(server.url()).lease(FOR_EVER);
+        Client::open(config).unwrap()
+    });
+    let mut real = Real {
+        actors: (0..ACTORS)
+            .map(|actor| Actor::new(clients[Model::client_of(actor)].rwlock(&name)))
+            .collect(),
+        raw: server.connection(),
+        name: name.clone(),
+        owners: BTreeMap::new(),
+    };
+    let third = clients[2].rwlock(&name);
+    let mut model = Model::default();
+    // Each actor's guards, in the order of its desk: read and write.
+    let mut guards: [[Vec<Id>; 2]; ACTORS] = Default::default();
+    let (mut dice, mut seen) = (Dice(0x5EED_0042), BTreeMap::<String, u32>::new());
+    for step in 0..STEPS {
+        let actor = dice.roll(ACTORS);
+        let (mut verb, fixed) = (dice.roll(100), dice.roll(2) == 0);
+        let held = guards[actor].each_ref().map(Vec::len);
+        if verb < 40 && held[0] + held[1] > dice.roll(4) {
+            verb += 40; // whoever has much rather gives some back
+        }
+        let (what, expected, came) = match verb {
+            0..40 => {
+                let writes = verb % 2 == 0;
+                let expected = if writes {
+                    model.write(actor, fixed)
+                } else {
+                    model.read(actor, fixed)
+                };
+                let came = real.takes(actor, writes, fixed, &model);
+                if let Came::In(id) = expected {
+                    guards[actor][usize::from(writes)].push(id);
+                }
+                (if writes { "write" } else { "read" }, expected, came)
+            }
+            40..84 if held != [0, 0] => {
+                let writes = dice.roll(held[0] + held[1]) >= held[0];
+                let at = dice.roll(held[usize::from(writes)]);
+                let id = guards[actor][usize::from(writes)].remove(at);
+                let expected = model.unlock(actor, id);
+                let waits = verb % 4 != 0;
+                let came = real.leaves(actor, writes, at, waits);
+                (
+                    if waits { "unlock" } else { "drop" },
+                    if waits { expected } else { Came::Done(true) },
+                    came,
+                )
+            }
+            84..92 if held[1] > 0 => {
+                let at = dice.roll(held[1]);
+                let id = guards[actor][1].remove(at);
+                let expected = model.downgrade(actor, id);
+                let came = real.downgrades(actor, at, &model);
+                if let Came::In(id) = expected {
+                    guards[actor][0].push(id);
+                }
+                ("downgrade", expected, came)
+            }
+            92..94 => {
+                let expected = model.force(None);
+                let came = Came::Done(third.force_unlock().unwrap());
+                ("forced by a third", expected, came)
+            }
+            94..95 => {
+                let expected = model.force(Some(Model::client_of(actor)));
+                let came = real.actors[actor]
+                    .does(|desk: &mut Desk| Came::Done(desk.lock.force_unlock().unwrap()));
+                ("forced", expected, came)
+            }
+            95..98 if !model.redis.readers.is_empty() => {
+                let ids: Vec<_> = model.redis.readers.keys().copied().collect();
+                let id = ids[dice.roll(ids.len())];
+                let key = hold_key(&name, real.owner(id));
+                let there = model.redis.readers[&id];
+                model.expire(id);
+                let mut how = redis::cmd(if verb % 2 == 0 { "DEL" } else { "PEXPIRE" });
+                how.arg(&key);
+                if verb % 2 != 0 {
+                    how.arg(0);
+                }
+                let gone: bool = how.query(&mut real.raw).unwrap();
+                ("a read hold ends", Came::Done(there), Came::Done(gone))
+            }
+            98.. => {
+                let expected = model.force(None);
+                let gone: bool = redis::cmd("PEXPIRE")
+                    .arg(&name)
+                    .arg(0)
+                    .query(&mut real.raw)
+                    .unwrap();
+                ("all ends", expected, Came::Done(gone))
+            }
+            _ => continue,
+        };
+        assert_eq!(came, expected, "step {step}: {what} by {actor}, {model:#?}");
+        let kind = match &came {
+            Came::In(id) if held[usize::from(what == "write")] > 0 => {
+                format!("{what}: again {}", model.holds[*id].fixed)
+            }
+            Came::In(id) if model.holds[*id].guards.len() > 1 => format!("{what}: shares"),
+            Came::In(_) => format!("{what}: in"),
+            other => format!("{what}: {other:?}"),
+        };
+        *seen.entry(kind).or_default() += 1;
+        real.looks_like(&model, &guards, &format!("step {step}: {what} by {actor}"));
+    }
+    for (kind, times) in [
+        ("read: in", 100),
+        ("read: shares", 50),
+        ("read: Busy", 100),
+        ("read: again true", 10),
+        ("read: again false", 50),
+        ("write: in", 50),
+        ("write: Busy", 100),
+        ("write: Deadlock", 50),
+        ("write: again true", 5),
+        ("write: again false", 10),
+        ("unlock: Done(true)", 100),
+        ("unlock: Lost(Forced)", 20),
+        ("unlock: Lost(TakenOver)", 20),
+        ("downgrade: Lost(TakenOver)", 1),
+        ("forced: Done(true)", 5),
+        ("a read hold ends: Done(true)", 10),
+    ] {
+        let found = seen.get(kind).copied().unwrap_or(0);
+        assert!(found >= times, "{kind} {found} times: {seen:#?}");
+    }
+    // In the end all guards go, and nothing is left but what nobody could know of.
+    for actor in &real.actors {
+        actor.does(|desk| {
+            desk.reads.clear();
+            desk.writes.clear();
+        });
+    }
+    let lock: RwLock = clients[0].rwlock(&name);
+    drop(lock.try_write().unwrap());
+    let orphans: BTreeSet<_> = real
+        .owners
+        .keys()
+        .map(|owner| hold_key(&name, owner))
+        .collect();
+    drop(lock);
+    for client in &clients {
+        client.close(ms(5_000)).unwrap();
+    }
+    assert!(server.keys().iter().all(|key| orphans.contains(key)));
+}

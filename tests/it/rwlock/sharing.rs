@@ -1,0 +1,584 @@
+//! The read-write lock inside a process, where readers share a hold, and beside Redisson, where they do not.
+
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::Instant;
+
+use crossbeam_channel::TryRecvError;
+use redlatch::{CancelToken, Client, Config, Error, Loss, LossReason};
+
+use crate::contract::{Crew, open};
+use crate::rwlock::basics::{
+    Actor, BY_MESSAGE, LONG, STRANGER, assert_lost, elsewhere, hash, hold_key,
+};
+use crate::support::{Mode, Proxy, Server, Target, eventually, logs, ms, unique, within};
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Sharing
+// ---------------------------------------------------------------------------------------------------------------------
+
+// P4: readers of a process cost no more than the first of them.
+#[test]
+fn a_further_reader_of_a_process_asks_nobody() {
+    const JOINS: u64 = 1_000;
+    let server = Server::start();
+    let (name, client) = (unique("shared"), open(&server));
+    let lock = client.rwlock(&name);
+    let first = Actor::new(lock.clone());
+    let owner = first.reads();
+    let asked = || (server.calls("evalsha"), server.calls("eval"));
+    for yields in [true, false] {
+        let lock = if yields {
+            lock.clone()
+        } else {
+            lock.clone().readers_first()
+        };
+        let (before, total) = (asked(), server.command_total());
+        let begun = Instant::now();
+        elsewhere(|| {
+            for _ in 0..JOINS {
+                let guard = lock.read().unwrap();
+                assert_eq!(guard.owner(), owner);
+                assert_eq!(guard.hold_count(), 1);
+            }
+            for _ in 0..JOINS {
+                assert!(lock.try_read().unwrap().is_some());
+            }
+        });
+        assert_eq!(asked(), before);
+        let looks = server.command_total() - total;
+        // Whether others wait to write is looked for now and then.
+        let most = u64::try_from(begun.elapsed().as_millis()).unwrap() / 5 + 1;
+        assert!(looks <= if yields { most } else { 0 }, "{looks} looks");
+        assert_eq!(yields, looks > 0);
+    }
+    assert_eq!(client.stats().shared, 4 * JOINS);
+    assert_eq!(server.hgetall(&name), hash("read", &[&owner]));
+    first.leaves();
+    // The last one out gives it back, whoever came first.
+    let [first, second] = [(); 2].map(|()| Actor::new(lock.clone()));
+    assert_eq!(first.reads(), second.reads());
+    first.leaves();
+    assert_eq!(server.hgetall(&name).len(), 2);
+    second.leaves();
+    assert!(server.keys().is_empty());
+}
+
+#[test]
+fn who_wants_other_terms_has_a_hold_of_its_own() {
+    let server = Server::start();
+    let (name, client) = (unique("terms"), open(&server));
+    let lock = client.rwlock(&name);
+    let fixed = |n| lock.clone().lease(ms(n));
+    let limited = || lock.clone().max_hold(ms(60_000));
+    let crew: Vec<_> = [
+        lock.clone(),
+        lock.clone(),
+        fixed(60_000),
+        fixed(60_000),
+        fixed(61_000),
+        limited(),
+        limited(),
+    ]
+    .into_iter()
+    .map(Actor::new)
+    .collect();
+    let owners: Vec<_> = crew.iter().map(Actor::reads).collect();
+    assert_eq!(owners[0], owners[1]);
+
+    let mut different: Vec<_> = owners.iter().map(String::as_str).collect();
+    different.sort_unstable();
+    different.dedup();
+    assert_eq!(different.len(), 6, "{owners:?}");
+    assert_eq!(server.hgetall(&name), hash("read", &different));
+    assert_eq!(server.dbsize(), 7);
+    for (left, actor) in crew.iter().enumerate() {
+        assert!(elsewhere(|| lock.try_write().unwrap().is_none()), "{left}");
+        actor.leaves();
+    }
+    assert!(server.keys().is_empty());
+    drop(lock.try_write().unwrap().unwrap());
+}
+
+// A writer in line keeps further readers of the process from joining, and leaving the line lets them.
+#[test]
+fn nobody_joins_while_a_thread_of_the_process_waits_to_write() {
+    let server = Server::start();
+    let (name, client) = (unique("line"), open(&server));
+    let lock = client.rwlock(&name);
+    let guard = lock.read().unwrap();
+    let writer = Actor::new(lock.clone());
+    let given_up = writer.begins(|desk| desk.lock.try_write_for(ms(600)).unwrap().is_none());
+    eventually("it waits", || {
+        elsewhere(|| lock.try_read().unwrap().is_none())
+    });
+    let reader = Actor::new(lock.clone());
+    let behind = reader.begins(|desk| desk.read().owner().to_owned());
+    // Who reads already does not stand in line, or it would wait for itself.
+    let again = lock.read().unwrap();
+    assert!(behind.try_recv().is_err());
+    assert!(given_up.recv_timeout(LONG).unwrap());
+    assert_eq!(behind.recv_timeout(LONG).unwrap(), guard.owner());
+    reader.leaves();
+    drop((guard, again));
+    eventually("nothing is left", || server.keys().is_empty());
+}
+
+// W9: it is everybody's loss, told to the client once.
+#[test]
+fn a_lost_shared_hold_is_told_to_all_who_share_it() {
+    let server = Server::start();
+    let told = Arc::new(Mutex::new(Vec::<Loss>::new()));
+    let config = Config::new(server.url()).lease(ms(600)).on_lost({
+        let told = Arc::clone(&told);
+        move |loss| told.lock().unwrap().push(loss.clone())
+    });
+    let (client, other) = (Client::open(config).unwrap(), open(&server));
+    for how in [
+        "forced here",
+        "forced there",
+        "hold gone",
+        "written",
+        "flushed",
+    ] {
+        let name = unique("loss");
+        let (lock, theirs) = (client.rwlock(&name), other.rwlock(&name));
+        let crew: Vec<_> = (0..4).map(|_| Actor::new(lock.clone())).collect();
+        let owners: Vec<_> = crew.iter().map(Actor::reads).collect();
+        crew[0].reads();
+        assert!(owners.iter().all(|owner| *owner == owners[0]));
+        let losses: Vec<_> = crew
+            .iter()
+            .map(|actor| actor.begins(|desk| desk.reads[0].lost().recv_timeout(LONG).unwrap()))
+            .collect();
+        let mut reason = LossReason::Forced;
+        match how {
+            "forced here" => assert!(lock.force_unlock().unwrap()),
+            "forced there" => assert!(theirs.force_unlock().unwrap()),
+            "hold gone" => {
+                assert_eq!(server.ask::<i64>(&["DEL", &hold_key(&name, &owners[0])]), 1);
+            }
+            "written" => {
+                assert!(theirs.force_unlock().unwrap());
+                let guard = theirs.write().unwrap();
+                for loss in &losses {
+                    assert_eq!(
+                        loss.recv_timeout(LONG).unwrap().reason,
+                        LossReason::TakenOver
+                    );
+                }
+                guard.unlock().unwrap();
+                reason = LossReason::TakenOver;
+            }
+            _ => {
+                server.cli(&["FLUSHALL"]);
+            }
+        }
+        for (actor, loss) in crew.iter().zip(losses) {
+            if how != "written" {
+                let loss = loss.recv_timeout(LONG).unwrap();
+                assert_eq!(
+                    (loss.reason, &loss.name, &loss.owner),
+                    (reason, &name, &owners[0]),
+                    "{how}"
+                );
+            }
+            actor.does(move |desk| {
+                assert_eq!(desk.counts(), (0, 0));
+                assert!(desk.reads.iter().all(|guard| !guard.is_valid()));
+                for guard in desk.reads.drain(..) {
+                    assert_lost(guard.unlock(), &[reason]);
+                }
+            });
+        }
+        // It is free for others, and for them.
+        theirs.write().unwrap().unlock().unwrap();
+        crew[1].reads();
+        crew[1].leaves();
+        eventually("told once", || {
+            let told = told.lock().unwrap();
+            told.iter().filter(|loss| loss.name == name).count() == 1
+        });
+        assert_eq!(client.stats().holds, 0, "{how}");
+        server.cli(&["DEL", &hold_key(&name, &owners[0])]);
+        assert!(server.keys().is_empty(), "{how}");
+    }
+}
+
+// M1: who has left does not stay on a list of those to be told.
+#[test]
+fn listeners_of_a_long_lived_hold_do_not_pile_up() {
+    let server = Server::start();
+    let (name, client) = (unique("listeners"), open(&server));
+    let lock = client.rwlock(&name);
+    let first = lock.read().unwrap();
+    let mut told = Vec::new();
+    let begun = Instant::now();
+    elsewhere(|| {
+        for _ in 0..10_000 {
+            let guard = lock.read().unwrap();
+            assert!(guard.lost().is_empty());
+            // A second look is the same one.
+            assert!(guard.lost().same_channel(guard.lost()));
+            told.push(guard.lost().clone());
+        }
+    });
+    assert!(begun.elapsed() < LONG, "{:?}", begun.elapsed());
+    let kept = told
+        .iter()
+        .filter(|told| told.try_recv() != Err(TryRecvError::Disconnected))
+        .count();
+    assert!(kept < 64, "{kept} are kept");
+    assert!(lock.force_unlock().unwrap());
+    assert_eq!(
+        first.lost().recv_timeout(LONG).unwrap().reason,
+        LossReason::Forced
+    );
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Late, stopped, cancelled
+// ---------------------------------------------------------------------------------------------------------------------
+
+// RW8, L7
+#[test]
+fn a_grant_that_comes_too_late_is_not_one() {
+    let server = Server::start();
+    let proxy = Proxy::start(server.addr());
+    let (name, client) = (unique("late"), Client::open(proxy.url()).unwrap());
+    let lock = client.rwlock(&name);
+    drop(lock.read().unwrap());
+    drop(lock.write().unwrap());
+    proxy.set(Target::Link, Mode::Delay(ms(400)));
+    let short = lock.clone().lease(ms(200));
+    assert_lost(short.read(), &[LossReason::Expired]);
+    assert_lost(short.try_read(), &[LossReason::Expired]);
+    assert_lost(short.write(), &[LossReason::Expired]);
+    assert_lost(short.try_write_for(LONG), &[LossReason::Expired]);
+    let write = lock.write().unwrap();
+    assert_lost(short.read(), &[LossReason::Expired]);
+    assert!(write.is_valid() && lock.read_hold_count() == 0);
+    proxy.pass();
+    write.unlock().unwrap();
+    assert_eq!(client.stats().holds, 0);
+    assert!(lock.try_read().unwrap().is_some());
+    assert!(lock.try_write().unwrap().is_some(), "no trace is left");
+    eventually("nothing is left", || server.keys().is_empty());
+}
+
+#[test]
+fn a_cancelled_wait_ends_and_leaves_no_claim() {
+    let server = Server::start();
+    let name = unique("cancel");
+    let (ours, theirs) = (open(&server), open(&server));
+    let token = CancelToken::new();
+    let lock = ours.rwlock(&name).cancel_on(&token);
+    let they = Actor::new(theirs.rwlock(&name));
+    they.reads();
+    let mut crew = Crew::new();
+    for n in 0..4 {
+        let lock = lock.clone();
+        crew.spawn(move || {
+            let result = if n % 2 == 0 {
+                lock.write().map(drop)
+            } else {
+                lock.try_write_for(LONG).map(drop)
+            };
+            assert!(matches!(result, Err(Error::Cancelled)), "{result:?}");
+        });
+    }
+    let also = Actor::new(theirs.rwlock(&name).readers_first().lease(ms(60_000)));
+    eventually("a writer waits", || {
+        they.does(|_| ());
+        let reader = Actor::new(theirs.rwlock(&name).lease(ms(50_000)));
+        reader.does(|desk| desk.lock.try_read().unwrap().is_none())
+    });
+    also.reads();
+    also.leaves();
+    token.cancel();
+    crew.join();
+    // Nobody is in the way of readers any more.
+    eventually("readers come in", || {
+        elsewhere(|| open(&server).rwlock(&name).try_read().unwrap().is_some())
+    });
+    they.leaves();
+    eventually("nothing is left", || server.keys().is_empty());
+    assert_eq!(ours.stats().subscriptions, 0);
+}
+
+// C7: without a right to listen or to look for writers, waiting is asking again, and everything else as ever.
+#[test]
+fn users_without_channels_share_and_exclude_all_the_same() {
+    let server = Server::start();
+    server.cli(&[
+        "ACL",
+        "SETUSER",
+        "deaf",
+        "on",
+        ">pw",
+        "~*",
+        "+@all",
+        "-pubsub",
+        "resetchannels",
+    ]);
+    let name = unique("deaf");
+    let url = format!("redis://deaf:pw@{}/", server.addr());
+    let clients = [(); 2].map(|()| Client::open(&*url).unwrap());
+    let [one, also, other] = [0, 0, 1].map(|n: usize| Actor::new(clients[n].rwlock(&name)));
+    let owner = one.reads();
+    for _ in 0..3 {
+        // Each looks for writers, and is refused.
+        assert_eq!(also.reads(), owner);
+        thread::sleep(ms(10));
+        other.reads();
+    }
+    also.leaves();
+    other.leaves();
+    let waiting = other.begins(|desk| {
+        desk.write();
+        Instant::now()
+    });
+    assert!(waiting.recv_timeout(ms(300)).is_err());
+    let begun = Instant::now();
+    one.leaves();
+    let took = waiting.recv_timeout(LONG).unwrap() - begun;
+    assert!(took < BY_MESSAGE, "{took:?}");
+    let waiting = one.begins(|desk| {
+        desk.read();
+    });
+    other.does(|desk| {
+        let read = desk.writes.pop().unwrap().downgrade().unwrap();
+        desk.reads.push(read);
+    });
+    waiting.recv_timeout(BY_MESSAGE).unwrap();
+    one.leaves();
+    other.leaves();
+    assert!(server.keys().is_empty());
+}
+
+// A loss is said once for each hold, whoever drops what later.
+#[test]
+fn dropping_lost_guards_is_quiet() {
+    let logs = logs();
+    let server = Server::start();
+    let (name, client) = (unique("silent"), open(&server));
+    let lock = client.rwlock(&name);
+    let guards = (lock.write().unwrap(), lock.read().unwrap());
+    assert!(lock.force_unlock().unwrap());
+    drop(guards);
+    eventually("it is said for each hold", || {
+        logs.count(log::Level::Warn, &name) == 2
+    });
+    assert_eq!(client.stats().lost, 2);
+    // Whatever else there was to be said has been said when this returns.
+    drop((client, lock));
+    assert_eq!(logs.count(log::Level::Warn, &name), 2, "one for each hold");
+    assert_eq!(logs.count(log::Level::Error, &name), 0);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Beside Redisson
+// ---------------------------------------------------------------------------------------------------------------------
+
+/// A Redisson client, as far as its scripts would change the lock `name`.
+struct Redisson<'a> {
+    server: &'a Server,
+    name: &'a str,
+}
+
+impl Redisson<'_> {
+    fn hold(&self, n: u32) -> String {
+        format!("{{{}}}:{STRANGER}:rwlock_timeout:{n}", self.name)
+    }
+
+    /// One more read hold.
+    fn read(&self, lease: &str) {
+        let server = self.server;
+        server.cli(&["HSETNX", self.name, "mode", "read"]);
+        let n: u32 = server.ask(&["HINCRBY", self.name, STRANGER, "1"]);
+        server.cli(&["SET", &self.hold(n), "1", "PX", lease]);
+        let left = server.pttl(self.name).max(lease.parse().unwrap());
+        server.cli(&["PEXPIRE", self.name, &left.to_string()]);
+    }
+
+    /// One read hold less, as 6.3 of the protocol has it.
+    fn leave(&self) {
+        let server = self.server;
+        let n: u32 = server.ask(&["HINCRBY", self.name, STRANGER, "-1"]);
+        if n == 0 {
+            server.cli(&["HDEL", self.name, STRANGER]);
+        }
+        server.cli(&["DEL", &self.hold(n + 1)]);
+        let mut longest = 0;
+        for (field, count) in server.hgetall(self.name) {
+            for i in 1..=count.parse::<u32>().unwrap_or(0) {
+                let key = format!("{{{}}}:{field}:rwlock_timeout:{i}", self.name);
+                longest = longest.max(server.pttl(&key));
+            }
+        }
+        if longest > 0 {
+            server.cli(&["PEXPIRE", self.name, &longest.to_string()]);
+        } else {
+            server.cli(&["DEL", self.name]);
+            self.say("0");
+        }
+    }
+
+    fn say(&self, payload: &str) {
+        let channel = format!("redisson_rwlock:{{{}}}", self.name);
+        self.server.cli(&["PUBLISH", &channel, payload]);
+    }
+}
+
+#[test]
+fn a_redisson_reader_and_ours_leave_each_other_alone() {
+    let server = Server::start();
+    let (name, client) = (unique("redisson"), open(&server));
+    let lock = client.rwlock(&name);
+    let they = Redisson {
+        server: &server,
+        name: &name,
+    };
+    let theirs = |n: &str| (STRANGER.to_owned(), n.to_owned());
+    // Theirs first, with two holds; ours comes and goes.
+    they.read("60000");
+    they.read("60000");
+    let ours = lock.read().unwrap();
+    assert!(server.hgetall(&name).contains(&theirs("2")));
+    assert!(lock.is_read_locked().unwrap());
+    ours.unlock().unwrap();
+    assert_eq!(server.hgetall(&name).len(), 2);
+    assert!(server.hgetall(&name).contains(&theirs("2")));
+    assert!(server.exists(&they.hold(1)) && server.exists(&they.hold(2)));
+    assert!(server.pttl(&name) > 50_000);
+    assert!(lock.try_write().unwrap().is_none());
+    // One of its holds alive is enough.
+    server.cli(&["DEL", &they.hold(1)]);
+    lock.read().unwrap().unlock().unwrap();
+    assert!(server.hgetall(&name).contains(&theirs("2")));
+    assert!(lock.try_write().unwrap().is_none());
+    // Theirs goes, ours stays.
+    let ours = Actor::new(lock.clone());
+    let owner = ours.reads();
+    they.leave();
+    they.leave();
+    assert_eq!(server.hgetall(&name), hash("read", &[&owner]));
+    let left = server.pttl(&name);
+    assert!((25_000..=30_000).contains(&left), "{left}");
+    ours.does(|desk| assert!(desk.reads[0].is_valid()));
+    assert!(lock.try_write().unwrap().is_none());
+    ours.leaves();
+    assert!(server.keys().is_empty());
+    // Theirs is the last to leave, and its message is enough for a writer of ours.
+    they.read("60000");
+    let waiting = ours.begins(|desk| {
+        desk.write();
+        Instant::now()
+    });
+    eventually("it waits", || client.stats().subscriptions == 2);
+    let asked = server.calls("evalsha");
+    eventually("it has asked again", || {
+        server.calls("evalsha") > asked || ours_is_parked(&server, asked)
+    });
+    let begun = Instant::now();
+    they.leave();
+    let took = waiting.recv_timeout(LONG).unwrap() - begun;
+    assert!(took < BY_MESSAGE, "{took:?}");
+    ours.leaves();
+    assert!(server.keys().is_empty());
+}
+
+// Its watchdog with a shorter time-out than ours, or its multi-lock with a lease, and then it dies.
+#[test]
+fn a_lock_that_a_redisson_client_shortens_outlives_that_client() {
+    const THEIRS: &str = "3000";
+    let server = Server::start();
+    let client = open(&server);
+    let names = [unique("renewed"), unique("fixed")];
+    let [renewed, fixed] = names.each_ref().map(|name| client.rwlock(name));
+    let locks = [renewed, fixed.lease(ms(60_000))];
+    for name in &names {
+        let they = Redisson {
+            server: &server,
+            name,
+        };
+        they.read(THEIRS);
+    }
+    let readers = locks.map(Actor::new);
+    for reader in &readers {
+        reader.reads();
+    }
+    // What we found when we came tells what may come, and after that what our renewals find.
+    for round in 1..=2 {
+        for name in &names {
+            server.cli(&["PEXPIRE", name, THEIRS]);
+        }
+        for name in &names {
+            eventually("it is made longer again", || {
+                let left = server.pttl(name);
+                assert!(left > 0, "round {round}: {name} is over");
+                left > 20_000
+            });
+        }
+    }
+    for reader in &readers {
+        reader.does(|desk| assert!(desk.reads[0].is_valid() && desk.reads[0].lost().is_empty()));
+        reader.leaves();
+    }
+}
+
+/// Whether a contender that was about to ask has done so: nothing comes for a while.
+fn ours_is_parked(server: &Server, asked: u64) -> bool {
+    !within(ms(100), || server.calls("evalsha") > asked)
+}
+
+#[test]
+fn a_redisson_writer_keeps_ours_out_and_lets_all_readers_in() {
+    let server = Server::start();
+    let name = unique("redisson");
+    let clients = [(); 2].map(|()| open(&server));
+    let they = Redisson {
+        server: &server,
+        name: &name,
+    };
+    let field = format!("{STRANGER}:write");
+    server.cli(&["HSET", &name, "mode", "write", &field, "2"]);
+    server.cli(&["PEXPIRE", &name, "60000"]);
+    let lock = clients[0].rwlock(&name);
+    assert!(lock.try_read().unwrap().is_none() && lock.try_write().unwrap().is_none());
+    assert!(lock.is_write_locked().unwrap() && !lock.is_read_locked().unwrap());
+    let readers: Vec<_> = (0..8)
+        .map(|n| Actor::new(clients[n % 2].rwlock(&name)))
+        .collect();
+    let waiting: Vec<_> = readers
+        .iter()
+        .map(|reader| {
+            reader.begins(|desk| {
+                desk.read();
+                Instant::now()
+            })
+        })
+        .collect();
+    eventually("both listen and are parked", || {
+        clients
+            .iter()
+            .all(|client| client.stats().subscriptions == 1)
+            && ours_is_parked(&server, server.calls("evalsha"))
+    });
+    assert!(waiting.iter().all(|reader| reader.try_recv().is_err()));
+    let begun = Instant::now();
+    server.cli(&["DEL", &name]);
+    they.say("1");
+    for reader in waiting {
+        let took = reader.recv_timeout(LONG).unwrap() - begun;
+        assert!(took < BY_MESSAGE, "{took:?}");
+    }
+    // A writer of theirs is refused by what its script would look at.
+    assert_eq!(server.ask::<String>(&["HGET", &name, "mode"]), "read");
+    readers.iter().for_each(Actor::leaves);
+    // Forced open, it is theirs no more.
+    server.cli(&["HSET", &name, "mode", "write", &field, "1"]);
+    assert!(lock.force_unlock().unwrap());
+    drop(lock.try_write().unwrap().unwrap());
+    eventually("nothing is left", || server.keys().is_empty());
+}

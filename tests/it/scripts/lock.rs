@@ -1,0 +1,757 @@
+//! Each file in `lua/` by bare EVALSHA on a real server: the reply, and the fields, TTLs and messages left behind.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+
+use redis::{Connection, FromRedisValue, PubSub, RedisResult};
+
+use crate::support::{Server, ms};
+
+const ACQUIRE: &str = include_str!("../../../lua/lock_acquire.lua");
+pub(crate) const RELEASE: &str = include_str!("../../../lua/lock_release.lua");
+pub(crate) const RENEW: &str = include_str!("../../../lua/lock_renew.lua");
+const FORCE: &str = include_str!("../../../lua/lock_force.lua");
+
+pub(crate) const US: &str = "0b7e1c52-6f0a-4f3e-9b8f-1d2c3a4b5c6d:1";
+pub(crate) const THEM: &str = "9f8e7d6c-5b4a-4321-8fed-cba987654321:57";
+
+pub(crate) const LEASE: i64 = 30_000;
+
+/// Keys are handed in, so nothing in a name may matter.
+pub(crate) const NAMES: [&str; 9] = [
+    "orders",
+    "stock:{42}",
+    "half{brace",
+    "half}brace",
+    "two words",
+    "line\r\nbreak",
+    "nul\0byte",
+    "🔒 žluťoučký",
+    "*?[a]\\'\"%s",
+];
+
+pub(crate) fn channel(name: &str) -> String {
+    if name.contains('{') {
+        format!("redisson_lock__channel:{name}")
+    } else {
+        format!("redisson_lock__channel:{{{name}}}")
+    }
+}
+
+pub(crate) fn run<T: FromRedisValue>(
+    con: &mut Connection,
+    script: &str,
+    keys: &[&str],
+    args: &[&str],
+) -> RedisResult<T> {
+    let sha: String = redis::cmd("SCRIPT").arg("LOAD").arg(script).query(con)?;
+    redis::cmd("EVALSHA")
+        .arg(sha)
+        .arg(keys.len())
+        .arg(keys)
+        .arg(args)
+        .query(con)
+}
+
+fn acquire(con: &mut Connection, name: &str, owner: &str, lease: i64) -> RedisResult<Option<i64>> {
+    run(con, ACQUIRE, &[name], &[owner, &lease.to_string()])
+}
+
+fn release(con: &mut Connection, name: &str, owner: &str) -> RedisResult<i64> {
+    run(con, RELEASE, &[name, &channel(name)], &[owner])
+}
+
+fn renew(
+    con: &mut Connection,
+    name: &str,
+    owner: &str,
+    lease: i64,
+    count: i64,
+) -> RedisResult<i64> {
+    let args = [owner, &lease.to_string(), &count.to_string()];
+    run(con, RENEW, &[name], &args)
+}
+
+fn force(con: &mut Connection, name: &str) -> RedisResult<i64> {
+    run(con, FORCE, &[name, &channel(name)], &[])
+}
+
+/// One run of each script on `name`, by us.
+fn run_each(con: &mut Connection, name: &str) -> [(&'static str, RedisResult<()>); 4] {
+    [
+        ("acquire", acquire(con, name, US, LEASE).map(drop)),
+        ("renew", renew(con, name, US, LEASE, 1).map(drop)),
+        ("release", release(con, name, US).map(drop)),
+        ("force", force(con, name).map(drop)),
+    ]
+}
+
+/// Takes the lock by hand, as Redisson does.
+pub(crate) fn as_redisson(server: &Server, name: &str, owner: &str, count: &str, lease: i64) {
+    let () = server.ask(&["HINCRBY", name, owner, count]);
+    let () = server.ask(&["PEXPIRE", name, &lease.to_string()]);
+}
+
+/// The only thing on the server is this lock with these fields.
+#[track_caller]
+fn assert_fields(server: &Server, name: &str, fields: &[(&str, &str)]) {
+    assert_eq!(server.keys(), [name]);
+    let mut wanted: Vec<(String, String)> = fields
+        .iter()
+        .map(|&(owner, count)| (owner.into(), count.into()))
+        .collect();
+    wanted.sort();
+    assert_eq!(server.hgetall(name), wanted);
+}
+
+/// At most `most`, and no more used up than a slow machine might.
+#[track_caller]
+pub(crate) fn assert_left(left: i64, most: i64) {
+    assert!(
+        (most - 10_000..=most).contains(&left),
+        "{left} ms left of {most}"
+    );
+}
+
+/// Listens to every channel, so that a message on a wrong one is heard too.
+pub(crate) fn ear(con: &mut Connection) -> PubSub<'_> {
+    con.set_read_timeout(Some(ms(10_000))).unwrap();
+    let mut ear = con.as_pubsub();
+    ear.psubscribe("*").unwrap();
+    ear
+}
+
+/// What was published since it was last asked.
+pub(crate) fn heard(server: &Server, ear: &mut PubSub<'_>) -> Vec<(String, String)> {
+    let () = server.ask(&["PUBLISH", "end", "end"]);
+    let mut heard = Vec::new();
+    loop {
+        let message = ear.get_message().unwrap();
+        let channel = message.get_channel_name().to_owned();
+        if channel == "end" {
+            return heard;
+        }
+        heard.push((channel, message.get_payload().unwrap()));
+    }
+}
+
+/// From now on `con` may do everything but publish and subscribe.
+pub(crate) fn forbid_channels(server: &Server, con: &mut Connection) {
+    let () = server.ask(&[
+        "ACL",
+        "SETUSER",
+        "deaf",
+        "on",
+        ">pw",
+        "~*",
+        "+@all",
+        "resetchannels",
+    ]);
+    let () = redis::cmd("AUTH").arg("deaf").arg("pw").query(con).unwrap();
+    let refused = redis::cmd("PUBLISH").arg("c").arg("m").query::<()>(con);
+    assert_eq!(refused.unwrap_err().code(), Some("NOPERM"));
+}
+
+/// From now on `con` may do everything but `command`.
+pub(crate) fn forbid(server: &Server, con: &mut Connection, command: &str) {
+    let not = format!("-{command}");
+    let () = server.ask(&[
+        "ACL", "SETUSER", "hasty", "on", ">pw", "~*", "&*", "+@all", &not,
+    ]);
+    let () = redis::cmd("AUTH")
+        .arg("hasty")
+        .arg("pw")
+        .query(con)
+        .unwrap();
+}
+
+/// From now on nothing may grow.
+pub(crate) fn out_of_memory(server: &Server) {
+    let () = server.ask(&["CONFIG", "SET", "maxmemory-policy", "noeviction"]);
+    let () = server.ask(&["CONFIG", "SET", "maxmemory", "1"]);
+}
+
+/// The message of one release.
+fn told(name: &str) -> (String, String) {
+    (channel(name), "0".into())
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// lock_acquire
+// ---------------------------------------------------------------------------------------------------------------------
+
+#[test]
+fn acquiring_leaves_one_field_and_a_ttl_whatever_the_name() {
+    let server = Server::start();
+    let (mut con, mut ear_con) = (server.connection(), server.connection());
+    let mut ear = ear(&mut ear_con);
+    for name in NAMES {
+        assert_eq!(
+            acquire(&mut con, name, US, LEASE).unwrap(),
+            None,
+            "{name:?}"
+        );
+        assert_fields(&server, name, &[(US, "1")]);
+        assert_left(server.pttl(name), LEASE);
+        assert_eq!(heard(&server, &mut ear), []);
+        let () = server.ask(&["DEL", name]);
+    }
+}
+
+#[test]
+fn acquiring_twice_changes_nothing_but_the_ttl() {
+    let server = Server::start();
+    let mut con = server.connection();
+    assert_eq!(acquire(&mut con, "orders", US, LEASE).unwrap(), None);
+    assert_eq!(acquire(&mut con, "orders", US, 2 * LEASE).unwrap(), None);
+    assert_fields(&server, "orders", &[(US, "1")]);
+    assert_left(server.pttl("orders"), 2 * LEASE);
+}
+
+#[test]
+fn acquiring_again_restores_a_missing_ttl() {
+    let server = Server::start();
+    let mut con = server.connection();
+    acquire(&mut con, "orders", US, LEASE).unwrap();
+    let () = server.ask(&["PERSIST", "orders"]);
+    assert_eq!(acquire(&mut con, "orders", US, LEASE).unwrap(), None);
+    assert_left(server.pttl("orders"), LEASE);
+}
+
+#[test]
+fn acquiring_what_somebody_holds_tells_their_ttl_and_changes_nothing() {
+    let server = Server::start();
+    let (mut con, mut ear_con) = (server.connection(), server.connection());
+    let mut ear = ear(&mut ear_con);
+    for name in NAMES {
+        acquire(&mut con, name, THEM, 2 * LEASE).unwrap();
+        for _ in 0..2 {
+            let left = acquire(&mut con, name, US, LEASE).unwrap().unwrap();
+            assert_left(left, 2 * LEASE);
+            assert_fields(&server, name, &[(THEM, "1")]);
+            let after = server.pttl(name);
+            assert!(after <= left && after > LEASE, "{after} ms left of {left}");
+        }
+        assert_eq!(heard(&server, &mut ear), []);
+        let () = server.ask(&["DEL", name]);
+    }
+}
+
+#[test]
+fn acquiring_what_never_expires_tells_minus_one() {
+    let server = Server::start();
+    let mut con = server.connection();
+    let () = server.ask(&["HSET", "orders", THEM, "1"]);
+    assert_eq!(acquire(&mut con, "orders", US, LEASE).unwrap(), Some(-1));
+    assert_fields(&server, "orders", &[(THEM, "1")]);
+    assert_eq!(server.pttl("orders"), -1);
+}
+
+#[test]
+fn a_lock_that_ran_out_is_free() {
+    let server = Server::start();
+    let mut con = server.connection();
+    acquire(&mut con, "orders", THEM, 1).unwrap();
+    crate::support::eventually("the lease is over", || !server.exists("orders"));
+    assert_eq!(acquire(&mut con, "orders", US, LEASE).unwrap(), None);
+    assert_fields(&server, "orders", &[(US, "1")]);
+}
+
+#[test]
+fn one_clients_numbers_are_different_owners() {
+    let server = Server::start();
+    let mut con = server.connection();
+    let (first, second) = (US, US.replace(":1", ":12"));
+    acquire(&mut con, "orders", first, LEASE).unwrap();
+    assert!(
+        acquire(&mut con, "orders", &second, LEASE)
+            .unwrap()
+            .is_some()
+    );
+    assert_eq!(release(&mut con, "orders", &second).unwrap(), -2);
+    assert_eq!(renew(&mut con, "orders", &second, LEASE, 1).unwrap(), -1);
+}
+
+#[test]
+fn a_read_write_lock_is_refused_and_kept() {
+    let server = Server::start();
+    let (mut con, mut ear_con) = (server.connection(), server.connection());
+    let mut ear = ear(&mut ear_con);
+    let writer = format!("{THEM}:write");
+    for [mode, field] in [["read", THEM], ["write", &writer], ["read", "mode"]] {
+        let () = server.ask(&["HSET", "orders", field, "1", "mode", mode]);
+        let () = server.ask(&["PEXPIRE", "orders", &LEASE.to_string()]);
+        let before = server.hgetall("orders");
+        for _ in 0..2 {
+            let err = acquire(&mut con, "orders", US, 2 * LEASE).unwrap_err();
+            assert_eq!(err.code(), Some("WRONGTYPE"), "{before:?}: {err}");
+        }
+        assert_eq!(server.hgetall("orders"), before);
+        assert_left(server.pttl("orders"), LEASE);
+        assert_eq!(server.dbsize(), 1);
+        let () = server.ask(&["DEL", "orders"]);
+    }
+    assert_eq!(heard(&server, &mut ear), []);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// lock_release
+// ---------------------------------------------------------------------------------------------------------------------
+
+#[test]
+fn releasing_frees_the_lock_and_tells_on_its_channel_whatever_the_name() {
+    let server = Server::start();
+    let (mut con, mut ear_con) = (server.connection(), server.connection());
+    let mut ear = ear(&mut ear_con);
+    for name in NAMES {
+        acquire(&mut con, name, US, LEASE).unwrap();
+        assert_eq!(release(&mut con, name, US).unwrap(), 1, "{name:?}");
+        assert_eq!(server.dbsize(), 0);
+        assert_eq!(heard(&server, &mut ear), [told(name)]);
+    }
+}
+
+#[test]
+fn releasing_counts_who_listened() {
+    let server = Server::start();
+    let mut con = server.connection();
+    let mut cons = [server.connection(), server.connection()];
+    acquire(&mut con, "orders", US, LEASE).unwrap();
+    assert_eq!(release(&mut con, "orders", US).unwrap(), 0);
+    let mut ears = Vec::new();
+    for (ear_con, listeners) in cons.iter_mut().zip(1..) {
+        let mut ear = ear_con.as_pubsub();
+        ear.subscribe(channel("orders")).unwrap();
+        ears.push(ear);
+        acquire(&mut con, "orders", US, LEASE).unwrap();
+        assert_eq!(release(&mut con, "orders", US).unwrap(), listeners);
+    }
+}
+
+#[test]
+fn releasing_ends_every_level_of_a_hold() {
+    let server = Server::start();
+    let mut con = server.connection();
+    as_redisson(&server, "orders", US, "3", LEASE);
+    assert_eq!(release(&mut con, "orders", US).unwrap(), 0);
+    assert_eq!(server.dbsize(), 0);
+}
+
+#[test]
+fn releasing_twice_finds_nothing_and_tells_again() {
+    let server = Server::start();
+    let (mut con, mut ear_con) = (server.connection(), server.connection());
+    let mut ear = ear(&mut ear_con);
+    acquire(&mut con, "orders", US, LEASE).unwrap();
+    assert_eq!(release(&mut con, "orders", US).unwrap(), 1);
+    assert_eq!(release(&mut con, "orders", US).unwrap(), -1);
+    assert_eq!(server.dbsize(), 0);
+    assert_eq!(heard(&server, &mut ear), [told("orders"), told("orders")]);
+}
+
+#[test]
+fn releasing_what_somebody_else_holds_changes_and_tells_nothing() {
+    let server = Server::start();
+    let (mut con, mut ear_con) = (server.connection(), server.connection());
+    let mut ear = ear(&mut ear_con);
+    for name in NAMES {
+        acquire(&mut con, name, THEM, LEASE).unwrap();
+        for _ in 0..2 {
+            assert_eq!(release(&mut con, name, US).unwrap(), -2);
+        }
+        assert_fields(&server, name, &[(THEM, "1")]);
+        assert_left(server.pttl(name), LEASE);
+        assert_eq!(heard(&server, &mut ear), []);
+        let () = server.ask(&["DEL", name]);
+    }
+}
+
+#[test]
+fn releasing_keeps_the_fields_of_others_and_tells_nobody() {
+    let server = Server::start();
+    let (mut con, mut ear_con) = (server.connection(), server.connection());
+    let mut ear = ear(&mut ear_con);
+    as_redisson(&server, "orders", THEM, "2", LEASE);
+    as_redisson(&server, "orders", US, "1", LEASE);
+    assert_eq!(release(&mut con, "orders", US).unwrap(), 0);
+    assert_fields(&server, "orders", &[(THEM, "2")]);
+    assert_left(server.pttl("orders"), LEASE);
+    assert_eq!(release(&mut con, "orders", US).unwrap(), -2);
+    assert_eq!(heard(&server, &mut ear), []);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// lock_renew
+// ---------------------------------------------------------------------------------------------------------------------
+
+#[test]
+fn renewing_extends_the_lease_whatever_the_name() {
+    let server = Server::start();
+    let (mut con, mut ear_con) = (server.connection(), server.connection());
+    let mut ear = ear(&mut ear_con);
+    for name in NAMES {
+        acquire(&mut con, name, US, LEASE).unwrap();
+        for _ in 0..2 {
+            assert_eq!(renew(&mut con, name, US, 3 * LEASE, 1).unwrap(), 1);
+            assert_fields(&server, name, &[(US, "1")]);
+            assert_left(server.pttl(name), 3 * LEASE);
+        }
+        assert_eq!(heard(&server, &mut ear), []);
+        let () = server.ask(&["DEL", name]);
+    }
+}
+
+#[test]
+fn renewing_never_creates() {
+    let server = Server::start();
+    let mut con = server.connection();
+    for name in NAMES {
+        for _ in 0..2 {
+            assert_eq!(renew(&mut con, name, US, LEASE, 1).unwrap(), 0);
+            assert_eq!(server.dbsize(), 0);
+        }
+    }
+}
+
+#[test]
+fn renewing_never_shortens() {
+    let server = Server::start();
+    let mut con = server.connection();
+    acquire(&mut con, "orders", US, 3 * LEASE).unwrap();
+    for _ in 0..2 {
+        assert_eq!(renew(&mut con, "orders", US, LEASE, 1).unwrap(), 1);
+        assert_left(server.pttl("orders"), 3 * LEASE);
+    }
+    assert_eq!(server.calls("pexpire"), 1); // that of acquiring
+}
+
+#[test]
+fn renewing_restores_a_missing_ttl() {
+    let server = Server::start();
+    let mut con = server.connection();
+    acquire(&mut con, "orders", US, LEASE).unwrap();
+    let () = server.ask(&["PERSIST", "orders"]);
+    assert_eq!(renew(&mut con, "orders", US, LEASE, 1).unwrap(), 1);
+    assert_left(server.pttl("orders"), LEASE);
+}
+
+#[test]
+fn renewing_what_somebody_else_holds_changes_nothing() {
+    let server = Server::start();
+    let mut con = server.connection();
+    for name in NAMES {
+        acquire(&mut con, name, THEM, LEASE).unwrap();
+        for _ in 0..2 {
+            assert_eq!(renew(&mut con, name, US, 3 * LEASE, 5).unwrap(), -1);
+        }
+        assert_fields(&server, name, &[(THEM, "1")]);
+        assert_left(server.pttl(name), LEASE);
+        let () = server.ask(&["DEL", name]);
+    }
+}
+
+#[test]
+fn renewing_writes_the_count_only_when_it_is_another() {
+    let server = Server::start();
+    let mut con = server.connection();
+    acquire(&mut con, "orders", US, LEASE).unwrap();
+    for (count, writes) in [(1, 1), (3, 2), (3, 2), (2, 3)] {
+        assert_eq!(renew(&mut con, "orders", US, LEASE, count).unwrap(), 1);
+        assert_fields(&server, "orders", &[(US, &count.to_string())]);
+        assert_eq!(server.calls("hset"), writes);
+    }
+    assert_left(server.pttl("orders"), LEASE);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// lock_force
+// ---------------------------------------------------------------------------------------------------------------------
+
+#[test]
+fn forcing_frees_the_lock_and_tells_on_its_channel_whatever_the_name() {
+    let server = Server::start();
+    let (mut con, mut ear_con) = (server.connection(), server.connection());
+    let mut ear = ear(&mut ear_con);
+    for name in NAMES {
+        acquire(&mut con, name, THEM, LEASE).unwrap();
+        assert_eq!(force(&mut con, name).unwrap(), 1, "{name:?}");
+        assert_eq!(server.dbsize(), 0);
+        assert_eq!(heard(&server, &mut ear), [told(name)]);
+        assert_eq!(force(&mut con, name).unwrap(), 0, "{name:?}");
+        assert_eq!(server.dbsize(), 0);
+        assert_eq!(heard(&server, &mut ear), []);
+    }
+}
+
+#[test]
+fn forcing_frees_a_lock_of_several_owners_and_without_a_ttl() {
+    let server = Server::start();
+    let mut con = server.connection();
+    let () = server.ask(&["HSET", "orders", US, "2", THEM, "1"]);
+    assert_eq!(force(&mut con, "orders").unwrap(), 1);
+    assert_eq!(server.dbsize(), 0);
+}
+
+#[test]
+fn forcing_refuses_a_hash_that_is_not_a_lock() {
+    let server = Server::start();
+    let (mut con, mut ear_con) = (server.connection(), server.connection());
+    let mut ear = ear(&mut ear_con);
+    for field in [
+        "price",
+        "1",
+        "",
+        ":1",
+        "a-b-c-d-e",
+        "not-a-uuid-at-all:1",
+        "0b7e1c52:6f0a:1",
+    ] {
+        let () = server.ask(&["HSET", "orders", THEM, "1", field, "1"]);
+        let err = force(&mut con, "orders").unwrap_err();
+        assert_eq!(err.code(), Some("WRONGTYPE"), "{field:?}: {err}");
+        assert_fields(&server, "orders", &[(THEM, "1"), (field, "1")]);
+        let () = server.ask(&["HDEL", "orders", field]);
+    }
+    assert_eq!(heard(&server, &mut ear), []);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Without a channel
+// ---------------------------------------------------------------------------------------------------------------------
+
+#[test]
+fn without_a_channel_releasing_and_forcing_tell_nobody() {
+    let server = Server::start();
+    let (mut con, mut ear_con) = (server.connection(), server.connection());
+    let mut ear = ear(&mut ear_con);
+    for name in NAMES {
+        let mut release = |owner: &str| run::<i64>(&mut con, RELEASE, &[name], &[owner]).unwrap();
+        as_redisson(&server, name, US, "2", LEASE);
+        assert_eq!(release(THEM), -2, "{name:?}");
+        assert_fields(&server, name, &[(US, "2")]);
+        assert_left(server.pttl(name), LEASE);
+        assert_eq!(release(US), 0);
+        assert_eq!(release(US), -1);
+        assert_eq!(server.dbsize(), 0);
+        as_redisson(&server, name, THEM, "1", LEASE);
+        for held in [1, 0] {
+            assert_eq!(run::<i64>(&mut con, FORCE, &[name], &[]).unwrap(), held);
+            assert_eq!(server.dbsize(), 0);
+        }
+    }
+    let () = server.ask(&["HSET", "orders", "price", "1"]);
+    let err = run::<i64>(&mut con, FORCE, &["orders"], &[]).unwrap_err();
+    assert_eq!(err.code(), Some("WRONGTYPE"), "{err}");
+    assert_eq!(heard(&server, &mut ear), []);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// All of them
+// ---------------------------------------------------------------------------------------------------------------------
+
+#[test]
+fn a_value_of_another_type_is_refused_and_kept() {
+    let server = Server::start();
+    let (mut con, mut ear_con) = (server.connection(), server.connection());
+    let mut ear = ear(&mut ear_con);
+    for make in [
+        ["SET", "orders", "v"].as_slice(),
+        &["RPUSH", "orders", "v"],
+        &["SADD", "orders", US],
+        &["ZADD", "orders", "1", US],
+        &["XADD", "orders", "1-1", US, "1"],
+    ] {
+        server.cli(make);
+        let before: Vec<u8> = server.ask(&["DUMP", "orders"]);
+        for (script, outcome) in run_each(&mut con, "orders") {
+            let err = outcome.unwrap_err();
+            assert_eq!(err.code(), Some("WRONGTYPE"), "{script} on {make:?}: {err}");
+        }
+        assert_eq!(server.ask::<Vec<u8>>(&["DUMP", "orders"]), before);
+        assert_eq!(server.pttl("orders"), -1);
+        let () = server.ask(&["DEL", "orders"]);
+    }
+    assert_eq!(heard(&server, &mut ear), []);
+}
+
+#[test]
+fn a_lock_of_redisson_blocks_and_is_left_alone() {
+    let server = Server::start();
+    let mut con = server.connection();
+    as_redisson(&server, "orders", THEM, "1", LEASE);
+    let left = acquire(&mut con, "orders", US, 2 * LEASE).unwrap().unwrap();
+    assert_left(left, LEASE);
+    assert_eq!(release(&mut con, "orders", US).unwrap(), -2);
+    assert_eq!(renew(&mut con, "orders", US, 2 * LEASE, 1).unwrap(), -1);
+    assert_fields(&server, "orders", &[(THEM, "1")]);
+    assert_left(server.pttl("orders"), LEASE);
+    assert_eq!(force(&mut con, "orders").unwrap(), 1);
+}
+
+#[test]
+fn a_user_without_rights_on_the_channel_still_releases() {
+    let server = Server::start();
+    let (mut con, mut ear_con) = (server.connection(), server.connection());
+    let mut ear = ear(&mut ear_con);
+    forbid_channels(&server, &mut con);
+    assert_eq!(acquire(&mut con, "orders", US, LEASE).unwrap(), None);
+    assert_eq!(renew(&mut con, "orders", US, LEASE, 1).unwrap(), 1);
+    assert_eq!(release(&mut con, "orders", US).unwrap(), 0);
+    assert_eq!(server.dbsize(), 0);
+    assert_eq!(release(&mut con, "orders", US).unwrap(), -1);
+    acquire(&mut con, "orders", US, LEASE).unwrap();
+    assert_eq!(force(&mut con, "orders").unwrap(), 1);
+    assert_eq!(server.dbsize(), 0);
+    assert_eq!(heard(&server, &mut ear), []);
+}
+
+// L6
+#[test]
+fn a_lock_that_cannot_be_given_a_ttl_is_not_taken() {
+    let server = Server::start();
+    let mut con = server.connection();
+    assert!(acquire(&mut con, "orders", US, i64::MAX).is_err());
+    assert_eq!(server.dbsize(), 0);
+    forbid(&server, &mut con, "pexpire");
+    assert!(acquire(&mut con, "orders", US, LEASE).is_err());
+    assert_eq!(server.dbsize(), 0);
+}
+
+#[test]
+fn out_of_memory_nobody_acquires_and_holders_renew_and_release() {
+    let server = Server::start();
+    let (mut con, mut ear_con) = (server.connection(), server.connection());
+    let mut ear = ear(&mut ear_con);
+    for name in ["orders", "stock"] {
+        acquire(&mut con, name, US, LEASE).unwrap();
+    }
+    out_of_memory(&server);
+    let err = acquire(&mut con, "free", US, LEASE).unwrap_err();
+    assert_eq!(err.code(), Some("OOM"), "{err}");
+    assert!(!server.exists("free"));
+    assert_eq!(renew(&mut con, "orders", US, 2 * LEASE, 1).unwrap(), 1);
+    assert_left(server.pttl("orders"), 2 * LEASE);
+    // A new count needs memory; the lease does not depend on it.
+    assert_eq!(renew(&mut con, "orders", US, 3 * LEASE, 2).unwrap(), 1);
+    assert_left(server.pttl("orders"), 3 * LEASE);
+    assert!(acquire(&mut con, "orders", THEM, LEASE).unwrap().is_some());
+    assert_eq!(release(&mut con, "orders", US).unwrap(), 1);
+    assert_eq!(force(&mut con, "stock").unwrap(), 1);
+    assert_eq!(server.dbsize(), 0);
+    assert_eq!(heard(&server, &mut ear), [told("orders"), told("stock")]);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Their text
+// ---------------------------------------------------------------------------------------------------------------------
+
+/// The `KEYS[n]` and `ARGV[n]` in a text.
+fn mentioned(text: &str) -> BTreeSet<String> {
+    let mut found = BTreeSet::new();
+    for table in ["KEYS[", "ARGV["] {
+        for (at, _) in text.match_indices(table) {
+            let end = text[at..].find(']').unwrap();
+            found.insert(text[at..=at + end].to_owned());
+        }
+    }
+    found
+}
+
+/// What a header has to name for all keys, and for their second half.
+const ALL_KEYS: &str = "KEYS[1…n]";
+const SECOND_HALF: &str = "KEYS[n+1…2n]";
+
+/// What the code reads, as a header names it: keys by number, or any number of them.
+fn read_by(code: &str) -> BTreeSet<String> {
+    let mut read: BTreeSet<String> = mentioned(code)
+        .into_iter()
+        .map(|one| {
+            let place = &one[5..one.len() - 1];
+            if place.bytes().all(|b| b.is_ascii_digit()) || one.starts_with("ARGV") {
+                one
+            } else if place.starts_with("n + ") {
+                SECOND_HALF.to_owned()
+            } else {
+                ALL_KEYS.to_owned()
+            }
+        })
+        .collect();
+    for part in code.split("(KEYS").skip(1) {
+        // All of them by `ipairs` or `unpack`, or those from one on.
+        let from = part
+            .strip_prefix(", ")
+            .and_then(|rest| rest.split_once(')'));
+        read.insert(match from.and_then(|(from, _)| from.parse::<u32>().ok()) {
+            Some(from) => format!("KEYS[{from}…n]"),
+            None => ALL_KEYS.to_owned(),
+        });
+    }
+    if read.contains(ALL_KEYS) {
+        // One of all.
+        read.retain(|one| one.starts_with("ARGV") || one.contains('…'));
+    }
+    read
+}
+
+#[test]
+fn every_header_tells_what_its_body_reads() {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("lua");
+    let mut read = 0;
+    for entry in fs::read_dir(dir).unwrap() {
+        let path = entry.unwrap().path();
+        let stem = path.file_stem().unwrap().to_str().unwrap();
+        assert_eq!(path.extension().unwrap(), "lua", "{stem}");
+        let text = fs::read_to_string(&path).unwrap();
+        let (header, body): (Vec<&str>, Vec<&str>) = {
+            let end = text
+                .lines()
+                .take_while(|line| line.starts_with("--"))
+                .count();
+            let lines: Vec<&str> = text.lines().collect();
+            (lines[..end].to_vec(), lines[end..].to_vec())
+        };
+        let first = format!("-- {stem}: ");
+        assert!(header[0].starts_with(&first), "{stem}: {}", header[0]);
+        for word in ["Returns", "Keeps"] {
+            let starts = format!("-- {word} ");
+            assert!(
+                header.iter().any(|line| line.starts_with(&starts)),
+                "{stem}: no {word}"
+            );
+        }
+        let named: BTreeSet<String> = header
+            .iter()
+            .filter_map(|line| line.strip_prefix("-- "))
+            .filter(|line| line.starts_with("KEYS[") || line.starts_with("ARGV["))
+            .flat_map(|line| mentioned(line.split_once(' ').unwrap().0))
+            .collect();
+        let code: String = body
+            .iter()
+            .map(|line| line.split("--").next().unwrap_or_default().to_owned() + "\n")
+            .collect();
+        assert_eq!(named, read_by(&code), "{stem}");
+        assert_eq!(
+            named.contains(SECOND_HALF),
+            code.contains("local n = #KEYS / 2\n"),
+            "{stem}: which half is which"
+        );
+        if named.contains(ALL_KEYS) {
+            let keys = named.iter().filter(|name| name.starts_with("KEYS"));
+            let halves = usize::from(named.contains(SECOND_HALF));
+            assert_eq!(keys.count(), 1 + halves, "{stem}: no key has a number");
+        }
+        for table in ["KEYS", "ARGV"] {
+            let numbered = |name: &&String| name.starts_with(table) && !name.contains('…');
+            let count = named.iter().filter(numbered).count();
+            for n in 1..=count {
+                assert!(
+                    named.contains(&format!("{table}[{n}]")),
+                    "{stem}: {table}[{n}]"
+                );
+            }
+        }
+        read += 1;
+    }
+    assert!(read >= 9, "{read} scripts");
+}

@@ -1,0 +1,1170 @@
+//! A small model of the read-write lock, and the scripts held against it on a real server: from every state it can
+//! reach, by every script, and over long walks with a Redisson client, dying readers and an unkind world.
+//!
+//! Time is counted in units that are far longer than any run, so that real time moves no TTL into another unit; it
+//! passes when the test says so.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::LazyLock;
+
+use redis::{Cmd, Connection, Pipeline, PubSub, Value};
+
+use crate::scripts::lock;
+use crate::scripts::rw::{
+    FORCE, PASS, READ_ACQUIRE, READ_RELEASE, READ_RENEW, STATE, WRITE_ACQUIRE, WRITE_RELEASE,
+    channel, hold, prefix, writers,
+};
+use crate::support::{Server, ms};
+
+const NAME: &str = "orders";
+
+/// Milliseconds.
+const UNIT: i64 = 1_000_000;
+
+/// Owners by number; the last of them is a client of Redisson, whose reader and writer are one thread.
+type Who = usize;
+const OWNERS: usize = 4;
+const JAVA: Who = 3;
+
+fn reader(who: Who) -> String {
+    format!("0b7e1c52-6f0a-4f3e-9b8f-{who:012x}:1")
+}
+
+/// Ours never reads and writes as the same owner.
+fn writer(who: Who) -> String {
+    let number = if who == JAVA { 1 } else { 2 };
+    format!("0b7e1c52-6f0a-4f3e-9b8f-{who:012x}:{number}:write")
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The model
+// ---------------------------------------------------------------------------------------------------------------------
+
+/// What is left of something, in units.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+enum Left {
+    Units(u32),
+    Ever,
+}
+
+use Left::{Ever, Units};
+
+impl Left {
+    fn raised(self, lease: u32) -> Self {
+        match self {
+            // To Redis that is -1, which is less than any lease.
+            Ever => Units(lease),
+            Units(left) => Units(left.max(lease)),
+        }
+    }
+
+    fn after(self, units: u32) -> Option<Self> {
+        match self {
+            Ever => Some(Ever),
+            Units(left) if left > units => Some(Units(left - units)),
+            Units(_) => None,
+        }
+    }
+
+    fn from_pttl(left_ms: i64) -> Self {
+        if left_ms == -1 {
+            return Ever;
+        }
+        Units(u32::try_from((left_ms + UNIT - 1) / UNIT).unwrap())
+    }
+}
+
+/// The hash: it is in mode write while there is a writer.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Hash {
+    writer: Option<(Who, u32)>,
+    readers: BTreeMap<Who, u32>,
+    left: Left,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+struct World {
+    lock: Option<Hash>,
+    holds: BTreeMap<(Who, u32), Left>,
+    /// Whether a writer makes itself known.
+    claimed: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Op {
+    Read {
+        who: Who,
+        lease: u32,
+        below: bool,
+        gives_way: bool,
+    },
+    ReadRelease(Who),
+    ReadRenew(Who, u32),
+    Write(Who, u32),
+    WriteRelease(Who),
+    WriteRenew(Who, u32, u32),
+    Force,
+    State,
+    /// Time, and a writer that comes and goes.
+    Pass(u32),
+    Claim(bool),
+    /// What Redisson does, as far as it concerns the keys.
+    JavaRead(u32),
+    JavaReadRelease,
+    JavaReadRenew(u32),
+    JavaWrite(u32),
+    JavaWriteRelease(u32),
+    /// What an administrator, an eviction or a fail-over may do.
+    DropHold(Who, u32),
+    PersistHold(Who, u32),
+    DropLock,
+    PersistLock,
+    ShortenLock,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Reply {
+    Taken,
+    /// To a reader: whether it came in, what the lock had left unless it was free, how many writers were counted.
+    Read(bool, Option<Left>, i64),
+    /// To a reader that lets the writer go first, for so many milliseconds.
+    GiveWay(i64),
+    Is(i64),
+    Left(Left),
+    /// Nobody asked.
+    Any,
+}
+
+impl World {
+    fn count(&self, who: Who) -> u32 {
+        let lock = self.lock.as_ref();
+        lock.map_or(0, |lock| lock.readers.get(&who).copied().unwrap_or(0))
+    }
+
+    /// How long a reader lives on: as long as the longest of its holds.
+    fn life(&self, who: Who) -> Option<Left> {
+        (1..=self.count(who))
+            .filter_map(|n| self.holds.get(&(who, n)).copied())
+            .max()
+    }
+
+    fn writes(&self, who: Who) -> bool {
+        self.writer().is_some_and(|(writer, _)| writer == who)
+    }
+
+    fn writer(&self) -> Option<(Who, u32)> {
+        self.lock.as_ref()?.writer
+    }
+
+    /// Readers that died are forgotten; how long the last of the others lives.
+    fn bury(&mut self) -> Option<Left> {
+        let readers: Vec<Who> = self.lock.as_ref()?.readers.keys().copied().collect();
+        let lives: Vec<(Who, Option<Left>)> = readers
+            .into_iter()
+            .map(|reader| (reader, self.life(reader)))
+            .collect();
+        let lock = self.lock.as_mut()?;
+        for (reader, life) in &lives {
+            if life.is_none() {
+                lock.readers.remove(reader);
+            }
+        }
+        lives.into_iter().filter_map(|(_, life)| life).max()
+    }
+
+    /// Whether Redisson's client, which counts up, has no more than two holds of a kind.
+    fn is_small(&self) -> bool {
+        let writes = self.writer().map_or(0, |(_, count)| count);
+        self.count(JAVA) <= 2 && writes <= 2
+    }
+
+    /// What becomes of it, what is answered, and what is told on the lock's channel.
+    fn apply(&mut self, op: Op) -> (Reply, Vec<&'static str>) {
+        let quiet = |reply| (reply, vec![]);
+        match op {
+            Op::Read {
+                who,
+                lease,
+                below,
+                gives_way,
+            } => quiet(self.read(who, lease, below, gives_way)),
+            Op::ReadRelease(who) => self.read_release(who),
+            Op::ReadRenew(who, lease) => self.read_renew(who, lease),
+            Op::Write(who, lease) => quiet(self.write(who, lease)),
+            Op::WriteRelease(who) => self.write_release(who),
+            Op::WriteRenew(who, lease, count) => {
+                if !self.writes(who) {
+                    let gone = self.lock.is_none();
+                    return quiet(Reply::Is(if gone { 0 } else { -1 }));
+                }
+                let lock = self.lock.as_mut().unwrap();
+                lock.writer = Some((who, count));
+                lock.left = lock.left.raised(lease);
+                quiet(Reply::Is(1))
+            }
+            Op::Force => match self.lock.take() {
+                None => quiet(Reply::Is(0)),
+                Some(lock) if lock.writer.is_some() => (Reply::Is(1), vec!["1"]),
+                Some(_) => (Reply::Is(1), vec!["0"]),
+            },
+            Op::State => quiet(Reply::Is(match &self.lock {
+                None => 0,
+                Some(lock) if lock.writer.is_none() => 1,
+                Some(lock) if lock.readers.is_empty() => 2,
+                Some(_) => 3,
+            })),
+            _ => (Reply::Any, self.happen(op)),
+        }
+    }
+
+    fn read(&mut self, who: Who, lease: u32, below: bool, gives_way: bool) -> Reply {
+        let again = self.count(who) > 0;
+        let found = self.lock.as_ref().map(|lock| lock.left);
+        let mut writers = -1;
+        if !again {
+            match &self.lock {
+                Some(lock) if lock.writer.is_some() && !(below && self.writes(who)) => {
+                    return Reply::Read(false, found, -1);
+                }
+                Some(lock) if lock.writer.is_some() => {}
+                lock if gives_way && self.claimed => {
+                    return Reply::GiveWay(if lock.is_some() { 50 } else { 0 });
+                }
+                _ if gives_way => writers = 0,
+                _ => {}
+            }
+        }
+        // A key that is left from before the lock was taken is no hold.
+        let held = self.holds.get(&(who, 1)).filter(|_| again);
+        let held = held.map_or(Units(lease), |left| left.raised(lease));
+        self.holds.insert((who, 1), held);
+        self.add_reader(who, 1, lease);
+        Reply::Read(true, found, writers)
+    }
+
+    fn add_reader(&mut self, who: Who, count: u32, lease: u32) {
+        let lock = self.lock.get_or_insert(Hash {
+            writer: None,
+            readers: BTreeMap::new(),
+            left: Units(0),
+        });
+        lock.readers.insert(who, count);
+        lock.left = lock.left.raised(lease);
+    }
+
+    fn read_release(&mut self, who: Who) -> (Reply, Vec<&'static str>) {
+        self.holds.remove(&(who, 1));
+        let Some(lock) = &mut self.lock else {
+            return (Reply::Is(-1), vec!["0"]);
+        };
+        let released = lock.readers.remove(&who).is_some();
+        if lock.writer.is_some() {
+            return (Reply::Is(if released { 0 } else { -2 }), vec![]);
+        }
+        let longest = self.bury();
+        let Some(longest) = longest else {
+            self.lock = None;
+            return (Reply::Is(if released { 1 } else { -1 }), vec!["0"]);
+        };
+        if longest != Ever {
+            self.lock.as_mut().unwrap().left = longest;
+        }
+        (Reply::Is(if released { 0 } else { -1 }), vec![])
+    }
+
+    fn read_renew(&mut self, who: Who, lease: u32) -> (Reply, Vec<&'static str>) {
+        let writing = self.writer().is_some();
+        let field = self.count(who) > 0;
+        let hold = self.holds.remove(&(who, 1));
+        if let (true, Some(hold), Some(lock)) = (field, hold, &mut self.lock) {
+            self.holds.insert((who, 1), hold.raised(lease));
+            let Units(held) = hold.raised(lease) else {
+                unreachable!()
+            };
+            // Somebody else has shortened it.
+            let reply = match (lock.left, hold) {
+                (Units(_), Units(_)) if lock.left < hold => Reply::Left(lock.left),
+                _ => Reply::Is(1),
+            };
+            lock.left = lock.left.raised(held);
+            return (reply, vec![]);
+        }
+        let mut told = vec![];
+        if let Some(lock) = &mut self.lock {
+            lock.readers.remove(&who);
+            if field && !writing && lock.readers.is_empty() {
+                self.lock = None;
+                told.push("0");
+            }
+        }
+        (Reply::Is(if writing { -1 } else { 0 }), told)
+    }
+
+    fn write(&mut self, who: Who, lease: u32) -> Reply {
+        if self.writes(who) {
+            let lock = self.lock.as_mut().unwrap();
+            lock.left = lock.left.raised(lease);
+            return Reply::Taken;
+        }
+        if let Some(lock) = &self.lock
+            && lock.writer.is_some()
+        {
+            return Reply::Left(lock.left);
+        }
+        if self.bury().is_some() {
+            let lock = self.lock.as_ref().unwrap();
+            let lives = lock.readers.keys().filter_map(|reader| self.life(*reader));
+            return Reply::Left(lives.chain([lock.left]).min().unwrap());
+        }
+        self.lock = Some(Hash {
+            writer: Some((who, 1)),
+            readers: BTreeMap::new(),
+            left: Units(lease),
+        });
+        Reply::Taken
+    }
+
+    fn write_release(&mut self, who: Who) -> (Reply, Vec<&'static str>) {
+        if !self.writes(who) {
+            return match self.lock {
+                Some(_) => (Reply::Is(-2), vec![]),
+                None => (Reply::Is(-1), vec!["1"]),
+            };
+        }
+        self.end_write();
+        (Reply::Is(1), vec!["1"])
+    }
+
+    fn end_write(&mut self) {
+        let lock = self.lock.as_mut().unwrap();
+        lock.writer = None;
+        if lock.readers.is_empty() {
+            self.lock = None;
+        }
+    }
+
+    /// What is none of our scripts.
+    fn happen(&mut self, op: Op) -> Vec<&'static str> {
+        match op {
+            Op::Pass(units) => {
+                self.lock = self.lock.take().and_then(|mut lock| {
+                    lock.left = lock.left.after(units)?;
+                    Some(lock)
+                });
+                self.holds = std::mem::take(&mut self.holds)
+                    .into_iter()
+                    .filter_map(|(hold, left)| Some((hold, left.after(units)?)))
+                    .collect();
+            }
+            Op::Claim(claimed) => self.claimed = claimed,
+            Op::DropHold(who, n) => {
+                self.holds.remove(&(who, n));
+            }
+            Op::PersistHold(who, n) => {
+                if let Some(left) = self.holds.get_mut(&(who, n)) {
+                    *left = Ever;
+                }
+            }
+            Op::DropLock => self.lock = None,
+            Op::PersistLock => {
+                if let Some(lock) = &mut self.lock {
+                    lock.left = Ever;
+                }
+            }
+            Op::ShortenLock => {
+                if let Some(lock) = &mut self.lock {
+                    lock.left = Units(1);
+                }
+            }
+            _ => return self.java(op),
+        }
+        vec![]
+    }
+
+    fn java(&mut self, op: Op) -> Vec<&'static str> {
+        let count = self.count(JAVA);
+        match op {
+            Op::JavaRead(lease) if self.writer().is_none() || self.writes(JAVA) => {
+                self.holds.insert((JAVA, count + 1), Units(lease));
+                self.add_reader(JAVA, count + 1, lease);
+            }
+            Op::JavaReadRelease => {
+                let Some(lock) = &mut self.lock else {
+                    return vec!["0"];
+                };
+                if count == 0 {
+                    return vec![];
+                }
+                if count == 1 {
+                    lock.readers.remove(&JAVA);
+                } else {
+                    lock.readers.insert(JAVA, count - 1);
+                }
+                self.holds.remove(&(JAVA, count));
+                let lives = self.lock.as_ref().unwrap().readers.iter();
+                let longest = lives
+                    .flat_map(|(&who, &count)| (1..=count).map(move |n| (who, n)))
+                    .filter_map(|hold| self.holds.get(&hold).copied())
+                    .filter(|&left| left != Ever)
+                    .max();
+                if let Some(longest) = longest {
+                    self.lock.as_mut().unwrap().left = longest;
+                } else if self.writer().is_none() {
+                    self.lock = None;
+                    return vec!["0"];
+                }
+            }
+            Op::JavaReadRenew(lease) if count > 0 => {
+                for n in 1..=count {
+                    if let Some(left) = self.holds.get_mut(&(JAVA, n)) {
+                        *left = Units(lease);
+                    }
+                }
+                self.lock.as_mut().unwrap().left = Units(lease);
+            }
+            Op::JavaWrite(lease) => match &mut self.lock {
+                None => {
+                    self.lock = Some(Hash {
+                        writer: Some((JAVA, 1)),
+                        readers: BTreeMap::new(),
+                        left: Units(lease),
+                    });
+                }
+                Some(lock) => {
+                    if let Some((JAVA, count)) = lock.writer {
+                        lock.writer = Some((JAVA, count + 1));
+                        lock.left = match lock.left {
+                            Units(left) => Units(left + lease),
+                            Ever => Units(lease),
+                        };
+                    }
+                }
+            },
+            Op::JavaWriteRelease(lease) => {
+                if let Some((JAVA, count @ 2..)) = self.writer() {
+                    let lock = self.lock.as_mut().unwrap();
+                    lock.writer = Some((JAVA, count - 1));
+                    lock.left = Units(lease);
+                } else {
+                    if self.writes(JAVA) {
+                        self.end_write();
+                    } else if self.lock.is_some() {
+                        return vec![];
+                    }
+                    if self.lock.is_none() {
+                        return vec!["1"];
+                    }
+                }
+            }
+            _ => {}
+        }
+        vec![]
+    }
+
+    /// Its keys, as they should be on the server.
+    fn keys(&self) -> Keys {
+        let mut keys = Keys::new();
+        if let Some(lock) = &self.lock {
+            let mode = if lock.writer.is_some() {
+                "write"
+            } else {
+                "read"
+            };
+            let mut fields = BTreeSet::from([("mode".to_owned(), mode.to_owned())]);
+            fields.extend(
+                lock.writer
+                    .map(|(who, count)| (writer(who), count.to_string())),
+            );
+            let readers = lock.readers.iter();
+            fields.extend(readers.map(|(&who, &count)| (reader(who), count.to_string())));
+            keys.insert(NAME.to_owned(), (lock.left, fields));
+        }
+        for (&(who, n), &left) in &self.holds {
+            keys.insert(hold(NAME, &reader(who), n), (left, BTreeSet::new()));
+        }
+        keys
+    }
+}
+
+type Keys = BTreeMap<String, (Left, BTreeSet<(String, String)>)>;
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The server
+// ---------------------------------------------------------------------------------------------------------------------
+
+/// Every key, what is left of it, and its fields if it is a hash.
+const LOOK: &str = "
+local found = {}
+for _, key in ipairs(redis.call('keys', '*')) do
+  local fields = {}
+  if redis.call('type', key).ok == 'hash' then
+    fields = redis.call('hgetall', key)
+  end
+  found[#found + 1] = {key, redis.call('pttl', key), fields}
+end
+return found";
+
+/// Redisson's steps on the keys: ARGV is the step, the owner, the lease, and what its holds' keys begin with.
+const JAVA_STEPS: &str = "
+local lock, channel = KEYS[1], KEYS[2]
+local step, owner, lease, holds = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4]
+local write = owner .. ':write'
+local mode = redis.call('hget', lock, 'mode')
+local function key(field, n)
+  return holds .. field .. ':rwlock_timeout:' .. n
+end
+if step == 'read' then
+  if mode == 'write' and redis.call('hexists', lock, write) == 0 then
+    return
+  elseif not mode then
+    redis.call('hset', lock, 'mode', 'read')
+  end
+  local n = redis.call('hincrby', lock, owner, 1)
+  redis.call('set', key(owner, n), 1, 'px', lease)
+  redis.call('pexpire', lock, math.max(redis.call('pttl', lock), lease))
+elseif step == 'read release' then
+  if not mode then
+    return redis.call('publish', channel, '0')
+  elseif redis.call('hexists', lock, owner) == 0 then
+    return
+  end
+  local n = redis.call('hincrby', lock, owner, -1)
+  if n == 0 then
+    redis.call('hdel', lock, owner)
+  end
+  redis.call('del', key(owner, n + 1))
+  local most = -2
+  local fields = redis.call('hgetall', lock)
+  for i = 1, #fields, 2 do
+    for n = tonumber(fields[i + 1]) or 0, 1, -1 do
+      most = math.max(most, redis.call('pttl', key(fields[i], n)))
+    end
+  end
+  if most > 0 then
+    redis.call('pexpire', lock, most)
+  elseif mode == 'read' then
+    redis.call('del', lock)
+    redis.call('publish', channel, '0')
+  end
+elseif step == 'read renew' then
+  local count = redis.call('hget', lock, owner)
+  if count then
+    for n = 1, count do
+      redis.call('pexpire', key(owner, n), lease)
+    end
+    redis.call('pexpire', lock, lease)
+  end
+elseif step == 'write' then
+  if not mode then
+    redis.call('hset', lock, 'mode', 'write', write, 1)
+    redis.call('pexpire', lock, lease)
+  elseif redis.call('hexists', lock, write) == 1 then
+    redis.call('hincrby', lock, write, 1)
+    redis.call('pexpire', lock, redis.call('pttl', lock) + lease)
+  end
+elseif step == 'write release' then
+  if not mode then
+    return redis.call('publish', channel, '1')
+  elseif redis.call('hexists', lock, write) == 0 then
+    return
+  end
+  if redis.call('hincrby', lock, write, -1) > 0 then
+    redis.call('pexpire', lock, lease)
+  elseif redis.call('hdel', lock, write) == 1 and redis.call('hlen', lock) > 1 then
+    redis.call('hset', lock, 'mode', 'read')
+  else
+    redis.call('del', lock)
+    redis.call('publish', channel, '1')
+  end
+end";
+
+const SCRIPTS: [&str; 11] = [
+    READ_ACQUIRE,
+    READ_RELEASE,
+    READ_RENEW,
+    WRITE_ACQUIRE,
+    WRITE_RELEASE,
+    lock::RENEW,
+    FORCE,
+    STATE,
+    PASS,
+    LOOK,
+    JAVA_STEPS,
+];
+
+/// The hashes of the scripts by their text.
+static HASHES: LazyLock<BTreeMap<&str, String>> = LazyLock::new(|| {
+    let hash = |script| redis::Script::new(script).get_hash().to_owned();
+    SCRIPTS.map(|script| (script, hash(script))).into()
+});
+
+fn evalsha(script: &str, keys: &[&str], args: &[&str]) -> Cmd {
+    let mut cmd = redis::cmd("EVALSHA");
+    cmd.arg(&HASHES[script]).arg(keys.len()).arg(keys).arg(args);
+    cmd
+}
+
+fn command(words: &[&str]) -> Cmd {
+    let mut cmd = redis::cmd(words[0]);
+    cmd.arg(&words[1..]);
+    cmd
+}
+
+impl Op {
+    fn gives_way(self) -> bool {
+        matches!(
+            self,
+            Self::Read {
+                gives_way: true,
+                ..
+            }
+        )
+    }
+
+    /// How it is done for real; a writer's coming and going is no command.
+    fn command(self) -> Cmd {
+        let (channel, prefix) = (channel(NAME), prefix(NAME));
+        let time = |units: u32| (i64::from(units) * UNIT).to_string();
+        let key = |who, n| hold(NAME, &reader(who), n);
+        let java = |step: &str, lease| {
+            let args = [step, &reader(JAVA), &time(lease), &prefix];
+            evalsha(JAVA_STEPS, &[NAME, &channel], &args)
+        };
+        match self {
+            Self::Read {
+                who,
+                lease,
+                below,
+                gives_way,
+            } => {
+                let below = if below { writer(who) } else { String::new() };
+                let way = if gives_way { "0" } else { "" };
+                evalsha(
+                    READ_ACQUIRE,
+                    &[NAME, &key(who, 1), &writers(NAME)],
+                    &[&reader(who), &time(lease), &below, way],
+                )
+            }
+            Self::ReadRelease(who) => evalsha(
+                READ_RELEASE,
+                &[NAME, &channel, &key(who, 1)],
+                &[&reader(who), &prefix],
+            ),
+            Self::ReadRenew(who, lease) => evalsha(
+                READ_RENEW,
+                &[NAME, &channel, &key(who, 1)],
+                &[&reader(who), &time(lease)],
+            ),
+            Self::Write(who, lease) => evalsha(
+                WRITE_ACQUIRE,
+                &[NAME],
+                &[&writer(who), &time(lease), &prefix],
+            ),
+            Self::WriteRelease(who) => evalsha(WRITE_RELEASE, &[NAME, &channel], &[&writer(who)]),
+            Self::WriteRenew(who, lease, count) => evalsha(
+                lock::RENEW,
+                &[NAME],
+                &[&writer(who), &time(lease), &count.to_string()],
+            ),
+            Self::Force => evalsha(FORCE, &[NAME, &channel], &[]),
+            Self::State => evalsha(STATE, &[NAME], &[]),
+            Self::Pass(units) => evalsha(PASS, &[], &[&time(units)]),
+            Self::Claim(_) => command(&["PING"]),
+            Self::JavaRead(lease) => java("read", lease),
+            Self::JavaReadRelease => java("read release", 0),
+            Self::JavaReadRenew(lease) => java("read renew", lease),
+            Self::JavaWrite(lease) => java("write", lease),
+            Self::JavaWriteRelease(lease) => java("write release", lease),
+            Self::DropHold(who, n) => command(&["DEL", &key(who, n)]),
+            Self::PersistHold(who, n) => command(&["PERSIST", &key(who, n)]),
+            Self::DropLock => command(&["DEL", NAME]),
+            Self::PersistLock => command(&["PERSIST", NAME]),
+            Self::ShortenLock => command(&["PEXPIRE", NAME, &time(1)]),
+        }
+    }
+}
+
+/// A server on which steps are done, many in one go, and looked at one by one.
+struct Stage<'a> {
+    con: &'a mut Connection,
+    ear: PubSub<'a>,
+    claim: PubSub<'a>,
+}
+
+impl<'a> Stage<'a> {
+    fn new(cons: &'a mut [Connection; 3]) -> Self {
+        let [con, ear, claim] = cons;
+        for script in SCRIPTS {
+            let () = redis::cmd("SCRIPT")
+                .arg("LOAD")
+                .arg(script)
+                .query(con)
+                .unwrap();
+        }
+        ear.set_read_timeout(Some(ms(10_000))).unwrap();
+        let mut ear = ear.as_pubsub();
+        ear.subscribe(&[channel(NAME), "end".to_owned()]).unwrap();
+        let claim = claim.as_pubsub();
+        Self { con, ear, claim }
+    }
+
+    fn claim(&mut self, claimed: bool) {
+        if claimed {
+            self.claim.subscribe(writers(NAME)).unwrap();
+        } else {
+            self.claim.unsubscribe(writers(NAME)).unwrap();
+        }
+    }
+
+    /// Does each step in the world that comes with it, or in the one that the step before left, and looks.
+    fn play(&mut self, steps: &[(Option<&World>, Op)]) -> Vec<(Value, Keys, Vec<String>)> {
+        let mut pipe = Pipeline::new();
+        for &(world, op) in steps {
+            if let Some(world) = world {
+                set_up(&mut pipe, world);
+            }
+            pipe.add_command(op.command());
+            pipe.add_command(evalsha(LOOK, &[], &[]));
+            pipe.add_command(command(&["PUBLISH", "end", ""])).ignore();
+        }
+        let replies: Vec<Value> = pipe.query(self.con).unwrap();
+        assert_eq!(replies.len(), 2 * steps.len());
+        replies
+            .chunks(2)
+            .map(|pair| {
+                let [reply, found] = pair else { unreachable!() };
+                let mut told = Vec::new();
+                loop {
+                    let message = self.ear.get_message().unwrap();
+                    if message.get_channel_name() == "end" {
+                        break;
+                    }
+                    told.push(message.get_payload().unwrap());
+                }
+                (reply.clone(), looked(found), told)
+            })
+            .collect()
+    }
+}
+
+/// Leaves on the server what is in this world, and nothing else.
+fn set_up(pipe: &mut Pipeline, world: &World) {
+    pipe.add_command(command(&["FLUSHDB"])).ignore();
+    for (key, (left, fields)) in world.keys() {
+        if key == NAME {
+            let mut hset = redis::cmd("HSET");
+            hset.arg(&key);
+            for field in &fields {
+                hset.arg(field);
+            }
+            pipe.add_command(hset).ignore();
+        } else {
+            pipe.add_command(command(&["SET", &key, "1"])).ignore();
+        }
+        if let Units(left) = left {
+            let left_ms = (i64::from(left) * UNIT).to_string();
+            pipe.add_command(command(&["PEXPIRE", &key, &left_ms]))
+                .ignore();
+        }
+    }
+}
+
+fn looked(found: &Value) -> Keys {
+    let found: Vec<(String, i64, Vec<String>)> = redis::from_redis_value_ref(found).unwrap();
+    found
+        .into_iter()
+        .map(|(key, left_ms, fields)| {
+            let fields = fields.chunks(2).map(|pair| {
+                let [field, value] = pair else { unreachable!() };
+                (field.clone(), value.clone())
+            });
+            (key, (Left::from_pttl(left_ms), fields.collect()))
+        })
+        .collect()
+}
+
+fn is_expected(reply: &Value, expected: Reply) -> bool {
+    match (reply, expected) {
+        (_, Reply::Any) => true,
+        (Value::Nil, Reply::Taken) => true,
+        (Value::Int(n), Reply::Is(expected)) => *n == expected,
+        (Value::Int(n), Reply::Left(expected)) => *n >= -1 && Left::from_pttl(*n) == expected,
+        (Value::Array(parts), expected) => match (parts.as_slice(), expected) {
+            ([Value::Int(0), Value::Int(ms), Value::Int(1)], Reply::GiveWay(expected)) => {
+                *ms == expected
+            }
+            (
+                [Value::Int(taken), Value::Int(left), Value::Int(writers)],
+                Reply::Read(expected, found, counted),
+            ) => {
+                let left = (*left != -2).then(|| Left::from_pttl(*left));
+                *taken == i64::from(expected) && left == found && *writers == counted
+            }
+            _ => false,
+        },
+        _ => false,
+    }
+}
+
+/// Holds what the server did against what the model says; the new world.
+#[track_caller]
+fn check(before: &World, op: Op, did: &(Value, Keys, Vec<String>), story: &dyn Fn() -> String) {
+    let mut after = before.clone();
+    let (expected, told) = after.apply(op);
+    let (reply, keys, heard) = did;
+    let same = is_expected(reply, expected) && *keys == after.keys() && *heard == told;
+    assert!(
+        same,
+        "{op:?} in {before:#?}\nanswered {reply:?}, told {heard:?}, left {keys:#?}\n\
+         should have answered {expected:?}, told {told:?}, left {:#?}\n{}",
+        after.keys(),
+        story()
+    );
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// What holders believe
+// ---------------------------------------------------------------------------------------------------------------------
+
+/// For how long each of our owners may think that it reads or writes: from its own grants and renewals alone.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+struct Beliefs {
+    reads: BTreeMap<Who, u32>,
+    writes: BTreeMap<Who, u32>,
+}
+
+impl Beliefs {
+    /// What a step and its answer make of them; panics if a promise was broken.
+    fn learn(&mut self, before: &World, op: Op, reply: Reply) {
+        let granted = |beliefs: &mut BTreeMap<Who, u32>, who: Who, lease: u32| {
+            let left = beliefs.entry(who).or_insert(lease);
+            *left = lease.max(*left);
+        };
+        match (op, reply) {
+            (Op::Read { who, lease, .. }, Reply::Read(true, ..)) => {
+                granted(&mut self.reads, who, lease);
+            }
+            (Op::Write(who, lease), Reply::Taken) => granted(&mut self.writes, who, lease),
+            // RW2: only a live reader keeps a writer waiting.
+            (Op::Write(..), _) => {
+                let java = before.count(JAVA) > 0 && before.life(JAVA).is_some();
+                let read = before.writer().is_none();
+                assert!(
+                    !read || java || !self.reads.is_empty(),
+                    "a writer waits for the dead"
+                );
+            }
+            (Op::ReadRenew(who, lease), Reply::Is(1) | Reply::Left(_)) => {
+                granted(&mut self.reads, who, lease);
+            }
+            (Op::WriteRenew(who, lease, _), Reply::Is(1)) => granted(&mut self.writes, who, lease),
+            (Op::ReadRenew(who, _), _) => {
+                assert_eq!(self.reads.remove(&who), None, "a valid hold was lost");
+            }
+            (Op::WriteRenew(who, ..), _) => {
+                assert_eq!(self.writes.remove(&who), None, "a valid hold was lost");
+            }
+            (Op::ReadRelease(who), Reply::Is(n)) => {
+                let held = self.reads.remove(&who).is_some();
+                assert!(!held || n >= 0, "a valid hold was not there");
+            }
+            (Op::WriteRelease(who), Reply::Is(n)) => {
+                let held = self.writes.remove(&who).is_some();
+                assert!(!held || n >= 0, "a valid hold was not there");
+            }
+            (Op::Force, _) => *self = Self::default(),
+            (Op::Pass(units), _) => {
+                for beliefs in [&mut self.reads, &mut self.writes] {
+                    beliefs.retain(|_, left| {
+                        *left = left.saturating_sub(units);
+                        *left > 0
+                    });
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// One writer, who may read, or many readers; Redisson's client is believed as far as the server does.
+    fn check(&self, world: &World) {
+        let mut writers: BTreeSet<Who> = self.writes.keys().copied().collect();
+        let mut readers: BTreeSet<Who> = self.reads.keys().copied().collect();
+        if world.writes(JAVA) {
+            writers.insert(JAVA);
+        }
+        if world.life(JAVA).is_some() {
+            readers.insert(JAVA);
+        }
+        assert!(writers.len() <= 1, "two write: {self:?} in {world:?}");
+        if let Some(writer) = writers.first() {
+            readers.remove(writer);
+            assert!(
+                readers.is_empty(),
+                "others read below {writer}: {self:?} in {world:?}"
+            );
+        }
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Every state
+// ---------------------------------------------------------------------------------------------------------------------
+
+/// Every way to call a script, for the first few of our owners and leases of one or two units.
+fn scripts_of(owners: usize) -> Vec<Op> {
+    let mut ops = vec![Op::Force, Op::State];
+    for who in 0..owners {
+        for lease in [1, 2] {
+            for (below, gives_way) in [(false, false), (true, false), (false, true), (true, true)] {
+                ops.push(Op::Read {
+                    who,
+                    lease,
+                    below,
+                    gives_way,
+                });
+            }
+            ops.push(Op::ReadRenew(who, lease));
+            ops.push(Op::Write(who, lease));
+            ops.push(Op::WriteRenew(who, lease, 1));
+        }
+        ops.push(Op::WriteRenew(who, 1, 2));
+        ops.push(Op::ReadRelease(who));
+        ops.push(Op::WriteRelease(who));
+    }
+    ops
+}
+
+/// What a client of Redisson does beside them.
+fn redisson() -> Vec<Op> {
+    let mut ops = vec![Op::JavaReadRelease, Op::JavaWriteRelease(1)];
+    for lease in [1, 2] {
+        ops.extend([Op::JavaRead(lease), Op::JavaWrite(lease)]);
+    }
+    ops
+}
+
+/// Every world that can come about by these steps.
+fn reachable(ops: &[Op]) -> BTreeSet<World> {
+    let mut known = BTreeSet::from([World::default()]);
+    let mut edge = vec![World::default()];
+    while let Some(world) = edge.pop() {
+        for &op in ops {
+            let mut after = world.clone();
+            after.apply(op);
+            if after.is_small() && known.insert(after.clone()) {
+                edge.push(after);
+            }
+        }
+    }
+    known
+}
+
+/// Runs every script in every world that these scripts and steps lead to.
+fn compare_all(scripts: &[Op], steps: &[Op]) {
+    let mut all = scripts.to_vec();
+    all.extend(steps);
+    let worlds = reachable(&all);
+    let server = Server::start();
+    let mut cons = [(); 3].map(|()| server.connection());
+    let mut stage = Stage::new(&mut cons);
+    let mut done = 0;
+    for claimed in [false, true] {
+        stage.claim(claimed);
+        let pairs: Vec<(&World, Op)> = worlds
+            .iter()
+            .filter(|world| world.claimed == claimed)
+            .flat_map(|world| scripts.iter().map(move |&op| (world, op)))
+            // To readers that give way, and only to them, it matters whether a writer waits.
+            .filter(|(_, op)| op.gives_way() == claimed)
+            .collect();
+        for batch in pairs.chunks(100) {
+            let steps: Vec<_> = batch.iter().map(|&(world, op)| (Some(world), op)).collect();
+            let did = stage.play(&steps);
+            for (&(world, op), did) in batch.iter().zip(&did) {
+                check(world, op, did, &String::new);
+            }
+            done += did.len();
+        }
+    }
+    assert!(done > 5000, "only {done} steps");
+}
+
+// RW4. Holds may go before their time, so every half-lost state is among them.
+#[test]
+fn in_every_state_of_two_owners_every_script_does_as_the_model_says() {
+    let mut steps = vec![Op::Pass(1), Op::Claim(true), Op::Claim(false)];
+    steps.extend([Op::DropHold(0, 1), Op::DropHold(1, 1)]);
+    compare_all(&scripts_of(2), &steps);
+}
+
+#[test]
+fn in_every_state_of_an_owner_and_redisson_every_script_does_as_the_model_says() {
+    let mut steps = vec![Op::Pass(1), Op::Claim(true), Op::Claim(false)];
+    steps.extend(redisson());
+    compare_all(&scripts_of(1), &steps);
+}
+
+/// Holds the beliefs of all holders against each other in every state that these steps lead to; how many there are.
+fn believe_all(ops: &[Op]) -> usize {
+    let start = (World::default(), Beliefs::default());
+    let mut known = BTreeSet::from([start.clone()]);
+    let mut edge = vec![start];
+    while let Some((world, beliefs)) = edge.pop() {
+        for &op in ops {
+            let (mut world_after, mut beliefs_after) = (world.clone(), beliefs.clone());
+            let (reply, _) = world_after.apply(op);
+            beliefs_after.learn(&world, op, reply);
+            beliefs_after.check(&world_after);
+            let after = (world_after, beliefs_after);
+            if after.0.is_small() && known.insert(after.clone()) {
+                edge.push(after);
+            }
+        }
+    }
+    known.len()
+}
+
+#[test]
+fn in_the_model_nobody_writes_while_others_hold_and_nobody_loses_a_valid_hold() {
+    // Giving way only refuses more.
+    let ops = |owners| {
+        let mut ops = scripts_of(owners);
+        ops.retain(|op| !op.gives_way());
+        ops.push(Op::Pass(1));
+        ops
+    };
+    let ours = believe_all(&ops(3));
+    let mut beside_redisson = ops(2);
+    beside_redisson.extend(redisson());
+    let mixed = believe_all(&beside_redisson);
+    assert!(
+        ours > 1000 && mixed > 3000,
+        "only {ours} and {mixed} states"
+    );
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Long walks
+// ---------------------------------------------------------------------------------------------------------------------
+
+struct XorShift(u64);
+
+impl XorShift {
+    fn below(&mut self, limit: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        usize::try_from(self.0 % u64::try_from(limit).unwrap()).unwrap()
+    }
+
+    fn lease(&mut self) -> u32 {
+        u32::try_from(1 + self.below(4)).unwrap()
+    }
+
+    fn coin(&mut self) -> bool {
+        self.below(2) == 0
+    }
+
+    /// Only the kind leave it to time alone to end a lease.
+    fn op(&mut self, kind: bool) -> Op {
+        let who = self.below(JAVA);
+        let any = self.below(OWNERS);
+        let lease = self.lease();
+        let n = u32::try_from(1 + self.below(3)).unwrap();
+        match self.below(if kind { 88 } else { 100 }) {
+            0..18 => Op::Read {
+                who,
+                lease,
+                below: self.coin(),
+                gives_way: self.coin(),
+            },
+            18..30 => Op::ReadRelease(who),
+            30..38 => Op::ReadRenew(who, lease),
+            38..47 => Op::Write(who, lease),
+            47..54 => Op::WriteRelease(who),
+            54..58 => Op::WriteRenew(who, lease, n),
+            58 => Op::Force,
+            59..61 => Op::State,
+            61..70 => Op::Pass(u32::try_from(1 + self.below(2)).unwrap()),
+            70..73 => Op::Claim(self.coin()),
+            73..79 => Op::JavaRead(lease),
+            79..83 => Op::JavaReadRelease,
+            83..85 => Op::JavaWrite(lease),
+            85..88 => Op::JavaWriteRelease(lease),
+            88..90 => Op::JavaReadRenew(lease),
+            90..95 => Op::DropHold(any, n),
+            95 => Op::PersistHold(any, n),
+            96 => Op::DropLock,
+            97 => Op::PersistLock,
+            _ => Op::ShortenLock,
+        }
+    }
+}
+
+/// A walk so far.
+struct Walk<'a> {
+    stage: Stage<'a>,
+    world: World,
+    beliefs: Option<Beliefs>,
+    seed: u64,
+    ops: Vec<Op>,
+    told: usize,
+}
+
+impl Walk<'_> {
+    fn go(&mut self, ops: &[Op]) {
+        let steps: Vec<(Option<&World>, Op)> = ops.iter().map(|&op| (None, op)).collect();
+        for (&op, did) in ops.iter().zip(self.stage.play(&steps)) {
+            self.ops.push(op);
+            let story = || {
+                let last = &self.ops[self.ops.len().saturating_sub(30)..];
+                format!("walk {:#x}, step {}: {last:?}", self.seed, self.ops.len())
+            };
+            check(&self.world, op, &did, &story);
+            let before = self.world.clone();
+            let (reply, told) = self.world.apply(op);
+            self.told += told.len();
+            if let Some(beliefs) = &mut self.beliefs {
+                beliefs.learn(&before, op, reply);
+                beliefs.check(&self.world);
+            }
+        }
+    }
+}
+
+/// So many random steps from the empty world, each held against the model; in a kind one, what holders believe too.
+fn walk(seed: u64, count: usize, kind: bool) {
+    let server = Server::start();
+    let mut cons = [(); 3].map(|()| server.connection());
+    let mut walk = Walk {
+        stage: Stage::new(&mut cons),
+        world: World::default(),
+        beliefs: kind.then(Beliefs::default),
+        seed,
+        ops: Vec::new(),
+        told: 0,
+    };
+    let mut random = XorShift(seed);
+    while walk.ops.len() < count {
+        let mut ops: Vec<Op> = (0..50).map(|_| random.op(kind)).collect();
+        // A claim is made over another connection: between two goes.
+        for ops in ops.chunk_by_mut(|_, next| !matches!(next, Op::Claim(_))) {
+            if let Op::Claim(claimed) = ops[0] {
+                walk.stage.claim(claimed);
+            }
+            walk.go(ops);
+        }
+    }
+    let told = walk.told;
+    assert!(told > count / 50, "only {told} messages in {count} steps");
+}
+
+#[test]
+fn on_long_walks_every_step_is_the_models_and_every_belief_is_justified() {
+    walk(0x5eed_0001, 5000, true);
+}
+
+#[test]
+fn on_long_walks_through_an_unkind_world_every_step_is_the_models() {
+    walk(0x5eed_0002, 5000, false);
+}

@@ -1,0 +1,778 @@
+//! The semaphore whose permits have an id and a lease each.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::unbounded;
+use redlatch::{
+    CancelToken, Client, Config, Error, ExpirablePermit, ExpirableSemaphore, LossReason, Result,
+};
+
+use crate::contract::{Crew, open, open_with_lease, subscribed};
+use crate::faults::outage::{SLACK, Told, config};
+use crate::scripts::permits::{NEVER, as_redisson, channel, id, now, out, timeouts};
+use crate::support::{Mode, Proxy, Server, Target, eventually, ms, unique, within};
+
+/// Longer than anything here may take.
+const LONG: Duration = Duration::from_secs(10);
+
+/// Well under the poll cap: what happens sooner was brought about by a message.
+const BY_MESSAGE: Duration = ms(500);
+
+pub(crate) fn with_permits(client: &Client, n: u32) -> ExpirableSemaphore {
+    let sem = client.expirable_semaphore(unique("xsem"));
+    assert!(sem.try_set_permits(n).unwrap());
+    sem
+}
+
+/// Available, acquired, and both, with none coming to its end in between.
+#[track_caller]
+pub(crate) fn counts(sem: &ExpirableSemaphore) -> (i64, u64, i64) {
+    let mut counts = (0, 0, 0);
+    eventually("the numbers belong together", || {
+        counts = (
+            sem.available_permits().unwrap(),
+            sem.acquired_permits().unwrap(),
+            sem.permits().unwrap(),
+        );
+        i64::try_from(counts.1).is_ok_and(|acquired| counts.0 + acquired == counts.2)
+    });
+    counts
+}
+
+#[track_caller]
+pub(crate) fn lost_by<T: std::fmt::Debug>(result: Result<T>, reason: LossReason) {
+    match result {
+        Err(Error::Lost { reason: its, .. }) => assert_eq!(its, reason),
+        other => panic!("{other:?}"),
+    }
+}
+
+pub(crate) fn hex(raw: &[u8]) -> String {
+    raw.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+pub(crate) fn ids(server: &Server, name: &str) -> Vec<String> {
+    out(server, name).iter().map(|(id, _)| hex(id)).collect()
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Verbs
+// ---------------------------------------------------------------------------------------------------------------------
+
+#[test]
+fn permits_are_taken_and_given_back_and_redis_shows_what_redisson_would_write() {
+    let server = Server::start();
+    let client = Client::open(Config::new(server.url()).key_prefix("app:")).unwrap();
+    let sem = client.expirable_semaphore("slots");
+    assert_eq!(sem.name(), "slots");
+    assert_eq!(counts(&sem), (0, 0, 0));
+    assert!(sem.try_acquire().unwrap().is_none(), "nobody has set it");
+    assert!(sem.try_set_permits(3).unwrap());
+    assert!(!sem.try_set_permits(5).unwrap());
+    let one = sem.acquire().unwrap();
+    assert_eq!(counts(&sem), (2, 1, 3));
+    assert_eq!(server.get_int("app:slots"), 2);
+    assert_eq!(ids(&server, "app:slots"), [one.id()]);
+    let left = out(&server, "app:slots")[0].1 - now(&server);
+    assert!((29_000..=30_000).contains(&left), "{left}");
+    let lease = sem.lease_of(one.id()).unwrap().unwrap();
+    assert!(lease > ms(29_000) && lease <= ms(30_000), "{lease:?}");
+    assert!(one.is_valid() && one.valid_until() > Instant::now() + ms(25_000));
+    assert_eq!((one.name(), one.id().len()), ("slots", 32));
+    assert!(format!("{sem:?} {one:?}").contains(one.id()));
+    let two = sem.try_acquire().unwrap().unwrap();
+    let three = sem.try_acquire_for(ms(100)).unwrap().unwrap();
+    assert_eq!(ids(&server, "app:slots").len(), 3);
+    assert!(sem.try_acquire().unwrap().is_none());
+    assert!(
+        !sem.try_set_permits(5).unwrap(),
+        "H2: none left is not unset"
+    );
+    one.release().unwrap();
+    assert_eq!(counts(&sem), (1, 2, 3));
+    drop((two, three));
+    eventually("both are back", || counts(&sem) == (3, 0, 3));
+    assert_eq!(client.stats().acquired, 3);
+    assert_eq!(client.stats().holds, 0);
+    assert!(!server.exists(&timeouts("app:slots")));
+    sem.set_permits(1).unwrap();
+    sem.add_permits(4).unwrap();
+    sem.add_permits(-2).unwrap();
+    assert_eq!(counts(&sem), (3, 0, 3));
+}
+
+#[test]
+fn many_are_taken_together_or_not_at_all() {
+    let server = Server::start();
+    let client = open(&server);
+    let sem = with_permits(&client, 5);
+    let four = sem.acquire_many(4).unwrap();
+    let distinct: HashSet<&str> = four.iter().map(ExpirablePermit::id).collect();
+    assert_eq!(distinct.len(), 4);
+    assert_eq!(counts(&sem), (1, 4, 5));
+    assert!(sem.try_acquire_many(2).unwrap().is_none());
+    assert!(sem.try_acquire_many_for(2, ms(20)).unwrap().is_none());
+    let soon = Instant::now() + ms(20);
+    assert!(sem.try_acquire_many_until(2, soon).unwrap().is_none());
+    assert_eq!(counts(&sem), (1, 4, 5), "none of them was taken");
+    let mut four = four.into_iter();
+    four.next().unwrap().release().unwrap();
+    assert_eq!(counts(&sem), (2, 3, 5), "each by itself");
+    let two = sem.try_acquire_many(2).unwrap().unwrap();
+    assert_eq!(counts(&sem), (0, 5, 5));
+    drop((two, four));
+    eventually("all are back", || counts(&sem) == (5, 0, 5));
+    // Fewer than are out: nobody loses any.
+    let five = sem.acquire_many(5).unwrap();
+    sem.set_permits(2).unwrap();
+    assert_eq!(counts(&sem), (-3, 5, 2));
+    assert!(five.iter().all(ExpirablePermit::is_valid));
+    drop(five);
+    eventually("two are left", || counts(&sem) == (2, 0, 2));
+}
+
+#[test]
+fn ids_of_anybody_are_released_one_by_one() {
+    // H3
+    let server = Server::start();
+    let (client, other) = (open(&server), open(&server));
+    let sem = with_permits(&client, 6);
+    let theirs = other.expirable_semaphore(sem.name());
+    let here = sem.acquire().unwrap();
+    let there = theirs.acquire().unwrap();
+    as_redisson(&server, sem.name(), &id(7), NEVER);
+    as_redisson(&server, sem.name(), &id(8), now(&server) - 1);
+    sem.add_permits(-1).unwrap();
+    assert_eq!(sem.lease_of(hex(&id(7))).unwrap(), Some(Duration::MAX));
+    assert_eq!(sem.lease_of(hex(&id(8))).unwrap(), None);
+    let unknown = hex(&id(9));
+    let all = [here.id(), &hex(&id(7)), &hex(&id(8)), &unknown, here.id()].map(str::to_owned);
+    let before = counts(&sem);
+    assert_eq!(
+        sem.release_ids(&all).unwrap(),
+        [true, true, false, false, false]
+    );
+    assert_eq!(counts(&sem), (before.0 + 2, before.1 - 2, before.2));
+    // One here hears at once.
+    assert!(!here.is_valid());
+    assert_eq!(here.lost().try_recv().unwrap().reason, LossReason::Forced);
+    lost_by(here.release(), LossReason::Forced);
+    assert!(!sem.release_id(&unknown).unwrap());
+    // One elsewhere when it looks.
+    assert!(sem.release_id(there.id()).unwrap());
+    assert!(!sem.release_id(there.id().to_uppercase()).unwrap());
+    lost_by(there.release(), LossReason::Forced);
+    assert_eq!(sem.release_ids(&[""; 0]).unwrap(), []);
+    assert_eq!(client.stats().lost, 1);
+    assert_eq!(other.stats().releases_of_lost, 1);
+    eventually("nothing is kept", || {
+        server
+            .keys()
+            .iter()
+            .all(|key| key == sem.name() || key.contains(":request:"))
+    });
+}
+
+#[test]
+fn many_ids_are_released_a_thousand_at_a_time() {
+    let server = Server::start();
+    let client = open(&server);
+    let sem = with_permits(&client, 1_200);
+    let mut permits = sem.acquire_many(1_000).unwrap();
+    permits.extend(sem.acquire_many(200).unwrap());
+    let ids: Vec<&str> = permits.iter().map(ExpirablePermit::id).collect();
+    assert!(!sem.release_id("0".repeat(32)).unwrap(), "a known script");
+    let asked = client.stats().commands;
+    assert_eq!(sem.release_ids(&ids).unwrap(), [true; 1_200]);
+    assert_eq!(client.stats().commands - asked, 2);
+    assert!(!permits.iter().any(ExpirablePermit::is_valid));
+    assert_eq!(counts(&sem), (1_200, 0, 1_200));
+}
+
+#[test]
+fn a_semaphore_that_lost_its_number_has_all_permits_again_once_somebody_says_it() {
+    let server = Server::start();
+    let client = open(&server);
+    let sem = with_permits(&client, 5);
+    let mut permits = sem.acquire_many(2).unwrap();
+    server.cli(&["DEL", sem.name()]);
+    permits.pop().unwrap().release().unwrap();
+    assert!(sem.try_acquire().unwrap().is_none(), "nobody has said it");
+    assert!(permits[0].is_valid());
+    assert!(sem.try_set_permits(5).unwrap());
+    assert_eq!(counts(&sem), (4, 1, 5));
+    permits.pop().unwrap().release().unwrap();
+    assert_eq!(counts(&sem), (5, 0, 5));
+}
+
+#[test]
+fn bad_input_is_refused_before_anything_is_sent() {
+    let server = Server::start();
+    let client = open(&server);
+    let sem = client.expirable_semaphore("x");
+    let before = server.command_total();
+    let config =
+        |result: Result<()>| assert!(matches!(result, Err(Error::Config(_))), "{result:?}");
+    config(sem.acquire_many(0).map(drop));
+    config(sem.acquire_many(1_001).map(drop));
+    config(sem.release_ids(&vec!["0".repeat(32); 10_001]).map(drop));
+    config(sem.try_acquire_many(u32::MAX).map(drop));
+    config(sem.try_set_permits(1 << 31).map(drop));
+    config(sem.set_permits(u32::MAX));
+    config(sem.add_permits(1 << 31));
+    config(sem.add_permits(i64::MIN));
+    for odd in ["", "x", &"0".repeat(31), &"0".repeat(33), &"g".repeat(32)] {
+        config(sem.release_id(odd).map(drop));
+        config(sem.lease_of(odd).map(drop));
+        config(sem.release_ids(&[&"0".repeat(32), odd]).map(drop));
+    }
+    config(sem.clone().lease(ms(9)).try_acquire().map(drop));
+    config(sem.clone().lease(Duration::MAX).acquire().map(drop));
+    let nameless = client.expirable_semaphore("");
+    let named = |result: Result<()>| assert!(matches!(result, Err(Error::InvalidName { .. })));
+    named(nameless.acquire().map(drop));
+    named(nameless.try_acquire().map(drop));
+    named(nameless.try_set_permits(1).map(drop));
+    named(nameless.available_permits().map(drop));
+    named(nameless.release_id("0".repeat(32)).map(drop));
+    assert_eq!(server.command_total(), before);
+}
+
+#[test]
+fn keys_of_another_type_are_named_so_and_left_alone() {
+    let server = Server::start();
+    let client = open(&server);
+    for (key, make) in [
+        ("x", &["RPUSH", "x", "a"][..]),
+        ("x", &["SET", "x", "many"]),
+        ("{x}:timeout", &["SET", "{x}:timeout", "1"]),
+    ] {
+        server.cli(&["FLUSHALL"]);
+        server.cli(make);
+        let sem = client.expirable_semaphore("x");
+        let wrong = |result: Result<()>| {
+            assert!(
+                matches!(&result, Err(Error::WrongType { name }) if name == "x"),
+                "{make:?}: {result:?}"
+            );
+        };
+        wrong(sem.acquire().map(drop));
+        wrong(sem.try_acquire_many_for(2, LONG).map(drop));
+        wrong(sem.try_set_permits(1).map(drop));
+        wrong(sem.set_permits(1));
+        wrong(sem.add_permits(1));
+        wrong(sem.permits().map(drop));
+        wrong(sem.release_id("0".repeat(32)).map(drop));
+        wrong(sem.lease_of("0".repeat(32)).map(drop));
+        assert_eq!(server.keys(), [key]);
+    }
+    server.cli(&["FLUSHALL"]);
+    let sem = client.expirable_semaphore("x");
+    sem.try_set_permits(1).unwrap();
+    let permit = sem.acquire().unwrap();
+    server.cli(&["SET", "{x}:timeout", "1"]);
+    assert!(matches!(
+        permit.update_lease(LONG),
+        Err(Error::WrongType { .. })
+    ));
+    assert!(matches!(permit.release(), Err(Error::WrongType { .. })));
+}
+
+#[test]
+fn a_permit_may_go_to_another_thread_and_a_panic_gives_it_back() {
+    let server = Server::start();
+    let client = open(&server);
+    let sem = with_permits(&client, 2);
+    let permit = sem.acquire().unwrap();
+    thread::spawn(move || permit.release().unwrap())
+        .join()
+        .unwrap();
+    assert_eq!(counts(&sem), (2, 0, 2));
+    let panicking = sem.clone();
+    let panicked = thread::spawn(move || {
+        let _permit = panicking.acquire().unwrap();
+        std::panic::resume_unwind(Box::new("on purpose"));
+    });
+    assert!(panicked.join().is_err());
+    eventually("it is back", || counts(&sem) == (2, 0, 2));
+    // It owns what it needs.
+    let permit = {
+        let client = open(&server);
+        client.expirable_semaphore(sem.name()).acquire().unwrap()
+    };
+    assert_eq!(counts(&sem), (1, 1, 2));
+    permit.release().unwrap();
+}
+
+#[test]
+fn a_pair_of_acquire_and_drop_is_two_commands() {
+    let server = Server::start();
+    let client = open(&server);
+    let sem = with_permits(&client, 2);
+    drop(sem.acquire().unwrap());
+    eventually("both scripts are known", || counts(&sem) == (2, 0, 2));
+    let before = client.stats().commands;
+    for _ in 0..10 {
+        sem.acquire().unwrap().release().unwrap();
+    }
+    assert_eq!(client.stats().commands - before, 20);
+    eventually("no room is left", || client.stats().rooms == 0);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Leases
+// ---------------------------------------------------------------------------------------------------------------------
+
+#[test]
+fn a_permit_is_renewed_for_as_long_as_it_is_wanted_and_a_fixed_lease_ends() {
+    let server = Server::start();
+    let lease = ms(300);
+    let told = Told::default();
+    let client = Client::open(
+        Config::new(server.url())
+            .lease(lease)
+            .on_lost(told.listener()),
+    )
+    .unwrap();
+    let sem = with_permits(&client, 4);
+    let begun = Instant::now();
+    let renewed = sem.acquire_many(2).unwrap();
+    let fixed = sem.clone().lease(lease).acquire().unwrap();
+    assert_eq!(
+        fixed.lost().recv_timeout(LONG).unwrap().reason,
+        LossReason::Expired
+    );
+    let took = begun.elapsed();
+    assert!(took > lease * 9 / 10 && took <= lease + SLACK, "{took:?}");
+    assert!(!fixed.is_valid() && Instant::now() >= fixed.valid_until());
+    assert!(!within(3 * lease, || {
+        renewed.iter().any(|permit| !permit.is_valid()) || ids(&server, sem.name()).len() < 2
+    }));
+    assert!(client.stats().renewals >= 6);
+    assert_eq!(counts(&sem), (2, 2, 4));
+    lost_by(fixed.release(), LossReason::Expired);
+    for permit in renewed {
+        assert!(permit.lost().is_empty());
+        permit.release().unwrap();
+    }
+    let renewals = client.stats().renewals;
+    assert!(!within(lease, || client.stats().renewals > renewals));
+    assert_eq!(counts(&sem), (4, 0, 4));
+    assert_eq!(told.reasons(sem.name()), [LossReason::Expired]);
+}
+
+#[test]
+fn a_lease_can_be_changed_and_is_fixed_from_then_on() {
+    let server = Server::start();
+    let client = open_with_lease(&server, ms(600));
+    let sem = with_permits(&client, 3);
+    let permit = sem.acquire().unwrap();
+    permit.update_lease(ms(5_000)).unwrap();
+    let lease = sem.lease_of(permit.id()).unwrap().unwrap();
+    assert!(lease > ms(4_000) && lease <= ms(5_000), "{lease:?}");
+    assert!(permit.valid_until() > Instant::now() + ms(4_000));
+    let begun = Instant::now();
+    permit.update_lease(ms(300)).unwrap();
+    assert!(sem.lease_of(permit.id()).unwrap().unwrap() <= ms(300));
+    assert!(permit.valid_until() <= Instant::now() + ms(300));
+    assert_eq!(
+        permit.lost().recv_timeout(LONG).unwrap().reason,
+        LossReason::Expired
+    );
+    let took = begun.elapsed();
+    assert!(took > ms(270) && took <= ms(300) + SLACK, "{took:?}");
+    assert_eq!(client.stats().renewals, 0);
+    eventually("it is back", || counts(&sem) == (3, 0, 3));
+    lost_by(permit.update_lease(ms(300)), LossReason::Expired);
+    lost_by(permit.release(), LossReason::Expired);
+    // Gone without our knowledge.
+    let permit = sem.acquire().unwrap();
+    server.cli(&["DEL", &timeouts(sem.name())]);
+    lost_by(permit.update_lease(ms(600)), LossReason::Forced);
+    assert_eq!(permit.lost().try_recv().unwrap().reason, LossReason::Forced);
+    assert!(matches!(permit.update_lease(ms(1)), Err(Error::Config(_))));
+}
+
+#[test]
+fn many_threads_changing_one_lease_never_believe_more_than_redis() {
+    let server = Server::start();
+    let client = open_with_lease(&server, ms(900));
+    let sem = with_permits(&client, 1);
+    let permit = Arc::new(sem.acquire().unwrap());
+    thread::scope(|scope| {
+        for i in 0..4_u64 {
+            let permit = &permit;
+            scope.spawn(move || {
+                for j in 0..15 {
+                    permit
+                        .update_lease(ms(2_000 + (i * 7 + j * 5) % 11 * 1_000))
+                        .unwrap();
+                }
+            });
+        }
+    });
+    let left = sem.lease_of(permit.id()).unwrap().unwrap();
+    assert!(permit.valid_until() <= Instant::now() + left);
+}
+
+#[test]
+fn a_deleted_permit_is_told_forced() {
+    let server = Server::start();
+    let client = open_with_lease(&server, ms(1_500));
+    let sem = with_permits(&client, 3);
+    let (one, two) = (sem.acquire().unwrap(), sem.acquire().unwrap());
+    let begun = Instant::now();
+    redis::cmd("ZREM")
+        .arg(timeouts(sem.name()))
+        .arg(
+            out(&server, sem.name())
+                .into_iter()
+                .find(|(raw, _)| hex(raw) == one.id())
+                .unwrap()
+                .0,
+        )
+        .exec(&mut server.connection())
+        .unwrap();
+    assert_eq!(
+        one.lost().recv_timeout(LONG).unwrap().reason,
+        LossReason::Forced
+    );
+    assert!(begun.elapsed() < ms(1_500));
+    assert!(two.is_valid() && two.lost().is_empty());
+    drop(one);
+    two.release().unwrap();
+    eventually("it is counted", || client.stats().lost == 1);
+}
+
+#[test]
+fn a_permit_that_cannot_be_renewed_is_told_lost_before_it_can_be_gone() {
+    let server = Server::start();
+    thread::scope(|scope| {
+        for mode in [Mode::BlackHole, Mode::Stall, Mode::Refuse] {
+            let server = &server;
+            scope.spawn(move || {
+                let proxy = Proxy::start(server.addr());
+                let lease = ms(900);
+                let client = Client::open(config(&proxy.url()).lease(lease)).unwrap();
+                let sem = with_permits(&client, 1);
+                let permit = sem.acquire().unwrap();
+                eventually("it is renewed", || client.stats().renewals > 0);
+                proxy.set(Target::Watchdog, mode);
+                if mode == Mode::Refuse {
+                    proxy.cut(Target::Watchdog);
+                }
+                let loss = permit.lost().recv_timeout(LONG).unwrap();
+                let late = Instant::now().saturating_duration_since(permit.valid_until());
+                assert_eq!(loss.reason, LossReason::Unreachable, "{mode:?}");
+                assert_eq!(
+                    (loss.name.as_str(), loss.owner.as_str()),
+                    (sem.name(), permit.id())
+                );
+                assert!(late < 2 * SLACK, "{mode:?}: {late:?}");
+                assert!(!permit.is_valid());
+                proxy.pass();
+                // Somebody else gets it when Redis thinks so too, and the old one harms nobody.
+                let next = sem.try_acquire_for(LONG).unwrap().unwrap();
+                drop(permit);
+                assert_eq!(counts(&sem), (0, 1, 1), "{mode:?}");
+                next.release().unwrap();
+            });
+        }
+    });
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Waiting
+// ---------------------------------------------------------------------------------------------------------------------
+
+#[test]
+fn a_released_permit_wakes_one_who_waits_by_message() {
+    let server = Server::start();
+    let (client, other) = (open(&server), open(&server));
+    let sem = with_permits(&client, 2);
+    let held = sem.acquire_many(2).unwrap();
+    as_redisson(&server, sem.name(), &id(1), NEVER);
+    let (told, woken) = unbounded();
+    let mut crew = Crew::new();
+    for _ in 0..3 {
+        let (sem, told) = (other.expirable_semaphore(sem.name()), told.clone());
+        crew.spawn(move || {
+            let permit = sem.acquire().unwrap();
+            told.send((Instant::now(), permit)).unwrap();
+        });
+    }
+    subscribed(&server, 1);
+    crew.all_parked();
+    let begun = Instant::now();
+    drop(held);
+    let mut kept = Vec::new();
+    for _ in 0..2 {
+        let (at, permit) = woken.recv_timeout(LONG).unwrap();
+        assert!(at - begun < BY_MESSAGE, "{:?}", at - begun);
+        kept.push(permit);
+    }
+    assert!(woken.is_empty());
+    // What a Java client does to give one back.
+    let begun = Instant::now();
+    let () = redis::pipe()
+        .cmd("ZREM")
+        .arg(timeouts(sem.name()))
+        .arg(id(1))
+        .ignore()
+        .cmd("INCRBY")
+        .arg(sem.name())
+        .arg(1)
+        .ignore()
+        .cmd("PUBLISH")
+        .arg(channel(sem.name()))
+        .arg(1)
+        .ignore()
+        .query(&mut server.connection())
+        .unwrap();
+    let (at, _permit) = woken.recv_timeout(LONG).unwrap();
+    assert!(at - begun < BY_MESSAGE, "{:?}", at - begun);
+    crew.join();
+    subscribed(&server, 0);
+    // More permits are news as well.
+    let mut crew = Crew::new();
+    let (waiting, told) = (sem.clone(), told.clone());
+    crew.spawn(move || {
+        let permits = waiting.acquire_many(2).unwrap();
+        told.send((Instant::now(), permits.into_iter().next().unwrap()))
+            .unwrap();
+    });
+    subscribed(&server, 1);
+    crew.all_parked();
+    let begun = Instant::now();
+    other
+        .expirable_semaphore(sem.name())
+        .add_permits(3)
+        .unwrap();
+    let (at, _permit) = woken.recv_timeout(LONG).unwrap();
+    assert!(at - begun < BY_MESSAGE, "{:?}", at - begun);
+    crew.join();
+}
+
+#[test]
+fn what_a_vanished_holder_had_is_back_a_lease_later_without_any_message() {
+    // H1, R28
+    let server = Server::start();
+    let client = open(&server);
+    let sem = with_permits(&client, 0);
+    let begun = now(&server);
+    for (n, span) in [(1, 200), (2, 450), (3, 700), (4, 60_000)] {
+        as_redisson(&server, sem.name(), &id(n), begun + span);
+    }
+    let asked = server.calls("evalsha");
+    // The first two of them go to one who wants two: one comes too soon.
+    let pair = sem.acquire_many(2).unwrap();
+    let took = now(&server) - begun;
+    assert!((450..450 + 300).contains(&took), "{took}");
+    assert!(
+        server.calls("evalsha") - asked < 12,
+        "it asked again and again"
+    );
+    let one = sem.try_acquire_for(LONG).unwrap().unwrap();
+    let took = now(&server) - begun;
+    assert!((700..700 + 300).contains(&took), "{took}");
+    assert_eq!(counts(&sem), (0, 4, 4));
+    drop((pair, one));
+}
+
+#[test]
+fn threads_of_a_process_are_served_in_order_and_one_who_wants_many_is_not_starved() {
+    let server = Server::start();
+    let client = open(&server);
+    let sem = with_permits(&client, 3);
+    let held = sem.acquire_many(2).unwrap();
+    let (told, served) = unbounded();
+    let mut crew = Crew::new();
+    for (who, n) in [3, 2, 2, 3].into_iter().enumerate() {
+        let (sem, told) = (sem.clone(), told.clone());
+        crew.spawn(move || {
+            let permits = sem.acquire_many(n).unwrap();
+            told.send(who).unwrap();
+            drop(permits);
+        });
+        crew.all_parked();
+    }
+    // One is to be had all the time, and goes to nobody who comes later, whether it waits or only tries.
+    assert!(served.is_empty());
+    assert!(sem.try_acquire().unwrap().is_none());
+    assert!(sem.try_acquire_for(ms(30)).unwrap().is_none());
+    // Another process knows of no line here.
+    let other = open(&server).expirable_semaphore(sem.name());
+    other.try_acquire().unwrap().unwrap().release().unwrap();
+    drop(held);
+    crew.join();
+    assert_eq!(served.try_iter().collect::<Vec<_>>(), [0, 1, 2, 3]);
+    eventually("all are back", || counts(&sem) == (3, 0, 3));
+}
+
+#[test]
+fn one_that_waits_alone_is_not_overtaken_by_those_who_try() {
+    let server = Server::start();
+    let client = open(&server);
+    let sem = with_permits(&client, 2);
+    let one = sem.acquire().unwrap();
+    let mut crew = Crew::new();
+    let big = sem.clone();
+    crew.spawn(move || drop(big.acquire_many(2).unwrap()));
+    eventually("it gives way to the one that waits", || {
+        sem.try_acquire().unwrap().is_none()
+    });
+    for _ in 0..5 {
+        assert!(sem.try_acquire().unwrap().is_none());
+    }
+    drop(one);
+    crew.join();
+    assert!(sem.try_acquire().unwrap().is_some());
+}
+
+#[test]
+fn one_who_asks_and_need_not_wait_is_in_nobodys_way() {
+    let server = Server::start();
+    let client = open(&server);
+    let sem = with_permits(&client, 8);
+    let done = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while !done.load(Ordering::Relaxed) {
+                drop(sem.acquire().unwrap());
+            }
+        });
+        let refused = (0..300).find(|_| sem.try_acquire().unwrap().is_none());
+        done.store(true, Ordering::Relaxed);
+        assert_eq!(refused, None);
+    });
+}
+
+#[test]
+fn those_who_do_not_wait_are_not_in_each_others_way() {
+    let server = Server::start();
+    let client = open(&server);
+    let sem = with_permits(&client, 64);
+    let refused = AtomicU64::new(0);
+    thread::scope(|scope| {
+        for _ in 0..8 {
+            scope.spawn(|| {
+                let permits: Vec<_> = (0..8).map(|_| sem.try_acquire().unwrap()).collect();
+                refused.fetch_add(
+                    permits.iter().filter(|permit| permit.is_none()).count() as u64,
+                    Ordering::Relaxed,
+                );
+            });
+        }
+    });
+    assert_eq!(refused.into_inner(), 0);
+}
+
+#[test]
+fn there_are_never_more_out_than_there_are() {
+    const PERMITS: u32 = 3;
+    let server = Server::start();
+    let clients = [(); 3].map(|()| open(&server));
+    let sem = with_permits(&clients[0], PERMITS);
+    let (inside, most, taken) = (AtomicU32::new(0), AtomicU32::new(0), AtomicU64::new(0));
+    thread::scope(|scope| {
+        for (i, client) in (0..9).zip(clients.iter().cycle()) {
+            let sem = client.expirable_semaphore(sem.name());
+            let (inside, most, taken) = (&inside, &most, &taken);
+            scope.spawn(move || {
+                for round in 0..25 {
+                    let n = 1 + (i + round) % 3;
+                    let permits = sem.acquire_many(n).unwrap();
+                    let now = inside.fetch_add(n, Ordering::SeqCst) + n;
+                    most.fetch_max(now, Ordering::SeqCst);
+                    taken.fetch_add(1, Ordering::Relaxed);
+                    thread::yield_now();
+                    inside.fetch_sub(n, Ordering::SeqCst);
+                    drop(permits);
+                }
+            });
+        }
+    });
+    assert_eq!(taken.into_inner(), 9 * 25);
+    assert_eq!(most.into_inner(), PERMITS, "and all of them were used");
+    eventually("all are back", || counts(&sem) == (3, 0, 3));
+    eventually("nobody listens", || {
+        clients
+            .iter()
+            .all(|client| client.stats().subscriptions == 0)
+    });
+}
+
+#[test]
+fn waits_end_when_they_should() {
+    let server = Server::start();
+    let client = open(&server);
+    let sem = with_permits(&client, 1);
+    let _held = sem.acquire().unwrap();
+    let begun = Instant::now();
+    assert!(sem.try_acquire_for(ms(150)).unwrap().is_none());
+    let took = begun.elapsed();
+    assert!(took >= ms(150) && took < ms(150) + SLACK, "{took:?}");
+    let until = Instant::now() + ms(100);
+    assert!(sem.try_acquire_until(until).unwrap().is_none());
+    assert!(Instant::now() >= until);
+    let asked = client.stats().commands;
+    assert!(sem.try_acquire_for(Duration::ZERO).unwrap().is_none());
+    assert!(sem.try_acquire_until(until).unwrap().is_none());
+    assert_eq!(client.stats().commands - asked, 2);
+
+    let token = CancelToken::new();
+    let cancellable = sem.clone().cancel_on(&token);
+    let mut crew = Crew::new();
+    for _ in 0..2 {
+        let sem = cancellable.clone();
+        crew.spawn(move || assert!(matches!(sem.acquire(), Err(Error::Cancelled))));
+    }
+    subscribed(&server, 1);
+    crew.all_parked();
+    let begun = Instant::now();
+    token.cancel();
+    crew.join();
+    assert!(begun.elapsed() < BY_MESSAGE);
+    assert!(matches!(cancellable.acquire(), Err(Error::Cancelled)));
+    assert!(
+        cancellable.try_acquire().unwrap().is_none(),
+        "that is no wait"
+    );
+
+    let mut crew = Crew::new();
+    for n in 1..3 {
+        let sem = sem.clone();
+        crew.spawn(move || assert!(matches!(sem.acquire_many(n), Err(Error::Closed))));
+    }
+    subscribed(&server, 1);
+    crew.all_parked();
+    let begun = Instant::now();
+    client.close(LONG).unwrap();
+    crew.join();
+    assert!(begun.elapsed() < ms(1_000));
+    assert!(matches!(sem.acquire(), Err(Error::Closed)));
+    assert!(matches!(sem.try_acquire(), Err(Error::Closed)));
+    assert!(matches!(sem.permits(), Err(Error::Closed)));
+    assert!(matches!(sem.set_permits(2), Err(Error::Closed)));
+    assert!(matches!(sem.release_id("0".repeat(32)), Err(Error::Closed)));
+}
+
+#[test]
+fn closing_gives_permits_back_and_tells_their_holders() {
+    let server = Server::start();
+    let (client, other) = (open(&server), open(&server));
+    let sem = with_permits(&client, 3);
+    let permits = sem.acquire_many(2).unwrap();
+    let fixed = sem.clone().lease(LONG).acquire().unwrap();
+    client.close(LONG).unwrap();
+    assert_eq!(counts(&other.expirable_semaphore(sem.name())), (3, 0, 3));
+    for permit in permits {
+        assert_eq!(permit.lost().try_recv().unwrap().reason, LossReason::Closed);
+        lost_by(permit.release(), LossReason::Closed);
+    }
+    lost_by(fixed.update_lease(LONG), LossReason::Closed);
+}

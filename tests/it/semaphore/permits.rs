@@ -1,0 +1,1047 @@
+//! The semaphore: what is on the wire, who gets permits and when, and that none is lost or invented on a bad day.
+
+use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
+use std::sync::{Barrier, mpsc};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use redis::{Connection, RedisResult, Value};
+use redlatch::{CancelToken, Client, Config, Error, Semaphore, SemaphorePermit};
+
+use crate::scripts::lock::out_of_memory;
+use crate::support::{Mode, Proxy, Server, Target, Trap, eventually, ms, unique, within};
+
+const ACQUIRE: &str = include_str!("../../../lua/semaphore_acquire.lua");
+const RELEASE: &str = include_str!("../../../lua/semaphore_release.lua");
+const UNDO: &str = include_str!("../../../lua/semaphore_undo.lua");
+const SET: &str = include_str!("../../../lua/semaphore_set.lua");
+const DRAIN: &str = include_str!("../../../lua/semaphore_drain.lua");
+
+const CHANNEL: &str = "redisson_sc:{s}";
+
+fn eval(con: &mut Connection, script: &str, keys: &[&str], args: &[&str]) -> RedisResult<i64> {
+    let mut cmd = redis::cmd("EVAL");
+    cmd.arg(script).arg(keys.len()).arg(keys).arg(args);
+    cmd.query(con)
+}
+
+fn open(server: &Server) -> Client {
+    Client::open(server.url()).unwrap()
+}
+
+/// A semaphore of `n` in a server of its own.
+fn semaphore(n: u32) -> (Server, Client, Semaphore) {
+    let server = Server::start();
+    let client = open(&server);
+    let semaphore = client.semaphore("s");
+    assert!(semaphore.try_set_permits(n).unwrap());
+    (server, client, semaphore)
+}
+
+/// Everything that was said on the channel of `s` since the first call, in order.
+struct Ear(Connection, mpsc::Receiver<String>);
+
+impl Ear {
+    fn new(server: &Server) -> Self {
+        let (say, heard) = mpsc::channel();
+        let mut con = server.connection();
+        con.set_read_timeout(None).unwrap();
+        let ready = Barrier::new(2);
+        let ready = std::sync::Arc::new(ready);
+        let there = ready.clone();
+        thread::spawn(move || {
+            let mut pubsub = con.as_pubsub();
+            pubsub.subscribe(CHANNEL).unwrap();
+            there.wait();
+            while let Ok(message) = pubsub.get_message() {
+                let Ok(()) = say.send(message.get_payload().unwrap()) else {
+                    return;
+                };
+            }
+        });
+        ready.wait();
+        Self(server.connection(), heard)
+    }
+
+    #[track_caller]
+    fn hears(&mut self, expected: &[&str]) {
+        // Behind everything that was said before.
+        let _: i64 = redis::cmd("PUBLISH")
+            .arg(CHANNEL)
+            .arg("-")
+            .query(&mut self.0)
+            .unwrap();
+        let mut heard = Vec::new();
+        loop {
+            match self.1.recv_timeout(Duration::from_secs(5)).unwrap() {
+                end if end == "-" => break,
+                said => heard.push(said),
+            }
+        }
+        assert_eq!(heard, expected);
+    }
+}
+
+/// Waits until so many permits are to be had at the server and nobody of `client` waits or has any.
+#[track_caller]
+fn settles(server: &Server, available: i64) {
+    eventually(&format!("{available} are to be had"), || {
+        server.get_int("s") == available
+    });
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The wire
+// ---------------------------------------------------------------------------------------------------------------------
+
+#[test]
+fn an_acquire_takes_all_or_nothing_and_its_undo_gives_back_once() {
+    let server = Server::start();
+    let mut con = server.connection();
+    let mut ear = Ear::new(&server);
+    let keep = "120000";
+    assert_eq!(eval(&mut con, ACQUIRE, &["s", "q1"], &["1", keep]), Ok(0));
+    assert!(server.keys().is_empty(), "a refused acquire leaves nothing");
+    server.cli(&["SET", "s", "3", "PX", "60000"]);
+    assert_eq!(eval(&mut con, ACQUIRE, &["s", "q1"], &["4", keep]), Ok(0));
+    assert_eq!(eval(&mut con, ACQUIRE, &["s", "q1"], &["2", keep]), Ok(1));
+    assert_eq!((server.get_int("s"), server.get_int("q1")), (1, 2));
+    assert!((110_000..=120_000).contains(&server.pttl("q1")));
+    // Late and twice: the number is spent.
+    assert_eq!(eval(&mut con, ACQUIRE, &["s", "q1"], &["1", keep]), Ok(0));
+    ear.hears(&[]);
+    for _ in 0..2 {
+        let heard = eval(&mut con, UNDO, &["s", CHANNEL, "q1"], &[keep]).unwrap();
+        assert!(heard >= 0);
+        assert_eq!(server.get_int("s"), 3);
+    }
+    ear.hears(&["3"]);
+    // Undone before it came.
+    assert_eq!(eval(&mut con, UNDO, &["s", CHANNEL, "q2"], &[keep]), Ok(0));
+    assert_eq!(eval(&mut con, ACQUIRE, &["s", "q2"], &["1", keep]), Ok(0));
+    assert_eq!(server.get_int("s"), 3);
+    assert!((1..=60_000).contains(&server.pttl("s")), "the TTL is kept");
+    // Those that were answered go with the next.
+    let keys = ["s", "q3", "q1", "q2"];
+    assert_eq!(eval(&mut con, ACQUIRE, &keys, &["3", keep]), Ok(1));
+    assert_eq!(server.keys(), ["q3", "s"]);
+    // What is undone of a semaphore that is gone does not make it again.
+    server.cli(&["DEL", "s"]);
+    assert_eq!(eval(&mut con, UNDO, &["s", CHANNEL, "q3"], &[keep]), Ok(0));
+    assert!(!server.exists("s"));
+}
+
+#[test]
+fn a_release_a_set_and_a_drain_count_once() {
+    let server = Server::start();
+    let mut con = server.connection();
+    let mut ear = Ear::new(&server);
+    let keep = "120000";
+    for _ in 0..2 {
+        let made = eval(&mut con, SET, &["s", CHANNEL, "q1"], &["3", keep]);
+        assert_eq!(made, Ok(1), "whoever asks again hears the same");
+    }
+    assert_eq!(
+        eval(&mut con, SET, &["s", CHANNEL, "q2"], &["9", keep]),
+        Ok(0)
+    );
+    server.cli(&["PEXPIRE", "s", "60000"]);
+    for expected in [1, 0] {
+        let keys = ["s", CHANNEL, "q3", "q1"];
+        let heard = eval(&mut con, RELEASE, &keys, &["2", keep, "1"]);
+        assert_eq!(heard, Ok(expected));
+        assert_eq!(server.get_int("s"), 5);
+    }
+    assert_eq!(server.keys(), ["q2", "q3", "s"]);
+    for _ in 0..2 {
+        assert_eq!(eval(&mut con, DRAIN, &["s", "q4", "q3"], &[keep]), Ok(5));
+        assert_eq!(server.get_int("s"), 0);
+    }
+    for _ in 0..2 {
+        eval(&mut con, RELEASE, &["s", CHANNEL, "q5"], &["-4", keep, "1"]).unwrap();
+        assert_eq!(server.get_int("s"), -4);
+    }
+    assert_eq!(eval(&mut con, DRAIN, &["s", "q6"], &[keep]), Ok(-4));
+    assert_eq!(eval(&mut con, DRAIN, &["s", "q7"], &[keep]), Ok(0));
+    assert_eq!(server.get_int("s"), 0);
+    assert!((1..=60_000).contains(&server.pttl("s")), "the TTL is kept");
+    ear.hears(&["3", "5"]);
+    server.cli(&["DEL", "s"]);
+    let gone = eval(&mut con, RELEASE, &["s", CHANNEL, "q8"], &["1", keep, "0"]);
+    assert_eq!(gone, Ok(-1));
+    assert!(!server.exists("s") && !server.exists("q8"));
+    assert_eq!(eval(&mut con, DRAIN, &["s", "q9"], &[keep]), Ok(0));
+    eval(&mut con, RELEASE, &["s", CHANNEL, "q8"], &["1", keep, "1"]).unwrap();
+    assert_eq!(server.get_int("s"), 1);
+}
+
+#[test]
+fn a_key_that_holds_something_else_is_left_as_it_was() {
+    let server = Server::start();
+    let client = open(&server);
+    let semaphore = client.semaphore("s");
+    let mut con = server.connection();
+    for make in [
+        &["HSET", "s", "a", "1"][..],
+        &["SET", "s", "ten"],
+        &["SET", "s", "1e3"],
+        &["SET", "s", " 5"],
+        &["SET", "s", "5.0"],
+        &["SET", "s", "007"],
+        &["RPUSH", "s", "1"],
+    ] {
+        server.cli(&["FLUSHALL"]);
+        server.cli(make);
+        let before: Vec<u8> = redis::cmd("DUMP").arg("s").query(&mut con).unwrap();
+        let refused = |what: &str, error: Option<Error>| {
+            assert!(
+                matches!(&error, Some(Error::WrongType { name }) if name == "s"),
+                "{make:?}, {what}: {error:?}"
+            );
+        };
+        refused("acquire", semaphore.acquire().err());
+        refused("try_acquire", semaphore.try_acquire().err());
+        refused("release", semaphore.release(1).err());
+        refused("add", semaphore.add_permits(-1).err());
+        refused("drain", semaphore.drain_permits().err());
+        if make[2] != "007" {
+            refused("set", semaphore.try_set_permits(1).err());
+            refused("available", semaphore.available_permits().err());
+        }
+        let after: Vec<u8> = redis::cmd("DUMP").arg("s").query(&mut con).unwrap();
+        assert_eq!(before, after, "{make:?}");
+        assert_eq!(server.dbsize(), 1, "{make:?}");
+    }
+}
+
+#[test]
+fn numbers_that_make_no_sense_are_refused_before_anything_is_sent() {
+    let (server, client, semaphore) = semaphore(1);
+    let sent = client.stats().commands;
+    let too_many = u32::MAX / 2 + 1;
+    for bad in [0, too_many, u32::MAX] {
+        let config =
+            |error: Option<Error>| assert!(matches!(error, Some(Error::Config(_))), "{error:?}");
+        config(semaphore.acquire_many(bad).err());
+        config(semaphore.try_acquire_many(bad).err());
+        config(semaphore.try_acquire_many_for(bad, ms(1)).err());
+        config(semaphore.try_acquire_many_until(bad, Instant::now()).err());
+        config(semaphore.release(bad).err());
+        if bad > 0 {
+            config(semaphore.try_set_permits(bad).err());
+            config(semaphore.add_permits(i64::from(bad)).err());
+            config(semaphore.add_permits(-i64::from(bad)).err());
+        }
+    }
+    semaphore.add_permits(0).unwrap();
+    let unnamed = client.semaphore("");
+    assert!(matches!(unnamed.acquire(), Err(Error::InvalidName { .. })));
+    assert!(matches!(
+        unnamed.available_permits(),
+        Err(Error::InvalidName { .. })
+    ));
+    assert_eq!(client.stats().commands, sent);
+    assert!(
+        semaphore
+            .try_acquire_many(i32::MAX.unsigned_abs())
+            .unwrap()
+            .is_none()
+    );
+    assert!(!semaphore.try_set_permits(0).unwrap());
+    assert_eq!(server.get_int("s"), 1);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Redisson's verbs
+// ---------------------------------------------------------------------------------------------------------------------
+
+// H2
+#[test]
+fn the_verbs_do_and_tell_what_redissons_do() {
+    let server = Server::start();
+    let client = open(&server);
+    let semaphore = client.semaphore("s");
+    let mut ear = Ear::new(&server);
+    assert_eq!(semaphore.name(), "s");
+    assert_eq!(semaphore.available_permits().unwrap(), 0);
+    assert_eq!(semaphore.drain_permits().unwrap(), 0);
+    assert!(semaphore.try_acquire().unwrap().is_none());
+    assert!(server.keys().is_empty());
+    ear.hears(&[]);
+
+    assert!(semaphore.try_set_permits(5).unwrap());
+    assert!(!semaphore.try_set_permits(7).unwrap());
+    ear.hears(&["5"]);
+    assert_eq!(server.ask::<String>(&["GET", "s"]), "5");
+    assert_eq!(server.pttl("s"), -1);
+
+    let permits = semaphore.try_acquire_many(5).unwrap().unwrap();
+    assert_eq!((permits.permits(), permits.name()), (5, "s"));
+    assert!(
+        !semaphore.try_set_permits(5).unwrap(),
+        "taken is not absent"
+    );
+    assert_eq!(server.get_int("s"), 0);
+    ear.hears(&[]);
+    permits.release().unwrap();
+    ear.hears(&["5"]);
+
+    semaphore.release(2).unwrap();
+    semaphore.add_permits(3).unwrap();
+    semaphore.add_permits(-12).unwrap();
+    // Java clients could not read a number below zero, and nobody is helped by it.
+    ear.hears(&["7", "10"]);
+    assert_eq!(semaphore.available_permits().unwrap(), -2);
+    assert!(semaphore.try_acquire().unwrap().is_none());
+    assert_eq!(semaphore.drain_permits().unwrap(), -2);
+    assert_eq!(semaphore.available_permits().unwrap(), 0);
+    semaphore.release(4).unwrap();
+    assert_eq!(semaphore.drain_permits().unwrap(), 4);
+    ear.hears(&["4"]);
+
+    server.cli(&["DEL", "s"]);
+    semaphore.release(2).unwrap();
+    assert_eq!(server.get_int("s"), 2);
+    server.cli(&["DEL", "s"]);
+    semaphore.add_permits(-3).unwrap();
+    assert_eq!(server.get_int("s"), -3);
+    ear.hears(&["2"]);
+}
+
+#[test]
+fn no_verb_changes_a_time_to_live() {
+    let (server, _client, semaphore) = semaphore(5);
+    server.cli(&["PEXPIRE", "s", "60000"]);
+    let permit = semaphore.acquire_many(2).unwrap();
+    permit.release().unwrap();
+    drop(semaphore.acquire().unwrap());
+    semaphore.acquire().unwrap().forget();
+    semaphore.add_permits(2).unwrap();
+    semaphore.add_permits(-1).unwrap();
+    semaphore.release(1).unwrap();
+    assert_eq!(semaphore.drain_permits().unwrap(), 6);
+    assert!((50_000..=60_000).contains(&server.pttl("s")));
+}
+
+#[test]
+fn a_permit_of_a_semaphore_that_is_gone_does_not_make_it_again() {
+    let (server, client, semaphore) = semaphore(2);
+    let (dropped, released) = (semaphore.acquire().unwrap(), semaphore.acquire().unwrap());
+    server.cli(&["DEL", "s"]);
+    drop(dropped);
+    let lost = released.release().unwrap_err();
+    assert!(
+        matches!(&lost, Error::Lost { name, .. } if name == "s"),
+        "{lost:?}"
+    );
+    eventually("the release is answered", || {
+        client.stats().releases_of_lost == 2
+    });
+    assert!(!server.exists("s"));
+}
+
+#[test]
+fn requests_leave_next_to_nothing_behind() {
+    let (server, client, semaphore) = semaphore(3);
+    for _ in 0..500 {
+        drop(semaphore.acquire().unwrap());
+        semaphore.acquire_many(2).unwrap().release().unwrap();
+        semaphore.release(1).unwrap();
+        semaphore.add_permits(-1).unwrap();
+    }
+    settles(&server, 3);
+    let keys = server.keys();
+    assert!(keys.len() <= 8, "{keys:?}");
+    for key in keys.iter().filter(|key| *key != "s") {
+        assert!(key.starts_with("{s}:request:"), "{key}");
+        assert!((1..=120_000).contains(&server.pttl(key)));
+    }
+    // So is the memory of this process.
+    eventually("the room is gone", || client.stats().rooms == 0);
+    let permit = semaphore.acquire().unwrap();
+    assert_eq!(client.stats().rooms, 1);
+    permit.forget();
+    eventually("the room is gone again", || client.stats().rooms == 0);
+    assert_eq!(server.get_int("s"), 2);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Waiting
+// ---------------------------------------------------------------------------------------------------------------------
+
+/// Threads that wait in the room of `client`.
+fn waits(client: &Client, since: u64, server: &Server) -> bool {
+    let heard: Vec<Value> = server.ask(&["PUBSUB", "NUMSUB", CHANNEL]);
+    client.stats().commands > since && matches!(heard[1], Value::Int(1..))
+}
+
+// H5
+#[test]
+fn a_release_of_many_wakes_as_many_as_it_serves() {
+    let (server, _client, releaser) = semaphore(0);
+    let clients: Vec<_> = (0..2).map(|_| open(&server)).collect();
+    let served = AtomicUsize::new(0);
+    thread::scope(|scope| {
+        for client in &clients {
+            for _ in 0..4 {
+                let served = &served;
+                scope.spawn(move || {
+                    client.semaphore("s").acquire().unwrap().forget();
+                    served.fetch_add(1, Ordering::SeqCst);
+                });
+            }
+        }
+        eventually("both processes listen", || {
+            let heard: (String, i64) = server.ask(&["PUBSUB", "NUMSUB", CHANNEL]);
+            heard.1 == 2
+        });
+        let began = Instant::now();
+        releaser.release(5).unwrap();
+        eventually("five are served", || served.load(Ordering::SeqCst) == 5);
+        assert!(
+            began.elapsed() < ms(700),
+            "{:?}: by a poll",
+            began.elapsed()
+        );
+        assert_eq!(server.get_int("s"), 0);
+        releaser.release(3).unwrap();
+    });
+    assert_eq!(served.load(Ordering::SeqCst), 8);
+    let woken: u64 = clients.iter().map(|client| client.stats().wakes).sum();
+    assert!(woken <= 12, "{woken} wakes: a herd");
+}
+
+// H5
+#[test]
+fn five_hundred_waiters_are_served_and_never_more_than_five_at_once() {
+    let (server, _client, _) = semaphore(5);
+    let clients: Vec<_> = (0..3).map(|_| open(&server)).collect();
+    let (inside, most, served) = (AtomicI64::new(0), AtomicI64::new(0), AtomicUsize::new(0));
+    thread::scope(|scope| {
+        for n in 0..500 {
+            let (client, inside, most, served) = (&clients[n % 3], &inside, &most, &served);
+            scope.spawn(move || {
+                let permit = client.semaphore("s").acquire().unwrap();
+                most.fetch_max(inside.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+                thread::yield_now();
+                served.fetch_add(1, Ordering::SeqCst);
+                inside.fetch_sub(1, Ordering::SeqCst);
+                drop(permit);
+            });
+        }
+    });
+    assert_eq!(served.load(Ordering::SeqCst), 500);
+    assert!((1..=5).contains(&most.load(Ordering::SeqCst)), "{most:?}");
+    settles(&server, 5);
+    let stats: Vec<_> = clients.iter().map(Client::stats).collect();
+    let granted: u64 = stats
+        .iter()
+        .map(|stats| stats.acquired + stats.passed)
+        .sum();
+    assert!((500..1000).contains(&granted), "{stats:?}");
+}
+
+#[test]
+fn a_big_request_is_not_starved_by_small_ones_of_its_process() {
+    let (server, client, semaphore) = semaphore(4);
+    let stop = AtomicUsize::new(0);
+    thread::scope(|scope| {
+        for _ in 0..8 {
+            scope.spawn(|| {
+                while stop.load(Ordering::SeqCst) == 0 {
+                    let _permit = semaphore.acquire().unwrap();
+                    thread::sleep(ms(1));
+                }
+            });
+        }
+        eventually("the small ones are at it", || client.stats().acquired > 20);
+        for _ in 0..5 {
+            let all = semaphore
+                .try_acquire_many_for(4, Duration::from_secs(5))
+                .unwrap();
+            assert!(all.is_some(), "starved");
+        }
+        stop.store(1, Ordering::SeqCst);
+    });
+    settles(&server, 4);
+}
+
+#[test]
+fn who_does_not_wait_is_not_let_past_those_who_do() {
+    let (server, client, semaphore) = semaphore(2);
+    let one = semaphore.acquire().unwrap();
+    thread::scope(|scope| {
+        let sent = client.stats().commands;
+        let big = scope.spawn(|| semaphore.acquire_many(2).unwrap().permits());
+        eventually("the big one waits", || waits(&client, sent, &server));
+        assert!(semaphore.try_acquire().unwrap().is_none());
+        // Another process knows of no line here.
+        let other = open(&server).semaphore("s").try_acquire().unwrap().unwrap();
+        other.release().unwrap();
+        one.release().unwrap();
+        assert_eq!(big.join().unwrap(), 2);
+    });
+    settles(&server, 2);
+}
+
+#[test]
+fn one_who_asks_and_need_not_wait_is_in_nobodys_way() {
+    let (server, _client, semaphore) = semaphore(8);
+    let done = AtomicUsize::new(0);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while done.load(Ordering::Relaxed) == 0 {
+                drop(semaphore.acquire().unwrap());
+            }
+        });
+        let refused = (0..300).find(|_| semaphore.try_acquire().unwrap().is_none());
+        done.store(1, Ordering::Relaxed);
+        assert_eq!(refused, None);
+    });
+    settles(&server, 8);
+}
+
+#[test]
+fn permits_change_threads_without_a_round_trip_and_come_back_after_a_tenure() {
+    let server = Server::start();
+    let client = Client::open(Config::new(server.url()).tenure(Duration::from_secs(1))).unwrap();
+    let semaphore = client.semaphore("s");
+    semaphore.try_set_permits(1).unwrap();
+    let permit = semaphore.acquire().unwrap();
+    let order = std::sync::Mutex::new(Vec::new());
+    thread::scope(|scope| {
+        for n in 0..8 {
+            let sent = client.stats().commands;
+            let (semaphore, order) = (&semaphore, &order);
+            scope.spawn(move || {
+                let _permit = semaphore.acquire().unwrap();
+                order.lock().unwrap().push(n);
+            });
+            if n == 0 {
+                eventually("the first asks and listens", || {
+                    waits(&client, sent, &server)
+                });
+            }
+            thread::sleep(ms(15)); // one after another into line
+        }
+        let (sent, calls) = (client.stats().commands, server.calls("publish"));
+        drop(permit);
+        eventually("all were served", || order.lock().unwrap().len() == 8);
+        eventually("the last gave it back", || server.get_int("s") == 1);
+        assert_eq!(server.calls("publish") - calls, 1);
+        let sent = client.stats().commands - sent;
+        assert!(sent <= 2, "{sent} commands for eight hand-overs");
+    });
+    assert_eq!(*order.lock().unwrap(), (0..8).collect::<Vec<_>>());
+    let stats = client.stats();
+    assert_eq!((stats.passed, stats.acquired), (8, 1));
+}
+
+#[test]
+fn another_process_gets_its_turn_while_threads_pass_permits_round() {
+    let (server, client, semaphore) = semaphore(2);
+    let stop = AtomicUsize::new(0);
+    thread::scope(|scope| {
+        for _ in 0..6 {
+            scope.spawn(|| {
+                while stop.load(Ordering::SeqCst) == 0 {
+                    drop(semaphore.acquire().unwrap());
+                }
+            });
+        }
+        eventually("they pass them round", || client.stats().passed > 100);
+        let other = open(&server);
+        let other = other.semaphore("s");
+        let mut longest = Duration::ZERO;
+        // Some turns come by themselves, the others because it was let go first.
+        let is_offered = || client.stats().held_back > 0;
+        for turn in 0..1000 {
+            if turn >= 10 && is_offered() {
+                break;
+            }
+            let began = Instant::now();
+            let permit = other.try_acquire_for(Duration::from_secs(5)).unwrap();
+            permit
+                .expect("starved by another process")
+                .release()
+                .unwrap();
+            longest = longest.max(began.elapsed());
+        }
+        stop.store(1, Ordering::SeqCst);
+        assert!(longest < ms(900), "{longest:?}");
+        assert!(is_offered(), "nobody was let go first");
+    });
+    settles(&server, 2);
+}
+
+#[test]
+fn waits_end_in_time_or_when_cancelled() {
+    let (server, client, semaphore) = semaphore(1);
+    let permit = semaphore.acquire().unwrap();
+    for first in [true, false] {
+        // Both the one who asks and those behind it.
+        let token = CancelToken::new();
+        thread::scope(|scope| {
+            let sent = client.stats().commands;
+            let ahead =
+                (!first).then(|| scope.spawn(|| semaphore.clone().cancel_on(&token).acquire()));
+            if !first {
+                eventually("one is ahead", || waits(&client, sent, &server));
+            }
+            let began = Instant::now();
+            assert!(semaphore.try_acquire_for(ms(60)).unwrap().is_none());
+            let took = began.elapsed();
+            assert!(took >= ms(60) && took < ms(1500), "{took:?}");
+            let until = Instant::now() + ms(40);
+            assert!(
+                semaphore
+                    .try_acquire_many_until(1, until)
+                    .unwrap()
+                    .is_none()
+            );
+            assert!(Instant::now() >= until);
+            assert!(semaphore.try_acquire_until(until).unwrap().is_none());
+            assert!(semaphore.try_acquire_for(Duration::ZERO).unwrap().is_none());
+            let waiting = scope.spawn(|| semaphore.clone().cancel_on(&token).acquire());
+            thread::sleep(ms(30));
+            token.cancel();
+            assert!(matches!(waiting.join().unwrap(), Err(Error::Cancelled)));
+            if let Some(ahead) = ahead {
+                assert!(matches!(ahead.join().unwrap(), Err(Error::Cancelled)));
+            }
+            let late = semaphore.clone().cancel_on(&token);
+            assert!(matches!(late.try_acquire_for(ms(1)), Err(Error::Cancelled)));
+            assert!(
+                late.try_acquire().unwrap().is_none(),
+                "one attempt is no wait"
+            );
+        });
+    }
+    drop(permit);
+    settles(&server, 1);
+    eventually("nothing is left", || {
+        let stats = client.stats();
+        (stats.rooms, stats.subscriptions) == (0, 0)
+    });
+}
+
+#[test]
+fn deadlines_and_cancels_that_race_with_hand_overs_lose_and_make_nothing() {
+    let (server, client, semaphore) = semaphore(4);
+    let until = Instant::now() + ms(1200);
+    thread::scope(|scope| {
+        for n in 0..12_u64 {
+            let semaphore = &semaphore;
+            scope.spawn(move || {
+                let mut round = n;
+                while Instant::now() < until {
+                    round += 7;
+                    let want = u32::try_from(round % 3 + 1).unwrap();
+                    let wait = Duration::from_micros(round % 23 * 40);
+                    let token = CancelToken::new();
+                    let waits = semaphore.clone().cancel_on(&token);
+                    let got = thread::scope(|scope| {
+                        if round % 5 == 0 {
+                            scope.spawn(move || {
+                                thread::sleep(wait / 2);
+                                token.cancel();
+                            });
+                        }
+                        waits.try_acquire_many_for(want, wait)
+                    });
+                    if let Ok(Some(permits)) = got {
+                        thread::sleep(wait / 4);
+                        drop(permits);
+                    }
+                }
+            });
+        }
+    });
+    settles(&server, 4);
+    eventually("nobody waits or has any", || client.stats().rooms == 0);
+    let stats = client.stats();
+    assert!(stats.passed > 20 && stats.acquired > 20, "{stats:?}");
+    drop((client, semaphore));
+    assert_eq!(server.get_int("s"), 4);
+}
+
+#[test]
+fn a_lost_message_costs_no_more_than_the_poll_cap() {
+    let (server, _client, releaser) = semaphore(0);
+    let proxy = Proxy::start(server.addr());
+    let client = Client::open(proxy.url()).unwrap();
+    thread::scope(|scope| {
+        let sent = client.stats().commands;
+        let waiting = scope.spawn(|| client.semaphore("s").acquire().unwrap().forget());
+        eventually("it listens, and has asked again", || {
+            waits(&client, sent, &server) && server.calls("get") >= 2
+        });
+        proxy.set(Target::Subscriber, Mode::SwallowReplies);
+        releaser.release(1).unwrap();
+        let began = Instant::now();
+        waiting.join().unwrap();
+        assert!(began.elapsed() < Duration::from_secs(4));
+    });
+    assert_eq!(client.stats().poll_rescues, 1);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Bad days
+// ---------------------------------------------------------------------------------------------------------------------
+
+fn behind(proxy: &Proxy) -> Client {
+    Client::open(Config::new(proxy.url()).response_timeout(ms(1400))).unwrap()
+}
+
+/// Every verb that changes the count, and by how much.
+type Verb = (&'static str, fn(&Semaphore), i64, &'static str);
+
+const VERBS: [Verb; 8] = [
+    (
+        "acquire",
+        |s| s.acquire().unwrap().forget(),
+        -1,
+        "{s}:request",
+    ),
+    (
+        "acquire_many",
+        |s| s.acquire_many(3).unwrap().forget(),
+        -3,
+        "{s}:request",
+    ),
+    (
+        "try_acquire",
+        |s| s.try_acquire().unwrap().unwrap().forget(),
+        -1,
+        "{s}:request",
+    ),
+    ("release", |s| s.release(2).unwrap(), 2, "{s}:request"),
+    ("add", |s| s.add_permits(-4).unwrap(), -4, "{s}:request"),
+    (
+        "drop",
+        |s| drop(s.acquire_many(2).unwrap()),
+        0,
+        "redisson_sc",
+    ),
+    (
+        "unlock",
+        |s| s.acquire_many(2).unwrap().release().unwrap(),
+        0,
+        "redisson_sc",
+    ),
+    (
+        "drain",
+        |s| assert_eq!(s.drain_permits().unwrap(), 10),
+        -10,
+        "{s}:request",
+    ),
+];
+
+/// Every verb, with `fault` lying in wait for it.
+fn all_verbs(what: &str, fault: fn(&Proxy, &str) -> Trap) {
+    let server = Server::start();
+    let proxy = Proxy::start(server.addr());
+    let client = behind(&proxy);
+    let semaphore = client.semaphore("s");
+    for (name, verb, change, needle) in VERBS {
+        server.cli(&["SET", "s", "10"]);
+        // The connection is up, and has nothing outstanding.
+        semaphore.available_permits().unwrap();
+        let trap = fault(&proxy, needle);
+        verb(&semaphore);
+        eventually("the trap was sprung", || trap.fired());
+        // A dropped permit's release is sent again by the client's own threads.
+        eventually(&format!("{name}, {what}"), || {
+            server.get_int("s") == 10 + change
+        });
+        semaphore.available_permits().unwrap();
+        assert_eq!(server.get_int("s"), 10 + change, "{name}, {what}");
+    }
+    assert_eq!(client.stats().releases_failed, 0);
+    server.cli(&["DEL", "s"]);
+    let trap = fault(&proxy, "{s}:request");
+    assert!(semaphore.try_set_permits(4).unwrap(), "this call made it");
+    assert!(trap.fired());
+    assert_eq!(server.get_int("s"), 4);
+}
+
+// H7
+#[test]
+fn a_request_whose_reply_is_lost_counts_once() {
+    all_verbs("its reply is lost", |proxy, needle| {
+        proxy.swallow_reply_to(needle)
+    });
+}
+
+// H7
+#[test]
+fn a_request_that_is_lost_counts_once() {
+    all_verbs("it is lost", |proxy, needle| {
+        proxy.black_hole_request(needle)
+    });
+}
+
+#[test]
+fn connections_that_are_cut_all_the_time_cost_and_make_no_permits() {
+    let server = Server::start();
+    let proxy = Proxy::start(server.addr());
+    let clients: Vec<_> = (0..2).map(|_| behind(&proxy)).collect();
+    server.cli(&["SET", "s", "6"]);
+    let (inside, ran) = (AtomicI64::new(0), AtomicUsize::new(0));
+    let until = Instant::now() + ms(1500);
+    thread::scope(|scope| {
+        for n in 0..8_u32 {
+            let (client, inside, ran) = (&clients[n as usize % 2], &inside, &ran);
+            scope.spawn(move || {
+                let semaphore = client.semaphore("s");
+                let want = n % 3 + 1;
+                while Instant::now() < until {
+                    let Ok(Some(permits)) = semaphore.try_acquire_many_for(want, ms(400)) else {
+                        continue;
+                    };
+                    let taken =
+                        inside.fetch_add(i64::from(want), Ordering::SeqCst) + i64::from(want);
+                    assert!(taken <= 6, "{taken} of 6");
+                    thread::sleep(ms(1));
+                    inside.fetch_sub(i64::from(want), Ordering::SeqCst);
+                    ran.fetch_add(1, Ordering::SeqCst);
+                    match n % 2 {
+                        0 => drop(permits),
+                        _ => drop(permits.release()),
+                    }
+                }
+            });
+        }
+        while Instant::now() < until {
+            thread::sleep(ms(13));
+            proxy.cut(Target::All);
+        }
+    });
+    assert!(ran.load(Ordering::SeqCst) > 20, "{ran:?}");
+    for client in &clients {
+        client.semaphore("s").available_permits().unwrap();
+    }
+    settles(&server, 6);
+    drop(clients);
+    assert_eq!(server.get_int("s"), 6);
+}
+
+#[test]
+fn a_server_that_freezes_delays_nobody_beyond_the_limit_and_loses_nothing() {
+    let server = Server::start();
+    let client = Client::open(Config::new(server.url()).response_timeout(ms(400))).unwrap();
+    let semaphore = client.semaphore("s");
+    semaphore.try_set_permits(5).unwrap();
+    let held = semaphore.acquire_many(2).unwrap();
+    server.freeze();
+    let began = Instant::now();
+    let late = |error: Error| assert!(matches!(error, Error::Redis { .. }), "{error:?}");
+    match semaphore.try_acquire_for(ms(100)) {
+        Ok(got) => assert!(got.is_none()),
+        // Nothing has been heard of it for half the response timeout.
+        Err(err) if began.elapsed() >= ms(200) => late(err),
+        Err(err) => panic!("{err:?}"),
+    }
+    assert!(began.elapsed() >= ms(100) && began.elapsed() < ms(1000));
+    thread::scope(|scope| {
+        // All that stand in line hear of it at once, and not one after another.
+        let began = Instant::now();
+        let waiting: Vec<_> = (0..8)
+            .map(|_| scope.spawn(|| semaphore.acquire()))
+            .collect();
+        for waiting in waiting {
+            late(waiting.join().unwrap().unwrap_err());
+        }
+        assert!(began.elapsed() < ms(2500), "{:?}", began.elapsed());
+    });
+    late(semaphore.release(1).unwrap_err());
+    let began = Instant::now();
+    drop(held);
+    assert!(began.elapsed() < ms(200), "dropping does not wait");
+    server.thaw();
+    // What was granted late is given back. The release without an answer was carried out if it had been sent, and once.
+    let given_back = || (5..=6).contains(&server.get_int("s"));
+    eventually("all is given back", given_back);
+    let now = semaphore.available_permits().unwrap();
+    drop((semaphore, client));
+    assert_eq!(server.get_int("s"), now);
+    assert!(given_back());
+}
+
+#[test]
+fn closing_wakes_those_who_wait_and_gives_back_what_is_out() {
+    let (server, client, semaphore) = semaphore(3);
+    let (held, forgotten) = (
+        semaphore.acquire_many(2).unwrap(),
+        semaphore.acquire().unwrap(),
+    );
+    forgotten.forget();
+    thread::scope(|scope| {
+        let sent = client.stats().commands;
+        let first = scope.spawn(|| semaphore.acquire());
+        eventually("the first waits", || waits(&client, sent, &server));
+        let behind = scope.spawn(|| semaphore.try_acquire_for(Duration::from_secs(60)).map(drop));
+        thread::sleep(ms(20));
+        let began = Instant::now();
+        client.close(Duration::from_secs(5)).unwrap();
+        assert!(matches!(first.join().unwrap(), Err(Error::Closed)));
+        assert!(matches!(behind.join().unwrap(), Err(Error::Closed)));
+        assert!(began.elapsed() < Duration::from_secs(3));
+    });
+    assert_eq!(
+        server.get_int("s"),
+        2,
+        "what is out, without what was kept for good"
+    );
+    assert!(matches!(held.release(), Err(Error::Closed)));
+    assert!(matches!(semaphore.try_acquire(), Err(Error::Closed)));
+    assert!(matches!(semaphore.release(1), Err(Error::Closed)));
+    assert!(matches!(semaphore.available_permits(), Err(Error::Closed)));
+    assert_eq!(server.get_int("s"), 2, "once");
+}
+
+#[test]
+fn a_permit_may_go_to_another_thread_and_outlive_its_handle() {
+    let (server, client, semaphore) = semaphore(1);
+    let permit: SemaphorePermit = semaphore.acquire().unwrap();
+    drop((client, semaphore));
+    assert_eq!(server.get_int("s"), 0);
+    thread::spawn(move || drop(permit)).join().unwrap();
+    assert_eq!(
+        server.get_int("s"),
+        1,
+        "dropping the last part of a client waits for Redis"
+    );
+    let client = open(&server);
+    let panicked = thread::scope(|scope| {
+        let thread = scope.spawn(|| {
+            let _permit = client.semaphore("s").acquire().unwrap();
+            panic!("on purpose");
+        });
+        thread.join().is_err()
+    });
+    assert!(panicked);
+    settles(&server, 1);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Against a model
+// ---------------------------------------------------------------------------------------------------------------------
+
+#[test]
+fn random_verbs_of_several_clients_do_what_the_model_does() {
+    let server = Server::start();
+    let clients: Vec<_> = (0..3).map(|_| open(&server)).collect();
+    let mut seed = 0x2545_F491_4F6C_DD1D_u64;
+    let mut random = |end: u64| {
+        seed ^= seed << 13;
+        seed ^= seed >> 7;
+        seed ^= seed << 17;
+        seed % end
+    };
+    for _ in 0..12 {
+        let name = unique("model");
+        let semaphores: Vec<_> = clients
+            .iter()
+            .map(|client| client.semaphore(&name))
+            .collect();
+        let mut model: Option<i64> = None;
+        let mut held: Vec<SemaphorePermit> = Vec::new();
+        for _ in 0..80 {
+            let semaphore = &semaphores[usize::try_from(random(3)).unwrap()];
+            let n = u32::try_from(random(4) + 1).unwrap();
+            let value = model.unwrap_or(0);
+            match random(10) {
+                0 => {
+                    assert_eq!(semaphore.try_set_permits(n).unwrap(), model.is_none());
+                    model.get_or_insert(n.into());
+                }
+                1 => {
+                    semaphore.release(n).unwrap();
+                    model = Some(value + i64::from(n));
+                }
+                2 => {
+                    let by = i64::from(n) - 3;
+                    semaphore.add_permits(by).unwrap();
+                    if by != 0 {
+                        model = Some(value + by);
+                    }
+                }
+                3 if random(4) == 0 => {
+                    assert_eq!(semaphore.drain_permits().unwrap(), value);
+                    model = model.map(|_| 0);
+                }
+                4 | 5 if !held.is_empty() => {
+                    let permits =
+                        held.swap_remove(usize::try_from(random(held.len() as u64)).unwrap());
+                    model = Some(value + i64::from(permits.permits()));
+                    permits.release().unwrap();
+                }
+                6 if !held.is_empty() => held.pop().unwrap().forget(),
+                _ => {
+                    let got = match random(6) {
+                        0 if value < n.into() => semaphore.try_acquire_many_for(n, ms(40)),
+                        1 | 2 if value >= n.into() => {
+                            semaphore.try_acquire_many_for(n, Duration::from_secs(5))
+                        }
+                        _ => semaphore.try_acquire_many(n),
+                    };
+                    let got = got.unwrap();
+                    assert_eq!(got.is_some(), value >= n.into(), "{n} of {value}");
+                    if let Some(permits) = got {
+                        model = Some(value - i64::from(n));
+                        held.push(permits);
+                    }
+                }
+            }
+            assert_eq!(server.get_int(&name), model.unwrap_or(0));
+            assert_eq!(server.exists(&name), model.is_some());
+        }
+        let out: i64 = held
+            .iter()
+            .map(|permits| i64::from(permits.permits()))
+            .sum();
+        drop(held);
+        let expected = model.unwrap_or(0) + out;
+        assert!(within(Duration::from_secs(5), || server.get_int(&name) == expected));
+    }
+}
+
+// A permit that is not taken back is gone for good.
+#[test]
+fn a_server_that_takes_no_writes_takes_permits_back_later() {
+    let server = Server::start_with(&["--dbfilename", "no-such-name.rdb"]);
+    let client = open(&server);
+    let semaphore = client.semaphore("s");
+    assert!(semaphore.try_set_permits(3).unwrap());
+    let permits: Vec<_> = (0..3).map(|_| semaphore.acquire().unwrap()).collect();
+    let mut permits = permits.into_iter();
+    out_of_memory(&server);
+    assert!(semaphore.try_acquire().unwrap().is_none());
+    // What needs no memory is done at once.
+    drop(permits.next());
+    eventually("it is back", || server.get_int("s") == 1);
+    permits.next().unwrap().release().unwrap();
+    assert_eq!(server.get_int("s"), 2);
+
+    // Nobody writes anything after a snapshot has failed.
+    let () = server.ask(&["CONFIG", "SET", "maxmemory", "0"]);
+    let () = server.ask(&["CONFIG", "SET", "save", "3600 1"]);
+    let dir: (String, String) = server.ask(&["CONFIG", "GET", "dir"]);
+    std::fs::create_dir(format!("{}/no-such-name.rdb", dir.1)).unwrap();
+    let () = server.ask(&["SET", "dirty", "1", "PX", "60000"]);
+    let () = server.ask(&["BGSAVE"]);
+    eventually("it refuses writes", || {
+        let set = server.try_ask::<String>(&["SET", "dirty", "2", "PX", "60000"]);
+        set.is_err_and(|err| err.code() == Some("MISCONF"))
+    });
+    let commands = client.stats().commands;
+    drop(permits.next());
+    eventually("it is tried again and again", || {
+        client.stats().commands > commands || server.calls("evalsha") > 10
+    });
+    assert_eq!(server.get_int("s"), 2);
+    let () = server.ask(&["CONFIG", "SET", "stop-writes-on-bgsave-error", "no"]);
+    eventually("it is back", || server.get_int("s") == 3);
+    assert_eq!(client.stats().releases_failed, 0);
+}
