@@ -1,6 +1,6 @@
 //! Code of the user's, run on a thread of its own.
 //!
-//! A listener or a logger may block, panic, or use this crate. So no thread of this crate's and no thread that is inside one
+//! A listener or a logger may block, panic, or use this crate. So no thread of this crate's and no thread that is state one
 //! of its calls runs them: what they are to be given is queued, which is done in memory and is allowed under any mutex.
 
 use std::collections::VecDeque;
@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 
-/// Calls something of the user's with one item after another, on a thread that lives while there are any.
+/// Wakeups something of the user's with one item after another, on a thread that lives while there are any.
 pub(crate) struct Callback<T> {
     thread: &'static str,
     call: Box<dyn Fn(&T) + Send + Sync>,

@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use redis::{ConnectionAddr, IntoConnectionInfo, ProtocolVersion};
 
+use crate::error::Loss;
 use crate::error::{Error, Result};
-use crate::hold::Loss;
-use crate::stream::Endpoint;
+use crate::net::socket::Endpoint;
 
 /// The shortest lease, of a client or of a handle.
 ///
@@ -125,7 +125,7 @@ impl Config {
         self
     }
 
-    /// What operators see behind the connections of this client in `CLIENT LIST`, as `redlatch-link:<label>`.
+    /// What operators see behind the connections of this client in `CLIENT LIST`, as `redlatch-connection:<label>`.
     ///
     /// Printable ASCII without spaces, at most 64 bytes. Default: nothing.
     #[must_use]
@@ -134,9 +134,9 @@ impl Config {
         self
     }
 
-    /// Calls `listener` for every hold of this client that is lost.
+    /// Wakeups `listener` for every hold of this client that is lost.
     ///
-    /// Calls come one after another, in order, on a thread that lives only while there is something to tell; a
+    /// Wakeups come one after another, in order, on a thread that lives only while there is something to tell; a
     /// listener that panics or blocks delays later calls of it and nothing else. A listener must not own a handle
     /// of the client it listens to: that client would never be dropped. Default: nobody listens.
     #[must_use]

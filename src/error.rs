@@ -2,8 +2,6 @@
 
 use std::fmt;
 
-use crate::hold::LossReason;
-
 /// The result of every fallible call of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
 
@@ -83,7 +81,7 @@ pub enum Error {
 impl Error {
     /// Whether the same call may well succeed later, with nothing changed by the caller.
     ///
-    /// True for a server that could not be reached, is still loading or turned into a replica, of several servers if a
+    /// True for a server that could not be reached, is still loading or changed into a replica, of several servers if a
     /// majority may yet agree; false for wrong credentials, missing rights, and every error that is not about Redis except
     /// [`Error::Lost`] and [`Error::Thread`].
     ///
@@ -95,7 +93,7 @@ impl Error {
         match self {
             Self::Redis { source, .. } => source
                 .downcast_ref::<redis::RedisError>()
-                .is_none_or(crate::call::is_transient),
+                .is_none_or(crate::net::call::is_transient),
             Self::Lost { .. } | Self::Thread { .. } => true,
             Self::NoQuorum {
                 nodes,
@@ -193,6 +191,67 @@ impl std::error::Error for Error {
             _ => None,
         }
     }
+}
+
+/// How a hold came to be lost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum LossReason {
+    /// The lease ran out: a fixed one in its time, a renewed one because this process could not renew it, for example
+    /// while it was stopped.
+    Expired,
+    /// The key vanished while the lease had time left: `force_unlock`, a delete, a flush, an eviction, or a server
+    /// that came back without its data.
+    Forced,
+    /// Somebody else holds the lock although our lease had time left.
+    TakenOver,
+    /// Redis could not be reached for so long that the lease may have ended.
+    Unreachable,
+    /// The handle's `max_hold` is over; renewal has stopped, and the lock frees itself when the lease runs out.
+    MaxHold,
+    /// The client was closed and gave the lock back.
+    Closed,
+}
+
+impl LossReason {
+    pub(crate) const ALL: [Self; 6] = [
+        Self::Expired,
+        Self::Forced,
+        Self::TakenOver,
+        Self::Unreachable,
+        Self::MaxHold,
+        Self::Closed,
+    ];
+
+    /// Whether Redis may still keep the hold, so that releasing it is worth a command.
+    pub(crate) fn may_still_be_held(self) -> bool {
+        matches!(self, Self::Unreachable | Self::MaxHold | Self::Expired)
+    }
+}
+
+impl fmt::Display for LossReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Expired => "its lease ran out",
+            Self::Forced => "it was forced open",
+            Self::TakenOver => "somebody else holds it",
+            Self::Unreachable => "redis was out of reach for too long",
+            Self::MaxHold => "it was held for as long as it may be",
+            Self::Closed => "the client was closed",
+        })
+    }
+}
+
+/// The news that a hold is lost.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Loss {
+    /// The lock's name, as given to the client.
+    pub name: String,
+    /// The owner in Redis: `<client uuid>:<number>`; of a permit its id.
+    pub owner: String,
+    /// How it was lost.
+    pub reason: LossReason,
 }
 
 #[cfg(test)]

@@ -12,15 +12,20 @@
 //!
 //! # Map
 //!
-//! A handle takes a thread into the *room* of its lock, in memory. One thread of a room, the contender, runs a script
-//! on the shared *link*; the others stand in line, or, where Redis keeps the line, contend as well. What a kind of lock
-//! says to Redis is in *wire*. The *subscriber* wakes contenders when somebody releases, the *watchdog* renews what is
-//! held and tells of what is lost. A lock over several servers is a *quorum* of such links, with a part of the hold on
-//! each client's watchdog. Which server a client talks to, whatever its address, is its *identity*.
+//! Layers, from top to bottom; a file imports from its own layer or from a lower one.
 //!
-//! Where several may hold there is no seat to pass on: threads that want permits of a semaphore stand in line at its *desk*,
-//! which passes permits on, those that want expirable ones take *turns* at asking, and each waiter of a latch asks for
-//! itself. *watch* is how they wait.
+//! | layer | what is in it |
+//! | --- | --- |
+//! | `client` | opening and closing, handles by name |
+//! | `sync` | what a user holds: one file for each primitive, with its handle, its guard and their documentation |
+//! | `acquire` | how a thread comes to hold something: ask, be refused, listen, ask again, park |
+//! | `quorum` | several masters: asking all of them at once, and a hold that a majority keeps |
+//! | `session` | what one client consists of; starts and joins the threads |
+//! | `hold` | what is held: how long it is certain, when it is renewed, what is lost, the watchdog thread |
+//! | `protocol` | what goes to Redis: keys, channels, requests and replies of every kind |
+//! | `local` | inside the process: the local lock of each name, its queue, who is waited for; no I/O |
+//! | `net` | sockets, the pipelined connection, the subscriber thread |
+//! | `config`, `error`, `stats`, `time`, `report`, `callback` | used by all |
 //!
 //! # Logs
 //!
@@ -31,73 +36,39 @@
 //! The logger is called on a thread of its own (`redlatch-log`), which lives while there is anything to log, and the
 //! listener of [`Config::on_lost`] on another: either may block, panic, or use the client that it hears of.
 
-// What a user holds: a handle, its guard and the guard's drop.
-mod expirable_semaphore;
-mod fair_lock;
-mod fair_mutex;
-mod fenced_lock;
-mod latch;
-mod multi_lock;
-mod mutex;
-mod red_lock;
-mod reentrant_lock;
-mod rwlock;
-mod semaphore;
-mod spin_lock;
-
-// What they share.
+mod acquire;
 mod callback;
 mod client;
 mod config;
-mod contender;
-mod desk;
 mod error;
-mod gate;
-mod grip;
-mod handle;
-mod held;
 mod hold;
-mod identity;
+mod local;
+mod net;
+mod protocol;
 mod quorum;
 mod report;
-mod room;
-mod schedule;
+mod session;
 mod stats;
-mod subscriber;
-mod turn;
-mod verbs;
-mod wait;
-mod watch;
-mod watchdog;
-
-// The edge to Redis.
-mod backlog;
-mod call;
-mod keys;
-mod link;
-mod owner;
-mod script;
-mod stream;
-mod wire;
+mod sync;
+mod time;
 
 pub use client::Client;
 pub use config::{Config, MAX_LEASE, MIN_LEASE};
-pub use error::{Error, Result};
-pub use expirable_semaphore::{ExpirablePermit, ExpirableSemaphore};
-pub use fair_lock::{FairLock, FairLockGuard};
-pub use fair_mutex::{FairMutex, FairMutexGuard};
-pub use fenced_lock::{FencedLock, FencedLockGuard};
-pub use hold::{Loss, LossReason};
-pub use latch::Latch;
-pub use multi_lock::{Lockable, MultiLock, MultiLockGuard};
-pub use mutex::{Mutex, MutexGuard};
-pub use red_lock::{RedLock, RedLockGuard};
-pub use reentrant_lock::{ReentrantLock, ReentrantLockGuard};
-pub use rwlock::{RwLock, RwLockReadGuard, RwLockWriteGuard};
-pub use semaphore::{Semaphore, SemaphorePermit};
-pub use spin_lock::{SpinLock, SpinLockGuard};
+pub use error::{Error, Loss, LossReason, Result};
+pub use local::waiter::CancelToken;
 pub use stats::Stats;
-pub use wait::CancelToken;
+pub use sync::expirable_semaphore::{ExpirablePermit, ExpirableSemaphore};
+pub use sync::fair_lock::{FairLock, FairLockGuard};
+pub use sync::fair_mutex::{FairMutex, FairMutexGuard};
+pub use sync::fenced_lock::{FencedLock, FencedLockGuard};
+pub use sync::latch::Latch;
+pub use sync::multi_lock::{Lockable, MultiLock, MultiLockGuard};
+pub use sync::mutex::{Mutex, MutexGuard};
+pub use sync::red_lock::{RedLock, RedLockGuard};
+pub use sync::reentrant_lock::{ReentrantLock, ReentrantLockGuard};
+pub use sync::rwlock::{RwLock, RwLockReadGuard, RwLockWriteGuard};
+pub use sync::semaphore::{Semaphore, SemaphorePermit};
+pub use sync::spin_lock::{SpinLock, SpinLockGuard};
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

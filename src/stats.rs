@@ -35,7 +35,7 @@ macro_rules! counters {
             /// Holds that the watchdog keeps an eye on, now.
             pub holds: u64,
             /// Locks that a thread of this process holds, wants, or has just let go, now.
-            pub rooms: u64,
+            pub names: u64,
             /// Channels subscribed to, now.
             pub subscriptions: u64,
         }
@@ -43,7 +43,7 @@ macro_rules! counters {
         impl Counters {
             /// The counters, with every gauge at zero.
             pub(crate) fn read(&self) -> Stats {
-                Stats { $($name: self.$name.get(),)+ holds: 0, rooms: 0, subscriptions: 0 }
+                Stats { $($name: self.$name.get(),)+ holds: 0, names: 0, subscriptions: 0 }
             }
         }
     };

@@ -261,7 +261,7 @@ fn impossible_names_are_refused_and_nothing_is_sent() {
         are_refused::<Reading>(client, name);
     }
     assert_eq!(server.command_total(), before);
-    assert_eq!(plain.stats().rooms + prefixed.stats().rooms, 0);
+    assert_eq!(plain.stats().names + prefixed.stats().names, 0);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -475,7 +475,7 @@ fn refuses_impossible_leases<L: Lock>() {
         }
     }
     assert_eq!(server.command_total(), before);
-    assert_eq!(client.stats().rooms, 0);
+    assert_eq!(client.stats().names, 0);
 
     // The limits themselves are good.
     let guard = lock.clone().lease(MAX_LEASE).lock().unwrap();
@@ -528,7 +528,7 @@ fn impossible_lives_of_a_token_counter_are_refused_and_nothing_is_sent() {
         assert_eq!(lock.hold_count(), 0);
     }
     assert_eq!(server.command_total(), before);
-    assert_eq!(client.stats().rooms, 0);
+    assert_eq!(client.stats().names, 0);
 
     // The limits themselves are good, and so is none.
     let year = 365 * 24 * 3600 * 1000;

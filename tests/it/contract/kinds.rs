@@ -118,7 +118,7 @@ fn one_keeps_the_other_out<A: Lock, B: Lock>() {
     eventually("nothing is left", || no_trace::<A, B>(&server));
     assert_eq!(ours.stats().lost + theirs.stats().lost, 0);
     eventually("no room is left", || {
-        ours.stats().rooms + theirs.stats().rooms == 0
+        ours.stats().names + theirs.stats().names == 0
     });
 }
 
@@ -340,7 +340,7 @@ fn are_one_lock<L: Lock, M: Lock>() {
     held.unlock().unwrap();
     assert!(server.exists(&name));
     again.unlock().unwrap();
-    assert_eq!(client.stats().rooms, 1);
+    assert_eq!(client.stats().names, 1);
     assert_eq!(server.dbsize(), 0);
 }
 

@@ -695,7 +695,7 @@ fn turns_with_losses(
     nothing_is_left(&server);
     eventually("nobody is left", || {
         let stats = client.stats();
-        (stats.holds, stats.rooms, stats.subscriptions) == (0, 0, 0)
+        (stats.holds, stats.names, stats.subscriptions) == (0, 0, 0)
     });
 }
 

@@ -143,7 +143,7 @@ fn rooms_of_those_who_came_in_vain_go_too() {
         assert!(lock.try_lock().unwrap().is_none());
         assert!(lock.try_lock_for(ms(20)).unwrap().is_none());
     }
-    eventually("no room is left", || client.stats().rooms == 0);
+    eventually("no room is left", || client.stats().names == 0);
 }
 
 #[test]
@@ -215,7 +215,7 @@ fn ten_thousand_holds_are_renewed_by_one_thread() {
         drop(guards);
         eventually("all are released", || server.dbsize() == 0);
         assert_eq!(client.stats().holds, 0);
-        eventually("no room is left", || client.stats().rooms == 0);
+        eventually("no room is left", || client.stats().names == 0);
     });
 }
 
@@ -244,12 +244,12 @@ fn use_names_once(names: u64) {
     let (before, mut most) = (rss_kib(), 0);
     for quarter in 2..=4 {
         run(names / 4 * quarter);
-        most = most.max(client.stats().rooms);
+        most = most.max(client.stats().names);
     }
     let grown = rss_kib().saturating_sub(before);
     assert!(grown < 8 * 1024, "{grown} KiB more, {most} rooms");
     assert!(most < names / 4, "rooms go while others come: {most}");
-    eventually("no room is left", || client.stats().rooms == 0);
+    eventually("no room is left", || client.stats().names == 0);
     let stats = client.stats();
     assert_eq!((stats.holds, stats.subscriptions), (0, 0));
     assert_eq!(stats.acquired, names / 4 * 4);

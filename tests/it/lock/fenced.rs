@@ -349,7 +349,7 @@ fn ten_thousand_names_leave_no_counter_behind() {
     });
     assert_ne!(counters.into_inner(), 0);
     eventually("no key is left", || server.dbsize() == 0);
-    eventually("no room is left", || client.stats().rooms == 0);
+    eventually("no room is left", || client.stats().names == 0);
     let highest = highest.into_inner();
     for n in [0, NAMES / 2, NAMES - 1] {
         let guard = client.fenced_lock(format!("name:{n}")).lock().unwrap();
@@ -682,7 +682,7 @@ fn an_unknown_outcome_skips_tokens_and_repeats_none() {
 
 /// The script of the example in the documentation, so that it is the example that is tested.
 fn documented_check() -> String {
-    let source = include_str!("../../../src/fenced_lock.rs").lines();
+    let source = include_str!("../../../src/sync/fenced_lock.rs").lines();
     let docs: Vec<_> = source
         .filter_map(|line| line.trim_start().strip_prefix("///"))
         .collect();

@@ -446,7 +446,7 @@ fn five_thousand_names_at_once_need_no_subscription() {
     drop(guards);
     crew.join();
     eventually("all are free", || server.dbsize() == 0);
-    eventually("no room is left", || client.stats().rooms == 0);
+    eventually("no room is left", || client.stats().names == 0);
     assert_eq!(client.stats().lost, 0);
 }
 

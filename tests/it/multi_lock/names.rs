@@ -407,7 +407,7 @@ fn overlapping_sets_of_one_process_keep_each_other_out() {
     left(&server, &[]);
     eventually("no room is left", || {
         let stats = client.stats();
-        (stats.rooms, stats.holds) == (0, 0)
+        (stats.names, stats.holds) == (0, 0)
     });
 }
 

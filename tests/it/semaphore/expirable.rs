@@ -320,7 +320,7 @@ fn a_pair_of_acquire_and_drop_is_two_commands() {
         sem.acquire().unwrap().release().unwrap();
     }
     assert_eq!(client.stats().commands - before, 20);
-    eventually("no room is left", || client.stats().rooms == 0);
+    eventually("no room is left", || client.stats().names == 0);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

@@ -357,11 +357,11 @@ fn requests_leave_next_to_nothing_behind() {
         assert!((1..=120_000).contains(&server.pttl(key)));
     }
     // So is the memory of this process.
-    eventually("the room is gone", || client.stats().rooms == 0);
+    eventually("the room is gone", || client.stats().names == 0);
     let permit = semaphore.acquire().unwrap();
-    assert_eq!(client.stats().rooms, 1);
+    assert_eq!(client.stats().names, 1);
     permit.forget();
-    eventually("the room is gone again", || client.stats().rooms == 0);
+    eventually("the room is gone again", || client.stats().names == 0);
     assert_eq!(server.get_int("s"), 2);
 }
 
@@ -621,7 +621,7 @@ fn waits_end_in_time_or_when_cancelled() {
     settles(&server, 1);
     eventually("nothing is left", || {
         let stats = client.stats();
-        (stats.rooms, stats.subscriptions) == (0, 0)
+        (stats.names, stats.subscriptions) == (0, 0)
     });
 }
 
@@ -658,7 +658,7 @@ fn deadlines_and_cancels_that_race_with_hand_overs_lose_and_make_nothing() {
         }
     });
     settles(&server, 4);
-    eventually("nobody waits or has any", || client.stats().rooms == 0);
+    eventually("nobody waits or has any", || client.stats().names == 0);
     let stats = client.stats();
     assert!(stats.passed > 20 && stats.acquired > 20, "{stats:?}");
     drop((client, semaphore));

@@ -1,0 +1,288 @@
+//! What a guard is made of.
+
+use std::cell::OnceCell;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use crossbeam_channel::Receiver;
+
+use crate::acquire::spec::{LockSpec, WaitMode};
+use crate::error::{Error, Result};
+use crate::error::{Loss, LossReason};
+use crate::hold::{Hold, LossChannel};
+use crate::local::lock::{Left, Mode};
+use crate::local::registry::wake;
+use crate::local::waiter::Wakeup;
+use crate::net::call::{Call, Fault};
+use crate::protocol::script::{self, Released};
+use crate::quorum::round::Quorum;
+use crate::report::report;
+use crate::session::SharedSession;
+
+/// What a guard is made of: one hold of one thread, given back when it goes.
+pub(crate) struct GuardInner {
+    shared: Arc<SharedSession>,
+    hold: Arc<Hold>,
+    thread: u64,
+    /// That of this hold, also when the guard is used after the lock has gone to another thread.
+    token: u64,
+    lost: LossChannel,
+    released: bool,
+    /// The clients of all servers that keep it.
+    _quorum: Option<Arc<Quorum>>,
+}
+
+impl GuardInner {
+    pub(crate) fn new(lock: &LockSpec, hold: Arc<Hold>, thread: u64) -> Self {
+        Self {
+            shared: Arc::clone(&lock.shared),
+            _quorum: lock.quorum.clone(),
+            token: hold.token(),
+            hold,
+            thread,
+            lost: LossChannel::default(),
+            released: false,
+        }
+    }
+
+    pub(crate) fn reentered(lock: &LockSpec, hold: Arc<Hold>, thread: u64, count: u32) -> Self {
+        if hold.mode == Mode::Exclusive {
+            hold.count.store(count, Ordering::Relaxed);
+        }
+        Self::new(lock, hold, thread)
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        &self.hold.entry.name
+    }
+
+    pub(crate) fn owner(&self) -> &str {
+        &self.hold.owner
+    }
+
+    pub(crate) fn is_copy(&self) -> bool {
+        self.shared.session.is_copy()
+    }
+
+    pub(crate) fn hold_count(&self) -> u32 {
+        if self.is_copy() {
+            return 0;
+        }
+        let state = self.hold.entry.lock();
+        match state.lock.count(self.thread, self.hold.mode) {
+            Some((hold, count)) if *hold == self.hold && self.is_valid() => count,
+            _ => 0,
+        }
+    }
+
+    pub(crate) fn token(&self) -> u64 {
+        self.token
+    }
+
+    pub(crate) fn is_valid(&self) -> bool {
+        self.hold.is_valid(Instant::now()) && !self.is_copy()
+    }
+
+    pub(crate) fn valid_until(&self) -> Instant {
+        self.hold.valid_until()
+    }
+
+    pub(crate) fn lost(&self) -> &Receiver<Loss> {
+        self.lost
+            .of([self.hold()].into_iter().filter(|_| !self.is_copy()))
+    }
+
+    pub(crate) fn hold(&self) -> &Hold {
+        &self.hold
+    }
+
+    /// How many servers are known to keep it; none without a quorum.
+    pub(crate) fn nodes_held(&self) -> usize {
+        match self.hold.quorum_hold() {
+            Some(quorum_hold) if self.hold.is_held() && !self.is_copy() => quorum_hold.nodes_held(),
+            _ => 0,
+        }
+    }
+
+    /// A shared hold of the same thread, on the same terms; `None` if somebody else was in the way.
+    pub(crate) fn below(&self) -> Result<Option<Self>> {
+        LockSpec::like(&self.shared, &self.hold)
+            .sharing()
+            .acquire(WaitMode::Once)
+    }
+
+    /// The error for a hold that is over, or that somebody else was found to have.
+    pub(crate) fn lost_error(&self) -> Error {
+        let reason = self.hold.loss().unwrap_or(if self.is_valid() {
+            LossReason::TakenOver
+        } else {
+            LossReason::Expired
+        });
+        self.lost_by(reason)
+    }
+
+    /// Gives this hold back and waits for Redis to say so.
+    pub(crate) fn unlock(self) -> Result<()> {
+        let until = Instant::now() + self.shared.session.response_timeout;
+        self.begin_unlock()?.finish(until)
+    }
+
+    /// Gives this hold back; Redis's answer is to be waited for.
+    pub(crate) fn begin_unlock(mut self) -> Result<Unlocking> {
+        self.released = true;
+        if self.is_copy() {
+            return Err(Error::Closed);
+        }
+        let in_time = self.hold.valid_until() > Instant::now();
+        let release = self.let_go()?;
+        Ok(Unlocking {
+            held: self,
+            in_time,
+            release,
+        })
+    }
+
+    fn unlocked(&self, call: &Arc<Call>, in_time: bool, until: Instant) -> Result<()> {
+        let session = &self.shared.session;
+        if let Some(quorum_hold) = self.hold.quorum_hold() {
+            return match quorum_hold.released(until, in_time) {
+                Ok(None) => Ok(()),
+                Ok(Some(reason)) => Err(self.lost_by(reason)),
+                Err(short) => Err(short.into_error(self.name())),
+            };
+        }
+        let (value, replayed) = match session.connection.settled(call, until) {
+            Ok(settled) => settled,
+            Err(Fault::Refused(err) | Fault::Unreachable(err)) => {
+                return Err(Error::redis("releasing the lock", err));
+            }
+            Err(_) => return Err(Error::Closed),
+        };
+        let released = script::released(&value)
+            .map_err(|unexpected| Error::redis("releasing the lock", unexpected))?;
+        let reason = match released {
+            Released::Yes { .. } => return Ok(()),
+            // An earlier sending has done it.
+            Released::Gone | Released::Taken if replayed && in_time => return Ok(()),
+            _ if !in_time => LossReason::Expired,
+            Released::Gone => LossReason::Forced,
+            Released::Taken => LossReason::TakenOver,
+        };
+        Err(self.lost_by(reason))
+    }
+
+    fn lost_by(&self, reason: LossReason) -> Error {
+        Error::Lost {
+            name: self.name().to_owned(),
+            reason,
+        }
+    }
+
+    fn not_lost(&self) -> Result<Option<Arc<Call>>> {
+        match self.hold.loss() {
+            Some(reason) => Err(self.lost_by(reason)),
+            None => Ok(None),
+        }
+    }
+
+    /// Ends this hold here and now. If it was the last of its thread, another thread of this process has the lock
+    /// next, or the release is on its way.
+    fn let_go(&self) -> Result<Option<Arc<Call>>> {
+        let (session, hold, entry) = (&self.shared.session, &self.hold, &self.hold.entry);
+        let now = Instant::now();
+        let mut state = entry.lock();
+        // In memory only: renewal ends, and the release takes its place on the connection before anybody can ask again.
+        let release = || {
+            hold.end();
+            session.watchdog.disarm(hold);
+            match hold.quorum_hold() {
+                Some(quorum_hold) => quorum_hold.let_go(),
+                None => {
+                    let call = Call::deferred(hold.release(false));
+                    session.connection.submit(&call);
+                    call
+                }
+            }
+        };
+        let call = OnceCell::new();
+        let left = state.lock.leave(self.thread, hold, now, &|| {
+            Arc::clone(call.get_or_init(release))
+        });
+        match left {
+            Left::Nested { count } => {
+                if hold.mode == Mode::Exclusive {
+                    hold.count.store(count, Ordering::Relaxed);
+                }
+                drop(state);
+                self.not_lost()
+            }
+            Left::Shared => {
+                drop(state);
+                self.not_lost()
+            }
+            Left::Passed { waiter, hold } => {
+                hold.change_threads();
+                waiter.store(Wakeup::Granted(hold));
+                drop(state);
+                waiter.wake();
+                self.not_lost()
+            }
+            Left::Release { next } => {
+                state.tell(&next);
+                drop(state);
+                // First, so that the release does not count this process among those that wait.
+                drop(hold.take_subscription());
+                match hold.quorum_hold() {
+                    Some(quorum_hold) => quorum_hold.deliver(),
+                    None => session.connection.deliver(),
+                }
+                wake(next);
+                session.watchdog.housekeep_soon();
+                self.not_lost().map(|_| call.into_inner())
+            }
+            Left::Gone => {
+                drop(state);
+                session.watchdog.housekeep_soon();
+                // The lock has forgotten it, so nobody else would end it; other guards of it hear of that.
+                let taken = hold.is_held();
+                if taken {
+                    session.lose(hold, LossReason::TakenOver);
+                }
+                if taken || hold.may_still_be_held() {
+                    session.give_back(hold);
+                }
+                Err(self.lost_by(hold.loss().unwrap_or(LossReason::Expired)))
+            }
+        }
+    }
+}
+
+/// A hold that has been given back, and Redis's answer to that.
+pub(crate) struct Unlocking {
+    held: GuardInner,
+    in_time: bool,
+    /// None if nothing had to be sent.
+    release: Option<Arc<Call>>,
+}
+
+impl Unlocking {
+    pub(crate) fn finish(self, until: Instant) -> Result<()> {
+        match &self.release {
+            Some(call) => self.held.unlocked(call, self.in_time, until),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Drop for GuardInner {
+    fn drop(&mut self) {
+        if !self.released
+            && !self.is_copy()
+            && let Err(err) = self.let_go()
+        {
+            // The holder could have known; whoever waits for the lock is not harmed.
+            report!(Debug, "dropping a guard: {err}");
+        }
+    }
+}

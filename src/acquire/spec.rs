@@ -1,0 +1,770 @@
+//! What every lock does, whatever its kind: the way of a thread through lock, protocol and guard.
+
+use std::cell::OnceCell;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::acquire::contender::Contender;
+use crate::acquire::guard::GuardInner;
+use crate::config;
+use crate::error::LossReason;
+use crate::error::{Error, Result};
+use crate::hold::{Duty, Hold};
+use crate::local::lock::{Entered, LeasePolicy, Mode};
+use crate::local::registry::{Entry, wake};
+use crate::local::waiter::{CancelToken, Waiter, Wakeup};
+use crate::net::call::{Attempt, Call, Fault};
+use crate::protocol::keys;
+use crate::protocol::kind::{Kind, Protocol};
+use crate::protocol::owner;
+use crate::protocol::script::{self, Renewed};
+use crate::quorum::round::Quorum;
+use crate::session::{Session, SharedSession};
+use crate::time::{Budget, Deadline};
+
+/// How long a caller is willing to wait.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum WaitMode {
+    /// One attempt, and no standing in line.
+    Once,
+    /// One attempt among several at once, which end together; `waits` if they are part of a wait.
+    Together {
+        until: Instant,
+        /// It is the caller who says so.
+        callers: bool,
+        waits: bool,
+    },
+    Until(Deadline),
+}
+
+impl WaitMode {
+    /// Whether it can be cancelled.
+    fn waits(self) -> bool {
+        matches!(self, Self::Until(_) | Self::Together { waits: true, .. })
+    }
+
+    /// When it ends, if it is the caller who says so.
+    pub(crate) fn deadline(self) -> Deadline {
+        match self {
+            Self::Once => Deadline::NEVER,
+            Self::Together { until, .. } => Deadline::at(until),
+            Self::Until(until) => until,
+        }
+    }
+
+    /// The time for a question asked at `began`.
+    pub(crate) fn budget(self, began: Instant, response_timeout: Duration) -> Budget {
+        match self {
+            Self::Together { until, callers, .. } => {
+                Budget { until, callers }.within(began, response_timeout)
+            }
+            _ => self.deadline().budget(began, response_timeout),
+        }
+    }
+
+    /// For `wait` from now on; one attempt if that is nothing.
+    pub(crate) fn span(wait: Duration) -> Self {
+        if wait.is_zero() {
+            Self::Once
+        } else {
+            Self::Until(Deadline::after(wait))
+        }
+    }
+
+    /// Until `instant`; one attempt if that has passed.
+    pub(crate) fn moment(instant: Instant) -> Self {
+        if instant <= Instant::now() {
+            Self::Once
+        } else {
+            Self::Until(Deadline::at(instant))
+        }
+    }
+}
+
+/// A handle's settings: which lock, and how to take it.
+#[derive(Clone)]
+pub(crate) struct LockSpec {
+    pub(crate) shared: Arc<SharedSession>,
+    /// As the user gave it; several names joined.
+    pub(crate) name: Arc<str>,
+    /// By which its entry is found: the name, or a list.
+    id: Arc<str>,
+    pub(crate) kind: Kind,
+    /// The servers of which a majority has to grant it; `shared` is the client of one of them.
+    pub(crate) quorum: Option<Arc<Quorum>>,
+    /// How long a server must have been up to be one of them.
+    pub(crate) up_for: Duration,
+    pub(crate) mode: Mode,
+    reentrant: bool,
+    lease: Option<Duration>,
+    max_hold: Option<Duration>,
+    pub(crate) cancel: Option<CancelToken>,
+    /// Whether a reader lets writers go first that wait already.
+    pub(crate) yields: bool,
+    /// How long a token counter outlives its last use; for ever if zero.
+    pub(crate) token_ttl: Duration,
+}
+
+impl LockSpec {
+    pub(crate) fn new(shared: &Arc<SharedSession>, id: Arc<str>, kind: Kind) -> Self {
+        Self {
+            shared: Arc::clone(shared),
+            name: kind.shown(&id),
+            id,
+            kind,
+            quorum: None,
+            up_for: Duration::ZERO,
+            mode: Mode::Exclusive,
+            reentrant: true,
+            lease: None,
+            max_hold: None,
+            cancel: None,
+            yields: true,
+            token_ttl: Duration::ZERO,
+        }
+    }
+
+    /// Settings to take the lock of a hold with, as that was taken.
+    pub(crate) fn like(shared: &Arc<SharedSession>, hold: &Hold) -> Self {
+        let name = Arc::clone(&hold.entry.name);
+        let handle = Self::new(shared, name, hold.entry.protocol.kind);
+        match hold.terms() {
+            LeasePolicy::Renewed { max_hold } => Self { max_hold, ..handle },
+            LeasePolicy::Fixed(lease) => handle.lease(lease),
+        }
+    }
+
+    /// For locks that a majority of servers keeps.
+    pub(crate) fn of_quorum(quorum: Arc<Quorum>, id: Arc<str>) -> Self {
+        let handle = Self::new(quorum.home(), id, Kind::Quorum);
+        Self {
+            quorum: Some(quorum),
+            ..handle
+        }
+    }
+
+    /// A plain lock for each of several names, to be taken in the same way.
+    pub(crate) fn apart(&self) -> Vec<Self> {
+        let apart = |name: &str| Self {
+            name: name.into(),
+            id: name.into(),
+            kind: Kind::Lock,
+            ..self.clone()
+        };
+        keys::names(&self.id).into_iter().map(apart).collect()
+    }
+
+    /// For locks that their holder cannot take again.
+    pub(crate) fn non_reentrant(mut self) -> Self {
+        self.reentrant = false;
+        self
+    }
+
+    /// The same lock, to be shared with others that share it.
+    pub(crate) fn sharing(mut self) -> Self {
+        self.mode = Mode::Shared;
+        self
+    }
+
+    pub(crate) fn lease(mut self, lease: Duration) -> Self {
+        self.lease = Some(lease);
+        self
+    }
+
+    pub(crate) fn max_hold(mut self, max_hold: Duration) -> Self {
+        self.max_hold = Some(max_hold);
+        self
+    }
+
+    pub(crate) fn cancel_on(mut self, token: &CancelToken) -> Self {
+        self.cancel = Some(token.clone());
+        self
+    }
+
+    pub(crate) fn session(&self) -> &Arc<Session> {
+        &self.shared.session
+    }
+
+    /// The lease a hold of this handle gets, and how it behaves.
+    pub(crate) fn terms(&self) -> Result<(LeasePolicy, Duration)> {
+        for (setting, span) in [
+            ("token_ttl", self.token_ttl),
+            ("keep_out_restarted", self.up_for),
+        ] {
+            if !span.is_zero() {
+                config::check_lease(setting, span)?;
+            }
+        }
+        match (self.lease, self.max_hold) {
+            (Some(_), Some(_)) => Err(Error::Config(
+                "max_hold limits a renewed lease; a fixed lease is its own limit".into(),
+            )),
+            (Some(lease), None) => {
+                config::check_lease("lease", lease)?;
+                Ok((LeasePolicy::Fixed(lease), lease))
+            }
+            (None, max_hold) => {
+                if max_hold.is_some_and(|max| max.is_zero()) {
+                    return Err(Error::Config("max_hold is zero".into()));
+                }
+                Ok((LeasePolicy::Renewed { max_hold }, self.session().lease))
+            }
+        }
+    }
+
+    fn is_cancelled(&self) -> bool {
+        self.cancel.as_ref().is_some_and(CancelToken::is_cancelled)
+    }
+
+    /// Whether to stop before there is an answer. A single attempt is no wait, and nobody can cancel it.
+    pub(crate) fn must_stop(&self, patience: WaitMode) -> bool {
+        self.session().is_closed() || (patience.waits() && self.is_cancelled())
+    }
+
+    /// Why a wait was told to stop.
+    pub(crate) fn stopped(&self) -> Error {
+        if self.session().is_closed() {
+            Error::Closed
+        } else {
+            Error::Cancelled
+        }
+    }
+
+    pub(crate) fn error(&self, doing: &'static str, fault: Fault) -> Error {
+        match fault {
+            Fault::Refused(err) if err.code() == Some("WRONGTYPE") => Error::WrongType {
+                name: self.name.to_string(),
+            },
+            Fault::Refused(err) | Fault::Unreachable(err) | Fault::Late(err) => {
+                Error::redis(doing, err)
+            }
+            Fault::NoQuorum(short) => short.into_error(&self.name),
+            Fault::Stopped => self.stopped(),
+            Fault::Closed => Error::Closed,
+        }
+    }
+
+    pub(crate) fn lost(&self, reason: LossReason) -> Error {
+        Error::Lost {
+            name: self.name.to_string(),
+            reason,
+        }
+    }
+
+    /// Takes the lock, or one more hold of it.
+    pub(crate) fn acquire(&self, patience: WaitMode) -> Result<Option<GuardInner>> {
+        self.session().check_open()?;
+        let result = self.come_in(patience).and_then(|came| match came {
+            Pending::In(held) => Ok(Some(held)),
+            Pending::Away => Ok(None),
+            Pending::ToAsk(contender) => contender.run(),
+        });
+        if !matches!(result, Ok(Some(_))) {
+            // The lock may be idle now, and nobody else comes to see.
+            self.session().watchdog.housekeep_soon();
+        }
+        result
+    }
+
+    /// Waits for the answer to one attempt, which may be under way already.
+    pub(crate) fn told(&self, came: Result<Pending<'_>>) -> Result<Outcome> {
+        let told = came.and_then(|came| match came {
+            Pending::In(held) => Ok(Outcome::Held(held)),
+            Pending::Away => Ok(Outcome::Busy(Busy::Here)),
+            Pending::ToAsk(contender) => contender.once(),
+        });
+        if !matches!(told, Ok(Outcome::Held(_))) {
+            // The lock may be idle now, and nobody else comes to see.
+            self.session().watchdog.housekeep_soon();
+        }
+        told
+    }
+
+    /// Whether those who have it, or ask for it, came to it only within the last `span`, and may have to give it back.
+    ///
+    /// Of others than this client's threads that can be told if their lease is that of this handle or of the client.
+    pub(crate) fn may_be_given_back(&self, busy: Busy, span: Duration) -> bool {
+        let session = self.session();
+        let (Ok(entry), Ok((_, lease))) = (self.look(), self.terms()) else {
+            return false;
+        };
+        if self.has_it_otherwise(&entry.protocol) {
+            return false;
+        }
+        match busy {
+            Busy::Here => {
+                let (state, now) = (entry.lock(), Instant::now());
+                let is_young =
+                    |hold: &Arc<Hold>| now.saturating_duration_since(hold.asked_at()) < span;
+                // Who waits for it has seen it with somebody else.
+                !state.is_waited_for() && state.lock.holds().all(is_young)
+            }
+            Busy::Elsewhere { left } => left.is_some_and(|left| {
+                // Redis counts in whole milliseconds.
+                let ms = Duration::from_millis(1);
+                [lease, session.lease]
+                    .into_iter()
+                    .any(|lease| left <= lease + ms && lease <= left + span + ms)
+            }),
+        }
+    }
+
+    /// Whether it can be asked for at all, before anything is sent.
+    pub(crate) fn check(&self, patience: WaitMode) -> Result<()> {
+        self.terms()?;
+        self.look()?;
+        self.check_going(patience)
+    }
+
+    pub(crate) fn check_going(&self, patience: WaitMode) -> Result<()> {
+        self.session().check_open()?;
+        if patience.waits() && self.is_cancelled() {
+            return Err(Error::Cancelled);
+        }
+        Ok(())
+    }
+
+    /// Its entry, kept until its lock is idle.
+    pub(crate) fn entry(&self) -> Result<Arc<Entry>> {
+        self.session().check_open()?;
+        self.session().registry.get(self.kind, &self.id)
+    }
+
+    /// Its entry, if a thread has come to it lately.
+    pub(crate) fn known_entry(&self) -> Option<Arc<Entry>> {
+        self.session().registry.known(self.kind, &self.id)
+    }
+
+    /// A entry of its name for its protocol, which nobody else needs to know.
+    pub(crate) fn unregistered_entry(&self) -> Result<Arc<Entry>> {
+        self.session().check_open()?;
+        self.session().registry.apart(self.kind, &self.id)
+    }
+
+    /// Its entry, or one that nobody else knows.
+    fn look(&self) -> Result<Arc<Entry>> {
+        self.session().check_open()?;
+        self.session().registry.look(self.kind, &self.id)
+    }
+
+    /// Which key and server it is about.
+    pub(crate) fn place(&self) -> (String, String) {
+        let entry = self.look();
+        let key = entry.map_or_else(|_| self.id.to_string(), |entry| entry.protocol.key.clone());
+        (key, format!("{:?}", self.session().endpoint))
+    }
+
+    /// Whether it is the same lock, to be taken in the same way.
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        let settings =
+            |handle: &Self| (handle.kind, handle.reentrant, handle.lease, handle.max_hold);
+        Arc::ptr_eq(self.session(), other.session())
+            && self.id == other.id
+            && settings(self) == settings(other)
+    }
+
+    /// As far as there is nothing to ask Redis for.
+    pub(crate) fn come_in(&self, patience: WaitMode) -> Result<Pending<'_>> {
+        let (lease, ttl) = self.terms()?;
+        let session = self.session();
+        let entry = session.registry.get(self.kind, &self.id)?;
+        if self.must_stop(patience) {
+            return Err(self.stopped());
+        }
+        match &self.quorum {
+            Some(quorum) => {
+                let until = patience
+                    .deadline()
+                    .or(Instant::now() + session.response_timeout);
+                quorum.masters.check(until)?;
+                quorum.start_watchdogs()?;
+            }
+            None => session.start_watchdog()?,
+        }
+
+        let thread = owner::this_thread();
+        let terms = Terms { lease, ttl, thread };
+        loop {
+            let now = Instant::now();
+            let waiter = OnceCell::new();
+            let queue = || Arc::clone(waiter.get_or_init(Waiter::new));
+            let may_queue: Option<&dyn Fn() -> Arc<Waiter>> = match patience {
+                WaitMode::Once | WaitMode::Together { .. } => None,
+                WaitMode::Until(_) => Some(&queue),
+            };
+            let mut state = entry.lock();
+            let entered = state
+                .lock
+                .enter(thread, self.mode, lease, now, may_queue, self.yields);
+            match entered {
+                Entered::Busy => return Ok(Pending::Away),
+                Entered::Deadlock(hold) => {
+                    drop(state);
+                    if self.is_still_ours(&hold) {
+                        return Err(self.would_deadlock());
+                    }
+                }
+                Entered::Contend { start, under } => {
+                    drop(state);
+                    let contender =
+                        Contender::new(self, entry, terms, patience, None, under, start);
+                    return Ok(Pending::ToAsk(contender));
+                }
+                Entered::Joined(hold) => {
+                    let looks = self.yields
+                        && state.probe_writers(now, || {
+                            let call = Call::question(entry.protocol.probe_writers_request()?);
+                            session.connection.submit(&call).map(|_| call)
+                        });
+                    drop(state);
+                    if looks {
+                        session.connection.flush(false);
+                        session.watchdog.housekeep_soon();
+                    }
+                    if self.is_still_ours(&hold) {
+                        session.counters.shared.add(1);
+                        return Ok(Pending::In(GuardInner::new(self, hold, thread)));
+                    }
+                }
+                Entered::Queued(ticket) => {
+                    drop(state);
+                    let (Some(waiter), WaitMode::Until(deadline)) = (waiter.get(), patience) else {
+                        return Ok(Pending::Away);
+                    };
+                    match self.wait_in_queue(&entry, ticket, waiter, deadline)? {
+                        None => return Ok(Pending::Away),
+                        Some(Wakeup::Granted(hold)) => {
+                            if self.is_still_ours(&hold) {
+                                match self.mode {
+                                    Mode::Exclusive => session.counters.passed.add(1),
+                                    Mode::Shared => session.counters.shared.add(1),
+                                }
+                                return Ok(Pending::In(GuardInner::new(self, hold, thread)));
+                            }
+                        }
+                        Some(Wakeup::Contend(start)) => {
+                            let waiter = Some(Arc::clone(waiter));
+                            let contender =
+                                Contender::new(self, entry, terms, patience, waiter, None, start);
+                            return Ok(Pending::ToAsk(contender));
+                        }
+                        Some(Wakeup::Failed(fault)) => {
+                            return Err(self.error("acquiring the lock", fault));
+                        }
+                    }
+                }
+                Entered::Mine {
+                    hold,
+                    count,
+                    lease: its,
+                } => {
+                    if !hold.is_valid(now) {
+                        drop(state);
+                        self.give_up_lost(&hold);
+                        continue;
+                    }
+                    if !self.reentrant {
+                        return Err(self.would_deadlock());
+                    }
+                    if matches!(its, LeasePolicy::Renewed { .. }) {
+                        // Free of charge: whoever renews it, renews it for this hold too.
+                        state.lock.reenter(thread, &hold, its);
+                        drop(state);
+                        session.counters.reentered.add(1);
+                        return Ok(Pending::In(GuardInner::reentered(
+                            self,
+                            hold,
+                            thread,
+                            count + 1,
+                        )));
+                    }
+                    drop(state);
+                    match self.renew_to_reenter(&entry, &hold, terms, count + 1, patience)? {
+                        Reentered::Yes => {
+                            session.counters.reentered.add(1);
+                            return Ok(Pending::In(GuardInner::reentered(
+                                self,
+                                hold,
+                                thread,
+                                count + 1,
+                            )));
+                        }
+                        Reentered::TooLate => return Ok(Pending::Away),
+                        Reentered::Lost => {}
+                    }
+                }
+            }
+        }
+    }
+
+    /// Whether the calling thread has the lock, or one of several names, already as a lock of another kind or as part of
+    /// another set. To be looked at by who is about to wait: it would wait for itself.
+    pub(crate) fn has_it_otherwise(&self, protocol: &Protocol) -> bool {
+        let names = match self.kind {
+            Kind::Several => keys::names(&self.id).into_iter().map(Arc::from).collect(),
+            kind if Kind::OF_ONE_KEY.contains(&kind) => vec![Arc::clone(&self.id)],
+            _ => return false,
+        };
+        let (registry, thread) = (&self.session().registry, owner::this_thread());
+        let is_mine = |entry: &Arc<Entry>| {
+            let state = entry.lock();
+            let mine = state.lock.count(thread, Mode::Exclusive);
+            mine.is_some_and(|(hold, _)| hold.is_valid(Instant::now()))
+        };
+        let known = |name| Kind::OF_ONE_KEY.map(|kind| registry.known(kind, name));
+        let mut alone = names.iter().flat_map(known).flatten();
+        alone.any(|entry| is_mine(&entry))
+            || registry
+                .sets()
+                .iter()
+                .any(|set| is_mine(set) && set.protocol.overlaps(protocol))
+    }
+
+    pub(crate) fn would_deadlock(&self) -> Error {
+        Error::WouldDeadlock {
+            name: self.name.to_string(),
+        }
+    }
+
+    /// Whether a hold that another thread has left or shared with this one is not over by now.
+    fn is_still_ours(&self, hold: &Arc<Hold>) -> bool {
+        if !hold.is_valid(Instant::now()) {
+            self.give_up_lost(hold);
+        }
+        hold.is_held()
+    }
+
+    /// A hold whose time is over although nobody has said so yet.
+    fn give_up_lost(&self, hold: &Arc<Hold>) {
+        let reason = match hold.duty(Instant::now()) {
+            Duty::Tell(reason) => reason,
+            _ => LossReason::Expired,
+        };
+        self.session().lose(hold, reason);
+        // Unless a renewal was faster: then it is ours still.
+        if !hold.is_held() {
+            hold.entry.lost(hold);
+        }
+    }
+
+    /// One more hold of a thread whose lease is fixed: the new hold's lease counts from now, and never shortens.
+    fn renew_to_reenter(
+        &self,
+        entry: &Entry,
+        hold: &Arc<Hold>,
+        terms: Terms,
+        count: u32,
+        patience: WaitMode,
+    ) -> Result<Reentered> {
+        let session = self.session();
+        let budget = patience.budget(Instant::now(), session.response_timeout);
+        let until = budget.until;
+        let stop = || self.must_stop(patience);
+        let doing = "renewing the lock";
+        let asked = match hold.quorum_hold() {
+            Some(quorum_hold) => quorum_hold.renew(terms, count, until, &stop),
+            None => {
+                hold.may_last(terms.ttl);
+                let mut attempt = || Attempt {
+                    request: entry
+                        .protocol
+                        .renew(self.mode, &hold.owner, terms.ttl, count),
+                    undo: None,
+                };
+                match session.connection.call(until, &stop, None, &mut attempt) {
+                    Ok(answer) => {
+                        let renewed = script::renewed(answer.value)
+                            .map_err(|unexpected| Error::redis(doing, unexpected))?;
+                        Ok((renewed, answer.sent_at))
+                    }
+                    Err(fault) => Err(fault),
+                }
+            }
+        };
+        let (renewed, sent_at) = match asked {
+            Ok(answer) => answer,
+            Err(fault) if budget.was_too_short(&fault) => return Ok(Reentered::TooLate),
+            Err(fault) => return Err(self.error(doing, fault)),
+        };
+        let in_time = hold.is_valid(Instant::now());
+        let reason = match renewed {
+            Renewed::Yes => {
+                // That of a quorum has been by its quorum_hold.
+                if hold.quorum_hold().is_none() {
+                    hold.change_lease(terms.lease, terms.ttl);
+                    hold.extend(sent_at, terms.ttl);
+                }
+                if entry.lock().lock.reenter(terms.thread, hold, terms.lease) {
+                    session.watchdog.arm(hold, hold.due_after(sent_at));
+                    if hold.is_held() {
+                        return Ok(Reentered::Yes);
+                    }
+                    entry.lost(hold);
+                }
+                // Outcome lost while the renewal was under way: Redis keeps it for a whole lease more.
+                session.give_back(hold);
+                return Ok(Reentered::Lost);
+            }
+            _ if !in_time => LossReason::Expired,
+            Renewed::Gone => LossReason::Forced,
+            Renewed::Taken => LossReason::TakenOver,
+        };
+        session.lose(hold, reason);
+        Ok(Reentered::Lost)
+    }
+
+    pub(crate) fn wait_in_queue(
+        &self,
+        entry: &Entry,
+        ticket: u64,
+        waiter: &Arc<Waiter>,
+        deadline: Deadline,
+    ) -> Result<Option<Wakeup>> {
+        let patience = WaitMode::Until(deadline);
+        if let Some(token) = &self.cancel {
+            token.watch(waiter);
+        }
+        let deadlocked = self.has_it_otherwise(&entry.protocol);
+        let stop = || deadlocked || self.must_stop(patience);
+        if let Some(called) = waiter.wait_in_line(deadline, &stop) {
+            return Ok(Some(called));
+        }
+        let mut state = entry.lock();
+        let left = state.lock.withdraw(ticket, Instant::now());
+        if let Some(next) = &left {
+            state.tell(next);
+        }
+        drop(state);
+        if let Some(next) = left {
+            wake(next);
+        }
+        match waiter.called() {
+            // Wakeup out of line at the last moment. Whoever is called has to answer.
+            Some(called) => Ok(Some(called)),
+            None => {
+                if self.must_stop(patience) {
+                    Err(self.stopped())
+                } else if deadlocked {
+                    Err(self.would_deadlock())
+                } else {
+                    Ok(None)
+                }
+            }
+        }
+    }
+
+    pub(crate) fn is_locked(&self) -> Result<bool> {
+        if let Some(quorum) = &self.quorum {
+            return self.survey("asking for the lock", |until| quorum.is_locked(until));
+        }
+        let protocol = &self.look()?.protocol;
+        let state = self.number("asking for the lock", protocol.state())?;
+        Ok(protocol.is_locked(self.mode, state))
+    }
+
+    pub(crate) fn remaining(&self) -> Result<Option<Duration>> {
+        let doing = "asking for the lease";
+        let ms = match &self.quorum {
+            Some(quorum) => self.survey(doing, |until| quorum.remaining(until))?,
+            None => {
+                let entry = self.look()?;
+                self.number(doing, entry.protocol.remaining())?
+            }
+        };
+        Ok(match ms {
+            -1 => Some(Duration::MAX),
+            ms => u64::try_from(ms).ok().map(Duration::from_millis),
+        })
+    }
+
+    /// Asks the servers of a quorum, for at most the response timeout.
+    fn survey<T>(
+        &self,
+        doing: &'static str,
+        ask: impl FnOnce(Instant) -> std::result::Result<T, Fault>,
+    ) -> Result<T> {
+        self.session().check_open()?;
+        let until = Instant::now() + self.session().response_timeout;
+        ask(until).map_err(|fault| self.error(doing, fault))
+    }
+
+    fn number(&self, doing: &'static str, request: script::Request) -> Result<i64> {
+        self.session().check_open()?;
+        let value = self
+            .session()
+            .ask(request)
+            .map_err(|fault| self.error(doing, fault))?;
+        script::integer(value).map_err(|unexpected| Error::redis(doing, unexpected))
+    }
+
+    pub(crate) fn force_unlock(&self) -> Result<bool> {
+        let entry = self.look()?;
+        // Whoever comes later holds it by right.
+        let held: Vec<_> = entry.lock().lock.holds().cloned().collect();
+        let doing = "forcing the lock open";
+        let forced = match &self.quorum {
+            Some(quorum) => self.survey(doing, |until| quorum.force(until))?,
+            None => self.number(doing, entry.protocol.force())? == 1,
+        };
+        if forced {
+            // Holders in other processes hear of it at their next renewals; those in this process now.
+            for hold in held {
+                self.session().lose(&hold, LossReason::Forced);
+            }
+        }
+        Ok(forced)
+    }
+
+    pub(crate) fn hold_count(&self) -> u32 {
+        let Ok(entry) = self.look() else {
+            return 0;
+        };
+        let state = entry.lock();
+        match state.lock.count(owner::this_thread(), self.mode) {
+            Some((hold, count)) if hold.is_valid(Instant::now()) => count,
+            _ => 0,
+        }
+    }
+}
+
+/// What became of one more hold that takes a renewal.
+enum Reentered {
+    Yes,
+    /// There was none below it any more.
+    Lost,
+    /// Redis had not answered when the caller's time was up.
+    TooLate,
+}
+
+/// How far a thread has come without a question to Redis.
+pub(crate) enum Pending<'a> {
+    In(GuardInner),
+    /// Somebody is before it.
+    Away,
+    ToAsk(Contender<'a>),
+}
+
+/// What one attempt has come to.
+pub(crate) enum Outcome {
+    Held(GuardInner),
+    Busy(Busy),
+    /// Redis had not answered when the caller's time was up.
+    TooLate,
+}
+
+/// Who is before one who asked once.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Busy {
+    /// A thread of this client, which has the lock or asks for it.
+    Here,
+    /// Whoever Redis says has it, for how long yet; `None`: for ever, as far as it knows.
+    Elsewhere { left: Option<Duration> },
+}
+
+/// What a thread wants the lock for, and who it is.
+#[derive(Clone, Copy)]
+pub(crate) struct Terms {
+    pub(crate) lease: LeasePolicy,
+    pub(crate) ttl: Duration,
+    pub(crate) thread: u64,
+}

@@ -1,0 +1,287 @@
+//! What the watchdog has to do, and in which order. No I/O and no clock of its own.
+//!
+//! An entry that is *armed* is to be looked at when it is due. One whose renewal is due *queues* besides, the one that
+//! ends first in front. It stays armed for the moment at which its loss has to be told, while it queues and while its
+//! renewal is on its way: nobody has to search what is under way for what is over.
+//!
+//! ```text
+//!   armed ──arm──► due ──take_due──► looked at ──queue──► due, and queues ──take_renewal──► due
+//!     ▲                                 │                                                    │
+//!     └────────────────────arm──────────┴──────────────────────arm: confirmed, or once more──┘
+//! ```
+//!
+//! Every step costs the logarithm of the number of entries, however many are due, queue or are on their way.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// What can be on a schedule.
+pub(crate) trait Scheduled {
+    /// No other entry has it; of two that are due at once the lower one is first.
+    fn number(&self) -> u64;
+
+    fn place(&self) -> &Place;
+}
+
+/// Where on its schedule something is. Changed by the schedule alone, so whatever guards that guards this too.
+#[derive(Debug, Default)]
+pub(crate) struct Place {
+    /// When it is due; zero while it is not armed.
+    due: AtomicU64,
+    /// When it ends, if it queues for renewal; zero if not.
+    ends: AtomicU64,
+}
+
+/// Moments are of `time::nanos`.
+pub(crate) struct Schedule<T> {
+    due: BTreeMap<(u64, u64), Arc<T>>,
+    renewals: BTreeMap<(u64, u64), Arc<T>>,
+}
+
+impl<T: Scheduled> Schedule<T> {
+    pub(crate) fn new() -> Self {
+        Self {
+            due: BTreeMap::new(),
+            renewals: BTreeMap::new(),
+        }
+    }
+
+    /// Has `entry` looked at when `due` has come, and not before; it does not queue.
+    pub(crate) fn arm(&mut self, entry: &Arc<T>, due: u64) {
+        self.disarm(entry);
+        let due = due.max(1);
+        entry.place().due.store(due, Ordering::Relaxed);
+        self.due.insert((due, entry.number()), Arc::clone(entry));
+    }
+
+    /// Has `entry`, which ends at `ends`, renewed as soon as its turn comes, and looked at when `due` has come.
+    pub(crate) fn queue(&mut self, entry: &Arc<T>, ends: u64, due: u64) {
+        self.arm(entry, due);
+        let ends = ends.max(1);
+        entry.place().ends.store(ends, Ordering::Relaxed);
+        let key = (ends, entry.number());
+        self.renewals.insert(key, Arc::clone(entry));
+    }
+
+    /// Forgets `entry`; says whether it was armed.
+    pub(crate) fn disarm(&mut self, entry: &T) -> bool {
+        let (number, place) = (entry.number(), entry.place());
+        let ends = place.ends.swap(0, Ordering::Relaxed);
+        if ends != 0 {
+            self.renewals.remove(&(ends, number));
+        }
+        let due = place.due.swap(0, Ordering::Relaxed);
+        due != 0 && self.due.remove(&(due, number)).is_some()
+    }
+
+    /// The entry that is due first, and when.
+    pub(crate) fn first_due(&self) -> Option<(u64, &Arc<T>)> {
+        let ((due, _), entry) = self.due.first_key_value()?;
+        Some((*due, entry))
+    }
+
+    /// Takes the entry off that is due first.
+    pub(crate) fn take_due(&mut self) -> Option<Arc<T>> {
+        let entry = Arc::clone(self.first_due()?.1);
+        self.disarm(&entry);
+        Some(entry)
+    }
+
+    pub(crate) fn has_renewals(&self) -> bool {
+        !self.renewals.is_empty()
+    }
+
+    /// Those that queue, the one that ends first in front.
+    pub(crate) fn renewals(&self) -> impl Iterator<Item = &Arc<T>> {
+        self.renewals.values()
+    }
+
+    /// The entry that queues and ends first, to be renewed now; it stays armed.
+    pub(crate) fn take_renewal(&mut self) -> Option<Arc<T>> {
+        let (_, entry) = self.renewals.pop_first()?;
+        entry.place().ends.store(0, Ordering::Relaxed);
+        Some(entry)
+    }
+
+    /// How many entries are armed.
+    pub(crate) fn len(&self) -> usize {
+        self.due.len()
+    }
+
+    pub(crate) fn take_all(&mut self) -> Vec<Arc<T>> {
+        std::iter::from_fn(|| self.take_due()).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    use proptest::prelude::*;
+
+    #[derive(Default)]
+    struct Entry {
+        number: u64,
+        place: Place,
+        looks: Arc<AtomicU64>,
+    }
+
+    impl Entry {
+        fn new(number: u64, looks: &Arc<AtomicU64>) -> Arc<Self> {
+            Arc::new(Self {
+                number,
+                looks: Arc::clone(looks),
+                ..Self::default()
+            })
+        }
+    }
+
+    impl Scheduled for Entry {
+        fn number(&self) -> u64 {
+            self.number
+        }
+
+        fn place(&self) -> &Place {
+            self.looks.fetch_add(1, Ordering::Relaxed);
+            &self.place
+        }
+    }
+
+    #[test]
+    fn what_ends_first_is_renewed_first() {
+        let mut schedule = Schedule::new();
+        // Due together after an outage, and queued in any order.
+        for (number, ends) in [(1, 50), (2, 20), (3, 70), (4, 20), (5, 10)] {
+            let entry = Entry::new(number, &Arc::default());
+            schedule.arm(&entry, 1);
+            schedule.queue(&entry, ends, ends);
+        }
+        let renewed = std::iter::from_fn(|| schedule.take_renewal()).map(|entry| entry.number);
+        assert_eq!(renewed.collect::<Vec<_>>(), [5, 2, 4, 1, 3]);
+    }
+
+    #[test]
+    fn what_is_on_its_way_is_due_when_its_loss_has_to_be_told() {
+        let mut schedule = Schedule::new();
+        let entry = Entry::new(1, &Arc::default());
+        schedule.arm(&entry, 10);
+        assert!(schedule.take_due().is_some() && schedule.len() == 0);
+        schedule.queue(&entry, 30, 30);
+        assert!(schedule.take_renewal().is_some() && !schedule.has_renewals());
+        assert_eq!(schedule.first_due().map(|(due, _)| due), Some(30));
+        // Confirmed.
+        schedule.arm(&entry, 40);
+        assert_eq!(schedule.first_due().map(|(due, _)| due), Some(40));
+        assert_eq!(schedule.len(), 1);
+    }
+
+    #[test]
+    fn the_work_for_a_reply_does_not_grow_with_what_waits_for_one() {
+        let looks_for_a_batch = |entries: u64| {
+            let (mut schedule, looks) = (Schedule::new(), Arc::default());
+            for number in 0..entries {
+                let entry = Entry::new(number, &looks);
+                schedule.queue(&entry, entries - number, 1_000_000);
+            }
+            let sent: Vec<_> = std::iter::from_fn(|| schedule.take_renewal())
+                .take(256)
+                .collect();
+            let before = looks.load(Ordering::Relaxed);
+            for entry in sent {
+                // Is anything over meanwhile?
+                assert!(schedule.first_due().is_some_and(|(due, _)| due > 10));
+                schedule.arm(&entry, 2_000_000);
+            }
+            looks.load(Ordering::Relaxed) - before
+        };
+        let few = looks_for_a_batch(256);
+        assert!(few <= 4 * 256, "{few}");
+        assert_eq!(looks_for_a_batch(50_000), few);
+    }
+
+    #[derive(Debug, Clone)]
+    enum Step {
+        Arm(usize, u64),
+        Queue(usize, u64, u64),
+        Disarm(usize),
+        TakeDue,
+        TakeRenewal,
+    }
+
+    fn steps() -> impl Strategy<Value = Vec<Step>> {
+        let (entry, at) = (0..5_usize, 1..8_u64);
+        let step = prop_oneof![
+            (entry.clone(), at.clone()).prop_map(|(entry, due)| Step::Arm(entry, due)),
+            (entry.clone(), at.clone(), at)
+                .prop_map(|(entry, ends, due)| Step::Queue(entry, ends, due)),
+            entry.prop_map(Step::Disarm),
+            Just(Step::TakeDue),
+            Just(Step::TakeRenewal),
+        ];
+        prop::collection::vec(step, 1..60)
+    }
+
+    /// What a schedule has to agree with: when each entry is due, and ends if it queues; zero if not. All are searched.
+    #[derive(Default)]
+    struct Searched([(u64, u64); 5]);
+
+    impl Searched {
+        fn first(&self, key: fn(&(u64, u64)) -> u64) -> Option<(u64, usize)> {
+            let keys = self.0.iter().map(key).zip(0..);
+            keys.filter(|(key, _)| *key != 0).min()
+        }
+
+        fn count(&self, key: fn(&(u64, u64)) -> u64) -> usize {
+            self.0.iter().filter(|its| key(its) != 0).count()
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn it_agrees_with_a_list_that_is_searched(steps in steps()) {
+            let (due, ends) = (|its: &(u64, u64)| its.0, |its: &(u64, u64)| its.1);
+            let entries: Vec<_> = (0..5).map(|number| Entry::new(number, &Arc::default())).collect();
+            let place = |entry: &Arc<Entry>| entries.iter().position(|it| Arc::ptr_eq(it, entry));
+            let (mut schedule, mut searched) = (Schedule::new(), Searched::default());
+            for step in steps {
+                match step {
+                    Step::Arm(n, due) => {
+                        schedule.arm(&entries[n], due);
+                        searched.0[n] = (due, 0);
+                    }
+                    Step::Queue(n, ends, due) => {
+                        schedule.queue(&entries[n], ends, due);
+                        searched.0[n] = (due, ends);
+                    }
+                    Step::Disarm(n) => {
+                        let before = std::mem::take(&mut searched.0[n]);
+                        prop_assert_eq!(schedule.disarm(&entries[n]), before.0 != 0);
+                    }
+                    Step::TakeDue => {
+                        let taken = schedule.take_due().and_then(|entry| place(&entry));
+                        prop_assert_eq!(taken, searched.first(due).map(|(_, n)| n));
+                        if let Some(n) = taken {
+                            searched.0[n] = (0, 0);
+                        }
+                    }
+                    Step::TakeRenewal => {
+                        let taken = schedule.take_renewal().and_then(|entry| place(&entry));
+                        prop_assert_eq!(taken, searched.first(ends).map(|(_, n)| n));
+                        if let Some(n) = taken {
+                            searched.0[n].1 = 0;
+                        }
+                    }
+                }
+                let first = schedule.first_due();
+                let first = first.and_then(|(due, entry)| Some((due, place(entry)?)));
+                prop_assert_eq!(first, searched.first(due));
+                prop_assert_eq!(schedule.len(), searched.count(due));
+                prop_assert_eq!(schedule.renewals().count(), searched.count(ends));
+                prop_assert_eq!(schedule.has_renewals(), searched.count(ends) > 0);
+            }
+            schedule.take_all();
+            prop_assert!(schedule.len() == 0 && !schedule.has_renewals());
+        }
+    }
+}

@@ -1,0 +1,6 @@
+//! Inside the process: who holds, who waits, who asks Redis.
+
+pub(crate) mod lock;
+pub(crate) mod registry;
+pub(crate) mod semaphore;
+pub(crate) mod waiter;

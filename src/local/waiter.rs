@@ -1,0 +1,225 @@
+//! One thread that waits: what it can be told, and the one place where a thread parks. And the token that cancels.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::Weak;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use parking_lot::{Condvar, Mutex};
+
+use crate::hold::Hold;
+use crate::local::lock::Start;
+use crate::net::call::{Call, Fault};
+use crate::time::Deadline;
+
+/// What a thread in line is told.
+#[derive(Clone)]
+pub(crate) enum Wakeup {
+    /// The lock is yours.
+    Granted(Arc<Hold>),
+    /// You are the contender: ask Redis.
+    Contend(Start<Arc<Call>>),
+    /// Redis could not be asked, and not for want of time.
+    Failed(Fault),
+}
+
+/// One thread that waits for a lock, and everything it can be told.
+///
+/// News are stored under the mutex of whoever has them (a lock's, the subscriber's), and the thread is woken after
+/// that mutex has been let go.
+pub(crate) struct Waiter {
+    signal: Mutex<Signal>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct Signal {
+    called: Option<Wakeup>,
+    /// How many messages of the lock's channel have come.
+    messages: u64,
+    /// The server has confirmed the subscription, or there will be none.
+    listening: bool,
+}
+
+/// The parts of a signal that the contender waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Heard {
+    pub(crate) messages: u64,
+    pub(crate) listening: bool,
+}
+
+impl Waiter {
+    pub(crate) fn new() -> Arc<Self> {
+        Arc::new(Self {
+            signal: Mutex::new(Signal::default()),
+            changed: Condvar::new(),
+        })
+    }
+
+    /// Stores what the thread is told; [`Waiter::wake`] has to follow.
+    pub(crate) fn store(&self, called: Wakeup) {
+        self.signal.lock().called = Some(called);
+    }
+
+    /// What the thread was told in line, if anything.
+    pub(crate) fn called(&self) -> Option<Wakeup> {
+        self.signal.lock().called.take()
+    }
+
+    pub(crate) fn heard(&self) -> Heard {
+        let signal = self.signal.lock();
+        Heard {
+            messages: signal.messages,
+            listening: signal.listening,
+        }
+    }
+
+    /// A message has come on the channel.
+    pub(crate) fn message(&self) {
+        self.signal.lock().messages += 1;
+        self.changed.notify_one();
+    }
+
+    /// The subscription is confirmed or refused (`true`), or was lost (`false`).
+    pub(crate) fn set_listening(&self, listening: bool) {
+        self.signal.lock().listening = listening;
+        self.changed.notify_one();
+    }
+
+    /// Wakes the thread, to look at its signal and at the state of the client and the token.
+    pub(crate) fn wake(&self) {
+        // Through the mutex, or the wake-up could fall between the thread's look and its sleep.
+        drop(self.signal.lock());
+        self.changed.notify_one();
+    }
+
+    /// Parks until something is told in line, `stop`, or the deadline.
+    pub(crate) fn wait_in_line(
+        &self,
+        deadline: Deadline,
+        stop: &dyn Fn() -> bool,
+    ) -> Option<Wakeup> {
+        let mut signal = self.signal.lock();
+        loop {
+            if signal.called.is_some() {
+                return signal.called.take();
+            }
+            if stop() {
+                return None;
+            }
+            match deadline.instant() {
+                None => self.changed.wait(&mut signal),
+                Some(at) => {
+                    if Instant::now() >= at {
+                        return None;
+                    }
+                    self.changed.wait_until(&mut signal, at);
+                }
+            }
+        }
+    }
+
+    /// Parks the contender until something else than `seen` is heard, `stop`, or `until`.
+    pub(crate) fn wait_to_hear(&self, seen: Heard, until: Instant, stop: &dyn Fn() -> bool) {
+        let mut signal = self.signal.lock();
+        loop {
+            let heard = Heard {
+                messages: signal.messages,
+                listening: signal.listening,
+            };
+            if heard != seen || stop() || Instant::now() >= until {
+                return;
+            }
+            self.changed.wait_until(&mut signal, until);
+        }
+    }
+}
+
+/// Ends waits from another thread: what Redisson's `lockInterruptibly` is for.
+///
+/// Given to a handle with `cancel_on`. Clones are the same token. Once cancelled it stays so: waits with it that have
+/// begun end with [`Error::Cancelled`](crate::Error::Cancelled), within a few milliseconds while parked and within
+/// about 64 ms while Redis owes an answer, and later ones at once. A lock that was granted first is returned.
+///
+/// ```
+/// let token = redlatch::CancelToken::new();
+/// let other = token.clone();
+/// other.cancel();
+/// assert!(token.is_cancelled());
+/// ```
+#[derive(Clone, Default)]
+pub struct CancelToken {
+    inner: Arc<TokenInner>,
+}
+
+#[derive(Default)]
+struct TokenInner {
+    cancelled: AtomicBool,
+    waiters: Mutex<Vec<Weak<Waiter>>>,
+}
+
+impl CancelToken {
+    /// A token that is not cancelled.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Ends every wait that uses this token. Does not block.
+    pub fn cancel(&self) {
+        self.inner.cancelled.store(true, Ordering::SeqCst);
+        let waiters = std::mem::take(&mut *self.inner.waiters.lock());
+        for waiter in waiters.iter().filter_map(Weak::upgrade) {
+            waiter.wake();
+        }
+    }
+
+    /// Whether [`CancelToken::cancel`] has been called.
+    #[must_use]
+    pub fn is_cancelled(&self) -> bool {
+        self.inner.cancelled.load(Ordering::SeqCst)
+    }
+
+    /// From now on `waiter` is woken by a cancel. Those that are gone make lock.
+    pub(crate) fn watch(&self, waiter: &Arc<Waiter>) {
+        let mut waiters = self.inner.waiters.lock();
+        if waiters.len() == waiters.capacity() {
+            waiters.retain(|waiter| waiter.strong_count() > 0);
+        }
+        waiters.push(Arc::downgrade(waiter));
+    }
+}
+
+impl fmt::Debug for CancelToken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CancelToken")
+            .field("cancelled", &self.is_cancelled())
+            .finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cancelled_wait_ends_and_a_watched_waiter_is_woken() {
+        let (token, waiter) = (CancelToken::new(), Waiter::new());
+        token.watch(&waiter);
+        let other = token.clone();
+        let thread = std::thread::spawn(move || other.cancel());
+        let called = waiter.wait_in_line(Deadline::NEVER, &|| token.is_cancelled());
+        assert!(called.is_none());
+        thread.join().expect("thread");
+    }
+
+    #[test]
+    fn a_token_forgets_waiters_that_are_gone() {
+        let token = CancelToken::new();
+        for _ in 0..100_000 {
+            token.watch(&Waiter::new());
+        }
+        assert!(token.inner.waiters.lock().capacity() < 64);
+    }
+}

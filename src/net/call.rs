@@ -1,0 +1,216 @@
+//! One command on its way, and what may become of it.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use parking_lot::{Condvar, Mutex};
+use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
+
+use crate::protocol::script::Request;
+use crate::quorum::round::Short;
+use crate::time::Unanswered;
+
+/// Why a command has no reply.
+#[derive(Debug, Clone)]
+pub(crate) enum Fault {
+    /// The server is known to be away: there was no connection, or one that was silent for too long, or it said that it
+    /// is not ready to serve; until the deadline.
+    Unreachable(RedisError),
+    /// The deadline came while a connection that nothing is known against owed the answer.
+    Late(RedisError),
+    /// The server answered with an error that will not pass by itself.
+    Refused(RedisError),
+    /// Of several servers too few agreed.
+    NoQuorum(Short),
+    /// The caller was told to stop: cancelled, or the client is being closed.
+    Stopped,
+    /// The client is closed.
+    Closed,
+}
+
+impl Unanswered for Fault {
+    fn is_late(&self) -> bool {
+        match self {
+            Self::Late(_) => true,
+            Self::NoQuorum(short) => !short.is_away(),
+            _ => false,
+        }
+    }
+
+    fn is_unanswered(&self) -> bool {
+        matches!(
+            self,
+            Self::Unreachable(_) | Self::Late(_) | Self::NoQuorum(_)
+        )
+    }
+}
+
+/// Whether an error may pass by itself: no connection, or a server that is not ready to serve.
+pub(crate) fn is_transient(err: &RedisError) -> bool {
+    match err.kind() {
+        ErrorKind::Io | ErrorKind::Parse => true,
+        ErrorKind::Server(kind) => {
+            is_crowded(err)
+                || matches!(
+                    kind,
+                    ServerErrorKind::BusyLoading
+                        | ServerErrorKind::ReadOnly
+                        | ServerErrorKind::MasterDown
+                        | ServerErrorKind::ClusterDown
+                        | ServerErrorKind::TryAgain
+                )
+        }
+        ErrorKind::Extension => matches!(err.code(), Some("BUSY" | "NOREPLICAS" | "RESTARTED")),
+        _ => false,
+    }
+}
+
+/// Whether the server has all the clients that it wants for now; it closes the connection.
+pub(crate) fn is_crowded(err: &RedisError) -> bool {
+    let detail = err.detail().unwrap_or_default();
+    detail.starts_with("max number of clients")
+}
+
+/// Whether the server knows the script by its text only.
+pub(crate) fn is_unknown_script(err: &RedisError) -> bool {
+    err.kind() == ErrorKind::Server(ServerErrorKind::NoScript)
+}
+
+/// A release that is sent and not waited for.
+pub(crate) struct Deferred {
+    pub(crate) request: Request,
+    pub(crate) terms: DeferredTerms,
+}
+
+/// What is known of a deferred release besides the command.
+pub(crate) struct DeferredTerms {
+    /// The lock's name, for the log.
+    pub(crate) name: Arc<str>,
+    /// When the lease has done what this command would do.
+    pub(crate) useful_until: Instant,
+    /// Whether it undoes an acquire whose outcome nobody knows; finding nothing is then no news.
+    pub(crate) undo: bool,
+    /// What it gives back is gone for good otherwise: no lease ends it.
+    pub(crate) for_good: bool,
+}
+
+/// Makes the release that takes back an acquire whose outcome nobody knows, if it has to be taken back.
+pub(crate) trait Undo: Send + Sync {
+    fn undo(&self) -> Option<Deferred>;
+}
+
+/// One sending of a command, and what takes it back if its outcome stays unknown.
+pub(crate) struct Attempt {
+    pub(crate) request: Request,
+    pub(crate) undo: Option<Arc<dyn Undo>>,
+}
+
+/// A reply, and what its receiver may have to know about its way.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    pub(crate) value: Value,
+    /// Before the first byte of the command that was answered had left.
+    pub(crate) sent_at: Instant,
+}
+
+/// One command on its way.
+pub(crate) struct Call {
+    pub(crate) request: Request,
+    pub(crate) deferred: Option<DeferredTerms>,
+    /// Nobody may come to read that the server did not know the script.
+    pub(crate) unattended: bool,
+    /// Sent as the last words on a connection that is given up, behind an acquire that it may yet carry out.
+    undo: Option<Arc<dyn Undo>>,
+    pub(crate) state: Mutex<CallState>,
+    pub(crate) changed: Condvar,
+}
+
+pub(crate) struct CallState {
+    pub(crate) phase: CallPhase,
+    /// Before the first byte of the latest sending left.
+    pub(crate) sent_at: Instant,
+    pub(crate) whole: bool,
+    pub(crate) sendings: u32,
+    /// A thread waits on `changed`, and may be made leader.
+    pub(crate) following: bool,
+    /// Its place among the unacknowledged calls, the same after every lost connection; 0 until it needs one.
+    pub(crate) place: u64,
+    /// Sent as one of a portion of those, of which another goes out when all are answered.
+    pub(crate) in_portion: bool,
+}
+
+#[derive(Clone)]
+pub(crate) enum CallPhase {
+    Idle,
+    Awaiting,
+    Done(Value),
+    Broken(RedisError),
+}
+
+impl Call {
+    fn new(
+        request: Request,
+        undo: Option<Arc<dyn Undo>>,
+        deferred: Option<DeferredTerms>,
+        unattended: bool,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            request,
+            deferred,
+            unattended,
+            undo,
+            state: Mutex::new(CallState {
+                phase: CallPhase::Idle,
+                sent_at: Instant::now(),
+                whole: false,
+                sendings: 0,
+                following: false,
+                place: 0,
+                in_portion: false,
+            }),
+            changed: Condvar::new(),
+        })
+    }
+
+    pub(crate) fn attempt(attempt: Attempt) -> Arc<Self> {
+        Self::new(attempt.request, attempt.undo, None, false)
+    }
+
+    /// An attempt whose reply may be looked at late, or never.
+    pub(crate) fn unattended(attempt: Attempt) -> Arc<Self> {
+        Self::new(attempt.request, attempt.undo, None, true)
+    }
+
+    /// A question whose answer is looked at by whoever comes by.
+    pub(crate) fn question(request: Request) -> Arc<Self> {
+        Self::new(request, None, None, true)
+    }
+
+    /// A release that nobody waits for.
+    pub(crate) fn deferred(deferred: Deferred) -> Arc<Self> {
+        Self::new(deferred.request, None, Some(deferred.terms), true)
+    }
+
+    /// What came of it, if that is known: the reply, which may be an error, or why there is none.
+    pub(crate) fn outcome(&self) -> Option<Result<Answer, RedisError>> {
+        let state = self.state.lock();
+        match &state.phase {
+            CallPhase::Done(value) => Some(Ok(Answer {
+                value: value.clone(),
+                sent_at: state.sent_at,
+            })),
+            CallPhase::Broken(err) => Some(Err(err.clone())),
+            CallPhase::Idle | CallPhase::Awaiting => None,
+        }
+    }
+
+    /// What takes it back, if it may have run and that matters.
+    pub(crate) fn undo(&self) -> Option<Deferred> {
+        self.undo.as_ref()?.undo()
+    }
+
+    /// Whether the script goes whole, and from now on does.
+    pub(crate) fn by_text_from_now(&self) -> bool {
+        std::mem::replace(&mut self.state.lock().whole, true)
+    }
+}

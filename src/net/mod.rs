@@ -1,0 +1,7 @@
+//! Bytes: sockets, the pipelined connection, messages.
+
+pub(crate) mod call;
+pub(crate) mod connection;
+pub(crate) mod outbox;
+pub(crate) mod socket;
+pub(crate) mod subscriber;

@@ -1,0 +1,548 @@
+//! The Lua scripts: one typed request per file, and replies that become enums here and travel no further.
+
+use std::sync::LazyLock;
+use std::time::Duration;
+
+use redis::Value;
+
+/// A script, ready to be sent by its SHA-1 or whole.
+pub(crate) struct Script {
+    by_hash: Vec<u8>,
+    whole: Vec<u8>,
+}
+
+impl Script {
+    fn new(text: &str) -> Self {
+        let mut by_hash = Vec::new();
+        push_bulk(&mut by_hash, b"EVALSHA");
+        push_bulk(&mut by_hash, redis::Script::new(text).get_hash().as_bytes());
+        let mut whole = Vec::new();
+        push_bulk(&mut whole, b"EVAL");
+        push_bulk(&mut whole, text.as_bytes());
+        Self { by_hash, whole }
+    }
+}
+
+/// Every script, by its file.
+macro_rules! scripts {
+    ($($name:ident = $file:literal;)+) => {
+        $(pub(crate) static $name: LazyLock<Script> =
+            LazyLock::new(|| Script::new(include_str!(concat!("../../lua/", $file, ".lua"))));)+
+    };
+}
+
+scripts! {
+    LOCK_ACQUIRE = "lock_acquire";
+    LOCK_RELEASE = "lock_release";
+    LOCK_RENEW = "lock_renew";
+    LOCK_FORCE = "lock_force";
+    FAIR_ACQUIRE = "fair_acquire";
+    FAIR_RELEASE = "fair_release";
+    FAIR_LEAVE = "fair_leave";
+    FAIR_FORCE = "fair_force";
+    FENCED_ACQUIRE = "fenced_acquire";
+    RW_READ_ACQUIRE = "rw_read_acquire";
+    RW_READ_RELEASE = "rw_read_release";
+    RW_READ_RENEW = "rw_read_renew";
+    RW_WRITE_ACQUIRE = "rw_write_acquire";
+    RW_WRITE_RELEASE = "rw_write_release";
+    RW_FORCE = "rw_force";
+    RW_STATE = "rw_state";
+    MULTI_ACQUIRE = "multi_acquire";
+    MULTI_RELEASE = "multi_release";
+    MULTI_RENEW = "multi_renew";
+    MULTI_FORCE = "multi_force";
+    MULTI_STATE = "multi_state";
+    RED_ACQUIRE = "red_acquire";
+    LATCH_STATE = "latch_state";
+    LATCH_SET = "latch_set";
+    LATCH_COUNT_DOWN = "latch_count_down";
+    LATCH_DELETE = "latch_delete";
+    SEMAPHORE_ACQUIRE = "semaphore_acquire";
+    SEMAPHORE_RELEASE = "semaphore_release";
+    SEMAPHORE_UNDO = "semaphore_undo";
+    SEMAPHORE_SET = "semaphore_set";
+    SEMAPHORE_DRAIN = "semaphore_drain";
+    PERMIT_ACQUIRE = "permit_acquire";
+    PERMIT_RELEASE = "permit_release";
+    PERMIT_RELEASE_IDS = "permit_release_ids";
+    PERMIT_RENEW = "permit_renew";
+    PERMIT_UPDATE = "permit_update";
+    PERMIT_LEASE = "permit_lease";
+    PERMIT_STATE = "permit_state";
+    PERMIT_TRY_SET = "permit_try_set";
+    PERMIT_SET = "permit_set";
+    PERMIT_ADD = "permit_add";
+}
+
+/// One command, packed but for the choice between a script's hash and its text.
+#[derive(Clone)]
+pub(crate) struct Request {
+    pub(crate) script: Option<&'static Script>,
+    parts: usize,
+    packed: Vec<u8>,
+    /// What the command is for, as errors tell it.
+    pub(crate) doing: &'static str,
+}
+
+impl Request {
+    /// A plain command.
+    pub(crate) fn command(doing: &'static str, parts: &[&str]) -> Self {
+        let mut packed = Vec::with_capacity(64);
+        for part in parts {
+            push_bulk(&mut packed, part.as_bytes());
+        }
+        Self {
+            script: None,
+            parts: parts.len(),
+            packed,
+            doing,
+        }
+    }
+
+    pub(crate) fn script(
+        doing: &'static str,
+        script: &'static Script,
+        keys: &[&str],
+        args: &[&str],
+    ) -> Self {
+        let args: Vec<&[u8]> = args.iter().map(|arg| arg.as_bytes()).collect();
+        Self::script_of_bytes(doing, script, keys, &args)
+    }
+
+    /// A script with arguments that are no text.
+    pub(crate) fn script_of_bytes(
+        doing: &'static str,
+        script: &'static Script,
+        keys: &[&str],
+        args: &[&[u8]],
+    ) -> Self {
+        let mut packed = Vec::with_capacity(192);
+        push_bulk(&mut packed, keys.len().to_string().as_bytes());
+        let keys_as_bytes = keys.iter().map(|key| key.as_bytes());
+        for part in keys_as_bytes.chain(args.iter().copied()) {
+            push_bulk(&mut packed, part);
+        }
+        Self {
+            script: Some(script),
+            parts: 3 + keys.len() + args.len(),
+            packed,
+            doing,
+        }
+    }
+
+    /// Appends the command; `whole` sends a script's text instead of its hash, which Redis did not know.
+    pub(crate) fn write(&self, out: &mut Vec<u8>, whole: bool) {
+        push_head(out, b'*', self.parts);
+        if let Some(script) = self.script {
+            out.extend_from_slice(if whole {
+                &script.whole
+            } else {
+                &script.by_hash
+            });
+        }
+        out.extend_from_slice(&self.packed);
+    }
+}
+
+impl Request {
+    /// The keys of a script.
+    pub(crate) fn keys(&self) -> impl Iterator<Item = &[u8]> {
+        let mut rest = self.packed.as_slice();
+        let count = match self.script {
+            Some(_) => pull_bulk(&mut rest),
+            None => None,
+        };
+        let count = count.and_then(|count| std::str::from_utf8(count).ok()?.parse().ok());
+        (0..count.unwrap_or(0_usize)).map_while(move |_| pull_bulk(&mut rest))
+    }
+}
+
+fn push_head(out: &mut Vec<u8>, kind: u8, mut n: usize) {
+    out.push(kind);
+    let digits = out.len();
+    loop {
+        out.push(b"0123456789"[n % 10]);
+        n /= 10;
+        if n == 0 {
+            break;
+        }
+    }
+    out[digits..].reverse();
+    out.extend_from_slice(b"\r\n");
+}
+
+fn push_bulk(out: &mut Vec<u8>, bytes: &[u8]) {
+    push_head(out, b'$', bytes.len());
+    out.extend_from_slice(bytes);
+    out.extend_from_slice(b"\r\n");
+}
+
+/// Takes what [`push_bulk`] has appended from the front.
+fn pull_bulk<'a>(bytes: &mut &'a [u8]) -> Option<&'a [u8]> {
+    let head = bytes.iter().position(|byte| *byte == b'\n')?;
+    let digits = bytes.get(1..head.checked_sub(1)?)?;
+    let len: usize = std::str::from_utf8(digits).ok()?.parse().ok()?;
+    let body = bytes.get(head + 1..head + 1 + len)?;
+    *bytes = bytes.get(head + 1 + len + 2..)?;
+    Some(body)
+}
+
+/// A lease as scripts want it: whole milliseconds, never rounded down to nothing.
+pub(crate) fn lease_ms(lease: Duration) -> u64 {
+    u64::try_from(lease.as_micros().div_ceil(1000)).unwrap_or(u64::MAX)
+}
+
+/// A reply that no version of the script gives: the key or the server is not what we think.
+#[derive(Debug)]
+pub(crate) struct Unexpected(pub(crate) Value);
+
+impl std::fmt::Display for Unexpected {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "unexpected reply {:?}", self.0)
+    }
+}
+
+impl std::error::Error for Unexpected {}
+
+/// What a fair acquire answers one whose place in the line is gone.
+pub(crate) const PLACE_LOST: Value = Value::Int(-3);
+
+/// What became of an acquire.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Acquired {
+    /// Ours; with the first and the last of the tokens that were drawn, if the lock has tokens.
+    Taken { tokens: Option<(u64, u64)> },
+    /// Somebody else has it, or the one of several names at this place; `None`: for ever, as far as the server knows.
+    Busy { left: Option<Duration>, at: usize },
+}
+
+pub(crate) fn acquired(reply: Value) -> Result<Acquired, Unexpected> {
+    let left = |ms: i64| u64::try_from(ms).ok().map(Duration::from_millis);
+    match reply {
+        Value::Nil => Ok(Acquired::Taken { tokens: None }),
+        Value::Array(busy) if matches!(busy.as_slice(), [Value::Int(1..), Value::Int(_)]) => {
+            match busy.as_slice() {
+                [Value::Int(place), Value::Int(ms)] => usize::try_from(*place - 1)
+                    .map(|at| Acquired::Busy {
+                        left: left(*ms),
+                        at,
+                    })
+                    .map_err(|_| Unexpected(Value::Array(busy.clone()))),
+                _ => Err(Unexpected(Value::Array(busy))),
+            }
+        }
+        Value::Array(tokens) => match tokens.as_slice() {
+            [first, last] => number(first).zip(number(last)),
+            _ => None,
+        }
+        .filter(|(first, last)| (1..=*last).contains(first))
+        .map(|tokens| Acquired::Taken {
+            tokens: Some(tokens),
+        })
+        .ok_or(Unexpected(Value::Array(tokens))),
+        Value::Int(ms) => Ok(Acquired::Busy {
+            left: left(ms),
+            at: 0,
+        }),
+        other => Err(Unexpected(other)),
+    }
+}
+
+/// What an acquire of a read hold found besides.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Seen {
+    /// How long the lock would have lived, if it was not free.
+    pub(crate) left: Option<Duration>,
+    /// How many writers wait. If they were not counted and the lock was not taken, somebody writes.
+    pub(crate) writers: Option<u64>,
+}
+
+pub(crate) fn acquired_to_read(reply: Value) -> Result<(Acquired, Seen), Unexpected> {
+    let parts = match &reply {
+        Value::Array(parts) => match parts.as_slice() {
+            [
+                Value::Int(taken @ 0..=1),
+                Value::Int(ms),
+                Value::Int(writers),
+            ] => Some((*taken, *ms, *writers)),
+            _ => None,
+        },
+        _ => None,
+    };
+    let (taken, ms, writers) = parts.ok_or(Unexpected(reply))?;
+    let left = u64::try_from(ms).ok().map(Duration::from_millis);
+    let acquired = match taken {
+        0 => Acquired::Busy { left, at: 0 },
+        _ => Acquired::Taken { tokens: None },
+    };
+    let writers = u64::try_from(writers).ok();
+    Ok((acquired, Seen { left, writers }))
+}
+
+/// What became of an acquire of permits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum PermitsAcquired {
+    /// Ours until then, in milliseconds by the server's clock.
+    Taken { ends_at: i64 },
+    /// Enough of them may be over after `left`; `None`: never, as far as the server knows.
+    TooFew { left: Option<Duration> },
+}
+
+pub(crate) fn permits_acquired(reply: Value) -> Result<PermitsAcquired, Unexpected> {
+    match &reply {
+        Value::Int(ms) => Ok(PermitsAcquired::TooFew {
+            left: u64::try_from(*ms).ok().map(Duration::from_millis),
+        }),
+        Value::Array(taken) => match taken.as_slice() {
+            [Value::Int(ends_at)] => Ok(PermitsAcquired::Taken { ends_at: *ends_at }),
+            _ => Err(Unexpected(reply)),
+        },
+        _ => Err(Unexpected(reply)),
+    }
+}
+
+fn number(value: &Value) -> Option<u64> {
+    match value {
+        Value::BulkString(digits) => std::str::from_utf8(digits).ok()?.parse().ok(),
+        _ => None,
+    }
+}
+
+/// What became of a release.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Released {
+    /// It was ours; that many subscribers were told.
+    Yes { listeners: i64 },
+    /// Nobody holds the lock any more.
+    Gone,
+    /// Somebody else does.
+    Taken,
+}
+
+pub(crate) fn released(reply: &Value) -> Result<Released, Unexpected> {
+    match reply {
+        Value::Int(-1) => Ok(Released::Gone),
+        Value::Int(-2) => Ok(Released::Taken),
+        Value::Int(n) if *n >= 0 => Ok(Released::Yes { listeners: *n }),
+        other => Err(Unexpected(other.clone())),
+    }
+}
+
+/// What became of a renewal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Renewed {
+    Yes,
+    /// Nobody holds the lock any more.
+    Gone,
+    /// Somebody else does.
+    Taken,
+}
+
+pub(crate) fn renewed(reply: Value) -> Result<Renewed, Unexpected> {
+    match reply {
+        Value::Int(1..) => Ok(Renewed::Yes),
+        Value::Int(0) => Ok(Renewed::Gone),
+        Value::Int(-1) => Ok(Renewed::Taken),
+        other => Err(Unexpected(other)),
+    }
+}
+
+/// After the renewal of a read hold: how long the lock would have lived, if others have made that less than the hold.
+pub(crate) fn shortened_to(reply: &Value) -> Option<Duration> {
+    match reply {
+        Value::Int(ms @ 2..) => u64::try_from(*ms).ok().map(Duration::from_millis),
+        _ => None,
+    }
+}
+
+/// What a latch was seen to be.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum LatchState {
+    Open,
+    /// So many are left to count, in the round with this mark; an empty mark says nothing.
+    Closed {
+        left: u64,
+        round: Vec<u8>,
+    },
+}
+
+pub(crate) fn latch_state(reply: Value) -> Result<LatchState, Unexpected> {
+    let left = match &reply {
+        Value::Nil => Some(0),
+        Value::Array(parts) => match parts.as_slice() {
+            [Value::BulkString(left), Value::BulkString(_)] => std::str::from_utf8(left)
+                .ok()
+                .and_then(|left| left.parse::<i128>().ok())
+                .and_then(|left| u64::try_from(left.max(0)).ok()),
+            _ => None,
+        },
+        _ => None,
+    };
+    match (left, reply) {
+        (Some(0), _) => Ok(LatchState::Open),
+        (Some(left), Value::Array(mut parts)) => match parts.pop() {
+            Some(Value::BulkString(round)) => Ok(LatchState::Closed { left, round }),
+            _ => Err(Unexpected(Value::Array(parts))),
+        },
+        (_, reply) => Err(Unexpected(reply)),
+    }
+}
+
+pub(crate) fn integer(reply: Value) -> Result<i64, Unexpected> {
+    match reply {
+        Value::Int(n) => Ok(n),
+        other => Err(Unexpected(other)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_is_packed_like_the_redis_crate_packs_it() {
+        let request = Request::script("testing", &LOCK_ACQUIRE, &["k e\ny"], &["o:1", "1500"]);
+        let mut ours = Vec::new();
+        request.write(&mut ours, true);
+        let text = include_str!("../../lua/lock_acquire.lua");
+        let theirs = redis::cmd("EVAL")
+            .arg(text)
+            .arg(1)
+            .arg("k e\ny")
+            .arg("o:1")
+            .arg(1500)
+            .get_packed_command();
+        assert_eq!(ours, theirs);
+        ours.clear();
+        request.write(&mut ours, false);
+        let hash = redis::Script::new(text);
+        let theirs = redis::cmd("EVALSHA")
+            .arg(hash.get_hash())
+            .arg(1)
+            .arg("k e\ny")
+            .arg("o:1")
+            .arg(1500)
+            .get_packed_command();
+        assert_eq!(ours, theirs);
+    }
+
+    #[test]
+    fn the_keys_of_a_request_can_be_read_back() {
+        let keys =
+            |request: &Request| -> Vec<Vec<u8>> { request.keys().map(<[u8]>::to_vec).collect() };
+        let odd = ["k e\r\ny", "", "$3"];
+        let request = Request::script("testing", &LOCK_ACQUIRE, &odd, &["o:1", "1500"]);
+        assert_eq!(keys(&request), odd.map(|key| key.as_bytes().to_vec()));
+        let request = Request::script("testing", &LOCK_ACQUIRE, &[], &["o:1"]);
+        assert!(keys(&request).is_empty());
+        assert!(keys(&Request::command("testing", &["PING", "1"])).is_empty());
+    }
+
+    #[test]
+    fn replies_become_enums() {
+        let taken = |tokens| Some(Acquired::Taken { tokens });
+        let tokens = |of: &[&str]| {
+            let of = of.iter().map(|token| Value::BulkString((*token).into()));
+            acquired(Value::Array(of.collect())).ok()
+        };
+        assert_eq!(acquired(Value::Nil).ok(), taken(None));
+        let most = u64::MAX / 2;
+        assert_eq!(
+            tokens(&["7", "9223372036854775807"]),
+            taken(Some((7, most)))
+        );
+        assert_eq!(tokens(&["7", "7"]), taken(Some((7, 7))));
+        for odd in [
+            &["8", "7"][..],
+            &["0", "7"],
+            &["-1", "7"],
+            &["7", ""],
+            &["7"],
+            &[],
+        ] {
+            assert_eq!(tokens(odd), None, "{odd:?}");
+        }
+        let left = Some(Duration::from_millis(7));
+        assert_eq!(
+            acquired(Value::Int(7)).ok(),
+            Some(Acquired::Busy { left, at: 0 })
+        );
+        assert_eq!(
+            acquired(Value::Int(-1)).ok(),
+            Some(Acquired::Busy { left: None, at: 0 })
+        );
+        let of_several = |place, ms| {
+            let busy = vec![Value::Int(place), Value::Int(ms)];
+            acquired(Value::Array(busy)).ok()
+        };
+        assert_eq!(of_several(3, 7), Some(Acquired::Busy { left, at: 2 }));
+        assert_eq!(
+            of_several(1, -1),
+            Some(Acquired::Busy { left: None, at: 0 })
+        );
+        assert_eq!(of_several(0, 7), None);
+        assert!(acquired(Value::Okay).is_err());
+        assert_eq!(
+            released(&Value::Int(2)).ok(),
+            Some(Released::Yes { listeners: 2 })
+        );
+        assert_eq!(released(&Value::Int(-1)).ok(), Some(Released::Gone));
+        assert_eq!(released(&Value::Int(-2)).ok(), Some(Released::Taken));
+        assert!(released(&Value::Int(-3)).is_err());
+        let to_read = |taken, ms, writers| {
+            let parts = [taken, ms, writers].map(Value::Int);
+            acquired_to_read(Value::Array(parts.into())).ok()
+        };
+        let seen = |left, writers| Seen { left, writers };
+        let busy = |left| Acquired::Busy { left, at: 0 };
+        assert_eq!(to_read(1, 7, 0), taken(None).zip(Some(seen(left, Some(0)))));
+        assert_eq!(to_read(1, -2, -1), taken(None).zip(Some(seen(None, None))));
+        assert_eq!(to_read(0, 7, 3), Some((busy(left), seen(left, Some(3)))));
+        assert_eq!(to_read(0, -1, -1), Some((busy(None), seen(None, None))));
+        assert_eq!(to_read(2, 7, 0), None);
+        assert!(acquired_to_read(Value::Nil).is_err());
+        assert_eq!(renewed(Value::Int(7)).ok(), Some(Renewed::Yes));
+        assert_eq!(shortened_to(&Value::Int(7)), left);
+        assert_eq!(shortened_to(&Value::Int(1)), None);
+        assert_eq!(renewed(Value::Int(0)).ok(), Some(Renewed::Gone));
+        assert_eq!(renewed(Value::Int(-1)).ok(), Some(Renewed::Taken));
+        assert_eq!(
+            permits_acquired(Value::Array(vec![Value::Int(7)])).ok(),
+            Some(PermitsAcquired::Taken { ends_at: 7 })
+        );
+        assert_eq!(
+            permits_acquired(Value::Int(-1)).ok(),
+            Some(PermitsAcquired::TooFew { left: None })
+        );
+        assert!(permits_acquired(Value::Nil).is_err());
+        assert!(permits_acquired(Value::Array(Vec::new())).is_err());
+    }
+
+    #[test]
+    fn a_latch_without_anything_left_is_open() {
+        let state = |left: &str, round: &str| {
+            let parts = [left, round].map(|part| Value::BulkString(part.into()));
+            latch_state(Value::Array(parts.into())).ok()
+        };
+        let closed = |left, round: &str| {
+            let round = round.into();
+            Some(LatchState::Closed { left, round })
+        };
+        assert_eq!(latch_state(Value::Nil).ok(), Some(LatchState::Open));
+        assert_eq!(state("0", "u:7"), Some(LatchState::Open));
+        assert_eq!(state("-3", ""), Some(LatchState::Open));
+        assert_eq!(state("3", "u:7"), closed(3, "u:7"));
+        let most = i64::MAX.unsigned_abs();
+        assert_eq!(state("9223372036854775807", ""), closed(most, ""));
+        assert_eq!(state("three", ""), None);
+        assert!(latch_state(Value::Int(3)).is_err());
+        assert!(latch_state(Value::Array(Vec::new())).is_err());
+    }
+
+    #[test]
+    fn a_lease_is_rounded_up_to_milliseconds() {
+        assert_eq!(lease_ms(Duration::from_micros(10_001)), 11);
+        assert_eq!(lease_ms(Duration::from_millis(10)), 10);
+    }
+}

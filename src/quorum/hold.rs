@@ -1,0 +1,1118 @@
+//! What the servers of a quorum keep of one hold: a *whole* of *parts*, one a node.
+//!
+//! ```text
+//! whole    a majority granted            confirmed: certain for as long as the majority's last part is
+//! (asked) ─────────────────────► held ──┐
+//!                                 │ ▲ ◄─┘
+//!                                 ├──► released: all numbers that a node may have
+//!                                 └──► lost for good: time over, fewer than a majority certain, or gaps of a majority
+//!                                      at what may have been the same time
+//!
+//! part       acquire sent                 taken
+//! fresh ─────────────────► asked ──────────────────────► kept ──┐
+//!  ▲ ▲ ▲                    │ │                           │ ▲ ◄─┘ renewed
+//!  │ │ └─ busy, refused ────┘ └─ no connection any more:  │
+//!  │ └─── its number is doubtful from now on              │
+//!  └───── a gap begins ◄─ forgotten, or with somebody else┘
+//! ```
+//!
+//! *Numbers.* Every acquire has an owner that was never sent to that node before: the round uses one number for all nodes,
+//! whoever becomes fresh again draws a new one. What is known of a number is therefore final: once it is *kept* nothing of
+//! ours that is still on its way can take it away, a renewal that finds it proves that the node kept it all the time, and
+//! one that does not find it ends it for good. Only *doubtful* numbers are undone. They are never used again, and may be
+//! carried out late, so they are undone in front of each later acquire and with the release.
+//!
+//! *Gaps.* A node that does not keep its part may have given it to others, from the last moment at which it is known to
+//! have kept it until it keeps it again. If a majority has gaps at the same time, somebody else may have had the lock: it
+//! is lost, even if a majority keeps it now. Nodes that were not part of the grant have a gap since then; those whose
+//! part has run out have one too. Whenever a gap begins or ends the others are asked at once, and while the majority is a
+//! bare one, again and again.
+//!
+//! The whole sits in the lock and makes the guard. The parts are on the agendas of their own clients while the whole is
+//! held: each watchdog attends to its node. Only links create anything, so that nothing can be carried out behind the
+//! release that would undo it.
+//!
+//! The mutex of a [`QuorumHold`] may be taken with a lock's held, and agendas' and links' may be taken with it held. No I/O while
+//! it is held.
+
+use std::cmp::Reverse;
+use std::collections::VecDeque;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use redis::{RedisError, Value};
+
+use crate::acquire::spec::Terms;
+use crate::error::LossReason;
+use crate::hold::{Duty, Hold, Role};
+use crate::local::lock::{LeasePolicy, Mode};
+use crate::local::registry::Entry;
+use crate::net::call::{Answer, Attempt, Call, CallPhase, Fault, Undo, is_unknown_script};
+use crate::net::connection::WaitFault;
+use crate::protocol::kind::{AcquireArgs, Kind, Place, PlaceState};
+use crate::protocol::script::{self, Released, Renewed};
+use crate::quorum::round::{self, Goal, Node, Nodes, Reply, SLICE, Short};
+use crate::report::report;
+use crate::session::Session;
+
+/// How soon a node that does not keep its part is asked about it again while there is more than a bare majority: a share
+/// of the lease, and within which limits.
+const HEAL: (u32, Duration, Duration) = (30, Duration::from_millis(5), Duration::from_secs(1));
+
+/// For so many parts a client looks after each as often as [`round::pause`] says, where that is called for; of more, less
+/// often, so that what it asks for in a second is bounded.
+const AT_ONCE: usize = 64;
+
+/// How long a connection may owe an older reply for a look whether an acquire has been answered.
+const PROMPT: Duration = Duration::from_millis(50);
+
+/// How many doubtful numbers of a node are remembered. There is one for each connection that broke with an acquire under
+/// way.
+const DOUBTFUL: usize = 16;
+
+fn heal_after(lease: Duration) -> Duration {
+    (lease / HEAL.0).clamp(HEAL.1, HEAL.2)
+}
+
+/// What the nodes keep of one hold.
+pub(crate) struct QuorumHold {
+    nodes: Arc<Nodes>,
+    /// That of the round, under which most nodes keep it.
+    owner: String,
+    whole: OnceLock<Weak<Hold>>,
+    state: Mutex<State>,
+    me: Weak<Self>,
+}
+
+struct State {
+    parts: Vec<Part>,
+    /// A majority has granted it.
+    granted: bool,
+    /// The whole is over, or never was.
+    let_go: bool,
+    releases: Vec<Releasing>,
+    /// Since when no more than a majority is certain, and whether that was logged.
+    bare: Option<(Instant, bool)>,
+    /// When a gap began or ended last. Parts that were confirmed before have to be confirmed again: the later they are
+    /// known not to have forgotten it, the fewer gaps can have been at the same time.
+    changed_at: Option<Instant>,
+    /// The last of these moments for which they were asked.
+    called_at: Option<Instant>,
+    /// Why it is lost, as whoever found out first says: several watchdogs may find it at once.
+    lost: Option<LossReason>,
+}
+
+/// One node.
+struct Part {
+    /// The hold under the number that the node keeps, was asked for, or will be asked for next.
+    hold: Arc<Hold>,
+    stage: Stage,
+    kept: Keeping,
+    /// Numbers that were sent, are not used, and may be carried out yet.
+    doubtful: VecDeque<Arc<Hold>>,
+    /// The node did not know the script of the last acquire.
+    by_text: bool,
+    /// Its client is closed.
+    left_out: bool,
+}
+
+enum Stage {
+    /// Nothing was sent under the number.
+    Fresh,
+    Asked {
+        call: Arc<Call>,
+        since: Instant,
+    },
+    Kept,
+}
+
+/// A release on its way, or that there is none, and what was known of the node when it was let go.
+#[derive(Clone)]
+struct Releasing {
+    call: Option<Arc<Call>>,
+    kept: Keeping,
+    answer: Option<bool>,
+}
+
+/// When a node is known to have kept its part, and when it may not have.
+#[derive(Debug, Clone, Copy, Default)]
+struct Keeping {
+    /// For certain until then, or that it does not.
+    until: Option<Instant>,
+    /// When that was asked which it has confirmed last.
+    confirmed_at: Option<Instant>,
+    /// It may have been without at some time after the first of these, and had it again by the second.
+    gap: Option<(Instant, Option<Instant>)>,
+}
+
+impl Keeping {
+    fn is_certain(&self, now: Instant) -> bool {
+        self.until.is_some_and(|until| until > now)
+    }
+
+    /// It was asked at `asked_at` and keeps it. Says whether a gap has ended with that.
+    fn confirm(&mut self, asked_at: Instant, until: Instant, now: Instant) -> bool {
+        self.until = Some(until);
+        self.confirmed_at = self.confirmed_at.max(Some(asked_at));
+        match &mut self.gap {
+            Some((_, to)) if to.is_none() => {
+                *to = Some(now);
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// It does not keep it, and had it last at the moment that this returns, or later.
+    fn miss(&mut self, now: Instant) -> Instant {
+        let from = self.confirmed_at.unwrap_or(now);
+        self.until = None;
+        self.gap = Some((from, None));
+        from
+    }
+
+    /// Whether it had, or may have, a gap at some time after `from`.
+    fn has_gap_after(&self, from: Instant) -> bool {
+        self.gap
+            .is_some_and(|(_, to)| to.is_none_or(|to| to > from))
+    }
+
+    /// Whether it may have been without at some time between `from` and now.
+    fn may_lack(&self, from: Instant, now: Instant) -> bool {
+        !self.is_certain(now) || self.has_gap_after(from)
+    }
+}
+
+/// What is known of the whole, to be acted on once the mutex has been let go.
+enum Verdict {
+    Held,
+    /// By no more than so many nodes, for a while.
+    Bare(usize),
+    Lost(LossReason),
+}
+
+impl Part {
+    fn is_kept(&self) -> bool {
+        matches!(self.stage, Stage::Kept)
+    }
+
+    /// Whether the node keeps it under the number of `hold`, and is still asked about it.
+    fn is_kept_as(&self, hold: &Arc<Hold>) -> bool {
+        self.is_kept() && !self.left_out && Arc::ptr_eq(&self.hold, hold)
+    }
+
+    fn is_renewed(&self) -> bool {
+        matches!(self.hold.terms(), LeasePolicy::Renewed { .. })
+    }
+}
+
+impl State {
+    /// Until when each node that keeps the hold for certain does, the longest first.
+    fn untils(&self, now: Instant) -> Vec<Instant> {
+        let certain = self.parts.iter().filter(|part| part.kept.is_certain(now));
+        let mut untils: Vec<_> = certain.filter_map(|part| part.kept.until).collect();
+        untils.sort_unstable_by_key(|until| Reverse(*until));
+        untils
+    }
+
+    /// Whether a node has to confirm its part although it is not to be renewed yet.
+    fn is_unconfirmed(&self, node: usize) -> bool {
+        self.changed_at > self.parts[node].kept.confirmed_at
+    }
+
+    fn lost(&mut self, why: LossReason) -> Verdict {
+        Verdict::Lost(*self.lost.get_or_insert(why))
+    }
+
+    /// How many nodes may have been without at one time since `from`.
+    fn lacked(&self, from: Instant, now: Instant) -> usize {
+        let lack = |part: &&Part| part.kept.may_lack(from, now);
+        self.parts.iter().filter(lack).count()
+    }
+}
+
+impl QuorumHold {
+    pub(crate) fn new(nodes: &Arc<Nodes>, entry: &Arc<Entry>, terms: Terms) -> Arc<Self> {
+        let home = nodes.home();
+        debug_assert!(entry.protocol.kind == Kind::Quorum);
+        let owner = home.owners.id(home.owners.draw());
+        Arc::new_cyclic(|me: &Weak<Self>| {
+            let part = |(node, at): (usize, &Node)| Part {
+                hold: Self::draw(me, at, node, owner.clone(), terms.lease, terms.ttl),
+                stage: Stage::Fresh,
+                kept: Keeping::default(),
+                doubtful: VecDeque::new(),
+                by_text: false,
+                left_out: false,
+            };
+            let parts = nodes.list.iter().enumerate().map(part).collect();
+            Self {
+                nodes: Arc::clone(nodes),
+                owner,
+                whole: OnceLock::new(),
+                state: Mutex::new(State {
+                    parts,
+                    granted: false,
+                    let_go: false,
+                    releases: Vec::new(),
+                    bare: None,
+                    changed_at: None,
+                    called_at: None,
+                    lost: None,
+                }),
+                me: Weak::clone(me),
+            }
+        })
+    }
+
+    /// What a node will keep under a number that it was never sent.
+    fn draw(
+        me: &Weak<Self>,
+        at: &Node,
+        node: usize,
+        owner: String,
+        lease: LeasePolicy,
+        ttl: Duration,
+    ) -> Arc<Hold> {
+        let role = Role::Part {
+            quorum_hold: Weak::clone(me),
+            node,
+        };
+        let (entry, number) = (Arc::clone(&at.entry), at.session.owners.draw());
+        let part = Hold::new(entry, Mode::Exclusive, number, owner, lease, ttl);
+        Arc::new(part.with_role(role))
+    }
+
+    /// What takes a node's part in the round: once, since its number may be sent once.
+    pub(crate) fn acquire(&self, node: usize, up_for: Duration, run_id: &str) -> Attempt {
+        Self::ask_for(&self.state.lock().parts[node].hold, up_for, run_id)
+    }
+
+    fn ask_for(part: &Arc<Hold>, up_for: Duration, run_id: &str) -> Attempt {
+        Attempt {
+            request: part.entry.protocol.acquire(&AcquireArgs {
+                owner: &part.owner,
+                lease: part.lease(),
+                mode: Mode::Exclusive,
+                under: None,
+                yields: None,
+                place: Place {
+                    ticket: &part.owner,
+                    keep: Duration::ZERO,
+                    stood: PlaceState::Never,
+                },
+                tokens: 1,
+                token_ttl: Duration::ZERO,
+                up_for,
+                run_id,
+            }),
+            undo: Some(Arc::clone(part) as Arc<dyn Undo>),
+        }
+    }
+
+    /// Takes over what a round has sent.
+    pub(crate) fn begin(&self, calls: Vec<Option<Arc<Call>>>) {
+        let mut state = self.state.lock();
+        let since = Instant::now();
+        for (part, call) in state.parts.iter_mut().zip(calls) {
+            if let Some(call) = call {
+                part.stage = Stage::Asked { call, since };
+            }
+        }
+        self.look(&mut state);
+    }
+
+    pub(crate) fn whole(self: &Arc<Self>, entry: &Arc<Entry>, terms: Terms) -> Arc<Hold> {
+        let entry = Arc::clone(entry);
+        let number = self.home().owners.draw();
+        let whole = Arc::new(
+            Hold::new(
+                entry,
+                Mode::Exclusive,
+                number,
+                self.owner.clone(),
+                terms.lease,
+                terms.ttl,
+            )
+            .with_role(Role::Whole(Arc::clone(self))),
+        );
+        self.whole.get_or_init(|| Arc::downgrade(&whole));
+        whole
+    }
+
+    /// A majority has granted it to the round that began at `sent_at`: from now on the watchdogs attend to the parts. They
+    /// renew them, unless the lease is fixed, take those that are missing, and give them back when their client is closed.
+    pub(crate) fn is_granted(&self, sent_at: Instant) {
+        let mut state = self.state.lock();
+        state.granted = true;
+        for part in &mut state.parts {
+            if !part.is_kept() {
+                part.kept.gap = Some((sent_at, None));
+            }
+        }
+        // It is held, whatever else is known by now; time cannot be over.
+        let verdict = self.judge(&mut state, LossReason::Expired);
+        self.arm(&state);
+        drop(state);
+        self.act(verdict);
+    }
+
+    fn home(&self) -> &Arc<Session> {
+        self.nodes.home()
+    }
+
+    fn get_whole(&self) -> Option<Arc<Hold>> {
+        self.whole.get().and_then(Weak::upgrade)
+    }
+
+    /// Looks at the answers that have come.
+    fn look(&self, state: &mut State) {
+        for node in 0..state.parts.len() {
+            let part = &mut state.parts[node];
+            let Stage::Asked { call, .. } = &part.stage else {
+                continue;
+            };
+            match call.outcome() {
+                None => {}
+                Some(Ok(Answer {
+                    value: Value::Nil,
+                    sent_at,
+                })) => {
+                    part.hold.grant(sent_at);
+                    self.is_kept(state, node, sent_at);
+                }
+                Some(Ok(Answer {
+                    value: Value::Int(_),
+                    ..
+                })) => self.renumber(state, node),
+                Some(Ok(Answer { value, .. })) => match value.extract_error() {
+                    // Refused before it had done anything.
+                    Err(err) => {
+                        part.by_text = is_unknown_script(&err);
+                        self.nodes.list[node].session.seniority.learn(&err);
+                        self.renumber(state, node);
+                    }
+                    Ok(_) => self.doubt(state, node),
+                },
+                Some(Err(_)) => self.doubt(state, node),
+            }
+        }
+    }
+
+    /// A node has confirmed its part, having been asked at `asked_at`.
+    fn is_kept(&self, state: &mut State, node: usize, asked_at: Instant) {
+        let (part, now) = (&mut state.parts[node], Instant::now());
+        part.stage = Stage::Kept;
+        if part.kept.confirm(asked_at, part.hold.valid_until(), now) {
+            state.changed_at = Some(now);
+        }
+    }
+
+    /// Nobody knows what became of the acquire, and it may be carried out yet.
+    fn doubt(&self, state: &mut State, node: usize) {
+        let part = &mut state.parts[node];
+        part.doubtful.push_back(Arc::clone(&part.hold));
+        if part.doubtful.len() > DOUBTFUL {
+            part.doubtful.pop_front();
+        }
+        self.renumber(state, node);
+    }
+
+    /// The number is not used any more: the next acquire needs another.
+    fn renumber(&self, state: &mut State, node: usize) {
+        let at = &self.nodes.list[node];
+        let part = &mut state.parts[node];
+        part.hold.end();
+        at.session.watchdog.disarm(&part.hold);
+        let owners = &self.home().owners;
+        part.hold = Self::draw(
+            &self.me,
+            at,
+            node,
+            owners.id(owners.draw()),
+            part.hold.terms(),
+            part.hold.lease(),
+        );
+        part.stage = Stage::Fresh;
+        if state.granted && !state.let_go && !state.parts[node].left_out {
+            let due = self.due(state, node, Instant::now());
+            at.session.watchdog.arm(&state.parts[node].hold, due);
+        }
+    }
+
+    /// Has the watchdogs look after all parts when that is due.
+    fn arm(&self, state: &State) {
+        let now = Instant::now();
+        for (node, at) in self.nodes.list.iter().enumerate() {
+            let part = &state.parts[node];
+            if !part.left_out {
+                at.session
+                    .watchdog
+                    .arm(&part.hold, self.due(state, node, now));
+            }
+        }
+    }
+
+    /// When the watchdog has to attend to a part.
+    fn due(&self, state: &State, node: usize, now: Instant) -> Instant {
+        let (part, watchdog) = (&state.parts[node], &self.nodes.list[node].session.watchdog);
+        let (lease, renewed) = (part.hold.lease(), part.is_renewed());
+        let bare = state.bare.is_some();
+        let soon = || {
+            let crowd = u32::try_from(watchdog.parts() / AT_ONCE).unwrap_or(u32::MAX);
+            now + round::pause()
+                .saturating_mul(crowd.saturating_add(1))
+                .min(lease / 3)
+        };
+        match part.stage {
+            Stage::Kept if bare || state.is_unconfirmed(node) => soon(),
+            Stage::Kept if renewed => part.kept.confirmed_at.unwrap_or(now) + lease / 3,
+            Stage::Asked { since, .. } if bare || now < since + 10 * PROMPT => soon(),
+            Stage::Fresh if bare && renewed => soon(),
+            _ if renewed => now + heal_after(lease),
+            // It ends by itself; it is on the watchdog for its client to find it when that is closed.
+            _ => now + lease,
+        }
+    }
+
+    /// Whether the whole is held still.
+    pub(crate) fn is_held(&self) -> bool {
+        self.get_whole().is_some_and(|whole| whole.is_held())
+    }
+
+    pub(crate) fn renewal_has_failed(&self) {
+        if let Some(whole) = self.get_whole() {
+            whole.renewal_failed.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// How many nodes keep the hold for certain.
+    pub(crate) fn nodes_held(&self) -> usize {
+        let mut state = self.state.lock();
+        self.look(&mut state);
+        state.untils(Instant::now()).len()
+    }
+
+    /// The holder's count.
+    pub(crate) fn count(&self) -> u32 {
+        let whole = self.get_whole();
+        whole.map_or(1, |whole| whole.count.load(Ordering::Relaxed))
+    }
+
+    /// Reads what has come for parts that were asked for: nobody else may do so for a while.
+    fn read_answers(&self) {
+        let asked = |(node, part): (usize, &Part)| match &part.stage {
+            Stage::Asked { call, .. } if call.outcome().is_none() => Some((node, Arc::clone(call))),
+            _ => None,
+        };
+        let state = self.state.lock();
+        let calls: Vec<_> = state.parts.iter().enumerate().filter_map(asked).collect();
+        drop(state);
+        for (node, call) in calls {
+            let connection = &self.nodes.list[node].session.connection;
+            if connection.responds(PROMPT) {
+                connection.wait(&call, Instant::now(), &|| false).ok();
+            }
+        }
+    }
+
+    /// Asks a node for its part, over its connection, in front of any release, and behind what undoes the numbers that might
+    /// be in the way.
+    fn heal(&self, state: &mut State, node: usize, now: Instant) {
+        let connection = &self.nodes.list[node].session.connection;
+        let part = &mut state.parts[node];
+        if state.let_go
+            || part.left_out
+            || !matches!(part.stage, Stage::Fresh)
+            || !part.is_renewed()
+        {
+            return;
+        }
+        if !connection.responds(Duration::MAX) {
+            return connection.want();
+        }
+        for number in &part.doubtful {
+            connection.submit(&Call::deferred(number.release(true)));
+        }
+        let call = Call::unattended(Self::ask_for(&part.hold, Duration::ZERO, ""));
+        if part.by_text {
+            call.by_text_from_now();
+        }
+        if connection.submit(&call).is_some() {
+            part.stage = Stage::Asked { call, since: now };
+        }
+    }
+
+    /// Attends to a part that is `hold`: asks for it if the node does not keep it. `true` if it is not to be renewed now.
+    fn attend(&self, session: &Arc<Session>, node: usize, hold: &Arc<Hold>) -> bool {
+        self.read_answers();
+        let mut state = self.state.lock();
+        let now = Instant::now();
+        self.look(&mut state);
+        self.heal(&mut state, node, now);
+        let verdict = self.judge(&mut state, LossReason::Forced);
+        let part = &state.parts[node];
+        let renews = part.is_kept()
+            && Arc::ptr_eq(&part.hold, hold)
+            && !state.let_go
+            && (state.bare.is_some()
+                || state.is_unconfirmed(node)
+                || part.is_renewed()
+                    && part
+                        .kept
+                        .confirmed_at
+                        .is_none_or(|at| now >= at + part.hold.lease() / 6));
+        let asks = matches!(part.stage, Stage::Asked { .. });
+        if !renews && !state.let_go && !part.left_out {
+            let due = self.due(&state, node, now);
+            session.watchdog.arm(&part.hold, due);
+        }
+        drop(state);
+        if asks {
+            session.connection.flush(false);
+            session.watchdog.housekeep_soon();
+        }
+        self.act(verdict);
+        !renews
+    }
+
+    /// What the renewal of a part means for the whole.
+    fn settle(
+        &self,
+        session: &Session,
+        node: usize,
+        hold: &Arc<Hold>,
+        renewed: Renewed,
+        at: Instant,
+    ) {
+        let (n, name) = (self.nodes.list.len(), &hold.entry.name);
+        let mut state = self.state.lock();
+        self.look(&mut state);
+        let part = &state.parts[node];
+        if state.let_go || !part.is_kept_as(hold) {
+            // It says nothing of the number that is used now.
+            return;
+        }
+        let now = Instant::now();
+        let was_certain = part.kept.is_certain(now);
+        let verdict = match renewed {
+            Renewed::Yes => {
+                if part.is_renewed() {
+                    session.counters.renewals.add(1);
+                    hold.was_renewed(at);
+                }
+                self.is_kept(&mut state, node, at);
+                let verdict = self.judge(&mut state, LossReason::Forced);
+                session.watchdog.arm(hold, self.due(&state, node, now));
+                verdict
+            }
+            Renewed::Gone => self.is_missing(&mut state, node, LossReason::Forced, now),
+            Renewed::Taken => self.is_missing(&mut state, node, LossReason::TakenOver, now),
+        };
+        if renewed != Renewed::Yes {
+            // Asked for again at once.
+            session.watchdog.arm(&state.parts[node].hold, now);
+        }
+        drop(state);
+        if renewed != Renewed::Yes && was_certain {
+            report!(
+                Warn,
+                "node {node} of {n} has forgotten `{name}`, which is held"
+            );
+        }
+        self.act(verdict);
+    }
+
+    /// A node does not keep its part any more.
+    fn is_missing(&self, state: &mut State, node: usize, why: LossReason, now: Instant) -> Verdict {
+        let from = state.parts[node].kept.miss(now);
+        state.changed_at = Some(now);
+        self.renumber(state, node);
+        if state.lacked(from, now) >= self.nodes.needed {
+            // Others may have had a majority in between.
+            return state.lost(why);
+        }
+        self.judge(state, why)
+    }
+
+    /// Says what the parts mean for the whole; `why` it is lost, if it is because of what is known, and not of time.
+    fn judge(&self, state: &mut State, why: LossReason) -> Verdict {
+        let whole = self.get_whole().filter(|whole| whole.is_held());
+        let Some(whole) = whole.filter(|_| state.granted && !state.let_go) else {
+            return Verdict::Held;
+        };
+        let (n, needed, now) = (self.nodes.list.len(), self.nodes.needed, Instant::now());
+        let untils = state.untils(now);
+        let until = untils.get(needed - 1);
+        if !until.is_some_and(|until| self.count_on(&whole, *until)) {
+            return state.lost(why);
+        }
+        let mut verdict = Verdict::Held;
+        if untils.len() > needed || n == needed {
+            state.bare = None;
+        } else {
+            match &mut state.bare {
+                None => {
+                    state.bare = Some((now, false));
+                    self.arm(state);
+                }
+                Some((since, logged)) => {
+                    if !*logged && now >= *since + heal_after(whole.lease()) {
+                        *logged = true;
+                        verdict = Verdict::Bare(untils.len());
+                    }
+                }
+            }
+        }
+        if state.called_at < state.changed_at {
+            state.called_at = state.changed_at;
+            for (node, at) in self.nodes.list.iter().enumerate() {
+                let part = &state.parts[node];
+                if part.is_kept() && state.is_unconfirmed(node) {
+                    at.session.watchdog.arm(&part.hold, now);
+                }
+            }
+        }
+        verdict
+    }
+
+    fn act(&self, verdict: Verdict) {
+        let Some(whole) = self.get_whole() else {
+            return;
+        };
+        match verdict {
+            Verdict::Held => {}
+            Verdict::Bare(nodes) => {
+                let (n, name) = (self.nodes.list.len(), &whole.entry.name);
+                report!(
+                    Warn,
+                    "`{name}` is held by no more than {nodes} of {n} nodes"
+                );
+            }
+            Verdict::Lost(reason) => {
+                let now = Instant::now();
+                let reason = match whole.duty(now) {
+                    // What is gone when its time is over was not taken away.
+                    Duty::Tell(over) if now >= whole.valid_until() => over,
+                    _ => reason,
+                };
+                self.home().lose(&whole, reason);
+            }
+        }
+    }
+
+    /// A majority keeps the whole until then; the watchdog has to know if that is sooner than it was. `false` if its time
+    /// is over already.
+    fn count_on(&self, whole: &Arc<Hold>, until: Instant) -> bool {
+        let before = whole.valid_until();
+        let until = match whole.terms() {
+            LeasePolicy::Renewed { .. } => until,
+            // What nobody has renewed does not become longer.
+            LeasePolicy::Fixed(_) => until.min(before),
+        };
+        let sooner = until < before;
+        if !whole.majority_keeps_until(until) {
+            return false;
+        }
+        if sooner {
+            self.home()
+                .watchdog
+                .arm(whole, whole.due_after(Instant::now()));
+        }
+        true
+    }
+
+    /// One more hold, for a fixed lease: asks all nodes, wants a majority.
+    pub(crate) fn renew(
+        &self,
+        terms: Terms,
+        count: u32,
+        until: Instant,
+        stop: &dyn Fn() -> bool,
+    ) -> std::result::Result<(Renewed, Instant), Fault> {
+        let (nodes, sent_at) = (&self.nodes, Instant::now());
+        let mut state = self.state.lock();
+        self.look(&mut state);
+        let parts: Vec<_> = state
+            .parts
+            .iter()
+            .map(|part| Arc::clone(&part.hold))
+            .collect();
+        drop(state);
+        for part in &parts {
+            part.may_last(terms.ttl);
+        }
+        let mut renew = |node: usize| Attempt {
+            request: nodes.list[node].entry.protocol.renew(
+                Mode::Exclusive,
+                &parts[node].owner,
+                terms.ttl,
+                count,
+            ),
+            undo: None,
+        };
+        let kept = |value: &Value| matches!(value, Value::Int(1));
+        let not_ours = |value: &Value| matches!(value, Value::Int(0 | -1));
+        let lease = terms.ttl;
+        let round = nodes.round_twice(Goal::Majority, lease, until, stop, &mut renew, &kept);
+        let mut state = self.state.lock();
+        self.look(&mut state);
+        if state.let_go {
+            return Ok((Renewed::Gone, sent_at));
+        }
+        let mut agreed = 0;
+        let mut verdict = Verdict::Held;
+        for (node, reply) in round.replies.iter().enumerate() {
+            let Reply::Pending(answer) = reply else {
+                continue;
+            };
+            // A number that is not kept for certain may be undone yet, also by what was sent before.
+            if !state.parts[node].is_kept_as(&parts[node]) {
+                continue;
+            }
+            if kept(&answer.value) {
+                agreed += 1;
+                parts[node].extend(answer.sent_at, terms.ttl);
+                self.is_kept(&mut state, node, answer.sent_at);
+            } else if not_ours(&answer.value) && !matches!(verdict, Verdict::Lost(_)) {
+                let why = match answer.value {
+                    Value::Int(-1) => LossReason::TakenOver,
+                    _ => LossReason::Forced,
+                };
+                verdict = self.is_missing(&mut state, node, why, Instant::now());
+            }
+        }
+        if agreed >= nodes.needed {
+            for part in &state.parts {
+                part.hold.change_lease(terms.lease, terms.ttl);
+            }
+            // Under the mutex: what is found out next may make it shorter again.
+            if let Some(whole) = self.get_whole() {
+                whole.change_lease(terms.lease, terms.ttl);
+                whole.extend(sent_at, terms.ttl);
+            }
+        }
+        if !matches!(verdict, Verdict::Lost(_)) {
+            verdict = self.judge(&mut state, LossReason::Forced);
+            self.arm(&state);
+        }
+        drop(state);
+        let lost = match verdict {
+            Verdict::Lost(LossReason::TakenOver) => Some(Renewed::Taken),
+            Verdict::Lost(_) => Some(Renewed::Gone),
+            _ => None,
+        };
+        self.act(verdict);
+        if let Some(lost) = lost {
+            return Ok((lost, sent_at));
+        }
+        if agreed >= nodes.needed {
+            return Ok((Renewed::Yes, sent_at));
+        }
+        if stop() {
+            return Err(Fault::Stopped);
+        }
+        if nodes.list.len() - round.count(&not_ours) < nodes.needed {
+            let others = |value: &Value| matches!(value, Value::Int(-1));
+            let taken = round.count(&others) > 0;
+            return Ok((if taken { Renewed::Taken } else { Renewed::Gone }, sent_at));
+        }
+        Err(Fault::NoQuorum(Short {
+            nodes: nodes.list.len(),
+            needed: nodes.needed,
+            agreed,
+            failures: nodes.failures(round.replies),
+        }))
+    }
+
+    /// Ends all parts, and has them released wherever they may be. In memory only; [`QuorumHold::flush`] has to follow.
+    pub(crate) fn let_go(&self) -> Arc<Call> {
+        let mut state = self.state.lock();
+        if !std::mem::replace(&mut state.let_go, true) {
+            self.look(&mut state);
+            let releases = (0..state.parts.len()).map(|node| Releasing {
+                kept: state.parts[node].kept,
+                call: self.release(&mut state, node),
+                answer: None,
+            });
+            let releases = releases.collect();
+            state.releases = releases;
+        }
+        let release = state.releases.iter().find_map(|its| its.call.clone());
+        // Without any, one that says that it never was sent.
+        release.unwrap_or_else(|| Call::deferred(state.parts[0].hold.release(true)))
+    }
+
+    /// Ends the part of one node, and has everything released that may be there.
+    fn release(&self, state: &mut State, node: usize) -> Option<Arc<Call>> {
+        let session = &self.nodes.list[node].session;
+        let granted = state.granted;
+        let part = &mut state.parts[node];
+        part.hold.end();
+        session.watchdog.disarm(&part.hold);
+        for number in part.doubtful.drain(..) {
+            session
+                .connection
+                .submit(&Call::deferred(number.release(true)));
+        }
+        let mut release = match std::mem::replace(&mut part.stage, Stage::Fresh) {
+            Stage::Fresh => return None,
+            Stage::Asked { .. } => part.hold.release(true),
+            // Of an attempt that has failed nobody is told.
+            Stage::Kept => part.hold.release(!granted),
+        };
+        // A node that has forgotten it is no news: the majority is what counts.
+        release.terms.undo = true;
+        let call = Call::deferred(release);
+        session.connection.submit(&call);
+        Some(call)
+    }
+
+    /// Writes what [`QuorumHold::let_go`] has queued.
+    pub(crate) fn flush(&self) {
+        for node in &self.nodes.list {
+            node.session.connection.flush(false);
+        }
+        self.tend();
+    }
+
+    /// The same, over new connections if the servers have closed the last ones; see [`Connection::deliver`].
+    ///
+    /// [`Connection::deliver`]: crate::net::connection::Connection::deliver
+    pub(crate) fn deliver(&self) {
+        for node in &self.nodes.list {
+            node.session.connection.deliver();
+        }
+        self.tend();
+    }
+
+    /// The client of a node is being closed.
+    pub(crate) fn leave_out(&self, node: usize) {
+        let mut state = self.state.lock();
+        let Some(whole) = self.get_whole().filter(|_| !state.let_go) else {
+            return;
+        };
+        self.look(&mut state);
+        let part = &mut state.parts[node];
+        part.left_out = true;
+        part.kept.miss(Instant::now());
+        let untils = state.untils(Instant::now());
+        // What is left is known before anything leaves.
+        let until = untils.get(self.nodes.needed - 1);
+        if until.is_some_and(|until| self.count_on(&whole, *until)) {
+            self.release(&mut state, node);
+        } else {
+            drop(state);
+            self.home().lose(&whole, LossReason::Closed);
+            self.home().give_back(&whole);
+        }
+    }
+
+    /// Has all clients bring to their nodes what is queued, and read what was not read.
+    pub(crate) fn tend(&self) {
+        for node in &self.nodes.list {
+            node.session.watchdog.housekeep_soon();
+        }
+    }
+
+    /// Waits until a majority has confirmed the release, and the others if that it was held all the time depends on them;
+    /// why it was not, if so.
+    pub(crate) fn released(
+        &self,
+        until: Instant,
+        in_time: bool,
+    ) -> std::result::Result<Option<LossReason>, Short> {
+        let nodes = &self.nodes;
+        let mut reason = LossReason::Forced;
+        let state = self.state.lock();
+        let mut parts = state.releases.clone();
+        let patience = round::patience(state.parts[0].hold.lease());
+        drop(state);
+        let let_go_at = Instant::now();
+        let lost = |reason| Ok(Some(if in_time { reason } else { LossReason::Expired }));
+        let mut slice = SLICE.0;
+        let mut majority_at = None;
+        let mut failures = Vec::new();
+        loop {
+            let mut moved = false;
+            for node in 0..parts.len() {
+                let Some(call) = parts[node].call.clone() else {
+                    continue;
+                };
+                let connection = &nodes.list[node].session.connection;
+                let value =
+                    match connection.wait(&call, until.min(Instant::now() + slice), &|| false) {
+                        Ok((value, _)) => value,
+                        Err(WaitFault::TimedOut | WaitFault::Stopped) => continue,
+                        Err(WaitFault::Closed) => {
+                            failures.push((node, Fault::Closed));
+                            (parts[node].call, moved) = (None, true);
+                            continue;
+                        }
+                        Err(WaitFault::Broken(err)) => {
+                            let state = call.state.lock();
+                            if matches!(state.phase, CallPhase::Broken(_)) {
+                                drop(state);
+                                failures.push((node, Fault::Refused(err)));
+                                (parts[node].call, moved) = (None, true);
+                            }
+                            continue;
+                        }
+                    };
+                (parts[node].call, moved) = (None, true);
+                let replayed = call.state.lock().sendings > 1;
+                match script::released(&value) {
+                    Ok(Released::Yes { .. }) => parts[node].answer = Some(true),
+                    Ok(_) if replayed && in_time => parts[node].answer = Some(true),
+                    Ok(not_ours) => {
+                        if not_ours == Released::Taken {
+                            reason = LossReason::TakenOver;
+                        }
+                        parts[node].answer = Some(false);
+                        let from = parts[node].kept.confirmed_at;
+                        if from.is_some_and(|from| {
+                            lacked(&parts, from, let_go_at, false) >= nodes.needed
+                        }) {
+                            return lost(reason);
+                        }
+                    }
+                    Err(unexpected) => {
+                        let err = RedisError::from(std::io::Error::other(unexpected));
+                        failures.push((node, Fault::Refused(err)));
+                    }
+                }
+            }
+            let now = Instant::now();
+            let yes = parts.iter().filter(|its| its.answer == Some(true)).count();
+            if yes >= nodes.needed {
+                let unheard = parts.iter().filter(|its| its.answer.is_none());
+                let mut froms = unheard.filter_map(|its| its.kept.confirmed_at);
+                let depends =
+                    froms.any(|from| lacked(&parts, from, let_go_at, true) >= nodes.needed);
+                let waits_until = *majority_at.get_or_insert(now) + patience;
+                if !depends || now >= waits_until.min(until) {
+                    return Ok(None);
+                }
+            }
+            let left = parts.iter().filter(|its| its.call.is_some()).count();
+            if yes + failures.len() + left < nodes.needed {
+                return lost(reason);
+            }
+            if left == 0 || now >= until {
+                if yes >= nodes.needed {
+                    return Ok(None);
+                }
+                let left = parts.iter().enumerate();
+                let left = left.filter(|(_, its)| its.call.is_some());
+                failures.extend(left.map(|(node, _)| (node, nodes.unanswered(node))));
+                return Err(Short {
+                    nodes: nodes.list.len(),
+                    needed: nodes.needed,
+                    agreed: yes,
+                    failures,
+                });
+            }
+            if !moved {
+                // Those that wait for a connection come back at once.
+                std::thread::sleep(SLICE.0);
+                slice = (slice * 2).min(SLICE.1);
+            }
+        }
+    }
+}
+
+/// How many nodes may have been without at one time since `from`, by what was known when they were let go and what they
+/// have said since; those that have not said anything too, if `unheard`.
+fn lacked(parts: &[Releasing], from: Instant, let_go_at: Instant, unheard: bool) -> usize {
+    let lack = |its: &&Releasing| match its.answer {
+        Some(true) => its.kept.has_gap_after(from),
+        Some(false) => true,
+        None => unheard || its.kept.may_lack(from, let_go_at),
+    };
+    parts.iter().filter(lack).count()
+}
+
+/// Attends to what is one server's part of a quorum's hold; `true` if there is nothing to be renewed now.
+pub(crate) fn attend(session: &Arc<Session>, hold: &Arc<Hold>) -> bool {
+    match hold.as_part() {
+        Some((Some(quorum_hold), node)) => quorum_hold.attend(session, node, hold),
+        Some((None, _)) => true,
+        None => false,
+    }
+}
+
+/// What a node has said to the renewal of its part.
+pub(crate) fn settle(session: &Arc<Session>, part: &Arc<Hold>, renewed: Renewed, sent_at: Instant) {
+    if let Some((Some(quorum_hold), node)) = part.as_part() {
+        quorum_hold.settle(session, node, part, renewed, sent_at);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A number below `end`.
+    fn random(seed: &mut u64, end: usize) -> usize {
+        *seed = seed.wrapping_mul(0x5851_F42D_4C95_7F2D).wrapping_add(1);
+        usize::try_from(*seed >> 33).unwrap_or(0) % end
+    }
+
+    /// Nodes that forget, are asked and take their parts again in any order. If a majority was without at one time, the
+    /// hold is found to be lost by the time at which all have been heard of once more.
+    #[test]
+    fn that_a_majority_was_without_at_one_time_is_found_out_in_any_order() {
+        const N: usize = 5;
+        const NEEDED: usize = 3;
+        let begin = Instant::now();
+        let at = |tick: usize| begin + Duration::from_millis(u64::try_from(tick).unwrap_or(0));
+        let (mut found, mut kept) = (0, 0);
+        for seed in 0..20_000 {
+            let mut seed = seed;
+            let lease = Duration::from_millis(if random(&mut seed, 2) == 0 { 9 } else { 900 });
+            // Whether the node has it in truth, and what is known of it.
+            let mut nodes = [(true, Keeping::default()); N];
+            let (mut without, mut lost) = (false, false);
+            for (node, (has, keeping)) in nodes.iter_mut().enumerate() {
+                if node < NEEDED {
+                    keeping.confirm(at(0), at(0) + lease, at(1));
+                } else {
+                    (*has, keeping.gap) = (false, Some((at(0), None)));
+                }
+            }
+            let turns = 2 + random(&mut seed, 30);
+            for tick in 2..2 + turns + N {
+                let now = at(3 * tick);
+                let last = tick >= 2 + turns;
+                let node = if last {
+                    tick - 2 - turns
+                } else {
+                    random(&mut seed, N)
+                };
+                let what = random(&mut seed, 3);
+                let (has, keeping) = &mut nodes[node];
+                if what == 0 && !last {
+                    *has = false;
+                } else if what == 1 && !last && !*has {
+                    // Out of reach.
+                } else if *has {
+                    keeping.confirm(at(3 * tick - 1), at(3 * tick - 1) + lease, now);
+                } else if keeping.until.is_some() {
+                    let from = keeping.miss(now);
+                    let lack = nodes.iter().filter(|its| its.1.may_lack(from, now));
+                    lost |= lack.count() >= NEEDED;
+                } else {
+                    *has = true;
+                    keeping.confirm(at(3 * tick - 1), at(3 * tick - 1) + lease, now);
+                }
+                without |= nodes.iter().filter(|its| !its.0).count() >= NEEDED;
+            }
+            assert!(lost || !without, "{nodes:?}");
+            found += usize::from(lost);
+            kept += usize::from(!lost);
+        }
+        assert!(found > 1000 && kept > 1000, "{found} {kept}");
+    }
+}

@@ -1,0 +1,320 @@
+//! Which servers clients talk to: two addresses may be those of one server, and a master may have become a replica.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use redis::{RedisError, Value};
+
+use crate::error::{Error, Result};
+use crate::net::call::Call;
+use crate::protocol::script::Request;
+use crate::report::report;
+use crate::session::Session;
+use crate::time;
+
+/// For how long connections are made again to masters that are out of reach, all of them together.
+const RECONNECT: Duration = Duration::from_millis(500);
+
+/// How often at most masters that could not be asked yet are asked again, and how long a verb may wait for that.
+const PROBE_AGAIN: Duration = Duration::from_millis(500);
+
+const DOING: &str = "asking a server who it is";
+
+/// What is known of one server.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Identity {
+    /// A master, and the `run_id` that no other server has.
+    Master(Arc<str>),
+    /// Something else, by its role.
+    NoMaster(String),
+    /// It has not answered, or may not be asked.
+    Unknown,
+}
+
+/// The master that the present connection of a client leads to.
+///
+/// A new connection may lead to another server, or to one that has a new `run_id` since it was restarted.
+#[derive(Default)]
+pub(crate) struct Known(Mutex<Option<(u64, Arc<str>)>>);
+
+/// As which `run_id` a server is known, and since when if it was another before: for those who keep out whoever is new.
+#[derive(Default)]
+pub(crate) struct Seniority(Mutex<Option<(String, Option<Instant>)>>);
+
+impl Seniority {
+    /// The `run_id` that counts: the first that was met, or another that was met at least `span` ago; empty for any.
+    pub(crate) fn counts_as(&self, span: Duration, now: Instant) -> String {
+        match &*self.0.lock() {
+            None => String::new(),
+            Some((_, Some(met_at))) if now.saturating_duration_since(*met_at) < span => {
+                // Nobody's.
+                "-".into()
+            }
+            Some((run_id, _)) => run_id.clone(),
+        }
+    }
+
+    /// The server has this `run_id` now.
+    fn met(&self, run_id: &str, now: Instant) {
+        let mut known = self.0.lock();
+        match &*known {
+            None => *known = Some((run_id.into(), None)),
+            Some((same, _)) if same == run_id => {}
+            Some(_) => *known = Some((run_id.into(), Some(now))),
+        }
+    }
+
+    /// A server has refused to take part, and may have said who it is.
+    pub(crate) fn learn(&self, refusal: &RedisError) {
+        let said = refusal
+            .detail()
+            .filter(|_| refusal.code() == Some("RESTARTED"));
+        let named = said.and_then(|detail| detail.strip_prefix("as "));
+        if let Some((run_id, _)) = named.and_then(|detail| detail.split_once(',')) {
+            self.met(run_id, Instant::now());
+        }
+    }
+}
+
+/// The questions that are on their way to one server.
+struct Asked<'a> {
+    session: &'a Session,
+    generation: u64,
+    role: Arc<Call>,
+    info: Arc<Call>,
+}
+
+impl<'a> Asked<'a> {
+    fn send(session: &'a Session) -> Option<Self> {
+        let question = |parts: &[&str]| Call::question(Request::command(DOING, parts));
+        let (role, info) = (question(&["ROLE"]), question(&["INFO", "server"]));
+        let generation = session.connection.submit(&role)?;
+        let both = session.connection.submit(&info) == Some(generation);
+        session.connection.flush(false);
+        both.then_some(Self {
+            session,
+            generation,
+            role,
+            info,
+        })
+    }
+
+    fn answer(&self, until: Instant) -> Identity {
+        let stop = || self.session.is_closed();
+        let wait = |call| match self.session.connection.wait(call, until, &stop) {
+            Ok((value, _)) => value.extract_error().ok(),
+            Err(_) => None,
+        };
+        let role = match wait(&self.role) {
+            Some(Value::Array(parts)) => parts.first().map(text).unwrap_or_default(),
+            _ => return Identity::Unknown,
+        };
+        if role != "master" {
+            return Identity::NoMaster(role);
+        }
+        let info = wait(&self.info).map(|info| text(&info));
+        let run_id = info.as_deref().and_then(|info| {
+            let mut lines = info.lines();
+            lines.find_map(|line| line.strip_prefix("run_id:"))
+        });
+        let Some(run_id) = run_id.map(|run_id| Arc::from(run_id.trim())) else {
+            return Identity::Unknown;
+        };
+        *self.session.known.0.lock() = Some((self.generation, Arc::clone(&run_id)));
+        self.session.seniority.met(&run_id, Instant::now());
+        Identity::Master(run_id)
+    }
+}
+
+fn text(value: &Value) -> String {
+    match value {
+        Value::BulkString(bytes) => String::from_utf8_lossy(bytes).into_owned(),
+        _ => String::new(),
+    }
+}
+
+/// Who these servers are: those of which it is not known are asked, all at the same time, if there is a connection.
+pub(crate) fn of<'a>(
+    sessions: impl IntoIterator<Item = &'a Arc<Session>>,
+    until: Instant,
+) -> Vec<Identity> {
+    let begin = |session: &'a Arc<Session>| {
+        let known = session.known.0.lock().clone();
+        match known {
+            Some((generation, run_id)) if session.connection.generation() == Some(generation) => {
+                Err(Identity::Master(run_id))
+            }
+            _ => Asked::send(session).ok_or(Identity::Unknown),
+        }
+    };
+    // All are on their way before one is waited for.
+    let asked: Vec<_> = sessions.into_iter().map(begin).collect();
+    let answer = |asked: std::result::Result<Asked<'_>, Identity>| match asked {
+        Ok(asked) => asked.answer(until),
+        Err(known) => known,
+    };
+    asked.into_iter().map(answer).collect()
+}
+
+/// The servers of a lock that a majority keeps, each of which has to be a master of its own.
+pub(crate) struct Masters {
+    sessions: Vec<Arc<Session>>,
+    run_ids: Mutex<Vec<Option<Arc<str>>>>,
+    all_known: AtomicBool,
+    /// When those that are missing are asked next, of `time::nanos`.
+    look_at: AtomicU64,
+    /// What is wrong with them for good.
+    fault: OnceLock<String>,
+}
+
+impl Masters {
+    /// Asks them all, and makes connections again that are lost; what cannot be reached is asked later.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Config`] for two of one server, and for one that is no master.
+    pub(crate) fn new(sessions: Vec<Arc<Session>>, response_timeout: Duration) -> Result<Self> {
+        let masters = Self {
+            run_ids: Mutex::new(vec![None; sessions.len()]),
+            sessions,
+            all_known: AtomicBool::new(false),
+            look_at: AtomicU64::new(0),
+            fault: OnceLock::new(),
+        };
+        let until = Instant::now() + response_timeout;
+        let is_up = |session: &&Arc<Session>| session.connection.generation().is_some();
+        let were_up: Vec<_> = masters.sessions.iter().filter(is_up).collect();
+        masters.learn(&of(&masters.sessions, until))?;
+        // Lost just now: it may have been idle for too long, and be there again at once.
+        let lost: Vec<_> = were_up
+            .into_iter()
+            .filter(|session| !is_up(session))
+            .collect();
+        if !lost.is_empty() {
+            reconnect(&lost, until.min(Instant::now() + RECONNECT));
+            masters.learn(&of(&masters.sessions, until))?;
+        }
+        let later = time::nanos(Instant::now() + PROBE_AGAIN);
+        masters.look_at.store(later, Ordering::Relaxed);
+        Ok(masters)
+    }
+
+    /// Takes in what was learned; an error if it shows that the servers will not do.
+    fn learn(&self, identities: &[Identity]) -> Result<()> {
+        let mut run_ids = self.run_ids.lock();
+        for (node, identity) in identities.iter().enumerate() {
+            match identity {
+                Identity::Master(run_id) => run_ids[node] = Some(Arc::clone(run_id)),
+                Identity::NoMaster(role) => {
+                    return Err(Error::Config(format!(
+                        "{:?} is no master, but a {role}",
+                        self.sessions[node].endpoint
+                    )));
+                }
+                Identity::Unknown => {}
+            }
+        }
+        for (node, run_id) in run_ids.iter().enumerate() {
+            let twin = run_ids[..node].iter().position(|other| other == run_id);
+            if let (Some(twin), Some(_)) = (twin, run_id) {
+                let fault = format!(
+                    "clients {twin} and {node} of a RedLock are those of one server, {:?}",
+                    self.sessions[node].endpoint
+                );
+                return Err(Error::Config(self.fault.get_or_init(|| fault).clone()));
+            }
+        }
+        if run_ids.iter().all(Option::is_some) {
+            self.all_known.store(true, Ordering::Release);
+        }
+        Ok(())
+    }
+
+    /// Asks those that could not be asked before and respond now, at most for a moment.
+    ///
+    /// One that is no master any more takes no part by itself: it refuses to grant anything.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Config`] once two are known to be one server.
+    pub(crate) fn check(&self, until: Instant) -> Result<()> {
+        if let Some(fault) = self.fault.get() {
+            return Err(Error::Config(fault.clone()));
+        }
+        if self.all_known.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let (now, look_at) = (Instant::now(), self.look_at.load(Ordering::Relaxed));
+        let later = time::nanos(now + PROBE_AGAIN);
+        let mine = time::nanos(now) >= look_at
+            && self
+                .look_at
+                .compare_exchange(look_at, later, Ordering::Relaxed, Ordering::Relaxed)
+                .is_ok();
+        if !mine {
+            return Ok(());
+        }
+        // All of them: who was known may have been restarted since.
+        let nodes = self.sessions.iter().enumerate();
+        let (nodes, asked): (Vec<_>, Vec<_>) = nodes
+            .filter(|(_, session)| {
+                let responds = session.connection.responds(PROBE_AGAIN);
+                if !responds {
+                    session.connection.want();
+                }
+                responds
+            })
+            .unzip();
+        let mut identities = vec![Identity::Unknown; self.sessions.len()];
+        for (node, answer) in nodes
+            .into_iter()
+            .zip(of(asked, until.min(now + PROBE_AGAIN)))
+        {
+            if matches!(answer, Identity::Master(_)) {
+                identities[node] = answer;
+            }
+        }
+        self.learn(&identities)
+    }
+}
+
+/// Makes connections again, in a time that they share.
+fn reconnect(sessions: &[&Arc<Session>], until: Instant) {
+    for (place, session) in sessions.iter().enumerate() {
+        let left = until.saturating_duration_since(Instant::now());
+        let share = left / u32::try_from(sessions.len() - place).unwrap_or(1);
+        let up = session
+            .connection
+            .up(Instant::now() + share, &mut || !session.is_closed());
+        if let Err(fault) = up {
+            report!(Debug, "{DOING}: {:?}: {fault:?}", session.endpoint);
+            session.connection.want();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whoever_is_new_counts_once_it_has_been_known_for_as_long_as_somebody_wants() {
+        let (known, span) = (Seniority::default(), Duration::from_secs(60));
+        let begin = Instant::now();
+        let at = |secs| begin + Duration::from_secs(secs);
+        assert_eq!(known.counts_as(span, at(0)), "");
+        known.met("first", at(0));
+        assert_eq!(known.counts_as(span, at(0)), "first");
+        known.met("second", at(0));
+        known.met("second", at(59));
+        assert_eq!(known.counts_as(span, at(59)), "-");
+        assert_eq!(known.counts_as(span, at(61)), "second");
+        // Neither does it count at once that has been here before.
+        known.met("first", at(61));
+        assert_eq!(known.counts_as(span, at(61)), "-");
+        assert_eq!(known.counts_as(Duration::ZERO, at(61)), "first");
+        assert_eq!(known.counts_as(span, at(122)), "first");
+    }
+}

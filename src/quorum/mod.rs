@@ -1,0 +1,5 @@
+//! Several masters: asking all of them, and a hold that a majority keeps.
+
+pub(crate) mod hold;
+pub(crate) mod identity;
+pub(crate) mod round;

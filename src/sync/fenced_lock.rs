@@ -1,0 +1,97 @@
+//! The lock with fencing tokens.
+
+use std::time::Duration;
+
+use crate::sync::macros::exclusive_lock;
+
+exclusive_lock! {
+    /// A reentrant lock whose holds have numbers that only ever rise, so that a resource can refuse a holder that has
+    /// been overtaken: Redisson's `RFencedLock`.
+    ///
+    /// No lock with a lease can keep a stopped process from writing when it wakes up
+    /// (<https://martin.kleppmann.com/2016/02/08/how-to-do-distributed-locking.html>). The resource can: it remembers
+    /// the highest token it has seen, and refuses lower ones. [`FencedLockGuard::token`] has both sides of it in an
+    /// example.
+    ///
+    /// **Tokens.** Every outermost hold has a greater token than all holds of the name before it, also if that one
+    /// expired, if the lock was passed on between threads, or if Redis was restarted. Taking the lock again by the same
+    /// thread does not draw another. Numbers are skipped. They rise for as long as either the counter or the server's
+    /// clock goes on: the next token is one more than the counter's, or the server's time in microseconds if that is
+    /// more. So they keep rising even if the counter was evicted, flushed, or restored from an older copy, unless the
+    /// clock went back as well, as it may with a failover to another machine, or the lock is taken again in the same
+    /// millisecond: while threads of a process wait for the lock, tokens are up to a millisecond ahead of the clock.
+    ///
+    /// Threads that pass on among themselves a lock that was taken away from their process, before it has heard of
+    /// that, have tokens below those of whoever has it now, and are refused.
+    ///
+    /// **The counter** is Redisson's: a string at `redisson_lock_token:{name}` without a time to live, one for each name
+    /// that was ever locked. [`token_ttl`](Self::token_ttl) has it removed.
+    ///
+    /// **Beside Redisson.** A Redisson multi-lock with a lease gives that lease to the counters of its fenced locks too. If
+    /// nobody else draws a token before it is over, the next Redisson holder begins at 1 again: a resource that checks
+    /// refuses it, and would not refuse those who held the lock before. Keep fenced locks out of such multi-locks. Holds
+    /// taken here are not concerned: they go by the clock, and make the counter last again.
+    ///
+    /// Waiting, leases, loss and panics are those of the [`ReentrantLock`](crate::ReentrantLock). Both have the same key,
+    /// so they exclude each other, but that one draws no tokens.
+    ///
+    /// ```no_run
+    /// let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// let guard = client.fenced_lock("ledger").lock()?;
+    /// println!("we are number {}", guard.token());
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
+    FencedLock,
+    /// One hold of a [`FencedLock`], given back when dropped; see [`ReentrantLockGuard`](crate::ReentrantLockGuard).
+    FencedLockGuard,
+    made by "client.fenced_lock(\"a\").lock()"
+}
+
+impl FencedLock {
+    /// A handle that has the token counter removed when the lock has not been taken through it for `ttl`.
+    ///
+    /// Tokens go on rising, by the server's clock. Only for names that no Redisson client locks: one that finds no
+    /// counter begins at 1. From 10 ms to 100 years, as a lease; zero keeps the counter for ever, which is the default.
+    /// Anything else is answered [`Error::Config`](crate::Error::Config) by the verbs.
+    #[must_use]
+    pub fn token_ttl(mut self, ttl: Duration) -> Self {
+        self.inner.token_ttl = ttl;
+        self
+    }
+}
+
+impl FencedLockGuard {
+    /// The number of this hold: greater than that of every hold of the name before it. No I/O.
+    ///
+    /// It is for the resource that the lock protects. A Redis that checks it:
+    ///
+    /// ```no_run
+    /// let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// let mut con = redis::Client::open("redis://127.0.0.1/")?.get_connection()?;
+    ///
+    /// // The account remembers the greatest token it has seen, and refuses what is older. Compared as text of equal
+    /// // length, since numbers in Lua are exact to 2^53 only.
+    /// let write = redis::Script::new(
+    ///     "local seen = redis.call('hget', KEYS[1], 'token') or ''
+    ///      local token = string.rep('0', 20 - #ARGV[1]) .. ARGV[1]
+    ///      if token < seen then return 0 end
+    ///      redis.call('hset', KEYS[1], 'token', token, 'balance', ARGV[2])
+    ///      return 1",
+    /// );
+    /// let guard = client.fenced_lock("account:7").lock()?;
+    /// let written: bool = write.key("account:7:data").arg(guard.token()).arg(100).invoke(&mut con)?;
+    /// assert!(written, "somebody has had the lock since, and has written");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// The same in SQL, where a token fits a `BIGINT NOT NULL DEFAULT 0`; an `UPDATE` that matched no row was refused.
+    /// It comes first in its transaction, and the others of that are rolled back with it:
+    ///
+    /// ```sql
+    /// UPDATE account SET balance = :balance, token = :token WHERE id = 7 AND token <= :token;
+    /// ```
+    #[must_use]
+    pub fn token(&self) -> u64 {
+        self.held.token()
+    }
+}

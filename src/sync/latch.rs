@@ -1,0 +1,360 @@
+//! The count-down latch.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+use crate::acquire::notified::Watch;
+use crate::acquire::spec::{LockSpec, WaitMode};
+use crate::error::{Error, Result};
+use crate::local::registry::Entry;
+use crate::local::waiter::{CancelToken, Waiter};
+use crate::net::call::Attempt;
+use crate::protocol::keys;
+use crate::protocol::script::{
+    self, LATCH_COUNT_DOWN, LATCH_DELETE, LATCH_SET, LATCH_STATE, LatchState, Request, Script,
+};
+use crate::time::Deadline;
+
+/// How long the mark of a round is kept while a count stands.
+///
+/// Without it a waiter that overslept the end of its round and the beginning of the next waits for the end of that one.
+const ROUND: Duration = Duration::from_secs(24 * 3600);
+
+/// The same for the mark of an open latch, which only matters until the next count is set, by a Redisson client.
+const OPEN_ROUND: Duration = Duration::from_secs(60);
+
+/// A count that threads of any number of processes wait to see at zero: Redisson's `RCountDownLatch`.
+///
+/// The latch is open, and nobody waits, until [`try_set_count`](Self::try_set_count) closes it: that has to come before
+/// those who wait. With the last [`count_down`](Self::count_down) it opens, all waiting threads of all processes go on,
+/// and it can be set again. Anybody may count down, any number of times; nothing is held and nothing expires, so a process
+/// that dies without having counted down leaves the others waiting, which is what [`wait_for`](Self::wait_for) and
+/// [`delete`](Self::delete) are for. A Redis that comes back without its data comes back with the latch open.
+///
+/// **Waking.** One message wakes every process, and in it every thread that waits, each of which then asks once. A thread
+/// also asks without having been told, at first after a second, then every five (at once, and every tenth of a second, if the
+/// server does not let us subscribe), so that a lost message or a deleted key keeps nobody for longer.
+///
+/// **Rounds.** A latch may be set again at once. Whoever has found the first count standing is free when that is over,
+/// even if it is late and finds the second one; whoever came for the second is not released by the end of the first. For
+/// that a mark is kept beside the count, at `{name}:round`, which changes whenever this crate sets, opens or deletes the
+/// latch. Redisson's clients do not change it: a round that one of them ends and one of them follows up with the next is
+/// not told apart from that, and a late waiter waits for the end of the next, as it does with Redisson.
+///
+/// **Counting once.** A request that had to be sent twice, because a reply or a connection was lost, counts once: Redis
+/// keeps what came of it at `{name}:request:<id>` for two minutes (four response timeouts if that is longer), or until the
+/// next request made through the same handle.
+///
+/// ```no_run
+/// let client = redlatch::Client::open("redis://127.0.0.1/")?;
+/// let loaded = client.latch("import:7:loaded");
+/// loaded.try_set_count(3)?; // one of those who take part does this before
+/// // in each of three workers
+/// loaded.count_down()?;
+/// // wherever that is waited for
+/// loaded.wait()?;
+/// # Ok::<(), redlatch::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct Latch {
+    inner: LockSpec,
+    /// Where Redis keeps what came of requests that were sent once and answered, so that it need not keep it any longer.
+    answered: Arc<Mutex<Vec<String>>>,
+}
+
+impl Latch {
+    pub(crate) fn of(inner: LockSpec) -> Self {
+        Self {
+            inner,
+            answered: Arc::default(),
+        }
+    }
+
+    /// A handle whose waits end with [`Error::Cancelled`] when `token` is cancelled.
+    #[must_use]
+    pub fn cancel_on(mut self, token: &CancelToken) -> Self {
+        self.inner = self.inner.cancel_on(token);
+        self
+    }
+
+    /// Closes the latch until it has been counted down `count` times; `false`, and nothing changes, if a count stands.
+    ///
+    /// Blocks for a round trip, at most for the client's response timeout (3 s unless set). A count of 0 that a Redisson
+    /// client has set stands as well, although the latch is open; counting down or deleting removes it.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Config`] before anything is sent, if `count` is 0 or more than [`i64::MAX`]; [`Error::InvalidName`] in
+    /// the same way; [`Error::Redis`] if Redis did not answer, and then nobody knows whether the count was set, or refused;
+    /// [`Error::WrongType`] for a key that is no count, which is left as it is; [`Error::Closed`] once the client is
+    /// closed.
+    pub fn try_set_count(&self, count: u64) -> Result<bool> {
+        if count == 0 {
+            return Err(Error::Config("a latch of 0 would be open".into()));
+        }
+        if i64::try_from(count).is_err() {
+            return Err(Error::Config(format!("{count} is more than Redis counts")));
+        }
+        let count = count.to_string();
+        self.change("setting the latch", &LATCH_SET, ROUND, Some(&count))
+    }
+
+    /// One less to count. With the last one the latch opens, and everybody who waits is told.
+    ///
+    /// Does nothing if the latch is open already, as in Redisson. Blocks for a round trip, at most for the client's
+    /// response timeout (3 s unless set).
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Redis`] if Redis did not answer, and then nobody knows whether it was counted, or refused;
+    /// [`Error::WrongType`] for a key that is no count, which is left as it is; [`Error::Closed`] once the client is
+    /// closed; [`Error::InvalidName`] before anything is sent.
+    pub fn count_down(&self) -> Result<()> {
+        let doing = "counting a latch down";
+        self.change(doing, &LATCH_COUNT_DOWN, OPEN_ROUND, None)?;
+        Ok(())
+    }
+
+    /// How many are left to count; 0 if the latch is open.
+    ///
+    /// Blocks for a round trip, at most for the response timeout. Others may have counted since.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Redis`] if Redis could not be asked; [`Error::WrongType`] for a key that is no count; [`Error::Closed`]
+    /// once the client is closed; [`Error::InvalidName`] before anything is sent.
+    pub fn count(&self) -> Result<u64> {
+        let entry = self.inner.unregistered_entry()?;
+        match self.ask(&entry, WaitMode::Once)? {
+            Some(LatchState::Closed { left, .. }) => Ok(left),
+            Some(LatchState::Open) | None => Ok(0),
+        }
+    }
+
+    /// Waits until the latch is open.
+    ///
+    /// An open latch is found so with one round trip. Otherwise it blocks without limit while there is something left to
+    /// count, and at most for the client's response timeout (3 s unless set) while Redis does not answer.
+    ///
+    /// ```no_run
+    /// let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// client.latch("import:7:loaded").wait()?;
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Redis`] if Redis could not be asked, also when it has been waited for already; [`Error::WrongType`] for a
+    /// key that is no count; [`Error::Cancelled`] by the handle's token; [`Error::Closed`] once the client is closed;
+    /// [`Error::InvalidName`] before anything is sent.
+    pub fn wait(&self) -> Result<()> {
+        if self.wait_with(WaitMode::Until(Deadline::NEVER))? {
+            Ok(())
+        } else {
+            Err(Error::Closed)
+        }
+    }
+
+    /// Waits up to `limit` for the latch to open, and says whether it did.
+    ///
+    /// `limit` is the whole budget, connecting and round trips included. Zero is one question; a span beyond what the
+    /// clock can tell is no limit.
+    ///
+    /// # Errors
+    ///
+    /// As [`wait`](Self::wait), when Redis is known to be away once the time is up, or has not answered for the response
+    /// timeout. An answer that is merely late is `false`. A limit of zero cannot be cancelled.
+    pub fn wait_for(&self, limit: Duration) -> Result<bool> {
+        self.wait_with(WaitMode::span(limit))
+    }
+
+    /// Waits until `limit` for the latch to open; otherwise as [`wait_for`](Self::wait_for).
+    ///
+    /// A moment that has passed is one question.
+    ///
+    /// # Errors
+    ///
+    /// As [`wait_for`](Self::wait_for).
+    pub fn wait_until(&self, limit: Instant) -> Result<bool> {
+        self.wait_with(WaitMode::moment(limit))
+    }
+
+    /// Opens the latch, whatever is left to count, and says whether there was a count.
+    ///
+    /// Threads that wait go on, unlike with Redisson, whose clients are not woken by this. Blocks for a round trip, at
+    /// most for the client's response timeout (3 s unless set).
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Redis`] if Redis did not answer, and then nobody knows whether it was deleted, or refused;
+    /// [`Error::WrongType`] for a key that is no count, which is left as it is; [`Error::Closed`] once the client is
+    /// closed; [`Error::InvalidName`] before anything is sent.
+    pub fn delete(&self) -> Result<bool> {
+        self.change("deleting a latch", &LATCH_DELETE, OPEN_ROUND, None)
+    }
+
+    /// The name, as given to the client.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.inner.name
+    }
+
+    /// One request that counts once, however often it has to be sent.
+    fn change(
+        &self,
+        doing: &'static str,
+        script: &'static Script,
+        round: Duration,
+        count: Option<&str>,
+    ) -> Result<bool> {
+        let entry = self.inner.unregistered_entry()?;
+        let session = self.inner.session();
+        session.check_open()?;
+        let key = entry.protocol.key.as_str();
+        let mark = session.owners.id(session.owners.draw());
+        let request_key = keys::request(key, &mark);
+        let answered = self.answered.lock().pop();
+        let round_key = keys::latch_round(key);
+        let keys = [key, &round_key, &entry.protocol.channel, &request_key];
+        let keys: Vec<&str> = keys.into_iter().chain(answered.as_deref()).collect();
+        let (round_ms, keep_ms) = (script::lease_ms(round).to_string(), session.remember_ms());
+        let args = [mark.as_str(), &round_ms, &keep_ms];
+        let args: Vec<&str> = args.into_iter().chain(count).collect();
+        let request = Request::script(doing, script, &keys, &args);
+
+        let mut sendings = 0;
+        let mut attempt = || {
+            sendings += 1;
+            Attempt {
+                request: request.clone(),
+                undo: None,
+            }
+        };
+        let until = Instant::now() + session.response_timeout;
+        let stop = || session.is_closed();
+        let answer = session
+            .connection
+            .call(until, &stop, None, &mut attempt)
+            .map_err(|fault| self.inner.error(doing, fault))?;
+        if sendings == 1 {
+            // Nothing of it is on its way any more.
+            self.answered.lock().push(request_key);
+        }
+        let changed =
+            script::integer(answer.value).map_err(|unexpected| Error::redis(doing, unexpected))?;
+        Ok(changed == 1)
+    }
+
+    /// Asks once, reconnecting as need be; `None` if the caller's time was up before the answer had come.
+    fn ask(&self, entry: &Entry, patience: WaitMode) -> Result<Option<LatchState>> {
+        let (handle, doing) = (&self.inner, "asking for a latch");
+        let session = handle.session();
+        let keys = [
+            entry.protocol.key.as_str(),
+            &keys::latch_round(&entry.protocol.key),
+        ];
+        let request = Request::script(doing, &LATCH_STATE, &keys, &[]);
+        let mut attempt = || Attempt {
+            request: request.clone(),
+            undo: None,
+        };
+        handle.check_going(patience)?;
+        let budget = patience.budget(Instant::now(), session.response_timeout);
+        let stop = || handle.must_stop(patience);
+        match session
+            .connection
+            .call(budget.until, &stop, None, &mut attempt)
+        {
+            Ok(answer) => script::latch_state(answer.value)
+                .map(Some)
+                .map_err(|unexpected| Error::redis(doing, unexpected)),
+            Err(fault) if budget.was_too_short(&fault) => Ok(None),
+            Err(fault) => Err(handle.error(doing, fault)),
+        }
+    }
+
+    /// Whether the latch was seen to have been open before the end of `patience`.
+    fn wait_with(&self, patience: WaitMode) -> Result<bool> {
+        let handle = &self.inner;
+        let entry = handle.unregistered_entry()?;
+        let session = handle.session();
+        let deadline = patience.deadline();
+        let stop = || handle.must_stop(patience);
+        let mut watch = Watch::new(session, &entry.protocol.channel, Waiter::new());
+        let mut came_for = None;
+        let mut untold = false;
+        loop {
+            let before = watch.heard();
+            let Some(state) = self.ask(&entry, patience)? else {
+                return Ok(false);
+            };
+            if is_over(&mut came_for, state) {
+                if untold {
+                    session.counters.poll_rescues.add(1);
+                }
+                return Ok(true);
+            }
+            if !matches!(patience, WaitMode::Until(_)) || deadline.has_passed(Instant::now()) {
+                return Ok(false);
+            }
+            watch.park(before, None, deadline, handle.cancel.as_ref(), &stop)?;
+            untold = watch.heard() == before;
+            if stop() {
+                return Err(handle.stopped());
+            }
+            if deadline.has_passed(Instant::now()) {
+                return Ok(false);
+            }
+        }
+    }
+}
+
+/// Whether the round is over that a waiter `came_for`, which is the one that it first sees.
+///
+/// A mark that is gone says nothing, and the next one will be another than it was.
+fn is_over(came_for: &mut Option<Vec<u8>>, seen: LatchState) -> bool {
+    match (seen, &came_for) {
+        (LatchState::Open, _) => true,
+        (LatchState::Closed { round, .. }, None) => {
+            *came_for = Some(round);
+            false
+        }
+        (LatchState::Closed { round, .. }, Some(first)) => !round.is_empty() && round != *first,
+    }
+}
+
+impl fmt::Debug for Latch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Latch")
+            .field("name", &self.name())
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn another_mark_frees_a_waiter_and_a_lost_one_does_not() {
+        let closed = |round: &str| LatchState::Closed {
+            left: 1,
+            round: round.into(),
+        };
+        let frees = |first: &str, later: &str| {
+            let mut came_for = None;
+            assert!(!is_over(&mut came_for, closed(first)));
+            assert!(!is_over(&mut came_for, closed(first)));
+            let frees = is_over(&mut came_for, closed(later));
+            assert!(is_over(&mut came_for, LatchState::Open));
+            frees
+        };
+        assert!(frees("a", "b"));
+        assert!(frees("", "b"));
+        assert!(!frees("a", ""));
+        assert!(is_over(&mut None, LatchState::Open));
+    }
+}

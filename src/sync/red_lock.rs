@@ -1,0 +1,123 @@
+//! The lock that a majority of independent masters keeps.
+
+use std::time::Duration;
+
+use crate::acquire::spec::LockSpec;
+use crate::client::Client;
+use crate::error::Result;
+use crate::quorum::round::Quorum;
+use crate::sync::macros::exclusive_lock;
+
+exclusive_lock! {
+    /// A lock over several independent masters: held while a majority of them keeps it.
+    ///
+    /// It survives the loss of any minority: of five masters two may be down, frozen or out of reach, and it is taken,
+    /// kept and given back as before. Source: the Redlock algorithm of the Redis documentation,
+    /// <https://redis.io/docs/latest/develop/clients/patterns/distributed-locks/>; Redisson's `RedissonRedLock` is not
+    /// that (it counts no time).
+    ///
+    /// **Taking it.** All masters are asked at the same time; each may take a twentieth of the lease, at least 50 ms and at
+    /// most 500 ms, but never more than a quarter of the lease. It is held once a majority has granted it and at least a tenth of the lease is left: the
+    /// lease less the time that has passed since before the first byte was sent, less a hundredth and 2 ms for clocks
+    /// that drift. Otherwise it is given back wherever it was asked for, also where no answer came, and, unless the grant
+    /// came too late ([`Error::Lost`](crate::Error::Lost)), asked for again after 5 to 50 ms at random. A master that is down or owes an answer is not asked as long as the others are enough;
+    /// it is connected again in the background.
+    ///
+    /// **Keeping it.** Each client renews the part of its master, and has it taken again where a master was not there at
+    /// first or has lost it; with a fixed lease neither is done. [`nodes_held`](RedLockGuard::nodes_held) says how many
+    /// keep it. While that is no more than a bare majority, which is logged, the parts that are missing are asked for every
+    /// 5 to 50 ms, and those that are there are confirmed as often (less often if one client has more than 64 such parts).
+    /// The hold is certain for as long as a majority is, and [`lost()`](RedLockGuard::lost) tells when it is not, for good:
+    /// its validity is over, fewer than a majority are known to keep it, or a majority of masters may have been without it
+    /// at the same time, so that somebody else may have had them meanwhile: masters that have forgotten it, that were out
+    /// of reach until their part ran out, or that had no part in the grant, until they were heard to have it again.
+    /// [`unlock`](RedLockGuard::unlock) says so too if only the releases show it.
+    ///
+    /// **What it does not promise.** It rests on clocks that run at about the same speed and on pauses that end in time: a
+    /// process that was stopped, or a write that is under way, can outlive the lease like with any other lock. A master
+    /// that restarts without its data has forgotten what it granted, and if the majority was a bare one another client
+    /// may be granted the lock some milliseconds before the holder is told; [`keep_out_restarted`](Self::keep_out_restarted)
+    /// closes that hole. Where a late write does harm, let the resource check a number that rises with each holder: that is
+    /// a [`FencedLock`](crate::FencedLock), whose counter lives in one Redis; this lock has none.
+    ///
+    /// On each master it has the key of the [`ReentrantLock`](crate::ReentrantLock) of its name, and whoever holds that
+    /// counts as somebody else. Its owner there is that of the guard, with another number where the part was taken again.
+    /// Nobody who waits for a `RedLock` is told of a release: those of one process wait in line and pass it among
+    /// themselves, those of others come back after a pause, look whether a majority of masters is free (`PTTL`), and only
+    /// then ask for it, so that they take nothing of what a holder lacks. For this a process that has had it for its
+    /// tenure waits before it asks again: as long as four grants take, at least 1 ms and at most 50 ms.
+    ///
+    /// ```no_run
+    /// use redlatch::{Client, RedLock};
+    ///
+    /// let open = |port: u16| Client::open(format!("redis://127.0.0.1:{port}/"));
+    /// let (a, b, c) = (open(7001)?, open(7002)?, open(7003)?);
+    /// let lock = RedLock::new([&a, &b, &c], "billing")?;
+    /// let guard = lock.lock()?;
+    /// println!("{} of 3 masters keep it", guard.nodes_held());
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
+    RedLock,
+    /// The hold of a [`RedLock`], given back when dropped; see [`ReentrantLockGuard`](crate::ReentrantLockGuard).
+    RedLockGuard,
+    made by "redlatch::RedLock::new([&client], \"a\").unwrap().lock()"
+}
+
+impl RedLock {
+    /// The lock of this name over the masters of these clients.
+    ///
+    /// The first client's settings count (lease, response timeout, tenure, `on_lost`), each client's own for its server (key
+    /// prefix, connect timeout, and its lease for how soon it gives up on a silent connection: let all have the same). Two locks of one name over the same clients with the same first one are the same lock.
+    ///
+    /// A majority of an even number is more than half of it, so four masters survive the loss of one, like three.
+    ///
+    /// Asks the servers who they are (`ROLE`, `INFO server`), all at the same time and once for each connection. Blocks at
+    /// most for the response timeout of the first client, however many are down: the lock is made all the same. Those that
+    /// could not be asked are asked when they answer again, by the next verb that takes the lock. If one of them turns out
+    /// to be the server of another client, these verbs are answered [`Error::Config`](crate::Error::Config) from then on;
+    /// one that has become a replica takes no part for as long as it is one.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Config`](crate::Error::Config) for fewer than two clients, for two of one server (the same `run_id`,
+    /// whatever the address), and for a server that is a replica, as far as they answer;
+    /// [`Error::InvalidName`](crate::Error::InvalidName); [`Error::Closed`](crate::Error::Closed) if one of the clients
+    /// is.
+    pub fn new<'a>(
+        clients: impl IntoIterator<Item = &'a Client>,
+        name: impl AsRef<str>,
+    ) -> Result<Self> {
+        let clients = clients.into_iter().map(|client| client.shared().clone());
+        let (quorum, id) = Quorum::new(clients.collect(), name.as_ref())?;
+        Ok(Self::of(LockSpec::of_quorum(quorum, id)))
+    }
+
+    /// A handle for which a master counts only once it has been up for `longest_lease`.
+    ///
+    /// A master that restarts without its data has forgotten the holds it granted; once the longest lease that anybody
+    /// uses for this name is over, none of them can be valid any more. Source: the crash recovery rule of the Redlock
+    /// description. The server's uptime is asked in the acquire itself; since it counts whole seconds, a master counts up
+    /// to two seconds later than it could. A server that is not the one its client knew (by its `run_id`: restarted, or
+    /// another behind the same address, like a replica that was promoted) counts once its client has known it for
+    /// `longest_lease`, from the first acquire that met it; a client that is opened after such a change cannot tell, and
+    /// goes by the uptime alone. It rests on the wall clock of the masters, which should not be set forward.
+    ///
+    /// It has nothing to do with renewing: a holder takes its part again at once, and a hold that another thread of this
+    /// process passes on was asked for by that thread's handle. From 10 ms to 100 years; anything else is answered
+    /// [`Error::Config`](crate::Error::Config) by the verbs. Default: a master counts at once.
+    #[must_use]
+    pub fn keep_out_restarted(mut self, longest_lease: Duration) -> Self {
+        self.inner.up_for = longest_lease;
+        self
+    }
+}
+
+impl RedLockGuard {
+    /// How many masters keep the hold for certain, as far as is known here. No I/O.
+    ///
+    /// Right after the grant it may be a bare majority: the other answers are looked at when they have come.
+    #[must_use]
+    pub fn nodes_held(&self) -> usize {
+        self.held.nodes_held()
+    }
+}

@@ -1,0 +1,1087 @@
+//! The counting semaphore.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+use crate::acquire::contender::{HEARD_WITHIN, YIELD_FOR};
+use crate::acquire::notified::Watch;
+use crate::acquire::spec::{LockSpec, WaitMode};
+use crate::error::LossReason;
+use crate::error::{Error, Result};
+use crate::local::registry::{Entry, EntryState};
+use crate::local::semaphore::{Given, Granted};
+use crate::local::waiter::{CancelToken, Waiter};
+use crate::net::call::{Attempt, Call, CallPhase, Deferred, DeferredTerms, Fault, Undo};
+use crate::protocol::keys;
+use crate::protocol::kind::Kind;
+use crate::protocol::owner::OwnerNumber;
+use crate::protocol::script::{self, Released, Request};
+use crate::session::{Session, SharedSession};
+use crate::time;
+use crate::time::Deadline;
+
+/// How many keys of answered requests one request takes along, as soon as there are so many: one at a time costs more.
+const TAKE_ALONG: usize = 4;
+
+/// How many requests are kept in mind until their keys can be taken along; those of others end by themselves.
+const SLIPS: usize = 64;
+
+/// What a thread in line is told.
+enum News {
+    /// You are first in line: ask Redis, now or again.
+    First,
+    /// You have your permits; Redis granted them to this process then.
+    Given { since: Instant },
+    /// Redis could not be asked, and not for want of time.
+    Failed(Fault),
+}
+
+/// A place in the line of a [`LocalSemaphore`](crate::local::semaphore::LocalSemaphore).
+pub(crate) struct Place {
+    waiter: Arc<Waiter>,
+    /// Stored under the entry's mutex, so that leaving the line and being called out of it exclude each other.
+    news: Mutex<Option<News>>,
+}
+
+impl Place {
+    fn new() -> Arc<Self> {
+        Arc::new(Self {
+            waiter: Waiter::new(),
+            news: Mutex::new(None),
+        })
+    }
+
+    fn store(&self, news: News) {
+        *self.news.lock() = Some(news);
+    }
+
+    fn has_news(&self) -> bool {
+        self.news.lock().is_some()
+    }
+
+    fn is_given(&self) -> bool {
+        matches!(*self.news.lock(), Some(News::Given { .. }))
+    }
+}
+
+/// A release that others may have heard.
+#[derive(Clone)]
+pub(crate) struct YieldAfter {
+    call: Arc<Call>,
+    /// This process was one of those that were told.
+    we_listened: bool,
+}
+
+/// Requests whose keys Redis may forget before their time.
+#[derive(Default)]
+pub(crate) struct IdempotencyKeys {
+    answered: Vec<OwnerNumber>,
+    /// Releases that nobody waits for.
+    pending: VecDeque<(OwnerNumber, Arc<Call>)>,
+}
+
+impl IdempotencyKeys {
+    fn answered(&mut self, number: OwnerNumber) {
+        if self.answered.len() < SLIPS {
+            self.answered.push(number);
+        }
+    }
+
+    fn pending(&mut self, number: OwnerNumber, call: &Arc<Call>) {
+        if self.pending.len() >= SLIPS {
+            self.pending.pop_front();
+        }
+        self.pending.push_back((number, Arc::clone(call)));
+    }
+
+    /// Those whose keys the next request takes along.
+    fn take(&mut self) -> Vec<OwnerNumber> {
+        while let Some((number, call)) = self.pending.front() {
+            let its = call.state.lock();
+            let sent_once = match its.phase {
+                CallPhase::Idle | CallPhase::Awaiting => break,
+                // One that was sent twice may arrive once more.
+                CallPhase::Done(_) => its.sendings == 1,
+                CallPhase::Broken(_) => false,
+            };
+            let number = *number;
+            drop(its);
+            if sent_once {
+                self.answered(number);
+            }
+            self.pending.pop_front();
+        }
+        if self.answered.len() < TAKE_ALONG {
+            return Vec::new();
+        }
+        self.answered.drain(..TAKE_ALONG).collect()
+    }
+}
+
+/// The key of a request and, behind it, those that it takes along.
+fn request_keys(
+    session: &Session,
+    entry: &Entry,
+    number: OwnerNumber,
+    state: &mut EntryState,
+) -> Vec<String> {
+    let key = |number| keys::request(&entry.protocol.key, &session.owners.id(number));
+    let mut all = vec![key(number)];
+    all.extend(state.idempotency_keys.take().into_iter().map(key));
+    all
+}
+
+/// One question to Redis for permits, which may have to be undone.
+struct Question {
+    entry: Arc<Entry>,
+    number: OwnerNumber,
+    request_key: String,
+    /// How long that is remembered, in milliseconds, and for how long it may be sent again.
+    keep_ms: String,
+    replay: Duration,
+}
+
+impl Undo for Question {
+    fn undo(&self) -> Option<Deferred> {
+        let protocol = &self.entry.protocol;
+        Some(Deferred {
+            request: Request::script(
+                "undoing an acquire",
+                &script::SEMAPHORE_UNDO,
+                &[&protocol.key, &protocol.channel, &self.request_key],
+                &[&self.keep_ms],
+            ),
+            terms: DeferredTerms {
+                name: Arc::clone(&self.entry.name),
+                useful_until: Instant::now() + self.replay,
+                undo: true,
+                for_good: true,
+            },
+        })
+    }
+}
+
+/// What became of one question to Redis.
+enum Asked {
+    Taken(Arc<Question>),
+    /// There were fewer when Redis was asked.
+    TooFew {
+        asked_at: Instant,
+    },
+    /// A thread of this process was faster.
+    Given,
+    /// The caller's time was up before the answer had come; what it may have taken is being undone.
+    TooLate,
+}
+
+/// A number of permits that threads of any processes take and give back: Redisson's `RSemaphore`.
+///
+/// At most as many are taken at any time as there are: whoever wants more than are left waits for others to give some
+/// back. A new semaphore has none, and all wait; [`try_set_permits`](Self::try_set_permits) makes it, once, whoever comes
+/// first.
+///
+/// **No owners.** Redis keeps one number, how many permits are to be had. Nobody knows who has the others, so any thread
+/// may give back what another has taken, and **a process that dies keeps its permits for ever**, until somebody adds them
+/// again. Where that does harm, take the semaphore whose permits end with their holder,
+/// `client.expirable_semaphore(name)`.
+///
+/// **Waiting.** Threads of one process stand in line, first come first, and only the first asks Redis: a request for many
+/// is not starved by requests for few that came later. A permit that is given back while others of this process wait goes
+/// to the first of them without a round trip, for up to a tenure (5 ms,
+/// [`Config::tenure`](crate::Config::tenure)) after Redis granted it; then it goes back to Redis, so that other processes
+/// get their turn. Among processes the first to ask after a release gets what there is, and who wants many may wait for as
+/// long as others want few. A release is told by message; if one is lost, waiters find out by asking every 1 to 5 s.
+///
+/// **Faults.** A request that has no answer is sent again and counts once: Redis remembers its number, in a key
+/// `{name}:request:<client uuid>:<number>` that the next requests of the same client delete, or that ends after two
+/// minutes (four response timeouts if that is longer). A semaphore that is used now and then keeps two such keys of each
+/// use for that time, some 150 bytes each. Remembering costs a request 4 to 5 µs of the server's time, about as much as
+/// the rest of it. A permit that is dropped while Redis is out of reach, or takes no writes, is given back for up to a
+/// minute (two response timeouts if that is longer); after that it counts as taken for good, and
+/// [`Stats::releases_failed`](crate::Stats::releases_failed) says so.
+///
+/// **TTL.** No verb changes the time to live that somebody has given the key. A permit that is given back does not make a
+/// semaphore anew that has been deleted or has come to its end; if somebody else has made it again by then, it has so many
+/// more. [`release`](Self::release) and [`add_permits`](Self::add_permits) make one, as in Redisson.
+///
+/// ```no_run
+/// use std::time::Duration;
+///
+/// let client = redlatch::Client::open("redis://127.0.0.1/")?;
+/// let uploads = client.semaphore("uploads");
+/// uploads.try_set_permits(5)?; // does nothing if somebody else has
+/// {
+///     let _permit = uploads.acquire()?; // one of five, among all processes
+/// }
+/// if let Some(permits) = uploads.try_acquire_many_for(3, Duration::from_secs(1))? {
+///     permits.release()?; // or drop it; this waits for Redis
+/// }
+/// # Ok::<(), redlatch::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct Semaphore {
+    handle: LockSpec,
+}
+
+/// Permits of a [`Semaphore`], given back when dropped, also in a panic.
+///
+/// Dropping writes to Redis and does not wait: what goes wrong then is repaired, logged and counted.
+/// [`release`](Self::release) waits and tells, [`forget`](Self::forget) keeps them taken. A permit belongs to nobody: it may be sent to another
+/// thread and given back there. When the client is closed it gives back what is out.
+///
+/// ```no_run
+/// let client = redlatch::Client::open("redis://127.0.0.1/")?;
+/// let permit = client.semaphore("uploads").acquire()?;
+/// std::thread::spawn(move || drop(permit)).join().expect("it does not panic");
+/// # Ok::<(), redlatch::Error>(())
+/// ```
+///
+/// ```
+/// fn check<T: Send + Sync>() {}
+/// check::<redlatch::SemaphorePermit>();
+/// ```
+#[must_use = "if unused the permits are given back immediately"]
+pub struct SemaphorePermit {
+    shared: Arc<SharedSession>,
+    entry: Arc<Entry>,
+    permits: u32,
+    /// When Redis granted them to this process.
+    since: Instant,
+    /// They are not ours to give back any more.
+    done: bool,
+}
+
+impl Semaphore {
+    pub(crate) fn new(handle: LockSpec) -> Self {
+        Self { handle }
+    }
+
+    /// A handle whose waits end with [`Error::Cancelled`] when `token` is cancelled.
+    #[must_use]
+    pub fn cancel_on(self, token: &CancelToken) -> Self {
+        Self {
+            handle: self.handle.cancel_on(token),
+        }
+    }
+
+    /// Makes the semaphore with so many permits; `false` if there is one, which is left as it is, also if all of its
+    /// permits are taken. One round trip, at most the response timeout.
+    ///
+    /// Zero is allowed: permits may be added later.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Redis`] if Redis did not answer in time, or refused; whether it was made is then unknown.
+    /// [`Error::WrongType`] if the key holds no number; [`Error::Closed`] once the client is closed; before anything is
+    /// sent, [`Error::InvalidName`], and [`Error::Config`] for more than `i32::MAX` permits, which Redisson could not read.
+    pub fn try_set_permits(&self, permits: u32) -> Result<bool> {
+        if permits > 0 {
+            check(permits)?;
+        }
+        let permits = permits.to_string();
+        let keep_ms = self.handle.session().remember_ms();
+        let set = self.count_once("setting permits", |protocol, keys, doing| {
+            let keys = with_keys(&[&protocol.key, &protocol.channel], keys);
+            Request::script(doing, &script::SEMAPHORE_SET, &keys, &[&permits, &keep_ms])
+        })?;
+        Ok(set == 1)
+    }
+
+    /// Changes how many permits there are, making the semaphore if there is none; less than zero takes some away. One
+    /// round trip, at most the response timeout.
+    ///
+    /// What is taken away may be in use: [`available_permits`](Self::available_permits) is negative then, and permits that
+    /// are given back fill the gap first. A time to live is kept, which Redisson's `addPermits` drops.
+    ///
+    /// # Errors
+    ///
+    /// As [`try_set_permits`](Self::try_set_permits); [`Error::Config`] for more than `i32::MAX` in either direction.
+    pub fn add_permits(&self, permits: i64) -> Result<()> {
+        if permits.unsigned_abs() > u64::from(i32::MAX.unsigned_abs()) {
+            return Err(out_of_range(permits));
+        }
+        if permits == 0 {
+            self.handle.entry()?;
+            return self.handle.check_going(WaitMode::Once);
+        }
+        self.add("adding permits", permits)
+    }
+
+    /// Takes all permits that are to be had, for good, and says how many. One round trip, at most the response timeout.
+    ///
+    /// As in Redisson a semaphore that has less than none has none afterwards, and what it had is returned: what was
+    /// taken away while in use counts as there again when it is given back. A time to live is kept, which Redisson's
+    /// `drainPermits` drops.
+    ///
+    /// # Errors
+    ///
+    /// As [`try_set_permits`](Self::try_set_permits).
+    pub fn drain_permits(&self) -> Result<i64> {
+        let keep_ms = self.handle.session().remember_ms();
+        self.count_once("draining permits", |protocol, keys, doing| {
+            let keys = with_keys(&[&protocol.key], keys);
+            Request::script(doing, &script::SEMAPHORE_DRAIN, &keys, &[&keep_ms])
+        })
+    }
+
+    /// How many permits are to be had, zero if there is no semaphore. One round trip, at most the response timeout.
+    ///
+    /// Less than zero if some were taken away while in use.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Redis`], [`Error::WrongType`], [`Error::Closed`], [`Error::InvalidName`].
+    pub fn available_permits(&self) -> Result<i64> {
+        let doing = "asking for permits";
+        let entry = self.handle.entry()?;
+        self.handle.check_going(WaitMode::Once)?;
+        let session = self.handle.session();
+        let value = session.ask(Request::command(doing, &["GET", &entry.protocol.key]));
+        let value = value.map_err(|fault| self.handle.error(doing, fault))?;
+        let wrong_type = || Error::WrongType {
+            name: self.name().to_owned(),
+        };
+        match value {
+            redis::Value::Nil => Ok(0),
+            redis::Value::BulkString(digits) => std::str::from_utf8(&digits)
+                .ok()
+                .and_then(|digits| digits.parse().ok())
+                .ok_or_else(wrong_type),
+            other => Err(Error::redis(doing, script::Unexpected(other))),
+        }
+    }
+
+    /// Gives back permits without a [`SemaphorePermit`]: those that were [forgotten](SemaphorePermit::forget), or new ones.
+    /// Makes the semaphore if there is none. One round trip, at most the response timeout.
+    ///
+    /// Nobody checks that they had been taken.
+    ///
+    /// # Errors
+    ///
+    /// As [`try_set_permits`](Self::try_set_permits); after [`Error::Redis`] it is unknown whether they were given back.
+    /// [`Error::Config`] for none, or more than `i32::MAX`.
+    pub fn release(&self, permits: u32) -> Result<()> {
+        check(permits)?;
+        self.add("releasing permits", permits.into())
+    }
+
+    /// Waits until it has a permit.
+    ///
+    /// Blocks without limit while others have all, and at most for the client's response timeout (3 s unless set) while
+    /// Redis does not answer.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Redis`] if Redis could not be asked, what it may have granted is being given back; [`Error::WrongType`] if
+    /// the key holds no number; [`Error::Cancelled`] by the handle's token; [`Error::Closed`] once the client is closed;
+    /// before anything is sent, [`Error::InvalidName`], and [`Error::Config`] for no permits or more than `i32::MAX`.
+    pub fn acquire(&self) -> Result<SemaphorePermit> {
+        self.acquire_many(1)
+    }
+
+    /// Waits until it has so many permits, all at once; otherwise as [`acquire`](Self::acquire).
+    ///
+    /// # Errors
+    ///
+    /// As [`acquire`](Self::acquire).
+    pub fn acquire_many(&self, permits: u32) -> Result<SemaphorePermit> {
+        self.take(permits, WaitMode::Until(Deadline::NEVER))?
+            .ok_or(Error::Closed)
+    }
+
+    /// Tries once to have a permit; `Ok(None)` if there is none, or a thread of this process waits: who tries does not
+    /// overtake it, or one who wants many could wait for ever.
+    ///
+    /// Blocks for a round trip or none, at most for the response timeout; when this process has had permits for a tenure
+    /// and others have heard of the last release, 300 µs more, so that they get their turn.
+    ///
+    /// # Errors
+    ///
+    /// As [`acquire`](Self::acquire), without `Cancelled`.
+    pub fn try_acquire(&self) -> Result<Option<SemaphorePermit>> {
+        self.try_acquire_many(1)
+    }
+
+    /// Waits up to `wait` for a permit; `Ok(None)` if it had none then.
+    ///
+    /// `wait` is the whole budget, connecting included; zero is one attempt. An answer that comes later is `Ok(None)` too,
+    /// and what it may have brought is given back.
+    ///
+    /// # Errors
+    ///
+    /// As [`acquire`](Self::acquire); [`Error::Redis`] also if Redis is known to be away by then.
+    pub fn try_acquire_for(&self, wait: Duration) -> Result<Option<SemaphorePermit>> {
+        self.try_acquire_many_for(1, wait)
+    }
+
+    /// Waits until `instant` for a permit; otherwise as [`try_acquire_for`](Self::try_acquire_for).
+    ///
+    /// # Errors
+    ///
+    /// As [`try_acquire_for`](Self::try_acquire_for).
+    pub fn try_acquire_until(&self, instant: Instant) -> Result<Option<SemaphorePermit>> {
+        self.try_acquire_many_until(1, instant)
+    }
+
+    /// Tries once to have so many permits, all or none; otherwise as [`try_acquire`](Self::try_acquire).
+    ///
+    /// # Errors
+    ///
+    /// As [`try_acquire`](Self::try_acquire).
+    pub fn try_acquire_many(&self, permits: u32) -> Result<Option<SemaphorePermit>> {
+        self.take(permits, WaitMode::Once)
+    }
+
+    /// Waits up to `wait` for so many permits, all or none; otherwise as [`try_acquire_for`](Self::try_acquire_for).
+    ///
+    /// # Errors
+    ///
+    /// As [`try_acquire_for`](Self::try_acquire_for).
+    pub fn try_acquire_many_for(
+        &self,
+        permits: u32,
+        wait: Duration,
+    ) -> Result<Option<SemaphorePermit>> {
+        self.take(permits, WaitMode::span(wait))
+    }
+
+    /// Waits until `instant` for so many permits, all or none; otherwise as [`try_acquire_for`](Self::try_acquire_for).
+    ///
+    /// # Errors
+    ///
+    /// As [`try_acquire_for`](Self::try_acquire_for).
+    pub fn try_acquire_many_until(
+        &self,
+        permits: u32,
+        instant: Instant,
+    ) -> Result<Option<SemaphorePermit>> {
+        self.take(permits, WaitMode::moment(instant))
+    }
+
+    /// The name, as given to the client.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.handle.name
+    }
+
+    fn add(&self, doing: &'static str, permits: i64) -> Result<()> {
+        let permits = permits.to_string();
+        let keep_ms = self.handle.session().remember_ms();
+        let done = self.count_once(doing, |protocol, keys, doing| {
+            let keys = with_keys(&[&protocol.key, &protocol.channel], keys);
+            let args = [&*permits, &keep_ms, "1"];
+            Request::script(doing, &script::SEMAPHORE_RELEASE, &keys, &args)
+        });
+        done.map(|_| ())
+    }
+
+    /// Sends a request that counts once however often it arrives, and waits for its answer.
+    fn count_once(
+        &self,
+        doing: &'static str,
+        request: impl FnOnce(&crate::protocol::kind::Protocol, &[String], &'static str) -> Request,
+    ) -> Result<i64> {
+        let session = self.handle.session();
+        let entry = self.handle.entry()?;
+        self.handle.check_going(WaitMode::Once)?;
+        let number = session.owners.draw();
+        let keys = request_keys(session, &entry, number, &mut entry.lock());
+        let request = request(&entry.protocol, &keys, doing);
+        let until = Instant::now() + session.response_timeout;
+        let mut sendings = 0;
+        let mut attempt = || {
+            sendings += 1;
+            Attempt {
+                request: request.clone(),
+                undo: None,
+            }
+        };
+        let stop = || session.is_closed();
+        let answer = session.connection.call(until, &stop, None, &mut attempt);
+        session.watchdog.housekeep_soon();
+        let answer = answer.map_err(|fault| self.handle.error(doing, fault))?;
+        if sendings == 1 {
+            entry.lock().idempotency_keys.answered(number);
+        }
+        script::integer(answer.value).map_err(|unexpected| Error::redis(doing, unexpected))
+    }
+
+    fn take(&self, permits: u32, patience: WaitMode) -> Result<Option<SemaphorePermit>> {
+        check(permits)?;
+        let session = self.handle.session();
+        let entry = self.handle.entry()?;
+        // First, so that either closing waits for this thread or it is told.
+        let _contending = session.contending();
+        self.handle.check_going(patience)?;
+        session.start_watchdog()?;
+        let taken = match patience {
+            WaitMode::Until(deadline) => self.take_in_turn(&entry, permits, deadline),
+            _ => self.take_at_once(&entry, permits, patience),
+        };
+        if !matches!(taken, Ok(Some(_))) {
+            session.watchdog.housekeep_soon();
+        }
+        taken
+    }
+
+    fn take_at_once(
+        &self,
+        entry: &Arc<Entry>,
+        permits: u32,
+        patience: WaitMode,
+    ) -> Result<Option<SemaphorePermit>> {
+        let began = Instant::now();
+        let mut state = entry.lock();
+        if state.local_semaphore.has_waiters() {
+            return Ok(None);
+        }
+        let offer = state.local_semaphore.offer(began);
+        drop(state);
+        if let Some(release) = offer {
+            self.yield_for(patience, None, &release);
+        }
+        match self.ask(entry, permits, patience, None, began)? {
+            Asked::Taken(question) => self.granted(entry, permits, None, &question).map(Some),
+            Asked::TooFew { .. } | Asked::Given | Asked::TooLate => Ok(None),
+        }
+    }
+
+    fn take_in_turn(
+        &self,
+        entry: &Arc<Entry>,
+        permits: u32,
+        deadline: Deadline,
+    ) -> Result<Option<SemaphorePermit>> {
+        let session = self.handle.session();
+        let place = Place::new();
+        let (ticket, first) = entry
+            .lock()
+            .local_semaphore
+            .enter(permits, Arc::clone(&place));
+        let mut standing = Standing {
+            handle: &self.handle,
+            entry,
+            permits,
+            ticket: Some(ticket),
+            place,
+            deadline,
+            watched: false,
+        };
+        if !first && !standing.wait_for_news(None)? {
+            return Ok(None);
+        }
+        let patience = WaitMode::Until(deadline);
+        let waiter = Arc::clone(&standing.place.waiter);
+        let mut watch = Watch::new(session, &entry.protocol.channel, waiter);
+        let (mut asked, mut parked, mut woken) = (false, false, false);
+        // Whether it has waited for others, or asked.
+        let mut has_waited = !first;
+        loop {
+            match standing.news() {
+                Some(News::Given { since }) => {
+                    session.counters.passed.add(1);
+                    return self.given(&mut standing, since).map(Some);
+                }
+                Some(News::Failed(fault)) => {
+                    standing.ticket = None;
+                    return Err(self.handle.error(ACQUIRING, fault));
+                }
+                Some(News::First) | None => {}
+            }
+            if self.handle.must_stop(patience) {
+                return Err(self.handle.stopped());
+            }
+            let now = Instant::now();
+            if has_waited && deadline.has_passed(now) {
+                return Ok(None);
+            }
+            let mut state = entry.lock();
+            // Who has asked is told of what changes.
+            let exhausted = state
+                .local_semaphore
+                .exhausted_until(permits, now)
+                .filter(|_| !asked);
+            let offer = match exhausted {
+                Some(_) => None,
+                None => state.local_semaphore.offer(now),
+            };
+            drop(state);
+            has_waited = true;
+            if let Some(exhausted) = exhausted {
+                standing.wait_for_news(Some(exhausted))?;
+                continue;
+            }
+            if let Some(release) = offer {
+                self.yield_for(patience, Some(&standing.place), &release);
+                // There may be no time left, or no need.
+                continue;
+            }
+            asked = true;
+            let before = watch.heard();
+            match self.ask(entry, permits, patience, Some(&standing.place), now)? {
+                Asked::Taken(question) => {
+                    if parked && !woken {
+                        session.counters.poll_rescues.add(1);
+                    }
+                    let granted = self.granted(entry, permits, Some(ticket), &question);
+                    if !standing.place.is_given() {
+                        standing.ticket = None;
+                        return granted.map(Some);
+                    }
+                    // Ours was passed on; the thread's own follows.
+                    drop(granted);
+                    continue;
+                }
+                // Out of time, or out of line meanwhile.
+                Asked::Given | Asked::TooLate => continue,
+                Asked::TooFew { asked_at } => {
+                    entry.lock().local_semaphore.refused(permits, asked_at)
+                }
+            }
+            if standing.place.has_news() || deadline.has_passed(Instant::now()) {
+                continue;
+            }
+            let stop = || standing.place.has_news() || self.handle.must_stop(patience);
+            let cancel = self.handle.cancel.as_ref();
+            watch.park(before, None, deadline, cancel, &stop)?;
+            parked = true;
+            woken = watch.heard() != before || standing.place.has_news();
+        }
+    }
+
+    /// Has another process go first, if any heard our last release.
+    fn yield_for(&self, patience: WaitMode, place: Option<&Place>, release: &YieldAfter) {
+        let session = self.handle.session();
+        let deadline = patience.deadline();
+        let stop = || place.is_some_and(Place::is_given) || self.handle.must_stop(patience);
+        let until = deadline.or(Instant::now() + HEARD_WITHIN);
+        let heard = match session.connection.wait(&release.call, until, &stop) {
+            Ok((value, _)) => {
+                let own = i64::from(release.we_listened);
+                matches!(script::released(&value), Ok(Released::Yes { listeners }) if listeners > own)
+            }
+            Err(_) => false,
+        };
+        if heard {
+            session.counters.held_back.add(1);
+            let now = Instant::now();
+            let until = deadline.or(now + YIELD_FOR);
+            match place {
+                Some(Place { waiter, .. }) => waiter.wait_to_hear(waiter.heard(), until, &stop),
+                None => time::sleep_unless(until.saturating_duration_since(now), &stop),
+            }
+        }
+    }
+
+    /// Asks Redis once, reconnecting as need be.
+    fn ask(
+        &self,
+        entry: &Arc<Entry>,
+        permits: u32,
+        patience: WaitMode,
+        place: Option<&Place>,
+        began: Instant,
+    ) -> Result<Asked> {
+        let (handle, session) = (&self.handle, self.handle.session());
+        let budget = patience.budget(began, session.response_timeout);
+        let is_given = || place.is_some_and(Place::is_given);
+        let stop = || is_given() || handle.must_stop(patience);
+        let (count, keep_ms) = (permits.to_string(), session.remember_ms());
+        let mut asked = None;
+        let mut attempt = || {
+            let number = session.owners.draw();
+            let mut keys = request_keys(session, entry, number, &mut entry.lock());
+            let request = Request::script(
+                ACQUIRING,
+                &script::SEMAPHORE_ACQUIRE,
+                &with_keys(&[&entry.protocol.key], &keys),
+                &[&count, &keep_ms],
+            );
+            let question = Arc::new(Question {
+                entry: Arc::clone(entry),
+                number,
+                request_key: keys.swap_remove(0),
+                keep_ms: keep_ms.clone(),
+                replay: session.replay(),
+            });
+            asked = Some(Arc::clone(&question));
+            Attempt {
+                request,
+                undo: Some(question),
+            }
+        };
+        let answer = match session
+            .connection
+            .call(budget.until, &stop, None, &mut attempt)
+        {
+            Ok(answer) => answer,
+            Err(_) if is_given() => return Ok(Asked::Given),
+            Err(fault) if budget.was_too_short(&fault) => return Ok(Asked::TooLate),
+            Err(fault) => {
+                if budget.concerns_all(&fault) {
+                    dismiss(entry, place, &fault);
+                }
+                return Err(handle.error(ACQUIRING, fault));
+            }
+        };
+        match (script::integer(answer.value), asked) {
+            (Ok(1), Some(question)) => Ok(Asked::Taken(question)),
+            (Ok(0), _) => Ok(Asked::TooFew {
+                asked_at: answer.sent_at,
+            }),
+            (other, question) => {
+                if let Some(undo) = question.and_then(|question| question.undo()) {
+                    session.connection.send_deferred(undo);
+                }
+                let strange = match other {
+                    Ok(n) => script::Unexpected(redis::Value::Int(n)),
+                    Err(unexpected) => unexpected,
+                };
+                Err(Error::redis(ACQUIRING, strange))
+            }
+        }
+    }
+
+    /// Redis has granted them: to the thread with this ticket, or to one that stood in no line.
+    fn granted(
+        &self,
+        entry: &Arc<Entry>,
+        permits: u32,
+        ticket: Option<u64>,
+        question: &Question,
+    ) -> Result<SemaphorePermit> {
+        let session = self.handle.session();
+        let now = Instant::now();
+        let mut state = entry.lock();
+        let granted = if session.is_closed() {
+            Granted::Closed
+        } else {
+            state.local_semaphore.granted(ticket, permits, now)
+        };
+        let first = match granted {
+            Granted::Kept { first } => first,
+            // The permit that is made here is dropped by the caller, and goes to whoever is next.
+            Granted::Surplus => None,
+            Granted::Closed => {
+                drop(state);
+                if let Some(undo) = question.undo() {
+                    session.connection.send_deferred(undo);
+                }
+                return Err(Error::Closed);
+            }
+        };
+        state.idempotency_keys.answered(question.number);
+        if let Some(first) = &first {
+            first.store(News::First);
+        }
+        drop(state);
+        if let Some(first) = first {
+            first.waiter.wake();
+        }
+        session.counters.acquired.add(1);
+        Ok(self.permit(entry, permits, now))
+    }
+
+    /// A thread of this process has left them to this one.
+    fn given(&self, standing: &mut Standing<'_>, since: Instant) -> Result<SemaphorePermit> {
+        standing.ticket = None;
+        let permit = self.permit(standing.entry, standing.permits, since);
+        if self.handle.session().is_closed() {
+            // Dropping it gives it back, unless that has been done.
+            return Err(Error::Closed);
+        }
+        Ok(permit)
+    }
+
+    fn permit(&self, entry: &Arc<Entry>, permits: u32, since: Instant) -> SemaphorePermit {
+        SemaphorePermit {
+            shared: Arc::clone(&self.handle.shared),
+            entry: Arc::clone(entry),
+            permits,
+            since,
+            done: false,
+        }
+    }
+}
+
+const ACQUIRING: &str = "acquiring permits";
+
+/// A thread in line. When this goes without permits, so does its place.
+struct Standing<'a> {
+    handle: &'a LockSpec,
+    entry: &'a Arc<Entry>,
+    permits: u32,
+    /// None once it is known to be in line no more.
+    ticket: Option<u64>,
+    place: Arc<Place>,
+    deadline: Deadline,
+    watched: bool,
+}
+
+impl Standing<'_> {
+    fn news(&self) -> Option<News> {
+        self.place.news.lock().take()
+    }
+
+    /// Parks until there are news or `until`; `false` if the deadline came first.
+    fn wait_for_news(&mut self, until: Option<Instant>) -> Result<bool> {
+        let waiter = &self.place.waiter;
+        if !self.watched {
+            self.watched = true;
+            self.handle.session().closing.watch(waiter);
+            if let Some(token) = &self.handle.cancel {
+                token.watch(waiter);
+            }
+        }
+        let patience = WaitMode::Until(self.deadline);
+        let stop = || self.place.has_news() || self.handle.must_stop(patience);
+        let deadline = match until {
+            Some(until) => Deadline::at(self.deadline.or(until)),
+            None => self.deadline,
+        };
+        waiter.wait_in_line(deadline, &stop);
+        if self.place.has_news() {
+            return Ok(true);
+        }
+        if self.handle.must_stop(patience) {
+            return Err(self.handle.stopped());
+        }
+        Ok(false)
+    }
+}
+
+impl Drop for Standing<'_> {
+    fn drop(&mut self) {
+        let Some(ticket) = self.ticket else {
+            return;
+        };
+        let mut state = self.entry.lock();
+        match state.local_semaphore.withdraw(ticket) {
+            Some(first) => {
+                if let Some(first) = &first {
+                    first.store(News::First);
+                }
+                drop(state);
+                if let Some(first) = first {
+                    first.waiter.wake();
+                }
+            }
+            None => {
+                // Wakeup out of line at the last moment.
+                drop(state);
+                if let Some(News::Given { since }) = self.news() {
+                    let session = self.handle.session();
+                    drop(give(session, self.entry, self.permits, since));
+                }
+            }
+        }
+    }
+}
+
+/// Redis was out of reach for the whole response timeout.
+fn dismiss(entry: &Entry, asking: Option<&Place>, fault: &Fault) {
+    let mut state = entry.lock();
+    let mut dismissed = state.local_semaphore.dismiss();
+    dismissed
+        .retain(|place| !asking.is_some_and(|asking| std::ptr::eq(asking, &raw const **place)));
+    for place in &dismissed {
+        place.store(News::Failed(fault.clone()));
+    }
+    drop(state);
+    for place in dismissed {
+        place.waiter.wake();
+    }
+}
+
+/// A thread lets permits go: to others of this process, or back to Redis. The release, if there is one, is on its way.
+fn give(session: &Session, entry: &Arc<Entry>, permits: u32, since: Instant) -> Option<Arc<Call>> {
+    let now = Instant::now();
+    let mut state = entry.lock();
+    let Given { to, first, back } = state.local_semaphore.give(permits, since, now);
+    for place in &to {
+        place.store(News::Given { since });
+    }
+    if let Some(first) = &first {
+        first.store(News::First);
+    }
+    let release = (back > 0).then(|| {
+        let release = submit_release(session, entry, &mut state, back.into());
+        let offer = YieldAfter {
+            call: Arc::clone(&release),
+            we_listened: session.subscriber.listens_to(&entry.protocol.channel),
+        };
+        state.local_semaphore.released(offer, now);
+        release
+    });
+    drop(state);
+    if release.is_some() {
+        session.connection.deliver();
+    }
+    for place in to.into_iter().chain(first) {
+        place.waiter.wake();
+    }
+    session.watchdog.housekeep_soon();
+    release
+}
+
+/// Sends permits back to the semaphore they came from, if it still exists. In memory only; to be flushed.
+fn submit_release(
+    session: &Session,
+    entry: &Entry,
+    state: &mut EntryState,
+    permits: u64,
+) -> Arc<Call> {
+    let number = session.owners.draw();
+    let keys = request_keys(session, entry, number, state);
+    let request = Request::script(
+        "releasing permits",
+        &script::SEMAPHORE_RELEASE,
+        &with_keys(&[&entry.protocol.key, &entry.protocol.channel], &keys),
+        &[&permits.to_string(), &session.remember_ms(), "0"],
+    );
+    let call = Call::deferred(Deferred {
+        request,
+        terms: DeferredTerms {
+            name: Arc::clone(&entry.name),
+            useful_until: Instant::now() + session.replay(),
+            undo: false,
+            for_good: true,
+        },
+    });
+    session.connection.submit(&call);
+    state.idempotency_keys.pending(number, &call);
+    call
+}
+
+/// Gives back what is out when the client is closed. In memory only; to be flushed.
+pub(crate) fn close(session: &Session) {
+    for entry in session.registry.of(Kind::Semaphore) {
+        let mut state = entry.lock();
+        let out = state.local_semaphore.close();
+        if out > 0 {
+            submit_release(session, &entry, &mut state, out);
+        }
+    }
+}
+
+impl SemaphorePermit {
+    /// How many permits these are.
+    #[must_use]
+    pub fn permits(&self) -> u32 {
+        self.permits
+    }
+
+    /// The semaphore's name, as given to the client.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.entry.name
+    }
+
+    /// Gives the permits back and waits for Redis to say so, at most for the response timeout; not at all if another
+    /// thread of this process has them next.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Redis`] if Redis did not answer in time, or refused; without an answer they go on being given back as if
+    /// dropped. [`Error::Lost`] if the semaphore is gone, deleted or at the end of its time to live, and
+    /// [`Error::Closed`] once the client is closed, which has given them back.
+    pub fn release(mut self) -> Result<()> {
+        let doing = "releasing permits";
+        let session = &self.shared.session;
+        session.check_open()?;
+        self.done = true;
+        let Some(release) = give(session, &self.entry, self.permits, self.since) else {
+            return Ok(());
+        };
+        let until = Instant::now() + session.response_timeout;
+        let (value, replayed) = match session.connection.settled(&release, until) {
+            Ok(settled) => settled,
+            Err(Fault::Refused(err)) if err.code() == Some("WRONGTYPE") => {
+                return Err(Error::WrongType {
+                    name: self.name().to_owned(),
+                });
+            }
+            Err(Fault::Refused(err) | Fault::Unreachable(err)) => {
+                return Err(Error::redis(doing, err));
+            }
+            Err(_) => return Err(Error::Closed),
+        };
+        match script::released(&value) {
+            Ok(Released::Yes { .. }) => Ok(()),
+            Ok(_) if replayed => Ok(()),
+            Ok(_) => Err(Error::Lost {
+                name: self.name().to_owned(),
+                reason: LossReason::Forced,
+            }),
+            Err(unexpected) => Err(Error::redis(doing, unexpected)),
+        }
+    }
+
+    /// Keeps the permits taken, for good: what [`Semaphore::release`] or [`Semaphore::add_permits`] may give back some
+    /// day, in this or another process. Does not ask Redis.
+    pub fn forget(mut self) {
+        self.done = true;
+        if self.shared.session.is_copy() {
+            return;
+        }
+        self.entry.lock().local_semaphore.forget(self.permits);
+        self.shared.session.watchdog.housekeep_soon();
+    }
+}
+
+impl Drop for SemaphorePermit {
+    fn drop(&mut self) {
+        if !self.done && !self.shared.session.is_copy() {
+            drop(give(
+                &self.shared.session,
+                &self.entry,
+                self.permits,
+                self.since,
+            ));
+        }
+    }
+}
+
+impl fmt::Debug for Semaphore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Semaphore")
+            .field("name", &self.name())
+            .finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for SemaphorePermit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SemaphorePermit")
+            .field("name", &self.name())
+            .field("permits", &self.permits)
+            .finish_non_exhaustive()
+    }
+}
+
+fn with_keys<'a>(first: &[&'a str], more: &'a [String]) -> Vec<&'a str> {
+    first
+        .iter()
+        .copied()
+        .chain(more.iter().map(String::as_str))
+        .collect()
+}
+
+/// Whether that many permits can be asked for.
+fn check(permits: u32) -> Result<()> {
+    if permits == 0 || i32::try_from(permits).is_err() {
+        return Err(out_of_range(permits.into()));
+    }
+    Ok(())
+}
+
+fn out_of_range(permits: i64) -> Error {
+    Error::Config(format!(
+        "{permits} permits; at least 1 and at most {} are possible at once",
+        i32::MAX
+    ))
+}

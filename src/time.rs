@@ -1,0 +1,234 @@
+//! Time: moments as numbers, the deadline of a wait, and pauses.
+
+use std::sync::LazyLock;
+use std::time::{Duration, Instant};
+
+/// Why a question has no answer, as far as time is concerned.
+pub(crate) trait Unanswered {
+    /// Whether nothing is known against the server, or against too many of several.
+    fn is_late(&self) -> bool;
+
+    /// Whether more time might have brought an answer.
+    fn is_unanswered(&self) -> bool;
+}
+
+static EPOCH: LazyLock<Instant> = LazyLock::new(|| {
+    let now = Instant::now();
+    // Some room below, for moments that were taken before anybody asked for the epoch.
+    now.checked_sub(Duration::from_secs(60)).unwrap_or(now)
+});
+
+/// A moment as a number, for atomics: nanoseconds of the monotonic clock since the epoch of this process.
+pub(crate) fn nanos(at: Instant) -> u64 {
+    u64::try_from(at.saturating_duration_since(*EPOCH).as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// The moment of [`nanos`].
+pub(crate) fn instant(nanos: u64) -> Instant {
+    *EPOCH + Duration::from_nanos(nanos)
+}
+
+/// When a wait ends: one moment for all its parts, taken once at the public edge.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Deadline(Option<Instant>);
+
+impl Deadline {
+    pub(crate) const NEVER: Self = Self(None);
+
+    /// `wait` from now on; never, if that is beyond what the clock can tell.
+    pub(crate) fn after(wait: Duration) -> Self {
+        Self(Instant::now().checked_add(wait))
+    }
+
+    pub(crate) fn at(instant: Instant) -> Self {
+        Self(Some(instant))
+    }
+
+    /// When it is, unless it is never.
+    pub(crate) fn instant(self) -> Option<Instant> {
+        self.0
+    }
+
+    pub(crate) fn has_passed(self, now: Instant) -> bool {
+        self.0.is_some_and(|at| now >= at)
+    }
+
+    /// The earlier of the deadline and `other`.
+    pub(crate) fn or(self, other: Instant) -> Instant {
+        self.0.map_or(other, |at| at.min(other))
+    }
+
+    /// The time for a question asked at `began`.
+    pub(crate) fn budget(self, began: Instant, response_timeout: Duration) -> Budget {
+        let ends = began + response_timeout;
+        Budget {
+            until: self.or(ends),
+            callers: self.0.is_some_and(|at| at < ends),
+        }
+    }
+}
+
+/// How long one question to Redis may take: the response timeout, or less if the caller has less time.
+///
+/// What it means that there is no answer by then is decided here, for every wait:
+///
+/// | it ended with | nothing is known against the server | the server is known to be away, or refused |
+/// | --- | --- | --- |
+/// | the caller's time | not in time: `Ok(None)` | an error |
+/// | the response timeout | an error, also for those who wait in line | the same; a refusal concerns the caller alone |
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Budget {
+    pub(crate) until: Instant,
+    /// The caller's time ends it, not the response timeout.
+    pub(crate) callers: bool,
+}
+
+impl Budget {
+    /// The same, or less: with the response timeout of one of several servers.
+    pub(crate) fn within(self, began: Instant, response_timeout: Duration) -> Self {
+        let other = Deadline::NEVER.budget(began, response_timeout);
+        if other.until < self.until {
+            other
+        } else {
+            self
+        }
+    }
+
+    /// Whether all there is to say is that the caller's time was up.
+    pub(crate) fn was_too_short(&self, fault: &impl Unanswered) -> bool {
+        self.callers && fault.is_late()
+    }
+
+    /// Whether those who wait in line need not find out again what cost the whole response timeout.
+    pub(crate) fn concerns_all(&self, fault: &impl Unanswered) -> bool {
+        !self.callers && fault.is_unanswered()
+    }
+}
+
+/// Up to `span`, seldom less than three quarters of it, so that many who wait for the same do not come back together.
+pub(crate) fn jittered(span: Duration) -> Duration {
+    span - span / 4 * u32::try_from(random(256)).unwrap_or(0) / 256
+}
+
+/// A random span between two others.
+pub(crate) fn between(least: Duration, most: Duration) -> Duration {
+    let spread = u64::try_from(most.saturating_sub(least).as_micros()).unwrap_or(u64::MAX);
+    least + Duration::from_micros(random(spread.max(1)))
+}
+
+/// Sleeps for `span`, or until `stop`, which is looked at every few milliseconds.
+pub(crate) fn sleep_unless(span: Duration, stop: &dyn Fn() -> bool) {
+    let until = Instant::now() + span;
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() || stop() {
+            return;
+        }
+        std::thread::sleep(left.min(Duration::from_millis(5)));
+    }
+}
+
+/// A number below `end`: the nanoseconds of the clock are random enough to spread threads out.
+fn random(end: u64) -> u64 {
+    (nanos(Instant::now()).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 40) % end
+}
+
+/// The pauses of one who asks again and again: 1 ms, then each twice as long as the one before and up to as many
+/// milliseconds more as there have been pauses, at most 128 ms.
+///
+/// Source: the exponential back-off of Redisson's spin lock.
+pub(crate) struct BackOff {
+    pause: Duration,
+    pauses: u32,
+}
+
+impl BackOff {
+    const LONGEST: Duration = Duration::from_millis(128);
+
+    pub(crate) fn new() -> Self {
+        Self {
+            pause: Duration::ZERO,
+            pauses: 0,
+        }
+    }
+
+    pub(crate) fn next(&mut self) -> Duration {
+        self.pause = if self.pauses == 0 {
+            Duration::from_millis(1)
+        } else {
+            let more = random(u64::from(self.pauses));
+            (self.pause * 2 + Duration::from_millis(more)).min(Self::LONGEST)
+        };
+        self.pauses = self.pauses.saturating_add(1);
+        self.pause
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::net::call::Fault;
+
+    #[test]
+    fn an_endless_wait_has_no_deadline() {
+        assert_eq!(Deadline::after(Duration::MAX), Deadline::NEVER);
+        let far = Instant::now() + Duration::from_secs(5);
+        assert_eq!(Deadline::NEVER.or(far), far);
+        assert!(!Deadline::NEVER.has_passed(far));
+        assert!(Deadline::after(Duration::ZERO).has_passed(Instant::now()));
+    }
+
+    #[test]
+    fn only_the_callers_time_can_have_been_too_short() {
+        let (now, timeout) = (Instant::now(), Duration::from_secs(3));
+        let err = || redis::RedisError::from(std::io::Error::other("nobody there"));
+        let (late, away, refused) = (
+            Fault::Late(err()),
+            Fault::Unreachable(err()),
+            Fault::Refused(err()),
+        );
+        let short = Deadline::at(now + timeout / 2).budget(now, timeout);
+        let whole = Deadline::at(now + timeout).budget(now, timeout);
+        assert!(short.was_too_short(&late) && !short.was_too_short(&away));
+        assert!(!whole.was_too_short(&late) && !whole.was_too_short(&away));
+        assert!(whole.concerns_all(&late) && whole.concerns_all(&away));
+        assert!(!short.concerns_all(&late) && !short.concerns_all(&away));
+        assert!(!short.was_too_short(&refused) && !whole.concerns_all(&refused));
+        // A client among several that has less patience than the others ends it for itself.
+        assert!(!short.within(now, timeout / 4).was_too_short(&late));
+        assert!(short.within(now, timeout).was_too_short(&late));
+        assert_eq!(Deadline::NEVER.budget(now, timeout).until, now + timeout);
+    }
+
+    #[test]
+    fn jitter_stays_below_its_span() {
+        let span = Duration::from_secs(1);
+        for _ in 0..1000 {
+            let jittered = jittered(span);
+            assert!(jittered <= span && jittered >= span / 4 * 3, "{jittered:?}");
+        }
+        assert_eq!(jittered(Duration::ZERO), Duration::ZERO);
+    }
+
+    #[test]
+    fn a_back_off_doubles_and_stops_at_its_longest() {
+        let mut back_off = BackOff::new();
+        let mut last = back_off.next();
+        assert_eq!(last, Duration::from_millis(1));
+        for pauses in 1..40 {
+            let pause = back_off.next();
+            let most = last * 2 + Duration::from_millis(pauses);
+            assert!(
+                pause >= (last * 2).min(BackOff::LONGEST) && pause <= most.min(BackOff::LONGEST)
+            );
+            last = pause;
+        }
+        assert_eq!(last, BackOff::LONGEST);
+    }
+
+    #[test]
+    fn moments_survive_being_numbers() {
+        let now = Instant::now();
+        assert_eq!(instant(nanos(now)), now);
+    }
+}
