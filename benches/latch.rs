@@ -4,7 +4,7 @@
 #![expect(clippy::print_stdout, reason = "a bench prints what it measured")]
 
 mod rig;
-#[path = "../tests/it/support/mod.rs"]
+#[path = "../tests/it/support/bare/mod.rs"]
 mod support;
 
 use std::sync::mpsc::channel;

@@ -3,7 +3,7 @@
 #![expect(clippy::print_stdout, reason = "a bench prints what it measured")]
 
 mod rig;
-#[path = "../tests/it/support/mod.rs"]
+#[path = "../tests/it/support/bare/mod.rs"]
 mod support;
 
 use std::time::Duration;

@@ -3,7 +3,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-#[path = "it/support/mod.rs"]
+#[path = "it/support/bare/mod.rs"]
 mod support;
 
 use std::any::Any;

@@ -5,18 +5,15 @@ use std::error::Error as _;
 use std::time::{Duration, Instant};
 
 use redlatch::{
-    CancelToken, Client, Config, Error, FairLock, FairMutex, FencedLock, MAX_LEASE, MIN_LEASE,
-    Mutex, ReentrantLock, Result, SpinLock,
+    Client, Config, Error, FairLock, FairMutex, FencedLock, MAX_LEASE, MIN_LEASE, Mutex,
+    ReentrantLock, SpinLock,
 };
 
-use crate::contract::read::Reading;
-use crate::contract::{
-    Crew, Guard, Lock, News, Writing, beside, keys_of, nothing_is_left, open, published,
-    subscribed, waited_for_by,
+use crate::support::{
+    Crew, Guard, LONG, Lock, News, Reading, Server, Writing, beside, connection_to, eventually,
+    free_port, keys_of, ms, nothing_is_left_of, open, published, subscribed, unique, verdicts,
+    waited_for_by,
 };
-use crate::support::{Server, connection_to, eventually, free_port, ms, unique};
-
-const LONG: Duration = Duration::from_secs(10);
 
 /// Names that could trip a parser, a pattern or a hash tag.
 fn odd_names() -> Vec<String> {
@@ -70,25 +67,6 @@ macro_rules! for_each_kind {
             $(scope.spawn(|| $test::<$lock>());)+
         })
     };
-}
-
-/// What every verb of a lock says.
-pub(crate) fn verdicts<L: Lock>(lock: &L) -> Vec<(&'static str, Result<()>)> {
-    let token = CancelToken::new();
-    vec![
-        ("lock", lock.lock().map(drop)),
-        ("try_lock", lock.try_lock().map(drop)),
-        ("try_lock_for", lock.try_lock_for(LONG).map(drop)),
-        (
-            "try_lock_until",
-            lock.try_lock_until(Instant::now() + LONG).map(drop),
-        ),
-        ("with", lock.with(|_| ())),
-        ("lease", lock.clone().lease(LONG).lock().map(drop)),
-        ("max_hold", lock.clone().max_hold(LONG).lock().map(drop)),
-        ("cancel_on", lock.clone().cancel_on(&token).lock().map(drop)),
-        ("force_unlock", lock.force_unlock().map(drop)),
-    ]
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -154,7 +132,7 @@ fn has_its_keys_whatever_the_name<L: Lock>() {
         assert_eq!(server.hgetall(&key), L::fields(guard.owner(), 1));
         assert!(lock.is_locked().unwrap() && lock.remaining().unwrap().is_some());
         guard.unlock().unwrap();
-        assert!(nothing_is_left::<L>(&server), "{key:?}");
+        assert!(nothing_is_left_of::<L>(&server), "{key:?}");
         assert!(!lock.force_unlock().unwrap());
         let told = published(&server, &mut pubsub);
         match L::NEWS {
@@ -196,7 +174,7 @@ fn hears_of_releases_whatever_the_name<L: Lock>() {
         let woken = client.stats().wakes - wakes;
         assert!(woken >= odd_names().len() as u64, "{:?}", client.stats());
     }
-    eventually("nothing is left", || nothing_is_left::<L>(&server));
+    eventually("nothing is left", || nothing_is_left_of::<L>(&server));
     eventually("nobody listens", || {
         server
             .ask::<Vec<String>>(&["PUBSUB", "CHANNELS", "*"])

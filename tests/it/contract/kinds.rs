@@ -10,15 +10,10 @@ use redlatch::{
     SpinLock,
 };
 
-use crate::contract::bad_input::verdicts;
-use crate::contract::read::Reading;
-use crate::contract::{
-    Crew, Guard, Line, Lock, Writing, elsewhere, increment, keys_of, line, nothing_is_left, open,
-    open_with_lease, waited_for_by,
+use crate::support::{
+    Crew, Guard, LONG, Line, Lock, Reading, Server, Writing, elsewhere, eventually, increment,
+    keys_of, line, ms, nothing_is_left_of, open, open_with_lease, unique, verdicts, waited_for_by,
 };
-use crate::support::{Server, eventually, ms, unique};
-
-const LONG: Duration = Duration::from_secs(10);
 
 /// Whoever is not told of a release asks after at most a second.
 const BY_ASKING: Duration = ms(2_500);
@@ -302,7 +297,9 @@ fn all_kinds_together_count_exactly() {
     let grants = count.grants.into_inner();
     assert_eq!(server.ask::<u64>(&["GET", &count.counter]), grants);
     server.cli(&["DEL", &count.counter]);
-    eventually("nothing is left", || nothing_is_left::<FencedLock>(&server));
+    eventually("nothing is left", || {
+        nothing_is_left_of::<FencedLock>(&server)
+    });
     for client in &clients {
         let stats = client.stats();
         assert_eq!((stats.lost, stats.releases_failed), (0, 0));
@@ -386,7 +383,7 @@ fn is_of_another_type_than<A: Lock, B: Lock>() {
     eventually("renewals go on", || ours.stats().renewals > renewals + 1);
     assert!(guard.is_valid());
     guard.unlock().unwrap();
-    assert!(nothing_is_left::<A>(&server));
+    assert!(nothing_is_left_of::<A>(&server));
     // And then the name is as good as any.
     B::of(&theirs, &name).lock().unwrap().unlock().unwrap();
 }
@@ -446,7 +443,7 @@ fn a_wait_ends_with_the_type<A: Lock, B: Lock>() {
     let asks = if A::LINE == Line::Redis { 2 } else { 1 };
     waited_for_by::<A>(&server, asks);
     crew.all_parked();
-    crate::contract::stranger_holds::<B>(&server, &name, 60_000);
+    crate::support::stranger_holds::<B>(&server, &name, 60_000);
     // The first asks, and then the next.
     for _ in 0..2 {
         match told.recv_timeout(LONG).unwrap() {
@@ -456,7 +453,7 @@ fn a_wait_ends_with_the_type<A: Lock, B: Lock>() {
     }
     crew.join();
     assert!(matches!(guard.unlock(), Err(Error::Lost { .. })));
-    assert!(crate::contract::is_held_by_stranger::<B>(&server, &name));
+    assert!(crate::support::is_held_by_stranger::<B>(&server, &name));
     eventually("nothing but that is there", || {
         let keys = server.keys();
         keys.iter().all(|key| *key == name || A::stays(key))
@@ -484,7 +481,7 @@ fn a_hold_ends_with_the_type<A: Lock, B: Lock>() {
     let name = unique("turned");
     for aware in [true, false] {
         let guard = A::of(&client, &name).lock().unwrap();
-        crate::contract::stranger_holds::<B>(&server, &name, 60_000);
+        crate::support::stranger_holds::<B>(&server, &name, 60_000);
         if aware {
             let loss = guard.lost().recv_timeout(LONG).unwrap();
             assert_eq!(loss.reason, LossReason::TakenOver);
@@ -493,7 +490,7 @@ fn a_hold_ends_with_the_type<A: Lock, B: Lock>() {
             Err(Error::Lost { reason, .. }) => assert_eq!(reason, LossReason::TakenOver),
             outcome => panic!("{outcome:?}"),
         }
-        assert!(crate::contract::is_held_by_stranger::<B>(&server, &name));
+        assert!(crate::support::is_held_by_stranger::<B>(&server, &name));
         assert!(server.pttl(&name) > 30_000);
         server.cli(&["DEL", &name]);
     }

@@ -1,315 +1,33 @@
-//! What every exclusive lock must do, whatever its kind. A lock plugs in at the foot of this file, and says there what
-//! is true of its kind alone.
+//! What every exclusive lock must do, whatever its kind. A lock plugs in at the foot of this file, and says in
+//! `support/kinds.rs` what is true of its kind alone.
 
-pub(crate) mod bad_input;
-pub(crate) mod kinds;
-pub(crate) mod read;
-pub(crate) mod red;
+mod bad_input;
+mod kinds;
+mod read;
+mod red;
 
 use std::collections::HashSet;
 use std::fmt::Debug;
-use std::fs;
 use std::mem::ManuallyDrop;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
-use std::thread::{self, JoinHandle};
+use std::thread;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, bounded, unbounded};
-use redis::{Connection, PubSub};
-use redlatch::{CancelToken, Client, Config, Error, Loss, LossReason, Result};
+use crossbeam_channel::{bounded, unbounded};
+use redlatch::{CancelToken, Client, Config, Error, LossReason, Result};
 
-use crate::support::{Mode, Proxy, Server, Target, eventually, ms, unique};
-
-/// Longer than anything here may take.
-const LONG: Duration = Duration::from_secs(10);
-
-/// Well under the poll cap: what happens sooner was brought about by a message.
-const BY_MESSAGE: Duration = Duration::from_millis(500);
-
-/// Somebody who is not of this crate: a Redisson client and one of its threads.
-pub(crate) const STRANGER: &str = "9f8e7d6c-5b4a-4321-8fed-cba987654321:57";
-
-/// Who keeps the line of those that wait.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Line {
-    /// Each process its own: one of its threads asks Redis, and the lock is passed on among them.
-    Process,
-    /// Redis, for all of them: every thread has its own place, and nobody passes anything on.
-    Redis,
-}
-
-/// Who is told of a release.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum News {
-    /// Everybody who waits, on one channel: how its name begins, and what is said.
-    All(&'static str, &'static str),
-    /// The first in line, on a channel of its own.
-    First,
-    /// Nobody.
-    Nobody,
-}
-
-/// What all handles have in common, and where kinds differ.
-pub(crate) trait Lock: Clone + Debug + Send + Sync + 'static {
-    type Guard: Guard;
-
-    /// What keeps this one waiting, and is kept waiting by it: the kind itself, unless it can be shared.
-    type Foe: Lock;
-
-    const REENTRANT: bool;
-    const LINE: Line = Line::Process;
-    /// Who is told of its release.
-    const NEWS: News = News::All("redisson_lock__channel", "0");
-    /// Channels that one who asks Redis listens to while it waits.
-    const LISTENS: u64 = 1;
-    /// Whether each hold has a token.
-    const TOKENS: bool = false;
-    /// Whether Redis is told how many holds the holding thread has.
-    const COUNTED: bool = true;
-    /// Commands that the server runs for a release: EVALSHA, HDEL, EXISTS, PUBLISH.
-    const RELEASE: u64 = 4;
-    /// Whether what somebody else has not taken of a lost hold is released, which tells of it once more.
-    const GIVES_BACK_THE_REST: bool = false;
-    /// What an acquire runs.
-    const ACQUIRE: &str = include_str!("../../../lua/lock_acquire.lua");
-
-    /// What is locked in Redis by the name of one lock.
-    fn names(name: &str) -> Vec<String> {
-        vec![name.to_owned()]
-    }
-    /// Further servers that keep it, besides the one that a test starts.
-    fn others() -> Option<Arc<Vec<Server>>> {
-        None
-    }
-    /// The field of the hash that stands for an owner.
-    fn field(owner: &str) -> String {
-        owner.to_owned()
-    }
-    /// The whole hash, sorted, while `owner` alone has so many holds.
-    fn fields(owner: &str, count: u32) -> Vec<(String, String)> {
-        vec![(Self::field(owner), count.to_string())]
-    }
-    /// Every key, while `owner` alone holds `name` and nobody waits.
-    fn keys(name: &str, _owner: &str) -> Vec<String> {
-        Self::names(name)
-    }
-    /// Whether a key of this kind outlives its holders, and has no limit.
-    fn stays(_key: &str) -> bool {
-        false
-    }
-
-    fn of(client: &Client, name: &str) -> Self;
-    fn lease(self, lease: Duration) -> Self;
-    fn max_hold(self, max_hold: Duration) -> Self;
-    fn cancel_on(self, token: &CancelToken) -> Self;
-    fn lock(&self) -> Result<Self::Guard>;
-    fn try_lock(&self) -> Result<Option<Self::Guard>>;
-    fn try_lock_for(&self, wait: Duration) -> Result<Option<Self::Guard>>;
-    fn try_lock_until(&self, instant: Instant) -> Result<Option<Self::Guard>>;
-    fn with<T>(&self, work: impl FnOnce(&Self::Guard) -> T) -> Result<T>;
-    fn is_locked(&self) -> Result<bool>;
-    fn is_owned_by_current_thread(&self) -> bool;
-    fn hold_count(&self) -> u32;
-    fn remaining(&self) -> Result<Option<Duration>>;
-    fn force_unlock(&self) -> Result<bool>;
-    fn name(&self) -> &str;
-}
-
-/// What all guards have in common.
-pub(crate) trait Guard: Debug {
-    fn unlock(self) -> Result<()>;
-    fn is_valid(&self) -> bool;
-    fn valid_until(&self) -> Instant;
-    fn lost(&self) -> &Receiver<Loss>;
-    fn name(&self) -> &str;
-    fn owner(&self) -> &str;
-    fn hold_count(&self) -> u32;
-    /// Zero without tokens.
-    fn token(&self) -> u64 {
-        0
-    }
-    /// Waits until every server has answered that it keeps the hold.
-    fn settle(&self) {}
-}
+use crate::support::{
+    BY_MESSAGE, Crew, Guard, LONG, Line, Lock, Mode, News, Proxy, Server, Target, beside, by_now,
+    delegated, delete, elsewhere, eventually, everywhere, hold_by_stranger, in_line, increment,
+    is_held_by_stranger, keys_of, line, lose, ms, nothing_is_left_of, open, open_with_lease,
+    published, shown, stranger_holds, stranger_releases, unique, waited_for_by,
+};
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Helpers
 // ---------------------------------------------------------------------------------------------------------------------
-
-/// Threads under a name of their own, so that they can be watched.
-pub(crate) struct Crew {
-    tag: String,
-    threads: Vec<JoinHandle<()>>,
-}
-
-impl Crew {
-    pub(crate) fn new() -> Self {
-        static NEXT: AtomicU64 = AtomicU64::new(0);
-        Self {
-            tag: format!("crew-{:x}", NEXT.fetch_add(1, Ordering::Relaxed)),
-            threads: Vec::new(),
-        }
-    }
-
-    pub(crate) fn spawn(&mut self, work: impl FnOnce() + Send + 'static) {
-        let thread = thread::Builder::new()
-            .name(self.tag.clone())
-            .stack_size(256 * 1024)
-            .spawn(work)
-            .expect("a thread");
-        self.threads.push(thread);
-    }
-
-    /// Waits until every thread that was spawned sleeps and goes on sleeping.
-    pub(crate) fn all_parked(&self) {
-        let mut looks = 0;
-        eventually("all threads are parked", || {
-            if self.asleep() == self.threads.len() {
-                looks += 1;
-            } else {
-                looks = 0;
-            }
-            looks > 4
-        });
-    }
-
-    fn asleep(&self) -> usize {
-        let Ok(tasks) = fs::read_dir("/proc/self/task") else {
-            return 0;
-        };
-        let name = format!("({}) S ", self.tag);
-        tasks
-            .flatten()
-            .filter_map(|task| fs::read_to_string(task.path().join("stat")).ok())
-            .filter(|stat| stat.contains(&name))
-            .count()
-    }
-
-    pub(crate) fn is_finished(&self) -> bool {
-        self.threads.iter().all(JoinHandle::is_finished)
-    }
-
-    pub(crate) fn join(self) {
-        eventually("all threads have ended", || self.is_finished());
-        for thread in self.threads {
-            thread.join().expect("a thread of the crew");
-        }
-    }
-}
-
-pub(crate) fn open(server: &Server) -> Client {
-    Client::open(server.url()).unwrap()
-}
-
-/// A client with another lease.
-pub(crate) fn open_with_lease(server: &Server, lease: Duration) -> Client {
-    Client::open(Config::new(server.url()).lease(lease)).unwrap()
-}
-
-/// Waits until the server has `n` subscriptions of this crate.
-#[track_caller]
-pub(crate) fn subscribed(server: &Server, n: u64) {
-    eventually("the waiting clients are subscribed", || {
-        let clients = server.clients_named("redlatch-subscriber");
-        clients
-            .iter()
-            .map(|client| client.subscriptions)
-            .sum::<u64>()
-            == n
-    });
-}
-
-/// Waits until `n` threads that ask Redis are known to wait: they listen, or ask again and again where nothing is told.
-#[track_caller]
-pub(crate) fn waited_for_by<L: Lock>(server: &Server, n: u64) {
-    subscribed(server, n * L::LISTENS);
-    if n > 0 && L::LISTENS == 0 {
-        // Some look whether it is free before they ask for it.
-        let asks = || server.calls("evalsha") + server.calls("pttl");
-        let asked = asks();
-        eventually("they ask again and again", || asks() >= asked + 6);
-        assert!(server.clients_named("redlatch-subscriber").is_empty());
-    }
-}
-
-/// Waits until `n` threads of a crew, whatever their process, wait in this order.
-#[track_caller]
-pub(crate) fn in_line<L: Lock>(server: &Server, name: &str, crew: &Crew, n: usize) {
-    if L::LINE == Line::Redis {
-        eventually("everybody stands in line", || line(server, name).len() == n);
-    }
-    crew.all_parked();
-}
-
-/// The line that Redis keeps.
-pub(crate) fn line(server: &Server, name: &str) -> Vec<String> {
-    let queue = beside("redisson_lock_queue", name);
-    server.ask(&["LRANGE", &queue, "0", "-1"])
-}
-
-/// The key or channel `prefix` of the lock at `key`.
-pub(crate) fn beside(prefix: &str, key: &str) -> String {
-    if key.contains('{') {
-        format!("{prefix}:{key}")
-    } else {
-        format!("{prefix}:{{{key}}}")
-    }
-}
-
-/// Every key, sorted, while `owner` alone holds `name` and nobody waits.
-pub(crate) fn keys_of<L: Lock>(name: &str, owner: &str) -> Vec<String> {
-    let mut keys = L::keys(name, owner);
-    keys.sort();
-    keys
-}
-
-/// Whether a lock of this kind has left nothing but what stays.
-pub(crate) fn nothing_is_left<L: Lock>(server: &Server) -> bool {
-    server.keys().iter().all(|key| L::stays(key))
-}
-
-/// What a lock of that name calls itself.
-pub(crate) fn shown<L: Lock>(name: &str) -> String {
-    L::names(name).join(", ")
-}
-
-/// Does something on each server of a lock, to all its keys at once.
-pub(crate) fn everywhere<L: Lock>(server: &Server, name: &str, what: impl Fn(&Server, &[String])) {
-    let (names, others) = (L::names(name), L::others());
-    what(server, &names);
-    for server in others.iter().flat_map(|servers| servers.iter()) {
-        what(server, &names);
-    }
-}
-
-/// Does away with a lock, without a word.
-pub(crate) fn delete<L: Lock>(server: &Server, name: &str) {
-    everywhere::<L>(server, name, |server, keys| {
-        let () = redis::cmd("DEL")
-            .arg(keys)
-            .query(&mut server.connection())
-            .unwrap();
-    });
-}
-
-/// Takes a lock from its holder by hand: one of several names is enough, one of several servers is not.
-pub(crate) fn lose<L: Lock>(server: &Server, name: &str) {
-    everywhere::<L>(server, name, |server, keys| {
-        server.cli(&["DEL", &keys[0]]);
-    });
-}
-
-/// By now; or as soon as the last of several servers has done what the majority, which is waited for, has done.
-#[track_caller]
-pub(crate) fn by_now<L: Lock>(what: &str, mut happened: impl FnMut() -> bool) {
-    if L::others().is_some() {
-        eventually(what, happened);
-    } else {
-        assert!(happened(), "{what}");
-    }
-}
 
 /// Whom one release tells, if nobody stands in a line that Redis keeps.
 fn told_by<L: Lock>(name: &str) -> Vec<(String, String)> {
@@ -322,76 +40,6 @@ fn told_by<L: Lock>(name: &str) -> Vec<(String, String)> {
         }
         News::First | News::Nobody => Vec::new(),
     }
-}
-
-/// A plain lock held by somebody else, made by hand.
-pub(crate) fn hold_by_stranger(server: &Server, name: &str, lease_ms: u64) {
-    stranger_holds::<redlatch::ReentrantLock>(server, name, lease_ms);
-}
-
-/// A lock held by somebody else, made by hand, whatever was there before.
-pub(crate) fn stranger_holds<L: Lock>(server: &Server, name: &str, lease_ms: u64) {
-    everywhere::<L>(server, name, |server, keys| {
-        // At once, so that all its keys expire at once.
-        let mut pipe = redis::pipe();
-        pipe.atomic();
-        for key in keys {
-            pipe.del(key);
-            pipe.hset_multiple(key, &L::fields(STRANGER, 1));
-            pipe.cmd("PEXPIRE").arg(key).arg(lease_ms);
-        }
-        let () = pipe.query(&mut server.connection()).unwrap();
-    });
-}
-
-pub(crate) fn is_held_by_stranger<L: Lock>(server: &Server, name: &str) -> bool {
-    let names = L::names(name);
-    let theirs = |name: &String| server.hgetall(name) == L::fields(STRANGER, 1);
-    names.iter().all(theirs)
-}
-
-/// Does what a Redisson client does to give a lock back.
-pub(crate) fn stranger_releases<L: Lock>(server: &Server, name: &str) {
-    let first = line(server, name).into_iter().next();
-    delete::<L>(server, name);
-    match (L::NEWS, first) {
-        (News::All(prefix, payload), _) => {
-            for name in L::names(name) {
-                server.cli(&["PUBLISH", &beside(prefix, &name), payload]);
-            }
-        }
-        (News::First, Some(first)) => {
-            let channel = beside("redisson_lock__channel", name);
-            server.cli(&["PUBLISH", &format!("{channel}:{first}"), "0"]);
-        }
-        (News::First, None) | (News::Nobody, _) => {}
-    }
-}
-
-/// Channel and payload of everything that was published since the last look, to one who listens to everything.
-pub(crate) fn published(server: &Server, pubsub: &mut PubSub<'_>) -> Vec<(String, String)> {
-    // Whatever was told before this has come when this has.
-    let end = unique("end");
-    server.cli(&["PUBLISH", &end, ""]);
-    let mut told = Vec::new();
-    loop {
-        let message = pubsub.get_message().unwrap();
-        let channel = message.get_channel_name().to_owned();
-        if channel == end {
-            return told;
-        }
-        told.push((channel, message.get_payload().unwrap()));
-    }
-}
-
-/// One more in the counter, as racy as can be.
-pub(crate) fn increment(con: &mut Connection, counter: &str) {
-    let n: Option<u64> = redis::cmd("GET").arg(counter).query(con).unwrap();
-    let () = redis::cmd("SET")
-        .arg(counter)
-        .arg(n.unwrap_or(0) + 1)
-        .query(con)
-        .unwrap();
 }
 
 #[track_caller]
@@ -408,16 +56,11 @@ fn assert_lost<L: Lock, T: Debug>(result: Result<T>, name: &str, reason: LossRea
     }
 }
 
-/// Runs `work` on a thread of its own, which holds nothing.
-pub(crate) fn elsewhere<T: Send>(work: impl FnOnce() -> T + Send) -> T {
-    thread::scope(|scope| scope.spawn(work).join().expect("a thread"))
-}
-
 // ---------------------------------------------------------------------------------------------------------------------
 // Exclusion
 // ---------------------------------------------------------------------------------------------------------------------
 
-pub(crate) fn threads_and_clients_exclude_each_other<L: Lock>() {
+fn threads_and_clients_exclude_each_other<L: Lock>() {
     const ROUNDS: usize = 40;
     let server = Server::start();
     let (name, counter) = (unique("excl"), unique("counter"));
@@ -456,10 +99,10 @@ pub(crate) fn threads_and_clients_exclude_each_other<L: Lock>() {
     });
     assert_eq!(server.get_int(&counter), 3 * 4 * 40);
     server.cli(&["DEL", &counter]);
-    eventually("the lock is free", || nothing_is_left::<L>(&server));
+    eventually("the lock is free", || nothing_is_left_of::<L>(&server));
 }
 
-pub(crate) fn busy_is_none<L: Lock>() {
+fn busy_is_none<L: Lock>() {
     keeps_out::<L::Foe, L>();
     keeps_out::<L, L::Foe>();
 }
@@ -484,7 +127,7 @@ fn keeps_out<H: Lock, L: Lock>() {
     });
 }
 
-pub(crate) fn a_limited_wait_takes_its_time_and_gives_none<L: Lock>() {
+fn a_limited_wait_takes_its_time_and_gives_none<L: Lock>() {
     const WAIT: Duration = ms(150);
     let server = Server::start();
     let name = unique("limit");
@@ -508,10 +151,10 @@ pub(crate) fn a_limited_wait_takes_its_time_and_gives_none<L: Lock>() {
     waited_for_by::<L>(&server, 0);
     eventually("no place is kept", || line(&server, &name).is_empty());
     guard.unlock().unwrap();
-    eventually("nothing is left", || nothing_is_left::<L>(&server));
+    eventually("nothing is left", || nothing_is_left_of::<L>(&server));
 }
 
-pub(crate) fn no_wait_is_one_attempt<L: Lock>() {
+fn no_wait_is_one_attempt<L: Lock>() {
     let server = Server::start();
     let name = unique("once");
     let client = open(&server);
@@ -539,7 +182,7 @@ pub(crate) fn no_wait_is_one_attempt<L: Lock>() {
     assert!(past_one.try_lock_until(past).unwrap().is_some());
 }
 
-pub(crate) fn an_endless_wait_ends_with_the_lock<L: Lock>() {
+fn an_endless_wait_ends_with_the_lock<L: Lock>() {
     let server = Server::start();
     let name = unique("endless");
     let (holder, client) = (open(&server), open(&server));
@@ -556,7 +199,7 @@ pub(crate) fn an_endless_wait_ends_with_the_lock<L: Lock>() {
     crew.join();
 }
 
-pub(crate) fn with_holds_the_lock_for_as_long_as_it_runs<L: Lock>() {
+fn with_holds_the_lock_for_as_long_as_it_runs<L: Lock>() {
     let server = Server::start();
     let name = unique("with");
     let client = open(&server);
@@ -569,7 +212,7 @@ pub(crate) fn with_holds_the_lock_for_as_long_as_it_runs<L: Lock>() {
     });
     assert!(owner.unwrap().contains(':'));
     by_now::<L>("with waits for the release", || {
-        nothing_is_left::<L>(&server)
+        nothing_is_left_of::<L>(&server)
     });
     // O6
     let lost = lock.with(|guard| {
@@ -589,7 +232,7 @@ pub(crate) fn with_holds_the_lock_for_as_long_as_it_runs<L: Lock>() {
 // ---------------------------------------------------------------------------------------------------------------------
 
 // L1
-pub(crate) fn a_drop_wakes_a_waiter_of_another_client_by_message<L: Lock>() {
+fn a_drop_wakes_a_waiter_of_another_client_by_message<L: Lock>() {
     let server = Server::start();
     let name = unique("wake");
     let (holder, client) = (open(&server), open(&server));
@@ -620,7 +263,7 @@ pub(crate) fn a_drop_wakes_a_waiter_of_another_client_by_message<L: Lock>() {
     assert_eq!(client.stats().poll_rescues, 0);
 }
 
-pub(crate) fn a_release_publishes_redissons_message<L: Lock>() {
+fn a_release_publishes_redissons_message<L: Lock>() {
     let server = Server::start();
     let client = open(&server);
     let mut con = server.connection();
@@ -705,7 +348,7 @@ pub(crate) fn a_release_publishes_redissons_message<L: Lock>() {
     crew.join();
 }
 
-pub(crate) fn a_strangers_lock_is_waited_for<L: Lock>() {
+fn a_strangers_lock_is_waited_for<L: Lock>() {
     let server = Server::start();
     let client = open(&server);
     // A client of another kind does not tell those that stand in the line.
@@ -754,7 +397,7 @@ pub(crate) fn a_strangers_lock_is_waited_for<L: Lock>() {
 }
 
 // M2: whichever of several names it is that somebody else has as a lock of its own.
-pub(crate) fn each_of_several_names_is_waited_for<L: Lock>() {
+fn each_of_several_names_is_waited_for<L: Lock>() {
     let server = Server::start();
     let client = open(&server);
     let name = unique("each");
@@ -784,7 +427,7 @@ pub(crate) fn each_of_several_names_is_waited_for<L: Lock>() {
 }
 
 // L2
-pub(crate) fn a_vanished_lock_is_noticed_without_a_message<L: Lock>() {
+fn a_vanished_lock_is_noticed_without_a_message<L: Lock>() {
     let server = Server::start();
     let client = open(&server);
     // Deleted by hand: the poll cap ends the wait. Expired: the lease does.
@@ -822,13 +465,15 @@ pub(crate) fn a_vanished_lock_is_noticed_without_a_message<L: Lock>() {
     }
 }
 
-pub(crate) fn passing_it_on_inside_the_process_sends_nothing<L: Lock>() {
+fn passing_it_on_inside_the_process_sends_nothing<L: Lock>() {
     const THREADS: u64 = 16;
     let server = Server::start();
     let name = unique("pass");
     let client = Client::open(Config::new(server.url()).tenure(Duration::from_secs(1))).unwrap();
     drop(L::of(&client, &unique("warm")).lock().unwrap());
-    eventually("Redis knows the scripts", || nothing_is_left::<L>(&server));
+    eventually("Redis knows the scripts", || {
+        nothing_is_left_of::<L>(&server)
+    });
     let lock = L::of(&client, &name);
     let guard = lock.lock().unwrap();
     let holds = Arc::new(Mutex::new(vec![(guard.owner().to_owned(), guard.token())]));
@@ -873,14 +518,14 @@ pub(crate) fn passing_it_on_inside_the_process_sends_nothing<L: Lock>() {
         // Of the server's own counting.
         assert_eq!(server.command_total() - commands, L::RELEASE);
     }
-    assert!(nothing_is_left::<L>(&server));
+    assert!(nothing_is_left_of::<L>(&server));
     let holds = holds.lock().unwrap();
     let owners: HashSet<_> = holds.iter().map(|(owner, _)| owner).collect();
     assert_eq!(owners.len() as u64, 1 + grants, "one tenure, one owner");
     assert!(!L::TOKENS || holds.is_sorted_by(|one, next| one.1 < next.1));
 }
 
-pub(crate) fn threads_of_a_process_are_served_in_order<L: Lock>() {
+fn threads_of_a_process_are_served_in_order<L: Lock>() {
     let server = Server::start();
     for tenure in [ms(0), ms(5), ms(1000)] {
         let name = unique("fifo");
@@ -904,7 +549,7 @@ pub(crate) fn threads_of_a_process_are_served_in_order<L: Lock>() {
 }
 
 // F6
-pub(crate) fn threads_of_several_processes_are_served_in_the_order_their_kind_promises<L: Lock>() {
+fn threads_of_several_processes_are_served_in_the_order_their_kind_promises<L: Lock>() {
     const THREADS: usize = 9;
     let server = Server::start();
     let name = unique("order");
@@ -934,10 +579,10 @@ pub(crate) fn threads_of_several_processes_are_served_in_the_order_their_kind_pr
             }
         }
     }
-    eventually("nothing is left", || nothing_is_left::<L>(&server));
+    eventually("nothing is left", || nothing_is_left_of::<L>(&server));
 }
 
-pub(crate) fn one_who_leaves_the_line_does_not_hold_it_up<L: Lock>() {
+fn one_who_leaves_the_line_does_not_hold_it_up<L: Lock>() {
     let server = Server::start();
     let name = unique("leaver");
     let client = open(&server);
@@ -956,14 +601,14 @@ pub(crate) fn one_who_leaves_the_line_does_not_hold_it_up<L: Lock>() {
     }
     drop(guard);
     crew.join();
-    eventually("nothing is left", || nothing_is_left::<L>(&server));
+    eventually("nothing is left", || nothing_is_left_of::<L>(&server));
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // What stands in Redis
 // ---------------------------------------------------------------------------------------------------------------------
 
-pub(crate) fn redis_holds_what_redisson_would_write<L: Lock>() {
+fn redis_holds_what_redisson_would_write<L: Lock>() {
     let server = Server::start();
     let name = unique("wire");
     let client = open(&server);
@@ -1001,16 +646,16 @@ pub(crate) fn redis_holds_what_redisson_would_write<L: Lock>() {
         assert_eq!(server.ask::<u64>(&["GET", &counter]), guard.token());
     }
     guard.unlock().unwrap();
-    by_now::<L>("nothing is left", || nothing_is_left::<L>(&server));
+    by_now::<L>("nothing is left", || nothing_is_left_of::<L>(&server));
 
     let guard = lock.clone().lease(Duration::from_secs(7)).lock().unwrap();
     lives(&guard, 2_000, 7_000);
     drop(guard);
-    eventually("nothing is left", || nothing_is_left::<L>(&server));
+    eventually("nothing is left", || nothing_is_left_of::<L>(&server));
 }
 
 // I2
-pub(crate) fn owners_never_repeat<L: Lock>() {
+fn owners_never_repeat<L: Lock>() {
     let server = Server::start();
     let name = unique("owner");
     let clients = [open(&server), open(&server)];
@@ -1022,7 +667,7 @@ pub(crate) fn owners_never_repeat<L: Lock>() {
     }
 }
 
-pub(crate) fn a_pair_of_lock_and_drop_is_two_commands<L: Lock>() {
+fn a_pair_of_lock_and_drop_is_two_commands<L: Lock>() {
     const PAIRS: u64 = 100;
     let server = Server::start();
     let name = unique("cost");
@@ -1059,7 +704,7 @@ pub(crate) fn a_pair_of_lock_and_drop_is_two_commands<L: Lock>() {
 }
 
 // W4: renewal and release of short leases cross all the time, and nothing is revived.
-pub(crate) fn nothing_is_renewed_after_its_release<L: Lock>() {
+fn nothing_is_renewed_after_its_release<L: Lock>() {
     let server = Server::start();
     let client = open_with_lease(&server, ms(30));
     let until = Instant::now() + ms(700);
@@ -1075,7 +720,7 @@ pub(crate) fn nothing_is_renewed_after_its_release<L: Lock>() {
         }
     }
     assert!(client.stats().renewals > 0, "{:?}", client.stats());
-    eventually("all are released", || nothing_is_left::<L>(&server));
+    eventually("all are released", || nothing_is_left_of::<L>(&server));
     thread::sleep(ms(60)); // two leases; the answer to a renewal that came first may be unread
     let (renewals, calls) = (client.stats().renewals, server.calls("evalsha"));
     thread::sleep(ms(60)); // two more
@@ -1085,7 +730,7 @@ pub(crate) fn nothing_is_renewed_after_its_release<L: Lock>() {
         calls,
         "no traffic without a holder"
     );
-    assert!(nothing_is_left::<L>(&server));
+    assert!(nothing_is_left_of::<L>(&server));
     assert_eq!(client.stats().holds, 0);
 }
 
@@ -1093,7 +738,7 @@ pub(crate) fn nothing_is_renewed_after_its_release<L: Lock>() {
 // Time
 // ---------------------------------------------------------------------------------------------------------------------
 
-pub(crate) fn a_hold_is_renewed_for_as_long_as_it_is_wanted<L: Lock>() {
+fn a_hold_is_renewed_for_as_long_as_it_is_wanted<L: Lock>() {
     const LEASE: Duration = ms(300);
     let server = Server::start();
     let name = unique("renew");
@@ -1113,7 +758,7 @@ pub(crate) fn a_hold_is_renewed_for_as_long_as_it_is_wanted<L: Lock>() {
     guard.unlock().unwrap();
 }
 
-pub(crate) fn a_fixed_lease_ends_and_its_holder_is_told<L: Lock>() {
+fn a_fixed_lease_ends_and_its_holder_is_told<L: Lock>() {
     const LEASE: Duration = ms(300);
     let server = Server::start();
     let name = unique("fixed");
@@ -1146,7 +791,7 @@ pub(crate) fn a_fixed_lease_ends_and_its_holder_is_told<L: Lock>() {
 }
 
 // W10
-pub(crate) fn max_hold_ends_renewal_and_frees_the_lock<L: Lock>() {
+fn max_hold_ends_renewal_and_frees_the_lock<L: Lock>() {
     const LEASE: Duration = ms(300);
     const MAX: Duration = ms(500);
     let server = Server::start();
@@ -1172,7 +817,7 @@ pub(crate) fn max_hold_ends_renewal_and_frees_the_lock<L: Lock>() {
 }
 
 // D6, W5
-pub(crate) fn a_forgotten_guard_with_max_hold_frees_the_lock<L: Lock>() {
+fn a_forgotten_guard_with_max_hold_frees_the_lock<L: Lock>() {
     let server = Server::start();
     let name = unique("forgot");
     let (client, other) = (open_with_lease(&server, ms(200)), open(&server));
@@ -1186,7 +831,7 @@ pub(crate) fn a_forgotten_guard_with_max_hold_frees_the_lock<L: Lock>() {
 }
 
 // W8
-pub(crate) fn leases_do_not_interfere<L: Lock>() {
+fn leases_do_not_interfere<L: Lock>() {
     const LEASE: Duration = ms(480);
     let server = Server::start();
     let name = unique("leases");
@@ -1232,7 +877,7 @@ pub(crate) fn leases_do_not_interfere<L: Lock>() {
 }
 
 // K2
-pub(crate) fn a_grant_that_comes_too_late_is_not_one<L: Lock>() {
+fn a_grant_that_comes_too_late_is_not_one<L: Lock>() {
     let server = Server::start();
     let proxy = Proxy::start(server.addr());
     let name = unique("late");
@@ -1251,7 +896,7 @@ pub(crate) fn a_grant_that_comes_too_late_is_not_one<L: Lock>() {
 // Cancelling
 // ---------------------------------------------------------------------------------------------------------------------
 
-pub(crate) fn cancelling_ends_waits_and_the_line_goes_on<L: Lock>() {
+fn cancelling_ends_waits_and_the_line_goes_on<L: Lock>() {
     let server = Server::start();
     let name = unique("cancel");
     let (holder, client) = (open(&server), open(&server));
@@ -1293,19 +938,19 @@ pub(crate) fn cancelling_ends_waits_and_the_line_goes_on<L: Lock>() {
     for verdict in [lock.lock().map(Some), lock.try_lock_for(LONG)] {
         assert!(matches!(verdict, Err(Error::Cancelled)), "{verdict:?}");
     }
-    eventually("nobody has it", || nothing_is_left::<L>(&server));
+    eventually("nobody has it", || nothing_is_left_of::<L>(&server));
     // An attempt is no wait.
     assert!(lock.try_lock().unwrap().is_some());
 }
 
 // D1
-pub(crate) fn an_acquire_whose_caller_was_cancelled_is_undone<L: Lock>() {
+fn an_acquire_whose_caller_was_cancelled_is_undone<L: Lock>() {
     let server = Server::start();
     let proxy = Proxy::start(server.addr());
     let name = unique("undo");
     let client = Client::open(proxy.url()).unwrap();
     drop(L::of(&client, &unique("warm")).lock().unwrap());
-    eventually("warm", || nothing_is_left::<L>(&server));
+    eventually("warm", || nothing_is_left_of::<L>(&server));
     for mode in [Mode::Stall, Mode::Delay(ms(300))] {
         proxy.set(Target::Link, mode);
         let token = CancelToken::new();
@@ -1319,11 +964,11 @@ pub(crate) fn an_acquire_whose_caller_was_cancelled_is_undone<L: Lock>() {
         assert!(begun.elapsed() < Duration::from_secs(1));
         proxy.pass();
         eventually("what was taken is given back", || {
-            nothing_is_left::<L>(&server)
+            nothing_is_left_of::<L>(&server)
         });
         assert_eq!(client.stats().holds, 0);
         assert!(L::of(&client, &name).try_lock_for(LONG).unwrap().is_some());
-        eventually("free", || nothing_is_left::<L>(&server));
+        eventually("free", || nothing_is_left_of::<L>(&server));
     }
 }
 
@@ -1332,7 +977,7 @@ pub(crate) fn an_acquire_whose_caller_was_cancelled_is_undone<L: Lock>() {
 // ---------------------------------------------------------------------------------------------------------------------
 
 // O7
-pub(crate) fn force_unlock_tells_everybody_concerned<L: Lock>() {
+fn force_unlock_tells_everybody_concerned<L: Lock>() {
     let server = Server::start();
     let name = unique("force");
     let client = open(&server);
@@ -1376,7 +1021,7 @@ pub(crate) fn force_unlock_tells_everybody_concerned<L: Lock>() {
 }
 
 // A hold that was granted after the key had been deleted is not the one that was forced.
-pub(crate) fn forcing_does_not_mistake_a_later_hold<L: Lock>() {
+fn forcing_does_not_mistake_a_later_hold<L: Lock>() {
     let server = Server::start();
     let name = unique("mistake");
     let client = open(&server);
@@ -1414,7 +1059,7 @@ pub(crate) fn forcing_does_not_mistake_a_later_hold<L: Lock>() {
 }
 
 // O2, O3
-pub(crate) fn unlock_says_how_it_was_lost<L: Lock>() {
+fn unlock_says_how_it_was_lost<L: Lock>() {
     let server = Server::start();
     let client = open(&server);
 
@@ -1459,7 +1104,7 @@ pub(crate) fn unlock_says_how_it_was_lost<L: Lock>() {
 }
 
 // O4, L8
-pub(crate) fn dropping_a_lost_guard_harms_nobody<L: Lock>() {
+fn dropping_a_lost_guard_harms_nobody<L: Lock>() {
     let server = Server::start();
     let name = unique("stale");
     let (client, other) = (open(&server), open(&server));
@@ -1511,7 +1156,7 @@ pub(crate) fn dropping_a_lost_guard_harms_nobody<L: Lock>() {
 }
 
 // L8
-pub(crate) fn a_lost_lock_is_free_for_threads_of_the_same_process<L: Lock>() {
+fn a_lost_lock_is_free_for_threads_of_the_same_process<L: Lock>() {
     let server = Server::start();
     let name = unique("again");
     // With the longer one, what was not lost would live on for longer than is waited for.
@@ -1541,7 +1186,7 @@ pub(crate) fn a_lost_lock_is_free_for_threads_of_the_same_process<L: Lock>() {
 // ---------------------------------------------------------------------------------------------------------------------
 
 // A7
-pub(crate) fn questions_are_answered_truly<L: Lock>() {
+fn questions_are_answered_truly<L: Lock>() {
     let server = Server::start();
     let name = unique("ask");
     let (client, other) = (open(&server), open(&server));
@@ -1579,7 +1224,7 @@ pub(crate) fn questions_are_answered_truly<L: Lock>() {
 }
 
 // O5
-pub(crate) fn reentry_is_for_the_holding_thread<L: Lock>() {
+fn reentry_is_for_the_holding_thread<L: Lock>() {
     let server = Server::start();
     let name = unique("reenter");
     let client = open_with_lease(&server, ms(300));
@@ -1655,7 +1300,7 @@ pub(crate) fn reentry_is_for_the_holding_thread<L: Lock>() {
 }
 
 // A fixed lease counts anew for every hold, and never less than before.
-pub(crate) fn reentry_renews_a_fixed_lease<L: Lock>() {
+fn reentry_renews_a_fixed_lease<L: Lock>() {
     if !L::REENTRANT {
         return;
     }
@@ -1678,7 +1323,7 @@ pub(crate) fn reentry_renews_a_fixed_lease<L: Lock>() {
 }
 
 // D6
-pub(crate) fn a_panic_gives_the_lock_back<L: Lock>() {
+fn a_panic_gives_the_lock_back<L: Lock>() {
     let server = Server::start();
     let name = unique("panic");
     let (client, other) = (open(&server), open(&server));
@@ -1699,7 +1344,7 @@ pub(crate) fn a_panic_gives_the_lock_back<L: Lock>() {
 }
 
 // A guard outlives its handle and its client's handle, and keeps both alive.
-pub(crate) fn a_guard_owns_what_it_needs<L: Lock>() {
+fn a_guard_owns_what_it_needs<L: Lock>() {
     let server = Server::start();
     let name = unique("owns");
     let guard = L::of(&open_with_lease(&server, ms(150)), &name)
@@ -1713,7 +1358,7 @@ pub(crate) fn a_guard_owns_what_it_needs<L: Lock>() {
     guard.settle();
     assert_eq!(server.hgetall(&name), L::fields(guard.owner(), 1));
     guard.unlock().unwrap();
-    by_now::<L>("nothing is left", || nothing_is_left::<L>(&server));
+    by_now::<L>("nothing is left", || nothing_is_left_of::<L>(&server));
 }
 
 /// Runs tests of this module for a kind of lock.
@@ -1727,149 +1372,10 @@ macro_rules! held_to {
         )+
     };
 }
-macro_rules! guard {
-    ($guard:ty $({ $($own:tt)* })?) => {
-        impl crate::contract::Guard for $guard {
-            fn unlock(self) -> redlatch::Result<()> {
-                <$guard>::unlock(self)
-            }
-            fn is_valid(&self) -> bool {
-                <$guard>::is_valid(self)
-            }
-            fn valid_until(&self) -> std::time::Instant {
-                <$guard>::valid_until(self)
-            }
-            fn lost(&self) -> &crossbeam_channel::Receiver<redlatch::Loss> {
-                <$guard>::lost(self)
-            }
-            fn name(&self) -> &str {
-                <$guard>::name(self)
-            }
-            fn owner(&self) -> &str {
-                <$guard>::owner(self)
-            }
-            fn hold_count(&self) -> u32 {
-                <$guard>::hold_count(self)
-            }
-            $($($own)*)?
-        }
-    };
-}
 
-/// What an adapter leaves to its first field, a lock.
-macro_rules! delegated {
-    () => {
-        fn lease(mut self, lease: std::time::Duration) -> Self {
-            self.0 = self.0.lease(lease);
-            self
-        }
-        fn max_hold(mut self, max_hold: std::time::Duration) -> Self {
-            self.0 = self.0.max_hold(max_hold);
-            self
-        }
-        fn cancel_on(mut self, token: &redlatch::CancelToken) -> Self {
-            self.0 = self.0.cancel_on(token);
-            self
-        }
-        fn lock(&self) -> redlatch::Result<Self::Guard> {
-            self.0.lock()
-        }
-        fn try_lock(&self) -> redlatch::Result<Option<Self::Guard>> {
-            self.0.try_lock()
-        }
-        fn try_lock_for(&self, wait: std::time::Duration) -> redlatch::Result<Option<Self::Guard>> {
-            self.0.try_lock_for(wait)
-        }
-        fn try_lock_until(
-            &self,
-            instant: std::time::Instant,
-        ) -> redlatch::Result<Option<Self::Guard>> {
-            self.0.try_lock_until(instant)
-        }
-        fn with<T>(&self, work: impl FnOnce(&Self::Guard) -> T) -> redlatch::Result<T> {
-            self.0.with(work)
-        }
-        fn is_locked(&self) -> redlatch::Result<bool> {
-            self.0.is_locked()
-        }
-        fn is_owned_by_current_thread(&self) -> bool {
-            self.0.is_owned_by_current_thread()
-        }
-        fn hold_count(&self) -> u32 {
-            self.0.hold_count()
-        }
-        fn remaining(&self) -> redlatch::Result<Option<std::time::Duration>> {
-            self.0.remaining()
-        }
-        fn force_unlock(&self) -> redlatch::Result<bool> {
-            self.0.force_unlock()
-        }
-        fn name(&self) -> &str {
-            self.0.name()
-        }
-    };
-}
-
-pub(crate) use {delegated, guard, held_to};
+pub(crate) use held_to;
 
 macro_rules! contract {
-    ($maker:ident: $lock:ident, $guard:ty, $reentrant:literal { $($own:tt)* }) => {
-        impl Lock for redlatch::$lock {
-            type Guard = $guard;
-            type Foe = Self;
-
-            const REENTRANT: bool = $reentrant;
-            $($own)*
-
-            fn of(client: &Client, name: &str) -> Self {
-                client.$maker(name)
-            }
-            fn lease(self, lease: Duration) -> Self {
-                redlatch::$lock::lease(self, lease)
-            }
-            fn max_hold(self, max_hold: Duration) -> Self {
-                redlatch::$lock::max_hold(self, max_hold)
-            }
-            fn cancel_on(self, token: &CancelToken) -> Self {
-                redlatch::$lock::cancel_on(self, token)
-            }
-            fn lock(&self) -> Result<Self::Guard> {
-                redlatch::$lock::lock(self)
-            }
-            fn try_lock(&self) -> Result<Option<Self::Guard>> {
-                redlatch::$lock::try_lock(self)
-            }
-            fn try_lock_for(&self, wait: Duration) -> Result<Option<Self::Guard>> {
-                redlatch::$lock::try_lock_for(self, wait)
-            }
-            fn try_lock_until(&self, instant: Instant) -> Result<Option<Self::Guard>> {
-                redlatch::$lock::try_lock_until(self, instant)
-            }
-            fn with<T>(&self, work: impl FnOnce(&Self::Guard) -> T) -> Result<T> {
-                redlatch::$lock::with(self, work)
-            }
-            fn is_locked(&self) -> Result<bool> {
-                redlatch::$lock::is_locked(self)
-            }
-            fn is_owned_by_current_thread(&self) -> bool {
-                redlatch::$lock::is_owned_by_current_thread(self)
-            }
-            fn hold_count(&self) -> u32 {
-                redlatch::$lock::hold_count(self)
-            }
-            fn remaining(&self) -> Result<Option<Duration>> {
-                redlatch::$lock::remaining(self)
-            }
-            fn force_unlock(&self) -> Result<bool> {
-                redlatch::$lock::force_unlock(self)
-            }
-            fn name(&self) -> &str {
-                redlatch::$lock::name(self)
-            }
-        }
-
-        contract!($maker: redlatch::$lock);
-    };
     ($kind:ident: $lock:ty) => {
         mod $kind {
             crate::contract::held_to! { $lock:
@@ -1918,131 +1424,18 @@ macro_rules! contract {
 // The kinds
 // ---------------------------------------------------------------------------------------------------------------------
 
-guard!(redlatch::ReentrantLockGuard);
-guard!(redlatch::MutexGuard);
-guard!(redlatch::FairLockGuard);
-guard!(redlatch::FairMutexGuard);
-guard!(redlatch::SpinLockGuard);
-guard!(redlatch::RwLockWriteGuard);
-guard!(redlatch::MultiLockGuard);
-guard!(redlatch::FencedLockGuard {
-    fn token(&self) -> u64 {
-        redlatch::FencedLockGuard::token(self)
-    }
-});
-
-contract!(reentrant_lock: ReentrantLock, redlatch::ReentrantLockGuard, true {});
-contract!(mutex: Mutex, redlatch::MutexGuard, false {});
-contract!(fair_lock: FairLock, redlatch::FairLockGuard, true {
-    const LINE: Line = Line::Redis;
-    const NEWS: News = News::First;
-    const ACQUIRE: &str = include_str!("../../../lua/fair_acquire.lua");
-});
-contract!(fair_mutex: FairMutex, redlatch::FairMutexGuard, false {
-    const LINE: Line = Line::Redis;
-    const NEWS: News = News::First;
-    const ACQUIRE: &str = include_str!("../../../lua/fair_acquire.lua");
-});
-contract!(fenced_lock: FencedLock, redlatch::FencedLockGuard, true {
-    const TOKENS: bool = true;
-    const ACQUIRE: &str = include_str!("../../../lua/fenced_acquire.lua");
-
-    fn keys(name: &str, _: &str) -> Vec<String> {
-        vec![name.to_owned(), beside("redisson_lock_token", name)]
-    }
-    fn stays(key: &str) -> bool {
-        key.starts_with("redisson_lock_token:")
-    }
-});
-contract!(spin_lock: SpinLock, redlatch::SpinLockGuard, true {
-    const NEWS: News = News::Nobody;
-    const LISTENS: u64 = 0;
-    const RELEASE: u64 = 3; // no PUBLISH
-});
-contract!(rwlock_writing: super::Writing);
-
-/// The read-write lock, as one that writes sees it.
-#[derive(Clone, Debug)]
-pub(crate) struct Writing(redlatch::RwLock);
-
-impl Lock for Writing {
-    type Guard = redlatch::RwLockWriteGuard;
-    type Foe = Self;
-
-    const REENTRANT: bool = true;
-    const NEWS: News = News::All("redisson_rwlock", "1");
-    const LISTENS: u64 = 2; // the other one says that somebody waits to write
-    const RELEASE: u64 = 6; // EVALSHA, HGET, HDEL, HLEN, DEL, PUBLISH
-    const ACQUIRE: &str = include_str!("../../../lua/rw_write_acquire.lua");
-
-    fn field(owner: &str) -> String {
-        format!("{owner}:write")
-    }
-    fn fields(owner: &str, count: u32) -> Vec<(String, String)> {
-        vec![
-            (Self::field(owner), count.to_string()),
-            ("mode".to_owned(), "write".to_owned()),
-        ]
-    }
-    fn of(client: &Client, name: &str) -> Self {
-        Self(client.rwlock(name))
-    }
-    fn lease(self, lease: Duration) -> Self {
-        Self(self.0.lease(lease))
-    }
-    fn max_hold(self, max_hold: Duration) -> Self {
-        Self(self.0.max_hold(max_hold))
-    }
-    fn cancel_on(self, token: &CancelToken) -> Self {
-        Self(self.0.cancel_on(token))
-    }
-    fn lock(&self) -> Result<Self::Guard> {
-        self.0.write()
-    }
-    fn try_lock(&self) -> Result<Option<Self::Guard>> {
-        self.0.try_write()
-    }
-    fn try_lock_for(&self, wait: Duration) -> Result<Option<Self::Guard>> {
-        self.0.try_write_for(wait)
-    }
-    fn try_lock_until(&self, instant: Instant) -> Result<Option<Self::Guard>> {
-        self.0.try_write_until(instant)
-    }
-    fn with<T>(&self, work: impl FnOnce(&Self::Guard) -> T) -> Result<T> {
-        let guard = self.0.write()?;
-        let done = work(&guard);
-        guard.unlock()?;
-        Ok(done)
-    }
-    fn is_locked(&self) -> Result<bool> {
-        self.0.is_write_locked()
-    }
-    fn is_owned_by_current_thread(&self) -> bool {
-        assert_eq!(
-            self.0.is_owned_by_current_thread(),
-            self.0.write_hold_count() + self.0.read_hold_count() > 0
-        );
-        self.0.write_hold_count() > 0
-    }
-    fn hold_count(&self) -> u32 {
-        self.0.write_hold_count()
-    }
-    fn remaining(&self) -> Result<Option<Duration>> {
-        self.0.remaining()
-    }
-    fn force_unlock(&self) -> Result<bool> {
-        self.0.force_unlock()
-    }
-    fn name(&self) -> &str {
-        self.0.name()
-    }
-}
-
+contract!(reentrant_lock: redlatch::ReentrantLock);
+contract!(mutex: redlatch::Mutex);
+contract!(fair_lock: redlatch::FairLock);
+contract!(fair_mutex: redlatch::FairMutex);
+contract!(fenced_lock: redlatch::FencedLock);
+contract!(spin_lock: redlatch::SpinLock);
+contract!(rwlock_writing: crate::support::Writing);
 contract!(multi_lock_of_names: super::Several);
 
 /// Two names of one client: the one that is asked for, and a second.
 #[derive(Clone, Debug)]
-pub(crate) struct Several(redlatch::MultiLock);
+struct Several(redlatch::MultiLock);
 
 fn two_names(name: &str) -> Vec<String> {
     vec![name.to_owned(), format!("{name}:2")]
@@ -2070,7 +1463,7 @@ impl Lock for Several {
 
 /// Two locks of one client: the one that is asked for, and a second. They are two holds.
 #[derive(Clone, Debug)]
-pub(crate) struct Both(redlatch::MultiLock);
+struct Both(redlatch::MultiLock);
 
 impl Lock for Both {
     type Guard = redlatch::MultiLockGuard;

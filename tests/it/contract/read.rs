@@ -5,23 +5,12 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{bounded, unbounded};
-use redlatch::{CancelToken, Client, Error, LossReason, Result, RwLock, RwLockReadGuard};
+use redlatch::{CancelToken, Client, Error, LossReason};
 
-use crate::contract::{
-    Crew, Lock, News, STRANGER, Writing, elsewhere, increment, keys_of, open, open_with_lease,
-    subscribed,
+use crate::support::{
+    Crew, LONG, Lock, Mode, Proxy, Reading, SLACK, STRANGER, Server, Target, Told, Writing, config,
+    elsewhere, eventually, increment, keys_of, ms, open, open_with_lease, subscribed, unique,
 };
-use crate::faults::outage::{SLACK, Told, config};
-use crate::support::{Mode, Proxy, Server, Target, eventually, ms, unique};
-
-/// Longer than anything here may take.
-const LONG: Duration = Duration::from_secs(10);
-
-/// The read-write lock, as one that reads sees it.
-#[derive(Clone, Debug)]
-pub(crate) struct Reading(RwLock);
-
-crate::contract::guard!(RwLockReadGuard);
 
 /// The key that lives as long as a read hold.
 fn hold_key(name: &str, owner: &str) -> String {
@@ -31,74 +20,6 @@ fn hold_key(name: &str, owner: &str) -> String {
         format!("{{{name}}}")
     };
     format!("{braced}:{owner}:rwlock_timeout:1")
-}
-
-impl Lock for Reading {
-    type Guard = RwLockReadGuard;
-    type Foe = Writing;
-
-    const REENTRANT: bool = true;
-    const NEWS: News = News::All("redisson_rwlock", "0");
-    const COUNTED: bool = false; // one hold in Redis, whatever the thread has
-    const ACQUIRE: &str = include_str!("../../../lua/rw_read_acquire.lua");
-
-    fn fields(owner: &str, count: u32) -> Vec<(String, String)> {
-        vec![
-            (owner.to_owned(), count.to_string()),
-            ("mode".to_owned(), "read".to_owned()),
-        ]
-    }
-    fn keys(name: &str, owner: &str) -> Vec<String> {
-        vec![name.to_owned(), hold_key(name, owner)]
-    }
-    fn of(client: &Client, name: &str) -> Self {
-        Self(client.rwlock(name))
-    }
-    fn lease(self, lease: Duration) -> Self {
-        Self(self.0.lease(lease))
-    }
-    fn max_hold(self, max_hold: Duration) -> Self {
-        Self(self.0.max_hold(max_hold))
-    }
-    fn cancel_on(self, token: &CancelToken) -> Self {
-        Self(self.0.cancel_on(token))
-    }
-    fn lock(&self) -> Result<Self::Guard> {
-        self.0.read()
-    }
-    fn try_lock(&self) -> Result<Option<Self::Guard>> {
-        self.0.try_read()
-    }
-    fn try_lock_for(&self, wait: Duration) -> Result<Option<Self::Guard>> {
-        self.0.try_read_for(wait)
-    }
-    fn try_lock_until(&self, instant: Instant) -> Result<Option<Self::Guard>> {
-        self.0.try_read_until(instant)
-    }
-    fn with<T>(&self, work: impl FnOnce(&Self::Guard) -> T) -> Result<T> {
-        let guard = self.0.read()?;
-        let done = work(&guard);
-        guard.unlock()?;
-        Ok(done)
-    }
-    fn is_locked(&self) -> Result<bool> {
-        self.0.is_read_locked()
-    }
-    fn is_owned_by_current_thread(&self) -> bool {
-        self.0.read_hold_count() > 0
-    }
-    fn hold_count(&self) -> u32 {
-        self.0.read_hold_count()
-    }
-    fn remaining(&self) -> Result<Option<Duration>> {
-        self.0.remaining()
-    }
-    fn force_unlock(&self) -> Result<bool> {
-        self.0.force_unlock()
-    }
-    fn name(&self) -> &str {
-        self.0.name()
-    }
 }
 
 mod as_any_other {
@@ -569,7 +490,7 @@ fn a_read_hold_that_loses_its_half_is_forced_and_others_are_not() {
 fn a_read_hold_where_somebody_writes_is_taken_over() {
     both_are_told(LossReason::TakenOver, |server, name, _| {
         server.cli(&["DEL", name]);
-        crate::contract::stranger_holds::<Writing>(server, name, 60_000);
+        crate::support::stranger_holds::<Writing>(server, name, 60_000);
     });
 }
 

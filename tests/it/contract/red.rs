@@ -10,18 +10,14 @@ use std::time::{Duration, Instant};
 
 use redlatch::{CancelToken, Client, Config, Error, LossReason, RedLock, RedLockGuard};
 
-use crate::contract::{
-    Crew, Guard, Lock, beside, delete, elsewhere, everywhere, nothing_is_left, open,
-    open_with_lease, published, stranger_holds,
+use crate::support::{
+    Crew, Guard, LONG, Lock, Mode, Proxy, Server, Target, beside, delete, elsewhere, eventually,
+    everywhere, ms, nothing_is_left_of, open, open_with_lease, published, stranger_holds, unique,
 };
-use crate::support::{Mode, Proxy, Server, Target, eventually, ms, unique};
-
-/// Longer than anything here may take.
-const LONG: Duration = Duration::from_secs(10);
 
 /// The lock over three masters, of which the test knows the first.
 #[derive(Clone, Debug)]
-pub(crate) struct Red(
+struct Red(
     RedLock,
     #[expect(dead_code, reason = "while it is there, the next lock gets the same")]
     Arc<[Client; 2]>,
@@ -62,7 +58,7 @@ fn clients_for(client: &Client) -> Arc<[Client; 2]> {
     })
 }
 
-crate::contract::guard!(RedLockGuard {
+crate::support::guard!(RedLockGuard {
     fn settle(&self) {
         eventually("all three keep it", || self.nodes_held() == 3);
     }
@@ -85,7 +81,7 @@ impl Lock for Red {
         let lock = RedLock::new([client].into_iter().chain(&*pair), name).unwrap();
         Self(lock, pair)
     }
-    crate::contract::delegated!();
+    crate::support::delegated!();
 }
 
 /// Whether no server keeps it.
@@ -361,7 +357,7 @@ fn a_server_that_forgets_or_dies_does_not_lose_the_lock() {
     server.restart();
     lock.lock().unwrap().unlock().unwrap();
     assert_eq!(client.stats().lost, 0);
-    eventually("nothing is left", || nothing_is_left::<Red>(&server));
+    eventually("nothing is left", || nothing_is_left_of::<Red>(&server));
 }
 
 #[test]

@@ -1,14 +1,14 @@
 //! What `fork()` leaves to a child process: nothing. Each test runs in a process of its own, since a child has only the
 //! thread that forked and whatever mutexes the others had locked.
 
-use std::env;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread;
 use std::time::Instant;
+use std::{env, thread};
 
 use fork::Fork;
-use nix::sys::signal::{self, Signal};
+use nix::sys::signal;
+use nix::sys::signal::Signal;
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 use redlatch::{Client, Error, MultiLock};

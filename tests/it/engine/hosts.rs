@@ -5,9 +5,9 @@ use std::process::Command;
 
 use redlatch::Client;
 
-use crate::engine::listening::is_waited_for;
-use crate::faults::outage::{client, config};
-use crate::support::{Server, eventually, ms, nothing_is_left, unique};
+use crate::support::{
+    Server, client, config, eventually, is_waited_for, ms, nothing_is_left, unique,
+};
 
 /// Commands, renewals and messages all work over this url.
 fn works_over(server: &Server, url: &str) {

@@ -4,10 +4,9 @@ use std::time::{Duration, Instant};
 
 use redlatch::{Client, Config, Error, Lockable, MultiLock, RedLock};
 
-use crate::contract::hold_by_stranger;
-use crate::multi_lock::names::{left, open};
-use crate::quorum::basics::{LONG, all_keep, masters, nothing_is_left, open as open_all, take};
-use crate::support::{Mode, Proxy, Server, Target, eventually, ms, unique};
+use crate::support::multi_lock::{left, open};
+use crate::support::quorum::{all_keep, masters, nothing_is_left, open as open_all, take};
+use crate::support::{LONG, Mode, Proxy, Server, Target, eventually, hold_by_stranger, ms, unique};
 
 const RESPONSE: Duration = ms(800);
 

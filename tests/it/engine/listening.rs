@@ -1,12 +1,8 @@
 //! How waiters hear of releases: messages, and asking where messages do not come.
 
 use std::thread;
-use std::time::{Duration, Instant};
 
-use redlatch::Client;
-
-use crate::faults::outage::client;
-use crate::support::{Server, eventually, ms, nothing_is_left, unique};
+use crate::support::{Server, client, eventually, is_waited_for, ms, nothing_is_left, unique};
 
 /// The url of a user who may do everything but `rules`.
 fn url_without(server: &Server, rules: &[&str]) -> String {
@@ -17,28 +13,6 @@ fn url_without(server: &Server, rules: &[&str]) -> String {
     .concat();
     let () = server.ask(&user);
     format!("redis://user:pw@127.0.0.1:{}/", server.port())
-}
-
-/// Somebody waits for `held`, has the lock soon after it was let go, and lets it go too.
-pub(crate) fn is_waited_for(holder: &Client, waiter: &Client, name: &str, held: Duration) {
-    let guard = holder.mutex(name).lock().unwrap();
-    thread::scope(|scope| {
-        let waiting = scope.spawn(|| {
-            let got = waiter.mutex(name).lock().unwrap();
-            let at = Instant::now();
-            assert!(got.is_valid());
-            got.unlock().unwrap();
-            at
-        });
-        let commands = waiter.stats().commands;
-        eventually("it asks", || waiter.stats().commands > commands);
-        thread::sleep(held);
-        assert!(!waiting.is_finished());
-        let freed = Instant::now();
-        guard.unlock().unwrap();
-        let got = waiting.join().unwrap();
-        assert!(got.saturating_duration_since(freed) < ms(800));
-    });
 }
 
 #[test]

@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{bounded, unbounded};
 use redlatch::{Client, LossReason};
 
-use crate::faults::outage::{Told, config};
-use crate::quorum::basics::{all_keep, masters, open, red};
-use crate::quorum::faults::confirmed_by_all;
-use crate::support::{Logs, Mode, Proxy, Server, Target, eventually, logs, ms, unique};
+use crate::support::quorum::{all_keep, confirmed_by_all, masters, open, red};
+use crate::support::{
+    Logs, Mode, Proxy, Server, Target, Told, config, eventually, logs, ms, unique,
+};
 
 /// No more than what a busy machine may need.
 const LONG: Duration = Duration::from_secs(20);

@@ -6,13 +6,15 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use nix::sys::signal::{self, Signal};
+use nix::sys::signal;
+use nix::sys::signal::Signal;
 use nix::unistd::Pid;
 use redlatch::{Client, Config, Error, LossReason};
 
-use crate::faults::outage::{SLACK, Told, acquire_sha, client, config, in_time};
+use crate::support::scripts::acquire_sha;
 use crate::support::{
-    Mode, Proxy, Server, Target, eventually, logs, ms, nothing_is_left, unique, within,
+    Mode, Proxy, SLACK, Server, Target, Told, client, config, eventually, in_time, logs, ms,
+    nothing_is_left, unique, within,
 };
 
 fn lease(url: &str, lease: Duration, told: &Told) -> Client {

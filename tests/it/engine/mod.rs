@@ -1,10 +1,10 @@
 //! What all locks share: waiting, losing, logging, identity, forks.
 
-pub(crate) mod fork;
-pub(crate) mod hosts;
-pub(crate) mod identity;
-pub(crate) mod listening;
-pub(crate) mod logger;
-pub(crate) mod loss;
-pub(crate) mod rights;
-pub(crate) mod waiting;
+mod fork;
+mod hosts;
+mod identity;
+mod listening;
+mod logger;
+mod loss;
+mod rights;
+mod waiting;

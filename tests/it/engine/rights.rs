@@ -4,8 +4,7 @@ use std::time::Duration;
 
 use redlatch::{Client, Config, RedLock, Result};
 
-use crate::contract::Crew;
-use crate::support::{Server, eventually, ms};
+use crate::support::{Crew, Server, eventually, ms};
 
 const README: &str = include_str!("../../../README.md");
 

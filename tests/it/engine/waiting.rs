@@ -1,28 +1,22 @@
 //! Many who wait, many who hold, many names: what it costs, who comes when, and that nothing is left behind.
 
-use std::env;
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
-use std::thread;
 use std::time::{Duration, Instant};
+use std::{env, thread};
 
 use redlatch::{
     CancelToken, Client, Config, Error, FairLock, FencedLock, Lockable, MultiLock, RedLock,
     ReentrantLock, Result, SpinLock,
 };
 
-use crate::contract::{
-    Crew, Guard, Lock, Writing, hold_by_stranger, increment, nothing_is_left, open,
-    open_with_lease, subscribed,
-};
 use crate::support::{
-    Mode, Proxy, Server, Target, connection_to, eventually, ms, rss_kib, thread_count,
-    threads_named, unique, within,
+    Crew, Guard, LONG, Lock, Mode, Proxy, Server, Target, Writing, connection_to, eventually,
+    hold_by_stranger, increment, ms, nothing_is_left_of, open, open_with_lease, rss_kib,
+    subscribed, thread_count, threads_named, unique, within,
 };
-
-const LONG: Duration = Duration::from_secs(10);
 
 /// The shortest poll cap there is, with its jitter.
 const POLL_CAP: Duration = ms(750);
@@ -408,7 +402,7 @@ fn give_up_and_take_no_wake_up<L: Lock>(threads: u64, patience: u64) {
     grants.sort();
     let gap = grants.windows(2).map(|pair| pair[1] - pair[0]).max();
     assert!(gap.unwrap() < ms(1500), "nobody had it for {gap:?}");
-    eventually("nothing is left", || nothing_is_left::<L>(&server));
+    eventually("nothing is left", || nothing_is_left_of::<L>(&server));
     eventually("nobody listens", || channels(&server) == 0);
     for client in &clients {
         let guard = L::of(client, &name).try_lock_for(LONG).unwrap();
@@ -485,7 +479,7 @@ fn hand_over<L: Lock>(rounds: u64) {
     for client in &clients {
         assert_eq!(client.stats().lost, 0);
     }
-    eventually("the lock is free", || nothing_is_left::<L>(&server));
+    eventually("the lock is free", || nothing_is_left_of::<L>(&server));
 }
 
 // Neither of two processes that want the lock all the time reigns over the other.

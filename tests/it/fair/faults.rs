@@ -6,12 +6,11 @@ use std::time::{Duration, Instant};
 
 use redlatch::{CancelToken, Client, Config, Error, LossReason};
 
-use crate::contract::{Crew, open};
-use crate::fair::basics::{
-    BY_MESSAGE, LONG, Line, nothing_left, queue, queued, timeouts, with_waiter_lease,
+use crate::support::fair::{Line, nothing_left, queue, queued, timeouts, with_waiter_lease};
+use crate::support::scripts::sha;
+use crate::support::{
+    BY_MESSAGE, Crew, LONG, Mode, Proxy, Server, Target, eventually, ms, open, unique, within,
 };
-use crate::faults::outage::sha;
-use crate::support::{Mode, Proxy, Server, Target, eventually, ms, unique, within};
 
 /// How long those who are lost here keep their places.
 const WAITER_LEASE: Duration = ms(1_000);

@@ -7,12 +7,10 @@ use std::time::{Duration, Instant};
 
 use redlatch::{CancelToken, Client, Error};
 
-use crate::contract::open;
-use crate::fair::basics::{
-    AT_ONCE, BY_MESSAGE, LONG, Line, nothing_left, queue, queued, timeouts, timeouts_key,
-    with_waiter_lease,
+use crate::support::fair::{
+    AT_ONCE, Line, nothing_left, queue, queued, timeouts, timeouts_key, with_waiter_lease,
 };
-use crate::support::{Server, eventually, ms, unique, within};
+use crate::support::{BY_MESSAGE, LONG, Server, eventually, ms, open, unique, within};
 
 // F4, L4: by whatever way somebody goes, the line closes up behind it, long before its waiter lease ends.
 #[test]

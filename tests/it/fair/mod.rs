@@ -1,7 +1,7 @@
 //! The fair lock.
 
-pub(crate) mod basics;
-pub(crate) mod faults;
-pub(crate) mod leaving;
-pub(crate) mod processes;
-pub(crate) mod redisson;
+mod basics;
+mod faults;
+mod leaving;
+mod processes;
+mod redisson;

@@ -1,22 +1,19 @@
 //! The fair lock between processes: many of them, and what their ends and their stops do to the line.
 
 use std::collections::HashSet;
-use std::env;
-use std::fs;
-use std::io::{self, BufRead, BufReader, Read};
-use std::path::Path;
-use std::process::{self, Child, ChildStdout, Command, Stdio};
-use std::thread;
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
+use std::{env, io, process, thread};
 
 use crossbeam_channel::bounded;
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use nix::sys::signal::Signal;
 use redlatch::{Client, Config};
 
-use crate::contract::open;
-use crate::fair::basics::{BY_MESSAGE, LONG, Line, nothing_left, queue, queued, with_waiter_lease};
-use crate::support::{Server, connection_to, eventually, ms, unique, within};
+use crate::support::fair::{Line, nothing_left, queue, queued, with_waiter_lease};
+use crate::support::{
+    BY_MESSAGE, LONG, Server, connection_to, eventually, ms, open, send, stop, unique, within,
+};
 
 /// How long those who die here keep their places.
 const WAITER_LEASE: Duration = ms(1_000);
@@ -49,23 +46,6 @@ struct Process {
     child: Child,
     client: String,
     _stdout: BufReader<ChildStdout>,
-}
-
-/// Sends one of our children a signal.
-pub(crate) fn send(child: &Child, signal: Signal) {
-    let pid = i32::try_from(child.id()).expect("a pid is an i32");
-    kill(Pid::from_raw(pid), signal).expect("our child takes our signals");
-}
-
-/// SIGSTOP; returns once it has come.
-pub(crate) fn stop(child: &Child) {
-    send(child, Signal::SIGSTOP);
-    let stat = format!("/proc/{}/stat", child.id());
-    if Path::new(&stat).exists() {
-        eventually("the process is stopped", || {
-            fs::read_to_string(&stat).is_ok_and(|stat| stat.contains(") T "))
-        });
-    }
 }
 
 impl Process {

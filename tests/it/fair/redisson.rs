@@ -7,12 +7,10 @@ use crossbeam_channel::bounded;
 use redis::{Connection, Script};
 use redlatch::Client;
 
-use crate::contract::{hold_by_stranger, open};
-use crate::fair::basics::{
-    BY_MESSAGE, LONG, Line, channel, nothing_left, queue, queue_key, server_now, timeouts,
-    timeouts_key,
+use crate::support::fair::{
+    Line, channel, nothing_left, queue, queue_key, server_now, timeouts, timeouts_key,
 };
-use crate::support::{Server, ms, unique, within};
+use crate::support::{BY_MESSAGE, LONG, Server, hold_by_stranger, ms, open, unique, within};
 
 /// A thread of a Java process, as the line sees it: what it does to the keys, by the steps that Redisson takes.
 struct Javan {

@@ -9,10 +9,9 @@ use std::time::{Duration, Instant};
 
 use redlatch::{Client, Config, Error, MutexGuard, RedLock};
 
-use crate::faults::outage::{RESPONSE, SLACK, client, config, in_time};
 use crate::support::{
-    Mode, Proxy, Server, Target, connection_to, eventually, logs, ms, nothing_is_left, unique,
-    within,
+    Mode, Proxy, RESPONSE, SLACK, Server, Target, client, config, connection_to, eventually,
+    in_time, logs, ms, nothing_is_left, unique, within,
 };
 
 /// Long enough for a busy machine: nothing here is about a server that does not answer.

@@ -2,9 +2,9 @@
 
 use redlatch::{Client, Config};
 
-use crate::faults::outage::{RESPONSE, in_time};
 use crate::support::{
-    Proxy, Server, Target, connection_to, eventually, ms, nothing_is_left, unique, within,
+    Proxy, RESPONSE, Server, Target, connection_to, eventually, in_time, ms, nothing_is_left,
+    unique, within,
 };
 
 #[test]

@@ -1,8 +1,8 @@
 //! What networks and servers do to a client.
 
-pub(crate) mod are_real;
-pub(crate) mod connection;
-pub(crate) mod failover;
-pub(crate) mod network;
-pub(crate) mod outage;
-pub(crate) mod server;
+mod are_real;
+mod connection;
+mod failover;
+mod network;
+mod outage;
+mod server;

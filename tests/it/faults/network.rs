@@ -5,12 +5,12 @@ use std::time::{Duration, Instant};
 
 use redlatch::{CancelToken, Client, Error, FairLock, FencedLock, Mutex, ReentrantLock};
 
-use crate::contract::read::Reading;
-use crate::contract::{Guard, Line, Lock, Writing, line, nothing_is_left};
-use crate::faults::outage::{
-    RESPONSE, SLACK, WAITER_LEASE, client, config, gets_nothing, in_time, renew_sha, sha,
+use crate::support::scripts::{renew_sha, sha};
+use crate::support::{
+    Guard, Line, Lock, Mode, Proxy, RESPONSE, Reading, SLACK, Server, Target, Trap, WAITER_LEASE,
+    Writing, client, config, eventually, gets_nothing, in_time, line, ms, nothing_is_left_of,
+    unique, within,
 };
-use crate::support::{Mode, Proxy, Server, Target, Trap, eventually, ms, unique, within};
 
 /// A server, a proxy in front of it, a client behind the proxy and one that is not.
 struct Net {
@@ -74,7 +74,7 @@ fn rounds_with<L: Lock>(
         drop(again);
         if round % 3 == 0 {
             in_time("unlock", response, || guard.unlock()).unwrap();
-            assert!(nothing_is_left::<L>(&net.server));
+            assert!(nothing_is_left_of::<L>(&net.server));
         } else {
             in_time("drop", ms(0), || drop(guard));
         }
@@ -88,7 +88,7 @@ fn rounds_with<L: Lock>(
             next.unlock().unwrap();
         }
     }
-    eventually("nothing is left", || nothing_is_left::<L>(&net.server));
+    eventually("nothing is left", || nothing_is_left_of::<L>(&net.server));
     let stats = net.client.stats();
     assert_eq!((stats.lost, stats.releases_failed), (0, 0));
     assert_eq!(stats.releases_of_lost, 0);
@@ -272,7 +272,7 @@ fn late_acquires<L: Lock>(rounds: u64) {
             present.unlock().unwrap();
         }
         assert!(
-            within(ms(500), || nothing_is_left::<L>(&net.server)),
+            within(ms(500), || nothing_is_left_of::<L>(&net.server)),
             "round {round} left {:?}: {:?}",
             net.server.keys(),
             net.server.hgetall(&name)
@@ -298,7 +298,7 @@ fn acquires_later_than_their_undo<L: Lock>(rounds: u64) {
         // The link is given up for its silence, and the second attempt goes over a new one.
         let guard = in_time("lock", RESPONSE, || lock.lock()).unwrap();
         guard.unlock().unwrap();
-        assert!(nothing_is_left::<L>(&net.server));
+        assert!(nothing_is_left_of::<L>(&net.server));
         let present = (round % 2 == 0).then(|| other.lock().unwrap());
         assert!(net.proxy.held() > 0);
         net.proxy.pass();
@@ -315,7 +315,7 @@ fn acquires_later_than_their_undo<L: Lock>(rounds: u64) {
             next.expect("a place for nobody").unlock().unwrap();
         }
         assert!(
-            within(ms(300), || nothing_is_left::<L>(&net.server)),
+            within(ms(300), || nothing_is_left_of::<L>(&net.server)),
             "round {round} left {:?}: {:?}",
             net.server.keys(),
             net.server.hgetall(&name)

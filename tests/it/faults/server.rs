@@ -5,12 +5,10 @@ use std::time::{Duration, Instant};
 
 use redlatch::{Client, Config, Error, FairLock, FencedLock, LossReason, Mutex, SpinLock};
 
-use crate::contract::{Guard, Lock, Writing, nothing_is_left, open};
-use crate::faults::outage::{
-    LEASE, RESPONSE, SLACK, Told, client, config, fails, gets_nothing, in_time,
-};
 use crate::support::{
-    Proxy, Server, connection_to, eventually, free_port, logs, ms, unique, within,
+    Guard, LEASE, Lock, Proxy, RESPONSE, SLACK, Server, Told, Writing, client, config,
+    connection_to, eventually, fails, free_port, gets_nothing, in_time, logs, ms,
+    nothing_is_left_of, open, unique, within,
 };
 
 #[test]
@@ -415,7 +413,7 @@ fn counts_exactly_through<L: Lock>(trouble: impl Fn(&Server) + Sync) -> Duration
     let value: u64 = server.ask(&["GET", &key]);
     assert_eq!(value, done.load(Ordering::Relaxed));
     server.cli(&["DEL", &key]);
-    eventually("the lock is free", || nothing_is_left::<L>(&server));
+    eventually("the lock is free", || nothing_is_left_of::<L>(&server));
     for client in &clients {
         let stats = client.stats();
         assert_eq!((stats.lost, stats.releases_failed), (0, 0));

@@ -10,20 +10,18 @@ use std::time::{Duration, Instant};
 use redis::{Connection, FromRedisValue, RedisResult};
 use redlatch::{CancelToken, Client, Config, Error, Latch, Result};
 
-use crate::contract::{Crew, open, subscribed};
-use crate::faults::outage::sha;
-use crate::scripts::lock::{
-    self, NAMES, assert_left, ear, forbid, forbid_channels, heard, out_of_memory,
+use crate::support::scripts;
+use crate::support::scripts::{
+    NAMES, assert_left, ear, forbid, forbid_channels, heard, out_of_memory, sha,
 };
-use crate::support::{Mode, Proxy, Server, Target, eventually, ms, unique, within};
+use crate::support::{
+    Crew, LONG, Mode, Proxy, Server, Target, eventually, ms, open, subscribed, unique, within,
+};
 
 const SET: &str = include_str!("../../../lua/latch_set.lua");
 const COUNT_DOWN: &str = include_str!("../../../lua/latch_count_down.lua");
 const DELETE: &str = include_str!("../../../lua/latch_delete.lua");
 const STATE: &str = include_str!("../../../lua/latch_state.lua");
-
-/// Longer than anything here may take.
-const LONG: Duration = Duration::from_secs(10);
 
 /// Well under the poll cap: what happens sooner was brought about by a message.
 const BY_MESSAGE: Duration = ms(600);
@@ -98,7 +96,7 @@ impl Bare {
         let (round_ms, keep_ms) = (round_ms.to_string(), KEEP_MS.to_string());
         let mut args = vec![id, &round_ms, &keep_ms];
         args.extend(more);
-        lock::run(&mut self.con, script, &keys, &args)
+        scripts::run(&mut self.con, script, &keys, &args)
     }
 
     #[track_caller]
@@ -118,7 +116,7 @@ impl Bare {
 
     fn try_state(&mut self) -> RedisResult<Option<(String, String)>> {
         let keys = [self.name.as_str(), &beside(&self.name, "round")];
-        lock::run(&mut self.con, STATE, &keys, &[])
+        scripts::run(&mut self.con, STATE, &keys, &[])
     }
 
     #[track_caller]
@@ -345,7 +343,10 @@ fn a_request_takes_an_answered_one_along() {
         server.cli(&["SET", "answered", "1"]);
         let keys = ["latch", "round", "channel", script, "answered"];
         let args: Vec<_> = ["mark", "1000", "1000"].into_iter().chain(more).collect();
-        assert_eq!(lock::run::<i64>(&mut con, script, &keys, &args).unwrap(), 1);
+        assert_eq!(
+            scripts::run::<i64>(&mut con, script, &keys, &args).unwrap(),
+            1
+        );
         assert!(!server.exists("answered"));
         assert!(server.exists(script));
     }

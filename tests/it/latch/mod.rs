@@ -1,3 +1,3 @@
 //! The count-down latch.
 
-pub(crate) mod basics;
+mod basics;

@@ -1,26 +1,23 @@
 //! Fencing tokens: whatever happens to the lock, its counter and its server, they only rise; and with them a resource
 //! refuses whoever has been overtaken.
 
-use std::env;
 use std::io::{BufRead, BufReader, Lines, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use std::thread;
 use std::time::Duration;
+use std::{env, thread};
 
 use crossbeam_channel::unbounded;
 use nix::sys::signal::Signal;
 use redis::Connection;
 use redlatch::{Client, Config, Error, FencedLock, FencedLockGuard, LossReason};
 
-use crate::contract::{Crew, open};
-use crate::fair::processes::send;
-use crate::faults::outage::{config, sha};
-use crate::support::{Proxy, Server, connection_to, eventually, ms, unique, within};
-
-const LONG: Duration = Duration::from_secs(10);
+use crate::support::scripts::sha;
+use crate::support::{
+    Crew, LONG, Proxy, Server, config, connection_to, eventually, ms, open, send, unique, within,
+};
 
 /// The key of Redisson's counter.
 fn counter(name: &str) -> String {

@@ -1,17 +1,16 @@
 //! The spin lock: nobody is told, everybody asks, and not more often than announced.
 
-use std::env;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
-use std::thread;
 use std::time::{Duration, Instant};
+use std::{env, thread};
 
 use redlatch::{CancelToken, Client, Config, Error};
 
-use crate::contract::{Crew, hold_by_stranger, increment, open, open_with_lease, subscribed};
-use crate::support::{Server, eventually, ms, unique};
-
-const LONG: Duration = Duration::from_secs(10);
+use crate::support::{
+    Crew, LONG, Server, eventually, hold_by_stranger, increment, ms, open, open_with_lease,
+    subscribed, unique,
+};
 
 /// The longest pause.
 const LONGEST: u64 = 128;

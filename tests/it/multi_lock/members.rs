@@ -9,16 +9,11 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::bounded;
 use redlatch::{CancelToken, Client, Config, Error, Lockable, LossReason, MultiLock, Result};
 
-use crate::contract::{Crew, elsewhere, hold_by_stranger, subscribed};
-use crate::faults::outage::{RESPONSE, SLACK, in_time};
-use crate::multi_lock::names::{left, open, verdicts};
-use crate::support::{Mode, Proxy, Server, Target, eventually, ms, unique};
-
-/// Longer than anything here may take.
-const LONG: Duration = Duration::from_secs(10);
-
-/// Well under the poll cap.
-const BY_MESSAGE: Duration = ms(500);
+use crate::support::multi_lock::{left, open, verdicts};
+use crate::support::{
+    BY_MESSAGE, Crew, LONG, Mode, Proxy, RESPONSE, SLACK, Server, Target, elsewhere, eventually,
+    hold_by_stranger, in_time, ms, subscribed, unique,
+};
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Helpers
@@ -528,7 +523,7 @@ fn cancelling_ends_a_wait_and_a_question_and_nothing_is_left() {
         assert!(matches!(ended, Err(Error::Cancelled)), "{ended:?}");
         assert!(matches!(lock.lock(), Err(Error::Cancelled)));
         left(&servers[0], &[]);
-        servers[1].cli(&["HDEL", &name, crate::contract::STRANGER]);
+        servers[1].cli(&["HDEL", &name, crate::support::STRANGER]);
         proxies[1].pass();
         left(&servers[1], &[]);
     }
@@ -715,7 +710,7 @@ fn sets_that_overlap_on_two_servers_never_deadlock() {
             let (clients, names, inside) = (&clients[worker / 2], &names, &inside);
             let rounds = &rounds[worker];
             scope.spawn(move || {
-                let mut dice = crate::multi_lock::processes::Dice::new(worker as u64 + 1);
+                let mut dice = crate::support::Dice::new(worker as u64 + 1);
                 while Instant::now() < until {
                     let set = dice.some_of(LOCKS, 4);
                     let member = |&n: &usize| -> Box<dyn Lockable> {

@@ -1,5 +1,5 @@
 //! Several locks as one.
 
-pub(crate) mod members;
-pub(crate) mod names;
-pub(crate) mod processes;
+mod members;
+mod names;
+mod processes;

@@ -9,29 +9,19 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, bounded};
 use redlatch::{CancelToken, Client, Config, Error, LossReason, MultiLock, Result};
 
-use crate::contract::{Crew, STRANGER, elsewhere, hold_by_stranger, published, subscribed};
-use crate::faults::outage::{RESPONSE, in_time, sha};
-use crate::support::{Mode, Proxy, Server, Target, eventually, ms, unique, within};
-
-/// Longer than anything here may take.
-const LONG: Duration = Duration::from_secs(10);
-
-/// What is left behind lives for longer than anybody looks for it.
-const LEASE: Duration = Duration::from_secs(60);
+use crate::support::multi_lock::{LEASE, left, open, verdicts};
+use crate::support::scripts::sha;
+use crate::support::{
+    BY_MESSAGE, Crew, LONG, Mode, Proxy, RESPONSE, STRANGER, Server, Target, elsewhere, eventually,
+    hold_by_stranger, in_time, ms, published, subscribed, unique, within,
+};
 
 /// Long enough for an answer of Redis.
 const SHORT_WAIT: Duration = ms(150);
 
-/// Well under the poll cap: what happens sooner was brought about by a message.
-const BY_MESSAGE: Duration = ms(500);
-
 // ---------------------------------------------------------------------------------------------------------------------
 // Helpers
 // ---------------------------------------------------------------------------------------------------------------------
-
-pub(crate) fn open(url: &str) -> Client {
-    Client::open(Config::new(url).lease(LEASE)).unwrap()
-}
 
 fn acquire_sha() -> String {
     sha(include_str!("../../../lua/multi_acquire.lua"))
@@ -40,14 +30,6 @@ fn acquire_sha() -> String {
 /// Three names, in their order.
 fn three() -> [String; 3] {
     ["a", "b", "c"].map(unique)
-}
-
-/// All that is on the server, well before a lease ends.
-#[track_caller]
-pub(crate) fn left(server: &Server, keys: &[&String]) {
-    let mut wanted: Vec<String> = keys.iter().map(|key| (*key).clone()).collect();
-    wanted.sort();
-    eventually("the rest is given back", || server.keys() == wanted);
 }
 
 /// Each of the names is held once, by this owner.
@@ -99,20 +81,6 @@ fn lost<T: std::fmt::Debug>(result: Result<T>, reason: LossReason) {
         Err(Error::Lost { reason: its, .. }) => assert_eq!(its, reason),
         other => panic!("not lost: {other:?}"),
     }
-}
-
-/// What every verb and question of a lock says, each answer made comparable.
-pub(crate) fn verdicts(lock: &MultiLock) -> Vec<Result<()>> {
-    vec![
-        lock.lock().map(drop),
-        lock.try_lock().map(drop),
-        lock.try_lock_for(ms(50)).map(drop),
-        lock.try_lock_until(Instant::now() + ms(50)).map(drop),
-        lock.with(|_| ()),
-        lock.is_locked().map(drop),
-        lock.remaining().map(drop),
-        lock.force_unlock().map(drop),
-    ]
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

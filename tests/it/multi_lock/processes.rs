@@ -1,48 +1,16 @@
 //! Multi-locks between processes: sets that overlap, named in any order.
 
-use std::env;
-use std::io::{self, BufRead, BufReader, Read};
-use std::process::{self, Child, ChildStdout, Command, Stdio};
-use std::thread;
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
+use std::{env, io, process, thread};
 
 use redis::Connection;
 
-use crate::contract::increment;
-use crate::multi_lock::names::{left, open};
-use crate::support::{Server, connection_to, eventually, ms, unique};
-
-/// Longer than anybody may have to wait.
-const LONG: Duration = Duration::from_secs(10);
+use crate::support::multi_lock::{left, open};
+use crate::support::{Dice, LONG, Server, connection_to, eventually, increment, ms, unique};
 
 const NAMES: usize = 6;
-
-/// Numbers that look random, and are the same in every run.
-pub(crate) struct Dice(u64);
-
-impl Dice {
-    pub(crate) fn new(seed: u64) -> Self {
-        Self(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1)
-    }
-
-    fn draw(&mut self, below: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        usize::try_from(self.0 >> 33).unwrap() % below
-    }
-
-    /// One to `most` different numbers below `end`, in any order.
-    pub(crate) fn some_of(&mut self, end: usize, most: usize) -> Vec<usize> {
-        let mut all: Vec<_> = (0..end).collect();
-        for place in 0..end {
-            let other = place + self.draw(end - place);
-            all.swap(place, other);
-        }
-        all.truncate(1 + self.draw(most));
-        all
-    }
-}
 
 /// A process of ours; killed when dropped, and gone with this one whatever becomes of it.
 struct Process {

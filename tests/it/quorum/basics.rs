@@ -2,75 +2,18 @@
 //!
 //! What it does when servers or networks fail is in `faults`.
 
-use std::env;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier, Mutex};
-use std::thread;
 use std::time::{Duration, Instant};
+use std::{env, thread};
 
 use redlatch::{CancelToken, Client, Config, Error, LossReason, RedLock};
 
-use crate::contract::{Crew, elsewhere};
-use crate::support::{Proxy, Server, eventually, ms, threads_named, unique};
-
-pub(crate) const LONG: Duration = Duration::from_secs(10);
-
-/// Short, but not too short for a loaded machine to renew it.
-pub(crate) const LEASE: Duration = ms(1500);
-
-pub(crate) fn masters(n: usize) -> Vec<Server> {
-    (0..n).map(|_| Server::start()).collect()
-}
-
-/// A client for each server: another process, as far as the lock can tell.
-pub(crate) fn open(servers: &[Server]) -> Vec<Client> {
-    open_with(servers, |config| config.lease(LEASE))
-}
-
-pub(crate) fn open_with(servers: &[Server], set: impl Fn(Config) -> Config) -> Vec<Client> {
-    let urls = servers.iter().map(Server::url);
-    urls.map(|url| Client::open(set(Config::new(url))).unwrap())
-        .collect()
-}
-
-pub(crate) fn red(clients: &[Client], name: &str) -> RedLock {
-    RedLock::new(clients, name).unwrap()
-}
-
-/// Which of the servers keep `name` for `owner`.
-pub(crate) fn keepers(servers: &[Server], name: &str, owner: &str) -> Vec<usize> {
-    let keeps = |node: &usize| servers[*node].ask(&["HEXISTS", name, owner]);
-    (0..servers.len()).filter(keeps).collect()
-}
-
-/// Which of the servers keep `name` for the client of `owner`: a part that was taken again has another number.
-pub(crate) fn kept_for(servers: &[Server], name: &str, owner: &str) -> Vec<usize> {
-    let client = owner.split(':').next().unwrap();
-    let keeps = |node: &usize| {
-        let owners: Vec<String> = servers[*node].ask(&["HKEYS", name]);
-        owners.iter().any(|owner| owner.starts_with(client))
-    };
-    (0..servers.len()).filter(keeps).collect()
-}
-
-#[track_caller]
-pub(crate) fn nothing_is_left(servers: &[Server]) {
-    eventually("nothing is left on any server", || {
-        servers.iter().all(|server| server.dbsize() == 0)
-    });
-}
-
-#[track_caller]
-pub(crate) fn all_keep(guard: &redlatch::RedLockGuard, n: usize) {
-    eventually("they all keep it", || guard.nodes_held() == n);
-}
-
-/// Takes what is free within the time a loaded machine may need.
-#[track_caller]
-pub(crate) fn take(lock: &RedLock) -> redlatch::RedLockGuard {
-    lock.try_lock_for(LONG).unwrap().expect("it becomes free")
-}
+use crate::support::quorum::{
+    LEASE, all_keep, keepers, kept_for, masters, nothing_is_left, open, open_with, red, take,
+};
+use crate::support::{Crew, LONG, Proxy, Server, elsewhere, eventually, ms, threads_named, unique};
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Exclusion

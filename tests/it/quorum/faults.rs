@@ -8,15 +8,11 @@ use std::time::{Duration, Instant};
 
 use redlatch::{Client, Config, Error, LossReason, RedLockGuard};
 
-use crate::contract::STRANGER;
-use crate::quorum::basics::{
-    LEASE, LONG, all_keep, keepers, kept_for, masters, nothing_is_left, open, open_with, red, take,
+use crate::support::quorum::{
+    LEASE, TAKE_OVER, all_keep, confirmed_by_all, keepers, kept_for, masters, nothing_is_left,
+    open, open_with, red, take,
 };
-use crate::support::{Mode, Proxy, Server, Target, eventually, ms, unique, within};
-
-/// Nobody can look between that it is gone and that it is somebody else's.
-pub(crate) const TAKE_OVER: &str =
-    "redis.call('del', KEYS[1]) redis.call('hset', KEYS[1], ARGV[1], 1)";
+use crate::support::{LONG, Mode, Proxy, STRANGER, Server, Target, eventually, ms, unique, within};
 
 /// Nothing here waits for such a lease to end.
 const FOR_LONG: Duration = ms(60_000);
@@ -382,17 +378,6 @@ fn connections_that_have_gone_stale_are_made_again() {
 // ---------------------------------------------------------------------------------------------------------------------
 // Forgetful servers
 // ---------------------------------------------------------------------------------------------------------------------
-
-/// Waits until all keep it and have said so when they were asked after that: from then on one may forget it.
-#[track_caller]
-pub(crate) fn confirmed_by_all(guard: &RedLockGuard, servers: &[Server]) {
-    all_keep(guard, servers.len());
-    let renewed: Vec<_> = servers.iter().map(|server| server.calls("hget")).collect();
-    eventually("they all confirm it", || {
-        let mut both = servers.iter().zip(&renewed);
-        both.all(|(server, before)| server.calls("hget") > *before)
-    });
-}
 
 /// Tries for the lock all the time, as another process, while `work` goes on; it must never get it.
 fn contended(

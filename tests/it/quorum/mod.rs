@@ -1,5 +1,5 @@
 //! The lock over several masters.
 
-pub(crate) mod basics;
-pub(crate) mod faults;
-pub(crate) mod node_holds;
+mod basics;
+mod faults;
+mod node_holds;

@@ -7,12 +7,11 @@ use std::time::Duration;
 
 use redlatch::{Client, Config, Error, LossReason, RedLockGuard};
 
-use crate::contract::STRANGER;
-use crate::quorum::basics::{
-    self, LONG, all_keep, kept_for, masters, nothing_is_left, open_with, red,
+use crate::support::quorum;
+use crate::support::quorum::{
+    TAKE_OVER, all_keep, confirmed_by_all, kept_for, masters, nothing_is_left, open_with, red,
 };
-use crate::quorum::faults::{TAKE_OVER, confirmed_by_all};
-use crate::support::{Mode, Proxy, Server, Target, eventually, logs, ms, unique};
+use crate::support::{LONG, Mode, Proxy, STRANGER, Server, Target, eventually, logs, ms, unique};
 
 /// A third of it is longer than any test waits: nothing is found out by a renewal that was due.
 const LEASE: Duration = ms(60_000);
@@ -74,7 +73,7 @@ fn told(guard: &RedLockGuard, reason: LossReason) {
 #[test]
 fn a_part_that_is_taken_again_has_a_number_of_its_own_and_is_given_back_with_the_others() {
     let servers = masters(3);
-    let clients = basics::open(&servers);
+    let clients = quorum::open(&servers);
     let name = unique("number");
     let guard = red(&clients, &name).lock().unwrap();
     let mut seen = vec![guard.owner().to_owned()];
@@ -253,7 +252,7 @@ fn a_bare_majority_of_which_one_forgets_is_lost_at_once_and_for_good() {
             server.cli(&["DEL", &name]);
         }
         // Nothing of it comes again, and it can be had again.
-        drop(basics::take(&lock));
+        drop(quorum::take(&lock));
         assert!(!guard.is_valid());
         assert!(matches!(guard.unlock(), Err(Error::Lost { .. })));
         nothing_is_left(&servers);
@@ -308,7 +307,7 @@ fn whoever_waits_takes_no_part_of_what_others_have_and_tells_nobody_of_it() {
     a_stranger_has(&servers[..3], &name);
     let looks = || -> u64 { servers[3..].iter().map(|server| server.calls("pttl")).sum() };
     thread::scope(|scope| {
-        let waiting = scope.spawn(|| drop(basics::take(&red(&clients, &name))));
+        let waiting = scope.spawn(|| drop(quorum::take(&red(&clients, &name))));
         eventually("it looks again and again", || looks() >= 20);
         for server in &servers[..3] {
             // Once to be refused, and nothing is given back that was not granted.

@@ -1,182 +1,20 @@
 //! The read-write lock as users meet it: who may come in, what Redis holds meanwhile, and who hears of what.
-//!
-//! The neighbours `order`, `model` and `faults` borrow the small things from here.
 
-use std::collections::BTreeMap;
-use std::fmt::Debug;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, Sender, channel};
-use std::thread::{self, JoinHandle};
+use std::sync::mpsc::{Receiver, channel};
+use std::thread;
 use std::time::{Duration, Instant};
 
-use redlatch::{
-    Client, Config, Error, LossReason, Result, RwLock, RwLockReadGuard, RwLockWriteGuard,
+use redlatch::{Client, Config, Error, LossReason, Result, RwLockReadGuard, RwLockWriteGuard};
+
+use crate::support::rwlock::{Actor, Desk, assert_lost, hash, hold_key};
+use crate::support::{
+    BY_MESSAGE, LONG, Server, Stops, elsewhere, eventually, ms, open, open_with_lease, unique,
 };
-
-use crate::contract::{open, open_with_lease};
-use crate::support::{Server, eventually, ms, unique};
-
-/// Longer than anything here may take.
-pub(crate) const LONG: Duration = Duration::from_secs(10);
-
-/// Well under the poll cap: what happens sooner was brought about by a message.
-pub(crate) const BY_MESSAGE: Duration = ms(500);
-
-/// A thread of a Redisson client.
-pub(crate) const STRANGER: &str = "9f8e7d6c-5b4a-4321-8fed-cba987654321:57";
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Helpers
 // ---------------------------------------------------------------------------------------------------------------------
-
-type Work = Box<dyn FnOnce(&mut Desk) + Send>;
-
-/// A thread that keeps guards, since they cannot leave it, and does what it is told.
-pub(crate) struct Actor {
-    orders: Option<Sender<Work>>,
-    thread: Option<JoinHandle<()>>,
-}
-
-/// What an actor works with; the last guard goes first.
-pub(crate) struct Desk {
-    pub(crate) lock: RwLock,
-    pub(crate) reads: Vec<RwLockReadGuard>,
-    pub(crate) writes: Vec<RwLockWriteGuard>,
-}
-
-impl Desk {
-    pub(crate) fn counts(&self) -> (u32, u32) {
-        (self.lock.read_hold_count(), self.lock.write_hold_count())
-    }
-
-    pub(crate) fn read(&mut self) -> &RwLockReadGuard {
-        self.reads.push(self.lock.read().unwrap());
-        &self.reads[self.reads.len() - 1]
-    }
-
-    pub(crate) fn write(&mut self) -> &RwLockWriteGuard {
-        self.writes.push(self.lock.write().unwrap());
-        &self.writes[self.writes.len() - 1]
-    }
-}
-
-impl Actor {
-    pub(crate) fn new(lock: RwLock) -> Self {
-        let (orders, inbox) = channel::<Work>();
-        let thread = thread::spawn(move || {
-            let mut desk = Desk {
-                lock,
-                reads: Vec::new(),
-                writes: Vec::new(),
-            };
-            for work in inbox {
-                work(&mut desk);
-            }
-        });
-        Self {
-            orders: Some(orders),
-            thread: Some(thread),
-        }
-    }
-
-    /// Has it begin `work`, whose result comes later.
-    pub(crate) fn begins<T: Send + 'static>(
-        &self,
-        work: impl FnOnce(&mut Desk) -> T + Send + 'static,
-    ) -> Receiver<T> {
-        let (done, result) = channel();
-        let work: Work = Box::new(move |desk| done.send(work(desk)).unwrap_or_default());
-        self.orders.as_ref().unwrap().send(work).unwrap();
-        result
-    }
-
-    #[track_caller]
-    pub(crate) fn does<T: Send + 'static>(
-        &self,
-        work: impl FnOnce(&mut Desk) -> T + Send + 'static,
-    ) -> T {
-        self.begins(work)
-            .recv_timeout(LONG)
-            .expect("an actor that is done")
-    }
-
-    /// Takes one read hold, and says under which owner.
-    #[track_caller]
-    pub(crate) fn reads(&self) -> String {
-        self.does(|desk| desk.read().owner().to_owned())
-    }
-
-    /// Takes one write hold, and says under which owner.
-    #[track_caller]
-    pub(crate) fn writes(&self) -> String {
-        self.does(|desk| desk.write().owner().to_owned())
-    }
-
-    /// Gives everything back and waits until Redis has said so.
-    #[track_caller]
-    pub(crate) fn leaves(&self) {
-        self.does(|desk| {
-            desk.reads
-                .drain(..)
-                .for_each(|guard| guard.unlock().unwrap());
-            desk.writes
-                .drain(..)
-                .for_each(|guard| guard.unlock().unwrap());
-        });
-    }
-}
-
-impl Drop for Actor {
-    fn drop(&mut self) {
-        drop(self.orders.take());
-        if let Some(thread) = self.thread.take()
-            && !thread::panicking()
-        {
-            thread.join().expect("an actor");
-        }
-    }
-}
-
-/// Has others stop at the end, also when a test fails, since its scope waits for them.
-pub(crate) struct Stops<'a>(pub(crate) &'a AtomicBool);
-
-impl Drop for Stops<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::SeqCst);
-    }
-}
-
-/// Runs `work` on a thread of its own, which holds nothing.
-pub(crate) fn elsewhere<T: Send>(work: impl FnOnce() -> T + Send) -> T {
-    thread::scope(|scope| scope.spawn(work).join().expect("a thread"))
-}
-
-/// The key that lives as long as the first read hold of `owner`.
-pub(crate) fn hold_key(name: &str, owner: &str) -> String {
-    if name.contains('{') {
-        format!("{name}:{owner}:rwlock_timeout:1")
-    } else {
-        format!("{{{name}}}:{owner}:rwlock_timeout:1")
-    }
-}
-
-/// What Redis keeps of a lock that is read or written by `owners`, once each.
-pub(crate) fn hash(mode: &str, owners: &[&str]) -> Vec<(String, String)> {
-    let mut fields: BTreeMap<_, _> = owners
-        .iter()
-        .map(|&owner| (owner.to_owned(), "1".to_owned()))
-        .collect();
-    fields.insert("mode".into(), mode.into());
-    fields.into_iter().collect()
-}
-
-#[track_caller]
-pub(crate) fn assert_lost<T: Debug>(result: Result<T>, reasons: &[LossReason]) {
-    match result {
-        Err(Error::Lost { reason, .. }) if reasons.contains(&reason) => {}
-        other => panic!("not lost by {reasons:?}: {other:?}"),
-    }
-}
 
 /// Every message on the channel of `name`, in the order of their coming.
 struct Messages(Receiver<String>);

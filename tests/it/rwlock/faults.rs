@@ -5,14 +5,12 @@ use std::time::Instant;
 
 use redlatch::{Client, Config, Error, LossReason};
 
-use crate::contract::{Crew, open};
-use crate::faults::outage::{
-    Data, LEASE, RESPONSE, Told, client, config, fails, gets_nothing, in_time, sha,
+use crate::support::rwlock::{Actor, Desk, assert_lost, hash, hold_key};
+use crate::support::scripts::sha;
+use crate::support::{
+    BY_MESSAGE, Crew, Data, LEASE, LONG, Mode, Proxy, RESPONSE, Server, Target, Told, client,
+    config, elsewhere, eventually, fails, gets_nothing, in_time, ms, open, unique,
 };
-use crate::rwlock::basics::{
-    Actor, BY_MESSAGE, Desk, LONG, assert_lost, elsewhere, hash, hold_key,
-};
-use crate::support::{Mode, Proxy, Server, Target, eventually, ms, unique};
 
 /// The hash of the script that takes the lock.
 fn acquire(writes: bool) -> String {

@@ -1,7 +1,7 @@
 //! The read-write lock.
 
-pub(crate) mod basics;
-pub(crate) mod faults;
-pub(crate) mod model;
-pub(crate) mod order;
-pub(crate) mod sharing;
+mod basics;
+mod faults;
+mod model;
+mod order;
+mod sharing;

@@ -1,18 +1,17 @@
 //! The read-write lock against what it should do: a history that is checked afterwards, and a model beside it.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::mem;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::thread;
 use std::time::{Duration, Instant};
+use std::{mem, thread};
 
+use LossReasonOrd::{Forced, TakenOver};
 use redis::Connection;
 use redlatch::{Client, Config, Error, LossReason, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use crate::contract::{increment, open};
-use crate::rwlock::basics::{Actor, Desk, hold_key};
-use crate::support::{Server, connection_to, ms, unique};
+use crate::support::rwlock::{Actor, Desk, hold_key};
+use crate::support::{Server, connection_to, increment, ms, open, unique};
 
 /// Random enough, and the same in every run.
 struct Dice(u64);
@@ -162,8 +161,6 @@ enum LossReasonOrd {
     Forced,
     TakenOver,
 }
-
-use LossReasonOrd::{Forced, TakenOver};
 
 /// One acquisition from Redis.
 #[derive(Debug, Clone)]

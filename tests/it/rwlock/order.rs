@@ -1,20 +1,21 @@
 //! The read-write lock with many who want it: who comes in when, and who cannot keep others out.
 
-use std::env;
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
-use std::thread::{self, Scope};
+use std::thread::Scope;
 use std::time::{Duration, Instant};
+use std::{env, thread};
 
 use nix::sys::signal::Signal;
 use redlatch::{CancelToken, Client, Config, RwLock};
 
-use crate::contract::{open, open_with_lease};
-use crate::fair::processes::send;
-use crate::rwlock::basics::{Actor, BY_MESSAGE, LONG, STRANGER, Stops, elsewhere, hash, hold_key};
-use crate::support::{Mode, Proxy, Server, Target, eventually, ms, unique, within};
+use crate::support::rwlock::{Actor, hash, hold_key};
+use crate::support::{
+    BY_MESSAGE, LONG, Mode, Proxy, STRANGER, Server, Stops, Target, elsewhere, eventually, ms,
+    open, open_with_lease, send, unique, within,
+};
 
 /// How many connections are subscribed to the channel of `name`, and to that of its waiting writers.
 fn listeners(server: &Server, name: &str) -> (u64, u64) {

@@ -7,11 +7,11 @@ use std::time::Instant;
 use crossbeam_channel::TryRecvError;
 use redlatch::{CancelToken, Client, Config, Error, Loss, LossReason};
 
-use crate::contract::{Crew, open};
-use crate::rwlock::basics::{
-    Actor, BY_MESSAGE, LONG, STRANGER, assert_lost, elsewhere, hash, hold_key,
+use crate::support::rwlock::{Actor, assert_lost, hash, hold_key};
+use crate::support::{
+    BY_MESSAGE, Crew, LONG, Mode, Proxy, STRANGER, Server, Target, elsewhere, eventually, logs, ms,
+    open, unique, within,
 };
-use crate::support::{Mode, Proxy, Server, Target, eventually, logs, ms, unique, within};
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Sharing

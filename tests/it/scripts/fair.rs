@@ -3,7 +3,7 @@
 
 use redis::{Connection, RedisResult};
 
-use crate::scripts::lock::{
+use crate::support::scripts::{
     LEASE, NAMES, RENEW, THEM, US, as_redisson, assert_left, channel, ear, forbid, forbid_channels,
     heard, out_of_memory, run,
 };

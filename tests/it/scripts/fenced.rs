@@ -2,11 +2,11 @@
 
 use redis::{Connection, RedisResult, Value};
 
-use crate::scripts::lock::{
+use crate::support::Server;
+use crate::support::scripts::{
     LEASE, NAMES, RELEASE, RENEW, THEM, US, as_redisson, assert_left, channel, ear, forbid, heard,
     out_of_memory, run,
 };
-use crate::support::Server;
 
 const ACQUIRE: &str = include_str!("../../../lua/fenced_acquire.lua");
 

@@ -4,55 +4,16 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
-use redis::{Connection, FromRedisValue, PubSub, RedisResult};
+use redis::{Connection, RedisResult};
 
-use crate::support::{Server, ms};
+use crate::support::Server;
+use crate::support::scripts::{
+    LEASE, NAMES, RELEASE, RENEW, THEM, US, as_redisson, assert_left, channel, ear, forbid,
+    forbid_channels, heard, out_of_memory, run,
+};
 
 const ACQUIRE: &str = include_str!("../../../lua/lock_acquire.lua");
-pub(crate) const RELEASE: &str = include_str!("../../../lua/lock_release.lua");
-pub(crate) const RENEW: &str = include_str!("../../../lua/lock_renew.lua");
 const FORCE: &str = include_str!("../../../lua/lock_force.lua");
-
-pub(crate) const US: &str = "0b7e1c52-6f0a-4f3e-9b8f-1d2c3a4b5c6d:1";
-pub(crate) const THEM: &str = "9f8e7d6c-5b4a-4321-8fed-cba987654321:57";
-
-pub(crate) const LEASE: i64 = 30_000;
-
-/// Keys are handed in, so nothing in a name may matter.
-pub(crate) const NAMES: [&str; 9] = [
-    "orders",
-    "stock:{42}",
-    "half{brace",
-    "half}brace",
-    "two words",
-    "line\r\nbreak",
-    "nul\0byte",
-    "🔒 žluťoučký",
-    "*?[a]\\'\"%s",
-];
-
-pub(crate) fn channel(name: &str) -> String {
-    if name.contains('{') {
-        format!("redisson_lock__channel:{name}")
-    } else {
-        format!("redisson_lock__channel:{{{name}}}")
-    }
-}
-
-pub(crate) fn run<T: FromRedisValue>(
-    con: &mut Connection,
-    script: &str,
-    keys: &[&str],
-    args: &[&str],
-) -> RedisResult<T> {
-    let sha: String = redis::cmd("SCRIPT").arg("LOAD").arg(script).query(con)?;
-    redis::cmd("EVALSHA")
-        .arg(sha)
-        .arg(keys.len())
-        .arg(keys)
-        .arg(args)
-        .query(con)
-}
 
 fn acquire(con: &mut Connection, name: &str, owner: &str, lease: i64) -> RedisResult<Option<i64>> {
     run(con, ACQUIRE, &[name], &[owner, &lease.to_string()])
@@ -87,12 +48,6 @@ fn run_each(con: &mut Connection, name: &str) -> [(&'static str, RedisResult<()>
     ]
 }
 
-/// Takes the lock by hand, as Redisson does.
-pub(crate) fn as_redisson(server: &Server, name: &str, owner: &str, count: &str, lease: i64) {
-    let () = server.ask(&["HINCRBY", name, owner, count]);
-    let () = server.ask(&["PEXPIRE", name, &lease.to_string()]);
-}
-
 /// The only thing on the server is this lock with these fields.
 #[track_caller]
 fn assert_fields(server: &Server, name: &str, fields: &[(&str, &str)]) {
@@ -103,73 +58,6 @@ fn assert_fields(server: &Server, name: &str, fields: &[(&str, &str)]) {
         .collect();
     wanted.sort();
     assert_eq!(server.hgetall(name), wanted);
-}
-
-/// At most `most`, and no more used up than a slow machine might.
-#[track_caller]
-pub(crate) fn assert_left(left: i64, most: i64) {
-    assert!(
-        (most - 10_000..=most).contains(&left),
-        "{left} ms left of {most}"
-    );
-}
-
-/// Listens to every channel, so that a message on a wrong one is heard too.
-pub(crate) fn ear(con: &mut Connection) -> PubSub<'_> {
-    con.set_read_timeout(Some(ms(10_000))).unwrap();
-    let mut ear = con.as_pubsub();
-    ear.psubscribe("*").unwrap();
-    ear
-}
-
-/// What was published since it was last asked.
-pub(crate) fn heard(server: &Server, ear: &mut PubSub<'_>) -> Vec<(String, String)> {
-    let () = server.ask(&["PUBLISH", "end", "end"]);
-    let mut heard = Vec::new();
-    loop {
-        let message = ear.get_message().unwrap();
-        let channel = message.get_channel_name().to_owned();
-        if channel == "end" {
-            return heard;
-        }
-        heard.push((channel, message.get_payload().unwrap()));
-    }
-}
-
-/// From now on `con` may do everything but publish and subscribe.
-pub(crate) fn forbid_channels(server: &Server, con: &mut Connection) {
-    let () = server.ask(&[
-        "ACL",
-        "SETUSER",
-        "deaf",
-        "on",
-        ">pw",
-        "~*",
-        "+@all",
-        "resetchannels",
-    ]);
-    let () = redis::cmd("AUTH").arg("deaf").arg("pw").query(con).unwrap();
-    let refused = redis::cmd("PUBLISH").arg("c").arg("m").query::<()>(con);
-    assert_eq!(refused.unwrap_err().code(), Some("NOPERM"));
-}
-
-/// From now on `con` may do everything but `command`.
-pub(crate) fn forbid(server: &Server, con: &mut Connection, command: &str) {
-    let not = format!("-{command}");
-    let () = server.ask(&[
-        "ACL", "SETUSER", "hasty", "on", ">pw", "~*", "&*", "+@all", &not,
-    ]);
-    let () = redis::cmd("AUTH")
-        .arg("hasty")
-        .arg("pw")
-        .query(con)
-        .unwrap();
-}
-
-/// From now on nothing may grow.
-pub(crate) fn out_of_memory(server: &Server) {
-    let () = server.ask(&["CONFIG", "SET", "maxmemory-policy", "noeviction"]);
-    let () = server.ask(&["CONFIG", "SET", "maxmemory", "1"]);
 }
 
 /// The message of one release.

@@ -1,9 +1,9 @@
 //! The Lua scripts by bare EVALSHA.
 
-pub(crate) mod fair;
-pub(crate) mod fenced;
-pub(crate) mod lock;
-pub(crate) mod multi;
-pub(crate) mod permits;
-pub(crate) mod rw;
-pub(crate) mod rw_model;
+mod fair;
+mod fenced;
+mod lock;
+mod multi;
+mod permits;
+mod rw;
+mod rw_model;

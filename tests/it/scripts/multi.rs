@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use redis::{Connection, PubSub, RedisResult, Value};
 
-use crate::scripts::lock::{
+use crate::support::scripts::{
     LEASE, NAMES, THEM, US, as_redisson, assert_left, channel, ear, forbid, forbid_channels, heard,
     out_of_memory, run,
 };

@@ -2,78 +2,23 @@
 
 use redis::{Connection, FromRedisValue, RedisResult, Value};
 
-use crate::contract::{beside, published};
-use crate::scripts::lock::{LEASE, NAMES, assert_left, forbid, forbid_channels, out_of_memory};
-use crate::support::{Server, eventually};
+use crate::support::permits::{
+    ACQUIRE, ADD, NEVER, RELEASE, RELEASE_IDS, RENEW, SET, STATE, TRY_SET, UPDATE, as_redisson,
+    channel, id, now, out, suffixed, timeouts,
+};
+use crate::support::scripts::{LEASE, NAMES, assert_left, forbid, forbid_channels, out_of_memory};
+use crate::support::{Server, eventually, published};
 
-pub(crate) const ACQUIRE: &str = include_str!("../../../lua/permit_acquire.lua");
-pub(crate) const RELEASE: &str = include_str!("../../../lua/permit_release.lua");
-pub(crate) const RELEASE_IDS: &str = include_str!("../../../lua/permit_release_ids.lua");
-pub(crate) const RENEW: &str = include_str!("../../../lua/permit_renew.lua");
-pub(crate) const UPDATE: &str = include_str!("../../../lua/permit_update.lua");
 const OF_ONE: &str = include_str!("../../../lua/permit_lease.lua");
-pub(crate) const STATE: &str = include_str!("../../../lua/permit_state.lua");
-pub(crate) const TRY_SET: &str = include_str!("../../../lua/permit_try_set.lua");
-pub(crate) const SET: &str = include_str!("../../../lua/permit_set.lua");
-pub(crate) const ADD: &str = include_str!("../../../lua/permit_add.lua");
-
-/// The score of a permit that never ends.
-pub(crate) const NEVER: i64 = 922_337_203_685_477;
 
 const KEEP: &str = "60000";
-
-/// A permit that is certainly nobody's but the test's.
-pub(crate) fn id(n: u8) -> Vec<u8> {
-    vec![n; 16]
-}
 
 fn ids(of: &[u8]) -> Vec<u8> {
     of.iter().flat_map(|n| id(*n)).collect()
 }
 
-pub(crate) fn timeouts(name: &str) -> String {
-    suffixed(name, "timeout")
-}
-
 fn request(name: &str) -> String {
     suffixed(name, "request:7")
-}
-
-fn suffixed(name: &str, suffix: &str) -> String {
-    if name.contains('{') {
-        format!("{name}:{suffix}")
-    } else {
-        format!("{{{name}}}:{suffix}")
-    }
-}
-
-pub(crate) fn channel(name: &str) -> String {
-    beside("redisson_sc", name)
-}
-
-/// Milliseconds by the server's clock.
-pub(crate) fn now(server: &Server) -> i64 {
-    let (s, us): (i64, i64) = server.ask(&["TIME"]);
-    s * 1000 + us / 1000
-}
-
-/// Every permit that is out and until when, by id.
-pub(crate) fn out(server: &Server, name: &str) -> Vec<(Vec<u8>, i64)> {
-    let mut out: Vec<(Vec<u8>, i64)> =
-        server.ask(&["ZRANGE", &timeouts(name), "0", "-1", "WITHSCORES"]);
-    out.sort();
-    out
-}
-
-/// Writes a permit as a Java client does.
-pub(crate) fn as_redisson(server: &Server, name: &str, id: &[u8], until: i64) {
-    let added: i64 = redis::cmd("ZADD")
-        .arg(timeouts(name))
-        .arg(until)
-        .arg(id)
-        .query(&mut server.connection())
-        .unwrap();
-    assert_eq!(added, 1);
 }
 
 fn run<T: FromRedisValue>(

@@ -3,19 +3,16 @@
 
 use redis::{Connection, FromRedisValue, RedisResult};
 
-use crate::scripts::lock::{
-    self, LEASE, NAMES, THEM, US, as_redisson, assert_left, ear, forbid, forbid_channels, heard,
+use crate::support::rw_scripts::{
+    FORCE, PASS, READ_ACQUIRE, READ_RELEASE, READ_RENEW, STATE, WRITE_ACQUIRE, WRITE_RELEASE,
+    channel, hold, prefix, writers,
+};
+use crate::support::scripts;
+use crate::support::scripts::{
+    LEASE, NAMES, THEM, US, as_redisson, assert_left, ear, forbid, forbid_channels, heard,
     out_of_memory,
 };
 use crate::support::{Server, eventually};
-
-pub(crate) const READ_ACQUIRE: &str = include_str!("../../../lua/rw_read_acquire.lua");
-pub(crate) const READ_RELEASE: &str = include_str!("../../../lua/rw_read_release.lua");
-pub(crate) const READ_RENEW: &str = include_str!("../../../lua/rw_read_renew.lua");
-pub(crate) const WRITE_ACQUIRE: &str = include_str!("../../../lua/rw_write_acquire.lua");
-pub(crate) const WRITE_RELEASE: &str = include_str!("../../../lua/rw_write_release.lua");
-pub(crate) const FORCE: &str = include_str!("../../../lua/rw_force.lua");
-pub(crate) const STATE: &str = include_str!("../../../lua/rw_state.lua");
 
 /// Our writer is an owner of its own, beside our reader [`US`].
 const OUR_WRITE: &str = "0b7e1c52-6f0a-4f3e-9b8f-1d2c3a4b5c6d:2:write";
@@ -23,42 +20,6 @@ const THEIR_WRITE: &str = "9f8e7d6c-5b4a-4321-8fed-cba987654321:58:write";
 
 /// A reader in a client of Redisson.
 const JAVA: &str = "3c2b1a09-8f7e-4d6c-b5a4-938271605f4e:31";
-
-/// Lets time go by for every key.
-pub(crate) const PASS: &str = "
-for _, key in ipairs(redis.call('keys', '*')) do
-  local left_ms = redis.call('pttl', key)
-  if left_ms >= 0 and left_ms <= tonumber(ARGV[1]) then
-    redis.call('del', key)
-  elseif left_ms >= 0 then
-    redis.call('pexpire', key, string.format('%.0f', left_ms - ARGV[1]))
-  end
-end";
-
-/// What the hold keys of a lock have before the owner.
-pub(crate) fn prefix(name: &str) -> String {
-    if name.contains('{') {
-        format!("{name}:")
-    } else {
-        format!("{{{name}}}:")
-    }
-}
-
-pub(crate) fn channel(name: &str) -> String {
-    if name.contains('{') {
-        format!("redisson_rwlock:{name}")
-    } else {
-        format!("redisson_rwlock:{{{name}}}")
-    }
-}
-
-pub(crate) fn writers(name: &str) -> String {
-    format!("{}:writers", channel(name))
-}
-
-pub(crate) fn hold(name: &str, owner: &str, n: u32) -> String {
-    format!("{}{owner}:rwlock_timeout:{n}", prefix(name))
-}
 
 /// A lock by name, and a connection to run scripts on it.
 struct Lock {
@@ -82,7 +43,7 @@ impl Lock {
     ) -> RedisResult<T> {
         let mut all = vec![self.name.as_str()];
         all.extend(keys);
-        lock::run(&mut self.con, script, &all, args)
+        scripts::run(&mut self.con, script, &all, args)
     }
 
     fn hold(&self, owner: &str) -> String {
@@ -173,7 +134,7 @@ impl Lock {
     /// A write hold is renewed like any other lock's.
     fn try_write_renew(&mut self, field: &str, lease: i64, count: u32) -> RedisResult<i64> {
         let args = [field, &lease.to_string(), &count.to_string()];
-        self.run(lock::RENEW, &[], &args)
+        self.run(scripts::RENEW, &[], &args)
     }
 
     #[track_caller]
@@ -1358,7 +1319,7 @@ fn many_read(server: &Server, name: &str, readers: u32, every: u32, lease: i64) 
     let prefix = prefix(name);
     let numbers = [readers.to_string(), every.to_string(), lease.to_string()];
     let args = [&numbers[0], &numbers[1], &numbers[2], &*prefix];
-    let () = lock::run(&mut server.connection(), FILL, &[name], &args).unwrap();
+    let () = scripts::run(&mut server.connection(), FILL, &[name], &args).unwrap();
 }
 
 // R17: Redisson's goes through all holds of all readers.

@@ -7,13 +7,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::LazyLock;
 
+use Left::{Ever, Units};
 use redis::{Cmd, Connection, Pipeline, PubSub, Value};
 
-use crate::scripts::lock;
-use crate::scripts::rw::{
+use crate::support::rw_scripts::{
     FORCE, PASS, READ_ACQUIRE, READ_RELEASE, READ_RENEW, STATE, WRITE_ACQUIRE, WRITE_RELEASE,
     channel, hold, prefix, writers,
 };
+use crate::support::scripts;
 use crate::support::{Server, ms};
 
 const NAME: &str = "orders";
@@ -46,8 +47,6 @@ enum Left {
     Units(u32),
     Ever,
 }
-
-use Left::{Ever, Units};
 
 impl Left {
     fn raised(self, lease: u32) -> Self {
@@ -584,7 +583,7 @@ const SCRIPTS: [&str; 11] = [
     READ_RENEW,
     WRITE_ACQUIRE,
     WRITE_RELEASE,
-    lock::RENEW,
+    scripts::RENEW,
     FORCE,
     STATE,
     PASS,
@@ -662,7 +661,7 @@ impl Op {
             ),
             Self::WriteRelease(who) => evalsha(WRITE_RELEASE, &[NAME, &channel], &[&writer(who)]),
             Self::WriteRenew(who, lease, count) => evalsha(
-                lock::RENEW,
+                scripts::RENEW,
                 &[NAME],
                 &[&writer(who), &time(lease), &count.to_string()],
             ),

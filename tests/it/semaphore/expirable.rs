@@ -7,57 +7,15 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::unbounded;
-use redlatch::{
-    CancelToken, Client, Config, Error, ExpirablePermit, ExpirableSemaphore, LossReason, Result,
+use redlatch::{CancelToken, Client, Config, Error, ExpirablePermit, LossReason, Result};
+
+use crate::support::permits::{
+    NEVER, as_redisson, channel, counts, hex, id, ids, lost_by, now, out, timeouts, with_permits,
 };
-
-use crate::contract::{Crew, open, open_with_lease, subscribed};
-use crate::faults::outage::{SLACK, Told, config};
-use crate::scripts::permits::{NEVER, as_redisson, channel, id, now, out, timeouts};
-use crate::support::{Mode, Proxy, Server, Target, eventually, ms, unique, within};
-
-/// Longer than anything here may take.
-const LONG: Duration = Duration::from_secs(10);
-
-/// Well under the poll cap: what happens sooner was brought about by a message.
-const BY_MESSAGE: Duration = ms(500);
-
-pub(crate) fn with_permits(client: &Client, n: u32) -> ExpirableSemaphore {
-    let sem = client.expirable_semaphore(unique("xsem"));
-    assert!(sem.try_set_permits(n).unwrap());
-    sem
-}
-
-/// Available, acquired, and both, with none coming to its end in between.
-#[track_caller]
-pub(crate) fn counts(sem: &ExpirableSemaphore) -> (i64, u64, i64) {
-    let mut counts = (0, 0, 0);
-    eventually("the numbers belong together", || {
-        counts = (
-            sem.available_permits().unwrap(),
-            sem.acquired_permits().unwrap(),
-            sem.permits().unwrap(),
-        );
-        i64::try_from(counts.1).is_ok_and(|acquired| counts.0 + acquired == counts.2)
-    });
-    counts
-}
-
-#[track_caller]
-pub(crate) fn lost_by<T: std::fmt::Debug>(result: Result<T>, reason: LossReason) {
-    match result {
-        Err(Error::Lost { reason: its, .. }) => assert_eq!(its, reason),
-        other => panic!("{other:?}"),
-    }
-}
-
-pub(crate) fn hex(raw: &[u8]) -> String {
-    raw.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-pub(crate) fn ids(server: &Server, name: &str) -> Vec<String> {
-    out(server, name).iter().map(|(id, _)| hex(id)).collect()
-}
+use crate::support::{
+    BY_MESSAGE, Crew, LONG, Mode, Proxy, SLACK, Server, Target, Told, config, eventually, ms, open,
+    open_with_lease, subscribed, within,
+};
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Verbs

@@ -1,29 +1,24 @@
 //! Permits with a lease each on bad days: lost replies, servers and processes that stop, and processes that die.
 
 use std::collections::HashSet;
-use std::env;
-use std::io::{self, BufRead, BufReader, Read};
-use std::process::{self, Child, ChildStdout, Command, Stdio};
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::thread;
 use std::time::{Duration, Instant};
+use std::{env, io, process, thread};
 
 use nix::sys::signal::Signal;
 use redlatch::{Client, Config, Error, ExpirablePermit, ExpirableSemaphore, LossReason};
 
-use crate::contract::open;
-use crate::fair::processes::{send, stop};
-use crate::faults::outage::{
-    LEASE, RESPONSE, SLACK, Told, config, fails, gets_nothing, in_time, sha,
+use crate::support::permits::{
+    ACQUIRE, ADD, RELEASE, RELEASE_IDS, RENEW, SET, STATE, TRY_SET, UPDATE, counts, ids, lost_by,
+    out, timeouts, with_permits,
 };
-use crate::scripts::lock::out_of_memory;
-use crate::scripts::permits::{
-    ACQUIRE, ADD, RELEASE, RELEASE_IDS, RENEW, SET, STATE, TRY_SET, UPDATE, out, timeouts,
+use crate::support::scripts::{out_of_memory, sha};
+use crate::support::{
+    LEASE, LONG, Mode, Proxy, RESPONSE, SLACK, Server, Target, Told, config, eventually, fails,
+    gets_nothing, in_time, ms, open, send, stop, unique, within,
 };
-use crate::semaphore::expirable::{counts, ids, lost_by, with_permits};
-use crate::support::{Mode, Proxy, Server, Target, eventually, ms, unique, within};
-
-const LONG: Duration = Duration::from_secs(10);
 
 /// Has the server know every script, so that each request is carried out at once.
 fn load_scripts(server: &Server) {

@@ -8,10 +8,8 @@ use proptest::test_runner::{Config as Runs, TestCaseError, TestRunner};
 use redis::Connection;
 use redlatch::{Client, ExpirablePermit, ExpirableSemaphore};
 
-use crate::contract::open_with_lease;
-use crate::scripts::permits::{NEVER, channel, timeouts};
-use crate::semaphore::expirable::hex;
-use crate::support::{Server, eventually, ms, unique};
+use crate::support::permits::{NEVER, channel, hex, timeouts};
+use crate::support::{Server, eventually, ms, open_with_lease, unique};
 
 /// How often the clients here renew is a third of this.
 const LEASE: Duration = ms(900);

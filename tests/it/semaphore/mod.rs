@@ -1,6 +1,6 @@
 //! Semaphores: plain permits, and permits with an id and a lease each.
 
-pub(crate) mod expirable;
-pub(crate) mod expirable_faults;
-pub(crate) mod expirable_model;
-pub(crate) mod permits;
+mod expirable;
+mod expirable_faults;
+mod expirable_model;
+mod permits;

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use redis::{Connection, RedisResult, Value};
 use redlatch::{CancelToken, Client, Config, Error, Semaphore, SemaphorePermit};
 
-use crate::scripts::lock::out_of_memory;
+use crate::support::scripts::out_of_memory;
 use crate::support::{Mode, Proxy, Server, Target, Trap, eventually, ms, unique, within};
 
 const ACQUIRE: &str = include_str!("../../../lua/semaphore_acquire.lua");

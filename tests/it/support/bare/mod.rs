@@ -1,0 +1,18 @@
+//! What tests and benches need around them: a private Redis server, a proxy that spoils the network in front of it,
+//! captured logs, and waiting for events instead of sleeping.
+//!
+//! It knows nothing of the crate under test but the names of its connections and its scripts, so that it can be borrowed by `#[path]`.
+
+#![allow(dead_code, unused_imports, reason = "each borrower uses a part")]
+
+mod logs;
+mod process;
+mod proxy;
+mod server;
+mod wait;
+
+pub(crate) use logs::*;
+pub(crate) use process::*;
+pub(crate) use proxy::*;
+pub(crate) use server::*;
+pub(crate) use wait::*;

@@ -1,0 +1,604 @@
+//! A proxy that spoils the network in front of a server.
+
+use std::collections::VecDeque;
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+use std::{fmt, fs, io, thread};
+
+use redis::io::tcp::socket2::SockRef;
+
+use super::process::locked;
+use super::server::ANSWER;
+use super::wait::{GENEROUS, ms};
+
+/// Which connections a fault is for, told by the name they give themselves in their handshake.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Target {
+    /// Every connection, named or not.
+    All,
+    /// `redlatch-link`: commands.
+    Link,
+    /// `redlatch-watchdog`: renewal.
+    Watchdog,
+    /// `redlatch-subscriber`: pub/sub.
+    Subscriber,
+}
+
+impl Target {
+    const NAMES: [(&'static [u8], usize); 3] = [
+        (b"redlatch-link", 1),
+        (b"redlatch-watchdog", 2),
+        (b"redlatch-subscriber", 3),
+    ];
+
+    /// The modes it stands for; 0 is that of connections without a known name.
+    fn slots(self) -> std::ops::Range<usize> {
+        match self {
+            Self::All => 0..4,
+            Self::Link => 1..2,
+            Self::Watchdog => 2..3,
+            Self::Subscriber => 3..4,
+        }
+    }
+}
+
+/// What the proxy does with what passes through it.
+///
+/// Streams cannot skip a piece, so a connection that lost bytes stays silent in that direction, whatever the mode is
+/// later, until the client closes it. Lost requests take the replies along.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mode {
+    /// Nothing.
+    Pass,
+    /// Drop both directions. Connections stay open and new ones are accepted, even with the server gone.
+    BlackHole,
+    /// Hold both directions and deliver in order, the end of a stream too, once the mode is another.
+    Stall,
+    /// Deliver requests and drop replies.
+    SwallowReplies,
+    /// Deliver replies that much later.
+    Delay(Duration),
+    /// Deliver requests and replies that much later each.
+    DelayBoth(Duration),
+    /// Take requests piece by piece, with that pause after each, so that a client's sockets fill up.
+    Slow(Duration),
+    /// Close new connections at once (a named target's when they name themselves); older ones pass.
+    Refuse,
+}
+
+/// A fault that waits for one request; see [`Proxy::swallow_reply_to`].
+#[derive(Clone, Debug)]
+pub(crate) struct Trap {
+    needles: Arc<[Vec<u8>]>,
+    delivers: bool,
+    fired: Arc<AtomicBool>,
+}
+
+impl Trap {
+    /// Whether the request came by.
+    pub(crate) fn fired(&self) -> bool {
+        self.fired.load(Ordering::SeqCst)
+    }
+}
+
+/// A TCP proxy in front of a server, in threads of this process, that can be told to misbehave at any time.
+pub(crate) struct Proxy {
+    shared: Arc<Shared>,
+    addr: SocketAddr,
+    acceptor: Option<JoinHandle<()>>,
+}
+
+struct Shared {
+    server: SocketAddr,
+    closing: AtomicBool,
+    modes: Mutex<[Mode; 4]>,
+    traps: Mutex<Vec<Trap>>,
+    conns: Mutex<Vec<Arc<Conn>>>,
+    /// Stalled for themselves, whatever the mode.
+    stalled: Mutex<Vec<Arc<Conn>>>,
+    pumps: Mutex<Vec<JoinHandle<()>>>,
+    opened: [AtomicUsize; 4],
+    dropped: AtomicU64,
+    held: AtomicU64,
+}
+
+struct Conn {
+    shared: Weak<Shared>,
+    client: TcpStream,
+    /// Opened with the first bytes that are delivered, so that a black hole needs no server.
+    server: OnceLock<TcpStream>,
+    slot: AtomicUsize,
+    requests_lost: AtomicBool,
+    replies_lost: AtomicBool,
+    cut: AtomicBool,
+    stalled: AtomicBool,
+}
+
+/// What becomes of a chunk, or of the end of a stream.
+enum Fate {
+    Deliver,
+    Hold,
+    Drop,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Way {
+    Requests,
+    Replies,
+}
+
+impl Proxy {
+    /// Listens on a free loopback port and passes everything on to `server`, which need not be there yet.
+    pub(crate) fn start(server: SocketAddr) -> Self {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free loopback port");
+        let addr = listener.local_addr().expect("it is bound");
+        let shared = Arc::new(Shared {
+            server,
+            closing: AtomicBool::new(false),
+            modes: Mutex::new([Mode::Pass; 4]),
+            traps: Mutex::default(),
+            conns: Mutex::default(),
+            stalled: Mutex::default(),
+            pumps: Mutex::default(),
+            opened: Default::default(),
+            dropped: AtomicU64::new(0),
+            held: AtomicU64::new(0),
+        });
+        let acceptor = spawn({
+            let shared = Arc::clone(&shared);
+            move || accept(&shared, &listener)
+        });
+        Self {
+            shared,
+            addr,
+            acceptor: Some(acceptor),
+        }
+    }
+
+    pub(crate) fn addr(&self) -> SocketAddr {
+        self.addr
+    }
+
+    pub(crate) fn port(&self) -> u16 {
+        self.addr.port()
+    }
+
+    pub(crate) fn url(&self) -> String {
+        format!("redis://{}/", self.addr)
+    }
+
+    /// From now on `target` fares like that, on existing and on new connections.
+    pub(crate) fn set(&self, target: Target, mode: Mode) {
+        locked(&self.shared.modes)[target.slots()].fill(mode);
+    }
+
+    /// Everything passes again, and no trap is set; connections that lost bytes stay silent.
+    pub(crate) fn pass(&self) {
+        self.set(Target::All, Mode::Pass);
+        locked(&self.shared.traps).clear();
+        for conn in locked(&self.shared.stalled).drain(..) {
+            conn.stalled.store(false, Ordering::SeqCst);
+        }
+    }
+
+    /// Stalls the present connections of `target` until [`pass`](Self::pass), also when the client has closed them;
+    /// new ones fare as the mode says.
+    pub(crate) fn stall_present(&self, target: Target) {
+        for conn in locked(&self.shared.conns).iter() {
+            if target.slots().contains(&conn.slot()) {
+                conn.stalled.store(true, Ordering::SeqCst);
+                locked(&self.shared.stalled).push(Arc::clone(conn));
+            }
+        }
+    }
+
+    /// Resets the present connections of `target`, on both sides; how many there were.
+    pub(crate) fn cut(&self, target: Target) -> usize {
+        let mut cut = 0;
+        locked(&self.shared.conns).retain(|conn| {
+            let spared = !target.slots().contains(&conn.slot());
+            if !spared {
+                conn.cut();
+                cut += 1;
+            }
+            spared
+        });
+        cut
+    }
+
+    /// Delivers the next request that contains `needle`, and none of the replies on its connection from then on. The hash
+    /// of a script stands for its text too.
+    pub(crate) fn swallow_reply_to(&self, needle: impl AsRef<[u8]>) -> Trap {
+        self.arm(needle.as_ref(), true)
+    }
+
+    /// Drops the next request that contains `needle`, what was sent together with it, and all that follows on its
+    /// connection.
+    pub(crate) fn black_hole_request(&self, needle: impl AsRef<[u8]>) -> Trap {
+        self.arm(needle.as_ref(), false)
+    }
+
+    fn arm(&self, needle: &[u8], delivers: bool) -> Trap {
+        assert!(!needle.is_empty(), "every request contains nothing");
+        let needles = [needle.to_vec()].into_iter().chain(script_of(needle));
+        let trap = Trap {
+            needles: needles.collect(),
+            delivers,
+            fired: Arc::default(),
+        };
+        locked(&self.shared.traps).push(trap.clone());
+        trap
+    }
+
+    /// Connections of `target` that the client has not closed.
+    pub(crate) fn connections(&self, target: Target) -> usize {
+        locked(&self.shared.conns)
+            .iter()
+            .filter(|conn| target.slots().contains(&conn.slot()))
+            .count()
+    }
+
+    /// Connections of `target` ever opened, those refused included; each more than before is a reconnect.
+    pub(crate) fn opened(&self, target: Target) -> usize {
+        self.shared.opened[target.slots()]
+            .iter()
+            .map(|opened| opened.load(Ordering::SeqCst))
+            .sum()
+    }
+
+    /// Bytes dropped so far, in both directions.
+    pub(crate) fn dropped(&self) -> u64 {
+        self.shared.dropped.load(Ordering::SeqCst)
+    }
+
+    /// Bytes held back at the moment, in both directions, by a stall or a delay.
+    pub(crate) fn held(&self) -> u64 {
+        self.shared.held.load(Ordering::SeqCst)
+    }
+}
+
+impl fmt::Debug for Proxy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Proxy({} -> {})", self.addr, self.shared.server)
+    }
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        self.shared.closing.store(true, Ordering::SeqCst);
+        // A connection of ours ends the wait for the next one.
+        let woken = TcpStream::connect(self.addr);
+        if let Some(acceptor) = self.acceptor.take().filter(|_| woken.is_ok()) {
+            acceptor.join().ok();
+        }
+        self.cut(Target::All);
+        for conn in locked(&self.shared.stalled).drain(..) {
+            conn.cut();
+        }
+        // What a client has left behind in a stall is no connection any more, but its pumps wait for the stall to end.
+        self.set(Target::All, Mode::Pass);
+        // Now that nobody accepts, only a pump of requests can add one of replies, and is itself waited for.
+        while let Some(pump) = { locked(&self.shared.pumps).pop() } {
+            pump.join().ok();
+        }
+    }
+}
+
+impl Shared {
+    fn mode(&self, slot: usize) -> Mode {
+        locked(&self.modes)[slot]
+    }
+
+    /// Keeps a pump for the end, and forgets those that have ended.
+    fn pump(&self, work: impl FnOnce() + Send + 'static) {
+        let mut pumps = locked(&self.pumps);
+        pumps.retain(|pump| !pump.is_finished());
+        pumps.push(spawn(work));
+    }
+
+    fn forget(&self, conn: &Arc<Conn>) {
+        locked(&self.conns).retain(|known| !Arc::ptr_eq(known, conn));
+    }
+}
+
+pub(crate) fn spawn(work: impl FnOnce() + Send + 'static) -> JoinHandle<()> {
+    thread::Builder::new()
+        .name("proxy".to_owned())
+        .spawn(work)
+        .expect("a thread")
+}
+
+fn accept(shared: &Arc<Shared>, listener: &TcpListener) {
+    for client in listener.incoming() {
+        if shared.closing.load(Ordering::SeqCst) {
+            return;
+        }
+        let Ok(client) = client else { continue };
+        shared.opened[0].fetch_add(1, Ordering::SeqCst);
+        if shared.mode(0) == Mode::Refuse {
+            continue; // closes it
+        }
+        if prepare(&client).is_err() {
+            continue;
+        }
+        let conn = Arc::new(Conn {
+            shared: Arc::downgrade(shared),
+            client,
+            server: OnceLock::new(),
+            slot: AtomicUsize::new(0),
+            requests_lost: AtomicBool::new(false),
+            replies_lost: AtomicBool::new(false),
+            cut: AtomicBool::new(false),
+            stalled: AtomicBool::new(false),
+        });
+        locked(&shared.conns).push(Arc::clone(&conn));
+        shared.pump(move || pump(&conn, Way::Requests));
+    }
+}
+
+fn prepare(stream: &TcpStream) -> io::Result<()> {
+    stream.set_nodelay(true)?;
+    stream.set_write_timeout(Some(GENEROUS))
+}
+
+impl Conn {
+    fn slot(&self) -> usize {
+        self.slot.load(Ordering::SeqCst)
+    }
+
+    fn is_cut(&self) -> bool {
+        self.cut.load(Ordering::SeqCst)
+    }
+
+    /// Ends both pumps; as the sockets close, both peers see a reset.
+    fn cut(&self) {
+        self.cut.store(true, Ordering::SeqCst);
+        for stream in [Some(&self.client), self.server.get()]
+            .into_iter()
+            .flatten()
+        {
+            SockRef::from(stream).set_linger(Some(Duration::ZERO)).ok();
+            stream.shutdown(Shutdown::Read).ok(); // wakes our own read, and tells the peer nothing
+        }
+    }
+
+    /// Where replies come from; connected on first use.
+    fn server(self: &Arc<Self>, shared: &Shared) -> io::Result<&TcpStream> {
+        if let Some(server) = self.server.get() {
+            return Ok(server);
+        }
+        let stream = TcpStream::connect_timeout(&shared.server, ANSWER)?;
+        prepare(&stream)?;
+        let server = self.server.get_or_init(|| stream);
+        if self.is_cut() {
+            return Err(io::ErrorKind::ConnectionReset.into());
+        }
+        let conn = Arc::clone(self);
+        shared.pump(move || pump(&conn, Way::Replies));
+        Ok(server)
+    }
+
+    /// Decides over what came by at `at`.
+    fn fate(&self, shared: &Shared, way: Way, at: Instant) -> Fate {
+        let lost = match way {
+            Way::Requests => self.requests_lost.load(Ordering::SeqCst),
+            Way::Replies => self.replies_lost.load(Ordering::SeqCst),
+        };
+        if lost {
+            return Fate::Drop;
+        }
+        if self.stalled.load(Ordering::SeqCst) {
+            return Fate::Hold;
+        }
+        let later = |by: Duration| {
+            if at.elapsed() < by {
+                Fate::Hold
+            } else {
+                Fate::Deliver
+            }
+        };
+        match (shared.mode(self.slot()), way) {
+            (Mode::BlackHole, _) | (Mode::SwallowReplies, Way::Replies) => Fate::Drop,
+            (Mode::Stall, _) => Fate::Hold,
+            (Mode::Delay(by), Way::Replies) | (Mode::DelayBoth(by), _) => later(by),
+            (Mode::Pass | Mode::Refuse | Mode::Slow(_), _)
+            | (Mode::SwallowReplies | Mode::Delay(_), Way::Requests) => Fate::Deliver,
+        }
+    }
+
+    fn lose(&self, way: Way) {
+        if way == Way::Requests {
+            self.requests_lost.store(true, Ordering::SeqCst);
+        }
+        self.replies_lost.store(true, Ordering::SeqCst);
+    }
+}
+
+/// Looks through a client's requests for its name and for what traps wait for, across the borders of chunks.
+#[derive(Default)]
+struct Ear {
+    handshake: Vec<u8>,
+    named: bool,
+    tail: Vec<u8>,
+}
+
+impl Ear {
+    /// How much of the beginning can hold the name.
+    const HANDSHAKE: usize = 4096;
+
+    /// False if the connection is refused.
+    fn hear(&mut self, shared: &Shared, conn: &Conn, chunk: &[u8]) -> bool {
+        if !self.named {
+            self.handshake.extend_from_slice(chunk);
+            let slot = Target::NAMES
+                .iter()
+                .find_map(|&(name, slot)| contains(&self.handshake, name).then_some(slot));
+            if let Some(slot) = slot {
+                conn.slot.store(slot, Ordering::SeqCst);
+                shared.opened[0].fetch_sub(1, Ordering::SeqCst);
+                shared.opened[slot].fetch_add(1, Ordering::SeqCst);
+                if shared.mode(slot) == Mode::Refuse {
+                    return false;
+                }
+            }
+            self.named = slot.is_some() || self.handshake.len() > Self::HANDSHAKE;
+        }
+        self.tail.extend_from_slice(chunk);
+        let mut traps = locked(&shared.traps);
+        let sprung = traps
+            .iter()
+            .position(|trap| trap.needles.iter().any(|n| contains(&self.tail, n)));
+        if let Some(sprung) = sprung {
+            let trap = traps.remove(sprung);
+            conn.lose(if trap.delivers {
+                Way::Replies
+            } else {
+                Way::Requests
+            });
+            trap.fired.store(true, Ordering::SeqCst);
+            self.tail.clear();
+        } else {
+            let needles = traps.iter().flat_map(|trap| trap.needles.iter());
+            let longest = needles.map(Vec::len).max();
+            let keep = longest.unwrap_or(0).saturating_sub(1);
+            let excess = self.tail.len().saturating_sub(keep);
+            self.tail.drain(..excess);
+        }
+        true
+    }
+}
+
+/// The script with this hash: a client may send either.
+fn script_of(hash: &[u8]) -> Option<Vec<u8>> {
+    if hash.len() != 40 || !hash.iter().all(u8::is_ascii_hexdigit) {
+        return None;
+    }
+    let files = fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/lua")).ok()?;
+    let mut texts = files
+        .flatten()
+        .filter_map(|file| fs::read_to_string(file.path()).ok());
+    texts
+        .find(|text| redis::Script::new(text).get_hash().as_bytes() == hash)
+        .map(String::into_bytes)
+}
+
+pub(crate) fn contains(haystack: &[u8], needle: &[u8]) -> bool {
+    haystack
+        .windows(needle.len())
+        .any(|window| window == needle)
+}
+
+/// Carries one direction of one connection until its end.
+fn pump(conn: &Arc<Conn>, way: Way) {
+    let Some(shared) = conn.shared.upgrade() else {
+        return;
+    };
+    let mut queue = VecDeque::new();
+    if carry(&shared, conn, way, &mut queue).is_err() && !conn.is_cut() {
+        conn.cut();
+    }
+    let left: usize = queue
+        .iter()
+        .map(|(_, chunk): &(_, Vec<u8>)| chunk.len())
+        .sum();
+    shared.held.fetch_sub(left as u64, Ordering::SeqCst);
+    if way == Way::Requests {
+        shared.forget(conn);
+    }
+}
+
+/// An error closes the connection with a reset.
+fn carry(
+    shared: &Shared,
+    conn: &Arc<Conn>,
+    way: Way,
+    queue: &mut VecDeque<(Instant, Vec<u8>)>,
+) -> io::Result<()> {
+    let mut from = match way {
+        Way::Requests => &conn.client,
+        Way::Replies => conn.server(shared)?,
+    };
+    let mut ear = Ear::default();
+    let mut buf = vec![0; 64 * 1024];
+    let mut ended = false;
+    loop {
+        if ended {
+            thread::sleep(ms(1));
+        } else {
+            // With something in the queue, look at the mode and the clock again soon.
+            from.set_read_timeout((!queue.is_empty()).then_some(ms(1)))?;
+            let chunk = match from.read(&mut buf) {
+                Ok(n) => Some(&buf[..n]),
+                Err(err) if is_only_late(&err) => None,
+                Err(_) => Some(&buf[..0]), // a reset ends a stream too
+            };
+            if let Some(chunk) = chunk {
+                ended = chunk.is_empty();
+                if way == Way::Requests {
+                    if ended {
+                        shared.forget(conn);
+                    } else if !ear.hear(shared, conn, chunk) {
+                        return Err(io::ErrorKind::ConnectionRefused.into());
+                    }
+                }
+                shared.held.fetch_add(chunk.len() as u64, Ordering::SeqCst);
+                queue.push_back((Instant::now(), chunk.to_vec()));
+                if let (Mode::Slow(pause), Way::Requests) = (shared.mode(conn.slot()), way) {
+                    thread::sleep(pause);
+                }
+            }
+        }
+        if conn.is_cut() {
+            return Ok(());
+        }
+        while let Some((at, chunk)) = queue.front() {
+            let end = chunk.is_empty();
+            match conn.fate(shared, way, *at) {
+                Fate::Hold => break,
+                // What a client closes is closed, whatever was lost; that a server went may go unheard.
+                _ if end && way == Way::Requests => {
+                    if let Some(server) = conn.server.get() {
+                        server.shutdown(Shutdown::Both).ok();
+                    }
+                    conn.client.shutdown(Shutdown::Both).ok();
+                    return Ok(());
+                }
+                Fate::Deliver if end => {
+                    conn.client.shutdown(Shutdown::Both).ok();
+                    return Ok(());
+                }
+                Fate::Drop if end => {
+                    conn.lose(way);
+                    return Ok(());
+                }
+                Fate::Deliver => {
+                    let mut to = match way {
+                        Way::Requests => conn.server(shared)?,
+                        Way::Replies => &conn.client,
+                    };
+                    to.write_all(chunk)?;
+                }
+                Fate::Drop => {
+                    conn.lose(way);
+                    shared
+                        .dropped
+                        .fetch_add(chunk.len() as u64, Ordering::SeqCst);
+                }
+            }
+            if let Some((_, done)) = queue.pop_front() {
+                shared.held.fetch_sub(done.len() as u64, Ordering::SeqCst);
+            }
+        }
+    }
+}
+
+fn is_only_late(err: &io::Error) -> bool {
+    matches!(
+        err.kind(),
+        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut | io::ErrorKind::Interrupted
+    )
+}

@@ -1,0 +1,410 @@
+//! A private Redis server.
+
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, SocketAddr};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+use std::{fmt, fs, io, thread};
+
+use nix::sys::signal;
+use nix::sys::signal::Signal;
+use nix::unistd::Pid;
+use redis::{Connection, FromRedisValue, RedisResult, Value};
+
+use super::process::free_port;
+use super::proxy::{contains, spawn};
+use super::wait::{GENEROUS, eventually, ms};
+
+/// How long a helper's own command may take.
+pub(crate) const ANSWER: Duration = Duration::from_secs(5);
+
+/// One line of `CLIENT LIST`, as far as tests care.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ClientLine {
+    pub(crate) id: u64,
+    pub(crate) name: String,
+    pub(crate) flags: String,
+    /// Channels it is subscribed to.
+    pub(crate) subscriptions: u64,
+    /// The last command, as in `client|list`.
+    pub(crate) cmd: String,
+    /// The whole line.
+    pub(crate) line: String,
+}
+
+impl ClientLine {
+    fn parse(line: &str) -> Self {
+        let field = |wanted: &str| {
+            line.split(' ')
+                .filter_map(|pair| pair.split_once('='))
+                .find_map(|(name, value)| (name == wanted).then(|| value.to_owned()))
+                .unwrap_or_default()
+        };
+        Self {
+            id: field("id").parse().expect("a client has an id"),
+            name: field("name"),
+            flags: field("flags"),
+            subscriptions: field("sub").parse().unwrap_or(0),
+            cmd: field("cmd"),
+            line: line.to_owned(),
+        }
+    }
+}
+
+/// A private `redis-server` process on a loopback port and a Unix socket; killed on drop.
+///
+/// If the test panics, its log goes to stderr. Helpers that ask it something open a connection of their own each time,
+/// so that they work across [`restart`](Self::restart).
+pub(crate) struct Server {
+    child: Child,
+    dir: tempfile::TempDir,
+    port: u16,
+    args: Vec<String>,
+    alive: bool,
+}
+
+impl Server {
+    /// Starts a server and waits until it answers.
+    pub(crate) fn start() -> Self {
+        Self::start_with(&[])
+    }
+
+    /// The same with more command line arguments.
+    pub(crate) fn start_with(args: &[&str]) -> Self {
+        let dir = tempfile::tempdir().expect("a directory for the server");
+        let args: Vec<String> = args.iter().map(|&arg| arg.to_owned()).collect();
+        let until = Instant::now() + GENEROUS;
+        loop {
+            let port = free_port();
+            match launch(dir.path(), port, &args) {
+                Ok(child) => {
+                    return Self {
+                        child,
+                        dir,
+                        port,
+                        args,
+                        alive: true,
+                    };
+                }
+                Err(err) => assert!(Instant::now() < until, "redis-server: {err}"),
+            }
+        }
+    }
+
+    pub(crate) fn port(&self) -> u16 {
+        self.port
+    }
+
+    pub(crate) fn addr(&self) -> SocketAddr {
+        SocketAddr::from((Ipv4Addr::LOCALHOST, self.port))
+    }
+
+    pub(crate) fn url(&self) -> String {
+        format!("redis://127.0.0.1:{}/", self.port)
+    }
+
+    /// The address of the Unix socket on which the server listens as well.
+    pub(crate) fn unix_url(&self) -> String {
+        format!("redis+unix://{}", socket_path(self.dir.path()).display())
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// What the server wrote to its log so far.
+    pub(crate) fn log(&self) -> String {
+        fs::read_to_string(log_path(self.dir.path())).unwrap_or_default()
+    }
+
+    /// SIGKILL; returns once the process is gone and its port closed.
+    pub(crate) fn kill(&mut self) {
+        if self.alive {
+            self.child.kill().expect("SIGKILL");
+            self.child.wait().expect("a killed child ends");
+            self.alive = false;
+        }
+    }
+
+    /// Starts again on the same port with the same arguments, killing first; without persistence it comes back empty.
+    pub(crate) fn restart(&mut self) {
+        self.kill();
+        let until = Instant::now() + GENEROUS;
+        loop {
+            match launch(self.dir.path(), self.port, &self.args) {
+                Ok(child) => {
+                    self.child = child;
+                    self.alive = true;
+                    return;
+                }
+                Err(err) => assert!(Instant::now() < until, "redis-server again: {err}"),
+            }
+            thread::sleep(ms(20));
+        }
+    }
+
+    /// SIGSTOP: connections stay open, even new ones are accepted by the kernel, and nothing answers.
+    pub(crate) fn freeze(&self) {
+        self.signal(Signal::SIGSTOP);
+        // A signal is pending at first: frozen is what /proc calls stopped.
+        let stat = format!("/proc/{}/stat", self.pid());
+        if Path::new(&stat).exists() {
+            eventually("the server is stopped", || {
+                fs::read_to_string(&stat).is_ok_and(|stat| stat.contains(") T "))
+            });
+        }
+    }
+
+    /// SIGCONT, after [`freeze`](Self::freeze).
+    pub(crate) fn thaw(&self) {
+        self.signal(Signal::SIGCONT);
+    }
+
+    fn signal(&self, signal: Signal) {
+        assert!(self.alive, "no server to signal");
+        let pid = i32::try_from(self.pid()).expect("a pid is an i32");
+        signal::kill(Pid::from_raw(pid), signal).expect("our child takes our signals");
+    }
+
+    /// A new connection with timeouts of 5 s.
+    pub(crate) fn connection(&self) -> Connection {
+        connection_to(&self.url())
+    }
+
+    /// One command over a connection of its own.
+    ///
+    /// # Panics
+    ///
+    /// If the server is away or refuses.
+    #[track_caller]
+    pub(crate) fn cli(&self, command: &[&str]) -> Value {
+        self.ask(command)
+    }
+
+    /// The same, with the reply as the type the caller wants.
+    #[track_caller]
+    pub(crate) fn ask<T: FromRedisValue>(&self, command: &[&str]) -> T {
+        match self.try_ask(command) {
+            Ok(reply) => reply,
+            Err(err) => panic!("{command:?}: {err}"),
+        }
+    }
+
+    /// The same, with the refusal as an error.
+    pub(crate) fn try_ask<T: FromRedisValue>(&self, command: &[&str]) -> RedisResult<T> {
+        redis::cmd(command[0])
+            .arg(&command[1..])
+            .query(&mut self.connection())
+    }
+
+    /// The integer stored under `key`; 0 if there is none.
+    #[track_caller]
+    pub(crate) fn get_int(&self, key: &str) -> i64 {
+        self.ask::<Option<i64>>(&["GET", key]).unwrap_or(0)
+    }
+
+    #[track_caller]
+    pub(crate) fn exists(&self, key: &str) -> bool {
+        self.ask(&["EXISTS", key])
+    }
+
+    /// Milliseconds left; -1 without a limit, -2 without the key.
+    #[track_caller]
+    pub(crate) fn pttl(&self, key: &str) -> i64 {
+        self.ask(&["PTTL", key])
+    }
+
+    /// Fields and values, sorted.
+    #[track_caller]
+    pub(crate) fn hgetall(&self, key: &str) -> Vec<(String, String)> {
+        let mut fields: Vec<(String, String)> = self.ask(&["HGETALL", key]);
+        fields.sort();
+        fields
+    }
+
+    #[track_caller]
+    pub(crate) fn dbsize(&self) -> u64 {
+        self.ask(&["DBSIZE"])
+    }
+
+    /// Every key, sorted.
+    #[track_caller]
+    pub(crate) fn keys(&self) -> Vec<String> {
+        let mut keys: Vec<String> = self.ask(&["KEYS", "*"]);
+        keys.sort();
+        keys
+    }
+
+    /// Connections whose name starts with `prefix`.
+    #[track_caller]
+    pub(crate) fn clients_named(&self, prefix: &str) -> Vec<ClientLine> {
+        let list: String = self.ask(&["CLIENT", "LIST"]);
+        list.lines()
+            .filter(|line| !line.is_empty())
+            .map(ClientLine::parse)
+            .filter(|client| client.name.starts_with(prefix))
+            .collect()
+    }
+
+    /// `CLIENT KILL` for those; how many there were.
+    #[track_caller]
+    pub(crate) fn kill_clients_named(&self, prefix: &str) -> usize {
+        let mut con = self.connection();
+        self.clients_named(prefix)
+            .into_iter()
+            .filter(|client| {
+                let killed: u64 = redis::cmd("CLIENT")
+                    .arg("KILL")
+                    .arg("ID")
+                    .arg(client.id)
+                    .query(&mut con)
+                    .expect("CLIENT KILL");
+                killed == 1
+            })
+            .count()
+    }
+
+    /// How often the server ran `command` since it started, also from scripts; `client|list` for a subcommand.
+    ///
+    /// `evalsha` counts scripts, however they were sent.
+    #[track_caller]
+    pub(crate) fn calls(&self, command: &str) -> u64 {
+        let wanted = command.to_lowercase();
+        self.command_stats()
+            .into_iter()
+            .filter(|(name, _)| *name == wanted || wanted == "evalsha" && name == "eval")
+            .map(|(_, calls)| calls)
+            .sum()
+    }
+
+    /// How often the server ran anything, calls from scripts included, but for what connecting and looking take.
+    #[track_caller]
+    pub(crate) fn command_total(&self) -> u64 {
+        const ASIDE: [&str; 9] = [
+            "acl", "auth", "client", "command", "config", "hello", "info", "latency", "select",
+        ];
+        self.command_stats()
+            .into_iter()
+            .filter(|(name, _)| {
+                let command = name.split('|').next().unwrap_or_default();
+                !ASIDE.contains(&command)
+            })
+            .map(|(_, calls)| calls)
+            .sum()
+    }
+
+    fn command_stats(&self) -> Vec<(String, u64)> {
+        let stats: String = self.ask(&["INFO", "commandstats"]);
+        stats
+            .lines()
+            .filter_map(|line| {
+                let (name, rest) = line.strip_prefix("cmdstat_")?.split_once(":calls=")?;
+                let (calls, _) = rest.split_once(',')?;
+                Some((name.to_owned(), calls.parse().ok()?))
+            })
+            .collect()
+    }
+}
+
+impl fmt::Debug for Server {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Server({}, pid {})", self.url(), self.pid())
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        if self.alive {
+            self.thaw();
+            self.kill();
+        }
+        if thread::panicking() {
+            eprintln!("--- log of {self:?}\n{}---", self.log());
+        }
+    }
+}
+
+/// A connection to `url` with timeouts of 5 s.
+#[track_caller]
+pub(crate) fn connection_to(url: &str) -> Connection {
+    match try_connection_to(url) {
+        Ok(con) => con,
+        Err(err) => panic!("connecting to {url}: {err}"),
+    }
+}
+
+/// The same, with the failure as an error.
+pub(crate) fn try_connection_to(url: &str) -> RedisResult<Connection> {
+    let con = redis::Client::open(url)?.get_connection_with_timeout(ANSWER)?;
+    con.set_read_timeout(Some(ANSWER))?;
+    con.set_write_timeout(Some(ANSWER))?;
+    Ok(con)
+}
+
+fn log_path(dir: &Path) -> PathBuf {
+    dir.join("log")
+}
+
+fn socket_path(dir: &Path) -> PathBuf {
+    dir.join("sock")
+}
+
+/// Starts the process and waits until it answers on its Unix socket, which no other server can be behind.
+fn launch(dir: &Path, port: u16, args: &[String]) -> io::Result<Child> {
+    let socket = socket_path(dir);
+    if socket.exists() {
+        fs::remove_file(&socket)?;
+    }
+    let mut child = Command::new("redis-server")
+        .args(["--port", &port.to_string(), "--bind", "127.0.0.1"])
+        .args(["--save", "", "--appendonly", "no"])
+        .args(["--enable-debug-command", "local"])
+        .arg("--dir")
+        .arg(dir)
+        .arg("--logfile")
+        .arg(log_path(dir))
+        .arg("--unixsocket")
+        .arg(&socket)
+        .args(args)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()?;
+    let until = Instant::now() + GENEROUS;
+    loop {
+        if answers_ping(&socket) {
+            return Ok(child);
+        }
+        if let Some(status) = child.try_wait()? {
+            let log = fs::read_to_string(log_path(dir)).unwrap_or_default();
+            return Err(io::Error::other(format!("{status}, having logged\n{log}")));
+        }
+        if Instant::now() >= until {
+            child.kill()?;
+            child.wait()?;
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        thread::sleep(ms(3));
+    }
+}
+
+/// Any answer will do: one that is loading, or wants a password, is up.
+fn answers_ping(socket: &Path) -> bool {
+    let ask = || -> io::Result<bool> {
+        let mut stream = UnixStream::connect(socket)?;
+        stream.set_read_timeout(Some(ANSWER))?;
+        stream.write_all(b"PING\r\n")?;
+        let mut first = [0];
+        stream.read_exact(&mut first)?;
+        Ok(matches!(first[0], b'+' | b'-'))
+    };
+    ask().unwrap_or(false)
+}
+
+/// Everything on the server is let go.
+#[track_caller]
+pub(crate) fn nothing_is_left(server: &Server) {
+    eventually("nothing is left", || server.keys().is_empty());
+}

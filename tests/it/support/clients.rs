@@ -1,0 +1,64 @@
+//! Clients as tests want them, and what they were told of losses.
+
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use redlatch::{Client, Config, Loss, LossReason};
+
+use crate::support::{Server, ms};
+
+/// The response and connect timeouts of clients here.
+pub(crate) const RESPONSE: Duration = ms(400);
+
+/// The lease of clients here, long enough to survive one bad day.
+pub(crate) const LEASE: Duration = ms(3_000);
+
+/// How long a place in line lives here that nobody asks for.
+pub(crate) const WAITER_LEASE: Duration = ms(1_000);
+
+pub(crate) fn config(url: &str) -> Config {
+    Config::new(url)
+        .response_timeout(RESPONSE)
+        .connect_timeout(RESPONSE)
+        .lease(LEASE)
+        .waiter_lease(WAITER_LEASE)
+}
+
+pub(crate) fn client(url: &str) -> Client {
+    Client::open(config(url)).unwrap()
+}
+
+/// The losses a client was told of, and when.
+#[derive(Clone, Default)]
+pub(crate) struct Told(Arc<Mutex<Vec<(Instant, Loss)>>>);
+
+impl Told {
+    pub(crate) fn listener(&self) -> impl Fn(&Loss) + Send + Sync + 'static {
+        let told = self.clone();
+        move |loss| told.0.lock().unwrap().push((Instant::now(), loss.clone()))
+    }
+
+    pub(crate) fn of(&self, name: &str) -> Vec<(Instant, LossReason)> {
+        let told = self.0.lock().unwrap();
+        told.iter()
+            .filter(|(_, loss)| loss.name == name)
+            .map(|(at, loss)| (*at, loss.reason))
+            .collect()
+    }
+
+    pub(crate) fn reasons(&self, name: &str) -> Vec<LossReason> {
+        self.of(name)
+            .into_iter()
+            .map(|(_, reason)| reason)
+            .collect()
+    }
+}
+
+pub(crate) fn open(server: &Server) -> Client {
+    Client::open(server.url()).unwrap()
+}
+
+/// A client with another lease.
+pub(crate) fn open_with_lease(server: &Server, lease: Duration) -> Client {
+    Client::open(Config::new(server.url()).lease(lease)).unwrap()
+}

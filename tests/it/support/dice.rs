@@ -1,0 +1,28 @@
+//! Numbers that look random, and are the same in every run.
+
+/// Numbers that look random, and are the same in every run.
+pub(crate) struct Dice(u64);
+
+impl Dice {
+    pub(crate) fn new(seed: u64) -> Self {
+        Self(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1)
+    }
+
+    fn draw(&mut self, below: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        usize::try_from(self.0 >> 33).unwrap() % below
+    }
+
+    /// One to `most` different numbers below `end`, in any order.
+    pub(crate) fn some_of(&mut self, end: usize, most: usize) -> Vec<usize> {
+        let mut all: Vec<_> = (0..end).collect();
+        for place in 0..end {
+            let other = place + self.draw(end - place);
+            all.swap(place, other);
+        }
+        all.truncate(1 + self.draw(most));
+        all
+    }
+}

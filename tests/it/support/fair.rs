@@ -1,0 +1,128 @@
+//! The queue of a fair lock in Redis, and threads that wait in it.
+
+use std::time::Duration;
+
+use crossbeam_channel::{Receiver, Sender, unbounded};
+use redis::Connection;
+use redlatch::{Client, Config, FairLock};
+
+use crate::support::{Crew, Server, eventually, ms, within};
+
+/// What leaves the line at once is out of it by then, long before any waiter lease ends.
+pub(crate) const AT_ONCE: Duration = ms(2_000);
+
+pub(crate) fn queue_key(name: &str) -> String {
+    format!("redisson_lock_queue:{{{name}}}")
+}
+
+pub(crate) fn timeouts_key(name: &str) -> String {
+    format!("redisson_lock_timeout:{{{name}}}")
+}
+
+/// What the channel of each waiter begins with.
+pub(crate) fn channel(name: &str) -> String {
+    format!("redisson_lock__channel:{{{name}}}")
+}
+
+/// Those in line, the next one first.
+#[track_caller]
+pub(crate) fn queue(server: &Server, name: &str) -> Vec<String> {
+    server.ask(&["LRANGE", &queue_key(name), "0", "-1"])
+}
+
+/// Those with a timeout, the first one to end first.
+#[track_caller]
+pub(crate) fn timeouts(server: &Server, name: &str) -> Vec<(String, f64)> {
+    server.ask(&["ZRANGE", &timeouts_key(name), "0", "-1", "WITHSCORES"])
+}
+
+/// Waits until `n` stand in line.
+#[track_caller]
+pub(crate) fn queued(server: &Server, name: &str, n: usize) {
+    let mut con = server.connection();
+    eventually("they stand in line", || length(&mut con, name) == n);
+}
+
+pub(crate) fn length(con: &mut Connection, name: &str) -> usize {
+    redis::cmd("LLEN").arg(queue_key(name)).query(con).unwrap()
+}
+
+/// The clock of the server in milliseconds.
+pub(crate) fn server_now(con: &mut Connection) -> f64 {
+    let (s, us): (f64, f64) = redis::cmd("TIME").query(con).unwrap();
+    s * 1000.0 + (us / 1000.0).floor()
+}
+
+/// A client whose waiters keep their places for `lease` unless heard of.
+pub(crate) fn with_waiter_lease(url: &str, lease: Duration) -> Client {
+    Client::open(Config::new(url).waiter_lease(lease)).unwrap()
+}
+
+/// Threads that stand in line one behind the other, and tell their numbers when it is their turn.
+pub(crate) struct Line {
+    con: Connection,
+    name: String,
+    pub(crate) crew: Crew,
+    pub(crate) joined: usize,
+    pub(crate) tell: Sender<usize>,
+    pub(crate) told: Receiver<usize>,
+}
+
+impl Line {
+    pub(crate) fn new(server: &Server, name: &str) -> Self {
+        let (tell, told) = unbounded();
+        Self {
+            con: server.connection(),
+            name: name.to_owned(),
+            crew: Crew::new(),
+            joined: 0,
+            tell,
+            told,
+        }
+    }
+
+    /// One more, seen in line before this returns. `wait` takes the lock and calls what it is given while it has it.
+    pub(crate) fn join(&mut self, wait: impl FnOnce(&dyn Fn()) + Send + 'static) {
+        let before = length(&mut self.con, &self.name);
+        let (number, tell) = (self.joined, self.tell.clone());
+        self.crew
+            .spawn(move || wait(&|| tell.send(number).unwrap()));
+        eventually("it stands in line", || {
+            length(&mut self.con, &self.name) == before + 1
+        });
+        self.joined += 1;
+    }
+
+    /// One more that lets go at once when its turn has come.
+    pub(crate) fn join_with(&mut self, lock: FairLock) {
+        self.join(move |here| {
+            let guard = lock.lock().unwrap();
+            here();
+            guard.unlock().unwrap();
+        });
+    }
+
+    /// Waits for the end of all, who must have had the lock in the order in which they came.
+    #[track_caller]
+    pub(crate) fn served_in_order(self) {
+        let all: Vec<_> = (0..self.joined).collect();
+        self.crew.join();
+        let served: Vec<_> = self.told.try_iter().collect();
+        assert_eq!(served, all);
+    }
+
+    pub(crate) fn all_parked(&self) {
+        self.crew.all_parked();
+    }
+}
+
+/// Nothing of the lock is left in the server.
+#[track_caller]
+pub(crate) fn nothing_left(server: &Server) {
+    let mut keys = Vec::new();
+    let gone = within(AT_ONCE, || {
+        keys = server.keys();
+        keys.is_empty()
+    });
+    assert!(gone, "{keys:?}");
+}

@@ -1,0 +1,135 @@
+//! A bad day, whatever the fault: everything is asked for while it lasts, and all is well afterwards.
+
+use redlatch::{Client, Error, LossReason};
+
+use crate::support::{
+    Guard, LEASE, Line, Lock, Proxy, RESPONSE, Server, Told, WAITER_LEASE, config, eventually,
+    fails, gets_nothing, in_time, keys_of, ms, nothing_is_left_of, unique, within,
+};
+
+/// Whether what Redis held before the bad day is still there after it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Data {
+    Kept,
+    Gone,
+}
+
+/// Asks for everything while `fault` lasts: every verb fails in time (I4, L5, C1); after `heal` the same client works,
+/// what was let go is gone (L8), what timed out left nothing behind (D1), and what is held is held still, or told lost.
+pub(crate) fn bad_day<L: Lock, S>(
+    mut server: Server,
+    proxy: &Proxy,
+    fault: impl FnOnce(&mut Server, &Proxy) -> S,
+    heal: impl FnOnce(&mut Server, &Proxy, S),
+    data: Data,
+) {
+    let told = Told::default();
+    let client = Client::open(config(&proxy.url()).on_lost(told.listener())).unwrap();
+    let name = |what: &str| unique(&format!("day:{what}"));
+    let (kept, unlocked, dropped) = (name("kept"), name("unlocked"), name("dropped"));
+    let keeper = L::of(&client, &kept).lock().unwrap();
+    let to_unlock = L::of(&client, &unlocked).lock().unwrap();
+    let to_drop = L::of(&client, &dropped).lock().unwrap();
+    let asked: Vec<_> = ["lock", "try", "for", "is", "left", "force"]
+        .into_iter()
+        .map(|what| (what, name(what)))
+        .collect();
+    let state = fault(&mut server, proxy);
+    std::thread::scope(|scope| {
+        for (what, name) in &asked {
+            let lock = L::of(&client, name);
+            scope.spawn(move || match *what {
+                "lock" => fails(what, RESPONSE, || lock.lock()),
+                "try" => fails(what, RESPONSE, || lock.try_lock()),
+                "for" => {
+                    for wait in [ms(50), ms(0), ms(120)] {
+                        if wait.is_zero() {
+                            fails(what, RESPONSE, || lock.try_lock_for(wait));
+                        } else {
+                            gets_nothing(what, wait, || lock.try_lock_for(wait));
+                        }
+                    }
+                }
+                "is" => fails(what, RESPONSE, || lock.is_locked()),
+                "left" => fails(what, RESPONSE, || lock.remaining()),
+                _ => fails(what, RESPONSE, || lock.force_unlock()),
+            });
+        }
+        scope.spawn(|| {
+            let lock = L::Foe::of(&client, &kept);
+            if L::LINE == Line::Redis {
+                // There is no line but that of Redis.
+                gets_nothing("waiting", ms(100), || lock.try_lock_for(ms(100)));
+                return;
+            }
+            // That it is held here is known without Redis.
+            let held = in_time("waiting", ms(100), || lock.try_lock_for(ms(100)));
+            assert!(matches!(held, Ok(None)), "{held:?}");
+        });
+        in_time("dropping", ms(0), || drop(to_drop));
+        fails("unlocking", RESPONSE, || to_unlock.unlock());
+    });
+    heal(&mut server, proxy, state);
+    let limit = if L::LINE == Line::Redis {
+        RESPONSE + WAITER_LEASE
+    } else {
+        RESPONSE
+    };
+    for (_, name) in &asked {
+        let guard = in_time("locking again", limit, || {
+            let mut taken = None;
+            // Right after the fault the first attempts may still meet its last effects.
+            within(ms(2_000), || {
+                taken = L::of(&client, name).lock().ok();
+                taken.is_some()
+            });
+            taken
+        });
+        let guard = guard.unwrap_or_else(|| panic!("{name} cannot be locked again"));
+        assert!(guard.is_valid());
+        guard.unlock().unwrap();
+    }
+    match data {
+        Data::Kept => {
+            let locks = |mut keys: Vec<String>| {
+                keys.retain(|key| !L::stays(key));
+                keys
+            };
+            let held = locks(keys_of::<L>(&kept, keeper.owner()));
+            eventually("only what is held is there", || {
+                if L::LINE == Line::Redis {
+                    // F1: a place that a late question took dies with its waiter lease, and whoever asks clears it away.
+                    for (_, name) in &asked {
+                        drop(L::of(&client, name).try_lock());
+                    }
+                }
+                locks(server.keys()) == held
+            });
+            assert_eq!(server.hgetall(&kept), L::fields(keeper.owner(), 1));
+            let renewals = client.stats().renewals;
+            eventually("it is renewed", || client.stats().renewals > renewals + 1);
+            assert!(keeper.is_valid() && keeper.lost().is_empty());
+            keeper.unlock().unwrap();
+        }
+        Data::Gone => {
+            let loss = keeper.lost().recv_timeout(LEASE).unwrap();
+            assert_eq!(loss.reason, LossReason::Forced);
+            assert!(!keeper.is_valid());
+            // O6: nothing is asked about what is known to be lost.
+            let unlocked = in_time("unlocking the lost", ms(0), || keeper.unlock());
+            assert!(
+                matches!(unlocked, Err(Error::Lost { reason, .. }) if reason == LossReason::Forced),
+                "{unlocked:?}"
+            );
+            eventually("it is told once", || {
+                told.reasons(&kept) == [LossReason::Forced]
+            });
+        }
+    }
+    let again = L::of(&client, &kept).lock().unwrap();
+    assert_eq!(server.hgetall(&kept), L::fields(again.owner(), 1));
+    drop(again);
+    eventually("nothing is left", || nothing_is_left_of::<L>(&server));
+    assert_eq!(client.stats().releases_failed, 0);
+    in_time("closing", RESPONSE, || client.close(RESPONSE)).unwrap();
+}

@@ -1,0 +1,109 @@
+//! Permits with a lease each: scripts, keys, counts.
+
+use redlatch::{Client, Error, ExpirableSemaphore, LossReason, Result};
+
+use crate::support::{Server, beside, eventually, unique};
+
+pub(crate) const ACQUIRE: &str = include_str!("../../../lua/permit_acquire.lua");
+
+pub(crate) const RELEASE: &str = include_str!("../../../lua/permit_release.lua");
+
+pub(crate) const RELEASE_IDS: &str = include_str!("../../../lua/permit_release_ids.lua");
+
+pub(crate) const RENEW: &str = include_str!("../../../lua/permit_renew.lua");
+
+pub(crate) const UPDATE: &str = include_str!("../../../lua/permit_update.lua");
+
+pub(crate) const STATE: &str = include_str!("../../../lua/permit_state.lua");
+
+pub(crate) const TRY_SET: &str = include_str!("../../../lua/permit_try_set.lua");
+
+pub(crate) const SET: &str = include_str!("../../../lua/permit_set.lua");
+
+pub(crate) const ADD: &str = include_str!("../../../lua/permit_add.lua");
+
+/// The score of a permit that never ends.
+pub(crate) const NEVER: i64 = 922_337_203_685_477;
+
+/// A permit that is certainly nobody's but the test's.
+pub(crate) fn id(n: u8) -> Vec<u8> {
+    vec![n; 16]
+}
+
+pub(crate) fn timeouts(name: &str) -> String {
+    suffixed(name, "timeout")
+}
+
+pub(crate) fn suffixed(name: &str, suffix: &str) -> String {
+    if name.contains('{') {
+        format!("{name}:{suffix}")
+    } else {
+        format!("{{{name}}}:{suffix}")
+    }
+}
+
+pub(crate) fn channel(name: &str) -> String {
+    beside("redisson_sc", name)
+}
+
+/// Milliseconds by the server's clock.
+pub(crate) fn now(server: &Server) -> i64 {
+    let (s, us): (i64, i64) = server.ask(&["TIME"]);
+    s * 1000 + us / 1000
+}
+
+/// Every permit that is out and until when, by id.
+pub(crate) fn out(server: &Server, name: &str) -> Vec<(Vec<u8>, i64)> {
+    let mut out: Vec<(Vec<u8>, i64)> =
+        server.ask(&["ZRANGE", &timeouts(name), "0", "-1", "WITHSCORES"]);
+    out.sort();
+    out
+}
+
+/// Writes a permit as a Java client does.
+pub(crate) fn as_redisson(server: &Server, name: &str, id: &[u8], until: i64) {
+    let added: i64 = redis::cmd("ZADD")
+        .arg(timeouts(name))
+        .arg(until)
+        .arg(id)
+        .query(&mut server.connection())
+        .unwrap();
+    assert_eq!(added, 1);
+}
+
+pub(crate) fn with_permits(client: &Client, n: u32) -> ExpirableSemaphore {
+    let sem = client.expirable_semaphore(unique("xsem"));
+    assert!(sem.try_set_permits(n).unwrap());
+    sem
+}
+
+/// Available, acquired, and both, with none coming to its end in between.
+#[track_caller]
+pub(crate) fn counts(sem: &ExpirableSemaphore) -> (i64, u64, i64) {
+    let mut counts = (0, 0, 0);
+    eventually("the numbers belong together", || {
+        counts = (
+            sem.available_permits().unwrap(),
+            sem.acquired_permits().unwrap(),
+            sem.permits().unwrap(),
+        );
+        i64::try_from(counts.1).is_ok_and(|acquired| counts.0 + acquired == counts.2)
+    });
+    counts
+}
+
+#[track_caller]
+pub(crate) fn lost_by<T: std::fmt::Debug>(result: Result<T>, reason: LossReason) {
+    match result {
+        Err(Error::Lost { reason: its, .. }) => assert_eq!(its, reason),
+        other => panic!("{other:?}"),
+    }
+}
+
+pub(crate) fn hex(raw: &[u8]) -> String {
+    raw.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+pub(crate) fn ids(server: &Server, name: &str) -> Vec<String> {
+    out(server, name).iter().map(|(id, _)| hex(id)).collect()
+}

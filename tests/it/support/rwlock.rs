@@ -1,0 +1,146 @@
+//! Threads that hold a read-write lock, and what Redis holds meanwhile.
+
+use std::collections::BTreeMap;
+use std::fmt::Debug;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread;
+use std::thread::JoinHandle;
+
+use redlatch::{Error, LossReason, Result, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use crate::support::LONG;
+
+pub(crate) type Work = Box<dyn FnOnce(&mut Desk) + Send>;
+
+/// A thread that keeps guards, since they cannot leave it, and does what it is told.
+pub(crate) struct Actor {
+    orders: Option<Sender<Work>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// What an actor works with; the last guard goes first.
+pub(crate) struct Desk {
+    pub(crate) lock: RwLock,
+    pub(crate) reads: Vec<RwLockReadGuard>,
+    pub(crate) writes: Vec<RwLockWriteGuard>,
+}
+
+impl Desk {
+    pub(crate) fn counts(&self) -> (u32, u32) {
+        (self.lock.read_hold_count(), self.lock.write_hold_count())
+    }
+
+    pub(crate) fn read(&mut self) -> &RwLockReadGuard {
+        self.reads.push(self.lock.read().unwrap());
+        &self.reads[self.reads.len() - 1]
+    }
+
+    pub(crate) fn write(&mut self) -> &RwLockWriteGuard {
+        self.writes.push(self.lock.write().unwrap());
+        &self.writes[self.writes.len() - 1]
+    }
+}
+
+impl Actor {
+    pub(crate) fn new(lock: RwLock) -> Self {
+        let (orders, inbox) = channel::<Work>();
+        let thread = thread::spawn(move || {
+            let mut desk = Desk {
+                lock,
+                reads: Vec::new(),
+                writes: Vec::new(),
+            };
+            for work in inbox {
+                work(&mut desk);
+            }
+        });
+        Self {
+            orders: Some(orders),
+            thread: Some(thread),
+        }
+    }
+
+    /// Has it begin `work`, whose result comes later.
+    pub(crate) fn begins<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&mut Desk) -> T + Send + 'static,
+    ) -> Receiver<T> {
+        let (done, result) = channel();
+        let work: Work = Box::new(move |desk| done.send(work(desk)).unwrap_or_default());
+        self.orders.as_ref().unwrap().send(work).unwrap();
+        result
+    }
+
+    #[track_caller]
+    pub(crate) fn does<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&mut Desk) -> T + Send + 'static,
+    ) -> T {
+        self.begins(work)
+            .recv_timeout(LONG)
+            .expect("an actor that is done")
+    }
+
+    /// Takes one read hold, and says under which owner.
+    #[track_caller]
+    pub(crate) fn reads(&self) -> String {
+        self.does(|desk| desk.read().owner().to_owned())
+    }
+
+    /// Takes one write hold, and says under which owner.
+    #[track_caller]
+    pub(crate) fn writes(&self) -> String {
+        self.does(|desk| desk.write().owner().to_owned())
+    }
+
+    /// Gives everything back and waits until Redis has said so.
+    #[track_caller]
+    pub(crate) fn leaves(&self) {
+        self.does(|desk| {
+            desk.reads
+                .drain(..)
+                .for_each(|guard| guard.unlock().unwrap());
+            desk.writes
+                .drain(..)
+                .for_each(|guard| guard.unlock().unwrap());
+        });
+    }
+}
+
+impl Drop for Actor {
+    fn drop(&mut self) {
+        drop(self.orders.take());
+        if let Some(thread) = self.thread.take()
+            && !thread::panicking()
+        {
+            thread.join().expect("an actor");
+        }
+    }
+}
+
+/// The key that lives as long as the first read hold of `owner`.
+pub(crate) fn hold_key(name: &str, owner: &str) -> String {
+    if name.contains('{') {
+        format!("{name}:{owner}:rwlock_timeout:1")
+    } else {
+        format!("{{{name}}}:{owner}:rwlock_timeout:1")
+    }
+}
+
+/// What Redis keeps of a lock that is read or written by `owners`, once each.
+pub(crate) fn hash(mode: &str, owners: &[&str]) -> Vec<(String, String)> {
+    let mut fields: BTreeMap<_, _> = owners
+        .iter()
+        .map(|&owner| (owner.to_owned(), "1".to_owned()))
+        .collect();
+    fields.insert("mode".into(), mode.into());
+    fields.into_iter().collect()
+}
+
+#[track_caller]
+pub(crate) fn assert_lost<T: Debug>(result: Result<T>, reasons: &[LossReason]) {
+    match result {
+        Err(Error::Lost { reason, .. }) if reasons.contains(&reason) => {}
+        other => panic!("not lost by {reasons:?}: {other:?}"),
+    }
+}

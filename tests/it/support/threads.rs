@@ -1,0 +1,107 @@
+//! Threads that can be watched, and those that wait for a lock.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+use std::{fs, thread};
+
+use redlatch::Client;
+
+use crate::support::{eventually, ms};
+
+/// Threads under a name of their own, so that they can be watched.
+pub(crate) struct Crew {
+    tag: String,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Crew {
+    pub(crate) fn new() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        Self {
+            tag: format!("crew-{:x}", NEXT.fetch_add(1, Ordering::Relaxed)),
+            threads: Vec::new(),
+        }
+    }
+
+    pub(crate) fn spawn(&mut self, work: impl FnOnce() + Send + 'static) {
+        let thread = thread::Builder::new()
+            .name(self.tag.clone())
+            .stack_size(256 * 1024)
+            .spawn(work)
+            .expect("a thread");
+        self.threads.push(thread);
+    }
+
+    /// Waits until every thread that was spawned sleeps and goes on sleeping.
+    pub(crate) fn all_parked(&self) {
+        let mut looks = 0;
+        eventually("all threads are parked", || {
+            if self.asleep() == self.threads.len() {
+                looks += 1;
+            } else {
+                looks = 0;
+            }
+            looks > 4
+        });
+    }
+
+    fn asleep(&self) -> usize {
+        let Ok(tasks) = fs::read_dir("/proc/self/task") else {
+            return 0;
+        };
+        let name = format!("({}) S ", self.tag);
+        tasks
+            .flatten()
+            .filter_map(|task| fs::read_to_string(task.path().join("stat")).ok())
+            .filter(|stat| stat.contains(&name))
+            .count()
+    }
+
+    pub(crate) fn is_finished(&self) -> bool {
+        self.threads.iter().all(JoinHandle::is_finished)
+    }
+
+    pub(crate) fn join(self) {
+        eventually("all threads have ended", || self.is_finished());
+        for thread in self.threads {
+            thread.join().expect("a thread of the crew");
+        }
+    }
+}
+
+/// Runs `work` on a thread of its own, which holds nothing.
+pub(crate) fn elsewhere<T: Send>(work: impl FnOnce() -> T + Send) -> T {
+    thread::scope(|scope| scope.spawn(work).join().expect("a thread"))
+}
+
+/// Has others stop at the end, also when a test fails, since its scope waits for them.
+pub(crate) struct Stops<'a>(pub(crate) &'a AtomicBool);
+
+impl Drop for Stops<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
+/// Somebody waits for `held`, has the lock soon after it was let go, and lets it go too.
+pub(crate) fn is_waited_for(holder: &Client, waiter: &Client, name: &str, held: Duration) {
+    let guard = holder.mutex(name).lock().unwrap();
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| {
+            let got = waiter.mutex(name).lock().unwrap();
+            let at = Instant::now();
+            assert!(got.is_valid());
+            got.unlock().unwrap();
+            at
+        });
+        let commands = waiter.stats().commands;
+        eventually("it asks", || waiter.stats().commands > commands);
+        thread::sleep(held);
+        assert!(!waiting.is_finished());
+        let freed = Instant::now();
+        guard.unlock().unwrap();
+        let got = waiting.join().unwrap();
+        assert!(got.saturating_duration_since(freed) < ms(800));
+    });
+}
