@@ -70,6 +70,9 @@ pub use sync::rwlock::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 pub use sync::semaphore::{Semaphore, SemaphorePermit};
 pub use sync::spin_lock::{SpinLock, SpinLockGuard};
 
+#[cfg(any(doc, doctest))]
+pub mod guide;
+
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;

@@ -1,4 +1,4 @@
-//! The rights that the README names are enough, for every kind of lock, contended and not.
+//! The rights that the guide names are enough, for every kind of lock, contended and not.
 
 use std::time::Duration;
 
@@ -6,14 +6,17 @@ use redlatch::{Client, Config, RedLock, Result};
 
 use crate::support::{Crew, Server, eventually, ms};
 
-const README: &str = include_str!("../../../README.md");
+const OPERATIONS: &str = include_str!(concat!(
+    env!("CARGO_MANIFEST_DIR"),
+    "/src/guide/operations.md"
+));
 
 /// A client that is no more.
 const READER: &str = "9f8e7d6c-5b4a-4321-8fed-cba987654321";
 
-/// The command that the README gives for a user of the locks.
+/// The command that the guide gives for a user of the locks.
 fn acl_line() -> &'static str {
-    README
+    OPERATIONS
         .lines()
         .find(|line| line.starts_with("ACL SETUSER locker "))
         .unwrap()
@@ -37,7 +40,7 @@ fn hands_over<G, H: 'static>(
 
 // Some commands run only after a waiter has died or a key was evicted.
 #[test]
-fn every_command_of_the_scripts_is_among_the_rights_in_the_readme() {
+fn every_command_of_the_scripts_is_among_the_rights_in_the_guide() {
     let rights: Vec<_> = acl_line()
         .split(' ')
         .filter_map(|word| word.strip_prefix('+')?.split('|').next())
@@ -57,7 +60,7 @@ fn every_command_of_the_scripts_is_among_the_rights_in_the_readme() {
 }
 
 #[test]
-fn the_rights_in_the_readme_are_enough_for_every_lock() {
+fn the_rights_in_the_guide_are_enough_for_every_lock() {
     let servers = [(); 3].map(|()| Server::start());
     let rule: Vec<_> = acl_line().split(' ').collect();
     for server in &servers {

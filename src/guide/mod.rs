@@ -1,0 +1,16 @@
+#![doc = include_str!("tour.md")]
+
+#[doc = include_str!("architecture.md")]
+pub mod architecture {}
+
+#[doc = include_str!("with_redisson.md")]
+pub mod with_redisson {}
+
+#[doc = include_str!("operations.md")]
+pub mod operations {}
+
+#[doc = include_str!("performance.md")]
+pub mod performance {}
+
+#[doc = include_str!("testing.md")]
+pub mod testing {}
