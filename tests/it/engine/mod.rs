@@ -3,6 +3,7 @@
 mod fork;
 mod hosts;
 mod identity;
+mod layers;
 mod listening;
 mod logger;
 mod loss;

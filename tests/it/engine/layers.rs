@@ -1,0 +1,402 @@
+//! The layers of `src/`: a file imports from its own layer or from a lower one, and no imports run in a circle.
+//!
+//! What does not comply yet is listed at the end. A commit may only shorten the lists: an entry that is no longer needed
+//! fails as well.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::Path;
+
+/// From top to bottom: the files and folders of `src/` that make up a layer.
+const LAYERS: [&[&str]; 10] = [
+    &["lib", "client", "guide"],
+    &["sync"],
+    &["acquire"],
+    &["quorum"],
+    &["session"],
+    &["hold"],
+    &["protocol"],
+    &["local"],
+    &["net"],
+    &["callback", "config", "error", "report", "stats", "time"],
+];
+
+/// Where a file belongs, counted from the top.
+fn layer(module: &str) -> Option<usize> {
+    let first = module.split("::").next().unwrap_or_default();
+    LAYERS.iter().position(|layer| layer.contains(&first))
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Reading
+// ---------------------------------------------------------------------------------------------------------------------
+
+/// The code of a file without comments, the contents of literals, and what only its own tests use.
+fn code_of(text: &str) -> String {
+    let mut code = without_literals(text);
+    while let Some(at) = code.find("#[cfg(test)]") {
+        let end = at + end_of_item(&code[at..]);
+        code.replace_range(at..end, "");
+    }
+    code
+}
+
+fn without_literals(text: &str) -> String {
+    let mut code = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(c) = rest.chars().next() {
+        let skipped = if rest.starts_with("//") {
+            rest.find('\n').unwrap_or(rest.len())
+        } else if rest.starts_with("/*") {
+            rest.find("*/").map_or(rest.len(), |at| at + 2)
+        } else if rest.starts_with("r\"") || rest.starts_with("r#") && is_raw(rest) {
+            let hashes = rest[1..].chars().take_while(|&c| c == '#').count();
+            let end = format!("\"{}", "#".repeat(hashes));
+            let begin = 1 + hashes + 1;
+            rest[begin..]
+                .find(&end)
+                .map_or(rest.len(), |at| begin + at + end.len())
+        } else if c == '"' {
+            end_of_quoted(rest, '"')
+        } else if c == '\'' && is_char(rest) {
+            end_of_quoted(rest, '\'')
+        } else {
+            0
+        };
+        if skipped == 0 {
+            code.push(c);
+            rest = &rest[c.len_utf8()..];
+        } else {
+            rest = &rest[skipped..];
+        }
+    }
+    code
+}
+
+fn is_raw(text: &str) -> bool {
+    text[1..].trim_start_matches('#').starts_with('"')
+}
+
+/// A character, and no lifetime.
+fn is_char(text: &str) -> bool {
+    let mut after = text.chars().skip(1);
+    match after.next() {
+        Some('\\') => true,
+        Some(_) => after.next() == Some('\''),
+        None => false,
+    }
+}
+
+fn end_of_quoted(text: &str, quote: char) -> usize {
+    let mut escaped = false;
+    for (at, c) in text.char_indices().skip(1) {
+        match c {
+            _ if escaped => escaped = false,
+            '\\' => escaped = true,
+            _ if c == quote => return at + c.len_utf8(),
+            _ => {}
+        }
+    }
+    text.len()
+}
+
+/// Where the first item with its attributes ends: at a semicolon or the end of a block, and outside of any other bracket.
+fn end_of_item(code: &str) -> usize {
+    let mut depth = 0_u32;
+    for (at, c) in code.char_indices() {
+        match c {
+            '{' | '(' | '[' => depth += 1,
+            '}' | ')' | ']' => {
+                depth = depth.saturating_sub(1);
+                if c == '}' && depth == 0 {
+                    return at + 1;
+                }
+            }
+            ';' if depth == 0 => return at + 1,
+            _ => {}
+        }
+    }
+    code.len()
+}
+
+/// All paths that begin with `crate` or `super`, whether in a `use` or not, each as its segments from the root.
+fn paths_in(code: &str, module: &str) -> BTreeSet<Vec<String>> {
+    let own: Vec<String> = module.split("::").map(str::to_owned).collect();
+    let mut paths = BTreeSet::new();
+    for (root, base) in [("crate::", &own[..0]), ("super::", &own[..own.len() - 1])] {
+        for (at, _) in code.match_indices(root) {
+            let before = code[..at].chars().next_back();
+            if before.is_some_and(|c| c.is_alphanumeric() || c == '_' || c == ':') {
+                continue;
+            }
+            read_paths(&code[at + root.len()..], base, &mut paths);
+        }
+    }
+    paths
+}
+
+/// Reads one path, or a group of them, and returns what is left.
+fn read_paths<'a>(code: &'a str, base: &[String], paths: &mut BTreeSet<Vec<String>>) -> &'a str {
+    let code = code.trim_start();
+    if let Some(mut rest) = code.strip_prefix('{') {
+        loop {
+            rest = rest.trim_start();
+            if let Some(after) = rest.strip_prefix('}') {
+                return after;
+            }
+            if let Some(after) = rest.strip_prefix(',') {
+                rest = after;
+                continue;
+            }
+            let left = read_paths(rest, base, paths);
+            if left.len() == rest.len() {
+                return left; // no import
+            }
+            rest = left;
+        }
+    }
+    let end = code
+        .find(|c: char| !c.is_alphanumeric() && c != '_' && c != '*')
+        .unwrap_or(code.len());
+    let (segment, rest) = code.split_at(end);
+    let mut path = base.to_vec();
+    if segment == "super" {
+        path.pop();
+    } else if segment != "self" && segment != "*" {
+        path.push(segment.to_owned());
+    }
+    if let Some(after) = rest.strip_prefix("::") {
+        return read_paths(after, &path, paths);
+    }
+    paths.insert(path);
+    match rest.strip_prefix(" as ") {
+        Some(after) => after.trim_start_matches(|c: char| c.is_alphanumeric() || c == '_'),
+        None => rest,
+    }
+}
+
+#[test]
+fn imports_are_read_wherever_they_are() {
+    let text = r##"
+        //! crate::in_a_comment
+        use crate::alone;
+        pub(crate) use crate::{one::{self, Inner as Other, two::*}, three};
+        fn f<'a>(x: &'a crate::typed::Thing) -> char {
+            crate::report::report!("not {} crate::text", "\" crate::quoted");
+            let raw = r#"crate::raw"#; /* crate::block */
+            super::beside::call(x);
+            '"'
+        }
+        #[cfg(test)]
+        #[expect(dead_code)]
+        fn helper() { crate::for_tests() }
+        use crate::after;
+        #[cfg(test)]
+        mod tests {
+            use crate::tested;
+        }
+    "##;
+    let paths = paths_in(&code_of(text), "folder::file");
+    let paths: Vec<_> = paths.iter().map(|path| path.join("::")).collect();
+    let wanted = [
+        "after",
+        "alone",
+        "folder::beside::call",
+        "one",
+        "one::Inner",
+        "one::two",
+        "report::report",
+        "three",
+        "typed::Thing",
+    ];
+    assert_eq!(paths, wanted);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The graph
+// ---------------------------------------------------------------------------------------------------------------------
+
+/// Which modules import which; a module is a file.
+struct Graph(BTreeMap<String, BTreeSet<String>>);
+
+impl Graph {
+    fn of_src() -> Self {
+        let top = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+        let mut files = BTreeMap::new();
+        collect(&top, "", &mut files);
+        let imports = |module: &String, text: &String| {
+            let paths = paths_in(&code_of(text), module);
+            let targets = paths.iter().map(|path| owner_of(path, &files));
+            targets.filter(|target| target != module).collect()
+        };
+        Self(
+            files
+                .iter()
+                .map(|(module, text)| (module.clone(), imports(module, text)))
+                .collect(),
+        )
+    }
+
+    fn edges(&self) -> impl Iterator<Item = (&str, &str)> {
+        let all = self.0.iter();
+        all.flat_map(|(from, to)| to.iter().map(move |to| (from.as_str(), to.as_str())))
+    }
+
+    /// Everything that can be reached from a module.
+    fn reach(&self, module: &str) -> BTreeSet<&str> {
+        let mut reached = BTreeSet::new();
+        let mut todo: Vec<_> = self.0[module].iter().collect();
+        while let Some(next) = todo.pop() {
+            if reached.insert(next.as_str()) {
+                todo.extend(&self.0[next]);
+            }
+        }
+        reached
+    }
+
+    /// The modules that import themselves by way of others.
+    fn in_circles(&self) -> BTreeSet<&str> {
+        let all = self.0.keys().map(String::as_str);
+        all.filter(|module| self.reach(module).contains(module))
+            .collect()
+    }
+}
+
+/// The modules below a folder with their texts.
+fn collect(folder: &Path, prefix: &str, files: &mut BTreeMap<String, String>) {
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        let stem = path.file_stem().unwrap().to_str().unwrap().to_owned();
+        if path.is_dir() {
+            collect(&path, &format!("{prefix}{stem}::"), files);
+        } else if path.extension().is_some_and(|ext| ext == "rs") {
+            let module = match stem.as_str() {
+                "mod" => prefix.trim_end_matches("::").to_owned(),
+                _ => format!("{prefix}{stem}"),
+            };
+            files.insert(module, fs::read_to_string(&path).unwrap());
+        }
+    }
+}
+
+/// The file in which a path leads to something: what the root itself has is in `lib`.
+fn owner_of(path: &[String], files: &BTreeMap<String, String>) -> String {
+    let modules = (1..=path.len()).rev().map(|n| path[..n].join("::"));
+    let mut known = modules.filter(|module| files.contains_key(module));
+    known.next().unwrap_or_else(|| "lib".to_owned())
+}
+
+fn file_of(module: &str) -> String {
+    let path = format!("src/{}", module.replace("::", "/"));
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join(&path);
+    if folder.is_dir() {
+        format!("{path}/mod.rs")
+    } else {
+        format!("{path}.rs")
+    }
+}
+
+/// Fails unless what was found is what is listed.
+#[track_caller]
+fn compare(what: &str, found: &BTreeSet<String>, listed: &[&str]) {
+    let known: BTreeSet<String> = listed.iter().map(|&entry| entry.to_owned()).collect();
+    let new: Vec<_> = found.difference(&known).collect();
+    let gone: Vec<_> = known.difference(found).collect();
+    assert!(
+        new.is_empty() && gone.is_empty(),
+        "{what}: {new:#?}\nno longer, and to be taken off the list: {gone:#?}"
+    );
+    assert_eq!(known.len(), listed.len(), "listed twice");
+}
+
+#[test]
+fn every_file_has_a_layer() {
+    let graph = Graph::of_src();
+    let without: Vec<_> = graph
+        .0
+        .keys()
+        .filter(|file| layer(file).is_none())
+        .collect();
+    assert!(without.is_empty(), "in no layer: {without:?}");
+    assert!(graph.0.len() > 30, "{}", graph.0.len());
+}
+
+#[test]
+fn imports_point_down() {
+    let graph = Graph::of_src();
+    let upward = |(from, to): &(&str, &str)| layer(from) > layer(to);
+    let found = graph
+        .edges()
+        .filter(upward)
+        .map(|(from, to)| format!("{} -> crate::{to}", file_of(from)))
+        .collect();
+    compare("imported from a higher layer", &found, &UPWARD);
+}
+
+#[test]
+fn imports_run_in_no_circle() {
+    let graph = Graph::of_src();
+    let found = graph.in_circles().into_iter().map(file_of).collect();
+    compare("in a circle of imports", &found, &IN_CIRCLES);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// What does not comply yet
+// ---------------------------------------------------------------------------------------------------------------------
+
+const UPWARD: [&str; 27] = [
+    "src/config.rs -> crate::net::socket",
+    "src/error.rs -> crate::net::call",
+    "src/hold/mod.rs -> crate::quorum::hold",
+    "src/hold/watchdog.rs -> crate::quorum::hold",
+    "src/hold/watchdog.rs -> crate::session",
+    "src/local/registry.rs -> crate::hold",
+    "src/local/registry.rs -> crate::protocol::kind",
+    "src/local/registry.rs -> crate::sync::semaphore",
+    "src/local/waiter.rs -> crate::hold",
+    "src/net/call.rs -> crate::protocol::script",
+    "src/net/call.rs -> crate::quorum::round",
+    "src/net/connection.rs -> crate::hold::watchdog",
+    "src/net/connection.rs -> crate::protocol::script",
+    "src/net/outbox.rs -> crate::protocol::script",
+    "src/net/socket.rs -> crate::protocol::script",
+    "src/net/subscriber.rs -> crate::local::waiter",
+    "src/net/subscriber.rs -> crate::protocol::owner",
+    "src/net/subscriber.rs -> crate::protocol::script",
+    "src/net/subscriber.rs -> crate::session",
+    "src/quorum/hold.rs -> crate::acquire::spec",
+    "src/quorum/round.rs -> crate::acquire::spec",
+    "src/session.rs -> crate::quorum::identity",
+    "src/session.rs -> crate::sync::expirable_semaphore",
+    "src/session.rs -> crate::sync::semaphore",
+    "src/sync/macros.rs -> crate::lib",
+    "src/sync/multi_lock.rs -> crate::lib",
+    "src/sync/red_lock.rs -> crate::client",
+];
+
+const IN_CIRCLES: [&str; 24] = [
+    "src/acquire/contender.rs",
+    "src/acquire/guard.rs",
+    "src/acquire/notified.rs",
+    "src/acquire/spec.rs",
+    "src/acquire/turn.rs",
+    "src/config.rs",
+    "src/error.rs",
+    "src/hold/mod.rs",
+    "src/hold/watchdog.rs",
+    "src/local/registry.rs",
+    "src/local/waiter.rs",
+    "src/net/call.rs",
+    "src/net/connection.rs",
+    "src/net/outbox.rs",
+    "src/net/socket.rs",
+    "src/net/subscriber.rs",
+    "src/protocol/keys.rs",
+    "src/protocol/kind.rs",
+    "src/quorum/hold.rs",
+    "src/quorum/identity.rs",
+    "src/quorum/round.rs",
+    "src/session.rs",
+    "src/sync/expirable_semaphore.rs",
+    "src/sync/semaphore.rs",
+];
