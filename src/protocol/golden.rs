@@ -1,0 +1,218 @@
+//! Every request of every kind, byte for byte, against `golden.txt`.
+//!
+//! Other clients, of other versions too, work on the same keys: what is sent changes on purpose or not at all. To change
+//! it on purpose, run this test and copy what it prints.
+
+use std::collections::HashMap;
+use std::fmt::Write;
+use std::time::Duration;
+
+use crate::local::lock::Mode;
+use crate::protocol::keys;
+use crate::protocol::kind::{AcquireArgs, Kind, Place, PlaceState, Protocol};
+use crate::protocol::script::{self, Request};
+
+const LEASE: Duration = Duration::from_micros(1_499_001);
+
+const PERMIT: &str = "000102030405060708090a0b0c0d0eff";
+
+/// The file of each script, by its hash.
+fn files() -> HashMap<String, String> {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/lua");
+    std::fs::read_dir(folder)
+        .expect("a folder")
+        .map(|file| {
+            let path = file.expect("a file").path();
+            let text = std::fs::read_to_string(&path).expect("a script");
+            let hash = redis::Script::new(&text).get_hash().to_owned();
+            let name = path.file_stem().expect("a name").to_string_lossy();
+            (hash, name.into_owned())
+        })
+        .collect()
+}
+
+/// The parts of a command; panics unless it is packed as it has to be, to the last byte.
+fn parts(request: &Request) -> Vec<Vec<u8>> {
+    fn line<'a>(rest: &mut &'a [u8], kind: u8) -> &'a str {
+        let end = rest.windows(2).position(|two| two == b"\r\n");
+        let end = end.expect("a whole line");
+        let (head, tail) = rest.split_at(end);
+        assert_eq!(head[0], kind);
+        *rest = &tail[2..];
+        std::str::from_utf8(&head[1..]).expect("digits")
+    }
+    let mut packed = Vec::new();
+    request.write(&mut packed, false);
+    let mut rest = packed.as_slice();
+    let count: usize = line(&mut rest, b'*').parse().expect("a number");
+    let mut parts = Vec::new();
+    for _ in 0..count {
+        let len: usize = line(&mut rest, b'$').parse().expect("a number");
+        parts.push(rest[..len].to_vec());
+        assert_eq!(&rest[len..len + 2], b"\r\n");
+        rest = &rest[len + 2..];
+    }
+    assert!(rest.is_empty(), "{rest:?}");
+    parts
+}
+
+struct Golden {
+    files: HashMap<String, String>,
+    text: String,
+}
+
+impl Golden {
+    fn heading(&mut self, kind: &str, names: &str) {
+        writeln!(self.text, "\n{kind} {names}").expect("text");
+    }
+
+    fn fact(&mut self, what: &str, fact: &str) {
+        writeln!(self.text, "  {what} = {fact}").expect("text");
+    }
+
+    fn request(&mut self, what: &str, request: &Request) {
+        write!(self.text, "  {what} [{}]:", request.doing).expect("text");
+        let mut parts = parts(request).into_iter();
+        let mut command = String::from_utf8(parts.next().expect("a command")).expect("text");
+        if command == "EVALSHA" {
+            let hash = String::from_utf8(parts.next().expect("a hash")).expect("text");
+            command = format!("{}.lua", self.files[&hash]);
+        }
+        write!(self.text, " {command}").expect("text");
+        for part in parts {
+            write!(self.text, " \"{}\"", part.escape_ascii()).expect("text");
+        }
+        self.text.push('\n');
+    }
+
+    fn lock(&mut self, protocol: &Protocol, modes: &[Mode]) {
+        self.fact("key", &protocol.key);
+        for place in 0..2 {
+            let channel = protocol.channel_at(place);
+            self.fact(&format!("channel {place}"), channel);
+        }
+        for &mode in modes {
+            let place = |keep, stood| Place {
+                ticket: "u:6",
+                keep,
+                stood,
+            };
+            let plain = AcquireArgs {
+                owner: "u:7",
+                lease: LEASE,
+                mode,
+                under: None,
+                yields: None,
+                place: place(Duration::ZERO, PlaceState::Never),
+                tokens: 1,
+                token_ttl: Duration::ZERO,
+                up_for: Duration::ZERO,
+                run_id: "",
+            };
+            let whole = AcquireArgs {
+                under: Some("u:5"),
+                yields: Some(2),
+                place: place(LEASE, PlaceState::Stands),
+                tokens: 1024,
+                token_ttl: Duration::from_secs(3600),
+                up_for: Duration::from_millis(2_500),
+                run_id: "abc",
+                ..plain
+            };
+            self.request(&format!("acquire {mode:?}"), &protocol.acquire(&plain));
+            self.request(&format!("acquire {mode:?}"), &protocol.acquire(&whole));
+            self.request(&format!("release {mode:?}"), &protocol.release(mode, "u:7"));
+            self.request(&format!("undo {mode:?}"), &protocol.undo(mode, "u:7"));
+            let renewal = protocol.renew(mode, "u:7", LEASE, 3);
+            self.request(&format!("renew {mode:?}"), &renewal);
+            let locked: Vec<_> = (-2..=4)
+                .filter(|state| protocol.is_locked(mode, *state))
+                .collect();
+            self.fact(&format!("locked {mode:?}"), &format!("{locked:?}"));
+        }
+        self.request("force", &protocol.force());
+        self.request("state", &protocol.state());
+        self.request("remaining", &protocol.remaining());
+        if let Some(request) = protocol.leave("u:6") {
+            let lost = AcquireArgs {
+                owner: "u:8",
+                lease: LEASE,
+                mode: Mode::Exclusive,
+                under: None,
+                yields: None,
+                place: Place {
+                    ticket: "u:6",
+                    keep: LEASE,
+                    stood: PlaceState::Lost,
+                },
+                tokens: 1,
+                token_ttl: Duration::ZERO,
+                up_for: Duration::ZERO,
+                run_id: "",
+            };
+            self.request("acquire, place lost", &protocol.acquire(&lost));
+            self.request("leave", &request);
+            self.fact("channel of u:6", &protocol.channel_of("u:6"));
+        }
+        if let Some(writers) = protocol.writers() {
+            self.fact("writers", writers);
+        }
+        if let Some(request) = protocol.probe_writers_request() {
+            self.request("probe writers", &request);
+        }
+    }
+
+    fn permits(&mut self, protocol: &Protocol) {
+        self.fact("key", &protocol.key);
+        self.fact("channel", &protocol.channel);
+        let release = protocol.release(Mode::Exclusive, PERMIT);
+        self.request("release", &release);
+        self.request("undo", &protocol.undo(Mode::Exclusive, PERMIT));
+        let renewal = protocol.renew_permit(PERMIT, LEASE, 1_700_000_000_123);
+        self.request("renew", &renewal.expect("a permit"));
+        let state = protocol.permits("asking for permits", &script::PERMIT_STATE, None, &[]);
+        self.request("state", &state);
+    }
+}
+
+#[test]
+fn every_request_is_what_it_was() {
+    let mut golden = Golden {
+        files: files(),
+        text: String::new(),
+    };
+    let exclusive = &[Mode::Exclusive][..];
+    let both = &[Mode::Exclusive, Mode::Shared][..];
+    for (name, kind, modes) in [
+        ("reentrant", Kind::Lock, exclusive),
+        ("spin", Kind::Spin, exclusive),
+        ("fair", Kind::Fair, exclusive),
+        ("fenced", Kind::Fenced, exclusive),
+        ("rw", Kind::ReadWrite, both),
+        ("multi", Kind::Several, exclusive),
+        ("red", Kind::Quorum, exclusive),
+        ("semaphore", Kind::Semaphore, &[]),
+        ("permits", Kind::Permits, &[]),
+        ("latch", Kind::Latch, &[]),
+    ] {
+        for names in [["a", "b"], ["a{b}", "č d"]] {
+            let id = match kind {
+                Kind::Several | Kind::Quorum => keys::list(names),
+                _ => names[0].to_owned(),
+            };
+            let shown = kind.shown(&id.as_str().into());
+            let protocol = Protocol::new(kind, "p:", 3, &id).expect("a name");
+            golden.heading(name, &shown);
+            match kind {
+                Kind::Permits => golden.permits(&protocol),
+                Kind::Semaphore | Kind::Latch => {
+                    golden.fact("key", &protocol.key);
+                    golden.fact("channel", &protocol.channel);
+                }
+                _ => golden.lock(&protocol, modes),
+            }
+        }
+    }
+    let text = golden.text.trim_start();
+    assert!(text == include_str!("golden.txt"), "{text}");
+}
