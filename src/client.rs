@@ -24,14 +24,14 @@ use crate::sync::spin_lock::SpinLock;
 
 /// A connection to one Redis, and the locks in it.
 ///
-/// Clones are the same client. A process normally has one; it holds one socket for commands, one for renewals and, once
-/// a lock is contended, one for messages, and at most two threads, however many locks it holds. Dropping the last
-/// handle — clones, locks and guards all count — closes it as [`Client::close`] does, within two seconds.
+/// Clones are the same client, and a process normally has one. However many locks it holds, it uses one socket for
+/// commands, one for renewals and, once a lock is contended, one for messages, and at most two threads. When the last
+/// handle is dropped (clones, locks and guards all count), it is closed as by [`Client::close`], within two seconds.
 ///
-/// After `fork()` client, locks and guards are the parent's alone. The child's copies send nothing, also when they are
-/// dropped: their verbs are answered [`Error::Closed`] and their guards are not valid. A child that is to lock something
-/// opens a client of its own, and is made before any thread of the parent has used one: `fork()` copies what `parking_lot`
-/// knows of waiting threads, but not the threads.
+/// **After `fork()`** client, locks and guards belong to the parent. The child's copies send nothing, even when they
+/// are dropped: their methods return [`Error::Closed`](crate::Error::Closed) and their guards are not valid. A child
+/// that needs locks opens a client of its own, and must be forked before any thread of the parent has used one:
+/// `fork()` copies what `parking_lot` knows of waiting threads, but not the threads.
 ///
 /// ```no_run
 /// let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -44,14 +44,21 @@ pub struct Client {
 }
 
 impl Client {
-    /// Checks the settings and connects. A URL will do, or a [`Config`].
+    /// Checks the settings and connects. Takes a URL or a [`Config`].
     ///
-    /// Blocks until Redis has answered a PING, at most for the connect timeout (3 s unless set). No thread is started.
+    /// Blocks until Redis has answered a PING, at most for the connect timeout (3 s unless set). Starts no thread.
+    ///
+    /// ```no_run
+    /// let config = redlatch::Config::new("redis://127.0.0.1/").key_prefix("shop:");
+    /// let client = redlatch::Client::open(config)?;
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
-    /// [`Error::Config`] for a setting that cannot work, before anything is sent; [`Error::Redis`] if Redis cannot be
-    /// reached, refuses the credentials, or is still loading its data when the connect timeout is over.
+    /// [`Error::Config`](crate::Error::Config) for a setting that cannot work, before anything is sent;
+    /// [`Error::Redis`](crate::Error::Redis) if Redis cannot be reached, rejects the credentials, or is still loading
+    /// its data when the connect timeout is over.
     pub fn open(config: impl Into<Config>) -> Result<Self> {
         let session = Session::open(config.into())?;
         Ok(Self {
@@ -67,89 +74,169 @@ impl Client {
         LockSpec::new(&self.shared, name.into(), kind)
     }
 
-    /// The reentrant lock of this name: Redisson's `RLock`. Nothing is sent.
+    /// Returns the reentrant lock of this name: Redisson's `RLock`. Sends nothing.
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// let _guard = client.reentrant_lock("stock:42").lock()?;
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
     #[must_use]
     pub fn reentrant_lock(&self, name: impl AsRef<str>) -> ReentrantLock {
         ReentrantLock::of(self.handle(name.as_ref(), Kind::Lock))
     }
 
-    /// The non-reentrant lock of this name. Nothing is sent.
+    /// Returns the non-reentrant lock of this name. Sends nothing.
     ///
-    /// It has the same key as the reentrant lock of the name, so that they exclude each other.
+    /// It uses the key of the reentrant lock of the name, so they exclude each other.
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// let _guard = client.mutex("report").lock()?;
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
     #[must_use]
     pub fn mutex(&self, name: impl AsRef<str>) -> mutex::Mutex {
         mutex::Mutex::of(self.handle(name.as_ref(), Kind::Lock).non_reentrant())
     }
 
-    /// The fair lock of this name: first come, first served among all processes. Nothing is sent.
+    /// Returns the fair lock of this name: first come, first served across all processes. Sends nothing.
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// let _guard = client.fair_lock("counter:3").lock()?;
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
     #[must_use]
     pub fn fair_lock(&self, name: impl AsRef<str>) -> FairLock {
         FairLock::of(self.handle(name.as_ref(), Kind::Fair))
     }
 
-    /// The fair, non-reentrant lock of this name. Nothing is sent.
+    /// Returns the fair, non-reentrant lock of this name. Sends nothing.
     ///
-    /// It has the same keys as the fair lock of the name, and waits in the same line.
+    /// It uses the keys and the queue of the fair lock of the name.
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// let _guard = client.fair_mutex("counter:3").lock()?;
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
     #[must_use]
     pub fn fair_mutex(&self, name: impl AsRef<str>) -> FairMutex {
         FairMutex::of(self.handle(name.as_ref(), Kind::Fair).non_reentrant())
     }
 
-    /// The lock of this name whose holds have tokens: Redisson's `RFencedLock`. Nothing is sent.
+    /// Returns the lock of this name whose holds have tokens: Redisson's `RFencedLock`. Sends nothing.
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// let guard = client.fenced_lock("ledger").lock()?;
+    /// println!("token {}", guard.token());
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
     #[must_use]
     pub fn fenced_lock(&self, name: impl AsRef<str>) -> FencedLock {
         FencedLock::of(self.handle(name.as_ref(), Kind::Fenced))
     }
 
-    /// The lock of this name that is waited for without messages: Redisson's spin lock. Nothing is sent.
+    /// Returns the lock of this name that polls instead of subscribing: Redisson's spin lock. Sends nothing.
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// let _guard = client.spin_lock("user:7").lock()?;
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
     #[must_use]
     pub fn spin_lock(&self, name: impl AsRef<str>) -> SpinLock {
         SpinLock::of(self.handle(name.as_ref(), Kind::Spin))
     }
 
-    /// The read-write lock of this name: Redisson's `RReadWriteLock`. Nothing is sent.
+    /// Returns the read-write lock of this name: Redisson's `RReadWriteLock`. Sends nothing.
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// let prices = client.rwlock("prices");
+    /// let _guard = prices.read()?;
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
     #[must_use]
     pub fn rwlock(&self, name: impl AsRef<str>) -> RwLock {
         RwLock::new(self.handle(name.as_ref(), Kind::ReadWrite))
     }
 
-    /// The semaphore of this name whose permits have an id and a lease each: Redisson's `RPermitExpirableSemaphore`.
-    /// Nothing is sent.
+    /// Returns the semaphore of this name whose permits have an id and a lease each: Redisson's
+    /// `RPermitExpirableSemaphore`. Sends nothing.
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// let slots = client.expirable_semaphore("slots");
+    /// slots.try_set_permits(3)?;
+    /// let _permit = slots.acquire()?;
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
     #[must_use]
     pub fn expirable_semaphore(&self, name: impl AsRef<str>) -> ExpirableSemaphore {
         ExpirableSemaphore::of(self.handle(name.as_ref(), Kind::Permits))
     }
 
-    /// Several names as one lock: all are held, or none. Nothing is sent.
+    /// Returns several names as one lock: all are held, or none. Sends nothing.
     ///
-    /// The order of the names does not matter, and naming one twice is naming it once. No names, or more than 256, are
-    /// answered [`Error::Config`] by the verbs.
+    /// The order of the names does not matter, and naming one twice is naming it once. For no names, and for more than
+    /// 256, the methods that lock return [`Error::Config`](crate::Error::Config).
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// let _guard = client.multi_lock(["account:7", "account:3"]).lock()?;
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
     #[must_use]
     pub fn multi_lock<N: AsRef<str>>(&self, names: impl IntoIterator<Item = N>) -> MultiLock {
         MultiLock::of_names(&self.shared, names)
     }
 
-    /// The count-down latch of this name: Redisson's `RCountDownLatch`. Nothing is sent.
+    /// Returns the count-down latch of this name: Redisson's `RCountDownLatch`. Sends nothing.
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// client.latch("import:7:loaded").wait()?;
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
     #[must_use]
     pub fn latch(&self, name: impl AsRef<str>) -> Latch {
         Latch::of(self.handle(name.as_ref(), Kind::Latch))
     }
 
-    /// The semaphore of this name: Redisson's `RSemaphore`. Nothing is sent.
+    /// Returns the semaphore of this name: Redisson's `RSemaphore`. Sends nothing.
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// let uploads = client.semaphore("uploads");
+    /// uploads.try_set_permits(5)?;
+    /// let _permit = uploads.acquire()?;
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
     #[must_use]
     pub fn semaphore(&self, name: impl AsRef<str>) -> Semaphore {
         Semaphore::new(self.handle(name.as_ref(), Kind::Semaphore))
     }
 
-    /// Ends the client: waiting threads get [`Error::Closed`], what is held is given back, both threads are joined.
+    /// Closes the client: waiting threads get [`Error::Closed`](crate::Error::Closed), everything held is released,
+    /// both threads are joined.
     ///
-    /// Guards that are still alive learn of it as [`LossReason::Closed`]; dropping them later does nothing. Every
-    /// later verb is answered [`Error::Closed`]. Blocks at most for `deadline`. Closing twice is fine.
+    /// Guards that still exist receive [`LossReason::Closed`](crate::LossReason::Closed); dropping them later does
+    /// nothing. Every later call returns [`Error::Closed`](crate::Error::Closed). Blocks for at most `deadline`.
+    /// Closing twice is fine.
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// client.close(std::time::Duration::from_secs(5))?;
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
-    /// [`Error::Redis`] if not everything was done in time; its source says how many releases Redis has not acknowledged,
-    /// which then free themselves when their leases run out.
+    /// [`Error::Redis`](crate::Error::Redis) if not everything was done in time; its source says how many releases
+    /// Redis has not acknowledged. Those holds end with their leases.
     pub fn close(&self, deadline: Duration) -> Result<()> {
         let now = Instant::now();
         let a_year = Duration::from_secs(365 * 24 * 3600);
@@ -159,7 +246,13 @@ impl Client {
         closed
     }
 
-    /// What this client has done, and has in hand. Does not block.
+    /// Returns what this client has done, and what it has in hand. Does not block.
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// println!("{} holds lost so far", client.stats().lost);
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
     #[must_use]
     pub fn stats(&self) -> Stats {
         let session = &self.shared.session;

@@ -10,9 +10,9 @@ use crate::error::Loss;
 use crate::error::{Error, Result};
 use crate::net::socket::Endpoint;
 
-/// The shortest lease, of a client or of a handle.
+/// The shortest lease of a client or of a handle: 10 ms.
 ///
-/// Below it the margin for clock drift and one late scheduling of a thread would eat the lease.
+/// With a shorter one, the margin for clock drift and one late scheduling of a thread would use up the lease.
 pub const MIN_LEASE: Duration = Duration::from_millis(10);
 
 /// The longest lease, of a client or of a handle: a hundred years of 365 days.
@@ -47,10 +47,15 @@ pub struct Config {
 }
 
 impl Config {
-    /// Settings for the server at `url`, all others at their defaults.
+    /// Returns the settings for the server at `url`, all others at their defaults.
     ///
     /// `redis://[[user]:password@]host[:port][/db]` over TCP, or `redis+unix:///path[?db=0&user=..&pass=..]` over a
     /// Unix socket. User and password are percent-decoded.
+    ///
+    /// ```
+    /// let config = redlatch::Config::new("redis+unix:///run/redis.sock?db=1");
+    /// # let _ = config;
+    /// ```
     #[must_use]
     pub fn new(url: impl Into<String>) -> Self {
         Self {
@@ -66,9 +71,14 @@ impl Config {
         }
     }
 
-    /// How long Redis keeps a hold that nobody renews; the watchdog renews every third of it.
+    /// Sets how long Redis keeps a hold that is not renewed; the watchdog renews every third of it.
     ///
     /// From 10 ms ([`MIN_LEASE`]) to a hundred years ([`MAX_LEASE`]). Default: 30 s.
+    ///
+    /// ```
+    /// let config = redlatch::Config::new("redis://127.0.0.1/").lease(std::time::Duration::from_secs(10));
+    /// # let _ = config;
+    /// ```
     ///
     /// Source: Redisson's `lockWatchdogTimeout` and its period of a third.
     #[must_use]
@@ -77,39 +87,61 @@ impl Config {
         self
     }
 
-    /// How long one verb waits for Redis to answer, reconnecting included, before it fails.
+    /// Sets how long one call waits for Redis to answer, reconnecting included, before it fails.
     ///
-    /// After half of it without a byte from the server the connection is given up and the command sent again on a new
+    /// After half of it without a byte from the server, the connection is replaced and the command sent again on a new
     /// one, under a new owner. From 10 ms to an hour. Default: 3 s.
+    ///
+    /// ```
+    /// let config = redlatch::Config::new("redis://127.0.0.1/").response_timeout(std::time::Duration::from_secs(1));
+    /// # let _ = config;
+    /// ```
     #[must_use]
     pub fn response_timeout(mut self, timeout: Duration) -> Self {
         self.response_timeout = timeout;
         self
     }
 
-    /// How long making a connection may take: name resolution, TCP and the greeting of Redis together.
+    /// Sets how long making a connection may take: name resolution, TCP and the handshake with Redis together.
     ///
     /// From 10 ms to an hour. Default: 3 s.
+    ///
+    /// ```
+    /// let config = redlatch::Config::new("redis://127.0.0.1/").connect_timeout(std::time::Duration::from_secs(1));
+    /// # let _ = config;
+    /// ```
     #[must_use]
     pub fn connect_timeout(mut self, timeout: Duration) -> Self {
         self.connect_timeout = timeout;
         self
     }
 
-    /// How long threads of this process may pass a lock among themselves before it is offered to other processes.
+    /// Sets how long threads of this process may hand a lock over among themselves before it is offered to other
+    /// processes.
     ///
     /// Zero offers it at every release. At most a second. Default: 5 ms.
+    ///
+    /// ```
+    /// let config = redlatch::Config::new("redis://127.0.0.1/").tenure(std::time::Duration::from_millis(1));
+    /// # let _ = config;
+    /// ```
     #[must_use]
     pub fn tenure(mut self, tenure: Duration) -> Self {
         self.tenure = tenure;
         self
     }
 
-    /// How long a waiter of a fair lock keeps its place in the line if it is not heard of.
+    /// Sets how long a waiter of a fair lock keeps its place in the queue without a sign of life.
     ///
-    /// A waiting thread asks again about every third of it. A process that dies in line holds up those behind it for at
-    /// most this long once it is their turn, a third longer if nobody in it is heard of; one that is stopped for longer
-    /// goes back to the head of the line when it runs again. It is also how long a reader lets waiting writers go first. From 100 ms to 60 s. Default: 10 s.
+    /// A waiting thread asks again about every third of it. A waiter whose process died delays those behind it by at
+    /// most this long once it is its turn, a third longer if no waiter shows a sign of life; one that was stopped for
+    /// longer returns to the head of the queue when it runs again. It is also how long a reader lets waiting writers go
+    /// first. From 100 ms to 60 s. Default: 10 s.
+    ///
+    /// ```
+    /// let config = redlatch::Config::new("redis://127.0.0.1/").waiter_lease(std::time::Duration::from_secs(2));
+    /// # let _ = config;
+    /// ```
     ///
     /// Redisson's waiters stay for 300 s times their position.
     #[must_use]
@@ -118,27 +150,45 @@ impl Config {
         self
     }
 
-    /// What every name is prefixed with to make its key: Redisson's `NameMapper` for the usual case. Default: nothing.
+    /// Sets what is put before every name to make its key: Redisson's `NameMapper` for the usual case.
+    ///
+    /// At most 1 KiB. Default: nothing.
+    ///
+    /// ```
+    /// let config = redlatch::Config::new("redis://127.0.0.1/").key_prefix("shop:");
+    /// # let _ = config;
+    /// ```
     #[must_use]
     pub fn key_prefix(mut self, prefix: impl Into<String>) -> Self {
         self.key_prefix = prefix.into();
         self
     }
 
-    /// What operators see behind the connections of this client in `CLIENT LIST`, as `redlatch-connection:<label>`.
+    /// Sets what operators see behind the connections of this client in `CLIENT LIST`, as `redlatch-link:<label>`.
     ///
     /// Printable ASCII without spaces, at most 64 bytes. Default: nothing.
+    ///
+    /// ```
+    /// let config = redlatch::Config::new("redis://127.0.0.1/").label("worker-7");
+    /// # let _ = config;
+    /// ```
     #[must_use]
     pub fn label(mut self, label: impl Into<String>) -> Self {
         self.label = label.into();
         self
     }
 
-    /// Wakeups `listener` for every hold of this client that is lost.
+    /// Sets a listener that is called for every hold of this client that is lost.
     ///
-    /// Wakeups come one after another, in order, on a thread that lives only while there is something to tell; a
-    /// listener that panics or blocks delays later calls of it and nothing else. A listener must not own a handle
-    /// of the client it listens to: that client would never be dropped. Default: nobody listens.
+    /// Calls come one after another, in order, on a thread that exists only while there is something to report; a
+    /// listener that panics or blocks delays its later calls and nothing else. It must not own a handle of the client
+    /// it listens to, or that client would never be dropped. Default: no listener.
+    ///
+    /// ```
+    /// let config = redlatch::Config::new("redis://127.0.0.1/")
+    ///     .on_lost(|loss| eprintln!("lost {}: {}", loss.name, loss.reason));
+    /// # let _ = config;
+    /// ```
     #[must_use]
     pub fn on_lost(mut self, listener: impl Fn(&Loss) + Send + Sync + 'static) -> Self {
         self.on_lost = Some(Arc::new(listener));

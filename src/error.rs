@@ -5,23 +5,34 @@ use std::fmt;
 /// The result of every fallible call of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Why a call could not do what it was asked for.
+/// Why a call could not do what was asked.
 ///
-/// Somebody else having the lock is not an error, nor is a limit that was too short for Redis to answer: the `try_` verbs
-/// say `Ok(None)`. An error means that the server is known to be away, that it refused, or that it did not answer for the
-/// whole response timeout. Either way, what may have been taken on the way is being given back.
+/// It is not an error that somebody else has the lock, or that a limit was too short for Redis to answer: the `try_`
+/// methods return `Ok(None)`. An error means that the server is known to be unreachable, that it refused, or that it
+/// did not answer for the whole response timeout. In all of these cases, whatever may have been taken is released.
+///
+/// ```no_run
+/// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+/// match client.mutex("report").try_lock() {
+///     Ok(Some(_guard)) => println!("we have it"),
+///     Ok(None) => println!("somebody else does"),
+///     Err(err) if err.is_retryable() => println!("try again later: {err}"),
+///     Err(err) => return Err(err),
+/// }
+/// # Ok::<(), redlatch::Error>(())
+/// ```
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Error {
-    /// Redis is away, did not answer for the whole response timeout, or refused. Worth a retry when
-    /// [`Error::is_retryable`] says so.
+    /// Redis is unreachable, did not answer for the whole response timeout, or refused. Worth a retry if
+    /// [`Error::is_retryable`] returns true.
     Redis {
         /// What was being done, such as `"acquiring the lock"`.
         doing: &'static str,
         /// What Redis or the connection said.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// We held the lock and no longer do, or its lease was over before the grant had reached us.
+    /// We held the lock and no longer do, or its lease was over before the grant arrived.
     Lost {
         /// The lock's name, as given to the client.
         name: String,
@@ -42,7 +53,7 @@ pub enum Error {
         /// said that somebody else has the lock.
         failures: Vec<(usize, Self)>,
     },
-    /// Members of a [`MultiLock`](crate::MultiLock) could not be asked; the others were given back.
+    /// Members of a [`MultiLock`](crate::MultiLock) could not be asked; the others were released.
     Members {
         /// What each of them said, by its name.
         failures: Vec<(String, Self)>,
@@ -57,12 +68,12 @@ pub enum Error {
     Cancelled,
     /// The client was closed while we waited, or before.
     Closed,
-    /// The key of this name holds something that is not this kind of lock. It was left untouched.
+    /// The key of this name holds something that is not this kind of lock. It was left as it was.
     WrongType {
         /// The lock's name, as given to the client.
         name: String,
     },
-    /// The system did not start one of the client's background threads. Nothing was taken, or it is being given back.
+    /// The system did not start one of the client's background threads. Nothing was taken, or it is being released.
     Thread {
         /// Which, as debuggers and `/proc` show it.
         name: &'static str,
@@ -79,11 +90,11 @@ pub enum Error {
 }
 
 impl Error {
-    /// Whether the same call may well succeed later, with nothing changed by the caller.
+    /// Returns whether the same call may well succeed later, with nothing changed by the caller.
     ///
-    /// True for a server that could not be reached, is still loading or changed into a replica, of several servers if a
-    /// majority may yet agree; false for wrong credentials, missing rights, and every error that is not about Redis except
-    /// [`Error::Lost`] and [`Error::Thread`].
+    /// True for a server that could not be reached, is still loading or has become a replica, and for several servers
+    /// if a majority may yet agree; also for [`Error::Lost`] and [`Error::Thread`]. False for wrong credentials,
+    /// missing rights, and every other error that is not about Redis.
     ///
     /// ```
     /// assert!(!redlatch::Error::Closed.is_retryable());
@@ -193,23 +204,23 @@ impl std::error::Error for Error {
     }
 }
 
-/// How a hold came to be lost.
+/// How a hold was lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum LossReason {
-    /// The lease ran out: a fixed one in its time, a renewed one because this process could not renew it, for example
+    /// The lease expired: a fixed one as intended, a renewed one because this process could not renew it, for example
     /// while it was stopped.
     Expired,
-    /// The key vanished while the lease had time left: `force_unlock`, a delete, a flush, an eviction, or a server
-    /// that came back without its data.
+    /// The key vanished while the lease had time left: `force_unlock`, a delete, a flush, an eviction, or a server that
+    /// came back without its data.
     Forced,
     /// Somebody else holds the lock although our lease had time left.
     TakenOver,
     /// Redis could not be reached for so long that the lease may have ended.
     Unreachable,
-    /// The handle's `max_hold` is over; renewal has stopped, and the lock frees itself when the lease runs out.
+    /// The handle's `max_hold` is over: renewal has stopped, and the lock becomes free when its lease expires.
     MaxHold,
-    /// The client was closed and gave the lock back.
+    /// The client was closed and released the lock.
     Closed,
 }
 
@@ -242,7 +253,7 @@ impl fmt::Display for LossReason {
     }
 }
 
-/// The news that a hold is lost.
+/// A hold that was lost, and how.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Loss {

@@ -26,17 +26,26 @@ macro_rules! counters {
         #[derive(Debug, Default)]
         pub(crate) struct Counters { $(pub(crate) $name: Counter),+ }
 
-        /// What a client has done since it was opened, and what it has in hand. Read without stopping anybody, so
-        /// numbers that belong together may be a moment apart.
+        /// What a client has done since it was opened, and what it has in hand: see
+        /// [`Client::stats`](crate::Client::stats).
+        ///
+        /// Read without stopping anybody, so numbers that belong together may be a moment apart.
+        ///
+        /// ```no_run
+        /// let client = redlatch::Client::open("redis://127.0.0.1/")?;
+        /// let stats = client.stats();
+        /// println!("{} of {} releases failed", stats.releases_failed, stats.acquired);
+        /// # Ok::<(), redlatch::Error>(())
+        /// ```
         #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
         #[non_exhaustive]
         pub struct Stats {
             $($(#[$doc])* pub $name: u64,)+
-            /// Holds that the watchdog keeps an eye on, now.
+            /// Now: holds that the watchdog watches.
             pub holds: u64,
-            /// Locks that a thread of this process holds, wants, or has just let go, now.
+            /// Now: locks that a thread of this process holds, waits for, or has just released.
             pub names: u64,
-            /// Channels subscribed to, now.
+            /// Now: channels subscribed to.
             pub subscriptions: u64,
         }
 
@@ -52,28 +61,28 @@ macro_rules! counters {
 counters! {
     /// Grants by Redis.
     acquired,
-    /// Grants by another thread of this process, without a round trip.
+    /// Locks and permits handed over by another thread of this process, without a round trip.
     passed,
     /// Read holds shared with another thread of this process, without a round trip.
     shared,
-    /// Further holds of a thread that held already.
+    /// Further holds of a thread that held the lock already.
     reentered,
-    /// Commands sent for locks, without those of the watchdog and the subscriber.
+    /// Commands sent, except those of the watchdog and the subscriber.
     commands,
     /// Waits that a message ended.
     wakes,
-    /// Waits that the poll cap or the holder's lease ended and that then found the lock free: a message was lost, or
-    /// there was none to be had.
+    /// Waits ended by the poll cap or the holder's lease that then found the lock free: a message was lost, or none was
+    /// sent.
     poll_rescues,
-    /// Contenders that let others go first because this process had had its turn.
+    /// Times this process let others go first because its tenure was over.
     held_back,
     /// Renewals confirmed by Redis.
     renewals,
-    /// The longest time that a renewal was begun after it was due, in microseconds.
+    /// The longest delay between a renewal's due time and its start, in microseconds.
     renewal_lateness_max_us,
     /// Holds lost, for any reason.
     lost,
-    /// Releases that found the lock not ours any more.
+    /// Releases that found that the lock was no longer ours.
     releases_of_lost,
     /// Releases that Redis refused or never acknowledged; the lease ends such holds.
     releases_failed,

@@ -138,9 +138,9 @@ impl Waiter {
 
 /// Ends waits from another thread: what Redisson's `lockInterruptibly` is for.
 ///
-/// Given to a handle with `cancel_on`. Clones are the same token. Once cancelled it stays so: waits with it that have
+/// Given to a handle with `cancel_on`. Clones are the same token. Once cancelled it stays cancelled: waits that have
 /// begun end with [`Error::Cancelled`](crate::Error::Cancelled), within a few milliseconds while parked and within
-/// about 64 ms while Redis owes an answer, and later ones at once. A lock that was granted first is returned.
+/// about 64 ms while Redis owes an answer, and later ones end at once. A lock that was granted first is returned.
 ///
 /// ```
 /// let token = redlatch::CancelToken::new();
@@ -160,13 +160,29 @@ struct TokenInner {
 }
 
 impl CancelToken {
-    /// A token that is not cancelled.
+    /// Returns a token that is not cancelled.
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// let token = redlatch::CancelToken::new();
+    /// let lock = client.mutex("report").cancel_on(&token);
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Ends every wait that uses this token. Does not block.
+    /// Ends every wait that uses this token, now and later. Does not block.
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// let token = redlatch::CancelToken::new();
+    /// let lock = client.mutex("report").cancel_on(&token);
+    /// std::thread::spawn(move || token.cancel());
+    /// let outcome = lock.lock(); // may be `Error::Cancelled`
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
     pub fn cancel(&self) {
         self.inner.cancelled.store(true, Ordering::SeqCst);
         let waiters = std::mem::take(&mut *self.inner.waiters.lock());
@@ -175,13 +191,18 @@ impl CancelToken {
         }
     }
 
-    /// Whether [`CancelToken::cancel`] has been called.
+    /// Returns whether [`CancelToken::cancel`] has been called. Does not block.
+    ///
+    /// ```
+    /// let token = redlatch::CancelToken::new();
+    /// assert!(!token.is_cancelled());
+    /// ```
     #[must_use]
     pub fn is_cancelled(&self) -> bool {
         self.inner.cancelled.load(Ordering::SeqCst)
     }
 
-    /// From now on `waiter` is woken by a cancel. Those that are gone make lock.
+    /// From now on a cancel wakes `waiter`. Waiters that no longer exist make room for it.
     pub(crate) fn watch(&self, waiter: &Arc<Waiter>) {
         let mut waiters = self.inner.waiters.lock();
         if waiters.len() == waiters.capacity() {

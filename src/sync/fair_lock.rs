@@ -42,5 +42,5 @@ exclusive_lock! {
     FairLock,
     /// The hold of a [`FairLock`], given back when dropped; see [`ReentrantLockGuard`](crate::ReentrantLockGuard).
     FairLockGuard,
-    made by "client.fair_lock(\"a\").lock()"
+    made by "client.fair_lock(\"a\")"
 }

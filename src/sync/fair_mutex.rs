@@ -19,5 +19,5 @@ exclusive_lock! {
     FairMutex,
     /// The hold of a [`FairMutex`], given back when dropped; see [`ReentrantLockGuard`](crate::ReentrantLockGuard).
     FairMutexGuard,
-    made by "client.fair_mutex(\"a\").lock()"
+    made by "client.fair_mutex(\"a\")"
 }

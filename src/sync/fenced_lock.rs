@@ -44,7 +44,7 @@ exclusive_lock! {
     FencedLock,
     /// One hold of a [`FencedLock`], given back when dropped; see [`ReentrantLockGuard`](crate::ReentrantLockGuard).
     FencedLockGuard,
-    made by "client.fenced_lock(\"a\").lock()"
+    made by "client.fenced_lock(\"a\")"
 }
 
 impl FencedLock {

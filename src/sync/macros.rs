@@ -1,6 +1,27 @@
-//! The public face that all exclusive locks have in common: verbs, questions, and their documentation.
+//! What all exclusive locks have in common: methods, guards, and their documentation.
 
-/// Declares a handle and its guard: the verbs and questions that all exclusive locks have in common.
+/// An example of a method, for whatever makes the lock or the guard; each literal is a line of it.
+macro_rules! example {
+    (lock $maker:literal => $($line:literal)+) => {
+        $crate::sync::macros::example!("let lock = ", $maker, ";\n" $(, $line, "\n")+)
+    };
+    (guard $($maker:literal),+ => $($line:literal)+) => {
+        $crate::sync::macros::example!("let guard = ", $($maker,)+ "?;\n" $(, $line, "\n")+)
+    };
+    ($($code:literal),+) => {
+        concat!(
+            "```no_run\n",
+            "# let client = redlatch::Client::open(\"redis://127.0.0.1/\")?;\n",
+            "# let other = client.clone();\n",
+            $($code,)+
+            "# Ok::<(), redlatch::Error>(())\n```",
+        )
+    };
+}
+
+/// Declares a handle and its guard, with the methods that all exclusive locks have.
+///
+/// `$maker` is an expression that makes the handle, for the examples; `client` and `other` are clients there.
 macro_rules! exclusive_lock {
     (
         $(#[$lock_doc:meta])* $lock:ident,
@@ -29,7 +50,7 @@ macro_rules! exclusive_lock {
         $crate::sync::macros::guard! {
             $(#[$guard_doc])*
             $guard,
-            made by $maker,
+            made by $maker, ".lock()",
             checked by NotSend,
             holding $held
         }
@@ -45,89 +66,136 @@ macro_rules! exclusive_lock {
                 Ok(held.map($guard::new))
             }
 
-            /// A handle that takes the lock for a fixed time instead of renewing it: Redisson's `leaseTime`.
+            /// Returns a handle that takes the lock for a fixed time instead of renewing it: Redisson's `leaseTime`.
             ///
-            /// A hold ends `lease` after it was granted, released or not, and its guard is told. Taking one more hold
-            /// renews the lease and costs a round trip. A hold that was passed on by another thread of this process
-            /// may have less left, by at most a tenth and at most the client's tenure. From 10 ms
-            /// ([`MIN_LEASE`](crate::MIN_LEASE)) to 100 years ([`MAX_LEASE`](crate::MAX_LEASE)); anything else is
-            /// answered [`Error::Config`](crate::Error::Config) by the verbs.
+            /// A hold ends `lease` after it was granted, whether it was released or not, and its guard is notified.
+            /// Locking again in the same thread renews the lease and costs a round trip. A hold handed over by another
+            /// thread of this process may have less left: at most a tenth of the lease, and at most the client's
+            /// tenure. From 10 ms ([`MIN_LEASE`](crate::MIN_LEASE)) to 100 years ([`MAX_LEASE`](crate::MAX_LEASE)); for
+            /// anything else the methods that lock return [`Error::Config`](crate::Error::Config).
+            ///
+            #[doc = $crate::sync::macros::example!(lock $maker =>
+                "let lock = lock.lease(std::time::Duration::from_secs(5));"
+                "let _guard = lock.lock()?; // for five seconds at most"
+            )]
             #[must_use]
             pub fn lease(self, lease: std::time::Duration) -> Self {
                 Self { inner: self.inner.lease(lease) }
             }
 
-            /// A handle whose holds are renewed for at most `max_hold` after they were granted.
+            /// Returns a handle whose holds are renewed for at most `max_hold` after they were granted.
             ///
-            /// Then renewal stops and the guard is told [`LossReason::MaxHold`](crate::LossReason::MaxHold); the lock
-            /// frees itself within one lease of the client, so that a wedged job or a leaked guard does not keep it
-            /// for ever. Zero, or together with a fixed lease, is answered [`Error::Config`](crate::Error::Config) by
-            /// the verbs.
+            /// Against a job that hangs and a guard that is leaked: renewal stops, the guard is notified with
+            /// [`LossReason::MaxHold`](crate::LossReason::MaxHold), and the lock becomes free within one lease of the
+            /// client. For zero, and together with a fixed lease, the methods that lock return
+            /// [`Error::Config`](crate::Error::Config).
+            ///
+            #[doc = $crate::sync::macros::example!(lock $maker =>
+                "let lock = lock.max_hold(std::time::Duration::from_secs(3600));"
+                "let _guard = lock.lock()?; // renewed for an hour at most"
+            )]
             #[must_use]
             pub fn max_hold(self, max_hold: std::time::Duration) -> Self {
                 Self { inner: self.inner.max_hold(max_hold) }
             }
 
-            /// A handle whose waits end with [`Error::Cancelled`](crate::Error::Cancelled) when `token` is cancelled.
+            /// Returns a handle whose waits end with [`Error::Cancelled`](crate::Error::Cancelled) when `token` is
+            /// cancelled.
+            ///
+            #[doc = $crate::sync::macros::example!(lock $maker =>
+                "let token = redlatch::CancelToken::new();"
+                "let lock = lock.cancel_on(&token);"
+                "token.cancel(); // normally by another thread, while this one waits"
+                "assert!(matches!(lock.lock(), Err(redlatch::Error::Cancelled)));"
+            )]
             #[must_use]
             pub fn cancel_on(self, token: &$crate::CancelToken) -> Self {
                 Self { inner: self.inner.cancel_on(token) }
             }
 
-            /// Waits until the lock is held.
+            /// Waits until the calling thread holds the lock.
             ///
             /// Blocks without limit while others hold it, and at most for the client's response timeout (3 s unless
             /// set) while Redis does not answer.
             ///
+            #[doc = $crate::sync::macros::example!(lock $maker =>
+                "let guard = lock.lock()?;"
+                "// nobody else holds the lock, in any process"
+                "drop(guard);"
+            )]
+            ///
             /// # Errors
             ///
-            /// [`Error::Redis`](crate::Error::Redis) if Redis did not answer for the response timeout, or refused; of several
-            /// servers or members [`Error::NoQuorum`](crate::Error::NoQuorum) and [`Error::Members`](crate::Error::Members);
-            /// [`Error::WrongType`](crate::Error::WrongType) if the key is no lock;
-            /// [`Error::Cancelled`](crate::Error::Cancelled) by the handle's token;
-            /// [`Error::Closed`](crate::Error::Closed) once the client is closed;
-            /// [`Error::Lost`](crate::Error::Lost) if the lease was over before its grant arrived;
-            /// [`Error::Thread`](crate::Error::Thread) if the system starts no thread for us;
-            /// [`Error::WouldDeadlock`](crate::Error::WouldDeadlock) if the thread holds the lock and it is not
-            /// reentrant, or holds it as another kind; [`Error::InvalidName`](crate::Error::InvalidName) and
-            /// [`Error::Config`](crate::Error::Config) before anything is sent.
+            /// - [`Error::Redis`](crate::Error::Redis): Redis did not answer within the response timeout, or refused.
+            ///   With several servers [`Error::NoQuorum`](crate::Error::NoQuorum), with several members
+            ///   [`Error::Members`](crate::Error::Members).
+            /// - [`Error::WrongType`](crate::Error::WrongType): the key holds something else.
+            /// - [`Error::WouldDeadlock`](crate::Error::WouldDeadlock): the thread holds the lock already and it is not
+            ///   reentrant, or holds it as another kind.
+            /// - [`Error::Lost`](crate::Error::Lost): the grant arrived when its lease was over.
+            /// - [`Error::Cancelled`](crate::Error::Cancelled) by the handle's token,
+            ///   [`Error::Closed`](crate::Error::Closed) once the client is closed.
+            /// - [`Error::Thread`](crate::Error::Thread): the system did not start a thread of the client.
+            /// - [`Error::InvalidName`](crate::Error::InvalidName) and [`Error::Config`](crate::Error::Config), before
+            ///   anything is sent.
             pub fn lock(&self) -> $crate::Result<$guard> {
                 use $crate::acquire::spec::WaitMode;
                 self.acquire(WaitMode::Until($crate::time::Deadline::NEVER))?.ok_or($crate::Error::Closed)
             }
 
-            /// Tries once; `Ok(None)` if somebody has it, also a thread of this process that is waiting for it.
+            /// Tries once; `Ok(None)` if somebody has the lock, or a thread of this process is waiting for it.
             ///
-            /// Blocks for a round trip, or none if this process has the lock; at most for the response timeout. When this
-            /// process has had the lock for a tenure ([`Config::tenure`](crate::Config::tenure)) and others have heard of its
-            /// release, it first lets them have their turn for 300 µs (for 1 ms where nobody is told of a release: the
-            /// [`SpinLock`](crate::SpinLock)).
+            /// Blocks for one round trip, or none if this process has the lock; at most for the response timeout. If
+            /// this process has had the lock for a whole tenure ([`Config::tenure`](crate::Config::tenure)) and others
+            /// heard of its release, they go first: it waits up to 300 µs for them (1 ms for a
+            /// [`SpinLock`](crate::SpinLock), which notifies nobody).
+            ///
+            #[doc = $crate::sync::macros::example!(lock $maker =>
+                "match lock.try_lock()? {"
+                "    Some(_guard) => println!(\"we have it\"),"
+                "    None => println!(\"somebody else does\"),"
+                "}"
+            )]
             ///
             /// # Errors
             ///
-            /// As [`lock`](Self::lock), without `Cancelled`.
+            /// As [`lock`](Self::lock), except `Cancelled`.
             pub fn try_lock(&self) -> $crate::Result<Option<$guard>> {
                 self.acquire($crate::acquire::spec::WaitMode::Once)
             }
 
-            /// Waits up to `wait` for the lock; `Ok(None)` if that was not in time.
+            /// Waits up to `wait` for the lock; `Ok(None)` if that was not long enough.
             ///
-            /// Then somebody else had it, or Redis was too slow: an answer that comes later is not waited for, and what it
-            /// may have granted is undone. `wait` is the whole budget, connecting and round trips included. Zero is one
-            /// attempt; a span beyond what the clock can tell is no limit.
+            /// `wait` is the whole budget, including connecting and round trips. Zero is one attempt; a span beyond
+            /// what the clock can represent is no limit. `Ok(None)` means that somebody else had the lock, or that
+            /// Redis was too slow: a later answer is not waited for, and what it may have granted is released.
+            ///
+            #[doc = $crate::sync::macros::example!(lock $maker =>
+                "let wait = std::time::Duration::from_millis(500);"
+                "if let Some(_guard) = lock.try_lock_for(wait)? {"
+                "    println!(\"we have it\");"
+                "}"
+            )]
             ///
             /// # Errors
             ///
-            /// As [`lock`](Self::lock), and as soon as the time is up if the server is known to be away by then: there is no
-            /// connection to it, or nothing has come from it for half the response timeout although an answer was due. What
-            /// may have been taken is undone.
+            /// As [`lock`](Self::lock). [`Error::Redis`](crate::Error::Redis) also as soon as the time is over, if
+            /// Redis is known to be unreachable then: there is no connection to it, or nothing has arrived for half the
+            /// response timeout although an answer was due. Whatever may have been taken is released.
             pub fn try_lock_for(&self, wait: std::time::Duration) -> $crate::Result<Option<$guard>> {
                 self.acquire($crate::acquire::spec::WaitMode::span(wait))
             }
 
             /// Waits until `instant` for the lock; otherwise as [`try_lock_for`](Self::try_lock_for).
             ///
-            /// A moment that has passed is one attempt.
+            /// An instant in the past is one attempt.
+            ///
+            #[doc = $crate::sync::macros::example!(lock $maker =>
+                "let deadline = std::time::Instant::now() + std::time::Duration::from_secs(1);"
+                "let Some(_guard) = lock.try_lock_until(deadline)? else {"
+                "    return Ok(()); // no time left"
+                "};"
+            )]
             ///
             /// # Errors
             ///
@@ -136,13 +204,18 @@ macro_rules! exclusive_lock {
                 self.acquire($crate::acquire::spec::WaitMode::moment(instant))
             }
 
-            /// Runs `work` under the lock and waits for its release.
+            /// Runs `work` while holding the lock, and waits for its release.
+            ///
+            #[doc = $crate::sync::macros::example!(lock $maker =>
+                "let sum = lock.with(|_guard| 20 + 22)?;"
+                "assert_eq!(sum, 42);"
+            )]
             ///
             /// # Errors
             ///
-            /// Those of [`lock`](Self::lock), and after `work` has run those of the guard's `unlock`: a lock that was
-            /// lost meanwhile is [`Error::Lost`](crate::Error::Lost), since the work was not protected to its end. What
-            /// `work` returned is dropped then; take the guard yourself where both matter.
+            /// Those of [`lock`](Self::lock), and after `work` those of the guard's `unlock`: if the lock was lost
+            /// meanwhile it is [`Error::Lost`](crate::Error::Lost), since the work was not protected until its end. The
+            /// result of `work` is dropped then; where both matter, take the guard with [`lock`](Self::lock).
             pub fn with<T>(&self, work: impl FnOnce(&$guard) -> T) -> $crate::Result<T> {
                 let guard = self.lock()?;
                 let done = work(&guard);
@@ -150,7 +223,11 @@ macro_rules! exclusive_lock {
                 Ok(done)
             }
 
-            /// Whether anybody holds the lock, here or elsewhere. Asks Redis: one round trip.
+            /// Returns whether anybody holds the lock, in any process. One round trip, at most the response timeout.
+            ///
+            #[doc = $crate::sync::macros::example!(lock $maker =>
+                "println!(\"locked: {}\", lock.is_locked()?); // a moment ago"
+            )]
             ///
             /// # Errors
             ///
@@ -160,21 +237,39 @@ macro_rules! exclusive_lock {
                 self.inner.is_locked()
             }
 
-            /// Whether the calling thread holds the lock and its hold is valid. Does not ask Redis.
+            /// Returns whether the calling thread holds the lock and its hold is valid. No I/O.
+            ///
+            #[doc = $crate::sync::macros::example!(lock $maker =>
+                "let _guard = lock.lock()?;"
+                "assert!(lock.is_owned_by_current_thread());"
+            )]
             #[must_use]
             pub fn is_owned_by_current_thread(&self) -> bool {
                 self.inner.hold_count() > 0
             }
 
-            /// How many holds the calling thread has, zero if they are not valid any more. Does not ask Redis.
+            /// Returns how many holds the calling thread has; zero if they are no longer valid. No I/O.
+            ///
+            #[doc = $crate::sync::macros::example!(lock $maker =>
+                "assert_eq!(lock.hold_count(), 0);"
+                "let _guard = lock.lock()?;"
+                "assert_eq!(lock.hold_count(), 1);"
+            )]
             #[must_use]
             pub fn hold_count(&self) -> u32 {
                 self.inner.hold_count()
             }
 
-            /// How long Redis keeps the lock if nobody renews it; `None` if nobody holds it. One round trip.
+            /// Returns how long Redis keeps the lock if nobody renews it; `None` if nobody holds it. One round trip, at
+            /// most the response timeout.
             ///
-            /// `Duration::MAX` for a key without a limit, which this crate never leaves behind.
+            /// `Duration::MAX` for a key without a time to live, which this crate never leaves behind.
+            ///
+            #[doc = $crate::sync::macros::example!(lock $maker =>
+                "if let Some(left) = lock.remaining()? {"
+                "    println!(\"free in {left:?}, unless it is renewed\");"
+                "}"
+            )]
             ///
             /// # Errors
             ///
@@ -184,22 +279,33 @@ macro_rules! exclusive_lock {
                 self.inner.remaining()
             }
 
-            /// Takes the lock away from whoever holds it; `false` if nobody did. One round trip.
+            /// Takes the lock away from whoever holds it; `false` if nobody did. One round trip, at most the response
+            /// timeout.
             ///
-            /// Whoever is told of a release is told of this: waiting threads everywhere, of a fair lock the first in line,
-            /// of a spin lock nobody. A holder in this process hears at once that it lost the lock
+            /// Waiting threads are notified as by a release: everywhere for most locks, only the first in the queue of
+            /// a fair lock, nobody for a spin lock. A holder in this process is notified of its loss at once
             /// ([`LossReason::Forced`](crate::LossReason::Forced)), one in another process at its next renewal.
+            ///
+            #[doc = $crate::sync::macros::example!(lock $maker =>
+                "if lock.force_unlock()? {"
+                "    println!(\"somebody held it, and no longer does\");"
+                "}"
+            )]
             ///
             /// # Errors
             ///
             /// [`Error::Redis`](crate::Error::Redis), [`Error::Closed`](crate::Error::Closed),
             /// [`Error::InvalidName`](crate::Error::InvalidName), and [`Error::WrongType`](crate::Error::WrongType) for
-            /// a key that is no lock, which is left as it is.
+            /// a key that holds something else, which is left as it is.
             pub fn force_unlock(&self) -> $crate::Result<bool> {
                 self.inner.force_unlock()
             }
 
-            /// The name, as given to the client.
+            /// Returns the name, as given to the client.
+            ///
+            #[doc = $crate::sync::macros::example!(lock $maker =>
+                "println!(\"waiting for {}\", lock.name());"
+            )]
             #[must_use]
             pub fn name(&self) -> &str {
                 &self.inner.name
@@ -214,11 +320,11 @@ macro_rules! exclusive_lock {
     };
 }
 
-/// Declares a guard: what all holds have in common.
+/// Declares a guard, with the methods that all guards have.
 macro_rules! guard {
     (
         $(#[$guard_doc:meta])* $guard:ident,
-        made by $maker:literal,
+        made by $($maker:literal),+,
         checked by $check:ident,
         holding $held:path
     ) => {
@@ -235,62 +341,98 @@ macro_rules! guard {
                 Self { held, stays_here: std::marker::PhantomData }
             }
 
-            /// Gives the hold back and waits for Redis to say so.
+            /// Releases the hold and waits for Redis to confirm it.
             ///
-            /// Dropping the guard gives it back too, without waiting for the answer. Blocks for a round trip, at most for
-            /// the response timeout; not at all if the thread has further holds or another thread of this process takes
+            /// Dropping the guard releases it too, but does not wait. Blocks for one round trip, at most for the
+            /// response timeout; not at all if the thread has further holds, or another thread of this process takes
             /// over.
+            ///
+            #[doc = $crate::sync::macros::example!(guard $($maker),+ =>
+                "if let Err(redlatch::Error::Lost { reason, .. }) = guard.unlock() {"
+                "    println!(\"the work was not protected until its end: {reason}\");"
+                "}"
+            )]
             ///
             /// # Errors
             ///
-            /// [`Error::Lost`](crate::Error::Lost) if it was not ours any more;
-            /// [`Error::Redis`](crate::Error::Redis) if Redis did not say: the release is sent again until it does, and
-            /// the lease ends the hold at the latest.
+            /// [`Error::Lost`](crate::Error::Lost) if the lock was no longer ours.
+            /// [`Error::Redis`](crate::Error::Redis) if Redis did not confirm: the release is sent again until it does,
+            /// and the lease ends the hold at the latest.
             pub fn unlock(self) -> $crate::Result<()> {
                 self.held.unlock()
             }
 
-            /// Whether the lock is certainly still ours, as far as this process's clock tells. No I/O.
+            /// Returns whether the lock is certainly still ours, as far as the clock of this process can tell. No I/O.
             ///
-            /// The monotonic clock of Linux stands still while the machine is suspended, and with it this answer; the next
-            /// renewal finds out. Nothing holds the world still after the answer: where a stale write would do harm, let the resource check
-            /// a fencing token as well.
+            /// On Linux the monotonic clock stands still while the machine is suspended, and this answer with it; the
+            /// first renewal afterwards finds out. Nothing keeps the answer true for longer than this call: where a
+            /// late write would do harm, let the resource check a fencing token as well.
+            ///
+            #[doc = $crate::sync::macros::example!(guard $($maker),+ =>
+                "while guard.is_valid() {"
+                "    // the next piece of the work"
+                "}"
+            )]
             #[must_use]
             pub fn is_valid(&self) -> bool {
                 self.held.is_valid()
             }
 
-            /// Until when the hold is certainly ours unless it is renewed. No I/O.
+            /// Returns until when the hold is certainly ours unless it is renewed. No I/O.
             ///
-            /// Counted on the monotonic clock from before the last successful acquire or renewal was sent, less a
-            /// hundredth of the lease and 2 ms for clocks that drift apart.
+            /// On the monotonic clock: from before the last confirmed acquire or renewal was sent, for the lease less a
+            /// hundredth of it and 2 ms, for clocks that drift apart.
+            ///
+            #[doc = $crate::sync::macros::example!(guard $($maker),+ =>
+                "let left = guard.valid_until().saturating_duration_since(std::time::Instant::now());"
+                "println!(\"certain for {left:?}\");"
+            )]
             #[must_use]
             pub fn valid_until(&self) -> std::time::Instant {
                 self.held.valid_until()
             }
 
-            /// Where the loss of this hold is told, at the latest when [`valid_until`](Self::valid_until) has come.
+            /// Returns the channel that reports the loss of this hold, at the latest at
+            /// [`valid_until`](Self::valid_until). No I/O.
             ///
-            /// At most one [`Loss`](crate::Loss) comes; usable in `crossbeam_channel::select!`. Nothing comes when the
-            /// hold is given back.
+            /// It receives at most one [`Loss`](crate::Loss), and nothing when the hold is released. It can be used in
+            /// `crossbeam_channel::select!`.
+            ///
+            #[doc = $crate::sync::macros::example!(guard $($maker),+ =>
+                "if let Ok(loss) = guard.lost().try_recv() {"
+                "    println!(\"{} is lost: {}\", loss.name, loss.reason);"
+                "}"
+            )]
             #[must_use]
             pub fn lost(&self) -> &crossbeam_channel::Receiver<$crate::Loss> {
                 self.held.lost()
             }
 
-            /// The name, as given to the client.
+            /// Returns the name, as given to the client.
+            ///
+            #[doc = $crate::sync::macros::example!(guard $($maker),+ =>
+                "println!(\"holding {}\", guard.name());"
+            )]
             #[must_use]
             pub fn name(&self) -> &str {
                 self.held.name()
             }
 
-            /// The owner in Redis: `<client uuid>:<number>`. Holds that were passed on state a process share it.
+            /// Returns the owner in Redis, `<client uuid>:<number>`. Holds handed over inside a process share it.
+            ///
+            #[doc = $crate::sync::macros::example!(guard $($maker),+ =>
+                "println!(\"held as {}\", guard.owner());"
+            )]
             #[must_use]
             pub fn owner(&self) -> &str {
                 self.held.owner()
             }
 
-            /// How many holds the thread has, this one included; zero once they are lost.
+            /// Returns how many holds the thread has, including this one; zero once they are lost. No I/O.
+            ///
+            #[doc = $crate::sync::macros::example!(guard $($maker),+ =>
+                "println!(\"{} holds\", guard.hold_count());"
+            )]
             #[must_use]
             pub fn hold_count(&self) -> u32 {
                 self.held.hold_count()
@@ -307,10 +449,15 @@ macro_rules! guard {
             }
         }
 
-        #[doc = concat!("```compile_fail,E0277\nfn send<T: Send>(_: T) {}\nlet client = redlatch::Client::open(\"redis://127.0.0.1/\").unwrap();\nsend(", $maker, ".unwrap());\n```")]
+        #[doc = concat!(
+            "```compile_fail,E0277\nfn send<T: Send>(_: T) {}\n",
+            "let client = redlatch::Client::open(\"redis://127.0.0.1/\")?;\nlet other = client.clone();\nsend(",
+            $($maker,)+
+            "?);\n# Ok::<(), redlatch::Error>(())\n```",
+        )]
         #[cfg(doctest)]
         struct $check;
     };
 }
 
-pub(crate) use {exclusive_lock, guard};
+pub(crate) use {example, exclusive_lock, guard};

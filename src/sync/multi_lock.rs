@@ -84,7 +84,7 @@ exclusive_lock! {
     /// It is valid as long as each of them is, and hears of the first loss. [`owner`](Self::owner) names the owners of
     /// all holds, with a comma in between.
     MultiLockGuard,
-    made by "client.multi_lock([\"a\", \"b\"]).lock()",
+    made by "client.multi_lock([\"a\", \"b\"])",
     through Members, holding MultiGuardInner
 }
 

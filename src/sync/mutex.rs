@@ -19,5 +19,5 @@ exclusive_lock! {
     Mutex,
     /// The hold of a [`Mutex`], given back when dropped; see [`ReentrantLockGuard`](crate::ReentrantLockGuard).
     MutexGuard,
-    made by "client.mutex(\"a\").lock()"
+    made by "client.mutex(\"a\")"
 }

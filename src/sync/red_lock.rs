@@ -60,7 +60,7 @@ exclusive_lock! {
     RedLock,
     /// The hold of a [`RedLock`], given back when dropped; see [`ReentrantLockGuard`](crate::ReentrantLockGuard).
     RedLockGuard,
-    made by "redlatch::RedLock::new([&client], \"a\").unwrap().lock()"
+    made by "redlatch::RedLock::new([&client, &other], \"a\")?"
 }
 
 impl RedLock {

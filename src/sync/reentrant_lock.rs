@@ -39,5 +39,5 @@ exclusive_lock! {
     /// it sends the release and does not wait for the answer; [`unlock`](Self::unlock) does. A guard that is leaked
     /// (`std::mem::forget`) is renewed until the handle's `max_hold`, the end of its client or of the process.
     ReentrantLockGuard,
-    made by "client.reentrant_lock(\"a\").lock()"
+    made by "client.reentrant_lock(\"a\")"
 }

@@ -32,5 +32,5 @@ exclusive_lock! {
     SpinLock,
     /// The hold of a [`SpinLock`], given back when dropped; see [`ReentrantLockGuard`](crate::ReentrantLockGuard).
     SpinLockGuard,
-    made by "client.spin_lock(\"a\").lock()"
+    made by "client.spin_lock(\"a\")"
 }
