@@ -21,8 +21,8 @@ use redlatch::{CancelToken, Client, Config, Error, LossReason, Result};
 use crate::support::{
     BY_MESSAGE, Crew, Guard, LONG, Line, Lock, Mode, News, Proxy, Server, Target, beside, by_now,
     delegated, delete, elsewhere, eventually, everywhere, hold_by_stranger, in_line, increment,
-    is_held_by_stranger, keys_of, line, lose, ms, nothing_is_left_of, open, open_with_lease,
-    published, shown, stranger_holds, stranger_releases, unique, waited_for_by,
+    is_held_by_stranger, keys_of, line, loosely, lose, ms, nothing_is_left_of, open,
+    open_with_lease, published, shown, stranger_holds, stranger_releases, unique, waited_for_by,
 };
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -140,12 +140,18 @@ fn a_limited_wait_takes_its_time_and_gives_none<L: Lock>() {
             let begun = Instant::now();
             assert!(lock.try_lock_for(WAIT).unwrap().is_none());
             let took = begun.elapsed();
-            assert!(took >= WAIT && took < WAIT + BY_MESSAGE, "{took:?}");
+            assert!(
+                took >= WAIT && took < WAIT + loosely(BY_MESSAGE),
+                "{took:?}"
+            );
 
             let until = Instant::now() + WAIT;
             assert!(lock.try_lock_until(until).unwrap().is_none());
             let late = Instant::now().saturating_duration_since(until);
-            assert!(Instant::now() >= until && late < BY_MESSAGE, "{late:?}");
+            assert!(
+                Instant::now() >= until && late < loosely(BY_MESSAGE),
+                "{late:?}"
+            );
         });
     }
     waited_for_by::<L>(&server, 0);
@@ -251,7 +257,11 @@ fn a_drop_wakes_a_waiter_of_another_client_by_message<L: Lock>() {
         let dropped = Instant::now();
         drop(guard);
         let granted = told.recv_timeout(LONG).unwrap();
-        assert!(granted - dropped < BY_MESSAGE, "{:?}", granted - dropped);
+        assert!(
+            granted - dropped < loosely(BY_MESSAGE),
+            "{:?}",
+            granted - dropped
+        );
         crew.join();
         if L::LISTENS == 0 {
             assert_eq!(client.stats().wakes, 0, "nobody was told");
@@ -385,10 +395,13 @@ fn a_strangers_lock_is_waited_for<L: Lock>() {
         let (took, after) = (granted - freed, client.stats());
         crew.join();
         if alike {
-            assert!(took < BY_MESSAGE, "{took:?}");
+            assert!(took < loosely(BY_MESSAGE), "{took:?}");
             assert_eq!(after.wakes > before.wakes, L::LISTENS > 0);
         } else {
-            assert!(took < ms(2500), "the poll cap is a second: {took:?}");
+            assert!(
+                took < loosely(ms(2500)),
+                "the poll cap is a second: {took:?}"
+            );
             assert_eq!(after.wakes, before.wakes);
             assert_eq!(after.poll_rescues, before.poll_rescues + 1);
         }
@@ -419,7 +432,11 @@ fn each_of_several_names_is_waited_for<L: Lock>() {
         let freed = Instant::now();
         stranger_releases::<redlatch::ReentrantLock>(&server, &taken);
         let granted = told.recv_timeout(LONG).unwrap();
-        assert!(granted - freed < BY_MESSAGE, "{:?}", granted - freed);
+        assert!(
+            granted - freed < loosely(BY_MESSAGE),
+            "{:?}",
+            granted - freed
+        );
         crew.join();
         waited_for_by::<L>(&server, 0);
     }
@@ -431,8 +448,10 @@ fn a_vanished_lock_is_noticed_without_a_message<L: Lock>() {
     let server = Server::start();
     let client = open(&server);
     // Deleted by hand: the poll cap ends the wait. Expired: the lease does.
-    for (lease_ms, deleted) in [(60_000, true), (400, false)] {
+    for deleted in [true, false] {
         let name = unique("vanish");
+        let lease = if deleted { 6 * LONG } else { loosely(ms(400)) };
+        let lease_ms = u64::try_from(lease.as_millis()).unwrap();
         stranger_holds::<L::Foe>(&server, &name, lease_ms);
         let begun = Instant::now();
         let (tell, told) = unbounded();
@@ -450,9 +469,12 @@ fn a_vanished_lock_is_noticed_without_a_message<L: Lock>() {
         let granted = told.recv_timeout(LONG).unwrap();
         let took = granted - begun;
         if deleted {
-            assert!(took < ms(2500), "the poll cap is a second: {took:?}");
+            assert!(
+                took < loosely(ms(2500)),
+                "the poll cap is a second: {took:?}"
+            );
         } else {
-            assert!(took < ms(400) + BY_MESSAGE, "{took:?}");
+            assert!(took < lease + loosely(BY_MESSAGE), "{took:?}");
         }
         crew.join();
         waited_for_by::<L>(&server, 0);
@@ -709,7 +731,8 @@ fn nothing_is_renewed_after_its_release<L: Lock>() {
     let client = open_with_lease(&server, ms(30));
     let until = Instant::now() + ms(700);
     let mut rounds = 0_u64;
-    while Instant::now() < until {
+    // It has to be so at least once, however late the machine is.
+    while Instant::now() < until || (client.stats().renewals == 0 && rounds < 10_000) {
         rounds += 1;
         let lock = L::of(&client, &format!("w4:{}", rounds % 5));
         // Around a third of the lease: just when it is renewed.
@@ -721,7 +744,7 @@ fn nothing_is_renewed_after_its_release<L: Lock>() {
     }
     assert!(client.stats().renewals > 0, "{:?}", client.stats());
     eventually("all are released", || nothing_is_left_of::<L>(&server));
-    thread::sleep(ms(60)); // two leases; the answer to a renewal that came first may be unread
+    thread::sleep(loosely(ms(60))); // two leases; the answer to a renewal that came first may be unread
     let (renewals, calls) = (client.stats().renewals, server.calls("evalsha"));
     thread::sleep(ms(60)); // two more
     assert_eq!(client.stats().renewals, renewals);
@@ -739,37 +762,37 @@ fn nothing_is_renewed_after_its_release<L: Lock>() {
 // ---------------------------------------------------------------------------------------------------------------------
 
 fn a_hold_is_renewed_for_as_long_as_it_is_wanted<L: Lock>() {
-    const LEASE: Duration = ms(300);
+    let lease = loosely(ms(300));
     let server = Server::start();
     let name = unique("renew");
-    let client = open_with_lease(&server, LEASE);
+    let client = open_with_lease(&server, lease);
     let guard = L::of(&client, &name).lock().unwrap();
     guard.settle();
     let first = guard.valid_until();
     let begun = Instant::now();
-    while begun.elapsed() < 4 * LEASE {
+    while begun.elapsed() < 4 * lease {
         assert!(guard.is_valid());
         assert_eq!(server.keys(), keys_of::<L>(&name, guard.owner()));
         thread::sleep(ms(10));
     }
-    assert!(guard.valid_until() >= first + 2 * LEASE);
+    assert!(guard.valid_until() >= first + 2 * lease);
     assert!(client.stats().renewals >= 6, "{:?}", client.stats());
     assert!(guard.lost().is_empty());
     guard.unlock().unwrap();
 }
 
 fn a_fixed_lease_ends_and_its_holder_is_told<L: Lock>() {
-    const LEASE: Duration = ms(300);
+    let lease = loosely(ms(300));
     let server = Server::start();
     let name = unique("fixed");
     let client = open_with_lease(&server, ms(60));
-    let lock = L::of(&client, &name).lease(LEASE);
+    let lock = L::of(&client, &name).lease(lease);
     let before = Instant::now();
     let guard = lock.lock().unwrap();
     let after = Instant::now();
     let until = guard.valid_until();
-    let margin = LEASE / 100 + ms(2);
-    assert!(until >= before + LEASE - margin && until < after + LEASE);
+    let margin = lease / 100 + ms(2);
+    assert!(until >= before + lease - margin && until < after + lease);
     assert!(guard.is_valid() && guard.hold_count() == 1);
     assert!(lock.is_owned_by_current_thread());
 
@@ -780,30 +803,31 @@ fn a_fixed_lease_ends_and_its_holder_is_told<L: Lock>() {
         (loss.name.as_str(), loss.owner.as_str()),
         (&*shown::<L>(&name), guard.owner())
     );
-    assert!(told >= until && told < until + BY_MESSAGE);
+    assert!(told >= until && told < until + loosely(BY_MESSAGE));
     assert_eq!(guard.valid_until(), until, "not renewed");
     assert!(!guard.is_valid() && guard.hold_count() == 0);
     assert!(!lock.is_owned_by_current_thread() && lock.hold_count() == 0);
     eventually("the key is gone", || !server.exists(&name));
     assert_eq!(client.stats().renewals, 0);
-    assert_eq!((client.stats().lost, client.stats().holds), (1, 0));
+    eventually("it is counted", || {
+        (client.stats().lost, client.stats().holds) == (1, 0)
+    });
     assert_lost::<L, _>(guard.unlock(), &name, LossReason::Expired);
 }
 
 // W10
 fn max_hold_ends_renewal_and_frees_the_lock<L: Lock>() {
-    const LEASE: Duration = ms(300);
-    const MAX: Duration = ms(500);
+    let (lease, max) = (loosely(ms(300)), loosely(ms(500)));
     let server = Server::start();
     let name = unique("wedged");
-    let (client, other) = (open_with_lease(&server, LEASE), open(&server));
-    let guard = L::of(&client, &name).max_hold(MAX).lock().unwrap();
+    let (client, other) = (open_with_lease(&server, lease), open(&server));
+    let guard = L::of(&client, &name).max_hold(max).lock().unwrap();
     let granted = Instant::now();
     let loss = guard.lost().recv_timeout(LONG).unwrap();
     let told = Instant::now();
     assert_eq!(loss.reason, LossReason::MaxHold);
     assert!(
-        told + ms(1) >= granted + MAX && told < granted + MAX + BY_MESSAGE,
+        told + ms(1) >= granted + max && told < granted + max + loosely(BY_MESSAGE),
         "{:?}",
         told - granted
     );
@@ -812,7 +836,7 @@ fn max_hold_ends_renewal_and_frees_the_lock<L: Lock>() {
         let theirs = L::Foe::of(&other, &name).try_lock_for(LONG).unwrap();
         assert!(theirs.is_some());
     });
-    assert!(granted.elapsed() < MAX + LEASE + BY_MESSAGE);
+    assert!(granted.elapsed() < max + lease + loosely(BY_MESSAGE));
     assert_lost::<L, _>(guard.unlock(), &name, LossReason::MaxHold);
 }
 
@@ -820,8 +844,9 @@ fn max_hold_ends_renewal_and_frees_the_lock<L: Lock>() {
 fn a_forgotten_guard_with_max_hold_frees_the_lock<L: Lock>() {
     let server = Server::start();
     let name = unique("forgot");
-    let (client, other) = (open_with_lease(&server, ms(200)), open(&server));
-    let guard = L::of(&client, &name).max_hold(ms(300)).lock().unwrap();
+    let (client, other) = (open_with_lease(&server, loosely(ms(200))), open(&server));
+    let max = loosely(ms(300));
+    let guard = L::of(&client, &name).max_hold(max).lock().unwrap();
     let _leaked = ManuallyDrop::new(guard);
     let theirs = L::Foe::of(&other, &name);
     assert!(theirs.try_lock().unwrap().is_none());
@@ -832,12 +857,12 @@ fn a_forgotten_guard_with_max_hold_frees_the_lock<L: Lock>() {
 
 // W8
 fn leases_do_not_interfere<L: Lock>() {
-    const LEASE: Duration = ms(480);
+    let (lease, short) = (loosely(ms(480)), loosely(ms(400)));
     let server = Server::start();
     let name = unique("leases");
-    let client = open_with_lease(&server, LEASE);
+    let client = open_with_lease(&server, lease);
     let renewed = L::of(&client, &name);
-    let fixed = renewed.clone().lease(ms(400));
+    let fixed = renewed.clone().lease(short);
 
     let guard = renewed.lock().unwrap();
     let mut crew = Crew::new();
@@ -858,18 +883,21 @@ fn leases_do_not_interfere<L: Lock>() {
     });
     crew.all_parked();
     let begun = Instant::now();
-    while begun.elapsed() < 3 * LEASE {
+    while begun.elapsed() < 3 * lease {
         assert!(guard.is_valid(), "renewed though a fixed one is in line");
         thread::sleep(ms(5));
     }
     drop(guard);
     let left = told.recv_timeout(LONG).unwrap();
-    assert!(left > ms(300) && left <= ms(400), "its own lease: {left:?}");
+    assert!(
+        left > short - ms(100) && left <= short,
+        "its own lease: {left:?}"
+    );
     crew.join();
 
     let guard = renewed.lock().unwrap();
     let begun = Instant::now();
-    while begun.elapsed() < 3 * LEASE {
+    while begun.elapsed() < 3 * lease {
         assert!(guard.is_valid(), "renewed after a fixed one");
         thread::sleep(ms(5));
     }
@@ -922,11 +950,8 @@ fn cancelling_ends_waits_and_the_line_goes_on<L: Lock>() {
     let begun = Instant::now();
     token.cancel();
     cancelled.join();
-    assert!(
-        begun.elapsed() < Duration::from_secs(1),
-        "{:?}",
-        begun.elapsed()
-    );
+    let took = begun.elapsed();
+    assert!(took < loosely(ms(1000)), "{took:?}");
     assert!(!patient.is_finished());
     if L::LINE == Line::Redis {
         eventually("one place is left", || line(&server, &name).len() == 1);
@@ -961,7 +986,7 @@ fn an_acquire_whose_caller_was_cancelled_is_undone<L: Lock>() {
         let begun = Instant::now();
         token.cancel();
         crew.join();
-        assert!(begun.elapsed() < Duration::from_secs(1));
+        assert!(begun.elapsed() < loosely(ms(1000)));
         proxy.pass();
         eventually("what was taken is given back", || {
             nothing_is_left_of::<L>(&server)
@@ -987,7 +1012,7 @@ fn force_unlock_tells_everybody_concerned<L: Lock>() {
     // A holder of this client, at once.
     let guard = lock.lock().unwrap();
     elsewhere(|| assert!(lock.force_unlock().unwrap()));
-    let loss = guard.lost().recv_timeout(BY_MESSAGE).unwrap();
+    let loss = guard.lost().recv_timeout(loosely(BY_MESSAGE)).unwrap();
     assert_eq!(loss.reason, LossReason::Forced);
     assert!(!guard.is_valid());
     for name in L::names(&name) {
@@ -996,7 +1021,7 @@ fn force_unlock_tells_everybody_concerned<L: Lock>() {
     assert_lost::<L, _>(guard.unlock(), &name, LossReason::Forced);
 
     // One of another client at its next renewal; one who waits at once.
-    let holder = open_with_lease(&server, ms(600));
+    let holder = open_with_lease(&server, loosely(ms(600)));
     let guard = L::of(&holder, &name).lock().unwrap();
     let other = open(&server);
     let mut crew = Crew::new();
@@ -1011,7 +1036,7 @@ fn force_unlock_tells_everybody_concerned<L: Lock>() {
     let forced = Instant::now();
     assert!(lock.force_unlock().unwrap());
     let granted = told.recv_timeout(LONG).unwrap();
-    assert!(granted - forced < BY_MESSAGE);
+    assert!(granted - forced < loosely(BY_MESSAGE));
     let loss = guard.lost().recv_timeout(LONG).unwrap();
     assert!(
         matches!(loss.reason, LossReason::Forced | LossReason::TakenOver),
@@ -1161,7 +1186,7 @@ fn a_lost_lock_is_free_for_threads_of_the_same_process<L: Lock>() {
     let name = unique("again");
     // With the longer one, what was not lost would live on for longer than is waited for.
     let lease = if L::GIVES_BACK_THE_REST { 1800 } else { 300 };
-    let client = open_with_lease(&server, ms(lease));
+    let client = open_with_lease(&server, loosely(ms(lease)));
     let lock = L::of(&client, &name);
     let guard = lock.lock().unwrap();
     let mut crew = Crew::new();
@@ -1176,7 +1201,7 @@ fn a_lost_lock_is_free_for_threads_of_the_same_process<L: Lock>() {
     let told = Instant::now();
     assert_eq!(loss.reason, LossReason::Forced);
     crew.join();
-    assert!(told.elapsed() < BY_MESSAGE || !L::GIVES_BACK_THE_REST);
+    assert!(told.elapsed() < loosely(BY_MESSAGE) || !L::GIVES_BACK_THE_REST);
     drop(guard);
     assert!(lock.try_lock().unwrap().is_some());
 }
@@ -1227,7 +1252,7 @@ fn questions_are_answered_truly<L: Lock>() {
 fn reentry_is_for_the_holding_thread<L: Lock>() {
     let server = Server::start();
     let name = unique("reenter");
-    let client = open_with_lease(&server, ms(300));
+    let client = open_with_lease(&server, loosely(ms(300)));
     let lock = L::of(&client, &name);
     let theirs = L::Foe::of(&client, &name);
     let first = lock.lock().unwrap();
@@ -1308,7 +1333,7 @@ fn reentry_renews_a_fixed_lease<L: Lock>() {
     let name = unique("refix");
     let client = open(&server);
     let lock = L::of(&client, &name);
-    let one = lock.clone().lease(ms(300)).lock().unwrap();
+    let one = lock.clone().lease(loosely(ms(300))).lock().unwrap();
     let first = one.valid_until();
     let two = lock.clone().lease(Duration::from_secs(20)).lock().unwrap();
     assert!(one.valid_until() > first && one.valid_until() == two.valid_until());
@@ -1347,11 +1372,12 @@ fn a_panic_gives_the_lock_back<L: Lock>() {
 fn a_guard_owns_what_it_needs<L: Lock>() {
     let server = Server::start();
     let name = unique("owns");
-    let guard = L::of(&open_with_lease(&server, ms(150)), &name)
+    let lease = loosely(ms(150));
+    let guard = L::of(&open_with_lease(&server, lease), &name)
         .lock()
         .unwrap();
     let begun = Instant::now();
-    while begun.elapsed() < ms(500) {
+    while begun.elapsed() < 3 * lease {
         assert!(guard.is_valid(), "renewed though only the guard is left");
         thread::sleep(ms(5));
     }
@@ -1367,7 +1393,7 @@ macro_rules! held_to {
         $(
             #[test]
             fn $test() {
-                crate::contract::$test::<$lock>();
+                crate::support::unless_late(crate::contract::$test::<$lock>);
             }
         )+
     };

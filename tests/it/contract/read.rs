@@ -9,7 +9,8 @@ use redlatch::{CancelToken, Client, Error, LossReason};
 
 use crate::support::{
     Crew, LONG, Lock, Mode, Proxy, Reading, SLACK, STRANGER, Server, Target, Told, Writing, config,
-    elsewhere, eventually, increment, keys_of, ms, open, open_with_lease, subscribed, unique,
+    elsewhere, eventually, increment, keys_of, loosely, ms, open, open_with_lease, subscribed,
+    unique, unless_late,
 };
 
 /// The key that lives as long as a read hold.
@@ -197,7 +198,7 @@ fn a_writer_that_leaves_lets_all_readers_in_at_once() {
     for _ in 0..3 * THREADS {
         // Nobody leaves before all are in.
         let came = told.recv_timeout(LONG).unwrap();
-        assert!(came - left < ms(500), "{:?}", came - left);
+        assert!(came - left < loosely(ms(500)), "{:?}", came - left);
     }
     for (client, before) in clients.iter().zip(before) {
         let after = client.stats();
@@ -215,69 +216,73 @@ fn a_writer_that_leaves_lets_all_readers_in_at_once() {
 // W8
 #[test]
 fn leases_of_readers_do_not_interfere() {
-    const LEASE: Duration = ms(240);
-    let server = Server::start();
-    let name = unique("leases");
-    let client = open_with_lease(&server, LEASE);
-    let renewed = client.rwlock(&name);
-    let fixed = renewed.clone().lease(ms(400));
-    let long = renewed.clone().lease(Duration::from_secs(60));
-    let guard = renewed.read().unwrap();
-    let owner = guard.owner().to_owned();
-    elsewhere(|| {
-        let ends = fixed.read().unwrap();
-        assert_ne!(ends.owner(), owner, "another lease is another hold");
-        let stays = elsewhere(|| {
-            let stays = long.read().unwrap();
-            assert_ne!(stays.owner(), owner);
-            let key = hold_key(&name, stays.owner());
-            assert!(server.pttl(&key) > 50_000 && server.pttl(&name) > 50_000);
-            stays.unlock().unwrap();
-            key
+    unless_late(|| {
+        let lease = loosely(ms(240));
+        let server = Server::start();
+        let name = unique("leases");
+        let client = open_with_lease(&server, lease);
+        let renewed = client.rwlock(&name);
+        let fixed = renewed.clone().lease(loosely(ms(400)));
+        let long = renewed.clone().lease(Duration::from_secs(60));
+        let guard = renewed.read().unwrap();
+        let owner = guard.owner().to_owned();
+        elsewhere(|| {
+            let ends = fixed.read().unwrap();
+            assert_ne!(ends.owner(), owner, "another lease is another hold");
+            let stays = elsewhere(|| {
+                let stays = long.read().unwrap();
+                assert_ne!(stays.owner(), owner);
+                let key = hold_key(&name, stays.owner());
+                assert!(server.pttl(&key) > 50_000 && server.pttl(&name) > 50_000);
+                stays.unlock().unwrap();
+                key
+            });
+            assert!(!server.exists(&stays));
+            assert_eq!(server.hgetall(&name).len(), 1 + 2);
+            let until = ends.valid_until();
+            let loss = ends.lost().recv_timeout(LONG).unwrap();
+            assert_eq!(loss.reason, LossReason::Expired, "never renewed");
+            assert!(Instant::now() >= until);
         });
-        assert!(!server.exists(&stays));
-        assert_eq!(server.hgetall(&name).len(), 1 + 2);
-        let until = ends.valid_until();
-        let loss = ends.lost().recv_timeout(LONG).unwrap();
-        assert_eq!(loss.reason, LossReason::Expired, "never renewed");
-        assert!(Instant::now() >= until);
+        let begun = Instant::now();
+        while begun.elapsed() < 3 * lease {
+            assert!(guard.is_valid(), "renewed next to a fixed one");
+            thread::sleep(ms(5));
+        }
+        assert_eq!(server.hgetall(&name), Reading::fields(&owner, 1));
+        guard.unlock().unwrap();
+        assert_eq!(server.dbsize(), 0);
     });
-    let begun = Instant::now();
-    while begun.elapsed() < 3 * LEASE {
-        assert!(guard.is_valid(), "renewed next to a fixed one");
-        thread::sleep(ms(5));
-    }
-    assert_eq!(server.hgetall(&name), Reading::fields(&owner, 1));
-    guard.unlock().unwrap();
-    assert_eq!(server.dbsize(), 0);
 }
 
 // W8, W10: what one thread takes besides is no reason to keep what another has for longer than it asked for.
 #[test]
 fn a_fixed_lease_ends_for_each_reader_as_it_asked() {
-    let server = Server::start();
-    let name = unique("refix");
-    let client = open(&server);
-    let renewed = client.rwlock(&name);
-    let fixed = renewed.clone().lease(ms(600));
-    let mine = fixed.read().unwrap();
-    let (tell, told) = unbounded();
-    let (go, gone) = bounded::<()>(0);
-    let mut crew = Crew::new();
-    let theirs = fixed.clone();
-    crew.spawn(move || {
-        let guard = theirs.read().unwrap();
-        tell.send(()).unwrap();
-        gone.recv().unwrap();
-        let loss = guard.lost().recv_timeout(ms(3_000)).map(|loss| loss.reason);
-        assert_eq!(loss, Ok(LossReason::Expired));
+    unless_late(|| {
+        let server = Server::start();
+        let name = unique("refix");
+        let client = open(&server);
+        let renewed = client.rwlock(&name);
+        let fixed = renewed.clone().lease(loosely(ms(600)));
+        let mine = fixed.read().unwrap();
+        let (tell, told) = unbounded();
+        let (go, gone) = bounded::<()>(0);
+        let mut crew = Crew::new();
+        let theirs = fixed.clone();
+        crew.spawn(move || {
+            let guard = theirs.read().unwrap();
+            tell.send(()).unwrap();
+            gone.recv().unwrap();
+            let loss = guard.lost().recv_timeout(LONG).map(|loss| loss.reason);
+            assert_eq!(loss, Ok(LossReason::Expired));
+        });
+        told.recv_timeout(LONG).unwrap();
+        let again = renewed.read().unwrap();
+        assert!(again.is_valid() && mine.is_valid() && again.hold_count() == 2);
+        go.send(()).unwrap();
+        crew.join();
+        assert!(again.is_valid() && mine.is_valid(), "this was asked for");
     });
-    told.recv_timeout(LONG).unwrap();
-    let again = renewed.read().unwrap();
-    assert!(again.is_valid() && mine.is_valid() && again.hold_count() == 2);
-    go.send(()).unwrap();
-    crew.join();
-    assert!(again.is_valid() && mine.is_valid(), "this was asked for");
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -308,7 +313,7 @@ fn who_reads_and_wants_to_write_would_wait_for_itself() {
             "{verdict:?}"
         );
     }
-    assert!(begun.elapsed() < ms(500));
+    assert!(begun.elapsed() < loosely(ms(500)));
     assert_eq!(server.command_total(), commands, "nothing was asked");
     assert!(read.is_valid() && read.hold_count() == 1);
     // Only that thread would.
@@ -325,93 +330,99 @@ fn who_reads_and_wants_to_write_would_wait_for_itself() {
 // RW4, A7
 #[test]
 fn who_writes_may_read_and_each_hold_is_counted_for_itself() {
-    let server = Server::start();
-    let name = unique("below");
-    let (client, other) = (open_with_lease(&server, ms(600)), open(&server));
-    let (lock, theirs) = (client.rwlock(&name), other.rwlock(&name));
-    let counts = || (lock.read_hold_count(), lock.write_hold_count());
-    let state = || {
-        (
-            theirs.is_read_locked().unwrap(),
-            theirs.is_write_locked().unwrap(),
-        )
-    };
-    assert_eq!((counts(), state()), ((0, 0), (false, false)));
-    for write_first in [false, true] {
-        let write = lock.write().unwrap();
-        assert_eq!((counts(), state()), ((0, 1), (false, true)));
-        let read = lock.read().unwrap();
-        assert_ne!(read.owner(), write.owner());
-        let again = lock.try_read().unwrap().unwrap();
-        let alone = lock.write().unwrap();
-        assert_eq!((counts(), state()), ((2, 2), (true, true)));
-        assert_eq!((read.hold_count(), write.hold_count()), (2, 2));
-        assert!(lock.is_owned_by_current_thread());
-        elsewhere(|| {
-            assert!(!lock.is_owned_by_current_thread() && counts() == (0, 0));
-            assert!(lock.try_read().unwrap().is_none());
-        });
-        assert!(theirs.try_read().unwrap().is_none());
-        // Both are renewed.
-        let begun = Instant::now();
-        while begun.elapsed() < ms(1_900) {
-            assert!(read.is_valid() && write.is_valid());
-            assert!(server.exists(&hold_key(&name, read.owner())));
-            thread::sleep(ms(10));
-        }
-        drop((again, alone));
-        assert_eq!(counts(), (1, 1));
-        if write_first {
-            write.unlock().unwrap();
-            assert_eq!((counts(), state()), ((1, 0), (true, false)));
-            assert!(lock.is_owned_by_current_thread());
-            assert_eq!(server.hgetall(&name), Reading::fields(read.owner(), 1));
-            // Others may read now, and nobody may write.
-            theirs.try_read().unwrap().unwrap().unlock().unwrap();
-            assert!(theirs.try_write().unwrap().is_none());
-            assert!(matches!(lock.try_write(), Err(Error::WouldDeadlock { .. })));
-            read.unlock().unwrap();
-        } else {
-            read.unlock().unwrap();
-            assert_eq!((counts(), state()), ((0, 1), (false, true)));
-            assert!(theirs.try_read().unwrap().is_none());
-            write.unlock().unwrap();
-        }
+    unless_late(|| {
+        let server = Server::start();
+        let name = unique("below");
+        let lease = loosely(ms(600));
+        let (client, other) = (open_with_lease(&server, lease), open(&server));
+        let (lock, theirs) = (client.rwlock(&name), other.rwlock(&name));
+        let counts = || (lock.read_hold_count(), lock.write_hold_count());
+        let state = || {
+            (
+                theirs.is_read_locked().unwrap(),
+                theirs.is_write_locked().unwrap(),
+            )
+        };
         assert_eq!((counts(), state()), ((0, 0), (false, false)));
-        assert_eq!(server.dbsize(), 0);
-    }
-    assert_eq!(client.stats().holds, 0);
+        for write_first in [false, true] {
+            let write = lock.write().unwrap();
+            assert_eq!((counts(), state()), ((0, 1), (false, true)));
+            let read = lock.read().unwrap();
+            assert_ne!(read.owner(), write.owner());
+            let again = lock.try_read().unwrap().unwrap();
+            let alone = lock.write().unwrap();
+            assert_eq!((counts(), state()), ((2, 2), (true, true)));
+            assert_eq!((read.hold_count(), write.hold_count()), (2, 2));
+            assert!(lock.is_owned_by_current_thread());
+            elsewhere(|| {
+                assert!(!lock.is_owned_by_current_thread() && counts() == (0, 0));
+                assert!(lock.try_read().unwrap().is_none());
+            });
+            assert!(theirs.try_read().unwrap().is_none());
+            // Both are renewed.
+            let begun = Instant::now();
+            while begun.elapsed() < 3 * lease + ms(100) {
+                assert!(read.is_valid() && write.is_valid());
+                assert!(server.exists(&hold_key(&name, read.owner())));
+                thread::sleep(ms(10));
+            }
+            drop((again, alone));
+            assert_eq!(counts(), (1, 1));
+            if write_first {
+                write.unlock().unwrap();
+                assert_eq!((counts(), state()), ((1, 0), (true, false)));
+                assert!(lock.is_owned_by_current_thread());
+                assert_eq!(server.hgetall(&name), Reading::fields(read.owner(), 1));
+                // Others may read now, and nobody may write.
+                theirs.try_read().unwrap().unwrap().unlock().unwrap();
+                assert!(theirs.try_write().unwrap().is_none());
+                assert!(matches!(lock.try_write(), Err(Error::WouldDeadlock { .. })));
+                read.unlock().unwrap();
+            } else {
+                read.unlock().unwrap();
+                assert_eq!((counts(), state()), ((0, 1), (false, true)));
+                assert!(theirs.try_read().unwrap().is_none());
+                write.unlock().unwrap();
+            }
+            assert_eq!((counts(), state()), ((0, 0), (false, false)));
+            assert_eq!(server.dbsize(), 0);
+        }
+        assert_eq!(client.stats().holds, 0);
+    });
 }
 
 // W8, W10: the read hold below keeps the hash alive, and must not keep the write hold alive with it.
 #[test]
 fn a_write_hold_that_is_over_is_over_although_a_read_hold_is_below() {
-    let server = Server::start();
-    let name = unique("over");
-    let (client, other) = (open_with_lease(&server, ms(900)), open(&server));
-    let lock = client.rwlock(&name);
-    for (limited, reason) in [
-        (lock.clone().lease(ms(500)), LossReason::Expired),
-        (lock.clone().max_hold(ms(500)), LossReason::MaxHold),
-    ] {
-        let write = limited.write().unwrap();
-        let read = lock.read().unwrap();
-        let begun = Instant::now();
-        assert!(other.rwlock(&name).try_read().unwrap().is_none());
-        assert_eq!(write.lost().recv_timeout(LONG).unwrap().reason, reason);
-        // Though the guard stays, as that of a wedged thread would.
-        let theirs = other.rwlock(&name).try_read_for(LONG).unwrap().unwrap();
-        assert!(begun.elapsed() < ms(500) + ms(900) + SLACK);
-        assert!(read.is_valid() && lock.write_hold_count() == 0);
-        theirs.unlock().unwrap();
-        assert!(other.rwlock(&name).try_write().unwrap().is_none());
-        drop(write);
-        eventually("only the read hold is there", || {
-            server.hgetall(&name) == Reading::fields(read.owner(), 1)
-        });
-        read.unlock().unwrap();
-        assert_eq!(server.dbsize(), 0);
-    }
+    unless_late(|| {
+        let server = Server::start();
+        let name = unique("over");
+        let (lease, limit) = (loosely(ms(900)), loosely(ms(500)));
+        let (client, other) = (open_with_lease(&server, lease), open(&server));
+        let lock = client.rwlock(&name);
+        for (limited, reason) in [
+            (lock.clone().lease(limit), LossReason::Expired),
+            (lock.clone().max_hold(limit), LossReason::MaxHold),
+        ] {
+            let write = limited.write().unwrap();
+            let read = lock.read().unwrap();
+            let begun = Instant::now();
+            assert!(other.rwlock(&name).try_read().unwrap().is_none());
+            assert_eq!(write.lost().recv_timeout(LONG).unwrap().reason, reason);
+            // Though the guard stays, as that of a wedged thread would.
+            let theirs = other.rwlock(&name).try_read_for(LONG).unwrap().unwrap();
+            assert!(begun.elapsed() < limit + lease + loosely(SLACK));
+            assert!(read.is_valid() && lock.write_hold_count() == 0);
+            theirs.unlock().unwrap();
+            assert!(other.rwlock(&name).try_write().unwrap().is_none());
+            drop(write);
+            eventually("only the read hold is there", || {
+                server.hgetall(&name) == Reading::fields(read.owner(), 1)
+            });
+            read.unlock().unwrap();
+            assert_eq!(server.dbsize(), 0);
+        }
+    });
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -419,12 +430,15 @@ fn a_write_hold_that_is_over_is_over_although_a_read_hold_is_below() {
 // ---------------------------------------------------------------------------------------------------------------------
 
 /// Two threads share a hold; after `robbed` both are told of `reason`, once, and the hold is not revived.
-fn both_are_told(reason: LossReason, robbed: impl FnOnce(&Server, &str, &str) + Send) {
+fn both_are_told(reason: LossReason, robbed: impl Fn(&Server, &str, &str) + Send + Sync) {
+    unless_late(|| both_are_told_once(reason, &robbed));
+}
+
+fn both_are_told_once(reason: LossReason, robbed: &(impl Fn(&Server, &str, &str) + Send + Sync)) {
     let server = Server::start();
     let told = Told::default();
-    let config = config(&server.url())
-        .lease(ms(900))
-        .on_lost(told.listener());
+    let lease = loosely(ms(900));
+    let config = config(&server.url()).lease(lease).on_lost(told.listener());
     let client = Client::open(config).unwrap();
     let name = unique("robbed");
     let lock = client.rwlock(&name);
@@ -435,7 +449,7 @@ fn both_are_told(reason: LossReason, robbed: impl FnOnce(&Server, &str, &str) + 
         assert_eq!(shared.owner(), owner);
         robbed(&server, &name, &owner);
         for guard in [&guard, &shared] {
-            let loss = guard.lost().recv_timeout(ms(900)).unwrap();
+            let loss = guard.lost().recv_timeout(lease).unwrap();
             assert_eq!((loss.reason, &loss.name), (reason, &name));
             assert_eq!(loss.owner, owner);
             assert!(!guard.is_valid() && guard.hold_count() == 0);
@@ -508,64 +522,68 @@ fn a_read_hold_that_is_forced_open_is_told_to_all_threads_at_once() {
 // W1, W12
 #[test]
 fn half_a_lease_without_renewal_is_survived_by_readers() {
-    let server = Server::start();
-    thread::scope(|scope| {
-        for mode in [Mode::BlackHole, Mode::Stall, Mode::SwallowReplies] {
-            let server = &server;
-            scope.spawn(move || {
-                let proxy = Proxy::start(server.addr());
-                let span = ms(1_800);
-                let client = Client::open(config(&proxy.url()).lease(span)).unwrap();
-                let name = unique("half");
-                let guard = client.rwlock(&name).read().unwrap();
-                let renewals = client.stats().renewals;
-                eventually("it is renewed", || client.stats().renewals > renewals);
-                proxy.set(Target::Watchdog, mode);
-                thread::sleep(span / 2);
-                proxy.pass();
-                let renewals = client.stats().renewals;
-                eventually("renewals go on", || client.stats().renewals > renewals);
-                assert!(guard.is_valid(), "{mode:?}");
-                assert_eq!(server.hgetall(&name), Reading::fields(guard.owner(), 1));
-                assert!(server.exists(&hold_key(&name, guard.owner())));
-                guard.unlock().unwrap();
-            });
-        }
+    unless_late(|| {
+        let server = Server::start();
+        thread::scope(|scope| {
+            for mode in [Mode::BlackHole, Mode::Stall, Mode::SwallowReplies] {
+                let server = &server;
+                scope.spawn(move || {
+                    let proxy = Proxy::start(server.addr());
+                    let span = loosely(ms(1_800));
+                    let client = Client::open(config(&proxy.url()).lease(span)).unwrap();
+                    let name = unique("half");
+                    let guard = client.rwlock(&name).read().unwrap();
+                    let renewals = client.stats().renewals;
+                    eventually("it is renewed", || client.stats().renewals > renewals);
+                    proxy.set(Target::Watchdog, mode);
+                    thread::sleep(span / 2);
+                    proxy.pass();
+                    let renewals = client.stats().renewals;
+                    eventually("renewals go on", || client.stats().renewals > renewals);
+                    assert!(guard.is_valid(), "{mode:?}");
+                    assert_eq!(server.hgetall(&name), Reading::fields(guard.owner(), 1));
+                    assert!(server.exists(&hold_key(&name, guard.owner())));
+                    guard.unlock().unwrap();
+                });
+            }
+        });
+        assert_eq!(server.dbsize(), 0);
     });
-    assert_eq!(server.dbsize(), 0);
 }
 
 // W1, W9, RW1: told before a writer can be in.
 #[test]
 fn a_lease_and_a_half_without_renewal_is_told_before_a_writer_can_be_in() {
-    let server = Server::start();
-    let proxy = Proxy::start(server.addr());
-    let told = Told::default();
-    let span = ms(1_500);
-    let config = config(&proxy.url()).lease(span).on_lost(told.listener());
-    let client = Client::open(config).unwrap();
-    let (name, other) = (unique("gone"), open(&server));
-    let guard = client.rwlock(&name).read().unwrap();
-    let renewals = client.stats().renewals;
-    eventually("it is renewed", || client.stats().renewals > renewals);
-    let begun = Instant::now();
-    proxy.set(Target::Watchdog, Mode::BlackHole);
-    // It finds the reader dead, though nobody gave anything back.
-    let write = other.rwlock(&name).try_write_for(LONG).unwrap().unwrap();
-    let took = begun.elapsed();
-    assert!(!guard.is_valid(), "valid next to a writer");
-    assert!(took >= span / 2 && took < span + SLACK, "{took:?}");
-    let loss = guard.lost().recv_timeout(SLACK).unwrap();
-    assert_eq!(loss.reason, LossReason::Unreachable);
-    proxy.pass();
-    drop(guard);
-    eventually("told once", || {
-        told.reasons(&name) == [LossReason::Unreachable]
+    unless_late(|| {
+        let server = Server::start();
+        let proxy = Proxy::start(server.addr());
+        let told = Told::default();
+        let span = loosely(ms(1_500));
+        let config = config(&proxy.url()).lease(span).on_lost(told.listener());
+        let client = Client::open(config).unwrap();
+        let (name, other) = (unique("gone"), open(&server));
+        let guard = client.rwlock(&name).read().unwrap();
+        let renewals = client.stats().renewals;
+        eventually("it is renewed", || client.stats().renewals > renewals);
+        let begun = Instant::now();
+        proxy.set(Target::Watchdog, Mode::BlackHole);
+        // It finds the reader dead, though nobody gave anything back.
+        let write = other.rwlock(&name).try_write_for(LONG).unwrap().unwrap();
+        let took = begun.elapsed();
+        assert!(!guard.is_valid(), "valid next to a writer");
+        assert!(took >= span / 2 && took < span + loosely(SLACK), "{took:?}");
+        let loss = guard.lost().recv_timeout(loosely(SLACK)).unwrap();
+        assert_eq!(loss.reason, LossReason::Unreachable);
+        proxy.pass();
+        drop(guard);
+        eventually("told once", || {
+            told.reasons(&name) == [LossReason::Unreachable]
+        });
+        assert!(write.is_valid());
+        assert_eq!(server.hgetall(&name), Writing::fields(write.owner(), 1));
+        write.unlock().unwrap();
+        eventually("nothing is left", || server.dbsize() == 0);
     });
-    assert!(write.is_valid());
-    assert_eq!(server.hgetall(&name), Writing::fields(write.owner(), 1));
-    write.unlock().unwrap();
-    eventually("nothing is left", || server.dbsize() == 0);
 }
 
 // D2, L7
@@ -603,7 +621,11 @@ fn closing_wakes_those_who_wait_to_read_and_gives_back_what_is_read() {
     assert!(told.is_empty());
     let begun = Instant::now();
     client.close(Duration::from_secs(5)).unwrap();
-    assert!(begun.elapsed() < ms(1_000), "{:?}", begun.elapsed());
+    assert!(
+        begun.elapsed() < loosely(ms(1_000)),
+        "{:?}",
+        begun.elapsed()
+    );
     for _ in 0..4 {
         let outcome = told.recv_timeout(LONG).unwrap();
         assert!(matches!(outcome, Err(Error::Closed)), "{outcome:?}");

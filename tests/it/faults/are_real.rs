@@ -1,13 +1,16 @@
 //! The faults are real: what the server and the proxy of [`support`](crate::support) do to a plain connection.
 
+use std::cell::Cell;
 use std::io::ErrorKind;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
 use redis::{Connection, RedisResult};
 
 use crate::support::{
-    Mode, Proxy, Server, Target, connection_to, eventually, free_port, logs, ms, rss_kib,
-    thread_count, threads_named, try_connection_to, unique, within,
+    Mode, Proxy, Server, Target, connection_to, eventually, free_port, lateness, lateness_since,
+    logs, loosely, ms, repeated, rss_kib, thread_count, threads_named, try_connection_to, unique,
+    within,
 };
 
 /// Long enough for a reply on loopback, short enough to wait for in vain.
@@ -444,6 +447,35 @@ fn this_process_can_be_measured() {
     drop(stop);
     assert!(thread.join().unwrap().is_err());
     assert!(!within(ms(1), || false));
+}
+
+#[test]
+fn only_what_fails_on_a_late_machine_is_repeated() {
+    let attempts = |late: u64, fails: u32| {
+        let attempts = Cell::new(0);
+        let outcome = catch_unwind(AssertUnwindSafe(|| {
+            repeated(
+                |_| ms(late),
+                || {
+                    attempts.set(attempts.get() + 1);
+                    assert!(attempts.get() > fails, "on purpose");
+                },
+            );
+        }));
+        (outcome.is_ok(), attempts.get())
+    };
+    assert_eq!(attempts(1000, 0), (true, 1));
+    assert_eq!(attempts(0, 1), (false, 1));
+    assert_eq!(attempts(1000, 2), (true, 3));
+    assert_eq!(attempts(1000, 1000), (false, 5));
+}
+
+#[test]
+fn how_late_the_machine_is_can_be_measured() {
+    let before = Instant::now();
+    eventually("it is measured", || lateness_since(before) > Duration::ZERO);
+    assert!(lateness() >= lateness_since(before));
+    assert!(loosely(ms(100)) > ms(100));
 }
 
 #[test]

@@ -5,12 +5,14 @@
 
 #![allow(dead_code, unused_imports, reason = "each borrower uses a part")]
 
+mod lateness;
 mod logs;
 mod process;
 mod proxy;
 mod server;
 mod wait;
 
+pub(crate) use lateness::*;
 pub(crate) use logs::*;
 pub(crate) use process::*;
 pub(crate) use proxy::*;

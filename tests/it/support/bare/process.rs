@@ -13,11 +13,30 @@ pub(crate) fn unique(prefix: &str) -> String {
 }
 
 /// A loopback port that was free a moment ago.
+///
+/// The kernel gives it to no outgoing connection, so a server that is killed can have it again; nor is it returned again soon.
 pub(crate) fn free_port() -> u16 {
-    TcpListener::bind((Ipv4Addr::LOCALHOST, 0))
-        .and_then(|listener| listener.local_addr())
-        .expect("a free loopback port")
-        .port()
+    const LOWEST: u16 = 10_000;
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    let ephemeral = fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range")
+        .ok()
+        .and_then(|range| range.split_whitespace().next()?.parse().ok())
+        .unwrap_or(0_u16);
+    let below = u64::from(ephemeral.saturating_sub(LOWEST));
+    // Other processes of this kind begin elsewhere.
+    let first = u64::from(std::process::id()) * 97;
+    let known = (0..below.min(1000)).find_map(|_| {
+        let n = (first + NEXT.fetch_add(1, Ordering::Relaxed)) % below;
+        let port = LOWEST + u16::try_from(n).ok()?;
+        TcpListener::bind((Ipv4Addr::LOCALHOST, port)).ok()?;
+        Some(port)
+    });
+    known.unwrap_or_else(|| {
+        TcpListener::bind((Ipv4Addr::LOCALHOST, 0))
+            .and_then(|listener| listener.local_addr())
+            .expect("a free loopback port")
+            .port()
+    })
 }
 
 /// Threads of this process, those of this module included; 0 where `/proc` does not tell.

@@ -1,0 +1,128 @@
+//! How late the machine is, for what only the clock can tell.
+//!
+//! On a busy machine a thread runs later than it is due, and a test that compares two moments, or holds a lock for a few
+//! milliseconds, measures the machine instead of the crate. So a thread of its own measures how late a short sleep ends, and
+//! tests allow for it: [`loosely`] lengthens limits and leases, [`unless_late`] repeats a test that failed meanwhile.
+
+use std::collections::VecDeque;
+use std::io::{self, Write};
+use std::panic::{self, AssertUnwindSafe};
+use std::sync::{Mutex, MutexGuard, OnceLock};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::locked;
+
+/// How long the measuring thread sleeps each time.
+const TICK: Duration = Duration::from_millis(2);
+
+/// What was measured earlier is forgotten.
+const MEMORY: Duration = Duration::from_secs(30);
+
+/// How late the machine may be without any test failing: no lease, limit or pause in the tests is this tight.
+const MARGIN: Duration = Duration::from_millis(20);
+
+/// How often a test is run at most.
+const ATTEMPTS: u32 = 5;
+
+struct Measured {
+    /// The greatest first: a measurement is dropped as soon as one follows that is no smaller.
+    late: VecDeque<(Instant, Duration)>,
+    /// When the sleep ends that is under way.
+    due: Instant,
+}
+
+impl Measured {
+    fn add(&mut self, now: Instant) {
+        let late = now.saturating_duration_since(self.due);
+        while self.late.back().is_some_and(|&(_, less)| less <= late) {
+            self.late.pop_back();
+        }
+        self.late.push_back((now, late));
+        while self.late.front().is_some_and(|&(at, _)| now - at > MEMORY) {
+            self.late.pop_front();
+        }
+    }
+}
+
+/// What is measured, by a thread that the first call starts.
+fn measured() -> MutexGuard<'static, Measured> {
+    static MEASURED: OnceLock<Mutex<Measured>> = OnceLock::new();
+    let mut is_new = false;
+    let measured = MEASURED.get_or_init(|| {
+        is_new = true;
+        Mutex::new(Measured {
+            late: VecDeque::new(),
+            due: Instant::now() + TICK,
+        })
+    });
+    if is_new {
+        let measure = || {
+            loop {
+                thread::sleep(TICK);
+                let now = Instant::now();
+                let mut measured = locked(measured);
+                measured.add(now);
+                measured.due = Instant::now() + TICK;
+            }
+        };
+        thread::Builder::new()
+            .name("lateness".to_owned())
+            .spawn(measure)
+            .expect("a thread");
+        // Nothing is known yet.
+        thread::sleep(50 * TICK);
+    }
+    locked(measured)
+}
+
+/// By how much at most a sleeping thread has been late since then, as far as remembered.
+pub(crate) fn lateness_since(since: Instant) -> Duration {
+    let measured = measured();
+    let overdue = Instant::now().saturating_duration_since(measured.due);
+    let known = measured.late.iter().find(|&&(at, _)| at >= since);
+    known.map_or(overdue, |&(_, late)| late.max(overdue))
+}
+
+/// By how much at most a sleeping thread has been late in the last half minute.
+pub(crate) fn lateness() -> Duration {
+    let now = Instant::now();
+    lateness_since(now.checked_sub(MEMORY).unwrap_or(now))
+}
+
+/// `span`, and longer if the machine is late: for limits from above, and for leases that are to be kept.
+///
+/// What is asked for belongs together: take each span once, before what it is about, or after it if it is a limit.
+pub(crate) fn loosely(span: Duration) -> Duration {
+    span + 4 * lateness()
+}
+
+/// Runs `test`, and again if it fails while the machine was later than any test allows for.
+///
+/// It is never passed for that: the last attempt decides. Nor is it repeated in secret: whoever runs the tests reads of it.
+pub(crate) fn unless_late(test: impl Fn()) {
+    repeated(lateness_since, test);
+}
+
+/// The same, with the lateness since a moment as `late` has it.
+pub(crate) fn repeated(late: impl Fn(Instant) -> Duration, test: impl Fn()) {
+    for _ in 1..ATTEMPTS {
+        let begun = Instant::now();
+        let Err(panic) = panic::catch_unwind(AssertUnwindSafe(&test)) else {
+            return;
+        };
+        let late = late(begun);
+        if late < MARGIN {
+            panic::resume_unwind(panic);
+        }
+        let thread = thread::current();
+        let name = thread.name().unwrap_or("a test");
+        // Past the capture of the output.
+        writeln!(
+            io::stderr(),
+            "{name} failed while the machine was {late:?} late: once more"
+        )
+        .ok();
+    }
+    test();
+}
