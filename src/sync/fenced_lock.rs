@@ -48,11 +48,18 @@ exclusive_lock! {
 }
 
 impl FencedLock {
-    /// A handle that has the token counter removed when the lock has not been taken through it for `ttl`.
+    /// Returns a handle that lets the token counter expire `ttl` after the lock was last taken through it.
     ///
-    /// Tokens go on rising, by the server's clock. Only for names that no Redisson client locks: one that finds no
-    /// counter begins at 1. From 10 ms to 100 years, as a lease; zero keeps the counter for ever, which is the default.
-    /// Anything else is answered [`Error::Config`](crate::Error::Config) by the verbs.
+    /// Tokens keep rising, by the server's clock. Only for names that no Redisson client locks: one that finds no
+    /// counter starts at 1. From 10 ms to 100 years, like a lease; zero keeps the counter for ever, which is the
+    /// default. For anything else the methods that lock return [`Error::Config`](crate::Error::Config).
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// let a_day = std::time::Duration::from_secs(24 * 3600);
+    /// let guard = client.fenced_lock("import:7").token_ttl(a_day).lock()?;
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
     #[must_use]
     pub fn token_ttl(mut self, ttl: Duration) -> Self {
         self.inner.token_ttl = ttl;

@@ -28,33 +28,35 @@ const OPEN_ROUND: Duration = Duration::from_secs(60);
 
 /// A count that threads of any number of processes wait to see at zero: Redisson's `RCountDownLatch`.
 ///
-/// The latch is open, and nobody waits, until [`try_set_count`](Self::try_set_count) closes it: that has to come before
-/// those who wait. With the last [`count_down`](Self::count_down) it opens, all waiting threads of all processes go on,
-/// and it can be set again. Anybody may count down, any number of times; nothing is held and nothing expires, so a process
-/// that dies without having counted down leaves the others waiting, which is what [`wait_for`](Self::wait_for) and
-/// [`delete`](Self::delete) are for. A Redis that comes back without its data comes back with the latch open.
+/// The latch is open, and nobody waits, until [`try_set_count`](Self::try_set_count) closes it; so that has to come
+/// before anybody waits. The last [`count_down`](Self::count_down) opens it, all waiting threads of all processes
+/// continue, and it can be set again. Anybody may count down, any number of times.
 ///
-/// **Waking.** One message wakes every process, and in it every thread that waits, each of which then asks once. A thread
-/// also asks without having been told, at first after a second, then every five (at once, and every tenth of a second, if the
-/// server does not let us subscribe), so that a lost message or a deleted key keeps nobody for longer.
+/// Nothing is held and nothing expires, so a process that dies without having counted down leaves the others waiting:
+/// [`wait_for`](Self::wait_for) and [`delete`](Self::delete) are for that. A Redis that returns without its data
+/// returns with the latch open.
 ///
-/// **Rounds.** A latch may be set again at once. Whoever has found the first count standing is free when that is over,
-/// even if it is late and finds the second one; whoever came for the second is not released by the end of the first. For
-/// that a mark is kept beside the count, at `{name}:round`, which changes whenever this crate sets, opens or deletes the
-/// latch. Redisson's clients do not change it: a round that one of them ends and one of them follows up with the next is
-/// not told apart from that, and a late waiter waits for the end of the next, as it does with Redisson.
+/// **Waking.** One message wakes every process, and in it every waiting thread, each of which then asks once. A thread
+/// also asks without a message, first after a second, later every five (at once and every tenth of a second if the
+/// server does not let us subscribe), so a lost message or a deleted key delays nobody for longer.
 ///
-/// **Counting once.** A request that had to be sent twice, because a reply or a connection was lost, counts once: Redis
-/// keeps what came of it at `{name}:request:<id>` for two minutes (four response timeouts if that is longer), or until the
-/// next request made through the same handle.
+/// **Rounds.** A latch may be set again at once. Whoever found the first count standing is free when that round ends,
+/// even if it is late and finds the second; whoever came for the second is not released by the end of the first. For
+/// that a mark is kept beside the count, at `{name}:round`, which changes whenever this crate sets, opens or deletes
+/// the latch. Redisson's clients do not change it: if one of them ends a round and one of them starts the next, a late
+/// waiter waits for the end of that next round, as it does with Redisson.
+///
+/// **Counting once.** A request that was sent twice, because a reply or a connection was lost, counts once: Redis keeps
+/// its result at `{name}:request:<id>` for two minutes (four response timeouts if that is longer), or until the next
+/// request made through the same handle.
 ///
 /// ```no_run
 /// let client = redlatch::Client::open("redis://127.0.0.1/")?;
 /// let loaded = client.latch("import:7:loaded");
-/// loaded.try_set_count(3)?; // one of those who take part does this before
+/// loaded.try_set_count(3)?; // by one of those who take part, before the others start
 /// // in each of three workers
 /// loaded.count_down()?;
-/// // wherever that is waited for
+/// // wherever their end is waited for
 /// loaded.wait()?;
 /// # Ok::<(), redlatch::Error>(())
 /// ```
@@ -73,7 +75,16 @@ impl Latch {
         }
     }
 
-    /// A handle whose waits end with [`Error::Cancelled`] when `token` is cancelled.
+    /// Returns a handle whose waits end with [`Error::Cancelled`] when `token` is cancelled.
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// let token = redlatch::CancelToken::new();
+    /// let loaded = client.latch("import:7:loaded").cancel_on(&token);
+    /// std::thread::spawn(move || token.cancel());
+    /// let outcome = loaded.wait(); // may be `Error::Cancelled`
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
     #[must_use]
     pub fn cancel_on(mut self, token: &CancelToken) -> Self {
         self.inner = self.inner.cancel_on(token);
@@ -82,15 +93,23 @@ impl Latch {
 
     /// Closes the latch until it has been counted down `count` times; `false`, and nothing changes, if a count stands.
     ///
-    /// Blocks for a round trip, at most for the client's response timeout (3 s unless set). A count of 0 that a Redisson
-    /// client has set stands as well, although the latch is open; counting down or deleting removes it.
+    /// Blocks for one round trip, at most for the client's response timeout (3 s unless set). A count of 0 set by a
+    /// Redisson client stands as well, although the latch is open; counting down or deleting removes it.
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// if !client.latch("import:7:loaded").try_set_count(3)? {
+    ///     println!("somebody else has set it");
+    /// }
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
-    /// [`Error::Config`] before anything is sent, if `count` is 0 or more than [`i64::MAX`]; [`Error::InvalidName`] in
-    /// the same way; [`Error::Redis`] if Redis did not answer, and then nobody knows whether the count was set, or refused;
-    /// [`Error::WrongType`] for a key that is no count, which is left as it is; [`Error::Closed`] once the client is
-    /// closed.
+    /// [`Error::Config`] before anything is sent, if `count` is 0 or more than [`i64::MAX`], and likewise
+    /// [`Error::InvalidName`]; [`Error::Redis`] if Redis refused, or did not answer: then it is unknown whether the
+    /// count was set; [`Error::WrongType`] for a key that holds something else, which is left as it is;
+    /// [`Error::Closed`] once the client is closed.
     pub fn try_set_count(&self, count: u64) -> Result<bool> {
         if count == 0 {
             return Err(Error::Config("a latch of 0 would be open".into()));
@@ -102,30 +121,42 @@ impl Latch {
         self.change("setting the latch", &LATCH_SET, ROUND, Some(&count))
     }
 
-    /// One less to count. With the last one the latch opens, and everybody who waits is told.
+    /// Lowers the count by one. The last one opens the latch and notifies everybody who waits.
     ///
-    /// Does nothing if the latch is open already, as in Redisson. Blocks for a round trip, at most for the client's
+    /// Does nothing if the latch is open already, as in Redisson. Blocks for one round trip, at most for the client's
     /// response timeout (3 s unless set).
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// client.latch("import:7:loaded").count_down()?;
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
-    /// [`Error::Redis`] if Redis did not answer, and then nobody knows whether it was counted, or refused;
-    /// [`Error::WrongType`] for a key that is no count, which is left as it is; [`Error::Closed`] once the client is
-    /// closed; [`Error::InvalidName`] before anything is sent.
+    /// [`Error::Redis`] if Redis refused, or did not answer: then it is unknown whether it was counted;
+    /// [`Error::WrongType`] for a key that holds something else, which is left as it is; [`Error::Closed`] once the
+    /// client is closed; [`Error::InvalidName`] before anything is sent.
     pub fn count_down(&self) -> Result<()> {
         let doing = "counting a latch down";
         self.change(doing, &LATCH_COUNT_DOWN, OPEN_ROUND, None)?;
         Ok(())
     }
 
-    /// How many are left to count; 0 if the latch is open.
+    /// Returns how many are left to count; 0 if the latch is open.
     ///
-    /// Blocks for a round trip, at most for the response timeout. Others may have counted since.
+    /// Blocks for one round trip, at most for the response timeout. Others may have counted since.
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// println!("{} workers are still busy", client.latch("import:7:loaded").count()?);
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
-    /// [`Error::Redis`] if Redis could not be asked; [`Error::WrongType`] for a key that is no count; [`Error::Closed`]
-    /// once the client is closed; [`Error::InvalidName`] before anything is sent.
+    /// [`Error::Redis`] if Redis could not be asked; [`Error::WrongType`] for a key that holds something else;
+    /// [`Error::Closed`] once the client is closed; [`Error::InvalidName`] before anything is sent.
     pub fn count(&self) -> Result<u64> {
         let entry = self.inner.unregistered_entry()?;
         match self.ask(&entry, WaitMode::Once)? {
@@ -136,19 +167,19 @@ impl Latch {
 
     /// Waits until the latch is open.
     ///
-    /// An open latch is found so with one round trip. Otherwise it blocks without limit while there is something left to
-    /// count, and at most for the client's response timeout (3 s unless set) while Redis does not answer.
+    /// One round trip if it is open. Otherwise it blocks without limit while there is something left to count, and at
+    /// most for the client's response timeout (3 s unless set) while Redis does not answer.
     ///
     /// ```no_run
-    /// let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
     /// client.latch("import:7:loaded").wait()?;
     /// # Ok::<(), redlatch::Error>(())
     /// ```
     ///
     /// # Errors
     ///
-    /// [`Error::Redis`] if Redis could not be asked, also when it has been waited for already; [`Error::WrongType`] for a
-    /// key that is no count; [`Error::Cancelled`] by the handle's token; [`Error::Closed`] once the client is closed;
+    /// [`Error::Redis`] if Redis could not be asked, at first or while waiting; [`Error::WrongType`] for a key that
+    /// holds something else; [`Error::Cancelled`] by the handle's token; [`Error::Closed`] once the client is closed;
     /// [`Error::InvalidName`] before anything is sent.
     pub fn wait(&self) -> Result<()> {
         if self.wait_with(WaitMode::Until(Deadline::NEVER))? {
@@ -158,22 +189,37 @@ impl Latch {
         }
     }
 
-    /// Waits up to `limit` for the latch to open, and says whether it did.
+    /// Waits up to `limit` for the latch to open, and returns whether it did.
     ///
     /// `limit` is the whole budget, connecting and round trips included. Zero is one question; a span beyond what the
-    /// clock can tell is no limit.
+    /// clock can represent is no limit.
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// if !client.latch("import:7:loaded").wait_for(std::time::Duration::from_secs(60))? {
+    ///     println!("somebody is still busy");
+    /// }
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
-    /// As [`wait`](Self::wait), when Redis is known to be away once the time is up, or has not answered for the response
-    /// timeout. An answer that is merely late is `false`. A limit of zero cannot be cancelled.
+    /// As [`wait`](Self::wait), if Redis is known to be unreachable once the time is over, or has not answered for the
+    /// response timeout. An answer that is merely late is `false`. A limit of zero cannot be cancelled.
     pub fn wait_for(&self, limit: Duration) -> Result<bool> {
         self.wait_with(WaitMode::span(limit))
     }
 
     /// Waits until `limit` for the latch to open; otherwise as [`wait_for`](Self::wait_for).
     ///
-    /// A moment that has passed is one question.
+    /// An instant in the past is one question.
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    /// let open = client.latch("import:7:loaded").wait_until(deadline)?;
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -182,21 +228,33 @@ impl Latch {
         self.wait_with(WaitMode::moment(limit))
     }
 
-    /// Opens the latch, whatever is left to count, and says whether there was a count.
+    /// Opens the latch, whatever is left to count, and returns whether there was a count.
     ///
-    /// Threads that wait go on, unlike with Redisson, whose clients are not woken by this. Blocks for a round trip, at
-    /// most for the client's response timeout (3 s unless set).
+    /// Waiting threads continue, except those of Redisson's clients, which this does not wake. Blocks for one round
+    /// trip, at most for the client's response timeout (3 s unless set).
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// client.latch("import:7:loaded").delete()?; // nobody need wait any more
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
-    /// [`Error::Redis`] if Redis did not answer, and then nobody knows whether it was deleted, or refused;
-    /// [`Error::WrongType`] for a key that is no count, which is left as it is; [`Error::Closed`] once the client is
-    /// closed; [`Error::InvalidName`] before anything is sent.
+    /// [`Error::Redis`] if Redis refused, or did not answer: then it is unknown whether it was deleted;
+    /// [`Error::WrongType`] for a key that holds something else, which is left as it is; [`Error::Closed`] once the
+    /// client is closed; [`Error::InvalidName`] before anything is sent.
     pub fn delete(&self) -> Result<bool> {
         self.change("deleting a latch", &LATCH_DELETE, OPEN_ROUND, None)
     }
 
-    /// The name, as given to the client.
+    /// Returns the name, as given to the client.
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// assert_eq!(client.latch("loaded").name(), "loaded");
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
     #[must_use]
     pub fn name(&self) -> &str {
         &self.inner.name

@@ -64,18 +64,26 @@ exclusive_lock! {
 }
 
 impl RedLock {
-    /// The lock of this name over the masters of these clients.
+    /// Returns the lock of this name over the masters of these clients.
     ///
-    /// The first client's settings count (lease, response timeout, tenure, `on_lost`), each client's own for its server (key
-    /// prefix, connect timeout, and its lease for how soon it gives up on a silent connection: let all have the same). Two locks of one name over the same clients with the same first one are the same lock.
+    /// The first client's settings apply (lease, response timeout, tenure, `on_lost`). Each client's own apply to its
+    /// server: key prefix, connect timeout, and its lease for how soon it gives up on a silent connection, so let all
+    /// have the same. Two locks of one name over the same clients with the same first one are the same lock. A majority
+    /// of an even number is more than half of it, so four masters survive the loss of one, like three.
     ///
-    /// A majority of an even number is more than half of it, so four masters survive the loss of one, like three.
+    /// Asks the servers who they are (`ROLE`, `INFO server`), all at the same time and once for each connection. Blocks
+    /// for at most the response timeout of the first client, however many are down: the lock is made all the same.
+    /// Servers that could not be asked are asked when they answer again, by the next call that locks. If one of them
+    /// turns out to be the server of another client, such calls return [`Error::Config`](crate::Error::Config) from
+    /// then on; one that has become a replica takes no part for as long as it is one.
     ///
-    /// Asks the servers who they are (`ROLE`, `INFO server`), all at the same time and once for each connection. Blocks at
-    /// most for the response timeout of the first client, however many are down: the lock is made all the same. Those that
-    /// could not be asked are asked when they answer again, by the next verb that takes the lock. If one of them turns out
-    /// to be the server of another client, these verbs are answered [`Error::Config`](crate::Error::Config) from then on;
-    /// one that has become a replica takes no part for as long as it is one.
+    /// ```no_run
+    /// use redlatch::{Client, RedLock};
+    /// let open = |port: u16| Client::open(format!("redis://127.0.0.1:{port}/"));
+    /// let (a, b, c) = (open(7001)?, open(7002)?, open(7003)?);
+    /// let lock = RedLock::new([&a, &b, &c], "billing")?;
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -92,19 +100,31 @@ impl RedLock {
         Ok(Self::of(LockSpec::of_quorum(quorum, id)))
     }
 
-    /// A handle for which a master counts only once it has been up for `longest_lease`.
+    /// Returns a handle for which a master counts only once it has been up for `longest_lease`.
     ///
     /// A master that restarts without its data has forgotten the holds it granted; once the longest lease that anybody
     /// uses for this name is over, none of them can be valid any more. Source: the crash recovery rule of the Redlock
-    /// description. The server's uptime is asked in the acquire itself; since it counts whole seconds, a master counts up
-    /// to two seconds later than it could. A server that is not the one its client knew (by its `run_id`: restarted, or
-    /// another behind the same address, like a replica that was promoted) counts once its client has known it for
-    /// `longest_lease`, from the first acquire that met it; a client that is opened after such a change cannot tell, and
-    /// goes by the uptime alone. It rests on the wall clock of the masters, which should not be set forward.
+    /// description.
     ///
-    /// It has nothing to do with renewing: a holder takes its part again at once, and a hold that another thread of this
-    /// process passes on was asked for by that thread's handle. From 10 ms to 100 years; anything else is answered
-    /// [`Error::Config`](crate::Error::Config) by the verbs. Default: a master counts at once.
+    /// The server's uptime is read in the acquire itself; since it counts whole seconds, a master counts up to two
+    /// seconds later than it could. A server that is not the one its client knew (by its `run_id`: restarted, or
+    /// another behind the same address, like a replica that was promoted) counts once its client has known it for
+    /// `longest_lease`, from the first acquire that met it; a client that is opened after such a change cannot know,
+    /// and goes by the uptime alone. It relies on the wall clock of the masters, which should not be set forward.
+    ///
+    /// Renewals are not affected: a holder takes its part again at once, and a hold handed over by another thread of
+    /// this process was asked for by that thread's handle. From 10 ms to 100 years; for anything else the methods that
+    /// lock return [`Error::Config`](crate::Error::Config). Default: a master counts at once.
+    ///
+    /// ```no_run
+    /// # let a = redlatch::Client::open("redis://127.0.0.1:7001/")?;
+    /// # let b = redlatch::Client::open("redis://127.0.0.1:7002/")?;
+    /// # let c = redlatch::Client::open("redis://127.0.0.1:7003/")?;
+    /// let longest_lease = std::time::Duration::from_secs(30);
+    /// let lock = redlatch::RedLock::new([&a, &b, &c], "billing")?.keep_out_restarted(longest_lease);
+    /// let _guard = lock.lock()?;
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
     #[must_use]
     pub fn keep_out_restarted(mut self, longest_lease: Duration) -> Self {
         self.inner.up_for = longest_lease;
@@ -113,9 +133,18 @@ impl RedLock {
 }
 
 impl RedLockGuard {
-    /// How many masters keep the hold for certain, as far as is known here. No I/O.
+    /// Returns how many masters certainly keep the hold, as far as this process knows. No I/O.
     ///
-    /// Right after the grant it may be a bare majority: the other answers are looked at when they have come.
+    /// Right after the grant it may be a bare majority: the other answers are counted when they arrive.
+    ///
+    /// ```no_run
+    /// # let a = redlatch::Client::open("redis://127.0.0.1:7001/")?;
+    /// # let b = redlatch::Client::open("redis://127.0.0.1:7002/")?;
+    /// # let c = redlatch::Client::open("redis://127.0.0.1:7003/")?;
+    /// let guard = redlatch::RedLock::new([&a, &b, &c], "billing")?.lock()?;
+    /// println!("{} of 3 masters keep it", guard.nodes_held());
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
     #[must_use]
     pub fn nodes_held(&self) -> usize {
         self.held.nodes_held()

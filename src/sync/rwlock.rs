@@ -11,38 +11,41 @@ use crate::time::Deadline;
 
 /// A lock that many may hold to read, or one to write: Redisson's `RReadWriteLock`.
 ///
-/// **Reentrancy.** A thread that reads may read again, one that writes may write again and may read; its read holds
+/// **Reentrancy.** A thread that reads may read again; one that writes may write again, and may read. Its read holds
 /// then outlive the write hold, and [`RwLockWriteGuard::downgrade`] turns one into the other. A thread that reads and
 /// wants to write would wait for itself: that is [`Error::WouldDeadlock`] at once.
 ///
 /// **Sharing.** Threads of one process share a read hold: while it is valid and no thread of the process waits to
-/// write, further readers join it without asking Redis. When a writer leaves, all readers that wait in a process come
-/// in with one round trip, those of other processes at the same time.
+/// write, further readers join it without asking Redis. When a writer leaves, all readers that wait in a process get
+/// the lock with one round trip, and those of other processes at the same time.
 ///
-/// **Order.** Threads of one process get the lock in the order in which they came, so that neither readers nor writers
-/// starve there. Among processes, a reader lets writers go first that wait already: it finds that any are subscribed to
-/// `redisson_rwlock:{name}:writers:<database>`, a channel on which nobody ever speaks. A claim lasts for as long as its writer is
-/// connected, and a reader respects it for at most [`Config::waiter_lease`](crate::Config::waiter_lease) (10 s unless
-/// set), so a writer that died or was stopped keeps nobody out for long. The readers of a process that have waited that
-/// long in vain pass over as many writers for six times as long; others that come are let go first. Readers of a
-/// process that keep joining each other look for writers as well, without waiting for the answer, and then stop joining.
-/// Wakeups that do not wait, such as [`try_read`](Self::try_read), follow the same rules; the time counts from the first
-/// that was changed away. What all this does not cover: a writer that is a Redisson client makes no claim, and a reader
-/// that is one respects none; there a writer waits for as long as readers overlap, and with it those who stand behind
-/// it in its own process. [`readers_first`](Self::readers_first) is Redisson's rule.
+/// **Order.** Threads of one process get the lock in the order in which they asked, so neither readers nor writers
+/// starve there. Among processes, a reader lets writers go first that wait already: it sees that they are subscribed to
+/// `redisson_rwlock:{name}:writers:<database>`, a channel to which nobody publishes. A subscription lasts as long as
+/// its writer is connected, and a reader respects it for at most [`Config::waiter_lease`](crate::Config::waiter_lease)
+/// (10 s unless set), so a writer that died or was stopped delays nobody for long. After that, the readers of the
+/// process ignore as many waiting writers for six times as long; others that come are let go first. Readers of a
+/// process that keep joining each other also look for writers, without waiting for the answer, and then stop joining.
+/// Calls that do not wait, such as [`try_read`](Self::try_read), follow the same rules; the time counts from the first
+/// that was turned away.
 ///
-/// **Loss.** A read hold is lost and told like any other. Each has a key of its own that lives as long as its lease,
-/// so a reader that died frees a writer when its own lease is over, whatever other readers renew. If more than a
-/// thousand died, a writer has to ask several times before it is in; [`try_write`](Self::try_write) asks once.
+/// Not covered: a writer that is a Redisson client does not subscribe, and a reader that is one does not look. There a
+/// writer waits for as long as readers overlap, and so do the threads behind it in its own process.
+/// [`readers_first`](Self::readers_first) is Redisson's rule.
 ///
-/// **Beside Redisson.** Redis keeps all read holds of a lock in one key, and a Redisson client sets the time that key has
-/// to live to what it needs itself: its watchdog to `lockWatchdogTimeout`, a multi-lock with a lease to that lease. Read
-/// holds here make it longer again at every renewal, at least every 10 s, and once they have found it shortened, after a
-/// third of the time it had left. What that does not cover: a client that shortens it to less than the time until then
-/// and dies. The lock is then over before this hold [`is_valid`](RwLockReadGuard::is_valid) says so, and a writer may
-/// be in; the next renewal tells. It cannot happen if those times are well over 10 s in every Redisson client.
+/// **Loss.** A read hold can be lost, and reports it, like any other. Each has a key of its own that lives as long as
+/// its lease, so a reader that died makes way for a writer when its own lease is over, whatever other readers renew. If
+/// more than a thousand died, a writer has to ask several times before it gets the lock; [`try_write`](Self::try_write)
+/// asks once.
 ///
-/// **Panics.** As with the [`ReentrantLock`](crate::ReentrantLock): dropping gives back, nothing is poisoned.
+/// **Beside Redisson.** Redis keeps all read holds of a lock in one key, and a Redisson client sets that key's time to
+/// live to what it needs itself: its watchdog to `lockWatchdogTimeout`, a multi-lock with a lease to that lease. Read
+/// holds here extend it again at every renewal, at least every 10 s, and once they have found it shortened, after a
+/// third of the time it had left. Not covered: a client that sets it below the time until then, and dies. The lock then
+/// ends before this hold's [`is_valid`](RwLockReadGuard::is_valid) says so, and a writer may get it; the next renewal
+/// finds out. It cannot happen if those times are well over 10 s in every Redisson client.
+///
+/// **Panics.** As with the [`ReentrantLock`](crate::ReentrantLock): dropping releases, nothing is poisoned.
 ///
 /// A lock of another kind under the same name is [`Error::WrongType`], since the two would not exclude each other.
 ///
@@ -53,7 +56,7 @@ use crate::time::Deadline;
 ///     let _guard = prices.read()?; // together with other readers
 /// }
 /// let guard = prices.write()?; // alone
-/// let _guard = guard.downgrade()?; // others may read again, nobody was in between
+/// let _guard = guard.downgrade()?; // others may read again, and nobody wrote in between
 /// # Ok::<(), redlatch::Error>(())
 /// ```
 #[derive(Clone)]
@@ -95,29 +98,62 @@ impl RwLock {
         }
     }
 
-    /// A handle that takes the lock for a fixed time instead of renewing it: Redisson's `leaseTime`.
+    /// Returns a handle that takes the lock for a fixed time instead of renewing it: Redisson's `leaseTime`.
     ///
-    /// Such read holds are not shared; otherwise as [`ReentrantLock::lease`](crate::ReentrantLock::lease).
+    /// Such read holds are not shared, and reading again in the same thread renews the whole hold. Otherwise as
+    /// [`ReentrantLock::lease`](crate::ReentrantLock::lease).
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// let prices = client.rwlock("prices").lease(std::time::Duration::from_secs(5));
+    /// let _guard = prices.read()?; // for five seconds at most
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
     #[must_use]
     pub fn lease(self, lease: Duration) -> Self {
         self.both(|handle| handle.lease(lease))
     }
 
-    /// A handle whose holds are renewed for at most `max_hold` after they were granted; see
-    /// [`ReentrantLock::max_hold`](crate::ReentrantLock::max_hold). Such read holds are not shared.
+    /// Returns a handle whose holds are renewed for at most `max_hold` after they were granted.
+    ///
+    /// Such read holds are not shared. Otherwise as [`ReentrantLock::max_hold`](crate::ReentrantLock::max_hold).
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// let prices = client.rwlock("prices").max_hold(std::time::Duration::from_secs(3600));
+    /// let _guard = prices.write()?; // renewed for an hour at most
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
     #[must_use]
     pub fn max_hold(self, max_hold: Duration) -> Self {
         self.both(|handle| handle.max_hold(max_hold))
     }
 
-    /// A handle whose waits end with [`Error::Cancelled`] when `token` is cancelled.
+    /// Returns a handle whose waits end with [`Error::Cancelled`] when `token` is cancelled.
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// let token = redlatch::CancelToken::new();
+    /// let prices = client.rwlock("prices").cancel_on(&token);
+    /// token.cancel(); // normally by another thread, while this one waits
+    /// assert!(matches!(prices.read(), Err(redlatch::Error::Cancelled)));
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
     #[must_use]
     pub fn cancel_on(self, token: &CancelToken) -> Self {
         self.both(|handle| handle.cancel_on(token))
     }
 
-    /// A handle that reads whenever nobody writes, also if somebody in another process waits to: Redisson's rule, under
-    /// which readers that overlap keep writers out for as long as they like.
+    /// Returns a handle that reads whenever nobody writes, even if somebody in another process waits to.
+    ///
+    /// This is Redisson's rule: readers that overlap can keep writers waiting for ever.
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// let prices = client.rwlock("prices").readers_first();
+    /// let _guard = prices.read()?;
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
     #[must_use]
     pub fn readers_first(mut self) -> Self {
         self.reading.yields = false;
@@ -132,46 +168,78 @@ impl RwLock {
         Ok(self.writing.acquire(patience)?.map(RwLockWriteGuard::new))
     }
 
-    /// Waits until the lock is held for reading.
+    /// Waits until the calling thread holds the lock for reading.
     ///
-    /// Blocks without limit while somebody writes, or is let go first; at most for the client's response timeout (3 s
+    /// Blocks without limit while somebody writes or is let go first; at most for the client's response timeout (3 s
     /// unless set) while Redis does not answer; not at all if another thread of this process reads and none of it waits
     /// to write.
     ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// let prices = client.rwlock("prices");
+    /// let _guard = prices.read()?; // together with other readers
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
+    ///
     /// # Errors
     ///
-    /// [`Error::Redis`] if Redis could not be asked; [`Error::WrongType`] if the key is no read-write lock;
+    /// [`Error::Redis`] if Redis could not be asked; [`Error::WrongType`] if the key holds something else;
     /// [`Error::Cancelled`] by the handle's token; [`Error::Closed`] once the client is closed; [`Error::Lost`] if the
-    /// lease was over before its grant arrived; [`Error::InvalidName`] and [`Error::Config`] before anything is sent.
+    /// grant arrived when its lease was over; [`Error::InvalidName`] and [`Error::Config`] before anything is sent.
     pub fn read(&self) -> Result<RwLockReadGuard> {
         self.read_with(WaitMode::Until(Deadline::NEVER))?
             .ok_or(Error::Closed)
     }
 
-    /// Tries once to read; `Ok(None)` if somebody writes, or waits to write before us.
+    /// Tries once to read; `Ok(None)` if somebody writes, or is to write first.
     ///
-    /// Blocks for a round trip or none, at most for the response timeout.
+    /// Blocks for one round trip or none, at most for the response timeout.
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// if client.rwlock("prices").try_read()?.is_none() {
+    ///     println!("somebody writes");
+    /// }
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
-    /// As [`read`](Self::read), without `Cancelled`.
+    /// As [`read`](Self::read), except `Cancelled`.
     pub fn try_read(&self) -> Result<Option<RwLockReadGuard>> {
         self.read_with(WaitMode::Once)
     }
 
-    /// Waits up to `wait` to read; `Ok(None)` if that was not in time.
+    /// Waits up to `wait` to read; `Ok(None)` if that was not long enough.
     ///
     /// `wait` is the whole budget; zero is one attempt.
     ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// let wait = std::time::Duration::from_millis(500);
+    /// if let Some(_guard) = client.rwlock("prices").try_read_for(wait)? {
+    ///     println!("reading");
+    /// }
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
+    ///
     /// # Errors
     ///
-    /// As [`read`](Self::read), and as
-    /// [`ReentrantLock::try_lock_for`](crate::ReentrantLock::try_lock_for) if Redis is known to be away by then.
+    /// As [`read`](Self::read), and as [`ReentrantLock::try_lock_for`](crate::ReentrantLock::try_lock_for) if Redis is
+    /// known to be unreachable by then.
     pub fn try_read_for(&self, wait: Duration) -> Result<Option<RwLockReadGuard>> {
         self.read_with(WaitMode::span(wait))
     }
 
     /// Waits until `instant` to read; otherwise as [`try_read_for`](Self::try_read_for).
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// let deadline = std::time::Instant::now() + std::time::Duration::from_secs(1);
+    /// let guard = client.rwlock("prices").try_read_until(deadline)?;
+    /// println!("in time: {}", guard.is_some());
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -180,10 +248,17 @@ impl RwLock {
         self.read_with(WaitMode::moment(instant))
     }
 
-    /// Waits until the lock is held for writing.
+    /// Waits until the calling thread holds the lock for writing.
     ///
     /// Blocks without limit while others read or write, and at most for the client's response timeout (3 s unless set)
     /// while Redis does not answer.
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// let prices = client.rwlock("prices");
+    /// let _guard = prices.write()?; // alone
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -195,29 +270,54 @@ impl RwLock {
 
     /// Tries once to write; `Ok(None)` if somebody else reads or writes, or a thread of this process waits for either.
     ///
-    /// Blocks for a round trip or none, at most for the response timeout; after a tenure others go first, as
+    /// Blocks for one round trip or none, at most for the response timeout. After a tenure others go first, as
     /// [`ReentrantLock::try_lock`](crate::ReentrantLock::try_lock) says.
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// if client.rwlock("prices").try_write()?.is_none() {
+    ///     println!("somebody reads or writes");
+    /// }
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
-    /// As [`write`](Self::write), without `Cancelled`.
+    /// As [`write`](Self::write), except `Cancelled`.
     pub fn try_write(&self) -> Result<Option<RwLockWriteGuard>> {
         self.write_with(WaitMode::Once)
     }
 
-    /// Waits up to `wait` to write; `Ok(None)` if that was not in time.
+    /// Waits up to `wait` to write; `Ok(None)` if that was not long enough.
     ///
     /// `wait` is the whole budget; zero is one attempt.
     ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// let wait = std::time::Duration::from_millis(500);
+    /// if let Some(_guard) = client.rwlock("prices").try_write_for(wait)? {
+    ///     println!("writing");
+    /// }
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
+    ///
     /// # Errors
     ///
-    /// As [`write`](Self::write), and as
-    /// [`ReentrantLock::try_lock_for`](crate::ReentrantLock::try_lock_for) if Redis is known to be away by then.
+    /// As [`write`](Self::write), and as [`ReentrantLock::try_lock_for`](crate::ReentrantLock::try_lock_for) if Redis
+    /// is known to be unreachable by then.
     pub fn try_write_for(&self, wait: Duration) -> Result<Option<RwLockWriteGuard>> {
         self.write_with(WaitMode::span(wait))
     }
 
     /// Waits until `instant` to write; otherwise as [`try_write_for`](Self::try_write_for).
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// let deadline = std::time::Instant::now() + std::time::Duration::from_secs(1);
+    /// let guard = client.rwlock("prices").try_write_until(deadline)?;
+    /// println!("in time: {}", guard.is_some());
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -226,10 +326,15 @@ impl RwLock {
         self.write_with(WaitMode::moment(instant))
     }
 
-    /// Whether anybody reads, here or elsewhere. Asks Redis: one round trip.
+    /// Returns whether anybody reads, in any process. One round trip, at most the response timeout.
     ///
-    /// A reader that died is counted until its lease is over and somebody has come by: another reader that leaves, or a
-    /// writer.
+    /// A reader that died is counted until its lease is over and another reader releases, or a writer asks.
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// println!("read: {}", client.rwlock("prices").is_read_locked()?); // a moment ago
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -238,7 +343,13 @@ impl RwLock {
         self.reading.is_locked()
     }
 
-    /// Whether anybody writes, here or elsewhere. Asks Redis: one round trip.
+    /// Returns whether anybody writes, in any process. One round trip, at most the response timeout.
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// println!("written: {}", client.rwlock("prices").is_write_locked()?); // a moment ago
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -247,27 +358,60 @@ impl RwLock {
         self.writing.is_locked()
     }
 
-    /// How many read holds the calling thread has, zero if they are not valid any more. Does not ask Redis.
+    /// Returns how many read holds the calling thread has; zero if they are no longer valid. No I/O.
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// let prices = client.rwlock("prices");
+    /// let _guard = prices.read()?;
+    /// assert_eq!(prices.read_hold_count(), 1);
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
     #[must_use]
     pub fn read_hold_count(&self) -> u32 {
         self.reading.hold_count()
     }
 
-    /// How many write holds the calling thread has, zero if they are not valid any more. Does not ask Redis.
+    /// Returns how many write holds the calling thread has; zero if they are no longer valid. No I/O.
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// let prices = client.rwlock("prices");
+    /// let _guard = prices.write()?;
+    /// assert_eq!(prices.write_hold_count(), 1);
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
     #[must_use]
     pub fn write_hold_count(&self) -> u32 {
         self.writing.hold_count()
     }
 
-    /// Whether the calling thread reads or writes, and its hold is valid. Does not ask Redis.
+    /// Returns whether the calling thread reads or writes and its hold is valid. No I/O.
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// let prices = client.rwlock("prices");
+    /// let _guard = prices.read()?;
+    /// assert!(prices.is_owned_by_current_thread());
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
     #[must_use]
     pub fn is_owned_by_current_thread(&self) -> bool {
         self.read_hold_count() > 0 || self.write_hold_count() > 0
     }
 
-    /// How long Redis keeps the lock if nobody renews it; `None` if nobody holds it. One round trip.
+    /// Returns how long Redis keeps the lock if nobody renews it; `None` if nobody holds it. One round trip, at most
+    /// the response timeout.
     ///
     /// With several readers it is the longest of their leases.
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// if let Some(left) = client.rwlock("prices").remaining()? {
+    ///     println!("free in {left:?}, unless it is renewed");
+    /// }
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -276,19 +420,35 @@ impl RwLock {
         self.writing.remaining()
     }
 
-    /// Takes the lock away from whoever reads or writes; `false` if nobody did. One round trip.
+    /// Takes the lock away from all who read or write; `false` if nobody did. One round trip, at most the response
+    /// timeout.
     ///
-    /// Holders in this process hear at once that they lost it ([`LossReason::Forced`](crate::LossReason::Forced)), others at their next renewal.
+    /// Holders in this process are notified of their loss at once ([`LossReason::Forced`](crate::LossReason::Forced)),
+    /// others at their next renewal. Redisson has a call of its own for readers and for the writer.
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// if client.rwlock("prices").force_unlock()? {
+    ///     println!("somebody held it, and no longer does");
+    /// }
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
-    /// [`Error::Redis`], [`Error::Closed`], [`Error::InvalidName`], and [`Error::WrongType`] for a key that is no
-    /// read-write lock, which is left as it is.
+    /// [`Error::Redis`], [`Error::Closed`], [`Error::InvalidName`], and [`Error::WrongType`] for a key that holds
+    /// something else, which is left as it is.
     pub fn force_unlock(&self) -> Result<bool> {
         self.writing.force_unlock()
     }
 
-    /// The name, as given to the client.
+    /// Returns the name, as given to the client.
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// assert_eq!(client.rwlock("prices").name(), "prices");
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
     #[must_use]
     pub fn name(&self) -> &str {
         &self.writing.name
@@ -296,15 +456,22 @@ impl RwLock {
 }
 
 impl RwLockWriteGuard {
-    /// Turns the write hold into a read hold, with nobody writing in between: others may read from now on.
+    /// Turns the write hold into a read hold, with nobody writing in between; from then on others may read.
     ///
-    /// The read hold has the lease settings of the write hold. If the thread has further write holds it goes on
-    /// writing until they are gone. Blocks for two round trips, at most for twice the response timeout.
+    /// The read hold has the lease settings of the write hold. If the thread has further write holds, it goes on
+    /// writing until they are released. Blocks for two round trips, at most for twice the response timeout.
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// let writing = client.rwlock("prices").write()?;
+    /// let _reading = writing.downgrade()?; // nobody wrote in between
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
-    /// [`Error::Lost`] if the lock was no longer ours, [`Error::Redis`] if Redis did not say, [`Error::Closed`] once the
-    /// client is closed. Both holds are given back then.
+    /// [`Error::Lost`] if the lock was no longer ours, [`Error::Redis`] if Redis did not answer, [`Error::Closed`] once
+    /// the client is closed. Both holds are released then.
     pub fn downgrade(self) -> Result<RwLockReadGuard> {
         match self.held.below()? {
             Some(read) => {
