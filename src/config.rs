@@ -8,7 +8,6 @@ use redis::{ConnectionAddr, IntoConnectionInfo, ProtocolVersion};
 
 use crate::error::Loss;
 use crate::error::{Error, Result};
-use crate::net::socket::Endpoint;
 
 /// The shortest lease of a client or of a handle: 10 ms.
 ///
@@ -200,7 +199,7 @@ impl Config {
     /// # Errors
     ///
     /// [`Error::Config`], naming the setting.
-    pub(crate) fn check(&self) -> Result<Endpoint> {
+    pub(crate) fn check(&self) -> Result<Server> {
         check_lease("lease", self.lease)?;
         for (setting, value) in [
             ("response_timeout", self.response_timeout),
@@ -232,10 +231,10 @@ impl Config {
                 "label is not printable ASCII without spaces of at most 64 bytes".into(),
             ));
         }
-        self.endpoint()
+        self.server()
     }
 
-    fn endpoint(&self) -> Result<Endpoint> {
+    fn server(&self) -> Result<Server> {
         // The URL may carry a password, so no message repeats it.
         let info = self
             .url
@@ -263,14 +262,29 @@ impl Config {
             }
             _ => {}
         }
-        Ok(Endpoint {
+        Ok(Server {
             addr: info.addr().clone(),
             username: settings.username().map(str::to_owned),
             password: settings.password().map(str::to_owned),
             db: settings.db(),
             label: self.label.clone(),
-            lookups: Arc::default(),
         })
+    }
+}
+
+/// Where Redis is, and how to log in there.
+pub(crate) struct Server {
+    pub(crate) addr: ConnectionAddr,
+    pub(crate) username: Option<String>,
+    pub(crate) password: Option<String>,
+    pub(crate) db: i64,
+    /// Part of the names of the connections.
+    pub(crate) label: String,
+}
+
+impl fmt::Debug for Server {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.addr, self.db)
     }
 }
 
@@ -354,10 +368,10 @@ mod tests {
     #[test]
     fn good_urls_are_understood_and_passwords_never_shown() {
         let config = Config::new("redis://alice:s%20ecret@[::1]:7000/3");
-        let endpoint = config.check().expect("good");
-        assert_eq!(endpoint.password.as_deref(), Some("s ecret"));
-        assert_eq!(endpoint.db, 3);
-        assert!(!format!("{config:?}{endpoint:?}").contains("ecret"));
+        let server = config.check().expect("good");
+        assert_eq!(server.password.as_deref(), Some("s ecret"));
+        assert_eq!(server.db, 3);
+        assert!(!format!("{config:?}{server:?}").contains("ecret"));
         assert!(
             Config::new("redis+unix:///run/redis.sock?db=1")
                 .check()

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use redis::{ErrorKind, RedisError, ServerErrorKind};
+
 /// The result of every fallible call of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
 
@@ -102,9 +104,9 @@ impl Error {
     #[must_use]
     pub fn is_retryable(&self) -> bool {
         match self {
-            Self::Redis { source, .. } => source
-                .downcast_ref::<redis::RedisError>()
-                .is_none_or(crate::net::call::is_transient),
+            Self::Redis { source, .. } => {
+                source.downcast_ref::<RedisError>().is_none_or(is_transient)
+            }
             Self::Lost { .. } | Self::Thread { .. } => true,
             Self::NoQuorum {
                 nodes,
@@ -202,6 +204,37 @@ impl std::error::Error for Error {
             _ => None,
         }
     }
+}
+
+/// Whether an error may pass by itself: no connection, or a server that is not ready to serve.
+pub(crate) fn is_transient(err: &RedisError) -> bool {
+    match err.kind() {
+        ErrorKind::Io | ErrorKind::Parse => true,
+        ErrorKind::Server(kind) => {
+            is_crowded(err)
+                || matches!(
+                    kind,
+                    ServerErrorKind::BusyLoading
+                        | ServerErrorKind::ReadOnly
+                        | ServerErrorKind::MasterDown
+                        | ServerErrorKind::ClusterDown
+                        | ServerErrorKind::TryAgain
+                )
+        }
+        ErrorKind::Extension => matches!(err.code(), Some("BUSY" | "NOREPLICAS" | "RESTARTED")),
+        _ => false,
+    }
+}
+
+/// Whether the server is at its limit of clients; it closes the connection.
+pub(crate) fn is_crowded(err: &RedisError) -> bool {
+    let detail = err.detail().unwrap_or_default();
+    detail.starts_with("max number of clients")
+}
+
+/// Whether the server does not know the script by its hash, and needs its text.
+pub(crate) fn is_unknown_script(err: &RedisError) -> bool {
+    err.kind() == ErrorKind::Server(ServerErrorKind::NoScript)
 }
 
 /// How a hold was lost.

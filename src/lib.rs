@@ -44,6 +44,7 @@ mod error;
 mod hold;
 mod local;
 mod net;
+mod process;
 mod protocol;
 mod quorum;
 mod report;

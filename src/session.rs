@@ -12,6 +12,7 @@ use parking_lot::Mutex;
 use crate::config::Config;
 use crate::error::LossReason;
 use crate::error::{Error, Result};
+use crate::hold::releases::Releases;
 use crate::hold::watchdog::{self, Watchdog};
 use crate::hold::{Hold, Notices};
 use crate::local::lock::Mode;
@@ -20,9 +21,10 @@ use crate::local::waiter::CancelToken;
 use crate::net::call::{Attempt, Call, Fault};
 use crate::net::connection::Connection;
 use crate::net::socket::Endpoint;
-use crate::net::subscriber::{self, Subscriber};
+use crate::net::subscriber::Subscriber;
+use crate::process::Process;
 use crate::protocol::kind::Kind;
-use crate::protocol::owner::{Owners, Process};
+use crate::protocol::owner::Owners;
 use crate::protocol::script::{Request, lease_ms};
 use crate::quorum::identity;
 use crate::report::{self, report};
@@ -141,8 +143,8 @@ impl Drop for Contending<'_> {
 impl Session {
     /// Checks the settings and connects.
     pub(crate) fn open(config: Config) -> Result<Arc<Self>> {
-        let endpoint = config.check()?;
-        let db = endpoint.db;
+        let endpoint = Endpoint::new(config.check()?);
+        let db = endpoint.server.db;
         let counters = Arc::new(Counters::default());
         let watchdog = Watchdog::new();
         let connection = Connection::new(
@@ -150,11 +152,18 @@ impl Session {
             config.connect_timeout,
             config.response_timeout,
             Arc::clone(&counters),
-            Arc::clone(&watchdog),
+            Arc::clone(&watchdog) as _,
+            Box::new(Releases::new(Arc::clone(&counters))),
         );
         connection
             .open(Instant::now() + config.connect_timeout)
             .map_err(|err| Error::redis("connecting", err))?;
+        let subscriber = Subscriber::new(
+            endpoint.clone(),
+            config.connect_timeout,
+            config.response_timeout,
+            Arc::clone(&counters),
+        );
         Ok(Arc::new(Self {
             endpoint,
             lease: config.lease,
@@ -168,7 +177,7 @@ impl Session {
             permits: LivePermits::default(),
             connection,
             watchdog,
-            subscriber: Subscriber::new(),
+            subscriber,
             counters,
             notices: Notices::new(config.on_lost),
             closed: AtomicBool::new(false),
@@ -209,7 +218,9 @@ impl Session {
 
     pub(crate) fn start_subscriber(self: &Arc<Self>) -> Result<()> {
         self.subscriber_thread
-            .start("redlatch-subscriber", self, subscriber::run)
+            .start("redlatch-subscriber", self, |session| {
+                session.subscriber.run();
+            })
     }
 
     /// A hold is lost: its guard, its lock and the client's listener hear of it, once.

@@ -29,6 +29,7 @@ use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
 use crate::error::LossReason;
 use crate::hold::schedule::{Place, Schedule, Scheduled};
 use crate::hold::{Duty, Hold};
+use crate::net::connection::Housekeeper;
 use crate::net::socket::{self, Duplex};
 use crate::protocol::script::{self, Renewed};
 use crate::quorum::hold as quorum_hold;
@@ -239,6 +240,12 @@ impl Watchdog {
         }
         let parts = state.schedule.renewals().filter(|hold| hold.is_part());
         parts.cloned().collect()
+    }
+}
+
+impl Housekeeper for Watchdog {
+    fn housekeep_soon(&self) {
+        Self::housekeep_soon(self);
     }
 }
 

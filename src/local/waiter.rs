@@ -11,6 +11,7 @@ use parking_lot::{Condvar, Mutex};
 use crate::hold::Hold;
 use crate::local::lock::Start;
 use crate::net::call::{Call, Fault};
+use crate::net::subscriber::Listener;
 use crate::time::Deadline;
 
 /// What a thread in line is told.
@@ -75,18 +76,6 @@ impl Waiter {
         }
     }
 
-    /// A message has come on the channel.
-    pub(crate) fn message(&self) {
-        self.signal.lock().messages += 1;
-        self.changed.notify_one();
-    }
-
-    /// The subscription is confirmed or refused (`true`), or was lost (`false`).
-    pub(crate) fn set_listening(&self, listening: bool) {
-        self.signal.lock().listening = listening;
-        self.changed.notify_one();
-    }
-
     /// Wakes the thread, to look at its signal and at the state of the client and the token.
     pub(crate) fn wake(&self) {
         // Through the mutex, or the wake-up could fall between the thread's look and its sleep.
@@ -133,6 +122,18 @@ impl Waiter {
             }
             self.changed.wait_until(&mut signal, until);
         }
+    }
+}
+
+impl Listener for Waiter {
+    fn message(&self) {
+        self.signal.lock().messages += 1;
+        self.changed.notify_one();
+    }
+
+    fn set_listening(&self, listening: bool) {
+        self.signal.lock().listening = listening;
+        self.changed.notify_one();
     }
 }
 

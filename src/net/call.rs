@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use parking_lot::{Condvar, Mutex};
-use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
+use redis::{RedisError, Value};
 
-use crate::protocol::script::Request;
+use crate::net::request::Request;
 use crate::quorum::round::Short;
 use crate::time::Unanswered;
 
@@ -45,37 +45,6 @@ impl Unanswered for Fault {
     }
 }
 
-/// Whether an error may pass by itself: no connection, or a server that is not ready to serve.
-pub(crate) fn is_transient(err: &RedisError) -> bool {
-    match err.kind() {
-        ErrorKind::Io | ErrorKind::Parse => true,
-        ErrorKind::Server(kind) => {
-            is_crowded(err)
-                || matches!(
-                    kind,
-                    ServerErrorKind::BusyLoading
-                        | ServerErrorKind::ReadOnly
-                        | ServerErrorKind::MasterDown
-                        | ServerErrorKind::ClusterDown
-                        | ServerErrorKind::TryAgain
-                )
-        }
-        ErrorKind::Extension => matches!(err.code(), Some("BUSY" | "NOREPLICAS" | "RESTARTED")),
-        _ => false,
-    }
-}
-
-/// Whether the server has all the clients that it wants for now; it closes the connection.
-pub(crate) fn is_crowded(err: &RedisError) -> bool {
-    let detail = err.detail().unwrap_or_default();
-    detail.starts_with("max number of clients")
-}
-
-/// Whether the server knows the script by its text only.
-pub(crate) fn is_unknown_script(err: &RedisError) -> bool {
-    err.kind() == ErrorKind::Server(ServerErrorKind::NoScript)
-}
-
 /// A release that is sent and not waited for.
 pub(crate) struct Deferred {
     pub(crate) request: Request,
@@ -97,6 +66,15 @@ pub(crate) struct DeferredTerms {
 /// Makes the release that takes back an acquire whose outcome nobody knows, if it has to be taken back.
 pub(crate) trait Undo: Send + Sync {
     fn undo(&self) -> Option<Deferred>;
+}
+
+/// Learns what became of the releases that nobody waits for.
+pub(crate) trait OnReply: Send + Sync {
+    /// The server has run it, and `replayed` says whether an earlier sending may have run as well.
+    fn released(&self, release: &DeferredTerms, reply: &Value, replayed: bool);
+
+    /// It is not sent again.
+    fn given_up(&self, release: &DeferredTerms, why: &RedisError);
 }
 
 /// One sending of a command, and what takes it back if its outcome stays unknown.

@@ -36,14 +36,11 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
 
-use crate::hold::watchdog::Watchdog;
-use crate::net::call::{
-    Answer, Attempt, Call, CallPhase, Deferred, DeferredTerms, Fault, is_transient,
-    is_unknown_script,
-};
+use crate::error::{is_transient, is_unknown_script};
+use crate::net::call::{Answer, Attempt, Call, CallPhase, Deferred, Fault, OnReply};
 use crate::net::outbox::Outbox;
+use crate::net::request::{Request, Script};
 use crate::net::socket::{self, Dial, Dialled, Endpoint, Meanwhile, Reader, Socket};
-use crate::protocol::script::{self, Released, Request, Script};
 use crate::report::report;
 use crate::stats::Counters;
 
@@ -196,6 +193,12 @@ impl State {
     }
 }
 
+/// Whoever calls [`Connection::tend`] from time to time.
+pub(crate) trait Housekeeper: Send + Sync {
+    /// Something is left to be looked after shortly. Cheap, and called with mutexes held.
+    fn housekeep_soon(&self);
+}
+
 /// The shared connection for the commands of all locks of a client.
 pub(crate) struct Connection {
     endpoint: Endpoint,
@@ -205,7 +208,8 @@ pub(crate) struct Connection {
     state: Mutex<State>,
     changed: Condvar,
     counters: Arc<Counters>,
-    watchdog: Arc<Watchdog>,
+    housekeeper: Arc<dyn Housekeeper>,
+    on_reply: Box<dyn OnReply>,
 }
 
 impl Connection {
@@ -214,7 +218,8 @@ impl Connection {
         connect_timeout: Duration,
         response_timeout: Duration,
         counters: Arc<Counters>,
-        watchdog: Arc<Watchdog>,
+        housekeeper: Arc<dyn Housekeeper>,
+        on_reply: Box<dyn OnReply>,
     ) -> Self {
         Self {
             endpoint,
@@ -234,7 +239,8 @@ impl Connection {
             }),
             changed: Condvar::new(),
             counters,
-            watchdog,
+            housekeeper,
+            on_reply,
         }
     }
 
@@ -251,7 +257,7 @@ impl Connection {
         if let Some(undo) = ahead.call.undo() {
             self.send_deferred(undo);
         }
-        self.watchdog.housekeep_soon();
+        self.housekeeper.housekeep_soon();
     }
 
     /// Sends until there is a reply, the deadline, or an error that will not pass; begins with what was sent `ahead`.
@@ -325,11 +331,11 @@ impl Connection {
                             err
                         }
                         WaitFault::TimedOut => {
-                            self.watchdog.housekeep_soon();
+                            self.housekeeper.housekeep_soon();
                             return Err(self.no_answer());
                         }
                         WaitFault::Stopped => {
-                            self.watchdog.housekeep_soon();
+                            self.housekeeper.housekeep_soon();
                             return Err(Fault::Stopped);
                         }
                         WaitFault::Closed => return Err(Fault::Closed),
@@ -387,7 +393,7 @@ impl Connection {
         if matches!(state.phase, Phase::Down { .. }) {
             state.wanted = true;
             drop(state);
-            self.watchdog.housekeep_soon();
+            self.housekeeper.housekeep_soon();
         }
     }
 
@@ -408,7 +414,7 @@ impl Connection {
                 )));
                 drop(state);
                 self.write_out(false);
-                self.watchdog.housekeep_soon();
+                self.housekeeper.housekeep_soon();
             } else {
                 drop(self.has_ended(state, generation));
                 // Others may have left their bytes to this thread meanwhile.
@@ -444,7 +450,7 @@ impl Connection {
     pub(crate) fn send_deferred(&self, deferred: Deferred) {
         self.submit(&Call::deferred(deferred));
         self.flush(false);
-        self.watchdog.housekeep_soon();
+        self.housekeeper.housekeep_soon();
     }
 
     /// Queues a call behind all that were submitted before it. Memory only: no I/O, never blocks.
@@ -804,52 +810,14 @@ impl Connection {
                 } else {
                     its.phase = CallPhase::Broken(err.clone());
                     drop(its);
-                    self.give_up(deferred, &err);
+                    self.on_reply.given_up(deferred, &err);
                 }
                 return None;
             }
         };
-        match script::released(&value) {
-            Ok(Released::Yes { .. }) => {}
-            // Expected of an undo, and of a release that may have run before.
-            Ok(Released::Gone | Released::Taken) if deferred.undo || its.sendings > 1 => {}
-            Ok(gone) => {
-                self.counters.releases_of_lost.add(1);
-                report!(
-                    Warn,
-                    "releasing `{}`: it was no longer ours ({gone:?})",
-                    deferred.name
-                );
-            }
-            Err(unexpected) => {
-                self.counters.releases_failed.add(1);
-                report!(Warn, "releasing `{}`: {unexpected}", deferred.name);
-            }
-        }
+        self.on_reply.released(deferred, &value, its.sendings > 1);
         its.phase = CallPhase::Done(value);
         None
-    }
-
-    fn give_up(&self, deferred: &DeferredTerms, why: &RedisError) {
-        if deferred.for_good {
-            self.counters.releases_failed.add(1);
-            report!(
-                Warn,
-                "giving back permits of `{}`: {why}; given up, and they count as taken for good",
-                deferred.name
-            );
-            return;
-        }
-        if deferred.undo {
-            report!(Debug, "undoing an acquire of `{}`: {why}", deferred.name);
-            return;
-        }
-        self.counters.releases_failed.add(1);
-        report!(
-            Warn,
-            "releasing `{}`: {why}; it frees itself when its lease runs out",
-            deferred.name
-        );
     }
 
     /// Waits for a deferred call to be settled, reconnecting as need be; says with the reply whether an earlier sending
@@ -1000,7 +968,7 @@ impl Connection {
                     why: Some(why.clone()),
                     dial: Some(dial),
                 };
-                self.watchdog.housekeep_soon();
+                self.housekeeper.housekeep_soon();
                 (state, Err(Fault::Unreachable(why)))
             }
             Err(err) => {
@@ -1069,7 +1037,7 @@ impl Connection {
                 return;
             }
             for deferred in ended.iter().filter_map(|call| call.deferred.as_ref()) {
-                self.give_up(deferred, &why);
+                self.on_reply.given_up(deferred, &why);
             }
             if !meanwhile() {
                 return;
@@ -1164,7 +1132,7 @@ impl Connection {
             call.changed.notify_all();
         }
         if restless {
-            self.watchdog.housekeep_soon();
+            self.housekeeper.housekeep_soon();
         }
     }
 
@@ -1402,20 +1370,46 @@ fn appoint(call: Option<Arc<Call>>) {
 mod tests {
     use super::*;
 
+    use std::sync::LazyLock;
+
     use redis::ConnectionAddr;
+
+    use crate::config::Server;
+    use crate::net::call::DeferredTerms;
+
+    static RELEASE: LazyLock<Script> = LazyLock::new(|| Script::new("return 0"));
+
+    struct Nobody;
+
+    impl Housekeeper for Nobody {
+        fn housekeep_soon(&self) {}
+    }
+
+    impl OnReply for Nobody {
+        fn released(&self, _: &DeferredTerms, _: &Value, _: bool) {}
+
+        fn given_up(&self, _: &DeferredTerms, _: &RedisError) {}
+    }
 
     /// To a server that is away.
     fn connection() -> Connection {
-        let endpoint = Endpoint {
+        let endpoint = Endpoint::new(Server {
             addr: ConnectionAddr::Tcp("127.0.0.1".into(), 1),
             username: None,
             password: None,
             db: 0,
             label: String::new(),
-            lookups: Arc::default(),
-        };
+        });
         let timeout = Duration::from_secs(1);
-        Connection::new(endpoint, timeout, timeout, Arc::default(), Watchdog::new())
+        let (housekeeper, on_reply) = (Arc::new(Nobody), Box::new(Nobody));
+        Connection::new(
+            endpoint,
+            timeout,
+            timeout,
+            Arc::default(),
+            housekeeper,
+            on_reply,
+        )
     }
 
     #[test]
@@ -1423,7 +1417,7 @@ mod tests {
         let (connection, now) = (connection(), Instant::now());
         let name: Arc<str> = "name".into();
         for _ in 0..4 * AT_ONCE {
-            let request = Request::script("releasing", &script::LOCK_RELEASE, &[&name], &["o:1"]);
+            let request = Request::script("releasing", &RELEASE, &[&name], &["o:1"]);
             let terms = DeferredTerms {
                 name: Arc::clone(&name),
                 useful_until: now,

@@ -3,5 +3,6 @@
 pub(crate) mod call;
 pub(crate) mod connection;
 pub(crate) mod outbox;
+pub(crate) mod request;
 pub(crate) mod socket;
 pub(crate) mod subscriber;

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::net::call::Call;
-use crate::protocol::script::Request;
+use crate::net::request::Request;
 
 #[derive(Default)]
 pub(crate) struct Outbox {
@@ -101,12 +101,15 @@ impl Outbox {
 mod tests {
     use super::*;
     use crate::net::call::{Deferred, DeferredTerms};
-    use crate::protocol::script;
+    use crate::net::request::Script;
+    use std::sync::LazyLock;
     use std::time::Duration;
+
+    static SCRIPT: LazyLock<Script> = LazyLock::new(|| Script::new("return 0"));
 
     fn release(keys: &[&str], useful_until: Instant) -> Arc<Call> {
         Call::deferred(Deferred {
-            request: Request::script("releasing", &script::LOCK_RELEASE, keys, &["o:1"]),
+            request: Request::script("releasing", &SCRIPT, keys, &["o:1"]),
             terms: DeferredTerms {
                 name: keys[0].into(),
                 useful_until,
@@ -143,7 +146,7 @@ mod tests {
         for keys in [&["a", "b"][..], &["c"], &["b"], &["b", "c"]] {
             backlog.park(&release(keys, later));
         }
-        let fresh = Request::script("acquiring", &script::LOCK_ACQUIRE, &["b"], &["o:2", "1"]);
+        let fresh = Request::script("acquiring", &SCRIPT, &["b"], &["o:2", "1"]);
         assert_eq!(names(&backlog.take_about(&fresh, 2)), ["a", "b"]);
         assert_eq!(names(&backlog.take_about(&fresh, 2)), ["b"]);
         assert!(backlog.take_about(&fresh, 2).is_empty());

@@ -15,8 +15,9 @@ use parking_lot::Mutex;
 use redis::io::tcp::socket2::{Domain, Protocol, SockRef, Socket as RawSocket, Type};
 use redis::{ConnectionAddr, ErrorKind, RedisError, RedisResult, ServerErrorKind, Value};
 
-use crate::net::call::{is_crowded, is_transient};
-use crate::protocol::script::Request;
+use crate::config::Server;
+use crate::error::{is_crowded, is_transient};
+use crate::net::request::Request;
 use crate::report::report;
 
 /// How long [`Socket::write_all`] may make no progress at all before the connection is given up.
@@ -45,20 +46,25 @@ const GREET_AGAIN: Duration = Duration::from_millis(50);
 /// How old the answer to a look-up may be that nobody has waited for.
 const LOOKUP_AGE: Duration = Duration::from_secs(1);
 
-/// Where Redis is, and what it is told first.
+/// One server, for all connections of a client.
 #[derive(Clone)]
 pub(crate) struct Endpoint {
-    pub(crate) addr: ConnectionAddr,
-    pub(crate) username: Option<String>,
-    pub(crate) password: Option<String>,
-    pub(crate) db: i64,
-    pub(crate) label: String,
-    pub(crate) lookups: Lookups,
+    pub(crate) server: Arc<Server>,
+    lookups: Lookups,
+}
+
+impl Endpoint {
+    pub(crate) fn new(server: Server) -> Self {
+        Self {
+            server: Arc::new(server),
+            lookups: Arc::default(),
+        }
+    }
 }
 
 impl fmt::Debug for Endpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.addr, self.db)
+        self.server.fmt(f)
     }
 }
 
@@ -325,7 +331,7 @@ impl Dial {
         let by = until.min(self.ends);
         loop {
             let waits_for = match &mut self.stage {
-                Stage::Resolving => match &endpoint.addr {
+                Stage::Resolving => match &endpoint.server.addr {
                     ConnectionAddr::Tcp(host, port) => {
                         if let Some(addrs) = resolve(endpoint, host, *port, by, meanwhile)? {
                             self.stage = Stage::Opening(Opening {
@@ -413,19 +419,19 @@ impl Greeting {
             parser: redis::Parser::new(),
             timeout: Duration::MAX,
         };
-        let db = endpoint.db.to_string();
+        let db = endpoint.server.db.to_string();
         let mut name = format!("redlatch-{role}");
-        if !endpoint.label.is_empty() {
-            name = format!("{name}:{}", endpoint.label);
+        if !endpoint.server.label.is_empty() {
+            name = format!("{name}:{}", endpoint.server.label);
         }
         let mut steps: Vec<Vec<&str>> = Vec::new();
-        if let Some(password) = &endpoint.password {
+        if let Some(password) = &endpoint.server.password {
             let mut auth = vec!["AUTH"];
-            auth.extend(endpoint.username.as_deref());
+            auth.extend(endpoint.server.username.as_deref());
             auth.push(password);
             steps.push(auth);
         }
-        if endpoint.db != 0 {
+        if endpoint.server.db != 0 {
             steps.push(vec!["SELECT", &db]);
         }
         steps.push(vec!["CLIENT", "SETNAME", &name]);
@@ -711,14 +717,13 @@ mod tests {
 
     #[test]
     fn an_answer_about_a_host_grows_old() {
-        let endpoint = Endpoint {
+        let endpoint = Endpoint::new(Server {
             addr: ConnectionAddr::Tcp("localhost".into(), 7),
             username: None,
             password: None,
             db: 0,
             label: String::new(),
-            lookups: Arc::default(),
-        };
+        });
         let elsewhere = vec![SocketAddr::from(([127, 9, 9, 9], 7))];
         let resolved = |answered_at| {
             let (tell, lookup) = crossbeam_channel::bounded(1);

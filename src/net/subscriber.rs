@@ -15,13 +15,12 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
 
-use crate::local::waiter::Waiter;
-use crate::net::call::is_transient;
-use crate::net::socket::{self, Reader, Socket};
-use crate::protocol::owner::Process;
-use crate::protocol::script::Request;
+use crate::error::is_transient;
+use crate::net::request::Request;
+use crate::net::socket::{self, Endpoint, Reader, Socket};
+use crate::process::Process;
 use crate::report::report;
-use crate::session::Session;
+use crate::stats::Counters;
 use crate::time;
 
 /// How long the connection may be silent before it is asked whether it lives.
@@ -54,8 +53,21 @@ const FORGET: Duration = Duration::from_secs(60);
 /// How many refusals are remembered for that long.
 const REFUSALS: usize = 1024;
 
+/// Whoever waits for messages. Called with the subscriber's mutex held: it notes what it learns, and may wake a thread.
+pub(crate) trait Listener: Send + Sync {
+    /// A message has come on the channel.
+    fn message(&self);
+
+    /// The subscription is confirmed or refused (`true`), or was lost (`false`).
+    fn set_listening(&self, listening: bool);
+}
+
 /// The channels that threads of this process wait on.
 pub(crate) struct Subscriber {
+    endpoint: Endpoint,
+    connect_timeout: Duration,
+    response_timeout: Duration,
+    counters: Arc<Counters>,
     state: Mutex<State>,
     changed: Condvar,
     process: Process,
@@ -77,7 +89,7 @@ struct State {
 
 struct Entry {
     /// By the number of their subscription; those that linger, too.
-    waiters: Vec<(u64, Arc<Waiter>)>,
+    waiters: Vec<(u64, Arc<dyn Listener>)>,
     /// Which subscription to this channel it is.
     epoch: u64,
     /// SUBSCRIBE was sent and not answered.
@@ -214,8 +226,17 @@ impl State {
 }
 
 impl Subscriber {
-    pub(crate) fn new() -> Arc<Self> {
+    pub(crate) fn new(
+        endpoint: Endpoint,
+        connect_timeout: Duration,
+        response_timeout: Duration,
+        counters: Arc<Counters>,
+    ) -> Arc<Self> {
         Arc::new(Self {
+            endpoint,
+            connect_timeout,
+            response_timeout,
+            counters,
             state: Mutex::new(State {
                 wanted: HashMap::new(),
                 refusals: HashMap::new(),
@@ -258,11 +279,11 @@ impl Subscriber {
         self.state.lock().wanted.len()
     }
 
-    /// Begins to listen to `channel` for `waiter`, who is told when the server has confirmed.
+    /// Begins to listen to `channel` for `waiter`, who is notified when the server has confirmed.
     pub(crate) fn subscribe(
         self: &Arc<Self>,
         channel: &Arc<str>,
-        waiter: &Arc<Waiter>,
+        waiter: &Arc<impl Listener + 'static>,
     ) -> Subscription {
         let mut state = self.state.lock();
         let State {
@@ -295,7 +316,7 @@ impl Subscriber {
                 refused,
             }
         });
-        entry.waiters.push((id, Arc::clone(waiter)));
+        entry.waiters.push((id, Arc::clone(waiter) as _));
         waiter.set_listening(entry.is_listening());
         drop(state);
         self.changed.notify_all();
@@ -537,63 +558,57 @@ impl Drop for Subscription {
     }
 }
 
-/// What the subscriber's thread runs.
-pub(crate) fn run(session: Arc<Session>) {
-    // Nothing here should panic; if something does, waiting threads must not be left to polling for good.
-    while std::panic::catch_unwind(AssertUnwindSafe(|| listen_until_stopped(&session))).is_err() {
-        report!(Error, "the subscriber panicked and goes on");
-        session.subscriber.hang_up();
-    }
-}
-
-fn listen_until_stopped(session: &Arc<Session>) {
-    let subscriber = Arc::clone(&session.subscriber);
-    let mut back_off = BACK_OFF.0;
-    let mut anew = false;
-    loop {
-        subscriber.end_lingering();
-        {
-            let mut state = subscriber.state.lock();
-            while state.wanted.is_empty() && !state.stopped {
-                subscriber.changed.wait(&mut state);
-            }
-            if state.stopped {
-                return;
-            }
-        }
-        let deadline = Instant::now() + session.connect_timeout;
-        let go_on = &mut || !subscriber.state.lock().stopped;
-        match socket::connect(&session.endpoint, "subscriber", deadline, go_on) {
-            Ok(connection) => {
-                if anew {
-                    session.counters.resubscriptions.add(1);
-                }
-                back_off = BACK_OFF.0;
-                let err = subscriber.listen(connection, anew, session.response_timeout);
-                report!(Debug, "the connection for messages was lost: {err}");
-                anew = true;
-                subscriber.hang_up();
-            }
-            Err(err) => report!(Debug, "no connection for messages: {err}"),
-        }
-        let mut state = subscriber.state.lock();
-        // However many subscribe meanwhile.
-        let again_at = Instant::now() + time::jittered(back_off);
-        while !state.stopped && Instant::now() < again_at {
-            subscriber.changed.wait_until(&mut state, again_at);
-        }
-        back_off = (back_off * 2).min(BACK_OFF.1);
-    }
-}
-
 impl Subscriber {
+    /// What the thread runs.
+    pub(crate) fn run(&self) {
+        // Nothing here should panic; if something does, waiting threads must not be left to polling for good.
+        while std::panic::catch_unwind(AssertUnwindSafe(|| self.listen_until_stopped())).is_err() {
+            report!(Error, "the subscriber panicked and goes on");
+            self.hang_up();
+        }
+    }
+
+    fn listen_until_stopped(&self) {
+        let mut back_off = BACK_OFF.0;
+        let mut anew = false;
+        loop {
+            self.end_lingering();
+            {
+                let mut state = self.state.lock();
+                while state.wanted.is_empty() && !state.stopped {
+                    self.changed.wait(&mut state);
+                }
+                if state.stopped {
+                    return;
+                }
+            }
+            let deadline = Instant::now() + self.connect_timeout;
+            let go_on = &mut || !self.state.lock().stopped;
+            match socket::connect(&self.endpoint, "subscriber", deadline, go_on) {
+                Ok(connection) => {
+                    if anew {
+                        self.counters.resubscriptions.add(1);
+                    }
+                    back_off = BACK_OFF.0;
+                    let err = self.listen(connection, anew);
+                    report!(Debug, "the connection for messages was lost: {err}");
+                    anew = true;
+                    self.hang_up();
+                }
+                Err(err) => report!(Debug, "no connection for messages: {err}"),
+            }
+            let mut state = self.state.lock();
+            // However many subscribe meanwhile.
+            let again_at = Instant::now() + time::jittered(back_off);
+            while !state.stopped && Instant::now() < again_at {
+                self.changed.wait_until(&mut state, again_at);
+            }
+            back_off = (back_off * 2).min(BACK_OFF.1);
+        }
+    }
+
     /// Subscribes to all that is wanted and hands out what comes, until the connection is lost.
-    fn listen(
-        &self,
-        connection: socket::Duplex,
-        anew: bool,
-        response_timeout: Duration,
-    ) -> RedisError {
+    fn listen(&self, connection: socket::Duplex, anew: bool) -> RedisError {
         let mut reader = connection.reader;
         {
             let mut state = self.state.lock();
@@ -641,7 +656,7 @@ impl Subscriber {
                         return socket::timed_out("the connection is gone");
                     };
                     match asked_at {
-                        Some(at) if Instant::now() >= at + response_timeout => {
+                        Some(at) if Instant::now() >= at + self.response_timeout => {
                             return socket::timed_out(
                                 "redis was silent when asked for a sign of life",
                             );

@@ -1,27 +1,11 @@
-//! The Lua scripts: one typed request per file, and replies that become enums here and travel no further.
+//! The Lua scripts, one per file in `lua/`, and their replies, which become enums here and travel no further.
 
 use std::sync::LazyLock;
 use std::time::Duration;
 
 use redis::Value;
 
-/// A script, ready to be sent by its SHA-1 or whole.
-pub(crate) struct Script {
-    by_hash: Vec<u8>,
-    whole: Vec<u8>,
-}
-
-impl Script {
-    fn new(text: &str) -> Self {
-        let mut by_hash = Vec::new();
-        push_bulk(&mut by_hash, b"EVALSHA");
-        push_bulk(&mut by_hash, redis::Script::new(text).get_hash().as_bytes());
-        let mut whole = Vec::new();
-        push_bulk(&mut whole, b"EVAL");
-        push_bulk(&mut whole, text.as_bytes());
-        Self { by_hash, whole }
-    }
-}
+pub(crate) use crate::net::request::{Request, Script};
 
 /// Every script, by its file.
 macro_rules! scripts {
@@ -73,119 +57,6 @@ scripts! {
     PERMIT_TRY_SET = "permit_try_set";
     PERMIT_SET = "permit_set";
     PERMIT_ADD = "permit_add";
-}
-
-/// One command, packed but for the choice between a script's hash and its text.
-#[derive(Clone)]
-pub(crate) struct Request {
-    pub(crate) script: Option<&'static Script>,
-    parts: usize,
-    packed: Vec<u8>,
-    /// What the command is for, as errors tell it.
-    pub(crate) doing: &'static str,
-}
-
-impl Request {
-    /// A plain command.
-    pub(crate) fn command(doing: &'static str, parts: &[&str]) -> Self {
-        let mut packed = Vec::with_capacity(64);
-        for part in parts {
-            push_bulk(&mut packed, part.as_bytes());
-        }
-        Self {
-            script: None,
-            parts: parts.len(),
-            packed,
-            doing,
-        }
-    }
-
-    pub(crate) fn script(
-        doing: &'static str,
-        script: &'static Script,
-        keys: &[&str],
-        args: &[&str],
-    ) -> Self {
-        let args: Vec<&[u8]> = args.iter().map(|arg| arg.as_bytes()).collect();
-        Self::script_of_bytes(doing, script, keys, &args)
-    }
-
-    /// A script with arguments that are no text.
-    pub(crate) fn script_of_bytes(
-        doing: &'static str,
-        script: &'static Script,
-        keys: &[&str],
-        args: &[&[u8]],
-    ) -> Self {
-        let mut packed = Vec::with_capacity(192);
-        push_bulk(&mut packed, keys.len().to_string().as_bytes());
-        let keys_as_bytes = keys.iter().map(|key| key.as_bytes());
-        for part in keys_as_bytes.chain(args.iter().copied()) {
-            push_bulk(&mut packed, part);
-        }
-        Self {
-            script: Some(script),
-            parts: 3 + keys.len() + args.len(),
-            packed,
-            doing,
-        }
-    }
-
-    /// Appends the command; `whole` sends a script's text instead of its hash, which Redis did not know.
-    pub(crate) fn write(&self, out: &mut Vec<u8>, whole: bool) {
-        push_head(out, b'*', self.parts);
-        if let Some(script) = self.script {
-            out.extend_from_slice(if whole {
-                &script.whole
-            } else {
-                &script.by_hash
-            });
-        }
-        out.extend_from_slice(&self.packed);
-    }
-}
-
-impl Request {
-    /// The keys of a script.
-    pub(crate) fn keys(&self) -> impl Iterator<Item = &[u8]> {
-        let mut rest = self.packed.as_slice();
-        let count = match self.script {
-            Some(_) => pull_bulk(&mut rest),
-            None => None,
-        };
-        let count = count.and_then(|count| std::str::from_utf8(count).ok()?.parse().ok());
-        (0..count.unwrap_or(0_usize)).map_while(move |_| pull_bulk(&mut rest))
-    }
-}
-
-fn push_head(out: &mut Vec<u8>, kind: u8, mut n: usize) {
-    out.push(kind);
-    let digits = out.len();
-    loop {
-        out.push(b"0123456789"[n % 10]);
-        n /= 10;
-        if n == 0 {
-            break;
-        }
-    }
-    out[digits..].reverse();
-    out.extend_from_slice(b"\r\n");
-}
-
-fn push_bulk(out: &mut Vec<u8>, bytes: &[u8]) {
-    push_head(out, b'$', bytes.len());
-    out.extend_from_slice(bytes);
-    out.extend_from_slice(b"\r\n");
-}
-
-/// Takes what [`push_bulk`] has appended from the front.
-fn pull_bulk<'a>(bytes: &mut &'a [u8]) -> Option<&'a [u8]> {
-    let head = bytes.iter().position(|byte| *byte == b'\n')?;
-    let digits = bytes.get(1..head.checked_sub(1)?)?;
-    let len: usize = std::str::from_utf8(digits).ok()?.parse().ok()?;
-    let body = bytes.get(head + 1..head + 1 + len)?;
-    *bytes = bytes.get(head + 1 + len + 2..)?;
-    Some(body)
 }
 
 /// A lease as scripts want it: whole milliseconds, never rounded down to nothing.
@@ -399,45 +270,6 @@ pub(crate) fn integer(reply: Value) -> Result<i64, Unexpected> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_request_is_packed_like_the_redis_crate_packs_it() {
-        let request = Request::script("testing", &LOCK_ACQUIRE, &["k e\ny"], &["o:1", "1500"]);
-        let mut ours = Vec::new();
-        request.write(&mut ours, true);
-        let text = include_str!("../../lua/lock_acquire.lua");
-        let theirs = redis::cmd("EVAL")
-            .arg(text)
-            .arg(1)
-            .arg("k e\ny")
-            .arg("o:1")
-            .arg(1500)
-            .get_packed_command();
-        assert_eq!(ours, theirs);
-        ours.clear();
-        request.write(&mut ours, false);
-        let hash = redis::Script::new(text);
-        let theirs = redis::cmd("EVALSHA")
-            .arg(hash.get_hash())
-            .arg(1)
-            .arg("k e\ny")
-            .arg("o:1")
-            .arg(1500)
-            .get_packed_command();
-        assert_eq!(ours, theirs);
-    }
-
-    #[test]
-    fn the_keys_of_a_request_can_be_read_back() {
-        let keys =
-            |request: &Request| -> Vec<Vec<u8>> { request.keys().map(<[u8]>::to_vec).collect() };
-        let odd = ["k e\r\ny", "", "$3"];
-        let request = Request::script("testing", &LOCK_ACQUIRE, &odd, &["o:1", "1500"]);
-        assert_eq!(keys(&request), odd.map(|key| key.as_bytes().to_vec()));
-        let request = Request::script("testing", &LOCK_ACQUIRE, &[], &["o:1"]);
-        assert!(keys(&request).is_empty());
-        assert!(keys(&Request::command("testing", &["PING", "1"])).is_empty());
-    }
 
     #[test]
     fn replies_become_enums() {

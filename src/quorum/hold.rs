@@ -45,11 +45,11 @@ use parking_lot::Mutex;
 use redis::{RedisError, Value};
 
 use crate::acquire::spec::Terms;
-use crate::error::LossReason;
+use crate::error::{LossReason, is_unknown_script};
 use crate::hold::{Duty, Hold, Role};
 use crate::local::lock::{LeasePolicy, Mode};
 use crate::local::registry::Entry;
-use crate::net::call::{Answer, Attempt, Call, CallPhase, Fault, Undo, is_unknown_script};
+use crate::net::call::{Answer, Attempt, Call, CallPhase, Fault, Undo};
 use crate::net::connection::WaitFault;
 use crate::protocol::kind::{AcquireArgs, Kind, Place, PlaceState};
 use crate::protocol::script::{self, Released, Renewed};

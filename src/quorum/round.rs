@@ -20,10 +20,10 @@ use std::time::{Duration, Instant};
 use redis::Value;
 
 use crate::acquire::spec::Terms;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, is_transient, is_unknown_script};
 use crate::hold::Hold;
 use crate::local::registry::Entry;
-use crate::net::call::{Answer, Attempt, Call, Fault, is_transient, is_unknown_script};
+use crate::net::call::{Answer, Attempt, Call, Fault};
 use crate::net::connection::WaitFault;
 use crate::protocol::keys;
 use crate::protocol::kind::{Kind, Protocol};

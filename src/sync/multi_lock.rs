@@ -216,7 +216,7 @@ impl Members {
         let names: Vec<&str> = parts.iter().map(|part| &*part.name).collect();
         let mut of_key: BTreeMap<_, Vec<_>> = BTreeMap::new();
         for (place, part) in parts.iter().enumerate() {
-            let key = (part.place().0, part.session().endpoint.db);
+            let key = (part.place().0, part.session().endpoint.server.db);
             of_key.entry(key).or_default().push(place);
         }
         of_key.retain(|_, places| places.len() > 1);

@@ -18,7 +18,9 @@ const LAYERS: [&[&str]; 10] = [
     &["protocol"],
     &["local"],
     &["net"],
-    &["callback", "config", "error", "report", "stats", "time"],
+    &[
+        "callback", "config", "error", "process", "report", "stats", "time",
+    ],
 ];
 
 /// Where a file belongs, counted from the top.

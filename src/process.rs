@@ -1,0 +1,17 @@
+//! Which process this is: what a child made by `fork()` must not touch.
+
+/// The process that something was made in.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Process(u32);
+
+impl Process {
+    pub(crate) fn this() -> Self {
+        Self(std::process::id())
+    }
+
+    /// Whether this is a copy that `fork()` made for a child process: the threads are missing there, mutexes may be locked
+    /// for ever, and connections and holds are the parent's. Nothing but atomics may be touched.
+    pub(crate) fn is_copy(self) -> bool {
+        std::process::id() != self.0
+    }
+}
