@@ -22,13 +22,13 @@ use crate::hold::{Hold, UNDO_FOR};
 use crate::local::lock::{Mode, Start};
 use crate::local::registry::{Entry, wake};
 use crate::local::waiter::Waiter;
-use crate::net::call::{Attempt, Call, Deferred, DeferredTerms, Fault, Undo};
+use crate::net::call::{Attempt, Call, Deferred, DeferredTerms, Undo};
 use crate::net::connection::Ahead;
 use crate::net::subscriber::{POLL_CAP_UNHEARD, Subscription};
 use crate::protocol::kind::{AcquireArgs, Kind, Place, PlaceState};
 use crate::protocol::owner::OwnerNumber;
 use crate::protocol::script::{self, Acquired, Released};
-use crate::quorum::round::{self, Asked, Quorum};
+use crate::quorum::round::{self, Asked, Failure, Quorum};
 use crate::session::{Contending, Session};
 use crate::time;
 use crate::time::{BackOff, Budget, Deadline};
@@ -642,11 +642,10 @@ impl<'a> Contender<'a> {
             let out_of_time = Instant::now() + pause >= until;
             if again || out_of_time {
                 if !goes_on || out_of_time || short.is_final() {
-                    let fault = Fault::NoQuorum(short);
                     if out_of_time {
-                        return self.unanswered(budget, fault);
+                        return self.unanswered(budget, short);
                     }
-                    return Err(self.lock.error("acquiring the lock", fault));
+                    return Err(self.lock.error("acquiring the lock", short));
                 }
                 time::sleep_unless(pause, &stop);
             }
@@ -655,14 +654,16 @@ impl<'a> Contender<'a> {
     }
 
     /// An attempt had no answer, or was refused.
-    fn unanswered(&self, budget: Budget, fault: Fault) -> Result<Attempted> {
-        if budget.was_too_short(&fault) {
+    fn unanswered(&self, budget: Budget, failure: impl Into<Failure>) -> Result<Attempted> {
+        let failure = failure.into();
+        if budget.was_too_short(&failure) {
             return Ok(Attempted::TooLate);
         }
-        if budget.concerns_all(&fault) {
-            self.entry.dismiss(&fault);
+        if budget.concerns_all(&failure) {
+            self.lock
+                .dismiss(&self.entry, "acquiring the lock", failure.clone());
         }
-        Err(self.lock.error("acquiring the lock", fault))
+        Err(self.lock.error("acquiring the lock", failure))
     }
 
     fn granted(mut self, hold: Arc<Hold>, sent_at: Instant) -> Result<GuardInner> {

@@ -12,13 +12,14 @@ use crate::error::{Error, Result};
 use crate::hold::{Duty, Hold};
 use crate::local::lock::{Entered, LeasePolicy, Mode};
 use crate::local::registry::{Entry, wake};
-use crate::local::waiter::{CancelToken, Waiter, Wakeup};
+use crate::local::waiter::{CancelToken, MakeError, Waiter, Wakeup};
 use crate::net::call::{Attempt, Call, Fault};
 use crate::protocol::keys;
 use crate::protocol::kind::{Kind, Protocol};
 use crate::protocol::owner;
 use crate::protocol::script::{self, Renewed};
 use crate::quorum::round::Quorum;
+use crate::quorum::round::{Failure, Short};
 use crate::session::{Session, SharedSession};
 use crate::time::{Budget, Deadline};
 
@@ -230,18 +231,18 @@ impl LockSpec {
         }
     }
 
-    pub(crate) fn error(&self, doing: &'static str, fault: Fault) -> Error {
-        match fault {
-            Fault::Refused(err) if err.code() == Some("WRONGTYPE") => Error::WrongType {
-                name: self.name.to_string(),
-            },
-            Fault::Refused(err) | Fault::Unreachable(err) | Fault::Late(err) => {
-                Error::redis(doing, err)
-            }
-            Fault::NoQuorum(short) => short.into_error(&self.name),
-            Fault::Stopped => self.stopped(),
-            Fault::Closed => Error::Closed,
+    pub(crate) fn error(&self, doing: &'static str, failure: impl Into<Failure>) -> Error {
+        match failure.into() {
+            Failure::One(Fault::Stopped) => self.stopped(),
+            failure => failure.into_error(doing, &self.name),
         }
+    }
+
+    /// Redis was away for the whole response timeout: those who wait for the same need not find that out again.
+    pub(crate) fn dismiss(&self, entry: &Entry, doing: &'static str, failure: Failure) {
+        let name = Arc::clone(&self.name);
+        let error: MakeError = Arc::new(move || failure.clone().into_error(doing, &name));
+        entry.dismiss(&error);
     }
 
     pub(crate) fn lost(&self, reason: LossReason) -> Error {
@@ -448,9 +449,7 @@ impl LockSpec {
                                 Contender::new(self, entry, terms, patience, waiter, None, start);
                             return Ok(Pending::ToAsk(contender));
                         }
-                        Some(Wakeup::Failed(fault)) => {
-                            return Err(self.error("acquiring the lock", fault));
-                        }
+                        Some(Wakeup::Failed(error)) => return Err(error()),
                     }
                 }
                 Entered::Mine {
@@ -577,7 +576,7 @@ impl LockSpec {
                             .map_err(|unexpected| Error::redis(doing, unexpected))?;
                         Ok((renewed, answer.sent_at))
                     }
-                    Err(fault) => Err(fault),
+                    Err(fault) => Err(fault.into()),
                 }
             }
         };
@@ -655,7 +654,7 @@ impl LockSpec {
 
     pub(crate) fn is_locked(&self) -> Result<bool> {
         if let Some(quorum) = &self.quorum {
-            return self.survey("asking for the lock", |until| quorum.is_locked(until));
+            return self.survey(|until| quorum.is_locked(until));
         }
         let protocol = &self.look()?.protocol;
         let state = self.number("asking for the lock", protocol.state())?;
@@ -665,7 +664,7 @@ impl LockSpec {
     pub(crate) fn remaining(&self) -> Result<Option<Duration>> {
         let doing = "asking for the lease";
         let ms = match &self.quorum {
-            Some(quorum) => self.survey(doing, |until| quorum.remaining(until))?,
+            Some(quorum) => self.survey(|until| quorum.remaining(until))?,
             None => {
                 let entry = self.look()?;
                 self.number(doing, entry.protocol.remaining())?
@@ -678,14 +677,10 @@ impl LockSpec {
     }
 
     /// Asks the servers of a quorum, for at most the response timeout.
-    fn survey<T>(
-        &self,
-        doing: &'static str,
-        ask: impl FnOnce(Instant) -> std::result::Result<T, Fault>,
-    ) -> Result<T> {
+    fn survey<T>(&self, ask: impl FnOnce(Instant) -> std::result::Result<T, Short>) -> Result<T> {
         self.session().check_open()?;
         let until = Instant::now() + self.session().response_timeout;
-        ask(until).map_err(|fault| self.error(doing, fault))
+        ask(until).map_err(|short| short.into_error(&self.name))
     }
 
     fn number(&self, doing: &'static str, request: script::Request) -> Result<i64> {
@@ -703,7 +698,7 @@ impl LockSpec {
         let held: Vec<_> = entry.lock().lock.holds().cloned().collect();
         let doing = "forcing the lock open";
         let forced = match &self.quorum {
-            Some(quorum) => self.survey(doing, |until| quorum.force(until))?,
+            Some(quorum) => self.survey(|until| quorum.force(until))?,
             None => self.number(doing, entry.protocol.force())? == 1,
         };
         if forced {

@@ -47,9 +47,7 @@ impl<'a> Turn<'a> {
             Entered::Queued(ticket) => {
                 match handle.wait_in_queue(&entry, ticket, &waiter, deadline)? {
                     Some(Wakeup::Contend(_)) => {}
-                    Some(Wakeup::Failed(fault)) => {
-                        return Err(handle.error("acquiring permits", fault));
-                    }
+                    Some(Wakeup::Failed(error)) => return Err(error()),
                     Some(Wakeup::Granted(_)) | None => return Ok(None),
                 }
             }

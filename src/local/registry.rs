@@ -14,8 +14,8 @@ use crate::error::Result;
 use crate::hold::Hold;
 use crate::local::lock::{LocalLock, Mode, Wakeups};
 use crate::local::semaphore::LocalSemaphore;
-use crate::local::waiter::{Waiter, Wakeup};
-use crate::net::call::{Call, Deferred, DeferredTerms, Fault};
+use crate::local::waiter::{MakeError, Waiter, Wakeup};
+use crate::net::call::{Call, Deferred, DeferredTerms};
 use crate::protocol::kind::{Kind, Protocol};
 use crate::sync::semaphore::{IdempotencyKeys, Place, YieldAfter};
 
@@ -155,11 +155,11 @@ impl Entry {
     }
 
     /// Redis was out of reach for the whole response timeout: nobody in line needs to find that out again.
-    pub(crate) fn dismiss(&self, fault: &Fault) {
+    pub(crate) fn dismiss(&self, error: &MakeError) {
         let mut state = self.lock();
         let waiters = state.lock.dismiss();
         for waiter in &waiters {
-            waiter.store(Wakeup::Failed(fault.clone()));
+            waiter.store(Wakeup::Failed(Arc::clone(error)));
         }
         drop(state);
         for waiter in waiters {

@@ -8,11 +8,15 @@ use std::time::Instant;
 
 use parking_lot::{Condvar, Mutex};
 
+use crate::error::Error;
 use crate::hold::Hold;
 use crate::local::lock::Start;
-use crate::net::call::{Call, Fault};
+use crate::net::call::Call;
 use crate::net::subscriber::Listener;
 use crate::time::Deadline;
+
+/// What one thread met makes an error for each of those that wait.
+pub(crate) type MakeError = Arc<dyn Fn() -> Error + Send + Sync>;
 
 /// What a thread in line is told.
 #[derive(Clone)]
@@ -22,7 +26,7 @@ pub(crate) enum Wakeup {
     /// You are the contender: ask Redis.
     Contend(Start<Arc<Call>>),
     /// Redis could not be asked, and not for want of time.
-    Failed(Fault),
+    Failed(MakeError),
 }
 
 /// One thread that waits for a lock, and everything it can be told.

@@ -7,7 +7,6 @@ use parking_lot::{Condvar, Mutex};
 use redis::{RedisError, Value};
 
 use crate::net::request::Request;
-use crate::quorum::round::Short;
 use crate::time::Unanswered;
 
 /// Why a command has no reply.
@@ -20,8 +19,6 @@ pub(crate) enum Fault {
     Late(RedisError),
     /// The server answered with an error that will not pass by itself.
     Refused(RedisError),
-    /// Of several servers too few agreed.
-    NoQuorum(Short),
     /// The caller was told to stop: cancelled, or the client is being closed.
     Stopped,
     /// The client is closed.
@@ -30,18 +27,11 @@ pub(crate) enum Fault {
 
 impl Unanswered for Fault {
     fn is_late(&self) -> bool {
-        match self {
-            Self::Late(_) => true,
-            Self::NoQuorum(short) => !short.is_away(),
-            _ => false,
-        }
+        matches!(self, Self::Late(_))
     }
 
     fn is_unanswered(&self) -> bool {
-        matches!(
-            self,
-            Self::Unreachable(_) | Self::Late(_) | Self::NoQuorum(_)
-        )
+        matches!(self, Self::Unreachable(_) | Self::Late(_))
     }
 }
 

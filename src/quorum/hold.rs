@@ -53,7 +53,7 @@ use crate::net::call::{Answer, Attempt, Call, CallPhase, Fault, Undo};
 use crate::net::connection::WaitFault;
 use crate::protocol::kind::{AcquireArgs, Kind, Place, PlaceState};
 use crate::protocol::script::{self, Released, Renewed};
-use crate::quorum::round::{self, Goal, Node, Nodes, Reply, SLICE, Short};
+use crate::quorum::round::{self, Failure, Goal, Node, Nodes, Reply, SLICE, Short};
 use crate::report::report;
 use crate::session::Session;
 
@@ -731,7 +731,7 @@ impl QuorumHold {
         count: u32,
         until: Instant,
         stop: &dyn Fn() -> bool,
-    ) -> std::result::Result<(Renewed, Instant), Fault> {
+    ) -> std::result::Result<(Renewed, Instant), Failure> {
         let (nodes, sent_at) = (&self.nodes, Instant::now());
         let mut state = self.state.lock();
         self.look(&mut state);
@@ -812,14 +812,14 @@ impl QuorumHold {
             return Ok((Renewed::Yes, sent_at));
         }
         if stop() {
-            return Err(Fault::Stopped);
+            return Err(Fault::Stopped.into());
         }
         if nodes.list.len() - round.count(&not_ours) < nodes.needed {
             let others = |value: &Value| matches!(value, Value::Int(-1));
             let taken = round.count(&others) > 0;
             return Ok((if taken { Renewed::Taken } else { Renewed::Gone }, sent_at));
         }
-        Err(Fault::NoQuorum(Short {
+        Err(Failure::Several(Short {
             nodes: nodes.list.len(),
             needed: nodes.needed,
             agreed,

@@ -31,7 +31,7 @@ use crate::protocol::script::Request;
 use crate::quorum::hold::QuorumHold;
 use crate::quorum::identity::Masters;
 use crate::session::{Session, SharedSession};
-use crate::time;
+use crate::time::{self, Unanswered};
 
 /// How long one node is waited for, as a share of the lease, and within which limits.
 ///
@@ -106,6 +106,56 @@ pub(crate) struct Short {
     pub(crate) agreed: usize,
     /// By position, for the others that did not say that somebody else has the lock.
     pub(crate) failures: Vec<(usize, Fault)>,
+}
+
+/// Why one server, or several, gave no answer.
+#[derive(Debug, Clone)]
+pub(crate) enum Failure {
+    One(Fault),
+    Several(Short),
+}
+
+impl From<Fault> for Failure {
+    fn from(fault: Fault) -> Self {
+        Self::One(fault)
+    }
+}
+
+impl From<Short> for Failure {
+    fn from(short: Short) -> Self {
+        Self::Several(short)
+    }
+}
+
+impl Failure {
+    pub(crate) fn into_error(self, doing: &'static str, name: &str) -> Error {
+        match self {
+            Self::One(Fault::Refused(err)) if err.code() == Some("WRONGTYPE") => {
+                Error::WrongType { name: name.into() }
+            }
+            Self::One(Fault::Refused(err) | Fault::Unreachable(err) | Fault::Late(err)) => {
+                Error::redis(doing, err)
+            }
+            Self::One(Fault::Stopped | Fault::Closed) => Error::Closed,
+            Self::Several(short) => short.into_error(name),
+        }
+    }
+}
+
+impl Unanswered for Failure {
+    fn is_late(&self) -> bool {
+        match self {
+            Self::One(fault) => fault.is_late(),
+            Self::Several(short) => !short.is_away(),
+        }
+    }
+
+    fn is_unanswered(&self) -> bool {
+        match self {
+            Self::One(fault) => fault.is_unanswered(),
+            Self::Several(_) => true,
+        }
+    }
 }
 
 impl Short {
@@ -327,7 +377,7 @@ impl Quorum {
         &self,
         until: Instant,
         question: impl Fn(&Protocol) -> Request,
-    ) -> std::result::Result<Vec<i64>, Fault> {
+    ) -> std::result::Result<Vec<i64>, Short> {
         let nodes = &self.nodes;
         let mut ask = |node: usize| Attempt {
             request: question(&nodes.list[node].entry.protocol),
@@ -351,29 +401,29 @@ impl Quorum {
         if numbers.len() >= nodes.needed {
             return Ok(numbers);
         }
-        Err(Fault::NoQuorum(Short {
+        Err(Short {
             nodes: nodes.list.len(),
             needed: nodes.needed,
             agreed: numbers.len(),
             failures: nodes.failures(round.replies),
-        }))
+        })
     }
 
     /// Whether a majority is not to be had.
-    pub(crate) fn is_locked(&self, until: Instant) -> std::result::Result<bool, Fault> {
+    pub(crate) fn is_locked(&self, until: Instant) -> std::result::Result<bool, Short> {
         let fields = self.survey(until, Protocol::state)?;
         Ok(fields.iter().filter(|fields| **fields == 0).count() < self.nodes.needed)
     }
 
     /// In how many milliseconds a majority is to be had if nobody renews; -1 for never, -2 for now.
-    pub(crate) fn remaining(&self, until: Instant) -> std::result::Result<i64, Fault> {
+    pub(crate) fn remaining(&self, until: Instant) -> std::result::Result<i64, Short> {
         let mut left = self.survey(until, Protocol::remaining)?;
         left.sort_unstable_by_key(|ms| if *ms == -1 { i64::MAX } else { *ms });
         Ok(left[self.nodes.needed - 1])
     }
 
     /// Takes the lock away on every node; whether anybody had it on any.
-    pub(crate) fn force(&self, until: Instant) -> std::result::Result<bool, Fault> {
+    pub(crate) fn force(&self, until: Instant) -> std::result::Result<bool, Short> {
         Ok(self.survey(until, Protocol::force)?.contains(&1))
     }
 }

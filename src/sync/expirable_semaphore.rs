@@ -645,7 +645,7 @@ impl ExpirableSemaphore {
                 if budget.concerns_all(&fault)
                     && let Some(entry) = line
                 {
-                    entry.dismiss(&fault);
+                    self.inner.dismiss(entry, ACQUIRING, fault.clone().into());
                 }
                 return Err(self.inner.error(ACQUIRING, fault));
             }
