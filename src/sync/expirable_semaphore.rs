@@ -42,38 +42,38 @@ const RELEASING: &str = "releasing a permit";
 
 /// A number of permits for all processes together, each with an id and a lease: Redisson's `RPermitExpirableSemaphore`.
 ///
-/// **Crashes.** A permit is renewed for as long as its [`ExpirablePermit`] lives, like a lock. When its process dies, is
-/// stopped, or loses Redis from sight, the permit comes back by itself one lease later, and those who wait get it then
-/// without any message. What is over is judged by the server's clock alone.
+/// **Crashes.** A permit is renewed for as long as its [`ExpirablePermit`] lives, like a lock. If its process dies, is
+/// stopped, or cannot reach Redis, the permit comes back by itself one lease later, and waiting threads get it then
+/// without any message. Only the server's clock decides what has expired.
 ///
-/// **How many there are** is said once with [`try_set_permits`](Self::try_set_permits), which changes nothing where it has
-/// been said before. Until then there are none, and acquiring waits. Available and acquired permits are kept apart:
-/// after a reduction fewer than none may be available, until enough have come back. If Redis loses the number (it was
-/// deleted, or evicted) nobody has said it any more: permits that come back do not make it anew, and whoever says it next
-/// has those that are out among them.
+/// **How many there are** is set once with [`try_set_permits`](Self::try_set_permits), which changes nothing if it was
+/// set before. Until then there are none, and acquiring waits. Available and acquired permits are counted apart: after
+/// a reduction the available number may be negative, until enough have come back. If Redis loses the number (it was
+/// deleted, or evicted), it counts as not set: permits that come back do not create it, and whoever sets it next has
+/// those that are out among them.
 ///
-/// **Ids.** Each permit has an id of 32 hexadecimal digits. Whoever knows it, in whatever process or language, can give
-/// the permit back with [`release_id`](Self::release_id); its holder then hears that it was lost
-/// ([`LossReason::Forced`]). Permits that Java clients took are counted, waited for and released alike.
+/// **Ids.** Each permit has an id of 32 hexadecimal digits. Whoever knows it, in any process or language, can release
+/// the permit with [`release_id`](Self::release_id); its holder is then notified of the loss ([`LossReason::Forced`]).
+/// Permits that Java clients took are counted, waited for and released alike.
 ///
-/// **Order.** Threads of one process get permits in the order in which they came, so that one who wants many is not
-/// overtaken for ever, and one who does not wait ([`try_acquire`](Self::try_acquire)) gives way to those who do. Among
-/// processes the first to ask gets what there is.
+/// **Order.** Threads of one process are served first come, first served, so that one who wants many is not overtaken
+/// for ever, and one who does not wait ([`try_acquire`](Self::try_acquire)) lets those go first who do. Among processes
+/// the first to ask gets what there is.
 ///
-/// **Panics.** As with the [`ReentrantLock`](crate::ReentrantLock): dropping gives back, nothing is poisoned. A thread may
-/// take several permits, and would wait for itself if there are too few.
+/// **Panics.** As with the [`ReentrantLock`](crate::ReentrantLock): dropping releases, nothing is poisoned. A thread
+/// may take several permits, and would wait for itself if there are too few.
 ///
-/// The plain semaphore has the same keys and channel for its name; the two do not mix.
+/// The plain semaphore uses the same keys and channel for its name; the two do not mix.
 ///
 /// ```no_run
 /// let client = redlatch::Client::open("redis://127.0.0.1/")?;
 /// let slots = client.expirable_semaphore("slots");
-/// slots.try_set_permits(3)?; // the first process says so
+/// slots.try_set_permits(3)?; // the first process to get here decides
 /// {
 ///     let _permit = slots.acquire()?; // one of three, among all processes
 /// }
 /// let permit = slots.acquire()?;
-/// slots.release_id(permit.id())?; // what any other process could do, too
+/// slots.release_id(permit.id())?; // any other process could do this, too
 /// assert!(!permit.is_valid());
 /// # Ok::<(), redlatch::Error>(())
 /// ```
@@ -84,10 +84,10 @@ pub struct ExpirableSemaphore {
     entry: OnceLock<Arc<Entry>>,
 }
 
-/// One permit of an [`ExpirableSemaphore`], given back when dropped.
+/// One permit of an [`ExpirableSemaphore`], released when dropped.
 ///
 /// It is renewed every third of the client's lease until then, unless the handle has a lease of its own or
-/// [`update_lease`](Self::update_lease) has given it one. It can be sent to other threads, and shared among them.
+/// [`update_lease`](Self::update_lease) has given it one. It may be sent to other threads, and shared among them.
 #[must_use = "if unused the permit is released immediately"]
 pub struct ExpirablePermit {
     semaphore: LockSpec,
@@ -193,10 +193,17 @@ impl ExpirableSemaphore {
         }
     }
 
-    /// A handle whose permits have this lease and are not renewed: Redisson's `leaseTime`.
+    /// Returns a handle whose permits have this lease and are not renewed: Redisson's `leaseTime`.
     ///
-    /// From 10 ms to a hundred years; [`Error::Config`] from the verbs that acquire otherwise. When the lease is over the
-    /// permit is lost ([`LossReason::Expired`]) and somebody else's to take.
+    /// When the lease is over, the permit is lost ([`LossReason::Expired`]) and available to others. From 10 ms to a
+    /// hundred years; for anything else the methods that acquire return [`Error::Config`].
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// let slots = client.expirable_semaphore("slots").lease(std::time::Duration::from_secs(60));
+    /// let _permit = slots.acquire()?; // for a minute at most
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
     #[must_use]
     pub fn lease(self, lease: Duration) -> Self {
         Self {
@@ -205,7 +212,16 @@ impl ExpirableSemaphore {
         }
     }
 
-    /// A handle whose waits end with [`Error::Cancelled`] when `token` is cancelled.
+    /// Returns a handle whose waits end with [`Error::Cancelled`] when `token` is cancelled.
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// let token = redlatch::CancelToken::new();
+    /// let slots = client.expirable_semaphore("slots").cancel_on(&token);
+    /// token.cancel(); // normally by another thread, while this one waits
+    /// assert!(matches!(slots.acquire(), Err(redlatch::Error::Cancelled)));
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
     #[must_use]
     pub fn cancel_on(self, token: &CancelToken) -> Self {
         Self {
@@ -214,60 +230,109 @@ impl ExpirableSemaphore {
         }
     }
 
-    /// The name, as given to the client.
+    /// Returns the name, as given to the client.
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// assert_eq!(client.expirable_semaphore("slots").name(), "slots");
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
     #[must_use]
     pub fn name(&self) -> &str {
         &self.inner.name
     }
 
-    /// Waits for a permit, however long it takes.
+    /// Waits for a permit.
     ///
-    /// Blocks for a round trip if there is one, else until one is released or comes to its end.
+    /// Blocks for one round trip if one is available, otherwise without limit until one is released or expires, and at
+    /// most for the client's response timeout (3 s unless set) while Redis does not answer.
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// let _permit = client.expirable_semaphore("slots").acquire()?; // renewed until dropped
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
-    /// [`Error::Redis`] if Redis did not answer within the response timeout, then or when the wait began;
+    /// [`Error::Redis`] if Redis did not answer within the response timeout, at first or while waiting;
     /// [`Error::Cancelled`], [`Error::Closed`]; [`Error::WrongType`] for keys that hold something else; [`Error::Lost`]
-    /// if the grant came when its lease was over; [`Error::InvalidName`], [`Error::Config`].
+    /// if the grant arrived when its lease was over; [`Error::InvalidName`], [`Error::Config`].
     pub fn acquire(&self) -> Result<ExpirablePermit> {
         one(self.endlessly(1)?).ok_or_else(|| self.inner.stopped())
     }
 
-    /// Takes a permit if there is one; `Ok(None)` if there is none, or a thread of this process waits: who tries does not
-    /// overtake it. One round trip or none.
+    /// Tries once; `Ok(None)` if there is no permit, or a thread of this process is waiting, which is not overtaken.
+    ///
+    /// Blocks for one round trip or none, at most for the response timeout.
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// match client.expirable_semaphore("slots").try_acquire()? {
+    ///     Some(permit) => println!("we have {}", permit.id()),
+    ///     None => println!("all are taken"),
+    /// }
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
-    /// As [`acquire`](Self::acquire), without being cancelled.
+    /// As [`acquire`](Self::acquire), except `Cancelled`.
     pub fn try_acquire(&self) -> Result<Option<ExpirablePermit>> {
         Ok(self.take(1, WaitMode::Once)?.and_then(one))
     }
 
-    /// Waits up to `wait` for a permit; `Ok(None)` if it had none then.
+    /// Waits up to `wait` for a permit; `Ok(None)` if that was not long enough.
     ///
-    /// `wait` is the whole budget, round trips included; zero is one attempt. An answer that comes later is `Ok(None)` too,
-    /// and what it may have brought is given back.
+    /// `wait` is the whole budget, round trips included; zero is one attempt. An answer that comes later is not waited
+    /// for, and what it may have granted is released.
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// let wait = std::time::Duration::from_secs(1);
+    /// let Some(_permit) = client.expirable_semaphore("slots").try_acquire_for(wait)? else {
+    ///     return Ok(()); // all are taken
+    /// };
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
-    /// As [`acquire`](Self::acquire); [`Error::Redis`] also if Redis is known to be away by then.
+    /// As [`acquire`](Self::acquire); [`Error::Redis`] also if Redis is known to be unreachable by then.
     pub fn try_acquire_for(&self, wait: Duration) -> Result<Option<ExpirablePermit>> {
         Ok(self.take(1, WaitMode::span(wait))?.and_then(one))
     }
 
-    /// Waits until `instant` for a permit; `Ok(None)` if there was none then. A moment that has passed is one attempt.
+    /// Waits until `instant` for a permit; otherwise as [`try_acquire_for`](Self::try_acquire_for).
+    ///
+    /// An instant in the past is one attempt.
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// let deadline = std::time::Instant::now() + std::time::Duration::from_secs(1);
+    /// let permit = client.expirable_semaphore("slots").try_acquire_until(deadline)?;
+    /// println!("in time: {}", permit.is_some());
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
-    /// As [`acquire`](Self::acquire).
+    /// As [`try_acquire_for`](Self::try_acquire_for).
     pub fn try_acquire_until(&self, instant: Instant) -> Result<Option<ExpirablePermit>> {
         Ok(self.take(1, WaitMode::moment(instant))?.and_then(one))
     }
 
     /// Waits for `n` permits at once: all of them are taken, or none. At most 1,000.
     ///
-    /// Each is a permit of its own, with its own id and its own end. More than there are in all are waited for until
-    /// somebody adds some.
+    /// Each is a permit of its own, with its own id and its own end. If `n` is more than there are in all, it waits
+    /// until somebody adds some.
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// let permits = client.expirable_semaphore("slots").acquire_many(2)?;
+    /// assert_eq!(permits.len(), 2);
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -276,23 +341,41 @@ impl ExpirableSemaphore {
         self.endlessly(n)
     }
 
-    /// Takes `n` permits if there are as many; `Ok(None)` if not, or a thread of this process waits, and then none is taken.
-    /// One round trip or none.
+    /// Tries once to take `n` permits, all or none; `Ok(None)` if there are fewer, or a thread of this process is
+    /// waiting.
+    ///
+    /// Blocks for one round trip or none, at most for the response timeout.
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// if client.expirable_semaphore("slots").try_acquire_many(2)?.is_none() {
+    ///     println!("fewer than two are available");
+    /// }
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
-    /// As [`acquire_many`](Self::acquire_many), without being cancelled.
+    /// As [`acquire_many`](Self::acquire_many), except `Cancelled`.
     pub fn try_acquire_many(&self, n: u32) -> Result<Option<Vec<ExpirablePermit>>> {
         self.take(n, WaitMode::Once)
     }
 
-    /// Waits up to `wait` for `n` permits at once; `Ok(None)` if there were too few then.
+    /// Waits up to `wait` for `n` permits at once; `Ok(None)` if that was not long enough.
     ///
     /// `wait` is the whole budget, round trips included; zero is one attempt.
     ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// let wait = std::time::Duration::from_secs(1);
+    /// let permits = client.expirable_semaphore("slots").try_acquire_many_for(2, wait)?;
+    /// println!("in time: {}", permits.is_some());
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
+    ///
     /// # Errors
     ///
-    /// As [`acquire_many`](Self::acquire_many).
+    /// As [`acquire_many`](Self::acquire_many), and as [`try_acquire_for`](Self::try_acquire_for).
     pub fn try_acquire_many_for(
         &self,
         n: u32,
@@ -301,11 +384,19 @@ impl ExpirableSemaphore {
         self.take(n, WaitMode::span(wait))
     }
 
-    /// Waits until `instant` for `n` permits at once; `Ok(None)` if there were too few then.
+    /// Waits until `instant` for `n` permits at once; `Ok(None)` if that was not long enough.
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// let deadline = std::time::Instant::now() + std::time::Duration::from_secs(1);
+    /// let permits = client.expirable_semaphore("slots").try_acquire_many_until(2, deadline)?;
+    /// println!("in time: {}", permits.is_some());
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
-    /// As [`acquire_many`](Self::acquire_many).
+    /// As [`try_acquire_many_for`](Self::try_acquire_many_for).
     pub fn try_acquire_many_until(
         &self,
         n: u32,
@@ -314,15 +405,22 @@ impl ExpirableSemaphore {
         self.take(n, WaitMode::moment(instant))
     }
 
-    /// Says how many permits there are; `false` if that had been said before, and then nothing is changed. One round trip.
+    /// Sets how many permits there are; `false` if that was set before, and then nothing changes.
     ///
-    /// Permits that are out although the number was deleted are among the `n`. Sent again after a lost answer it
-    /// counts once, and the answer is that of the first time.
+    /// Blocks for one round trip, at most the response timeout. Permits that are out although the number was deleted
+    /// are among the `n`. Sent again after a lost answer it counts once and returns the first answer.
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// let slots = client.expirable_semaphore("slots");
+    /// slots.try_set_permits(3)?; // by every process; the first one counts
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
-    /// [`Error::Config`] if `n` is more than [`i32::MAX`], all that Java clients can read; [`Error::Redis`] if Redis did
-    /// not answer within the response timeout: then it may have been done, or may yet be;
+    /// [`Error::Config`] if `n` is more than [`i32::MAX`], which is all that Java clients can read; [`Error::Redis`] if
+    /// Redis did not answer within the response timeout: then it may have been done, or may yet be;
     /// [`Error::WrongType`], [`Error::Closed`], [`Error::InvalidName`].
     pub fn try_set_permits(&self, n: u32) -> Result<bool> {
         let doing = "setting the number of permits";
@@ -330,10 +428,16 @@ impl ExpirableSemaphore {
         Ok(done == 1)
     }
 
-    /// Says how many permits there are, whatever was said before. One round trip.
+    /// Sets how many permits there are, whatever was set before.
     ///
-    /// None is taken away from anybody: where more are out than that, fewer than none are available until enough have
-    /// come back.
+    /// Blocks for one round trip, at most the response timeout. Nobody loses a permit: if more are out than `n`, the
+    /// available number is negative until enough have come back.
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// client.expirable_semaphore("slots").set_permits(5)?;
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -344,9 +448,15 @@ impl ExpirableSemaphore {
         Ok(())
     }
 
-    /// Has `more` permits more than before; fewer, if it is negative. One round trip.
+    /// Adds `more` permits, or removes some if it is negative.
     ///
-    /// Sent again after a lost answer it counts once.
+    /// Blocks for one round trip, at most the response timeout. Sent again after a lost answer it counts once.
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// client.expirable_semaphore("slots").add_permits(-1)?; // one less from now on
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -360,7 +470,14 @@ impl ExpirableSemaphore {
         Ok(())
     }
 
-    /// How many permits are to be had; fewer than none after a reduction. One round trip.
+    /// Returns how many permits are available; negative after a reduction. One round trip, at most the response
+    /// timeout.
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// println!("{} available", client.expirable_semaphore("slots").available_permits()?);
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -369,7 +486,13 @@ impl ExpirableSemaphore {
         Ok(self.state()?[0])
     }
 
-    /// How many permits are out, here and elsewhere. One round trip.
+    /// Returns how many permits are taken, in all processes. One round trip, at most the response timeout.
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// println!("{} taken", client.expirable_semaphore("slots").acquired_permits()?);
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -378,7 +501,14 @@ impl ExpirableSemaphore {
         Ok(u64::try_from(self.state()?[1]).unwrap_or(0))
     }
 
-    /// How many permits there are in all, to be had or out; zero if nobody has said. One round trip.
+    /// Returns how many permits there are in all, available or taken; zero if that was never set. One round trip, at
+    /// most the response timeout.
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// println!("{} in all", client.expirable_semaphore("slots").permits()?);
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -387,31 +517,49 @@ impl ExpirableSemaphore {
         Ok(self.state()?[2])
     }
 
-    /// Gives the permit with this id back, whoever took it; `false` if it was not out any more. One round trip.
+    /// Releases the permit with this id, whoever took it; `false` if it was no longer taken.
     ///
-    /// A holder in this client hears at once that it lost the permit ([`LossReason::Forced`]), one elsewhere at its next
-    /// renewal. Sent again after a lost answer it gives the first answer.
+    /// Blocks for one round trip, at most the response timeout. A holder in this client is notified of its loss at once
+    /// ([`LossReason::Forced`]), one elsewhere at its next renewal. Sent again after a lost answer it returns the first
+    /// answer.
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// let slots = client.expirable_semaphore("slots");
+    /// let permit = slots.acquire()?;
+    /// assert!(slots.release_id(permit.id())?); // perhaps in another process
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
-    /// [`Error::Config`] for an id that is not of 32 hexadecimal digits; [`Error::Redis`], [`Error::WrongType`],
+    /// [`Error::Config`] for an id that is not 32 hexadecimal digits; [`Error::Redis`], [`Error::WrongType`],
     /// [`Error::Closed`], [`Error::InvalidName`].
     pub fn release_id(&self, id: impl AsRef<str>) -> Result<bool> {
         let released = self.release_ids(&[id])?;
         Ok(released.first().copied().unwrap_or_default())
     }
 
-    /// Gives the permits with these ids back, whoever took them, and says of each whether it was out. One round trip for
-    /// every 1,000.
+    /// Releases the permits with these ids, whoever took them, and returns of each whether it was taken.
     ///
-    /// Those that were not out any more do not keep the others from being given back. At most 10,000.
+    /// Those that were no longer taken do not keep the others from being released. At most 10,000; blocks for one round
+    /// trip per 1,000, each at most for the response timeout.
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// let slots = client.expirable_semaphore("slots");
+    /// let permits = slots.acquire_many(2)?;
+    /// let ids: Vec<&str> = permits.iter().map(|permit| permit.id()).collect();
+    /// assert_eq!(slots.release_ids(&ids)?, [true, true]);
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
-    /// As [`release_id`](Self::release_id); with a bad id among them nothing is sent. After other errors some of them may
-    /// have been given back.
+    /// As [`release_id`](Self::release_id); with a malformed id among them nothing is sent. After other errors some of
+    /// them may have been released.
     ///
-    /// Source: Redisson releases all or none, and fails where one had expired.
+    /// Source: Redisson releases all or none, and fails if one had expired.
     pub fn release_ids(&self, ids: &[impl AsRef<str>]) -> Result<Vec<bool>> {
         let ids = ids
             .iter()
@@ -460,9 +608,18 @@ impl ExpirableSemaphore {
         }
     }
 
-    /// How long Redis keeps the permit with this id if nobody renews it; `None` if it is not out. One round trip.
+    /// Returns how long Redis keeps the permit with this id if nobody renews it; `None` if it is not taken.
     ///
-    /// [`Duration::MAX`] for one without an end, which only Java clients take.
+    /// Blocks for one round trip, at most the response timeout. [`Duration::MAX`] for one without an end, which only
+    /// Java clients take.
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// let slots = client.expirable_semaphore("slots");
+    /// let permit = slots.acquire()?;
+    /// println!("ends in {:?}", slots.lease_of(permit.id())?);
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -746,36 +903,78 @@ impl ExpirablePermit {
         self.semaphore.session()
     }
 
-    /// Its id: 32 hexadecimal digits, for [`ExpirableSemaphore::release_id`] in any process and for Java clients.
+    /// Returns its id: 32 hexadecimal digits, for [`ExpirableSemaphore::release_id`] in any process and for Java
+    /// clients.
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// let permit = client.expirable_semaphore("slots").acquire()?;
+    /// println!("taken: {}", permit.id());
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
     #[must_use]
     pub fn id(&self) -> &str {
         &self.hold.owner
     }
 
-    /// The semaphore's name, as given to the client.
+    /// Returns the semaphore's name, as given to the client.
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// assert_eq!(client.expirable_semaphore("slots").acquire()?.name(), "slots");
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
     #[must_use]
     pub fn name(&self) -> &str {
         &self.semaphore.name
     }
 
-    /// Whether the permit is certainly still ours, as far as this process's clock tells. No I/O.
+    /// Returns whether the permit is certainly still ours, as far as the clock of this process can tell. No I/O.
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// let permit = client.expirable_semaphore("slots").acquire()?;
+    /// while permit.is_valid() {
+    ///     // the next piece of the work
+    /// }
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
     #[must_use]
     pub fn is_valid(&self) -> bool {
         self.hold.is_valid(Instant::now()) && !self.session().is_copy()
     }
 
-    /// Until when the permit is certainly ours unless it is renewed. No I/O.
+    /// Returns until when the permit is certainly ours unless it is renewed. No I/O.
     ///
-    /// Counted on the monotonic clock from before the last successful acquire, renewal or change of the lease was sent,
-    /// less a hundredth of the lease and 2 ms for clocks that drift apart.
+    /// On the monotonic clock: from before the last confirmed acquire, renewal or change of the lease was sent, for the
+    /// lease less a hundredth of it and 2 ms, for clocks that drift apart.
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// let permit = client.expirable_semaphore("slots").acquire()?;
+    /// let left = permit.valid_until().saturating_duration_since(std::time::Instant::now());
+    /// println!("certain for {left:?}");
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
     #[must_use]
     pub fn valid_until(&self) -> Instant {
         self.hold.valid_until()
     }
 
-    /// Where the loss of this permit is told, at the latest when [`valid_until`](Self::valid_until) has come.
+    /// Returns the channel that reports the loss of this permit, at the latest at [`valid_until`](Self::valid_until).
+    /// No I/O.
     ///
-    /// At most one [`Loss`] comes; usable in `crossbeam_channel::select!`. Nothing comes when the permit is given back.
+    /// It receives at most one [`Loss`], and nothing when the permit is released. It can be used in
+    /// `crossbeam_channel::select!`.
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// let permit = client.expirable_semaphore("slots").acquire()?;
+    /// if let Ok(loss) = permit.lost().try_recv() {
+    ///     println!("lost: {}", loss.reason);
+    /// }
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
     #[must_use]
     pub fn lost(&self) -> &Receiver<Loss> {
         let hold = [&*self.hold];
@@ -783,17 +982,23 @@ impl ExpirablePermit {
             .of(hold.into_iter().filter(|_| !self.session().is_copy()))
     }
 
-    /// Has the permit end `lease` from now, sooner or later than it would have. It is not renewed any more.
+    /// Lets the permit end `lease` from now, sooner or later than it would have. It is no longer renewed.
     ///
-    /// From 10 ms to a hundred years. Blocks for a round trip, at most for the response timeout; longer by as much if
+    /// From 10 ms to a hundred years. Blocks for one round trip, at most for the response timeout; longer by as much if
     /// another thread is doing the same.
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// let permit = client.expirable_semaphore("slots").acquire()?;
+    /// permit.update_lease(std::time::Duration::from_secs(300))?; // ends in five minutes
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
-    /// [`Error::Lost`] if the permit was not ours any more. [`Error::Redis`] if Redis did not say: it may have been done,
-    /// or may yet be, so the permit counts as ours for no longer than the shorter of both leases, and is not renewed;
-    /// later updates make it count for no longer than that either.
-    /// [`Error::Config`] for a lease that cannot be; [`Error::Closed`].
+    /// [`Error::Lost`] if the permit was no longer ours. [`Error::Redis`] if Redis did not answer: it may have been
+    /// done, or may yet be, so the permit counts as ours for no longer than the shorter of both leases, and is not
+    /// renewed; later updates do not extend that. [`Error::Config`] for a lease out of range; [`Error::Closed`].
     pub fn update_lease(&self, lease: Duration) -> Result<()> {
         let doing = "changing the lease of a permit";
         config::check_lease("lease", lease)?;
@@ -856,15 +1061,21 @@ impl ExpirablePermit {
         Err(self.semaphore.lost(reason))
     }
 
-    /// Gives the permit back and waits for Redis to say so.
+    /// Releases the permit and waits for Redis to confirm it.
     ///
-    /// Dropping it gives it back too, without waiting for the answer. Blocks for a round trip, at most for the response
-    /// timeout.
+    /// Dropping it releases it too, but does not wait. Blocks for one round trip, at most for the response timeout.
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// let permit = client.expirable_semaphore("slots").acquire()?;
+    /// permit.release()?;
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
-    /// [`Error::Lost`] if it was not ours any more; [`Error::Redis`] if Redis did not say: the release is sent again until
-    /// it does, and the lease ends the permit at the latest.
+    /// [`Error::Lost`] if it was no longer ours; [`Error::Redis`] if Redis did not confirm: the release is sent again
+    /// until it does, and the lease ends the permit at the latest.
     pub fn release(mut self) -> Result<()> {
         self.released = true;
         if self.session().is_copy() {

@@ -178,35 +178,35 @@ enum Asked {
     TooLate,
 }
 
-/// A number of permits that threads of any processes take and give back: Redisson's `RSemaphore`.
+/// A number of permits that threads of any process take and return: Redisson's `RSemaphore`.
 ///
-/// At most as many are taken at any time as there are: whoever wants more than are left waits for others to give some
-/// back. A new semaphore has none, and all wait; [`try_set_permits`](Self::try_set_permits) makes it, once, whoever comes
-/// first.
+/// Whoever wants more permits than are available waits until others return some. A new semaphore has none, so everybody
+/// waits; [`try_set_permits`](Self::try_set_permits) creates it, once, by whoever comes first.
 ///
-/// **No owners.** Redis keeps one number, how many permits are to be had. Nobody knows who has the others, so any thread
-/// may give back what another has taken, and **a process that dies keeps its permits for ever**, until somebody adds them
-/// again. Where that does harm, take the semaphore whose permits end with their holder,
-/// `client.expirable_semaphore(name)`.
+/// **No owners.** Redis keeps one number, how many permits are available. Nobody knows who has the others, so any
+/// thread may return what another has taken, and **a process that dies keeps its permits for ever**, until somebody
+/// adds them again. Where that does harm, use the semaphore whose permits end with their holder,
+/// [`ExpirableSemaphore`](crate::ExpirableSemaphore).
 ///
-/// **Waiting.** Threads of one process stand in line, first come first, and only the first asks Redis: a request for many
-/// is not starved by requests for few that came later. A permit that is given back while others of this process wait goes
-/// to the first of them without a round trip, for up to a tenure (5 ms,
-/// [`Config::tenure`](crate::Config::tenure)) after Redis granted it; then it goes back to Redis, so that other processes
-/// get their turn. Among processes the first to ask after a release gets what there is, and who wants many may wait for as
-/// long as others want few. A release is told by message; if one is lost, waiters find out by asking every 1 to 5 s.
+/// **Waiting.** Threads of one process are served first come, first served, and only the first asks Redis, so a request
+/// for many is not starved by later requests for few. A permit that is returned while others of this process wait is
+/// handed to the first of them without a round trip, for up to a tenure (5 ms,
+/// [`Config::tenure`](crate::Config::tenure)) after Redis granted it; then it is returned to Redis, so that other
+/// processes get their turn. Among processes the first to ask after a release gets what there is, so whoever wants many
+/// may wait for as long as others want few. A release notifies by message; if one is lost, waiters find out by asking
+/// every 1 to 5 s.
 ///
-/// **Faults.** A request that has no answer is sent again and counts once: Redis remembers its number, in a key
-/// `{name}:request:<client uuid>:<number>` that the next requests of the same client delete, or that ends after two
-/// minutes (four response timeouts if that is longer). A semaphore that is used now and then keeps two such keys of each
-/// use for that time, some 150 bytes each. Remembering costs a request 4 to 5 µs of the server's time, about as much as
-/// the rest of it. A permit that is dropped while Redis is out of reach, or takes no writes, is given back for up to a
-/// minute (two response timeouts if that is longer); after that it counts as taken for good, and
-/// [`Stats::releases_failed`](crate::Stats::releases_failed) says so.
+/// **Faults.** A request without an answer is sent again and counts once: Redis remembers its number, in a key
+/// `{name}:request:<client uuid>:<number>` that the next requests of the same client delete, or that expires after two
+/// minutes (four response timeouts if that is longer). A semaphore that is used rarely keeps two such keys of each use
+/// for that time, some 150 bytes each. Remembering costs a request 4 to 5 µs of the server's time, about as much as the
+/// rest of it. A permit dropped while Redis is unreachable, or accepts no writes, is offered to it again for up to a
+/// minute (two response timeouts if that is longer); after that it stays taken, and
+/// [`Stats::releases_failed`](crate::Stats::releases_failed) counts it.
 ///
-/// **TTL.** No verb changes the time to live that somebody has given the key. A permit that is given back does not make a
-/// semaphore anew that has been deleted or has come to its end; if somebody else has made it again by then, it has so many
-/// more. [`release`](Self::release) and [`add_permits`](Self::add_permits) make one, as in Redisson.
+/// **TTL.** No method changes a time to live that somebody has given the key. A permit that is returned does not create
+/// a semaphore that was deleted or has expired; if somebody else has created it again by then, it has that many more.
+/// [`release`](Self::release) and [`add_permits`](Self::add_permits) create one, as in Redisson.
 ///
 /// ```no_run
 /// use std::time::Duration;
@@ -227,11 +227,11 @@ pub struct Semaphore {
     handle: LockSpec,
 }
 
-/// Permits of a [`Semaphore`], given back when dropped, also in a panic.
+/// Permits of a [`Semaphore`], returned when dropped, also during a panic.
 ///
-/// Dropping writes to Redis and does not wait: what goes wrong then is repaired, logged and counted.
-/// [`release`](Self::release) waits and tells, [`forget`](Self::forget) keeps them taken. A permit belongs to nobody: it may be sent to another
-/// thread and given back there. When the client is closed it gives back what is out.
+/// Dropping writes to Redis and does not wait: failures are repaired, logged and counted. [`release`](Self::release)
+/// waits and reports them, [`forget`](Self::forget) keeps the permits taken. A permit belongs to no thread: it may be
+/// sent to another and returned there. Closing the client returns what is out.
 ///
 /// ```no_run
 /// let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -260,7 +260,16 @@ impl Semaphore {
         Self { handle }
     }
 
-    /// A handle whose waits end with [`Error::Cancelled`] when `token` is cancelled.
+    /// Returns a handle whose waits end with [`Error::Cancelled`] when `token` is cancelled.
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// let token = redlatch::CancelToken::new();
+    /// let uploads = client.semaphore("uploads").cancel_on(&token);
+    /// token.cancel(); // normally by another thread, while this one waits
+    /// assert!(matches!(uploads.acquire(), Err(redlatch::Error::Cancelled)));
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
     #[must_use]
     pub fn cancel_on(self, token: &CancelToken) -> Self {
         Self {
@@ -268,16 +277,24 @@ impl Semaphore {
         }
     }
 
-    /// Makes the semaphore with so many permits; `false` if there is one, which is left as it is, also if all of its
-    /// permits are taken. One round trip, at most the response timeout.
+    /// Creates the semaphore with this many permits; `false` if it exists, even with all permits taken, and then
+    /// nothing changes.
     ///
-    /// Zero is allowed: permits may be added later.
+    /// Blocks for one round trip, at most the response timeout. Zero is allowed: permits may be added later.
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// let uploads = client.semaphore("uploads");
+    /// uploads.try_set_permits(5)?; // by every process; the first one counts
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
-    /// [`Error::Redis`] if Redis did not answer in time, or refused; whether it was made is then unknown.
-    /// [`Error::WrongType`] if the key holds no number; [`Error::Closed`] once the client is closed; before anything is
-    /// sent, [`Error::InvalidName`], and [`Error::Config`] for more than `i32::MAX` permits, which Redisson could not read.
+    /// [`Error::Redis`] if Redis refused, or did not answer in time: then it is unknown whether it was created.
+    /// [`Error::WrongType`] if the key holds something else; [`Error::Closed`] once the client is closed; before
+    /// anything is sent, [`Error::InvalidName`], and [`Error::Config`] for more than `i32::MAX` permits, which Redisson
+    /// could not read.
     pub fn try_set_permits(&self, permits: u32) -> Result<bool> {
         if permits > 0 {
             check(permits)?;
@@ -291,11 +308,17 @@ impl Semaphore {
         Ok(set == 1)
     }
 
-    /// Changes how many permits there are, making the semaphore if there is none; less than zero takes some away. One
-    /// round trip, at most the response timeout.
+    /// Adds permits, or removes some if `permits` is negative; creates the semaphore if there is none.
     ///
-    /// What is taken away may be in use: [`available_permits`](Self::available_permits) is negative then, and permits that
-    /// are given back fill the gap first. A time to live is kept, which Redisson's `addPermits` drops.
+    /// Blocks for one round trip, at most the response timeout. Removed permits may be in use:
+    /// [`available_permits`](Self::available_permits) is negative then, and permits that are returned fill the gap
+    /// first. A time to live is kept, which Redisson's `addPermits` drops.
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// client.semaphore("uploads").add_permits(-2)?; // two less from now on
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -311,11 +334,18 @@ impl Semaphore {
         self.add("adding permits", permits)
     }
 
-    /// Takes all permits that are to be had, for good, and says how many. One round trip, at most the response timeout.
+    /// Takes all available permits for good, and returns how many.
     ///
-    /// As in Redisson a semaphore that has less than none has none afterwards, and what it had is returned: what was
-    /// taken away while in use counts as there again when it is given back. A time to live is kept, which Redisson's
-    /// `drainPermits` drops.
+    /// Blocks for one round trip, at most the response timeout. As in Redisson, a semaphore with a negative number has
+    /// zero afterwards, and the negative number is returned: permits removed while in use become available when they
+    /// are returned. A time to live is kept, which Redisson's `drainPermits` drops.
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// let taken = client.semaphore("uploads").drain_permits()?;
+    /// println!("nobody else gets any of these {taken}");
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -328,9 +358,15 @@ impl Semaphore {
         })
     }
 
-    /// How many permits are to be had, zero if there is no semaphore. One round trip, at most the response timeout.
+    /// Returns how many permits are available, zero if there is no semaphore.
     ///
-    /// Less than zero if some were taken away while in use.
+    /// Blocks for one round trip, at most the response timeout. Negative if some were removed while in use.
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// println!("{} available", client.semaphore("uploads").available_permits()?); // a moment ago
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -355,35 +391,57 @@ impl Semaphore {
         }
     }
 
-    /// Gives back permits without a [`SemaphorePermit`]: those that were [forgotten](SemaphorePermit::forget), or new ones.
-    /// Makes the semaphore if there is none. One round trip, at most the response timeout.
+    /// Returns permits without a [`SemaphorePermit`]: [forgotten](SemaphorePermit::forget) ones, or new ones.
     ///
-    /// Nobody checks that they had been taken.
+    /// Creates the semaphore if there is none; nobody checks that they had been taken. Blocks for one round trip, at
+    /// most the response timeout.
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// let uploads = client.semaphore("uploads");
+    /// uploads.acquire()?.forget();
+    /// uploads.release(1)?; // perhaps days later, in another process
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
-    /// As [`try_set_permits`](Self::try_set_permits); after [`Error::Redis`] it is unknown whether they were given back.
-    /// [`Error::Config`] for none, or more than `i32::MAX`.
+    /// As [`try_set_permits`](Self::try_set_permits); after [`Error::Redis`] it is unknown whether they were returned.
+    /// [`Error::Config`] for zero, and for more than `i32::MAX`.
     pub fn release(&self, permits: u32) -> Result<()> {
         check(permits)?;
         self.add("releasing permits", permits.into())
     }
 
-    /// Waits until it has a permit.
+    /// Waits for a permit.
     ///
-    /// Blocks without limit while others have all, and at most for the client's response timeout (3 s unless set) while
-    /// Redis does not answer.
+    /// Blocks without limit while others have all of them, and at most for the client's response timeout (3 s unless
+    /// set) while Redis does not answer.
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// let _permit = client.semaphore("uploads").acquire()?; // returned when dropped
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
-    /// [`Error::Redis`] if Redis could not be asked, what it may have granted is being given back; [`Error::WrongType`] if
-    /// the key holds no number; [`Error::Cancelled`] by the handle's token; [`Error::Closed`] once the client is closed;
-    /// before anything is sent, [`Error::InvalidName`], and [`Error::Config`] for no permits or more than `i32::MAX`.
+    /// [`Error::Redis`] if Redis could not be asked; what it may have granted is being returned. [`Error::WrongType`]
+    /// if the key holds something else; [`Error::Cancelled`] by the handle's token; [`Error::Closed`] once the client
+    /// is closed; before anything is sent, [`Error::InvalidName`], and [`Error::Config`] for zero permits or more than
+    /// `i32::MAX`.
     pub fn acquire(&self) -> Result<SemaphorePermit> {
         self.acquire_many(1)
     }
 
-    /// Waits until it has so many permits, all at once; otherwise as [`acquire`](Self::acquire).
+    /// Waits for this many permits, all at once; otherwise as [`acquire`](Self::acquire).
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// let permits = client.semaphore("uploads").acquire_many(3)?;
+    /// assert_eq!(permits.permits(), 3);
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -393,32 +451,57 @@ impl Semaphore {
             .ok_or(Error::Closed)
     }
 
-    /// Tries once to have a permit; `Ok(None)` if there is none, or a thread of this process waits: who tries does not
-    /// overtake it, or one who wants many could wait for ever.
+    /// Tries once; `Ok(None)` if there is no permit, or a thread of this process is waiting, which is not overtaken.
     ///
-    /// Blocks for a round trip or none, at most for the response timeout; when this process has had permits for a tenure
-    /// and others have heard of the last release, 300 µs more, so that they get their turn.
+    /// Blocks for one round trip or none, at most for the response timeout. If this process has had permits for a whole
+    /// tenure and others heard of the last release, they go first: it waits up to 300 µs more.
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// match client.semaphore("uploads").try_acquire()? {
+    ///     Some(_permit) => println!("uploading"),
+    ///     None => println!("too many uploads"),
+    /// }
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
-    /// As [`acquire`](Self::acquire), without `Cancelled`.
+    /// As [`acquire`](Self::acquire), except `Cancelled`.
     pub fn try_acquire(&self) -> Result<Option<SemaphorePermit>> {
         self.try_acquire_many(1)
     }
 
-    /// Waits up to `wait` for a permit; `Ok(None)` if it had none then.
+    /// Waits up to `wait` for a permit; `Ok(None)` if that was not long enough.
     ///
-    /// `wait` is the whole budget, connecting included; zero is one attempt. An answer that comes later is `Ok(None)` too,
-    /// and what it may have brought is given back.
+    /// `wait` is the whole budget, connecting included; zero is one attempt. An answer that comes later is not waited
+    /// for, and what it may have granted is returned.
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// let wait = std::time::Duration::from_secs(1);
+    /// let Some(_permit) = client.semaphore("uploads").try_acquire_for(wait)? else {
+    ///     return Ok(()); // too many uploads
+    /// };
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
-    /// As [`acquire`](Self::acquire); [`Error::Redis`] also if Redis is known to be away by then.
+    /// As [`acquire`](Self::acquire); [`Error::Redis`] also if Redis is known to be unreachable by then.
     pub fn try_acquire_for(&self, wait: Duration) -> Result<Option<SemaphorePermit>> {
         self.try_acquire_many_for(1, wait)
     }
 
     /// Waits until `instant` for a permit; otherwise as [`try_acquire_for`](Self::try_acquire_for).
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// let deadline = std::time::Instant::now() + std::time::Duration::from_secs(1);
+    /// let permit = client.semaphore("uploads").try_acquire_until(deadline)?;
+    /// println!("in time: {}", permit.is_some());
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -427,7 +510,15 @@ impl Semaphore {
         self.try_acquire_many_until(1, instant)
     }
 
-    /// Tries once to have so many permits, all or none; otherwise as [`try_acquire`](Self::try_acquire).
+    /// Tries once to take this many permits, all or none; otherwise as [`try_acquire`](Self::try_acquire).
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// if client.semaphore("uploads").try_acquire_many(3)?.is_none() {
+    ///     println!("fewer than three are available");
+    /// }
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -436,7 +527,15 @@ impl Semaphore {
         self.take(permits, WaitMode::Once)
     }
 
-    /// Waits up to `wait` for so many permits, all or none; otherwise as [`try_acquire_for`](Self::try_acquire_for).
+    /// Waits up to `wait` for this many permits, all or none; otherwise as [`try_acquire_for`](Self::try_acquire_for).
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// let wait = std::time::Duration::from_secs(1);
+    /// let permits = client.semaphore("uploads").try_acquire_many_for(3, wait)?;
+    /// println!("in time: {}", permits.is_some());
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -449,7 +548,16 @@ impl Semaphore {
         self.take(permits, WaitMode::span(wait))
     }
 
-    /// Waits until `instant` for so many permits, all or none; otherwise as [`try_acquire_for`](Self::try_acquire_for).
+    /// Waits until `instant` for this many permits, all or none; otherwise as
+    /// [`try_acquire_for`](Self::try_acquire_for).
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// let deadline = std::time::Instant::now() + std::time::Duration::from_secs(1);
+    /// let permits = client.semaphore("uploads").try_acquire_many_until(3, deadline)?;
+    /// println!("in time: {}", permits.is_some());
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -462,7 +570,13 @@ impl Semaphore {
         self.take(permits, WaitMode::moment(instant))
     }
 
-    /// The name, as given to the client.
+    /// Returns the name, as given to the client.
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// assert_eq!(client.semaphore("uploads").name(), "uploads");
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
     #[must_use]
     pub fn name(&self) -> &str {
         &self.handle.name
@@ -969,26 +1083,47 @@ pub(crate) fn close(session: &Session) {
 }
 
 impl SemaphorePermit {
-    /// How many permits these are.
+    /// Returns how many permits these are. No I/O.
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// assert_eq!(client.semaphore("uploads").acquire_many(3)?.permits(), 3);
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
     #[must_use]
     pub fn permits(&self) -> u32 {
         self.permits
     }
 
-    /// The semaphore's name, as given to the client.
+    /// Returns the semaphore's name, as given to the client.
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// assert_eq!(client.semaphore("uploads").acquire()?.name(), "uploads");
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
     #[must_use]
     pub fn name(&self) -> &str {
         &self.entry.name
     }
 
-    /// Gives the permits back and waits for Redis to say so, at most for the response timeout; not at all if another
-    /// thread of this process has them next.
+    /// Returns the permits and waits for Redis to confirm it.
+    ///
+    /// Dropping returns them too, but does not wait. Blocks for one round trip, at most for the response timeout; not
+    /// at all if they are handed to another thread of this process.
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// let permit = client.semaphore("uploads").acquire()?;
+    /// permit.release()?;
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
-    /// [`Error::Redis`] if Redis did not answer in time, or refused; without an answer they go on being given back as if
-    /// dropped. [`Error::Lost`] if the semaphore is gone, deleted or at the end of its time to live, and
-    /// [`Error::Closed`] once the client is closed, which has given them back.
+    /// [`Error::Redis`] if Redis refused, or did not answer in time: then they are sent back again as after a drop.
+    /// [`Error::Lost`] if the semaphore is gone, deleted or expired, and [`Error::Closed`] once the client is closed,
+    /// which has returned them.
     pub fn release(mut self) -> Result<()> {
         let doing = "releasing permits";
         let session = &self.shared.session;
@@ -1021,8 +1156,15 @@ impl SemaphorePermit {
         }
     }
 
-    /// Keeps the permits taken, for good: what [`Semaphore::release`] or [`Semaphore::add_permits`] may give back some
-    /// day, in this or another process. Does not ask Redis.
+    /// Keeps the permits taken for good. No I/O.
+    ///
+    /// [`Semaphore::release`] or [`Semaphore::add_permits`] may return them some day, in this or another process.
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// client.semaphore("uploads").acquire()?.forget(); // one less for everybody
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
     pub fn forget(mut self) {
         self.done = true;
         if self.shared.session.is_copy() {
