@@ -1,5 +1,6 @@
 //! What all locks share: waiting, losing, logging, identity, forks.
 
+mod docs;
 mod fork;
 mod hosts;
 mod identity;

@@ -1,0 +1,108 @@
+//! What a reader can rely on: every public method has an example, and what the README points to exists.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// The files below `folder` that end in `.rs`.
+fn sources(folder: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            found.extend(sources(&path));
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            found.push(path);
+        }
+    }
+    found
+}
+
+/// The public functions in a file, each with whether the comment above it has an example.
+///
+/// `pub` without a limit is the public API: a lint refuses it for what cannot be reached from outside.
+fn public_functions(text: &str) -> Vec<(&str, bool)> {
+    let mut found = Vec::new();
+    let mut has_example = false;
+    let mut in_attribute = false;
+    for line in text.lines().map(str::trim_start) {
+        if let Some(name) = line.strip_prefix("pub fn ") {
+            let end = name.find(['(', '<']).unwrap_or(name.len());
+            found.push((&name[..end], has_example));
+        }
+        if line.starts_with("///") || line.starts_with("#[") || in_attribute {
+            has_example |= line.starts_with("/// ```") || line.contains("::example!(");
+            in_attribute = (line.starts_with("#[") || in_attribute) && !line.ends_with(']');
+        } else {
+            has_example = false;
+        }
+    }
+    found
+}
+
+#[test]
+fn every_public_method_has_an_example() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let (mut seen, mut without) = (0, Vec::new());
+    for path in sources(&root) {
+        let text = fs::read_to_string(&path).unwrap();
+        for (name, has_example) in public_functions(&text) {
+            seen += 1;
+            if !has_example {
+                without.push(format!("{} in {}", name, path.display()));
+            }
+        }
+    }
+    assert!(seen > 120, "only {seen} public methods are found");
+    assert!(without.is_empty(), "without an example: {without:#?}");
+}
+
+#[test]
+fn the_search_for_examples_finds_what_has_none() {
+    let text = "
+        /// Has one.
+        ///
+        /// ```
+        /// ```
+        #[must_use]
+        pub fn one(&self) {}
+
+        /// Has none, below one that has.
+        pub fn two<T>() {}
+
+        /// Made by a macro.
+        #[doc = $crate::sync::macros::example!(lock $maker =>
+            \"a line\"
+        )]
+        #[must_use]
+        pub fn three(&self) {}
+        pub fn four() {}
+    ";
+    let found = public_functions(text);
+    let expected = [
+        ("one", true),
+        ("two", false),
+        ("three", true),
+        ("four", false),
+    ];
+    assert_eq!(found, expected);
+}
+
+#[test]
+fn what_the_readme_points_to_exists() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let readme = fs::read_to_string(root.join("README.md")).unwrap();
+    let mut seen = 0;
+    for link in readme.split("](").skip(1) {
+        let link = link.split(')').next().unwrap();
+        let (path, heading) = link.split_once('#').unwrap_or((link, ""));
+        let text =
+            fs::read_to_string(root.join(path)).unwrap_or_else(|err| panic!("{link}: {err}"));
+        let is_heading = |line: &str| {
+            let title = line.strip_prefix("# ").unwrap_or_default();
+            title.to_lowercase().replace(' ', "-") == heading
+        };
+        assert!(heading.is_empty() || text.lines().any(is_heading), "{link}");
+        seen += 1;
+    }
+    assert!(seen > 5, "only {seen} links");
+}
