@@ -6,8 +6,7 @@ exclusive_lock! {
     /// A fair lock that its holding thread cannot take again: a second attempt by it is
     /// [`Error::WouldDeadlock`](crate::Error::WouldDeadlock) at once.
     ///
-    /// Everything else is as with the [`FairLock`](crate::FairLock) of the same name: they have the same keys and one
-    /// line.
+    /// Everything else is as with the [`FairLock`](crate::FairLock) of the same name: they share keys and queue.
     ///
     /// ```no_run
     /// let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -17,7 +16,7 @@ exclusive_lock! {
     /// # Ok::<(), redlatch::Error>(())
     /// ```
     FairMutex,
-    /// The hold of a [`FairMutex`], given back when dropped; see [`ReentrantLockGuard`](crate::ReentrantLockGuard).
+    /// The hold of a [`FairMutex`], released when dropped; see [`ReentrantLockGuard`](crate::ReentrantLockGuard).
     FairMutexGuard,
     made by "client.fair_mutex(\"a\")"
 }

@@ -5,35 +5,34 @@ use std::time::Duration;
 use crate::sync::macros::exclusive_lock;
 
 exclusive_lock! {
-    /// A reentrant lock whose holds have numbers that only ever rise, so that a resource can refuse a holder that has
-    /// been overtaken: Redisson's `RFencedLock`.
+    /// A reentrant lock whose holds have rising numbers, so that a resource can refuse a holder that has been
+    /// overtaken: Redisson's `RFencedLock`.
     ///
-    /// No lock with a lease can keep a stopped process from writing when it wakes up
+    /// No lock with a lease can keep a stopped process from writing when it continues
     /// (<https://martin.kleppmann.com/2016/02/08/how-to-do-distributed-locking.html>). The resource can: it remembers
-    /// the highest token it has seen, and refuses lower ones. [`FencedLockGuard::token`] has both sides of it in an
-    /// example.
+    /// the highest token it has seen, and refuses lower ones. [`FencedLockGuard::token`] shows both sides.
     ///
     /// **Tokens.** Every outermost hold has a greater token than all holds of the name before it, also if that one
-    /// expired, if the lock was passed on between threads, or if Redis was restarted. Taking the lock again by the same
-    /// thread does not draw another. Numbers are skipped. They rise for as long as either the counter or the server's
-    /// clock goes on: the next token is one more than the counter's, or the server's time in microseconds if that is
-    /// more. So they keep rising even if the counter was evicted, flushed, or restored from an older copy, unless the
-    /// clock went back as well, as it may with a failover to another machine, or the lock is taken again in the same
-    /// millisecond: while threads of a process wait for the lock, tokens are up to a millisecond ahead of the clock.
+    /// expired, if the lock was handed over between threads, or if Redis was restarted. Locking again in the same
+    /// thread draws no other. Numbers are skipped. The next token is one more than the counter, or the server's time in
+    /// microseconds if that is more. So tokens keep rising even if the counter was evicted, flushed, or restored from
+    /// an older copy, unless the clock went back as well, as it may with a failover to another machine, or the lock is
+    /// taken again in the same millisecond: while threads of a process wait for the lock, tokens are up to a
+    /// millisecond ahead of the clock.
     ///
-    /// Threads that pass on among themselves a lock that was taken away from their process, before it has heard of
-    /// that, have tokens below those of whoever has it now, and are refused.
+    /// If the lock was taken away from a process, threads of it that still hand it over among themselves, before they
+    /// have heard of it, have tokens below those of the new holder, and are refused.
     ///
-    /// **The counter** is Redisson's: a string at `redisson_lock_token:{name}` without a time to live, one for each name
-    /// that was ever locked. [`token_ttl`](Self::token_ttl) has it removed.
+    /// **The counter** is Redisson's: a string at `redisson_lock_token:{name}` without a time to live, one for each
+    /// name that was ever locked. [`token_ttl`](Self::token_ttl) lets it expire.
     ///
-    /// **Beside Redisson.** A Redisson multi-lock with a lease gives that lease to the counters of its fenced locks too. If
-    /// nobody else draws a token before it is over, the next Redisson holder begins at 1 again: a resource that checks
-    /// refuses it, and would not refuse those who held the lock before. Keep fenced locks out of such multi-locks. Holds
-    /// taken here are not concerned: they go by the clock, and make the counter last again.
+    /// **Beside Redisson.** A Redisson multi-lock with a lease gives that lease to the counters of its fenced locks
+    /// too. If nobody else draws a token before it is over, the next Redisson holder starts at 1 again: a resource that
+    /// checks refuses it, and would not refuse those who held the lock before. Keep fenced locks out of such
+    /// multi-locks. Holds taken here are not affected: they go by the clock, and make the counter permanent again.
     ///
-    /// Waiting, leases, loss and panics are those of the [`ReentrantLock`](crate::ReentrantLock). Both have the same key,
-    /// so they exclude each other, but that one draws no tokens.
+    /// Waiting, leases, loss and panics are those of the [`ReentrantLock`](crate::ReentrantLock). Both use the same
+    /// key, so they exclude each other, but that one draws no tokens.
     ///
     /// ```no_run
     /// let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -42,7 +41,7 @@ exclusive_lock! {
     /// # Ok::<(), redlatch::Error>(())
     /// ```
     FencedLock,
-    /// One hold of a [`FencedLock`], given back when dropped; see [`ReentrantLockGuard`](crate::ReentrantLockGuard).
+    /// One hold of a [`FencedLock`], released when dropped; see [`ReentrantLockGuard`](crate::ReentrantLockGuard).
     FencedLockGuard,
     made by "client.fenced_lock(\"a\")"
 }

@@ -42,29 +42,29 @@ exclusive_lock! {
     ///
     /// **Names of one client** are taken in one script: one round trip, however many there are. Each has the key of the
     /// [`ReentrantLock`](crate::ReentrantLock) of that name, so a multi-lock and a plain lock on one of its names, ours
-    /// or Redisson's, keep each other out. It is one hold with one owner, renewed and released in one script; if one
-    /// of the names is lost, all are. Where the server is a node of a cluster and the names are not of one slot, they are
+    /// or Redisson's, exclude each other. It is one hold with one owner, renewed and released in one script; if one of
+    /// the names is lost, all are. If the server is a node of a cluster and the names are not of one slot, they are
     /// taken like locks of their own, below, in one pipelined round trip.
     ///
-    /// **Locks of any clients** are asked for all at once, those of different servers at the same time; after a refusal
-    /// first the first of them and then the rest. They are as many holds; if one is lost the guard is told, and the
-    /// others stay held until it goes.
+    /// **Locks of any clients** are requested all at once, those of different servers at the same time; after a refusal
+    /// first the first of them and then the rest. They are as many holds; if one is lost the guard is notified, and the
+    /// others stay held until it is dropped.
     ///
-    /// **Order.** They have one order, by key and then by the server's address, however they were given. A thread that
-    /// is refused the first gives back all that it was granted. One that has all before a member which was taken a
-    /// moment ago keeps those and goes on asking for that one, since whoever has it may have to give it back: a single
-    /// attempt does so for up to a quarter of a second, or four round trips if that is longer, and not beyond the response
-    /// timeout; a wait for two round trips. So of those who try free locks at the same time one gets its whole set, if
-    /// all have the same lease, name the servers by the same addresses and are not stopped for longer than that.
+    /// **Order.** However they were given, they are ordered by key and then by the server's address. A thread that is
+    /// refused the first releases all that it was granted. One that has all before a member which was taken a moment
+    /// ago keeps those and goes on asking for that one, since its holder may have to release it: a single attempt does
+    /// so for up to a quarter of a second, or four round trips if that is longer, and not beyond the response timeout;
+    /// a wait for two round trips. So of those who try free locks at the same time one gets its whole set, if all have
+    /// the same lease, name the servers by the same addresses and are not stopped for longer than that.
     ///
     /// **Waiting.** Whoever waits for longer holds nothing meanwhile: it waits for the first member that somebody else
-    /// has, and then tries all again. Sets that overlap therefore never deadlock, whoever names them in which order; and
-    /// nobody has a claim to be next, so that one who wants many contended locks may wait for long. Those who want one
-    /// member have their turn after the tenure, as with a single lock.
+    /// has, and then tries all again. Sets that overlap therefore never deadlock, whatever their order; and nobody has
+    /// a claim to be next, so whoever wants many contended locks may wait for long. Those who want one member get their
+    /// turn after the tenure, as with a single lock.
     ///
     /// **Reentrancy.** A thread may take the same set again. A thread that holds one of the locks otherwise, as another
-    /// kind or as part of another set of the same client, would wait for itself: a wait is answered
-    /// [`Error::WouldDeadlock`](crate::Error::WouldDeadlock), `try_lock` `Ok(None)`.
+    /// kind or as part of another set of the same client, would wait for itself: waiting returns
+    /// [`Error::WouldDeadlock`](crate::Error::WouldDeadlock), `try_lock` returns `Ok(None)`.
     ///
     /// ```no_run
     /// let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -74,28 +74,27 @@ exclusive_lock! {
     /// # Ok::<(), redlatch::Error>(())
     /// ```
     ///
-    /// Settings made here ([`lease`](Self::lease), [`max_hold`](Self::max_hold), [`cancel_on`](Self::cancel_on)) are
-    /// those of all members. Of several members that fail, each is told in
-    /// [`Error::Members`](crate::Error::Members). A wait for one member does not notice that another one's client is
-    /// closed until it is over.
+    /// Settings made here ([`lease`](Self::lease), [`max_hold`](Self::max_hold), [`cancel_on`](Self::cancel_on)) apply
+    /// to all members. If several members fail, [`Error::Members`](crate::Error::Members) names each. A wait for one
+    /// member does not notice that another one's client is closed until it is over.
     MultiLock,
-    /// The holds of a [`MultiLock`], given back when dropped; see [`ReentrantLockGuard`](crate::ReentrantLockGuard).
+    /// The holds of a [`MultiLock`], released when dropped; see [`ReentrantLockGuard`](crate::ReentrantLockGuard).
     ///
-    /// It is valid as long as each of them is, and hears of the first loss. [`owner`](Self::owner) names the owners of
-    /// all holds, with a comma in between.
+    /// It is valid as long as each of them is, and reports the first loss. [`owner`](Self::owner) names the owners of
+    /// all holds, separated by commas.
     MultiLockGuard,
     made by "client.multi_lock([\"a\", \"b\"])",
     through Members, holding MultiGuardInner
 }
 
 impl MultiLock {
-    /// Several locks of any clients and kinds as one. Nothing is sent.
+    /// Returns several locks of any clients and kinds as one. Sends nothing.
     ///
-    /// The same lock twice is one; two locks of one server that have the same key and are not the same, no members, and
-    /// members on a server that another client of them uses under the same key are answered
-    /// [`Error::Config`](crate::Error::Config) by the verbs. Whether two addresses are those of one server is asked of the
-    /// servers (`ROLE`, `INFO server`) before anything is taken, once for each connection, and only if members have the
-    /// same key; a server that does not say so, or is down, counts as another one until it does.
+    /// The same lock twice counts once. The methods that lock return [`Error::Config`](crate::Error::Config) for no
+    /// members, for two locks of one server that have the same key and are not the same, and for members on a server
+    /// that another client of them uses under the same key. Whether two addresses are those of one server is asked of
+    /// the servers (`ROLE`, `INFO server`) before anything is taken, once for each connection, and only if members have
+    /// the same key; a server that does not answer this, or is down, counts as another one until it does.
     ///
     /// ```no_run
     /// use redlatch::{Client, MultiLock};

@@ -17,7 +17,7 @@ exclusive_lock! {
     /// # Ok::<(), redlatch::Error>(())
     /// ```
     Mutex,
-    /// The hold of a [`Mutex`], given back when dropped; see [`ReentrantLockGuard`](crate::ReentrantLockGuard).
+    /// The hold of a [`Mutex`], released when dropped; see [`ReentrantLockGuard`](crate::ReentrantLockGuard).
     MutexGuard,
     made by "client.mutex(\"a\")"
 }

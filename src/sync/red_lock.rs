@@ -11,41 +11,46 @@ use crate::sync::macros::exclusive_lock;
 exclusive_lock! {
     /// A lock over several independent masters: held while a majority of them keeps it.
     ///
-    /// It survives the loss of any minority: of five masters two may be down, frozen or out of reach, and it is taken,
-    /// kept and given back as before. Source: the Redlock algorithm of the Redis documentation,
-    /// <https://redis.io/docs/latest/develop/clients/patterns/distributed-locks/>; Redisson's `RedissonRedLock` is not
-    /// that (it counts no time).
+    /// It survives the loss of any minority: of five masters two may be down, frozen or unreachable, and it is taken,
+    /// kept and released as before. Source: the Redlock algorithm of the Redis documentation,
+    /// <https://redis.io/docs/latest/develop/clients/patterns/distributed-locks/>; Redisson's `RedissonRedLock` is a
+    /// different one (it does not count time).
     ///
-    /// **Taking it.** All masters are asked at the same time; each may take a twentieth of the lease, at least 50 ms and at
-    /// most 500 ms, but never more than a quarter of the lease. It is held once a majority has granted it and at least a tenth of the lease is left: the
-    /// lease less the time that has passed since before the first byte was sent, less a hundredth and 2 ms for clocks
-    /// that drift. Otherwise it is given back wherever it was asked for, also where no answer came, and, unless the grant
-    /// came too late ([`Error::Lost`](crate::Error::Lost)), asked for again after 5 to 50 ms at random. A master that is down or owes an answer is not asked as long as the others are enough;
-    /// it is connected again in the background.
+    /// **Taking it.** All masters are asked at the same time; each may take a twentieth of the lease, at least 50 ms
+    /// and at most 500 ms, but never more than a quarter of the lease. The lock is held once a majority has granted it
+    /// and at least a tenth of the lease is left: the lease less the time since before the first byte was sent, less a
+    /// hundredth and 2 ms for clocks that drift. Otherwise it is released wherever it was requested, also where no
+    /// answer came, and, unless the grant came too late ([`Error::Lost`](crate::Error::Lost)), requested again after 5
+    /// to 50 ms at random. A master that is down or owes an answer is not asked as long as the others are enough; it is
+    /// connected again in the background.
     ///
-    /// **Keeping it.** Each client renews the part of its master, and has it taken again where a master was not there at
+    /// **Keeping it.** Each client renews the part of its master, and takes it again where a master was not there at
     /// first or has lost it; with a fixed lease neither is done. [`nodes_held`](RedLockGuard::nodes_held) says how many
-    /// keep it. While that is no more than a bare majority, which is logged, the parts that are missing are asked for every
-    /// 5 to 50 ms, and those that are there are confirmed as often (less often if one client has more than 64 such parts).
-    /// The hold is certain for as long as a majority is, and [`lost()`](RedLockGuard::lost) tells when it is not, for good:
-    /// its validity is over, fewer than a majority are known to keep it, or a majority of masters may have been without it
-    /// at the same time, so that somebody else may have had them meanwhile: masters that have forgotten it, that were out
-    /// of reach until their part ran out, or that had no part in the grant, until they were heard to have it again.
-    /// [`unlock`](RedLockGuard::unlock) says so too if only the releases show it.
+    /// keep it. While that is no more than a bare majority, which is logged, the missing parts are requested every 5 to
+    /// 50 ms, and the others confirmed as often (less often if one client has more than 64 such parts).
     ///
-    /// **What it does not promise.** It rests on clocks that run at about the same speed and on pauses that end in time: a
-    /// process that was stopped, or a write that is under way, can outlive the lease like with any other lock. A master
-    /// that restarts without its data has forgotten what it granted, and if the majority was a bare one another client
-    /// may be granted the lock some milliseconds before the holder is told; [`keep_out_restarted`](Self::keep_out_restarted)
-    /// closes that hole. Where a late write does harm, let the resource check a number that rises with each holder: that is
-    /// a [`FencedLock`](crate::FencedLock), whose counter lives in one Redis; this lock has none.
+    /// **Losing it.** The hold is certain for as long as a majority is, and [`lost()`](RedLockGuard::lost) reports when
+    /// it is not, for good: its validity is over, fewer than a majority are known to keep it, or a majority of masters
+    /// may have been without it at the same time, so that somebody else may have had them meanwhile. Without it are
+    /// masters that have forgotten it, that were unreachable until their part expired, or that had no part in the
+    /// grant, until they are known to have it again. [`unlock`](RedLockGuard::unlock) also says so if only the releases
+    /// show it.
     ///
-    /// On each master it has the key of the [`ReentrantLock`](crate::ReentrantLock) of its name, and whoever holds that
-    /// counts as somebody else. Its owner there is that of the guard, with another number where the part was taken again.
-    /// Nobody who waits for a `RedLock` is told of a release: those of one process wait in line and pass it among
-    /// themselves, those of others come back after a pause, look whether a majority of masters is free (`PTTL`), and only
-    /// then ask for it, so that they take nothing of what a holder lacks. For this a process that has had it for its
-    /// tenure waits before it asks again: as long as four grants take, at least 1 ms and at most 50 ms.
+    /// **What it does not promise.** It relies on clocks that run at about the same speed and on pauses that end in
+    /// time: a process that was stopped, or a write that is under way, can outlive the lease as with any other lock. A
+    /// master that restarts without its data has forgotten what it granted, and if the majority was a bare one another
+    /// client may be granted the lock some milliseconds before the holder is notified;
+    /// [`keep_out_restarted`](Self::keep_out_restarted) prevents that. Where a late write does harm, let the resource
+    /// check a number that rises with each holder: that is a [`FencedLock`](crate::FencedLock), whose counter lives in
+    /// one Redis; this lock has none.
+    ///
+    /// **Waiting.** On each master it uses the key of the [`ReentrantLock`](crate::ReentrantLock) of its name, and
+    /// whoever holds that counts as somebody else. Its owner there is that of the guard, with another number where the
+    /// part was taken again. A release of a `RedLock` notifies nobody: threads of one process wait in order and hand it
+    /// over among themselves; other processes come back after a pause, look whether a majority of masters is free
+    /// (`PTTL`), and only then request it, so that they take nothing of what a holder lacks. For the same reason a
+    /// process that has had it for its tenure waits before it asks again: as long as four grants take, at least 1 ms
+    /// and at most 50 ms.
     ///
     /// ```no_run
     /// use redlatch::{Client, RedLock};
@@ -58,7 +63,7 @@ exclusive_lock! {
     /// # Ok::<(), redlatch::Error>(())
     /// ```
     RedLock,
-    /// The hold of a [`RedLock`], given back when dropped; see [`ReentrantLockGuard`](crate::ReentrantLockGuard).
+    /// The hold of a [`RedLock`], released when dropped; see [`ReentrantLockGuard`](crate::ReentrantLockGuard).
     RedLockGuard,
     made by "redlatch::RedLock::new([&client, &other], \"a\")?"
 }

@@ -9,17 +9,17 @@ exclusive_lock! {
     /// each other through it.
     ///
     /// **Reentrancy.** A thread that holds the lock gets further guards at once, without asking Redis; the lock is free
-    /// when the last of them is gone, in whatever order they go. It is the thread that counts, not the handle.
+    /// when the last of them is gone, in whatever order they go. What counts is the thread, not the handle.
     ///
-    /// **Order.** Threads of one process get the lock in the order in which they came, and pass it among themselves
-    /// for up to the client's tenure (5 ms unless set) before other processes have their chance. Among processes the
-    /// first to ask after a release gets it.
+    /// **Order.** Threads of one process get the lock in the order in which they asked, and hand it over among
+    /// themselves for up to the client's tenure (5 ms unless set) before other processes get their chance. Among
+    /// processes the first to ask after a release gets it.
     ///
-    /// **Panics.** A guard that is dropped by a panic gives the lock back like any other; there is no poisoning.
+    /// **Panics.** A guard that is dropped by a panic releases the lock like any other; there is no poisoning.
     ///
-    /// **What it does not promise.** A lease can run out while its holder works: the process was stopped, Redis was
-    /// out of reach, a replica without the key was promoted. The guard tells ([`ReentrantLockGuard::is_valid`],
-    /// [`ReentrantLockGuard::lost`]), but nothing can stop a write that has left already.
+    /// **What it does not promise.** A lease can expire while its holder works: the process was stopped, Redis was
+    /// unreachable, a replica without the key was promoted. The guard reports it ([`ReentrantLockGuard::is_valid`],
+    /// [`ReentrantLockGuard::lost`]), but nothing can stop a write that is already under way.
     ///
     /// ```no_run
     /// use std::time::Duration;
@@ -33,11 +33,11 @@ exclusive_lock! {
     /// # Ok::<(), redlatch::Error>(())
     /// ```
     ReentrantLock,
-    /// One hold of a [`ReentrantLock`], given back when dropped.
+    /// One hold of a [`ReentrantLock`], released when dropped.
     ///
-    /// It owns what it needs, so it can outlive its handle and live in a struct, but it stays on its thread. Dropping
-    /// it sends the release and does not wait for the answer; [`unlock`](Self::unlock) does. A guard that is leaked
-    /// (`std::mem::forget`) is renewed until the handle's `max_hold`, the end of its client or of the process.
+    /// It owns what it needs, so it can outlive its handle and be kept in a struct, but it stays on its thread.
+    /// Dropping it sends the release and does not wait for the reply; [`unlock`](Self::unlock) does. A guard that is
+    /// leaked (`std::mem::forget`) is renewed until the handle's `max_hold`, or the end of its client or process.
     ReentrantLockGuard,
     made by "client.reentrant_lock(\"a\")"
 }

@@ -66,7 +66,7 @@ pub struct RwLock {
 }
 
 guard! {
-    /// A read hold of an [`RwLock`], given back when dropped; see [`ReentrantLockGuard`](crate::ReentrantLockGuard).
+    /// A read hold of an [`RwLock`], released when dropped; see [`ReentrantLockGuard`](crate::ReentrantLockGuard).
     ///
     /// Threads of a process that share a hold have the same [`owner`](Self::owner).
     RwLockReadGuard,
@@ -76,7 +76,7 @@ guard! {
 }
 
 guard! {
-    /// A write hold of an [`RwLock`], given back when dropped; see [`ReentrantLockGuard`](crate::ReentrantLockGuard).
+    /// A write hold of an [`RwLock`], released when dropped; see [`ReentrantLockGuard`](crate::ReentrantLockGuard).
     RwLockWriteGuard,
     made by "client.rwlock(\"a\").write()",
     checked by WriteNotSend,
