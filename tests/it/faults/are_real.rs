@@ -68,6 +68,53 @@ fn a_killed_server_can_be_dropped() {
 }
 
 #[test]
+fn a_server_that_another_test_had_is_as_good_as_new() {
+    for _ in 0..5 {
+        let server = Server::start();
+        assert_eq!(server.dbsize(), 0);
+        assert_eq!((server.calls("set"), server.calls("script|load")), (0, 0));
+        let mut con = server.connection();
+        assert_eq!(incr(&mut con, "n").unwrap(), 1);
+        let () = redis::cmd("SELECT").arg(1).query(&mut con).unwrap();
+        let () = redis::cmd("SET").arg("k").arg("v").query(&mut con).unwrap();
+        let known: Vec<bool> = server.ask(&["SCRIPT", "EXISTS", &"0".repeat(40)]);
+        assert_eq!(known, [false]);
+        server.cli(&["SCRIPT", "LOAD", "return 1"]);
+    }
+}
+
+#[test]
+fn a_server_that_was_changed_or_is_in_use_ends_with_its_test() {
+    let lasts = |server: Server| {
+        let process = format!("/proc/{}", server.pid());
+        assert!(std::path::Path::new(&process).exists());
+        drop(server);
+        std::path::Path::new(&process).exists()
+    };
+    let changed: [fn(&mut Server); 6] = [
+        |server| drop(server.cli(&["CONFIG", "SET", "maxmemory", "1gb"])),
+        |server| drop(server.cli(&["ACL", "SETUSER", "somebody", "on"])),
+        |server| drop(server.cli(&["CLIENT", "PAUSE", "1"])),
+        |server| drop(server.cli(&["REPLICAOF", "NO", "ONE"])),
+        |server| server.restart(),
+        |server| {
+            server.freeze();
+            server.thaw();
+        },
+    ];
+    for change in changed {
+        let mut server = Server::start();
+        change(&mut server);
+        assert!(!lasts(server));
+    }
+    let server = Server::start();
+    let connected = server.connection();
+    assert!(!lasts(server));
+    drop(connected);
+    assert!(!lasts(Server::start_with(&[])));
+}
+
+#[test]
 fn a_frozen_server_answers_once_thawed() {
     let server = Server::start();
     let mut con = connection_to(&server.url());

@@ -442,7 +442,8 @@ fn a_server_that_has_forgotten_it_or_comes_back_empty_has_it_again() {
 #[test]
 fn a_restarted_server_is_kept_out_for_as_long_as_somebody_wants() {
     const LONGEST: Duration = ms(2000);
-    let mut servers = masters(5);
+    // All of them are young.
+    let mut servers: Vec<_> = (0..5).map(|_| Server::start_with(&[])).collect();
     let name = unique("restarted");
     let (ours, theirs) = (open(&servers), open(&servers));
     let up = |server: &Server| {
@@ -452,7 +453,6 @@ fn a_restarted_server_is_kept_out_for_as_long_as_somebody_wants() {
             .find_map(|line| line.strip_prefix("uptime_in_seconds:"));
         line.unwrap().parse::<u64>().unwrap()
     };
-    // All of them are young.
     let lock = red(&ours, &name).keep_out_restarted(LONGEST);
     match lock.try_lock() {
         Err(err @ Error::NoQuorum { .. }) => {

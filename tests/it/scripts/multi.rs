@@ -748,7 +748,7 @@ fn a_node_that_cannot_set_a_ttl_keeps_nothing() {
 // S5
 #[test]
 fn a_node_takes_no_part_until_it_has_been_up_for_long_enough() {
-    let server = Server::start();
+    let server = Server::start_with(&[]);
     let mut con = server.connection();
     let up = || {
         let info: String = server.ask(&["INFO", "server"]);

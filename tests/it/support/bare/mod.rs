@@ -7,6 +7,7 @@
 
 mod lateness;
 mod logs;
+mod pool;
 mod process;
 mod proxy;
 mod server;

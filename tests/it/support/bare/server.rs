@@ -1,10 +1,11 @@
-//! A private Redis server.
+//! A Redis server for one test at a time.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use std::{fmt, fs, io, thread};
 
@@ -13,6 +14,7 @@ use nix::sys::signal::Signal;
 use nix::unistd::Pid;
 use redis::{Connection, FromRedisValue, RedisResult, Value};
 
+use super::pool::{self, Process};
 use super::process::free_port;
 use super::proxy::{contains, spawn};
 use super::wait::{GENEROUS, eventually, ms};
@@ -53,25 +55,31 @@ impl ClientLine {
     }
 }
 
-/// A private `redis-server` process on a loopback port and a Unix socket; killed on drop.
+/// A private `redis-server` process on a loopback port and a Unix socket; killed on drop, or left to another test.
 ///
 /// If the test panics, its log goes to stderr. Helpers that ask it something open a connection of their own each time,
 /// so that they work across [`restart`](Self::restart).
 pub(crate) struct Server {
-    child: Child,
-    dir: tempfile::TempDir,
-    port: u16,
+    /// There until the end.
+    process: Option<Process>,
     args: Vec<String>,
     alive: bool,
+    /// Whether another test may have it afterwards.
+    lasts: AtomicBool,
 }
 
 impl Server {
-    /// Starts a server and waits until it answers.
+    /// An empty server that answers: one that another test is done with, or a new one.
     pub(crate) fn start() -> Self {
-        Self::start_with(&[])
+        let server = match pool::take() {
+            Some(process) => Self::of(process, Vec::new()),
+            None => Self::start_with(&[]),
+        };
+        server.lasts.store(true, Ordering::Relaxed);
+        server
     }
 
-    /// The same with more command line arguments.
+    /// A new one, with more command line arguments, which no other test has before or after.
     pub(crate) fn start_with(args: &[&str]) -> Self {
         let dir = tempfile::tempdir().expect("a directory for the server");
         let args: Vec<String> = args.iter().map(|&arg| arg.to_owned()).collect();
@@ -80,50 +88,65 @@ impl Server {
             let port = free_port();
             match launch(dir.path(), port, &args) {
                 Ok(child) => {
-                    return Self {
-                        child,
-                        dir,
-                        port,
-                        args,
-                        alive: true,
-                    };
+                    pool::watch(child.id(), dir.path()).expect("a keeper");
+                    return Self::of(Process { child, dir, port }, args);
                 }
                 Err(err) => assert!(Instant::now() < until, "redis-server: {err}"),
             }
         }
     }
 
+    fn of(process: Process, args: Vec<String>) -> Self {
+        Self {
+            process: Some(process),
+            args,
+            alive: true,
+            lasts: AtomicBool::new(false),
+        }
+    }
+
+    fn process(&self) -> &Process {
+        self.process.as_ref().expect("a server until its end")
+    }
+
+    fn dir(&self) -> &Path {
+        self.process().dir.path()
+    }
+
     pub(crate) fn port(&self) -> u16 {
-        self.port
+        self.process().port
     }
 
     pub(crate) fn addr(&self) -> SocketAddr {
-        SocketAddr::from((Ipv4Addr::LOCALHOST, self.port))
+        SocketAddr::from((Ipv4Addr::LOCALHOST, self.port()))
     }
 
     pub(crate) fn url(&self) -> String {
-        format!("redis://127.0.0.1:{}/", self.port)
+        format!("redis://127.0.0.1:{}/", self.port())
     }
 
     /// The address of the Unix socket on which the server listens as well.
     pub(crate) fn unix_url(&self) -> String {
-        format!("redis+unix://{}", socket_path(self.dir.path()).display())
+        format!("redis+unix://{}", socket_path(self.dir()).display())
     }
 
     pub(crate) fn pid(&self) -> u32 {
-        self.child.id()
+        self.process().child.id()
     }
 
     /// What the server wrote to its log so far.
     pub(crate) fn log(&self) -> String {
-        fs::read_to_string(log_path(self.dir.path())).unwrap_or_default()
+        fs::read_to_string(log_path(self.dir())).unwrap_or_default()
     }
 
     /// SIGKILL; returns once the process is gone and its port closed.
     pub(crate) fn kill(&mut self) {
         if self.alive {
-            self.child.kill().expect("SIGKILL");
-            self.child.wait().expect("a killed child ends");
+            self.lasts.store(false, Ordering::Relaxed);
+            pool::unwatch(self.pid(), self.dir()).expect("the keeper listens");
+            let child = &mut self.process.as_mut().expect("a server until its end").child;
+            child.kill().expect("SIGKILL");
+            child.wait().expect("a killed child ends");
             self.alive = false;
         }
     }
@@ -133,9 +156,10 @@ impl Server {
         self.kill();
         let until = Instant::now() + GENEROUS;
         loop {
-            match launch(self.dir.path(), self.port, &self.args) {
+            match launch(self.dir(), self.port(), &self.args) {
                 Ok(child) => {
-                    self.child = child;
+                    pool::watch(child.id(), self.dir()).expect("a keeper");
+                    self.process.as_mut().expect("a server until its end").child = child;
                     self.alive = true;
                     return;
                 }
@@ -147,6 +171,7 @@ impl Server {
 
     /// SIGSTOP: connections stay open, even new ones are accepted by the kernel, and nothing answers.
     pub(crate) fn freeze(&self) {
+        self.lasts.store(false, Ordering::Relaxed);
         self.signal(Signal::SIGSTOP);
         // A signal is pending at first: frozen is what /proc calls stopped.
         let stat = format!("/proc/{}/stat", self.pid());
@@ -316,6 +341,13 @@ impl fmt::Debug for Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
+        let lasts = self.alive && self.lasts.load(Ordering::Relaxed) && !thread::panicking();
+        if lasts && pool::clean(&self.unix_url()) {
+            self.process = self.process.take().and_then(pool::give);
+            if self.process.is_none() {
+                return;
+            }
+        }
         if self.alive {
             self.thaw();
             self.kill();
