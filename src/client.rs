@@ -8,6 +8,7 @@ use crate::acquire::spec::LockSpec;
 use crate::config::Config;
 use crate::error::Result;
 use crate::protocol::kind::Kind;
+use crate::protocol::{fair, fenced, latch, permits, reentrant, rw, semaphore, spin};
 use crate::session::{Session, SharedSession};
 use crate::stats::Stats;
 use crate::sync::expirable_semaphore::ExpirableSemaphore;
@@ -70,7 +71,7 @@ impl Client {
         &self.shared
     }
 
-    fn handle(&self, name: &str, kind: Kind) -> LockSpec {
+    fn handle(&self, name: &str, kind: &'static Kind) -> LockSpec {
         LockSpec::new(&self.shared, name.into(), kind)
     }
 
@@ -83,7 +84,7 @@ impl Client {
     /// ```
     #[must_use]
     pub fn reentrant_lock(&self, name: impl AsRef<str>) -> ReentrantLock {
-        ReentrantLock::of(self.handle(name.as_ref(), Kind::Lock))
+        ReentrantLock::of(self.handle(name.as_ref(), &reentrant::KIND))
     }
 
     /// Returns the non-reentrant lock of this name. Sends nothing.
@@ -97,7 +98,7 @@ impl Client {
     /// ```
     #[must_use]
     pub fn mutex(&self, name: impl AsRef<str>) -> mutex::Mutex {
-        mutex::Mutex::of(self.handle(name.as_ref(), Kind::Lock).non_reentrant())
+        mutex::Mutex::of(self.handle(name.as_ref(), &reentrant::KIND).non_reentrant())
     }
 
     /// Returns the fair lock of this name: first come, first served across all processes. Sends nothing.
@@ -109,7 +110,7 @@ impl Client {
     /// ```
     #[must_use]
     pub fn fair_lock(&self, name: impl AsRef<str>) -> FairLock {
-        FairLock::of(self.handle(name.as_ref(), Kind::Fair))
+        FairLock::of(self.handle(name.as_ref(), &fair::KIND))
     }
 
     /// Returns the fair, non-reentrant lock of this name. Sends nothing.
@@ -123,7 +124,7 @@ impl Client {
     /// ```
     #[must_use]
     pub fn fair_mutex(&self, name: impl AsRef<str>) -> FairMutex {
-        FairMutex::of(self.handle(name.as_ref(), Kind::Fair).non_reentrant())
+        FairMutex::of(self.handle(name.as_ref(), &fair::KIND).non_reentrant())
     }
 
     /// Returns the lock of this name whose holds have tokens: Redisson's `RFencedLock`. Sends nothing.
@@ -136,7 +137,7 @@ impl Client {
     /// ```
     #[must_use]
     pub fn fenced_lock(&self, name: impl AsRef<str>) -> FencedLock {
-        FencedLock::of(self.handle(name.as_ref(), Kind::Fenced))
+        FencedLock::of(self.handle(name.as_ref(), &fenced::KIND))
     }
 
     /// Returns the lock of this name that polls instead of subscribing: Redisson's spin lock. Sends nothing.
@@ -148,7 +149,7 @@ impl Client {
     /// ```
     #[must_use]
     pub fn spin_lock(&self, name: impl AsRef<str>) -> SpinLock {
-        SpinLock::of(self.handle(name.as_ref(), Kind::Spin))
+        SpinLock::of(self.handle(name.as_ref(), &spin::KIND))
     }
 
     /// Returns the read-write lock of this name: Redisson's `RReadWriteLock`. Sends nothing.
@@ -161,7 +162,7 @@ impl Client {
     /// ```
     #[must_use]
     pub fn rwlock(&self, name: impl AsRef<str>) -> RwLock {
-        RwLock::new(self.handle(name.as_ref(), Kind::ReadWrite))
+        RwLock::new(self.handle(name.as_ref(), &rw::KIND))
     }
 
     /// Returns the semaphore of this name whose permits have an id and a lease each: Redisson's
@@ -176,7 +177,7 @@ impl Client {
     /// ```
     #[must_use]
     pub fn expirable_semaphore(&self, name: impl AsRef<str>) -> ExpirableSemaphore {
-        ExpirableSemaphore::of(self.handle(name.as_ref(), Kind::Permits))
+        ExpirableSemaphore::of(self.handle(name.as_ref(), &permits::KIND))
     }
 
     /// Returns several names as one lock: all are held, or none. Sends nothing.
@@ -203,7 +204,7 @@ impl Client {
     /// ```
     #[must_use]
     pub fn latch(&self, name: impl AsRef<str>) -> Latch {
-        Latch::of(self.handle(name.as_ref(), Kind::Latch))
+        Latch::of(self.handle(name.as_ref(), &latch::KIND))
     }
 
     /// Returns the semaphore of this name: Redisson's `RSemaphore`. Sends nothing.
@@ -217,7 +218,7 @@ impl Client {
     /// ```
     #[must_use]
     pub fn semaphore(&self, name: impl AsRef<str>) -> Semaphore {
-        Semaphore::new(self.handle(name.as_ref(), Kind::Semaphore))
+        Semaphore::new(self.handle(name.as_ref(), &semaphore::KIND))
     }
 
     /// Closes the client: waiting threads get [`Error::Closed`](crate::Error::Closed), everything held is released,

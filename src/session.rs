@@ -15,7 +15,6 @@ use crate::error::{Error, Result};
 use crate::hold::releases::Releases;
 use crate::hold::watchdog::{self, Watchdog};
 use crate::hold::{Hold, Notices};
-use crate::local::lock::Mode;
 use crate::local::registry::Registry;
 use crate::local::waiter::CancelToken;
 use crate::net::call::{Attempt, Call, Fault};
@@ -23,7 +22,6 @@ use crate::net::connection::Connection;
 use crate::net::socket::Endpoint;
 use crate::net::subscriber::Subscriber;
 use crate::process::Process;
-use crate::protocol::kind::Kind;
 use crate::protocol::owner::Owners;
 use crate::protocol::script::{Request, lease_ms};
 use crate::quorum::identity;
@@ -234,16 +232,11 @@ impl Session {
         // Before anything that may take time.
         self.notices.notify(loss);
         drop(hold.take_subscription());
-        let rest_is_of_no_use = match hold.entry.protocol.kind {
-            // A read hold below it may keep what both are kept in, and would keep the lost one with it.
-            Kind::ReadWrite => hold.mode == Mode::Exclusive && hold.may_still_be_held(),
-            // What others have not taken yet.
-            Kind::Several | Kind::Quorum => {
-                matches!(reason, LossReason::Forced | LossReason::TakenOver)
-            }
-            _ => false,
-        };
-        if rest_is_of_no_use {
+        if hold
+            .entry
+            .protocol
+            .is_given_back_when_lost(hold.mode, reason)
+        {
             self.submit_release(hold);
             match hold.quorum_hold() {
                 Some(quorum_hold) => quorum_hold.tend(),

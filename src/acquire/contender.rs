@@ -19,13 +19,13 @@ use crate::acquire::spec::{Busy, LockSpec, Outcome, Terms, WaitMode};
 use crate::error::LossReason;
 use crate::error::{Error, Result};
 use crate::hold::{Hold, UNDO_FOR};
-use crate::local::lock::{Mode, Start};
+use crate::local::lock::{Mode, Order, Start};
 use crate::local::registry::{Entry, wake};
 use crate::local::waiter::Waiter;
 use crate::net::call::{Attempt, Call, Deferred, DeferredTerms, Undo};
 use crate::net::connection::Ahead;
 use crate::net::subscriber::{POLL_CAP_UNHEARD, Subscription};
-use crate::protocol::kind::{AcquireArgs, Kind, Place, PlaceState};
+use crate::protocol::kind::{AcquireArgs, Place, PlaceState};
 use crate::protocol::owner::OwnerNumber;
 use crate::protocol::script::{self, Acquired, Released};
 use crate::quorum::round::{self, Asked, Failure, Quorum};
@@ -140,7 +140,7 @@ impl<'a> Contender<'a> {
     ) -> Self {
         let session = lock.session();
         let standing = match patience {
-            WaitMode::Until(_) if entry.protocol.kind == Kind::Fair => {
+            WaitMode::Until(_) if entry.protocol.kind().order == Order::Server => {
                 let number = session.owners.draw();
                 Some(Standing {
                     number,
@@ -191,7 +191,7 @@ impl<'a> Contender<'a> {
     }
 
     fn spins(&self) -> bool {
-        !self.entry.protocol.kind.is_told()
+        !self.entry.protocol.kind().is_notified
     }
 
     /// Gives up the place in the line that Redis keeps, unless the grant has taken it out cleanly.
@@ -391,7 +391,7 @@ impl<'a> Contender<'a> {
                 return Ok(None);
             }
             if !std::mem::replace(&mut looked, true)
-                && self.lock.has_it_otherwise(&self.entry.protocol)
+                && self.lock.has_it_otherwise(&*self.entry.protocol)
             {
                 return Err(self.lock.would_deadlock());
             }
@@ -460,7 +460,7 @@ impl<'a> Contender<'a> {
 
     /// How many tokens to draw: one, or enough to pass the lock on with.
     fn tokens(&self) -> u64 {
-        let others = self.entry.protocol.kind == Kind::Fenced
+        let others = self.entry.protocol.kind().has_tokens
             && self.entry.lock().lock.waiters().next().is_some();
         if others { TOKENS } else { 1 }
     }
@@ -695,9 +695,9 @@ impl<'a> Contender<'a> {
             state.let_in(now, session.waiter_lease);
         }
         // Threads that contend each for itself find out before the watchdog what a hold of their process has come to.
-        let displaced = match entry.protocol.kind {
-            Kind::Fair => state.lock.holds().next().cloned(),
-            _ => None,
+        let displaced = match entry.protocol.kind().order {
+            Order::Server => state.lock.holds().next().cloned(),
+            Order::Local => None,
         };
         if displaced
             .as_ref()

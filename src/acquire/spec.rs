@@ -18,6 +18,7 @@ use crate::protocol::keys;
 use crate::protocol::kind::{Kind, Protocol};
 use crate::protocol::owner;
 use crate::protocol::script::{self, Renewed};
+use crate::protocol::{KINDS, red, reentrant};
 use crate::quorum::round::Quorum;
 use crate::quorum::round::{Failure, Short};
 use crate::session::{Session, SharedSession};
@@ -90,7 +91,7 @@ pub(crate) struct LockSpec {
     pub(crate) name: Arc<str>,
     /// By which its entry is found: the name, or a list.
     id: Arc<str>,
-    pub(crate) kind: Kind,
+    pub(crate) kind: &'static Kind,
     /// The servers of which a majority has to grant it; `shared` is the client of one of them.
     pub(crate) quorum: Option<Arc<Quorum>>,
     /// How long a server must have been up to be one of them.
@@ -107,7 +108,7 @@ pub(crate) struct LockSpec {
 }
 
 impl LockSpec {
-    pub(crate) fn new(shared: &Arc<SharedSession>, id: Arc<str>, kind: Kind) -> Self {
+    pub(crate) fn new(shared: &Arc<SharedSession>, id: Arc<str>, kind: &'static Kind) -> Self {
         Self {
             shared: Arc::clone(shared),
             name: kind.shown(&id),
@@ -128,7 +129,7 @@ impl LockSpec {
     /// Settings to take the lock of a hold with, as that was taken.
     pub(crate) fn like(shared: &Arc<SharedSession>, hold: &Hold) -> Self {
         let name = Arc::clone(&hold.entry.name);
-        let handle = Self::new(shared, name, hold.entry.protocol.kind);
+        let handle = Self::new(shared, name, hold.entry.protocol.kind());
         match hold.terms() {
             LeasePolicy::Renewed { max_hold } => Self { max_hold, ..handle },
             LeasePolicy::Fixed(lease) => handle.lease(lease),
@@ -137,7 +138,7 @@ impl LockSpec {
 
     /// For locks that a majority of servers keeps.
     pub(crate) fn of_quorum(quorum: Arc<Quorum>, id: Arc<str>) -> Self {
-        let handle = Self::new(quorum.home(), id, Kind::Quorum);
+        let handle = Self::new(quorum.home(), id, &red::KIND);
         Self {
             quorum: Some(quorum),
             ..handle
@@ -149,7 +150,7 @@ impl LockSpec {
         let apart = |name: &str| Self {
             name: name.into(),
             id: name.into(),
-            kind: Kind::Lock,
+            kind: &reentrant::KIND,
             ..self.clone()
         };
         keys::names(&self.id).into_iter().map(apart).collect()
@@ -289,7 +290,7 @@ impl LockSpec {
         let (Ok(entry), Ok((_, lease))) = (self.look(), self.terms()) else {
             return false;
         };
-        if self.has_it_otherwise(&entry.protocol) {
+        if self.has_it_otherwise(&*entry.protocol) {
             return false;
         }
         match busy {
@@ -351,7 +352,10 @@ impl LockSpec {
     /// Which key and server it is about.
     pub(crate) fn place(&self) -> (String, String) {
         let entry = self.look();
-        let key = entry.map_or_else(|_| self.id.to_string(), |entry| entry.protocol.key.clone());
+        let key = entry.map_or_else(
+            |_| self.id.to_string(),
+            |entry| entry.protocol.key().to_owned(),
+        );
         (key, format!("{:?}", self.session().endpoint))
     }
 
@@ -498,20 +502,23 @@ impl LockSpec {
 
     /// Whether the calling thread has the lock, or one of several names, already as a lock of another kind or as part of
     /// another set. To be looked at by who is about to wait: it would wait for itself.
-    pub(crate) fn has_it_otherwise(&self, protocol: &Protocol) -> bool {
-        let names = match self.kind {
-            Kind::Several => keys::names(&self.id).into_iter().map(Arc::from).collect(),
-            kind if Kind::OF_ONE_KEY.contains(&kind) => vec![Arc::clone(&self.id)],
-            _ => return false,
-        };
+    pub(crate) fn has_it_otherwise(&self, protocol: &dyn Protocol) -> bool {
+        if !self.kind.has_plain_keys {
+            return false;
+        }
         let (registry, thread) = (&self.session().registry, owner::this_thread());
         let is_mine = |entry: &Arc<Entry>| {
             let state = entry.lock();
             let mine = state.lock.count(thread, Mode::Exclusive);
             mine.is_some_and(|(hold, _)| hold.is_valid(Instant::now()))
         };
-        let known = |name| Kind::OF_ONE_KEY.map(|kind| registry.known(kind, name));
-        let mut alone = names.iter().flat_map(known).flatten();
+        let single = |kind: &&'static Kind| kind.has_plain_keys && !kind.is_set();
+        let names = self.kind.plain_locks(&self.id);
+        let known = |name| {
+            let kinds = KINDS.into_iter().filter(single);
+            kinds.filter_map(move |kind| registry.known(kind, name))
+        };
+        let mut alone = names.iter().flat_map(known);
         alone.any(|entry| is_mine(&entry))
             || registry
                 .sets()
@@ -623,7 +630,7 @@ impl LockSpec {
         if let Some(token) = &self.cancel {
             token.watch(waiter);
         }
-        let deadlocked = self.has_it_otherwise(&entry.protocol);
+        let deadlocked = self.has_it_otherwise(&*entry.protocol);
         let stop = || deadlocked || self.must_stop(patience);
         if let Some(called) = waiter.wait_in_line(deadline, &stop) {
             return Ok(Some(called));
@@ -656,9 +663,9 @@ impl LockSpec {
         if let Some(quorum) = &self.quorum {
             return self.survey(|until| quorum.is_locked(until));
         }
-        let protocol = &self.look()?.protocol;
-        let state = self.number("asking for the lock", protocol.state())?;
-        Ok(protocol.is_locked(self.mode, state))
+        let entry = self.look()?;
+        let state = self.number("asking for the lock", entry.protocol.state())?;
+        Ok(entry.protocol.is_locked(self.mode, state))
     }
 
     pub(crate) fn remaining(&self) -> Result<Option<Duration>> {

@@ -20,7 +20,6 @@ use crate::local::lock::{Holding, LeasePolicy, Mode, Validity};
 use crate::local::registry::Entry;
 use crate::net::call::{Deferred, Undo};
 use crate::net::subscriber::Subscription;
-use crate::protocol::kind::Kind;
 use crate::protocol::owner::OwnerNumber;
 use crate::protocol::script::{self, Renewed, Unexpected};
 use crate::quorum::hold::QuorumHold;
@@ -504,16 +503,10 @@ impl Hold {
     /// What a reply to [`renew_request`](Self::renew_request) says; `None` if somebody has changed the lease of a permit:
     /// then it was not renewed, and asking again will do.
     pub(crate) fn renewal(&self, reply: Value) -> Result<Option<Renewed>, Unexpected> {
-        if self.entry.protocol.kind != Kind::Permits {
-            return script::renewed(reply).map(Some);
-        }
-        match script::integer(reply)? {
-            0 => Ok(Some(Renewed::Gone)),
-            ends_at => {
-                self.ends_at(ends_at.saturating_abs());
-                Ok((ends_at > 0).then_some(Renewed::Yes))
-            }
-        }
+        let mut ends_at = self.ends_at.load(Ordering::Relaxed);
+        let renewed = self.entry.protocol.renewed(reply, &mut ends_at)?;
+        self.ends_at(ends_at);
+        Ok(renewed)
     }
 
     pub(crate) fn lease(&self) -> Duration {
@@ -556,7 +549,7 @@ impl Hold {
     ///
     /// Of several names or servers others may keep it when one has lost it.
     pub(crate) fn may_still_be_held(&self) -> bool {
-        let many = self.entry.protocol.kind == Kind::Several || self.quorum_hold().is_some();
+        let many = self.entry.protocol.kind().is_set() || self.quorum_hold().is_some();
         self.loss()
             .is_some_and(|reason| many || reason.may_still_be_held())
     }
@@ -689,7 +682,9 @@ mod tests {
     #[test]
     fn what_a_majority_keeps_may_change_until_its_time_has_passed_once() {
         let registry = Registry::new(String::new(), 0, Duration::ZERO);
-        let entry = registry.apart(Kind::Lock, &"a".into()).expect("a name");
+        let entry = registry
+            .apart(&crate::protocol::reentrant::KIND, &"a".into())
+            .expect("a name");
         let lease = Duration::from_secs(60);
         let (number, owner) = (OwnerNumber(1), "c:1".to_owned());
         let hold = Hold::new(

@@ -16,7 +16,7 @@ use crate::local::lock::{LocalLock, Mode, Wakeups};
 use crate::local::semaphore::LocalSemaphore;
 use crate::local::waiter::{MakeError, Waiter, Wakeup};
 use crate::net::call::{Call, Deferred, DeferredTerms};
-use crate::protocol::kind::{Kind, Protocol};
+use crate::protocol::kind::{Keyspace, Kind, Protocol};
 use crate::sync::semaphore::{IdempotencyKeys, Place, YieldAfter};
 
 pub(crate) type EntryLock = LocalLock<Arc<Waiter>, Arc<Hold>, Arc<Call>>;
@@ -27,7 +27,7 @@ pub(crate) type EntryLock = LocalLock<Arc<Waiter>, Arc<Hold>, Arc<Call>>;
 pub(crate) struct Entry {
     /// As the user gave it; several names joined.
     pub(crate) name: Arc<str>,
-    pub(crate) protocol: Protocol,
+    pub(crate) protocol: Box<dyn Protocol>,
     state: Mutex<EntryState>,
     /// None for one that nobody else knows.
     registered: Option<Registered>,
@@ -340,7 +340,7 @@ pub(crate) struct Registry {
     free: Arc<Free>,
 }
 
-type EntryKey = (Kind, Arc<str>);
+type EntryKey = (&'static Kind, Arc<str>);
 
 type Shard = HashMap<EntryKey, Arc<Entry>>;
 
@@ -371,8 +371,8 @@ impl Registry {
     ///
     /// # Errors
     ///
-    /// Those of [`Protocol::new`].
-    pub(crate) fn get(&self, kind: Kind, id: &Arc<str>) -> Result<Arc<Entry>> {
+    /// Those of the kind's [`protocol`](Kind::protocol).
+    pub(crate) fn get(&self, kind: &'static Kind, id: &Arc<str>) -> Result<Arc<Entry>> {
         let key = (kind, Arc::clone(id));
         let mut shard = self.shard(&key).lock();
         if let Some(entry) = shard.get(&key) {
@@ -396,8 +396,8 @@ impl Registry {
     ///
     /// # Errors
     ///
-    /// Those of [`Protocol::new`].
-    pub(crate) fn look(&self, kind: Kind, id: &Arc<str>) -> Result<Arc<Entry>> {
+    /// Those of the kind's [`protocol`](Kind::protocol).
+    pub(crate) fn look(&self, kind: &'static Kind, id: &Arc<str>) -> Result<Arc<Entry>> {
         let known = self.known(kind, id);
         known.map_or_else(|| self.apart(kind, id), Ok)
     }
@@ -406,23 +406,32 @@ impl Registry {
     ///
     /// # Errors
     ///
-    /// Those of [`Protocol::new`].
-    pub(crate) fn apart(&self, kind: Kind, id: &Arc<str>) -> Result<Arc<Entry>> {
+    /// Those of the kind's [`protocol`](Kind::protocol).
+    pub(crate) fn apart(&self, kind: &'static Kind, id: &Arc<str>) -> Result<Arc<Entry>> {
         self.make(kind, id, None).map(Arc::new)
     }
 
     /// The entry of a name, if a thread of this client has come to it lately.
-    pub(crate) fn known(&self, kind: Kind, id: &Arc<str>) -> Option<Arc<Entry>> {
+    pub(crate) fn known(&self, kind: &'static Kind, id: &Arc<str>) -> Option<Arc<Entry>> {
         let key = (kind, Arc::clone(id));
         self.shard(&key).lock().get(&key).cloned()
     }
 
-    fn make(&self, kind: Kind, id: &Arc<str>, registered: Option<Registered>) -> Result<Entry> {
+    fn make(
+        &self,
+        kind: &'static Kind,
+        id: &Arc<str>,
+        registered: Option<Registered>,
+    ) -> Result<Entry> {
+        let keyspace = Keyspace {
+            prefix: &self.prefix,
+            db: self.db,
+        };
         Ok(Entry {
             name: kind.shown(id),
-            protocol: Protocol::new(kind, &self.prefix, self.db, id)?,
+            protocol: (kind.protocol)(keyspace, id)?,
             state: Mutex::new(EntryState {
-                lock: LocalLock::new(kind.order(), self.tenure),
+                lock: LocalLock::new(kind.order, self.tenure),
                 local_semaphore: LocalSemaphore::new(self.tenure),
                 idempotency_keys: IdempotencyKeys::default(),
                 contenders: Vec::new(),
@@ -436,9 +445,10 @@ impl Registry {
     }
 
     fn shard(&self, key: &EntryKey) -> &Mutex<Shard> {
-        let place = match key.0 {
-            Kind::Several => SHARDS,
-            _ => usize::try_from(self.hasher.hash_one(key) % SHARDS as u64).unwrap_or(0),
+        let place = if key.0.is_set() {
+            SHARDS
+        } else {
+            usize::try_from(self.hasher.hash_one(key) % SHARDS as u64).unwrap_or(0)
         };
         &self.shards[place]
     }
@@ -513,12 +523,12 @@ impl Registry {
     }
 
     /// All registry of a kind.
-    pub(crate) fn of(&self, kind: Kind) -> Vec<Arc<Entry>> {
+    pub(crate) fn of(&self, kind: &'static Kind) -> Vec<Arc<Entry>> {
         let mut registry = Vec::new();
         for shard in &self.shards {
             let shard = shard.lock();
             let its = shard.values();
-            registry.extend(its.filter(|entry| entry.protocol.kind == kind).cloned());
+            registry.extend(its.filter(|entry| entry.protocol.kind() == kind).cloned());
         }
         registry
     }
@@ -553,6 +563,7 @@ mod tests {
     use super::*;
 
     use crate::local::lock::{Entered, LeasePolicy};
+    use crate::protocol::reentrant;
 
     const LATER: Duration = Duration::from_millis(100);
 
@@ -562,7 +573,7 @@ mod tests {
 
     fn names(registry: &Registry, n: usize) -> Vec<Arc<Entry>> {
         let name = |n| Arc::from(format!("name:{n}"));
-        let get = |n| registry.get(Kind::Lock, &name(n)).expect("a name");
+        let get = |n| registry.get(&reentrant::KIND, &name(n)).expect("a name");
         (0..n).map(get).collect()
     }
 
@@ -658,7 +669,9 @@ mod tests {
     #[test]
     fn a_gate_that_nobody_else_knows_is_not_noted() {
         let registry = registry();
-        let entry = registry.apart(Kind::Lock, &"name".into()).expect("a name");
+        let entry = registry
+            .apart(&reentrant::KIND, &"name".into())
+            .expect("a name");
         enter(&entry);
         leave(&entry);
         assert_eq!(registry.sweep(Instant::now() + LATER), Sweep::default());

@@ -5,12 +5,14 @@
 
 use std::collections::HashMap;
 use std::fmt::Write;
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::local::lock::Mode;
 use crate::protocol::keys;
-use crate::protocol::kind::{AcquireArgs, Kind, Place, PlaceState, Protocol};
-use crate::protocol::script::{self, Request};
+use crate::protocol::kind::{AcquireArgs, Id, Keyspace, Place, PlaceState, Protocol};
+use crate::protocol::script::Request;
+use crate::protocol::{fair, fenced, latch, multi, permits, red, reentrant, rw, semaphore, spin};
 
 const LEASE: Duration = Duration::from_micros(1_499_001);
 
@@ -85,8 +87,8 @@ impl Golden {
         self.text.push('\n');
     }
 
-    fn lock(&mut self, protocol: &Protocol, modes: &[Mode]) {
-        self.fact("key", &protocol.key);
+    fn lock(&mut self, protocol: &dyn Protocol, modes: &[Mode]) {
+        self.fact("key", protocol.key());
         for place in 0..2 {
             let channel = protocol.channel_at(place);
             self.fact(&format!("channel {place}"), channel);
@@ -162,16 +164,15 @@ impl Golden {
         }
     }
 
-    fn permits(&mut self, protocol: &Protocol) {
-        self.fact("key", &protocol.key);
-        self.fact("channel", &protocol.channel);
+    fn permits(&mut self, protocol: &dyn Protocol) {
+        self.fact("key", protocol.key());
+        self.fact("channel", protocol.channel());
         let release = protocol.release(Mode::Exclusive, PERMIT);
         self.request("release", &release);
         self.request("undo", &protocol.undo(Mode::Exclusive, PERMIT));
         let renewal = protocol.renew_permit(PERMIT, LEASE, 1_700_000_000_123);
         self.request("renew", &renewal.expect("a permit"));
-        let state = protocol.permits("asking for permits", &script::PERMIT_STATE, None, &[]);
-        self.request("state", &state);
+        self.request("state", &permits::state(protocol));
     }
 }
 
@@ -184,32 +185,35 @@ fn every_request_is_what_it_was() {
     let exclusive = &[Mode::Exclusive][..];
     let both = &[Mode::Exclusive, Mode::Shared][..];
     for (name, kind, modes) in [
-        ("reentrant", Kind::Lock, exclusive),
-        ("spin", Kind::Spin, exclusive),
-        ("fair", Kind::Fair, exclusive),
-        ("fenced", Kind::Fenced, exclusive),
-        ("rw", Kind::ReadWrite, both),
-        ("multi", Kind::Several, exclusive),
-        ("red", Kind::Quorum, exclusive),
-        ("semaphore", Kind::Semaphore, &[]),
-        ("permits", Kind::Permits, &[]),
-        ("latch", Kind::Latch, &[]),
+        ("reentrant", &reentrant::KIND, exclusive),
+        ("spin", &spin::KIND, exclusive),
+        ("fair", &fair::KIND, exclusive),
+        ("fenced", &fenced::KIND, exclusive),
+        ("rw", &rw::KIND, both),
+        ("multi", &multi::KIND, exclusive),
+        ("red", &red::KIND, exclusive),
+        ("semaphore", &semaphore::KIND, &[]),
+        ("permits", &permits::KIND, &[]),
+        ("latch", &latch::KIND, &[]),
     ] {
         for names in [["a", "b"], ["a{b}", "č d"]] {
-            let id = match kind {
-                Kind::Several | Kind::Quorum => keys::list(names),
-                _ => names[0].to_owned(),
+            let id: Arc<str> = match kind.id {
+                Id::Name => names[0].into(),
+                Id::Names | Id::NameAndNodes => keys::list(names).into(),
             };
-            let shown = kind.shown(&id.as_str().into());
-            let protocol = Protocol::new(kind, "p:", 3, &id).expect("a name");
-            golden.heading(name, &shown);
-            match kind {
-                Kind::Permits => golden.permits(&protocol),
-                Kind::Semaphore | Kind::Latch => {
-                    golden.fact("key", &protocol.key);
-                    golden.fact("channel", &protocol.channel);
+            let keyspace = Keyspace {
+                prefix: "p:",
+                db: 3,
+            };
+            let protocol = (kind.protocol)(keyspace, &id).expect("a name");
+            golden.heading(name, &kind.shown(&id));
+            match name {
+                "permits" => golden.permits(&*protocol),
+                "semaphore" | "latch" => {
+                    golden.fact("key", protocol.key());
+                    golden.fact("channel", protocol.channel());
                 }
-                _ => golden.lock(&protocol, modes),
+                _ => golden.lock(&*protocol, modes),
             }
         }
     }

@@ -1,8 +1,32 @@
-//! What goes to Redis: keys, channels, requests and replies of every kind of lock.
+//! What goes to Redis: keys, channels, requests and replies, a file for each kind of lock.
 
+pub(crate) mod fair;
+pub(crate) mod fenced;
 #[cfg(test)]
 mod golden;
 pub(crate) mod keys;
 pub(crate) mod kind;
+pub(crate) mod latch;
+pub(crate) mod multi;
 pub(crate) mod owner;
+pub(crate) mod permits;
+pub(crate) mod red;
+pub(crate) mod reentrant;
+pub(crate) mod rw;
 pub(crate) mod script;
+pub(crate) mod semaphore;
+pub(crate) mod spin;
+
+/// All kinds there are.
+pub(crate) static KINDS: [&kind::Kind; 10] = [
+    &reentrant::KIND,
+    &spin::KIND,
+    &fair::KIND,
+    &fenced::KIND,
+    &rw::KIND,
+    &multi::KIND,
+    &red::KIND,
+    &semaphore::KIND,
+    &permits::KIND,
+    &latch::KIND,
+];

@@ -51,7 +51,8 @@ use crate::local::lock::{LeasePolicy, Mode};
 use crate::local::registry::Entry;
 use crate::net::call::{Answer, Attempt, Call, CallPhase, Fault, Undo};
 use crate::net::connection::WaitFault;
-use crate::protocol::kind::{AcquireArgs, Kind, Place, PlaceState};
+use crate::protocol::kind::{AcquireArgs, Place, PlaceState};
+use crate::protocol::red;
 use crate::protocol::script::{self, Released, Renewed};
 use crate::quorum::round::{self, Failure, Goal, Node, Nodes, Reply, SLICE, Short};
 use crate::report::report;
@@ -236,7 +237,7 @@ impl State {
 impl QuorumHold {
     pub(crate) fn new(nodes: &Arc<Nodes>, entry: &Arc<Entry>, terms: Terms) -> Arc<Self> {
         let home = nodes.home();
-        debug_assert!(entry.protocol.kind == Kind::Quorum);
+        debug_assert!(*entry.protocol.kind() == red::KIND);
         let owner = home.owners.id(home.owners.draw());
         Arc::new_cyclic(|me: &Weak<Self>| {
             let part = |(node, at): (usize, &Node)| Part {

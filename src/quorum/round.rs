@@ -26,7 +26,8 @@ use crate::local::registry::Entry;
 use crate::net::call::{Answer, Attempt, Call, Fault};
 use crate::net::connection::WaitFault;
 use crate::protocol::keys;
-use crate::protocol::kind::{Kind, Protocol};
+use crate::protocol::kind::Protocol;
+use crate::protocol::red;
 use crate::protocol::script::Request;
 use crate::quorum::hold::QuorumHold;
 use crate::quorum::identity::Masters;
@@ -225,7 +226,7 @@ impl Quorum {
         let node = |session: &&Arc<Session>| {
             Ok(Node {
                 session: Arc::clone(session),
-                entry: session.registry.apart(Kind::Quorum, &id)?,
+                entry: session.registry.apart(&red::KIND, &id)?,
             })
         };
         let list = sessions.iter().map(node).collect::<Result<Vec<_>>>()?;
@@ -376,11 +377,11 @@ impl Quorum {
     fn survey(
         &self,
         until: Instant,
-        question: impl Fn(&Protocol) -> Request,
+        question: impl Fn(&dyn Protocol) -> Request,
     ) -> std::result::Result<Vec<i64>, Short> {
         let nodes = &self.nodes;
         let mut ask = |node: usize| Attempt {
-            request: question(&nodes.list[node].entry.protocol),
+            request: question(&*nodes.list[node].entry.protocol),
             undo: None,
         };
         let home = nodes.home();
@@ -411,20 +412,22 @@ impl Quorum {
 
     /// Whether a majority is not to be had.
     pub(crate) fn is_locked(&self, until: Instant) -> std::result::Result<bool, Short> {
-        let fields = self.survey(until, Protocol::state)?;
+        let fields = self.survey(until, |protocol| protocol.state())?;
         Ok(fields.iter().filter(|fields| **fields == 0).count() < self.nodes.needed)
     }
 
     /// In how many milliseconds a majority is to be had if nobody renews; -1 for never, -2 for now.
     pub(crate) fn remaining(&self, until: Instant) -> std::result::Result<i64, Short> {
-        let mut left = self.survey(until, Protocol::remaining)?;
+        let mut left = self.survey(until, |protocol| protocol.remaining())?;
         left.sort_unstable_by_key(|ms| if *ms == -1 { i64::MAX } else { *ms });
         Ok(left[self.nodes.needed - 1])
     }
 
     /// Takes the lock away on every node; whether anybody had it on any.
     pub(crate) fn force(&self, until: Instant) -> std::result::Result<bool, Short> {
-        Ok(self.survey(until, Protocol::force)?.contains(&1))
+        Ok(self
+            .survey(until, |protocol| protocol.force())?
+            .contains(&1))
     }
 }
 

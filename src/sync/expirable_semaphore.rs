@@ -22,10 +22,10 @@ use crate::local::waiter::CancelToken;
 use crate::net::call::{Attempt, Call, Deferred, DeferredTerms, Fault, Undo};
 use crate::net::socket;
 use crate::protocol::keys;
+use crate::protocol::kind::Protocol;
 use crate::protocol::owner::PermitId;
-use crate::protocol::script::{
-    self, PermitsAcquired, Released, Renewed, Script, Unexpected, lease_ms,
-};
+use crate::protocol::permits::{self, Change};
+use crate::protocol::script::{self, PermitsAcquired, Released, Renewed, Request, Unexpected};
 use crate::report::report;
 use crate::session::Session;
 use crate::time::Deadline;
@@ -106,17 +106,9 @@ struct Batch {
 }
 
 impl Batch {
-    fn packed(&self) -> Vec<u8> {
-        packed(&self.ids)
-    }
-
     fn release(&self) -> Deferred {
-        let args: [&[u8]; 1] = [&self.packed()];
         Deferred {
-            request: self
-                .entry
-                .protocol
-                .permits(RELEASING, &script::PERMIT_RELEASE, None, &args),
+            request: permits::release(&*self.entry.protocol, &self.ids),
             terms: DeferredTerms {
                 name: Arc::clone(&self.entry.name),
                 // A frozen server carries the acquire out when it thaws, and the lease begins only then.
@@ -159,11 +151,6 @@ impl LivePermits {
             *live = HashMap::new();
         }
     }
-}
-
-/// Ids as scripts want them: one after another.
-fn packed(ids: &[PermitId]) -> Vec<u8> {
-    ids.iter().flat_map(|id| id.0).collect()
 }
 
 /// What is wanted, and on which terms.
@@ -423,8 +410,8 @@ impl ExpirableSemaphore {
     /// Redis did not answer within the response timeout: then it may have been done, or may yet be;
     /// [`Error::WrongType`], [`Error::Closed`], [`Error::InvalidName`].
     pub fn try_set_permits(&self, n: u32) -> Result<bool> {
-        let doing = "setting the number of permits";
-        let done = self.change(doing, &script::PERMIT_TRY_SET, number(n)?)?;
+        readable(n)?;
+        let done = self.change(Change::TrySet(n))?;
         Ok(done == 1)
     }
 
@@ -443,8 +430,8 @@ impl ExpirableSemaphore {
     ///
     /// As [`try_set_permits`](Self::try_set_permits).
     pub fn set_permits(&self, n: u32) -> Result<()> {
-        let doing = "setting the number of permits";
-        self.change(doing, &script::PERMIT_SET, number(n)?)?;
+        readable(n)?;
+        self.change(Change::Set(n))?;
         Ok(())
     }
 
@@ -465,8 +452,7 @@ impl ExpirableSemaphore {
         if i32::try_from(more).is_err() {
             return Err(Error::Config(format!("{more} permits at once")));
         }
-        let doing = "adding permits";
-        self.change(doing, &script::PERMIT_ADD, more)?;
+        self.change(Change::Add(more))?;
         Ok(())
     }
 
@@ -578,7 +564,7 @@ impl ExpirableSemaphore {
             let done = self.release_some(entry, ids)?;
             for (id, _) in std::iter::zip(ids, &done).filter(|(_, done)| **done) {
                 if let Some(hold) = session.permits.get(*id)
-                    && hold.entry.protocol.key == entry.protocol.key
+                    && hold.entry.protocol.key() == entry.protocol.key()
                 {
                     session.lose(&hold, LossReason::Forced);
                 }
@@ -591,12 +577,8 @@ impl ExpirableSemaphore {
     fn release_some(&self, entry: &Entry, ids: &[PermitId]) -> Result<Vec<bool>> {
         let (session, doing) = (self.inner.session(), RELEASING);
         let request_key = self.request_key(entry);
-        let (packed, keep_ms) = (packed(ids), session.remember_ms());
-        let args: [&[u8]; 2] = [&packed, keep_ms.as_bytes()];
-        let script = &script::PERMIT_RELEASE_IDS;
-        let request = entry
-            .protocol
-            .permits(doing, script, Some(&request_key), &args);
+        let keep_ms = session.remember_ms();
+        let request = permits::release_ids(&*entry.protocol, &request_key, &keep_ms, ids);
         let reply = session
             .ask(request)
             .map_err(|fault| self.inner.error(doing, fault))?;
@@ -625,9 +607,9 @@ impl ExpirableSemaphore {
     ///
     /// As [`release_id`](Self::release_id).
     pub fn lease_of(&self, id: impl AsRef<str>) -> Result<Option<Duration>> {
-        let doing = "asking for the lease of a permit";
         let id = parsed(id.as_ref())?;
-        let reply = self.ask_for(doing, &script::PERMIT_LEASE, &[&id.0])?;
+        let request = |protocol: &dyn Protocol| permits::lease_of(protocol, id);
+        let (reply, doing) = self.ask_for(request)?;
         let ms = script::integer(reply).map_err(|unexpected| Error::redis(doing, unexpected))?;
         Ok(match ms {
             -1 => Some(Duration::MAX),
@@ -646,44 +628,36 @@ impl ExpirableSemaphore {
     /// Asks something that changes nothing, but for what is over.
     fn ask_for(
         &self,
-        doing: &'static str,
-        script: &'static Script,
-        args: &[&[u8]],
-    ) -> Result<Value> {
+        request: impl FnOnce(&dyn Protocol) -> Request,
+    ) -> Result<(Value, &'static str)> {
         let (session, entry) = (self.inner.session(), self.entry()?);
         session.check_open()?;
-        session
-            .ask(entry.protocol.permits(doing, script, None, args))
-            .map_err(|fault| self.inner.error(doing, fault))
+        let request = request(&*entry.protocol);
+        let doing = request.doing;
+        let reply = session.ask(request);
+        let reply = reply.map_err(|fault| self.inner.error(doing, fault))?;
+        Ok((reply, doing))
     }
 
     /// Changes how many permits there are; however often it is sent, it counts once.
-    fn change(&self, doing: &'static str, script: &'static Script, by: i64) -> Result<i64> {
+    fn change(&self, change: Change) -> Result<i64> {
         let (session, entry) = (self.inner.session(), self.entry()?);
-        session.check_open()?;
-        let request_key = self.request_key(entry);
-        let (by, keep_ms) = (by.to_string(), session.remember_ms());
-        let args = [by.as_bytes(), keep_ms.as_bytes()];
-        let reply = session
-            .ask(
-                entry
-                    .protocol
-                    .permits(doing, script, Some(&request_key), &args),
-            )
-            .map_err(|fault| self.inner.error(doing, fault))?;
+        let (request_key, keep_ms) = (self.request_key(entry), session.remember_ms());
+        let request =
+            |protocol: &dyn Protocol| permits::change(protocol, &request_key, &keep_ms, change);
+        let (reply, doing) = self.ask_for(request)?;
         script::integer(reply).map_err(|unexpected| Error::redis(doing, unexpected))
     }
 
     /// What remembers one request of ours.
     fn request_key(&self, entry: &Entry) -> String {
         let owners = &self.inner.session().owners;
-        keys::request(&entry.protocol.key, &owners.id(owners.draw()))
+        keys::request(entry.protocol.key(), &owners.id(owners.draw()))
     }
 
     /// Available, acquired, and both together.
     fn state(&self) -> Result<[i64; 3]> {
-        let doing = "asking for permits";
-        let reply = self.ask_for(doing, &script::PERMIT_STATE, &[])?;
+        let (reply, doing) = self.ask_for(permits::state)?;
         match &reply {
             Value::Array(parts) => match parts.as_slice() {
                 [
@@ -736,7 +710,7 @@ impl ExpirableSemaphore {
         let Some(turn) = Turn::wait(&self.inner, deadline)? else {
             return Ok(None);
         };
-        let mut watch = Watch::new(session, &entry.protocol.channel, Arc::clone(&turn.waiter));
+        let mut watch = Watch::new(session, entry.protocol.channel(), Arc::clone(&turn.waiter));
         loop {
             if stop() {
                 return Err(self.inner.stopped());
@@ -783,12 +757,8 @@ impl ExpirableSemaphore {
                 ids: (0..wanted.permits).map(|_| PermitId::draw()).collect(),
             });
             asked = Some(Arc::clone(&batch));
-            let lease_ms = lease_ms(wanted.ttl).to_string();
-            let args = [lease_ms.as_bytes(), &batch.packed()];
             Attempt {
-                request: entry
-                    .protocol
-                    .permits(ACQUIRING, &script::PERMIT_ACQUIRE, None, &args),
+                request: permits::acquire(&*entry.protocol, &batch.ids, wanted.ttl),
                 undo: Some(batch as Arc<dyn Undo>),
             }
         };
@@ -883,10 +853,10 @@ fn one(permits: Vec<ExpirablePermit>) -> Option<ExpirablePermit> {
     permits.into_iter().next()
 }
 
-/// A number of permits that Redisson can read.
-fn number(n: u32) -> Result<i64> {
+/// Whether Redisson could read that many permits.
+fn readable(n: u32) -> Result<()> {
     i32::try_from(n)
-        .map(i64::from)
+        .map(drop)
         .map_err(|_| Error::Config(format!("{n} permits; {} are possible", i32::MAX)))
 }
 
@@ -1021,11 +991,9 @@ impl ExpirablePermit {
         let Some(id) = PermitId::parse(&hold.owner) else {
             return Err(Error::Config("a permit without an id".into()));
         };
-        let lease_ms = lease_ms(lease).to_string();
-        let args: [&[u8]; 2] = [&id.0, lease_ms.as_bytes()];
-        let protocol = &hold.entry.protocol;
+        let protocol = &*hold.entry.protocol;
         let mut attempt = || Attempt {
-            request: protocol.permits(doing, &script::PERMIT_UPDATE, None, &args),
+            request: permits::update(protocol, id, lease),
             undo: None,
         };
         let stop = || session.is_closed();

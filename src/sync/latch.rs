@@ -271,12 +271,12 @@ impl Latch {
         let entry = self.inner.unregistered_entry()?;
         let session = self.inner.session();
         session.check_open()?;
-        let key = entry.protocol.key.as_str();
+        let key = entry.protocol.key();
         let mark = session.owners.id(session.owners.draw());
         let request_key = keys::request(key, &mark);
         let answered = self.answered.lock().pop();
         let round_key = keys::latch_round(key);
-        let keys = [key, &round_key, &entry.protocol.channel, &request_key];
+        let keys = [key, &round_key, entry.protocol.channel(), &request_key];
         let keys: Vec<&str> = keys.into_iter().chain(answered.as_deref()).collect();
         let (round_ms, keep_ms) = (script::lease_ms(round).to_string(), session.remember_ms());
         let args = [mark.as_str(), &round_ms, &keep_ms];
@@ -311,8 +311,8 @@ impl Latch {
         let (handle, doing) = (&self.inner, "asking for a latch");
         let session = handle.session();
         let keys = [
-            entry.protocol.key.as_str(),
-            &keys::latch_round(&entry.protocol.key),
+            entry.protocol.key(),
+            &keys::latch_round(entry.protocol.key()),
         ];
         let request = Request::script(doing, &LATCH_STATE, &keys, &[]);
         let mut attempt = || Attempt {
@@ -341,7 +341,7 @@ impl Latch {
         let session = handle.session();
         let deadline = patience.deadline();
         let stop = || handle.must_stop(patience);
-        let mut watch = Watch::new(session, &entry.protocol.channel, Waiter::new());
+        let mut watch = Watch::new(session, entry.protocol.channel(), Waiter::new());
         let mut came_for = None;
         let mut untold = false;
         loop {

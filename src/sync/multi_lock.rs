@@ -15,7 +15,7 @@ use crate::error::{Error, Result};
 use crate::hold::LossChannel;
 use crate::local::waiter::CancelToken;
 use crate::protocol::keys;
-use crate::protocol::kind::Kind;
+use crate::protocol::multi;
 use crate::quorum::identity::{self, Identity};
 use crate::session::SharedSession;
 use crate::sync::macros::exclusive_lock;
@@ -122,7 +122,7 @@ impl MultiLock {
         names.sort_unstable_by(|one, other| one.as_ref().cmp(other.as_ref()));
         names.dedup_by(|one, other| one.as_ref() == other.as_ref());
         let id = keys::list(names.iter().map(AsRef::as_ref)).into();
-        Self::of(Members::new(vec![LockSpec::new(shared, id, Kind::Several)]))
+        Self::of(Members::new(vec![LockSpec::new(shared, id, &multi::KIND)]))
     }
 }
 

@@ -17,9 +17,10 @@ use crate::local::semaphore::{Given, Granted};
 use crate::local::waiter::{CancelToken, Waiter};
 use crate::net::call::{Attempt, Call, CallPhase, Deferred, DeferredTerms, Fault, Undo};
 use crate::protocol::keys;
-use crate::protocol::kind::Kind;
+use crate::protocol::kind::Protocol;
 use crate::protocol::owner::OwnerNumber;
 use crate::protocol::script::{self, Released, Request};
+use crate::protocol::semaphore;
 use crate::session::{Session, SharedSession};
 use crate::time;
 use crate::time::Deadline;
@@ -129,7 +130,7 @@ fn request_keys(
     number: OwnerNumber,
     state: &mut EntryState,
 ) -> Vec<String> {
-    let key = |number| keys::request(&entry.protocol.key, &session.owners.id(number));
+    let key = |number| keys::request(entry.protocol.key(), &session.owners.id(number));
     let mut all = vec![key(number)];
     all.extend(state.idempotency_keys.take().into_iter().map(key));
     all
@@ -152,7 +153,7 @@ impl Undo for Question {
             request: Request::script(
                 "undoing an acquire",
                 &script::SEMAPHORE_UNDO,
-                &[&protocol.key, &protocol.channel, &self.request_key],
+                &[protocol.key(), protocol.channel(), &self.request_key],
                 &[&self.keep_ms],
             ),
             terms: DeferredTerms {
@@ -302,7 +303,7 @@ impl Semaphore {
         let permits = permits.to_string();
         let keep_ms = self.handle.session().remember_ms();
         let set = self.count_once("setting permits", |protocol, keys, doing| {
-            let keys = with_keys(&[&protocol.key, &protocol.channel], keys);
+            let keys = with_keys(&[protocol.key(), protocol.channel()], keys);
             Request::script(doing, &script::SEMAPHORE_SET, &keys, &[&permits, &keep_ms])
         })?;
         Ok(set == 1)
@@ -353,7 +354,7 @@ impl Semaphore {
     pub fn drain_permits(&self) -> Result<i64> {
         let keep_ms = self.handle.session().remember_ms();
         self.count_once("draining permits", |protocol, keys, doing| {
-            let keys = with_keys(&[&protocol.key], keys);
+            let keys = with_keys(&[protocol.key()], keys);
             Request::script(doing, &script::SEMAPHORE_DRAIN, &keys, &[&keep_ms])
         })
     }
@@ -376,7 +377,7 @@ impl Semaphore {
         let entry = self.handle.entry()?;
         self.handle.check_going(WaitMode::Once)?;
         let session = self.handle.session();
-        let value = session.ask(Request::command(doing, &["GET", &entry.protocol.key]));
+        let value = session.ask(Request::command(doing, &["GET", entry.protocol.key()]));
         let value = value.map_err(|fault| self.handle.error(doing, fault))?;
         let wrong_type = || Error::WrongType {
             name: self.name().to_owned(),
@@ -586,7 +587,7 @@ impl Semaphore {
         let permits = permits.to_string();
         let keep_ms = self.handle.session().remember_ms();
         let done = self.count_once(doing, |protocol, keys, doing| {
-            let keys = with_keys(&[&protocol.key, &protocol.channel], keys);
+            let keys = with_keys(&[protocol.key(), protocol.channel()], keys);
             let args = [&*permits, &keep_ms, "1"];
             Request::script(doing, &script::SEMAPHORE_RELEASE, &keys, &args)
         });
@@ -597,14 +598,14 @@ impl Semaphore {
     fn count_once(
         &self,
         doing: &'static str,
-        request: impl FnOnce(&crate::protocol::kind::Protocol, &[String], &'static str) -> Request,
+        request: impl FnOnce(&dyn Protocol, &[String], &'static str) -> Request,
     ) -> Result<i64> {
         let session = self.handle.session();
         let entry = self.handle.entry()?;
         self.handle.check_going(WaitMode::Once)?;
         let number = session.owners.draw();
         let keys = request_keys(session, &entry, number, &mut entry.lock());
-        let request = request(&entry.protocol, &keys, doing);
+        let request = request(&*entry.protocol, &keys, doing);
         let until = Instant::now() + session.response_timeout;
         let mut sendings = 0;
         let mut attempt = || {
@@ -690,7 +691,7 @@ impl Semaphore {
         }
         let patience = WaitMode::Until(deadline);
         let waiter = Arc::clone(&standing.place.waiter);
-        let mut watch = Watch::new(session, &entry.protocol.channel, waiter);
+        let mut watch = Watch::new(session, entry.protocol.channel(), waiter);
         let (mut asked, mut parked, mut woken) = (false, false, false);
         // Whether it has waited for others, or asked.
         let mut has_waited = !first;
@@ -812,7 +813,7 @@ impl Semaphore {
             let request = Request::script(
                 ACQUIRING,
                 &script::SEMAPHORE_ACQUIRE,
-                &with_keys(&[&entry.protocol.key], &keys),
+                &with_keys(&[entry.protocol.key()], &keys),
                 &[&count, &keep_ms],
             );
             let question = Arc::new(Question {
@@ -1026,7 +1027,7 @@ fn give(session: &Session, entry: &Arc<Entry>, permits: u32, since: Instant) -> 
         let release = submit_release(session, entry, &mut state, back.into());
         let offer = YieldAfter {
             call: Arc::clone(&release),
-            we_listened: session.subscriber.listens_to(&entry.protocol.channel),
+            we_listened: session.subscriber.listens_to(entry.protocol.channel()),
         };
         state.local_semaphore.released(offer, now);
         release
@@ -1054,7 +1055,7 @@ fn submit_release(
     let request = Request::script(
         "releasing permits",
         &script::SEMAPHORE_RELEASE,
-        &with_keys(&[&entry.protocol.key, &entry.protocol.channel], &keys),
+        &with_keys(&[entry.protocol.key(), entry.protocol.channel()], &keys),
         &[&permits.to_string(), &session.remember_ms(), "0"],
     );
     let call = Call::deferred(Deferred {
@@ -1073,7 +1074,7 @@ fn submit_release(
 
 /// Gives back what is out when the client is closed. In memory only; to be flushed.
 pub(crate) fn close(session: &Session) {
-    for entry in session.registry.of(Kind::Semaphore) {
+    for entry in session.registry.of(&semaphore::KIND) {
         let mut state = entry.lock();
         let out = state.local_semaphore.close();
         if out > 0 {

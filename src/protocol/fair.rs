@@ -1,0 +1,90 @@
+//! The fair lock: Redis keeps the queue of those that wait, and each has a channel of its own.
+
+use std::sync::Arc;
+
+use crate::error::Result;
+use crate::local::lock::{Mode, Order};
+use crate::protocol::keys;
+use crate::protocol::kind::{
+    ACQUIRING, AcquireArgs, FORCING, Keyspace, Kind, PlaceState, Protocol, RELEASING,
+};
+use crate::protocol::script::{self, Request, lease_ms};
+
+pub(crate) static KIND: Kind = Kind {
+    has_plain_keys: true,
+    order: Order::Server,
+    ..Kind::plain("fair", protocol)
+};
+
+fn protocol(keyspace: Keyspace<'_>, name: &Arc<str>) -> Result<Box<dyn Protocol>> {
+    let key = keyspace.key(name)?;
+    Ok(Box::new(Fair {
+        queue: keys::fair_queue(&key),
+        timeouts: keys::fair_timeouts(&key),
+        channel: keys::lock_channel(&key).into(),
+        key,
+    }))
+}
+
+struct Fair {
+    key: String,
+    queue: String,
+    timeouts: String,
+    channel: Arc<str>,
+}
+
+impl Fair {
+    fn keys(&self) -> [&str; 4] {
+        [&self.key, &self.queue, &self.timeouts, &self.channel]
+    }
+}
+
+impl Protocol for Fair {
+    fn kind(&self) -> &'static Kind {
+        &KIND
+    }
+
+    fn key(&self) -> &str {
+        &self.key
+    }
+
+    fn channel(&self) -> &Arc<str> {
+        &self.channel
+    }
+
+    fn acquire(&self, args: &AcquireArgs<'_>) -> Request {
+        Request::script(
+            ACQUIRING,
+            &script::FAIR_ACQUIRE,
+            &self.keys(),
+            &[
+                args.owner,
+                &lease_ms(args.lease).to_string(),
+                args.place.ticket,
+                &lease_ms(args.place.keep).to_string(),
+                match args.place.stood {
+                    PlaceState::Never => "0",
+                    PlaceState::Stands => "1",
+                    PlaceState::Lost => "2",
+                },
+            ],
+        )
+    }
+
+    fn release(&self, _mode: Mode, owner: &str) -> Request {
+        Request::script(RELEASING, &script::FAIR_RELEASE, &self.keys(), &[owner])
+    }
+
+    fn leave(&self, ticket: &str) -> Option<Request> {
+        Some(Request::script(
+            "leaving the line",
+            &script::FAIR_LEAVE,
+            &self.keys(),
+            &[ticket],
+        ))
+    }
+
+    fn force(&self) -> Request {
+        Request::script(FORCING, &script::FAIR_FORCE, &self.keys(), &[])
+    }
+}

@@ -1,0 +1,58 @@
+//! The fenced lock: a reentrant lock whose holds have tokens.
+
+use std::sync::Arc;
+
+use crate::error::Result;
+use crate::protocol::keys;
+use crate::protocol::kind::{ACQUIRING, AcquireArgs, Keyspace, Kind, Protocol};
+use crate::protocol::script::{self, Request, lease_ms};
+
+pub(crate) static KIND: Kind = Kind {
+    has_plain_keys: true,
+    has_tokens: true,
+    ..Kind::plain("fenced", protocol)
+};
+
+fn protocol(keyspace: Keyspace<'_>, name: &Arc<str>) -> Result<Box<dyn Protocol>> {
+    let key = keyspace.key(name)?;
+    Ok(Box::new(Fenced {
+        token: keys::fenced_token(&key),
+        channel: keys::lock_channel(&key).into(),
+        key,
+    }))
+}
+
+struct Fenced {
+    key: String,
+    /// The counter that tokens are drawn from.
+    token: String,
+    channel: Arc<str>,
+}
+
+impl Protocol for Fenced {
+    fn kind(&self) -> &'static Kind {
+        &KIND
+    }
+
+    fn key(&self) -> &str {
+        &self.key
+    }
+
+    fn channel(&self) -> &Arc<str> {
+        &self.channel
+    }
+
+    fn acquire(&self, args: &AcquireArgs<'_>) -> Request {
+        Request::script(
+            ACQUIRING,
+            &script::FENCED_ACQUIRE,
+            &[&self.key, &self.token],
+            &[
+                args.owner,
+                &lease_ms(args.lease).to_string(),
+                &args.tokens.to_string(),
+                &lease_ms(args.token_ttl).to_string(),
+            ],
+        )
+    }
+}

@@ -1,0 +1,140 @@
+//! Several plain locks of one server, taken together by one script.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::error::{Error, LossReason, Result};
+use crate::local::lock::Mode;
+use crate::protocol::keys;
+use crate::protocol::kind::{
+    ACQUIRING, AcquireArgs, FORCING, Id, Keyspace, Kind, Protocol, RELEASING, RENEWING,
+};
+use crate::protocol::script::{self, Request, lease_ms};
+
+pub(crate) static KIND: Kind = Kind {
+    has_plain_keys: true,
+    id: Id::Names,
+    ..Kind::plain("multi", protocol)
+};
+
+/// How many names can be taken as one.
+const MOST_NAMES: usize = 256;
+
+fn protocol(keyspace: Keyspace<'_>, id: &Arc<str>) -> Result<Box<dyn Protocol>> {
+    let names = keys::names(id);
+    if names.len() > MOST_NAMES {
+        return Err(Error::Config(format!(
+            "a multi-lock of {} names; {MOST_NAMES} are possible",
+            names.len()
+        )));
+    }
+    if names.is_empty() {
+        return Err(Error::Config("a multi-lock of no names".into()));
+    }
+    let member = |name| {
+        let key = keyspace.key(name)?;
+        let channel = keys::lock_channel(&key).into();
+        Ok(Member { key, channel })
+    };
+    let members = names.into_iter().map(member).collect::<Result<_>>()?;
+    Ok(Box::new(Multi { members }))
+}
+
+struct Multi {
+    /// At least one.
+    members: Vec<Member>,
+}
+
+/// One of several locks.
+struct Member {
+    key: String,
+    channel: Arc<str>,
+}
+
+impl Multi {
+    fn locks_and_channels(&self) -> Vec<&str> {
+        let channels = self.members.iter().map(|member| &*member.channel);
+        self.locks().into_iter().chain(channels).collect()
+    }
+
+    /// The time that one of them has left, or -2 if all are free.
+    fn ask(&self, doing: &'static str) -> Request {
+        Request::script(doing, &script::MULTI_STATE, &self.locks(), &[])
+    }
+}
+
+impl Protocol for Multi {
+    fn kind(&self) -> &'static Kind {
+        &KIND
+    }
+
+    fn key(&self) -> &str {
+        &self.members[0].key
+    }
+
+    fn channel(&self) -> &Arc<str> {
+        &self.members[0].channel
+    }
+
+    fn channel_at(&self, at: usize) -> &Arc<str> {
+        let member = self.members.get(at);
+        member.map_or(self.channel(), |member| &member.channel)
+    }
+
+    fn locks(&self) -> Vec<&str> {
+        self.members.iter().map(|member| &*member.key).collect()
+    }
+
+    fn acquire(&self, args: &AcquireArgs<'_>) -> Request {
+        Request::script(
+            ACQUIRING,
+            &script::MULTI_ACQUIRE,
+            &self.locks(),
+            &[args.owner, &lease_ms(args.lease).to_string()],
+        )
+    }
+
+    fn release(&self, _mode: Mode, owner: &str) -> Request {
+        Request::script(
+            RELEASING,
+            &script::MULTI_RELEASE,
+            &self.locks_and_channels(),
+            &[owner],
+        )
+    }
+
+    fn renew(&self, _mode: Mode, owner: &str, lease: Duration, count: u32) -> Request {
+        Request::script(
+            RENEWING,
+            &script::MULTI_RENEW,
+            &self.locks(),
+            &[owner, &lease_ms(lease).to_string(), &count.to_string()],
+        )
+    }
+
+    fn force(&self) -> Request {
+        Request::script(
+            FORCING,
+            &script::MULTI_FORCE,
+            &self.locks_and_channels(),
+            &[],
+        )
+    }
+
+    fn state(&self) -> Request {
+        self.ask("asking for the lock")
+    }
+
+    fn is_locked(&self, _mode: Mode, state: i64) -> bool {
+        state != -2
+    }
+
+    fn remaining(&self) -> Request {
+        self.ask("asking for the lease")
+    }
+
+    /// What others have not taken yet.
+    fn is_given_back_when_lost(&self, _mode: Mode, reason: LossReason) -> bool {
+        matches!(reason, LossReason::Forced | LossReason::TakenOver)
+    }
+}

@@ -1,0 +1,78 @@
+//! One node's part of a plain lock that a majority of nodes makes.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::error::{LossReason, Result};
+use crate::local::lock::Mode;
+use crate::protocol::keys;
+use crate::protocol::kind::{ACQUIRING, AcquireArgs, Id, Keyspace, Kind, Protocol};
+use crate::protocol::script::{self, Request, lease_ms};
+
+pub(crate) static KIND: Kind = Kind {
+    id: Id::NameAndNodes,
+    is_notified: false,
+    ..Kind::plain("red", protocol)
+};
+
+fn protocol(keyspace: Keyspace<'_>, id: &Arc<str>) -> Result<Box<dyn Protocol>> {
+    let key = keyspace.key(&KIND.shown(id))?;
+    Ok(Box::new(Red {
+        channel: keys::lock_channel(&key).into(),
+        key,
+    }))
+}
+
+struct Red {
+    key: String,
+    channel: Arc<str>,
+}
+
+impl Protocol for Red {
+    fn kind(&self) -> &'static Kind {
+        &KIND
+    }
+
+    fn key(&self) -> &str {
+        &self.key
+    }
+
+    fn channel(&self) -> &Arc<str> {
+        &self.channel
+    }
+
+    /// The script asks the node whether it has been up for long enough.
+    fn acquire(&self, args: &AcquireArgs<'_>) -> Request {
+        Request::script(
+            ACQUIRING,
+            &script::RED_ACQUIRE,
+            &[&self.key],
+            &[
+                args.owner,
+                &lease_ms(args.lease).to_string(),
+                &seconds(args.up_for).to_string(),
+                args.run_id,
+            ],
+        )
+    }
+
+    /// Nobody has seen it held, and those who wait for a majority are not notified anyway.
+    fn undo(&self, _mode: Mode, owner: &str) -> Request {
+        Request::script(
+            "undoing an acquire",
+            &script::LOCK_RELEASE,
+            &[&self.key],
+            &[owner],
+        )
+    }
+
+    /// What others have not taken yet.
+    fn is_given_back_when_lost(&self, _mode: Mode, reason: LossReason) -> bool {
+        matches!(reason, LossReason::Forced | LossReason::TakenOver)
+    }
+}
+
+/// Whole seconds, never rounded down.
+fn seconds(span: Duration) -> u64 {
+    span.as_secs() + u64::from(span.subsec_nanos() > 0)
+}

@@ -1,0 +1,50 @@
+//! The spin lock: the reentrant lock without messages.
+
+use std::sync::Arc;
+
+use crate::error::Result;
+use crate::local::lock::Mode;
+use crate::protocol::keys;
+use crate::protocol::kind::{FORCING, Keyspace, Kind, Protocol, RELEASING};
+use crate::protocol::script::{self, Request};
+
+pub(crate) static KIND: Kind = Kind {
+    has_plain_keys: true,
+    is_notified: false,
+    ..Kind::plain("spin", protocol)
+};
+
+fn protocol(keyspace: Keyspace<'_>, name: &Arc<str>) -> Result<Box<dyn Protocol>> {
+    let key = keyspace.key(name)?;
+    Ok(Box::new(Spin {
+        channel: keys::lock_channel(&key).into(),
+        key,
+    }))
+}
+
+struct Spin {
+    key: String,
+    channel: Arc<str>,
+}
+
+impl Protocol for Spin {
+    fn kind(&self) -> &'static Kind {
+        &KIND
+    }
+
+    fn key(&self) -> &str {
+        &self.key
+    }
+
+    fn channel(&self) -> &Arc<str> {
+        &self.channel
+    }
+
+    fn release(&self, _mode: Mode, owner: &str) -> Request {
+        Request::script(RELEASING, &script::LOCK_RELEASE, &[&self.key], &[owner])
+    }
+
+    fn force(&self) -> Request {
+        Request::script(FORCING, &script::LOCK_FORCE, &[&self.key], &[])
+    }
+}
