@@ -1,14 +1,35 @@
-//! Redisson's locks for blocking Rust: push wake-up, a watchdog that renews what is held, and truth about what was
-//! lost.
+//! Redisson's locks for blocking Rust: waiting threads are notified instead of polling, a watchdog renews what is held, and
+//! a guard reports when its lock was lost.
 //!
 //! ```no_run
 //! let client = redlatch::Client::open("redis://127.0.0.1/")?;
 //! {
 //!     let _guard = client.reentrant_lock("stock:42").lock()?;
-//!     // alone among all threads of all processes, in Rust and in Java, that lock this name
+//!     // no other thread of any process, in Rust or in Java, holds this name now
 //! }
 //! # Ok::<(), redlatch::Error>(())
 //! ```
+//!
+//! # Which one to take
+//!
+//! | for | |
+//! | --- | --- |
+//! | mutual exclusion | [`ReentrantLock`], or [`Mutex`], which its thread cannot lock again |
+//! | first come, first served across processes | [`FairLock`], [`FairMutex`] |
+//! | a resource that refuses late writes | [`FencedLock`] |
+//! | very many names, held briefly | [`SpinLock`] |
+//! | many readers or one writer | [`RwLock`] |
+//! | several names or servers at once | [`MultiLock`] |
+//! | surviving the loss of a minority of servers | [`RedLock`] |
+//! | at most `n` at once | [`ExpirableSemaphore`], or [`Semaphore`], whose permits do not expire |
+//! | waiting until others are done | [`Latch`] |
+//!
+//! # The guide
+//!
+//! [A tour of all of them](guide), and pages about
+//! [the architecture](guide::architecture), [sharing locks with Redisson](guide::with_redisson),
+//! [operations](guide::operations): what happens on a bad day, rights, settings, logs, counters,
+//! [performance](guide::performance) and [testing](guide::testing).
 //!
 //! # Map
 //!
@@ -25,16 +46,16 @@
 //! | `protocol` | what goes to Redis: keys, channels, requests and replies of every kind |
 //! | `local` | inside the process: the local lock of each name, its queue, who is waited for; no I/O |
 //! | `net` | sockets, the pipelined connection, the subscriber thread |
-//! | `config`, `error`, `stats`, `time`, `report`, `callback` | used by all |
+//! | `config`, `error`, `stats`, `time`, `report`, `callback`, `process` | used by all |
 //!
 //! # Logs
 //!
-//! Through the `log` crate: *error* for a panic in a listener or thread, *warn* for a lost hold, a release that failed,
-//! a server that does not let us subscribe, a master that had forgotten a hold and a majority that has become a bare
-//! one, *debug* for lost connections and retries, *trace* for what is of no consequence.
+//! Through the `log` crate: *error* for a panic in a listener or thread, *warn* for a lost hold, a failed release,
+//! a server that refuses subscriptions, a master that has forgotten a hold and a majority that has become a bare
+//! one, *debug* for lost connections and retries, *trace* for what has no consequence.
 //!
-//! The logger is called on a thread of its own (`redlatch-log`), which lives while there is anything to log, and the
-//! listener of [`Config::on_lost`] on another: either may block, panic, or use the client that it hears of.
+//! The logger runs on a thread of its own (`redlatch-log`), which exists while there is anything to log, and the
+//! listener of [`Config::on_lost`] on another: either may block, panic, or use the client that it hears about.
 
 mod acquire;
 mod callback;
