@@ -11,8 +11,8 @@ use redlatch::{
 
 use crate::support::{
     Crew, Guard, LONG, Lock, News, Reading, Server, Writing, beside, connection_to, eventually,
-    free_port, keys_of, loosely, ms, nothing_is_left_of, open, published, subscribed, unique,
-    unless_late, verdicts, waited_for_by,
+    free_port, keys_of, loosely, ms, nothing_is_left_of, open, published, subscribed, timed,
+    unique, verdicts, waited_for_by,
 };
 
 /// Names that could trip a parser, a pattern or a hash tag.
@@ -558,37 +558,33 @@ fn impossible_settings_are_refused_before_anything_is_sent() {
     }
 }
 
-#[test]
+timed!(a_place_in_the_line_lives_for_as_long_as_may_be);
 fn a_place_in_the_line_lives_for_as_long_as_may_be() {
-    unless_late(|| {
-        let server = Server::start();
-        let shorter = loosely(ms(100));
-        for lease in [shorter, ms(60_000)] {
-            let name = unique("place");
-            let config = Config::new(server.url()).waiter_lease(lease);
-            let client = Client::open(config).unwrap();
-            let guard = client.fair_lock(&name).lock().unwrap();
-            let mut crew = Crew::new();
-            let lock = client.fair_lock(&name);
-            crew.spawn(move || lock.lock().unwrap().unlock().unwrap());
-            subscribed(&server, 1);
-            // For longer than the shorter of the two: asking keeps it.
-            std::thread::sleep(3 * shorter + ms(50));
-            let timeouts = beside("redisson_lock_timeout", &name);
-            let until: Vec<(String, f64)> =
-                server.ask(&["ZRANGE", &timeouts, "0", "-1", "WITHSCORES"]);
-            let (seconds, micros): (u64, u64) = server.ask(&["TIME"]);
-            let now =
-                std::time::Duration::new(seconds, 0).as_secs_f64() * 1e3 + micros as f64 / 1e3;
-            assert_eq!(until.len(), 1);
-            let left = until[0].1 - now;
-            assert!(left <= lease.as_secs_f64() * 1e3 + 1.0, "{left} ms");
-            assert!(left > lease.as_secs_f64() * 1e3 / 4.0, "{left} ms");
-            guard.unlock().unwrap();
-            crew.join();
-            eventually("nothing is left", || server.dbsize() == 0);
-        }
-    });
+    let server = Server::start();
+    let shorter = loosely(ms(100));
+    for lease in [shorter, ms(60_000)] {
+        let name = unique("place");
+        let config = Config::new(server.url()).waiter_lease(lease);
+        let client = Client::open(config).unwrap();
+        let guard = client.fair_lock(&name).lock().unwrap();
+        let mut crew = Crew::new();
+        let lock = client.fair_lock(&name);
+        crew.spawn(move || lock.lock().unwrap().unlock().unwrap());
+        subscribed(&server, 1);
+        // For longer than the shorter of the two: asking keeps it.
+        std::thread::sleep(3 * shorter + ms(50));
+        let timeouts = beside("redisson_lock_timeout", &name);
+        let until: Vec<(String, f64)> = server.ask(&["ZRANGE", &timeouts, "0", "-1", "WITHSCORES"]);
+        let (seconds, micros): (u64, u64) = server.ask(&["TIME"]);
+        let now = std::time::Duration::new(seconds, 0).as_secs_f64() * 1e3 + micros as f64 / 1e3;
+        assert_eq!(until.len(), 1);
+        let left = until[0].1 - now;
+        assert!(left <= lease.as_secs_f64() * 1e3 + 1.0, "{left} ms");
+        assert!(left > lease.as_secs_f64() * 1e3 / 4.0, "{left} ms");
+        guard.unlock().unwrap();
+        crew.join();
+        eventually("nothing is left", || server.dbsize() == 0);
+    }
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

@@ -12,8 +12,8 @@ use redlatch::{
 
 use crate::support::{
     Crew, Guard, LONG, Line, Lock, Reading, Server, Writing, elsewhere, eventually, increment,
-    keys_of, line, loosely, ms, nothing_is_left_of, open, open_with_lease, unique, unless_late,
-    verdicts, waited_for_by,
+    keys_of, line, loosely, ms, nothing_is_left_of, open, open_with_lease, timed, unique, verdicts,
+    waited_for_by,
 };
 
 /// Whoever is not told of a release asks after at most a second.
@@ -397,31 +397,29 @@ fn is_of_another_type_than<A: Lock, B: Lock>() {
     B::of(&theirs, &name).lock().unwrap().unlock().unwrap();
 }
 
-#[test]
+timed!(a_read_write_lock_and_any_other_lock_are_of_different_types);
 fn a_read_write_lock_and_any_other_lock_are_of_different_types() {
-    unless_late(|| {
-        thread::scope(|scope| {
-            macro_rules! against {
-            ($($lock:ty),+) => {
-                $(
-                    scope.spawn(|| {
-                        is_of_another_type_than::<$lock, Reading>();
-                        is_of_another_type_than::<$lock, Writing>();
-                        is_of_another_type_than::<Reading, $lock>();
-                        is_of_another_type_than::<Writing, $lock>();
-                    });
-                )+
-            };
-        }
-            against!(
-                ReentrantLock,
-                Mutex,
-                FairLock,
-                FairMutex,
-                FencedLock,
-                SpinLock
-            );
-        });
+    thread::scope(|scope| {
+        macro_rules! against {
+        ($($lock:ty),+) => {
+            $(
+                scope.spawn(|| {
+                    is_of_another_type_than::<$lock, Reading>();
+                    is_of_another_type_than::<$lock, Writing>();
+                    is_of_another_type_than::<Reading, $lock>();
+                    is_of_another_type_than::<Writing, $lock>();
+                });
+            )+
+        };
+    }
+        against!(
+            ReentrantLock,
+            Mutex,
+            FairLock,
+            FairMutex,
+            FencedLock,
+            SpinLock
+        );
     });
 }
 

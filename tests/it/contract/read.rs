@@ -10,7 +10,7 @@ use redlatch::{CancelToken, Client, Error, LossReason};
 use crate::support::{
     Crew, LONG, Lock, Mode, Proxy, Reading, SLACK, STRANGER, Server, Target, Told, Writing, config,
     elsewhere, eventually, increment, keys_of, loosely, ms, open, open_with_lease, subscribed,
-    unique, unless_late,
+    timed, unique, unless_late,
 };
 
 /// The key that lives as long as a read hold.
@@ -214,75 +214,71 @@ fn a_writer_that_leaves_lets_all_readers_in_at_once() {
 }
 
 // W8
-#[test]
+timed!(leases_of_readers_do_not_interfere);
 fn leases_of_readers_do_not_interfere() {
-    unless_late(|| {
-        let lease = loosely(ms(240));
-        let server = Server::start();
-        let name = unique("leases");
-        let client = open_with_lease(&server, lease);
-        let renewed = client.rwlock(&name);
-        let fixed = renewed.clone().lease(loosely(ms(400)));
-        let long = renewed.clone().lease(Duration::from_secs(60));
-        let guard = renewed.read().unwrap();
-        let owner = guard.owner().to_owned();
-        elsewhere(|| {
-            let ends = fixed.read().unwrap();
-            assert_ne!(ends.owner(), owner, "another lease is another hold");
-            let stays = elsewhere(|| {
-                let stays = long.read().unwrap();
-                assert_ne!(stays.owner(), owner);
-                let key = hold_key(&name, stays.owner());
-                assert!(server.pttl(&key) > 50_000 && server.pttl(&name) > 50_000);
-                stays.unlock().unwrap();
-                key
-            });
-            assert!(!server.exists(&stays));
-            assert_eq!(server.hgetall(&name).len(), 1 + 2);
-            let until = ends.valid_until();
-            let loss = ends.lost().recv_timeout(LONG).unwrap();
-            assert_eq!(loss.reason, LossReason::Expired, "never renewed");
-            assert!(Instant::now() >= until);
+    let lease = loosely(ms(240));
+    let server = Server::start();
+    let name = unique("leases");
+    let client = open_with_lease(&server, lease);
+    let renewed = client.rwlock(&name);
+    let fixed = renewed.clone().lease(loosely(ms(400)));
+    let long = renewed.clone().lease(Duration::from_secs(60));
+    let guard = renewed.read().unwrap();
+    let owner = guard.owner().to_owned();
+    elsewhere(|| {
+        let ends = fixed.read().unwrap();
+        assert_ne!(ends.owner(), owner, "another lease is another hold");
+        let stays = elsewhere(|| {
+            let stays = long.read().unwrap();
+            assert_ne!(stays.owner(), owner);
+            let key = hold_key(&name, stays.owner());
+            assert!(server.pttl(&key) > 50_000 && server.pttl(&name) > 50_000);
+            stays.unlock().unwrap();
+            key
         });
-        let begun = Instant::now();
-        while begun.elapsed() < 3 * lease {
-            assert!(guard.is_valid(), "renewed next to a fixed one");
-            thread::sleep(ms(5));
-        }
-        assert_eq!(server.hgetall(&name), Reading::fields(&owner, 1));
-        guard.unlock().unwrap();
-        assert_eq!(server.dbsize(), 0);
+        assert!(!server.exists(&stays));
+        assert_eq!(server.hgetall(&name).len(), 1 + 2);
+        let until = ends.valid_until();
+        let loss = ends.lost().recv_timeout(LONG).unwrap();
+        assert_eq!(loss.reason, LossReason::Expired, "never renewed");
+        assert!(Instant::now() >= until);
     });
+    let begun = Instant::now();
+    while begun.elapsed() < 3 * lease {
+        assert!(guard.is_valid(), "renewed next to a fixed one");
+        thread::sleep(ms(5));
+    }
+    assert_eq!(server.hgetall(&name), Reading::fields(&owner, 1));
+    guard.unlock().unwrap();
+    assert_eq!(server.dbsize(), 0);
 }
 
 // W8, W10: what one thread takes besides is no reason to keep what another has for longer than it asked for.
-#[test]
+timed!(a_fixed_lease_ends_for_each_reader_as_it_asked);
 fn a_fixed_lease_ends_for_each_reader_as_it_asked() {
-    unless_late(|| {
-        let server = Server::start();
-        let name = unique("refix");
-        let client = open(&server);
-        let renewed = client.rwlock(&name);
-        let fixed = renewed.clone().lease(loosely(ms(600)));
-        let mine = fixed.read().unwrap();
-        let (tell, told) = unbounded();
-        let (go, gone) = bounded::<()>(0);
-        let mut crew = Crew::new();
-        let theirs = fixed.clone();
-        crew.spawn(move || {
-            let guard = theirs.read().unwrap();
-            tell.send(()).unwrap();
-            gone.recv().unwrap();
-            let loss = guard.lost().recv_timeout(LONG).map(|loss| loss.reason);
-            assert_eq!(loss, Ok(LossReason::Expired));
-        });
-        told.recv_timeout(LONG).unwrap();
-        let again = renewed.read().unwrap();
-        assert!(again.is_valid() && mine.is_valid() && again.hold_count() == 2);
-        go.send(()).unwrap();
-        crew.join();
-        assert!(again.is_valid() && mine.is_valid(), "this was asked for");
+    let server = Server::start();
+    let name = unique("refix");
+    let client = open(&server);
+    let renewed = client.rwlock(&name);
+    let fixed = renewed.clone().lease(loosely(ms(600)));
+    let mine = fixed.read().unwrap();
+    let (tell, told) = unbounded();
+    let (go, gone) = bounded::<()>(0);
+    let mut crew = Crew::new();
+    let theirs = fixed.clone();
+    crew.spawn(move || {
+        let guard = theirs.read().unwrap();
+        tell.send(()).unwrap();
+        gone.recv().unwrap();
+        let loss = guard.lost().recv_timeout(LONG).map(|loss| loss.reason);
+        assert_eq!(loss, Ok(LossReason::Expired));
     });
+    told.recv_timeout(LONG).unwrap();
+    let again = renewed.read().unwrap();
+    assert!(again.is_valid() && mine.is_valid() && again.hold_count() == 2);
+    go.send(()).unwrap();
+    crew.join();
+    assert!(again.is_valid() && mine.is_valid(), "this was asked for");
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -328,101 +324,97 @@ fn who_reads_and_wants_to_write_would_wait_for_itself() {
 }
 
 // RW4, A7
-#[test]
+timed!(who_writes_may_read_and_each_hold_is_counted_for_itself);
 fn who_writes_may_read_and_each_hold_is_counted_for_itself() {
-    unless_late(|| {
-        let server = Server::start();
-        let name = unique("below");
-        let lease = loosely(ms(600));
-        let (client, other) = (open_with_lease(&server, lease), open(&server));
-        let (lock, theirs) = (client.rwlock(&name), other.rwlock(&name));
-        let counts = || (lock.read_hold_count(), lock.write_hold_count());
-        let state = || {
-            (
-                theirs.is_read_locked().unwrap(),
-                theirs.is_write_locked().unwrap(),
-            )
-        };
-        assert_eq!((counts(), state()), ((0, 0), (false, false)));
-        for write_first in [false, true] {
-            let write = lock.write().unwrap();
-            assert_eq!((counts(), state()), ((0, 1), (false, true)));
-            let read = lock.read().unwrap();
-            assert_ne!(read.owner(), write.owner());
-            let again = lock.try_read().unwrap().unwrap();
-            let alone = lock.write().unwrap();
-            assert_eq!((counts(), state()), ((2, 2), (true, true)));
-            assert_eq!((read.hold_count(), write.hold_count()), (2, 2));
-            assert!(lock.is_owned_by_current_thread());
-            elsewhere(|| {
-                assert!(!lock.is_owned_by_current_thread() && counts() == (0, 0));
-                assert!(lock.try_read().unwrap().is_none());
-            });
-            assert!(theirs.try_read().unwrap().is_none());
-            // Both are renewed.
-            let begun = Instant::now();
-            while begun.elapsed() < 3 * lease + ms(100) {
-                assert!(read.is_valid() && write.is_valid());
-                assert!(server.exists(&hold_key(&name, read.owner())));
-                thread::sleep(ms(10));
-            }
-            drop((again, alone));
-            assert_eq!(counts(), (1, 1));
-            if write_first {
-                write.unlock().unwrap();
-                assert_eq!((counts(), state()), ((1, 0), (true, false)));
-                assert!(lock.is_owned_by_current_thread());
-                assert_eq!(server.hgetall(&name), Reading::fields(read.owner(), 1));
-                // Others may read now, and nobody may write.
-                theirs.try_read().unwrap().unwrap().unlock().unwrap();
-                assert!(theirs.try_write().unwrap().is_none());
-                assert!(matches!(lock.try_write(), Err(Error::WouldDeadlock { .. })));
-                read.unlock().unwrap();
-            } else {
-                read.unlock().unwrap();
-                assert_eq!((counts(), state()), ((0, 1), (false, true)));
-                assert!(theirs.try_read().unwrap().is_none());
-                write.unlock().unwrap();
-            }
-            assert_eq!((counts(), state()), ((0, 0), (false, false)));
-            assert_eq!(server.dbsize(), 0);
+    let server = Server::start();
+    let name = unique("below");
+    let lease = loosely(ms(600));
+    let (client, other) = (open_with_lease(&server, lease), open(&server));
+    let (lock, theirs) = (client.rwlock(&name), other.rwlock(&name));
+    let counts = || (lock.read_hold_count(), lock.write_hold_count());
+    let state = || {
+        (
+            theirs.is_read_locked().unwrap(),
+            theirs.is_write_locked().unwrap(),
+        )
+    };
+    assert_eq!((counts(), state()), ((0, 0), (false, false)));
+    for write_first in [false, true] {
+        let write = lock.write().unwrap();
+        assert_eq!((counts(), state()), ((0, 1), (false, true)));
+        let read = lock.read().unwrap();
+        assert_ne!(read.owner(), write.owner());
+        let again = lock.try_read().unwrap().unwrap();
+        let alone = lock.write().unwrap();
+        assert_eq!((counts(), state()), ((2, 2), (true, true)));
+        assert_eq!((read.hold_count(), write.hold_count()), (2, 2));
+        assert!(lock.is_owned_by_current_thread());
+        elsewhere(|| {
+            assert!(!lock.is_owned_by_current_thread() && counts() == (0, 0));
+            assert!(lock.try_read().unwrap().is_none());
+        });
+        assert!(theirs.try_read().unwrap().is_none());
+        // Both are renewed.
+        let begun = Instant::now();
+        while begun.elapsed() < 3 * lease + ms(100) {
+            assert!(read.is_valid() && write.is_valid());
+            assert!(server.exists(&hold_key(&name, read.owner())));
+            thread::sleep(ms(10));
         }
-        assert_eq!(client.stats().holds, 0);
-    });
+        drop((again, alone));
+        assert_eq!(counts(), (1, 1));
+        if write_first {
+            write.unlock().unwrap();
+            assert_eq!((counts(), state()), ((1, 0), (true, false)));
+            assert!(lock.is_owned_by_current_thread());
+            assert_eq!(server.hgetall(&name), Reading::fields(read.owner(), 1));
+            // Others may read now, and nobody may write.
+            theirs.try_read().unwrap().unwrap().unlock().unwrap();
+            assert!(theirs.try_write().unwrap().is_none());
+            assert!(matches!(lock.try_write(), Err(Error::WouldDeadlock { .. })));
+            read.unlock().unwrap();
+        } else {
+            read.unlock().unwrap();
+            assert_eq!((counts(), state()), ((0, 1), (false, true)));
+            assert!(theirs.try_read().unwrap().is_none());
+            write.unlock().unwrap();
+        }
+        assert_eq!((counts(), state()), ((0, 0), (false, false)));
+        assert_eq!(server.dbsize(), 0);
+    }
+    assert_eq!(client.stats().holds, 0);
 }
 
 // W8, W10: the read hold below keeps the hash alive, and must not keep the write hold alive with it.
-#[test]
+timed!(a_write_hold_that_is_over_is_over_although_a_read_hold_is_below);
 fn a_write_hold_that_is_over_is_over_although_a_read_hold_is_below() {
-    unless_late(|| {
-        let server = Server::start();
-        let name = unique("over");
-        let (lease, limit) = (loosely(ms(900)), loosely(ms(500)));
-        let (client, other) = (open_with_lease(&server, lease), open(&server));
-        let lock = client.rwlock(&name);
-        for (limited, reason) in [
-            (lock.clone().lease(limit), LossReason::Expired),
-            (lock.clone().max_hold(limit), LossReason::MaxHold),
-        ] {
-            let write = limited.write().unwrap();
-            let read = lock.read().unwrap();
-            let begun = Instant::now();
-            assert!(other.rwlock(&name).try_read().unwrap().is_none());
-            assert_eq!(write.lost().recv_timeout(LONG).unwrap().reason, reason);
-            // Though the guard stays, as that of a wedged thread would.
-            let theirs = other.rwlock(&name).try_read_for(LONG).unwrap().unwrap();
-            assert!(begun.elapsed() < limit + lease + loosely(SLACK));
-            assert!(read.is_valid() && lock.write_hold_count() == 0);
-            theirs.unlock().unwrap();
-            assert!(other.rwlock(&name).try_write().unwrap().is_none());
-            drop(write);
-            eventually("only the read hold is there", || {
-                server.hgetall(&name) == Reading::fields(read.owner(), 1)
-            });
-            read.unlock().unwrap();
-            assert_eq!(server.dbsize(), 0);
-        }
-    });
+    let server = Server::start();
+    let name = unique("over");
+    let (lease, limit) = (loosely(ms(900)), loosely(ms(500)));
+    let (client, other) = (open_with_lease(&server, lease), open(&server));
+    let lock = client.rwlock(&name);
+    for (limited, reason) in [
+        (lock.clone().lease(limit), LossReason::Expired),
+        (lock.clone().max_hold(limit), LossReason::MaxHold),
+    ] {
+        let write = limited.write().unwrap();
+        let read = lock.read().unwrap();
+        let begun = Instant::now();
+        assert!(other.rwlock(&name).try_read().unwrap().is_none());
+        assert_eq!(write.lost().recv_timeout(LONG).unwrap().reason, reason);
+        // Though the guard stays, as that of a wedged thread would.
+        let theirs = other.rwlock(&name).try_read_for(LONG).unwrap().unwrap();
+        assert!(begun.elapsed() < limit + lease + loosely(SLACK));
+        assert!(read.is_valid() && lock.write_hold_count() == 0);
+        theirs.unlock().unwrap();
+        assert!(other.rwlock(&name).try_write().unwrap().is_none());
+        drop(write);
+        eventually("only the read hold is there", || {
+            server.hgetall(&name) == Reading::fields(read.owner(), 1)
+        });
+        read.unlock().unwrap();
+        assert_eq!(server.dbsize(), 0);
+    }
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -520,70 +512,66 @@ fn a_read_hold_that_is_forced_open_is_told_to_all_threads_at_once() {
 }
 
 // W1, W12
-#[test]
+timed!(half_a_lease_without_renewal_is_survived_by_readers);
 fn half_a_lease_without_renewal_is_survived_by_readers() {
-    unless_late(|| {
-        let server = Server::start();
-        thread::scope(|scope| {
-            for mode in [Mode::BlackHole, Mode::Stall, Mode::SwallowReplies] {
-                let server = &server;
-                scope.spawn(move || {
-                    let proxy = Proxy::start(server.addr());
-                    let span = loosely(ms(1_800));
-                    let client = Client::open(config(&proxy.url()).lease(span)).unwrap();
-                    let name = unique("half");
-                    let guard = client.rwlock(&name).read().unwrap();
-                    let renewals = client.stats().renewals;
-                    eventually("it is renewed", || client.stats().renewals > renewals);
-                    proxy.set(Target::Watchdog, mode);
-                    thread::sleep(span / 2);
-                    proxy.pass();
-                    let renewals = client.stats().renewals;
-                    eventually("renewals go on", || client.stats().renewals > renewals);
-                    assert!(guard.is_valid(), "{mode:?}");
-                    assert_eq!(server.hgetall(&name), Reading::fields(guard.owner(), 1));
-                    assert!(server.exists(&hold_key(&name, guard.owner())));
-                    guard.unlock().unwrap();
-                });
-            }
-        });
-        assert_eq!(server.dbsize(), 0);
+    let server = Server::start();
+    thread::scope(|scope| {
+        for mode in [Mode::BlackHole, Mode::Stall, Mode::SwallowReplies] {
+            let server = &server;
+            scope.spawn(move || {
+                let proxy = Proxy::start(server.addr());
+                let span = loosely(ms(1_800));
+                let client = Client::open(config(&proxy.url()).lease(span)).unwrap();
+                let name = unique("half");
+                let guard = client.rwlock(&name).read().unwrap();
+                let renewals = client.stats().renewals;
+                eventually("it is renewed", || client.stats().renewals > renewals);
+                proxy.set(Target::Watchdog, mode);
+                thread::sleep(span / 2);
+                proxy.pass();
+                let renewals = client.stats().renewals;
+                eventually("renewals go on", || client.stats().renewals > renewals);
+                assert!(guard.is_valid(), "{mode:?}");
+                assert_eq!(server.hgetall(&name), Reading::fields(guard.owner(), 1));
+                assert!(server.exists(&hold_key(&name, guard.owner())));
+                guard.unlock().unwrap();
+            });
+        }
     });
+    assert_eq!(server.dbsize(), 0);
 }
 
 // W1, W9, RW1: told before a writer can be in.
-#[test]
+timed!(a_lease_and_a_half_without_renewal_is_told_before_a_writer_can_be_in);
 fn a_lease_and_a_half_without_renewal_is_told_before_a_writer_can_be_in() {
-    unless_late(|| {
-        let server = Server::start();
-        let proxy = Proxy::start(server.addr());
-        let told = Told::default();
-        let span = loosely(ms(1_500));
-        let config = config(&proxy.url()).lease(span).on_lost(told.listener());
-        let client = Client::open(config).unwrap();
-        let (name, other) = (unique("gone"), open(&server));
-        let guard = client.rwlock(&name).read().unwrap();
-        let renewals = client.stats().renewals;
-        eventually("it is renewed", || client.stats().renewals > renewals);
-        let begun = Instant::now();
-        proxy.set(Target::Watchdog, Mode::BlackHole);
-        // It finds the reader dead, though nobody gave anything back.
-        let write = other.rwlock(&name).try_write_for(LONG).unwrap().unwrap();
-        let took = begun.elapsed();
-        assert!(!guard.is_valid(), "valid next to a writer");
-        assert!(took >= span / 2 && took < span + loosely(SLACK), "{took:?}");
-        let loss = guard.lost().recv_timeout(loosely(SLACK)).unwrap();
-        assert_eq!(loss.reason, LossReason::Unreachable);
-        proxy.pass();
-        drop(guard);
-        eventually("told once", || {
-            told.reasons(&name) == [LossReason::Unreachable]
-        });
-        assert!(write.is_valid());
-        assert_eq!(server.hgetall(&name), Writing::fields(write.owner(), 1));
-        write.unlock().unwrap();
-        eventually("nothing is left", || server.dbsize() == 0);
+    let server = Server::start();
+    let proxy = Proxy::start(server.addr());
+    let told = Told::default();
+    let span = loosely(ms(1_500));
+    let config = config(&proxy.url()).lease(span).on_lost(told.listener());
+    let client = Client::open(config).unwrap();
+    let (name, other) = (unique("gone"), open(&server));
+    let guard = client.rwlock(&name).read().unwrap();
+    let renewals = client.stats().renewals;
+    eventually("it is renewed", || client.stats().renewals > renewals);
+    let begun = Instant::now();
+    proxy.set(Target::Watchdog, Mode::BlackHole);
+    // It finds the reader dead, though nobody gave anything back.
+    let write = other.rwlock(&name).try_write_for(LONG).unwrap().unwrap();
+    let took = begun.elapsed();
+    assert!(!guard.is_valid(), "valid next to a writer");
+    assert!(took >= span / 2 && took < span + loosely(SLACK), "{took:?}");
+    let loss = guard.lost().recv_timeout(loosely(SLACK)).unwrap();
+    assert_eq!(loss.reason, LossReason::Unreachable);
+    proxy.pass();
+    drop(guard);
+    eventually("told once", || {
+        told.reasons(&name) == [LossReason::Unreachable]
     });
+    assert!(write.is_valid());
+    assert_eq!(server.hgetall(&name), Writing::fields(write.owner(), 1));
+    write.unlock().unwrap();
+    eventually("nothing is left", || server.dbsize() == 0);
 }
 
 // D2, L7

@@ -13,7 +13,7 @@ use redlatch::{CancelToken, Client, Config, Error, LossReason, RedLock, RedLockG
 use crate::support::{
     Crew, Guard, LONG, Lock, Mode, Proxy, Server, Target, beside, delete, elsewhere, eventually,
     everywhere, loosely, ms, nothing_is_left_of, open, open_with_lease, published, stranger_holds,
-    unique, unless_late,
+    timed, unique,
 };
 
 /// The lock over three masters, of which the test knows the first.
@@ -282,41 +282,39 @@ fn a_grant_that_comes_too_late_is_not_one() {
 }
 
 // D1, M1
-#[test]
+timed!(an_acquire_whose_caller_was_cancelled_is_undone);
 fn an_acquire_whose_caller_was_cancelled_is_undone() {
-    unless_late(|| {
-        let (server, companions) = (Server::start(), companions());
-        let name = unique("undo");
-        let proxies = [&companions[0], &companions[1]].map(|server| Proxy::start(server.addr()));
-        let clients = [server.url(), proxies[0].url(), proxies[1].url()]
-            .map(|url| Client::open(url).unwrap());
-        let lock = RedLock::new(&clients, &name).unwrap();
-        lock.lock().unwrap().unlock().unwrap();
-        eventually("warm", || is_gone(&server, &name));
-        for mode in [Mode::Stall, Mode::Delay(ms(300))] {
-            for proxy in &proxies {
-                proxy.set(Target::Link, mode);
-            }
-            let token = CancelToken::new();
-            let waiting = lock.clone().cancel_on(&token);
-            let mut crew = Crew::new();
-            crew.spawn(move || assert!(matches!(waiting.lock(), Err(Error::Cancelled))));
-            eventually("the acquire is under way", || {
-                proxies.iter().all(|proxy| proxy.held() > 0)
-            });
-            let begun = Instant::now();
-            token.cancel();
-            crew.join();
-            assert!(begun.elapsed() < loosely(ms(1000)));
-            for proxy in &proxies {
-                proxy.pass();
-            }
-            eventually("what was taken is given back", || is_gone(&server, &name));
-            assert_eq!(clients[0].stats().holds, 0);
-            assert!(lock.try_lock_for(LONG).unwrap().is_some());
-            eventually("free", || is_gone(&server, &name));
+    let (server, companions) = (Server::start(), companions());
+    let name = unique("undo");
+    let proxies = [&companions[0], &companions[1]].map(|server| Proxy::start(server.addr()));
+    let clients =
+        [server.url(), proxies[0].url(), proxies[1].url()].map(|url| Client::open(url).unwrap());
+    let lock = RedLock::new(&clients, &name).unwrap();
+    lock.lock().unwrap().unlock().unwrap();
+    eventually("warm", || is_gone(&server, &name));
+    for mode in [Mode::Stall, Mode::Delay(ms(300))] {
+        for proxy in &proxies {
+            proxy.set(Target::Link, mode);
         }
-    });
+        let token = CancelToken::new();
+        let waiting = lock.clone().cancel_on(&token);
+        let mut crew = Crew::new();
+        crew.spawn(move || assert!(matches!(waiting.lock(), Err(Error::Cancelled))));
+        eventually("the acquire is under way", || {
+            proxies.iter().all(|proxy| proxy.held() > 0)
+        });
+        let begun = Instant::now();
+        token.cancel();
+        crew.join();
+        assert!(begun.elapsed() < loosely(ms(1000)));
+        for proxy in &proxies {
+            proxy.pass();
+        }
+        eventually("what was taken is given back", || is_gone(&server, &name));
+        assert_eq!(clients[0].stats().holds, 0);
+        assert!(lock.try_lock_for(LONG).unwrap().is_some());
+        eventually("free", || is_gone(&server, &name));
+    }
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -324,83 +322,79 @@ fn an_acquire_whose_caller_was_cancelled_is_undone() {
 // ---------------------------------------------------------------------------------------------------------------------
 
 // M5, M7, S5
-#[test]
+timed!(a_server_that_forgets_or_dies_does_not_lose_the_lock);
 fn a_server_that_forgets_or_dies_does_not_lose_the_lock() {
-    unless_late(|| {
-        let (mut server, _companions) = (Server::start(), companions());
-        let name = unique("one");
-        let lease = loosely(ms(300));
-        let (client, other) = (open_with_lease(&server, lease), open(&server));
-        let (lock, theirs) = (Red::of(&client, &name), Red::of(&other, &name));
-        let guard = lock.lock().unwrap();
-        for _ in 0..2 {
-            guard.settle();
-            let confirmed = server.calls("hget");
-            eventually("it is confirmed", || server.calls("hget") > confirmed);
-            server.cli(&["FLUSHALL"]);
-            assert!(theirs.try_lock().unwrap().is_none());
-            eventually("it has it again", || server.exists(&name));
-            // One that forgets twice within a lease is not two that do.
-            thread::sleep(lease + ms(100));
-        }
+    let (mut server, _companions) = (Server::start(), companions());
+    let name = unique("one");
+    let lease = loosely(ms(300));
+    let (client, other) = (open_with_lease(&server, lease), open(&server));
+    let (lock, theirs) = (Red::of(&client, &name), Red::of(&other, &name));
+    let guard = lock.lock().unwrap();
+    for _ in 0..2 {
         guard.settle();
-        server.kill();
-        eventually("two keep it", || guard.nodes_held() == 2);
-        let killed = Instant::now();
-        while killed.elapsed() < 3 * lease {
-            assert!(guard.is_valid(), "renewed by a majority");
-            assert!(theirs.try_lock().unwrap().is_none());
-            thread::sleep(ms(20));
-        }
-        assert!(guard.lost().is_empty() && lock.is_locked().unwrap());
-        guard.unlock().unwrap();
-        theirs
-            .try_lock_for(LONG)
-            .unwrap()
-            .unwrap()
-            .unlock()
-            .unwrap();
-        server.restart();
-        lock.lock().unwrap().unlock().unwrap();
-        assert_eq!(client.stats().lost, 0);
-        eventually("nothing is left", || nothing_is_left_of::<Red>(&server));
-    });
+        let confirmed = server.calls("hget");
+        eventually("it is confirmed", || server.calls("hget") > confirmed);
+        server.cli(&["FLUSHALL"]);
+        assert!(theirs.try_lock().unwrap().is_none());
+        eventually("it has it again", || server.exists(&name));
+        // One that forgets twice within a lease is not two that do.
+        thread::sleep(lease + ms(100));
+    }
+    guard.settle();
+    server.kill();
+    eventually("two keep it", || guard.nodes_held() == 2);
+    let killed = Instant::now();
+    while killed.elapsed() < 3 * lease {
+        assert!(guard.is_valid(), "renewed by a majority");
+        assert!(theirs.try_lock().unwrap().is_none());
+        thread::sleep(ms(20));
+    }
+    assert!(guard.lost().is_empty() && lock.is_locked().unwrap());
+    guard.unlock().unwrap();
+    theirs
+        .try_lock_for(LONG)
+        .unwrap()
+        .unwrap()
+        .unlock()
+        .unwrap();
+    server.restart();
+    lock.lock().unwrap().unlock().unwrap();
+    assert_eq!(client.stats().lost, 0);
+    eventually("nothing is left", || nothing_is_left_of::<Red>(&server));
 }
 
-#[test]
+timed!(two_servers_that_forget_lose_the_lock);
 fn two_servers_that_forget_lose_the_lock() {
-    unless_late(|| {
-        let (server, companions) = (Server::start(), companions());
-        let client = open_with_lease(&server, loosely(ms(300)));
-        let servers = [&server, &companions[0], &companions[1]];
-        for kept in 0..3 {
-            let name = unique("two");
-            let lock = Red::of(&client, &name);
-            let guard = lock.lock().unwrap();
-            guard.settle();
-            for (_, server) in servers.iter().enumerate().filter(|(node, _)| *node != kept) {
-                server.cli(&["DEL", &name]);
-            }
-            let loss = guard.lost().recv_timeout(LONG).unwrap();
-            assert_eq!((loss.reason, loss.name), (LossReason::Forced, name.clone()));
-            assert!(!guard.is_valid() && guard.nodes_held() == 0);
-            eventually("the third is given back", || is_gone(&server, &name));
-            assert!(guard.unlock().is_err());
-
-            // The same, with an unlock before anybody knows.
-            let guard = lock.lock().unwrap();
-            guard.settle();
-            for (_, server) in servers.iter().enumerate().filter(|(node, _)| *node != kept) {
-                server.cli(&["DEL", &name]);
-            }
-            let lost = guard.unlock().unwrap_err();
-            assert!(
-                matches!(&lost, Error::Lost { name: its, reason: LossReason::Forced } if *its == name),
-                "{lost:?}"
-            );
-            eventually("nothing is left", || is_gone(&server, &name));
+    let (server, companions) = (Server::start(), companions());
+    let client = open_with_lease(&server, loosely(ms(300)));
+    let servers = [&server, &companions[0], &companions[1]];
+    for kept in 0..3 {
+        let name = unique("two");
+        let lock = Red::of(&client, &name);
+        let guard = lock.lock().unwrap();
+        guard.settle();
+        for (_, server) in servers.iter().enumerate().filter(|(node, _)| *node != kept) {
+            server.cli(&["DEL", &name]);
         }
-    });
+        let loss = guard.lost().recv_timeout(LONG).unwrap();
+        assert_eq!((loss.reason, loss.name), (LossReason::Forced, name.clone()));
+        assert!(!guard.is_valid() && guard.nodes_held() == 0);
+        eventually("the third is given back", || is_gone(&server, &name));
+        assert!(guard.unlock().is_err());
+
+        // The same, with an unlock before anybody knows.
+        let guard = lock.lock().unwrap();
+        guard.settle();
+        for (_, server) in servers.iter().enumerate().filter(|(node, _)| *node != kept) {
+            server.cli(&["DEL", &name]);
+        }
+        let lost = guard.unlock().unwrap_err();
+        assert!(
+            matches!(&lost, Error::Lost { name: its, reason: LossReason::Forced } if *its == name),
+            "{lost:?}"
+        );
+        eventually("nothing is left", || is_gone(&server, &name));
+    }
 }
 
 // D2

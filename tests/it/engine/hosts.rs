@@ -6,13 +6,13 @@ use std::process::Command;
 use redlatch::Client;
 
 use crate::support::{
-    Server, client, config, eventually, is_waited_for, ms, nothing_is_left, unique,
+    Server, client, config, eventually, is_waited_for, loosely, ms, nothing_is_left, timed, unique,
 };
 
 /// Commands, renewals and messages all work over this url.
 fn works_over(server: &Server, url: &str) {
     let (holder, waiter) = (
-        Client::open(config(url).lease(ms(600))).unwrap(),
+        Client::open(config(url).lease(loosely(ms(600)))).unwrap(),
         client(url),
     );
     let name = unique("host");
@@ -27,13 +27,13 @@ fn works_over(server: &Server, url: &str) {
     nothing_is_left(server);
 }
 
-#[test]
+timed!(a_host_name_will_do);
 fn a_host_name_will_do() {
     let server = Server::start();
     works_over(&server, &format!("redis://localhost:{}/", server.port()));
 }
 
-#[test]
+timed!(a_host_name_whose_first_address_refuses_will_do);
 fn a_host_name_whose_first_address_refuses_will_do() {
     const PART: &str = "engine::hosts::part_with_a_host_of_two_addresses";
     // In a namespace of its own a process has its own hosts; some systems do not let it.

@@ -2,7 +2,9 @@
 
 use std::thread;
 
-use crate::support::{Server, client, eventually, is_waited_for, ms, nothing_is_left, unique};
+use crate::support::{
+    Server, client, eventually, is_waited_for, ms, nothing_is_left, timed, unique,
+};
 
 /// The url of a user who may do everything but `rules`.
 fn url_without(server: &Server, rules: &[&str]) -> String {
@@ -15,7 +17,7 @@ fn url_without(server: &Server, rules: &[&str]) -> String {
     format!("redis://user:pw@127.0.0.1:{}/", server.port())
 }
 
-#[test]
+timed!(a_user_without_ping_hears_of_releases_also_after_silence);
 fn a_user_without_ping_hears_of_releases_also_after_silence() {
     let server = Server::start();
     let url = url_without(&server, &["-ping"]);
@@ -32,7 +34,7 @@ fn a_user_without_ping_hears_of_releases_also_after_silence() {
     nothing_is_left(&server);
 }
 
-#[test]
+timed!(a_user_without_subscribe_waits_by_asking);
 fn a_user_without_subscribe_waits_by_asking() {
     for rules in [&["-subscribe"][..], &["-@pubsub"], &["-ping", "-subscribe"]] {
         let server = Server::start();
@@ -48,7 +50,7 @@ fn a_user_without_subscribe_waits_by_asking() {
     }
 }
 
-#[test]
+timed!(a_confirmation_is_no_message_although_there_was_another_connection_before);
 fn a_confirmation_is_no_message_although_there_was_another_connection_before() {
     const ROUNDS: u64 = 10;
     let server = Server::start();

@@ -10,7 +10,7 @@ use redlatch::{Client, LossReason};
 
 use crate::support::quorum::{all_keep, confirmed_by_all, masters, open, red};
 use crate::support::{
-    Logs, Mode, Proxy, Server, Target, Told, config, eventually, logs, ms, unique,
+    Logs, Mode, Proxy, Server, Target, Told, config, eventually, logs, ms, timed, unique,
 };
 
 /// No more than what a busy machine may need.
@@ -39,7 +39,7 @@ fn returns(what: &str, work: impl FnOnce() + Send + 'static) {
     thread.join().unwrap();
 }
 
-#[test]
+timed!(a_logger_may_use_the_client_that_it_hears_of);
 fn a_logger_may_use_the_client_that_it_hears_of() {
     let logs = logs();
     let server = Arc::new(Server::start());
@@ -97,7 +97,7 @@ fn a_logger_may_use_the_client_that_it_hears_of() {
     });
 }
 
-#[test]
+timed!(a_logger_that_panics_ends_no_thread);
 fn a_logger_that_panics_ends_no_thread() {
     let logs = logs();
     let server = Server::start();
@@ -126,7 +126,7 @@ fn a_logger_that_panics_ends_no_thread() {
     kept.unlock().unwrap();
 }
 
-#[test]
+timed!(a_logger_that_blocks_delays_no_renewal_and_no_listener);
 fn a_logger_that_blocks_delays_no_renewal_and_no_listener() {
     let logs = logs();
     let server = Server::start();

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use redlatch::{Client, Config, RedLock, Result};
 
-use crate::support::{Crew, Server, eventually, ms};
+use crate::support::{Crew, Server, eventually, loosely, ms, timed};
 
 const OPERATIONS: &str = include_str!(concat!(
     env!("CARGO_MANIFEST_DIR"),
@@ -59,7 +59,7 @@ fn every_command_of_the_scripts_is_among_the_rights_in_the_guide() {
     assert!(seen > 100, "only {seen} commands");
 }
 
-#[test]
+timed!(the_rights_in_the_guide_are_enough_for_every_lock);
 fn the_rights_in_the_guide_are_enough_for_every_lock() {
     let servers = [(); 3].map(|()| Server::start());
     let rule: Vec<_> = acl_line().split(' ').collect();
@@ -70,7 +70,7 @@ fn the_rights_in_the_guide_are_enough_for_every_lock() {
         let url = server.url().replace("redis://", "redis://locker:secret@");
         let config = Config::new(url)
             .key_prefix("shop:")
-            .lease(Duration::from_millis(300));
+            .lease(loosely(Duration::from_millis(300)));
         Client::open(config).unwrap()
     };
     let [client, other] = [open(&servers[0]), open(&servers[0])];

@@ -9,7 +9,8 @@ use redlatch::{CancelToken, Client, Config, Error, LossReason};
 use crate::support::fair::{Line, nothing_left, queue, queued, timeouts, with_waiter_lease};
 use crate::support::scripts::sha;
 use crate::support::{
-    BY_MESSAGE, Crew, LONG, Mode, Proxy, Server, Target, eventually, ms, open, unique, within,
+    BY_MESSAGE, Crew, LONG, Mode, Proxy, Server, Target, eventually, loosely, ms, open, timed,
+    unique, within,
 };
 
 /// How long those who are lost here keep their places.
@@ -146,7 +147,7 @@ impl Net {
 }
 
 // F4, I4, L5: the call ends in time, and those behind are not held up for longer than a waiter lease.
-#[test]
+timed!(whatever_fails_for_good_the_wait_ends_in_time_and_its_place_soon_after);
 fn whatever_fails_for_good_the_wait_ends_in_time_and_its_place_soon_after() {
     const WAIT: Duration = ms(700);
     at_each_step(|step, fault| {
@@ -187,7 +188,7 @@ fn whatever_fails_for_good_the_wait_ends_in_time_and_its_place_soon_after() {
                 fail();
             }
             let (granted, took) = waiting.join().unwrap();
-            assert!(took < WAIT + SLACK, "{what}: {took:?}");
+            assert!(took < WAIT + loosely(SLACK), "{what}: {took:?}");
             match granted {
                 Ok(granted) => assert!(!granted, "{what}"),
                 Err(err) => assert!(matches!(err, Error::Redis { .. }), "{what}: {err:?}"),
@@ -204,7 +205,7 @@ fn whatever_fails_for_good_the_wait_ends_in_time_and_its_place_soon_after() {
         drop(guard);
         let next = net.other.fair_lock(&net.name).try_lock_for(LONG).unwrap();
         let took = ended.elapsed();
-        assert!(took < WAITER_LEASE + SLACK, "{what}: {took:?}");
+        assert!(took < WAITER_LEASE + loosely(SLACK), "{what}: {took:?}");
         next.unwrap_or_else(|| panic!("{what}: not served"))
             .unlock()
             .unwrap();
@@ -219,7 +220,7 @@ fn whatever_fails_for_good_the_wait_ends_in_time_and_its_place_soon_after() {
 }
 
 // F4, O1: the wait goes on, in one place, and that is the one it had.
-#[test]
+timed!(whatever_fails_once_costs_a_waiter_nothing_but_time);
 fn whatever_fails_once_costs_a_waiter_nothing_but_time() {
     at_each_step(|step, fault| {
         let what = format!("{fault:?} at {step:?}");
@@ -282,7 +283,7 @@ fn whatever_fails_once_costs_a_waiter_nothing_but_time() {
 }
 
 // F4: a command that gives a place up is sent until it is acknowledged.
-#[test]
+timed!(a_place_is_given_up_although_the_word_of_it_is_lost);
 fn a_place_is_given_up_although_the_word_of_it_is_lost() {
     for lost in [Fault::LostRequest, Fault::LostReply, Fault::Cut] {
         let net = Net::start();
@@ -308,7 +309,7 @@ fn a_place_is_given_up_although_the_word_of_it_is_lost() {
             Some(trap) => eventually("it sprang", || trap.fired()),
             None => net.proxy.pass(),
         }
-        let gone = within(WAITER_LEASE + SLACK, || {
+        let gone = within(WAITER_LEASE + loosely(SLACK), || {
             queue(&net.server, &net.name).is_empty()
         });
         assert!(gone, "{lost:?}");
@@ -319,7 +320,7 @@ fn a_place_is_given_up_although_the_word_of_it_is_lost() {
 }
 
 // I2, O1: what was sent on a connection given up arrives when its sender has long had the lock by another question.
-#[test]
+timed!(a_question_that_arrives_late_takes_nothing_from_its_sender);
 fn a_question_that_arrives_late_takes_nothing_from_its_sender() {
     let net = Net::with(ms(1_500), WAITER_LEASE);
     for asks in 0..3 {
@@ -355,7 +356,7 @@ fn a_question_that_arrives_late_takes_nothing_from_its_sender() {
         let next = net
             .other
             .fair_lock(&net.name)
-            .try_lock_for(WAITER_LEASE + SLACK);
+            .try_lock_for(WAITER_LEASE + loosely(SLACK));
         next.unwrap().expect("the lock").unlock().unwrap();
         nothing_left(&net.server);
     }
@@ -363,7 +364,7 @@ fn a_question_that_arrives_late_takes_nothing_from_its_sender() {
 }
 
 // I2, F4: and when its sender has left, it holds nobody up.
-#[test]
+timed!(a_question_that_arrives_after_its_sender_has_left_makes_no_place);
 fn a_question_that_arrives_after_its_sender_has_left_makes_no_place() {
     // Its place would last for longer than this test does.
     let net = Net::with(ms(1_500), 3 * WAITER_LEASE);
@@ -423,7 +424,8 @@ fn trying_again_and_again_leaves_nothing_to_be_sent_later() {
         };
         eventually("it is busy", || is_busy(&mut con));
         for _ in 0..TRIES / 3 {
-            assert!(lock.try_lock_for(ms(2)).is_err());
+            // It says so at once, so a longer wait takes no longer.
+            assert!(lock.try_lock_for(loosely(ms(2))).is_err());
         }
         let () = redis::cmd("SCRIPT").arg("KILL").query(&mut con).unwrap();
         assert!(busy.join().unwrap().is_err());
@@ -437,7 +439,7 @@ fn trying_again_and_again_leaves_nothing_to_be_sent_later() {
 }
 
 // L1: a message that never comes costs a poll cap at most.
-#[test]
+timed!(a_lost_message_is_made_good);
 fn a_lost_message_is_made_good() {
     let net = Net::start();
     // The connection breaks just before, and the message is sent to nobody.
@@ -450,7 +452,11 @@ fn a_lost_message_is_made_good() {
     let begun = Instant::now();
     drop(guard);
     line.served_in_order();
-    assert!(begun.elapsed() < ms(2_500), "{:?}", begun.elapsed());
+    assert!(
+        begun.elapsed() < loosely(ms(2_500)),
+        "{:?}",
+        begun.elapsed()
+    );
     assert!(net.client.stats().resubscriptions >= 1);
 
     // Nobody can tell that it does not come: three hand-overs, each within a poll cap.
@@ -467,13 +473,13 @@ fn a_lost_message_is_made_good() {
     line.served_in_order();
     // The cap is a third of the waiter lease.
     let took = begun.elapsed();
-    assert!(took < WAITER_LEASE + SLACK, "{took:?}");
+    assert!(took < WAITER_LEASE + loosely(SLACK), "{took:?}");
     assert!(net.client.stats().poll_rescues > rescues);
     nothing_left(&net.server);
 }
 
 // Those who may not listen ask again and again, and the line does not grow by it.
-#[test]
+timed!(a_user_who_may_not_listen_keeps_one_place);
 fn a_user_who_may_not_listen_keeps_one_place() {
     let server = Server::start();
     let name = unique("deaf");
@@ -502,13 +508,17 @@ fn a_user_who_may_not_listen_keeps_one_place() {
         let begun = Instant::now();
         guard.unlock().unwrap();
         line.served_in_order();
-        assert!(begun.elapsed() < ms(2_500), "{:?}", begun.elapsed());
+        assert!(
+            begun.elapsed() < loosely(ms(2_500)),
+            "{:?}",
+            begun.elapsed()
+        );
         nothing_left(&server);
     }
 }
 
 // F3: longer than anybody keeps a place that is not heard of.
-#[test]
+timed!(a_long_hold_does_not_wear_the_line_out);
 fn a_long_hold_does_not_wear_the_line_out() {
     let server = Server::start();
     let name = unique("long");
@@ -604,7 +614,7 @@ fn a_server_that_comes_back_with_its_data_has_kept_the_line() {
     nothing_left(&server);
 }
 
-#[test]
+timed!(a_server_that_comes_back_empty_serves_everybody_one_after_another);
 fn a_server_that_comes_back_empty_serves_everybody_one_after_another() {
     let mut server = Server::start();
     let name = unique("empty");
@@ -630,7 +640,11 @@ fn a_server_that_comes_back_empty_serves_everybody_one_after_another() {
     server.restart();
     let begun = Instant::now();
     line.crew.join();
-    assert!(begun.elapsed() < ms(5_000), "{:?}", begun.elapsed());
+    assert!(
+        begun.elapsed() < loosely(ms(5_000)),
+        "{:?}",
+        begun.elapsed()
+    );
     let mut served: Vec<_> = line.told.try_iter().collect();
     served.sort_unstable();
     assert_eq!(served, (0..20).collect::<Vec<_>>());
@@ -644,7 +658,7 @@ fn a_server_that_comes_back_empty_serves_everybody_one_after_another() {
 }
 
 // L5: for shorter than anybody is given up, and for longer than any place lives.
-#[test]
+timed!(a_frozen_server_keeps_the_line_and_a_long_frozen_one_serves_everybody);
 fn a_frozen_server_keeps_the_line_and_a_long_frozen_one_serves_everybody() {
     let server = Server::start();
     for (waiter_lease, keeps_order) in [(LONG, true), (ms(700), false)] {
@@ -685,7 +699,7 @@ fn a_frozen_server_keeps_the_line_and_a_long_frozen_one_serves_everybody() {
 // ---------------------------------------------------------------------------------------------------------------------
 
 // D2, F4
-#[test]
+timed!(closing_takes_a_hundred_out_of_the_line);
 fn closing_takes_a_hundred_out_of_the_line() {
     const WAITERS: usize = 100;
     let server = Server::start();
@@ -711,7 +725,11 @@ fn closing_takes_a_hundred_out_of_the_line() {
     crew.all_parked();
     let begun = Instant::now();
     client.close(LONG).unwrap();
-    assert!(begun.elapsed() < ms(2_000), "{:?}", begun.elapsed());
+    assert!(
+        begun.elapsed() < loosely(ms(2_000)),
+        "{:?}",
+        begun.elapsed()
+    );
     // Not soon: now.
     assert_eq!(queue(&server, &name).len(), 1);
     assert_eq!(timeouts(&server, &name).len(), 1);
@@ -719,7 +737,11 @@ fn closing_takes_a_hundred_out_of_the_line() {
     let begun = Instant::now();
     drop(guard);
     assert_eq!(line.told.recv_timeout(LONG), Ok(0));
-    assert!(begun.elapsed() < BY_MESSAGE, "{:?}", begun.elapsed());
+    assert!(
+        begun.elapsed() < loosely(BY_MESSAGE),
+        "{:?}",
+        begun.elapsed()
+    );
     line.crew.join();
     nothing_left(&server);
 }

@@ -499,7 +499,7 @@ fn this_process_can_be_measured() {
 #[test]
 fn only_what_fails_on_a_late_machine_is_repeated() {
     let attempts = |late: u64, fails: u32| {
-        let attempts = Cell::new(0);
+        let (attempts, reports) = (Cell::new(0), Cell::new(0));
         let outcome = catch_unwind(AssertUnwindSafe(|| {
             repeated(
                 |_| ms(late),
@@ -507,8 +507,10 @@ fn only_what_fails_on_a_late_machine_is_repeated() {
                     attempts.set(attempts.get() + 1);
                     assert!(attempts.get() > fails, "on purpose");
                 },
+                |_| reports.set(reports.get() + 1),
             );
         }));
+        assert_eq!(reports.get() + 1, attempts.get());
         (outcome.is_ok(), attempts.get())
     };
     assert_eq!(attempts(1000, 0), (true, 1));

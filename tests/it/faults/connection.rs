@@ -11,7 +11,7 @@ use redlatch::{Client, Config, Error, MutexGuard, RedLock};
 
 use crate::support::{
     Mode, Proxy, RESPONSE, SLACK, Server, Target, client, config, connection_to, eventually,
-    in_time, logs, ms, nothing_is_left, unique, within,
+    in_time, logs, loosely, ms, nothing_is_left, timed, unique, within,
 };
 
 /// Long enough for a busy machine: nothing here is about a server that does not answer.
@@ -73,7 +73,7 @@ impl Outage {
     }
 }
 
-#[test]
+timed!(the_releases_of_an_outage_go_out_in_portions_and_a_text_once_each);
 fn the_releases_of_an_outage_go_out_in_portions_and_a_text_once_each() {
     const RELEASES: u64 = 2_000;
     let outage = Outage::with(RELEASES, |n| format!("portion:{n}"));
@@ -94,7 +94,7 @@ fn the_releases_of_an_outage_go_out_in_portions_and_a_text_once_each() {
     );
 }
 
-#[test]
+timed!(the_releases_of_an_outage_go_out_one_portion_a_round_trip_although_nobody_else_sends);
 fn the_releases_of_an_outage_go_out_one_portion_a_round_trip_although_nobody_else_sends() {
     const RELEASES: u64 = 1_200;
     let outage = Outage::with(RELEASES, |n| format!("alone:{n}"));
@@ -117,7 +117,7 @@ fn the_releases_of_an_outage_go_out_one_portion_a_round_trip_although_nobody_els
     outage.is_over();
 }
 
-#[test]
+timed!(a_lock_is_had_while_the_releases_of_an_outage_go_out);
 fn a_lock_is_had_while_the_releases_of_an_outage_go_out() {
     const RELEASES: u64 = 2_000;
     let outage = Outage::with(RELEASES, |n| format!("backlog:{n}"));
@@ -130,7 +130,7 @@ fn a_lock_is_had_while_the_releases_of_an_outage_go_out() {
     outage.is_over();
 }
 
-#[test]
+timed!(what_was_let_go_in_an_outage_can_be_taken_again_at_once);
 fn what_was_let_go_in_an_outage_can_be_taken_again_at_once() {
     const RELEASES: u64 = 1_000;
     let outage = Outage::with(RELEASES, |n| format!("again:{n}"));
@@ -143,7 +143,7 @@ fn what_was_let_go_in_an_outage_can_be_taken_again_at_once() {
     outage.is_over();
 }
 
-#[test]
+timed!(unlocking_waits_for_its_own_release_and_not_for_those_of_an_outage);
 fn unlocking_waits_for_its_own_release_and_not_for_those_of_an_outage() {
     const RELEASES: u64 = 2_000;
     let outage = Outage::with(RELEASES, |n| format!("unlock:{n}"));
@@ -173,7 +173,7 @@ fn long_names(n: u64) -> String {
     format!("long:{n}:{}", "x".repeat(60_000))
 }
 
-#[test]
+timed!(a_backlog_on_a_slow_network_holds_up_neither_renewals_nor_short_waits);
 fn a_backlog_on_a_slow_network_holds_up_neither_renewals_nor_short_waits() {
     let server = Server::start();
     let proxy = Proxy::start(server.addr());
@@ -199,7 +199,7 @@ fn a_backlog_on_a_slow_network_holds_up_neither_renewals_nor_short_waits() {
     assert_eq!(client.stats().lost, 0);
 }
 
-#[test]
+timed!(a_server_that_reads_nothing_for_a_while_is_waited_for_and_nobody_who_drops_is);
 fn a_server_that_reads_nothing_for_a_while_is_waited_for_and_nobody_who_drops_is() {
     let server = Server::start();
     let client = Client::open(patient(&server.url())).unwrap();
@@ -211,7 +211,7 @@ fn a_server_that_reads_nothing_for_a_while_is_waited_for_and_nobody_who_drops_is
     std::thread::sleep(ms(150));
     let took = begun.elapsed();
     server.thaw();
-    assert!(took < ms(2_000), "{took:?} for dropping");
+    assert!(took < loosely(ms(2_000)), "{took:?} for dropping");
     eventually("all is given back", || server.dbsize() == 0);
     let stats = client.stats();
     assert_eq!(stats.reconnects, 0);
@@ -255,7 +255,7 @@ impl Drop for Busy<'_> {
     }
 }
 
-#[test]
+timed!(a_busy_server_is_waited_for_over_the_connections_there_are);
 fn a_busy_server_is_waited_for_over_the_connections_there_are() {
     let server = Server::start_with(&["--busy-reply-threshold", "20"]);
     for database in ["", "3"] {
@@ -300,7 +300,7 @@ fn is_waited_for_while_busy(server: &Server, database: &str) {
     });
 }
 
-#[test]
+timed!(a_server_with_all_the_clients_it_wants_is_waited_for_with_a_password_too);
 fn a_server_with_all_the_clients_it_wants_is_waited_for_with_a_password_too() {
     let server = Server::start();
     let () = server.ask(&["ACL", "SETUSER", "app", "on", ">pw", "~*", "&*", "+@all"]);
@@ -338,7 +338,7 @@ fn received(server: &Server) -> u64 {
     line.unwrap().trim().parse().unwrap()
 }
 
-#[test]
+timed!(a_server_that_lets_this_user_in_no_more_is_not_asked_again_for_every_release);
 fn a_server_that_lets_this_user_in_no_more_is_not_asked_again_for_every_release() {
     let server = Server::start();
     let () = server.ask(&["ACL", "SETUSER", "app", "on", ">pw", "~*", "&*", "+@all"]);
@@ -353,7 +353,7 @@ fn a_server_that_lets_this_user_in_no_more_is_not_asked_again_for_every_release(
     assert!(made <= 40, "{made} connections");
 }
 
-#[test]
+timed!(who_comes_to_wait_does_not_shorten_the_pauses_of_a_subscriber_that_is_not_let_in);
 fn who_comes_to_wait_does_not_shorten_the_pauses_of_a_subscriber_that_is_not_let_in() {
     let server = Server::start();
     let client = Client::open(patient(&server.url())).unwrap();
@@ -377,7 +377,7 @@ fn who_comes_to_wait_does_not_shorten_the_pauses_of_a_subscriber_that_is_not_let
     assert!((1..=20).contains(&rejected), "{rejected}");
 }
 
-#[test]
+timed!(short_waits_for_a_frozen_server_share_one_connection_in_the_making);
 fn short_waits_for_a_frozen_server_share_one_connection_in_the_making() {
     let server = Server::start();
     let client = Client::open(patient(&server.url())).unwrap();
@@ -436,7 +436,7 @@ fn a_process_that_drops_a_guard_and_exits() {
     std::process::exit(0);
 }
 
-#[test]
+timed!(a_release_reaches_the_server_although_the_process_exits_right_after_it);
 fn a_release_reaches_the_server_although_the_process_exits_right_after_it() {
     let server = Server::start();
     for how in ["plain", "idle", "flush"] {
@@ -491,7 +491,7 @@ fn a_release_reaches_all_masters_although_the_process_exits_right_after_it() {
     });
 }
 
-#[test]
+timed!(the_link_of_a_holder_is_made_again_before_it_is_needed);
 fn the_link_of_a_holder_is_made_again_before_it_is_needed() {
     let server = Server::start();
     let client = Client::open(patient(&server.url()).lease(ms(1_500))).unwrap();
@@ -506,7 +506,7 @@ fn the_link_of_a_holder_is_made_again_before_it_is_needed() {
     assert_eq!(client.stats().lost, 0);
 }
 
-#[test]
+timed!(a_link_that_has_gone_silent_is_found_out_while_it_is_idle);
 fn a_link_that_has_gone_silent_is_found_out_while_it_is_idle() {
     let server = Server::start();
     let proxy = Proxy::start(server.addr());
@@ -523,7 +523,7 @@ fn a_link_that_has_gone_silent_is_found_out_while_it_is_idle() {
     guard.unlock().unwrap();
 }
 
-#[test]
+timed!(closing_says_how_many_releases_nobody_has_acknowledged);
 fn closing_says_how_many_releases_nobody_has_acknowledged() {
     let logs = logs();
     let server = Server::start();
@@ -545,7 +545,7 @@ fn closing_says_how_many_releases_nobody_has_acknowledged() {
     });
 }
 
-#[test]
+timed!(a_release_is_given_up_when_its_lease_is_over_although_the_server_is_still_away);
 fn a_release_is_given_up_when_its_lease_is_over_although_the_server_is_still_away() {
     let logs = logs();
     let server = Server::start();
@@ -565,7 +565,7 @@ fn a_release_is_given_up_when_its_lease_is_over_although_the_server_is_still_awa
     client.close(ms(100)).unwrap();
 }
 
-#[test]
+timed!(callers_in_a_hurry_get_a_connection_in_the_end);
 fn callers_in_a_hurry_get_a_connection_in_the_end() {
     let server = Server::start();
     let proxy = Proxy::start(server.addr());
@@ -594,7 +594,7 @@ fn callers_in_a_hurry_get_a_connection_in_the_end() {
     eventually("what was undone is gone", || server.dbsize() == 0);
 }
 
-#[test]
+timed!(a_link_busy_with_few_or_many_threads_does_not_capture_the_watchdog);
 fn a_link_busy_with_few_or_many_threads_does_not_capture_the_watchdog() {
     for threads in [1, 8] {
         let server = Server::start();
@@ -626,7 +626,7 @@ fn a_link_busy_with_few_or_many_threads_does_not_capture_the_watchdog() {
     }
 }
 
-#[test]
+timed!(closing_keeps_its_deadline_with_the_server_gone);
 fn closing_keeps_its_deadline_with_the_server_gone() {
     let mut server = Server::start();
     let client = client(&server.url());
@@ -638,7 +638,7 @@ fn closing_keeps_its_deadline_with_the_server_gone() {
     in_time("dropping", ms(0), || drop(guard));
 }
 
-#[test]
+timed!(closing_does_not_wait_for_a_connection_that_only_a_caller_in_a_hurry_wanted);
 fn closing_does_not_wait_for_a_connection_that_only_a_caller_in_a_hurry_wanted() {
     let server = Server::start();
     let proxy = Proxy::start(server.addr());
@@ -650,10 +650,14 @@ fn closing_does_not_wait_for_a_connection_that_only_a_caller_in_a_hurry_wanted()
     assert!(matches!(asked, Err(Error::Redis { .. })), "{asked:?}");
     let begun = Instant::now();
     client.close(ms(5_000)).unwrap();
-    assert!(begun.elapsed() < ms(2_500), "{:?}", begun.elapsed());
+    assert!(
+        begun.elapsed() < loosely(ms(2_500)),
+        "{:?}",
+        begun.elapsed()
+    );
 }
 
-#[test]
+timed!(a_connection_that_went_dead_is_replaced_although_nobody_waits_for_long);
 fn a_connection_that_went_dead_is_replaced_although_nobody_waits_for_long() {
     // A silent loss of the flow, as by a NAT that forgot it: new connections work.
     for threads in [1, 4] {
@@ -676,12 +680,12 @@ fn a_connection_that_went_dead_is_replaced_although_nobody_waits_for_long() {
                             Ok(None) | Err(Error::Redis { .. }) => failed += 1,
                             Err(err) => panic!("{err:?}"),
                         }
-                        assert!(begun.elapsed() < RESPONSE * 8, "no way back");
+                        assert!(begun.elapsed() < loosely(RESPONSE * 8), "no way back");
                     };
                     let took = begun.elapsed();
                     // The first cannot have been answered, and gave up in its time.
                     assert!(failed >= 1 && took >= ms(100), "{failed}, {took:?}");
-                    assert!(took <= RESPONSE + ms(100) + SLACK, "{took:?}");
+                    assert!(took <= RESPONSE + ms(100) + loosely(SLACK), "{took:?}");
                     assert!(guard.is_valid());
                     guard.unlock().unwrap();
                 });
@@ -731,7 +735,7 @@ fn a_wait_shorter_than_a_round_trip_takes_long_is_no_error() {
     nothing_is_left(&server);
 }
 
-#[test]
+timed!(a_link_that_hangs_in_connecting_leaves_a_sound_watchdog_alone);
 fn a_link_that_hangs_in_connecting_leaves_a_sound_watchdog_alone() {
     let server = Server::start();
     let proxy = Proxy::start(server.addr());

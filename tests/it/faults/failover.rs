@@ -4,10 +4,10 @@ use redlatch::{Client, Config};
 
 use crate::support::{
     Proxy, RESPONSE, Server, Target, connection_to, eventually, in_time, ms, nothing_is_left,
-    unique, within,
+    timed, unique, within,
 };
 
-#[test]
+timed!(after_a_failover_the_watchdog_and_late_releases_follow_the_master);
 fn after_a_failover_the_watchdog_and_late_releases_follow_the_master() {
     // The address goes over to the promoted replica. Connections made before stay with the old master.
     let old = Server::start_with(&["--repl-diskless-sync-delay", "0"]);
@@ -63,7 +63,7 @@ fn after_a_failover_the_watchdog_and_late_releases_follow_the_master() {
     assert_eq!((stats.lost, stats.releases_failed), (0, 0), "{stats:?}");
 }
 
-#[test]
+timed!(a_replica_is_left_for_a_new_connection_again_and_again_until_there_is_a_master);
 fn a_replica_is_left_for_a_new_connection_again_and_again_until_there_is_a_master() {
     let server = Server::start();
     let proxy = Proxy::start(server.addr());

@@ -4,24 +4,26 @@ use redlatch::{Client, FairLock, FencedLock, ReentrantLock};
 
 use crate::support::{
     Data, Lock, Mode, Proxy, RESPONSE, Reading, Server, Target, Told, Writing, bad_day, config,
-    eventually, fails, in_time, ms, unique,
+    eventually, fails, in_time, ms, timed, unique, unless_late,
 };
 
 fn network_day<L: Lock>(mode: Mode, target: Target) {
-    let server = Server::start();
-    let proxy = Proxy::start(server.addr());
-    bad_day::<L, _>(
-        server,
-        &proxy,
-        |_, proxy| {
-            proxy.set(target, mode);
-            if mode == Mode::Refuse {
-                proxy.cut(target);
-            }
-        },
-        |_, proxy, ()| proxy.pass(),
-        Data::Kept,
-    );
+    unless_late(|| {
+        let server = Server::start();
+        let proxy = Proxy::start(server.addr());
+        bad_day::<L, _>(
+            server,
+            &proxy,
+            |_, proxy| {
+                proxy.set(target, mode);
+                if mode == Mode::Refuse {
+                    proxy.cut(target);
+                }
+            },
+            |_, proxy, ()| proxy.pass(),
+            Data::Kept,
+        );
+    });
 }
 
 #[test]
@@ -55,15 +57,17 @@ fn a_day_without_the_link_alone() {
 }
 
 fn day_of_a_kill<L: Lock>() {
-    let server = Server::start();
-    let proxy = Proxy::start(server.addr());
-    bad_day::<L, _>(
-        server,
-        &proxy,
-        |server, _| server.kill(),
-        |server, _, ()| server.restart(),
-        Data::Gone,
-    );
+    unless_late(|| {
+        let server = Server::start();
+        let proxy = Proxy::start(server.addr());
+        bad_day::<L, _>(
+            server,
+            &proxy,
+            |server, _| server.kill(),
+            |server, _, ()| server.restart(),
+            Data::Gone,
+        );
+    });
 }
 
 #[test]
@@ -71,7 +75,7 @@ fn a_day_on_which_the_server_is_killed_and_comes_back_empty() {
     day_of_a_kill::<ReentrantLock>();
 }
 
-#[test]
+timed!(a_day_on_which_the_server_is_frozen);
 fn a_day_on_which_the_server_is_frozen() {
     let server = Server::start();
     let proxy = Proxy::start(server.addr());
@@ -84,7 +88,7 @@ fn a_day_on_which_the_server_is_frozen() {
     );
 }
 
-#[test]
+timed!(a_day_on_which_the_server_answers_nobody_for_a_while);
 fn a_day_on_which_the_server_answers_nobody_for_a_while() {
     let server = Server::start();
     let proxy = Proxy::start(server.addr());
@@ -135,7 +139,7 @@ worst_days!(
     reading: Reading
 );
 
-#[test]
+timed!(a_day_as_a_read_only_replica);
 fn a_day_as_a_read_only_replica() {
     let server = Server::start();
     let proxy = Proxy::start(server.addr());

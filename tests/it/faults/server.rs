@@ -7,11 +7,11 @@ use redlatch::{Client, Config, Error, FairLock, FencedLock, LossReason, Mutex, S
 
 use crate::support::{
     Guard, LEASE, Lock, Proxy, RESPONSE, SLACK, Server, Told, Writing, client, config,
-    connection_to, eventually, fails, free_port, gets_nothing, in_time, logs, ms,
-    nothing_is_left_of, open, unique, within,
+    connection_to, eventually, fails, free_port, gets_nothing, in_time, logs, loosely, ms,
+    nothing_is_left_of, open, timed, unique, within,
 };
 
-#[test]
+timed!(opening_fails_at_once_where_nobody_listens_and_in_time_where_nobody_answers);
 fn opening_fails_at_once_where_nobody_listens_and_in_time_where_nobody_answers() {
     // C1
     let url = format!("redis://127.0.0.1:{}/", free_port());
@@ -38,7 +38,7 @@ fn a_server_killed_while_idle_is_found_again() {
     lock.try_lock().unwrap().unwrap().unlock().unwrap();
 }
 
-#[test]
+timed!(a_waiter_outlives_a_quick_restart_and_gets_the_lock);
 fn a_waiter_outlives_a_quick_restart_and_gets_the_lock() {
     // L5: what it waited for is gone with the data, and nobody will ever say so.
     let mut server = Server::start();
@@ -63,7 +63,11 @@ fn a_waiter_outlives_a_quick_restart_and_gets_the_lock() {
         server.restart();
         let (owner, valid) = waiting.join().unwrap();
         assert!(valid && owner != guard.owner());
-        assert!(begun.elapsed() < ms(2_500), "{:?}", begun.elapsed());
+        assert!(
+            begun.elapsed() < loosely(ms(2_500)),
+            "{:?}",
+            begun.elapsed()
+        );
     });
     let loss = guard.lost().recv_timeout(LEASE).unwrap();
     assert!(matches!(
@@ -72,7 +76,7 @@ fn a_waiter_outlives_a_quick_restart_and_gets_the_lock() {
     ));
 }
 
-#[test]
+timed!(a_server_killed_while_releasing_does_not_hold_its_client_up);
 fn a_server_killed_while_releasing_does_not_hold_its_client_up() {
     // L5, L8
     let mut server = Server::start();
@@ -99,13 +103,13 @@ fn a_server_killed_while_releasing_does_not_hold_its_client_up() {
         }
         stop.store(true, Ordering::Relaxed);
         let slowest = worker.join().unwrap();
-        assert!(slowest <= RESPONSE + SLACK, "{slowest:?}");
+        assert!(slowest <= RESPONSE + loosely(SLACK), "{slowest:?}");
     });
     lock.lock().unwrap().unlock().unwrap();
     eventually("nothing is left", || server.keys().is_empty());
 }
 
-#[test]
+timed!(a_short_freeze_costs_nothing_but_time);
 fn a_short_freeze_costs_nothing_but_time() {
     // W12
     let server = Server::start();
@@ -124,7 +128,7 @@ fn a_short_freeze_costs_nothing_but_time() {
     guard.unlock().unwrap();
 }
 
-#[test]
+timed!(a_long_freeze_is_told_by_the_end_of_validity_and_leaves_nothing_behind);
 fn a_long_freeze_is_told_by_the_end_of_validity_and_leaves_nothing_behind() {
     // W9, D1
     let server = Server::start();
@@ -147,7 +151,7 @@ fn a_long_freeze_is_told_by_the_end_of_validity_and_leaves_nothing_behind() {
                 client.mutex(&other).try_lock_for(ms(50))
             });
         });
-        let loss = guard.lost().recv_timeout(lease + SLACK).unwrap();
+        let loss = guard.lost().recv_timeout(lease + loosely(SLACK)).unwrap();
         assert_eq!(loss.reason, LossReason::Unreachable);
         assert!(!guard.is_valid());
         // A renewal may have been confirmed between the grant and the freeze.
@@ -171,7 +175,7 @@ fn a_long_freeze_is_told_by_the_end_of_validity_and_leaves_nothing_behind() {
     assert!(!within(ms(300), || !server.keys().is_empty()));
 }
 
-#[test]
+timed!(a_server_that_is_loading_is_waited_for);
 fn a_server_that_is_loading_is_waited_for() {
     let mut server = Server::start_with(&[
         "--key-load-delay",
@@ -207,7 +211,7 @@ fn a_server_that_is_loading_is_waited_for() {
     lock.lock().unwrap().unlock().unwrap();
 }
 
-#[test]
+timed!(a_replica_that_lost_its_master_is_an_error_until_it_is_promoted);
 fn a_replica_that_lost_its_master_is_an_error_until_it_is_promoted() {
     let server = Server::start_with(&["--replica-serve-stale-data", "no"]);
     let client = client(&server.url());
@@ -224,7 +228,7 @@ fn a_replica_that_lost_its_master_is_an_error_until_it_is_promoted() {
         .unwrap();
 }
 
-#[test]
+timed!(without_memory_nothing_is_taken_and_what_is_held_is_kept_and_given_back);
 fn without_memory_nothing_is_taken_and_what_is_held_is_kept_and_given_back() {
     let server = Server::start();
     let client = Client::open(config(&server.url()).lease(ms(900))).unwrap();
@@ -253,7 +257,7 @@ fn without_memory_nothing_is_taken_and_what_is_held_is_kept_and_given_back() {
     assert_eq!(client.stats().releases_failed, 0);
 }
 
-#[test]
+timed!(a_server_that_cannot_save_refuses_at_once_and_is_used_again_when_it_can);
 fn a_server_that_cannot_save_refuses_at_once_and_is_used_again_when_it_can() {
     // MISCONF: every write is refused while snapshots fail.
     let server = Server::start_with(&["--dbfilename", "no-such-name.rdb"]);
@@ -280,7 +284,7 @@ fn a_server_that_cannot_save_refuses_at_once_and_is_used_again_when_it_can() {
     again.unwrap().unlock().unwrap();
 }
 
-#[test]
+timed!(a_password_set_meanwhile_is_an_error_until_it_is_removed);
 fn a_password_set_meanwhile_is_an_error_until_it_is_removed() {
     let server = Server::start();
     let client = client(&server.url());
@@ -316,7 +320,7 @@ fn a_password_set_meanwhile_is_an_error_until_it_is_removed() {
     assert!(server.keys().is_empty());
 }
 
-#[test]
+timed!(a_pause_shorter_than_the_response_timeout_is_waited_for);
 fn a_pause_shorter_than_the_response_timeout_is_waited_for() {
     let server = Server::start();
     let client = Client::open(config(&server.url()).response_timeout(ms(2_000))).unwrap();
@@ -333,7 +337,7 @@ fn a_pause_shorter_than_the_response_timeout_is_waited_for() {
     lock.lock().unwrap().unlock().unwrap();
 }
 
-#[test]
+timed!(connections_closed_for_idleness_are_not_noticed);
 fn connections_closed_for_idleness_are_not_noticed() {
     // C6
     let server = Server::start();
@@ -422,31 +426,31 @@ fn counts_exactly_through<L: Lock>(trouble: impl Fn(&Server) + Sync) -> Duration
     slowest
 }
 
-#[test]
+timed!(scripts_forgotten_over_and_over_are_sent_again);
 fn scripts_forgotten_over_and_over_are_sent_again() {
     // C8
     let slowest = counts_exactly_through::<Mutex>(|server| {
         let () = server.ask(&["SCRIPT", "FLUSH"]);
     });
-    assert!(slowest < ms(1_500), "{slowest:?}");
+    assert!(slowest < loosely(ms(1_500)), "{slowest:?}");
 }
 
-#[test]
+timed!(a_link_killed_over_and_over_is_not_noticed);
 fn a_link_killed_over_and_over_is_not_noticed() {
     // C6, I3
     let slowest = counts_exactly_through::<Mutex>(|server| {
         server.kill_clients_named("redlatch-link");
     });
-    assert!(slowest < ms(2_500), "{slowest:?}");
+    assert!(slowest < loosely(ms(2_500)), "{slowest:?}");
 }
 
-#[test]
+timed!(a_subscriber_killed_over_and_over_slows_nobody_down_much);
 fn a_subscriber_killed_over_and_over_slows_nobody_down_much() {
     // P6
     let slowest = counts_exactly_through::<Mutex>(|server| {
         server.kill_clients_named("redlatch-subscriber");
     });
-    assert!(slowest < ms(2_500), "{slowest:?}");
+    assert!(slowest < loosely(ms(2_500)), "{slowest:?}");
 }
 
 /// Scripts forgotten, links and subscribers killed, by turns.
@@ -464,30 +468,30 @@ fn counts_exactly_through_everything<L: Lock>() {
                 server.kill_clients_named("redlatch-subscriber");
             }
         });
-    assert!(slowest < ms(3_500), "{slowest:?}");
+    assert!(slowest < loosely(ms(3_500)), "{slowest:?}");
 }
 
-#[test]
+timed!(a_fair_lock_counts_exactly_through_everything);
 fn a_fair_lock_counts_exactly_through_everything() {
     counts_exactly_through_everything::<FairLock>(); // F4, I3
 }
 
-#[test]
+timed!(a_fenced_lock_counts_exactly_through_everything);
 fn a_fenced_lock_counts_exactly_through_everything() {
     counts_exactly_through_everything::<FencedLock>();
 }
 
-#[test]
+timed!(a_spin_lock_counts_exactly_through_everything);
 fn a_spin_lock_counts_exactly_through_everything() {
     counts_exactly_through_everything::<SpinLock>();
 }
 
-#[test]
+timed!(a_write_lock_counts_exactly_through_everything);
 fn a_write_lock_counts_exactly_through_everything() {
     counts_exactly_through_everything::<Writing>();
 }
 
-#[test]
+timed!(a_watchdog_killed_over_and_over_goes_on_renewing);
 fn a_watchdog_killed_over_and_over_goes_on_renewing() {
     // W1
     let server = Server::start();
@@ -520,7 +524,7 @@ fn a_watchdog_killed_over_and_over_goes_on_renewing() {
     assert_eq!(client.stats().lost, 0);
 }
 
-#[test]
+timed!(a_user_who_may_not_listen_waits_by_asking);
 fn a_user_who_may_not_listen_waits_by_asking() {
     // P1
     let logs = logs();
@@ -559,7 +563,7 @@ fn a_user_who_may_not_listen_waits_by_asking() {
             let freed = Instant::now();
             guard.unlock().unwrap();
             let got = waiting.join().unwrap();
-            assert!(got.saturating_duration_since(freed) < ms(800));
+            assert!(got.saturating_duration_since(freed) < loosely(ms(800)));
         });
     }
     eventually("it is said once", || {

@@ -16,7 +16,8 @@ use redlatch::{Client, Config, Error, FencedLock, FencedLockGuard, LossReason};
 
 use crate::support::scripts::sha;
 use crate::support::{
-    Crew, LONG, Proxy, Server, config, connection_to, eventually, ms, open, send, unique, within,
+    Crew, LONG, Proxy, Server, config, connection_to, eventually, ms, open, send, timed, unique,
+    within,
 };
 
 /// The key of Redisson's counter.
@@ -62,7 +63,7 @@ impl Rising {
 // One after another
 // ---------------------------------------------------------------------------------------------------------------------
 
-#[test]
+timed!(tokens_rise_however_a_hold_ends);
 fn tokens_rise_however_a_hold_ends() {
     let server = Server::start();
     let (ours, theirs) = (open(&server), open(&server));
@@ -591,7 +592,7 @@ fn contention_does_not_drive_tokens_ahead_of_the_clock() {
 // Servers and networks
 // ---------------------------------------------------------------------------------------------------------------------
 
-#[test]
+timed!(tokens_rise_over_a_crash_of_a_server_that_keeps_its_data);
 fn tokens_rise_over_a_crash_of_a_server_that_keeps_its_data() {
     let mut server = Server::start_with(&["--appendonly", "yes", "--appendfsync", "always"]);
     let client = Client::open(config(&server.url()).response_timeout(LONG)).unwrap();
@@ -615,7 +616,7 @@ fn tokens_rise_over_a_crash_of_a_server_that_keeps_its_data() {
     assert_eq!(tokens.draw(&lock), ahead + 4);
 }
 
-#[test]
+timed!(tokens_rise_over_a_crash_of_a_server_that_loses_its_data);
 fn tokens_rise_over_a_crash_of_a_server_that_loses_its_data() {
     let mut server = Server::start();
     let client = Client::open(config(&server.url()).response_timeout(LONG)).unwrap();
@@ -633,7 +634,7 @@ fn tokens_rise_over_a_crash_of_a_server_that_loses_its_data() {
 }
 
 // O1, D1
-#[test]
+timed!(an_unknown_outcome_skips_tokens_and_repeats_none);
 fn an_unknown_outcome_skips_tokens_and_repeats_none() {
     let server = Server::start();
     let proxy = Proxy::start(server.addr());

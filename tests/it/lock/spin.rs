@@ -8,8 +8,8 @@ use std::{env, thread};
 use redlatch::{CancelToken, Client, Config, Error};
 
 use crate::support::{
-    Crew, LONG, Server, eventually, hold_by_stranger, increment, ms, open, open_with_lease,
-    subscribed, unique,
+    Crew, LONG, Server, eventually, hold_by_stranger, increment, loosely, ms, open,
+    open_with_lease, subscribed, timed, unique,
 };
 
 /// The longest pause.
@@ -24,7 +24,7 @@ fn nobody_listens(server: &Server) -> bool {
     channels.is_empty() && server.clients_named("redlatch-subscriber").is_empty()
 }
 
-#[test]
+timed!(nothing_is_ever_told_and_nobody_ever_listens);
 fn nothing_is_ever_told_and_nobody_ever_listens() {
     let server = Server::start();
     let (ours, theirs) = (open(&server), open(&server));
@@ -266,7 +266,7 @@ fn soon(limit: Duration, mut round: impl FnMut() -> Duration) {
 }
 
 // C1, Q8
-#[test]
+timed!(deadlines_are_met_and_never_anticipated);
 fn deadlines_are_met_and_never_anticipated() {
     const TRIES: u64 = 300;
     let server = Server::start();
@@ -322,7 +322,7 @@ fn held_names(server: &Server, names: usize, lease_ms: u64) -> Vec<String> {
     names
 }
 
-#[test]
+timed!(the_holders_lease_cuts_a_pause_short);
 fn the_holders_lease_cuts_a_pause_short() {
     const LEASE: Duration = ms(500);
     let server = Server::start();
@@ -475,7 +475,7 @@ fn threads_of_a_process_pass_it_on_within_the_tenure() {
     eventually("it is free", || !server.exists(lock.name()));
 }
 
-#[test]
+timed!(those_that_wait_for_a_message_find_out_by_asking);
 fn those_that_wait_for_a_message_find_out_by_asking() {
     let server = Server::start();
     let (ours, theirs) = (open(&server), open(&server));
@@ -503,7 +503,7 @@ fn those_that_wait_for_a_message_find_out_by_asking() {
 // Turns
 // ---------------------------------------------------------------------------------------------------------------------
 
-#[test]
+timed!(whoever_has_had_its_tenure_leaves_the_lock_alone_for_a_millisecond);
 fn whoever_has_had_its_tenure_leaves_the_lock_alone_for_a_millisecond() {
     let server = Server::start();
     let client = open(&server);
@@ -521,7 +521,7 @@ fn whoever_has_had_its_tenure_leaves_the_lock_alone_for_a_millisecond() {
         let took = asked.elapsed();
         assert!(held_back() == before || took >= ms(1), "{took:?}");
         drop(guard);
-        assert!(begun.elapsed() < LONG, "{before} times");
+        assert!(begun.elapsed() < loosely(LONG), "{before} times");
     }
     let tenures = begun.elapsed().as_millis() / 5;
     assert!(u128::from(held_back()) <= 1 + tenures, "{}", held_back());
@@ -562,7 +562,7 @@ fn turns(threads: usize, inside: Duration, turns: usize) -> Vec<Duration> {
     })
 }
 
-#[test]
+timed!(another_process_has_its_turn_under_steady_load);
 fn another_process_has_its_turn_under_steady_load() {
     let took = turns(4, Duration::ZERO, 10);
     assert_eq!(took.len(), 10, "{took:?}");

@@ -13,7 +13,7 @@ use crate::support::multi_lock::{LEASE, left, open, verdicts};
 use crate::support::scripts::sha;
 use crate::support::{
     BY_MESSAGE, Crew, LONG, Mode, Proxy, RESPONSE, STRANGER, Server, Target, elsewhere, eventually,
-    hold_by_stranger, in_time, ms, published, subscribed, unique, within,
+    hold_by_stranger, in_time, loosely, ms, published, subscribed, timed, unique, within,
 };
 
 /// Long enough for an answer of Redis.
@@ -170,7 +170,7 @@ fn however_many_names_they_are_one_command_each_way() {
     }
 }
 
-#[test]
+timed!(names_of_several_slots_of_a_cluster_are_all_held_or_none);
 fn names_of_several_slots_of_a_cluster_are_all_held_or_none() {
     let server = Server::start_with(&["--cluster-enabled", "yes"]);
     server.cli(&["CLUSTER", "ADDSLOTSRANGE", "0", "16383"]);
@@ -200,7 +200,7 @@ fn names_of_several_slots_of_a_cluster_are_all_held_or_none() {
     waits.crew.all_parked();
     left(&server, &[b]);
     drop(busy);
-    assert_eq!(waits.granted.recv_timeout(BY_MESSAGE), Ok(()));
+    assert_eq!(waits.granted.recv_timeout(loosely(BY_MESSAGE)), Ok(()));
     waits.leaves();
     // Those of one slot are one again.
     let guard = client.multi_lock(["{x}1", "{x}2"]).lock().unwrap();
@@ -209,7 +209,7 @@ fn names_of_several_slots_of_a_cluster_are_all_held_or_none() {
     left(&server, &[]);
 }
 
-#[test]
+timed!(what_cannot_be_is_refused_before_anything_is_sent);
 fn what_cannot_be_is_refused_before_anything_is_sent() {
     let server = Server::start();
     let client = open(&server.url());
@@ -296,7 +296,7 @@ fn a_set_keeps_every_lock_of_its_names_out() {
 }
 
 // M1
-#[test]
+timed!(every_lock_of_one_of_its_names_keeps_a_set_out_and_nothing_is_taken);
 fn every_lock_of_one_of_its_names_keeps_a_set_out_and_nothing_is_taken() {
     let server = Server::start();
     let (client, other) = (open(&server.url()), open(&server.url()));
@@ -412,7 +412,7 @@ fn threads_of_a_process_pass_a_set_on_among_themselves() {
 // ---------------------------------------------------------------------------------------------------------------------
 
 // M1, M3
-#[test]
+timed!(whoever_comes_away_without_the_set_has_none_of_it);
 fn whoever_comes_away_without_the_set_has_none_of_it() {
     let server = Server::start();
     let client = open(&server.url());
@@ -491,7 +491,7 @@ fn a_panic_gives_all_of_them_back() {
 }
 
 // M1
-#[test]
+timed!(an_acquire_of_unknown_outcome_is_undone);
 fn an_acquire_of_unknown_outcome_is_undone() {
     let server = Server::start();
     let proxy = Proxy::start(server.addr());
@@ -548,7 +548,7 @@ fn an_acquire_of_unknown_outcome_is_undone() {
 }
 
 // M1
-#[test]
+timed!(a_frozen_server_finds_nothing_wanted_when_it_thaws);
 fn a_frozen_server_finds_nothing_wanted_when_it_thaws() {
     let server = Server::start();
     let client = open(&server.url());
@@ -637,7 +637,7 @@ fn closing_gives_back_what_is_held_and_ends_what_waits() {
 // ---------------------------------------------------------------------------------------------------------------------
 
 // M1, M2
-#[test]
+timed!(while_it_waits_it_holds_nothing);
 fn while_it_waits_it_holds_nothing() {
     let server = Server::start();
     let (client, holder, other) = (
@@ -662,7 +662,7 @@ fn while_it_waits_it_holds_nothing() {
         }
         assert!(waits.granted.is_empty());
         drop(busy);
-        assert_eq!(waits.granted.recv_timeout(BY_MESSAGE), Ok(()));
+        assert_eq!(waits.granted.recv_timeout(loosely(BY_MESSAGE)), Ok(()));
         left(&server, &names.each_ref());
         waits.leaves();
         subscribed(&server, 0);
@@ -676,7 +676,7 @@ fn while_it_waits_it_holds_nothing() {
     left(&server, &[]);
 }
 
-#[test]
+timed!(it_is_woken_by_one_busy_name_after_another);
 fn it_is_woken_by_one_busy_name_after_another() {
     let server = Server::start();
     let (client, holder) = (open(&server.url()), open(&server.url()));
@@ -701,7 +701,11 @@ fn it_is_woken_by_one_busy_name_after_another() {
             assert!(waits.granted.is_empty(), "{gone} of {order:?} are free");
             held[place].take().unwrap().unlock().unwrap();
         }
-        assert_eq!(waits.granted.recv_timeout(BY_MESSAGE), Ok(()), "{order:?}");
+        assert_eq!(
+            waits.granted.recv_timeout(loosely(BY_MESSAGE)),
+            Ok(()),
+            "{order:?}"
+        );
         waits.leaves();
         subscribed(&server, 0);
     }
@@ -709,8 +713,8 @@ fn it_is_woken_by_one_busy_name_after_another() {
     left(&server, &[]);
 }
 
-/// One becomes busy while another is waited for.
-#[test]
+// One becomes busy while another is waited for.
+timed!(a_name_taken_meanwhile_is_waited_for_next);
 fn a_name_taken_meanwhile_is_waited_for_next() {
     let server = Server::start();
     let (client, holder) = (open(&server.url()), open(&server.url()));
@@ -730,7 +734,7 @@ fn a_name_taken_meanwhile_is_waited_for_next() {
         waits.crew.all_parked();
         assert_eq!(server.keys(), [names[then].clone()]);
         drop(taken);
-        assert_eq!(waits.granted.recv_timeout(BY_MESSAGE), Ok(()));
+        assert_eq!(waits.granted.recv_timeout(loosely(BY_MESSAGE)), Ok(()));
         waits.leaves();
         subscribed(&server, 0);
     }
@@ -738,7 +742,7 @@ fn a_name_taken_meanwhile_is_waited_for_next() {
     left(&server, &[]);
 }
 
-#[test]
+timed!(its_release_wakes_whoever_waits_for_one_of_its_names);
 fn its_release_wakes_whoever_waits_for_one_of_its_names() {
     let server = Server::start();
     let (client, other) = (open(&server.url()), open(&server.url()));
@@ -766,7 +770,7 @@ fn its_release_wakes_whoever_waits_for_one_of_its_names() {
     published(&server, &mut ear);
     guard.unlock().unwrap();
     for waits in &waiting {
-        assert_eq!(waits.granted.recv_timeout(BY_MESSAGE), Ok(()));
+        assert_eq!(waits.granted.recv_timeout(loosely(BY_MESSAGE)), Ok(()));
     }
     let told: HashSet<_> = published(&server, &mut ear).into_iter().collect();
     let wanted = |name| (format!("redisson_lock__channel:{{{name}}}"), "0".to_owned());
@@ -883,7 +887,7 @@ fn a_thread_that_has_a_name_in_another_set_would_wait_for_itself() {
 // Leases and losses
 // ---------------------------------------------------------------------------------------------------------------------
 
-#[test]
+timed!(all_names_are_renewed_with_the_count_of_their_holder);
 fn all_names_are_renewed_with_the_count_of_their_holder() {
     const SHORT: Duration = ms(600);
     let server = Server::start();
@@ -914,7 +918,7 @@ fn all_names_are_renewed_with_the_count_of_their_holder() {
     left(&server, &[]);
 }
 
-#[test]
+timed!(a_fixed_lease_and_a_longest_hold_are_those_of_every_name);
 fn a_fixed_lease_and_a_longest_hold_are_those_of_every_name() {
     const SHORT: Duration = ms(600);
     let server = Server::start();
@@ -939,8 +943,8 @@ fn a_fixed_lease_and_a_longest_hold_are_those_of_every_name() {
     left(&server, &[]);
 }
 
-/// The renewals of one lease find out, and what is left of it is not waited for.
-#[test]
+// The renewals of one lease find out, and what is left of it is not waited for.
+timed!(one_name_lost_is_all_of_them_lost);
 fn one_name_lost_is_all_of_them_lost() {
     const SHORT: Duration = ms(2_400);
     let server = Server::start();
@@ -1021,7 +1025,7 @@ fn unlock_says_how_a_name_was_lost_and_gives_the_others_back() {
     }
 }
 
-#[test]
+timed!(forcing_takes_every_name_from_whoever_holds_it);
 fn forcing_takes_every_name_from_whoever_holds_it() {
     let server = Server::start();
     let (client, other) = (open(&server.url()), open(&server.url()));
@@ -1041,7 +1045,7 @@ fn forcing_takes_every_name_from_whoever_holds_it() {
             .force_unlock()
             .unwrap()
     );
-    assert_eq!(waits.granted.recv_timeout(BY_MESSAGE), Ok(()));
+    assert_eq!(waits.granted.recv_timeout(loosely(BY_MESSAGE)), Ok(()));
     let loss = guard.lost().recv_timeout(LONG).unwrap();
     assert_eq!(loss.reason, LossReason::Forced);
     lost(guard.unlock(), LossReason::Forced);
@@ -1059,7 +1063,7 @@ fn forcing_takes_every_name_from_whoever_holds_it() {
     left(&server, &[&names[0], &names[2]]);
 }
 
-#[test]
+timed!(questions_are_about_any_of_the_names);
 fn questions_are_about_any_of_the_names() {
     let server = Server::start();
     let client = open(&server.url());

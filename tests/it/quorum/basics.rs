@@ -13,13 +13,15 @@ use redlatch::{CancelToken, Client, Config, Error, LossReason, RedLock};
 use crate::support::quorum::{
     LEASE, all_keep, keepers, kept_for, masters, nothing_is_left, open, open_with, red, take,
 };
-use crate::support::{Crew, LONG, Proxy, Server, elsewhere, eventually, ms, threads_named, unique};
+use crate::support::{
+    Crew, LONG, Proxy, Server, elsewhere, eventually, loosely, ms, threads_named, timed, unique,
+};
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Exclusion
 // ---------------------------------------------------------------------------------------------------------------------
 
-#[test]
+timed!(two_sets_of_clients_exclude_each_other);
 fn two_sets_of_clients_exclude_each_other() {
     let servers = masters(5);
     let name = unique("red");
@@ -89,7 +91,7 @@ fn a_plain_lock_on_a_majority_keeps_it_out_and_one_on_a_minority_does_not() {
 }
 
 // M1, D1: a set of servers that is split between several is nobody's, and all of them go on.
-#[test]
+timed!(those_who_always_collide_all_get_on);
 fn those_who_always_collide_all_get_on() {
     const TURNS: usize = 12;
     let servers = masters(5);
@@ -114,7 +116,7 @@ fn those_who_always_collide_all_get_on() {
             });
         }
     });
-    assert!(begun.elapsed() < 2 * LONG, "{:?}", begun.elapsed());
+    assert!(begun.elapsed() < loosely(2 * LONG), "{:?}", begun.elapsed());
     nothing_is_left(&servers);
 }
 
@@ -319,7 +321,7 @@ fn a_wait_that_is_cancelled_leaves_nothing_behind() {
 // ---------------------------------------------------------------------------------------------------------------------
 
 // W11: the lease counts from before the first byte was sent.
-#[test]
+timed!(it_is_renewed_for_as_long_as_it_is_wanted_and_by_the_first_clients_lease);
 fn it_is_renewed_for_as_long_as_it_is_wanted_and_by_the_first_clients_lease() {
     let servers = masters(5);
     let name = unique("renew");
@@ -369,7 +371,7 @@ fn it_is_renewed_for_as_long_as_it_is_wanted_and_by_the_first_clients_lease() {
     assert_eq!(sent, after, "something is renewed that was given back");
 }
 
-#[test]
+timed!(a_fixed_lease_ends_and_its_holder_is_told);
 fn a_fixed_lease_ends_and_its_holder_is_told() {
     let servers = masters(5);
     let name = unique("fixed");
@@ -403,7 +405,7 @@ fn a_fixed_lease_ends_and_its_holder_is_told() {
     nothing_is_left(&servers);
 }
 
-#[test]
+timed!(reentering_a_fixed_lease_renews_it_on_a_majority);
 fn reentering_a_fixed_lease_renews_it_on_a_majority() {
     let mut servers = masters(5);
     let name = unique("reenter");
@@ -460,7 +462,7 @@ fn reentering_a_fixed_lease_renews_it_on_a_majority() {
     nothing_is_left(&servers);
 }
 
-#[test]
+timed!(max_hold_ends_renewal_and_frees_the_lock);
 fn max_hold_ends_renewal_and_frees_the_lock() {
     let servers = masters(5);
     let name = unique("max");
@@ -494,7 +496,7 @@ fn max_hold_ends_renewal_and_frees_the_lock() {
 // ---------------------------------------------------------------------------------------------------------------------
 
 // M7: what a minority does not say is not waited for beyond its time.
-#[test]
+timed!(questions_are_answered_by_a_majority);
 fn questions_are_answered_by_a_majority() {
     let mut servers = masters(5);
     let (ours, theirs) = (open(&servers), open(&servers));
@@ -546,7 +548,7 @@ fn questions_are_answered_by_a_majority() {
             other => panic!("{other:?}"),
         }
     }
-    assert!(asked.elapsed() < LONG);
+    assert!(asked.elapsed() < loosely(LONG));
     for node in [0, 2, 4] {
         servers[node].restart();
     }
@@ -628,7 +630,7 @@ fn servers_that_are_not_independent_masters_are_refused() {
     }
 }
 
-#[test]
+timed!(what_is_refused_sends_nothing);
 fn what_is_refused_sends_nothing() {
     let servers = masters(3);
     let clients = open(&servers);
@@ -663,7 +665,7 @@ fn what_is_refused_sends_nothing() {
     assert_eq!((asked, now), (3, 3));
 }
 
-#[test]
+timed!(a_majority_is_more_than_half);
 fn a_majority_is_more_than_half() {
     for (n, needed) in [(2, 2), (3, 2), (4, 3)] {
         let mut servers = masters(n);
@@ -703,7 +705,7 @@ fn a_majority_is_more_than_half() {
 // ---------------------------------------------------------------------------------------------------------------------
 
 // D2
-#[test]
+timed!(closing_one_of_the_clients_gives_its_part_back_and_the_hold_goes_on);
 fn closing_one_of_the_clients_gives_its_part_back_and_the_hold_goes_on() {
     let servers = masters(5);
     for lease in [None, Some(ms(60_000))] {

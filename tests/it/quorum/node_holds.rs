@@ -11,7 +11,9 @@ use crate::support::quorum;
 use crate::support::quorum::{
     TAKE_OVER, all_keep, confirmed_by_all, kept_for, masters, nothing_is_left, open_with, red,
 };
-use crate::support::{LONG, Mode, Proxy, STRANGER, Server, Target, eventually, logs, ms, unique};
+use crate::support::{
+    LONG, Mode, Proxy, STRANGER, Server, Target, eventually, logs, ms, timed, unique,
+};
 
 /// A third of it is longer than any test waits: nothing is found out by a renewal that was due.
 const LEASE: Duration = ms(60_000);
@@ -70,7 +72,7 @@ fn told(guard: &RedLockGuard, reason: LossReason) {
 // ---------------------------------------------------------------------------------------------------------------------
 
 // I2
-#[test]
+timed!(a_part_that_is_taken_again_has_a_number_of_its_own_and_is_given_back_with_the_others);
 fn a_part_that_is_taken_again_has_a_number_of_its_own_and_is_given_back_with_the_others() {
     let servers = masters(3);
     let clients = quorum::open(&servers);
@@ -93,7 +95,7 @@ fn a_part_that_is_taken_again_has_a_number_of_its_own_and_is_given_back_with_the
 }
 
 // An undo that was the last word on a connection of the round may arrive at any time.
-#[test]
+timed!(an_undo_that_arrives_late_takes_nothing_that_is_held);
 fn an_undo_that_arrives_late_takes_nothing_that_is_held() {
     let servers = masters(3);
     for _ in 0..10 {
@@ -143,7 +145,7 @@ fn an_undo_that_arrives_late_takes_nothing_that_is_held() {
 }
 
 // The node keeps it under a number of which nobody knows: that may not stand in the way of the next.
-#[test]
+timed!(a_part_whose_grant_was_not_heard_is_undone_and_taken_anew);
 fn a_part_whose_grant_was_not_heard_is_undone_and_taken_anew() {
     let servers = masters(3);
     let (clients, proxies) = open_through(&servers, &[2], |config| {
@@ -171,7 +173,7 @@ fn a_part_whose_grant_was_not_heard_is_undone_and_taken_anew() {
 }
 
 // One more hold has to be confirmed by a majority; what is on its way may undo a number of which the grant was not heard.
-#[test]
+timed!(a_number_that_may_be_undone_does_not_count_for_one_more_hold);
 fn a_number_that_may_be_undone_does_not_count_for_one_more_hold() {
     let servers = masters(3);
     let (clients, proxies) = open_through(&servers, &[1, 2], |config| {
@@ -208,7 +210,7 @@ fn a_number_that_may_be_undone_does_not_count_for_one_more_hold() {
 // ---------------------------------------------------------------------------------------------------------------------
 
 // M5: with no more than a majority, a node that has forgotten it is found out soon, and the hold is over.
-#[test]
+timed!(a_bare_majority_of_which_one_forgets_is_lost_at_once_and_for_good);
 fn a_bare_majority_of_which_one_forgets_is_lost_at_once_and_for_good() {
     let logs = logs();
     let servers = masters(5);
@@ -260,7 +262,7 @@ fn a_bare_majority_of_which_one_forgets_is_lost_at_once_and_for_good() {
 }
 
 // Each of them keeps it now, or is thought to; but others may have had three of them at the same time.
-#[test]
+timed!(that_others_may_have_had_it_meanwhile_is_told_even_if_all_keep_it_again);
 fn that_others_may_have_had_it_meanwhile_is_told_even_if_all_keep_it_again() {
     let servers = masters(5);
     let (clients, proxies) = open_through(&servers, &[2], |config| config.lease(LEASE));
@@ -299,7 +301,7 @@ fn that_others_may_have_had_it_meanwhile_is_told_even_if_all_keep_it_again() {
 // Those who wait
 // ---------------------------------------------------------------------------------------------------------------------
 
-#[test]
+timed!(whoever_waits_takes_no_part_of_what_others_have_and_tells_nobody_of_it);
 fn whoever_waits_takes_no_part_of_what_others_have_and_tells_nobody_of_it() {
     let servers = masters(5);
     let clients = open(&servers);
@@ -326,7 +328,7 @@ fn whoever_waits_takes_no_part_of_what_others_have_and_tells_nobody_of_it() {
     nothing_is_left(&servers);
 }
 
-#[test]
+timed!(those_who_wait_leave_a_holder_what_it_lacks);
 fn those_who_wait_leave_a_holder_what_it_lacks() {
     let servers = masters(5);
     let name = unique("lacks");
@@ -356,7 +358,7 @@ fn those_who_wait_leave_a_holder_what_it_lacks() {
 }
 
 // Between looking and asking there is a round trip, and those who have it come back at once.
-#[test]
+timed!(after_its_turn_a_process_lets_those_go_first_who_look_from_afar);
 fn after_its_turn_a_process_lets_those_go_first_who_look_from_afar() {
     let servers = masters(3);
     let name = unique("afar");
@@ -391,7 +393,7 @@ fn after_its_turn_a_process_lets_those_go_first_who_look_from_afar() {
 // Questions
 // ---------------------------------------------------------------------------------------------------------------------
 
-#[test]
+timed!(questions_wait_for_all_servers_that_are_away_at_the_same_time);
 fn questions_wait_for_all_servers_that_are_away_at_the_same_time() {
     let servers = masters(5);
     let (clients, proxies) = open_through(&servers, &[1, 3], |config| config);

@@ -13,8 +13,8 @@ use crate::support::permits::{
     NEVER, as_redisson, channel, counts, hex, id, ids, lost_by, now, out, timeouts, with_permits,
 };
 use crate::support::{
-    BY_MESSAGE, Crew, LONG, Mode, Proxy, SLACK, Server, Target, Told, config, eventually, ms, open,
-    open_with_lease, subscribed, within,
+    BY_MESSAGE, Crew, LONG, Mode, Proxy, SLACK, Server, Target, Told, config, eventually, loosely,
+    ms, open, open_with_lease, subscribed, timed, within,
 };
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -167,7 +167,7 @@ fn a_semaphore_that_lost_its_number_has_all_permits_again_once_somebody_says_it(
     assert_eq!(counts(&sem), (5, 0, 5));
 }
 
-#[test]
+timed!(bad_input_is_refused_before_anything_is_sent);
 fn bad_input_is_refused_before_anything_is_sent() {
     let server = Server::start();
     let client = open(&server);
@@ -285,7 +285,7 @@ fn a_pair_of_acquire_and_drop_is_two_commands() {
 // Leases
 // ---------------------------------------------------------------------------------------------------------------------
 
-#[test]
+timed!(a_permit_is_renewed_for_as_long_as_it_is_wanted_and_a_fixed_lease_ends);
 fn a_permit_is_renewed_for_as_long_as_it_is_wanted_and_a_fixed_lease_ends() {
     let server = Server::start();
     let lease = ms(300);
@@ -305,7 +305,10 @@ fn a_permit_is_renewed_for_as_long_as_it_is_wanted_and_a_fixed_lease_ends() {
         LossReason::Expired
     );
     let took = begun.elapsed();
-    assert!(took > lease * 9 / 10 && took <= lease + SLACK, "{took:?}");
+    assert!(
+        took > lease * 9 / 10 && took <= lease + loosely(SLACK),
+        "{took:?}"
+    );
     assert!(!fixed.is_valid() && Instant::now() >= fixed.valid_until());
     assert!(!within(3 * lease, || {
         renewed.iter().any(|permit| !permit.is_valid()) || ids(&server, sem.name()).len() < 2
@@ -323,7 +326,7 @@ fn a_permit_is_renewed_for_as_long_as_it_is_wanted_and_a_fixed_lease_ends() {
     assert_eq!(told.reasons(sem.name()), [LossReason::Expired]);
 }
 
-#[test]
+timed!(a_lease_can_be_changed_and_is_fixed_from_then_on);
 fn a_lease_can_be_changed_and_is_fixed_from_then_on() {
     let server = Server::start();
     let client = open_with_lease(&server, ms(600));
@@ -342,7 +345,10 @@ fn a_lease_can_be_changed_and_is_fixed_from_then_on() {
         LossReason::Expired
     );
     let took = begun.elapsed();
-    assert!(took > ms(270) && took <= ms(300) + SLACK, "{took:?}");
+    assert!(
+        took > ms(270) && took <= ms(300) + loosely(SLACK),
+        "{took:?}"
+    );
     assert_eq!(client.stats().renewals, 0);
     eventually("it is back", || counts(&sem) == (3, 0, 3));
     lost_by(permit.update_lease(ms(300)), LossReason::Expired);
@@ -377,7 +383,7 @@ fn many_threads_changing_one_lease_never_believe_more_than_redis() {
     assert!(permit.valid_until() <= Instant::now() + left);
 }
 
-#[test]
+timed!(a_deleted_permit_is_told_forced);
 fn a_deleted_permit_is_told_forced() {
     let server = Server::start();
     let client = open_with_lease(&server, ms(1_500));
@@ -399,14 +405,14 @@ fn a_deleted_permit_is_told_forced() {
         one.lost().recv_timeout(LONG).unwrap().reason,
         LossReason::Forced
     );
-    assert!(begun.elapsed() < ms(1_500));
+    assert!(begun.elapsed() < loosely(ms(1_500)));
     assert!(two.is_valid() && two.lost().is_empty());
     drop(one);
     two.release().unwrap();
     eventually("it is counted", || client.stats().lost == 1);
 }
 
-#[test]
+timed!(a_permit_that_cannot_be_renewed_is_told_lost_before_it_can_be_gone);
 fn a_permit_that_cannot_be_renewed_is_told_lost_before_it_can_be_gone() {
     let server = Server::start();
     thread::scope(|scope| {
@@ -430,7 +436,7 @@ fn a_permit_that_cannot_be_renewed_is_told_lost_before_it_can_be_gone() {
                     (loss.name.as_str(), loss.owner.as_str()),
                     (sem.name(), permit.id())
                 );
-                assert!(late < 2 * SLACK, "{mode:?}: {late:?}");
+                assert!(late < loosely(2 * SLACK), "{mode:?}: {late:?}");
                 assert!(!permit.is_valid());
                 proxy.pass();
                 // Somebody else gets it when Redis thinks so too, and the old one harms nobody.
@@ -447,7 +453,7 @@ fn a_permit_that_cannot_be_renewed_is_told_lost_before_it_can_be_gone() {
 // Waiting
 // ---------------------------------------------------------------------------------------------------------------------
 
-#[test]
+timed!(a_released_permit_wakes_one_who_waits_by_message);
 fn a_released_permit_wakes_one_who_waits_by_message() {
     let server = Server::start();
     let (client, other) = (open(&server), open(&server));
@@ -470,7 +476,7 @@ fn a_released_permit_wakes_one_who_waits_by_message() {
     let mut kept = Vec::new();
     for _ in 0..2 {
         let (at, permit) = woken.recv_timeout(LONG).unwrap();
-        assert!(at - begun < BY_MESSAGE, "{:?}", at - begun);
+        assert!(at - begun < loosely(BY_MESSAGE), "{:?}", at - begun);
         kept.push(permit);
     }
     assert!(woken.is_empty());
@@ -492,7 +498,7 @@ fn a_released_permit_wakes_one_who_waits_by_message() {
         .query(&mut server.connection())
         .unwrap();
     let (at, _permit) = woken.recv_timeout(LONG).unwrap();
-    assert!(at - begun < BY_MESSAGE, "{:?}", at - begun);
+    assert!(at - begun < loosely(BY_MESSAGE), "{:?}", at - begun);
     crew.join();
     subscribed(&server, 0);
     // More permits are news as well.
@@ -511,7 +517,7 @@ fn a_released_permit_wakes_one_who_waits_by_message() {
         .add_permits(3)
         .unwrap();
     let (at, _permit) = woken.recv_timeout(LONG).unwrap();
-    assert!(at - begun < BY_MESSAGE, "{:?}", at - begun);
+    assert!(at - begun < loosely(BY_MESSAGE), "{:?}", at - begun);
     crew.join();
 }
 
@@ -664,7 +670,7 @@ fn there_are_never_more_out_than_there_are() {
     });
 }
 
-#[test]
+timed!(waits_end_when_they_should);
 fn waits_end_when_they_should() {
     let server = Server::start();
     let client = open(&server);
@@ -673,7 +679,10 @@ fn waits_end_when_they_should() {
     let begun = Instant::now();
     assert!(sem.try_acquire_for(ms(150)).unwrap().is_none());
     let took = begun.elapsed();
-    assert!(took >= ms(150) && took < ms(150) + SLACK, "{took:?}");
+    assert!(
+        took >= ms(150) && took < ms(150) + loosely(SLACK),
+        "{took:?}"
+    );
     let until = Instant::now() + ms(100);
     assert!(sem.try_acquire_until(until).unwrap().is_none());
     assert!(Instant::now() >= until);
@@ -694,7 +703,7 @@ fn waits_end_when_they_should() {
     let begun = Instant::now();
     token.cancel();
     crew.join();
-    assert!(begun.elapsed() < BY_MESSAGE);
+    assert!(begun.elapsed() < loosely(BY_MESSAGE));
     assert!(matches!(cancellable.acquire(), Err(Error::Cancelled)));
     assert!(
         cancellable.try_acquire().unwrap().is_none(),
@@ -711,7 +720,7 @@ fn waits_end_when_they_should() {
     let begun = Instant::now();
     client.close(LONG).unwrap();
     crew.join();
-    assert!(begun.elapsed() < ms(1_000));
+    assert!(begun.elapsed() < loosely(ms(1_000)));
     assert!(matches!(sem.acquire(), Err(Error::Closed)));
     assert!(matches!(sem.try_acquire(), Err(Error::Closed)));
     assert!(matches!(sem.permits(), Err(Error::Closed)));

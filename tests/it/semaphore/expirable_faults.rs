@@ -17,7 +17,7 @@ use crate::support::permits::{
 use crate::support::scripts::{out_of_memory, sha};
 use crate::support::{
     LEASE, LONG, Mode, Proxy, RESPONSE, SLACK, Server, Target, Told, config, eventually, fails,
-    gets_nothing, in_time, ms, open, send, stop, unique, within,
+    gets_nothing, in_time, loosely, ms, open, send, stop, timed, unique, within,
 };
 
 /// Has the server know every script, so that each request is carried out at once.
@@ -42,7 +42,7 @@ fn load_scripts(server: &Server) {
 // ---------------------------------------------------------------------------------------------------------------------
 
 // H7, I3
-#[test]
+timed!(a_lost_reply_loses_no_permit_and_makes_none);
 fn a_lost_reply_loses_no_permit_and_makes_none() {
     type Verb = fn(&ExpirableSemaphore);
     type Counts = (i64, u64, i64);
@@ -126,7 +126,7 @@ fn a_lost_reply_loses_no_permit_and_makes_none() {
     });
 }
 
-#[test]
+timed!(the_first_word_about_the_number_is_said_once_and_answered_truly);
 fn the_first_word_about_the_number_is_said_once_and_answered_truly() {
     let server = Server::start();
     load_scripts(&server);
@@ -139,7 +139,7 @@ fn the_first_word_about_the_number_is_said_once_and_answered_truly() {
     assert_eq!(counts(&sem), (3, 0, 3));
 }
 
-#[test]
+timed!(what_nobody_waits_for_any_more_is_given_back);
 fn what_nobody_waits_for_any_more_is_given_back() {
     let server = Server::start();
     load_scripts(&server);
@@ -167,7 +167,7 @@ fn what_nobody_waits_for_any_more_is_given_back() {
     assert_eq!(client.stats().holds, 0);
 }
 
-#[test]
+timed!(a_grant_that_comes_too_late_is_not_one);
 fn a_grant_that_comes_too_late_is_not_one() {
     let server = Server::start();
     load_scripts(&server);
@@ -189,7 +189,7 @@ fn open_through(proxy: &Proxy) -> Client {
 // ---------------------------------------------------------------------------------------------------------------------
 
 // I4
-#[test]
+timed!(with_the_server_down_or_frozen_every_verb_ends_in_time);
 fn with_the_server_down_or_frozen_every_verb_ends_in_time() {
     thread::scope(|scope| {
         for frozen in [false, true] {
@@ -226,14 +226,16 @@ fn with_the_server_down_or_frozen_every_verb_ends_in_time() {
                 fails("a short wait", ms(50), || sem.try_acquire_for(ms(50)));
                 // Whatever becomes of the longer lease, only the shorter one is counted on.
                 assert!(two.valid_until() <= was_valid_until);
-                assert!(three.valid_until() <= soon + ms(200) + SLACK && !three.is_valid());
+                assert!(
+                    three.valid_until() <= soon + ms(200) + loosely(SLACK) && !three.is_valid()
+                );
                 assert!(three.lost().recv_timeout(LONG).is_ok());
                 in_time("dropping", Duration::ZERO, || drop(permits.pop()));
                 let last = permits.pop().unwrap();
                 let loss = last.lost().recv_timeout(LONG).unwrap();
                 assert_eq!(loss.reason, LossReason::Unreachable);
                 let late = Instant::now().saturating_duration_since(last.valid_until());
-                assert!(late < SLACK, "{late:?}");
+                assert!(late < loosely(SLACK), "{late:?}");
                 assert!(two.lost().recv_timeout(LONG).is_ok());
                 if frozen {
                     server.thaw();
@@ -245,7 +247,7 @@ fn with_the_server_down_or_frozen_every_verb_ends_in_time() {
     });
 }
 
-#[test]
+timed!(a_server_that_comes_back_empty_is_told_forced_and_set_up_anew);
 fn a_server_that_comes_back_empty_is_told_forced_and_set_up_anew() {
     let mut server = Server::start();
     let client = Client::open(config(&server.url()).lease(ms(900))).unwrap();
@@ -262,7 +264,7 @@ fn a_server_that_comes_back_empty_is_told_forced_and_set_up_anew() {
     next.release().unwrap();
 }
 
-#[test]
+timed!(forgotten_scripts_and_cut_connections_are_nobodys_concern);
 fn forgotten_scripts_and_cut_connections_are_nobodys_concern() {
     let server = Server::start();
     let proxy = Proxy::start(server.addr());
@@ -404,7 +406,7 @@ fn watch_total(server: &Server, name: &str, total: i64, stop: &AtomicBool) -> u6
 }
 
 // H1
-#[test]
+timed!(what_killed_processes_had_is_back_after_one_lease_and_never_more);
 fn what_killed_processes_had_is_back_after_one_lease_and_never_more() {
     const PERMITS: u32 = 6;
     const HERE: Duration = ms(900);
@@ -426,7 +428,7 @@ fn what_killed_processes_had_is_back_after_one_lease_and_never_more() {
         let took = killed.elapsed();
         waited.store(1, Ordering::SeqCst);
         assert!(took > HERE / 2, "{took:?}");
-        assert!(took < HERE + ms(600), "{took:?}");
+        assert!(took < HERE + loosely(ms(600)), "{took:?}");
         let new: HashSet<String> = ids(&server, sem.name()).into_iter().collect();
         let old = holders.iter().flat_map(|holder| &holder.ids);
         assert_eq!(old.filter(|id| new.contains(*id)).count(), 0);
@@ -460,7 +462,7 @@ fn processes_killed_at_any_moment_leave_the_number_as_it_was() {
     });
 }
 
-#[test]
+timed!(a_process_that_was_stopped_for_too_long_has_lost_its_permits_and_harms_nobody);
 fn a_process_that_was_stopped_for_too_long_has_lost_its_permits_and_harms_nobody() {
     const HERE: Duration = ms(600);
     let server = Server::start();
@@ -471,7 +473,10 @@ fn a_process_that_was_stopped_for_too_long_has_lost_its_permits_and_harms_nobody
     let stopped = Instant::now();
     let permits = sem.try_acquire_many_for(2, LONG).unwrap().unwrap();
     let took = stopped.elapsed();
-    assert!(took > HERE / 2 && took < HERE + ms(600), "{took:?}");
+    assert!(
+        took > HERE / 2 && took < HERE + loosely(ms(600)),
+        "{took:?}"
+    );
     sleeper.signal(Signal::SIGCONT);
     let told = sleeper.says("it lost ");
     assert!(
@@ -489,7 +494,7 @@ fn a_process_that_was_stopped_for_too_long_has_lost_its_permits_and_harms_nobody
     assert!(out(&server, sem.name()).is_empty());
 }
 
-#[test]
+timed!(a_holder_elsewhere_hears_of_a_release_by_id);
 fn a_holder_elsewhere_hears_of_a_release_by_id() {
     let server = Server::start();
     let told = Told::default();
@@ -499,7 +504,7 @@ fn a_holder_elsewhere_hears_of_a_release_by_id() {
     let begun = Instant::now();
     assert!(sem.release_id(&holder.ids[0]).unwrap());
     assert_eq!(holder.says("it lost "), "Forced false");
-    assert!(begun.elapsed() < ms(450) + SLACK);
+    assert!(begun.elapsed() < ms(450) + loosely(SLACK));
     assert!(told.reasons(sem.name()).is_empty());
     let all = sem.acquire_many(2).unwrap();
     assert!(matches!(
@@ -509,7 +514,7 @@ fn a_holder_elsewhere_hears_of_a_release_by_id() {
     drop(all);
 }
 
-#[test]
+timed!(a_server_without_memory_renews_permits_and_takes_them_back);
 fn a_server_without_memory_renews_permits_and_takes_them_back() {
     let server = Server::start();
     let client = Client::open(Config::new(server.url()).lease(LEASE)).unwrap();
@@ -526,7 +531,7 @@ fn a_server_without_memory_renews_permits_and_takes_them_back() {
     assert_eq!(counts(&slots), (2, 0, 2));
 }
 
-#[test]
+timed!(an_update_that_may_yet_come_limits_those_after_it);
 fn an_update_that_may_yet_come_limits_those_after_it() {
     let server = Server::start();
     let proxy = Proxy::start(server.addr());
@@ -559,7 +564,7 @@ fn with_a_renewal_under_way(proxy: &Proxy) -> (Client, ExpirableSemaphore, Expir
     (client, sem, permit)
 }
 
-#[test]
+timed!(a_release_by_id_is_told_at_once_to_a_holder_whose_renewal_is_under_way);
 fn a_release_by_id_is_told_at_once_to_a_holder_whose_renewal_is_under_way() {
     let server = Server::start();
     let proxy = Proxy::start(server.addr());
@@ -573,7 +578,7 @@ fn a_release_by_id_is_told_at_once_to_a_holder_whose_renewal_is_under_way() {
     assert_eq!(client.stats().lost, 1);
 }
 
-#[test]
+timed!(a_renewal_under_way_does_not_outlive_a_shorter_lease);
 fn a_renewal_under_way_does_not_outlive_a_shorter_lease() {
     let server = Server::start();
     let proxy = Proxy::start(server.addr());
@@ -588,7 +593,7 @@ fn a_renewal_under_way_does_not_outlive_a_shorter_lease() {
     assert!(permit.valid_until() <= Instant::now() + shorter);
 }
 
-#[test]
+timed!(a_permit_whose_lease_somebody_else_changed_is_renewed_all_the_same);
 fn a_permit_whose_lease_somebody_else_changed_is_renewed_all_the_same() {
     let server = Server::start();
     let client = Client::open(Config::new(server.url()).lease(ms(1_500))).unwrap();
@@ -607,7 +612,7 @@ fn a_permit_whose_lease_somebody_else_changed_is_renewed_all_the_same() {
     permit.release().unwrap();
 }
 
-#[test]
+timed!(a_permit_that_is_dropped_after_an_update_without_an_answer_comes_back_all_the_same);
 fn a_permit_that_is_dropped_after_an_update_without_an_answer_comes_back_all_the_same() {
     let server = Server::start();
     let proxy = Proxy::start(server.addr());

@@ -9,7 +9,9 @@ use redis::{Connection, RedisResult, Value};
 use redlatch::{CancelToken, Client, Config, Error, Semaphore, SemaphorePermit};
 
 use crate::support::scripts::out_of_memory;
-use crate::support::{Mode, Proxy, Server, Target, Trap, eventually, ms, unique, within};
+use crate::support::{
+    Mode, Proxy, Server, Target, Trap, eventually, loosely, ms, timed, unique, within,
+};
 
 const ACQUIRE: &str = include_str!("../../../lua/semaphore_acquire.lua");
 const RELEASE: &str = include_str!("../../../lua/semaphore_release.lua");
@@ -131,7 +133,7 @@ fn an_acquire_takes_all_or_nothing_and_its_undo_gives_back_once() {
     assert!(!server.exists("s"));
 }
 
-#[test]
+timed!(a_release_a_set_and_a_drain_count_once);
 fn a_release_a_set_and_a_drain_count_once() {
     let server = Server::start();
     let mut con = server.connection();
@@ -214,7 +216,7 @@ fn a_key_that_holds_something_else_is_left_as_it_was() {
     }
 }
 
-#[test]
+timed!(numbers_that_make_no_sense_are_refused_before_anything_is_sent);
 fn numbers_that_make_no_sense_are_refused_before_anything_is_sent() {
     let (server, client, semaphore) = semaphore(1);
     let sent = client.stats().commands;
@@ -376,7 +378,7 @@ fn waits(client: &Client, since: u64, server: &Server) -> bool {
 }
 
 // H5
-#[test]
+timed!(a_release_of_many_wakes_as_many_as_it_serves);
 fn a_release_of_many_wakes_as_many_as_it_serves() {
     let (server, _client, releaser) = semaphore(0);
     let clients: Vec<_> = (0..2).map(|_| open(&server)).collect();
@@ -399,7 +401,7 @@ fn a_release_of_many_wakes_as_many_as_it_serves() {
         releaser.release(5).unwrap();
         eventually("five are served", || served.load(Ordering::SeqCst) == 5);
         assert!(
-            began.elapsed() < ms(700),
+            began.elapsed() < loosely(ms(700)),
             "{:?}: by a poll",
             began.elapsed()
         );
@@ -537,7 +539,7 @@ fn permits_change_threads_without_a_round_trip_and_come_back_after_a_tenure() {
     assert_eq!((stats.passed, stats.acquired), (8, 1));
 }
 
-#[test]
+timed!(another_process_gets_its_turn_while_threads_pass_permits_round);
 fn another_process_gets_its_turn_while_threads_pass_permits_round() {
     let (server, client, semaphore) = semaphore(2);
     let stop = AtomicUsize::new(0);
@@ -574,7 +576,7 @@ fn another_process_gets_its_turn_while_threads_pass_permits_round() {
     settles(&server, 2);
 }
 
-#[test]
+timed!(waits_end_in_time_or_when_cancelled);
 fn waits_end_in_time_or_when_cancelled() {
     let (server, client, semaphore) = semaphore(1);
     let permit = semaphore.acquire().unwrap();
@@ -591,7 +593,7 @@ fn waits_end_in_time_or_when_cancelled() {
             let began = Instant::now();
             assert!(semaphore.try_acquire_for(ms(60)).unwrap().is_none());
             let took = began.elapsed();
-            assert!(took >= ms(60) && took < ms(1500), "{took:?}");
+            assert!(took >= ms(60) && took < loosely(ms(1500)), "{took:?}");
             let until = Instant::now() + ms(40);
             assert!(
                 semaphore
@@ -665,7 +667,7 @@ fn deadlines_and_cancels_that_race_with_hand_overs_lose_and_make_nothing() {
     assert_eq!(server.get_int("s"), 4);
 }
 
-#[test]
+timed!(a_lost_message_costs_no_more_than_the_poll_cap);
 fn a_lost_message_costs_no_more_than_the_poll_cap() {
     let (server, _client, releaser) = semaphore(0);
     let proxy = Proxy::start(server.addr());
@@ -680,7 +682,7 @@ fn a_lost_message_costs_no_more_than_the_poll_cap() {
         releaser.release(1).unwrap();
         let began = Instant::now();
         waiting.join().unwrap();
-        assert!(began.elapsed() < Duration::from_secs(4));
+        assert!(began.elapsed() < loosely(Duration::from_secs(4)));
     });
     assert_eq!(client.stats().poll_rescues, 1);
 }
@@ -766,7 +768,7 @@ fn all_verbs(what: &str, fault: fn(&Proxy, &str) -> Trap) {
 }
 
 // H7
-#[test]
+timed!(a_request_whose_reply_is_lost_counts_once);
 fn a_request_whose_reply_is_lost_counts_once() {
     all_verbs("its reply is lost", |proxy, needle| {
         proxy.swallow_reply_to(needle)
@@ -774,14 +776,14 @@ fn a_request_whose_reply_is_lost_counts_once() {
 }
 
 // H7
-#[test]
+timed!(a_request_that_is_lost_counts_once);
 fn a_request_that_is_lost_counts_once() {
     all_verbs("it is lost", |proxy, needle| {
         proxy.black_hole_request(needle)
     });
 }
 
-#[test]
+timed!(connections_that_are_cut_all_the_time_cost_and_make_no_permits);
 fn connections_that_are_cut_all_the_time_cost_and_make_no_permits() {
     let server = Server::start();
     let proxy = Proxy::start(server.addr());
@@ -826,7 +828,7 @@ fn connections_that_are_cut_all_the_time_cost_and_make_no_permits() {
     assert_eq!(server.get_int("s"), 6);
 }
 
-#[test]
+timed!(a_server_that_freezes_delays_nobody_beyond_the_limit_and_loses_nothing);
 fn a_server_that_freezes_delays_nobody_beyond_the_limit_and_loses_nothing() {
     let server = Server::start();
     let client = Client::open(Config::new(server.url()).response_timeout(ms(400))).unwrap();
@@ -842,7 +844,7 @@ fn a_server_that_freezes_delays_nobody_beyond_the_limit_and_loses_nothing() {
         Err(err) if began.elapsed() >= ms(200) => late(err),
         Err(err) => panic!("{err:?}"),
     }
-    assert!(began.elapsed() >= ms(100) && began.elapsed() < ms(1000));
+    assert!(began.elapsed() >= ms(100) && began.elapsed() < loosely(ms(1000)));
     thread::scope(|scope| {
         // All that stand in line hear of it at once, and not one after another.
         let began = Instant::now();
@@ -852,12 +854,12 @@ fn a_server_that_freezes_delays_nobody_beyond_the_limit_and_loses_nothing() {
         for waiting in waiting {
             late(waiting.join().unwrap().unwrap_err());
         }
-        assert!(began.elapsed() < ms(2500), "{:?}", began.elapsed());
+        assert!(began.elapsed() < loosely(ms(2500)), "{:?}", began.elapsed());
     });
     late(semaphore.release(1).unwrap_err());
     let began = Instant::now();
     drop(held);
-    assert!(began.elapsed() < ms(200), "dropping does not wait");
+    assert!(began.elapsed() < loosely(ms(200)), "dropping does not wait");
     server.thaw();
     // What was granted late is given back. The release without an answer was carried out if it had been sent, and once.
     let given_back = || (5..=6).contains(&server.get_int("s"));
@@ -868,7 +870,7 @@ fn a_server_that_freezes_delays_nobody_beyond_the_limit_and_loses_nothing() {
     assert!(given_back());
 }
 
-#[test]
+timed!(closing_wakes_those_who_wait_and_gives_back_what_is_out);
 fn closing_wakes_those_who_wait_and_gives_back_what_is_out() {
     let (server, client, semaphore) = semaphore(3);
     let (held, forgotten) = (
@@ -886,7 +888,7 @@ fn closing_wakes_those_who_wait_and_gives_back_what_is_out() {
         client.close(Duration::from_secs(5)).unwrap();
         assert!(matches!(first.join().unwrap(), Err(Error::Closed)));
         assert!(matches!(behind.join().unwrap(), Err(Error::Closed)));
-        assert!(began.elapsed() < Duration::from_secs(3));
+        assert!(began.elapsed() < loosely(Duration::from_secs(3)));
     });
     assert_eq!(
         server.get_int("s"),

@@ -8,8 +8,8 @@ use std::collections::VecDeque;
 use std::io::{self, Write};
 use std::panic::{self, AssertUnwindSafe};
 use std::sync::{Mutex, MutexGuard, OnceLock};
-use std::thread;
 use std::time::{Duration, Instant};
+use std::{env, thread};
 
 use super::locked;
 
@@ -24,6 +24,9 @@ const MARGIN: Duration = Duration::from_millis(20);
 
 /// How often a test is run at most.
 const ATTEMPTS: u32 = 5;
+
+/// By how many milliseconds the machine has been late, for a process that begins: it has measured nothing yet.
+pub(crate) const KNOWN: &str = "REDLATCH_TEST_LATENESS_MS";
 
 struct Measured {
     /// The greatest first: a measurement is dropped as soon as one follows that is no smaller.
@@ -51,9 +54,11 @@ fn measured() -> MutexGuard<'static, Measured> {
     let mut is_new = false;
     let measured = MEASURED.get_or_init(|| {
         is_new = true;
+        let now = Instant::now();
+        let known = env::var(KNOWN).ok().and_then(|ms| ms.parse().ok());
         Mutex::new(Measured {
-            late: VecDeque::new(),
-            due: Instant::now() + TICK,
+            late: VecDeque::from([(now, Duration::from_millis(known.unwrap_or(0)))]),
+            due: now + TICK,
         })
     });
     if is_new {
@@ -70,7 +75,7 @@ fn measured() -> MutexGuard<'static, Measured> {
             .name("lateness".to_owned())
             .spawn(measure)
             .expect("a thread");
-        // Nothing is known yet.
+        // Something has to be known.
         thread::sleep(50 * TICK);
     }
     locked(measured)
@@ -101,11 +106,24 @@ pub(crate) fn loosely(span: Duration) -> Duration {
 ///
 /// It is never passed for that: the last attempt decides. Nor is it repeated in secret: whoever runs the tests reads of it.
 pub(crate) fn unless_late(test: impl Fn()) {
-    repeated(lateness_since, test);
+    repeated(lateness_since, test, |late| {
+        let thread = thread::current();
+        let name = thread.name().unwrap_or("a test");
+        // Past the capture of the output.
+        writeln!(
+            io::stderr(),
+            "{name} failed while the machine was {late:?} late: once more"
+        )
+        .ok();
+    });
 }
 
-/// The same, with the lateness since a moment as `late` has it.
-pub(crate) fn repeated(late: impl Fn(Instant) -> Duration, test: impl Fn()) {
+/// The same, with the lateness since a moment as `late` has it, and `report` for each time that it is repeated.
+pub(crate) fn repeated(
+    late: impl Fn(Instant) -> Duration,
+    test: impl Fn(),
+    report: impl Fn(Duration),
+) {
     for _ in 1..ATTEMPTS {
         let begun = Instant::now();
         let Err(panic) = panic::catch_unwind(AssertUnwindSafe(&test)) else {
@@ -115,14 +133,20 @@ pub(crate) fn repeated(late: impl Fn(Instant) -> Duration, test: impl Fn()) {
         if late < MARGIN {
             panic::resume_unwind(panic);
         }
-        let thread = thread::current();
-        let name = thread.name().unwrap_or("a test");
-        // Past the capture of the output.
-        writeln!(
-            io::stderr(),
-            "{name} failed while the machine was {late:?} late: once more"
-        )
-        .ok();
+        report(late);
     }
     test();
 }
+
+/// Stands where `#[test]` would: the function of that name, run by [`unless_late`].
+macro_rules! timed {
+    ($test:ident) => {
+        mod $test {
+            #[test]
+            fn unless_late() {
+                crate::support::unless_late(super::$test);
+            }
+        }
+    };
+}
+pub(crate) use timed;
