@@ -169,7 +169,7 @@ fn threads_of_a_process_share_one_hold_for_nothing() {
 }
 
 // RW7, R1
-#[test]
+timed!(a_writer_that_leaves_lets_all_readers_in_at_once);
 fn a_writer_that_leaves_lets_all_readers_in_at_once() {
     const THREADS: u64 = 6;
     let server = Server::start();
@@ -286,7 +286,7 @@ fn a_fixed_lease_ends_for_each_reader_as_it_asked() {
 // ---------------------------------------------------------------------------------------------------------------------
 
 // RW5
-#[test]
+timed!(who_reads_and_wants_to_write_would_wait_for_itself);
 fn who_reads_and_wants_to_write_would_wait_for_itself() {
     let server = Server::start();
     let name = unique("upgrade");
@@ -575,7 +575,7 @@ fn a_lease_and_a_half_without_renewal_is_told_before_a_writer_can_be_in() {
 }
 
 // D2, L7
-#[test]
+timed!(closing_wakes_those_who_wait_to_read_and_gives_back_what_is_read);
 fn closing_wakes_those_who_wait_to_read_and_gives_back_what_is_read() {
     let server = Server::start();
     let (client, other) = (open(&server), open(&server));

@@ -13,7 +13,7 @@ use redlatch::{CancelToken, Client, Config, Error, LossReason, RedLock, RedLockG
 use crate::support::{
     Crew, Guard, LONG, Lock, Mode, Proxy, Server, Target, beside, delete, elsewhere, eventually,
     everywhere, loosely, ms, nothing_is_left_of, open, open_with_lease, published, stranger_holds,
-    timed, unique,
+    timed, unique, unless_late,
 };
 
 /// The lock over three masters, of which the test knows the first.
@@ -211,7 +211,7 @@ fn a_release_publishes_redissons_message_on_each_server() {
     }
 }
 
-#[test]
+timed!(passing_it_on_inside_the_process_asks_nobody);
 fn passing_it_on_inside_the_process_asks_nobody() {
     const THREADS: u64 = 16;
     let (server, _companions) = (Server::start(), companions());
@@ -244,7 +244,7 @@ fn passing_it_on_inside_the_process_asks_nobody() {
 }
 
 // M4, M9: later than a node is waited for is too late, and a minority that has granted in time gets it back.
-#[test]
+timed!(a_grant_that_comes_too_late_is_not_one);
 fn a_grant_that_comes_too_late_is_not_one() {
     let (server, companions) = (Server::start(), companions());
     let name = unique("late");

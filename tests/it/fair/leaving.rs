@@ -122,7 +122,7 @@ fn who_leaves_hands_the_wake_up_on() {
 }
 
 // F2, F4: many who hardly wait leave nothing, and no timeout drifts away.
-#[test]
+timed!(short_tries_leave_nothing_and_timeouts_do_not_drift);
 fn short_tries_leave_nothing_and_timeouts_do_not_drift() {
     let server = Server::start();
     let name = unique("short");

@@ -696,7 +696,7 @@ fn a_connection_that_went_dead_is_replaced_although_nobody_waits_for_long() {
     }
 }
 
-#[test]
+timed!(a_wait_shorter_than_a_round_trip_takes_long_is_no_error);
 fn a_wait_shorter_than_a_round_trip_takes_long_is_no_error() {
     let server = Server::start();
     let name = unique("hot");

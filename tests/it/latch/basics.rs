@@ -781,7 +781,7 @@ fn a_message_is_only_a_hint() {
     waiting.ends(Instant::now(), BY_MESSAGE).unwrap();
 }
 
-#[test]
+timed!(one_wake_is_one_question_for_each_thread);
 fn one_wake_is_one_question_for_each_thread() {
     const THREADS: u64 = 20;
     let server = Server::start();

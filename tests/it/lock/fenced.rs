@@ -133,7 +133,7 @@ fn reentry_draws_no_token() {
     }
 }
 
-#[test]
+timed!(a_guard_keeps_its_token_when_the_lock_has_moved_on);
 fn a_guard_keeps_its_token_when_the_lock_has_moved_on() {
     let server = Server::start();
     let client = open(&server);
@@ -208,7 +208,7 @@ fn a_counter_that_vanishes_or_comes_back_old_lowers_no_token() {
     tokens.draw(&lock);
 }
 
-#[test]
+timed!(a_counter_ahead_of_the_clock_is_gone_on_from);
 fn a_counter_ahead_of_the_clock_is_gone_on_from() {
     let server = Server::start();
     let client = open(&server);
@@ -234,7 +234,7 @@ fn a_counter_ahead_of_the_clock_is_gone_on_from() {
     assert!(lock.lock().unwrap().token() < ahead);
 }
 
-#[test]
+timed!(tokens_beyond_what_lua_can_count_are_exact);
 fn tokens_beyond_what_lua_can_count_are_exact() {
     let server = Server::start();
     let client = open(&server);
@@ -281,7 +281,7 @@ fn a_counter_that_is_none_is_left_alone() {
     lock.lock().unwrap().unlock().unwrap();
 }
 
-#[test]
+timed!(the_counter_lives_for_ever_unless_told_otherwise);
 fn the_counter_lives_for_ever_unless_told_otherwise() {
     const TTL: Duration = ms(250);
     let server = Server::start();
@@ -319,7 +319,7 @@ fn the_counter_lives_for_ever_unless_told_otherwise() {
 }
 
 // A9
-#[test]
+timed!(ten_thousand_names_leave_no_counter_behind);
 fn ten_thousand_names_leave_no_counter_behind() {
     const NAMES: u64 = 10_000;
     let server = Server::start();
@@ -512,7 +512,7 @@ fn part_that_writes_tokens_down() {
     say("done");
 }
 
-#[test]
+timed!(a_hold_without_a_token_to_spare_is_released_and_the_next_has_some);
 fn a_hold_without_a_token_to_spare_is_released_and_the_next_has_some() {
     let server = Server::start();
     let client = Client::open(Config::new(server.url()).tenure(ms(1000))).unwrap();
@@ -562,7 +562,7 @@ fn contend(clients: &[Client], name: &str, threads: usize, meanwhile: impl FnOnc
 }
 
 // What a counter is ahead of the clock, tokens go back when it is lost.
-#[test]
+timed!(contention_does_not_drive_tokens_ahead_of_the_clock);
 fn contention_does_not_drive_tokens_ahead_of_the_clock() {
     for (clients, threads, tenure) in [(1, 2, 5), (1, 3, 5), (2, 3, 5), (1, 3, 0)] {
         let mut server = Server::start();
@@ -769,7 +769,7 @@ fn the_documented_check_refuses_every_older_token_and_no_other() {
     assert_eq!(account.balance(), 60);
 }
 
-#[test]
+timed!(threads_that_pass_on_a_lock_that_was_taken_away_are_refused);
 fn threads_that_pass_on_a_lock_that_was_taken_away_are_refused() {
     const THREADS: usize = 4;
     let server = Server::start();

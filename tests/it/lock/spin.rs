@@ -81,7 +81,7 @@ fn nothing_is_ever_told_and_nobody_ever_listens() {
     assert_eq!(message.get_payload::<String>().unwrap(), "first");
 }
 
-#[test]
+timed!(four_times_four_exclude_each_other);
 fn four_times_four_exclude_each_other() {
     const ROUNDS: usize = 25;
     let server = Server::start();
@@ -151,7 +151,7 @@ fn fewest_asks(time: Duration, late: Duration) -> u64 {
 }
 
 // Q3
-#[test]
+timed!(a_waiter_asks_as_often_as_its_pauses_allow);
 fn a_waiter_asks_as_often_as_its_pauses_allow() {
     const WAIT: Duration = ms(2500);
     let server = Server::start();
@@ -176,7 +176,7 @@ fn a_waiter_asks_as_often_as_its_pauses_allow() {
 }
 
 // Q1: one thread of a process asks, however many wait.
-#[test]
+timed!(of_many_waiters_one_asks);
 fn of_many_waiters_one_asks() {
     let server = Server::start();
     let client = open(&server);
@@ -378,7 +378,7 @@ fn pausing(
 /// Below what the longest of twenty pauses of 96 to 128 ms has left in nearly every case.
 const AT_ONCE: Duration = ms(50);
 
-#[test]
+timed!(a_cancel_ends_a_pause_at_once);
 fn a_cancel_ends_a_pause_at_once() {
     let server = Server::start();
     let client = open(&server);
@@ -396,7 +396,7 @@ fn a_cancel_ends_a_pause_at_once() {
     });
 }
 
-#[test]
+timed!(closing_ends_a_pause_at_once);
 fn closing_ends_a_pause_at_once() {
     let server = Server::start();
     soon(AT_ONCE, || {
@@ -449,7 +449,7 @@ fn five_thousand_names_at_once_need_no_subscription() {
     assert_eq!(client.stats().lost, 0);
 }
 
-#[test]
+timed!(threads_of_a_process_pass_it_on_within_the_tenure);
 fn threads_of_a_process_pass_it_on_within_the_tenure() {
     const THREADS: u64 = 20;
     let server = Server::start();

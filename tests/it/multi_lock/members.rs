@@ -619,7 +619,7 @@ fn a_thread_may_take_the_same_set_again_unless_a_member_is_a_mutex() {
     }
 }
 
-#[test]
+timed!(losing_one_member_is_losing_all);
 fn losing_one_member_is_losing_all() {
     const SHORT: Duration = ms(1_500);
     let servers = [(); 2].map(|()| Server::start());

@@ -379,7 +379,7 @@ fn overlapping_sets_of_one_process_keep_each_other_out() {
     });
 }
 
-#[test]
+timed!(threads_of_a_process_pass_a_set_on_among_themselves);
 fn threads_of_a_process_pass_a_set_on_among_themselves() {
     const THREADS: u64 = 6;
     let server = Server::start();

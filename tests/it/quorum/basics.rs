@@ -220,7 +220,7 @@ fn a_thread_that_holds_it_may_take_it_again() {
     nothing_is_left(&servers);
 }
 
-#[test]
+timed!(threads_of_a_process_pass_it_on_and_no_server_hears_of_it);
 fn threads_of_a_process_pass_it_on_and_no_server_hears_of_it() {
     const THREADS: usize = 5;
     let servers = masters(5);

@@ -449,7 +449,7 @@ fn a_server_that_has_forgotten_it_or_comes_back_empty_has_it_again() {
 }
 
 // S5
-#[test]
+timed!(a_restarted_server_is_kept_out_for_as_long_as_somebody_wants);
 fn a_restarted_server_is_kept_out_for_as_long_as_somebody_wants() {
     const LONGEST: Duration = ms(2000);
     // All of them are young.
@@ -631,7 +631,7 @@ fn a_majority_that_has_forgotten_or_gone_to_others_is_told_and_the_rest_is_given
 // ---------------------------------------------------------------------------------------------------------------------
 
 // W4, D1: a hold may be released just when a server is asked for its part again.
-#[test]
+timed!(a_release_behind_a_part_that_is_taken_again_leaves_nothing_behind);
 fn a_release_behind_a_part_that_is_taken_again_leaves_nothing_behind() {
     const HOLDS: u64 = 14;
     let (servers, proxies) = proxied();
@@ -810,7 +810,7 @@ fn torn(time: Duration) {
 }
 
 // M4, K2, W11: slow answers eat the lease; what is left of it is what a guard says.
-#[test]
+timed!(slow_answers_shorten_the_lease_and_never_make_a_guard_without_one);
 fn slow_answers_shorten_the_lease_and_never_make_a_guard_without_one() {
     let (servers, proxies) = proxied();
     let clients = open_through(&proxies, |config| config);

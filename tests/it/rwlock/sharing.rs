@@ -18,7 +18,7 @@ use crate::support::{
 // ---------------------------------------------------------------------------------------------------------------------
 
 // P4: readers of a process cost no more than the first of them.
-#[test]
+timed!(a_further_reader_of_a_process_asks_nobody);
 fn a_further_reader_of_a_process_asks_nobody() {
     const JOINS: u64 = 1_000;
     let server = Server::start();
@@ -101,7 +101,7 @@ fn who_wants_other_terms_has_a_hold_of_its_own() {
 }
 
 // A writer in line keeps further readers of the process from joining, and leaving the line lets them.
-#[test]
+timed!(nobody_joins_while_a_thread_of_the_process_waits_to_write);
 fn nobody_joins_while_a_thread_of_the_process_waits_to_write() {
     let server = Server::start();
     let (name, client) = (unique("line"), open(&server));
@@ -266,7 +266,7 @@ fn a_grant_that_comes_too_late_is_not_one() {
     eventually("nothing is left", || server.keys().is_empty());
 }
 
-#[test]
+timed!(a_cancelled_wait_ends_and_leaves_no_claim);
 fn a_cancelled_wait_ends_and_leaves_no_claim() {
     let server = Server::start();
     let name = unique("cancel");
@@ -489,7 +489,7 @@ fn a_redisson_reader_and_ours_leave_each_other_alone() {
 }
 
 // Its watchdog with a shorter time-out than ours, or its multi-lock with a lease, and then it dies.
-#[test]
+timed!(a_lock_that_a_redisson_client_shortens_outlives_that_client);
 fn a_lock_that_a_redisson_client_shortens_outlives_that_client() {
     const THEIRS: &str = "3000";
     let server = Server::start();

@@ -361,7 +361,7 @@ fn a_lease_can_be_changed_and_is_fixed_from_then_on() {
     assert!(matches!(permit.update_lease(ms(1)), Err(Error::Config(_))));
 }
 
-#[test]
+timed!(many_threads_changing_one_lease_never_believe_more_than_redis);
 fn many_threads_changing_one_lease_never_believe_more_than_redis() {
     let server = Server::start();
     let client = open_with_lease(&server, ms(900));
@@ -547,7 +547,7 @@ fn what_a_vanished_holder_had_is_back_a_lease_later_without_any_message() {
     drop((pair, one));
 }
 
-#[test]
+timed!(threads_of_a_process_are_served_in_order_and_one_who_wants_many_is_not_starved);
 fn threads_of_a_process_are_served_in_order_and_one_who_wants_many_is_not_starved() {
     let server = Server::start();
     let client = open(&server);

@@ -439,7 +439,7 @@ fn what_killed_processes_had_is_back_after_one_lease_and_never_more() {
     });
 }
 
-#[test]
+timed!(processes_killed_at_any_moment_leave_the_number_as_it_was);
 fn processes_killed_at_any_moment_leave_the_number_as_it_was() {
     const PERMITS: u32 = 5;
     let server = Server::start();

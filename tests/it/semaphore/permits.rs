@@ -443,7 +443,7 @@ fn five_hundred_waiters_are_served_and_never_more_than_five_at_once() {
     assert!((500..1000).contains(&granted), "{stats:?}");
 }
 
-#[test]
+timed!(a_big_request_is_not_starved_by_small_ones_of_its_process);
 fn a_big_request_is_not_starved_by_small_ones_of_its_process() {
     let (server, client, semaphore) = semaphore(4);
     let stop = AtomicUsize::new(0);
@@ -503,7 +503,7 @@ fn one_who_asks_and_need_not_wait_is_in_nobodys_way() {
     settles(&server, 8);
 }
 
-#[test]
+timed!(permits_change_threads_without_a_round_trip_and_come_back_after_a_tenure);
 fn permits_change_threads_without_a_round_trip_and_come_back_after_a_tenure() {
     let server = Server::start();
     let client = Client::open(Config::new(server.url()).tenure(Duration::from_secs(1))).unwrap();
@@ -627,7 +627,7 @@ fn waits_end_in_time_or_when_cancelled() {
     });
 }
 
-#[test]
+timed!(deadlines_and_cancels_that_race_with_hand_overs_lose_and_make_nothing);
 fn deadlines_and_cancels_that_race_with_hand_overs_lose_and_make_nothing() {
     let (server, client, semaphore) = semaphore(4);
     let until = Instant::now() + ms(1200);

@@ -3,7 +3,12 @@
 //!
 //! It knows nothing of the crate under test but the names of its connections and its scripts, so that it can be borrowed by `#[path]`.
 
-#![allow(dead_code, unused_imports, reason = "each borrower uses a part")]
+#![allow(
+    dead_code,
+    unused_imports,
+    unused_macros,
+    reason = "each borrower uses a part"
+)]
 
 mod lateness;
 mod logs;
