@@ -13,17 +13,18 @@ use crate::config::Config;
 use crate::error::LossReason;
 use crate::error::{Error, Result};
 use crate::hold::releases::Releases;
-use crate::hold::watchdog::{self, Watchdog};
-use crate::hold::{Hold, Notices};
+use crate::hold::watchdog::{self, Housekeeping, Task, Watchdog};
+use crate::hold::{Backing, Hold, LossSink, NotRenewed, Notices};
+use crate::local::lock::LeasePolicy;
 use crate::local::registry::Registry;
 use crate::local::waiter::CancelToken;
 use crate::net::call::{Attempt, Call, Fault};
 use crate::net::connection::Connection;
-use crate::net::socket::Endpoint;
+use crate::net::socket::{Endpoint, Meanwhile};
 use crate::net::subscriber::Subscriber;
 use crate::process::Process;
 use crate::protocol::owner::Owners;
-use crate::protocol::script::{Request, lease_ms};
+use crate::protocol::script::{self, Released, Renewed, Request, lease_ms};
 use crate::quorum::identity;
 use crate::report::{self, report};
 use crate::stats::Counters;
@@ -211,7 +212,17 @@ impl Session {
 
     pub(crate) fn start_watchdog(self: &Arc<Self>) -> Result<()> {
         self.watchdog_thread
-            .start("redlatch-watchdog", self, watchdog::run)
+            .start("redlatch-watchdog", self, |session| {
+                watchdog::run(Task {
+                    watchdog: Arc::clone(&session.watchdog),
+                    counters: Arc::clone(&session.counters),
+                    endpoint: session.endpoint.clone(),
+                    lease: session.lease,
+                    connect_timeout: session.connect_timeout,
+                    response_timeout: session.response_timeout,
+                    client: session,
+                });
+            })
     }
 
     pub(crate) fn start_subscriber(self: &Arc<Self>) -> Result<()> {
@@ -232,40 +243,25 @@ impl Session {
         // Before anything that may take time.
         self.notices.notify(loss);
         drop(hold.take_subscription());
-        if hold
-            .entry
-            .protocol
-            .is_given_back_when_lost(hold.mode, reason)
-        {
-            self.submit_release(hold);
-            match hold.quorum_hold() {
-                Some(quorum_hold) => quorum_hold.tend(),
-                None => self.watchdog.housekeep_soon(),
-            }
+        let protocol = &hold.entry.protocol;
+        if protocol.is_given_back_when_lost(hold.mode, reason) {
+            let backing = self.backing(hold);
+            drop(backing.release(hold, true));
+            backing.housekeep_soon();
         }
         if reason != LossReason::Closed {
             report!(Warn, "the lock `{}` is lost: {reason}", hold.entry.name);
         }
     }
 
-    /// Takes back what Redis may still keep of a hold that is over. In memory only; to be flushed.
-    fn submit_release(&self, hold: &Hold) {
-        match hold.quorum_hold() {
-            Some(quorum_hold) => drop(quorum_hold.let_go()),
-            None => drop(self.connection.submit(&Call::deferred(hold.release(true)))),
-        }
-    }
-
     /// Takes back what Redis may still keep of a hold that is over.
     pub(crate) fn give_back(&self, hold: &Hold) {
-        self.submit_release(hold);
-        match hold.quorum_hold() {
-            Some(quorum_hold) => quorum_hold.flush(),
-            None => {
-                self.connection.deliver();
-                self.watchdog.housekeep_soon();
-            }
-        }
+        self.backing(hold).give_back(hold);
+    }
+
+    /// Who keeps a hold of this client: its own server, unless several do.
+    pub(crate) fn backing<'a>(&'a self, hold: &'a Hold) -> &'a dyn Backing {
+        hold.backing().unwrap_or(self)
     }
 
     /// For how long after its first sending a request that has to count once may be sent again.
@@ -315,19 +311,7 @@ impl Session {
         let mut joined = self.watchdog_thread.join(until);
         joined &= self.subscriber_thread.join(until);
         for hold in self.watchdog.take_all() {
-            if let Some((whole, node)) = hold.as_part() {
-                // Others keep the rest of it.
-                if let Some(quorum_hold) = whole {
-                    quorum_hold.leave_out(node);
-                }
-            } else if hold.is_held() {
-                self.lose(&hold, LossReason::Closed);
-                // Written together below; what goes to other servers, at once.
-                self.submit_release(&hold);
-                if let Some(quorum_hold) = hold.quorum_hold() {
-                    quorum_hold.flush();
-                }
-            }
+            hold.close(self);
         }
         semaphore::close(self);
         self.connection.flush(true);
@@ -353,6 +337,117 @@ impl Session {
             );
         }
         Ok(())
+    }
+}
+
+impl LossSink for Session {
+    fn lose(&self, hold: &Arc<Hold>, reason: LossReason) {
+        self.lose(hold, reason);
+    }
+
+    fn give_up(&self, hold: &Arc<Hold>) {
+        self.lose(hold, LossReason::Closed);
+        match hold.backing() {
+            Some(others) => others.give_back(hold),
+            // Written together with the others, when all are submitted.
+            None => drop(self.release(hold, true)),
+        }
+    }
+}
+
+impl Housekeeping for Session {
+    fn look_after_connection(&self) {
+        self.connection.look_after();
+    }
+
+    fn housekeep(&self, meanwhile: Meanwhile<'_>) -> bool {
+        let until = Instant::now() + self.connect_timeout.min(self.lease / 10);
+        let unread = self.connection.tend(until, meanwhile);
+        let idle = self.registry.sweep(Instant::now()).left;
+        unread || idle
+    }
+}
+
+/// The server of this client.
+impl Backing for Session {
+    fn release(&self, hold: &Hold, undo: bool) -> Arc<Call> {
+        let call = Call::deferred(hold.release(undo));
+        self.connection.submit(&call);
+        call
+    }
+
+    fn deliver(&self) {
+        self.connection.deliver();
+    }
+
+    fn give_back(&self, hold: &Hold) {
+        drop(self.release(hold, true));
+        self.connection.deliver();
+        self.watchdog.housekeep_soon();
+    }
+
+    fn housekeep_soon(&self) {
+        self.watchdog.housekeep_soon();
+    }
+
+    fn released(
+        &self,
+        _hold: &Hold,
+        release: &Arc<Call>,
+        in_time: bool,
+        until: Instant,
+    ) -> Result<Option<LossReason>> {
+        let doing = "releasing the lock";
+        let (value, replayed) = match self.connection.settled(release, until) {
+            Ok(settled) => settled,
+            Err(Fault::Refused(err) | Fault::Unreachable(err)) => {
+                return Err(Error::redis(doing, err));
+            }
+            Err(_) => return Err(Error::Closed),
+        };
+        let released =
+            script::released(&value).map_err(|unexpected| Error::redis(doing, unexpected))?;
+        Ok(match released {
+            Released::Yes { .. } => None,
+            // An earlier sending has done it.
+            Released::Gone | Released::Taken if replayed && in_time => None,
+            _ if !in_time => Some(LossReason::Expired),
+            Released::Gone => Some(LossReason::Forced),
+            Released::Taken => Some(LossReason::TakenOver),
+        })
+    }
+
+    fn renew(
+        &self,
+        hold: &Hold,
+        lease: LeasePolicy,
+        ttl: Duration,
+        count: u32,
+        until: Instant,
+        stop: &dyn Fn() -> bool,
+    ) -> std::result::Result<(Renewed, Instant), NotRenewed> {
+        let doing = "renewing the lock";
+        hold.may_last(ttl);
+        let mut attempt = || Attempt {
+            request: hold
+                .entry
+                .protocol
+                .renew(hold.mode, &hold.owner, ttl, count),
+            undo: None,
+        };
+        let answer = self.connection.call(until, stop, None, &mut attempt);
+        let answer = answer.map_err(|fault| match fault {
+            Fault::Stopped => NotRenewed::Stopped,
+            Fault::Late(_) => NotRenewed::Late(fault.into_error(doing, &hold.entry.name)),
+            _ => NotRenewed::Failed(fault.into_error(doing, &hold.entry.name)),
+        })?;
+        let renewed = script::renewed(answer.value)
+            .map_err(|unexpected| NotRenewed::Failed(Error::redis(doing, unexpected)))?;
+        if renewed == Renewed::Yes {
+            hold.change_lease(lease, ttl);
+            hold.extend(answer.sent_at, ttl);
+        }
+        Ok((renewed, answer.sent_at))
     }
 }
 

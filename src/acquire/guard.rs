@@ -14,8 +14,7 @@ use crate::hold::{Hold, LossChannel};
 use crate::local::lock::{Left, Mode};
 use crate::local::registry::wake;
 use crate::local::waiter::Wakeup;
-use crate::net::call::{Call, Fault};
-use crate::protocol::script::{self, Released};
+use crate::net::call::Call;
 use crate::quorum::round::Quorum;
 use crate::report::report;
 use crate::session::SharedSession;
@@ -99,10 +98,10 @@ impl GuardInner {
 
     /// How many servers are known to keep it; none without a quorum.
     pub(crate) fn nodes_held(&self) -> usize {
-        match self.hold.quorum_hold() {
-            Some(quorum_hold) if self.hold.is_held() && !self.is_copy() => quorum_hold.nodes_held(),
-            _ => 0,
+        if !self.hold.is_held() || self.is_copy() {
+            return 0;
         }
+        self.shared.session.backing(&self.hold).nodes_held()
     }
 
     /// A shared hold of the same thread, on the same terms; `None` if somebody else was in the way.
@@ -144,32 +143,11 @@ impl GuardInner {
     }
 
     fn unlocked(&self, call: &Arc<Call>, in_time: bool, until: Instant) -> Result<()> {
-        let session = &self.shared.session;
-        if let Some(quorum_hold) = self.hold.quorum_hold() {
-            return match quorum_hold.released(until, in_time) {
-                Ok(None) => Ok(()),
-                Ok(Some(reason)) => Err(self.lost_by(reason)),
-                Err(short) => Err(short.into_error(self.name())),
-            };
+        let backing = self.shared.session.backing(&self.hold);
+        match backing.released(&self.hold, call, in_time, until)? {
+            None => Ok(()),
+            Some(reason) => Err(self.lost_by(reason)),
         }
-        let (value, replayed) = match session.connection.settled(call, until) {
-            Ok(settled) => settled,
-            Err(Fault::Refused(err) | Fault::Unreachable(err)) => {
-                return Err(Error::redis("releasing the lock", err));
-            }
-            Err(_) => return Err(Error::Closed),
-        };
-        let released = script::released(&value)
-            .map_err(|unexpected| Error::redis("releasing the lock", unexpected))?;
-        let reason = match released {
-            Released::Yes { .. } => return Ok(()),
-            // An earlier sending has done it.
-            Released::Gone | Released::Taken if replayed && in_time => return Ok(()),
-            _ if !in_time => LossReason::Expired,
-            Released::Gone => LossReason::Forced,
-            Released::Taken => LossReason::TakenOver,
-        };
-        Err(self.lost_by(reason))
     }
 
     fn lost_by(&self, reason: LossReason) -> Error {
@@ -190,20 +168,13 @@ impl GuardInner {
     /// next, or the release is on its way.
     fn let_go(&self) -> Result<Option<Arc<Call>>> {
         let (session, hold, entry) = (&self.shared.session, &self.hold, &self.hold.entry);
-        let now = Instant::now();
+        let (now, backing) = (Instant::now(), session.backing(hold));
         let mut state = entry.lock();
         // In memory only: renewal ends, and the release takes its place on the connection before anybody can ask again.
         let release = || {
             hold.end();
             session.watchdog.disarm(hold);
-            match hold.quorum_hold() {
-                Some(quorum_hold) => quorum_hold.let_go(),
-                None => {
-                    let call = Call::deferred(hold.release(false));
-                    session.connection.submit(&call);
-                    call
-                }
-            }
+            backing.release(hold, false)
         };
         let call = OnceCell::new();
         let left = state.lock.leave(self.thread, hold, now, &|| {
@@ -233,12 +204,9 @@ impl GuardInner {
                 drop(state);
                 // First, so that the release does not count this process among those that wait.
                 drop(hold.take_subscription());
-                match hold.quorum_hold() {
-                    Some(quorum_hold) => quorum_hold.deliver(),
-                    None => session.connection.deliver(),
-                }
+                backing.deliver();
                 wake(next);
-                session.watchdog.housekeep_soon();
+                backing.housekeep_soon();
                 self.not_lost().map(|_| call.into_inner())
             }
             Left::Gone => {

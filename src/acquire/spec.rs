@@ -9,11 +9,11 @@ use crate::acquire::guard::GuardInner;
 use crate::config;
 use crate::error::LossReason;
 use crate::error::{Error, Result};
-use crate::hold::{Duty, Hold};
+use crate::hold::{Duty, Hold, NotRenewed};
 use crate::local::lock::{Entered, LeasePolicy, Mode};
 use crate::local::registry::{Entry, wake};
 use crate::local::waiter::{CancelToken, MakeError, Waiter, Wakeup};
-use crate::net::call::{Attempt, Call, Fault};
+use crate::net::call::{Call, Fault};
 use crate::protocol::keys;
 use crate::protocol::kind::{Kind, Protocol};
 use crate::protocol::owner;
@@ -543,7 +543,7 @@ impl LockSpec {
     /// A hold whose time is over although nobody has said so yet.
     fn give_up_lost(&self, hold: &Arc<Hold>) {
         let reason = match hold.duty(Instant::now()) {
-            Duty::Tell(reason) => reason,
+            Duty::Lose(reason) => reason,
             _ => LossReason::Expired,
         };
         self.session().lose(hold, reason);
@@ -566,40 +566,18 @@ impl LockSpec {
         let budget = patience.budget(Instant::now(), session.response_timeout);
         let until = budget.until;
         let stop = || self.must_stop(patience);
-        let doing = "renewing the lock";
-        let asked = match hold.quorum_hold() {
-            Some(quorum_hold) => quorum_hold.renew(terms, count, until, &stop),
-            None => {
-                hold.may_last(terms.ttl);
-                let mut attempt = || Attempt {
-                    request: entry
-                        .protocol
-                        .renew(self.mode, &hold.owner, terms.ttl, count),
-                    undo: None,
-                };
-                match session.connection.call(until, &stop, None, &mut attempt) {
-                    Ok(answer) => {
-                        let renewed = script::renewed(answer.value)
-                            .map_err(|unexpected| Error::redis(doing, unexpected))?;
-                        Ok((renewed, answer.sent_at))
-                    }
-                    Err(fault) => Err(fault.into()),
-                }
-            }
-        };
+        let asked = session
+            .backing(hold)
+            .renew(hold, terms.lease, terms.ttl, count, until, &stop);
         let (renewed, sent_at) = match asked {
             Ok(answer) => answer,
-            Err(fault) if budget.was_too_short(&fault) => return Ok(Reentered::TooLate),
-            Err(fault) => return Err(self.error(doing, fault)),
+            Err(NotRenewed::Late(_)) if budget.callers => return Ok(Reentered::TooLate),
+            Err(NotRenewed::Stopped) => return Err(self.stopped()),
+            Err(NotRenewed::Late(err) | NotRenewed::Failed(err)) => return Err(err),
         };
         let in_time = hold.is_valid(Instant::now());
         let reason = match renewed {
             Renewed::Yes => {
-                // That of a quorum has been by its quorum_hold.
-                if hold.quorum_hold().is_none() {
-                    hold.change_lease(terms.lease, terms.ttl);
-                    hold.extend(sent_at, terms.ttl);
-                }
                 if entry.lock().lock.reenter(terms.thread, hold, terms.lease) {
                     session.watchdog.arm(hold, hold.due_after(sent_at));
                     if hold.is_held() {

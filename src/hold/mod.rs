@@ -14,15 +14,16 @@ use redis::Value;
 
 use crate::callback::Callback;
 use crate::config::Listener;
-use crate::error::{Loss, LossReason};
-use crate::hold::schedule::Place;
+use crate::error::{Error, Loss, LossReason, Result};
+use crate::hold::schedule::{Place, Scheduled};
+use crate::hold::watchdog::{Next, Renewable};
 use crate::local::lock::{Holding, LeasePolicy, Mode, Validity};
 use crate::local::registry::Entry;
-use crate::net::call::{Deferred, Undo};
+use crate::net::call::{Call, Deferred, Undo};
+use crate::net::request::Request;
 use crate::net::subscriber::Subscription;
 use crate::protocol::owner::OwnerNumber;
 use crate::protocol::script::{self, Renewed, Unexpected};
-use crate::quorum::hold::QuorumHold;
 use crate::report::report;
 use crate::time;
 
@@ -54,7 +55,8 @@ pub(crate) struct Hold {
     pub(crate) mode: Mode,
     pub(crate) number: OwnerNumber,
     pub(crate) owner: String,
-    role: Role,
+    /// Several servers that keep it together; none if it is the one of its client.
+    backing: Option<Arc<dyn Backing>>,
     /// The present thread's token, and the last one that was drawn; zero without tokens.
     token: AtomicU64,
     last_token: AtomicU64,
@@ -70,7 +72,7 @@ pub(crate) struct Hold {
     /// since does nothing.
     ends_at: AtomicI64,
     /// Where on the watchdog's watchdog it is.
-    pub(crate) place: Place,
+    place: Place,
     /// A renewal was due, or could not be had, and has not been confirmed since.
     pub(crate) renewal_failed: AtomicBool,
     listeners: Mutex<Vec<LossListener>>,
@@ -97,17 +99,64 @@ impl LossChannel {
     }
 }
 
-/// What a hold is made of.
-pub(crate) enum Role {
-    /// One server keeps it.
-    Alone,
-    /// A majority of servers does; it is renewed by its parts.
-    Whole(Arc<QuorumHold>),
-    /// What one of them keeps: over when the whole is.
-    Part {
-        quorum_hold: Weak<QuorumHold>,
-        node: usize,
-    },
+/// Who is notified when something that is held is lost: of a client its listener and counters, and the local lock.
+pub(crate) trait LossSink: Send + Sync {
+    /// `hold` is over for this reason, unless it was before.
+    fn lose(&self, hold: &Arc<Hold>, reason: LossReason);
+
+    /// The client of `hold` is being closed: it is lost, and given back.
+    fn give_up(&self, hold: &Arc<Hold>);
+}
+
+/// Why there is no answer to a renewal that its holder waits for.
+pub(crate) enum NotRenewed {
+    /// The holder was to stop.
+    Stopped,
+    /// The time was up, and nothing is known against the servers.
+    Late(Error),
+    Failed(Error),
+}
+
+/// The server that keeps a hold, or several that keep it together.
+pub(crate) trait Backing: Send + Sync {
+    /// Submits the release, in memory only: it has to be delivered. With `undo` Redis may know nothing of the hold any
+    /// more.
+    fn release(&self, hold: &Hold, undo: bool) -> Arc<Call>;
+
+    /// Writes what was submitted, over new connections where the last ones were closed.
+    fn deliver(&self);
+
+    /// Takes back what Redis may still keep of a hold that is over.
+    fn give_back(&self, hold: &Hold);
+
+    /// Has what is left to be written or read looked after.
+    fn housekeep_soon(&self);
+
+    /// Waits for the answer to a release; why it was not held any more, if so. `in_time`: it was certain when it was
+    /// released.
+    fn released(
+        &self,
+        hold: &Hold,
+        release: &Arc<Call>,
+        in_time: bool,
+        until: Instant,
+    ) -> Result<Option<LossReason>>;
+
+    /// Renews the hold for one more `count` of its holder, with this lease from now on.
+    fn renew(
+        &self,
+        hold: &Hold,
+        lease: LeasePolicy,
+        ttl: Duration,
+        count: u32,
+        until: Instant,
+        stop: &dyn Fn() -> bool,
+    ) -> std::result::Result<(Renewed, Instant), NotRenewed>;
+
+    /// How many of several servers keep it for certain.
+    fn nodes_held(&self) -> usize {
+        0
+    }
 }
 
 /// Where a guard wants to be told, for as long as it lives.
@@ -147,7 +196,7 @@ pub(crate) enum Duty {
     Nothing,
     Wait(Instant),
     Renew,
-    Tell(LossReason),
+    Lose(LossReason),
 }
 
 impl Hold {
@@ -165,7 +214,7 @@ impl Hold {
             mode,
             number,
             owner,
-            role: Role::Alone,
+            backing: None,
             token: AtomicU64::new(0),
             last_token: AtomicU64::new(0),
             state: AtomicU8::new(HELD),
@@ -191,33 +240,17 @@ impl Hold {
         }
     }
 
-    pub(crate) fn with_role(self, role: Role) -> Self {
-        Self { role, ..self }
-    }
-
-    /// What a majority of servers keeps of it.
-    pub(crate) fn quorum_hold(&self) -> Option<&Arc<QuorumHold>> {
-        match &self.role {
-            Role::Whole(quorum_hold) => Some(quorum_hold),
-            _ => None,
+    /// The same, kept by several servers: they renew what each of them keeps, and the watchdog only looks whether it is over.
+    pub(crate) fn backed_by(self, backing: Arc<dyn Backing>) -> Self {
+        Self {
+            backing: Some(backing),
+            ..self
         }
     }
 
-    pub(crate) fn is_part(&self) -> bool {
-        matches!(self.role, Role::Part { .. })
-    }
-
-    /// For what one server keeps: whose part it is, if that is not over, and of which node.
-    pub(crate) fn as_part(&self) -> Option<(Option<Arc<QuorumHold>>, usize)> {
-        match &self.role {
-            Role::Part { quorum_hold, node } => {
-                let quorum_hold = quorum_hold
-                    .upgrade()
-                    .filter(|quorum_hold| quorum_hold.is_held());
-                Some((quorum_hold.filter(|_| self.is_held()), *node))
-            }
-            _ => None,
-        }
+    /// The servers that keep it, if they are several.
+    pub(crate) fn backing(&self) -> Option<&dyn Backing> {
+        self.backing.as_deref()
     }
 
     pub(crate) fn keep_subscription(&self, subscription: Subscription) {
@@ -311,7 +344,7 @@ impl Hold {
 
     fn raise_validity(&self, _terms: &Terms, until: Instant) {
         let until = time::nanos(until);
-        if self.quorum_hold().is_some() && self.is_over(Instant::now()) {
+        if self.backing.is_some() && self.is_over(Instant::now()) {
             return;
         }
         if self.valid_until.fetch_max(until, Ordering::AcqRel) < until {
@@ -345,36 +378,6 @@ impl Hold {
         let _terms = self.terms.lock();
         if self.valid_until.swap(until, Ordering::AcqRel) < until {
             self.renewal_failed.store(false, Ordering::Relaxed);
-        }
-    }
-
-    /// Its renewal is due: if it is not confirmed in time, that is why the hold is lost. What a part comes to is another
-    /// matter, as long as the server answers.
-    pub(crate) fn renewal_is_due(&self) {
-        if !self.is_part() {
-            self.renewal_failed.store(true, Ordering::Relaxed);
-        }
-    }
-
-    /// The server could not be asked to renew it.
-    pub(crate) fn renewal_has_failed(&self) {
-        match self.as_part() {
-            Some((Some(quorum_hold), _)) => quorum_hold.renewal_has_failed(),
-            _ => self.renewal_failed.store(true, Ordering::Relaxed),
-        }
-    }
-
-    /// When to look at it again, if nothing happens by `at`.
-    pub(crate) fn look_again(&self, at: Instant) -> Instant {
-        match self.role {
-            // When its time is over it may leave the others a bare majority.
-            Role::Part { .. } if self.valid_until() > Instant::now() => at.min(self.valid_until()),
-            Role::Part { .. } => at,
-            _ => {
-                let at = at.min(self.valid_until());
-                let max_until = self.terms.lock().max_until;
-                max_until.map_or(at, |max| at.min(max))
-            }
         }
     }
 
@@ -423,7 +426,7 @@ impl Hold {
     pub(crate) fn due_after(&self, sent_at: Instant) -> Instant {
         let terms = *self.terms.lock();
         let mut due = self.valid_until();
-        if terms.renewed && self.quorum_hold().is_none() {
+        if terms.renewed && self.backing.is_none() {
             due = due.min(sent_at + terms.lease / 3);
         }
         if self.mode == Mode::Shared {
@@ -442,25 +445,19 @@ impl Hold {
         if !self.is_held() {
             return Duty::Nothing;
         }
-        match self.as_part() {
-            // Or to be asked for; the quorum_hold knows.
-            Some((Some(_), _)) => return Duty::Renew,
-            Some((None, _)) => return Duty::Nothing,
-            None => {}
-        }
         let (terms, valid_until) = (*self.terms.lock(), self.valid_until());
         if now >= valid_until {
             let unreachable = terms.renewed && self.renewal_failed.load(Ordering::Relaxed);
-            return Duty::Tell(if unreachable {
+            return Duty::Lose(if unreachable {
                 LossReason::Unreachable
             } else {
                 LossReason::Expired
             });
         }
         match terms.max_until {
-            Some(max) if now >= max => Duty::Tell(LossReason::MaxHold),
-            Some(max) if self.quorum_hold().is_some() => Duty::Wait(max.min(valid_until)),
-            None if self.quorum_hold().is_some() => Duty::Wait(valid_until),
+            Some(max) if now >= max => Duty::Lose(LossReason::MaxHold),
+            Some(max) if self.backing.is_some() => Duty::Wait(max.min(valid_until)),
+            None if self.backing.is_some() => Duty::Wait(valid_until),
             _ if terms.renewed || self.mode == Mode::Shared => Duty::Renew,
             _ => Duty::Wait(valid_until),
         }
@@ -476,7 +473,7 @@ impl Hold {
         }
     }
 
-    pub(crate) fn renew_request(&self) -> script::Request {
+    fn renew_request(&self) -> Request {
         let lease = self.renewal_lease();
         let ends_at = self.ends_at.load(Ordering::Relaxed);
         if let Some(request) = self
@@ -486,10 +483,7 @@ impl Hold {
         {
             return request;
         }
-        let count = match self.as_part() {
-            Some((Some(quorum_hold), _)) => quorum_hold.count(),
-            _ => self.count.load(Ordering::Relaxed),
-        };
+        let count = self.count.load(Ordering::Relaxed);
         self.entry
             .protocol
             .renew(self.mode, &self.owner, lease, count)
@@ -502,7 +496,7 @@ impl Hold {
 
     /// What a reply to [`renew_request`](Self::renew_request) says; `None` if somebody has changed the lease of a permit:
     /// then it was not renewed, and asking again will do.
-    pub(crate) fn renewal(&self, reply: Value) -> Result<Option<Renewed>, Unexpected> {
+    fn renewal(&self, reply: Value) -> std::result::Result<Option<Renewed>, Unexpected> {
         let mut ends_at = self.ends_at.load(Ordering::Relaxed);
         let renewed = self.entry.protocol.renewed(reply, &mut ends_at)?;
         self.ends_at(ends_at);
@@ -549,7 +543,7 @@ impl Hold {
     ///
     /// Of several names or servers others may keep it when one has lost it.
     pub(crate) fn may_still_be_held(&self) -> bool {
-        let many = self.entry.protocol.kind().is_set() || self.quorum_hold().is_some();
+        let many = self.entry.protocol.kind().is_set() || self.backing.is_some();
         self.loss()
             .is_some_and(|reason| many || reason.may_still_be_held())
     }
@@ -625,6 +619,100 @@ impl Holding for Arc<Hold> {
             },
             lease: self.lease(),
             complete: self.token() == 0 || self.token() < self.last_token.load(Ordering::Relaxed),
+        }
+    }
+}
+
+impl Scheduled for Hold {
+    fn number(&self) -> u64 {
+        self.number.0
+    }
+
+    fn place(&self) -> &Place {
+        &self.place
+    }
+}
+
+impl Renewable for Hold {
+    fn name(&self) -> &str {
+        &self.entry.name
+    }
+
+    fn is_held(&self) -> bool {
+        self.is_held()
+    }
+
+    fn attend(self: Arc<Self>, now: Instant) -> Duty {
+        let duty = self.duty(now);
+        if duty == Duty::Renew {
+            // If it is not confirmed in time, that is why the hold is lost.
+            self.renewal_failed.store(true, Ordering::Relaxed);
+        }
+        duty
+    }
+
+    fn may_be_early(&self, now: Instant) -> bool {
+        self.duty(now) == Duty::Renew
+    }
+
+    fn ends(&self) -> Instant {
+        self.valid_until()
+    }
+
+    fn lease(&self) -> Duration {
+        self.lease()
+    }
+
+    fn look_again(&self, at: Instant) -> Instant {
+        let at = at.min(self.valid_until());
+        let max_until = self.terms.lock().max_until;
+        max_until.map_or(at, |max| at.min(max))
+    }
+
+    fn request(&self) -> Request {
+        self.renew_request()
+    }
+
+    fn complete(self: Arc<Self>, reply: Value, sent_at: Instant) -> Next {
+        let shortened_to = script::shortened_to(&reply);
+        let renewed = match self.renewal(reply) {
+            Ok(Some(renewed)) => renewed,
+            Ok(None) => return Next::Look(Instant::now()),
+            Err(unexpected) => {
+                report!(Warn, "renewing `{}`: {unexpected}", self.entry.name);
+                return Next::Lost(LossReason::TakenOver);
+            }
+        };
+        // Past its time the key may well be gone: nobody took it away.
+        let in_time = Instant::now() < self.valid_until();
+        match renewed {
+            Renewed::Yes => {
+                self.was_renewed(sent_at);
+                self.lock_was_shortened(shortened_to);
+                Next::Renewed(self.due_after(sent_at))
+            }
+            _ if !in_time => Next::Lost(LossReason::Expired),
+            Renewed::Gone => Next::Lost(LossReason::Forced),
+            Renewed::Taken => Next::Lost(LossReason::TakenOver),
+        }
+    }
+
+    fn was_overwritten(self: Arc<Self>, _sent_at: Instant) -> Next {
+        Next::Lost(LossReason::TakenOver)
+    }
+
+    fn could_not_be_renewed(&self) {
+        self.renewal_failed.store(true, Ordering::Relaxed);
+    }
+
+    fn lose(self: Arc<Self>, sink: &dyn LossSink, reason: LossReason) -> Option<Instant> {
+        sink.lose(&self, reason);
+        self.is_held().then(|| self.due_after(Instant::now()))
+    }
+
+    fn close(self: Arc<Self>, sink: &dyn LossSink) {
+        if self.is_held() {
+            sink.give_up(&self);
         }
     }
 }

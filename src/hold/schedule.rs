@@ -34,12 +34,12 @@ pub(crate) struct Place {
 }
 
 /// Moments are of `time::nanos`.
-pub(crate) struct Schedule<T> {
+pub(crate) struct Schedule<T: ?Sized> {
     due: BTreeMap<(u64, u64), Arc<T>>,
     renewals: BTreeMap<(u64, u64), Arc<T>>,
 }
 
-impl<T: Scheduled> Schedule<T> {
+impl<T: Scheduled + ?Sized> Schedule<T> {
     pub(crate) fn new() -> Self {
         Self {
             due: BTreeMap::new(),
@@ -48,16 +48,16 @@ impl<T: Scheduled> Schedule<T> {
     }
 
     /// Has `entry` looked at when `due` has come, and not before; it does not queue.
-    pub(crate) fn arm(&mut self, entry: &Arc<T>, due: u64) {
-        self.disarm(entry);
+    pub(crate) fn arm(&mut self, entry: Arc<T>, due: u64) {
+        self.disarm(&entry);
         let due = due.max(1);
         entry.place().due.store(due, Ordering::Relaxed);
-        self.due.insert((due, entry.number()), Arc::clone(entry));
+        self.due.insert((due, entry.number()), entry);
     }
 
     /// Has `entry`, which ends at `ends`, renewed as soon as its turn comes, and looked at when `due` has come.
     pub(crate) fn queue(&mut self, entry: &Arc<T>, ends: u64, due: u64) {
-        self.arm(entry, due);
+        self.arm(Arc::clone(entry), due);
         let ends = ends.max(1);
         entry.place().ends.store(ends, Ordering::Relaxed);
         let key = (ends, entry.number());
@@ -154,7 +154,7 @@ mod tests {
         // Due together after an outage, and queued in any order.
         for (number, ends) in [(1, 50), (2, 20), (3, 70), (4, 20), (5, 10)] {
             let entry = Entry::new(number, &Arc::default());
-            schedule.arm(&entry, 1);
+            schedule.arm(Arc::clone(&entry), 1);
             schedule.queue(&entry, ends, ends);
         }
         let renewed = std::iter::from_fn(|| schedule.take_renewal()).map(|entry| entry.number);
@@ -165,13 +165,13 @@ mod tests {
     fn what_is_on_its_way_is_due_when_its_loss_has_to_be_told() {
         let mut schedule = Schedule::new();
         let entry = Entry::new(1, &Arc::default());
-        schedule.arm(&entry, 10);
+        schedule.arm(Arc::clone(&entry), 10);
         assert!(schedule.take_due().is_some() && schedule.len() == 0);
         schedule.queue(&entry, 30, 30);
         assert!(schedule.take_renewal().is_some() && !schedule.has_renewals());
         assert_eq!(schedule.first_due().map(|(due, _)| due), Some(30));
         // Confirmed.
-        schedule.arm(&entry, 40);
+        schedule.arm(Arc::clone(&entry), 40);
         assert_eq!(schedule.first_due().map(|(due, _)| due), Some(40));
         assert_eq!(schedule.len(), 1);
     }
@@ -191,7 +191,7 @@ mod tests {
             for entry in sent {
                 // Is anything over meanwhile?
                 assert!(schedule.first_due().is_some_and(|(due, _)| due > 10));
-                schedule.arm(&entry, 2_000_000);
+                schedule.arm(Arc::clone(&entry), 2_000_000);
             }
             looks.load(Ordering::Relaxed) - before
         };
@@ -247,7 +247,7 @@ mod tests {
             for step in steps {
                 match step {
                     Step::Arm(n, due) => {
-                        schedule.arm(&entries[n], due);
+                        schedule.arm(Arc::clone(&entries[n]), due);
                         searched.0[n] = (due, 0);
                     }
                     Step::Queue(n, ends, due) => {

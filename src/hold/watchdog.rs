@@ -12,8 +12,8 @@
 //!     └──disarmed    └─ its validity is over before it is confirmed: lost, Unreachable
 //! ```
 //!
-//! What one of several servers keeps of a quorum's hold is armed like a hold; [`quorum_hold::settle`] says what its renewal
-//! means for the whole, which is on the watchdog of one client only to be told lost in time.
+//! What a renewal asks for, and what its reply means, is up to each [`Renewable`]. What the thread does for its client
+//! besides is its [`Housekeeping`].
 //!
 //! A hold is armed before its guard exists, and disarmed before its release is sent.
 
@@ -27,14 +27,13 @@ use parking_lot::{Condvar, Mutex};
 use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
 
 use crate::error::LossReason;
-use crate::hold::schedule::{Place, Schedule, Scheduled};
-use crate::hold::{Duty, Hold};
+use crate::hold::schedule::{Schedule, Scheduled};
+use crate::hold::{Duty, LossSink};
 use crate::net::connection::Housekeeper;
-use crate::net::socket::{self, Duplex};
-use crate::protocol::script::{self, Renewed};
-use crate::quorum::hold as quorum_hold;
+use crate::net::request::Request;
+use crate::net::socket::{self, Duplex, Endpoint, Meanwhile};
 use crate::report::report;
-use crate::session::Session;
+use crate::stats::Counters;
 use crate::time;
 
 /// How long the thread waits for bytes before it looks at the watchdog again.
@@ -47,11 +46,77 @@ const BATCH: (usize, usize) = (256, 48 * 1024);
 /// How many holds are looked at in one go: in between renewals are sent.
 const PORTION: usize = 4096;
 
-/// How soon unfinished business is looked after: replies that nobody reads, idle rooms.
+/// How soon unfinished business is looked after: replies that nobody reads, idle entries.
 const TEND: Duration = Duration::from_millis(100);
 
 /// The pause after the first failure, doubled for each further one.
 const BACK_OFF: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
+
+/// Something that a renewal keeps, or that ends in its time.
+pub(crate) trait Renewable: Scheduled + Send + Sync {
+    /// The lock's name, for the log.
+    fn name(&self) -> &str;
+
+    /// Whether it is to be looked at any more.
+    fn is_held(&self) -> bool;
+
+    /// Whether it is a part of something else that counts as one hold, and is renewed for its sake.
+    fn is_part(&self) -> bool {
+        false
+    }
+
+    /// What the watchdog has to do about it at `now`. A part may have what belongs to it act here, and arm it again.
+    fn attend(self: Arc<Self>, now: Instant) -> Duty;
+
+    /// Whether a renewal that is due soon may as well go out with those that are due at `now`.
+    fn may_be_early(&self, now: Instant) -> bool;
+
+    /// When it is over unless it is renewed: what ends first is renewed first.
+    fn ends(&self) -> Instant;
+
+    fn lease(&self) -> Duration;
+
+    /// When to look at it again, if no reply has come by `at`.
+    fn look_again(&self, at: Instant) -> Instant;
+
+    /// What to send to renew it.
+    fn request(&self) -> Request;
+
+    /// What a `reply` to the request that was sent at `sent_at` means.
+    fn complete(self: Arc<Self>, reply: Value, sent_at: Instant) -> Next;
+
+    /// The same for the reply that its key is of another type.
+    fn was_overwritten(self: Arc<Self>, sent_at: Instant) -> Next;
+
+    /// The server did not answer, or refused to.
+    fn could_not_be_renewed(&self);
+
+    /// It is over for this reason; says when to look at it again if it turns out to be held still.
+    fn lose(self: Arc<Self>, sink: &dyn LossSink, reason: LossReason) -> Option<Instant>;
+
+    /// Its client is being closed.
+    fn close(self: Arc<Self>, sink: &dyn LossSink);
+}
+
+/// What follows from the reply to a renewal.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Next {
+    Nothing,
+    /// It was renewed, and has to be looked at again then.
+    Renewed(Instant),
+    /// It has to be looked at again then.
+    Look(Instant),
+    Lost(LossReason),
+}
+
+/// A client, as far as its watchdog's thread works for it.
+pub(crate) trait Housekeeping: LossSink {
+    /// Something is to be renewed, so its release will need a connection.
+    fn look_after_connection(&self);
+
+    /// Looks after unfinished business, and says whether some is left. `meanwhile` is called every few milliseconds.
+    fn housekeep(&self, meanwhile: Meanwhile<'_>) -> bool;
+}
 
 /// When each hold has to be looked at.
 pub(crate) struct Watchdog {
@@ -62,23 +127,13 @@ pub(crate) struct Watchdog {
 }
 
 struct WatchdogState {
-    schedule: Schedule<Hold>,
+    schedule: Schedule<dyn Renewable>,
     /// How many of them are parts of others.
     parts: usize,
     tend_at: Option<u64>,
     /// Until when the thread sleeps; zero while it is awake.
     wakes_at: u64,
     stopped: bool,
-}
-
-impl Scheduled for Hold {
-    fn number(&self) -> u64 {
-        self.number.0
-    }
-
-    fn place(&self) -> &Place {
-        &self.place
-    }
 }
 
 impl Watchdog {
@@ -97,15 +152,19 @@ impl Watchdog {
     }
 
     /// Has `hold` looked at `due`, unless it is over.
-    pub(crate) fn arm(&self, hold: &Arc<Hold>, due: Instant) {
+    pub(crate) fn arm<T: Renewable + 'static>(&self, hold: &Arc<T>, due: Instant) {
+        self.put(Arc::clone(hold) as Arc<dyn Renewable>, due);
+    }
+
+    fn put(&self, hold: Arc<dyn Renewable>, due: Instant) {
         let due = time::nanos(due).max(1);
         let mut state = self.state.lock();
-        state.remove(hold);
+        state.remove(&*hold);
         if !hold.is_held() {
             return;
         }
+        state.parts += usize::from(hold.is_part());
         state.schedule.arm(hold, due);
-        state.added(hold);
         if due < state.wakes_at {
             state.wakes_at = due;
             drop(state);
@@ -114,20 +173,20 @@ impl Watchdog {
     }
 
     /// Has `hold` renewed when its turn comes, unless it is over, and looked at when it is.
-    fn queue(&self, hold: &Arc<Hold>, now: Instant) {
-        let ends = time::nanos(hold.valid_until());
+    fn queue(&self, hold: &Arc<dyn Renewable>, now: Instant) {
+        let ends = time::nanos(hold.ends());
         let due = time::nanos(hold.look_again(now + hold.lease()));
         let mut state = self.state.lock();
-        state.remove(hold);
+        state.remove(&**hold);
         if hold.is_held() {
+            state.parts += usize::from(hold.is_part());
             state.schedule.queue(hold, ends, due);
-            state.added(hold);
         }
     }
 
     /// Forgets `hold`, which must be over, or the thread may put it back.
-    pub(crate) fn disarm(&self, hold: &Hold) {
-        self.state.lock().remove(hold);
+    pub(crate) fn disarm<T: Renewable + 'static>(&self, hold: &Arc<T>) {
+        self.state.lock().remove(&**hold);
     }
 
     /// Has the thread look after unfinished business shortly.
@@ -167,7 +226,7 @@ impl Watchdog {
     }
 
     /// Takes every hold off.
-    pub(crate) fn take_all(&self) -> Vec<Arc<Hold>> {
+    pub(crate) fn take_all(&self) -> Vec<Arc<dyn Renewable>> {
         let mut state = self.state.lock();
         state.parts = 0;
         state.schedule.take_all()
@@ -210,12 +269,10 @@ impl Watchdog {
 
     /// Takes off what is due first, and when that is. What is to be renewed within `early` counts as due, so that holds
     /// taken one after another are renewed together.
-    fn take_due(&self, now: Instant, early: Duration) -> Option<(Instant, Arc<Hold>)> {
+    fn take_due(&self, now: Instant, early: Duration) -> Option<(Instant, Arc<dyn Renewable>)> {
         let mut state = self.state.lock();
         let (due, hold) = state.schedule.first_due()?;
-        // What is done about a part is not always a renewal, and may be due again within that time.
-        let may_be_early = due <= time::nanos(now + early) && !hold.is_part();
-        let soon = || may_be_early && hold.duty(now) == Duty::Renew;
+        let soon = || due <= time::nanos(now + early) && hold.may_be_early(now);
         if due > time::nanos(now) && !soon() {
             return None;
         }
@@ -228,12 +285,12 @@ impl Watchdog {
         self.state.lock().schedule.has_renewals()
     }
 
-    fn take_renewal(&self) -> Option<Arc<Hold>> {
+    fn take_renewal(&self) -> Option<Arc<dyn Renewable>> {
         self.state.lock().schedule.take_renewal()
     }
 
     /// The parts of others among those that queue.
-    fn parts_to_renew(&self) -> Vec<Arc<Hold>> {
+    fn parts_to_renew(&self) -> Vec<Arc<dyn Renewable>> {
         let state = self.state.lock();
         if state.parts == 0 {
             return Vec::new();
@@ -250,24 +307,31 @@ impl Housekeeper for Watchdog {
 }
 
 impl WatchdogState {
-    fn added(&mut self, hold: &Hold) {
-        self.parts += usize::from(hold.is_part());
-    }
-
-    fn remove(&mut self, hold: &Hold) {
+    fn remove(&mut self, hold: &(dyn Renewable + 'static)) {
         if self.schedule.disarm(hold) {
             self.parts -= usize::from(hold.is_part());
         }
     }
 }
 
+/// What the thread is started with.
+pub(crate) struct Task {
+    pub(crate) watchdog: Arc<Watchdog>,
+    pub(crate) client: Arc<dyn Housekeeping>,
+    pub(crate) counters: Arc<Counters>,
+    pub(crate) endpoint: Endpoint,
+    pub(crate) lease: Duration,
+    pub(crate) connect_timeout: Duration,
+    pub(crate) response_timeout: Duration,
+}
+
 /// The thread itself.
 struct WatchdogThread {
-    session: Arc<Session>,
+    task: Arc<Task>,
     connection: Option<Duplex>,
     lookout: Lookout,
     /// Their renewals are on their way, in this order.
-    sent: VecDeque<Arc<Hold>>,
+    sent: VecDeque<Arc<dyn Renewable>>,
     /// No renewal is sent before.
     retry_at: Instant,
     back_off: Duration,
@@ -277,19 +341,20 @@ struct WatchdogThread {
 
 /// What looks at the watchdog, also while the thread waits for something else.
 struct Lookout {
-    session: Arc<Session>,
+    task: Arc<Task>,
     /// Taken off the watchdog, and not back on it or done with.
-    looking_at: Option<Arc<Hold>>,
+    looking_at: Option<Arc<dyn Renewable>>,
 }
 
 /// What the watchdog thread runs.
-pub(crate) fn run(session: Arc<Session>) {
-    let mut watchdog = WatchdogThread {
+pub(crate) fn run(task: Task) {
+    let task = Arc::new(task);
+    let mut thread = WatchdogThread {
         lookout: Lookout {
-            session: Arc::clone(&session),
+            task: Arc::clone(&task),
             looking_at: None,
         },
-        session,
+        task,
         connection: None,
         sent: VecDeque::new(),
         retry_at: Instant::now(),
@@ -298,12 +363,12 @@ pub(crate) fn run(session: Arc<Session>) {
     };
     loop {
         // Nothing here should panic; if something does, the holds must not be forgotten over it.
-        match std::panic::catch_unwind(AssertUnwindSafe(|| watchdog.round())) {
+        match std::panic::catch_unwind(AssertUnwindSafe(|| thread.round())) {
             Ok(true) => {}
             Ok(false) => break,
             Err(_) => {
-                watchdog.retry_later();
-                watchdog.session.watchdog.housekeep_soon();
+                thread.retry_later();
+                thread.task.watchdog.housekeep_soon();
                 report!(Error, "the watchdog panicked and goes on");
             }
         }
@@ -313,26 +378,21 @@ pub(crate) fn run(session: Arc<Session>) {
 impl WatchdogThread {
     /// One sleep and what was due after it; `false` once stopped.
     fn round(&mut self) -> bool {
-        let session = Arc::clone(&self.session);
-        let lease = session.lease;
-        let early = (lease / 60).min(Duration::from_millis(250));
-        let Some(tend) = session.watchdog.next(self.retry_at) else {
+        let task = Arc::clone(&self.task);
+        let early = (task.lease / 60).min(Duration::from_millis(250));
+        let Some(tend) = task.watchdog.next(self.retry_at) else {
             return false;
         };
         self.lookout.look(early);
-        let keeps = session.watchdog.has_renewals();
+        let keeps = task.watchdog.has_renewals();
         self.renew();
         if keeps {
-            session.connection.look_after();
+            task.client.look_after_connection();
         }
         if tend {
-            let releases = session.connection.tend(
-                Instant::now() + session.connect_timeout.min(lease / 10),
-                &mut || self.lookout.look(Duration::ZERO),
-            );
-            let rooms = session.registry.sweep(Instant::now()).left;
-            if releases || rooms {
-                session.watchdog.housekeep_soon();
+            let lookout = &mut self.lookout;
+            if task.client.housekeep(&mut || lookout.look(Duration::ZERO)) {
+                task.watchdog.housekeep_soon();
             }
             self.renew();
         }
@@ -341,7 +401,7 @@ impl WatchdogThread {
 
     /// Renews what queues, until nothing does or the server does not answer.
     fn renew(&mut self) {
-        while self.session.watchdog.has_renewals()
+        while self.task.watchdog.has_renewals()
             && Instant::now() >= self.retry_at
             && self.lookout.look(Duration::ZERO)
         {
@@ -349,14 +409,14 @@ impl WatchdogThread {
                 Ok(()) => self.back_off = BACK_OFF.0,
                 Err(err) => {
                     report!(Debug, "renewing: {err}");
-                    let parts = self.session.watchdog.parts_to_renew();
+                    let parts = self.task.watchdog.parts_to_renew();
                     for hold in self.sent.iter().chain(&parts) {
-                        hold.renewal_has_failed();
+                        hold.could_not_be_renewed();
                     }
                     self.retry_later();
                     self.back_off = (self.back_off * 2)
                         .min(BACK_OFF.1)
-                        .min(self.session.lease / 10);
+                        .min(self.task.lease / 10);
                 }
             }
         }
@@ -366,25 +426,25 @@ impl WatchdogThread {
     fn retry_later(&mut self) {
         self.connection = None;
         let now = Instant::now();
-        let pause = self.back_off.min(self.session.lease / 10);
+        let pause = self.back_off.min(self.task.lease / 10);
         self.retry_at = now + pause.max(Duration::from_millis(1));
         if let Some(hold) = self.lookout.looking_at.take() {
             let again = hold.look_again(self.retry_at);
-            self.session.watchdog.arm(&hold, again);
+            self.task.watchdog.put(hold, again);
         }
         for hold in self.sent.drain(..) {
-            self.session.watchdog.arm(&hold, now);
+            self.task.watchdog.put(hold, now);
         }
     }
 
     fn renew_batch(&mut self) -> Result<(), RedisError> {
-        let session = Arc::clone(&self.session);
+        let task = &*self.task;
         let lookout = &mut self.lookout;
         // A connection that does not answer must leave time for another within the lease.
-        let patience = session.lease / 4;
+        let patience = task.lease / 4;
         if self.connection.is_none() {
-            let deadline = Instant::now() + patience.min(session.connect_timeout);
-            let made = socket::connect(&session.endpoint, "watchdog", deadline, &mut || {
+            let deadline = Instant::now() + patience.min(task.connect_timeout);
+            let made = socket::connect(&task.endpoint, "watchdog", deadline, &mut || {
                 lookout.look(Duration::ZERO)
             });
             self.connection = Some(made?);
@@ -397,25 +457,25 @@ impl WatchdogThread {
         let mut bytes = Vec::with_capacity(BATCH.1);
         while self.sent.len() < BATCH.0
             && bytes.len() < BATCH.1
-            && let Some(hold) = session.watchdog.take_renewal()
+            && let Some(hold) = task.watchdog.take_renewal()
         {
-            hold.renew_request().write(&mut bytes, self.whole);
+            hold.request().write(&mut bytes, self.whole);
             self.sent.push_back(hold);
         }
         let whole = std::mem::take(&mut self.whole);
-        let given_up_at = sent_at + patience.min(session.response_timeout);
+        let given_up_at = sent_at + patience.min(task.response_timeout);
         let mut looked_at = sent_at;
         connection.writer.write_all(&bytes)?;
         while let Some(hold) = self.sent.front() {
             if let Some(reply) = connection.reader.read(SLICE, &mut || {})? {
-                let settled = settle(&session, hold, reply, sent_at);
+                let settled = settle(task, hold, reply, sent_at);
                 let hold = self.sent.pop_front();
                 match settled {
                     Settled::Done => {}
                     Settled::Unknown => {
                         self.whole = true;
                         if let Some(hold) = hold {
-                            session.watchdog.arm(&hold, Instant::now());
+                            task.watchdog.put(hold, Instant::now());
                         }
                         if whole {
                             return Err(socket::timed_out("redis forgets scripts at once"));
@@ -441,29 +501,28 @@ impl WatchdogThread {
 impl Lookout {
     /// Looks at what is due, or is to be renewed within `early`; `false` once the thread has to stop.
     fn look(&mut self, early: Duration) -> bool {
-        let watchdog = &self.session.watchdog;
+        let Task {
+            watchdog, client, ..
+        } = &*self.task;
         let now = Instant::now();
         for _ in 0..PORTION {
             let Some((due, hold)) = watchdog.take_due(now, early) else {
                 break;
             };
             let hold = self.looking_at.insert(hold);
-            match hold.duty(now) {
+            match Arc::clone(hold).attend(now) {
                 Duty::Nothing => {}
-                Duty::Wait(until) => watchdog.arm(hold, until),
-                Duty::Renew if quorum_hold::attend(&self.session, hold) => {}
+                Duty::Wait(until) => watchdog.put(Arc::clone(hold), until),
                 Duty::Renew => {
                     let late = now.saturating_duration_since(due).as_micros();
-                    let lateness = &self.session.counters.renewal_lateness_max_us;
+                    let lateness = &self.task.counters.renewal_lateness_max_us;
                     lateness.max(u64::try_from(late).unwrap_or(u64::MAX));
-                    hold.renewal_is_due();
                     watchdog.queue(hold, now);
                 }
-                Duty::Tell(reason) => {
-                    self.session.lose(hold, reason);
-                    if hold.is_held() {
+                Duty::Lose(reason) => {
+                    if let Some(again) = Arc::clone(hold).lose(&**client, reason) {
                         // A renewal or another answer came first.
-                        watchdog.arm(hold, hold.due_after(now));
+                        watchdog.put(Arc::clone(hold), again);
                     }
                 }
             }
@@ -482,25 +541,20 @@ enum Settled {
     Elsewhere(RedisError),
 }
 
-fn settle(session: &Arc<Session>, hold: &Arc<Hold>, reply: Value, sent_at: Instant) -> Settled {
-    let reply = match reply.extract_error() {
-        Ok(reply) => reply,
+fn settle(task: &Task, hold: &Arc<dyn Renewable>, reply: Value, sent_at: Instant) -> Settled {
+    let watchdog = &task.watchdog;
+    let its = Arc::clone(hold);
+    let next = match reply.extract_error() {
+        Ok(reply) => its.complete(reply, sent_at),
         Err(err) if err.kind() == ErrorKind::Server(ServerErrorKind::NoScript) => {
             return Settled::Unknown;
         }
-        Err(err) if err.code() == Some("WRONGTYPE") => {
-            if hold.is_part() {
-                quorum_hold::settle(session, hold, Renewed::Taken, sent_at);
-            } else {
-                session.lose(hold, LossReason::TakenOver);
-            }
-            return Settled::Done;
-        }
+        Err(err) if err.code() == Some("WRONGTYPE") => its.was_overwritten(sent_at),
         Err(err) => {
-            report!(Debug, "renewing `{}`: {err}", hold.entry.name);
-            hold.renewal_has_failed();
-            let again = Instant::now() + BACK_OFF.1.min(session.lease / 10);
-            session.watchdog.arm(hold, hold.look_again(again));
+            report!(Debug, "renewing `{}`: {err}", hold.name());
+            hold.could_not_be_renewed();
+            let again = Instant::now() + BACK_OFF.1.min(task.lease / 10);
+            watchdog.put(its, hold.look_again(again));
             return if err.kind() == ErrorKind::Server(ServerErrorKind::ReadOnly) {
                 Settled::Elsewhere(err)
             } else {
@@ -508,48 +562,15 @@ fn settle(session: &Arc<Session>, hold: &Arc<Hold>, reply: Value, sent_at: Insta
             };
         }
     };
-    let shortened_to = script::shortened_to(&reply);
-    let Some(renewed) = hold.renewal(reply).transpose() else {
-        session.watchdog.arm(hold, Instant::now());
-        return Settled::Done;
-    };
-    if hold.is_part() {
-        let renewed = renewed.unwrap_or_else(|unexpected| {
-            report!(Warn, "renewing `{}`: {unexpected}", hold.entry.name);
-            Renewed::Taken
-        });
-        quorum_hold::settle(session, hold, renewed, sent_at);
-        return Settled::Done;
-    }
-    let now = Instant::now();
-    // Past its time the key may well be gone: nobody took it away.
-    let in_time = now < hold.valid_until();
-    match renewed {
-        Ok(Renewed::Yes) => {
-            session.counters.renewals.add(1);
-            hold.was_renewed(sent_at);
-            hold.lock_was_shortened(shortened_to);
-            session.watchdog.arm(hold, hold.due_after(sent_at));
+    match next {
+        Next::Nothing => {}
+        Next::Renewed(due) => {
+            task.counters.renewals.add(1);
+            watchdog.put(Arc::clone(hold), due);
         }
-        Ok(Renewed::Gone) => session.lose(
-            hold,
-            if in_time {
-                LossReason::Forced
-            } else {
-                LossReason::Expired
-            },
-        ),
-        Ok(Renewed::Taken) => session.lose(
-            hold,
-            if in_time {
-                LossReason::TakenOver
-            } else {
-                LossReason::Expired
-            },
-        ),
-        Err(unexpected) => {
-            report!(Warn, "renewing `{}`: {unexpected}", hold.entry.name);
-            session.lose(hold, LossReason::TakenOver);
+        Next::Look(due) => watchdog.put(Arc::clone(hold), due),
+        Next::Lost(reason) => {
+            Arc::clone(hold).lose(&*task.client, reason);
         }
     }
     Settled::Done

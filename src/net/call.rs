@@ -6,6 +6,7 @@ use std::time::Instant;
 use parking_lot::{Condvar, Mutex};
 use redis::{RedisError, Value};
 
+use crate::error::Error;
 use crate::net::request::Request;
 use crate::time::Unanswered;
 
@@ -23,6 +24,20 @@ pub(crate) enum Fault {
     Stopped,
     /// The client is closed.
     Closed,
+}
+
+impl Fault {
+    pub(crate) fn into_error(self, doing: &'static str, name: &str) -> Error {
+        match self {
+            Self::Refused(err) if err.code() == Some("WRONGTYPE") => {
+                Error::WrongType { name: name.into() }
+            }
+            Self::Refused(err) | Self::Unreachable(err) | Self::Late(err) => {
+                Error::redis(doing, err)
+            }
+            Self::Stopped | Self::Closed => Error::Closed,
+        }
+    }
 }
 
 impl Unanswered for Fault {

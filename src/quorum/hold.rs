@@ -37,6 +37,7 @@
 
 use std::cmp::Reverse;
 use std::collections::VecDeque;
+use std::ops::Deref;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
@@ -45,18 +46,22 @@ use parking_lot::Mutex;
 use redis::{RedisError, Value};
 
 use crate::acquire::spec::Terms;
-use crate::error::{LossReason, is_unknown_script};
-use crate::hold::{Duty, Hold, Role};
+use crate::error::{LossReason, Result, is_unknown_script};
+use crate::hold::schedule::{Place as OnSchedule, Scheduled};
+use crate::hold::watchdog::{Next, Renewable};
+use crate::hold::{Backing, Duty, Hold, LossSink, NotRenewed};
 use crate::local::lock::{LeasePolicy, Mode};
 use crate::local::registry::Entry;
-use crate::net::call::{Answer, Attempt, Call, CallPhase, Fault, Undo};
+use crate::net::call::{Answer, Attempt, Call, CallPhase, Deferred, Fault, Undo};
 use crate::net::connection::WaitFault;
+use crate::net::request::Request;
 use crate::protocol::kind::{AcquireArgs, Place, PlaceState};
 use crate::protocol::red;
 use crate::protocol::script::{self, Released, Renewed};
 use crate::quorum::round::{self, Failure, Goal, Node, Nodes, Reply, SLICE, Short};
 use crate::report::report;
 use crate::session::Session;
+use crate::time::Unanswered as _;
 
 /// How soon a node that does not keep its part is asked about it again while there is more than a bare majority: a share
 /// of the lease, and within which limits.
@@ -108,11 +113,11 @@ struct State {
 /// One node.
 struct Part {
     /// The hold under the number that the node keeps, was asked for, or will be asked for next.
-    hold: Arc<Hold>,
+    hold: Arc<NodeHold>,
     stage: Stage,
     kept: Keeping,
     /// Numbers that were sent, are not used, and may be carried out yet.
-    doubtful: VecDeque<Arc<Hold>>,
+    doubtful: VecDeque<Arc<NodeHold>>,
     /// The node did not know the script of the last acquire.
     by_text: bool,
     /// Its client is closed.
@@ -200,7 +205,7 @@ impl Part {
     }
 
     /// Whether the node keeps it under the number of `hold`, and is still asked about it.
-    fn is_kept_as(&self, hold: &Arc<Hold>) -> bool {
+    fn is_kept_as(&self, hold: &Arc<NodeHold>) -> bool {
         self.is_kept() && !self.left_out && Arc::ptr_eq(&self.hold, hold)
     }
 
@@ -276,14 +281,13 @@ impl QuorumHold {
         owner: String,
         lease: LeasePolicy,
         ttl: Duration,
-    ) -> Arc<Hold> {
-        let role = Role::Part {
+    ) -> Arc<NodeHold> {
+        let (entry, number) = (Arc::clone(&at.entry), at.session.owners.draw());
+        Arc::new(NodeHold {
+            hold: Hold::new(entry, Mode::Exclusive, number, owner, lease, ttl),
             quorum_hold: Weak::clone(me),
             node,
-        };
-        let (entry, number) = (Arc::clone(&at.entry), at.session.owners.draw());
-        let part = Hold::new(entry, Mode::Exclusive, number, owner, lease, ttl);
-        Arc::new(part.with_role(role))
+        })
     }
 
     /// What takes a node's part in the round: once, since its number may be sent once.
@@ -291,7 +295,7 @@ impl QuorumHold {
         Self::ask_for(&self.state.lock().parts[node].hold, up_for, run_id)
     }
 
-    fn ask_for(part: &Arc<Hold>, up_for: Duration, run_id: &str) -> Attempt {
+    fn ask_for(part: &Arc<NodeHold>, up_for: Duration, run_id: &str) -> Attempt {
         Attempt {
             request: part.entry.protocol.acquire(&AcquireArgs {
                 owner: &part.owner,
@@ -337,7 +341,7 @@ impl QuorumHold {
                 terms.lease,
                 terms.ttl,
             )
-            .with_role(Role::Whole(Arc::clone(self))),
+            .backed_by(Arc::clone(self) as Arc<dyn Backing>),
         );
         self.whole.get_or_init(|| Arc::downgrade(&whole));
         whole
@@ -490,7 +494,7 @@ impl QuorumHold {
     }
 
     /// How many nodes keep the hold for certain.
-    pub(crate) fn nodes_held(&self) -> usize {
+    fn certain_nodes(&self) -> usize {
         let mut state = self.state.lock();
         self.look(&mut state);
         state.untils(Instant::now()).len()
@@ -547,7 +551,8 @@ impl QuorumHold {
     }
 
     /// Attends to a part that is `hold`: asks for it if the node does not keep it. `true` if it is not to be renewed now.
-    fn attend(&self, session: &Arc<Session>, node: usize, hold: &Arc<Hold>) -> bool {
+    fn attend(&self, node: usize, hold: &Arc<NodeHold>) -> bool {
+        let session = &self.nodes.list[node].session;
         self.read_answers();
         let mut state = self.state.lock();
         let now = Instant::now();
@@ -580,14 +585,8 @@ impl QuorumHold {
     }
 
     /// What the renewal of a part means for the whole.
-    fn settle(
-        &self,
-        session: &Session,
-        node: usize,
-        hold: &Arc<Hold>,
-        renewed: Renewed,
-        at: Instant,
-    ) {
+    fn settle(&self, node: usize, hold: &Arc<NodeHold>, renewed: Renewed, at: Instant) {
+        let session = &self.nodes.list[node].session;
         let (n, name) = (self.nodes.list.len(), &hold.entry.name);
         let mut state = self.state.lock();
         self.look(&mut state);
@@ -696,7 +695,7 @@ impl QuorumHold {
                 let now = Instant::now();
                 let reason = match whole.duty(now) {
                     // What is gone when its time is over was not taken away.
-                    Duty::Tell(over) if now >= whole.valid_until() => over,
+                    Duty::Lose(over) if now >= whole.valid_until() => over,
                     _ => reason,
                 };
                 self.home().lose(&whole, reason);
@@ -726,9 +725,10 @@ impl QuorumHold {
     }
 
     /// One more hold, for a fixed lease: asks all nodes, wants a majority.
-    pub(crate) fn renew(
+    fn renew_all(
         &self,
-        terms: Terms,
+        lease: LeasePolicy,
+        ttl: Duration,
         count: u32,
         until: Instant,
         stop: &dyn Fn() -> bool,
@@ -743,21 +743,20 @@ impl QuorumHold {
             .collect();
         drop(state);
         for part in &parts {
-            part.may_last(terms.ttl);
+            part.may_last(ttl);
         }
         let mut renew = |node: usize| Attempt {
             request: nodes.list[node].entry.protocol.renew(
                 Mode::Exclusive,
                 &parts[node].owner,
-                terms.ttl,
+                ttl,
                 count,
             ),
             undo: None,
         };
         let kept = |value: &Value| matches!(value, Value::Int(1));
         let not_ours = |value: &Value| matches!(value, Value::Int(0 | -1));
-        let lease = terms.ttl;
-        let round = nodes.round_twice(Goal::Majority, lease, until, stop, &mut renew, &kept);
+        let round = nodes.round_twice(Goal::Majority, ttl, until, stop, &mut renew, &kept);
         let mut state = self.state.lock();
         self.look(&mut state);
         if state.let_go {
@@ -775,7 +774,7 @@ impl QuorumHold {
             }
             if kept(&answer.value) {
                 agreed += 1;
-                parts[node].extend(answer.sent_at, terms.ttl);
+                parts[node].extend(answer.sent_at, ttl);
                 self.is_kept(&mut state, node, answer.sent_at);
             } else if not_ours(&answer.value) && !matches!(verdict, Verdict::Lost(_)) {
                 let why = match answer.value {
@@ -787,12 +786,12 @@ impl QuorumHold {
         }
         if agreed >= nodes.needed {
             for part in &state.parts {
-                part.hold.change_lease(terms.lease, terms.ttl);
+                part.hold.change_lease(lease, ttl);
             }
             // Under the mutex: what is found out next may make it shorter again.
             if let Some(whole) = self.get_whole() {
-                whole.change_lease(terms.lease, terms.ttl);
-                whole.extend(sent_at, terms.ttl);
+                whole.change_lease(lease, ttl);
+                whole.extend(sent_at, ttl);
             }
         }
         if !matches!(verdict, Verdict::Lost(_)) {
@@ -871,20 +870,10 @@ impl QuorumHold {
         Some(call)
     }
 
-    /// Writes what [`QuorumHold::let_go`] has queued.
+    /// Writes what [`QuorumHold::let_go`] has queued, and has what is left looked after.
     pub(crate) fn flush(&self) {
         for node in &self.nodes.list {
             node.session.connection.flush(false);
-        }
-        self.tend();
-    }
-
-    /// The same, over new connections if the servers have closed the last ones; see [`Connection::deliver`].
-    ///
-    /// [`Connection::deliver`]: crate::net::connection::Connection::deliver
-    pub(crate) fn deliver(&self) {
-        for node in &self.nodes.list {
-            node.session.connection.deliver();
         }
         self.tend();
     }
@@ -920,7 +909,7 @@ impl QuorumHold {
 
     /// Waits until a majority has confirmed the release, and the others if that it was held all the time depends on them;
     /// why it was not, if so.
-    pub(crate) fn released(
+    fn wait_for_release(
         &self,
         until: Instant,
         in_time: bool,
@@ -1035,19 +1024,193 @@ fn lacked(parts: &[Releasing], from: Instant, let_go_at: Instant, unheard: bool)
     parts.iter().filter(lack).count()
 }
 
-/// Attends to what is one server's part of a quorum's hold; `true` if there is nothing to be renewed now.
-pub(crate) fn attend(session: &Arc<Session>, hold: &Arc<Hold>) -> bool {
-    match hold.as_part() {
-        Some((Some(quorum_hold), node)) => quorum_hold.attend(session, node, hold),
-        Some((None, _)) => true,
-        None => false,
+impl Backing for QuorumHold {
+    fn release(&self, _whole: &Hold, _undo: bool) -> Arc<Call> {
+        self.let_go()
+    }
+
+    fn deliver(&self) {
+        for node in &self.nodes.list {
+            node.session.connection.deliver();
+        }
+    }
+
+    fn give_back(&self, _whole: &Hold) {
+        drop(self.let_go());
+        self.flush();
+    }
+
+    fn housekeep_soon(&self) {
+        self.tend();
+    }
+
+    fn released(
+        &self,
+        whole: &Hold,
+        _release: &Arc<Call>,
+        in_time: bool,
+        until: Instant,
+    ) -> Result<Option<LossReason>> {
+        let released = self.wait_for_release(until, in_time);
+        released.map_err(|short| short.into_error(&whole.entry.name))
+    }
+
+    fn renew(
+        &self,
+        whole: &Hold,
+        lease: LeasePolicy,
+        ttl: Duration,
+        count: u32,
+        until: Instant,
+        stop: &dyn Fn() -> bool,
+    ) -> std::result::Result<(Renewed, Instant), NotRenewed> {
+        let renewed = self.renew_all(lease, ttl, count, until, stop);
+        renewed.map_err(|failure| match failure {
+            Failure::One(Fault::Stopped) => NotRenewed::Stopped,
+            failure => {
+                let is_late = failure.is_late();
+                let error = failure.into_error("renewing the lock", &whole.entry.name);
+                if is_late {
+                    NotRenewed::Late(error)
+                } else {
+                    NotRenewed::Failed(error)
+                }
+            }
+        })
+    }
+
+    fn nodes_held(&self) -> usize {
+        self.certain_nodes()
     }
 }
 
-/// What a node has said to the renewal of its part.
-pub(crate) fn settle(session: &Arc<Session>, part: &Arc<Hold>, renewed: Renewed, sent_at: Instant) {
-    if let Some((Some(quorum_hold), node)) = part.as_part() {
-        quorum_hold.settle(session, node, part, renewed, sent_at);
+/// What one node keeps of a quorum's hold, or is asked to, under one number: over when the whole is.
+struct NodeHold {
+    hold: Hold,
+    quorum_hold: Weak<QuorumHold>,
+    node: usize,
+}
+
+impl NodeHold {
+    /// The whole's, unless it or this part is over.
+    fn quorum_hold(&self) -> Option<Arc<QuorumHold>> {
+        let quorum_hold = self.quorum_hold.upgrade();
+        quorum_hold.filter(|quorum_hold| quorum_hold.is_held() && self.hold.is_held())
+    }
+}
+
+impl Deref for NodeHold {
+    type Target = Hold;
+
+    fn deref(&self) -> &Hold {
+        &self.hold
+    }
+}
+
+impl Undo for NodeHold {
+    fn undo(&self) -> Option<Deferred> {
+        Some(self.hold.release(true))
+    }
+}
+
+impl Scheduled for NodeHold {
+    fn number(&self) -> u64 {
+        self.hold.number()
+    }
+
+    fn place(&self) -> &OnSchedule {
+        self.hold.place()
+    }
+}
+
+impl Renewable for NodeHold {
+    fn name(&self) -> &str {
+        &self.hold.entry.name
+    }
+
+    fn is_held(&self) -> bool {
+        self.hold.is_held()
+    }
+
+    fn is_part(&self) -> bool {
+        true
+    }
+
+    fn attend(self: Arc<Self>, _now: Instant) -> Duty {
+        match self.quorum_hold() {
+            Some(quorum_hold) if !quorum_hold.attend(self.node, &self) => Duty::Renew,
+            _ => Duty::Nothing,
+        }
+    }
+
+    /// What is done about a part is not always a renewal, and may soon be due again.
+    fn may_be_early(&self, _now: Instant) -> bool {
+        false
+    }
+
+    fn ends(&self) -> Instant {
+        self.hold.valid_until()
+    }
+
+    fn lease(&self) -> Duration {
+        self.hold.lease()
+    }
+
+    fn look_again(&self, at: Instant) -> Instant {
+        let until = self.hold.valid_until();
+        if until > Instant::now() {
+            // When its time is over it may leave the others a bare majority.
+            at.min(until)
+        } else {
+            at
+        }
+    }
+
+    fn request(&self) -> Request {
+        let count = self.quorum_hold().map_or(1, |whole| whole.count());
+        let protocol = &self.hold.entry.protocol;
+        protocol.renew(
+            self.hold.mode,
+            &self.hold.owner,
+            self.hold.renewal_lease(),
+            count,
+        )
+    }
+
+    fn complete(self: Arc<Self>, reply: Value, sent_at: Instant) -> Next {
+        let renewed = script::renewed(reply).unwrap_or_else(|unexpected| {
+            report!(Warn, "renewing `{}`: {unexpected}", self.hold.entry.name);
+            Renewed::Taken
+        });
+        if let Some(quorum_hold) = self.quorum_hold() {
+            quorum_hold.settle(self.node, &self, renewed, sent_at);
+        }
+        Next::Nothing
+    }
+
+    fn was_overwritten(self: Arc<Self>, sent_at: Instant) -> Next {
+        if let Some(quorum_hold) = self.quorum_hold() {
+            quorum_hold.settle(self.node, &self, Renewed::Taken, sent_at);
+        }
+        Next::Nothing
+    }
+
+    fn could_not_be_renewed(&self) {
+        if let Some(quorum_hold) = self.quorum_hold() {
+            quorum_hold.renewal_has_failed();
+        }
+    }
+
+    /// A part is never lost by itself.
+    fn lose(self: Arc<Self>, _sink: &dyn LossSink, _reason: LossReason) -> Option<Instant> {
+        None
+    }
+
+    /// Others keep the rest of it.
+    fn close(self: Arc<Self>, _sink: &dyn LossSink) {
+        if let Some(quorum_hold) = self.quorum_hold() {
+            quorum_hold.leave_out(self.node);
+        }
     }
 }
 

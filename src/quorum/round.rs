@@ -131,13 +131,7 @@ impl From<Short> for Failure {
 impl Failure {
     pub(crate) fn into_error(self, doing: &'static str, name: &str) -> Error {
         match self {
-            Self::One(Fault::Refused(err)) if err.code() == Some("WRONGTYPE") => {
-                Error::WrongType { name: name.into() }
-            }
-            Self::One(Fault::Refused(err) | Fault::Unreachable(err) | Fault::Late(err)) => {
-                Error::redis(doing, err)
-            }
-            Self::One(Fault::Stopped | Fault::Closed) => Error::Closed,
+            Self::One(fault) => fault.into_error(doing, name),
             Self::Several(short) => short.into_error(name),
         }
     }

@@ -347,9 +347,6 @@ fn imports_run_in_no_circle() {
 // ---------------------------------------------------------------------------------------------------------------------
 
 const UPWARD: &[&str] = &[
-    "src/hold/mod.rs -> crate::quorum::hold",
-    "src/hold/watchdog.rs -> crate::quorum::hold",
-    "src/hold/watchdog.rs -> crate::session",
     "src/local/registry.rs -> crate::hold",
     "src/local/registry.rs -> crate::protocol::kind",
     "src/local/registry.rs -> crate::sync::semaphore",
