@@ -128,7 +128,7 @@ impl MultiLock {
 
 /// A lock that can be a member of a [`MultiLock`]: any exclusive lock of one client.
 ///
-/// A [`RedLock`](crate::RedLock) and the sides of a [`RwLock`](crate::RwLock) are none, nor is another multi-lock.
+/// Not a [`RedLock`](crate::RedLock), not one side of an [`RwLock`](crate::RwLock), and not another multi-lock.
 ///
 /// ```compile_fail,E0277
 /// let client = redlatch::Client::open("redis://127.0.0.1/").unwrap();
