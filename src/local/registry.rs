@@ -16,8 +16,9 @@ use crate::local::lock::{LocalLock, Mode, Wakeups};
 use crate::local::semaphore::LocalSemaphore;
 use crate::local::waiter::{MakeError, Waiter, Wakeup};
 use crate::net::call::{Call, Deferred, DeferredTerms};
+use crate::protocol::idempotency::IdempotencyKeys;
 use crate::protocol::kind::{Keyspace, Kind, Protocol};
-use crate::sync::semaphore::{IdempotencyKeys, Place, YieldAfter};
+use crate::sync::semaphore::{FORGET, Place, YieldAfter};
 
 pub(crate) type EntryLock = LocalLock<Arc<Waiter>, Arc<Hold>, Arc<Call>>;
 
@@ -433,7 +434,7 @@ impl Registry {
             state: Mutex::new(EntryState {
                 lock: LocalLock::new(kind.order, self.tenure),
                 local_semaphore: LocalSemaphore::new(self.tenure),
-                idempotency_keys: IdempotencyKeys::default(),
+                idempotency_keys: IdempotencyKeys::new(FORGET),
                 contenders: Vec::new(),
                 probe: None,
                 kept_out: None,

@@ -9,8 +9,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::local::lock::Mode;
+use crate::protocol::idempotency::{IdempotencyKeys, RequestKeys};
 use crate::protocol::keys;
 use crate::protocol::kind::{AcquireArgs, Id, Keyspace, Place, PlaceState, Protocol};
+use crate::protocol::owner::{Owners, PermitId};
 use crate::protocol::script::Request;
 use crate::protocol::{fair, fenced, latch, multi, permits, red, reentrant, rw, semaphore, spin};
 
@@ -56,6 +58,17 @@ fn parts(request: &Request) -> Vec<Vec<u8>> {
     }
     assert!(rest.is_empty(), "{rest:?}");
     parts
+}
+
+/// Of the third request of a client, after two that were answered.
+fn request_keys(protocol: &dyn Protocol) -> RequestKeys {
+    let owners = Owners::of("u");
+    let mut known = IdempotencyKeys::new(2);
+    for _ in 0..2 {
+        let keys = RequestKeys::draw(&owners, protocol.key(), &mut known);
+        known.answered(keys.number);
+    }
+    RequestKeys::draw(&owners, protocol.key(), &mut known)
 }
 
 struct Golden {
@@ -164,14 +177,62 @@ impl Golden {
         }
     }
 
-    fn permits(&mut self, protocol: &dyn Protocol) {
+    fn names(&mut self, protocol: &dyn Protocol) {
         self.fact("key", protocol.key());
         self.fact("channel", protocol.channel());
+    }
+
+    fn latch(&mut self, protocol: &dyn Protocol) {
+        self.names(protocol);
+        for change in [
+            latch::Change::Set(3),
+            latch::Change::CountDown,
+            latch::Change::Delete,
+        ] {
+            let request = latch::change(protocol, &request_keys(protocol), "120000", change);
+            self.request(&format!("{change:?}"), &request);
+        }
+        self.request("state", &latch::state(protocol));
+    }
+
+    fn semaphore(&mut self, protocol: &dyn Protocol) {
+        self.names(protocol);
+        let (keys, keep) = (&request_keys(protocol), "120000");
+        let acquire = semaphore::acquire(protocol, keys, keep, 3);
+        self.request("acquire", &acquire);
+        self.request("undo", &semaphore::undo(protocol, keys, keep));
+        let release = semaphore::release(protocol, keys, keep, 3);
+        self.request("release", &release);
+        let add = semaphore::add(protocol, keys, keep, "adding permits", -3);
+        self.request("add", &add);
+        self.request("set", &semaphore::set(protocol, keys, keep, 3));
+        self.request("drain", &semaphore::drain(protocol, keys, keep));
+        self.request("available", &semaphore::available(protocol));
+    }
+
+    fn permits(&mut self, protocol: &dyn Protocol) {
+        self.names(protocol);
         let release = protocol.release(Mode::Exclusive, PERMIT);
         self.request("release", &release);
         self.request("undo", &protocol.undo(Mode::Exclusive, PERMIT));
         let renewal = protocol.renew_permit(PERMIT, LEASE, 1_700_000_000_123);
         self.request("renew", &renewal.expect("a permit"));
+        let (keys, keep) = (&request_keys(protocol), "120000");
+        let ids = [PermitId([7; 16]), PermitId([8; 16])];
+        self.request("acquire", &permits::acquire(protocol, &ids, LEASE));
+        self.request("release", &permits::release(protocol, &ids));
+        let release = permits::release_ids(protocol, keys, keep, &ids);
+        self.request("release ids", &release);
+        self.request("update", &permits::update(protocol, ids[0], LEASE));
+        self.request("lease of", &permits::lease_of(protocol, ids[0]));
+        for change in [
+            permits::Change::TrySet(3),
+            permits::Change::Set(3),
+            permits::Change::Add(-3),
+        ] {
+            let request = permits::change(protocol, keys, keep, change);
+            self.request(&format!("{change:?}"), &request);
+        }
         self.request("state", &permits::state(protocol));
     }
 }
@@ -209,10 +270,8 @@ fn every_request_is_what_it_was() {
             golden.heading(name, &kind.shown(&id));
             match name {
                 "permits" => golden.permits(&*protocol),
-                "semaphore" | "latch" => {
-                    golden.fact("key", protocol.key());
-                    golden.fact("channel", protocol.channel());
-                }
+                "semaphore" => golden.semaphore(&*protocol),
+                "latch" => golden.latch(&*protocol),
                 _ => golden.lock(&*protocol, modes),
             }
         }

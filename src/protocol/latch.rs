@@ -1,10 +1,13 @@
 //! The count-down latch: a number, and a mark of the round it is in.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::error::Result;
+use crate::protocol::idempotency::RequestKeys;
 use crate::protocol::keys;
 use crate::protocol::kind::{Keyspace, Kind, Protocol};
+use crate::protocol::script::{self, Request, Script, lease_ms};
 
 pub(crate) static KIND: Kind = Kind::plain("latch", protocol);
 
@@ -33,4 +36,57 @@ impl Protocol for Latch {
     fn channel(&self) -> &Arc<str> {
         &self.channel
     }
+}
+
+/// How long the mark of a round is kept while a count stands.
+///
+/// Without it a waiter that overslept the end of its round and the beginning of the next waits for the end of that one.
+const ROUND: Duration = Duration::from_secs(24 * 3600);
+
+/// The same for the mark of an open latch, which only matters until the next count is set, by a Redisson client.
+const OPEN_ROUND: Duration = Duration::from_secs(60);
+
+/// What changes a latch; each counts once.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Change {
+    /// Closes it until it has been counted down so often, unless a count stands.
+    Set(u64),
+    CountDown,
+    /// Opens it, whatever is left to count.
+    Delete,
+}
+
+pub(crate) fn change(
+    of: &dyn Protocol,
+    keys: &RequestKeys,
+    keep_ms: &str,
+    change: Change,
+) -> Request {
+    let (doing, script, round, count): (_, &'static Script, _, _) = match change {
+        Change::Set(count) => (
+            "setting the latch",
+            &script::LATCH_SET,
+            ROUND,
+            Some(count.to_string()),
+        ),
+        Change::CountDown => (
+            "counting a latch down",
+            &script::LATCH_COUNT_DOWN,
+            OPEN_ROUND,
+            None,
+        ),
+        Change::Delete => ("deleting a latch", &script::LATCH_DELETE, OPEN_ROUND, None),
+    };
+    let round_ms = lease_ms(round).to_string();
+    let args = [&*keys.id, &round_ms, keep_ms];
+    let args: Vec<&str> = args.into_iter().chain(count.as_deref()).collect();
+    let round_key = keys::latch_round(of.key());
+    let keys = keys.after(&[of.key(), &round_key, of.channel()]);
+    Request::script(doing, script, &keys, &args)
+}
+
+/// Asks for the count, and in which round it is.
+pub(crate) fn state(of: &dyn Protocol) -> Request {
+    let keys = [of.key(), &keys::latch_round(of.key())];
+    Request::script("asking for a latch", &script::LATCH_STATE, &keys, &[])
 }

@@ -4,6 +4,7 @@ pub(crate) mod fair;
 pub(crate) mod fenced;
 #[cfg(test)]
 mod golden;
+pub(crate) mod idempotency;
 pub(crate) mod keys;
 pub(crate) mod kind;
 pub(crate) mod latch;

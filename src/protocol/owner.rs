@@ -19,8 +19,13 @@ pub(crate) struct OwnerNumber(pub(crate) u64);
 impl Owners {
     /// Owners of a client nobody has met before.
     pub(crate) fn new() -> Self {
+        Self::of(&uuid::Uuid::new_v4().to_string())
+    }
+
+    /// Owners of the client with this id.
+    pub(crate) fn of(client: &str) -> Self {
         Self {
-            client: uuid::Uuid::new_v4().to_string(),
+            client: client.to_owned(),
             next: AtomicU64::new(1),
         }
     }

@@ -7,6 +7,7 @@ use redis::Value;
 
 use crate::error::Result;
 use crate::local::lock::Mode;
+use crate::protocol::idempotency::RequestKeys;
 use crate::protocol::keys;
 use crate::protocol::kind::{Keyspace, Kind, Protocol};
 use crate::protocol::owner::PermitId;
@@ -128,13 +129,13 @@ pub(crate) fn release(of: &dyn Protocol, ids: &[PermitId]) -> Request {
 /// Gives back permits, whoever took them; the reply says of each whether it was out.
 pub(crate) fn release_ids(
     of: &dyn Protocol,
-    request_key: &str,
+    keys: &RequestKeys,
     keep_ms: &str,
     ids: &[PermitId],
 ) -> Request {
     let args = [&*all(ids), keep_ms.as_bytes()];
     let script = &script::PERMIT_RELEASE_IDS;
-    request(of, RELEASING, script, Some(request_key), &args)
+    request(of, RELEASING, script, Some(keys.own()), &args)
 }
 
 /// Has a permit end after `lease` from now.
@@ -168,7 +169,7 @@ pub(crate) enum Change {
 /// Changes how many permits there are.
 pub(crate) fn change(
     of: &dyn Protocol,
-    request_key: &str,
+    keys: &RequestKeys,
     keep_ms: &str,
     change: Change,
 ) -> Request {
@@ -179,5 +180,5 @@ pub(crate) fn change(
         Change::Add(more) => ("adding permits", &script::PERMIT_ADD, more.to_string()),
     };
     let args = [by.as_bytes(), keep_ms.as_bytes()];
-    request(of, doing, script, Some(request_key), &args)
+    request(of, doing, script, Some(keys.own()), &args)
 }

@@ -1,10 +1,15 @@
 //! The semaphore whose permits have no owner: a number.
+//!
+//! Nobody could tell a release that comes twice from two, so all that changes the number counts once: see
+//! [`idempotency`](crate::protocol::idempotency).
 
 use std::sync::Arc;
 
 use crate::error::Result;
+use crate::protocol::idempotency::RequestKeys;
 use crate::protocol::keys;
 use crate::protocol::kind::{Keyspace, Kind, Protocol};
+use crate::protocol::script::{self, Request};
 
 pub(crate) static KIND: Kind = Kind::plain("semaphore", protocol);
 
@@ -33,4 +38,85 @@ impl Protocol for Semaphore {
     fn channel(&self) -> &Arc<str> {
         &self.channel
     }
+}
+
+/// Takes permits, all or none.
+pub(crate) fn acquire(
+    of: &dyn Protocol,
+    keys: &RequestKeys,
+    keep_ms: &str,
+    permits: u32,
+) -> Request {
+    Request::script(
+        "acquiring permits",
+        &script::SEMAPHORE_ACQUIRE,
+        &keys.after(&[of.key()]),
+        &[&permits.to_string(), keep_ms],
+    )
+}
+
+/// Takes back an acquire of unknown outcome.
+pub(crate) fn undo(of: &dyn Protocol, keys: &RequestKeys, keep_ms: &str) -> Request {
+    Request::script(
+        "undoing an acquire",
+        &script::SEMAPHORE_UNDO,
+        &[of.key(), of.channel(), keys.own()],
+        &[keep_ms],
+    )
+}
+
+/// Gives permits back to the semaphore they came from, if it still exists.
+pub(crate) fn release(
+    of: &dyn Protocol,
+    keys: &RequestKeys,
+    keep_ms: &str,
+    permits: u64,
+) -> Request {
+    Request::script(
+        "releasing permits",
+        &script::SEMAPHORE_RELEASE,
+        &keys.after(&[of.key(), of.channel()]),
+        &[&permits.to_string(), keep_ms, "0"],
+    )
+}
+
+/// Changes how many permits are to be had, making the semaphore if there is none.
+pub(crate) fn add(
+    of: &dyn Protocol,
+    keys: &RequestKeys,
+    keep_ms: &str,
+    doing: &'static str,
+    permits: i64,
+) -> Request {
+    Request::script(
+        doing,
+        &script::SEMAPHORE_RELEASE,
+        &keys.after(&[of.key(), of.channel()]),
+        &[&permits.to_string(), keep_ms, "1"],
+    )
+}
+
+/// Makes the semaphore unless there is one.
+pub(crate) fn set(of: &dyn Protocol, keys: &RequestKeys, keep_ms: &str, permits: u32) -> Request {
+    Request::script(
+        "setting permits",
+        &script::SEMAPHORE_SET,
+        &keys.after(&[of.key(), of.channel()]),
+        &[&permits.to_string(), keep_ms],
+    )
+}
+
+/// Takes whatever is to be had.
+pub(crate) fn drain(of: &dyn Protocol, keys: &RequestKeys, keep_ms: &str) -> Request {
+    Request::script(
+        "draining permits",
+        &script::SEMAPHORE_DRAIN,
+        &keys.after(&[of.key()]),
+        &[keep_ms],
+    )
+}
+
+/// Asks how many permits are to be had.
+pub(crate) fn available(of: &dyn Protocol) -> Request {
+    Request::command("asking for permits", &["GET", of.key()])
 }

@@ -21,7 +21,7 @@ use crate::local::registry::Entry;
 use crate::local::waiter::CancelToken;
 use crate::net::call::{Attempt, Call, Deferred, DeferredTerms, Fault, Undo};
 use crate::net::socket;
-use crate::protocol::keys;
+use crate::protocol::idempotency::RequestKeys;
 use crate::protocol::kind::Protocol;
 use crate::protocol::owner::PermitId;
 use crate::protocol::permits::{self, Change};
@@ -576,9 +576,8 @@ impl ExpirableSemaphore {
 
     fn release_some(&self, entry: &Entry, ids: &[PermitId]) -> Result<Vec<bool>> {
         let (session, doing) = (self.inner.session(), RELEASING);
-        let request_key = self.request_key(entry);
-        let keep_ms = session.remember_ms();
-        let request = permits::release_ids(&*entry.protocol, &request_key, &keep_ms, ids);
+        let (keys, keep_ms) = (self.request_keys(entry), session.remember_ms());
+        let request = permits::release_ids(&*entry.protocol, &keys, &keep_ms, ids);
         let reply = session
             .ask(request)
             .map_err(|fault| self.inner.error(doing, fault))?;
@@ -642,17 +641,15 @@ impl ExpirableSemaphore {
     /// Changes how many permits there are; however often it is sent, it counts once.
     fn change(&self, change: Change) -> Result<i64> {
         let (session, entry) = (self.inner.session(), self.entry()?);
-        let (request_key, keep_ms) = (self.request_key(entry), session.remember_ms());
-        let request =
-            |protocol: &dyn Protocol| permits::change(protocol, &request_key, &keep_ms, change);
+        let (keys, keep_ms) = (self.request_keys(entry), session.remember_ms());
+        let request = |protocol: &dyn Protocol| permits::change(protocol, &keys, &keep_ms, change);
         let (reply, doing) = self.ask_for(request)?;
         script::integer(reply).map_err(|unexpected| Error::redis(doing, unexpected))
     }
 
-    /// What remembers one request of ours.
-    fn request_key(&self, entry: &Entry) -> String {
-        let owners = &self.inner.session().owners;
-        keys::request(entry.protocol.key(), &owners.id(owners.draw()))
+    /// What remembers one request of ours, until its time is over.
+    fn request_keys(&self, entry: &Entry) -> RequestKeys {
+        RequestKeys::alone(&self.inner.session().owners, entry.protocol.key())
     }
 
     /// Available, acquired, and both together.

@@ -12,19 +12,13 @@ use crate::error::{Error, Result};
 use crate::local::registry::Entry;
 use crate::local::waiter::{CancelToken, Waiter};
 use crate::net::call::Attempt;
-use crate::protocol::keys;
-use crate::protocol::script::{
-    self, LATCH_COUNT_DOWN, LATCH_DELETE, LATCH_SET, LATCH_STATE, LatchState, Request, Script,
-};
+use crate::protocol::idempotency::{IdempotencyKeys, RequestKeys};
+use crate::protocol::latch::{self, Change};
+use crate::protocol::script::{self, LatchState};
 use crate::time::Deadline;
 
-/// How long the mark of a round is kept while a count stands.
-///
-/// Without it a waiter that overslept the end of its round and the beginning of the next waits for the end of that one.
-const ROUND: Duration = Duration::from_secs(24 * 3600);
-
-/// The same for the mark of an open latch, which only matters until the next count is set, by a Redisson client.
-const OPEN_ROUND: Duration = Duration::from_secs(60);
+/// How many keys of answered requests one request has Redis forget.
+const FORGET: usize = 1;
 
 /// A count that threads of any number of processes wait to see at zero: Redisson's `RCountDownLatch`.
 ///
@@ -63,15 +57,15 @@ const OPEN_ROUND: Duration = Duration::from_secs(60);
 #[derive(Clone)]
 pub struct Latch {
     inner: LockSpec,
-    /// Where Redis keeps what came of requests that were sent once and answered, so that it need not keep it any longer.
-    answered: Arc<Mutex<Vec<String>>>,
+    /// Requests that were answered, so that Redis need not keep any longer what came of them.
+    answered: Arc<Mutex<IdempotencyKeys>>,
 }
 
 impl Latch {
     pub(crate) fn of(inner: LockSpec) -> Self {
         Self {
             inner,
-            answered: Arc::default(),
+            answered: Arc::new(Mutex::new(IdempotencyKeys::new(FORGET))),
         }
     }
 
@@ -117,8 +111,7 @@ impl Latch {
         if i64::try_from(count).is_err() {
             return Err(Error::Config(format!("{count} is more than Redis counts")));
         }
-        let count = count.to_string();
-        self.change("setting the latch", &LATCH_SET, ROUND, Some(&count))
+        self.change(Change::Set(count))
     }
 
     /// Lowers the count by one. The last one opens the latch and notifies everybody who waits.
@@ -138,8 +131,7 @@ impl Latch {
     /// [`Error::WrongType`] for a key that holds something else, which is left as it is; [`Error::Closed`] once the
     /// client is closed; [`Error::InvalidName`] before anything is sent.
     pub fn count_down(&self) -> Result<()> {
-        let doing = "counting a latch down";
-        self.change(doing, &LATCH_COUNT_DOWN, OPEN_ROUND, None)?;
+        self.change(Change::CountDown)?;
         Ok(())
     }
 
@@ -245,7 +237,7 @@ impl Latch {
     /// [`Error::WrongType`] for a key that holds something else, which is left as it is; [`Error::Closed`] once the
     /// client is closed; [`Error::InvalidName`] before anything is sent.
     pub fn delete(&self) -> Result<bool> {
-        self.change("deleting a latch", &LATCH_DELETE, OPEN_ROUND, None)
+        self.change(Change::Delete)
     }
 
     /// Returns the name, as given to the client.
@@ -261,27 +253,14 @@ impl Latch {
     }
 
     /// One request that counts once, however often it has to be sent.
-    fn change(
-        &self,
-        doing: &'static str,
-        script: &'static Script,
-        round: Duration,
-        count: Option<&str>,
-    ) -> Result<bool> {
+    fn change(&self, change: Change) -> Result<bool> {
         let entry = self.inner.unregistered_entry()?;
         let session = self.inner.session();
         session.check_open()?;
-        let key = entry.protocol.key();
-        let mark = session.owners.id(session.owners.draw());
-        let request_key = keys::request(key, &mark);
-        let answered = self.answered.lock().pop();
-        let round_key = keys::latch_round(key);
-        let keys = [key, &round_key, entry.protocol.channel(), &request_key];
-        let keys: Vec<&str> = keys.into_iter().chain(answered.as_deref()).collect();
-        let (round_ms, keep_ms) = (script::lease_ms(round).to_string(), session.remember_ms());
-        let args = [mark.as_str(), &round_ms, &keep_ms];
-        let args: Vec<&str> = args.into_iter().chain(count).collect();
-        let request = Request::script(doing, script, &keys, &args);
+        let protocol = &*entry.protocol;
+        let keys = RequestKeys::draw(&session.owners, protocol.key(), &mut self.answered.lock());
+        let request = latch::change(protocol, &keys, &session.remember_ms(), change);
+        let doing = request.doing;
 
         let mut sendings = 0;
         let mut attempt = || {
@@ -299,7 +278,7 @@ impl Latch {
             .map_err(|fault| self.inner.error(doing, fault))?;
         if sendings == 1 {
             // Nothing of it is on its way any more.
-            self.answered.lock().push(request_key);
+            self.answered.lock().answered(keys.number);
         }
         let changed =
             script::integer(answer.value).map_err(|unexpected| Error::redis(doing, unexpected))?;
@@ -308,13 +287,10 @@ impl Latch {
 
     /// Asks once, reconnecting as need be; `None` if the caller's time was up before the answer had come.
     fn ask(&self, entry: &Entry, patience: WaitMode) -> Result<Option<LatchState>> {
-        let (handle, doing) = (&self.inner, "asking for a latch");
+        let handle = &self.inner;
         let session = handle.session();
-        let keys = [
-            entry.protocol.key(),
-            &keys::latch_round(entry.protocol.key()),
-        ];
-        let request = Request::script(doing, &LATCH_STATE, &keys, &[]);
+        let request = latch::state(&*entry.protocol);
+        let doing = request.doing;
         let mut attempt = || Attempt {
             request: request.clone(),
             undo: None,

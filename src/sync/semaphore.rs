@@ -1,6 +1,5 @@
 //! The counting semaphore.
 
-use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,21 +14,17 @@ use crate::error::{Error, Result};
 use crate::local::registry::{Entry, EntryState};
 use crate::local::semaphore::{Given, Granted};
 use crate::local::waiter::{CancelToken, Waiter};
-use crate::net::call::{Attempt, Call, CallPhase, Deferred, DeferredTerms, Fault, Undo};
-use crate::protocol::keys;
+use crate::net::call::{Attempt, Call, Deferred, DeferredTerms, Fault, Undo};
+use crate::protocol::idempotency::RequestKeys;
 use crate::protocol::kind::Protocol;
-use crate::protocol::owner::OwnerNumber;
 use crate::protocol::script::{self, Released, Request};
 use crate::protocol::semaphore;
 use crate::session::{Session, SharedSession};
 use crate::time;
 use crate::time::Deadline;
 
-/// How many keys of answered requests one request takes along, as soon as there are so many: one at a time costs more.
-const TAKE_ALONG: usize = 4;
-
-/// How many requests are kept in mind until their keys can be taken along; those of others end by themselves.
-const SLIPS: usize = 64;
+/// How many keys of answered requests one request has Redis forget, as soon as there are so many: one at a time costs more.
+pub(crate) const FORGET: usize = 4;
 
 /// What a thread in line is told.
 enum News {
@@ -77,85 +72,24 @@ pub(crate) struct YieldAfter {
     we_listened: bool,
 }
 
-/// Requests whose keys Redis may forget before their time.
-#[derive(Default)]
-pub(crate) struct IdempotencyKeys {
-    answered: Vec<OwnerNumber>,
-    /// Releases that nobody waits for.
-    pending: VecDeque<(OwnerNumber, Arc<Call>)>,
-}
-
-impl IdempotencyKeys {
-    fn answered(&mut self, number: OwnerNumber) {
-        if self.answered.len() < SLIPS {
-            self.answered.push(number);
-        }
-    }
-
-    fn pending(&mut self, number: OwnerNumber, call: &Arc<Call>) {
-        if self.pending.len() >= SLIPS {
-            self.pending.pop_front();
-        }
-        self.pending.push_back((number, Arc::clone(call)));
-    }
-
-    /// Those whose keys the next request takes along.
-    fn take(&mut self) -> Vec<OwnerNumber> {
-        while let Some((number, call)) = self.pending.front() {
-            let its = call.state.lock();
-            let sent_once = match its.phase {
-                CallPhase::Idle | CallPhase::Awaiting => break,
-                // One that was sent twice may arrive once more.
-                CallPhase::Done(_) => its.sendings == 1,
-                CallPhase::Broken(_) => false,
-            };
-            let number = *number;
-            drop(its);
-            if sent_once {
-                self.answered(number);
-            }
-            self.pending.pop_front();
-        }
-        if self.answered.len() < TAKE_ALONG {
-            return Vec::new();
-        }
-        self.answered.drain(..TAKE_ALONG).collect()
-    }
-}
-
-/// The key of a request and, behind it, those that it takes along.
-fn request_keys(
-    session: &Session,
-    entry: &Entry,
-    number: OwnerNumber,
-    state: &mut EntryState,
-) -> Vec<String> {
-    let key = |number| keys::request(entry.protocol.key(), &session.owners.id(number));
-    let mut all = vec![key(number)];
-    all.extend(state.idempotency_keys.take().into_iter().map(key));
-    all
+/// The keys of the next request.
+fn request_keys(session: &Session, entry: &Entry, state: &mut EntryState) -> RequestKeys {
+    let known = &mut state.idempotency_keys;
+    RequestKeys::draw(&session.owners, entry.protocol.key(), known)
 }
 
 /// One question to Redis for permits, which may have to be undone.
 struct Question {
     entry: Arc<Entry>,
-    number: OwnerNumber,
-    request_key: String,
-    /// How long that is remembered, in milliseconds, and for how long it may be sent again.
+    keys: RequestKeys,
     keep_ms: String,
     replay: Duration,
 }
 
 impl Undo for Question {
     fn undo(&self) -> Option<Deferred> {
-        let protocol = &self.entry.protocol;
         Some(Deferred {
-            request: Request::script(
-                "undoing an acquire",
-                &script::SEMAPHORE_UNDO,
-                &[protocol.key(), protocol.channel(), &self.request_key],
-                &[&self.keep_ms],
-            ),
+            request: semaphore::undo(&*self.entry.protocol, &self.keys, &self.keep_ms),
             terms: DeferredTerms {
                 name: Arc::clone(&self.entry.name),
                 useful_until: Instant::now() + self.replay,
@@ -300,11 +234,8 @@ impl Semaphore {
         if permits > 0 {
             check(permits)?;
         }
-        let permits = permits.to_string();
-        let keep_ms = self.handle.session().remember_ms();
-        let set = self.count_once("setting permits", |protocol, keys, doing| {
-            let keys = with_keys(&[protocol.key(), protocol.channel()], keys);
-            Request::script(doing, &script::SEMAPHORE_SET, &keys, &[&permits, &keep_ms])
+        let set = self.count_once(|protocol, keys, keep_ms| {
+            semaphore::set(protocol, keys, keep_ms, permits)
         })?;
         Ok(set == 1)
     }
@@ -352,11 +283,7 @@ impl Semaphore {
     ///
     /// As [`try_set_permits`](Self::try_set_permits).
     pub fn drain_permits(&self) -> Result<i64> {
-        let keep_ms = self.handle.session().remember_ms();
-        self.count_once("draining permits", |protocol, keys, doing| {
-            let keys = with_keys(&[protocol.key()], keys);
-            Request::script(doing, &script::SEMAPHORE_DRAIN, &keys, &[&keep_ms])
-        })
+        self.count_once(semaphore::drain)
     }
 
     /// Returns how many permits are available, zero if there is no semaphore.
@@ -377,7 +304,7 @@ impl Semaphore {
         let entry = self.handle.entry()?;
         self.handle.check_going(WaitMode::Once)?;
         let session = self.handle.session();
-        let value = session.ask(Request::command(doing, &["GET", entry.protocol.key()]));
+        let value = session.ask(semaphore::available(&*entry.protocol));
         let value = value.map_err(|fault| self.handle.error(doing, fault))?;
         let wrong_type = || Error::WrongType {
             name: self.name().to_owned(),
@@ -584,12 +511,8 @@ impl Semaphore {
     }
 
     fn add(&self, doing: &'static str, permits: i64) -> Result<()> {
-        let permits = permits.to_string();
-        let keep_ms = self.handle.session().remember_ms();
-        let done = self.count_once(doing, |protocol, keys, doing| {
-            let keys = with_keys(&[protocol.key(), protocol.channel()], keys);
-            let args = [&*permits, &keep_ms, "1"];
-            Request::script(doing, &script::SEMAPHORE_RELEASE, &keys, &args)
+        let done = self.count_once(|protocol, keys, keep_ms| {
+            semaphore::add(protocol, keys, keep_ms, doing, permits)
         });
         done.map(|_| ())
     }
@@ -597,15 +520,14 @@ impl Semaphore {
     /// Sends a request that counts once however often it arrives, and waits for its answer.
     fn count_once(
         &self,
-        doing: &'static str,
-        request: impl FnOnce(&dyn Protocol, &[String], &'static str) -> Request,
+        request: impl FnOnce(&dyn Protocol, &RequestKeys, &str) -> Request,
     ) -> Result<i64> {
         let session = self.handle.session();
         let entry = self.handle.entry()?;
         self.handle.check_going(WaitMode::Once)?;
-        let number = session.owners.draw();
-        let keys = request_keys(session, &entry, number, &mut entry.lock());
-        let request = request(&*entry.protocol, &keys, doing);
+        let keys = request_keys(session, &entry, &mut entry.lock());
+        let request = request(&*entry.protocol, &keys, &session.remember_ms());
+        let doing = request.doing;
         let until = Instant::now() + session.response_timeout;
         let mut sendings = 0;
         let mut attempt = || {
@@ -620,7 +542,7 @@ impl Semaphore {
         session.watchdog.housekeep_soon();
         let answer = answer.map_err(|fault| self.handle.error(doing, fault))?;
         if sendings == 1 {
-            entry.lock().idempotency_keys.answered(number);
+            entry.lock().idempotency_keys.answered(keys.number);
         }
         script::integer(answer.value).map_err(|unexpected| Error::redis(doing, unexpected))
     }
@@ -805,21 +727,14 @@ impl Semaphore {
         let budget = patience.budget(began, session.response_timeout);
         let is_given = || place.is_some_and(Place::is_given);
         let stop = || is_given() || handle.must_stop(patience);
-        let (count, keep_ms) = (permits.to_string(), session.remember_ms());
+        let keep_ms = session.remember_ms();
         let mut asked = None;
         let mut attempt = || {
-            let number = session.owners.draw();
-            let mut keys = request_keys(session, entry, number, &mut entry.lock());
-            let request = Request::script(
-                ACQUIRING,
-                &script::SEMAPHORE_ACQUIRE,
-                &with_keys(&[entry.protocol.key()], &keys),
-                &[&count, &keep_ms],
-            );
+            let keys = request_keys(session, entry, &mut entry.lock());
+            let request = semaphore::acquire(&*entry.protocol, &keys, &keep_ms, permits);
             let question = Arc::new(Question {
                 entry: Arc::clone(entry),
-                number,
-                request_key: keys.swap_remove(0),
+                keys,
                 keep_ms: keep_ms.clone(),
                 replay: session.replay(),
             });
@@ -889,7 +804,7 @@ impl Semaphore {
                 return Err(Error::Closed);
             }
         };
-        state.idempotency_keys.answered(question.number);
+        state.idempotency_keys.answered(question.keys.number);
         if let Some(first) = &first {
             first.store(News::First);
         }
@@ -1050,14 +965,9 @@ fn submit_release(
     state: &mut EntryState,
     permits: u64,
 ) -> Arc<Call> {
-    let number = session.owners.draw();
-    let keys = request_keys(session, entry, number, state);
-    let request = Request::script(
-        "releasing permits",
-        &script::SEMAPHORE_RELEASE,
-        &with_keys(&[entry.protocol.key(), entry.protocol.channel()], &keys),
-        &[&permits.to_string(), &session.remember_ms(), "0"],
-    );
+    let keys = request_keys(session, entry, state);
+    let keep_ms = session.remember_ms();
+    let request = semaphore::release(&*entry.protocol, &keys, &keep_ms, permits);
     let call = Call::deferred(Deferred {
         request,
         terms: DeferredTerms {
@@ -1068,7 +978,7 @@ fn submit_release(
         },
     });
     session.connection.submit(&call);
-    state.idempotency_keys.pending(number, &call);
+    state.idempotency_keys.pending(keys.number, &call);
     call
 }
 
@@ -1204,14 +1114,6 @@ impl fmt::Debug for SemaphorePermit {
             .field("permits", &self.permits)
             .finish_non_exhaustive()
     }
-}
-
-fn with_keys<'a>(first: &[&'a str], more: &'a [String]) -> Vec<&'a str> {
-    first
-        .iter()
-        .copied()
-        .chain(more.iter().map(String::as_str))
-        .collect()
 }
 
 /// Whether that many permits can be asked for.
