@@ -1,4 +1,4 @@
--- fair_acquire: take the lock for one owner in turn, or stand in its queue.
+-- fair_acquire: take the lock for one owner in turn, or join its queue.
 --
 -- KEYS[1]  lock       hash: owner -> hold count
 -- KEYS[2]  queue      list of tickets, the next one first
@@ -8,7 +8,7 @@
 -- ARGV[2]  lease_ms   integer > 0; how long the hold lives unless renewed
 -- ARGV[3]  ticket     the waiter's name in the queue, mostly the owner
 -- ARGV[4]  waiter_ms  integer; how long its place lives unless refreshed by asking again; 0: never queue
--- ARGV[5]  stood      '0': this ticket has no place yet; '1': it has one; '2': it has been told that its place is lost
+-- ARGV[5]  stood      '0': this ticket has no place yet; '1': it has one; '2': its place is known to be lost
 --
 -- Returns  nil        taken, with a count of one; the ticket is out of the queue
 --          n >= 0     not now; asking again is worth it after n ms
@@ -22,7 +22,7 @@ local lock, queue, timeouts, channel = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local owner, lease_ms, ticket = ARGV[1], ARGV[2], ARGV[3]
 local waiter_ms, stood = tonumber(ARGV[4]), ARGV[5] ~= '0'
 
--- How long Redisson's waiters live unless told otherwise, and how long the keys outlive the last place.
+-- How long Redisson's waiters live unless configured otherwise, and how long the keys outlive the last place.
 local REDISSON, KEEP = 300000, 3600000
 -- The fraction of a millisecond that marks a timeout as a grace.
 local GRACE = 1 / 2048
@@ -54,8 +54,8 @@ if not mine then
       local latest = tonumber(redis.call('zrange', timeouts, -1, -1, 'withscores')[2] or 0)
       silent = latest <= now and redis.call('llen', queue) > 1
     end
-    -- Not one of them has been heard of: the server may have been stopped, or all of them. Whoever lives asks within a third
-    -- of its lease. The head gets that time once, and they keep their order.
+    -- None of them showed a sign of life: the server may have been stopped, or all of them. Whoever lives asks within a
+    -- third of its lease. The head gets that time once, and they keep their order.
     if silent and head_dies_at % 1 ~= GRACE then
       head_dies_at = now + math.ceil((waiter_ms > 0 and waiter_ms or 10000) / 3) + GRACE
       redis.pcall('zadd', timeouts, string.format('%.10f', head_dies_at), head)
@@ -145,7 +145,7 @@ if waiter_ms > 0 then
   elseif not place and not lost then
     local tail = redis.call('lindex', queue, -1)
     local tail_dies_at = tonumber(tail and redis.call('zscore', timeouts, tail) or 0)
-    -- Only waiters with a longer patience live that long, mostly Redisson's. When one of them takes the lock it lowers all
+    -- Only waiters with a longer limit live that long, mostly Redisson's. When one of them takes the lock it lowers all
     -- behind it by its own wait, so we add to its sum, once, what the first of them may have waited for already. The mark
     -- goes over to those behind us, Redisson's too: they have it in their sums.
     if tail_dies_at % 1 >= STEP then

@@ -1,4 +1,4 @@
--- fair_force: take the lock away from whoever holds it, and tell the waiter who is next.
+-- fair_force: take the lock away from whoever holds it, and notify the next waiter.
 --
 -- KEYS[1]  lock      hash: owner -> hold count
 -- KEYS[2]  queue     list of tickets, the next one first
@@ -34,7 +34,7 @@ end
 if is_dead(head) then
   local latest = redis.call('zrange', timeouts, -1, -1, 'withscores')
   local lives = tonumber(latest[2] or 0) > now
-  -- Where several wait and not one of them has been heard of, all may have been stopped: fair_acquire gives them time.
+  -- Where several wait and none showed a sign of life, all may have been stopped: fair_acquire gives them time.
   -- Otherwise not all at once: there may be thousands.
   local to_purge = (lives or redis.call('llen', queue) == 1) and 500 or 0
   while to_purge > 0 and is_dead(head) do

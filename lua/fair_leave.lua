@@ -33,7 +33,7 @@ end
 if is_dead(head) then
   local latest = redis.call('zrange', timeouts, -1, -1, 'withscores')
   local lives = tonumber(latest[2] or 0) > now
-  -- Where several wait and not one of them has been heard of, all may have been stopped: fair_acquire gives them time.
+  -- Where several wait and none showed a sign of life, all may have been stopped: fair_acquire gives them time.
   -- Otherwise not all at once: there may be thousands.
   local to_purge = (lives or redis.call('llen', queue) == 1) and 500 or 0
   while to_purge > 0 and is_dead(head) do

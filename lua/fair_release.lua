@@ -1,4 +1,4 @@
--- fair_release: end one owner's hold, whatever its count, and tell the waiter who is next.
+-- fair_release: end one owner's hold, whatever its count, and notify the next waiter.
 --
 -- KEYS[1]  lock      hash: owner -> hold count
 -- KEYS[2]  queue     list of tickets, the next one first
@@ -10,7 +10,7 @@
 --          -1        nobody holds the lock any more
 --          -2        somebody else holds it
 --
--- Keeps    other owners' fields; live waiters' places; the next waiter is told whenever the lock is seen free;
+-- Keeps    other owners' fields; live waiters' places; the next waiter is notified whenever the lock is seen free;
 --          run twice, the second run finds nothing of this owner and removes nothing
 local lock, queue, timeouts, channel = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local owner = ARGV[1]
@@ -31,7 +31,7 @@ end
 if is_dead(head) then
   local latest = redis.call('zrange', timeouts, -1, -1, 'withscores')
   local lives = tonumber(latest[2] or 0) > now
-  -- Where several wait and not one of them has been heard of, all may have been stopped: fair_acquire gives them time.
+  -- Where several wait and none showed a sign of life, all may have been stopped: fair_acquire gives them time.
   -- Otherwise not all at once: there may be thousands.
   local to_purge = (lives or redis.call('llen', queue) == 1) and 500 or 0
   while to_purge > 0 and is_dead(head) do

@@ -1,4 +1,4 @@
--- latch_count_down: one less to count; with the last one the latch is open, and those who wait are told.
+-- latch_count_down: lower the count by one; the last one opens the latch, and those who wait are notified.
 --
 -- KEYS[1]  latch     string: what is left to count; absent while the latch is open
 -- KEYS[2]  round     string: another mark whenever the latch was open meanwhile

@@ -1,4 +1,4 @@
--- latch_delete: open the latch, whatever is left to count, and tell those who wait.
+-- latch_delete: open the latch, whatever is left to count, and notify those who wait.
 --
 -- KEYS[1]  latch     string: what is left to count; absent while the latch is open
 -- KEYS[2]  round     string: another mark whenever the latch was open meanwhile

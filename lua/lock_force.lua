@@ -1,7 +1,7 @@
--- lock_force: take the lock away from whoever holds it, and tell those who wait.
+-- lock_force: take the lock away from whoever holds it, and notify those who wait.
 --
 -- KEYS[1]  lock      hash: owner -> hold count
--- KEYS[2]  channel   where waiters of this lock listen; left out for a spin lock: nobody is told
+-- KEYS[2]  channel   where waiters of this lock listen; left out for a spin lock, which notifies nobody
 --
 -- Returns  1         it was held and is free now
 --          0         nobody held it

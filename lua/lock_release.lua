@@ -1,14 +1,14 @@
--- lock_release: end one owner's hold, whatever its count, and tell those who wait.
+-- lock_release: end one owner's hold, whatever its count, and notify those who wait.
 --
 -- KEYS[1]  lock      hash: owner -> hold count
--- KEYS[2]  channel   where waiters of this lock listen; left out for a spin lock: nobody is told
+-- KEYS[2]  channel   where waiters of this lock listen; left out for a spin lock, which notifies nobody
 -- ARGV[1]  owner     "<client uuid>:<number>"
 --
 -- Returns  n >= 0    released; n processes were listening, 0 without a channel
 --          -1        nobody holds the lock any more
 --          -2        somebody else holds it
 --
--- Keeps    other owners' fields; a waiter is told whenever the lock is seen free;
+-- Keeps    other owners' fields; a waiter is notified whenever the lock is seen free;
 --          run twice, the second run finds nothing of this owner and removes nothing
 local lock, channel = KEYS[1], KEYS[2]
 local owner = ARGV[1]

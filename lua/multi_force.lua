@@ -1,4 +1,4 @@
--- multi_force: take several locks away from whoever holds them, and tell those who wait.
+-- multi_force: take several locks away from whoever holds them, and notify those who wait.
 --
 -- KEYS[1…n]     lock      hash: owner -> hold count
 -- KEYS[n+1…2n]  channel   where waiters of each lock listen, in the same order

@@ -1,4 +1,4 @@
--- multi_release: end one owner's hold on several locks, whatever its count, and tell those who wait.
+-- multi_release: end one owner's hold on several locks, whatever its count, and notify those who wait.
 --
 -- KEYS[1…n]     lock      hash: owner -> hold count
 -- KEYS[n+1…2n]  channel   where waiters of each lock listen, in the same order
@@ -8,7 +8,7 @@
 --               -1        nobody holds one of the locks any more, and nobody else holds any of them
 --               -2        somebody else holds one of them
 --
--- Keeps         other owners' fields; a waiter is told whenever a lock is seen free;
+-- Keeps         other owners' fields; a waiter is notified whenever a lock is seen free;
 --               run twice, the second run finds nothing of this owner and removes nothing
 local owner = ARGV[1]
 local n = #KEYS / 2

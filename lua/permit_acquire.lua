@@ -1,19 +1,19 @@
 -- permit_acquire: take permits for a time, all that are wanted or none.
 --
--- KEYS[1]  permits   string: how many are to be had
--- KEYS[2]  timeouts  sorted set: id -> epoch ms from which its permit is over; 922337203685477: never
+-- KEYS[1]  permits   string: how many are available
+-- KEYS[2]  timeouts  sorted set: id -> epoch ms at which its permit expires; 922337203685477: never
 -- KEYS[3]  channel   where those who wait listen
 -- ARGV[1]  lease_ms  integer > 0; how long they live unless renewed
 -- ARGV[2]  ids       of each permit 16 bytes that were never used before, one after another
 --
--- Returns  {n}       taken; they are over at n, in epoch ms by the server's clock
---          n > 0     too few are to be had; if nobody renews, there are enough in n ms
---          -1        too few are to be had, for as long as nobody gives any back
+-- Returns  {n}       taken; they expire at n, in epoch ms by the server's clock
+--          n > 0     too few are available; if nobody renews, there are enough in n ms
+--          -1        too few are available, for as long as nobody returns any
 --
--- Keeps    available and acquired permits together are as many as before; up to 1,000 permits that are over are given
---          back first, and those who wait are told; a string that is gone is not made anew by permits that come back;
+-- Keeps    available and acquired permits together are as many as before; up to 1,000 permits that have expired are
+--          returned first, and those who wait are notified; permits that come back do not create a string that is gone;
 --          keys of another type, answered with a WRONGTYPE error;
---          run twice, the second run changes nothing while one of them is out
+--          run twice, the second run changes nothing while one of them is taken
 local permits, timeouts, channel = KEYS[1], KEYS[2], KEYS[3]
 local lease_ms, ids = ARGV[1], ARGV[2]
 local wanted = #ids / 16
@@ -50,7 +50,7 @@ if not available then
 end
 available = tonumber(available)
 if available < wanted then
-  -- That many have to come to their end, besides those that are over and not yet given back.
+  -- That many have to end, besides those that have expired and are not yet returned.
   local more = wanted - available - (over - back)
   if more <= 0 then
     return 1

@@ -1,7 +1,7 @@
--- permit_add: have more permits, or fewer.
+-- permit_add: add permits, or remove some.
 --
--- KEYS[1]  permits   string: how many are to be had
--- KEYS[2]  timeouts  sorted set: id -> epoch ms from which its permit is over; 922337203685477: never
+-- KEYS[1]  permits   string: how many are available
+-- KEYS[2]  timeouts  sorted set: id -> epoch ms at which its permit expires; 922337203685477: never
 -- KEYS[3]  channel   where those who wait listen
 -- KEYS[4]  request   string that remembers that this was done
 -- ARGV[1]  more      integer; fewer, if negative
@@ -9,9 +9,9 @@
 --
 -- Returns  1         done
 --
--- Keeps    permits that are out, so that fewer than none may be to be had; the TTL; up to 1,000 permits that are over
---          are given back, but count for nothing if the string was gone; keys of another type, answered with a WRONGTYPE
---          error;
+-- Keeps    permits that are taken, so that the available number may be negative; the TTL; up to 1,000 permits that have
+--          expired are returned, but count for nothing if the string was gone; keys of another type, answered with a
+--          WRONGTYPE error;
 --          run twice, the second run changes nothing
 local permits, timeouts, channel, request = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local more, keep_ms = ARGV[1], ARGV[2]
@@ -30,7 +30,7 @@ end
 
 -- Not all at once: there may be a million.
 local back = math.min(over, 1000)
--- Without a number those that are over belonged to none, also those that are left to be given back later.
+-- Without a number those that have expired belonged to none, nor do those that are returned later.
 local gained = more + back - (available and 0 or over)
 local left = redis.call('incrby', permits, string.format('%.0f', gained))
 redis.call('set', request, 1, 'px', keep_ms)

@@ -1,15 +1,15 @@
--- permit_release: give permits of one process back, and tell those who wait.
+-- permit_release: return permits of one process, and notify those who wait.
 --
--- KEYS[1]  permits   string: how many are to be had
--- KEYS[2]  timeouts  sorted set: id -> epoch ms from which its permit is over; 922337203685477: never
+-- KEYS[1]  permits   string: how many are available
+-- KEYS[2]  timeouts  sorted set: id -> epoch ms at which its permit expires; 922337203685477: never
 -- KEYS[3]  channel   where those who wait listen
 -- ARGV[1]  ids       of each permit 16 bytes, one after another
 --
--- Returns  n >= 0    given back, some of them at least; n processes were listening
---          -1        none of them was out any more
+-- Returns  n >= 0    returned, some of them at least; n processes were listening
+--          -1        none of them was still taken
 --
--- Keeps    available and acquired permits together are as many as before; up to 1,000 permits that are over are given
---          back first, and those who wait are told; a string that is gone is not made anew by permits that come back;
+-- Keeps    available and acquired permits together are as many as before; up to 1,000 permits that have expired are
+--          returned first, and those who wait are notified; permits that come back do not create a string that is gone;
 --          keys of another type, answered with a WRONGTYPE error;
 --          run twice, the second run finds none of them
 local permits, timeouts, channel = KEYS[1], KEYS[2], KEYS[3]
@@ -33,7 +33,7 @@ end
 local released = 0
 for at = 1, #ids, 16 do
   local id = string.sub(ids, at, at + 15)
-  -- One that is over is not ours to give back, even if nobody has done it yet.
+  -- One that has expired is not ours to return, even if nobody has done it yet.
   if over == back or tonumber(redis.call('zscore', timeouts, id) or 0) > tonumber(now) then
     released = released + redis.call('zrem', timeouts, id)
   end

@@ -1,16 +1,16 @@
--- permit_release_ids: give permits back, whoever took them, and say which of them were out.
+-- permit_release_ids: return permits, whoever took them, and say which of them were taken.
 --
--- KEYS[1]  permits   string: how many are to be had
--- KEYS[2]  timeouts  sorted set: id -> epoch ms from which its permit is over; 922337203685477: never
+-- KEYS[1]  permits   string: how many are available
+-- KEYS[2]  timeouts  sorted set: id -> epoch ms at which its permit expires; 922337203685477: never
 -- KEYS[3]  channel   where those who wait listen
 -- KEYS[4]  request   string that remembers the answer
 -- ARGV[1]  ids       of each permit 16 bytes, one after another
 -- ARGV[2]  keep_ms   integer > 0; for how long it is remembered
 --
--- Returns  string    a letter for each id: '1' given back, '0' it was not out any more
+-- Returns  string    a letter for each id: '1' returned, '0' it was not out any more
 --
--- Keeps    available and acquired permits together are as many as before; up to 1,000 permits that are over are given
---          back first, and those who wait are told; a string that is gone is not made anew by permits that come back;
+-- Keeps    available and acquired permits together are as many as before; up to 1,000 permits that have expired are
+--          returned first, and those who wait are notified; permits that come back do not create a string that is gone;
 --          keys of another type, answered with a WRONGTYPE error;
 --          run twice, the second run gives the first answer and changes nothing
 local permits, timeouts, channel, request = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
@@ -38,7 +38,7 @@ end
 local released, answer = 0, {}
 for at = 1, #ids, 16 do
   local id, found = string.sub(ids, at, at + 15), 0
-  -- One that is over is nobody's to give back, even if that has not been done yet.
+  -- One that has expired is nobody's to return, even if that has not been done yet.
   if over == back or tonumber(redis.call('zscore', timeouts, id) or 0) > tonumber(now) then
     found = redis.call('zrem', timeouts, id)
   end

@@ -1,16 +1,16 @@
 -- permit_renew: make one permit live longer; never create one.
 --
--- KEYS[1]  timeouts  sorted set: id -> epoch ms from which its permit is over; 922337203685477: never
+-- KEYS[1]  timeouts  sorted set: id -> epoch ms at which its permit expires; 922337203685477: never
 -- ARGV[1]  id        16 bytes
 -- ARGV[2]  lease_ms  integer > 0; how long it lives from now on
--- ARGV[3]  ends_at   epoch ms at which it is over, as Redis said last
+-- ARGV[3]  ends_at   epoch ms at which it expires, as Redis said last
 --
--- Returns  n > 0     it lives for as long; it is over at n, in epoch ms by the server's clock
---          0         it is not out any more
---          n < 0     it is over at -n and not when it was expected to be: nothing was changed
+-- Returns  n > 0     it lives for as long; it expires at n, in epoch ms by the server's clock
+--          0         it is no longer taken
+--          n < 0     it expires at -n and not when it was expected to: nothing was changed
 --
 -- Keeps    a later end as it is, and one that was changed since: a renewal that comes late does not undo an update; a
---          permit that is over, for others to give back; every other permit; run twice, the second run changes nothing
+--          permit that has expired, for others to return; every other permit; run twice, the second run changes nothing
 local timeouts = KEYS[1]
 local id, lease_ms, ends_at = ARGV[1], ARGV[2], ARGV[3]
 

@@ -1,16 +1,16 @@
--- permit_set: say how many permits there are, whatever was said before.
+-- permit_set: set how many permits there are, whatever was set before.
 --
--- KEYS[1]  permits   string: how many are to be had
--- KEYS[2]  timeouts  sorted set: id -> epoch ms from which its permit is over; 922337203685477: never
+-- KEYS[1]  permits   string: how many are available
+-- KEYS[2]  timeouts  sorted set: id -> epoch ms at which its permit expires; 922337203685477: never
 -- KEYS[3]  channel   where those who wait listen
 -- KEYS[4]  request   string that remembers that this was done
--- ARGV[1]  total     integer >= 0; how many there are, those that are out included
+-- ARGV[1]  total     integer >= 0; how many there are, including those that are taken
 -- ARGV[2]  keep_ms   integer > 0; for how long it is remembered
 --
 -- Returns  1         done
 --
--- Keeps    permits that are out, so that fewer than none may be to be had; the TTL; up to 1,000 permits that are over
---          are given back, the others are to be given back still; keys of another type, answered with a WRONGTYPE error;
+-- Keeps    permits that are taken, so that the available number may be negative; the TTL; up to 1,000 permits that have
+--          expired are returned, the others later; keys of another type, answered with a WRONGTYPE error;
 --          run twice, the second run changes nothing
 local permits, timeouts, channel, request = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local total, keep_ms = ARGV[1], ARGV[2]
@@ -29,7 +29,7 @@ end
 
 -- Not all at once: there may be a million.
 local back = math.min(over, 1000)
--- Those that are over and left for later are added when they are given back.
+-- Those that have expired and are left for later are added when they are returned.
 local left = total - redis.call('zcount', timeouts, 0, '+inf') + back
 local more = left - (available or 0)
 if more ~= 0 or not available then

@@ -1,13 +1,13 @@
 -- permit_state: how many permits there are.
 --
--- KEYS[1]  permits   string: how many are to be had
--- KEYS[2]  timeouts  sorted set: id -> epoch ms from which its permit is over; 922337203685477: never
+-- KEYS[1]  permits   string: how many are available
+-- KEYS[2]  timeouts  sorted set: id -> epoch ms at which its permit expires; 922337203685477: never
 -- KEYS[3]  channel   where those who wait listen
 --
--- Returns  {a, b, c}  a are to be had, fewer than none after a reduction; b are out; c is their sum, 0 without the string
+-- Returns  {a, b, c}  a are available, negative after a reduction; b are taken; c is their sum, 0 without the string
 --
--- Keeps    available and acquired permits together are as many as before; up to 1,000 permits that are over are given
---          back first, and those who wait are told; a string that is gone is not made anew by permits that come back;
+-- Keeps    available and acquired permits together are as many as before; up to 1,000 permits that have expired are
+--          returned first, and those who wait are notified; permits that come back do not create a string that is gone;
 --          keys of another type, answered with a WRONGTYPE error;
 --          run twice it answers for the second time
 local permits, timeouts, channel = KEYS[1], KEYS[2], KEYS[3]
@@ -33,7 +33,7 @@ if back > 0 then
   end
 end
 
--- Those that are over are to be had, if somebody asks.
+-- Those that have expired are available to whoever asks.
 local acquired = redis.call('zcount', timeouts, '(' .. now, '+inf')
 if not available then
   return {0, acquired, 0}

@@ -1,16 +1,16 @@
--- permit_try_set: say how many permits there are, if nobody has yet.
+-- permit_try_set: set how many permits there are, if nobody has yet.
 --
--- KEYS[1]  permits   string: how many are to be had
--- KEYS[2]  timeouts  sorted set: id -> epoch ms from which its permit is over; 922337203685477: never
+-- KEYS[1]  permits   string: how many are available
+-- KEYS[2]  timeouts  sorted set: id -> epoch ms at which its permit expires; 922337203685477: never
 -- KEYS[3]  channel   where those who wait listen
 -- KEYS[4]  request   string that remembers the answer
--- ARGV[1]  total     integer >= 0; how many there are, those that are out included
+-- ARGV[1]  total     integer >= 0; how many there are, including those that are taken
 -- ARGV[2]  keep_ms   integer > 0; for how long it is remembered
 --
 -- Returns  1         done
---          0         it had been said before; nothing was changed
+--          0         it was set before; nothing was changed
 --
--- Keeps    permits that are out although the string is gone, as a part of the total; keys of another type, answered
+-- Keeps    permits that are taken although the string is gone, as a part of the total; keys of another type, answered
 --          with a WRONGTYPE error; run twice, the second run gives the first answer and changes nothing
 local permits, timeouts, channel, request = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local total, keep_ms = ARGV[1], ARGV[2]
@@ -35,7 +35,7 @@ if available then
 end
 -- Not all at once: there may be a million.
 local back = math.min(over, 1000)
--- Those that are over and left for later are added when they are given back.
+-- Those that have expired and are left for later are added when they are returned.
 local left = total - redis.call('zcount', timeouts, 0, '+inf') + back
 redis.call('set', permits, string.format('%.0f', left))
 redis.call('set', request, 1, 'px', keep_ms)

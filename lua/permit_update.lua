@@ -1,16 +1,16 @@
--- permit_update: have one permit end in another time, sooner or later than it would have; never create one.
+-- permit_update: let one permit end at another time, sooner or later than it would have; never create one.
 --
--- KEYS[1]  permits   string: how many are to be had
--- KEYS[2]  timeouts  sorted set: id -> epoch ms from which its permit is over; 922337203685477: never
+-- KEYS[1]  permits   string: how many are available
+-- KEYS[2]  timeouts  sorted set: id -> epoch ms at which its permit expires; 922337203685477: never
 -- KEYS[3]  channel   where those who wait listen
 -- ARGV[1]  id        16 bytes
 -- ARGV[2]  lease_ms  integer > 0; how long it lives from now on
 --
 -- Returns  1         done
---          0         it is not out any more
+--          0         it is no longer taken
 --
--- Keeps    available and acquired permits together are as many as before; up to 1,000 permits that are over are given
---          back first, and those who wait are told; a string that is gone is not made anew by permits that come back;
+-- Keeps    available and acquired permits together are as many as before; up to 1,000 permits that have expired are
+--          returned first, and those who wait are notified; permits that come back do not create a string that is gone;
 --          keys of another type, answered with a WRONGTYPE error;
 --          run twice it is as if only the second had run
 local permits, timeouts, channel = KEYS[1], KEYS[2], KEYS[3]

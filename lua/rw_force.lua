@@ -1,4 +1,4 @@
--- rw_force: take the lock away from whoever holds it, readers and writer alike, and tell those who wait.
+-- rw_force: take the lock away from whoever holds it, readers and writer alike, and notify those who wait.
 --
 -- KEYS[1]  lock      hash: mode -> read or write, owner -> its read holds, "<owner>:write" -> its write holds
 -- KEYS[2]  channel   where waiters of this lock listen
@@ -16,7 +16,7 @@ if redis.call('exists', lock) == 0 then
   return 0
 end
 local ours = mode == 'read' or mode == 'write'
--- Of a large hash some fields are enough to tell.
+-- Of a large hash looking at some fields is enough.
 local fields = redis.call('hscan', lock, '0', 'count', 128)[2]
 for i = 1, #fields, 2 do
   ours = ours and (fields[i] == 'mode' or string.find(fields[i], '^%x+%-%x+%-%x+%-%x+%-%x+:'))

@@ -50,7 +50,7 @@ elseif not again and passes_over ~= '' then
 end
 if not again and left_ms == -1 then
   -- No lock is left like this, and a stranger's hash with a mode of its own would be given an end here. Of a large
-  -- one some fields are enough to tell.
+  -- one looking at some fields is enough.
   local fields = redis.call('hscan', lock, '0', 'count', 128)[2]
   for i = 1, #fields, 2 do
     if fields[i] ~= 'mode' and not string.find(fields[i], '^%x+%-%x+%-%x+%-%x+%-%x+:') then

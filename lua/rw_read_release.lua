@@ -1,4 +1,4 @@
--- rw_read_release: end one owner's read hold, drop readers that died, and tell those who wait.
+-- rw_read_release: end one owner's read hold, drop readers that died, and notify those who wait.
 --
 -- KEYS[1]  lock      hash: mode -> read or write, owner -> its read holds, "<owner>:write" -> its write holds
 -- KEYS[2]  channel   where waiters of this lock listen
@@ -12,7 +12,7 @@
 --          -2        nothing of this owner was there; somebody writes, or it is not a read-write lock
 --
 -- Keeps    readers one of whose holds is alive, and the lock for as long as the longest-lived of them (one PTTL per
---          read hold, as Redisson's format has it: what is in the hash does not tell); fields that are no reader's;
+--          read hold, as Redisson's format has it: the hash itself does not say); fields that are no reader's;
 --          below a write hold, everything but this owner's; run twice it removes nothing more. Where there are more
 --          readers or holds than one call looks at, it drops the dead among some of them, different ones each time,
 --          and leaves the lock the time it has: at most what its longest lease had left

@@ -7,11 +7,11 @@
 --
 -- Returns  nil       taken, with a count of one if it was not this owner's before
 --          n >= -1   others have it; n ms until the first of their leases runs out, -1 if that is never: a reader
---                    that died tells nobody, nor does one that leaves while the dead one's lease still runs. Of many
+--                    that died notifies nobody, nor does one that leaves while the dead one's lease still runs. Of many
 --                    readers only some are looked at; 0 if all of them were dead and are gone now, but not all readers
 --
 -- Keeps    a writer, and readers one of whose holds is alive (one PTTL per read hold, as Redisson's format has it:
---          what is in the hash does not tell), or that were not looked at; the hash never exists without a TTL: a
+--          the hash itself does not say), or that were not looked at; the hash never exists without a TTL: a
 --          lock that cannot be given one is not taken; a hash that is not a read-write lock, answered with a
 --          WRONGTYPE error; run twice it changes nothing more
 local lock = KEYS[1]

@@ -1,4 +1,4 @@
--- rw_write_release: end one owner's write hold, whatever its count, and tell those who wait.
+-- rw_write_release: end one owner's write hold, whatever its count, and notify those who wait.
 --
 -- KEYS[1]  lock      hash: mode -> read or write, owner -> its read holds, "<owner>:write" -> its write holds
 -- KEYS[2]  channel   where waiters of this lock listen
@@ -8,7 +8,7 @@
 --          -1        nobody holds the lock any more
 --          -2        others hold it, or it is not a read-write lock
 --
--- Keeps    read holds taken below the write hold, their TTL too: the lock is then read, and other readers are told
+-- Keeps    read holds taken below the write hold, their TTL too: the lock is then read, and other readers are notified
 --          that they may come in; run twice, the second run finds nothing of this owner and removes nothing
 local lock, channel = KEYS[1], KEYS[2]
 local field = ARGV[1]

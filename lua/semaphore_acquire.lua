@@ -1,13 +1,13 @@
 -- semaphore_acquire: take so many permits, or none.
 --
--- KEYS[1]    available  integer; how many permits are to be had
+-- KEYS[1]    available  integer; how many permits are available
 -- KEYS[2]    request    what this request took, for whoever may have to undo it; "void": it was undone before it came
 -- KEYS[3…n] answered   keys of earlier requests whose answers have arrived, at most four
 -- ARGV[1]    permits    integer > 0
 -- ARGV[2]    keep_ms    integer > 0; how long the request is remembered
 --
 -- Returns    1          taken
---            0          fewer are to be had, or the request is void
+--            0          fewer are available, or the request is void
 --
 -- Keeps      the TTL of the semaphore; a key that holds no integer: the answer is a WRONGTYPE error
 local available, request = KEYS[1], KEYS[2]

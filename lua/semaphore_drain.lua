@@ -1,6 +1,6 @@
--- semaphore_drain: take all permits that are to be had.
+-- semaphore_drain: take all available permits.
 --
--- KEYS[1]    available  integer; how many permits are to be had
+-- KEYS[1]    available  integer; how many permits are available
 -- KEYS[2]    request    what this request took
 -- KEYS[3…n] answered   keys of earlier requests whose answers have arrived, at most four
 -- ARGV[1]    keep_ms    integer > 0; how long the request is remembered

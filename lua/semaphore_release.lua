@@ -1,6 +1,6 @@
--- semaphore_release: add so many permits, or take some away from what there is, and tell those who wait.
+-- semaphore_release: add so many permits, or take some away from what there is, and notify those who wait.
 --
--- KEYS[1]    available  integer; how many permits are to be had
+-- KEYS[1]    available  integer; how many permits are available
 -- KEYS[2]    channel    where waiters of this semaphore listen
 -- KEYS[3]    request    that this request was carried out
 -- KEYS[4…n] answered   keys of earlier requests whose answers have arrived, at most four

@@ -1,6 +1,6 @@
 -- semaphore_set: make a semaphore, unless there is one.
 --
--- KEYS[1]    available  integer; how many permits are to be had
+-- KEYS[1]    available  integer; how many permits are available
 -- KEYS[2]    channel    where waiters of this semaphore listen
 -- KEYS[3]    request    what came of this request
 -- KEYS[4…n] answered   keys of earlier requests whose answers have arrived, at most four

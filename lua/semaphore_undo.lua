@@ -1,6 +1,6 @@
--- semaphore_undo: give back what one acquire took, or see to it that it takes nothing if it is yet to come.
+-- semaphore_undo: return what one acquire took, or make sure that it takes nothing if it is yet to come.
 --
--- KEYS[1]  available  integer; how many permits are to be had
+-- KEYS[1]  available  integer; how many permits are available
 -- KEYS[2]  channel    where waiters of this semaphore listen
 -- KEYS[3]  request    what the acquire took; "void" from now on
 -- ARGV[1]  keep_ms    integer > 0; how long the request is remembered
@@ -22,6 +22,6 @@ local now = redis.call('incrby', available, took)
 if now <= 0 then
   return 0
 end
--- No more than Java clients can read. A user without rights on the channel still gives back; waiters then poll.
+-- No more than Java clients can read. A user without rights on the channel still returns them; waiters then poll.
 local heard = redis.pcall('publish', channel, string.format('%.0f', math.min(now, 2147483647)))
 return type(heard) == 'number' and heard or 0
