@@ -35,7 +35,6 @@
 //! The mutex of a [`QuorumHold`] may be taken with a lock's held, and agendas' and links' may be taken with it held. No I/O while
 //! it is held.
 
-use std::cmp::Reverse;
 use std::collections::VecDeque;
 use std::ops::Deref;
 use std::sync::atomic::Ordering;
@@ -58,7 +57,9 @@ use crate::net::request::Request;
 use crate::protocol::kind::{AcquireArgs, Place, PlaceState};
 use crate::protocol::red;
 use crate::protocol::script::{self, Released, Renewed};
-use crate::quorum::round::{self, Failure, Goal, Node, Nodes, Reply, SLICE, Short};
+use crate::quorum::keeping::{self, Keeping, ReleaseTally};
+use crate::quorum::round::{self, Failure, Node, Nodes, Reply, SLICE, Short};
+use crate::quorum::tally::{Goal, Tally};
 use crate::report::report;
 use crate::session::Session;
 use crate::time::Unanswered as _;
@@ -139,56 +140,6 @@ enum Stage {
 struct Releasing {
     call: Option<Arc<Call>>,
     kept: Keeping,
-    answer: Option<bool>,
-}
-
-/// When a node is known to have kept its part, and when it may not have.
-#[derive(Debug, Clone, Copy, Default)]
-struct Keeping {
-    /// For certain until then, or that it does not.
-    until: Option<Instant>,
-    /// When that was asked which it has confirmed last.
-    confirmed_at: Option<Instant>,
-    /// It may have been without at some time after the first of these, and had it again by the second.
-    gap: Option<(Instant, Option<Instant>)>,
-}
-
-impl Keeping {
-    fn is_certain(&self, now: Instant) -> bool {
-        self.until.is_some_and(|until| until > now)
-    }
-
-    /// It was asked at `asked_at` and keeps it. Says whether a gap has ended with that.
-    fn confirm(&mut self, asked_at: Instant, until: Instant, now: Instant) -> bool {
-        self.until = Some(until);
-        self.confirmed_at = self.confirmed_at.max(Some(asked_at));
-        match &mut self.gap {
-            Some((_, to)) if to.is_none() => {
-                *to = Some(now);
-                true
-            }
-            _ => false,
-        }
-    }
-
-    /// It does not keep it, and had it last at the moment that this returns, or later.
-    fn miss(&mut self, now: Instant) -> Instant {
-        let from = self.confirmed_at.unwrap_or(now);
-        self.until = None;
-        self.gap = Some((from, None));
-        from
-    }
-
-    /// Whether it had, or may have, a gap at some time after `from`.
-    fn has_gap_after(&self, from: Instant) -> bool {
-        self.gap
-            .is_some_and(|(_, to)| to.is_none_or(|to| to > from))
-    }
-
-    /// Whether it may have been without at some time between `from` and now.
-    fn may_lack(&self, from: Instant, now: Instant) -> bool {
-        !self.is_certain(now) || self.has_gap_after(from)
-    }
 }
 
 /// What is known of the whole, to be acted on once the mutex has been let go.
@@ -215,27 +166,17 @@ impl Part {
 }
 
 impl State {
-    /// Until when each node that keeps the hold for certain does, the longest first.
-    fn untils(&self, now: Instant) -> Vec<Instant> {
-        let certain = self.parts.iter().filter(|part| part.kept.is_certain(now));
-        let mut untils: Vec<_> = certain.filter_map(|part| part.kept.until).collect();
-        untils.sort_unstable_by_key(|until| Reverse(*until));
-        untils
+    fn kept(&self) -> impl Iterator<Item = &Keeping> {
+        self.parts.iter().map(|part| &part.kept)
     }
 
     /// Whether a node has to confirm its part although it is not to be renewed yet.
     fn is_unconfirmed(&self, node: usize) -> bool {
-        self.changed_at > self.parts[node].kept.confirmed_at
+        self.changed_at > self.parts[node].kept.confirmed_at()
     }
 
     fn lost(&mut self, why: LossReason) -> Verdict {
         Verdict::Lost(*self.lost.get_or_insert(why))
-    }
-
-    /// How many nodes may have been without at one time since `from`.
-    fn lacked(&self, from: Instant, now: Instant) -> usize {
-        let lack = |part: &&Part| part.kept.may_lack(from, now);
-        self.parts.iter().filter(lack).count()
     }
 }
 
@@ -354,7 +295,7 @@ impl QuorumHold {
         state.granted = true;
         for part in &mut state.parts {
             if !part.is_kept() {
-                part.kept.gap = Some((sent_at, None));
+                part.kept.has_no_part_in_grant(sent_at);
             }
         }
         // It is held, whatever else is known by now; time cannot be over.
@@ -473,7 +414,7 @@ impl QuorumHold {
         };
         match part.stage {
             Stage::Kept if bare || state.is_unconfirmed(node) => soon(),
-            Stage::Kept if renewed => part.kept.confirmed_at.unwrap_or(now) + lease / 3,
+            Stage::Kept if renewed => part.kept.confirmed_at().unwrap_or(now) + lease / 3,
             Stage::Asked { since, .. } if bare || now < since + 10 * PROMPT => soon(),
             Stage::Fresh if bare && renewed => soon(),
             _ if renewed => now + heal_after(lease),
@@ -497,7 +438,7 @@ impl QuorumHold {
     fn certain_nodes(&self) -> usize {
         let mut state = self.state.lock();
         self.look(&mut state);
-        state.untils(Instant::now()).len()
+        keeping::certain(state.kept(), Instant::now())
     }
 
     /// The holder's count.
@@ -568,7 +509,7 @@ impl QuorumHold {
                 || part.is_renewed()
                     && part
                         .kept
-                        .confirmed_at
+                        .confirmed_at()
                         .is_none_or(|at| now >= at + part.hold.lease() / 6));
         let asks = matches!(part.stage, Stage::Asked { .. });
         if !renews && !state.let_go && !part.left_out {
@@ -630,7 +571,7 @@ impl QuorumHold {
         let from = state.parts[node].kept.miss(now);
         state.changed_at = Some(now);
         self.renumber(state, node);
-        if state.lacked(from, now) >= self.nodes.needed {
+        if keeping::majority_may_have_lacked(self.nodes.majority, state.kept(), from, now) {
             // Others may have had a majority in between.
             return state.lost(why);
         }
@@ -643,14 +584,14 @@ impl QuorumHold {
         let Some(whole) = whole.filter(|_| state.granted && !state.let_go) else {
             return Verdict::Held;
         };
-        let (n, needed, now) = (self.nodes.list.len(), self.nodes.needed, Instant::now());
-        let untils = state.untils(now);
-        let until = untils.get(needed - 1);
-        if !until.is_some_and(|until| self.count_on(&whole, *until)) {
+        let (majority, now) = (self.nodes.majority, Instant::now());
+        let until = keeping::certain_until(majority, state.kept(), now);
+        if !until.is_some_and(|until| self.count_on(&whole, until)) {
             return state.lost(why);
         }
         let mut verdict = Verdict::Held;
-        if untils.len() > needed || n == needed {
+        let certain = keeping::certain(state.kept(), now);
+        if !majority.is_bare(certain) {
             state.bare = None;
         } else {
             match &mut state.bare {
@@ -661,7 +602,7 @@ impl QuorumHold {
                 Some((since, logged)) => {
                     if !*logged && now >= *since + heal_after(whole.lease()) {
                         *logged = true;
-                        verdict = Verdict::Bare(untils.len());
+                        verdict = Verdict::Bare(certain);
                     }
                 }
             }
@@ -784,7 +725,8 @@ impl QuorumHold {
                 verdict = self.is_missing(&mut state, node, why, Instant::now());
             }
         }
-        if agreed >= nodes.needed {
+        let majority = nodes.majority;
+        if majority.has(agreed) {
             for part in &state.parts {
                 part.hold.change_lease(lease, ttl);
             }
@@ -808,23 +750,18 @@ impl QuorumHold {
         if let Some(lost) = lost {
             return Ok((lost, sent_at));
         }
-        if agreed >= nodes.needed {
+        if majority.has(agreed) {
             return Ok((Renewed::Yes, sent_at));
         }
         if stop() {
             return Err(Fault::Stopped.into());
         }
-        if nodes.list.len() - round.count(&not_ours) < nodes.needed {
+        if majority.tally(agreed, round.count(&not_ours)) == Tally::Lost {
             let others = |value: &Value| matches!(value, Value::Int(-1));
             let taken = round.count(&others) > 0;
             return Ok((if taken { Renewed::Taken } else { Renewed::Gone }, sent_at));
         }
-        Err(Failure::Several(Short {
-            nodes: nodes.list.len(),
-            needed: nodes.needed,
-            agreed,
-            failures: nodes.failures(round.replies),
-        }))
+        Err(nodes.short(agreed, round.replies).into())
     }
 
     /// Ends all parts, and has them released wherever they may be. In memory only; [`QuorumHold::flush`] has to follow.
@@ -835,7 +772,6 @@ impl QuorumHold {
             let releases = (0..state.parts.len()).map(|node| Releasing {
                 kept: state.parts[node].kept,
                 call: self.release(&mut state, node),
-                answer: None,
             });
             let releases = releases.collect();
             state.releases = releases;
@@ -888,10 +824,9 @@ impl QuorumHold {
         let part = &mut state.parts[node];
         part.left_out = true;
         part.kept.miss(Instant::now());
-        let untils = state.untils(Instant::now());
         // What is left is known before anything leaves.
-        let until = untils.get(self.nodes.needed - 1);
-        if until.is_some_and(|until| self.count_on(&whole, *until)) {
+        let until = keeping::certain_until(self.nodes.majority, state.kept(), Instant::now());
+        if until.is_some_and(|until| self.count_on(&whole, until)) {
             self.release(&mut state, node);
         } else {
             drop(state);
@@ -920,15 +855,16 @@ impl QuorumHold {
         let mut parts = state.releases.clone();
         let patience = round::patience(state.parts[0].hold.lease());
         drop(state);
-        let let_go_at = Instant::now();
+        let kept = parts.iter().map(|its| its.kept);
+        let mut tally = ReleaseTally::new(nodes.majority, kept, Instant::now());
         let lost = |reason| Ok(Some(if in_time { reason } else { LossReason::Expired }));
         let mut slice = SLICE.0;
         let mut majority_at = None;
         let mut failures = Vec::new();
         loop {
             let mut moved = false;
-            for node in 0..parts.len() {
-                let Some(call) = parts[node].call.clone() else {
+            for (node, its) in parts.iter_mut().enumerate() {
+                let Some(call) = its.call.clone() else {
                     continue;
                 };
                 let connection = &nodes.list[node].session.connection;
@@ -938,7 +874,7 @@ impl QuorumHold {
                         Err(WaitFault::TimedOut | WaitFault::Stopped) => continue,
                         Err(WaitFault::Closed) => {
                             failures.push((node, Fault::Closed));
-                            (parts[node].call, moved) = (None, true);
+                            (its.call, moved) = (None, true);
                             continue;
                         }
                         Err(WaitFault::Broken(err)) => {
@@ -946,60 +882,56 @@ impl QuorumHold {
                             if matches!(state.phase, CallPhase::Broken(_)) {
                                 drop(state);
                                 failures.push((node, Fault::Refused(err)));
-                                (parts[node].call, moved) = (None, true);
+                                (its.call, moved) = (None, true);
                             }
                             continue;
                         }
                     };
-                (parts[node].call, moved) = (None, true);
+                (its.call, moved) = (None, true);
                 let replayed = call.state.lock().sendings > 1;
-                match script::released(&value) {
-                    Ok(Released::Yes { .. }) => parts[node].answer = Some(true),
-                    Ok(_) if replayed && in_time => parts[node].answer = Some(true),
+                let had_it = match script::released(&value) {
+                    Ok(Released::Yes { .. }) => true,
+                    // An earlier sending has done it.
+                    Ok(_) if replayed && in_time => true,
                     Ok(not_ours) => {
                         if not_ours == Released::Taken {
                             reason = LossReason::TakenOver;
                         }
-                        parts[node].answer = Some(false);
-                        let from = parts[node].kept.confirmed_at;
-                        if from.is_some_and(|from| {
-                            lacked(&parts, from, let_go_at, false) >= nodes.needed
-                        }) {
-                            return lost(reason);
-                        }
+                        false
                     }
                     Err(unexpected) => {
                         let err = RedisError::from(std::io::Error::other(unexpected));
                         failures.push((node, Fault::Refused(err)));
+                        continue;
                     }
+                };
+                if !tally.answered(node, had_it) {
+                    return lost(reason);
                 }
             }
             let now = Instant::now();
-            let yes = parts.iter().filter(|its| its.answer == Some(true)).count();
-            if yes >= nodes.needed {
-                let unheard = parts.iter().filter(|its| its.answer.is_none());
-                let mut froms = unheard.filter_map(|its| its.kept.confirmed_at);
-                let depends =
-                    froms.any(|from| lacked(&parts, from, let_go_at, true) >= nodes.needed);
+            let yes = tally.yes();
+            let left = parts.iter().filter(|its| its.call.is_some()).count();
+            let no = parts.len() - yes - failures.len() - left;
+            let outcome = nodes.majority.tally(yes, no);
+            if outcome == Tally::Won {
                 let waits_until = *majority_at.get_or_insert(now) + patience;
-                if !depends || now >= waits_until.min(until) {
+                if !tally.is_open() || now >= waits_until.min(until) {
                     return Ok(None);
                 }
             }
-            let left = parts.iter().filter(|its| its.call.is_some()).count();
-            if yes + failures.len() + left < nodes.needed {
+            if outcome == Tally::Lost {
                 return lost(reason);
             }
             if left == 0 || now >= until {
-                if yes >= nodes.needed {
+                if outcome == Tally::Won {
                     return Ok(None);
                 }
                 let left = parts.iter().enumerate();
                 let left = left.filter(|(_, its)| its.call.is_some());
                 failures.extend(left.map(|(node, _)| (node, nodes.unanswered(node))));
                 return Err(Short {
-                    nodes: nodes.list.len(),
-                    needed: nodes.needed,
+                    majority: nodes.majority,
                     agreed: yes,
                     failures,
                 });
@@ -1011,17 +943,6 @@ impl QuorumHold {
             }
         }
     }
-}
-
-/// How many nodes may have been without at one time since `from`, by what was known when they were let go and what they
-/// have said since; those that have not said anything too, if `unheard`.
-fn lacked(parts: &[Releasing], from: Instant, let_go_at: Instant, unheard: bool) -> usize {
-    let lack = |its: &&Releasing| match its.answer {
-        Some(true) => its.kept.has_gap_after(from),
-        Some(false) => true,
-        None => unheard || its.kept.may_lack(from, let_go_at),
-    };
-    parts.iter().filter(lack).count()
 }
 
 impl Backing for QuorumHold {
@@ -1211,72 +1132,5 @@ impl Renewable for NodeHold {
         if let Some(quorum_hold) = self.quorum_hold() {
             quorum_hold.leave_out(self.node);
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// A number below `end`.
-    fn random(seed: &mut u64, end: usize) -> usize {
-        *seed = seed.wrapping_mul(0x5851_F42D_4C95_7F2D).wrapping_add(1);
-        usize::try_from(*seed >> 33).unwrap_or(0) % end
-    }
-
-    /// Nodes that forget, are asked and take their parts again in any order. If a majority was without at one time, the
-    /// hold is found to be lost by the time at which all have been heard of once more.
-    #[test]
-    fn that_a_majority_was_without_at_one_time_is_found_out_in_any_order() {
-        const N: usize = 5;
-        const NEEDED: usize = 3;
-        let begin = Instant::now();
-        let at = |tick: usize| begin + Duration::from_millis(u64::try_from(tick).unwrap_or(0));
-        let (mut found, mut kept) = (0, 0);
-        for seed in 0..20_000 {
-            let mut seed = seed;
-            let lease = Duration::from_millis(if random(&mut seed, 2) == 0 { 9 } else { 900 });
-            // Whether the node has it in truth, and what is known of it.
-            let mut nodes = [(true, Keeping::default()); N];
-            let (mut without, mut lost) = (false, false);
-            for (node, (has, keeping)) in nodes.iter_mut().enumerate() {
-                if node < NEEDED {
-                    keeping.confirm(at(0), at(0) + lease, at(1));
-                } else {
-                    (*has, keeping.gap) = (false, Some((at(0), None)));
-                }
-            }
-            let turns = 2 + random(&mut seed, 30);
-            for tick in 2..2 + turns + N {
-                let now = at(3 * tick);
-                let last = tick >= 2 + turns;
-                let node = if last {
-                    tick - 2 - turns
-                } else {
-                    random(&mut seed, N)
-                };
-                let what = random(&mut seed, 3);
-                let (has, keeping) = &mut nodes[node];
-                if what == 0 && !last {
-                    *has = false;
-                } else if what == 1 && !last && !*has {
-                    // Out of reach.
-                } else if *has {
-                    keeping.confirm(at(3 * tick - 1), at(3 * tick - 1) + lease, now);
-                } else if keeping.until.is_some() {
-                    let from = keeping.miss(now);
-                    let lack = nodes.iter().filter(|its| its.1.may_lack(from, now));
-                    lost |= lack.count() >= NEEDED;
-                } else {
-                    *has = true;
-                    keeping.confirm(at(3 * tick - 1), at(3 * tick - 1) + lease, now);
-                }
-                without |= nodes.iter().filter(|its| !its.0).count() >= NEEDED;
-            }
-            assert!(lost || !without, "{nodes:?}");
-            found += usize::from(lost);
-            kept += usize::from(!lost);
-        }
-        assert!(found > 1000 && kept > 1000, "{found} {kept}");
     }
 }

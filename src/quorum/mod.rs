@@ -2,4 +2,6 @@
 
 pub(crate) mod hold;
 pub(crate) mod identity;
+mod keeping;
 pub(crate) mod round;
+mod tally;

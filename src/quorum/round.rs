@@ -31,6 +31,7 @@ use crate::protocol::red;
 use crate::protocol::script::Request;
 use crate::quorum::hold::QuorumHold;
 use crate::quorum::identity::Masters;
+use crate::quorum::tally::{Goal, Majority, Progress, Step, Tally};
 use crate::session::{Session, SharedSession};
 use crate::time::{self, Unanswered};
 
@@ -70,7 +71,7 @@ pub(crate) struct Node {
 
 pub(crate) struct Nodes {
     pub(crate) list: Vec<Node>,
-    pub(crate) needed: usize,
+    pub(crate) majority: Majority,
     /// With which node the next round begins: reading from each in turn leaves none unread for long.
     turn: AtomicUsize,
 }
@@ -102,8 +103,7 @@ pub(crate) enum Asked {
 /// Too few servers agreed.
 #[derive(Debug, Clone)]
 pub(crate) struct Short {
-    pub(crate) nodes: usize,
-    pub(crate) needed: usize,
+    pub(crate) majority: Majority,
     pub(crate) agreed: usize,
     /// By position, for the others that did not say that somebody else has the lock.
     pub(crate) failures: Vec<(usize, Fault)>,
@@ -157,9 +157,7 @@ impl Short {
     pub(crate) fn into_error(self, name: &str) -> Error {
         let wrong_type =
             |fault: &Fault| matches!(fault, Fault::Refused(err) if err.code() == Some("WRONGTYPE"));
-        let failures = self.failures.iter();
-        let of_wrong_type = failures.filter(|(_, fault)| wrong_type(fault)).count();
-        if self.nodes - of_wrong_type < self.needed {
+        if self.too_many(wrong_type) {
             return Error::WrongType { name: name.into() };
         }
         let failures = self.failures.into_iter().map(|(node, fault)| {
@@ -174,8 +172,8 @@ impl Short {
         });
         Error::NoQuorum {
             name: name.into(),
-            nodes: self.nodes,
-            needed: self.needed,
+            nodes: self.majority.nodes(),
+            needed: self.majority.needed(),
             agreed: self.agreed,
             failures: failures.collect(),
         }
@@ -194,7 +192,7 @@ impl Short {
     fn too_many(&self, counts: impl Fn(&Fault) -> bool) -> bool {
         let failures = self.failures.iter();
         let out = failures.filter(|(_, fault)| counts(fault)).count();
-        self.nodes - out < self.needed
+        self.majority.tally(0, out) == Tally::Lost
     }
 }
 
@@ -230,7 +228,7 @@ impl Quorum {
         let response_timeout = clients[0].session.response_timeout;
         let masters = Masters::new(sessions.into_iter().cloned().collect(), response_timeout)?;
         let nodes = Arc::new(Nodes {
-            needed: list.len() / 2 + 1,
+            majority: Majority::of(list.len()),
             list,
             turn: AtomicUsize::new(0),
         });
@@ -295,7 +293,7 @@ impl Quorum {
         let granted = round.count(&taken);
         quorum_hold.begin(round.calls);
         let whole = quorum_hold.whole(entry, terms);
-        if granted >= nodes.needed {
+        if nodes.majority.has(granted) {
             whole.grant(sent_at);
             let left = whole
                 .valid_until()
@@ -313,17 +311,15 @@ impl Quorum {
         drop(quorum_hold.let_go());
         quorum_hold.flush();
         let busy = |value: &Value| matches!(value, Value::Int(_));
-        if granted >= nodes.needed {
+        if nodes.majority.has(granted) {
             Asked::TooLate
-        } else if granted + Round::count_in(&round.replies, &busy) >= nodes.needed {
+        } else if nodes
+            .majority
+            .has(granted + Round::count_in(&round.replies, &busy))
+        {
             self.busy()
         } else {
-            Asked::TooFew(Short {
-                nodes: nodes.list.len(),
-                needed: nodes.needed,
-                agreed: granted,
-                failures: nodes.failures(round.replies),
-            })
+            Asked::TooFew(nodes.short(granted, round.replies))
         }
     }
 
@@ -352,7 +348,7 @@ impl Quorum {
         let free = |value: &Value| matches!(value, Value::Int(-2));
         let round = nodes.round(Goal::MajoritySoon, lease, until, stop, &mut look, &free);
         let answered = round.count(&|value| matches!(value, Value::Int(_)));
-        answered >= nodes.needed && round.count(&free) < nodes.needed
+        nodes.majority.has(answered) && !nodes.majority.has(round.count(&free))
     }
 
     /// As which `run_id` each server counts for those who keep out whoever is new within `span`; empty for any.
@@ -393,28 +389,25 @@ impl Quorum {
                 _ => None,
             })
             .collect();
-        if numbers.len() >= nodes.needed {
+        if nodes.majority.has(numbers.len()) {
             return Ok(numbers);
         }
-        Err(Short {
-            nodes: nodes.list.len(),
-            needed: nodes.needed,
-            agreed: numbers.len(),
-            failures: nodes.failures(round.replies),
-        })
+        Err(nodes.short(numbers.len(), round.replies))
     }
 
     /// Whether a majority is not to be had.
     pub(crate) fn is_locked(&self, until: Instant) -> std::result::Result<bool, Short> {
         let fields = self.survey(until, |protocol| protocol.state())?;
-        Ok(fields.iter().filter(|fields| **fields == 0).count() < self.nodes.needed)
+        let free = fields.iter().filter(|fields| **fields == 0).count();
+        Ok(!self.nodes.majority.has(free))
     }
 
     /// In how many milliseconds a majority is to be had if nobody renews; -1 for never, -2 for now.
     pub(crate) fn remaining(&self, until: Instant) -> std::result::Result<i64, Short> {
-        let mut left = self.survey(until, |protocol| protocol.remaining())?;
-        left.sort_unstable_by_key(|ms| if *ms == -1 { i64::MAX } else { *ms });
-        Ok(left[self.nodes.needed - 1])
+        let left = self.survey(until, |protocol| protocol.remaining())?;
+        let never = |ms| if ms == -1 { i64::MAX } else { ms };
+        let bound = self.nodes.majority.bound(left.into_iter().map(never));
+        Ok(bound.filter(|ms| *ms != i64::MAX).unwrap_or(-1))
     }
 
     /// Takes the lock away on every node; whether anybody had it on any.
@@ -423,15 +416,6 @@ impl Quorum {
             .survey(until, |protocol| protocol.force())?
             .contains(&1))
     }
-}
-
-/// How many answers a round is for.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Goal {
-    Majority,
-    /// The same, by one who will ask again: what it has got already is not kept from others while it makes connections.
-    MajoritySoon,
-    All,
 }
 
 /// What one node has said.
@@ -471,8 +455,17 @@ impl Nodes {
         &self.list[0].session
     }
 
+    /// So few agreed, and the others answered this.
+    pub(crate) fn short(&self, agreed: usize, replies: Vec<Reply>) -> Short {
+        Short {
+            majority: self.majority,
+            agreed,
+            failures: self.failures(replies),
+        }
+    }
+
     /// Why nodes did not answer, by position.
-    pub(crate) fn failures(&self, replies: Vec<Reply>) -> Vec<(usize, Fault)> {
+    fn failures(&self, replies: Vec<Reply>) -> Vec<(usize, Fault)> {
         let failure = |(node, reply)| match reply {
             Reply::Failed(fault) => Some((node, fault)),
             Reply::Due { .. } | Reply::Unasked => Some((node, self.unanswered(node))),
@@ -506,7 +499,7 @@ impl Nodes {
             let outcome = call.as_ref().and_then(|call| call.outcome());
             matches!(outcome, Some(Err(_)))
         };
-        if round.count(&|_| true) >= self.needed
+        if self.majority.has(round.count(&|_| true))
             || !round.calls.iter().any(broke)
             || stop()
             || Instant::now() >= until
@@ -532,10 +525,7 @@ impl Nodes {
         counts: &dyn Fn(&Value) -> bool,
     ) -> Round {
         let n = self.list.len();
-        let wanted = match goal {
-            Goal::Majority | Goal::MajoritySoon => self.needed,
-            Goal::All => n,
-        };
+        let wanted = goal.wanted(self.majority);
         let patience = patience(lease);
         let mut round = Round {
             replies: (0..n).map(|_| Reply::Unasked).collect(),
@@ -590,18 +580,19 @@ impl Nodes {
             if !came {
                 slice = (slice * 2).min(SLICE.1);
             }
-            let yes = round.count(counts);
-            let due = (0..n).filter(|node| round.is_due(*node)).count();
-            let answered = round.count(&|_| true);
-            if goal == Goal::MajoritySoon && answered > yes {
-                untried.clear();
-            }
-            let hopeless =
-                goal != Goal::All && yes + due + untried.len() < wanted && answered >= wanted;
-            if hopeless || stop() || Instant::now() >= until {
+            let step = goal.next(
+                self.majority,
+                Progress {
+                    yes: round.count(counts),
+                    answered: round.count(&|_| true),
+                    pending: (0..n).filter(|node| round.is_due(*node)).count(),
+                    untried: untried.len(),
+                },
+            );
+            if step == Step::Finish || stop() || Instant::now() >= until {
                 return round;
             }
-            if yes + due < wanted
+            if step == Step::AskAnother
                 && let Some(node) = untried.pop()
             {
                 let connection = &self.list[node].session.connection;
@@ -611,8 +602,6 @@ impl Nodes {
                     Ok(()) => round.replies[node] = Reply::Failed(self.unanswered(node)),
                     Err(fault) => round.replies[node] = Reply::Failed(fault),
                 }
-            } else if due == 0 {
-                return round;
             }
         }
     }

@@ -1,0 +1,249 @@
+//! Majority arithmetic, for everything that is put to several masters. Pure: no I/O, no clock.
+//!
+//! Two majorities of the same nodes have a node in common, and one node has one holder. So a lock is held by whoever has a
+//! majority, and may have been somebody else's as soon as a majority may have been without it at one time.
+
+/// More than half of so many nodes: of an even number one more than half.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Majority {
+    nodes: usize,
+}
+
+/// What a vote has come to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Tally {
+    /// A majority agrees, whatever the others say.
+    Won,
+    /// It depends on nodes that have not voted.
+    Pending,
+    /// So many disagree that the others are no majority.
+    Lost,
+}
+
+impl Majority {
+    pub(crate) fn of(nodes: usize) -> Self {
+        Self { nodes }
+    }
+
+    pub(crate) fn nodes(self) -> usize {
+        self.nodes
+    }
+
+    pub(crate) fn needed(self) -> usize {
+        self.nodes / 2 + 1
+    }
+
+    /// `yes` nodes agree, `no` nodes do not and will not; of the others nothing is known.
+    pub(crate) fn tally(self, yes: usize, no: usize) -> Tally {
+        if yes >= self.needed() {
+            Tally::Won
+        } else if self.nodes - no.min(self.nodes) < self.needed() {
+            Tally::Lost
+        } else {
+            Tally::Pending
+        }
+    }
+
+    /// Whether so many are a majority.
+    pub(crate) fn has(self, yes: usize) -> bool {
+        self.tally(yes, 0) == Tally::Won
+    }
+
+    /// Whether these are a majority that the loss of one node would end, while there are other nodes to be gained.
+    pub(crate) fn is_bare(self, yes: usize) -> bool {
+        yes == self.needed() && yes < self.nodes
+    }
+
+    /// The lowest value that a majority of the nodes does not exceed; `None` if too few nodes have one.
+    pub(crate) fn bound<T: Ord>(self, values: impl IntoIterator<Item = T>) -> Option<T> {
+        let mut values: Vec<T> = values.into_iter().collect();
+        values.sort_unstable();
+        values.into_iter().nth(self.needed() - 1)
+    }
+}
+
+/// How many answers a round of requests is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Goal {
+    Majority,
+    /// The same, by a caller who will ask again: it does not keep what it has been granted from others while it makes
+    /// connections.
+    MajoritySoon,
+    All,
+}
+
+/// How far a round has come.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Progress {
+    /// Nodes that gave the answer that counts.
+    pub(crate) yes: usize,
+    /// Nodes that gave any answer.
+    pub(crate) answered: usize,
+    /// Nodes that were asked and still have time to answer.
+    pub(crate) pending: usize,
+    /// Nodes that could be asked once there is a connection.
+    pub(crate) untried: usize,
+}
+
+/// What a round does next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Step {
+    Finish,
+    Wait,
+    /// The goal may be missed with the nodes that were asked: connect to one that was not.
+    AskAnother,
+}
+
+impl Goal {
+    /// From how many answers that count the goal is reached.
+    pub(crate) fn wanted(self, majority: Majority) -> usize {
+        match self {
+            Self::Majority | Self::MajoritySoon => majority.needed(),
+            Self::All => majority.nodes(),
+        }
+    }
+
+    /// A round that has reached its goal ends, and so does one that cannot reach it any more, but only once a majority has
+    /// answered: fewer do not show whether others hold the lock or the nodes are away.
+    pub(crate) fn next(self, majority: Majority, seen: Progress) -> Step {
+        let wanted = self.wanted(majority);
+        let refused = seen.answered > seen.yes;
+        let untried = match self {
+            Self::MajoritySoon if refused => 0,
+            _ => seen.untried,
+        };
+        let hopeless = self != Self::All && seen.yes + seen.pending + untried < wanted;
+        if seen.yes >= wanted || hopeless && majority.has(seen.answered) {
+            Step::Finish
+        } else if seen.yes + seen.pending < wanted && untried > 0 {
+            Step::AskAnother
+        } else if seen.pending > 0 {
+            Step::Wait
+        } else {
+            Step::Finish
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cmp::Reverse;
+
+    use super::*;
+
+    const SIZES: [usize; 5] = [2, 3, 4, 5, 7];
+
+    /// Every vote of `n` nodes: each says one of three things.
+    fn votes(n: usize) -> impl Iterator<Item = Vec<u8>> {
+        let all = 3_usize.pow(u32::try_from(n).unwrap_or(0));
+        (0..all).map(move |mut code| {
+            let vote = |_| {
+                let vote = u8::try_from(code % 3).unwrap_or(0);
+                code /= 3;
+                vote
+            };
+            (0..n).map(vote).collect()
+        })
+    }
+
+    fn count(votes: &[u8], what: u8) -> usize {
+        votes.iter().filter(|vote| **vote == what).count()
+    }
+
+    #[test]
+    fn two_majorities_share_a_node_and_the_nodes_can_be_one() {
+        for n in SIZES {
+            let majority = Majority::of(n);
+            assert!(2 * majority.needed() > n, "{n}");
+            assert!(majority.needed() <= n && 2 * (majority.needed() - 1) <= n);
+        }
+    }
+
+    /// With 0 for yes, 1 for no and 2 for a node that has not voted, every way in which the vote can end is tried.
+    #[test]
+    fn a_vote_is_decided_as_soon_as_every_way_to_finish_it_ends_the_same() {
+        for n in SIZES {
+            let majority = Majority::of(n);
+            for votes in votes(n) {
+                let (yes, no, open) = (count(&votes, 0), count(&votes, 1), count(&votes, 2));
+                let wins = |more: usize| 2 * (yes + more) > n;
+                let expected = match (wins(0), wins(open)) {
+                    (true, _) => Tally::Won,
+                    (false, true) => Tally::Pending,
+                    (false, false) => Tally::Lost,
+                };
+                assert_eq!(majority.tally(yes, no), expected, "{votes:?}");
+                assert_eq!(majority.has(yes), wins(0), "{votes:?}");
+                let one_less = yes > 0 && 2 * (yes - 1) <= n;
+                let bare = wins(0) && one_less && yes < n;
+                assert_eq!(majority.is_bare(yes), bare, "{votes:?}");
+            }
+        }
+    }
+
+    /// With 0 and 1 for values and 2 for a node that has none.
+    #[test]
+    fn a_majority_is_within_the_bound_and_within_no_lower_one() {
+        for n in SIZES {
+            let majority = Majority::of(n);
+            for votes in votes(n) {
+                let values = || votes.iter().copied().filter(|vote| *vote < 2);
+                let within = |bound: u8| values().filter(|value| *value <= bound).count();
+                let expected = (0..2).find(|bound| majority.has(within(*bound)));
+                assert_eq!(majority.bound(values()), expected, "{votes:?}");
+                let beyond = |bound: u8| values().filter(|value| *value >= bound).count();
+                let expected = (0..2).rev().find(|bound| majority.has(beyond(*bound)));
+                let bound = majority.bound(values().map(Reverse));
+                assert_eq!(bound.map(|Reverse(value)| value), expected, "{votes:?}");
+            }
+        }
+    }
+
+    /// All rounds over up to seven nodes, however far they have come.
+    #[test]
+    fn a_round_goes_on_as_long_as_it_may_reach_its_goal_or_learn_why_not() {
+        let goals = [Goal::Majority, Goal::MajoritySoon, Goal::All];
+        let mut steps = [0; 3];
+        for (goal, n) in goals.into_iter().flat_map(|goal| SIZES.map(|n| (goal, n))) {
+            let (majority, at_most) = (Majority::of(n), 0..=n);
+            let wanted = goal.wanted(majority);
+            assert_eq!(wanted == n, goal == Goal::All || n == 2);
+            let all = at_most
+                .clone()
+                .flat_map(|yes| (yes..=n).map(move |to| (yes, to)));
+            let all = all.flat_map(|(yes, to)| (0..=n - to).map(move |pending| (yes, to, pending)));
+            let all = all.flat_map(|(yes, answered, pending)| {
+                (0..=n - answered - pending).map(move |untried| Progress {
+                    yes,
+                    answered,
+                    pending,
+                    untried,
+                })
+            });
+            for seen in all {
+                let step = goal.next(majority, seen);
+                let hasty = goal == Goal::MajoritySoon && seen.answered > seen.yes;
+                let left = seen.pending + if hasty { 0 } else { seen.untried };
+                let within_reach = seen.yes < wanted && seen.yes + left >= wanted;
+                match step {
+                    Step::Finish => {
+                        let why_not = majority.has(seen.answered) && goal != Goal::All;
+                        let done = seen.yes >= wanted || left == 0 || why_not && !within_reach;
+                        assert!(done, "{goal:?} {seen:?}");
+                    }
+                    Step::Wait => {
+                        assert!(seen.pending > 0 && seen.yes < wanted, "{goal:?} {seen:?}");
+                        let enough = seen.yes + seen.pending >= wanted;
+                        assert!(enough || left == seen.pending, "{goal:?} {seen:?}");
+                    }
+                    Step::AskAnother => {
+                        assert!(seen.untried > 0 && !hasty, "{goal:?} {seen:?}");
+                        assert!(seen.yes + seen.pending < wanted, "{goal:?} {seen:?}");
+                    }
+                }
+                steps[step as usize] += 1;
+            }
+        }
+        assert!(steps.iter().all(|times| *times > 100), "{steps:?}");
+    }
+}
