@@ -13,7 +13,7 @@ use redlatch::{CancelToken, Client, Config, Error, LossReason, RedLock, RedLockG
 use crate::support::{
     Crew, Guard, LONG, Lock, Mode, Proxy, Server, Target, beside, delete, elsewhere, eventually,
     everywhere, loosely, ms, nothing_is_left_of, open, open_with_lease, published, stranger_holds,
-    timed, unique, unless_late,
+    timed, unique,
 };
 
 /// The lock over three masters, of which the test knows the first.

@@ -1283,7 +1283,7 @@ fn rounds(clients: usize, threads: u64, rounds: u64) {
         if to_be_known {
             eventually("all have asked", || commands() >= asked + 2 * threads);
         }
-        let known = to_be_known && since.elapsed() < loosely(ms(700));
+        let known = to_be_known && since.elapsed() < ms(700);
         setter.count_down().unwrap();
         counter.count_down().unwrap();
         board.ended.store(round, Ordering::SeqCst);
