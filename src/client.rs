@@ -20,7 +20,7 @@ use crate::sync::multi_lock::MultiLock;
 use crate::sync::mutex;
 use crate::sync::reentrant_lock::ReentrantLock;
 use crate::sync::rwlock::RwLock;
-use crate::sync::semaphore::Semaphore;
+use crate::sync::semaphore::{Semaphore, close as give_back_permits};
 use crate::sync::spin_lock::SpinLock;
 
 /// A connection to one Redis, and the locks in it.
@@ -61,7 +61,7 @@ impl Client {
     /// [`Error::Redis`](crate::Error::Redis) if Redis cannot be reached, rejects the credentials, or is still loading
     /// its data when the connect timeout is over.
     pub fn open(config: impl Into<Config>) -> Result<Self> {
-        let session = Session::open(config.into())?;
+        let session = Session::open(config.into(), &[give_back_permits])?;
         Ok(Self {
             shared: SharedSession::new(session),
         })

@@ -1,5 +1,6 @@
 //! One hold on a lock, how long it is certainly ours, and the news of its loss.
 
+pub(crate) mod permits;
 pub(crate) mod releases;
 pub(crate) mod schedule;
 pub(crate) mod watchdog;

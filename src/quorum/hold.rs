@@ -337,7 +337,7 @@ impl QuorumHold {
                     // Refused before it had done anything.
                     Err(err) => {
                         part.by_text = is_unknown_script(&err);
-                        self.nodes.list[node].session.seniority.learn(&err);
+                        self.nodes.list[node].session.server.seniority.learn(&err);
                         self.renumber(state, node);
                     }
                     Ok(_) => self.doubt(state, node),

@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use redis::{RedisError, Value};
+use redis::Value;
 
 use crate::error::{Error, Result};
 use crate::net::call::Call;
@@ -31,51 +31,6 @@ pub(crate) enum Identity {
     NoMaster(String),
     /// It has not answered, or may not be asked.
     Unknown,
-}
-
-/// The master that the present connection of a client leads to.
-///
-/// A new connection may lead to another server, or to one that has a new `run_id` since it was restarted.
-#[derive(Default)]
-pub(crate) struct Known(Mutex<Option<(u64, Arc<str>)>>);
-
-/// As which `run_id` a server is known, and since when if it was another before: for those who keep out whoever is new.
-#[derive(Default)]
-pub(crate) struct Seniority(Mutex<Option<(String, Option<Instant>)>>);
-
-impl Seniority {
-    /// The `run_id` that counts: the first that was met, or another that was met at least `span` ago; empty for any.
-    pub(crate) fn counts_as(&self, span: Duration, now: Instant) -> String {
-        match &*self.0.lock() {
-            None => String::new(),
-            Some((_, Some(met_at))) if now.saturating_duration_since(*met_at) < span => {
-                // Nobody's.
-                "-".into()
-            }
-            Some((run_id, _)) => run_id.clone(),
-        }
-    }
-
-    /// The server has this `run_id` now.
-    fn met(&self, run_id: &str, now: Instant) {
-        let mut known = self.0.lock();
-        match &*known {
-            None => *known = Some((run_id.into(), None)),
-            Some((same, _)) if same == run_id => {}
-            Some(_) => *known = Some((run_id.into(), Some(now))),
-        }
-    }
-
-    /// A server has refused to take part, and may have said who it is.
-    pub(crate) fn learn(&self, refusal: &RedisError) {
-        let said = refusal
-            .detail()
-            .filter(|_| refusal.code() == Some("RESTARTED"));
-        let named = said.and_then(|detail| detail.strip_prefix("as "));
-        if let Some((run_id, _)) = named.and_then(|detail| detail.split_once(',')) {
-            self.met(run_id, Instant::now());
-        }
-    }
 }
 
 /// The questions that are on their way to one server.
@@ -122,8 +77,9 @@ impl<'a> Asked<'a> {
         let Some(run_id) = run_id.map(|run_id| Arc::from(run_id.trim())) else {
             return Identity::Unknown;
         };
-        *self.session.known.0.lock() = Some((self.generation, Arc::clone(&run_id)));
-        self.session.seniority.met(&run_id, Instant::now());
+        let server = &self.session.server;
+        server.is(self.generation, &run_id);
+        server.seniority.met(&run_id, Instant::now());
         Identity::Master(run_id)
     }
 }
@@ -141,12 +97,10 @@ pub(crate) fn of<'a>(
     until: Instant,
 ) -> Vec<Identity> {
     let begin = |session: &'a Arc<Session>| {
-        let known = session.known.0.lock().clone();
-        match known {
-            Some((generation, run_id)) if session.connection.generation() == Some(generation) => {
-                Err(Identity::Master(run_id))
-            }
-            _ => Asked::send(session).ok_or(Identity::Unknown),
+        let generation = session.connection.generation();
+        match generation.and_then(|generation| session.server.run_id(generation)) {
+            Some(run_id) => Err(Identity::Master(run_id)),
+            None => Asked::send(session).ok_or(Identity::Unknown),
         }
     };
     // All are on their way before one is waited for.
@@ -292,29 +246,5 @@ fn reconnect(sessions: &[&Arc<Session>], until: Instant) {
             report!(Debug, "{DOING}: {:?}: {fault:?}", session.endpoint);
             session.connection.want();
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn whoever_is_new_counts_once_it_has_been_known_for_as_long_as_somebody_wants() {
-        let (known, span) = (Seniority::default(), Duration::from_secs(60));
-        let begin = Instant::now();
-        let at = |secs| begin + Duration::from_secs(secs);
-        assert_eq!(known.counts_as(span, at(0)), "");
-        known.met("first", at(0));
-        assert_eq!(known.counts_as(span, at(0)), "first");
-        known.met("second", at(0));
-        known.met("second", at(59));
-        assert_eq!(known.counts_as(span, at(59)), "-");
-        assert_eq!(known.counts_as(span, at(61)), "second");
-        // Neither does it count at once that has been here before.
-        known.met("first", at(61));
-        assert_eq!(known.counts_as(span, at(61)), "-");
-        assert_eq!(known.counts_as(Duration::ZERO, at(61)), "first");
-        assert_eq!(known.counts_as(span, at(122)), "first");
     }
 }

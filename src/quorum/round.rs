@@ -359,7 +359,7 @@ impl Quorum {
         }
         nodes
             .iter()
-            .map(|node| node.session.seniority.counts_as(span, now))
+            .map(|node| node.session.server.seniority.counts_as(span, now))
             .collect()
     }
 

@@ -1,6 +1,5 @@
 //! The semaphore whose permits have an id and a lease each.
 
-use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -123,33 +122,6 @@ impl Batch {
 impl Undo for Batch {
     fn undo(&self) -> Option<Deferred> {
         Some(self.release())
-    }
-}
-
-/// The permits of a client whose guards are alive, so that a release by id finds its holder.
-#[derive(Default)]
-pub(crate) struct LivePermits(Mutex<HashMap<PermitId, Arc<Hold>>>);
-
-impl LivePermits {
-    fn insert(&self, hold: &Arc<Hold>) {
-        if let Some(id) = PermitId::parse(&hold.owner) {
-            self.0.lock().insert(id, Arc::clone(hold));
-        }
-    }
-
-    fn get(&self, id: PermitId) -> Option<Arc<Hold>> {
-        self.0.lock().get(&id).cloned()
-    }
-
-    fn remove(&self, hold: &Hold) {
-        let Some(id) = PermitId::parse(&hold.owner) else {
-            return;
-        };
-        let mut live = self.0.lock();
-        live.remove(&id);
-        if live.is_empty() && live.capacity() > 1024 {
-            *live = HashMap::new();
-        }
     }
 }
 

@@ -1,5 +1,7 @@
 //! What one client consists of: its connection, subscriber, watchdog and registry; it starts and ends the threads.
 
+pub(crate) mod server;
+
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -12,6 +14,7 @@ use parking_lot::Mutex;
 use crate::config::Config;
 use crate::error::LossReason;
 use crate::error::{Error, Result};
+use crate::hold::permits::LivePermits;
 use crate::hold::releases::Releases;
 use crate::hold::watchdog::{self, Housekeeping, Task, Watchdog};
 use crate::hold::{Backing, Hold, LossSink, NotRenewed, Notices};
@@ -25,11 +28,9 @@ use crate::net::subscriber::Subscriber;
 use crate::process::Process;
 use crate::protocol::owner::Owners;
 use crate::protocol::script::{self, Released, Renewed, Request, lease_ms};
-use crate::quorum::identity;
 use crate::report::{self, report};
+use crate::session::server::Server;
 use crate::stats::Counters;
-use crate::sync::expirable_semaphore::LivePermits;
-use crate::sync::semaphore;
 
 /// See [`Session::replay`]; twice the response timeout if that is longer.
 const REPLAY: Duration = Duration::from_secs(60);
@@ -46,10 +47,7 @@ pub(crate) struct Session {
     pub(crate) connect_timeout: Duration,
     pub(crate) waiter_lease: Duration,
     pub(crate) owners: Owners,
-    /// Which server the connection leads to.
-    pub(crate) known: identity::Known,
-    /// Since when that is the same.
-    pub(crate) seniority: identity::Seniority,
+    pub(crate) server: Server,
     pub(crate) registry: Registry,
     pub(crate) permits: LivePermits,
     pub(crate) connection: Connection,
@@ -57,6 +55,7 @@ pub(crate) struct Session {
     pub(crate) subscriber: Arc<Subscriber>,
     pub(crate) counters: Arc<Counters>,
     notices: Notices,
+    give_back_on_close: &'static [GiveBack],
     closed: AtomicBool,
     process: Process,
     /// Wakes those that wait in no lock when the client is closed.
@@ -66,6 +65,9 @@ pub(crate) struct Session {
     watchdog_thread: Thread,
     subscriber_thread: Thread,
 }
+
+/// Submits the releases of what a kind without leases holds, when the client is closed. In memory only.
+pub(crate) type GiveBack = fn(&Session);
 
 /// A background thread: started when first needed, joined once.
 #[derive(Default)]
@@ -140,8 +142,11 @@ impl Drop for Contending<'_> {
 }
 
 impl Session {
-    /// Checks the settings and connects.
-    pub(crate) fn open(config: Config) -> Result<Arc<Self>> {
+    /// Checks the settings and connects. What the watchdog does not know of is given back on close by `give_back_on_close`.
+    pub(crate) fn open(
+        config: Config,
+        give_back_on_close: &'static [GiveBack],
+    ) -> Result<Arc<Self>> {
         let endpoint = Endpoint::new(config.check()?);
         let db = endpoint.server.db;
         let counters = Arc::new(Counters::default());
@@ -170,8 +175,7 @@ impl Session {
             connect_timeout: config.connect_timeout,
             waiter_lease: config.waiter_lease,
             owners: Owners::new(),
-            known: identity::Known::default(),
-            seniority: identity::Seniority::default(),
+            server: Server::default(),
             registry: Registry::new(config.key_prefix, db, config.tenure),
             permits: LivePermits::default(),
             connection,
@@ -179,6 +183,7 @@ impl Session {
             subscriber,
             counters,
             notices: Notices::new(config.on_lost),
+            give_back_on_close,
             closed: AtomicBool::new(false),
             process: Process::this(),
             closing: CancelToken::new(),
@@ -313,7 +318,9 @@ impl Session {
         for hold in self.watchdog.take_all() {
             hold.close(self);
         }
-        semaphore::close(self);
+        for give_back in self.give_back_on_close {
+            give_back(self);
+        }
         self.connection.flush(true);
         let released = self.connection.drain(until);
         let (releases, undos) = self.connection.close();

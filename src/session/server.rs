@@ -1,0 +1,93 @@
+//! What a client knows of its server: which one it is, and whether it is a new one.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use redis::RedisError;
+
+/// The server of one client.
+#[derive(Default)]
+pub(crate) struct Server {
+    /// The number of a connection, and the `run_id` of the master that it leads to: a new connection may lead to another
+    /// server, or to the same one restarted, which has a new `run_id`.
+    master: Mutex<Option<(u64, Arc<str>)>>,
+    pub(crate) seniority: Seniority,
+}
+
+impl Server {
+    /// The `run_id` of the master that the connection of this `generation` leads to, if it is known.
+    pub(crate) fn run_id(&self, generation: u64) -> Option<Arc<str>> {
+        let master = self.master.lock();
+        let known = master.as_ref().filter(|(known, _)| *known == generation);
+        known.map(|(_, run_id)| Arc::clone(run_id))
+    }
+
+    /// The connection of this `generation` leads to the master with this `run_id`.
+    pub(crate) fn is(&self, generation: u64, run_id: &Arc<str>) {
+        *self.master.lock() = Some((generation, Arc::clone(run_id)));
+    }
+}
+
+/// The `run_id` of the server, and since when if it had another before: some locks ignore a server that is new.
+#[derive(Default)]
+pub(crate) struct Seniority(Mutex<Option<(String, Option<Instant>)>>);
+
+impl Seniority {
+    /// The `run_id` that counts: the first that was seen, or another that was seen at least `span` ago; empty for any.
+    pub(crate) fn counts_as(&self, span: Duration, now: Instant) -> String {
+        match &*self.0.lock() {
+            None => String::new(),
+            Some((_, Some(met_at))) if now.saturating_duration_since(*met_at) < span => {
+                // No server has this one.
+                "-".into()
+            }
+            Some((run_id, _)) => run_id.clone(),
+        }
+    }
+
+    /// The server has this `run_id` now.
+    pub(crate) fn met(&self, run_id: &str, now: Instant) {
+        let mut known = self.0.lock();
+        match &*known {
+            None => *known = Some((run_id.into(), None)),
+            Some((same, _)) if same == run_id => {}
+            Some(_) => *known = Some((run_id.into(), Some(now))),
+        }
+    }
+
+    /// A server has refused to take part, and may have sent its `run_id`.
+    pub(crate) fn learn(&self, refusal: &RedisError) {
+        let said = refusal
+            .detail()
+            .filter(|_| refusal.code() == Some("RESTARTED"));
+        let named = said.and_then(|detail| detail.strip_prefix("as "));
+        if let Some((run_id, _)) = named.and_then(|detail| detail.split_once(',')) {
+            self.met(run_id, Instant::now());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whoever_is_new_counts_once_it_has_been_known_for_as_long_as_somebody_wants() {
+        let (known, span) = (Seniority::default(), Duration::from_secs(60));
+        let begin = Instant::now();
+        let at = |secs| begin + Duration::from_secs(secs);
+        assert_eq!(known.counts_as(span, at(0)), "");
+        known.met("first", at(0));
+        assert_eq!(known.counts_as(span, at(0)), "first");
+        known.met("second", at(0));
+        known.met("second", at(59));
+        assert_eq!(known.counts_as(span, at(59)), "-");
+        assert_eq!(known.counts_as(span, at(61)), "second");
+        // Neither does it count at once that has been here before.
+        known.met("first", at(61));
+        assert_eq!(known.counts_as(span, at(61)), "-");
+        assert_eq!(known.counts_as(Duration::ZERO, at(61)), "first");
+        assert_eq!(known.counts_as(span, at(122)), "first");
+    }
+}
