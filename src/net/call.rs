@@ -112,7 +112,8 @@ pub(crate) struct CallState {
     pub(crate) phase: CallPhase,
     /// Before the first byte of the latest sending left.
     pub(crate) sent_at: Instant,
-    pub(crate) whole: bool,
+    /// A script is sent with its text.
+    pub(crate) by_text: bool,
     pub(crate) sendings: u32,
     /// A thread waits on `changed`, and may be made leader.
     pub(crate) following: bool,
@@ -145,7 +146,7 @@ impl Call {
             state: Mutex::new(CallState {
                 phase: CallPhase::Idle,
                 sent_at: Instant::now(),
-                whole: false,
+                by_text: false,
                 sendings: 0,
                 following: false,
                 place: 0,
@@ -192,8 +193,8 @@ impl Call {
         self.undo.as_ref()?.undo()
     }
 
-    /// Whether the script goes whole, and from now on does.
+    /// Has the script sent with its text from now on; whether it was already.
     pub(crate) fn by_text_from_now(&self) -> bool {
-        std::mem::replace(&mut self.state.lock().whole, true)
+        std::mem::replace(&mut self.state.lock().by_text, true)
     }
 }

@@ -1,8 +1,9 @@
-//! The command path: one connection that all threads of a client share.
+//! The connection that all threads of a client share for their commands.
 //!
 //! Writing and waiting are apart. A command is *submitted* (its bytes are queued and its place among the replies is
 //! taken, in memory only, so it may be done under a lock's mutex), then *flushed*, then *waited* for, or not: a
-//! deferred command is settled by whoever reads next.
+//! deferred command is settled by whoever reads next. What is sent when, and which reply belongs to which command, is
+//! the [pipeline](crate::net::pipeline)'s business; here are the socket, the threads, and the clock.
 //!
 //! Only reading is led. The first thread that waits takes the [`Reader`] and hands every reply to its owner until its
 //! own has come; then it puts the reader back and appoints another waiting thread. Bytes are written at once by the
@@ -10,25 +11,22 @@
 //! everybody's bytes in one go before it may block.
 //!
 //! ```text
-//!            submit                      reply                      
-//!    idle ───────────► awaiting ───────────────────► done
-//!                        │  ▲  leader leaves: an awaiting call whose thread follows becomes leader
-//!                        │  └──────────────────────
-//!                        │ any I/O or parse error, or no byte for `patience`: the connection is dropped
-//!                        ├─► broken  (a thread waits: it decides whether to send again)
-//!                        └─► parked  (deferred: sent again on the next connection, until it is of no use any more)
+//!            connect             greeted               I/O or parse error, silence,
+//!    down ───────────► connecting ───────► up ◄─┐      no master any more
+//!     ▲                    │               │    │ reply
+//!     │  failed            │               ├────┘
+//!     ├────────────────────┘               │
+//!     └────────────────────────────────────┘          close, from anywhere ──► closed
+//!
+//!    the reader, while up:   free ──a thread waits──► led ──its reply, its time──► free, and another thread is woken
 //! ```
 //!
-//! What is parked goes out in portions, the next when the former is answered, so that nobody's command has to wait behind
-//! all of an outage. A command about a name takes what is parked about that name along, in front of it.
-//!
-//! Nobody waits for lock in the socket: what it does not take at once is left to whoever reads, and is written between
-//! two looks for replies. Releases that come while it is full are parked.
+//! Nobody waits until the socket takes more: what it does not take at once is left to whoever reads, and is written
+//! between two looks for replies.
 //!
 //! Mutexes: `state`, then a call's own. Neither is held while doing I/O; `submit` alone is called with a lock's mutex
 //! held.
 
-use std::collections::VecDeque;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -38,8 +36,8 @@ use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
 
 use crate::error::{is_transient, is_unknown_script};
 use crate::net::call::{Answer, Attempt, Call, CallPhase, Deferred, Fault, OnReply};
-use crate::net::outbox::Outbox;
-use crate::net::request::{Request, Script};
+use crate::net::pipeline::{IDLE, InFlight, Pipeline};
+use crate::net::request::Request;
 use crate::net::socket::{self, Dial, Dialled, Endpoint, Meanwhile, Reader, Socket};
 use crate::report::report;
 use crate::stats::Counters;
@@ -62,29 +60,11 @@ const UNREAD: Duration = Duration::from_millis(20);
 /// How long somebody reads who looks whether there is anything while bytes of ours wait for lock in the socket.
 const BEHIND: Duration = Duration::from_millis(4);
 
-/// How many bytes of unacknowledged calls go out before their replies have come.
-const PORTION: usize = 16 * 1024;
-
-/// How many unacknowledged calls about the same name go out in front of a new one about it.
-const SAME_NAME: usize = 64;
-
 /// How many unacknowledged calls are given up before others get at the mutex.
 const AT_ONCE: usize = 256;
 
-/// How long unacknowledged calls are kept back after the server has said that it cannot serve now.
-const REST: Duration = Duration::from_millis(50);
-
 /// For how long [`Connection::tend`] goes on with unacknowledged calls, or with a connection.
 const TEND_TURN: Duration = Duration::from_millis(100);
-
-/// For how long a script that was sent with its text is counted on to be known.
-///
-/// A script may be forgotten at any moment, and a process may end right after its last release, whose reply nobody reads.
-/// A text costs the server some microseconds, so it is sent a hundred times a second at most.
-const KNOWN_FOR: Duration = Duration::from_millis(10);
-
-/// After how long without a command the connection is looked at before it is trusted with another.
-const IDLE: Duration = Duration::from_millis(100);
 
 /// After how long without a command the server is asked for a sign of life while anything is held.
 const PING_AFTER: Duration = Duration::from_secs(2);
@@ -114,40 +94,18 @@ enum Phase {
     Closed,
 }
 
+/// The socket of a connection. What is on its way over it is the pipeline's.
 struct Up {
     writer: Arc<Socket>,
     writing: bool,
-    outbox: Vec<u8>,
-    spare: Vec<u8>,
     /// Here while nobody leads.
     reader: Option<Reader>,
-    awaiting: VecDeque<Arc<Call>>,
-    last_heard: Instant,
-    /// When somebody last read and there was nothing to be read.
-    quiet_at: Instant,
-    /// What is left in `outbox` was begun: its first bytes have been sent.
-    torn: bool,
-    /// The socket did not take all that was to be written; whoever reads writes the rest.
-    behind: bool,
-    /// It has been idle: the server may have closed it.
-    doubtful: bool,
-    /// How many of the last portion of unacknowledged calls are not answered.
-    portion: usize,
-    /// Scripts whose text was sent on this connection, and when a command has last gone out that the server has run them
-    /// by, or will before what comes next. Unattended calls of others go whole, since nobody may come to read that the
-    /// server did not know the script.
-    known: Vec<(&'static Script, Instant)>,
-    /// Why the connection is given up as soon as all replies have come: the server is no master any more.
-    leaving: Option<RedisError>,
 }
 
 struct State {
     phase: Phase,
     generation: u64,
-    /// Deferred calls that no connection has acknowledged, but for those that are under way.
-    backlog: Outbox,
-    /// The server could not serve one of those; until when the others are kept back.
-    rests_until: Instant,
+    pipeline: Pipeline,
     /// Somebody needed a connection and had no time to make one.
     wanted: bool,
 }
@@ -163,31 +121,11 @@ enum Wrote {
 }
 
 impl State {
-    /// Queues the next portion of unacknowledged calls, when the former is answered.
-    fn feed(&mut self) {
-        let Phase::Up(up) = &mut self.phase else {
-            return;
-        };
-        if up.portion > 0
-            || up.behind
-            || self.backlog.is_empty()
-            || Instant::now() < self.rests_until
-        {
-            return;
-        }
-        let full = up.outbox.len() + PORTION;
-        while up.outbox.len() < full
-            && let Some(call) = self.backlog.take_first()
-        {
-            up.enqueue(&call);
-            call.state.lock().in_portion = true;
-            up.portion += 1;
-        }
-    }
-
-    fn up(&mut self, generation: u64) -> Option<&mut Up> {
+    fn up(&mut self, generation: u64) -> Option<(&mut Up, &mut InFlight)> {
         match &mut self.phase {
-            Phase::Up(up) if self.generation == generation => Some(up),
+            Phase::Up(up) if self.generation == generation => {
+                Some((up, self.pipeline.in_flight()?))
+            }
             _ => None,
         }
     }
@@ -233,8 +171,7 @@ impl Connection {
                     dial: None,
                 },
                 generation: 0,
-                backlog: Outbox::default(),
-                rests_until: Instant::now(),
+                pipeline: Pipeline::default(),
                 wanted: false,
             }),
             changed: Condvar::new(),
@@ -359,13 +296,14 @@ impl Connection {
 
     /// Whether there is a connection, and no reply is known to have been due on it for `patience`.
     pub(crate) fn responds(&self, patience: Duration) -> bool {
-        match &self.state.lock().phase {
-            Phase::Up(up) => up.awaiting.front().is_none_or(|first| {
-                let due_since = first.state.lock().sent_at.max(up.last_heard);
-                up.quiet_at.saturating_duration_since(due_since) < patience
-            }),
-            _ => false,
-        }
+        let mut state = self.state.lock();
+        let in_flight = state.pipeline.in_flight();
+        in_flight.is_some_and(|in_flight| {
+            in_flight.due_since().is_none_or(|sent_at| {
+                let due_since = sent_at.max(in_flight.last_heard);
+                in_flight.quiet_at.saturating_duration_since(due_since) < patience
+            })
+        })
     }
 
     /// Why there is no answer although the time for it is up.
@@ -402,16 +340,15 @@ impl Connection {
     pub(crate) fn look_after(&self) {
         let mut state = self.state.lock();
         let generation = state.generation;
-        if let Some(up) = state.up(generation) {
-            let idle_for = up.last_heard.elapsed();
-            if !up.awaiting.is_empty() || idle_for < IDLE {
+        if let Some((_, in_flight)) = state.up(generation) {
+            let now = Instant::now();
+            let idle_for = now.saturating_duration_since(in_flight.last_heard);
+            if in_flight.due() > 0 || idle_for < IDLE {
                 return;
             }
             if idle_for >= PING_AFTER {
-                up.enqueue(&Call::question(Request::command(
-                    "looking around",
-                    &["PING"],
-                )));
+                let ping = Request::command("looking around", &["PING"]);
+                in_flight.enqueue(&Call::question(ping), now);
                 drop(state);
                 self.write_out(false);
                 self.housekeeper.housekeep_soon();
@@ -455,32 +392,18 @@ impl Connection {
 
     /// Queues a call behind all that were submitted before it. Memory only: no I/O, never blocks.
     ///
-    /// Returns the connection's number. Without one a deferred call is parked, any other is refused.
+    /// Returns the connection's number. Without one a deferred call is sent later, and any other is refused.
     pub(crate) fn submit(&self, call: &Arc<Call>) -> Option<u64> {
         let mut state = self.state.lock();
-        let State {
-            phase,
-            generation,
-            backlog,
-            ..
-        } = &mut *state;
-        match phase {
-            Phase::Up(up) if !(up.behind && call.deferred.is_some()) => {
-                if !backlog.is_empty() {
-                    for earlier in backlog.take_about(&call.request, SAME_NAME) {
-                        up.enqueue(&earlier);
-                    }
-                }
-                up.enqueue(call);
-                self.counters.commands.add(1);
-                Some(*generation)
-            }
-            Phase::Closed => None,
-            _ => {
-                backlog.park(call);
-                None
-            }
+        if matches!(state.phase, Phase::Closed) {
+            return None;
         }
+        // Under the mutex: whatever is sent now is sent later than this.
+        if !state.pipeline.submit(call, Instant::now()) {
+            return None;
+        }
+        self.counters.commands.add(1);
+        Some(state.generation)
     }
 
     /// Writes what is queued, unless somebody is writing or the leader will; `all` leaves nothing to the leader.
@@ -491,23 +414,23 @@ impl Connection {
     fn write_out(&self, all: bool) -> Wrote {
         let mut state = self.state.lock();
         let generation = state.generation;
-        let Some(up) = state.up(generation) else {
+        let Some((up, in_flight)) = state.up(generation) else {
             return Wrote::Down;
         };
         let led = up.reader.is_none();
         if up.writing
-            || up.outbox.is_empty()
-            || (!all && (up.behind || led && up.awaiting.len() >= EAGER))
+            || !in_flight.has_bytes()
+            || (!all && (in_flight.behind || led && in_flight.due() >= EAGER))
         {
             return Wrote::Yes;
         }
-        if up.doubtful {
+        if in_flight.doubtful {
             let Some(still) = self.has_ended(state, generation) else {
                 return Wrote::Down;
             };
             state = still;
         }
-        let Some(up) = state.up(generation) else {
+        let Some((up, _)) = state.up(generation) else {
             return Wrote::Down;
         };
         if std::mem::replace(&mut up.writing, true) {
@@ -516,15 +439,14 @@ impl Connection {
         // Whoever writes goes on until nothing is left, if it can: others may have left their bytes to it.
         let mut turn_ends = None;
         loop {
-            let Some(up) = state.up(generation) else {
+            let Some((up, in_flight)) = state.up(generation) else {
                 return Wrote::Down;
             };
-            if up.outbox.is_empty() {
+            if !in_flight.has_bytes() {
                 up.writing = false;
                 return Wrote::Yes;
             }
-            let spare = std::mem::take(&mut up.spare);
-            let mut bytes = std::mem::replace(&mut up.outbox, spare);
+            let bytes = in_flight.take_bytes();
             let writer = Arc::clone(&up.writer);
             let wrote = MutexGuard::unlocked(&mut state, || writer.write_some(&bytes));
             let written = match wrote {
@@ -535,28 +457,19 @@ impl Connection {
                     return Wrote::Down;
                 }
             };
-            let Some(up) = state.up(generation) else {
+            let Some((_, in_flight)) = state.up(generation) else {
                 return Wrote::Down;
             };
-            if written > 0 && up.behind {
-                // A socket that was full has lock again: somebody reads at the other end.
-                up.last_heard = Instant::now();
+            if written > 0 && in_flight.behind {
+                // A socket that was full takes bytes again: somebody reads at the other end.
+                in_flight.last_heard = Instant::now();
             }
-            up.behind = written < bytes.len();
-            if up.behind {
-                up.torn |= written > 0;
-                bytes.drain(..written);
-                bytes.append(&mut up.outbox);
-                up.outbox = bytes;
+            in_flight.wrote(bytes, written);
+            if in_flight.behind {
                 break;
             }
-            up.torn = false;
-            if bytes.capacity() <= 64 * 1024 {
-                bytes.clear();
-                up.spare = bytes;
-            }
             // The clock is looked at only when others have queued more meanwhile.
-            if !up.outbox.is_empty() {
+            if in_flight.has_bytes() {
                 let now = Instant::now();
                 if now >= *turn_ends.get_or_insert(now + WRITE_TURN) {
                     break;
@@ -564,10 +477,14 @@ impl Connection {
             }
         }
         match state.up(generation) {
-            Some(up) => {
+            Some((up, in_flight)) => {
                 up.writing = false;
-                up.behind = !up.outbox.is_empty();
-                if up.behind { Wrote::Behind } else { Wrote::Yes }
+                in_flight.behind = in_flight.has_bytes();
+                if in_flight.behind {
+                    Wrote::Behind
+                } else {
+                    Wrote::Yes
+                }
             }
             None => Wrote::Down,
         }
@@ -579,8 +496,8 @@ impl Connection {
         mut state: MutexGuard<'a, State>,
         generation: u64,
     ) -> Option<MutexGuard<'a, State>> {
-        let up = state.up(generation)?;
-        up.doubtful = false;
+        let (up, in_flight) = state.up(generation)?;
+        in_flight.doubtful = false;
         if up.writing {
             return Some(state);
         }
@@ -593,7 +510,7 @@ impl Connection {
             let ended = reader.has_ended();
             (reader, ended)
         });
-        let up = state.up(generation)?;
+        let (up, in_flight) = state.up(generation)?;
         up.writing = false;
         if ended {
             drop(state);
@@ -602,7 +519,7 @@ impl Connection {
             return None;
         }
         up.reader = Some(reader);
-        appoint(up.next_leader());
+        appoint(in_flight.first_following());
         Some(state)
     }
 
@@ -632,10 +549,10 @@ impl Connection {
                 CallPhase::Awaiting => {}
             }
             let (now, generation) = (Instant::now(), state.generation);
-            let Phase::Up(up) = &mut state.phase else {
+            let Some((up, in_flight)) = state.up(generation) else {
                 return Err(WaitFault::Closed);
             };
-            let silent_at = up.last_heard + self.patience;
+            let silent_at = in_flight.last_heard + self.patience;
             if now >= until || stop() {
                 drop(mine);
                 if let Some(reader) = up.reader.take_if(|_| !has_read && !stop()) {
@@ -646,7 +563,7 @@ impl Connection {
                     continue;
                 }
                 // This thread may have been appointed leader in the meantime.
-                let next = up.next_leader();
+                let next = next_leader(up, in_flight);
                 drop(state);
                 appoint(next);
                 return Err(if now >= until {
@@ -701,8 +618,8 @@ impl Connection {
                         slice = slice.min(BEHIND);
                     }
                     if slice.is_zero() {
-                        if let Some(up) = self.state.lock().up(generation) {
-                            up.quiet_at = Instant::now();
+                        if let Some((_, in_flight)) = self.state.lock().up(generation) {
+                            in_flight.quiet_at = Instant::now();
                         }
                         return self.step_down(reader, generation);
                     }
@@ -711,52 +628,24 @@ impl Connection {
                 Err(err) => return self.fail(generation, &err, false),
             };
             let mut state = self.state.lock();
-            let Some(up) = state.up(generation) else {
+            if state.up(generation).is_none() {
                 return;
-            };
+            }
             let now = Instant::now();
-            up.last_heard = now;
-            let Some(first) = up.awaiting.pop_front() else {
+            let Some(replied) = state.pipeline.reply(value, now, &*self.on_reply) else {
                 drop(state);
-                return self.fail(
-                    generation,
-                    &socket::timed_out("a reply that nobody asked for"),
-                    false,
-                );
+                let why = socket::timed_out("a reply that nobody asked for");
+                return self.fail(generation, &why, false);
             };
-            if std::mem::take(&mut first.state.lock().in_portion) {
-                up.portion -= 1;
-            }
-            if let Some(script) = first.request.script {
-                up.learn(script, &first, matches!(value, Value::ServerError(_)));
-            }
+            drop(state);
+            let first = replied.call;
             if first.deferred.is_some() {
-                let elsewhere = self.settle(&mut state, &first, value);
-                if let (Some(err), Some(up)) = (elsewhere, state.up(generation)) {
-                    up.leaving = Some(err);
-                }
-                let leaving = state.up(generation).and_then(Up::leave);
-                if leaving.is_none() {
-                    state.feed();
-                }
-                drop(state);
                 first.changed.notify_all();
-                if let Some(err) = leaving {
-                    return self.fail(generation, &err, false);
-                }
-            } else {
-                let mut its = first.state.lock();
-                its.phase = CallPhase::Done(value);
-                let following = its.following;
-                drop(its);
-                let leaving = state.up(generation).and_then(Up::leave);
-                drop(state);
-                if following {
-                    served.0.push(Arc::clone(&first));
-                }
-                if let Some(err) = leaving {
-                    return self.fail(generation, &err, false);
-                }
+            } else if replied.following {
+                served.0.push(Arc::clone(&first));
+            }
+            if let Some(err) = replied.leaving {
+                return self.fail(generation, &err, false);
             }
             // The leader goes in time, however many replies come that are not its own.
             if now >= until || call.is_some_and(|call| Arc::ptr_eq(call, &first)) {
@@ -768,56 +657,17 @@ impl Connection {
     /// Gives the reader back, with nothing left unwritten, and wakes the next leader.
     fn step_down(&self, reader: Reader, generation: u64) {
         let mut state = self.state.lock();
-        let Some(up) = state.up(generation) else {
+        let Some((up, in_flight)) = state.up(generation) else {
             return;
         };
         up.reader = Some(reader);
-        let next = up.next_leader();
-        let unwritten = !up.outbox.is_empty();
+        let next = in_flight.first_following();
+        let unwritten = in_flight.has_bytes();
         drop(state);
         if unwritten {
             self.flush(true);
         }
         appoint(next);
-    }
-
-    /// What a deferred call's reply means; it is never heard of again unless it has to be sent once more.
-    fn settle(&self, state: &mut State, call: &Arc<Call>, value: Value) -> Option<RedisError> {
-        let deferred = call.deferred.as_ref()?;
-        let mut its = call.state.lock();
-        let value = match value.extract_error() {
-            Ok(value) => value,
-            Err(err) => {
-                let unknown = is_unknown_script(&err) && !its.whole;
-                // A server that takes no writes now may take them later.
-                let later = is_transient(&err)
-                    || deferred.for_good && matches!(err.code(), Some("OOM" | "MISCONF"));
-                if (unknown || later) && Instant::now() < deferred.useful_until {
-                    its.whole |= unknown;
-                    its.sendings -= 1; // it was refused before it ran
-                    its.phase = CallPhase::Idle;
-                    drop(its);
-                    match &mut state.phase {
-                        Phase::Up(up) if unknown => up.enqueue(call),
-                        _ => {
-                            state.backlog.park(call);
-                            state.rests_until = Instant::now() + REST;
-                        }
-                    }
-                    if err.kind() == ErrorKind::Server(ServerErrorKind::ReadOnly) {
-                        return Some(err);
-                    }
-                } else {
-                    its.phase = CallPhase::Broken(err.clone());
-                    drop(its);
-                    self.on_reply.given_up(deferred, &err);
-                }
-                return None;
-            }
-        };
-        self.on_reply.released(deferred, &value, its.sendings > 1);
-        its.phase = CallPhase::Done(value);
-        None
     }
 
     /// Waits for a deferred call to be settled, reconnecting as need be; says with the reply whether an earlier sending
@@ -833,7 +683,7 @@ impl Connection {
                     if Instant::now() + BACK_OFF.0 >= until {
                         return Err(Fault::Unreachable(err));
                     }
-                    // It is parked: bring it to the server again.
+                    // It is unacknowledged: it is sent again.
                     self.up(until, &mut || true)?;
                     self.bring(call);
                     if matches!(call.state.lock().phase, CallPhase::Idle) {
@@ -854,17 +704,7 @@ impl Connection {
     /// Sends an unacknowledged call before all others, if the server can be asked.
     fn bring(&self, call: &Arc<Call>) {
         let mut state = self.state.lock();
-        let State {
-            phase,
-            backlog,
-            rests_until,
-            ..
-        } = &mut *state;
-        if let Phase::Up(up) = phase
-            && Instant::now() >= *rests_until
-            && backlog.remove(call)
-        {
-            up.enqueue(call);
+        if state.pipeline.bring(call, Instant::now()) {
             drop(state);
             self.flush(false);
         }
@@ -1003,20 +843,9 @@ impl Connection {
         state.phase = Phase::Up(Box::new(Up {
             writer: connection.writer,
             writing: false,
-            outbox: Vec::with_capacity(1024),
-            spare: Vec::with_capacity(1024),
             reader: Some(connection.reader),
-            awaiting: VecDeque::new(),
-            last_heard: Instant::now(),
-            quiet_at: Instant::now(),
-            torn: false,
-            behind: false,
-            doubtful: false,
-            portion: 0,
-            known: Vec::new(),
-            leaving: None,
         }));
-        state.feed();
+        state.pipeline.connected(Instant::now());
     }
 
     /// Gives up unacknowledged calls that are of no use any more, wherever the server is; looks after other duties in
@@ -1024,14 +853,8 @@ impl Connection {
     fn give_up_ended(&self, meanwhile: Meanwhile<'_>) {
         let why = socket::timed_out("redis was out of reach until its lease was over");
         loop {
-            let mut ended = Vec::new();
             let mut state = self.state.lock();
-            while ended.len() < AT_ONCE
-                && let Some(call) = state.backlog.take_ended(Instant::now())
-            {
-                call.state.lock().phase = CallPhase::Broken(why.clone());
-                ended.push(call);
-            }
+            let ended = state.pipeline.take_ended(Instant::now(), AT_ONCE, &why);
             drop(state);
             if ended.is_empty() {
                 return;
@@ -1049,9 +872,9 @@ impl Connection {
     fn leave(&self, generation: u64, why: &RedisError) {
         let mut state = self.state.lock();
         let now = match state.up(generation) {
-            Some(up) => {
-                up.leaving = Some(why.clone());
-                up.leave().is_some()
+            Some((_, in_flight)) => {
+                in_flight.leave_for(why.clone());
+                in_flight.leave().is_some()
             }
             None => false,
         };
@@ -1096,49 +919,32 @@ impl Connection {
         let Phase::Up(up) = std::mem::replace(&mut state.phase, next) else {
             return;
         };
-        let mut last_words = Vec::new();
-        let mut broken = Vec::new();
-        for call in up.awaiting {
-            let mut its = call.state.lock();
-            if call.deferred.is_some() {
-                its.phase = CallPhase::Idle;
-                its.in_portion = false;
-                drop(its);
-                call.changed.notify_all();
-                state.backlog.park(&call);
-            } else {
-                its.phase = CallPhase::Broken(why.clone());
-                drop(its);
-                if let Some(undo) = call.undo() {
-                    // Whole: a server that has never seen the script could not be told its text.
-                    undo.request.write(&mut last_words, true);
-                }
-                broken.push(call);
-            }
-        }
-        let restless = !state.backlog.is_empty();
+        let Some(lost) = state.pipeline.lost(why) else {
+            return;
+        };
+        let unacknowledged = state.pipeline.has_unacknowledged();
         drop(state);
         report!(Debug, "connection to {:?} dropped: {why}", self.endpoint);
         if sound
             && !up.writing
-            && !up.torn
-            && let Err(err) = up.writer.write_some(&last_words)
+            && !lost.torn
+            && let Err(err) = up.writer.write_some(&lost.undoing)
         {
-            report!(Trace, "last words on a dropped connection: {err}");
+            report!(Trace, "undoing over a dropped connection: {err}");
         }
         up.writer.shut_down();
         self.changed.notify_all();
-        for call in broken {
+        for call in lost.calls {
             call.changed.notify_all();
         }
-        if restless {
+        if unacknowledged {
             self.housekeeper.housekeep_soon();
         }
     }
 
-    /// Reads replies that nobody came to read, and brings parked calls to the server again.
+    /// Reads replies that nobody came to read, and sends unacknowledged calls again.
     ///
-    /// Wakeup by the watchdog a few times a second while it says `true`: something is still on its way.
+    /// Called by the [`Housekeeper`] a few times a second while it says `true`: something is still on its way.
     pub(crate) fn tend(&self, until: Instant, meanwhile: Meanwhile<'_>) -> bool {
         self.tend_unread_for(UNREAD, until, meanwhile)
     }
@@ -1152,7 +958,7 @@ impl Connection {
         self.give_up_ended(meanwhile);
         let mut state = self.state.lock();
         let generation = state.generation;
-        let needed = state.wanted || !state.backlog.is_empty();
+        let needed = state.wanted || state.pipeline.has_unacknowledged();
         match &state.phase {
             Phase::Closed => return false,
             Phase::Connecting => return true,
@@ -1172,16 +978,15 @@ impl Connection {
         }
         let turn_ends = until.min(Instant::now() + TEND_TURN);
         loop {
-            state.feed();
-            let more = !state.backlog.is_empty();
-            let Some(up) = state.up(generation) else {
+            state.pipeline.feed(Instant::now());
+            let more = state.pipeline.has_unacknowledged();
+            let Some((up, in_flight)) = state.up(generation) else {
                 return true;
             };
-            let Some(first) = up.awaiting.front() else {
+            let Some(sent_at) = in_flight.due_since() else {
                 return more;
             };
-            let sent_at = first.state.lock().sent_at;
-            let heard_at = up.last_heard;
+            let heard_at = in_flight.last_heard;
             let now = Instant::now();
             // Replies that were due only just now have threads that come to read them.
             let fresh = now.saturating_duration_since(sent_at) < unread_for
@@ -1204,7 +1009,7 @@ impl Connection {
             }
             state = self.state.lock();
             match state.up(generation) {
-                Some(up) if more || up.last_heard > heard_at => {}
+                Some((_, in_flight)) if more || in_flight.last_heard > heard_at => {}
                 _ => return true,
             }
         }
@@ -1218,9 +1023,7 @@ impl Connection {
     fn is_silent(&self, generation: u64) -> bool {
         let mut state = self.state.lock();
         let up = state.up(generation);
-        up.is_some_and(|up| {
-            !up.awaiting.is_empty() && Instant::now() >= up.last_heard + self.patience
-        })
+        up.is_some_and(|(_, in_flight)| in_flight.is_silent(self.patience, Instant::now()))
     }
 
     /// Waits until every deferred call is acknowledged or `until`; says whether all are.
@@ -1248,15 +1051,7 @@ impl Connection {
             true,
         );
         self.changed.notify_all();
-        let (mut releases, mut undos) = (0, 0);
-        let mut state = self.state.lock();
-        while let Some(call) = state.backlog.take_first() {
-            match &call.deferred {
-                Some(terms) if terms.undo && !terms.for_good => undos += 1,
-                _ => releases += 1,
-            }
-        }
-        drop(state);
+        let (releases, undos) = self.state.lock().pipeline.forget();
         self.counters.releases_failed.add(releases);
         (releases, undos)
     }
@@ -1277,72 +1072,13 @@ pub(crate) enum WaitFault {
     Closed,
 }
 
-impl Up {
-    /// Why to leave now, if there is a reason and nothing is outstanding.
-    fn leave(&mut self) -> Option<RedisError> {
-        if self.awaiting.is_empty() {
-            self.leaving.take()
-        } else {
-            None
-        }
-    }
-
-    fn enqueue(&mut self, call: &Arc<Call>) {
-        let mut its = call.state.lock();
-        its.phase = CallPhase::Awaiting;
-        its.sent_at = Instant::now();
-        if self.awaiting.is_empty() {
-            self.doubtful = its.sent_at.saturating_duration_since(self.last_heard) >= IDLE;
-            // Silence counts from when a reply became due, whoever waits for it.
-            self.last_heard = its.sent_at;
-        }
-        its.sendings += 1;
-        if let Some(script) = call.request.script {
-            its.whole |= call.unattended && !self.knows(script, its.sent_at);
-            if its.whole {
-                self.knows_since(script, its.sent_at);
-            }
-        }
-        call.request.write(&mut self.outbox, its.whole);
-        drop(its);
-        self.awaiting.push_back(Arc::clone(call));
-    }
-
-    /// What an answer says about a script. The server need not know one that it has refused to run.
-    fn learn(&mut self, script: &'static Script, call: &Call, refused: bool) {
-        if refused {
-            self.known
-                .retain(|(known, _)| !std::ptr::eq(*known, script));
-        } else {
-            self.knows_since(script, call.state.lock().sent_at);
-        }
-    }
-
-    fn knows_since(&mut self, script: &'static Script, at: Instant) {
-        let mut known = self.known.iter_mut();
-        match known.find(|(known, _)| std::ptr::eq(*known, script)) {
-            Some((_, since)) => *since = at.max(*since),
-            None => self.known.push((script, at)),
-        }
-    }
-
-    fn knows(&self, script: &'static Script, now: Instant) -> bool {
-        self.known.iter().any(|(known, since)| {
-            std::ptr::eq(*known, script) && now.saturating_duration_since(*since) < KNOWN_FOR
-        })
-    }
-
-    /// The first call whose thread waits in the queue, if nobody leads.
-    fn next_leader(&self) -> Option<Arc<Call>> {
-        self.reader.as_ref()?;
-        self.awaiting
-            .iter()
-            .find(|call| call.state.lock().following)
-            .cloned()
-    }
+/// The first call whose thread waits to be woken, if nobody leads.
+fn next_leader(up: &Up, in_flight: &InFlight) -> Option<Arc<Call>> {
+    up.reader.as_ref()?;
+    in_flight.first_following()
 }
 
-/// Wakeups whose replies have been handed out and whose threads are still to be woken; at the latest when this goes.
+/// Those whose replies have been handed out and whose threads are still to be woken; at the latest when this goes.
 struct Served(Vec<Arc<Call>>);
 
 impl Served {
@@ -1376,6 +1112,7 @@ mod tests {
 
     use crate::config::Server;
     use crate::net::call::DeferredTerms;
+    use crate::net::request::Script;
 
     static RELEASE: LazyLock<Script> = LazyLock::new(|| Script::new("return 0"));
 

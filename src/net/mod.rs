@@ -3,6 +3,7 @@
 pub(crate) mod call;
 pub(crate) mod connection;
 pub(crate) mod outbox;
+mod pipeline;
 pub(crate) mod request;
 pub(crate) mod socket;
 pub(crate) mod subscriber;

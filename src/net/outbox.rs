@@ -36,7 +36,7 @@ impl Outbox {
     }
 
     /// Keeps a deferred call. One that was here before goes back to its place.
-    pub(crate) fn park(&mut self, call: &Arc<Call>) {
+    pub(crate) fn keep(&mut self, call: &Arc<Call>) {
         let Some(terms) = &call.deferred else {
             return;
         };
@@ -128,42 +128,42 @@ mod tests {
     fn the_oldest_goes_first_and_back_to_its_place() {
         let later = Instant::now() + Duration::from_secs(1);
         let (a, b) = (release(&["a"], later), release(&["b"], later));
-        let mut backlog = Outbox::default();
-        backlog.park(&a);
-        backlog.park(&b);
-        let first = backlog.take_first().expect("two are there");
+        let mut outbox = Outbox::default();
+        outbox.keep(&a);
+        outbox.keep(&b);
+        let first = outbox.take_first().expect("two are there");
         assert!(Arc::ptr_eq(&first, &a));
-        backlog.park(&first);
-        let all: Vec<_> = std::iter::from_fn(|| backlog.take_first()).collect();
+        outbox.keep(&first);
+        let all: Vec<_> = std::iter::from_fn(|| outbox.take_first()).collect();
         assert_eq!(names(&all), ["a", "b"]);
-        assert!(backlog.is_empty() && backlog.ends.is_empty() && backlog.keys.is_empty());
+        assert!(outbox.is_empty() && outbox.ends.is_empty() && outbox.keys.is_empty());
     }
 
     #[test]
     fn what_is_about_a_key_is_found_by_each_of_its_keys() {
         let later = Instant::now() + Duration::from_secs(1);
-        let mut backlog = Outbox::default();
+        let mut outbox = Outbox::default();
         for keys in [&["a", "b"][..], &["c"], &["b"], &["b", "c"]] {
-            backlog.park(&release(keys, later));
+            outbox.keep(&release(keys, later));
         }
         let fresh = Request::script("acquiring", &SCRIPT, &["b"], &["o:2", "1"]);
-        assert_eq!(names(&backlog.take_about(&fresh, 2)), ["a", "b"]);
-        assert_eq!(names(&backlog.take_about(&fresh, 2)), ["b"]);
-        assert!(backlog.take_about(&fresh, 2).is_empty());
-        assert_eq!(backlog.calls.len(), 1);
+        assert_eq!(names(&outbox.take_about(&fresh, 2)), ["a", "b"]);
+        assert_eq!(names(&outbox.take_about(&fresh, 2)), ["b"]);
+        assert!(outbox.take_about(&fresh, 2).is_empty());
+        assert_eq!(outbox.calls.len(), 1);
     }
 
     #[test]
     fn what_is_of_no_use_any_more_is_found_without_looking_at_the_rest() {
         let now = Instant::now();
         let after = |n| now + Duration::from_secs(n);
-        let mut backlog = Outbox::default();
+        let mut outbox = Outbox::default();
         for (name, end) in [("late", 9), ("soon", 1), ("next", 2)] {
-            backlog.park(&release(&[name], after(end)));
+            outbox.keep(&release(&[name], after(end)));
         }
-        assert!(backlog.take_ended(now).is_none());
-        let ended: Vec<_> = std::iter::from_fn(|| backlog.take_ended(after(2))).collect();
+        assert!(outbox.take_ended(now).is_none());
+        let ended: Vec<_> = std::iter::from_fn(|| outbox.take_ended(after(2))).collect();
         assert_eq!(names(&ended), ["soon", "next"]);
-        assert!(!backlog.is_empty());
+        assert!(!outbox.is_empty());
     }
 }
