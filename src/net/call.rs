@@ -123,7 +123,7 @@ pub(crate) struct CallState {
     pub(crate) in_portion: bool,
 }
 
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub(crate) enum CallPhase {
     Idle,
     Awaiting,

@@ -95,6 +95,23 @@ impl Outbox {
         }
         Some(call)
     }
+
+    /// The same calls, or what stands for each.
+    #[cfg(test)]
+    pub(super) fn copy(&self, of: impl Fn(&Arc<Call>) -> Arc<Call>) -> Self {
+        let calls = self.calls.iter();
+        Self {
+            calls: calls.map(|(place, call)| (*place, of(call))).collect(),
+            ends: self.ends.clone(),
+            keys: self.keys.clone(),
+            last_place: self.last_place,
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn calls(&self) -> impl Iterator<Item = &Arc<Call>> {
+        self.calls.values()
+    }
 }
 
 #[cfg(test)]

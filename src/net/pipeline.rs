@@ -434,3 +434,707 @@ impl InFlight {
         }
     }
 }
+
+/// Every schedule of a few commands, exhaustively: submitted, written in whole or in part, run, refused or forgotten by
+/// the server, answered, lost with the connection before or after they ran, sent again, and given up.
+#[cfg(test)]
+mod model {
+    use super::*;
+
+    use std::collections::HashSet;
+    use std::hash::{DefaultHasher, Hash, Hasher};
+    use std::sync::LazyLock;
+
+    use parking_lot::Mutex;
+
+    use crate::net::call::{Attempt, Deferred, DeferredTerms, Undo};
+    use crate::net::request::Request;
+
+    static ACQUIRE: LazyLock<Script> = LazyLock::new(|| Script::new("acquire"));
+    static RELEASE: LazyLock<Script> = LazyLock::new(|| Script::new("release"));
+    static HASHES: LazyLock<[String; 2]> = LazyLock::new(|| {
+        ["acquire", "release"].map(|text| redis::Script::new(text).get_hash().to_owned())
+    });
+    static BEGIN: LazyLock<Instant> = LazyLock::new(Instant::now);
+
+    /// The commands, by their number: what each is about, and when a release is of no use any more.
+    const KEYS: [&str; 4] = ["a", "a", "b", "b"];
+    const ENDS_MS: u64 = 40;
+    const UNDOING: usize = 9;
+
+    fn at(ms: u64) -> Instant {
+        *BEGIN + Duration::from_millis(ms)
+    }
+
+    fn ms(at: Instant) -> u128 {
+        at.saturating_duration_since(*BEGIN).as_millis()
+    }
+
+    fn request(id: usize, script: &'static Script, key: &str) -> Request {
+        Request::script("testing", script, &[key], &[&id.to_string()])
+    }
+
+    fn release(id: usize, key: &str, ends: Instant) -> Deferred {
+        Deferred {
+            request: request(id, &RELEASE, key),
+            terms: DeferredTerms {
+                name: id.to_string().into(),
+                useful_until: ends,
+                undo: false,
+                for_good: false,
+            },
+        }
+    }
+
+    struct TakeBack;
+
+    impl Undo for TakeBack {
+        fn undo(&self) -> Option<Deferred> {
+            Some(release(UNDOING, "a", at(1_000_000)))
+        }
+    }
+
+    /// An acquire that a thread waits for, a release of the same that is of no use after a while, another release, and an
+    /// acquire whose reply may never be looked at.
+    fn command(id: usize) -> Arc<Call> {
+        match id {
+            0 => Call::attempt(Attempt {
+                request: request(id, &ACQUIRE, KEYS[id]),
+                undo: Some(Arc::new(TakeBack)),
+            }),
+            1 => Call::deferred(release(id, KEYS[id], at(ENDS_MS))),
+            2 => Call::deferred(release(id, KEYS[id], at(1_000_000))),
+            _ => Call::question(request(id, &ACQUIRE, KEYS[id])),
+        }
+    }
+
+    /// What the server got.
+    #[derive(Clone, PartialEq, Eq, Hash, Debug)]
+    struct Command {
+        id: usize,
+        script: usize,
+        by_text: bool,
+    }
+
+    #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+    enum Says {
+        Ran,
+        NoScript,
+        Loading,
+        ReadOnly,
+    }
+
+    impl Says {
+        fn value(self, id: usize) -> Value {
+            let line = match self {
+                Self::Ran => format!(":{id}\r\n"),
+                Self::NoScript => "-NOSCRIPT No matching script\r\n".to_owned(),
+                Self::Loading => "-LOADING not yet\r\n".to_owned(),
+                Self::ReadOnly => "-READONLY a replica\r\n".to_owned(),
+            };
+            redis::parse_redis_value(line.as_bytes()).expect("a reply")
+        }
+    }
+
+    /// What was heard of releases, by number: run, or given up.
+    #[derive(Default)]
+    struct Heard(Mutex<Vec<(usize, Option<bool>)>>);
+
+    impl OnReply for Heard {
+        fn released(&self, release: &DeferredTerms, reply: &Value, replayed: bool) {
+            let id: usize = release.name.parse().expect("a number");
+            assert_eq!(*reply, Value::Int(i64::try_from(id).expect("small")));
+            self.0.lock().push((id, Some(replayed)));
+        }
+
+        fn given_up(&self, release: &DeferredTerms, _: &RedisError) {
+            let id = release.name.parse().expect("a number");
+            self.0.lock().push((id, None));
+        }
+    }
+
+    /// How often each of what goes wrong still may, and the clock moves on.
+    #[derive(Clone, Copy, PartialEq, Eq, Hash)]
+    struct Left {
+        partial: u8,
+        forgets: u8,
+        refusals: u8,
+        losses: u8,
+        ticks: u8,
+    }
+
+    struct World {
+        pipeline: Pipeline,
+        now_ms: u64,
+        calls: Vec<Arc<Call>>,
+        submitted: [bool; 4],
+        /// How often each was found to be settled.
+        settled: [u8; 4],
+        heard: Heard,
+        left: Left,
+        // The server.
+        knows: [bool; 2],
+        runs: [u8; 4],
+        // The connection.
+        inbox: Vec<u8>,
+        arrived: VecDeque<Command>,
+        replies: VecDeque<(Command, Says)>,
+        /// Sent here, and not refused.
+        here: [bool; 4],
+        /// When a command was sent last here after which the server is known to have the script.
+        told: [Option<Instant>; 2],
+    }
+
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    enum Step {
+        Submit(usize),
+        Write,
+        WritePart,
+        Run,
+        Refuse(Says),
+        Forget,
+        Read,
+        /// The server runs what has arrived, or does not.
+        Lose {
+            runs: bool,
+        },
+        Connect,
+        Feed,
+        Tick(u64),
+        End,
+    }
+
+    fn steps(commands: &[usize]) -> impl Iterator<Item = Step> {
+        let submits = commands.iter().map(|id| Step::Submit(*id));
+        submits.chain([
+            Step::Write,
+            Step::WritePart,
+            Step::Run,
+            Step::Refuse(Says::Loading),
+            Step::Refuse(Says::ReadOnly),
+            Step::Forget,
+            Step::Read,
+            Step::Lose { runs: true },
+            Step::Lose { runs: false },
+            Step::Connect,
+            Step::Feed,
+            Step::Tick(11),
+            Step::Tick(60),
+            Step::End,
+        ])
+    }
+
+    impl World {
+        fn new(left: Left) -> Self {
+            Self {
+                pipeline: Pipeline::default(),
+                now_ms: 0,
+                calls: (0..4).map(command).collect(),
+                submitted: [false; 4],
+                settled: [0; 4],
+                heard: Heard::default(),
+                left,
+                knows: [false; 2],
+                runs: [0; 4],
+                inbox: Vec::new(),
+                arrived: VecDeque::new(),
+                replies: VecDeque::new(),
+                here: [false; 4],
+                told: [None; 2],
+            }
+        }
+
+        fn id(&self, call: &Arc<Call>) -> usize {
+            let ids = self.calls.iter();
+            let mut ids = ids.enumerate().filter(|(_, its)| Arc::ptr_eq(its, call));
+            ids.next().expect("one of ours").0
+        }
+
+        fn copy(&self) -> Self {
+            let calls: Vec<_> = (0..4).map(command).collect();
+            for (from, to) in self.calls.iter().zip(&calls) {
+                let (from, mut to) = (from.state.lock(), to.state.lock());
+                to.phase = from.phase.clone();
+                to.sent_at = from.sent_at;
+                to.by_text = from.by_text;
+                to.sendings = from.sendings;
+                to.place = from.place;
+                to.in_portion = from.in_portion;
+            }
+            let of = |call: &Arc<Call>| Arc::clone(&calls[self.id(call)]);
+            let in_flight = self.pipeline.in_flight.as_ref();
+            let pipeline = Pipeline {
+                in_flight: in_flight.map(|in_flight| InFlight {
+                    bytes: in_flight.bytes.clone(),
+                    spare: Vec::new(),
+                    awaiting: in_flight.awaiting.iter().map(of).collect(),
+                    known: in_flight.known.clone(),
+                    leaving: in_flight.leaving.clone(),
+                    ..*in_flight
+                }),
+                unacknowledged: self.pipeline.unacknowledged.copy(of),
+                rests_until: self.pipeline.rests_until,
+            };
+            Self {
+                pipeline,
+                calls,
+                heard: Heard(Mutex::new(self.heard.0.lock().clone())),
+                inbox: self.inbox.clone(),
+                arrived: self.arrived.clone(),
+                replies: self.replies.clone(),
+                ..*self
+            }
+        }
+
+        /// What is the same in two worlds that go on alike.
+        fn digest(&self) -> u64 {
+            let mut hasher = DefaultHasher::new();
+            let h = &mut hasher;
+            (self.now_ms, self.submitted, self.settled, self.left).hash(h);
+            (
+                self.knows,
+                self.runs,
+                self.here,
+                self.told.map(|at| at.map(ms)),
+            )
+                .hash(h);
+            (&self.inbox, &self.arrived, &self.replies).hash(h);
+            for call in &self.calls {
+                let its = call.state.lock();
+                std::mem::discriminant(&its.phase).hash(h);
+                (
+                    ms(its.sent_at),
+                    its.by_text,
+                    its.sendings,
+                    its.place,
+                    its.in_portion,
+                )
+                    .hash(h);
+            }
+            let kept = self.pipeline.unacknowledged.calls();
+            kept.map(|call| self.id(call)).collect::<Vec<_>>().hash(h);
+            self.pipeline.rests_until.map(ms).hash(h);
+            if let Some(in_flight) = &self.pipeline.in_flight {
+                let awaiting = in_flight.awaiting.iter();
+                awaiting
+                    .map(|call| self.id(call))
+                    .collect::<Vec<_>>()
+                    .hash(h);
+                let known = in_flight.known.iter();
+                let known = known.map(|(script, at)| (std::ptr::eq(*script, &*ACQUIRE), ms(*at)));
+                known.collect::<Vec<_>>().hash(h);
+                (&in_flight.bytes, in_flight.behind, in_flight.torn).hash(h);
+                (in_flight.portion, in_flight.leaving.is_some()).hash(h);
+            }
+            hasher.finish()
+        }
+
+        /// Whether a step changes anything here, as far as that is seen at once.
+        fn can(&self, step: Step) -> bool {
+            let in_flight = self.pipeline.in_flight.as_ref();
+            let (connected, left) = (in_flight.is_some(), self.left);
+            let has_bytes = || in_flight.is_some_and(InFlight::has_bytes);
+            match step {
+                Step::Submit(id) => !self.submitted[id] && (connected || id == 1 || id == 2),
+                Step::Write => has_bytes(),
+                Step::WritePart => left.partial > 0 && has_bytes(),
+                Step::Run => !self.arrived.is_empty(),
+                Step::Refuse(_) => left.refusals > 0 && !self.arrived.is_empty(),
+                Step::Forget => left.forgets > 0 && self.knows != [false; 2],
+                Step::Read => !self.replies.is_empty(),
+                Step::Lose { .. } => connected && left.losses > 0,
+                Step::Connect => !connected,
+                Step::Feed => connected && self.pipeline.has_unacknowledged(),
+                Step::Tick(_) => left.ticks > 0,
+                Step::End => self.pipeline.has_unacknowledged(),
+            }
+        }
+
+        /// Takes a step, if it can be taken here.
+        fn take(&mut self, step: Step) -> bool {
+            let now = at(self.now_ms);
+            let connected = self.pipeline.in_flight.is_some();
+            let spend = |left: &mut u8| {
+                let some = *left > 0;
+                *left = left.saturating_sub(1);
+                some
+            };
+            match step {
+                Step::Submit(id) => {
+                    if self.submitted[id] {
+                        return false;
+                    }
+                    let sent = self.pipeline.submit(&self.calls[id], now);
+                    let deferred = self.calls[id].deferred.is_some();
+                    assert!(!sent || connected);
+                    assert!(
+                        sent || !connected || deferred,
+                        "refused although there is a connection"
+                    );
+                    self.submitted[id] = sent || deferred;
+                    if sent {
+                        let mut kept = self.pipeline.unacknowledged.calls();
+                        let about = kept.find(|call| KEYS[self.id(call)] == KEYS[id]);
+                        assert!(about.is_none(), "one about the same is not taken along");
+                    }
+                    sent || deferred
+                }
+                Step::Write => self.write(|len| len),
+                Step::WritePart => {
+                    let can = self
+                        .pipeline
+                        .in_flight
+                        .as_ref()
+                        .is_some_and(InFlight::has_bytes);
+                    can && spend(&mut self.left.partial) && self.write(|len| len / 2)
+                }
+                Step::Run => self.serve(None),
+                Step::Refuse(says) => {
+                    !self.arrived.is_empty()
+                        && spend(&mut self.left.refusals)
+                        && self.serve(Some(says))
+                }
+                Step::Forget => {
+                    self.knows != [false; 2] && spend(&mut self.left.forgets) && {
+                        self.knows = [false; 2];
+                        true
+                    }
+                }
+                Step::Read => self.read(),
+                Step::Lose { runs } => {
+                    connected && spend(&mut self.left.losses) && {
+                        self.lose(runs);
+                        true
+                    }
+                }
+                Step::Connect => {
+                    !connected && {
+                        self.pipeline.connected(now);
+                        true
+                    }
+                }
+                Step::Feed => {
+                    self.pipeline.feed(now);
+                    true
+                }
+                Step::Tick(ms) => {
+                    spend(&mut self.left.ticks) && {
+                        self.now_ms += ms;
+                        true
+                    }
+                }
+                Step::End => {
+                    let why = RedisError::from(std::io::Error::other("ended"));
+                    let ended = self.pipeline.take_ended(now, usize::MAX, &why);
+                    for call in &ended {
+                        let terms = call.deferred.as_ref().expect("a release");
+                        assert!(now >= terms.useful_until, "dropped before its time");
+                        self.settled[self.id(call)] += 1;
+                    }
+                    !ended.is_empty()
+                }
+            }
+        }
+
+        fn write(&mut self, most: impl Fn(usize) -> usize) -> bool {
+            let Some(in_flight) = self.pipeline.in_flight().filter(|its| its.has_bytes()) else {
+                return false;
+            };
+            let bytes = in_flight.take_bytes();
+            let written = most(bytes.len());
+            self.inbox.extend_from_slice(&bytes[..written]);
+            in_flight.wrote(bytes, written);
+            while let Some(command) = next_command(&mut self.inbox) {
+                self.arrive(command);
+            }
+            true
+        }
+
+        fn arrive(&mut self, command: Command) {
+            let Command {
+                id,
+                script,
+                by_text,
+            } = command;
+            assert!(!self.here[id], "{id} is sent twice over one connection");
+            self.here[id] = true;
+            let sent_at = self.calls[id].state.lock().sent_at;
+            let told = &mut self.told[script];
+            if by_text {
+                *told = (*told).max(Some(sent_at));
+            } else if self.calls[id].unattended {
+                let fresh =
+                    told.is_some_and(|at| sent_at.saturating_duration_since(at) < KNOWN_FOR);
+                assert!(
+                    fresh,
+                    "nobody may read that the server does not know the script of {id}"
+                );
+            }
+            self.arrived.push_back(command);
+        }
+
+        /// The server runs the next command, or says something else.
+        fn serve(&mut self, refusal: Option<Says>) -> bool {
+            let Some(command) = self.arrived.pop_front() else {
+                return false;
+            };
+            let knows = &mut self.knows[command.script];
+            let says = match refusal {
+                Some(says) => says,
+                None if !command.by_text && !*knows => Says::NoScript,
+                None => {
+                    *knows = true;
+                    self.runs[command.id] += 1;
+                    Says::Ran
+                }
+            };
+            self.replies.push_back((command, says));
+            true
+        }
+
+        fn read(&mut self) -> bool {
+            let Some((command, says)) = self.replies.pop_front() else {
+                return false;
+            };
+            let id = command.id;
+            let sent_at = self.calls[id].state.lock().sent_at;
+            let (deferred, by_text) = {
+                let its = self.calls[id].state.lock();
+                (self.calls[id].deferred.is_some(), its.by_text)
+            };
+            let (now, before) = (at(self.now_ms), self.heard.0.lock().len());
+            if says == Says::Ran {
+                let told = &mut self.told[command.script];
+                *told = (*told).max(Some(sent_at));
+            } else {
+                self.here[id] = false;
+                if says == Says::NoScript {
+                    self.told[command.script] = None;
+                }
+            }
+            let replied = self.pipeline.reply(says.value(id), now, &self.heard);
+            let replied = replied.expect("it was asked for");
+            assert_eq!(self.id(&replied.call), id, "somebody else's reply");
+            let heard = self.heard.0.lock().clone();
+            match (deferred, says) {
+                (false, _) => self.settled[id] += 1,
+                (true, Says::Ran) => {
+                    let replayed = heard[before..] == [(id, Some(true))];
+                    assert!(replayed || heard[before..] == [(id, Some(false))]);
+                    assert!(replayed || self.runs[id] == 1, "{id} ran before");
+                    self.settled[id] += 1;
+                }
+                (true, _) => {
+                    let terms = self.calls[id].deferred.as_ref().expect("a release");
+                    let ended = now >= terms.useful_until;
+                    assert!(says != Says::NoScript || !by_text);
+                    assert_eq!(
+                        ended,
+                        heard[before..] == [(id, None)],
+                        "given up in its time"
+                    );
+                    self.settled[id] += u8::from(ended);
+                }
+            }
+            if replied.leaving.is_some() {
+                assert!(self.replies.is_empty() && self.arrived.is_empty());
+                self.lose(false);
+            }
+            true
+        }
+
+        fn lose(&mut self, runs: bool) {
+            let torn = !self.inbox.is_empty();
+            while runs && self.serve(None) {}
+            let why = RedisError::from(std::io::Error::other("lost"));
+            let in_flight = self.pipeline.in_flight.as_ref().expect("connected");
+            let waited: Vec<_> = in_flight
+                .awaiting
+                .iter()
+                .map(|call| self.id(call))
+                .collect();
+            let lost = self.pipeline.lost(&why).expect("connected");
+            assert!(lost.torn || !torn, "something would follow half a command");
+            assert_eq!(lost.calls.len(), waited.len());
+            let mut undoing = lost.undoing;
+            let undone = next_command(&mut undoing);
+            assert_eq!(
+                undone.is_some(),
+                waited.contains(&0),
+                "undone if it may have run"
+            );
+            assert!(undone.is_none_or(|its| its.by_text && its.id == UNDOING));
+            for id in waited {
+                self.settled[id] += u8::from(self.calls[id].deferred.is_none());
+            }
+            self.inbox.clear();
+            self.arrived.clear();
+            self.replies.clear();
+            self.here = [false; 4];
+            self.told = [None; 2];
+        }
+
+        fn check(&self) {
+            let kept: Vec<_> = self.pipeline.unacknowledged.calls().collect();
+            let in_flight = self.pipeline.in_flight.as_ref();
+            let awaiting = || in_flight.into_iter().flat_map(|its| &its.awaiting);
+            for (id, call) in self.calls.iter().enumerate() {
+                let is_this = |other: &&Arc<Call>| Arc::ptr_eq(other, call);
+                let waits = awaiting().filter(is_this).count();
+                let places = waits + kept.iter().filter(|other| is_this(other)).count();
+                let settled = usize::from(self.settled[id]);
+                let submitted = usize::from(self.submitted[id]);
+                assert_eq!(
+                    places + settled,
+                    submitted,
+                    "{id} is in one place or settled, once"
+                );
+                let phase = call.state.lock().phase.clone();
+                let fits = match phase {
+                    CallPhase::Idle => waits == 0 && settled == 0,
+                    CallPhase::Awaiting => waits == 1,
+                    CallPhase::Done(_) | CallPhase::Broken(_) => settled == 1,
+                };
+                assert!(fits, "{id} is {phase:?}");
+            }
+            let of_portion = awaiting()
+                .filter(|call| call.state.lock().in_portion)
+                .count();
+            assert_eq!(of_portion, in_flight.map_or(0, |its| its.portion));
+        }
+
+        /// With a server that works again everything is settled, and what is of use has run.
+        fn drain(mut self) {
+            for _ in 0..20 {
+                self.take(Step::End);
+                self.take(Step::Connect);
+                self.now_ms += 60;
+                self.take(Step::Feed);
+                while self.take(Step::Write) {}
+                while self.take(Step::Run) {}
+                while self.take(Step::Read) {}
+                self.check();
+            }
+            for (id, submitted) in self.submitted.into_iter().enumerate() {
+                assert_eq!(self.settled[id], u8::from(submitted), "{id} is left over");
+            }
+            assert!(!self.submitted[2] || self.runs[2] > 0, "a release is lost");
+        }
+    }
+
+    /// Takes the first command that is there in whole.
+    fn next_command(bytes: &mut Vec<u8>) -> Option<Command> {
+        let text = std::str::from_utf8(bytes).expect("text");
+        let mut lines = text.split_inclusive("\r\n");
+        let mut taken = 0;
+        let mut line = || {
+            let line = lines.next()?.strip_suffix("\r\n")?;
+            taken += line.len() + 2;
+            Some(line)
+        };
+        let count: usize = line()?.strip_prefix('*')?.parse().ok()?;
+        let mut parts = Vec::new();
+        for _ in 0..count {
+            line()?;
+            parts.push(line()?);
+        }
+        let script = HASHES.iter().position(|hash| hash == parts[1]);
+        let command = Command {
+            id: parts[4].parse().expect("a number"),
+            script: script.unwrap_or(usize::from(parts[1] == "release")),
+            by_text: parts[0] == "EVAL",
+        };
+        bytes.drain(..taken);
+        Some(command)
+    }
+
+    /// Every schedule of these commands with so much that goes wrong; how many states there are.
+    fn explore(commands: &[usize], left: Left) -> usize {
+        let mut seen = HashSet::new();
+        let mut worlds = vec![(World::new(left), Vec::new())];
+        while let Some((world, path)) = worlds.pop() {
+            for step in steps(commands).filter(|step| world.can(*step)) {
+                let mut next = world.copy();
+                let path: Vec<_> = path.iter().copied().chain([step]).collect();
+                let trace = Trace(&path);
+                let took = next.take(step);
+                next.check();
+                if took && seen.insert(next.digest()) {
+                    if seen.len() % 16 == 0 {
+                        next.copy().drain();
+                    }
+                    drop(trace);
+                    worlds.push((next, path));
+                }
+            }
+        }
+        seen.len()
+    }
+
+    /// Says how it came to that if a check fails.
+    struct Trace<'a>(&'a [Step]);
+
+    impl Drop for Trace<'_> {
+        fn drop(&mut self) {
+            if std::thread::panicking() {
+                use std::io::Write as _;
+                writeln!(std::io::stderr(), "after {:?}", self.0).unwrap_or_default();
+            }
+        }
+    }
+
+    #[test]
+    fn every_schedule_answers_each_command_once_in_order_or_sends_it_again() {
+        let of = |commands: &[usize], [partial, forgets, refusals, losses, ticks]: [u8; 5]| {
+            explore(
+                commands,
+                Left {
+                    partial,
+                    forgets,
+                    refusals,
+                    losses,
+                    ticks,
+                },
+            )
+        };
+        let states = of(&[0, 1, 2, 3], [0, 0, 0, 1, 0])
+            + of(&[0, 2, 3], [0, 0, 0, 2, 0])
+            + of(&[0, 1, 3], [0, 0, 0, 1, 1])
+            + of(&[0, 2, 3], [0, 1, 0, 0, 1])
+            + of(&[1, 3], [1, 0, 0, 1, 0])
+            + of(&[0, 1], [0, 0, 1, 1, 1])
+            + of(&[1], [1, 1, 1, 1, 2])
+            + of(&[0, 1], [1, 0, 1, 1, 0]);
+        assert!(states > 30_000, "{states}");
+    }
+
+    #[test]
+    fn so_do_long_schedules_in_which_much_goes_wrong() {
+        let steps: Vec<_> = steps(&[0, 1, 2, 3]).collect();
+        let mut refused = 0;
+        for seed in 0..1000_u64 {
+            let mut seed = seed;
+            let mut world = World::new(Left {
+                partial: 9,
+                forgets: 3,
+                refusals: 5,
+                losses: 5,
+                ticks: 5,
+            });
+            let mut path = Vec::new();
+            for _ in 0..150 {
+                seed = seed.wrapping_mul(0x5851_F42D_4C95_7F2D).wrapping_add(1);
+                let at = usize::try_from(seed >> 33).unwrap_or(0) % steps.len();
+                if world.can(steps[at]) {
+                    path.push(steps[at]);
+                    let _trace = Trace(&path);
+                    world.take(steps[at]);
+                    world.check();
+                }
+            }
+            refused += u32::from(world.left.refusals < 5);
+            world.drain();
+        }
+        assert!(refused > 200, "{refused}");
+    }
+}
