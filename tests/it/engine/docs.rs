@@ -1,4 +1,4 @@
-//! What a reader can rely on: every public method has an example, and what the README points to exists.
+//! What a reader can rely on: every public method has an example, and what the README and the guide name exists.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -105,4 +105,26 @@ fn what_the_readme_points_to_exists() {
         seen += 1;
     }
     assert!(seen > 5, "only {seen} links");
+}
+
+/// Whoever moves a file mends the map.
+#[test]
+fn files_that_the_guide_names_exist() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut seen = 0;
+    for page in fs::read_dir(root.join("src/guide")).unwrap() {
+        let page = page.unwrap().path();
+        let text = fs::read_to_string(&page).unwrap();
+        for name in text.split('`').skip(1).step_by(2) {
+            let is_file = [".rs", ".txt", ".md"].iter().any(|end| name.ends_with(end));
+            let is_folder = name.ends_with('/') && !name.contains("://");
+            if !(is_file || is_folder) || name.contains('<') {
+                continue;
+            }
+            let exists = root.join("src").join(name).exists() || root.join(name).exists();
+            assert!(exists, "`{name}` in {}", page.display());
+            seen += 1;
+        }
+    }
+    assert!(seen > 20, "only {seen} files");
 }
