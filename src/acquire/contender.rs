@@ -15,7 +15,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::acquire::guard::GuardInner;
-use crate::acquire::spec::{Busy, LockSpec, Outcome, Terms, WaitMode};
+use crate::acquire::spec::{Busy, LockSpec, Outcome, Terms};
+use crate::acquire::wait_mode::WaitMode;
 use crate::error::LossReason;
 use crate::error::{Error, Result};
 use crate::hold::{Hold, UNDO_FOR};

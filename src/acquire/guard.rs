@@ -7,7 +7,8 @@ use std::time::Instant;
 
 use crossbeam_channel::Receiver;
 
-use crate::acquire::spec::{LockSpec, WaitMode};
+use crate::acquire::spec::LockSpec;
+use crate::acquire::wait_mode::WaitMode;
 use crate::error::{Error, Result};
 use crate::error::{Loss, LossReason};
 use crate::hold::{Hold, LossChannel};

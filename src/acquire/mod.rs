@@ -1,7 +1,229 @@
-//! How a thread comes to hold something: asking Redis, waiting, asking again.
+//! How a thread comes to hold something, or to see a latch open: the one loop that waits.
+//!
+//! ```text
+//!            ┌───────────────────────────── ask again ◄──────────────────────────────┐
+//!            ▼                                                                       │
+//!   start ─► ready? ──yes──► ask ──busy──► listen ──confirmed before──►──────────────┤
+//!            │  │ ▲           │  │            │                                      │
+//!            │  └─┘ no:       │  │            └─► park ──message, confirmation, ─────┘
+//!            │   yield to     │  │                       end of the lease, poll cap,
+//!            │   others, or   │  │                       wakeup by another thread
+//!            │   wait here    │  └─no answer─► not in time, or an error
+//!            ▼                ▼
+//!     handed over          granted          the deadline, a cancelled token and the closing of the client end it anywhere
+//! ```
+//!
+//! - *ready?* A thread of this process may hand over what it has, then Redis is not asked. After the tenure others go first.
+//! - *ask.* [`Budget`](crate::time::Budget) says how long the question may take and what it means that there is no answer.
+//! - *listen.* A message is a hint and never a grant: whoever has subscribed asks again once the server has confirmed
+//!   that, since a release may have come before.
+//! - *park.* Until a message comes, the lease of whoever is in the way ends, or the poll cap: messages can be lost. What
+//!   nobody announces has a pause instead.
+//!
+//! What differs between the ways of waiting is a [`Strategy`].
 
 pub(crate) mod contender;
 pub(crate) mod guard;
+pub(crate) mod latch;
+pub(crate) mod listening;
 pub(crate) mod notified;
 pub(crate) mod spec;
 pub(crate) mod turn;
+pub(crate) mod wait_mode;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::acquire::listening::Listening;
+use crate::acquire::spec::LockSpec;
+use crate::acquire::wait_mode::WaitMode;
+use crate::error::{Error, Result};
+use crate::local::waiter::Waiter;
+use crate::net::call::Fault;
+use crate::time;
+
+/// What Redis said to a question.
+pub(crate) enum Reply<G> {
+    Granted(G),
+    Busy(Busy),
+}
+
+/// Somebody is in the way.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Busy {
+    /// When it is worth asking again although nothing was announced; `None`: nobody knows.
+    pub(crate) retry_after: Option<Duration>,
+    /// Of several names the one that is to be listened for.
+    pub(crate) listen_on: usize,
+}
+
+/// Why a question has no reply that could be read.
+pub(crate) enum Failure {
+    /// What it means depends on whose time ended it.
+    Unanswered(Fault),
+    Final(Error),
+}
+
+impl From<Fault> for Failure {
+    fn from(fault: Fault) -> Self {
+        Self::Unanswered(fault)
+    }
+}
+
+impl From<Error> for Failure {
+    fn from(err: Error) -> Self {
+        Self::Final(err)
+    }
+}
+
+/// How the loop ended.
+pub(crate) enum Outcome<G> {
+    Granted(G),
+    /// Somebody else had it when Redis was asked last.
+    Busy(Busy),
+    /// The time was up before there was an answer; what it may have brought is being undone.
+    TooLate,
+}
+
+impl<G> Outcome<G> {
+    /// For callers to whom all that matters is whether it was in time.
+    pub(crate) fn granted(self) -> Option<G> {
+        match self {
+            Self::Granted(grant) => Some(grant),
+            Self::Busy(_) | Self::TooLate => None,
+        }
+    }
+}
+
+/// One way of waiting for one thing.
+pub(crate) trait Strategy {
+    /// What it asks for.
+    type Grant;
+
+    /// What it does, for errors.
+    const DOING: &'static str;
+
+    /// Asks Redis once, reconnecting as need be. What was sent without an answer is undone.
+    fn ask(&mut self, until: Instant) -> std::result::Result<Reply<Self::Grant>, Failure>;
+
+    /// Where changes are announced; `None` if nobody announces them.
+    fn channel(&self, listen_on: usize) -> Option<Arc<str>>;
+
+    /// The thread's waiter and its subscription.
+    fn listening(&mut self) -> &mut Listening;
+
+    /// It is about to wait for the first time, unless that is bound to fail.
+    fn may_wait(&mut self) -> Result<()> {
+        Ok(())
+    }
+
+    /// It begins to wait: whoever closes the client, or has news in this process, must know `waiter`.
+    fn begins_to_wait(&mut self, waiter: &Arc<Waiter>);
+
+    /// How long to park at most: `cap` for one whose subscription promises that much.
+    fn park_for(&mut self, cap: Duration) -> Duration {
+        time::jittered(cap)
+    }
+
+    /// Redis was out of reach for the whole response timeout: those who wait behind this thread need not find out again.
+    fn dismiss(&mut self, _fault: &Fault) {}
+}
+
+/// Asks until Redis grants it, or `mode` ends the wait.
+pub(crate) fn acquire<S: Strategy>(
+    strategy: &mut S,
+    spec: &LockSpec,
+    mode: WaitMode,
+) -> Result<Outcome<S::Grant>> {
+    let session = spec.session();
+    let deadline = mode.deadline();
+    let mut has_waited = false;
+    let mut was_refused = false;
+    let mut parked = 0;
+    let mut woken = false;
+    loop {
+        if spec.must_stop(mode) {
+            return Err(spec.stopped());
+        }
+        let began = Instant::now();
+        if has_waited && deadline.has_passed(began) {
+            return Ok(Outcome::TooLate);
+        }
+        let before = strategy.listening().heard();
+        let budget = mode.budget(began, session.response_timeout);
+        let busy = match strategy.ask(budget.until) {
+            Ok(Reply::Granted(grant)) => {
+                if parked > 0 && !woken {
+                    session.counters.poll_rescues.add(1);
+                }
+                return Ok(Outcome::Granted(grant));
+            }
+            Ok(Reply::Busy(busy)) => busy,
+            Err(Failure::Unanswered(fault)) if budget.was_too_short(&fault) => {
+                return Ok(Outcome::TooLate);
+            }
+            Err(Failure::Unanswered(fault)) => {
+                if budget.concerns_all(&fault) {
+                    strategy.dismiss(&fault);
+                }
+                return Err(spec.error(S::DOING, fault));
+            }
+            Err(Failure::Final(err)) => return Err(err),
+        };
+        if !mode.asks_again() || deadline.has_passed(Instant::now()) {
+            return Ok(Outcome::Busy(busy));
+        }
+        if !std::mem::replace(&mut was_refused, true) {
+            strategy.may_wait()?;
+        }
+        has_waited = true;
+
+        let began_to_listen = listen(strategy, spec, busy.listen_on)?;
+        let listening = strategy.listening();
+        let seen = match before {
+            Some(before) if !began_to_listen => before,
+            _ => listening.now_heard(),
+        };
+        if began_to_listen && seen.listening && listening.is_told() {
+            // Confirmed already: not a park yet.
+            continue;
+        }
+        let cap = listening.poll_cap(parked);
+        let waiter = Arc::clone(listening.waiter());
+        let mut park = strategy.park_for(cap);
+        if let Some(left) = busy.retry_after {
+            // A key lives for the whole of its last millisecond.
+            park = park.min(left + Duration::from_millis(1));
+        }
+        parked += 1;
+        let until = deadline.or(Instant::now() + park);
+        waiter.wait_to_hear(seen, until, &|| spec.must_stop(mode));
+        let heard = waiter.heard();
+        // A confirmation is no message, but what it leads to is no rescue either.
+        woken = heard != seen;
+        if heard.messages != seen.messages {
+            session.counters.wakes.add(1);
+        }
+    }
+}
+
+/// Begins to wait, and to listen where changes are announced; `false` if it did so before, for the same place.
+fn listen<S: Strategy>(strategy: &mut S, spec: &LockSpec, on: usize) -> Result<bool> {
+    if strategy.listening().is_on(on) {
+        return Ok(false);
+    }
+    let session = spec.session();
+    let channel = strategy.channel(on);
+    if !strategy.listening().has_begun() {
+        if channel.is_some() {
+            session.start_subscriber()?;
+        }
+        let waiter = Arc::clone(strategy.listening().waiter());
+        if let Some(token) = &spec.cancel {
+            token.watch(&waiter);
+        }
+        strategy.begins_to_wait(&waiter);
+    }
+    strategy.listening().begin(session, on, channel);
+    Ok(true)
+}

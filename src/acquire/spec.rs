@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::acquire::contender::Contender;
 use crate::acquire::guard::GuardInner;
+use crate::acquire::wait_mode::WaitMode;
 use crate::config;
 use crate::error::LossReason;
 use crate::error::{Error, Result};
@@ -22,66 +23,7 @@ use crate::protocol::{KINDS, red, reentrant};
 use crate::quorum::round::Quorum;
 use crate::quorum::round::{Failure, Short};
 use crate::session::{Session, SharedSession};
-use crate::time::{Budget, Deadline};
-
-/// How long a caller is willing to wait.
-#[derive(Debug, Clone, Copy)]
-pub(crate) enum WaitMode {
-    /// One attempt, and no standing in line.
-    Once,
-    /// One attempt among several at once, which end together; `waits` if they are part of a wait.
-    Together {
-        until: Instant,
-        /// It is the caller who says so.
-        callers: bool,
-        waits: bool,
-    },
-    Until(Deadline),
-}
-
-impl WaitMode {
-    /// Whether it can be cancelled.
-    fn waits(self) -> bool {
-        matches!(self, Self::Until(_) | Self::Together { waits: true, .. })
-    }
-
-    /// When it ends, if it is the caller who says so.
-    pub(crate) fn deadline(self) -> Deadline {
-        match self {
-            Self::Once => Deadline::NEVER,
-            Self::Together { until, .. } => Deadline::at(until),
-            Self::Until(until) => until,
-        }
-    }
-
-    /// The time for a question asked at `began`.
-    pub(crate) fn budget(self, began: Instant, response_timeout: Duration) -> Budget {
-        match self {
-            Self::Together { until, callers, .. } => {
-                Budget { until, callers }.within(began, response_timeout)
-            }
-            _ => self.deadline().budget(began, response_timeout),
-        }
-    }
-
-    /// For `wait` from now on; one attempt if that is nothing.
-    pub(crate) fn span(wait: Duration) -> Self {
-        if wait.is_zero() {
-            Self::Once
-        } else {
-            Self::Until(Deadline::after(wait))
-        }
-    }
-
-    /// Until `instant`; one attempt if that has passed.
-    pub(crate) fn moment(instant: Instant) -> Self {
-        if instant <= Instant::now() {
-            Self::Once
-        } else {
-            Self::Until(Deadline::at(instant))
-        }
-    }
-}
+use crate::time::Deadline;
 
 /// A handle's settings: which lock, and how to take it.
 #[derive(Clone)]

@@ -4,7 +4,8 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::acquire::spec::{LockSpec, WaitMode};
+use crate::acquire::spec::LockSpec;
+use crate::acquire::wait_mode::WaitMode;
 use crate::error::Result;
 use crate::local::lock::{Entered, LeasePolicy, Mode};
 use crate::local::registry::{Entry, wake};

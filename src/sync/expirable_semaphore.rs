@@ -9,8 +9,9 @@ use parking_lot::Mutex;
 use redis::Value;
 
 use crate::acquire::notified::Watch;
-use crate::acquire::spec::{LockSpec, WaitMode};
+use crate::acquire::spec::LockSpec;
 use crate::acquire::turn::Turn;
+use crate::acquire::wait_mode::WaitMode;
 use crate::config;
 use crate::error::{Error, Result};
 use crate::error::{Loss, LossReason};

@@ -6,15 +6,16 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use crate::acquire::notified::Watch;
-use crate::acquire::spec::{LockSpec, WaitMode};
+use crate::acquire;
+use crate::acquire::latch::LatchWait;
+use crate::acquire::spec::LockSpec;
+use crate::acquire::wait_mode::WaitMode;
 use crate::error::{Error, Result};
-use crate::local::registry::Entry;
-use crate::local::waiter::{CancelToken, Waiter};
+use crate::local::waiter::CancelToken;
 use crate::net::call::Attempt;
 use crate::protocol::idempotency::{IdempotencyKeys, RequestKeys};
 use crate::protocol::latch::{self, Change};
-use crate::protocol::script::{self, LatchState};
+use crate::protocol::script;
 use crate::time::Deadline;
 
 /// How many keys of answered requests one request has Redis forget.
@@ -150,11 +151,7 @@ impl Latch {
     /// [`Error::Redis`] if Redis could not be asked; [`Error::WrongType`] for a key that holds something else;
     /// [`Error::Closed`] once the client is closed; [`Error::InvalidName`] before anything is sent.
     pub fn count(&self) -> Result<u64> {
-        let entry = self.inner.unregistered_entry()?;
-        match self.ask(&entry, WaitMode::Once)? {
-            Some(LatchState::Closed { left, .. }) => Ok(left),
-            Some(LatchState::Open) | None => Ok(0),
-        }
+        LatchWait::new(&self.inner, WaitMode::Once)?.count()
     }
 
     /// Waits until the latch is open.
@@ -285,78 +282,11 @@ impl Latch {
         Ok(changed == 1)
     }
 
-    /// Asks once, reconnecting as need be; `None` if the caller's time was up before the answer had come.
-    fn ask(&self, entry: &Entry, patience: WaitMode) -> Result<Option<LatchState>> {
-        let handle = &self.inner;
-        let session = handle.session();
-        let request = latch::state(&*entry.protocol);
-        let doing = request.doing;
-        let mut attempt = || Attempt {
-            request: request.clone(),
-            undo: None,
-        };
-        handle.check_going(patience)?;
-        let budget = patience.budget(Instant::now(), session.response_timeout);
-        let stop = || handle.must_stop(patience);
-        match session
-            .connection
-            .call(budget.until, &stop, None, &mut attempt)
-        {
-            Ok(answer) => script::latch_state(answer.value)
-                .map(Some)
-                .map_err(|unexpected| Error::redis(doing, unexpected)),
-            Err(fault) if budget.was_too_short(&fault) => Ok(None),
-            Err(fault) => Err(handle.error(doing, fault)),
-        }
-    }
-
-    /// Whether the latch was seen to have been open before the end of `patience`.
-    fn wait_with(&self, patience: WaitMode) -> Result<bool> {
-        let handle = &self.inner;
-        let entry = handle.unregistered_entry()?;
-        let session = handle.session();
-        let deadline = patience.deadline();
-        let stop = || handle.must_stop(patience);
-        let mut watch = Watch::new(session, entry.protocol.channel(), Waiter::new());
-        let mut came_for = None;
-        let mut untold = false;
-        loop {
-            let before = watch.heard();
-            let Some(state) = self.ask(&entry, patience)? else {
-                return Ok(false);
-            };
-            if is_over(&mut came_for, state) {
-                if untold {
-                    session.counters.poll_rescues.add(1);
-                }
-                return Ok(true);
-            }
-            if !matches!(patience, WaitMode::Until(_)) || deadline.has_passed(Instant::now()) {
-                return Ok(false);
-            }
-            watch.park(before, None, deadline, handle.cancel.as_ref(), &stop)?;
-            untold = watch.heard() == before;
-            if stop() {
-                return Err(handle.stopped());
-            }
-            if deadline.has_passed(Instant::now()) {
-                return Ok(false);
-            }
-        }
-    }
-}
-
-/// Whether the round is over that a waiter `came_for`, which is the one that it first sees.
-///
-/// A mark that is gone says nothing, and the next one will be another than it was.
-fn is_over(came_for: &mut Option<Vec<u8>>, seen: LatchState) -> bool {
-    match (seen, &came_for) {
-        (LatchState::Open, _) => true,
-        (LatchState::Closed { round, .. }, None) => {
-            *came_for = Some(round);
-            false
-        }
-        (LatchState::Closed { round, .. }, Some(first)) => !round.is_empty() && round != *first,
+    /// Whether the latch was seen to have been open in time.
+    fn wait_with(&self, mode: WaitMode) -> Result<bool> {
+        let mut wait = LatchWait::new(&self.inner, mode)?;
+        let outcome = acquire::acquire(&mut wait, &self.inner, mode)?;
+        Ok(outcome.granted().is_some())
     }
 }
 
@@ -365,30 +295,5 @@ impl fmt::Debug for Latch {
         f.debug_struct("Latch")
             .field("name", &self.name())
             .finish_non_exhaustive()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn another_mark_frees_a_waiter_and_a_lost_one_does_not() {
-        let closed = |round: &str| LatchState::Closed {
-            left: 1,
-            round: round.into(),
-        };
-        let frees = |first: &str, later: &str| {
-            let mut came_for = None;
-            assert!(!is_over(&mut came_for, closed(first)));
-            assert!(!is_over(&mut came_for, closed(first)));
-            let frees = is_over(&mut came_for, closed(later));
-            assert!(is_over(&mut came_for, LatchState::Open));
-            frees
-        };
-        assert!(frees("a", "b"));
-        assert!(frees("", "b"));
-        assert!(!frees("a", ""));
-        assert!(is_over(&mut None, LatchState::Open));
     }
 }

@@ -61,7 +61,7 @@ macro_rules! exclusive_lock {
             }
 
 
-            fn acquire(&self, patience: $crate::acquire::spec::WaitMode) -> $crate::Result<Option<$guard>> {
+            fn acquire(&self, patience: $crate::acquire::wait_mode::WaitMode) -> $crate::Result<Option<$guard>> {
                 let held = self.inner.acquire(patience)?;
                 Ok(held.map($guard::new))
             }
@@ -139,7 +139,7 @@ macro_rules! exclusive_lock {
             /// - [`Error::InvalidName`](crate::Error::InvalidName) and [`Error::Config`](crate::Error::Config), before
             ///   anything is sent.
             pub fn lock(&self) -> $crate::Result<$guard> {
-                use $crate::acquire::spec::WaitMode;
+                use $crate::acquire::wait_mode::WaitMode;
                 self.acquire(WaitMode::Until($crate::time::Deadline::NEVER))?.ok_or($crate::Error::Closed)
             }
 
@@ -161,7 +161,7 @@ macro_rules! exclusive_lock {
             ///
             /// As [`lock`](Self::lock), except `Cancelled`.
             pub fn try_lock(&self) -> $crate::Result<Option<$guard>> {
-                self.acquire($crate::acquire::spec::WaitMode::Once)
+                self.acquire($crate::acquire::wait_mode::WaitMode::Once)
             }
 
             /// Waits up to `wait` for the lock; `Ok(None)` if that was not long enough.
@@ -183,7 +183,7 @@ macro_rules! exclusive_lock {
             /// Redis is known to be unreachable then: there is no connection to it, or nothing has arrived for half the
             /// response timeout although an answer was due. Whatever may have been taken is released.
             pub fn try_lock_for(&self, wait: std::time::Duration) -> $crate::Result<Option<$guard>> {
-                self.acquire($crate::acquire::spec::WaitMode::span(wait))
+                self.acquire($crate::acquire::wait_mode::WaitMode::span(wait))
             }
 
             /// Waits until `instant` for the lock; otherwise as [`try_lock_for`](Self::try_lock_for).
@@ -201,7 +201,7 @@ macro_rules! exclusive_lock {
             ///
             /// As [`try_lock_for`](Self::try_lock_for).
             pub fn try_lock_until(&self, instant: std::time::Instant) -> $crate::Result<Option<$guard>> {
-                self.acquire($crate::acquire::spec::WaitMode::moment(instant))
+                self.acquire($crate::acquire::wait_mode::WaitMode::moment(instant))
             }
 
             /// Runs `work` while holding the lock, and waits for its release.

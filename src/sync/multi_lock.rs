@@ -9,7 +9,8 @@ use crossbeam_channel::Receiver;
 use redis::{ErrorKind, RedisError, ServerErrorKind};
 
 use crate::acquire::guard::GuardInner;
-use crate::acquire::spec::{Busy, LockSpec, Outcome, Pending, WaitMode};
+use crate::acquire::spec::{Busy, LockSpec, Outcome, Pending};
+use crate::acquire::wait_mode::WaitMode;
 use crate::error::Loss;
 use crate::error::{Error, Result};
 use crate::hold::LossChannel;

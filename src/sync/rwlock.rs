@@ -3,7 +3,8 @@
 use std::fmt;
 use std::time::{Duration, Instant};
 
-use crate::acquire::spec::{LockSpec, WaitMode};
+use crate::acquire::spec::LockSpec;
+use crate::acquire::wait_mode::WaitMode;
 use crate::error::{Error, Result};
 use crate::local::waiter::CancelToken;
 use crate::sync::macros::guard;

@@ -8,7 +8,8 @@ use parking_lot::Mutex;
 
 use crate::acquire::contender::{HEARD_WITHIN, YIELD_FOR};
 use crate::acquire::notified::Watch;
-use crate::acquire::spec::{LockSpec, WaitMode};
+use crate::acquire::spec::LockSpec;
+use crate::acquire::wait_mode::WaitMode;
 use crate::error::LossReason;
 use crate::error::{Error, Result};
 use crate::local::registry::{Entry, EntryState};

@@ -1,0 +1,137 @@
+//! Waiting for a latch to open.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use crate::acquire::listening::Listening;
+use crate::acquire::spec::LockSpec;
+use crate::acquire::wait_mode::WaitMode;
+use crate::acquire::{Busy, Failure, Reply, Strategy};
+use crate::error::{Error, Result};
+use crate::local::registry::Entry;
+use crate::local::waiter::Waiter;
+use crate::net::call::Attempt;
+use crate::protocol::latch;
+use crate::protocol::script::{self, LatchState};
+
+const ASKING: &str = "asking for a latch";
+
+/// A thread that waits for a latch. Nothing is held, so there is nothing to be undone.
+pub(crate) struct LatchWait<'a> {
+    spec: &'a LockSpec,
+    mode: WaitMode,
+    entry: Arc<Entry>,
+    came_for: Option<Vec<u8>>,
+    listening: Listening,
+}
+
+impl<'a> LatchWait<'a> {
+    pub(crate) fn new(spec: &'a LockSpec, mode: WaitMode) -> Result<Self> {
+        let entry = spec.unregistered_entry()?;
+        spec.check_going(mode)?;
+        Ok(Self {
+            spec,
+            mode,
+            entry,
+            came_for: None,
+            listening: Listening::default(),
+        })
+    }
+
+    /// How many are left to count.
+    pub(crate) fn count(&self) -> Result<u64> {
+        let until = Instant::now() + self.spec.session().response_timeout;
+        match self.state(until) {
+            Ok(LatchState::Closed { left, .. }) => Ok(left),
+            Ok(LatchState::Open) => Ok(0),
+            Err(Failure::Unanswered(fault)) => Err(self.spec.error(ASKING, fault)),
+            Err(Failure::Final(err)) => Err(err),
+        }
+    }
+
+    fn state(&self, until: Instant) -> std::result::Result<LatchState, Failure> {
+        let request = latch::state(&*self.entry.protocol);
+        let mut attempt = || Attempt {
+            request: request.clone(),
+            undo: None,
+        };
+        let stop = || self.spec.must_stop(self.mode);
+        let connection = &self.spec.session().connection;
+        let answer = connection.call(until, &stop, None, &mut attempt)?;
+        let state = script::latch_state(answer.value)
+            .map_err(|unexpected| Error::redis(ASKING, unexpected))?;
+        Ok(state)
+    }
+}
+
+impl Strategy for LatchWait<'_> {
+    type Grant = ();
+
+    const DOING: &'static str = ASKING;
+
+    fn ask(&mut self, until: Instant) -> std::result::Result<Reply<()>, Failure> {
+        let state = self.state(until)?;
+        Ok(if is_over(&mut self.came_for, state) {
+            Reply::Granted(())
+        } else {
+            Reply::Busy(Busy::default())
+        })
+    }
+
+    fn channel(&self, _listen_on: usize) -> Option<Arc<str>> {
+        Some(Arc::clone(self.entry.protocol.channel()))
+    }
+
+    fn listening(&mut self) -> &mut Listening {
+        &mut self.listening
+    }
+
+    fn begins_to_wait(&mut self, waiter: &Arc<Waiter>) {
+        self.spec.session().closing.watch(waiter);
+    }
+}
+
+impl Drop for LatchWait<'_> {
+    fn drop(&mut self) {
+        self.listening.leave();
+    }
+}
+
+/// Whether the round is over that a waiter `came_for`, which is the one that it first sees.
+///
+/// A mark that is gone says nothing, and the next one will be another than it was.
+fn is_over(came_for: &mut Option<Vec<u8>>, seen: LatchState) -> bool {
+    match (seen, &came_for) {
+        (LatchState::Open, _) => true,
+        (LatchState::Closed { round, .. }, None) => {
+            *came_for = Some(round);
+            false
+        }
+        (LatchState::Closed { round, .. }, Some(first)) => !round.is_empty() && round != *first,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn another_mark_frees_a_waiter_and_a_lost_one_does_not() {
+        let closed = |round: &str| LatchState::Closed {
+            left: 1,
+            round: round.into(),
+        };
+        let frees = |first: &str, later: &str| {
+            let mut came_for = None;
+            assert!(!is_over(&mut came_for, closed(first)));
+            assert!(!is_over(&mut came_for, closed(first)));
+            let frees = is_over(&mut came_for, closed(later));
+            assert!(is_over(&mut came_for, LatchState::Open));
+            frees
+        };
+        assert!(frees("a", "b"));
+        assert!(frees("", "b"));
+        assert!(!frees("a", ""));
+        assert!(is_over(&mut None, LatchState::Open));
+    }
+}

@@ -1,0 +1,82 @@
+//! What a thread that waits listens to.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::local::waiter::{Heard, Waiter};
+use crate::net::subscriber::{POLL_CAP_UNHEARD, Subscription};
+use crate::session::Session;
+
+/// The waiter of one thread, made when it is needed, and its subscription to one channel at a time.
+#[derive(Default)]
+pub(crate) struct Listening {
+    waiter: Option<Arc<Waiter>>,
+    /// Of several names the one that is listened for, once that has begun.
+    on: Option<usize>,
+    /// None where nobody announces anything.
+    subscription: Option<Subscription>,
+}
+
+impl Listening {
+    /// For a thread that others know by this waiter.
+    pub(crate) fn with(waiter: Arc<Waiter>) -> Self {
+        Self {
+            waiter: Some(waiter),
+            ..Self::default()
+        }
+    }
+
+    pub(crate) fn waiter(&mut self) -> &Arc<Waiter> {
+        self.waiter.get_or_insert_with(Waiter::new)
+    }
+
+    /// What has been heard so far, if it listens; to be taken before a question whose answer may lead to a park.
+    pub(crate) fn heard(&self) -> Option<Heard> {
+        self.waiter.as_ref().map(|waiter| waiter.heard())
+    }
+
+    pub(crate) fn now_heard(&mut self) -> Heard {
+        self.waiter().heard()
+    }
+
+    pub(crate) fn has_begun(&self) -> bool {
+        self.on.is_some()
+    }
+
+    pub(crate) fn is_on(&self, place: usize) -> bool {
+        self.on == Some(place)
+    }
+
+    /// Listens to `channel` from now on, and no longer to another.
+    pub(crate) fn begin(
+        &mut self,
+        session: &Arc<Session>,
+        place: usize,
+        channel: Option<Arc<str>>,
+    ) {
+        self.on = Some(place);
+        // First, or the signal would say of either that it is confirmed.
+        drop(self.subscription.take());
+        let waiter = Arc::clone(self.waiter());
+        self.subscription = channel.map(|channel| session.subscriber.subscribe(&channel, &waiter));
+    }
+
+    /// Whether the server lets us listen.
+    pub(crate) fn is_told(&self) -> bool {
+        let subscription = self.subscription.as_ref();
+        subscription.is_some_and(|subscription| !subscription.is_refused())
+    }
+
+    /// The longest that one who has parked so often may park without asking.
+    pub(crate) fn poll_cap(&self, parked: u32) -> Duration {
+        let subscription = self.subscription.as_ref();
+        subscription.map_or(POLL_CAP_UNHEARD, |its| its.poll_cap(parked))
+    }
+
+    /// What it waited for is there: whoever goes on with that need not write UNSUBSCRIBE first.
+    pub(crate) fn leave(&mut self) {
+        if let Some(subscription) = self.subscription.take() {
+            subscription.leave();
+        }
+    }
+}

@@ -1,0 +1,69 @@
+//! How long a caller is willing to wait.
+
+use std::time::{Duration, Instant};
+
+use crate::time::{Budget, Deadline};
+
+/// How long a caller is willing to wait.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum WaitMode {
+    /// One attempt, and no wait in the queue.
+    Once,
+    /// One attempt among several at once, which end together; `waits` if they are part of a wait.
+    Together {
+        until: Instant,
+        /// The caller's time ends it, not the response timeout.
+        callers: bool,
+        waits: bool,
+    },
+    Until(Deadline),
+}
+
+impl WaitMode {
+    /// For `wait` from now on; one attempt if that is nothing.
+    pub(crate) fn span(wait: Duration) -> Self {
+        if wait.is_zero() {
+            Self::Once
+        } else {
+            Self::Until(Deadline::after(wait))
+        }
+    }
+
+    /// Until `instant`; one attempt if that has passed.
+    pub(crate) fn moment(instant: Instant) -> Self {
+        if instant <= Instant::now() {
+            Self::Once
+        } else {
+            Self::Until(Deadline::at(instant))
+        }
+    }
+
+    /// Whether it can be cancelled.
+    pub(crate) fn waits(self) -> bool {
+        matches!(self, Self::Until(_) | Self::Together { waits: true, .. })
+    }
+
+    /// Whether it asks again when it was refused.
+    pub(crate) fn asks_again(self) -> bool {
+        matches!(self, Self::Until(_))
+    }
+
+    /// When it ends, if it is the caller who says so.
+    pub(crate) fn deadline(self) -> Deadline {
+        match self {
+            Self::Once => Deadline::NEVER,
+            Self::Together { until, .. } => Deadline::at(until),
+            Self::Until(until) => until,
+        }
+    }
+
+    /// The time for a question asked at `began`.
+    pub(crate) fn budget(self, began: Instant, response_timeout: Duration) -> Budget {
+        match self {
+            Self::Together { until, callers, .. } => {
+                Budget { until, callers }.within(began, response_timeout)
+            }
+            _ => self.deadline().budget(began, response_timeout),
+        }
+    }
+}
