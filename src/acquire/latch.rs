@@ -6,7 +6,7 @@ use std::time::Instant;
 use crate::acquire::listening::Listening;
 use crate::acquire::spec::LockSpec;
 use crate::acquire::wait_mode::WaitMode;
-use crate::acquire::{Busy, Failure, Reply, Strategy};
+use crate::acquire::{Busy, NoReply, Reply, Strategy};
 use crate::error::{Error, Result};
 use crate::local::registry::Entry;
 use crate::local::waiter::Waiter;
@@ -44,12 +44,12 @@ impl<'a> LatchWait<'a> {
         match self.state(until) {
             Ok(LatchState::Closed { left, .. }) => Ok(left),
             Ok(LatchState::Open) => Ok(0),
-            Err(Failure::Unanswered(fault)) => Err(self.spec.error(ASKING, fault)),
-            Err(Failure::Final(err)) => Err(err),
+            Err(NoReply::Unanswered(failure)) => Err(self.spec.error(ASKING, failure)),
+            Err(NoReply::Final(err)) => Err(err),
         }
     }
 
-    fn state(&self, until: Instant) -> std::result::Result<LatchState, Failure> {
+    fn state(&self, until: Instant) -> std::result::Result<LatchState, NoReply> {
         let request = latch::state(&*self.entry.protocol);
         let mut attempt = || Attempt {
             request: request.clone(),
@@ -69,7 +69,7 @@ impl Strategy for LatchWait<'_> {
 
     const DOING: &'static str = ASKING;
 
-    fn ask(&mut self, until: Instant) -> std::result::Result<Reply<()>, Failure> {
+    fn ask(&mut self, until: Instant) -> std::result::Result<Reply<()>, NoReply> {
         let state = self.state(until)?;
         Ok(if is_over(&mut self.came_for, state) {
             Reply::Granted(())

@@ -11,6 +11,7 @@ use crate::session::Session;
 #[derive(Default)]
 pub(crate) struct Listening {
     waiter: Option<Arc<Waiter>>,
+    was_queued: bool,
     /// Of several names the one that is listened for, once that has begun.
     on: Option<usize>,
     /// None where nobody announces anything.
@@ -18,12 +19,18 @@ pub(crate) struct Listening {
 }
 
 impl Listening {
-    /// For a thread that others know by this waiter.
-    pub(crate) fn with(waiter: Arc<Waiter>) -> Self {
+    /// For a thread that others reach by this waiter, and that has waited for its turn if it `was_queued`.
+    pub(crate) fn of(waiter: Arc<Waiter>, was_queued: bool) -> Self {
         Self {
             waiter: Some(waiter),
+            was_queued,
             ..Self::default()
         }
+    }
+
+    /// Whether its thread has spent time in the queue of this process.
+    pub(crate) fn was_queued(&self) -> bool {
+        self.was_queued
     }
 
     pub(crate) fn waiter(&mut self) -> &Arc<Waiter> {

@@ -25,6 +25,7 @@
 pub(crate) mod contender;
 pub(crate) mod guard;
 pub(crate) mod latch;
+pub(crate) mod leased_permits;
 pub(crate) mod listening;
 pub(crate) mod notified;
 pub(crate) mod spec;
@@ -40,6 +41,7 @@ use crate::acquire::wait_mode::WaitMode;
 use crate::error::{Error, Result};
 use crate::local::waiter::Waiter;
 use crate::net::call::Fault;
+use crate::quorum::round::Failure;
 use crate::time;
 
 /// What Redis said to a question.
@@ -58,19 +60,19 @@ pub(crate) struct Busy {
 }
 
 /// Why a question has no reply that could be read.
-pub(crate) enum Failure {
+pub(crate) enum NoReply {
     /// What it means depends on whose time ended it.
-    Unanswered(Fault),
+    Unanswered(Failure),
     Final(Error),
 }
 
-impl From<Fault> for Failure {
+impl From<Fault> for NoReply {
     fn from(fault: Fault) -> Self {
-        Self::Unanswered(fault)
+        Self::Unanswered(fault.into())
     }
 }
 
-impl From<Error> for Failure {
+impl From<Error> for NoReply {
     fn from(err: Error) -> Self {
         Self::Final(err)
     }
@@ -80,7 +82,7 @@ impl From<Error> for Failure {
 pub(crate) enum Outcome<G> {
     Granted(G),
     /// Somebody else had it when Redis was asked last.
-    Busy(Busy),
+    Busy,
     /// The time was up before there was an answer; what it may have brought is being undone.
     TooLate,
 }
@@ -90,7 +92,7 @@ impl<G> Outcome<G> {
     pub(crate) fn granted(self) -> Option<G> {
         match self {
             Self::Granted(grant) => Some(grant),
-            Self::Busy(_) | Self::TooLate => None,
+            Self::Busy | Self::TooLate => None,
         }
     }
 }
@@ -104,7 +106,7 @@ pub(crate) trait Strategy {
     const DOING: &'static str;
 
     /// Asks Redis once, reconnecting as need be. What was sent without an answer is undone.
-    fn ask(&mut self, until: Instant) -> std::result::Result<Reply<Self::Grant>, Failure>;
+    fn ask(&mut self, until: Instant) -> std::result::Result<Reply<Self::Grant>, NoReply>;
 
     /// Where changes are announced; `None` if nobody announces them.
     fn channel(&self, listen_on: usize) -> Option<Arc<str>>;
@@ -126,7 +128,7 @@ pub(crate) trait Strategy {
     }
 
     /// Redis was out of reach for the whole response timeout: those who wait behind this thread need not find out again.
-    fn dismiss(&mut self, _fault: &Fault) {}
+    fn dismiss(&mut self, _failure: &Failure) {}
 }
 
 /// Asks until Redis grants it, or `mode` ends the wait.
@@ -137,7 +139,7 @@ pub(crate) fn acquire<S: Strategy>(
 ) -> Result<Outcome<S::Grant>> {
     let session = spec.session();
     let deadline = mode.deadline();
-    let mut has_waited = false;
+    let mut has_waited = strategy.listening().was_queued();
     let mut was_refused = false;
     let mut parked = 0;
     let mut woken = false;
@@ -159,19 +161,19 @@ pub(crate) fn acquire<S: Strategy>(
                 return Ok(Outcome::Granted(grant));
             }
             Ok(Reply::Busy(busy)) => busy,
-            Err(Failure::Unanswered(fault)) if budget.was_too_short(&fault) => {
+            Err(NoReply::Unanswered(failure)) if budget.was_too_short(&failure) => {
                 return Ok(Outcome::TooLate);
             }
-            Err(Failure::Unanswered(fault)) => {
-                if budget.concerns_all(&fault) {
-                    strategy.dismiss(&fault);
+            Err(NoReply::Unanswered(failure)) => {
+                if budget.concerns_all(&failure) {
+                    strategy.dismiss(&failure);
                 }
-                return Err(spec.error(S::DOING, fault));
+                return Err(spec.error(S::DOING, failure));
             }
-            Err(Failure::Final(err)) => return Err(err),
+            Err(NoReply::Final(err)) => return Err(err),
         };
         if !mode.asks_again() || deadline.has_passed(Instant::now()) {
-            return Ok(Outcome::Busy(busy));
+            return Ok(Outcome::Busy);
         }
         if !std::mem::replace(&mut was_refused, true) {
             strategy.may_wait()?;

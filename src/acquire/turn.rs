@@ -1,9 +1,12 @@
-//! Taking turns at asking Redis: where several may hold, threads of one process that wait still ask one after another,
-//! first come first, so that one of them listens for all and a big request is not starved by small ones.
+//! The right to ask Redis for leased permits. Several may hold some, but threads of one process ask one after another,
+//! first come, first served: one of them listens for all, and a request for many is not starved by requests for few.
+//!
+//! The queue is that of a local lock whose holder is the thread that asks. Nobody ever holds that lock.
 
 use std::sync::Arc;
 use std::time::Instant;
 
+use crate::acquire::listening::Listening;
 use crate::acquire::spec::LockSpec;
 use crate::acquire::wait_mode::WaitMode;
 use crate::error::Result;
@@ -11,73 +14,79 @@ use crate::local::lock::{Entered, LeasePolicy, Mode};
 use crate::local::registry::{Entry, wake};
 use crate::local::waiter::{Waiter, Wakeup};
 use crate::protocol::owner;
-use crate::session::{Contending, Session};
+use crate::quorum::round::Failure;
 use crate::time::Deadline;
 
-/// A thread whose turn it is. When this goes it is the next one's.
+/// A thread that may ask. When this is dropped the next thread may.
 pub(crate) struct Turn<'a> {
-    session: &'a Session,
+    spec: &'a LockSpec,
     entry: Arc<Entry>,
-    /// Whom messages wake; others of this process reach the thread by it, too.
-    pub(crate) waiter: Arc<Waiter>,
-    _contending: Contending<'a>,
+    /// How messages and other threads of this process reach the thread.
+    waiter: Arc<Waiter>,
+    was_queued: bool,
 }
 
 impl<'a> Turn<'a> {
-    /// Waits for the calling thread's turn; `None` if it did not come in time.
-    pub(crate) fn wait(handle: &'a LockSpec, deadline: Deadline) -> Result<Option<Self>> {
-        let patience = WaitMode::Until(deadline);
-        let entry = handle.entry()?;
-        handle.check_going(patience)?;
+    /// Waits until the calling thread may ask; `None` if that was not in time.
+    pub(crate) fn wait(spec: &'a LockSpec, deadline: Deadline) -> Result<Option<Self>> {
+        let entry = spec.entry()?;
+        spec.check_going(WaitMode::Until(deadline))?;
         let waiter = Waiter::new();
         let queue = || Arc::clone(&waiter);
-        let lease = LeasePolicy::Renewed { max_hold: None };
-        let now = Instant::now();
+        let (thread, lease) = (
+            owner::this_thread(),
+            LeasePolicy::Renewed { max_hold: None },
+        );
         let mut state = entry.lock();
         let entered = state.lock.enter(
-            owner::this_thread(),
+            thread,
             Mode::Exclusive,
             lease,
-            now,
+            Instant::now(),
             Some(&queue),
             false,
         );
         drop(state);
-        match entered {
-            Entered::Contend { .. } => {}
+        let was_queued = match entered {
+            Entered::Contend { .. } => false,
             Entered::Queued(ticket) => {
-                match handle.wait_in_queue(&entry, ticket, &waiter, deadline)? {
-                    Some(Wakeup::Contend(_)) => {}
+                match spec.wait_in_queue(&entry, ticket, &waiter, deadline)? {
+                    Some(Wakeup::Contend(_)) => true,
                     Some(Wakeup::Failed(error)) => return Err(error()),
                     Some(Wakeup::Granted(_)) | None => return Ok(None),
                 }
             }
-            // Nobody sits in this lock.
+            // Nobody holds this lock.
             _ => return Ok(None),
-        }
+        };
         Ok(Some(Self {
-            session: handle.session(),
+            spec,
             entry,
             waiter,
-            _contending: handle.session().contending(),
+            was_queued,
         }))
     }
 
-    /// Whether a thread of this process waits: one whose turn has not come, or that was refused.
-    pub(crate) fn is_waited_for(handle: &LockSpec) -> bool {
-        let entry = handle.known_entry();
+    /// Whether a thread of this process waits: in the queue, or because Redis had too few.
+    pub(crate) fn is_waited_for(spec: &LockSpec) -> bool {
+        let entry = spec.known_entry();
         entry.is_some_and(|entry| entry.lock().is_waited_for())
     }
 
-    /// The thread was refused, and waits from now on.
+    pub(crate) fn listening(&self) -> Listening {
+        Listening::of(Arc::clone(&self.waiter), self.was_queued)
+    }
+
+    /// Redis had too few: the thread waits from now on.
     pub(crate) fn was_refused(&self) {
         let mut state = self.entry.lock();
         state.forget_contender(Some(&self.waiter));
         state.contenders.push(Arc::clone(&self.waiter));
     }
 
-    pub(crate) fn entry(&self) -> &Arc<Entry> {
-        &self.entry
+    /// Those in the queue need not find out again that Redis is out of reach.
+    pub(crate) fn dismiss_others(&self, doing: &'static str, failure: &Failure) {
+        self.spec.dismiss(&self.entry, doing, failure.clone());
     }
 }
 
@@ -91,6 +100,6 @@ impl Drop for Turn<'_> {
         state.tell(&next);
         drop(state);
         wake(next);
-        self.session.watchdog.housekeep_soon();
+        self.spec.session().watchdog.housekeep_soon();
     }
 }

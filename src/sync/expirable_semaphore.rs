@@ -8,24 +8,22 @@ use crossbeam_channel::Receiver;
 use parking_lot::Mutex;
 use redis::Value;
 
-use crate::acquire::notified::Watch;
+use crate::acquire::leased_permits;
 use crate::acquire::spec::LockSpec;
-use crate::acquire::turn::Turn;
 use crate::acquire::wait_mode::WaitMode;
 use crate::config;
 use crate::error::{Error, Result};
 use crate::error::{Loss, LossReason};
-use crate::hold::{Hold, LossChannel, UNDO_FOR};
-use crate::local::lock::{LeasePolicy, Mode};
+use crate::hold::{Hold, LossChannel};
 use crate::local::registry::Entry;
 use crate::local::waiter::CancelToken;
-use crate::net::call::{Attempt, Call, Deferred, DeferredTerms, Fault, Undo};
+use crate::net::call::{Attempt, Call, Fault};
 use crate::net::socket;
 use crate::protocol::idempotency::RequestKeys;
 use crate::protocol::kind::Protocol;
 use crate::protocol::owner::PermitId;
 use crate::protocol::permits::{self, Change};
-use crate::protocol::script::{self, PermitsAcquired, Released, Renewed, Request, Unexpected};
+use crate::protocol::script::{self, Released, Renewed, Request, Unexpected};
 use crate::report::report;
 use crate::session::Session;
 use crate::time::Deadline;
@@ -37,7 +35,6 @@ const MOST: usize = 1_000;
 /// How many permits can be given back by id at once.
 const MOST_IDS: usize = 10_000;
 
-const ACQUIRING: &str = "acquiring permits";
 const RELEASING: &str = "releasing a permit";
 
 /// A number of permits for all processes together, each with an id and a lease: Redisson's `RPermitExpirableSemaphore`.
@@ -96,53 +93,6 @@ pub struct ExpirablePermit {
     updating: Mutex<Option<Duration>>,
     lost: LossChannel,
     released: bool,
-}
-
-/// Permits that are asked for together, and given back together if nobody knows what became of that.
-struct Batch {
-    entry: Arc<Entry>,
-    lease: Duration,
-    ids: Vec<PermitId>,
-}
-
-impl Batch {
-    fn release(&self) -> Deferred {
-        Deferred {
-            request: permits::release(&*self.entry.protocol, &self.ids),
-            terms: DeferredTerms {
-                name: Arc::clone(&self.entry.name),
-                // A frozen server carries the acquire out when it thaws, and the lease begins only then.
-                useful_until: Instant::now() + self.lease.max(UNDO_FOR),
-                undo: true,
-                for_good: false,
-            },
-        }
-    }
-}
-
-impl Undo for Batch {
-    fn undo(&self) -> Option<Deferred> {
-        Some(self.release())
-    }
-}
-
-/// What is wanted, and on which terms.
-#[derive(Clone, Copy)]
-struct Wanted {
-    permits: usize,
-    lease: LeasePolicy,
-    ttl: Duration,
-}
-
-/// What became of one question to Redis.
-enum Asked {
-    Taken(Vec<ExpirablePermit>),
-    /// There are too few; enough of them may be over after `left`.
-    TooFew {
-        left: Option<Duration>,
-    },
-    /// The caller's time was up before the answer had come; what it may have brought is being given back.
-    TooLate,
 }
 
 impl ExpirableSemaphore {
@@ -648,165 +598,16 @@ impl ExpirableSemaphore {
         taken.ok_or_else(|| self.inner.stopped())
     }
 
-    fn take(&self, n: u32, patience: WaitMode) -> Result<Option<Vec<ExpirablePermit>>> {
+    fn take(&self, n: u32, mode: WaitMode) -> Result<Option<Vec<ExpirablePermit>>> {
         let permits = usize::try_from(n).unwrap_or(usize::MAX);
         if !(1..=MOST).contains(&permits) {
             return Err(Error::Config(format!(
                 "{n} permits at once; from 1 to {MOST} are possible"
             )));
         }
-        let (lease, ttl) = self.inner.terms()?;
-        let wanted = Wanted {
-            permits,
-            lease,
-            ttl,
-        };
-        let (session, entry) = (self.inner.session(), self.entry()?);
-        self.inner.check_going(patience)?;
-        session.start_watchdog()?;
-
-        let stop = || self.inner.must_stop(patience);
-        let WaitMode::Until(deadline) = patience else {
-            // Who wants many would wait for ever if those who try passed by.
-            if Turn::is_waited_for(&self.inner) {
-                return Ok(None);
-            }
-            let _contending = session.contending();
-            return match self.ask(entry, wanted, Deadline::NEVER, &stop, None)? {
-                Asked::Taken(permits) => Ok(Some(permits)),
-                Asked::TooFew { .. } | Asked::TooLate => Ok(None),
-            };
-        };
-        let Some(turn) = Turn::wait(&self.inner, deadline)? else {
-            return Ok(None);
-        };
-        let mut watch = Watch::new(session, entry.protocol.channel(), Arc::clone(&turn.waiter));
-        loop {
-            if stop() {
-                return Err(self.inner.stopped());
-            }
-            let before = watch.heard();
-            let line = Some(turn.entry());
-            let left = match self.ask(entry, wanted, deadline, &stop, line)? {
-                Asked::Taken(permits) => return Ok(Some(permits)),
-                Asked::TooFew { left } => left,
-                Asked::TooLate => return Ok(None),
-            };
-            turn.was_refused();
-            if deadline.has_passed(Instant::now()) {
-                return Ok(None);
-            }
-            let cancel = self.inner.cancel.as_ref();
-            watch.park(before, left, deadline, cancel, &stop)?;
-            if deadline.has_passed(Instant::now()) {
-                return if stop() {
-                    Err(self.inner.stopped())
-                } else {
-                    Ok(None)
-                };
-            }
-        }
-    }
-
-    /// Asks Redis once, reconnecting as need be. Every sending has ids of its own.
-    fn ask(
-        &self,
-        entry: &Arc<Entry>,
-        wanted: Wanted,
-        deadline: Deadline,
-        stop: &dyn Fn() -> bool,
-        line: Option<&Arc<Entry>>,
-    ) -> Result<Asked> {
-        let session = self.inner.session();
-        let budget = deadline.budget(Instant::now(), session.response_timeout);
-        let mut asked = None;
-        let mut attempt = || {
-            let batch = Arc::new(Batch {
-                entry: Arc::clone(entry),
-                lease: wanted.ttl,
-                ids: (0..wanted.permits).map(|_| PermitId::draw()).collect(),
-            });
-            asked = Some(Arc::clone(&batch));
-            Attempt {
-                request: permits::acquire(&*entry.protocol, &batch.ids, wanted.ttl),
-                undo: Some(batch as Arc<dyn Undo>),
-            }
-        };
-        let answer = match session
-            .connection
-            .call(budget.until, stop, None, &mut attempt)
-        {
-            Ok(answer) => answer,
-            Err(fault) if budget.was_too_short(&fault) => return Ok(Asked::TooLate),
-            Err(fault) => {
-                if budget.concerns_all(&fault)
-                    && let Some(entry) = line
-                {
-                    self.inner.dismiss(entry, ACQUIRING, fault.clone().into());
-                }
-                return Err(self.inner.error(ACQUIRING, fault));
-            }
-        };
-        let Some(batch) = asked else {
-            return Err(Error::Closed);
-        };
-        match script::permits_acquired(answer.value) {
-            Ok(PermitsAcquired::Taken { ends_at }) => self
-                .granted(&batch, wanted, answer.sent_at, ends_at)
-                .map(Asked::Taken),
-            Ok(PermitsAcquired::TooFew { left }) => Ok(Asked::TooFew { left }),
-            Err(unexpected) => {
-                session.connection.send_deferred(batch.release());
-                Err(Error::redis(ACQUIRING, unexpected))
-            }
-        }
-    }
-
-    fn granted(
-        &self,
-        batch: &Batch,
-        wanted: Wanted,
-        sent_at: Instant,
-        ends_at: i64,
-    ) -> Result<Vec<ExpirablePermit>> {
-        let session = self.inner.session();
-        let hold = |id: &PermitId| {
-            let hold = Hold::new(
-                Arc::clone(&batch.entry),
-                Mode::Exclusive,
-                session.owners.draw(),
-                id.to_string(),
-                wanted.lease,
-                wanted.ttl,
-            );
-            hold.grant(sent_at);
-            hold.ends_at(ends_at);
-            Arc::new(hold)
-        };
-        let holds: Vec<_> = batch.ids.iter().map(hold).collect();
-        let now = Instant::now();
-        if !holds.iter().all(|hold| hold.is_valid(now)) {
-            // Too late to be of use, and perhaps somebody else's by now.
-            session.connection.send_deferred(batch.release());
-            return Err(self.inner.lost(LossReason::Expired));
-        }
-        for hold in &holds {
-            session.watchdog.arm(hold, hold.due_after(sent_at));
-        }
-        if session.is_closed() {
-            for hold in &holds {
-                hold.end();
-                session.watchdog.disarm(hold);
-            }
-            session.connection.send_deferred(batch.release());
-            return Err(Error::Closed);
-        }
-        session
-            .counters
-            .acquired
-            .add(u64::try_from(holds.len()).unwrap_or(0));
+        let holds = leased_permits::take(&self.inner, self.entry()?, permits, mode)?;
         let permit = |hold| {
-            session.permits.insert(&hold);
+            self.inner.session().permits.insert(&hold);
             ExpirablePermit {
                 semaphore: self.inner.clone(),
                 hold,
@@ -815,7 +616,7 @@ impl ExpirableSemaphore {
                 released: false,
             }
         };
-        Ok(holds.into_iter().map(permit).collect())
+        Ok(holds.map(|holds| holds.into_iter().map(permit).collect()))
     }
 }
 

@@ -1,0 +1,213 @@
+//! Taking permits that have an id and a lease each.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::acquire::listening::Listening;
+use crate::acquire::spec::LockSpec;
+use crate::acquire::turn::Turn;
+use crate::acquire::wait_mode::WaitMode;
+use crate::acquire::{self, Busy, NoReply, Outcome, Reply, Strategy};
+use crate::error::{Error, LossReason, Result};
+use crate::hold::{Hold, UNDO_FOR};
+use crate::local::lock::{LeasePolicy, Mode};
+use crate::local::registry::Entry;
+use crate::local::waiter::Waiter;
+use crate::net::call::{Attempt, Deferred, DeferredTerms, Undo};
+use crate::protocol::owner::PermitId;
+use crate::protocol::permits;
+use crate::protocol::script::{self, PermitsAcquired};
+use crate::quorum::round::Failure;
+
+const ACQUIRING: &str = "acquiring permits";
+
+/// Takes so many permits at once, or none. Every permit is a hold of its own.
+pub(crate) fn take(
+    spec: &LockSpec,
+    entry: &Arc<Entry>,
+    count: usize,
+    mode: WaitMode,
+) -> Result<Option<Vec<Arc<Hold>>>> {
+    let (lease, ttl) = spec.terms()?;
+    let session = spec.session();
+    spec.check_going(mode)?;
+    session.start_watchdog()?;
+    let turn = match mode {
+        WaitMode::Until(deadline) => match Turn::wait(spec, deadline)? {
+            None => return Ok(None),
+            turn => turn,
+        },
+        // Whoever wants many would wait for ever if those who try passed by.
+        _ if Turn::is_waited_for(spec) => return Ok(None),
+        _ => None,
+    };
+    let _contending = session.contending();
+    let listening = turn.as_ref().map(Turn::listening).unwrap_or_default();
+    let mut strategy = LeasedPermits {
+        spec,
+        mode,
+        entry,
+        count,
+        lease,
+        ttl,
+        listening,
+        turn,
+    };
+    acquire::acquire(&mut strategy, spec, mode).map(Outcome::granted)
+}
+
+/// A thread that asks for permits. Threads of one process ask one after another; one that does not wait has no turn.
+struct LeasedPermits<'a> {
+    spec: &'a LockSpec,
+    mode: WaitMode,
+    entry: &'a Arc<Entry>,
+    count: usize,
+    lease: LeasePolicy,
+    ttl: Duration,
+    listening: Listening,
+    turn: Option<Turn<'a>>,
+}
+
+impl LeasedPermits<'_> {
+    /// A question with new ids, so that taking back what an earlier one may have brought leaves these alone.
+    fn batch(&self) -> Arc<Batch> {
+        Arc::new(Batch {
+            entry: Arc::clone(self.entry),
+            ttl: self.ttl,
+            ids: (0..self.count).map(|_| PermitId::draw()).collect(),
+        })
+    }
+
+    fn granted(&self, batch: &Batch, sent_at: Instant, ends_at: i64) -> Result<Vec<Arc<Hold>>> {
+        let session = self.spec.session();
+        let hold = |id: &PermitId| {
+            let hold = Hold::new(
+                Arc::clone(&batch.entry),
+                Mode::Exclusive,
+                session.owners.draw(),
+                id.to_string(),
+                self.lease,
+                self.ttl,
+            );
+            hold.grant(sent_at);
+            hold.ends_at(ends_at);
+            Arc::new(hold)
+        };
+        let holds: Vec<_> = batch.ids.iter().map(hold).collect();
+        let now = Instant::now();
+        if !holds.iter().all(|hold| hold.is_valid(now)) {
+            // Too late to be of use, and perhaps somebody else's by now.
+            session.connection.send_deferred(batch.release());
+            return Err(self.spec.lost(LossReason::Expired));
+        }
+        for hold in &holds {
+            session.watchdog.arm(hold, hold.due_after(sent_at));
+        }
+        if session.is_closed() {
+            for hold in &holds {
+                hold.end();
+                session.watchdog.disarm(hold);
+            }
+            session.connection.send_deferred(batch.release());
+            return Err(Error::Closed);
+        }
+        let acquired = u64::try_from(holds.len()).unwrap_or(0);
+        session.counters.acquired.add(acquired);
+        Ok(holds)
+    }
+}
+
+impl Strategy for LeasedPermits<'_> {
+    type Grant = Vec<Arc<Hold>>;
+
+    const DOING: &'static str = ACQUIRING;
+
+    fn ask(&mut self, until: Instant) -> std::result::Result<Reply<Self::Grant>, NoReply> {
+        let connection = &self.spec.session().connection;
+        let mut batch = self.batch();
+        let mut is_first = true;
+        let mut attempt = || {
+            if !std::mem::take(&mut is_first) {
+                batch = self.batch();
+            }
+            Attempt {
+                request: permits::acquire(&*self.entry.protocol, &batch.ids, self.ttl),
+                undo: Some(Arc::clone(&batch) as Arc<dyn Undo>),
+            }
+        };
+        let stop = || self.spec.must_stop(self.mode);
+        let answer = connection.call(until, &stop, None, &mut attempt)?;
+        match script::permits_acquired(answer.value) {
+            Ok(PermitsAcquired::Taken { ends_at }) => {
+                let holds = self.granted(&batch, answer.sent_at, ends_at)?;
+                Ok(Reply::Granted(holds))
+            }
+            Ok(PermitsAcquired::TooFew { left }) => {
+                if let Some(turn) = &self.turn {
+                    turn.was_refused();
+                }
+                Ok(Reply::Busy(Busy {
+                    // Then enough of them may have ended.
+                    retry_after: left,
+                    listen_on: 0,
+                }))
+            }
+            Err(unexpected) => {
+                connection.send_deferred(batch.release());
+                Err(Error::redis(ACQUIRING, unexpected).into())
+            }
+        }
+    }
+
+    fn channel(&self, _listen_on: usize) -> Option<Arc<str>> {
+        Some(Arc::clone(self.entry.protocol.channel()))
+    }
+
+    fn listening(&mut self) -> &mut Listening {
+        &mut self.listening
+    }
+
+    fn begins_to_wait(&mut self, waiter: &Arc<Waiter>) {
+        self.spec.session().closing.watch(waiter);
+    }
+
+    fn dismiss(&mut self, failure: &Failure) {
+        if let Some(turn) = &self.turn {
+            turn.dismiss_others(ACQUIRING, failure);
+        }
+    }
+}
+
+impl Drop for LeasedPermits<'_> {
+    fn drop(&mut self) {
+        self.listening.leave();
+    }
+}
+
+/// Permits that are asked for together, and given back together if nobody knows what became of that.
+struct Batch {
+    entry: Arc<Entry>,
+    ttl: Duration,
+    ids: Vec<PermitId>,
+}
+
+impl Batch {
+    fn release(&self) -> Deferred {
+        Deferred {
+            request: permits::release(&*self.entry.protocol, &self.ids),
+            terms: DeferredTerms {
+                name: Arc::clone(&self.entry.name),
+                // A frozen server carries the acquire out when it thaws, and the lease begins only then.
+                useful_until: Instant::now() + self.ttl.max(UNDO_FOR),
+                undo: true,
+                for_good: false,
+            },
+        }
+    }
+}
+
+impl Undo for Batch {
+    fn undo(&self) -> Option<Deferred> {
+        Some(self.release())
+    }
+}
