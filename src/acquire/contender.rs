@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 use crate::acquire::guard::GuardInner;
 use crate::acquire::spec::{Busy, LockSpec, Outcome, Terms};
 use crate::acquire::wait_mode::WaitMode;
+use crate::acquire::yielding;
 use crate::error::LossReason;
 use crate::error::{Error, Result};
 use crate::hold::{Hold, UNDO_FOR};
@@ -28,22 +29,14 @@ use crate::net::connection::Ahead;
 use crate::net::subscriber::{POLL_CAP_UNHEARD, Subscription};
 use crate::protocol::kind::{AcquireArgs, Place, PlaceState};
 use crate::protocol::owner::OwnerNumber;
-use crate::protocol::script::{self, Acquired, Released};
+use crate::protocol::script::{self, Acquired};
 use crate::quorum::round::{self, Asked, Failure, Quorum};
 use crate::session::{Contending, Session};
 use crate::time;
 use crate::time::{BackOff, Budget, Deadline};
 
-/// How long a process that has had its turn lets others go first.
-///
-/// Measured: on a quiet machine 100 µs are enough for another process to be woken and to ask; a busy one needs more.
-pub(crate) const YIELD_FOR: Duration = Duration::from_micros(300);
-
-/// The same where others are not woken but come by: the shortest of their pauses.
+/// How long others go first where they are not woken but come by: the shortest of their pauses.
 const YIELD_FOR_SPIN: Duration = Duration::from_millis(1);
-
-/// How long a contender waits to learn whether others heard the last release of this process.
-pub(crate) const HEARD_WITHIN: Duration = Duration::from_millis(250);
 
 /// How often a reader finds the lock free and leaves it to a writer that does not come.
 const MAX_YIELDS: u32 = 8;
@@ -290,35 +283,12 @@ impl<'a> Contender<'a> {
             }
             return Ok(true);
         }
-        let until = self.deadline().or(Instant::now() + HEARD_WITHIN);
-        let heard = match session
-            .connection
-            .wait(&release, until, &|| self.must_stop())
-        {
-            Ok((value, _)) => {
-                matches!(script::released(&value), Ok(Released::Yes { listeners }) if listeners > 0)
-            }
-            Err(_) => false,
-        };
-        if heard {
-            session.counters.held_back.add(1);
-            let until = self.deadline().or(Instant::now() + YIELD_FOR);
-            if !listens {
-                let span = until.saturating_duration_since(Instant::now());
-                time::sleep_unless(span, &|| self.must_stop());
-                return Ok(true);
-            }
-            let waiter = self.listen(0)?;
-            // The confirmation of our own subscription is not what we wait for.
-            let mut seen = waiter.heard();
-            loop {
-                waiter.wait_to_hear(seen, until, &|| self.must_stop());
-                let now_heard = waiter.heard();
-                if now_heard.messages != seen.messages || now_heard == seen {
-                    break;
-                }
-                seen = now_heard;
-            }
+        let deadline = self.deadline();
+        let (lock, patience) = (self.lock, self.patience);
+        let stop = || lock.must_stop(patience);
+        if yielding::was_heard(session, &release, false, deadline, &stop) {
+            let waiter = if listens { Some(self.listen(0)?) } else { None };
+            yielding::yield_to_others(session, waiter.as_ref(), deadline, &stop);
         }
         Ok(true)
     }

@@ -27,10 +27,11 @@ pub(crate) mod guard;
 pub(crate) mod latch;
 pub(crate) mod leased_permits;
 pub(crate) mod listening;
-pub(crate) mod notified;
+pub(crate) mod permits;
 pub(crate) mod spec;
 pub(crate) mod turn;
 pub(crate) mod wait_mode;
+pub(crate) mod yielding;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -48,6 +49,8 @@ use crate::time;
 pub(crate) enum Reply<G> {
     Granted(G),
     Busy(Busy),
+    /// It came too late: a thread of this process has handed over what it had.
+    HandedOver,
 }
 
 /// Somebody is in the way.
@@ -105,6 +108,26 @@ pub(crate) trait Strategy {
     /// What it does, for errors.
     const DOING: &'static str;
 
+    /// What a thread of this process has handed over to this one.
+    fn handed_over(&mut self) -> Result<Option<Self::Grant>> {
+        Ok(None)
+    }
+
+    /// Whether that has happened; then nobody waits for what Redis says.
+    fn is_handed_over(&self) -> bool {
+        false
+    }
+
+    /// Whether to ask Redis now; `false` if it has waited for something else, and is to look again.
+    fn is_ready(&mut self) -> Result<bool> {
+        Ok(true)
+    }
+
+    /// Whether a thread of this process has something to say, for which nobody parks.
+    fn has_news(&self) -> bool {
+        false
+    }
+
     /// Asks Redis once, reconnecting as need be. What was sent without an answer is undone.
     fn ask(&mut self, until: Instant) -> std::result::Result<Reply<Self::Grant>, NoReply>;
 
@@ -144,12 +167,19 @@ pub(crate) fn acquire<S: Strategy>(
     let mut parked = 0;
     let mut woken = false;
     loop {
+        if let Some(grant) = strategy.handed_over()? {
+            return Ok(Outcome::Granted(grant));
+        }
         if spec.must_stop(mode) {
             return Err(spec.stopped());
         }
         let began = Instant::now();
         if has_waited && deadline.has_passed(began) {
             return Ok(Outcome::TooLate);
+        }
+        if !strategy.is_ready()? {
+            has_waited = true;
+            continue;
         }
         let before = strategy.listening().heard();
         let budget = mode.budget(began, session.response_timeout);
@@ -161,6 +191,8 @@ pub(crate) fn acquire<S: Strategy>(
                 return Ok(Outcome::Granted(grant));
             }
             Ok(Reply::Busy(busy)) => busy,
+            Ok(Reply::HandedOver) => continue,
+            Err(NoReply::Unanswered(_)) if strategy.is_handed_over() => continue,
             Err(NoReply::Unanswered(failure)) if budget.was_too_short(&failure) => {
                 return Ok(Outcome::TooLate);
             }
@@ -172,6 +204,10 @@ pub(crate) fn acquire<S: Strategy>(
             }
             Err(NoReply::Final(err)) => return Err(err),
         };
+        if strategy.has_news() {
+            has_waited = true;
+            continue;
+        }
         if !mode.asks_again() || deadline.has_passed(Instant::now()) {
             return Ok(Outcome::Busy);
         }
@@ -199,10 +235,11 @@ pub(crate) fn acquire<S: Strategy>(
         }
         parked += 1;
         let until = deadline.or(Instant::now() + park);
-        waiter.wait_to_hear(seen, until, &|| spec.must_stop(mode));
+        let stop = || strategy.has_news() || spec.must_stop(mode);
+        waiter.wait_to_hear(seen, until, &stop);
         let heard = waiter.heard();
         // A confirmation is no message, but what it leads to is no rescue either.
-        woken = heard != seen;
+        woken = heard != seen || strategy.has_news();
         if heard.messages != seen.messages {
             session.counters.wakes.add(1);
         }

@@ -183,9 +183,13 @@ impl LockSpec {
 
     /// Redis was away for the whole response timeout: those who wait for the same need not find that out again.
     pub(crate) fn dismiss(&self, entry: &Entry, doing: &'static str, failure: Failure) {
+        entry.dismiss(&self.make_error(doing, failure));
+    }
+
+    /// The error for each of several threads.
+    pub(crate) fn make_error(&self, doing: &'static str, failure: Failure) -> MakeError {
         let name = Arc::clone(&self.name);
-        let error: MakeError = Arc::new(move || failure.clone().into_error(doing, &name));
-        entry.dismiss(&error);
+        Arc::new(move || failure.clone().into_error(doing, &name))
     }
 
     pub(crate) fn lost(&self, reason: LossReason) -> Error {

@@ -13,12 +13,12 @@ use redis::Value;
 use crate::error::Result;
 use crate::hold::Hold;
 use crate::local::lock::{LocalLock, Mode, Wakeups};
+use crate::local::place::{FORGET, Place, YieldAfter};
 use crate::local::semaphore::LocalSemaphore;
 use crate::local::waiter::{MakeError, Waiter, Wakeup};
 use crate::net::call::{Call, Deferred, DeferredTerms};
 use crate::protocol::idempotency::IdempotencyKeys;
 use crate::protocol::kind::{Keyspace, Kind, Protocol};
-use crate::sync::semaphore::{FORGET, Place, YieldAfter};
 
 pub(crate) type EntryLock = LocalLock<Arc<Waiter>, Arc<Hold>, Arc<Call>>;
 

@@ -1,0 +1,441 @@
+//! Taking permits that have no owner, and giving them back.
+//!
+//! Threads of one process wait in the queue of its local semaphore. Whoever is first asks Redis; a permit that a thread
+//! of the process gives back may be handed over to the first meanwhile, also while its question is on its way.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::acquire::listening::Listening;
+use crate::acquire::spec::LockSpec;
+use crate::acquire::wait_mode::WaitMode;
+use crate::acquire::yielding;
+use crate::acquire::{self, Busy, NoReply, Outcome, Reply, Strategy};
+use crate::error::{Error, Result};
+use crate::local::place::{News, Place, YieldAfter};
+use crate::local::registry::{Entry, EntryState};
+use crate::local::semaphore::{Given, Granted};
+use crate::local::waiter::Waiter;
+use crate::net::call::{Attempt, Call, Deferred, DeferredTerms, Undo};
+use crate::protocol::idempotency::RequestKeys;
+use crate::protocol::script;
+use crate::protocol::semaphore;
+use crate::quorum::round::Failure;
+use crate::session::Session;
+use crate::time::Deadline;
+
+const ACQUIRING: &str = "acquiring permits";
+
+/// Takes so many permits at once, or none; when Redis granted them to this process.
+pub(crate) fn take(
+    spec: &LockSpec,
+    entry: &Arc<Entry>,
+    permits: u32,
+    mode: WaitMode,
+) -> Result<Option<Instant>> {
+    let session = spec.session();
+    // First, so that either closing waits for this thread or it is notified.
+    let _contending = session.contending();
+    spec.check_going(mode)?;
+    session.start_watchdog()?;
+    let taken = Permits::enter(spec, entry, permits, mode).and_then(|entered| match entered {
+        Some(mut strategy) => acquire::acquire(&mut strategy, spec, mode).map(Outcome::granted),
+        None => Ok(None),
+    });
+    if !matches!(taken, Ok(Some(_))) {
+        session.watchdog.housekeep_soon();
+    }
+    taken
+}
+
+/// A thread that asks for permits, or waits until it is the first of its process. When it goes without permits, so does
+/// its place in the queue.
+struct Permits<'a> {
+    spec: &'a LockSpec,
+    mode: WaitMode,
+    entry: &'a Arc<Entry>,
+    permits: u32,
+    /// None for one that does not wait.
+    place: Option<Arc<Place>>,
+    /// None once it is known to be in the queue no more.
+    ticket: Option<u64>,
+    listening: Listening,
+    is_watched: bool,
+    has_asked: bool,
+    has_yielded: bool,
+}
+
+impl<'a> Permits<'a> {
+    /// Gets into the queue and waits there until it is the first; `None` if that was not in time. One that does not wait
+    /// must not overtake those in the queue, or one who wants many could wait for ever.
+    fn enter(
+        spec: &'a LockSpec,
+        entry: &'a Arc<Entry>,
+        permits: u32,
+        mode: WaitMode,
+    ) -> Result<Option<Self>> {
+        let mut one = Self {
+            spec,
+            mode,
+            entry,
+            permits,
+            place: None,
+            ticket: None,
+            listening: Listening::default(),
+            is_watched: false,
+            has_asked: false,
+            has_yielded: false,
+        };
+        let mut state = entry.lock();
+        let local = &mut state.local_semaphore;
+        if !mode.asks_again() {
+            let is_before_others = !local.has_waiters();
+            drop(state);
+            return Ok(is_before_others.then_some(one));
+        }
+        let place = Place::new();
+        let (ticket, is_first) = local.enter(permits, Arc::clone(&place));
+        drop(state);
+        one.listening = Listening::of(Arc::clone(&place.waiter), !is_first);
+        (one.place, one.ticket) = (Some(place), Some(ticket));
+        if !is_first && !one.wait_for_news(None)? {
+            return Ok(None);
+        }
+        Ok(Some(one))
+    }
+
+    /// Parks until there are news or `until`; `false` if the deadline came first.
+    fn wait_for_news(&mut self, until: Option<Instant>) -> Result<bool> {
+        let Some(place) = self.place.clone() else {
+            return Ok(true);
+        };
+        self.watch(&place.waiter);
+        if let Some(token) = &self.spec.cancel {
+            token.watch(&place.waiter);
+        }
+        let stop = || place.has_news() || self.spec.must_stop(self.mode);
+        let deadline = self.mode.deadline();
+        let ends = until.map_or(deadline, |until| Deadline::at(deadline.or(until)));
+        place.waiter.wait_in_line(ends, &stop);
+        if place.has_news() {
+            return Ok(true);
+        }
+        if self.spec.must_stop(self.mode) {
+            return Err(self.spec.stopped());
+        }
+        Ok(false)
+    }
+
+    /// Has the closing of the client wake it.
+    fn watch(&mut self, waiter: &Arc<Waiter>) {
+        if !std::mem::replace(&mut self.is_watched, true) {
+            self.spec.session().closing.watch(waiter);
+        }
+    }
+
+    /// Redis has granted them; `None` if others of this process have given the thread permits meanwhile.
+    fn granted(&mut self, question: &Question) -> Result<Option<Instant>> {
+        let session = self.spec.session();
+        let now = Instant::now();
+        let mut state = self.entry.lock();
+        let granted = if session.is_closed() {
+            Granted::Closed
+        } else {
+            let local = &mut state.local_semaphore;
+            local.granted(self.ticket, self.permits, now)
+        };
+        let first = match granted {
+            Granted::Kept { first } => first,
+            Granted::Surplus => None,
+            Granted::Closed => {
+                drop(state);
+                if let Some(undo) = question.undo() {
+                    session.connection.send_deferred(undo);
+                }
+                return Err(Error::Closed);
+            }
+        };
+        state.idempotency_keys.answered(question.keys.number);
+        if let Some(first) = &first {
+            first.store(News::First);
+        }
+        drop(state);
+        if let Some(first) = first {
+            first.waiter.wake();
+        }
+        session.counters.acquired.add(1);
+        if self.is_handed_over() {
+            // It has permits already, so these go to whoever is next.
+            drop(give(session, self.entry, self.permits, now));
+            return Ok(None);
+        }
+        self.ticket = None;
+        Ok(Some(now))
+    }
+}
+
+impl Strategy for Permits<'_> {
+    type Grant = Instant;
+
+    const DOING: &'static str = ACQUIRING;
+
+    fn handed_over(&mut self) -> Result<Option<Instant>> {
+        let news = self.place.as_ref().and_then(|place| place.take_news());
+        match news {
+            Some(News::Given { since }) => {
+                self.ticket = None;
+                let session = self.spec.session();
+                session.counters.passed.add(1);
+                if session.is_closed() {
+                    // Unless closing has given them back already.
+                    drop(give(session, self.entry, self.permits, since));
+                    return Err(Error::Closed);
+                }
+                Ok(Some(since))
+            }
+            Some(News::Failed(error)) => {
+                self.ticket = None;
+                Err(error())
+            }
+            Some(News::First) | None => Ok(None),
+        }
+    }
+
+    fn is_handed_over(&self) -> bool {
+        self.place.as_ref().is_some_and(|place| place.is_given())
+    }
+
+    fn has_news(&self) -> bool {
+        self.place.as_ref().is_some_and(|place| place.has_news())
+    }
+
+    fn is_ready(&mut self) -> Result<bool> {
+        let now = Instant::now();
+        let mut state = self.entry.lock();
+        let local = &mut state.local_semaphore;
+        if self.place.is_some() && !self.has_asked {
+            // Once it has asked, it is notified of what changes.
+            if let Some(until) = local.exhausted_until(self.permits, now) {
+                drop(state);
+                self.wait_for_news(Some(until))?;
+                return Ok(false);
+            }
+        }
+        let may_yield = self.place.is_some() || !self.has_yielded;
+        let release = may_yield.then(|| local.offer(now)).flatten();
+        drop(state);
+        let Some(YieldAfter { call, we_listened }) = release else {
+            self.has_asked = true;
+            return Ok(true);
+        };
+        self.has_yielded = true;
+        let stop = || self.is_handed_over() || self.spec.must_stop(self.mode);
+        let session = self.spec.session();
+        let deadline = self.mode.deadline();
+        if yielding::was_heard(session, &call, we_listened, deadline, &stop) {
+            let waiter = self.place.as_ref().map(|place| &place.waiter);
+            yielding::yield_to_others(session, waiter, deadline, &stop);
+        }
+        // There may be no time left, or no need.
+        Ok(false)
+    }
+
+    fn ask(&mut self, until: Instant) -> std::result::Result<Reply<Instant>, NoReply> {
+        let (spec, entry) = (self.spec, self.entry);
+        let session = spec.session();
+        let place = self.place.as_deref();
+        let stop = || place.is_some_and(Place::is_given) || spec.must_stop(self.mode);
+        let (permits, keep_ms) = (self.permits, session.remember_ms());
+        let mut asked = None;
+        let mut attempt = || {
+            let keys = request_keys(session, entry, &mut entry.lock());
+            let request = semaphore::acquire(&*entry.protocol, &keys, &keep_ms, permits);
+            let question = Arc::new(Question {
+                entry: Arc::clone(entry),
+                keys,
+                keep_ms: keep_ms.clone(),
+                replay: session.replay(),
+            });
+            asked = Some(Arc::clone(&question));
+            Attempt {
+                request,
+                undo: Some(question),
+            }
+        };
+        let answer = session.connection.call(until, &stop, None, &mut attempt)?;
+        match (script::integer(answer.value), asked) {
+            (Ok(1), Some(question)) => Ok(match self.granted(&question)? {
+                Some(since) => Reply::Granted(since),
+                None => Reply::HandedOver,
+            }),
+            (Ok(0), _) => {
+                if place.is_some() {
+                    let local = &mut entry.lock().local_semaphore;
+                    local.refused(self.permits, answer.sent_at);
+                }
+                Ok(Reply::Busy(Busy::default()))
+            }
+            (other, question) => {
+                if let Some(undo) = question.and_then(|question| question.undo()) {
+                    session.connection.send_deferred(undo);
+                }
+                let strange = match other {
+                    Ok(n) => script::Unexpected(redis::Value::Int(n)),
+                    Err(unexpected) => unexpected,
+                };
+                Err(Error::redis(ACQUIRING, strange).into())
+            }
+        }
+    }
+
+    fn channel(&self, _listen_on: usize) -> Option<Arc<str>> {
+        Some(Arc::clone(self.entry.protocol.channel()))
+    }
+
+    fn listening(&mut self) -> &mut Listening {
+        &mut self.listening
+    }
+
+    fn begins_to_wait(&mut self, waiter: &Arc<Waiter>) {
+        self.watch(waiter);
+    }
+
+    fn dismiss(&mut self, failure: &Failure) {
+        let error = self.spec.make_error(ACQUIRING, failure.clone());
+        let mut state = self.entry.lock();
+        let mut dismissed = state.local_semaphore.dismiss();
+        if let Some(own) = &self.place {
+            dismissed.retain(|place| !Arc::ptr_eq(place, own));
+        }
+        for place in &dismissed {
+            place.store(News::Failed(Arc::clone(&error)));
+        }
+        drop(state);
+        for place in dismissed {
+            place.waiter.wake();
+        }
+    }
+}
+
+impl Drop for Permits<'_> {
+    fn drop(&mut self) {
+        self.listening.leave();
+        let Some(ticket) = self.ticket else {
+            return;
+        };
+        let mut state = self.entry.lock();
+        match state.local_semaphore.withdraw(ticket) {
+            Some(first) => {
+                if let Some(first) = &first {
+                    first.store(News::First);
+                }
+                drop(state);
+                if let Some(first) = first {
+                    first.waiter.wake();
+                }
+            }
+            None => {
+                // Called out of the queue at the last moment.
+                drop(state);
+                let news = self.place.as_ref().and_then(|place| place.take_news());
+                if let Some(News::Given { since }) = news {
+                    let session = self.spec.session();
+                    drop(give(session, self.entry, self.permits, since));
+                }
+            }
+        }
+    }
+}
+
+/// One question to Redis for permits, which may have to be undone.
+struct Question {
+    entry: Arc<Entry>,
+    keys: RequestKeys,
+    /// How long those are remembered, in milliseconds, and for how long it may be sent again.
+    keep_ms: String,
+    replay: Duration,
+}
+
+impl Undo for Question {
+    fn undo(&self) -> Option<Deferred> {
+        Some(Deferred {
+            request: semaphore::undo(&*self.entry.protocol, &self.keys, &self.keep_ms),
+            terms: DeferredTerms {
+                name: Arc::clone(&self.entry.name),
+                useful_until: Instant::now() + self.replay,
+                undo: true,
+                for_good: true,
+            },
+        })
+    }
+}
+
+/// A thread gives permits up: to others of this process, or back to Redis. The release, if there is one, is on its way.
+pub(crate) fn give(
+    session: &Session,
+    entry: &Arc<Entry>,
+    permits: u32,
+    since: Instant,
+) -> Option<Arc<Call>> {
+    let now = Instant::now();
+    let mut state = entry.lock();
+    let Given { to, first, back } = state.local_semaphore.give(permits, since, now);
+    for place in &to {
+        place.store(News::Given { since });
+    }
+    if let Some(first) = &first {
+        first.store(News::First);
+    }
+    let release = (back > 0).then(|| {
+        let release = submit_release(session, entry, &mut state, back.into());
+        let after = YieldAfter {
+            call: Arc::clone(&release),
+            we_listened: session.subscriber.listens_to(entry.protocol.channel()),
+        };
+        state.local_semaphore.released(after, now);
+        release
+    });
+    drop(state);
+    if release.is_some() {
+        session.connection.deliver();
+    }
+    for place in to.into_iter().chain(first) {
+        place.waiter.wake();
+    }
+    session.watchdog.housekeep_soon();
+    release
+}
+
+/// Sends permits back to the semaphore they came from, if it still exists. In memory only; to be flushed.
+pub(crate) fn submit_release(
+    session: &Session,
+    entry: &Entry,
+    state: &mut EntryState,
+    permits: u64,
+) -> Arc<Call> {
+    let keys = request_keys(session, entry, state);
+    let keep_ms = session.remember_ms();
+    let request = semaphore::release(&*entry.protocol, &keys, &keep_ms, permits);
+    let call = Call::deferred(Deferred {
+        request,
+        terms: DeferredTerms {
+            name: Arc::clone(&entry.name),
+            useful_until: Instant::now() + session.replay(),
+            undo: false,
+            for_good: true,
+        },
+    });
+    session.connection.submit(&call);
+    state.idempotency_keys.pending(keys.number, &call);
+    call
+}
+
+/// The keys of the next request.
+pub(crate) fn request_keys(
+    session: &Session,
+    entry: &Entry,
+    state: &mut EntryState,
+) -> RequestKeys {
+    let known = &mut state.idempotency_keys;
+    RequestKeys::draw(&session.owners, entry.protocol.key(), known)
+}
