@@ -354,6 +354,7 @@ const UPWARD: &[&str] = &[
     "src/quorum/hold.rs -> crate::acquire::spec",
     "src/quorum/round.rs -> crate::acquire::spec",
     "src/sync/macros.rs -> crate::lib",
+    "src/sync/multi_lock.rs -> crate::lib",
     "src/sync/red_lock.rs -> crate::client",
 ];
 
