@@ -247,7 +247,8 @@ fn use_names_once(names: u64) {
         most = most.max(client.stats().names);
     }
     let grown = rss_kib().saturating_sub(before);
-    assert!(grown < 8 * 1024, "{grown} KiB more, {most} rooms");
+    // What a name takes while it is in use, times the names, is more than twice that.
+    assert!(grown < 4 * 1024, "{grown} KiB more, {most} names");
     assert!(most < names / 4, "rooms go while others come: {most}");
     eventually("no room is left", || client.stats().names == 0);
     let stats = client.stats();
@@ -259,7 +260,7 @@ fn use_names_once(names: u64) {
 // P5, W6
 #[test]
 fn names_leave_no_memory_behind() {
-    alone("names_leave_no_memory_behind", || use_names_once(120_000));
+    alone("names_leave_no_memory_behind", || use_names_once(40_000));
 }
 
 #[test]

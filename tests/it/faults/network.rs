@@ -126,22 +126,22 @@ fn lost_releases<L: Lock>(rounds: u32, response: Duration) {
 
 timed!(acquires_whose_replies_are_lost_are_no_holds);
 fn acquires_whose_replies_are_lost_are_no_holds() {
-    lost_replies_to_acquires::<ReentrantLock>(12, QUICK); // O1, D1
+    lost_replies_to_acquires::<ReentrantLock>(6, QUICK); // O1, D1
 }
 
 timed!(acquires_that_are_lost_are_sent_again);
 fn acquires_that_are_lost_are_sent_again() {
-    lost_acquires::<ReentrantLock>(12, QUICK);
+    lost_acquires::<ReentrantLock>(6, QUICK);
 }
 
 timed!(releases_whose_replies_are_lost_have_happened_once);
 fn releases_whose_replies_are_lost_have_happened_once() {
-    lost_replies_to_releases::<ReentrantLock>(12, QUICK); // O1, O2, L8
+    lost_replies_to_releases::<ReentrantLock>(6, QUICK); // O1, O2, L8
 }
 
 timed!(releases_that_are_lost_are_sent_again);
 fn releases_that_are_lost_are_sent_again() {
-    lost_releases::<ReentrantLock>(12, QUICK); // L8
+    lost_releases::<ReentrantLock>(6, QUICK); // L8
 }
 
 /// The same for a kind with scripts of its own.
@@ -172,12 +172,12 @@ macro_rules! lost_requests_and_replies {
 
             #[test]
             fn an_acquire_that_arrives_late_takes_nothing() {
-                late_acquires::<$lock>(8);
+                late_acquires::<$lock>(4);
             }
 
             #[test]
             fn an_acquire_on_a_connection_given_up_takes_nothing_when_it_arrives_at_last() {
-                acquires_later_than_their_undo::<$lock>(6);
+                acquires_later_than_their_undo::<$lock>(2);
             }
         })+
     };

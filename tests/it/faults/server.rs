@@ -341,14 +341,18 @@ timed!(connections_closed_for_idleness_are_not_noticed);
 fn connections_closed_for_idleness_are_not_noticed() {
     // C6
     let server = Server::start();
-    let client = client(&server.url());
-    let (name, lock) = (unique("idle"), client.mutex(unique("idle")));
-    let guard = client.mutex(&name).lock().unwrap();
-    let () = server.ask(&["CONFIG", "SET", "timeout", "1"]);
-    for verb in 0..4 {
-        eventually("the link is closed", || {
+    let name = unique("idle");
+    let clients = [(); 5].map(|()| client(&server.url()));
+    let guard = clients[4].mutex(&name).lock().unwrap();
+    let all_closed = || {
+        eventually("the links are closed", || {
             server.clients_named("redlatch-link").is_empty()
         });
+    };
+    let () = server.ask(&["CONFIG", "SET", "timeout", "1"]);
+    all_closed();
+    for (verb, client) in clients.iter().take(4).enumerate() {
+        let lock = client.mutex(unique("idle"));
         match verb {
             0 => lock.lock().unwrap().unlock().unwrap(),
             1 => drop(lock.try_lock().unwrap().unwrap()),
@@ -356,9 +360,14 @@ fn connections_closed_for_idleness_are_not_noticed() {
             _ => assert!(client.mutex(&name).is_locked().unwrap()),
         }
     }
-    eventually("the link is closed", || {
-        server.clients_named("redlatch-link").is_empty()
-    });
+    // And again, with one that has lost a connection before.
+    all_closed();
+    clients[0]
+        .mutex(unique("idle"))
+        .lock()
+        .unwrap()
+        .unlock()
+        .unwrap();
     assert!(guard.is_valid());
     guard.unlock().unwrap();
     eventually("nothing is left", || server.keys().is_empty());

@@ -667,7 +667,7 @@ fn what_is_refused_sends_nothing() {
 
 timed!(a_majority_is_more_than_half);
 fn a_majority_is_more_than_half() {
-    for (n, needed) in [(2, 2), (3, 2), (4, 3)] {
+    let half = |n: usize, needed: usize| {
         let mut servers = masters(n);
         let name = unique("half");
         let set = |config: Config| config.lease(LEASE).response_timeout(ms(300));
@@ -697,7 +697,12 @@ fn a_majority_is_more_than_half() {
             }
             other => panic!("{other:?}"),
         }
-    }
+    };
+    thread::scope(|scope| {
+        for (n, needed) in [(2, 2), (3, 2), (4, 3)] {
+            scope.spawn(move || half(n, needed));
+        }
+    });
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

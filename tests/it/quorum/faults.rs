@@ -552,7 +552,7 @@ fn told(guard: &RedLockGuard, reason: LossReason) {
 // W9
 timed!(a_majority_out_of_reach_is_told_in_time);
 fn a_majority_out_of_reach_is_told_in_time() {
-    for death in DEATHS {
+    let out_of_reach = |death: Death| {
         let mut site = Site::start(death);
         let clients = site.clients(|config| config.lease(LEASE));
         let name = unique("reach");
@@ -583,7 +583,12 @@ fn a_majority_out_of_reach_is_told_in_time() {
         }
         nothing_is_left(&site.servers);
         drop(take(&lock));
-    }
+    };
+    thread::scope(|scope| {
+        for death in DEATHS {
+            scope.spawn(move || out_of_reach(death));
+        }
+    });
 }
 
 // W9, M5: what the others keep still is given back when the loss is known, not when its guard goes.

@@ -67,9 +67,9 @@ fn is_free(server: &Server) {
 // D1, D2: the first grant is taken back, whoever was granted the second.
 timed!(an_acquire_without_a_reply_is_made_once);
 fn an_acquire_without_a_reply_is_made_once() {
-    let server = Server::start();
-    let proxy = Proxy::start(server.addr());
-    for (writes, below) in [(false, false), (false, true), (true, false)] {
+    let acquired = |writes: bool, below: bool| {
+        let server = Server::start();
+        let proxy = Proxy::start(server.addr());
         let ours = patient(&proxy.url());
         let name = unique("acquire");
         let actor = Actor::new(ours.rwlock(&name));
@@ -122,67 +122,77 @@ fn an_acquire_without_a_reply_is_made_once() {
         actor.leaves();
         is_free(&server);
         assert_eq!(ours.stats().holds, 0);
-    }
+    };
+    thread::scope(|scope| {
+        for (writes, below) in [(false, false), (false, true), (true, false)] {
+            scope.spawn(move || acquired(writes, below));
+        }
+    });
 }
 
 // O1, L8: it is given back once, whatever others did with the lock meanwhile.
 timed!(a_release_without_a_reply_is_made_once);
 fn a_release_without_a_reply_is_made_once() {
-    let server = Server::start();
-    let proxy = Proxy::start(server.addr());
-    for writes in [false, true] {
-        for theirs in ["", "read", "written"] {
-            let (ours, others) = (patient(&proxy.url()), open(&server));
-            let name = unique("release");
-            let (actor, they) = (
-                Actor::new(ours.rwlock(&name)),
-                Actor::new(others.rwlock(&name)),
-            );
-            for waits in [true, false] {
-                knows_release(&actor, writes);
-                actor.does(move |desk| take(desk, writes));
-                let next = match theirs {
-                    "" => None,
-                    "read" => Some(they.begins(|desk| {
-                        desk.read();
-                    })),
-                    _ => Some(they.begins(|desk| {
-                        desk.write();
-                    })),
+    let released = |writes: bool, theirs: &str| {
+        let server = Server::start();
+        let proxy = Proxy::start(server.addr());
+        let (ours, others) = (patient(&proxy.url()), open(&server));
+        let name = unique("release");
+        let (actor, they) = (
+            Actor::new(ours.rwlock(&name)),
+            Actor::new(others.rwlock(&name)),
+        );
+        for waits in [true, false] {
+            knows_release(&actor, writes);
+            actor.does(move |desk| take(desk, writes));
+            let next = match theirs {
+                "" => None,
+                "read" => Some(they.begins(|desk| {
+                    desk.read();
+                })),
+                _ => Some(they.begins(|desk| {
+                    desk.write();
+                })),
+            };
+            let trap = proxy.swallow_reply_to(release(writes));
+            actor.does(move |desk| {
+                let reads = desk.reads.pop().map(|guard| move || guard.unlock());
+                let writes = desk.writes.pop().map(|guard| move || guard.unlock());
+                let unlock = || {
+                    reads
+                        .map_or(Ok(()), |r| r())
+                        .and(writes.map_or(Ok(()), |w| w()))
                 };
-                let trap = proxy.swallow_reply_to(release(writes));
-                actor.does(move |desk| {
-                    let reads = desk.reads.pop().map(|guard| move || guard.unlock());
-                    let writes = desk.writes.pop().map(|guard| move || guard.unlock());
-                    let unlock = || {
-                        reads
-                            .map_or(Ok(()), |r| r())
-                            .and(writes.map_or(Ok(()), |w| w()))
-                    };
-                    if waits {
-                        unlock().unwrap();
-                    } else {
-                        in_time("dropping", ms(0), || drop(unlock));
-                    }
-                });
-                eventually("it came by", || trap.fired());
-                if let Some(next) = next {
-                    next.recv_timeout(LONG).unwrap();
-                    // The second sending touches nobody's.
-                    eventually("it was sent again", || ours.stats().reconnects > 0);
-                    they.does(|desk| {
-                        assert!(desk.reads.iter().all(|guard| guard.is_valid()));
-                    });
-                    assert_eq!(server.hgetall(&name).len(), 2, "{theirs}");
-                    they.leaves();
+                if waits {
+                    unlock().unwrap();
+                } else {
+                    in_time("dropping", ms(0), || drop(unlock));
                 }
-                is_free(&server);
+            });
+            eventually("it came by", || trap.fired());
+            if let Some(next) = next {
+                next.recv_timeout(LONG).unwrap();
+                // The second sending touches nobody's.
+                eventually("it was sent again", || ours.stats().reconnects > 0);
+                they.does(|desk| {
+                    assert!(desk.reads.iter().all(|guard| guard.is_valid()));
+                });
+                assert_eq!(server.hgetall(&name).len(), 2, "{theirs}");
+                they.leaves();
             }
-            eventually("both are settled", || ours.stats().reconnects == 2);
-            assert_eq!(others.stats().lost + ours.stats().lost, 0);
-            assert_eq!(ours.stats().releases_failed, 0);
+            is_free(&server);
         }
-    }
+        eventually("both are settled", || ours.stats().reconnects == 2);
+        assert_eq!(others.stats().lost + ours.stats().lost, 0);
+        assert_eq!(ours.stats().releases_failed, 0);
+    };
+    thread::scope(|scope| {
+        for writes in [false, true] {
+            for theirs in ["", "read", "written"] {
+                scope.spawn(move || released(writes, theirs));
+            }
+        }
+    });
 }
 
 // A release that never arrived is sent again, and then says so to those who wait.

@@ -739,28 +739,39 @@ const VERBS: [Verb; 8] = [
     ),
 ];
 
-/// Every verb, with `fault` lying in wait for it.
-fn all_verbs(what: &str, fault: fn(&Proxy, &str) -> Trap) {
+fn one_verb(what: &str, fault: fn(&Proxy, &str) -> Trap, one: Verb) {
+    let (name, verb, change, needle) = one;
     let server = Server::start();
     let proxy = Proxy::start(server.addr());
     let client = behind(&proxy);
     let semaphore = client.semaphore("s");
-    for (name, verb, change, needle) in VERBS {
-        server.cli(&["SET", "s", "10"]);
-        // The connection is up, and has nothing outstanding.
-        semaphore.available_permits().unwrap();
-        let trap = fault(&proxy, needle);
-        verb(&semaphore);
-        eventually("the trap was sprung", || trap.fired());
-        // A dropped permit's release is sent again by the client's own threads.
-        eventually(&format!("{name}, {what}"), || {
-            server.get_int("s") == 10 + change
-        });
-        semaphore.available_permits().unwrap();
-        assert_eq!(server.get_int("s"), 10 + change, "{name}, {what}");
-    }
+    server.cli(&["SET", "s", "10"]);
+    // The connection is up, and has nothing outstanding.
+    semaphore.available_permits().unwrap();
+    let trap = fault(&proxy, needle);
+    verb(&semaphore);
+    eventually("the trap was sprung", || trap.fired());
+    // A dropped permit's release is sent again by the client's own threads.
+    eventually(&format!("{name}, {what}"), || {
+        server.get_int("s") == 10 + change
+    });
+    semaphore.available_permits().unwrap();
+    assert_eq!(server.get_int("s"), 10 + change, "{name}, {what}");
     assert_eq!(client.stats().releases_failed, 0);
-    server.cli(&["DEL", "s"]);
+}
+
+/// Every verb, with `fault` lying in wait for it.
+fn all_verbs(what: &str, fault: fn(&Proxy, &str) -> Trap) {
+    thread::scope(|scope| {
+        for one in VERBS {
+            scope.spawn(move || one_verb(what, fault, one));
+        }
+    });
+    let server = Server::start();
+    let proxy = Proxy::start(server.addr());
+    let client = behind(&proxy);
+    let semaphore = client.semaphore("s");
+    semaphore.available_permits().unwrap();
     let trap = fault(&proxy, "{s}:request");
     assert!(semaphore.try_set_permits(4).unwrap(), "this call made it");
     assert!(trap.fired());
