@@ -1,8 +1,7 @@
-//! The process-local entry of one lock: who of this process asks Redis, who holds, who stands in line.
+//! One lock inside this process: who asks Redis, who holds, who waits.
 //!
-//! A state machine without I/O and without a clock of its own: every verb takes `now` and says what to do next. At
-//! most one thread of a lock talks to Redis for its line, the *contender*; the others stand in line and cost the
-//! server nothing.
+//! A state machine without I/O and without a clock of its own: every method takes `now` and says what to do next. At
+//! most one thread asks Redis for all that wait, the *contender*; the others are queued and cost the server nothing.
 //!
 //! ```text
 //!              enter (nobody here)            granted
@@ -10,24 +9,25 @@
 //!        ▲                          │    ▲  │            │ ▲ ◄┘ leave, count > 1: count - 1
 //!        │   withdraw, nobody waits │    │  │ withdraw:  │ │
 //!        ├──────────────────────────┘    │  │ next in    │ │ leave, next wants the same, the tenure is young and
-//!        │                               │  └─line       │ └─the hold has validity to spare: the hold changes threads
+//!        │                               │  └─queue      │ └─the hold has validity to spare: the hold changes threads
 //!        │   leave or lost, nobody waits │               │
 //!        ├───────────────────────────────┼───────────────┤
 //!        │                               └───────────────┘
-//!                                   leave or lost: the next in line contends
+//!                                   leave or lost: the next in the queue contends
 //! ```
 //!
-//! A *tenure* is the time for which this process keeps passing the lock round. Its age survives short gaps without a
-//! holder; once it is over, the next contender first learns whether other processes heard the release
-//! ([`Start::YieldAfter`]) and, if so, holds back, or the thread that released would win again and again.
+//! A *tenure* is the time for which this process keeps handing the lock over among its threads. Its age survives short
+//! gaps without a holder. Once it is over, the next contender first asks whether other processes heard the release
+//! ([`Start::YieldAfter`]) and, if so, lets them go first; otherwise the thread that released would win again and
+//! again.
 //!
-//! **Shared holds.** The readers of a read-write lock share one hold of this process: whoever comes while nobody
-//! stands in line joins it, and when a reader is granted, all readers up to the first writer in line join at once. A
-//! thread that holds exclusively may take a shared hold below it, which then outlives the exclusive one. Readers who
-//! cannot join, for another lease or because the hold was closed, have holds of their own beside it.
+//! **Shared holds.** The readers of a read-write lock share one hold of this process: whoever comes while nobody waits
+//! joins it, and when a reader is granted, all readers up to the first writer in the queue join at once. A thread that
+//! holds exclusively may take a shared hold below it, which then outlives the exclusive one. Readers that cannot join,
+//! because of another lease or because the hold was closed, have holds of their own beside it.
 //!
-//! **Order of the server.** Where Redis keeps the line (the fair lock), nobody stands in line here: every thread
-//! contends for itself, and nothing is passed on.
+//! **Order of the server.** Where Redis keeps the queue (the fair lock), nobody waits here: every thread contends for
+//! itself, and nothing is handed over.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -45,16 +45,16 @@ pub(crate) enum LeasePolicy {
 }
 
 impl LeasePolicy {
-    /// Whether a hold taken with this lease may be passed to a thread that wants the same.
+    /// Whether a hold taken with this lease may be handed over to a thread that wants the same.
     ///
-    /// A limit on the whole hold starts anew for each, so such holds are not passed.
+    /// A limit on the whole hold begins again for each, so such holds are not handed over.
     fn passable(self) -> bool {
         !matches!(self, Self::Renewed { max_hold: Some(_) })
     }
 
     /// Whether it may be shared with one.
     ///
-    /// A thread that takes one more hold of a fixed lease changes it, which is not for the others to have.
+    /// A thread that takes one more hold of a fixed lease changes it, which must not concern the others.
     fn shareable(self) -> bool {
         self == Self::Renewed { max_hold: None }
     }
@@ -67,14 +67,14 @@ pub(crate) enum Mode {
     Shared,
 }
 
-/// Who keeps the line of those that wait.
+/// Who keeps the queue of waiting threads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Order {
     Local,
     Server,
 }
 
-/// What the entry has to know of the hold it is about to pass: how long it is valid, out of which lease.
+/// What decides whether a hold may be handed over: how long it is valid, out of which lease.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Validity {
     pub(crate) until: Instant,
@@ -94,7 +94,7 @@ impl Validity {
     }
 }
 
-/// A hold, as far as the entry is concerned.
+/// A hold, as far as the local lock is concerned.
 pub(crate) trait Holding: Clone + PartialEq {
     fn validity(&self) -> Validity;
 }
@@ -125,7 +125,7 @@ impl<H> SharedHolders<H> {
     }
 }
 
-/// One who stands in line. `W` is how to reach its thread.
+/// A thread in the queue. `W` is how to reach it.
 #[derive(Debug, Clone)]
 struct Waiting<W> {
     ticket: u64,
@@ -151,7 +151,7 @@ pub(crate) enum Entered<H, R> {
     Contend { start: Start<R>, under: Option<H> },
     /// It shares this hold now.
     Joined(H),
-    /// It stands in line under this ticket.
+    /// It is queued under this ticket.
     Queued(u64),
     /// It holds the lock already; nothing was changed.
     Mine {
@@ -165,9 +165,9 @@ pub(crate) enum Entered<H, R> {
     Deadlock(H),
 }
 
-/// Those in line whose turn it is now; to be told by the caller.
+/// Queued threads whose turn it is now; the caller has to wake them.
 #[derive(Debug)]
-#[must_use = "whoever is called has to be told"]
+#[must_use = "these threads have to be woken"]
 pub(crate) struct Wakeups<W, H> {
     /// They share this hold now.
     pub(crate) joined: Vec<(W, H)>,
@@ -175,22 +175,22 @@ pub(crate) struct Wakeups<W, H> {
     pub(crate) contend: Option<W>,
 }
 
-/// What becomes of the hold that a thread let go.
+/// What becomes of the hold that a thread released.
 #[derive(Debug)]
 pub(crate) enum Left<W, H> {
     /// The thread has `count` holds left.
     Nested { count: u32 },
-    /// Other threads have it still.
+    /// Other threads still have it.
     Shared,
-    /// The hold belongs to this waiter's thread now: tell it.
+    /// The hold belongs to this waiter's thread now: wake it.
     Passed { waiter: W, hold: H },
-    /// Release the hold on the server, and tell whose turn it is.
+    /// Release the hold on the server, and wake those whose turn it is.
     Release { next: Wakeups<W, H> },
     /// The hold was not this thread's any more.
     Gone,
 }
 
-/// The entry of one lock. `W` reaches a waiting thread, `H` is a hold, `R` a release under way.
+/// One lock inside this process. `W` reaches a waiting thread, `H` is a hold, `R` a release under way.
 #[derive(Debug, Clone)]
 pub(crate) struct LocalLock<W, H, R> {
     order: Order,
@@ -222,8 +222,8 @@ impl<W: Clone, H: Holding, R: Clone> LocalLock<W, H, R> {
         }
     }
 
-    /// A thread wants the lock; `queue` makes its waiter if it is willing to stand in line. One that `yields` stands behind
-    /// readers that may be giving way to somebody elsewhere.
+    /// A thread wants the lock; `queue` makes its waiter if it is willing to wait. One that `yields` waits behind
+    /// readers, whose contender may be yielding to another process.
     pub(crate) fn enter(
         &mut self,
         thread: u64,
@@ -256,7 +256,7 @@ impl<W: Clone, H: Holding, R: Clone> LocalLock<W, H, R> {
                     group.threads.push((thread, 1));
                     return Entered::Joined(group.hold.clone());
                 }
-                // Who does not want to stand in line behind another reader may ask beside it.
+                // A reader that does not want to wait behind another may ask beside it.
                 admitted && (self.asking_shared == 0 || beside)
             }
         };
@@ -364,7 +364,7 @@ impl<W: Clone, H: Holding, R: Clone> LocalLock<W, H, R> {
         self.last_release = None;
     }
 
-    /// The contender found the lock with somebody else: our tenure is over.
+    /// Somebody else has the lock, the contender found: our tenure is over.
     pub(crate) fn refused(&mut self) {
         self.forget_tenure();
     }
@@ -448,14 +448,14 @@ impl<W: Clone, H: Holding, R: Clone> LocalLock<W, H, R> {
         exclusive.chain(self.shared.iter().map(|group| &group.hold))
     }
 
-    /// Shared holds take no more threads, since somebody elsewhere wants to be alone.
+    /// Shared holds take no more threads, since a writer of another process waits.
     pub(crate) fn close_shared(&mut self) {
         for group in &mut self.shared {
             group.open = false;
         }
     }
 
-    /// A thread lets one hold go. `release` is made if that ends in [`Left::Release`], before anybody is called.
+    /// A thread releases one hold. `release` is made if that ends in [`Left::Release`], before anybody is woken.
     pub(crate) fn leave(
         &mut self,
         thread: u64,
@@ -567,7 +567,7 @@ impl<W: Clone, H: Holding, R: Clone> LocalLock<W, H, R> {
         self.call_next(now)
     }
 
-    /// A thread in line gives up; `None` if it had been called out of line before.
+    /// A queued thread gives up; `None` if its turn had come before.
     pub(crate) fn withdraw(&mut self, ticket: u64, now: Instant) -> Option<Wakeups<W, H>> {
         let place = self
             .queue
@@ -578,7 +578,7 @@ impl<W: Clone, H: Holding, R: Clone> LocalLock<W, H, R> {
         Some(self.call_next(now))
     }
 
-    /// Whose turn it is in line: readers who can join, and one contender if nobody else is ahead of it.
+    /// Whose turn it is in the queue: readers that can join, and one contender if nobody else is ahead of it.
     fn call_next(&mut self, now: Instant) -> Wakeups<W, H> {
         let mut calls = Wakeups {
             joined: Vec::new(),
@@ -616,7 +616,7 @@ impl<W: Clone, H: Holding, R: Clone> LocalLock<W, H, R> {
         calls
     }
 
-    /// Empties the line, for news that concern everybody in it.
+    /// Empties the queue, for news that concern everybody in it.
     pub(crate) fn dismiss(&mut self) -> Vec<W> {
         self.queue.drain(..).map(|waiting| waiting.waiter).collect()
     }

@@ -59,5 +59,6 @@ pub(crate) struct YieldAfter {
     pub(crate) we_listened: bool,
 }
 
-/// How many keys of answered requests one request has Redis forget, as soon as there are so many: one at a time costs more.
+/// How many keys of answered requests one request has Redis forget, as soon as there are so many: one at a time costs
+/// more.
 pub(crate) const FORGET: usize = 4;

@@ -1,4 +1,4 @@
-//! The rooms of a client: made when a thread comes, gone when idle.
+//! The names in use: an entry for each, made when a thread comes, dropped when idle.
 
 use std::collections::hash_map::RandomState;
 use std::collections::{HashMap, VecDeque};
@@ -22,7 +22,7 @@ use crate::protocol::kind::{Keyspace, Kind, Protocol};
 
 pub(crate) type EntryLock = LocalLock<Arc<Waiter>, Arc<Hold>, Arc<Call>>;
 
-/// The door of one lock in this process: its names, and its lock behind a mutex.
+/// One name in this process: its keys and channels, and its local state behind a mutex.
 ///
 /// With the mutex held a thread may take a waiter's, the watchdog's and the connection's, in memory; it does no I/O.
 pub(crate) struct Entry {
@@ -30,22 +30,22 @@ pub(crate) struct Entry {
     pub(crate) name: Arc<str>,
     pub(crate) protocol: Box<dyn Protocol>,
     state: Mutex<EntryState>,
-    /// None for one that nobody else knows.
+    /// None for an unregistered entry.
     registered: Option<Registered>,
 }
 
-/// The name of a entry among all of its client, and where it is noted that nobody is in its lock.
+/// The key of an entry in the registry, and where it is noted that nobody uses it.
 struct Registered {
     key: EntryKey,
     free: Arc<Free>,
 }
 
-/// Registry whose rooms nobody was in at that moment, each once. Its mutex is the last one to be taken.
+/// Entries that nobody used at some moment, each once. Its mutex is the last one to be taken.
 type Free = Mutex<VecDeque<(Instant, EntryKey)>>;
 
 pub(crate) struct EntryState {
     pub(crate) lock: EntryLock,
-    /// The line of a semaphore, which has no use for the lock.
+    /// The queue of a semaphore, which does not use the lock.
     pub(crate) local_semaphore: LocalSemaphore<Arc<Place>, YieldAfter>,
     pub(crate) idempotency_keys: IdempotencyKeys,
     /// How to reach the contenders while they park.
@@ -54,13 +54,13 @@ pub(crate) struct EntryState {
     probe: Option<WriterProbe>,
     /// Readers of this process that were refused, and have not read since.
     kept_out: Option<KeptOut>,
-    /// Writers elsewhere that were let go first, and did not come.
+    /// Writers of other processes that were let go first, and did not come.
     no_shows: Option<NoShows>,
     /// Its entry is among those that may be idle.
     noted: bool,
 }
 
-/// The state of a entry, while its mutex is held.
+/// The state of an entry, while its mutex is held.
 pub(crate) struct EntryGuard<'a> {
     entry: &'a Entry,
     state: MutexGuard<'a, EntryState>,
@@ -81,7 +81,7 @@ impl DerefMut for EntryGuard<'_> {
 }
 
 impl Drop for EntryGuard<'_> {
-    /// Whoever leaves a lock empty notes its entry, so that nobody has to look for it among those in use.
+    /// Whoever leaves an entry unused notes it, so that nobody has to search for it among those in use.
     fn drop(&mut self) {
         if !self.state.noted
             && self.state.is_free()
@@ -113,7 +113,7 @@ struct WriterProbe {
 
 /// How often at most readers that join a hold of this process look whether others wait to write.
 ///
-/// The answer is read by whoever uses the connection next, or by the watchdog, which on a quiet connection comes by after 100 ms.
+/// The answer is read by whoever uses the connection next, or after 100 ms by the watchdog.
 const PROBE_EVERY: Duration = Duration::from_millis(5);
 
 /// For how many times as long as they were waited for writers that did not come are passed over.
@@ -155,7 +155,7 @@ impl Entry {
         }
     }
 
-    /// Redis was out of reach for the whole response timeout: nobody in line needs to find that out again.
+    /// Redis was unreachable for the whole response timeout: nobody in the queue needs to find that out again.
     pub(crate) fn dismiss(&self, error: &MakeError) {
         let mut state = self.lock();
         let waiters = state.lock.dismiss();
@@ -168,7 +168,7 @@ impl Entry {
         }
     }
 
-    /// Ends the local reign of a lost hold, so that others of this process may go and ask Redis.
+    /// Removes a lost hold, so that others of this process may ask Redis.
     pub(crate) fn lost(&self, hold: &Arc<Hold>) {
         let mut state = self.lock();
         let next = state.lock.lost(hold, Instant::now());
@@ -179,7 +179,7 @@ impl Entry {
 }
 
 impl EntryState {
-    /// Tells those whose turn it is; they have to be woken once the mutex has been let go.
+    /// Stores the wakeups of those whose turn it is; they have to be woken after the mutex was released.
     pub(crate) fn tell(&mut self, calls: &EntryWakeups) {
         for (waiter, hold) in &calls.joined {
             waiter.store(Wakeup::Granted(Arc::clone(hold)));
@@ -200,8 +200,8 @@ impl EntryState {
         }
     }
 
-    /// Since when readers of this process have been refused. Asking once again and again is a wait like any other, so
-    /// a writer that is let go first is let go first for no longer than by one who waits.
+    /// Since when readers of this process have been refused. Asking once, again and again, is a wait like any other, so
+    /// a writer is let go first for no longer than by a reader that waits.
     pub(crate) fn kept_out_since(&self, now: Instant) -> Instant {
         match &self.kept_out {
             Some(kept_out) if now < kept_out.forgotten_at => kept_out.since,
@@ -209,8 +209,8 @@ impl EntryState {
         }
     }
 
-    /// A reader was refused, because that many `writers` wait or because somebody writes; who comes within `memory` is
-    /// kept out since then.
+    /// A reader was refused, because that many `writers` wait or because somebody writes; one that comes within
+    /// `memory` counts as refused since then.
     pub(crate) fn keep_out(&mut self, now: Instant, memory: Duration, writers: Option<u64>) {
         let before = self.kept_out.as_ref();
         let least = before
@@ -223,8 +223,8 @@ impl EntryState {
         });
     }
 
-    /// A reader came in. If writers were let go first for as long as they may be, `patience`, they are passed over from
-    /// now on: one that was stopped would cost every reader that long.
+    /// A reader was granted the lock. If writers were let go first for as long as they may be, `patience`, they are
+    /// ignored from now on: one that was stopped would cost every reader that long.
     pub(crate) fn let_in(&mut self, now: Instant, patience: Duration) {
         if let Some(kept_out) = self.kept_out.take()
             && kept_out.writers > 0
@@ -239,7 +239,7 @@ impl EntryState {
         }
     }
 
-    /// How many of the writers that wait elsewhere are not let go first.
+    /// How many of the writers that wait in other processes are not let go first.
     pub(crate) fn no_shows(&self, now: Instant) -> u64 {
         self.no_shows
             .as_ref()
@@ -254,12 +254,12 @@ impl EntryState {
         }
     }
 
-    /// Whether nobody is here, in line, or has anything from here.
+    /// Whether no thread uses it: none holds, waits or asks.
     fn is_free(&self) -> bool {
         self.lock.is_free() && self.local_semaphore.is_free()
     }
 
-    /// Whether nothing would be forgotten with it.
+    /// Whether dropping it would forget nothing.
     fn is_idle(&self, now: Instant) -> bool {
         let kept_out = self.kept_out.as_ref();
         self.is_free()
@@ -268,7 +268,7 @@ impl EntryState {
             && self.no_shows(now) == 0
     }
 
-    /// Has the shared holds of this process take no more threads once somebody elsewhere is seen to wait to write.
+    /// Closes the shared holds of this process to further threads once a writer of another process is seen to wait.
     ///
     /// Nobody waits for the answer: it is looked at by whoever comes next. `submit` sends the question, in memory only;
     /// `true` if it has to be flushed.
@@ -312,7 +312,7 @@ fn writers_found(reply: &Value) -> Option<u64> {
     }
 }
 
-/// Wakes those who have been told something, with no mutex held.
+/// Wakes the threads that a wakeup was stored for, with no mutex held.
 pub(crate) fn wake(calls: EntryWakeups) {
     for (waiter, _) in calls.joined {
         waiter.wake();
@@ -322,16 +322,16 @@ pub(crate) fn wake(calls: EntryWakeups) {
     }
 }
 
-/// Those of several names are in one more shard, to be found quickly.
+/// Entries of several names are in one more shard, to be found quickly.
 const SHARDS: usize = 32;
 
 /// How long an idle lock is kept: past any gap over which its tenure's age counts.
 const LINGER: Duration = Duration::from_millis(20);
 
-/// How many registry one sweep looks at, and how many of them may turn out to be needed still before it ends.
+/// How many entries one sweep looks at, and how many of them may turn out to be still needed before it ends.
 const SWEEP: (usize, usize) = (4096, 512);
 
-/// All registry of a client, by kind and id: the name, or a list of them.
+/// All entries of a client, by kind and id: the name, or a list of them.
 pub(crate) struct Registry {
     prefix: String,
     db: i64,
@@ -348,11 +348,11 @@ type Shard = HashMap<EntryKey, Arc<Entry>>;
 /// What a sweep has come to.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Sweep {
-    /// How many registry were looked at.
+    /// How many entries were looked at.
     looks: usize,
-    /// How many of them stay for now, although nobody is in their rooms.
+    /// How many of them stay for now, although nobody uses them.
     stay: usize,
-    /// There are registry to come back for.
+    /// There are entries to come back for.
     pub(crate) left: bool,
 }
 
@@ -388,12 +388,12 @@ impl Registry {
         self.free.lock().push_back((now, key.clone()));
         shard.insert(key, Arc::clone(&entry));
         drop(shard);
-        // Names that are used once make lock for each other.
+        // Names that are used once make room for each other.
         self.sweep_few(now, 4, &mut Sweep::default());
         Ok(entry)
     }
 
-    /// The entry of a name, or one that nobody else knows, for those who only ask.
+    /// The entry of a name, or an unregistered one, for queries that must not create state.
     ///
     /// # Errors
     ///
@@ -403,7 +403,7 @@ impl Registry {
         known.map_or_else(|| self.apart(kind, id), Ok)
     }
 
-    /// A entry of a name for its protocol alone.
+    /// An unregistered entry, for its protocol alone.
     ///
     /// # Errors
     ///
@@ -454,12 +454,12 @@ impl Registry {
         &self.shards[place]
     }
 
-    /// The registry of several names each, of which there are few.
+    /// The entries of several names each, of which there are few.
     pub(crate) fn sets(&self) -> Vec<Arc<Entry>> {
         self.shards[SHARDS].lock().values().cloned().collect()
     }
 
-    /// Drops rooms that have been idle for a while. The work is bounded, and does not grow with the rooms in use.
+    /// Drops entries that have been idle for a while. The work is bounded, and does not grow with the entries in use.
     pub(crate) fn sweep(&self, now: Instant) -> Sweep {
         let mut sweep = Sweep::default();
         while sweep.looks < SWEEP.0 && sweep.stay < SWEEP.1 {
@@ -477,7 +477,7 @@ impl Registry {
         sweep
     }
 
-    /// Looks at up to `most` of the registry that have been noted for longest.
+    /// Looks at up to `most` of the entries that have been noted for longest.
     fn sweep_few(&self, now: Instant, most: usize, sweep: &mut Sweep) {
         let is_due = |since: Instant| now.saturating_duration_since(since) >= LINGER;
         let mut free = self.free.lock();
@@ -497,7 +497,7 @@ impl Registry {
         }
     }
 
-    /// Looks at a entry that is noted; `true` if it has to be looked at again.
+    /// Looks at an entry that is noted; `true` if it has to be looked at again.
     fn drop_if_idle(&self, key: &EntryKey, now: Instant) -> bool {
         let mut shard = self.shard(key).lock();
         let Some(entry) = shard.get(key) else {
@@ -523,7 +523,7 @@ impl Registry {
         false
     }
 
-    /// All registry of a kind.
+    /// All entries of a kind.
     pub(crate) fn of(&self, kind: &'static Kind) -> Vec<Arc<Entry>> {
         let mut registry = Vec::new();
         for shard in &self.shards {
@@ -538,7 +538,7 @@ impl Registry {
         self.shards.iter().map(|shard| shard.lock().len()).sum()
     }
 
-    /// Wakes everybody who waits in any lock, to look at the client's state.
+    /// Wakes every waiting thread, to look at the client's state.
     pub(crate) fn wake_all(&self) {
         for shard in &self.shards {
             let registry: Vec<_> = shard.lock().values().cloned().collect();

@@ -1,24 +1,24 @@
-//! Permits state a process: who stands in line for them, who of them asks Redis, and which permits change threads.
+//! The permits of one semaphore inside this process: who waits, who of them asks Redis, which permits change threads.
 //!
-//! A state machine without I/O and without a clock of its own. The line is first come first; whoever is *first* asks
-//! Redis, the others cost the server nothing. Permits that a thread lets go while others wait go to the first in line, if
-//! they are enough for it, what is left of them to the next, and the rest back to Redis: they are never hoarded, since
+//! A state machine without I/O and without a clock of its own. The queue is first come, first served; only its *first*
+//! asks Redis, the others cost the server nothing. Permits released while others wait go to the first in the queue if
+//! they are enough for it, what is left of them to the next, and the rest to Redis: they are never hoarded, since
 //! another process could do the same and both wait for ever.
 //!
 //! ```text
-//!   enter ─► in line ─► first ──granted by Redis──► has them ──give──► the first in line, within the tenure
-//!               │         ├─────given by a thread──►    ▲    └───────► back to Redis
-//!               └─────────┴─────────────────────────────┘
+//!   enter ─► queued ─► first ──granted by Redis────► has them ──give──► the first in the queue, within the tenure
+//!               │        ├─────handed over here────►    ▲    └────────► back to Redis
+//!               └────────┴──────────────────────────────┘
 //! ```
 //!
-//! A permit's *tenure* begins when Redis grants it. Once that is over it goes back to Redis, whoever waits here, so that
-//! other processes get their turn. That alone would not do: our next question is at Redis before the others have woken. So
-//! after a *reign*, a tenure's time of grants with gaps of a few milliseconds at most, the next to ask lets others go first.
+//! A permit's *tenure* begins when Redis grants it. After that it goes back to Redis, whoever waits here, so that other
+//! processes get their turn. That alone is not enough: our next request reaches Redis before the others have woken. So
+//! after grants for a whole tenure, with gaps of a few milliseconds at most, the next to ask lets others go first.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-/// One who stands in line. `W` is how to reach its thread.
+/// A thread in the queue. `W` is how to reach it.
 #[derive(Debug, Clone)]
 struct Standing<W> {
     ticket: u64,
@@ -31,15 +31,15 @@ struct Standing<W> {
 /// What Redis is known not to have.
 #[derive(Debug, Clone, Copy)]
 struct Exhausted {
-    /// For so many, or more, there is no use in asking.
+    /// For this many, or more, it is useless to ask.
     need: u32,
     until: Instant,
 }
 
-/// A gap without a release that is longer than this, and than the tenure, ends a reign.
+/// A gap without a release that is longer than this, and than the tenure, starts a new tenure.
 const GAP: Duration = Duration::from_millis(5);
 
-/// The line of one semaphore. `R` is a release on its way.
+/// The queue of one semaphore. `R` is a release on its way.
 #[derive(Debug, Clone)]
 pub(crate) struct LocalSemaphore<W, R> {
     line: VecDeque<Standing<W>>,
@@ -50,19 +50,19 @@ pub(crate) struct LocalSemaphore<W, R> {
     exhausted: Option<Exhausted>,
     cohort_since: Option<Instant>,
     last_release: Option<(Instant, R)>,
-    /// What was out has been given back, and nobody gets any more.
+    /// What was taken has been returned, and nobody gets any more.
     closed: bool,
 }
 
-/// What becomes of permits that a thread lets go.
+/// What becomes of permits that a thread releases.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "whoever is given permits has to be told"]
 pub(crate) struct Given<W> {
     /// They have theirs now.
     pub(crate) to: Vec<W>,
-    /// It is first in line now.
+    /// It is first in the queue now.
     pub(crate) first: Option<W>,
-    /// So many go back to Redis; some in line may wait for more than that.
+    /// This many go back to Redis; some in the queue may wait for more than that.
     pub(crate) back: u32,
 }
 
@@ -70,11 +70,11 @@ pub(crate) struct Given<W> {
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "the next in line has to be told"]
 pub(crate) enum Granted<W> {
-    /// They are the asking thread's; the next is first in line now.
+    /// They are the asking thread's; the next is first in the queue now.
     Kept { first: Option<W> },
-    /// A thread of this process has given it permits meanwhile; these are to be given on.
+    /// A thread of this process has handed it permits meanwhile; these are to be handed on.
     Surplus,
-    /// The client is closed: they are to be given back.
+    /// The client is closed: they are to be returned.
     Closed,
 }
 
@@ -97,12 +97,12 @@ impl<W: Clone, R> LocalSemaphore<W, R> {
         self.line.is_empty() && self.out == 0
     }
 
-    /// Whether somebody waits: the first in line once Redis had too few for it, whoever is behind it at once.
+    /// Whether somebody waits: the first in the queue once Redis had too few for it, whoever is behind it at once.
     pub(crate) fn has_waiters(&self) -> bool {
         self.line.len() > 1 || self.line.front().is_some_and(|first| first.refused)
     }
 
-    /// A thread gets into line; with its ticket, whether it is first.
+    /// A thread joins the queue; returns its ticket, and whether it is first.
     pub(crate) fn enter(&mut self, need: u32, waiter: W) -> (u64, bool) {
         let ticket = self.next_ticket;
         self.next_ticket += 1;
@@ -115,7 +115,7 @@ impl<W: Clone, R> LocalSemaphore<W, R> {
         (ticket, self.line.len() == 1)
     }
 
-    /// Until when it is of no use that the first in line asks Redis for `need`.
+    /// Until when it is useless for the first in the queue to ask Redis for `need`.
     pub(crate) fn exhausted_until(&mut self, need: u32, now: Instant) -> Option<Instant> {
         let exhausted = self
             .exhausted
@@ -124,8 +124,8 @@ impl<W: Clone, R> LocalSemaphore<W, R> {
         Some(exhausted.until)
     }
 
-    /// Redis, asked at `asked_at` by the first in line, had fewer than `need`. Within a tenure from then on threads of this
-    /// process are the likeliest to let some go, if any have some.
+    /// Redis, asked at `asked_at` by the first in the queue, had fewer than `need`. Within a tenure from then on
+    /// threads of this process are the likeliest to release some, if any have some.
     pub(crate) fn refused(&mut self, need: u32, asked_at: Instant) {
         self.refuse_first();
         self.exhausted = (self.out > 0).then(|| Exhausted {
@@ -163,7 +163,7 @@ impl<W: Clone, R> LocalSemaphore<W, R> {
         self.last_release = None;
     }
 
-    /// Redis has granted `need` to the thread with this ticket, or to one that stood in no line.
+    /// Redis has granted `need` to the thread with this ticket, or to one that was not in the queue.
     pub(crate) fn granted(&mut self, ticket: Option<u64>, need: u32, now: Instant) -> Granted<W> {
         if self.closed {
             return Granted::Closed;
@@ -183,7 +183,7 @@ impl<W: Clone, R> LocalSemaphore<W, R> {
         }
     }
 
-    /// A thread lets go what it has had since `since`, when Redis granted it.
+    /// A thread releases what Redis granted to this process at `since`.
     pub(crate) fn give(&mut self, permits: u32, since: Instant, now: Instant) -> Given<W> {
         let mut given = Given {
             to: Vec::new(),
@@ -213,7 +213,7 @@ impl<W: Clone, R> LocalSemaphore<W, R> {
         given
     }
 
-    /// A thread leaves the line, with whoever is first now if that has changed; `None` if it was in line no more.
+    /// A thread leaves the queue; returns whoever is first now if that has changed, `None` if it was no longer queued.
     pub(crate) fn withdraw(&mut self, ticket: u64) -> Option<Option<W>> {
         let place = self.line.iter().position(|it| it.ticket == ticket)?;
         self.line.remove(place);
@@ -227,7 +227,7 @@ impl<W: Clone, R> LocalSemaphore<W, R> {
         }
     }
 
-    /// Sends everybody away that stands in line.
+    /// Empties the queue.
     pub(crate) fn dismiss(&mut self) -> Vec<W> {
         self.line.drain(..).map(|it| it.waiter).collect()
     }

@@ -1,4 +1,4 @@
-//! One thread that waits: what it can be told, and the one place where a thread parks. And the token that cancels.
+//! One thread that waits: what wakes it, and the only place where a thread parks. And the token that cancels.
 
 use std::fmt;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use crate::time::Deadline;
 /// What one thread met makes an error for each of those that wait.
 pub(crate) type MakeError = Arc<dyn Fn() -> Error + Send + Sync>;
 
-/// What a thread in line is told.
+/// Why a thread in the queue is woken.
 #[derive(Clone)]
 pub(crate) enum Wakeup {
     /// The lock is yours.
@@ -29,10 +29,10 @@ pub(crate) enum Wakeup {
     Failed(MakeError),
 }
 
-/// One thread that waits for a lock, and everything it can be told.
+/// One thread that waits for a lock, and everything that can wake it.
 ///
-/// News are stored under the mutex of whoever has them (a lock's, the subscriber's), and the thread is woken after
-/// that mutex has been let go.
+/// A wakeup is stored under the mutex of whoever sends it (a lock's, the subscriber's), and the thread is woken after
+/// that mutex was released.
 pub(crate) struct Waiter {
     signal: Mutex<Signal>,
     changed: Condvar,
@@ -62,12 +62,12 @@ impl Waiter {
         })
     }
 
-    /// Stores what the thread is told; [`Waiter::wake`] has to follow.
+    /// Stores why the thread is woken; [`Waiter::wake`] has to follow.
     pub(crate) fn store(&self, called: Wakeup) {
         self.signal.lock().called = Some(called);
     }
 
-    /// What the thread was told in line, if anything.
+    /// Why the thread was woken in the queue, if it was.
     pub(crate) fn called(&self) -> Option<Wakeup> {
         self.signal.lock().called.take()
     }
@@ -87,7 +87,7 @@ impl Waiter {
         self.changed.notify_one();
     }
 
-    /// Parks until something is told in line, `stop`, or the deadline.
+    /// Parks until a wakeup, `stop`, or the deadline.
     pub(crate) fn wait_in_line(
         &self,
         deadline: Deadline,
@@ -113,7 +113,7 @@ impl Waiter {
         }
     }
 
-    /// Parks the contender until something else than `seen` is heard, `stop`, or `until`.
+    /// Parks the contender until anything newer than `seen`, `stop`, or `until`.
     pub(crate) fn wait_to_hear(&self, seen: Heard, until: Instant, stop: &dyn Fn() -> bool) {
         let mut signal = self.signal.lock();
         loop {
