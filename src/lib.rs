@@ -39,12 +39,12 @@
 //! | --- | --- |
 //! | `client` | opening and closing, handles by name |
 //! | `sync` | what a user holds: one file for each primitive, with its handle, its guard and their documentation |
-//! | `acquire` | how a thread comes to hold something: ask, be refused, listen, ask again, park |
+//! | `acquire` | the loop that waits: ask, be refused, subscribe, ask again, park; a strategy per way of waiting |
 //! | `quorum` | several masters: asking all of them at once, and a hold that a majority keeps |
 //! | `session` | what one client consists of; starts and joins the threads |
 //! | `hold` | what is held: how long it is certain, when it is renewed, what is lost, the watchdog thread |
 //! | `protocol` | what goes to Redis: keys, channels, requests and replies of every kind |
-//! | `local` | inside the process: the local lock of each name, its queue, who is waited for; no I/O |
+//! | `local` | inside the process: the local lock and queue of each name; no I/O |
 //! | `net` | sockets, the pipelined connection, the subscriber thread |
 //! | `config`, `error`, `stats`, `time`, `report`, `callback`, `process` | used by all |
 //!
