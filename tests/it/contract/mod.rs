@@ -22,7 +22,8 @@ use crate::support::{
     BY_MESSAGE, Crew, Guard, LONG, Line, Lock, Mode, News, Proxy, Server, Target, beside, by_now,
     delegated, delete, elsewhere, eventually, everywhere, hold_by_stranger, in_line, increment,
     is_held_by_stranger, keys_of, line, loosely, lose, ms, nothing_is_left_of, open,
-    open_with_lease, published, shown, stranger_holds, stranger_releases, unique, waited_for_by,
+    open_with_lease, published, shown, stranger_holds, stranger_releases, unique, unless_late,
+    waited_for_by,
 };
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -1186,7 +1187,8 @@ fn a_lost_lock_is_free_for_threads_of_the_same_process<L: Lock>() {
     let name = unique("again");
     // With the longer one, what was not lost would live on for longer than is waited for.
     let lease = if L::GIVES_BACK_THE_REST { 1800 } else { 300 };
-    let client = open_with_lease(&server, loosely(ms(lease)));
+    let lease = loosely(ms(lease));
+    let client = open_with_lease(&server, lease);
     let lock = L::of(&client, &name);
     let guard = lock.lock().unwrap();
     let mut crew = Crew::new();
@@ -1199,7 +1201,12 @@ fn a_lost_lock_is_free_for_threads_of_the_same_process<L: Lock>() {
     lose::<L>(&server, &name);
     let loss = guard.lost().recv_timeout(LONG).unwrap();
     let told = Instant::now();
-    assert_eq!(loss.reason, LossReason::Forced);
+    // Those who wait in Redis ask now and then, perhaps before the next renewal.
+    let may_be_taken = L::LINE == Line::Redis && lease > ms(1500);
+    assert!(
+        loss.reason == LossReason::Forced || may_be_taken && loss.reason == LossReason::TakenOver,
+        "{loss:?}"
+    );
     crew.join();
     assert!(told.elapsed() < loosely(BY_MESSAGE) || !L::GIVES_BACK_THE_REST);
     drop(guard);
