@@ -22,8 +22,7 @@ use crate::support::{
     BY_MESSAGE, Crew, Guard, LONG, Line, Lock, Mode, News, Proxy, Server, Target, beside, by_now,
     delegated, delete, elsewhere, eventually, everywhere, hold_by_stranger, in_line, increment,
     is_held_by_stranger, keys_of, line, loosely, lose, ms, nothing_is_left_of, open,
-    open_with_lease, published, shown, stranger_holds, stranger_releases, unique, unless_late,
-    waited_for_by,
+    open_with_lease, published, shown, stranger_holds, stranger_releases, unique, waited_for_by,
 };
 
 // ---------------------------------------------------------------------------------------------------------------------
