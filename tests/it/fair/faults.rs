@@ -9,8 +9,8 @@ use redlatch::{CancelToken, Client, Config, Error, LossReason};
 use crate::support::fair::{Line, nothing_left, queue, queued, timeouts, with_waiter_lease};
 use crate::support::scripts::sha;
 use crate::support::{
-    BY_MESSAGE, Crew, LONG, Mode, Proxy, Server, Target, eventually, lateness, loosely, ms, open,
-    timed, unique, within,
+    BY_MESSAGE, Crew, LONG, Mode, Proxy, Server, Target, eventually, loosely, ms, open, timed,
+    unique, within,
 };
 
 /// How long those who are lost here keep their places.
@@ -415,6 +415,7 @@ fn trying_again_and_again_leaves_nothing_to_be_sent_later() {
     assert!(sent < TRIES / 10, "{sent} scripts");
 
     server.cli(&["CONFIG", "SET", "lua-time-limit", "10"]);
+    let (mut refused, mut unanswered) = (0, 0);
     thread::scope(|scope| {
         let busy = scope.spawn(|| server.try_ask::<()>(&["EVAL", "while true do end", "0"]));
         let mut con = server.connection();
@@ -423,11 +424,16 @@ fn trying_again_and_again_leaves_nothing_to_be_sent_later() {
             ping.is_err_and(|err| err.code() == Some("BUSY"))
         };
         eventually("it is busy", || is_busy(&mut con));
-        // What is answered in time is not unknown, so there is nothing to be taken back.
-        let answered = ms(20) + lateness();
-        for _ in 0..TRIES / 5 {
-            assert!(lock.try_lock_for(answered).is_err());
-        }
+        eventually("it refused often", || {
+            match lock.try_lock_for(ms(2)) {
+                Err(_) => refused += 1,
+                Ok(got) => {
+                    assert!(got.is_none());
+                    unanswered += 1;
+                }
+            }
+            refused >= TRIES / 3
+        });
         let () = redis::cmd("SCRIPT").arg("KILL").query(&mut con).unwrap();
         assert!(busy.join().unwrap().is_err());
     });
@@ -435,7 +441,9 @@ fn trying_again_and_again_leaves_nothing_to_be_sent_later() {
     // What is left is sent now.
     client.close(LONG).unwrap();
     let sent = scripts(&server) - sent;
-    assert!(sent < TRIES / 10, "{sent} scripts");
+    // What had no answer in time may have been carried out, and is taken back.
+    let most = TRIES / 10 + 2 * unanswered;
+    assert!(sent < most, "{sent} scripts, {unanswered} unanswered");
     nothing_left(&server);
 }
 
