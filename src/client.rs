@@ -18,6 +18,7 @@ use crate::sync::fenced_lock::FencedLock;
 use crate::sync::latch::Latch;
 use crate::sync::multi_lock::MultiLock;
 use crate::sync::mutex;
+use crate::sync::red_lock::RedLock;
 use crate::sync::reentrant_lock::ReentrantLock;
 use crate::sync::rwlock::RwLock;
 use crate::sync::semaphore::{Semaphore, close as give_back_permits};
@@ -65,10 +66,6 @@ impl Client {
         Ok(Self {
             shared: SharedSession::new(session),
         })
-    }
-
-    pub(crate) fn shared(&self) -> &Arc<SharedSession> {
-        &self.shared
     }
 
     fn handle(&self, name: &str, kind: &'static Kind) -> LockSpec {
@@ -267,6 +264,44 @@ impl Client {
             subscriptions: count(session.subscriber.len()),
             ..session.counters.read()
         }
+    }
+}
+
+/// Made of clients, which nothing below this file knows.
+impl RedLock {
+    /// Returns the lock of this name over the masters of these clients.
+    ///
+    /// The first client's settings apply (lease, response timeout, tenure, `on_lost`). Each client's own apply to its
+    /// server: key prefix, connect timeout, and its lease for how soon it gives up on a silent connection, so let all
+    /// have the same. Two locks of one name over the same clients with the same first one are the same lock. A majority
+    /// of an even number is more than half of it, so four masters survive the loss of one, like three.
+    ///
+    /// Asks the servers who they are (`ROLE`, `INFO server`), all at the same time and once for each connection. Blocks
+    /// for at most the response timeout of the first client, however many are down: the lock is made all the same.
+    /// Servers that could not be asked are asked when they answer again, by the next call that locks. If one of them
+    /// turns out to be the server of another client, such calls return [`Error::Config`](crate::Error::Config) from
+    /// then on; one that has become a replica takes no part for as long as it is one.
+    ///
+    /// ```no_run
+    /// use redlatch::{Client, RedLock};
+    /// let open = |port: u16| Client::open(format!("redis://127.0.0.1:{port}/"));
+    /// let (a, b, c) = (open(7001)?, open(7002)?, open(7003)?);
+    /// let lock = RedLock::new([&a, &b, &c], "billing")?;
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Config`](crate::Error::Config) for fewer than two clients, for two of one server (the same `run_id`,
+    /// whatever the address), and for a server that is a replica, as far as they answer;
+    /// [`Error::InvalidName`](crate::Error::InvalidName); [`Error::Closed`](crate::Error::Closed) if one of the clients
+    /// is.
+    pub fn new<'a>(
+        clients: impl IntoIterator<Item = &'a Client>,
+        name: impl AsRef<str>,
+    ) -> Result<Self> {
+        let sessions = clients.into_iter().map(|client| Arc::clone(&client.shared));
+        Self::over(sessions.collect(), name.as_ref())
     }
 }
 

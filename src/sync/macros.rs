@@ -61,7 +61,7 @@ macro_rules! exclusive_lock {
             }
 
 
-            fn acquire(&self, patience: $crate::acquire::wait_mode::WaitMode) -> $crate::Result<Option<$guard>> {
+            fn acquire(&self, patience: $crate::acquire::wait_mode::WaitMode) -> $crate::error::Result<Option<$guard>> {
                 let held = self.inner.acquire(patience)?;
                 Ok(held.map($guard::new))
             }
@@ -109,7 +109,7 @@ macro_rules! exclusive_lock {
                 "assert!(matches!(lock.lock(), Err(redlatch::Error::Cancelled)));"
             )]
             #[must_use]
-            pub fn cancel_on(self, token: &$crate::CancelToken) -> Self {
+            pub fn cancel_on(self, token: &$crate::local::waiter::CancelToken) -> Self {
                 Self { inner: self.inner.cancel_on(token) }
             }
 
@@ -138,9 +138,9 @@ macro_rules! exclusive_lock {
             /// - [`Error::Thread`](crate::Error::Thread): the system did not start a thread of the client.
             /// - [`Error::InvalidName`](crate::Error::InvalidName) and [`Error::Config`](crate::Error::Config), before
             ///   anything is sent.
-            pub fn lock(&self) -> $crate::Result<$guard> {
+            pub fn lock(&self) -> $crate::error::Result<$guard> {
                 use $crate::acquire::wait_mode::WaitMode;
-                self.acquire(WaitMode::Until($crate::time::Deadline::NEVER))?.ok_or($crate::Error::Closed)
+                self.acquire(WaitMode::Until($crate::time::Deadline::NEVER))?.ok_or($crate::error::Error::Closed)
             }
 
             /// Tries once; `Ok(None)` if somebody has the lock, or a thread of this process is waiting for it.
@@ -160,7 +160,7 @@ macro_rules! exclusive_lock {
             /// # Errors
             ///
             /// As [`lock`](Self::lock), except `Cancelled`.
-            pub fn try_lock(&self) -> $crate::Result<Option<$guard>> {
+            pub fn try_lock(&self) -> $crate::error::Result<Option<$guard>> {
                 self.acquire($crate::acquire::wait_mode::WaitMode::Once)
             }
 
@@ -182,7 +182,7 @@ macro_rules! exclusive_lock {
             /// As [`lock`](Self::lock). [`Error::Redis`](crate::Error::Redis) also as soon as the time is over, if
             /// Redis is known to be unreachable then: there is no connection to it, or nothing has arrived for half the
             /// response timeout although an answer was due. Whatever may have been taken is released.
-            pub fn try_lock_for(&self, wait: std::time::Duration) -> $crate::Result<Option<$guard>> {
+            pub fn try_lock_for(&self, wait: std::time::Duration) -> $crate::error::Result<Option<$guard>> {
                 self.acquire($crate::acquire::wait_mode::WaitMode::span(wait))
             }
 
@@ -200,7 +200,7 @@ macro_rules! exclusive_lock {
             /// # Errors
             ///
             /// As [`try_lock_for`](Self::try_lock_for).
-            pub fn try_lock_until(&self, instant: std::time::Instant) -> $crate::Result<Option<$guard>> {
+            pub fn try_lock_until(&self, instant: std::time::Instant) -> $crate::error::Result<Option<$guard>> {
                 self.acquire($crate::acquire::wait_mode::WaitMode::moment(instant))
             }
 
@@ -216,7 +216,7 @@ macro_rules! exclusive_lock {
             /// Those of [`lock`](Self::lock), and after `work` those of the guard's `unlock`: if the lock was lost
             /// meanwhile it is [`Error::Lost`](crate::Error::Lost), since the work was not protected until its end. The
             /// result of `work` is dropped then; where both matter, take the guard with [`lock`](Self::lock).
-            pub fn with<T>(&self, work: impl FnOnce(&$guard) -> T) -> $crate::Result<T> {
+            pub fn with<T>(&self, work: impl FnOnce(&$guard) -> T) -> $crate::error::Result<T> {
                 let guard = self.lock()?;
                 let done = work(&guard);
                 guard.unlock()?;
@@ -233,7 +233,7 @@ macro_rules! exclusive_lock {
             ///
             /// [`Error::Redis`](crate::Error::Redis), [`Error::WrongType`](crate::Error::WrongType),
             /// [`Error::Closed`](crate::Error::Closed), [`Error::InvalidName`](crate::Error::InvalidName).
-            pub fn is_locked(&self) -> $crate::Result<bool> {
+            pub fn is_locked(&self) -> $crate::error::Result<bool> {
                 self.inner.is_locked()
             }
 
@@ -275,7 +275,7 @@ macro_rules! exclusive_lock {
             ///
             /// [`Error::Redis`](crate::Error::Redis), [`Error::Closed`](crate::Error::Closed),
             /// [`Error::InvalidName`](crate::Error::InvalidName).
-            pub fn remaining(&self) -> $crate::Result<Option<std::time::Duration>> {
+            pub fn remaining(&self) -> $crate::error::Result<Option<std::time::Duration>> {
                 self.inner.remaining()
             }
 
@@ -297,7 +297,7 @@ macro_rules! exclusive_lock {
             /// [`Error::Redis`](crate::Error::Redis), [`Error::Closed`](crate::Error::Closed),
             /// [`Error::InvalidName`](crate::Error::InvalidName), and [`Error::WrongType`](crate::Error::WrongType) for
             /// a key that holds something else, which is left as it is.
-            pub fn force_unlock(&self) -> $crate::Result<bool> {
+            pub fn force_unlock(&self) -> $crate::error::Result<bool> {
                 self.inner.force_unlock()
             }
 
@@ -358,7 +358,7 @@ macro_rules! guard {
             /// [`Error::Lost`](crate::Error::Lost) if the lock was no longer ours.
             /// [`Error::Redis`](crate::Error::Redis) if Redis did not confirm: the release is sent again until it does,
             /// and the lease ends the hold at the latest.
-            pub fn unlock(self) -> $crate::Result<()> {
+            pub fn unlock(self) -> $crate::error::Result<()> {
                 self.held.unlock()
             }
 
@@ -404,7 +404,7 @@ macro_rules! guard {
                 "}"
             )]
             #[must_use]
-            pub fn lost(&self) -> &crossbeam_channel::Receiver<$crate::Loss> {
+            pub fn lost(&self) -> &crossbeam_channel::Receiver<$crate::error::Loss> {
                 self.held.lost()
             }
 

@@ -158,24 +158,24 @@ mod sealed {
 }
 
 macro_rules! lockable {
-    ($($lock:ident),+) => {$(
-        impl sealed::Member for crate::$lock {
+    ($($lock:path),+) => {$(
+        impl sealed::Member for $lock {
             fn part(&self) -> sealed::Part {
                 sealed::Part(self.inner.clone())
             }
         }
 
-        impl Lockable for crate::$lock {}
+        impl Lockable for $lock {}
     )+};
 }
 
 lockable!(
-    ReentrantLock,
-    Mutex,
-    FairLock,
-    FairMutex,
-    FencedLock,
-    SpinLock
+    super::reentrant_lock::ReentrantLock,
+    super::mutex::Mutex,
+    super::fair_lock::FairLock,
+    super::fair_mutex::FairMutex,
+    super::fenced_lock::FencedLock,
+    super::spin_lock::SpinLock
 );
 
 /// What went wrong with members, by place.

@@ -353,9 +353,6 @@ const UPWARD: &[&str] = &[
     "src/local/waiter.rs -> crate::hold",
     "src/quorum/hold.rs -> crate::acquire::spec",
     "src/quorum/round.rs -> crate::acquire::spec",
-    "src/sync/macros.rs -> crate::lib",
-    "src/sync/multi_lock.rs -> crate::lib",
-    "src/sync/red_lock.rs -> crate::client",
 ];
 
 const IN_CIRCLES: &[&str] = &[
