@@ -1,0 +1,230 @@
+//! Making the connection, and giving it up.
+
+use std::panic::AssertUnwindSafe;
+use std::time::{Duration, Instant};
+
+use parking_lot::MutexGuard;
+use redis::{ErrorKind, RedisError, ServerErrorKind};
+
+use super::{BACK_OFF, Connection, Phase, SLICE, State, Up};
+use crate::error::is_transient;
+use crate::net::call::Fault;
+use crate::net::socket::{self, Dial, Dialled, Meanwhile};
+use crate::report::report;
+
+/// The name of these connections.
+const ROLE: &str = "link";
+
+impl Connection {
+    /// Makes the first connection. A server that is not there is not waited for; one that is starting up is.
+    pub(crate) fn open(&self, until: Instant) -> Result<(), RedisError> {
+        let connection = socket::connect(&self.endpoint, ROLE, until, &mut || true)?;
+        self.start(&mut self.state.lock(), connection);
+        Ok(())
+    }
+
+    /// Makes sure that there is a connection, making one if nobody else does.
+    pub(crate) fn up(&self, until: Instant, meanwhile: Meanwhile<'_>) -> Result<(), Fault> {
+        let mut state = self.state.lock();
+        loop {
+            let now = Instant::now();
+            let (turn_at, why) = match &state.phase {
+                Phase::Up(_) => return Ok(()),
+                Phase::Closed => return Err(Fault::Closed),
+                Phase::Connecting => (now + SLICE, None),
+                Phase::Down { retry_at, why, .. }
+                    if now < *retry_at && why.as_ref().is_none_or(is_transient) =>
+                {
+                    (*retry_at, why.clone())
+                }
+                Phase::Down { .. } => {
+                    let made;
+                    (state, made) = self.connect(state, until, meanwhile);
+                    match made {
+                        Err(Fault::Unreachable(_)) if Instant::now() < until => (now, None),
+                        made => return made,
+                    }
+                }
+            };
+            if now >= until {
+                return Err(Fault::Unreachable(why.unwrap_or_else(|| {
+                    socket::timed_out("no connection to redis in time")
+                })));
+            }
+            if turn_at > now {
+                self.changed
+                    .wait_until(&mut state, until.min(turn_at).min(now + SLICE));
+            }
+            if !MutexGuard::unlocked(&mut state, &mut *meanwhile) {
+                return Err(Fault::Stopped);
+            }
+        }
+    }
+
+    /// Makes one connection, for a connection that is down.
+    pub(super) fn connect<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, State>,
+        until: Instant,
+        meanwhile: Meanwhile<'_>,
+    ) -> (MutexGuard<'a, State>, Result<(), Fault>) {
+        let (back_off, dial) = match std::mem::replace(&mut state.phase, Phase::Connecting) {
+            Phase::Down { back_off, dial, .. } => (back_off, dial),
+            _ => (BACK_OFF.0, None),
+        };
+        let mut dial = dial
+            .filter(|dial| !dial.is_stale(until))
+            .unwrap_or_else(|| Dial::new(ROLE, Instant::now() + self.connect_timeout));
+        let made = MutexGuard::unlocked(&mut state, || {
+            std::panic::catch_unwind(AssertUnwindSafe(|| {
+                dial.advance(&self.endpoint, until, meanwhile)
+            }))
+        });
+        self.changed.notify_all();
+        let made = match made {
+            Ok(made) => made,
+            Err(panic) => {
+                if !matches!(state.phase, Phase::Closed) {
+                    state.phase = Phase::Down {
+                        retry_at: Instant::now(),
+                        back_off,
+                        why: None,
+                        dial: None,
+                    };
+                }
+                drop(state);
+                std::panic::resume_unwind(panic);
+            }
+        };
+        if matches!(state.phase, Phase::Closed) {
+            return (state, Err(Fault::Closed));
+        }
+        match made {
+            Ok(Dialled::Made(connection)) => {
+                self.start(&mut state, connection);
+                MutexGuard::unlocked(&mut state, || self.flush(true));
+                (state, Ok(()))
+            }
+            Ok(Dialled::Unfinished(why)) => {
+                // A caller without time, or one that was told to stop, is no proof against the server.
+                state.wanted = true;
+                state.phase = Phase::Down {
+                    retry_at: Instant::now(),
+                    back_off,
+                    why: Some(why.clone()),
+                    dial: Some(dial),
+                };
+                self.housekeeper.housekeep_soon();
+                (state, Err(Fault::Unreachable(why)))
+            }
+            Err(err) => {
+                report!(Debug, "connecting to {:?}: {err}", self.endpoint);
+                // One with bad credentials is told so at once, each time; the pause is for those who bring releases.
+                let fatal = !is_transient(&err);
+                let now = Instant::now();
+                state.phase = Phase::Down {
+                    retry_at: now + back_off,
+                    back_off: (back_off * 2).min(BACK_OFF.1),
+                    why: Some(err.clone()),
+                    dial: None,
+                };
+                (
+                    state,
+                    Err(if fatal {
+                        Fault::Refused(err)
+                    } else {
+                        Fault::Unreachable(err)
+                    }),
+                )
+            }
+        }
+    }
+
+    pub(super) fn start(&self, state: &mut State, connection: socket::Duplex) {
+        state.generation += 1;
+        state.wanted = false;
+        if state.generation > 1 {
+            self.counters.reconnects.add(1);
+        }
+        state.phase = Phase::Up(Box::new(Up {
+            writer: connection.writer,
+            writing: false,
+            reader: Some(connection.reader),
+        }));
+        state.pipeline.connected(Instant::now());
+    }
+
+    /// Gives a connection up once the replies that are outstanding have come.
+    pub(super) fn leave(&self, generation: u64, why: &RedisError) {
+        let mut state = self.state.lock();
+        let now = match state.up(generation) {
+            Some((_, in_flight)) => {
+                in_flight.leave_for(why.clone());
+                in_flight.leave().is_some()
+            }
+            None => false,
+        };
+        drop(state);
+        if now {
+            self.fail(generation, why, false);
+        }
+    }
+
+    /// Drops a connection: it is never used again, whatever was wrong with it.
+    ///
+    /// `sound`: everything written so far was written whole, so undoing commands may follow as the last words. They
+    /// meet an acquire that lies unread in the server's buffer, and would be carried out when a new owner has long
+    /// been and gone.
+    pub(super) fn fail(&self, generation: u64, why: &RedisError, sound: bool) {
+        let mut state = self.state.lock();
+        if state.up(generation).is_some() {
+            // A master is not elected in a moment.
+            let read_only = why.kind() == ErrorKind::Server(ServerErrorKind::ReadOnly);
+            let pause = if read_only {
+                BACK_OFF.0 * 5
+            } else {
+                Duration::ZERO
+            };
+            let next = Phase::Down {
+                retry_at: Instant::now() + pause,
+                back_off: BACK_OFF.0,
+                why: Some(why.clone()),
+                dial: None,
+            };
+            self.take_down(state, next, why, sound);
+        }
+    }
+
+    pub(super) fn take_down(
+        &self,
+        mut state: MutexGuard<'_, State>,
+        next: Phase,
+        why: &RedisError,
+        sound: bool,
+    ) {
+        let Phase::Up(up) = std::mem::replace(&mut state.phase, next) else {
+            return;
+        };
+        let Some(lost) = state.pipeline.lost(why) else {
+            return;
+        };
+        let unacknowledged = state.pipeline.has_unacknowledged();
+        drop(state);
+        report!(Debug, "connection to {:?} dropped: {why}", self.endpoint);
+        if sound
+            && !up.writing
+            && !lost.torn
+            && let Err(err) = up.writer.write_some(&lost.undoing)
+        {
+            report!(Trace, "undoing over a dropped connection: {err}");
+        }
+        up.writer.shut_down();
+        self.changed.notify_all();
+        for call in lost.calls {
+            call.changed.notify_all();
+        }
+        if unacknowledged {
+            self.housekeeper.housekeep_soon();
+        }
+    }
+}

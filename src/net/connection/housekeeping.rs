@@ -1,0 +1,266 @@
+//! What is done while nobody waits: replies nobody reads, unacknowledged releases, idle connections; and the end.
+
+use std::time::{Duration, Instant};
+
+use super::{Connection, GLANCE, Phase};
+use crate::net::call::Call;
+use crate::net::pipeline::IDLE;
+use crate::net::request::Request;
+use crate::net::socket::{self, Meanwhile};
+use crate::report::report;
+
+/// How old the oldest outstanding command is before somebody else than its thread reads the reply.
+const UNREAD: Duration = Duration::from_millis(20);
+
+/// How many unacknowledged calls are given up before others get at the mutex.
+const AT_ONCE: usize = 256;
+
+/// For how long [`Connection::tend`] goes on with unacknowledged calls, or with a connection.
+const TEND_TURN: Duration = Duration::from_millis(100);
+
+/// After how long without a command the server is asked for a sign of life while anything is held.
+const PING_AFTER: Duration = Duration::from_secs(2);
+
+impl Connection {
+    /// Has the watchdog make a connection, if there is none.
+    pub(crate) fn want(&self) {
+        let mut state = self.state.lock();
+        if matches!(state.phase, Phase::Down { .. }) {
+            state.wanted = true;
+            drop(state);
+            self.housekeeper.housekeep_soon();
+        }
+    }
+
+    /// Looks whether the connection still stands, and has the watchdog make another if not. For a client that holds
+    /// something, so that its release will find one.
+    pub(crate) fn look_after(&self) {
+        let mut state = self.state.lock();
+        let generation = state.generation;
+        if let Some((_, in_flight)) = state.up(generation) {
+            let now = Instant::now();
+            let idle_for = now.saturating_duration_since(in_flight.last_heard);
+            if in_flight.due() > 0 || idle_for < IDLE {
+                return;
+            }
+            if idle_for >= PING_AFTER {
+                let ping = Request::command("looking around", &["PING"]);
+                in_flight.enqueue(&Call::question(ping), now);
+                drop(state);
+                self.write_out(false);
+                self.housekeeper.housekeep_soon();
+            } else {
+                drop(self.has_ended(state, generation));
+                // Others may have left their bytes to this thread meanwhile.
+                self.write_out(true);
+            }
+        } else {
+            drop(state);
+        }
+        self.want();
+    }
+
+    /// Reads replies that nobody came to read, and sends unacknowledged calls again.
+    ///
+    /// Called by the [`Housekeeper`] a few times a second while it says `true`: something is still on its way.
+    pub(crate) fn tend(&self, until: Instant, meanwhile: Meanwhile<'_>) -> bool {
+        self.tend_unread_for(UNREAD, until, meanwhile)
+    }
+
+    pub(super) fn tend_unread_for(
+        &self,
+        unread_for: Duration,
+        until: Instant,
+        meanwhile: Meanwhile<'_>,
+    ) -> bool {
+        self.give_up_ended(meanwhile);
+        let mut state = self.state.lock();
+        let generation = state.generation;
+        let needed = state.wanted || state.pipeline.has_unacknowledged();
+        match &state.phase {
+            Phase::Closed => return false,
+            Phase::Connecting => return true,
+            Phase::Down { .. } if !needed => return false,
+            Phase::Down { retry_at, .. } if Instant::now() < *retry_at => return true,
+            Phase::Down { .. } => {
+                // It goes on the next time.
+                let until = until.min(Instant::now() + TEND_TURN);
+                let (state, made) = self.connect(state, until, meanwhile);
+                drop(state);
+                if let Err(fault) = made {
+                    report!(Debug, "reconnecting for unacknowledged releases: {fault:?}");
+                }
+                return true;
+            }
+            Phase::Up(_) => {}
+        }
+        let turn_ends = until.min(Instant::now() + TEND_TURN);
+        loop {
+            state.pipeline.feed(Instant::now());
+            let more = state.pipeline.has_unacknowledged();
+            let Some((up, in_flight)) = state.up(generation) else {
+                return true;
+            };
+            let Some(sent_at) = in_flight.due_since() else {
+                return more;
+            };
+            let heard_at = in_flight.last_heard;
+            let now = Instant::now();
+            // Replies that were due only just now have threads that come to read them.
+            let fresh = now.saturating_duration_since(sent_at) < unread_for
+                && now < heard_at + self.patience;
+            let reader = up.reader.take_if(|_| !fresh || more);
+            drop(state);
+            let Some(reader) = reader else {
+                self.flush(true);
+                return true;
+            };
+            self.lead(reader, generation, None, now + GLANCE);
+            // Only now is it known that there was nothing to be read.
+            if self.is_silent(generation) {
+                self.fail_silent(generation);
+                return true;
+            }
+            // With much to be sent or read it goes on for a while: the next portion waits for the answer to this one.
+            if Instant::now() >= turn_ends || !meanwhile() {
+                return true;
+            }
+            state = self.state.lock();
+            match state.up(generation) {
+                Some((_, in_flight)) if more || in_flight.last_heard > heard_at => {}
+                _ => return true,
+            }
+        }
+    }
+
+    /// Gives up unacknowledged calls that are of no use any more, wherever the server is; looks after other duties in
+    /// between, since there may be as many as an outage has left.
+    pub(super) fn give_up_ended(&self, meanwhile: Meanwhile<'_>) {
+        let why = socket::timed_out("redis was out of reach until its lease was over");
+        loop {
+            let mut state = self.state.lock();
+            let ended = state.pipeline.take_ended(Instant::now(), AT_ONCE, &why);
+            drop(state);
+            if ended.is_empty() {
+                return;
+            }
+            for deferred in ended.iter().filter_map(|call| call.deferred.as_ref()) {
+                self.on_reply.given_up(deferred, &why);
+            }
+            if !meanwhile() {
+                return;
+            }
+        }
+    }
+
+    /// Waits until every deferred call is acknowledged or `until`; says whether all are.
+    pub(crate) fn drain(&self, until: Instant) -> bool {
+        loop {
+            // Nobody wants a connection for itself any more.
+            self.state.lock().wanted = false;
+            if !self.tend_unread_for(Duration::ZERO, until, &mut || true) {
+                return true;
+            }
+            if Instant::now() >= until {
+                return false;
+            }
+            std::thread::sleep(Duration::from_micros(200));
+        }
+    }
+
+    /// Ends the connection; every waiting and every later call is answered `Closed`. Says how many releases that nobody
+    /// has acknowledged are given up, and how many undoings of acquires.
+    pub(crate) fn close(&self) -> (u64, u64) {
+        self.take_down(
+            self.state.lock(),
+            Phase::Closed,
+            &socket::timed_out("the client is closed"),
+            true,
+        );
+        self.changed.notify_all();
+        let (releases, undos) = self.state.lock().pipeline.forget();
+        self.counters.releases_failed.add(releases);
+        (releases, undos)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+
+    use std::sync::LazyLock;
+
+    use redis::{ConnectionAddr, RedisError, Value};
+
+    use crate::config::Server;
+    use crate::net::call::{Deferred, DeferredTerms, OnReply};
+    use crate::net::connection::Housekeeper;
+    use crate::net::request::Script;
+    use crate::net::socket::Endpoint;
+
+    static RELEASE: LazyLock<Script> = LazyLock::new(|| Script::new("return 0"));
+
+    struct Nobody;
+
+    impl Housekeeper for Nobody {
+        fn housekeep_soon(&self) {}
+    }
+
+    impl OnReply for Nobody {
+        fn released(&self, _: &DeferredTerms, _: &Value, _: bool) {}
+
+        fn given_up(&self, _: &DeferredTerms, _: &RedisError) {}
+    }
+
+    /// To a server that is away.
+    fn connection() -> Connection {
+        let endpoint = Endpoint::new(Server {
+            addr: ConnectionAddr::Tcp("127.0.0.1".into(), 1),
+            username: None,
+            password: None,
+            db: 0,
+            label: String::new(),
+        });
+        let timeout = Duration::from_secs(1);
+        let (housekeeper, on_reply) = (Arc::new(Nobody), Box::new(Nobody));
+        Connection::new(
+            endpoint,
+            timeout,
+            timeout,
+            Arc::default(),
+            housekeeper,
+            on_reply,
+        )
+    }
+
+    #[test]
+    fn other_duties_are_looked_after_while_the_releases_of_an_outage_are_given_up() {
+        let (connection, now) = (connection(), Instant::now());
+        let name: Arc<str> = "name".into();
+        for _ in 0..4 * AT_ONCE {
+            let request = Request::script("releasing", &RELEASE, &[&name], &["o:1"]);
+            let terms = DeferredTerms {
+                name: Arc::clone(&name),
+                useful_until: now,
+                undo: true,
+                for_good: false,
+            };
+            assert!(
+                connection
+                    .submit(&Call::deferred(Deferred { request, terms }))
+                    .is_none()
+            );
+        }
+        let mut looks = 0;
+        let mut look = || {
+            looks += 1;
+            true
+        };
+        assert!(
+            !connection.tend(now, &mut look),
+            "nothing is left to be sent"
+        );
+        assert!(looks >= 4, "{looks}");
+    }
+}

@@ -1,0 +1,196 @@
+//! Waiting for replies: one thread reads for all.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use redis::Value;
+
+use super::{Connection, GLANCE, Phase, SLICE, WaitFault, Wrote, appoint, next_leader};
+use crate::net::call::{Call, CallPhase};
+use crate::net::socket::{self, Reader};
+
+/// How long somebody reads who looks whether there is anything while bytes of ours wait for lock in the socket.
+const BEHIND: Duration = Duration::from_millis(4);
+
+impl Connection {
+    /// Waits for the reply to a submitted call, leading or following.
+    pub(crate) fn wait(
+        &self,
+        call: &Arc<Call>,
+        until: Instant,
+        stop: &dyn Fn() -> bool,
+    ) -> Result<(Value, Instant), WaitFault> {
+        let mut has_read = false;
+        loop {
+            let mut state = self.state.lock();
+            let mut mine = call.state.lock();
+            mine.following = false;
+            match &mine.phase {
+                CallPhase::Done(value) => return Ok((value.clone(), mine.sent_at)),
+                CallPhase::Broken(err) => return Err(WaitFault::Broken(err.clone())),
+                CallPhase::Idle if matches!(state.phase, Phase::Closed) => {
+                    return Err(WaitFault::Closed);
+                }
+                CallPhase::Idle => {
+                    return Err(WaitFault::Broken(socket::timed_out(
+                        "the connection was lost",
+                    )));
+                }
+                CallPhase::Awaiting => {}
+            }
+            let (now, generation) = (Instant::now(), state.generation);
+            let Some((up, in_flight)) = state.up(generation) else {
+                return Err(WaitFault::Closed);
+            };
+            let silent_at = in_flight.last_heard + self.patience;
+            if now >= until || stop() {
+                drop(mine);
+                if let Some(reader) = up.reader.take_if(|_| !has_read && !stop()) {
+                    drop(state);
+                    // What has come by now counts, even if nobody had time to read it.
+                    has_read = true;
+                    self.lead(reader, generation, Some(call), now + GLANCE);
+                    continue;
+                }
+                // This thread may have been appointed leader in the meantime.
+                let next = next_leader(up, in_flight);
+                drop(state);
+                appoint(next);
+                return Err(if now >= until {
+                    WaitFault::TimedOut
+                } else {
+                    WaitFault::Stopped
+                });
+            }
+            if now >= silent_at {
+                drop(mine);
+                let unread = up.reader.take_if(|_| !has_read);
+                drop(state);
+                if let Some(reader) = unread {
+                    // It may be that nobody has read.
+                    has_read = true;
+                    self.lead(reader, generation, Some(call), now + GLANCE);
+                    continue;
+                }
+                self.fail_silent(generation);
+                continue;
+            }
+            let slice_ends = until.min(silent_at).min(now + SLICE);
+            if let Some(reader) = up.reader.take() {
+                drop(mine);
+                drop(state);
+                has_read = true;
+                self.lead(reader, generation, Some(call), slice_ends);
+                continue;
+            }
+            mine.following = true;
+            drop(state);
+            call.changed.wait_until(&mut mine, slice_ends);
+        }
+    }
+
+    /// Reads replies and hands them out, until that of `call` has come or `until`.
+    pub(super) fn lead(
+        &self,
+        mut reader: Reader,
+        generation: u64,
+        call: Option<&Arc<Call>>,
+        until: Instant,
+    ) {
+        let mut slice = until.saturating_duration_since(Instant::now());
+        // Threads are woken when nothing is left to be handed out, or each would take the processor from this one.
+        let mut served = Served(Vec::new());
+        loop {
+            let mut wrote = Wrote::Yes;
+            let read = reader.read(slice, &mut || {
+                served.wake();
+                wrote = self.write_out(true);
+            });
+            let value = match read {
+                Ok(Some(value)) => value,
+                Ok(None) => {
+                    slice = until.saturating_duration_since(Instant::now());
+                    if wrote == Wrote::Behind {
+                        slice = slice.min(BEHIND);
+                    }
+                    if slice.is_zero() {
+                        if let Some((_, in_flight)) = self.state.lock().up(generation) {
+                            in_flight.quiet_at = Instant::now();
+                        }
+                        return self.step_down(reader, generation);
+                    }
+                    continue;
+                }
+                Err(err) => return self.fail(generation, &err, false),
+            };
+            let mut state = self.state.lock();
+            if state.up(generation).is_none() {
+                return;
+            }
+            let now = Instant::now();
+            let Some(replied) = state.pipeline.reply(value, now, &*self.on_reply) else {
+                drop(state);
+                let why = socket::timed_out("a reply that nobody asked for");
+                return self.fail(generation, &why, false);
+            };
+            drop(state);
+            let first = replied.call;
+            if first.deferred.is_some() {
+                first.changed.notify_all();
+            } else if replied.following {
+                served.0.push(Arc::clone(&first));
+            }
+            if let Some(err) = replied.leaving {
+                return self.fail(generation, &err, false);
+            }
+            // The leader goes in time, however many replies come that are not its own.
+            if now >= until || call.is_some_and(|call| Arc::ptr_eq(call, &first)) {
+                return self.step_down(reader, generation);
+            }
+        }
+    }
+
+    /// Gives the reader back, with nothing left unwritten, and wakes the next leader.
+    pub(super) fn step_down(&self, reader: Reader, generation: u64) {
+        let mut state = self.state.lock();
+        let Some((up, in_flight)) = state.up(generation) else {
+            return;
+        };
+        up.reader = Some(reader);
+        let next = in_flight.first_following();
+        let unwritten = in_flight.has_bytes();
+        drop(state);
+        if unwritten {
+            self.flush(true);
+        }
+        appoint(next);
+    }
+
+    pub(super) fn fail_silent(&self, generation: u64) {
+        let why = socket::timed_out("redis was silent with a reply due");
+        self.fail(generation, &why, true);
+    }
+
+    pub(super) fn is_silent(&self, generation: u64) -> bool {
+        let mut state = self.state.lock();
+        let up = state.up(generation);
+        up.is_some_and(|(_, in_flight)| in_flight.is_silent(self.patience, Instant::now()))
+    }
+}
+
+/// Those whose replies have been handed out and whose threads are still to be woken; at the latest when this goes.
+struct Served(Vec<Arc<Call>>);
+
+impl Served {
+    fn wake(&mut self) {
+        for call in self.0.drain(..) {
+            call.changed.notify_all();
+        }
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        self.wake();
+    }
+}
