@@ -30,7 +30,9 @@ use crate::net::subscriber::{POLL_CAP_UNHEARD, Subscription};
 use crate::protocol::kind::{AcquireArgs, Place, PlaceState};
 use crate::protocol::owner::OwnerNumber;
 use crate::protocol::script::{self, Acquired};
-use crate::quorum::round::{self, Asked, Failure, Quorum};
+use crate::quorum::ask::{Asked, Bid, Quorum};
+use crate::quorum::failure::Failure;
+use crate::quorum::nodes::pause;
 use crate::session::{Contending, Session};
 use crate::time;
 use crate::time::{BackOff, Budget, Deadline};
@@ -373,7 +375,7 @@ impl<'a> Contender<'a> {
             if self.spins() {
                 seen = waiter.heard();
                 park = if self.lock.quorum.is_some() {
-                    round::pause()
+                    pause()
                 } else {
                     time::jittered(back_off.next())
                 };
@@ -590,16 +592,17 @@ impl<'a> Contender<'a> {
     fn attempt_at(&self, quorum: &Quorum, budget: Budget) -> Result<Attempted> {
         let until = budget.until;
         let stop = || self.must_stop();
+        let bid = Bid {
+            lease: self.terms.lease,
+            ttl: self.terms.ttl,
+            up_for: self.lock.up_for,
+            will_retry: matches!(self.patience, WaitMode::Until(_)),
+        };
         let mut again = false;
         loop {
-            let (terms, up_for) = (self.terms, self.lock.up_for);
-            let goes_on = matches!(self.patience, WaitMode::Until(_));
-            let short = match quorum.ask(&self.entry, terms, up_for, goes_on, until, &stop) {
-                Asked::Taken { whole, sent_at } => {
-                    return Ok(Attempted::Taken {
-                        hold: whole,
-                        sent_at,
-                    });
+            let short = match quorum.ask(&self.entry, bid, until, &stop) {
+                Asked::Granted { hold, sent_at } => {
+                    return Ok(Attempted::Taken { hold, sent_at });
                 }
                 Asked::Busy => return Ok(Attempted::Busy { left: None, at: 0 }),
                 Asked::TooLate => return Err(self.lock.lost(LossReason::Expired)),
@@ -609,10 +612,10 @@ impl<'a> Contender<'a> {
                 return Err(self.lock.stopped());
             }
             // The first time it may have been connections that were idle for too long.
-            let pause = round::pause();
+            let pause = pause();
             let out_of_time = Instant::now() + pause >= until;
             if again || out_of_time {
-                if !goes_on || out_of_time || short.is_final() {
+                if !bid.will_retry || out_of_time || short.is_final() {
                     if out_of_time {
                         return self.unanswered(budget, short);
                     }

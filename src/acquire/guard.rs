@@ -16,7 +16,7 @@ use crate::local::lock::{Left, Mode};
 use crate::local::registry::wake;
 use crate::local::waiter::Wakeup;
 use crate::net::call::Call;
-use crate::quorum::round::Quorum;
+use crate::quorum::ask::Quorum;
 use crate::report::report;
 use crate::session::SharedSession;
 

@@ -17,7 +17,7 @@ use crate::net::call::{Attempt, Deferred, DeferredTerms, Undo};
 use crate::protocol::owner::PermitId;
 use crate::protocol::permits;
 use crate::protocol::script::{self, PermitsAcquired};
-use crate::quorum::round::Failure;
+use crate::quorum::failure::Failure;
 
 const ACQUIRING: &str = "acquiring permits";
 

@@ -42,7 +42,7 @@ use crate::acquire::wait_mode::WaitMode;
 use crate::error::{Error, Result};
 use crate::local::waiter::Waiter;
 use crate::net::call::Fault;
-use crate::quorum::round::Failure;
+use crate::quorum::failure::Failure;
 use crate::time;
 
 /// What Redis said to a question.

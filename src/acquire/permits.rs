@@ -20,7 +20,7 @@ use crate::net::call::{Attempt, Call, Deferred, DeferredTerms, Undo};
 use crate::protocol::idempotency::RequestKeys;
 use crate::protocol::script;
 use crate::protocol::semaphore;
-use crate::quorum::round::Failure;
+use crate::quorum::failure::Failure;
 use crate::session::Session;
 use crate::time::Deadline;
 

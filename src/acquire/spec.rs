@@ -20,8 +20,8 @@ use crate::protocol::kind::{Kind, Protocol};
 use crate::protocol::owner;
 use crate::protocol::script::{self, Renewed};
 use crate::protocol::{KINDS, red, reentrant};
-use crate::quorum::round::Quorum;
-use crate::quorum::round::{Failure, Short};
+use crate::quorum::ask::Quorum;
+use crate::quorum::failure::{Failure, Short};
 use crate::session::{Session, SharedSession};
 use crate::time::Deadline;
 

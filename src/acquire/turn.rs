@@ -14,7 +14,7 @@ use crate::local::lock::{Entered, LeasePolicy, Mode};
 use crate::local::registry::{Entry, wake};
 use crate::local::waiter::{Waiter, Wakeup};
 use crate::protocol::owner;
-use crate::quorum::round::Failure;
+use crate::quorum::failure::Failure;
 use crate::time::Deadline;
 
 /// A thread that may ask. When this is dropped the next thread may.

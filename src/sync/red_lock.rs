@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::acquire::spec::LockSpec;
 use crate::error::Result;
-use crate::quorum::round::Quorum;
+use crate::quorum::ask::Quorum;
 use crate::session::SharedSession;
 use crate::sync::macros::exclusive_lock;
 

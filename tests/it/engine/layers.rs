@@ -351,8 +351,6 @@ const UPWARD: &[&str] = &[
     "src/local/registry.rs -> crate::protocol::idempotency",
     "src/local/registry.rs -> crate::protocol::kind",
     "src/local/waiter.rs -> crate::hold",
-    "src/quorum/hold.rs -> crate::acquire::spec",
-    "src/quorum/round.rs -> crate::acquire::spec",
 ];
 
 const IN_CIRCLES: &[&str] = &[
@@ -364,6 +362,4 @@ const IN_CIRCLES: &[&str] = &[
     "src/local/place.rs",
     "src/local/registry.rs",
     "src/local/waiter.rs",
-    "src/quorum/hold.rs",
-    "src/quorum/round.rs",
 ];

@@ -1,0 +1,283 @@
+//! Asking for a lock that a majority of independent masters keeps.
+//!
+//! ```text
+//!            acquire: every node that responds, at once      a majority granted, in time
+//!   (free) ────────────────────────────────────► asking ───────────────────────────────► held
+//!      ▲                                           │ no majority to be had, or too late    │
+//!      ├─── given back where it may be kept ◄──────┘                                       │
+//!      └─── given back where it may be kept ◄── released, or lost ─────────────────────────┘
+//! ```
+//!
+//! A caller that found the lock busy lately looks first, and asks for it only if a majority of nodes says that it is free:
+//! an attempt that takes a minority for a moment would keep the holder from taking again what it has lost on these nodes.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use redis::Value;
+
+use crate::error::{Error, Result};
+use crate::hold::Hold;
+use crate::local::lock::LeasePolicy;
+use crate::local::registry::Entry;
+use crate::net::call::{Answer, Attempt};
+use crate::net::request::Request;
+use crate::protocol::kind::Protocol;
+use crate::protocol::{keys, red};
+use crate::quorum::failure::Short;
+use crate::quorum::hold::QuorumHold;
+use crate::quorum::identity::Masters;
+use crate::quorum::nodes::{Node, Nodes, PAUSE};
+use crate::quorum::round::Reply;
+use crate::quorum::tally::Goal;
+use crate::session::{Session, SharedSession};
+use crate::time;
+
+/// For how long a lock that was found with others is thought to be busy.
+const BUSY_FOR: Duration = Duration::from_secs(1);
+
+/// The servers of one lock, and their clients.
+pub(crate) struct Quorum {
+    nodes: Arc<Nodes>,
+    clients: Vec<Arc<SharedSession>>,
+    pub(crate) masters: Masters,
+    /// When others were last found to have it, of `time::nanos`; zero if it was ours since.
+    busy_at: AtomicU64,
+    /// How long the last grant took, in nanoseconds.
+    granted_in: AtomicU64,
+}
+
+/// What a majority of servers has said to an acquire.
+pub(crate) enum Asked {
+    Granted {
+        hold: Arc<Hold>,
+        sent_at: Instant,
+    },
+    /// Others hold it.
+    Busy,
+    /// Granted, with no time left to use it.
+    TooLate,
+    TooFew(Short),
+}
+
+/// What a caller asks for.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Bid {
+    pub(crate) lease: LeasePolicy,
+    pub(crate) ttl: Duration,
+    /// A server counts only once it has been up for so long.
+    pub(crate) up_for: Duration,
+    /// Whether the caller will ask again if others hold the lock.
+    pub(crate) will_retry: bool,
+}
+
+impl Quorum {
+    /// Checks that the clients are those of different masters, as far as these can be asked now.
+    pub(crate) fn new(
+        clients: Vec<Arc<SharedSession>>,
+        name: &str,
+    ) -> Result<(Arc<Self>, Arc<str>)> {
+        if clients.len() < 2 {
+            return Err(Error::Config(format!(
+                "a RedLock over {} masters; it takes at least two, and is of use from three on",
+                clients.len()
+            )));
+        }
+        let sessions: Vec<_> = clients.iter().map(|client| &client.session).collect();
+        let mut ids: Vec<&str> = sessions
+            .iter()
+            .map(|session| session.owners.client())
+            .collect();
+        ids.sort_unstable();
+        let id: Arc<str> = keys::list([name].into_iter().chain(ids)).into();
+        let node = |session: &&Arc<Session>| {
+            Ok(Node {
+                session: Arc::clone(session),
+                entry: session.registry.apart(&red::KIND, &id)?,
+            })
+        };
+        let list = sessions.iter().map(node).collect::<Result<Vec<_>>>()?;
+        for session in &sessions {
+            session.check_open()?;
+        }
+        let response_timeout = clients[0].session.response_timeout;
+        let masters = Masters::new(sessions.into_iter().cloned().collect(), response_timeout)?;
+        let quorum = Self {
+            nodes: Arc::new(Nodes::new(list)),
+            clients,
+            masters,
+            busy_at: AtomicU64::new(0),
+            granted_in: AtomicU64::new(0),
+        };
+        Ok((Arc::new(quorum), id))
+    }
+
+    /// The client that keeps the lock and has the settings: the first.
+    pub(crate) fn home(&self) -> &Arc<SharedSession> {
+        &self.clients[0]
+    }
+
+    /// They bring a node what could not be sent to it at once.
+    pub(crate) fn start_watchdogs(&self) -> Result<()> {
+        let mut nodes = self.nodes.list.iter();
+        nodes.try_for_each(|node| node.session.start_watchdog())
+    }
+
+    /// Asks all nodes once, and takes back what came of it unless it is a hold.
+    pub(crate) fn ask(
+        &self,
+        entry: &Arc<Entry>,
+        bid: Bid,
+        until: Instant,
+        stop: &dyn Fn() -> bool,
+    ) -> Asked {
+        let nodes = &self.nodes;
+        // A client that is closed meanwhile gives back what it may have been granted.
+        let sessions = nodes.list.iter().map(|node| &node.session);
+        let _contending: Vec<_> = sessions.map(|session| session.contending()).collect();
+        let found_busy = self.busy_at.load(Ordering::Relaxed);
+        let lately = Instant::now().saturating_duration_since(time::instant(found_busy)) < BUSY_FOR;
+        if found_busy != 0 && lately && self.is_busy(bid.ttl, until, stop) {
+            return self.busy();
+        }
+        let quorum_hold = QuorumHold::new(nodes, bid.lease, bid.ttl);
+        let run_ids = self.run_ids(bid.up_for);
+        let mut acquire = |node: usize| quorum_hold.acquire(node, bid.up_for, &run_ids[node]);
+        let sent_at = Instant::now();
+        let taken = |value: &Value| matches!(value, Value::Nil);
+        let mut round = nodes.round(
+            if bid.will_retry {
+                Goal::MajoritySoon
+            } else {
+                Goal::Majority
+            },
+            bid.ttl,
+            until,
+            stop,
+            &mut acquire,
+            &taken,
+        );
+        let granted = round.count(&taken);
+        quorum_hold.begin(std::mem::take(&mut round.calls));
+        let hold = quorum_hold.hold(entry, bid.lease, bid.ttl);
+        if nodes.majority.has(granted) {
+            hold.grant(sent_at);
+            let left = hold.valid_until().saturating_duration_since(Instant::now());
+            // What is nearly over when it comes is of no use.
+            if left >= bid.ttl / 10 {
+                self.busy_at.store(0, Ordering::Relaxed);
+                let took = u64::try_from(sent_at.elapsed().as_nanos()).unwrap_or(u64::MAX);
+                self.granted_in.store(took, Ordering::Relaxed);
+                quorum_hold.is_granted(sent_at);
+                nodes.housekeep_soon();
+                return Asked::Granted { hold, sent_at };
+            }
+        }
+        drop(quorum_hold.let_go());
+        nodes.flush();
+        nodes.housekeep_soon();
+        let busy = |value: &Value| matches!(value, Value::Int(_));
+        if nodes.majority.has(granted) {
+            Asked::TooLate
+        } else if nodes.majority.has(granted + round.count(&busy)) {
+            self.busy()
+        } else {
+            Asked::TooFew(nodes.short(granted, round.replies))
+        }
+    }
+
+    /// How long a process that has had its turn lets others go first, but not less than `shortest`.
+    ///
+    /// Whoever comes back after a pause looks first and then asks, which takes two round trips. For both to fall into this
+    /// pause it has to be longer.
+    pub(crate) fn yield_for(&self, shortest: Duration) -> Duration {
+        let round_trip = Duration::from_nanos(self.granted_in.load(Ordering::Relaxed));
+        round_trip.saturating_mul(4).clamp(shortest, PAUSE.1)
+    }
+
+    fn busy(&self) -> Asked {
+        let now = time::nanos(Instant::now()).max(1);
+        self.busy_at.store(now, Ordering::Relaxed);
+        Asked::Busy
+    }
+
+    /// Whether so many nodes answer that no majority of them is free; takes nothing.
+    fn is_busy(&self, lease: Duration, until: Instant, stop: &dyn Fn() -> bool) -> bool {
+        let nodes = &self.nodes;
+        let mut look = |node: usize| Attempt {
+            request: nodes.list[node].entry.protocol.remaining(),
+            undo: None,
+        };
+        let free = |value: &Value| matches!(value, Value::Int(-2));
+        let round = nodes.round(Goal::MajoritySoon, lease, until, stop, &mut look, &free);
+        let answered = round.count(&|value| matches!(value, Value::Int(_)));
+        nodes.majority.has(answered) && !nodes.majority.has(round.count(&free))
+    }
+
+    /// As which `run_id` each server counts for those who keep out whoever is new within `span`; empty for any.
+    fn run_ids(&self, span: Duration) -> Vec<String> {
+        let (nodes, now) = (&self.nodes.list, Instant::now());
+        if span.is_zero() {
+            return vec![String::new(); nodes.len()];
+        }
+        nodes
+            .iter()
+            .map(|node| node.session.server.seniority.counts_as(span, now))
+            .collect()
+    }
+
+    /// Asks every node a question, and wants a number from a majority.
+    fn survey(
+        &self,
+        until: Instant,
+        question: impl Fn(&dyn Protocol) -> Request,
+    ) -> std::result::Result<Vec<i64>, Short> {
+        let nodes = &self.nodes;
+        let mut ask = |node: usize| Attempt {
+            request: question(&*nodes.list[node].entry.protocol),
+            undo: None,
+        };
+        let home = nodes.home();
+        let number = |value: &Value| matches!(value, Value::Int(_));
+        let stop = || home.is_closed();
+        let round = nodes.round_twice(Goal::All, home.lease, until, &stop, &mut ask, &number);
+        let numbers: Vec<_> = round
+            .replies
+            .iter()
+            .filter_map(|reply| match reply {
+                Reply::Came(Answer {
+                    value: Value::Int(n),
+                    ..
+                }) => Some(*n),
+                _ => None,
+            })
+            .collect();
+        if nodes.majority.has(numbers.len()) {
+            return Ok(numbers);
+        }
+        Err(nodes.short(numbers.len(), round.replies))
+    }
+
+    /// Whether a majority is not to be had.
+    pub(crate) fn is_locked(&self, until: Instant) -> std::result::Result<bool, Short> {
+        let fields = self.survey(until, |protocol| protocol.state())?;
+        let free = fields.iter().filter(|fields| **fields == 0).count();
+        Ok(!self.nodes.majority.has(free))
+    }
+
+    /// In how many milliseconds a majority is to be had if nobody renews; -1 for never, -2 for now.
+    pub(crate) fn remaining(&self, until: Instant) -> std::result::Result<i64, Short> {
+        let left = self.survey(until, |protocol| protocol.remaining())?;
+        let never = |ms| if ms == -1 { i64::MAX } else { ms };
+        let bound = self.nodes.majority.bound(left.into_iter().map(never));
+        Ok(bound.filter(|ms| *ms != i64::MAX).unwrap_or(-1))
+    }
+
+    /// Takes the lock away on every node; whether anybody had it on any.
+    pub(crate) fn force(&self, until: Instant) -> std::result::Result<bool, Short> {
+        Ok(self
+            .survey(until, |protocol| protocol.force())?
+            .contains(&1))
+    }
+}

@@ -1,0 +1,102 @@
+//! Why several servers, or one, gave no answer.
+
+use crate::error::Error;
+use crate::net::call::Fault;
+use crate::quorum::tally::{Majority, Tally};
+use crate::time::Unanswered;
+
+/// Too few servers agreed.
+#[derive(Debug, Clone)]
+pub(crate) struct Short {
+    pub(crate) majority: Majority,
+    pub(crate) agreed: usize,
+    /// By position, for the others that did not say that somebody else has the lock.
+    pub(crate) failures: Vec<(usize, Fault)>,
+}
+
+/// Why one server, or several, gave no answer.
+#[derive(Debug, Clone)]
+pub(crate) enum Failure {
+    One(Fault),
+    Several(Short),
+}
+
+impl From<Fault> for Failure {
+    fn from(fault: Fault) -> Self {
+        Self::One(fault)
+    }
+}
+
+impl From<Short> for Failure {
+    fn from(short: Short) -> Self {
+        Self::Several(short)
+    }
+}
+
+impl Failure {
+    pub(crate) fn into_error(self, doing: &'static str, name: &str) -> Error {
+        match self {
+            Self::One(fault) => fault.into_error(doing, name),
+            Self::Several(short) => short.into_error(name),
+        }
+    }
+}
+
+impl Unanswered for Failure {
+    fn is_late(&self) -> bool {
+        match self {
+            Self::One(fault) => fault.is_late(),
+            Self::Several(short) => !short.is_away(),
+        }
+    }
+
+    fn is_unanswered(&self) -> bool {
+        match self {
+            Self::One(fault) => fault.is_unanswered(),
+            Self::Several(_) => true,
+        }
+    }
+}
+
+impl Short {
+    pub(crate) fn into_error(self, name: &str) -> Error {
+        let wrong_type =
+            |fault: &Fault| matches!(fault, Fault::Refused(err) if err.code() == Some("WRONGTYPE"));
+        if self.too_many(wrong_type) {
+            return Error::WrongType { name: name.into() };
+        }
+        let failures = self.failures.into_iter().map(|(node, fault)| {
+            let err = match fault {
+                fault if wrong_type(&fault) => Error::WrongType { name: name.into() },
+                Fault::Refused(err) | Fault::Unreachable(err) | Fault::Late(err) => {
+                    Error::redis("asking a node", err)
+                }
+                _ => Error::Closed,
+            };
+            (node, err)
+        });
+        Error::NoQuorum {
+            name: name.into(),
+            nodes: self.majority.nodes(),
+            needed: self.majority.needed(),
+            agreed: self.agreed,
+            failures: failures.collect(),
+        }
+    }
+
+    /// Whether it will not pass by itself.
+    pub(crate) fn is_final(&self) -> bool {
+        self.too_many(|fault| !matches!(fault, Fault::Unreachable(_) | Fault::Late(_)))
+    }
+
+    /// Whether so many are known to be away, or refuse, that a majority is not to be had.
+    pub(crate) fn is_away(&self) -> bool {
+        self.too_many(|fault| !matches!(fault, Fault::Late(_)))
+    }
+
+    fn too_many(&self, counts: impl Fn(&Fault) -> bool) -> bool {
+        let failures = self.failures.iter();
+        let out = failures.filter(|(_, fault)| counts(fault)).count();
+        self.majority.tally(0, out) == Tally::Lost
+    }
+}

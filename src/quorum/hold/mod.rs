@@ -1,0 +1,477 @@
+//! A hold that a majority of independent masters keeps: a [`QuorumHold`] of one [`NodeHold`] for each node.
+//!
+//! ```text
+//! the hold   a majority granted           confirmed: certain for as long as a majority's last node is
+//! (asked) ─────────────────────► held ──┐
+//!                                 │ ▲ ◄─┘
+//!                                 ├──► released: everything that a node may have of it
+//!                                 └──► lost for good: time over, fewer than a majority certain, or a majority that may
+//!                                      have been without it at the same time
+//!
+//! one node   acquire sent                 granted
+//! fresh ─────────────────► asked ──────────────────────► kept ──┐
+//!  ▲ ▲ ▲                    │ │                           │ ▲ ◄─┘ renewed
+//!  │ │ └─ busy, refused ────┘ └─ connection lost: whether   │
+//!  │ └─── it was carried out is unknown from now on         │
+//!  └───── a gap begins ◄─ forgotten, or somebody else's ────┘
+//! ```
+//!
+//! **Owner ids.** A node keeps a lock under an owner id, and every acquire uses one that this node was never sent before:
+//! the first round uses one id for all nodes, and a node that is fresh again gets a new one. So nothing about an id has to
+//! be revised. Once a node has granted it, no request of ours that is still under way can take it away; a renewal that
+//! finds it proves that the node kept it all the time; and a renewal that does not find it ends that id for good. Only an
+//! acquire whose outcome is unknown has to be undone. It may be carried out late, so the undo is sent again in front of
+//! each later acquire and with the release.
+//!
+//! **Gaps.** See [`keeping`]. A node without a part in the grant has a gap from then on. When a gap begins or ends, the other
+//! nodes are asked at once, and while the majority is a bare one, again and again.
+//!
+//! **Threads.** While it is held, each node's [`NodeHold`] is on the schedule of that node's watchdog (`upkeep`). Acquires
+//! are only sent over the client's connection, so the release that would undo one always follows it.
+//!
+//! **Mutexes.** That of a [`QuorumHold`] may be taken with a local lock's held, and those of schedules and connections with
+//! it held. No I/O while it is held.
+
+mod backing;
+mod node_hold;
+mod release;
+mod upkeep;
+
+use std::collections::VecDeque;
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use redis::Value;
+
+use crate::error::{LossReason, is_unknown_script};
+use crate::hold::{Backing, Duty, Hold};
+use crate::local::lock::{LeasePolicy, Mode};
+use crate::local::registry::Entry;
+use crate::net::call::{Answer, Attempt, Call, Undo};
+use crate::protocol::kind::{AcquireArgs, Place, PlaceState};
+use crate::protocol::red;
+use crate::quorum::hold::node_hold::{Keeper, NodeHold};
+use crate::quorum::keeping::{self, Keeping};
+use crate::quorum::nodes::{Node, Nodes};
+use crate::report::report;
+use crate::session::Session;
+
+/// How soon a node that does not keep its share is asked for it again while there is more than a bare majority: this part
+/// of the lease, within these limits.
+const HEAL: (u32, Duration, Duration) = (30, Duration::from_millis(5), Duration::from_secs(1));
+
+/// How many acquires of unknown outcome are remembered for each node. There is one for each connection that was lost with
+/// an acquire under way.
+const DOUBTFUL: usize = 16;
+
+fn heal_after(lease: Duration) -> Duration {
+    (lease / HEAL.0).clamp(HEAL.1, HEAL.2)
+}
+
+/// What the nodes keep of one hold.
+pub(crate) struct QuorumHold {
+    nodes: Arc<Nodes>,
+    /// The owner id of the first round, under which most nodes keep it.
+    owner: String,
+    /// What the lock has and its guard is made of.
+    hold: OnceLock<Weak<Hold>>,
+    state: Mutex<State>,
+    me: Weak<Self>,
+}
+
+struct State {
+    shares: Vec<Share>,
+    /// A majority has granted it.
+    granted: bool,
+    /// The hold is over, or never was.
+    let_go: bool,
+    releases: Vec<Releasing>,
+    /// Since when no more than a majority is certain, and whether that was logged.
+    bare: Option<(Instant, bool)>,
+    /// When a gap began or ended last. Nodes that confirmed before have to confirm again: the more recently each did, the
+    /// fewer gaps can have been at the same time.
+    changed_at: Option<Instant>,
+    /// The last of these moments for which they were asked.
+    called_at: Option<Instant>,
+    /// Why it is lost, as whoever found out first says: several watchdogs may find it at once.
+    lost: Option<LossReason>,
+}
+
+/// One node.
+struct Share {
+    /// Under the owner id that the node keeps, was asked to keep, or will be asked to keep next.
+    hold: Arc<NodeHold>,
+    stage: Stage,
+    kept: Keeping,
+    /// Acquires that are given up and may still be carried out.
+    doubtful: VecDeque<Arc<NodeHold>>,
+    /// The node did not know the script of the last acquire.
+    by_text: bool,
+    /// Its client is closed.
+    left_out: bool,
+}
+
+enum Stage {
+    /// Nothing was sent under its owner id.
+    Fresh,
+    Asked {
+        call: Arc<Call>,
+        since: Instant,
+    },
+    Kept,
+}
+
+/// A release on its way, or that there is none, and what was known of the node when it was let go.
+#[derive(Clone)]
+struct Releasing {
+    call: Option<Arc<Call>>,
+    kept: Keeping,
+}
+
+/// What is known of the hold, to be acted on once the mutex has been let go.
+enum Verdict {
+    Held,
+    /// By no more than so many nodes, for a while.
+    Bare(usize),
+    Lost(LossReason),
+}
+
+impl Share {
+    fn is_kept(&self) -> bool {
+        matches!(self.stage, Stage::Kept)
+    }
+
+    /// Whether it is `node_hold` that the node keeps and is asked about.
+    fn is_kept_as(&self, node_hold: &Arc<NodeHold>) -> bool {
+        self.is_kept() && !self.left_out && Arc::ptr_eq(&self.hold, node_hold)
+    }
+
+    fn is_renewed(&self) -> bool {
+        matches!(self.hold.terms(), LeasePolicy::Renewed { .. })
+    }
+}
+
+impl State {
+    fn kept(&self) -> impl Iterator<Item = &Keeping> {
+        self.shares.iter().map(|share| &share.kept)
+    }
+
+    /// Whether a node has to confirm its share although it is not to be renewed yet.
+    fn is_unconfirmed(&self, node: usize) -> bool {
+        self.changed_at > self.shares[node].kept.confirmed_at()
+    }
+
+    fn lost(&mut self, why: LossReason) -> Verdict {
+        Verdict::Lost(*self.lost.get_or_insert(why))
+    }
+}
+
+impl QuorumHold {
+    pub(crate) fn new(nodes: &Arc<Nodes>, lease: LeasePolicy, ttl: Duration) -> Arc<Self> {
+        let home = nodes.home();
+        let owner = home.owners.id(home.owners.draw());
+        Arc::new_cyclic(|me: &Weak<Self>| {
+            let share = |(node, at): (usize, &Node)| Share {
+                hold: Self::draw(me, at, node, owner.clone(), lease, ttl),
+                stage: Stage::Fresh,
+                kept: Keeping::default(),
+                doubtful: VecDeque::new(),
+                by_text: false,
+                left_out: false,
+            };
+            let shares = nodes.list.iter().enumerate().map(share).collect();
+            Self {
+                nodes: Arc::clone(nodes),
+                owner,
+                hold: OnceLock::new(),
+                state: Mutex::new(State {
+                    shares,
+                    granted: false,
+                    let_go: false,
+                    releases: Vec::new(),
+                    bare: None,
+                    changed_at: None,
+                    called_at: None,
+                    lost: None,
+                }),
+                me: Weak::clone(me),
+            }
+        })
+    }
+
+    /// What a node will keep under an owner id that it was never sent.
+    fn draw(
+        me: &Weak<Self>,
+        at: &Node,
+        node: usize,
+        owner: String,
+        lease: LeasePolicy,
+        ttl: Duration,
+    ) -> Arc<NodeHold> {
+        let (entry, number) = (Arc::clone(&at.entry), at.session.owners.draw());
+        let hold = Hold::new(entry, Mode::Exclusive, number, owner, lease, ttl);
+        let keeper = Weak::clone(me) as Weak<dyn Keeper>;
+        NodeHold::new(hold, keeper, node)
+    }
+
+    /// The acquire for a node in the first round: to be sent once, since an owner id may be sent once.
+    pub(crate) fn acquire(&self, node: usize, up_for: Duration, run_id: &str) -> Attempt {
+        Self::ask_for(&self.state.lock().shares[node].hold, up_for, run_id)
+    }
+
+    fn ask_for(node_hold: &Arc<NodeHold>, up_for: Duration, run_id: &str) -> Attempt {
+        Attempt {
+            request: node_hold.entry.protocol.acquire(&AcquireArgs {
+                owner: &node_hold.owner,
+                lease: node_hold.lease(),
+                mode: Mode::Exclusive,
+                under: None,
+                yields: None,
+                place: Place {
+                    ticket: &node_hold.owner,
+                    keep: Duration::ZERO,
+                    stood: PlaceState::Never,
+                },
+                tokens: 1,
+                token_ttl: Duration::ZERO,
+                up_for,
+                run_id,
+            }),
+            undo: Some(Arc::clone(node_hold) as Arc<dyn Undo>),
+        }
+    }
+
+    /// Takes over what a round has sent.
+    pub(crate) fn begin(&self, calls: Vec<Option<Arc<Call>>>) {
+        let mut state = self.state.lock();
+        let since = Instant::now();
+        for (share, call) in state.shares.iter_mut().zip(calls) {
+            if let Some(call) = call {
+                share.stage = Stage::Asked { call, since };
+            }
+        }
+        self.look(&mut state);
+    }
+
+    /// What the lock has, and its guard is made of.
+    pub(crate) fn hold(
+        self: &Arc<Self>,
+        entry: &Arc<Entry>,
+        lease: LeasePolicy,
+        ttl: Duration,
+    ) -> Arc<Hold> {
+        debug_assert!(*entry.protocol.kind() == red::KIND);
+        let (entry, number) = (Arc::clone(entry), self.home().owners.draw());
+        let owner = self.owner.clone();
+        let hold = Hold::new(entry, Mode::Exclusive, number, owner, lease, ttl);
+        let hold = Arc::new(hold.backed_by(Arc::clone(self) as Arc<dyn Backing>));
+        self.hold.get_or_init(|| Arc::downgrade(&hold));
+        hold
+    }
+
+    /// A majority has granted it to the round that began at `sent_at`: from now on the watchdogs attend to their nodes. They
+    /// renew what these keep, unless the lease is fixed, ask for what is missing, and release it when their client is closed.
+    pub(crate) fn is_granted(&self, sent_at: Instant) {
+        let mut state = self.state.lock();
+        state.granted = true;
+        for share in &mut state.shares {
+            if !share.is_kept() {
+                share.kept.has_no_part_in_grant(sent_at);
+            }
+        }
+        // It is held, whatever else is known by now; time cannot be over.
+        let verdict = self.judge(&mut state, LossReason::Expired);
+        self.arm(&state);
+        drop(state);
+        self.act(verdict);
+    }
+
+    fn home(&self) -> &Arc<Session> {
+        self.nodes.home()
+    }
+
+    fn get_hold(&self) -> Option<Arc<Hold>> {
+        self.hold.get().and_then(Weak::upgrade)
+    }
+
+    /// Looks at the answers that have come.
+    fn look(&self, state: &mut State) {
+        for node in 0..state.shares.len() {
+            let share = &mut state.shares[node];
+            let Stage::Asked { call, .. } = &share.stage else {
+                continue;
+            };
+            match call.outcome() {
+                None => {}
+                Some(Ok(Answer {
+                    value: Value::Nil,
+                    sent_at,
+                })) => {
+                    share.hold.grant(sent_at);
+                    self.is_kept(state, node, sent_at);
+                }
+                Some(Ok(Answer {
+                    value: Value::Int(_),
+                    ..
+                })) => self.change_owner(state, node),
+                Some(Ok(Answer { value, .. })) => match value.extract_error() {
+                    // Refused before it had done anything.
+                    Err(err) => {
+                        share.by_text = is_unknown_script(&err);
+                        self.nodes.list[node].session.server.seniority.learn(&err);
+                        self.change_owner(state, node);
+                    }
+                    Ok(_) => self.doubt(state, node),
+                },
+                Some(Err(_)) => self.doubt(state, node),
+            }
+        }
+    }
+
+    /// A node has confirmed that it keeps its share to a request that was sent at `asked_at`.
+    fn is_kept(&self, state: &mut State, node: usize, asked_at: Instant) {
+        let (share, now) = (&mut state.shares[node], Instant::now());
+        share.stage = Stage::Kept;
+        if share.kept.confirm(asked_at, share.hold.valid_until(), now) {
+            state.changed_at = Some(now);
+        }
+    }
+
+    /// The outcome of the acquire is unknown, and it may still be carried out.
+    fn doubt(&self, state: &mut State, node: usize) {
+        let share = &mut state.shares[node];
+        share.doubtful.push_back(Arc::clone(&share.hold));
+        if share.doubtful.len() > DOUBTFUL {
+            share.doubtful.pop_front();
+        }
+        self.change_owner(state, node);
+    }
+
+    /// The owner id is used up: the next acquire needs another.
+    fn change_owner(&self, state: &mut State, node: usize) {
+        let at = &self.nodes.list[node];
+        let share = &mut state.shares[node];
+        share.hold.end();
+        at.session.watchdog.disarm(&share.hold);
+        let owners = &self.home().owners;
+        share.hold = Self::draw(
+            &self.me,
+            at,
+            node,
+            owners.id(owners.draw()),
+            share.hold.terms(),
+            share.hold.lease(),
+        );
+        share.stage = Stage::Fresh;
+        if state.granted && !state.let_go && !state.shares[node].left_out {
+            let due = self.due(state, node, Instant::now());
+            at.session.watchdog.arm(&state.shares[node].hold, due);
+        }
+    }
+
+    /// How many nodes keep the hold for certain.
+    fn certain_nodes(&self) -> usize {
+        let mut state = self.state.lock();
+        self.look(&mut state);
+        keeping::certain(state.kept(), Instant::now())
+    }
+
+    /// A node does not keep its share any more.
+    fn is_missing(&self, state: &mut State, node: usize, why: LossReason, now: Instant) -> Verdict {
+        let from = state.shares[node].kept.miss(now);
+        state.changed_at = Some(now);
+        self.change_owner(state, node);
+        if keeping::majority_may_have_lacked(self.nodes.majority, state.kept(), from, now) {
+            // Others may have had a majority in between.
+            return state.lost(why);
+        }
+        self.judge(state, why)
+    }
+
+    /// What is known of the nodes decides what becomes of the hold; `why` it is lost, if time is not the reason.
+    fn judge(&self, state: &mut State, why: LossReason) -> Verdict {
+        let hold = self.get_hold().filter(|hold| hold.is_held());
+        let Some(hold) = hold.filter(|_| state.granted && !state.let_go) else {
+            return Verdict::Held;
+        };
+        let (majority, now) = (self.nodes.majority, Instant::now());
+        let until = keeping::certain_until(majority, state.kept(), now);
+        if !until.is_some_and(|until| self.count_on(&hold, until)) {
+            return state.lost(why);
+        }
+        let mut verdict = Verdict::Held;
+        let certain = keeping::certain(state.kept(), now);
+        if !majority.is_bare(certain) {
+            state.bare = None;
+        } else {
+            match &mut state.bare {
+                None => {
+                    state.bare = Some((now, false));
+                    self.arm(state);
+                }
+                Some((since, logged)) => {
+                    if !*logged && now >= *since + heal_after(hold.lease()) {
+                        *logged = true;
+                        verdict = Verdict::Bare(certain);
+                    }
+                }
+            }
+        }
+        if state.called_at < state.changed_at {
+            state.called_at = state.changed_at;
+            for (node, at) in self.nodes.list.iter().enumerate() {
+                let share = &state.shares[node];
+                if share.is_kept() && state.is_unconfirmed(node) {
+                    at.session.watchdog.arm(&share.hold, now);
+                }
+            }
+        }
+        verdict
+    }
+
+    fn act(&self, verdict: Verdict) {
+        let Some(hold) = self.get_hold() else {
+            return;
+        };
+        match verdict {
+            Verdict::Held => {}
+            Verdict::Bare(nodes) => {
+                let (n, name) = (self.nodes.list.len(), &hold.entry.name);
+                report!(
+                    Warn,
+                    "`{name}` is held by no more than {nodes} of {n} nodes"
+                );
+            }
+            Verdict::Lost(reason) => {
+                let now = Instant::now();
+                let reason = match hold.duty(now) {
+                    // What is gone when its time is over was not taken away.
+                    Duty::Lose(over) if now >= hold.valid_until() => over,
+                    _ => reason,
+                };
+                self.home().lose(&hold, reason);
+            }
+        }
+    }
+
+    /// A majority keeps the hold until then; the watchdog has to know if that is sooner than before. `false` if it is over.
+    fn count_on(&self, hold: &Arc<Hold>, until: Instant) -> bool {
+        let before = hold.valid_until();
+        let until = match hold.terms() {
+            LeasePolicy::Renewed { .. } => until,
+            // What nobody has renewed does not become longer.
+            LeasePolicy::Fixed(_) => until.min(before),
+        };
+        let sooner = until < before;
+        if !hold.majority_keeps_until(until) {
+            return false;
+        }
+        if sooner {
+            self.home()
+                .watchdog
+                .arm(hold, hold.due_after(Instant::now()));
+        }
+        true
+    }
+}

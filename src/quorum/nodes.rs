@@ -1,0 +1,205 @@
+//! The servers of one lock, and how one thread waits for several of them.
+//!
+//! A thread that waits for a reply reads its connection's socket, and one thread cannot block on several sockets. So it
+//! visits the connections in turn, each for a slice of a millisecond at first. Replies that are there already are read
+//! without a pause, and with servers at about the same distance the first visit lasts until nearly all have come. A reader
+//! thread for each connection, with one condition variable for all, would cost a switch between threads per server.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+use std::time::{Duration, Instant};
+
+use redis::Value;
+
+use crate::local::registry::Entry;
+use crate::net::call::{Call, Fault};
+use crate::net::connection::WaitFault;
+use crate::quorum::tally::Majority;
+use crate::session::Session;
+use crate::time;
+
+/// How long one node is waited for, as a share of the lease, and within which limits.
+///
+/// Source: the Redlock description in the Redis documentation asks for a time small against the lease, 5 to 50 ms of
+/// 10 s. Nobody waits for a node that is not needed, so this is longer: a busy machine answers late.
+const PATIENCE: (u32, Duration, Duration) =
+    (20, Duration::from_millis(50), Duration::from_millis(500));
+
+/// The shortest and the longest random pause before a majority is asked for again.
+pub(crate) const PAUSE: (Duration, Duration) =
+    (Duration::from_millis(5), Duration::from_millis(50));
+
+/// The first and the longest time for which one node is waited for while others may have answered.
+const SLICE: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(16));
+
+/// A random pause, so that callers who split the nodes between them do not meet again.
+pub(crate) fn pause() -> Duration {
+    time::between(PAUSE.0, PAUSE.1)
+}
+
+pub(crate) fn patience(lease: Duration) -> Duration {
+    (lease / PATIENCE.0)
+        .clamp(PATIENCE.1, PATIENCE.2)
+        .min(lease / 4)
+}
+
+/// One of the servers: its client, and the lock's names there.
+pub(crate) struct Node {
+    pub(crate) session: Arc<Session>,
+    pub(crate) entry: Arc<Entry>,
+}
+
+pub(crate) struct Nodes {
+    pub(crate) list: Vec<Node>,
+    pub(crate) majority: Majority,
+    /// Which node the next round visits first: each in turn, so that none is left unread for long.
+    pub(crate) turn: AtomicUsize,
+}
+
+impl Nodes {
+    pub(crate) fn new(list: Vec<Node>) -> Self {
+        Self {
+            majority: Majority::of(list.len()),
+            list,
+            turn: AtomicUsize::new(0),
+        }
+    }
+
+    /// The client that keeps the lock and has the settings.
+    pub(crate) fn home(&self) -> &Arc<Session> {
+        &self.list[0].session
+    }
+
+    /// Why a node has not answered although its time is up.
+    pub(crate) fn unanswered(&self, node: usize) -> Fault {
+        self.list[node].session.connection.no_answer()
+    }
+
+    /// Writes what was submitted to any node.
+    pub(crate) fn flush(&self) {
+        for node in &self.list {
+            node.session.connection.flush(false);
+        }
+    }
+
+    /// The same, over new connections where the last ones were closed.
+    pub(crate) fn deliver(&self) {
+        for node in &self.list {
+            node.session.connection.deliver();
+        }
+    }
+
+    /// Has each client bring to its node what is queued, and read what nobody waits for.
+    pub(crate) fn housekeep_soon(&self) {
+        for node in &self.list {
+            node.session.watchdog.housekeep_soon();
+        }
+    }
+
+    /// Makes the connections that are missing, all at the same time.
+    pub(crate) fn connect(
+        &self,
+        missing: &[usize],
+        until: Instant,
+    ) -> Vec<(usize, std::result::Result<(), Fault>)> {
+        let home = self.home();
+        let connect = |node: usize| {
+            let connection = &self.list[node].session.connection;
+            (node, connection.up(until, &mut || !home.is_closed()))
+        };
+        let Some((first, others)) = missing.split_first() else {
+            return Vec::new();
+        };
+        std::thread::scope(|scope| {
+            let connect = &connect;
+            let spawned: Vec<_> = others
+                .iter()
+                .map(|node| {
+                    let thread = std::thread::Builder::new().name("redlatch-connect".into());
+                    (*node, thread.spawn_scoped(scope, || connect(*node)))
+                })
+                .collect();
+            let mut made = vec![connect(*first)];
+            made.extend(spawned.into_iter().map(|(node, thread)| {
+                let joined = thread.ok().and_then(|thread| thread.join().ok());
+                joined.unwrap_or_else(|| (node, Err(self.unanswered(node))))
+            }));
+            made
+        })
+    }
+}
+
+/// A wait for the replies of several nodes.
+pub(crate) trait Gather {
+    /// What a node was sent, as long as its reply is waited for.
+    fn pending(&self, node: usize) -> Option<Arc<Call>>;
+
+    /// What a visit to this node has come to.
+    fn visited(
+        &mut self,
+        node: usize,
+        call: &Arc<Call>,
+        outcome: std::result::Result<(Value, Instant), WaitFault>,
+    ) -> Visit;
+}
+
+/// What a visit to one node, or to all, has come to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Visit {
+    Nothing,
+    /// Something is known now that was waited for.
+    News,
+    /// No other node has to be visited.
+    Enough,
+}
+
+/// Visits nodes in slices that grow while nothing comes.
+pub(crate) struct Visits<'a> {
+    nodes: &'a Nodes,
+    first: usize,
+    slice: Duration,
+}
+
+impl<'a> Visits<'a> {
+    pub(crate) fn new(nodes: &'a Nodes, first: usize) -> Self {
+        let slice = SLICE.0;
+        Self {
+            nodes,
+            first,
+            slice,
+        }
+    }
+
+    /// Visits every node once whose reply is pending. However late it is, replies that have come by now count.
+    pub(crate) fn visit_all(
+        &mut self,
+        gather: &mut impl Gather,
+        until: Instant,
+        stop: &dyn Fn() -> bool,
+    ) -> Visit {
+        let n = self.nodes.list.len();
+        let mut sum = Visit::Nothing;
+        for node in (0..n).map(|node| self.first.wrapping_add(node) % n) {
+            let Some(call) = gather.pending(node) else {
+                continue;
+            };
+            let now = Instant::now();
+            let by = (now + self.slice).min(until.max(now + SLICE.0));
+            let connection = &self.nodes.list[node].session.connection;
+            match gather.visited(node, &call, connection.wait(&call, by, stop)) {
+                Visit::Nothing => {}
+                Visit::News => sum = Visit::News,
+                Visit::Enough => return Visit::Enough,
+            }
+        }
+        if sum == Visit::Nothing {
+            self.slice = (self.slice * 2).min(SLICE.1);
+        }
+        sum
+    }
+
+    /// The shortest time worth waiting where a visit comes back at once.
+    pub(crate) fn rest() {
+        std::thread::sleep(SLICE.0);
+    }
+}
