@@ -182,7 +182,7 @@ fn hears_of_releases_whatever_the_name<L: Lock>() {
     });
 }
 
-#[test]
+timed!(waiters_hear_of_releases_whatever_the_name);
 fn waiters_hear_of_releases_whatever_the_name() {
     for_each_kind!(hears_of_releases_whatever_the_name);
 }

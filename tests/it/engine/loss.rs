@@ -651,12 +651,13 @@ fn turns_with_losses(
         proxy.set(Target::Link, Mode::Delay(delay));
     }
     let name = unique("turns");
-    let until = Instant::now() + loosely(ms(800));
+    let (begun, over) = (Instant::now(), AtomicBool::new(false));
     let running = AtomicU64::new(THREADS as u64);
     let (grants, kept) = (AtomicU64::new(0), AtomicU64::new(0));
     thread::scope(|scope| {
         for thread in 0..THREADS {
             let (client, name, running, grants, kept) = (&client, &name, &running, &grants, &kept);
+            let over = &over;
             scope.spawn(move || {
                 let lock = client.mutex(name);
                 let lock = match lease {
@@ -665,7 +666,7 @@ fn turns_with_losses(
                 };
                 let mut round = thread as u64;
                 // One after another leaves, and the last has nobody behind it.
-                while Instant::now() < until {
+                while !over.load(Ordering::SeqCst) {
                     let guard = match lock.try_lock_for(LONG) {
                         Ok(Some(guard)) => guard,
                         Ok(None) => panic!("the line stands still"),
@@ -683,7 +684,7 @@ fn turns_with_losses(
                         let went_on = within(LONG, || {
                             grants.load(Ordering::SeqCst) > mine
                                 || running.load(Ordering::SeqCst) == 1
-                                || Instant::now() > until
+                                || over.load(Ordering::SeqCst)
                         });
                         assert!(went_on, "a lost hold stops the line");
                     }
@@ -692,9 +693,14 @@ fn turns_with_losses(
                 running.fetch_sub(1, Ordering::SeqCst);
             });
         }
-        while Instant::now() < until {
+        let has_happened = || {
+            let of = |count: &AtomicU64| count.load(Ordering::SeqCst);
+            of(&grants) > 5 && of(&kept) > 0 && client.stats().lost > 0
+        };
+        while begun.elapsed() < ms(800) || !has_happened() && begun.elapsed() < LONG {
             trouble(&client, &name);
         }
+        over.store(true, Ordering::SeqCst);
     });
     let (grants, kept, stats) = (grants.into_inner(), kept.into_inner(), client.stats());
     assert!(
