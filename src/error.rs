@@ -132,12 +132,68 @@ impl Error {
             source: source.into(),
         }
     }
+
+    /// The same, if it is about Redis, naming the server.
+    pub(crate) fn at(self, server: &dyn fmt::Display) -> Self {
+        match self {
+            Self::Redis { doing, source } if !source.is::<AtServer>() => {
+                let server = server.to_string();
+                let source = Box::new(AtServer { server, source });
+                Self::Redis { doing, source }
+            }
+            other => other,
+        }
+    }
+
+    /// What Redis or the connection said, if that is what went wrong.
+    pub(crate) fn as_redis(&self) -> Option<&RedisError> {
+        std::error::Error::source(self)?.downcast_ref()
+    }
+}
+
+/// What went wrong, and at which server. It says only the first: the second is part of what [`Error::Redis`] says.
+#[derive(Debug)]
+struct AtServer {
+    server: String,
+    source: Box<dyn std::error::Error + Send + Sync>,
+}
+
+impl fmt::Display for AtServer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.source.fmt(f)
+    }
+}
+
+impl std::error::Error for AtServer {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.source.source()
+    }
 }
 
 impl fmt::Display for Error {
+    /// What was tried, and where. With `{:#}` also why: the sources, separated by colons.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.say(f)?;
+        match std::error::Error::source(self) {
+            Some(source) if f.alternate() => write!(f, ": {source}"),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Error {
+    fn say(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Redis { doing, .. } => write!(f, "{doing} failed at redis"),
+            Self::Redis { doing, source } => {
+                let at = source.downcast_ref::<AtServer>();
+                match (*doing, at.map(|at| &at.server)) {
+                    ("connecting", Some(server)) => {
+                        write!(f, "cannot connect to redis at {server}")
+                    }
+                    (_, Some(server)) => write!(f, "{doing} failed at redis, {server}"),
+                    (_, None) => write!(f, "{doing} failed at redis"),
+                }
+            }
             Self::Lost { name, reason } => {
                 write!(f, "the lock `{name}` is no longer held: {reason}")
             }
@@ -153,14 +209,14 @@ impl fmt::Display for Error {
                     "{agreed} servers of the {needed} needed agreed about `{name}`"
                 )?;
                 for (node, err) in failures {
-                    write!(f, "; server {node}: {}", Whole(err))?;
+                    write!(f, "; server {node}: {err:#}")?;
                 }
                 Ok(())
             }
             Self::Members { failures } => {
                 f.write_str("not every member of the multi-lock could be asked")?;
                 for (name, err) in failures {
-                    write!(f, "; `{name}`: {}", Whole(err))?;
+                    write!(f, "; `{name}`: {err:#}")?;
                 }
                 Ok(())
             }
@@ -183,23 +239,13 @@ impl fmt::Display for Error {
     }
 }
 
-/// An error with what it comes from: where there are several, `source` cannot lead to them.
-struct Whole<'a>(&'a Error);
-
-impl fmt::Display for Whole<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.0)?;
-        match std::error::Error::source(self.0) {
-            Some(source) => write!(f, ": {source}"),
-            None => Ok(()),
-        }
-    }
-}
-
 impl std::error::Error for Error {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
-            Self::Redis { source, .. } => Some(&**source),
+            Self::Redis { source, .. } => match source.downcast_ref::<AtServer>() {
+                Some(at) => Some(&*at.source),
+                None => Some(&**source),
+            },
             Self::Thread { source, .. } => Some(source),
             _ => None,
         }
@@ -313,6 +359,29 @@ mod tests {
                 .is_some_and(|s| s.to_string().contains("nobody there"))
         );
         assert!(err.is_retryable());
+    }
+
+    #[test]
+    fn the_text_says_what_was_tried_and_where_and_in_full_why() {
+        let refused = || RedisError::from(std::io::Error::other("connection refused"));
+        let err = Error::redis("connecting", refused()).at(&"127.0.0.1:6379");
+        assert_eq!(err.to_string(), "cannot connect to redis at 127.0.0.1:6379");
+        assert_eq!(
+            format!("{err:#}"),
+            "cannot connect to redis at 127.0.0.1:6379: connection refused"
+        );
+        let err = Error::redis("acquiring the lock", refused());
+        let err = err.at(&"10.0.0.1:7000").at(&"elsewhere");
+        assert_eq!(
+            format!("{err:#}"),
+            "acquiring the lock failed at redis, 10.0.0.1:7000: connection refused"
+        );
+        let source = err.source().expect("why");
+        assert!(source.is::<RedisError>() && err.is_retryable());
+        assert_eq!(
+            format!("{:#}", Error::Closed.at(&"7")),
+            Error::Closed.to_string()
+        );
     }
 
     #[test]

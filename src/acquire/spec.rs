@@ -177,7 +177,10 @@ impl LockSpec {
     pub(crate) fn error(&self, doing: &'static str, failure: impl Into<Failure>) -> Error {
         match failure.into() {
             Failure::One(Fault::Stopped) => self.stopped(),
-            failure => failure.into_error(doing, &self.name),
+            failure => {
+                let error = failure.into_error(doing, &self.name);
+                error.at(&self.session().endpoint)
+            }
         }
     }
 
@@ -188,8 +191,8 @@ impl LockSpec {
 
     /// The error for each of several threads.
     pub(crate) fn make_error(&self, doing: &'static str, failure: Failure) -> MakeError {
-        let name = Arc::clone(&self.name);
-        Arc::new(move || failure.clone().into_error(doing, &name))
+        let (name, endpoint) = (Arc::clone(&self.name), self.session().endpoint.clone());
+        Arc::new(move || failure.clone().into_error(doing, &name).at(&endpoint))
     }
 
     pub(crate) fn lost(&self, reason: LossReason) -> Error {
@@ -620,7 +623,8 @@ impl LockSpec {
             .session()
             .ask(request)
             .map_err(|fault| self.error(doing, fault))?;
-        script::integer(value).map_err(|unexpected| Error::redis(doing, unexpected))
+        script::integer(value)
+            .map_err(|unexpected| Error::redis(doing, unexpected).at(&self.session().endpoint))
     }
 
     pub(crate) fn force_unlock(&self) -> Result<bool> {

@@ -68,6 +68,13 @@ impl fmt::Debug for Endpoint {
     }
 }
 
+impl fmt::Display for Endpoint {
+    /// The address, as errors say it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.server.addr.fmt(f)
+    }
+}
+
 /// What a thread does while it waits in small slices: its other duties. `false` ends the wait.
 pub(crate) type Meanwhile<'a> = &'a mut dyn FnMut() -> bool;
 

@@ -161,7 +161,7 @@ impl Session {
         );
         connection
             .open(Instant::now() + config.connect_timeout)
-            .map_err(|err| Error::redis("connecting", err))?;
+            .map_err(|err| Error::redis("connecting", err).at(&endpoint))?;
         let subscriber = Subscriber::new(
             endpoint.clone(),
             config.connect_timeout,
@@ -326,7 +326,7 @@ impl Session {
         let (releases, undos) = self.connection.close();
         let in_time = |what: &'static str, why: String| {
             let late = io::Error::new(io::ErrorKind::TimedOut, why);
-            Err(Error::redis(what, late))
+            Err(Error::redis(what, late).at(&self.endpoint))
         };
         if !released || releases > 0 {
             let why = format!(
@@ -408,12 +408,12 @@ impl Backing for Session {
         let (value, replayed) = match self.connection.settled(release, until) {
             Ok(settled) => settled,
             Err(Fault::Refused(err) | Fault::Unreachable(err)) => {
-                return Err(Error::redis(doing, err));
+                return Err(Error::redis(doing, err).at(&self.endpoint));
             }
             Err(_) => return Err(Error::Closed),
         };
-        let released =
-            script::released(&value).map_err(|unexpected| Error::redis(doing, unexpected))?;
+        let released = script::released(&value)
+            .map_err(|unexpected| Error::redis(doing, unexpected).at(&self.endpoint))?;
         Ok(match released {
             Released::Yes { .. } => None,
             // An earlier sending has done it.
@@ -443,13 +443,15 @@ impl Backing for Session {
             undo: None,
         };
         let answer = self.connection.call(until, stop, None, &mut attempt);
+        let failed = |fault: Fault| fault.into_error(doing, &hold.entry.name).at(&self.endpoint);
         let answer = answer.map_err(|fault| match fault {
             Fault::Stopped => NotRenewed::Stopped,
-            Fault::Late(_) => NotRenewed::Late(fault.into_error(doing, &hold.entry.name)),
-            _ => NotRenewed::Failed(fault.into_error(doing, &hold.entry.name)),
+            Fault::Late(_) => NotRenewed::Late(failed(fault)),
+            _ => NotRenewed::Failed(failed(fault)),
         })?;
-        let renewed = script::renewed(answer.value)
-            .map_err(|unexpected| NotRenewed::Failed(Error::redis(doing, unexpected)))?;
+        let renewed = script::renewed(answer.value).map_err(|unexpected| {
+            NotRenewed::Failed(Error::redis(doing, unexpected).at(&self.endpoint))
+        })?;
         if renewed == Renewed::Yes {
             hold.change_lease(lease, ttl);
             hold.extend(answer.sent_at, ttl);
@@ -474,7 +476,7 @@ impl Drop for SharedSession {
         if let Err(err) = self.session.close(Instant::now() + DROP_DEADLINE) {
             report!(
                 Warn,
-                "dropping a client: {err}; what it held frees itself when the leases run out"
+                "dropping a client: {err:#}; what it held frees itself when the leases run out"
             );
         }
         self.session.flush_reports();

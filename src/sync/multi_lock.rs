@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::Receiver;
-use redis::{ErrorKind, RedisError, ServerErrorKind};
+use redis::{ErrorKind, ServerErrorKind};
 
 use crate::acquire::guard::GuardInner;
 use crate::acquire::spec::{Busy, LockSpec, Outcome, Pending};
@@ -597,11 +597,7 @@ fn next(held: impl IntoIterator<Item = bool>) -> Next {
 
 /// Whether it is the answer of a cluster's node to a script with keys of several slots.
 fn crosses_slots(err: &Error) -> bool {
-    let Error::Redis { source, .. } = err else {
-        return false;
-    };
-    source
-        .downcast_ref::<RedisError>()
+    err.as_redis()
         .is_some_and(|err| err.kind() == ErrorKind::Server(ServerErrorKind::CrossSlot))
 }
 
