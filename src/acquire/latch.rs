@@ -8,7 +8,7 @@ use crate::acquire::spec::LockSpec;
 use crate::acquire::wait_mode::WaitMode;
 use crate::acquire::{Busy, NoReply, Reply, Strategy};
 use crate::error::{Error, Result};
-use crate::local::registry::Entry;
+use crate::hold::entry::Entry;
 use crate::local::waiter::Waiter;
 use crate::net::call::Attempt;
 use crate::protocol::latch;

@@ -12,8 +12,8 @@ use crate::acquire::wait_mode::WaitMode;
 use crate::acquire::yielding;
 use crate::acquire::{self, Busy, NoReply, Outcome, Reply, Strategy};
 use crate::error::{Error, Result};
+use crate::hold::entry::{Entry, EntryState};
 use crate::local::place::{News, Place, YieldAfter};
-use crate::local::registry::{Entry, EntryState};
 use crate::local::semaphore::{Given, Granted};
 use crate::local::waiter::Waiter;
 use crate::net::call::{Attempt, Call, Deferred, DeferredTerms, Undo};
@@ -87,7 +87,7 @@ impl<'a> Permits<'a> {
             has_yielded: false,
         };
         let mut state = entry.lock();
-        let local = &mut state.local_semaphore;
+        let local = state.local_semaphore();
         if !mode.asks_again() {
             let is_before_others = !local.has_waiters();
             drop(state);
@@ -141,7 +141,7 @@ impl<'a> Permits<'a> {
         let granted = if session.is_closed() {
             Granted::Closed
         } else {
-            let local = &mut state.local_semaphore;
+            let local = state.local_semaphore();
             local.granted(self.ticket, self.permits, now)
         };
         let first = match granted {
@@ -155,7 +155,7 @@ impl<'a> Permits<'a> {
                 return Err(Error::Closed);
             }
         };
-        state.idempotency_keys.answered(question.keys.number);
+        state.idempotency_keys().answered(question.keys.number);
         if let Some(first) = &first {
             first.store(News::First);
         }
@@ -212,7 +212,7 @@ impl Strategy for Permits<'_> {
     fn is_ready(&mut self) -> Result<bool> {
         let now = Instant::now();
         let mut state = self.entry.lock();
-        let local = &mut state.local_semaphore;
+        let local = state.local_semaphore();
         if self.place.is_some() && !self.has_asked {
             // Once it has asked, it is notified of what changes.
             if let Some(until) = local.exhausted_until(self.permits, now) {
@@ -270,7 +270,8 @@ impl Strategy for Permits<'_> {
             }),
             (Ok(0), _) => {
                 if place.is_some() {
-                    let local = &mut entry.lock().local_semaphore;
+                    let mut state = entry.lock();
+                    let local = state.local_semaphore();
                     local.refused(self.permits, answer.sent_at);
                 }
                 Ok(Reply::Busy(Busy::default()))
@@ -303,7 +304,7 @@ impl Strategy for Permits<'_> {
     fn dismiss(&mut self, failure: &Failure) {
         let error = self.spec.make_error(ACQUIRING, failure.clone());
         let mut state = self.entry.lock();
-        let mut dismissed = state.local_semaphore.dismiss();
+        let mut dismissed = state.local_semaphore().dismiss();
         if let Some(own) = &self.place {
             dismissed.retain(|place| !Arc::ptr_eq(place, own));
         }
@@ -324,7 +325,7 @@ impl Drop for Permits<'_> {
             return;
         };
         let mut state = self.entry.lock();
-        match state.local_semaphore.withdraw(ticket) {
+        match state.local_semaphore().withdraw(ticket) {
             Some(first) => {
                 if let Some(first) = &first {
                     first.store(News::First);
@@ -379,7 +380,7 @@ pub(crate) fn give(
 ) -> Option<Arc<Call>> {
     let now = Instant::now();
     let mut state = entry.lock();
-    let Given { to, first, back } = state.local_semaphore.give(permits, since, now);
+    let Given { to, first, back } = state.local_semaphore().give(permits, since, now);
     for place in &to {
         place.store(News::Given { since });
     }
@@ -392,7 +393,7 @@ pub(crate) fn give(
             call: Arc::clone(&release),
             we_listened: session.subscriber.listens_to(entry.protocol.channel()),
         };
-        state.local_semaphore.released(after, now);
+        state.local_semaphore().released(after, now);
         release
     });
     drop(state);
@@ -426,7 +427,7 @@ pub(crate) fn submit_release(
         },
     });
     session.connection.submit(&call);
-    state.idempotency_keys.pending(keys.number, &call);
+    state.idempotency_keys().pending(keys.number, &call);
     call
 }
 
@@ -436,6 +437,6 @@ pub(crate) fn request_keys(
     entry: &Entry,
     state: &mut EntryState,
 ) -> RequestKeys {
-    let known = &mut state.idempotency_keys;
+    let known = state.idempotency_keys();
     RequestKeys::draw(&session.owners, entry.protocol.key(), known)
 }

@@ -1,5 +1,6 @@
 //! One hold on a lock, how long it is certainly ours, and the news of its loss.
 
+pub(crate) mod entry;
 pub(crate) mod permits;
 pub(crate) mod releases;
 pub(crate) mod schedule;
@@ -16,10 +17,10 @@ use redis::Value;
 use crate::callback::Callback;
 use crate::config::Listener;
 use crate::error::{Error, Loss, LossReason, Result};
+use crate::hold::entry::Entry;
 use crate::hold::schedule::{Place, Scheduled};
 use crate::hold::watchdog::{Next, Renewable};
 use crate::local::lock::{Holding, LeasePolicy, Mode, Validity};
-use crate::local::registry::Entry;
 use crate::net::call::{Call, Deferred, Undo};
 use crate::net::request::Request;
 use crate::net::subscriber::Subscription;
@@ -766,7 +767,7 @@ impl Notices {
 mod tests {
     use super::*;
 
-    use crate::local::registry::Registry;
+    use crate::hold::entry::Registry;
 
     #[test]
     fn what_a_majority_keeps_may_change_until_its_time_has_passed_once() {

@@ -1,91 +1,120 @@
-//! The names in use: an entry for each, made when a thread comes, dropped when idle.
+//! What is kept by name: made when a thread comes, dropped when idle.
+//!
+//! Nobody searches for idle entries among those in use: whoever leaves one free notes it, and a sweep looks at those that
+//! were noted for longest.
 
 use std::collections::hash_map::RandomState;
 use std::collections::{HashMap, VecDeque};
-use std::hash::BuildHasher;
+use std::hash::{BuildHasher, Hash};
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, MutexGuard};
-use redis::Value;
 
-use crate::error::Result;
-use crate::hold::Hold;
-use crate::local::lock::{LocalLock, Mode, Wakeups};
-use crate::local::place::{FORGET, Place, YieldAfter};
-use crate::local::semaphore::LocalSemaphore;
-use crate::local::waiter::{MakeError, Waiter, Wakeup};
-use crate::net::call::{Call, Deferred, DeferredTerms};
-use crate::protocol::idempotency::IdempotencyKeys;
-use crate::protocol::kind::{Keyspace, Kind, Protocol};
+/// How many shards there are, besides the one for keys that are apart.
+const SHARDS: usize = 32;
 
-pub(crate) type EntryLock = LocalLock<Arc<Waiter>, Arc<Hold>, Arc<Call>>;
+/// How long an idle entry is kept: past any gap over which its tenure's age counts.
+const LINGER: Duration = Duration::from_millis(20);
 
-/// One name in this process: its keys and channels, and its local state behind a mutex.
-///
-/// With the mutex held a thread may take a waiter's, the watchdog's and the connection's, in memory; it does no I/O.
-pub(crate) struct Entry {
-    /// As the user gave it; several names joined.
-    pub(crate) name: Arc<str>,
-    pub(crate) protocol: Box<dyn Protocol>,
-    state: Mutex<EntryState>,
-    /// None for an unregistered entry.
-    registered: Option<Registered>,
+/// How many entries one sweep looks at, and how many of them may turn out to be needed still before it ends.
+const SWEEP: (usize, usize) = (4096, 512);
+
+/// By what an entry is found.
+pub(crate) trait Key: Clone + Eq + Hash {
+    /// Whether it is one of few that are also looked through one by one, and kept in a shard of their own.
+    fn is_apart(&self) -> bool;
 }
 
-/// The key of an entry in the registry, and where it is noted that nobody uses it.
-struct Registered {
-    key: EntryKey,
-    free: Arc<Free>,
+/// What of an entry changes.
+pub(crate) trait State {
+    /// Whether no thread uses it: none holds, waits or asks.
+    fn is_free(&self) -> bool;
+
+    /// Whether dropping it would forget nothing.
+    fn is_idle(&self, now: Instant) -> bool;
 }
 
-/// Entries that nobody used at some moment, each once. Its mutex is the last one to be taken.
-type Free = Mutex<VecDeque<(Instant, EntryKey)>>;
+/// What is known under one key: what never changes, and the state behind a mutex.
+pub(crate) struct Entry<K: Key, T, S: State> {
+    fixed: T,
+    state: Mutex<Noted<S>>,
+    /// None for one that cannot be found.
+    registered: Option<Registered<K>>,
+}
 
-pub(crate) struct EntryState {
-    pub(crate) lock: EntryLock,
-    /// The queue of a semaphore, which does not use the lock.
-    pub(crate) local_semaphore: LocalSemaphore<Arc<Place>, YieldAfter>,
-    pub(crate) idempotency_keys: IdempotencyKeys,
-    /// How to reach the contenders while they park.
-    pub(crate) contenders: Vec<Arc<Waiter>>,
-    /// The last look for writers of other processes, while readers of this one come and go.
-    probe: Option<WriterProbe>,
-    /// Readers of this process that were refused, and have not read since.
-    kept_out: Option<KeptOut>,
-    /// Writers of other processes that were let go first, and did not come.
-    no_shows: Option<NoShows>,
+struct Noted<S> {
+    state: S,
     /// Its entry is among those that may be idle.
     noted: bool,
 }
 
+/// The key of an entry, and where it is noted that it is free.
+struct Registered<K> {
+    key: K,
+    free: Arc<Free<K>>,
+}
+
+/// Entries that were free at that moment, each once. Its mutex is the last one to be taken.
+type Free<K> = Mutex<VecDeque<(Instant, K)>>;
+
 /// The state of an entry, while its mutex is held.
-pub(crate) struct EntryGuard<'a> {
-    entry: &'a Entry,
-    state: MutexGuard<'a, EntryState>,
+pub(crate) struct EntryGuard<'a, K: Key, S: State> {
+    registered: Option<&'a Registered<K>>,
+    state: MutexGuard<'a, Noted<S>>,
 }
 
-impl Deref for EntryGuard<'_> {
-    type Target = EntryState;
+impl<K: Key, T, S: State> Entry<K, T, S> {
+    /// One that cannot be found.
+    pub(crate) fn unregistered(fixed: T, state: S) -> Arc<Self> {
+        Self::new(fixed, state, None)
+    }
 
-    fn deref(&self) -> &EntryState {
-        &self.state
+    fn new(fixed: T, state: S, registered: Option<Registered<K>>) -> Arc<Self> {
+        let noted = registered.is_some();
+        Arc::new(Self {
+            fixed,
+            state: Mutex::new(Noted { state, noted }),
+            registered,
+        })
+    }
+
+    pub(crate) fn lock(&self) -> EntryGuard<'_, K, S> {
+        EntryGuard {
+            registered: self.registered.as_ref(),
+            state: self.state.lock(),
+        }
     }
 }
 
-impl DerefMut for EntryGuard<'_> {
-    fn deref_mut(&mut self) -> &mut EntryState {
-        &mut self.state
+impl<K: Key, T, S: State> Deref for Entry<K, T, S> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.fixed
     }
 }
 
-impl Drop for EntryGuard<'_> {
-    /// Whoever leaves an entry unused notes it, so that nobody has to search for it among those in use.
+impl<K: Key, S: State> Deref for EntryGuard<'_, K, S> {
+    type Target = S;
+
+    fn deref(&self) -> &S {
+        &self.state.state
+    }
+}
+
+impl<K: Key, S: State> DerefMut for EntryGuard<'_, K, S> {
+    fn deref_mut(&mut self) -> &mut S {
+        &mut self.state.state
+    }
+}
+
+impl<K: Key, S: State> Drop for EntryGuard<'_, K, S> {
     fn drop(&mut self) {
         if !self.state.noted
-            && self.state.is_free()
-            && let Some(registered) = &self.entry.registered
+            && self.state.state.is_free()
+            && let Some(registered) = self.registered
         {
             self.state.noted = true;
             let key = registered.key.clone();
@@ -94,296 +123,52 @@ impl Drop for EntryGuard<'_> {
     }
 }
 
-struct KeptOut {
-    since: Instant,
-    forgotten_at: Instant,
-    /// How many writers waited at the least, all the time; none if one was seen to write.
-    writers: u64,
-}
-
-struct NoShows {
-    count: u64,
-    forgotten_at: Instant,
-}
-
-struct WriterProbe {
-    since: Instant,
-    call: Arc<Call>,
-}
-
-/// How often at most readers that join a hold of this process look whether others wait to write.
-///
-/// The answer is read by whoever uses the connection next, or after 100 ms by the watchdog.
-const PROBE_EVERY: Duration = Duration::from_millis(5);
-
-/// For how many times as long as they were waited for writers that did not come are passed over.
-const PASSED_OVER: u32 = 6;
-
-/// When a look of which nothing was heard is given up.
-const PROBE_AGAIN: Duration = Duration::from_secs(1);
-
-type EntryWakeups = Wakeups<Arc<Waiter>, Arc<Hold>>;
-
-impl Entry {
-    pub(crate) fn lock(&self) -> EntryGuard<'_> {
-        EntryGuard {
-            entry: self,
-            state: self.state.lock(),
-        }
-    }
-
-    /// The release of one owner's hold, to be sent until `useful_until`.
-    pub(crate) fn release(
-        &self,
-        mode: Mode,
-        owner: &str,
-        useful_until: Instant,
-        undo: bool,
-    ) -> Deferred {
-        Deferred {
-            request: if undo {
-                self.protocol.undo(mode, owner)
-            } else {
-                self.protocol.release(mode, owner)
-            },
-            terms: DeferredTerms {
-                name: Arc::clone(&self.name),
-                useful_until,
-                undo,
-                for_good: false,
-            },
-        }
-    }
-
-    /// Redis was unreachable for the whole response timeout: nobody in the queue needs to find that out again.
-    pub(crate) fn dismiss(&self, error: &MakeError) {
-        let mut state = self.lock();
-        let waiters = state.lock.dismiss();
-        for waiter in &waiters {
-            waiter.store(Wakeup::Failed(Arc::clone(error)));
-        }
-        drop(state);
-        for waiter in waiters {
-            waiter.wake();
-        }
-    }
-
-    /// Removes a lost hold, so that others of this process may ask Redis.
-    pub(crate) fn lost(&self, hold: &Arc<Hold>) {
-        let mut state = self.lock();
-        let next = state.lock.lost(hold, Instant::now());
-        state.tell(&next);
-        drop(state);
-        wake(next);
-    }
-}
-
-impl EntryState {
-    /// Stores the wakeups of those whose turn it is; they have to be woken after the mutex was released.
-    pub(crate) fn tell(&mut self, calls: &EntryWakeups) {
-        for (waiter, hold) in &calls.joined {
-            waiter.store(Wakeup::Granted(Arc::clone(hold)));
-        }
-        if let Some(next) = &calls.contend {
-            next.store(Wakeup::Contend(self.lock.start(Instant::now())));
-        }
-    }
-
-    /// Whether a thread waits here, or asks and was refused.
-    pub(crate) fn is_waited_for(&self) -> bool {
-        !self.contenders.is_empty() || self.lock.waiters().next().is_some()
-    }
-
-    pub(crate) fn forget_contender(&mut self, waiter: Option<&Arc<Waiter>>) {
-        if let Some(waiter) = waiter {
-            self.contenders.retain(|other| !Arc::ptr_eq(other, waiter));
-        }
-    }
-
-    /// Since when readers of this process have been refused. Asking once, again and again, is a wait like any other, so
-    /// a writer is let go first for no longer than by a reader that waits.
-    pub(crate) fn kept_out_since(&self, now: Instant) -> Instant {
-        match &self.kept_out {
-            Some(kept_out) if now < kept_out.forgotten_at => kept_out.since,
-            _ => now,
-        }
-    }
-
-    /// A reader was refused, because that many `writers` wait or because somebody writes; one that comes within
-    /// `memory` counts as refused since then.
-    pub(crate) fn keep_out(&mut self, now: Instant, memory: Duration, writers: Option<u64>) {
-        let before = self.kept_out.as_ref();
-        let least = before
-            .filter(|kept_out| now < kept_out.forgotten_at)
-            .map_or(u64::MAX, |kept_out| kept_out.writers);
-        self.kept_out = Some(KeptOut {
-            since: self.kept_out_since(now),
-            forgotten_at: now + memory,
-            writers: least.min(writers.unwrap_or(0)),
-        });
-    }
-
-    /// A reader was granted the lock. If writers were let go first for as long as they may be, `patience`, they are
-    /// ignored from now on: one that was stopped would cost every reader that long.
-    pub(crate) fn let_in(&mut self, now: Instant, patience: Duration) {
-        if let Some(kept_out) = self.kept_out.take()
-            && kept_out.writers > 0
-            && now >= kept_out.since + patience
-        {
-            self.no_shows = Some(NoShows {
-                count: kept_out.writers,
-                forgotten_at: now + patience * PASSED_OVER,
-            });
-            // It may be of a time before they came.
-            self.probe = None;
-        }
-    }
-
-    /// How many of the writers that wait in other processes are not let go first.
-    pub(crate) fn no_shows(&self, now: Instant) -> u64 {
-        self.no_shows
-            .as_ref()
-            .filter(|no_shows| now < no_shows.forgotten_at)
-            .map_or(0, |no_shows| no_shows.count)
-    }
-
-    /// That many writers wait. The next to come is not among those that did not.
-    pub(crate) fn count_writers(&mut self, writers: u64) {
-        if let Some(no_shows) = &mut self.no_shows {
-            no_shows.count = no_shows.count.min(writers);
-        }
-    }
-
-    /// Whether no thread uses it: none holds, waits or asks.
-    fn is_free(&self) -> bool {
-        self.lock.is_free() && self.local_semaphore.is_free()
-    }
-
-    /// Whether dropping it would forget nothing.
-    fn is_idle(&self, now: Instant) -> bool {
-        let kept_out = self.kept_out.as_ref();
-        self.is_free()
-            && self.lock.is_idle(now)
-            && kept_out.is_none_or(|kept_out| now >= kept_out.forgotten_at)
-            && self.no_shows(now) == 0
-    }
-
-    /// Closes the shared holds of this process to further threads once a writer of another process is seen to wait.
-    ///
-    /// Nobody waits for the answer: it is looked at by whoever comes next. `submit` sends the question, in memory only;
-    /// `true` if it has to be flushed.
-    pub(crate) fn probe_writers(
-        &mut self,
-        now: Instant,
-        submit: impl FnOnce() -> Option<Arc<Call>>,
-    ) -> bool {
-        if let Some(probe) = &self.probe {
-            let age = now.saturating_duration_since(probe.since);
-            let outcome = probe.call.outcome();
-            if let Some(Ok(reply)) = &outcome
-                && let Some(writers) = writers_found(&reply.value)
-            {
-                if writers > self.no_shows(now) {
-                    self.probe = None;
-                    self.lock.close_shared();
-                    return false;
-                }
-                self.count_writers(writers);
-            }
-            match outcome {
-                Some(_) if age < PROBE_EVERY => return false,
-                None if age < PROBE_AGAIN => return false,
-                _ => {}
-            }
-        }
-        self.probe = submit().map(|call| WriterProbe { since: now, call });
-        self.probe.is_some()
-    }
-}
-
-/// How many `PUBSUB NUMSUB` has found.
-fn writers_found(reply: &Value) -> Option<u64> {
-    match reply {
-        Value::Array(parts) => match parts.as_slice() {
-            [_, Value::Int(n)] => u64::try_from(*n).ok(),
-            _ => None,
-        },
-        _ => None,
-    }
-}
-
-/// Wakes the threads that a wakeup was stored for, with no mutex held.
-pub(crate) fn wake(calls: EntryWakeups) {
-    for (waiter, _) in calls.joined {
-        waiter.wake();
-    }
-    if let Some(waiter) = calls.contend {
-        waiter.wake();
-    }
-}
-
-/// Entries of several names are in one more shard, to be found quickly.
-const SHARDS: usize = 32;
-
-/// How long an idle lock is kept: past any gap over which its tenure's age counts.
-const LINGER: Duration = Duration::from_millis(20);
-
-/// How many entries one sweep looks at, and how many of them may turn out to be still needed before it ends.
-const SWEEP: (usize, usize) = (4096, 512);
-
-/// All entries of a client, by kind and id: the name, or a list of them.
-pub(crate) struct Registry {
-    prefix: String,
-    db: i64,
-    tenure: Duration,
+/// All entries, by their keys.
+pub(crate) struct Registry<K: Key, T, S: State> {
     hasher: RandomState,
-    shards: Vec<Mutex<Shard>>,
-    free: Arc<Free>,
+    /// The last is for keys that are apart.
+    shards: Vec<Mutex<Shard<K, T, S>>>,
+    free: Arc<Free<K>>,
 }
 
-type EntryKey = (&'static Kind, Arc<str>);
-
-type Shard = HashMap<EntryKey, Arc<Entry>>;
+type Shard<K, T, S> = HashMap<K, Arc<Entry<K, T, S>>>;
 
 /// What a sweep has come to.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Sweep {
     /// How many entries were looked at.
     looks: usize,
-    /// How many of them stay for now, although nobody uses them.
+    /// How many of them stay for now, although they are free.
     stay: usize,
     /// There are entries to come back for.
     pub(crate) left: bool,
 }
 
-impl Registry {
-    pub(crate) fn new(prefix: String, db: i64, tenure: Duration) -> Self {
+impl<K: Key, T, S: State> Registry<K, T, S> {
+    pub(crate) fn new() -> Self {
         Self {
-            prefix,
-            db,
-            tenure,
             hasher: RandomState::new(),
             shards: (0..=SHARDS).map(|_| Mutex::default()).collect(),
             free: Arc::default(),
         }
     }
 
-    /// The entry of a name, or a list of names, kept from now on until its lock is idle.
-    ///
-    /// # Errors
-    ///
-    /// Those of the kind's [`protocol`](Kind::protocol).
-    pub(crate) fn get(&self, kind: &'static Kind, id: &Arc<str>) -> Result<Arc<Entry>> {
-        let key = (kind, Arc::clone(id));
+    /// The entry with this key, made if need be, and kept from now on until it is idle.
+    pub(crate) fn get<E>(
+        &self,
+        key: K,
+        make: impl FnOnce() -> Result<(T, S), E>,
+    ) -> Result<Arc<Entry<K, T, S>>, E> {
         let mut shard = self.shard(&key).lock();
         if let Some(entry) = shard.get(&key) {
             return Ok(Arc::clone(entry));
         }
+        let (fixed, state) = make()?;
         let registered = Registered {
             key: key.clone(),
             free: Arc::clone(&self.free),
         };
-        let entry = Arc::new(self.make(kind, id, Some(registered))?);
+        let entry = Entry::new(fixed, state, Some(registered));
         let now = Instant::now();
         self.free.lock().push_back((now, key.clone()));
         shard.insert(key, Arc::clone(&entry));
@@ -393,60 +178,13 @@ impl Registry {
         Ok(entry)
     }
 
-    /// The entry of a name, or an unregistered one, for queries that must not create state.
-    ///
-    /// # Errors
-    ///
-    /// Those of the kind's [`protocol`](Kind::protocol).
-    pub(crate) fn look(&self, kind: &'static Kind, id: &Arc<str>) -> Result<Arc<Entry>> {
-        let known = self.known(kind, id);
-        known.map_or_else(|| self.apart(kind, id), Ok)
+    /// The entry with this key, if there is one.
+    pub(crate) fn known(&self, key: &K) -> Option<Arc<Entry<K, T, S>>> {
+        self.shard(key).lock().get(key).cloned()
     }
 
-    /// An unregistered entry, for its protocol alone.
-    ///
-    /// # Errors
-    ///
-    /// Those of the kind's [`protocol`](Kind::protocol).
-    pub(crate) fn apart(&self, kind: &'static Kind, id: &Arc<str>) -> Result<Arc<Entry>> {
-        self.make(kind, id, None).map(Arc::new)
-    }
-
-    /// The entry of a name, if a thread of this client has come to it lately.
-    pub(crate) fn known(&self, kind: &'static Kind, id: &Arc<str>) -> Option<Arc<Entry>> {
-        let key = (kind, Arc::clone(id));
-        self.shard(&key).lock().get(&key).cloned()
-    }
-
-    fn make(
-        &self,
-        kind: &'static Kind,
-        id: &Arc<str>,
-        registered: Option<Registered>,
-    ) -> Result<Entry> {
-        let keyspace = Keyspace {
-            prefix: &self.prefix,
-            db: self.db,
-        };
-        Ok(Entry {
-            name: kind.shown(id),
-            protocol: (kind.protocol)(keyspace, id)?,
-            state: Mutex::new(EntryState {
-                lock: LocalLock::new(kind.order, self.tenure),
-                local_semaphore: LocalSemaphore::new(self.tenure),
-                idempotency_keys: IdempotencyKeys::new(FORGET),
-                contenders: Vec::new(),
-                probe: None,
-                kept_out: None,
-                no_shows: None,
-                noted: registered.is_some(),
-            }),
-            registered,
-        })
-    }
-
-    fn shard(&self, key: &EntryKey) -> &Mutex<Shard> {
-        let place = if key.0.is_set() {
+    fn shard(&self, key: &K) -> &Mutex<Shard<K, T, S>> {
+        let place = if key.is_apart() {
             SHARDS
         } else {
             usize::try_from(self.hasher.hash_one(key) % SHARDS as u64).unwrap_or(0)
@@ -454,12 +192,12 @@ impl Registry {
         &self.shards[place]
     }
 
-    /// The entries of several names each, of which there are few.
-    pub(crate) fn sets(&self) -> Vec<Arc<Entry>> {
+    /// The entries whose keys are apart.
+    pub(crate) fn apart(&self) -> Vec<Arc<Entry<K, T, S>>> {
         self.shards[SHARDS].lock().values().cloned().collect()
     }
 
-    /// Drops entries that have been idle for a while. The work is bounded, and does not grow with the entries in use.
+    /// Drops entries that have been idle for a while. The work is bounded, and does not grow with those in use.
     pub(crate) fn sweep(&self, now: Instant) -> Sweep {
         let mut sweep = Sweep::default();
         while sweep.looks < SWEEP.0 && sweep.stay < SWEEP.1 {
@@ -498,7 +236,7 @@ impl Registry {
     }
 
     /// Looks at an entry that is noted; `true` if it has to be looked at again.
-    fn drop_if_idle(&self, key: &EntryKey, now: Instant) -> bool {
+    fn drop_if_idle(&self, key: &K, now: Instant) -> bool {
         let mut shard = self.shard(key).lock();
         let Some(entry) = shard.get(key) else {
             return false;
@@ -506,11 +244,11 @@ impl Registry {
         // Only the map knows it, and nobody can come to know it while this shard is locked.
         let unused = Arc::strong_count(entry) == 1;
         let mut state = entry.state.lock();
-        if !state.is_free() {
+        if !state.state.is_free() {
             state.noted = false;
             return false;
         }
-        if !unused || !state.is_idle(now) {
+        if !unused || !state.state.is_idle(now) {
             return true;
         }
         drop(state);
@@ -523,39 +261,16 @@ impl Registry {
         false
     }
 
-    /// All entries of a kind.
-    pub(crate) fn of(&self, kind: &'static Kind) -> Vec<Arc<Entry>> {
-        let mut registry = Vec::new();
+    pub(crate) fn all(&self) -> Vec<Arc<Entry<K, T, S>>> {
+        let mut all = Vec::new();
         for shard in &self.shards {
-            let shard = shard.lock();
-            let its = shard.values();
-            registry.extend(its.filter(|entry| entry.protocol.kind() == kind).cloned());
+            all.extend(shard.lock().values().cloned());
         }
-        registry
+        all
     }
 
     pub(crate) fn len(&self) -> usize {
         self.shards.iter().map(|shard| shard.lock().len()).sum()
-    }
-
-    /// Wakes every waiting thread, to look at the client's state.
-    pub(crate) fn wake_all(&self) {
-        for shard in &self.shards {
-            let registry: Vec<_> = shard.lock().values().cloned().collect();
-            for entry in registry {
-                let state = entry.lock();
-                let waiters: Vec<_> = state
-                    .lock
-                    .waiters()
-                    .chain(&state.contenders)
-                    .cloned()
-                    .collect();
-                drop(state);
-                for waiter in waiters {
-                    waiter.wake();
-                }
-            }
-        }
     }
 }
 
@@ -563,41 +278,44 @@ impl Registry {
 mod tests {
     use super::*;
 
-    use crate::local::lock::{Entered, LeasePolicy};
-    use crate::protocol::reentrant;
-
     const LATER: Duration = Duration::from_millis(100);
 
-    fn registry() -> Registry {
-        Registry::new(String::new(), 0, Duration::from_millis(5))
+    impl Key for usize {
+        fn is_apart(&self) -> bool {
+            false
+        }
     }
 
-    fn names(registry: &Registry, n: usize) -> Vec<Arc<Entry>> {
-        let name = |n| Arc::from(format!("name:{n}"));
-        let get = |n| registry.get(&reentrant::KIND, &name(n)).expect("a name");
+    /// How many threads are here.
+    impl State for usize {
+        fn is_free(&self) -> bool {
+            *self == 0
+        }
+
+        fn is_idle(&self, _now: Instant) -> bool {
+            self.is_free()
+        }
+    }
+
+    type TestEntry = Entry<usize, (), usize>;
+    type TestRegistry = Registry<usize, (), usize>;
+
+    fn names(registry: &TestRegistry, n: usize) -> Vec<Arc<TestEntry>> {
+        let make = || Ok::<_, ()>(((), 0));
+        let get = |key| registry.get(key, make).expect("made");
         (0..n).map(get).collect()
     }
 
-    fn enter(entry: &Entry) {
-        let mode = Mode::Exclusive;
-        let mut state = entry.lock();
-        let lease = LeasePolicy::Fixed(LATER);
-        let entered = state
-            .lock
-            .enter(1, mode, lease, Instant::now(), None, false);
-        assert!(matches!(entered, Entered::Contend { .. }));
+    fn enter(entry: &TestEntry) {
+        *entry.lock() += 1;
     }
 
-    fn leave(entry: &Entry) {
-        let mut state = entry.lock();
-        let next = state
-            .lock
-            .withdraw_contender(Mode::Exclusive, Instant::now());
-        assert!(next.contend.is_none());
+    fn leave(entry: &TestEntry) {
+        *entry.lock() -= 1;
     }
 
     /// Sweeps until there is nothing left to come back for, but no more than `most` times.
-    fn sweeps(registry: &Registry, most: usize) -> usize {
+    fn sweeps(registry: &TestRegistry, most: usize) -> usize {
         let mut now = Instant::now();
         let sweep = |n: &usize| {
             now += LATER;
@@ -608,8 +326,8 @@ mod tests {
     }
 
     #[test]
-    fn rooms_in_use_are_not_looked_at_again() {
-        let registry = registry();
+    fn entries_in_use_are_not_looked_at_again() {
+        let registry = TestRegistry::new();
         let mut known = names(&registry, 1_000);
         known.iter().for_each(|entry| enter(entry));
         let now = Instant::now();
@@ -629,8 +347,8 @@ mod tests {
     }
 
     #[test]
-    fn a_room_that_threads_come_to_and_leave_is_noted_once() {
-        let registry = registry();
+    fn an_entry_that_threads_come_to_and_leave_is_noted_once() {
+        let registry = TestRegistry::new();
         let entry = names(&registry, 1).remove(0);
         for _ in 0..100 {
             enter(&entry);
@@ -652,8 +370,8 @@ mod tests {
     }
 
     #[test]
-    fn rooms_that_threads_are_about_to_enter_stay_and_cost_little() {
-        let registry = registry();
+    fn entries_that_threads_are_about_to_use_stay_and_cost_little() {
+        let registry = TestRegistry::new();
         let known = names(&registry, 5_000);
         let mut now = Instant::now();
         for _ in 0..20 {
@@ -668,11 +386,9 @@ mod tests {
     }
 
     #[test]
-    fn a_gate_that_nobody_else_knows_is_not_noted() {
-        let registry = registry();
-        let entry = registry
-            .apart(&reentrant::KIND, &"name".into())
-            .expect("a name");
+    fn an_unregistered_entry_is_not_noted() {
+        let registry = TestRegistry::new();
+        let entry = TestEntry::unregistered((), 0);
         enter(&entry);
         leave(&entry);
         assert_eq!(registry.sweep(Instant::now() + LATER), Sweep::default());

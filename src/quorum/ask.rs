@@ -19,8 +19,8 @@ use redis::Value;
 
 use crate::error::{Error, Result};
 use crate::hold::Hold;
+use crate::hold::entry::Entry;
 use crate::local::lock::LeasePolicy;
-use crate::local::registry::Entry;
 use crate::net::call::{Answer, Attempt};
 use crate::net::request::Request;
 use crate::protocol::kind::Protocol;

@@ -9,7 +9,7 @@ use crate::acquire::spec::LockSpec;
 use crate::acquire::wait_mode::WaitMode;
 use crate::error::LossReason;
 use crate::error::{Error, Result};
-use crate::local::registry::Entry;
+use crate::hold::entry::Entry;
 use crate::local::waiter::CancelToken;
 use crate::net::call::{Attempt, Fault};
 use crate::protocol::idempotency::RequestKeys;
@@ -448,7 +448,7 @@ impl Semaphore {
         session.watchdog.housekeep_soon();
         let answer = answer.map_err(|fault| self.handle.error(doing, fault))?;
         if sendings == 1 {
-            entry.lock().idempotency_keys.answered(keys.number);
+            entry.lock().idempotency_keys().answered(keys.number);
         }
         script::integer(answer.value).map_err(|unexpected| Error::redis(doing, unexpected))
     }
@@ -471,7 +471,7 @@ impl Semaphore {
 pub(crate) fn close(session: &Session) {
     for entry in session.registry.of(&semaphore::KIND) {
         let mut state = entry.lock();
-        let out = state.local_semaphore.close();
+        let out = state.local_semaphore().close();
         if out > 0 {
             submit_release(session, &entry, &mut state, out);
         }
@@ -566,7 +566,7 @@ impl SemaphorePermit {
         if self.shared.session.is_copy() {
             return;
         }
-        self.entry.lock().local_semaphore.forget(self.permits);
+        self.entry.lock().local_semaphore().forget(self.permits);
         self.shared.session.watchdog.housekeep_soon();
     }
 }

@@ -45,9 +45,9 @@ use parking_lot::Mutex;
 use redis::Value;
 
 use crate::error::{LossReason, is_unknown_script};
+use crate::hold::entry::Entry;
 use crate::hold::{Backing, Duty, Hold};
 use crate::local::lock::{LeasePolicy, Mode};
-use crate::local::registry::Entry;
 use crate::net::call::{Answer, Attempt, Call, Undo};
 use crate::protocol::kind::{AcquireArgs, Place, PlaceState};
 use crate::protocol::red;

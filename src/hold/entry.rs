@@ -1,0 +1,370 @@
+//! What a client keeps of one name while threads use it: the local lock, and whatever its kind needs besides.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use redis::Value;
+
+use crate::error::Result;
+use crate::hold::Hold;
+use crate::local::lock::{LocalLock, Mode, Wakeups};
+use crate::local::place::{FORGET, Place, YieldAfter};
+use crate::local::preference::{Follows, Found, WriterPreference};
+use crate::local::registry::{self, Key, State, Sweep};
+use crate::local::semaphore::LocalSemaphore;
+use crate::local::waiter::{MakeError, Waiter, Wakeup};
+use crate::net::call::{Call, Deferred, DeferredTerms};
+use crate::protocol::idempotency::IdempotencyKeys;
+use crate::protocol::kind::{Keyspace, Kind, Protocol};
+
+/// What is known of one name. With its mutex held a thread may take a waiter's, the watchdog's and the connection's, in
+/// memory; it does no I/O.
+pub(crate) type Entry = registry::Entry<EntryKey, Named, EntryState>;
+
+/// A kind, and an id of that kind.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub(crate) struct EntryKey {
+    kind: &'static Kind,
+    id: Arc<str>,
+}
+
+impl Key for EntryKey {
+    /// Sets are looked through by threads that are about to wait.
+    fn is_apart(&self) -> bool {
+        self.kind.is_set()
+    }
+}
+
+/// What about an entry never changes.
+pub(crate) struct Named {
+    /// As the user gave it; several names joined.
+    pub(crate) name: Arc<str>,
+    pub(crate) protocol: Box<dyn Protocol>,
+}
+
+pub(crate) struct EntryState {
+    pub(crate) lock: LocalLock<Arc<Waiter>, Arc<Hold>, Arc<Call>>,
+    /// How to reach the contenders while they park.
+    pub(crate) contenders: Vec<Arc<Waiter>>,
+    tenure: Duration,
+    /// What only a semaphore has, and only a read-write lock: a lock is to be small.
+    semaphore: Option<Box<SemaphoreState>>,
+    preference: Option<Box<WriterPreference<Arc<Call>>>>,
+}
+
+struct SemaphoreState {
+    local: LocalSemaphore<Arc<Place>, YieldAfter>,
+    keys: IdempotencyKeys,
+}
+
+type EntryWakeups = Wakeups<Arc<Waiter>, Arc<Hold>>;
+
+impl Entry {
+    /// The release of one owner's hold, to be sent until `useful_until`.
+    pub(crate) fn release(
+        &self,
+        mode: Mode,
+        owner: &str,
+        useful_until: Instant,
+        undo: bool,
+    ) -> Deferred {
+        Deferred {
+            request: if undo {
+                self.protocol.undo(mode, owner)
+            } else {
+                self.protocol.release(mode, owner)
+            },
+            terms: DeferredTerms {
+                name: Arc::clone(&self.name),
+                useful_until,
+                undo,
+                for_good: false,
+            },
+        }
+    }
+
+    /// Redis was unreachable for the whole response timeout: nobody in the queue needs to find that out again.
+    pub(crate) fn dismiss(&self, error: &MakeError) {
+        let mut state = self.lock();
+        let waiters = state.lock.dismiss();
+        for waiter in &waiters {
+            waiter.store(Wakeup::Failed(Arc::clone(error)));
+        }
+        drop(state);
+        for waiter in waiters {
+            waiter.wake();
+        }
+    }
+
+    /// Removes a lost hold, so that others of this process may ask Redis.
+    pub(crate) fn lost(&self, hold: &Arc<Hold>) {
+        let mut state = self.lock();
+        let next = state.lock.lost(hold, Instant::now());
+        state.tell(&next);
+        drop(state);
+        wake(next);
+    }
+}
+
+impl EntryState {
+    fn new(kind: &Kind, tenure: Duration) -> Self {
+        Self {
+            lock: LocalLock::new(kind.order, tenure),
+            contenders: Vec::new(),
+            tenure,
+            semaphore: None,
+            preference: None,
+        }
+    }
+
+    fn semaphore(&mut self) -> &mut SemaphoreState {
+        self.semaphore.get_or_insert_with(|| {
+            Box::new(SemaphoreState {
+                local: LocalSemaphore::new(self.tenure),
+                keys: IdempotencyKeys::new(FORGET),
+            })
+        })
+    }
+
+    pub(crate) fn local_semaphore(&mut self) -> &mut LocalSemaphore<Arc<Place>, YieldAfter> {
+        &mut self.semaphore().local
+    }
+
+    /// Of the requests of a semaphore.
+    pub(crate) fn idempotency_keys(&mut self) -> &mut IdempotencyKeys {
+        &mut self.semaphore().keys
+    }
+
+    /// Stores the wakeups of those whose turn it is; they have to be woken after the mutex was released.
+    pub(crate) fn tell(&mut self, calls: &EntryWakeups) {
+        for (waiter, hold) in &calls.joined {
+            waiter.store(Wakeup::Granted(Arc::clone(hold)));
+        }
+        if let Some(next) = &calls.contend {
+            next.store(Wakeup::Contend(self.lock.start(Instant::now())));
+        }
+    }
+
+    /// Whether a thread waits here, or asks and was refused.
+    pub(crate) fn is_waited_for(&self) -> bool {
+        !self.contenders.is_empty() || self.lock.waiters().next().is_some()
+    }
+
+    pub(crate) fn forget_contender(&mut self, waiter: Option<&Arc<Waiter>>) {
+        if let Some(waiter) = waiter {
+            self.contenders.retain(|other| !Arc::ptr_eq(other, waiter));
+        }
+    }
+
+    /// See [`WriterPreference::kept_out_since`].
+    pub(crate) fn kept_out_since(&self, now: Instant) -> Instant {
+        let preference = self.preference.as_ref();
+        preference.map_or(now, |preference| preference.kept_out_since(now))
+    }
+
+    /// See [`WriterPreference::keep_out`].
+    pub(crate) fn keep_out(&mut self, now: Instant, memory: Duration, writers: Option<u64>) {
+        let preference = self.preference.get_or_insert_default();
+        preference.keep_out(now, memory, writers);
+    }
+
+    /// See [`WriterPreference::let_in`].
+    pub(crate) fn let_in(&mut self, now: Instant, max_wait: Duration) {
+        if let Some(preference) = &mut self.preference {
+            preference.let_in(now, max_wait);
+        }
+    }
+
+    /// See [`WriterPreference::no_shows`].
+    pub(crate) fn no_shows(&self, now: Instant) -> u64 {
+        let preference = self.preference.as_ref();
+        preference.map_or(0, |preference| preference.no_shows(now))
+    }
+
+    /// See [`WriterPreference::count_writers`].
+    pub(crate) fn count_writers(&mut self, writers: u64) {
+        if let Some(preference) = &mut self.preference {
+            preference.count_writers(writers);
+        }
+    }
+
+    /// Closes the shared holds of this process to further threads once a writer of another process is seen to wait.
+    ///
+    /// `submit` sends a probe, in memory only; `true` if it has to be flushed.
+    pub(crate) fn probe_writers(
+        &mut self,
+        now: Instant,
+        submit: impl FnOnce() -> Option<Arc<Call>>,
+    ) -> bool {
+        let preference = self.preference.get_or_insert_default();
+        match preference.probe(now, |call| writers_found(call), submit) {
+            Follows::Join { sent } => sent,
+            Follows::Close => {
+                self.lock.close_shared();
+                false
+            }
+        }
+    }
+}
+
+impl State for EntryState {
+    fn is_free(&self) -> bool {
+        let semaphore = self.semaphore.as_ref();
+        self.lock.is_free() && semaphore.is_none_or(|semaphore| semaphore.local.is_free())
+    }
+
+    fn is_idle(&self, now: Instant) -> bool {
+        let preference = self.preference.as_ref();
+        self.is_free()
+            && self.lock.is_idle(now)
+            && preference.is_none_or(|preference| preference.is_idle(now))
+    }
+}
+
+/// How many `PUBSUB NUMSUB` has found.
+fn writers_found(probe: &Call) -> Found {
+    let Some(outcome) = probe.outcome() else {
+        return Found::NothingYet;
+    };
+    let writers = match outcome {
+        Ok(reply) => match reply.value {
+            Value::Array(parts) => match parts.as_slice() {
+                [_, Value::Int(n)] => u64::try_from(*n).ok(),
+                _ => None,
+            },
+            _ => None,
+        },
+        Err(_) => None,
+    };
+    writers.map_or(Found::Failed, Found::Writers)
+}
+
+/// Wakes the threads that a wakeup was stored for, with no mutex held.
+pub(crate) fn wake(calls: EntryWakeups) {
+    for (waiter, _) in calls.joined {
+        waiter.wake();
+    }
+    if let Some(waiter) = calls.contend {
+        waiter.wake();
+    }
+}
+
+/// All entries of a client, by kind and id: the name, or a list of them.
+pub(crate) struct Registry {
+    prefix: String,
+    db: i64,
+    tenure: Duration,
+    entries: registry::Registry<EntryKey, Named, EntryState>,
+}
+
+impl Registry {
+    pub(crate) fn new(prefix: String, db: i64, tenure: Duration) -> Self {
+        Self {
+            prefix,
+            db,
+            tenure,
+            entries: registry::Registry::new(),
+        }
+    }
+
+    /// The entry of a name, or a list of names, kept from now on until it is idle.
+    ///
+    /// # Errors
+    ///
+    /// Those of the kind's [`protocol`](Kind::protocol).
+    pub(crate) fn get(&self, kind: &'static Kind, id: &Arc<str>) -> Result<Arc<Entry>> {
+        let make = || self.make(kind, id);
+        self.entries.get(key(kind, id), make)
+    }
+
+    /// The entry of a name; an unregistered one for a query, which must not create state.
+    ///
+    /// # Errors
+    ///
+    /// Those of the kind's [`protocol`](Kind::protocol).
+    pub(crate) fn look(&self, kind: &'static Kind, id: &Arc<str>) -> Result<Arc<Entry>> {
+        let known = self.known(kind, id);
+        known.map_or_else(|| self.apart(kind, id), Ok)
+    }
+
+    /// An unregistered entry of a name, for its protocol alone.
+    ///
+    /// # Errors
+    ///
+    /// Those of the kind's [`protocol`](Kind::protocol).
+    pub(crate) fn apart(&self, kind: &'static Kind, id: &Arc<str>) -> Result<Arc<Entry>> {
+        let (named, state) = self.make(kind, id)?;
+        Ok(Entry::unregistered(named, state))
+    }
+
+    /// The entry of a name, if a thread of this client has used it lately.
+    pub(crate) fn known(&self, kind: &'static Kind, id: &Arc<str>) -> Option<Arc<Entry>> {
+        self.entries.known(&key(kind, id))
+    }
+
+    fn make(&self, kind: &'static Kind, id: &Arc<str>) -> Result<(Named, EntryState)> {
+        let keyspace = Keyspace {
+            prefix: &self.prefix,
+            db: self.db,
+        };
+        let named = Named {
+            name: kind.shown(id),
+            protocol: (kind.protocol)(keyspace, id)?,
+        };
+        Ok((named, EntryState::new(kind, self.tenure)))
+    }
+
+    /// The entries of several names each, of which there are few.
+    pub(crate) fn sets(&self) -> Vec<Arc<Entry>> {
+        self.entries.apart()
+    }
+
+    /// Drops entries that have been idle for a while. The work is bounded, and does not grow with those in use.
+    pub(crate) fn sweep(&self, now: Instant) -> Sweep {
+        self.entries.sweep(now)
+    }
+
+    /// All entries of a kind.
+    pub(crate) fn of(&self, kind: &'static Kind) -> Vec<Arc<Entry>> {
+        let mut entries = self.entries.all();
+        entries.retain(|entry| entry.protocol.kind() == kind);
+        entries
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Wakes everybody who waits for any lock, to look at the client's state.
+    pub(crate) fn wake_all(&self) {
+        for entry in self.entries.all() {
+            let state = entry.lock();
+            let waiters: Vec<_> = state
+                .lock
+                .waiters()
+                .chain(&state.contenders)
+                .cloned()
+                .collect();
+            drop(state);
+            for waiter in waiters {
+                waiter.wake();
+            }
+        }
+    }
+}
+
+fn key(kind: &'static Kind, id: &Arc<str>) -> EntryKey {
+    let id = Arc::clone(id);
+    EntryKey { kind, id }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_entry_is_small() {
+        // There is one for each lock that is held.
+        assert!(size_of::<Entry>() <= 328, "{}", size_of::<Entry>());
+    }
+}
