@@ -1201,7 +1201,7 @@ fn a_lost_lock_is_free_for_threads_of_the_same_process<L: Lock>() {
     let loss = guard.lost().recv_timeout(LONG).unwrap();
     let told = Instant::now();
     // Those who wait in Redis ask now and then, perhaps before the next renewal.
-    let may_be_taken = L::LINE == Line::Redis && lease > ms(1500);
+    let may_be_taken = L::LINE == Line::Redis;
     assert!(
         loss.reason == LossReason::Forced || may_be_taken && loss.reason == LossReason::TakenOver,
         "{loss:?}"
