@@ -37,6 +37,11 @@ impl Listening {
         self.waiter.get_or_insert_with(Waiter::new)
     }
 
+    /// The waiter, if somebody may know it.
+    pub(crate) fn known_waiter(&self) -> Option<&Arc<Waiter>> {
+        self.waiter.as_ref()
+    }
+
     /// What has been heard so far, if it listens; to be taken before a question whose answer may lead to a park.
     pub(crate) fn heard(&self) -> Option<Heard> {
         self.waiter.as_ref().map(|waiter| waiter.heard())
@@ -78,6 +83,15 @@ impl Listening {
     pub(crate) fn poll_cap(&self, parked: u32) -> Duration {
         let subscription = self.subscription.as_ref();
         subscription.map_or(POLL_CAP_UNHEARD, |its| its.poll_cap(parked))
+    }
+
+    /// Whether it waits for announcements.
+    pub(crate) fn is_subscribed(&self) -> bool {
+        self.subscription.is_some()
+    }
+
+    pub(crate) fn take_subscription(&mut self) -> Option<Subscription> {
+        self.subscription.take()
     }
 
     /// What it waited for is there: whoever goes on with that need not write UNSUBSCRIBE first.

@@ -23,14 +23,18 @@
 //! What differs between the ways of waiting is a [`Strategy`].
 
 pub(crate) mod contender;
+pub(crate) mod enter;
+pub(crate) mod fair;
 pub(crate) mod guard;
 pub(crate) mod latch;
 pub(crate) mod leased_permits;
 pub(crate) mod listening;
 pub(crate) mod permits;
+pub(crate) mod quorum;
 pub(crate) mod spec;
 pub(crate) mod turn;
 pub(crate) mod wait_mode;
+pub(crate) mod writer_preference;
 pub(crate) mod yielding;
 
 use std::sync::Arc;
@@ -85,7 +89,7 @@ impl From<Error> for NoReply {
 pub(crate) enum Outcome<G> {
     Granted(G),
     /// Somebody else had it when Redis was asked last.
-    Busy,
+    Busy(Busy),
     /// The time was up before there was an answer; what it may have brought is being undone.
     TooLate,
 }
@@ -95,7 +99,7 @@ impl<G> Outcome<G> {
     pub(crate) fn granted(self) -> Option<G> {
         match self {
             Self::Granted(grant) => Some(grant),
-            Self::Busy | Self::TooLate => None,
+            Self::Busy(_) | Self::TooLate => None,
         }
     }
 }
@@ -209,7 +213,7 @@ pub(crate) fn acquire<S: Strategy>(
             continue;
         }
         if !mode.asks_again() || deadline.has_passed(Instant::now()) {
-            return Ok(Outcome::Busy);
+            return Ok(Outcome::Busy(busy));
         }
         if !std::mem::replace(&mut was_refused, true) {
             strategy.may_wait()?;
@@ -227,13 +231,14 @@ pub(crate) fn acquire<S: Strategy>(
             continue;
         }
         let cap = listening.poll_cap(parked);
+        // A pause is no park: nothing was to be announced.
+        parked += u32::from(listening.is_subscribed());
         let waiter = Arc::clone(listening.waiter());
         let mut park = strategy.park_for(cap);
         if let Some(left) = busy.retry_after {
             // A key lives for the whole of its last millisecond.
             park = park.min(left + Duration::from_millis(1));
         }
-        parked += 1;
         let until = deadline.or(Instant::now() + park);
         let stop = || strategy.has_news() || spec.must_stop(mode);
         waiter.wait_to_hear(seen, until, &stop);
@@ -247,7 +252,7 @@ pub(crate) fn acquire<S: Strategy>(
 }
 
 /// Begins to wait, and to listen where changes are announced; `false` if it did so before, for the same place.
-fn listen<S: Strategy>(strategy: &mut S, spec: &LockSpec, on: usize) -> Result<bool> {
+pub(crate) fn listen<S: Strategy>(strategy: &mut S, spec: &LockSpec, on: usize) -> Result<bool> {
     if strategy.listening().is_on(on) {
         return Ok(false);
     }

@@ -234,7 +234,7 @@ impl Strategy for Permits<'_> {
         let deadline = self.mode.deadline();
         if yielding::was_heard(session, &call, we_listened, deadline, &stop) {
             let waiter = self.place.as_ref().map(|place| &place.waiter);
-            yielding::yield_to_others(session, waiter, deadline, &stop);
+            yielding::yield_to_others(session, waiter, yielding::FOR, deadline, &stop);
         }
         // There may be no time left, or no need.
         Ok(false)

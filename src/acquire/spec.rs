@@ -1,29 +1,25 @@
-//! What every lock does, whatever its kind: the way of a thread through lock, protocol and guard.
+//! The settings of a handle, the questions that need no wait, and the errors made of what went wrong.
 
-use std::cell::OnceCell;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::acquire::contender::Contender;
-use crate::acquire::guard::GuardInner;
 use crate::acquire::wait_mode::WaitMode;
 use crate::config;
 use crate::error::LossReason;
 use crate::error::{Error, Result};
-use crate::hold::entry::{Entry, wake};
-use crate::hold::{Duty, Hold, NotRenewed};
-use crate::local::lock::{Entered, LeasePolicy, Mode};
-use crate::local::waiter::{CancelToken, MakeError, Waiter, Wakeup};
-use crate::net::call::{Call, Fault};
+use crate::hold::Hold;
+use crate::hold::entry::Entry;
+use crate::local::lock::{LeasePolicy, Mode};
+use crate::local::waiter::{CancelToken, MakeError};
+use crate::net::call::Fault;
 use crate::protocol::keys;
 use crate::protocol::kind::{Kind, Protocol};
 use crate::protocol::owner;
-use crate::protocol::script::{self, Renewed};
+use crate::protocol::script;
 use crate::protocol::{KINDS, red, reentrant};
 use crate::quorum::ask::Quorum;
 use crate::quorum::failure::{Failure, Short};
 use crate::session::{Session, SharedSession};
-use crate::time::Deadline;
 
 /// A handle's settings: which lock, and how to take it.
 #[derive(Clone)]
@@ -32,14 +28,14 @@ pub(crate) struct LockSpec {
     /// As the user gave it; several names joined.
     pub(crate) name: Arc<str>,
     /// By which its entry is found: the name, or a list.
-    id: Arc<str>,
+    pub(crate) id: Arc<str>,
     pub(crate) kind: &'static Kind,
     /// The servers of which a majority has to grant it; `shared` is the client of one of them.
     pub(crate) quorum: Option<Arc<Quorum>>,
     /// How long a server must have been up to be one of them.
     pub(crate) up_for: Duration,
     pub(crate) mode: Mode,
-    reentrant: bool,
+    pub(crate) is_reentrant: bool,
     lease: Option<Duration>,
     max_hold: Option<Duration>,
     pub(crate) cancel: Option<CancelToken>,
@@ -59,7 +55,7 @@ impl LockSpec {
             quorum: None,
             up_for: Duration::ZERO,
             mode: Mode::Exclusive,
-            reentrant: true,
+            is_reentrant: true,
             lease: None,
             max_hold: None,
             cancel: None,
@@ -100,7 +96,7 @@ impl LockSpec {
 
     /// For locks that their holder cannot take again.
     pub(crate) fn non_reentrant(mut self) -> Self {
-        self.reentrant = false;
+        self.is_reentrant = false;
         self
     }
 
@@ -202,39 +198,10 @@ impl LockSpec {
         }
     }
 
-    /// Takes the lock, or one more hold of it.
-    pub(crate) fn acquire(&self, patience: WaitMode) -> Result<Option<GuardInner>> {
-        self.session().check_open()?;
-        let result = self.come_in(patience).and_then(|came| match came {
-            Pending::In(held) => Ok(Some(held)),
-            Pending::Away => Ok(None),
-            Pending::ToAsk(contender) => contender.run(),
-        });
-        if !matches!(result, Ok(Some(_))) {
-            // The lock may be idle now, and nobody else comes to see.
-            self.session().watchdog.housekeep_soon();
-        }
-        result
-    }
-
-    /// Waits for the answer to one attempt, which may be under way already.
-    pub(crate) fn told(&self, came: Result<Pending<'_>>) -> Result<Outcome> {
-        let told = came.and_then(|came| match came {
-            Pending::In(held) => Ok(Outcome::Held(held)),
-            Pending::Away => Ok(Outcome::Busy(Busy::Here)),
-            Pending::ToAsk(contender) => contender.once(),
-        });
-        if !matches!(told, Ok(Outcome::Held(_))) {
-            // The lock may be idle now, and nobody else comes to see.
-            self.session().watchdog.housekeep_soon();
-        }
-        told
-    }
-
     /// Whether those who have it, or ask for it, came to it only within the last `span`, and may have to give it back.
     ///
     /// Of others than this client's threads that can be told if their lease is that of this handle or of the client.
-    pub(crate) fn may_be_given_back(&self, busy: Busy, span: Duration) -> bool {
+    pub(crate) fn may_be_given_back(&self, who: InTheWay, span: Duration) -> bool {
         let session = self.session();
         let (Ok(entry), Ok((_, lease))) = (self.look(), self.terms()) else {
             return false;
@@ -242,15 +209,15 @@ impl LockSpec {
         if self.has_it_otherwise(&*entry.protocol) {
             return false;
         }
-        match busy {
-            Busy::Here => {
+        match who {
+            InTheWay::Here => {
                 let (state, now) = (entry.lock(), Instant::now());
                 let is_young =
                     |hold: &Arc<Hold>| now.saturating_duration_since(hold.asked_at()) < span;
                 // Who waits for it has seen it with somebody else.
                 !state.is_waited_for() && state.lock.holds().all(is_young)
             }
-            Busy::Elsewhere { left } => left.is_some_and(|left| {
+            InTheWay::Elsewhere { left } => left.is_some_and(|left| {
                 // Redis counts in whole milliseconds.
                 let ms = Duration::from_millis(1);
                 [lease, session.lease]
@@ -293,7 +260,7 @@ impl LockSpec {
     }
 
     /// Its entry, or one that nobody else knows.
-    fn look(&self) -> Result<Arc<Entry>> {
+    pub(crate) fn look(&self) -> Result<Arc<Entry>> {
         self.session().check_open()?;
         self.session().registry.look(self.kind, &self.id)
     }
@@ -310,143 +277,17 @@ impl LockSpec {
 
     /// Whether it is the same lock, to be taken in the same way.
     pub(crate) fn is_same(&self, other: &Self) -> bool {
-        let settings =
-            |handle: &Self| (handle.kind, handle.reentrant, handle.lease, handle.max_hold);
+        let settings = |handle: &Self| {
+            (
+                handle.kind,
+                handle.is_reentrant,
+                handle.lease,
+                handle.max_hold,
+            )
+        };
         Arc::ptr_eq(self.session(), other.session())
             && self.id == other.id
             && settings(self) == settings(other)
-    }
-
-    /// As far as there is nothing to ask Redis for.
-    pub(crate) fn come_in(&self, patience: WaitMode) -> Result<Pending<'_>> {
-        let (lease, ttl) = self.terms()?;
-        let session = self.session();
-        let entry = session.registry.get(self.kind, &self.id)?;
-        if self.must_stop(patience) {
-            return Err(self.stopped());
-        }
-        match &self.quorum {
-            Some(quorum) => {
-                let until = patience
-                    .deadline()
-                    .or(Instant::now() + session.response_timeout);
-                quorum.masters.check(until)?;
-                quorum.start_watchdogs()?;
-            }
-            None => session.start_watchdog()?,
-        }
-
-        let thread = owner::this_thread();
-        let terms = Terms { lease, ttl, thread };
-        loop {
-            let now = Instant::now();
-            let waiter = OnceCell::new();
-            let queue = || Arc::clone(waiter.get_or_init(Waiter::new));
-            let may_queue: Option<&dyn Fn() -> Arc<Waiter>> = match patience {
-                WaitMode::Once | WaitMode::Together { .. } => None,
-                WaitMode::Until(_) => Some(&queue),
-            };
-            let mut state = entry.lock();
-            let entered = state
-                .lock
-                .enter(thread, self.mode, lease, now, may_queue, self.yields);
-            match entered {
-                Entered::Busy => return Ok(Pending::Away),
-                Entered::Deadlock(hold) => {
-                    drop(state);
-                    if self.is_still_ours(&hold) {
-                        return Err(self.would_deadlock());
-                    }
-                }
-                Entered::Contend { start, under } => {
-                    drop(state);
-                    let contender =
-                        Contender::new(self, entry, terms, patience, None, under, start);
-                    return Ok(Pending::ToAsk(contender));
-                }
-                Entered::Joined(hold) => {
-                    let looks = self.yields
-                        && state.probe_writers(now, || {
-                            let call = Call::question(entry.protocol.probe_writers_request()?);
-                            session.connection.submit(&call).map(|_| call)
-                        });
-                    drop(state);
-                    if looks {
-                        session.connection.flush(false);
-                        session.watchdog.housekeep_soon();
-                    }
-                    if self.is_still_ours(&hold) {
-                        session.counters.shared.add(1);
-                        return Ok(Pending::In(GuardInner::new(self, hold, thread)));
-                    }
-                }
-                Entered::Queued(ticket) => {
-                    drop(state);
-                    let (Some(waiter), WaitMode::Until(deadline)) = (waiter.get(), patience) else {
-                        return Ok(Pending::Away);
-                    };
-                    match self.wait_in_queue(&entry, ticket, waiter, deadline)? {
-                        None => return Ok(Pending::Away),
-                        Some(Wakeup::Granted(hold)) => {
-                            if self.is_still_ours(&hold) {
-                                match self.mode {
-                                    Mode::Exclusive => session.counters.passed.add(1),
-                                    Mode::Shared => session.counters.shared.add(1),
-                                }
-                                return Ok(Pending::In(GuardInner::new(self, hold, thread)));
-                            }
-                        }
-                        Some(Wakeup::Contend(start)) => {
-                            let waiter = Some(Arc::clone(waiter));
-                            let contender =
-                                Contender::new(self, entry, terms, patience, waiter, None, start);
-                            return Ok(Pending::ToAsk(contender));
-                        }
-                        Some(Wakeup::Failed(error)) => return Err(error()),
-                    }
-                }
-                Entered::Mine {
-                    hold,
-                    count,
-                    lease: its,
-                } => {
-                    if !hold.is_valid(now) {
-                        drop(state);
-                        self.give_up_lost(&hold);
-                        continue;
-                    }
-                    if !self.reentrant {
-                        return Err(self.would_deadlock());
-                    }
-                    if matches!(its, LeasePolicy::Renewed { .. }) {
-                        // Free of charge: whoever renews it, renews it for this hold too.
-                        state.lock.reenter(thread, &hold, its);
-                        drop(state);
-                        session.counters.reentered.add(1);
-                        return Ok(Pending::In(GuardInner::reentered(
-                            self,
-                            hold,
-                            thread,
-                            count + 1,
-                        )));
-                    }
-                    drop(state);
-                    match self.renew_to_reenter(&entry, &hold, terms, count + 1, patience)? {
-                        Reentered::Yes => {
-                            session.counters.reentered.add(1);
-                            return Ok(Pending::In(GuardInner::reentered(
-                                self,
-                                hold,
-                                thread,
-                                count + 1,
-                            )));
-                        }
-                        Reentered::TooLate => return Ok(Pending::Away),
-                        Reentered::Lost => {}
-                    }
-                }
-            }
-        }
     }
 
     /// Whether the calling thread has the lock, or one of several names, already as a lock of another kind or as part of
@@ -478,111 +319,6 @@ impl LockSpec {
     pub(crate) fn would_deadlock(&self) -> Error {
         Error::WouldDeadlock {
             name: self.name.to_string(),
-        }
-    }
-
-    /// Whether a hold that another thread has left or shared with this one is not over by now.
-    fn is_still_ours(&self, hold: &Arc<Hold>) -> bool {
-        if !hold.is_valid(Instant::now()) {
-            self.give_up_lost(hold);
-        }
-        hold.is_held()
-    }
-
-    /// A hold whose time is over although nobody has said so yet.
-    fn give_up_lost(&self, hold: &Arc<Hold>) {
-        let reason = match hold.duty(Instant::now()) {
-            Duty::Lose(reason) => reason,
-            _ => LossReason::Expired,
-        };
-        self.session().lose(hold, reason);
-        // Unless a renewal was faster: then it is ours still.
-        if !hold.is_held() {
-            hold.entry.lost(hold);
-        }
-    }
-
-    /// One more hold of a thread whose lease is fixed: the new hold's lease counts from now, and never shortens.
-    fn renew_to_reenter(
-        &self,
-        entry: &Entry,
-        hold: &Arc<Hold>,
-        terms: Terms,
-        count: u32,
-        patience: WaitMode,
-    ) -> Result<Reentered> {
-        let session = self.session();
-        let budget = patience.budget(Instant::now(), session.response_timeout);
-        let until = budget.until;
-        let stop = || self.must_stop(patience);
-        let asked = session
-            .backing(hold)
-            .renew(hold, terms.lease, terms.ttl, count, until, &stop);
-        let (renewed, sent_at) = match asked {
-            Ok(answer) => answer,
-            Err(NotRenewed::Late(_)) if budget.callers => return Ok(Reentered::TooLate),
-            Err(NotRenewed::Stopped) => return Err(self.stopped()),
-            Err(NotRenewed::Late(err) | NotRenewed::Failed(err)) => return Err(err),
-        };
-        let in_time = hold.is_valid(Instant::now());
-        let reason = match renewed {
-            Renewed::Yes => {
-                if entry.lock().lock.reenter(terms.thread, hold, terms.lease) {
-                    session.watchdog.arm(hold, hold.due_after(sent_at));
-                    if hold.is_held() {
-                        return Ok(Reentered::Yes);
-                    }
-                    entry.lost(hold);
-                }
-                // Outcome lost while the renewal was under way: Redis keeps it for a whole lease more.
-                session.give_back(hold);
-                return Ok(Reentered::Lost);
-            }
-            _ if !in_time => LossReason::Expired,
-            Renewed::Gone => LossReason::Forced,
-            Renewed::Taken => LossReason::TakenOver,
-        };
-        session.lose(hold, reason);
-        Ok(Reentered::Lost)
-    }
-
-    pub(crate) fn wait_in_queue(
-        &self,
-        entry: &Entry,
-        ticket: u64,
-        waiter: &Arc<Waiter>,
-        deadline: Deadline,
-    ) -> Result<Option<Wakeup>> {
-        let patience = WaitMode::Until(deadline);
-        if let Some(token) = &self.cancel {
-            token.watch(waiter);
-        }
-        let deadlocked = self.has_it_otherwise(&*entry.protocol);
-        let stop = || deadlocked || self.must_stop(patience);
-        if let Some(called) = waiter.wait_in_line(deadline, &stop) {
-            return Ok(Some(called));
-        }
-        let mut state = entry.lock();
-        let left = state.lock.withdraw(ticket, Instant::now());
-        if let Some(next) = &left {
-            state.tell(next);
-        }
-        drop(state);
-        if let Some(next) = left {
-            wake(next);
-        }
-        match waiter.called() {
-            // Wakeup out of line at the last moment. Whoever is called has to answer.
-            Some(called) => Ok(Some(called)),
-            None => {
-                if self.must_stop(patience) {
-                    Err(self.stopped())
-                } else if deadlocked {
-                    Err(self.would_deadlock())
-                } else {
-                    Ok(None)
-                }
-            }
         }
     }
 
@@ -657,34 +393,9 @@ impl LockSpec {
     }
 }
 
-/// What became of one more hold that takes a renewal.
-enum Reentered {
-    Yes,
-    /// There was none below it any more.
-    Lost,
-    /// Redis had not answered when the caller's time was up.
-    TooLate,
-}
-
-/// How far a thread has come without a question to Redis.
-pub(crate) enum Pending<'a> {
-    In(GuardInner),
-    /// Somebody is before it.
-    Away,
-    ToAsk(Contender<'a>),
-}
-
-/// What one attempt has come to.
-pub(crate) enum Outcome {
-    Held(GuardInner),
-    Busy(Busy),
-    /// Redis had not answered when the caller's time was up.
-    TooLate,
-}
-
 /// Who is before one who asked once.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Busy {
+pub(crate) enum InTheWay {
     /// A thread of this client, which has the lock or asks for it.
     Here,
     /// Whoever Redis says has it, for how long yet; `None`: for ever, as far as it knows.

@@ -13,7 +13,10 @@ use crate::time::{self, Deadline};
 /// How long others go first.
 ///
 /// Measured: on a quiet machine 100 µs are enough for another process to be woken and to ask; a busy one needs more.
-const YIELD_FOR: Duration = Duration::from_micros(300);
+pub(crate) const FOR: Duration = Duration::from_micros(300);
+
+/// How long others go first where they are not notified but come by: the shortest of their pauses.
+pub(crate) const FOR_UNNOTIFIED: Duration = Duration::from_millis(1);
 
 /// How long to wait for the number of those who heard the last release of this process.
 const HEARD_WITHIN: Duration = Duration::from_millis(250);
@@ -34,15 +37,16 @@ pub(crate) fn was_heard(
     matches!(script::released(&value), Ok(Released::Yes { listeners }) if listeners > own)
 }
 
-/// Lets others go first; until a message comes, for one that listens.
+/// Lets others go first for `span`; until a message comes, for one that listens.
 pub(crate) fn yield_to_others(
     session: &Session,
     waiter: Option<&Arc<Waiter>>,
+    span: Duration,
     deadline: Deadline,
     stop: &dyn Fn() -> bool,
 ) {
     session.counters.held_back.add(1);
-    let until = deadline.or(Instant::now() + YIELD_FOR);
+    let until = deadline.or(Instant::now() + span);
     let Some(waiter) = waiter else {
         let span = until.saturating_duration_since(Instant::now());
         time::sleep_unless(span, stop);

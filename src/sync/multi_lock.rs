@@ -8,8 +8,10 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::Receiver;
 use redis::{ErrorKind, ServerErrorKind};
 
+use crate::acquire::Outcome;
+use crate::acquire::enter::Pending;
 use crate::acquire::guard::GuardInner;
-use crate::acquire::spec::{Busy, LockSpec, Outcome, Pending};
+use crate::acquire::spec::{InTheWay, LockSpec};
 use crate::acquire::wait_mode::WaitMode;
 use crate::error::Loss;
 use crate::error::{Error, Result};
@@ -423,10 +425,10 @@ impl Members {
             if held[place].is_some() || only.is_some_and(|only| only != place) {
                 continue;
             }
-            match part.come_in(round) {
-                Ok(Pending::Away) => {
+            match part.enter(round) {
+                Ok(Pending::Busy) => {
                     // Those after it would only be given back.
-                    refused = Some((place, Busy::Here));
+                    refused = Some((place, InTheWay::Here));
                     break;
                 }
                 Ok(came) => coming.push((place, came)),
@@ -434,25 +436,28 @@ impl Members {
             }
         }
         for (place, came) in &mut coming {
-            if let Pending::ToAsk(contender) = came
+            if let Pending::Contends(contender) = came
                 && let Err(err) = contender.yield_to_others()
             {
                 return Asked::Failed(vec![(*place, err)]);
             }
         }
         for (_, came) in &mut coming {
-            if let Pending::ToAsk(contender) = came {
+            if let Pending::Contends(contender) = came {
                 contender.ask_ahead();
             }
         }
         let (mut failures, mut too_late) = (Vec::new(), false);
         for (place, came) in coming {
             let goes_back = refused.is_some_and(|(busy, _)| busy < place);
-            match self.parts[place].told(Ok(came)) {
-                Ok(Outcome::Held(_)) if goes_back => {}
-                Ok(Outcome::Held(one)) => held[place] = Some(one),
+            match self.parts[place].finish(Ok(came)) {
+                Ok(Outcome::Granted(_)) if goes_back => {}
+                Ok(Outcome::Granted(one)) => held[place] = Some(one),
                 Ok(Outcome::Busy(_)) if goes_back => {}
-                Ok(Outcome::Busy(busy)) => refused = Some((place, busy)),
+                Ok(Outcome::Busy(busy)) => {
+                    let left = busy.retry_after;
+                    refused = Some((place, InTheWay::Elsewhere { left }));
+                }
                 Ok(Outcome::TooLate) => too_late = true,
                 Err(err) => failures.push((place, err)),
             }
@@ -553,7 +558,7 @@ impl Members {
 enum Asked {
     Granted,
     /// The first that was not granted, and who is in the way.
-    Refused(usize, Busy),
+    Refused(usize, InTheWay),
     /// The caller's time was up before all had answered.
     TooLate,
     Failed(Failures),

@@ -1,0 +1,304 @@
+//! How far a thread comes by the local lock of a name, before Redis is asked.
+//!
+//! ```text
+//!   enter ─► the thread holds it ─► one more hold, renewed first if its lease is fixed
+//!     │ ├──► readers share a hold ─► joins
+//!     │ ├──► nobody asks Redis ────► contends
+//!     │ └──► otherwise ────────────► waits in the queue of this process ─► handed over, or contends
+//!     └────► one attempt does not wait: busy
+//! ```
+
+use std::cell::OnceCell;
+use std::sync::Arc;
+use std::time::Instant;
+
+use crate::acquire::Outcome;
+use crate::acquire::contender::Contender;
+use crate::acquire::guard::GuardInner;
+use crate::acquire::spec::{LockSpec, Terms};
+use crate::acquire::wait_mode::WaitMode;
+use crate::error::{LossReason, Result};
+use crate::hold::entry::{Entry, wake};
+use crate::hold::{Duty, Hold, NotRenewed};
+use crate::local::lock::{Entered, LeasePolicy, Mode};
+use crate::local::waiter::{Waiter, Wakeup};
+use crate::net::call::Call;
+use crate::protocol::owner;
+use crate::protocol::script::Renewed;
+use crate::time::Deadline;
+
+/// How far a thread has come without a question to Redis.
+pub(crate) enum Pending<'a> {
+    Held(GuardInner),
+    /// A thread of this process is before it, or the time was up.
+    Busy,
+    Contends(Contender<'a>),
+}
+
+/// What became of one more hold that takes a renewal.
+enum Reentered {
+    Yes,
+    /// There was none below it any more.
+    Lost,
+    /// Redis had not answered when the caller's time was up.
+    TooLate,
+}
+
+impl LockSpec {
+    /// Takes the lock, or one more hold of it.
+    pub(crate) fn acquire(&self, wait: WaitMode) -> Result<Option<GuardInner>> {
+        self.session().check_open()?;
+        let pending = self.enter(wait);
+        Ok(self.finish(pending)?.granted())
+    }
+
+    /// Waits for what [`enter`](Self::enter) has begun.
+    pub(crate) fn finish(&self, pending: Result<Pending<'_>>) -> Result<Outcome<GuardInner>> {
+        let outcome = pending.and_then(|pending| match pending {
+            Pending::Held(held) => Ok(Outcome::Granted(held)),
+            Pending::Busy => Ok(Outcome::TooLate),
+            Pending::Contends(contender) => contender.run(),
+        });
+        if !matches!(outcome, Ok(Outcome::Granted(_))) {
+            // The lock may be idle now, and nobody else comes to see.
+            self.session().watchdog.housekeep_soon();
+        }
+        outcome
+    }
+
+    /// Comes as far as it can without a question to Redis.
+    pub(crate) fn enter(&self, wait: WaitMode) -> Result<Pending<'_>> {
+        let (lease, ttl) = self.terms()?;
+        let session = self.session();
+        let entry = session.registry.get(self.kind, &self.id)?;
+        if self.must_stop(wait) {
+            return Err(self.stopped());
+        }
+        match &self.quorum {
+            Some(quorum) => {
+                let until = wait
+                    .deadline()
+                    .or(Instant::now() + session.response_timeout);
+                quorum.masters.check(until)?;
+                quorum.start_watchdogs()?;
+            }
+            None => session.start_watchdog()?,
+        }
+
+        let thread = owner::this_thread();
+        let terms = Terms { lease, ttl, thread };
+        loop {
+            let now = Instant::now();
+            let waiter = OnceCell::new();
+            let queue = || Arc::clone(waiter.get_or_init(Waiter::new));
+            let may_queue: Option<&dyn Fn() -> Arc<Waiter>> = match wait {
+                WaitMode::Once | WaitMode::Together { .. } => None,
+                WaitMode::Until(_) => Some(&queue),
+            };
+            let mut state = entry.lock();
+            let entered = state
+                .lock
+                .enter(thread, self.mode, lease, now, may_queue, self.yields);
+            match entered {
+                Entered::Busy => return Ok(Pending::Busy),
+                Entered::Deadlock(hold) => {
+                    drop(state);
+                    if self.is_still_ours(&hold) {
+                        return Err(self.would_deadlock());
+                    }
+                }
+                Entered::Contend { start, under } => {
+                    drop(state);
+                    let contender = Contender::new(self, entry, terms, wait, None, under, start);
+                    return Ok(Pending::Contends(contender));
+                }
+                Entered::Joined(hold) => {
+                    let looks = self.yields
+                        && state.probe_writers(now, || {
+                            let call = Call::question(entry.protocol.probe_writers_request()?);
+                            session.connection.submit(&call).map(|_| call)
+                        });
+                    drop(state);
+                    if looks {
+                        session.connection.flush(false);
+                        session.watchdog.housekeep_soon();
+                    }
+                    if self.is_still_ours(&hold) {
+                        session.counters.shared.add(1);
+                        return Ok(Pending::Held(GuardInner::new(self, hold, thread)));
+                    }
+                }
+                Entered::Queued(ticket) => {
+                    drop(state);
+                    let (Some(waiter), WaitMode::Until(deadline)) = (waiter.get(), wait) else {
+                        return Ok(Pending::Busy);
+                    };
+                    match self.wait_in_queue(&entry, ticket, waiter, deadline)? {
+                        None => return Ok(Pending::Busy),
+                        Some(Wakeup::Granted(hold)) => {
+                            if self.is_still_ours(&hold) {
+                                match self.mode {
+                                    Mode::Exclusive => session.counters.passed.add(1),
+                                    Mode::Shared => session.counters.shared.add(1),
+                                }
+                                return Ok(Pending::Held(GuardInner::new(self, hold, thread)));
+                            }
+                        }
+                        Some(Wakeup::Contend(start)) => {
+                            let waiter = Some(Arc::clone(waiter));
+                            let contender =
+                                Contender::new(self, entry, terms, wait, waiter, None, start);
+                            return Ok(Pending::Contends(contender));
+                        }
+                        Some(Wakeup::Failed(error)) => return Err(error()),
+                    }
+                }
+                Entered::Mine {
+                    hold,
+                    count,
+                    lease: its,
+                } => {
+                    if !hold.is_valid(now) {
+                        drop(state);
+                        self.give_up_lost(&hold);
+                        continue;
+                    }
+                    if !self.is_reentrant {
+                        return Err(self.would_deadlock());
+                    }
+                    if matches!(its, LeasePolicy::Renewed { .. }) {
+                        // Free of charge: whoever renews it, renews it for this hold too.
+                        state.lock.reenter(thread, &hold, its);
+                        drop(state);
+                        session.counters.reentered.add(1);
+                        return Ok(Pending::Held(GuardInner::reentered(
+                            self,
+                            hold,
+                            thread,
+                            count + 1,
+                        )));
+                    }
+                    drop(state);
+                    match self.renew_to_reenter(&entry, &hold, terms, count + 1, wait)? {
+                        Reentered::Yes => {
+                            session.counters.reentered.add(1);
+                            return Ok(Pending::Held(GuardInner::reentered(
+                                self,
+                                hold,
+                                thread,
+                                count + 1,
+                            )));
+                        }
+                        Reentered::TooLate => return Ok(Pending::Busy),
+                        Reentered::Lost => {}
+                    }
+                }
+            }
+        }
+    }
+
+    /// Whether a hold that another thread has left or shared with this one is not over by now.
+    fn is_still_ours(&self, hold: &Arc<Hold>) -> bool {
+        if !hold.is_valid(Instant::now()) {
+            self.give_up_lost(hold);
+        }
+        hold.is_held()
+    }
+
+    /// A hold whose time is over although nobody has said so yet.
+    fn give_up_lost(&self, hold: &Arc<Hold>) {
+        let reason = match hold.duty(Instant::now()) {
+            Duty::Lose(reason) => reason,
+            _ => LossReason::Expired,
+        };
+        self.session().lose(hold, reason);
+        // Unless a renewal was faster: then it is ours still.
+        if !hold.is_held() {
+            hold.entry.lost(hold);
+        }
+    }
+
+    /// One more hold of a thread whose lease is fixed: the new hold's lease counts from now, and never shortens.
+    fn renew_to_reenter(
+        &self,
+        entry: &Entry,
+        hold: &Arc<Hold>,
+        terms: Terms,
+        count: u32,
+        wait: WaitMode,
+    ) -> Result<Reentered> {
+        let session = self.session();
+        let budget = wait.budget(Instant::now(), session.response_timeout);
+        let until = budget.until;
+        let stop = || self.must_stop(wait);
+        let asked = session
+            .backing(hold)
+            .renew(hold, terms.lease, terms.ttl, count, until, &stop);
+        let (renewed, sent_at) = match asked {
+            Ok(answer) => answer,
+            Err(NotRenewed::Late(_)) if budget.callers => return Ok(Reentered::TooLate),
+            Err(NotRenewed::Stopped) => return Err(self.stopped()),
+            Err(NotRenewed::Late(err) | NotRenewed::Failed(err)) => return Err(err),
+        };
+        let in_time = hold.is_valid(Instant::now());
+        let reason = match renewed {
+            Renewed::Yes => {
+                if entry.lock().lock.reenter(terms.thread, hold, terms.lease) {
+                    session.watchdog.arm(hold, hold.due_after(sent_at));
+                    if hold.is_held() {
+                        return Ok(Reentered::Yes);
+                    }
+                    entry.lost(hold);
+                }
+                // Outcome lost while the renewal was under way: Redis keeps it for a whole lease more.
+                session.give_back(hold);
+                return Ok(Reentered::Lost);
+            }
+            _ if !in_time => LossReason::Expired,
+            Renewed::Gone => LossReason::Forced,
+            Renewed::Taken => LossReason::TakenOver,
+        };
+        session.lose(hold, reason);
+        Ok(Reentered::Lost)
+    }
+
+    pub(crate) fn wait_in_queue(
+        &self,
+        entry: &Entry,
+        ticket: u64,
+        waiter: &Arc<Waiter>,
+        deadline: Deadline,
+    ) -> Result<Option<Wakeup>> {
+        let wait = WaitMode::Until(deadline);
+        if let Some(token) = &self.cancel {
+            token.watch(waiter);
+        }
+        let deadlocked = self.has_it_otherwise(&*entry.protocol);
+        let stop = || deadlocked || self.must_stop(wait);
+        if let Some(called) = waiter.wait_in_line(deadline, &stop) {
+            return Ok(Some(called));
+        }
+        let mut state = entry.lock();
+        let left = state.lock.withdraw(ticket, Instant::now());
+        if let Some(next) = &left {
+            state.tell(next);
+        }
+        drop(state);
+        if let Some(next) = left {
+            wake(next);
+        }
+        match waiter.called() {
+            // Called out of the queue at the last moment; whoever is called has to go on.
+            Some(called) => Ok(Some(called)),
+            None => {
+                if self.must_stop(wait) {
+                    Err(self.stopped())
+                } else if deadlocked {
+                    Err(self.would_deadlock())
+                } else {
+                    Ok(None)
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,58 @@
+//! Asking a majority of several servers.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use crate::acquire::spec::{LockSpec, Terms};
+use crate::acquire::wait_mode::WaitMode;
+use crate::acquire::{Busy, NoReply, Reply};
+use crate::error::LossReason;
+use crate::hold::Hold;
+use crate::hold::entry::Entry;
+use crate::quorum::ask::{Asked, Bid, Quorum};
+use crate::time;
+
+pub(crate) use crate::quorum::nodes::pause;
+
+/// Asks once, and again while too few servers answer.
+pub(crate) fn ask(
+    quorum: &Quorum,
+    lock: &LockSpec,
+    entry: &Arc<Entry>,
+    terms: Terms,
+    wait: WaitMode,
+    until: Instant,
+) -> std::result::Result<Reply<(Arc<Hold>, Instant)>, NoReply> {
+    let stop = || lock.must_stop(wait);
+    let bid = Bid {
+        lease: terms.lease,
+        ttl: terms.ttl,
+        up_for: lock.up_for,
+        will_retry: wait.asks_again(),
+    };
+    let mut again = false;
+    loop {
+        let short = match quorum.ask(entry, bid, until, &stop) {
+            Asked::Granted { hold, sent_at } => return Ok(Reply::Granted((hold, sent_at))),
+            Asked::Busy => return Ok(Reply::Busy(Busy::default())),
+            Asked::TooLate => return Err(lock.lost(LossReason::Expired).into()),
+            Asked::TooFew(short) => short,
+        };
+        if stop() {
+            return Err(lock.stopped().into());
+        }
+        let pause = pause();
+        if Instant::now() + pause >= until {
+            return Err(NoReply::Unanswered(short.into()));
+        }
+        // The first time it may have been connections that were idle for too long.
+        if again {
+            if !bid.will_retry || short.is_final() {
+                // There was time enough.
+                return Err(lock.error("acquiring the lock", short).into());
+            }
+            time::sleep_unless(pause, &stop);
+        }
+        again = true;
+    }
+}

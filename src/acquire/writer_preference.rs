@@ -1,0 +1,61 @@
+//! How readers of a read-write lock let writers go first that wait already.
+//!
+//! A writer that waits subscribes to a channel on which nothing is ever sent, and Redis counts the subscribers when a
+//! reader asks. A writer that is stopped would keep readers out for ever, so they yield for a limited time.
+
+use std::time::{Duration, Instant};
+
+use crate::hold::entry::Entry;
+use crate::protocol::script::{Acquired, Seen};
+
+/// How often a reader finds the lock free and leaves it to a writer that does not come.
+const MAX_YIELDS: u32 = 8;
+
+/// A reader that yields to writers.
+pub(crate) struct Reader {
+    /// For how long, and how many times yet.
+    until: Instant,
+    left: u32,
+}
+
+impl Reader {
+    /// One that did not wait is remembered, and yields for no longer than one that waits.
+    pub(crate) fn new(entry: &Entry, waiter_lease: Duration, yields: bool) -> Self {
+        let kept_out_since = entry.lock().kept_out_since(Instant::now());
+        Self {
+            until: kept_out_since + waiter_lease,
+            left: if yields { MAX_YIELDS } else { 0 },
+        }
+    }
+
+    pub(crate) fn yields(&self) -> bool {
+        self.left > 0 && Instant::now() < self.until
+    }
+
+    /// If it yields: how many waiting writers are known not to come.
+    pub(crate) fn no_shows(&self, entry: &Entry) -> Option<u64> {
+        self.yields().then(|| entry.lock().no_shows(Instant::now()))
+    }
+
+    /// Redis has answered a question for which it yielded, or not.
+    pub(crate) fn was_answered(
+        &mut self,
+        entry: &Entry,
+        acquired: Acquired,
+        seen: Seen,
+        yielded: bool,
+        waiter_lease: Duration,
+    ) {
+        let mut state = entry.lock();
+        match (acquired, seen.writers) {
+            (Acquired::Busy { left, .. }, writers) => {
+                state.keep_out(Instant::now(), waiter_lease, writers);
+                if yielded && left == Some(Duration::ZERO) {
+                    self.left -= 1;
+                }
+            }
+            (_, Some(writers)) => state.count_writers(writers),
+            _ => {}
+        }
+    }
+}
