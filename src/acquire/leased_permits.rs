@@ -122,6 +122,8 @@ impl Strategy for LeasedPermits<'_> {
 
     const DOING: &'static str = ACQUIRING;
 
+    const IS_ANNOUNCED: bool = false;
+
     fn ask(&mut self, until: Instant) -> std::result::Result<Reply<Self::Grant>, NoReply> {
         let connection = &self.spec.session().connection;
         let mut batch = self.batch();

@@ -112,6 +112,9 @@ pub(crate) trait Strategy {
     /// What it does, for errors.
     const DOING: &'static str;
 
+    /// Whether a grant that no message announced means that one was lost. Permits that end announce nothing.
+    const IS_ANNOUNCED: bool = true;
+
     /// What a thread of this process has handed over to this one.
     fn handed_over(&mut self) -> Result<Option<Self::Grant>> {
         Ok(None)
@@ -189,7 +192,7 @@ pub(crate) fn acquire<S: Strategy>(
         let budget = mode.budget(began, session.response_timeout);
         let busy = match strategy.ask(budget.until) {
             Ok(Reply::Granted(grant)) => {
-                if parked > 0 && !woken {
+                if S::IS_ANNOUNCED && parked > 0 && !woken {
                     session.counters.poll_rescues.add(1);
                 }
                 return Ok(Outcome::Granted(grant));
