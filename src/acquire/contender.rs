@@ -231,7 +231,7 @@ impl<'a> Contender<'a> {
             owner: &owner,
             lease: terms.ttl,
             mode,
-            under: self.under.as_ref().map(|hold| hold.owner.as_str()),
+            under: self.under.as_ref().map(|hold| &*hold.owner),
             yields: match &self.way {
                 Way::Reader(reader) => reader.no_shows(&self.entry),
                 _ => None,

@@ -26,11 +26,10 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex};
 use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
 
-use crate::error::LossReason;
-use crate::hold::schedule::{Schedule, Scheduled};
-use crate::hold::{Duty, LossSink};
+use crate::hold::schedule::Schedule;
+use crate::hold::validity::Duty;
+use crate::hold::{LossSink, Next, Renewable};
 use crate::net::connection::Housekeeper;
-use crate::net::request::Request;
 use crate::net::socket::{self, Duplex, Endpoint, Meanwhile};
 use crate::report::report;
 use crate::stats::Counters;
@@ -51,63 +50,6 @@ const TEND: Duration = Duration::from_millis(100);
 
 /// The pause after the first failure, doubled for each further one.
 const BACK_OFF: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
-
-/// Something that a renewal keeps, or that ends in its time.
-pub(crate) trait Renewable: Scheduled + Send + Sync {
-    /// The lock's name, for the log.
-    fn name(&self) -> &str;
-
-    /// Whether it is to be looked at any more.
-    fn is_held(&self) -> bool;
-
-    /// Whether it is a part of something else that counts as one hold, and is renewed for its sake.
-    fn is_part(&self) -> bool {
-        false
-    }
-
-    /// What the watchdog has to do about it at `now`. A part may have what belongs to it act here, and arm it again.
-    fn attend(self: Arc<Self>, now: Instant) -> Duty;
-
-    /// Whether a renewal that is due soon may as well go out with those that are due at `now`.
-    fn may_be_early(&self, now: Instant) -> bool;
-
-    /// When it is over unless it is renewed: what ends first is renewed first.
-    fn ends(&self) -> Instant;
-
-    fn lease(&self) -> Duration;
-
-    /// When to look at it again, if no reply has come by `at`.
-    fn look_again(&self, at: Instant) -> Instant;
-
-    /// What to send to renew it.
-    fn request(&self) -> Request;
-
-    /// What a `reply` to the request that was sent at `sent_at` means.
-    fn complete(self: Arc<Self>, reply: Value, sent_at: Instant) -> Next;
-
-    /// The same for the reply that its key is of another type.
-    fn was_overwritten(self: Arc<Self>, sent_at: Instant) -> Next;
-
-    /// The server did not answer, or refused to.
-    fn could_not_be_renewed(&self);
-
-    /// It is over for this reason; says when to look at it again if it turns out to be held still.
-    fn lose(self: Arc<Self>, sink: &dyn LossSink, reason: LossReason) -> Option<Instant>;
-
-    /// Its client is being closed.
-    fn close(self: Arc<Self>, sink: &dyn LossSink);
-}
-
-/// What follows from the reply to a renewal.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Next {
-    Nothing,
-    /// It was renewed, and has to be looked at again then.
-    Renewed(Instant),
-    /// It has to be looked at again then.
-    Look(Instant),
-    Lost(LossReason),
-}
 
 /// A client, as far as its watchdog's thread works for it.
 pub(crate) trait Housekeeping: LossSink {

@@ -1,6 +1,6 @@
 //! Who holds: the client's id and a number that is new for every acquisition.
 
-use std::fmt;
+use std::fmt::{self, Write as _};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Makes the owner ids of one client.
@@ -42,7 +42,11 @@ impl Owners {
 
     /// The owner as Redis knows it: `<client uuid>:<number>`, the shape of Redisson's `<client id>:<thread id>`.
     pub(crate) fn id(&self, number: OwnerNumber) -> String {
-        format!("{}:{}", self.client, number.0)
+        let digits = 1 + number.0.checked_ilog10().map_or(0, |log| log as usize);
+        // No longer than it will be, since each hold keeps one.
+        let mut id = String::with_capacity(self.client.len() + 1 + digits);
+        write!(id, "{}:{}", self.client, number.0).unwrap_or_default();
+        id
     }
 }
 

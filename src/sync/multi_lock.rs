@@ -15,7 +15,7 @@ use crate::acquire::spec::{InTheWay, LockSpec};
 use crate::acquire::wait_mode::WaitMode;
 use crate::error::Loss;
 use crate::error::{Error, Result};
-use crate::hold::LossChannel;
+use crate::hold::loss::LossChannel;
 use crate::local::waiter::CancelToken;
 use crate::protocol::keys;
 use crate::protocol::multi;

@@ -8,8 +8,8 @@ use redis::Value;
 
 use crate::error::LossReason;
 use crate::hold::schedule::{Place as OnSchedule, Scheduled};
-use crate::hold::watchdog::{Next, Renewable};
-use crate::hold::{Duty, Hold, LossSink};
+use crate::hold::validity::Duty;
+use crate::hold::{Hold, LossSink, Next, Renewable};
 use crate::net::call::{Deferred, Undo};
 use crate::net::request::Request;
 use crate::protocol::script::{self, Renewed};

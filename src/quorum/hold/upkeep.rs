@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use crate::error::LossReason;
+use crate::hold::Renewable as _;
 use crate::net::call::Call;
 use crate::protocol::script::Renewed;
 use crate::quorum::hold::node_hold::{Keeper, NodeHold};
@@ -114,7 +115,7 @@ impl Keeper for QuorumHold {
 
     fn renewal_has_failed(&self) {
         if let Some(hold) = self.get_hold() {
-            hold.renewal_failed.store(true, Ordering::Relaxed);
+            hold.could_not_be_renewed();
         }
     }
 

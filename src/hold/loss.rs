@@ -1,0 +1,93 @@
+//! Who is notified that a hold is lost: its guards, by a channel each, and the client's listener.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
+
+use crossbeam_channel::{Receiver, Sender, bounded};
+
+use crate::callback::Callback;
+use crate::config::Listener;
+use crate::error::Loss;
+use crate::report::report;
+
+/// Something whose loss can be listened to.
+pub(crate) trait Losable {
+    /// Has `listener` notified of the loss; at once, if it was lost before.
+    fn listen(&self, listener: LossListener);
+}
+
+/// Where one guard is notified of the first of its holds that is lost; made when somebody asks for it.
+#[derive(Default)]
+pub(crate) struct LossChannel(OnceLock<(Receiver<Loss>, Arc<AtomicBool>)>);
+
+impl LossChannel {
+    pub(crate) fn of<'a, H: Losable + 'a>(
+        &self,
+        holds: impl IntoIterator<Item = &'a H>,
+    ) -> &Receiver<Loss> {
+        let (receiver, _) = self.0.get_or_init(|| {
+            let (sender, receiver) = bounded(1);
+            let notified = Arc::new(AtomicBool::new(false));
+            for hold in holds {
+                hold.listen(LossListener {
+                    sender: sender.clone(),
+                    notified: Arc::downgrade(&notified),
+                });
+            }
+            (receiver, notified)
+        });
+        receiver
+    }
+}
+
+/// How to notify a guard, for as long as it lives.
+pub(crate) struct LossListener {
+    sender: Sender<Loss>,
+    /// Whether the guard was notified of the loss of any of its holds.
+    notified: Weak<AtomicBool>,
+}
+
+impl LossListener {
+    /// Notifies a guard that was not notified of another of its holds.
+    pub(crate) fn notify(&self, loss: &Loss) {
+        if let Some(notified) = self.notified.upgrade()
+            && !notified.swap(true, Ordering::Relaxed)
+        {
+            self.sender.try_send(loss.clone()).unwrap_or_default();
+        }
+    }
+
+    pub(crate) fn is_alive(&self) -> bool {
+        self.notified.strong_count() > 0
+    }
+}
+
+/// Calls the client's listener with one loss after another.
+pub(crate) struct Notices(Option<Arc<Callback<Loss>>>);
+
+impl Notices {
+    pub(crate) fn new(listener: Option<Listener>) -> Self {
+        let panicked = |loss: &Loss| {
+            report!(
+                Error,
+                "the listener for losses panicked over `{}`",
+                loss.name
+            );
+        };
+        Self(listener.map(|listener| {
+            Callback::new(
+                "redlatch-listener",
+                move |loss: &Loss| listener(loss),
+                panicked,
+            )
+        }))
+    }
+
+    pub(crate) fn notify(&self, loss: Loss) {
+        if let Some(callback) = &self.0
+            && let Err(err) = callback.give(loss)
+        {
+            report!(Warn, "no thread to tell of a loss: {err}");
+        }
+    }
+}

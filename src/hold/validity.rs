@@ -1,0 +1,479 @@
+//! For how long a hold is certain, and what has to be done about it when. No I/O and no clock of its own.
+//!
+//! A hold is certain for its lease, counted from before the request was sent that Redis has confirmed, less a margin:
+//!
+//! ```text
+//!   sent_at                        a third of the lease              until
+//!     ├──────────────────────────────────┼─────────────────────────────┼─ margin ─┤ the lease ends in Redis
+//!     certain ────────────────────────── renewal is due ───────────────┘ lost unless confirmed
+//! ```
+
+use std::time::{Duration, Instant};
+
+use crate::error::LossReason;
+use crate::local::lock::{LeasePolicy, Mode};
+use crate::time;
+
+/// How often at least the renewal of a read hold also extends the lock that it is kept in: a Redisson client that reads too
+/// shortens the lock to 30 s every 10 s, and may die. One with other settings may shorten it further; once that was seen,
+/// it is extended more often.
+const KEEP_LOCK: Duration = Duration::from_secs(10);
+
+/// How often at most.
+const KEEP_LOCK_MOST: Duration = Duration::from_millis(5);
+
+/// No such moment, and no such limit.
+const NEVER: u64 = u64::MAX;
+
+/// What the watchdog has to do about a hold.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Duty {
+    Nothing,
+    Wait(Instant),
+    Renew,
+    Lose(LossReason),
+}
+
+/// Who renews a hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum RenewedBy {
+    Watchdog,
+    /// What each of several servers keeps of it is renewed by itself.
+    Nodes,
+}
+
+/// The lease of one hold. Moments are of `time::nanos`, spans in nanoseconds: there is one for every hold.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Lease {
+    /// The hold is certain until then; zero before it is granted.
+    until: u64,
+    /// What a renewal asks for.
+    ttl: u64,
+    /// The longest that was ever asked for: a shorter one may not have arrived.
+    longest: u64,
+    max_hold: u64,
+    max_until: u64,
+    /// How soon a read hold extends its lock again, in microseconds.
+    keep_lock_us: u32,
+    is_renewed: bool,
+    renewed_by: RenewedBy,
+    /// A renewal was due, or could not be had, and has not been confirmed since.
+    renewal_failed: bool,
+}
+
+/// How much of a lease is not counted on: a hundredth for clocks that run at different speeds, and 2 ms.
+///
+/// Source: the drift allowance of the Redlock description in the Redis documentation.
+fn margin(lease: Duration) -> Duration {
+    lease / 100 + Duration::from_millis(2)
+}
+
+/// Until when a lease is certain that was asked for at `sent_at`.
+fn end_of(sent_at: Instant, lease: Duration) -> u64 {
+    time::nanos(sent_at + lease.saturating_sub(margin(lease)))
+}
+
+fn span(of: Duration) -> u64 {
+    u64::try_from(of.as_nanos()).unwrap_or(NEVER)
+}
+
+fn max_hold_of(policy: LeasePolicy) -> u64 {
+    match policy {
+        LeasePolicy::Renewed {
+            max_hold: Some(max),
+        } => span(max),
+        _ => NEVER,
+    }
+}
+
+impl Lease {
+    /// That of a hold that is about to be asked for.
+    pub(crate) fn new(policy: LeasePolicy, ttl: Duration) -> Self {
+        Self {
+            until: 0,
+            ttl: span(ttl),
+            longest: span(ttl),
+            max_hold: max_hold_of(policy),
+            max_until: NEVER,
+            keep_lock_us: micros(KEEP_LOCK),
+            is_renewed: matches!(policy, LeasePolicy::Renewed { .. }),
+            renewed_by: RenewedBy::Watchdog,
+            renewal_failed: false,
+        }
+    }
+
+    pub(crate) fn renewed_by(self, renewed_by: RenewedBy) -> Self {
+        Self { renewed_by, ..self }
+    }
+
+    /// Until when the hold is certain, of `time::nanos`.
+    pub(crate) fn until(&self) -> u64 {
+        self.until
+    }
+
+    pub(crate) fn ttl(&self) -> Duration {
+        Duration::from_nanos(self.ttl)
+    }
+
+    pub(crate) fn longest(&self) -> Duration {
+        Duration::from_nanos(self.longest)
+    }
+
+    /// How it was taken, or taken last.
+    pub(crate) fn policy(&self) -> LeasePolicy {
+        if self.is_renewed {
+            LeasePolicy::Renewed {
+                max_hold: (self.max_hold != NEVER).then(|| Duration::from_nanos(self.max_hold)),
+            }
+        } else {
+            LeasePolicy::Fixed(self.ttl())
+        }
+    }
+
+    /// For how long a renewal asks. A fixed read hold is not made longer: only what it is kept in is.
+    pub(crate) fn renewal_ttl(&self) -> Duration {
+        if self.is_renewed {
+            self.ttl()
+        } else {
+            Duration::from_millis(1)
+        }
+    }
+
+    /// Redis has granted it to an acquire of which the first byte left after `sent_at`.
+    pub(crate) fn grant(&mut self, sent_at: Instant, now: Instant) {
+        self.limit(now);
+        self.extend(sent_at, self.ttl(), now);
+    }
+
+    /// It ends `max_hold` from now, if it has one.
+    fn limit(&mut self, now: Instant) {
+        self.max_until = match self.max_hold {
+            NEVER => NEVER,
+            max => time::nanos(now).saturating_add(max),
+        };
+    }
+
+    /// Redis has confirmed the hold for `ttl` from `sent_at` on. Never shortens.
+    pub(crate) fn extend(&mut self, sent_at: Instant, ttl: Duration, now: Instant) {
+        let until = end_of(sent_at, ttl);
+        // What others may have had since does not come back, although each server could not know.
+        if self.renewed_by == RenewedBy::Nodes && self.is_over(now) {
+            return;
+        }
+        if until > self.until {
+            self.set_until(until);
+        }
+    }
+
+    /// Redis has confirmed a renewal that was sent at `sent_at`. It counts for nothing if the lease was changed since.
+    pub(crate) fn was_renewed(&mut self, sent_at: Instant, now: Instant) {
+        if self.is_renewed {
+            self.extend(sent_at, self.ttl(), now);
+        }
+    }
+
+    fn set_until(&mut self, until: u64) {
+        if until > self.until {
+            self.renewal_failed = false;
+        }
+        self.until = until;
+    }
+
+    /// Whether it was certain once, and that has passed.
+    fn is_over(&self, now: Instant) -> bool {
+        self.until != 0 && self.until <= time::nanos(now)
+    }
+
+    /// A majority of servers keeps the hold until then and no longer, which can be less than before. `false` if its time
+    /// had passed: others may have had it since, so it never becomes valid again.
+    pub(crate) fn majority_keeps_until(&mut self, until: Instant, now: Instant) -> bool {
+        let held = !self.is_over(now);
+        if held {
+            self.set_until(time::nanos(until));
+        }
+        held
+    }
+
+    /// From now on it is renewed, or ends by itself, with another lease.
+    pub(crate) fn change(&mut self, policy: LeasePolicy, ttl: Duration, now: Instant) {
+        self.ttl = span(ttl);
+        self.may_last(ttl);
+        self.is_renewed = matches!(policy, LeasePolicy::Renewed { .. });
+        self.max_hold = max_hold_of(policy);
+        if self.max_hold != NEVER {
+            self.limit(now);
+        }
+    }
+
+    /// Redis is about to be sent that lease, and may keep the hold for as long although no answer comes.
+    pub(crate) fn may_last(&mut self, ttl: Duration) {
+        self.longest = self.longest.max(span(ttl));
+    }
+
+    /// Redis is about to be sent another lease: from now on it is not renewed, and certain for no longer than both the old
+    /// lease and one that begins at `asked_at`.
+    pub(crate) fn ask_for(&mut self, asked_at: Instant, ttl: Duration) {
+        self.ttl = span(ttl);
+        self.may_last(ttl);
+        self.is_renewed = false;
+        (self.max_hold, self.max_until) = (NEVER, NEVER);
+        self.until = self.until.min(end_of(asked_at, ttl));
+    }
+
+    /// Redis has confirmed what it was asked for at `sent_at`, and nothing can make that shorter than `ttl`.
+    pub(crate) fn was_set(&mut self, sent_at: Instant, ttl: Duration) {
+        self.set_until(end_of(sent_at, ttl));
+    }
+
+    /// A renewal is due, or could not be had: unless it is confirmed in time, that is why the hold is lost.
+    pub(crate) fn renewal_failed(&mut self) {
+        self.renewal_failed = true;
+    }
+
+    /// The lock of a read hold was found with that much to live, less than it should have had; `None` if it was not.
+    pub(crate) fn lock_was_shortened(&mut self, found: Option<Duration>) {
+        self.keep_lock_us = micros(keep_lock_again(self.keep_lock(), found));
+    }
+
+    fn keep_lock(&self) -> Duration {
+        Duration::from_micros(self.keep_lock_us.into())
+    }
+
+    /// The first moment at which the watchdog has to look at it, after a grant or renewal sent at `sent_at`.
+    pub(crate) fn due_after(&self, sent_at: Instant, mode: Mode) -> Instant {
+        let mut due = self.until.min(self.max_until);
+        if self.is_renewed && self.renewed_by == RenewedBy::Watchdog {
+            due = due.min(time::nanos(sent_at + self.ttl() / 3));
+        }
+        if mode == Mode::Shared {
+            due = due.min(time::nanos(sent_at + self.keep_lock()));
+        }
+        time::instant(due)
+    }
+
+    /// When the watchdog has to look at it if no reply has come by `at`.
+    pub(crate) fn look_again(&self, at: Instant) -> Instant {
+        time::instant(time::nanos(at).min(self.until).min(self.max_until))
+    }
+
+    pub(crate) fn duty(&self, now: Instant, mode: Mode) -> Duty {
+        let at = time::nanos(now);
+        if at >= self.until {
+            let unreachable = self.is_renewed && self.renewal_failed;
+            return Duty::Lose(if unreachable {
+                LossReason::Unreachable
+            } else {
+                LossReason::Expired
+            });
+        }
+        if at >= self.max_until {
+            return Duty::Lose(LossReason::MaxHold);
+        }
+        let by_itself = self.is_renewed || mode == Mode::Shared;
+        match self.renewed_by {
+            RenewedBy::Watchdog if by_itself => Duty::Renew,
+            RenewedBy::Watchdog => Duty::Wait(time::instant(self.until)),
+            RenewedBy::Nodes => Duty::Wait(time::instant(self.until.min(self.max_until))),
+        }
+    }
+}
+
+fn micros(span: Duration) -> u32 {
+    u32::try_from(span.as_micros()).unwrap_or(u32::MAX)
+}
+
+/// How soon to extend the lock of a read hold again, `last` after the time before, when it was `found` shortened or not.
+///
+/// A third of what was found, as with a lease. Whoever keeps shortening it may not have come round since the time before,
+/// so the pauses go back to normal step by step.
+fn keep_lock_again(last: Duration, found: Option<Duration>) -> Duration {
+    found
+        .map_or(last * 2, |found| found / 3)
+        .clamp(KEEP_LOCK_MOST, KEEP_LOCK)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    use proptest::prelude::*;
+
+    const RENEWED: LeasePolicy = LeasePolicy::Renewed { max_hold: None };
+
+    fn ms(n: u64) -> Duration {
+        Duration::from_millis(n)
+    }
+
+    #[test]
+    fn what_a_majority_keeps_may_change_until_its_time_has_passed_once() {
+        let ttl = Duration::from_secs(60);
+        let mut lease = Lease::new(LeasePolicy::Fixed(ttl), ttl).renewed_by(RenewedBy::Nodes);
+        let begin = Instant::now();
+        lease.grant(begin, begin);
+        for secs in [70, 50] {
+            let until = begin + Duration::from_secs(secs);
+            assert!(lease.majority_keeps_until(until, begin));
+            assert_eq!(lease.until(), time::nanos(until));
+        }
+        let until = begin + ms(1);
+        assert!(lease.majority_keeps_until(until, begin));
+        assert!(!lease.majority_keeps_until(begin + ttl, until));
+        lease.extend(until, ttl, until);
+        assert_eq!(lease.until(), time::nanos(until));
+        assert_eq!(
+            lease.duty(until, Mode::Exclusive),
+            Duty::Lose(LossReason::Expired)
+        );
+    }
+
+    #[test]
+    fn a_limit_on_the_whole_hold_ends_it_although_it_is_renewed() {
+        let policy = LeasePolicy::Renewed {
+            max_hold: Some(ms(500)),
+        };
+        let begin = Instant::now();
+        for renewed_by in [RenewedBy::Watchdog, RenewedBy::Nodes] {
+            let mut lease = Lease::new(policy, ms(300)).renewed_by(renewed_by);
+            lease.grant(begin, begin + ms(10));
+            lease.was_renewed(begin + ms(250), begin + ms(251));
+            let duty = |at| lease.duty(begin + ms(at), Mode::Exclusive);
+            assert!(!matches!(duty(509), Duty::Lose(_)));
+            assert_eq!(duty(510), Duty::Lose(LossReason::MaxHold));
+            assert_eq!(lease.look_again(begin + ms(9_000)), begin + ms(510));
+        }
+    }
+
+    #[test]
+    fn a_renewal_that_failed_is_why_a_hold_is_lost_until_one_is_confirmed() {
+        let begin = Instant::now();
+        let mut lease = Lease::new(RENEWED, ms(300));
+        lease.grant(begin, begin);
+        lease.renewal_failed();
+        let over = |lease: &Lease| lease.duty(begin + ms(2_000), Mode::Exclusive);
+        assert_eq!(over(&lease), Duty::Lose(LossReason::Unreachable));
+        lease.was_renewed(begin + ms(100), begin + ms(101));
+        assert_eq!(over(&lease), Duty::Lose(LossReason::Expired));
+    }
+
+    #[test]
+    fn a_lease_of_another_length_counts_from_when_it_was_asked_for() {
+        let begin = Instant::now();
+        let mut lease = Lease::new(RENEWED, ms(10_000));
+        lease.grant(begin, begin);
+        let before = lease.until();
+        // A longer one may not arrive, a shorter one may.
+        lease.ask_for(begin + ms(100), ms(20_000));
+        assert_eq!(lease.until(), before);
+        lease.ask_for(begin + ms(100), ms(1_000));
+        assert_eq!(lease.until(), time::nanos(begin + ms(100 + 1_000 - 12)));
+        assert_eq!(lease.longest(), ms(20_000));
+        assert_eq!(lease.policy(), LeasePolicy::Fixed(ms(1_000)));
+        // A renewal of the time before counts for nothing.
+        lease.was_renewed(begin + ms(90), begin + ms(120));
+        assert_eq!(lease.until(), time::nanos(begin + ms(1_088)));
+        lease.was_set(begin + ms(100), ms(20_000));
+        assert_eq!(lease.until(), time::nanos(begin + ms(19_898)));
+    }
+
+    #[test]
+    fn a_lock_that_somebody_keeps_shortening_is_seen_to_in_time_whenever_they_die() {
+        // They shorten it to `to_live` every third of that, as Redisson's watchdog does; all in milliseconds.
+        for to_live in [90_u64, 900, 4_000, 9_999, 30_000] {
+            for phase in (0..100).map(|part| to_live / 3 * part / 100) {
+                let shortened = |n: u64| n * to_live / 3;
+                // We come in `phase` after one of their rounds.
+                let (mut now, mut pause) = (shortened(1) + phase, KEEP_LOCK);
+                let mut found = Some(Duration::from_millis(to_live - phase));
+                for _ in 0..50 {
+                    pause = keep_lock_again(pause, found);
+                    let before = now;
+                    now += u64::try_from(pause.as_millis()).expect("short");
+                    let mut rounds = (1..).map(shortened).skip_while(|at| *at <= before);
+                    let first = rounds.next().expect("endless");
+                    if first > now {
+                        found = None;
+                        continue;
+                    }
+                    assert!(now < first + to_live, "{to_live} {phase}: {pause:?}");
+                    let last = rounds.take_while(|at| *at <= now).last();
+                    let ago = now - last.unwrap_or(first);
+                    found = Some(Duration::from_millis(to_live - ago));
+                }
+            }
+        }
+        // Nobody does any more.
+        let mut pause = keep_lock_again(KEEP_LOCK, Some(Duration::ZERO));
+        assert!(pause > Duration::ZERO);
+        for _ in 0..20 {
+            pause = keep_lock_again(pause, None);
+        }
+        assert_eq!(pause, KEEP_LOCK);
+    }
+
+    #[derive(Debug, Clone)]
+    enum Step {
+        Renewed { sent: u64 },
+        AskFor { ttl: u64 },
+        WasSet { ttl: u64 },
+        Change { ttl: u64, is_renewed: bool },
+    }
+
+    fn steps() -> impl Strategy<Value = Vec<(u64, Step)>> {
+        let ttl = || 10..5_000_u64;
+        let step = prop_oneof![
+            (0..40_u64).prop_map(|sent| Step::Renewed { sent }),
+            ttl().prop_map(|ttl| Step::AskFor { ttl }),
+            ttl().prop_map(|ttl| Step::WasSet { ttl }),
+            (ttl(), any::<bool>()).prop_map(|(ttl, is_renewed)| Step::Change { ttl, is_renewed }),
+        ];
+        prop::collection::vec((1..200_u64, step), 1..40)
+    }
+
+    proptest! {
+        // Whatever was confirmed, the hold is never certain for longer than a lease that Redis may have been sent allows,
+        /// counted from the last request; and every lease that may have arrived is within `longest`.
+        #[test]
+        fn a_hold_is_never_certain_for_longer_than_what_was_sent(steps in steps()) {
+            let begin = Instant::now();
+            let mut lease = Lease::new(RENEWED, ms(1_000));
+            lease.grant(begin, begin);
+            let (mut now, mut longest) = (begin, 1_000);
+            for (pause, step) in steps {
+                now += ms(pause);
+                let before = lease.until();
+                match step {
+                    Step::Renewed { sent } => {
+                        lease.was_renewed(now - ms(sent.min(pause)), now);
+                        prop_assert!(lease.until() >= before);
+                    }
+                    Step::AskFor { ttl } => {
+                        longest = longest.max(ttl);
+                        lease.ask_for(now, ms(ttl));
+                        prop_assert!(lease.until() <= before);
+                        prop_assert!(lease.until() <= end_of(now, ms(ttl)));
+                    }
+                    Step::WasSet { ttl } => {
+                        longest = longest.max(ttl);
+                        lease.may_last(ms(ttl));
+                        lease.was_set(now, ms(ttl));
+                        prop_assert_eq!(lease.until(), end_of(now, ms(ttl)));
+                    }
+                    Step::Change { ttl, is_renewed } => {
+                        longest = longest.max(ttl);
+                        let policy = if is_renewed { RENEWED } else { LeasePolicy::Fixed(ms(ttl)) };
+                        lease.change(policy, ms(ttl), now);
+                        prop_assert_eq!(lease.until(), before);
+                        prop_assert_eq!(lease.policy(), policy);
+                    }
+                }
+                prop_assert_eq!(lease.longest(), ms(longest));
+                prop_assert!(lease.until() <= end_of(now, ms(longest)));
+                prop_assert!(lease.due_after(now, Mode::Exclusive) <= time::instant(lease.until()));
+                match lease.duty(now, Mode::Exclusive) {
+                    Duty::Lose(_) => prop_assert!(time::nanos(now) >= lease.until()),
+                    _ => prop_assert!(time::nanos(now) < lease.until()),
+                }
+            }
+        }
+    }
+}
