@@ -346,12 +346,13 @@ fn imports_run_in_no_circle() {
 // What does not comply yet
 // ---------------------------------------------------------------------------------------------------------------------
 
-const UPWARD: &[&str] = &["src/local/waiter.rs -> crate::hold"];
+const UPWARD: &[&str] = &[
+    "src/local/waiter.rs -> crate::hold",
+];
 
 const IN_CIRCLES: &[&str] = &[
     "src/hold/entry.rs",
     "src/hold/mod.rs",
-    "src/hold/watchdog.rs",
     "src/local/place.rs",
     "src/local/waiter.rs",
 ];
