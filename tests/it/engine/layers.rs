@@ -346,9 +346,7 @@ fn imports_run_in_no_circle() {
 // What does not comply yet
 // ---------------------------------------------------------------------------------------------------------------------
 
-const UPWARD: &[&str] = &[
-    "src/local/waiter.rs -> crate::hold",
-];
+const UPWARD: &[&str] = &["src/local/waiter.rs -> crate::hold"];
 
 const IN_CIRCLES: &[&str] = &[
     "src/hold/entry.rs",
