@@ -31,7 +31,9 @@ pub enum Error {
     Redis {
         /// What was being done, such as `"acquiring the lock"`.
         doing: &'static str,
-        /// What Redis or the connection said.
+        /// The server's address, where it is known: `127.0.0.1:6379`, or the path of a Unix socket.
+        server: Option<String>,
+        /// What Redis or the connection said; part of this error's text too.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
     /// We held the lock and no longer do, or its lease was over before the grant arrived.
@@ -129,6 +131,7 @@ impl Error {
     ) -> Self {
         Self::Redis {
             doing,
+            server: None,
             source: source.into(),
         }
     }
@@ -136,11 +139,15 @@ impl Error {
     /// The same, if it is about Redis, naming the server.
     pub(crate) fn at(self, server: &dyn fmt::Display) -> Self {
         match self {
-            Self::Redis { doing, source } if !source.is::<AtServer>() => {
-                let server = server.to_string();
-                let source = Box::new(AtServer { server, source });
-                Self::Redis { doing, source }
-            }
+            Self::Redis {
+                doing,
+                server: None,
+                source,
+            } => Self::Redis {
+                doing,
+                server: Some(server.to_string()),
+                source,
+            },
             other => other,
         }
     }
@@ -151,48 +158,23 @@ impl Error {
     }
 }
 
-/// What went wrong, and at which server. It says only the first: the second is part of what [`Error::Redis`] says.
-#[derive(Debug)]
-struct AtServer {
-    server: String,
-    source: Box<dyn std::error::Error + Send + Sync>,
-}
-
-impl fmt::Display for AtServer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.source.fmt(f)
-    }
-}
-
-impl std::error::Error for AtServer {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        self.source.source()
-    }
-}
-
 impl fmt::Display for Error {
-    /// What was tried, and where. With `{:#}` also why: the sources, separated by colons.
+    /// What was tried, at which server, and why it failed.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.say(f)?;
-        match std::error::Error::source(self) {
-            Some(source) if f.alternate() => write!(f, ": {source}"),
-            _ => Ok(()),
-        }
-    }
-}
-
-impl Error {
-    fn say(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Redis { doing, source } => {
-                let at = source.downcast_ref::<AtServer>();
-                match (*doing, at.map(|at| &at.server)) {
+            Self::Redis {
+                doing,
+                server,
+                source,
+            } => {
+                match (*doing, server) {
                     ("connecting", Some(server)) => {
                         write!(f, "cannot connect to redis at {server}")
                     }
                     (_, Some(server)) => write!(f, "{doing} failed at redis, {server}"),
                     (_, None) => write!(f, "{doing} failed at redis"),
-                }
+                }?;
+                write!(f, ": {source}")
             }
             Self::Lost { name, reason } => {
                 write!(f, "the lock `{name}` is no longer held: {reason}")
@@ -209,14 +191,14 @@ impl Error {
                     "{agreed} servers of the {needed} needed agreed about `{name}`"
                 )?;
                 for (node, err) in failures {
-                    write!(f, "; server {node}: {err:#}")?;
+                    write!(f, "; server {node}: {err}")?;
                 }
                 Ok(())
             }
             Self::Members { failures } => {
                 f.write_str("not every member of the multi-lock could be asked")?;
                 for (name, err) in failures {
-                    write!(f, "; `{name}`: {err:#}")?;
+                    write!(f, "; `{name}`: {err}")?;
                 }
                 Ok(())
             }
@@ -232,7 +214,9 @@ impl Error {
                 f,
                 "the key of `{name}` holds something that is not this kind of lock"
             ),
-            Self::Thread { name, .. } => write!(f, "the thread {name} could not be started"),
+            Self::Thread { name, source } => {
+                write!(f, "the thread {name} could not be started: {source}")
+            }
             Self::InvalidName { why } => write!(f, "invalid lock name: {why}"),
             Self::Config(what) => write!(f, "invalid setting: {what}"),
         }
@@ -242,10 +226,7 @@ impl Error {
 impl std::error::Error for Error {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
-            Self::Redis { source, .. } => match source.downcast_ref::<AtServer>() {
-                Some(at) => Some(&*at.source),
-                None => Some(&**source),
-            },
+            Self::Redis { source, .. } => Some(&**source),
             Self::Thread { source, .. } => Some(source),
             _ => None,
         }
@@ -350,37 +331,35 @@ mod tests {
     use std::error::Error as _;
 
     #[test]
-    fn the_source_leads_on_and_is_not_repeated() {
-        let io = std::io::Error::new(std::io::ErrorKind::ConnectionRefused, "nobody there");
-        let err = Error::redis("acquiring the lock", redis::RedisError::from(io));
-        assert!(!err.to_string().contains("nobody there"));
-        assert!(
-            err.source()
-                .is_some_and(|s| s.to_string().contains("nobody there"))
-        );
-        assert!(err.is_retryable());
-    }
-
-    #[test]
-    fn the_text_says_what_was_tried_and_where_and_in_full_why() {
+    fn the_text_says_what_was_tried_and_where_and_why() {
         let refused = || RedisError::from(std::io::Error::other("connection refused"));
         let err = Error::redis("connecting", refused()).at(&"127.0.0.1:6379");
-        assert_eq!(err.to_string(), "cannot connect to redis at 127.0.0.1:6379");
         assert_eq!(
-            format!("{err:#}"),
+            err.to_string(),
             "cannot connect to redis at 127.0.0.1:6379: connection refused"
         );
         let err = Error::redis("acquiring the lock", refused());
         let err = err.at(&"10.0.0.1:7000").at(&"elsewhere");
         assert_eq!(
-            format!("{err:#}"),
+            err.to_string(),
             "acquiring the lock failed at redis, 10.0.0.1:7000: connection refused"
         );
         let source = err.source().expect("why");
         assert!(source.is::<RedisError>() && err.is_retryable());
+        assert_eq!(source.to_string(), "connection refused");
         assert_eq!(
-            format!("{:#}", Error::Closed.at(&"7")),
+            Error::Closed.at(&"7").to_string(),
             Error::Closed.to_string()
+        );
+    }
+
+    #[test]
+    fn wrong_credentials_are_no_reason_to_try_again_wherever_they_were_refused() {
+        let denied = RedisError::from((ErrorKind::Server(ServerErrorKind::ExecAbort), "WRONGPASS"));
+        assert!(
+            !Error::redis("connecting", denied)
+                .at(&"127.0.0.1:6379")
+                .is_retryable()
         );
     }
 

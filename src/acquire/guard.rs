@@ -252,7 +252,7 @@ impl Drop for GuardInner {
             && let Err(err) = self.let_go()
         {
             // The holder could have known; whoever waits for the lock is not harmed.
-            report!(Debug, "dropping a guard: {err:#}");
+            report!(Debug, "dropping a guard: {err}");
         }
     }
 }

@@ -477,7 +477,7 @@ impl Drop for SharedSession {
         if let Err(err) = self.session.close(Instant::now() + DROP_DEADLINE) {
             report!(
                 Warn,
-                "dropping a client: {err:#}; what it held frees itself when the leases run out"
+                "dropping a client: {err}; what it held frees itself when the leases run out"
             );
         }
         self.session.flush_reports();

@@ -869,7 +869,7 @@ impl Drop for ExpirablePermit {
             && let Err(err) = self.let_go()
         {
             // The holder could have known; whoever waits for a permit is not harmed.
-            report!(Debug, "dropping a permit: {err:#}");
+            report!(Debug, "dropping a permit: {err}");
         }
     }
 }
