@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::local::waiter::{Heard, Waiter};
+use crate::hold::Waiter;
+use crate::local::waiter::Heard;
 use crate::net::subscriber::{POLL_CAP_UNHEARD, Subscription};
 use crate::session::Session;
 

@@ -44,7 +44,7 @@ use crate::acquire::listening::Listening;
 use crate::acquire::spec::LockSpec;
 use crate::acquire::wait_mode::WaitMode;
 use crate::error::{Error, Result};
-use crate::local::waiter::Waiter;
+use crate::hold::Waiter;
 use crate::net::call::Fault;
 use crate::quorum::failure::Failure;
 use crate::time;

@@ -12,10 +12,9 @@ use crate::acquire::wait_mode::WaitMode;
 use crate::acquire::yielding;
 use crate::acquire::{self, Busy, NoReply, Outcome, Reply, Strategy};
 use crate::error::{Error, Result};
-use crate::hold::entry::{Entry, EntryState};
+use crate::hold::{Entry, EntryState, Waiter, Wakeup};
 use crate::local::place::{News, Place, YieldAfter};
 use crate::local::semaphore::{Given, Granted};
-use crate::local::waiter::Waiter;
 use crate::net::call::{Attempt, Call, Deferred, DeferredTerms, Undo};
 use crate::protocol::idempotency::RequestKeys;
 use crate::protocol::script;
@@ -56,7 +55,7 @@ struct Permits<'a> {
     entry: &'a Arc<Entry>,
     permits: u32,
     /// None for one that does not wait.
-    place: Option<Arc<Place>>,
+    place: Option<Arc<Place<Wakeup>>>,
     /// None once it is known to be in the queue no more.
     ticket: Option<u64>,
     listening: Listening,

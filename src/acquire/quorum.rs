@@ -7,8 +7,7 @@ use crate::acquire::spec::{LockSpec, Terms};
 use crate::acquire::wait_mode::WaitMode;
 use crate::acquire::{Busy, NoReply, Reply};
 use crate::error::LossReason;
-use crate::hold::Hold;
-use crate::hold::entry::Entry;
+use crate::hold::{Entry, Hold};
 use crate::quorum::ask::{Asked, Bid, Quorum};
 use crate::time;
 

@@ -5,7 +5,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::hold::entry::Entry;
+use crate::hold::Entry;
 use crate::protocol::script::{Acquired, Seen};
 
 /// How often a reader finds the lock free and leaves it to a writer that does not come.

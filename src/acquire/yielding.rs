@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::local::waiter::Waiter;
+use crate::hold::Waiter;
 use crate::net::call::Call;
 use crate::protocol::script::{self, Released};
 use crate::session::Session;

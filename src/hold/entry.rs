@@ -6,20 +6,35 @@ use std::time::{Duration, Instant};
 use redis::Value;
 
 use crate::error::Result;
-use crate::hold::Hold;
-use crate::local::lock::{LocalLock, Mode, Wakeups};
+use crate::local::lock::{Holding, LocalLock, Mode, Start, Wakeups};
 use crate::local::place::{FORGET, Place, YieldAfter};
 use crate::local::preference::{Follows, Found, WriterPreference};
 use crate::local::registry::{self, Key, State, Sweep};
 use crate::local::semaphore::LocalSemaphore;
-use crate::local::waiter::{MakeError, Waiter, Wakeup};
+use crate::local::waiter::{self, MakeError};
 use crate::net::call::{Call, Deferred, DeferredTerms};
 use crate::protocol::idempotency::IdempotencyKeys;
 use crate::protocol::kind::{Keyspace, Kind, Protocol};
 
 /// What is known of one name. With its mutex held a thread may take a waiter's, the watchdog's and the connection's, in
 /// memory; it does no I/O.
-pub(crate) type Entry = registry::Entry<EntryKey, Named, EntryState>;
+///
+/// `H` is what holds the local lock: a [`Hold`](crate::hold::Hold). It refers to its entry, so it is not imported here.
+pub(crate) type Entry<H> = registry::Entry<EntryKey, Named, EntryState<H>>;
+
+/// A thread in the queue of the local lock.
+pub(crate) type Waiter<H> = waiter::Waiter<Wakeup<H>>;
+
+/// Why a thread in the queue is woken.
+#[derive(Clone)]
+pub(crate) enum Wakeup<H> {
+    /// The lock is yours.
+    Granted(H),
+    /// You are the contender: ask Redis.
+    Contend(Start<Arc<Call>>),
+    /// Redis could not be asked, and not for want of time.
+    Failed(MakeError),
+}
 
 /// A kind, and an id of that kind.
 #[derive(Clone, PartialEq, Eq, Hash)]
@@ -42,24 +57,26 @@ pub(crate) struct Named {
     pub(crate) protocol: Box<dyn Protocol>,
 }
 
-pub(crate) struct EntryState {
-    pub(crate) lock: LocalLock<Arc<Waiter>, Arc<Hold>, Arc<Call>>,
+pub(crate) struct EntryState<H> {
+    pub(crate) lock: LocalLock<Arc<Waiter<H>>, H, Arc<Call>>,
     /// How to reach the contenders while they park.
-    pub(crate) contenders: Vec<Arc<Waiter>>,
+    pub(crate) contenders: Vec<Arc<Waiter<H>>>,
     tenure: Duration,
     /// What only a semaphore has, and only a read-write lock: a lock is to be small.
-    semaphore: Option<Box<SemaphoreState>>,
+    semaphore: Option<Box<SemaphoreState<H>>>,
     preference: Option<Box<WriterPreference<Arc<Call>>>>,
 }
 
-struct SemaphoreState {
-    local: LocalSemaphore<Arc<Place>, YieldAfter>,
+struct SemaphoreState<H> {
+    local: EntrySemaphore<H>,
     keys: IdempotencyKeys,
 }
 
-type EntryWakeups = Wakeups<Arc<Waiter>, Arc<Hold>>;
+type EntrySemaphore<H> = LocalSemaphore<Arc<Place<Wakeup<H>>>, YieldAfter>;
 
-impl Entry {
+type EntryWakeups<H> = Wakeups<Arc<Waiter<H>>, H>;
+
+impl<H: Holding> Entry<H> {
     /// The release of one owner's hold, to be sent until `useful_until`.
     pub(crate) fn release(
         &self,
@@ -97,7 +114,7 @@ impl Entry {
     }
 
     /// Removes a lost hold, so that others of this process may ask Redis.
-    pub(crate) fn lost(&self, hold: &Arc<Hold>) {
+    pub(crate) fn lost(&self, hold: &H) {
         let mut state = self.lock();
         let next = state.lock.lost(hold, Instant::now());
         state.tell(&next);
@@ -106,7 +123,7 @@ impl Entry {
     }
 }
 
-impl EntryState {
+impl<H: Holding> EntryState<H> {
     fn new(kind: &Kind, tenure: Duration) -> Self {
         Self {
             lock: LocalLock::new(kind.order, tenure),
@@ -117,7 +134,7 @@ impl EntryState {
         }
     }
 
-    fn semaphore(&mut self) -> &mut SemaphoreState {
+    fn semaphore(&mut self) -> &mut SemaphoreState<H> {
         self.semaphore.get_or_insert_with(|| {
             Box::new(SemaphoreState {
                 local: LocalSemaphore::new(self.tenure),
@@ -126,7 +143,7 @@ impl EntryState {
         })
     }
 
-    pub(crate) fn local_semaphore(&mut self) -> &mut LocalSemaphore<Arc<Place>, YieldAfter> {
+    pub(crate) fn local_semaphore(&mut self) -> &mut EntrySemaphore<H> {
         &mut self.semaphore().local
     }
 
@@ -136,9 +153,9 @@ impl EntryState {
     }
 
     /// Stores the wakeups of those whose turn it is; they have to be woken after the mutex was released.
-    pub(crate) fn tell(&mut self, calls: &EntryWakeups) {
+    pub(crate) fn tell(&mut self, calls: &EntryWakeups<H>) {
         for (waiter, hold) in &calls.joined {
-            waiter.store(Wakeup::Granted(Arc::clone(hold)));
+            waiter.store(Wakeup::Granted(hold.clone()));
         }
         if let Some(next) = &calls.contend {
             next.store(Wakeup::Contend(self.lock.start(Instant::now())));
@@ -150,7 +167,7 @@ impl EntryState {
         !self.contenders.is_empty() || self.lock.waiters().next().is_some()
     }
 
-    pub(crate) fn forget_contender(&mut self, waiter: Option<&Arc<Waiter>>) {
+    pub(crate) fn forget_contender(&mut self, waiter: Option<&Arc<Waiter<H>>>) {
         if let Some(waiter) = waiter {
             self.contenders.retain(|other| !Arc::ptr_eq(other, waiter));
         }
@@ -207,7 +224,7 @@ impl EntryState {
     }
 }
 
-impl State for EntryState {
+impl<H: Holding> State for EntryState<H> {
     fn is_free(&self) -> bool {
         let semaphore = self.semaphore.as_ref();
         self.lock.is_free() && semaphore.is_none_or(|semaphore| semaphore.local.is_free())
@@ -240,7 +257,7 @@ fn writers_found(probe: &Call) -> Found {
 }
 
 /// Wakes the threads that a wakeup was stored for, with no mutex held.
-pub(crate) fn wake(calls: EntryWakeups) {
+pub(crate) fn wake<H>(calls: EntryWakeups<H>) {
     for (waiter, _) in calls.joined {
         waiter.wake();
     }
@@ -250,14 +267,14 @@ pub(crate) fn wake(calls: EntryWakeups) {
 }
 
 /// All entries of a client, by kind and id: the name, or a list of them.
-pub(crate) struct Registry {
+pub(crate) struct Registry<H: Holding> {
     prefix: String,
     db: i64,
     tenure: Duration,
-    entries: registry::Registry<EntryKey, Named, EntryState>,
+    entries: registry::Registry<EntryKey, Named, EntryState<H>>,
 }
 
-impl Registry {
+impl<H: Holding> Registry<H> {
     pub(crate) fn new(prefix: String, db: i64, tenure: Duration) -> Self {
         Self {
             prefix,
@@ -272,7 +289,7 @@ impl Registry {
     /// # Errors
     ///
     /// Those of the kind's [`protocol`](Kind::protocol).
-    pub(crate) fn get(&self, kind: &'static Kind, id: &Arc<str>) -> Result<Arc<Entry>> {
+    pub(crate) fn get(&self, kind: &'static Kind, id: &Arc<str>) -> Result<Arc<Entry<H>>> {
         let make = || self.make(kind, id);
         self.entries.get(key(kind, id), make)
     }
@@ -282,7 +299,7 @@ impl Registry {
     /// # Errors
     ///
     /// Those of the kind's [`protocol`](Kind::protocol).
-    pub(crate) fn look(&self, kind: &'static Kind, id: &Arc<str>) -> Result<Arc<Entry>> {
+    pub(crate) fn look(&self, kind: &'static Kind, id: &Arc<str>) -> Result<Arc<Entry<H>>> {
         let known = self.known(kind, id);
         known.map_or_else(|| self.apart(kind, id), Ok)
     }
@@ -292,17 +309,17 @@ impl Registry {
     /// # Errors
     ///
     /// Those of the kind's [`protocol`](Kind::protocol).
-    pub(crate) fn apart(&self, kind: &'static Kind, id: &Arc<str>) -> Result<Arc<Entry>> {
+    pub(crate) fn apart(&self, kind: &'static Kind, id: &Arc<str>) -> Result<Arc<Entry<H>>> {
         let (named, state) = self.make(kind, id)?;
         Ok(Entry::unregistered(named, state))
     }
 
     /// The entry of a name, if a thread of this client has used it lately.
-    pub(crate) fn known(&self, kind: &'static Kind, id: &Arc<str>) -> Option<Arc<Entry>> {
+    pub(crate) fn known(&self, kind: &'static Kind, id: &Arc<str>) -> Option<Arc<Entry<H>>> {
         self.entries.known(&key(kind, id))
     }
 
-    fn make(&self, kind: &'static Kind, id: &Arc<str>) -> Result<(Named, EntryState)> {
+    fn make(&self, kind: &'static Kind, id: &Arc<str>) -> Result<(Named, EntryState<H>)> {
         let keyspace = Keyspace {
             prefix: &self.prefix,
             db: self.db,
@@ -315,7 +332,7 @@ impl Registry {
     }
 
     /// The entries of several names each, of which there are few.
-    pub(crate) fn sets(&self) -> Vec<Arc<Entry>> {
+    pub(crate) fn sets(&self) -> Vec<Arc<Entry<H>>> {
         self.entries.apart()
     }
 
@@ -325,7 +342,7 @@ impl Registry {
     }
 
     /// All entries of a kind.
-    pub(crate) fn of(&self, kind: &'static Kind) -> Vec<Arc<Entry>> {
+    pub(crate) fn of(&self, kind: &'static Kind) -> Vec<Arc<Entry<H>>> {
         let mut entries = self.entries.all();
         entries.retain(|entry| entry.protocol.kind() == kind);
         entries
@@ -360,7 +377,7 @@ fn key(kind: &'static Kind, id: &Arc<str>) -> EntryKey {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use crate::hold::Entry;
 
     #[test]
     fn an_entry_is_small() {

@@ -16,7 +16,6 @@ use parking_lot::Mutex;
 use redis::Value;
 
 use crate::error::{Error, Loss, LossReason, Result};
-use crate::hold::entry::Entry;
 use crate::hold::loss::{Losable, LossListener};
 use crate::hold::schedule::{Place, Scheduled};
 use crate::hold::validity::{Duty, Lease, RenewedBy};
@@ -31,6 +30,13 @@ use crate::time;
 
 /// For how long an acquire of unknown outcome may yet be carried out, and is undone.
 pub(crate) const UNDO_FOR: Duration = Duration::from_secs(3600);
+
+/// What a client keeps of one name, its local lock held by a [`Hold`]; and what belongs to that.
+pub(crate) type Entry = crate::hold::entry::Entry<Arc<Hold>>;
+pub(crate) type EntryState = crate::hold::entry::EntryState<Arc<Hold>>;
+pub(crate) type Registry = crate::hold::entry::Registry<Arc<Hold>>;
+pub(crate) type Waiter = crate::hold::entry::Waiter<Arc<Hold>>;
+pub(crate) type Wakeup = crate::hold::entry::Wakeup<Arc<Hold>>;
 
 const HELD: u8 = 0;
 const RELEASED: u8 = 1;

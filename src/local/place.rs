@@ -19,13 +19,13 @@ pub(crate) enum News {
 }
 
 /// A place in the queue of a [`LocalSemaphore`](crate::local::semaphore::LocalSemaphore).
-pub(crate) struct Place {
-    pub(crate) waiter: Arc<Waiter>,
+pub(crate) struct Place<W> {
+    pub(crate) waiter: Arc<Waiter<W>>,
     /// Stored under the entry's mutex, so that leaving the queue and being called out of it exclude each other.
     news: Mutex<Option<News>>,
 }
 
-impl Place {
+impl<W> Place<W> {
     pub(crate) fn new() -> Arc<Self> {
         Arc::new(Self {
             waiter: Waiter::new(),

@@ -9,38 +9,23 @@ use std::time::Instant;
 use parking_lot::{Condvar, Mutex};
 
 use crate::error::Error;
-use crate::hold::Hold;
-use crate::local::lock::Start;
-use crate::net::call::Call;
 use crate::net::subscriber::Listener;
 use crate::time::Deadline;
 
 /// What one thread met makes an error for each of those that wait.
 pub(crate) type MakeError = Arc<dyn Fn() -> Error + Send + Sync>;
 
-/// Why a thread in the queue is woken.
-#[derive(Clone)]
-pub(crate) enum Wakeup {
-    /// The lock is yours.
-    Granted(Arc<Hold>),
-    /// You are the contender: ask Redis.
-    Contend(Start<Arc<Call>>),
-    /// Redis could not be asked, and not for want of time.
-    Failed(MakeError),
-}
-
-/// One thread that waits for a lock, and everything that can wake it.
+/// One thread that waits for a lock, and everything that can wake it. `W` says why it is woken in its queue.
 ///
 /// A wakeup is stored under the mutex of whoever sends it (a lock's, the subscriber's), and the thread is woken after
 /// that mutex was released.
-pub(crate) struct Waiter {
-    signal: Mutex<Signal>,
+pub(crate) struct Waiter<W> {
+    signal: Mutex<Signal<W>>,
     changed: Condvar,
 }
 
-#[derive(Default)]
-struct Signal {
-    called: Option<Wakeup>,
+struct Signal<W> {
+    called: Option<W>,
     /// How many messages of the lock's channel have come.
     messages: u64,
     /// The server has confirmed the subscription, or there will be none.
@@ -54,21 +39,25 @@ pub(crate) struct Heard {
     pub(crate) listening: bool,
 }
 
-impl Waiter {
+impl<W> Waiter<W> {
     pub(crate) fn new() -> Arc<Self> {
         Arc::new(Self {
-            signal: Mutex::new(Signal::default()),
+            signal: Mutex::new(Signal {
+                called: None,
+                messages: 0,
+                listening: false,
+            }),
             changed: Condvar::new(),
         })
     }
 
     /// Stores why the thread is woken; [`Waiter::wake`] has to follow.
-    pub(crate) fn store(&self, called: Wakeup) {
+    pub(crate) fn store(&self, called: W) {
         self.signal.lock().called = Some(called);
     }
 
     /// Why the thread was woken in the queue, if it was.
-    pub(crate) fn called(&self) -> Option<Wakeup> {
+    pub(crate) fn called(&self) -> Option<W> {
         self.signal.lock().called.take()
     }
 
@@ -88,11 +77,7 @@ impl Waiter {
     }
 
     /// Parks until a wakeup, `stop`, or the deadline.
-    pub(crate) fn wait_in_line(
-        &self,
-        deadline: Deadline,
-        stop: &dyn Fn() -> bool,
-    ) -> Option<Wakeup> {
+    pub(crate) fn wait_in_line(&self, deadline: Deadline, stop: &dyn Fn() -> bool) -> Option<W> {
         let mut signal = self.signal.lock();
         loop {
             if signal.called.is_some() {
@@ -129,7 +114,19 @@ impl Waiter {
     }
 }
 
-impl Listener for Waiter {
+/// What a [`CancelToken`] wakes, whatever else it may be woken with.
+pub(crate) trait Wake: Send + Sync {
+    /// See [`Waiter::wake`].
+    fn wake(&self);
+}
+
+impl<W: Send> Wake for Waiter<W> {
+    fn wake(&self) {
+        self.wake();
+    }
+}
+
+impl<W: Send> Listener for Waiter<W> {
     fn message(&self) {
         self.signal.lock().messages += 1;
         self.changed.notify_one();
@@ -161,7 +158,7 @@ pub struct CancelToken {
 #[derive(Default)]
 struct TokenInner {
     cancelled: AtomicBool,
-    waiters: Mutex<Vec<Weak<Waiter>>>,
+    waiters: Mutex<Vec<Weak<dyn Wake>>>,
 }
 
 impl CancelToken {
@@ -208,12 +205,13 @@ impl CancelToken {
     }
 
     /// From now on a cancel wakes `waiter`. Waiters that no longer exist make room for it.
-    pub(crate) fn watch(&self, waiter: &Arc<Waiter>) {
+    pub(crate) fn watch<W: Wake + 'static>(&self, waiter: &Arc<W>) {
+        let waiter = Arc::downgrade(waiter);
         let mut waiters = self.inner.waiters.lock();
         if waiters.len() == waiters.capacity() {
             waiters.retain(|waiter| waiter.strong_count() > 0);
         }
-        waiters.push(Arc::downgrade(waiter));
+        waiters.push(waiter);
     }
 }
 
@@ -231,7 +229,7 @@ mod tests {
 
     #[test]
     fn a_cancelled_wait_ends_and_a_watched_waiter_is_woken() {
-        let (token, waiter) = (CancelToken::new(), Waiter::new());
+        let (token, waiter) = (CancelToken::new(), Waiter::<()>::new());
         token.watch(&waiter);
         let other = token.clone();
         let thread = std::thread::spawn(move || other.cancel());
@@ -244,7 +242,7 @@ mod tests {
     fn a_token_forgets_waiters_that_are_gone() {
         let token = CancelToken::new();
         for _ in 0..100_000 {
-            token.watch(&Waiter::new());
+            token.watch(&Waiter::<()>::new());
         }
         assert!(token.inner.waiters.lock().capacity() < 64);
     }

@@ -18,8 +18,7 @@ use std::time::{Duration, Instant};
 use redis::Value;
 
 use crate::error::{Error, Result};
-use crate::hold::Hold;
-use crate::hold::entry::Entry;
+use crate::hold::{Entry, Hold};
 use crate::local::lock::LeasePolicy;
 use crate::net::call::{Answer, Attempt};
 use crate::net::request::Request;

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use redis::Value;
 
-use crate::hold::entry::Entry;
+use crate::hold::Entry;
 use crate::net::call::{Call, Fault};
 use crate::net::connection::WaitFault;
 use crate::quorum::tally::Majority;

@@ -9,7 +9,7 @@ use crate::acquire::spec::LockSpec;
 use crate::acquire::wait_mode::WaitMode;
 use crate::error::LossReason;
 use crate::error::{Error, Result};
-use crate::hold::entry::Entry;
+use crate::hold::Entry;
 use crate::local::waiter::CancelToken;
 use crate::net::call::{Attempt, Fault};
 use crate::protocol::idempotency::RequestKeys;

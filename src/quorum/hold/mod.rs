@@ -45,9 +45,8 @@ use parking_lot::Mutex;
 use redis::Value;
 
 use crate::error::{LossReason, is_unknown_script};
-use crate::hold::entry::Entry;
 use crate::hold::validity::Duty;
-use crate::hold::{Backing, Hold};
+use crate::hold::{Backing, Entry, Hold};
 use crate::local::lock::{LeasePolicy, Mode};
 use crate::net::call::{Answer, Attempt, Call, Undo};
 use crate::protocol::kind::{AcquireArgs, Place, PlaceState};
