@@ -1,0 +1,1143 @@
+use super::*;
+
+use std::cell::Cell;
+use std::collections::HashSet;
+use std::fmt::Debug;
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+const TENURE: Duration = Duration::from_millis(6);
+/// As long as the tenure, so that a hold can be too old to be passed on within one.
+const LEASE: Duration = Duration::from_millis(6);
+
+/// Half a lease, so that two or three of them meet every limit exactly or just miss it.
+const HALF: Duration = Duration::from_millis(3);
+/// What a fixed lease may have lost of its time, exactly.
+const TENTH: Duration = Duration::from_micros(600);
+/// Past every limit.
+const LONG: Duration = Duration::from_millis(9);
+
+const RENEWED: LeasePolicy = LeasePolicy::Renewed { max_hold: None };
+const FIXED: LeasePolicy = LeasePolicy::Fixed(LEASE);
+const LIMITED: LeasePolicy = LeasePolicy::Renewed {
+    max_hold: Some(LEASE),
+};
+
+/// What the entry sees of a hold.
+#[derive(Debug, Clone, Copy)]
+struct Grant {
+    number: u64,
+    until: Instant,
+    complete: bool,
+}
+
+impl PartialEq for Grant {
+    fn eq(&self, other: &Self) -> bool {
+        self.number == other.number
+    }
+}
+
+impl Holding for Grant {
+    fn validity(&self) -> Validity {
+        Validity {
+            until: self.until,
+            lease: LEASE,
+            complete: self.complete,
+        }
+    }
+}
+
+/// A waiter is the number of its thread, a release that of its making.
+type TestRoom = LocalLock<usize, Grant, u64>;
+
+/// What the schedules are made of; `t` is a thread, other numbers are holds.
+#[derive(Debug, Clone, Copy)]
+enum Step {
+    /// Comes for the lock, willing to stand in line or not; a holder comes for one hold more, or for one below.
+    Enter(usize, Mode, LeasePolicy, bool),
+    /// Redis grants the lock to one who asks, with or without a token to spare.
+    Granted(usize, bool),
+    /// Redis says that somebody else has it.
+    Refused,
+    /// One who asks gives up.
+    GiveUp(usize),
+    /// One in line gives up, or one who was called believes that it still stands there.
+    Withdraw(usize),
+    /// A guard goes: of a present hold, or of one that was lost.
+    Leave(usize, Mode),
+    LeaveStale(usize),
+    /// A hold is found lost.
+    Lost(u64),
+    /// A hold that is long gone is found lost.
+    LostStale(usize),
+    /// The watchdog has renewed a hold.
+    Renewed(u64),
+    /// Somebody elsewhere waits to write.
+    Close,
+    /// Redis is out of reach: everybody in line is told.
+    Dismiss,
+    Pass(Duration),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Doing {
+    Nothing,
+    Asking(Mode),
+    InLine(Mode),
+}
+
+#[derive(Debug, Clone)]
+struct Thread {
+    doing: Doing,
+    lease: LeasePolicy,
+    /// Kept for as long as the thread may not know that it was called.
+    ticket: Option<u64>,
+    /// Holds of guards that were lost under it.
+    stale: Vec<Grant>,
+}
+
+/// A hold, and how many guards of it each thread has.
+#[derive(Debug, Clone)]
+struct Hold {
+    grant: Grant,
+    mode: Mode,
+    lease: LeasePolicy,
+    open: bool,
+    guards: Vec<(usize, u32)>,
+}
+
+impl Hold {
+    fn guards_of(&self, t: usize) -> Option<u32> {
+        let own = self.guards.iter().find(|(thread, _)| *thread == t);
+        own.map(|(_, guards)| *guards)
+    }
+
+    /// Whether it is young enough, and of a kind, to go to a thread that comes with `lease`.
+    fn suits(&self, lease: LeasePolicy, now: Instant) -> bool {
+        let left = self.grant.until.saturating_duration_since(now);
+        let spare = match lease {
+            LeasePolicy::Renewed { max_hold: None } => left >= LEASE / 2,
+            LeasePolicy::Renewed { max_hold: Some(_) } => false,
+            LeasePolicy::Fixed(lease) => left >= lease * 9 / 10,
+        };
+        self.lease == lease && spare
+    }
+}
+
+/// What is in store for one who comes, or is first in line.
+#[derive(Debug, PartialEq, Eq)]
+enum Turn {
+    Join,
+    AcquireArgs,
+    Wait,
+    /// It has such a hold, has one above it, or has one that keeps it out for ever.
+    Again,
+    Below,
+    Never,
+}
+
+/// The lock, and next to it what must be true of it.
+#[derive(Debug, Clone)]
+struct Model {
+    lock: TestRoom,
+    threads: Vec<Thread>,
+    holds: Vec<Hold>,
+    line: VecDeque<usize>,
+    tenure_since: Option<Instant>,
+    released: Option<(Instant, u64)>,
+    now: Instant,
+    next: u64,
+    steps: Vec<Step>,
+    /// How often what happened, for the schedules to show that they got everywhere.
+    seen: Seen,
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Seen {
+    passed: u32,
+    offered: u32,
+    joined: u32,
+    joined_from_line: u32,
+    below: u32,
+    beside: u32,
+    replaced: u32,
+}
+
+impl Model {
+    fn new(order: Order, threads: usize, now: Instant) -> Self {
+        let thread = Thread {
+            doing: Doing::Nothing,
+            lease: RENEWED,
+            ticket: None,
+            stale: Vec::new(),
+        };
+        Self {
+            lock: LocalLock::new(order, TENURE),
+            threads: vec![thread; threads],
+            holds: Vec::new(),
+            line: VecDeque::new(),
+            tenure_since: None,
+            released: None,
+            now,
+            next: 0,
+            steps: Vec::new(),
+            seen: Seen::default(),
+        }
+    }
+
+    /// What distinguishes this state from others, as far as the future goes: moments by how long ago they were,
+    /// and no numbers that are only names.
+    fn fingerprint(&self) -> u64 {
+        let ago = |at: Instant| self.now.saturating_duration_since(at).min(LONG);
+        let kind = |lease| match lease {
+            LeasePolicy::Renewed { max_hold } => (true, max_hold),
+            LeasePolicy::Fixed(lease) => (false, Some(lease)),
+        };
+        let mut print = DefaultHasher::new();
+        for thread in &self.threads {
+            let wants = (thread.doing != Doing::Nothing).then(|| kind(thread.lease));
+            (thread.doing, wants, thread.ticket.is_some()).hash(&mut print);
+            thread.stale.len().hash(&mut print);
+        }
+        for hold in &self.holds {
+            let left = hold.grant.until.saturating_duration_since(self.now);
+            (hold.mode, kind(hold.lease), hold.open, &hold.guards).hash(&mut print);
+            (left, hold.grant.complete).hash(&mut print);
+        }
+        self.line.hash(&mut print);
+        self.tenure_since.map(ago).hash(&mut print);
+        self.released.map(|(at, _)| ago(at)).hash(&mut print);
+        print.finish()
+    }
+
+    #[track_caller]
+    fn check(&self, truth: bool, what: impl Debug) {
+        assert!(truth, "{what:?} after {:?}, in {:?}", self.steps, self.lock);
+    }
+
+    fn number(&mut self) -> u64 {
+        self.next += 1;
+        self.next
+    }
+
+    fn is_local(&self) -> bool {
+        self.lock.order == Order::Local
+    }
+
+    fn asking(&self, mode: Mode) -> usize {
+        let asks = |thread: &&Thread| thread.doing == Doing::Asking(mode);
+        self.threads.iter().filter(asks).count()
+    }
+
+    fn writer(&self) -> Option<&Hold> {
+        self.holds.iter().find(|hold| hold.mode == Mode::Exclusive)
+    }
+
+    /// The hold that a thread has in this mode.
+    fn own(&self, t: usize, mode: Mode) -> Option<&Hold> {
+        let own = |hold: &&Hold| hold.mode == mode && hold.guards_of(t).is_some();
+        self.holds.iter().find(own)
+    }
+
+    fn turn_of_comer(&self, t: usize, mode: Mode, lease: LeasePolicy, patient: bool) -> Turn {
+        let has = |mode| self.own(t, mode).is_some();
+        match (mode, has(Mode::Exclusive), has(Mode::Shared)) {
+            (Mode::Exclusive, true, _) | (Mode::Shared, _, true) => Turn::Again,
+            (Mode::Shared, true, false) => Turn::Below,
+            (Mode::Exclusive, false, true) => Turn::Never,
+            (_, false, false) if self.line.is_empty() => self.turn(mode, lease, patient),
+            // One who does not stand in line is not held up by readers that do.
+            (Mode::Shared, ..) if !patient && !self.writers_in_line() => {
+                self.turn(mode, lease, patient)
+            }
+            (_, false, false) => Turn::Wait,
+        }
+    }
+
+    /// What one may do who holds nothing, when nobody is before it in line.
+    fn turn(&self, mode: Mode, lease: LeasePolicy, patient: bool) -> Turn {
+        if !self.is_local() {
+            return Turn::AcquireArgs;
+        }
+        let writers = self.writer().is_some() || self.asking(Mode::Exclusive) > 0;
+        let readers_ask = self.asking(Mode::Shared) > 0;
+        // A fixed lease is changed by whoever takes one more hold of it, so it is nobody else's.
+        let shares = lease == RENEWED;
+        let fits = |hold: &Hold| shares && hold.open && hold.suits(lease, self.now);
+        match mode {
+            _ if writers => Turn::Wait,
+            Mode::Shared if self.holds.iter().any(fits) => Turn::Join,
+            Mode::Shared if !readers_ask || !patient => Turn::AcquireArgs,
+            Mode::Exclusive if !readers_ask && self.holds.is_empty() => Turn::AcquireArgs,
+            _ => Turn::Wait,
+        }
+    }
+
+    fn writers_in_line(&self) -> bool {
+        let writes = |&&t: &&usize| matches!(self.threads[t].doing, Doing::InLine(Mode::Exclusive));
+        self.line.iter().any(|t| writes(&t))
+    }
+
+    fn turn_of_first(&self) -> Option<(usize, Turn)> {
+        let &t = self.line.front()?;
+        let Doing::InLine(mode) = self.threads[t].doing else {
+            return None;
+        };
+        Some((t, self.turn(mode, self.threads[t].lease, true)))
+    }
+
+    fn is_young(&self) -> bool {
+        self.tenure_since
+            .is_some_and(|since| self.now.duration_since(since) < TENURE)
+    }
+
+    /// What a thread that contends from now on has to be told.
+    fn expected_start(&mut self) -> Start<u64> {
+        let Some((at, release)) = self.released else {
+            return Start::Ask;
+        };
+        let gap = self.now.duration_since(at);
+        if gap <= TENURE.max(GAP) && self.is_young() {
+            return Start::Ask;
+        }
+        (self.tenure_since, self.released) = (None, None);
+        if gap > TENURE.max(GAP) {
+            Start::Ask
+        } else {
+            self.seen.offered += 1;
+            Start::YieldAfter(release)
+        }
+    }
+
+    fn contends(&mut self, t: usize, mode: Mode, start: &Start<u64>) {
+        self.threads[t].doing = Doing::Asking(mode);
+        let expected = self.expected_start();
+        self.check(*start == expected, ("start", start, expected));
+    }
+
+    /// `t` shares this hold now: it must be one that takes it.
+    fn joins(&mut self, t: usize, grant: Grant, lease: LeasePolicy) {
+        let now = self.now;
+        let place = self.holds.iter().position(|hold| hold.grant == grant);
+        self.check(place.is_some(), ("a hold that is there", grant));
+        let hold = &mut self.holds[place.unwrap_or(0)];
+        let fits = hold.mode == Mode::Shared && hold.open && hold.suits(lease, now);
+        hold.guards.push((t, 1));
+        self.check(fits, ("a hold that takes more", grant));
+        self.threads[t].doing = Doing::Nothing;
+    }
+
+    /// These were called: they must have been the first in line, in this order, and have to do what they may do.
+    /// Whoever is left there must have somebody to wait for.
+    fn called(&mut self, calls: Wakeups<usize, Grant>) {
+        let mut joined = calls.joined.into_iter().peekable();
+        let mut contend = calls.contend;
+        while let Some(&first) = self.line.front() {
+            let turn = self.turn_of_first();
+            if let Some((t, grant)) = joined.next_if(|(t, _)| *t == first) {
+                self.check(turn == Some((t, Turn::Join)), ("joins", t));
+                self.seen.joined_from_line += 1;
+                self.joins(t, grant, self.threads[t].lease);
+            } else if let Some(t) = contend.take_if(|t| *t == first) {
+                self.check(turn == Some((t, Turn::AcquireArgs)), ("asks", t));
+                let start = self.lock.start(self.now);
+                if let Doing::InLine(mode) = self.threads[t].doing {
+                    self.contends(t, mode, &start);
+                }
+            } else {
+                self.check(turn == Some((first, Turn::Wait)), ("not called", turn));
+                break;
+            }
+            self.line.pop_front();
+        }
+        let all = joined.next().is_none() && contend.is_none();
+        self.check(all, "somebody is called out of turn");
+    }
+
+    fn take(&mut self, step: Step) {
+        self.steps.push(step);
+        match step {
+            Step::Enter(t, mode, lease, waits) => self.enter(t, mode, lease, waits),
+            Step::Granted(t, complete) => self.granted(t, complete),
+            Step::Refused => {
+                self.lock.refused();
+                (self.tenure_since, self.released) = (None, None);
+            }
+            Step::GiveUp(t) => {
+                if let Doing::Asking(mode) = self.threads[t].doing {
+                    self.threads[t].doing = Doing::Nothing;
+                    self.threads[t].ticket = None;
+                    let calls = self.lock.withdraw_contender(mode, self.now);
+                    self.called(calls);
+                }
+            }
+            Step::Withdraw(t) => {
+                let in_line = matches!(self.threads[t].doing, Doing::InLine(_));
+                if let Some(ticket) = self.threads[t].ticket.take() {
+                    let calls = self.lock.withdraw(ticket, self.now);
+                    self.check(calls.is_some() == in_line, "in line or called, not both");
+                    if in_line {
+                        self.threads[t].doing = Doing::Nothing;
+                        self.line.retain(|&other| other != t);
+                    }
+                    if let Some(calls) = calls {
+                        self.called(calls);
+                    }
+                }
+            }
+            Step::Leave(t, mode) => self.leave(t, mode),
+            Step::LeaveStale(t) => {
+                if let Some(grant) = self.threads[t].stale.pop() {
+                    let (left, released) = self.leave_room(t, grant);
+                    self.check(matches!(left, Left::Gone) && released.is_none(), left);
+                }
+            }
+            Step::Lost(number) => self.lost(number),
+            Step::LostStale(t) => {
+                if let Some(grant) = self.threads[t].stale.last() {
+                    let calls = self.lock.lost(grant, self.now);
+                    let nobody = calls.joined.is_empty() && calls.contend.is_none();
+                    self.check(nobody, "nobody is called twice");
+                }
+            }
+            Step::Renewed(number) => {
+                let until = self.now + LEASE;
+                let holder = self
+                    .lock
+                    .exclusive
+                    .iter_mut()
+                    .map(|holder| &mut holder.hold);
+                let groups = self.lock.shared.iter_mut().map(|group| &mut group.hold);
+                let own = self.holds.iter_mut().map(|hold| &mut hold.grant);
+                for grant in holder.chain(groups).chain(own) {
+                    if grant.number == number {
+                        grant.until = until;
+                    }
+                }
+            }
+            Step::Close => {
+                self.lock.close_shared();
+                for hold in &mut self.holds {
+                    hold.open = false;
+                }
+            }
+            Step::Dismiss => {
+                let told = self.lock.dismiss();
+                self.check(self.line == told, ("all of the line", &told));
+                for t in self.line.drain(..) {
+                    self.threads[t].doing = Doing::Nothing;
+                    self.threads[t].ticket = None;
+                }
+            }
+            Step::Pass(time) => self.now += time,
+        }
+        self.check_all();
+    }
+
+    fn enter(&mut self, t: usize, mode: Mode, lease: LeasePolicy, waits: bool) {
+        let turn = self.turn_of_comer(t, mode, lease, waits);
+        let queue = || t;
+        let queue: Option<&dyn Fn() -> usize> = if waits { Some(&queue) } else { None };
+        let entered = self
+            .lock
+            .enter(t as u64, mode, lease, self.now, queue, true);
+        self.threads[t].ticket = None;
+        self.threads[t].lease = lease;
+        match entered {
+            Entered::Mine {
+                hold,
+                count,
+                lease: its,
+            } => {
+                self.check(turn == Turn::Again, turn);
+                self.enters_again(t, mode, lease, (hold, count, its));
+            }
+            Entered::Contend {
+                start,
+                under: Some(hold),
+            } => {
+                let above = self.own(t, Mode::Exclusive).map(|hold| hold.grant);
+                self.check(turn == Turn::Below && above == Some(hold), (turn, hold));
+                self.check(start == Start::Ask, start);
+                self.seen.below += 1;
+                self.threads[t].doing = Doing::Asking(mode);
+            }
+            Entered::Contend { start, under: None } => {
+                self.check(turn == Turn::AcquireArgs, turn);
+                self.seen.beside += u32::from(self.is_local() && self.asking(mode) > 0);
+                self.contends(t, mode, &start);
+            }
+            Entered::Joined(hold) => {
+                self.check(turn == Turn::Join, turn);
+                self.seen.joined += 1;
+                self.joins(t, hold, lease);
+            }
+            Entered::Queued(ticket) => {
+                self.check(turn == Turn::Wait && waits, turn);
+                self.threads[t].doing = Doing::InLine(mode);
+                self.threads[t].ticket = Some(ticket);
+                self.line.push_back(t);
+            }
+            Entered::Busy => self.check(turn == Turn::Wait && !waits, turn),
+            Entered::Deadlock(_) => self.check(turn == Turn::Never, turn),
+        }
+    }
+
+    /// The thread has such a hold, and takes one more of it.
+    fn enters_again(
+        &mut self,
+        t: usize,
+        mode: Mode,
+        wanted: LeasePolicy,
+        told: (Grant, u32, LeasePolicy),
+    ) {
+        let own = |hold: &&mut Hold| hold.mode == mode && hold.guards_of(t).is_some();
+        let Some(own) = self.holds.iter_mut().find(own) else {
+            return;
+        };
+        let has = (own.grant, own.guards_of(t).unwrap_or(0), own.lease);
+        // What is renewed stays so; a fixed lease becomes what is wanted now.
+        if matches!(own.lease, LeasePolicy::Fixed(_)) {
+            own.lease = wanted;
+        }
+        for (thread, guards) in &mut own.guards {
+            *guards += u32::from(*thread == t);
+        }
+        let (thread, lease) = (t as u64, own.lease);
+        let strange = Grant {
+            number: has.0.number + 1_000_000,
+            ..has.0
+        };
+        let bogus = self.lock.reenter(thread, &strange, lease)
+            || self.lock.reenter(thread + 100, &has.0, lease);
+        let reentered = self.lock.reenter(thread, &has.0, lease);
+        self.check(told == has, ("its own", told, has));
+        self.check(reentered && !bogus, "a holder may, others may not");
+    }
+
+    fn granted(&mut self, t: usize, complete: bool) {
+        let Doing::Asking(mode) = self.threads[t].doing else {
+            return;
+        };
+        let grant = Grant {
+            number: self.number(),
+            until: self.now + LEASE,
+            complete,
+        };
+        let lease = self.threads[t].lease;
+        let calls = self.lock.granted(t as u64, mode, grant, lease, self.now);
+        self.threads[t].doing = Doing::Nothing;
+        self.threads[t].ticket = None;
+        if mode == Mode::Exclusive {
+            if let Some(number) = self.writer().map(|hold| hold.grant.number) {
+                // Redis knows better: its time was over.
+                self.check(!self.is_local(), "two writers");
+                self.seen.replaced += 1;
+                self.forget(number);
+            }
+            self.tenure_since.get_or_insert(self.now);
+        }
+        self.holds.push(Hold {
+            grant,
+            mode,
+            lease,
+            open: true,
+            guards: vec![(t, 1)],
+        });
+        self.called(calls);
+    }
+
+    /// The hold is gone, its guards do not know yet.
+    fn forget(&mut self, number: u64) -> Option<Hold> {
+        let place = self
+            .holds
+            .iter()
+            .position(|hold| hold.grant.number == number)?;
+        let hold = self.holds.remove(place);
+        for &(t, guards) in &hold.guards {
+            let stale = (0..guards).map(|_| hold.grant);
+            self.threads[t].stale.extend(stale);
+            self.threads[t].ticket = None;
+        }
+        Some(hold)
+    }
+
+    fn lost(&mut self, number: u64) {
+        if let Some(hold) = self.forget(number) {
+            if hold.mode == Mode::Exclusive {
+                (self.tenure_since, self.released) = (None, None);
+            }
+            let calls = self.lock.lost(&hold.grant, self.now);
+            self.called(calls);
+        }
+    }
+
+    /// What becomes of the hold, and which release was made.
+    fn leave_room(&mut self, t: usize, grant: Grant) -> (Left<usize, Grant>, Option<u64>) {
+        let number = self.number();
+        let made = Cell::new(None);
+        let release = || {
+            assert!(made.replace(Some(number)).is_none(), "released twice");
+            number
+        };
+        let left = self.lock.leave(t as u64, &grant, self.now, &release);
+        (left, made.get())
+    }
+
+    fn leave(&mut self, t: usize, mode: Mode) {
+        let own = |hold: &Hold| hold.mode == mode && hold.guards_of(t).is_some();
+        let Some(place) = self.holds.iter().position(own) else {
+            return;
+        };
+        let hold = self.holds[place].clone();
+        let guards = hold.guards_of(t).unwrap_or(0);
+        // What must be true for the hold to change threads.
+        let first = self.line.front().copied();
+        let same = first.is_some_and(|first| {
+            let first = &self.threads[first];
+            first.doing == Doing::InLine(mode) && hold.suits(first.lease, self.now)
+        });
+        let only = self.holds.len() == 1;
+        let passes =
+            mode == Mode::Exclusive && same && only && self.is_young() && hold.grant.complete;
+        self.threads[t].ticket = None;
+
+        let (left, _) = self.leave_room(t + 100, hold.grant);
+        self.check(matches!(left, Left::Gone), "others have nothing to leave");
+        let (left, release) = self.leave_room(t, hold.grant);
+        let ends = matches!(left, Left::Release { .. });
+        self.check(release.is_some() == ends, "released or not");
+        match left {
+            Left::Nested { count } => {
+                self.check(count + 1 == guards && count > 0, count);
+                for (thread, guards) in &mut self.holds[place].guards {
+                    *guards -= u32::from(*thread == t);
+                }
+            }
+            Left::Shared => {
+                let others = mode == Mode::Shared && hold.guards.len() > 1;
+                self.check(others && guards == 1, "others share it");
+                self.holds[place].guards.retain(|(thread, _)| *thread != t);
+            }
+            Left::Passed { waiter, hold } => {
+                self.check(guards == 1 && passes, "passed on against the rules");
+                let same = hold == self.holds[place].grant;
+                self.check(Some(waiter) == first && same, "first in line");
+                self.seen.passed += 1;
+                self.line.pop_front();
+                self.threads[waiter].doing = Doing::Nothing;
+                self.holds[place].guards = vec![(waiter, 1)];
+            }
+            Left::Release { next } => {
+                let last = guards == 1 && hold.guards.len() == 1;
+                self.check(last && !passes, "somebody could have had it");
+                self.holds.remove(place);
+                let goes_on = self.tenure_since.is_some() && self.writer().is_none();
+                if self.is_local() && (mode == Mode::Exclusive || goes_on) {
+                    self.released = release.map(|release| (self.now, release));
+                }
+                self.called(next);
+            }
+            Left::Gone => self.check(false, "it is there"),
+        }
+    }
+
+    /// What is true at any time.
+    fn check_all(&self) {
+        let lock = &self.lock;
+        let (writing, reading) = (self.asking(Mode::Exclusive), self.asking(Mode::Shared));
+        self.check(
+            (lock.asking_exclusive, lock.asking_shared) == (writing, reading),
+            "asking",
+        );
+        let free = self.holds.is_empty() && writing + reading == 0;
+        self.check(lock.is_free() == free, "free");
+        self.check(!free || self.line.is_empty(), "somebody is forgotten");
+        self.check(lock.waiters().eq(self.line.iter()), "the line is in order");
+
+        let own = |hold: &Grant| self.holds.iter().any(|held| held.grant == *hold);
+        self.check(lock.holds().all(own), "holds");
+        self.check(lock.holds().count() == self.holds.len(), "holds");
+        for t in 0..self.threads.len() {
+            for mode in [Mode::Exclusive, Mode::Shared] {
+                let has = self
+                    .own(t, mode)
+                    .map(|hold| (&hold.grant, hold.guards_of(t).unwrap_or(0)));
+                self.check(lock.count(t as u64, mode) == has, ("count", t, mode));
+            }
+        }
+
+        if self.is_local() {
+            self.check(
+                writing == 0 || (writing == 1 && self.holds.is_empty() && reading == 0),
+                "a writer that asks is alone",
+            );
+            if let Some(writer) = self.writer() {
+                // Apart from its own shared hold.
+                let others = |t: usize| writer.guards_of(t).is_none();
+                let asks = |t: usize| matches!(self.threads[t].doing, Doing::Asking(_));
+                let shares = |t: usize| self.own(t, Mode::Shared).is_some();
+                let meets = (0..self.threads.len()).any(|t| others(t) && (asks(t) || shares(t)));
+                self.check(!meets && self.holds.len() <= 2, "a writer is alone");
+            }
+            let tenure = (lock.tenure_since, lock.last_release);
+            self.check(tenure == (self.tenure_since, self.released), tenure);
+        } else {
+            self.check(self.line.is_empty(), "the server keeps the line");
+        }
+        // A hold that has been renewed takes those in line once somebody is called.
+        if let Some((t, turn)) = self.turn_of_first() {
+            let later = turn == Turn::Join && reading > 0;
+            self.check(turn == Turn::Wait || later, ("forgotten", t, turn));
+        }
+
+        let gap = |at| self.now.duration_since(at);
+        let remembers = self
+            .released
+            .is_some_and(|(at, _)| gap(at) <= TENURE.max(GAP));
+        self.check(lock.is_idle(self.now) == (free && !remembers), "idle");
+        let later = self.now + Duration::from_secs(1);
+        self.check(lock.is_idle(later) == free, "idle in the end");
+    }
+
+    /// Everything that may happen next; `wants` is what threads come for, `times` what may pass.
+    fn possible<'w>(
+        &self,
+        wants: &dyn Fn(usize) -> &'w [(Mode, LeasePolicy)],
+        times: &[Duration],
+        steps: &mut Vec<Step>,
+    ) {
+        steps.clear();
+        for (t, thread) in self.threads.iter().enumerate() {
+            match thread.doing {
+                Doing::Nothing => {
+                    let mut holds = false;
+                    for mode in [Mode::Exclusive, Mode::Shared] {
+                        if self.own(t, mode).is_some() {
+                            holds = true;
+                            steps.push(Step::Leave(t, mode));
+                        }
+                    }
+                    for &(mode, lease) in wants(t) {
+                        steps.push(Step::Enter(t, mode, lease, true));
+                        if !holds {
+                            steps.push(Step::Enter(t, mode, lease, false));
+                        }
+                    }
+                }
+                Doing::Asking(mode) => {
+                    steps.extend([Step::Granted(t, true), Step::Refused, Step::GiveUp(t)]);
+                    if mode == Mode::Exclusive {
+                        steps.push(Step::Granted(t, false));
+                    }
+                }
+                Doing::InLine(_) => {}
+            }
+            if thread.ticket.is_some() {
+                steps.push(Step::Withdraw(t));
+            }
+            if !thread.stale.is_empty() {
+                steps.extend([Step::LeaveStale(t), Step::LostStale(t)]);
+            }
+        }
+        for hold in &self.holds {
+            steps.extend([
+                Step::Lost(hold.grant.number),
+                Step::Renewed(hold.grant.number),
+            ]);
+        }
+        if self.holds.iter().any(|hold| hold.mode == Mode::Shared) {
+            steps.push(Step::Close);
+        }
+        if !self.line.is_empty() {
+            steps.push(Step::Dismiss);
+        }
+        steps.extend(times.iter().map(|&time| Step::Pass(time)));
+    }
+
+    /// Lets everybody finish, with the lock or without: no thread is left behind, and the lock can be forgotten.
+    fn finish(&mut self, with: bool) {
+        for _ in 0..200 {
+            let asks = |thread: &Thread| matches!(thread.doing, Doing::Asking(_));
+            let step = if let Some(t) = self.threads.iter().position(asks) {
+                if with {
+                    Step::Granted(t, true)
+                } else {
+                    Step::GiveUp(t)
+                }
+            } else if let Some(hold) = self.holds.first() {
+                if with {
+                    Step::Leave(hold.guards[0].0, hold.mode)
+                } else {
+                    Step::Lost(hold.grant.number)
+                }
+            } else {
+                break;
+            };
+            self.take(step);
+        }
+        self.take(Step::Pass(Duration::from_secs(1)));
+        let over = |thread: &Thread| thread.doing == Doing::Nothing;
+        self.check(self.threads.iter().all(over), "somebody still waits");
+        self.check(self.lock.is_idle(self.now), "idle");
+    }
+}
+
+/// Everything that threads who come for such things can do in so many steps; how many states that makes.
+fn walk(order: Order, wants: &[&[(Mode, LeasePolicy)]], times: &[Duration], depth: usize) -> usize {
+    let mut seen = HashSet::new();
+    let mut frontier = vec![Model::new(order, wants.len(), Instant::now())];
+    let mut steps = Vec::new();
+    for _ in 0..depth {
+        let mut next = Vec::new();
+        for model in frontier {
+            model.possible(&|t| wants[t], times, &mut steps);
+            for &step in &steps {
+                let mut model = model.clone();
+                model.take(step);
+                if seen.insert(model.fingerprint()) {
+                    next.push(model);
+                }
+            }
+        }
+        frontier = next;
+    }
+    // From anywhere everybody comes home.
+    for (i, mut model) in frontier.into_iter().step_by(7).enumerate() {
+        model.finish(i % 2 == 0);
+    }
+    seen.len()
+}
+
+/// Three threads that want to be alone, two of them with the same lease.
+#[test]
+fn every_short_schedule_of_writers_keeps_the_rules() {
+    let (renewed, fixed) = ((Mode::Exclusive, RENEWED), (Mode::Exclusive, FIXED));
+    let wants: [&[_]; 3] = [&[renewed], &[renewed], &[fixed]];
+    let states = walk(Order::Local, &wants, &[HALF, LONG], 10);
+    assert!(states > 10_000, "{states} states");
+}
+
+/// Two threads that share or want to be alone, and may do both, and one that shares with another lease.
+#[test]
+fn every_short_schedule_of_a_mixed_crowd_keeps_the_rules() {
+    let (alone, shared) = ((Mode::Exclusive, RENEWED), (Mode::Shared, RENEWED));
+    let wants: [&[_]; 3] = [&[alone, shared], &[alone, shared], &[(Mode::Shared, FIXED)]];
+    let states = walk(Order::Local, &wants, &[HALF], 9);
+    assert!(states > 30_000, "{states} states");
+}
+
+/// Three threads that share, and one that keeps them waiting.
+#[test]
+fn every_short_schedule_of_readers_keeps_the_rules() {
+    let (alone, shared) = ((Mode::Exclusive, RENEWED), (Mode::Shared, RENEWED));
+    let wants: [&[_]; 4] = [&[alone], &[shared], &[shared], &[shared]];
+    let states = walk(Order::Local, &wants, &[], 8);
+    assert!(states > 10_000, "{states} states");
+}
+
+#[test]
+fn every_short_schedule_in_the_order_of_the_server_keeps_the_rules() {
+    let (renewed, fixed) = ((Mode::Exclusive, RENEWED), (Mode::Exclusive, FIXED));
+    let wants: [&[_]; 3] = [&[renewed], &[renewed], &[fixed]];
+    let states = walk(Order::Server, &wants, &[HALF], 8);
+    assert!(states > 3_000, "{states} states");
+}
+
+/// Longer schedules of more threads and all kinds of leases, drawn at random but the same in every run.
+#[test]
+fn random_schedules_keep_the_rules() {
+    let mut dice = 0x9E37_79B9_7F4A_7C15_u64;
+    let mut draw = move |n: usize| {
+        dice ^= dice << 13;
+        dice ^= dice >> 7;
+        dice ^= dice << 17;
+        usize::try_from(dice >> 33).unwrap_or(0) % n
+    };
+    let leases = [RENEWED, RENEWED, RENEWED, FIXED, LIMITED];
+    let now = Instant::now();
+    let mut steps = Vec::new();
+    let mut seen = Seen::default();
+    for i in 0..100_000 {
+        let order = if draw(8) > 0 {
+            Order::Local
+        } else {
+            Order::Server
+        };
+        let mut model = Model::new(order, 2 + draw(4), now);
+        model.seen = seen;
+        for _ in 0..6 + draw(14) {
+            let lease = leases[draw(leases.len())];
+            let wants = [(Mode::Exclusive, lease), (Mode::Shared, lease)];
+            // The fair lock is never shared.
+            let wants = if model.is_local() {
+                &wants
+            } else {
+                &wants[..1]
+            };
+            model.possible(&|_| wants, &[TENTH, HALF, LONG], &mut steps);
+            model.take(steps[draw(steps.len())]);
+        }
+        model.finish(i % 2 == 0);
+        seen = model.seen;
+    }
+    let everything = [
+        seen.passed,
+        seen.offered,
+        seen.joined,
+        seen.joined_from_line,
+        seen.below,
+        seen.beside,
+        seen.replaced,
+    ];
+    assert!(everything.iter().all(|&times| times > 1000), "{seen:?}");
+}
+
+/// `t` comes, willing to stand in line.
+fn come(lock: &mut TestRoom, t: usize, mode: Mode, lease: LeasePolicy, now: Instant) -> String {
+    told(lock.enter(t as u64, mode, lease, now, Some(&|| t), true))
+}
+
+/// `t` comes, and would rather go than stand in line.
+fn try_to(lock: &mut TestRoom, t: usize, mode: Mode, now: Instant) -> String {
+    told(lock.enter(t as u64, mode, RENEWED, now, None, true))
+}
+
+fn told(entered: Entered<Grant, u64>) -> String {
+    match entered {
+        Entered::Contend { start, under } => match under {
+            Some(hold) => format!("{start:?} under {}", hold.number),
+            None => format!("{start:?}"),
+        },
+        Entered::Joined(hold) => format!("Joined {}", hold.number),
+        Entered::Mine { hold, count, .. } => format!("Mine {} x {count}", hold.number),
+        Entered::Queued(_) => "Queued".to_owned(),
+        Entered::Deadlock(_) => "Deadlock".to_owned(),
+        other => format!("{other:?}"),
+    }
+}
+
+fn grant(number: u64, now: Instant) -> Grant {
+    Grant {
+        number,
+        until: now + LEASE,
+        complete: true,
+    }
+}
+
+/// Who joined, and who contends.
+fn called(calls: &Wakeups<usize, Grant>) -> (Vec<usize>, Option<usize>) {
+    let joined = calls.joined.iter().map(|(t, _)| *t).collect();
+    (joined, calls.contend)
+}
+
+/// The hold is released, and this is who is called.
+fn released(left: &Left<usize, Grant>) -> Option<(Vec<usize>, Option<usize>)> {
+    match left {
+        Left::Release { next } => Some(called(next)),
+        _ => None,
+    }
+}
+
+#[test]
+fn readers_come_in_together_up_to_the_first_writer() {
+    let now = Instant::now();
+    let mut lock = LocalLock::new(Order::Local, TENURE);
+    assert_eq!(come(&mut lock, 1, Mode::Shared, RENEWED, now), "Ask");
+    for t in [2, 3] {
+        assert_eq!(come(&mut lock, t, Mode::Shared, RENEWED, now), "Queued");
+    }
+    let writer = lock.enter(4, Mode::Exclusive, RENEWED, now, Some(&|| 4), true);
+    let Entered::Queued(ticket) = writer else {
+        panic!("{writer:?}");
+    };
+    assert_eq!(come(&mut lock, 5, Mode::Shared, RENEWED, now), "Queued");
+    let calls = lock.granted(1, Mode::Shared, grant(1, now), RENEWED, now);
+    assert_eq!(called(&calls), (vec![2, 3], None));
+    // Nobody overtakes the writer but those who hold the lock already.
+    assert_eq!(try_to(&mut lock, 6, Mode::Shared, now), "Busy");
+    assert_eq!(try_to(&mut lock, 2, Mode::Shared, now), "Mine 1 x 1");
+    assert_eq!(try_to(&mut lock, 2, Mode::Exclusive, now), "Deadlock");
+    // It kept one reader from joining, and does no more.
+    let calls = lock.withdraw(ticket, now).map(|calls| called(&calls));
+    assert_eq!(calls, Some((vec![5], None)));
+    assert_eq!(try_to(&mut lock, 6, Mode::Shared, now), "Joined 1");
+    // A writer comes in when the last of them has gone.
+    assert_eq!(come(&mut lock, 4, Mode::Exclusive, RENEWED, now), "Queued");
+    for t in [1, 2, 3, 5] {
+        let left = lock.leave(t, &grant(1, now), now, &|| 1);
+        assert!(matches!(left, Left::Shared), "{left:?}");
+    }
+    let left = lock.leave(6, &grant(1, now), now, &|| 1);
+    assert_eq!(released(&left), Some((vec![], Some(4))));
+}
+
+#[test]
+fn readers_that_cannot_join_have_holds_of_their_own() {
+    let now = Instant::now();
+    let mut lock = LocalLock::new(Order::Local, TENURE);
+    assert_eq!(come(&mut lock, 1, Mode::Shared, RENEWED, now), "Ask");
+    assert_eq!(come(&mut lock, 2, Mode::Shared, FIXED, now), "Queued");
+    assert_eq!(come(&mut lock, 3, Mode::Shared, RENEWED, now), "Queued");
+    // One of them asks, and nobody has to wait for its answer.
+    let calls = lock.granted(1, Mode::Shared, grant(1, now), RENEWED, now);
+    assert_eq!(called(&calls), (vec![3], Some(2)));
+    assert_eq!(come(&mut lock, 4, Mode::Shared, FIXED, now), "Queued");
+    let calls = lock.granted(2, Mode::Shared, grant(2, now), FIXED, now);
+    assert_eq!(called(&calls), (vec![], Some(4)));
+    let calls = lock.granted(4, Mode::Shared, grant(4, now), FIXED, now);
+    assert_eq!(called(&calls), (vec![], None));
+    // A closed hold takes nobody more, apart from those who have it.
+    lock.close_shared();
+    assert_eq!(come(&mut lock, 5, Mode::Shared, RENEWED, now), "Ask");
+    assert_eq!(try_to(&mut lock, 1, Mode::Shared, now), "Mine 1 x 1");
+    let calls = lock.granted(5, Mode::Shared, grant(3, now), RENEWED, now);
+    assert_eq!(called(&calls), (vec![], None));
+    assert_eq!(try_to(&mut lock, 6, Mode::Shared, now), "Joined 3");
+    // Nor does one that has little time left.
+    let late = now + HALF + HALF;
+    assert_eq!(try_to(&mut lock, 7, Mode::Shared, late), "Ask");
+}
+
+#[test]
+fn a_shared_hold_below_an_exclusive_one_outlives_it() {
+    let now = Instant::now();
+    let mut lock = LocalLock::new(Order::Local, TENURE);
+    assert_eq!(come(&mut lock, 1, Mode::Exclusive, RENEWED, now), "Ask");
+    let calls = lock.granted(1, Mode::Exclusive, grant(1, now), RENEWED, now);
+    assert_eq!(called(&calls), (vec![], None));
+    assert_eq!(come(&mut lock, 2, Mode::Exclusive, RENEWED, now), "Queued");
+    assert_eq!(try_to(&mut lock, 1, Mode::Shared, now), "Ask under 1");
+    let calls = lock.granted(1, Mode::Shared, grant(2, now), RENEWED, now);
+    assert_eq!(called(&calls), (vec![], None));
+    assert_eq!(try_to(&mut lock, 3, Mode::Shared, now), "Busy");
+    // Not passed on, since the next one would not be alone.
+    let left = lock.leave(1, &grant(1, now), now, &|| 1);
+    assert_eq!(released(&left), Some((vec![], None)));
+    let left = lock.leave(1, &grant(2, now), now, &|| 2);
+    assert_eq!(released(&left), Some((vec![], Some(2))));
+
+    let calls = lock.granted(2, Mode::Exclusive, grant(3, now), RENEWED, now);
+    assert_eq!(called(&calls), (vec![], None));
+    assert_eq!(try_to(&mut lock, 2, Mode::Shared, now), "Ask under 3");
+    let calls = lock.granted(2, Mode::Shared, grant(4, now), RENEWED, now);
+    assert_eq!(called(&calls), (vec![], None));
+    // Those that come after a reader in line join with it.
+    for t in [3, 4] {
+        assert_eq!(come(&mut lock, t, Mode::Shared, RENEWED, now), "Queued");
+    }
+    let left = lock.leave(2, &grant(3, now), now, &|| 3);
+    assert_eq!(released(&left), Some((vec![3, 4], None)));
+}
+
+#[test]
+fn where_the_server_keeps_the_line_everybody_asks() {
+    let now = Instant::now();
+    let mut lock = LocalLock::new(Order::Server, TENURE);
+    for t in [1, 2, 3] {
+        assert_eq!(come(&mut lock, t, Mode::Exclusive, RENEWED, now), "Ask");
+    }
+    for t in [1, 2] {
+        let calls = lock.granted(t, Mode::Exclusive, grant(t, now), RENEWED, now);
+        assert_eq!(called(&calls), (vec![], None));
+    }
+    // The first has lost it, if it knows or not.
+    assert_eq!(lock.count(1, Mode::Exclusive), None);
+    let left = lock.leave(1, &grant(1, now), now, &|| 1);
+    assert!(matches!(left, Left::Gone), "{left:?}");
+    assert_eq!(lock.count(2, Mode::Exclusive), Some((&grant(2, now), 1)));
+    let left = lock.leave(2, &grant(2, now), now, &|| 2);
+    assert_eq!(released(&left), Some((vec![], None)));
+    let calls = lock.withdraw_contender(Mode::Exclusive, now);
+    assert_eq!(called(&calls), (vec![], None));
+    // No tenure is over here, and nobody holds back.
+    let late = now + TENURE;
+    assert_eq!(lock.start(late), Start::Ask);
+    assert!(lock.is_idle(now));
+}
+
+#[test]
+fn a_hold_without_a_token_to_spare_is_not_passed_on() {
+    for complete in [true, false] {
+        let now = Instant::now();
+        let mut lock = LocalLock::new(Order::Local, TENURE);
+        assert_eq!(come(&mut lock, 1, Mode::Exclusive, RENEWED, now), "Ask");
+        let hold = Grant {
+            complete,
+            ..grant(1, now)
+        };
+        let calls = lock.granted(1, Mode::Exclusive, hold, RENEWED, now);
+        assert_eq!(called(&calls), (vec![], None));
+        assert_eq!(come(&mut lock, 2, Mode::Exclusive, RENEWED, now), "Queued");
+        let left = lock.leave(1, &hold, now, &|| 1);
+        let passed = matches!(left, Left::Passed { waiter: 2, .. });
+        assert_eq!(passed, complete, "{left:?}");
+        assert_eq!(released(&left).is_some(), !complete, "{left:?}");
+    }
+}
+
+#[test]
+fn a_tenure_that_is_over_ends_with_an_offer() {
+    let mut now = Instant::now();
+    let mut lock = LocalLock::new(Order::Local, TENURE);
+    // One thread alone, again and again: its own gaps do not end the tenure.
+    for number in 1..=6 {
+        assert_eq!(try_to(&mut lock, 1, Mode::Exclusive, now), "Ask");
+        let calls = lock.granted(1, Mode::Exclusive, grant(number, now), RENEWED, now);
+        assert_eq!(called(&calls), (vec![], None));
+        now += Duration::from_micros(900);
+        let left = lock.leave(1, &grant(number, now), now, &|| number);
+        assert_eq!(released(&left), Some((vec![], None)));
+        now += Duration::from_micros(100);
+    }
+    assert_eq!(try_to(&mut lock, 1, Mode::Exclusive, now), "YieldAfter(6)");
+    // Offered once; what follows is a new tenure.
+    let calls = lock.granted(1, Mode::Exclusive, grant(7, now), RENEWED, now);
+    assert_eq!(called(&calls), (vec![], None));
+    let left = lock.leave(1, &grant(7, now), now, &|| 7);
+    assert_eq!(released(&left), Some((vec![], None)));
+    assert_eq!(try_to(&mut lock, 1, Mode::Exclusive, now), "Ask");
+}
+
+#[test]
+fn a_tenure_goes_on_below_a_writer_that_became_a_reader() {
+    let mut now = Instant::now();
+    let mut lock = LocalLock::new(Order::Local, TENURE);
+    assert_eq!(come(&mut lock, 1, Mode::Exclusive, RENEWED, now), "Ask");
+    let calls = lock.granted(1, Mode::Exclusive, grant(1, now), RENEWED, now);
+    assert_eq!(called(&calls), (vec![], None));
+    assert_eq!(try_to(&mut lock, 1, Mode::Shared, now), "Ask under 1");
+    let calls = lock.granted(1, Mode::Shared, grant(2, now), RENEWED, now);
+    assert_eq!(called(&calls), (vec![], None));
+    assert_eq!(come(&mut lock, 2, Mode::Exclusive, RENEWED, now), "Queued");
+    let left = lock.leave(1, &grant(1, now), now, &|| 1);
+    assert_eq!(released(&left), Some((vec![], None)));
+    now += LONG;
+    let left = lock.leave(1, &grant(2, now), now, &|| 2);
+    assert_eq!(released(&left), Some((vec![], Some(2))));
+    assert_eq!(lock.start(now), Start::YieldAfter(2));
+}
+
+#[test]
+fn without_a_tenure_nothing_is_passed_on() {
+    let now = Instant::now();
+    for (gap, start) in [
+        (Duration::ZERO, Start::YieldAfter(1)),
+        (GAP, Start::YieldAfter(1)),
+        (GAP + Duration::from_micros(1), Start::Ask),
+    ] {
+        let mut lock = LocalLock::new(Order::Local, Duration::ZERO);
+        assert_eq!(come(&mut lock, 1, Mode::Exclusive, RENEWED, now), "Ask");
+        let calls = lock.granted(1, Mode::Exclusive, grant(1, now), RENEWED, now);
+        assert_eq!(called(&calls), (vec![], None));
+        assert_eq!(come(&mut lock, 2, Mode::Exclusive, RENEWED, now), "Queued");
+        let left = lock.leave(1, &grant(1, now), now, &|| 1);
+        assert_eq!(released(&left), Some((vec![], Some(2))), "{left:?}");
+        assert_eq!(lock.start(now + gap), start);
+        // The lock is kept for as long as that may be of use.
+        let calls = lock.granted(2, Mode::Exclusive, grant(2, now), RENEWED, now);
+        assert_eq!(called(&calls), (vec![], None));
+        let left = lock.leave(2, &grant(2, now), now, &|| 2);
+        assert_eq!(released(&left), Some((vec![], None)));
+        assert_eq!(lock.is_idle(now + gap), gap > GAP);
+    }
+}
