@@ -29,6 +29,7 @@ pub(crate) mod guard;
 pub(crate) mod latch;
 pub(crate) mod leased_permits;
 pub(crate) mod listening;
+pub(crate) mod multi;
 pub(crate) mod permits;
 pub(crate) mod quorum;
 pub(crate) mod spec;

@@ -1,0 +1,749 @@
+//! Several locks taken as one: the rule by which members are asked for, and the loop that follows it.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::Receiver;
+use redis::{ErrorKind, ServerErrorKind};
+
+use crate::acquire::Outcome;
+use crate::acquire::enter::Pending;
+use crate::acquire::guard::GuardInner;
+use crate::acquire::spec::{InTheWay, LockSpec};
+use crate::acquire::wait_mode::WaitMode;
+use crate::error::Loss;
+use crate::error::{Error, Result};
+use crate::hold::loss::LossChannel;
+use crate::local::waiter::CancelToken;
+use crate::quorum::identity::{self, Identity};
+use crate::time;
+use crate::time::Deadline;
+
+/// The longest pause of one who has waited for a member and then found another with somebody else, so that two do not go on
+/// taking them from each other.
+const PAUSE: Duration = Duration::from_millis(5);
+
+/// For how long one who has all members before it goes on asking for one that was taken a moment ago; four round trips if
+/// that is longer.
+///
+/// Who took it may have been refused an earlier one, and then gives it back as soon as it hears of that.
+const UNDECIDED: Duration = Duration::from_millis(250);
+
+/// The first and the longest pause before it asks for it again.
+const AGAIN: (Duration, Duration) = (Duration::from_micros(250), Duration::from_millis(5));
+
+/// What went wrong with members, by place.
+type Failures = Vec<(usize, Error)>;
+
+/// The members of a multi-lock, each once, in the one order.
+#[derive(Clone)]
+pub(crate) struct Members {
+    pub(crate) name: Arc<str>,
+    parts: Vec<LockSpec>,
+    /// The places of those that have one key, and different servers if their addresses are not those of one.
+    namesakes: Arc<[Vec<usize>]>,
+    /// Some were with somebody else when they were asked for last.
+    contended: Arc<AtomicBool>,
+    /// The names one by one, once a node of a cluster has said that no script of its own can have them all.
+    apart: Arc<OnceLock<Self>>,
+    /// Why they cannot be taken together.
+    fault: Option<Arc<str>>,
+}
+
+impl Members {
+    pub(crate) fn new(mut parts: Vec<LockSpec>) -> Self {
+        let mut fault = None;
+        parts.sort_by_cached_key(LockSpec::place);
+        parts.dedup_by(|other, one| {
+            let same_place = other.place() == one.place();
+            if same_place && !one.is_same(other) {
+                fault = Some(Arc::from(format!(
+                    "two members of a multi-lock are locks of one key, `{}`, and not the same",
+                    one.name
+                )));
+            }
+            same_place
+        });
+        if parts.is_empty() {
+            fault = Some("a multi-lock without members".into());
+        }
+        let names: Vec<&str> = parts.iter().map(|part| &*part.name).collect();
+        let mut of_key: BTreeMap<_, Vec<_>> = BTreeMap::new();
+        for (place, part) in parts.iter().enumerate() {
+            let key = (part.place().0, part.session().endpoint.server.db);
+            of_key.entry(key).or_default().push(place);
+        }
+        of_key.retain(|_, places| places.len() > 1);
+        Self {
+            name: names.join(", ").into(),
+            namesakes: of_key.into_values().collect(),
+            contended: Arc::default(),
+            parts,
+            apart: Arc::default(),
+            fault,
+        }
+    }
+
+    fn each(mut self, change: impl Fn(LockSpec) -> LockSpec) -> Self {
+        self.parts = self.parts.into_iter().map(change).collect();
+        self.apart = Arc::default();
+        self
+    }
+
+    pub(crate) fn lease(self, lease: Duration) -> Self {
+        self.each(|part| part.lease(lease))
+    }
+
+    pub(crate) fn max_hold(self, max_hold: Duration) -> Self {
+        self.each(|part| part.max_hold(max_hold))
+    }
+
+    pub(crate) fn cancel_on(self, token: &CancelToken) -> Self {
+        self.each(|part| part.cancel_on(token))
+    }
+
+    fn check(&self) -> Result<()> {
+        match &self.fault {
+            Some(fault) => Err(Error::Config(fault.to_string())),
+            None => Ok(()),
+        }
+    }
+
+    /// Asks all in one, or one by one where that is impossible: see [`crosses_slots`].
+    fn ask<T>(&self, ask: impl Fn(&Self) -> Result<T>) -> Result<T> {
+        self.check()?;
+        if let Some(apart) = self.apart.get() {
+            return ask(apart);
+        }
+        match (ask(self), &*self.parts) {
+            (Err(err), [alone]) if crosses_slots(&err) => {
+                ask(self.apart.get_or_init(|| Self::new(alone.apart())))
+            }
+            (answer, _) => answer,
+        }
+    }
+
+    pub(crate) fn acquire(&self, patience: WaitMode) -> Result<Option<MultiGuardInner>> {
+        self.ask(|members| members.acquire_all(patience))
+    }
+
+    fn acquire_all(&self, patience: WaitMode) -> Result<Option<MultiGuardInner>> {
+        if let [alone] = &*self.parts {
+            let held = alone.acquire(patience)?;
+            return Ok(held.map(|held| self.all(vec![held])));
+        }
+        for part in &self.parts {
+            part.check(patience)?;
+        }
+        let mut waited_for = None;
+        let mut refusals = 0_u32;
+        self.check_servers(patience)?;
+        loop {
+            let place = match self.gather(waited_for, patience)? {
+                Gathered::All(held) => {
+                    return match held.iter().find(|held| !held.is_valid()) {
+                        Some(late) => Err(late.lost_error()),
+                        None => Ok(Some(self.all(held))),
+                    };
+                }
+                Gathered::Busy(place) => place,
+                Gathered::TooLate => return Ok(None),
+            };
+            let WaitMode::Until(deadline) = patience else {
+                return Ok(None);
+            };
+            refusals += 1;
+            if refusals > 1 {
+                let until = deadline.or(Instant::now() + time::between(Duration::ZERO, PAUSE));
+                self.pause(until.saturating_duration_since(Instant::now()), patience)?;
+            }
+            if deadline.has_passed(Instant::now()) {
+                return Ok(None);
+            }
+            // One that was out of reach may have been asked by now.
+            self.check_servers(patience)?;
+            // With nothing held.
+            waited_for = match self.parts[place].acquire(patience) {
+                Ok(Some(held)) => Some((place, held)),
+                Ok(None) => return Ok(None),
+                Err(err) => return Err(self.failed(vec![(place, err)])),
+            };
+        }
+    }
+
+    /// Sleeps, unless it has to stop.
+    fn pause(&self, span: Duration, patience: WaitMode) -> Result<()> {
+        let stopped = || self.parts.iter().find(|part| part.must_stop(patience));
+        time::sleep_unless(span, &|| stopped().is_some());
+        match stopped() {
+            Some(part) => Err(part.stopped()),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether members of one key are those of different servers, as far as these can be asked now.
+    fn check_servers(&self, patience: WaitMode) -> Result<()> {
+        for places in &*self.namesakes {
+            let until = Instant::now() + self.response_timeout();
+            let sessions = places.iter().map(|place| self.parts[*place].session());
+            let servers = identity::of(sessions, patience.deadline().or(until));
+            for (at, server) in servers.iter().enumerate() {
+                if matches!(server, Identity::Master(_)) && servers[..at].contains(server) {
+                    let part = &self.parts[places[at]];
+                    return Err(Error::Config(format!(
+                        "two members of a multi-lock are the lock `{}` of one server, {:?}",
+                        part.name,
+                        part.session().endpoint
+                    )));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Asks for all members but the one that was waited for, all at once, and for one that may be free in a moment again.
+    ///
+    /// With free locks one of those who try at the same time gets them all: see [`next`].
+    fn gather(
+        &self,
+        waited_for: Option<(usize, GuardInner)>,
+        patience: WaitMode,
+    ) -> Result<Gathered> {
+        let round = self.round(patience);
+        let mut held: Vec<Option<GuardInner>> = self.parts.iter().map(|_| None).collect();
+        // Who was refused lately begins with the first, and so takes nothing from others that it would only give back.
+        let in_order = waited_for.is_none() && self.contended.load(Ordering::Relaxed);
+        let mut only = in_order.then_some(0);
+        if let Some((place, one)) = waited_for {
+            held[place] = Some(one);
+        }
+        let mut goes_on_until = None;
+        let mut pause = AGAIN.0;
+        // Whoever waited was refused before.
+        let mut refused = held.iter().any(Option::is_some);
+        loop {
+            let began = Instant::now();
+            let (place, busy) = match self.ask_for(only, &mut held, round) {
+                Asked::Granted if only.take().is_some() => continue,
+                Asked::Granted => {
+                    if !refused {
+                        self.contended.store(false, Ordering::Relaxed);
+                    }
+                    return Ok(Gathered::All(held.into_iter().flatten().collect()));
+                }
+                Asked::Refused(place, busy) => (place, busy),
+                Asked::TooLate => return Ok(Gathered::TooLate),
+                Asked::Failed(failures) => {
+                    drop(held);
+                    return Err(self.failed(failures));
+                }
+            };
+            refused = true;
+            self.contended.store(true, Ordering::Relaxed);
+            let kept = match next(held.iter().map(Option::is_some)) {
+                Next::Again(place) => place,
+                _ => return Ok(Gathered::Busy(place)),
+            };
+            held[kept..].iter_mut().for_each(|late| drop(late.take()));
+            let now = Instant::now();
+            let round_trip = now - began;
+            let span = match patience {
+                // It has its turn only once it listens, and giving back takes no longer than asking again.
+                WaitMode::Until(_) => 2 * round_trip,
+                _ => UNDECIDED.max(4 * round_trip),
+            };
+            let goes_on_until = *goes_on_until.get_or_insert(now + span);
+            let ends = round.deadline().or(goes_on_until);
+            if now >= ends || !self.parts[place].may_be_given_back(busy, span) {
+                return Ok(Gathered::Busy(place));
+            }
+            let rest = ends.saturating_duration_since(now);
+            self.pause(time::between(pause / 2, pause).min(rest), patience)?;
+            pause = (pause * 2).min(AGAIN.1);
+            only = Some(place);
+        }
+    }
+
+    /// Asks once for those members that are not held, or for one of them, and adds what is granted.
+    fn ask_for(
+        &self,
+        only: Option<usize>,
+        held: &mut [Option<GuardInner>],
+        round: WaitMode,
+    ) -> Asked {
+        let mut refused = None;
+        let mut coming = Vec::new();
+        for (place, part) in self.parts.iter().enumerate() {
+            if held[place].is_some() || only.is_some_and(|only| only != place) {
+                continue;
+            }
+            match part.enter(round) {
+                Ok(Pending::Busy) => {
+                    // Those after it would only be given back.
+                    refused = Some((place, InTheWay::Here));
+                    break;
+                }
+                Ok(came) => coming.push((place, came)),
+                Err(err) => return Asked::Failed(vec![(place, err)]),
+            }
+        }
+        for (place, came) in &mut coming {
+            if let Pending::Contends(contender) = came
+                && let Err(err) = contender.yield_to_others()
+            {
+                return Asked::Failed(vec![(*place, err)]);
+            }
+        }
+        for (_, came) in &mut coming {
+            if let Pending::Contends(contender) = came {
+                contender.ask_ahead();
+            }
+        }
+        let (mut failures, mut too_late) = (Vec::new(), false);
+        for (place, came) in coming {
+            let goes_back = refused.is_some_and(|(busy, _)| busy < place);
+            match self.parts[place].finish(Ok(came)) {
+                Ok(Outcome::Granted(_)) if goes_back => {}
+                Ok(Outcome::Granted(one)) => held[place] = Some(one),
+                Ok(Outcome::Busy(_)) if goes_back => {}
+                Ok(Outcome::Busy(busy)) => {
+                    let left = busy.retry_after;
+                    refused = Some((place, InTheWay::Elsewhere { left }));
+                }
+                Ok(Outcome::TooLate) => too_late = true,
+                Err(err) => failures.push((place, err)),
+            }
+        }
+        match refused {
+            _ if !failures.is_empty() => Asked::Failed(failures),
+            _ if too_late => Asked::TooLate,
+            Some((place, busy)) => Asked::Refused(place, busy),
+            None => Asked::Granted,
+        }
+    }
+
+    /// One attempt at every member, all of which end together.
+    fn round(&self, patience: WaitMode) -> WaitMode {
+        let (deadline, waits) = match patience {
+            WaitMode::Until(deadline) => (deadline, true),
+            _ => (Deadline::NEVER, false),
+        };
+        let budget = deadline.budget(Instant::now(), self.response_timeout());
+        WaitMode::Together {
+            until: budget.until,
+            callers: budget.callers,
+            waits,
+        }
+    }
+
+    /// That of the most patient client.
+    fn response_timeout(&self) -> Duration {
+        let timeouts = self
+            .parts
+            .iter()
+            .map(|part| part.session().response_timeout);
+        timeouts.max().unwrap_or_default()
+    }
+
+    /// What went wrong with members, each by its name; what concerns the whole call is told as it is.
+    fn failed(&self, failures: Failures) -> Error {
+        let mut told = Vec::new();
+        for (place, err) in failures {
+            match err {
+                Error::Cancelled | Error::Closed | Error::WouldDeadlock { .. } => return err,
+                err => told.push((self.parts[place].name.to_string(), err)),
+            }
+        }
+        Error::Members { failures: told }
+    }
+
+    fn all(&self, held: Vec<GuardInner>) -> MultiGuardInner {
+        let owners: Vec<&str> = held.iter().map(GuardInner::owner).collect();
+        MultiGuardInner {
+            name: Arc::clone(&self.name),
+            owner: owners.join(", "),
+            held,
+            lost: LossChannel::default(),
+            response_timeout: self.response_timeout(),
+        }
+    }
+
+    pub(crate) fn is_locked(&self) -> Result<bool> {
+        self.ask(|members| {
+            for part in &members.parts {
+                if part.is_locked()? {
+                    return Ok(true);
+                }
+            }
+            Ok(false)
+        })
+    }
+
+    pub(crate) fn remaining(&self) -> Result<Option<Duration>> {
+        self.ask(|members| {
+            let mut longest = None;
+            for part in &members.parts {
+                longest = longest.max(part.remaining()?);
+            }
+            Ok(longest)
+        })
+    }
+
+    pub(crate) fn force_unlock(&self) -> Result<bool> {
+        self.ask(|members| {
+            let mut forced = false;
+            for part in &members.parts {
+                forced |= part.force_unlock()?;
+            }
+            Ok(forced)
+        })
+    }
+
+    pub(crate) fn hold_count(&self) -> u32 {
+        let members = self.apart.get().unwrap_or(self);
+        let counts = members.parts.iter().map(LockSpec::hold_count);
+        counts.min().unwrap_or(0)
+    }
+}
+
+/// What came of asking once.
+enum Asked {
+    Granted,
+    /// The first that was not granted, and who is in the way.
+    Refused(usize, InTheWay),
+    /// The caller's time was up before all had answered.
+    TooLate,
+    Failed(Failures),
+}
+
+/// What came of asking for all members.
+enum Gathered {
+    All(Vec<GuardInner>),
+    /// The first that is with somebody else; nothing is held.
+    Busy(usize),
+    /// The caller's time was up before all had answered.
+    TooLate,
+}
+
+/// What follows from what is held once a member was refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Next {
+    Done,
+    /// Everything goes back: it has no claim on the others without the first.
+    GiveUp,
+    /// This one is asked for again; those before it are kept, those after it go back.
+    Again(usize),
+}
+
+/// The rule by which members are taken, in the one order of all sets.
+///
+/// With free locks somebody always gets all of its set, however many try at the same time:
+///
+/// - Somebody goes on. Only who is refused its first member gives up. Suppose all do, and take the one whose first member
+///   is the earliest of all. Whoever had that member had it as its own first, and then did not give up, or was refused an
+///   earlier one, which is nobody's.
+/// - Somebody gets on. Of those who go on, take the one that asks for the latest member. Whoever has that one has its
+///   whole set, or was refused an earlier member and gives this one back.
+fn next(held: impl IntoIterator<Item = bool>) -> Next {
+    match held.into_iter().position(|held| !held) {
+        None => Next::Done,
+        Some(0) => Next::GiveUp,
+        Some(place) => Next::Again(place),
+    }
+}
+
+/// Whether it is the answer of a cluster's node to a script with keys of several slots.
+fn crosses_slots(err: &Error) -> bool {
+    err.as_redis()
+        .is_some_and(|err| err.kind() == ErrorKind::Server(ServerErrorKind::CrossSlot))
+}
+
+/// All holds of one guard.
+pub(crate) struct MultiGuardInner {
+    name: Arc<str>,
+    owner: String,
+    held: Vec<GuardInner>,
+    lost: LossChannel,
+    response_timeout: Duration,
+}
+
+impl MultiGuardInner {
+    pub(crate) fn unlock(self) -> Result<()> {
+        let mut failures = Vec::new();
+        let until = Instant::now() + self.response_timeout;
+        // All are on their way before one is waited for.
+        let unlocking: Vec<_> = self
+            .held
+            .into_iter()
+            .map(|held| (held.name().to_owned(), held.begin_unlock()))
+            .collect();
+        for (name, unlocking) in unlocking {
+            if let Err(err) = unlocking.and_then(|unlocking| unlocking.finish(until)) {
+                failures.push((name, err));
+            }
+        }
+        match failures.len() {
+            0 => Ok(()),
+            1 => Err(failures.remove(0).1),
+            _ => Err(Error::Members { failures }),
+        }
+    }
+
+    pub(crate) fn is_valid(&self) -> bool {
+        self.held.iter().all(GuardInner::is_valid)
+    }
+
+    pub(crate) fn valid_until(&self) -> Instant {
+        let untils = self.held.iter().map(GuardInner::valid_until);
+        untils.min().unwrap_or_else(Instant::now)
+    }
+
+    pub(crate) fn lost(&self) -> &Receiver<Loss> {
+        let held = self.held.iter().filter(|held| !held.is_copy());
+        self.lost.of(held.map(GuardInner::hold))
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub(crate) fn owner(&self) -> &str {
+        &self.owner
+    }
+
+    pub(crate) fn hold_count(&self) -> u32 {
+        let counts = self.held.iter().map(GuardInner::hold_count);
+        counts.min().unwrap_or(0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Next, next};
+
+    use std::collections::HashMap;
+
+    const TRIES: usize = 3;
+    const MEMBERS: usize = 3;
+
+    /// What is on its way between one who tries and one member; each has a server of its own.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+    enum Protocol {
+        Quiet,
+        Asking,
+        Granted,
+        Refused,
+        GivingBack,
+        /// Behind a release.
+        AskingAgain,
+    }
+
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+    enum Doing {
+        /// Waits for answers: of all that it has not, or of one.
+        Asks,
+        AsksFor(usize),
+        Has,
+        GaveUp,
+    }
+
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+    struct World {
+        owner: [Option<usize>; MEMBERS],
+        wires: [[Protocol; MEMBERS]; TRIES],
+        held: [[bool; MEMBERS]; TRIES],
+        doing: [Doing; TRIES],
+    }
+
+    type Rule = fn(&[bool]) -> Next;
+
+    impl World {
+        /// Each asks for all of its set at once, or for the first alone.
+        fn start(sets: [&[usize]; TRIES], in_order: [bool; TRIES]) -> Self {
+            let mut world = Self {
+                owner: [None; MEMBERS],
+                wires: [[Protocol::Quiet; MEMBERS]; TRIES],
+                held: [[false; MEMBERS]; TRIES],
+                doing: [Doing::GaveUp; TRIES],
+            };
+            for (one, set) in sets.iter().enumerate() {
+                if !set.is_empty() {
+                    world.ask(one, set, in_order[one].then_some(0));
+                }
+            }
+            world
+        }
+
+        fn ask(&mut self, one: usize, set: &[usize], only: Option<usize>) {
+            self.doing[one] = only.map_or(Doing::Asks, Doing::AsksFor);
+            for (place, member) in set.iter().enumerate() {
+                if !self.held[one][*member] && only.is_none_or(|only| only == place) {
+                    let protocol = &mut self.wires[one][*member];
+                    *protocol = match protocol {
+                        Protocol::GivingBack => Protocol::AskingAgain,
+                        _ => Protocol::Asking,
+                    };
+                }
+            }
+        }
+
+        /// The server of `member` carries out what `one` has sent first.
+        fn serve(mut self, one: usize, member: usize) -> Option<Self> {
+            let (protocol, owner) = (&mut self.wires[one][member], &mut self.owner[member]);
+            *protocol = match protocol {
+                Protocol::Asking if owner.is_none() => {
+                    *owner = Some(one);
+                    Protocol::Granted
+                }
+                Protocol::Asking => Protocol::Refused,
+                Protocol::GivingBack => {
+                    *owner = None;
+                    Protocol::Quiet
+                }
+                Protocol::AskingAgain => {
+                    *owner = None;
+                    Protocol::Asking
+                }
+                _ => return None,
+            };
+            Some(self)
+        }
+
+        /// All answers have come: what the thread does then.
+        fn go_on(mut self, one: usize, set: &[usize], rule: Rule) -> Option<Self> {
+            let waits =
+                |protocol: &Protocol| matches!(protocol, Protocol::Asking | Protocol::AskingAgain);
+            if matches!(self.doing[one], Doing::Has | Doing::GaveUp)
+                || self.wires[one].iter().any(waits)
+            {
+                return None;
+            }
+            let mut refused = false;
+            for member in set {
+                let protocol = &mut self.wires[one][*member];
+                self.held[one][*member] |= *protocol == Protocol::Granted;
+                refused |= *protocol == Protocol::Refused;
+                if matches!(protocol, Protocol::Granted | Protocol::Refused) {
+                    *protocol = Protocol::Quiet;
+                }
+            }
+            let held: Vec<bool> = set.iter().map(|member| self.held[one][*member]).collect();
+            let kept = match rule(&held) {
+                Next::Done => {
+                    self.doing[one] = Doing::Has;
+                    return Some(self);
+                }
+                _ if !refused => {
+                    self.ask(one, set, None);
+                    return Some(self);
+                }
+                Next::GiveUp => {
+                    self.doing[one] = Doing::GaveUp;
+                    0
+                }
+                Next::Again(place) => place,
+            };
+            for member in &set[kept..] {
+                if std::mem::take(&mut self.held[one][*member]) {
+                    self.wires[one][*member] = Protocol::GivingBack;
+                }
+            }
+            if let Next::Again(place) = rule(&held) {
+                self.ask(one, set, Some(place));
+            }
+            Some(self)
+        }
+
+        fn next(self, sets: [&[usize]; TRIES], rule: Rule) -> Vec<Self> {
+            let mut next = Vec::new();
+            for (one, set) in sets.iter().enumerate() {
+                next.extend((0..MEMBERS).filter_map(|member| self.serve(one, member)));
+                next.extend(self.go_on(one, set, rule));
+            }
+            next
+        }
+
+        fn is_won(&self) -> bool {
+            self.doing.contains(&Doing::Has)
+        }
+    }
+
+    /// Whether somebody can still get all of its set, whatever has happened; and how many states there are.
+    fn somebody_always_can(
+        sets: [&[usize]; TRIES],
+        in_order: [bool; TRIES],
+        rule: Rule,
+    ) -> (bool, usize) {
+        let start = World::start(sets, in_order);
+        let mut numbers = HashMap::from([(start, 0)]);
+        let (mut worlds, mut came_from) = (vec![start], vec![Vec::new()]);
+        let mut at = 0;
+        while at < worlds.len() {
+            let world = worlds[at];
+            if !world.is_won() {
+                for next in world.next(sets, rule) {
+                    let number = *numbers.entry(next).or_insert_with(|| {
+                        worlds.push(next);
+                        came_from.push(Vec::new());
+                        worlds.len() - 1
+                    });
+                    came_from[number].push(at);
+                }
+            }
+            at += 1;
+        }
+        let mut open: Vec<usize> = (0..worlds.len())
+            .filter(|at| worlds[*at].is_won())
+            .collect();
+        let mut can: Vec<bool> = worlds.iter().map(World::is_won).collect();
+        while let Some(at) = open.pop() {
+            for from in &came_from[at] {
+                if !std::mem::replace(&mut can[*from], true) {
+                    open.push(*from);
+                }
+            }
+        }
+        (can.into_iter().all(|can| can), worlds.len())
+    }
+
+    const SETS: [[&[usize]; TRIES]; 8] = [
+        [&[0, 1, 2], &[0, 1, 2], &[]],
+        [&[0, 1], &[0, 1], &[0, 1]],
+        [&[0, 1], &[1, 2], &[0, 2]],
+        [&[0, 1, 2], &[1, 2], &[]],
+        [&[0, 1, 2], &[1, 2], &[2]],
+        [&[0, 1], &[1], &[0, 1]],
+        [&[0, 2], &[1, 2], &[0, 1]],
+        [&[0, 1, 2], &[0, 2], &[1]],
+    ];
+
+    #[test]
+    fn of_those_who_try_free_locks_somebody_has_them_in_the_end() {
+        for sets in SETS {
+            for in_order in [[false; TRIES], [true, false, false], [false, true, true]] {
+                let (can, states) =
+                    somebody_always_can(sets, in_order, |held| next(held.iter().copied()));
+                assert!(can, "{sets:?} {in_order:?}, {states} states");
+                assert!(states > 50, "{sets:?}: {states}");
+            }
+        }
+    }
+
+    #[test]
+    fn with_any_other_rule_all_may_go_away_with_nothing() {
+        // Whoever is refused anything gives up.
+        let give_up: Rule = |held| match next(held.iter().copied()) {
+            Next::Again(_) => Next::GiveUp,
+            next => next,
+        };
+        assert!(!somebody_always_can(SETS[0], [false; TRIES], give_up).0);
+        // Whoever is refused the last gives up.
+        let give_up: Rule = |held| match next(held.iter().copied()) {
+            Next::Again(place) if place + 1 == held.len() => Next::GiveUp,
+            next => next,
+        };
+        assert!(!somebody_always_can(SETS[0], [false; TRIES], give_up).0);
+    }
+}
