@@ -221,7 +221,7 @@ impl Strategy for Permits<'_> {
             }
         }
         let may_yield = self.place.is_some() || !self.has_yielded;
-        let release = may_yield.then(|| local.offer(now)).flatten();
+        let release = may_yield.then(|| local.yield_after(now)).flatten();
         drop(state);
         let Some(YieldAfter { call, we_listened }) = release else {
             self.has_asked = true;

@@ -29,11 +29,10 @@
 //! **Order of the server.** Where Redis keeps the queue (the fair lock), nobody waits here: every thread contends for
 //! itself, and nothing is handed over.
 
-use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-/// A gap without a holder that is longer than this, and than the tenure, starts a new tenure.
-const GAP: Duration = Duration::from_millis(5);
+use crate::local::cohort::Cohort;
+use crate::local::queue::WaitQueue;
 
 /// How the lease of a hold behaves, and what must be equal for a hold to change threads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -128,7 +127,6 @@ impl<H> SharedHolders<H> {
 /// A thread in the queue. `W` is how to reach it.
 #[derive(Debug, Clone)]
 struct Waiting<W> {
-    ticket: u64,
     thread: u64,
     mode: Mode,
     lease: LeasePolicy,
@@ -199,14 +197,11 @@ pub(crate) struct LocalLock<W, H, R> {
     /// Threads of ours that talk to Redis about this lock, by what they want.
     asking_exclusive: usize,
     asking_shared: usize,
-    queue: VecDeque<Waiting<W>>,
-    next_ticket: u64,
-    tenure: Duration,
-    tenure_since: Option<Instant>,
-    last_release: Option<(Instant, R)>,
+    queue: WaitQueue<Waiting<W>>,
+    cohort: Cohort<R>,
 }
 
-impl<W: Clone, H: Holding, R: Clone> LocalLock<W, H, R> {
+impl<W, H: Holding, R> LocalLock<W, H, R> {
     pub(crate) fn new(order: Order, tenure: Duration) -> Self {
         Self {
             order,
@@ -214,11 +209,8 @@ impl<W: Clone, H: Holding, R: Clone> LocalLock<W, H, R> {
             shared: Vec::new(),
             asking_exclusive: 0,
             asking_shared: 0,
-            queue: VecDeque::new(),
-            next_ticket: 0,
-            tenure,
-            tenure_since: None,
-            last_release: None,
+            queue: WaitQueue::new(),
+            cohort: Cohort::new(tenure),
         }
     }
 
@@ -269,18 +261,12 @@ impl<W: Clone, H: Holding, R: Clone> LocalLock<W, H, R> {
         }
         match queue {
             None => Entered::Busy,
-            Some(waiter) => {
-                let ticket = self.next_ticket;
-                self.next_ticket += 1;
-                self.queue.push_back(Waiting {
-                    ticket,
-                    thread,
-                    mode,
-                    lease,
-                    waiter: waiter(),
-                });
-                Entered::Queued(ticket)
-            }
+            Some(waiter) => Entered::Queued(self.queue.push(Waiting {
+                thread,
+                mode,
+                lease,
+                waiter: waiter(),
+            })),
         }
     }
 
@@ -339,34 +325,14 @@ impl<W: Clone, H: Holding, R: Clone> LocalLock<W, H, R> {
 
     /// How the thread that contends now has to begin.
     pub(crate) fn start(&mut self, now: Instant) -> Start<R> {
-        let Some((released_at, release)) = &self.last_release else {
-            return Start::Ask;
-        };
-        if now.saturating_duration_since(*released_at) > self.tenure.max(GAP) {
-            self.forget_tenure();
-            return Start::Ask;
-        }
-        if self.tenure_is_young(now) {
-            return Start::Ask;
-        }
-        let start = Start::YieldAfter(release.clone());
-        self.forget_tenure();
-        start
-    }
-
-    fn tenure_is_young(&self, now: Instant) -> bool {
-        self.tenure_since
-            .is_some_and(|since| now.saturating_duration_since(since) < self.tenure)
-    }
-
-    fn forget_tenure(&mut self) {
-        self.tenure_since = None;
-        self.last_release = None;
+        self.cohort
+            .yield_after(now)
+            .map_or(Start::Ask, Start::YieldAfter)
     }
 
     /// Somebody else has the lock, the contender found: our tenure is over.
     pub(crate) fn refused(&mut self) {
-        self.forget_tenure();
+        self.cohort.end();
     }
 
     /// A contender was granted the lock by Redis.
@@ -381,7 +347,7 @@ impl<W: Clone, H: Holding, R: Clone> LocalLock<W, H, R> {
         self.asked(mode);
         match mode {
             Mode::Exclusive => {
-                self.tenure_since.get_or_insert(now);
+                self.cohort.granted(now);
                 self.exclusive = Some(Holder {
                     hold,
                     thread,
@@ -463,7 +429,6 @@ impl<W: Clone, H: Holding, R: Clone> LocalLock<W, H, R> {
         now: Instant,
         release: &dyn Fn() -> R,
     ) -> Left<W, H> {
-        let tenure_is_young = self.tenure_is_young(now);
         let Some(holder) = self
             .exclusive
             .as_mut()
@@ -480,13 +445,12 @@ impl<W: Clone, H: Holding, R: Clone> LocalLock<W, H, R> {
         let lease = holder.lease;
         let validity = hold.validity();
         let same = |next: &Waiting<W>| next.mode == Mode::Exclusive && next.lease == lease;
-        if self.queue.front().is_some_and(same)
-            && self.shared.is_empty()
+        if self.shared.is_empty()
             && lease.passable()
-            && tenure_is_young
+            && self.cohort.is_young(now)
             && validity.complete
             && validity.to_spare(lease, now)
-            && let Some(next) = self.queue.pop_front()
+            && let Some(next) = self.queue.pop_if(same)
         {
             holder.thread = next.thread;
             return Left::Passed {
@@ -497,7 +461,7 @@ impl<W: Clone, H: Holding, R: Clone> LocalLock<W, H, R> {
         self.exclusive = None;
         let release = release();
         if self.order == Order::Local {
-            self.last_release = Some((now, release));
+            self.cohort.released(release, now);
         }
         Left::Release {
             next: self.call_next(now),
@@ -533,8 +497,8 @@ impl<W: Clone, H: Holding, R: Clone> LocalLock<W, H, R> {
         self.shared.swap_remove(at);
         let release = release();
         // A tenure that began with a writer goes on while its process reads.
-        if self.order == Order::Local && self.tenure_since.is_some() && self.exclusive.is_none() {
-            self.last_release = Some((now, release));
+        if self.order == Order::Local && self.cohort.has_started() && self.exclusive.is_none() {
+            self.cohort.released(release, now);
         }
         Left::Release {
             next: self.call_next(now),
@@ -549,7 +513,7 @@ impl<W: Clone, H: Holding, R: Clone> LocalLock<W, H, R> {
             .is_some_and(|holder| holder.hold == *hold)
         {
             self.exclusive = None;
-            self.forget_tenure();
+            self.cohort.end();
         } else if let Some(at) = self.shared.iter().position(|group| group.hold == *hold) {
             self.shared.swap_remove(at);
         } else {
@@ -569,11 +533,7 @@ impl<W: Clone, H: Holding, R: Clone> LocalLock<W, H, R> {
 
     /// A queued thread gives up; `None` if its turn had come before.
     pub(crate) fn withdraw(&mut self, ticket: u64, now: Instant) -> Option<Wakeups<W, H>> {
-        let place = self
-            .queue
-            .iter()
-            .position(|waiting| waiting.ticket == ticket)?;
-        self.queue.remove(place);
+        self.queue.remove(ticket)?;
         // It may have been what kept readers from joining.
         Some(self.call_next(now))
     }
@@ -597,7 +557,7 @@ impl<W: Clone, H: Holding, R: Clone> LocalLock<W, H, R> {
                         let hold = group.hold.clone();
                         calls
                             .joined
-                            .extend(self.queue.pop_front().map(|first| (first.waiter, hold)));
+                            .extend(self.queue.pop().map(|first| (first.waiter, hold)));
                         continue;
                     }
                     if self.asking_shared > 0 {
@@ -611,17 +571,17 @@ impl<W: Clone, H: Holding, R: Clone> LocalLock<W, H, R> {
                 }
             }
             *self.asking(mode) += 1;
-            calls.contend = self.queue.pop_front().map(|first| first.waiter);
+            calls.contend = self.queue.pop().map(|first| first.waiter);
         }
         calls
     }
 
     /// Empties the queue, for news that concern everybody in it.
     pub(crate) fn dismiss(&mut self) -> Vec<W> {
-        self.queue.drain(..).map(|waiting| waiting.waiter).collect()
+        self.queue.drain().map(|waiting| waiting.waiter).collect()
     }
 
-    /// Everybody in line.
+    /// Everybody in the queue.
     pub(crate) fn waiters(&self) -> impl Iterator<Item = &W> {
         self.queue.iter().map(|waiting| &waiting.waiter)
     }
@@ -636,10 +596,7 @@ impl<W: Clone, H: Holding, R: Clone> LocalLock<W, H, R> {
 
     /// Whether nothing would be forgotten with this lock.
     pub(crate) fn is_idle(&self, now: Instant) -> bool {
-        self.is_free()
-            && self.last_release.as_ref().is_none_or(|(released_at, _)| {
-                now.saturating_duration_since(*released_at) > self.tenure.max(GAP)
-            })
+        self.is_free() && self.cohort.is_forgettable(now)
     }
 }
 

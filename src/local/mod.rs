@@ -1,8 +1,10 @@
 //! Inside the process: who holds, who waits, who asks Redis.
 
+mod cohort;
 pub(crate) mod lock;
 pub(crate) mod place;
 pub(crate) mod preference;
+mod queue;
 pub(crate) mod registry;
 pub(crate) mod semaphore;
 pub(crate) mod waiter;

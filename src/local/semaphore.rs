@@ -15,13 +15,14 @@
 //! processes get their turn. That alone is not enough: our next request reaches Redis before the others have woken. So
 //! after grants for a whole tenure, with gaps of a few milliseconds at most, the next to ask lets others go first.
 
-use std::collections::VecDeque;
 use std::time::{Duration, Instant};
+
+use crate::local::cohort::Cohort;
+use crate::local::queue::WaitQueue;
 
 /// A thread in the queue. `W` is how to reach it.
 #[derive(Debug, Clone)]
-struct Standing<W> {
-    ticket: u64,
+struct Waiting<W> {
     need: u32,
     waiter: W,
     /// Redis is known to have had too few for it.
@@ -36,27 +37,21 @@ struct Exhausted {
     until: Instant,
 }
 
-/// A gap without a release that is longer than this, and than the tenure, starts a new tenure.
-const GAP: Duration = Duration::from_millis(5);
-
 /// The queue of one semaphore. `R` is a release on its way.
 #[derive(Debug, Clone)]
 pub(crate) struct LocalSemaphore<W, R> {
-    line: VecDeque<Standing<W>>,
-    next_ticket: u64,
+    queue: WaitQueue<Waiting<W>>,
     /// Permits that threads of this process have.
     out: u64,
-    tenure: Duration,
     exhausted: Option<Exhausted>,
-    cohort_since: Option<Instant>,
-    last_release: Option<(Instant, R)>,
+    cohort: Cohort<R>,
     /// What was taken has been returned, and nobody gets any more.
     closed: bool,
 }
 
 /// What becomes of permits that a thread releases.
 #[derive(Debug, PartialEq, Eq)]
-#[must_use = "whoever is given permits has to be told"]
+#[must_use = "whoever is given permits has to be woken"]
 pub(crate) struct Given<W> {
     /// They have theirs now.
     pub(crate) to: Vec<W>,
@@ -68,7 +63,7 @@ pub(crate) struct Given<W> {
 
 /// What becomes of permits that Redis has granted.
 #[derive(Debug, PartialEq, Eq)]
-#[must_use = "the next in line has to be told"]
+#[must_use = "the next in the queue has to be woken"]
 pub(crate) enum Granted<W> {
     /// They are the asking thread's; the next is first in the queue now.
     Kept { first: Option<W> },
@@ -81,38 +76,32 @@ pub(crate) enum Granted<W> {
 impl<W: Clone, R> LocalSemaphore<W, R> {
     pub(crate) fn new(tenure: Duration) -> Self {
         Self {
-            line: VecDeque::new(),
-            next_ticket: 0,
+            queue: WaitQueue::new(),
             out: 0,
-            tenure,
             exhausted: None,
-            cohort_since: None,
-            last_release: None,
+            cohort: Cohort::new(tenure),
             closed: false,
         }
     }
 
     /// Whether nobody waits here or has any.
     pub(crate) fn is_free(&self) -> bool {
-        self.line.is_empty() && self.out == 0
+        self.queue.is_empty() && self.out == 0
     }
 
     /// Whether somebody waits: the first in the queue once Redis had too few for it, whoever is behind it at once.
     pub(crate) fn has_waiters(&self) -> bool {
-        self.line.len() > 1 || self.line.front().is_some_and(|first| first.refused)
+        self.queue.len() > 1 || self.queue.front().is_some_and(|first| first.refused)
     }
 
     /// A thread joins the queue; returns its ticket, and whether it is first.
     pub(crate) fn enter(&mut self, need: u32, waiter: W) -> (u64, bool) {
-        let ticket = self.next_ticket;
-        self.next_ticket += 1;
-        self.line.push_back(Standing {
-            ticket,
+        let ticket = self.queue.push(Waiting {
             need,
             waiter,
             refused: false,
         });
-        (ticket, self.line.len() == 1)
+        (ticket, self.queue.len() == 1)
     }
 
     /// Until when it is useless for the first in the queue to ask Redis for `need`.
@@ -130,37 +119,19 @@ impl<W: Clone, R> LocalSemaphore<W, R> {
         self.refuse_first();
         self.exhausted = (self.out > 0).then(|| Exhausted {
             need,
-            until: asked_at + self.tenure,
+            until: asked_at + self.cohort.tenure(),
         });
-        self.forget_cohort();
+        self.cohort.end();
     }
 
     /// The release after which whoever asks now lets others go first, if it was heard by any.
-    pub(crate) fn offer(&mut self, now: Instant) -> Option<R> {
-        let (released_at, _) = self.last_release.as_ref()?;
-        let reigned = self
-            .cohort_since
-            .map(|since| now.saturating_duration_since(since));
-        if now.saturating_duration_since(*released_at) > self.tenure.max(GAP) {
-            self.forget_cohort();
-            return None;
-        }
-        if reigned.is_some_and(|reigned| reigned < self.tenure) {
-            return None;
-        }
-        let (_, release) = self.last_release.take()?;
-        self.forget_cohort();
-        Some(release)
+    pub(crate) fn yield_after(&mut self, now: Instant) -> Option<R> {
+        self.cohort.yield_after(now)
     }
 
     /// What went back is on its way.
     pub(crate) fn released(&mut self, release: R, now: Instant) {
-        self.last_release = Some((now, release));
-    }
-
-    fn forget_cohort(&mut self) {
-        self.cohort_since = None;
-        self.last_release = None;
+        self.cohort.released(release, now);
     }
 
     /// Redis has granted `need` to the thread with this ticket, or to one that was not in the queue.
@@ -168,13 +139,13 @@ impl<W: Clone, R> LocalSemaphore<W, R> {
         if self.closed {
             return Granted::Closed;
         }
-        self.cohort_since.get_or_insert(now);
+        self.cohort.granted(now);
         self.out += u64::from(need);
         self.exhausted = None;
         match ticket {
             None => Granted::Kept { first: None },
-            Some(ticket) if self.is_first(ticket) => {
-                self.line.pop_front();
+            Some(ticket) if self.queue.is_first(ticket) => {
+                self.queue.pop();
                 Granted::Kept {
                     first: self.first(),
                 }
@@ -194,10 +165,8 @@ impl<W: Clone, R> LocalSemaphore<W, R> {
             return given;
         }
         let mut left = permits;
-        if now.saturating_duration_since(since) < self.tenure {
-            while self.line.front().is_some_and(|first| first.need <= left)
-                && let Some(first) = self.line.pop_front()
-            {
+        if self.cohort.is_within_tenure(since, now) {
+            while let Some(first) = self.queue.pop_if(|first| first.need <= left) {
                 left -= first.need;
                 given.to.push(first.waiter);
             }
@@ -215,9 +184,9 @@ impl<W: Clone, R> LocalSemaphore<W, R> {
 
     /// A thread leaves the queue; returns whoever is first now if that has changed, `None` if it was no longer queued.
     pub(crate) fn withdraw(&mut self, ticket: u64) -> Option<Option<W>> {
-        let place = self.line.iter().position(|it| it.ticket == ticket)?;
-        self.line.remove(place);
-        Some(if place == 0 { self.first() } else { None })
+        let was_first = self.queue.is_first(ticket);
+        self.queue.remove(ticket)?;
+        Some(if was_first { self.first() } else { None })
     }
 
     /// A thread keeps for good what it has.
@@ -229,7 +198,7 @@ impl<W: Clone, R> LocalSemaphore<W, R> {
 
     /// Empties the queue.
     pub(crate) fn dismiss(&mut self) -> Vec<W> {
-        self.line.drain(..).map(|it| it.waiter).collect()
+        self.queue.drain().map(|it| it.waiter).collect()
     }
 
     /// Takes back whatever threads of this process have.
@@ -239,17 +208,13 @@ impl<W: Clone, R> LocalSemaphore<W, R> {
     }
 
     fn refuse_first(&mut self) {
-        if let Some(first) = self.line.front_mut() {
+        if let Some(first) = self.queue.front_mut() {
             first.refused = true;
         }
     }
 
-    fn is_first(&self, ticket: u64) -> bool {
-        self.line.front().is_some_and(|it| it.ticket == ticket)
-    }
-
     fn first(&self) -> Option<W> {
-        self.line.front().map(|first| first.waiter.clone())
+        self.queue.front().map(|first| first.waiter.clone())
     }
 }
 

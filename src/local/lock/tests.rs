@@ -1,7 +1,9 @@
 use super::*;
 
+use crate::local::cohort::GAP;
+
 use std::cell::Cell;
-use std::collections::HashSet;
+use std::collections::{HashSet, VecDeque};
 use std::fmt::Debug;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -679,7 +681,7 @@ impl Model {
                 let meets = (0..self.threads.len()).any(|t| others(t) && (asks(t) || shares(t)));
                 self.check(!meets && self.holds.len() <= 2, "a writer is alone");
             }
-            let tenure = (lock.tenure_since, lock.last_release);
+            let tenure = lock.cohort.parts();
             self.check(tenure == (self.tenure_since, self.released), tenure);
         } else {
             self.check(self.line.is_empty(), "the server keeps the line");

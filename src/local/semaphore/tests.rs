@@ -387,16 +387,16 @@ fn after_a_tenure_permits_go_back_and_others_go_first() {
     let (to, first) = (vec![], Some("a"));
     assert_eq!(given, Given { to, first, back: 1 });
     local_semaphore.released(7, now + TENURE);
-    assert_eq!(local_semaphore.offer(now + TENURE), Some(7));
-    assert_eq!(local_semaphore.offer(now + TENURE), None);
+    assert_eq!(local_semaphore.yield_after(now + TENURE), Some(7));
+    assert_eq!(local_semaphore.yield_after(now + TENURE), None);
     // A reign that has just begun, and one that is long over, offer nothing.
     assert_eq!(
         local_semaphore.granted(None, 1, now),
         Granted::Kept { first: None }
     );
     local_semaphore.released(8, now + STEP);
-    assert_eq!(local_semaphore.offer(now + STEP), None);
-    assert_eq!(local_semaphore.offer(now + 9 * STEP), None);
+    assert_eq!(local_semaphore.yield_after(now + STEP), None);
+    assert_eq!(local_semaphore.yield_after(now + 9 * STEP), None);
 }
 
 #[test]

@@ -1,0 +1,160 @@
+//! How long this process has kept a lock or permits to itself, and when it yields to others.
+//!
+//! A *cohort* is the threads of this process that hold one after the other. It starts with a grant by Redis, survives
+//! short gaps without a holder, and may last for one tenure. Without that limit, other processes could wait for ever:
+//! the next request of the process that released reaches Redis before the others have woken.
+
+use std::time::{Duration, Instant};
+
+/// A gap after a release that is longer than this, and than the tenure, ends the cohort.
+pub(super) const GAP: Duration = Duration::from_millis(5);
+
+/// The clock of a cohort. `R` is a release under way.
+#[derive(Debug, Clone)]
+pub(super) struct Cohort<R> {
+    tenure: Duration,
+    since: Option<Instant>,
+    last_release: Option<(Instant, R)>,
+}
+
+impl<R> Cohort<R> {
+    pub(super) fn new(tenure: Duration) -> Self {
+        Self {
+            tenure,
+            since: None,
+            last_release: None,
+        }
+    }
+
+    pub(super) fn tenure(&self) -> Duration {
+        self.tenure
+    }
+
+    /// Redis granted something: the cohort starts, unless it has before.
+    pub(super) fn granted(&mut self, now: Instant) {
+        self.since.get_or_insert(now);
+    }
+
+    pub(super) fn has_started(&self) -> bool {
+        self.since.is_some()
+    }
+
+    /// Whether what began at `since` is younger than a tenure.
+    ///
+    /// A permit counts from its own grant, a lock from the start of the cohort: see [`is_young`](Self::is_young).
+    pub(super) fn is_within_tenure(&self, since: Instant, now: Instant) -> bool {
+        now.saturating_duration_since(since) < self.tenure
+    }
+
+    /// Whether the cohort has started and is younger than a tenure.
+    pub(super) fn is_young(&self, now: Instant) -> bool {
+        self.since
+            .is_some_and(|since| self.is_within_tenure(since, now))
+    }
+
+    /// Something was released on the server, which others may hear of.
+    pub(super) fn released(&mut self, release: R, now: Instant) {
+        self.last_release = Some((now, release));
+    }
+
+    /// The cohort is over, because somebody else has what it had or it was lost.
+    pub(super) fn end(&mut self) {
+        self.since = None;
+        self.last_release = None;
+    }
+
+    /// The release after which the thread that asks now yields, if others heard of it. Returned once: it ends the
+    /// cohort, as a gap that was too long does.
+    pub(super) fn yield_after(&mut self, now: Instant) -> Option<R> {
+        let (released_at, _) = self.last_release.as_ref()?;
+        if self.is_too_long_ago(*released_at, now) {
+            self.end();
+            return None;
+        }
+        if self.is_young(now) {
+            return None;
+        }
+        let (_, release) = self.last_release.take()?;
+        self.end();
+        Some(release)
+    }
+
+    /// Whether no release is recent enough to matter.
+    pub(super) fn is_forgettable(&self, now: Instant) -> bool {
+        self.last_release
+            .as_ref()
+            .is_none_or(|(released_at, _)| self.is_too_long_ago(*released_at, now))
+    }
+
+    fn is_too_long_ago(&self, released_at: Instant, now: Instant) -> bool {
+        now.saturating_duration_since(released_at) > self.tenure.max(GAP)
+    }
+
+    #[cfg(test)]
+    pub(super) fn parts(&self) -> (Option<Instant>, Option<(Instant, R)>)
+    where
+        R: Copy,
+    {
+        (self.since, self.last_release)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TENURE: Duration = Duration::from_millis(8);
+    const TICK: Duration = Duration::from_nanos(1);
+
+    fn started(tenure: Duration, now: Instant) -> Cohort<u8> {
+        let mut cohort = Cohort::new(tenure);
+        cohort.granted(now);
+        cohort
+    }
+
+    #[test]
+    fn the_tenure_counts_from_the_first_grant() {
+        let now = Instant::now();
+        let mut cohort: Cohort<u8> = Cohort::new(TENURE);
+        assert!(!cohort.is_young(now) && !cohort.has_started());
+        cohort.granted(now);
+        cohort.granted(now + TENURE - TICK);
+        assert!(cohort.is_young(now + TENURE - TICK));
+        assert!(!cohort.is_young(now + TENURE));
+        assert!(cohort.has_started());
+    }
+
+    #[test]
+    fn it_yields_once_after_a_whole_tenure() {
+        let now = Instant::now();
+        let mut cohort = started(TENURE, now);
+        cohort.released(1, now + TENURE - TICK);
+        assert_eq!(cohort.yield_after(now + TENURE - TICK), None);
+        assert_eq!(cohort.yield_after(now + TENURE), Some(1));
+        assert_eq!(cohort.yield_after(now + TENURE), None);
+        assert!(!cohort.has_started());
+    }
+
+    #[test]
+    fn a_gap_longer_than_the_tenure_and_the_limit_ends_it() {
+        for tenure in [Duration::ZERO, GAP / 2, TENURE] {
+            let now = Instant::now();
+            let longest = tenure.max(GAP);
+            let mut cohort = started(tenure, now);
+            cohort.released(1, now);
+            assert!(!cohort.is_forgettable(now + longest));
+            assert_eq!(cohort.clone().yield_after(now + longest), Some(1));
+            assert!(cohort.is_forgettable(now + longest + TICK));
+            assert_eq!(cohort.yield_after(now + longest + TICK), None);
+            assert!(!cohort.has_started());
+        }
+    }
+
+    #[test]
+    fn without_a_release_a_question_ends_nothing() {
+        let now = Instant::now();
+        let mut cohort = started(TENURE, now);
+        assert_eq!(cohort.yield_after(now + 9 * TENURE), None);
+        assert!(cohort.has_started());
+    }
+}

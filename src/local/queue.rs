@@ -1,0 +1,109 @@
+//! The queue of waiting threads: first come, first served, and a thread may leave it from anywhere.
+
+use std::collections::VecDeque;
+
+/// Those that wait, each under a ticket that is never used again. Allocates nothing until the first one comes.
+#[derive(Debug, Clone)]
+pub(super) struct WaitQueue<W> {
+    /// By ticket, ascending.
+    waiting: VecDeque<(u64, W)>,
+    next_ticket: u64,
+}
+
+impl<W> WaitQueue<W> {
+    pub(super) fn new() -> Self {
+        Self {
+            waiting: VecDeque::new(),
+            next_ticket: 0,
+        }
+    }
+
+    /// Adds one at the end; returns its ticket.
+    pub(super) fn push(&mut self, waiting: W) -> u64 {
+        let ticket = self.next_ticket;
+        self.next_ticket += 1;
+        self.waiting.push_back((ticket, waiting));
+        ticket
+    }
+
+    /// `None` if it is no longer queued.
+    pub(super) fn remove(&mut self, ticket: u64) -> Option<W> {
+        let place = self
+            .waiting
+            .binary_search_by_key(&ticket, |(other, _)| *other)
+            .ok()?;
+        self.waiting.remove(place).map(|(_, waiting)| waiting)
+    }
+
+    pub(super) fn front(&self) -> Option<&W> {
+        self.waiting.front().map(|(_, waiting)| waiting)
+    }
+
+    pub(super) fn front_mut(&mut self) -> Option<&mut W> {
+        self.waiting.front_mut().map(|(_, waiting)| waiting)
+    }
+
+    pub(super) fn is_first(&self, ticket: u64) -> bool {
+        self.waiting
+            .front()
+            .is_some_and(|(first, _)| *first == ticket)
+    }
+
+    pub(super) fn pop(&mut self) -> Option<W> {
+        self.waiting.pop_front().map(|(_, waiting)| waiting)
+    }
+
+    /// The first, if it is like this.
+    pub(super) fn pop_if(&mut self, matches: impl FnOnce(&W) -> bool) -> Option<W> {
+        if self.front().is_some_and(matches) {
+            self.pop()
+        } else {
+            None
+        }
+    }
+
+    pub(super) fn drain(&mut self) -> impl Iterator<Item = W> {
+        self.waiting.drain(..).map(|(_, waiting)| waiting)
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = &W> {
+        self.waiting.iter().map(|(_, waiting)| waiting)
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.waiting.len()
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.waiting.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_ticket_finds_its_own_wherever_it_waits() {
+        for leaves in 0..5 {
+            let mut queue = WaitQueue::new();
+            // Tickets do not start at zero once others have gone.
+            queue.push(7);
+            assert_eq!(queue.pop(), Some(7));
+            let tickets: Vec<_> = (0..5).map(|n| queue.push(n)).collect();
+            assert_eq!(queue.is_first(tickets[leaves]), leaves == 0);
+            assert_eq!(queue.remove(tickets[leaves]), Some(leaves));
+            assert_eq!(queue.remove(tickets[leaves]), None);
+            let left: Vec<_> = (0..5).filter(|n| *n != leaves).collect();
+            assert!(queue.iter().eq(&left));
+            assert!(queue.is_first(tickets[left[0]]));
+            assert_eq!(queue.remove(tickets[left[1]]), Some(left[1]));
+            assert_eq!(queue.pop_if(|first| *first != left[0]), None);
+            assert_eq!(queue.pop_if(|first| *first == left[0]), Some(left[0]));
+            assert_eq!((queue.len(), queue.front()), (2, Some(&left[2])));
+            assert!(queue.drain().eq(left[2..].iter().copied()));
+            assert!(queue.is_empty());
+            assert!(queue.push(0) > tickets[4], "a ticket is used once");
+        }
+    }
+}
