@@ -124,12 +124,12 @@ impl<W: Clone, R> LocalSemaphore<W, R> {
         self.cohort.end();
     }
 
-    /// The release after which whoever asks now lets others go first, if it was heard by any.
+    /// The release after which the thread that asks now yields, if others heard of it.
     pub(crate) fn yield_after(&mut self, now: Instant) -> Option<R> {
         self.cohort.yield_after(now)
     }
 
-    /// What went back is on its way.
+    /// A release to Redis is on its way.
     pub(crate) fn released(&mut self, release: R, now: Instant) {
         self.cohort.released(release, now);
     }

@@ -49,12 +49,12 @@ impl Holding for Grant {
 }
 
 /// A waiter is the number of its thread, a release that of its making.
-type TestRoom = LocalLock<usize, Grant, u64>;
+type TestLock = LocalLock<usize, Grant, u64>;
 
 /// What the schedules are made of; `t` is a thread, other numbers are holds.
 #[derive(Debug, Clone, Copy)]
 enum Step {
-    /// Comes for the lock, willing to stand in line or not; a holder comes for one hold more, or for one below.
+    /// Wants the lock, willing to wait or not; a holder wants one more hold, or a shared one below.
     Enter(usize, Mode, LeasePolicy, bool),
     /// Redis grants the lock to one who asks, with or without a token to spare.
     Granted(usize, bool),
@@ -62,7 +62,7 @@ enum Step {
     Refused,
     /// One who asks gives up.
     GiveUp(usize),
-    /// One in line gives up, or one who was called believes that it still stands there.
+    /// A queued thread gives up, or one that was called and does not know it yet.
     Withdraw(usize),
     /// A guard goes: of a present hold, or of one that was lost.
     Leave(usize, Mode),
@@ -75,7 +75,7 @@ enum Step {
     Renewed(u64),
     /// Somebody elsewhere waits to write.
     Close,
-    /// Redis is out of reach: everybody in line is told.
+    /// Redis is out of reach: the queue is emptied.
     Dismiss,
     Pass(Duration),
 }
@@ -84,7 +84,7 @@ enum Step {
 enum Doing {
     Nothing,
     Asking(Mode),
-    InLine(Mode),
+    Queued(Mode),
 }
 
 #[derive(Debug, Clone)]
@@ -125,11 +125,11 @@ impl Hold {
     }
 }
 
-/// What is in store for one who comes, or is first in line.
+/// What must happen to a thread that enters, or is first in the queue.
 #[derive(Debug, PartialEq, Eq)]
 enum Turn {
     Join,
-    AcquireArgs,
+    Ask,
     Wait,
     /// It has such a hold, has one above it, or has one that keeps it out for ever.
     Again,
@@ -140,10 +140,10 @@ enum Turn {
 /// The lock, and next to it what must be true of it.
 #[derive(Debug, Clone)]
 struct Model {
-    lock: TestRoom,
+    lock: TestLock,
     threads: Vec<Thread>,
     holds: Vec<Hold>,
-    line: VecDeque<usize>,
+    queue: VecDeque<usize>,
     tenure_since: Option<Instant>,
     released: Option<(Instant, u64)>,
     now: Instant,
@@ -156,9 +156,9 @@ struct Model {
 #[derive(Debug, Clone, Copy, Default)]
 struct Seen {
     passed: u32,
-    offered: u32,
+    yielded: u32,
     joined: u32,
-    joined_from_line: u32,
+    joined_from_queue: u32,
     below: u32,
     beside: u32,
     replaced: u32,
@@ -176,7 +176,7 @@ impl Model {
             lock: LocalLock::new(order, TENURE),
             threads: vec![thread; threads],
             holds: Vec::new(),
-            line: VecDeque::new(),
+            queue: VecDeque::new(),
             tenure_since: None,
             released: None,
             now,
@@ -205,7 +205,7 @@ impl Model {
             (hold.mode, kind(hold.lease), hold.open, &hold.guards).hash(&mut print);
             (left, hold.grant.complete).hash(&mut print);
         }
-        self.line.hash(&mut print);
+        self.queue.hash(&mut print);
         self.tenure_since.map(ago).hash(&mut print);
         self.released.map(|(at, _)| ago(at)).hash(&mut print);
         print.finish()
@@ -246,19 +246,19 @@ impl Model {
             (Mode::Exclusive, true, _) | (Mode::Shared, _, true) => Turn::Again,
             (Mode::Shared, true, false) => Turn::Below,
             (Mode::Exclusive, false, true) => Turn::Never,
-            (_, false, false) if self.line.is_empty() => self.turn(mode, lease, patient),
-            // One who does not stand in line is not held up by readers that do.
-            (Mode::Shared, ..) if !patient && !self.writers_in_line() => {
+            (_, false, false) if self.queue.is_empty() => self.turn(mode, lease, patient),
+            // A thread that does not wait is not held up by readers that do.
+            (Mode::Shared, ..) if !patient && !self.writers_queued() => {
                 self.turn(mode, lease, patient)
             }
             (_, false, false) => Turn::Wait,
         }
     }
 
-    /// What one may do who holds nothing, when nobody is before it in line.
+    /// What a thread may do that holds nothing, when nobody is queued before it.
     fn turn(&self, mode: Mode, lease: LeasePolicy, patient: bool) -> Turn {
         if !self.is_local() {
-            return Turn::AcquireArgs;
+            return Turn::Ask;
         }
         let writers = self.writer().is_some() || self.asking(Mode::Exclusive) > 0;
         let readers_ask = self.asking(Mode::Shared) > 0;
@@ -268,20 +268,20 @@ impl Model {
         match mode {
             _ if writers => Turn::Wait,
             Mode::Shared if self.holds.iter().any(fits) => Turn::Join,
-            Mode::Shared if !readers_ask || !patient => Turn::AcquireArgs,
-            Mode::Exclusive if !readers_ask && self.holds.is_empty() => Turn::AcquireArgs,
+            Mode::Shared if !readers_ask || !patient => Turn::Ask,
+            Mode::Exclusive if !readers_ask && self.holds.is_empty() => Turn::Ask,
             _ => Turn::Wait,
         }
     }
 
-    fn writers_in_line(&self) -> bool {
-        let writes = |&&t: &&usize| matches!(self.threads[t].doing, Doing::InLine(Mode::Exclusive));
-        self.line.iter().any(|t| writes(&t))
+    fn writers_queued(&self) -> bool {
+        let writes = |&&t: &&usize| matches!(self.threads[t].doing, Doing::Queued(Mode::Exclusive));
+        self.queue.iter().any(|t| writes(&t))
     }
 
     fn turn_of_first(&self) -> Option<(usize, Turn)> {
-        let &t = self.line.front()?;
-        let Doing::InLine(mode) = self.threads[t].doing else {
+        let &t = self.queue.front()?;
+        let Doing::Queued(mode) = self.threads[t].doing else {
             return None;
         };
         Some((t, self.turn(mode, self.threads[t].lease, true)))
@@ -292,7 +292,7 @@ impl Model {
             .is_some_and(|since| self.now.duration_since(since) < TENURE)
     }
 
-    /// What a thread that contends from now on has to be told.
+    /// How a thread that contends from now on has to begin.
     fn expected_start(&mut self) -> Start<u64> {
         let Some((at, release)) = self.released else {
             return Start::Ask;
@@ -305,7 +305,7 @@ impl Model {
         if gap > TENURE.max(GAP) {
             Start::Ask
         } else {
-            self.seen.offered += 1;
+            self.seen.yielded += 1;
             Start::YieldAfter(release)
         }
     }
@@ -328,28 +328,28 @@ impl Model {
         self.threads[t].doing = Doing::Nothing;
     }
 
-    /// These were called: they must have been the first in line, in this order, and have to do what they may do.
+    /// These were called: they must have been first in the queue, in this order, and have to do what they may do.
     /// Whoever is left there must have somebody to wait for.
     fn called(&mut self, calls: Wakeups<usize, Grant>) {
         let mut joined = calls.joined.into_iter().peekable();
         let mut contend = calls.contend;
-        while let Some(&first) = self.line.front() {
+        while let Some(&first) = self.queue.front() {
             let turn = self.turn_of_first();
             if let Some((t, grant)) = joined.next_if(|(t, _)| *t == first) {
                 self.check(turn == Some((t, Turn::Join)), ("joins", t));
-                self.seen.joined_from_line += 1;
+                self.seen.joined_from_queue += 1;
                 self.joins(t, grant, self.threads[t].lease);
             } else if let Some(t) = contend.take_if(|t| *t == first) {
-                self.check(turn == Some((t, Turn::AcquireArgs)), ("asks", t));
+                self.check(turn == Some((t, Turn::Ask)), ("asks", t));
                 let start = self.lock.start(self.now);
-                if let Doing::InLine(mode) = self.threads[t].doing {
+                if let Doing::Queued(mode) = self.threads[t].doing {
                     self.contends(t, mode, &start);
                 }
             } else {
                 self.check(turn == Some((first, Turn::Wait)), ("not called", turn));
                 break;
             }
-            self.line.pop_front();
+            self.queue.pop_front();
         }
         let all = joined.next().is_none() && contend.is_none();
         self.check(all, "somebody is called out of turn");
@@ -373,13 +373,13 @@ impl Model {
                 }
             }
             Step::Withdraw(t) => {
-                let in_line = matches!(self.threads[t].doing, Doing::InLine(_));
+                let queued = matches!(self.threads[t].doing, Doing::Queued(_));
                 if let Some(ticket) = self.threads[t].ticket.take() {
                     let calls = self.lock.withdraw(ticket, self.now);
-                    self.check(calls.is_some() == in_line, "in line or called, not both");
-                    if in_line {
+                    self.check(calls.is_some() == queued, "queued or called, not both");
+                    if queued {
                         self.threads[t].doing = Doing::Nothing;
-                        self.line.retain(|&other| other != t);
+                        self.queue.retain(|&other| other != t);
                     }
                     if let Some(calls) = calls {
                         self.called(calls);
@@ -389,7 +389,7 @@ impl Model {
             Step::Leave(t, mode) => self.leave(t, mode),
             Step::LeaveStale(t) => {
                 if let Some(grant) = self.threads[t].stale.pop() {
-                    let (left, released) = self.leave_room(t, grant);
+                    let (left, released) = self.leave_hold(t, grant);
                     self.check(matches!(left, Left::Gone) && released.is_none(), left);
                 }
             }
@@ -423,9 +423,9 @@ impl Model {
                 }
             }
             Step::Dismiss => {
-                let told = self.lock.dismiss();
-                self.check(self.line == told, ("all of the line", &told));
-                for t in self.line.drain(..) {
+                let dismissed = self.lock.dismiss();
+                self.check(self.queue == dismissed, ("all of the queue", &dismissed));
+                for t in self.queue.drain(..) {
                     self.threads[t].doing = Doing::Nothing;
                     self.threads[t].ticket = None;
                 }
@@ -464,7 +464,7 @@ impl Model {
                 self.threads[t].doing = Doing::Asking(mode);
             }
             Entered::Contend { start, under: None } => {
-                self.check(turn == Turn::AcquireArgs, turn);
+                self.check(turn == Turn::Ask, turn);
                 self.seen.beside += u32::from(self.is_local() && self.asking(mode) > 0);
                 self.contends(t, mode, &start);
             }
@@ -475,9 +475,9 @@ impl Model {
             }
             Entered::Queued(ticket) => {
                 self.check(turn == Turn::Wait && waits, turn);
-                self.threads[t].doing = Doing::InLine(mode);
+                self.threads[t].doing = Doing::Queued(mode);
                 self.threads[t].ticket = Some(ticket);
-                self.line.push_back(t);
+                self.queue.push_back(t);
             }
             Entered::Busy => self.check(turn == Turn::Wait && !waits, turn),
             Entered::Deadlock(_) => self.check(turn == Turn::Never, turn),
@@ -490,7 +490,7 @@ impl Model {
         t: usize,
         mode: Mode,
         wanted: LeasePolicy,
-        told: (Grant, u32, LeasePolicy),
+        found: (Grant, u32, LeasePolicy),
     ) {
         let own = |hold: &&mut Hold| hold.mode == mode && hold.guards_of(t).is_some();
         let Some(own) = self.holds.iter_mut().find(own) else {
@@ -512,7 +512,7 @@ impl Model {
         let bogus = self.lock.reenter(thread, &strange, lease)
             || self.lock.reenter(thread + 100, &has.0, lease);
         let reentered = self.lock.reenter(thread, &has.0, lease);
-        self.check(told == has, ("its own", told, has));
+        self.check(found == has, ("its own", found, has));
         self.check(reentered && !bogus, "a holder may, others may not");
     }
 
@@ -574,7 +574,7 @@ impl Model {
     }
 
     /// What becomes of the hold, and which release was made.
-    fn leave_room(&mut self, t: usize, grant: Grant) -> (Left<usize, Grant>, Option<u64>) {
+    fn leave_hold(&mut self, t: usize, grant: Grant) -> (Left<usize, Grant>, Option<u64>) {
         let number = self.number();
         let made = Cell::new(None);
         let release = || {
@@ -593,19 +593,19 @@ impl Model {
         let hold = self.holds[place].clone();
         let guards = hold.guards_of(t).unwrap_or(0);
         // What must be true for the hold to change threads.
-        let first = self.line.front().copied();
+        let first = self.queue.front().copied();
         let same = first.is_some_and(|first| {
             let first = &self.threads[first];
-            first.doing == Doing::InLine(mode) && hold.suits(first.lease, self.now)
+            first.doing == Doing::Queued(mode) && hold.suits(first.lease, self.now)
         });
         let only = self.holds.len() == 1;
         let passes =
             mode == Mode::Exclusive && same && only && self.is_young() && hold.grant.complete;
         self.threads[t].ticket = None;
 
-        let (left, _) = self.leave_room(t + 100, hold.grant);
+        let (left, _) = self.leave_hold(t + 100, hold.grant);
         self.check(matches!(left, Left::Gone), "others have nothing to leave");
-        let (left, release) = self.leave_room(t, hold.grant);
+        let (left, release) = self.leave_hold(t, hold.grant);
         let ends = matches!(left, Left::Release { .. });
         self.check(release.is_some() == ends, "released or not");
         match left {
@@ -623,9 +623,9 @@ impl Model {
             Left::Passed { waiter, hold } => {
                 self.check(guards == 1 && passes, "passed on against the rules");
                 let same = hold == self.holds[place].grant;
-                self.check(Some(waiter) == first && same, "first in line");
+                self.check(Some(waiter) == first && same, "first in the queue");
                 self.seen.passed += 1;
-                self.line.pop_front();
+                self.queue.pop_front();
                 self.threads[waiter].doing = Doing::Nothing;
                 self.holds[place].guards = vec![(waiter, 1)];
             }
@@ -653,8 +653,11 @@ impl Model {
         );
         let free = self.holds.is_empty() && writing + reading == 0;
         self.check(lock.is_free() == free, "free");
-        self.check(!free || self.line.is_empty(), "somebody is forgotten");
-        self.check(lock.waiters().eq(self.line.iter()), "the line is in order");
+        self.check(!free || self.queue.is_empty(), "somebody is forgotten");
+        self.check(
+            lock.waiters().eq(self.queue.iter()),
+            "the queue is in order",
+        );
 
         let own = |hold: &Grant| self.holds.iter().any(|held| held.grant == *hold);
         self.check(lock.holds().all(own), "holds");
@@ -684,9 +687,9 @@ impl Model {
             let tenure = lock.cohort.parts();
             self.check(tenure == (self.tenure_since, self.released), tenure);
         } else {
-            self.check(self.line.is_empty(), "the server keeps the line");
+            self.check(self.queue.is_empty(), "the server keeps the queue");
         }
-        // A hold that has been renewed takes those in line once somebody is called.
+        // A hold that has been renewed takes those in the queue once somebody is called.
         if let Some((t, turn)) = self.turn_of_first() {
             let later = turn == Turn::Join && reading > 0;
             self.check(turn == Turn::Wait || later, ("forgotten", t, turn));
@@ -732,7 +735,7 @@ impl Model {
                         steps.push(Step::Granted(t, false));
                     }
                 }
-                Doing::InLine(_) => {}
+                Doing::Queued(_) => {}
             }
             if thread.ticket.is_some() {
                 steps.push(Step::Withdraw(t));
@@ -750,7 +753,7 @@ impl Model {
         if self.holds.iter().any(|hold| hold.mode == Mode::Shared) {
             steps.push(Step::Close);
         }
-        if !self.line.is_empty() {
+        if !self.queue.is_empty() {
             steps.push(Step::Dismiss);
         }
         steps.extend(times.iter().map(|&time| Step::Pass(time)));
@@ -884,9 +887,9 @@ fn random_schedules_keep_the_rules() {
     }
     let everything = [
         seen.passed,
-        seen.offered,
+        seen.yielded,
         seen.joined,
-        seen.joined_from_line,
+        seen.joined_from_queue,
         seen.below,
         seen.beside,
         seen.replaced,
@@ -894,17 +897,17 @@ fn random_schedules_keep_the_rules() {
     assert!(everything.iter().all(|&times| times > 1000), "{seen:?}");
 }
 
-/// `t` comes, willing to stand in line.
-fn come(lock: &mut TestRoom, t: usize, mode: Mode, lease: LeasePolicy, now: Instant) -> String {
-    told(lock.enter(t as u64, mode, lease, now, Some(&|| t), true))
+/// `t` comes, willing to wait.
+fn come(lock: &mut TestLock, t: usize, mode: Mode, lease: LeasePolicy, now: Instant) -> String {
+    described(lock.enter(t as u64, mode, lease, now, Some(&|| t), true))
 }
 
-/// `t` comes, and would rather go than stand in line.
-fn try_to(lock: &mut TestRoom, t: usize, mode: Mode, now: Instant) -> String {
-    told(lock.enter(t as u64, mode, RENEWED, now, None, true))
+/// `t` comes, and would rather go than wait.
+fn try_to(lock: &mut TestLock, t: usize, mode: Mode, now: Instant) -> String {
+    described(lock.enter(t as u64, mode, RENEWED, now, None, true))
 }
 
-fn told(entered: Entered<Grant, u64>) -> String {
+fn described(entered: Entered<Grant, u64>) -> String {
     match entered {
         Entered::Contend { start, under } => match under {
             Some(hold) => format!("{start:?} under {}", hold.number),
@@ -1023,7 +1026,7 @@ fn a_shared_hold_below_an_exclusive_one_outlives_it() {
     assert_eq!(try_to(&mut lock, 2, Mode::Shared, now), "Ask under 3");
     let calls = lock.granted(2, Mode::Shared, grant(4, now), RENEWED, now);
     assert_eq!(called(&calls), (vec![], None));
-    // Those that come after a reader in line join with it.
+    // Those that come after a queued reader join with it.
     for t in [3, 4] {
         assert_eq!(come(&mut lock, t, Mode::Shared, RENEWED, now), "Queued");
     }
@@ -1032,7 +1035,7 @@ fn a_shared_hold_below_an_exclusive_one_outlives_it() {
 }
 
 #[test]
-fn where_the_server_keeps_the_line_everybody_asks() {
+fn where_the_server_keeps_the_queue_everybody_asks() {
     let now = Instant::now();
     let mut lock = LocalLock::new(Order::Server, TENURE);
     for t in [1, 2, 3] {
@@ -1051,7 +1054,7 @@ fn where_the_server_keeps_the_line_everybody_asks() {
     assert_eq!(released(&left), Some((vec![], None)));
     let calls = lock.withdraw_contender(Mode::Exclusive, now);
     assert_eq!(called(&calls), (vec![], None));
-    // No tenure is over here, and nobody holds back.
+    // No tenure is over here, and nobody yields.
     let late = now + TENURE;
     assert_eq!(lock.start(late), Start::Ask);
     assert!(lock.is_idle(now));
@@ -1078,7 +1081,7 @@ fn a_hold_without_a_token_to_spare_is_not_passed_on() {
 }
 
 #[test]
-fn a_tenure_that_is_over_ends_with_an_offer() {
+fn a_tenure_that_is_over_ends_with_yielding() {
     let mut now = Instant::now();
     let mut lock = LocalLock::new(Order::Local, TENURE);
     // One thread alone, again and again: its own gaps do not end the tenure.
@@ -1092,7 +1095,7 @@ fn a_tenure_that_is_over_ends_with_an_offer() {
         now += Duration::from_micros(100);
     }
     assert_eq!(try_to(&mut lock, 1, Mode::Exclusive, now), "YieldAfter(6)");
-    // Offered once; what follows is a new tenure.
+    // It yields once; what follows is a new tenure.
     let calls = lock.granted(1, Mode::Exclusive, grant(7, now), RENEWED, now);
     assert_eq!(called(&calls), (vec![], None));
     let left = lock.leave(1, &grant(7, now), now, &|| 7);

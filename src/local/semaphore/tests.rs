@@ -7,12 +7,12 @@ const STEP: Duration = Duration::from_millis(2);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Doing {
     Nothing,
-    /// In line under this ticket; `asks`: its question is at Redis, which has granted it or not.
+    /// Queued under this ticket; `asks`: its request is at Redis, which has granted it or not.
     Waits {
         ticket: u64,
         asks: Option<bool>,
     },
-    /// Wakeup out of line; its question, if any, has yet to be answered.
+    /// Handed permits while it was queued; its request, if any, has yet to be answered.
     Given {
         since: Instant,
         asks: Option<bool>,
@@ -25,9 +25,9 @@ enum Doing {
 #[derive(Debug, Clone, Copy)]
 enum Step {
     Enter(usize),
-    /// The question reaches Redis.
-    AcquireArgs(usize),
-    /// The answer reaches the thread.
+    /// The request reaches Redis.
+    Ask(usize),
+    /// The reply reaches the thread.
     Hear(usize),
     Leave(usize),
     Give(usize),
@@ -68,19 +68,19 @@ impl World {
         }
     }
 
-    fn line(&self) -> Vec<usize> {
-        let mut line: Vec<_> = (0..self.needs.len())
+    fn queue(&self) -> Vec<usize> {
+        let mut queue: Vec<_> = (0..self.needs.len())
             .filter_map(|t| match self.doing[t] {
                 Doing::Waits { ticket, .. } => Some((ticket, t)),
                 _ => None,
             })
             .collect();
-        line.sort_unstable();
-        line.into_iter().map(|(_, t)| t).collect()
+        queue.sort_unstable();
+        queue.into_iter().map(|(_, t)| t).collect()
     }
 
     fn take_back(&mut self, permits: u32, since: Instant) {
-        let line = self.line();
+        let queue = self.queue();
         let young = self.now - since < TENURE;
         let given = self.local_semaphore.give(permits, since, self.now);
         if self.closed {
@@ -94,7 +94,7 @@ impl World {
         // First come first, while they are enough, and within the tenure only.
         let mut left = permits;
         let mut expected = Vec::new();
-        for &t in line.iter().take_while(|_| young) {
+        for &t in queue.iter().take_while(|_| young) {
             if self.needs[t] > left {
                 break;
             }
@@ -103,7 +103,7 @@ impl World {
         }
         assert_eq!(given.to, expected);
         assert_eq!(given.back, left);
-        let first = line.get(expected.len()).copied();
+        let first = queue.get(expected.len()).copied();
         assert_eq!(
             given.first, first,
             "somebody else is first, or may ask again"
@@ -136,7 +136,7 @@ impl World {
             }
             return;
         }
-        let line = self.line();
+        let queue = self.queue();
         match (
             self.doing[t],
             self.local_semaphore
@@ -151,8 +151,8 @@ impl World {
                 }
             }
             (Doing::Waits { .. }, Granted::Kept { first }) => {
-                assert_eq!(line.first(), Some(&t), "only the first asks");
-                assert_eq!(first, line.get(1).copied());
+                assert_eq!(queue.first(), Some(&t), "only the first asks");
+                assert_eq!(first, queue.get(1).copied());
                 self.doing[t] = Doing::Has { since: self.now };
             }
             (Doing::Given { since, .. }, Granted::Surplus) => {
@@ -172,14 +172,14 @@ impl World {
 
     fn possible(&self) -> Vec<Step> {
         let mut steps = vec![Step::Tick];
-        let first = self.line().first().copied();
+        let first = self.queue().first().copied();
         for (t, doing) in self.doing.iter().enumerate() {
             match *doing {
                 Doing::Nothing if !self.closed => steps.push(Step::Enter(t)),
                 Doing::Nothing => {}
                 Doing::Waits { asks: None, .. } => {
                     if first == Some(t) && !self.closed {
-                        steps.push(Step::AcquireArgs(t));
+                        steps.push(Step::Ask(t));
                     }
                     steps.push(Step::Leave(t));
                 }
@@ -206,12 +206,12 @@ impl World {
         match step {
             Step::Tick => self.now += STEP,
             Step::Enter(t) => {
-                let stood = self.line().len();
+                let queued = self.queue().len();
                 let (ticket, first) = self.local_semaphore.enter(self.needs[t], t);
-                assert_eq!(first, stood == 0);
+                assert_eq!(first, queued == 0);
                 self.doing[t] = Doing::Waits { ticket, asks: None };
             }
-            Step::AcquireArgs(t) => {
+            Step::Ask(t) => {
                 let asked = Some(self.ask(t));
                 match &mut self.doing[t] {
                     Doing::Waits { asks, .. } => *asks = asked,
@@ -231,11 +231,11 @@ impl World {
                 _ => unreachable!(),
             },
             Step::Leave(t) => {
-                let line = self.line();
+                let queue = self.queue();
                 let left = self.local_semaphore.withdraw(self.ticket(t));
                 match std::mem::replace(&mut self.doing[t], Doing::Nothing) {
                     Doing::Waits { .. } => {
-                        let next = line.get(1).copied().filter(|_| line[0] == t);
+                        let next = queue.get(1).copied().filter(|_| queue[0] == t);
                         assert_eq!(left, Some(next));
                     }
                     Doing::Given { since, .. } => {
@@ -295,9 +295,9 @@ impl World {
             self.server + self.elsewhere + self.forgotten + out + on_the_way,
             self.total
         );
-        let free = self.line().is_empty() && out == 0;
+        let free = self.queue().is_empty() && out == 0;
         assert_eq!(self.local_semaphore.is_free(), free);
-        match self.line().len() {
+        match self.queue().len() {
             0 => assert!(!self.local_semaphore.has_waiters()),
             1 => {} // it may be asking for the first time
             _ => assert!(self.local_semaphore.has_waiters()),
@@ -389,7 +389,7 @@ fn after_a_tenure_permits_go_back_and_others_go_first() {
     local_semaphore.released(7, now + TENURE);
     assert_eq!(local_semaphore.yield_after(now + TENURE), Some(7));
     assert_eq!(local_semaphore.yield_after(now + TENURE), None);
-    // A reign that has just begun, and one that is long over, offer nothing.
+    // A cohort that has just started does not yield, nor does one that is long over.
     assert_eq!(
         local_semaphore.granted(None, 1, now),
         Granted::Kept { first: None }
@@ -425,7 +425,7 @@ fn who_wants_less_than_was_refused_asks() {
 }
 
 #[test]
-fn the_first_in_line_waits_once_there_is_too_little_for_it() {
+fn the_first_in_the_queue_waits_once_there_is_too_little_for_it() {
     let now = Instant::now();
     let mut local_semaphore: LocalSemaphore<&str, ()> = LocalSemaphore::new(TENURE);
     assert_eq!(
