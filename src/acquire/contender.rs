@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use crate::acquire::fair::Queued;
 use crate::acquire::guard::GuardInner;
 use crate::acquire::listening::Listening;
-use crate::acquire::spec::{LockSpec, Terms};
+use crate::acquire::spec::{HoldParams, LockSpec};
 use crate::acquire::wait_mode::WaitMode;
 use crate::acquire::writer_preference::Reader;
 use crate::acquire::{self, Busy, NoReply, Outcome, Reply, Strategy, quorum, yielding};
@@ -74,7 +74,7 @@ impl Way {
 pub(crate) struct Contender<'a> {
     lock: &'a LockSpec,
     entry: Arc<Entry>,
-    terms: Terms,
+    params: HoldParams,
     wait: WaitMode,
     /// The exclusive hold below which a shared one is taken.
     under: Option<Arc<Hold>>,
@@ -96,7 +96,7 @@ impl Drop for Contender<'_> {
         if self.is_granted {
             return;
         }
-        // Before others are woken, or it would keep them out.
+        // Before others are woken: readers must not yield to a writer that is gone.
         self.withdraw_intent();
         let mut state = self.entry.lock();
         state.forget_contender(self.listening.known_waiter());
@@ -114,7 +114,7 @@ impl<'a> Contender<'a> {
     pub(crate) fn new(
         lock: &'a LockSpec,
         entry: Arc<Entry>,
-        terms: Terms,
+        params: HoldParams,
         wait: WaitMode,
         queued: Option<Arc<Waiter>>,
         under: Option<Arc<Hold>>,
@@ -124,7 +124,7 @@ impl<'a> Contender<'a> {
             way: Way::of(lock, &entry, wait),
             lock,
             entry,
-            terms,
+            params,
             wait,
             under,
             start,
@@ -157,7 +157,7 @@ impl<'a> Contender<'a> {
         let (attempt, hold) = self.question();
         match self.session().connection.send_ahead(attempt) {
             Some(ahead) => self.ahead = Some((ahead, hold)),
-            // Nothing was sent under its number.
+            // Nothing was sent with its number.
             None => {
                 if let Way::Queued(queued) = &mut self.way {
                     queued.is_unanswered(false);
@@ -187,7 +187,7 @@ impl<'a> Contender<'a> {
                 None => yielding::FOR_UNNOTIFIED,
             };
             if deadline.has_passed(Instant::now() + 2 * span) {
-                // Whoever has no time for the pause had better ask.
+                // Without time for the pause it asks at once.
                 return Ok(false);
             }
             span
@@ -211,7 +211,7 @@ impl<'a> Contender<'a> {
 
     /// One question to Redis, the first or a later one of an attempt.
     fn question(&mut self) -> (Attempt, Arc<Hold>) {
-        let (session, terms, mode) = (self.session(), self.terms, self.lock.mode);
+        let (session, params, mode) = (self.session(), self.params, self.lock.mode);
         let tokens = self.tokens();
         let number = match &mut self.way {
             Way::Queued(queued) => queued.next_number(session),
@@ -228,7 +228,7 @@ impl<'a> Contender<'a> {
         };
         let request = self.entry.protocol.acquire(&AcquireArgs {
             owner: &owner,
-            lease: terms.ttl,
+            lease: params.ttl,
             mode,
             under: self.under.as_ref().map(|hold| &*hold.owner),
             yields: match &self.way {
@@ -246,8 +246,8 @@ impl<'a> Contender<'a> {
             mode,
             number,
             owner,
-            terms.lease,
-            terms.ttl,
+            params.lease,
+            params.ttl,
         ));
         let undo = Some(Arc::clone(&hold) as Arc<dyn Undo>);
         (Attempt { request, undo }, hold)
@@ -306,7 +306,7 @@ impl<'a> Contender<'a> {
                     hold.has_tokens(first, last);
                 }
                 if let Some(left) = seen.and_then(|seen| seen.left) {
-                    // Others keep the lock for no longer, and may shorten it to that again.
+                    // Other clients keep the key for no longer than that, and may shorten it to that again.
                     hold.lock_was_shortened(Some(left));
                 }
                 Ok(Reply::Granted((hold, answer.sent_at)))
@@ -324,19 +324,19 @@ impl<'a> Contender<'a> {
         }
     }
 
-    /// Gives up the place in the queue that Redis keeps, unless the grant has taken it cleanly.
+    /// Gives up the place in the queue that Redis keeps, unless the grant has certainly removed it.
     fn leave_queue(&mut self) {
         let Way::Queued(queued) = &self.way else {
             return;
         };
-        if queued.may_stand(self.is_granted)
+        if queued.may_have_place(self.is_granted)
             && let Some(request) = self.entry.protocol.leave(&queued.ticket)
         {
             self.session().connection.send_deferred(Deferred {
                 request,
                 terms: DeferredTerms {
                     name: Arc::clone(&self.entry.name),
-                    // A frozen server carries the question out when it thaws, and the place begins only then.
+                    // A frozen server executes the request when it resumes, and the place begins only then.
                     useful_until: Instant::now() + UNDO_FOR,
                     undo: true,
                     for_good: false,
@@ -352,9 +352,9 @@ impl<'a> Contender<'a> {
     }
 
     fn granted(mut self, hold: Arc<Hold>, sent_at: Instant) -> Result<GuardInner> {
-        let (session, entry, terms) = (self.session(), Arc::clone(&self.entry), self.terms);
+        let (session, entry, params) = (self.session(), Arc::clone(&self.entry), self.params);
         let now = Instant::now();
-        // If it was lost to somebody else meanwhile, that is for its guard to tell.
+        // If it was lost to somebody else meanwhile, its guard reports that.
         if now >= hold.valid_until() {
             // Too late to be of use, and perhaps somebody else's by now.
             session.give_back(&hold);
@@ -368,7 +368,7 @@ impl<'a> Contender<'a> {
             return Err(Error::Closed);
         }
         self.is_granted = true;
-        // At once, or readers would go on letting this writer go first.
+        // At once: readers yield to this writer for as long as they see its intent.
         self.withdraw_intent();
         if let Some(subscription) = self.listening.take_subscription() {
             subscription.end_soon();
@@ -379,7 +379,8 @@ impl<'a> Contender<'a> {
         if self.lock.mode == Mode::Shared {
             state.let_in(now, session.waiter_lease);
         }
-        // Threads that contend each for itself find out before the watchdog what a hold of their process has come to.
+        // Where Redis keeps the queue, several threads of a process contend, and a grant to one shows before the watchdog
+        // does that an earlier hold of the process is over.
         let displaced = match entry.protocol.kind().order {
             Order::Server => state.lock.holds().next().cloned(),
             Order::Local => None,
@@ -388,7 +389,7 @@ impl<'a> Contender<'a> {
             .as_ref()
             .is_some_and(|other| other.is_later_than(&hold))
         {
-            // Taken away before we could sit down, and granted to another of our threads.
+            // Taken away before it was recorded, and granted to another thread of this process.
             self.is_granted = false;
             drop(state);
             hold.end();
@@ -397,10 +398,10 @@ impl<'a> Contender<'a> {
             return Err(self.lock.lost(LossReason::TakenOver));
         }
         let next = state.lock.granted(
-            terms.thread,
+            params.thread,
             self.lock.mode,
             Arc::clone(&hold),
-            terms.lease,
+            params.lease,
             now,
         );
         state.tell(&next);
@@ -415,11 +416,11 @@ impl<'a> Contender<'a> {
             session.lose(&displaced, reason);
         }
         if !hold.is_held() {
-            // Lost before the lock knew of it.
+            // Lost before the local lock had it.
             entry.lost(&hold);
         }
         session.counters.acquired.add(1);
-        Ok(GuardInner::new(self.lock, hold, terms.thread))
+        Ok(GuardInner::new(self.lock, hold, params.thread))
     }
 }
 
@@ -440,7 +441,7 @@ impl Strategy for Contender<'_> {
                 servers,
                 self.lock,
                 &self.entry,
-                self.terms,
+                self.params,
                 self.wait,
                 until,
             )?,
@@ -477,7 +478,7 @@ impl Strategy for Contender<'_> {
     fn begins_to_wait(&mut self, waiter: &Arc<Waiter>) {
         self.entry.lock().contenders.push(Arc::clone(waiter));
         if let Way::Writer(intent) = &mut self.way {
-            // Before it listens for a release, so that this is confirmed before; nothing is ever announced there.
+            // Before the subscription to releases, so that readers see it by the time that one is confirmed.
             let writers = self.entry.protocol.writers();
             let subscriber = &self.lock.session().subscriber;
             *intent = writers.map(|writers| subscriber.subscribe(writers, &Waiter::new()));
@@ -487,7 +488,7 @@ impl Strategy for Contender<'_> {
     fn park_for(&mut self, cap: Duration) -> Duration {
         match &mut self.way {
             Way::Notified | Way::Writer(_) | Way::Reader(_) => time::jittered(cap),
-            // Asking is what keeps the place.
+            // The place is kept alive by asking.
             Way::Queued(_) => time::jittered(cap.min(self.lock.session().waiter_lease / 3)),
             Way::Spin(back_off) => time::jittered(back_off.next()),
             Way::Quorum => quorum::pause(),

@@ -1,4 +1,4 @@
-//! How far a thread comes by the local lock of a name, before Redis is asked.
+//! What a thread gets from the local lock of a name before Redis is asked.
 //!
 //! ```text
 //!   enter ─► the thread holds it ─► one more hold, renewed first if its lease is fixed
@@ -15,7 +15,7 @@ use std::time::Instant;
 use crate::acquire::Outcome;
 use crate::acquire::contender::Contender;
 use crate::acquire::guard::GuardInner;
-use crate::acquire::spec::{LockSpec, Terms};
+use crate::acquire::spec::{HoldParams, LockSpec};
 use crate::acquire::wait_mode::WaitMode;
 use crate::error::{LossReason, Result};
 use crate::hold::entry::wake;
@@ -27,7 +27,7 @@ use crate::protocol::owner;
 use crate::protocol::script::Renewed;
 use crate::time::Deadline;
 
-/// How far a thread has come without a question to Redis.
+/// What a thread has got without asking Redis.
 pub(crate) enum Pending<'a> {
     Held(GuardInner),
     /// A thread of this process is before it, or the time was up.
@@ -60,15 +60,15 @@ impl LockSpec {
             Pending::Contends(contender) => contender.run(),
         });
         if !matches!(outcome, Ok(Outcome::Granted(_))) {
-            // The lock may be idle now, and nobody else comes to see.
+            // The lock may be idle now, and no release will notice.
             self.session().watchdog.housekeep_soon();
         }
         outcome
     }
 
-    /// Comes as far as it can without a question to Redis.
+    /// Takes what the local lock gives, without asking Redis.
     pub(crate) fn enter(&self, wait: WaitMode) -> Result<Pending<'_>> {
-        let (lease, ttl) = self.terms()?;
+        let (lease, ttl) = self.lease_policy()?;
         let session = self.session();
         let entry = session.registry.get(self.kind, &self.id)?;
         if self.must_stop(wait) {
@@ -86,7 +86,7 @@ impl LockSpec {
         }
 
         let thread = owner::this_thread();
-        let terms = Terms { lease, ttl, thread };
+        let params = HoldParams { lease, ttl, thread };
         loop {
             let now = Instant::now();
             let waiter = OnceCell::new();
@@ -109,7 +109,7 @@ impl LockSpec {
                 }
                 Entered::Contend { start, under } => {
                     drop(state);
-                    let contender = Contender::new(self, entry, terms, wait, None, under, start);
+                    let contender = Contender::new(self, entry, params, wait, None, under, start);
                     return Ok(Pending::Contends(contender));
                 }
                 Entered::Joined(hold) => {
@@ -147,7 +147,7 @@ impl LockSpec {
                         Some(Wakeup::Contend(start)) => {
                             let waiter = Some(Arc::clone(waiter));
                             let contender =
-                                Contender::new(self, entry, terms, wait, waiter, None, start);
+                                Contender::new(self, entry, params, wait, waiter, None, start);
                             return Ok(Pending::Contends(contender));
                         }
                         Some(Wakeup::Failed(error)) => return Err(error()),
@@ -167,7 +167,7 @@ impl LockSpec {
                         return Err(self.would_deadlock());
                     }
                     if matches!(its, LeasePolicy::Renewed { .. }) {
-                        // Free of charge: whoever renews it, renews it for this hold too.
+                        // Needs no request: the watchdog renews it for this hold as well.
                         state.lock.reenter(thread, &hold, its);
                         drop(state);
                         session.counters.reentered.add(1);
@@ -179,7 +179,7 @@ impl LockSpec {
                         )));
                     }
                     drop(state);
-                    match self.renew_to_reenter(&entry, &hold, terms, count + 1, wait)? {
+                    match self.renew_to_reenter(&entry, &hold, params, count + 1, wait)? {
                         Reentered::Yes => {
                             session.counters.reentered.add(1);
                             return Ok(Pending::Held(GuardInner::reentered(
@@ -223,7 +223,7 @@ impl LockSpec {
         &self,
         entry: &Entry,
         hold: &Arc<Hold>,
-        terms: Terms,
+        params: HoldParams,
         count: u32,
         wait: WaitMode,
     ) -> Result<Reentered> {
@@ -231,9 +231,10 @@ impl LockSpec {
         let budget = wait.budget(Instant::now(), session.response_timeout);
         let until = budget.until;
         let stop = || self.must_stop(wait);
-        let asked = session
-            .backing(hold)
-            .renew(hold, terms.lease, terms.ttl, count, until, &stop);
+        let asked =
+            session
+                .backing(hold)
+                .renew(hold, params.lease, params.ttl, count, until, &stop);
         let (renewed, sent_at) = match asked {
             Ok(answer) => answer,
             Err(NotRenewed::Late(_)) if budget.callers => return Ok(Reentered::TooLate),
@@ -243,14 +244,14 @@ impl LockSpec {
         let in_time = hold.is_valid(Instant::now());
         let reason = match renewed {
             Renewed::Yes => {
-                if entry.lock().lock.reenter(terms.thread, hold, terms.lease) {
+                if entry.lock().lock.reenter(params.thread, hold, params.lease) {
                     session.watchdog.arm(hold, hold.due_after(sent_at));
                     if hold.is_held() {
                         return Ok(Reentered::Yes);
                     }
                     entry.lost(hold);
                 }
-                // Outcome lost while the renewal was under way: Redis keeps it for a whole lease more.
+                // Lost while the renewal was under way: Redis keeps it for a whole lease more.
                 session.give_back(hold);
                 return Ok(Reentered::Lost);
             }
@@ -288,7 +289,7 @@ impl LockSpec {
             wake(next);
         }
         match waiter.called() {
-            // Called out of the queue at the last moment; whoever is called has to go on.
+            // Woken at the last moment: it was taken off the queue, so it has to go on.
             Some(called) => Ok(Some(called)),
             None => {
                 if self.must_stop(wait) {

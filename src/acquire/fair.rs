@@ -14,10 +14,10 @@ pub(crate) struct Queued {
     number: OwnerNumber,
     /// The name of the place: the owner of the first question. Later ones have other owners if need be.
     pub(crate) ticket: String,
-    /// A question under `number` is on its way, or may have been carried out without an answer.
+    /// A request with `number` is on its way, or may have been executed without an answer.
     is_spent: bool,
     state: PlaceState,
-    /// A question may have been carried out without an answer, and another was asked.
+    /// A request may have been executed without an answer, and another was sent.
     is_doubtful: bool,
 }
 
@@ -56,19 +56,19 @@ impl Queued {
         self.is_spent = may_have_run;
     }
 
-    /// The last question was answered, and nothing under its number is on its way any more.
+    /// The last question was answered, and no request with its number is on its way any more.
     pub(crate) fn is_answered(&mut self, state: PlaceState) {
         self.state = state;
         self.is_spent = false;
     }
 
     /// Whether there may be a place to be given up.
-    pub(crate) fn may_stand(&self, granted: bool) -> bool {
+    pub(crate) fn may_have_place(&self, granted: bool) -> bool {
         if granted {
-            // The grant has taken the place, unless an earlier question comes to be carried out yet.
+            // The grant has removed the place, unless Redis executes an earlier request later on.
             return self.is_doubtful;
         }
-        // Without a connection questions are made and not sent.
+        // Without a connection a request is built but not sent.
         self.state != PlaceState::Never || self.is_spent || self.is_doubtful
     }
 }

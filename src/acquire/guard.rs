@@ -105,7 +105,7 @@ impl GuardInner {
         self.shared.session.backing(&self.hold).nodes_held()
     }
 
-    /// A shared hold of the same thread, on the same terms; `None` if somebody else was in the way.
+    /// A shared hold of the same thread, with the same lease; `None` if somebody else was in the way.
     pub(crate) fn below(&self) -> Result<Option<Self>> {
         LockSpec::like(&self.shared, &self.hold)
             .sharing()
@@ -122,7 +122,7 @@ impl GuardInner {
         self.lost_by(reason)
     }
 
-    /// Gives this hold back and waits for Redis to say so.
+    /// Gives this hold back and waits for Redis to confirm it.
     pub(crate) fn unlock(self) -> Result<()> {
         let until = Instant::now() + self.shared.session.response_timeout;
         self.begin_unlock()?.finish(until)
@@ -213,7 +213,7 @@ impl GuardInner {
             Left::Gone => {
                 drop(state);
                 session.watchdog.housekeep_soon();
-                // The lock has forgotten it, so nobody else would end it; other guards of it hear of that.
+                // The local lock no longer has it, so nobody else would end it; its other guards are notified.
                 let taken = hold.is_held();
                 if taken {
                     session.lose(hold, LossReason::TakenOver);

@@ -18,19 +18,19 @@ const ASKING: &str = "asking for a latch";
 /// A thread that waits for a latch. Nothing is held, so there is nothing to be undone.
 pub(crate) struct LatchWait<'a> {
     spec: &'a LockSpec,
-    mode: WaitMode,
+    wait: WaitMode,
     entry: Arc<Entry>,
     came_for: Option<Vec<u8>>,
     listening: Listening,
 }
 
 impl<'a> LatchWait<'a> {
-    pub(crate) fn new(spec: &'a LockSpec, mode: WaitMode) -> Result<Self> {
+    pub(crate) fn new(spec: &'a LockSpec, wait: WaitMode) -> Result<Self> {
         let entry = spec.unregistered_entry()?;
-        spec.check_going(mode)?;
+        spec.check_going(wait)?;
         Ok(Self {
             spec,
-            mode,
+            wait,
             entry,
             came_for: None,
             listening: Listening::default(),
@@ -54,7 +54,7 @@ impl<'a> LatchWait<'a> {
             request: request.clone(),
             undo: None,
         };
-        let stop = || self.spec.must_stop(self.mode);
+        let stop = || self.spec.must_stop(self.wait);
         let connection = &self.spec.session().connection;
         let answer = connection.call(until, &stop, None, &mut attempt)?;
         let state = script::latch_state(answer.value)
@@ -98,7 +98,7 @@ impl Drop for LatchWait<'_> {
 
 /// Whether the round is over that a waiter `came_for`, which is the one that it first sees.
 ///
-/// A mark that is gone says nothing, and the next one will be another than it was.
+/// A mark that is gone proves nothing: the next one will differ from it anyway.
 fn is_over(came_for: &mut Option<Vec<u8>>, seen: LatchState) -> bool {
     match (seen, &came_for) {
         (LatchState::Open, _) => true,

@@ -24,18 +24,18 @@ pub(crate) fn take(
     spec: &LockSpec,
     entry: &Arc<Entry>,
     count: usize,
-    mode: WaitMode,
+    wait: WaitMode,
 ) -> Result<Option<Vec<Arc<Hold>>>> {
-    let (lease, ttl) = spec.terms()?;
+    let (lease, ttl) = spec.lease_policy()?;
     let session = spec.session();
-    spec.check_going(mode)?;
+    spec.check_going(wait)?;
     session.start_watchdog()?;
-    let turn = match mode {
+    let turn = match wait {
         WaitMode::Until(deadline) => match Turn::wait(spec, deadline)? {
             None => return Ok(None),
             turn => turn,
         },
-        // Whoever wants many would wait for ever if those who try passed by.
+        // A request for many would starve if single attempts overtook it.
         _ if Turn::is_waited_for(spec) => return Ok(None),
         _ => None,
     };
@@ -43,7 +43,7 @@ pub(crate) fn take(
     let listening = turn.as_ref().map(Turn::listening).unwrap_or_default();
     let mut strategy = LeasedPermits {
         spec,
-        mode,
+        wait,
         entry,
         count,
         lease,
@@ -51,13 +51,13 @@ pub(crate) fn take(
         listening,
         turn,
     };
-    acquire::acquire(&mut strategy, spec, mode).map(Outcome::granted)
+    acquire::acquire(&mut strategy, spec, wait).map(Outcome::granted)
 }
 
 /// A thread that asks for permits. Threads of one process ask one after another; one that does not wait has no turn.
 struct LeasedPermits<'a> {
     spec: &'a LockSpec,
-    mode: WaitMode,
+    wait: WaitMode,
     entry: &'a Arc<Entry>,
     count: usize,
     lease: LeasePolicy,
@@ -135,7 +135,7 @@ impl Strategy for LeasedPermits<'_> {
                 undo: Some(Arc::clone(&batch) as Arc<dyn Undo>),
             }
         };
-        let stop = || self.spec.must_stop(self.mode);
+        let stop = || self.spec.must_stop(self.wait);
         let answer = connection.call(until, &stop, None, &mut attempt)?;
         match script::permits_acquired(answer.value) {
             Ok(PermitsAcquired::Taken { ends_at }) => {
@@ -184,7 +184,7 @@ impl Drop for LeasedPermits<'_> {
     }
 }
 
-/// Permits that are asked for together, and given back together if nobody knows what became of that.
+/// Permits that are asked for together, and given back together if the outcome is unknown.
 struct Batch {
     entry: Arc<Entry>,
     ttl: Duration,
@@ -197,7 +197,7 @@ impl Batch {
             request: permits::release(&*self.entry.protocol, &self.ids),
             terms: DeferredTerms {
                 name: Arc::clone(&self.entry.name),
-                // A frozen server carries the acquire out when it thaws, and the lease begins only then.
+                // A frozen server executes the acquire when it resumes, and the lease begins only then.
                 useful_until: Instant::now() + self.ttl.max(UNDO_FOR),
                 undo: true,
                 for_good: false,

@@ -38,7 +38,7 @@ impl Listening {
         self.waiter.get_or_insert_with(Waiter::new)
     }
 
-    /// The waiter, if somebody may know it.
+    /// The waiter, if there is one that others may know.
     pub(crate) fn known_waiter(&self) -> Option<&Arc<Waiter>> {
         self.waiter.as_ref()
     }
@@ -68,19 +68,19 @@ impl Listening {
         channel: Option<Arc<str>>,
     ) {
         self.on = Some(place);
-        // First, or the signal would say of either that it is confirmed.
+        // Before the next one begins: the signal does not say which of two is confirmed.
         drop(self.subscription.take());
         let waiter = Arc::clone(self.waiter());
         self.subscription = channel.map(|channel| session.subscriber.subscribe(&channel, &waiter));
     }
 
-    /// Whether the server lets us listen.
-    pub(crate) fn is_told(&self) -> bool {
+    /// Whether messages can arrive: the server has not refused the subscription.
+    pub(crate) fn is_notified(&self) -> bool {
         let subscription = self.subscription.as_ref();
         subscription.is_some_and(|subscription| !subscription.is_refused())
     }
 
-    /// The longest that one who has parked so often may park without asking.
+    /// How long a thread that has `parked` so often may park at most before it asks again.
     pub(crate) fn poll_cap(&self, parked: u32) -> Duration {
         let subscription = self.subscription.as_ref();
         subscription.map_or(POLL_CAP_UNHEARD, |its| its.poll_cap(parked))
@@ -95,7 +95,7 @@ impl Listening {
         self.subscription.take()
     }
 
-    /// What it waited for is there: whoever goes on with that need not write UNSUBSCRIBE first.
+    /// What it waited for is there: the thread goes on with that, without writing UNSUBSCRIBE first.
     pub(crate) fn leave(&mut self) {
         if let Some(subscription) = self.subscription.take() {
             subscription.leave();

@@ -15,10 +15,10 @@
 //!
 //! - *ready?* A thread of this process may hand over what it has, then Redis is not asked. After the tenure others go first.
 //! - *ask.* [`Budget`](crate::time::Budget) says how long the question may take and what it means that there is no answer.
-//! - *listen.* A message is a hint and never a grant: whoever has subscribed asks again once the server has confirmed
-//!   that, since a release may have come before.
-//! - *park.* Until a message comes, the lease of whoever is in the way ends, or the poll cap: messages can be lost. What
-//!   nobody announces has a pause instead.
+//! - *listen.* A message is a hint and never a grant: a thread that has subscribed asks again once that is confirmed,
+//!   since a release may have come before.
+//! - *park.* Until a message comes, the lease of the present holder ends, or the poll cap is over, since messages can be
+//!   lost. Where nothing is announced it is a pause.
 //!
 //! What differs between the ways of waiting is a [`Strategy`].
 
@@ -91,12 +91,12 @@ pub(crate) enum Outcome<G> {
     Granted(G),
     /// Somebody else had it when Redis was asked last.
     Busy(Busy),
-    /// The time was up before there was an answer; what it may have brought is being undone.
+    /// Time was up before there was an answer; what it may have granted is being undone.
     TooLate,
 }
 
 impl<G> Outcome<G> {
-    /// For callers to whom all that matters is whether it was in time.
+    /// For callers that need not know why nothing was granted.
     pub(crate) fn granted(self) -> Option<G> {
         match self {
             Self::Granted(grant) => Some(grant),
@@ -113,7 +113,7 @@ pub(crate) trait Strategy {
     /// What it does, for errors.
     const DOING: &'static str;
 
-    /// Whether a grant that no message announced means that one was lost. Permits that end announce nothing.
+    /// Whether a grant without a message means that the message was lost. Permits that expire send none.
     const IS_ANNOUNCED: bool = true;
 
     /// What a thread of this process has handed over to this one.
@@ -121,7 +121,7 @@ pub(crate) trait Strategy {
         Ok(None)
     }
 
-    /// Whether that has happened; then nobody waits for what Redis says.
+    /// Whether that has happened: then Redis's answer is not waited for.
     fn is_handed_over(&self) -> bool {
         false
     }
@@ -131,7 +131,7 @@ pub(crate) trait Strategy {
         Ok(true)
     }
 
-    /// Whether a thread of this process has something to say, for which nobody parks.
+    /// Whether a wakeup by a thread of this process has not been read yet: then there is no reason to park.
     fn has_news(&self) -> bool {
         false
     }
@@ -150,7 +150,7 @@ pub(crate) trait Strategy {
         Ok(())
     }
 
-    /// It begins to wait: whoever closes the client, or has news in this process, must know `waiter`.
+    /// The wait begins: the closing of the client and other threads of this process must be able to reach `waiter`.
     fn begins_to_wait(&mut self, waiter: &Arc<Waiter>);
 
     /// How long to park at most: `cap` for one whose subscription promises that much.
@@ -158,18 +158,19 @@ pub(crate) trait Strategy {
         time::jittered(cap)
     }
 
-    /// Redis was out of reach for the whole response timeout: those who wait behind this thread need not find out again.
+    /// Redis was unreachable for the whole response timeout: the threads queued behind this one get the error now, rather than
+    /// each after a timeout of its own.
     fn dismiss(&mut self, _failure: &Failure) {}
 }
 
-/// Asks until Redis grants it, or `mode` ends the wait.
+/// Asks until Redis grants it, or the time to wait is over.
 pub(crate) fn acquire<S: Strategy>(
     strategy: &mut S,
     spec: &LockSpec,
-    mode: WaitMode,
+    wait: WaitMode,
 ) -> Result<Outcome<S::Grant>> {
     let session = spec.session();
-    let deadline = mode.deadline();
+    let deadline = wait.deadline();
     let mut has_waited = strategy.listening().was_queued();
     let mut was_refused = false;
     let mut parked = 0;
@@ -178,7 +179,7 @@ pub(crate) fn acquire<S: Strategy>(
         if let Some(grant) = strategy.handed_over()? {
             return Ok(Outcome::Granted(grant));
         }
-        if spec.must_stop(mode) {
+        if spec.must_stop(wait) {
             return Err(spec.stopped());
         }
         let began = Instant::now();
@@ -190,7 +191,7 @@ pub(crate) fn acquire<S: Strategy>(
             continue;
         }
         let before = strategy.listening().heard();
-        let budget = mode.budget(began, session.response_timeout);
+        let budget = wait.budget(began, session.response_timeout);
         let busy = match strategy.ask(budget.until) {
             Ok(Reply::Granted(grant)) => {
                 if S::IS_ANNOUNCED && parked > 0 && !woken {
@@ -216,7 +217,7 @@ pub(crate) fn acquire<S: Strategy>(
             has_waited = true;
             continue;
         }
-        if !mode.asks_again() || deadline.has_passed(Instant::now()) {
+        if !wait.asks_again() || deadline.has_passed(Instant::now()) {
             return Ok(Outcome::Busy(busy));
         }
         if !std::mem::replace(&mut was_refused, true) {
@@ -230,7 +231,7 @@ pub(crate) fn acquire<S: Strategy>(
             Some(before) if !began_to_listen => before,
             _ => listening.now_heard(),
         };
-        if began_to_listen && seen.listening && listening.is_told() {
+        if began_to_listen && seen.listening && listening.is_notified() {
             // Confirmed already: not a park yet.
             continue;
         }
@@ -244,7 +245,7 @@ pub(crate) fn acquire<S: Strategy>(
             park = park.min(left + Duration::from_millis(1));
         }
         let until = deadline.or(Instant::now() + park);
-        let stop = || strategy.has_news() || spec.must_stop(mode);
+        let stop = || strategy.has_news() || spec.must_stop(wait);
         waiter.wait_to_hear(seen, until, &stop);
         let heard = waiter.heard();
         // A confirmation is no message, but what it leads to is no rescue either.

@@ -13,25 +13,23 @@ use crate::acquire::enter::Pending;
 use crate::acquire::guard::GuardInner;
 use crate::acquire::spec::{InTheWay, LockSpec};
 use crate::acquire::wait_mode::WaitMode;
-use crate::error::Loss;
-use crate::error::{Error, Result};
+use crate::error::{Error, Loss, Result};
 use crate::hold::loss::LossChannel;
 use crate::local::waiter::CancelToken;
 use crate::quorum::identity::{self, Identity};
-use crate::time;
-use crate::time::Deadline;
+use crate::time::{self, Deadline};
 
-/// The longest pause of one who has waited for a member and then found another with somebody else, so that two do not go on
-/// taking them from each other.
+/// The longest pause of a thread that waited for one member and then found another one held, so that two threads do not go on
+/// taking members from each other.
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// For how long one who has all members before it goes on asking for one that was taken a moment ago; four round trips if
+/// How long a thread goes on asking for a member that was taken a moment ago, if it has all before it; four round trips if
 /// that is longer.
 ///
-/// Who took it may have been refused an earlier one, and then gives it back as soon as it hears of that.
+/// The holder may have been refused an earlier member, and then releases this one as soon as it gets that answer.
 const UNDECIDED: Duration = Duration::from_millis(250);
 
-/// The first and the longest pause before it asks for it again.
+/// The first and the longest pause between these questions.
 const AGAIN: (Duration, Duration) = (Duration::from_micros(250), Duration::from_millis(5));
 
 /// What went wrong with members, by place.
@@ -44,7 +42,7 @@ pub(crate) struct Members {
     parts: Vec<LockSpec>,
     /// The places of those that have one key, and different servers if their addresses are not those of one.
     namesakes: Arc<[Vec<usize>]>,
-    /// Some were with somebody else when they were asked for last.
+    /// Some were held by others at the last attempt.
     contended: Arc<AtomicBool>,
     /// The names one by one, once a node of a cluster has said that no script of its own can have them all.
     apart: Arc<OnceLock<Self>>,
@@ -125,23 +123,23 @@ impl Members {
         }
     }
 
-    pub(crate) fn acquire(&self, patience: WaitMode) -> Result<Option<MultiGuardInner>> {
-        self.ask(|members| members.acquire_all(patience))
+    pub(crate) fn acquire(&self, wait: WaitMode) -> Result<Option<MultiGuardInner>> {
+        self.ask(|members| members.acquire_all(wait))
     }
 
-    fn acquire_all(&self, patience: WaitMode) -> Result<Option<MultiGuardInner>> {
+    fn acquire_all(&self, wait: WaitMode) -> Result<Option<MultiGuardInner>> {
         if let [alone] = &*self.parts {
-            let held = alone.acquire(patience)?;
+            let held = alone.acquire(wait)?;
             return Ok(held.map(|held| self.all(vec![held])));
         }
         for part in &self.parts {
-            part.check(patience)?;
+            part.check(wait)?;
         }
         let mut waited_for = None;
         let mut refusals = 0_u32;
-        self.check_servers(patience)?;
+        self.check_servers(wait)?;
         loop {
-            let place = match self.gather(waited_for, patience)? {
+            let place = match self.gather(waited_for, wait)? {
                 Gathered::All(held) => {
                     return match held.iter().find(|held| !held.is_valid()) {
                         Some(late) => Err(late.lost_error()),
@@ -151,21 +149,21 @@ impl Members {
                 Gathered::Busy(place) => place,
                 Gathered::TooLate => return Ok(None),
             };
-            let WaitMode::Until(deadline) = patience else {
+            let WaitMode::Until(deadline) = wait else {
                 return Ok(None);
             };
             refusals += 1;
             if refusals > 1 {
                 let until = deadline.or(Instant::now() + time::between(Duration::ZERO, PAUSE));
-                self.pause(until.saturating_duration_since(Instant::now()), patience)?;
+                self.pause(until.saturating_duration_since(Instant::now()), wait)?;
             }
             if deadline.has_passed(Instant::now()) {
                 return Ok(None);
             }
-            // One that was out of reach may have been asked by now.
-            self.check_servers(patience)?;
+            // A server that was unreachable may answer by now.
+            self.check_servers(wait)?;
             // With nothing held.
-            waited_for = match self.parts[place].acquire(patience) {
+            waited_for = match self.parts[place].acquire(wait) {
                 Ok(Some(held)) => Some((place, held)),
                 Ok(None) => return Ok(None),
                 Err(err) => return Err(self.failed(vec![(place, err)])),
@@ -174,8 +172,8 @@ impl Members {
     }
 
     /// Sleeps, unless it has to stop.
-    fn pause(&self, span: Duration, patience: WaitMode) -> Result<()> {
-        let stopped = || self.parts.iter().find(|part| part.must_stop(patience));
+    fn pause(&self, span: Duration, wait: WaitMode) -> Result<()> {
+        let stopped = || self.parts.iter().find(|part| part.must_stop(wait));
         time::sleep_unless(span, &|| stopped().is_some());
         match stopped() {
             Some(part) => Err(part.stopped()),
@@ -184,11 +182,11 @@ impl Members {
     }
 
     /// Whether members of one key are those of different servers, as far as these can be asked now.
-    fn check_servers(&self, patience: WaitMode) -> Result<()> {
+    fn check_servers(&self, wait: WaitMode) -> Result<()> {
         for places in &*self.namesakes {
             let until = Instant::now() + self.response_timeout();
             let sessions = places.iter().map(|place| self.parts[*place].session());
-            let servers = identity::of(sessions, patience.deadline().or(until));
+            let servers = identity::of(sessions, wait.deadline().or(until));
             for (at, server) in servers.iter().enumerate() {
                 if matches!(server, Identity::Master(_)) && servers[..at].contains(server) {
                     let part = &self.parts[places[at]];
@@ -206,14 +204,10 @@ impl Members {
     /// Asks for all members but the one that was waited for, all at once, and for one that may be free in a moment again.
     ///
     /// With free locks one of those who try at the same time gets them all: see [`next`].
-    fn gather(
-        &self,
-        waited_for: Option<(usize, GuardInner)>,
-        patience: WaitMode,
-    ) -> Result<Gathered> {
-        let round = self.round(patience);
+    fn gather(&self, waited_for: Option<(usize, GuardInner)>, wait: WaitMode) -> Result<Gathered> {
+        let round = self.round(wait);
         let mut held: Vec<Option<GuardInner>> = self.parts.iter().map(|_| None).collect();
-        // Who was refused lately begins with the first, and so takes nothing from others that it would only give back.
+        // After a refusal begin with the first member alone, so as not to take what would only be given back.
         let in_order = waited_for.is_none() && self.contended.load(Ordering::Relaxed);
         let mut only = in_order.then_some(0);
         if let Some((place, one)) = waited_for {
@@ -221,7 +215,7 @@ impl Members {
         }
         let mut goes_on_until = None;
         let mut pause = AGAIN.0;
-        // Whoever waited was refused before.
+        // A thread that has waited was refused before.
         let mut refused = held.iter().any(Option::is_some);
         loop {
             let began = Instant::now();
@@ -249,8 +243,8 @@ impl Members {
             held[kept..].iter_mut().for_each(|late| drop(late.take()));
             let now = Instant::now();
             let round_trip = now - began;
-            let span = match patience {
-                // It has its turn only once it listens, and giving back takes no longer than asking again.
+            let span = match wait {
+                // It gets its turn only once it listens, and a release takes no longer than another question.
                 WaitMode::Until(_) => 2 * round_trip,
                 _ => UNDECIDED.max(4 * round_trip),
             };
@@ -260,7 +254,7 @@ impl Members {
                 return Ok(Gathered::Busy(place));
             }
             let rest = ends.saturating_duration_since(now);
-            self.pause(time::between(pause / 2, pause).min(rest), patience)?;
+            self.pause(time::between(pause / 2, pause).min(rest), wait)?;
             pause = (pause * 2).min(AGAIN.1);
             only = Some(place);
         }
@@ -281,7 +275,7 @@ impl Members {
             }
             match part.enter(round) {
                 Ok(Pending::Busy) => {
-                    // Those after it would only be given back.
+                    // What is granted after it would only be given back.
                     refused = Some((place, InTheWay::Here));
                     break;
                 }
@@ -325,8 +319,8 @@ impl Members {
     }
 
     /// One attempt at every member, all of which end together.
-    fn round(&self, patience: WaitMode) -> WaitMode {
-        let (deadline, waits) = match patience {
+    fn round(&self, wait: WaitMode) -> WaitMode {
+        let (deadline, waits) = match wait {
             WaitMode::Until(deadline) => (deadline, true),
             _ => (Deadline::NEVER, false),
         };
@@ -338,7 +332,7 @@ impl Members {
         }
     }
 
-    /// That of the most patient client.
+    /// The longest of all clients.
     fn response_timeout(&self) -> Duration {
         let timeouts = self
             .parts
@@ -347,16 +341,16 @@ impl Members {
         timeouts.max().unwrap_or_default()
     }
 
-    /// What went wrong with members, each by its name; what concerns the whole call is told as it is.
+    /// What went wrong with members, each by its name; an error of the whole call is returned as it is.
     fn failed(&self, failures: Failures) -> Error {
-        let mut told = Vec::new();
+        let mut named = Vec::new();
         for (place, err) in failures {
             match err {
                 Error::Cancelled | Error::Closed | Error::WouldDeadlock { .. } => return err,
-                err => told.push((self.parts[place].name.to_string(), err)),
+                err => named.push((self.parts[place].name.to_string(), err)),
             }
         }
-        Error::Members { failures: told }
+        Error::Members { failures: named }
     }
 
     fn all(&self, held: Vec<GuardInner>) -> MultiGuardInner {
@@ -421,7 +415,7 @@ enum Asked {
 /// What came of asking for all members.
 enum Gathered {
     All(Vec<GuardInner>),
-    /// The first that is with somebody else; nothing is held.
+    /// The first that somebody else has; nothing is held.
     Busy(usize),
     /// The caller's time was up before all had answered.
     TooLate,
@@ -431,9 +425,9 @@ enum Gathered {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Next {
     Done,
-    /// Everything goes back: it has no claim on the others without the first.
+    /// All are released: without the first it may not keep the others.
     GiveUp,
-    /// This one is asked for again; those before it are kept, those after it go back.
+    /// This one is asked for again; those before it are kept, those after it are released.
     Again(usize),
 }
 
@@ -528,9 +522,9 @@ mod tests {
     const TRIES: usize = 3;
     const MEMBERS: usize = 3;
 
-    /// What is on its way between one who tries and one member; each has a server of its own.
+    /// What is on its way between a thread and a member; each member has a server of its own.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-    enum Protocol {
+    enum Request {
         Quiet,
         Asking,
         Granted,
@@ -552,7 +546,7 @@ mod tests {
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
     struct World {
         owner: [Option<usize>; MEMBERS],
-        wires: [[Protocol; MEMBERS]; TRIES],
+        requests: [[Request; MEMBERS]; TRIES],
         held: [[bool; MEMBERS]; TRIES],
         doing: [Doing; TRIES],
     }
@@ -564,7 +558,7 @@ mod tests {
         fn start(sets: [&[usize]; TRIES], in_order: [bool; TRIES]) -> Self {
             let mut world = Self {
                 owner: [None; MEMBERS],
-                wires: [[Protocol::Quiet; MEMBERS]; TRIES],
+                requests: [[Request::Quiet; MEMBERS]; TRIES],
                 held: [[false; MEMBERS]; TRIES],
                 doing: [Doing::GaveUp; TRIES],
             };
@@ -580,10 +574,10 @@ mod tests {
             self.doing[one] = only.map_or(Doing::Asks, Doing::AsksFor);
             for (place, member) in set.iter().enumerate() {
                 if !self.held[one][*member] && only.is_none_or(|only| only == place) {
-                    let protocol = &mut self.wires[one][*member];
-                    *protocol = match protocol {
-                        Protocol::GivingBack => Protocol::AskingAgain,
-                        _ => Protocol::Asking,
+                    let request = &mut self.requests[one][*member];
+                    *request = match request {
+                        Request::GivingBack => Request::AskingAgain,
+                        _ => Request::Asking,
                     };
                 }
             }
@@ -591,20 +585,20 @@ mod tests {
 
         /// The server of `member` carries out what `one` has sent first.
         fn serve(mut self, one: usize, member: usize) -> Option<Self> {
-            let (protocol, owner) = (&mut self.wires[one][member], &mut self.owner[member]);
-            *protocol = match protocol {
-                Protocol::Asking if owner.is_none() => {
+            let (request, owner) = (&mut self.requests[one][member], &mut self.owner[member]);
+            *request = match request {
+                Request::Asking if owner.is_none() => {
                     *owner = Some(one);
-                    Protocol::Granted
+                    Request::Granted
                 }
-                Protocol::Asking => Protocol::Refused,
-                Protocol::GivingBack => {
+                Request::Asking => Request::Refused,
+                Request::GivingBack => {
                     *owner = None;
-                    Protocol::Quiet
+                    Request::Quiet
                 }
-                Protocol::AskingAgain => {
+                Request::AskingAgain => {
                     *owner = None;
-                    Protocol::Asking
+                    Request::Asking
                 }
                 _ => return None,
             };
@@ -614,19 +608,19 @@ mod tests {
         /// All answers have come: what the thread does then.
         fn go_on(mut self, one: usize, set: &[usize], rule: Rule) -> Option<Self> {
             let waits =
-                |protocol: &Protocol| matches!(protocol, Protocol::Asking | Protocol::AskingAgain);
+                |request: &Request| matches!(request, Request::Asking | Request::AskingAgain);
             if matches!(self.doing[one], Doing::Has | Doing::GaveUp)
-                || self.wires[one].iter().any(waits)
+                || self.requests[one].iter().any(waits)
             {
                 return None;
             }
             let mut refused = false;
             for member in set {
-                let protocol = &mut self.wires[one][*member];
-                self.held[one][*member] |= *protocol == Protocol::Granted;
-                refused |= *protocol == Protocol::Refused;
-                if matches!(protocol, Protocol::Granted | Protocol::Refused) {
-                    *protocol = Protocol::Quiet;
+                let request = &mut self.requests[one][*member];
+                self.held[one][*member] |= *request == Request::Granted;
+                refused |= *request == Request::Refused;
+                if matches!(request, Request::Granted | Request::Refused) {
+                    *request = Request::Quiet;
                 }
             }
             let held: Vec<bool> = set.iter().map(|member| self.held[one][*member]).collect();
@@ -647,7 +641,7 @@ mod tests {
             };
             for member in &set[kept..] {
                 if std::mem::take(&mut self.held[one][*member]) {
-                    self.wires[one][*member] = Protocol::GivingBack;
+                    self.requests[one][*member] = Request::GivingBack;
                 }
             }
             if let Next::Again(place) = rule(&held) {

@@ -30,15 +30,15 @@ pub(crate) fn take(
     spec: &LockSpec,
     entry: &Arc<Entry>,
     permits: u32,
-    mode: WaitMode,
+    wait: WaitMode,
 ) -> Result<Option<Instant>> {
     let session = spec.session();
     // First, so that either closing waits for this thread or it is notified.
     let _contending = session.contending();
-    spec.check_going(mode)?;
+    spec.check_going(wait)?;
     session.start_watchdog()?;
-    let taken = Permits::enter(spec, entry, permits, mode).and_then(|entered| match entered {
-        Some(mut strategy) => acquire::acquire(&mut strategy, spec, mode).map(Outcome::granted),
+    let taken = Permits::enter(spec, entry, permits, wait).and_then(|entered| match entered {
+        Some(mut strategy) => acquire::acquire(&mut strategy, spec, wait).map(Outcome::granted),
         None => Ok(None),
     });
     if !matches!(taken, Ok(Some(_))) {
@@ -51,12 +51,12 @@ pub(crate) fn take(
 /// its place in the queue.
 struct Permits<'a> {
     spec: &'a LockSpec,
-    mode: WaitMode,
+    wait: WaitMode,
     entry: &'a Arc<Entry>,
     permits: u32,
     /// None for one that does not wait.
     place: Option<Arc<Place<Wakeup>>>,
-    /// None once it is known to be in the queue no more.
+    /// None once it is known to have left the queue.
     ticket: Option<u64>,
     listening: Listening,
     is_watched: bool,
@@ -66,16 +66,16 @@ struct Permits<'a> {
 
 impl<'a> Permits<'a> {
     /// Gets into the queue and waits there until it is the first; `None` if that was not in time. One that does not wait
-    /// must not overtake those in the queue, or one who wants many could wait for ever.
+    /// must not overtake those in the queue, or a request for many could starve.
     fn enter(
         spec: &'a LockSpec,
         entry: &'a Arc<Entry>,
         permits: u32,
-        mode: WaitMode,
+        wait: WaitMode,
     ) -> Result<Option<Self>> {
         let mut one = Self {
             spec,
-            mode,
+            wait,
             entry,
             permits,
             place: None,
@@ -87,7 +87,7 @@ impl<'a> Permits<'a> {
         };
         let mut state = entry.lock();
         let local = state.local_semaphore();
-        if !mode.asks_again() {
+        if !wait.asks_again() {
             let is_before_others = !local.has_waiters();
             drop(state);
             return Ok(is_before_others.then_some(one));
@@ -103,7 +103,7 @@ impl<'a> Permits<'a> {
         Ok(Some(one))
     }
 
-    /// Parks until there are news or `until`; `false` if the deadline came first.
+    /// Parks until there is news, or `until`; `false` if the deadline came first.
     fn wait_for_news(&mut self, until: Option<Instant>) -> Result<bool> {
         let Some(place) = self.place.clone() else {
             return Ok(true);
@@ -112,14 +112,14 @@ impl<'a> Permits<'a> {
         if let Some(token) = &self.spec.cancel {
             token.watch(&place.waiter);
         }
-        let stop = || place.has_news() || self.spec.must_stop(self.mode);
-        let deadline = self.mode.deadline();
+        let stop = || place.has_news() || self.spec.must_stop(self.wait);
+        let deadline = self.wait.deadline();
         let ends = until.map_or(deadline, |until| Deadline::at(deadline.or(until)));
         place.waiter.wait_in_line(ends, &stop);
         if place.has_news() {
             return Ok(true);
         }
-        if self.spec.must_stop(self.mode) {
+        if self.spec.must_stop(self.wait) {
             return Err(self.spec.stopped());
         }
         Ok(false)
@@ -228,9 +228,9 @@ impl Strategy for Permits<'_> {
             return Ok(true);
         };
         self.has_yielded = true;
-        let stop = || self.is_handed_over() || self.spec.must_stop(self.mode);
+        let stop = || self.is_handed_over() || self.spec.must_stop(self.wait);
         let session = self.spec.session();
-        let deadline = self.mode.deadline();
+        let deadline = self.wait.deadline();
         if yielding::was_heard(session, &call, we_listened, deadline, &stop) {
             let waiter = self.place.as_ref().map(|place| &place.waiter);
             yielding::yield_to_others(session, waiter, yielding::FOR, deadline, &stop);
@@ -243,7 +243,7 @@ impl Strategy for Permits<'_> {
         let (spec, entry) = (self.spec, self.entry);
         let session = spec.session();
         let place = self.place.as_deref();
-        let stop = || place.is_some_and(Place::is_given) || spec.must_stop(self.mode);
+        let stop = || place.is_some_and(Place::is_given) || spec.must_stop(self.wait);
         let (permits, keep_ms) = (self.permits, session.remember_ms());
         let mut asked = None;
         let mut attempt = || {
@@ -335,7 +335,7 @@ impl Drop for Permits<'_> {
                 }
             }
             None => {
-                // Called out of the queue at the last moment.
+                // Woken at the last moment: it was taken off the queue already.
                 drop(state);
                 let news = self.place.as_ref().and_then(|place| place.take_news());
                 if let Some(News::Given { since }) = news {

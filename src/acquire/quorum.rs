@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::acquire::spec::{LockSpec, Terms};
+use crate::acquire::spec::{HoldParams, LockSpec};
 use crate::acquire::wait_mode::WaitMode;
 use crate::acquire::{Busy, NoReply, Reply};
 use crate::error::LossReason;
@@ -18,14 +18,14 @@ pub(crate) fn ask(
     quorum: &Quorum,
     lock: &LockSpec,
     entry: &Arc<Entry>,
-    terms: Terms,
+    params: HoldParams,
     wait: WaitMode,
     until: Instant,
 ) -> std::result::Result<Reply<(Arc<Hold>, Instant)>, NoReply> {
     let stop = || lock.must_stop(wait);
     let bid = Bid {
-        lease: terms.lease,
-        ttl: terms.ttl,
+        lease: params.lease,
+        ttl: params.ttl,
         up_for: lock.up_for,
         will_retry: wait.asks_again(),
     };
@@ -47,7 +47,7 @@ pub(crate) fn ask(
         // The first time it may have been connections that were idle for too long.
         if again {
             if !bid.will_retry || short.is_final() {
-                // There was time enough.
+                // The servers had time enough to answer.
                 return Err(lock.error("acquiring the lock", short).into());
             }
             time::sleep_unless(pause, &stop);

@@ -26,7 +26,7 @@ pub(crate) struct LockSpec {
     pub(crate) shared: Arc<SharedSession>,
     /// As the user gave it; several names joined.
     pub(crate) name: Arc<str>,
-    /// By which its entry is found: the name, or a list.
+    /// What its entry is found by: the name, or a list of names.
     pub(crate) id: Arc<str>,
     pub(crate) kind: &'static Kind,
     /// The servers of which a majority has to grant it; `shared` is the client of one of them.
@@ -125,7 +125,7 @@ impl LockSpec {
     }
 
     /// The lease a hold of this handle gets, and how it behaves.
-    pub(crate) fn terms(&self) -> Result<(LeasePolicy, Duration)> {
+    pub(crate) fn lease_policy(&self) -> Result<(LeasePolicy, Duration)> {
         for (setting, span) in [
             ("token_ttl", self.token_ttl),
             ("keep_out_restarted", self.up_for),
@@ -156,11 +156,11 @@ impl LockSpec {
     }
 
     /// Whether to stop before there is an answer. A single attempt is no wait, and nobody can cancel it.
-    pub(crate) fn must_stop(&self, patience: WaitMode) -> bool {
-        self.session().is_closed() || (patience.waits() && self.is_cancelled())
+    pub(crate) fn must_stop(&self, wait: WaitMode) -> bool {
+        self.session().is_closed() || (wait.waits() && self.is_cancelled())
     }
 
-    /// Why a wait was told to stop.
+    /// Why a wait has to stop.
     pub(crate) fn stopped(&self) -> Error {
         if self.session().is_closed() {
             Error::Closed
@@ -179,7 +179,7 @@ impl LockSpec {
         }
     }
 
-    /// Redis was away for the whole response timeout: those who wait for the same need not find that out again.
+    /// Redis was unreachable for the whole response timeout: those who wait for the same name get the error now.
     pub(crate) fn dismiss(&self, entry: &Entry, doing: &'static str, failure: Failure) {
         entry.dismiss(&self.make_error(doing, failure));
     }
@@ -199,10 +199,10 @@ impl LockSpec {
 
     /// Whether those who have it, or ask for it, came to it only within the last `span`, and may have to give it back.
     ///
-    /// Of others than this client's threads that can be told if their lease is that of this handle or of the client.
+    /// For holders outside this client this can be seen only if their lease is that of this handle or of the client.
     pub(crate) fn may_be_given_back(&self, who: InTheWay, span: Duration) -> bool {
         let session = self.session();
-        let (Ok(entry), Ok((_, lease))) = (self.look(), self.terms()) else {
+        let (Ok(entry), Ok((_, lease))) = (self.look(), self.lease_policy()) else {
             return false;
         };
         if self.has_it_otherwise(&*entry.protocol) {
@@ -213,7 +213,7 @@ impl LockSpec {
                 let (state, now) = (entry.lock(), Instant::now());
                 let is_young =
                     |hold: &Arc<Hold>| now.saturating_duration_since(hold.asked_at()) < span;
-                // Who waits for it has seen it with somebody else.
+                // Threads wait only after they found it held.
                 !state.is_waited_for() && state.lock.holds().all(is_young)
             }
             InTheWay::Elsewhere { left } => left.is_some_and(|left| {
@@ -227,15 +227,15 @@ impl LockSpec {
     }
 
     /// Whether it can be asked for at all, before anything is sent.
-    pub(crate) fn check(&self, patience: WaitMode) -> Result<()> {
-        self.terms()?;
+    pub(crate) fn check(&self, wait: WaitMode) -> Result<()> {
+        self.lease_policy()?;
         self.look()?;
-        self.check_going(patience)
+        self.check_going(wait)
     }
 
-    pub(crate) fn check_going(&self, patience: WaitMode) -> Result<()> {
+    pub(crate) fn check_going(&self, wait: WaitMode) -> Result<()> {
         self.session().check_open()?;
-        if patience.waits() && self.is_cancelled() {
+        if wait.waits() && self.is_cancelled() {
             return Err(Error::Cancelled);
         }
         Ok(())
@@ -252,13 +252,13 @@ impl LockSpec {
         self.session().registry.known(self.kind, &self.id)
     }
 
-    /// A entry of its name for its protocol, which nobody else needs to know.
+    /// An unregistered entry, for its protocol alone.
     pub(crate) fn unregistered_entry(&self) -> Result<Arc<Entry>> {
         self.session().check_open()?;
         self.session().registry.apart(self.kind, &self.id)
     }
 
-    /// Its entry, or one that nobody else knows.
+    /// Its entry; an unregistered one for a query, which must not create state.
     pub(crate) fn look(&self) -> Result<Arc<Entry>> {
         self.session().check_open()?;
         self.session().registry.look(self.kind, &self.id)
@@ -290,7 +290,7 @@ impl LockSpec {
     }
 
     /// Whether the calling thread has the lock, or one of several names, already as a lock of another kind or as part of
-    /// another set. To be looked at by who is about to wait: it would wait for itself.
+    /// another set. Checked before a wait, since the thread would wait for itself.
     pub(crate) fn has_it_otherwise(&self, protocol: &dyn Protocol) -> bool {
         if !self.kind.has_plain_keys {
             return false;
@@ -364,7 +364,7 @@ impl LockSpec {
 
     pub(crate) fn force_unlock(&self) -> Result<bool> {
         let entry = self.look()?;
-        // Whoever comes later holds it by right.
+        // Read before the request: a hold that is granted after it is not affected.
         let held: Vec<_> = entry.lock().lock.holds().cloned().collect();
         let doing = "forcing the lock open";
         let forced = match &self.quorum {
@@ -372,7 +372,7 @@ impl LockSpec {
             None => self.number(doing, entry.protocol.force())? == 1,
         };
         if forced {
-            // Holders in other processes hear of it at their next renewals; those in this process now.
+            // Holders in other processes find out at their next renewals; those in this process are notified now.
             for hold in held {
                 self.session().lose(&hold, LossReason::Forced);
             }
@@ -392,18 +392,18 @@ impl LockSpec {
     }
 }
 
-/// Who is before one who asked once.
+/// Who is in the way of a single attempt.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum InTheWay {
     /// A thread of this client, which has the lock or asks for it.
     Here,
-    /// Whoever Redis says has it, for how long yet; `None`: for ever, as far as it knows.
+    /// The holder in Redis, and how much of its lease is left; `None` if it has no end.
     Elsewhere { left: Option<Duration> },
 }
 
-/// What a thread wants the lock for, and who it is.
+/// What a hold is requested with: its lease, and the thread that it is for.
 #[derive(Clone, Copy)]
-pub(crate) struct Terms {
+pub(crate) struct HoldParams {
     pub(crate) lease: LeasePolicy,
     pub(crate) ttl: Duration,
     pub(crate) thread: u64,

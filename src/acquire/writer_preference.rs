@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use crate::hold::Entry;
 use crate::protocol::script::{Acquired, Seen};
 
-/// How often a reader finds the lock free and leaves it to a writer that does not come.
+/// How often a reader leaves a free lock to a writer that then does not take it.
 const MAX_YIELDS: u32 = 8;
 
 /// A reader that yields to writers.

@@ -15,7 +15,7 @@ use crate::time::{self, Deadline};
 /// Measured: on a quiet machine 100 µs are enough for another process to be woken and to ask; a busy one needs more.
 pub(crate) const FOR: Duration = Duration::from_micros(300);
 
-/// How long others go first where they are not notified but come by: the shortest of their pauses.
+/// How long others go first where no release is announced: the shortest of their pauses.
 pub(crate) const FOR_UNNOTIFIED: Duration = Duration::from_millis(1);
 
 /// How long to wait for the number of those who heard the last release of this process.

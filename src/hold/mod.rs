@@ -107,7 +107,7 @@ pub(crate) trait Backing: Send + Sync {
     /// Takes back what Redis may still keep of a hold that is over.
     fn give_back(&self, hold: &Hold);
 
-    /// Has what is left to be written or read looked after.
+    /// Leaves what is still to be written or read to the housekeeping.
     fn housekeep_soon(&self);
 
     /// Waits for the answer to a release; why it was not held any more, if so. `in_time`: it was certain when it was
@@ -297,7 +297,7 @@ impl Hold {
         }
     }
 
-    /// Whether it is certainly still ours, as far as the clock tells.
+    /// Whether it is certainly still ours by the clock.
     pub(crate) fn is_valid(&self, now: Instant) -> bool {
         self.is_held() && time::nanos(now) < self.valid_until.load(Ordering::Acquire)
     }
@@ -413,7 +413,7 @@ impl Hold {
     /// The command that gives it back.
     pub(crate) fn release(&self, undo: bool) -> Deferred {
         let longest = self.lease.lock().longest();
-        // A frozen server carries an acquire out when it thaws, and the lease begins only then.
+        // A frozen server executes an acquire when it resumes, and the lease begins only then.
         let after = if undo { longest.max(UNDO_FOR) } else { longest };
         self.entry.release(
             self.mode,

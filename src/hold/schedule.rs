@@ -1,7 +1,7 @@
 //! What the watchdog has to do, and in which order. No I/O and no clock of its own.
 //!
 //! An entry that is *armed* is to be looked at when it is due. One whose renewal is due *queues* besides, the one that
-//! ends first in front. It stays armed for the moment at which its loss has to be told, while it queues and while its
+//! ends first in front. It stays armed for the moment at which its loss has to be reported, while it queues and while its
 //! renewal is on its way: nobody has to search what is under way for what is over.
 //!
 //! ```text

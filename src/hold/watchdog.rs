@@ -3,7 +3,7 @@
 //! The [`Watchdog`] says when each hold has to be looked at next: to renew it, because a fixed lease ends, because its
 //! `max_hold` does. The thread sleeps until the first of these moments, takes what is due, and sends the renewals
 //! pipelined, that of the hold which ends first in front. It never blocks for longer than [`SLICE`] without looking at
-//! the watchdog again, whatever the server does, so a loss is told in time even while Redis is frozen.
+//! the watchdog again, whatever the server does, so a loss is reported in time even while Redis is frozen.
 //!
 //! ```text
 //!   armed ──due──► queues ──sent──► on its way ──confirmed──► armed (a third of the lease later)
@@ -45,7 +45,7 @@ const BATCH: (usize, usize) = (256, 48 * 1024);
 /// How many holds are looked at in one go: in between renewals are sent.
 const PORTION: usize = 4096;
 
-/// How soon unfinished business is looked after: replies that nobody reads, idle entries.
+/// How soon housekeeping runs: replies that nobody reads, idle entries.
 const TEND: Duration = Duration::from_millis(100);
 
 /// The pause after the first failure, doubled for each further one.
@@ -56,7 +56,7 @@ pub(crate) trait Housekeeping: LossSink {
     /// Something is to be renewed, so its release will need a connection.
     fn look_after_connection(&self);
 
-    /// Looks after unfinished business, and says whether some is left. `meanwhile` is called every few milliseconds.
+    /// Runs the housekeeping, and says whether some is left. `meanwhile` is called every few milliseconds.
     fn housekeep(&self, meanwhile: Meanwhile<'_>) -> bool;
 }
 
@@ -131,7 +131,7 @@ impl Watchdog {
         self.state.lock().remove(&**hold);
     }
 
-    /// Has the thread look after unfinished business shortly.
+    /// Has the thread run the housekeeping shortly.
     pub(crate) fn housekeep_soon(&self) {
         if self.tending.swap(true, Ordering::AcqRel) {
             return;
@@ -175,7 +175,7 @@ impl Watchdog {
     }
 
     /// Sleeps until there is something to do, for which what queues is not counted before `retry_at`; says whether
-    /// unfinished business is to be looked after. `None` once stopped.
+    /// housekeeping is due. `None` once stopped.
     fn next(&self, retry_at: Instant) -> Option<bool> {
         let retry_at = time::nanos(retry_at);
         let mut state = self.state.lock();

@@ -1,4 +1,4 @@
-//! One connection: made within a deadline, read in slices, so that no thread is ever lost in a socket.
+//! One connection: made within a deadline, read in slices, so that no thread blocks in it for long.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -25,7 +25,7 @@ use crate::report::report;
 /// The commands of this crate are small; a socket that takes none of them has a peer that reads nothing.
 const WRITE_STALL: Duration = Duration::from_millis(100);
 
-/// How long one write waits for lock in the socket. The system rounds it up to a few milliseconds.
+/// How long one write waits for space in the socket's buffer. The system rounds it up to a few milliseconds.
 const WRITE_SLICE: Duration = Duration::from_millis(1);
 
 /// How long [`Socket::write_some`] goes on while the socket takes bytes.
@@ -34,7 +34,7 @@ const WRITE_TURN: Duration = Duration::from_millis(5);
 /// How many bytes are handed to the socket at once.
 const CHUNK: usize = 64 * 1024;
 
-/// How long a thread that makes a connection may go without looking at anything else.
+/// How long a thread that makes a connection may neglect its other duties.
 const CONNECT_SLICE: Duration = Duration::from_millis(5);
 
 /// How old a connection in the making is when those that have time for it begin another.
@@ -322,8 +322,8 @@ impl Dial {
         }
     }
 
-    /// Whether one who has until then had better begin anew: the server may have been away when this was begun. Who has
-    /// no time for that goes on with it, so that there are never many.
+    /// Whether a caller with this deadline should begin a new connection: the server may have been away when this one was
+    /// begun. Callers without time for that go on with this one, so that there are never many.
     pub(crate) fn is_stale(&self, until: Instant) -> bool {
         self.began.elapsed() >= STALE && until.saturating_duration_since(Instant::now()) >= STALE
     }
@@ -505,7 +505,7 @@ impl Greeting {
                 _ if is_crowded(&err) => return Err(err),
                 // The name is a service to operators; a user that may not set it can still lock.
                 "CLIENT" => report!(Debug, "naming a connection: {err}"),
-                // It has been let in all the same: a user without PING, a server that cannot write to its disk.
+                // The connection is usable all the same: a user without PING, a server that cannot write to its disk.
                 "PING" if !keeps_out(&err) => {}
                 // A server that is not ready yet needs time, and no other connection.
                 _ if is_transient(&err) => {
@@ -579,7 +579,7 @@ fn resolve(
 }
 
 fn look_up(host: &str, port: u16) -> io::Result<Lookup> {
-    let (tell, lookup) = crossbeam_channel::bounded(1);
+    let (answer, lookup) = crossbeam_channel::bounded(1);
     let host = host.to_owned();
     std::thread::Builder::new()
         .name("redlatch-resolve".into())
@@ -588,7 +588,7 @@ fn look_up(host: &str, port: u16) -> io::Result<Lookup> {
                 .to_socket_addrs()
                 .map(Iterator::collect);
             // Nobody listens any more once the client is gone.
-            tell.send((Instant::now(), found)).unwrap_or_default();
+            answer.send((Instant::now(), found)).unwrap_or_default();
         })?;
     Ok(lookup)
 }
@@ -618,7 +618,7 @@ impl Opening {
                         io::Error::new(io::ErrorKind::NotFound, "the host has no address")
                     }));
                 };
-                // An address that swallows everything must leave time for the others.
+                // An address that never answers must leave time for the others.
                 let left = u32::try_from(self.addrs.len() + 1).unwrap_or(u32::MAX);
                 let its_end = now + ends.saturating_duration_since(now) / left;
                 match begin_connecting(addr) {
@@ -664,7 +664,7 @@ fn begin_connecting(addr: SocketAddr) -> io::Result<RawSocket> {
 }
 
 /// Whether connecting has failed with this. Any other error may mean that it is under way: what says so, `EINPROGRESS`,
-/// has another number on every system and no stable name in std. Time will tell.
+/// has another number on every system and no stable name in std.
 fn has_failed(err: &io::Error) -> bool {
     use io::ErrorKind::{
         AddrInUse, AddrNotAvailable, ConnectionAborted, ConnectionRefused, ConnectionReset,
@@ -733,9 +733,10 @@ mod tests {
         });
         let elsewhere = vec![SocketAddr::from(([127, 9, 9, 9], 7))];
         let resolved = |answered_at| {
-            let (tell, lookup) = crossbeam_channel::bounded(1);
-            tell.send((answered_at, Ok(elsewhere.clone())))
-                .expect("there is room");
+            let (answer, lookup) = crossbeam_channel::bounded(1);
+            answer
+                .send((answered_at, Ok(elsewhere.clone())))
+                .expect("a free slot");
             endpoint.lookups.lock().push(lookup);
             let by = Instant::now() + Duration::from_secs(10);
             resolve(&endpoint, "localhost", 7, by, &mut || true)

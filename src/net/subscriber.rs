@@ -1,10 +1,10 @@
 //! The listening thread: one connection, any number of channels, and who waits on each.
 //!
 //! What is *wanted* is kept apart from the socket. A waiting thread adds its channel and writes SUBSCRIBE itself while
-//! the subscriber's thread sits in a read; whenever the connection is made anew, that thread subscribes to all that is
+//! the subscriber's thread blocks in a read; whenever the connection is made anew, that thread subscribes to all that is
 //! wanted and then wakes everybody once, since a message may have been missed.
 //!
-//! Confirmations come in the order of the commands, so a queue of what was sent tells which of several subscriptions
+//! Confirmations come in the order of the commands, so a queue of what was sent shows which of several subscriptions
 //! to one channel a confirmation belongs to; an older one does not count.
 
 use std::collections::{HashMap, VecDeque};
@@ -32,7 +32,7 @@ const SLICE: Duration = Duration::from_millis(500);
 /// The pause after the first failed connection, doubled up to the second for each further one.
 const BACK_OFF: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
 
-/// The longest a thread parks without asking, however sure it is of being told; it grows while the subscription
+/// The longest a thread parks without asking, however reliable its subscription is; it grows while the subscription
 /// shows signs of life.
 const POLL_CAP: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(5));
 
@@ -99,7 +99,7 @@ struct Entry {
 }
 
 impl Entry {
-    /// Whether it is settled what will be heard: all, or nothing.
+    /// Whether the server has answered: confirmed or refused.
     fn is_listening(&self) -> bool {
         self.confirmed || self.refused
     }
@@ -370,16 +370,16 @@ impl Subscriber {
         self.changed.notify_all();
     }
 
-    /// A message has come. Everybody here who listens is told: that is one contender a lock, and perhaps one whose
-    /// subscription is about to end; of a latch it is all who wait.
+    /// Notifies all waiters of a channel that a message has come. For a lock that is one contender, and perhaps one whose
+    /// subscription is about to end; for a latch all who wait.
     fn message(&self, channel: &str) {
         let state = self.state.lock();
-        let told: Vec<_> = match state.wanted.get(channel) {
+        let waiters: Vec<_> = match state.wanted.get(channel) {
             Some(entry) => entry.waiters.clone(),
             None => return,
         };
         drop(state);
-        for (_, waiter) in told {
+        for (_, waiter) in waiters {
             waiter.message();
         }
     }
@@ -420,7 +420,7 @@ impl Subscriber {
             entry.asked = false;
             entry.confirmed = refusal.is_none();
             entry.refused = refusal.is_some();
-            // Under the mutex, or one who goes on to another channel could take it for that one's.
+            // Under the mutex: a waiter that moves on to another channel could take it for the confirmation of that one.
             for (_, waiter) in &entry.waiters {
                 waiter.set_listening(true);
                 if anew {
@@ -532,7 +532,7 @@ impl Subscription {
         self.subscriber.is_refused(&self.channel)
     }
 
-    /// The longest one who has parked so often may park without asking.
+    /// How long a thread that has parked so often may park at most before it asks again.
     pub(crate) fn poll_cap(&self, parked: u32) -> Duration {
         if self.is_refused() {
             POLL_CAP_UNHEARD

@@ -17,7 +17,7 @@ use crate::time;
 /// For how long connections are made again to masters that are out of reach, all of them together.
 const RECONNECT: Duration = Duration::from_millis(500);
 
-/// How often at most masters that could not be asked yet are asked again, and how long a verb may wait for that.
+/// How often at most masters that could not be asked yet are asked again, and how long a call may wait for that.
 const PROBE_AGAIN: Duration = Duration::from_millis(500);
 
 const DOING: &str = "asking a server who it is";
@@ -119,7 +119,7 @@ pub(crate) struct Masters {
     all_known: AtomicBool,
     /// When those that are missing are asked next, of `time::nanos`.
     look_at: AtomicU64,
-    /// What is wrong with them for good.
+    /// Why they can never be used together.
     fault: OnceLock<String>,
 }
 
@@ -141,7 +141,7 @@ impl Masters {
         let is_up = |session: &&Arc<Session>| session.connection.generation().is_some();
         let were_up: Vec<_> = masters.sessions.iter().filter(is_up).collect();
         masters.learn(&of(&masters.sessions, until))?;
-        // Lost just now: it may have been idle for too long, and be there again at once.
+        // Lost just now, perhaps since it was idle for too long: it may be available again at once.
         let lost: Vec<_> = were_up
             .into_iter()
             .filter(|session| !is_up(session))
@@ -155,7 +155,7 @@ impl Masters {
         Ok(masters)
     }
 
-    /// Takes in what was learned; an error if it shows that the servers will not do.
+    /// Records what was learned; an error if it rules these servers out.
     fn learn(&self, identities: &[Identity]) -> Result<()> {
         let mut run_ids = self.run_ids.lock();
         for (node, identity) in identities.iter().enumerate() {
@@ -210,7 +210,7 @@ impl Masters {
         if !mine {
             return Ok(());
         }
-        // All of them: who was known may have been restarted since.
+        // All of them: a known one may have been restarted since.
         let nodes = self.sessions.iter().enumerate();
         let (nodes, asked): (Vec<_>, Vec<_>) = nodes
             .filter(|(_, session)| {

@@ -89,7 +89,7 @@ pub struct ExpirableSemaphore {
 pub struct ExpirablePermit {
     semaphore: LockSpec,
     hold: Arc<Hold>,
-    /// One thread after another tells Redis another lease. The shortest that was asked for without an answer.
+    /// Locked by the thread that changes the lease. The shortest lease that was requested without an answer.
     updating: Mutex<Option<Duration>>,
     lost: LossChannel,
     released: bool,
@@ -598,14 +598,14 @@ impl ExpirableSemaphore {
         taken.ok_or_else(|| self.inner.stopped())
     }
 
-    fn take(&self, n: u32, mode: WaitMode) -> Result<Option<Vec<ExpirablePermit>>> {
+    fn take(&self, n: u32, wait: WaitMode) -> Result<Option<Vec<ExpirablePermit>>> {
         let permits = usize::try_from(n).unwrap_or(usize::MAX);
         if !(1..=MOST).contains(&permits) {
             return Err(Error::Config(format!(
                 "{n} permits at once; from 1 to {MOST} are possible"
             )));
         }
-        let holds = leased_permits::take(&self.inner, self.entry()?, permits, mode)?;
+        let holds = leased_permits::take(&self.inner, self.entry()?, permits, wait)?;
         let permit = |hold| {
             self.inner.session().permits.insert(&hold);
             ExpirablePermit {
@@ -670,7 +670,7 @@ impl ExpirablePermit {
         &self.semaphore.name
     }
 
-    /// Returns whether the permit is certainly still ours, as far as the clock of this process can tell. No I/O.
+    /// Returns whether the permit is certainly still ours by the clock of this process. No I/O.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -771,7 +771,7 @@ impl ExpirablePermit {
         let until = now + session.response_timeout;
         let answer = session.connection.call(until, &stop, None, &mut attempt);
         if !matches!(answer, Ok(_) | Err(Fault::Refused(_))) {
-            // It may come yet, also behind later ones that ask for more.
+            // Redis may execute it yet, even after later ones that ask for more.
             *doubtful = Some(doubtful.map_or(lease, |other| other.min(lease)));
         }
         let answer = answer.map_err(|fault| self.semaphore.error(doing, fault))?;
@@ -794,7 +794,7 @@ impl ExpirablePermit {
             return Ok(());
         };
         if hold.may_still_be_held() {
-            // Outcome lost while Redis was giving it more time.
+            // Lost while Redis was extending its lease.
             session.give_back(hold);
         }
         Err(self.semaphore.lost(reason))

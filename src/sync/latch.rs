@@ -35,7 +35,7 @@ const FORGET: usize = 1;
 /// also asks without a message, first after a second, later every five (at once and every tenth of a second if the
 /// server does not let us subscribe), so a lost message or a deleted key delays nobody for longer.
 ///
-/// **Rounds.** A latch may be set again at once. Whoever found the first count standing is free when that round ends,
+/// **Rounds.** A latch may be set again at once. Whoever waits for the first count is free when that round ends,
 /// even if it is late and finds the second; whoever came for the second is not released by the end of the first. For
 /// that a mark is kept beside the count, at `{name}:round`, which changes whenever this crate sets, opens or deletes
 /// the latch. Redisson's clients do not change it: if one of them ends a round and one of them starts the next, a late
@@ -86,10 +86,10 @@ impl Latch {
         self
     }
 
-    /// Closes the latch until it has been counted down `count` times; `false`, and nothing changes, if a count stands.
+    /// Closes the latch until it has been counted down `count` times; `false`, and nothing changes, if a count is set.
     ///
     /// Blocks for one round trip, at most for the client's response timeout (3 s unless set). A count of 0 set by a
-    /// Redisson client stands as well, although the latch is open; counting down or deleting removes it.
+    /// Redisson client counts as set, although the latch is open; counting down or deleting removes it.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -274,7 +274,7 @@ impl Latch {
             .call(until, &stop, None, &mut attempt)
             .map_err(|fault| self.inner.error(doing, fault))?;
         if sendings == 1 {
-            // Nothing of it is on its way any more.
+            // No request of it is on its way any more.
             self.answered.lock().answered(keys.number);
         }
         let changed =
@@ -283,9 +283,9 @@ impl Latch {
     }
 
     /// Whether the latch was seen to have been open in time.
-    fn wait_with(&self, mode: WaitMode) -> Result<bool> {
-        let mut wait = LatchWait::new(&self.inner, mode)?;
-        let outcome = acquire::acquire(&mut wait, &self.inner, mode)?;
+    fn wait_with(&self, wait: WaitMode) -> Result<bool> {
+        let mut strategy = LatchWait::new(&self.inner, wait)?;
+        let outcome = acquire::acquire(&mut strategy, &self.inner, wait)?;
         Ok(outcome.granted().is_some())
     }
 }

@@ -61,8 +61,8 @@ macro_rules! exclusive_lock {
             }
 
 
-            fn acquire(&self, patience: $crate::acquire::wait_mode::WaitMode) -> $crate::error::Result<Option<$guard>> {
-                let held = self.inner.acquire(patience)?;
+            fn acquire(&self, wait: $crate::acquire::wait_mode::WaitMode) -> $crate::error::Result<Option<$guard>> {
+                let held = self.inner.acquire(wait)?;
                 Ok(held.map($guard::new))
             }
 
@@ -362,9 +362,9 @@ macro_rules! guard {
                 self.held.unlock()
             }
 
-            /// Returns whether the lock is certainly still ours, as far as the clock of this process can tell. No I/O.
+            /// Returns whether the lock is certainly still ours by the clock of this process. No I/O.
             ///
-            /// On Linux the monotonic clock stands still while the machine is suspended, and this answer with it; the
+            /// On Linux the monotonic clock stops while the machine is suspended, and so does the aging of this answer; the
             /// first renewal afterwards finds out. Nothing keeps the answer true for longer than this call: where a
             /// late write would do harm, let the resource check a fencing token as well.
             ///

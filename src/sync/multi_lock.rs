@@ -32,8 +32,8 @@ exclusive_lock! {
     /// the same lease, name the servers by the same addresses and are not stopped for longer than that.
     ///
     /// **Waiting.** Whoever waits for longer holds nothing meanwhile: it waits for the first member that somebody else
-    /// has, and then tries all again. Sets that overlap therefore never deadlock, whatever their order; and nobody has
-    /// a claim to be next, so whoever wants many contended locks may wait for long. Those who want one member get their
+    /// has, and then tries all again. Sets that overlap therefore never deadlock, whatever their order; and nobody is
+    /// guaranteed to be next, so a thread that wants many contended locks may wait long. Those who want one member get their
     /// turn after the tenure, as with a single lock.
     ///
     /// **Reentrancy.** A thread may take the same set again. A thread that holds one of the locks otherwise, as another

@@ -161,12 +161,12 @@ impl RwLock {
         self
     }
 
-    fn read_with(&self, patience: WaitMode) -> Result<Option<RwLockReadGuard>> {
-        Ok(self.reading.acquire(patience)?.map(RwLockReadGuard::new))
+    fn read_with(&self, wait: WaitMode) -> Result<Option<RwLockReadGuard>> {
+        Ok(self.reading.acquire(wait)?.map(RwLockReadGuard::new))
     }
 
-    fn write_with(&self, patience: WaitMode) -> Result<Option<RwLockWriteGuard>> {
-        Ok(self.writing.acquire(patience)?.map(RwLockWriteGuard::new))
+    fn write_with(&self, wait: WaitMode) -> Result<Option<RwLockWriteGuard>> {
+        Ok(self.writing.acquire(wait)?.map(RwLockWriteGuard::new))
     }
 
     /// Waits until the calling thread holds the lock for reading.

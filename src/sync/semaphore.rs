@@ -453,10 +453,10 @@ impl Semaphore {
         script::integer(answer.value).map_err(|unexpected| Error::redis(doing, unexpected))
     }
 
-    fn take(&self, permits: u32, mode: WaitMode) -> Result<Option<SemaphorePermit>> {
+    fn take(&self, permits: u32, wait: WaitMode) -> Result<Option<SemaphorePermit>> {
         check(permits)?;
         let entry = self.handle.entry()?;
-        let since = permits::take(&self.handle, &entry, permits, mode)?;
+        let since = permits::take(&self.handle, &entry, permits, wait)?;
         Ok(since.map(|since| SemaphorePermit {
             shared: Arc::clone(&self.handle.shared),
             entry,
