@@ -293,7 +293,7 @@ impl<'a> Contender<'a> {
             if let Some(hold) = &asked {
                 session.give_back(hold);
             }
-            Error::redis("acquiring the lock", unexpected)
+            session.error("acquiring the lock", unexpected)
         })?;
         if let (Way::Reader(reader), Some(seen)) = (&mut self.way, seen) {
             let waiter_lease = session.waiter_lease;

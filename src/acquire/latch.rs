@@ -7,7 +7,7 @@ use crate::acquire::listening::Listening;
 use crate::acquire::spec::LockSpec;
 use crate::acquire::wait_mode::WaitMode;
 use crate::acquire::{Busy, NoReply, Reply, Strategy};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::hold::{Entry, Waiter};
 use crate::net::call::Attempt;
 use crate::protocol::latch;
@@ -58,7 +58,7 @@ impl<'a> LatchWait<'a> {
         let connection = &self.spec.session().connection;
         let answer = connection.call(until, &stop, None, &mut attempt)?;
         let state = script::latch_state(answer.value)
-            .map_err(|unexpected| Error::redis(ASKING, unexpected))?;
+            .map_err(|unexpected| self.spec.session().error(ASKING, unexpected))?;
         Ok(state)
     }
 }

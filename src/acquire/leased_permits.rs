@@ -154,7 +154,7 @@ impl Strategy for LeasedPermits<'_> {
             }
             Err(unexpected) => {
                 connection.send_deferred(batch.release());
-                Err(Error::redis(ACQUIRING, unexpected).into())
+                Err(self.spec.session().error(ACQUIRING, unexpected).into())
             }
         }
     }

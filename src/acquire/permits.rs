@@ -283,7 +283,7 @@ impl Strategy for Permits<'_> {
                     Ok(n) => script::Unexpected(redis::Value::Int(n)),
                     Err(unexpected) => unexpected,
                 };
-                Err(Error::redis(ACQUIRING, strange).into())
+                Err(self.spec.session().error(ACQUIRING, strange).into())
             }
         }
     }

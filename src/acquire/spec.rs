@@ -358,8 +358,7 @@ impl LockSpec {
             .session()
             .ask(request)
             .map_err(|fault| self.error(doing, fault))?;
-        script::integer(value)
-            .map_err(|unexpected| Error::redis(doing, unexpected).at(&self.session().endpoint))
+        script::integer(value).map_err(|unexpected| self.session().error(doing, unexpected))
     }
 
     pub(crate) fn force_unlock(&self) -> Result<bool> {

@@ -10,6 +10,8 @@ use crate::time::Unanswered;
 pub(crate) struct Short {
     pub(crate) majority: Majority,
     pub(crate) agreed: usize,
+    /// The address of each server, by position.
+    pub(crate) servers: Vec<String>,
     /// By position, for the others that did not say that somebody else has the lock.
     pub(crate) failures: Vec<(usize, Fault)>,
 }
@@ -65,11 +67,16 @@ impl Short {
         if self.too_many(wrong_type) {
             return Error::WrongType { name: name.into() };
         }
+        let servers = self.servers;
         let failures = self.failures.into_iter().map(|(node, fault)| {
             let err = match fault {
                 fault if wrong_type(&fault) => Error::WrongType { name: name.into() },
                 Fault::Refused(err) | Fault::Unreachable(err) | Fault::Late(err) => {
-                    Error::redis("asking a node", err)
+                    let error = Error::redis("asking a node", err);
+                    match servers.get(node) {
+                        Some(server) => error.at(server),
+                        None => error,
+                    }
                 }
                 _ => Error::Closed,
             };

@@ -57,6 +57,12 @@ pub(crate) struct Nodes {
 }
 
 impl Nodes {
+    /// The address of each server.
+    pub(crate) fn addresses(&self) -> Vec<String> {
+        let address = |node: &Node| node.session.endpoint.to_string();
+        self.list.iter().map(address).collect()
+    }
+
     pub(crate) fn new(list: Vec<Node>) -> Self {
         Self {
             majority: Majority::of(list.len()),

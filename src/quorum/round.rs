@@ -154,6 +154,7 @@ impl Nodes {
     pub(crate) fn short(&self, agreed: usize, replies: Vec<Reply>) -> Short {
         Short {
             majority: self.majority,
+            servers: self.addresses(),
             agreed,
             failures: self.failures(replies),
         }

@@ -269,6 +269,15 @@ impl Session {
         hold.backing().unwrap_or(self)
     }
 
+    /// An error about Redis, with the server's address.
+    pub(crate) fn error(
+        &self,
+        doing: &'static str,
+        source: impl Into<Box<dyn std::error::Error + Send + Sync>>,
+    ) -> Error {
+        Error::redis(doing, source).at(&self.endpoint)
+    }
+
     /// For how long after its first sending a request that has to count once may be sent again.
     pub(crate) fn replay(&self) -> Duration {
         REPLAY.max(2 * self.response_timeout)
@@ -326,7 +335,7 @@ impl Session {
         let (releases, undos) = self.connection.close();
         let in_time = |what: &'static str, why: String| {
             let late = io::Error::new(io::ErrorKind::TimedOut, why);
-            Err(Error::redis(what, late).at(&self.endpoint))
+            Err(self.error(what, late))
         };
         if !released || releases > 0 {
             let why = format!(
@@ -408,12 +417,12 @@ impl Backing for Session {
         let (value, replayed) = match self.connection.settled(release, until) {
             Ok(settled) => settled,
             Err(Fault::Refused(err) | Fault::Unreachable(err)) => {
-                return Err(Error::redis(doing, err).at(&self.endpoint));
+                return Err(self.error(doing, err));
             }
             Err(_) => return Err(Error::Closed),
         };
-        let released = script::released(&value)
-            .map_err(|unexpected| Error::redis(doing, unexpected).at(&self.endpoint))?;
+        let released =
+            script::released(&value).map_err(|unexpected| self.error(doing, unexpected))?;
         Ok(match released {
             Released::Yes { .. } => None,
             // An earlier sending has done it.
@@ -449,9 +458,8 @@ impl Backing for Session {
             Fault::Late(_) => NotRenewed::Late(failed(fault)),
             _ => NotRenewed::Failed(failed(fault)),
         })?;
-        let renewed = script::renewed(answer.value).map_err(|unexpected| {
-            NotRenewed::Failed(Error::redis(doing, unexpected).at(&self.endpoint))
-        })?;
+        let renewed = script::renewed(answer.value)
+            .map_err(|unexpected| NotRenewed::Failed(self.error(doing, unexpected)))?;
         if renewed == Renewed::Yes {
             hold.change_lease(lease, ttl);
             hold.extend(answer.sent_at, ttl);

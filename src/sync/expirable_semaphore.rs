@@ -508,7 +508,7 @@ impl ExpirableSemaphore {
             Value::BulkString(letters) if letters.len() == ids.len() => {
                 Ok(letters.iter().map(|letter| *letter == b'1').collect())
             }
-            _ => Err(Error::redis(doing, Unexpected(reply))),
+            _ => Err(self.inner.session().error(doing, Unexpected(reply))),
         }
     }
 
@@ -532,7 +532,8 @@ impl ExpirableSemaphore {
         let id = parsed(id.as_ref())?;
         let request = |protocol: &dyn Protocol| permits::lease_of(protocol, id);
         let (reply, doing) = self.ask_for(request)?;
-        let ms = script::integer(reply).map_err(|unexpected| Error::redis(doing, unexpected))?;
+        let ms = script::integer(reply)
+            .map_err(|unexpected| self.inner.session().error(doing, unexpected))?;
         Ok(match ms {
             -1 => Some(Duration::MAX),
             ms => u64::try_from(ms).ok().map(Duration::from_millis),
@@ -567,7 +568,7 @@ impl ExpirableSemaphore {
         let (keys, keep_ms) = (self.request_keys(entry), session.remember_ms());
         let request = |protocol: &dyn Protocol| permits::change(protocol, &keys, &keep_ms, change);
         let (reply, doing) = self.ask_for(request)?;
-        script::integer(reply).map_err(|unexpected| Error::redis(doing, unexpected))
+        script::integer(reply).map_err(|unexpected| self.inner.session().error(doing, unexpected))
     }
 
     /// What remembers one request of ours, until its time is over.
@@ -589,7 +590,7 @@ impl ExpirableSemaphore {
             },
             _ => None,
         }
-        .ok_or_else(|| Error::redis(doing, Unexpected(reply)))
+        .ok_or_else(|| self.inner.session().error(doing, Unexpected(reply)))
     }
 
     fn endlessly(&self, n: u32) -> Result<Vec<ExpirablePermit>> {
@@ -750,7 +751,7 @@ impl ExpirablePermit {
         let until = Instant::now() + session.response_timeout;
         let Some(mut doubtful) = self.updating.try_lock_until(until) else {
             let err = socket::timed_out("another thread is changing it, and redis does not answer");
-            return Err(Error::redis(doing, err));
+            return Err(self.session().error(doing, err));
         };
         if let Some(reason) = hold.loss() {
             return Err(self.semaphore.lost(reason));
@@ -775,8 +776,8 @@ impl ExpirablePermit {
             *doubtful = Some(doubtful.map_or(lease, |other| other.min(lease)));
         }
         let answer = answer.map_err(|fault| self.semaphore.error(doing, fault))?;
-        let renewed =
-            script::renewed(answer.value).map_err(|unexpected| Error::redis(doing, unexpected))?;
+        let renewed = script::renewed(answer.value)
+            .map_err(|unexpected| self.session().error(doing, unexpected))?;
         if renewed == Renewed::Yes {
             let certain = doubtful.map_or(lease, |other| other.min(lease));
             hold.lease_was_set(answer.sent_at, certain);
@@ -827,8 +828,8 @@ impl ExpirablePermit {
             Ok(settled) => settled,
             Err(fault) => return Err(self.semaphore.error(RELEASING, fault)),
         };
-        let released =
-            script::released(&value).map_err(|unexpected| Error::redis(RELEASING, unexpected))?;
+        let released = script::released(&value)
+            .map_err(|unexpected| self.session().error(RELEASING, unexpected))?;
         match released {
             Released::Yes { .. } => Ok(()),
             // An earlier sending has done it.

@@ -277,8 +277,8 @@ impl Latch {
             // No request of it is on its way any more.
             self.answered.lock().answered(keys.number);
         }
-        let changed =
-            script::integer(answer.value).map_err(|unexpected| Error::redis(doing, unexpected))?;
+        let changed = script::integer(answer.value)
+            .map_err(|unexpected| self.inner.session().error(doing, unexpected))?;
         Ok(changed == 1)
     }
 

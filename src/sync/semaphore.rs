@@ -221,7 +221,10 @@ impl Semaphore {
                 .ok()
                 .and_then(|digits| digits.parse().ok())
                 .ok_or_else(wrong_type),
-            other => Err(Error::redis(doing, script::Unexpected(other))),
+            other => Err(self
+                .handle
+                .session()
+                .error(doing, script::Unexpected(other))),
         }
     }
 
@@ -450,7 +453,8 @@ impl Semaphore {
         if sendings == 1 {
             entry.lock().idempotency_keys().answered(keys.number);
         }
-        script::integer(answer.value).map_err(|unexpected| Error::redis(doing, unexpected))
+        script::integer(answer.value)
+            .map_err(|unexpected| self.handle.session().error(doing, unexpected))
     }
 
     fn take(&self, permits: u32, wait: WaitMode) -> Result<Option<SemaphorePermit>> {
@@ -537,7 +541,7 @@ impl SemaphorePermit {
                 });
             }
             Err(Fault::Refused(err) | Fault::Unreachable(err)) => {
-                return Err(Error::redis(doing, err));
+                return Err(session.error(doing, err));
             }
             Err(_) => return Err(Error::Closed),
         };
@@ -548,7 +552,7 @@ impl SemaphorePermit {
                 name: self.name().to_owned(),
                 reason: LossReason::Forced,
             }),
-            Err(unexpected) => Err(Error::redis(doing, unexpected)),
+            Err(unexpected) => Err(session.error(doing, unexpected)),
         }
     }
 

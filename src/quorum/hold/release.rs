@@ -205,6 +205,7 @@ impl Answers {
         self.failures.extend(silent);
         Short {
             majority: nodes.majority,
+            servers: nodes.addresses(),
             agreed: self.tally.yes(),
             failures: self.failures,
         }
