@@ -174,7 +174,7 @@ impl Nodes {
             .collect()
     }
 
-    /// A [`round`](Self::round), and another if so few answered because of connections that changed out to be of no use:
+    /// A [`round`](Self::round), and another if so few answered because of connections that turned out to be of no use:
     /// they may have been idle for too long. For what may be sent twice.
     pub(crate) fn round_twice(
         &self,

@@ -9,7 +9,7 @@ use super::{Connection, GLANCE, Phase, SLICE, WaitFault, Wrote, appoint, next_le
 use crate::net::call::{Call, CallPhase};
 use crate::net::socket::{self, Reader};
 
-/// How long somebody reads who looks whether there is anything while bytes of ours wait for lock in the socket.
+/// How long somebody reads who looks whether there is anything while bytes of ours wait for room in the socket.
 const BEHIND: Duration = Duration::from_millis(4);
 
 impl Connection {
