@@ -1,0 +1,64 @@
+//! What a client allocates: bytes per lock that is held, and allocations of one uncontended lock and drop.
+
+#![expect(clippy::print_stdout, reason = "a bench prints what it measured")]
+
+mod rig;
+#[path = "../tests/it/support/bare/mod.rs"]
+mod support;
+
+use std::alloc::System;
+
+use redlatch::Client;
+use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
+
+#[global_allocator]
+static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
+
+fn main() {
+    let server = support::Server::start();
+    let client = Client::open(server.url()).expect("the server is up");
+    lock_and_drop(&client);
+    held(&client);
+}
+
+/// Counts all threads of the process, and so the watchdog and the housekeeping too.
+fn lock_and_drop(client: &Client) {
+    let lock = client.reentrant_lock("stock:12345");
+    let pairs = |n: u32| {
+        for _ in 0..n {
+            drop(lock.lock().expect("a grant"));
+        }
+    };
+    pairs(rig::scaled(1_000));
+    let n = rig::scaled(10_000);
+    let region = Region::new(ALLOCATOR);
+    pairs(n);
+    let change = region.change();
+    let each = |total: usize| total as f64 / f64::from(n);
+    println!(
+        "lock + drop: {:.2} allocations, {:.2} reallocations, {:.0} bytes",
+        each(change.allocations),
+        each(change.reallocations),
+        each(change.bytes_allocated),
+    );
+}
+
+/// Without the guards and the handles, which are the caller's.
+fn held(client: &Client) {
+    let n = rig::scaled(20_000);
+    let mut guards = Vec::with_capacity(n as usize);
+    let region = Region::new(ALLOCATOR);
+    for number in 0..n {
+        let lock = client.reentrant_lock(&format!("stock:{number}"));
+        guards.push(lock.lock().expect("a grant"));
+    }
+    let change = region.change();
+    let bytes = change
+        .bytes_allocated
+        .saturating_sub(change.bytes_deallocated);
+    println!(
+        "held: {:.0} bytes for each of {n} locks",
+        bytes as f64 / f64::from(n)
+    );
+    drop(guards);
+}
