@@ -49,8 +49,8 @@ impl Request {
         keys: &[&str],
         args: &[&str],
     ) -> Self {
-        let args: Vec<&[u8]> = args.iter().map(|arg| arg.as_bytes()).collect();
-        Self::script_of_bytes(doing, script, keys, &args)
+        let args = args.iter().map(|arg| arg.as_bytes());
+        Self::pack(doing, script, keys, args)
     }
 
     /// A script with arguments that are no text.
@@ -60,15 +60,27 @@ impl Request {
         keys: &[&str],
         args: &[&[u8]],
     ) -> Self {
+        Self::pack(doing, script, keys, args.iter().copied())
+    }
+
+    fn pack<'a>(
+        doing: &'static str,
+        script: &'static Script,
+        keys: &[&'a str],
+        args: impl ExactSizeIterator<Item = &'a [u8]>,
+    ) -> Self {
+        let parts = 3 + keys.len() + args.len();
         let mut packed = Vec::with_capacity(192);
-        push_bulk(&mut packed, keys.len().to_string().as_bytes());
-        let keys_as_bytes = keys.iter().map(|key| key.as_bytes());
-        for part in keys_as_bytes.chain(args.iter().copied()) {
+        push_head(&mut packed, b'$', digits_of(keys.len()));
+        push_digits(&mut packed, keys.len());
+        packed.extend_from_slice(b"\r\n");
+        let keys = keys.iter().map(|key| key.as_bytes());
+        for part in keys.chain(args) {
             push_bulk(&mut packed, part);
         }
         Self {
             script: Some(script),
-            parts: 3 + keys.len() + args.len(),
+            parts,
             packed,
             doing,
         }
@@ -99,8 +111,18 @@ impl Request {
     }
 }
 
-fn push_head(out: &mut Vec<u8>, kind: u8, mut n: usize) {
+fn push_head(out: &mut Vec<u8>, kind: u8, n: usize) {
     out.push(kind);
+    push_digits(out, n);
+    out.extend_from_slice(b"\r\n");
+}
+
+/// How many decimal digits `n` has.
+fn digits_of(n: usize) -> usize {
+    n.checked_ilog10().map_or(1, |log| log as usize + 1)
+}
+
+fn push_digits(out: &mut Vec<u8>, mut n: usize) {
     let digits = out.len();
     loop {
         out.push(b"0123456789"[n % 10]);
@@ -110,7 +132,6 @@ fn push_head(out: &mut Vec<u8>, kind: u8, mut n: usize) {
         }
     }
     out[digits..].reverse();
-    out.extend_from_slice(b"\r\n");
 }
 
 fn push_bulk(out: &mut Vec<u8>, bytes: &[u8]) {
@@ -170,6 +191,9 @@ mod tests {
         let odd = ["k e\r\ny", "", "$3"];
         let request = Request::script("testing", &SCRIPT, &odd, &["o:1", "1500"]);
         assert_eq!(keys(&request), odd.map(|key| key.as_bytes().to_vec()));
+        let many = ["k"; 10];
+        let request = Request::script("testing", &SCRIPT, &many, &["o:1"]);
+        assert_eq!(keys(&request), many.map(|key| key.as_bytes().to_vec()));
         let request = Request::script("testing", &SCRIPT, &[], &["o:1"]);
         assert!(keys(&request).is_empty());
         assert!(keys(&Request::command("testing", &["PING", "1"])).is_empty());
