@@ -49,7 +49,7 @@ fn held(client: &Client) {
     let mut guards = Vec::with_capacity(n as usize);
     let region = Region::new(ALLOCATOR);
     for number in 0..n {
-        let lock = client.reentrant_lock(&format!("stock:{number}"));
+        let lock = client.reentrant_lock(format!("stock:{number}"));
         guards.push(lock.lock().expect("a grant"));
     }
     let change = region.change();
