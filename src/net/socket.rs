@@ -13,9 +13,9 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, RecvTimeoutError, TryRecvError};
 use parking_lot::Mutex;
 use redis::io::tcp::socket2::{Domain, Protocol, SockRef, Socket as RawSocket, Type};
-use redis::{ConnectionAddr, ErrorKind, RedisError, RedisResult, ServerErrorKind, Value};
+use redis::{ErrorKind, RedisError, RedisResult, ServerErrorKind, Value};
 
-use crate::config::Server;
+use crate::config::server::{Address, Deployment, Server};
 use crate::error::{is_crowded, is_transient};
 use crate::net::request::Request;
 use crate::report::report;
@@ -60,6 +60,17 @@ impl Endpoint {
             lookups: Arc::default(),
         }
     }
+
+    /// Where to connect to.
+    fn address(&self) -> io::Result<&Address> {
+        match &self.server.deployment {
+            Deployment::Single(address) if !self.server.tls => Ok(address),
+            other => Err(io::Error::new(
+                io::ErrorKind::Unsupported,
+                format!("no connection to {other}"),
+            )),
+        }
+    }
 }
 
 impl fmt::Debug for Endpoint {
@@ -71,7 +82,7 @@ impl fmt::Debug for Endpoint {
 impl fmt::Display for Endpoint {
     /// The address, as errors say it.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.server.addr.fmt(f)
+        self.server.deployment.fmt(f)
     }
 }
 
@@ -338,8 +349,8 @@ impl Dial {
         let by = until.min(self.ends);
         loop {
             let waits_for = match &mut self.stage {
-                Stage::Resolving => match &endpoint.server.addr {
-                    ConnectionAddr::Tcp(host, port) => {
+                Stage::Resolving => match endpoint.address()? {
+                    Address::Tcp(host, port) => {
                         if let Some(addrs) = resolve(endpoint, host, *port, by, meanwhile)? {
                             self.stage = Stage::Opening(Opening {
                                 addrs: addrs.into(),
@@ -351,19 +362,16 @@ impl Dial {
                         timed_out("looking up the host took too long")
                     }
                     #[cfg(unix)]
-                    ConnectionAddr::Unix(path) => {
+                    Address::Unix(path) => {
                         if let Some(stream) = open_unix(path, by, meanwhile)? {
                             self.greet(endpoint, Socket::Unix(stream))?;
                             continue;
                         }
                         timed_out("connecting took too long")
                     }
-                    other => {
-                        return Err(io::Error::new(
-                            io::ErrorKind::Unsupported,
-                            format!("no connection to {other}"),
-                        )
-                        .into());
+                    #[cfg(not(unix))]
+                    Address::Unix(_) => {
+                        return Err(io::Error::from(io::ErrorKind::Unsupported).into());
                     }
                 },
                 Stage::Opening(opening) => {
@@ -432,9 +440,9 @@ impl Greeting {
             name = format!("{name}:{}", endpoint.server.label);
         }
         let mut steps: Vec<Vec<&str>> = Vec::new();
-        if let Some(password) = &endpoint.server.password {
+        if let Some(password) = &endpoint.server.login.password {
             let mut auth = vec!["AUTH"];
-            auth.extend(endpoint.server.username.as_deref());
+            auth.extend(endpoint.server.login.username.as_deref());
             auth.push(password);
             steps.push(auth);
         }
@@ -724,13 +732,8 @@ mod tests {
 
     #[test]
     fn an_answer_about_a_host_grows_old() {
-        let endpoint = Endpoint::new(Server {
-            addr: ConnectionAddr::Tcp("localhost".into(), 7),
-            username: None,
-            password: None,
-            db: 0,
-            label: String::new(),
-        });
+        let server = Server::of("redis://localhost:7", String::new());
+        let endpoint = Endpoint::new(server.expect("a good URL"));
         let elsewhere = vec![SocketAddr::from(([127, 9, 9, 9], 7))];
         let resolved = |answered_at| {
             let (answer, lookup) = crossbeam_channel::bounded(1);

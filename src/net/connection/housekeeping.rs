@@ -191,9 +191,9 @@ mod tests {
 
     use std::sync::LazyLock;
 
-    use redis::{ConnectionAddr, RedisError, Value};
+    use redis::{RedisError, Value};
 
-    use crate::config::Server;
+    use crate::config::server::Server;
     use crate::net::call::{Deferred, DeferredTerms, OnReply};
     use crate::net::connection::Housekeeper;
     use crate::net::request::Script;
@@ -215,13 +215,8 @@ mod tests {
 
     /// To a server that is away.
     fn connection() -> Connection {
-        let endpoint = Endpoint::new(Server {
-            addr: ConnectionAddr::Tcp("127.0.0.1".into(), 1),
-            username: None,
-            password: None,
-            db: 0,
-            label: String::new(),
-        });
+        let server = Server::of("redis://127.0.0.1:1", String::new());
+        let endpoint = Endpoint::new(server.expect("a good URL"));
         let timeout = Duration::from_secs(1);
         let (housekeeper, on_reply) = (Arc::new(Nobody), Box::new(Nobody));
         Connection::new(

@@ -1,0 +1,406 @@
+//! What the URL says: which servers, how they are reached, and how to log in there.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo, ProtocolVersion};
+
+use crate::error::{Error, Result};
+
+/// Where one server listens.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Address {
+    Tcp(String, u16),
+    Unix(PathBuf),
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tcp(host, port) if host.contains(':') => write!(f, "[{host}]:{port}"),
+            Self::Tcp(host, port) => write!(f, "{host}:{port}"),
+            Self::Unix(path) => write!(f, "{}", path.display()),
+        }
+    }
+}
+
+/// Which servers there are, and how the one to talk to is found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Deployment {
+    /// This one.
+    Single(Address),
+    /// The one that Sentinels call the master of `service`.
+    Sentinel {
+        sentinels: Vec<Address>,
+        service: String,
+        login: Login,
+    },
+    /// The masters of a cluster, each for its slots; any node knows them.
+    Cluster { seeds: Vec<Address> },
+}
+
+impl fmt::Display for Deployment {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let several = |f: &mut fmt::Formatter<'_>, addresses: &[Address]| {
+            for (i, address) in addresses.iter().enumerate() {
+                write!(f, "{}{address}", if i == 0 { "" } else { "," })?;
+            }
+            Ok(())
+        };
+        match self {
+            Self::Single(address) => address.fmt(f),
+            Self::Sentinel {
+                sentinels, service, ..
+            } => {
+                write!(f, "the master of `{service}` by the sentinels ")?;
+                several(f, sentinels)
+            }
+            Self::Cluster { seeds } => {
+                f.write_str("the cluster of ")?;
+                several(f, seeds)
+            }
+        }
+    }
+}
+
+/// A user and a password, as far as they are needed.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub(crate) struct Login {
+    pub(crate) username: Option<String>,
+    pub(crate) password: Option<String>,
+}
+
+impl fmt::Debug for Login {
+    /// Everything but the password.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Login")
+            .field("username", &self.username)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Where Redis is, and how to log in there.
+pub(crate) struct Server {
+    pub(crate) deployment: Deployment,
+    /// Whether the connections are encrypted.
+    pub(crate) tls: bool,
+    pub(crate) login: Login,
+    pub(crate) db: i64,
+    /// Part of the names of the connections.
+    pub(crate) label: String,
+}
+
+impl fmt::Debug for Server {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.deployment, self.db)
+    }
+}
+
+/// The schemes, as errors list them.
+const SCHEMES: &str =
+    "redis, rediss, redis+unix, redis+sentinel, rediss+sentinel, redis+cluster and rediss+cluster";
+
+/// The port that a Sentinel listens on unless it is told otherwise.
+const SENTINEL_PORT: u16 = 26379;
+
+/// The port that Redis listens on unless it is told otherwise.
+const REDIS_PORT: u16 = 6379;
+
+impl Server {
+    /// Reads a URL. It may carry a password, so no error repeats it.
+    pub(crate) fn of(url: &str, label: String) -> Result<Self> {
+        let Some((scheme, rest)) = url.split_once("://") else {
+            return Err(bad(format!("it has no scheme; known are {SCHEMES}")));
+        };
+        let (tls, kind) = match scheme.replace("valkey", "redis").as_str() {
+            "redis" => (false, Kind::Single),
+            "rediss" => (true, Kind::Single),
+            "unix" | "redis+unix" => (false, Kind::Unix),
+            "redis+sentinel" => (false, Kind::Sentinel),
+            "rediss+sentinel" => (true, Kind::Sentinel),
+            "redis+cluster" => (false, Kind::Cluster),
+            "rediss+cluster" => (true, Kind::Cluster),
+            _ => {
+                return Err(bad(format!(
+                    "the scheme `{scheme}` is unknown; known are {SCHEMES}"
+                )));
+            }
+        };
+        for (needed, there, feature) in [
+            (tls, cfg!(feature = "tls"), "tls"),
+            (
+                kind == Kind::Sentinel,
+                cfg!(feature = "sentinel"),
+                "sentinel",
+            ),
+            (kind == Kind::Cluster, cfg!(feature = "cluster"), "cluster"),
+        ] {
+            if needed && !there {
+                return Err(bad(format!(
+                    "the scheme `{scheme}` needs the feature `{feature}` of redlatch, which is not compiled in"
+                )));
+            }
+        }
+        let (deployment, login, db) = match kind {
+            Kind::Single => single(&format!("redis://{rest}"))?,
+            Kind::Unix => single(&format!("redis+unix://{rest}"))?,
+            Kind::Sentinel => sentinel(rest)?,
+            Kind::Cluster => cluster(rest)?,
+        };
+        Ok(Self {
+            deployment,
+            tls,
+            login,
+            db,
+            label,
+        })
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Single,
+    Unix,
+    Sentinel,
+    Cluster,
+}
+
+fn bad(what: impl fmt::Display) -> Error {
+    Error::Config(format!("url: {what}"))
+}
+
+/// What the client crate reads from a URL of one server.
+fn parse(url: &str) -> Result<(ConnectionInfo, Login)> {
+    let info = url.into_connection_info().map_err(bad)?;
+    let settings = info.redis_settings();
+    if settings.protocol() != ProtocolVersion::RESP2 {
+        return Err(bad("only protocol RESP2 is spoken"));
+    }
+    if settings.db() < 0 {
+        return Err(bad("the database number is negative"));
+    }
+    if settings.username().is_some() && settings.password().is_none() {
+        return Err(bad("a user without a password"));
+    }
+    let login = Login {
+        username: settings.username().map(str::to_owned),
+        password: settings.password().map(str::to_owned),
+    };
+    Ok((info, login))
+}
+
+fn single(url: &str) -> Result<(Deployment, Login, i64)> {
+    let (info, login) = parse(url)?;
+    let address = match info.addr() {
+        ConnectionAddr::Tcp(host, port) => Address::Tcp(host.clone(), *port),
+        ConnectionAddr::Unix(path) if cfg!(unix) => Address::Unix(path.clone()),
+        ConnectionAddr::Unix(_) => return Err(bad("Unix sockets need Unix")),
+        other => return Err(bad(format!("no connection to {other}"))),
+    };
+    let db = info.redis_settings().db();
+    Ok((Deployment::Single(address), login, db))
+}
+
+/// `[[user]:password@]host[:port],…/service[/db][?sentinel_user=…&sentinel_password=…]`
+fn sentinel(rest: &str) -> Result<(Deployment, Login, i64)> {
+    let url = Several::of(rest, SENTINEL_PORT)?;
+    let (service, db) = url.path.split_once('/').unwrap_or((url.path, ""));
+    if service.is_empty() {
+        return Err(bad(
+            "it names no service: redis+sentinel://host:port,host:port/service",
+        ));
+    }
+    let (mut user, mut password) = ("", None);
+    for pair in url.query.split('&').filter(|pair| !pair.is_empty()) {
+        match pair.split_once('=') {
+            Some(("sentinel_user", value)) => user = value,
+            Some(("sentinel_password", value)) => password = Some(value),
+            _ => {
+                return Err(bad(
+                    "beside `sentinel_user` and `sentinel_password` there are no parameters",
+                ));
+            }
+        }
+    }
+    let login_there = match password {
+        Some(password) => parse(&format!("redis://{user}:{password}@sentinel/"))?.1,
+        None if user.is_empty() => Login::default(),
+        None => return Err(bad("a `sentinel_user` without a `sentinel_password`")),
+    };
+    let (info, login) = parse(&format!("redis://{}redis/{db}", url.userinfo))?;
+    // A name may be percent-encoded like a user's.
+    let service = parse(&format!("redis://{service}:-@sentinel/"))?.1.username;
+    let deployment = Deployment::Sentinel {
+        sentinels: url.addresses,
+        service: service.unwrap_or_default(),
+        login: login_there,
+    };
+    Ok((deployment, login, info.redis_settings().db()))
+}
+
+/// `[[user]:password@]host[:port],…[/db]`
+fn cluster(rest: &str) -> Result<(Deployment, Login, i64)> {
+    let url = Several::of(rest, REDIS_PORT)?;
+    if !url.query.is_empty() {
+        return Err(bad("a cluster has no parameters"));
+    }
+    let (info, login) = parse(&format!("redis://{}redis/{}", url.userinfo, url.path))?;
+    let deployment = Deployment::Cluster {
+        seeds: url.addresses,
+    };
+    Ok((deployment, login, info.redis_settings().db()))
+}
+
+/// The parts of a URL with several addresses.
+struct Several<'a> {
+    /// With its `@`, or nothing.
+    userinfo: &'a str,
+    addresses: Vec<Address>,
+    path: &'a str,
+    query: &'a str,
+}
+
+impl<'a> Several<'a> {
+    fn of(rest: &'a str, port: u16) -> Result<Self> {
+        let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
+        let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
+        let (userinfo, hosts) = authority.split_at(authority.rfind('@').map_or(0, |at| at + 1));
+        let mut addresses = Vec::new();
+        for host in hosts.split(',') {
+            if host.is_empty() {
+                return Err(bad(
+                    "an address is missing: they are written as host:port,host:port",
+                ));
+            }
+            let digits = host.rsplit_once(':').map_or("", |(_, digits)| digits);
+            let has_port = !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit());
+            let url = match has_port {
+                true => format!("redis://{host}/"),
+                false => format!("redis://{host}:{port}/"),
+            };
+            match single(&url)?.0 {
+                Deployment::Single(address) if !addresses.contains(&address) => {
+                    addresses.push(address);
+                }
+                _ => {}
+            }
+        }
+        Ok(Self {
+            userinfo,
+            addresses,
+            path,
+            query,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn server(url: &str) -> Server {
+        Server::of(url, String::new()).expect("a good URL")
+    }
+
+    fn refusal(url: &str) -> String {
+        match Server::of(url, String::new()) {
+            Err(Error::Config(what)) => what,
+            other => panic!("{url}: {:?}", other.map(|_| ())),
+        }
+    }
+
+    fn tcp(host: &str, port: u16) -> Address {
+        Address::Tcp(host.into(), port)
+    }
+
+    #[test]
+    fn one_server_is_named_by_its_address() {
+        let one = server("redis://alice:s%20ecret@[::1]:7000/3");
+        assert_eq!(one.deployment, Deployment::Single(tcp("::1", 7000)));
+        assert_eq!(one.deployment.to_string(), "[::1]:7000");
+        assert_eq!(one.login.username.as_deref(), Some("alice"));
+        assert_eq!(one.login.password.as_deref(), Some("s ecret"));
+        assert_eq!((one.tls, one.db), (false, 3));
+        assert!(!format!("{one:?}{:?}", one.login).contains("ecret"));
+        let unix = server("redis+unix:///run/redis.sock?db=1");
+        let path = Address::Unix("/run/redis.sock".into());
+        assert_eq!(unix.deployment, Deployment::Single(path));
+        assert_eq!(unix.db, 1);
+        assert_eq!(
+            server("valkey://h").deployment,
+            Deployment::Single(tcp("h", 6379))
+        );
+    }
+
+    #[test]
+    fn what_is_wrong_with_a_url_is_said_without_its_password() {
+        for (url, said) in [
+            ("", "no scheme"),
+            ("127.0.0.1:6379", "no scheme"),
+            ("http://:secret@127.0.0.1/", "the scheme `http` is unknown"),
+            ("redis://:secret@127.0.0.1/?protocol=resp3", "RESP2"),
+            ("redis://:secret@127.0.0.1/-1", "negative"),
+            ("redis://alice@127.0.0.1/", "a user without a password"),
+        ] {
+            let what = refusal(url);
+            assert!(what.starts_with("url: ") && what.contains(said), "{what}");
+            assert!(!what.contains("secret"), "{what}");
+        }
+    }
+
+    #[test]
+    #[cfg(not(any(feature = "tls", feature = "sentinel", feature = "cluster")))]
+    fn a_feature_that_is_missing_is_named() {
+        for (url, feature) in [
+            ("rediss://h/", "`tls`"),
+            ("redis+sentinel://h/service", "`sentinel`"),
+            ("redis+cluster://h/", "`cluster`"),
+        ] {
+            assert!(refusal(url).contains(feature), "{url}");
+        }
+    }
+
+    #[test]
+    #[cfg(feature = "sentinel")]
+    fn sentinels_are_named_with_their_service() {
+        let url = "redis+sentinel://bob:p%2Fw@a,b:7,[::1]/my%20master/2?sentinel_user=eve&sentinel_password=x%26y";
+        let found = server(url);
+        let expected = Deployment::Sentinel {
+            sentinels: vec![tcp("a", 26379), tcp("b", 7), tcp("::1", 26379)],
+            service: "my master".into(),
+            login: Login {
+                username: Some("eve".into()),
+                password: Some("x&y".into()),
+            },
+        };
+        assert_eq!(found.deployment, expected);
+        assert_eq!(found.login.password.as_deref(), Some("p/w"));
+        assert_eq!(found.db, 2);
+        for (url, said) in [
+            ("redis+sentinel://a,b", "names no service"),
+            ("redis+sentinel://a,,b/m", "an address is missing"),
+            ("redis+sentinel:///m", "an address is missing"),
+            ("redis+sentinel://a/m?db=1", "no parameters"),
+            ("redis+sentinel://a/m?sentinel_user=x", "sentinel_password"),
+            ("redis+sentinel://a:99999/m", "url: "),
+            ("redis+sentinel://a/m/x", "url: "),
+        ] {
+            assert!(refusal(url).contains(said), "{url}: {}", refusal(url));
+        }
+    }
+
+    #[test]
+    #[cfg(feature = "cluster")]
+    fn a_cluster_is_named_by_some_of_its_nodes() {
+        let found = server("redis+cluster://:pw@a:1,b,a:1");
+        let expected = Deployment::Cluster {
+            seeds: vec![tcp("a", 1), tcp("b", 6379)],
+        };
+        assert_eq!(found.deployment, expected);
+        assert_eq!(found.login.password.as_deref(), Some("pw"));
+        assert_eq!(found.db, 0);
+        for url in ["redis+cluster://", "redis+cluster://a/?x=1"] {
+            assert!(refusal(url).starts_with("url: "), "{url}");
+        }
+    }
+}
