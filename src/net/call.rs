@@ -74,6 +74,9 @@ pub(crate) trait Undo: Send + Sync {
 }
 
 /// Learns what became of the releases that nobody waits for.
+///
+/// Called with the mutex of the connection held, but not with that of the call, so that what is counted here has been
+/// counted by the time that anybody sees the call settled. It counts and logs, and never blocks.
 pub(crate) trait OnReply: Send + Sync {
     /// The server has run it, and `replayed` says whether an earlier sending may have run as well.
     fn released(&self, release: &DeferredTerms, reply: &Value, replayed: bool);

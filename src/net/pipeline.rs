@@ -200,15 +200,18 @@ impl Pipeline {
         let in_flight = self.in_flight.as_mut()?;
         in_flight.last_heard = now;
         let call = in_flight.awaiting.pop_front()?;
-        if std::mem::take(&mut call.state.lock().in_portion) {
+        let mut its = call.state.lock();
+        let replayed = its.sendings > 1;
+        if std::mem::take(&mut its.in_portion) {
             in_flight.portion -= 1;
         }
+        drop(its);
         if let Some(script) = call.request.script {
             in_flight.learn(script, &call, matches!(value, Value::ServerError(_)));
         }
         let mut following = false;
         if call.deferred.is_some() {
-            let elsewhere = self.settle(&call, value, now, on_reply);
+            let elsewhere = self.settle(&call, value, replayed, now, on_reply);
             if let (Some(err), Some(in_flight)) = (elsewhere, &mut self.in_flight) {
                 in_flight.leaving = Some(err);
             }
@@ -233,26 +236,28 @@ impl Pipeline {
         &mut self,
         call: &Arc<Call>,
         value: Value,
+        replayed: bool,
         now: Instant,
         on_reply: &dyn OnReply,
     ) -> Option<RedisError> {
         let deferred = call.deferred.as_ref()?;
-        let mut its = call.state.lock();
         let err = match value.extract_error() {
             Ok(value) => {
-                on_reply.released(deferred, &value, its.sendings > 1);
-                its.phase = CallPhase::Done(value);
+                on_reply.released(deferred, &value, replayed);
+                call.state.lock().phase = CallPhase::Done(value);
                 return None;
             }
             Err(err) => err,
         };
+        let mut its = call.state.lock();
         let unknown = is_unknown_script(&err) && !its.by_text;
         // A server that takes no writes now may take them later.
         let later = is_transient(&err)
             || deferred.for_good && matches!(err.code(), Some("OOM" | "MISCONF"));
         if !(unknown || later) || now >= deferred.useful_until {
-            its.phase = CallPhase::Broken(err.clone());
+            drop(its);
             on_reply.given_up(deferred, &err);
+            call.state.lock().phase = CallPhase::Broken(err);
             return None;
         }
         its.by_text |= unknown;
@@ -550,6 +555,40 @@ mod model {
         fn given_up(&self, release: &DeferredTerms, _: &RedisError) {
             let id = release.name.parse().expect("a number");
             self.0.lock().push((id, None));
+        }
+    }
+
+    #[test]
+    fn a_call_is_not_locked_while_somebody_learns_what_became_of_it() {
+        struct Locks(Arc<Call>, Mutex<u32>);
+
+        impl Locks {
+            fn look(&self) {
+                assert!(self.0.state.try_lock().is_some());
+                *self.1.lock() += 1;
+            }
+        }
+
+        impl OnReply for Locks {
+            fn released(&self, _: &DeferredTerms, _: &Value, _: bool) {
+                self.look();
+            }
+
+            fn given_up(&self, _: &DeferredTerms, _: &RedisError) {
+                self.look();
+            }
+        }
+
+        let now = Instant::now();
+        let denied = redis::parse_redis_value(b"-NOPERM not yours\r\n").expect("a reply");
+        for reply in [Value::Int(2), denied] {
+            let call = command(2);
+            let mut pipeline = Pipeline::default();
+            pipeline.connected(now);
+            assert!(pipeline.submit(&call, now));
+            let locks = Locks(call, Mutex::new(0));
+            assert!(pipeline.reply(reply, now, &locks).is_some());
+            assert_eq!(*locks.1.lock(), 1);
         }
     }
 
