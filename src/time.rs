@@ -23,6 +23,11 @@ pub(crate) fn nanos(at: Instant) -> u64 {
     u64::try_from(at.saturating_duration_since(*EPOCH).as_nanos()).unwrap_or(u64::MAX)
 }
 
+/// Whether a span can be a number of nanoseconds, below the largest, which stands for "never".
+pub(crate) fn is_finite(span: Duration) -> bool {
+    span.as_nanos() < u64::MAX.into()
+}
+
 /// The moment of [`nanos`].
 pub(crate) fn instant(nanos: u64) -> Instant {
     *EPOCH + Duration::from_nanos(nanos)

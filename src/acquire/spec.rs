@@ -19,6 +19,7 @@ use crate::protocol::{KINDS, red, reentrant};
 use crate::quorum::ask::Quorum;
 use crate::quorum::failure::{Failure, Short};
 use crate::session::{Session, SharedSession};
+use crate::time;
 
 /// A handle's settings: which lock, and how to take it.
 #[derive(Clone)]
@@ -110,8 +111,9 @@ impl LockSpec {
         self
     }
 
+    /// What the clock cannot tell, some 584 years, is no limit.
     pub(crate) fn max_hold(mut self, max_hold: Duration) -> Self {
-        self.max_hold = Some(max_hold);
+        self.max_hold = time::is_finite(max_hold).then_some(max_hold);
         self
     }
 

@@ -87,8 +87,8 @@ macro_rules! exclusive_lock {
             ///
             /// Against a job that hangs and a guard that is leaked: renewal stops, the guard is notified with
             /// [`LossReason::MaxHold`](crate::LossReason::MaxHold), and the lock becomes free within one lease of the
-            /// client. For zero, and together with a fixed lease, the methods that lock return
-            /// [`Error::Config`](crate::Error::Config).
+            /// client. `Duration::MAX` means no limit. For zero, and together with a fixed lease, the methods that lock
+            /// return [`Error::Config`](crate::Error::Config).
             ///
             #[doc = $crate::sync::macros::example!(lock $maker =>
                 "let lock = lock.max_hold(std::time::Duration::from_secs(3600));"

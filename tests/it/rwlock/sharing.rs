@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crossbeam_channel::TryRecvError;
 use redlatch::{CancelToken, Client, Config, Error, Loss, LossReason};
@@ -74,6 +74,7 @@ fn who_wants_other_terms_has_a_hold_of_its_own() {
     let crew: Vec<_> = [
         lock.clone(),
         lock.clone(),
+        lock.clone().max_hold(Duration::MAX),
         fixed(60_000),
         fixed(60_000),
         fixed(61_000),
@@ -85,6 +86,7 @@ fn who_wants_other_terms_has_a_hold_of_its_own() {
     .collect();
     let owners: Vec<_> = crew.iter().map(Actor::reads).collect();
     assert_eq!(owners[0], owners[1]);
+    assert_eq!(owners[0], owners[2], "no limit");
 
     let mut different: Vec<_> = owners.iter().map(String::as_str).collect();
     different.sort_unstable();
