@@ -26,7 +26,7 @@ struct State<T> {
 }
 
 impl<T: Send + 'static> Callback<T> {
-    /// `panicked` is told of an item that `call` panicked over.
+    /// `panicked` is called with an item over which `call` panicked.
     pub(crate) fn new(
         thread: &'static str,
         call: impl Fn(&T) + Send + Sync + 'static,
@@ -111,33 +111,36 @@ mod tests {
 
     /// Hands over what is not `panics`, and says so.
     fn callback(panics: u32) -> (Arc<Callback<u32>>, Receiver<u32>) {
-        let (tell, told) = unbounded();
+        let (sender, received) = unbounded();
         let call = move |n: &u32| {
             assert_ne!(*n, panics, "on purpose");
-            tell.send(*n).unwrap_or_default();
+            sender.send(*n).unwrap_or_default();
         };
-        (Callback::new("redlatch-test", call, |_| {}), told)
+        (Callback::new("redlatch-test", call, |_| {}), received)
     }
 
     #[test]
     fn items_are_handed_over_in_order() {
-        let (callback, told) = callback(u32::MAX);
+        let (callback, received) = callback(u32::MAX);
         for n in 0..1000 {
             callback.give(n).expect("a thread");
         }
         callback.flush(LONG);
-        assert_eq!(told.try_iter().collect::<Vec<_>>(), Vec::from_iter(0..1000));
+        assert_eq!(
+            received.try_iter().collect::<Vec<_>>(),
+            Vec::from_iter(0..1000)
+        );
         assert_eq!(callback.waiting(), 0);
     }
 
     #[test]
     fn a_panic_over_one_item_does_not_keep_the_next_from_being_handed_over() {
-        let (callback, told) = callback(1);
+        let (callback, received) = callback(1);
         for n in 0..3 {
             callback.give(n).expect("a thread");
         }
         callback.flush(LONG);
-        assert_eq!(told.try_iter().collect::<Vec<_>>(), [0, 2]);
+        assert_eq!(received.try_iter().collect::<Vec<_>>(), [0, 2]);
     }
 
     #[test]
@@ -157,11 +160,11 @@ mod tests {
 
     #[test]
     fn a_callback_may_give_more_and_flush() {
-        let (tell, told) = unbounded();
+        let (sender, received) = unbounded();
         let own: Arc<std::sync::OnceLock<Arc<Callback<u32>>>> = Arc::default();
         let its_own = Arc::clone(&own);
         let call = move |n: &u32| {
-            tell.send(*n).unwrap_or_default();
+            sender.send(*n).unwrap_or_default();
             let own = its_own.get().expect("set before the first item");
             if *n > 0 {
                 own.give(n - 1).expect("the thread runs");
@@ -171,6 +174,6 @@ mod tests {
         let callback = own.get_or_init(|| Callback::new("redlatch-test", call, |_| {}));
         callback.give(3).expect("a thread");
         callback.flush(LONG);
-        assert_eq!(told.try_iter().collect::<Vec<_>>(), [3, 2, 1, 0]);
+        assert_eq!(received.try_iter().collect::<Vec<_>>(), [3, 2, 1, 0]);
     }
 }

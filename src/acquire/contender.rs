@@ -103,7 +103,7 @@ impl Drop for Contender<'_> {
         let next = state
             .lock
             .withdraw_contender(self.lock.mode, Instant::now());
-        state.tell(&next);
+        state.notify(&next);
         drop(state);
         wake(next);
     }
@@ -404,7 +404,7 @@ impl<'a> Contender<'a> {
             params.lease,
             now,
         );
-        state.tell(&next);
+        state.notify(&next);
         drop(state);
         wake(next);
         if let Some(displaced) = displaced {

@@ -282,7 +282,7 @@ impl LockSpec {
         let mut state = entry.lock();
         let left = state.lock.withdraw(ticket, Instant::now());
         if let Some(next) = &left {
-            state.tell(next);
+            state.notify(next);
         }
         drop(state);
         if let Some(next) = left {

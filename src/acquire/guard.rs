@@ -201,7 +201,7 @@ impl GuardInner {
                 self.not_lost()
             }
             Left::Release { next } => {
-                state.tell(&next);
+                state.notify(&next);
                 drop(state);
                 // First, so that the release does not count this process among those that wait.
                 drop(hold.take_subscription());

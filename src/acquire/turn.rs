@@ -97,7 +97,7 @@ impl Drop for Turn<'_> {
         let next = state
             .lock
             .withdraw_contender(Mode::Exclusive, Instant::now());
-        state.tell(&next);
+        state.notify(&next);
         drop(state);
         wake(next);
         self.spec.session().watchdog.housekeep_soon();

@@ -117,7 +117,7 @@ impl<H: Holding> Entry<H> {
     pub(crate) fn lost(&self, hold: &H) {
         let mut state = self.lock();
         let next = state.lock.lost(hold, Instant::now());
-        state.tell(&next);
+        state.notify(&next);
         drop(state);
         wake(next);
     }
@@ -152,12 +152,12 @@ impl<H: Holding> EntryState<H> {
         &mut self.semaphore().keys
     }
 
-    /// Stores the wakeups of those whose turn it is; they have to be woken after the mutex was released.
-    pub(crate) fn tell(&mut self, calls: &EntryWakeups<H>) {
-        for (waiter, hold) in &calls.joined {
+    /// Stores a wakeup for each thread whose turn it is. [`wake`] has to follow once the mutex is released.
+    pub(crate) fn notify(&mut self, wakeups: &EntryWakeups<H>) {
+        for (waiter, hold) in &wakeups.joined {
             waiter.store(Wakeup::Granted(hold.clone()));
         }
-        if let Some(next) = &calls.contend {
+        if let Some(next) = &wakeups.contend {
             next.store(Wakeup::Contend(self.lock.start(Instant::now())));
         }
     }
@@ -256,12 +256,12 @@ fn writers_found(probe: &Call) -> Found {
     writers.map_or(Found::Failed, Found::Writers)
 }
 
-/// Wakes the threads that a wakeup was stored for, with no mutex held.
-pub(crate) fn wake<H>(calls: EntryWakeups<H>) {
-    for (waiter, _) in calls.joined {
+/// Wakes the threads for which a wakeup was stored. Call it with no mutex held.
+pub(crate) fn wake<H>(wakeups: EntryWakeups<H>) {
+    for (waiter, _) in wakeups.joined {
         waiter.wake();
     }
-    if let Some(waiter) = calls.contend {
+    if let Some(waiter) = wakeups.contend {
         waiter.wake();
     }
 }

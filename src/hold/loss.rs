@@ -87,7 +87,7 @@ impl Notices {
         if let Some(callback) = &self.0
             && let Err(err) = callback.give(loss)
         {
-            report!(Warn, "no thread to tell of a loss: {err}");
+            report!(Warn, "cannot start the thread that reports losses: {err}");
         }
     }
 }

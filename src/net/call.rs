@@ -20,7 +20,7 @@ pub(crate) enum Fault {
     Late(RedisError),
     /// The server answered with an error that will not pass by itself.
     Refused(RedisError),
-    /// The caller was told to stop: cancelled, or the client is being closed.
+    /// The caller has to stop: it was cancelled, or the client is being closed.
     Stopped,
     /// The client is closed.
     Closed,

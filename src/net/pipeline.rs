@@ -621,7 +621,7 @@ mod model {
         /// Sent here, and not refused.
         here: [bool; 4],
         /// When a command was sent last here after which the server is known to have the script.
-        told: [Option<Instant>; 2],
+        known_since: [Option<Instant>; 2],
     }
 
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -679,7 +679,7 @@ mod model {
                 arrived: VecDeque::new(),
                 replies: VecDeque::new(),
                 here: [false; 4],
-                told: [None; 2],
+                known_since: [None; 2],
             }
         }
 
@@ -734,7 +734,7 @@ mod model {
                 self.knows,
                 self.runs,
                 self.here,
-                self.told.map(|at| at.map(ms)),
+                self.known_since.map(|at| at.map(ms)),
             )
                 .hash(h);
             (&self.inbox, &self.arrived, &self.replies).hash(h);
@@ -898,12 +898,12 @@ mod model {
             assert!(!self.here[id], "{id} is sent twice over one connection");
             self.here[id] = true;
             let sent_at = self.calls[id].state.lock().sent_at;
-            let told = &mut self.told[script];
+            let known_since = &mut self.known_since[script];
             if by_text {
-                *told = (*told).max(Some(sent_at));
+                *known_since = (*known_since).max(Some(sent_at));
             } else if self.calls[id].unattended {
                 let fresh =
-                    told.is_some_and(|at| sent_at.saturating_duration_since(at) < KNOWN_FOR);
+                    known_since.is_some_and(|at| sent_at.saturating_duration_since(at) < KNOWN_FOR);
                 assert!(
                     fresh,
                     "nobody may read that the server does not know the script of {id}"
@@ -943,12 +943,12 @@ mod model {
             };
             let (now, before) = (at(self.now_ms), self.heard.0.lock().len());
             if says == Says::Ran {
-                let told = &mut self.told[command.script];
-                *told = (*told).max(Some(sent_at));
+                let known_since = &mut self.known_since[command.script];
+                *known_since = (*known_since).max(Some(sent_at));
             } else {
                 self.here[id] = false;
                 if says == Says::NoScript {
-                    self.told[command.script] = None;
+                    self.known_since[command.script] = None;
                 }
             }
             let replied = self.pipeline.reply(says.value(id), now, &self.heard);
@@ -1010,7 +1010,7 @@ mod model {
             self.arrived.clear();
             self.replies.clear();
             self.here = [false; 4];
-            self.told = [None; 2];
+            self.known_since = [None; 2];
         }
 
         fn check(&self) {

@@ -22,7 +22,7 @@ pub(crate) fn key(prefix: &str, name: &str) -> Result<String> {
     Ok(format!("{prefix}{name}"))
 }
 
-/// The channel on which a release of the lock at `key` is told.
+/// The channel on which releases of the lock at `key` are announced.
 pub(crate) fn lock_channel(key: &str) -> String {
     prefixed("redisson_lock__channel", key)
 }
@@ -42,7 +42,7 @@ pub(crate) fn fenced_token(key: &str) -> String {
     prefixed("redisson_lock_token", key)
 }
 
-/// The channel on which a release of the read-write lock at `key` is told.
+/// The channel on which releases of the read-write lock at `key` are announced.
 pub(crate) fn rw_channel(key: &str) -> String {
     prefixed("redisson_rwlock", key)
 }
@@ -52,7 +52,7 @@ pub(crate) fn rw_holds(key: &str) -> String {
     suffixed(key, "")
 }
 
-/// The channel on which permits of the semaphore at `key` are told to have come back.
+/// The channel on which it is announced that permits of the semaphore at `key` are available again.
 pub(crate) fn semaphore_channel(key: &str) -> String {
     prefixed("redisson_sc", key)
 }
@@ -62,7 +62,7 @@ pub(crate) fn permit_timeouts(key: &str) -> String {
     suffixed(key, "timeout")
 }
 
-/// The channel on which the latch at `key` is told to be open, or to have been set.
+/// The channel on which it is announced that the latch at `key` was opened or set.
 ///
 /// Source: `RedissonCountDownLatch`; unlike other names it has braces even if the key has some.
 pub(crate) fn latch_channel(key: &str) -> String {

@@ -183,7 +183,7 @@ fn number(value: &Value) -> Option<u64> {
 /// What became of a release.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Released {
-    /// It was ours; that many subscribers were told.
+    /// It was ours; so many subscribers were notified.
     Yes { listeners: i64 },
     /// Nobody holds the lock any more.
     Gone,

@@ -106,7 +106,7 @@ impl Connection {
                 (state, Ok(()))
             }
             Ok(Dialled::Unfinished(why)) => {
-                // A caller without time, or one that was told to stop, is no proof against the server.
+                // The caller ran out of time or had to stop, which says nothing about the server.
                 state.wanted = true;
                 state.phase = Phase::Down {
                     retry_at: Instant::now(),
@@ -119,7 +119,7 @@ impl Connection {
             }
             Err(err) => {
                 report!(Debug, "connecting to {:?}: {err}", self.endpoint);
-                // One with bad credentials is told so at once, each time; the pause is for those who bring releases.
+                // With bad credentials every caller gets that error at once; only the sending of releases is delayed.
                 let fatal = !is_transient(&err);
                 let now = Instant::now();
                 state.phase = Phase::Down {
