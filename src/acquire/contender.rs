@@ -18,7 +18,7 @@ use crate::error::{Error, Result};
 use crate::hold::entry::wake;
 use crate::hold::{Entry, Hold, UNDO_FOR, Waiter};
 use crate::local::lock::{Mode, Order, Start};
-use crate::net::call::{Attempt, Call, Deferred, DeferredTerms, Undo};
+use crate::net::call::{Attempt, Call, Deferred, DeferredInfo, Undo};
 use crate::net::connection::Ahead;
 use crate::net::subscriber::Subscription;
 use crate::protocol::kind::{AcquireArgs, Place, PlaceState};
@@ -334,7 +334,7 @@ impl<'a> Contender<'a> {
         {
             self.session().connection.send_deferred(Deferred {
                 request,
-                terms: DeferredTerms {
+                info: DeferredInfo {
                     name: Arc::clone(&self.entry.name),
                     // A frozen server executes the request when it resumes, and the place begins only then.
                     useful_until: Instant::now() + UNDO_FOR,

@@ -11,7 +11,7 @@ use crate::acquire::{self, Busy, NoReply, Outcome, Reply, Strategy};
 use crate::error::{Error, LossReason, Result};
 use crate::hold::{Entry, Hold, UNDO_FOR, Waiter};
 use crate::local::lock::{LeasePolicy, Mode};
-use crate::net::call::{Attempt, Deferred, DeferredTerms, Undo};
+use crate::net::call::{Attempt, Deferred, DeferredInfo, Undo};
 use crate::protocol::owner::PermitId;
 use crate::protocol::permits;
 use crate::protocol::script::{self, PermitsAcquired};
@@ -195,7 +195,7 @@ impl Batch {
     fn release(&self) -> Deferred {
         Deferred {
             request: permits::release(&*self.entry.protocol, &self.ids),
-            terms: DeferredTerms {
+            info: DeferredInfo {
                 name: Arc::clone(&self.entry.name),
                 // A frozen server executes the acquire when it resumes, and the lease begins only then.
                 useful_until: Instant::now() + self.ttl.max(UNDO_FOR),

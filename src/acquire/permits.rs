@@ -15,7 +15,7 @@ use crate::error::{Error, Result};
 use crate::hold::{Entry, EntryState, Waiter, Wakeup};
 use crate::local::place::{News, Place, YieldAfter};
 use crate::local::semaphore::{Given, Granted};
-use crate::net::call::{Attempt, Call, Deferred, DeferredTerms, Undo};
+use crate::net::call::{Attempt, Call, Deferred, DeferredInfo, Undo};
 use crate::protocol::idempotency::RequestKeys;
 use crate::protocol::script;
 use crate::protocol::semaphore;
@@ -360,7 +360,7 @@ impl Undo for Question {
     fn undo(&self) -> Option<Deferred> {
         Some(Deferred {
             request: semaphore::undo(&*self.entry.protocol, &self.keys, &self.keep_ms),
-            terms: DeferredTerms {
+            info: DeferredInfo {
                 name: Arc::clone(&self.entry.name),
                 useful_until: Instant::now() + self.replay,
                 undo: true,
@@ -418,7 +418,7 @@ pub(crate) fn submit_release(
     let request = semaphore::release(&*entry.protocol, &keys, &keep_ms, permits);
     let call = Call::deferred(Deferred {
         request,
-        terms: DeferredTerms {
+        info: DeferredInfo {
             name: Arc::clone(&entry.name),
             useful_until: Instant::now() + session.replay(),
             undo: false,

@@ -68,7 +68,7 @@ impl LockSpec {
     pub(crate) fn like(shared: &Arc<SharedSession>, hold: &Hold) -> Self {
         let name = Arc::clone(&hold.entry.name);
         let handle = Self::new(shared, name, hold.entry.protocol.kind());
-        match hold.terms() {
+        match hold.lease_policy() {
             LeasePolicy::Renewed { max_hold } => Self { max_hold, ..handle },
             LeasePolicy::Fixed(lease) => handle.lease(lease),
         }

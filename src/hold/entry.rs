@@ -12,7 +12,7 @@ use crate::local::preference::{Follows, Found, WriterPreference};
 use crate::local::registry::{self, Key, State, Sweep};
 use crate::local::semaphore::LocalSemaphore;
 use crate::local::waiter::{self, MakeError};
-use crate::net::call::{Call, Deferred, DeferredTerms};
+use crate::net::call::{Call, Deferred, DeferredInfo};
 use crate::protocol::idempotency::IdempotencyKeys;
 use crate::protocol::kind::{Keyspace, Kind, Protocol};
 
@@ -91,7 +91,7 @@ impl<H: Holding> Entry<H> {
             } else {
                 self.protocol.release(mode, owner)
             },
-            terms: DeferredTerms {
+            info: DeferredInfo {
                 name: Arc::clone(&self.name),
                 useful_until,
                 undo,

@@ -406,7 +406,7 @@ impl Hold {
     }
 
     /// How it was taken, or taken last.
-    pub(crate) fn terms(&self) -> LeasePolicy {
+    pub(crate) fn lease_policy(&self) -> LeasePolicy {
         self.lease.lock().policy()
     }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use redis::{RedisError, Value};
 
-use crate::net::call::{DeferredTerms, OnReply};
+use crate::net::call::{DeferredInfo, OnReply};
 use crate::protocol::script::{self, Released};
 use crate::report::report;
 use crate::stats::Counters;
@@ -20,7 +20,7 @@ impl Releases {
 }
 
 impl OnReply for Releases {
-    fn released(&self, release: &DeferredTerms, reply: &Value, replayed: bool) {
+    fn released(&self, release: &DeferredInfo, reply: &Value, replayed: bool) {
         match script::released(reply) {
             Ok(Released::Yes { .. }) => {}
             // Expected when an acquire is undone, or when an earlier sending has done it.
@@ -40,7 +40,7 @@ impl OnReply for Releases {
         }
     }
 
-    fn given_up(&self, release: &DeferredTerms, why: &RedisError) {
+    fn given_up(&self, release: &DeferredInfo, why: &RedisError) {
         let name = &release.name;
         if release.for_good {
             self.counters.releases_failed.add(1);

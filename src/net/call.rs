@@ -53,18 +53,18 @@ impl Unanswered for Fault {
 /// A release that is sent and not waited for.
 pub(crate) struct Deferred {
     pub(crate) request: Request,
-    pub(crate) terms: DeferredTerms,
+    pub(crate) info: DeferredInfo,
 }
 
-/// What is known of a deferred release besides the command.
-pub(crate) struct DeferredTerms {
+/// What the connection has to know about a deferred release besides its bytes.
+pub(crate) struct DeferredInfo {
     /// The lock's name, for the log.
     pub(crate) name: Arc<str>,
-    /// When the lease has done what this command would do.
+    /// After this it is pointless: by then the lease has ended the hold.
     pub(crate) useful_until: Instant,
-    /// Whether it undoes an acquire whose outcome nobody knows; finding nothing is then no news.
+    /// Whether it undoes an acquire of unknown outcome. Then it is normal that it finds nothing to release.
     pub(crate) undo: bool,
-    /// What it gives back is gone for good otherwise: no lease ends it.
+    /// Whether what it gives back has no lease, and is lost for good unless this arrives.
     pub(crate) for_good: bool,
 }
 
@@ -79,10 +79,10 @@ pub(crate) trait Undo: Send + Sync {
 /// counted by the time that anybody sees the call settled. It counts and logs, and never blocks.
 pub(crate) trait OnReply: Send + Sync {
     /// The server has run it, and `replayed` says whether an earlier sending may have run as well.
-    fn released(&self, release: &DeferredTerms, reply: &Value, replayed: bool);
+    fn released(&self, release: &DeferredInfo, reply: &Value, replayed: bool);
 
     /// It is not sent again.
-    fn given_up(&self, release: &DeferredTerms, why: &RedisError);
+    fn given_up(&self, release: &DeferredInfo, why: &RedisError);
 }
 
 /// One sending of a command, and what takes it back if its outcome stays unknown.
@@ -102,7 +102,7 @@ pub(crate) struct Answer {
 /// One command on its way.
 pub(crate) struct Call {
     pub(crate) request: Request,
-    pub(crate) deferred: Option<DeferredTerms>,
+    pub(crate) deferred: Option<DeferredInfo>,
     /// Nobody may come to read that the server did not know the script.
     pub(crate) unattended: bool,
     /// Sent as the last words on a connection that is given up, behind an acquire that it may yet carry out.
@@ -138,7 +138,7 @@ impl Call {
     fn new(
         request: Request,
         undo: Option<Arc<dyn Undo>>,
-        deferred: Option<DeferredTerms>,
+        deferred: Option<DeferredInfo>,
         unattended: bool,
     ) -> Arc<Self> {
         Arc::new(Self {
@@ -175,7 +175,7 @@ impl Call {
 
     /// A release that nobody waits for.
     pub(crate) fn deferred(deferred: Deferred) -> Arc<Self> {
-        Self::new(deferred.request, None, Some(deferred.terms), true)
+        Self::new(deferred.request, None, Some(deferred.info), true)
     }
 
     /// What came of it, if that is known: the reply, which may be an error, or why there is none.

@@ -37,7 +37,7 @@ impl Outbox {
 
     /// Keeps a deferred call. One that was here before goes back to its place.
     pub(crate) fn keep(&mut self, call: &Arc<Call>) {
-        let Some(terms) = &call.deferred else {
+        let Some(info) = &call.deferred else {
             return;
         };
         let mut its = call.state.lock();
@@ -47,7 +47,7 @@ impl Outbox {
         }
         let place = its.place;
         drop(its);
-        self.ends.insert((terms.useful_until, place));
+        self.ends.insert((info.useful_until, place));
         self.keys
             .extend(hashes(&call.request).map(|hash| (hash, place)));
         self.calls.insert(place, Arc::clone(call));
@@ -87,8 +87,8 @@ impl Outbox {
 
     fn take(&mut self, place: u64) -> Option<Arc<Call>> {
         let call = self.calls.remove(&place)?;
-        if let Some(terms) = &call.deferred {
-            self.ends.remove(&(terms.useful_until, place));
+        if let Some(info) = &call.deferred {
+            self.ends.remove(&(info.useful_until, place));
         }
         for hash in hashes(&call.request) {
             self.keys.remove(&(hash, place));
@@ -117,7 +117,7 @@ impl Outbox {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::net::call::{Deferred, DeferredTerms};
+    use crate::net::call::{Deferred, DeferredInfo};
     use crate::net::request::Script;
     use std::sync::LazyLock;
     use std::time::Duration;
@@ -127,7 +127,7 @@ mod tests {
     fn release(keys: &[&str], useful_until: Instant) -> Arc<Call> {
         Call::deferred(Deferred {
             request: Request::script("releasing", &SCRIPT, keys, &["o:1"]),
-            terms: DeferredTerms {
+            info: DeferredInfo {
                 name: keys[0].into(),
                 useful_until,
                 undo: false,
@@ -137,8 +137,8 @@ mod tests {
     }
 
     fn names(calls: &[Arc<Call>]) -> Vec<&str> {
-        let terms = calls.iter().filter_map(|call| call.deferred.as_ref());
-        terms.map(|terms| &*terms.name).collect()
+        let info = calls.iter().filter_map(|call| call.deferred.as_ref());
+        info.map(|info| &*info.name).collect()
     }
 
     #[test]

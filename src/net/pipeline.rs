@@ -323,7 +323,7 @@ impl Pipeline {
         let (mut releases, mut undos) = (0, 0);
         while let Some(call) = self.unacknowledged.take_first() {
             match &call.deferred {
-                Some(terms) if terms.undo && !terms.for_good => undos += 1,
+                Some(info) if info.undo && !info.for_good => undos += 1,
                 _ => releases += 1,
             }
         }
@@ -452,7 +452,7 @@ mod model {
 
     use parking_lot::Mutex;
 
-    use crate::net::call::{Attempt, Deferred, DeferredTerms, Undo};
+    use crate::net::call::{Attempt, Deferred, DeferredInfo, Undo};
     use crate::net::request::Request;
 
     static ACQUIRE: LazyLock<Script> = LazyLock::new(|| Script::new("acquire"));
@@ -482,7 +482,7 @@ mod model {
     fn release(id: usize, key: &str, ends: Instant) -> Deferred {
         Deferred {
             request: request(id, &RELEASE, key),
-            terms: DeferredTerms {
+            info: DeferredInfo {
                 name: id.to_string().into(),
                 useful_until: ends,
                 undo: false,
@@ -546,13 +546,13 @@ mod model {
     struct Heard(Mutex<Vec<(usize, Option<bool>)>>);
 
     impl OnReply for Heard {
-        fn released(&self, release: &DeferredTerms, reply: &Value, replayed: bool) {
+        fn released(&self, release: &DeferredInfo, reply: &Value, replayed: bool) {
             let id: usize = release.name.parse().expect("a number");
             assert_eq!(*reply, Value::Int(i64::try_from(id).expect("small")));
             self.0.lock().push((id, Some(replayed)));
         }
 
-        fn given_up(&self, release: &DeferredTerms, _: &RedisError) {
+        fn given_up(&self, release: &DeferredInfo, _: &RedisError) {
             let id = release.name.parse().expect("a number");
             self.0.lock().push((id, None));
         }
@@ -866,8 +866,8 @@ mod model {
                     let why = RedisError::from(std::io::Error::other("ended"));
                     let ended = self.pipeline.take_ended(now, usize::MAX, &why);
                     for call in &ended {
-                        let terms = call.deferred.as_ref().expect("a release");
-                        assert!(now >= terms.useful_until, "dropped before its time");
+                        let info = call.deferred.as_ref().expect("a release");
+                        assert!(now >= info.useful_until, "dropped before its time");
                         self.settled[self.id(call)] += 1;
                     }
                     !ended.is_empty()
@@ -964,8 +964,8 @@ mod model {
                     self.settled[id] += 1;
                 }
                 (true, _) => {
-                    let terms = self.calls[id].deferred.as_ref().expect("a release");
-                    let ended = now >= terms.useful_until;
+                    let info = self.calls[id].deferred.as_ref().expect("a release");
+                    let ended = now >= info.useful_until;
                     assert!(says != Says::NoScript || !by_text);
                     assert_eq!(
                         ended,

@@ -194,7 +194,7 @@ mod tests {
     use redis::{RedisError, Value};
 
     use crate::config::server::Server;
-    use crate::net::call::{Deferred, DeferredTerms, OnReply};
+    use crate::net::call::{Deferred, DeferredInfo, OnReply};
     use crate::net::connection::Housekeeper;
     use crate::net::request::Script;
     use crate::net::socket::Endpoint;
@@ -208,9 +208,9 @@ mod tests {
     }
 
     impl OnReply for Nobody {
-        fn released(&self, _: &DeferredTerms, _: &Value, _: bool) {}
+        fn released(&self, _: &DeferredInfo, _: &Value, _: bool) {}
 
-        fn given_up(&self, _: &DeferredTerms, _: &RedisError) {}
+        fn given_up(&self, _: &DeferredInfo, _: &RedisError) {}
     }
 
     /// To a server that is away.
@@ -235,7 +235,7 @@ mod tests {
         let name: Arc<str> = "name".into();
         for _ in 0..4 * AT_ONCE {
             let request = Request::script("releasing", &RELEASE, &[&name], &["o:1"]);
-            let terms = DeferredTerms {
+            let info = DeferredInfo {
                 name: Arc::clone(&name),
                 useful_until: now,
                 undo: true,
@@ -243,7 +243,7 @@ mod tests {
             };
             assert!(
                 connection
-                    .submit(&Call::deferred(Deferred { request, terms }))
+                    .submit(&Call::deferred(Deferred { request, info }))
                     .is_none()
             );
         }

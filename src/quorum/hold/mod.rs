@@ -148,7 +148,7 @@ impl Share {
     }
 
     fn is_renewed(&self) -> bool {
-        matches!(self.hold.terms(), LeasePolicy::Renewed { .. })
+        matches!(self.hold.lease_policy(), LeasePolicy::Renewed { .. })
     }
 }
 
@@ -360,7 +360,7 @@ impl QuorumHold {
             at,
             node,
             owners.id(owners.draw()),
-            share.hold.terms(),
+            share.hold.lease_policy(),
             share.hold.lease(),
         );
         share.stage = Stage::Fresh;
@@ -458,7 +458,7 @@ impl QuorumHold {
     /// A majority keeps the hold until then; the watchdog has to know if that is sooner than before. `false` if it is over.
     fn count_on(&self, hold: &Arc<Hold>, until: Instant) -> bool {
         let before = hold.valid_until();
-        let until = match hold.terms() {
+        let until = match hold.lease_policy() {
             LeasePolicy::Renewed { .. } => until,
             // What nobody has renewed does not become longer.
             LeasePolicy::Fixed(_) => until.min(before),

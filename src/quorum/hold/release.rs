@@ -56,7 +56,7 @@ impl QuorumHold {
             Stage::Kept => share.hold.release(!granted),
         };
         // A node that has forgotten it is no news: the majority is what counts.
-        release.terms.undo = true;
+        release.info.undo = true;
         let call = Call::deferred(release);
         session.connection.submit(&call);
         Some(call)
