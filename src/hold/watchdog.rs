@@ -45,8 +45,8 @@ const BATCH: (usize, usize) = (256, 48 * 1024);
 /// How many holds are looked at in one go: in between renewals are sent.
 const PORTION: usize = 4096;
 
-/// How soon housekeeping runs: replies that nobody reads, idle entries.
-const TEND: Duration = Duration::from_millis(100);
+/// How long after it was asked for housekeeping runs: reading replies that nobody waits for, dropping idle entries.
+const HOUSEKEEP_AFTER: Duration = Duration::from_millis(100);
 
 /// The pause after the first failure, doubled for each further one.
 const BACK_OFF: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
@@ -64,15 +64,16 @@ pub(crate) trait Housekeeping: LossSink {
 pub(crate) struct Watchdog {
     state: Mutex<WatchdogState>,
     changed: Condvar,
-    /// Somebody has asked for [`Watchdog::housekeep_soon`]; read without the mutex by those who would ask again.
-    tending: AtomicBool,
+    /// Whether [`Watchdog::housekeep_soon`] was called since the last housekeeping. Read without the mutex, since it is
+    /// called after every release.
+    housekeeping_asked: AtomicBool,
 }
 
 struct WatchdogState {
     schedule: Schedule<dyn Renewable>,
     /// How many of them are parts of others.
     parts: usize,
-    tend_at: Option<u64>,
+    housekeep_at: Option<u64>,
     /// Until when the thread sleeps; zero while it is awake.
     wakes_at: u64,
     stopped: bool,
@@ -84,12 +85,12 @@ impl Watchdog {
             state: Mutex::new(WatchdogState {
                 schedule: Schedule::new(),
                 parts: 0,
-                tend_at: None,
+                housekeep_at: None,
                 wakes_at: 0,
                 stopped: false,
             }),
             changed: Condvar::new(),
-            tending: AtomicBool::new(false),
+            housekeeping_asked: AtomicBool::new(false),
         })
     }
 
@@ -133,12 +134,12 @@ impl Watchdog {
 
     /// Has the thread run the housekeeping shortly.
     pub(crate) fn housekeep_soon(&self) {
-        if self.tending.swap(true, Ordering::AcqRel) {
+        if self.housekeeping_asked.swap(true, Ordering::AcqRel) {
             return;
         }
-        let at = time::nanos(Instant::now() + TEND);
+        let at = time::nanos(Instant::now() + HOUSEKEEP_AFTER);
         let mut state = self.state.lock();
-        state.tend_at = Some(at);
+        state.housekeep_at = Some(at);
         if at < state.wakes_at {
             state.wakes_at = at;
             drop(state);
@@ -186,16 +187,19 @@ impl Watchdog {
             let now = time::nanos(Instant::now());
             let due = state.schedule.first_due().map(|(due, _)| due);
             let retry_at = state.schedule.has_renewals().then_some(retry_at);
-            let next = [due, retry_at, state.tend_at].into_iter().flatten().min();
+            let next = [due, retry_at, state.housekeep_at]
+                .into_iter()
+                .flatten()
+                .min();
             match next {
                 Some(at) if at <= now => {
-                    let tend = state.tend_at.is_some_and(|at| at <= now);
-                    if tend {
-                        state.tend_at = None;
-                        self.tending.store(false, Ordering::Release);
+                    let housekeep = state.housekeep_at.is_some_and(|at| at <= now);
+                    if housekeep {
+                        state.housekeep_at = None;
+                        self.housekeeping_asked.store(false, Ordering::Release);
                     }
                     state.wakes_at = 0;
-                    return Some(tend);
+                    return Some(housekeep);
                 }
                 Some(at) => {
                     state.wakes_at = at;
@@ -322,7 +326,7 @@ impl WatchdogThread {
     fn round(&mut self) -> bool {
         let task = Arc::clone(&self.task);
         let early = (task.lease / 60).min(Duration::from_millis(250));
-        let Some(tend) = task.watchdog.next(self.retry_at) else {
+        let Some(housekeep) = task.watchdog.next(self.retry_at) else {
             return false;
         };
         self.lookout.look(early);
@@ -331,7 +335,7 @@ impl WatchdogThread {
         if keeps {
             task.client.look_after_connection();
         }
-        if tend {
+        if housekeep {
             let lookout = &mut self.lookout;
             if task.client.housekeep(&mut || lookout.look(Duration::ZERO)) {
                 task.watchdog.housekeep_soon();

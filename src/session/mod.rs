@@ -378,7 +378,7 @@ impl Housekeeping for Session {
 
     fn housekeep(&self, meanwhile: Meanwhile<'_>) -> bool {
         let until = Instant::now() + self.connect_timeout.min(self.lease / 10);
-        let unread = self.connection.tend(until, meanwhile);
+        let unread = self.connection.housekeep(until, meanwhile);
         let idle = self.registry.sweep(Instant::now()).left;
         unread || idle
     }

@@ -15,8 +15,8 @@ const UNREAD: Duration = Duration::from_millis(20);
 /// How many unacknowledged calls are given up before others get at the mutex.
 const AT_ONCE: usize = 256;
 
-/// For how long [`Connection::tend`] goes on with unacknowledged calls, or with a connection.
-const TEND_TURN: Duration = Duration::from_millis(100);
+/// For how long [`Connection::housekeep`] goes on with unacknowledged calls, or with a connection.
+const HOUSEKEEPING_TURN: Duration = Duration::from_millis(100);
 
 /// After how long without a command the server is asked for a sign of life while anything is held.
 const PING_AFTER: Duration = Duration::from_secs(2);
@@ -63,11 +63,11 @@ impl Connection {
     /// Reads replies that nobody came to read, and sends unacknowledged calls again.
     ///
     /// Called by the [`Housekeeper`] a few times a second while it says `true`: something is still on its way.
-    pub(crate) fn tend(&self, until: Instant, meanwhile: Meanwhile<'_>) -> bool {
-        self.tend_unread_for(UNREAD, until, meanwhile)
+    pub(crate) fn housekeep(&self, until: Instant, meanwhile: Meanwhile<'_>) -> bool {
+        self.housekeep_unread_for(UNREAD, until, meanwhile)
     }
 
-    pub(super) fn tend_unread_for(
+    pub(super) fn housekeep_unread_for(
         &self,
         unread_for: Duration,
         until: Instant,
@@ -84,7 +84,7 @@ impl Connection {
             Phase::Down { retry_at, .. } if Instant::now() < *retry_at => return true,
             Phase::Down { .. } => {
                 // It goes on the next time.
-                let until = until.min(Instant::now() + TEND_TURN);
+                let until = until.min(Instant::now() + HOUSEKEEPING_TURN);
                 let (state, made) = self.connect(state, until, meanwhile);
                 drop(state);
                 if let Err(fault) = made {
@@ -94,7 +94,7 @@ impl Connection {
             }
             Phase::Up(_) => {}
         }
-        let turn_ends = until.min(Instant::now() + TEND_TURN);
+        let turn_ends = until.min(Instant::now() + HOUSEKEEPING_TURN);
         loop {
             state.pipeline.feed(Instant::now());
             let more = state.pipeline.has_unacknowledged();
@@ -158,7 +158,7 @@ impl Connection {
         loop {
             // Nobody wants a connection for itself any more.
             self.state.lock().wanted = false;
-            if !self.tend_unread_for(Duration::ZERO, until, &mut || true) {
+            if !self.housekeep_unread_for(Duration::ZERO, until, &mut || true) {
                 return true;
             }
             if Instant::now() >= until {
@@ -253,7 +253,7 @@ mod tests {
             true
         };
         assert!(
-            !connection.tend(now, &mut look),
+            !connection.housekeep(now, &mut look),
             "nothing is left to be sent"
         );
         assert!(looks >= 4, "{looks}");

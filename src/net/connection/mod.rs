@@ -104,7 +104,7 @@ impl State {
     }
 }
 
-/// Whoever calls [`Connection::tend`] from time to time.
+/// Whoever calls [`Connection::housekeep`] from time to time.
 pub(crate) trait Housekeeper: Send + Sync {
     /// Something is left to be looked after shortly. Cheap, and called with mutexes held.
     fn housekeep_soon(&self);
