@@ -386,10 +386,10 @@ impl WatchdogThread {
     fn renew_batch(&mut self) -> Result<(), RedisError> {
         let task = &*self.task;
         let lookout = &mut self.lookout;
-        // A connection that does not answer must leave time for another within the lease.
-        let patience = task.lease / 4;
+        // If this connection does not answer, there must be time for another within the lease.
+        let budget = task.lease / 4;
         if self.connection.is_none() {
-            let deadline = Instant::now() + patience.min(task.connect_timeout);
+            let deadline = Instant::now() + budget.min(task.connect_timeout);
             let made = socket::connect(&task.endpoint, "watchdog", deadline, &mut || {
                 lookout.look(Duration::ZERO)
             });
@@ -409,7 +409,7 @@ impl WatchdogThread {
             self.sent.push_back(hold);
         }
         let whole = std::mem::take(&mut self.whole);
-        let given_up_at = sent_at + patience.min(task.response_timeout);
+        let given_up_at = sent_at + budget.min(task.response_timeout);
         let mut looked_at = sent_at;
         connection.writer.write_all(&bytes)?;
         while let Some(hold) = self.sent.front() {

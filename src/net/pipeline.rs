@@ -387,9 +387,9 @@ impl InFlight {
         Some(self.awaiting.front()?.state.lock().sent_at)
     }
 
-    /// Whether a reply is due and nothing has been heard for `patience`.
-    pub(super) fn is_silent(&self, patience: Duration, now: Instant) -> bool {
-        !self.awaiting.is_empty() && now >= self.last_heard + patience
+    /// Whether a reply is due and nothing has been heard for `max_silence`.
+    pub(super) fn is_silent(&self, max_silence: Duration, now: Instant) -> bool {
+        !self.awaiting.is_empty() && now >= self.last_heard + max_silence
     }
 
     /// The first call whose thread waits to be woken.

@@ -18,11 +18,11 @@ use crate::quorum::tally::Majority;
 use crate::session::Session;
 use crate::time;
 
-/// How long one node is waited for, as a share of the lease, and within which limits.
+/// How long to wait for one node: this part of the lease, within these limits.
 ///
 /// Source: the Redlock description in the Redis documentation asks for a time small against the lease, 5 to 50 ms of
-/// 10 s. Nobody waits for a node that is not needed, so this is longer: a busy machine answers late.
-const PATIENCE: (u32, Duration, Duration) =
+/// 10 s. This is longer, since a busy machine answers late, and since nobody waits for a node that is not needed.
+const NODE_TIMEOUT: (u32, Duration, Duration) =
     (20, Duration::from_millis(50), Duration::from_millis(500));
 
 /// The shortest and the longest random pause before a majority is asked for again.
@@ -37,9 +37,9 @@ pub(crate) fn pause() -> Duration {
     time::between(PAUSE.0, PAUSE.1)
 }
 
-pub(crate) fn patience(lease: Duration) -> Duration {
-    (lease / PATIENCE.0)
-        .clamp(PATIENCE.1, PATIENCE.2)
+pub(crate) fn node_timeout(lease: Duration) -> Duration {
+    (lease / NODE_TIMEOUT.0)
+        .clamp(NODE_TIMEOUT.1, NODE_TIMEOUT.2)
         .min(lease / 4)
 }
 

@@ -10,7 +10,7 @@ use crate::error::{is_transient, is_unknown_script};
 use crate::net::call::{Answer, Attempt, Call, Fault};
 use crate::net::connection::WaitFault;
 use crate::quorum::failure::Short;
-use crate::quorum::nodes::{Gather, Node, Nodes, Visit, Visits, patience};
+use crate::quorum::nodes::{Gather, Node, Nodes, Visit, Visits, node_timeout};
 use crate::quorum::tally::{Goal, Progress, Step};
 
 /// What has become of the request to one node.
@@ -36,7 +36,7 @@ struct Asking<'a> {
     counts: &'a dyn Fn(&Value) -> bool,
     wanted: usize,
     until: Instant,
-    patience: Duration,
+    node_timeout: Duration,
 }
 
 impl Gather for Asking<'_> {
@@ -107,7 +107,7 @@ impl Asking<'_> {
         }
         self.round.calls[node] = Some(call);
         self.round.replies[node] = Reply::Pending {
-            until: Instant::now() + self.patience,
+            until: Instant::now() + self.node_timeout,
         };
         connection.flush(false);
         true
@@ -215,7 +215,7 @@ impl Nodes {
         make: &mut dyn FnMut(usize) -> Attempt,
         counts: &dyn Fn(&Value) -> bool,
     ) -> Round {
-        let (n, patience) = (self.list.len(), patience(lease));
+        let (n, node_timeout) = (self.list.len(), node_timeout(lease));
         let mut asking = Asking {
             nodes: self,
             round: Round {
@@ -225,7 +225,7 @@ impl Nodes {
             counts,
             wanted: goal.wanted(self.majority),
             until,
-            patience,
+            node_timeout,
         };
         let first = self.turn.fetch_add(1, Ordering::Relaxed);
         let mut untried = Vec::new();
@@ -234,13 +234,15 @@ impl Nodes {
             let connection = &session.connection;
             if session.is_closed() {
                 asking.round.replies[node] = Reply::Failed(Fault::Closed);
-            } else if !connection.responds(patience) || !asking.send(node, make) {
+            } else if !connection.responds(node_timeout) || !asking.send(node, make) {
                 untried.push(node);
                 connection.want();
             }
         }
         if goal == Goal::All {
-            for (node, connected) in self.connect(&untried, until.min(Instant::now() + patience)) {
+            for (node, connected) in
+                self.connect(&untried, until.min(Instant::now() + node_timeout))
+            {
                 asking.send_if(node, connected, make);
             }
             untried.clear();
@@ -259,7 +261,7 @@ impl Nodes {
                 && let Some(node) = untried.pop()
             {
                 let connection = &self.list[node].session.connection;
-                let by = until.min(Instant::now() + patience);
+                let by = until.min(Instant::now() + node_timeout);
                 let connected = connection.up(by, &mut || !stop());
                 asking.send_if(node, connected, make);
             }

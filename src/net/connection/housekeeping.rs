@@ -108,7 +108,7 @@ impl Connection {
             let now = Instant::now();
             // Replies that were due only just now have threads that come to read them.
             let fresh = now.saturating_duration_since(sent_at) < unread_for
-                && now < heard_at + self.patience;
+                && now < heard_at + self.max_silence;
             let reader = up.reader.take_if(|_| !fresh || more);
             drop(state);
             let Some(reader) = reader else {

@@ -42,7 +42,7 @@ impl Connection {
             let Some((up, in_flight)) = state.up(generation) else {
                 return Err(WaitFault::Closed);
             };
-            let silent_at = in_flight.last_heard + self.patience;
+            let silent_at = in_flight.last_heard + self.max_silence;
             if now >= until || stop() {
                 drop(mine);
                 if let Some(reader) = up.reader.take_if(|_| !has_read && !stop()) {
@@ -174,7 +174,7 @@ impl Connection {
     pub(super) fn is_silent(&self, generation: u64) -> bool {
         let mut state = self.state.lock();
         let up = state.up(generation);
-        up.is_some_and(|(_, in_flight)| in_flight.is_silent(self.patience, Instant::now()))
+        up.is_some_and(|(_, in_flight)| in_flight.is_silent(self.max_silence, Instant::now()))
     }
 }
 

@@ -115,7 +115,7 @@ pub(crate) struct Connection {
     endpoint: Endpoint,
     connect_timeout: Duration,
     /// How long a connection may be silent with a reply due.
-    patience: Duration,
+    max_silence: Duration,
     state: Mutex<State>,
     changed: Condvar,
     counters: Arc<Counters>,
@@ -135,7 +135,7 @@ impl Connection {
         Self {
             endpoint,
             connect_timeout,
-            patience: response_timeout / 2,
+            max_silence: response_timeout / 2,
             state: Mutex::new(State {
                 phase: Phase::Down {
                     retry_at: Instant::now(),
@@ -267,14 +267,14 @@ impl Connection {
         }
     }
 
-    /// Whether there is a connection, and no reply is known to have been due on it for `patience`.
-    pub(crate) fn responds(&self, patience: Duration) -> bool {
+    /// Whether there is a connection, and no reply is known to have been due on it for `max_silence`.
+    pub(crate) fn responds(&self, max_silence: Duration) -> bool {
         let mut state = self.state.lock();
         let in_flight = state.pipeline.in_flight();
         in_flight.is_some_and(|in_flight| {
             in_flight.due_since().is_none_or(|sent_at| {
                 let due_since = sent_at.max(in_flight.last_heard);
-                in_flight.quiet_at.saturating_duration_since(due_since) < patience
+                in_flight.quiet_at.saturating_duration_since(due_since) < max_silence
             })
         })
     }
@@ -282,7 +282,7 @@ impl Connection {
     /// Why there is no answer although the time for it is up.
     pub(crate) fn no_answer(&self) -> Fault {
         let silent = socket::timed_out("redis did not answer in time");
-        if self.responds(self.patience) {
+        if self.responds(self.max_silence) {
             return Fault::Late(silent);
         }
         Fault::Unreachable(match &self.state.lock().phase {

@@ -16,7 +16,7 @@ use crate::protocol::script::{self, Released};
 use crate::quorum::failure::Short;
 use crate::quorum::hold::{QuorumHold, Releasing, Stage, State};
 use crate::quorum::keeping::ReleaseTally;
-use crate::quorum::nodes::{Gather, Nodes, Visit, Visits, patience};
+use crate::quorum::nodes::{Gather, Nodes, Visit, Visits, node_timeout};
 use crate::quorum::tally::Tally;
 
 impl QuorumHold {
@@ -80,7 +80,7 @@ impl QuorumHold {
             reason: LossReason::Forced,
             in_time,
         };
-        let patience = patience(state.shares[0].hold.lease());
+        let node_timeout = node_timeout(state.shares[0].hold.lease());
         drop(state);
         let mut visits = Visits::new(nodes, 0);
         let mut majority_at = None;
@@ -92,7 +92,7 @@ impl QuorumHold {
             let now = Instant::now();
             let outcome = answers.outcome(nodes);
             if outcome == Tally::Won {
-                let waits_until = *majority_at.get_or_insert(now) + patience;
+                let waits_until = *majority_at.get_or_insert(now) + node_timeout;
                 if !answers.tally.is_open() || now >= waits_until.min(until) {
                     return Ok(None);
                 }
