@@ -145,12 +145,12 @@ pub(crate) trait Renewable: Scheduled + Send + Sync {
     /// Whether it is to be looked at any more.
     fn is_held(&self) -> bool;
 
-    /// Whether it is a part of something else that counts as one hold, and is renewed for its sake.
-    fn is_part(&self) -> bool {
+    /// Whether it is what one node keeps of a hold. Such a hold is counted once, not once per node.
+    fn is_node_hold(&self) -> bool {
         false
     }
 
-    /// What the watchdog has to do about it at `now`. A part may have what belongs to it act here, and arm it again.
+    /// What the watchdog has to do about it at `now`. A node's hold does most of that itself, here.
     fn attend(self: Arc<Self>, now: Instant) -> Duty;
 
     /// Whether a renewal that is due soon may as well go out with those that are due at `now`.

@@ -1,9 +1,9 @@
-//! The renewing thread: one for all holds of a client, on a connection of its own.
+//! The watchdog: one thread that renews all holds of a client, on a connection of its own.
 //!
-//! The [`Watchdog`] says when each hold has to be looked at next: to renew it, because a fixed lease ends, because its
-//! `max_hold` does. The thread sleeps until the first of these moments, takes what is due, and sends the renewals
-//! pipelined, that of the hold which ends first in front. It never blocks for longer than [`SLICE`] without looking at
-//! the watchdog again, whatever the server does, so a loss is reported in time even while Redis is frozen.
+//! The [`Watchdog`] keeps the moment at which each hold needs attention next: its renewal is due, its fixed lease ends, or
+//! its `max_hold` does. The thread sleeps until the first of these moments and sends the renewals that are due in one
+//! pipeline, in the order in which the holds would end. Whatever the server does, it never blocks for longer than
+//! [`SLICE`] before it checks what is due, so a loss is reported in time even while Redis is frozen.
 //!
 //! ```text
 //!   armed ──due──► queues ──sent──► on its way ──confirmed──► armed (a third of the lease later)
@@ -12,8 +12,8 @@
 //!     └──disarmed    └─ its validity is over before it is confirmed: lost, Unreachable
 //! ```
 //!
-//! What a renewal asks for, and what its reply means, is up to each [`Renewable`]. What the thread does for its client
-//! besides is its [`Housekeeping`].
+//! Each [`Renewable`] says what to send to renew it and what the reply means. [`Housekeeping`] is what the thread also does
+//! for its client.
 //!
 //! A hold is armed before its guard exists, and disarmed before its release is sent.
 
@@ -35,14 +35,14 @@ use crate::report::report;
 use crate::stats::Counters;
 use crate::time;
 
-/// How long the thread waits for bytes before it looks at the watchdog again.
+/// The longest wait for bytes before the thread checks again what is due.
 const SLICE: Duration = Duration::from_millis(5);
 
-/// How many renewals go out before their replies are read, and about how many bytes: no more than the socket takes at once
-/// from one who may not block, also if the server reads nothing.
+/// The most renewals, and about the most bytes, that are sent before their replies are read. The socket takes that much at
+/// once even if the server reads nothing, so that the thread does not block.
 const BATCH: (usize, usize) = (256, 48 * 1024);
 
-/// How many holds are looked at in one go: in between renewals are sent.
+/// The most holds handled in one go, so that with very many of them renewals are sent in between.
 const PORTION: usize = 4096;
 
 /// How long after it was asked for housekeeping runs: reading replies that nobody waits for, dropping idle entries.
@@ -51,12 +51,12 @@ const HOUSEKEEP_AFTER: Duration = Duration::from_millis(100);
 /// The pause after the first failure, doubled for each further one.
 const BACK_OFF: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
 
-/// A client, as far as its watchdog's thread works for it.
+/// The work besides renewals that the thread does for its client.
 pub(crate) trait Housekeeping: LossSink {
-    /// Something is to be renewed, so its release will need a connection.
+    /// Called when something is renewed: checks the connection over which its release will have to go.
     fn look_after_connection(&self);
 
-    /// Runs the housekeeping, and says whether some is left. `meanwhile` is called every few milliseconds.
+    /// Runs the housekeeping; `true` if some is left. Calls `meanwhile` every few milliseconds.
     fn housekeep(&self, meanwhile: Meanwhile<'_>) -> bool;
 }
 
@@ -71,8 +71,8 @@ pub(crate) struct Watchdog {
 
 struct WatchdogState {
     schedule: Schedule<dyn Renewable>,
-    /// How many of them are parts of others.
-    parts: usize,
+    /// How many of them are what one node keeps of a hold.
+    node_holds: usize,
     housekeep_at: Option<u64>,
     /// Until when the thread sleeps; zero while it is awake.
     wakes_at: u64,
@@ -84,7 +84,7 @@ impl Watchdog {
         Arc::new(Self {
             state: Mutex::new(WatchdogState {
                 schedule: Schedule::new(),
-                parts: 0,
+                node_holds: 0,
                 housekeep_at: None,
                 wakes_at: 0,
                 stopped: false,
@@ -94,7 +94,7 @@ impl Watchdog {
         })
     }
 
-    /// Has `hold` looked at `due`, unless it is over.
+    /// Schedules `hold` for `due`, unless it is over.
     pub(crate) fn arm<T: Renewable + 'static>(&self, hold: &Arc<T>, due: Instant) {
         self.put(Arc::clone(hold) as Arc<dyn Renewable>, due);
     }
@@ -106,7 +106,7 @@ impl Watchdog {
         if !hold.is_held() {
             return;
         }
-        state.parts += usize::from(hold.is_part());
+        state.node_holds += usize::from(hold.is_node_hold());
         state.schedule.arm(hold, due);
         if due < state.wakes_at {
             state.wakes_at = due;
@@ -115,19 +115,19 @@ impl Watchdog {
         }
     }
 
-    /// Has `hold` renewed when its turn comes, unless it is over, and looked at when it is.
+    /// Queues `hold` for renewal, unless it is over, and schedules it for its end.
     fn queue(&self, hold: &Arc<dyn Renewable>, now: Instant) {
         let ends = time::nanos(hold.ends());
         let due = time::nanos(hold.look_again(now + hold.lease()));
         let mut state = self.state.lock();
         state.remove(&**hold);
         if hold.is_held() {
-            state.parts += usize::from(hold.is_part());
+            state.node_holds += usize::from(hold.is_node_hold());
             state.schedule.queue(hold, ends, due);
         }
     }
 
-    /// Forgets `hold`, which must be over, or the thread may put it back.
+    /// Takes `hold` off the schedule. It must be over, or the thread may put it back.
     pub(crate) fn disarm<T: Renewable + 'static>(&self, hold: &Arc<T>) {
         self.state.lock().remove(&**hold);
     }
@@ -147,18 +147,18 @@ impl Watchdog {
         }
     }
 
-    /// How many holds are armed; the parts of one do not count.
+    /// How many holds are armed; a hold that several nodes keep counts once.
     pub(crate) fn len(&self) -> usize {
         let state = self.state.lock();
-        state.schedule.len() - state.parts
+        state.schedule.len() - state.node_holds
     }
 
-    /// How many of the armed holds are parts of others.
-    pub(crate) fn parts(&self) -> usize {
-        self.state.lock().parts
+    /// How many of the armed holds are what one node keeps of a hold.
+    pub(crate) fn node_holds(&self) -> usize {
+        self.state.lock().node_holds
     }
 
-    /// Ends the thread, as soon as it looks.
+    /// Has the thread end.
     pub(crate) fn stop(&self) {
         self.state.lock().stopped = true;
         self.changed.notify_all();
@@ -171,12 +171,12 @@ impl Watchdog {
     /// Takes every hold off.
     pub(crate) fn take_all(&self) -> Vec<Arc<dyn Renewable>> {
         let mut state = self.state.lock();
-        state.parts = 0;
+        state.node_holds = 0;
         state.schedule.take_all()
     }
 
-    /// Sleeps until there is something to do, for which what queues is not counted before `retry_at`; says whether
-    /// housekeeping is due. `None` once stopped.
+    /// Sleeps until there is something to do; `true` if housekeeping is due, `None` once stopped. Queued renewals count as
+    /// something to do from `retry_at` on.
     fn next(&self, retry_at: Instant) -> Option<bool> {
         let retry_at = time::nanos(retry_at);
         let mut state = self.state.lock();
@@ -213,8 +213,8 @@ impl Watchdog {
         }
     }
 
-    /// Takes off what is due first, and when that is. What is to be renewed within `early` counts as due, so that holds
-    /// taken one after another are renewed together.
+    /// Takes off the hold that is due first, with the moment at which it is due. Renewals due within `early` count as due,
+    /// so that holds acquired shortly after one another are renewed together.
     fn take_due(&self, now: Instant, early: Duration) -> Option<(Instant, Arc<dyn Renewable>)> {
         let mut state = self.state.lock();
         let (due, hold) = state.schedule.first_due()?;
@@ -223,7 +223,7 @@ impl Watchdog {
             return None;
         }
         let hold = state.schedule.take_due()?;
-        state.parts -= usize::from(hold.is_part());
+        state.node_holds -= usize::from(hold.is_node_hold());
         Some((time::instant(due), hold))
     }
 
@@ -235,14 +235,14 @@ impl Watchdog {
         self.state.lock().schedule.take_renewal()
     }
 
-    /// The parts of others among those that queue.
-    fn parts_to_renew(&self) -> Vec<Arc<dyn Renewable>> {
+    /// What single nodes keep, of the holds that queue for renewal.
+    fn node_holds_to_renew(&self) -> Vec<Arc<dyn Renewable>> {
         let state = self.state.lock();
-        if state.parts == 0 {
+        if state.node_holds == 0 {
             return Vec::new();
         }
-        let parts = state.schedule.renewals().filter(|hold| hold.is_part());
-        parts.cloned().collect()
+        let node_holds = state.schedule.renewals().filter(|hold| hold.is_node_hold());
+        node_holds.cloned().collect()
     }
 }
 
@@ -255,7 +255,7 @@ impl Housekeeper for Watchdog {
 impl WatchdogState {
     fn remove(&mut self, hold: &(dyn Renewable + 'static)) {
         if self.schedule.disarm(hold) {
-            self.parts -= usize::from(hold.is_part());
+            self.node_holds -= usize::from(hold.is_node_hold());
         }
     }
 }
@@ -271,44 +271,45 @@ pub(crate) struct Task {
     pub(crate) response_timeout: Duration,
 }
 
-/// The thread itself.
+/// The state of the thread.
 struct WatchdogThread {
     task: Arc<Task>,
     connection: Option<Duplex>,
-    lookout: Lookout,
-    /// Their renewals are on their way, in this order.
+    dispatcher: Dispatcher,
+    /// The holds whose renewals were sent and not answered, in this order.
     sent: VecDeque<Arc<dyn Renewable>>,
     /// No renewal is sent before.
     retry_at: Instant,
     back_off: Duration,
-    /// The server did not know the script.
-    whole: bool,
+    /// Whether to send the text of scripts (`EVAL`) next time: the server did not know one.
+    by_text: bool,
 }
 
-/// What looks at the watchdog, also while the thread waits for something else.
-struct Lookout {
+/// Handles the holds that are due. The thread also calls it while it waits for something else, so that no loss is
+/// reported late.
+struct Dispatcher {
     task: Arc<Task>,
-    /// Taken off the watchdog, and not back on it or done with.
-    looking_at: Option<Arc<dyn Renewable>>,
+    /// The hold that was taken off the schedule and is being handled: after a panic it is put back.
+    in_hand: Option<Arc<dyn Renewable>>,
 }
 
-/// What the watchdog thread runs.
+/// The thread's main function.
 pub(crate) fn run(task: Task) {
     let task = Arc::new(task);
     let mut thread = WatchdogThread {
-        lookout: Lookout {
+        dispatcher: Dispatcher {
             task: Arc::clone(&task),
-            looking_at: None,
+            in_hand: None,
         },
         task,
         connection: None,
         sent: VecDeque::new(),
         retry_at: Instant::now(),
         back_off: BACK_OFF.0,
-        whole: false,
+        by_text: false,
     };
     loop {
-        // Nothing here should panic; if something does, the holds must not be forgotten over it.
+        // Nothing here should panic; if something does, the holds must still be renewed.
         match std::panic::catch_unwind(AssertUnwindSafe(|| thread.round())) {
             Ok(true) => {}
             Ok(false) => break,
@@ -322,22 +323,25 @@ pub(crate) fn run(task: Task) {
 }
 
 impl WatchdogThread {
-    /// One sleep and what was due after it; `false` once stopped.
+    /// Sleeps, and does what is due then; `false` once stopped.
     fn round(&mut self) -> bool {
         let task = Arc::clone(&self.task);
         let early = (task.lease / 60).min(Duration::from_millis(250));
         let Some(housekeep) = task.watchdog.next(self.retry_at) else {
             return false;
         };
-        self.lookout.look(early);
+        self.dispatcher.dispatch(early);
         let keeps = task.watchdog.has_renewals();
         self.renew();
         if keeps {
             task.client.look_after_connection();
         }
         if housekeep {
-            let lookout = &mut self.lookout;
-            if task.client.housekeep(&mut || lookout.look(Duration::ZERO)) {
+            let dispatcher = &mut self.dispatcher;
+            if task
+                .client
+                .housekeep(&mut || dispatcher.dispatch(Duration::ZERO))
+            {
                 task.watchdog.housekeep_soon();
             }
             self.renew();
@@ -345,18 +349,18 @@ impl WatchdogThread {
         true
     }
 
-    /// Renews what queues, until nothing does or the server does not answer.
+    /// Sends the queued renewals, until none is left or the server does not answer.
     fn renew(&mut self) {
         while self.task.watchdog.has_renewals()
             && Instant::now() >= self.retry_at
-            && self.lookout.look(Duration::ZERO)
+            && self.dispatcher.dispatch(Duration::ZERO)
         {
             match self.renew_batch() {
                 Ok(()) => self.back_off = BACK_OFF.0,
                 Err(err) => {
                     report!(Debug, "renewing: {err}");
-                    let parts = self.task.watchdog.parts_to_renew();
-                    for hold in self.sent.iter().chain(&parts) {
+                    let node_holds = self.task.watchdog.node_holds_to_renew();
+                    for hold in self.sent.iter().chain(&node_holds) {
                         hold.could_not_be_renewed();
                     }
                     self.retry_later();
@@ -368,13 +372,13 @@ impl WatchdogThread {
         }
     }
 
-    /// Puts what is in hand back on the watchdog, and sends nothing for a while.
+    /// Puts unfinished holds back on the schedule, and sends nothing for a while.
     fn retry_later(&mut self) {
         self.connection = None;
         let now = Instant::now();
         let pause = self.back_off.min(self.task.lease / 10);
         self.retry_at = now + pause.max(Duration::from_millis(1));
-        if let Some(hold) = self.lookout.looking_at.take() {
+        if let Some(hold) = self.dispatcher.in_hand.take() {
             let again = hold.look_again(self.retry_at);
             self.task.watchdog.put(hold, again);
         }
@@ -385,13 +389,13 @@ impl WatchdogThread {
 
     fn renew_batch(&mut self) -> Result<(), RedisError> {
         let task = &*self.task;
-        let lookout = &mut self.lookout;
+        let dispatcher = &mut self.dispatcher;
         // If this connection does not answer, there must be time for another within the lease.
         let budget = task.lease / 4;
         if self.connection.is_none() {
             let deadline = Instant::now() + budget.min(task.connect_timeout);
             let made = socket::connect(&task.endpoint, "watchdog", deadline, &mut || {
-                lookout.look(Duration::ZERO)
+                dispatcher.dispatch(Duration::ZERO)
             });
             self.connection = Some(made?);
         }
@@ -405,12 +409,12 @@ impl WatchdogThread {
             && bytes.len() < BATCH.1
             && let Some(hold) = task.watchdog.take_renewal()
         {
-            hold.request().write(&mut bytes, self.whole);
+            hold.request().write(&mut bytes, self.by_text);
             self.sent.push_back(hold);
         }
-        let whole = std::mem::take(&mut self.whole);
+        let sent_text = std::mem::take(&mut self.by_text);
         let given_up_at = sent_at + budget.min(task.response_timeout);
-        let mut looked_at = sent_at;
+        let mut dispatched_at = sent_at;
         connection.writer.write_all(&bytes)?;
         while let Some(hold) = self.sent.front() {
             if let Some(reply) = connection.reader.read(SLICE, &mut || {})? {
@@ -419,23 +423,23 @@ impl WatchdogThread {
                 match settled {
                     Settled::Done => {}
                     Settled::Unknown => {
-                        self.whole = true;
+                        self.by_text = true;
                         if let Some(hold) = hold {
                             task.watchdog.put(hold, Instant::now());
                         }
-                        if whole {
+                        if sent_text {
                             return Err(socket::timed_out("redis forgets scripts at once"));
                         }
                     }
-                    // The rest of the batch is answered alike; the master is elsewhere.
+                    // The server is a replica now: it refuses the rest of the batch as well.
                     Settled::Elsewhere(err) => return Err(err),
                 }
             }
-            // Whatever the server does, every few milliseconds something else may be due.
+            // Whatever the server does, other holds may be due every few milliseconds.
             let now = Instant::now();
-            if now >= looked_at + SLICE {
-                looked_at = now;
-                if !lookout.look(Duration::ZERO) || now >= given_up_at {
+            if now >= dispatched_at + SLICE {
+                dispatched_at = now;
+                if !dispatcher.dispatch(Duration::ZERO) || now >= given_up_at {
                     return Err(socket::timed_out("redis did not answer a renewal in time"));
                 }
             }
@@ -444,9 +448,9 @@ impl WatchdogThread {
     }
 }
 
-impl Lookout {
-    /// Looks at what is due, or is to be renewed within `early`; `false` once the thread has to stop.
-    fn look(&mut self, early: Duration) -> bool {
+impl Dispatcher {
+    /// Handles what is due, and renewals that are due within `early`; `false` once the thread has to stop.
+    fn dispatch(&mut self, early: Duration) -> bool {
         let Task {
             watchdog, client, ..
         } = &*self.task;
@@ -455,7 +459,7 @@ impl Lookout {
             let Some((due, hold)) = watchdog.take_due(now, early) else {
                 break;
             };
-            let hold = self.looking_at.insert(hold);
+            let hold = self.in_hand.insert(hold);
             match Arc::clone(hold).attend(now) {
                 Duty::Nothing => {}
                 Duty::Wait(until) => watchdog.put(Arc::clone(hold), until),
@@ -467,13 +471,13 @@ impl Lookout {
                 }
                 Duty::Lose(reason) => {
                     if let Some(again) = Arc::clone(hold).lose(&**client, reason) {
-                        // A renewal or another answer came first.
+                        // A renewal was confirmed just before.
                         watchdog.put(Arc::clone(hold), again);
                     }
                 }
             }
         }
-        self.looking_at = None;
+        self.in_hand = None;
         !watchdog.is_stopped()
     }
 }

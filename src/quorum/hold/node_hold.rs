@@ -86,7 +86,7 @@ impl Renewable for NodeHold {
         self.hold.is_held()
     }
 
-    fn is_part(&self) -> bool {
+    fn is_node_hold(&self) -> bool {
         true
     }
 

@@ -42,7 +42,7 @@ impl QuorumHold {
         let (lease, renewed) = (share.hold.lease(), share.is_renewed());
         let bare = state.bare.is_some();
         let soon = || {
-            let crowd = u32::try_from(watchdog.parts() / AT_ONCE).unwrap_or(u32::MAX);
+            let crowd = u32::try_from(watchdog.node_holds() / AT_ONCE).unwrap_or(u32::MAX);
             now + pause()
                 .saturating_mul(crowd.saturating_add(1))
                 .min(lease / 3)
