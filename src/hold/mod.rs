@@ -17,7 +17,7 @@ use redis::Value;
 
 use crate::error::{Error, Loss, LossReason, Result};
 use crate::hold::loss::{Losable, LossListener};
-use crate::hold::schedule::{Place, Scheduled};
+use crate::hold::schedule::{Scheduled, Times};
 use crate::hold::validity::{Duty, Lease, RenewedBy};
 use crate::local::lock::{Holding, LeasePolicy, Mode, Validity};
 use crate::net::call::{Call, Deferred, Undo};
@@ -64,7 +64,7 @@ pub(crate) struct Hold {
     /// When a permit is over by the server's clock in milliseconds, as Redis said last. A renewal that finds it changed
     /// since does nothing.
     ends_at: AtomicI64,
-    place: Place,
+    times: Times,
     /// What few holds have.
     extras: Mutex<Option<Box<Extras>>>,
 }
@@ -218,7 +218,7 @@ impl Hold {
             lease: Mutex::new(Lease::new(lease, ttl)),
             count: AtomicU32::new(1),
             ends_at: AtomicI64::new(0),
-            place: Place::default(),
+            times: Times::default(),
             extras: Mutex::new(None),
         }
     }
@@ -508,8 +508,8 @@ impl Scheduled for Hold {
         self.number.0
     }
 
-    fn place(&self) -> &Place {
-        &self.place
+    fn times(&self) -> &Times {
+        &self.times
     }
 }
 

@@ -1,16 +1,16 @@
-//! What the watchdog has to do, and in which order. No I/O and no clock of its own.
+//! When the watchdog has to handle each hold, and in which order to renew them. No I/O and no clock of its own.
 //!
-//! An entry that is *armed* is to be looked at when it is due. One whose renewal is due *queues* besides, the one that
-//! ends first in front. It stays armed for the moment at which its loss has to be reported, while it queues and while its
-//! renewal is on its way: nobody has to search what is under way for what is over.
+//! An *armed* entry is handled when it is due. If its renewal is due then, it is also *queued*; the entry that ends first
+//! is renewed first. While it is queued or its renewal is unanswered, it stays armed for the moment at which its loss has
+//! to be reported, so nobody has to search the renewals under way for holds that are over.
 //!
 //! ```text
-//!   armed ──arm──► due ──take_due──► looked at ──queue──► due, and queues ──take_renewal──► due
-//!     ▲                                 │                                                    │
-//!     └────────────────────arm──────────┴──────────────────────arm: confirmed, or once more──┘
+//!   armed ──due──► take_due ──queue──► armed and queued ──take_renewal──► armed, its renewal under way
+//!     ▲                │                                                        │
+//!     └──────arm───────┴───────────────────arm: confirmed, or to be sent again──┘
 //! ```
 //!
-//! Every step costs the logarithm of the number of entries, however many are due, queue or are on their way.
+//! Every step costs the logarithm of the number of entries, however many are due, queued or under way.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,22 +18,22 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// What can be on a schedule.
 pub(crate) trait Scheduled {
-    /// No other entry has it; of two that are due at once the lower one is first.
+    /// Unique among the entries; of two that are due at the same moment the lower number is first.
     fn number(&self) -> u64;
 
-    fn place(&self) -> &Place;
+    fn times(&self) -> &Times;
 }
 
-/// Where on its schedule something is. Changed by the schedule alone, so whatever guards that guards this too.
+/// By what the schedule finds an entry in its maps. Only the schedule changes it, under the mutex of the schedule.
 #[derive(Debug, Default)]
-pub(crate) struct Place {
+pub(crate) struct Times {
     /// When it is due; zero while it is not armed.
     due: AtomicU64,
-    /// When it ends, if it queues for renewal; zero if not.
+    /// When it ends, if it is queued for renewal; zero if not.
     ends: AtomicU64,
 }
 
-/// Moments are of `time::nanos`.
+/// Entries by when they are due, and those queued for renewal by when they end, both as `time::nanos`.
 pub(crate) struct Schedule<T: ?Sized> {
     due: BTreeMap<(u64, u64), Arc<T>>,
     renewals: BTreeMap<(u64, u64), Arc<T>>,
@@ -47,31 +47,31 @@ impl<T: Scheduled + ?Sized> Schedule<T> {
         }
     }
 
-    /// Has `entry` looked at when `due` has come, and not before; it does not queue.
+    /// Schedules `entry` for `due`; it is no longer queued.
     pub(crate) fn arm(&mut self, entry: Arc<T>, due: u64) {
         self.disarm(&entry);
         let due = due.max(1);
-        entry.place().due.store(due, Ordering::Relaxed);
+        entry.times().due.store(due, Ordering::Relaxed);
         self.due.insert((due, entry.number()), entry);
     }
 
-    /// Has `entry`, which ends at `ends`, renewed as soon as its turn comes, and looked at when `due` has come.
+    /// Queues `entry`, which ends at `ends`, for renewal, and schedules it for `due`.
     pub(crate) fn queue(&mut self, entry: &Arc<T>, ends: u64, due: u64) {
         self.arm(Arc::clone(entry), due);
         let ends = ends.max(1);
-        entry.place().ends.store(ends, Ordering::Relaxed);
+        entry.times().ends.store(ends, Ordering::Relaxed);
         let key = (ends, entry.number());
         self.renewals.insert(key, Arc::clone(entry));
     }
 
-    /// Forgets `entry`; says whether it was armed.
+    /// Removes `entry`; `true` if it was armed.
     pub(crate) fn disarm(&mut self, entry: &T) -> bool {
-        let (number, place) = (entry.number(), entry.place());
-        let ends = place.ends.swap(0, Ordering::Relaxed);
+        let (number, times) = (entry.number(), entry.times());
+        let ends = times.ends.swap(0, Ordering::Relaxed);
         if ends != 0 {
             self.renewals.remove(&(ends, number));
         }
-        let due = place.due.swap(0, Ordering::Relaxed);
+        let due = times.due.swap(0, Ordering::Relaxed);
         due != 0 && self.due.remove(&(due, number)).is_some()
     }
 
@@ -81,7 +81,7 @@ impl<T: Scheduled + ?Sized> Schedule<T> {
         Some((*due, entry))
     }
 
-    /// Takes the entry off that is due first.
+    /// Removes and returns the entry that is due first.
     pub(crate) fn take_due(&mut self) -> Option<Arc<T>> {
         let entry = Arc::clone(self.first_due()?.1);
         self.disarm(&entry);
@@ -92,15 +92,15 @@ impl<T: Scheduled + ?Sized> Schedule<T> {
         !self.renewals.is_empty()
     }
 
-    /// Those that queue, the one that ends first in front.
+    /// The queued entries, in the order in which they end.
     pub(crate) fn renewals(&self) -> impl Iterator<Item = &Arc<T>> {
         self.renewals.values()
     }
 
-    /// The entry that queues and ends first, to be renewed now; it stays armed.
+    /// Takes the queued entry that ends first, to renew it now; it stays armed.
     pub(crate) fn take_renewal(&mut self) -> Option<Arc<T>> {
         let (_, entry) = self.renewals.pop_first()?;
-        entry.place().ends.store(0, Ordering::Relaxed);
+        entry.times().ends.store(0, Ordering::Relaxed);
         Some(entry)
     }
 
@@ -123,7 +123,7 @@ mod tests {
     #[derive(Default)]
     struct Entry {
         number: u64,
-        place: Place,
+        times: Times,
         looks: Arc<AtomicU64>,
     }
 
@@ -142,9 +142,9 @@ mod tests {
             self.number
         }
 
-        fn place(&self) -> &Place {
+        fn times(&self) -> &Times {
             self.looks.fetch_add(1, Ordering::Relaxed);
-            &self.place
+            &self.times
         }
     }
 
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_on_its_way_is_due_when_its_loss_has_to_be_told() {
+    fn a_renewal_under_way_is_due_when_its_loss_has_to_be_reported() {
         let mut schedule = Schedule::new();
         let entry = Entry::new(1, &Arc::default());
         schedule.arm(Arc::clone(&entry), 10);

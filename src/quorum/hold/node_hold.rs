@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use redis::Value;
 
 use crate::error::LossReason;
-use crate::hold::schedule::{Place as OnSchedule, Scheduled};
+use crate::hold::schedule::{Scheduled, Times};
 use crate::hold::validity::Duty;
 use crate::hold::{Hold, LossSink, Next, Renewable};
 use crate::net::call::{Deferred, Undo};
@@ -72,8 +72,8 @@ impl Scheduled for NodeHold {
         self.hold.number()
     }
 
-    fn place(&self) -> &OnSchedule {
-        self.hold.place()
+    fn times(&self) -> &Times {
+        self.hold.times()
     }
 }
 
