@@ -570,11 +570,11 @@ mod model {
         }
 
         impl OnReply for Locks {
-            fn released(&self, _: &DeferredTerms, _: &Value, _: bool) {
+            fn released(&self, _: &DeferredInfo, _: &Value, _: bool) {
                 self.look();
             }
 
-            fn given_up(&self, _: &DeferredTerms, _: &RedisError) {
+            fn given_up(&self, _: &DeferredInfo, _: &RedisError) {
                 self.look();
             }
         }
