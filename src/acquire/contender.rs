@@ -223,7 +223,7 @@ impl<'a> Contender<'a> {
             _ => Place {
                 ticket: &owner,
                 keep: Duration::ZERO,
-                stood: PlaceState::Never,
+                state: PlaceState::Unknown,
             },
         };
         let request = self.entry.protocol.acquire(&AcquireArgs {
@@ -313,7 +313,7 @@ impl<'a> Contender<'a> {
             }
             (Acquired::Busy { left, at }, _) => {
                 if let Way::Queued(queued) = &mut self.way {
-                    queued.is_answered(PlaceState::Stands);
+                    queued.is_answered(PlaceState::Kept);
                 }
                 Ok(Reply::Busy(Busy {
                     retry_after: left,

@@ -28,7 +28,7 @@ impl Queued {
             number,
             ticket: session.owners.id(number),
             is_spent: false,
-            state: PlaceState::Never,
+            state: PlaceState::Unknown,
             is_doubtful: false,
         }
     }
@@ -47,7 +47,7 @@ impl Queued {
         Place {
             ticket: &self.ticket,
             keep: waiter_lease,
-            stood: self.state,
+            state: self.state,
         }
     }
 
@@ -69,6 +69,6 @@ impl Queued {
             return self.is_doubtful;
         }
         // Without a connection a request is built but not sent.
-        self.state != PlaceState::Never || self.is_spent || self.is_doubtful
+        self.state != PlaceState::Unknown || self.is_spent || self.is_doubtful
     }
 }

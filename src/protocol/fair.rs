@@ -62,9 +62,9 @@ impl Protocol for Fair {
                 &lease_ms(args.lease).to_string(),
                 args.place.ticket,
                 &lease_ms(args.place.keep).to_string(),
-                match args.place.stood {
-                    PlaceState::Never => "0",
-                    PlaceState::Stands => "1",
+                match args.place.state {
+                    PlaceState::Unknown => "0",
+                    PlaceState::Kept => "1",
                     PlaceState::Lost => "2",
                 },
             ],
@@ -77,7 +77,7 @@ impl Protocol for Fair {
 
     fn leave(&self, ticket: &str) -> Option<Request> {
         Some(Request::script(
-            "leaving the line",
+            "leaving the queue",
             &script::FAIR_LEAVE,
             &self.keys(),
             &[ticket],

@@ -107,10 +107,10 @@ impl Golden {
             self.fact(&format!("channel {place}"), channel);
         }
         for &mode in modes {
-            let place = |keep, stood| Place {
+            let place = |keep, state| Place {
                 ticket: "u:6",
                 keep,
-                stood,
+                state,
             };
             let plain = AcquireArgs {
                 owner: "u:7",
@@ -118,7 +118,7 @@ impl Golden {
                 mode,
                 under: None,
                 yields: None,
-                place: place(Duration::ZERO, PlaceState::Never),
+                place: place(Duration::ZERO, PlaceState::Unknown),
                 tokens: 1,
                 token_ttl: Duration::ZERO,
                 up_for: Duration::ZERO,
@@ -127,7 +127,7 @@ impl Golden {
             let whole = AcquireArgs {
                 under: Some("u:5"),
                 yields: Some(2),
-                place: place(LEASE, PlaceState::Stands),
+                place: place(LEASE, PlaceState::Kept),
                 tokens: 1024,
                 token_ttl: Duration::from_secs(3600),
                 up_for: Duration::from_millis(2_500),
@@ -158,7 +158,7 @@ impl Golden {
                 place: Place {
                     ticket: "u:6",
                     keep: LEASE,
-                    stood: PlaceState::Lost,
+                    state: PlaceState::Lost,
                 },
                 tokens: 1,
                 token_ttl: Duration::ZERO,

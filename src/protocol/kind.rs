@@ -132,7 +132,7 @@ pub(crate) trait Protocol: Send + Sync {
     /// Where releases are announced.
     fn channel(&self) -> &Arc<str>;
 
-    /// Where the release of the one `at` this place is announced, if there are several.
+    /// Where the release of the lock with index `at` is announced, if there are several.
     fn channel_at(&self, _at: usize) -> &Arc<str> {
         self.channel()
     }
@@ -262,7 +262,7 @@ pub(super) fn renew_plain(key: &str, field: &str, lease: Duration, count: u32) -
     )
 }
 
-/// All that an acquire can say. Each kind takes what it knows.
+/// The arguments of an acquire. Each kind sends those that its script has.
 pub(crate) struct AcquireArgs<'a> {
     pub(crate) owner: &'a str,
     pub(crate) lease: Duration,
@@ -283,18 +283,18 @@ pub(crate) struct AcquireArgs<'a> {
 /// A place in the queue that Redis keeps.
 pub(crate) struct Place<'a> {
     pub(crate) ticket: &'a str,
-    /// How long it is kept unless asked again; zero if no place is wanted.
+    /// For how long the server keeps it after each request; zero if no place is wanted.
     pub(crate) keep: Duration,
-    pub(crate) stood: PlaceState,
+    pub(crate) state: PlaceState,
 }
 
 /// What is known of a place in the queue that Redis keeps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PlaceState {
-    /// No question that asks for it was answered yet.
-    Never,
-    /// The last answer was that the lock is somebody else's, and the place kept.
-    Stands,
+    /// Nothing: no request for it has been answered yet.
+    Unknown,
+    /// The last answer was that the lock is busy, and the place is kept.
+    Kept,
     /// The last answer was that the place is lost.
     Lost,
 }

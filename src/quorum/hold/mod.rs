@@ -231,7 +231,7 @@ impl QuorumHold {
                 place: Place {
                     ticket: &node_hold.owner,
                     keep: Duration::ZERO,
-                    stood: PlaceState::Never,
+                    state: PlaceState::Unknown,
                 },
                 tokens: 1,
                 token_ttl: Duration::ZERO,
