@@ -13,7 +13,7 @@ use crate::acquire::yielding;
 use crate::acquire::{self, Busy, NoReply, Outcome, Reply, Strategy};
 use crate::error::{Error, Result};
 use crate::hold::{Entry, EntryState, Waiter, Wakeup};
-use crate::local::place::{News, Place, YieldAfter};
+use crate::local::queued_thread::{News, QueuedThread, YieldAfter};
 use crate::local::semaphore::{Given, Granted};
 use crate::net::call::{Attempt, Call, Deferred, DeferredInfo, Undo};
 use crate::protocol::idempotency::RequestKeys;
@@ -55,7 +55,7 @@ struct Permits<'a> {
     entry: &'a Arc<Entry>,
     permits: u32,
     /// None for one that does not wait.
-    place: Option<Arc<Place<Wakeup>>>,
+    queued: Option<Arc<QueuedThread<Wakeup>>>,
     /// None once it is known to have left the queue.
     ticket: Option<u64>,
     listening: Listening,
@@ -78,7 +78,7 @@ impl<'a> Permits<'a> {
             wait,
             entry,
             permits,
-            place: None,
+            queued: None,
             ticket: None,
             listening: Listening::default(),
             is_watched: false,
@@ -92,11 +92,11 @@ impl<'a> Permits<'a> {
             drop(state);
             return Ok(is_before_others.then_some(one));
         }
-        let place = Place::new();
-        let (ticket, is_first) = local.enter(permits, Arc::clone(&place));
+        let queued = QueuedThread::new();
+        let (ticket, is_first) = local.enter(permits, Arc::clone(&queued));
         drop(state);
-        one.listening = Listening::of(Arc::clone(&place.waiter), !is_first);
-        (one.place, one.ticket) = (Some(place), Some(ticket));
+        one.listening = Listening::of(Arc::clone(&queued.waiter), !is_first);
+        (one.queued, one.ticket) = (Some(queued), Some(ticket));
         if !is_first && !one.wait_for_news(None)? {
             return Ok(None);
         }
@@ -105,18 +105,18 @@ impl<'a> Permits<'a> {
 
     /// Parks until there is news, or `until`; `false` if the deadline came first.
     fn wait_for_news(&mut self, until: Option<Instant>) -> Result<bool> {
-        let Some(place) = self.place.clone() else {
+        let Some(queued) = self.queued.clone() else {
             return Ok(true);
         };
-        self.watch(&place.waiter);
+        self.watch(&queued.waiter);
         if let Some(token) = &self.spec.cancel {
-            token.watch(&place.waiter);
+            token.watch(&queued.waiter);
         }
-        let stop = || place.has_news() || self.spec.must_stop(self.wait);
+        let stop = || queued.has_news() || self.spec.must_stop(self.wait);
         let deadline = self.wait.deadline();
         let ends = until.map_or(deadline, |until| Deadline::at(deadline.or(until)));
-        place.waiter.wait_in_line(ends, &stop);
-        if place.has_news() {
+        queued.waiter.wait_in_line(ends, &stop);
+        if queued.has_news() {
             return Ok(true);
         }
         if self.spec.must_stop(self.wait) {
@@ -179,7 +179,7 @@ impl Strategy for Permits<'_> {
     const DOING: &'static str = ACQUIRING;
 
     fn handed_over(&mut self) -> Result<Option<Instant>> {
-        let news = self.place.as_ref().and_then(|place| place.take_news());
+        let news = self.queued.as_ref().and_then(|queued| queued.take_news());
         match news {
             Some(News::Given { since }) => {
                 self.ticket = None;
@@ -201,18 +201,18 @@ impl Strategy for Permits<'_> {
     }
 
     fn is_handed_over(&self) -> bool {
-        self.place.as_ref().is_some_and(|place| place.is_given())
+        self.queued.as_ref().is_some_and(|queued| queued.is_given())
     }
 
     fn has_news(&self) -> bool {
-        self.place.as_ref().is_some_and(|place| place.has_news())
+        self.queued.as_ref().is_some_and(|queued| queued.has_news())
     }
 
     fn is_ready(&mut self) -> Result<bool> {
         let now = Instant::now();
         let mut state = self.entry.lock();
         let local = state.local_semaphore();
-        if self.place.is_some() && !self.has_asked {
+        if self.queued.is_some() && !self.has_asked {
             // Once it has asked, it is notified of what changes.
             if let Some(until) = local.exhausted_until(self.permits, now) {
                 drop(state);
@@ -220,7 +220,7 @@ impl Strategy for Permits<'_> {
                 return Ok(false);
             }
         }
-        let may_yield = self.place.is_some() || !self.has_yielded;
+        let may_yield = self.queued.is_some() || !self.has_yielded;
         let release = may_yield.then(|| local.yield_after(now)).flatten();
         drop(state);
         let Some(YieldAfter { call, we_listened }) = release else {
@@ -232,7 +232,7 @@ impl Strategy for Permits<'_> {
         let session = self.spec.session();
         let deadline = self.wait.deadline();
         if yielding::was_heard(session, &call, we_listened, deadline, &stop) {
-            let waiter = self.place.as_ref().map(|place| &place.waiter);
+            let waiter = self.queued.as_ref().map(|queued| &queued.waiter);
             yielding::yield_to_others(session, waiter, yielding::FOR, deadline, &stop);
         }
         // There may be no time left, or no need.
@@ -242,8 +242,8 @@ impl Strategy for Permits<'_> {
     fn ask(&mut self, until: Instant) -> std::result::Result<Reply<Instant>, NoReply> {
         let (spec, entry) = (self.spec, self.entry);
         let session = spec.session();
-        let place = self.place.as_deref();
-        let stop = || place.is_some_and(Place::is_given) || spec.must_stop(self.wait);
+        let queued = self.queued.as_deref();
+        let stop = || queued.is_some_and(QueuedThread::is_given) || spec.must_stop(self.wait);
         let (permits, keep_ms) = (self.permits, session.remember_ms());
         let mut asked = None;
         let mut attempt = || {
@@ -268,7 +268,7 @@ impl Strategy for Permits<'_> {
                 None => Reply::HandedOver,
             }),
             (Ok(0), _) => {
-                if place.is_some() {
+                if queued.is_some() {
                     let mut state = entry.lock();
                     let local = state.local_semaphore();
                     local.refused(self.permits, answer.sent_at);
@@ -304,15 +304,15 @@ impl Strategy for Permits<'_> {
         let error = self.spec.make_error(ACQUIRING, failure.clone());
         let mut state = self.entry.lock();
         let mut dismissed = state.local_semaphore().dismiss();
-        if let Some(own) = &self.place {
-            dismissed.retain(|place| !Arc::ptr_eq(place, own));
+        if let Some(own) = &self.queued {
+            dismissed.retain(|queued| !Arc::ptr_eq(queued, own));
         }
-        for place in &dismissed {
-            place.store(News::Failed(Arc::clone(&error)));
+        for queued in &dismissed {
+            queued.store(News::Failed(Arc::clone(&error)));
         }
         drop(state);
-        for place in dismissed {
-            place.waiter.wake();
+        for queued in dismissed {
+            queued.waiter.wake();
         }
     }
 }
@@ -337,7 +337,7 @@ impl Drop for Permits<'_> {
             None => {
                 // Woken at the last moment: it was taken off the queue already.
                 drop(state);
-                let news = self.place.as_ref().and_then(|place| place.take_news());
+                let news = self.queued.as_ref().and_then(|queued| queued.take_news());
                 if let Some(News::Given { since }) = news {
                     let session = self.spec.session();
                     drop(give(session, self.entry, self.permits, since));
@@ -380,8 +380,8 @@ pub(crate) fn give(
     let now = Instant::now();
     let mut state = entry.lock();
     let Given { to, first, back } = state.local_semaphore().give(permits, since, now);
-    for place in &to {
-        place.store(News::Given { since });
+    for queued in &to {
+        queued.store(News::Given { since });
     }
     if let Some(first) = &first {
         first.store(News::First);
@@ -399,8 +399,8 @@ pub(crate) fn give(
     if release.is_some() {
         session.connection.deliver();
     }
-    for place in to.into_iter().chain(first) {
-        place.waiter.wake();
+    for queued in to.into_iter().chain(first) {
+        queued.waiter.wake();
     }
     session.watchdog.housekeep_soon();
     release

@@ -7,8 +7,8 @@ use redis::Value;
 
 use crate::error::Result;
 use crate::local::lock::{Holding, LocalLock, Mode, Start, Wakeups};
-use crate::local::place::{FORGET, Place, YieldAfter};
 use crate::local::preference::{Follows, Found, WriterPreference};
+use crate::local::queued_thread::{FORGET, QueuedThread, YieldAfter};
 use crate::local::registry::{self, Key, State, Sweep};
 use crate::local::semaphore::LocalSemaphore;
 use crate::local::waiter::{self, MakeError};
@@ -72,7 +72,7 @@ struct SemaphoreState<H> {
     keys: IdempotencyKeys,
 }
 
-type EntrySemaphore<H> = LocalSemaphore<Arc<Place<Wakeup<H>>>, YieldAfter>;
+type EntrySemaphore<H> = LocalSemaphore<Arc<QueuedThread<Wakeup<H>>>, YieldAfter>;
 
 type EntryWakeups<H> = Wakeups<Arc<Waiter<H>>, H>;
 

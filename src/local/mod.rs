@@ -2,9 +2,9 @@
 
 mod cohort;
 pub(crate) mod lock;
-pub(crate) mod place;
 pub(crate) mod preference;
 mod queue;
+pub(crate) mod queued_thread;
 pub(crate) mod registry;
 pub(crate) mod semaphore;
 pub(crate) mod waiter;

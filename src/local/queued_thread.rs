@@ -1,4 +1,4 @@
-//! The place of one thread in the queue of a semaphore.
+//! One thread in the queue of a semaphore.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -10,22 +10,22 @@ use crate::net::call::Call;
 
 /// What a thread in the queue is notified of.
 pub(crate) enum News {
-    /// It is the first: it asks Redis, now or again.
+    /// It is the first: it has to ask Redis.
     First,
-    /// It has its permits; Redis granted them to this process then.
+    /// It has its permits, which Redis granted to this process at `since`.
     Given { since: Instant },
     /// Redis could not be asked, and not for want of time.
     Failed(MakeError),
 }
 
-/// A place in the queue of a [`LocalSemaphore`](crate::local::semaphore::LocalSemaphore).
-pub(crate) struct Place<W> {
+/// A thread in the queue of a [`LocalSemaphore`](crate::local::semaphore::LocalSemaphore).
+pub(crate) struct QueuedThread<W> {
     pub(crate) waiter: Arc<Waiter<W>>,
-    /// Stored under the entry's mutex, so that leaving the queue and being called out of it exclude each other.
+    /// Stored under the entry's mutex, so that either the thread leaves the queue or it is given permits, never both.
     news: Mutex<Option<News>>,
 }
 
-impl<W> Place<W> {
+impl<W> QueuedThread<W> {
     pub(crate) fn new() -> Arc<Self> {
         Arc::new(Self {
             waiter: Waiter::new(),
@@ -33,7 +33,7 @@ impl<W> Place<W> {
         })
     }
 
-    /// Stores what its thread is notified of; the waiter is to be woken after that.
+    /// Stores what to notify the thread of; waking its waiter has to follow.
     pub(crate) fn store(&self, news: News) {
         *self.news.lock() = Some(news);
     }
@@ -51,14 +51,13 @@ impl<W> Place<W> {
     }
 }
 
-/// A release that others may have heard.
+/// A release of which other processes may have been notified.
 #[derive(Clone)]
 pub(crate) struct YieldAfter {
     pub(crate) call: Arc<Call>,
-    /// This process was among those that heard it.
+    /// This process was among those notified.
     pub(crate) we_listened: bool,
 }
 
-/// How many keys of answered requests one request has Redis forget, as soon as there are so many: one at a time costs
-/// more.
+/// How many keys of answered requests are deleted together, by the next request: deleting them one at a time costs more.
 pub(crate) const FORGET: usize = 4;
