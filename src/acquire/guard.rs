@@ -171,7 +171,7 @@ impl GuardInner {
         let (session, hold, entry) = (&self.shared.session, &self.hold, &self.hold.entry);
         let (now, backing) = (Instant::now(), session.backing(hold));
         let mut state = entry.lock();
-        // In memory only: renewal ends, and the release takes its place on the connection before anybody can ask again.
+        // In memory only. The release is queued on the connection before anybody of this process can ask again.
         let release = || {
             hold.end();
             session.watchdog.disarm(hold);

@@ -56,18 +56,18 @@ impl Listening {
         self.on.is_some()
     }
 
-    pub(crate) fn is_on(&self, place: usize) -> bool {
-        self.on == Some(place)
+    pub(crate) fn is_on(&self, index: usize) -> bool {
+        self.on == Some(index)
     }
 
     /// Listens to `channel` from now on, and no longer to another.
     pub(crate) fn begin(
         &mut self,
         session: &Arc<Session>,
-        place: usize,
+        index: usize,
         channel: Option<Arc<str>>,
     ) {
-        self.on = Some(place);
+        self.on = Some(index);
         // Before the next one begins: the signal does not say which of two is confirmed.
         drop(self.subscription.take());
         let waiter = Arc::clone(self.waiter());

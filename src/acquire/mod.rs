@@ -256,7 +256,7 @@ pub(crate) fn acquire<S: Strategy>(
     }
 }
 
-/// Begins to wait, and to listen where changes are announced; `false` if it did so before, for the same place.
+/// Begins to wait, and to listen where changes are announced; `false` if it already listens there.
 pub(crate) fn listen<S: Strategy>(strategy: &mut S, spec: &LockSpec, on: usize) -> Result<bool> {
     if strategy.listening().is_on(on) {
         return Ok(false);

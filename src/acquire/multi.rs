@@ -32,7 +32,7 @@ const UNDECIDED: Duration = Duration::from_millis(250);
 /// The first and the longest pause between these questions.
 const AGAIN: (Duration, Duration) = (Duration::from_micros(250), Duration::from_millis(5));
 
-/// What went wrong with members, by place.
+/// What went wrong with members, by index.
 type Failures = Vec<(usize, Error)>;
 
 /// The members of a multi-lock, each once, in the one order.
@@ -40,7 +40,7 @@ type Failures = Vec<(usize, Error)>;
 pub(crate) struct Members {
     pub(crate) name: Arc<str>,
     parts: Vec<LockSpec>,
-    /// The places of those that have one key, and different servers if their addresses are not those of one.
+    /// The indices of those that have one key, and different servers if their addresses are not those of one.
     namesakes: Arc<[Vec<usize>]>,
     /// Some were held by others at the last attempt.
     contended: Arc<AtomicBool>,
@@ -53,27 +53,27 @@ pub(crate) struct Members {
 impl Members {
     pub(crate) fn new(mut parts: Vec<LockSpec>) -> Self {
         let mut fault = None;
-        parts.sort_by_cached_key(LockSpec::place);
+        parts.sort_by_cached_key(LockSpec::key_and_server);
         parts.dedup_by(|other, one| {
-            let same_place = other.place() == one.place();
-            if same_place && !one.is_same(other) {
+            let has_same_key = other.key_and_server() == one.key_and_server();
+            if has_same_key && !one.is_same(other) {
                 fault = Some(Arc::from(format!(
                     "two members of a multi-lock are locks of one key, `{}`, and not the same",
                     one.name
                 )));
             }
-            same_place
+            has_same_key
         });
         if parts.is_empty() {
             fault = Some("a multi-lock without members".into());
         }
         let names: Vec<&str> = parts.iter().map(|part| &*part.name).collect();
         let mut of_key: BTreeMap<_, Vec<_>> = BTreeMap::new();
-        for (place, part) in parts.iter().enumerate() {
-            let key = (part.place().0, part.session().endpoint.server.db);
-            of_key.entry(key).or_default().push(place);
+        for (index, part) in parts.iter().enumerate() {
+            let key = (part.key_and_server().0, part.session().endpoint.server.db);
+            of_key.entry(key).or_default().push(index);
         }
-        of_key.retain(|_, places| places.len() > 1);
+        of_key.retain(|_, indices| indices.len() > 1);
         Self {
             name: names.join(", ").into(),
             namesakes: of_key.into_values().collect(),
@@ -139,14 +139,14 @@ impl Members {
         let mut refusals = 0_u32;
         self.check_servers(wait)?;
         loop {
-            let place = match self.gather(waited_for, wait)? {
+            let index = match self.gather(waited_for, wait)? {
                 Gathered::All(held) => {
                     return match held.iter().find(|held| !held.is_valid()) {
                         Some(late) => Err(late.lost_error()),
                         None => Ok(Some(self.all(held))),
                     };
                 }
-                Gathered::Busy(place) => place,
+                Gathered::Busy(index) => index,
                 Gathered::TooLate => return Ok(None),
             };
             let WaitMode::Until(deadline) = wait else {
@@ -163,10 +163,10 @@ impl Members {
             // A server that was unreachable may answer by now.
             self.check_servers(wait)?;
             // With nothing held.
-            waited_for = match self.parts[place].acquire(wait) {
-                Ok(Some(held)) => Some((place, held)),
+            waited_for = match self.parts[index].acquire(wait) {
+                Ok(Some(held)) => Some((index, held)),
                 Ok(None) => return Ok(None),
-                Err(err) => return Err(self.failed(vec![(place, err)])),
+                Err(err) => return Err(self.failed(vec![(index, err)])),
             };
         }
     }
@@ -183,13 +183,13 @@ impl Members {
 
     /// Whether members of one key are those of different servers, as far as these can be asked now.
     fn check_servers(&self, wait: WaitMode) -> Result<()> {
-        for places in &*self.namesakes {
+        for indices in &*self.namesakes {
             let until = Instant::now() + self.response_timeout();
-            let sessions = places.iter().map(|place| self.parts[*place].session());
+            let sessions = indices.iter().map(|index| self.parts[*index].session());
             let servers = identity::of(sessions, wait.deadline().or(until));
             for (at, server) in servers.iter().enumerate() {
                 if matches!(server, Identity::Master(_)) && servers[..at].contains(server) {
-                    let part = &self.parts[places[at]];
+                    let part = &self.parts[indices[at]];
                     return Err(Error::Config(format!(
                         "two members of a multi-lock are the lock `{}` of one server, {:?}",
                         part.name,
@@ -210,8 +210,8 @@ impl Members {
         // After a refusal begin with the first member alone, so as not to take what would only be given back.
         let in_order = waited_for.is_none() && self.contended.load(Ordering::Relaxed);
         let mut only = in_order.then_some(0);
-        if let Some((place, one)) = waited_for {
-            held[place] = Some(one);
+        if let Some((index, one)) = waited_for {
+            held[index] = Some(one);
         }
         let mut goes_on_until = None;
         let mut pause = AGAIN.0;
@@ -219,7 +219,7 @@ impl Members {
         let mut refused = held.iter().any(Option::is_some);
         loop {
             let began = Instant::now();
-            let (place, busy) = match self.ask_for(only, &mut held, round) {
+            let (index, busy) = match self.ask_for(only, &mut held, round) {
                 Asked::Granted if only.take().is_some() => continue,
                 Asked::Granted => {
                     if !refused {
@@ -227,7 +227,7 @@ impl Members {
                     }
                     return Ok(Gathered::All(held.into_iter().flatten().collect()));
                 }
-                Asked::Refused(place, busy) => (place, busy),
+                Asked::Refused(index, busy) => (index, busy),
                 Asked::TooLate => return Ok(Gathered::TooLate),
                 Asked::Failed(failures) => {
                     drop(held);
@@ -237,8 +237,8 @@ impl Members {
             refused = true;
             self.contended.store(true, Ordering::Relaxed);
             let kept = match next(held.iter().map(Option::is_some)) {
-                Next::Again(place) => place,
-                _ => return Ok(Gathered::Busy(place)),
+                Next::Again(index) => index,
+                _ => return Ok(Gathered::Busy(index)),
             };
             held[kept..].iter_mut().for_each(|late| drop(late.take()));
             let now = Instant::now();
@@ -250,13 +250,13 @@ impl Members {
             };
             let goes_on_until = *goes_on_until.get_or_insert(now + span);
             let ends = round.deadline().or(goes_on_until);
-            if now >= ends || !self.parts[place].may_be_given_back(busy, span) {
-                return Ok(Gathered::Busy(place));
+            if now >= ends || !self.parts[index].may_be_given_back(busy, span) {
+                return Ok(Gathered::Busy(index));
             }
             let rest = ends.saturating_duration_since(now);
             self.pause(time::between(pause / 2, pause).min(rest), wait)?;
             pause = (pause * 2).min(AGAIN.1);
-            only = Some(place);
+            only = Some(index);
         }
     }
 
@@ -269,25 +269,25 @@ impl Members {
     ) -> Asked {
         let mut refused = None;
         let mut coming = Vec::new();
-        for (place, part) in self.parts.iter().enumerate() {
-            if held[place].is_some() || only.is_some_and(|only| only != place) {
+        for (index, part) in self.parts.iter().enumerate() {
+            if held[index].is_some() || only.is_some_and(|only| only != index) {
                 continue;
             }
             match part.enter(round) {
                 Ok(Pending::Busy) => {
                     // What is granted after it would only be given back.
-                    refused = Some((place, InTheWay::Here));
+                    refused = Some((index, InTheWay::Here));
                     break;
                 }
-                Ok(came) => coming.push((place, came)),
-                Err(err) => return Asked::Failed(vec![(place, err)]),
+                Ok(came) => coming.push((index, came)),
+                Err(err) => return Asked::Failed(vec![(index, err)]),
             }
         }
-        for (place, came) in &mut coming {
+        for (index, came) in &mut coming {
             if let Pending::Contends(contender) = came
                 && let Err(err) = contender.yield_to_others()
             {
-                return Asked::Failed(vec![(*place, err)]);
+                return Asked::Failed(vec![(*index, err)]);
             }
         }
         for (_, came) in &mut coming {
@@ -296,24 +296,24 @@ impl Members {
             }
         }
         let (mut failures, mut too_late) = (Vec::new(), false);
-        for (place, came) in coming {
-            let goes_back = refused.is_some_and(|(busy, _)| busy < place);
-            match self.parts[place].finish(Ok(came)) {
+        for (index, came) in coming {
+            let goes_back = refused.is_some_and(|(busy, _)| busy < index);
+            match self.parts[index].finish(Ok(came)) {
                 Ok(Outcome::Granted(_)) if goes_back => {}
-                Ok(Outcome::Granted(one)) => held[place] = Some(one),
+                Ok(Outcome::Granted(one)) => held[index] = Some(one),
                 Ok(Outcome::Busy(_)) if goes_back => {}
                 Ok(Outcome::Busy(busy)) => {
                     let left = busy.retry_after;
-                    refused = Some((place, InTheWay::Elsewhere { left }));
+                    refused = Some((index, InTheWay::Elsewhere { left }));
                 }
                 Ok(Outcome::TooLate) => too_late = true,
-                Err(err) => failures.push((place, err)),
+                Err(err) => failures.push((index, err)),
             }
         }
         match refused {
             _ if !failures.is_empty() => Asked::Failed(failures),
             _ if too_late => Asked::TooLate,
-            Some((place, busy)) => Asked::Refused(place, busy),
+            Some((index, busy)) => Asked::Refused(index, busy),
             None => Asked::Granted,
         }
     }
@@ -344,10 +344,10 @@ impl Members {
     /// What went wrong with members, each by its name; an error of the whole call is returned as it is.
     fn failed(&self, failures: Failures) -> Error {
         let mut named = Vec::new();
-        for (place, err) in failures {
+        for (index, err) in failures {
             match err {
                 Error::Cancelled | Error::Closed | Error::WouldDeadlock { .. } => return err,
-                err => named.push((self.parts[place].name.to_string(), err)),
+                err => named.push((self.parts[index].name.to_string(), err)),
             }
         }
         Error::Members { failures: named }
@@ -444,7 +444,7 @@ fn next(held: impl IntoIterator<Item = bool>) -> Next {
     match held.into_iter().position(|held| !held) {
         None => Next::Done,
         Some(0) => Next::GiveUp,
-        Some(place) => Next::Again(place),
+        Some(index) => Next::Again(index),
     }
 }
 
@@ -572,8 +572,8 @@ mod tests {
 
         fn ask(&mut self, one: usize, set: &[usize], only: Option<usize>) {
             self.doing[one] = only.map_or(Doing::Asks, Doing::AsksFor);
-            for (place, member) in set.iter().enumerate() {
-                if !self.held[one][*member] && only.is_none_or(|only| only == place) {
+            for (index, member) in set.iter().enumerate() {
+                if !self.held[one][*member] && only.is_none_or(|only| only == index) {
                     let request = &mut self.requests[one][*member];
                     *request = match request {
                         Request::GivingBack => Request::AskingAgain,
@@ -637,15 +637,15 @@ mod tests {
                     self.doing[one] = Doing::GaveUp;
                     0
                 }
-                Next::Again(place) => place,
+                Next::Again(index) => index,
             };
             for member in &set[kept..] {
                 if std::mem::take(&mut self.held[one][*member]) {
                     self.requests[one][*member] = Request::GivingBack;
                 }
             }
-            if let Next::Again(place) = rule(&held) {
-                self.ask(one, set, Some(place));
+            if let Next::Again(index) = rule(&held) {
+                self.ask(one, set, Some(index));
             }
             Some(self)
         }
@@ -735,7 +735,7 @@ mod tests {
         assert!(!somebody_always_can(SETS[0], [false; TRIES], give_up).0);
         // Whoever is refused the last gives up.
         let give_up: Rule = |held| match next(held.iter().copied()) {
-            Next::Again(place) if place + 1 == held.len() => Next::GiveUp,
+            Next::Again(index) if index + 1 == held.len() => Next::GiveUp,
             next => next,
         };
         assert!(!somebody_always_can(SETS[0], [false; TRIES], give_up).0);

@@ -267,7 +267,7 @@ impl LockSpec {
     }
 
     /// Which key and server it is about.
-    pub(crate) fn place(&self) -> (String, String) {
+    pub(crate) fn key_and_server(&self) -> (String, String) {
         let entry = self.look();
         let key = entry.map_or_else(
             |_| self.id.to_string(),

@@ -40,7 +40,7 @@ pub(crate) type Wakeup = crate::hold::entry::Wakeup<Arc<Hold>>;
 
 const HELD: u8 = 0;
 const RELEASED: u8 = 1;
-const LOST: u8 = 2; // and the reason's place in ALL
+const LOST: u8 = 2; // plus the reason's index in ALL
 
 /// One acquisition from Redis, for as long as this process keeps it.
 pub(crate) struct Hold {
@@ -311,7 +311,7 @@ impl Hold {
         let state = self.state.load(Ordering::Acquire);
         state
             .checked_sub(LOST)
-            .and_then(|place| LossReason::ALL.get(usize::from(place)).copied())
+            .and_then(|index| LossReason::ALL.get(usize::from(index)).copied())
     }
 
     /// Redis has confirmed the hold for `ttl` from `sent_at` on. Never shortens.
@@ -441,8 +441,8 @@ impl Hold {
 
     /// Marks it lost and notifies its own listeners; `None` if it was over already.
     pub(crate) fn lose(&self, reason: LossReason) -> Option<Loss> {
-        let place = LossReason::ALL.iter().position(|other| *other == reason)?;
-        let lost = LOST + u8::try_from(place).ok()?;
+        let index = LossReason::ALL.iter().position(|other| *other == reason)?;
+        let lost = LOST + u8::try_from(index).ok()?;
         // Whoever found its time over may have been overtaken by a renewal.
         let lease = self.lease.lock();
         let timed = matches!(reason, LossReason::Expired | LossReason::Unreachable);

@@ -119,7 +119,7 @@ struct SharedHolders<H> {
 }
 
 impl<H> SharedHolders<H> {
-    fn place(&self, thread: u64) -> Option<usize> {
+    fn index_of(&self, thread: u64) -> Option<usize> {
         self.threads.iter().position(|(other, _)| *other == thread)
     }
 }
@@ -279,7 +279,7 @@ impl<W, H: Holding, R> LocalLock<W, H, R> {
         let shares = self
             .shared
             .iter()
-            .find_map(|group| group.place(thread).map(|place| (group, place)));
+            .find_map(|group| group.index_of(thread).map(|index| (group, index)));
         match (mode, alone, shares) {
             (Mode::Exclusive, Some(holder), _) => Some(Entered::Mine {
                 hold: holder.hold.clone(),
@@ -289,9 +289,9 @@ impl<W, H: Holding, R> LocalLock<W, H, R> {
             (Mode::Exclusive, None, Some((group, _))) => {
                 Some(Entered::Deadlock(group.hold.clone()))
             }
-            (Mode::Shared, _, Some((group, place))) => Some(Entered::Mine {
+            (Mode::Shared, _, Some((group, index))) => Some(Entered::Mine {
                 hold: group.hold.clone(),
-                count: group.threads[place].1,
+                count: group.threads[index].1,
                 lease: group.lease,
             }),
             (Mode::Shared, Some(holder), None) => {
@@ -383,9 +383,9 @@ impl<W, H: Holding, R> LocalLock<W, H, R> {
         }
         for group in &mut self.shared {
             if group.hold == *hold
-                && let Some(place) = group.place(thread)
+                && let Some(index) = group.index_of(thread)
             {
-                group.threads[place].1 += 1;
+                group.threads[index].1 += 1;
                 group.lease = lease;
                 return true;
             }
@@ -402,8 +402,8 @@ impl<W, H: Holding, R> LocalLock<W, H, R> {
                 .filter(|holder| holder.thread == thread)
                 .map(|holder| (&holder.hold, holder.count)),
             Mode::Shared => self.shared.iter().find_map(|group| {
-                let place = group.place(thread)?;
-                Some((&group.hold, group.threads[place].1))
+                let index = group.index_of(thread)?;
+                Some((&group.hold, group.threads[index].1))
             }),
         }
     }
@@ -475,22 +475,22 @@ impl<W, H: Holding, R> LocalLock<W, H, R> {
         now: Instant,
         release: &dyn Fn() -> R,
     ) -> Left<W, H> {
-        let Some((at, place)) = self
+        let Some((at, index)) = self
             .shared
             .iter()
             .enumerate()
             .filter(|(_, group)| group.hold == *hold)
-            .find_map(|(at, group)| group.place(thread).map(|place| (at, place)))
+            .find_map(|(at, group)| group.index_of(thread).map(|index| (at, index)))
         else {
             return Left::Gone;
         };
         let group = &mut self.shared[at];
-        let count = &mut group.threads[place].1;
+        let count = &mut group.threads[index].1;
         if *count > 1 {
             *count -= 1;
             return Left::Nested { count: *count };
         }
-        group.threads.swap_remove(place);
+        group.threads.swap_remove(index);
         if !group.threads.is_empty() {
             return Left::Shared;
         }

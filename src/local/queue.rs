@@ -28,11 +28,11 @@ impl<W> WaitQueue<W> {
 
     /// `None` if it is no longer queued.
     pub(super) fn remove(&mut self, ticket: u64) -> Option<W> {
-        let place = self
+        let index = self
             .waiting
             .binary_search_by_key(&ticket, |(other, _)| *other)
             .ok()?;
-        self.waiting.remove(place).map(|(_, waiting)| waiting)
+        self.waiting.remove(index).map(|(_, waiting)| waiting)
     }
 
     pub(super) fn front(&self) -> Option<&W> {

@@ -184,12 +184,12 @@ impl<K: Key, T, S: State> Registry<K, T, S> {
     }
 
     fn shard(&self, key: &K) -> &Mutex<Shard<K, T, S>> {
-        let place = if key.is_apart() {
+        let shard = if key.is_apart() {
             SHARDS
         } else {
             usize::try_from(self.hasher.hash_one(key) % SHARDS as u64).unwrap_or(0)
         };
-        &self.shards[place]
+        &self.shards[shard]
     }
 
     /// The entries whose keys are apart.

@@ -120,8 +120,8 @@ pub(crate) struct CallState {
     pub(crate) sendings: u32,
     /// A thread waits on `changed`, and may be made leader.
     pub(crate) following: bool,
-    /// Its place among the unacknowledged calls, the same after every lost connection; 0 until it needs one.
-    pub(crate) place: u64,
+    /// Its sequence number among the unacknowledged calls, kept across lost connections; 0 until it has one.
+    pub(crate) seq: u64,
     /// Sent as one of a portion of those, of which another goes out when all are answered.
     pub(crate) in_portion: bool,
 }
@@ -152,7 +152,7 @@ impl Call {
                 by_text: false,
                 sendings: 0,
                 following: false,
-                place: 0,
+                seq: 0,
                 in_portion: false,
             }),
             changed: Condvar::new(),

@@ -1,4 +1,4 @@
-//! Releases that no connection has acknowledged, until the next one can take them or they are of no use any more.
+//! Releases that the server has not acknowledged, kept to be sent again until they are of no use any more.
 //!
 //! Memory only, with no clock. Every operation costs the logarithm of how many there are, since an outage may leave
 //! hundreds of thousands.
@@ -13,13 +13,13 @@ use crate::net::request::Request;
 
 #[derive(Default)]
 pub(crate) struct Outbox {
-    /// By place, so that the oldest goes first, however often it was sent.
+    /// By sequence number, so that the oldest is sent first, however often it was sent before.
     calls: BTreeMap<u64, Arc<Call>>,
-    /// By the moment from which on it is of no use, and place.
+    /// When each is of no use any more, and its sequence number.
     ends: BTreeSet<(Instant, u64)>,
-    /// By the hash of each of its keys, and place. Two keys with one hash do no harm.
+    /// The hashes of the keys of each, and its sequence number. Keys with the same hash do no harm.
     keys: BTreeSet<(u64, u64)>,
-    last_place: u64,
+    last_seq: u64,
 }
 
 fn hashes(request: &Request) -> impl Iterator<Item = u64> {
@@ -35,76 +35,76 @@ impl Outbox {
         self.calls.is_empty()
     }
 
-    /// Keeps a deferred call. One that was here before goes back to its place.
+    /// Adds a deferred call. One that was here before gets the position that it had.
     pub(crate) fn keep(&mut self, call: &Arc<Call>) {
         let Some(info) = &call.deferred else {
             return;
         };
         let mut its = call.state.lock();
-        if its.place == 0 {
-            self.last_place += 1;
-            its.place = self.last_place;
+        if its.seq == 0 {
+            self.last_seq += 1;
+            its.seq = self.last_seq;
         }
-        let place = its.place;
+        let seq = its.seq;
         drop(its);
-        self.ends.insert((info.useful_until, place));
+        self.ends.insert((info.useful_until, seq));
         self.keys
-            .extend(hashes(&call.request).map(|hash| (hash, place)));
-        self.calls.insert(place, Arc::clone(call));
+            .extend(hashes(&call.request).map(|hash| (hash, seq)));
+        self.calls.insert(seq, Arc::clone(call));
     }
 
-    /// Takes a call out; whether it was here.
+    /// Removes a call; `true` if it was here.
     pub(crate) fn remove(&mut self, call: &Call) -> bool {
-        let place = call.state.lock().place;
-        self.take(place).is_some()
+        let seq = call.state.lock().seq;
+        self.take(seq).is_some()
     }
 
-    /// Takes the oldest out.
+    /// Removes the oldest.
     pub(crate) fn take_first(&mut self) -> Option<Arc<Call>> {
-        let place = *self.calls.first_key_value()?.0;
-        self.take(place)
+        let seq = *self.calls.first_key_value()?.0;
+        self.take(seq)
     }
 
-    /// Takes those out that are about a key of `request`, the oldest first and not more than `most`.
+    /// Removes the oldest calls that concern a key of `request`, at most `most`.
     pub(crate) fn take_about(&mut self, request: &Request, most: usize) -> Vec<Arc<Call>> {
-        let mut places = BTreeSet::new();
+        let mut seqs = BTreeSet::new();
         for hash in hashes(request) {
             let about = self.keys.range((hash, 0)..=(hash, u64::MAX));
-            places.extend(about.take(most).map(|(_, place)| *place));
+            seqs.extend(about.take(most).map(|(_, seq)| *seq));
         }
-        let places = places.into_iter().take(most);
-        places.filter_map(|place| self.take(place)).collect()
+        let seqs = seqs.into_iter().take(most);
+        seqs.filter_map(|seq| self.take(seq)).collect()
     }
 
-    /// Takes one out that is of no use any more.
+    /// Removes one that is of no use any more.
     pub(crate) fn take_ended(&mut self, now: Instant) -> Option<Arc<Call>> {
-        let (end, place) = *self.ends.first()?;
+        let (end, seq) = *self.ends.first()?;
         if now < end {
             return None;
         }
-        self.take(place)
+        self.take(seq)
     }
 
-    fn take(&mut self, place: u64) -> Option<Arc<Call>> {
-        let call = self.calls.remove(&place)?;
+    fn take(&mut self, seq: u64) -> Option<Arc<Call>> {
+        let call = self.calls.remove(&seq)?;
         if let Some(info) = &call.deferred {
-            self.ends.remove(&(info.useful_until, place));
+            self.ends.remove(&(info.useful_until, seq));
         }
         for hash in hashes(&call.request) {
-            self.keys.remove(&(hash, place));
+            self.keys.remove(&(hash, seq));
         }
         Some(call)
     }
 
-    /// The same calls, or what stands for each.
+    /// A copy, with each call replaced.
     #[cfg(test)]
     pub(super) fn copy(&self, of: impl Fn(&Arc<Call>) -> Arc<Call>) -> Self {
         let calls = self.calls.iter();
         Self {
-            calls: calls.map(|(place, call)| (*place, of(call))).collect(),
+            calls: calls.map(|(seq, call)| (*seq, of(call))).collect(),
             ends: self.ends.clone(),
             keys: self.keys.clone(),
-            last_place: self.last_place,
+            last_seq: self.last_seq,
         }
     }
 
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_goes_first_and_back_to_its_place() {
+    fn the_oldest_goes_first_and_back_to_its_position() {
         let later = Instant::now() + Duration::from_secs(1);
         let (a, b) = (release(&["a"], later), release(&["b"], later));
         let mut outbox = Outbox::default();

@@ -697,7 +697,7 @@ mod model {
                 to.sent_at = from.sent_at;
                 to.by_text = from.by_text;
                 to.sendings = from.sendings;
-                to.place = from.place;
+                to.seq = from.seq;
                 to.in_portion = from.in_portion;
             }
             let of = |call: &Arc<Call>| Arc::clone(&calls[self.id(call)]);
@@ -745,7 +745,7 @@ mod model {
                     ms(its.sent_at),
                     its.by_text,
                     its.sendings,
-                    its.place,
+                    its.seq,
                     its.in_portion,
                 )
                     .hash(h);
@@ -1020,11 +1020,11 @@ mod model {
             for (id, call) in self.calls.iter().enumerate() {
                 let is_this = |other: &&Arc<Call>| Arc::ptr_eq(other, call);
                 let waits = awaiting().filter(is_this).count();
-                let places = waits + kept.iter().filter(|other| is_this(other)).count();
+                let copies = waits + kept.iter().filter(|other| is_this(other)).count();
                 let settled = usize::from(self.settled[id]);
                 let submitted = usize::from(self.submitted[id]);
                 assert_eq!(
-                    places + settled,
+                    copies + settled,
                     submitted,
                     "{id} is in one place or settled, once"
                 );

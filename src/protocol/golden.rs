@@ -102,9 +102,9 @@ impl Golden {
 
     fn lock(&mut self, protocol: &dyn Protocol, modes: &[Mode]) {
         self.fact("key", protocol.key());
-        for place in 0..2 {
-            let channel = protocol.channel_at(place);
-            self.fact(&format!("channel {place}"), channel);
+        for index in 0..2 {
+            let channel = protocol.channel_at(index);
+            self.fact(&format!("channel {index}"), channel);
         }
         for &mode in modes {
             let place = |keep, state| Place {

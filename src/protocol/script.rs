@@ -76,7 +76,7 @@ impl std::fmt::Display for Unexpected {
 
 impl std::error::Error for Unexpected {}
 
-/// What a fair acquire answers one whose place in the line is gone.
+/// What a fair acquire answers a waiter whose place in the queue is lost.
 pub(crate) const PLACE_LOST: Value = Value::Int(-3);
 
 /// What became of an acquire.
@@ -84,7 +84,7 @@ pub(crate) const PLACE_LOST: Value = Value::Int(-3);
 pub(crate) enum Acquired {
     /// Ours; with the first and the last of the tokens that were drawn, if the lock has tokens.
     Taken { tokens: Option<(u64, u64)> },
-    /// Somebody else has it, or the one of several names at this place; `None`: for ever, as far as the server knows.
+    /// Somebody else has it, or of several names the one with the index `at`; `left` is `None` if the hold has no end.
     Busy { left: Option<Duration>, at: usize },
 }
 
@@ -94,7 +94,7 @@ pub(crate) fn acquired(reply: Value) -> Result<Acquired, Unexpected> {
         Value::Nil => Ok(Acquired::Taken { tokens: None }),
         Value::Array(busy) if matches!(busy.as_slice(), [Value::Int(1..), Value::Int(_)]) => {
             match busy.as_slice() {
-                [Value::Int(place), Value::Int(ms)] => usize::try_from(*place - 1)
+                [Value::Int(n), Value::Int(ms)] => usize::try_from(*n - 1)
                     .map(|at| Acquired::Busy {
                         left: left(*ms),
                         at,
@@ -304,8 +304,8 @@ mod tests {
             acquired(Value::Int(-1)).ok(),
             Some(Acquired::Busy { left: None, at: 0 })
         );
-        let of_several = |place, ms| {
-            let busy = vec![Value::Int(place), Value::Int(ms)];
+        let of_several = |n, ms| {
+            let busy = vec![Value::Int(n), Value::Int(ms)];
             acquired(Value::Array(busy)).ok()
         };
         assert_eq!(of_several(3, 7), Some(Acquired::Busy { left, at: 2 }));

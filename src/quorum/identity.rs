@@ -236,9 +236,9 @@ impl Masters {
 
 /// Makes connections again, in a time that they share.
 fn reconnect(sessions: &[&Arc<Session>], until: Instant) {
-    for (place, session) in sessions.iter().enumerate() {
+    for (index, session) in sessions.iter().enumerate() {
         let left = until.saturating_duration_since(Instant::now());
-        let share = left / u32::try_from(sessions.len() - place).unwrap_or(1);
+        let share = left / u32::try_from(sessions.len() - index).unwrap_or(1);
         let up = session
             .connection
             .up(Instant::now() + share, &mut || !session.is_closed());
