@@ -45,7 +45,7 @@ pub(crate) struct Members {
     /// Some were held by others at the last attempt.
     contended: Arc<AtomicBool>,
     /// The names one by one, once a node of a cluster has said that no script of its own can have them all.
-    apart: Arc<OnceLock<Self>>,
+    one_by_one: Arc<OnceLock<Self>>,
     /// Why they cannot be taken together.
     fault: Option<Arc<str>>,
 }
@@ -79,14 +79,14 @@ impl Members {
             namesakes: of_key.into_values().collect(),
             contended: Arc::default(),
             parts,
-            apart: Arc::default(),
+            one_by_one: Arc::default(),
             fault,
         }
     }
 
     fn each(mut self, change: impl Fn(LockSpec) -> LockSpec) -> Self {
         self.parts = self.parts.into_iter().map(change).collect();
-        self.apart = Arc::default();
+        self.one_by_one = Arc::default();
         self
     }
 
@@ -112,13 +112,13 @@ impl Members {
     /// Asks all in one, or one by one where that is impossible: see [`crosses_slots`].
     fn ask<T>(&self, ask: impl Fn(&Self) -> Result<T>) -> Result<T> {
         self.check()?;
-        if let Some(apart) = self.apart.get() {
-            return ask(apart);
+        if let Some(one_by_one) = self.one_by_one.get() {
+            return ask(one_by_one);
         }
         match (ask(self), &*self.parts) {
-            (Err(err), [alone]) if crosses_slots(&err) => {
-                ask(self.apart.get_or_init(|| Self::new(alone.apart())))
-            }
+            (Err(err), [alone]) if crosses_slots(&err) => ask(self
+                .one_by_one
+                .get_or_init(|| Self::new(alone.one_by_one()))),
             (answer, _) => answer,
         }
     }
@@ -396,7 +396,7 @@ impl Members {
     }
 
     pub(crate) fn hold_count(&self) -> u32 {
-        let members = self.apart.get().unwrap_or(self);
+        let members = self.one_by_one.get().unwrap_or(self);
         let counts = members.parts.iter().map(LockSpec::hold_count);
         counts.min().unwrap_or(0)
     }

@@ -84,14 +84,14 @@ impl LockSpec {
     }
 
     /// A plain lock for each of several names, to be taken in the same way.
-    pub(crate) fn apart(&self) -> Vec<Self> {
-        let apart = |name: &str| Self {
+    pub(crate) fn one_by_one(&self) -> Vec<Self> {
+        let plain = |name: &str| Self {
             name: name.into(),
             id: name.into(),
             kind: &reentrant::KIND,
             ..self.clone()
         };
-        keys::names(&self.id).into_iter().map(apart).collect()
+        keys::names(&self.id).into_iter().map(plain).collect()
     }
 
     /// For locks that their holder cannot take again.
@@ -257,7 +257,7 @@ impl LockSpec {
     /// An unregistered entry, for its protocol alone.
     pub(crate) fn unregistered_entry(&self) -> Result<Arc<Entry>> {
         self.session().check_open()?;
-        self.session().registry.apart(self.kind, &self.id)
+        self.session().registry.unregistered(self.kind, &self.id)
     }
 
     /// Its entry; an unregistered one for a query, which must not create state.

@@ -44,8 +44,8 @@ pub(crate) struct EntryKey {
 }
 
 impl Key for EntryKey {
-    /// Sets are looked through by threads that are about to wait.
-    fn is_apart(&self) -> bool {
+    /// A thread that is about to wait goes through all sets: it may hold the name as part of one.
+    fn is_separate(&self) -> bool {
         self.kind.is_set()
     }
 }
@@ -301,7 +301,7 @@ impl<H: Holding> Registry<H> {
     /// Those of the kind's [`protocol`](Kind::protocol).
     pub(crate) fn look(&self, kind: &'static Kind, id: &Arc<str>) -> Result<Arc<Entry<H>>> {
         let known = self.known(kind, id);
-        known.map_or_else(|| self.apart(kind, id), Ok)
+        known.map_or_else(|| self.unregistered(kind, id), Ok)
     }
 
     /// An unregistered entry of a name, for its protocol alone.
@@ -309,7 +309,7 @@ impl<H: Holding> Registry<H> {
     /// # Errors
     ///
     /// Those of the kind's [`protocol`](Kind::protocol).
-    pub(crate) fn apart(&self, kind: &'static Kind, id: &Arc<str>) -> Result<Arc<Entry<H>>> {
+    pub(crate) fn unregistered(&self, kind: &'static Kind, id: &Arc<str>) -> Result<Arc<Entry<H>>> {
         let (named, state) = self.make(kind, id)?;
         Ok(Entry::unregistered(named, state))
     }
@@ -331,9 +331,9 @@ impl<H: Holding> Registry<H> {
         Ok((named, EntryState::new(kind, self.tenure)))
     }
 
-    /// The entries of several names each, of which there are few.
+    /// The entries of sets, of which there are few.
     pub(crate) fn sets(&self) -> Vec<Arc<Entry<H>>> {
-        self.entries.apart()
+        self.entries.separate()
     }
 
     /// Drops entries that have been idle for a while. The work is bounded, and does not grow with those in use.

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, MutexGuard};
 
-/// How many shards there are, besides the one for keys that are apart.
+/// How many shards there are, besides the one for separate keys.
 const SHARDS: usize = 32;
 
 /// How long an idle entry is kept: past any gap over which its tenure's age counts.
@@ -23,8 +23,8 @@ const SWEEP: (usize, usize) = (4096, 512);
 
 /// By what an entry is found.
 pub(crate) trait Key: Clone + Eq + Hash {
-    /// Whether it is one of few that are also looked through one by one, and kept in a shard of their own.
-    fn is_apart(&self) -> bool;
+    /// Whether it is one of the few keys that are kept in a separate shard, so that their entries can be listed.
+    fn is_separate(&self) -> bool;
 }
 
 /// What of an entry changes.
@@ -126,7 +126,7 @@ impl<K: Key, S: State> Drop for EntryGuard<'_, K, S> {
 /// All entries, by their keys.
 pub(crate) struct Registry<K: Key, T, S: State> {
     hasher: RandomState,
-    /// The last is for keys that are apart.
+    /// The last is for separate keys.
     shards: Vec<Mutex<Shard<K, T, S>>>,
     free: Arc<Free<K>>,
 }
@@ -184,7 +184,7 @@ impl<K: Key, T, S: State> Registry<K, T, S> {
     }
 
     fn shard(&self, key: &K) -> &Mutex<Shard<K, T, S>> {
-        let shard = if key.is_apart() {
+        let shard = if key.is_separate() {
             SHARDS
         } else {
             usize::try_from(self.hasher.hash_one(key) % SHARDS as u64).unwrap_or(0)
@@ -192,8 +192,8 @@ impl<K: Key, T, S: State> Registry<K, T, S> {
         &self.shards[shard]
     }
 
-    /// The entries whose keys are apart.
-    pub(crate) fn apart(&self) -> Vec<Arc<Entry<K, T, S>>> {
+    /// The entries of separate keys.
+    pub(crate) fn separate(&self) -> Vec<Arc<Entry<K, T, S>>> {
         self.shards[SHARDS].lock().values().cloned().collect()
     }
 
@@ -281,7 +281,7 @@ mod tests {
     const LATER: Duration = Duration::from_millis(100);
 
     impl Key for usize {
-        fn is_apart(&self) -> bool {
+        fn is_separate(&self) -> bool {
             false
         }
     }

@@ -93,7 +93,7 @@ impl Quorum {
         let node = |session: &&Arc<Session>| {
             Ok(Node {
                 session: Arc::clone(session),
-                entry: session.registry.apart(&red::KIND, &id)?,
+                entry: session.registry.unregistered(&red::KIND, &id)?,
             })
         };
         let list = sessions.iter().map(node).collect::<Result<Vec<_>>>()?;

@@ -44,7 +44,7 @@ const RELEASING: &str = "releasing a permit";
 /// without any message. Only the server's clock decides what has expired.
 ///
 /// **How many there are** is set once with [`try_set_permits`](Self::try_set_permits), which changes nothing if it was
-/// set before. Until then there are none, and acquiring waits. Available and acquired permits are counted apart: after
+/// set before. Until then there are none, and acquiring waits. Available and acquired permits are counted separately: after
 /// a reduction the available number may be negative, until enough have come back. If Redis loses the number (it was
 /// deleted, or evicted), it counts as not set: permits that come back do not create it, and whoever sets it next has
 /// those that are out among them.
