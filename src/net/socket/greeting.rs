@@ -1,0 +1,144 @@
+//! The first commands on a connection: logging in, selecting the database, saying who this is.
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use redis::{ErrorKind, RedisError, RedisResult, ServerErrorKind};
+
+use super::{CONNECT_SLICE, Duplex, Endpoint, Meanwhile, Reader, Socket, WRITE_SLICE};
+use crate::error::{is_crowded, is_transient};
+use crate::net::request::Request;
+use crate::report::report;
+
+/// How long a server that is not ready is left alone before it is greeted again, over the same connection.
+const GREET_AGAIN: Duration = Duration::from_millis(50);
+
+/// One command of the greeting.
+struct Step {
+    what: &'static str,
+    request: Request,
+}
+
+/// A connection whose first commands have been sent.
+pub(super) struct Greeting {
+    pub(super) connection: Duplex,
+    /// What has not been answered.
+    due: VecDeque<Step>,
+    /// What the server was not ready for, to be sent again.
+    postponed: VecDeque<Step>,
+    greet_again_at: Instant,
+    pub(super) why: Option<RedisError>,
+}
+
+impl Greeting {
+    pub(super) fn new(endpoint: &Endpoint, role: &str, stream: Socket) -> RedisResult<Self> {
+        stream.set_write_timeout(WRITE_SLICE)?;
+        let writer = Arc::new(stream);
+        let reader = Reader {
+            stream: Arc::clone(&writer),
+            parser: redis::Parser::new(),
+            timeout: Duration::MAX,
+        };
+        let db = endpoint.server.db.to_string();
+        let mut name = format!("redlatch-{role}");
+        if !endpoint.server.label.is_empty() {
+            name = format!("{name}:{}", endpoint.server.label);
+        }
+        let mut steps: Vec<Vec<&str>> = Vec::new();
+        if let Some(password) = &endpoint.server.login.password {
+            let mut auth = vec!["AUTH"];
+            auth.extend(endpoint.server.login.username.as_deref());
+            auth.push(password);
+            steps.push(auth);
+        }
+        if endpoint.server.db != 0 {
+            steps.push(vec!["SELECT", &db]);
+        }
+        steps.push(vec!["CLIENT", "SETNAME", &name]);
+        steps.push(vec!["PING"]);
+        let whats = ["AUTH", "SELECT", "CLIENT", "PING"];
+        let step = |parts: &Vec<&str>| Step {
+            what: whats
+                .into_iter()
+                .find(|what| *what == parts[0])
+                .unwrap_or_default(),
+            request: Request::command("greeting redis", parts),
+        };
+        let mut greeting = Self {
+            connection: Duplex { writer, reader },
+            due: VecDeque::new(),
+            postponed: steps.iter().map(step).collect(),
+            greet_again_at: Instant::now(),
+            why: None,
+        };
+        greeting.send()?;
+        Ok(greeting)
+    }
+
+    fn send(&mut self) -> io::Result<()> {
+        let mut bytes = Vec::new();
+        for step in &self.postponed {
+            step.request.write(&mut bytes, false);
+        }
+        self.due.append(&mut self.postponed);
+        self.connection.writer.write_all(&bytes)
+    }
+
+    /// Reads answers; whether all have come.
+    pub(super) fn advance(&mut self, by: Instant, meanwhile: Meanwhile<'_>) -> RedisResult<bool> {
+        loop {
+            let now = Instant::now();
+            if self.due.is_empty() {
+                if self.postponed.is_empty() {
+                    return Ok(true);
+                }
+                if now >= self.greet_again_at {
+                    self.send()?;
+                }
+            }
+            let left = by.saturating_duration_since(now);
+            if left.is_zero() || !meanwhile() {
+                return Ok(false);
+            }
+            let slice = left.min(CONNECT_SLICE);
+            if self.due.is_empty() {
+                std::thread::sleep(slice);
+                continue;
+            }
+            let Some(reply) = self.connection.reader.read(slice, &mut || {})? else {
+                continue;
+            };
+            let Some(step) = self.due.pop_front() else {
+                continue;
+            };
+            let Err(err) = reply.extract_error() else {
+                continue;
+            };
+            match step.what {
+                _ if is_crowded(&err) => return Err(err),
+                // The name is a service to operators; a user that may not set it can still lock.
+                "CLIENT" => report!(Debug, "naming a connection: {err}"),
+                // The connection is usable all the same: a user without PING, a server that cannot write to its disk.
+                "PING" if !keeps_out(&err) => {}
+                // A server that is not ready yet needs time, and no other connection.
+                _ if is_transient(&err) => {
+                    self.greet_again_at = Instant::now() + GREET_AGAIN;
+                    self.postponed.push_back(step);
+                    self.why = Some(err);
+                }
+                _ => return Err(err),
+            }
+        }
+    }
+}
+
+/// Whether a server that answers so would refuse everything else as well.
+fn keeps_out(err: &RedisError) -> bool {
+    let starting = matches!(
+        err.kind(),
+        ErrorKind::Server(ServerErrorKind::BusyLoading | ServerErrorKind::MasterDown)
+    );
+    starting || err.code() == Some("NOAUTH") || err.kind() == ErrorKind::AuthenticationFailed
+}

@@ -1,0 +1,282 @@
+//! One connection: made within a deadline, read in slices, so that no thread blocks in it for long.
+
+mod dial;
+mod greeting;
+mod opening;
+mod resolve;
+
+use std::fmt;
+use std::io::{self, Read, Write};
+use std::mem::MaybeUninit;
+use std::net::TcpStream;
+#[cfg(unix)]
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use redis::io::tcp::socket2::SockRef;
+use redis::{RedisError, RedisResult, Value};
+
+pub(crate) use self::dial::{Dial, Dialled, connect};
+use self::resolve::Lookups;
+use crate::config::server::{Address, Deployment, Server};
+use crate::report::report;
+
+/// How long [`Socket::write_all`] may make no progress at all before the connection is given up.
+///
+/// The commands of this crate are small; a socket that takes none of them has a peer that reads nothing.
+const WRITE_STALL: Duration = Duration::from_millis(100);
+
+/// How long one write waits for space in the socket's buffer. The system rounds it up to a few milliseconds.
+const WRITE_SLICE: Duration = Duration::from_millis(1);
+
+/// How long [`Socket::write_some`] goes on while the socket takes bytes.
+const WRITE_TURN: Duration = Duration::from_millis(5);
+
+/// How many bytes are handed to the socket at once.
+const CHUNK: usize = 64 * 1024;
+
+/// How long a thread that makes a connection may neglect its other duties.
+const CONNECT_SLICE: Duration = Duration::from_millis(5);
+
+/// One server, for all connections of a client.
+#[derive(Clone)]
+pub(crate) struct Endpoint {
+    pub(crate) server: Arc<Server>,
+    lookups: Lookups,
+}
+
+impl Endpoint {
+    pub(crate) fn new(server: Server) -> Self {
+        Self {
+            server: Arc::new(server),
+            lookups: Arc::default(),
+        }
+    }
+
+    /// Where to connect to.
+    fn address(&self) -> io::Result<&Address> {
+        match &self.server.deployment {
+            Deployment::Single(address) if !self.server.tls => Ok(address),
+            other => Err(io::Error::new(
+                io::ErrorKind::Unsupported,
+                format!("no connection to {other}"),
+            )),
+        }
+    }
+}
+
+impl fmt::Debug for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.server.fmt(f)
+    }
+}
+
+impl fmt::Display for Endpoint {
+    /// The address, as errors say it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.server.deployment.fmt(f)
+    }
+}
+
+/// What a thread does while it waits in small slices: its other duties. `false` ends the wait.
+pub(crate) type Meanwhile<'a> = &'a mut dyn FnMut() -> bool;
+
+/// A TCP or Unix socket.
+#[derive(Debug)]
+pub(crate) enum Socket {
+    Tcp(TcpStream),
+    #[cfg(unix)]
+    Unix(UnixStream),
+}
+
+impl Socket {
+    fn set_read_timeout(&self, timeout: Duration) -> io::Result<()> {
+        match self {
+            Self::Tcp(stream) => stream.set_read_timeout(Some(timeout)),
+            #[cfg(unix)]
+            Self::Unix(stream) => stream.set_read_timeout(Some(timeout)),
+        }
+    }
+
+    fn set_write_timeout(&self, timeout: Duration) -> io::Result<()> {
+        match self {
+            Self::Tcp(stream) => stream.set_write_timeout(Some(timeout)),
+            #[cfg(unix)]
+            Self::Unix(stream) => stream.set_write_timeout(Some(timeout)),
+        }
+    }
+
+    /// Ends both directions, also for a thread that is reading; what was written before still arrives.
+    pub(crate) fn shut_down(&self) {
+        let ended = match self {
+            Self::Tcp(stream) => stream.shutdown(std::net::Shutdown::Both),
+            #[cfg(unix)]
+            Self::Unix(stream) => stream.shutdown(std::net::Shutdown::Both),
+        };
+        if let Err(err) = ended {
+            report!(Trace, "shutting a connection down: {err}");
+        }
+    }
+
+    /// Writes all of `bytes`, waiting at most [`WRITE_STALL`] for any progress.
+    pub(crate) fn write_all(&self, mut bytes: &[u8]) -> io::Result<()> {
+        let mut stalls_until = None;
+        while !bytes.is_empty() {
+            let written = self.write_some(bytes)?;
+            bytes = &bytes[written..];
+            if written > 0 {
+                stalls_until = None;
+            } else if *stalls_until.get_or_insert_with(|| Instant::now() + WRITE_STALL)
+                <= Instant::now()
+            {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes what the socket takes now, for a few milliseconds at most, and says how many bytes that was.
+    pub(crate) fn write_some(&self, bytes: &[u8]) -> io::Result<usize> {
+        let mut written = 0;
+        let mut turn_ends = None;
+        while written < bytes.len() {
+            let chunk = &bytes[written..bytes.len().min(written + CHUNK)];
+            match self.write(chunk) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(n) => {
+                    written += n;
+                    if n < chunk.len() {
+                        break;
+                    }
+                    // The clock is looked at only when one write was not enough.
+                    if written < bytes.len() {
+                        let now = Instant::now();
+                        if now >= *turn_ends.get_or_insert(now + WRITE_TURN) {
+                            break;
+                        }
+                    }
+                }
+                Err(err) if err.kind() == io::ErrorKind::Interrupted => {}
+                Err(err)
+                    if matches!(
+                        err.kind(),
+                        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut
+                    ) =>
+                {
+                    break;
+                }
+                Err(err) => return Err(err),
+            }
+        }
+        Ok(written)
+    }
+
+    fn write(&self, bytes: &[u8]) -> io::Result<usize> {
+        match self {
+            Self::Tcp(stream) => (&*stream).write(bytes),
+            #[cfg(unix)]
+            Self::Unix(stream) => (&*stream).write(bytes),
+        }
+    }
+
+    /// Whether the peer has closed the connection, or has said what nobody asked for. Never waits.
+    ///
+    /// For a moment the socket is one that blocks nobody, so no other thread may be reading or writing.
+    fn has_ended(&self) -> bool {
+        let socket = match self {
+            Self::Tcp(stream) => SockRef::from(stream),
+            #[cfg(unix)]
+            Self::Unix(stream) => SockRef::from(stream),
+        };
+        let looked = socket
+            .set_nonblocking(true)
+            .and_then(|()| socket.peek(&mut [MaybeUninit::uninit()]));
+        let quiet = matches!(looked, Err(err) if err.kind() == io::ErrorKind::WouldBlock);
+        socket.set_nonblocking(false).is_err() || !quiet
+    }
+
+    fn read(&self, buf: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Self::Tcp(stream) => (&*stream).read(buf),
+            #[cfg(unix)]
+            Self::Unix(stream) => (&*stream).read(buf),
+        }
+    }
+}
+
+/// The reading half of a connection.
+pub(crate) struct Reader {
+    stream: Arc<Socket>,
+    parser: redis::Parser,
+    timeout: Duration,
+}
+
+impl Reader {
+    /// Whether the server has closed the connection. Never waits; nobody may be writing.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.stream.has_ended()
+    }
+
+    /// Reads one reply, or returns `None` if it was not complete after about `slice`.
+    ///
+    /// `before_read` runs before the thread may block. An incomplete reply goes on where it stopped.
+    pub(crate) fn read(
+        &mut self,
+        slice: Duration,
+        before_read: &mut dyn FnMut(),
+    ) -> RedisResult<Option<Value>> {
+        let slice = slice.max(Duration::from_millis(1));
+        // The socket's own timeout is changed only when it is far off, since that costs a system call.
+        if self.timeout > slice || self.timeout * 8 < slice {
+            self.stream.set_read_timeout(slice)?;
+            self.timeout = slice;
+        }
+        let mut source = Sliced {
+            stream: &self.stream,
+            until: None,
+            slice,
+            before_read,
+        };
+        match self.parser.parse_value(&mut source) {
+            Ok(value) => Ok(Some(value)),
+            Err(err) if err.is_timeout() => Ok(None),
+            Err(err) => Err(err),
+        }
+    }
+}
+
+/// A source that stops for good once its slice is over, however slowly the bytes trickle in.
+struct Sliced<'a> {
+    stream: &'a Socket,
+    until: Option<Instant>,
+    slice: Duration,
+    before_read: &'a mut dyn FnMut(),
+}
+
+impl Read for Sliced<'_> {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        (self.before_read)();
+        match self.until {
+            // The clock is looked at only when one read was not enough.
+            None => self.until = Some(Instant::now() + self.slice),
+            Some(until) if Instant::now() >= until => return Err(io::ErrorKind::WouldBlock.into()),
+            Some(_) => {}
+        }
+        loop {
+            match self.stream.read(buf) {
+                Err(err) if err.kind() == io::ErrorKind::Interrupted => {}
+                read => return read,
+            }
+        }
+    }
+}
+
+/// A connection that has been greeted: both halves, for two threads.
+pub(crate) struct Duplex {
+    pub(crate) writer: Arc<Socket>,
+    pub(crate) reader: Reader,
+}
+pub(crate) fn timed_out(what: &'static str) -> RedisError {
+    io::Error::new(io::ErrorKind::TimedOut, what).into()
+}
