@@ -177,7 +177,7 @@ impl<'a> Contender<'a> {
         let session = lock.session();
         let stop = || lock.must_stop(wait);
         let span = if self.entry.protocol.kind().is_notified {
-            if !yielding::was_heard(session, &release, false, deadline, &stop) {
+            if !yielding::were_others_notified(session, &release, false, deadline, &stop) {
                 return Ok(true);
             }
             yielding::FOR

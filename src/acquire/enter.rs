@@ -276,8 +276,8 @@ impl LockSpec {
         }
         let deadlocked = self.has_it_otherwise(&*entry.protocol);
         let stop = || deadlocked || self.must_stop(wait);
-        if let Some(called) = waiter.wait_in_line(deadline, &stop) {
-            return Ok(Some(called));
+        if let Some(wakeup) = waiter.wait_in_queue(deadline, &stop) {
+            return Ok(Some(wakeup));
         }
         let mut state = entry.lock();
         let left = state.lock.withdraw(ticket, Instant::now());
@@ -288,9 +288,9 @@ impl LockSpec {
         if let Some(next) = left {
             wake(next);
         }
-        match waiter.called() {
+        match waiter.take_wakeup() {
             // Woken at the last moment: it was taken off the queue, so it has to go on.
-            Some(called) => Ok(Some(called)),
+            Some(wakeup) => Ok(Some(wakeup)),
             None => {
                 if self.must_stop(wait) {
                     Err(self.stopped())

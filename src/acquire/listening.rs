@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::hold::Waiter;
-use crate::local::waiter::Heard;
+use crate::local::waiter::Signals;
 use crate::net::subscriber::{POLL_CAP_UNHEARD, Subscription};
 use crate::session::Session;
 
@@ -43,13 +43,13 @@ impl Listening {
         self.waiter.as_ref()
     }
 
-    /// What has been heard so far, if it listens; to be taken before a question whose answer may lead to a park.
-    pub(crate) fn heard(&self) -> Option<Heard> {
-        self.waiter.as_ref().map(|waiter| waiter.heard())
+    /// The signals so far, if the thread has a waiter. To be read before a request whose reply may lead to a park.
+    pub(crate) fn known_signals(&self) -> Option<Signals> {
+        self.waiter.as_ref().map(|waiter| waiter.signals())
     }
 
-    pub(crate) fn now_heard(&mut self) -> Heard {
-        self.waiter().heard()
+    pub(crate) fn signals(&mut self) -> Signals {
+        self.waiter().signals()
     }
 
     pub(crate) fn has_begun(&self) -> bool {

@@ -190,7 +190,7 @@ pub(crate) fn acquire<S: Strategy>(
             has_waited = true;
             continue;
         }
-        let before = strategy.listening().heard();
+        let before = strategy.listening().known_signals();
         let budget = wait.budget(began, session.response_timeout);
         let busy = match strategy.ask(budget.until) {
             Ok(Reply::Granted(grant)) => {
@@ -229,7 +229,7 @@ pub(crate) fn acquire<S: Strategy>(
         let listening = strategy.listening();
         let seen = match before {
             Some(before) if !began_to_listen => before,
-            _ => listening.now_heard(),
+            _ => listening.signals(),
         };
         if began_to_listen && seen.listening && listening.is_notified() {
             // Confirmed already: not a park yet.
@@ -246,11 +246,11 @@ pub(crate) fn acquire<S: Strategy>(
         }
         let until = deadline.or(Instant::now() + park);
         let stop = || strategy.has_news() || spec.must_stop(wait);
-        waiter.wait_to_hear(seen, until, &stop);
-        let heard = waiter.heard();
+        waiter.wait_for_signal(seen, until, &stop);
+        let now = waiter.signals();
         // A confirmation is no message, but what it leads to is no rescue either.
-        woken = heard != seen || strategy.has_news();
-        if heard.messages != seen.messages {
+        woken = now != seen || strategy.has_news();
+        if now.messages != seen.messages {
             session.counters.wakes.add(1);
         }
     }

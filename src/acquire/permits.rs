@@ -115,7 +115,7 @@ impl<'a> Permits<'a> {
         let stop = || queued.has_news() || self.spec.must_stop(self.wait);
         let deadline = self.wait.deadline();
         let ends = until.map_or(deadline, |until| Deadline::at(deadline.or(until)));
-        queued.waiter.wait_in_line(ends, &stop);
+        queued.waiter.wait_in_queue(ends, &stop);
         if queued.has_news() {
             return Ok(true);
         }
@@ -231,7 +231,7 @@ impl Strategy for Permits<'_> {
         let stop = || self.is_handed_over() || self.spec.must_stop(self.wait);
         let session = self.spec.session();
         let deadline = self.wait.deadline();
-        if yielding::was_heard(session, &call, we_listened, deadline, &stop) {
+        if yielding::were_others_notified(session, &call, we_listened, deadline, &stop) {
             let waiter = self.queued.as_ref().map(|queued| &queued.waiter);
             yielding::yield_to_others(session, waiter, yielding::FOR, deadline, &stop);
         }

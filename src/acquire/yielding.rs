@@ -1,5 +1,5 @@
-//! After the tenure another process goes first, or the one that released would win again and again: its next question is
-//! at Redis before the others have woken.
+//! After the tenure this process lets others go first. Otherwise it would win again and again, since its next request
+//! reaches Redis before the others have woken.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -18,18 +18,18 @@ pub(crate) const FOR: Duration = Duration::from_micros(300);
 /// How long others go first where no release is announced: the shortest of their pauses.
 pub(crate) const FOR_UNNOTIFIED: Duration = Duration::from_millis(1);
 
-/// How long to wait for the number of those who heard the last release of this process.
-const HEARD_WITHIN: Duration = Duration::from_millis(250);
+/// How long to wait for the reply to the last release, which says how many subscribers were notified.
+const COUNTED_WITHIN: Duration = Duration::from_millis(250);
 
-/// Whether other processes heard the release.
-pub(crate) fn was_heard(
+/// Whether other processes were notified of the release.
+pub(crate) fn were_others_notified(
     session: &Session,
     release: &Arc<Call>,
     we_listened: bool,
     deadline: Deadline,
     stop: &dyn Fn() -> bool,
 ) -> bool {
-    let until = deadline.or(Instant::now() + HEARD_WITHIN);
+    let until = deadline.or(Instant::now() + COUNTED_WITHIN);
     let Ok((value, _)) = session.connection.wait(release, until, stop) else {
         return false;
     };
@@ -37,7 +37,7 @@ pub(crate) fn was_heard(
     matches!(script::released(&value), Ok(Released::Yes { listeners }) if listeners > own)
 }
 
-/// Lets others go first for `span`; until a message comes, for one that listens.
+/// Lets others go first for `span`, or until a message comes if the thread listens.
 pub(crate) fn yield_to_others(
     session: &Session,
     waiter: Option<&Arc<Waiter>>,
@@ -52,14 +52,14 @@ pub(crate) fn yield_to_others(
         time::sleep_unless(span, stop);
         return;
     };
-    // The confirmation of our own subscription is not what we wait for.
-    let mut seen = waiter.heard();
+    // The confirmation of our own subscription does not end this.
+    let mut seen = waiter.signals();
     loop {
-        waiter.wait_to_hear(seen, until, stop);
-        let heard = waiter.heard();
-        if heard.messages != seen.messages || heard == seen {
+        waiter.wait_for_signal(seen, until, stop);
+        let now = waiter.signals();
+        if now.messages != seen.messages || now == seen {
             return;
         }
-        seen = heard;
+        seen = now;
     }
 }

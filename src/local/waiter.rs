@@ -1,4 +1,4 @@
-//! One thread that waits: what wakes it, and the only place where a thread parks. And the token that cancels.
+//! One waiting thread and what wakes it; only here does a thread park. And the token that cancels waits.
 
 use std::fmt;
 use std::sync::Arc;
@@ -12,29 +12,29 @@ use crate::error::Error;
 use crate::net::subscriber::Listener;
 use crate::time::Deadline;
 
-/// What one thread met makes an error for each of those that wait.
+/// Makes the same error for each of several waiting threads.
 pub(crate) type MakeError = Arc<dyn Fn() -> Error + Send + Sync>;
 
-/// One thread that waits for a lock, and everything that can wake it. `W` says why it is woken in its queue.
+/// One waiting thread, and everything that can wake it. `W` says why it is woken in its queue.
 ///
-/// A wakeup is stored under the mutex of whoever sends it (a lock's, the subscriber's), and the thread is woken after
-/// that mutex was released.
+/// The sender stores a wakeup under its own mutex (that of the lock's entry, or the subscriber's), and wakes the thread
+/// once it has released that mutex.
 pub(crate) struct Waiter<W> {
-    signal: Mutex<Signal<W>>,
+    state: Mutex<State<W>>,
     changed: Condvar,
 }
 
-struct Signal<W> {
-    called: Option<W>,
-    /// How many messages of the lock's channel have come.
+struct State<W> {
+    wakeup: Option<W>,
+    /// How many messages have come on the channel that it listens to.
     messages: u64,
-    /// The server has confirmed the subscription, or there will be none.
+    /// The server has confirmed the subscription, or refused it.
     listening: bool,
 }
 
-/// The parts of a signal that the contender waits for.
+/// What a contender waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Heard {
+pub(crate) struct Signals {
     pub(crate) messages: u64,
     pub(crate) listening: bool,
 }
@@ -42,8 +42,8 @@ pub(crate) struct Heard {
 impl<W> Waiter<W> {
     pub(crate) fn new() -> Arc<Self> {
         Arc::new(Self {
-            signal: Mutex::new(Signal {
-                called: None,
+            state: Mutex::new(State {
+                wakeup: None,
                 messages: 0,
                 listening: false,
             }),
@@ -52,69 +52,69 @@ impl<W> Waiter<W> {
     }
 
     /// Stores why the thread is woken; [`Waiter::wake`] has to follow.
-    pub(crate) fn store(&self, called: W) {
-        self.signal.lock().called = Some(called);
+    pub(crate) fn store(&self, wakeup: W) {
+        self.state.lock().wakeup = Some(wakeup);
     }
 
-    /// Why the thread was woken in the queue, if it was.
-    pub(crate) fn called(&self) -> Option<W> {
-        self.signal.lock().called.take()
+    /// Why the thread was woken in its queue, if it was.
+    pub(crate) fn take_wakeup(&self) -> Option<W> {
+        self.state.lock().wakeup.take()
     }
 
-    pub(crate) fn heard(&self) -> Heard {
-        let signal = self.signal.lock();
-        Heard {
-            messages: signal.messages,
-            listening: signal.listening,
+    pub(crate) fn signals(&self) -> Signals {
+        let state = self.state.lock();
+        Signals {
+            messages: state.messages,
+            listening: state.listening,
         }
     }
 
-    /// Wakes the thread, to look at its signal and at the state of the client and the token.
+    /// Wakes the thread, which then checks its own state, the client's and the cancel token's.
     pub(crate) fn wake(&self) {
-        // Through the mutex, or the wake-up could fall between the thread's look and its sleep.
-        drop(self.signal.lock());
+        // Under the mutex, or the notification could fall between the thread's check and its sleep, and be lost.
+        drop(self.state.lock());
         self.changed.notify_one();
     }
 
-    /// Parks until a wakeup, `stop`, or the deadline.
-    pub(crate) fn wait_in_line(&self, deadline: Deadline, stop: &dyn Fn() -> bool) -> Option<W> {
-        let mut signal = self.signal.lock();
+    /// Parks a queued thread until it has a wakeup, `stop`, or the deadline.
+    pub(crate) fn wait_in_queue(&self, deadline: Deadline, stop: &dyn Fn() -> bool) -> Option<W> {
+        let mut state = self.state.lock();
         loop {
-            if signal.called.is_some() {
-                return signal.called.take();
+            if state.wakeup.is_some() {
+                return state.wakeup.take();
             }
             if stop() {
                 return None;
             }
             match deadline.instant() {
-                None => self.changed.wait(&mut signal),
+                None => self.changed.wait(&mut state),
                 Some(at) => {
                     if Instant::now() >= at {
                         return None;
                     }
-                    self.changed.wait_until(&mut signal, at);
+                    self.changed.wait_until(&mut state, at);
                 }
             }
         }
     }
 
-    /// Parks the contender until anything newer than `seen`, `stop`, or `until`.
-    pub(crate) fn wait_to_hear(&self, seen: Heard, until: Instant, stop: &dyn Fn() -> bool) {
-        let mut signal = self.signal.lock();
+    /// Parks a contender until its signals differ from `seen`, `stop`, or `until`.
+    pub(crate) fn wait_for_signal(&self, seen: Signals, until: Instant, stop: &dyn Fn() -> bool) {
+        let mut state = self.state.lock();
         loop {
-            let heard = Heard {
-                messages: signal.messages,
-                listening: signal.listening,
+            let now = Signals {
+                messages: state.messages,
+                listening: state.listening,
             };
-            if heard != seen || stop() || Instant::now() >= until {
+            if now != seen || stop() || Instant::now() >= until {
                 return;
             }
-            self.changed.wait_until(&mut signal, until);
+            self.changed.wait_until(&mut state, until);
         }
     }
 }
 
-/// What a [`CancelToken`] wakes, whatever else it may be woken with.
+/// What a [`CancelToken`] wakes: a [`Waiter`] of any kind.
 pub(crate) trait Wake: Send + Sync {
     /// See [`Waiter::wake`].
     fn wake(&self);
@@ -128,12 +128,12 @@ impl<W: Send> Wake for Waiter<W> {
 
 impl<W: Send> Listener for Waiter<W> {
     fn message(&self) {
-        self.signal.lock().messages += 1;
+        self.state.lock().messages += 1;
         self.changed.notify_one();
     }
 
     fn set_listening(&self, listening: bool) {
-        self.signal.lock().listening = listening;
+        self.state.lock().listening = listening;
         self.changed.notify_one();
     }
 }
@@ -204,7 +204,7 @@ impl CancelToken {
         self.inner.cancelled.load(Ordering::SeqCst)
     }
 
-    /// From now on a cancel wakes `waiter`. Waiters that no longer exist make room for it.
+    /// From now on a cancel wakes `waiter`. Also drops waiters that no longer exist, so that the list stays short.
     pub(crate) fn watch<W: Wake + 'static>(&self, waiter: &Arc<W>) {
         let waiter = Arc::downgrade(waiter);
         let mut waiters = self.inner.waiters.lock();
@@ -233,8 +233,8 @@ mod tests {
         token.watch(&waiter);
         let other = token.clone();
         let thread = std::thread::spawn(move || other.cancel());
-        let called = waiter.wait_in_line(Deadline::NEVER, &|| token.is_cancelled());
-        assert!(called.is_none());
+        let wakeup = waiter.wait_in_queue(Deadline::NEVER, &|| token.is_cancelled());
+        assert!(wakeup.is_none());
         thread.join().expect("thread");
     }
 
