@@ -61,7 +61,7 @@ impl Way {
         } else if kind.order == Order::Server && wait.asks_again() {
             Self::Queued(Queued::new(session))
         } else if lock.mode == Mode::Shared {
-            Self::Reader(Reader::new(entry, session.waiter_lease, lock.yields))
+            Self::Reader(Reader::new(entry, session.waiter_lease, lock.prefer))
         } else if entry.protocol.writers().is_some() {
             Self::Writer(None)
         } else {
@@ -231,7 +231,7 @@ impl<'a> Contender<'a> {
             lease: params.ttl,
             mode,
             under: self.under.as_ref().map(|hold| &*hold.owner),
-            yields: match &self.way {
+            ignored_writers: match &self.way {
                 Way::Reader(reader) => reader.no_shows(&self.entry),
                 _ => None,
             },

@@ -22,6 +22,7 @@ use crate::hold::entry::wake;
 use crate::hold::validity::Duty;
 use crate::hold::{Entry, Hold, NotRenewed, Waiter, Wakeup};
 use crate::local::lock::{Entered, LeasePolicy, Mode};
+use crate::local::preference::Prefer;
 use crate::net::call::Call;
 use crate::protocol::owner;
 use crate::protocol::script::Renewed;
@@ -98,7 +99,7 @@ impl LockSpec {
             let mut state = entry.lock();
             let entered = state
                 .lock
-                .enter(thread, self.mode, lease, now, may_queue, self.yields);
+                .enter(thread, self.mode, lease, now, may_queue, self.prefer);
             match entered {
                 Entered::Busy => return Ok(Pending::Busy),
                 Entered::Deadlock(hold) => {
@@ -113,7 +114,7 @@ impl LockSpec {
                     return Ok(Pending::Contends(contender));
                 }
                 Entered::Joined(hold) => {
-                    let looks = self.yields
+                    let looks = self.prefer == Prefer::Writers
                         && state.probe_writers(now, || {
                             let call = Call::question(entry.protocol.probe_writers_request()?);
                             session.connection.submit(&call).map(|_| call)

@@ -9,6 +9,7 @@ use crate::error::LossReason;
 use crate::error::{Error, Result};
 use crate::hold::{Entry, Hold};
 use crate::local::lock::{LeasePolicy, Mode};
+use crate::local::preference::Prefer;
 use crate::local::waiter::{CancelToken, MakeError};
 use crate::net::call::Fault;
 use crate::protocol::keys;
@@ -39,8 +40,8 @@ pub(crate) struct LockSpec {
     lease: Option<Duration>,
     max_hold: Option<Duration>,
     pub(crate) cancel: Option<CancelToken>,
-    /// Whether a reader lets writers go first that wait already.
-    pub(crate) yields: bool,
+    /// Whether a reader lets waiting writers go first.
+    pub(crate) prefer: Prefer,
     /// How long a token counter outlives its last use; for ever if zero.
     pub(crate) token_ttl: Duration,
 }
@@ -59,7 +60,7 @@ impl LockSpec {
             lease: None,
             max_hold: None,
             cancel: None,
-            yields: true,
+            prefer: Prefer::Writers,
             token_ttl: Duration::ZERO,
         }
     }

@@ -44,7 +44,7 @@ impl<'a> Turn<'a> {
             lease,
             Instant::now(),
             Some(&queue),
-            false,
+            spec.prefer,
         );
         drop(state);
         let was_queued = match entered {

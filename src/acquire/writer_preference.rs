@@ -1,4 +1,4 @@
-//! How readers of a read-write lock let writers go first that wait already.
+//! How readers of a read-write lock let waiting writers go first.
 //!
 //! A writer that waits subscribes to a channel on which nothing is ever sent, and Redis counts the subscribers when a
 //! reader asks. A writer that is stopped would keep readers out for ever, so they yield for a limited time.
@@ -6,25 +6,29 @@
 use std::time::{Duration, Instant};
 
 use crate::hold::Entry;
+use crate::local::preference::Prefer;
 use crate::protocol::script::{Acquired, Seen};
 
-/// How often a reader leaves a free lock to a writer that then does not take it.
+/// How often a reader leaves a free lock to a writer that does not take it.
 const MAX_YIELDS: u32 = 8;
 
 /// A reader that yields to writers.
 pub(crate) struct Reader {
-    /// For how long, and how many times yet.
+    /// It yields until then, and at most `left` times more.
     until: Instant,
     left: u32,
 }
 
 impl Reader {
-    /// One that did not wait is remembered, and yields for no longer than one that waits.
-    pub(crate) fn new(entry: &Entry, waiter_lease: Duration, yields: bool) -> Self {
+    /// Counts from the first refusal: a reader that tries again and again yields for no longer than one that waits.
+    pub(crate) fn new(entry: &Entry, waiter_lease: Duration, prefer: Prefer) -> Self {
         let kept_out_since = entry.lock().kept_out_since(Instant::now());
         Self {
             until: kept_out_since + waiter_lease,
-            left: if yields { MAX_YIELDS } else { 0 },
+            left: match prefer {
+                Prefer::Writers => MAX_YIELDS,
+                Prefer::Readers => 0,
+            },
         }
     }
 
@@ -32,12 +36,12 @@ impl Reader {
         self.left > 0 && Instant::now() < self.until
     }
 
-    /// If it yields: how many waiting writers are known not to come.
+    /// If it yields: how many of the waiting writers to ignore.
     pub(crate) fn no_shows(&self, entry: &Entry) -> Option<u64> {
         self.yields().then(|| entry.lock().no_shows(Instant::now()))
     }
 
-    /// Redis has answered a question for which it yielded, or not.
+    /// Redis has answered a request; `yielded` says whether that let writers go first.
     pub(crate) fn was_answered(
         &mut self,
         entry: &Entry,

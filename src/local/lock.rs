@@ -32,6 +32,7 @@
 use std::time::{Duration, Instant};
 
 use crate::local::cohort::Cohort;
+use crate::local::preference::Prefer;
 use crate::local::queue::WaitQueue;
 
 /// How the lease of a hold behaves, and what must be equal for a hold to change threads.
@@ -214,8 +215,8 @@ impl<W, H: Holding, R> LocalLock<W, H, R> {
         }
     }
 
-    /// A thread wants the lock; `queue` makes its waiter if it is willing to wait. One that `yields` waits behind
-    /// readers, whose contender may be yielding to another process.
+    /// A thread wants the lock; `queue` makes its waiter if it is willing to wait. If it prefers writers, it does not ask
+    /// beside a reader that asks already: that one may be yielding to a writer of another process.
     pub(crate) fn enter(
         &mut self,
         thread: u64,
@@ -223,7 +224,7 @@ impl<W, H: Holding, R> LocalLock<W, H, R> {
         lease: LeasePolicy,
         now: Instant,
         queue: Option<&dyn Fn() -> W>,
-        yields: bool,
+        prefer: Prefer,
     ) -> Entered<H, R> {
         if let Some(has) = self.has_already(thread, mode) {
             return has;
@@ -239,7 +240,7 @@ impl<W, H: Holding, R> LocalLock<W, H, R> {
             Mode::Exclusive => self.is_free(),
             Mode::Shared => {
                 let writes = |waiting: &Waiting<W>| waiting.mode == Mode::Exclusive;
-                let beside = queue.is_none() || !yields;
+                let beside = queue.is_none() || prefer == Prefer::Readers;
                 let admitted = self.exclusive.is_none()
                     && self.asking_exclusive == 0
                     && !self.queue.iter().any(writes)

@@ -1,22 +1,29 @@
 //! Who goes first: writers that wait, or readers that come.
 //!
-//! A reader lets writers go first that wait already, in this process or another, but not for ever: one that was stopped
-//! would keep everybody out. A writer says that it waits by listening to a channel, its *intent*; readers that join a
-//! hold of their process do not ask Redis, so a *probe* now and then counts those listeners for them. Writers for which
-//! readers have waited long enough in vain are passed over for a while.
+//! A reader lets waiting writers of all processes go first, but only for a limited time: a writer that was stopped would
+//! keep everybody out. A waiting writer subscribes to a channel, its *intent*, and Redis counts the subscribers when a
+//! reader asks. Readers that join a hold of their process do not ask Redis, so a *probe* counts the subscribers for them
+//! now and then. Writers for which readers have waited long enough in vain (*no-shows*) are ignored for a while.
 
 use std::time::{Duration, Instant};
 
-/// How often at most readers that join a hold of this process look whether others wait to write.
+/// The shortest time between two probes.
 ///
-/// The answer is read by whoever uses the connection next, or after 100 ms by the watchdog.
+/// The reply is read by the next thread that uses the connection, or by the watchdog after 100 ms.
 const PROBE_EVERY: Duration = Duration::from_millis(5);
 
-/// When a probe that nothing was heard of is given up.
+/// After how long without a reply another probe is sent.
 const PROBE_AGAIN: Duration = Duration::from_secs(1);
 
-/// For how many times as long as they were waited for writers that did not come are passed over.
+/// How long no-shows are ignored, as a multiple of the time that readers waited for them.
 const PASSED_OVER: u32 = 6;
+
+/// Who goes first when a reader comes while writers wait.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Prefer {
+    Writers,
+    Readers,
+}
 
 /// What is remembered of the writers of one lock. `P` is a probe on its way.
 #[derive(Debug)]
@@ -33,7 +40,7 @@ pub(crate) struct WriterPreference<P> {
 struct KeptOut {
     since: Instant,
     forgotten_at: Instant,
-    /// How many writers waited at the least, all the time; none if one was seen to write.
+    /// The lowest number of waiting writers seen since then; zero once one was seen to write.
     writers: u64,
 }
 
@@ -77,8 +84,8 @@ impl<P> Default for WriterPreference<P> {
 }
 
 impl<P> WriterPreference<P> {
-    /// Since when readers of this process have been refused. Asking once, again and again, is a wait like any other, so
-    /// a writer is let go first for no longer than by a reader that waits.
+    /// Since when readers of this process have been refused. A reader that tries again and again counts as one that waits,
+    /// so that it yields to writers for no longer.
     pub(crate) fn kept_out_since(&self, now: Instant) -> Instant {
         match &self.kept_out {
             Some(kept_out) if now < kept_out.forgotten_at => kept_out.since,
@@ -86,7 +93,7 @@ impl<P> WriterPreference<P> {
         }
     }
 
-    /// A reader was refused, because that many `writers` wait or because somebody writes; one that comes within
+    /// A reader was refused, because so many `writers` wait or because somebody writes. A reader that comes within
     /// `memory` counts as refused since then.
     pub(crate) fn keep_out(&mut self, now: Instant, memory: Duration, writers: Option<u64>) {
         let before = self.kept_out.as_ref();
@@ -100,8 +107,8 @@ impl<P> WriterPreference<P> {
         });
     }
 
-    /// A reader was granted the lock. If writers were let go first for as long as they may be, `max_wait`, they are
-    /// ignored from now on: one that was stopped would cost every reader that long.
+    /// A reader was granted the lock. If readers yielded to writers for `max_wait`, these writers are ignored from now on:
+    /// a stopped one would delay every reader by as much.
     pub(crate) fn let_in(&mut self, now: Instant, max_wait: Duration) {
         if let Some(kept_out) = self.kept_out.take()
             && kept_out.writers > 0
@@ -111,12 +118,12 @@ impl<P> WriterPreference<P> {
                 count: kept_out.writers,
                 forgotten_at: now + max_wait * PASSED_OVER,
             });
-            // It may be of a time before they came.
+            // Its reply may be older than that.
             self.probe = None;
         }
     }
 
-    /// How many of the writers that wait in other processes are not let go first.
+    /// How many of the waiting writers of other processes to ignore.
     pub(crate) fn no_shows(&self, now: Instant) -> u64 {
         self.no_shows
             .as_ref()
@@ -124,7 +131,7 @@ impl<P> WriterPreference<P> {
             .map_or(0, |no_shows| no_shows.count)
     }
 
-    /// That many writers wait. The next to come is not among those that did not.
+    /// So many writers wait now. If that is fewer than were ignored, some have left, and a new one must not be ignored.
     pub(crate) fn count_writers(&mut self, writers: u64) {
         if let Some(no_shows) = &mut self.no_shows {
             no_shows.count = no_shows.count.min(writers);
@@ -137,10 +144,9 @@ impl<P> WriterPreference<P> {
         kept_out.is_none_or(|kept_out| now >= kept_out.forgotten_at) && self.no_shows(now) == 0
     }
 
-    /// A reader joins a hold of this process: looks at what the last probe has `found`, and sends another from time to
-    /// time.
+    /// A reader joins a hold of this process: reads what the last probe has `found`, and sends another from time to time.
     ///
-    /// Nobody waits for the answer: it is looked at by whoever comes next.
+    /// Nobody waits for the reply: the next reader sees it.
     pub(crate) fn probe(
         &mut self,
         now: Instant,

@@ -117,7 +117,7 @@ impl Golden {
                 lease: LEASE,
                 mode,
                 under: None,
-                yields: None,
+                ignored_writers: None,
                 place: place(Duration::ZERO, PlaceState::Unknown),
                 tokens: 1,
                 token_ttl: Duration::ZERO,
@@ -126,7 +126,7 @@ impl Golden {
             };
             let whole = AcquireArgs {
                 under: Some("u:5"),
-                yields: Some(2),
+                ignored_writers: Some(2),
                 place: place(LEASE, PlaceState::Kept),
                 tokens: 1024,
                 token_ttl: Duration::from_secs(3600),
@@ -154,7 +154,7 @@ impl Golden {
                 lease: LEASE,
                 mode: Mode::Exclusive,
                 under: None,
-                yields: None,
+                ignored_writers: None,
                 place: Place {
                     ticket: "u:6",
                     keep: LEASE,

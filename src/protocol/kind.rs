@@ -269,8 +269,8 @@ pub(crate) struct AcquireArgs<'a> {
     pub(crate) mode: Mode,
     /// The owner of the exclusive hold below which a shared one is taken.
     pub(crate) under: Option<&'a str>,
-    /// A reader lets writers go first that wait already, if there are more of them than this.
-    pub(crate) yields: Option<u64>,
+    /// For a reader that lets waiting writers go first: how many of them to ignore.
+    pub(crate) ignored_writers: Option<u64>,
     pub(crate) place: Place<'a>,
     /// How many tokens to draw, and how long their counter is kept; for ever if that is zero.
     pub(crate) tokens: u64,

@@ -76,8 +76,8 @@ impl Protocol for ReadWrite {
                     &lease,
                     &args.under.map(write_field).unwrap_or_default(),
                     &args
-                        .yields
-                        .map(|passed| passed.to_string())
+                        .ignored_writers
+                        .map(|writers| writers.to_string())
                         .unwrap_or_default(),
                 ],
             ),

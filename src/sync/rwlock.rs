@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use crate::acquire::spec::LockSpec;
 use crate::acquire::wait_mode::WaitMode;
 use crate::error::{Error, Result};
+use crate::local::preference::Prefer;
 use crate::local::waiter::CancelToken;
 use crate::sync::macros::guard;
 use crate::time::Deadline;
@@ -157,7 +158,7 @@ impl RwLock {
     /// ```
     #[must_use]
     pub fn readers_first(mut self) -> Self {
-        self.reading.yields = false;
+        self.reading.prefer = Prefer::Readers;
         self
     }
 

@@ -441,7 +441,7 @@ impl Model {
         let queue: Option<&dyn Fn() -> usize> = if waits { Some(&queue) } else { None };
         let entered = self
             .lock
-            .enter(t as u64, mode, lease, self.now, queue, true);
+            .enter(t as u64, mode, lease, self.now, queue, Prefer::Writers);
         self.threads[t].ticket = None;
         self.threads[t].lease = lease;
         match entered {
@@ -899,12 +899,12 @@ fn random_schedules_keep_the_rules() {
 
 /// `t` comes, willing to wait.
 fn come(lock: &mut TestLock, t: usize, mode: Mode, lease: LeasePolicy, now: Instant) -> String {
-    described(lock.enter(t as u64, mode, lease, now, Some(&|| t), true))
+    described(lock.enter(t as u64, mode, lease, now, Some(&|| t), Prefer::Writers))
 }
 
 /// `t` comes, and would rather go than wait.
 fn try_to(lock: &mut TestLock, t: usize, mode: Mode, now: Instant) -> String {
-    described(lock.enter(t as u64, mode, RENEWED, now, None, true))
+    described(lock.enter(t as u64, mode, RENEWED, now, None, Prefer::Writers))
 }
 
 fn described(entered: Entered<Grant, u64>) -> String {
@@ -951,7 +951,14 @@ fn readers_come_in_together_up_to_the_first_writer() {
     for t in [2, 3] {
         assert_eq!(come(&mut lock, t, Mode::Shared, RENEWED, now), "Queued");
     }
-    let writer = lock.enter(4, Mode::Exclusive, RENEWED, now, Some(&|| 4), true);
+    let writer = lock.enter(
+        4,
+        Mode::Exclusive,
+        RENEWED,
+        now,
+        Some(&|| 4),
+        Prefer::Writers,
+    );
     let Entered::Queued(ticket) = writer else {
         panic!("{writer:?}");
     };

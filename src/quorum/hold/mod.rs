@@ -227,7 +227,7 @@ impl QuorumHold {
                 lease: node_hold.lease(),
                 mode: Mode::Exclusive,
                 under: None,
-                yields: None,
+                ignored_writers: None,
                 place: Place {
                     ticket: &node_hold.owner,
                     keep: Duration::ZERO,
