@@ -5,5 +5,6 @@ pub(crate) mod connection;
 pub(crate) mod outbox;
 mod pipeline;
 pub(crate) mod request;
+mod script_error;
 pub(crate) mod socket;
 pub(crate) mod subscriber;

@@ -20,6 +20,7 @@ use redis::{RedisError, RedisResult, Value};
 pub(crate) use self::dial::{Dial, Dialled, connect};
 use self::resolve::Lookups;
 use crate::config::server::{Address, Deployment, Server};
+use crate::net::script_error;
 use crate::report::report;
 
 /// How long [`Socket::write_all`] may make no progress at all before the connection is given up.
@@ -239,6 +240,7 @@ impl Reader {
             before_read,
         };
         match self.parser.parse_value(&mut source) {
+            Ok(Value::ServerError(err)) => Ok(Some(Value::ServerError(script_error::plain(err)))),
             Ok(value) => Ok(Some(value)),
             Err(err) if err.is_timeout() => Ok(None),
             Err(err) => Err(err),

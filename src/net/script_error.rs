@@ -1,0 +1,199 @@
+//! What an error in a script means, whichever server says it.
+//!
+//! | | how a script's `redis.call` that was refused for want of memory is answered |
+//! | --- | --- |
+//! | 6.2 | `ERR Error running script (call to f_…): @user_script:24: @user_script: 24: -OOM command not allowed …` |
+//! | — by a `redis.pcall` whose refusal is returned | `@user_script: 24: -OOM command not allowed …` |
+//! | 7.0 and later, Valkey 8 | `OOM command not allowed … script: 7dcc…, on @user_script:24.` |
+//! | Valkey 9.1 | `OOM command not allowed … script: on @user_script:24.` |
+//!
+//! Every server says `ERR` where it is the user who lacks the right to run a command of the script.
+
+use redis::{ServerError, Value};
+
+/// The error with the code and the text that it has outside of scripts.
+pub(super) fn plain(err: ServerError) -> ServerError {
+    let Some((code, text)) = meaning(err.code(), err.details().unwrap_or_default()) else {
+        return err;
+    };
+    // Only the parser makes errors.
+    match redis::parse_redis_value(format!("-{code} {text}\r\n").as_bytes()) {
+        Ok(Value::ServerError(plain)) => plain,
+        _ => err,
+    }
+}
+
+/// The code and the text behind what a server wraps around them; `None` if it is nothing that a server wraps.
+fn meaning<'a>(code: &'a str, detail: &'a str) -> Option<(&'a str, &'a str)> {
+    let inner = match code {
+        "ERR" => detail
+            .strip_prefix("Error running script (call to ")
+            .and_then(|rest| rest.split_once("): @user_script:"))
+            .and_then(|(_, rest)| behind_line(rest))
+            .map(|rest| match rest.strip_prefix("@user_script: ") {
+                Some(rest) => behind_line(rest).unwrap_or(rest),
+                None => rest,
+            }),
+        "@user_script:" => behind_line(detail),
+        _ => None,
+    };
+    let (code, text) = match inner {
+        Some(inner) => coded(inner.strip_prefix('-').unwrap_or(inner)),
+        None => (code, before_script(detail)?),
+    };
+    let denied = [
+        "The user executing the script can't ",
+        "ACL failure in script: ",
+    ];
+    if code == "ERR" && denied.iter().any(|denied| text.starts_with(denied)) {
+        return Some(("NOPERM", text));
+    }
+    Some((code, text))
+}
+
+/// What follows the number of a line and `: `.
+fn behind_line(text: &str) -> Option<&str> {
+    let rest = text.trim_start_matches(|c: char| c.is_ascii_digit());
+    rest.strip_prefix(": ").filter(|_| rest.len() < text.len())
+}
+
+/// A text that may begin with a code: two capitals at least.
+fn coded(text: &str) -> (&str, &str) {
+    let (first, rest) = text.split_once(' ').unwrap_or((text, ""));
+    if first.len() > 1 && first.bytes().all(|byte| byte.is_ascii_uppercase()) {
+        (first, rest)
+    } else {
+        ("ERR", text)
+    }
+}
+
+/// What comes before the place in the script, if that is how it ends.
+fn before_script(text: &str) -> Option<&str> {
+    let (before, place) = text.rsplit_once(" script: ")?;
+    let line = match place.split_once(", ") {
+        Some((sha, line)) if sha.bytes().all(|byte| byte.is_ascii_hexdigit()) => line,
+        Some(_) => return None,
+        None => place,
+    };
+    let line = line.strip_prefix("on @user_script:")?.strip_suffix('.')?;
+    let number = !line.is_empty() && line.bytes().all(|byte| byte.is_ascii_digit());
+    number.then_some(before)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn error(line: &str) -> ServerError {
+        match redis::parse_redis_value(format!("-{line}\r\n").as_bytes()) {
+            Ok(Value::ServerError(err)) => err,
+            other => panic!("{line}: {other:?}"),
+        }
+    }
+
+    /// As the servers sent them: 6.2.11, 7.0.15 and 7.2.4 (7.4.1, 8.2.3, Valkey 8.0.1 and 8.1.8 say the same), and Valkey 9.1.2.
+    #[test]
+    fn a_refusal_in_a_script_means_the_same_on_every_server() {
+        let wrong_type = "WRONGTYPE Operation against a key holding the wrong kind of value";
+        let no_memory = "OOM command not allowed when used memory > 'maxmemory'.";
+        let read_only = "READONLY You can't write against a read only replica.";
+        let replicas = "NOREPLICAS Not enough good replicas to write.";
+        let integer = "ERR value is not an integer or out of range";
+        let lua = "ERR user_script:1: attempt to compare nil with number";
+        let own = "ERR user_script:1: WRONGTYPE mine";
+        let f = "ERR Error running script (call to f_7dcc94f6fb7cf5c84cc5640af5c4f8c6a1276d34):";
+        let on = "script: 7dcc94f6fb7cf5c84cc5640af5c4f8c6a1276d34, on @user_script:24.";
+        let on_9 = "script: on @user_script:24.";
+        let mut table = Vec::new();
+        for (direct, refused) in [
+            (wrong_type, false),
+            (integer, false),
+            (no_memory, true),
+            (read_only, true),
+            (replicas, true),
+        ] {
+            // A command that failed, and one that the server refused to run.
+            table.push(if refused {
+                (
+                    format!("{f} @user_script:24: @user_script: 24: -{direct}"),
+                    direct,
+                )
+            } else {
+                (format!("{f} @user_script:17: {direct}"), direct)
+            });
+            if refused {
+                table.push((format!("@user_script: 24: -{direct}"), direct));
+            }
+            table.push((format!("{direct} {on}"), direct));
+            table.push((format!("{direct} {on_9}"), direct));
+        }
+        for direct in [lua, own] {
+            let text = &direct["ERR ".len()..];
+            table.push((format!("{f} @user_script:1: {text}"), direct));
+            table.push((format!("{direct} {on}"), direct));
+            table.push((format!("{direct} {on_9}"), direct));
+        }
+        let misconf = "MISCONF Redis is configured to save RDB snapshots, but it is currently not able to persist on disk.";
+        table.push((
+            format!("{f} @user_script:24: @user_script: 24: -{misconf}"),
+            misconf,
+        ));
+        table.push((
+            format!(
+                "{f} @user_script:1: @user_script: 1: Unknown Redis command called from Lua script"
+            ),
+            "ERR Unknown Redis command called from Lua script",
+        ));
+        for (text, direct) in table {
+            assert_eq!(plain(error(&text)), error(direct), "{text}");
+        }
+        let denied = |said: String, text: &str| {
+            let denied = error(&format!("NOPERM {text}"));
+            assert_eq!(plain(error(&said)), denied, "{said}");
+        };
+        for what in [
+            "run this command or subcommand",
+            "access at least one of the keys mentioned in the command arguments",
+            "publish to the channel mentioned in the command",
+        ] {
+            let text = format!("The user executing the script can't {what}");
+            denied(
+                format!("{f} @user_script:24: @user_script: 24: {text}"),
+                &text,
+            );
+            denied(format!("ERR {text} {on}"), &text);
+        }
+        for what in [
+            "User u has no permissions to run the 'hset' command",
+            "No permissions to access a key",
+            "No permissions to access a channel",
+        ] {
+            let text = format!("ACL failure in script: {what}");
+            denied(format!("ERR {text} {on}"), &text);
+            denied(format!("ERR {text} {on_9}"), &text);
+        }
+    }
+
+    #[test]
+    fn other_errors_stay_as_they_are() {
+        for line in [
+            "WRONGTYPE the key holds a read-write lock",
+            "ERR value is not an integer or out of range",
+            "ERR max number of clients reached",
+            "ERR Error compiling script (new function): user_script:1: unexpected symbol near 'return'",
+            "ERR Error running script (call to f_f909): @err_handler_def:9: err_handler_def:9: attempt to concatenate",
+            "ERR Error running script (call to f_f909): @user_script: no line",
+            "ERR wrong script: 7dcc, on @user_script:.",
+            "ERR wrong script: of mine, on @user_script:7.",
+            "ERR wrong script: on @user_script:7",
+            "NOPERM this user has no permissions to access one of the keys used as arguments",
+            "NOSCRIPT No matching script. Please use EVAL.",
+            "NOSCRIPT No matching script.",
+            "MASTERDOWN Link with MASTER is down and replica-serve-stale-data is set to 'no'.",
+            "BUSY",
+            "@user_script:",
+        ] {
+            assert_eq!(plain(error(line)), error(line));
+        }
+    }
+}
