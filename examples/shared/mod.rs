@@ -73,12 +73,13 @@ fn socket(folder: &tempfile::TempDir) -> PathBuf {
 }
 
 fn spawn(socket: &PathBuf) -> Result<Ours> {
-    let server = Command::new("redis-server")
+    let binary = env::var("REDIS_SERVER").unwrap_or_else(|_| "redis-server".to_owned());
+    let server = Command::new(&binary)
         .args(["--port", "0", "--save", "", "--unixsocket"])
         .arg(socket)
         .stdout(Stdio::null())
         .spawn()
-        .map_err(|err| format!("redis-server: {err}; install it, or set REDIS_URL"))?;
+        .map_err(|err| format!("{binary}: {err}; install it, or set REDIS_URL"))?;
     Ok(Ours(server))
 }
 

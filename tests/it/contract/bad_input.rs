@@ -650,6 +650,7 @@ fn an_acl_user_needs_no_more_than_the_locks_do() {
         "alice",
         "on",
         ">s3cret",
+        "resetchannels",
         "~works:*",
         "~redisson_lock__channel:*",
         "&redisson_lock__channel:*",

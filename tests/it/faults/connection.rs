@@ -257,7 +257,7 @@ impl Drop for Busy<'_> {
 
 timed!(a_busy_server_is_waited_for_over_the_connections_there_are);
 fn a_busy_server_is_waited_for_over_the_connections_there_are() {
-    let server = Server::start_with(&["--busy-reply-threshold", "20"]);
+    let server = Server::start_with(&["--lua-time-limit", "20"]);
     for database in ["", "3"] {
         // One that has to be selected, which a busy server does not do; otherwise it does not subscribe.
         is_waited_for_while_busy(&server, database);

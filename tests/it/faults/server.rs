@@ -7,8 +7,8 @@ use redlatch::{Client, Config, Error, FairLock, FencedLock, LossReason, Mutex, S
 
 use crate::support::{
     Guard, LEASE, Lock, Proxy, RESPONSE, SLACK, Server, Told, Writing, client, config,
-    connection_to, eventually, fails, free_port, gets_nothing, in_time, logs, loosely, ms,
-    nothing_is_left_of, open, timed, unique, within,
+    connection_to, eventually, fails, free_port, gets_nothing, in_time, is_redis_6, logs, loosely,
+    ms, nothing_is_left_of, open, timed, unique, within,
 };
 
 timed!(opening_fails_at_once_where_nobody_listens_and_in_time_where_nobody_answers);
@@ -177,13 +177,15 @@ fn a_long_freeze_is_told_by_the_end_of_validity_and_leaves_nothing_behind() {
 
 timed!(a_server_that_is_loading_is_waited_for);
 fn a_server_that_is_loading_is_waited_for() {
-    let mut server = Server::start_with(&[
-        "--key-load-delay",
-        "12000",
-        "--loading-process-events-interval-bytes",
-        "1024",
-    ]);
-    let text = "x".repeat(2_000);
+    let delay = ["--key-load-delay", "12000"];
+    // Between so many bytes it answers; before 7.0 always 2 MiB.
+    let often = ["--loading-process-events-interval-bytes", "1024"];
+    let (mut server, text) = if is_redis_6() {
+        (Server::start_with(&delay), "x".repeat(250_000))
+    } else {
+        let args = [delay, often].concat();
+        (Server::start_with(&args), "x".repeat(2_000))
+    };
     let mut con = server.connection();
     for n in 0..100 {
         let () = redis::cmd("SET")

@@ -5,9 +5,10 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::LazyLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
-use std::{fmt, fs, io, thread};
+use std::{env, fmt, fs, io, thread};
 
 use nix::sys::signal;
 use nix::sys::signal::Signal;
@@ -21,6 +22,26 @@ use super::wait::{GENEROUS, eventually, ms};
 
 /// How long a helper's own command may take.
 pub(crate) const ANSWER: Duration = Duration::from_secs(5);
+
+/// The server that the tests run against: `REDIS_SERVER`, or the `redis-server` in the path.
+static BINARY: LazyLock<String> =
+    LazyLock::new(|| env::var("REDIS_SERVER").unwrap_or_else(|_| "redis-server".to_owned()));
+
+static IS_REDIS_6: LazyLock<bool> = LazyLock::new(|| {
+    let version = Command::new(&*BINARY).arg("--version").output();
+    let version = version.unwrap_or_else(|err| panic!("{}: {err}", *BINARY));
+    String::from_utf8_lossy(&version.stdout).contains(" v=6.")
+});
+
+/// Whether the server lacks what came with 7.0 and tests use: settings, selectors of the ACL, subcommands in statistics.
+pub(crate) fn is_redis_6() -> bool {
+    *IS_REDIS_6
+}
+
+/// Says that a test, or a part of it, does not run against this server. Unlike what tests print it is always shown.
+pub(crate) fn skipped(what: &str, why: &str) {
+    writeln!(io::stderr(), "skipped: {what}: {why}").expect("stderr");
+}
 
 /// One line of `CLIENT LIST`, as far as tests care.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -75,7 +96,8 @@ impl Server {
             Some(process) => Self::of(process, Vec::new()),
             None => Self::start_with(&[]),
         };
-        server.lasts.store(true, Ordering::Relaxed);
+        // Redis 6 does not count subcommands, so what was done to it is not known.
+        server.lasts.store(!is_redis_6(), Ordering::Relaxed);
         server
     }
 
@@ -94,6 +116,21 @@ impl Server {
                 Err(err) => assert!(Instant::now() < until, "redis-server: {err}"),
             }
         }
+    }
+
+    /// A cluster of one, which has every slot.
+    pub(crate) fn start_cluster() -> Self {
+        let server = Self::start_with(&["--cluster-enabled", "yes"]);
+        let slots = (0..16_384).map(|slot| slot.to_string());
+        let command: Vec<_> = ["CLUSTER".to_owned(), "ADDSLOTS".to_owned()]
+            .into_iter()
+            .chain(slots)
+            .collect();
+        server.cli(&command.iter().map(String::as_str).collect::<Vec<_>>());
+        eventually("the cluster is up", || {
+            server.try_ask::<u64>(&["DEL", "a"]).is_ok()
+        });
+        server
     }
 
     fn of(process: Process, args: Vec<String>) -> Self {
@@ -389,10 +426,16 @@ fn launch(dir: &Path, port: u16, args: &[String]) -> io::Result<Child> {
     if socket.exists() {
         fs::remove_file(&socket)?;
     }
-    let mut child = Command::new("redis-server")
+    // Redis 6 always allows it.
+    let allow_debug: &[&str] = if is_redis_6() {
+        &[]
+    } else {
+        &["--enable-debug-command", "local"]
+    };
+    let mut child = Command::new(&*BINARY)
         .args(["--port", &port.to_string(), "--bind", "127.0.0.1"])
         .args(["--save", "", "--appendonly", "no"])
-        .args(["--enable-debug-command", "local"])
+        .args(allow_debug)
         .arg("--dir")
         .arg(dir)
         .arg("--logfile")
