@@ -20,7 +20,7 @@ use redlatch::{Client, Config};
 use crate::rig::{
     Bare, CHILD, Case, End, Kind, Lock, Table, Target, ask, interleaved, median, scaled,
 };
-use crate::support::Server;
+use crate::support::{Server, lua};
 
 const SLICE: Duration = Duration::from_millis(80);
 const TENURE: Duration = Duration::from_millis(5);
@@ -369,7 +369,7 @@ fn readers(server: &Server, table: &mut Table) {
             let mut connection = rig::connection(server);
             let acquire = rig::evalsha(
                 &mut connection,
-                include_str!("../lua/rw_read_acquire.lua"),
+                lua::RW_READ_ACQUIRE,
                 &[
                     NAME,
                     &format!("{{{NAME}}}:{owner}:rwlock_timeout:1"),

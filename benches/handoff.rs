@@ -20,7 +20,7 @@ use redis::{Connection, ConnectionLike, Script, Value};
 use redlatch::Client;
 
 use crate::rig::{Bare, CHILD, Case, Rates, Table, Target, ask, interleaved, scaled};
-use crate::support::Server;
+use crate::support::{Server, lua};
 
 /// Long enough for a thread that was about to park to be parked.
 const SETTLE: Duration = Duration::from_millis(1);
@@ -550,14 +550,10 @@ impl Line {
         };
         let acquire = script(
             part == Part::Acquire,
-            include_str!("../lua/fair_acquire.lua"),
+            lua::FAIR_ACQUIRE,
             &[&ticket, "30000", &ticket, "10000", "1"],
         );
-        let release = script(
-            part == Part::Release,
-            include_str!("../lua/fair_release.lua"),
-            &[&ticket],
-        );
+        let release = script(part == Part::Release, lua::FAIR_RELEASE, &[&ticket]);
         let turn = redis::pipe()
             .lpush(&queue, &ticket)
             .zadd(&timeouts, &ticket, FAR)

@@ -14,12 +14,12 @@ use std::time::{Duration, Instant};
 use redlatch::Client;
 
 use crate::rig::{Case, Table, Target, interleaved, median, scaled, significant, typical};
-use crate::support::Server;
+use crate::support::{Server, lua};
 
 /// Long enough for threads that were about to park to be parked.
 const SETTLE: Duration = Duration::from_millis(5);
 
-const STATE: &str = include_str!("../lua/latch_state.lua");
+const STATE: &str = lua::LATCH_STATE;
 
 /// What Redisson runs, which counts again whenever it has to be sent again.
 const REDISSON: &str = "local v = redis.call('decr', KEYS[1])

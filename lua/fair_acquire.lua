@@ -18,7 +18,6 @@
 -- Keeps    what lock_acquire keeps; the order of live waiters; a later timeout as it is, unless Redisson was the reason
 --          for it and is not any more; the place, if the lock cannot be taken; of the dead in front those after the
 --          first 500, for the next call; run twice it is as if only the second had run
-local lock, queue, timeouts, channel = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local owner, lease_ms, ticket = ARGV[1], ARGV[2], ARGV[3]
 local waiter_ms, stood = tonumber(ARGV[4]), ARGV[5] ~= '0'
 
@@ -28,38 +27,35 @@ local REDISSON, KEEP = 300000, 3600000
 local GRACE = 1 / 2048
 
 -- First, because they refuse keys of another type.
-local mine = redis.call('hexists', lock, owner) == 1
-local timeout = tonumber(redis.call('zscore', timeouts, ticket))
-local head = redis.call('lindex', queue, 0)
+local mine = redis.call('hexists', KEYS[1], owner) == 1
+local timeout = tonumber(redis.call('zscore', KEYS[3], ticket))
+local head = redis.call('lindex', KEYS[2], 0)
 
-local left_ms = redis.call('pttl', lock)
+local left_ms = redis.call('pttl', KEYS[1])
 local free = left_ms == -2
 local now, head_dies_at
 if not mine then
-  if not free and redis.call('hexists', lock, 'mode') == 1 then
+  if not free and redis.call('hexists', KEYS[1], 'mode') == 1 then
     return redis.error_reply('WRONGTYPE the key holds a read-write lock')
   end
-  local time = redis.call('time')
-  now = time[1] * 1000 + math.floor(time[2] / 1000)
+  now = now_ms()
   local silent
-  -- Not all at once: there may be thousands.
-  local to_purge = 500
-  -- A head without a timeout is dead too: nothing else would ever end it.
+  local to_purge = MOST
   while head and head ~= ticket do
-    head_dies_at = tonumber(redis.call('zscore', timeouts, head) or 0)
+    head_dies_at = dies_at(head)
     if head_dies_at > now then
       break
     end
     if silent == nil then
-      local latest = tonumber(redis.call('zrange', timeouts, -1, -1, 'withscores')[2] or 0)
-      silent = latest <= now and redis.call('llen', queue) > 1
+      local latest = tonumber(redis.call('zrange', KEYS[3], -1, -1, 'withscores')[2] or 0)
+      silent = latest <= now and redis.call('llen', KEYS[2]) > 1
     end
     -- None of them showed a sign of life: the server may have been stopped, or all of them. Whoever lives asks within a
     -- third of its lease. The head gets that time once, and they keep their order.
     if silent and head_dies_at % 1 ~= GRACE then
       head_dies_at = now + math.ceil((waiter_ms > 0 and waiter_ms or 10000) / 3) + GRACE
-      redis.pcall('zadd', timeouts, string.format('%.10f', head_dies_at), head)
-      redis.call('pexpire', timeouts, KEEP)
+      redis.pcall('zadd', KEYS[3], string.format('%.10f', head_dies_at), head)
+      redis.call('pexpire', KEYS[3], KEEP)
       break
     end
     silent = false
@@ -67,9 +63,7 @@ if not mine then
       break
     end
     to_purge = to_purge - 1
-    redis.call('lpop', queue)
-    redis.call('zrem', timeouts, head)
-    head = redis.call('lindex', queue, 0)
+    head = remove(head)
   end
 end
 
@@ -81,9 +75,9 @@ local place = head == ticket or timeout
 -- In different numbers where one of the two keys was evicted or deleted: the place may be there without the
 -- timeout, or the other way round.
 if not mine and head ~= ticket and (stood or timeout) then
-  local timed, places = redis.call('zcard', timeouts), redis.call('llen', queue)
+  local timed, places = redis.call('zcard', KEYS[3]), redis.call('llen', KEYS[2])
   if timed ~= places then
-    local all = redis.call('lrange', queue, 0, -1)
+    local all = redis.call('lrange', KEYS[2], 0, -1)
     place = false
     for _, other in ipairs(all) do
       place = place or other == ticket
@@ -97,7 +91,7 @@ if not mine and head ~= ticket and (stood or timeout) then
           scores[#scores + 1] = until_then
           scores[#scores + 1] = all[i]
         end
-        redis.call('zadd', timeouts, 'nx', unpack(scores))
+        redis.call('zadd', KEYS[3], 'nx', unpack(scores))
       end
       timeout = timeout or place and tonumber(until_then)
     end
@@ -107,20 +101,20 @@ end
 -- Only heads are purged: one that comes back after all was next.
 local lost = stood and not place and not timeout
 if mine or free and (not head or head == ticket or lost and ARGV[5] == '2') then
-  redis.call('hset', lock, owner, 1)
-  local kept = redis.pcall('pexpire', lock, lease_ms)
+  redis.call('hset', KEYS[1], owner, 1)
+  local kept = redis.pcall('pexpire', KEYS[1], lease_ms)
   if type(kept) == 'table' then
-    redis.call('hdel', lock, owner)
+    redis.call('hdel', KEYS[1], owner)
     return kept
   end
   if timeout or place then
-    redis.call('lrem', queue, 1, ticket)
-    redis.call('zrem', timeouts, ticket)
+    redis.call('lrem', KEYS[2], 1, ticket)
+    redis.call('zrem', KEYS[3], ticket)
   end
   -- The next one sleeps for up to 5 s without asking, and would sleep through the end of a shorter lease.
-  local next = tonumber(lease_ms) < 5000 and redis.call('lindex', queue, 0)
+  local next = tonumber(lease_ms) < 5000 and redis.call('lindex', KEYS[2], 0)
   if next then
-    redis.pcall('publish', channel .. ':' .. next, '0')
+    redis.pcall('publish', KEYS[4] .. ':' .. next, '0')
   end
   return nil
 end
@@ -143,8 +137,8 @@ if waiter_ms > 0 then
       dies_at = refreshed(timeout)
     end
   elseif not place and not lost then
-    local tail = redis.call('lindex', queue, -1)
-    local tail_dies_at = tonumber(tail and redis.call('zscore', timeouts, tail) or 0)
+    local tail = redis.call('lindex', KEYS[2], -1)
+    local tail_dies_at = tonumber(tail and redis.call('zscore', KEYS[3], tail) or 0)
     -- Only waiters with a longer limit live that long, mostly Redisson's. When one of them takes the lock it lowers all
     -- behind it by its own wait, so we add to its sum, once, what the first of them may have waited for already. The mark
     -- goes over to those behind us, Redisson's too: they have it in their sums.
@@ -155,12 +149,12 @@ if waiter_ms > 0 then
     end
   end
   if not place and not lost then
-    redis.call('rpush', queue, ticket)
+    redis.call('rpush', KEYS[2], ticket)
   elseif not place then
     -- Those of one client know by their numbers who came first.
     local client, number = string.match(ticket, '^(.*:)(%d+)$')
     local before
-    for _, other in ipairs(client and redis.call('lrange', queue, 0, 255) or {}) do
+    for _, other in ipairs(client and redis.call('lrange', KEYS[2], 0, 255) or {}) do
       local its_client, its_number = string.match(other, '^(.*:)(%d+)$')
       if its_client ~= client or tonumber(its_number) > tonumber(number) then
         break
@@ -168,17 +162,17 @@ if waiter_ms > 0 then
       before = other
     end
     if before then
-      redis.call('linsert', queue, 'after', before, ticket)
+      redis.call('linsert', KEYS[2], 'after', before, ticket)
     else
-      redis.call('lpush', queue, ticket)
+      redis.call('lpush', KEYS[2], ticket)
     end
   end
   -- The timeout after the place: a place without a timeout is purged, the opposite could last.
   -- What a process that was killed leaves behind goes an hour after its last neighbour.
   local keep_ms = string.format('%.0f', waiter_ms + KEEP)
-  redis.call('pexpire', queue, keep_ms)
-  redis.call('zadd', timeouts, string.format('%.10f', dies_at), ticket)
-  redis.call('pexpire', timeouts, keep_ms)
+  redis.call('pexpire', KEYS[2], keep_ms)
+  redis.call('zadd', KEYS[3], string.format('%.10f', dies_at), ticket)
+  redis.call('pexpire', KEYS[3], keep_ms)
 end
 
 if not free then
@@ -187,8 +181,8 @@ end
 -- Nobody ahead of it can lower its timeout any more.
 if waiter_ms > 0 and head_dies_at % 1 >= STEP and head_dies_at > now + waiter_ms then
   head_dies_at = now + waiter_ms
-  redis.call('zadd', timeouts, string.format('%.0f', head_dies_at), head)
+  redis.call('zadd', KEYS[3], string.format('%.0f', head_dies_at), head)
 end
 -- Its wake-up may be lost, or be on its way.
-redis.pcall('publish', channel .. ':' .. head, '0')
+redis.pcall('publish', KEYS[4] .. ':' .. head, '0')
 return math.max(1, head_dies_at - now)

@@ -10,13 +10,12 @@
 --
 -- Keeps    live waiters' places; a hash that is not a lock: its fields do not start like an owner, "<uuid>:",
 --          and the answer is a WRONGTYPE error
-local lock, queue, timeouts, channel = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 
 -- First, because they refuse keys of another type.
-local head = redis.call('lindex', queue, 0)
-redis.call('zcard', timeouts)
+local head = redis.call('lindex', KEYS[2], 0)
+redis.call('zcard', KEYS[3])
 
-local fields = redis.call('hkeys', lock)
+local fields = redis.call('hkeys', KEYS[1])
 if #fields == 0 then
   return 0
 end
@@ -25,30 +24,9 @@ for _, field in ipairs(fields) do
     return redis.error_reply('WRONGTYPE the key holds a hash that is not a lock')
   end
 end
-redis.call('del', lock)
-local time = redis.call('time')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local function is_dead(waiter)
-  return waiter and tonumber(redis.call('zscore', timeouts, waiter) or 0) <= now
-end
-if is_dead(head) then
-  local latest = redis.call('zrange', timeouts, -1, -1, 'withscores')
-  local lives = tonumber(latest[2] or 0) > now
-  -- Where several wait and none showed a sign of life, all may have been stopped: fair_acquire gives them time.
-  -- Otherwise not all at once: there may be thousands.
-  local to_purge = (lives or redis.call('llen', queue) == 1) and 500 or 0
-  while to_purge > 0 and is_dead(head) do
-    redis.call('lpop', queue)
-    redis.call('zrem', timeouts, head)
-    head = redis.call('lindex', queue, 0)
-    to_purge = to_purge - 1
-  end
-  -- Whoever asks purges the others, and only who lives asks.
-  if lives and is_dead(head) then
-    head = latest[1]
-  end
-end
+redis.call('del', KEYS[1])
+head = first_living(head)
 if head then
-  redis.pcall('publish', channel .. ':' .. head, '0')
+  redis.pcall('publish', KEYS[4] .. ':' .. head, '0')
 end
 return 1

@@ -10,44 +10,21 @@
 --          0         it did not
 --
 -- Keeps    the lock; others' places; run twice, the second run finds nothing of this ticket
-local lock, queue, timeouts, channel = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local ticket = ARGV[1]
 
 -- First, because it refuses a key of another type.
-redis.call('llen', queue)
+redis.call('llen', KEYS[2])
 
-local left = redis.call('zrem', timeouts, ticket)
+local left = redis.call('zrem', KEYS[3], ticket)
 -- In different numbers where one of the two keys was evicted or deleted: Redisson never purges a place without a timeout.
-if left == 1 or redis.call('zcard', timeouts) ~= redis.call('llen', queue) then
-  left = math.max(left, redis.call('lrem', queue, 1, ticket))
+if left == 1 or redis.call('zcard', KEYS[3]) ~= redis.call('llen', KEYS[2]) then
+  left = math.max(left, redis.call('lrem', KEYS[2], 1, ticket))
 end
-if redis.call('exists', lock) == 1 then
+if redis.call('exists', KEYS[1]) == 1 then
   return left
 end
-local time = redis.call('time')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local head = redis.call('lindex', queue, 0)
-local function is_dead(waiter)
-  return waiter and tonumber(redis.call('zscore', timeouts, waiter) or 0) <= now
-end
-if is_dead(head) then
-  local latest = redis.call('zrange', timeouts, -1, -1, 'withscores')
-  local lives = tonumber(latest[2] or 0) > now
-  -- Where several wait and none showed a sign of life, all may have been stopped: fair_acquire gives them time.
-  -- Otherwise not all at once: there may be thousands.
-  local to_purge = (lives or redis.call('llen', queue) == 1) and 500 or 0
-  while to_purge > 0 and is_dead(head) do
-    redis.call('lpop', queue)
-    redis.call('zrem', timeouts, head)
-    head = redis.call('lindex', queue, 0)
-    to_purge = to_purge - 1
-  end
-  -- Whoever asks purges the others, and only who lives asks.
-  if lives and is_dead(head) then
-    head = latest[1]
-  end
-end
+local head = first_living(redis.call('lindex', KEYS[2], 0))
 if head then
-  redis.pcall('publish', channel .. ':' .. head, '0')
+  redis.pcall('publish', KEYS[4] .. ':' .. head, '0')
 end
 return left

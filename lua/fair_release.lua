@@ -12,41 +12,19 @@
 --
 -- Keeps    other owners' fields; live waiters' places; the next waiter is notified whenever the lock is seen free;
 --          run twice, the second run finds nothing of this owner and removes nothing
-local lock, queue, timeouts, channel = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local owner = ARGV[1]
 
 -- First, because they refuse keys of another type.
-local head = redis.call('lindex', queue, 0)
-redis.call('zcard', timeouts)
+local head = redis.call('lindex', KEYS[2], 0)
+redis.call('zcard', KEYS[3])
 
-local released = redis.call('hdel', lock, owner) == 1
-if redis.call('exists', lock) == 1 then
+local released = redis.call('hdel', KEYS[1], owner) == 1
+if redis.call('exists', KEYS[1]) == 1 then
   return released and 0 or -2
 end
-local time = redis.call('time')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local function is_dead(waiter)
-  return waiter and tonumber(redis.call('zscore', timeouts, waiter) or 0) <= now
-end
-if is_dead(head) then
-  local latest = redis.call('zrange', timeouts, -1, -1, 'withscores')
-  local lives = tonumber(latest[2] or 0) > now
-  -- Where several wait and none showed a sign of life, all may have been stopped: fair_acquire gives them time.
-  -- Otherwise not all at once: there may be thousands.
-  local to_purge = (lives or redis.call('llen', queue) == 1) and 500 or 0
-  while to_purge > 0 and is_dead(head) do
-    redis.call('lpop', queue)
-    redis.call('zrem', timeouts, head)
-    head = redis.call('lindex', queue, 0)
-    to_purge = to_purge - 1
-  end
-  -- Whoever asks purges the others, and only who lives asks.
-  if lives and is_dead(head) then
-    head = latest[1]
-  end
-end
+head = first_living(head)
 -- A user without rights on the channel still releases; waiters then poll.
-local heard = head and redis.pcall('publish', channel .. ':' .. head, '0')
+local heard = head and redis.pcall('publish', KEYS[4] .. ':' .. head, '0')
 if not released then
   return -1
 end

@@ -13,19 +13,18 @@
 -- Keeps    what lock_acquire keeps; a counter that is not an integer: the answer is a WRONGTYPE error; tokens
 --          only ever increase, and are ahead of the clock by less than count us, unless it is set back; no hold
 --          without a token; run twice by one owner it draws anew and is otherwise as if only the second had run
-local lock, counter = KEYS[1], KEYS[2]
 local owner, lease_ms, count, token_ttl_ms = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 
 -- First, because it is the one that refuses a key of another type.
-local mine = redis.call('hexists', lock, owner) == 1
-if not mine and redis.call('exists', lock) == 1 then
-  if redis.call('hexists', lock, 'mode') == 1 then
+local mine = redis.call('hexists', KEYS[1], owner) == 1
+if not mine and redis.call('exists', KEYS[1]) == 1 then
+  if redis.call('hexists', KEYS[1], 'mode') == 1 then
     return redis.error_reply('WRONGTYPE the key holds a read-write lock')
   end
-  return redis.call('pttl', lock)
+  return redis.call('pttl', KEYS[1])
 end
 
-local token = redis.call('get', counter) or '0'
+local token = redis.call('get', KEYS[2]) or '0'
 if token ~= '0' and not string.find(token, '^%-?[1-9]%d*$') then
   return redis.error_reply('WRONGTYPE the token counter is not an integer')
 end
@@ -42,23 +41,23 @@ if last + count < 2 ^ 53 then
   if token_ttl_ms > 0 then
     -- It has to outlive its lead over the clock; TTLs count from a whole millisecond, one that has begun.
     local keep_ms = math.max(token_ttl_ms, math.ceil((last - now) / 1000) + 1)
-    redis.call('set', counter, token, 'px', string.format('%.0f', keep_ms))
+    redis.call('set', KEYS[2], token, 'px', string.format('%.0f', keep_ms))
   else
-    redis.call('set', counter, token)
+    redis.call('set', KEYS[2], token)
   end
 else
   -- Lua would round it. The clock will not come to it, so it may not expire.
-  redis.call('incrby', counter, 1)
-  redis.call('persist', counter)
-  token = redis.call('get', counter)
+  redis.call('incrby', KEYS[2], 1)
+  redis.call('persist', KEYS[2])
+  token = redis.call('get', KEYS[2])
   first = token
 end
 
 -- After the draw, whose refusal so leaves nothing held.
-redis.call('hset', lock, owner, 1)
-local kept = redis.pcall('pexpire', lock, lease_ms)
+redis.call('hset', KEYS[1], owner, 1)
+local kept = redis.pcall('pexpire', KEYS[1], lease_ms)
 if type(kept) == 'table' then
-  redis.call('hdel', lock, owner)
+  redis.call('hdel', KEYS[1], owner)
   return kept
 end
 return { first, token }

@@ -14,31 +14,30 @@
 --
 -- Keeps    the TTL of a count, if it has one; a string that is not an integer is answered with a WRONGTYPE error;
 --          run twice, the second run answers as the first and changes nothing
-local latch, round, channel, request, answered = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local mark, round_ms, keep_ms = ARGV[1], ARGV[2], ARGV[3]
 
-local before = redis.call('get', request)
+local before = redis.call('get', KEYS[4])
 if before then
   return tonumber(before)
 end
-local left = redis.call('get', latch)
+local left = redis.call('get', KEYS[1])
 if left and left ~= '0' and not (string.find(left, '^%-?[1-9]%d*$') and #left < 20) then
   return redis.error_reply('WRONGTYPE the key holds no count')
 end
 local counts = left and tonumber(left) > 0
 -- Also if there is nothing to count: a copy that comes late is not to count in the next round.
-redis.call('set', request, counts and 1 or 0, 'px', keep_ms)
-if answered then
-  redis.call('del', answered)
+redis.call('set', KEYS[4], counts and 1 or 0, 'px', keep_ms)
+if KEYS[5] then
+  redis.call('del', KEYS[5])
 end
 if not counts then
-  redis.call('del', latch)
+  redis.call('del', KEYS[1])
   return 0
 end
-if redis.call('incrby', latch, -1) <= 0 then
-  redis.call('del', latch)
-  redis.call('set', round, mark, 'px', round_ms)
+if redis.call('incrby', KEYS[1], -1) <= 0 then
+  redis.call('del', KEYS[1])
+  redis.call('set', KEYS[2], mark, 'px', round_ms)
   -- A user without rights on the channel still counts; waiters then poll.
-  redis.pcall('publish', channel, '0')
+  redis.pcall('publish', KEYS[3], '0')
 end
 return 1

@@ -14,28 +14,27 @@
 --
 -- Keeps    a string that is not an integer, which is answered with a WRONGTYPE error;
 --          run twice, the second run answers as the first and changes nothing
-local latch, round, channel, request, answered = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local mark, round_ms, keep_ms = ARGV[1], ARGV[2], ARGV[3]
 
-local before = redis.call('get', request)
+local before = redis.call('get', KEYS[4])
 if before then
   return tonumber(before)
 end
-local left = redis.call('get', latch)
+local left = redis.call('get', KEYS[1])
 if left and left ~= '0' and not (string.find(left, '^%-?[1-9]%d*$') and #left < 20) then
   return redis.error_reply('WRONGTYPE the key holds no count')
 end
 -- Also if there is nothing to delete: a copy that comes late is not to end the next round. A server that has no memory
 -- left for this deletes all the same.
-redis.pcall('set', request, left and 1 or 0, 'px', keep_ms)
-if answered then
-  redis.call('del', answered)
+redis.pcall('set', KEYS[4], left and 1 or 0, 'px', keep_ms)
+if KEYS[5] then
+  redis.call('del', KEYS[5])
 end
 if not left then
   return 0
 end
-redis.call('del', latch)
-redis.pcall('set', round, mark, 'px', round_ms)
+redis.call('del', KEYS[1])
+redis.pcall('set', KEYS[2], mark, 'px', round_ms)
 -- A user without rights on the channel still deletes; waiters then poll.
-redis.pcall('publish', channel, '1')
+redis.pcall('publish', KEYS[3], '1')
 return 1

@@ -15,27 +15,26 @@
 --
 -- Keeps    a count that stands; a string that is not an integer is answered with a WRONGTYPE error;
 --          run twice, the second run answers as the first and changes nothing
-local latch, round, channel, request, answered = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local mark, round_ms, keep_ms, count = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 
-local before = redis.call('get', request)
+local before = redis.call('get', KEYS[4])
 if before then
   return tonumber(before)
 end
-local left = redis.call('get', latch)
+local left = redis.call('get', KEYS[1])
 if left and left ~= '0' and not (string.find(left, '^%-?[1-9]%d*$') and #left < 20) then
   return redis.error_reply('WRONGTYPE the key holds no count')
 end
-redis.call('set', request, left and 0 or 1, 'px', keep_ms)
-if answered then
-  redis.call('del', answered)
+redis.call('set', KEYS[4], left and 0 or 1, 'px', keep_ms)
+if KEYS[5] then
+  redis.call('del', KEYS[5])
 end
 if left then
   return 0
 end
 -- Whoever waited before has been free to go, though nobody may have said so.
-redis.call('set', round, mark, 'px', round_ms)
-redis.call('set', latch, count)
+redis.call('set', KEYS[2], mark, 'px', round_ms)
+redis.call('set', KEYS[1], count)
 -- A user without rights on the channel still sets; nobody waits for this message.
-redis.pcall('publish', channel, '1')
+redis.pcall('publish', KEYS[3], '1')
 return 1

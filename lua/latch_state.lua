@@ -7,13 +7,12 @@
 --          two strings  what is left to count, open as well if that is no more than 0; the mark, empty without one
 --
 -- Keeps    everything; a string that is not an integer is answered with a WRONGTYPE error
-local latch, round = KEYS[1], KEYS[2]
 
-local left = redis.call('get', latch)
+local left = redis.call('get', KEYS[1])
 if not left then
   return nil
 end
 if left ~= '0' and not (string.find(left, '^%-?[1-9]%d*$') and #left < 20) then
   return redis.error_reply('WRONGTYPE the key holds no count')
 end
-return { left, redis.call('get', round) or '' }
+return { left, redis.call('get', KEYS[2]) or '' }

@@ -10,21 +10,20 @@
 -- Keeps    at most one owner in the hash; the hash never exists without a TTL: a lock that cannot be
 --          given one is not taken; run twice by one owner it is as if only the second had run;
 --          a read-write lock, a hash with the field "mode": the answer is a WRONGTYPE error
-local lock = KEYS[1]
 local owner, lease_ms = ARGV[1], ARGV[2]
 
 -- First, because it is the one that refuses a key of another type.
-local mine = redis.call('hexists', lock, owner) == 1
-if not mine and redis.call('exists', lock) == 1 then
-  if redis.call('hexists', lock, 'mode') == 1 then
+local mine = redis.call('hexists', KEYS[1], owner) == 1
+if not mine and redis.call('exists', KEYS[1]) == 1 then
+  if redis.call('hexists', KEYS[1], 'mode') == 1 then
     return redis.error_reply('WRONGTYPE the key holds a read-write lock')
   end
-  return redis.call('pttl', lock)
+  return redis.call('pttl', KEYS[1])
 end
-redis.call('hset', lock, owner, 1)
-local kept = redis.pcall('pexpire', lock, lease_ms)
+redis.call('hset', KEYS[1], owner, 1)
+local kept = redis.pcall('pexpire', KEYS[1], lease_ms)
 if type(kept) == 'table' then
-  redis.call('hdel', lock, owner)
+  redis.call('hdel', KEYS[1], owner)
   return kept
 end
 return nil

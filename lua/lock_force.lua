@@ -8,9 +8,8 @@
 --
 -- Keeps    a hash that is not a lock: its fields do not start like an owner, "<uuid>:",
 --          and the answer is a WRONGTYPE error
-local lock, channel = KEYS[1], KEYS[2]
 
-local fields = redis.call('hkeys', lock)
+local fields = redis.call('hkeys', KEYS[1])
 if #fields == 0 then
   return 0
 end
@@ -19,8 +18,8 @@ for _, field in ipairs(fields) do
     return redis.error_reply('WRONGTYPE the key holds a hash that is not a lock')
   end
 end
-redis.call('del', lock)
-if channel then
-  redis.pcall('publish', channel, '0')
+redis.call('del', KEYS[1])
+if KEYS[2] then
+  redis.pcall('publish', KEYS[2], '0')
 end
 return 1

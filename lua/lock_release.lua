@@ -10,15 +10,14 @@
 --
 -- Keeps    other owners' fields; a waiter is notified whenever the lock is seen free;
 --          run twice, the second run finds nothing of this owner and removes nothing
-local lock, channel = KEYS[1], KEYS[2]
 local owner = ARGV[1]
 
-local released = redis.call('hdel', lock, owner) == 1
-if redis.call('exists', lock) == 1 then
+local released = redis.call('hdel', KEYS[1], owner) == 1
+if redis.call('exists', KEYS[1]) == 1 then
   return released and 0 or -2
 end
 -- A user without rights on the channel still releases; waiters then poll.
-local heard = channel and redis.pcall('publish', channel, '0')
+local heard = KEYS[2] and redis.pcall('publish', KEYS[2], '0')
 if not released then
   return -1
 end

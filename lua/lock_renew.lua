@@ -11,19 +11,18 @@
 --
 -- Keeps    a longer remaining TTL as it is; the old count, if there is no memory for a new one;
 --          run twice it changes nothing more
-local lock = KEYS[1]
 local owner, lease_ms, count = ARGV[1], ARGV[2], ARGV[3]
 
-local known = redis.call('hget', lock, owner)
+local known = redis.call('hget', KEYS[1], owner)
 if not known then
-  return redis.call('exists', lock) == 1 and -1 or 0
+  return redis.call('exists', KEYS[1]) == 1 and -1 or 0
 end
-local left_ms = redis.call('pttl', lock)
+local left_ms = redis.call('pttl', KEYS[1])
 if left_ms < tonumber(lease_ms) then
-  redis.call('pexpire', lock, lease_ms)
+  redis.call('pexpire', KEYS[1], lease_ms)
 end
 if known ~= count then
   -- Last, and not insisted on: without memory for it the hold lives on all the same.
-  redis.pcall('hset', lock, owner, count)
+  redis.pcall('hset', KEYS[1], owner, count)
 end
 return 1

@@ -16,10 +16,10 @@ local owner, lease_ms = ARGV[1], ARGV[2]
 -- Free keys are the rule, and then nothing has to be looked at one by one.
 if redis.call('exists', unpack(KEYS)) > 0 then
   local busy
-  for i, lock in ipairs(KEYS) do
-    local mine = redis.call('hexists', lock, owner) == 1
-    if not mine and redis.call('exists', lock) == 1 then
-      if redis.call('hexists', lock, 'mode') == 1 then
+  for i = 1, #KEYS do
+    local mine = redis.call('hexists', KEYS[i], owner) == 1
+    if not mine and redis.call('exists', KEYS[i]) == 1 then
+      if redis.call('hexists', KEYS[i], 'mode') == 1 then
         return redis.error_reply('WRONGTYPE the key holds a read-write lock')
       end
       busy = busy or i
@@ -29,12 +29,12 @@ if redis.call('exists', unpack(KEYS)) > 0 then
     return {busy, redis.call('pttl', KEYS[busy])}
   end
 end
-for i, lock in ipairs(KEYS) do
+for i = 1, #KEYS do
   -- A copy has the TTL too: one command instead of two. It is refused where the key is ours already.
-  local copied = i > 1 and redis.pcall('copy', KEYS[1], lock)
+  local copied = i > 1 and redis.pcall('copy', KEYS[1], KEYS[i])
   if copied ~= 1 then
-    redis.call('hset', lock, owner, 1)
-    local kept = redis.pcall('pexpire', lock, lease_ms)
+    redis.call('hset', KEYS[i], owner, 1)
+    local kept = redis.pcall('pexpire', KEYS[i], lease_ms)
     if type(kept) == 'table' then
       for j = 1, i do
         redis.call('hdel', KEYS[j], owner)

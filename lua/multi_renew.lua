@@ -14,12 +14,12 @@
 local owner, lease_ms, count = ARGV[1], ARGV[2], ARGV[3]
 
 local known, gone, taken = {}, false, false
-for i, lock in ipairs(KEYS) do
+for i = 1, #KEYS do
   -- A key that holds something else by now is somebody else's.
-  local held = redis.pcall('hget', lock, owner)
+  local held = redis.pcall('hget', KEYS[i], owner)
   if type(held) == 'string' then
     known[i] = held
-  elseif redis.call('exists', lock) == 1 then
+  elseif redis.call('exists', KEYS[i]) == 1 then
     taken = true
   else
     gone = true
@@ -31,14 +31,14 @@ end
 if gone then
   return 0
 end
-for i, lock in ipairs(KEYS) do
-  local left_ms = redis.call('pttl', lock)
+for i = 1, #KEYS do
+  local left_ms = redis.call('pttl', KEYS[i])
   if left_ms < tonumber(lease_ms) then
-    redis.call('pexpire', lock, lease_ms)
+    redis.call('pexpire', KEYS[i], lease_ms)
   end
   if known[i] ~= count then
     -- Last, and not insisted on: without memory for it the hold lives on all the same.
-    redis.pcall('hset', lock, owner, count)
+    redis.pcall('hset', KEYS[i], owner, count)
   end
 end
 return 1

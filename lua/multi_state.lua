@@ -8,9 +8,9 @@
 --
 -- Keeps      everything; a key that holds something else: a WRONGTYPE error
 local longest = -2
-for _, lock in ipairs(KEYS) do
-  if redis.call('hlen', lock) > 0 then
-    local left_ms = redis.call('pttl', lock)
+for i = 1, #KEYS do
+  if redis.call('hlen', KEYS[i]) > 0 then
+    local left_ms = redis.call('pttl', KEYS[i])
     if left_ms == -1 then
       return -1
     end

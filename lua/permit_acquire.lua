@@ -14,33 +14,17 @@
 --          returned first, and those who wait are notified; permits that come back do not create a string that is gone;
 --          keys of another type, answered with a WRONGTYPE error;
 --          run twice, the second run changes nothing while one of them is taken
-local permits, timeouts, channel = KEYS[1], KEYS[2], KEYS[3]
 local lease_ms, ids = ARGV[1], ARGV[2]
 local wanted = #ids / 16
 
--- First, because they refuse keys of another type.
-local available = redis.call('get', permits)
-local time = redis.call('time')
-local now = string.format('%.0f', time[1] * 1000 + math.floor(time[2] / 1000))
-local over = redis.call('zcount', timeouts, 0, now)
-if available and available ~= '0' and (#available > 15 or not string.match(available, '^-?[1-9]%d*$')) then
-  return redis.error_reply('WRONGTYPE the key holds a string that is no number of permits')
+local wrong, available, now, over, back = look()
+if wrong then
+  return wrong
 end
--- Not all at once: there may be a million.
-local back = math.min(over, 1000)
-if back > 0 then
-  local first = redis.call('zcount', timeouts, '-inf', '(0')
-  redis.call('zremrangebyrank', timeouts, first, first + back - 1)
-  if available then
-    available = redis.call('incrby', permits, back)
-    if available > 0 then
-      redis.pcall('publish', channel, string.format('%.0f', math.min(available, 2147483647)))
-    end
-  end
-end
+available = return_expired(available, back)
 
 for at = 1, #ids, 16 do
-  local over_at = redis.call('zscore', timeouts, string.sub(ids, at, at + 15))
+  local over_at = redis.call('zscore', KEYS[2], string.sub(ids, at, at + 15))
   if over_at then
     return {tonumber(over_at)}
   end
@@ -55,8 +39,8 @@ if available < wanted then
   if more <= 0 then
     return 1
   end
-  local nth = redis.call('zcount', timeouts, '-inf', now) + more - 1
-  local last = redis.call('zrange', timeouts, nth, nth, 'withscores')
+  local nth = redis.call('zcount', KEYS[2], '-inf', now) + more - 1
+  local last = redis.call('zrange', KEYS[2], nth, nth, 'withscores')
   local over_at = tonumber(last[2] or 922337203685477)
   return over_at < 922337203685477 and math.max(1, over_at - now) or -1
 end
@@ -68,18 +52,18 @@ for from = 1, #ids, 1600 do
     taken[#taken + 1] = over_at
     taken[#taken + 1] = string.sub(ids, at, at + 15)
   end
-  redis.call('zadd', timeouts, unpack(taken))
+  redis.call('zadd', KEYS[2], unpack(taken))
 end
-local counted = redis.pcall('decrby', permits, wanted)
+local counted = redis.pcall('decrby', KEYS[1], wanted)
 if type(counted) == 'table' then
   for at = 1, #ids, 16 do
-    redis.call('zrem', timeouts, string.sub(ids, at, at + 15))
+    redis.call('zrem', KEYS[2], string.sub(ids, at, at + 15))
   end
   return counted
 end
 -- The two keys go together.
-local left_ms = redis.call('pttl', permits)
+local left_ms = redis.call('pttl', KEYS[1])
 if left_ms > 0 then
-  redis.pcall('pexpire', timeouts, left_ms)
+  redis.pcall('pexpire', KEYS[2], left_ms)
 end
 return {tonumber(over_at)}

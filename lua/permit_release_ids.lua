@@ -13,46 +13,32 @@
 --          returned first, and those who wait are notified; permits that come back do not create a string that is gone;
 --          keys of another type, answered with a WRONGTYPE error;
 --          run twice, the second run gives the first answer and changes nothing
-local permits, timeouts, channel, request = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local ids, keep_ms = ARGV[1], ARGV[2]
 
-local answered = redis.call('get', request)
+local answered = redis.call('get', KEYS[4])
 if answered then
   return answered
 end
--- First, because they refuse keys of another type.
-local available = redis.call('get', permits)
-local time = redis.call('time')
-local now = string.format('%.0f', time[1] * 1000 + math.floor(time[2] / 1000))
-local over = redis.call('zcount', timeouts, 0, now)
-if available and available ~= '0' and (#available > 15 or not string.match(available, '^-?[1-9]%d*$')) then
-  return redis.error_reply('WRONGTYPE the key holds a string that is no number of permits')
+local wrong, available, now, over, back = look()
+if wrong then
+  return wrong
 end
-
--- Not all at once: there may be a million.
-local back = math.min(over, 1000)
-if back > 0 then
-  local first = redis.call('zcount', timeouts, '-inf', '(0')
-  redis.call('zremrangebyrank', timeouts, first, first + back - 1)
-end
+remove_expired(back)
 local released, answer = 0, {}
 for at = 1, #ids, 16 do
   local id, found = string.sub(ids, at, at + 15), 0
   -- One that has expired is nobody's to return, even if that has not been done yet.
-  if over == back or tonumber(redis.call('zscore', timeouts, id) or 0) > tonumber(now) then
-    found = redis.call('zrem', timeouts, id)
+  if over == back or tonumber(redis.call('zscore', KEYS[2], id) or 0) > tonumber(now) then
+    found = redis.call('zrem', KEYS[2], id)
   end
   released = released + found
   answer[#answer + 1] = found
 end
 if available and back + released > 0 then
-  available = redis.call('incrby', permits, back + released)
-  if available > 0 then
-    redis.pcall('publish', channel, string.format('%.0f', math.min(available, 2147483647)))
-  end
+  notify(redis.call('incrby', KEYS[1], back + released))
 end
 answer = table.concat(answer)
 if released > 0 then
-  redis.call('set', request, answer, 'px', keep_ms)
+  redis.call('set', KEYS[4], answer, 'px', keep_ms)
 end
 return answer

@@ -11,10 +11,9 @@
 --
 -- Keeps    a later end as it is, and one that was changed since: a renewal that comes late does not undo an update; a
 --          permit that has expired, for others to return; every other permit; run twice, the second run changes nothing
-local timeouts = KEYS[1]
 local id, lease_ms, ends_at = ARGV[1], ARGV[2], ARGV[3]
 
-local over_at = tonumber(redis.call('zscore', timeouts, id) or 0)
+local over_at = tonumber(redis.call('zscore', KEYS[1], id) or 0)
 local time = redis.call('time')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 if over_at <= now then
@@ -29,7 +28,7 @@ if over_at ~= tonumber(ends_at) then
   return -over_at
 end
 -- No id is empty: a write that needs no memory, after which none is refused for want of some.
-redis.call('zrem', timeouts, '')
+redis.call('zrem', KEYS[1], '')
 over_at = now + lease_ms
-redis.call('zadd', timeouts, 'xx', string.format('%.0f', over_at), id)
+redis.call('zadd', KEYS[1], 'xx', string.format('%.0f', over_at), id)
 return over_at

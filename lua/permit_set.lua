@@ -12,35 +12,24 @@
 -- Keeps    permits that are taken, so that the available number may be negative; the TTL; up to 1,000 permits that have
 --          expired are returned, the others later; keys of another type, answered with a WRONGTYPE error;
 --          run twice, the second run changes nothing
-local permits, timeouts, channel, request = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local total, keep_ms = ARGV[1], ARGV[2]
 
-if redis.call('get', request) then
+if redis.call('get', KEYS[4]) then
   return 1
 end
--- First, because they refuse keys of another type.
-local available = redis.call('get', permits)
-local time = redis.call('time')
-local now = string.format('%.0f', time[1] * 1000 + math.floor(time[2] / 1000))
-local over = redis.call('zcount', timeouts, 0, now)
-if available and available ~= '0' and (#available > 15 or not string.match(available, '^-?[1-9]%d*$')) then
-  return redis.error_reply('WRONGTYPE the key holds a string that is no number of permits')
+local wrong, available, _, _, back = look()
+if wrong then
+  return wrong
 end
-
--- Not all at once: there may be a million.
-local back = math.min(over, 1000)
 -- Those that have expired and are left for later are added when they are returned.
-local left = total - redis.call('zcount', timeouts, 0, '+inf') + back
+local left = total - redis.call('zcount', KEYS[2], 0, '+inf') + back
 local more = left - (available or 0)
 if more ~= 0 or not available then
-  redis.call('incrby', permits, string.format('%.0f', more))
+  redis.call('incrby', KEYS[1], string.format('%.0f', more))
 end
-redis.call('set', request, 1, 'px', keep_ms)
-if back > 0 then
-  local first = redis.call('zcount', timeouts, '-inf', '(0')
-  redis.call('zremrangebyrank', timeouts, first, first + back - 1)
-end
-if more > 0 and left > 0 then
-  redis.pcall('publish', channel, string.format('%.0f', left))
+redis.call('set', KEYS[4], 1, 'px', keep_ms)
+remove_expired(back)
+if more > 0 then
+  notify(left)
 end
 return 1

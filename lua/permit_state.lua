@@ -10,31 +10,15 @@
 --          returned first, and those who wait are notified; permits that come back do not create a string that is gone;
 --          keys of another type, answered with a WRONGTYPE error;
 --          run twice it answers for the second time
-local permits, timeouts, channel = KEYS[1], KEYS[2], KEYS[3]
 
--- First, because they refuse keys of another type.
-local available = redis.call('get', permits)
-local time = redis.call('time')
-local now = string.format('%.0f', time[1] * 1000 + math.floor(time[2] / 1000))
-local over = redis.call('zcount', timeouts, 0, now)
-if available and available ~= '0' and (#available > 15 or not string.match(available, '^-?[1-9]%d*$')) then
-  return redis.error_reply('WRONGTYPE the key holds a string that is no number of permits')
+local wrong, available, now, over, back = look()
+if wrong then
+  return wrong
 end
--- Not all at once: there may be a million.
-local back = math.min(over, 1000)
-if back > 0 then
-  local first = redis.call('zcount', timeouts, '-inf', '(0')
-  redis.call('zremrangebyrank', timeouts, first, first + back - 1)
-  if available then
-    available = redis.call('incrby', permits, back)
-    if available > 0 then
-      redis.pcall('publish', channel, string.format('%.0f', math.min(available, 2147483647)))
-    end
-  end
-end
+available = return_expired(available, back)
 
 -- Those that have expired are available to whoever asks.
-local acquired = redis.call('zcount', timeouts, '(' .. now, '+inf')
+local acquired = redis.call('zcount', KEYS[2], '(' .. now, '+inf')
 if not available then
   return {0, acquired, 0}
 end

@@ -14,15 +14,14 @@
 --          two nodes are one server, and that counts once;
 --          a read-write lock, a hash with the field "mode": the answer is a WRONGTYPE error;
 --          a server that was restarted too lately, or is another: the answer is a RESTARTED error
-local lock = KEYS[1]
 local owner, lease_ms, up_s, run_id = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 
 -- First, because it is the one that refuses a key of another type.
-if redis.call('hexists', lock, 'mode') == 1 then
+if redis.call('hexists', KEYS[1], 'mode') == 1 then
   return redis.error_reply('WRONGTYPE the key holds a read-write lock')
 end
-if redis.call('exists', lock) == 1 then
-  return redis.call('pttl', lock)
+if redis.call('exists', KEYS[1]) == 1 then
+  return redis.call('pttl', KEYS[1])
 end
 if up_s ~= '0' then
   local info = redis.call('info', 'server')
@@ -36,10 +35,10 @@ if up_s ~= '0' then
     return redis.error_reply('RESTARTED ' .. up .. ' s ago, and takes no part until it has been up for more than ' .. up_s .. ' s')
   end
 end
-redis.call('hset', lock, owner, 1)
-local kept = redis.pcall('pexpire', lock, lease_ms)
+redis.call('hset', KEYS[1], owner, 1)
+local kept = redis.pcall('pexpire', KEYS[1], lease_ms)
 if type(kept) == 'table' then
-  redis.call('hdel', lock, owner)
+  redis.call('hdel', KEYS[1], owner)
   return kept
 end
 return nil

@@ -9,21 +9,20 @@
 -- Keeps    a hash that is not a read-write lock: it has no mode of one, or a field that does not start like an
 --          owner, "<uuid>:", and the answer is a WRONGTYPE error; the holds' own keys, which mean nothing without
 --          the hash and run out by themselves
-local lock, channel = KEYS[1], KEYS[2]
 
-local mode = redis.call('hget', lock, 'mode')
-if redis.call('exists', lock) == 0 then
+local mode = redis.call('hget', KEYS[1], 'mode')
+if redis.call('exists', KEYS[1]) == 0 then
   return 0
 end
 local ours = mode == 'read' or mode == 'write'
 -- Of a large hash looking at some fields is enough.
-local fields = redis.call('hscan', lock, '0', 'count', 128)[2]
+local fields = redis.call('hscan', KEYS[1], '0', 'count', 128)[2]
 for i = 1, #fields, 2 do
   ours = ours and (fields[i] == 'mode' or string.find(fields[i], '^%x+%-%x+%-%x+%-%x+%-%x+:'))
 end
 if not ours then
   return redis.error_reply('WRONGTYPE the key holds a hash that is not a read-write lock')
 end
-redis.call('del', lock)
-redis.pcall('publish', channel, mode == 'write' and '1' or '0')
+redis.call('del', KEYS[1])
+redis.pcall('publish', KEYS[2], mode == 'write' and '1' or '0')
 return 1

@@ -16,70 +16,48 @@
 --          below a write hold, everything but this owner's; run twice it removes nothing more. Where there are more
 --          readers or holds than one call looks at, it drops the dead among some of them, different ones each time,
 --          and leaves the lock the time it has: at most what its longest lease had left
-local lock, channel, hold = KEYS[1], KEYS[2], KEYS[3]
 local owner, prefix = ARGV[1], ARGV[2]
 
 -- First, because these two refuse keys of another type.
-local mode = redis.call('hget', lock, 'mode')
-redis.call('get', hold)
+local mode = redis.call('hget', KEYS[1], 'mode')
+redis.call('get', KEYS[3])
 
-redis.call('del', hold)
-if mode ~= 'read' and mode ~= 'write' and redis.call('exists', lock) == 1 then
+redis.call('del', KEYS[3])
+if mode ~= 'read' and mode ~= 'write' and redis.call('exists', KEYS[1]) == 1 then
   return -2
 end
-local released = mode and redis.call('hdel', lock, owner) == 1
+local released = mode and redis.call('hdel', KEYS[1], owner) == 1
 if mode == 'write' then
   return released and 0 or -2
 end
 
-local count = redis.call('hlen', lock)
--- What one call looks at: so many readers, and of these so many holds.
-local some, holds_to_look_at = 128, 1000
-
--- How long a reader lives on: -2 if it is dead, huge if there is no telling. In its last millisecond it has 0 left.
-local function life_ms(field, count)
-  if not string.find(field, '^%x+%-%x+%-%x+%-%x+%-%x+:') or not string.find(count, '^%d+$') then
-    return math.huge
-  end
-  local holds = tonumber(count)
-  if holds > holds_to_look_at then
-    return math.huge
-  end
-  holds_to_look_at = holds_to_look_at - math.max(holds, 1)
-  local longest = -2
-  for i = holds, 1, -1 do
-    local left_ms = redis.call('pttl', prefix .. field .. ':rwlock_timeout:' .. i)
-    longest = math.max(longest, left_ms == -1 and math.huge or left_ms)
-  end
-  return longest
-end
-
+local count = redis.call('hlen', KEYS[1])
 local longest, fields = -2, {}
-if count > some then
+if count > SOME then
   -- From a different place each time, so that none of the dead is missed for ever.
   longest = math.huge
-  fields = redis.call('hscan', lock, string.match(owner, '%d%d?%d?%d?%d?%d?$') or '0', 'count', some)[2]
+  fields = redis.call('hscan', KEYS[1], string.match(owner, '%d%d?%d?%d?%d?%d?$') or '0', 'count', SOME)[2]
 elseif count > 1 then
-  fields = redis.call('hgetall', lock)
+  fields = redis.call('hgetall', KEYS[1])
 end
 for i = 1, #fields, 2 do
   if fields[i] ~= 'mode' then
-    local life = life_ms(fields[i], fields[i + 1])
+    local life = is_reader(fields[i], fields[i + 1]) and life_ms(prefix, fields[i], fields[i + 1]) or math.huge
     if life == -2 then
-      redis.call('hdel', lock, fields[i])
+      redis.call('hdel', KEYS[1], fields[i])
     end
     longest = math.max(longest, life)
   end
 end
-if count > 1 and redis.call('hlen', lock) > 1 then
+if count > 1 and redis.call('hlen', KEYS[1]) > 1 then
   if longest < math.huge then
-    redis.call('pexpire', lock, string.format('%.0f', math.max(longest, 1)))
+    redis.call('pexpire', KEYS[1], string.format('%.0f', math.max(longest, 1)))
   end
   return released and 0 or -1
 end
-redis.call('del', lock)
+redis.call('del', KEYS[1])
 -- A user without rights on the channel still releases; waiters then poll.
-local heard = redis.pcall('publish', channel, '0')
+local heard = redis.pcall('publish', KEYS[2], '0')
 if not released then
   return -1
 end

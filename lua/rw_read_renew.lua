@@ -15,40 +15,39 @@
 -- Keeps    every other hold, dead ones too; a longer remaining TTL as it is; nothing of a hold that lost its half;
 --          a hash that is not a read-write lock, and a hold of another type, answered with a WRONGTYPE error;
 --          run twice it changes nothing more
-local lock, channel, hold = KEYS[1], KEYS[2], KEYS[3]
 local owner, lease_ms = ARGV[1], ARGV[2]
 
 -- First, because these two refuse keys of another type.
-local mode = redis.call('hget', lock, 'mode')
-local lives = redis.call('get', hold)
-if mode ~= 'read' and mode ~= 'write' and redis.call('exists', lock) == 1 then
+local mode = redis.call('hget', KEYS[1], 'mode')
+local lives = redis.call('get', KEYS[3])
+if mode ~= 'read' and mode ~= 'write' and redis.call('exists', KEYS[1]) == 1 then
   return redis.error_reply('WRONGTYPE the key holds a hash that is not a read-write lock')
 end
 
-local held = mode and redis.call('hexists', lock, owner) == 1
+local held = mode and redis.call('hexists', KEYS[1], owner) == 1
 if not held or not lives then
-  redis.call('del', hold)
+  redis.call('del', KEYS[3])
   if held then
-    redis.call('hdel', lock, owner)
-    if mode == 'read' and redis.call('hlen', lock) == 1 then
-      redis.call('del', lock)
+    redis.call('hdel', KEYS[1], owner)
+    if mode == 'read' and redis.call('hlen', KEYS[1]) == 1 then
+      redis.call('del', KEYS[1])
       -- A user without rights on the channel still renews; waiters then poll.
-      redis.pcall('publish', channel, '0')
+      redis.pcall('publish', KEYS[2], '0')
     end
   end
   return mode == 'write' and -1 or 0
 end
 
 -- In this order, or a hold could look longer-lived than its lock because time goes on.
-local found_ms = redis.call('pttl', lock)
-local left_ms = redis.call('pttl', hold)
+local found_ms = redis.call('pttl', KEYS[1])
+local left_ms = redis.call('pttl', KEYS[3])
 if left_ms < tonumber(lease_ms) then
-  redis.call('pexpire', hold, lease_ms)
+  redis.call('pexpire', KEYS[3], lease_ms)
 end
 -- Redisson's renewal shortens the hash to its own lease, whatever others have.
 local longer_ms = math.max(left_ms, tonumber(lease_ms))
 if found_ms < longer_ms then
-  redis.call('pexpire', lock, string.format('%.0f', longer_ms))
+  redis.call('pexpire', KEYS[1], string.format('%.0f', longer_ms))
 end
 -- Every script of ours leaves the lock at least the time of each hold. A few milliseconds are no sign.
 if found_ms >= 0 and found_ms < left_ms * 0.9 then

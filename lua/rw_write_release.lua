@@ -10,22 +10,21 @@
 --
 -- Keeps    read holds taken below the write hold, their TTL too: the lock is then read, and other readers are notified
 --          that they may come in; run twice, the second run finds nothing of this owner and removes nothing
-local lock, channel = KEYS[1], KEYS[2]
 local field = ARGV[1]
 
-local mode = redis.call('hget', lock, 'mode')
-local released = mode == 'write' and redis.call('hdel', lock, field) == 1
+local mode = redis.call('hget', KEYS[1], 'mode')
+local released = mode == 'write' and redis.call('hdel', KEYS[1], field) == 1
 if released then
-  if redis.call('hlen', lock) > 1 then
-    redis.call('hset', lock, 'mode', 'read')
+  if redis.call('hlen', KEYS[1]) > 1 then
+    redis.call('hset', KEYS[1], 'mode', 'read')
   else
-    redis.call('del', lock)
+    redis.call('del', KEYS[1])
   end
-elseif redis.call('exists', lock) == 1 then
+elseif redis.call('exists', KEYS[1]) == 1 then
   return -2
 end
 -- A user without rights on the channel still releases; waiters then poll.
-local heard = redis.pcall('publish', channel, '1')
+local heard = redis.pcall('publish', KEYS[2], '1')
 if not released then
   return -1
 end

@@ -10,11 +10,10 @@
 --            0          fewer are available, or the request is void
 --
 -- Keeps      the TTL of the semaphore; a key that holds no integer: the answer is a WRONGTYPE error
-local available, request = KEYS[1], KEYS[2]
 local permits, keep_ms = ARGV[1], ARGV[2]
 
 local strange = 'WRONGTYPE the key holds no number of permits'
-local value = redis.call('get', available)
+local value = redis.call('get', KEYS[1])
 if not value then
   return 0
 end
@@ -29,12 +28,12 @@ if there < tonumber(permits) then
   end
   return 0
 end
-if not redis.call('set', request, permits, 'nx', 'px', keep_ms) then
+if not redis.call('set', KEYS[2], permits, 'nx', 'px', keep_ms) then
   return 0
 end
-local left = redis.pcall('decrby', available, permits)
+local left = redis.pcall('decrby', KEYS[1], permits)
 if type(left) == 'table' then
-  redis.call('del', request)
+  redis.call('del', KEYS[2])
   return redis.error_reply(strange)
 end
 if #KEYS > 2 then

@@ -9,14 +9,13 @@
 --
 -- Keeps      the TTL of the semaphore; run twice, the second run changes nothing;
 --            a key that holds no integer: the answer is a WRONGTYPE error
-local available, request = KEYS[1], KEYS[2]
 local keep_ms = ARGV[1]
 
-local took = redis.call('get', request)
+local took = redis.call('get', KEYS[2])
 if took then
   return tonumber(took)
 end
-local value = redis.call('get', available)
+local value = redis.call('get', KEYS[1])
 if not value then
   return 0
 end
@@ -25,11 +24,11 @@ if not string.find(value, '^%-?%d+$') then
   return redis.error_reply(strange)
 end
 -- Also if there is nothing: a copy that comes late is not to take what comes back.
-redis.call('set', request, value, 'px', keep_ms)
+redis.call('set', KEYS[2], value, 'px', keep_ms)
 if value ~= '0' then
-  local left = redis.pcall('decrby', available, value)
+  local left = redis.pcall('decrby', KEYS[1], value)
   if type(left) == 'table' then
-    redis.call('del', request)
+    redis.call('del', KEYS[2])
     return redis.error_reply(strange)
   end
 end

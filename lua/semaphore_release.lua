@@ -13,27 +13,26 @@
 --
 -- Keeps      the TTL of the semaphore; run twice, the second run changes nothing;
 --            a key that holds no integer: the answer is a WRONGTYPE error
-local available, channel, request = KEYS[1], KEYS[2], KEYS[3]
 local permits, keep_ms, create = ARGV[1], ARGV[2], ARGV[3]
 
-local first = redis.pcall('set', request, 'done', 'nx', 'px', keep_ms)
+local first = redis.pcall('set', KEYS[3], 'done', 'nx', 'px', keep_ms)
 if not first then
   return 0
 end
 if first.err then
   -- No memory, perhaps. This write needs none, and after it none is refused for want of some.
-  if redis.call('pexpire', request, keep_ms) == 1 then
+  if redis.call('pexpire', KEYS[3], keep_ms) == 1 then
     return 0
   end
-  redis.call('set', request, 'done', 'px', keep_ms)
+  redis.call('set', KEYS[3], 'done', 'px', keep_ms)
 end
-if create ~= '1' and redis.call('exists', available) == 0 then
-  redis.call('del', request)
+if create ~= '1' and redis.call('exists', KEYS[1]) == 0 then
+  redis.call('del', KEYS[3])
   return -1
 end
-local now = redis.pcall('incrby', available, permits)
+local now = redis.pcall('incrby', KEYS[1], permits)
 if type(now) == 'table' then
-  redis.call('del', request)
+  redis.call('del', KEYS[3])
   if string.find(now.err, 'not an integer') then
     return redis.error_reply('WRONGTYPE the key holds no number of permits')
   end
@@ -46,5 +45,5 @@ if now <= 0 then
   return 0
 end
 -- No more than Java clients can read. A user without rights on the channel still releases; waiters then poll.
-local heard = redis.pcall('publish', channel, string.format('%.0f', math.min(now, 2147483647)))
+local heard = redis.pcall('publish', KEYS[2], string.format('%.0f', math.min(now, 2147483647)))
 return type(heard) == 'number' and heard or 0

@@ -11,29 +11,28 @@
 --            0          there was one
 --
 -- Keeps      a semaphore that exists; a key that holds no integer: the answer is a WRONGTYPE error
-local available, channel, request = KEYS[1], KEYS[2], KEYS[3]
 local permits, keep_ms = ARGV[1], ARGV[2]
 
-local before = redis.call('get', request)
+local before = redis.call('get', KEYS[3])
 if before then
   return tonumber(before)
 end
-local value = redis.call('get', available)
+local value = redis.call('get', KEYS[1])
 if value then
   if not string.find(value, '^%-?%d+$') then
     return redis.error_reply('WRONGTYPE the key holds no number of permits')
   end
   -- Also then: a copy that comes late is not to make it once it is gone.
-  redis.call('set', request, '0', 'px', keep_ms)
+  redis.call('set', KEYS[3], '0', 'px', keep_ms)
   return 0
 end
-redis.call('set', request, '1', 'px', keep_ms)
-redis.call('set', available, permits)
+redis.call('set', KEYS[3], '1', 'px', keep_ms)
+redis.call('set', KEYS[1], permits)
 if #KEYS > 3 then
   redis.call('del', unpack(KEYS, 4))
 end
 -- A user without rights on the channel still makes it; waiters then poll.
 if permits ~= '0' then
-  redis.pcall('publish', channel, permits)
+  redis.pcall('publish', KEYS[2], permits)
 end
 return 1

@@ -8,20 +8,19 @@
 -- Returns  n >= 0     done; n processes were listening, 0 if nothing had been taken
 --
 -- Keeps    the TTL of the semaphore; run twice, the second run changes nothing; a semaphore that is gone stays so
-local available, channel, request = KEYS[1], KEYS[2], KEYS[3]
 local keep_ms = ARGV[1]
 
-local took = redis.call('get', request)
+local took = redis.call('get', KEYS[3])
 -- It needs no memory: after a first write none is refused for want of some.
-redis.call('pexpire', request, keep_ms)
-redis.call('set', request, 'void', 'px', keep_ms)
-if not took or took == 'void' or redis.call('exists', available) == 0 then
+redis.call('pexpire', KEYS[3], keep_ms)
+redis.call('set', KEYS[3], 'void', 'px', keep_ms)
+if not took or took == 'void' or redis.call('exists', KEYS[1]) == 0 then
   return 0
 end
-local now = redis.call('incrby', available, took)
+local now = redis.call('incrby', KEYS[1], took)
 if now <= 0 then
   return 0
 end
 -- No more than Java clients can read. A user without rights on the channel still returns them; waiters then poll.
-local heard = redis.pcall('publish', channel, string.format('%.0f', math.min(now, 2147483647)))
+local heard = redis.pcall('publish', KEYS[2], string.format('%.0f', math.min(now, 2147483647)))
 return type(heard) == 'number' and heard or 0

@@ -13,7 +13,7 @@ use redis::io::tcp::TcpSettings;
 use redis::{Connection, ConnectionLike, IntoConnectionInfo, Script, Value};
 use redlatch::Client;
 
-use crate::support::Server;
+use crate::support::{Server, lua};
 
 /// Set to `0` it leaves the placement of processes to the kernel.
 const PIN: &str = "REDLATCH_BENCH_PIN";
@@ -134,13 +134,13 @@ impl Bare {
         let channel = channel(name);
         let acquire = evalsha(
             &mut connection,
-            include_str!("../../lua/lock_acquire.lua"),
+            lua::LOCK_ACQUIRE,
             &[name],
             &[name, "30000"],
         );
         let release = evalsha(
             &mut connection,
-            include_str!("../../lua/lock_release.lua"),
+            lua::LOCK_RELEASE,
             &[name, &channel],
             &[name],
         );

@@ -14,24 +14,19 @@ use crate::protocol::keys;
 use crate::protocol::kind::{AcquireArgs, Id, Keyspace, Place, PlaceState, Protocol};
 use crate::protocol::owner::{Owners, PermitId};
 use crate::protocol::script::Request;
-use crate::protocol::{fair, fenced, latch, multi, permits, red, reentrant, rw, semaphore, spin};
+use crate::protocol::{
+    fair, fenced, latch, lua, multi, permits, red, reentrant, rw, semaphore, spin,
+};
 
 const LEASE: Duration = Duration::from_micros(1_499_001);
 
 const PERMIT: &str = "000102030405060708090a0b0c0d0eff";
 
 /// The file of each script, by its hash.
-fn files() -> HashMap<String, String> {
-    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/lua");
-    std::fs::read_dir(folder)
-        .expect("a folder")
-        .map(|file| {
-            let path = file.expect("a file").path();
-            let text = std::fs::read_to_string(&path).expect("a script");
-            let hash = redis::Script::new(&text).get_hash().to_owned();
-            let name = path.file_stem().expect("a name").to_string_lossy();
-            (hash, name.into_owned())
-        })
+fn files() -> HashMap<String, &'static str> {
+    lua::ALL
+        .iter()
+        .map(|(file, text)| (redis::Script::new(text).get_hash().to_owned(), *file))
         .collect()
 }
 
@@ -72,7 +67,7 @@ fn request_keys(protocol: &dyn Protocol) -> RequestKeys {
 }
 
 struct Golden {
-    files: HashMap<String, String>,
+    files: HashMap<String, &'static str>,
     text: String,
 }
 

@@ -8,6 +8,8 @@ pub(crate) mod idempotency;
 pub(crate) mod keys;
 pub(crate) mod kind;
 pub(crate) mod latch;
+#[cfg_attr(not(test), expect(dead_code, reason = "only tests need them all"))]
+mod lua;
 pub(crate) mod multi;
 pub(crate) mod owner;
 pub(crate) mod permits;

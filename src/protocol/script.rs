@@ -1,4 +1,4 @@
-//! The Lua scripts, one per file in `lua/`, and their replies, which become enums here and travel no further.
+//! The Lua scripts, ready to be sent, and their replies, which become enums here and travel no further.
 
 use std::sync::LazyLock;
 use std::time::Duration;
@@ -6,57 +6,57 @@ use std::time::Duration;
 use redis::Value;
 
 pub(crate) use crate::net::request::{Request, Script};
+use crate::protocol::lua;
 
-/// Every script, by its file.
+/// Every script, packed when it is first sent.
 macro_rules! scripts {
-    ($($name:ident = $file:literal;)+) => {
-        $(pub(crate) static $name: LazyLock<Script> =
-            LazyLock::new(|| Script::new(include_str!(concat!("../../lua/", $file, ".lua"))));)+
+    ($($name:ident)+) => {
+        $(pub(crate) static $name: LazyLock<Script> = LazyLock::new(|| Script::new(lua::$name));)+
     };
 }
 
 scripts! {
-    LOCK_ACQUIRE = "lock_acquire";
-    LOCK_RELEASE = "lock_release";
-    LOCK_RENEW = "lock_renew";
-    LOCK_FORCE = "lock_force";
-    FAIR_ACQUIRE = "fair_acquire";
-    FAIR_RELEASE = "fair_release";
-    FAIR_LEAVE = "fair_leave";
-    FAIR_FORCE = "fair_force";
-    FENCED_ACQUIRE = "fenced_acquire";
-    RW_READ_ACQUIRE = "rw_read_acquire";
-    RW_READ_RELEASE = "rw_read_release";
-    RW_READ_RENEW = "rw_read_renew";
-    RW_WRITE_ACQUIRE = "rw_write_acquire";
-    RW_WRITE_RELEASE = "rw_write_release";
-    RW_FORCE = "rw_force";
-    RW_STATE = "rw_state";
-    MULTI_ACQUIRE = "multi_acquire";
-    MULTI_RELEASE = "multi_release";
-    MULTI_RENEW = "multi_renew";
-    MULTI_FORCE = "multi_force";
-    MULTI_STATE = "multi_state";
-    RED_ACQUIRE = "red_acquire";
-    LATCH_STATE = "latch_state";
-    LATCH_SET = "latch_set";
-    LATCH_COUNT_DOWN = "latch_count_down";
-    LATCH_DELETE = "latch_delete";
-    SEMAPHORE_ACQUIRE = "semaphore_acquire";
-    SEMAPHORE_RELEASE = "semaphore_release";
-    SEMAPHORE_UNDO = "semaphore_undo";
-    SEMAPHORE_SET = "semaphore_set";
-    SEMAPHORE_DRAIN = "semaphore_drain";
-    PERMIT_ACQUIRE = "permit_acquire";
-    PERMIT_RELEASE = "permit_release";
-    PERMIT_RELEASE_IDS = "permit_release_ids";
-    PERMIT_RENEW = "permit_renew";
-    PERMIT_UPDATE = "permit_update";
-    PERMIT_LEASE = "permit_lease";
-    PERMIT_STATE = "permit_state";
-    PERMIT_TRY_SET = "permit_try_set";
-    PERMIT_SET = "permit_set";
-    PERMIT_ADD = "permit_add";
+    LOCK_ACQUIRE
+    LOCK_RELEASE
+    LOCK_RENEW
+    LOCK_FORCE
+    FAIR_ACQUIRE
+    FAIR_RELEASE
+    FAIR_LEAVE
+    FAIR_FORCE
+    FENCED_ACQUIRE
+    RW_READ_ACQUIRE
+    RW_READ_RELEASE
+    RW_READ_RENEW
+    RW_WRITE_ACQUIRE
+    RW_WRITE_RELEASE
+    RW_FORCE
+    RW_STATE
+    MULTI_ACQUIRE
+    MULTI_RELEASE
+    MULTI_RENEW
+    MULTI_FORCE
+    MULTI_STATE
+    RED_ACQUIRE
+    LATCH_STATE
+    LATCH_SET
+    LATCH_COUNT_DOWN
+    LATCH_DELETE
+    SEMAPHORE_ACQUIRE
+    SEMAPHORE_RELEASE
+    SEMAPHORE_UNDO
+    SEMAPHORE_SET
+    SEMAPHORE_DRAIN
+    PERMIT_ACQUIRE
+    PERMIT_RELEASE
+    PERMIT_RELEASE_IDS
+    PERMIT_RENEW
+    PERMIT_UPDATE
+    PERMIT_LEASE
+    PERMIT_STATE
+    PERMIT_TRY_SET
+    PERMIT_SET
+    PERMIT_ADD
 }
 
 /// A lease as scripts want it: whole milliseconds, never rounded down to nothing.

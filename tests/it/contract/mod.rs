@@ -21,7 +21,7 @@ use redlatch::{CancelToken, Client, Config, Error, LossReason, Result};
 use crate::support::{
     BY_MESSAGE, Crew, Guard, LONG, Line, Lock, Mode, News, Proxy, Server, Target, beside, by_now,
     delegated, delete, elsewhere, eventually, everywhere, hold_by_stranger, in_line, increment,
-    is_held_by_stranger, keys_of, line, loosely, lose, ms, nothing_is_left_of, open,
+    is_held_by_stranger, keys_of, line, loosely, lose, lua, ms, nothing_is_left_of, open,
     open_with_lease, published, shown, stranger_holds, stranger_releases, unique, waited_for_by,
 };
 
@@ -1482,7 +1482,7 @@ impl Lock for Several {
     const REENTRANT: bool = true;
     const GIVES_BACK_THE_REST: bool = true;
     const RELEASE: u64 = 6; // EVALSHA, HDEL twice, EXISTS, PUBLISH twice
-    const ACQUIRE: &str = include_str!("../../../lua/multi_acquire.lua");
+    const ACQUIRE: &str = lua::MULTI_ACQUIRE;
 
     fn names(name: &str) -> Vec<String> {
         two_names(name)

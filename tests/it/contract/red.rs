@@ -12,8 +12,8 @@ use redlatch::{CancelToken, Client, Config, Error, LossReason, RedLock, RedLockG
 
 use crate::support::{
     Crew, Guard, LONG, Lock, Mode, Proxy, Server, Target, beside, delete, elsewhere, eventually,
-    everywhere, loosely, ms, nothing_is_left_of, open, open_with_lease, published, stranger_holds,
-    timed, unique,
+    everywhere, loosely, lua, ms, nothing_is_left_of, open, open_with_lease, published,
+    stranger_holds, timed, unique,
 };
 
 /// The lock over three masters, of which the test knows the first.
@@ -72,7 +72,7 @@ impl Lock for Red {
     const REENTRANT: bool = true;
     // Each node tells of a release, and nobody who waits for a majority listens.
     const LISTENS: u64 = 0;
-    const ACQUIRE: &str = include_str!("../../../lua/red_acquire.lua");
+    const ACQUIRE: &str = lua::RED_ACQUIRE;
 
     fn others() -> Option<Arc<Vec<Server>>> {
         Some(companions())

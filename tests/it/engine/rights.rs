@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use redlatch::{Client, Config, RedLock, Result};
 
-use crate::support::{Crew, Server, eventually, loosely, ms, timed};
+use crate::support::{Crew, Server, eventually, loosely, lua, ms, timed};
 
 const OPERATIONS: &str = include_str!(concat!(
     env!("CARGO_MANIFEST_DIR"),
@@ -45,14 +45,11 @@ fn every_command_of_the_scripts_is_among_the_rights_in_the_guide() {
         .split(' ')
         .filter_map(|word| word.strip_prefix('+')?.split('|').next())
         .collect();
-    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/lua");
     let mut seen = 0;
-    for file in std::fs::read_dir(folder).unwrap() {
-        let path = file.unwrap().path();
-        let script = std::fs::read_to_string(&path).unwrap();
+    for (file, script) in lua::ALL {
         for call in script.split("call('").skip(1) {
             let command = call.split('\'').next().unwrap();
-            assert!(rights.contains(&command), "{command} of {}", path.display());
+            assert!(rights.contains(&command), "{command} of {file}");
             seen += 1;
         }
     }

@@ -9,7 +9,7 @@ use redlatch::{CancelToken, Client, Config, Error, LossReason};
 use crate::support::fair::{Line, nothing_left, queue, queued, timeouts, with_waiter_lease};
 use crate::support::scripts::sha;
 use crate::support::{
-    BY_MESSAGE, Crew, LONG, Mode, Proxy, Server, Target, eventually, loosely, ms, open, timed,
+    BY_MESSAGE, Crew, LONG, Mode, Proxy, Server, Target, eventually, loosely, lua, ms, open, timed,
     unique, within,
 };
 
@@ -23,11 +23,11 @@ const RESPONSE: Duration = ms(600);
 const SLACK: Duration = ms(1_000);
 
 fn acquire_sha() -> String {
-    sha(include_str!("../../../lua/fair_acquire.lua"))
+    sha(lua::FAIR_ACQUIRE)
 }
 
 fn leave_sha() -> String {
-    sha(include_str!("../../../lua/fair_leave.lua"))
+    sha(lua::FAIR_LEAVE)
 }
 
 /// A server, a proxy in front of it, a client behind the proxy, and one that is not.

@@ -15,14 +15,14 @@ use crate::support::scripts::{
     NAMES, assert_left, ear, forbid, forbid_channels, heard, out_of_memory, sha,
 };
 use crate::support::{
-    Crew, LONG, Mode, Proxy, Server, Target, eventually, loosely, ms, open, subscribed, timed,
+    Crew, LONG, Mode, Proxy, Server, Target, eventually, loosely, lua, ms, open, subscribed, timed,
     unique, within,
 };
 
-const SET: &str = include_str!("../../../lua/latch_set.lua");
-const COUNT_DOWN: &str = include_str!("../../../lua/latch_count_down.lua");
-const DELETE: &str = include_str!("../../../lua/latch_delete.lua");
-const STATE: &str = include_str!("../../../lua/latch_state.lua");
+const SET: &str = lua::LATCH_SET;
+const COUNT_DOWN: &str = lua::LATCH_COUNT_DOWN;
+const DELETE: &str = lua::LATCH_DELETE;
+const STATE: &str = lua::LATCH_STATE;
 
 /// Well under the poll cap: what happens sooner was brought about by a message.
 const BY_MESSAGE: Duration = ms(600);

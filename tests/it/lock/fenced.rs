@@ -16,8 +16,8 @@ use redlatch::{Client, Config, Error, FencedLock, FencedLockGuard, LossReason};
 
 use crate::support::scripts::sha;
 use crate::support::{
-    Crew, LONG, Proxy, Server, config, connection_to, eventually, ms, open, send, timed, unique,
-    within,
+    Crew, LONG, Proxy, Server, config, connection_to, eventually, lua, ms, open, send, timed,
+    unique, within,
 };
 
 /// The key of Redisson's counter.
@@ -36,7 +36,7 @@ fn count(server: &Server, name: &str) -> u64 {
 }
 
 fn acquire_sha() -> String {
-    sha(include_str!("../../../lua/fenced_acquire.lua"))
+    sha(lua::FENCED_ACQUIRE)
 }
 
 /// Tokens, each of which has to be greater than all before it.

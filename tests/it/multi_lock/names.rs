@@ -13,7 +13,7 @@ use crate::support::multi_lock::{LEASE, left, open, verdicts};
 use crate::support::scripts::sha;
 use crate::support::{
     BY_MESSAGE, Crew, LONG, Mode, Proxy, RESPONSE, STRANGER, Server, Target, elsewhere, eventually,
-    hold_by_stranger, in_time, loosely, ms, published, subscribed, timed, unique, within,
+    hold_by_stranger, in_time, loosely, lua, ms, published, subscribed, timed, unique, within,
 };
 
 /// Long enough for an answer of Redis.
@@ -24,7 +24,7 @@ const SHORT_WAIT: Duration = ms(150);
 // ---------------------------------------------------------------------------------------------------------------------
 
 fn acquire_sha() -> String {
-    sha(include_str!("../../../lua/multi_acquire.lua"))
+    sha(lua::MULTI_ACQUIRE)
 }
 
 /// Three names, in their order.
@@ -172,11 +172,7 @@ fn however_many_names_they_are_one_command_each_way() {
 
 timed!(names_of_several_slots_of_a_cluster_are_all_held_or_none);
 fn names_of_several_slots_of_a_cluster_are_all_held_or_none() {
-    let server = Server::start_with(&["--cluster-enabled", "yes"]);
-    server.cli(&["CLUSTER", "ADDSLOTSRANGE", "0", "16383"]);
-    eventually("the cluster is up", || {
-        server.try_ask::<u64>(&["DEL", "a"]).is_ok()
-    });
+    let server = Server::start_cluster();
     let (client, other) = (open(&server.url()), open(&server.url()));
     let [a, b, c] = &three();
     let lock = client.multi_lock([c, a, b]);
@@ -585,7 +581,7 @@ fn a_cut_connection_or_forgotten_scripts_do_not_keep_a_set() {
     left(&server, &[]);
     // The reply to the release is lost, and asked for again.
     let guard = lock.lock().unwrap();
-    let trap = proxy.swallow_reply_to(sha(include_str!("../../../lua/multi_release.lua")));
+    let trap = proxy.swallow_reply_to(sha(lua::MULTI_RELEASE));
     drop(guard);
     eventually("it is sent", || trap.fired());
     proxy.cut(Target::Link);

@@ -9,24 +9,25 @@ use crate::support::rwlock::{Actor, Desk, assert_lost, hash, hold_key};
 use crate::support::scripts::sha;
 use crate::support::{
     BY_MESSAGE, Crew, Data, LEASE, LONG, Mode, Proxy, RESPONSE, Server, Target, Told, client,
-    config, elsewhere, eventually, fails, gets_nothing, in_time, loosely, ms, open, timed, unique,
+    config, elsewhere, eventually, fails, gets_nothing, in_time, loosely, lua, ms, open, timed,
+    unique,
 };
 
 /// The hash of the script that takes the lock.
 fn acquire(writes: bool) -> String {
     sha(if writes {
-        include_str!("../../../lua/rw_write_acquire.lua")
+        lua::RW_WRITE_ACQUIRE
     } else {
-        include_str!("../../../lua/rw_read_acquire.lua")
+        lua::RW_READ_ACQUIRE
     })
 }
 
 /// The hash of the script that gives it back.
 fn release(writes: bool) -> String {
     sha(if writes {
-        include_str!("../../../lua/rw_write_release.lua")
+        lua::RW_WRITE_RELEASE
     } else {
-        include_str!("../../../lua/rw_read_release.lua")
+        lua::RW_READ_RELEASE
     })
 }
 

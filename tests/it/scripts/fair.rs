@@ -7,12 +7,12 @@ use crate::support::scripts::{
     LEASE, NAMES, RENEW, THEM, US, as_redisson, assert_left, channel, ear, forbid, forbid_channels,
     heard, out_of_memory, run,
 };
-use crate::support::{Server, eventually};
+use crate::support::{Server, eventually, lua};
 
-const ACQUIRE: &str = include_str!("../../../lua/fair_acquire.lua");
-const RELEASE: &str = include_str!("../../../lua/fair_release.lua");
-const LEAVE: &str = include_str!("../../../lua/fair_leave.lua");
-const FORCE: &str = include_str!("../../../lua/fair_force.lua");
+const ACQUIRE: &str = lua::FAIR_ACQUIRE;
+const RELEASE: &str = lua::FAIR_RELEASE;
+const LEAVE: &str = lua::FAIR_LEAVE;
+const FORCE: &str = lua::FAIR_FORCE;
 
 /// How long a place lives unless refreshed.
 const WAITER: i64 = 10_000;

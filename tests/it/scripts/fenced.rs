@@ -2,13 +2,13 @@
 
 use redis::{Connection, RedisResult, Value};
 
-use crate::support::Server;
 use crate::support::scripts::{
     LEASE, NAMES, RELEASE, RENEW, THEM, US, as_redisson, assert_left, channel, ear, forbid, heard,
     out_of_memory, run,
 };
+use crate::support::{Server, lua};
 
-const ACQUIRE: &str = include_str!("../../../lua/fenced_acquire.lua");
+const ACQUIRE: &str = lua::FENCED_ACQUIRE;
 
 /// From here on doubles leave integers out.
 const INEXACT: i64 = 1 << 53;

@@ -6,14 +6,14 @@ use std::path::Path;
 
 use redis::{Connection, RedisResult};
 
-use crate::support::Server;
 use crate::support::scripts::{
     LEASE, NAMES, RELEASE, RENEW, THEM, US, as_redisson, assert_left, channel, ear, forbid,
     forbid_channels, heard, out_of_memory, run,
 };
+use crate::support::{Server, lua};
 
-const ACQUIRE: &str = include_str!("../../../lua/lock_acquire.lua");
-const FORCE: &str = include_str!("../../../lua/lock_force.lua");
+const ACQUIRE: &str = lua::LOCK_ACQUIRE;
+const FORCE: &str = lua::LOCK_FORCE;
 
 fn acquire(con: &mut Connection, name: &str, owner: &str, lease: i64) -> RedisResult<Option<i64>> {
     run(con, ACQUIRE, &[name], &[owner, &lease.to_string()])
@@ -586,11 +586,9 @@ fn read_by(code: &str) -> BTreeSet<String> {
 fn every_header_tells_what_its_body_reads() {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("lua");
     let mut read = 0;
-    for entry in fs::read_dir(dir).unwrap() {
-        let path = entry.unwrap().path();
-        let stem = path.file_stem().unwrap().to_str().unwrap();
-        assert_eq!(path.extension().unwrap(), "lua", "{stem}");
-        let text = fs::read_to_string(&path).unwrap();
+    for (stem, whole) in lua::ALL {
+        let text = fs::read_to_string(dir.join(stem).with_extension("lua")).unwrap();
+        let prelude = whole.strip_suffix(text.as_str()).unwrap();
         let (header, body): (Vec<&str>, Vec<&str>) = {
             let end = text
                 .lines()
@@ -614,8 +612,9 @@ fn every_header_tells_what_its_body_reads() {
             .filter(|line| line.starts_with("KEYS[") || line.starts_with("ARGV["))
             .flat_map(|line| mentioned(line.split_once(' ').unwrap().0))
             .collect();
-        let code: String = body
-            .iter()
+        let code: String = prelude
+            .lines()
+            .chain(body)
             .map(|line| line.split("--").next().unwrap_or_default().to_owned() + "\n")
             .collect();
         assert_eq!(named, read_by(&code), "{stem}");

@@ -7,3 +7,4 @@ mod multi;
 mod permits;
 mod rw;
 mod rw_model;
+mod strict;

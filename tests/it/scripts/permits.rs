@@ -6,10 +6,12 @@ use crate::support::permits::{
     ACQUIRE, ADD, NEVER, RELEASE, RELEASE_IDS, RENEW, SET, STATE, TRY_SET, UPDATE, as_redisson,
     channel, id, now, out, suffixed, timeouts,
 };
-use crate::support::scripts::{LEASE, NAMES, assert_left, forbid, forbid_channels, out_of_memory};
-use crate::support::{Server, eventually, published};
+use crate::support::scripts::{
+    LEASE, NAMES, assert_left, forbid, forbid_channels, out_of_memory, plain,
+};
+use crate::support::{Server, eventually, lua, published};
 
-const OF_ONE: &str = include_str!("../../../lua/permit_lease.lua");
+const OF_ONE: &str = lua::PERMIT_LEASE;
 
 const KEEP: &str = "60000";
 
@@ -42,6 +44,7 @@ fn run<T: FromRedisValue>(
         .arg(keys)
         .arg(args)
         .query(con)
+        .map_err(plain)
 }
 
 /// `None` once they are taken, or for how long it may be worth waiting.

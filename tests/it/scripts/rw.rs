@@ -1402,12 +1402,7 @@ fn many_readers_that_died_are_dropped_bit_by_bit_by_those_who_come() {
 // Other readers' holds are not among the keys that are handed in, so a cluster has to find them in the lock's slot.
 #[test]
 fn in_a_cluster_others_holds_are_found() {
-    let server = Server::start_with(&["--cluster-enabled", "yes"]);
-    let () = server.ask(&["CLUSTER", "ADDSLOTSRANGE", "0", "16383"]);
-    eventually("the cluster is up", || {
-        let info: String = server.ask(&["CLUSTER", "INFO"]);
-        info.contains("cluster_state:ok")
-    });
+    let server = Server::start_cluster();
     for name in [
         "orders",
         "stock:{42}",

@@ -10,14 +10,14 @@ use redlatch::{CancelToken, Client, Config, Error, Semaphore, SemaphorePermit};
 
 use crate::support::scripts::out_of_memory;
 use crate::support::{
-    Mode, Proxy, Server, Target, Trap, eventually, loosely, ms, timed, unique, within,
+    Mode, Proxy, Server, Target, Trap, eventually, loosely, lua, ms, timed, unique, within,
 };
 
-const ACQUIRE: &str = include_str!("../../../lua/semaphore_acquire.lua");
-const RELEASE: &str = include_str!("../../../lua/semaphore_release.lua");
-const UNDO: &str = include_str!("../../../lua/semaphore_undo.lua");
-const SET: &str = include_str!("../../../lua/semaphore_set.lua");
-const DRAIN: &str = include_str!("../../../lua/semaphore_drain.lua");
+const ACQUIRE: &str = lua::SEMAPHORE_ACQUIRE;
+const RELEASE: &str = lua::SEMAPHORE_RELEASE;
+const UNDO: &str = lua::SEMAPHORE_UNDO;
+const SET: &str = lua::SEMAPHORE_SET;
+const DRAIN: &str = lua::SEMAPHORE_DRAIN;
 
 const CHANNEL: &str = "redisson_sc:{s}";
 

@@ -8,7 +8,7 @@ use crossbeam_channel::Receiver;
 use redlatch::{CancelToken, Client, Loss, Result, RwLock, RwLockReadGuard};
 
 use crate::support::rwlock::hold_key;
-use crate::support::{LONG, Server, beside, eventually};
+use crate::support::{LONG, Server, beside, eventually, lua};
 
 /// Who keeps the line of those that wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,7 +52,7 @@ pub(crate) trait Lock: Clone + Debug + Send + Sync + 'static {
     /// Whether what somebody else has not taken of a lost hold is released, which tells of it once more.
     const GIVES_BACK_THE_REST: bool = false;
     /// What an acquire runs.
-    const ACQUIRE: &str = include_str!("../../../lua/lock_acquire.lua");
+    const ACQUIRE: &str = lua::LOCK_ACQUIRE;
 
     /// What is locked in Redis by the name of one lock.
     fn names(name: &str) -> Vec<String> {
@@ -335,18 +335,18 @@ kind!(mutex: Mutex, redlatch::MutexGuard, false {});
 kind!(fair_lock: FairLock, redlatch::FairLockGuard, true {
     const LINE: Line = Line::Redis;
     const NEWS: News = News::First;
-    const ACQUIRE: &str = include_str!("../../../lua/fair_acquire.lua");
+    const ACQUIRE: &str = lua::FAIR_ACQUIRE;
 });
 
 kind!(fair_mutex: FairMutex, redlatch::FairMutexGuard, false {
     const LINE: Line = Line::Redis;
     const NEWS: News = News::First;
-    const ACQUIRE: &str = include_str!("../../../lua/fair_acquire.lua");
+    const ACQUIRE: &str = lua::FAIR_ACQUIRE;
 });
 
 kind!(fenced_lock: FencedLock, redlatch::FencedLockGuard, true {
     const TOKENS: bool = true;
-    const ACQUIRE: &str = include_str!("../../../lua/fenced_acquire.lua");
+    const ACQUIRE: &str = lua::FENCED_ACQUIRE;
 
     fn keys(name: &str, _: &str) -> Vec<String> {
         vec![name.to_owned(), beside("redisson_lock_token", name)]
@@ -374,7 +374,7 @@ impl Lock for Writing {
     const NEWS: News = News::All("redisson_rwlock", "1");
     const LISTENS: u64 = 2; // the other one says that somebody waits to write
     const RELEASE: u64 = 6; // EVALSHA, HGET, HDEL, HLEN, DEL, PUBLISH
-    const ACQUIRE: &str = include_str!("../../../lua/rw_write_acquire.lua");
+    const ACQUIRE: &str = lua::RW_WRITE_ACQUIRE;
 
     fn field(owner: &str) -> String {
         format!("{owner}:write")
@@ -471,7 +471,7 @@ impl Lock for Reading {
     const REENTRANT: bool = true;
     const NEWS: News = News::All("redisson_rwlock", "0");
     const COUNTED: bool = false; // one hold in Redis, whatever the thread has
-    const ACQUIRE: &str = include_str!("../../../lua/rw_read_acquire.lua");
+    const ACQUIRE: &str = lua::RW_READ_ACQUIRE;
 
     fn fields(owner: &str, count: u32) -> Vec<(String, String)> {
         vec![

@@ -2,25 +2,25 @@
 
 use redlatch::{Client, Error, ExpirableSemaphore, LossReason, Result};
 
-use crate::support::{Server, beside, eventually, unique};
+use crate::support::{Server, beside, eventually, lua, unique};
 
-pub(crate) const ACQUIRE: &str = include_str!("../../../lua/permit_acquire.lua");
+pub(crate) const ACQUIRE: &str = lua::PERMIT_ACQUIRE;
 
-pub(crate) const RELEASE: &str = include_str!("../../../lua/permit_release.lua");
+pub(crate) const RELEASE: &str = lua::PERMIT_RELEASE;
 
-pub(crate) const RELEASE_IDS: &str = include_str!("../../../lua/permit_release_ids.lua");
+pub(crate) const RELEASE_IDS: &str = lua::PERMIT_RELEASE_IDS;
 
-pub(crate) const RENEW: &str = include_str!("../../../lua/permit_renew.lua");
+pub(crate) const RENEW: &str = lua::PERMIT_RENEW;
 
-pub(crate) const UPDATE: &str = include_str!("../../../lua/permit_update.lua");
+pub(crate) const UPDATE: &str = lua::PERMIT_UPDATE;
 
-pub(crate) const STATE: &str = include_str!("../../../lua/permit_state.lua");
+pub(crate) const STATE: &str = lua::PERMIT_STATE;
 
-pub(crate) const TRY_SET: &str = include_str!("../../../lua/permit_try_set.lua");
+pub(crate) const TRY_SET: &str = lua::PERMIT_TRY_SET;
 
-pub(crate) const SET: &str = include_str!("../../../lua/permit_set.lua");
+pub(crate) const SET: &str = lua::PERMIT_SET;
 
-pub(crate) const ADD: &str = include_str!("../../../lua/permit_add.lua");
+pub(crate) const ADD: &str = lua::PERMIT_ADD;
 
 /// The score of a permit that never ends.
 pub(crate) const NEVER: i64 = 922_337_203_685_477;

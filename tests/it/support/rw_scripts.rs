@@ -1,18 +1,20 @@
 //! The scripts of the read-write lock, and the keys they use.
 
-pub(crate) const READ_ACQUIRE: &str = include_str!("../../../lua/rw_read_acquire.lua");
+use crate::support::lua;
 
-pub(crate) const READ_RELEASE: &str = include_str!("../../../lua/rw_read_release.lua");
+pub(crate) const READ_ACQUIRE: &str = lua::RW_READ_ACQUIRE;
 
-pub(crate) const READ_RENEW: &str = include_str!("../../../lua/rw_read_renew.lua");
+pub(crate) const READ_RELEASE: &str = lua::RW_READ_RELEASE;
 
-pub(crate) const WRITE_ACQUIRE: &str = include_str!("../../../lua/rw_write_acquire.lua");
+pub(crate) const READ_RENEW: &str = lua::RW_READ_RENEW;
 
-pub(crate) const WRITE_RELEASE: &str = include_str!("../../../lua/rw_write_release.lua");
+pub(crate) const WRITE_ACQUIRE: &str = lua::RW_WRITE_ACQUIRE;
 
-pub(crate) const FORCE: &str = include_str!("../../../lua/rw_force.lua");
+pub(crate) const WRITE_RELEASE: &str = lua::RW_WRITE_RELEASE;
 
-pub(crate) const STATE: &str = include_str!("../../../lua/rw_state.lua");
+pub(crate) const FORCE: &str = lua::RW_FORCE;
+
+pub(crate) const STATE: &str = lua::RW_STATE;
 
 /// Lets time go by for every key.
 pub(crate) const PASS: &str = "

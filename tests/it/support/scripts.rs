@@ -1,8 +1,11 @@
 //! The scripts by bare EVALSHA: owners, names, and users who may do less.
 
-use redis::{Connection, FromRedisValue, PubSub, RedisResult};
+#[path = "../../../src/net/script_error.rs"]
+mod script_error;
 
-use crate::support::{Server, ms};
+use redis::{Connection, FromRedisValue, PubSub, RedisError, RedisResult, Value};
+
+use crate::support::{Server, lua, ms};
 
 /// The hash of a script, as requests for it contain it.
 pub(crate) fn sha(script: &str) -> String {
@@ -10,16 +13,16 @@ pub(crate) fn sha(script: &str) -> String {
 }
 
 pub(crate) fn acquire_sha() -> String {
-    sha(include_str!("../../../lua/lock_acquire.lua"))
+    sha(lua::LOCK_ACQUIRE)
 }
 
 pub(crate) fn renew_sha() -> String {
-    sha(include_str!("../../../lua/lock_renew.lua"))
+    sha(lua::LOCK_RENEW)
 }
 
-pub(crate) const RELEASE: &str = include_str!("../../../lua/lock_release.lua");
+pub(crate) const RELEASE: &str = lua::LOCK_RELEASE;
 
-pub(crate) const RENEW: &str = include_str!("../../../lua/lock_renew.lua");
+pub(crate) const RENEW: &str = lua::LOCK_RENEW;
 
 pub(crate) const US: &str = "0b7e1c52-6f0a-4f3e-9b8f-1d2c3a4b5c6d:1";
 
@@ -61,6 +64,21 @@ pub(crate) fn run<T: FromRedisValue>(
         .arg(keys)
         .arg(args)
         .query(con)
+        .map_err(plain)
+}
+
+/// The error as the crate sees it, whichever server it is from.
+pub(crate) fn plain(err: RedisError) -> RedisError {
+    let Some(code) = err.code() else {
+        return err;
+    };
+    let line = format!("-{code} {}\r\n", err.detail().unwrap_or_default());
+    match redis::parse_redis_value(line.as_bytes()) {
+        Ok(Value::ServerError(err)) => Value::ServerError(script_error::plain(err))
+            .extract_error()
+            .unwrap_err(),
+        _ => err,
+    }
 }
 
 /// Takes the lock by hand, as Redisson does.

@@ -12,6 +12,8 @@
 
 mod lateness;
 mod logs;
+#[path = "../../../../src/protocol/lua.rs"]
+pub(crate) mod lua;
 mod pool;
 mod process;
 mod proxy;

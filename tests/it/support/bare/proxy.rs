@@ -7,10 +7,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
-use std::{fmt, fs, io, thread};
+use std::{fmt, io, thread};
 
 use redis::io::tcp::socket2::SockRef;
 
+use super::lua;
 use super::process::locked;
 use super::server::ANSWER;
 use super::wait::{GENEROUS, ms};
@@ -477,13 +478,10 @@ fn script_of(hash: &[u8]) -> Option<Vec<u8>> {
     if hash.len() != 40 || !hash.iter().all(u8::is_ascii_hexdigit) {
         return None;
     }
-    let files = fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/lua")).ok()?;
-    let mut texts = files
-        .flatten()
-        .filter_map(|file| fs::read_to_string(file.path()).ok());
-    texts
-        .find(|text| redis::Script::new(text).get_hash().as_bytes() == hash)
-        .map(String::into_bytes)
+    lua::ALL
+        .iter()
+        .find(|(_, text)| redis::Script::new(text).get_hash().as_bytes() == hash)
+        .map(|(_, text)| text.as_bytes().to_vec())
 }
 
 pub(crate) fn contains(haystack: &[u8], needle: &[u8]) -> bool {

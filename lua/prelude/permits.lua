@@ -1,0 +1,41 @@
+-- permits: how many there are, and the return of those that have expired. In front of the scripts about permits.
+--
+-- KEYS[1]  permits   string: how many are available
+-- KEYS[2]  timeouts  sorted set: id -> epoch ms at which its permit expires; 922337203685477: never
+-- KEYS[3]  channel   where those who wait listen
+
+-- The refusal of a key of another type, or nil and: how many are available, the time in epoch ms, how many have expired,
+-- and how many of these one call returns. Not all at once: there may be a million.
+local function look()
+  local available = redis.call('get', KEYS[1])
+  local time = redis.call('time')
+  local now = string.format('%.0f', time[1] * 1000 + math.floor(time[2] / 1000))
+  local over = redis.call('zcount', KEYS[2], 0, now)
+  if available and available ~= '0' and (#available > 15 or not string.match(available, '^-?[1-9]%d*$')) then
+    return redis.error_reply('WRONGTYPE the key holds a string that is no number of permits')
+  end
+  return nil, available, now, over, math.min(over, 1000)
+end
+
+local function remove_expired(back)
+  if back > 0 then
+    local first = redis.call('zcount', KEYS[2], '-inf', '(0')
+    redis.call('zremrangebyrank', KEYS[2], first, first + back - 1)
+  end
+end
+
+-- No more than Java clients can read. A user without rights on the channel does all the rest; waiters then poll.
+local function notify(available)
+  return available > 0 and redis.pcall('publish', KEYS[3], string.format('%.0f', math.min(available, 2147483647)))
+end
+
+-- How many are available then.
+local function return_expired(available, back)
+  remove_expired(back)
+  if back > 0 and available then
+    available = redis.call('incrby', KEYS[1], back)
+    notify(available)
+  end
+  return available
+end
+

@@ -1,0 +1,27 @@
+-- readers: which readers of a read-write lock live. In front of the scripts that drop those that died.
+--
+-- Redisson's format has a key for each read hold, and only the hash says which readers there are: these are the only keys
+-- that a script reaches and that are not among its KEYS. They are in the slot of the lock.
+
+-- What one call looks at: so many readers at a time, and so many holds in all.
+local SOME, holds_to_look_at = 128, 1000
+
+local function is_reader(field, count)
+  return string.find(field, '^%x+%-%x+%-%x+%-%x+%-%x+:') and string.find(count, '^%d+$')
+end
+
+-- How long a reader lives on: -2 if it is dead, nil if that would take too many looks. In its last millisecond it has 0 left.
+local function life_ms(prefix, reader, count)
+  local holds = tonumber(count)
+  if holds > holds_to_look_at then
+    return nil
+  end
+  holds_to_look_at = holds_to_look_at - math.max(holds, 1)
+  local longest = -2
+  for i = holds, 1, -1 do
+    local left_ms = redis.call('pttl', prefix .. reader .. ':rwlock_timeout:' .. i)
+    longest = math.max(longest, left_ms == -1 and math.huge or left_ms)
+  end
+  return longest
+end
+
