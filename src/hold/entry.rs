@@ -1,4 +1,4 @@
-//! What a client keeps of one name while threads use it: the local lock, and whatever its kind needs besides.
+//! What a client keeps for a name while threads use it: the local lock, and what only some kinds need.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,10 +16,10 @@ use crate::net::call::{Call, Deferred, DeferredInfo};
 use crate::protocol::idempotency::IdempotencyKeys;
 use crate::protocol::kind::{Keyspace, Kind, Protocol};
 
-/// What is known of one name. With its mutex held a thread may take a waiter's, the watchdog's and the connection's, in
-/// memory; it does no I/O.
+/// What a client keeps for one name. A thread that holds its mutex may take the mutex of a waiter, of the watchdog or of
+/// the connection, but does no I/O.
 ///
-/// `H` is what holds the local lock: a [`Hold`](crate::hold::Hold). It refers to its entry, so it is not imported here.
+/// `H` is what holds the local lock: a [`Hold`](crate::hold::Hold). A type parameter, since a hold refers to its entry.
 pub(crate) type Entry<H> = registry::Entry<EntryKey, Named, EntryState<H>>;
 
 /// A thread in the queue of the local lock.
@@ -32,7 +32,7 @@ pub(crate) enum Wakeup<H> {
     Granted(H),
     /// You are the contender: ask Redis.
     Contend(Start<Arc<Call>>),
-    /// Redis could not be asked, and not for want of time.
+    /// Redis is unreachable.
     Failed(MakeError),
 }
 
@@ -50,7 +50,7 @@ impl Key for EntryKey {
     }
 }
 
-/// What about an entry never changes.
+/// The part of an entry that never changes.
 pub(crate) struct Named {
     /// As the user gave it; several names joined.
     pub(crate) name: Arc<str>,
@@ -59,10 +59,10 @@ pub(crate) struct Named {
 
 pub(crate) struct EntryState<H> {
     pub(crate) lock: LocalLock<Arc<Waiter<H>>, H, Arc<Call>>,
-    /// How to reach the contenders while they park.
+    /// The waiters of the contenders that are parked.
     pub(crate) contenders: Vec<Arc<Waiter<H>>>,
     tenure: Duration,
-    /// What only a semaphore has, and only a read-write lock: a lock is to be small.
+    /// What only semaphores need, and only read-write locks. Boxed, to keep the entry of a lock small.
     semaphore: Option<Box<SemaphoreState<H>>>,
     preference: Option<Box<WriterPreference<Arc<Call>>>>,
 }
@@ -77,7 +77,7 @@ type EntrySemaphore<H> = LocalSemaphore<Arc<QueuedThread<Wakeup<H>>>, YieldAfter
 type EntryWakeups<H> = Wakeups<Arc<Waiter<H>>, H>;
 
 impl<H: Holding> Entry<H> {
-    /// The release of one owner's hold, to be sent until `useful_until`.
+    /// The release of one owner's hold, which is sent again until `useful_until`.
     pub(crate) fn release(
         &self,
         mode: Mode,
@@ -100,7 +100,8 @@ impl<H: Holding> Entry<H> {
         }
     }
 
-    /// Redis was unreachable for the whole response timeout: nobody in the queue needs to find that out again.
+    /// Fails all threads in the queue: Redis was unreachable for the whole response timeout, and each of them would only
+    /// find that out again.
     pub(crate) fn dismiss(&self, error: &MakeError) {
         let mut state = self.lock();
         let waiters = state.lock.dismiss();
@@ -113,7 +114,7 @@ impl<H: Holding> Entry<H> {
         }
     }
 
-    /// Removes a lost hold, so that others of this process may ask Redis.
+    /// Removes a lost hold, so that other threads of this process may ask Redis.
     pub(crate) fn lost(&self, hold: &H) {
         let mut state = self.lock();
         let next = state.lock.lost(hold, Instant::now());
@@ -147,7 +148,7 @@ impl<H: Holding> EntryState<H> {
         &mut self.semaphore().local
     }
 
-    /// Of the requests of a semaphore.
+    /// The idempotency keys of a semaphore's requests.
     pub(crate) fn idempotency_keys(&mut self) -> &mut IdempotencyKeys {
         &mut self.semaphore().keys
     }
@@ -205,9 +206,10 @@ impl<H: Holding> EntryState<H> {
         }
     }
 
-    /// Closes the shared holds of this process to further threads once a writer of another process is seen to wait.
+    /// Reads the last probe, and sends another if it is time. Once a writer of another process waits, no more threads may
+    /// join the shared holds of this process.
     ///
-    /// `submit` sends a probe, in memory only; `true` if it has to be flushed.
+    /// `submit` only queues the probe; `true` if it has to be flushed.
     pub(crate) fn probe_writers(
         &mut self,
         now: Instant,
@@ -238,7 +240,7 @@ impl<H: Holding> State for EntryState<H> {
     }
 }
 
-/// How many `PUBSUB NUMSUB` has found.
+/// How many subscribers `PUBSUB NUMSUB` has counted.
 fn writers_found(probe: &Call) -> Found {
     let Some(outcome) = probe.outcome() else {
         return Found::NothingYet;
@@ -336,7 +338,7 @@ impl<H: Holding> Registry<H> {
         self.entries.separate()
     }
 
-    /// Drops entries that have been idle for a while. The work is bounded, and does not grow with those in use.
+    /// Drops entries that have been idle for a while. The work is bounded, and independent of how many are in use.
     pub(crate) fn sweep(&self, now: Instant) -> Sweep {
         self.entries.sweep(now)
     }
@@ -352,7 +354,7 @@ impl<H: Holding> Registry<H> {
         self.entries.len()
     }
 
-    /// Wakes everybody who waits for any lock, to look at the client's state.
+    /// Wakes all threads that wait for any lock, so that they see that the client is closed.
     pub(crate) fn wake_all(&self) {
         for entry in self.entries.all() {
             let state = entry.lock();

@@ -10,13 +10,13 @@ use crate::config::Listener;
 use crate::error::Loss;
 use crate::report::report;
 
-/// Something whose loss can be listened to.
+/// Something whose loss can be observed.
 pub(crate) trait Losable {
-    /// Has `listener` notified of the loss; at once, if it was lost before.
+    /// Has `listener` notified of the loss; at once if it is already lost.
     fn listen(&self, listener: LossListener);
 }
 
-/// Where one guard is notified of the first of its holds that is lost; made when somebody asks for it.
+/// The channel on which a guard reports the first loss of any of its holds. Made when the user asks for it.
 #[derive(Default)]
 pub(crate) struct LossChannel(OnceLock<(Receiver<Loss>, Arc<AtomicBool>)>);
 
@@ -40,15 +40,15 @@ impl LossChannel {
     }
 }
 
-/// How to notify a guard, for as long as it lives.
+/// Notifies a guard, for as long as the guard lives.
 pub(crate) struct LossListener {
     sender: Sender<Loss>,
-    /// Whether the guard was notified of the loss of any of its holds.
+    /// Whether the guard has been notified of a loss.
     notified: Weak<AtomicBool>,
 }
 
 impl LossListener {
-    /// Notifies a guard that was not notified of another of its holds.
+    /// Notifies the guard, unless it was notified of the loss of another of its holds.
     pub(crate) fn notify(&self, loss: &Loss) {
         if let Some(notified) = self.notified.upgrade()
             && !notified.swap(true, Ordering::Relaxed)

@@ -1,4 +1,4 @@
-//! What is held: one hold on a lock, how long it is certainly ours, and who keeps it.
+//! What is held: a hold on a lock, how long it is certainly ours, and the server or servers that keep it.
 
 pub(crate) mod entry;
 pub(crate) mod loss;
@@ -28,10 +28,10 @@ use crate::protocol::script::{self, Renewed, Unexpected};
 use crate::report::report;
 use crate::time;
 
-/// For how long an acquire of unknown outcome may yet be carried out, and is undone.
+/// For how long an acquire of unknown outcome is undone: until then the server may still execute it.
 pub(crate) const UNDO_FOR: Duration = Duration::from_secs(3600);
 
-/// What a client keeps of one name, its local lock held by a [`Hold`]; and what belongs to that.
+/// The types of [`entry`], for local locks that are held by a [`Hold`].
 pub(crate) type Entry = crate::hold::entry::Entry<Arc<Hold>>;
 pub(crate) type EntryState = crate::hold::entry::EntryState<Arc<Hold>>;
 pub(crate) type Registry = crate::hold::entry::Registry<Arc<Hold>>;
@@ -42,76 +42,75 @@ const HELD: u8 = 0;
 const RELEASED: u8 = 1;
 const LOST: u8 = 2; // plus the reason's index in ALL
 
-/// One acquisition from Redis, for as long as this process keeps it.
+/// One acquisition from Redis.
 pub(crate) struct Hold {
     pub(crate) entry: Arc<Entry>,
     pub(crate) mode: Mode,
     pub(crate) number: OwnerNumber,
     pub(crate) owner: Box<str>,
-    /// Several servers that keep it together; none if it is the one of its client.
+    /// The servers that keep it, if they are several; `None` if its client's server does.
     backing: Option<Arc<dyn Backing>>,
-    /// The present thread's token, and the last one that was drawn; zero without tokens.
+    /// The token of the thread that has it now, and the last one drawn for it; zero without tokens.
     token: AtomicU64,
     last_token: AtomicU64,
     state: AtomicU8,
     /// When the acquire that was granted was sent, of `time::nanos`.
     asked_at: AtomicU64,
-    /// That of the lease, to be read without its mutex.
+    /// The same as in `lease`, to be read without its mutex.
     valid_until: AtomicU64,
     lease: Mutex<Lease>,
-    /// The holder's count, for whoever looks into Redis; renewals bring it there. One for a shared hold.
+    /// How many times its holder has it, which renewals write to Redis for others to see. One for a shared hold.
     pub(crate) count: AtomicU32,
-    /// When a permit is over by the server's clock in milliseconds, as Redis said last. A renewal that finds it changed
-    /// since does nothing.
+    /// When a permit ends, in milliseconds of the server's clock, as Redis said last. If somebody has changed that, a
+    /// renewal does nothing.
     ends_at: AtomicI64,
     times: Times,
-    /// What few holds have.
+    /// What only few holds need.
     extras: Mutex<Option<Box<Extras>>>,
 }
 
 #[derive(Default)]
 struct Extras {
     listeners: Vec<LossListener>,
-    /// What its contender listened to. While we hold the lock nobody else releases it, so it costs nothing to end this
-    /// a little later, and not before the grant is returned.
+    /// The subscription of its contender. Ending it can wait until after the grant has been returned: while we hold the
+    /// lock nobody else releases it, so no message comes.
     subscription: Option<Subscription>,
 }
 
-/// Who is notified when something that is held is lost: of a client its listener and counters, and the local lock.
+/// What a client does about a lost hold: its listener, its counters and the local lock are notified.
 pub(crate) trait LossSink: Send + Sync {
-    /// `hold` is over for this reason, unless it was before.
+    /// `hold` is lost for this reason, unless it was over before.
     fn lose(&self, hold: &Arc<Hold>, reason: LossReason);
 
-    /// The client of `hold` is being closed: it is lost, and given back.
+    /// The client of `hold` is being closed: the hold is lost, and released in Redis.
     fn give_up(&self, hold: &Arc<Hold>);
 }
 
-/// Why there is no answer to a renewal that its holder waits for.
+/// Why a renewal that the holder waits for has no answer.
 pub(crate) enum NotRenewed {
-    /// The holder was to stop.
+    /// The holder had to stop.
     Stopped,
-    /// The time was up, and nothing is known against the servers.
+    /// The time was up, although the servers respond.
     Late(Error),
     Failed(Error),
 }
 
 /// The server that keeps a hold, or several that keep it together.
 pub(crate) trait Backing: Send + Sync {
-    /// Submits the release, in memory only: it has to be delivered. With `undo` Redis may know nothing of the hold any
-    /// more.
+    /// Queues the release; [`deliver`](Self::deliver) sends it. With `undo` it is normal that Redis no longer knows the hold.
     fn release(&self, hold: &Hold, undo: bool) -> Arc<Call>;
 
-    /// Writes what was submitted, over new connections where the last ones were closed.
+    /// Sends what was queued, over new connections where the old ones were closed.
     fn deliver(&self);
 
-    /// Takes back what Redis may still keep of a hold that is over.
+    /// Releases what Redis may still keep of a hold that is over.
     fn give_back(&self, hold: &Hold);
 
-    /// Leaves what is still to be written or read to the housekeeping.
+    /// Has the watchdog write and read what is left.
     fn housekeep_soon(&self);
 
-    /// Waits for the answer to a release; why it was not held any more, if so. `in_time`: it was certain when it was
-    /// released.
+    /// Waits for the reply to a release; returns why the hold was already lost, if it was. `in_time`: it was certainly ours
+    /// when it was released.
     fn released(
         &self,
         hold: &Hold,
@@ -131,18 +130,18 @@ pub(crate) trait Backing: Send + Sync {
         stop: &dyn Fn() -> bool,
     ) -> std::result::Result<(Renewed, Instant), NotRenewed>;
 
-    /// How many of several servers keep it for certain.
+    /// How many of several servers certainly keep it.
     fn nodes_held(&self) -> usize {
         0
     }
 }
 
-/// Something that a renewal keeps, or that ends in its time.
+/// Something the watchdog renews, or whose end it reports.
 pub(crate) trait Renewable: Scheduled + Send + Sync {
     /// The lock's name, for the log.
     fn name(&self) -> &str;
 
-    /// Whether it is to be looked at any more.
+    /// Whether it still needs the watchdog.
     fn is_held(&self) -> bool;
 
     /// Whether it is what one node keeps of a hold. Such a hold is counted once, not once per node.
@@ -153,30 +152,30 @@ pub(crate) trait Renewable: Scheduled + Send + Sync {
     /// What the watchdog has to do about it at `now`. A node's hold does most of that itself, here.
     fn attend(self: Arc<Self>, now: Instant) -> Duty;
 
-    /// Whether a renewal that is due soon may as well go out with those that are due at `now`.
+    /// Whether its renewal may be sent early, together with those that are due at `now`.
     fn may_be_early(&self, now: Instant) -> bool;
 
-    /// When it is over unless it is renewed: what ends first is renewed first.
+    /// When it ends unless it is renewed. What ends first is renewed first.
     fn ends(&self) -> Instant;
 
     fn lease(&self) -> Duration;
 
-    /// When to look at it again, if no reply has come by `at`.
+    /// When it is due again, if no reply has come by `at`.
     fn look_again(&self, at: Instant) -> Instant;
 
-    /// What to send to renew it.
+    /// The request that renews it.
     fn request(&self) -> Request;
 
-    /// What a `reply` to the request that was sent at `sent_at` means.
+    /// What the `reply` to a request sent at `sent_at` means.
     fn complete(self: Arc<Self>, reply: Value, sent_at: Instant) -> Next;
 
-    /// The same for the reply that its key is of another type.
+    /// What it means that the server found a key of another type.
     fn was_overwritten(self: Arc<Self>, sent_at: Instant) -> Next;
 
-    /// The server did not answer, or refused to.
+    /// The server did not answer, or refused.
     fn could_not_be_renewed(&self);
 
-    /// It is over for this reason; says when to look at it again if it turns out to be held still.
+    /// It is lost for this reason; if it turns out to be held after all, returns when it is due again.
     fn lose(self: Arc<Self>, sink: &dyn LossSink, reason: LossReason) -> Option<Instant>;
 
     /// Its client is being closed.
@@ -187,15 +186,15 @@ pub(crate) trait Renewable: Scheduled + Send + Sync {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Next {
     Nothing,
-    /// It was renewed, and has to be looked at again then.
+    /// It was renewed, and is due again then.
     Renewed(Instant),
-    /// It has to be looked at again then.
+    /// It is due again then.
     Look(Instant),
     Lost(LossReason),
 }
 
 impl Hold {
-    /// A hold that is about to be asked for; it is valid once [`Hold::grant`] has been called.
+    /// A hold that is about to be requested. It becomes valid with [`Hold::grant`].
     pub(crate) fn new(
         entry: Arc<Entry>,
         mode: Mode,
@@ -223,7 +222,8 @@ impl Hold {
         }
     }
 
-    /// The same, kept by several servers: they renew what each of them keeps, and the watchdog only looks whether it is over.
+    /// The same, kept by several servers. What each of them keeps is renewed separately; the watchdog only has to notice
+    /// when the hold is over.
     pub(crate) fn backed_by(self, backing: Arc<dyn Backing>) -> Self {
         let lease = self.lease.into_inner().renewed_by(RenewedBy::Nodes);
         Self {
@@ -243,12 +243,12 @@ impl Hold {
         extras.get_or_insert_default().subscription = Some(subscription);
     }
 
-    /// Ends it, which may write to the subscriber's connection when dropped.
+    /// Dropping the subscription may write to the subscriber's connection, so not with a mutex held.
     pub(crate) fn take_subscription(&self) -> Option<Subscription> {
         self.extras.lock().as_mut()?.subscription.take()
     }
 
-    /// Changes the lease, and with it until when the hold is certain.
+    /// Changes the lease, and stores until when the hold is certain.
     fn change<T>(&self, change: impl FnOnce(&mut Lease) -> T) -> T {
         let mut lease = self.lease.lock();
         let changed = change(&mut lease);
@@ -256,7 +256,7 @@ impl Hold {
         changed
     }
 
-    /// Redis has granted it to an acquire of which the first byte left after `sent_at`.
+    /// Redis has granted it. The acquire was sent no earlier than `sent_at`.
     pub(crate) fn grant(&self, sent_at: Instant) {
         self.asked_at.store(time::nanos(sent_at), Ordering::Relaxed);
         self.change(|lease| lease.grant(sent_at, Instant::now()));
@@ -267,7 +267,7 @@ impl Hold {
         time::instant(self.asked_at.load(Ordering::Relaxed))
     }
 
-    /// Whether this was asked for later than `other`; answers come in the order of the questions.
+    /// Whether it was granted after `other`: Redis executes requests in the order in which they are sent.
     pub(crate) fn is_later_than(&self, other: &Self) -> bool {
         self.asked_at.load(Ordering::Relaxed) > other.asked_at.load(Ordering::Relaxed)
     }
@@ -286,7 +286,7 @@ impl Hold {
         self.token.load(Ordering::Relaxed)
     }
 
-    /// The hold changes threads: whatever belongs to the thread that had it is over.
+    /// The hold changes threads. The listeners and the count of the thread that had it do not.
     pub(crate) fn change_threads(&self) {
         if let Some(extras) = &mut *self.extras.lock() {
             extras.listeners = Vec::new();
@@ -354,7 +354,7 @@ impl Hold {
         self.lease.lock().lock_was_shortened(found);
     }
 
-    /// The first moment at which the watchdog has to look at it, after a grant or renewal sent at `sent_at`.
+    /// When it is due for the watchdog, after a grant or renewal sent at `sent_at`.
     pub(crate) fn due_after(&self, sent_at: Instant) -> Instant {
         self.lease.lock().due_after(sent_at, self.mode)
     }
@@ -387,13 +387,13 @@ impl Hold {
             .renew(self.mode, &self.owner, lease, count)
     }
 
-    /// Redis has said when this permit is over, in milliseconds by its own clock.
+    /// Redis has said when this permit ends, in milliseconds of its own clock.
     pub(crate) fn ends_at(&self, ends_at: i64) {
         self.ends_at.store(ends_at, Ordering::Relaxed);
     }
 
-    /// What a reply to [`renew_request`](Self::renew_request) says; `None` if somebody has changed the lease of a permit:
-    /// then it was not renewed, and asking again will do.
+    /// What the reply to [`renew_request`](Self::renew_request) means. `None`: somebody has changed the lease of a permit, so
+    /// it was not renewed and has to be requested again.
     fn renewal(&self, reply: Value) -> std::result::Result<Option<Renewed>, Unexpected> {
         let mut ends_at = self.ends_at.load(Ordering::Relaxed);
         let renewed = self.entry.protocol.renewed(reply, &mut ends_at)?;
@@ -410,10 +410,10 @@ impl Hold {
         self.lease.lock().policy()
     }
 
-    /// The command that gives it back.
+    /// The request that releases it.
     pub(crate) fn release(&self, undo: bool) -> Deferred {
         let longest = self.lease.lock().longest();
-        // A frozen server executes an acquire when it resumes, and the lease begins only then.
+        // A frozen server executes the acquire when it resumes, and the lease begins only then.
         let after = if undo { longest.max(UNDO_FOR) } else { longest };
         self.entry.release(
             self.mode,
@@ -423,16 +423,15 @@ impl Hold {
         )
     }
 
-    /// The holder lets it go; `false` if it had been lost before.
+    /// The holder releases it; `false` if it was lost before.
     pub(crate) fn end(&self) -> bool {
         self.state
             .compare_exchange(HELD, RELEASED, Ordering::AcqRel, Ordering::Acquire)
             .is_ok()
     }
 
-    /// Whether a release is worth a command although the hold was lost.
-    ///
-    /// Of several names or servers others may keep it when one has lost it.
+    /// Whether to send a release although the hold was lost: Redis may keep it, or the other names or servers may if it
+    /// has several.
     pub(crate) fn may_still_be_held(&self) -> bool {
         let many = self.entry.protocol.kind().is_set() || self.backing.is_some();
         self.loss()
@@ -443,7 +442,7 @@ impl Hold {
     pub(crate) fn lose(&self, reason: LossReason) -> Option<Loss> {
         let index = LossReason::ALL.iter().position(|other| *other == reason)?;
         let lost = LOST + u8::try_from(index).ok()?;
-        // Whoever found its time over may have been overtaken by a renewal.
+        // A renewal may have been confirmed since the caller found that its time was over.
         let lease = self.lease.lock();
         let timed = matches!(reason, LossReason::Expired | LossReason::Unreachable);
         if timed && Instant::now() < self.valid_until() {
@@ -453,7 +452,7 @@ impl Hold {
             .compare_exchange(HELD, lost, Ordering::AcqRel, Ordering::Acquire)
             .ok()?;
         drop(lease);
-        let loss = self.news(reason);
+        let loss = self.loss_for(reason);
         if let Some(extras) = &mut *self.extras.lock() {
             for listener in std::mem::take(&mut extras.listeners) {
                 listener.notify(&loss);
@@ -462,7 +461,7 @@ impl Hold {
         Some(loss)
     }
 
-    fn news(&self, reason: LossReason) -> Loss {
+    fn loss_for(&self, reason: LossReason) -> Loss {
         Loss {
             name: self.entry.name.to_string(),
             owner: self.owner.to_string(),
@@ -475,11 +474,11 @@ impl Losable for Hold {
     fn listen(&self, listener: LossListener) {
         let mut extras = self.extras.lock();
         match self.loss() {
-            Some(reason) => listener.notify(&self.news(reason)),
+            Some(reason) => listener.notify(&self.loss_for(reason)),
             None => {
                 let listeners = &mut extras.get_or_insert_default().listeners;
                 if listeners.len() == listeners.capacity() {
-                    // Guards of a shared hold come and go while it stays.
+                    // A shared hold outlives many of its guards.
                     listeners.retain(LossListener::is_alive);
                 }
                 listeners.push(listener);
@@ -491,7 +490,7 @@ impl Losable for Hold {
 impl Holding for Arc<Hold> {
     fn validity(&self) -> Validity {
         Validity {
-            // What is lost is not passed on, even if its lock has not heard of it yet.
+            // A lost hold is not handed over, even if the local lock has not been notified yet.
             until: if self.is_held() {
                 self.valid_until()
             } else {
@@ -525,7 +524,7 @@ impl Renewable for Hold {
     fn attend(self: Arc<Self>, now: Instant) -> Duty {
         let duty = self.duty(now);
         if duty == Duty::Renew {
-            // If it is not confirmed in time, that is why the hold is lost.
+            // If it is not confirmed in time, the hold is lost as unreachable.
             self.lease.lock().renewal_failed();
         }
         duty
@@ -561,7 +560,7 @@ impl Renewable for Hold {
                 return Next::Lost(LossReason::TakenOver);
             }
         };
-        // Past its time the key may well be gone: nobody took it away.
+        // After its time the key is gone because it expired, not because somebody removed it.
         let in_time = Instant::now() < self.valid_until();
         match renewed {
             Renewed::Yes => {
@@ -596,8 +595,7 @@ impl Renewable for Hold {
 }
 
 impl Undo for Hold {
-    /// Its number was sent once, and is of no use any more if nobody knows what became of that: this never takes anything
-    /// that is held.
+    /// Always safe: an acquire of unknown outcome is never repeated with the same number, so nothing that is held has it.
     fn undo(&self) -> Option<Deferred> {
         Some(self.release(true))
     }

@@ -1,4 +1,4 @@
-//! What became of the releases that nobody waits for: counted, and logged where somebody may want to know.
+//! Counts and logs the outcomes of releases that nobody waits for.
 
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ impl OnReply for Releases {
     fn released(&self, release: &DeferredInfo, reply: &Value, replayed: bool) {
         match script::released(reply) {
             Ok(Released::Yes { .. }) => {}
-            // Expected when an acquire is undone, or when an earlier sending has done it.
+            // Normal for an undone acquire, and for a release that was sent twice.
             Ok(Released::Gone | Released::Taken) if release.undo || replayed => {}
             Ok(gone) => {
                 self.counters.releases_of_lost.add(1);

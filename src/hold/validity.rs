@@ -1,6 +1,6 @@
-//! For how long a hold is certain, and what has to be done about it when. No I/O and no clock of its own.
+//! How long a hold is certainly ours, and when the watchdog has to do what about it. No I/O and no clock of its own.
 //!
-//! A hold is certain for its lease, counted from before the request was sent that Redis has confirmed, less a margin:
+//! A hold is certain for its lease, less a margin, counted from before the last confirmed request was sent:
 //!
 //! ```text
 //!   sent_at                        a third of the lease              until
@@ -14,12 +14,12 @@ use crate::error::LossReason;
 use crate::local::lock::{LeasePolicy, Mode};
 use crate::time;
 
-/// How often at least the renewal of a read hold also extends the lock that it is kept in: a Redisson client that reads too
-/// shortens the lock to 30 s every 10 s, and may die. One with other settings may shorten it further; once that was seen,
-/// it is extended more often.
+/// The longest time between two renewals of a read hold, which also extend the lock's key. A Redisson client that reads
+/// shortens the time to live of that key to 30 s every 10 s, and may die. One with other settings may shorten it further;
+/// once that is seen, the key is extended more often.
 const KEEP_LOCK: Duration = Duration::from_secs(10);
 
-/// How often at most.
+/// The shortest time between two such renewals.
 const KEEP_LOCK_MOST: Duration = Duration::from_millis(5);
 
 /// No such moment, and no such limit.
@@ -38,37 +38,37 @@ pub(crate) enum Duty {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RenewedBy {
     Watchdog,
-    /// What each of several servers keeps of it is renewed by itself.
+    /// By the watchdogs of several servers, each of which renews what its server keeps.
     Nodes,
 }
 
-/// The lease of one hold. Moments are of `time::nanos`, spans in nanoseconds: there is one for every hold.
+/// The lease of one hold. Moments are `time::nanos` and spans nanoseconds, to keep it small: every hold has one.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Lease {
     /// The hold is certain until then; zero before it is granted.
     until: u64,
     /// What a renewal asks for.
     ttl: u64,
-    /// The longest that was ever asked for: a shorter one may not have arrived.
+    /// The longest lease ever requested: a later, shorter one may not have arrived.
     longest: u64,
     max_hold: u64,
     max_until: u64,
-    /// How soon a read hold extends its lock again, in microseconds.
+    /// How soon the renewal of a read hold is due again, in microseconds: see [`KEEP_LOCK`].
     keep_lock_us: u32,
     is_renewed: bool,
     renewed_by: RenewedBy,
-    /// A renewal was due, or could not be had, and has not been confirmed since.
+    /// A renewal was due, or failed, and none has been confirmed since.
     renewal_failed: bool,
 }
 
-/// How much of a lease is not counted on: a hundredth for clocks that run at different speeds, and 2 ms.
+/// The part of a lease that does not count as certain: a hundredth, for clocks that run at different speeds, and 2 ms.
 ///
 /// Source: the drift allowance of the Redlock description in the Redis documentation.
 fn margin(lease: Duration) -> Duration {
     lease / 100 + Duration::from_millis(2)
 }
 
-/// Until when a lease is certain that was asked for at `sent_at`.
+/// Until when a lease requested at `sent_at` is certain.
 fn end_of(sent_at: Instant, lease: Duration) -> u64 {
     time::nanos(sent_at + lease.saturating_sub(margin(lease)))
 }
@@ -87,7 +87,7 @@ fn max_hold_of(policy: LeasePolicy) -> u64 {
 }
 
 impl Lease {
-    /// That of a hold that is about to be asked for.
+    /// The lease of a hold that is about to be requested.
     pub(crate) fn new(policy: LeasePolicy, ttl: Duration) -> Self {
         Self {
             until: 0,
@@ -130,7 +130,7 @@ impl Lease {
         }
     }
 
-    /// For how long a renewal asks. A fixed read hold is not made longer: only what it is kept in is.
+    /// The lease that a renewal requests. A fixed read hold does not become longer: only the lock's key does.
     pub(crate) fn renewal_ttl(&self) -> Duration {
         if self.is_renewed {
             self.ttl()
@@ -156,7 +156,7 @@ impl Lease {
     /// Redis has confirmed the hold for `ttl` from `sent_at` on. Never shortens.
     pub(crate) fn extend(&mut self, sent_at: Instant, ttl: Duration, now: Instant) {
         let until = end_of(sent_at, ttl);
-        // What others may have had since does not come back, although each server could not know.
+        // Others may have had it since: a single server cannot know, but the hold must not become valid again.
         if self.renewed_by == RenewedBy::Nodes && self.is_over(now) {
             return;
         }
@@ -165,7 +165,7 @@ impl Lease {
         }
     }
 
-    /// Redis has confirmed a renewal that was sent at `sent_at`. It counts for nothing if the lease was changed since.
+    /// Redis has confirmed a renewal sent at `sent_at`. Ignored if the lease has become a fixed one since.
     pub(crate) fn was_renewed(&mut self, sent_at: Instant, now: Instant) {
         if self.is_renewed {
             self.extend(sent_at, self.ttl(), now);
@@ -205,13 +205,13 @@ impl Lease {
         }
     }
 
-    /// Redis is about to be sent that lease, and may keep the hold for as long although no answer comes.
+    /// A request with that lease is about to be sent, and may be carried out even if no reply comes.
     pub(crate) fn may_last(&mut self, ttl: Duration) {
         self.longest = self.longest.max(span(ttl));
     }
 
-    /// Redis is about to be sent another lease: from now on it is not renewed, and certain for no longer than both the old
-    /// lease and one that begins at `asked_at`.
+    /// Another, fixed lease is about to be requested. From now on the hold is not renewed, and certain for no longer than
+    /// both the old lease and one that begins at `asked_at`.
     pub(crate) fn ask_for(&mut self, asked_at: Instant, ttl: Duration) {
         self.ttl = span(ttl);
         self.may_last(ttl);
@@ -220,17 +220,17 @@ impl Lease {
         self.until = self.until.min(end_of(asked_at, ttl));
     }
 
-    /// Redis has confirmed what it was asked for at `sent_at`, and nothing can make that shorter than `ttl`.
+    /// Redis has confirmed a lease requested at `sent_at`; no other request under way makes it shorter than `ttl`.
     pub(crate) fn was_set(&mut self, sent_at: Instant, ttl: Duration) {
         self.set_until(end_of(sent_at, ttl));
     }
 
-    /// A renewal is due, or could not be had: unless it is confirmed in time, that is why the hold is lost.
+    /// A renewal is due, or failed. Unless one is confirmed in time, the hold is lost as unreachable.
     pub(crate) fn renewal_failed(&mut self) {
         self.renewal_failed = true;
     }
 
-    /// The lock of a read hold was found with that much to live, less than it should have had; `None` if it was not.
+    /// A renewal found that somebody had shortened the time to live of the read lock's key to this; `None` if nobody had.
     pub(crate) fn lock_was_shortened(&mut self, found: Option<Duration>) {
         self.keep_lock_us = micros(keep_lock_again(self.keep_lock(), found));
     }
@@ -239,7 +239,7 @@ impl Lease {
         Duration::from_micros(self.keep_lock_us.into())
     }
 
-    /// The first moment at which the watchdog has to look at it, after a grant or renewal sent at `sent_at`.
+    /// When it is due for the watchdog, after a grant or renewal sent at `sent_at`.
     pub(crate) fn due_after(&self, sent_at: Instant, mode: Mode) -> Instant {
         let mut due = self.until.min(self.max_until);
         if self.is_renewed && self.renewed_by == RenewedBy::Watchdog {
@@ -251,7 +251,7 @@ impl Lease {
         time::instant(due)
     }
 
-    /// When the watchdog has to look at it if no reply has come by `at`.
+    /// When it is due again, if no reply has come by `at`.
     pub(crate) fn look_again(&self, at: Instant) -> Instant {
         time::instant(time::nanos(at).min(self.until).min(self.max_until))
     }
@@ -282,10 +282,11 @@ fn micros(span: Duration) -> u32 {
     u32::try_from(span.as_micros()).unwrap_or(u32::MAX)
 }
 
-/// How soon to extend the lock of a read hold again, `last` after the time before, when it was `found` shortened or not.
+/// How soon to renew a read hold again. `last`: the time since the renewal before; `found`: to what somebody had shortened
+/// the key's time to live, if so.
 ///
-/// A third of what was found, as with a lease. Whoever keeps shortening it may not have come round since the time before,
-/// so the pauses go back to normal step by step.
+/// A third of what was found, as with a lease. If it was not shortened, whoever does that may only be slower, so the time
+/// doubles until it is back to normal.
 fn keep_lock_again(last: Duration, found: Option<Duration>) -> Duration {
     found
         .map_or(last * 2, |found| found / 3)
