@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 /// A gap after a release that is longer than this, and than the tenure, ends the cohort.
 pub(super) const GAP: Duration = Duration::from_millis(5);
 
-/// The clock of a cohort. `R` is a release under way.
+/// The age of a cohort. `R` is a release under way.
 #[derive(Debug, Clone)]
 pub(super) struct Cohort<R> {
     tenure: Duration,
@@ -52,19 +52,19 @@ impl<R> Cohort<R> {
             .is_some_and(|since| self.is_within_tenure(since, now))
     }
 
-    /// Something was released on the server, which others may hear of.
+    /// A release was sent to Redis, of which other processes may be notified.
     pub(super) fn released(&mut self, release: R, now: Instant) {
         self.last_release = Some((now, release));
     }
 
-    /// The cohort is over, because somebody else has what it had or it was lost.
+    /// The cohort is over: another process has the lock, or it was lost.
     pub(super) fn end(&mut self) {
         self.since = None;
         self.last_release = None;
     }
 
-    /// The release after which the thread that asks now yields, if others heard of it. Returned once: it ends the
-    /// cohort, as a gap that was too long does.
+    /// The release after which the thread that asks now has to yield, if others were notified of it. Returned once, since
+    /// that ends the cohort. So does a gap that was too long.
     pub(super) fn yield_after(&mut self, now: Instant) -> Option<R> {
         let (released_at, _) = self.last_release.as_ref()?;
         if self.is_too_long_ago(*released_at, now) {
@@ -79,7 +79,7 @@ impl<R> Cohort<R> {
         Some(release)
     }
 
-    /// Whether no release is recent enough to matter.
+    /// Whether the last release is too long ago to matter.
     pub(super) fn is_forgettable(&self, now: Instant) -> bool {
         self.last_release
             .as_ref()

@@ -1,7 +1,7 @@
 //! One lock inside this process: who asks Redis, who holds, who waits.
 //!
-//! A state machine without I/O and without a clock of its own: every method takes `now` and says what to do next. At
-//! most one thread asks Redis for all that wait, the *contender*; the others are queued and cost the server nothing.
+//! A state machine without I/O and without a clock of its own: every method takes `now` and returns what to do next. At
+//! most one thread, the *contender*, asks Redis; the others wait in the queue and cost the server nothing.
 //!
 //! ```text
 //!              enter (nobody here)            granted
@@ -16,18 +16,17 @@
 //!                                   leave or lost: the next in the queue contends
 //! ```
 //!
-//! A *tenure* is the time for which this process keeps handing the lock over among its threads. Its age survives short
-//! gaps without a holder. Once it is over, the next contender first asks whether other processes heard the release
-//! ([`Start::YieldAfter`]) and, if so, lets them go first; otherwise the thread that released would win again and
-//! again.
+//! A *tenure* is the time for which this process hands the lock over among its threads. Short gaps without a holder do
+//! not end it. After it, the next contender first checks whether other processes were notified of the release
+//! ([`Start::YieldAfter`]), and lets them go first if so. Otherwise this process would win again and again.
 //!
-//! **Shared holds.** The readers of a read-write lock share one hold of this process: whoever comes while nobody waits
-//! joins it, and when a reader is granted, all readers up to the first writer in the queue join at once. A thread that
-//! holds exclusively may take a shared hold below it, which then outlives the exclusive one. Readers that cannot join,
-//! because of another lease or because the hold was closed, have holds of their own beside it.
+//! **Shared holds.** The readers of a process share one hold. A reader that comes while nobody waits joins it, and with
+//! the grant to a reader all readers in front of the first queued writer join. A thread that holds exclusively may take a
+//! shared hold as well, and keep it when it releases the exclusive one. A reader that cannot join, because its lease
+//! differs or no more readers may join, gets a hold of its own.
 //!
-//! **Order of the server.** Where Redis keeps the queue (the fair lock), nobody waits here: every thread contends for
-//! itself, and nothing is handed over.
+//! **Queue in Redis.** For a fair lock Redis keeps the queue ([`Order::Server`]): every thread is a contender, and nothing
+//! is handed over inside the process.
 
 use std::time::{Duration, Instant};
 
@@ -35,32 +34,30 @@ use crate::local::cohort::Cohort;
 use crate::local::preference::Prefer;
 use crate::local::queue::WaitQueue;
 
-/// How the lease of a hold behaves, and what must be equal for a hold to change threads.
+/// How the lease of a hold behaves. A hold is handed over only to a thread that wants the same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum LeasePolicy {
     /// Renewed by the watchdog until released, at most until `max_hold` after it was granted.
     Renewed { max_hold: Option<Duration> },
-    /// Ends by itself.
+    /// Not renewed.
     Fixed(Duration),
 }
 
 impl LeasePolicy {
-    /// Whether a hold taken with this lease may be handed over to a thread that wants the same.
-    ///
-    /// A limit on the whole hold begins again for each, so such holds are not handed over.
+    /// Whether a hold with this lease may be handed over to a thread that wants the same. Not with a `max_hold`, which
+    /// would have to begin again for the new thread.
     fn passable(self) -> bool {
         !matches!(self, Self::Renewed { max_hold: Some(_) })
     }
 
-    /// Whether it may be shared with one.
-    ///
-    /// A thread that takes one more hold of a fixed lease changes it, which must not concern the others.
+    /// Whether it may be shared with a thread that wants the same. Not a fixed lease: locking again changes it, which must
+    /// not affect other threads.
     fn shareable(self) -> bool {
         self == Self::Renewed { max_hold: None }
     }
 }
 
-/// Whether a hold keeps everybody else out, or only those that do.
+/// Whether a hold excludes everybody else, or only exclusive holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Mode {
     Exclusive,
@@ -74,17 +71,17 @@ pub(crate) enum Order {
     Server,
 }
 
-/// What decides whether a hold may be handed over: how long it is valid, out of which lease.
+/// How long a hold is valid, which decides whether it may be handed over.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Validity {
     pub(crate) until: Instant,
     pub(crate) lease: Duration,
-    /// Whether there is what the next thread needs besides time: a token of its own.
+    /// Whether there is a token for the next thread, if the lock has tokens.
     pub(crate) complete: bool,
 }
 
 impl Validity {
-    /// Renewed holds need half their lease, since renewal goes on; fixed ones nine tenths, since it does not.
+    /// Whether enough of the lease is left for another thread: a half if it is renewed, nine tenths if not.
     fn to_spare(self, lease: LeasePolicy, now: Instant) -> bool {
         let needed = match lease {
             LeasePolicy::Renewed { .. } => self.lease / 2,
@@ -94,12 +91,12 @@ impl Validity {
     }
 }
 
-/// A hold, as far as the local lock is concerned.
+/// What the local lock has to know of a hold.
 pub(crate) trait Holding: Clone + PartialEq {
     fn validity(&self) -> Validity;
 }
 
-/// One thread, alone.
+/// The thread that holds the lock exclusively.
 #[derive(Debug, Clone)]
 struct Holder<H> {
     hold: H,
@@ -108,7 +105,7 @@ struct Holder<H> {
     lease: LeasePolicy,
 }
 
-/// Threads that share a hold.
+/// The threads that share a hold.
 #[derive(Debug, Clone)]
 struct SharedHolders<H> {
     hold: H,
@@ -134,37 +131,37 @@ struct Waiting<W> {
     waiter: W,
 }
 
-/// How a contender has to begin.
+/// How a contender has to start.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Start<R> {
     /// Ask at once.
     Ask,
-    /// Our tenure is over: learn from this release whether others heard it, and let them go first.
+    /// The tenure is over: let other processes go first, if this release notified any.
     YieldAfter(R),
 }
 
-/// What became of a thread that came in.
+/// What a thread that wants the lock gets.
 #[derive(Debug)]
 pub(crate) enum Entered<H, R> {
-    /// It is a contender now, perhaps for a shared hold `under` its exclusive one.
+    /// It is a contender now; `under` is its exclusive hold, if it takes a shared one as well.
     Contend { start: Start<R>, under: Option<H> },
     /// It shares this hold now.
     Joined(H),
     /// It is queued under this ticket.
     Queued(u64),
-    /// It holds the lock already; nothing was changed.
+    /// It holds the lock already; nothing has changed yet.
     Mine {
         hold: H,
         count: u32,
         lease: LeasePolicy,
     },
-    /// Somebody is before it, and it did not want to wait.
+    /// Another thread is ahead, and this one does not want to wait.
     Busy,
-    /// It would wait for itself: it shares this hold, and wants to be alone.
+    /// It would wait for itself: it shares this hold and wants an exclusive one.
     Deadlock(H),
 }
 
-/// Queued threads whose turn it is now; the caller has to wake them.
+/// Queued threads whose turn it is; the caller has to wake them.
 #[derive(Debug)]
 #[must_use = "these threads have to be woken"]
 pub(crate) struct Wakeups<W, H> {
@@ -174,18 +171,18 @@ pub(crate) struct Wakeups<W, H> {
     pub(crate) contend: Option<W>,
 }
 
-/// What becomes of the hold that a thread released.
+/// What becomes of a hold when a thread releases it.
 #[derive(Debug)]
 pub(crate) enum Left<W, H> {
     /// The thread has `count` holds left.
     Nested { count: u32 },
-    /// Other threads still have it.
+    /// Other threads still share it.
     Shared,
-    /// The hold belongs to this waiter's thread now: wake it.
+    /// It was handed over to the thread of this waiter, which has to be woken.
     Passed { waiter: W, hold: H },
-    /// Release the hold on the server, and wake those whose turn it is.
+    /// It has to be released in Redis, and the threads whose turn it is have to be woken.
     Release { next: Wakeups<W, H> },
-    /// The hold was not this thread's any more.
+    /// The thread no longer had it.
     Gone,
 }
 
@@ -195,7 +192,7 @@ pub(crate) struct LocalLock<W, H, R> {
     order: Order,
     exclusive: Option<Holder<H>>,
     shared: Vec<SharedHolders<H>>,
-    /// Threads of ours that talk to Redis about this lock, by what they want.
+    /// How many threads of this process ask Redis for an exclusive hold, and for a shared one.
     asking_exclusive: usize,
     asking_shared: usize,
     queue: WaitQueue<Waiting<W>>,
@@ -249,7 +246,7 @@ impl<W, H: Holding, R> LocalLock<W, H, R> {
                     group.threads.push((thread, 1));
                     return Entered::Joined(group.hold.clone());
                 }
-                // A reader that does not want to wait behind another may ask beside it.
+                // Several readers may ask at the same time if they would not wait for one another.
                 admitted && (self.asking_shared == 0 || beside)
             }
         };
@@ -271,7 +268,7 @@ impl<W, H: Holding, R> LocalLock<W, H, R> {
         }
     }
 
-    /// What follows for a thread from what it holds.
+    /// What a thread gets that holds the lock already.
     fn has_already(&mut self, thread: u64, mode: Mode) -> Option<Entered<H, R>> {
         let alone = self
             .exclusive
@@ -324,14 +321,14 @@ impl<W, H: Holding, R> LocalLock<W, H, R> {
         })
     }
 
-    /// How the thread that contends now has to begin.
+    /// How the thread that becomes a contender now has to start.
     pub(crate) fn start(&mut self, now: Instant) -> Start<R> {
         self.cohort
             .yield_after(now)
             .map_or(Start::Ask, Start::YieldAfter)
     }
 
-    /// Somebody else has the lock, the contender found: our tenure is over.
+    /// The contender found the lock held by another process, so the tenure is over.
     pub(crate) fn refused(&mut self) {
         self.cohort.end();
     }
@@ -363,7 +360,7 @@ impl<W, H: Holding, R> LocalLock<W, H, R> {
                 threads: vec![(thread, 1)],
             }),
         }
-        self.call_next(now)
+        self.take_next(now)
     }
 
     fn asked(&mut self, mode: Mode) {
@@ -394,7 +391,7 @@ impl<W, H: Holding, R> LocalLock<W, H, R> {
         false
     }
 
-    /// How many holds the thread has, and of which hold.
+    /// The hold of this thread, and how many times it has it.
     pub(crate) fn count(&self, thread: u64, mode: Mode) -> Option<(&H, u32)> {
         match mode {
             Mode::Exclusive => self
@@ -409,20 +406,20 @@ impl<W, H: Holding, R> LocalLock<W, H, R> {
         }
     }
 
-    /// The holds of this process, whoever's they are.
+    /// All holds of this process.
     pub(crate) fn holds(&self) -> impl Iterator<Item = &H> {
         let exclusive = self.exclusive.iter().map(|holder| &holder.hold);
         exclusive.chain(self.shared.iter().map(|group| &group.hold))
     }
 
-    /// Shared holds take no more threads, since a writer of another process waits.
+    /// No more threads may join the shared holds: a writer of another process waits.
     pub(crate) fn close_shared(&mut self) {
         for group in &mut self.shared {
             group.open = false;
         }
     }
 
-    /// A thread releases one hold. `release` is made if that ends in [`Left::Release`], before anybody is woken.
+    /// A thread releases the lock once. `release` is called if that results in [`Left::Release`], before anybody is woken.
     pub(crate) fn leave(
         &mut self,
         thread: u64,
@@ -465,7 +462,7 @@ impl<W, H: Holding, R> LocalLock<W, H, R> {
             self.cohort.released(release, now);
         }
         Left::Release {
-            next: self.call_next(now),
+            next: self.take_next(now),
         }
     }
 
@@ -497,16 +494,16 @@ impl<W, H: Holding, R> LocalLock<W, H, R> {
         }
         self.shared.swap_remove(at);
         let release = release();
-        // A tenure that began with a writer goes on while its process reads.
+        // A tenure that a writer has started goes on while threads of this process read.
         if self.order == Order::Local && self.cohort.has_started() && self.exclusive.is_none() {
             self.cohort.released(release, now);
         }
         Left::Release {
-            next: self.call_next(now),
+            next: self.take_next(now),
         }
     }
 
-    /// The hold is lost, whatever its threads think.
+    /// The hold is lost, even if its threads do not know yet.
     pub(crate) fn lost(&mut self, hold: &H, now: Instant) -> Wakeups<W, H> {
         if self
             .exclusive
@@ -523,30 +520,30 @@ impl<W, H: Holding, R> LocalLock<W, H, R> {
                 contend: None,
             };
         }
-        self.call_next(now)
+        self.take_next(now)
     }
 
     /// A contender gives up.
     pub(crate) fn withdraw_contender(&mut self, mode: Mode, now: Instant) -> Wakeups<W, H> {
         self.asked(mode);
-        self.call_next(now)
+        self.take_next(now)
     }
 
     /// A queued thread gives up; `None` if its turn had come before.
     pub(crate) fn withdraw(&mut self, ticket: u64, now: Instant) -> Option<Wakeups<W, H>> {
         self.queue.remove(ticket)?;
-        // It may have been what kept readers from joining.
-        Some(self.call_next(now))
+        // If it was a writer, readers behind it may join now.
+        Some(self.take_next(now))
     }
 
-    /// Whose turn it is in the queue: readers that can join, and one contender if nobody else is ahead of it.
-    fn call_next(&mut self, now: Instant) -> Wakeups<W, H> {
-        let mut calls = Wakeups {
+    /// Takes the threads off the queue whose turn it is: readers that can join, and one contender if nobody is ahead of it.
+    fn take_next(&mut self, now: Instant) -> Wakeups<W, H> {
+        let mut wakeups = Wakeups {
             joined: Vec::new(),
             contend: None,
         };
         if self.exclusive.is_some() {
-            return calls;
+            return wakeups;
         }
         while let Some(first) = self.queue.front() {
             let (thread, mode, lease) = (first.thread, first.mode, first.lease);
@@ -556,7 +553,7 @@ impl<W, H: Holding, R> LocalLock<W, H, R> {
                     if let Some(group) = self.joinable(lease, now) {
                         group.threads.push((thread, 1));
                         let hold = group.hold.clone();
-                        calls
+                        wakeups
                             .joined
                             .extend(self.queue.pop().map(|first| (first.waiter, hold)));
                         continue;
@@ -572,22 +569,22 @@ impl<W, H: Holding, R> LocalLock<W, H, R> {
                 }
             }
             *self.asking(mode) += 1;
-            calls.contend = self.queue.pop().map(|first| first.waiter);
+            wakeups.contend = self.queue.pop().map(|first| first.waiter);
         }
-        calls
+        wakeups
     }
 
-    /// Empties the queue, for news that concern everybody in it.
+    /// Empties the queue, to notify everybody in it.
     pub(crate) fn dismiss(&mut self) -> Vec<W> {
         self.queue.drain().map(|waiting| waiting.waiter).collect()
     }
 
-    /// Everybody in the queue.
+    /// The waiters of all queued threads.
     pub(crate) fn waiters(&self) -> impl Iterator<Item = &W> {
         self.queue.iter().map(|waiting| &waiting.waiter)
     }
 
-    /// Whether nobody is here.
+    /// Whether no thread holds it or asks for it, and so none waits.
     pub(crate) fn is_free(&self) -> bool {
         self.exclusive.is_none()
             && self.shared.is_empty()
@@ -595,7 +592,7 @@ impl<W, H: Holding, R> LocalLock<W, H, R> {
             && self.asking_shared == 0
     }
 
-    /// Whether nothing would be forgotten with this lock.
+    /// Whether it can be dropped without forgetting anything.
     pub(crate) fn is_idle(&self, now: Instant) -> bool {
         self.is_free() && self.cohort.is_forgettable(now)
     }

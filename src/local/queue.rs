@@ -1,8 +1,8 @@
-//! The queue of waiting threads: first come, first served, and a thread may leave it from anywhere.
+//! The queue of waiting threads: first come, first served. A thread may leave it from any position.
 
 use std::collections::VecDeque;
 
-/// Those that wait, each under a ticket that is never used again. Allocates nothing until the first one comes.
+/// The waiting threads, each under a ticket that is never reused. Allocates nothing until the first one comes.
 #[derive(Debug, Clone)]
 pub(super) struct WaitQueue<W> {
     /// By ticket, ascending.
@@ -53,7 +53,7 @@ impl<W> WaitQueue<W> {
         self.waiting.pop_front().map(|(_, waiting)| waiting)
     }
 
-    /// The first, if it is like this.
+    /// Removes the first if it matches.
     pub(super) fn pop_if(&mut self, matches: impl FnOnce(&W) -> bool) -> Option<W> {
         if self.front().is_some_and(matches) {
             self.pop()

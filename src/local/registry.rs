@@ -1,7 +1,7 @@
-//! What is kept by name: made when a thread comes, dropped when idle.
+//! What a client keeps for each name: made when a thread needs it, dropped when idle.
 //!
-//! Nobody searches for idle entries among those in use: whoever leaves one free notes it, and a sweep looks at those that
-//! were noted for longest.
+//! The thread that leaves an entry free adds it to a list, and a sweep checks those that were added first. So nobody has to
+//! search for idle entries among those in use.
 
 use std::collections::hash_map::RandomState;
 use std::collections::{HashMap, VecDeque};
@@ -15,48 +15,48 @@ use parking_lot::{Mutex, MutexGuard};
 /// How many shards there are, besides the one for separate keys.
 const SHARDS: usize = 32;
 
-/// How long an idle entry is kept: past any gap over which its tenure's age counts.
+/// How long an idle entry is kept: longer than any gap that does not end a tenure.
 const LINGER: Duration = Duration::from_millis(20);
 
-/// How many entries one sweep looks at, and how many of them may turn out to be needed still before it ends.
+/// A sweep ends after checking so many entries, or once so many of them were still needed.
 const SWEEP: (usize, usize) = (4096, 512);
 
-/// By what an entry is found.
+/// The key of an entry.
 pub(crate) trait Key: Clone + Eq + Hash {
     /// Whether it is one of the few keys that are kept in a separate shard, so that their entries can be listed.
     fn is_separate(&self) -> bool;
 }
 
-/// What of an entry changes.
+/// The mutable part of an entry.
 pub(crate) trait State {
-    /// Whether no thread uses it: none holds, waits or asks.
+    /// Whether no thread holds, waits or asks.
     fn is_free(&self) -> bool;
 
-    /// Whether dropping it would forget nothing.
+    /// Whether it can be dropped without forgetting anything.
     fn is_idle(&self, now: Instant) -> bool;
 }
 
-/// What is known under one key: what never changes, and the state behind a mutex.
+/// What is kept for one key: a part that never changes, and the state, under a mutex.
 pub(crate) struct Entry<K: Key, T, S: State> {
     fixed: T,
     state: Mutex<Noted<S>>,
-    /// None for one that cannot be found.
+    /// `None` for an entry outside the registry.
     registered: Option<Registered<K>>,
 }
 
 struct Noted<S> {
     state: S,
-    /// Its entry is among those that may be idle.
+    /// Its entry is on the list of free ones.
     noted: bool,
 }
 
-/// The key of an entry, and where it is noted that it is free.
+/// The key of an entry, and the list it is added to when it is free.
 struct Registered<K> {
     key: K,
     free: Arc<Free<K>>,
 }
 
-/// Entries that were free at that moment, each once. Its mutex is the last one to be taken.
+/// Entries, each once, and when they became free. Its mutex is taken last.
 type Free<K> = Mutex<VecDeque<(Instant, K)>>;
 
 /// The state of an entry, while its mutex is held.
@@ -66,7 +66,7 @@ pub(crate) struct EntryGuard<'a, K: Key, S: State> {
 }
 
 impl<K: Key, T, S: State> Entry<K, T, S> {
-    /// One that cannot be found.
+    /// An entry outside the registry, for a query that must not create state.
     pub(crate) fn unregistered(fixed: T, state: S) -> Arc<Self> {
         Self::new(fixed, state, None)
     }
@@ -133,14 +133,14 @@ pub(crate) struct Registry<K: Key, T, S: State> {
 
 type Shard<K, T, S> = HashMap<K, Arc<Entry<K, T, S>>>;
 
-/// What a sweep has come to.
+/// The result of a sweep.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Sweep {
-    /// How many entries were looked at.
+    /// How many entries were checked.
     looks: usize,
-    /// How many of them stay for now, although they are free.
+    /// How many of them are free but stay for now.
     stay: usize,
-    /// There are entries to come back for.
+    /// Whether another sweep is needed.
     pub(crate) left: bool,
 }
 
@@ -173,7 +173,7 @@ impl<K: Key, T, S: State> Registry<K, T, S> {
         self.free.lock().push_back((now, key.clone()));
         shard.insert(key, Arc::clone(&entry));
         drop(shard);
-        // Names that are used once make room for each other.
+        // So that names that are used once do not pile up between two sweeps.
         self.sweep_few(now, 4, &mut Sweep::default());
         Ok(entry)
     }
@@ -197,7 +197,7 @@ impl<K: Key, T, S: State> Registry<K, T, S> {
         self.shards[SHARDS].lock().values().cloned().collect()
     }
 
-    /// Drops entries that have been idle for a while. The work is bounded, and does not grow with those in use.
+    /// Drops entries that have been idle for a while. The work is bounded, and independent of how many are in use.
     pub(crate) fn sweep(&self, now: Instant) -> Sweep {
         let mut sweep = Sweep::default();
         while sweep.looks < SWEEP.0 && sweep.stay < SWEEP.1 {
@@ -215,7 +215,7 @@ impl<K: Key, T, S: State> Registry<K, T, S> {
         sweep
     }
 
-    /// Looks at up to `most` of the entries that have been noted for longest.
+    /// Checks up to `most` entries, those that became free first.
     fn sweep_few(&self, now: Instant, most: usize, sweep: &mut Sweep) {
         let is_due = |since: Instant| now.saturating_duration_since(since) >= LINGER;
         let mut free = self.free.lock();
@@ -235,13 +235,13 @@ impl<K: Key, T, S: State> Registry<K, T, S> {
         }
     }
 
-    /// Looks at an entry that is noted; `true` if it has to be looked at again.
+    /// Drops a free entry if it is idle; `true` if it has to be checked again.
     fn drop_if_idle(&self, key: &K, now: Instant) -> bool {
         let mut shard = self.shard(key).lock();
         let Some(entry) = shard.get(key) else {
             return false;
         };
-        // Only the map knows it, and nobody can come to know it while this shard is locked.
+        // Only the map refers to it, and nobody else can get it while the shard is locked.
         let unused = Arc::strong_count(entry) == 1;
         let mut state = entry.state.lock();
         if !state.state.is_free() {

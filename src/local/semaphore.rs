@@ -1,9 +1,9 @@
-//! The permits of one semaphore inside this process: who waits, who of them asks Redis, which permits change threads.
+//! The permits of one semaphore inside this process: who waits, who asks Redis, which permits are handed over.
 //!
-//! A state machine without I/O and without a clock of its own. The queue is first come, first served; only its *first*
-//! asks Redis, the others cost the server nothing. Permits released while others wait go to the first in the queue if
-//! they are enough for it, what is left of them to the next, and the rest to Redis: they are never hoarded, since
-//! another process could do the same and both wait for ever.
+//! A state machine without I/O and without a clock of its own. The queue is first come, first served, and only its *first*
+//! thread asks Redis. Permits released while others wait go to the first in the queue if they are enough for it, then to
+//! the next, and what is left goes back to Redis. They are never kept until there are enough: if two processes did that,
+//! both would wait for ever.
 //!
 //! ```text
 //!   enter ─► queued ─► first ──granted by Redis────► has them ──give──► the first in the queue, within the tenure
@@ -11,9 +11,10 @@
 //!               └────────┴──────────────────────────────┘
 //! ```
 //!
-//! A permit's *tenure* begins when Redis grants it. After that it goes back to Redis, whoever waits here, so that other
-//! processes get their turn. That alone is not enough: our next request reaches Redis before the others have woken. So
-//! after grants for a whole tenure, with gaps of a few milliseconds at most, the next to ask lets others go first.
+//! A permit's *tenure* begins when Redis grants it. After the tenure it goes back to Redis, even if threads wait here, so
+//! that other processes get their turn. That alone is not enough, since the next request of this process reaches Redis
+//! before the others have woken. So after a whole tenure of grants, without a gap of more than a few milliseconds, the
+//! next thread to ask lets others go first.
 
 use std::time::{Duration, Instant};
 
@@ -25,14 +26,14 @@ use crate::local::queue::WaitQueue;
 struct Waiting<W> {
     need: u32,
     waiter: W,
-    /// Redis is known to have had too few for it.
+    /// Redis had too few for it.
     refused: bool,
 }
 
-/// What Redis is known not to have.
+/// How many permits Redis is known not to have.
 #[derive(Debug, Clone, Copy)]
 struct Exhausted {
-    /// For this many, or more, it is useless to ask.
+    /// Asking for as many or more is useless.
     need: u32,
     until: Instant,
 }
@@ -45,7 +46,7 @@ pub(crate) struct LocalSemaphore<W, R> {
     out: u64,
     exhausted: Option<Exhausted>,
     cohort: Cohort<R>,
-    /// What was taken has been returned, and nobody gets any more.
+    /// The client is closed: all permits were returned, and nobody gets any.
     closed: bool,
 }
 
@@ -53,11 +54,11 @@ pub(crate) struct LocalSemaphore<W, R> {
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "whoever is given permits has to be woken"]
 pub(crate) struct Given<W> {
-    /// They have theirs now.
+    /// Those who were handed theirs.
     pub(crate) to: Vec<W>,
-    /// It is first in the queue now.
+    /// Who is first in the queue now, if that may have changed.
     pub(crate) first: Option<W>,
-    /// This many go back to Redis; some in the queue may wait for more than that.
+    /// How many go back to Redis: too few for the first in the queue, if there is one.
     pub(crate) back: u32,
 }
 
@@ -65,11 +66,11 @@ pub(crate) struct Given<W> {
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "the next in the queue has to be woken"]
 pub(crate) enum Granted<W> {
-    /// They are the asking thread's; the next is first in the queue now.
+    /// The asking thread keeps them; `first` is first in the queue now.
     Kept { first: Option<W> },
-    /// A thread of this process has handed it permits meanwhile; these are to be handed on.
+    /// The asking thread has been handed others meanwhile; these have to be given to the next.
     Surplus,
-    /// The client is closed: they are to be returned.
+    /// The client is closed: they have to go back to Redis.
     Closed,
 }
 
@@ -84,12 +85,12 @@ impl<W: Clone, R> LocalSemaphore<W, R> {
         }
     }
 
-    /// Whether nobody waits here or has any.
+    /// Whether no thread waits or has permits.
     pub(crate) fn is_free(&self) -> bool {
         self.queue.is_empty() && self.out == 0
     }
 
-    /// Whether somebody waits: the first in the queue once Redis had too few for it, whoever is behind it at once.
+    /// Whether a thread waits: anybody behind the first in the queue, and the first itself once Redis had too few for it.
     pub(crate) fn has_waiters(&self) -> bool {
         self.queue.len() > 1 || self.queue.front().is_some_and(|first| first.refused)
     }
@@ -113,8 +114,8 @@ impl<W: Clone, R> LocalSemaphore<W, R> {
         Some(exhausted.until)
     }
 
-    /// Redis, asked at `asked_at` by the first in the queue, had fewer than `need`. Within a tenure from then on
-    /// threads of this process are the likeliest to release some, if any have some.
+    /// Redis had fewer than the `need` of the first in the queue, which had asked at `asked_at`. If threads of this process
+    /// have permits, they will probably release some within a tenure, and asking again before that is useless.
     pub(crate) fn refused(&mut self, need: u32, asked_at: Instant) {
         self.refuse_first();
         self.exhausted = (self.out > 0).then(|| Exhausted {
@@ -124,7 +125,7 @@ impl<W: Clone, R> LocalSemaphore<W, R> {
         self.cohort.end();
     }
 
-    /// The release after which the thread that asks now yields, if others heard of it.
+    /// The release after which the thread that asks now has to yield, if others were notified of it.
     pub(crate) fn yield_after(&mut self, now: Instant) -> Option<R> {
         self.cohort.yield_after(now)
     }
@@ -189,7 +190,7 @@ impl<W: Clone, R> LocalSemaphore<W, R> {
         Some(if was_first { self.first() } else { None })
     }
 
-    /// A thread keeps for good what it has.
+    /// A thread keeps its permits for good.
     pub(crate) fn forget(&mut self, permits: u32) {
         if !self.closed {
             self.out -= u64::from(permits);
@@ -201,7 +202,7 @@ impl<W: Clone, R> LocalSemaphore<W, R> {
         self.queue.drain().map(|it| it.waiter).collect()
     }
 
-    /// Takes back whatever threads of this process have.
+    /// Closes it, and returns how many permits threads of this process have.
     pub(crate) fn close(&mut self) -> u64 {
         self.closed = true;
         std::mem::take(&mut self.out)

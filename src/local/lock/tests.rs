@@ -62,7 +62,7 @@ enum Step {
     Refused,
     /// One who asks gives up.
     GiveUp(usize),
-    /// A queued thread gives up, or one that was called and does not know it yet.
+    /// A queued thread gives up, or one that was woken and does not know it yet.
     Withdraw(usize),
     /// A guard goes: of a present hold, or of one that was lost.
     Leave(usize, Mode),
@@ -91,7 +91,7 @@ enum Doing {
 struct Thread {
     doing: Doing,
     lease: LeasePolicy,
-    /// Kept for as long as the thread may not know that it was called.
+    /// Kept for as long as the thread may not know that it was woken.
     ticket: Option<u64>,
     /// Holds of guards that were lost under it.
     stale: Vec<Grant>,
@@ -328,11 +328,11 @@ impl Model {
         self.threads[t].doing = Doing::Nothing;
     }
 
-    /// These were called: they must have been first in the queue, in this order, and have to do what they may do.
+    /// These were woken: they must have been first in the queue, in this order, and have to do what they may do.
     /// Whoever is left there must have somebody to wait for.
-    fn called(&mut self, calls: Wakeups<usize, Grant>) {
-        let mut joined = calls.joined.into_iter().peekable();
-        let mut contend = calls.contend;
+    fn woken(&mut self, wakeups: Wakeups<usize, Grant>) {
+        let mut joined = wakeups.joined.into_iter().peekable();
+        let mut contend = wakeups.contend;
         while let Some(&first) = self.queue.front() {
             let turn = self.turn_of_first();
             if let Some((t, grant)) = joined.next_if(|(t, _)| *t == first) {
@@ -346,13 +346,13 @@ impl Model {
                     self.contends(t, mode, &start);
                 }
             } else {
-                self.check(turn == Some((first, Turn::Wait)), ("not called", turn));
+                self.check(turn == Some((first, Turn::Wait)), ("not woken", turn));
                 break;
             }
             self.queue.pop_front();
         }
         let all = joined.next().is_none() && contend.is_none();
-        self.check(all, "somebody is called out of turn");
+        self.check(all, "somebody is woken out of turn");
     }
 
     fn take(&mut self, step: Step) {
@@ -368,21 +368,21 @@ impl Model {
                 if let Doing::Asking(mode) = self.threads[t].doing {
                     self.threads[t].doing = Doing::Nothing;
                     self.threads[t].ticket = None;
-                    let calls = self.lock.withdraw_contender(mode, self.now);
-                    self.called(calls);
+                    let wakeups = self.lock.withdraw_contender(mode, self.now);
+                    self.woken(wakeups);
                 }
             }
             Step::Withdraw(t) => {
                 let queued = matches!(self.threads[t].doing, Doing::Queued(_));
                 if let Some(ticket) = self.threads[t].ticket.take() {
-                    let calls = self.lock.withdraw(ticket, self.now);
-                    self.check(calls.is_some() == queued, "queued or called, not both");
+                    let wakeups = self.lock.withdraw(ticket, self.now);
+                    self.check(wakeups.is_some() == queued, "queued or woken, not both");
                     if queued {
                         self.threads[t].doing = Doing::Nothing;
                         self.queue.retain(|&other| other != t);
                     }
-                    if let Some(calls) = calls {
-                        self.called(calls);
+                    if let Some(wakeups) = wakeups {
+                        self.woken(wakeups);
                     }
                 }
             }
@@ -396,9 +396,9 @@ impl Model {
             Step::Lost(number) => self.lost(number),
             Step::LostStale(t) => {
                 if let Some(grant) = self.threads[t].stale.last() {
-                    let calls = self.lock.lost(grant, self.now);
-                    let nobody = calls.joined.is_empty() && calls.contend.is_none();
-                    self.check(nobody, "nobody is called twice");
+                    let wakeups = self.lock.lost(grant, self.now);
+                    let nobody = wakeups.joined.is_empty() && wakeups.contend.is_none();
+                    self.check(nobody, "nobody is woken twice");
                 }
             }
             Step::Renewed(number) => {
@@ -526,7 +526,7 @@ impl Model {
             complete,
         };
         let lease = self.threads[t].lease;
-        let calls = self.lock.granted(t as u64, mode, grant, lease, self.now);
+        let wakeups = self.lock.granted(t as u64, mode, grant, lease, self.now);
         self.threads[t].doing = Doing::Nothing;
         self.threads[t].ticket = None;
         if mode == Mode::Exclusive {
@@ -545,7 +545,7 @@ impl Model {
             open: true,
             guards: vec![(t, 1)],
         });
-        self.called(calls);
+        self.woken(wakeups);
     }
 
     /// The hold is gone, its guards do not know yet.
@@ -568,8 +568,8 @@ impl Model {
             if hold.mode == Mode::Exclusive {
                 (self.tenure_since, self.released) = (None, None);
             }
-            let calls = self.lock.lost(&hold.grant, self.now);
-            self.called(calls);
+            let wakeups = self.lock.lost(&hold.grant, self.now);
+            self.woken(wakeups);
         }
     }
 
@@ -637,7 +637,7 @@ impl Model {
                 if self.is_local() && (mode == Mode::Exclusive || goes_on) {
                     self.released = release.map(|release| (self.now, release));
                 }
-                self.called(next);
+                self.woken(next);
             }
             Left::Gone => self.check(false, "it is there"),
         }
@@ -689,7 +689,7 @@ impl Model {
         } else {
             self.check(self.queue.is_empty(), "the server keeps the queue");
         }
-        // A hold that has been renewed takes those in the queue once somebody is called.
+        // A hold that has been renewed takes those in the queue once somebody is woken.
         if let Some((t, turn)) = self.turn_of_first() {
             let later = turn == Turn::Join && reading > 0;
             self.check(turn == Turn::Wait || later, ("forgotten", t, turn));
@@ -930,15 +930,15 @@ fn grant(number: u64, now: Instant) -> Grant {
 }
 
 /// Who joined, and who contends.
-fn called(calls: &Wakeups<usize, Grant>) -> (Vec<usize>, Option<usize>) {
-    let joined = calls.joined.iter().map(|(t, _)| *t).collect();
-    (joined, calls.contend)
+fn woken(wakeups: &Wakeups<usize, Grant>) -> (Vec<usize>, Option<usize>) {
+    let joined = wakeups.joined.iter().map(|(t, _)| *t).collect();
+    (joined, wakeups.contend)
 }
 
-/// The hold is released, and this is who is called.
+/// The hold is released, and these are the threads woken.
 fn released(left: &Left<usize, Grant>) -> Option<(Vec<usize>, Option<usize>)> {
     match left {
-        Left::Release { next } => Some(called(next)),
+        Left::Release { next } => Some(woken(next)),
         _ => None,
     }
 }
@@ -963,15 +963,15 @@ fn readers_come_in_together_up_to_the_first_writer() {
         panic!("{writer:?}");
     };
     assert_eq!(come(&mut lock, 5, Mode::Shared, RENEWED, now), "Queued");
-    let calls = lock.granted(1, Mode::Shared, grant(1, now), RENEWED, now);
-    assert_eq!(called(&calls), (vec![2, 3], None));
+    let wakeups = lock.granted(1, Mode::Shared, grant(1, now), RENEWED, now);
+    assert_eq!(woken(&wakeups), (vec![2, 3], None));
     // Nobody overtakes the writer but those who hold the lock already.
     assert_eq!(try_to(&mut lock, 6, Mode::Shared, now), "Busy");
     assert_eq!(try_to(&mut lock, 2, Mode::Shared, now), "Mine 1 x 1");
     assert_eq!(try_to(&mut lock, 2, Mode::Exclusive, now), "Deadlock");
     // It kept one reader from joining, and does no more.
-    let calls = lock.withdraw(ticket, now).map(|calls| called(&calls));
-    assert_eq!(calls, Some((vec![5], None)));
+    let wakeups = lock.withdraw(ticket, now).map(|wakeups| woken(&wakeups));
+    assert_eq!(wakeups, Some((vec![5], None)));
     assert_eq!(try_to(&mut lock, 6, Mode::Shared, now), "Joined 1");
     // A writer comes in when the last of them has gone.
     assert_eq!(come(&mut lock, 4, Mode::Exclusive, RENEWED, now), "Queued");
@@ -991,19 +991,19 @@ fn readers_that_cannot_join_have_holds_of_their_own() {
     assert_eq!(come(&mut lock, 2, Mode::Shared, FIXED, now), "Queued");
     assert_eq!(come(&mut lock, 3, Mode::Shared, RENEWED, now), "Queued");
     // One of them asks, and nobody has to wait for its answer.
-    let calls = lock.granted(1, Mode::Shared, grant(1, now), RENEWED, now);
-    assert_eq!(called(&calls), (vec![3], Some(2)));
+    let wakeups = lock.granted(1, Mode::Shared, grant(1, now), RENEWED, now);
+    assert_eq!(woken(&wakeups), (vec![3], Some(2)));
     assert_eq!(come(&mut lock, 4, Mode::Shared, FIXED, now), "Queued");
-    let calls = lock.granted(2, Mode::Shared, grant(2, now), FIXED, now);
-    assert_eq!(called(&calls), (vec![], Some(4)));
-    let calls = lock.granted(4, Mode::Shared, grant(4, now), FIXED, now);
-    assert_eq!(called(&calls), (vec![], None));
+    let wakeups = lock.granted(2, Mode::Shared, grant(2, now), FIXED, now);
+    assert_eq!(woken(&wakeups), (vec![], Some(4)));
+    let wakeups = lock.granted(4, Mode::Shared, grant(4, now), FIXED, now);
+    assert_eq!(woken(&wakeups), (vec![], None));
     // A closed hold takes nobody more, apart from those who have it.
     lock.close_shared();
     assert_eq!(come(&mut lock, 5, Mode::Shared, RENEWED, now), "Ask");
     assert_eq!(try_to(&mut lock, 1, Mode::Shared, now), "Mine 1 x 1");
-    let calls = lock.granted(5, Mode::Shared, grant(3, now), RENEWED, now);
-    assert_eq!(called(&calls), (vec![], None));
+    let wakeups = lock.granted(5, Mode::Shared, grant(3, now), RENEWED, now);
+    assert_eq!(woken(&wakeups), (vec![], None));
     assert_eq!(try_to(&mut lock, 6, Mode::Shared, now), "Joined 3");
     // Nor does one that has little time left.
     let late = now + HALF + HALF;
@@ -1015,12 +1015,12 @@ fn a_shared_hold_below_an_exclusive_one_outlives_it() {
     let now = Instant::now();
     let mut lock = LocalLock::new(Order::Local, TENURE);
     assert_eq!(come(&mut lock, 1, Mode::Exclusive, RENEWED, now), "Ask");
-    let calls = lock.granted(1, Mode::Exclusive, grant(1, now), RENEWED, now);
-    assert_eq!(called(&calls), (vec![], None));
+    let wakeups = lock.granted(1, Mode::Exclusive, grant(1, now), RENEWED, now);
+    assert_eq!(woken(&wakeups), (vec![], None));
     assert_eq!(come(&mut lock, 2, Mode::Exclusive, RENEWED, now), "Queued");
     assert_eq!(try_to(&mut lock, 1, Mode::Shared, now), "Ask under 1");
-    let calls = lock.granted(1, Mode::Shared, grant(2, now), RENEWED, now);
-    assert_eq!(called(&calls), (vec![], None));
+    let wakeups = lock.granted(1, Mode::Shared, grant(2, now), RENEWED, now);
+    assert_eq!(woken(&wakeups), (vec![], None));
     assert_eq!(try_to(&mut lock, 3, Mode::Shared, now), "Busy");
     // Not passed on, since the next one would not be alone.
     let left = lock.leave(1, &grant(1, now), now, &|| 1);
@@ -1028,11 +1028,11 @@ fn a_shared_hold_below_an_exclusive_one_outlives_it() {
     let left = lock.leave(1, &grant(2, now), now, &|| 2);
     assert_eq!(released(&left), Some((vec![], Some(2))));
 
-    let calls = lock.granted(2, Mode::Exclusive, grant(3, now), RENEWED, now);
-    assert_eq!(called(&calls), (vec![], None));
+    let wakeups = lock.granted(2, Mode::Exclusive, grant(3, now), RENEWED, now);
+    assert_eq!(woken(&wakeups), (vec![], None));
     assert_eq!(try_to(&mut lock, 2, Mode::Shared, now), "Ask under 3");
-    let calls = lock.granted(2, Mode::Shared, grant(4, now), RENEWED, now);
-    assert_eq!(called(&calls), (vec![], None));
+    let wakeups = lock.granted(2, Mode::Shared, grant(4, now), RENEWED, now);
+    assert_eq!(woken(&wakeups), (vec![], None));
     // Those that come after a queued reader join with it.
     for t in [3, 4] {
         assert_eq!(come(&mut lock, t, Mode::Shared, RENEWED, now), "Queued");
@@ -1049,8 +1049,8 @@ fn where_the_server_keeps_the_queue_everybody_asks() {
         assert_eq!(come(&mut lock, t, Mode::Exclusive, RENEWED, now), "Ask");
     }
     for t in [1, 2] {
-        let calls = lock.granted(t, Mode::Exclusive, grant(t, now), RENEWED, now);
-        assert_eq!(called(&calls), (vec![], None));
+        let wakeups = lock.granted(t, Mode::Exclusive, grant(t, now), RENEWED, now);
+        assert_eq!(woken(&wakeups), (vec![], None));
     }
     // The first has lost it, if it knows or not.
     assert_eq!(lock.count(1, Mode::Exclusive), None);
@@ -1059,8 +1059,8 @@ fn where_the_server_keeps_the_queue_everybody_asks() {
     assert_eq!(lock.count(2, Mode::Exclusive), Some((&grant(2, now), 1)));
     let left = lock.leave(2, &grant(2, now), now, &|| 2);
     assert_eq!(released(&left), Some((vec![], None)));
-    let calls = lock.withdraw_contender(Mode::Exclusive, now);
-    assert_eq!(called(&calls), (vec![], None));
+    let wakeups = lock.withdraw_contender(Mode::Exclusive, now);
+    assert_eq!(woken(&wakeups), (vec![], None));
     // No tenure is over here, and nobody yields.
     let late = now + TENURE;
     assert_eq!(lock.start(late), Start::Ask);
@@ -1077,8 +1077,8 @@ fn a_hold_without_a_token_to_spare_is_not_passed_on() {
             complete,
             ..grant(1, now)
         };
-        let calls = lock.granted(1, Mode::Exclusive, hold, RENEWED, now);
-        assert_eq!(called(&calls), (vec![], None));
+        let wakeups = lock.granted(1, Mode::Exclusive, hold, RENEWED, now);
+        assert_eq!(woken(&wakeups), (vec![], None));
         assert_eq!(come(&mut lock, 2, Mode::Exclusive, RENEWED, now), "Queued");
         let left = lock.leave(1, &hold, now, &|| 1);
         let passed = matches!(left, Left::Passed { waiter: 2, .. });
@@ -1094,8 +1094,8 @@ fn a_tenure_that_is_over_ends_with_yielding() {
     // One thread alone, again and again: its own gaps do not end the tenure.
     for number in 1..=6 {
         assert_eq!(try_to(&mut lock, 1, Mode::Exclusive, now), "Ask");
-        let calls = lock.granted(1, Mode::Exclusive, grant(number, now), RENEWED, now);
-        assert_eq!(called(&calls), (vec![], None));
+        let wakeups = lock.granted(1, Mode::Exclusive, grant(number, now), RENEWED, now);
+        assert_eq!(woken(&wakeups), (vec![], None));
         now += Duration::from_micros(900);
         let left = lock.leave(1, &grant(number, now), now, &|| number);
         assert_eq!(released(&left), Some((vec![], None)));
@@ -1103,8 +1103,8 @@ fn a_tenure_that_is_over_ends_with_yielding() {
     }
     assert_eq!(try_to(&mut lock, 1, Mode::Exclusive, now), "YieldAfter(6)");
     // It yields once; what follows is a new tenure.
-    let calls = lock.granted(1, Mode::Exclusive, grant(7, now), RENEWED, now);
-    assert_eq!(called(&calls), (vec![], None));
+    let wakeups = lock.granted(1, Mode::Exclusive, grant(7, now), RENEWED, now);
+    assert_eq!(woken(&wakeups), (vec![], None));
     let left = lock.leave(1, &grant(7, now), now, &|| 7);
     assert_eq!(released(&left), Some((vec![], None)));
     assert_eq!(try_to(&mut lock, 1, Mode::Exclusive, now), "Ask");
@@ -1115,11 +1115,11 @@ fn a_tenure_goes_on_below_a_writer_that_became_a_reader() {
     let mut now = Instant::now();
     let mut lock = LocalLock::new(Order::Local, TENURE);
     assert_eq!(come(&mut lock, 1, Mode::Exclusive, RENEWED, now), "Ask");
-    let calls = lock.granted(1, Mode::Exclusive, grant(1, now), RENEWED, now);
-    assert_eq!(called(&calls), (vec![], None));
+    let wakeups = lock.granted(1, Mode::Exclusive, grant(1, now), RENEWED, now);
+    assert_eq!(woken(&wakeups), (vec![], None));
     assert_eq!(try_to(&mut lock, 1, Mode::Shared, now), "Ask under 1");
-    let calls = lock.granted(1, Mode::Shared, grant(2, now), RENEWED, now);
-    assert_eq!(called(&calls), (vec![], None));
+    let wakeups = lock.granted(1, Mode::Shared, grant(2, now), RENEWED, now);
+    assert_eq!(woken(&wakeups), (vec![], None));
     assert_eq!(come(&mut lock, 2, Mode::Exclusive, RENEWED, now), "Queued");
     let left = lock.leave(1, &grant(1, now), now, &|| 1);
     assert_eq!(released(&left), Some((vec![], None)));
@@ -1139,15 +1139,15 @@ fn without_a_tenure_nothing_is_passed_on() {
     ] {
         let mut lock = LocalLock::new(Order::Local, Duration::ZERO);
         assert_eq!(come(&mut lock, 1, Mode::Exclusive, RENEWED, now), "Ask");
-        let calls = lock.granted(1, Mode::Exclusive, grant(1, now), RENEWED, now);
-        assert_eq!(called(&calls), (vec![], None));
+        let wakeups = lock.granted(1, Mode::Exclusive, grant(1, now), RENEWED, now);
+        assert_eq!(woken(&wakeups), (vec![], None));
         assert_eq!(come(&mut lock, 2, Mode::Exclusive, RENEWED, now), "Queued");
         let left = lock.leave(1, &grant(1, now), now, &|| 1);
         assert_eq!(released(&left), Some((vec![], Some(2))), "{left:?}");
         assert_eq!(lock.start(now + gap), start);
         // The lock is kept for as long as that may be of use.
-        let calls = lock.granted(2, Mode::Exclusive, grant(2, now), RENEWED, now);
-        assert_eq!(called(&calls), (vec![], None));
+        let wakeups = lock.granted(2, Mode::Exclusive, grant(2, now), RENEWED, now);
+        assert_eq!(woken(&wakeups), (vec![], None));
         let left = lock.leave(2, &grant(2, now), now, &|| 2);
         assert_eq!(released(&left), Some((vec![], None)));
         assert_eq!(lock.is_idle(now + gap), gap > GAP);
