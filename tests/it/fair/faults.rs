@@ -379,7 +379,8 @@ fn a_question_that_arrives_after_its_sender_has_left_makes_no_place() {
             net.client.stats().commands >= commands + 2
         });
         let opened = net.proxy.opened(Target::Link);
-        net.proxy.stall_present(Target::Link);
+        net.proxy.stall_present_requests(Target::Link);
+        // A question has to be under way, and not merely its reply.
         eventually("it has another connection", || {
             net.proxy.opened(Target::Link) > opened
         });

@@ -493,6 +493,7 @@ fn this_process_can_be_measured() {
     assert_ne!(free_port(), 0);
     drop(stop);
     assert!(thread.join().unwrap().is_err());
+    assert_eq!(threads_named("measured-thread-long"), 0);
     assert!(!within(ms(1), || false));
 }
 

@@ -841,8 +841,7 @@ fn dropping_everything_in_any_order_leaves_neither_keys_nor_threads() {
                     _ => drop(guard.take()),
                 }
             }
-            // A thread that was joined is listed for a moment yet.
-            eventually("no thread is left", || threads_named("redlatch") == 0);
+            assert_eq!(threads_named("redlatch"), 0, "{order}");
             for server in &servers {
                 assert_eq!(server.keys(), Vec::<String>::new(), "{order}");
                 eventually("it is not connected any more", || {

@@ -41,20 +41,37 @@ pub(crate) fn free_port() -> u16 {
 
 /// Threads of this process, those of this module included; 0 where `/proc` does not tell.
 pub(crate) fn thread_count() -> usize {
-    fs::read_dir("/proc/self/task").map_or(0, Iterator::count)
+    threads_named("")
 }
 
 /// Threads of this process whose name starts with `prefix`; of a name only the first 15 bytes are known.
+///
+/// Those that are ending do not count: the kernel lists a thread for a moment after it was joined.
 pub(crate) fn threads_named(prefix: &str) -> usize {
     let known = &prefix[..prefix.len().min(15)];
     let Ok(tasks) = fs::read_dir("/proc/self/task") else {
         return 0;
     };
+    let counts = |stat: &String| {
+        let name = stat.split_once('(').map_or("", |(_, name)| name);
+        name.starts_with(known) && !is_ending(stat)
+    };
     tasks
         .flatten()
-        .filter_map(|task| fs::read_to_string(task.path().join("comm")).ok())
-        .filter(|name| name.starts_with(known))
+        .filter_map(|task| fs::read_to_string(task.path().join("stat")).ok())
+        .filter(counts)
         .count()
+}
+
+/// Whether the kernel has begun to end that thread (`PF_EXITING`), which it does before anybody can join it.
+fn is_ending(stat: &str) -> bool {
+    const FLAGS_AFTER_NAME: usize = 6;
+    const EXITING: u64 = 4;
+    let flags = stat.rsplit_once(") ").and_then(|(_, fields)| {
+        let flags = fields.split(' ').nth(FLAGS_AFTER_NAME)?;
+        flags.parse::<u64>().ok()
+    });
+    flags.is_some_and(|flags| flags & EXITING != 0)
 }
 
 /// Resident memory of this process in KiB; 0 where `/proc` does not tell.

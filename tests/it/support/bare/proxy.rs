@@ -116,7 +116,8 @@ struct Conn {
     requests_lost: AtomicBool,
     replies_lost: AtomicBool,
     cut: AtomicBool,
-    stalled: AtomicBool,
+    requests_stalled: AtomicBool,
+    replies_stalled: AtomicBool,
 }
 
 /// What becomes of a chunk, or of the end of a stream.
@@ -182,16 +183,27 @@ impl Proxy {
         self.set(Target::All, Mode::Pass);
         locked(&self.shared.traps).clear();
         for conn in locked(&self.shared.stalled).drain(..) {
-            conn.stalled.store(false, Ordering::SeqCst);
+            conn.requests_stalled.store(false, Ordering::SeqCst);
+            conn.replies_stalled.store(false, Ordering::SeqCst);
         }
     }
 
     /// Stalls the present connections of `target` until [`pass`](Self::pass), also when the client has closed them;
     /// new ones fare as the mode says.
     pub(crate) fn stall_present(&self, target: Target) {
+        self.stall(target, true);
+    }
+
+    /// The same for requests alone: whatever has arrived is answered, so what stays unanswered has not arrived.
+    pub(crate) fn stall_present_requests(&self, target: Target) {
+        self.stall(target, false);
+    }
+
+    fn stall(&self, target: Target, replies: bool) {
         for conn in locked(&self.shared.conns).iter() {
             if target.slots().contains(&conn.slot()) {
-                conn.stalled.store(true, Ordering::SeqCst);
+                conn.requests_stalled.store(true, Ordering::SeqCst);
+                conn.replies_stalled.store(replies, Ordering::SeqCst);
                 locked(&self.shared.stalled).push(Arc::clone(conn));
             }
         }
@@ -334,7 +346,8 @@ fn accept(shared: &Arc<Shared>, listener: &TcpListener) {
             requests_lost: AtomicBool::new(false),
             replies_lost: AtomicBool::new(false),
             cut: AtomicBool::new(false),
-            stalled: AtomicBool::new(false),
+            requests_stalled: AtomicBool::new(false),
+            replies_stalled: AtomicBool::new(false),
         });
         locked(&shared.conns).push(Arc::clone(&conn));
         shared.pump(move || pump(&conn, Way::Requests));
@@ -385,14 +398,14 @@ impl Conn {
 
     /// Decides over what came by at `at`.
     fn fate(&self, shared: &Shared, way: Way, at: Instant) -> Fate {
-        let lost = match way {
-            Way::Requests => self.requests_lost.load(Ordering::SeqCst),
-            Way::Replies => self.replies_lost.load(Ordering::SeqCst),
+        let (lost, stalled) = match way {
+            Way::Requests => (&self.requests_lost, &self.requests_stalled),
+            Way::Replies => (&self.replies_lost, &self.replies_stalled),
         };
-        if lost {
+        if lost.load(Ordering::SeqCst) {
             return Fate::Drop;
         }
-        if self.stalled.load(Ordering::SeqCst) {
+        if stalled.load(Ordering::SeqCst) {
             return Fate::Hold;
         }
         let later = |by: Duration| {
