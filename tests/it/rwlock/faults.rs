@@ -584,7 +584,11 @@ fn closing_ends_waits_and_gives_back_what_is_held() {
             _ => drop(they.writes()),
         }
         let mut crew = Crew::new();
-        for n in 0..8 {
+        // Writers first, lest a reader get in before there is one to yield to.
+        for n in [0, 1, 3, 4, 5, 7, 2, 6] {
+            if n == 2 {
+                crew.all_parked();
+            }
             let lock = lock.clone();
             crew.spawn(move || {
                 let result = match n % 4 {
