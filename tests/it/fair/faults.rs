@@ -403,7 +403,7 @@ fn trying_again_and_again_leaves_nothing_to_be_sent_later() {
     let mut server = Server::start();
     let client = open(&server);
     let lock = client.fair_lock(unique("backlog"));
-    let scripts = |server: &Server| server.calls("evalsha") + server.calls("eval");
+    let scripts = |server: &Server| server.calls("evalsha");
     lock.lock().unwrap().unlock().unwrap();
     server.kill();
     for _ in 0..TRIES {
