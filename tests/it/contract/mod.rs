@@ -22,7 +22,8 @@ use crate::support::{
     BY_MESSAGE, Crew, Guard, LONG, Line, Lock, Mode, News, Proxy, Server, Target, beside, by_now,
     delegated, delete, elsewhere, eventually, everywhere, hold_by_stranger, in_line, increment,
     is_held_by_stranger, keys_of, line, loosely, lose, lua, ms, nothing_is_left_of, open,
-    open_with_lease, published, shown, stranger_holds, stranger_releases, unique, waited_for_by,
+    open_with_lease, published, short_lived, shown, stranger_holds, stranger_releases,
+    stranger_takes, unique, waited_for_by,
 };
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -519,8 +520,9 @@ fn passing_it_on_inside_the_process_sends_nothing<L: Lock>() {
     guard.unlock().unwrap();
     crew.join();
     let after = client.stats();
+    // Of the whole life of both: those who stand in line ask now and then meanwhile.
+    assert_eq!(after.commands, server.calls("evalsha"));
     let scripts = server.calls("evalsha") - scripts;
-    assert_eq!(after.commands - before.commands, scripts);
     let grants = match (L::LINE, L::TOKENS) {
         // Past the line nobody may go, so whoever is next is told and asks.
         (Line::Redis, _) => THREADS,
@@ -1100,14 +1102,13 @@ fn unlock_says_how_it_was_lost<L: Lock>() {
     let name = unique("taken");
     let guard = L::of(&client, &name).lock().unwrap();
     guard.settle();
-    delete::<L>(&server, &name);
-    stranger_holds::<L::Foe>(&server, &name, 60_000);
+    stranger_takes::<L>(&server, &name, 60_000);
     assert_lost::<L, _>(guard.unlock(), &name, LossReason::TakenOver);
     assert!(is_held_by_stranger::<L::Foe>(&server, &name));
     assert!(server.pttl(&name) > 30_000);
 
     let name = unique("expired");
-    let guard = L::of(&client, &name).lease(ms(60)).lock().unwrap();
+    let guard = short_lived(&L::of(&client, &name));
     eventually("it expires", || !guard.is_valid() && !server.exists(&name));
     stranger_holds::<L::Foe>(&server, &name, 60_000);
     assert_lost::<L, _>(guard.unlock(), &name, LossReason::Expired);
@@ -1140,8 +1141,7 @@ fn dropping_a_lost_guard_harms_nobody<L: Lock>() {
     // Unaware: the release finds a stranger.
     let guard = lock.lock().unwrap();
     guard.settle();
-    delete::<L>(&server, &name);
-    stranger_holds::<L::Foe>(&server, &name, 60_000);
+    stranger_takes::<L>(&server, &name, 60_000);
     drop(guard);
     if L::others().is_none() {
         eventually("the release was answered", || {
@@ -1154,7 +1154,7 @@ fn dropping_a_lost_guard_harms_nobody<L: Lock>() {
     delete::<L::Foe>(&server, &name);
 
     // Aware: an old guard of this thread next to a new one.
-    let old = lock.clone().lease(ms(50)).lock().unwrap();
+    let old = short_lived(&lock);
     assert_eq!(
         old.lost().recv_timeout(LONG).unwrap().reason,
         LossReason::Expired
@@ -1172,7 +1172,7 @@ fn dropping_a_lost_guard_harms_nobody<L: Lock>() {
     new.unlock().unwrap();
 
     // The next owner is another client.
-    let old = lock.clone().lease(ms(50)).lock().unwrap();
+    let old = short_lived(&lock);
     let theirs = L::Foe::of(&other, &name);
     let new = theirs.try_lock_for(LONG).unwrap().unwrap();
     eventually("it is told", || client.stats().lost >= 2);

@@ -585,12 +585,16 @@ fn a_user_who_may_not_listen_waits_by_asking() {
     let () = server.ask(&["ACL", "SETUSER", "deaf", "allchannels"]);
     let guard = holder.mutex(&name).lock().unwrap();
     std::thread::scope(|scope| {
+        let asked = server.calls("evalsha");
         let waiting = scope.spawn(|| drop(waiter.mutex(&name).lock().unwrap()));
         eventually("it listens", || {
             server
                 .clients_named("redlatch-subscriber")
                 .iter()
                 .any(|client| client.subscriptions > 0)
+        });
+        eventually("it has asked once more, and waits for a message", || {
+            server.calls("evalsha") >= asked + 2
         });
         let wakes = waiter.stats().wakes;
         guard.unlock().unwrap();

@@ -728,18 +728,20 @@ timed!(the_last_count_down_wakes_whoever_waits_by_message);
 fn the_last_count_down_wakes_whoever_waits_by_message() {
     let server = Server::start();
     let (client, other) = (open(&server), open(&server));
-    let name = unique("woken");
-    let counts_down: [&dyn Fn(); 2] = [&|| other.latch(&name).count_down().unwrap(), &|| {
-        java_counts_down(&server, &name)
-    }];
+    let counts_down: [&dyn Fn(&str); 2] =
+        [&|name| other.latch(name).count_down().unwrap(), &|name| {
+            java_counts_down(&server, name);
+        }];
     for count_down in counts_down {
+        // Another latch each time: whoever listened to the first still hears that the next count is set.
+        let name = unique("woken");
         let latch = client.latch(&name);
         assert!(latch.try_set_count(2).unwrap());
         let waiting = Waiting::new(&server, move || latch.wait_for(LONG));
-        count_down();
+        count_down(&name);
         assert!(!within(ms(30), || waiting.is_over()));
         let since = Instant::now();
-        count_down();
+        count_down(&name);
         assert!(waiting.ends(since, BY_MESSAGE).unwrap());
     }
     assert_eq!(client.stats().poll_rescues, 0);

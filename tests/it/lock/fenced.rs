@@ -16,8 +16,8 @@ use redlatch::{Client, Config, Error, FencedLock, FencedLockGuard, LossReason};
 
 use crate::support::scripts::sha;
 use crate::support::{
-    Crew, LONG, Proxy, Server, config, connection_to, eventually, lua, ms, open, send, timed,
-    unique, within,
+    Crew, LONG, Proxy, Server, config, connection_to, eventually, lua, ms, open, send, short_lived,
+    timed, unique, within,
 };
 
 /// The key of Redisson's counter.
@@ -46,7 +46,11 @@ struct Rising(u64);
 impl Rising {
     #[track_caller]
     fn take(&mut self, lock: &FencedLock) -> FencedLockGuard {
-        let guard = lock.try_lock_for(LONG).unwrap().expect("it comes free");
+        self.next(lock.try_lock_for(LONG).unwrap().expect("it comes free"))
+    }
+
+    #[track_caller]
+    fn next(&mut self, guard: FencedLockGuard) -> FencedLockGuard {
         assert!(guard.token() > self.0, "{} after {}", guard.token(), self.0);
         self.0 = guard.token();
         guard
@@ -83,7 +87,7 @@ fn tokens_rise_however_a_hold_ends() {
     }));
     assert!(panics.is_err());
 
-    let expired = tokens.take(&lock.clone().lease(ms(60)));
+    let expired = tokens.next(short_lived(&lock));
     let next = tokens.take(&their);
     assert!(!expired.is_valid() && expired.token() < next.token());
     drop(expired);

@@ -9,7 +9,7 @@ use redlatch::{CancelToken, Client, Config, Error};
 
 use crate::support::{
     Crew, LONG, Server, eventually, hold_by_stranger, increment, loosely, ms, open,
-    open_with_lease, subscribed, timed, unique,
+    open_with_lease, short_lived, subscribed, timed, unique,
 };
 
 /// The longest pause.
@@ -55,7 +55,7 @@ fn nothing_is_ever_told_and_nobody_ever_listens() {
     let next = their.try_lock_for(LONG).unwrap().unwrap();
     drop(forced);
     next.unlock().unwrap();
-    let expires = lock.clone().lease(ms(50)).lock().unwrap();
+    let expires = short_lived(&lock);
     let after = their.try_lock_for(LONG).unwrap().unwrap();
     assert!(expires.unlock().is_err());
     drop(after);

@@ -77,6 +77,21 @@ pub(crate) fn stranger_holds<L: Lock>(server: &Server, name: &str, lease_ms: u64
     });
 }
 
+/// Takes a lock from its holder by hand, for a foe: on no server is it free in between, so whoever looks finds that out.
+pub(crate) fn stranger_takes<L: Lock>(server: &Server, name: &str, lease_ms: u64) {
+    let taken = L::Foe::names(name);
+    everywhere::<L>(server, name, |server, keys| {
+        let mut pipe = redis::pipe();
+        pipe.atomic().del(keys);
+        for key in &taken {
+            pipe.del(key);
+            pipe.hset_multiple(key, &L::Foe::fields(STRANGER, 1));
+            pipe.cmd("PEXPIRE").arg(key).arg(lease_ms);
+        }
+        let () = pipe.query(&mut server.connection()).unwrap();
+    });
+}
+
 pub(crate) fn is_held_by_stranger<L: Lock>(server: &Server, name: &str) -> bool {
     let names = L::names(name);
     let theirs = |name: &String| server.hgetall(name) == L::fields(STRANGER, 1);
