@@ -17,6 +17,7 @@ pub(crate) struct Reader {
     /// It yields until then, and at most `left` times more.
     until: Instant,
     left: u32,
+    was_refused: bool,
 }
 
 impl Reader {
@@ -29,6 +30,7 @@ impl Reader {
                 Prefer::Writers => MAX_YIELDS,
                 Prefer::Readers => 0,
             },
+            was_refused: false,
         }
     }
 
@@ -53,7 +55,13 @@ impl Reader {
         let mut state = entry.lock();
         match (acquired, seen.writers) {
             (Acquired::Busy { left, .. }, writers) => {
-                state.keep_out(Instant::now(), waiter_lease, writers);
+                let now = Instant::now();
+                state.keep_out(now, waiter_lease, writers);
+                if !std::mem::replace(&mut self.was_refused, true) {
+                    // Not from when it began to ask: let in sooner than a waiter lease after the refusal, it would
+                    // not record the writers as absent, and the next reader would wait for them again.
+                    self.until = state.kept_out_since(now) + waiter_lease;
+                }
                 if yielded && left == Some(Duration::ZERO) {
                     self.left -= 1;
                 }

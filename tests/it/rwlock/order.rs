@@ -437,6 +437,39 @@ fn a_stopped_writer_keeps_readers_out_for_a_waiter_lease_at_most() {
     eventually("nothing is left", || server.keys().is_empty());
 }
 
+// RW6: however long the first answer takes, what follows from it counts from then.
+timed!(after_a_slow_answer_too_a_stopped_writer_is_waited_for_once);
+fn after_a_slow_answer_too_a_stopped_writer_is_waited_for_once() {
+    const WAITER_LEASE: Duration = ms(1_000);
+    let server = Server::start();
+    let proxy = Proxy::start(server.addr());
+    let name = unique("slow");
+    server.cli(&["HSET", &name, "mode", "read", STRANGER, "1"]);
+    server.cli(&["SET", &hold_key(&name, STRANGER), "1", "PX", "600000"]);
+    server.cli(&["PEXPIRE", &name, "600000"]);
+    let process = Process::start("part_that_waits_to_write", &server, &name);
+    a_writer_waits(&server, &name);
+    process.signal(Signal::SIGSTOP);
+    let client = Client::open(Config::new(proxy.url()).waiter_lease(WAITER_LEASE)).unwrap();
+    let knows = client.rwlock(unique("knows")).read().unwrap();
+    knows.unlock().unwrap();
+    let lock = client.rwlock(&name);
+    proxy.set(Target::Link, Mode::Delay(WAITER_LEASE / 2));
+    let asked = server.calls("evalsha");
+    thread::scope(|scope| {
+        let reads = scope.spawn(|| lock.read().unwrap().unlock().unwrap());
+        eventually("it has asked", || server.calls("evalsha") > asked);
+        eventually("the answer is on its way", || proxy.held() > 0);
+        eventually("it is there", || proxy.held() == 0);
+        proxy.pass();
+        reads.join().unwrap();
+    });
+    let begun = Instant::now();
+    lock.read().unwrap().unlock().unwrap();
+    let took = begun.elapsed();
+    assert!(took < loosely(WAITER_LEASE / 2), "{took:?}");
+}
+
 // RW6: a process does not wait again for a writer for which it has waited in vain.
 timed!(a_stopped_writer_is_waited_for_once);
 fn a_stopped_writer_is_waited_for_once() {
