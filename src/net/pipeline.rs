@@ -629,6 +629,8 @@ mod model {
         Submit(usize),
         Write,
         WritePart,
+        /// Part is written, and another thread submits this one before that is noted.
+        WritePartAndSubmit(usize),
         Run,
         Refuse(Says),
         Forget,
@@ -644,7 +646,8 @@ mod model {
     }
 
     fn steps(commands: &[usize]) -> impl Iterator<Item = Step> {
-        let submits = commands.iter().map(|id| Step::Submit(*id));
+        let submits = commands.iter();
+        let submits = submits.flat_map(|id| [Step::Submit(*id), Step::WritePartAndSubmit(*id)]);
         submits.chain([
             Step::Write,
             Step::WritePart,
@@ -777,6 +780,9 @@ mod model {
                 Step::Submit(id) => !self.submitted[id] && (connected || id == 1 || id == 2),
                 Step::Write => has_bytes(),
                 Step::WritePart => left.partial > 0 && has_bytes(),
+                Step::WritePartAndSubmit(id) => {
+                    left.partial > 0 && has_bytes() && !self.submitted[id]
+                }
                 Step::Run => !self.arrived.is_empty(),
                 Step::Refuse(_) => left.refusals > 0 && !self.arrived.is_empty(),
                 Step::Forget => left.forgets > 0 && self.knows != [false; 2],
@@ -799,33 +805,17 @@ mod model {
                 some
             };
             match step {
-                Step::Submit(id) => {
-                    if self.submitted[id] {
-                        return false;
-                    }
-                    let sent = self.pipeline.submit(&self.calls[id], now);
-                    let deferred = self.calls[id].deferred.is_some();
-                    assert!(!sent || connected);
-                    assert!(
-                        sent || !connected || deferred,
-                        "refused although there is a connection"
-                    );
-                    self.submitted[id] = sent || deferred;
-                    if sent {
-                        let mut kept = self.pipeline.unacknowledged.calls();
-                        let about = kept.find(|call| KEYS[self.id(call)] == KEYS[id]);
-                        assert!(about.is_none(), "one about the same is not taken along");
-                    }
-                    sent || deferred
-                }
-                Step::Write => self.write(|len| len),
+                Step::Submit(id) => self.submit(id),
+                Step::Write => self.write(|len| len, None),
                 Step::WritePart => {
-                    let can = self
-                        .pipeline
-                        .in_flight
-                        .as_ref()
-                        .is_some_and(InFlight::has_bytes);
-                    can && spend(&mut self.left.partial) && self.write(|len| len / 2)
+                    self.can(step)
+                        && spend(&mut self.left.partial)
+                        && self.write(|len| len / 2, None)
+                }
+                Step::WritePartAndSubmit(id) => {
+                    self.can(step)
+                        && spend(&mut self.left.partial)
+                        && self.write(|len| len / 2, Some(id))
                 }
                 Step::Run => self.serve(None),
                 Step::Refuse(says) => {
@@ -875,13 +865,39 @@ mod model {
             }
         }
 
-        fn write(&mut self, most: impl Fn(usize) -> usize) -> bool {
+        fn submit(&mut self, id: usize) -> bool {
+            if self.submitted[id] {
+                return false;
+            }
+            let connected = self.pipeline.in_flight.is_some();
+            let sent = self.pipeline.submit(&self.calls[id], at(self.now_ms));
+            let deferred = self.calls[id].deferred.is_some();
+            assert!(!sent || connected);
+            assert!(
+                sent || !connected || deferred,
+                "refused although there is a connection"
+            );
+            self.submitted[id] = sent || deferred;
+            if sent {
+                let mut kept = self.pipeline.unacknowledged.calls();
+                let about = kept.find(|call| KEYS[self.id(call)] == KEYS[id]);
+                assert!(about.is_none(), "one about the same is not taken along");
+            }
+            sent || deferred
+        }
+
+        /// Writes so many of the bytes, and `meanwhile` another thread submits.
+        fn write(&mut self, most: impl Fn(usize) -> usize, meanwhile: Option<usize>) -> bool {
             let Some(in_flight) = self.pipeline.in_flight().filter(|its| its.has_bytes()) else {
                 return false;
             };
             let bytes = in_flight.take_bytes();
             let written = most(bytes.len());
             self.inbox.extend_from_slice(&bytes[..written]);
+            if let Some(id) = meanwhile {
+                self.submit(id);
+            }
+            let in_flight = self.pipeline.in_flight().expect("still connected");
             in_flight.wrote(bytes, written);
             while let Some(command) = next_command(&mut self.inbox) {
                 self.arrive(command);
@@ -1141,10 +1157,12 @@ mod model {
             + of(&[0, 1, 3], [0, 0, 0, 1, 1])
             + of(&[0, 2, 3], [0, 1, 0, 0, 1])
             + of(&[1, 3], [1, 0, 0, 1, 0])
+            + of(&[0, 2], [1, 0, 0, 0, 0])
+            + of(&[1, 2, 3], [0, 0, 1, 1, 0])
             + of(&[0, 1], [0, 0, 1, 1, 1])
             + of(&[1], [1, 1, 1, 1, 2])
             + of(&[0, 1], [1, 0, 1, 1, 0]);
-        assert!(states > 30_000, "{states}");
+        assert!(states > 50_000, "{states}");
     }
 
     #[test]
