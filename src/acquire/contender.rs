@@ -370,9 +370,12 @@ impl<'a> Contender<'a> {
         self.is_granted = true;
         // At once: readers yield to this writer for as long as they see its intent.
         self.withdraw_intent();
-        if let Some(subscription) = self.listening.take_subscription() {
-            subscription.end_soon();
-            hold.keep_subscription(subscription);
+        // Nobody else releases the lock while we hold it, so it costs nothing that the subscription lingers. In the queue
+        // that Redis keeps each waiter has its own channel, on which nothing is counted.
+        if let Some(index) = self.listening.leave()
+            && !matches!(self.way, Way::Queued(_))
+        {
+            hold.has_listened_for(index);
         }
         let mut state = self.entry.lock();
         state.forget_contender(self.listening.known_waiter());

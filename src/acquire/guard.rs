@@ -204,7 +204,7 @@ impl GuardInner {
                 state.notify(&next);
                 drop(state);
                 // First, so that the release does not count this process among those that wait.
-                drop(hold.take_subscription());
+                session.end_lingering(hold);
                 backing.deliver();
                 wake(next);
                 backing.housekeep_soon();

@@ -91,14 +91,10 @@ impl Listening {
         self.subscription.is_some()
     }
 
-    pub(crate) fn take_subscription(&mut self) -> Option<Subscription> {
-        self.subscription.take()
-    }
-
-    /// What it waited for is there: the thread goes on with that, without writing UNSUBSCRIBE first.
-    pub(crate) fn leave(&mut self) {
-        if let Some(subscription) = self.subscription.take() {
-            subscription.leave();
-        }
+    /// What it waited for is there: the thread goes on with that, without writing UNSUBSCRIBE first. Returns the index
+    /// of the name that it listened for.
+    pub(crate) fn leave(&mut self) -> Option<usize> {
+        self.subscription.take()?.leave();
+        self.on
     }
 }

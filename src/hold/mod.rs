@@ -22,7 +22,6 @@ use crate::hold::validity::{Duty, Lease, RenewedBy};
 use crate::local::lock::{Holding, LeasePolicy, Mode, Validity};
 use crate::net::call::{Call, Deferred, Undo};
 use crate::net::request::Request;
-use crate::net::subscriber::Subscription;
 use crate::protocol::owner::OwnerNumber;
 use crate::protocol::script::{self, Renewed, Unexpected};
 use crate::report::report;
@@ -65,6 +64,8 @@ pub(crate) struct Hold {
     /// renewal does nothing.
     ends_at: AtomicI64,
     times: Times,
+    /// The index of the lock's name for which its contender has left a subscription behind, plus one; zero for none.
+    listened_for: AtomicU32,
     /// What only few holds need.
     extras: Mutex<Option<Box<Extras>>>,
 }
@@ -72,9 +73,6 @@ pub(crate) struct Hold {
 #[derive(Default)]
 struct Extras {
     listeners: Vec<LossListener>,
-    /// The subscription of its contender. Ending it can wait until after the grant has been returned: while we hold the
-    /// lock nobody else releases it, so no message comes.
-    subscription: Option<Subscription>,
 }
 
 /// What a client does about a lost hold: its listener, its counters and the local lock are notified.
@@ -218,6 +216,7 @@ impl Hold {
             count: AtomicU32::new(1),
             ends_at: AtomicI64::new(0),
             times: Times::default(),
+            listened_for: AtomicU32::new(0),
             extras: Mutex::new(None),
         }
     }
@@ -238,14 +237,16 @@ impl Hold {
         self.backing.as_deref()
     }
 
-    pub(crate) fn keep_subscription(&self, subscription: Subscription) {
-        let mut extras = self.extras.lock();
-        extras.get_or_insert_default().subscription = Some(subscription);
+    /// Its contender has left a subscription behind, for the lock's name with this index.
+    pub(crate) fn has_listened_for(&self, index: usize) {
+        let next = u32::try_from(index + 1).unwrap_or(0);
+        self.listened_for.store(next, Ordering::Relaxed);
     }
 
-    /// Dropping the subscription may write to the subscriber's connection, so not with a mutex held.
-    pub(crate) fn take_subscription(&self) -> Option<Subscription> {
-        self.extras.lock().as_mut()?.subscription.take()
+    /// The channel on which that may linger.
+    pub(crate) fn listened_to(&self) -> Option<&Arc<str>> {
+        let index = self.listened_for.load(Ordering::Relaxed).checked_sub(1)?;
+        Some(self.entry.protocol.channel_at(usize::try_from(index).ok()?))
     }
 
     /// Changes the lease, and stores until when the hold is certain.

@@ -9,7 +9,7 @@ use std::time::Instant;
 use parking_lot::{Condvar, Mutex};
 
 use crate::error::Error;
-use crate::net::subscriber::Listener;
+use crate::net::channels::Listener;
 use crate::time::Deadline;
 
 /// Makes the same error for each of several waiting threads.

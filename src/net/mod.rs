@@ -1,6 +1,7 @@
 //! Bytes: sockets, the pipelined connection, messages.
 
 pub(crate) mod call;
+pub(crate) mod channels;
 pub(crate) mod connection;
 pub(crate) mod outbox;
 mod pipeline;

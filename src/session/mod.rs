@@ -247,7 +247,7 @@ impl Session {
         hold.entry.lost(hold);
         // Before anything that may take time.
         self.notices.notify(loss);
-        drop(hold.take_subscription());
+        self.end_lingering(hold);
         let protocol = &hold.entry.protocol;
         if protocol.is_given_back_when_lost(hold.mode, reason) {
             let backing = self.backing(hold);
@@ -256,6 +256,13 @@ impl Session {
         }
         if reason != LossReason::Closed {
             report!(Warn, "the lock `{}` is lost: {reason}", hold.entry.name);
+        }
+    }
+
+    /// Ends the subscription that the contender of a hold has left behind, if it lingers.
+    pub(crate) fn end_lingering(&self, hold: &Hold) {
+        if let Some(channel) = hold.listened_to() {
+            self.subscriber.end_lingering(channel);
         }
     }
 

@@ -1,0 +1,936 @@
+//! Which channels this process is subscribed to, and who waits on each. Memory only: no I/O, and `now` is an argument.
+//!
+//! One channel:
+//!
+//! ```text
+//!          SUBSCRIBE             confirmed, or refused            its last waiter leaves it behind
+//!   none ────────────► wanted ─────────────────────────► active ───────────────────────────────────► lingering
+//!    ▲                 │  ▲                              │ │  ▲                                      │  │
+//!    │                 │  └──── the connection is lost ──┘ │  └── a waiter takes it over: no command ┘  │
+//!    │   UNSUBSCRIBE   │                                   │                                            │
+//!    └─────────────────┴────── its last waiter ends it ────┴── LINGER is over, or the lock is released ◄┘
+//! ```
+//!
+//! A waiter that got what it waited for leaves its subscription behind: nothing is written before its call returns, and the
+//! next waiter on the channel need not subscribe. There is one queue of those that linger, here. Only a waiter that has
+//! subscribed after a release may have missed its message, so whoever subscribes asks again once that is confirmed, also
+//! where it is at once.
+//!
+//! Confirmations come in the order of the commands, so a queue of what was sent shows to which of several subscriptions
+//! to one channel a confirmation belongs. One that has ended since does not count.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::net::request::Request;
+
+/// How long a subscription lingers. It costs every release on its channel a few microseconds, and other processes take it
+/// for a waiter.
+pub(super) const LINGER: Duration = Duration::from_millis(20);
+
+/// How soon the server is asked again for a channel that it has refused: rights may be granted later.
+const ASK_AGAIN: Duration = Duration::from_secs(1);
+
+/// How soon the server is asked again for what it could not do when it was asked.
+const BUSY: Duration = Duration::from_millis(500);
+
+/// How long a refusal is remembered that no waiter has met since.
+const FORGET: Duration = Duration::from_secs(60);
+
+/// How many refusals are remembered for that long.
+const REFUSALS: usize = 1024;
+
+/// Above this capacity an empty map is freed.
+const SPARE: usize = 1024;
+
+/// Whoever waits for messages. Called with the subscriber's mutex held: it notes what it learns, and may wake a thread.
+pub(crate) trait Listener: Send + Sync {
+    /// A message has come on the channel.
+    fn message(&self);
+
+    /// The subscription is confirmed or refused (`true`), or was lost (`false`).
+    fn set_listening(&self, listening: bool);
+}
+
+/// All channels, and what is under way on the connection if there is one.
+#[derive(Default)]
+pub(super) struct Channels {
+    wanted: HashMap<Arc<str>, Channel>,
+    /// Channels to which the server does not let this user subscribe, and when it was last asked.
+    refusals: HashMap<Arc<str>, Instant>,
+    /// When subscriptions end that were left behind, in that order. Each may have been taken over or have ended since.
+    lingering: VecDeque<(Instant, Arc<str>)>,
+    exchange: Option<Exchange>,
+    last_epoch: u64,
+    last_waiter: u64,
+}
+
+struct Channel {
+    waiters: Vec<(u64, Arc<dyn Listener>)>,
+    /// It was left behind, and is kept until then although nobody may wait on it.
+    lingers_until: Option<Instant>,
+    /// Which subscription to this channel it is.
+    epoch: u64,
+    /// SUBSCRIBE was sent and not answered.
+    asked: bool,
+    confirmed: bool,
+    refused: bool,
+}
+
+impl Channel {
+    /// Whether the server has answered: confirmed or refused.
+    fn is_listening(&self) -> bool {
+        self.confirmed || self.refused
+    }
+
+    fn is_unused(&self) -> bool {
+        self.waiters.is_empty() && self.lingers_until.is_none()
+    }
+}
+
+/// The commands on one connection.
+#[derive(Default)]
+struct Exchange {
+    /// To be written.
+    bytes: Vec<u8>,
+    /// What was sent and not answered.
+    awaiting: VecDeque<Command>,
+    /// What the server could not do when it was asked.
+    postponed: Vec<Command>,
+    /// When it is asked again for that.
+    again_at: Option<Instant>,
+}
+
+#[derive(Clone)]
+enum Command {
+    Subscribe {
+        channel: Arc<str>,
+        epoch: u64,
+        /// It replaces a subscription of an earlier connection, so a message may have been missed.
+        anew: bool,
+    },
+    Unsubscribe {
+        channel: Arc<str>,
+    },
+    Ping,
+}
+
+impl Exchange {
+    fn send(&mut self, command: Command) {
+        let words: &[&str] = match &command {
+            Command::Subscribe { channel, .. } => &["SUBSCRIBE", channel],
+            Command::Unsubscribe { channel } => &["UNSUBSCRIBE", channel],
+            Command::Ping => &["PING"],
+        };
+        Request::command("listening", words).write(&mut self.bytes, false);
+        self.awaiting.push_back(command);
+    }
+}
+
+/// What an answer says about the rights of this user, when that is news.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum News {
+    /// The first channel that is refused.
+    Refused(Arc<str>),
+    /// None is refused any more.
+    Allowed,
+}
+
+impl Channels {
+    /// How many channels are wanted.
+    pub(super) fn len(&self) -> usize {
+        self.wanted.len()
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.wanted.is_empty()
+    }
+
+    /// Whether messages on `channel` come to this process, or will.
+    pub(super) fn listens_to(&self, channel: &str) -> bool {
+        let channel = self.wanted.get(channel);
+        channel.is_some_and(|channel| !channel.refused)
+    }
+
+    pub(super) fn is_refused(&self, channel: &str) -> bool {
+        let channel = self.wanted.get(channel);
+        channel.is_some_and(|channel| channel.refused)
+    }
+
+    /// A waiter begins to listen, and is notified when the server has answered. Returns its number.
+    pub(super) fn subscribe(
+        &mut self,
+        name: &Arc<str>,
+        waiter: Arc<dyn Listener>,
+        now: Instant,
+    ) -> u64 {
+        let Self {
+            wanted,
+            refusals,
+            exchange,
+            last_epoch,
+            ..
+        } = self;
+        self.last_waiter += 1;
+        let channel = wanted.entry(Arc::clone(name)).or_insert_with(|| {
+            *last_epoch += 1;
+            let epoch = *last_epoch;
+            let asked_at = refusals.get(name);
+            let refused = asked_at.is_some_and(|at| now.saturating_duration_since(*at) < ASK_AGAIN);
+            let exchange = exchange.as_mut().filter(|_| !refused);
+            let asked = exchange.is_some();
+            if let Some(exchange) = exchange {
+                exchange.send(Command::Subscribe {
+                    channel: Arc::clone(name),
+                    epoch,
+                    anew: false,
+                });
+            }
+            Channel {
+                waiters: Vec::new(),
+                lingers_until: None,
+                epoch,
+                asked,
+                confirmed: false,
+                refused,
+            }
+        });
+        waiter.set_listening(channel.is_listening());
+        channel.waiters.push((self.last_waiter, waiter));
+        self.last_waiter
+    }
+
+    /// A waiter does not listen any more. If it leaves its subscription behind, that lingers.
+    pub(super) fn end(&mut self, name: &Arc<str>, waiter: u64, lingers_until: Option<Instant>) {
+        let Some(channel) = self.wanted.get_mut(name) else {
+            return;
+        };
+        channel.waiters.retain(|(its, _)| *its != waiter);
+        if let Some(until) = lingers_until {
+            channel.lingers_until = Some(until);
+            self.lingering.push_back((until, Arc::clone(name)));
+        }
+        self.drop_unused(name);
+    }
+
+    /// What lingers on a channel ends now.
+    pub(super) fn end_lingering(&mut self, name: &str) {
+        if let Some(channel) = self.wanted.get_mut(name) {
+            channel.lingers_until = None;
+            self.drop_unused(name);
+        }
+    }
+
+    /// What has lingered for long enough ends. Whether anything else may linger still.
+    pub(super) fn end_lingering_until(&mut self, now: Instant) -> bool {
+        while self
+            .lingering
+            .front()
+            .is_some_and(|(until, _)| *until <= now)
+            && let Some((until, name)) = self.lingering.pop_front()
+        {
+            if let Some(channel) = self.wanted.get_mut(&name)
+                && channel.lingers_until == Some(until)
+            {
+                channel.lingers_until = None;
+                self.drop_unused(&name);
+            }
+        }
+        !self.lingering.is_empty()
+    }
+
+    fn drop_unused(&mut self, name: &str) {
+        if !self.wanted.get(name).is_some_and(Channel::is_unused) {
+            return;
+        }
+        let Some((name, channel)) = self.wanted.remove_entry(name) else {
+            return;
+        };
+        if self.wanted.is_empty() && self.wanted.capacity() > SPARE {
+            self.wanted = HashMap::new();
+        }
+        if (channel.asked || channel.confirmed)
+            && let Some(exchange) = &mut self.exchange
+        {
+            exchange.send(Command::Unsubscribe { channel: name });
+        }
+    }
+
+    /// There is a connection: it is asked for all that is wanted. `anew`: there was another before.
+    pub(super) fn connected(&mut self, anew: bool) {
+        let mut exchange = Exchange::default();
+        for (name, channel) in &mut self.wanted {
+            channel.asked = true;
+            exchange.send(Command::Subscribe {
+                channel: Arc::clone(name),
+                epoch: channel.epoch,
+                anew,
+            });
+        }
+        self.exchange = Some(exchange);
+    }
+
+    /// The connection is lost: nobody listens until there is another. Returns who has to be notified of that.
+    pub(super) fn lost(&mut self) -> Vec<Arc<dyn Listener>> {
+        self.exchange = None;
+        let mut waiters = Vec::new();
+        for channel in self.wanted.values_mut() {
+            (channel.asked, channel.confirmed) = (false, false);
+            waiters.extend(channel.waiters.iter().map(|(_, waiter)| Arc::clone(waiter)));
+        }
+        waiters
+    }
+
+    pub(super) fn has_bytes(&self) -> bool {
+        let exchange = self.exchange.as_ref();
+        exchange.is_some_and(|exchange| !exchange.bytes.is_empty())
+    }
+
+    /// Takes what is to be written.
+    pub(super) fn take_bytes(&mut self) -> Vec<u8> {
+        let exchange = self.exchange.as_mut();
+        exchange.map_or_else(Vec::new, |exchange| std::mem::take(&mut exchange.bytes))
+    }
+
+    /// Asks for a sign of life, if anybody needs the connection.
+    pub(super) fn ping(&mut self) -> bool {
+        let is_used = !self.wanted.is_empty();
+        let mut exchange = self.exchange.as_mut();
+        let exchange = exchange.take_if(|its| is_used || !its.awaiting.is_empty());
+        exchange
+            .map(|exchange| exchange.send(Command::Ping))
+            .is_some()
+    }
+
+    /// Those who wait on a channel on which a message has come: of a lock one contender, of a latch all who wait.
+    pub(super) fn waiters(&self, name: &str) -> Vec<Arc<dyn Listener>> {
+        let waiters = self.wanted.get(name).map(|channel| &channel.waiters);
+        let waiters = waiters.into_iter().flatten();
+        waiters.map(|(_, waiter)| Arc::clone(waiter)).collect()
+    }
+
+    /// The oldest command without an answer was carried out, or `refused` for want of rights.
+    pub(super) fn answered(&mut self, refused: bool, now: Instant) -> Option<News> {
+        let exchange = self.exchange.as_mut()?;
+        let Command::Subscribe {
+            channel: name,
+            epoch,
+            anew,
+        } = exchange.awaiting.pop_front()?
+        else {
+            return None;
+        };
+        let channel = self.wanted.get_mut(&name);
+        let channel = channel.filter(|channel| channel.epoch == epoch);
+        // What was confirmed of an earlier subscription says nothing about one that counts as refused since.
+        let is_current = channel.is_some();
+        if let Some(channel) = channel {
+            channel.asked = false;
+            channel.confirmed = !refused;
+            channel.refused = refused;
+            // Under the mutex: a waiter that moves on to another channel could take it for the confirmation of that one.
+            for (_, waiter) in &channel.waiters {
+                waiter.set_listening(true);
+                if anew {
+                    waiter.message();
+                }
+            }
+        }
+        if refused {
+            let is_first = self.refusals.is_empty();
+            self.refusals.insert(Arc::clone(&name), now);
+            return is_first.then_some(News::Refused(name));
+        }
+        let was_last =
+            is_current && self.refusals.remove(&name).is_some() && self.refusals.is_empty();
+        was_last.then_some(News::Allowed)
+    }
+
+    /// The server cannot do now what the oldest command without an answer wants.
+    pub(super) fn postpone(&mut self, now: Instant) {
+        if let Some(exchange) = &mut self.exchange
+            && let Some(command) = exchange.awaiting.pop_front()
+        {
+            exchange.postponed.push(command);
+            exchange.again_at = Some(now + BUSY);
+        }
+    }
+
+    /// Asks again for what was postponed or refused a while ago, as far as it is still wanted, and forgets refusals that
+    /// no waiter meets any more.
+    pub(super) fn ask_again(&mut self, now: Instant) {
+        let Self {
+            wanted,
+            refusals,
+            exchange: Some(exchange),
+            ..
+        } = self
+        else {
+            return;
+        };
+        if exchange.again_at.take_if(|at| *at <= now).is_some() {
+            for command in std::mem::take(&mut exchange.postponed) {
+                let is_due = match &command {
+                    Command::Subscribe { channel, epoch, .. } => {
+                        let channel = wanted.get(channel);
+                        channel.is_some_and(|channel| channel.epoch == *epoch)
+                    }
+                    Command::Unsubscribe { channel } => !wanted.contains_key(channel),
+                    Command::Ping => false,
+                };
+                if is_due {
+                    exchange.send(command);
+                }
+            }
+        }
+        if refusals.is_empty() {
+            return;
+        }
+        let keep = if refusals.len() > REFUSALS {
+            ASK_AGAIN
+        } else {
+            FORGET
+        };
+        refusals.retain(|name, asked_at| {
+            let age = now.saturating_duration_since(*asked_at);
+            if age < ASK_AGAIN {
+                return true;
+            }
+            match wanted.get_mut(name).filter(|channel| channel.refused) {
+                Some(channel) => {
+                    *asked_at = now;
+                    channel.asked = true;
+                    exchange.send(Command::Subscribe {
+                        channel: Arc::clone(name),
+                        epoch: channel.epoch,
+                        anew: false,
+                    });
+                    true
+                }
+                None => age < keep,
+            }
+        });
+    }
+}
+
+/// Every schedule of a few waiters, exhaustively: they begin to listen, give up, or leave their subscription behind; the
+/// server carries commands out, refuses them or is busy; messages, pauses and lost connections come in between.
+#[cfg(test)]
+mod model {
+    use super::*;
+
+    use std::collections::HashSet;
+    use std::hash::{DefaultHasher, Hash, Hasher};
+    use std::sync::LazyLock;
+
+    use parking_lot::Mutex;
+
+    static BEGIN: LazyLock<Instant> = LazyLock::new(Instant::now);
+
+    const NAMES: [&str; 2] = ["a", "b"];
+    /// What each waiter listens to, by place.
+    const LISTENS_TO: [usize; 3] = [0, 0, 1];
+
+    #[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
+    struct Knows {
+        listening: bool,
+        /// There was a message, and it has neither got that nor asked since.
+        missed: bool,
+    }
+
+    #[derive(Default)]
+    struct Waiting(Mutex<Knows>);
+
+    impl Listener for Waiting {
+        fn message(&self) {
+            self.0.lock().missed = false;
+        }
+
+        fn set_listening(&self, listening: bool) {
+            let mut knows = self.0.lock();
+            // It asks once that is confirmed.
+            knows.missed &= !listening;
+            knows.listening = listening;
+        }
+    }
+
+    #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+    enum Sent {
+        Subscribe(usize),
+        Unsubscribe(usize),
+    }
+
+    #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+    enum Says {
+        Done,
+        Refused,
+        Busy,
+        Message(usize),
+    }
+
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    enum Step {
+        Begin(usize),
+        End(usize),
+        Leave(usize),
+        Release(usize),
+        Publish(usize),
+        /// The server carries the next command out, or says something else.
+        Run(Says),
+        Read,
+        Housekeep,
+        Tick(u64),
+        Lose,
+        Connect,
+    }
+
+    const STEPS: [Step; 20] = [
+        Step::Begin(0),
+        Step::Begin(1),
+        Step::Begin(2),
+        Step::End(0),
+        Step::End(1),
+        Step::End(2),
+        Step::Leave(0),
+        Step::Leave(1),
+        Step::Leave(2),
+        Step::Release(0),
+        Step::Publish(0),
+        Step::Run(Says::Done),
+        Step::Run(Says::Refused),
+        Step::Run(Says::Busy),
+        Step::Read,
+        Step::Housekeep,
+        Step::Tick(20),
+        Step::Tick(1000),
+        Step::Lose,
+        Step::Connect,
+    ];
+
+    /// How often each of these still may happen.
+    #[derive(Clone, Copy, PartialEq, Eq, Hash)]
+    struct Left {
+        begins: [u8; 3],
+        messages: u8,
+        refusals: u8,
+        busy: u8,
+        ticks: u8,
+        losses: u8,
+    }
+
+    struct World {
+        channels: Channels,
+        now_ms: u64,
+        waiting: [Arc<Waiting>; 3],
+        numbers: [Option<u64>; 3],
+        left: Left,
+        // The connection and the server.
+        connections: u8,
+        connected: bool,
+        inbox: VecDeque<Sent>,
+        replies: VecDeque<Says>,
+        subscribed: [bool; 2],
+        was_busy: bool,
+    }
+
+    fn commands(bytes: &[u8]) -> impl Iterator<Item = Sent> {
+        let text = std::str::from_utf8(bytes).expect("text");
+        let words: Vec<_> = text
+            .split("\r\n")
+            .filter(|word| !word.is_empty() && !word.starts_with(['*', '$']))
+            .collect();
+        let sent = |words: &[&str]| {
+            let name = NAMES.iter().position(|name| *name == words[1]);
+            let name = name.expect("a name");
+            match words[0] {
+                "SUBSCRIBE" => Sent::Subscribe(name),
+                _ => Sent::Unsubscribe(name),
+            }
+        };
+        words.chunks(2).map(sent).collect::<Vec<_>>().into_iter()
+    }
+
+    impl World {
+        fn new(left: Left) -> Self {
+            Self {
+                channels: Channels::default(),
+                now_ms: 0,
+                waiting: Default::default(),
+                numbers: [None; 3],
+                left,
+                connections: 0,
+                connected: false,
+                inbox: VecDeque::new(),
+                replies: VecDeque::new(),
+                subscribed: [false; 2],
+                was_busy: false,
+            }
+        }
+
+        fn now(&self) -> Instant {
+            *BEGIN + Duration::from_millis(self.now_ms)
+        }
+
+        fn copy(&self) -> Self {
+            let copied = |waiting: &Arc<Waiting>| Arc::new(Waiting(Mutex::new(*waiting.0.lock())));
+            let waiting = self.waiting.each_ref().map(copied);
+            let of = |number: u64| {
+                let mut numbers = self.numbers.iter();
+                let at = numbers.position(|its| *its == Some(number));
+                Arc::clone(&waiting[at.expect("it listens")])
+            };
+            let channel = |(name, its): (&Arc<str>, &Channel)| {
+                let waiters = its.waiters.iter();
+                let waiters = waiters.map(|(number, _)| (*number, of(*number) as _));
+                let waiters = waiters.collect();
+                (Arc::clone(name), Channel { waiters, ..*its })
+            };
+            let exchange = self.channels.exchange.as_ref().map(|its| Exchange {
+                bytes: its.bytes.clone(),
+                awaiting: its.awaiting.clone(),
+                postponed: its.postponed.clone(),
+                again_at: its.again_at,
+            });
+            Self {
+                channels: Channels {
+                    wanted: self.channels.wanted.iter().map(channel).collect(),
+                    refusals: self.channels.refusals.clone(),
+                    lingering: self.channels.lingering.clone(),
+                    exchange,
+                    ..self.channels
+                },
+                waiting,
+                inbox: self.inbox.clone(),
+                replies: self.replies.clone(),
+                ..*self
+            }
+        }
+
+        /// What is the same in two worlds that go on alike.
+        fn digest(&self) -> u64 {
+            let mut hasher = DefaultHasher::new();
+            let h = &mut hasher;
+            (self.now_ms, self.left, self.was_busy).hash(h);
+            (self.connections, self.connected, self.subscribed).hash(h);
+            (&self.inbox, &self.replies).hash(h);
+            self.numbers.map(|number| number.is_some()).hash(h);
+            self.waiting.each_ref().map(|its| *its.0.lock()).hash(h);
+            let ms = |at: Instant| at.saturating_duration_since(*BEGIN).as_millis();
+            for name in NAMES {
+                self.channels.refusals.get(name).map(|at| ms(*at)).hash(h);
+                if let Some(its) = self.channels.wanted.get(name) {
+                    let waiters = its.waiters.iter().map(|(number, _)| {
+                        let mut numbers = self.numbers.iter();
+                        numbers.position(|other| *other == Some(*number))
+                    });
+                    waiters.collect::<Vec<_>>().hash(h);
+                    its.lingers_until.map(ms).hash(h);
+                    (its.asked, its.confirmed, its.refused).hash(h);
+                }
+            }
+            for (at, name) in &self.channels.lingering {
+                (ms(*at), name).hash(h);
+            }
+            let Some(exchange) = &self.channels.exchange else {
+                return hasher.finish();
+            };
+            exchange.again_at.map(ms).hash(h);
+            for command in exchange.awaiting.iter().chain(&exchange.postponed) {
+                match command {
+                    Command::Subscribe {
+                        channel,
+                        epoch,
+                        anew,
+                    } => {
+                        let wanted = self.channels.wanted.get(channel);
+                        let is_current = wanted.is_some_and(|its| its.epoch == *epoch);
+                        (channel, is_current, anew).hash(h);
+                    }
+                    Command::Unsubscribe { channel } => channel.hash(h),
+                    Command::Ping => {}
+                }
+            }
+            exchange.postponed.len().hash(h);
+            hasher.finish()
+        }
+
+        /// Takes a step, if it can be taken here, and writes what there is to be written.
+        fn take(&mut self, step: Step) -> bool {
+            let took = self.try_take(step);
+            self.inbox.extend(commands(&self.channels.take_bytes()));
+            took
+        }
+
+        fn try_take(&mut self, step: Step) -> bool {
+            let now = self.now();
+            let spend = |left: &mut u8| {
+                let some = *left > 0;
+                *left = left.saturating_sub(1);
+                some
+            };
+            let name = |waiter: usize| Arc::from(NAMES[LISTENS_TO[waiter]]);
+            match step {
+                Step::Begin(waiter) => {
+                    if self.numbers[waiter].is_some() || !spend(&mut self.left.begins[waiter]) {
+                        return false;
+                    }
+                    let name: Arc<str> = name(waiter);
+                    let was_wanted = self.channels.wanted.contains_key(&name);
+                    self.waiting[waiter] = Arc::default();
+                    let listener = Arc::clone(&self.waiting[waiter]) as _;
+                    let number = self.channels.subscribe(&name, listener, now);
+                    self.numbers[waiter] = Some(number);
+                    assert!(
+                        !was_wanted || !self.channels.has_bytes(),
+                        "what is there already is taken over"
+                    );
+                    true
+                }
+                Step::End(waiter) | Step::Leave(waiter) => {
+                    let Some(number) = self.numbers[waiter].take() else {
+                        return false;
+                    };
+                    let lingers = matches!(step, Step::Leave(_));
+                    let until = lingers.then(|| now + LINGER);
+                    self.channels.end(&name(waiter), number, until);
+                    assert!(!lingers || !self.channels.has_bytes(), "it lingers");
+                    true
+                }
+                Step::Release(name) => {
+                    let channel = self.channels.wanted.get(NAMES[name]);
+                    channel.is_some_and(|its| its.lingers_until.is_some()) && {
+                        self.channels.end_lingering(NAMES[name]);
+                        let mut waiters = (0..3).filter(|waiter| LISTENS_TO[*waiter] == name);
+                        let wanted = waiters.any(|waiter| self.numbers[waiter].is_some());
+                        assert_eq!(self.channels.wanted.contains_key(NAMES[name]), wanted);
+                        true
+                    }
+                }
+                Step::Publish(name) => {
+                    spend(&mut self.left.messages) && {
+                        self.publish(name);
+                        true
+                    }
+                }
+                Step::Run(says) => self.serve(says),
+                Step::Read => self.read(),
+                Step::Housekeep => {
+                    let ends = |its: &Channels| {
+                        let ends = NAMES.map(|name| its.wanted.get(name)?.lingers_until);
+                        ends.map(|until| until.filter(|until| *until > now))
+                    };
+                    let before = ends(&self.channels);
+                    self.channels.end_lingering_until(now);
+                    let after = ends(&self.channels);
+                    assert_eq!(before, after, "a subscription lingers for its time");
+                    self.channels.ask_again(now);
+                    true
+                }
+                Step::Tick(ms) => {
+                    spend(&mut self.left.ticks) && {
+                        self.now_ms += ms;
+                        true
+                    }
+                }
+                Step::Lose => {
+                    self.connected && spend(&mut self.left.losses) && {
+                        for waiter in self.channels.lost() {
+                            waiter.set_listening(false);
+                        }
+                        self.connected = false;
+                        self.inbox.clear();
+                        self.replies.clear();
+                        self.subscribed = [false; 2];
+                        true
+                    }
+                }
+                Step::Connect => {
+                    !self.connected && !self.channels.is_empty() && {
+                        self.channels.connected(self.connections > 0);
+                        self.connections += 1;
+                        self.connected = true;
+                        true
+                    }
+                }
+            }
+        }
+
+        fn publish(&mut self, name: usize) {
+            if self.subscribed[name] {
+                self.replies.push_back(Says::Message(name));
+            }
+            if self.channels.is_refused(NAMES[name]) {
+                return;
+            }
+            for (waiter, waiting) in self.waiting.iter().enumerate() {
+                if LISTENS_TO[waiter] == name && self.numbers[waiter].is_some() {
+                    waiting.0.lock().missed = true;
+                }
+            }
+        }
+
+        fn serve(&mut self, says: Says) -> bool {
+            let Some(next) = self.inbox.front().copied() else {
+                return false;
+            };
+            let left = match (says, next) {
+                (Says::Refused, Sent::Unsubscribe(_)) => return false,
+                (Says::Refused, _) => &mut self.left.refusals,
+                (Says::Busy, _) => &mut self.left.busy,
+                _ => &mut u8::MAX.clone(),
+            };
+            if *left == 0 {
+                return false;
+            }
+            *left -= 1;
+            self.inbox.pop_front();
+            self.replies.push_back(says);
+            self.was_busy |= says == Says::Busy;
+            if says == Says::Done {
+                let (name, subscribes) = match next {
+                    Sent::Subscribe(name) => (name, true),
+                    Sent::Unsubscribe(name) => (name, false),
+                };
+                let was = std::mem::replace(&mut self.subscribed[name], subscribes);
+                // Where a SUBSCRIBE was refused, its UNSUBSCRIBE may have been on its way already.
+                let may_repeat = self.was_busy || !subscribes;
+                assert!(may_repeat || was != subscribes, "{next:?} twice");
+            }
+            true
+        }
+
+        fn read(&mut self) -> bool {
+            let now = self.now();
+            match self.replies.pop_front() {
+                None => return false,
+                Some(Says::Done) => drop(self.channels.answered(false, now)),
+                Some(Says::Refused) => drop(self.channels.answered(true, now)),
+                Some(Says::Busy) => self.channels.postpone(now),
+                Some(Says::Message(name)) => {
+                    for waiter in self.channels.waiters(NAMES[name]) {
+                        waiter.message();
+                    }
+                }
+            }
+            true
+        }
+
+        fn check(&self) {
+            let exchange = self.channels.exchange.as_ref();
+            if let Some(exchange) = exchange {
+                let replies = self.replies.iter();
+                let replies = replies.filter(|says| !matches!(says, Says::Message(_)));
+                let due = replies.count() + self.inbox.len();
+                assert_eq!(exchange.awaiting.len(), due, "an answer for each command");
+            }
+            for (at, name) in NAMES.into_iter().enumerate() {
+                let channel = self.channels.wanted.get(name);
+                assert!(channel.is_none_or(|its| !its.is_unused()), "of no use");
+                if channel.is_some_and(|its| its.confirmed) {
+                    let ends = self.inbox.contains(&Sent::Unsubscribe(at));
+                    assert!(self.subscribed[at] && !ends, "no message would come");
+                }
+            }
+            for (waiter, number) in self.numbers.iter().enumerate() {
+                let Some(number) = number else {
+                    continue;
+                };
+                let channel = self.channels.wanted.get(NAMES[LISTENS_TO[waiter]]);
+                let channel = channel.expect("it is wanted");
+                assert!(channel.waiters.iter().any(|(its, _)| its == number));
+                let knows = *self.waiting[waiter].0.lock();
+                let is_listening = channel.is_listening();
+                assert_eq!(knows.listening, is_listening, "it knows how it stands");
+            }
+        }
+
+        /// With a server that works, everybody who waits is subscribed and has missed nothing, and nothing else is left.
+        fn drain(mut self) {
+            for _ in 0..4 {
+                self.take(Step::Housekeep);
+                self.take(Step::Connect);
+                while self.take(Step::Run(Says::Done)) {}
+                while self.take(Step::Read) {}
+                self.check();
+                self.now_ms += 1000;
+            }
+            for (at, name) in NAMES.into_iter().enumerate() {
+                let mut waits = false;
+                for waiter in (0..3).filter(|waiter| LISTENS_TO[*waiter] == at) {
+                    if self.numbers[waiter].is_some() {
+                        waits = true;
+                        let knows = *self.waiting[waiter].0.lock();
+                        assert!(
+                            knows.listening && !knows.missed,
+                            "{waiter} misses a message"
+                        );
+                    }
+                }
+                assert_eq!(self.channels.wanted.contains_key(name), waits);
+                assert_eq!(self.subscribed[at], waits, "{name}");
+            }
+            assert!(self.channels.lingering.is_empty());
+        }
+    }
+
+    /// Every schedule with so much that happens; how many states there are.
+    fn explore(left: Left) -> usize {
+        let mut seen = HashSet::new();
+        let mut worlds = vec![(World::new(left), Vec::new())];
+        while let Some((world, path)) = worlds.pop() {
+            for step in STEPS {
+                let mut next = world.copy();
+                let path: Vec<_> = path.iter().copied().chain([step]).collect();
+                let trace = Trace(&path);
+                if next.take(step) {
+                    next.check();
+                    if seen.insert(next.digest()) {
+                        if seen.len() % 2 == 0 {
+                            next.copy().drain();
+                        }
+                        drop(trace);
+                        worlds.push((next, path));
+                    }
+                }
+            }
+        }
+        seen.len()
+    }
+
+    /// Says how it came to that if a check fails.
+    struct Trace<'a>(&'a [Step]);
+
+    impl Drop for Trace<'_> {
+        fn drop(&mut self) {
+            if std::thread::panicking() {
+                use std::io::Write as _;
+                writeln!(std::io::stderr(), "after {:?}", self.0).unwrap_or_default();
+            }
+        }
+    }
+
+    #[test]
+    fn whoever_waits_is_subscribed_and_misses_no_message_in_every_schedule() {
+        let of = |begins, [messages, refusals, busy, ticks, losses]: [u8; 5]| {
+            explore(Left {
+                begins,
+                messages,
+                refusals,
+                busy,
+                ticks,
+                losses,
+            })
+        };
+        let states = of([2, 1, 0], [1, 0, 0, 0, 0])
+            + of([1, 1, 0], [1, 0, 0, 1, 0])
+            + of([2, 0, 0], [1, 0, 0, 2, 0])
+            + of([2, 0, 0], [1, 0, 0, 0, 1])
+            + of([2, 1, 0], [0, 1, 0, 0, 0])
+            + of([2, 0, 0], [1, 1, 0, 1, 0])
+            + of([2, 1, 0], [0, 0, 1, 0, 0])
+            + of([2, 0, 0], [0, 0, 1, 1, 1])
+            + of([1, 0, 1], [0, 0, 0, 0, 1]);
+        assert!(states > 30_000, "{states}");
+    }
+}
