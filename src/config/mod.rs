@@ -49,8 +49,14 @@ pub struct Config {
 impl Config {
     /// Returns the settings for the server at `url`, all others at their defaults.
     ///
-    /// `redis://[[user]:password@]host[:port][/db]` over TCP (`valkey://` is the same), or `redis+unix:///path[?db=0&user=..&pass=..]` over a
-    /// Unix socket. User and password are percent-decoded.
+    /// | the URL | leads to |
+    /// | --- | --- |
+    /// | `redis://[[user]:password@]host[:port][/db]` | one server over TCP |
+    /// | `redis+unix:///path[?db=0&user=..&pass=..]` | one server over a Unix socket |
+    /// | `redis+sentinel://[[user]:password@]host[:port],…/service[/db]` | the master that these Sentinels name (feature `sentinel`) |
+    ///
+    /// `valkey` may stand for `redis`. Users, passwords and the service are percent-decoded. The user and the password
+    /// of the Sentinels themselves are `?sentinel_user=..&sentinel_password=..`; their port is 26379 unless it is given.
     ///
     /// ```
     /// let config = redlatch::Config::new("redis+unix:///run/redis.sock?db=1");

@@ -13,4 +13,6 @@ mod quorum;
 mod rwlock;
 mod scripts;
 mod semaphore;
+#[cfg(feature = "sentinel")]
+mod sentinel;
 mod support;

@@ -9,7 +9,7 @@ use redis::{ErrorKind, RedisError, ServerErrorKind};
 use super::{BACK_OFF, Connection, Phase, SLICE, State, Up};
 use crate::error::is_transient;
 use crate::net::call::Fault;
-use crate::net::socket::{self, Dial, Dialled, Meanwhile};
+use crate::net::socket::{self, Connecting, Dialled, Meanwhile};
 use crate::report::report;
 
 /// The name of these connections.
@@ -74,7 +74,7 @@ impl Connection {
         };
         let mut dial = dial
             .filter(|dial| !dial.is_stale(until))
-            .unwrap_or_else(|| Dial::new(ROLE, Instant::now() + self.connect_timeout));
+            .unwrap_or_else(|| Connecting::new(ROLE, Instant::now() + self.connect_timeout));
         let made = MutexGuard::unlocked(&mut state, || {
             std::panic::catch_unwind(AssertUnwindSafe(|| {
                 dial.advance(&self.endpoint, until, meanwhile)

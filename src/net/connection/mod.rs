@@ -41,7 +41,7 @@ use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
 use crate::error::{is_transient, is_unknown_script};
 use crate::net::call::{Answer, Attempt, Call, CallPhase, Fault, OnReply};
 use crate::net::pipeline::{InFlight, Pipeline};
-use crate::net::socket::{self, Dial, Endpoint, Reader, Socket};
+use crate::net::socket::{self, Connecting, Endpoint, Reader, Socket};
 use crate::report::report;
 use crate::stats::Counters;
 
@@ -60,7 +60,7 @@ enum Phase {
         back_off: Duration,
         why: Option<RedisError>,
         /// What somebody had no time to finish.
-        dial: Option<Dial>,
+        dial: Option<Connecting>,
     },
     Connecting,
     Up(Box<Up>),

@@ -21,6 +21,10 @@ const DELIVER: Duration = Duration::from_millis(100);
 /// For how long a thread writes what others have queued while it wrote.
 const WRITE_TURN: Duration = Duration::from_millis(5);
 
+/// After how long without a sign of life a server that Sentinels have named is looked for again: it may have been frozen,
+/// have a successor, and not know.
+const FOUND_AGAIN: Duration = Duration::from_secs(5);
+
 impl Connection {
     /// Queues a call behind all that were submitted before it. Memory only: no I/O, never blocks.
     ///
@@ -160,13 +164,14 @@ impl Connection {
         if up.writing {
             return Some(state);
         }
+        let is_old = self.endpoint.is_found() && in_flight.last_heard.elapsed() >= FOUND_AGAIN;
         // Whoever leads finds out by reading.
         let Some(reader) = up.reader.take() else {
             return Some(state);
         };
         up.writing = true;
         let (reader, ended) = MutexGuard::unlocked(&mut state, || {
-            let ended = reader.has_ended();
+            let ended = is_old || reader.has_ended();
             (reader, ended)
         });
         let (up, in_flight) = state.up(generation)?;

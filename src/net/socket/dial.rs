@@ -1,6 +1,6 @@
-//! A connection in the making, stage by stage.
+//! A connection to one address in the making, stage by stage.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use redis::{RedisError, RedisResult};
 
@@ -10,31 +10,11 @@ use super::resolve::resolve;
 use super::{Duplex, Endpoint, Meanwhile, Socket, timed_out};
 use crate::config::server::Address;
 
-/// How old a connection in the making is when those that have time for it begin another.
-const STALE: Duration = Duration::from_millis(250);
-
-/// Connects, authenticates, selects the database, says who this is and waits for PONG, all by `deadline`.
-///
-/// `role` is the connection's name in `CLIENT LIST`; `meanwhile` is called every few milliseconds.
-pub(crate) fn connect(
-    endpoint: &Endpoint,
-    role: &'static str,
-    deadline: Instant,
-    meanwhile: Meanwhile<'_>,
-) -> RedisResult<Duplex> {
-    match Dial::new(role, deadline).advance(endpoint, deadline, meanwhile)? {
-        Dialled::Made(connection) => Ok(connection),
-        Dialled::Unfinished(why) => Err(why),
-    }
-}
-
-/// A connection in the making. What one thread has no time to finish the next goes on with, so that callers in a hurry
-/// do not make a connection each while the server is slow.
+/// A connection to one address in the making.
 pub(crate) struct Dial {
     role: &'static str,
     /// When it has taken so long that it has failed.
     ends: Instant,
-    began: Instant,
     stage: Stage,
 }
 
@@ -56,15 +36,8 @@ impl Dial {
         Self {
             role,
             ends,
-            began: Instant::now(),
             stage: Stage::Resolving,
         }
-    }
-
-    /// Whether a caller with this deadline should begin a new connection: the server may have been away when this one was
-    /// begun. Callers without time for that go on with this one, so that there are never many.
-    pub(crate) fn is_stale(&self, until: Instant) -> bool {
-        self.began.elapsed() >= STALE && until.saturating_duration_since(Instant::now()) >= STALE
     }
 
     /// Goes on until there is a connection, `until`, or `meanwhile` says to stop. An error is final.

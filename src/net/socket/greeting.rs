@@ -5,7 +5,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use redis::{ErrorKind, RedisError, RedisResult, ServerErrorKind};
+use redis::{ErrorKind, RedisError, RedisResult, ServerErrorKind, Value};
 
 use super::{CONNECT_SLICE, Duplex, Endpoint, Meanwhile, Reader, Socket, WRITE_SLICE};
 use crate::error::{is_crowded, is_transient};
@@ -58,7 +58,10 @@ impl Greeting {
         }
         steps.push(vec!["CLIENT", "SETNAME", &name]);
         steps.push(vec!["PING"]);
-        let whats = ["AUTH", "SELECT", "CLIENT", "PING"];
+        if endpoint.proves_master {
+            steps.push(vec!["ROLE"]);
+        }
+        let whats = ["AUTH", "SELECT", "CLIENT", "PING", "ROLE"];
         let step = |parts: &Vec<&str>| Step {
             what: whats
                 .into_iter()
@@ -113,8 +116,12 @@ impl Greeting {
             let Some(step) = self.due.pop_front() else {
                 continue;
             };
-            let Err(err) = reply.extract_error() else {
-                continue;
+            let err = match reply.extract_error() {
+                Ok(role) if step.what == "ROLE" && !is_master(&role) => {
+                    return Err(io::Error::other("it was named the master and is a replica").into());
+                }
+                Ok(_) => continue,
+                Err(err) => err,
             };
             match step.what {
                 _ if is_crowded(&err) => return Err(err),
@@ -131,6 +138,16 @@ impl Greeting {
                 _ => return Err(err),
             }
         }
+    }
+}
+
+/// Reads the answer to `ROLE`.
+fn is_master(role: &Value) -> bool {
+    match role {
+        Value::Array(parts) => {
+            matches!(parts.first(), Some(Value::BulkString(role)) if role == b"master")
+        }
+        _ => false,
     }
 }
 

@@ -1,9 +1,11 @@
 //! One connection: made within a deadline, read in slices, so that no thread blocks in it for long.
 
+mod connecting;
 mod dial;
 mod greeting;
 mod opening;
 mod resolve;
+mod sentinel;
 
 use std::fmt;
 use std::io::{self, Read, Write};
@@ -17,9 +19,10 @@ use std::time::{Duration, Instant};
 use redis::io::tcp::socket2::SockRef;
 use redis::{RedisError, RedisResult, Value};
 
-pub(crate) use self::dial::{Dial, Dialled, connect};
+pub(crate) use self::connecting::{Connecting, connect};
+pub(crate) use self::dial::Dialled;
 use self::resolve::Lookups;
-use crate::config::server::{Address, Deployment, Server};
+use crate::config::server::{Address, Deployment, Login, Server};
 use crate::net::script_error;
 use crate::report::report;
 
@@ -45,6 +48,9 @@ const CONNECT_SLICE: Duration = Duration::from_millis(5);
 pub(crate) struct Endpoint {
     pub(crate) server: Arc<Server>,
     lookups: Lookups,
+    first_sentinel: Arc<sentinel::First>,
+    /// Whether it was found by asking, and has to say itself that it is a master.
+    proves_master: bool,
 }
 
 impl Endpoint {
@@ -52,7 +58,38 @@ impl Endpoint {
         Self {
             server: Arc::new(server),
             lookups: Arc::default(),
+            first_sentinel: Arc::default(),
+            proves_master: false,
         }
+    }
+
+    /// Another server, reached and greeted in the same way.
+    fn other(&self, address: Address, login: Login, db: i64) -> Self {
+        Self {
+            server: Arc::new(Server {
+                deployment: Deployment::Single(address),
+                tls: self.server.tls,
+                login,
+                db,
+                label: self.server.label.clone(),
+            }),
+            lookups: Arc::default(),
+            proves_master: false,
+            ..self.clone()
+        }
+    }
+
+    /// The server that was named as the master.
+    fn master(&self, address: Address) -> Self {
+        Self {
+            proves_master: true,
+            ..self.other(address, self.server.login.clone(), self.server.db)
+        }
+    }
+
+    /// Whether the server is found by asking who is master, and may be another the next time.
+    pub(crate) fn is_found(&self) -> bool {
+        matches!(self.server.deployment, Deployment::Sentinel { .. })
     }
 
     /// Where to connect to.

@@ -14,6 +14,8 @@ pub(crate) mod quorum;
 pub(crate) mod rw_scripts;
 pub(crate) mod rwlock;
 pub(crate) mod scripts;
+#[cfg(feature = "sentinel")]
+pub(crate) mod sentinel;
 mod signals;
 mod strangers;
 mod threads;

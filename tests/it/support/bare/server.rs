@@ -43,6 +43,9 @@ pub(crate) fn skipped(what: &str, why: &str) {
     writeln!(io::stderr(), "skipped: {what}: {why}").expect("stderr");
 }
 
+/// The first argument of a server that is to be a Sentinel.
+pub(crate) const SENTINEL: &str = "--sentinel";
+
 /// One line of `CLIENT LIST`, as far as tests care.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ClientLine {
@@ -432,7 +435,14 @@ fn launch(dir: &Path, port: u16, args: &[String]) -> io::Result<Child> {
     } else {
         &["--enable-debug-command", "local"]
     };
-    let mut child = Command::new(&*BINARY)
+    let mut command = Command::new(&*BINARY);
+    if args.first().is_some_and(|first| first == SENTINEL) {
+        // It keeps what it learns in this file.
+        let config = dir.join("sentinel.conf");
+        fs::write(&config, "")?;
+        command.arg(config);
+    }
+    let mut child = command
         .args(["--port", &port.to_string(), "--bind", "127.0.0.1"])
         .args(["--save", "", "--appendonly", "no"])
         .args(allow_debug)

@@ -1,0 +1,125 @@
+//! A connection to the server that the deployment means, in the making.
+//!
+//! ```text
+//!    one server:  dialling ──greeted──► made
+//!
+//!    sentinels:   asking who is master ──an address──► dialling ──greeted, and a master by ROLE──► made
+//! ```
+
+use std::io;
+use std::time::{Duration, Instant};
+
+use redis::{ErrorKind, RedisResult};
+
+use super::dial::{Dial, Dialled};
+use super::sentinel::Discovery;
+use super::{Duplex, Endpoint, Meanwhile, timed_out};
+use crate::config::server::Deployment;
+
+/// How old a connection in the making is when those that have time for it begin another.
+const STALE: Duration = Duration::from_millis(250);
+
+/// Connects, authenticates, selects the database, says who this is and waits for PONG, all by `deadline`.
+///
+/// `role` is the connection's name in `CLIENT LIST`; `meanwhile` is called every few milliseconds.
+pub(crate) fn connect(
+    endpoint: &Endpoint,
+    role: &'static str,
+    deadline: Instant,
+    meanwhile: Meanwhile<'_>,
+) -> RedisResult<Duplex> {
+    match Connecting::new(role, deadline).advance(endpoint, deadline, meanwhile)? {
+        Dialled::Made(connection) => Ok(connection),
+        Dialled::Unfinished(why) => Err(why),
+    }
+}
+
+/// A connection in the making. What one thread has no time to finish the next goes on with, so that callers in a hurry
+/// do not make a connection each while the server is slow.
+pub(crate) struct Connecting {
+    role: &'static str,
+    /// When it has taken so long that it has failed.
+    ends: Instant,
+    began: Instant,
+    stage: Stage,
+}
+
+enum Stage {
+    Begun,
+    Asking(Box<Discovery>),
+    Dialling {
+        /// The master that was named.
+        named: Option<Box<Endpoint>>,
+        dial: Dial,
+    },
+}
+
+impl Connecting {
+    pub(crate) fn new(role: &'static str, ends: Instant) -> Self {
+        Self {
+            role,
+            ends,
+            began: Instant::now(),
+            stage: Stage::Begun,
+        }
+    }
+
+    /// Whether a caller with this deadline should begin a new connection: the server may have been away when this one was
+    /// begun. Callers without time for that go on with this one, so that there are never many.
+    pub(crate) fn is_stale(&self, until: Instant) -> bool {
+        self.began.elapsed() >= STALE && until.saturating_duration_since(Instant::now()) >= STALE
+    }
+
+    /// Goes on until there is a connection, `until`, or `meanwhile` says to stop. An error is final.
+    pub(crate) fn advance(
+        &mut self,
+        endpoint: &Endpoint,
+        until: Instant,
+        meanwhile: Meanwhile<'_>,
+    ) -> RedisResult<Dialled> {
+        loop {
+            match &mut self.stage {
+                Stage::Begun => {
+                    self.stage = match &endpoint.server.deployment {
+                        Deployment::Sentinel { .. } => {
+                            Stage::Asking(Box::new(Discovery::new(&endpoint.first_sentinel)))
+                        }
+                        Deployment::Single(_) | Deployment::Cluster { .. } => Stage::Dialling {
+                            named: None,
+                            dial: Dial::new(self.role, self.ends),
+                        },
+                    };
+                }
+                Stage::Asking(discovery) => {
+                    let by = until.min(self.ends);
+                    let Some(address) = discovery.advance(endpoint, self.ends, by, meanwhile)?
+                    else {
+                        let why = timed_out("no sentinel has named the master in time");
+                        return if Instant::now() < self.ends {
+                            Ok(Dialled::Unfinished(why))
+                        } else {
+                            Err(why)
+                        };
+                    };
+                    self.stage = Stage::Dialling {
+                        named: Some(Box::new(endpoint.master(address))),
+                        dial: Dial::new(self.role, self.ends),
+                    };
+                }
+                Stage::Dialling { named, dial } => {
+                    let Some(master) = named else {
+                        return dial.advance(endpoint, until, meanwhile);
+                    };
+                    return dial.advance(master, until, meanwhile).map_err(|err| {
+                        // The sentinel may be cut off from the others, and not know.
+                        endpoint.first_sentinel.is_of_no_use();
+                        match err.kind() {
+                            ErrorKind::Io => io::Error::other(format!("{master}: {err}")).into(),
+                            _ => err,
+                        }
+                    });
+                }
+            }
+        }
+    }
+}

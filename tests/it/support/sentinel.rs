@@ -1,0 +1,150 @@
+//! A master, its replicas, and the Sentinels that watch them.
+
+use std::time::Duration;
+
+use redlatch::Config;
+
+use crate::support::{SENTINEL, Server, eventually, ms};
+
+/// What the Sentinels call them.
+pub(crate) const SERVICE: &str = "lock service";
+
+/// How long a master has to be silent before it is replaced.
+pub(crate) const DOWN_AFTER: Duration = ms(700);
+
+/// The name of the only user of the Sentinels, and the password; the servers have another password.
+const SENTINEL_LOGIN: [&str; 2] = ["watcher", "s3nt/nel"];
+const PASSWORD: &str = "se:cret";
+
+/// One master at first, two replicas, and three Sentinels. All of them want passwords.
+pub(crate) struct Deployment {
+    pub(crate) servers: Vec<Server>,
+    pub(crate) sentinels: Vec<Server>,
+}
+
+impl Deployment {
+    pub(crate) fn start() -> Self {
+        let common = ["--requirepass", PASSWORD, "--masterauth", PASSWORD];
+        let servers: Vec<_> = (0..3)
+            .map(|_| {
+                Server::start_with(&[&common[..], &["--repl-diskless-sync-delay", "0"]].concat())
+            })
+            .collect();
+        let port = servers[0].port().to_string();
+        for replica in &servers[1..] {
+            let () = ask(replica, &["REPLICAOF", "127.0.0.1", &port]);
+        }
+        eventually("they follow", || {
+            servers[1..].iter().all(|replica| {
+                ask::<String>(replica, &["INFO", "replication"]).contains("master_link_status:up")
+            })
+        });
+        let sentinels: Vec<_> = (0..3).map(|_| Server::start_with(&[SENTINEL])).collect();
+        for sentinel in &sentinels {
+            let set = |option: &str, value: &str| {
+                let () = sentinel.ask(&["SENTINEL", "SET", SERVICE, option, value]);
+            };
+            let () = sentinel.ask(&["SENTINEL", "MONITOR", SERVICE, "127.0.0.1", &port, "2"]);
+            set("auth-pass", PASSWORD);
+            set(
+                "down-after-milliseconds",
+                &DOWN_AFTER.as_millis().to_string(),
+            );
+            set("failover-timeout", "3000");
+        }
+        let knows = |sentinel: &Server, what: &str, n: usize| {
+            let list: Vec<redis::Value> = sentinel.ask(&["SENTINEL", what, SERVICE]);
+            list.len() == n
+        };
+        for sentinel in &sentinels {
+            eventually("they know each other", || {
+                knows(sentinel, "REPLICAS", 2) && knows(sentinel, "SENTINELS", 2)
+            });
+        }
+        for sentinel in &sentinels {
+            let [user, password] = SENTINEL_LOGIN;
+            let password = format!(">{password}");
+            let rules = [
+                "ACL",
+                "SETUSER",
+                user,
+                "on",
+                &password,
+                "+@all",
+                "allchannels",
+            ];
+            let () = sentinel.ask(&rules);
+        }
+        Self { servers, sentinels }
+    }
+
+    /// The URL that names these Sentinels, in this order.
+    pub(crate) fn url_of(sentinels: &[u16]) -> String {
+        let addresses: Vec<_> = sentinels
+            .iter()
+            .map(|port| format!("127.0.0.1:{port}"))
+            .collect();
+        let [user, password] = SENTINEL_LOGIN;
+        format!(
+            "redis+sentinel://:{PASSWORD}@{}/{}?sentinel_user={user}&sentinel_password={}",
+            addresses.join(","),
+            SERVICE.replace(' ', "%20"),
+            password.replace('/', "%2F"),
+        )
+    }
+
+    pub(crate) fn config(&self) -> Config {
+        let ports: Vec<_> = self.sentinels.iter().map(Server::port).collect();
+        Config::new(Self::url_of(&ports)).lease(ms(1_500))
+    }
+
+    /// Which of the servers the Sentinels call the master.
+    pub(crate) fn named(&self) -> usize {
+        let (_, port): (String, u16) =
+            self.sentinels[0].ask(&["SENTINEL", "GET-MASTER-ADDR-BY-NAME", SERVICE]);
+        let is_it = |server: &Server| server.port() == port;
+        self.servers.iter().position(is_it).unwrap()
+    }
+
+    /// Waits until another server than `old` is a master and is named so; returns which.
+    pub(crate) fn wait_for_successor(&self, old: usize) -> usize {
+        let mut new = old;
+        eventually("another is master", || {
+            new = self.named();
+            new != old && self.is_master(new)
+        });
+        new
+    }
+
+    /// Has the replicas of `master` follow it no longer, without that anybody replaces it.
+    pub(crate) fn stop_copying(&self, master: usize) {
+        for (at, server) in self.servers.iter().enumerate() {
+            if at != master {
+                let () = ask(server, &["CONFIG", "SET", "masterauth", "none"]);
+            }
+        }
+        let _: i64 = ask(
+            &self.servers[master],
+            &["CLIENT", "KILL", "TYPE", "replica"],
+        );
+        eventually("nobody follows", || {
+            ask::<String>(&self.servers[master], &["INFO", "replication"])
+                .contains("connected_slaves:0")
+        });
+    }
+
+    pub(crate) fn is_master(&self, server: usize) -> bool {
+        ask::<String>(&self.servers[server], &["INFO", "replication"]).contains("role:master")
+    }
+}
+
+/// Asks one of the servers, over a connection of its own.
+#[track_caller]
+pub(crate) fn ask<T: redis::FromRedisValue>(server: &Server, command: &[&str]) -> T {
+    let url = format!("redis://:{PASSWORD}@127.0.0.1:{}/", server.port());
+    let mut connection = crate::support::connection_to(&url);
+    let reply = redis::cmd(command[0])
+        .arg(&command[1..])
+        .query(&mut connection);
+    reply.unwrap_or_else(|err| panic!("{command:?}: {err}"))
+}
