@@ -1,7 +1,7 @@
-//! Code of the user's, run on a thread of its own.
+//! Runs the user's code on a thread of its own.
 //!
-//! A listener or a logger may block, panic, or use this crate. So no thread of this crate's and no thread that is state one
-//! of its calls runs them: what they are to be given is queued, which is done in memory and is allowed under any mutex.
+//! A listener or a logger may block, panic, or use this crate. So neither the threads of this crate nor threads that call
+//! into it run them: items for them are queued, which takes no time and may be done under any mutex.
 
 use std::collections::VecDeque;
 use std::io;
@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 
-/// Wakeups something of the user's with one item after another, on a thread that lives while there are any.
+/// Calls a function of the user's with one item after another, on a thread that exists while there are any.
 pub(crate) struct Callback<T> {
     thread: &'static str,
     call: Box<dyn Fn(&T) + Send + Sync>,
@@ -44,7 +44,7 @@ impl<T: Send + 'static> Callback<T> {
         })
     }
 
-    /// Queues an item. Without a thread to be had it stays in the queue, and the next one tries again.
+    /// Queues an item. If no thread can be started, the item stays queued, and the next one tries again.
     pub(crate) fn give(self: &Arc<Self>, item: T) -> io::Result<()> {
         let mut state = self.state.lock();
         state.queue.push_back(item);
@@ -61,12 +61,12 @@ impl<T: Send + 'static> Callback<T> {
         spawned.map(drop)
     }
 
-    /// How many items nobody has begun with.
+    /// How many items are still queued.
     pub(crate) fn waiting(&self) -> usize {
         self.state.lock().queue.len()
     }
 
-    /// Waits until all that was given has been handed over, for at most `limit`.
+    /// Waits until all items have been processed, for at most `limit`.
     pub(crate) fn flush(&self, limit: Duration) {
         if std::thread::current().name() == Some(self.thread) {
             return; // it would wait for itself

@@ -1,6 +1,6 @@
-//! Which process this is: what a child made by `fork()` must not touch.
+//! Detects `fork()`: a child must not use what its parent has made.
 
-/// The process that something was made in.
+/// The process in which something was made.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Process(u32);
 

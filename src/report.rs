@@ -12,10 +12,10 @@ use log::Level;
 
 use crate::callback::Callback;
 
-/// How many records may wait for a logger that is slower than what is logged; further ones are counted and dropped.
+/// How many records may be queued for a slow logger. Further ones are counted and dropped.
 const MOST: usize = 10_000;
 
-/// How long one who ends a client waits for what it has logged to reach the logger.
+/// How long closing a client waits for its records to reach the logger.
 const FLUSH: Duration = Duration::from_millis(100);
 
 struct Entry {
@@ -52,7 +52,7 @@ pub(crate) fn submit(level: Level, target: &'static str, text: fmt::Arguments<'_
         target,
         text,
     };
-    // Without a thread it is logged with the next one.
+    // If no thread can be started, it is logged together with the next record.
     RECORDS.give(entry).unwrap_or_default();
 }
 

@@ -3,18 +3,18 @@
 use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
-/// Why a question has no answer, as far as time is concerned.
+/// Why a request has no reply, as far as time is concerned.
 pub(crate) trait Unanswered {
-    /// Whether nothing is known against the server, or against too many of several.
+    /// Whether the server responds (a majority, if there are several), so that only this reply came too late.
     fn is_late(&self) -> bool;
 
-    /// Whether more time might have brought an answer.
+    /// Whether a reply might have come with more time.
     fn is_unanswered(&self) -> bool;
 }
 
 static EPOCH: LazyLock<Instant> = LazyLock::new(|| {
     let now = Instant::now();
-    // Some room below, for moments that were taken before anybody asked for the epoch.
+    // Earlier, for moments that were taken before the epoch was first used.
     now.checked_sub(Duration::from_secs(60)).unwrap_or(now)
 });
 
@@ -33,14 +33,14 @@ pub(crate) fn instant(nanos: u64) -> Instant {
     *EPOCH + Duration::from_nanos(nanos)
 }
 
-/// When a wait ends: one moment for all its parts, taken once at the public edge.
+/// When a wait ends: one moment for everything it consists of, computed once, by the public method.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Deadline(Option<Instant>);
 
 impl Deadline {
     pub(crate) const NEVER: Self = Self(None);
 
-    /// `wait` from now on; never, if that is beyond what the clock can tell.
+    /// `wait` from now on; never, if that is beyond the range of the clock.
     pub(crate) fn after(wait: Duration) -> Self {
         Self(Instant::now().checked_add(wait))
     }
@@ -49,7 +49,7 @@ impl Deadline {
         Self(Some(instant))
     }
 
-    /// When it is, unless it is never.
+    /// `None` if it is never.
     pub(crate) fn instant(self) -> Option<Instant> {
         self.0
     }
@@ -63,7 +63,7 @@ impl Deadline {
         self.0.map_or(other, |at| at.min(other))
     }
 
-    /// The time for a question asked at `began`.
+    /// How long a request sent at `began` may take.
     pub(crate) fn budget(self, began: Instant, response_timeout: Duration) -> Budget {
         let ends = began + response_timeout;
         Budget {
@@ -73,14 +73,14 @@ impl Deadline {
     }
 }
 
-/// How long one question to Redis may take: the response timeout, or less if the caller has less time.
+/// How long one request to Redis may take: the response timeout, or less if the caller has less time.
 ///
 /// What it means that there is no answer by then is decided here, for every wait:
 ///
 /// | it ended with | nothing is known against the server | the server is known to be away, or refused |
 /// | --- | --- | --- |
 /// | the caller's time | not in time: `Ok(None)` | an error |
-/// | the response timeout | an error, also for those who wait in line | the same; a refusal concerns the caller alone |
+/// | the response timeout | an error, also for the threads queued behind it | the same; a refusal concerns the caller alone |
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Budget {
     pub(crate) until: Instant,
@@ -104,13 +104,13 @@ impl Budget {
         self.callers && fault.is_late()
     }
 
-    /// Whether those who wait in line need not find out again what cost the whole response timeout.
+    /// Whether the threads queued behind it get the error too, rather than each after a whole response timeout of its own.
     pub(crate) fn concerns_all(&self, fault: &impl Unanswered) -> bool {
         !self.callers && fault.is_unanswered()
     }
 }
 
-/// Up to `span`, seldom less than three quarters of it, so that many who wait for the same do not come back together.
+/// Three quarters of `span` or more, so that many who wait for the same do not come back together.
 pub(crate) fn jittered(span: Duration) -> Duration {
     span - span / 4 * u32::try_from(random(256)).unwrap_or(0) / 256
 }
@@ -121,7 +121,7 @@ pub(crate) fn between(least: Duration, most: Duration) -> Duration {
     least + Duration::from_micros(random(spread.max(1)))
 }
 
-/// Sleeps for `span`, or until `stop`, which is looked at every few milliseconds.
+/// Sleeps for `span`, or until `stop`, which is checked every few milliseconds.
 pub(crate) fn sleep_unless(span: Duration, stop: &dyn Fn() -> bool) {
     let until = Instant::now() + span;
     loop {
@@ -138,7 +138,7 @@ fn random(end: u64) -> u64 {
     (nanos(Instant::now()).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 40) % end
 }
 
-/// The pauses of one who asks again and again: 1 ms, then each twice as long as the one before and up to as many
+/// The pauses between the attempts of a spin lock: 1 ms, then each twice as long as the one before and up to as many
 /// milliseconds more as there have been pauses, at most 128 ms.
 ///
 /// Source: the exponential back-off of Redisson's spin lock.

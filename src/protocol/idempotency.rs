@@ -1,8 +1,8 @@
 //! Requests that count once, however often they are sent.
 //!
-//! A request without an answer is sent again, and may have been carried out before. Redis therefore keeps what came of it
-//! in a key of the request's own, for as long as it may come again. A request that was sent once and answered comes no
-//! more: the next request of the same object has Redis forget its key, so that keys do not pile up.
+//! A request without a reply is sent again, and may have been carried out before. So Redis keeps the outcome of each
+//! request in a key of its own, for as long as the request may be repeated. Once a request that was sent once has its
+//! reply, the next request about the same object deletes that key, so that keys do not pile up.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -11,12 +11,12 @@ use crate::net::call::{Call, CallPhase};
 use crate::protocol::keys;
 use crate::protocol::owner::{OwnerNumber, Owners};
 
-/// How many requests are kept in mind until their keys can be forgotten; those of others end by themselves.
+/// How many requests are remembered here until their keys can be deleted. The keys of others expire.
 const MOST: usize = 64;
 
-/// The requests about one object whose keys Redis may forget before their time.
+/// The requests about one object whose keys can be deleted before they expire.
 pub(crate) struct IdempotencyKeys {
-    /// How many one request has Redis forget, as soon as there are so many.
+    /// How many keys one request deletes, once there are so many.
     batch: usize,
     answered: Vec<OwnerNumber>,
     /// Releases that nobody waits for.
@@ -47,7 +47,7 @@ impl IdempotencyKeys {
         self.pending.push_back((number, Arc::clone(call)));
     }
 
-    /// Those whose keys the next request has Redis forget.
+    /// The requests whose keys the next request deletes.
     fn take(&mut self) -> Vec<OwnerNumber> {
         while let Some((number, call)) = self.pending.front() {
             let its = call.state.lock();
@@ -71,10 +71,10 @@ impl IdempotencyKeys {
     }
 }
 
-/// The keys that one request brings along: its own, and those that Redis is to forget.
+/// The keys of one request: its own, and those that it deletes.
 pub(crate) struct RequestKeys {
     pub(crate) number: OwnerNumber,
-    /// What no other request has.
+    /// Unique to the request.
     pub(crate) id: String,
     /// Its own first.
     keys: Vec<String>,
@@ -92,7 +92,7 @@ impl RequestKeys {
         drawn
     }
 
-    /// The same with nothing to forget.
+    /// The same with nothing to delete.
     pub(crate) fn alone(owners: &Owners, key: &str) -> Self {
         let number = owners.draw();
         let id = owners.id(number);
@@ -108,7 +108,7 @@ impl RequestKeys {
         &self.keys[0]
     }
 
-    /// What a script about `first` is given.
+    /// All keys for a script: `first`, then these.
     pub(super) fn after<'a>(&'a self, first: &[&'a str]) -> Vec<&'a str> {
         let own = self.keys.iter().map(String::as_str);
         first.iter().copied().chain(own).collect()

@@ -1,6 +1,6 @@
-//! What a kind of lock is: its properties, and the trait of what it sends.
+//! A kind of lock: its properties, and the trait for what it sends.
 //!
-//! Shared code asks a [`Kind`] for its properties and a [`Protocol`] for its requests, and never which kind it is: a new
+//! Shared code asks a [`Kind`] for its properties and a [`Protocol`] for its requests, but never which kind it is. So a new
 //! kind is a file of its own and a line in [`KINDS`](super::KINDS).
 
 use std::fmt;
@@ -17,7 +17,7 @@ use crate::protocol::script::{self, Renewed, Request, Unexpected, lease_ms};
 
 /// The properties of one kind. Each is a static, and equal to itself only.
 pub(crate) struct Kind {
-    /// For people who debug.
+    /// For debugging.
     pub(crate) name: &'static str,
     pub(crate) protocol: MakeProtocol,
     pub(crate) id: Id,
@@ -25,9 +25,9 @@ pub(crate) struct Kind {
     pub(crate) order: Order,
     /// Whether waiters are notified of a release; without, they ask again and again.
     pub(crate) is_notified: bool,
-    /// Whether its keys are those of plain locks, so that a thread that holds one would wait for itself.
+    /// Whether it uses the keys of plain locks. A thread that holds one of these would wait for itself.
     pub(crate) has_plain_keys: bool,
-    /// Whether each hold has a token, drawn in advance for threads that wait here.
+    /// Whether each hold has a token. Tokens are drawn in advance for threads of this process that wait.
     pub(crate) has_tokens: bool,
 }
 
@@ -46,7 +46,7 @@ pub(crate) enum Id {
 }
 
 impl Kind {
-    /// What most kinds have in common.
+    /// The properties that most kinds have.
     pub(crate) const fn plain(name: &'static str, protocol: MakeProtocol) -> Self {
         Self {
             name,
@@ -64,7 +64,7 @@ impl Kind {
         self.id == Id::Names
     }
 
-    /// What a lock with this id is called.
+    /// The name of a lock with this id, for errors and logs.
     pub(crate) fn shown(&self, id: &Arc<str>) -> Arc<str> {
         match self.id {
             Id::Name => Arc::clone(id),
@@ -75,7 +75,7 @@ impl Kind {
         }
     }
 
-    /// The plain locks whose keys a lock with this id has.
+    /// The plain locks whose keys a lock with this id uses.
     pub(crate) fn plain_locks(&self, id: &Arc<str>) -> Vec<Arc<str>> {
         match self.id {
             _ if !self.has_plain_keys => Vec::new(),
@@ -122,7 +122,7 @@ impl Keyspace<'_> {
     }
 }
 
-/// The keys and channels of one lock, and what is sent about it. By default that is what a plain lock sends.
+/// The keys, channels and requests of one lock. The defaults are those of a plain lock.
 pub(crate) trait Protocol: Send + Sync {
     fn kind(&self) -> &'static Kind;
 
@@ -142,7 +142,7 @@ pub(crate) trait Protocol: Send + Sync {
         format!("{}:{ticket}", self.channel()).into()
     }
 
-    /// All keys that say who holds.
+    /// All keys in which holders are recorded.
     fn locks(&self) -> Vec<&str> {
         vec![self.key()]
     }
@@ -165,7 +165,7 @@ pub(crate) trait Protocol: Send + Sync {
         )
     }
 
-    /// Takes back an acquire that came to nothing, or of unknown outcome.
+    /// Undoes an acquire that is of no use, or whose outcome is unknown.
     fn undo(&self, mode: Mode, owner: &str) -> Request {
         self.release(mode, owner)
     }
@@ -174,8 +174,8 @@ pub(crate) trait Protocol: Send + Sync {
         renew_plain(self.key(), owner, lease, count)
     }
 
-    /// What a reply to a renewal says. `ends_at` is that of a permit; `None` if somebody has changed it: then it was not
-    /// renewed, and asking again will do.
+    /// What the reply to a renewal means. `None`: somebody has changed when the permit ends, now `ends_at`, so it was not
+    /// renewed and has to be requested again.
     fn renewed(
         &self,
         reply: Value,
@@ -190,7 +190,7 @@ pub(crate) trait Protocol: Send + Sync {
         None
     }
 
-    /// Gives up a place in the queue that Redis keeps, if it does.
+    /// Gives up a place in the queue, if Redis keeps one.
     fn leave(&self, _ticket: &str) -> Option<Request> {
         None
     }
@@ -219,25 +219,25 @@ pub(crate) trait Protocol: Send + Sync {
         Request::command("asking for the lease", &["PTTL", self.key()])
     }
 
-    /// Where a waiting writer is seen: whoever waits to write listens to it, and nothing is sent there.
+    /// The channel that waiting writers subscribe to, so that readers can count them. Nothing is ever sent there.
     fn writers(&self) -> Option<&Arc<str>> {
         None
     }
 
-    /// Whether a hold that was lost has to be given back all the same, or what is left of it would keep others out.
+    /// Whether a lost hold has to be released all the same, because what is left of it would block others.
     fn is_given_back_when_lost(&self, _mode: Mode, _reason: LossReason) -> bool {
         false
     }
 }
 
 impl dyn Protocol + '_ {
-    /// Whether there is a lock that both of them take.
+    /// Whether both of them take the same lock.
     pub(crate) fn overlaps(&self, other: &Self) -> bool {
         let others = other.locks();
         self.locks().iter().any(|lock| others.contains(lock))
     }
 
-    /// Asks how many wait to write.
+    /// Asks how many writers wait.
     pub(crate) fn probe_writers_request(&self) -> Option<Request> {
         let writers = self.writers()?;
         Some(Request::command(

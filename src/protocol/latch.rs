@@ -38,9 +38,9 @@ impl Protocol for Latch {
     }
 }
 
-/// How long the mark of a round is kept while a count stands.
+/// How long the mark of a round is kept while there is something to count.
 ///
-/// Without it a waiter that overslept the end of its round and the beginning of the next waits for the end of that one.
+/// By the mark a waiter that missed both the end of its round and the start of the next finds out that its round is over.
 const ROUND: Duration = Duration::from_secs(24 * 3600);
 
 /// The same for the mark of an open latch, which only matters until the next count is set, by a Redisson client.
@@ -49,7 +49,7 @@ const OPEN_ROUND: Duration = Duration::from_secs(60);
 /// What changes a latch; each counts once.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Change {
-    /// Closes it until it has been counted down so often, unless a count stands.
+    /// Sets the count, unless there is one.
     Set(u64),
     CountDown,
     /// Opens it, whatever is left to count.

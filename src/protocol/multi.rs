@@ -133,7 +133,7 @@ impl Protocol for Multi {
         self.ask("asking for the lease")
     }
 
-    /// What others have not taken yet.
+    /// The other names may still be held.
     fn is_given_back_when_lost(&self, _mode: Mode, reason: LossReason) -> bool {
         matches!(reason, LossReason::Forced | LossReason::TakenOver)
     }

@@ -121,7 +121,7 @@ pub(crate) fn acquire(of: &dyn Protocol, ids: &[PermitId], lease: Duration) -> R
     )
 }
 
-/// Gives back permits that nobody needs to hear about.
+/// Releases permits; the reply does not say which of them were out.
 pub(crate) fn release(of: &dyn Protocol, ids: &[PermitId]) -> Request {
     request(of, RELEASING, &script::PERMIT_RELEASE, None, &[&all(ids)])
 }

@@ -1,4 +1,4 @@
-//! One node's part of a plain lock that a majority of nodes makes.
+//! What one node is sent for a lock that a majority of nodes keeps.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -56,7 +56,7 @@ impl Protocol for Red {
         )
     }
 
-    /// Nobody has seen it held, and those who wait for a majority are not notified anyway.
+    /// Without a message: nobody has seen it held, and nobody who waits for a majority subscribes.
     fn undo(&self, _mode: Mode, owner: &str) -> Request {
         Request::script(
             "undoing an acquire",
@@ -66,7 +66,7 @@ impl Protocol for Red {
         )
     }
 
-    /// What others have not taken yet.
+    /// Other nodes may still keep it.
     fn is_given_back_when_lost(&self, _mode: Mode, reason: LossReason) -> bool {
         matches!(reason, LossReason::Forced | LossReason::TakenOver)
     }

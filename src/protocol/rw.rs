@@ -18,7 +18,7 @@ fn protocol(keyspace: Keyspace<'_>, name: &Arc<str>) -> Result<Box<dyn Protocol>
     let channel = keys::rw_channel(&key);
     Ok(Box::new(ReadWrite {
         holds: keys::rw_holds(&key),
-        // Channels, unlike keys, are those of all databases.
+        // Channels, unlike keys, are shared by all databases.
         writers: format!("{channel}:writers:{}", keyspace.db).into(),
         channel: channel.into(),
         key,
@@ -132,7 +132,7 @@ impl Protocol for ReadWrite {
         Some(&self.writers)
     }
 
-    /// A read hold below a write hold may keep what both are kept in, and would keep the lost one with it.
+    /// If the thread also reads, renewing its read hold keeps the key that both are in, and the lost write hold with it.
     fn is_given_back_when_lost(&self, mode: Mode, reason: LossReason) -> bool {
         mode == Mode::Exclusive && reason.may_still_be_held()
     }

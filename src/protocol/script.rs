@@ -64,7 +64,7 @@ pub(crate) fn lease_ms(lease: Duration) -> u64 {
     u64::try_from(lease.as_micros().div_ceil(1000)).unwrap_or(u64::MAX)
 }
 
-/// A reply that no version of the script gives: the key or the server is not what we think.
+/// A reply that the script never gives: the key or the server is not what it should be.
 #[derive(Debug)]
 pub(crate) struct Unexpected(pub(crate) Value);
 
@@ -120,7 +120,7 @@ pub(crate) fn acquired(reply: Value) -> Result<Acquired, Unexpected> {
     }
 }
 
-/// What an acquire of a read hold found besides.
+/// What the acquire of a read hold also returns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Seen {
     /// How long the lock would have lived, if it was not free.

@@ -1,6 +1,6 @@
 //! The semaphore whose permits have no owner: a number.
 //!
-//! Nobody could tell a release that comes twice from two, so all that changes the number counts once: see
+//! A release that arrives twice looks like two releases, so every request that changes the number counts once: see
 //! [`idempotency`](crate::protocol::idempotency).
 
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! What one client consists of: its connection, subscriber, watchdog and registry; it starts and ends the threads.
+//! The parts of one client: connection, subscriber, watchdog and registry. Starts and joins the threads.
 
 pub(crate) mod server;
 
@@ -35,11 +35,11 @@ use crate::stats::Counters;
 /// See [`Session::replay`]; twice the response timeout if that is longer.
 const REPLAY: Duration = Duration::from_secs(60);
 
-/// How long dropping the last handle may take over giving back what is held.
+/// How long dropping the last handle may take for releasing what is held.
 const DROP_DEADLINE: Duration = Duration::from_secs(2);
 
-/// Everything a client consists of but its handles. The threads know it; no lock handle can be reached from it, so
-/// dropping the last one always ends it.
+/// Everything a client consists of, except its handles. It refers to no handle, so dropping the last one always ends it,
+/// although the threads refer to it.
 pub(crate) struct Session {
     pub(crate) endpoint: Endpoint,
     pub(crate) lease: Duration,
@@ -58,7 +58,7 @@ pub(crate) struct Session {
     give_back_on_close: &'static [GiveBack],
     closed: AtomicBool,
     process: Process,
-    /// Wakes those that wait in no lock when the client is closed.
+    /// Wakes the threads that wait outside the local locks when the client is closed.
     pub(crate) closing: CancelToken,
     /// Threads that may have an acquire under way.
     contenders: AtomicUsize,
@@ -66,7 +66,7 @@ pub(crate) struct Session {
     subscriber_thread: Thread,
 }
 
-/// Submits the releases of what a kind without leases holds, when the client is closed. In memory only.
+/// Queues the releases of what is held without a lease, when the client is closed.
 pub(crate) type GiveBack = fn(&Session);
 
 /// A background thread: started when first needed, joined once.
@@ -112,7 +112,7 @@ impl Thread {
 
     /// Waits for the thread to end, and says whether it did.
     fn join(&self, until: Instant) -> bool {
-        // From now on nobody starts it any more.
+        // It must not be started again.
         let mut running = self.running.lock();
         self.started.store(true, Ordering::Release);
         let Some(Running { thread, ended }) = running.take() else {
@@ -142,7 +142,7 @@ impl Drop for Contending<'_> {
 }
 
 impl Session {
-    /// Checks the settings and connects. What the watchdog does not know of is given back on close by `give_back_on_close`.
+    /// Checks the settings and connects. On close `give_back_on_close` releases what the watchdog does not know of.
     pub(crate) fn open(
         config: Config,
         give_back_on_close: &'static [GiveBack],
@@ -237,7 +237,7 @@ impl Session {
             })
     }
 
-    /// A hold is lost: its guard, its lock and the client's listener hear of it, once.
+    /// A hold is lost: notifies its guard, its local lock and the client's listener, once.
     pub(crate) fn lose(&self, hold: &Arc<Hold>, reason: LossReason) {
         let Some(loss) = hold.lose(reason) else {
             return;
@@ -266,12 +266,12 @@ impl Session {
         }
     }
 
-    /// Takes back what Redis may still keep of a hold that is over.
+    /// Releases what Redis may still keep of a hold that is over.
     pub(crate) fn give_back(&self, hold: &Hold) {
         self.backing(hold).give_back(hold);
     }
 
-    /// Who keeps a hold of this client: its own server, unless several do.
+    /// The servers that keep a hold: this client's own, unless it has several.
     pub(crate) fn backing<'a>(&'a self, hold: &'a Hold) -> &'a dyn Backing {
         hold.backing().unwrap_or(self)
     }
@@ -285,13 +285,13 @@ impl Session {
         Error::redis(doing, source).at(&self.endpoint)
     }
 
-    /// For how long after its first sending a request that has to count once may be sent again.
+    /// For how long a request that counts once may be sent again after the first time.
     pub(crate) fn replay(&self) -> Duration {
         REPLAY.max(2 * self.response_timeout)
     }
 
-    /// For how long Redis remembers such a request, in milliseconds: twice as long, since the last sending may lie in the
-    /// buffer of a server that is frozen.
+    /// How long Redis remembers such a request, in milliseconds: twice as long, since a frozen server may execute the last
+    /// repetition late.
     pub(crate) fn remember_ms(&self) -> String {
         lease_ms(2 * self.replay()).to_string()
     }
@@ -321,13 +321,13 @@ impl Session {
         }
         self.registry.wake_all();
         self.closing.cancel();
-        // A contender that is asking finds out within a slice, and takes back what it may have been granted.
+        // A contender that is asking notices within a slice, and undoes what it may have been granted.
         while self.contenders.load(Ordering::SeqCst) > 0 && Instant::now() < until {
             std::thread::sleep(Duration::from_millis(1));
         }
         self.watchdog.stop();
         self.subscriber.stop();
-        // They end within milliseconds, and what they have in hand is needed below.
+        // They end within milliseconds, and the holds they are handling are needed below.
         let until = until.max(Instant::now() + Duration::from_millis(50));
         let mut joined = self.watchdog_thread.join(until);
         joined &= self.subscriber_thread.join(until);
@@ -372,7 +372,7 @@ impl LossSink for Session {
         self.lose(hold, LossReason::Closed);
         match hold.backing() {
             Some(others) => others.give_back(hold),
-            // Written together with the others, when all are submitted.
+            // Written together with the other releases, once all are queued.
             None => drop(self.release(hold, true)),
         }
     }

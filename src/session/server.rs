@@ -1,4 +1,4 @@
-//! What a client knows of its server: which one it is, and whether it is a new one.
+//! What a client knows of its server: which one it is, and whether it was restarted.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -29,7 +29,7 @@ impl Server {
     }
 }
 
-/// The `run_id` of the server, and since when if it had another before: some locks ignore a server that is new.
+/// The `run_id` of the server, and since when, if it had another before. Some locks ignore a server that was restarted.
 #[derive(Default)]
 pub(crate) struct Seniority(Mutex<Option<(String, Option<Instant>)>>);
 
