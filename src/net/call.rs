@@ -1,4 +1,4 @@
-//! One command on its way, and what may become of it.
+//! One command, from queueing to its reply.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -13,10 +13,9 @@ use crate::time::Unanswered;
 /// Why a command has no reply.
 #[derive(Debug, Clone)]
 pub(crate) enum Fault {
-    /// The server is known to be away: there was no connection, or one that was silent for too long, or it said that it
-    /// is not ready to serve; until the deadline.
+    /// Until the deadline there was no connection, or one that was silent for too long, or the server was not ready.
     Unreachable(RedisError),
-    /// The deadline came while a connection that nothing is known against owed the answer.
+    /// The deadline passed before the reply came, although the connection works.
     Late(RedisError),
     /// The server answered with an error that will not pass by itself.
     Refused(RedisError),
@@ -68,44 +67,44 @@ pub(crate) struct DeferredInfo {
     pub(crate) for_good: bool,
 }
 
-/// Makes the release that takes back an acquire whose outcome nobody knows, if it has to be taken back.
+/// Makes the request that undoes an acquire of unknown outcome, if it has to be undone.
 pub(crate) trait Undo: Send + Sync {
     fn undo(&self) -> Option<Deferred>;
 }
 
-/// Learns what became of the releases that nobody waits for.
+/// Notified of the outcome of deferred releases.
 ///
 /// Called with the mutex of the connection held, but not with that of the call, so that what is counted here has been
 /// counted by the time that anybody sees the call settled. It counts and logs, and never blocks.
 pub(crate) trait OnReply: Send + Sync {
-    /// The server has run it, and `replayed` says whether an earlier sending may have run as well.
+    /// The server has executed it. `replayed`: it was sent before, and may have been executed then as well.
     fn released(&self, release: &DeferredInfo, reply: &Value, replayed: bool);
 
-    /// It is not sent again.
+    /// It will not be sent again.
     fn given_up(&self, release: &DeferredInfo, why: &RedisError);
 }
 
-/// One sending of a command, and what takes it back if its outcome stays unknown.
+/// A command to be sent once, and what undoes it if its outcome is unknown.
 pub(crate) struct Attempt {
     pub(crate) request: Request,
     pub(crate) undo: Option<Arc<dyn Undo>>,
 }
 
-/// A reply, and what its receiver may have to know about its way.
+/// A reply, and when its command was sent.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) value: Value,
-    /// Before the first byte of the command that was answered had left.
+    /// Taken before the first byte of the command was written.
     pub(crate) sent_at: Instant,
 }
 
-/// One command on its way.
+/// One command, and how far it has got.
 pub(crate) struct Call {
     pub(crate) request: Request,
     pub(crate) deferred: Option<DeferredInfo>,
-    /// Nobody may come to read that the server did not know the script.
+    /// The reply may never be read, so a `NOSCRIPT` would go unnoticed: send the text of a script unless it is known.
     pub(crate) unattended: bool,
-    /// Sent as the last words on a connection that is given up, behind an acquire that it may yet carry out.
+    /// Undoes it. Sent when its connection is dropped, since the server may still execute it.
     undo: Option<Arc<dyn Undo>>,
     pub(crate) state: Mutex<CallState>,
     pub(crate) changed: Condvar,
@@ -113,16 +112,16 @@ pub(crate) struct Call {
 
 pub(crate) struct CallState {
     pub(crate) phase: CallPhase,
-    /// Before the first byte of the latest sending left.
+    /// Taken before the first byte was last written.
     pub(crate) sent_at: Instant,
-    /// A script is sent with its text.
+    /// A script is sent by its text.
     pub(crate) by_text: bool,
     pub(crate) sendings: u32,
     /// A thread waits on `changed`, and may be made leader.
     pub(crate) following: bool,
     /// Its sequence number among the unacknowledged calls, kept across lost connections; 0 until it has one.
     pub(crate) seq: u64,
-    /// Sent as one of a portion of those, of which another goes out when all are answered.
+    /// Sent as part of a portion of unacknowledged calls: the next portion is sent when all of this one are answered.
     pub(crate) in_portion: bool,
 }
 
@@ -163,12 +162,12 @@ impl Call {
         Self::new(attempt.request, attempt.undo, None, false)
     }
 
-    /// An attempt whose reply may be looked at late, or never.
+    /// An attempt whose reply may be read late, or never.
     pub(crate) fn unattended(attempt: Attempt) -> Arc<Self> {
         Self::new(attempt.request, attempt.undo, None, true)
     }
 
-    /// A question whose answer is looked at by whoever comes by.
+    /// A query whose reply may be read late, or never.
     pub(crate) fn question(request: Request) -> Arc<Self> {
         Self::new(request, None, None, true)
     }
@@ -178,7 +177,7 @@ impl Call {
         Self::new(deferred.request, None, Some(deferred.info), true)
     }
 
-    /// What came of it, if that is known: the reply, which may be an error, or why there is none.
+    /// Its outcome, once known: the reply, which may be an error, or why there is none.
     pub(crate) fn outcome(&self) -> Option<Result<Answer, RedisError>> {
         let state = self.state.lock();
         match &state.phase {
@@ -191,12 +190,12 @@ impl Call {
         }
     }
 
-    /// What takes it back, if it may have run and that matters.
+    /// What undoes it, if it has to be undone should it have been executed.
     pub(crate) fn undo(&self) -> Option<Deferred> {
         self.undo.as_ref()?.undo()
     }
 
-    /// Has the script sent with its text from now on; whether it was already.
+    /// Sends the script by its text from now on; `true` if it was sent so before.
     pub(crate) fn by_text_from_now(&self) -> bool {
         std::mem::replace(&mut self.state.lock().by_text, true)
     }

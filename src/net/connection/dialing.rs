@@ -16,14 +16,14 @@ use crate::report::report;
 const ROLE: &str = "link";
 
 impl Connection {
-    /// Makes the first connection. A server that is not there is not waited for; one that is starting up is.
+    /// Makes the first connection. Waits for a server that is starting up, but not for one that cannot be reached.
     pub(crate) fn open(&self, until: Instant) -> Result<(), RedisError> {
         let connection = socket::connect(&self.endpoint, ROLE, until, &mut || true)?;
         self.start(&mut self.state.lock(), connection);
         Ok(())
     }
 
-    /// Makes sure that there is a connection, making one if nobody else does.
+    /// Waits until there is a connection, and makes it unless another thread does.
     pub(crate) fn up(&self, until: Instant, meanwhile: Meanwhile<'_>) -> Result<(), Fault> {
         let mut state = self.state.lock();
         loop {
@@ -61,7 +61,7 @@ impl Connection {
         }
     }
 
-    /// Makes one connection, for a connection that is down.
+    /// Makes a connection while there is none.
     pub(super) fn connect<'a>(
         &'a self,
         mut state: MutexGuard<'a, State>,
@@ -154,7 +154,7 @@ impl Connection {
         state.pipeline.connected(Instant::now());
     }
 
-    /// Gives a connection up once the replies that are outstanding have come.
+    /// Drops a connection once all outstanding replies have come.
     pub(super) fn leave(&self, generation: u64, why: &RedisError) {
         let mut state = self.state.lock();
         let now = match state.up(generation) {
@@ -170,15 +170,14 @@ impl Connection {
         }
     }
 
-    /// Drops a connection: it is never used again, whatever was wrong with it.
+    /// Drops a connection for good.
     ///
-    /// `sound`: everything written so far was written whole, so undoing commands may follow as the last words. They
-    /// meet an acquire that lies unread in the server's buffer, and would be carried out when a new owner has long
-    /// been and gone.
+    /// `sound`: no command was written in part, so the commands that undo acquires can still be written. An acquire may lie
+    /// unread in the buffer of a frozen server, and would be executed when it resumes, long after anybody wants it.
     pub(super) fn fail(&self, generation: u64, why: &RedisError, sound: bool) {
         let mut state = self.state.lock();
         if state.up(generation).is_some() {
-            // A master is not elected in a moment.
+            // It takes a while until another master is elected.
             let read_only = why.kind() == ErrorKind::Server(ServerErrorKind::ReadOnly);
             let pause = if read_only {
                 BACK_OFF.0 * 5

@@ -1,4 +1,5 @@
-//! What is done while nobody waits: replies nobody reads, unacknowledged releases, idle connections; and the end.
+//! What is done in the background: reading replies that nobody waits for, sending releases again, replacing idle
+//! connections. And closing.
 
 use std::time::{Duration, Instant};
 
@@ -9,16 +10,16 @@ use crate::net::request::Request;
 use crate::net::socket::{self, Meanwhile};
 use crate::report::report;
 
-/// How old the oldest outstanding command is before somebody else than its thread reads the reply.
+/// How old the oldest outstanding command must be before another thread than its own reads the reply.
 const UNREAD: Duration = Duration::from_millis(20);
 
-/// How many unacknowledged calls are given up before others get at the mutex.
+/// How many unacknowledged calls are given up before the mutex is released for a moment.
 const AT_ONCE: usize = 256;
 
-/// For how long [`Connection::housekeep`] goes on with unacknowledged calls, or with a connection.
+/// The longest that [`Connection::housekeep`] works on unacknowledged calls, or on a connection, at a time.
 const HOUSEKEEPING_TURN: Duration = Duration::from_millis(100);
 
-/// After how long without a command the server is asked for a sign of life while anything is held.
+/// After how long without a command the connection is tested with a PING while anything is held.
 const PING_AFTER: Duration = Duration::from_secs(2);
 
 impl Connection {
@@ -32,8 +33,8 @@ impl Connection {
         }
     }
 
-    /// Looks whether the connection still stands, and has the watchdog make another if not. For a client that holds
-    /// something, so that its release will find one.
+    /// Tests an idle connection, and has the watchdog make another if it is lost. For a client that holds something, so
+    /// that there is a connection for the release.
     pub(crate) fn look_after(&self) {
         let mut state = self.state.lock();
         let generation = state.generation;
@@ -51,7 +52,7 @@ impl Connection {
                 self.housekeeper.housekeep_soon();
             } else {
                 drop(self.has_ended(state, generation));
-                // Others may have left their bytes to this thread meanwhile.
+                // Other threads may have left bytes for this one to write.
                 self.write_out(true);
             }
         } else {
@@ -60,9 +61,9 @@ impl Connection {
         self.want();
     }
 
-    /// Reads replies that nobody came to read, and sends unacknowledged calls again.
+    /// Reads replies that nobody waits for, and sends unacknowledged calls again.
     ///
-    /// Called by the [`Housekeeper`] a few times a second while it says `true`: something is still on its way.
+    /// Returns `true` if something is left to do; then the [`Housekeeper`] calls it again soon.
     pub(crate) fn housekeep(&self, until: Instant, meanwhile: Meanwhile<'_>) -> bool {
         self.housekeep_unread_for(UNREAD, until, meanwhile)
     }
@@ -83,7 +84,7 @@ impl Connection {
             Phase::Down { .. } if !needed => return false,
             Phase::Down { retry_at, .. } if Instant::now() < *retry_at => return true,
             Phase::Down { .. } => {
-                // It goes on the next time.
+                // An unfinished attempt is continued the next time.
                 let until = until.min(Instant::now() + HOUSEKEEPING_TURN);
                 let (state, made) = self.connect(state, until, meanwhile);
                 drop(state);
@@ -106,7 +107,7 @@ impl Connection {
             };
             let heard_at = in_flight.last_heard;
             let now = Instant::now();
-            // Replies that were due only just now have threads that come to read them.
+            // A reply that became due just now is read by the thread that waits for it.
             let fresh = now.saturating_duration_since(sent_at) < unread_for
                 && now < heard_at + self.max_silence;
             let reader = up.reader.take_if(|_| !fresh || more);
@@ -116,12 +117,12 @@ impl Connection {
                 return true;
             };
             self.lead(reader, generation, None, now + GLANCE);
-            // Only now is it known that there was nothing to be read.
+            // After reading: now it is certain that nothing had come.
             if self.is_silent(generation) {
                 self.fail_silent(generation);
                 return true;
             }
-            // With much to be sent or read it goes on for a while: the next portion waits for the answer to this one.
+            // Goes on for a while, since each portion has to wait for the replies to the one before.
             if Instant::now() >= turn_ends || !meanwhile() {
                 return true;
             }
@@ -133,8 +134,8 @@ impl Connection {
         }
     }
 
-    /// Gives up unacknowledged calls that are of no use any more, wherever the server is; looks after other duties in
-    /// between, since there may be as many as an outage has left.
+    /// Gives up unacknowledged calls that are of no use any more, also without a connection. Calls `meanwhile` in between,
+    /// since an outage may leave very many.
     pub(super) fn give_up_ended(&self, meanwhile: Meanwhile<'_>) {
         let why = socket::timed_out("redis was out of reach until its lease was over");
         loop {
@@ -153,10 +154,10 @@ impl Connection {
         }
     }
 
-    /// Waits until every deferred call is acknowledged or `until`; says whether all are.
+    /// Waits until all deferred calls are acknowledged, or `until`; `true` if all are.
     pub(crate) fn drain(&self, until: Instant) -> bool {
         loop {
-            // Nobody wants a connection for itself any more.
+            // A connection is needed for these calls only.
             self.state.lock().wanted = false;
             if !self.housekeep_unread_for(Duration::ZERO, until, &mut || true) {
                 return true;
@@ -168,8 +169,8 @@ impl Connection {
         }
     }
 
-    /// Ends the connection; every waiting and every later call is answered `Closed`. Says how many releases that nobody
-    /// has acknowledged are given up, and how many undoings of acquires.
+    /// Closes the connection; waiting and later calls fail with `Closed`. Returns how many unacknowledged releases, and how
+    /// many unacknowledged undos of acquires, are given up.
     pub(crate) fn close(&self) -> (u64, u64) {
         self.take_down(
             self.state.lock(),

@@ -5,11 +5,11 @@ use std::time::{Duration, Instant};
 
 use redis::Value;
 
-use super::{Connection, GLANCE, Phase, SLICE, WaitFault, Wrote, appoint, next_leader};
+use super::{Connection, GLANCE, Phase, SLICE, WaitFault, Wrote, next_leader, wake_leader};
 use crate::net::call::{Call, CallPhase};
 use crate::net::socket::{self, Reader};
 
-/// How long somebody reads who looks whether there is anything while bytes of ours wait for room in the socket.
+/// How long the leader reads at a time while the socket's buffer is full and bytes are left to be written.
 const BEHIND: Duration = Duration::from_millis(4);
 
 impl Connection {
@@ -47,7 +47,7 @@ impl Connection {
                 drop(mine);
                 if let Some(reader) = up.reader.take_if(|_| !has_read && !stop()) {
                     drop(state);
-                    // What has come by now counts, even if nobody had time to read it.
+                    // A reply that has come counts, even if nobody has read it yet.
                     has_read = true;
                     self.lead(reader, generation, Some(call), now + GLANCE);
                     continue;
@@ -55,7 +55,7 @@ impl Connection {
                 // This thread may have been appointed leader in the meantime.
                 let next = next_leader(up, in_flight);
                 drop(state);
-                appoint(next);
+                wake_leader(next);
                 return Err(if now >= until {
                     WaitFault::TimedOut
                 } else {
@@ -67,7 +67,7 @@ impl Connection {
                 let unread = up.reader.take_if(|_| !has_read);
                 drop(state);
                 if let Some(reader) = unread {
-                    // It may be that nobody has read.
+                    // A reply may have come without anybody reading it.
                     has_read = true;
                     self.lead(reader, generation, Some(call), now + GLANCE);
                     continue;
@@ -89,7 +89,7 @@ impl Connection {
         }
     }
 
-    /// Reads replies and hands them out, until that of `call` has come or `until`.
+    /// Reads replies and hands them to their calls, until that of `call` has come, or `until`.
     pub(super) fn lead(
         &self,
         mut reader: Reader,
@@ -98,7 +98,7 @@ impl Connection {
         until: Instant,
     ) {
         let mut slice = until.saturating_duration_since(Instant::now());
-        // Threads are woken when nothing is left to be handed out, or each would take the processor from this one.
+        // Threads are woken once there is nothing left to read, or each of them would interrupt this one.
         let mut served = Served(Vec::new());
         loop {
             let mut wrote = Wrote::Yes;
@@ -143,14 +143,14 @@ impl Connection {
             if let Some(err) = replied.leaving {
                 return self.fail(generation, &err, false);
             }
-            // The leader goes in time, however many replies come that are not its own.
+            // The leader stops in time, however many replies come for others.
             if now >= until || call.is_some_and(|call| Arc::ptr_eq(call, &first)) {
                 return self.step_down(reader, generation);
             }
         }
     }
 
-    /// Gives the reader back, with nothing left unwritten, and wakes the next leader.
+    /// Puts the reader back, writes what is left, and wakes the next leader.
     pub(super) fn step_down(&self, reader: Reader, generation: u64) {
         let mut state = self.state.lock();
         let Some((up, in_flight)) = state.up(generation) else {
@@ -163,7 +163,7 @@ impl Connection {
         if unwritten {
             self.flush(true);
         }
-        appoint(next);
+        wake_leader(next);
     }
 
     pub(super) fn fail_silent(&self, generation: u64) {
@@ -178,7 +178,7 @@ impl Connection {
     }
 }
 
-/// Those whose replies have been handed out and whose threads are still to be woken; at the latest when this goes.
+/// Calls that have their replies and whose threads have to be woken. Dropping it wakes them.
 struct Served(Vec<Arc<Call>>);
 
 impl Served {

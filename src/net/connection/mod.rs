@@ -1,14 +1,14 @@
 //! The connection that all threads of a client share for their commands.
 //!
-//! Writing and waiting are apart. A command is *submitted* (its bytes are queued and its place among the replies is
-//! taken, in memory only, so it may be done under a lock's mutex), then *flushed*, then *waited* for, or not: a
-//! deferred command is settled by whoever reads next. What is sent when, and which reply belongs to which command, is
-//! the [pipeline](crate::net::pipeline)'s business; here are the socket, the threads, and the clock.
+//! Writing and waiting are separate. A command is *submitted*: its bytes are queued and its reply is expected. That is no
+//! I/O, so it may be done under a lock's mutex. Then it is *flushed*, and its reply may be *waited* for; the reply to a
+//! deferred command is handled by whoever reads it. The [pipeline](crate::net::pipeline) decides what is sent when and
+//! which reply belongs to which command; this module has the socket, the threads and the clock.
 //!
-//! Only reading is led. The first thread that waits takes the [`Reader`] and hands every reply to its owner until its
-//! own has come; then it puts the reader back and appoints another waiting thread. Bytes are written at once by the
-//! thread that queued them while fewer than `EAGER` replies are outstanding; above that the leader writes
-//! everybody's bytes in one go before it may block.
+//! One thread reads for all, the *leader*. The first thread that waits takes the [`Reader`] and hands every reply to its
+//! call until its own has come; then it puts the reader back and wakes another waiting thread. While fewer than `EAGER`
+//! replies are outstanding, each thread writes its own bytes at once; above that, the leader writes those of all threads
+//! together before it may block.
 //!
 //! ```text
 //!            connect             greeted               I/O or parse error, silence,
@@ -21,11 +21,9 @@
 //!    the reader, while up:   free ──a thread waits──► led ──its reply, its time──► free, and another thread is woken
 //! ```
 //!
-//! Nobody waits until the socket takes more: what it does not take at once is left to whoever reads, and is written
-//! between two looks for replies.
+//! Nobody blocks on a full socket: what it does not take at once, the leader writes between two reads.
 //!
-//! Mutexes: `state`, then a call's own. Neither is held while doing I/O; `submit` alone is called with a lock's mutex
-//! held.
+//! Mutexes: first `state`, then a call's own. Neither is held during I/O. Only `submit` is called with a lock's mutex held.
 
 mod dialing;
 mod housekeeping;
@@ -45,10 +43,10 @@ use crate::net::socket::{self, Connecting, Endpoint, Reader, Socket};
 use crate::report::report;
 use crate::stats::Counters;
 
-/// The longest a thread waits without looking at its deadline, its cancel token and the client's state.
+/// The longest a thread waits before it checks its deadline, its cancel token and the client's state.
 const SLICE: Duration = Duration::from_millis(64);
 
-/// How long somebody reads who only looks whether there is anything.
+/// How long to read when only checking whether a reply has come.
 const GLANCE: Duration = Duration::from_millis(1);
 
 /// The pause after the first failed connection, doubled up to the second for each further one.
@@ -59,7 +57,7 @@ enum Phase {
         retry_at: Instant,
         back_off: Duration,
         why: Option<RedisError>,
-        /// What somebody had no time to finish.
+        /// A connection in the making that nobody has had the time to finish.
         dial: Option<Connecting>,
     },
     Connecting,
@@ -67,11 +65,11 @@ enum Phase {
     Closed,
 }
 
-/// The socket of a connection. What is on its way over it is the pipeline's.
+/// The socket of a connection.
 struct Up {
     writer: Arc<Socket>,
     writing: bool,
-    /// Here while nobody leads.
+    /// `None` while a thread leads.
     reader: Option<Reader>,
 }
 
@@ -83,13 +81,13 @@ struct State {
     wanted: bool,
 }
 
-/// What a flush has come upon.
+/// The result of a flush.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Wrote {
     Yes,
-    /// Some is left, for whoever reads.
+    /// The socket is full; the leader writes the rest.
     Behind,
-    /// Nothing, since there is no connection, or no more.
+    /// There is no connection.
     Down,
 }
 
@@ -106,7 +104,7 @@ impl State {
 
 /// Whoever calls [`Connection::housekeep`] from time to time.
 pub(crate) trait Housekeeper: Send + Sync {
-    /// Something is left to be looked after shortly. Cheap, and called with mutexes held.
+    /// Housekeeping is needed soon. Cheap, and called with mutexes held.
     fn housekeep_soon(&self);
 }
 
@@ -162,7 +160,7 @@ impl Connection {
         Some(Ahead { call, generation })
     }
 
-    /// Takes back what was sent ahead and will not be waited for.
+    /// Undoes what was sent ahead and will not be waited for.
     pub(crate) fn abandon(&self, ahead: Ahead) {
         if let Some(undo) = ahead.call.undo() {
             self.send_deferred(undo);
@@ -170,9 +168,10 @@ impl Connection {
         self.housekeeper.housekeep_soon();
     }
 
-    /// Sends until there is a reply, the deadline, or an error that will not pass; begins with what was sent `ahead`.
+    /// Sends a command until it has a reply, the deadline has passed, or an error is final. Begins with the one sent
+    /// `ahead`, if there is one.
     ///
-    /// `attempt` makes the command, anew for every sending after one whose outcome is unknown; that one is undone.
+    /// `attempt` makes the command. After an unknown outcome the command is undone, and a new one is made.
     pub(crate) fn call(
         &self,
         until: Instant,
@@ -183,7 +182,7 @@ impl Connection {
         self.call_and_say(until, stop, ahead, attempt, &mut false)
     }
 
-    /// The same; without an answer it says whether the last command that was made `may_have_run`, or may yet run.
+    /// The same. If there is no reply, `may_have_run` says whether the last command may have been executed, or still may.
     pub(crate) fn call_and_say(
         &self,
         until: Instant,
@@ -210,7 +209,7 @@ impl Connection {
                     generation
                 }
             };
-            // A script that ends with an error may have got some way.
+            // A script that fails may have changed something before.
             *may_have_run = true;
             let why = match self.wait(&call, until, stop) {
                 Ok((value, sent_at)) => match value.extract_error() {
@@ -219,7 +218,7 @@ impl Connection {
                         *may_have_run = false;
                         continue;
                     }
-                    // Refused commands have not run. A replica wants another connection: its master is elsewhere.
+                    // Refused before it was executed. If the server has become a replica, another connection is needed.
                     Err(err) if is_transient(&err) => {
                         *may_have_run = false;
                         if err.kind() == ErrorKind::Server(ServerErrorKind::ReadOnly) {
@@ -230,7 +229,7 @@ impl Connection {
                     Err(err) => return Err(Fault::Refused(err)),
                 },
                 Err(fault) => {
-                    // It may have run, or may yet run.
+                    // It may have been executed, or still may.
                     if let Some(undo) = call.undo() {
                         self.send_deferred(undo);
                     }
@@ -267,7 +266,7 @@ impl Connection {
         }
     }
 
-    /// Whether there is a connection, and no reply is known to have been due on it for `max_silence`.
+    /// Whether there is a connection that is not known to have owed a reply for `max_silence` or longer.
     pub(crate) fn responds(&self, max_silence: Duration) -> bool {
         let mut state = self.state.lock();
         let in_flight = state.pipeline.in_flight();
@@ -279,7 +278,7 @@ impl Connection {
         })
     }
 
-    /// Why there is no answer although the time for it is up.
+    /// Why there is no reply although the time for it is up.
     pub(crate) fn no_answer(&self) -> Fault {
         let silent = socket::timed_out("redis did not answer in time");
         if self.responds(self.max_silence) {
@@ -292,14 +291,14 @@ impl Connection {
         })
     }
 
-    /// The number of the present connection, if there is one.
+    /// The number of the current connection, if there is one.
     pub(crate) fn generation(&self) -> Option<u64> {
         let state = self.state.lock();
         matches!(state.phase, Phase::Up(_)).then_some(state.generation)
     }
 
-    /// Waits for a deferred call to be settled, reconnecting as need be; says with the reply whether an earlier sending
-    /// may have run as well.
+    /// Waits for the reply to a deferred call, reconnecting if necessary. Also returns whether it was sent more than once, so
+    /// that an earlier one may have been executed as well.
     pub(crate) fn settled(&self, call: &Arc<Call>, until: Instant) -> Result<(Value, bool), Fault> {
         loop {
             match self.wait(call, until, &|| false) {
@@ -311,7 +310,7 @@ impl Connection {
                     if Instant::now() + BACK_OFF.0 >= until {
                         return Err(Fault::Unreachable(err));
                     }
-                    // It is unacknowledged: it is sent again.
+                    // It is unacknowledged, so it is sent again.
                     self.up(until, &mut || true)?;
                     self.bring(call);
                     if matches!(call.state.lock().phase, CallPhase::Idle) {
@@ -329,7 +328,7 @@ impl Connection {
         }
     }
 
-    /// Sends an unacknowledged call before all others, if the server can be asked.
+    /// Sends an unacknowledged call before all others, if there is a connection and the server serves.
     fn bring(&self, call: &Arc<Call>) {
         let mut state = self.state.lock();
         if state.pipeline.bring(call, Instant::now()) {
@@ -339,7 +338,7 @@ impl Connection {
     }
 }
 
-/// A command on its way, and the number of the connection that it went over.
+/// A command that was sent, and the number of its connection.
 pub(crate) struct Ahead {
     call: Arc<Call>,
     generation: u64,
@@ -354,14 +353,14 @@ pub(crate) enum WaitFault {
     Closed,
 }
 
-/// The first call whose thread waits to be woken, if nobody leads.
+/// The first call whose thread can become the leader, if there is none.
 fn next_leader(up: &Up, in_flight: &InFlight) -> Option<Arc<Call>> {
     up.reader.as_ref()?;
     in_flight.first_following()
 }
 
-/// Wakes the thread of a call, which finds the reader free and takes it.
-fn appoint(call: Option<Arc<Call>>) {
+/// Wakes the thread of a call to become the leader.
+fn wake_leader(call: Option<Arc<Call>>) {
     if let Some(call) = call {
         call.changed.notify_all();
     }
