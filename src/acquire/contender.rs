@@ -1,7 +1,7 @@
 //! A thread that asks Redis for a lock, on behalf of the local lock of its name.
 //!
-//! How it waits depends on what the lock's kind promises: releases are announced, or Redis keeps the queue, or nobody
-//! announces anything. What it does once it has the lock, or leaves without it, is the same for all.
+//! How it waits depends on the kind of lock: releases are announced, or Redis keeps the queue, or nothing is announced.
+//! What it does once it has the lock, or gives up, is the same for all.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -27,11 +27,10 @@ use crate::quorum::failure::Failure;
 use crate::session::{Contending, Session};
 use crate::time::{self, BackOff};
 
-/// How many tokens are drawn at most when other threads of this process wait for the lock, so that it can be handed over
-/// with a token for each.
+/// How many tokens to request when other threads of this process wait, so that each hand-over has one.
 ///
-/// About as many as fit into a tenure of 5 ms. Redis gives fewer to those that come back sooner than in as many
-/// microseconds, and never less than one for each of them.
+/// About as many as there are hand-overs in a tenure of 5 ms. Redis grants fewer, but at least one, to a process that
+/// comes back within fewer microseconds than that.
 const TOKENS: u64 = 1024;
 
 /// How a contender waits.
@@ -40,9 +39,9 @@ enum Way {
     Notified,
     /// In the queue that Redis keeps.
     Queued(Queued),
-    /// As notified, and seen by the readers of other processes once it has subscribed to this.
+    /// Notified. Readers of other processes see that it waits by this subscription.
     Writer(Option<Subscription>),
-    /// As notified, and yielding to writers.
+    /// Notified, and yielding to writers.
     Reader(Reader),
     /// With pauses that grow.
     Spin(BackOff),
@@ -70,17 +69,17 @@ impl Way {
     }
 }
 
-/// A thread that asks Redis for a lock. If it leaves without the lock, in whatever way, the next of its process may ask.
+/// A thread that asks Redis for a lock. If it gives up, in whatever way, the next thread of its process may ask.
 pub(crate) struct Contender<'a> {
     lock: &'a LockSpec,
     entry: Arc<Entry>,
     params: HoldParams,
     wait: WaitMode,
-    /// The exclusive hold below which a shared one is taken.
+    /// The thread's exclusive hold, if it takes a shared one as well.
     under: Option<Arc<Hold>>,
     way: Way,
     start: Start<Arc<Call>>,
-    /// The first question, if it is on its way already, and what it asks for.
+    /// The first request, if it has been sent already, and the hold that it is for.
     ahead: Option<(Ahead, Arc<Hold>)>,
     listening: Listening,
     is_granted: bool,
@@ -96,7 +95,7 @@ impl Drop for Contender<'_> {
         if self.is_granted {
             return;
         }
-        // Before others are woken: readers must not yield to a writer that is gone.
+        // Before others are woken: readers must not yield to a writer that has given up.
         self.withdraw_intent();
         let mut state = self.entry.lock();
         state.forget_contender(self.listening.known_waiter());
@@ -139,7 +138,7 @@ impl<'a> Contender<'a> {
         self.lock.session()
     }
 
-    /// Asks until it has the lock, or its time is up.
+    /// Asks until it has the lock or its time is up.
     pub(crate) fn run(mut self) -> Result<Outcome<GuardInner>> {
         let (lock, wait) = (self.lock, self.wait);
         Ok(match acquire::acquire(&mut self, lock, wait)? {
@@ -149,7 +148,7 @@ impl<'a> Contender<'a> {
         })
     }
 
-    /// Sends the first question, if there is a connection; [`run`](Self::run) waits for the answer.
+    /// Sends the first request, if there is a connection; [`run`](Self::run) waits for the reply.
     pub(crate) fn ask_ahead(&mut self) {
         if matches!(self.way, Way::Quorum) {
             return;
@@ -157,7 +156,7 @@ impl<'a> Contender<'a> {
         let (attempt, hold) = self.question();
         match self.session().connection.send_ahead(attempt) {
             Some(ahead) => self.ahead = Some((ahead, hold)),
-            // Nothing was sent with its number.
+            // Its number was not sent, and can be used again.
             None => {
                 if let Way::Queued(queued) = &mut self.way {
                     queued.is_unanswered(false);
@@ -166,9 +165,9 @@ impl<'a> Contender<'a> {
         }
     }
 
-    /// After the tenure lets others go first, if there are any; `true` if that took time.
+    /// After the tenure, lets other processes go first if any were notified; `true` if that took time.
     ///
-    /// One attempt does the same, but does not subscribe for it.
+    /// A single attempt does so too, but without a subscription.
     pub(crate) fn yield_to_others(&mut self) -> Result<bool> {
         let Start::YieldAfter(release) = std::mem::replace(&mut self.start, Start::Ask) else {
             return Ok(false);
@@ -187,7 +186,7 @@ impl<'a> Contender<'a> {
                 None => yielding::FOR_UNNOTIFIED,
             };
             if deadline.has_passed(Instant::now() + 2 * span) {
-                // Without time for the pause it asks at once.
+                // There is no time for the pause.
                 return Ok(false);
             }
             span
@@ -202,14 +201,14 @@ impl<'a> Contender<'a> {
         Ok(true)
     }
 
-    /// How many tokens to draw: one, or enough to hand the lock over with.
+    /// How many tokens to request: one, or enough to hand the lock over.
     fn tokens(&self) -> u64 {
         let others = self.entry.protocol.kind().has_tokens
             && self.entry.lock().lock.waiters().next().is_some();
         if others { TOKENS } else { 1 }
     }
 
-    /// One question to Redis, the first or a later one of an attempt.
+    /// Makes one request, the first or a repeated one.
     fn question(&mut self) -> (Attempt, Arc<Hold>) {
         let (session, params, mode) = (self.session(), self.params, self.lock.mode);
         let tokens = self.tokens();
@@ -306,7 +305,7 @@ impl<'a> Contender<'a> {
                     hold.has_tokens(first, last);
                 }
                 if let Some(left) = seen.and_then(|seen| seen.left) {
-                    // Other clients keep the key for no longer than that, and may shorten it to that again.
+                    // Another client has given the key this time to live, and may do so again.
                     hold.lock_was_shortened(Some(left));
                 }
                 Ok(Reply::Granted((hold, answer.sent_at)))
@@ -324,7 +323,7 @@ impl<'a> Contender<'a> {
         }
     }
 
-    /// Gives up the place in the queue that Redis keeps, unless the grant has certainly removed it.
+    /// Gives up the place in Redis's queue, unless the grant has certainly removed it.
     fn leave_queue(&mut self) {
         let Way::Queued(queued) = &self.way else {
             return;
@@ -336,7 +335,7 @@ impl<'a> Contender<'a> {
                 request,
                 info: DeferredInfo {
                     name: Arc::clone(&self.entry.name),
-                    // A frozen server executes the request when it resumes, and the place begins only then.
+                    // A frozen server executes the request when it resumes, and only then the place exists.
                     useful_until: Instant::now() + UNDO_FOR,
                     undo: true,
                     for_good: false,
@@ -356,7 +355,7 @@ impl<'a> Contender<'a> {
         let now = Instant::now();
         // If it was lost to somebody else meanwhile, its guard reports that.
         if now >= hold.valid_until() {
-            // Too late to be of use, and perhaps somebody else's by now.
+            // The lease is over already, and somebody else may have the lock.
             session.give_back(&hold);
             return Err(self.lock.lost(LossReason::Expired));
         }
@@ -368,7 +367,7 @@ impl<'a> Contender<'a> {
             return Err(Error::Closed);
         }
         self.is_granted = true;
-        // At once: readers yield to this writer for as long as they see its intent.
+        // At once, since readers yield for as long as they see the intent.
         self.withdraw_intent();
         // Nobody else releases the lock while we hold it, so it costs nothing that the subscription lingers. In the queue
         // that Redis keeps each waiter has its own channel, on which nothing is counted.
@@ -382,8 +381,8 @@ impl<'a> Contender<'a> {
         if self.lock.mode == Mode::Shared {
             state.let_in(now, session.waiter_lease);
         }
-        // Where Redis keeps the queue, several threads of a process contend, and a grant to one shows before the watchdog
-        // does that an earlier hold of the process is over.
+        // With a queue in Redis several threads of a process are contenders. A grant to one of them may be the first sign that
+        // an earlier hold of the process is over.
         let displaced = match entry.protocol.kind().order {
             Order::Server => state.lock.holds().next().cloned(),
             Order::Local => None,
@@ -392,7 +391,7 @@ impl<'a> Contender<'a> {
             .as_ref()
             .is_some_and(|other| other.is_later_than(&hold))
         {
-            // Taken away before it was recorded, and granted to another thread of this process.
+            // Lost before it was recorded, and granted to another thread of this process since.
             self.is_granted = false;
             drop(state);
             hold.end();
@@ -481,7 +480,7 @@ impl Strategy for Contender<'_> {
     fn begins_to_wait(&mut self, waiter: &Arc<Waiter>) {
         self.entry.lock().contenders.push(Arc::clone(waiter));
         if let Way::Writer(intent) = &mut self.way {
-            // Before the subscription to releases, so that readers see it by the time that one is confirmed.
+            // Before the subscription to releases: once that is confirmed, readers are certain to see this one.
             let writers = self.entry.protocol.writers();
             let subscriber = &self.lock.session().subscriber;
             *intent = writers.map(|writers| subscriber.subscribe(writers, &Waiter::new()));
@@ -491,7 +490,7 @@ impl Strategy for Contender<'_> {
     fn park_for(&mut self, cap: Duration) -> Duration {
         match &mut self.way {
             Way::Notified | Way::Writer(_) | Way::Reader(_) => time::jittered(cap),
-            // The place is kept alive by asking.
+            // Asking again keeps the place.
             Way::Queued(_) => time::jittered(cap.min(self.lock.session().waiter_lease / 3)),
             Way::Spin(back_off) => time::jittered(back_off.next()),
             Way::Quorum => quorum::pause(),

@@ -1,4 +1,4 @@
-//! What a thread gets from the local lock of a name before Redis is asked.
+//! What a thread gets from the local lock, before Redis is asked.
 //!
 //! ```text
 //!   enter ─► the thread holds it ─► one more hold, renewed first if its lease is fixed
@@ -31,15 +31,15 @@ use crate::time::Deadline;
 /// What a thread has got without asking Redis.
 pub(crate) enum Pending<'a> {
     Held(GuardInner),
-    /// A thread of this process is before it, or the time was up.
+    /// Another thread of this process is ahead, or the time was up.
     Busy,
     Contends(Contender<'a>),
 }
 
-/// What became of one more hold that takes a renewal.
+/// The outcome of locking again where that takes a renewal.
 enum Reentered {
     Yes,
-    /// There was none below it any more.
+    /// The first hold was lost.
     Lost,
     /// Redis had not answered when the caller's time was up.
     TooLate,
@@ -61,7 +61,7 @@ impl LockSpec {
             Pending::Contends(contender) => contender.run(),
         });
         if !matches!(outcome, Ok(Outcome::Granted(_))) {
-            // The lock may be idle now, and no release will notice.
+            // The entry may be idle now, and without a release nobody else asks for a sweep.
             self.session().watchdog.housekeep_soon();
         }
         outcome
@@ -198,7 +198,7 @@ impl LockSpec {
         }
     }
 
-    /// Whether a hold that another thread has left or shared with this one is not over by now.
+    /// Whether a hold that was handed over to or shared with this thread is still valid.
     fn is_still_ours(&self, hold: &Arc<Hold>) -> bool {
         if !hold.is_valid(Instant::now()) {
             self.give_up_lost(hold);
@@ -206,20 +206,20 @@ impl LockSpec {
         hold.is_held()
     }
 
-    /// A hold whose time is over although nobody has said so yet.
+    /// Reports the loss of a hold whose time is over, if nobody has yet.
     fn give_up_lost(&self, hold: &Arc<Hold>) {
         let reason = match hold.duty(Instant::now()) {
             Duty::Lose(reason) => reason,
             _ => LossReason::Expired,
         };
         self.session().lose(hold, reason);
-        // Unless a renewal was faster: then it is ours still.
+        // It is still held if a renewal was confirmed just before.
         if !hold.is_held() {
             hold.entry.lost(hold);
         }
     }
 
-    /// One more hold of a thread whose lease is fixed: the new hold's lease counts from now, and never shortens.
+    /// Locks again with a fixed lease: the lease starts anew, but the hold never becomes shorter.
     fn renew_to_reenter(
         &self,
         entry: &Entry,
@@ -252,7 +252,7 @@ impl LockSpec {
                     }
                     entry.lost(hold);
                 }
-                // Lost while the renewal was under way: Redis keeps it for a whole lease more.
+                // Lost during the renewal, so Redis would keep it for another whole lease.
                 session.give_back(hold);
                 return Ok(Reentered::Lost);
             }
@@ -290,7 +290,7 @@ impl LockSpec {
             wake(next);
         }
         match waiter.take_wakeup() {
-            // Woken at the last moment: it was taken off the queue, so it has to go on.
+            // Woken at the last moment: it is off the queue, so it has to use the wakeup.
             Some(wakeup) => Ok(Some(wakeup)),
             None => {
                 if self.must_stop(wait) {

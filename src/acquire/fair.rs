@@ -1,7 +1,6 @@
 //! Waiting where Redis keeps the queue: the fair lock.
 //!
-//! The first question takes a place in the queue, every further one keeps the place alive, and whoever leaves without
-//! the lock gives the place up.
+//! The first request takes a place in the queue, each further one keeps it, and a thread that gives up leaves the queue.
 
 use std::time::Duration;
 
@@ -12,12 +11,12 @@ use crate::session::Session;
 /// A place in the queue that Redis keeps.
 pub(crate) struct Queued {
     number: OwnerNumber,
-    /// The name of the place: the owner of the first question. Later ones have other owners if need be.
+    /// Identifies the place: the owner id of the first request. Later requests may need other owner ids.
     pub(crate) ticket: String,
-    /// A request with `number` is on its way, or may have been executed without an answer.
+    /// A request with `number` may have been executed, and its reply is not known.
     is_spent: bool,
     state: PlaceState,
-    /// A request may have been executed without an answer, and another was sent.
+    /// That has happened, and a request with another number was sent.
     is_doubtful: bool,
 }
 
@@ -33,7 +32,7 @@ impl Queued {
         }
     }
 
-    /// The owner of the next question.
+    /// The number in the owner id of the next request.
     pub(crate) fn next_number(&mut self, session: &Session) -> OwnerNumber {
         if self.is_spent {
             self.is_doubtful = true;
@@ -51,24 +50,24 @@ impl Queued {
         }
     }
 
-    /// The last question has no answer.
+    /// The last request has no reply.
     pub(crate) fn is_unanswered(&mut self, may_have_run: bool) {
         self.is_spent = may_have_run;
     }
 
-    /// The last question was answered, and no request with its number is on its way any more.
+    /// The last request was answered, so its number can be used again.
     pub(crate) fn is_answered(&mut self, state: PlaceState) {
         self.state = state;
         self.is_spent = false;
     }
 
-    /// Whether there may be a place to be given up.
+    /// Whether Redis may keep a place that has to be given up.
     pub(crate) fn may_have_place(&self, granted: bool) -> bool {
         if granted {
             // The grant has removed the place, unless Redis executes an earlier request later on.
             return self.is_doubtful;
         }
-        // Without a connection a request is built but not sent.
+        // A request may have been made but not sent, without a connection.
         self.state != PlaceState::Unknown || self.is_spent || self.is_doubtful
     }
 }

@@ -1,4 +1,4 @@
-//! What a guard is made of.
+//! The inner part of all lock guards.
 
 use std::cell::OnceCell;
 use std::sync::Arc;
@@ -20,12 +20,12 @@ use crate::quorum::ask::Quorum;
 use crate::report::report;
 use crate::session::SharedSession;
 
-/// What a guard is made of: one hold of one thread, given back when it goes.
+/// One hold of one thread, released when dropped.
 pub(crate) struct GuardInner {
     shared: Arc<SharedSession>,
     hold: Arc<Hold>,
     thread: u64,
-    /// That of this hold, also when the guard is used after the lock has gone to another thread.
+    /// The token of this thread, even if the hold has been handed over to another since.
     token: u64,
     lost: LossChannel,
     released: bool,
@@ -97,7 +97,7 @@ impl GuardInner {
         &self.hold
     }
 
-    /// How many servers are known to keep it; none without a quorum.
+    /// How many servers certainly keep it; zero without a quorum.
     pub(crate) fn nodes_held(&self) -> usize {
         if !self.hold.is_held() || self.is_copy() {
             return 0;
@@ -105,14 +105,14 @@ impl GuardInner {
         self.shared.session.backing(&self.hold).nodes_held()
     }
 
-    /// A shared hold of the same thread, with the same lease; `None` if somebody else was in the way.
+    /// Takes a shared hold for the same thread, with the same lease; `None` if another process prevents it.
     pub(crate) fn below(&self) -> Result<Option<Self>> {
         LockSpec::like(&self.shared, &self.hold)
             .sharing()
             .acquire(WaitMode::Once)
     }
 
-    /// The error for a hold that is over, or that somebody else was found to have.
+    /// The error for a hold that was lost.
     pub(crate) fn lost_error(&self) -> Error {
         let reason = self.hold.loss().unwrap_or(if self.is_valid() {
             LossReason::TakenOver
@@ -122,13 +122,13 @@ impl GuardInner {
         self.lost_by(reason)
     }
 
-    /// Gives this hold back and waits for Redis to confirm it.
+    /// Releases the hold and waits for Redis to confirm it.
     pub(crate) fn unlock(self) -> Result<()> {
         let until = Instant::now() + self.shared.session.response_timeout;
         self.begin_unlock()?.finish(until)
     }
 
-    /// Gives this hold back; Redis's answer is to be waited for.
+    /// Releases the hold; [`Unlocking::finish`] waits for the reply.
     pub(crate) fn begin_unlock(mut self) -> Result<Unlocking> {
         self.released = true;
         if self.is_copy() {
@@ -165,8 +165,8 @@ impl GuardInner {
         }
     }
 
-    /// Ends this hold here and now. If it was the last of its thread, another thread of this process has the lock
-    /// next, or the release is on its way.
+    /// Ends the hold. If it was the last of its thread, hands the lock over to another thread of this process or sends the
+    /// release.
     fn let_go(&self) -> Result<Option<Arc<Call>>> {
         let (session, hold, entry) = (&self.shared.session, &self.hold, &self.hold.entry);
         let (now, backing) = (Instant::now(), session.backing(hold));
@@ -203,7 +203,7 @@ impl GuardInner {
             Left::Release { next } => {
                 state.notify(&next);
                 drop(state);
-                // First, so that the release does not count this process among those that wait.
+                // Before the release, which counts the subscribers that it notifies.
                 session.end_lingering(hold);
                 backing.deliver();
                 wake(next);
@@ -213,7 +213,7 @@ impl GuardInner {
             Left::Gone => {
                 drop(state);
                 session.watchdog.housekeep_soon();
-                // The local lock no longer has it, so nobody else would end it; its other guards are notified.
+                // The local lock no longer has it, so nobody else ends it. This notifies its other guards.
                 let taken = hold.is_held();
                 if taken {
                     session.lose(hold, LossReason::TakenOver);
@@ -227,11 +227,11 @@ impl GuardInner {
     }
 }
 
-/// A hold that has been given back, and Redis's answer to that.
+/// A hold that was released, and the reply to that.
 pub(crate) struct Unlocking {
     held: GuardInner,
     in_time: bool,
-    /// None if nothing had to be sent.
+    /// `None` if nothing had to be sent.
     release: Option<Arc<Call>>,
 }
 
@@ -250,7 +250,7 @@ impl Drop for GuardInner {
             && !self.is_copy()
             && let Err(err) = self.let_go()
         {
-            // The holder could have known; whoever waits for the lock is not harmed.
+            // Not a warning: `lost` has reported it, and it does no harm to those who wait.
             report!(Debug, "dropping a guard: {err}");
         }
     }

@@ -96,9 +96,9 @@ impl Drop for LatchWait<'_> {
     }
 }
 
-/// Whether the round is over that a waiter `came_for`, which is the one that it first sees.
+/// Whether the round that a waiter `came_for`, the first that it saw, is over.
 ///
-/// A mark that is gone proves nothing: the next one will differ from it anyway.
+/// An empty mark proves nothing. The next mark differs in any case.
 fn is_over(came_for: &mut Option<Vec<u8>>, seen: LatchState) -> bool {
     match (seen, &came_for) {
         (LatchState::Open, _) => true,

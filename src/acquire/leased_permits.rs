@@ -54,7 +54,7 @@ pub(crate) fn take(
     acquire::acquire(&mut strategy, spec, wait).map(Outcome::granted)
 }
 
-/// A thread that asks for permits. Threads of one process ask one after another; one that does not wait has no turn.
+/// A thread that asks for permits. Threads that wait take turns at asking; a single attempt needs no turn.
 struct LeasedPermits<'a> {
     spec: &'a LockSpec,
     wait: WaitMode,
@@ -67,7 +67,7 @@ struct LeasedPermits<'a> {
 }
 
 impl LeasedPermits<'_> {
-    /// A question with new ids, so that taking back what an earlier one may have brought leaves these alone.
+    /// Draws new ids for each request, so that undoing an earlier one does not affect its permits.
     fn batch(&self) -> Arc<Batch> {
         Arc::new(Batch {
             entry: Arc::clone(self.entry),
@@ -94,7 +94,7 @@ impl LeasedPermits<'_> {
         let holds: Vec<_> = batch.ids.iter().map(hold).collect();
         let now = Instant::now();
         if !holds.iter().all(|hold| hold.is_valid(now)) {
-            // Too late to be of use, and perhaps somebody else's by now.
+            // Their leases are over already, and others may have these permits.
             session.connection.send_deferred(batch.release());
             return Err(self.spec.lost(LossReason::Expired));
         }
@@ -147,7 +147,7 @@ impl Strategy for LeasedPermits<'_> {
                     turn.was_refused();
                 }
                 Ok(Reply::Busy(Busy {
-                    // Then enough of them may have ended.
+                    // By then enough of them may have expired.
                     retry_after: left,
                     listen_on: 0,
                 }))
@@ -184,7 +184,7 @@ impl Drop for LeasedPermits<'_> {
     }
 }
 
-/// Permits that are asked for together, and given back together if the outcome is unknown.
+/// Permits that are requested together, and undone together if the outcome is unknown.
 struct Batch {
     entry: Arc<Entry>,
     ttl: Duration,

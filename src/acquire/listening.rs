@@ -1,4 +1,4 @@
-//! What a thread that waits listens to.
+//! The waiter of a thread, and its subscription.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,14 +13,14 @@ use crate::session::Session;
 pub(crate) struct Listening {
     waiter: Option<Arc<Waiter>>,
     was_queued: bool,
-    /// Of several names the one that is listened for, once that has begun.
+    /// The index of the name that it listens to, if there are several; `None` before it listens.
     on: Option<usize>,
-    /// None where nobody announces anything.
+    /// `None` if nothing is announced.
     subscription: Option<Subscription>,
 }
 
 impl Listening {
-    /// For a thread that others reach by this waiter, and that has waited for its turn if it `was_queued`.
+    /// For a thread that has a waiter already. `was_queued`: it has waited in the queue of this process.
     pub(crate) fn of(waiter: Arc<Waiter>, was_queued: bool) -> Self {
         Self {
             waiter: Some(waiter),
@@ -68,7 +68,7 @@ impl Listening {
         channel: Option<Arc<str>>,
     ) {
         self.on = Some(index);
-        // Before the next one begins: the signal does not say which of two is confirmed.
+        // Before the next one begins: a confirmation does not say which of two it belongs to.
         drop(self.subscription.take());
         let waiter = Arc::clone(self.waiter());
         self.subscription = channel.map(|channel| session.subscriber.subscribe(&channel, &waiter));
@@ -91,7 +91,7 @@ impl Listening {
         self.subscription.is_some()
     }
 
-    /// What it waited for is there: the thread goes on with that, without writing UNSUBSCRIBE first. Returns the index
+    /// The wait is over. The subscription ends a little later, so that the thread need not write UNSUBSCRIBE now. Returns the index
     /// of the name that it listened for.
     pub(crate) fn leave(&mut self) -> Option<usize> {
         self.subscription.take()?.leave();

@@ -50,7 +50,7 @@ use crate::net::call::Fault;
 use crate::quorum::failure::Failure;
 use crate::time;
 
-/// What Redis said to a question.
+/// The reply to a request.
 pub(crate) enum Reply<G> {
     Granted(G),
     Busy(Busy),
@@ -58,18 +58,18 @@ pub(crate) enum Reply<G> {
     HandedOver,
 }
 
-/// Somebody is in the way.
+/// Somebody else has it.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Busy {
     /// When it is worth asking again although nothing was announced; `None`: nobody knows.
     pub(crate) retry_after: Option<Duration>,
-    /// Of several names the one that is to be listened for.
+    /// The index of the name to listen to, if there are several.
     pub(crate) listen_on: usize,
 }
 
-/// Why a question has no reply that could be read.
+/// Why a request has no reply.
 pub(crate) enum NoReply {
-    /// What it means depends on whose time ended it.
+    /// Whether that is an error depends on whose time was up.
     Unanswered(Failure),
     Final(Error),
 }
@@ -121,12 +121,12 @@ pub(crate) trait Strategy {
         Ok(None)
     }
 
-    /// Whether that has happened: then Redis's answer is not waited for.
+    /// Whether that has happened. Then there is no need to wait for the reply of Redis.
     fn is_handed_over(&self) -> bool {
         false
     }
 
-    /// Whether to ask Redis now; `false` if it has waited for something else, and is to look again.
+    /// Whether to ask Redis now; `false` if it has waited for something else, and has to check again.
     fn is_ready(&mut self) -> Result<bool> {
         Ok(true)
     }
@@ -136,7 +136,7 @@ pub(crate) trait Strategy {
         false
     }
 
-    /// Asks Redis once, reconnecting as need be. What was sent without an answer is undone.
+    /// Asks Redis once, reconnecting if necessary. A request without a reply is undone.
     fn ask(&mut self, until: Instant) -> std::result::Result<Reply<Self::Grant>, NoReply>;
 
     /// Where changes are announced; `None` if nobody announces them.

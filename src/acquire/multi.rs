@@ -19,32 +19,32 @@ use crate::local::waiter::CancelToken;
 use crate::quorum::identity::{self, Identity};
 use crate::time::{self, Deadline};
 
-/// The longest pause of a thread that waited for one member and then found another one held, so that two threads do not go on
-/// taking members from each other.
+/// The longest pause after waiting for one member and then finding another one held. Without it two threads could take
+/// members from each other again and again.
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// How long a thread goes on asking for a member that was taken a moment ago, if it has all before it; four round trips if
-/// that is longer.
+/// How long a thread that has all earlier members asks again for one that was taken a moment ago; four round trips if that
+/// is longer.
 ///
-/// The holder may have been refused an earlier member, and then releases this one as soon as it gets that answer.
+/// The holder may be about to be refused an earlier member, and then releases this one.
 const UNDECIDED: Duration = Duration::from_millis(250);
 
-/// The first and the longest pause between these questions.
+/// The first and the longest pause between these requests.
 const AGAIN: (Duration, Duration) = (Duration::from_micros(250), Duration::from_millis(5));
 
 /// What went wrong with members, by index.
 type Failures = Vec<(usize, Error)>;
 
-/// The members of a multi-lock, each once, in the one order.
+/// The members of a multi-lock, each once, in the same order in every process.
 #[derive(Clone)]
 pub(crate) struct Members {
     pub(crate) name: Arc<str>,
     parts: Vec<LockSpec>,
-    /// The indices of those that have one key, and different servers if their addresses are not those of one.
+    /// The indices of members with the same key. Their servers must be different ones, whatever their addresses.
     namesakes: Arc<[Vec<usize>]>,
-    /// Some were held by others at the last attempt.
+    /// Whether a member was held by others at the last attempt.
     contended: Arc<AtomicBool>,
-    /// The names one by one, once a node of a cluster has said that no script of its own can have them all.
+    /// The names as separate locks, once a cluster node has refused a script for all of them.
     one_by_one: Arc<OnceLock<Self>>,
     /// Why they cannot be taken together.
     fault: Option<Arc<str>>,
@@ -109,7 +109,7 @@ impl Members {
         }
     }
 
-    /// Asks all in one, or one by one where that is impossible: see [`crosses_slots`].
+    /// Asks for all names together, or one by one if a cluster requires that: see [`crosses_slots`].
     fn ask<T>(&self, ask: impl Fn(&Self) -> Result<T>) -> Result<T> {
         self.check()?;
         if let Some(one_by_one) = self.one_by_one.get() {
@@ -162,7 +162,7 @@ impl Members {
             }
             // A server that was unreachable may answer by now.
             self.check_servers(wait)?;
-            // With nothing held.
+            // Nothing is held now.
             waited_for = match self.parts[index].acquire(wait) {
                 Ok(Some(held)) => Some((index, held)),
                 Ok(None) => return Ok(None),
@@ -181,7 +181,7 @@ impl Members {
         }
     }
 
-    /// Whether members of one key are those of different servers, as far as these can be asked now.
+    /// Checks that members with the same key are on different servers, as far as these answer.
     fn check_servers(&self, wait: WaitMode) -> Result<()> {
         for indices in &*self.namesakes {
             let until = Instant::now() + self.response_timeout();
@@ -201,13 +201,13 @@ impl Members {
         Ok(())
     }
 
-    /// Asks for all members but the one that was waited for, all at once, and for one that may be free in a moment again.
+    /// Asks for all members at once, except the one that was waited for. Asks again for one that may soon be free.
     ///
-    /// With free locks one of those who try at the same time gets them all: see [`next`].
+    /// If all are free, one of several threads that try at the same time gets them all: see [`next`].
     fn gather(&self, waited_for: Option<(usize, GuardInner)>, wait: WaitMode) -> Result<Gathered> {
         let round = self.round(wait);
         let mut held: Vec<Option<GuardInner>> = self.parts.iter().map(|_| None).collect();
-        // After a refusal begin with the first member alone, so as not to take what would only be given back.
+        // After a refusal, begins with the first member alone: taking others could be in vain.
         let in_order = waited_for.is_none() && self.contended.load(Ordering::Relaxed);
         let mut only = in_order.then_some(0);
         if let Some((index, one)) = waited_for {
@@ -244,7 +244,7 @@ impl Members {
             let now = Instant::now();
             let round_trip = now - began;
             let span = match wait {
-                // It gets its turn only once it listens, and a release takes no longer than another question.
+                // Then it waits for the member with a subscription, which is as fast as asking again.
                 WaitMode::Until(_) => 2 * round_trip,
                 _ => UNDECIDED.max(4 * round_trip),
             };
@@ -260,7 +260,7 @@ impl Members {
         }
     }
 
-    /// Asks once for those members that are not held, or for one of them, and adds what is granted.
+    /// Asks once for all members that are not held, or for `only` one, and adds those granted to `held`.
     fn ask_for(
         &self,
         only: Option<usize>,
@@ -275,7 +275,7 @@ impl Members {
             }
             match part.enter(round) {
                 Ok(Pending::Busy) => {
-                    // What is granted after it would only be given back.
+                    // Members after it would have to be released again.
                     refused = Some((index, InTheWay::Here));
                     break;
                 }
@@ -402,7 +402,7 @@ impl Members {
     }
 }
 
-/// What came of asking once.
+/// The outcome of asking once.
 enum Asked {
     Granted,
     /// The first that was not granted, and who is in the way.
@@ -412,7 +412,7 @@ enum Asked {
     Failed(Failures),
 }
 
-/// What came of asking for all members.
+/// The outcome of asking for all members.
 enum Gathered {
     All(Vec<GuardInner>),
     /// The first that somebody else has; nothing is held.
@@ -421,25 +421,24 @@ enum Gathered {
     TooLate,
 }
 
-/// What follows from what is held once a member was refused.
+/// What to do when a member was refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Next {
     Done,
-    /// All are released: without the first it may not keep the others.
+    /// The first was refused: all others are released.
     GiveUp,
     /// This one is asked for again; those before it are kept, those after it are released.
     Again(usize),
 }
 
-/// The rule by which members are taken, in the one order of all sets.
+/// Decides what to do after a refusal. All sets are in the same order, so if all members are free, one of the threads that
+/// try at the same time always gets its whole set:
 ///
-/// With free locks somebody always gets all of its set, however many try at the same time:
-///
-/// - Somebody goes on. Only who is refused its first member gives up. Suppose all do, and take the one whose first member
-///   is the earliest of all. Whoever had that member had it as its own first, and then did not give up, or was refused an
-///   earlier one, which is nobody's.
-/// - Somebody gets on. Of those who go on, take the one that asks for the latest member. Whoever has that one has its
-///   whole set, or was refused an earlier member and gives this one back.
+/// - Somebody asks again. A thread gives up only if it was refused its first member. Suppose that all give up, and take
+///   the thread whose first member is the earliest of all. Whoever had that member had it as its own first, and so did
+///   not give up.
+/// - Somebody succeeds. Of the threads that ask again, take the one that asks for the latest member. Whoever has that
+///   member has its whole set, or was refused an earlier member and releases this one.
 fn next(held: impl IntoIterator<Item = bool>) -> Next {
     match held.into_iter().position(|held| !held) {
         None => Next::Done,
@@ -448,7 +447,7 @@ fn next(held: impl IntoIterator<Item = bool>) -> Next {
     }
 }
 
-/// Whether it is the answer of a cluster's node to a script with keys of several slots.
+/// Whether a cluster node has refused a script because its keys are in several slots.
 fn crosses_slots(err: &Error) -> bool {
     err.as_redis()
         .is_some_and(|err| err.kind() == ErrorKind::Server(ServerErrorKind::CrossSlot))

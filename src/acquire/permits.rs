@@ -1,7 +1,7 @@
-//! Taking permits that have no owner, and giving them back.
+//! Taking permits that have no owner, and releasing them.
 //!
-//! Threads of one process wait in the queue of its local semaphore. Whoever is first asks Redis; a permit that a thread
-//! of the process gives back may be handed over to the first meanwhile, also while its question is on its way.
+//! Threads of one process wait in the queue of its local semaphore, and the first asks Redis. It may be handed permits
+//! that another thread of the process releases, even while its request is under way.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -25,7 +25,7 @@ use crate::time::Deadline;
 
 const ACQUIRING: &str = "acquiring permits";
 
-/// Takes so many permits at once, or none; when Redis granted them to this process.
+/// Takes so many permits at once, or none; returns when Redis granted them to this process.
 pub(crate) fn take(
     spec: &LockSpec,
     entry: &Arc<Entry>,
@@ -56,7 +56,7 @@ struct Permits<'a> {
     permits: u32,
     /// None for one that does not wait.
     queued: Option<Arc<QueuedThread<Wakeup>>>,
-    /// None once it is known to have left the queue.
+    /// `None` once it has left the queue.
     ticket: Option<u64>,
     listening: Listening,
     is_watched: bool,
@@ -133,7 +133,7 @@ impl<'a> Permits<'a> {
     }
 
     /// Redis has granted them; `None` if others of this process have given the thread permits meanwhile.
-    fn granted(&mut self, question: &Question) -> Result<Option<Instant>> {
+    fn granted(&mut self, question: &PermitRequest) -> Result<Option<Instant>> {
         let session = self.spec.session();
         let now = Instant::now();
         let mut state = self.entry.lock();
@@ -249,7 +249,7 @@ impl Strategy for Permits<'_> {
         let mut attempt = || {
             let keys = request_keys(session, entry, &mut entry.lock());
             let request = semaphore::acquire(&*entry.protocol, &keys, &keep_ms, permits);
-            let question = Arc::new(Question {
+            let question = Arc::new(PermitRequest {
                 entry: Arc::clone(entry),
                 keys,
                 keep_ms: keep_ms.clone(),
@@ -347,16 +347,16 @@ impl Drop for Permits<'_> {
     }
 }
 
-/// One question to Redis for permits, which may have to be undone.
-struct Question {
+/// One request for permits, which may have to be undone.
+struct PermitRequest {
     entry: Arc<Entry>,
     keys: RequestKeys,
-    /// How long those are remembered, in milliseconds, and for how long it may be sent again.
+    /// How long Redis keeps those keys, in milliseconds, and for how long the undo may be sent again.
     keep_ms: String,
     replay: Duration,
 }
 
-impl Undo for Question {
+impl Undo for PermitRequest {
     fn undo(&self) -> Option<Deferred> {
         Some(Deferred {
             request: semaphore::undo(&*self.entry.protocol, &self.keys, &self.keep_ms),
@@ -370,7 +370,7 @@ impl Undo for Question {
     }
 }
 
-/// A thread gives permits up: to others of this process, or back to Redis. The release, if there is one, is on its way.
+/// Releases permits: to other threads of this process, or to Redis. Returns the release if one was sent.
 pub(crate) fn give(
     session: &Session,
     entry: &Arc<Entry>,
@@ -406,7 +406,7 @@ pub(crate) fn give(
     release
 }
 
-/// Sends permits back to the semaphore they came from, if it still exists. In memory only; to be flushed.
+/// Queues the release of permits; they go back to the semaphore only if it still exists. To be flushed.
 pub(crate) fn submit_release(
     session: &Session,
     entry: &Entry,

@@ -13,7 +13,7 @@ use crate::time;
 
 pub(crate) use crate::quorum::nodes::pause;
 
-/// Asks once, and again while too few servers answer.
+/// Asks a majority once; again if too few servers answered.
 pub(crate) fn ask(
     quorum: &Quorum,
     lock: &LockSpec,
@@ -44,10 +44,10 @@ pub(crate) fn ask(
         if Instant::now() + pause >= until {
             return Err(NoReply::Unanswered(short.into()));
         }
-        // The first time it may have been connections that were idle for too long.
+        // The first time the connections may just have been idle for too long.
         if again {
             if !bid.will_retry || short.is_final() {
-                // The servers had time enough to answer.
+                // The servers had enough time to answer.
                 return Err(lock.error("acquiring the lock", short).into());
             }
             time::sleep_unless(pause, &stop);

@@ -1,4 +1,4 @@
-//! The settings of a handle, the questions that need no wait, and the errors made of what went wrong.
+//! The settings of a handle, queries, and the errors that its methods return.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -28,7 +28,7 @@ pub(crate) struct LockSpec {
     pub(crate) shared: Arc<SharedSession>,
     /// As the user gave it; several names joined.
     pub(crate) name: Arc<str>,
-    /// What its entry is found by: the name, or a list of names.
+    /// The id of its entry: the name, or a list of names.
     pub(crate) id: Arc<str>,
     pub(crate) kind: &'static Kind,
     /// The servers of which a majority has to grant it; `shared` is the client of one of them.
@@ -65,7 +65,7 @@ impl LockSpec {
         }
     }
 
-    /// Settings to take the lock of a hold with, as that was taken.
+    /// The settings with which a hold was taken.
     pub(crate) fn like(shared: &Arc<SharedSession>, hold: &Hold) -> Self {
         let name = Arc::clone(&hold.entry.name);
         let handle = Self::new(shared, name, hold.entry.protocol.kind());
@@ -127,7 +127,7 @@ impl LockSpec {
         &self.shared.session
     }
 
-    /// The lease a hold of this handle gets, and how it behaves.
+    /// The lease of this handle's holds, checked.
     pub(crate) fn lease_policy(&self) -> Result<(LeasePolicy, Duration)> {
         for (setting, span) in [
             ("token_ttl", self.token_ttl),
@@ -158,7 +158,7 @@ impl LockSpec {
         self.cancel.as_ref().is_some_and(CancelToken::is_cancelled)
     }
 
-    /// Whether to stop before there is an answer. A single attempt is no wait, and nobody can cancel it.
+    /// Whether to stop before there is a reply. A single attempt cannot be cancelled.
     pub(crate) fn must_stop(&self, wait: WaitMode) -> bool {
         self.session().is_closed() || (wait.waits() && self.is_cancelled())
     }
@@ -182,7 +182,7 @@ impl LockSpec {
         }
     }
 
-    /// Redis was unreachable for the whole response timeout: those who wait for the same name get the error now.
+    /// Redis was unreachable for the whole response timeout: the threads queued for the same name get the error now.
     pub(crate) fn dismiss(&self, entry: &Entry, doing: &'static str, failure: Failure) {
         entry.dismiss(&self.make_error(doing, failure));
     }
@@ -200,9 +200,9 @@ impl LockSpec {
         }
     }
 
-    /// Whether those who have it, or ask for it, came to it only within the last `span`, and may have to give it back.
+    /// Whether the lock was taken or requested by others only within the last `span`, so that they may have to release it.
     ///
-    /// For holders outside this client this can be seen only if their lease is that of this handle or of the client.
+    /// For holders outside this client this shows only if they have the lease of this handle or of the client.
     pub(crate) fn may_be_given_back(&self, who: InTheWay, span: Duration) -> bool {
         let session = self.session();
         let (Ok(entry), Ok((_, lease))) = (self.look(), self.lease_policy()) else {
@@ -216,7 +216,7 @@ impl LockSpec {
                 let (state, now) = (entry.lock(), Instant::now());
                 let is_young =
                     |hold: &Arc<Hold>| now.saturating_duration_since(hold.asked_at()) < span;
-                // Threads wait only after they found it held.
+                // A thread waits only after it has found the lock held.
                 !state.is_waited_for() && state.lock.holds().all(is_young)
             }
             InTheWay::Elsewhere { left } => left.is_some_and(|left| {
@@ -229,7 +229,7 @@ impl LockSpec {
         }
     }
 
-    /// Whether it can be asked for at all, before anything is sent.
+    /// Checks, before anything is sent, that it can be requested at all.
     pub(crate) fn check(&self, wait: WaitMode) -> Result<()> {
         self.lease_policy()?;
         self.look()?;
@@ -250,7 +250,7 @@ impl LockSpec {
         self.session().registry.get(self.kind, &self.id)
     }
 
-    /// Its entry, if a thread has come to it lately.
+    /// Its entry, if a thread has used it lately.
     pub(crate) fn known_entry(&self) -> Option<Arc<Entry>> {
         self.session().registry.known(self.kind, &self.id)
     }
@@ -267,7 +267,7 @@ impl LockSpec {
         self.session().registry.look(self.kind, &self.id)
     }
 
-    /// Which key and server it is about.
+    /// Its key and its server.
     pub(crate) fn key_and_server(&self) -> (String, String) {
         let entry = self.look();
         let key = entry.map_or_else(
@@ -292,8 +292,8 @@ impl LockSpec {
             && settings(self) == settings(other)
     }
 
-    /// Whether the calling thread has the lock, or one of several names, already as a lock of another kind or as part of
-    /// another set. Checked before a wait, since the thread would wait for itself.
+    /// Whether the calling thread already holds one of the names, as a lock of another kind or as part of another set.
+    /// Checked before a wait, since the thread would wait for itself.
     pub(crate) fn has_it_otherwise(&self, protocol: &dyn Protocol) -> bool {
         if !self.kind.has_plain_keys {
             return false;
@@ -366,7 +366,7 @@ impl LockSpec {
 
     pub(crate) fn force_unlock(&self) -> Result<bool> {
         let entry = self.look()?;
-        // Read before the request: a hold that is granted after it is not affected.
+        // Read before the request, which does not affect holds that are granted after it.
         let held: Vec<_> = entry.lock().lock.holds().cloned().collect();
         let doing = "forcing the lock open";
         let forced = match &self.quorum {
@@ -394,7 +394,7 @@ impl LockSpec {
     }
 }
 
-/// Who is in the way of a single attempt.
+/// Who has the lock, or asks for it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum InTheWay {
     /// A thread of this client, which has the lock or asks for it.

@@ -1,7 +1,7 @@
-//! The right to ask Redis for leased permits. Several may hold some, but threads of one process ask one after another,
-//! first come, first served: one of them listens for all, and a request for many is not starved by requests for few.
+//! The right to ask Redis for leased permits. Threads of one process take turns, first come, first served: one of them
+//! listens for all, and a request for many permits is not starved by requests for few.
 //!
-//! The queue is that of a local lock whose holder is the thread that asks. Nobody ever holds that lock.
+//! The queue is that of a local lock whose contender is the thread that asks. Nobody ever holds that lock.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -21,7 +21,7 @@ use crate::time::Deadline;
 pub(crate) struct Turn<'a> {
     spec: &'a LockSpec,
     entry: Arc<Entry>,
-    /// How messages and other threads of this process reach the thread.
+    /// Wakes the thread.
     waiter: Arc<Waiter>,
     was_queued: bool,
 }
@@ -84,7 +84,7 @@ impl<'a> Turn<'a> {
         state.contenders.push(Arc::clone(&self.waiter));
     }
 
-    /// Those in the queue need not find out again that Redis is out of reach.
+    /// Redis is unreachable: the queued threads get the error now.
     pub(crate) fn dismiss_others(&self, doing: &'static str, failure: &Failure) {
         self.spec.dismiss(&self.entry, doing, failure.clone());
     }

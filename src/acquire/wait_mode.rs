@@ -9,7 +9,7 @@ use crate::time::{Budget, Deadline};
 pub(crate) enum WaitMode {
     /// One attempt, and no wait in the queue.
     Once,
-    /// One attempt among several at once, which end together; `waits` if they are part of a wait.
+    /// One attempt for each of several locks, all of which end together; `waits` if they are part of a wait.
     Together {
         until: Instant,
         /// The caller's time ends it, not the response timeout.
@@ -57,7 +57,7 @@ impl WaitMode {
         }
     }
 
-    /// The time for a question asked at `began`.
+    /// How long a request sent at `began` may take.
     pub(crate) fn budget(self, began: Instant, response_timeout: Duration) -> Budget {
         match self {
             Self::Together { until, callers, .. } => {
