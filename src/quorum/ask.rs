@@ -8,8 +8,8 @@
 //!      └─── given back where it may be kept ◄── released, or lost ─────────────────────────┘
 //! ```
 //!
-//! A caller that found the lock busy lately looks first, and asks for it only if a majority of nodes says that it is free:
-//! an attempt that takes a minority for a moment would keep the holder from taking again what it has lost on these nodes.
+//! A caller that has found the lock busy lately checks first, and asks for the lock only if a majority of nodes has it free.
+//! An attempt that takes a minority for a moment would prevent the holder from taking these nodes again if it has lost them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -33,7 +33,7 @@ use crate::quorum::tally::Goal;
 use crate::session::{Session, SharedSession};
 use crate::time;
 
-/// For how long a lock that was found with others is thought to be busy.
+/// For how long callers check first after the lock was found busy.
 const BUSY_FOR: Duration = Duration::from_secs(1);
 
 /// The servers of one lock, and their clients.
@@ -41,13 +41,13 @@ pub(crate) struct Quorum {
     nodes: Arc<Nodes>,
     clients: Vec<Arc<SharedSession>>,
     pub(crate) masters: Masters,
-    /// When others were last found to have it, of `time::nanos`; zero if it was ours since.
+    /// When it was last found busy, as `time::nanos`; zero once it was granted.
     busy_at: AtomicU64,
     /// How long the last grant took, in nanoseconds.
     granted_in: AtomicU64,
 }
 
-/// What a majority of servers has said to an acquire.
+/// The reply of a majority to an acquire.
 pub(crate) enum Asked {
     Granted {
         hold: Arc<Hold>,
@@ -60,19 +60,19 @@ pub(crate) enum Asked {
     TooFew(Short),
 }
 
-/// What a caller asks for.
+/// What a caller requests.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Bid {
     pub(crate) lease: LeasePolicy,
     pub(crate) ttl: Duration,
-    /// A server counts only once it has been up for so long.
+    /// Servers that were started more recently do not count.
     pub(crate) up_for: Duration,
     /// Whether the caller will ask again if others hold the lock.
     pub(crate) will_retry: bool,
 }
 
 impl Quorum {
-    /// Checks that the clients are those of different masters, as far as these can be asked now.
+    /// Checks that the clients are connected to different masters, as far as these answer.
     pub(crate) fn new(
         clients: Vec<Arc<SharedSession>>,
         name: &str,
@@ -117,13 +117,13 @@ impl Quorum {
         &self.clients[0]
     }
 
-    /// They bring a node what could not be sent to it at once.
+    /// The watchdogs send what could not be sent to a node at once.
     pub(crate) fn start_watchdogs(&self) -> Result<()> {
         let mut nodes = self.nodes.list.iter();
         nodes.try_for_each(|node| node.session.start_watchdog())
     }
 
-    /// Asks all nodes once, and takes back what came of it unless it is a hold.
+    /// Asks all nodes once, and undoes the attempt unless it succeeds.
     pub(crate) fn ask(
         &self,
         entry: &Arc<Entry>,
@@ -132,7 +132,7 @@ impl Quorum {
         stop: &dyn Fn() -> bool,
     ) -> Asked {
         let nodes = &self.nodes;
-        // A client that is closed meanwhile gives back what it may have been granted.
+        // So that closing one of the clients waits until the attempt is undone.
         let sessions = nodes.list.iter().map(|node| &node.session);
         let _contending: Vec<_> = sessions.map(|session| session.contending()).collect();
         let found_busy = self.busy_at.load(Ordering::Relaxed);
@@ -163,7 +163,7 @@ impl Quorum {
         if nodes.majority.has(granted) {
             hold.grant(sent_at);
             let left = hold.valid_until().saturating_duration_since(Instant::now());
-            // What is nearly over when it comes is of no use.
+            // A hold that is nearly over is of no use.
             if left >= bid.ttl / 10 {
                 self.busy_at.store(0, Ordering::Relaxed);
                 let took = u64::try_from(sent_at.elapsed().as_nanos()).unwrap_or(u64::MAX);
@@ -186,10 +186,9 @@ impl Quorum {
         }
     }
 
-    /// How long a process that has had its turn lets others go first, but not less than `shortest`.
+    /// How long a process lets others go first after its tenure, at least `shortest`.
     ///
-    /// Whoever comes back after a pause looks first and then asks, which takes two round trips. For both to fall into this
-    /// pause it has to be longer.
+    /// Longer than two round trips, since others check first and then ask.
     pub(crate) fn yield_for(&self, shortest: Duration) -> Duration {
         let round_trip = Duration::from_nanos(self.granted_in.load(Ordering::Relaxed));
         round_trip.saturating_mul(4).clamp(shortest, PAUSE.1)
@@ -201,7 +200,7 @@ impl Quorum {
         Asked::Busy
     }
 
-    /// Whether so many nodes answer that no majority of them is free; takes nothing.
+    /// Checks, without taking anything, whether no majority of nodes has the lock free.
     fn is_busy(&self, lease: Duration, until: Instant, stop: &dyn Fn() -> bool) -> bool {
         let nodes = &self.nodes;
         let mut look = |node: usize| Attempt {
@@ -214,7 +213,7 @@ impl Quorum {
         nodes.majority.has(answered) && !nodes.majority.has(round.count(&free))
     }
 
-    /// As which `run_id` each server counts for those who keep out whoever is new within `span`; empty for any.
+    /// For a lock that ignores servers restarted within `span`: the `run_id` that each server must have; empty for any.
     fn run_ids(&self, span: Duration) -> Vec<String> {
         let (nodes, now) = (&self.nodes.list, Instant::now());
         if span.is_zero() {
@@ -226,7 +225,7 @@ impl Quorum {
             .collect()
     }
 
-    /// Asks every node a question, and wants a number from a majority.
+    /// Asks every node, and needs a number from a majority.
     fn survey(
         &self,
         until: Instant,
@@ -258,14 +257,14 @@ impl Quorum {
         Err(nodes.short(numbers.len(), round.replies))
     }
 
-    /// Whether a majority is not to be had.
+    /// Whether no majority of nodes has the lock free.
     pub(crate) fn is_locked(&self, until: Instant) -> std::result::Result<bool, Short> {
         let fields = self.survey(until, |protocol| protocol.state())?;
         let free = fields.iter().filter(|fields| **fields == 0).count();
         Ok(!self.nodes.majority.has(free))
     }
 
-    /// In how many milliseconds a majority is to be had if nobody renews; -1 for never, -2 for now.
+    /// In how many milliseconds a majority of nodes has it free if nobody renews; -1 for never, -2 for now.
     pub(crate) fn remaining(&self, until: Instant) -> std::result::Result<i64, Short> {
         let left = self.survey(until, |protocol| protocol.remaining())?;
         let never = |ms| if ms == -1 { i64::MAX } else { ms };
@@ -273,7 +272,7 @@ impl Quorum {
         Ok(bound.filter(|ms| *ms != i64::MAX).unwrap_or(-1))
     }
 
-    /// Takes the lock away on every node; whether anybody had it on any.
+    /// Removes the lock from every node; `true` if anybody had it on any.
     pub(crate) fn force(&self, until: Instant) -> std::result::Result<bool, Short> {
         Ok(self
             .survey(until, |protocol| protocol.force())?

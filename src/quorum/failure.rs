@@ -1,4 +1,4 @@
-//! Why several servers, or one, gave no answer.
+//! Why one server, or too many of several, did not answer.
 
 use crate::error::Error;
 use crate::net::call::Fault;
@@ -12,7 +12,7 @@ pub(crate) struct Short {
     pub(crate) agreed: usize,
     /// The address of each server, by position.
     pub(crate) servers: Vec<String>,
-    /// By position, for the others that did not say that somebody else has the lock.
+    /// What went wrong, by position. A server that said that somebody else has the lock is not among them.
     pub(crate) failures: Vec<(usize, Fault)>,
 }
 
@@ -91,12 +91,12 @@ impl Short {
         }
     }
 
-    /// Whether it will not pass by itself.
+    /// Whether asking again is useless.
     pub(crate) fn is_final(&self) -> bool {
         self.too_many(|fault| !matches!(fault, Fault::Unreachable(_) | Fault::Late(_)))
     }
 
-    /// Whether so many are known to be away, or refuse, that a majority is not to be had.
+    /// Whether so many are unreachable, or refuse, that there can be no majority.
     pub(crate) fn is_away(&self) -> bool {
         self.too_many(|fault| !matches!(fault, Fault::Late(_)))
     }

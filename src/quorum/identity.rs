@@ -1,4 +1,4 @@
-//! Which servers clients talk to: two addresses may be those of one server, and a master may have become a replica.
+//! Which servers clients are connected to. Two addresses may lead to one server, and a master may become a replica.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -14,10 +14,10 @@ use crate::report::report;
 use crate::session::Session;
 use crate::time;
 
-/// For how long connections are made again to masters that are out of reach, all of them together.
+/// How long connecting again to unreachable masters may take, for all of them together.
 const RECONNECT: Duration = Duration::from_millis(500);
 
-/// How often at most masters that could not be asked yet are asked again, and how long a call may wait for that.
+/// The shortest time between two attempts to ask masters that have not answered yet, and the longest wait for their replies.
 const PROBE_AGAIN: Duration = Duration::from_millis(500);
 
 const DOING: &str = "asking a server who it is";
@@ -25,15 +25,15 @@ const DOING: &str = "asking a server who it is";
 /// What is known of one server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Identity {
-    /// A master, and the `run_id` that no other server has.
+    /// A master, and its `run_id`, which is unique.
     Master(Arc<str>),
-    /// Something else, by its role.
+    /// Not a master; its role.
     NoMaster(String),
     /// It has not answered, or may not be asked.
     Unknown,
 }
 
-/// The questions that are on their way to one server.
+/// The requests under way to one server.
 struct Asked<'a> {
     session: &'a Session,
     generation: u64,
@@ -91,7 +91,7 @@ fn text(value: &Value) -> String {
     }
 }
 
-/// Who these servers are: those of which it is not known are asked, all at the same time, if there is a connection.
+/// Returns which servers these are. Asks those not known yet, all at the same time, if there is a connection.
 pub(crate) fn of<'a>(
     sessions: impl IntoIterator<Item = &'a Arc<Session>>,
     until: Instant,
@@ -103,7 +103,7 @@ pub(crate) fn of<'a>(
             None => Asked::send(session).ok_or(Identity::Unknown),
         }
     };
-    // All are on their way before one is waited for.
+    // All are sent before the first reply is waited for.
     let asked: Vec<_> = sessions.into_iter().map(begin).collect();
     let answer = |asked: std::result::Result<Asked<'_>, Identity>| match asked {
         Ok(asked) => asked.answer(until),
@@ -112,19 +112,19 @@ pub(crate) fn of<'a>(
     asked.into_iter().map(answer).collect()
 }
 
-/// The servers of a lock that a majority keeps, each of which has to be a master of its own.
+/// The servers of a lock that a majority keeps. They have to be different masters.
 pub(crate) struct Masters {
     sessions: Vec<Arc<Session>>,
     run_ids: Mutex<Vec<Option<Arc<str>>>>,
     all_known: AtomicBool,
-    /// When those that are missing are asked next, of `time::nanos`.
+    /// When to ask those not known yet again, as `time::nanos`.
     look_at: AtomicU64,
     /// Why they can never be used together.
     fault: OnceLock<String>,
 }
 
 impl Masters {
-    /// Asks them all, and makes connections again that are lost; what cannot be reached is asked later.
+    /// Asks them all, and connects again where a connection is lost. Those that cannot be reached are asked later.
     ///
     /// # Errors
     ///
@@ -141,7 +141,7 @@ impl Masters {
         let is_up = |session: &&Arc<Session>| session.connection.generation().is_some();
         let were_up: Vec<_> = masters.sessions.iter().filter(is_up).collect();
         masters.learn(&of(&masters.sessions, until))?;
-        // Lost just now, perhaps since it was idle for too long: it may be available again at once.
+        // A connection lost just now may only have been idle for too long, so it is worth connecting again.
         let lost: Vec<_> = were_up
             .into_iter()
             .filter(|session| !is_up(session))
@@ -155,7 +155,7 @@ impl Masters {
         Ok(masters)
     }
 
-    /// Records what was learned; an error if it rules these servers out.
+    /// Records the replies; an error if these servers cannot be used together.
     fn learn(&self, identities: &[Identity]) -> Result<()> {
         let mut run_ids = self.run_ids.lock();
         for (node, identity) in identities.iter().enumerate() {
@@ -186,9 +186,9 @@ impl Masters {
         Ok(())
     }
 
-    /// Asks those that could not be asked before and respond now, at most for a moment.
+    /// Asks those that did not answer before and respond now, for at most [`PROBE_AGAIN`].
     ///
-    /// One that is no master any more takes no part by itself: it refuses to grant anything.
+    /// Does not look for masters that have become replicas: a replica refuses to grant anything.
     ///
     /// # Errors
     ///
@@ -210,7 +210,7 @@ impl Masters {
         if !mine {
             return Ok(());
         }
-        // All of them: a known one may have been restarted since.
+        // Asks the known ones as well, since they may have been restarted.
         let nodes = self.sessions.iter().enumerate();
         let (nodes, asked): (Vec<_>, Vec<_>) = nodes
             .filter(|(_, session)| {
@@ -234,7 +234,7 @@ impl Masters {
     }
 }
 
-/// Makes connections again, in a time that they share.
+/// Connects again, sharing the time among the sessions.
 fn reconnect(sessions: &[&Arc<Session>], until: Instant) {
     for (index, session) in sessions.iter().enumerate() {
         let left = until.saturating_duration_since(Instant::now());

@@ -1,7 +1,7 @@
 //! What is known of one node's share of a hold: until when it is certain, and when it may have been missing. Pure.
 //!
-//! A node that does not keep its share may have granted the lock to somebody else, from the last moment at which it is
-//! known to have kept it until it keeps it again: its *gap*. If a majority may have had gaps at the same time, somebody
+//! A node that has lost its share may have granted the lock to somebody else. Its *gap* begins at the last moment at which
+//! it is known to have kept the share, and ends when it keeps it again. If the gaps of a majority may overlap, somebody
 //! else may have held the lock, even if a majority keeps it for us now.
 
 use std::cmp::Reverse;
@@ -12,11 +12,11 @@ use crate::quorum::tally::Majority;
 /// When a node is known to have kept its share, and when it may not have.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Keeping {
-    /// For certain until then; `None` if it does not, or if nothing is known.
+    /// Until when it certainly keeps it; `None` if it does not, or if that is unknown.
     until: Option<Instant>,
-    /// When the request was sent that it has confirmed last.
+    /// When the last request that it has confirmed was sent.
     confirmed_at: Option<Instant>,
-    /// It may have been without after the first of these, and had it again by the second.
+    /// When its last gap began, and when it ended.
     gap: Option<(Instant, Option<Instant>)>,
 }
 
@@ -34,7 +34,7 @@ impl Keeping {
         self.gap = Some((since, None));
     }
 
-    /// It keeps it, as the answer says to a request that was sent at `asked_at`. Says whether that ends a gap.
+    /// It has confirmed a request that was sent at `asked_at`; `true` if that ends a gap.
     pub(crate) fn confirm(&mut self, asked_at: Instant, until: Instant, now: Instant) -> bool {
         self.until = Some(until);
         self.confirmed_at = self.confirmed_at.max(Some(asked_at));
@@ -47,7 +47,7 @@ impl Keeping {
         }
     }
 
-    /// It does not keep it any more. Returns since when it may have been without.
+    /// It no longer keeps it. Returns when the gap may have begun.
     pub(crate) fn miss(&mut self, now: Instant) -> Instant {
         let from = self.confirmed_at.unwrap_or(now);
         self.until = None;
@@ -55,7 +55,7 @@ impl Keeping {
         from
     }
 
-    /// Whether it had, or may have had, a gap at some time after `from`.
+    /// Whether it may have had a gap after `from`.
     fn has_gap_after(&self, from: Instant) -> bool {
         self.gap
             .is_some_and(|(_, to)| to.is_none_or(|to| to > from))
@@ -102,11 +102,11 @@ struct AtRelease {
 }
 
 impl AtRelease {
-    fn may_have_lacked(&self, from: Instant, released_at: Instant, unheard: bool) -> bool {
+    fn may_have_lacked(&self, from: Instant, released_at: Instant, unanswered: bool) -> bool {
         match self.had_it {
             Some(true) => self.kept.has_gap_after(from),
             Some(false) => true,
-            None => unheard || self.kept.may_lack(from, released_at),
+            None => unanswered || self.kept.may_lack(from, released_at),
         }
     }
 }
@@ -126,11 +126,11 @@ impl ReleaseTally {
         kept: impl Iterator<Item = Keeping>,
         released_at: Instant,
     ) -> Self {
-        let unheard = |kept| AtRelease { kept, had_it: None };
+        let unanswered = |kept| AtRelease { kept, had_it: None };
         Self {
             majority,
             released_at,
-            nodes: kept.map(unheard).collect(),
+            nodes: kept.map(unanswered).collect(),
         }
     }
 
@@ -149,14 +149,14 @@ impl ReleaseTally {
 
     /// Whether it depends on nodes that have not answered if somebody else may have had a majority.
     pub(crate) fn is_open(&self) -> bool {
-        let unheard = self.nodes.iter().filter(|node| node.had_it.is_none());
-        unheard
+        let unanswered = self.nodes.iter().filter(|node| node.had_it.is_none());
+        unanswered
             .filter_map(|node| node.kept.confirmed_at)
             .any(|from| self.may_have_lacked(from, true))
     }
 
-    fn may_have_lacked(&self, from: Instant, unheard: bool) -> bool {
-        let lack = |node: &&AtRelease| node.may_have_lacked(from, self.released_at, unheard);
+    fn may_have_lacked(&self, from: Instant, unanswered: bool) -> bool {
+        let lack = |node: &&AtRelease| node.may_have_lacked(from, self.released_at, unanswered);
         self.majority.has(self.nodes.iter().filter(lack).count())
     }
 }

@@ -5,7 +5,7 @@
 //! | `tally` | majority arithmetic, and what a round of requests does next (pure) |
 //! | `keeping` | what is known of each node's share of a hold, and of the answers to its release (pure) |
 //! | `nodes` | the servers of a lock, and how one thread waits for several |
-//! | `round` | one question to all nodes |
+//! | `round` | one request to all nodes |
 //! | `ask` | asking for the lock, and about it |
 //! | `hold` | what the nodes keep of one hold: upkeep by the watchdogs, renewal, release |
 //! | `failure` | too few agreed |

@@ -1,9 +1,9 @@
 //! The servers of one lock, and how one thread waits for several of them.
 //!
-//! A thread that waits for a reply reads its connection's socket, and one thread cannot block on several sockets. So it
-//! visits the connections in turn, each for a slice of a millisecond at first. Replies that are there already are read
-//! without a pause, and with servers at about the same distance the first visit lasts until nearly all have come. A reader
-//! thread for each connection, with one condition variable for all, would cost a switch between threads per server.
+//! A thread that waits for a reply reads the socket itself, and cannot block on several sockets. So it waits on one
+//! connection after another (a *visit*), at first for a millisecond each. Replies that have come are read at once, and
+//! if all servers are about equally far, nearly all replies have come by the end of the first visit. A reader thread for
+//! each connection would cost a thread switch per server.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
@@ -29,10 +29,10 @@ const NODE_TIMEOUT: (u32, Duration, Duration) =
 pub(crate) const PAUSE: (Duration, Duration) =
     (Duration::from_millis(5), Duration::from_millis(50));
 
-/// The first and the longest time for which one node is waited for while others may have answered.
+/// The shortest and the longest visit.
 const SLICE: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(16));
 
-/// A random pause, so that callers who split the nodes between them do not meet again.
+/// A random pause, so that callers who each got some of the nodes do not collide again.
 pub(crate) fn pause() -> Duration {
     time::between(PAUSE.0, PAUSE.1)
 }
@@ -52,7 +52,7 @@ pub(crate) struct Node {
 pub(crate) struct Nodes {
     pub(crate) list: Vec<Node>,
     pub(crate) majority: Majority,
-    /// Which node the next round visits first: each in turn, so that none is left unread for long.
+    /// The node that the next round visits first. It changes, so that the replies of no node stay unread for long.
     pub(crate) turn: AtomicUsize,
 }
 
@@ -76,7 +76,7 @@ impl Nodes {
         &self.list[0].session
     }
 
-    /// Why a node has not answered although its time is up.
+    /// Why a node has not answered in time.
     pub(crate) fn unanswered(&self, node: usize) -> Fault {
         self.list[node].session.connection.no_answer()
     }
@@ -95,7 +95,7 @@ impl Nodes {
         }
     }
 
-    /// Has each client bring to its node what is queued, and read what nobody waits for.
+    /// Has each watchdog send what is queued, and read replies that nobody waits for.
     pub(crate) fn housekeep_soon(&self) {
         for node in &self.list {
             node.session.watchdog.housekeep_soon();
@@ -137,10 +137,10 @@ impl Nodes {
 
 /// A wait for the replies of several nodes.
 pub(crate) trait Gather {
-    /// What a node was sent, as long as its reply is waited for.
+    /// The call of a node whose reply is still waited for.
     fn pending(&self, node: usize) -> Option<Arc<Call>>;
 
-    /// What a visit to this node has come to.
+    /// Handles the outcome of a visit.
     fn visited(
         &mut self,
         node: usize,
@@ -149,11 +149,11 @@ pub(crate) trait Gather {
     ) -> Visit;
 }
 
-/// What a visit to one node, or to all, has come to.
+/// The result of visiting one node, or all.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Visit {
     Nothing,
-    /// Something is known now that was waited for.
+    /// A reply has come.
     News,
     /// No other node has to be visited.
     Enough,
@@ -176,7 +176,7 @@ impl<'a> Visits<'a> {
         }
     }
 
-    /// Visits every node once whose reply is pending. However late it is, replies that have come by now count.
+    /// Visits each pending node once. Reads replies that have come even if it is past `until`.
     pub(crate) fn visit_all(
         &mut self,
         gather: &mut impl Gather,
@@ -204,7 +204,7 @@ impl<'a> Visits<'a> {
         sum
     }
 
-    /// The shortest time worth waiting where a visit comes back at once.
+    /// A pause, for when visits return at once.
     pub(crate) fn rest() {
         std::thread::sleep(SLICE.0);
     }

@@ -1,4 +1,4 @@
-//! One question to all nodes at the same time.
+//! One request to all nodes at the same time.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -13,7 +13,7 @@ use crate::quorum::failure::Short;
 use crate::quorum::nodes::{Gather, Node, Nodes, Visit, Visits, node_timeout};
 use crate::quorum::tally::{Goal, Progress, Step};
 
-/// What has become of the request to one node.
+/// The state of the request to one node.
 pub(crate) enum Reply {
     Unasked,
     Pending { until: Instant },
@@ -21,7 +21,7 @@ pub(crate) enum Reply {
     Failed(Fault),
 }
 
-/// What has become of a question to all nodes.
+/// The requests to all nodes.
 pub(crate) struct Round {
     pub(crate) replies: Vec<Reply>,
     /// What was sent, by node.
@@ -32,7 +32,7 @@ pub(crate) struct Round {
 struct Asking<'a> {
     nodes: &'a Nodes,
     round: Round,
-    /// Which answers count, and how many of those it takes.
+    /// Which replies count, and how many of those are needed.
     counts: &'a dyn Fn(&Value) -> bool,
     wanted: usize,
     until: Instant,
@@ -97,10 +97,10 @@ impl Asking<'_> {
         }
     }
 
-    /// Sends a node its question, if there is a connection.
+    /// Sends the request to a node, if there is a connection.
     fn send(&mut self, node: usize, make: &mut dyn FnMut(usize) -> Attempt) -> bool {
         let connection = &self.nodes.list[node].session.connection;
-        // Once a majority has answered, the reply may never be read, and with it that the script is unknown.
+        // Once a majority has answered, the other replies may never be read, so a NOSCRIPT would go unnoticed.
         let call = Call::unattended(make(node));
         if connection.submit(&call).is_none() {
             return false;
@@ -150,7 +150,7 @@ impl Round {
 }
 
 impl Nodes {
-    /// So few agreed, and the others answered this.
+    /// The failure for a round in which too few agreed.
     pub(crate) fn short(&self, agreed: usize, replies: Vec<Reply>) -> Short {
         Short {
             majority: self.majority,
@@ -174,8 +174,8 @@ impl Nodes {
             .collect()
     }
 
-    /// A [`round`](Self::round), and another if so few answered because of connections that turned out to be of no use:
-    /// they may have been idle for too long. For what may be sent twice.
+    /// A [`round`](Self::round), and another one if too few answered because connections were lost: they may only have been
+    /// idle for too long. For requests that may be sent twice.
     pub(crate) fn round_twice(
         &self,
         goal: Goal,
@@ -200,12 +200,11 @@ impl Nodes {
         self.round(goal, lease, until, stop, make, counts)
     }
 
-    /// Asks all nodes that respond at once; others only if it takes them to reach the goal. Ends when that is reached,
-    /// or a majority has answered and it cannot be any more, and at the latest when the last node's time is up.
+    /// Asks all nodes that respond at the same time, and others only if they are needed for the goal. Ends when the goal is
+    /// reached, when a majority has answered and the goal cannot be reached any more, or when all nodes have run out of time.
     ///
-    /// A node that is not connected, or owes an older reply for too long, costs nothing as long as the others are
-    /// enough; it is connected again in the background. Where all are asked, all connections that are missing are made at
-    /// the same time.
+    /// A node without a connection, or one that has owed a reply for too long, takes no time as long as the others are
+    /// enough; the watchdog connects to it. If all have to be asked, missing connections are made at the same time.
     pub(crate) fn round(
         &self,
         goal: Goal,

@@ -1,7 +1,7 @@
-//! Majority arithmetic, for everything that is put to several masters. Pure: no I/O, no clock.
+//! Majority arithmetic. Pure: no I/O, no clock.
 //!
-//! Two majorities of the same nodes have a node in common, and one node has one holder. So a lock is held by whoever has a
-//! majority, and may have been somebody else's as soon as a majority may have been without it at one time.
+//! Two majorities of the same nodes have a node in common, and a node has one holder. So whoever has a majority holds the
+//! lock, and somebody else may have held it if a majority may have been without it at the same time.
 
 /// More than half of so many nodes: of an even number one more than half.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -9,14 +9,14 @@ pub(crate) struct Majority {
     nodes: usize,
 }
 
-/// What a vote has come to.
+/// The result of a vote.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Tally {
     /// A majority agrees, whatever the others say.
     Won,
     /// It depends on nodes that have not voted.
     Pending,
-    /// So many disagree that the others are no majority.
+    /// So many disagree that there can be no majority.
     Lost,
 }
 
@@ -66,8 +66,8 @@ impl Majority {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Goal {
     Majority,
-    /// The same, by a caller who will ask again: it does not keep what it has been granted from others while it makes
-    /// connections.
+    /// The same, for a caller who will ask again. It does not connect to further nodes once it was refused, so that others
+    /// get what it was granted soon.
     MajoritySoon,
     All,
 }
@@ -103,8 +103,8 @@ impl Goal {
         }
     }
 
-    /// A round that has reached its goal ends, and so does one that cannot reach it any more, but only once a majority has
-    /// answered: fewer do not show whether others hold the lock or the nodes are away.
+    /// A round ends when it has reached its goal. One that cannot reach it any more ends once a majority has answered: with
+    /// fewer replies it is unknown whether others hold the lock or the nodes are unreachable.
     pub(crate) fn next(self, majority: Majority, seen: Progress) -> Step {
         let wanted = self.wanted(majority);
         let refused = seen.answered > seen.yes;

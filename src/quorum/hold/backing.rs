@@ -1,4 +1,4 @@
-//! Several masters as those that keep a hold: what a guard asks of them.
+//! What a guard asks of several masters that keep its hold.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -17,7 +17,7 @@ use crate::quorum::tally::{Goal, Tally};
 use crate::time::Unanswered as _;
 
 impl QuorumHold {
-    /// One more hold of its holder, for a fixed lease: asks all nodes, and needs a majority.
+    /// Locks again with a fixed lease: asks all nodes, and needs a majority.
     fn renew_all(
         &self,
         lease: LeasePolicy,
@@ -61,7 +61,7 @@ impl QuorumHold {
             let Reply::Came(answer) = reply else {
                 continue;
             };
-            // What is not known to be kept may still be undone by a request that was sent before.
+            // A node not known to keep it may still receive an undo that was sent before.
             if !state.shares[node].is_kept_as(&shares[node]) {
                 continue;
             }
@@ -82,7 +82,7 @@ impl QuorumHold {
             for share in &state.shares {
                 share.hold.change_lease(lease, ttl);
             }
-            // Under the mutex: what is found out next may make it shorter again.
+            // Under the mutex, since what is learned next may make it shorter again.
             if let Some(hold) = self.get_hold() {
                 hold.change_lease(lease, ttl);
                 hold.extend(sent_at, ttl);

@@ -57,12 +57,12 @@ use crate::quorum::nodes::{Node, Nodes};
 use crate::report::report;
 use crate::session::Session;
 
-/// How soon a node that does not keep its share is asked for it again while there is more than a bare majority: this part
+/// How soon a node that has lost its share is asked for it again while more than a bare majority keeps the hold: this part
 /// of the lease, within these limits.
 const HEAL: (u32, Duration, Duration) = (30, Duration::from_millis(5), Duration::from_secs(1));
 
-/// How many acquires of unknown outcome are remembered for each node. There is one for each connection that was lost with
-/// an acquire under way.
+/// How many acquires of unknown outcome are remembered for each node: one for each connection lost with an acquire under
+/// way.
 const DOUBTFUL: usize = 16;
 
 fn heal_after(lease: Duration) -> Duration {
@@ -74,7 +74,7 @@ pub(crate) struct QuorumHold {
     nodes: Arc<Nodes>,
     /// The owner id of the first round, under which most nodes keep it.
     owner: String,
-    /// What the lock has and its guard is made of.
+    /// The hold as the local lock and the guard have it.
     hold: OnceLock<Weak<Hold>>,
     state: Mutex<State>,
     me: Weak<Self>,
@@ -87,24 +87,24 @@ struct State {
     /// The hold is over, or never was.
     let_go: bool,
     releases: Vec<Releasing>,
-    /// Since when no more than a majority is certain, and whether that was logged.
+    /// Since when only a bare majority is certain, and whether that was logged.
     bare: Option<(Instant, bool)>,
-    /// When a gap began or ended last. Nodes that confirmed before have to confirm again: the more recently each did, the
-    /// fewer gaps can have been at the same time.
+    /// When a gap last began or ended. Nodes have to confirm again since: the more recently each has confirmed, the less can
+    /// have been lost at the same time.
     changed_at: Option<Instant>,
-    /// The last of these moments for which they were asked.
+    /// The value of `changed_at` for which they were last asked.
     called_at: Option<Instant>,
-    /// Why it is lost, as whoever found out first says: several watchdogs may find it at once.
+    /// Why it is lost. The first watchdog to find out decides.
     lost: Option<LossReason>,
 }
 
 /// One node.
 struct Share {
-    /// Under the owner id that the node keeps, was asked to keep, or will be asked to keep next.
+    /// The hold under the owner id that the node keeps, or was asked or will be asked to keep.
     hold: Arc<NodeHold>,
     stage: Stage,
     kept: Keeping,
-    /// Acquires that are given up and may still be carried out.
+    /// Acquires of unknown outcome, which may still be executed.
     doubtful: VecDeque<Arc<NodeHold>>,
     /// The node did not know the script of the last acquire.
     by_text: bool,
@@ -122,17 +122,17 @@ enum Stage {
     Kept,
 }
 
-/// A release on its way, or that there is none, and what was known of the node when it was let go.
+/// The release for one node, if there is one, and what was known of the node at that moment.
 #[derive(Clone)]
 struct Releasing {
     call: Option<Arc<Call>>,
     kept: Keeping,
 }
 
-/// What is known of the hold, to be acted on once the mutex has been let go.
+/// What is known of the hold; to be acted on once the mutex is released.
 enum Verdict {
     Held,
-    /// By no more than so many nodes, for a while.
+    /// Held by only so many nodes, a bare majority, for a while.
     Bare(usize),
     Lost(LossReason),
 }
@@ -142,7 +142,7 @@ impl Share {
         matches!(self.stage, Stage::Kept)
     }
 
-    /// Whether it is `node_hold` that the node keeps and is asked about.
+    /// Whether the node keeps its share as this `node_hold`.
     fn is_kept_as(&self, node_hold: &Arc<NodeHold>) -> bool {
         self.is_kept() && !self.left_out && Arc::ptr_eq(&self.hold, node_hold)
     }
@@ -157,7 +157,7 @@ impl State {
         self.shares.iter().map(|share| &share.kept)
     }
 
-    /// Whether a node has to confirm its share although it is not to be renewed yet.
+    /// Whether a node has to confirm its share before the next renewal is due.
     fn is_unconfirmed(&self, node: usize) -> bool {
         self.changed_at > self.shares[node].kept.confirmed_at()
     }
@@ -200,7 +200,7 @@ impl QuorumHold {
         })
     }
 
-    /// What a node will keep under an owner id that it was never sent.
+    /// A node's hold under an owner id that it was never sent.
     fn draw(
         me: &Weak<Self>,
         at: &Node,
@@ -215,7 +215,7 @@ impl QuorumHold {
         NodeHold::new(hold, keeper, node)
     }
 
-    /// The acquire for a node in the first round: to be sent once, since an owner id may be sent once.
+    /// The acquire for a node in the first round. To be sent only once, as any acquire.
     pub(crate) fn acquire(&self, node: usize, up_for: Duration, run_id: &str) -> Attempt {
         Self::ask_for(&self.state.lock().shares[node].hold, up_for, run_id)
     }
@@ -254,7 +254,7 @@ impl QuorumHold {
         self.look(&mut state);
     }
 
-    /// What the lock has, and its guard is made of.
+    /// The hold as the local lock and the guard have it.
     pub(crate) fn hold(
         self: &Arc<Self>,
         entry: &Arc<Entry>,
@@ -280,7 +280,7 @@ impl QuorumHold {
                 share.kept.has_no_part_in_grant(sent_at);
             }
         }
-        // It is held, whatever else is known by now; time cannot be over.
+        // A majority has just granted it, so this cannot find it lost.
         let verdict = self.judge(&mut state, LossReason::Expired);
         self.arm(&state);
         drop(state);
@@ -295,7 +295,7 @@ impl QuorumHold {
         self.hold.get().and_then(Weak::upgrade)
     }
 
-    /// Looks at the answers that have come.
+    /// Handles the replies that have come.
     fn look(&self, state: &mut State) {
         for node in 0..state.shares.len() {
             let share = &mut state.shares[node];
@@ -316,7 +316,7 @@ impl QuorumHold {
                     ..
                 })) => self.change_owner(state, node),
                 Some(Ok(Answer { value, .. })) => match value.extract_error() {
-                    // Refused before it had done anything.
+                    // Refused before it was executed.
                     Err(err) => {
                         share.by_text = is_unknown_script(&err);
                         self.nodes.list[node].session.server.seniority.learn(&err);
@@ -338,7 +338,7 @@ impl QuorumHold {
         }
     }
 
-    /// The outcome of the acquire is unknown, and it may still be carried out.
+    /// The outcome of the acquire is unknown, and it may still be executed.
     fn doubt(&self, state: &mut State, node: usize) {
         let share = &mut state.shares[node];
         share.doubtful.push_back(Arc::clone(&share.hold));
@@ -383,7 +383,7 @@ impl QuorumHold {
         state.changed_at = Some(now);
         self.change_owner(state, node);
         if keeping::majority_may_have_lacked(self.nodes.majority, state.kept(), from, now) {
-            // Others may have had a majority in between.
+            // Others may have had a majority in the meantime.
             return state.lost(why);
         }
         self.judge(state, why)
@@ -446,7 +446,7 @@ impl QuorumHold {
             Verdict::Lost(reason) => {
                 let now = Instant::now();
                 let reason = match hold.duty(now) {
-                    // What is gone when its time is over was not taken away.
+                    // If its time is over, it has expired and was not removed.
                     Duty::Lose(over) if now >= hold.valid_until() => over,
                     _ => reason,
                 };
@@ -460,7 +460,7 @@ impl QuorumHold {
         let before = hold.valid_until();
         let until = match hold.lease_policy() {
             LeasePolicy::Renewed { .. } => until,
-            // What nobody has renewed does not become longer.
+            // A fixed lease never becomes longer.
             LeasePolicy::Fixed(_) => until.min(before),
         };
         let sooner = until < before;

@@ -22,19 +22,19 @@ pub(super) struct NodeHold {
     node: usize,
 }
 
-/// The hold that several of these make up.
+/// The hold of which this is one node's part.
 pub(super) trait Keeper: Send + Sync {
     fn is_held(&self) -> bool;
 
-    /// How many times its holder has it.
+    /// How many times its thread has locked it.
     fn count(&self) -> u32;
 
     fn renewal_has_failed(&self);
 
-    /// Does what is due about this node, and says whether `node_hold` has to be renewed now.
+    /// Does what is due for this node; `true` if `node_hold` has to be renewed now.
     fn attend(&self, node: usize, node_hold: &Arc<NodeHold>) -> bool;
 
-    /// What this node answered to the renewal that was sent at `sent_at`.
+    /// The node has answered a renewal that was sent at `sent_at`.
     fn settle(&self, node: usize, node_hold: &Arc<NodeHold>, renewed: Renewed, sent_at: Instant);
 
     /// The client of this node is being closed.
@@ -46,7 +46,7 @@ impl NodeHold {
         Arc::new(Self { hold, keeper, node })
     }
 
-    /// What it belongs to, unless either is over.
+    /// The hold that it belongs to, unless either is over.
     fn keeper(&self) -> Option<Arc<dyn Keeper>> {
         let keeper = self.keeper.upgrade();
         keeper.filter(|keeper| keeper.is_held() && self.hold.is_held())
@@ -97,7 +97,7 @@ impl Renewable for NodeHold {
         }
     }
 
-    /// What is due is not always a renewal, and may soon be due again.
+    /// What is due is not always a renewal.
     fn may_be_early(&self, _now: Instant) -> bool {
         false
     }
@@ -155,12 +155,12 @@ impl Renewable for NodeHold {
         }
     }
 
-    /// It is not lost by itself: what counts is the majority.
+    /// Nothing: whether the hold is lost depends on the majority.
     fn lose(self: Arc<Self>, _sink: &dyn LossSink, _reason: LossReason) -> Option<Instant> {
         None
     }
 
-    /// Others keep the rest of it.
+    /// The other nodes may still keep the hold.
     fn close(self: Arc<Self>, _sink: &dyn LossSink) {
         if let Some(keeper) = self.keeper() {
             keeper.leave_out(self.node);

@@ -1,8 +1,7 @@
 //! The release of a hold that a majority keeps.
 //!
-//! Every node is sent what may be needed: its release if it keeps its share, an undo if an acquire may still be carried
-//! out. A majority that confirms is enough, unless nodes that have not answered may show that a majority has been without
-//! the hold at some time.
+//! Each node is sent a release if it keeps its share, and an undo if an acquire may still be executed. Confirmations of a
+//! majority are enough, unless the replies still missing could show that a majority was without the hold at some time.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -20,7 +19,7 @@ use crate::quorum::nodes::{Gather, Nodes, Visit, Visits, node_timeout};
 use crate::quorum::tally::Tally;
 
 impl QuorumHold {
-    /// Ends all shares, and has them released wherever they may be. In memory only; it has to be delivered.
+    /// Ends all shares and queues their releases, which have to be flushed.
     pub(crate) fn let_go(&self) -> Arc<Call> {
         let mut state = self.state.lock();
         if !std::mem::replace(&mut state.let_go, true) {
@@ -33,11 +32,11 @@ impl QuorumHold {
             state.releases = releases;
         }
         let release = state.releases.iter().find_map(|its| its.call.clone());
-        // Without any, one that says that it never was sent.
+        // If there is nothing to release, a call that was never sent.
         release.unwrap_or_else(|| Call::deferred(state.shares[0].hold.release(true)))
     }
 
-    /// Ends the share of one node, and has everything released that may be there.
+    /// Ends the share of one node and queues the release of everything that may be there.
     pub(super) fn release_share(&self, state: &mut State, node: usize) -> Option<Arc<Call>> {
         let session = &self.nodes.list[node].session;
         let granted = state.granted;
@@ -52,18 +51,18 @@ impl QuorumHold {
         let mut release = match std::mem::replace(&mut share.stage, Stage::Fresh) {
             Stage::Fresh => return None,
             Stage::Asked { .. } => share.hold.release(true),
-            // That an attempt which has failed was released concerns nobody.
+            // Without a message if the attempt has failed: nobody has seen it held.
             Stage::Kept => share.hold.release(!granted),
         };
-        // A node that has forgotten it is no news: the majority is what counts.
+        // It is normal that a node has lost it: the majority counts.
         release.info.undo = true;
         let call = Call::deferred(release);
         session.connection.submit(&call);
         Some(call)
     }
 
-    /// Waits until a majority has confirmed the release, and for the others as long as they may show that the lock was not
-    /// held all the time; why it was not, if so.
+    /// Waits until a majority has confirmed the release, and for other replies as long as they could show that the lock was
+    /// not held all the time. Returns why it was lost, if so.
     pub(super) fn wait_for_release(
         &self,
         until: Instant,
@@ -107,14 +106,14 @@ impl QuorumHold {
                 return Err(answers.too_few(nodes));
             }
             if visit == Visit::Nothing {
-                // A visit to a release that waits for a connection comes back at once.
+                // Releases that wait for a connection do not block.
                 Visits::rest();
             }
         }
     }
 }
 
-/// What the nodes have answered to the release of one hold.
+/// The replies of the nodes to the release of one hold.
 struct Answers {
     /// By node: what was sent, until it is answered.
     calls: Vec<Option<Arc<Call>>>,
@@ -149,7 +148,7 @@ impl Gather for Answers {
         let replayed = call.state.lock().sendings > 1;
         let had_it = match script::released(&value) {
             Ok(Released::Yes { .. }) => true,
-            // An earlier sending has done it.
+            // It was sent twice, and the first time has released it.
             Ok(_) if replayed && self.in_time => true,
             Ok(Released::Taken) => {
                 self.reason = LossReason::TakenOver;
@@ -182,7 +181,7 @@ impl Answers {
         calls.filter_map(|(node, call)| call.as_ref().map(|_| node))
     }
 
-    /// A node that has failed may have had it.
+    /// A node that failed counts as unknown: it may have had it.
     fn outcome(&self, nodes: &Nodes) -> Tally {
         let (yes, n) = (self.tally.yes(), nodes.list.len());
         let no = n - yes - self.failures.len() - self.pending().count();

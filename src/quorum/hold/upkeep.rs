@@ -1,5 +1,5 @@
-//! What the watchdogs do about a hold that a majority keeps: each renews what its node keeps, and asks for it again where
-//! it is missing.
+//! What the watchdogs do for a hold that a majority keeps: each renews its node's share, or asks for it again if the node
+//! has lost it.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -15,11 +15,11 @@ use crate::quorum::keeping;
 use crate::quorum::nodes::pause;
 use crate::report::report;
 
-/// Up to so many shares a client attends to each after every [`pause`], where that is called for; with more of them less
-/// often, so that the number of its requests in a second is bounded.
+/// Up to so many shares are each attended to after a [`pause`] where that is urgent. With more of them the pauses are
+/// longer, so that the rate of requests is bounded.
 const AT_ONCE: usize = 64;
 
-/// How long a connection may owe an older reply and still be read for the answer to an acquire.
+/// If a connection has owed a reply for longer than this, the reply to an acquire is not waited for.
 const PROMPT: Duration = Duration::from_millis(50);
 
 impl QuorumHold {
@@ -53,12 +53,12 @@ impl QuorumHold {
             Stage::Asked { since, .. } if bare || now < since + 10 * PROMPT => soon(),
             Stage::Fresh if bare && renewed => soon(),
             _ if renewed => now + heal_after(lease),
-            // It expires by itself, and is only scheduled for its client to find it when that is closed.
+            // A fixed lease: scheduled only so that closing its client finds it.
             _ => now + lease,
         }
     }
 
-    /// Reads the answers to acquires: nobody else may read them for a while.
+    /// Reads the replies to acquires, which otherwise may stay unread for a while.
     fn read_answers(&self) {
         let asked = |(node, share): (usize, &Share)| match &share.stage {
             Stage::Asked { call, .. } if call.outcome().is_none() => Some((node, Arc::clone(call))),
@@ -75,8 +75,8 @@ impl QuorumHold {
         }
     }
 
-    /// Asks a node for its share, over its connection, before any release and behind the undoing of the acquires that might
-    /// be in the way.
+    /// Asks a node for its share. Sent over the client's connection, after the undos of acquires of unknown outcome, and so
+    /// that any release comes after it.
     fn heal(&self, state: &mut State, node: usize, now: Instant) {
         let connection = &self.nodes.list[node].session.connection;
         let share = &mut state.shares[node];
@@ -202,7 +202,7 @@ impl Keeper for QuorumHold {
         let share = &mut state.shares[node];
         share.left_out = true;
         share.kept.miss(Instant::now());
-        // What is left is known before anything leaves.
+        // First checks whether the others are still a majority.
         let until = keeping::certain_until(self.nodes.majority, state.kept(), Instant::now());
         if until.is_some_and(|until| self.count_on(&hold, until)) {
             self.release_share(&mut state, node);
