@@ -106,9 +106,7 @@ impl Error {
     #[must_use]
     pub fn is_retryable(&self) -> bool {
         match self {
-            Self::Redis { source, .. } => {
-                source.downcast_ref::<RedisError>().is_none_or(is_transient)
-            }
+            Self::Redis { .. } => self.as_redis().is_none_or(is_transient),
             Self::Lost { .. } | Self::Thread { .. } => true,
             Self::NoQuorum {
                 nodes,
