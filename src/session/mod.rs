@@ -432,7 +432,7 @@ impl Backing for Session {
             script::released(&value).map_err(|unexpected| self.error(doing, unexpected))?;
         Ok(match released {
             Released::Yes { .. } => None,
-            // An earlier sending has done it.
+            // It was sent twice, and the first time has released it.
             Released::Gone | Released::Taken if replayed && in_time => None,
             _ if !in_time => Some(LossReason::Expired),
             Released::Gone => Some(LossReason::Forced),

@@ -77,7 +77,7 @@ const RELEASING: &str = "releasing a permit";
 #[derive(Clone)]
 pub struct ExpirableSemaphore {
     inner: LockSpec,
-    /// For the protocol alone: the entry in which threads wait for their turn comes and goes.
+    /// An unregistered entry, for its protocol: the entry in which threads wait is dropped when idle.
     entry: OnceLock<Arc<Entry>>,
 }
 
@@ -89,7 +89,7 @@ pub struct ExpirableSemaphore {
 pub struct ExpirablePermit {
     semaphore: LockSpec,
     hold: Arc<Hold>,
-    /// Locked by the thread that changes the lease. The shortest lease that was requested without an answer.
+    /// The shortest lease that was requested without a reply. Locked while a thread changes the lease.
     updating: Mutex<Option<Duration>>,
     lost: LossChannel,
     released: bool,
@@ -548,7 +548,7 @@ impl ExpirableSemaphore {
         Ok(self.entry.get_or_init(|| entry))
     }
 
-    /// Asks something that changes nothing, but for what is over.
+    /// Sends a query; all it changes is that expired permits become available.
     fn ask_for(
         &self,
         request: impl FnOnce(&dyn Protocol) -> Request,
@@ -571,7 +571,7 @@ impl ExpirableSemaphore {
         script::integer(reply).map_err(|unexpected| self.inner.session().error(doing, unexpected))
     }
 
-    /// What remembers one request of ours, until its time is over.
+    /// The key that remembers one request until it expires.
     fn request_keys(&self, entry: &Entry) -> RequestKeys {
         RequestKeys::alone(&self.inner.session().owners, entry.protocol.key())
     }
@@ -625,7 +625,7 @@ fn one(permits: Vec<ExpirablePermit>) -> Option<ExpirablePermit> {
     permits.into_iter().next()
 }
 
-/// Whether Redisson could read that many permits.
+/// Checks that Redisson can read that many permits.
 fn readable(n: u32) -> Result<()> {
     i32::try_from(n)
         .map(drop)
@@ -772,7 +772,7 @@ impl ExpirablePermit {
         let until = now + session.response_timeout;
         let answer = session.connection.call(until, &stop, None, &mut attempt);
         if !matches!(answer, Ok(_) | Err(Fault::Refused(_))) {
-            // Redis may execute it yet, even after later ones that ask for more.
+            // Redis may still execute it, even after later updates with longer leases.
             *doubtful = Some(doubtful.map_or(lease, |other| other.min(lease)));
         }
         let answer = answer.map_err(|fault| self.semaphore.error(doing, fault))?;
@@ -783,7 +783,7 @@ impl ExpirablePermit {
             hold.lease_was_set(answer.sent_at, certain);
             session.watchdog.arm(hold, hold.valid_until());
         } else {
-            // Past its time it may well be gone: nobody took it away.
+            // After its time it is gone because it expired, not because somebody removed it.
             let reason = if Instant::now() < was_valid_until {
                 LossReason::Forced
             } else {
@@ -832,14 +832,14 @@ impl ExpirablePermit {
             .map_err(|unexpected| self.session().error(RELEASING, unexpected))?;
         match released {
             Released::Yes { .. } => Ok(()),
-            // An earlier sending has done it.
+            // It was sent twice, and the first time has released it.
             _ if replayed && in_time => Ok(()),
             _ if in_time => Err(self.semaphore.lost(LossReason::Forced)),
             _ => Err(self.semaphore.lost(LossReason::Expired)),
         }
     }
 
-    /// Ends it here and now; the release is on its way.
+    /// Ends the permit and sends its release.
     fn let_go(&self) -> Result<Arc<Call>> {
         let (session, hold) = (self.session(), &self.hold);
         let ended = hold.end();
@@ -868,7 +868,7 @@ impl Drop for ExpirablePermit {
         if !self.released
             && let Err(err) = self.let_go()
         {
-            // The holder could have known; whoever waits for a permit is not harmed.
+            // Not a warning: `lost` has reported it, and it does no harm to those who wait.
             report!(Debug, "dropping a permit: {err}");
         }
     }

@@ -92,7 +92,7 @@ pub struct SemaphorePermit {
     permits: u32,
     /// When Redis granted them to this process.
     since: Instant,
-    /// They are not ours to give back any more.
+    /// They have been released or forgotten.
     done: bool,
 }
 
@@ -291,7 +291,7 @@ impl Semaphore {
     /// Tries once; `Ok(None)` if there is no permit, or a thread of this process is waiting, which is not overtaken.
     ///
     /// Blocks for one round trip or none, at most for the response timeout. If this process has had permits for a whole
-    /// tenure and others heard of the last release, they go first: it waits up to 300 µs more.
+    /// tenure and others were notified of the last release, they go first: it waits up to 300 µs more.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -426,7 +426,7 @@ impl Semaphore {
         done.map(|_| ())
     }
 
-    /// Sends a request that counts once however often it arrives, and waits for its answer.
+    /// Sends a request that counts once even if it arrives twice, and waits for its reply.
     fn count_once(
         &self,
         request: impl FnOnce(&dyn Protocol, &RequestKeys, &str) -> Request,
@@ -471,7 +471,7 @@ impl Semaphore {
     }
 }
 
-/// Gives back what is out when the client is closed. In memory only; to be flushed.
+/// Queues the release of all permits that are out, when the client is closed. To be flushed.
 pub(crate) fn close(session: &Session) {
     for entry in session.registry.of(&semaphore::KIND) {
         let mut state = entry.lock();
@@ -605,7 +605,7 @@ impl fmt::Debug for SemaphorePermit {
     }
 }
 
-/// Whether that many permits can be asked for.
+/// Whether so many permits can be requested.
 fn check(permits: u32) -> Result<()> {
     if permits == 0 || i32::try_from(permits).is_err() {
         return Err(out_of_range(permits.into()));
