@@ -262,6 +262,23 @@ pub(crate) fn is_unknown_script(err: &RedisError) -> bool {
     err.kind() == ErrorKind::Server(ServerErrorKind::NoScript)
 }
 
+/// Whether another node of a cluster has to be asked.
+pub(crate) fn is_redirection(err: &RedisError) -> bool {
+    matches!(
+        err.kind(),
+        ErrorKind::Server(ServerErrorKind::Moved | ServerErrorKind::Ask)
+    )
+}
+
+/// A redirection that nothing follows, with what to do about it.
+pub(crate) fn not_followed(redirection: &RedisError) -> RedisError {
+    RedisError::from((
+        ErrorKind::InvalidClientConfig,
+        "the server is a node of a cluster, so the URL has to begin with redis+cluster://",
+        redirection.to_string(),
+    ))
+}
+
 /// How a hold was lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]

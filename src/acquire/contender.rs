@@ -19,7 +19,7 @@ use crate::hold::entry::wake;
 use crate::hold::{Entry, Hold, UNDO_FOR, Waiter};
 use crate::local::lock::{Mode, Order, Start};
 use crate::net::call::{Attempt, Call, Deferred, DeferredInfo, Undo};
-use crate::net::connection::Ahead;
+use crate::net::route::Ahead;
 use crate::net::subscriber::Subscription;
 use crate::protocol::kind::{AcquireArgs, Place, PlaceState};
 use crate::protocol::script::{self, Acquired};
@@ -89,7 +89,7 @@ pub(crate) struct Contender<'a> {
 impl Drop for Contender<'_> {
     fn drop(&mut self) {
         if let Some((ahead, _)) = self.ahead.take() {
-            self.session().connection.abandon(ahead);
+            self.session().connection.abandon(&ahead);
         }
         self.leave_queue();
         if self.is_granted {

@@ -34,7 +34,8 @@ pub(crate) fn were_others_notified(
         return false;
     };
     let own = i64::from(we_listened);
-    matches!(script::released(&value), Ok(Released::Yes { listeners }) if listeners > own)
+    let counted = session.connection.counts_listeners();
+    matches!(script::released(&value), Ok(Released::Yes { listeners }) if listeners > own || !counted)
 }
 
 /// Lets others go first for `span`, or until a message comes if the thread listens.

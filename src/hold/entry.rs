@@ -272,15 +272,17 @@ pub(crate) fn wake<H>(wakeups: EntryWakeups<H>) {
 pub(crate) struct Registry<H: Holding> {
     prefix: String,
     db: i64,
+    is_cluster: bool,
     tenure: Duration,
     entries: registry::Registry<EntryKey, Named, EntryState<H>>,
 }
 
 impl<H: Holding> Registry<H> {
-    pub(crate) fn new(prefix: String, db: i64, tenure: Duration) -> Self {
+    pub(crate) fn new(prefix: String, db: i64, is_cluster: bool, tenure: Duration) -> Self {
         Self {
             prefix,
             db,
+            is_cluster,
             tenure,
             entries: registry::Registry::new(),
         }
@@ -325,6 +327,7 @@ impl<H: Holding> Registry<H> {
         let keyspace = Keyspace {
             prefix: &self.prefix,
             db: self.db,
+            is_cluster: self.is_cluster,
         };
         let named = Named {
             name: kind.shown(id),

@@ -17,6 +17,9 @@
 //!
 //! A hold is armed before its guard exists, and disarmed before its release is sent.
 
+#[cfg(feature = "cluster")]
+mod cluster;
+
 use std::collections::VecDeque;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -29,6 +32,8 @@ use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
 use crate::hold::schedule::Schedule;
 use crate::hold::validity::Duty;
 use crate::hold::{LossSink, Next, Renewable};
+#[cfg(feature = "cluster")]
+use crate::net::cluster::Cluster;
 use crate::net::connection::Housekeeper;
 use crate::net::socket::{self, Duplex, Endpoint, Meanwhile};
 use crate::report::report;
@@ -260,12 +265,21 @@ impl WatchdogState {
     }
 }
 
+/// What renewals go over.
+pub(crate) enum Over {
+    /// A connection of the thread's own.
+    Server(Endpoint),
+    /// One to each master.
+    #[cfg(feature = "cluster")]
+    Cluster(Arc<Cluster>),
+}
+
 /// What the thread is started with.
 pub(crate) struct Task {
     pub(crate) watchdog: Arc<Watchdog>,
     pub(crate) client: Arc<dyn Housekeeping>,
     pub(crate) counters: Arc<Counters>,
-    pub(crate) endpoint: Endpoint,
+    pub(crate) over: Over,
     pub(crate) lease: Duration,
     pub(crate) connect_timeout: Duration,
     pub(crate) response_timeout: Duration,
@@ -344,6 +358,13 @@ impl WatchdogThread {
             {
                 task.watchdog.housekeep_soon();
             }
+            #[cfg(feature = "cluster")]
+            if let Over::Cluster(cluster) = &task.over {
+                let dispatcher = &mut self.dispatcher;
+                cluster.housekeep_connections(Instant::now() + SLICE, &mut || {
+                    dispatcher.dispatch(Duration::ZERO)
+                });
+            }
             self.renew();
         }
         true
@@ -388,13 +409,25 @@ impl WatchdogThread {
     }
 
     fn renew_batch(&mut self) -> Result<(), RedisError> {
+        let task = Arc::clone(&self.task);
+        match &task.over {
+            Over::Server(endpoint) => self.renew_at(endpoint),
+            #[cfg(feature = "cluster")]
+            Over::Cluster(cluster) => {
+                self.renew_in_cluster(cluster);
+                Ok(())
+            }
+        }
+    }
+
+    fn renew_at(&mut self, endpoint: &Endpoint) -> Result<(), RedisError> {
         let task = &*self.task;
         let dispatcher = &mut self.dispatcher;
         // If this connection does not answer, there must be time for another within the lease.
         let budget = task.lease / 4;
         if self.connection.is_none() {
             let deadline = Instant::now() + budget.min(task.connect_timeout);
-            let made = socket::connect(&task.endpoint, "watchdog", deadline, &mut || {
+            let made = socket::connect(endpoint, "watchdog", deadline, &mut || {
                 dispatcher.dispatch(Duration::ZERO)
             });
             self.connection = Some(made?);

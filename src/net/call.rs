@@ -82,6 +82,14 @@ pub(crate) trait OnReply: Send + Sync {
 
     /// It will not be sent again.
     fn given_up(&self, release: &DeferredInfo, why: &RedisError);
+
+    /// Whether a release that belongs to another node is [sent there](Self::redirect).
+    fn redirects(&self) -> bool {
+        false
+    }
+
+    /// Sends a release to the node that `to` names. Called without any mutex, and writes.
+    fn redirect(&self, _release: &Arc<Call>, _to: &RedisError) {}
 }
 
 /// A command to be sent once, and what undoes it if its outcome is unknown.
@@ -123,6 +131,15 @@ pub(crate) struct CallState {
     pub(crate) seq: u64,
     /// Sent as part of a portion of unacknowledged calls: the next portion is sent when all of this one are answered.
     pub(crate) in_portion: bool,
+    /// The node that it was last sent to, or is to be sent to.
+    pub(crate) at: usize,
+    /// Sent behind `ASKING`: the slot is not that node's own yet.
+    pub(crate) asking: bool,
+    /// How many replies come before the one that counts.
+    pub(crate) before: u8,
+    /// How often in a row a node has sent it to another.
+    #[cfg(feature = "cluster")]
+    pub(crate) redirected: u8,
 }
 
 #[derive(Clone, Debug)]
@@ -153,6 +170,11 @@ impl Call {
                 following: false,
                 seq: 0,
                 in_portion: false,
+                at: 0,
+                asking: false,
+                before: 0,
+                #[cfg(feature = "cluster")]
+                redirected: 0,
             }),
             changed: Condvar::new(),
         })

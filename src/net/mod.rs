@@ -2,10 +2,15 @@
 
 pub(crate) mod call;
 pub(crate) mod channels;
+#[cfg(feature = "cluster")]
+pub(crate) mod cluster;
 pub(crate) mod connection;
+pub(crate) mod connections;
 pub(crate) mod outbox;
 mod pipeline;
 pub(crate) mod request;
+pub(crate) mod route;
 mod script_error;
+pub(crate) mod slot;
 pub(crate) mod socket;
 pub(crate) mod subscriber;

@@ -85,6 +85,15 @@ impl Outbox {
         self.take(seq)
     }
 
+    /// Takes those out that do not belong here any more, the oldest first.
+    #[cfg(feature = "cluster")]
+    pub(crate) fn take_strays(&mut self, belongs: impl Fn(&Arc<Call>) -> bool) -> Vec<Arc<Call>> {
+        let strays = self.calls.iter().filter(|(_, call)| !belongs(call));
+        let seqs: Vec<_> = strays.map(|(seq, _)| *seq).collect();
+        let strays = seqs.into_iter().filter_map(|seq| self.take(seq));
+        strays.inspect(|call| call.state.lock().seq = 0).collect()
+    }
+
     fn take(&mut self, seq: u64) -> Option<Arc<Call>> {
         let call = self.calls.remove(&seq)?;
         if let Some(info) = &call.deferred {

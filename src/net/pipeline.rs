@@ -17,6 +17,8 @@
 //! portions, the next when the former is answered, so that nobody's command has to wait behind all of an outage. A command
 //! about a name takes what is unacknowledged about that name along, in front of it.
 //!
+//! A command that another node of a cluster has to be asked first is sent behind `ASKING`, whose reply does not count.
+//!
 //! A script is sent by its hash. If its reply may never be read, a `NOSCRIPT` would go unnoticed, so the text is sent
 //! unless the server is known to have the script.
 
@@ -26,10 +28,13 @@ use std::time::{Duration, Instant};
 
 use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
 
-use crate::error::{is_transient, is_unknown_script};
+use crate::error::{is_redirection, is_transient, is_unknown_script};
 use crate::net::call::{Call, CallPhase, OnReply};
 use crate::net::outbox::Outbox;
-use crate::net::request::Script;
+use crate::net::request::{Script, Wording};
+
+/// Has a node carry out the next command although the slot of its key is still on its way there.
+const ASKING: &[u8] = b"*1\r\n$6\r\nASKING\r\n";
 
 /// How many bytes of unacknowledged calls go out before their replies have come.
 const PORTION: usize = if cfg!(test) { 128 } else { 16 * 1024 };
@@ -55,6 +60,7 @@ const SPARE: usize = 64 * 1024;
 /// All commands of a connection and of those that come after it.
 #[derive(Default)]
 pub(super) struct Pipeline {
+    to: Destination,
     /// What is on its way over the present connection, if there is one.
     in_flight: Option<InFlight>,
     /// Deferred calls that no connection has acknowledged, but for those that are under way.
@@ -63,8 +69,18 @@ pub(super) struct Pipeline {
     rests_until: Option<Instant>,
 }
 
+/// What a pipeline leads to.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Destination {
+    /// Which node of a cluster it is.
+    pub(crate) node: usize,
+    /// Whether channels are sharded there.
+    pub(crate) sharded: bool,
+}
+
 /// What is on its way over one connection.
 pub(super) struct InFlight {
+    to: Destination,
     /// To be written.
     bytes: Vec<u8>,
     /// An empty buffer for the next bytes.
@@ -88,9 +104,20 @@ pub(super) struct InFlight {
     leaving: Option<RedisError>,
 }
 
+/// What has been read.
+pub(super) enum Reply {
+    /// Nobody has asked for it.
+    Stray,
+    /// It belongs to what was sent in front of a command.
+    Before,
+    Of(Replied),
+}
+
 /// Whose reply it was.
 pub(super) struct Replied {
     pub(super) call: Arc<Call>,
+    /// A deferred call is to be sent to another node.
+    pub(super) elsewhere: Option<RedisError>,
     /// Its thread waits to be woken.
     pub(super) following: bool,
     /// Why the connection is to be given up now.
@@ -109,9 +136,18 @@ pub(super) struct Lost {
 }
 
 impl Pipeline {
+    #[cfg(feature = "cluster")]
+    pub(super) fn new(to: Destination) -> Self {
+        Self {
+            to,
+            ..Self::default()
+        }
+    }
+
     /// There is a connection, with nothing on its way yet.
     pub(super) fn connected(&mut self, now: Instant) {
         self.in_flight = Some(InFlight {
+            to: self.to,
             bytes: Vec::with_capacity(1024),
             spare: Vec::with_capacity(1024),
             awaiting: VecDeque::new(),
@@ -149,10 +185,25 @@ impl Pipeline {
                 true
             }
             _ => {
+                call.state.lock().at = self.to.node;
                 self.unacknowledged.keep(call);
                 false
             }
         }
+    }
+
+    /// Keeps a deferred call back for a while, since nobody can serve it now.
+    #[cfg(feature = "cluster")]
+    pub(super) fn keep_back(&mut self, call: &Arc<Call>, now: Instant) {
+        call.state.lock().at = self.to.node;
+        self.unacknowledged.keep(call);
+        self.rests_until = Some(now + REST);
+    }
+
+    /// Takes out unacknowledged calls that do not belong here any more.
+    #[cfg(feature = "cluster")]
+    pub(super) fn take_strays(&mut self, belongs: impl Fn(&Arc<Call>) -> bool) -> Vec<Arc<Call>> {
+        self.unacknowledged.take_strays(belongs)
     }
 
     /// Queues the next portion of unacknowledged calls, when the former is answered.
@@ -190,17 +241,23 @@ impl Pipeline {
         }
     }
 
-    /// The reply to the oldest command has come. `None`: nobody has asked for it.
-    pub(super) fn reply(
-        &mut self,
-        value: Value,
-        now: Instant,
-        on_reply: &dyn OnReply,
-    ) -> Option<Replied> {
-        let in_flight = self.in_flight.as_mut()?;
+    /// The reply to the oldest command has come.
+    pub(super) fn reply(&mut self, value: Value, now: Instant, on_reply: &dyn OnReply) -> Reply {
+        let Some(in_flight) = self.in_flight.as_mut() else {
+            return Reply::Stray;
+        };
         in_flight.last_heard = now;
-        let call = in_flight.awaiting.pop_front()?;
+        let Some(call) = in_flight.awaiting.pop_front() else {
+            return Reply::Stray;
+        };
         let mut its = call.state.lock();
+        if its.before > 0 {
+            // If it is an error, the command itself is refused as well.
+            its.before -= 1;
+            drop(its);
+            in_flight.awaiting.push_front(call);
+            return Reply::Before;
+        }
         let replayed = its.sendings > 1;
         if std::mem::take(&mut its.in_portion) {
             in_flight.portion -= 1;
@@ -209,11 +266,16 @@ impl Pipeline {
         if let Some(script) = call.request.script {
             in_flight.learn(script, &call, matches!(value, Value::ServerError(_)));
         }
-        let mut following = false;
+        let (mut following, mut elsewhere) = (false, None);
         if call.deferred.is_some() {
-            let elsewhere = self.settle(&call, value, replayed, now, on_reply);
-            if let (Some(err), Some(in_flight)) = (elsewhere, &mut self.in_flight) {
-                in_flight.leaving = Some(err);
+            match self.settle(&call, value, replayed, now, on_reply) {
+                Settled::Here => {}
+                Settled::Elsewhere(to) => elsewhere = Some(to),
+                Settled::NoMaster(err) => {
+                    if let Some(in_flight) = &mut self.in_flight {
+                        in_flight.leaving = Some(err);
+                    }
+                }
             }
         } else {
             let mut its = call.state.lock();
@@ -224,14 +286,15 @@ impl Pipeline {
         if leaving.is_none() && call.deferred.is_some() {
             self.feed(now);
         }
-        Some(Replied {
+        Reply::Of(Replied {
             call,
+            elsewhere,
             following,
             leaving,
         })
     }
 
-    /// What a deferred call's reply means: it is settled, or sent once more. Says why if the master is elsewhere.
+    /// What a deferred call's reply means: it is settled, or sent once more.
     fn settle(
         &mut self,
         call: &Arc<Call>,
@@ -239,17 +302,25 @@ impl Pipeline {
         replayed: bool,
         now: Instant,
         on_reply: &dyn OnReply,
-    ) -> Option<RedisError> {
-        let deferred = call.deferred.as_ref()?;
+    ) -> Settled {
+        let Some(deferred) = call.deferred.as_ref() else {
+            return Settled::Here;
+        };
         let err = match value.extract_error() {
             Ok(value) => {
                 on_reply.released(deferred, &value, replayed);
                 call.state.lock().phase = CallPhase::Done(value);
-                return None;
+                return Settled::Here;
             }
             Err(err) => err,
         };
         let mut its = call.state.lock();
+        if is_redirection(&err) && on_reply.redirects() && now < deferred.useful_until {
+            its.sendings -= 1; // it was refused before it ran
+            its.phase = CallPhase::Idle;
+            its.seq = 0;
+            return Settled::Elsewhere(err);
+        }
         let unknown = is_unknown_script(&err) && !its.by_text;
         // A server that takes no writes now may take them later.
         let later = is_transient(&err)
@@ -258,7 +329,7 @@ impl Pipeline {
             drop(its);
             on_reply.given_up(deferred, &err);
             call.state.lock().phase = CallPhase::Broken(err);
-            return None;
+            return Settled::Here;
         }
         its.by_text |= unknown;
         its.sendings -= 1; // it was refused before it ran
@@ -271,7 +342,10 @@ impl Pipeline {
                 self.rests_until = Some(now + REST);
             }
         }
-        (err.kind() == ErrorKind::Server(ServerErrorKind::ReadOnly)).then_some(err)
+        match err.kind() {
+            ErrorKind::Server(ServerErrorKind::ReadOnly) => Settled::NoMaster(err),
+            _ => Settled::Here,
+        }
     }
 
     /// The connection is lost, or given up.
@@ -290,7 +364,12 @@ impl Pipeline {
                 drop(its);
                 if let Some(undo) = call.undo() {
                     // The reply is never read, so the text is sent.
-                    undo.request.write(&mut undoing, true);
+                    let sharded = self.to.sharded;
+                    let wording = Wording {
+                        by_text: true,
+                        sharded,
+                    };
+                    undo.request.write_as(&mut undoing, wording);
                 }
             }
         }
@@ -331,11 +410,23 @@ impl Pipeline {
     }
 }
 
+/// What a deferred call's reply leaves to be done.
+enum Settled {
+    /// Nothing, or it is done here.
+    Here,
+    /// It belongs to another node of the cluster.
+    Elsewhere(RedisError),
+    /// The server is no master any more.
+    NoMaster(RedisError),
+}
+
 impl InFlight {
     pub(super) fn enqueue(&mut self, call: &Arc<Call>, now: Instant) {
         let mut its = call.state.lock();
         its.phase = CallPhase::Awaiting;
         its.sent_at = now;
+        its.at = self.to.node;
+        its.before = u8::from(its.asking);
         if self.awaiting.is_empty() {
             self.doubtful = now.saturating_duration_since(self.last_heard) >= IDLE;
             // Silence counts from when a reply became due, whoever waits for it.
@@ -348,7 +439,14 @@ impl InFlight {
                 self.knows_since(script, now);
             }
         }
-        call.request.write(&mut self.bytes, its.by_text);
+        if its.asking {
+            self.bytes.extend_from_slice(ASKING);
+        }
+        let wording = Wording {
+            by_text: its.by_text,
+            sharded: self.to.sharded,
+        };
+        call.request.write_as(&mut self.bytes, wording);
         drop(its);
         self.awaiting.push_back(Arc::clone(call));
     }
@@ -587,7 +685,7 @@ mod model {
             pipeline.connected(now);
             assert!(pipeline.submit(&call, now));
             let locks = Locks(call, Mutex::new(0));
-            assert!(pipeline.reply(reply, now, &locks).is_some());
+            assert!(matches!(pipeline.reply(reply, now, &locks), Reply::Of(_)));
             assert_eq!(*locks.1.lock(), 1);
         }
     }
@@ -706,6 +804,7 @@ mod model {
             let of = |call: &Arc<Call>| Arc::clone(&calls[self.id(call)]);
             let in_flight = self.pipeline.in_flight.as_ref();
             let pipeline = Pipeline {
+                to: self.pipeline.to,
                 in_flight: in_flight.map(|in_flight| InFlight {
                     bytes: in_flight.bytes.clone(),
                     spare: Vec::new(),
@@ -967,8 +1066,10 @@ mod model {
                     self.known_since[command.script] = None;
                 }
             }
-            let replied = self.pipeline.reply(says.value(id), now, &self.heard);
-            let replied = replied.expect("it was asked for");
+            let reply = self.pipeline.reply(says.value(id), now, &self.heard);
+            let Reply::Of(replied) = reply else {
+                panic!("it was asked for");
+            };
             assert_eq!(self.id(&replied.call), id, "somebody else's reply");
             let heard = self.heard.0.lock().clone();
             match (deferred, says) {

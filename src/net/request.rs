@@ -1,13 +1,53 @@
 //! The bytes of a request: a plain command, or a script by its hash or its text.
 
-/// A script, encoded both ways: `EVALSHA` with its hash, and `EVAL` with its text.
+use std::sync::OnceLock;
+
+/// A script: with plain channels, and with sharded ones where a client of a cluster uses those.
 pub(crate) struct Script {
+    text: Box<str>,
+    plain: Encoded,
+    sharded: OnceLock<Encoded>,
+}
+
+/// A script, encoded both ways: `EVALSHA` with its hash, and `EVAL` with its text.
+struct Encoded {
     by_hash: Vec<u8>,
     by_text: Vec<u8>,
 }
 
 impl Script {
     pub(crate) fn new(text: &str) -> Self {
+        Self {
+            text: text.into(),
+            plain: Encoded::new(text),
+            sharded: OnceLock::new(),
+        }
+    }
+
+    /// The text with the commands of sharded channels in place of those of plain ones. They stay literal, since some
+    /// servers read scripts before they run them.
+    pub(crate) fn sharded_text(&self) -> String {
+        self.text
+            .replace("call('publish'", "call('spublish'")
+            .replace("'pubsub', 'numsub'", "'pubsub', 'shardnumsub'")
+    }
+
+    fn encoded(&self, wording: Wording) -> &[u8] {
+        let encoded = match wording.sharded {
+            false => &self.plain,
+            true => self
+                .sharded
+                .get_or_init(|| Encoded::new(&self.sharded_text())),
+        };
+        match wording.by_text {
+            false => &encoded.by_hash,
+            true => &encoded.by_text,
+        }
+    }
+}
+
+impl Encoded {
+    fn new(text: &str) -> Self {
         let mut by_hash = Vec::new();
         push_bulk(&mut by_hash, b"EVALSHA");
         push_bulk(&mut by_hash, redis::Script::new(text).get_hash().as_bytes());
@@ -18,10 +58,21 @@ impl Script {
     }
 }
 
-/// One command, encoded but for the choice between a script's hash and its text.
+/// What a request leaves open until it is sent.
+#[derive(Clone, Copy)]
+pub(crate) struct Wording {
+    /// A script's text (`EVAL`) instead of its hash, for a server that may not know it.
+    pub(crate) by_text: bool,
+    /// Channels are sharded: each is known only to the master of its slot.
+    pub(crate) sharded: bool,
+}
+
+/// One command, encoded but for its [`Wording`].
 #[derive(Clone)]
 pub(crate) struct Request {
     pub(crate) script: Option<&'static Script>,
+    /// It asks how many listen to a channel.
+    counts_listeners: bool,
     parts: usize,
     packed: Vec<u8>,
     /// What the command is for, as errors say it.
@@ -37,9 +88,19 @@ impl Request {
         }
         Self {
             script: None,
+            counts_listeners: false,
             parts: parts.len(),
             packed,
             doing,
+        }
+    }
+
+    /// Asks how many listen to a channel.
+    pub(crate) fn listeners(doing: &'static str, channel: &str) -> Self {
+        Self {
+            counts_listeners: true,
+            parts: 3,
+            ..Self::command(doing, &[channel])
         }
     }
 
@@ -80,23 +141,47 @@ impl Request {
         }
         Self {
             script: Some(script),
+            counts_listeners: false,
             parts,
             packed,
             doing,
         }
     }
 
-    /// Appends the command; `by_text` sends a script's text (`EVAL`) instead of its hash, for a server that may not know it.
+    /// Appends the command as it is without sharded channels.
     pub(crate) fn write(&self, out: &mut Vec<u8>, by_text: bool) {
+        let sharded = false;
+        self.write_as(out, Wording { by_text, sharded });
+    }
+
+    /// Appends the command.
+    pub(crate) fn write_as(&self, out: &mut Vec<u8>, wording: Wording) {
         push_head(out, b'*', self.parts);
         if let Some(script) = self.script {
-            out.extend_from_slice(if by_text {
-                &script.by_text
-            } else {
-                &script.by_hash
-            });
+            out.extend_from_slice(script.encoded(wording));
+        } else if self.counts_listeners {
+            push_bulk(out, b"PUBSUB");
+            let what: &[u8] = match wording.sharded {
+                false => b"NUMSUB",
+                true => b"SHARDNUMSUB",
+            };
+            push_bulk(out, what);
         }
         out.extend_from_slice(&self.packed);
+    }
+
+    /// The key or channel whose slot says where it belongs; none for a command that any server answers.
+    #[cfg(feature = "cluster")]
+    pub(crate) fn first_key(&self) -> Option<&[u8]> {
+        if self.script.is_some() {
+            return self.keys().next();
+        }
+        let mut rest = self.packed.as_slice();
+        let first = pull_bulk(&mut rest)?;
+        match self.counts_listeners {
+            true => Some(first),
+            false => pull_bulk(&mut rest),
+        }
     }
 
     /// The keys of a script.
@@ -197,5 +282,46 @@ mod tests {
         let request = Request::script("testing", &SCRIPT, &[], &["o:1"]);
         assert!(keys(&request).is_empty());
         assert!(keys(&Request::command("testing", &["PING", "1"])).is_empty());
+    }
+
+    #[test]
+    fn sharded_channels_have_commands_of_their_own() {
+        static TELLING: LazyLock<Script> = LazyLock::new(|| {
+            Script::new(
+                "redis.pcall('publish', KEYS[1], '0') return redis.call('pubsub', 'numsub', KEYS[1])",
+            )
+        });
+        let sharded = Wording {
+            by_text: true,
+            sharded: true,
+        };
+        let written = |request: Request| {
+            let mut bytes = Vec::new();
+            request.write_as(&mut bytes, sharded);
+            String::from_utf8(bytes).expect("text")
+        };
+        let script = written(Request::script("telling", &TELLING, &["c"], &[]));
+        assert!(script.contains("pcall('spublish', KEYS[1]"), "{script}");
+        assert!(script.contains("'pubsub', 'shardnumsub', KEYS"), "{script}");
+        let count = written(Request::listeners("counting", "c"));
+        assert_eq!(
+            count,
+            "*3\r\n$6\r\nPUBSUB\r\n$11\r\nSHARDNUMSUB\r\n$1\r\nc\r\n"
+        );
+    }
+
+    #[test]
+    #[cfg(feature = "cluster")]
+    fn a_request_belongs_where_its_first_key_is() {
+        let first = |request: Request| request.first_key().map(<[u8]>::to_vec);
+        let key = Some(b"k".to_vec());
+        assert_eq!(
+            first(Request::script("x", &SCRIPT, &["k", "l"], &["a"])),
+            key
+        );
+        assert_eq!(first(Request::command("x", &["HLEN", "k"])), key);
+        assert_eq!(first(Request::listeners("x", "k")), key);
+        assert_eq!(first(Request::command("x", &["PING"])), None);
+        assert_eq!(first(Request::script("x", &SCRIPT, &[], &["a"])), None);
     }
 }

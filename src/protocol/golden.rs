@@ -260,6 +260,7 @@ fn every_request_is_what_it_was() {
             let keyspace = Keyspace {
                 prefix: "p:",
                 db: 3,
+                is_cluster: false,
             };
             let protocol = (kind.protocol)(keyspace, &id).expect("a name");
             golden.heading(name, &kind.shown(&id));

@@ -1,6 +1,7 @@
 //! Every key and channel name this crate ever writes, as Redisson derives them.
 
 use crate::error::{Error, Result};
+use crate::net::slot::slot_of;
 
 /// The longest key that is accepted, in bytes, prefix included.
 const MAX_KEY_LEN: usize = 64 * 1024;
@@ -20,6 +21,30 @@ pub(crate) fn key(prefix: &str, name: &str) -> Result<String> {
         });
     }
     Ok(format!("{prefix}{name}"))
+}
+
+/// Whether Redisson's names of what belongs to the lock at `key` are in the slot of that key.
+///
+/// # Errors
+///
+/// [`Error::InvalidName`] if they are not, and no script could reach them together.
+pub(crate) fn in_one_slot(key: &str) -> Result<()> {
+    of_one_slot(key, &prefixed("p", key))?;
+    of_one_slot(key, &suffixed(key, "s"))
+}
+
+/// Whether two names are in one slot.
+///
+/// # Errors
+///
+/// [`Error::InvalidName`] if they are not.
+pub(crate) fn of_one_slot(key: &str, other: &str) -> Result<()> {
+    if slot_of(key.as_bytes()) == slot_of(other.as_bytes()) {
+        return Ok(());
+    }
+    Err(Error::InvalidName {
+        why: "its braces put the key and the channel that Redisson gives it into different slots of the cluster",
+    })
 }
 
 /// The channel on which releases of the lock at `key` are announced.
@@ -157,6 +182,22 @@ mod tests {
             ("ł\n\0", "redisson_lock__channel:{ł\n\0}"),
         ] {
             assert_eq!(lock_channel(key), channel);
+        }
+    }
+
+    #[test]
+    fn names_whose_channels_leave_the_slot_are_known() {
+        for (key, locks, latches) in [
+            ("plain", true, true),
+            ("foo{bar}", true, false),
+            ("x{y}{z}", true, false),
+            ("foo{", false, true),
+            ("a}b", false, false),
+            ("{}x", false, false),
+        ] {
+            assert_eq!(in_one_slot(key).is_ok(), locks, "{key}");
+            let latch = of_one_slot(key, &latch_channel(key));
+            assert_eq!(latch.is_ok(), latches, "{key}");
         }
     }
 

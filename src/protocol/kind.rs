@@ -111,14 +111,20 @@ impl fmt::Debug for Kind {
 pub(crate) struct Keyspace<'a> {
     pub(crate) prefix: &'a str,
     pub(crate) db: i64,
+    /// They are in a cluster, where a script reaches the keys of one slot only.
+    pub(crate) is_cluster: bool,
 }
 
 impl Keyspace<'_> {
     /// # Errors
     ///
-    /// Those of [`keys::key`].
+    /// Those of [`keys::key`], and of [`keys::in_one_slot`] in a cluster.
     pub(crate) fn key(self, name: &str) -> Result<String> {
-        keys::key(self.prefix, name)
+        let key = keys::key(self.prefix, name)?;
+        if self.is_cluster {
+            keys::in_one_slot(&key)?;
+        }
+        Ok(key)
     }
 }
 
@@ -240,10 +246,7 @@ impl dyn Protocol + '_ {
     /// Asks how many writers wait.
     pub(crate) fn probe_writers_request(&self) -> Option<Request> {
         let writers = self.writers()?;
-        Some(Request::command(
-            "looking for writers",
-            &["PUBSUB", "NUMSUB", writers],
-        ))
+        Some(Request::listeners("looking for writers", writers))
     }
 }
 
@@ -316,6 +319,7 @@ mod tests {
             let keyspace = Keyspace {
                 prefix: "p:",
                 db: 0,
+                is_cluster: false,
             };
             let protocol = (kind.protocol)(keyspace, &id).expect("a name");
             let mut requests = vec![protocol.force(), permits::state(&*protocol)];
@@ -337,7 +341,11 @@ mod tests {
     #[test]
     fn sets_that_share_a_name_overlap() {
         let set = |names: &[&str]| {
-            let keyspace = Keyspace { prefix: "", db: 0 };
+            let keyspace = Keyspace {
+                prefix: "",
+                db: 0,
+                is_cluster: false,
+            };
             let id = keys::list(names.iter().copied()).into();
             (crate::protocol::multi::KIND.protocol)(keyspace, &id).expect("names")
         };

@@ -13,8 +13,12 @@ pub(crate) static KIND: Kind = Kind::plain("latch", protocol);
 
 fn protocol(keyspace: Keyspace<'_>, name: &Arc<str>) -> Result<Box<dyn Protocol>> {
     let key = keyspace.key(name)?;
+    let channel = keys::latch_channel(&key);
+    if keyspace.is_cluster {
+        keys::of_one_slot(&key, &channel)?;
+    }
     Ok(Box::new(Latch {
-        channel: keys::latch_channel(&key).into(),
+        channel: channel.into(),
         key,
     }))
 }

@@ -84,6 +84,12 @@ impl Quorum {
             )));
         }
         let sessions: Vec<_> = clients.iter().map(|client| &client.session).collect();
+        if let Some(cluster) = sessions.iter().find(|its| its.connection.are_several()) {
+            return Err(Error::Config(format!(
+                "a RedLock over {}: its nodes must be independent servers, each with a client of its own",
+                cluster.endpoint
+            )));
+        }
         let mut ids: Vec<&str> = sessions
             .iter()
             .map(|session| session.owners.client())

@@ -10,19 +10,25 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, bounded};
 use parking_lot::Mutex;
+use redis::RedisError;
 
 use crate::config::Config;
+#[cfg(feature = "cluster")]
+use crate::config::server::Deployment;
 use crate::error::LossReason;
 use crate::error::{Error, Result};
 use crate::hold::loss::Notices;
 use crate::hold::permits::LivePermits;
 use crate::hold::releases::Releases;
-use crate::hold::watchdog::{self, Housekeeping, Task, Watchdog};
+use crate::hold::watchdog::{self, Housekeeping, Over, Task, Watchdog};
 use crate::hold::{Backing, Hold, LossSink, NotRenewed, Registry};
 use crate::local::lock::LeasePolicy;
 use crate::local::waiter::CancelToken;
 use crate::net::call::{Attempt, Call, Fault};
+#[cfg(feature = "cluster")]
+use crate::net::cluster::{self, Cluster, Map};
 use crate::net::connection::Connection;
+use crate::net::connections::Connections;
 use crate::net::socket::{Endpoint, Meanwhile};
 use crate::net::subscriber::Subscriber;
 use crate::process::Process;
@@ -50,7 +56,7 @@ pub(crate) struct Session {
     pub(crate) server: Server,
     pub(crate) registry: Registry,
     pub(crate) permits: LivePermits,
-    pub(crate) connection: Connection,
+    pub(crate) connection: Connections,
     pub(crate) watchdog: Arc<Watchdog>,
     pub(crate) subscriber: Arc<Subscriber>,
     pub(crate) counters: Arc<Counters>,
@@ -151,17 +157,10 @@ impl Session {
         let db = endpoint.server.db;
         let counters = Arc::new(Counters::default());
         let watchdog = Watchdog::new();
-        let connection = Connection::new(
-            endpoint.clone(),
-            config.connect_timeout,
-            config.response_timeout,
-            Arc::clone(&counters),
-            Arc::clone(&watchdog) as _,
-            Box::new(Releases::new(Arc::clone(&counters))),
-        );
+        let connection = Self::connections(&endpoint, &config, &counters, &watchdog);
         connection
             .open(Instant::now() + config.connect_timeout)
-            .map_err(|err| Error::redis("connecting", err).at(&endpoint))?;
+            .map_err(|err| Self::not_opened(&endpoint, err))?;
         let subscriber = Subscriber::new(
             endpoint.clone(),
             config.connect_timeout,
@@ -176,7 +175,12 @@ impl Session {
             waiter_lease: config.waiter_lease,
             owners: Owners::new(),
             server: Server::default(),
-            registry: Registry::new(config.key_prefix, db, config.tenure),
+            registry: Registry::new(
+                config.key_prefix,
+                db,
+                connection.are_several(),
+                config.tenure,
+            ),
             permits: LivePermits::default(),
             connection,
             watchdog,
@@ -191,6 +195,45 @@ impl Session {
             watchdog_thread: Thread::default(),
             subscriber_thread: Thread::default(),
         }))
+    }
+
+    fn not_opened(endpoint: &Endpoint, err: RedisError) -> Error {
+        #[cfg(feature = "cluster")]
+        if cluster::is_no_cluster(&err) {
+            return Error::Config(format!(
+                "url: redis+cluster:// leads to a server that is not a node of a cluster, {endpoint}: {err}; use redis:// for a single server"
+            ));
+        }
+        Error::redis("connecting", err).at(endpoint)
+    }
+
+    /// The connections for commands, none of which stands yet.
+    fn connections(
+        endpoint: &Endpoint,
+        config: &Config,
+        counters: &Arc<Counters>,
+        watchdog: &Arc<Watchdog>,
+    ) -> Connections {
+        let releases = Arc::new(Releases::new(Arc::clone(counters)));
+        #[cfg(feature = "cluster")]
+        if let Deployment::Cluster { seeds } = &endpoint.server.deployment {
+            let map = Map::new(endpoint.clone(), seeds.clone());
+            let settings = cluster::Settings {
+                connect_timeout: config.connect_timeout,
+                response_timeout: config.response_timeout,
+                counters: Arc::clone(counters),
+                housekeeper: Arc::clone(watchdog) as _,
+            };
+            return Connections::Cluster(Cluster::new(Arc::new(map), "link", settings, releases));
+        }
+        Connections::Single(Connection::new(
+            endpoint.clone(),
+            config.connect_timeout,
+            config.response_timeout,
+            Arc::clone(counters),
+            Arc::clone(watchdog) as _,
+            releases,
+        ))
     }
 
     pub(crate) fn is_closed(&self) -> bool {
@@ -221,7 +264,13 @@ impl Session {
                 watchdog::run(Task {
                     watchdog: Arc::clone(&session.watchdog),
                     counters: Arc::clone(&session.counters),
-                    endpoint: session.endpoint.clone(),
+                    over: match &session.connection {
+                        Connections::Single(_) => Over::Server(session.endpoint.clone()),
+                        #[cfg(feature = "cluster")]
+                        Connections::Cluster(cluster) => {
+                            Over::Cluster(cluster.for_role("watchdog"))
+                        }
+                    },
                     lease: session.lease,
                     connect_timeout: session.connect_timeout,
                     response_timeout: session.response_timeout,

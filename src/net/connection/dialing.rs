@@ -12,13 +12,10 @@ use crate::net::call::Fault;
 use crate::net::socket::{self, Connecting, Dialled, Meanwhile};
 use crate::report::report;
 
-/// The name of these connections.
-const ROLE: &str = "link";
-
 impl Connection {
     /// Makes the first connection. Waits for a server that is starting up, but not for one that cannot be reached.
     pub(crate) fn open(&self, until: Instant) -> Result<(), RedisError> {
-        let connection = socket::connect(&self.endpoint, ROLE, until, &mut || true)?;
+        let connection = socket::connect(&self.endpoint, self.role, until, &mut || true)?;
         self.start(&mut self.state.lock(), connection);
         Ok(())
     }
@@ -74,7 +71,7 @@ impl Connection {
         };
         let mut dial = dial
             .filter(|dial| !dial.is_stale(until))
-            .unwrap_or_else(|| Connecting::new(ROLE, Instant::now() + self.connect_timeout));
+            .unwrap_or_else(|| Connecting::new(self.role, Instant::now() + self.connect_timeout));
         let made = MutexGuard::unlocked(&mut state, || {
             std::panic::catch_unwind(AssertUnwindSafe(|| {
                 dial.advance(&self.endpoint, until, meanwhile)
@@ -155,7 +152,7 @@ impl Connection {
     }
 
     /// Drops a connection once all outstanding replies have come.
-    pub(super) fn leave(&self, generation: u64, why: &RedisError) {
+    pub(crate) fn leave(&self, generation: u64, why: &RedisError) {
         let mut state = self.state.lock();
         let now = match state.up(generation) {
             Some((_, in_flight)) => {

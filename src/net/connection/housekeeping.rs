@@ -1,6 +1,8 @@
 //! What is done in the background: reading replies that nobody waits for, sending releases again, replacing idle
 //! connections. And closing.
 
+#[cfg(feature = "cluster")]
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::{Connection, GLANCE, Phase};
@@ -154,19 +156,51 @@ impl Connection {
         }
     }
 
-    /// Waits until all deferred calls are acknowledged, or `until`; `true` if all are.
-    pub(crate) fn drain(&self, until: Instant) -> bool {
-        loop {
-            // A connection is needed for these calls only.
-            self.state.lock().wanted = false;
-            if !self.housekeep_unread_for(Duration::ZERO, until, &mut || true) {
-                return true;
-            }
-            if Instant::now() >= until {
-                return false;
-            }
-            std::thread::sleep(Duration::from_micros(200));
-        }
+    /// Works on what is not acknowledged, while the client is closed; whether anything is left.
+    pub(crate) fn drain_some(&self, until: Instant) -> bool {
+        // A connection is needed for these calls only.
+        self.state.lock().wanted = false;
+        self.housekeep_unread_for(Duration::ZERO, until, &mut || true)
+    }
+
+    /// Whether there ever was a connection.
+    #[cfg(feature = "cluster")]
+    pub(crate) fn was_used(&self) -> bool {
+        self.state.lock().generation > 0
+    }
+
+    /// Whether there is no connection and somebody needs one.
+    #[cfg(feature = "cluster")]
+    pub(crate) fn is_missed(&self) -> bool {
+        let state = self.state.lock();
+        let needed = state.wanted || state.pipeline.has_unacknowledged();
+        needed && matches!(state.phase, Phase::Down { .. })
+    }
+
+    /// Nobody needs a connection any more, but for what is under way.
+    #[cfg(feature = "cluster")]
+    pub(crate) fn retire(&self) {
+        let mut state = self.state.lock();
+        state.wanted = false;
+        let generation = state.generation;
+        drop(state);
+        self.leave(
+            generation,
+            &socket::timed_out("the node is no master any more"),
+        );
+    }
+
+    /// Keeps a release that nobody can serve now for a while.
+    #[cfg(feature = "cluster")]
+    pub(crate) fn keep_back(&self, release: &Arc<Call>) {
+        let mut state = self.state.lock();
+        state.pipeline.keep_back(release, Instant::now());
+    }
+
+    /// Takes out the unacknowledged calls that do not belong here any more.
+    #[cfg(feature = "cluster")]
+    pub(crate) fn take_strays(&self, belongs: impl Fn(&Arc<Call>) -> bool) -> Vec<Arc<Call>> {
+        self.state.lock().pipeline.take_strays(belongs)
     }
 
     /// Closes the connection; waiting and later calls fail with `Closed`. Returns how many unacknowledged releases, and how
@@ -219,7 +253,7 @@ mod tests {
         let server = Server::of("redis://127.0.0.1:1", String::new());
         let endpoint = Endpoint::new(server.expect("a good URL"));
         let timeout = Duration::from_secs(1);
-        let (housekeeper, on_reply) = (Arc::new(Nobody), Box::new(Nobody));
+        let (housekeeper, on_reply) = (Arc::new(Nobody), Arc::new(Nobody));
         Connection::new(
             endpoint,
             timeout,

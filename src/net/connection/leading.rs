@@ -7,6 +7,7 @@ use redis::Value;
 
 use super::{Connection, GLANCE, Phase, SLICE, WaitFault, Wrote, next_leader, wake_leader};
 use crate::net::call::{Call, CallPhase};
+use crate::net::pipeline::Reply;
 use crate::net::socket::{self, Reader};
 
 /// How long the leader reads at a time while the socket's buffer is full and bytes are left to be written.
@@ -128,13 +129,20 @@ impl Connection {
                 return;
             }
             let now = Instant::now();
-            let Some(replied) = state.pipeline.reply(value, now, &*self.on_reply) else {
-                drop(state);
-                let why = socket::timed_out("a reply that nobody asked for");
-                return self.fail(generation, &why, false);
-            };
+            let reply = state.pipeline.reply(value, now, &*self.on_reply);
             drop(state);
+            let replied = match reply {
+                Reply::Of(replied) => replied,
+                Reply::Before => continue,
+                Reply::Stray => {
+                    let why = socket::timed_out("a reply that nobody asked for");
+                    return self.fail(generation, &why, false);
+                }
+            };
             let first = replied.call;
+            if let Some(to) = replied.elsewhere {
+                self.on_reply.redirect(&first, &to);
+            }
             if first.deferred.is_some() {
                 first.changed.notify_all();
             } else if replied.following {

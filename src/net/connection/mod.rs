@@ -34,23 +34,27 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
-use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
+use redis::RedisError;
 
-use crate::error::{is_transient, is_unknown_script};
-use crate::net::call::{Answer, Attempt, Call, CallPhase, Fault, OnReply};
+use crate::net::call::{Call, Fault, OnReply};
+#[cfg(feature = "cluster")]
+use crate::net::pipeline::Destination;
 use crate::net::pipeline::{InFlight, Pipeline};
 use crate::net::socket::{self, Connecting, Endpoint, Reader, Socket};
-use crate::report::report;
 use crate::stats::Counters;
 
 /// The longest a thread waits before it checks its deadline, its cancel token and the client's state.
-const SLICE: Duration = Duration::from_millis(64);
+pub(super) const SLICE: Duration = Duration::from_millis(64);
 
 /// How long to read when only checking whether a reply has come.
 const GLANCE: Duration = Duration::from_millis(1);
 
 /// The pause after the first failed connection, doubled up to the second for each further one.
-const BACK_OFF: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(250));
+pub(super) const BACK_OFF: (Duration, Duration) =
+    (Duration::from_millis(10), Duration::from_millis(250));
+
+/// The name of these connections.
+const ROLE: &str = "link";
 
 enum Phase {
     Down {
@@ -111,6 +115,10 @@ pub(crate) trait Housekeeper: Send + Sync {
 /// The shared connection for the commands of all locks of a client.
 pub(crate) struct Connection {
     endpoint: Endpoint,
+    /// Its name in `CLIENT LIST`.
+    role: &'static str,
+    #[cfg(feature = "cluster")]
+    node: usize,
     connect_timeout: Duration,
     /// How long a connection may be silent with a reply due.
     max_silence: Duration,
@@ -118,7 +126,7 @@ pub(crate) struct Connection {
     changed: Condvar,
     counters: Arc<Counters>,
     housekeeper: Arc<dyn Housekeeper>,
-    on_reply: Box<dyn OnReply>,
+    on_reply: Arc<dyn OnReply>,
 }
 
 impl Connection {
@@ -128,10 +136,13 @@ impl Connection {
         response_timeout: Duration,
         counters: Arc<Counters>,
         housekeeper: Arc<dyn Housekeeper>,
-        on_reply: Box<dyn OnReply>,
+        on_reply: Arc<dyn OnReply>,
     ) -> Self {
         Self {
             endpoint,
+            role: ROLE,
+            #[cfg(feature = "cluster")]
+            node: 0,
             connect_timeout,
             max_silence: response_timeout / 2,
             state: Mutex::new(State {
@@ -152,118 +163,13 @@ impl Connection {
         }
     }
 
-    /// Sends a command whose reply is waited for later, if there is a connection.
-    pub(crate) fn send_ahead(&self, attempt: Attempt) -> Option<Ahead> {
-        let call = Call::attempt(attempt);
-        let generation = self.submit(&call)?;
-        self.flush(false);
-        Some(Ahead { call, generation })
-    }
-
-    /// Undoes what was sent ahead and will not be waited for.
-    pub(crate) fn abandon(&self, ahead: Ahead) {
-        if let Some(undo) = ahead.call.undo() {
-            self.send_deferred(undo);
-        }
-        self.housekeeper.housekeep_soon();
-    }
-
-    /// Sends a command until it has a reply, the deadline has passed, or an error is final. Begins with the one sent
-    /// `ahead`, if there is one.
-    ///
-    /// `attempt` makes the command. After an unknown outcome the command is undone, and a new one is made.
-    pub(crate) fn call(
-        &self,
-        until: Instant,
-        stop: &dyn Fn() -> bool,
-        ahead: Option<Ahead>,
-        attempt: &mut dyn FnMut() -> Attempt,
-    ) -> Result<Answer, Fault> {
-        self.call_and_say(until, stop, ahead, attempt, &mut false)
-    }
-
-    /// The same. If there is no reply, `may_have_run` says whether the last command may have been executed, or still may.
-    pub(crate) fn call_and_say(
-        &self,
-        until: Instant,
-        stop: &dyn Fn() -> bool,
-        ahead: Option<Ahead>,
-        attempt: &mut dyn FnMut() -> Attempt,
-        may_have_run: &mut bool,
-    ) -> Result<Answer, Fault> {
-        *may_have_run = false;
-        let mut pause = Duration::ZERO; // the first connection may just have been idle for too long
-        let (mut call, mut sent) = match ahead {
-            Some(ahead) => (ahead.call, Some(ahead.generation)),
-            None => (Call::attempt(attempt()), None),
-        };
-        loop {
-            let generation = match sent.take() {
-                Some(generation) => generation,
-                None => {
-                    self.up(until, &mut || !stop())?;
-                    let Some(generation) = self.submit(&call) else {
-                        continue;
-                    };
-                    self.flush(false);
-                    generation
-                }
-            };
-            // A script that fails may have changed something before.
-            *may_have_run = true;
-            let why = match self.wait(&call, until, stop) {
-                Ok((value, sent_at)) => match value.extract_error() {
-                    Ok(value) => return Ok(Answer { value, sent_at }),
-                    Err(err) if is_unknown_script(&err) && !call.by_text_from_now() => {
-                        *may_have_run = false;
-                        continue;
-                    }
-                    // Refused before it was executed. If the server has become a replica, another connection is needed.
-                    Err(err) if is_transient(&err) => {
-                        *may_have_run = false;
-                        if err.kind() == ErrorKind::Server(ServerErrorKind::ReadOnly) {
-                            self.leave(generation, &err);
-                        }
-                        err
-                    }
-                    Err(err) => return Err(Fault::Refused(err)),
-                },
-                Err(fault) => {
-                    // It may have been executed, or still may.
-                    if let Some(undo) = call.undo() {
-                        self.send_deferred(undo);
-                    }
-                    match fault {
-                        WaitFault::Broken(err) => {
-                            call = Call::attempt(attempt());
-                            *may_have_run = false;
-                            err
-                        }
-                        WaitFault::TimedOut => {
-                            self.housekeeper.housekeep_soon();
-                            return Err(self.no_answer());
-                        }
-                        WaitFault::Stopped => {
-                            self.housekeeper.housekeep_soon();
-                            return Err(Fault::Stopped);
-                        }
-                        WaitFault::Closed => return Err(Fault::Closed),
-                    }
-                }
-            };
-            report!(Debug, "{}: {why}; trying again", call.request.doing);
-            let rested = Instant::now() + pause;
-            if rested >= until {
-                return Err(Fault::Unreachable(why));
-            }
-            if stop() {
-                return Err(Fault::Stopped);
-            }
-            while Instant::now() < rested && !stop() {
-                std::thread::sleep(rested.saturating_duration_since(Instant::now()).min(SLICE));
-            }
-            pause = (pause * 2).clamp(BACK_OFF.0, BACK_OFF.1);
-        }
+    /// The same, named by another `role`, and leading `to` a node of a cluster.
+    #[cfg(feature = "cluster")]
+    pub(crate) fn leading(mut self, role: &'static str, to: Destination) -> Self {
+        self.role = role;
+        self.node = to.node;
+        self.state.get_mut().pipeline = Pipeline::new(to);
+        self
     }
 
     /// Whether there is a connection that is not known to have owed a reply for `max_silence` or longer.
@@ -291,57 +197,31 @@ impl Connection {
         })
     }
 
+    /// See [`Housekeeper::housekeep_soon`].
+    pub(crate) fn housekeep_soon(&self) {
+        self.housekeeper.housekeep_soon();
+    }
+
     /// The number of the current connection, if there is one.
     pub(crate) fn generation(&self) -> Option<u64> {
         let state = self.state.lock();
         matches!(state.phase, Phase::Up(_)).then_some(state.generation)
     }
 
-    /// Waits for the reply to a deferred call, reconnecting if necessary. Also returns whether it was sent more than once, so
-    /// that an earlier one may have been executed as well.
-    pub(crate) fn settled(&self, call: &Arc<Call>, until: Instant) -> Result<(Value, bool), Fault> {
-        loop {
-            match self.wait(call, until, &|| false) {
-                Ok((value, _)) => return Ok((value, call.state.lock().sendings > 1)),
-                Err(WaitFault::Broken(err)) => {
-                    if matches!(call.state.lock().phase, CallPhase::Broken(_)) {
-                        return Err(Fault::Refused(err));
-                    }
-                    if Instant::now() + BACK_OFF.0 >= until {
-                        return Err(Fault::Unreachable(err));
-                    }
-                    // It is unacknowledged, so it is sent again.
-                    self.up(until, &mut || true)?;
-                    self.bring(call);
-                    if matches!(call.state.lock().phase, CallPhase::Idle) {
-                        std::thread::sleep(BACK_OFF.0);
-                    }
-                }
-                Err(WaitFault::TimedOut) => {
-                    return Err(Fault::Unreachable(socket::timed_out(
-                        "redis did not answer in time",
-                    )));
-                }
-                Err(WaitFault::Stopped) => return Err(Fault::Stopped),
-                Err(WaitFault::Closed) => return Err(Fault::Closed),
-            }
-        }
+    /// Which node of a cluster it leads to.
+    #[cfg(feature = "cluster")]
+    pub(crate) fn node(&self) -> usize {
+        self.node
     }
 
     /// Sends an unacknowledged call before all others, if there is a connection and the server serves.
-    fn bring(&self, call: &Arc<Call>) {
+    pub(crate) fn bring(&self, call: &Arc<Call>) {
         let mut state = self.state.lock();
         if state.pipeline.bring(call, Instant::now()) {
             drop(state);
             self.flush(false);
         }
     }
-}
-
-/// A command that was sent, and the number of its connection.
-pub(crate) struct Ahead {
-    call: Arc<Call>,
-    generation: u64,
 }
 
 /// Why a wait ended without a reply.

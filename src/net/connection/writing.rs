@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use parking_lot::MutexGuard;
 
 use super::{BACK_OFF, Connection, Phase, State, Wrote, wake_leader};
-use crate::net::call::{Call, Deferred};
+use crate::net::call::Call;
 use crate::report::report;
 
 /// From how many outstanding replies on the leader writes for all threads.
@@ -42,13 +42,6 @@ impl Connection {
         Some(state.generation)
     }
 
-    /// Submits and flushes a deferred call.
-    pub(crate) fn send_deferred(&self, deferred: Deferred) {
-        self.submit(&Call::deferred(deferred));
-        self.flush(false);
-        self.housekeeper.housekeep_soon();
-    }
-
     /// Writes what is queued, unless another thread is writing or the leader will write it. With `all`, nothing is left to
     /// the leader.
     pub(crate) fn flush(&self, all: bool) {
@@ -63,7 +56,9 @@ impl Connection {
         }
         let state = self.state.lock();
         let untried = match &state.phase {
-            Phase::Down { back_off, dial, .. } => *back_off == BACK_OFF.0 && dial.is_none(),
+            Phase::Down { back_off, dial, .. } => {
+                *back_off == BACK_OFF.0 && dial.is_none() && state.pipeline.has_unacknowledged()
+            }
             _ => false,
         };
         if untried {

@@ -63,6 +63,12 @@ impl Endpoint {
         }
     }
 
+    /// One node of a cluster, reached in the same way as the others.
+    #[cfg(feature = "cluster")]
+    pub(crate) fn node(&self, address: Address) -> Self {
+        self.other(address, self.server.login.clone(), self.server.db)
+    }
+
     /// Another server, reached and greeted in the same way.
     fn other(&self, address: Address, login: Login, db: i64) -> Self {
         Self {

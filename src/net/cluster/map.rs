@@ -1,0 +1,274 @@
+//! The slots as a client knows them, and how it asks for them anew.
+//!
+//! ```text
+//!             doubt: a node is away, refuses, has lost a slot
+//!    known ──────────────────────────────────────────────────► doubted ◄─┐
+//!      ▲                                                        │        │ nobody answers
+//!      │  a node has answered                                   ▼        │
+//!      └───────────────────────────────────────────────────── asking ────┘
+//! ```
+//!
+//! One thread asks at a time, and not again before a pause; others wait for it, or go on with what is known. Any node may
+//! be asked: masters, replicas, and the addresses of the URL for ever, since everything else may have been replaced.
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex, RwLock};
+use redis::{ErrorKind, RedisError, RedisResult, ServerErrorKind, Value};
+
+use super::topology::{Node, Topology, redirection, shards};
+use crate::config::server::Address;
+use crate::net::request::Request;
+use crate::net::slot::{SLOTS, slot_of};
+use crate::net::socket::{self, Duplex, Endpoint, Meanwhile};
+use crate::report::report;
+
+/// The pause after nodes were asked.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// How long one node may take for its answer; less if the deadline for connecting is near.
+const PATIENCE: Duration = Duration::from_millis(500);
+
+/// How long somebody waits for a thread that asks, without looking at what else there is.
+const SLICE: Duration = Duration::from_millis(5);
+
+/// The name of the connections over which nodes are asked.
+const ROLE: &str = "topology";
+
+/// Who has which slot, for all connections of a client.
+pub(crate) struct Map {
+    endpoint: Endpoint,
+    seeds: Vec<Address>,
+    topology: RwLock<Topology>,
+    /// Counts the changes of the topology.
+    version: AtomicU64,
+    doubted: AtomicBool,
+    asking: Mutex<Asking>,
+    asked: Condvar,
+    /// Which of those that can be asked is next.
+    next: AtomicUsize,
+    /// Whether channels are sharded; decided once, as Redisson does.
+    sharded: OnceLock<bool>,
+}
+
+struct Asking {
+    under_way: bool,
+    not_before: Instant,
+}
+
+/// Has others ask again, in whatever way the thread that asked ends.
+struct Turn<'a>(&'a Map);
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        let mut asking = self.0.asking.lock();
+        asking.under_way = false;
+        asking.not_before = Instant::now() + PAUSE;
+        drop(asking);
+        self.0.asked.notify_all();
+    }
+}
+
+impl Map {
+    pub(crate) fn new(endpoint: Endpoint, seeds: Vec<Address>) -> Self {
+        Self {
+            endpoint,
+            seeds,
+            topology: RwLock::new(Topology::new()),
+            version: AtomicU64::new(0),
+            doubted: AtomicBool::new(true),
+            asking: Mutex::new(Asking {
+                under_way: false,
+                not_before: Instant::now(),
+            }),
+            asked: Condvar::new(),
+            next: AtomicUsize::new(0),
+            sharded: OnceLock::new(),
+        }
+    }
+
+    /// The master of a key, by its number; that of the first slot for what has no key.
+    pub(crate) fn master_of(&self, key: Option<&[u8]>) -> Option<usize> {
+        self.topology.read().owner(key.map_or(0, slot_of))
+    }
+
+    pub(crate) fn is_master(&self, node: usize) -> bool {
+        self.topology.read().is_master(node)
+    }
+
+    /// How to connect to a node.
+    pub(crate) fn endpoint(&self, node: usize) -> Endpoint {
+        let topology = self.topology.read();
+        let address = topology.nodes().get(node).map(|its| its.address.clone());
+        drop(topology);
+        self.endpoint
+            .node(address.unwrap_or_else(|| self.seeds[0].clone()))
+    }
+
+    /// Rises with every change.
+    pub(crate) fn version(&self) -> u64 {
+        self.version.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn is_sharded(&self) -> bool {
+        self.sharded.get().copied().unwrap_or(false)
+    }
+
+    /// Something indicates that slots have moved.
+    pub(crate) fn doubt(&self) {
+        self.doubted.store(true, Ordering::Release);
+    }
+
+    pub(crate) fn is_doubted(&self) -> bool {
+        self.doubted.load(Ordering::Acquire)
+    }
+
+    /// The node that a redirection by the node `from` names; `MOVED` also says that it has the slot from now on.
+    pub(crate) fn redirected(&self, from: usize, err: &RedisError) -> Option<usize> {
+        let mut topology = self.topology.write();
+        let from = topology.nodes().get(from).map(|its| its.address.clone());
+        let from = from.unwrap_or_else(|| self.seeds[0].clone());
+        let (slot, to) = redirection(err.detail()?, &from)?;
+        if err.kind() != ErrorKind::Server(ServerErrorKind::Moved) {
+            return Some(topology.number(&Node::at(to)));
+        }
+        let before = topology.owner(slot);
+        let to = topology.moved(slot, to);
+        drop(topology);
+        if before != Some(to) {
+            self.version.fetch_add(1, Ordering::AcqRel);
+            self.doubt();
+        }
+        Some(to)
+    }
+
+    /// Asks who has which slot, if that is in doubt and nobody else is asking; returns when the time has come to look
+    /// again.
+    pub(crate) fn refresh(&self, until: Instant, meanwhile: Meanwhile<'_>) -> RedisResult<()> {
+        let mut asking = self.asking.lock();
+        loop {
+            let now = Instant::now();
+            if !self.is_doubted() {
+                return Ok(());
+            }
+            if !asking.under_way && now >= asking.not_before {
+                break;
+            }
+            if now >= until {
+                return Ok(());
+            }
+            let look_at = match asking.under_way {
+                true => now + SLICE,
+                false => asking.not_before.min(now + SLICE),
+            };
+            self.asked.wait_until(&mut asking, until.min(look_at));
+            if !parking_lot::MutexGuard::unlocked(&mut asking, &mut *meanwhile) {
+                return Ok(());
+            }
+        }
+        asking.under_way = true;
+        drop(asking);
+        let turn = Turn(self);
+        // Before the first question: what happens meanwhile is a reason to ask again.
+        self.doubted.store(false, Ordering::Release);
+        let asked = self.ask_around(until, meanwhile);
+        if asked.is_err() {
+            self.doubt();
+        }
+        drop(turn);
+        asked
+    }
+
+    /// Asks one node after the other, beginning with another each time.
+    fn ask_around(&self, until: Instant, meanwhile: Meanwhile<'_>) -> RedisResult<()> {
+        let mut witnesses = self.topology.read().witnesses();
+        for seed in &self.seeds {
+            if !witnesses.contains(seed) {
+                witnesses.push(seed.clone());
+            }
+        }
+        let first = self.next.fetch_add(1, Ordering::Relaxed) % witnesses.len();
+        witnesses.rotate_left(first);
+        let mut failure = None;
+        for address in &witnesses {
+            let by = until.min(Instant::now() + PATIENCE);
+            match self.ask(address, by, meanwhile) {
+                Ok(()) => return Ok(()),
+                // A server that is no cluster at all will not become one.
+                Err(err) if is_no_cluster(&err) => return Err(err),
+                Err(err) => {
+                    report!(Debug, "asking {address} for the slots: {err}");
+                    failure = Some(err);
+                }
+            }
+            if Instant::now() >= until || !meanwhile() {
+                break;
+            }
+        }
+        Err(failure.unwrap_or_else(|| socket::timed_out("no node of the cluster answered")))
+    }
+
+    fn ask(&self, address: &Address, by: Instant, meanwhile: Meanwhile<'_>) -> RedisResult<()> {
+        let endpoint = self.endpoint.node(address.clone());
+        let mut connection = socket::connect(&endpoint, ROLE, by, meanwhile)?;
+        let reply = ask_for(&mut connection, &["CLUSTER", "SLOTS"], by, meanwhile)?;
+        let by_name = endpoint.server.tls;
+        let shards = shards(&reply, address, by_name).filter(|shards| !shards.is_empty());
+        let shards = shards.ok_or_else(|| {
+            let what = std::io::ErrorKind::NotFound;
+            RedisError::from(std::io::Error::new(
+                what,
+                format!("{address} knows of no slots: the cluster is not set up"),
+            ))
+        })?;
+        if self.sharded.get().is_none() {
+            let question = &["PUBSUB", "SHARDNUMSUB", "redlatch"];
+            let sharded = match ask_for(&mut connection, question, by, meanwhile) {
+                Ok(_) => true,
+                // The server knows the command, and this user may not ask.
+                Err(err) if err.kind() == ErrorKind::Server(ServerErrorKind::NoPerm) => true,
+                Err(err) if matches!(err.kind(), ErrorKind::Server(_) | ErrorKind::Extension) => {
+                    false
+                }
+                Err(err) => return Err(err),
+            };
+            self.sharded.get_or_init(|| sharded);
+        }
+        connection.writer.shut_down();
+        if self.topology.write().learn(&shards) {
+            self.version.fetch_add(1, Ordering::AcqRel);
+            report!(
+                Debug,
+                "{address} has said who has which of the {SLOTS} slots"
+            );
+        }
+        Ok(())
+    }
+}
+
+/// Whether the server says that it is no node of a cluster.
+pub(crate) fn is_no_cluster(err: &RedisError) -> bool {
+    let detail = err.detail().unwrap_or_default();
+    detail.contains("cluster support disabled")
+}
+
+fn ask_for(
+    connection: &mut Duplex,
+    question: &[&str],
+    by: Instant,
+    meanwhile: Meanwhile<'_>,
+) -> RedisResult<Value> {
+    let mut bytes = Vec::new();
+    Request::command("asking for the slots", question).write(&mut bytes, false);
+    connection.writer.write_all(&bytes)?;
+    loop {
+        if let Some(reply) = connection.reader.read(SLICE, &mut || {})? {
+            return Ok(reply.extract_error()?);
+        }
+        if Instant::now() >= by || !meanwhile() {
+            return Err(socket::timed_out("the node did not answer in time"));
+        }
+    }
+}

@@ -1,0 +1,433 @@
+//! A cluster: a connection to each of its masters, and calls that find theirs.
+//!
+//! A call goes to the master that has the slot of its first key. What is wrong with that the nodes say themselves, and
+//! each answer leaves a call in one place:
+//!
+//! ```text
+//!                     MOVED: the slot is there from now on
+//!                ┌────────────────────────────────────────────┐
+//!                ▼                                            │
+//!    slot's master ──sent──► answered                         │
+//!       │     ▲   │                                           │
+//!       │     │   └──ASK──► another node, behind ASKING ──────┤
+//!       │     │                  │                            │
+//!       │     └── TRYAGAIN, CLUSTERDOWN: after a pause ◄──────┘
+//!       │
+//!       └── away: the slots are asked for anew, until somebody has them or the time is up
+//! ```
+//!
+//! **Calls that somebody waits for** follow at once, a few times in a row, and are made anew if their outcome is unknown
+//! ([`route`](crate::net::route)). **Releases that nobody waits for** are handed over by the thread that reads the
+//! answer. Those that no connection has acknowledged move to the new master's as soon as it is known that there is one,
+//! in their order. A release is always in one place: under way on one connection, or unacknowledged at one.
+//!
+//! A node that was a master once keeps its number and its [`Connection`] for ever; one that is none any more is left
+//! unconnected. So whoever notes where a call went finds it there.
+//!
+//! Mutexes: `connections`, then a connection's, then a call's, then that of the topology. None is held while doing I/O.
+
+mod map;
+
+mod topology;
+
+use std::sync::Arc;
+use std::sync::Weak;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use parking_lot::RwLock;
+use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
+
+pub(crate) use self::map::{Map, is_no_cluster};
+use crate::error::{is_redirection, is_transient};
+use crate::net::call::{Call, CallPhase, DeferredInfo, Fault, OnReply};
+use crate::net::connection::{Connection, Housekeeper};
+use crate::net::pipeline::Destination;
+use crate::net::route::{Next, Route};
+use crate::net::socket::{self, Meanwhile};
+use crate::report::report;
+use crate::stats::Counters;
+
+/// How long a node that is away is tried before the others are asked whether it is a master still.
+const TURN: Duration = Duration::from_millis(100);
+
+/// How often in a row nodes may send a release to each other before it takes a rest.
+const REDIRECTIONS: u8 = 4;
+
+/// How the connections of a client are made.
+#[derive(Clone)]
+pub(crate) struct Settings {
+    pub(crate) connect_timeout: Duration,
+    pub(crate) response_timeout: Duration,
+    pub(crate) counters: Arc<Counters>,
+    pub(crate) housekeeper: Arc<dyn Housekeeper>,
+}
+
+/// The connections for one purpose to all masters of a cluster.
+pub(crate) struct Cluster {
+    map: Arc<Map>,
+    /// The name of the connections.
+    role: &'static str,
+    settings: Settings,
+    on_reply: Arc<dyn OnReply>,
+    /// By the number of the node.
+    connections: RwLock<Vec<Arc<Connection>>>,
+    /// The version of the topology by which the unacknowledged calls are where they belong.
+    sorted: AtomicU64,
+    closed: AtomicBool,
+}
+
+/// Takes what becomes of releases, and hands those on that belong to another node.
+struct Forwarding {
+    releases: Arc<dyn OnReply>,
+    cluster: Weak<Cluster>,
+}
+
+impl OnReply for Forwarding {
+    fn released(&self, release: &DeferredInfo, reply: &Value, replayed: bool) {
+        self.releases.released(release, reply, replayed);
+    }
+
+    fn given_up(&self, release: &DeferredInfo, why: &RedisError) {
+        self.releases.given_up(release, why);
+    }
+
+    fn redirects(&self) -> bool {
+        self.cluster.strong_count() > 0
+    }
+
+    fn redirect(&self, release: &Arc<Call>, to: &RedisError) {
+        if let Some(cluster) = self.cluster.upgrade() {
+            cluster.hand_over(release, to);
+        }
+    }
+}
+
+impl Cluster {
+    pub(crate) fn new(
+        map: Arc<Map>,
+        role: &'static str,
+        settings: Settings,
+        releases: Arc<dyn OnReply>,
+    ) -> Arc<Self> {
+        Arc::new_cyclic(|cluster| Self {
+            map,
+            role,
+            settings,
+            on_reply: Arc::new(Forwarding {
+                releases,
+                cluster: Weak::clone(cluster),
+            }),
+            connections: RwLock::default(),
+            sorted: AtomicU64::new(0),
+            closed: AtomicBool::new(false),
+        })
+    }
+
+    /// Learns who has which slot, from any node. One that is starting up is waited for.
+    pub(crate) fn open(&self, until: Instant) -> Result<(), RedisError> {
+        loop {
+            match self.map.refresh(until, &mut || true) {
+                Ok(()) if !self.map.is_doubted() => return Ok(()),
+                Ok(()) => {}
+                Err(err) if is_transient(&err) && !err.is_connection_refusal() => {
+                    if Instant::now() >= until {
+                        return Err(err);
+                    }
+                }
+                Err(err) => return Err(err),
+            }
+            if Instant::now() >= until {
+                return Err(socket::timed_out("no node of the cluster answered in time"));
+            }
+        }
+    }
+
+    /// Connections of their own for another purpose, to the same masters.
+    pub(crate) fn for_role(&self, role: &'static str) -> Arc<Self> {
+        let map = Arc::clone(&self.map);
+        Self::new(map, role, self.settings.clone(), Arc::clone(&self.on_reply))
+    }
+
+    pub(crate) fn is_sharded(&self) -> bool {
+        self.map.is_sharded()
+    }
+
+    /// The connection to a node, which may not stand.
+    fn connection(&self, node: usize) -> Arc<Connection> {
+        if let Some(known) = self.connections.read().get(node) {
+            return Arc::clone(known);
+        }
+        let mut connections = self.connections.write();
+        while connections.len() <= node {
+            let connection = Connection::new(
+                self.map.endpoint(connections.len()),
+                self.settings.connect_timeout,
+                self.settings.response_timeout,
+                Arc::clone(&self.settings.counters),
+                Arc::clone(&self.settings.housekeeper),
+                Arc::clone(&self.on_reply),
+            );
+            let to = Destination {
+                node: connections.len(),
+                sharded: self.map.is_sharded(),
+            };
+            let connection = connection.leading(self.role, to);
+            if self.closed.load(Ordering::SeqCst) {
+                connection.close();
+            }
+            connections.push(Arc::new(connection));
+        }
+        Arc::clone(&connections[node])
+    }
+
+    fn all(&self) -> Vec<Arc<Connection>> {
+        self.connections.read().clone()
+    }
+
+    /// The connection that what has no key goes to.
+    pub(crate) fn first(&self) -> Arc<Connection> {
+        self.connection(self.map.master_of(None).unwrap_or(0))
+    }
+
+    /// Where a call belongs now, as far as that is known.
+    pub(crate) fn destination(&self, call: &Call) -> Option<usize> {
+        let its = call.state.lock();
+        if its.asking {
+            return Some(its.at);
+        }
+        drop(its);
+        self.map.master_of(call.request.first_key())
+    }
+
+    /// A node has sent a call elsewhere; whether that was understood.
+    fn follow(&self, call: &Call, err: &RedisError) -> bool {
+        let from = call.state.lock().at;
+        let to = self.map.redirected(from, err);
+        let mut its = call.state.lock();
+        its.asking = err.kind() == ErrorKind::Server(ServerErrorKind::Ask) && to.is_some();
+        if let (true, Some(to)) = (its.asking, to) {
+            its.at = to;
+        }
+        to.is_some()
+    }
+
+    /// Sends a release on to where a node has said that it belongs.
+    fn hand_over(&self, release: &Arc<Call>, err: &RedisError) {
+        let understood = self.follow(release, err);
+        let mut its = release.state.lock();
+        its.redirected = its.redirected.saturating_add(1);
+        let rests = !understood || its.redirected > REDIRECTIONS;
+        if rests {
+            its.redirected = 0;
+            its.asking = false;
+        }
+        drop(its);
+        let node = self.destination(release).unwrap_or(0);
+        let to = self.connection(node);
+        if rests {
+            to.keep_back(release);
+        } else {
+            to.submit(release);
+            to.flush(false);
+        }
+        to.housekeep_soon();
+    }
+
+    /// Looks who has the slots, if that is in doubt, and has calls that nobody waits for follow.
+    fn look_around(&self, until: Instant, meanwhile: Meanwhile<'_>) {
+        if self.map.is_doubted()
+            && let Err(err) = self.map.refresh(until, meanwhile)
+        {
+            report!(Debug, "looking for the masters of the cluster: {err}");
+        }
+        self.sort();
+    }
+
+    /// Moves calls that no connection has acknowledged to where they belong by now.
+    fn sort(&self) {
+        let version = self.map.version();
+        if self.sorted.swap(version, Ordering::AcqRel) == version {
+            return;
+        }
+        for connection in self.all() {
+            self.move_strays(&connection);
+        }
+    }
+
+    fn move_strays(&self, from: &Connection) {
+        let strays = from.take_strays(|call| {
+            let asking = std::mem::take(&mut call.state.lock().asking);
+            let master = self.destination(call);
+            !asking && master.is_none_or(|master| master == from.node())
+        });
+        for call in &strays {
+            self.submit(call);
+            self.at(call).flush(false);
+        }
+    }
+
+    /// What goes on in the background at one connection; whether something is left.
+    fn work_on(&self, connection: &Connection, work: impl FnOnce(&Connection) -> bool) -> bool {
+        if !self.map.is_master(connection.node()) {
+            connection.retire();
+        }
+        let left = work(connection);
+        if connection.is_missed() {
+            // Its node may be a master no more.
+            self.map.doubt();
+            self.move_strays(connection);
+        }
+        left
+    }
+
+    /// Queues a call for where it belongs. Memory only; see [`Connection::submit`].
+    pub(crate) fn submit(&self, call: &Arc<Call>) -> Option<u64> {
+        let node = self.destination(call).unwrap_or(0);
+        self.connection(node).submit(call)
+    }
+
+    /// See [`Connection::flush`].
+    pub(crate) fn flush(&self, all: bool) {
+        for connection in self.all() {
+            connection.flush(all);
+        }
+    }
+
+    /// See [`Connection::deliver`].
+    pub(crate) fn deliver(&self) {
+        for connection in self.all() {
+            connection.deliver();
+        }
+    }
+
+    /// Looks whether the connections stand that were used before. For a client that holds something.
+    pub(crate) fn look_after(&self) {
+        for (node, connection) in self.all().into_iter().enumerate() {
+            if connection.was_used() && self.map.is_master(node) {
+                connection.look_after();
+            }
+        }
+    }
+
+    /// See [`Connection::housekeep`].
+    pub(crate) fn housekeep(&self, until: Instant, meanwhile: Meanwhile<'_>) -> bool {
+        self.look_around(until, meanwhile);
+        let left = self.housekeep_connections(until, meanwhile);
+        left || self.map.is_doubted()
+    }
+
+    /// The same, with the masters as they are known.
+    pub(crate) fn housekeep_connections(&self, until: Instant, meanwhile: Meanwhile<'_>) -> bool {
+        let mut left = false;
+        for connection in self.all() {
+            left |= self.work_on(&connection, |its| its.housekeep(until, meanwhile));
+        }
+        left
+    }
+
+    /// See [`Connection::drain_some`].
+    pub(crate) fn drain_some(&self, until: Instant) -> bool {
+        self.look_around(until, &mut || true);
+        let mut left = false;
+        for connection in self.all() {
+            let turn = until.min(Instant::now() + TURN);
+            left |= self.work_on(&connection, |its| its.drain_some(turn));
+        }
+        left
+    }
+
+    /// See [`Connection::close`].
+    pub(crate) fn close(&self) -> (u64, u64) {
+        self.closed.store(true, Ordering::SeqCst);
+        let closed = self.connections.write().clone();
+        let closed = closed.iter().map(|connection| connection.close());
+        closed.fold((0, 0), |sum, its| (sum.0 + its.0, sum.1 + its.1))
+    }
+}
+
+impl Route for Cluster {
+    type To<'a> = Arc<Connection>;
+
+    fn at(&self, call: &Call) -> Arc<Connection> {
+        let node = call.state.lock().at;
+        self.connection(node)
+    }
+
+    fn is_at(&self, call: &Call, to: &Connection) -> bool {
+        let its = call.state.lock();
+        its.at == to.node() || matches!(its.phase, CallPhase::Done(_) | CallPhase::Broken(_))
+    }
+
+    fn up(
+        &self,
+        call: &Call,
+        until: Instant,
+        meanwhile: Meanwhile<'_>,
+    ) -> Result<Arc<Connection>, Fault> {
+        loop {
+            let why = match self.destination(call) {
+                None => socket::timed_out("no master is known for the key's slot"),
+                Some(node) => {
+                    let to = self.connection(node);
+                    let turn = until.min(Instant::now() + TURN);
+                    let mut stopped = false;
+                    let stood = to.up(turn, &mut || {
+                        stopped = !meanwhile();
+                        !stopped && self.destination(call) == Some(node)
+                    });
+                    match stood {
+                        Ok(()) => return Ok(to),
+                        // The slot is elsewhere by now.
+                        Err(Fault::Stopped) if !stopped => continue,
+                        Err(Fault::Unreachable(why)) => why,
+                        Err(fault) => return Err(fault),
+                    }
+                }
+            };
+            if Instant::now() >= until {
+                return Err(Fault::Unreachable(why));
+            }
+            call.state.lock().asking = false;
+            self.map.doubt();
+            let mut stopped = false;
+            self.look_around(until, &mut || {
+                stopped = !meanwhile();
+                !stopped
+            });
+            if stopped {
+                return Err(Fault::Stopped);
+            }
+        }
+    }
+
+    fn submit(&self, call: &Arc<Call>) -> Option<u64> {
+        self.submit(call)
+    }
+
+    fn refused(&self, to: &Connection, generation: u64, call: &Call, err: &RedisError) -> Next {
+        if is_redirection(err) {
+            return match self.follow(call, err) {
+                true => Next::Elsewhere,
+                false => Next::Never,
+            };
+        }
+        call.state.lock().asking = false;
+        if !is_transient(err) {
+            return Next::Never;
+        }
+        match err.kind() {
+            ErrorKind::Server(ServerErrorKind::ReadOnly) => {
+                self.map.doubt();
+                to.leave(generation, err);
+            }
+            ErrorKind::Server(ServerErrorKind::ClusterDown) => self.map.doubt(),
+            _ => {}
+        }
+        Next::Later
+    }
+
+    fn lost(&self, _: &Call) {
+        self.map.doubt();
+    }
+}

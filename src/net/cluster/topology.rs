@@ -1,0 +1,400 @@
+//! Which master has which slot, as far as this client has heard. Memory only.
+//!
+//! ```text
+//!                 CLUSTER SLOTS, asked of any node             MOVED, from the node that was asked for a key
+//!                        │ for all slots                              │ for one slot
+//!                        ▼                                            ▼
+//!    slot ──► nobody ──────────────────────► master ──────────────────────────► another master
+//! ```
+//!
+//! A node that was a master once keeps its number for ever, so that whoever has noted one never means another node by it.
+
+use std::ops::RangeInclusive;
+
+use redis::Value;
+
+use crate::config::server::Address;
+use crate::net::slot::SLOTS;
+
+/// No master is known for the slot.
+const NOBODY: usize = usize::MAX;
+
+/// One node, and where it listens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Node {
+    /// Where to connect to.
+    pub(crate) address: Address,
+    /// By what else other nodes may call it.
+    others: Vec<Address>,
+}
+
+impl Node {
+    pub(crate) fn at(address: Address) -> Self {
+        Self {
+            address,
+            others: Vec::new(),
+        }
+    }
+
+    fn is_called(&self, address: &Address) -> bool {
+        self.address == *address || self.others.contains(address)
+    }
+}
+
+/// A range of slots, and who has them.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Shard {
+    slots: RangeInclusive<u16>,
+    master: Node,
+    replicas: Vec<Node>,
+}
+
+/// Reads the answer to `CLUSTER SLOTS` of the node at `asked`, which stands for a node without a name. `by_name` prefers
+/// an announced host name to an address: it is what a certificate is made out to.
+pub(crate) fn shards(reply: &Value, asked: &Address, by_name: bool) -> Option<Vec<Shard>> {
+    let Value::Array(ranges) = reply else {
+        return None;
+    };
+    let read = |range: &Value| {
+        let Value::Array(parts) = range else {
+            return None;
+        };
+        let [first, last, master, replicas @ ..] = parts.as_slice() else {
+            return None;
+        };
+        let slots = number(first)?..=number(last)?;
+        if *slots.end() >= SLOTS {
+            return None;
+        }
+        let replicas = replicas.iter().filter_map(|its| node(its, asked, by_name));
+        Some(Shard {
+            slots,
+            master: node(master, asked, by_name)?,
+            replicas: replicas.collect(),
+        })
+    };
+    ranges.iter().map(read).collect()
+}
+
+fn number(value: &Value) -> Option<u16> {
+    match value {
+        Value::Int(n) => u16::try_from(*n).ok(),
+        _ => None,
+    }
+}
+
+fn text(value: &Value) -> Option<&str> {
+    let text = match value {
+        Value::BulkString(bytes) => std::str::from_utf8(bytes).ok()?,
+        Value::SimpleString(text) => text,
+        _ => return None,
+    };
+    // "?" stands for a host name that was not announced.
+    Some(text).filter(|text| !text.is_empty() && *text != "?")
+}
+
+/// `[host, port, id, [what, value, …]]`
+fn node(value: &Value, asked: &Address, by_name: bool) -> Option<Node> {
+    let Value::Array(parts) = value else {
+        return None;
+    };
+    let [host, port, rest @ ..] = parts.as_slice() else {
+        return None;
+    };
+    let port = number(port)?;
+    let said = match rest {
+        [_, Value::Array(said), ..] => said.as_slice(),
+        _ => &[],
+    };
+    let also = |what: &str| {
+        let mut pairs = said.chunks_exact(2);
+        pairs.find_map(|pair| (text(&pair[0]) == Some(what)).then(|| text(&pair[1]))?)
+    };
+    let host = text(host);
+    let known: Vec<&str> = if by_name {
+        [also("hostname"), host, also("ip")]
+            .into_iter()
+            .flatten()
+            .collect()
+    } else {
+        [host, also("ip"), also("hostname")]
+            .into_iter()
+            .flatten()
+            .collect()
+    };
+    let mut addresses: Vec<_> = known
+        .iter()
+        .map(|host| Address::Tcp((*host).into(), port))
+        .collect();
+    if host.is_none() {
+        // It is reached as the one that was asked.
+        if let Address::Tcp(host, _) = asked {
+            addresses.push(Address::Tcp(host.clone(), port));
+        }
+    }
+    if addresses.is_empty() {
+        return None;
+    }
+    let address = addresses.remove(0);
+    Some(Node {
+        address,
+        others: addresses,
+    })
+}
+
+/// The slot and the node that a redirection names: `<slot> <host>:<port>`; a node without a name is that at `asked`.
+pub(crate) fn redirection(detail: &str, asked: &Address) -> Option<(u16, Address)> {
+    let mut parts = detail.split_ascii_whitespace();
+    let slot = parts.next()?.parse().ok().filter(|slot| *slot < SLOTS)?;
+    let (host, port) = parts.next()?.rsplit_once(':')?;
+    let port = port.parse().ok()?;
+    let host = match (host, asked) {
+        ("" | "?", Address::Tcp(host, _)) => host.clone(),
+        _ => host.trim_matches(['[', ']']).to_owned(),
+    };
+    Some((slot, Address::Tcp(host, port)))
+}
+
+/// Who has which slot.
+pub(crate) struct Topology {
+    /// Every node that was ever a master or named as one.
+    nodes: Vec<Node>,
+    /// By slot.
+    owners: Vec<usize>,
+    /// Those that can be asked besides.
+    replicas: Vec<Node>,
+}
+
+impl Topology {
+    pub(crate) fn new() -> Self {
+        Self {
+            nodes: Vec::new(),
+            owners: vec![NOBODY; usize::from(SLOTS)],
+            replicas: Vec::new(),
+        }
+    }
+
+    /// The number of the master that has a slot.
+    pub(crate) fn owner(&self, slot: u16) -> Option<usize> {
+        let owner = self.owners.get(usize::from(slot)).copied();
+        owner.filter(|owner| *owner != NOBODY)
+    }
+
+    /// Whether a node has any slot.
+    pub(crate) fn is_master(&self, node: usize) -> bool {
+        self.owners.contains(&node)
+    }
+
+    pub(crate) fn nodes(&self) -> &[Node] {
+        &self.nodes
+    }
+
+    /// The number of the node that is called so, a new one if none is.
+    pub(crate) fn number(&mut self, node: &Node) -> usize {
+        let known = self
+            .nodes
+            .iter()
+            .position(|its| its.is_called(&node.address));
+        match known {
+            Some(known) => {
+                let its = &mut self.nodes[known];
+                if !node.others.is_empty() {
+                    its.others.clone_from(&node.others);
+                }
+                known
+            }
+            None => {
+                self.nodes.push(node.clone());
+                self.nodes.len() - 1
+            }
+        }
+    }
+
+    /// Takes over what a node has said of all slots, and returns whether anything is different now. A slot that nobody
+    /// has at the moment stays where it was: its keys are nowhere else.
+    pub(crate) fn learn(&mut self, shards: &[Shard]) -> bool {
+        let mut changed = false;
+        for shard in shards {
+            let master = self.number(&shard.master);
+            let slots = usize::from(*shard.slots.start())..=usize::from(*shard.slots.end());
+            for owner in self.owners.get_mut(slots).into_iter().flatten() {
+                changed |= *owner != master;
+                *owner = master;
+            }
+        }
+        if !shards.is_empty() {
+            let replicas = shards.iter().flat_map(|shard| &shard.replicas);
+            self.replicas = replicas.cloned().collect();
+        }
+        changed
+    }
+
+    /// Takes over that a slot has moved; returns the number of its master.
+    pub(crate) fn moved(&mut self, slot: u16, to: Address) -> usize {
+        let to = self.number(&Node::at(to));
+        if let Some(owner) = self.owners.get_mut(usize::from(slot)) {
+            *owner = to;
+        }
+        to
+    }
+
+    /// Every node that may know the slots: masters, their replicas, and those that were masters.
+    pub(crate) fn witnesses(&self) -> Vec<Address> {
+        let (masters, others): (Vec<_>, Vec<_>) =
+            (0..self.nodes.len()).partition(|node| self.is_master(*node));
+        let nodes = |numbers: Vec<usize>| numbers.into_iter().map(|number| &self.nodes[number]);
+        let mut witnesses: Vec<Address> = Vec::new();
+        for node in nodes(masters).chain(&self.replicas).chain(nodes(others)) {
+            if !witnesses.contains(&node.address) {
+                witnesses.push(node.address.clone());
+            }
+        }
+        witnesses
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tcp(host: &str, port: u16) -> Address {
+        Address::Tcp(host.into(), port)
+    }
+
+    fn bulk(text: &str) -> Value {
+        Value::BulkString(text.into())
+    }
+
+    fn node(host: Value, port: i64, said: &[&str]) -> Value {
+        let said = said.iter().map(|its| bulk(its)).collect();
+        Value::Array(vec![host, Value::Int(port), bulk("id"), Value::Array(said)])
+    }
+
+    fn range(first: i64, last: i64, nodes: &[Value]) -> Value {
+        let mut parts = vec![Value::Int(first), Value::Int(last)];
+        parts.extend_from_slice(nodes);
+        Value::Array(parts)
+    }
+
+    fn read(ranges: Vec<Value>) -> Option<Vec<Shard>> {
+        shards(&Value::Array(ranges), &tcp("seed", 1), false)
+    }
+
+    fn plain(port: i64) -> Value {
+        node(bulk("10.0.0.1"), port, &[])
+    }
+
+    #[test]
+    fn a_node_is_found_by_what_it_announces() {
+        let asked = tcp("seed", 7000);
+        let name = ["hostname", "a.example"];
+        for (host, said, by_name, address, others) in [
+            (bulk("10.0.0.1"), &[][..], false, "10.0.0.1", &[][..]),
+            (
+                bulk("10.0.0.1"),
+                &name,
+                false,
+                "10.0.0.1",
+                &["a.example"][..],
+            ),
+            (bulk("10.0.0.1"), &name, true, "a.example", &["10.0.0.1"]),
+            (
+                bulk("a.example"),
+                &["ip", "10.0.0.1"],
+                true,
+                "a.example",
+                &["10.0.0.1"],
+            ),
+            (bulk("?"), &["ip", "10.0.0.1"], true, "10.0.0.1", &["seed"]),
+            (bulk(""), &[], false, "seed", &[]),
+            (Value::Nil, &[], true, "seed", &[]),
+            (bulk("::1"), &[], false, "::1", &[]),
+        ] {
+            let found = super::node(&node(host.clone(), 7001, said), &asked, by_name);
+            let expected = Node {
+                address: tcp(address, 7001),
+                others: others.iter().map(|host| tcp(host, 7001)).collect(),
+            };
+            assert_eq!(found, Some(expected), "{host:?} {said:?}");
+        }
+    }
+
+    #[test]
+    fn an_answer_of_another_shape_is_no_topology() {
+        for odd in [
+            Value::Okay,
+            Value::Nil,
+            Value::Array(vec![Value::Okay]),
+            Value::Array(vec![range(0, 16384, &[plain(1)])]),
+            Value::Array(vec![range(-1, 5, &[plain(1)])]),
+            Value::Array(vec![range(0, 5, &[])]),
+            Value::Array(vec![range(0, 5, &[node(bulk("a"), 70_000, &[])])]),
+        ] {
+            assert_eq!(shards(&odd, &tcp("seed", 1), false), None, "{odd:?}");
+        }
+        assert_eq!(read(Vec::new()), Some(Vec::new()));
+    }
+
+    #[test]
+    fn redirections_name_a_slot_and_a_node() {
+        let asked = tcp("seed", 7000);
+        for (detail, expected) in [
+            ("3999 127.0.0.1:6381", Some((3999, tcp("127.0.0.1", 6381)))),
+            ("3999 ::1:6381", Some((3999, tcp("::1", 6381)))),
+            ("3999 a.example:6381", Some((3999, tcp("a.example", 6381)))),
+            ("3999 :6381", Some((3999, tcp("seed", 6381)))),
+            ("16384 a:1", None),
+            ("3999", None),
+            ("x a:1", None),
+            ("3999 a", None),
+            ("", None),
+        ] {
+            assert_eq!(redirection(detail, &asked), expected, "{detail}");
+        }
+    }
+
+    #[test]
+    fn slots_go_to_whom_the_last_word_gives_them() {
+        let mut known = Topology::new();
+        assert_eq!(known.owner(0), None);
+        let first = vec![
+            range(0, 99, &[plain(1), plain(4)]),
+            range(100, 16383, &[plain(2)]),
+        ];
+        let first = read(first).expect("a topology");
+        assert!(known.learn(&first));
+        assert!(!known.learn(&first), "nothing new");
+        assert_eq!((known.owner(0), known.owner(99)), (Some(0), Some(0)));
+        assert_eq!((known.owner(100), known.owner(16383)), (Some(1), Some(1)));
+        assert_eq!(known.owner(16384), None);
+        // A replica has taken over, and its old master follows it.
+        let second = vec![
+            range(0, 99, &[plain(4), plain(1)]),
+            range(100, 16383, &[plain(2)]),
+        ];
+        assert!(known.learn(&read(second).expect("a topology")));
+        assert_eq!(known.owner(0), Some(2));
+        assert!(!known.is_master(0) && known.is_master(1) && known.is_master(2));
+        let addresses = [2, 4, 1].map(|port| tcp("10.0.0.1", port));
+        assert_eq!(known.witnesses(), addresses);
+        // One slot moves, to a node that is known and to one that is not.
+        assert_eq!(known.moved(7, tcp("10.0.0.1", 2)), 1);
+        assert_eq!(known.moved(8, tcp("10.0.0.9", 9)), 3);
+        let owners = [6, 7, 8, 9].map(|slot| known.owner(slot));
+        assert_eq!(owners, [Some(2), Some(1), Some(3), Some(2)]);
+        // A node that has nothing to say takes nothing away.
+        assert!(!known.learn(&[]));
+        assert_eq!(known.owner(0), Some(2));
+    }
+
+    #[test]
+    fn one_node_with_two_names_has_one_number() {
+        let mut known = Topology::new();
+        let named = node(bulk("10.0.0.1"), 1, &["hostname", "a.example"]);
+        let reply = Value::Array(vec![range(0, 16383, &[named])]);
+        let shards = shards(&reply, &tcp("seed", 1), true).expect("a topology");
+        assert!(known.learn(&shards));
+        assert_eq!(known.nodes()[0].address, tcp("a.example", 1));
+        assert_eq!(known.moved(5, tcp("10.0.0.1", 1)), 0);
+    }
+}
