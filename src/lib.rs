@@ -28,6 +28,7 @@
 //!
 //! [A tour of all of them](guide), and pages about
 //! [the architecture](guide::architecture), [sharing locks with Redisson](guide::with_redisson),
+//! [deployments](guide::deployments): servers tested, and what a server has to offer,
 //! [operations](guide::operations): what happens on a bad day, rights, settings, logs, counters,
 //! [performance](guide::performance) and [testing](guide::testing).
 //!

@@ -1,7 +1,9 @@
+--!df flags=allow-undeclared-keys
 -- readers: which readers of a read-write lock live. In front of the scripts that drop those that died.
 --
--- Redisson's format has a key for each read hold, and only the hash says which readers there are: these are the only keys
--- that a script reaches and that are not among its KEYS. They are in the slot of the lock.
+-- Redisson's format has a key for each read hold, and only the hash says which readers there are. These keys are in the
+-- lock's slot, but not among KEYS: the only ones that a script reaches so. Dragonfly wants the flag above for that; for
+-- other servers it is a comment.
 
 -- What one call looks at: so many readers at a time, and so many holds in all.
 local SOME, holds_to_look_at = 128, 1000

