@@ -3,7 +3,11 @@
 //! A thread that waits for a reply reads the socket itself, and cannot block on several sockets. So it waits on one
 //! connection after another (a *visit*), at first for a millisecond each. Replies that have come are read at once, and
 //! if all servers are about equally far, nearly all replies have come by the end of the first visit. A reader thread for
-//! each connection would cost a thread switch per server.
+//! each connection would cost a thread switch per server. One condition variable for all replies would need them.
+//!
+//! A slow server that is visited before the fast ones delays the round, since Linux may round the time limit of a read up
+//! to four milliseconds or more. With replies after 1, 1 and 5 ms a lock took 5.9 ms in the median, and 2.2 ms in a trial
+//! that visited the fast servers first. With equal delays of 1 or 5 ms the slices cost less than could be measured.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;

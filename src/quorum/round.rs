@@ -1,4 +1,4 @@
-//! One request to all nodes at the same time.
+//! One request to all nodes at the same time. How its replies are waited for: [nodes](crate::quorum::nodes).
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
