@@ -13,9 +13,9 @@
 //!
 //! Redis answers in the order in which it was asked, so the oldest awaiting command owns the next reply.
 //!
-//! A deferred command that has no answer when its connection is lost is *unacknowledged*. Such commands are sent again in
-//! portions, the next when the former is answered, so that nobody's command has to wait behind all of an outage. A command
-//! about a name takes what is unacknowledged about that name along, in front of it.
+//! A deferred command that has no answer when its connection is lost is *unacknowledged*. After an outage there may be very
+//! many, so they are sent again in portions, each once the last one is answered, and other commands go in between. A command
+//! about a name first sends what is unacknowledged about that name, or an acquire would find a hold that is long over.
 //!
 //! A command that another node of a cluster has to be asked first is sent behind `ASKING`, whose reply does not count.
 //!
@@ -39,33 +39,33 @@ const ASKING: &[u8] = b"*1\r\n$6\r\nASKING\r\n";
 /// How many bytes of unacknowledged calls go out before their replies have come.
 const PORTION: usize = if cfg!(test) { 128 } else { 16 * 1024 };
 
-/// How many unacknowledged calls about the same name go out in front of a new one about it.
+/// How many unacknowledged calls about the same name are sent before a new one.
 const SAME_NAME: usize = 64;
 
-/// How long unacknowledged calls are kept back after the server has said that it cannot serve now.
+/// How long no unacknowledged call is sent after the server has replied that it cannot serve now.
 const REST: Duration = Duration::from_millis(50);
 
-/// For how long a script that was sent with its text is counted on to be known.
+/// How long the server is taken to know a script after a command that has shown so.
 ///
-/// A script may be forgotten at any moment, and a process may end right after its last release, whose reply nobody reads.
-/// A text costs the server some microseconds, so it is sent a hundred times a second at most.
+/// It may forget its scripts at any moment, and a process may end right after its last release, whose reply nobody reads.
+/// The text costs the server some microseconds more, so it is sent a hundred times a second at most.
 const KNOWN_FOR: Duration = Duration::from_millis(10);
 
-/// After how long without a command the connection is looked at before it is trusted with another.
+/// After how long without a command the connection is checked before the next one is sent.
 pub(super) const IDLE: Duration = Duration::from_millis(100);
 
-/// The largest buffer that is kept for the next bytes.
+/// The largest buffer that is reused.
 const SPARE: usize = 64 * 1024;
 
-/// All commands of a connection and of those that come after it.
+/// The commands of a client, over one connection after another.
 #[derive(Default)]
 pub(super) struct Pipeline {
     to: Destination,
-    /// What is on its way over the present connection, if there is one.
+    /// The commands on the current connection, if there is one.
     in_flight: Option<InFlight>,
-    /// Deferred calls that no connection has acknowledged, but for those that are under way.
+    /// Deferred calls that have no answer and are not on the current connection.
     unacknowledged: Outbox,
-    /// The server could not serve one of those; until when the others are kept back.
+    /// Until when none of them is sent: the server has replied that it cannot serve now.
     rests_until: Option<Instant>,
 }
 
@@ -78,7 +78,7 @@ pub(crate) struct Destination {
     pub(crate) sharded: bool,
 }
 
-/// What is on its way over one connection.
+/// The commands on one connection.
 pub(super) struct InFlight {
     to: Destination,
     /// To be written.
@@ -86,21 +86,22 @@ pub(super) struct InFlight {
     /// An empty buffer for the next bytes.
     spare: Vec<u8>,
     awaiting: VecDeque<Arc<Call>>,
-    /// When the last reply came, or the oldest of those that are due became due.
+    /// When the last reply came, or a command was sent while none was due.
     pub(super) last_heard: Instant,
-    /// When somebody last read and there was nothing to be read.
+    /// When a thread last read and found nothing.
     pub(super) quiet_at: Instant,
-    /// The first of `bytes` belong to a command whose beginning has been written.
+    /// Part of the first command in `bytes` has been written.
     torn: bool,
     /// The socket did not take all that was to be written; whoever reads writes the rest.
     pub(super) behind: bool,
-    /// It has been idle: the server may have closed it.
+    /// The connection was idle, so the server may have closed it.
     pub(super) doubtful: bool,
-    /// How many of the last portion of unacknowledged calls are not answered.
+    /// How many calls of the last portion have no answer yet.
     portion: usize,
-    /// The scripts that the server has run here, or will before what comes next, and when the last such command was sent.
+    /// The scripts that the server knows, or will by the time it reads the next command, and when the last command that
+    /// shows so was sent.
     known: Vec<(&'static Script, Instant)>,
-    /// Why the connection is given up as soon as all replies have come: the server is no master any more.
+    /// Why the connection is closed once all replies have come: the server is no longer the master.
     leaving: Option<RedisError>,
 }
 
@@ -113,25 +114,25 @@ pub(super) enum Reply {
     Of(Replied),
 }
 
-/// Whose reply it was.
+/// What became of a reply.
 pub(super) struct Replied {
     pub(super) call: Arc<Call>,
     /// A deferred call is to be sent to another node.
     pub(super) elsewhere: Option<RedisError>,
-    /// Its thread waits to be woken.
+    /// The call's thread waits to be woken.
     pub(super) following: bool,
-    /// Why the connection is to be given up now.
+    /// Why the connection has to be closed now, if so.
     pub(super) leaving: Option<RedisError>,
 }
 
-/// What a lost connection leaves.
+/// What is left of a lost connection.
 pub(super) struct Lost {
     /// Those that had no reply.
     pub(super) calls: Vec<Arc<Call>>,
-    /// What undoes the acquires among them. They may lie unread in the server's buffer, and would be carried out when a new
-    /// owner has long been and gone.
+    /// Requests that undo the acquires among them. The server may still have those unread, and execute them after the next
+    /// holder has come and gone.
     pub(super) undoing: Vec<u8>,
-    /// The last command was written in part, so nothing can follow it.
+    /// The last command was written in part, so nothing can be sent after it.
     pub(super) torn: bool,
 }
 
@@ -171,8 +172,8 @@ impl Pipeline {
         !self.unacknowledged.is_empty()
     }
 
-    /// Queues a call behind all that were submitted before it, if there is a connection; a deferred one is sent later
-    /// otherwise, and is while the socket is full.
+    /// Queues a call after all others, if there is a connection. Without one, or while the socket is full, a deferred call
+    /// is kept and sent later.
     pub(super) fn submit(&mut self, call: &Arc<Call>, now: Instant) -> bool {
         match &mut self.in_flight {
             Some(in_flight) if !(in_flight.behind && call.deferred.is_some()) => {
@@ -229,7 +230,7 @@ impl Pipeline {
         self.rests_until.is_some_and(|until| now < until)
     }
 
-    /// Queues an unacknowledged call before all others of its kind, if the server can be asked.
+    /// Queues this one of the unacknowledged calls now, if the server can be asked.
     pub(super) fn bring(&mut self, call: &Arc<Call>, now: Instant) -> bool {
         let rests = self.rests(now);
         match &mut self.in_flight {
