@@ -12,7 +12,7 @@ use crate::acquire::listening::Listening;
 use crate::acquire::spec::{HoldParams, LockSpec};
 use crate::acquire::wait_mode::WaitMode;
 use crate::acquire::writer_preference::Reader;
-use crate::acquire::{self, Busy, NoReply, Outcome, Reply, Strategy, quorum, yielding};
+use crate::acquire::{self, Busy, NoReply, Outcome, Prepared, Reply, Strategy, quorum, yielding};
 use crate::error::LossReason;
 use crate::error::{Error, Result};
 use crate::hold::entry::wake;
@@ -165,18 +165,18 @@ impl<'a> Contender<'a> {
         }
     }
 
-    /// After the tenure, lets other processes go first if any were notified; `true` if that took time.
+    /// After the tenure lets others go first, if there are any and there is time before `until`; `true` if that took time.
     ///
-    /// A single attempt does so too, but without a subscription.
-    pub(crate) fn yield_to_others(&mut self) -> Result<bool> {
+    /// One attempt does the same, but does not subscribe for it.
+    pub(crate) fn yield_to_others(&mut self, until: Instant) -> Result<bool> {
         let Start::YieldAfter(release) = std::mem::replace(&mut self.start, Start::Ask) else {
             return Ok(false);
         };
-        let (lock, wait, deadline) = (self.lock, self.wait, self.wait.deadline());
+        let (lock, wait) = (self.lock, self.wait);
         let session = lock.session();
         let stop = || lock.must_stop(wait);
         let span = if self.entry.protocol.kind().is_notified {
-            if !yielding::were_others_notified(session, &release, false, deadline, &stop) {
+            if !yielding::were_others_notified(session, &release, false, until, &stop) {
                 return Ok(true);
             }
             yielding::FOR
@@ -185,8 +185,8 @@ impl<'a> Contender<'a> {
                 Some(quorum) => quorum.yield_for(yielding::FOR_UNNOTIFIED),
                 None => yielding::FOR_UNNOTIFIED,
             };
-            if deadline.has_passed(Instant::now() + 2 * span) {
-                // There is no time for the pause.
+            if Instant::now() + 2 * span >= until {
+                // Without time for the pause it asks at once.
                 return Ok(false);
             }
             span
@@ -197,7 +197,7 @@ impl<'a> Contender<'a> {
         } else {
             None
         };
-        yielding::yield_to_others(session, waiter.as_ref(), span, deadline, &stop);
+        yielding::yield_to_others(session, waiter.as_ref(), span, until, &stop);
         Ok(true)
     }
 
@@ -433,8 +433,12 @@ impl Strategy for Contender<'_> {
 
     const DOING: &'static str = "acquiring the lock";
 
-    fn is_ready(&mut self) -> Result<bool> {
-        Ok(!self.yield_to_others()?)
+    fn prepare(&mut self, until: Instant) -> Result<Prepared> {
+        Ok(if self.yield_to_others(until)? {
+            Prepared::Yielded
+        } else {
+            Prepared::Asks
+        })
     }
 
     fn ask(&mut self, until: Instant) -> std::result::Result<Answered, NoReply> {

@@ -86,6 +86,16 @@ impl From<Error> for NoReply {
     }
 }
 
+/// What a thread has done before it asks Redis.
+pub(crate) enum Prepared {
+    /// Nothing, or nothing that is left to do: it asks now.
+    Asks,
+    /// It has yielded to other processes, and waited for Redis to do so: that time is part of the response timeout.
+    Yielded,
+    /// It has waited for another thread of this process, which has what it wants.
+    Waited,
+}
+
 /// How the loop ended.
 pub(crate) enum Outcome<G> {
     Granted(G),
@@ -126,9 +136,9 @@ pub(crate) trait Strategy {
         false
     }
 
-    /// Whether to ask Redis now; `false` if it has waited for something else, and has to check again.
-    fn is_ready(&mut self) -> Result<bool> {
-        Ok(true)
+    /// Called until it asks. If it yields, that is over in time for a question that has to be answered by `until`.
+    fn prepare(&mut self, _until: Instant) -> Result<Prepared> {
+        Ok(Prepared::Asks)
     }
 
     /// Whether a wakeup by a thread of this process has not been read yet: then there is no reason to park.
@@ -175,6 +185,8 @@ pub(crate) fn acquire<S: Strategy>(
     let mut was_refused = false;
     let mut parked = 0;
     let mut woken = false;
+    // When the time for the next question began: yielding is part of it.
+    let mut asks_since = None;
     loop {
         if let Some(grant) = strategy.handed_over()? {
             return Ok(Outcome::Granted(grant));
@@ -182,16 +194,25 @@ pub(crate) fn acquire<S: Strategy>(
         if spec.must_stop(wait) {
             return Err(spec.stopped());
         }
-        let began = Instant::now();
-        if has_waited && deadline.has_passed(began) {
+        let now = Instant::now();
+        if has_waited && deadline.has_passed(now) {
             return Ok(Outcome::TooLate);
         }
-        if !strategy.is_ready()? {
-            has_waited = true;
-            continue;
+        let began = *asks_since.get_or_insert(now);
+        let budget = wait.budget(began, session.response_timeout);
+        match strategy.prepare(budget.until)? {
+            Prepared::Asks => asks_since = None,
+            Prepared::Yielded => {
+                has_waited = true;
+                continue;
+            }
+            Prepared::Waited => {
+                has_waited = true;
+                asks_since = None;
+                continue;
+            }
         }
         let before = strategy.listening().known_signals();
-        let budget = wait.budget(began, session.response_timeout);
         let busy = match strategy.ask(budget.until) {
             Ok(Reply::Granted(grant)) => {
                 if S::IS_ANNOUNCED && parked > 0 && !woken {

@@ -284,8 +284,11 @@ impl Members {
             }
         }
         for (index, came) in &mut coming {
+            let until = round
+                .deadline()
+                .or(Instant::now() + self.response_timeout());
             if let Pending::Contends(contender) = came
-                && let Err(err) = contender.yield_to_others()
+                && let Err(err) = contender.yield_to_others(until)
             {
                 return Asked::Failed(vec![(*index, err)]);
             }

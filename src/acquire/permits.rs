@@ -10,7 +10,7 @@ use crate::acquire::listening::Listening;
 use crate::acquire::spec::LockSpec;
 use crate::acquire::wait_mode::WaitMode;
 use crate::acquire::yielding;
-use crate::acquire::{self, Busy, NoReply, Outcome, Reply, Strategy};
+use crate::acquire::{self, Busy, NoReply, Outcome, Prepared, Reply, Strategy};
 use crate::error::{Error, Result};
 use crate::hold::{Entry, EntryState, Waiter, Wakeup};
 use crate::local::queued_thread::{News, QueuedThread, YieldAfter};
@@ -208,7 +208,7 @@ impl Strategy for Permits<'_> {
         self.queued.as_ref().is_some_and(|queued| queued.has_news())
     }
 
-    fn is_ready(&mut self) -> Result<bool> {
+    fn prepare(&mut self, until: Instant) -> Result<Prepared> {
         let now = Instant::now();
         let mut state = self.entry.lock();
         let local = state.local_semaphore();
@@ -217,26 +217,27 @@ impl Strategy for Permits<'_> {
             if let Some(until) = local.exhausted_until(self.permits, now) {
                 drop(state);
                 self.wait_for_news(Some(until))?;
-                return Ok(false);
+                return Ok(Prepared::Waited);
             }
         }
-        let may_yield = self.queued.is_some() || !self.has_yielded;
+        // Once for each question, which would never be asked in time otherwise.
+        let may_yield = !self.has_yielded;
         let release = may_yield.then(|| local.yield_after(now)).flatten();
         drop(state);
         let Some(YieldAfter { call, we_listened }) = release else {
             self.has_asked = true;
-            return Ok(true);
+            self.has_yielded = false;
+            return Ok(Prepared::Asks);
         };
         self.has_yielded = true;
         let stop = || self.is_handed_over() || self.spec.must_stop(self.wait);
         let session = self.spec.session();
-        let deadline = self.wait.deadline();
-        if yielding::were_others_notified(session, &call, we_listened, deadline, &stop) {
+        if yielding::were_others_notified(session, &call, we_listened, until, &stop) {
             let waiter = self.queued.as_ref().map(|queued| &queued.waiter);
-            yielding::yield_to_others(session, waiter, yielding::FOR, deadline, &stop);
+            yielding::yield_to_others(session, waiter, yielding::FOR, until, &stop);
         }
         // There may be no time left, or no need.
-        Ok(false)
+        Ok(Prepared::Yielded)
     }
 
     fn ask(&mut self, until: Instant) -> std::result::Result<Reply<Instant>, NoReply> {

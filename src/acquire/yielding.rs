@@ -8,7 +8,7 @@ use crate::hold::Waiter;
 use crate::net::call::Call;
 use crate::protocol::script::{self, Released};
 use crate::session::Session;
-use crate::time::{self, Deadline};
+use crate::time;
 
 /// How long others go first.
 ///
@@ -18,18 +18,19 @@ pub(crate) const FOR: Duration = Duration::from_micros(300);
 /// How long others go first where no release is announced: the shortest of their pauses.
 pub(crate) const FOR_UNNOTIFIED: Duration = Duration::from_millis(1);
 
-/// How long to wait for the reply to the last release, which says how many subscribers were notified.
+/// How long to wait at most for the reply to the last release, which says how many subscribers were notified.
 const COUNTED_WITHIN: Duration = Duration::from_millis(250);
 
-/// Whether other processes were notified of the release.
+/// Whether other processes were notified of the release. Half of the time `until` then is left to the request that follows.
 pub(crate) fn were_others_notified(
     session: &Session,
     release: &Arc<Call>,
     we_listened: bool,
-    deadline: Deadline,
+    until: Instant,
     stop: &dyn Fn() -> bool,
 ) -> bool {
-    let until = deadline.or(Instant::now() + COUNTED_WITHIN);
+    let now = Instant::now();
+    let until = now + COUNTED_WITHIN.min(until.saturating_duration_since(now) / 2);
     let Ok((value, _)) = session.connection.wait(release, until, stop) else {
         return false;
     };
@@ -38,16 +39,16 @@ pub(crate) fn were_others_notified(
     matches!(script::released(&value), Ok(Released::Yes { listeners }) if listeners > own || !counted)
 }
 
-/// Lets others go first for `span`, or until a message comes if the thread listens.
+/// Lets others go first for `span`, or until a message comes if the thread listens; not beyond `until`.
 pub(crate) fn yield_to_others(
     session: &Session,
     waiter: Option<&Arc<Waiter>>,
     span: Duration,
-    deadline: Deadline,
+    until: Instant,
     stop: &dyn Fn() -> bool,
 ) {
     session.counters.held_back.add(1);
-    let until = deadline.or(Instant::now() + span);
+    let until = until.min(Instant::now() + span);
     let Some(waiter) = waiter else {
         let span = until.saturating_duration_since(Instant::now());
         time::sleep_unless(span, stop);

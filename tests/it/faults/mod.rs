@@ -6,3 +6,4 @@ mod failover;
 mod network;
 mod outage;
 mod server;
+mod waits;
