@@ -12,11 +12,11 @@ use std::cell::OnceCell;
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::acquire::Outcome;
 use crate::acquire::contender::Contender;
 use crate::acquire::guard::GuardInner;
 use crate::acquire::spec::{HoldParams, LockSpec};
 use crate::acquire::wait_mode::WaitMode;
+use crate::acquire::{Busy, Outcome};
 use crate::error::{LossReason, Result};
 use crate::hold::entry::wake;
 use crate::hold::validity::Duty;
@@ -31,8 +31,10 @@ use crate::time::Deadline;
 /// What a thread has got without asking Redis.
 pub(crate) enum Pending<'a> {
     Held(GuardInner),
-    /// Another thread of this process is ahead, or the time was up.
+    /// A thread of this process is before it.
     Busy,
+    /// The time was up.
+    TooLate,
     Contends(Contender<'a>),
 }
 
@@ -57,7 +59,8 @@ impl LockSpec {
     pub(crate) fn finish(&self, pending: Result<Pending<'_>>) -> Result<Outcome<GuardInner>> {
         let outcome = pending.and_then(|pending| match pending {
             Pending::Held(held) => Ok(Outcome::Granted(held)),
-            Pending::Busy => Ok(Outcome::TooLate),
+            Pending::Busy => Ok(Outcome::Busy(Busy::default())),
+            Pending::TooLate => Ok(Outcome::TooLate),
             Pending::Contends(contender) => contender.run(),
         });
         if !matches!(outcome, Ok(Outcome::Granted(_))) {
@@ -135,7 +138,7 @@ impl LockSpec {
                         return Ok(Pending::Busy);
                     };
                     match self.wait_in_queue(&entry, ticket, waiter, deadline)? {
-                        None => return Ok(Pending::Busy),
+                        None => return Ok(Pending::TooLate),
                         Some(Wakeup::Granted(hold)) => {
                             if self.is_still_ours(&hold) {
                                 match self.mode {
@@ -190,7 +193,7 @@ impl LockSpec {
                                 count + 1,
                             )));
                         }
-                        Reentered::TooLate => return Ok(Pending::Busy),
+                        Reentered::TooLate => return Ok(Pending::TooLate),
                         Reentered::Lost => {}
                     }
                 }
@@ -238,8 +241,8 @@ impl LockSpec {
                 .renew(hold, params.lease, params.ttl, count, until, &stop);
         let (renewed, sent_at) = match asked {
             Ok(answer) => answer,
-            Err(NotRenewed::Late(_)) if budget.callers => return Ok(Reentered::TooLate),
             Err(NotRenewed::Stopped) => return Err(self.stopped()),
+            Err(NotRenewed::Late(_)) if budget.callers => return Ok(Reentered::TooLate),
             Err(NotRenewed::Late(err) | NotRenewed::Failed(err)) => return Err(err),
         };
         let in_time = hold.is_valid(Instant::now());
