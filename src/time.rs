@@ -80,7 +80,14 @@ impl Deadline {
 /// | it ended with | nothing is known against the server | the server is known to be away, or refused |
 /// | --- | --- | --- |
 /// | the caller's time | not in time: `Ok(None)` | an error |
-/// | the response timeout | an error, also for the threads queued behind it | the same; a refusal concerns the caller alone |
+/// | the response timeout | an error, also for those who wait in line | the same; a refusal concerns the caller alone |
+///
+/// Of several ends that a wait comes to at the same moment the first of these counts:
+///
+/// 1. It was granted, by Redis or by a thread of this process.
+/// 2. Something is known to have gone wrong, also if another thread has found that out for all who wait.
+/// 3. The client is closed, or the token cancelled.
+/// 4. The caller's time is up.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Budget {
     pub(crate) until: Instant,

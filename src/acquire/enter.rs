@@ -242,6 +242,7 @@ impl LockSpec {
         let (renewed, sent_at) = match asked {
             Ok(answer) => answer,
             Err(NotRenewed::Stopped) => return Err(self.stopped()),
+            Err(NotRenewed::Late(_)) if budget.callers && stop() => return Err(self.stopped()),
             Err(NotRenewed::Late(_)) if budget.callers => return Ok(Reentered::TooLate),
             Err(NotRenewed::Late(err) | NotRenewed::Failed(err)) => return Err(err),
         };

@@ -131,9 +131,9 @@ pub(crate) trait Strategy {
         Ok(None)
     }
 
-    /// Whether that has happened. Then there is no need to wait for the reply of Redis.
-    fn is_handed_over(&self) -> bool {
-        false
+    /// It waits no longer. What has been handed over by then is its own.
+    fn withdraw(&mut self) -> Result<Option<Self::Grant>> {
+        self.handed_over()
     }
 
     /// Called until it asks. If it yields, that is over in time for a question that has to be answered by `until`.
@@ -191,12 +191,9 @@ pub(crate) fn acquire<S: Strategy>(
         if let Some(grant) = strategy.handed_over()? {
             return Ok(Outcome::Granted(grant));
         }
-        if spec.must_stop(wait) {
-            return Err(spec.stopped());
-        }
         let now = Instant::now();
-        if has_waited && deadline.has_passed(now) {
-            return Ok(Outcome::TooLate);
+        if spec.must_stop(wait) || has_waited && deadline.has_passed(now) {
+            return end(strategy, spec, wait, Outcome::TooLate);
         }
         let began = *asks_since.get_or_insert(now);
         let budget = wait.budget(began, session.response_timeout);
@@ -222,15 +219,17 @@ pub(crate) fn acquire<S: Strategy>(
             }
             Ok(Reply::Busy(busy)) => busy,
             Ok(Reply::HandedOver) => continue,
-            Err(NoReply::Unanswered(_)) if strategy.is_handed_over() => continue,
             Err(NoReply::Unanswered(failure)) if budget.was_too_short(&failure) => {
-                return Ok(Outcome::TooLate);
+                return end(strategy, spec, wait, Outcome::TooLate);
             }
             Err(NoReply::Unanswered(failure)) => {
                 if budget.concerns_all(&failure) {
                     strategy.dismiss(&failure);
                 }
-                return Err(spec.error(S::DOING, failure));
+                return match strategy.withdraw()? {
+                    Some(grant) => Ok(Outcome::Granted(grant)),
+                    None => Err(spec.error(S::DOING, failure)),
+                };
             }
             Err(NoReply::Final(err)) => return Err(err),
         };
@@ -238,8 +237,11 @@ pub(crate) fn acquire<S: Strategy>(
             has_waited = true;
             continue;
         }
-        if !wait.asks_again() || deadline.has_passed(Instant::now()) {
+        if !wait.asks_again() {
             return Ok(Outcome::Busy(busy));
+        }
+        if deadline.has_passed(Instant::now()) {
+            return end(strategy, spec, wait, Outcome::Busy(busy));
         }
         if !std::mem::replace(&mut was_refused, true) {
             strategy.may_wait()?;
@@ -274,6 +276,20 @@ pub(crate) fn acquire<S: Strategy>(
         if now.messages != seen.messages {
             session.counters.wakes.add(1);
         }
+    }
+}
+
+/// It ends with `outcome` unless something else has come first: see [`Budget`](time::Budget).
+fn end<S: Strategy>(
+    strategy: &mut S,
+    spec: &LockSpec,
+    wait: WaitMode,
+    outcome: Outcome<S::Grant>,
+) -> Result<Outcome<S::Grant>> {
+    match strategy.withdraw()? {
+        Some(grant) => Ok(Outcome::Granted(grant)),
+        None if spec.must_stop(wait) => Err(spec.stopped()),
+        None => Ok(outcome),
     }
 }
 

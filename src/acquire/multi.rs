@@ -147,7 +147,7 @@ impl Members {
                     };
                 }
                 Gathered::Busy(index) => index,
-                Gathered::TooLate => return Ok(None),
+                Gathered::TooLate => return self.in_vain(wait),
             };
             let WaitMode::Until(deadline) = wait else {
                 return Ok(None);
@@ -158,30 +158,42 @@ impl Members {
                 self.pause(until.saturating_duration_since(Instant::now()), wait)?;
             }
             if deadline.has_passed(Instant::now()) {
-                return Ok(None);
+                return self.in_vain(wait);
             }
             // A server that was unreachable may answer by now.
             self.check_servers(wait)?;
             // Nothing is held now.
             waited_for = match self.parts[index].acquire(wait) {
                 Ok(Some(held)) => Some((index, held)),
-                Ok(None) => return Ok(None),
+                Ok(None) => return self.in_vain(wait),
                 Err(err) => return Err(self.failed(vec![(index, err)])),
             };
         }
     }
 
+    /// A member whose token or client ends the wait.
+    fn stopped(&self, wait: WaitMode) -> Option<&LockSpec> {
+        self.parts.iter().find(|part| part.must_stop(wait))
+    }
+
     /// Sleeps, unless it has to stop.
     fn pause(&self, span: Duration, wait: WaitMode) -> Result<()> {
-        let stopped = || self.parts.iter().find(|part| part.must_stop(wait));
-        time::sleep_unless(span, &|| stopped().is_some());
-        match stopped() {
+        time::sleep_unless(span, &|| self.stopped(wait).is_some());
+        match self.stopped(wait) {
             Some(part) => Err(part.stopped()),
             None => Ok(()),
         }
     }
 
-    /// Checks that members with the same key are on different servers, as far as these answer.
+    /// Time is up, unless it had to stop.
+    fn in_vain<T>(&self, wait: WaitMode) -> Result<Option<T>> {
+        match self.stopped(wait) {
+            Some(part) => Err(part.stopped()),
+            None => Ok(None),
+        }
+    }
+
+    /// Whether members of one key are those of different servers, as far as these can be asked now.
     fn check_servers(&self, wait: WaitMode) -> Result<()> {
         for indices in &*self.namesakes {
             let until = Instant::now() + self.response_timeout();

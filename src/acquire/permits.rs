@@ -37,10 +37,10 @@ pub(crate) fn take(
     let _contending = session.contending();
     spec.check_going(wait)?;
     session.start_watchdog()?;
-    let taken = Permits::enter(spec, entry, permits, wait).and_then(|entered| match entered {
+    let taken = match Permits::enter(spec, entry, permits, wait) {
         Some(mut strategy) => acquire::acquire(&mut strategy, spec, wait).map(Outcome::granted),
         None => Ok(None),
-    });
+    };
     if !matches!(taken, Ok(Some(_))) {
         session.watchdog.housekeep_soon();
     }
@@ -65,14 +65,14 @@ struct Permits<'a> {
 }
 
 impl<'a> Permits<'a> {
-    /// Gets into the queue and waits there until it is the first; `None` if that was not in time. One that does not wait
-    /// must not overtake those in the queue, or a request for many could starve.
+    /// Gets into the queue and waits there until it is the first, or its time is up. `None` for one that does not wait if
+    /// others do: it must not overtake those in the queue, or a request for many could starve.
     fn enter(
         spec: &'a LockSpec,
         entry: &'a Arc<Entry>,
         permits: u32,
         wait: WaitMode,
-    ) -> Result<Option<Self>> {
+    ) -> Option<Self> {
         let mut one = Self {
             spec,
             wait,
@@ -90,23 +90,23 @@ impl<'a> Permits<'a> {
         if !wait.asks_again() {
             let is_before_others = !local.has_waiters();
             drop(state);
-            return Ok(is_before_others.then_some(one));
+            return is_before_others.then_some(one);
         }
         let queued = QueuedThread::new();
         let (ticket, is_first) = local.enter(permits, Arc::clone(&queued));
         drop(state);
         one.listening = Listening::of(Arc::clone(&queued.waiter), !is_first);
         (one.queued, one.ticket) = (Some(queued), Some(ticket));
-        if !is_first && !one.wait_for_news(None)? {
-            return Ok(None);
+        if !is_first {
+            one.wait_for_news(None);
         }
-        Ok(Some(one))
+        Some(one)
     }
 
-    /// Parks until there is news, or `until`; `false` if the deadline came first.
-    fn wait_for_news(&mut self, until: Option<Instant>) -> Result<bool> {
+    /// Parks until there is news, or `until`, or it has to stop.
+    fn wait_for_news(&mut self, until: Option<Instant>) {
         let Some(queued) = self.queued.clone() else {
-            return Ok(true);
+            return;
         };
         self.watch(&queued.waiter);
         if let Some(token) = &self.spec.cancel {
@@ -116,13 +116,26 @@ impl<'a> Permits<'a> {
         let deadline = self.wait.deadline();
         let ends = until.map_or(deadline, |until| Deadline::at(deadline.or(until)));
         queued.waiter.wait_in_queue(ends, &stop);
-        if queued.has_news() {
-            return Ok(true);
+    }
+
+    /// Leaves the queue, unless others have called it out of there.
+    fn leave_queue(&mut self) {
+        let Some(ticket) = self.ticket.take() else {
+            return;
+        };
+        let mut state = self.entry.lock();
+        let first = state.local_semaphore().withdraw(ticket).flatten();
+        if let Some(first) = &first {
+            first.store(News::First);
         }
-        if self.spec.must_stop(self.wait) {
-            return Err(self.spec.stopped());
+        drop(state);
+        if let Some(first) = first {
+            first.waiter.wake();
         }
-        Ok(false)
+    }
+
+    fn is_handed_over(&self) -> bool {
+        self.queued.as_ref().is_some_and(|queued| queued.is_given())
     }
 
     /// Has the closing of the client wake it.
@@ -200,8 +213,9 @@ impl Strategy for Permits<'_> {
         }
     }
 
-    fn is_handed_over(&self) -> bool {
-        self.queued.as_ref().is_some_and(|queued| queued.is_given())
+    fn withdraw(&mut self) -> Result<Option<Instant>> {
+        self.leave_queue();
+        self.handed_over()
     }
 
     fn has_news(&self) -> bool {
@@ -216,7 +230,7 @@ impl Strategy for Permits<'_> {
             // Once it has asked, it is notified of what changes.
             if let Some(until) = local.exhausted_until(self.permits, now) {
                 drop(state);
-                self.wait_for_news(Some(until))?;
+                self.wait_for_news(Some(until));
                 return Ok(Prepared::Waited);
             }
         }
@@ -321,29 +335,12 @@ impl Strategy for Permits<'_> {
 impl Drop for Permits<'_> {
     fn drop(&mut self) {
         self.listening.leave();
-        let Some(ticket) = self.ticket else {
-            return;
-        };
-        let mut state = self.entry.lock();
-        match state.local_semaphore().withdraw(ticket) {
-            Some(first) => {
-                if let Some(first) = &first {
-                    first.store(News::First);
-                }
-                drop(state);
-                if let Some(first) = first {
-                    first.waiter.wake();
-                }
-            }
-            None => {
-                // Woken at the last moment: it was taken off the queue already.
-                drop(state);
-                let news = self.queued.as_ref().and_then(|queued| queued.take_news());
-                if let Some(News::Given { since }) = news {
-                    let session = self.spec.session();
-                    drop(give(session, self.entry, self.permits, since));
-                }
-            }
+        self.leave_queue();
+        let news = self.queued.as_ref().and_then(|queued| queued.take_news());
+        if let Some(News::Given { since }) = news {
+            // It came too late to be taken.
+            let session = self.spec.session();
+            drop(give(session, self.entry, self.permits, since));
         }
     }
 }

@@ -142,7 +142,8 @@ impl<W: Send> Listener for Waiter<W> {
 ///
 /// Given to a handle with `cancel_on`. Clones are the same token. Once cancelled it stays cancelled: waits that have
 /// begun end with [`Error::Cancelled`](crate::Error::Cancelled), within a few milliseconds while parked and within
-/// about 64 ms while Redis owes an answer, and later ones end at once. A lock that was granted first is returned.
+/// about 64 ms while Redis owes an answer, and later ones end at once. A lock that was granted first is returned. A wait
+/// whose time is up as well by then ends with `Cancelled`, not with `Ok(None)`.
 ///
 /// ```
 /// let token = redlatch::CancelToken::new();
