@@ -128,7 +128,7 @@ impl<'a> Contender<'a> {
             under,
             start,
             ahead: None,
-            listening: queued.map_or_else(Listening::default, |waiter| Listening::of(waiter, true)),
+            listening: queued.map_or_else(Listening::default, Listening::queued),
             is_granted: false,
             _contending: lock.session().contending(),
         }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::hold::Waiter;
-use crate::local::waiter::Signals;
+use crate::local::waiter::{CancelToken, Signals};
 use crate::net::subscriber::{POLL_CAP_UNHEARD, Subscription};
 use crate::session::Session;
 
@@ -13,25 +13,49 @@ use crate::session::Session;
 pub(crate) struct Listening {
     waiter: Option<Arc<Waiter>>,
     was_queued: bool,
-    /// The index of the name that it listens to, if there are several; `None` before it listens.
+    /// A cancelled token wakes it.
+    is_watched: bool,
+    /// Of several names the one that is listened for, once that has begun.
     on: Option<usize>,
     /// `None` if nothing is announced.
     subscription: Option<Subscription>,
 }
 
 impl Listening {
-    /// For a thread that has a waiter already. `was_queued`: it has waited in the queue of this process.
-    pub(crate) fn of(waiter: Arc<Waiter>, was_queued: bool) -> Self {
+    /// For a thread that others reach by this waiter.
+    pub(crate) fn of(waiter: Arc<Waiter>) -> Self {
         Self {
             waiter: Some(waiter),
-            was_queued,
             ..Self::default()
         }
     }
 
-    /// Whether its thread has spent time in the queue of this process.
+    /// The same, for one that has waited in the queue of this process, where its token could wake it.
+    pub(crate) fn queued(waiter: Arc<Waiter>) -> Self {
+        Self {
+            was_queued: true,
+            is_watched: true,
+            ..Self::of(waiter)
+        }
+    }
+
+    /// Its thread has spent time in the queue of this process.
+    pub(crate) fn has_queued(&mut self) {
+        self.was_queued = true;
+    }
+
+    /// Whether it has.
     pub(crate) fn was_queued(&self) -> bool {
         self.was_queued
+    }
+
+    /// From now on the token wakes it, if there is one: a token forgets those that it wakes only when they are gone.
+    pub(crate) fn watch(&mut self, token: Option<&CancelToken>) {
+        if let Some(token) = token
+            && !std::mem::replace(&mut self.is_watched, true)
+        {
+            token.watch(self.waiter());
+        }
     }
 
     pub(crate) fn waiter(&mut self) -> &Arc<Waiter> {
@@ -96,5 +120,25 @@ impl Listening {
     pub(crate) fn leave(&mut self) -> Option<usize> {
         self.subscription.take()?.leave();
         self.on
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_knows_a_thread_once_however_often_that_waits() {
+        let (token, other) = (CancelToken::new(), CancelToken::new());
+        let (mut listening, mut queued) = (
+            Listening::of(Waiter::new()),
+            Listening::queued(Waiter::new()),
+        );
+        for _ in 0..3 {
+            listening.watch(None);
+            listening.watch(Some(&token));
+            queued.watch(Some(&other));
+        }
+        assert_eq!((token.watched(), other.watched()), (1, 0));
     }
 }

@@ -304,10 +304,8 @@ pub(crate) fn listen<S: Strategy>(strategy: &mut S, spec: &LockSpec, on: usize) 
         if channel.is_some() {
             session.start_subscriber()?;
         }
+        strategy.listening().watch(spec.cancel.as_ref());
         let waiter = Arc::clone(strategy.listening().waiter());
-        if let Some(token) = &spec.cancel {
-            token.watch(&waiter);
-        }
         strategy.begins_to_wait(&waiter);
     }
     strategy.listening().begin(session, on, channel);

@@ -95,10 +95,11 @@ impl<'a> Permits<'a> {
         let queued = QueuedThread::new();
         let (ticket, is_first) = local.enter(permits, Arc::clone(&queued));
         drop(state);
-        one.listening = Listening::of(Arc::clone(&queued.waiter), !is_first);
+        one.listening = Listening::of(Arc::clone(&queued.waiter));
         (one.queued, one.ticket) = (Some(queued), Some(ticket));
         if !is_first {
             one.wait_for_news(None);
+            one.listening.has_queued();
         }
         Some(one)
     }
@@ -109,9 +110,7 @@ impl<'a> Permits<'a> {
             return;
         };
         self.watch(&queued.waiter);
-        if let Some(token) = &self.spec.cancel {
-            token.watch(&queued.waiter);
-        }
+        self.listening.watch(self.spec.cancel.as_ref());
         let stop = || queued.has_news() || self.spec.must_stop(self.wait);
         let deadline = self.wait.deadline();
         let ends = until.map_or(deadline, |until| Deadline::at(deadline.or(until)));

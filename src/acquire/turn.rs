@@ -74,7 +74,12 @@ impl<'a> Turn<'a> {
     }
 
     pub(crate) fn listening(&self) -> Listening {
-        Listening::of(Arc::clone(&self.waiter), self.was_queued)
+        let waiter = Arc::clone(&self.waiter);
+        if self.was_queued {
+            Listening::queued(waiter)
+        } else {
+            Listening::of(waiter)
+        }
     }
 
     /// Redis had too few: the thread waits from now on.

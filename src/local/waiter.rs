@@ -205,6 +205,12 @@ impl CancelToken {
         self.inner.cancelled.load(Ordering::SeqCst)
     }
 
+    /// How many waiters a cancel would wake, or try to.
+    #[cfg(test)]
+    pub(crate) fn watched(&self) -> usize {
+        self.inner.waiters.lock().len()
+    }
+
     /// From now on a cancel wakes `waiter`. Also drops waiters that no longer exist, so that the list stays short.
     pub(crate) fn watch<W: Wake + 'static>(&self, waiter: &Arc<W>) {
         let waiter = Arc::downgrade(waiter);
