@@ -34,7 +34,7 @@ pub(crate) fn ask(
         let short = match quorum.ask(entry, bid, until, &stop) {
             Asked::Granted { hold, sent_at } => return Ok(Reply::Granted((hold, sent_at))),
             Asked::Busy => return Ok(Reply::Busy(Busy::default())),
-            Asked::TooLate => return Err(lock.lost(LossReason::Expired).into()),
+            Asked::GrantedTooLate => return Err(lock.lost(LossReason::Expired).into()),
             Asked::TooFew(short) => short,
         };
         if stop() {

@@ -55,8 +55,8 @@ pub(crate) enum Asked {
     },
     /// Others hold it.
     Busy,
-    /// Granted, with no time left to use it.
-    TooLate,
+    /// Granted, with too little of the lease left to be of use; it is being given back.
+    GrantedTooLate,
     TooFew(Short),
 }
 
@@ -184,7 +184,7 @@ impl Quorum {
         nodes.housekeep_soon();
         let busy = |value: &Value| matches!(value, Value::Int(_));
         if nodes.majority.has(granted) {
-            Asked::TooLate
+            Asked::GrantedTooLate
         } else if nodes.majority.has(granted + round.count(&busy)) {
             self.busy()
         } else {
