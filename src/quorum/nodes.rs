@@ -208,7 +208,15 @@ impl<'a> Visits<'a> {
         sum
     }
 
-    /// A pause, for when visits return at once.
+    /// When to visit for the last time, for that to be over by `until` even if all of so many nodes are silent: each takes a
+    /// slice to be found so.
+    pub(crate) fn last_at(until: Instant, nodes: usize) -> Instant {
+        let nodes = u32::try_from(nodes).unwrap_or(u32::MAX);
+        let last_at = until.checked_sub(SLICE.0.saturating_mul(nodes));
+        last_at.unwrap_or(until)
+    }
+
+    /// The shortest time worth waiting where a visit comes back at once.
     pub(crate) fn rest() {
         std::thread::sleep(SLICE.0);
     }

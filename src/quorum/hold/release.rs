@@ -82,6 +82,7 @@ impl QuorumHold {
         let node_timeout = node_timeout(state.shares[0].hold.lease());
         drop(state);
         let mut visits = Visits::new(nodes, 0);
+        let until = Visits::last_at(until, answers.pending().count());
         let mut majority_at = None;
         loop {
             let visit = visits.visit_all(&mut answers, until, &|| false);

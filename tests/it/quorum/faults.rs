@@ -859,3 +859,32 @@ fn slow_answers_shorten_the_lease_and_never_make_a_guard_without_one() {
     drop(take(&red(&clients, &unique("slow"))));
     nothing_is_left(&servers);
 }
+
+timed!(silent_nodes_do_not_make_an_unlock_last_longer_than_its_time);
+fn silent_nodes_do_not_make_an_unlock_last_longer_than_its_time() {
+    const TIME: Duration = ms(100);
+    let servers = masters(5);
+    // The first client has the settings; the others do not give up a connection that is silent for so short a time.
+    let mut clients = open(&servers);
+    let config = Config::new(servers[0].url()).lease(FOR_LONG);
+    clients[0] = Client::open(config.response_timeout(TIME)).unwrap();
+    let lock = red(&clients, &unique("silent"));
+    let took = (0..10).map(|_| {
+        let guard = take(&lock);
+        all_keep(&guard, 5);
+        servers[1..].iter().for_each(Server::freeze);
+        let began = Instant::now();
+        let unlocked = guard.unlock();
+        let took = began.elapsed();
+        servers[1..].iter().for_each(Server::thaw);
+        assert!(
+            matches!(unlocked, Err(Error::NoQuorum { .. })),
+            "{unlocked:?}"
+        );
+        nothing_is_left(&servers);
+        took
+    });
+    // Each of the others takes a millisecond to be found silent.
+    let least = took.min().unwrap();
+    assert!(least < TIME + ms(2), "{least:?}");
+}
