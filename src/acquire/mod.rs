@@ -54,7 +54,7 @@ use crate::time;
 pub(crate) enum Reply<G> {
     Granted(G),
     Busy(Busy),
-    /// It came too late: a thread of this process has handed over what it had.
+    /// Granted, and passed on: a thread of this process has handed over what it had meanwhile.
     HandedOver,
 }
 
@@ -210,13 +210,13 @@ pub(crate) fn acquire<S: Strategy>(
             }
         }
         let before = strategy.listening().known_signals();
-        let busy = match strategy.ask(budget.until) {
-            Ok(Reply::Granted(grant)) => {
-                if S::IS_ANNOUNCED && parked > 0 && !woken {
-                    session.counters.poll_rescues.add(1);
-                }
-                return Ok(Outcome::Granted(grant));
-            }
+        let reply = strategy.ask(budget.until);
+        let has_granted = matches!(reply, Ok(Reply::Granted(_) | Reply::HandedOver));
+        if has_granted && S::IS_ANNOUNCED && parked > 0 && !woken {
+            session.counters.poll_rescues.add(1);
+        }
+        let busy = match reply {
+            Ok(Reply::Granted(grant)) => return Ok(Outcome::Granted(grant)),
             Ok(Reply::Busy(busy)) => busy,
             Ok(Reply::HandedOver) => continue,
             Err(NoReply::Unanswered(failure)) if budget.was_too_short(&failure) => {
@@ -234,7 +234,7 @@ pub(crate) fn acquire<S: Strategy>(
             Err(NoReply::Final(err)) => return Err(err),
         };
         if strategy.has_news() {
-            has_waited = true;
+            (has_waited, woken) = (true, true);
             continue;
         }
         if !wait.asks_again() {

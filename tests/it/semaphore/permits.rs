@@ -687,6 +687,50 @@ fn a_lost_message_costs_no_more_than_the_poll_cap() {
     assert_eq!(client.stats().poll_rescues, 1);
 }
 
+timed!(a_rescue_counts_although_a_thread_of_the_process_hands_over_a_permit_meanwhile);
+fn a_rescue_counts_although_a_thread_of_the_process_hands_over_a_permit_meanwhile() {
+    let (server, _client, releaser) = semaphore(1);
+    let proxy = Proxy::start(server.addr());
+    let config = Config::new(proxy.url()).tenure(Duration::from_secs(1));
+    let client = Client::open(config).unwrap();
+    let semaphore = client.semaphore("s");
+    for turn in 1.. {
+        assert!(turn < 10, "never handed over in time");
+        let held = semaphore.acquire().unwrap();
+        let before = client.stats();
+        thread::scope(|scope| {
+            let waiting = scope.spawn(|| semaphore.acquire().unwrap());
+            eventually("it listens, and has asked again", || {
+                waits(&client, before.commands + 1, &server)
+            });
+            proxy.set(Target::Subscriber, Mode::SwallowReplies);
+            proxy.set(Target::Link, Mode::Delay(ms(40)));
+            releaser.release(1).unwrap();
+            // The waiting thread asks by itself; before it hears that it has one, it is given another.
+            eventually("it has one", || server.get_int("s") == 0);
+            drop(held);
+            drop(waiting.join().unwrap());
+        });
+        proxy.pass();
+        let after = client.stats();
+        let granted = after.acquired - before.acquired;
+        assert_eq!(after.poll_rescues, before.poll_rescues + granted);
+        if granted == 1 && after.passed > before.passed {
+            break;
+        }
+        // The one more that there is now.
+        eventually("all are back", || server.get_int("s") == 2);
+        assert!(
+            releaser
+                .try_acquire()
+                .unwrap()
+                .map(SemaphorePermit::forget)
+                .is_some()
+        );
+        proxy.cut(Target::Subscriber);
+    }
+}
+
 // ---------------------------------------------------------------------------------------------------------------------
 // Bad days
 // ---------------------------------------------------------------------------------------------------------------------
