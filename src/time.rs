@@ -80,7 +80,7 @@ impl Deadline {
 /// | it ended with | nothing is known against the server | the server is known to be away, or refused |
 /// | --- | --- | --- |
 /// | the caller's time | not in time: `Ok(None)` | an error |
-/// | the response timeout | an error, also for those who wait in line | the same; a refusal concerns the caller alone |
+/// | the response timeout | an error, also for the threads queued behind it | the same; a refusal concerns the caller alone |
 ///
 /// Of several ends that a wait comes to at the same moment the first of these counts:
 ///

@@ -165,9 +165,9 @@ impl<'a> Contender<'a> {
         }
     }
 
-    /// After the tenure lets others go first, if there are any and there is time before `until`; `true` if that took time.
+    /// After the tenure, lets other processes go first if any were notified and there is time; `true` if that took time.
     ///
-    /// One attempt does the same, but does not subscribe for it.
+    /// A single attempt does so too, but without a subscription.
     pub(crate) fn yield_to_others(&mut self, until: Instant) -> Result<bool> {
         let Start::YieldAfter(release) = std::mem::replace(&mut self.start, Start::Ask) else {
             return Ok(false);
@@ -186,7 +186,7 @@ impl<'a> Contender<'a> {
                 None => yielding::FOR_UNNOTIFIED,
             };
             if Instant::now() + 2 * span >= until {
-                // Without time for the pause it asks at once.
+                // There is no time for the pause.
                 return Ok(false);
             }
             span

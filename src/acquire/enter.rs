@@ -31,7 +31,7 @@ use crate::time::Deadline;
 /// What a thread has got without asking Redis.
 pub(crate) enum Pending<'a> {
     Held(GuardInner),
-    /// A thread of this process is before it.
+    /// Another thread of this process is ahead.
     Busy,
     /// The time was up.
     TooLate,

@@ -15,14 +15,14 @@ pub(crate) struct Listening {
     was_queued: bool,
     /// A cancelled token wakes it.
     is_watched: bool,
-    /// Of several names the one that is listened for, once that has begun.
+    /// The index of the name that it listens to, if there are several; `None` before it listens.
     on: Option<usize>,
     /// `None` if nothing is announced.
     subscription: Option<Subscription>,
 }
 
 impl Listening {
-    /// For a thread that others reach by this waiter.
+    /// For a thread that has a waiter already.
     pub(crate) fn of(waiter: Arc<Waiter>) -> Self {
         Self {
             waiter: Some(waiter),

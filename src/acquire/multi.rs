@@ -193,7 +193,7 @@ impl Members {
         }
     }
 
-    /// Whether members of one key are those of different servers, as far as these can be asked now.
+    /// Checks that members with the same key are on different servers, as far as these answer.
     fn check_servers(&self, wait: WaitMode) -> Result<()> {
         for indices in &*self.namesakes {
             let until = Instant::now() + self.response_timeout();

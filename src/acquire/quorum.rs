@@ -9,6 +9,7 @@ use crate::acquire::{Busy, NoReply, Reply};
 use crate::error::LossReason;
 use crate::hold::{Entry, Hold};
 use crate::quorum::ask::{Asked, Bid, Quorum};
+use crate::quorum::failure::Short;
 use crate::time;
 
 pub(crate) use crate::quorum::nodes::pause;
@@ -30,6 +31,8 @@ pub(crate) fn ask(
         will_retry: wait.asks_again(),
     };
     let mut again = false;
+    // Too many servers are known to be away, or to refuse.
+    let mut known: Option<Short> = None;
     loop {
         let short = match quorum.ask(entry, bid, until, &stop) {
             Asked::Granted { hold, sent_at } => return Ok(Reply::Granted((hold, sent_at))),
@@ -40,6 +43,11 @@ pub(crate) fn ask(
         if stop() {
             return Err(lock.stopped().into());
         }
+        let short = match known.take() {
+            // A round that its time has cut short tells less than the one before.
+            Some(before) if !short.is_away() => before,
+            _ => short,
+        };
         let pause = pause();
         if Instant::now() + pause >= until {
             return Err(NoReply::Unanswered(short.into()));
@@ -52,6 +60,7 @@ pub(crate) fn ask(
             }
             time::sleep_unless(pause, &stop);
         }
+        known = short.is_away().then_some(short);
         again = true;
     }
 }

@@ -159,6 +159,8 @@ pub(crate) fn call(
     may_have_run: &mut bool,
 ) -> Result<Answer, Fault> {
     *may_have_run = false;
+    // What the server said when it was heard last, if it would not serve then.
+    let mut refused_for_now = None;
     let mut pause = Duration::ZERO; // the first connection may just have been idle for too long
     #[cfg(feature = "cluster")]
     let mut redirections = 0;
@@ -201,6 +203,7 @@ pub(crate) fn call(
                     }
                     Next::Later => {
                         *may_have_run = false;
+                        refused_for_now = Some(err.clone());
                         err
                     }
                 },
@@ -219,7 +222,10 @@ pub(crate) fn call(
                     }
                     WaitFault::TimedOut => {
                         to.housekeep_soon();
-                        return Err(to.no_answer());
+                        return Err(match (to.no_answer(), refused_for_now) {
+                            (Fault::Late(_), Some(why)) => Fault::Unreachable(why),
+                            (fault, _) => fault,
+                        });
                     }
                     WaitFault::Stopped => {
                         to.housekeep_soon();

@@ -216,7 +216,7 @@ impl<'a> Visits<'a> {
         last_at.unwrap_or(until)
     }
 
-    /// The shortest time worth waiting where a visit comes back at once.
+    /// A pause, for when visits return at once.
     pub(crate) fn rest() {
         std::thread::sleep(SLICE.0);
     }

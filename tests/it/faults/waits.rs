@@ -4,9 +4,9 @@ use std::fmt::Debug;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use redlatch::{CancelToken, Client, Config, Error, MultiLock, Result};
+use redlatch::{CancelToken, Client, Config, Error, MultiLock, RedLock, Result};
 
-use crate::support::{GENEROUS, Server, eventually, ms, timed, unique};
+use crate::support::{GENEROUS, Mode, Proxy, Server, Target, eventually, ms, timed, unique};
 
 /// One who released a moment ago, after more than a tenure, and asks again while the server is frozen.
 fn yields_in_time<T: Debug>(
@@ -131,7 +131,7 @@ fn a_wait_that_is_cancelled_in_time_says_so_although_its_time_is_up_as_well() {
     const LIMIT: Duration = ms(60);
     let server = Server::start();
     for (way, wait) in ways_of_waiting() {
-        let client = client_with_time(&server);
+        let client = client_with_time(&server.url());
         let held = client.reentrant_lock("r").lease(GENEROUS).lock().unwrap();
         let mut tries = 0;
         loop {
@@ -160,7 +160,136 @@ fn a_wait_that_is_cancelled_in_time_says_so_although_its_time_is_up_as_well() {
     }
 }
 
+/// How late answers are where the second is too late.
+const LATE: Duration = ms(200);
+
+/// With time for one answer, and none for two.
+const FOR_ONE: Duration = ms(300);
+
+/// Why a server refuses: to write without replicas, or even to read as a replica without its master.
+#[derive(Clone, Copy)]
+enum Refusal {
+    NoReplicas,
+    MasterDown,
+}
+
+impl Refusal {
+    /// One that a script meets, which this way of waiting sends.
+    fn of(way: &str) -> (Self, &'static str) {
+        if ["latch", "one more hold"].contains(&way) {
+            (Self::MasterDown, "MASTER is down")
+        } else {
+            (Self::NoReplicas, "NOREPLICAS")
+        }
+    }
+
+    fn begin(self, server: &Server) {
+        match self {
+            Self::NoReplicas => server.cli(&["CONFIG", "SET", "min-replicas-to-write", "1"]),
+            Self::MasterDown => {
+                server.cli(&["CONFIG", "SET", "replica-serve-stale-data", "no"]);
+                server.cli(&["REPLICAOF", "127.0.0.1", "1"])
+            }
+        };
+    }
+
+    fn end(self, server: &Server) {
+        match self {
+            Self::NoReplicas => server.cli(&["CONFIG", "SET", "min-replicas-to-write", "0"]),
+            Self::MasterDown => server.cli(&["REPLICAOF", "NO", "ONE"]),
+        };
+    }
+}
+
+fn says(way: &str, got: Result<bool>, why: &str) {
+    let said = got.as_ref().map_err(Error::to_string).err();
+    assert!(
+        said.is_some_and(|said| said.contains(why)),
+        "{way}: {got:?}"
+    );
+}
+
+timed!(who_was_refused_and_then_heard_nothing_in_time_says_why);
+fn who_was_refused_and_then_heard_nothing_in_time_says_why() {
+    let server = Server::start();
+    let proxy = Proxy::start(server.addr());
+    let set_up = client_with_time(&server.url());
+    set_up.semaphore("permits").try_set_permits(1).unwrap();
+    let leased = set_up.expirable_semaphore("leased");
+    leased.try_set_permits(1).unwrap();
+    for (way, wait) in ways_of_waiting() {
+        let client = client_with_time(&proxy.url());
+        let held = client.reentrant_lock("r").lease(GENEROUS).lock().unwrap();
+        // The first refusal would be that of a server that does not know the script.
+        let got = wait(&client, &CancelToken::new(), GENEROUS);
+        assert!(got.unwrap(), "{way}");
+        proxy.set(Target::Link, Mode::Delay(LATE));
+        let (refusal, why) = Refusal::of(way);
+        refusal.begin(&server);
+        says(way, wait(&client, &CancelToken::new(), FOR_ONE), why);
+        refusal.end(&server);
+        proxy.pass();
+        drop(held);
+    }
+}
+
+timed!(a_busy_server_is_an_error_however_short_the_wait);
+fn a_busy_server_is_an_error_however_short_the_wait() {
+    let server = Server::start_with(&["--busy-reply-threshold", "10"]);
+    let client = client_with_time(&server.url());
+    let lock = client.mutex("m");
+    let got = while_a_script_runs(&server, || lock.try_lock_for(FOR_ONE));
+    says("lock", got.map(|got| got.is_some()), "BUSY");
+    drop(lock.lock().unwrap());
+}
+
+timed!(a_majority_that_refused_and_was_then_not_heard_in_time_is_an_error);
+fn a_majority_that_refused_and_was_then_not_heard_in_time_is_an_error() {
+    let servers = [(); 3].map(|()| Server::start());
+    let proxies = servers.each_ref().map(|server| Proxy::start(server.addr()));
+    let clients = proxies
+        .each_ref()
+        .map(|proxy| client_with_time(&proxy.url()));
+    let lock = RedLock::new(&clients, "red").unwrap();
+    drop(lock.lock().unwrap());
+    for (server, proxy) in servers.iter().zip(&proxies) {
+        proxy.set(Target::Link, Mode::Delay(LATE));
+        Refusal::NoReplicas.begin(server);
+    }
+    let got = lock.try_lock_for(FOR_ONE);
+    let Err(Error::NoQuorum { failures, .. }) = got else {
+        panic!("{got:?}");
+    };
+    assert_eq!(failures.len(), 3, "{failures:?}");
+    for (_, failure) in failures {
+        assert!(failure.to_string().contains("NOREPLICAS"), "{failure}");
+    }
+}
+
+/// Does something while the server refuses every command: it is busy with a script that does not end by itself.
+fn while_a_script_runs<T>(server: &Server, work: impl FnOnce() -> T) -> T {
+    let mut runs = server.connection();
+    let mut asks = server.connection();
+    runs.set_read_timeout(None).unwrap();
+    thread::scope(|scope| {
+        let script = scope.spawn(move || {
+            let mut script = redis::cmd("EVAL");
+            script.arg("while true do end").arg(0);
+            script.query::<redis::Value>(&mut runs)
+        });
+        eventually("it is busy", || {
+            let pong = redis::cmd("PING").query::<String>(&mut asks);
+            pong.is_err_and(|err| err.code() == Some("BUSY"))
+        });
+        let done = work();
+        let kill = redis::cmd("SCRIPT").arg("KILL").query::<()>(&mut asks);
+        kill.unwrap();
+        assert!(script.join().unwrap().is_err());
+        done
+    })
+}
+
 /// A client whose response timeout never ends a wait here.
-fn client_with_time(server: &Server) -> Client {
-    Client::open(Config::new(server.url()).response_timeout(3 * GENEROUS)).unwrap()
+fn client_with_time(url: &str) -> Client {
+    Client::open(Config::new(url).response_timeout(3 * GENEROUS)).unwrap()
 }
