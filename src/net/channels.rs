@@ -44,7 +44,7 @@ const REFUSALS: usize = 1024;
 /// Above this capacity an empty map is freed.
 const SPARE: usize = 1024;
 
-/// Whoever waits for messages. Called with the subscriber's mutex held: it notes what it learns, and may wake a thread.
+/// Receives the messages of a channel. Called with the subscriber's mutex held: it stores them, and may wake a thread.
 pub(crate) trait Listener: Send + Sync {
     /// A message has come on the channel.
     fn message(&self);
@@ -201,7 +201,7 @@ impl Channels {
         self.last_waiter
     }
 
-    /// A waiter does not listen any more. If it leaves its subscription behind, that lingers.
+    /// A waiter stops listening. Its subscription lingers if the waiter leaves it behind.
     pub(super) fn end(&mut self, name: &Arc<str>, waiter: u64, lingers_until: Option<Instant>) {
         let Some(channel) = self.wanted.get_mut(name) else {
             return;
@@ -303,7 +303,7 @@ impl Channels {
             .is_some()
     }
 
-    /// Those who wait on a channel on which a message has come: of a lock one contender, of a latch all who wait.
+    /// The waiters of a channel on which a message has come: one contender for a lock, all waiting threads for a latch.
     pub(super) fn waiters(&self, name: &str) -> Vec<Arc<dyn Listener>> {
         let waiters = self.wanted.get(name).map(|channel| &channel.waiters);
         let waiters = waiters.into_iter().flatten();
@@ -329,7 +329,7 @@ impl Channels {
             channel.asked = false;
             channel.confirmed = !refused;
             channel.refused = refused;
-            // Under the mutex: a waiter that moves on to another channel could take it for the confirmation of that one.
+            // Under the mutex. Later, a waiter that has moved to another channel could take it for that one's confirmation.
             for (_, waiter) in &channel.waiters {
                 waiter.set_listening(true);
                 if anew {
@@ -347,7 +347,7 @@ impl Channels {
         was_last.then_some(News::Allowed)
     }
 
-    /// The server cannot do now what the oldest command without an answer wants.
+    /// The server could not execute the oldest unanswered command now.
     pub(super) fn postpone(&mut self, now: Instant) {
         if let Some(exchange) = &mut self.exchange
             && let Some(command) = exchange.awaiting.pop_front()
@@ -429,7 +429,7 @@ mod model {
     static BEGIN: LazyLock<Instant> = LazyLock::new(Instant::now);
 
     const NAMES: [&str; 2] = ["a", "b"];
-    /// What each waiter listens to, by place.
+    /// What each waiter listens to, by index.
     const LISTENS_TO: [usize; 3] = [0, 0, 1];
 
     #[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]

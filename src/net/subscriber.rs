@@ -1,8 +1,8 @@
-//! The subscriber: a thread with a connection of its own, which hears of releases for all who wait.
+//! The subscriber: a thread with a connection of its own, which receives the messages for all waiting threads.
 //!
-//! Which channels are wanted is kept in [`Channels`], apart from the socket. A waiting thread adds its channel and writes
-//! SUBSCRIBE itself while the subscriber's thread blocks in a read. Whenever the connection is made anew, that thread
-//! subscribes to all that is wanted and then wakes everybody once, since a message may have been missed.
+//! [`Channels`] keeps which channels are wanted, independent of the connection. A waiting thread adds its channel and writes
+//! SUBSCRIBE itself, while the subscriber's thread blocks in a read. After a lost connection that thread subscribes to all
+//! wanted channels again, and wakes every waiter once, since a message may have been missed.
 //!
 //! The mutex is not held while reading or writing.
 
@@ -21,20 +21,20 @@ use crate::report::report;
 use crate::stats::Counters;
 use crate::time;
 
-/// How long the connection may be silent before it is asked whether it lives.
+/// After how long without a byte from the server the connection is tested with a PING.
 const PING_AFTER: Duration = Duration::from_secs(2);
 
-/// How often the thread looks whether it has to stop.
+/// The longest the thread blocks in a read before it checks what else it has to do.
 const SLICE: Duration = Duration::from_millis(500);
 
 /// The pause after the first failed connection, doubled up to the second for each further one.
 const BACK_OFF: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
 
-/// The longest a thread parks without asking, however reliable its subscription is; it grows while the subscription
-/// shows signs of life.
+/// The longest a thread parks before it asks again: at first, and once it has parked several times while the connection
+/// works.
 const POLL_CAP: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(5));
 
-/// The same for a channel to which the server does not let us subscribe.
+/// The same for a channel to which this user may not subscribe.
 pub(crate) const POLL_CAP_UNHEARD: Duration = Duration::from_millis(100);
 
 /// The thread, its connection, and the channels.
@@ -52,7 +52,7 @@ pub(crate) struct Subscriber {
 struct State {
     channels: Channels,
     live: Option<Live>,
-    /// When the server last said anything on the live connection.
+    /// When the last byte came on the current connection.
     heard_at: Option<Instant>,
     stopped: bool,
 }
@@ -75,7 +75,7 @@ pub(crate) struct Subscription {
     channel: Arc<str>,
     /// Its number among the waiters.
     waiter: u64,
-    /// It was left behind.
+    /// Whether to keep the channel subscribed for a while.
     lingers: bool,
 }
 
@@ -97,7 +97,7 @@ impl Subscriber {
         })
     }
 
-    /// Whether anybody of this process listens to `channel`.
+    /// Whether a thread of this process listens to `channel`.
     pub(crate) fn listens_to(&self, channel: &str) -> bool {
         self.state.lock().channels.listens_to(channel)
     }
@@ -106,7 +106,7 @@ impl Subscriber {
         self.state.lock().channels.is_refused(channel)
     }
 
-    /// Whether the connection has shown signs of life lately.
+    /// Whether the server has sent anything lately.
     fn is_alive(&self) -> bool {
         self.state
             .lock()
@@ -119,7 +119,7 @@ impl Subscriber {
         self.state.lock().channels.len()
     }
 
-    /// Begins to listen to `channel` for `waiter`, who is notified when the server has confirmed.
+    /// Subscribes to `channel` for `waiter`, which is notified once the server has confirmed.
     pub(crate) fn subscribe(
         self: &Arc<Self>,
         channel: &Arc<str>,
@@ -148,7 +148,7 @@ impl Subscriber {
         }
     }
 
-    /// Writes what is queued; whoever writes goes on until nothing is left.
+    /// Writes what is queued, until nothing is left.
     fn flush(&self, mut state: MutexGuard<'_, State>) {
         if !state.channels.has_bytes() {
             return;
@@ -174,7 +174,7 @@ impl Subscriber {
             let wrote = MutexGuard::unlocked(&mut state, || writer.write_all(&bytes));
             if let Err(err) = wrote {
                 report!(Debug, "subscribing: {err}");
-                // The thread in the read finds the connection ended and makes another.
+                // The subscriber's thread finds the connection closed and makes another.
                 writer.shut_down();
                 return;
             }
@@ -200,7 +200,7 @@ impl Subscriber {
         }
     }
 
-    /// The oldest command without an answer was confirmed, or refused with `refusal`.
+    /// The oldest unanswered command was confirmed, or refused with `refusal`.
     fn answered(&self, refusal: Option<&RedisError>) {
         let mut state = self.state.lock();
         let now = Instant::now();
@@ -228,7 +228,7 @@ impl Subscription {
         self.lingers = true;
     }
 
-    /// Whether the server does not let us listen, so that waiting means asking again and again.
+    /// Whether this user may not subscribe, so that a waiting thread has to poll.
     pub(crate) fn is_refused(&self) -> bool {
         self.subscriber.is_refused(&self.channel)
     }
@@ -260,7 +260,7 @@ impl Drop for Subscription {
 impl Subscriber {
     /// What the thread runs.
     pub(crate) fn run(&self) {
-        // Nothing here should panic; if something does, waiting threads must not be left to polling for good.
+        // Nothing here should panic; if something does, waiting threads must still be notified.
         while std::panic::catch_unwind(AssertUnwindSafe(|| self.listen_until_stopped())).is_err() {
             report!(Error, "the subscriber panicked and goes on");
             self.hang_up();
@@ -306,7 +306,7 @@ impl Subscriber {
         }
     }
 
-    /// Subscribes to all that is wanted and hands out what comes, until the connection is lost.
+    /// Subscribes to all wanted channels and handles what comes, until the connection is lost.
     fn listen(&self, connection: socket::Duplex, anew: bool) -> RedisError {
         let mut reader = connection.reader;
         {
@@ -329,7 +329,7 @@ impl Subscriber {
                 self.flush(state);
                 lingers
             };
-            // A wait that a message has ended leaves a subscription behind a moment later.
+            // After a message a wait may end, and its subscription lingers soon.
             let soon = lingers || message_at.is_some_and(|at| at.elapsed() < 3 * LINGER);
             match self.read(&mut reader, if soon { LINGER } else { SLICE }) {
                 Ok(Some(read)) => {
@@ -353,7 +353,7 @@ impl Subscriber {
                                 "redis was silent when asked for a sign of life",
                             );
                         }
-                        // With nobody waiting it does not matter whether it lives.
+                        // If nobody waits, it does not matter whether the connection works.
                         None if quiet && state.channels.ping() => {
                             asked_at = Some(Instant::now());
                             self.flush(state);
@@ -366,7 +366,7 @@ impl Subscriber {
         }
     }
 
-    /// Reads one reply; `None` if there was none for so long.
+    /// Reads one reply; `None` if there was none within `slice`.
     fn read(&self, reader: &mut Reader, slice: Duration) -> Result<Option<Read>, RedisError> {
         let Some(reply) = reader.read(slice, &mut || {})? else {
             return Ok(None);
@@ -383,7 +383,7 @@ impl Subscriber {
                 self.answered(Some(&err));
                 return Ok(Some(Read::Answer));
             }
-            // It is busy, which another connection would not change.
+            // The server is busy. Another connection would not help.
             Err(err) if is_transient(&err) => {
                 report!(Debug, "subscribing: {err}; asking again");
                 self.state.lock().channels.postpone(Instant::now());

@@ -16,7 +16,7 @@ use super::sentinel::Discovery;
 use super::{Duplex, Endpoint, Meanwhile, timed_out};
 use crate::config::server::Deployment;
 
-/// How old a connection in the making is when those that have time for it begin another.
+/// After how long callers with enough time begin a new attempt rather than continue this one.
 const STALE: Duration = Duration::from_millis(250);
 
 /// Connects, authenticates, selects the database, says who this is and waits for PONG, all by `deadline`.
@@ -34,8 +34,8 @@ pub(crate) fn connect(
     }
 }
 
-/// A connection in the making. What one thread has no time to finish the next goes on with, so that callers in a hurry
-/// do not make a connection each while the server is slow.
+/// A connection in the making. If one thread has no time to finish it, the next continues it, so that callers with little
+/// time do not each begin a connection while the server is slow.
 pub(crate) struct Connecting {
     role: &'static str,
     /// When it has taken so long that it has failed.
@@ -64,8 +64,8 @@ impl Connecting {
         }
     }
 
-    /// Whether a caller with this deadline should begin a new connection: the server may have been away when this one was
-    /// begun. Callers without time for that go on with this one, so that there are never many.
+    /// Whether a caller with this deadline should begin a new attempt: the server may have been unreachable when this one
+    /// began. Callers with less time continue this one, so that there are never many.
     pub(crate) fn is_stale(&self, until: Instant) -> bool {
         self.began.elapsed() >= STALE && until.saturating_duration_since(Instant::now()) >= STALE
     }

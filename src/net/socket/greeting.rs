@@ -12,7 +12,7 @@ use crate::error::{is_crowded, is_transient};
 use crate::net::request::Request;
 use crate::report::report;
 
-/// How long a server that is not ready is left alone before it is greeted again, over the same connection.
+/// How long to wait before greeting a server again that is not ready, over the same connection.
 const GREET_AGAIN: Duration = Duration::from_millis(50);
 
 /// One command of the greeting.
@@ -125,11 +125,11 @@ impl Greeting {
             };
             match step.what {
                 _ if is_crowded(&err) => return Err(err),
-                // The name is a service to operators; a user that may not set it can still lock.
+                // Only operators need the name, so a user that may not set it can still lock.
                 "CLIENT" => report!(Debug, "naming a connection: {err}"),
                 // The connection is usable all the same: a user without PING, a server that cannot write to its disk.
                 "PING" if !keeps_out(&err) => {}
-                // A server that is not ready yet needs time, and no other connection.
+                // A server that is not ready needs time. Another connection would not help.
                 _ if is_transient(&err) => {
                     self.greet_again_at = Instant::now() + GREET_AGAIN;
                     self.postponed.push_back(step);
@@ -151,7 +151,7 @@ fn is_master(role: &Value) -> bool {
     }
 }
 
-/// Whether a server that answers so would refuse everything else as well.
+/// Whether a server that answers like this refuses all other commands, too.
 fn keeps_out(err: &RedisError) -> bool {
     let starting = matches!(
         err.kind(),

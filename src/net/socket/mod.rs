@@ -1,4 +1,4 @@
-//! One connection: made within a deadline, read in slices, so that no thread blocks in it for long.
+//! A socket with deadlines: made in time, and read and written in slices, so that no thread blocks in it for long.
 
 mod connecting;
 mod dial;
@@ -26,9 +26,9 @@ use crate::config::server::{Address, Deployment, Login, Server};
 use crate::net::script_error;
 use crate::report::report;
 
-/// How long [`Socket::write_all`] may make no progress at all before the connection is given up.
+/// How long [`Socket::write_all`] waits for any progress before it fails.
 ///
-/// The commands of this crate are small; a socket that takes none of them has a peer that reads nothing.
+/// The commands of this crate are small. If a socket takes no bytes, the server does not read.
 const WRITE_STALL: Duration = Duration::from_millis(100);
 
 /// How long one write waits for space in the socket's buffer. The system rounds it up to a few milliseconds.
@@ -40,7 +40,7 @@ const WRITE_TURN: Duration = Duration::from_millis(5);
 /// How many bytes are handed to the socket at once.
 const CHUNK: usize = 64 * 1024;
 
-/// How long a thread that makes a connection may neglect its other duties.
+/// How long a thread that makes a connection may block before it does its other work.
 const CONNECT_SLICE: Duration = Duration::from_millis(5);
 
 /// One server, for all connections of a client.
@@ -123,7 +123,7 @@ impl fmt::Display for Endpoint {
     }
 }
 
-/// What a thread does while it waits in small slices: its other duties. `false` ends the wait.
+/// Called again and again while a thread waits in small slices, to do its other work. `false` ends the wait.
 pub(crate) type Meanwhile<'a> = &'a mut dyn FnMut() -> bool;
 
 /// A TCP or Unix socket.
@@ -193,7 +193,7 @@ impl Socket {
                     if n < chunk.len() {
                         break;
                     }
-                    // The clock is looked at only when one write was not enough.
+                    // Reads the clock only if one write was not enough.
                     if written < bytes.len() {
                         let now = Instant::now();
                         if now >= *turn_ends.get_or_insert(now + WRITE_TURN) {
@@ -224,9 +224,9 @@ impl Socket {
         }
     }
 
-    /// Whether the peer has closed the connection, or has said what nobody asked for. Never waits.
+    /// Whether the server has closed the connection, or sent something that nobody asked for. Never waits.
     ///
-    /// For a moment the socket is one that blocks nobody, so no other thread may be reading or writing.
+    /// Makes the socket non-blocking for a moment, so no other thread may be reading or writing.
     fn has_ended(&self) -> bool {
         let socket = match self {
             Self::Tcp(stream) => SockRef::from(stream),
@@ -264,14 +264,14 @@ impl Reader {
 
     /// Reads one reply, or returns `None` if it was not complete after about `slice`.
     ///
-    /// `before_read` runs before the thread may block. An incomplete reply goes on where it stopped.
+    /// `before_read` runs before the thread may block. Reading an incomplete reply is continued by the next call.
     pub(crate) fn read(
         &mut self,
         slice: Duration,
         before_read: &mut dyn FnMut(),
     ) -> RedisResult<Option<Value>> {
         let slice = slice.max(Duration::from_millis(1));
-        // The socket's own timeout is changed only when it is far off, since that costs a system call.
+        // The socket's timeout is changed only if it is far off, since that costs a system call.
         if self.timeout > slice || self.timeout * 8 < slice {
             self.stream.set_read_timeout(slice)?;
             self.timeout = slice;
@@ -291,7 +291,7 @@ impl Reader {
     }
 }
 
-/// A source that stops for good once its slice is over, however slowly the bytes trickle in.
+/// Reads until its slice is over, however slowly the bytes come.
 struct Sliced<'a> {
     stream: &'a Socket,
     until: Option<Instant>,
@@ -303,7 +303,7 @@ impl Read for Sliced<'_> {
     fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
         (self.before_read)();
         match self.until {
-            // The clock is looked at only when one read was not enough.
+            // Reads the clock only if one read was not enough.
             None => self.until = Some(Instant::now() + self.slice),
             Some(until) if Instant::now() >= until => return Err(io::ErrorKind::WouldBlock.into()),
             Some(_) => {}
