@@ -132,10 +132,10 @@ fn closing_wakes_releases_and_joins() {
     let nested = client.reentrant_lock(format!("{held}:0")).lock().unwrap();
 
     // Parked with Redis, in line behind that one, and in line behind a guard of ours.
-    let (tell, told) = unbounded();
+    let (sender, received) = unbounded();
     let mut waiting = Vec::new();
     for i in 0..12 {
-        let (client, tell) = (client.clone(), tell.clone());
+        let (client, sender) = (client.clone(), sender.clone());
         let name = if i % 2 == 0 {
             busy.clone()
         } else {
@@ -147,12 +147,12 @@ fn closing_wakes_releases_and_joins() {
                 1 => client.mutex(&name).try_lock_for(LONG * 6).map(drop),
                 _ => client.mutex(&name).with(|_| ()),
             };
-            tell.send((outcome, Instant::now())).unwrap();
+            sender.send((outcome, Instant::now())).unwrap();
         }));
     }
     subscribed(&server, 1);
-    thread::sleep(ms(50)); // those in line are there, or come too late and are told just the same
-    assert!(told.is_empty());
+    thread::sleep(ms(50)); // queued threads are there, or come too late and are notified just the same
+    assert!(received.is_empty());
 
     let begun = Instant::now();
     client.close(Duration::from_secs(5)).unwrap();
@@ -167,7 +167,7 @@ fn closing_wakes_releases_and_joins() {
     assert_eq!(threads_named("redlatch-subsc"), 0);
     assert_eq!(server.keys(), [busy.as_str()], "all of ours is given back");
     for _ in 0..12 {
-        let (outcome, at) = told.recv_timeout(LONG).unwrap();
+        let (outcome, at) = received.recv_timeout(LONG).unwrap();
         assert!(matches!(outcome, Err(Error::Closed)), "{outcome:?}");
         assert!(at - begun < loosely(PROMPT));
     }
@@ -230,7 +230,7 @@ fn closing_wakes_and_gives_back_whatever_the_kind() {
     let _turn = turn();
     let server = Server::start();
     let (client, other) = (open(&server), open(&server));
-    let (tell, told) = unbounded();
+    let (sender, received) = unbounded();
     let (mut theirs, mut ours, mut waiting) = (Vec::new(), Vec::new(), Vec::new());
     let mut listened = 0;
     for (kind, take, keep_out, listens) in KINDS {
@@ -238,23 +238,23 @@ fn closing_wakes_and_gives_back_whatever_the_kind() {
         theirs.push(keep_out(&other, &busy).unwrap());
         ours.push(take(&client, &format!("held:{kind}")).unwrap());
         for _ in 0..WAITERS {
-            let (client, busy, tell) = (client.clone(), busy.clone(), tell.clone());
+            let (client, busy, sender) = (client.clone(), busy.clone(), sender.clone());
             waiting.push(thread::spawn(move || {
                 let outcome = take(&client, &busy).map(drop);
-                tell.send((kind, outcome, Instant::now())).unwrap();
+                sender.send((kind, outcome, Instant::now())).unwrap();
             }));
         }
         listened += listens(WAITERS);
     }
     subscribed(&server, listened);
-    thread::sleep(ms(50)); // those in line are there, or come too late and are told just the same
-    assert!(told.is_empty());
+    thread::sleep(ms(50)); // queued threads are there, or come too late and are notified just the same
+    assert!(received.is_empty());
     let begun = Instant::now();
     client.close(Duration::from_secs(5)).unwrap();
     let took = begun.elapsed();
     assert!(took < loosely(ms(700)), "{took:?}");
     for _ in &waiting {
-        let (kind, outcome, at) = told.recv_timeout(LONG).unwrap();
+        let (kind, outcome, at) = received.recv_timeout(LONG).unwrap();
         assert!(matches!(outcome, Err(Error::Closed)), "{kind}: {outcome:?}");
         assert!(at - begun < loosely(PROMPT), "{kind}");
     }
@@ -359,10 +359,10 @@ fn closing_takes_no_longer_than_it_may_when_redis_is_frozen() {
     let client = Client::open(proxy.url()).unwrap();
     let name = unique("frozen");
     let guard = client.reentrant_lock(&name).lock().unwrap();
-    let (tell, told) = bounded(1);
+    let (sender, received) = bounded(1);
     let waiting = thread::spawn({
         let lock = client.mutex(&name);
-        move || tell.send(lock.lock().map(drop)).unwrap()
+        move || sender.send(lock.lock().map(drop)).unwrap()
     });
     thread::sleep(ms(30));
     proxy.set(Target::All, Mode::Stall);
@@ -373,7 +373,7 @@ fn closing_takes_no_longer_than_it_may_when_redis_is_frozen() {
     let err = closed.unwrap_err();
     assert!(matches!(err, Error::Redis { .. }), "{err:?}");
     assert!(matches!(
-        told.recv_timeout(loosely(PROMPT)).unwrap(),
+        received.recv_timeout(loosely(PROMPT)).unwrap(),
         Err(Error::Closed)
     ));
     waiting.join().unwrap();
@@ -391,7 +391,7 @@ fn closing_takes_no_longer_than_it_may_when_redis_is_frozen() {
     eventually("it is given back", || !server.exists(&name));
 }
 
-// What was sent before is carried out once Redis is back: nobody waits for the places of those who were told to go.
+// What was sent before is carried out once Redis is back: nobody waits for the places of those who had to stop.
 timed!(closing_leaves_no_place_in_a_frozen_line);
 fn closing_leaves_no_place_in_a_frozen_line() {
     let _turn = turn();
@@ -532,15 +532,15 @@ fn a_blocked_listener_does_not_hold_up_the_end() {
     let _turn = turn();
     let server = Server::start();
     let (gate, opened) = bounded::<()>(0);
-    let (tell, told) = unbounded();
+    let (sender, received) = unbounded();
     let client = Client::open(Config::new(server.url()).on_lost(move |loss| {
-        tell.send(loss.reason).unwrap();
+        sender.send(loss.reason).unwrap();
         opened.recv().ok();
     }))
     .unwrap();
     let guard = client.reentrant_lock("one").lock().unwrap();
     assert!(client.reentrant_lock("one").force_unlock().unwrap());
-    assert_eq!(told.recv_timeout(LONG).unwrap(), LossReason::Forced);
+    assert_eq!(received.recv_timeout(LONG).unwrap(), LossReason::Forced);
     let begun = Instant::now();
     client.close(Duration::from_secs(5)).unwrap();
     drop((guard, client));

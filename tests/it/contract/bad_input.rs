@@ -134,12 +134,12 @@ fn has_its_keys_whatever_the_name<L: Lock>() {
         guard.unlock().unwrap();
         assert!(nothing_is_left_of::<L>(&server), "{key:?}");
         assert!(!lock.force_unlock().unwrap());
-        let told = published(&server, &mut pubsub);
+        let received = published(&server, &mut pubsub);
         match L::NEWS {
             News::All(prefix, payload) => {
-                assert_eq!(told, [(beside(prefix, &key), payload.to_owned())]);
+                assert_eq!(received, [(beside(prefix, &key), payload.to_owned())]);
             }
-            News::First | News::Nobody => assert!(told.is_empty()),
+            News::First | News::Nobody => assert!(received.is_empty()),
         }
         server.cli(&["FLUSHALL"]);
     }

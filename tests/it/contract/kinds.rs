@@ -63,7 +63,7 @@ fn one_keeps_the_other_out<A: Lock, B: Lock>() {
     let (name, ours, theirs) = (unique("pair"), open(&server), open(&server));
     let held = A::of(&ours, &name).lock().unwrap();
     let fields = A::fields(held.owner(), 1);
-    // From another process, and through another room of this one, where the thread that holds is no holder.
+    // From another process, and through another entry of this one, where the thread that holds is no holder.
     for other in [B::of(&theirs, &name), B::of(&ours, &name)] {
         if is_one_kind::<A, B>() && other.is_owned_by_current_thread() {
             continue;
@@ -86,13 +86,13 @@ fn one_keeps_the_other_out<A: Lock, B: Lock>() {
     assert!(held.is_valid() && held.hold_count() == 1);
 
     // Who waits gets it, if need be by asking.
-    let (tell, told) = unbounded();
+    let (sender, received) = unbounded();
     let mut crew = Crew::new();
     for client in [&ours, &theirs] {
-        let (lock, tell) = (B::of(client, &name), tell.clone());
+        let (lock, sender) = (B::of(client, &name), sender.clone());
         crew.spawn(move || {
             let guard = lock.lock().unwrap();
-            tell.send((Instant::now(), guard.token())).unwrap();
+            sender.send((Instant::now(), guard.token())).unwrap();
             guard.unlock().unwrap();
         });
     }
@@ -106,7 +106,7 @@ fn one_keeps_the_other_out<A: Lock, B: Lock>() {
     let (freed, before) = (Instant::now(), held.token());
     held.unlock().unwrap();
     for _ in 0..2 {
-        let (granted, token) = told.recv_timeout(LONG).unwrap();
+        let (granted, token) = received.recv_timeout(LONG).unwrap();
         assert!(
             granted - freed < loosely(BY_ASKING),
             "{:?}",
@@ -117,7 +117,7 @@ fn one_keeps_the_other_out<A: Lock, B: Lock>() {
     crew.join();
     eventually("nothing is left", || no_trace::<A, B>(&server));
     assert_eq!(ours.stats().lost + theirs.stats().lost, 0);
-    eventually("no room is left", || {
+    eventually("no entry is left", || {
         ours.stats().names + theirs.stats().names == 0
     });
 }
@@ -141,24 +141,24 @@ fn one_waits_for_no_hold_of_its_own<A: Lock, B: Lock>() {
         other.lock().map(drop),
         other.with(|_| ()),
     ] {
-        let told = matches!(&verdict, Err(Error::WouldDeadlock { name: its }) if *its == name);
-        assert!(told, "{verdict:?}");
+        let received = matches!(&verdict, Err(Error::WouldDeadlock { name: its }) if *its == name);
+        assert!(received, "{verdict:?}");
     }
     // A single attempt waits for nobody.
     assert!(other.try_lock().unwrap().is_none());
     assert!(held.is_valid() && held.hold_count() == 1);
     eventually("no place is kept", || line(&server, &name).is_empty());
     // Another thread waits, also behind one that would not.
-    let (tell, told) = unbounded();
+    let (sender, received) = unbounded();
     let mut crew = Crew::new();
     crew.spawn({
         let other = other.clone();
-        move || tell.send(other.lock().map(drop)).unwrap()
+        move || sender.send(other.lock().map(drop)).unwrap()
     });
     waited_for_by::<B>(&server, 1);
     assert!(matches!(other.lock(), Err(Error::WouldDeadlock { .. })));
     held.unlock().unwrap();
-    told.recv_timeout(LONG).unwrap().unwrap();
+    received.recv_timeout(LONG).unwrap().unwrap();
     crew.join();
     // What is lost is waited for no more than anybody else's.
     let lost = A::of(&client, &name)
@@ -222,7 +222,7 @@ fn one_is_forced_open_by_the_other<A: Lock, B: Lock>() {
     let guard = A::of(&ours, &name).lock().unwrap();
     assert!(B::of(&ours, &name).force_unlock().unwrap());
     assert!(!B::of(&ours, &name).force_unlock().unwrap());
-    // At once or at the next renewal, also in the same process: its room is another.
+    // At once or at the next renewal, also in the same process: it has another entry.
     let loss = guard.lost().recv_timeout(LEASE).unwrap();
     assert_eq!(loss.reason, LossReason::Forced);
     assert!(B::of(&ours, &name).try_lock().unwrap().is_some());
@@ -315,7 +315,7 @@ fn all_kinds_together_count_exactly() {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// One room
+// One entry
 // ---------------------------------------------------------------------------------------------------------------------
 
 /// The reentrant and the other handle of one family are one lock, also to the thread that holds it.
@@ -443,11 +443,11 @@ fn a_wait_ends_with_the_type<A: Lock, B: Lock>() {
     let name = unique("turn");
     let (holder, client) = (open(&server), open(&server));
     let guard = A::Foe::of(&holder, &name).lock().unwrap();
-    let (tell, told) = unbounded();
+    let (sender, received) = unbounded();
     let mut crew = Crew::new();
     for _ in 0..2 {
-        let (lock, tell) = (A::of(&client, &name), tell.clone());
-        crew.spawn(move || tell.send(lock.lock().map(drop)).unwrap());
+        let (lock, sender) = (A::of(&client, &name), sender.clone());
+        crew.spawn(move || sender.send(lock.lock().map(drop)).unwrap());
     }
     let asks = if A::LINE == Line::Redis { 2 } else { 1 };
     waited_for_by::<A>(&server, asks);
@@ -455,7 +455,7 @@ fn a_wait_ends_with_the_type<A: Lock, B: Lock>() {
     crate::support::stranger_holds::<B>(&server, &name, 60_000);
     // The first asks, and then the next.
     for _ in 0..2 {
-        match told.recv_timeout(LONG).unwrap() {
+        match received.recv_timeout(LONG).unwrap() {
             Err(Error::WrongType { name: its }) => assert_eq!(its, name),
             outcome => panic!("{outcome:?}"),
         }

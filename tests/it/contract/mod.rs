@@ -245,19 +245,19 @@ fn a_drop_wakes_a_waiter_of_another_client_by_message<L: Lock>() {
     let (holder, client) = (open(&server), open(&server));
     for round in 1..=3 {
         let guard = L::Foe::of(&holder, &name).lock().unwrap();
-        let (tell, told) = unbounded();
+        let (sender, received) = unbounded();
         let mut crew = Crew::new();
         let lock = L::of(&client, &name);
         crew.spawn(move || {
             let guard = lock.lock().unwrap();
-            tell.send(Instant::now()).unwrap();
+            sender.send(Instant::now()).unwrap();
             guard.unlock().unwrap();
         });
         waited_for_by::<L>(&server, 1);
         crew.all_parked();
         let dropped = Instant::now();
         drop(guard);
-        let granted = told.recv_timeout(LONG).unwrap();
+        let granted = received.recv_timeout(LONG).unwrap();
         assert!(
             granted - dropped < loosely(BY_MESSAGE),
             "{:?}",
@@ -282,7 +282,7 @@ fn a_release_publishes_redissons_message<L: Lock>() {
     pubsub.psubscribe("*").unwrap();
     for name in ["plain", "tag{ged}"] {
         // Nobody waits.
-        let told = told_by::<L>(name);
+        let received = told_by::<L>(name);
         for waits in [true, false] {
             let guard = L::of(&client, name).lock().unwrap();
             assert!(published(&server, &mut pubsub).is_empty());
@@ -292,7 +292,7 @@ fn a_release_publishes_redissons_message<L: Lock>() {
                 drop(guard);
                 eventually("the release ran", || !server.exists(name));
             }
-            assert_eq!(published(&server, &mut pubsub), told);
+            assert_eq!(published(&server, &mut pubsub), received);
         }
         let guard = L::of(&client, name).lock().unwrap();
         elsewhere(|| assert!(L::of(&client, name).force_unlock().unwrap()));
@@ -301,24 +301,24 @@ fn a_release_publishes_redissons_message<L: Lock>() {
         assert!(!L::of(&client, name).is_locked().unwrap());
         let mut heard = published(&server, &mut pubsub);
         if L::GIVES_BACK_THE_REST {
-            let more = heard.split_off(told.len());
-            assert!(more.iter().all(|message| told.contains(message)));
+            let more = heard.split_off(received.len());
+            assert!(more.iter().all(|message| received.contains(message)));
         }
-        assert_eq!(heard, told);
+        assert_eq!(heard, received);
     }
 
     // Two wait, in processes of their own.
     let name = unique("two");
     let guard = L::of(&client, &name).lock().unwrap();
-    let (tell, told) = unbounded();
+    let (sender, received) = unbounded();
     let (go, gone) = bounded::<()>(0);
     let mut crew = Crew::new();
     for n in 1..=2 {
         let lock = L::Foe::of(&open(&server), &name);
-        let (tell, gone) = (tell.clone(), gone.clone());
+        let (sender, gone) = (sender.clone(), gone.clone());
         crew.spawn(move || {
             let guard = lock.lock().unwrap();
-            tell.send(()).unwrap();
+            sender.send(()).unwrap();
             gone.recv().unwrap();
             guard.unlock().unwrap();
         });
@@ -336,13 +336,13 @@ fn a_release_publishes_redissons_message<L: Lock>() {
             None => go.send(()).unwrap(),
         }
         if waiters > 0 {
-            told.recv_timeout(LONG).unwrap();
+            received.recv_timeout(LONG).unwrap();
         } else {
             eventually("the last release ran", || !server.exists(&name));
         }
         let heard = published(&server, &mut pubsub);
         match releases.remove(0) {
-            (News::All(..), told) => assert_eq!(heard, told),
+            (News::All(..), received) => assert_eq!(heard, received),
             (News::First, _) => {
                 assert_eq!(line.len(), waiters);
                 assert_eq!(heard.is_empty(), waiters == 0);
@@ -373,11 +373,11 @@ fn a_strangers_lock_is_waited_for<L: Lock>() {
         assert!(lock.try_lock().unwrap().is_none());
         assert!(L::Foe::of(&client, &name).is_locked().unwrap());
         assert!(!lock.is_owned_by_current_thread());
-        let (tell, told) = unbounded();
+        let (sender, received) = unbounded();
         let mut crew = Crew::new();
         crew.spawn(move || {
             let _guard = lock.lock().unwrap();
-            tell.send(Instant::now()).unwrap();
+            sender.send(Instant::now()).unwrap();
         });
         waited_for_by::<L>(&server, 1);
         crew.all_parked();
@@ -392,7 +392,7 @@ fn a_strangers_lock_is_waited_for<L: Lock>() {
         } else {
             stranger_releases::<redlatch::ReentrantLock>(&server, &name);
         }
-        let granted = told.recv_timeout(LONG).unwrap();
+        let granted = received.recv_timeout(LONG).unwrap();
         let (took, after) = (granted - freed, client.stats());
         crew.join();
         if alike {
@@ -420,11 +420,11 @@ fn each_of_several_names_is_waited_for<L: Lock>() {
         let lock = L::of(&client, &name);
         assert!(lock.try_lock().unwrap().is_none());
         assert_eq!(server.keys(), [&*taken], "nothing is kept meanwhile");
-        let (tell, told) = unbounded();
+        let (sender, received) = unbounded();
         let mut crew = Crew::new();
         crew.spawn(move || {
             let guard = lock.lock().unwrap();
-            tell.send(Instant::now()).unwrap();
+            sender.send(Instant::now()).unwrap();
             guard.unlock().unwrap();
         });
         waited_for_by::<L>(&server, 1);
@@ -432,7 +432,7 @@ fn each_of_several_names_is_waited_for<L: Lock>() {
         assert_eq!(server.keys(), [&*taken]);
         let freed = Instant::now();
         stranger_releases::<redlatch::ReentrantLock>(&server, &taken);
-        let granted = told.recv_timeout(LONG).unwrap();
+        let granted = received.recv_timeout(LONG).unwrap();
         assert!(
             granted - freed < loosely(BY_MESSAGE),
             "{:?}",
@@ -455,19 +455,19 @@ fn a_vanished_lock_is_noticed_without_a_message<L: Lock>() {
         let lease_ms = u64::try_from(lease.as_millis()).unwrap();
         stranger_holds::<L::Foe>(&server, &name, lease_ms);
         let begun = Instant::now();
-        let (tell, told) = unbounded();
+        let (sender, received) = unbounded();
         let mut crew = Crew::new();
         let lock = L::of(&client, &name);
         crew.spawn(move || {
             let _guard = lock.lock().unwrap();
-            tell.send(Instant::now()).unwrap();
+            sender.send(Instant::now()).unwrap();
         });
         waited_for_by::<L>(&server, 1);
         crew.all_parked();
         if deleted {
             delete::<L::Foe>(&server, &name);
         }
-        let granted = told.recv_timeout(LONG).unwrap();
+        let granted = received.recv_timeout(LONG).unwrap();
         let took = granted - begun;
         if deleted {
             assert!(
@@ -799,13 +799,13 @@ fn a_fixed_lease_ends_and_its_holder_is_told<L: Lock>() {
     assert!(lock.is_owned_by_current_thread());
 
     let loss = guard.lost().recv_timeout(LONG).unwrap();
-    let told = Instant::now();
+    let received = Instant::now();
     assert_eq!(loss.reason, LossReason::Expired);
     assert_eq!(
         (loss.name.as_str(), loss.owner.as_str()),
         (&*shown::<L>(&name), guard.owner())
     );
-    assert!(told >= until && told < until + loosely(BY_MESSAGE));
+    assert!(received >= until && received < until + loosely(BY_MESSAGE));
     assert_eq!(guard.valid_until(), until, "not renewed");
     assert!(!guard.is_valid() && guard.hold_count() == 0);
     assert!(!lock.is_owned_by_current_thread() && lock.hold_count() == 0);
@@ -827,13 +827,13 @@ fn max_hold_ends_renewal_and_frees_the_lock<L: Lock>() {
     let guard = L::of(&client, &name).max_hold(max).lock().unwrap();
     let granted = Instant::now();
     let loss = guard.lost().recv_timeout(LONG).unwrap();
-    let told = Instant::now();
+    let received = Instant::now();
     assert_eq!(loss.reason, LossReason::MaxHold);
     // It counts from the grant, which lies between the two.
     assert!(
-        told >= asked + max && told < granted + max + loosely(BY_MESSAGE),
+        received >= asked + max && received < granted + max + loosely(BY_MESSAGE),
         "{:?}",
-        told - granted
+        received - granted
     );
     assert!(!guard.is_valid());
     elsewhere(|| {
@@ -870,17 +870,18 @@ fn leases_do_not_interfere<L: Lock>() {
 
     let guard = renewed.lock().unwrap();
     let mut crew = Crew::new();
-    let (tell, told) = unbounded();
+    let (sender, received) = unbounded();
     crew.spawn({
         let fixed = fixed.clone();
         move || {
             let guard = fixed.lock().unwrap();
-            tell.send(
-                guard
-                    .valid_until()
-                    .saturating_duration_since(Instant::now()),
-            )
-            .unwrap();
+            sender
+                .send(
+                    guard
+                        .valid_until()
+                        .saturating_duration_since(Instant::now()),
+                )
+                .unwrap();
             let loss = guard.lost().recv_timeout(LONG).unwrap();
             assert_eq!(loss.reason, LossReason::Expired, "never renewed");
         }
@@ -892,7 +893,7 @@ fn leases_do_not_interfere<L: Lock>() {
         thread::sleep(ms(5));
     }
     drop(guard);
-    let left = told.recv_timeout(LONG).unwrap();
+    let left = received.recv_timeout(LONG).unwrap();
     assert!(
         left > short - ms(100) && left <= short,
         "its own lease: {left:?}"
@@ -1029,17 +1030,17 @@ fn force_unlock_tells_everybody_concerned<L: Lock>() {
     let guard = L::of(&holder, &name).lock().unwrap();
     let other = open(&server);
     let mut crew = Crew::new();
-    let (tell, told) = unbounded();
+    let (sender, received) = unbounded();
     let waiting = L::Foe::of(&other, &name);
     crew.spawn(move || {
         let _guard = waiting.lock().unwrap();
-        tell.send(Instant::now()).unwrap();
+        sender.send(Instant::now()).unwrap();
     });
     waited_for_by::<L::Foe>(&server, 1);
     crew.all_parked();
     let forced = Instant::now();
     assert!(lock.force_unlock().unwrap());
-    let granted = told.recv_timeout(LONG).unwrap();
+    let granted = received.recv_timeout(LONG).unwrap();
     assert!(granted - forced < loosely(BY_MESSAGE));
     let loss = guard.lost().recv_timeout(LONG).unwrap();
     assert!(
@@ -1201,7 +1202,7 @@ fn a_lost_lock_is_free_for_threads_of_the_same_process<L: Lock>() {
     guard.settle();
     lose::<L>(&server, &name);
     let loss = guard.lost().recv_timeout(LONG).unwrap();
-    let told = Instant::now();
+    let received = Instant::now();
     // Those who wait in Redis ask now and then, perhaps before the next renewal.
     let may_be_taken = L::LINE == Line::Redis;
     assert!(
@@ -1209,7 +1210,7 @@ fn a_lost_lock_is_free_for_threads_of_the_same_process<L: Lock>() {
         "{loss:?}"
     );
     crew.join();
-    assert!(told.elapsed() < loosely(BY_MESSAGE) || !L::GIVES_BACK_THE_REST);
+    assert!(received.elapsed() < loosely(BY_MESSAGE) || !L::GIVES_BACK_THE_REST);
     drop(guard);
     assert!(lock.try_lock().unwrap().is_some());
 }
@@ -1318,16 +1319,16 @@ fn reentry_is_for_the_holding_thread<L: Lock>() {
     assert_eq!(two.token(), one.token(), "one hold, one token");
     let renewed = client.stats().renewals;
     eventually("it is renewed", || client.stats().renewals > renewed + 1);
-    let told = |n| {
+    let received = |n| {
         let fields = L::fields(one.owner(), n);
         let names = L::names(&name);
         names.iter().all(|name| server.hgetall(name) == fields)
     };
     eventually("Redis knows of two holds", || {
-        told(if L::COUNTED { 2 } else { 1 })
+        received(if L::COUNTED { 2 } else { 1 })
     });
     drop(two);
-    eventually("Redis knows of one hold", || told(1));
+    eventually("Redis knows of one hold", || received(1));
     drop(one);
     eventually("W6: nothing is renewed", || client.stats().holds == 0);
 }

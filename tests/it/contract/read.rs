@@ -124,12 +124,12 @@ fn threads_of_a_process_share_one_hold_for_nothing() {
     lock.read().unwrap().unlock().unwrap();
     let first = lock.read().unwrap();
     let (before, scripts) = (client.stats(), server.calls("evalsha"));
-    let (tell, told) = unbounded();
+    let (sender, received) = unbounded();
     let (go, gone) = bounded::<()>(0);
     let mut crew = Crew::new();
     for n in 0..THREADS {
         let (lock, owner) = (lock.clone(), first.owner().to_owned());
-        let (tell, gone) = (tell.clone(), gone.clone());
+        let (sender, gone) = (sender.clone(), gone.clone());
         crew.spawn(move || {
             let guard = if n % 2 == 0 {
                 lock.read().unwrap()
@@ -141,13 +141,13 @@ fn threads_of_a_process_share_one_hold_for_nothing() {
             assert_eq!((again.hold_count(), lock.read_hold_count()), (2, 2));
             drop(guard);
             assert_eq!((again.hold_count(), lock.read_hold_count()), (1, 1));
-            tell.send(()).unwrap();
+            sender.send(()).unwrap();
             gone.recv().unwrap();
             assert!(again.is_valid());
             again.unlock().unwrap();
             assert!(!lock.is_owned_by_current_thread());
         });
-        told.recv_timeout(LONG).unwrap();
+        received.recv_timeout(LONG).unwrap();
     }
     assert_eq!(server.hgetall(&name), Reading::fields(first.owner(), 1));
     // Whoever is last gives it back, and nobody before.
@@ -176,15 +176,15 @@ fn a_writer_that_leaves_lets_all_readers_in_at_once() {
     let name = unique("crowd");
     let clients = [open(&server), open(&server), open(&server)];
     let writer = clients[0].rwlock(&name).write().unwrap();
-    let (tell, told) = unbounded();
+    let (sender, received) = unbounded();
     let (go, gone) = bounded::<()>(0);
     let mut crew = Crew::new();
     for client in &clients {
         for _ in 0..THREADS {
-            let (lock, tell, gone) = (client.rwlock(&name), tell.clone(), gone.clone());
+            let (lock, sender, gone) = (client.rwlock(&name), sender.clone(), gone.clone());
             crew.spawn(move || {
                 let _guard = lock.read().unwrap();
-                tell.send(Instant::now()).unwrap();
+                sender.send(Instant::now()).unwrap();
                 gone.recv().unwrap();
             });
         }
@@ -197,7 +197,7 @@ fn a_writer_that_leaves_lets_all_readers_in_at_once() {
     drop(writer);
     for _ in 0..3 * THREADS {
         // Nobody leaves before all are in.
-        let came = told.recv_timeout(LONG).unwrap();
+        let came = received.recv_timeout(LONG).unwrap();
         assert!(came - left < loosely(ms(500)), "{:?}", came - left);
     }
     for (client, before) in clients.iter().zip(before) {
@@ -262,18 +262,18 @@ fn a_fixed_lease_ends_for_each_reader_as_it_asked() {
     let renewed = client.rwlock(&name);
     let fixed = renewed.clone().lease(loosely(ms(600)));
     let mine = fixed.read().unwrap();
-    let (tell, told) = unbounded();
+    let (sender, received) = unbounded();
     let (go, gone) = bounded::<()>(0);
     let mut crew = Crew::new();
     let theirs = fixed.clone();
     crew.spawn(move || {
         let guard = theirs.read().unwrap();
-        tell.send(()).unwrap();
+        sender.send(()).unwrap();
         gone.recv().unwrap();
         let loss = guard.lost().recv_timeout(LONG).map(|loss| loss.reason);
         assert_eq!(loss, Ok(LossReason::Expired));
     });
-    told.recv_timeout(LONG).unwrap();
+    received.recv_timeout(LONG).unwrap();
     let again = renewed.read().unwrap();
     assert!(again.is_valid() && mine.is_valid() && again.hold_count() == 2);
     go.send(()).unwrap();
@@ -428,9 +428,11 @@ fn both_are_told(reason: LossReason, robbed: impl Fn(&Server, &str, &str) + Send
 
 fn both_are_told_once(reason: LossReason, robbed: &(impl Fn(&Server, &str, &str) + Send + Sync)) {
     let server = Server::start();
-    let told = Told::default();
+    let received = Told::default();
     let lease = loosely(ms(900));
-    let config = config(&server.url()).lease(lease).on_lost(told.listener());
+    let config = config(&server.url())
+        .lease(lease)
+        .on_lost(received.listener());
     let client = Client::open(config).unwrap();
     let name = unique("robbed");
     let lock = client.rwlock(&name);
@@ -458,7 +460,7 @@ fn both_are_told_once(reason: LossReason, robbed: &(impl Fn(&Server, &str, &str)
     let renewals = client.stats().renewals;
     drop(guard);
     assert!(!server.exists(&hold_key(&name, &owner)), "not revived");
-    eventually("told once", || told.reasons(&name) == [reason]);
+    eventually("told once", || received.reasons(&name) == [reason]);
     assert_eq!(client.stats().renewals, renewals);
 }
 
@@ -546,9 +548,11 @@ timed!(a_lease_and_a_half_without_renewal_is_told_before_a_writer_can_be_in);
 fn a_lease_and_a_half_without_renewal_is_told_before_a_writer_can_be_in() {
     let server = Server::start();
     let proxy = Proxy::start(server.addr());
-    let told = Told::default();
+    let received = Told::default();
     let span = loosely(ms(1_500));
-    let config = config(&proxy.url()).lease(span).on_lost(told.listener());
+    let config = config(&proxy.url())
+        .lease(span)
+        .on_lost(received.listener());
     let client = Client::open(config).unwrap();
     let (name, other) = (unique("gone"), open(&server));
     let guard = client.rwlock(&name).read().unwrap();
@@ -566,7 +570,7 @@ fn a_lease_and_a_half_without_renewal_is_told_before_a_writer_can_be_in() {
     proxy.pass();
     drop(guard);
     eventually("told once", || {
-        told.reasons(&name) == [LossReason::Unreachable]
+        received.reasons(&name) == [LossReason::Unreachable]
     });
     assert!(write.is_valid());
     assert_eq!(server.hgetall(&name), Writing::fields(write.owner(), 1));
@@ -582,18 +586,18 @@ fn closing_wakes_those_who_wait_to_read_and_gives_back_what_is_read() {
     let (busy, held) = (unique("busy"), unique("held"));
     let theirs = other.rwlock(&busy).write().unwrap();
     let guard = client.rwlock(&held).read().unwrap();
-    let (tell, told) = unbounded();
+    let (sender, received) = unbounded();
     let (go, gone) = bounded::<()>(0);
     let mut crew = Crew::new();
     // One asks, others stand in line behind it, and one shares what is read.
     for n in 0..4 {
-        let (lock, tell) = (client.rwlock(&busy), tell.clone());
+        let (lock, sender) = (client.rwlock(&busy), sender.clone());
         crew.spawn(move || {
             let outcome = match n % 2 {
                 0 => lock.read().map(drop),
                 _ => lock.try_read_for(LONG * 6).map(drop),
             };
-            tell.send(outcome).unwrap();
+            sender.send(outcome).unwrap();
         });
     }
     let lock = client.rwlock(&held);
@@ -606,7 +610,7 @@ fn closing_wakes_those_who_wait_to_read_and_gives_back_what_is_read() {
     });
     subscribed(&server, 1);
     crew.all_parked();
-    assert!(told.is_empty());
+    assert!(received.is_empty());
     let begun = Instant::now();
     client.close(Duration::from_secs(5)).unwrap();
     assert!(
@@ -615,7 +619,7 @@ fn closing_wakes_those_who_wait_to_read_and_gives_back_what_is_read() {
         begun.elapsed()
     );
     for _ in 0..4 {
-        let outcome = told.recv_timeout(LONG).unwrap();
+        let outcome = received.recv_timeout(LONG).unwrap();
         assert!(matches!(outcome, Err(Error::Closed)), "{outcome:?}");
     }
     assert_eq!(server.keys(), [busy.as_str()], "all of ours is given back");

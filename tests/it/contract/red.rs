@@ -184,9 +184,9 @@ fn a_release_publishes_redissons_message_on_each_server() {
     let client = open(&server);
     let servers = [&server, &companions[0], &companions[1]];
     let mut cons = servers.map(Server::connection);
-    let mut ears: Vec<_> = cons.iter_mut().map(redis::Connection::as_pubsub).collect();
-    for ear in &mut ears {
-        ear.psubscribe("*").unwrap();
+    let mut listeners: Vec<_> = cons.iter_mut().map(redis::Connection::as_pubsub).collect();
+    for pubsub in &mut listeners {
+        pubsub.psubscribe("*").unwrap();
     }
     let lock = Red::of(&client, &name);
     for how in ["unlocked", "dropped", "forced"] {
@@ -198,15 +198,15 @@ fn a_release_publishes_redissons_message_on_each_server() {
             _ => elsewhere(|| assert!(lock.force_unlock().unwrap())),
         }
         eventually("it is free", || is_gone(&server, &name));
-        for (server, ear) in servers.iter().zip(&mut ears) {
-            let mut heard = published(server, ear);
+        for (server, pubsub) in servers.iter().zip(&mut listeners) {
+            let mut heard = published(server, pubsub);
             heard.retain(|(channel, _)| channel.contains(&name));
             if how == "forced" {
                 // The holder gives back what nobody else has taken yet.
                 heard.dedup();
             }
-            let told = (beside("redisson_lock__channel", &name), "0".to_owned());
-            assert_eq!(heard, [told], "{how}");
+            let received = (beside("redisson_lock__channel", &name), "0".to_owned());
+            assert_eq!(heard, [received], "{how}");
         }
     }
 }

@@ -30,12 +30,12 @@ impl Drop for Hooked {
 /// Runs `work` on a thread of its own, since what this is about would keep it for ever.
 #[track_caller]
 fn returns(what: &str, work: impl FnOnce() + Send + 'static) {
-    let (tell, told) = bounded(1);
+    let (sender, received) = bounded(1);
     let thread = thread::spawn(move || {
         let done = std::panic::catch_unwind(AssertUnwindSafe(work));
-        tell.send(done.is_ok()).unwrap();
+        sender.send(done.is_ok()).unwrap();
     });
-    assert_eq!(told.recv_timeout(LONG), Ok(true), "{what}");
+    assert_eq!(received.recv_timeout(LONG), Ok(true), "{what}");
     thread.join().unwrap();
 }
 
@@ -48,19 +48,19 @@ fn a_logger_may_use_the_client_that_it_hears_of() {
         let client = Client::open(config(&proxy.url()).lease(ms(900))).unwrap();
         let (name, log_file) = (unique("logged"), unique("file"));
         let away = format!("connecting to {}", proxy.addr());
-        let (tell, told) = unbounded();
+        let (sender, received) = unbounded();
         let _hooked = Hooked(logs, vec![name.clone(), away.clone()]);
         for fragment in [&name, &away] {
             // As if one process at a time could write to the file.
-            let (client, log_file, tell) = (client.clone(), log_file.clone(), tell.clone());
+            let (client, log_file, sender) = (client.clone(), log_file.clone(), sender.clone());
             logs.hook(fragment, move |_, text| {
                 let locked = client.mutex(&log_file).try_lock_for(LONG);
                 let locked = locked.map(|guard| guard.is_some());
-                tell.send((text.to_owned(), locked)).unwrap();
+                sender.send((text.to_owned(), locked)).unwrap();
             });
         }
         let hears = |what: &str| {
-            let mut heard = told.iter();
+            let mut heard = received.iter();
             heard.find(|(text, _)| text.contains(what)).unwrap()
         };
         let hears_and_locks = |what: &str| {
@@ -101,9 +101,9 @@ timed!(a_logger_that_panics_ends_no_thread);
 fn a_logger_that_panics_ends_no_thread() {
     let logs = logs();
     let server = Server::start();
-    let told = Told::default();
+    let received = Told::default();
     let config = config(&server.url()).lease(ms(900));
-    let client = Client::open(config.on_lost(told.listener())).unwrap();
+    let client = Client::open(config.on_lost(received.listener())).unwrap();
     let name = unique("panics");
     let _hooked = Hooked(logs, vec![name.clone()]);
     logs.hook(&name, |_, text| panic!("no room to write {text:?}"));
@@ -113,7 +113,9 @@ fn a_logger_that_panics_ends_no_thread() {
         assert_eq!(server.ask::<i64>(&["DEL", &name]), 1);
         let loss = guard.lost().recv_timeout(LONG).unwrap();
         assert_eq!(loss.reason, LossReason::Forced);
-        eventually("the listener is told", || told.reasons(&name).len() == n);
+        eventually("the listener is told", || {
+            received.reasons(&name).len() == n
+        });
         eventually("and the logger", || {
             logs.count(log::Level::Warn, &name) == n
         });
@@ -130,9 +132,9 @@ timed!(a_logger_that_blocks_delays_no_renewal_and_no_listener);
 fn a_logger_that_blocks_delays_no_renewal_and_no_listener() {
     let logs = logs();
     let server = Server::start();
-    let told = Told::default();
+    let received = Told::default();
     let config = config(&server.url()).lease(ms(900));
-    let client = Client::open(config.on_lost(told.listener())).unwrap();
+    let client = Client::open(config.on_lost(received.listener())).unwrap();
     let name = unique("blocks");
     let (release, released) = bounded::<()>(0);
     let (began, begun) = unbounded();
@@ -147,7 +149,9 @@ fn a_logger_that_blocks_delays_no_renewal_and_no_listener() {
     begun.recv_timeout(LONG).unwrap();
     // The logger has it in hand, and does not return.
     assert_eq!(guard.lost().try_recv().unwrap().reason, LossReason::Forced);
-    eventually("the listener is told", || told.reasons(&name).len() == 1);
+    eventually("the listener is told", || {
+        received.reasons(&name).len() == 1
+    });
     let renewals = client.stats().renewals;
     eventually("what is held is renewed", || {
         client.stats().renewals >= renewals + 2

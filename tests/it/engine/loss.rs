@@ -17,8 +17,8 @@ use crate::support::{
     loosely, ms, nothing_is_left, timed, unique, within,
 };
 
-fn lease(url: &str, lease: Duration, told: &Told) -> Client {
-    Client::open(config(url).lease(lease).on_lost(told.listener())).unwrap()
+fn lease(url: &str, lease: Duration, received: &Told) -> Client {
+    Client::open(config(url).lease(lease).on_lost(received.listener())).unwrap()
 }
 
 timed!(half_a_lease_without_the_watchdog_is_survived);
@@ -35,9 +35,9 @@ fn half_a_lease_without_the_watchdog_is_survived() {
             let server = &server;
             scope.spawn(move || {
                 let proxy = Proxy::start(server.addr());
-                let told = Told::default();
+                let received = Told::default();
                 let span = loosely(ms(1_800));
-                let client = lease(&proxy.url(), span, &told);
+                let client = lease(&proxy.url(), span, &received);
                 let name = unique("half");
                 let guard = client.mutex(&name).lock().unwrap();
                 for _ in 0..2 {
@@ -54,7 +54,7 @@ fn half_a_lease_without_the_watchdog_is_survived() {
                     assert!(guard.is_valid(), "{mode:?}");
                     assert_eq!(server.hgetall(&name)[0].0, guard.owner());
                 }
-                assert!(told.reasons(&name).is_empty());
+                assert!(received.reasons(&name).is_empty());
                 guard.unlock().unwrap();
             });
         }
@@ -71,9 +71,9 @@ fn a_lease_and_a_half_without_the_watchdog_is_told_before_the_key_can_be_gone() 
             let server = &server;
             scope.spawn(move || {
                 let proxy = Proxy::start(server.addr());
-                let told = Told::default();
+                let received = Told::default();
                 let span = loosely(ms(2_000));
-                let client = lease(&proxy.url(), span, &told);
+                let client = lease(&proxy.url(), span, &received);
                 let name = unique("gone");
                 let guard = client.mutex(&name).lock().unwrap();
                 let renewals = client.stats().renewals;
@@ -95,8 +95,8 @@ fn a_lease_and_a_half_without_the_watchdog_is_told_before_the_key_can_be_gone() 
                 };
                 assert!(!guard.is_valid(), "{mode:?}: valid without a key");
                 assert!(guard.valid_until() < missing);
-                eventually("it is told", || !told.of(&name).is_empty());
-                let (at, reason) = told.of(&name)[0];
+                eventually("it is told", || !received.of(&name).is_empty());
+                let (at, reason) = received.of(&name)[0];
                 assert_eq!(reason, LossReason::Unreachable);
                 let late = at.saturating_duration_since(missing);
                 assert!(
@@ -116,7 +116,7 @@ fn a_lease_and_a_half_without_the_watchdog_is_told_before_the_key_can_be_gone() 
                     [(again.owner().to_owned(), "1".into())]
                 );
                 again.unlock().unwrap();
-                assert_eq!(told.reasons(&name), [reason], "told once");
+                assert_eq!(received.reasons(&name), [reason], "told once");
             });
         }
     });
@@ -129,12 +129,12 @@ fn thousands_of_holds_are_renewed_in_time_on_a_busy_machine() {
     const HOLDS: usize = 5_000;
     let server = Server::start();
     let span = loosely(ms(3_000));
-    let told = Told::default();
+    let received = Told::default();
     let client = Client::open(
         config(&server.url())
             .lease(span)
             .response_timeout(ms(3_000))
-            .on_lost(told.listener()),
+            .on_lost(received.listener()),
     )
     .unwrap();
     let stop = AtomicBool::new(false);
@@ -215,9 +215,9 @@ timed!(a_key_that_vanishes_is_told_as_forced_and_not_revived);
 fn a_key_that_vanishes_is_told_as_forced_and_not_revived() {
     // W7: taken and given back by another between two renewals.
     let server = Server::start();
-    let told = Told::default();
+    let received = Told::default();
     let span = loosely(ms(900));
-    let (mine, other) = (lease(&server.url(), span, &told), client(&server.url()));
+    let (mine, other) = (lease(&server.url(), span, &received), client(&server.url()));
     let name = unique("vanished");
     let guard = mine.mutex(&name).lock().unwrap();
     assert_eq!(server.ask::<i64>(&["DEL", &name]), 1);
@@ -239,16 +239,18 @@ fn a_key_that_vanishes_is_told_as_forced_and_not_revived() {
         "{result:?}"
     );
     assert_eq!(server.hgetall(&name)[0].0, next.owner());
-    eventually("told once", || told.reasons(&name) == [LossReason::Forced]);
+    eventually("told once", || {
+        received.reasons(&name) == [LossReason::Forced]
+    });
 }
 
 timed!(a_key_that_is_somebody_elses_is_told_as_taken_over_and_not_touched);
 fn a_key_that_is_somebody_elses_is_told_as_taken_over_and_not_touched() {
     // W7, O2
     let server = Server::start();
-    let told = Told::default();
+    let received = Told::default();
     let span = loosely(ms(900));
-    let (mine, other) = (lease(&server.url(), span, &told), client(&server.url()));
+    let (mine, other) = (lease(&server.url(), span, &received), client(&server.url()));
     let name = unique("taken");
     let guard = mine.mutex(&name).lock().unwrap();
     assert_eq!(server.ask::<i64>(&["DEL", &name]), 1);
@@ -262,7 +264,7 @@ fn a_key_that_is_somebody_elses_is_told_as_taken_over_and_not_touched() {
     }));
     next.unlock().unwrap();
     eventually("told once", || {
-        told.reasons(&name) == [LossReason::TakenOver]
+        received.reasons(&name) == [LossReason::TakenOver]
     });
 }
 
@@ -270,9 +272,9 @@ timed!(every_other_reason_is_told_once_to_guard_and_listener);
 fn every_other_reason_is_told_once_to_guard_and_listener() {
     // W9, W10
     let server = Server::start();
-    let told = Told::default();
+    let received = Told::default();
     let [span, ends, limit] = [600, 300, 500].map(|span| loosely(ms(span)));
-    let client = lease(&server.url(), span, &told);
+    let client = lease(&server.url(), span, &received);
     let (fixed, limited, forced, closed) = (
         unique("fixed"),
         unique("limited"),
@@ -322,8 +324,8 @@ fn every_other_reason_is_told_once_to_guard_and_listener() {
         (&forced, LossReason::Forced),
         (&closed, LossReason::Closed),
     ] {
-        eventually("told", || !told.of(name).is_empty());
-        assert_eq!(told.reasons(name), [reason]);
+        eventually("told", || !received.of(name).is_empty());
+        assert_eq!(received.reasons(name), [reason]);
     }
 }
 
@@ -410,14 +412,14 @@ fn a_hold_whose_grant_came_late_is_renewed_in_time() {
     // W1, W11: a third of the lease counts from where the lease does.
     let server = Server::start();
     let proxy = Proxy::start(server.addr());
-    let told = Told::default();
+    let received = Told::default();
     let span = loosely(ms(1_200));
     let delay = span * 3 / 4;
     let client = Client::open(
         config(&proxy.url())
             .response_timeout(4 * delay)
             .lease(span)
-            .on_lost(told.listener()),
+            .on_lost(received.listener()),
     )
     .unwrap();
     let name = unique("late");
@@ -467,10 +469,10 @@ const CHILD: &str = "REDLATCH_TEST_CHILD";
 #[test]
 #[ignore = "runs as a child of the next test"]
 fn a_process_to_suspend() {
-    let Ok(told) = std::env::var(CHILD) else {
+    let Ok(received) = std::env::var(CHILD) else {
         return;
     };
-    let (url, name) = told.split_once(' ').unwrap();
+    let (url, name) = received.split_once(' ').unwrap();
     let client = Client::open(config(url).lease(ms(700))).unwrap();
     let guard = client.mutex(name).lock().unwrap();
     let mut lines = std::io::stdin().lines();

@@ -126,7 +126,7 @@ fn a_thousand_waiters_cost_next_to_nothing() {
     assert_eq!(server.dbsize(), WAITERS, "theirs are untouched");
 }
 
-// P5: a room goes when it is idle, also one that never saw the lock held by this process.
+// P5: an entry goes when it is idle, also one that never saw the lock held by this process.
 #[test]
 fn rooms_of_those_who_came_in_vain_go_too() {
     let server = Server::start();
@@ -138,7 +138,7 @@ fn rooms_of_those_who_came_in_vain_go_too() {
         assert!(lock.try_lock().unwrap().is_none());
         assert!(lock.try_lock_for(ms(20)).unwrap().is_none());
     }
-    eventually("no room is left", || client.stats().names == 0);
+    eventually("no entry is left", || client.stats().names == 0);
 }
 
 timed!(of_many_waiters_for_one_lock_one_asks);
@@ -214,7 +214,7 @@ fn ten_thousand_holds_are_renewed_by_one_thread() {
             drop(guards);
             eventually("all are released", || server.dbsize() == 0);
             assert_eq!(client.stats().holds, 0);
-            eventually("no room is left", || client.stats().names == 0);
+            eventually("no entry is left", || client.stats().names == 0);
         },
     );
 }
@@ -249,8 +249,8 @@ fn use_names_once(names: u64) {
     let grown = rss_kib().saturating_sub(before);
     // What a name takes while it is in use, times the names, is more than twice that.
     assert!(grown < 4 * 1024, "{grown} KiB more, {most} names");
-    assert!(most < names / 4, "rooms go while others come: {most}");
-    eventually("no room is left", || client.stats().names == 0);
+    assert!(most < names / 4, "entries go while others come: {most}");
+    eventually("no entry is left", || client.stats().names == 0);
     let stats = client.stats();
     assert_eq!((stats.holds, stats.subscriptions), (0, 0));
     assert_eq!(stats.acquired, names / 4 * 4);

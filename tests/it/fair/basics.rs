@@ -50,7 +50,7 @@ fn who_comes_first_is_served_first() {
         }
     }
     line.all_parked();
-    assert!(line.told.is_empty());
+    assert!(line.received.is_empty());
     // F5: what stands there will not stand there for ever.
     for key in [queue_key(&name), timeouts_key(&name)] {
         assert!(server.pttl(&key) > 10_000, "{key}");
@@ -137,14 +137,17 @@ fn one_release_wakes_one_of_many() {
             Some(guard) => drop(guard),
             None => go.send(()).unwrap(),
         }
-        assert_eq!(line.told.recv_timeout(loosely(BY_MESSAGE)), Ok(number));
+        assert_eq!(line.received.recv_timeout(loosely(BY_MESSAGE)), Ok(number));
         let first = messages.get_message().unwrap();
-        let mut told = vec![first.get_channel_name().to_owned()];
+        let mut received = vec![first.get_channel_name().to_owned()];
         while let Ok(message) = messages.get_message() {
-            told.push(message.get_channel_name().to_owned());
+            received.push(message.get_channel_name().to_owned());
         }
         let its = format!("{}:{next}", channel(&name));
-        assert!(told.iter().all(|channel| *channel == its), "{told:?}");
+        assert!(
+            received.iter().all(|channel| *channel == its),
+            "{received:?}"
+        );
     }
     let woken = wakes() - before;
     let asked = server.calls("evalsha") - asked;
@@ -154,7 +157,7 @@ fn one_release_wakes_one_of_many() {
     assert!(asked <= 2 * RELEASES as u64 + polls, "{asked} asked");
     drop(go);
     line.crew.join();
-    let rest: Vec<_> = line.told.try_iter().collect();
+    let rest: Vec<_> = line.received.try_iter().collect();
     assert_eq!(rest, (RELEASES..WAITERS).collect::<Vec<_>>());
     nothing_left(&server);
 }
@@ -184,17 +187,17 @@ fn leases_that_run_out_serve_the_line_in_order() {
             // The first one may find the lease over before it is seen in line.
             line.join(wait);
         } else {
-            let (number, tell) = (i, line.tell.clone());
-            let held = server.ask::<usize>(&["LLEN", &queue_key(&name)]) + line.told.len();
+            let (number, sender) = (i, line.sender.clone());
+            let held = server.ask::<usize>(&["LLEN", &queue_key(&name)]) + line.received.len();
             line.crew
-                .spawn(move || wait(&|| tell.send(number).unwrap()));
+                .spawn(move || wait(&|| sender.send(number).unwrap()));
             eventually("it stands in line or has been served", || {
-                server.ask::<usize>(&["LLEN", &queue_key(&name)]) + line.told.len() > held
+                server.ask::<usize>(&["LLEN", &queue_key(&name)]) + line.received.len() > held
             });
             line.joined += 1;
         }
     }
-    eventually("all are served", || line.told.len() == 10);
+    eventually("all are served", || line.received.len() == 10);
     drop(done);
     drop(guard);
     line.served_in_order();
@@ -238,7 +241,7 @@ fn reentry_does_not_stand_in_line() {
     }
     assert_eq!(queue(&server, &name), stood);
     assert_eq!(server.calls("publish"), published, "nobody is told");
-    assert!(line.told.is_empty() && guard.is_valid());
+    assert!(line.received.is_empty() && guard.is_valid());
     guard.unlock().unwrap();
     line.served_in_order();
 
@@ -251,7 +254,7 @@ fn reentry_does_not_stand_in_line() {
     assert_eq!(again.hold_count(), 2);
     assert_eq!(queue(&server, &name).len(), 1);
     drop(again);
-    assert!(line.told.is_empty());
+    assert!(line.received.is_empty());
     drop(guard);
     line.served_in_order();
     nothing_left(&server);
@@ -348,7 +351,7 @@ fn a_reentrant_lock_of_the_same_name_excludes_and_is_outlived() {
     line.join_with(theirs.fair_lock(&name));
     line.all_parked();
     assert!(ours.fair_lock(&name).try_lock().unwrap().is_none());
-    assert!(line.told.is_empty());
+    assert!(line.received.is_empty());
     plain.unlock().unwrap();
     // The poll cap finds it.
     line.served_in_order();
@@ -385,11 +388,11 @@ fn a_deleted_lock_and_a_deleted_line_are_survived() {
             // Only their own questions bring them back.
             queued(&server, &name, 4);
             eventually("each has a timeout", || timeouts(&server, &name).len() == 4);
-            assert!(line.told.is_empty());
+            assert!(line.received.is_empty());
         }
         drop(guard);
         line.crew.join();
-        let mut served: Vec<_> = line.told.try_iter().collect();
+        let mut served: Vec<_> = line.received.try_iter().collect();
         if keys == [name.clone()] {
             assert_eq!(served, [0, 1, 2, 3]);
         }
@@ -412,13 +415,13 @@ fn forcing_it_open_tells_the_one_who_is_next() {
     line.all_parked();
     let begun = Instant::now();
     assert!(theirs.fair_lock(&name).force_unlock().unwrap());
-    assert_eq!(line.told.recv_timeout(LONG), Ok(0));
+    assert_eq!(line.received.recv_timeout(LONG), Ok(0));
     assert!(
         begun.elapsed() < loosely(BY_MESSAGE),
         "{:?}",
         begun.elapsed()
     );
-    assert_eq!(line.told.recv_timeout(LONG), Ok(1));
+    assert_eq!(line.received.recv_timeout(LONG), Ok(1));
     line.crew.join();
     // A thread of its own process has had the lock since, so the one that had it is told before its next renewal.
     let loss = guard.lost().recv_timeout(loosely(BY_MESSAGE)).unwrap();

@@ -270,7 +270,7 @@ fn whatever_fails_once_costs_a_waiter_nothing_but_time() {
         let subscribed = || net.client.stats().subscriptions == 1;
         eventually("it listens", subscribed);
         thread::sleep(ms(800));
-        assert!(line.told.is_empty(), "{what}");
+        assert!(line.received.is_empty(), "{what}");
         let stood = queue(&net.server, &net.name);
         assert_eq!((stood.len(), &stood[0]), (2, &first[0]), "{what}");
         assert_eq!(timeouts(&net.server, &net.name).len(), 2, "{what}");
@@ -550,7 +550,7 @@ fn a_long_hold_does_not_wear_the_line_out() {
         assert_eq!(queue(&server, &name), stood);
         thread::sleep(ms(50));
     }
-    assert!(line.told.is_empty());
+    assert!(line.received.is_empty());
     drop(guard);
     line.served_in_order();
     nothing_left(&server);
@@ -623,7 +623,7 @@ fn a_server_that_comes_back_with_its_data_has_kept_the_line() {
         listening == 20
     });
     line.all_parked();
-    assert!(guard.is_valid() && line.told.is_empty());
+    assert!(guard.is_valid() && line.received.is_empty());
     assert_eq!(queue(&server, &name), stood);
     guard.unlock().unwrap();
     line.served_in_order();
@@ -661,7 +661,7 @@ fn a_server_that_comes_back_empty_serves_everybody_one_after_another() {
         "{:?}",
         begun.elapsed()
     );
-    let mut served: Vec<_> = line.told.try_iter().collect();
+    let mut served: Vec<_> = line.received.try_iter().collect();
     served.sort_unstable();
     assert_eq!(served, (0..20).collect::<Vec<_>>());
     // The one that had it hears of it.
@@ -702,7 +702,7 @@ fn a_frozen_server_keeps_the_line_and_a_long_frozen_one_serves_everybody() {
         } else {
             guard.unlock().unwrap();
             line.crew.join();
-            let mut served: Vec<_> = line.told.try_iter().collect();
+            let mut served: Vec<_> = line.received.try_iter().collect();
             served.sort_unstable();
             assert_eq!(served, (0..20).collect::<Vec<_>>());
         }
@@ -752,7 +752,7 @@ fn closing_takes_a_hundred_out_of_the_line() {
     crew.join();
     let begun = Instant::now();
     drop(guard);
-    assert_eq!(line.told.recv_timeout(LONG), Ok(0));
+    assert_eq!(line.received.recv_timeout(LONG), Ok(0));
     assert!(
         begun.elapsed() < loosely(BY_MESSAGE),
         "{:?}",

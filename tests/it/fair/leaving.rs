@@ -201,7 +201,7 @@ fn a_holder_that_is_closed_tells_the_one_who_is_next() {
     line.all_parked();
     let begun = Instant::now();
     holder.close(LONG).unwrap();
-    assert_eq!(line.told.recv_timeout(LONG), Ok(0));
+    assert_eq!(line.received.recv_timeout(LONG), Ok(0));
     assert!(
         begun.elapsed() < loosely(BY_MESSAGE),
         "{:?}",
@@ -209,7 +209,7 @@ fn a_holder_that_is_closed_tells_the_one_who_is_next() {
     );
     assert!(!guard.is_valid());
     drop(guard);
-    assert_eq!(line.told.recv_timeout(LONG), Ok(1));
+    assert_eq!(line.received.recv_timeout(LONG), Ok(1));
     line.crew.join();
     nothing_left(&server);
 }

@@ -255,15 +255,15 @@ fn a_hundred_dead_at_the_head_hold_the_line_up_for_one_waiter_lease() {
     doomed.kill();
     let (killed, asked) = (Instant::now(), server.calls("evalsha"));
     drop(guard);
-    assert_eq!(line.told.recv_timeout(LONG), Ok(0));
+    assert_eq!(line.received.recv_timeout(LONG), Ok(0));
     let (took, asked) = (killed.elapsed(), server.calls("evalsha") - asked);
     // They were heard of a third of it ago at most, and a busy machine adds to that.
     assert!(took > WAITER_LEASE / 4, "{took:?}");
     assert!(took < WAITER_LEASE + loosely(ms(800)), "{took:?}");
     // Q3: they asked now and then, although the lock was free.
     assert!(asked < 50, "{asked} questions");
-    assert_eq!(line.told.recv_timeout(loosely(BY_MESSAGE)), Ok(1));
-    assert_eq!(line.told.recv_timeout(loosely(BY_MESSAGE)), Ok(2));
+    assert_eq!(line.received.recv_timeout(loosely(BY_MESSAGE)), Ok(1));
+    assert_eq!(line.received.recv_timeout(loosely(BY_MESSAGE)), Ok(2));
     line.crew.join();
     assert_eq!(entries(&server), 0, "the dead do nothing");
     nothing_left(&server);
@@ -283,15 +283,15 @@ fn the_line_outlives_a_killed_holder_and_keeps_its_order() {
         line.join_with(clients[i % 2].fair_lock(&name));
     }
     // For longer than its lease it is renewed.
-    assert!(!within(JOB.lease + ms(200), || !line.told.is_empty()));
+    assert!(!within(JOB.lease + ms(200), || !line.received.is_empty()));
     holder.kill();
     let killed = Instant::now();
-    assert_eq!(line.told.recv_timeout(LONG), Ok(0));
+    assert_eq!(line.received.recv_timeout(LONG), Ok(0));
     let took = killed.elapsed();
     assert!(took > JOB.lease / 2, "{took:?}");
     assert!(took < JOB.lease + loosely(ms(1_000)), "{took:?}");
     for i in 1..6 {
-        assert_eq!(line.told.recv_timeout(loosely(BY_MESSAGE)), Ok(i));
+        assert_eq!(line.received.recv_timeout(loosely(BY_MESSAGE)), Ok(i));
     }
     line.crew.join();
     server.cli(&["DEL", LOG]);
@@ -371,13 +371,13 @@ fn a_process_that_was_stopped_in_line_comes_back_to_its_place() {
     line.join_with(client.fair_lock(&name));
     sleeper.signal(Signal::SIGCONT);
     eventually("it is back", || queue(&server, &name).first() == Some(&its));
-    assert!(line.told.is_empty() && entries(&server) == 0);
+    assert!(line.received.is_empty() && entries(&server) == 0);
     drop(guard);
-    assert_eq!(line.told.recv_timeout(LONG), Ok(0));
+    assert_eq!(line.received.recv_timeout(LONG), Ok(0));
     assert!(entries(&server) > 0, "it was served before");
     sleeper.done();
     line.crew.join();
-    assert_eq!(line.told.try_iter().collect::<Vec<_>>(), [1, 2, 3]);
+    assert_eq!(line.received.try_iter().collect::<Vec<_>>(), [1, 2, 3]);
     assert_eq!(served(&server, |_| false), [its]);
     server.cli(&["DEL", LOG]);
     nothing_left(&server);
@@ -406,7 +406,7 @@ fn a_process_that_is_stopped_when_it_is_its_turn_is_passed_by() {
     sleeper.stop();
     let stopped = Instant::now();
     drop(guard);
-    assert_eq!(line.told.recv_timeout(LONG), Ok(0));
+    assert_eq!(line.received.recv_timeout(LONG), Ok(0));
     let took = stopped.elapsed();
     assert!(took > WAITER_LEASE / 4, "{took:?}");
     assert!(took < WAITER_LEASE + loosely(ms(800)), "{took:?}");
@@ -415,7 +415,7 @@ fn a_process_that_is_stopped_when_it_is_its_turn_is_passed_by() {
     sleeper.signal(Signal::SIGCONT);
     eventually("it is back", || queue(&server, &name).first() == Some(&its));
     go.send(()).unwrap();
-    assert_eq!(line.told.recv_timeout(LONG), Ok(1));
+    assert_eq!(line.received.recv_timeout(LONG), Ok(1));
     sleeper.done();
     line.crew.join();
     assert_eq!(served(&server, |_| false), [its]);

@@ -143,14 +143,14 @@ fn a_mixed_line(wait: Duration) {
     );
     // While it is Java's turn nobody else's is, however long it takes.
     server.cli(&["DEL", &name]);
-    assert!(!within(ms(1_500), || !line.told.is_empty()));
+    assert!(!within(ms(1_500), || !line.received.is_empty()));
     assert!(!third.try_lock());
     assert_eq!(queue(&server, &name), order);
 
     assert!(first.try_lock());
     first.unlock();
     assert_eq!(
-        line.told.recv_timeout(loosely(BY_MESSAGE)),
+        line.received.recv_timeout(loosely(BY_MESSAGE)),
         Ok(0),
         "told by Java"
     );
@@ -165,16 +165,16 @@ fn a_mixed_line(wait: Duration) {
     assert_eq!(messages.get_message().unwrap().get_payload_bytes(), b"0");
     assert!(third.try_lock());
     // Nobody comes before its time, and those who wait keep their places.
-    assert!(!within(ms(1_000), || !line.told.is_empty()));
+    assert!(!within(ms(1_000), || !line.received.is_empty()));
     assert_eq!(queue(&server, &name), order[3..]);
     third.unlock();
     assert_eq!(
-        line.told.recv_timeout(loosely(BY_MESSAGE)),
+        line.received.recv_timeout(loosely(BY_MESSAGE)),
         Ok(1),
         "told by Java"
     );
     go.send(()).unwrap();
-    assert_eq!(line.told.recv_timeout(loosely(BY_MESSAGE)), Ok(2));
+    assert_eq!(line.received.recv_timeout(loosely(BY_MESSAGE)), Ok(2));
     drop(go);
     line.crew.join();
     nothing_left(&server);

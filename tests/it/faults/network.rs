@@ -807,7 +807,7 @@ fn many_names_random_cancels_and_a_storm_of_reconnects_leave_nothing_behind() {
     });
     drop(held);
     eventually("no key is left", || server.dbsize() == 0);
-    eventually("no room is left", || client.stats().names == 0);
+    eventually("no entry is left", || client.stats().names == 0);
     // And it listens still.
     let guard = holder.mutex(&names[0]).lock().unwrap();
     std::thread::scope(|scope| {

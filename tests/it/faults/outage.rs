@@ -144,8 +144,8 @@ fn a_day_as_a_read_only_replica() {
     let server = Server::start();
     let proxy = Proxy::start(server.addr());
     // Answers questions, so that this is not a day like the others.
-    let told = Told::default();
-    let client = Client::open(config(&proxy.url()).on_lost(told.listener())).unwrap();
+    let received = Told::default();
+    let client = Client::open(config(&proxy.url()).on_lost(received.listener())).unwrap();
     let (kept, other) = (unique("replica"), unique("replica"));
     let keeper = client.mutex(&kept).lock().unwrap();
     let dropped = client.mutex(&other).lock().unwrap();
@@ -170,5 +170,5 @@ fn a_day_as_a_read_only_replica() {
     let renewals = client.stats().renewals;
     eventually("it is renewed", || client.stats().renewals > renewals);
     keeper.unlock().unwrap();
-    assert!(told.reasons(&kept).is_empty());
+    assert!(received.reasons(&kept).is_empty());
 }

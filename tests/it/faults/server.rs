@@ -132,9 +132,14 @@ timed!(a_long_freeze_is_told_by_the_end_of_validity_and_leaves_nothing_behind);
 fn a_long_freeze_is_told_by_the_end_of_validity_and_leaves_nothing_behind() {
     // W9, D1
     let server = Server::start();
-    let told = Told::default();
+    let received = Told::default();
     let lease = ms(1_000);
-    let client = Client::open(config(&server.url()).lease(lease).on_lost(told.listener())).unwrap();
+    let client = Client::open(
+        config(&server.url())
+            .lease(lease)
+            .on_lost(received.listener()),
+    )
+    .unwrap();
     let (name, other) = (unique("freeze"), unique("freeze"));
     let guard = client.mutex(&name).lock().unwrap();
     server.freeze();
@@ -167,7 +172,7 @@ fn a_long_freeze_is_told_by_the_end_of_validity_and_leaves_nothing_behind() {
         server.keys()
     );
     eventually("told once", || {
-        told.reasons(&name) == [LossReason::Unreachable]
+        received.reasons(&name) == [LossReason::Unreachable]
     });
     for name in [&name, &other] {
         client.mutex(name).lock().unwrap().unlock().unwrap();
@@ -644,7 +649,7 @@ fn one_channel_that_is_refused_says_nothing_about_the_others() {
             let _ends = EndsWaits(&client);
             let refused = scope.spawn(|| client.latch(&bad).wait().unwrap());
             eventually("it is refused", || client.stats().commands > 3);
-            let told = scope.spawn(|| drop(client.mutex(&good).lock().unwrap()));
+            let received = scope.spawn(|| drop(client.mutex(&good).lock().unwrap()));
             eventually("the other one listens", || subscriptions() == 1);
             // Latches are read with GET, locks are not.
             let polls = || server.calls("get");
@@ -655,7 +660,7 @@ fn one_channel_that_is_refused_says_nothing_about_the_others() {
             assert!(asked * 2 < polled, "{asked} and {polled}");
             let wakes = client.stats().wakes;
             guard.unlock().unwrap();
-            told.join().unwrap();
+            received.join().unwrap();
             assert!(client.stats().wakes > wakes);
             if rights_come_first {
                 let () = server.ask(&["ACL", "SETUSER", "picky", "allchannels"]);

@@ -12,7 +12,7 @@ use redlatch::{CancelToken, Client, Config, Error, Latch, Result};
 
 use crate::support::scripts;
 use crate::support::scripts::{
-    NAMES, assert_left, ear, forbid, forbid_channels, heard, out_of_memory, sha,
+    NAMES, assert_left, forbid, forbid_channels, listen_to_all, messages, out_of_memory, sha,
 };
 use crate::support::{
     Crew, LONG, Mode, Proxy, Server, Target, eventually, loosely, lua, ms, open, subscribed, timed,
@@ -206,10 +206,10 @@ impl<T: Send + 'static> Waiting<T> {
     #[track_caller]
     fn ends(self, since: Instant, limit: Duration) -> T {
         eventually("the wait ends", || self.is_over());
-        let (told, at) = self.thread.join().unwrap();
+        let (received, at) = self.thread.join().unwrap();
         let took = at.saturating_duration_since(since);
         assert!(took < loosely(limit), "after {took:?}");
-        told
+        received
     }
 }
 
@@ -220,13 +220,16 @@ impl<T: Send + 'static> Waiting<T> {
 #[test]
 fn setting_leaves_a_count_and_a_mark_whatever_the_name() {
     let server = Server::start();
-    let mut ear_con = server.connection();
-    let mut ear = ear(&mut ear_con);
+    let mut pubsub_con = server.connection();
+    let mut pubsub = listen_to_all(&mut pubsub_con);
     for name in NAMES {
         let mut latch = Bare::new(&server, name);
         assert_eq!(latch.state(), None);
         assert_eq!(latch.set("u:1", "3"), 1, "{name:?}");
-        assert_eq!(heard(&server, &mut ear), [(channel(name), "1".to_owned())]);
+        assert_eq!(
+            messages(&server, &mut pubsub),
+            [(channel(name), "1".to_owned())]
+        );
         assert_eq!(latch.state(), some("3", "u:1"));
         let mut keys = [name.to_owned(), beside(name, "round"), latch.request("u:1")];
         keys.sort();
@@ -238,7 +241,7 @@ fn setting_leaves_a_count_and_a_mark_whatever_the_name() {
         assert_eq!(latch.set("u:2", "5"), 0);
         assert_eq!(latch.set("u:1", "3"), 1);
         assert_eq!(latch.state(), some("3", "u:1"));
-        assert_eq!(heard(&server, &mut ear), []);
+        assert_eq!(messages(&server, &mut pubsub), []);
         server.cli(&["FLUSHALL"]);
     }
 }
@@ -246,8 +249,8 @@ fn setting_leaves_a_count_and_a_mark_whatever_the_name() {
 #[test]
 fn counting_down_tells_of_zero_and_of_nothing_else() {
     let server = Server::start();
-    let mut ear_con = server.connection();
-    let mut ear = ear(&mut ear_con);
+    let mut pubsub_con = server.connection();
+    let mut pubsub = listen_to_all(&mut pubsub_con);
     for name in NAMES {
         let mut latch = Bare::new(&server, name);
         server.cli(&["SET", name, "3", "PX", "50000"]);
@@ -257,9 +260,12 @@ fn counting_down_tells_of_zero_and_of_nothing_else() {
             assert_eq!(latch.state(), some(left, ""), "{name:?}");
             assert_left(server.pttl(name), 50_000);
         }
-        assert_eq!(heard(&server, &mut ear), []);
+        assert_eq!(messages(&server, &mut pubsub), []);
         assert_eq!((latch.count_down("u:3"), latch.count_down("u:3")), (1, 1));
-        assert_eq!(heard(&server, &mut ear), [(channel(name), "0".to_owned())]);
+        assert_eq!(
+            messages(&server, &mut pubsub),
+            [(channel(name), "0".to_owned())]
+        );
         assert_eq!(latch.state(), None);
         assert_eq!(
             server.ask::<String>(&["GET", &beside(name, "round")]),
@@ -270,7 +276,7 @@ fn counting_down_tells_of_zero_and_of_nothing_else() {
         // An open latch is left alone.
         assert_eq!(latch.count_down("u:4"), 0);
         assert_eq!(latch.state(), None);
-        assert_eq!(heard(&server, &mut ear), []);
+        assert_eq!(messages(&server, &mut pubsub), []);
         server.cli(&["FLUSHALL"]);
     }
 }
@@ -278,8 +284,8 @@ fn counting_down_tells_of_zero_and_of_nothing_else() {
 #[test]
 fn a_count_below_one_is_open_and_goes_in_silence() {
     let server = Server::start();
-    let mut ear_con = server.connection();
-    let mut ear = ear(&mut ear_con);
+    let mut pubsub_con = server.connection();
+    let mut pubsub = listen_to_all(&mut pubsub_con);
     let mut latch = Bare::new(&server, "open");
     for (n, left) in ["0", "-1", "-9223372036854775"].into_iter().enumerate() {
         server.cli(&["SET", "open", left]);
@@ -288,23 +294,26 @@ fn a_count_below_one_is_open_and_goes_in_silence() {
         assert_eq!(latch.count_down(&format!("c{n}")), 0);
         assert_eq!(latch.state(), None);
     }
-    assert_eq!(heard(&server, &mut ear), []);
+    assert_eq!(messages(&server, &mut pubsub), []);
     assert!(!server.exists("{open}:round"));
 }
 
 #[test]
 fn deleting_tells_and_marks() {
     let server = Server::start();
-    let mut ear_con = server.connection();
-    let mut ear = ear(&mut ear_con);
+    let mut pubsub_con = server.connection();
+    let mut pubsub = listen_to_all(&mut pubsub_con);
     for name in NAMES {
         let mut latch = Bare::new(&server, name);
         assert_eq!(latch.delete("u:0"), 0);
-        assert_eq!(heard(&server, &mut ear), []);
+        assert_eq!(messages(&server, &mut pubsub), []);
         assert!(!server.exists(&beside(name, "round")));
         server.cli(&["SET", name, "3"]);
         assert_eq!(latch.delete("u:1"), 1);
-        assert_eq!(heard(&server, &mut ear), [(channel(name), "1".to_owned())]);
+        assert_eq!(
+            messages(&server, &mut pubsub),
+            [(channel(name), "1".to_owned())]
+        );
         assert_eq!(
             server.ask::<String>(&["GET", &beside(name, "round")]),
             "u:1"
@@ -314,7 +323,7 @@ fn deleting_tells_and_marks() {
         assert_eq!(latch.set("u:2", "3"), 1);
         assert_eq!((latch.delete("u:0"), latch.delete("u:1")), (0, 1));
         assert_eq!(latch.state(), some("3", "u:2"));
-        assert_eq!(heard(&server, &mut ear).len(), 1);
+        assert_eq!(messages(&server, &mut pubsub).len(), 1);
         server.cli(&["FLUSHALL"]);
     }
 }
@@ -429,7 +438,7 @@ struct Model {
     left: Option<i64>,
     mark: String,
     answers: HashMap<String, i64>,
-    told: Vec<String>,
+    received: Vec<String>,
 }
 
 impl Model {
@@ -460,9 +469,9 @@ impl Model {
             }
             _ => None,
         };
-        if let Some(told) = answer.filter(|told| !told.is_empty()) {
+        if let Some(received) = answer.filter(|received| !received.is_empty()) {
             self.mark = id.to_owned();
-            self.told.push(told.to_owned());
+            self.received.push(received.to_owned());
         }
         let answer = i64::from(answer.is_some());
         self.answers.insert(id.to_owned(), answer);
@@ -473,8 +482,8 @@ impl Model {
 #[test]
 fn whatever_is_run_in_whatever_order_it_counts_like_the_model() {
     let server = Server::start();
-    let mut ear_con = server.connection();
-    let mut ear = ear(&mut ear_con);
+    let mut pubsub_con = server.connection();
+    let mut pubsub = listen_to_all(&mut pubsub_con);
     let mut latch = Bare::new(&server, "model");
     let mut model = Model::default();
     let mut state = 20_261_121_u64;
@@ -514,9 +523,9 @@ fn whatever_is_run_in_whatever_order_it_counts_like_the_model() {
             model.left = Some(left);
         }
         if step % 500 == 0 {
-            let heard = heard(&server, &mut ear);
-            let told: Vec<_> = heard.into_iter().map(|(_, told)| told).collect();
-            assert_eq!(told, std::mem::take(&mut model.told));
+            let heard = messages(&server, &mut pubsub);
+            let received: Vec<_> = heard.into_iter().map(|(_, received)| received).collect();
+            assert_eq!(received, std::mem::take(&mut model.received));
         }
     }
 }
@@ -529,8 +538,8 @@ fn whatever_is_run_in_whatever_order_it_counts_like_the_model() {
 fn it_counts_as_redissons_does() {
     fn is_shared<T: Send + Sync + Clone>(_: &T) {}
     let server = Server::start();
-    let mut ear_con = server.connection();
-    let mut ear = ear(&mut ear_con);
+    let mut pubsub_con = server.connection();
+    let mut pubsub = listen_to_all(&mut pubsub_con);
     let client = Client::open(Config::new(server.url()).key_prefix("app:")).unwrap();
     for name in NAMES {
         let latch = client.latch(name);
@@ -547,34 +556,40 @@ fn it_counts_as_redissons_does() {
         assert!(!latch.delete().unwrap());
         latch.wait().unwrap();
         assert!(!server.exists(&key));
-        assert_eq!(heard(&server, &mut ear), []);
+        assert_eq!(messages(&server, &mut pubsub), []);
 
         assert!(latch.try_set_count(2).unwrap());
         assert!(!latch.try_set_count(7).unwrap());
         assert_eq!(server.ask::<String>(&["GET", &key]), "2");
         assert_eq!(server.pttl(&key), -1);
-        assert_eq!(heard(&server, &mut ear), [(channel(&key), "1".into())]);
+        assert_eq!(
+            messages(&server, &mut pubsub),
+            [(channel(&key), "1".into())]
+        );
         assert_eq!(latch.count().unwrap(), 2);
         assert!(!latch.wait_for(ms(0)).unwrap());
         java_counts_down(&server, &key);
         assert_eq!(latch.count().unwrap(), 1);
         latch.clone().count_down().unwrap();
         assert!(!server.exists(&key));
-        assert_eq!(heard(&server, &mut ear), [(channel(&key), "0".into())]);
+        assert_eq!(
+            messages(&server, &mut pubsub),
+            [(channel(&key), "0".into())]
+        );
         assert!(latch.wait_for(ms(0)).unwrap());
         for _ in 0..3 {
             latch.count_down().unwrap();
         }
         assert!(!server.exists(&key));
-        assert_eq!(heard(&server, &mut ear), []);
+        assert_eq!(messages(&server, &mut pubsub), []);
 
         assert!(latch.try_set_count(i64::MAX.unsigned_abs()).unwrap());
         latch.count_down().unwrap();
         assert_eq!(latch.count().unwrap(), i64::MAX.unsigned_abs() - 1);
         assert!(latch.delete().unwrap());
         assert!(!server.exists(&key) && !latch.delete().unwrap());
-        let told = [(channel(&key), "1".into()), (channel(&key), "1".into())];
-        assert_eq!(heard(&server, &mut ear), told);
+        let received = [(channel(&key), "1".into()), (channel(&key), "1".into())];
+        assert_eq!(messages(&server, &mut pubsub), received);
 
         // What Redisson's `trySetCount(0)` leaves: open, and no count can be set.
         server.cli(&["SET", &key, "0"]);
@@ -583,7 +598,7 @@ fn it_counts_as_redissons_does() {
         assert!(!latch.try_set_count(1).unwrap());
         latch.count_down().unwrap();
         assert!(latch.try_set_count(1).unwrap());
-        assert_eq!(heard(&server, &mut ear).len(), 1);
+        assert_eq!(messages(&server, &mut pubsub).len(), 1);
         server.cli(&["FLUSHALL"]);
     }
 }

@@ -351,7 +351,7 @@ fn ten_thousand_names_leave_no_counter_behind() {
     });
     assert_ne!(counters.into_inner(), 0);
     eventually("no key is left", || server.dbsize() == 0);
-    eventually("no room is left", || client.stats().names == 0);
+    eventually("no entry is left", || client.stats().names == 0);
     let highest = highest.into_inner();
     for n in [0, NAMES / 2, NAMES - 1] {
         let guard = client.fenced_lock(format!("name:{n}")).lock().unwrap();
@@ -783,23 +783,23 @@ fn threads_that_pass_on_a_lock_that_was_taken_away_are_refused() {
     let lock = client.fenced_lock(&name);
     let begin = lock.lock().unwrap();
     let go = Arc::new(AtomicBool::new(false));
-    let (tell, told) = unbounded();
+    let (sender, received) = unbounded();
     let account = || Account::new(server.connection(), format!("{name}:data"));
     let mut crew = Crew::new();
     for _ in 0..THREADS {
-        let (lock, go, tell) = (lock.clone(), Arc::clone(&go), tell.clone());
+        let (lock, go, sender) = (lock.clone(), Arc::clone(&go), sender.clone());
         let mut account = account();
         crew.spawn(move || {
             let guard = lock.lock().unwrap();
-            tell.send((guard.token(), true)).unwrap();
+            sender.send((guard.token(), true)).unwrap();
             assert!(within(LONG, || go.load(Ordering::SeqCst)));
             let written = account.write_checked(guard.token(), 1);
-            tell.send((guard.token(), written)).unwrap();
+            sender.send((guard.token(), written)).unwrap();
         });
     }
     crew.all_parked();
     drop(begin);
-    let (first, _) = told.recv_timeout(LONG).unwrap();
+    let (first, _) = received.recv_timeout(LONG).unwrap();
     let their = other.fenced_lock(&name);
     assert!(their.force_unlock().unwrap());
     let guard = their.lock().unwrap();
@@ -808,7 +808,7 @@ fn threads_that_pass_on_a_lock_that_was_taken_away_are_refused() {
     go.store(true, Ordering::SeqCst);
     crew.join();
     assert_eq!(client.stats().passed, 3);
-    let after: Vec<_> = told.try_iter().collect();
+    let after: Vec<_> = received.try_iter().collect();
     assert_eq!(after.len(), 2 * THREADS - 1);
     assert!(after.iter().all(|(token, _)| *token < guard.token()));
     assert_eq!(
@@ -850,7 +850,7 @@ fn late_write(server: &Server, checks: bool) {
     } else {
         account.write(balance);
     }
-    part.tell("go on");
+    part.sender("go on");
     part.signal(Signal::SIGCONT);
     assert_eq!(part.hear("written"), (!checks).to_string());
     assert_eq!(part.hear("valid"), "false");
@@ -938,7 +938,7 @@ impl Part {
             .to_owned()
     }
 
-    fn tell(&mut self, order: &str) {
+    fn sender(&mut self, order: &str) {
         writeln!(self.listens, "{order}").unwrap();
     }
 

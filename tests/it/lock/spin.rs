@@ -31,8 +31,8 @@ fn nothing_is_ever_told_and_nobody_ever_listens() {
     let name = unique("silent");
     let (lock, their) = (ours.spin_lock(&name), theirs.spin_lock(&name));
     let mut con = server.connection();
-    let mut ear = con.as_pubsub();
-    ear.psubscribe("*").unwrap();
+    let mut pubsub = con.as_pubsub();
+    pubsub.psubscribe("*").unwrap();
 
     for unlocks in [true, false] {
         let guard = lock.lock().unwrap();
@@ -77,7 +77,7 @@ fn nothing_is_ever_told_and_nobody_ever_listens() {
     let stats = ours.stats();
     assert_eq!((stats.subscriptions, stats.wakes), (0, 0), "{stats:?}");
     server.cli(&["PUBLISH", "other", "first"]);
-    let message = ear.get_message().unwrap();
+    let message = pubsub.get_message().unwrap();
     assert_eq!(message.get_payload::<String>().unwrap(), "first");
 }
 
@@ -392,10 +392,10 @@ fn a_cancel_ends_a_pause_at_once() {
     soon(AT_ONCE, || {
         let token = CancelToken::new();
         let (crew, errors) = pausing(&server, &client, &token);
-        let told = Instant::now();
+        let received = Instant::now();
         token.cancel();
         crew.join();
-        let took = told.elapsed();
+        let took = received.elapsed();
         let errors = errors.lock().unwrap();
         assert!(errors.iter().all(|err| matches!(err, Error::Cancelled)));
         took
@@ -409,10 +409,10 @@ fn closing_ends_a_pause_at_once() {
         let client = open(&server);
         warm(&client);
         let (crew, errors) = pausing(&server, &client, &CancelToken::new());
-        let told = Instant::now();
+        let received = Instant::now();
         client.close(LONG).unwrap();
         crew.join();
-        let took = told.elapsed();
+        let took = received.elapsed();
         let errors = errors.lock().unwrap();
         assert!(errors.iter().all(|err| matches!(err, Error::Closed)));
         took
@@ -451,7 +451,7 @@ fn five_thousand_names_at_once_need_no_subscription() {
     drop(guards);
     crew.join();
     eventually("all are free", || server.dbsize() == 0);
-    eventually("no room is left", || client.stats().names == 0);
+    eventually("no entry is left", || client.stats().names == 0);
     assert_eq!(client.stats().lost, 0);
 }
 

@@ -353,9 +353,9 @@ fn two_frozen_servers_cost_one_response_timeout() {
     servers[0].freeze();
     servers[2].freeze();
     let answer = in_time("no answer", ms(600), || lock.try_lock());
-    let mut told = failed(answer);
-    told.sort();
-    assert_eq!(told, [names[0].clone(), names[2].clone()]);
+    let mut received = failed(answer);
+    received.sort();
+    assert_eq!(received, [names[0].clone(), names[2].clone()]);
     // Its answer was there in time, whoever else was waited for.
     assert_eq!(clients[1].stats().reconnects, 0);
     left(&servers[1], &[]);
@@ -394,14 +394,14 @@ fn dead_members_are_told_by_their_names_and_the_others_are_free_again() {
     assert!(err.to_string().contains(&names[1]), "{err}");
     assert_eq!(failed::<()>(Err(err)), [names[1].clone()]);
     servers[0].kill();
-    let mut told = failed(lock.try_lock());
-    told.sort();
-    assert_eq!(told, names[..2]);
-    let mut told = failed(in_time("nobody there", ms(150), || {
+    let mut received = failed(lock.try_lock());
+    received.sort();
+    assert_eq!(received, names[..2]);
+    let mut received = failed(in_time("nobody there", ms(150), || {
         lock.try_lock_for(ms(150))
     }));
-    told.sort();
-    assert_eq!(told, names[..2]);
+    received.sort();
+    assert_eq!(received, names[..2]);
     left(&servers[2], &[]);
     servers[0].restart();
     servers[1].restart();
@@ -426,8 +426,9 @@ fn what_is_no_lock_is_told_by_its_name() {
         let Err(Error::Members { failures }) = verdict else {
             panic!("{verdict:?}");
         };
-        let told = matches!(&*failures, [(at, Error::WrongType { name })] if at == b && name == b);
-        assert!(told, "{failures:?}");
+        let received =
+            matches!(&*failures, [(at, Error::WrongType { name })] if at == b && name == b);
+        assert!(received, "{failures:?}");
         left(&here, &[]);
     }
     left(&there, &[b]);
@@ -450,11 +451,11 @@ fn while_it_waits_for_one_member_it_holds_none() {
             .map(|&n| (n, others[n].mutex(&name).lock().unwrap()))
             .collect();
         let lock = one_each(servers.iter().map(|(_, client)| client), &name);
-        let (tell, told) = bounded(1);
+        let (sender, received) = bounded(1);
         let mut crew = Crew::new();
         crew.spawn(move || {
             let guard = lock.lock().unwrap();
-            tell.send(()).unwrap();
+            sender.send(()).unwrap();
             guard.unlock().unwrap();
         });
         while !held.is_empty() {
@@ -473,14 +474,18 @@ fn while_it_waits_for_one_member_it_holds_none() {
                     == 1
             });
             crew.all_parked();
-            assert!(told.is_empty());
+            assert!(received.is_empty());
             for (n, (server, _)) in servers.iter().enumerate() {
                 let busy = held.iter().any(|(at, _)| *at == n);
                 assert_eq!(server.exists(&name), busy, "{n} of {order:?}");
             }
             drop(held.remove(0));
         }
-        assert_eq!(told.recv_timeout(loosely(BY_MESSAGE)), Ok(()), "{order:?}");
+        assert_eq!(
+            received.recv_timeout(loosely(BY_MESSAGE)),
+            Ok(()),
+            "{order:?}"
+        );
         crew.join();
         for (server, _) in &servers {
             left(server, &[]);
@@ -601,8 +606,8 @@ fn a_thread_may_take_the_same_set_again_unless_a_member_is_a_mutex() {
             lock.try_lock().map(drop),
             lock.try_lock_for(LONG).map(drop),
         ] {
-            let told = matches!(verdict, Err(Error::WouldDeadlock { .. }));
-            assert!(told, "{verdict:?}");
+            let received = matches!(verdict, Err(Error::WouldDeadlock { .. }));
+            assert!(received, "{verdict:?}");
         }
         let (plain, its) = if first { (&two, b) } else { (&one, a) };
         assert_eq!(plain.reentrant_lock(its).hold_count(), 1);
@@ -654,9 +659,9 @@ fn losing_one_member_is_losing_all() {
     // The members that are not lost are given back with the guard.
     assert!(servers[0].exists(a) && servers[1].exists(b));
     let unlocked = gone.unlock();
-    let told =
+    let received =
         matches!(&unlocked, Err(Error::Lost { name, reason: LossReason::Forced }) if name == a);
-    assert!(told, "{unlocked:?}");
+    assert!(received, "{unlocked:?}");
     drop(taken);
     let unlocked = twice.unlock();
     let Err(Error::Members { failures }) = unlocked else {
@@ -845,19 +850,19 @@ fn after_its_turn_a_set_lets_those_go_first_who_wait_for_a_member() {
         let mut first = 0;
         for _ in 0..TURNS {
             let guard = set.lock().unwrap();
-            let (tell, told) = bounded(1);
+            let (sender, received) = bounded(1);
             let its = other.reentrant_lock(&name);
             let mut crew = Crew::new();
             crew.spawn(move || {
                 let guard = its.lock().unwrap();
-                tell.send(()).unwrap();
+                sender.send(()).unwrap();
                 guard.unlock().unwrap();
             });
             eventually("it listens", || other.stats().subscriptions == 1);
             crew.all_parked();
             drop(guard);
             drop(set.lock().unwrap());
-            first += usize::from(!told.is_empty());
+            first += usize::from(!received.is_empty());
             crew.join();
         }
         let held_back = ours[n].stats().held_back;

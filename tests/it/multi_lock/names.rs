@@ -50,12 +50,12 @@ struct Other {
 
 impl Other {
     fn takes<G>(take: impl FnOnce() -> Result<G> + Send + 'static) -> Self {
-        let (tell, granted) = bounded(1);
+        let (sender, granted) = bounded(1);
         let (go, gone) = bounded(0);
         let mut crew = Crew::new();
         crew.spawn(move || {
             let guard = take().unwrap();
-            tell.send(()).unwrap();
+            sender.send(()).unwrap();
             gone.recv().unwrap_or_default();
             drop(guard);
         });
@@ -369,7 +369,7 @@ fn overlapping_sets_of_one_process_keep_each_other_out() {
     });
     assert_eq!(rounds.into_inner(), 150);
     left(&server, &[]);
-    eventually("no room is left", || {
+    eventually("no entry is left", || {
         let stats = client.stats();
         (stats.names, stats.holds) == (0, 0)
     });
@@ -384,20 +384,20 @@ fn threads_of_a_process_pass_a_set_on_among_themselves() {
     client.multi_lock(&names).with(|_| ()).unwrap();
     let guard = client.multi_lock(&names).lock().unwrap();
     let owner = guard.owner().to_owned();
-    let (tell, told) = bounded(16);
+    let (sender, received) = bounded(16);
     let mut crew = Crew::new();
     for _ in 0..THREADS {
-        let (lock, tell) = (client.multi_lock(names.iter().rev()), tell.clone());
+        let (lock, sender) = (client.multi_lock(names.iter().rev()), sender.clone());
         crew.spawn(move || {
             let guard = lock.lock().unwrap();
-            tell.send(guard.owner().to_owned()).unwrap();
+            sender.send(guard.owner().to_owned()).unwrap();
         });
     }
     crew.all_parked();
     let asked = server.calls("evalsha");
     guard.unlock().unwrap();
     crew.join();
-    assert!(told.try_iter().all(|its| its == owner));
+    assert!(received.try_iter().all(|its| its == owner));
     assert_eq!(client.stats().passed, THREADS);
     left(&server, &[]);
     assert_eq!(server.calls("evalsha"), asked + 1, "the last one's release");
@@ -448,9 +448,9 @@ fn whoever_comes_away_without_the_set_has_none_of_it() {
                 lock.try_lock().map(drop),
                 lock.try_lock_for(LONG).map(drop),
             ] {
-                let told =
+                let received =
                     matches!(&verdict, Err(Error::WrongType { name: its }) if its == lock.name());
-                assert!(told, "{make:?}: {verdict:?}");
+                assert!(received, "{make:?}: {verdict:?}");
             }
             left(&server, &[name]);
         }
@@ -744,8 +744,8 @@ fn its_release_wakes_whoever_waits_for_one_of_its_names() {
     let (client, other) = (open(&server.url()), open(&server.url()));
     let names = three();
     let mut con = server.connection();
-    let mut ear = con.as_pubsub();
-    ear.psubscribe("*").unwrap();
+    let mut pubsub = con.as_pubsub();
+    pubsub.psubscribe("*").unwrap();
     let guard = client.multi_lock(&names).lock().unwrap();
     let waiting = [
         Other::takes({
@@ -763,14 +763,14 @@ fn its_release_wakes_whoever_waits_for_one_of_its_names() {
     ];
     subscribed(&server, 3);
     waiting.iter().for_each(|waits| waits.crew.all_parked());
-    published(&server, &mut ear);
+    published(&server, &mut pubsub);
     guard.unlock().unwrap();
     for waits in &waiting {
         assert_eq!(waits.granted.recv_timeout(loosely(BY_MESSAGE)), Ok(()));
     }
-    let told: HashSet<_> = published(&server, &mut ear).into_iter().collect();
+    let received: HashSet<_> = published(&server, &mut pubsub).into_iter().collect();
     let wanted = |name| (format!("redisson_lock__channel:{{{name}}}"), "0".to_owned());
-    assert_eq!(told, names.iter().map(wanted).collect());
+    assert_eq!(received, names.iter().map(wanted).collect());
     waiting.into_iter().for_each(Other::leaves);
     left(&server, &[&format!("redisson_lock_token:{{{}}}", names[1])]);
 }
@@ -798,9 +798,9 @@ fn a_thread_that_has_one_of_the_names_would_wait_for_itself() {
             _ => Box::new(client.spin_lock(name).lock().unwrap()),
         };
         let would_deadlock = |verdict: Result<()>| {
-            let told =
+            let received =
                 matches!(&verdict, Err(Error::WouldDeadlock { name }) if name == lock.name());
-            assert!(told, "{kind}: {verdict:?}");
+            assert!(received, "{kind}: {verdict:?}");
         };
         would_deadlock(lock.try_lock_for(LONG).map(drop));
         would_deadlock(lock.lock().map(drop));
@@ -848,8 +848,8 @@ fn a_thread_that_has_a_name_in_another_set_would_wait_for_itself() {
     let [a, b, c] = &three();
     let guard = client.multi_lock([a, b]).lock().unwrap();
     let would_deadlock = |verdict: Result<()>| {
-        let told = matches!(&verdict, Err(Error::WouldDeadlock { .. }));
-        assert!(told, "{verdict:?}");
+        let received = matches!(&verdict, Err(Error::WouldDeadlock { .. }));
+        assert!(received, "{verdict:?}");
     };
     would_deadlock(client.multi_lock([b, c]).try_lock_for(LONG).map(drop));
     would_deadlock(client.multi_lock([b, c]).lock().map(drop));

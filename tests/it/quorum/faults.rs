@@ -541,7 +541,7 @@ fn a_restarted_server_is_kept_out_for_as_long_as_somebody_wants() {
 // ---------------------------------------------------------------------------------------------------------------------
 
 #[track_caller]
-fn told(guard: &RedLockGuard, reason: LossReason) {
+fn received(guard: &RedLockGuard, reason: LossReason) {
     let loss = guard.lost().recv_timeout(LONG).expect("told of the loss");
     assert_eq!(loss.reason, reason);
     assert_eq!((&*loss.name, &*loss.owner), (guard.name(), guard.owner()));
@@ -562,7 +562,7 @@ fn a_majority_out_of_reach_is_told_in_time() {
         for node in [0, 2, 3] {
             site.fails(node);
         }
-        told(&guard, LossReason::Unreachable);
+        received(&guard, LossReason::Unreachable);
         let late = Instant::now().saturating_duration_since(guard.valid_until());
         assert!(late < loosely(ms(400)), "{death:?}: {late:?}");
         // Never before: until then it may be renewed.
@@ -608,8 +608,8 @@ fn a_majority_that_has_forgotten_or_gone_to_others_is_told_and_the_rest_is_given
             servers[node].cli(&["DEL", wiped.name()]);
             servers[node].cli(&["EVAL", TAKE_OVER, "1", taken.name(), STRANGER]);
         }
-        told(&wiped, LossReason::Forced);
-        told(&taken, LossReason::TakenOver);
+        received(&wiped, LossReason::Forced);
+        received(&taken, LossReason::TakenOver);
         for guard in [&wiped, &taken] {
             // Their leases have two thirds to go.
             let given_back = within(LEASE / 2, || {

@@ -61,7 +61,7 @@ fn owner(server: &Server, name: &str) -> Option<String> {
 }
 
 #[track_caller]
-fn told(guard: &RedLockGuard, reason: LossReason) {
+fn received(guard: &RedLockGuard, reason: LossReason) {
     let loss = guard.lost().recv_timeout(LONG).expect("told of the loss");
     assert_eq!(loss.reason, reason);
     assert!(!guard.is_valid());
@@ -241,7 +241,7 @@ fn a_bare_majority_of_which_one_forgets_is_lost_at_once_and_for_good() {
             });
             servers[1].cli(&["EVAL", TAKE_OVER, "1", &name, STRANGER]);
         }
-        told(&guard, reason);
+        received(&guard, reason);
         assert_eq!(guard.nodes_held(), 0);
         let forgot = format!("node 1 of 5 has forgotten `{name}`");
         eventually("it is logged", || {
@@ -291,7 +291,7 @@ fn that_others_may_have_had_it_meanwhile_is_told_even_if_all_keep_it_again() {
             watchdog(Mode::Pass);
         } else {
             watchdog(Mode::Pass);
-            told(&guard, LossReason::Forced);
+            received(&guard, LossReason::Forced);
         }
         nothing_is_left(&servers);
     }

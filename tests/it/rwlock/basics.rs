@@ -22,7 +22,7 @@ struct Messages(Receiver<String>);
 
 impl Messages {
     fn of(server: &Server, channel_name: &str) -> Self {
-        let (tell, told) = channel();
+        let (sender, received) = channel();
         let mut con = server.connection();
         let channel_name = channel_name.to_owned();
         let (ready, is_ready) = channel();
@@ -32,13 +32,13 @@ impl Messages {
             pubsub.set_read_timeout(None).unwrap();
             ready.send(()).unwrap();
             while let Ok(message) = pubsub.get_message() {
-                if tell.send(message.get_payload().unwrap()).is_err() {
+                if sender.send(message.get_payload().unwrap()).is_err() {
                     return;
                 }
             }
         });
         is_ready.recv_timeout(LONG).unwrap();
-        Self(told)
+        Self(received)
     }
 
     /// The next one is `payload`, and it has come already or comes soon.

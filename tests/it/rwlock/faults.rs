@@ -278,8 +278,13 @@ fn renewal_goes_on_over_a_new_connection() {
     const SHORT: std::time::Duration = ms(900);
     let server = Server::start();
     let proxy = Proxy::start(server.addr());
-    let told = Told::default();
-    let ours = Client::open(config(&proxy.url()).lease(SHORT).on_lost(told.listener())).unwrap();
+    let received = Told::default();
+    let ours = Client::open(
+        config(&proxy.url())
+            .lease(SHORT)
+            .on_lost(received.listener()),
+    )
+    .unwrap();
     let (read, written) = (unique("read"), unique("written"));
     let crew: Vec<_> = (0..3).map(|_| Actor::new(ours.rwlock(&read))).collect();
     crew.iter().for_each(|actor| {
@@ -305,7 +310,7 @@ fn renewal_goes_on_over_a_new_connection() {
     crew.iter().for_each(Actor::leaves);
     writer.leaves();
     is_free(&server);
-    assert!(told.reasons(&read).is_empty() && told.reasons(&written).is_empty());
+    assert!(received.reasons(&read).is_empty() && received.reasons(&written).is_empty());
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -321,8 +326,8 @@ fn bad_day(
     data: Data,
 ) {
     let proxy = Proxy::start(server.addr());
-    let told = Told::default();
-    let ours = Client::open(config(&proxy.url()).on_lost(told.listener())).unwrap();
+    let received = Told::default();
+    let ours = Client::open(config(&proxy.url()).on_lost(received.listener())).unwrap();
     let name = |what: &str| unique(&format!("day:{what}"));
     let (read, written) = (name("read"), name("written"));
     let [one, other, writer] = [&read, &read, &written].map(|name| Actor::new(ours.rwlock(name)));
@@ -395,7 +400,7 @@ fn bad_day(
                 actor.does(|desk| assert!(desk.reads[0].is_valid()));
                 actor.leaves();
             }
-            assert!(told.reasons(&read).is_empty() && told.reasons(&written).is_empty());
+            assert!(received.reasons(&read).is_empty() && received.reasons(&written).is_empty());
         }
         Data::Gone => {
             for actor in [&one, &other, &writer] {
@@ -413,7 +418,7 @@ fn bad_day(
                 });
             }
             eventually("each hold is told once", || {
-                told.reasons(&read).len() == 1 && told.reasons(&written).len() == 2
+                received.reasons(&read).len() == 1 && received.reasons(&written).len() == 2
             });
         }
     }

@@ -130,10 +130,10 @@ fn nobody_joins_while_a_thread_of_the_process_waits_to_write() {
 timed!(a_lost_shared_hold_is_told_to_all_who_share_it);
 fn a_lost_shared_hold_is_told_to_all_who_share_it() {
     let server = Server::start();
-    let told = Arc::new(Mutex::new(Vec::<Loss>::new()));
+    let received = Arc::new(Mutex::new(Vec::<Loss>::new()));
     let config = Config::new(server.url()).lease(ms(600)).on_lost({
-        let told = Arc::clone(&told);
-        move |loss| told.lock().unwrap().push(loss.clone())
+        let received = Arc::clone(&received);
+        move |loss| received.lock().unwrap().push(loss.clone())
     });
     let (client, other) = (Client::open(config).unwrap(), open(&server));
     for how in [
@@ -198,8 +198,8 @@ fn a_lost_shared_hold_is_told_to_all_who_share_it() {
         crew[1].reads();
         crew[1].leaves();
         eventually("told once", || {
-            let told = told.lock().unwrap();
-            told.iter().filter(|loss| loss.name == name).count() == 1
+            let received = received.lock().unwrap();
+            received.iter().filter(|loss| loss.name == name).count() == 1
         });
         assert_eq!(client.stats().holds, 0, "{how}");
         server.cli(&["DEL", &hold_key(&name, &owners[0])]);
@@ -214,7 +214,7 @@ fn listeners_of_a_long_lived_hold_do_not_pile_up() {
     let (name, client) = (unique("listeners"), open(&server));
     let lock = client.rwlock(&name);
     let first = lock.read().unwrap();
-    let mut told = Vec::new();
+    let mut received = Vec::new();
     let begun = Instant::now();
     elsewhere(|| {
         for _ in 0..10_000 {
@@ -222,13 +222,13 @@ fn listeners_of_a_long_lived_hold_do_not_pile_up() {
             assert!(guard.lost().is_empty());
             // A second look is the same one.
             assert!(guard.lost().same_channel(guard.lost()));
-            told.push(guard.lost().clone());
+            received.push(guard.lost().clone());
         }
     });
     assert!(begun.elapsed() < loosely(LONG), "{:?}", begun.elapsed());
-    let kept = told
+    let kept = received
         .iter()
-        .filter(|told| told.try_recv() != Err(TryRecvError::Disconnected))
+        .filter(|received| received.try_recv() != Err(TryRecvError::Disconnected))
         .count();
     assert!(kept < 64, "{kept} are kept");
     assert!(lock.force_unlock().unwrap());

@@ -4,8 +4,8 @@
 use redis::{Connection, RedisResult};
 
 use crate::support::scripts::{
-    LEASE, NAMES, RENEW, THEM, US, as_redisson, assert_left, channel, ear, forbid, forbid_channels,
-    heard, out_of_memory, run,
+    LEASE, NAMES, RENEW, THEM, US, as_redisson, assert_left, channel, forbid, forbid_channels,
+    listen_to_all, messages, out_of_memory, run,
 };
 use crate::support::{Server, eventually, lua};
 
@@ -88,12 +88,12 @@ impl Fair {
     /// What a waiter asks again and again, and at once if it hears that its place is lost.
     #[track_caller]
     fn ask(&mut self, owner: &str, stood: &str) -> Option<i64> {
-        let told = self.acquire(owner, owner, [LEASE, WAITER], stood).unwrap();
-        if told == Some(PLACE_LOST) {
+        let received = self.acquire(owner, owner, [LEASE, WAITER], stood).unwrap();
+        if received == Some(PLACE_LOST) {
             assert_eq!(stood, STOOD);
             return self.acquire(owner, owner, [LEASE, WAITER], LOST).unwrap();
         }
-        told
+        received
     }
 
     /// Asks once, with a place in mind for no time at all.
@@ -239,7 +239,7 @@ impl Fair {
     }
 
     /// The message that wakes `ticket`.
-    fn told(&self, ticket: &str) -> (String, String) {
+    fn announced(&self, ticket: &str) -> (String, String) {
         (format!("{}:{ticket}", channel(&self.name)), "0".into())
     }
 
@@ -295,8 +295,8 @@ fn many(n: usize) -> Vec<String> {
 #[test]
 fn a_free_lock_without_a_queue_is_taken_whatever_the_name() {
     let mut fair = Fair::start();
-    let mut ear_con = fair.server.connection();
-    let mut ear = ear(&mut ear_con);
+    let mut pubsub_con = fair.server.connection();
+    let mut pubsub = listen_to_all(&mut pubsub_con);
     for name in NAMES {
         fair.name = name.into();
         for waiter in [WAITER, 0] {
@@ -306,7 +306,7 @@ fn a_free_lock_without_a_queue_is_taken_whatever_the_name() {
             let () = fair.server.ask(&["DEL", name]);
         }
     }
-    assert_eq!(heard(&fair.server, &mut ear), []);
+    assert_eq!(messages(&fair.server, &mut pubsub), []);
 }
 
 /// Redisson's worked numbers, with its replies and timeouts where ours differ: there each waiter's timeout comes after
@@ -315,8 +315,8 @@ fn a_free_lock_without_a_queue_is_taken_whatever_the_name() {
 #[test]
 fn waiters_stand_in_line_and_are_told_the_holders_ttl_whatever_the_name() {
     let mut fair = Fair::start();
-    let mut ear_con = fair.server.connection();
-    let mut ear = ear(&mut ear_con);
+    let mut pubsub_con = fair.server.connection();
+    let mut pubsub = listen_to_all(&mut pubsub_con);
     for name in NAMES {
         fair.name = name.into();
         fair.take(A);
@@ -337,10 +337,10 @@ fn waiters_stand_in_line_and_are_told_the_holders_ttl_whatever_the_name() {
             fair.assert_state(Some(A), &[B, C]);
             assert!(fair.timeout(owner) >= (before + WAITER) as f64, "{name:?}");
         }
-        assert_eq!(heard(&fair.server, &mut ear), []);
+        assert_eq!(messages(&fair.server, &mut pubsub), []);
         let before = fair.timeout(C);
         assert_eq!(fair.release(A), 1);
-        assert_eq!(heard(&fair.server, &mut ear), [fair.told(B)]);
+        assert_eq!(messages(&fair.server, &mut pubsub), [fair.announced(B)]);
         assert_eq!(fair.ask(B, STOOD), None);
         fair.assert_state(Some(B), &[C]);
         // Redisson: lowered by 300 000.
@@ -350,31 +350,34 @@ fn waiters_stand_in_line_and_are_told_the_holders_ttl_whatever_the_name() {
         fair.assert_state(Some(C), &[]);
         assert_eq!(fair.release(C), 0);
         fair.assert_state(None, &[]);
-        assert_eq!(heard(&fair.server, &mut ear), [fair.told(C)]);
+        assert_eq!(messages(&fair.server, &mut pubsub), [fair.announced(C)]);
     }
 }
 
 #[test]
 fn five_waiters_are_served_in_the_order_they_came() {
     let mut fair = Fair::start();
-    let mut ear_con = fair.server.connection();
-    let mut ear = ear(&mut ear_con);
+    let mut pubsub_con = fair.server.connection();
+    let mut pubsub = listen_to_all(&mut pubsub_con);
     let waiters = many(5);
     let mut line: Vec<&str> = waiters.iter().map(String::as_str).collect();
     fair.queued(&line);
     let mut holder = A;
     while let [head, rest @ ..] = line.as_slice() {
         assert_eq!(fair.release(holder), 1);
-        assert_eq!(heard(&fair.server, &mut ear), [fair.told(head)]);
+        assert_eq!(messages(&fair.server, &mut pubsub), [fair.announced(head)]);
         // Free, and still nobody else's: the last first.
         for other in rest.iter().rev() {
             let life = fair.life(head);
-            let told = fair.ask(other, STOOD).unwrap();
-            assert!(1 <= told && told as f64 <= life, "{told} of {life} ms");
-            assert_eq!(heard(&fair.server, &mut ear), [fair.told(head)]);
+            let received = fair.ask(other, STOOD).unwrap();
+            assert!(
+                1 <= received && received as f64 <= life,
+                "{received} of {life} ms"
+            );
+            assert_eq!(messages(&fair.server, &mut pubsub), [fair.announced(head)]);
         }
         assert!(fair.try_once("newcomer").is_some());
-        assert_eq!(heard(&fair.server, &mut ear), [fair.told(head)]);
+        assert_eq!(messages(&fair.server, &mut pubsub), [fair.announced(head)]);
         fair.assert_state(None, &line);
         assert_eq!(fair.ask(head, STOOD), None);
         holder = head;
@@ -397,8 +400,8 @@ fn trying_once_never_queues() {
     fair.assert_state(Some(A), &[C]);
     assert_eq!(fair.timeout(C), before);
     fair.release(A);
-    let told = fair.try_once(B).unwrap();
-    assert!((1..=WAITER).contains(&told), "{told}");
+    let received = fair.try_once(B).unwrap();
+    assert!((1..=WAITER).contains(&received), "{received}");
     fair.assert_state(None, &[C]);
     assert_eq!(fair.try_once(C), None);
     fair.assert_state(Some(C), &[]);
@@ -429,14 +432,17 @@ fn a_lock_that_ran_out_is_the_heads() {
 #[test]
 fn a_ticket_stands_for_an_owner_of_another_name() {
     let mut fair = Fair::start();
-    let mut ear_con = fair.server.connection();
-    let mut ear = ear(&mut ear_con);
+    let mut pubsub_con = fair.server.connection();
+    let mut pubsub = listen_to_all(&mut pubsub_con);
     fair.take(A);
     for ticket in ["a b", "{", "🔒", "line\r\nbreak", "%s *?[x]", "-1", "0"] {
         assert!(fair.acquire(B, ticket, [LEASE, WAITER], NEW).is_ok());
         fair.assert_state(Some(A), &[ticket]);
         fair.release(A);
-        assert_eq!(heard(&fair.server, &mut ear), [fair.told(ticket)]);
+        assert_eq!(
+            messages(&fair.server, &mut pubsub),
+            [fair.announced(ticket)]
+        );
         let taken = fair.acquire(B, ticket, [LEASE, WAITER], STOOD).unwrap();
         assert_eq!(taken, None);
         fair.assert_state(Some(B), &[]);
@@ -499,8 +505,8 @@ fn the_plain_script_renews_it() {
 #[test]
 fn dead_heads_are_purged_and_nobody_behind_a_live_one() {
     let mut fair = Fair::start();
-    let mut ear_con = fair.server.connection();
-    let mut ear = ear(&mut ear_con);
+    let mut pubsub_con = fair.server.connection();
+    let mut pubsub = listen_to_all(&mut pubsub_con);
     let now = fair.now();
     for (ticket, dies_at) in [
         ("now", now),
@@ -512,10 +518,10 @@ fn dead_heads_are_purged_and_nobody_behind_a_live_one() {
         fair.place(ticket, dies_at);
     }
     fair.drop_timeout("without");
-    let told = fair.ask(D, NEW).unwrap();
-    assert!((1..=WAITER).contains(&told), "{told}");
+    let received = fair.ask(D, NEW).unwrap();
+    assert!((1..=WAITER).contains(&received), "{received}");
     fair.assert_state(None, &[C, "behind", D]);
-    assert_eq!(heard(&fair.server, &mut ear), [fair.told(C)]);
+    assert_eq!(messages(&fair.server, &mut pubsub), [fair.announced(C)]);
     assert_eq!(fair.ask(C, STOOD), None);
     fair.assert_state(Some(C), &["behind", D]);
     fair.wait(E, NEW);
@@ -547,8 +553,8 @@ fn two_hundred_dead_heads_are_purged_by_one_ask() {
 #[test]
 fn thousands_of_the_dead_are_purged_in_portions_and_the_first_who_lives_is_found() {
     let mut fair = Fair::start();
-    let mut ear_con = fair.server.connection();
-    let mut ear = ear(&mut ear_con);
+    let mut pubsub_con = fair.server.connection();
+    let mut pubsub = listen_to_all(&mut pubsub_con);
     fair.take(A);
     let dead = many(2_200);
     let mut places = vec!["RPUSH".to_owned(), fair.queue_key()];
@@ -570,17 +576,20 @@ fn thousands_of_the_dead_are_purged_in_portions_and_the_first_who_lives_is_found
     as_redisson(&fair.server, &fair.name, JAVA, "1", LEASE);
     assert!(fair.force());
     assert_eq!(fair.queue().len(), 701);
-    let told = fair.told(C);
+    let received = fair.announced(C);
     assert_eq!(
-        heard(&fair.server, &mut ear),
-        [told.clone(), told.clone(), told]
+        messages(&fair.server, &mut pubsub),
+        [received.clone(), received.clone(), received]
     );
     // Not in vain for long.
     assert_eq!(fair.ask(D, NEW), Some(1));
     assert_eq!(fair.queue().len(), 202);
-    let told = fair.ask(D, STOOD).unwrap();
-    assert!((2..=WAITER).contains(&told), "{told}");
-    assert_eq!(heard(&fair.server, &mut ear).last(), Some(&fair.told(C)));
+    let received = fair.ask(D, STOOD).unwrap();
+    assert!((2..=WAITER).contains(&received), "{received}");
+    assert_eq!(
+        messages(&fair.server, &mut pubsub).last(),
+        Some(&fair.announced(C))
+    );
     fair.take_from(C);
     fair.assert_state(Some(C), &[D]);
 }
@@ -682,13 +691,13 @@ fn a_question_that_comes_after_its_waiter_has_left_makes_no_place() {
     fair.queued(&[B, C]);
     assert!(fair.leave(C));
     for late in [C, D] {
-        let told = fair.acquire(late, C, [LEASE, WAITER], STOOD).unwrap();
-        assert_eq!(told, Some(PLACE_LOST));
+        let received = fair.acquire(late, C, [LEASE, WAITER], STOOD).unwrap();
+        assert_eq!(received, Some(PLACE_LOST));
         fair.assert_state(Some(A), &[B]);
     }
     fair.release(A);
-    let told = fair.acquire(C, C, [LEASE, WAITER], STOOD).unwrap();
-    assert_eq!(told, Some(PLACE_LOST));
+    let received = fair.acquire(C, C, [LEASE, WAITER], STOOD).unwrap();
+    assert_eq!(received, Some(PLACE_LOST));
     fair.assert_state(None, &[B]);
     assert_eq!(fair.ask(B, STOOD), None);
     fair.assert_state(Some(B), &[]);
@@ -712,11 +721,14 @@ fn places_that_ran_out_together_keep_their_order() {
             _ => {}
         }
         for n in [first, 4, 1, 2, 3, 5, 0] {
-            let told = fair.acquire(line[n], line[n], [LEASE, WAITER], STOOD);
+            let received = fair.acquire(line[n], line[n], [LEASE, WAITER], STOOD);
             if first == 2 && n == 0 {
-                assert_eq!(told, Ok(None));
+                assert_eq!(received, Ok(None));
             } else {
-                assert!(told.unwrap().is_some_and(|told| told > 0), "{n}");
+                assert!(
+                    received.unwrap().is_some_and(|received| received > 0),
+                    "{n}"
+                );
             }
         }
         let newcomer = (first == 0).then_some("newcomer");
@@ -734,13 +746,13 @@ fn a_line_of_the_dead_is_passed_after_a_third_of_a_waiter_lease() {
         fair.place(&ticket, 1);
     }
     for tries in [false, true] {
-        let told = if tries {
+        let received = if tries {
             fair.try_once(B)
         } else {
             fair.ask(B, NEW)
         };
-        let told = told.unwrap();
-        assert!((1..=WAITER / 3 + 1).contains(&told), "{told}");
+        let received = received.unwrap();
+        assert!((1..=WAITER / 3 + 1).contains(&received), "{received}");
         assert_eq!(fair.queue().len(), 21);
     }
     fair.leave(B);
@@ -789,8 +801,8 @@ fn one_that_never_stood_is_never_put_first() {
 fn one_that_stood_does_not_queue_to_try_once() {
     let mut fair = Fair::start();
     fair.queued(&[B]);
-    let told = fair.acquire(C, C, [LEASE, 0], STOOD).unwrap();
-    assert_left(told.unwrap(), LEASE);
+    let received = fair.acquire(C, C, [LEASE, 0], STOOD).unwrap();
+    assert_left(received.unwrap(), LEASE);
     fair.assert_state(Some(A), &[B]);
 }
 
@@ -973,8 +985,8 @@ fn the_queues_keys_are_given_a_ttl_by_every_ask() {
 #[test]
 fn a_place_behind_redissons_outlives_its_taking() {
     let mut fair = Fair::start();
-    let mut ear_con = fair.server.connection();
-    let mut ear = ear(&mut ear_con);
+    let mut pubsub_con = fair.server.connection();
+    let mut pubsub = listen_to_all(&mut pubsub_con);
     // It joined with the whole lease ahead of it, or just before the end.
     for left in [LEASE, 0] {
         fair.take(A);
@@ -988,20 +1000,20 @@ fn a_place_behind_redissons_outlives_its_taking() {
         assert!(fair.timeout(B) >= sum + (WAITER + REDISSON) as f64);
         assert!(fair.timeout(B) <= sum + (WAITER + REDISSON + STEP + 1) as f64);
         assert_eq!(fair.release(A), 1);
-        assert_eq!(heard(&fair.server, &mut ear), [fair.told(JAVA)]);
-        let told = fair.ask(B, STOOD).unwrap();
-        assert_left(told, left + REDISSON);
-        assert_eq!(heard(&fair.server, &mut ear), [fair.told(JAVA)]);
+        assert_eq!(messages(&fair.server, &mut pubsub), [fair.announced(JAVA)]);
+        let received = fair.ask(B, STOOD).unwrap();
+        assert_left(received, left + REDISSON);
+        assert_eq!(messages(&fair.server, &mut pubsub), [fair.announced(JAVA)]);
         fair.redisson_takes(JAVA, REDISSON);
         fair.wait(C, NEW);
         fair.assert_state(Some(JAVA), &[B, C]);
         assert_eq!(fair.release(JAVA), 1);
-        assert_eq!(heard(&fair.server, &mut ear), [fair.told(B)]);
+        assert_eq!(messages(&fair.server, &mut pubsub), [fair.announced(B)]);
         assert_eq!(fair.ask(B, STOOD), None);
         fair.assert_state(Some(B), &[C]);
         fair.release(B);
         fair.leave(C);
-        assert_eq!(heard(&fair.server, &mut ear), [fair.told(C)]);
+        assert_eq!(messages(&fair.server, &mut pubsub), [fair.announced(C)]);
         fair.assert_state(None, &[]);
     }
 }
@@ -1086,8 +1098,8 @@ fn whatever_redisson_lowers_none_of_ours_is_passed_that_asks_again_and_again() {
 #[test]
 fn who_dies_behind_redisson_holds_the_line_up_for_one_waiter_lease() {
     let mut fair = Fair::start();
-    let mut ear_con = fair.server.connection();
-    let mut ear = ear(&mut ear_con);
+    let mut pubsub_con = fair.server.connection();
+    let mut pubsub = listen_to_all(&mut pubsub_con);
     fair.take(A);
     fair.redisson_joins(JAVA, REDISSON);
     fair.wait(B, NEW);
@@ -1098,10 +1110,10 @@ fn who_dies_behind_redisson_holds_the_line_up_for_one_waiter_lease() {
     fair.wait(C, STOOD);
     assert!(fair.life(B) > WAITER as f64);
     fair.release(JAVA);
-    heard(&fair.server, &mut ear);
-    let told = fair.ask(C, STOOD).unwrap();
-    assert!((1..=WAITER).contains(&told), "{told}");
-    assert_eq!(heard(&fair.server, &mut ear), [fair.told(B)]);
+    messages(&fair.server, &mut pubsub);
+    let received = fair.ask(C, STOOD).unwrap();
+    assert!((1..=WAITER).contains(&received), "{received}");
+    assert_eq!(messages(&fair.server, &mut pubsub), [fair.announced(B)]);
     assert!(fair.life(B) <= WAITER as f64);
     // Of its own accord it has no more than that either.
     fair.take_from(B);
@@ -1139,8 +1151,8 @@ fn one_who_goes_back_to_the_head_does_not_follow_redissons_behind() {
 #[test]
 fn a_place_of_redissons_behind_ours_is_left_as_it_is() {
     let mut fair = Fair::start();
-    let mut ear_con = fair.server.connection();
-    let mut ear = ear(&mut ear_con);
+    let mut pubsub_con = fair.server.connection();
+    let mut pubsub = listen_to_all(&mut pubsub_con);
     fair.queued(&[B]);
     fair.redisson_joins(JAVA, REDISSON);
     let sum = fair.timeout(JAVA);
@@ -1149,9 +1161,9 @@ fn a_place_of_redissons_behind_ours_is_left_as_it_is() {
     assert_eq!(fair.ask(B, STOOD), None);
     fair.assert_state(Some(B), &[JAVA]);
     assert_eq!(fair.timeout(JAVA), sum);
-    heard(&fair.server, &mut ear);
+    messages(&fair.server, &mut pubsub);
     assert_eq!(fair.release(B), 1);
-    assert_eq!(heard(&fair.server, &mut ear), [fair.told(JAVA)]);
+    assert_eq!(messages(&fair.server, &mut pubsub), [fair.announced(JAVA)]);
     fair.redisson_takes(JAVA, REDISSON);
     fair.assert_state(Some(JAVA), &[]);
 }
@@ -1171,8 +1183,8 @@ fn our_places_behind_redissons_do_not_add_up() {
             fair.redisson_joins(JAVA, REDISSON);
             most += REDISSON;
         }
-        if let Some(told) = fair.ask(next, NEW) {
-            assert!(told >= 0);
+        if let Some(received) = fair.ask(next, NEW) {
+            assert!(received >= 0);
         }
         assert!(fair.life(next) <= most as f64, "{n}: {}", fair.life(next));
         // Five stand in line all the time.
@@ -1210,8 +1222,8 @@ fn a_hold_of_redissons_blocks_and_is_left_alone() {
 #[test]
 fn releasing_without_waiters_tells_nobody_whatever_the_name() {
     let mut fair = Fair::start();
-    let mut ear_con = fair.server.connection();
-    let mut ear = ear(&mut ear_con);
+    let mut pubsub_con = fair.server.connection();
+    let mut pubsub = listen_to_all(&mut pubsub_con);
     for name in NAMES {
         fair.name = name.into();
         fair.take(A);
@@ -1219,22 +1231,22 @@ fn releasing_without_waiters_tells_nobody_whatever_the_name() {
         assert_eq!(fair.release(A), -1, "{name:?}");
         fair.assert_state(None, &[]);
     }
-    assert_eq!(heard(&fair.server, &mut ear), []);
+    assert_eq!(messages(&fair.server, &mut pubsub), []);
 }
 
 #[test]
 fn releasing_counts_who_heard() {
     let mut fair = Fair::start();
     let mut cons = [fair.server.connection(), fair.server.connection()];
-    let mut ears = Vec::new();
-    let (for_b, for_c) = (fair.told(B).0, fair.told(C).0);
+    let mut open = Vec::new();
+    let (for_b, for_c) = (fair.announced(B).0, fair.announced(C).0);
     fair.queued(&[B, C]);
     assert_eq!(fair.release(A), 0);
-    for (ear_con, listeners) in cons.iter_mut().zip(1..) {
-        let mut ear = ear_con.as_pubsub();
-        ear.subscribe(&for_b).unwrap();
-        ear.subscribe(&for_c).unwrap();
-        ears.push(ear);
+    for (pubsub_con, listeners) in cons.iter_mut().zip(1..) {
+        let mut pubsub = pubsub_con.as_pubsub();
+        pubsub.subscribe(&for_b).unwrap();
+        pubsub.subscribe(&for_c).unwrap();
+        open.push(pubsub);
         as_redisson(&fair.server, "orders", A, "1", LEASE);
         assert_eq!(fair.release(A), listeners);
     }
@@ -1251,21 +1263,21 @@ fn releasing_ends_every_level_of_a_hold() {
 #[test]
 fn releasing_twice_finds_nothing_and_tells_the_head_again() {
     let mut fair = Fair::start();
-    let mut ear_con = fair.server.connection();
-    let mut ear = ear(&mut ear_con);
+    let mut pubsub_con = fair.server.connection();
+    let mut pubsub = listen_to_all(&mut pubsub_con);
     fair.queued(&[B, C]);
     for reply in [1, -1, -1] {
         assert_eq!(fair.release(A), reply);
         fair.assert_state(None, &[B, C]);
-        assert_eq!(heard(&fair.server, &mut ear), [fair.told(B)]);
+        assert_eq!(messages(&fair.server, &mut pubsub), [fair.announced(B)]);
     }
 }
 
 #[test]
 fn releasing_what_somebody_else_holds_changes_and_tells_nothing() {
     let mut fair = Fair::start();
-    let mut ear_con = fair.server.connection();
-    let mut ear = ear(&mut ear_con);
+    let mut pubsub_con = fair.server.connection();
+    let mut pubsub = listen_to_all(&mut pubsub_con);
     fair.queued(&[B, C]);
     fair.set_timeout(B, 1);
     for owner in [D, C, B] {
@@ -1275,28 +1287,28 @@ fn releasing_what_somebody_else_holds_changes_and_tells_nothing() {
     as_redisson(&fair.server, "orders", E, "1", LEASE);
     assert_eq!(fair.release(E), 0);
     fair.assert_state(Some(A), &[B, C]);
-    assert_eq!(heard(&fair.server, &mut ear), []);
+    assert_eq!(messages(&fair.server, &mut pubsub), []);
 }
 
 #[test]
 fn releasing_purges_the_dead_and_tells_the_first_who_lives() {
     let mut fair = Fair::start();
-    let mut ear_con = fair.server.connection();
-    let mut ear = ear(&mut ear_con);
+    let mut pubsub_con = fair.server.connection();
+    let mut pubsub = listen_to_all(&mut pubsub_con);
     fair.queued(&[B, C, D, E]);
     fair.set_timeout(B, 1);
     fair.drop_timeout(C);
     fair.set_timeout(E, 1);
     assert_eq!(fair.release(A), 1);
     fair.assert_state(None, &[D, E]);
-    assert_eq!(heard(&fair.server, &mut ear), [fair.told(D)]);
+    assert_eq!(messages(&fair.server, &mut pubsub), [fair.announced(D)]);
     // The last one is over too, and nobody could be behind it.
     fair.leave(E);
-    heard(&fair.server, &mut ear);
+    messages(&fair.server, &mut pubsub);
     fair.set_timeout(D, 1);
     assert_eq!(fair.release(A), -1);
     fair.assert_state(None, &[]);
-    assert_eq!(heard(&fair.server, &mut ear), []);
+    assert_eq!(messages(&fair.server, &mut pubsub), []);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -1306,8 +1318,8 @@ fn releasing_purges_the_dead_and_tells_the_first_who_lives() {
 #[test]
 fn leaving_gives_up_one_place_whatever_the_name() {
     let mut fair = Fair::start();
-    let mut ear_con = fair.server.connection();
-    let mut ear = ear(&mut ear_con);
+    let mut pubsub_con = fair.server.connection();
+    let mut pubsub = listen_to_all(&mut pubsub_con);
     for name in NAMES {
         fair.name = name.into();
         fair.queued(&[B, C, D, E]);
@@ -1323,7 +1335,7 @@ fn leaving_gives_up_one_place_whatever_the_name() {
             assert!(!fair.leave(ticket), "{name:?}");
             fair.assert_state(Some(A), left);
         }
-        assert_eq!(heard(&fair.server, &mut ear), []);
+        assert_eq!(messages(&fair.server, &mut pubsub), []);
         let () = fair.server.ask(&["DEL", name]);
     }
 }
@@ -1331,26 +1343,26 @@ fn leaving_gives_up_one_place_whatever_the_name() {
 #[test]
 fn leaving_a_free_lock_hands_the_wake_up_on() {
     let mut fair = Fair::start();
-    let mut ear_con = fair.server.connection();
-    let mut ear = ear(&mut ear_con);
+    let mut pubsub_con = fair.server.connection();
+    let mut pubsub = listen_to_all(&mut pubsub_con);
     fair.queued(&[B, C, D, E]);
     fair.release(A);
-    assert_eq!(heard(&fair.server, &mut ear), [fair.told(B)]);
+    assert_eq!(messages(&fair.server, &mut pubsub), [fair.announced(B)]);
     assert!(fair.leave(B));
-    assert_eq!(heard(&fair.server, &mut ear), [fair.told(C)]);
+    assert_eq!(messages(&fair.server, &mut pubsub), [fair.announced(C)]);
     // Who is not there tells as well: its first run's message may be lost.
     assert!(!fair.leave(B));
-    assert_eq!(heard(&fair.server, &mut ear), [fair.told(C)]);
+    assert_eq!(messages(&fair.server, &mut pubsub), [fair.announced(C)]);
     assert!(fair.leave(D));
-    assert_eq!(heard(&fair.server, &mut ear), [fair.told(C)]);
+    assert_eq!(messages(&fair.server, &mut pubsub), [fair.announced(C)]);
     fair.assert_state(None, &[C, E]);
     fair.set_timeout(C, 1);
     assert!(!fair.leave(D));
-    assert_eq!(heard(&fair.server, &mut ear), [fair.told(E)]);
+    assert_eq!(messages(&fair.server, &mut pubsub), [fair.announced(E)]);
     fair.assert_state(None, &[E]);
     assert!(fair.leave(E));
     fair.assert_state(None, &[]);
-    assert_eq!(heard(&fair.server, &mut ear), []);
+    assert_eq!(messages(&fair.server, &mut pubsub), []);
 }
 
 #[test]
@@ -1387,18 +1399,18 @@ fn leaving_takes_a_place_along_that_has_lost_its_timeout() {
 #[test]
 fn forcing_frees_the_lock_and_tells_the_head_whatever_the_name() {
     let mut fair = Fair::start();
-    let mut ear_con = fair.server.connection();
-    let mut ear = ear(&mut ear_con);
+    let mut pubsub_con = fair.server.connection();
+    let mut pubsub = listen_to_all(&mut pubsub_con);
     for name in NAMES {
         fair.name = name.into();
         fair.queued(&[B, C, D]);
         fair.set_timeout(B, 1);
         assert!(fair.force(), "{name:?}");
         fair.assert_state(None, &[C, D]);
-        assert_eq!(heard(&fair.server, &mut ear), [fair.told(C)]);
+        assert_eq!(messages(&fair.server, &mut pubsub), [fair.announced(C)]);
         assert!(!fair.force(), "{name:?}");
         fair.assert_state(None, &[C, D]);
-        assert_eq!(heard(&fair.server, &mut ear), []);
+        assert_eq!(messages(&fair.server, &mut pubsub), []);
         let () = fair
             .server
             .ask(&["DEL", &fair.queue_key(), &fair.timeouts_key()]);
@@ -1408,19 +1420,19 @@ fn forcing_frees_the_lock_and_tells_the_head_whatever_the_name() {
 #[test]
 fn forcing_frees_a_lock_of_several_owners_and_without_a_ttl() {
     let mut fair = Fair::start();
-    let mut ear_con = fair.server.connection();
-    let mut ear = ear(&mut ear_con);
+    let mut pubsub_con = fair.server.connection();
+    let mut pubsub = listen_to_all(&mut pubsub_con);
     let () = fair.server.ask(&["HSET", "orders", A, "2", JAVA, "1"]);
     assert!(fair.force());
     fair.assert_state(None, &[]);
-    assert_eq!(heard(&fair.server, &mut ear), []);
+    assert_eq!(messages(&fair.server, &mut pubsub), []);
 }
 
 #[test]
 fn forcing_refuses_a_hash_that_is_not_a_lock() {
     let mut fair = Fair::start();
-    let mut ear_con = fair.server.connection();
-    let mut ear = ear(&mut ear_con);
+    let mut pubsub_con = fair.server.connection();
+    let mut pubsub = listen_to_all(&mut pubsub_con);
     for field in ["price", "1", "", ":1", "mode", "0b7e1c52:6f0a:1"] {
         fair.queued(&[B, C]);
         fair.set_timeout(B, 1);
@@ -1432,7 +1444,7 @@ fn forcing_refuses_a_hash_that_is_not_a_lock() {
         assert_eq!(fair.queue(), [B, C]);
         let () = fair.server.ask(&["FLUSHALL"]);
     }
-    assert_eq!(heard(&fair.server, &mut ear), []);
+    assert_eq!(messages(&fair.server, &mut pubsub), []);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -1442,8 +1454,8 @@ fn forcing_refuses_a_hash_that_is_not_a_lock() {
 #[test]
 fn values_of_another_type_are_refused_and_everything_is_kept() {
     let mut fair = Fair::start();
-    let mut ear_con = fair.server.connection();
-    let mut ear = ear(&mut ear_con);
+    let mut pubsub_con = fair.server.connection();
+    let mut pubsub = listen_to_all(&mut pubsub_con);
     let keys = ["orders".to_owned(), fair.queue_key(), fair.timeouts_key()];
     let dumps = |fair: &Fair| -> Vec<Option<Vec<u8>>> {
         let dump = |key: &String| fair.server.ask(&["DUMP", key]);
@@ -1487,14 +1499,14 @@ fn values_of_another_type_are_refused_and_everything_is_kept() {
             let () = fair.server.ask(&["FLUSHALL"]);
         }
     }
-    assert_eq!(heard(&fair.server, &mut ear), []);
+    assert_eq!(messages(&fair.server, &mut pubsub), []);
 }
 
 #[test]
 fn a_read_write_lock_is_refused_and_kept() {
     let mut fair = Fair::start();
-    let mut ear_con = fair.server.connection();
-    let mut ear = ear(&mut ear_con);
+    let mut pubsub_con = fair.server.connection();
+    let mut pubsub = listen_to_all(&mut pubsub_con);
     let () = fair.server.ask(&["HSET", "orders", "mode", "read", A, "1"]);
     fair.place(B, 1);
     let before = fair.server.hgetall("orders");
@@ -1508,14 +1520,14 @@ fn a_read_write_lock_is_refused_and_kept() {
     assert_eq!(fair.release(C), -2);
     assert_eq!(fair.server.hgetall("orders"), before);
     assert_eq!(fair.queue(), [B]);
-    assert_eq!(heard(&fair.server, &mut ear), []);
+    assert_eq!(messages(&fair.server, &mut pubsub), []);
 }
 
 #[test]
 fn a_user_without_rights_on_the_channel_gets_everything_but_messages() {
     let mut fair = Fair::start();
-    let mut ear_con = fair.server.connection();
-    let mut ear = ear(&mut ear_con);
+    let mut pubsub_con = fair.server.connection();
+    let mut pubsub = listen_to_all(&mut pubsub_con);
     forbid_channels(&fair.server, &mut fair.con);
     fair.queued(&[B, C, D]);
     assert_eq!(fair.release(A), 0);
@@ -1526,7 +1538,7 @@ fn a_user_without_rights_on_the_channel_gets_everything_but_messages() {
     assert_eq!(fair.ask(B, STOOD), None);
     assert!(fair.force());
     fair.assert_state(None, &[C]);
-    assert_eq!(heard(&fair.server, &mut ear), []);
+    assert_eq!(messages(&fair.server, &mut pubsub), []);
 }
 
 // L6
@@ -1561,8 +1573,8 @@ fn a_place_that_cannot_be_given_a_timeout_is_purged() {
 #[test]
 fn out_of_memory_nobody_takes_or_queues_and_waiters_keep_their_places() {
     let mut fair = Fair::start();
-    let mut ear_con = fair.server.connection();
-    let mut ear = ear(&mut ear_con);
+    let mut pubsub_con = fair.server.connection();
+    let mut pubsub = listen_to_all(&mut pubsub_con);
     fair.queued(&[B, C]);
     out_of_memory(&fair.server);
     let refused = |outcome: RedisResult<Option<i64>>| {
@@ -1584,18 +1596,21 @@ fn out_of_memory_nobody_takes_or_queues_and_waiters_keep_their_places() {
     assert!(fair.leave(C));
     refused(fair.acquire(D, D, [LEASE, WAITER], NEW));
     fair.assert_state(None, &[]);
-    assert_eq!(heard(&fair.server, &mut ear), [fair.told(B), fair.told(C)]);
+    assert_eq!(
+        messages(&fair.server, &mut pubsub),
+        [fair.announced(B), fair.announced(C)]
+    );
 }
 
 #[test]
 fn out_of_memory_the_head_hears_of_a_lock_that_is_forced() {
     let mut fair = Fair::start();
-    let mut ear_con = fair.server.connection();
-    let mut ear = ear(&mut ear_con);
+    let mut pubsub_con = fair.server.connection();
+    let mut pubsub = listen_to_all(&mut pubsub_con);
     fair.queued(&[B, C]);
     fair.set_timeout(B, 1);
     out_of_memory(&fair.server);
     assert!(fair.force());
     fair.assert_state(None, &[C]);
-    assert_eq!(heard(&fair.server, &mut ear), [fair.told(C)]);
+    assert_eq!(messages(&fair.server, &mut pubsub), [fair.announced(C)]);
 }

@@ -3,8 +3,8 @@
 use redis::{Connection, RedisResult, Value};
 
 use crate::support::scripts::{
-    LEASE, NAMES, RELEASE, RENEW, THEM, US, as_redisson, assert_left, channel, ear, forbid, heard,
-    out_of_memory, run,
+    LEASE, NAMES, RELEASE, RENEW, THEM, US, as_redisson, assert_left, channel, forbid,
+    listen_to_all, messages, out_of_memory, run,
 };
 use crate::support::{Server, lua};
 
@@ -94,8 +94,8 @@ fn assert_held(server: &Server, name: &str, owner: &str, token: i64) {
 #[test]
 fn the_first_token_is_the_servers_clock_whatever_the_name() {
     let server = Server::start();
-    let (mut con, mut ear_con) = (server.connection(), server.connection());
-    let mut ear = ear(&mut ear_con);
+    let (mut con, mut pubsub_con) = (server.connection(), server.connection());
+    let mut pubsub = listen_to_all(&mut pubsub_con);
     for name in NAMES {
         let before = micros(&server);
         let token = draw(&mut con, name, US);
@@ -104,7 +104,7 @@ fn the_first_token_is_the_servers_clock_whatever_the_name() {
         assert_eq!(server.pttl(&counter(name)), -1);
         let () = server.ask(&["DEL", name, &counter(name)]);
     }
-    assert_eq!(heard(&server, &mut ear), []);
+    assert_eq!(messages(&server, &mut pubsub), []);
 }
 
 #[test]

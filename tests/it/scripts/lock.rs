@@ -7,8 +7,8 @@ use std::path::Path;
 use redis::{Connection, RedisResult};
 
 use crate::support::scripts::{
-    LEASE, NAMES, RELEASE, RENEW, THEM, US, as_redisson, assert_left, channel, ear, forbid,
-    forbid_channels, heard, out_of_memory, run,
+    LEASE, NAMES, RELEASE, RENEW, THEM, US, as_redisson, assert_left, channel, forbid,
+    forbid_channels, listen_to_all, messages, out_of_memory, run,
 };
 use crate::support::{Server, lua};
 
@@ -61,7 +61,7 @@ fn assert_fields(server: &Server, name: &str, fields: &[(&str, &str)]) {
 }
 
 /// The message of one release.
-fn told(name: &str) -> (String, String) {
+fn announced(name: &str) -> (String, String) {
     (channel(name), "0".into())
 }
 
@@ -72,8 +72,8 @@ fn told(name: &str) -> (String, String) {
 #[test]
 fn acquiring_leaves_one_field_and_a_ttl_whatever_the_name() {
     let server = Server::start();
-    let (mut con, mut ear_con) = (server.connection(), server.connection());
-    let mut ear = ear(&mut ear_con);
+    let (mut con, mut pubsub_con) = (server.connection(), server.connection());
+    let mut pubsub = listen_to_all(&mut pubsub_con);
     for name in NAMES {
         assert_eq!(
             acquire(&mut con, name, US, LEASE).unwrap(),
@@ -82,7 +82,7 @@ fn acquiring_leaves_one_field_and_a_ttl_whatever_the_name() {
         );
         assert_fields(&server, name, &[(US, "1")]);
         assert_left(server.pttl(name), LEASE);
-        assert_eq!(heard(&server, &mut ear), []);
+        assert_eq!(messages(&server, &mut pubsub), []);
         let () = server.ask(&["DEL", name]);
     }
 }
@@ -110,8 +110,8 @@ fn acquiring_again_restores_a_missing_ttl() {
 #[test]
 fn acquiring_what_somebody_holds_tells_their_ttl_and_changes_nothing() {
     let server = Server::start();
-    let (mut con, mut ear_con) = (server.connection(), server.connection());
-    let mut ear = ear(&mut ear_con);
+    let (mut con, mut pubsub_con) = (server.connection(), server.connection());
+    let mut pubsub = listen_to_all(&mut pubsub_con);
     for name in NAMES {
         acquire(&mut con, name, THEM, 2 * LEASE).unwrap();
         for _ in 0..2 {
@@ -121,7 +121,7 @@ fn acquiring_what_somebody_holds_tells_their_ttl_and_changes_nothing() {
             let after = server.pttl(name);
             assert!(after <= left && after > LEASE, "{after} ms left of {left}");
         }
-        assert_eq!(heard(&server, &mut ear), []);
+        assert_eq!(messages(&server, &mut pubsub), []);
         let () = server.ask(&["DEL", name]);
     }
 }
@@ -164,8 +164,8 @@ fn one_clients_numbers_are_different_owners() {
 #[test]
 fn a_read_write_lock_is_refused_and_kept() {
     let server = Server::start();
-    let (mut con, mut ear_con) = (server.connection(), server.connection());
-    let mut ear = ear(&mut ear_con);
+    let (mut con, mut pubsub_con) = (server.connection(), server.connection());
+    let mut pubsub = listen_to_all(&mut pubsub_con);
     let writer = format!("{THEM}:write");
     for [mode, field] in [["read", THEM], ["write", &writer], ["read", "mode"]] {
         let () = server.ask(&["HSET", "orders", field, "1", "mode", mode]);
@@ -180,7 +180,7 @@ fn a_read_write_lock_is_refused_and_kept() {
         assert_eq!(server.dbsize(), 1);
         let () = server.ask(&["DEL", "orders"]);
     }
-    assert_eq!(heard(&server, &mut ear), []);
+    assert_eq!(messages(&server, &mut pubsub), []);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -190,13 +190,13 @@ fn a_read_write_lock_is_refused_and_kept() {
 #[test]
 fn releasing_frees_the_lock_and_tells_on_its_channel_whatever_the_name() {
     let server = Server::start();
-    let (mut con, mut ear_con) = (server.connection(), server.connection());
-    let mut ear = ear(&mut ear_con);
+    let (mut con, mut pubsub_con) = (server.connection(), server.connection());
+    let mut pubsub = listen_to_all(&mut pubsub_con);
     for name in NAMES {
         acquire(&mut con, name, US, LEASE).unwrap();
         assert_eq!(release(&mut con, name, US).unwrap(), 1, "{name:?}");
         assert_eq!(server.dbsize(), 0);
-        assert_eq!(heard(&server, &mut ear), [told(name)]);
+        assert_eq!(messages(&server, &mut pubsub), [announced(name)]);
     }
 }
 
@@ -207,11 +207,11 @@ fn releasing_counts_who_listened() {
     let mut cons = [server.connection(), server.connection()];
     acquire(&mut con, "orders", US, LEASE).unwrap();
     assert_eq!(release(&mut con, "orders", US).unwrap(), 0);
-    let mut ears = Vec::new();
-    for (ear_con, listeners) in cons.iter_mut().zip(1..) {
-        let mut ear = ear_con.as_pubsub();
-        ear.subscribe(channel("orders")).unwrap();
-        ears.push(ear);
+    let mut open = Vec::new();
+    for (pubsub_con, listeners) in cons.iter_mut().zip(1..) {
+        let mut pubsub = pubsub_con.as_pubsub();
+        pubsub.subscribe(channel("orders")).unwrap();
+        open.push(pubsub);
         acquire(&mut con, "orders", US, LEASE).unwrap();
         assert_eq!(release(&mut con, "orders", US).unwrap(), listeners);
     }
@@ -229,20 +229,23 @@ fn releasing_ends_every_level_of_a_hold() {
 #[test]
 fn releasing_twice_finds_nothing_and_tells_again() {
     let server = Server::start();
-    let (mut con, mut ear_con) = (server.connection(), server.connection());
-    let mut ear = ear(&mut ear_con);
+    let (mut con, mut pubsub_con) = (server.connection(), server.connection());
+    let mut pubsub = listen_to_all(&mut pubsub_con);
     acquire(&mut con, "orders", US, LEASE).unwrap();
     assert_eq!(release(&mut con, "orders", US).unwrap(), 1);
     assert_eq!(release(&mut con, "orders", US).unwrap(), -1);
     assert_eq!(server.dbsize(), 0);
-    assert_eq!(heard(&server, &mut ear), [told("orders"), told("orders")]);
+    assert_eq!(
+        messages(&server, &mut pubsub),
+        [announced("orders"), announced("orders")]
+    );
 }
 
 #[test]
 fn releasing_what_somebody_else_holds_changes_and_tells_nothing() {
     let server = Server::start();
-    let (mut con, mut ear_con) = (server.connection(), server.connection());
-    let mut ear = ear(&mut ear_con);
+    let (mut con, mut pubsub_con) = (server.connection(), server.connection());
+    let mut pubsub = listen_to_all(&mut pubsub_con);
     for name in NAMES {
         acquire(&mut con, name, THEM, LEASE).unwrap();
         for _ in 0..2 {
@@ -250,7 +253,7 @@ fn releasing_what_somebody_else_holds_changes_and_tells_nothing() {
         }
         assert_fields(&server, name, &[(THEM, "1")]);
         assert_left(server.pttl(name), LEASE);
-        assert_eq!(heard(&server, &mut ear), []);
+        assert_eq!(messages(&server, &mut pubsub), []);
         let () = server.ask(&["DEL", name]);
     }
 }
@@ -258,15 +261,15 @@ fn releasing_what_somebody_else_holds_changes_and_tells_nothing() {
 #[test]
 fn releasing_keeps_the_fields_of_others_and_tells_nobody() {
     let server = Server::start();
-    let (mut con, mut ear_con) = (server.connection(), server.connection());
-    let mut ear = ear(&mut ear_con);
+    let (mut con, mut pubsub_con) = (server.connection(), server.connection());
+    let mut pubsub = listen_to_all(&mut pubsub_con);
     as_redisson(&server, "orders", THEM, "2", LEASE);
     as_redisson(&server, "orders", US, "1", LEASE);
     assert_eq!(release(&mut con, "orders", US).unwrap(), 0);
     assert_fields(&server, "orders", &[(THEM, "2")]);
     assert_left(server.pttl("orders"), LEASE);
     assert_eq!(release(&mut con, "orders", US).unwrap(), -2);
-    assert_eq!(heard(&server, &mut ear), []);
+    assert_eq!(messages(&server, &mut pubsub), []);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -276,8 +279,8 @@ fn releasing_keeps_the_fields_of_others_and_tells_nobody() {
 #[test]
 fn renewing_extends_the_lease_whatever_the_name() {
     let server = Server::start();
-    let (mut con, mut ear_con) = (server.connection(), server.connection());
-    let mut ear = ear(&mut ear_con);
+    let (mut con, mut pubsub_con) = (server.connection(), server.connection());
+    let mut pubsub = listen_to_all(&mut pubsub_con);
     for name in NAMES {
         acquire(&mut con, name, US, LEASE).unwrap();
         for _ in 0..2 {
@@ -285,7 +288,7 @@ fn renewing_extends_the_lease_whatever_the_name() {
             assert_fields(&server, name, &[(US, "1")]);
             assert_left(server.pttl(name), 3 * LEASE);
         }
-        assert_eq!(heard(&server, &mut ear), []);
+        assert_eq!(messages(&server, &mut pubsub), []);
         let () = server.ask(&["DEL", name]);
     }
 }
@@ -359,16 +362,16 @@ fn renewing_writes_the_count_only_when_it_is_another() {
 #[test]
 fn forcing_frees_the_lock_and_tells_on_its_channel_whatever_the_name() {
     let server = Server::start();
-    let (mut con, mut ear_con) = (server.connection(), server.connection());
-    let mut ear = ear(&mut ear_con);
+    let (mut con, mut pubsub_con) = (server.connection(), server.connection());
+    let mut pubsub = listen_to_all(&mut pubsub_con);
     for name in NAMES {
         acquire(&mut con, name, THEM, LEASE).unwrap();
         assert_eq!(force(&mut con, name).unwrap(), 1, "{name:?}");
         assert_eq!(server.dbsize(), 0);
-        assert_eq!(heard(&server, &mut ear), [told(name)]);
+        assert_eq!(messages(&server, &mut pubsub), [announced(name)]);
         assert_eq!(force(&mut con, name).unwrap(), 0, "{name:?}");
         assert_eq!(server.dbsize(), 0);
-        assert_eq!(heard(&server, &mut ear), []);
+        assert_eq!(messages(&server, &mut pubsub), []);
     }
 }
 
@@ -384,8 +387,8 @@ fn forcing_frees_a_lock_of_several_owners_and_without_a_ttl() {
 #[test]
 fn forcing_refuses_a_hash_that_is_not_a_lock() {
     let server = Server::start();
-    let (mut con, mut ear_con) = (server.connection(), server.connection());
-    let mut ear = ear(&mut ear_con);
+    let (mut con, mut pubsub_con) = (server.connection(), server.connection());
+    let mut pubsub = listen_to_all(&mut pubsub_con);
     for field in [
         "price",
         "1",
@@ -401,7 +404,7 @@ fn forcing_refuses_a_hash_that_is_not_a_lock() {
         assert_fields(&server, "orders", &[(THEM, "1"), (field, "1")]);
         let () = server.ask(&["HDEL", "orders", field]);
     }
-    assert_eq!(heard(&server, &mut ear), []);
+    assert_eq!(messages(&server, &mut pubsub), []);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -411,8 +414,8 @@ fn forcing_refuses_a_hash_that_is_not_a_lock() {
 #[test]
 fn without_a_channel_releasing_and_forcing_tell_nobody() {
     let server = Server::start();
-    let (mut con, mut ear_con) = (server.connection(), server.connection());
-    let mut ear = ear(&mut ear_con);
+    let (mut con, mut pubsub_con) = (server.connection(), server.connection());
+    let mut pubsub = listen_to_all(&mut pubsub_con);
     for name in NAMES {
         let mut release = |owner: &str| run::<i64>(&mut con, RELEASE, &[name], &[owner]).unwrap();
         as_redisson(&server, name, US, "2", LEASE);
@@ -431,7 +434,7 @@ fn without_a_channel_releasing_and_forcing_tell_nobody() {
     let () = server.ask(&["HSET", "orders", "price", "1"]);
     let err = run::<i64>(&mut con, FORCE, &["orders"], &[]).unwrap_err();
     assert_eq!(err.code(), Some("WRONGTYPE"), "{err}");
-    assert_eq!(heard(&server, &mut ear), []);
+    assert_eq!(messages(&server, &mut pubsub), []);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -441,8 +444,8 @@ fn without_a_channel_releasing_and_forcing_tell_nobody() {
 #[test]
 fn a_value_of_another_type_is_refused_and_kept() {
     let server = Server::start();
-    let (mut con, mut ear_con) = (server.connection(), server.connection());
-    let mut ear = ear(&mut ear_con);
+    let (mut con, mut pubsub_con) = (server.connection(), server.connection());
+    let mut pubsub = listen_to_all(&mut pubsub_con);
     for make in [
         ["SET", "orders", "v"].as_slice(),
         &["RPUSH", "orders", "v"],
@@ -460,7 +463,7 @@ fn a_value_of_another_type_is_refused_and_kept() {
         assert_eq!(server.pttl("orders"), -1);
         let () = server.ask(&["DEL", "orders"]);
     }
-    assert_eq!(heard(&server, &mut ear), []);
+    assert_eq!(messages(&server, &mut pubsub), []);
 }
 
 #[test]
@@ -480,8 +483,8 @@ fn a_lock_of_redisson_blocks_and_is_left_alone() {
 #[test]
 fn a_user_without_rights_on_the_channel_still_releases() {
     let server = Server::start();
-    let (mut con, mut ear_con) = (server.connection(), server.connection());
-    let mut ear = ear(&mut ear_con);
+    let (mut con, mut pubsub_con) = (server.connection(), server.connection());
+    let mut pubsub = listen_to_all(&mut pubsub_con);
     forbid_channels(&server, &mut con);
     assert_eq!(acquire(&mut con, "orders", US, LEASE).unwrap(), None);
     assert_eq!(renew(&mut con, "orders", US, LEASE, 1).unwrap(), 1);
@@ -491,7 +494,7 @@ fn a_user_without_rights_on_the_channel_still_releases() {
     acquire(&mut con, "orders", US, LEASE).unwrap();
     assert_eq!(force(&mut con, "orders").unwrap(), 1);
     assert_eq!(server.dbsize(), 0);
-    assert_eq!(heard(&server, &mut ear), []);
+    assert_eq!(messages(&server, &mut pubsub), []);
 }
 
 // L6
@@ -509,8 +512,8 @@ fn a_lock_that_cannot_be_given_a_ttl_is_not_taken() {
 #[test]
 fn out_of_memory_nobody_acquires_and_holders_renew_and_release() {
     let server = Server::start();
-    let (mut con, mut ear_con) = (server.connection(), server.connection());
-    let mut ear = ear(&mut ear_con);
+    let (mut con, mut pubsub_con) = (server.connection(), server.connection());
+    let mut pubsub = listen_to_all(&mut pubsub_con);
     for name in ["orders", "stock"] {
         acquire(&mut con, name, US, LEASE).unwrap();
     }
@@ -527,7 +530,10 @@ fn out_of_memory_nobody_acquires_and_holders_renew_and_release() {
     assert_eq!(release(&mut con, "orders", US).unwrap(), 1);
     assert_eq!(force(&mut con, "stock").unwrap(), 1);
     assert_eq!(server.dbsize(), 0);
-    assert_eq!(heard(&server, &mut ear), [told("orders"), told("stock")]);
+    assert_eq!(
+        messages(&server, &mut pubsub),
+        [announced("orders"), announced("stock")]
+    );
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 use redis::{Connection, PubSub, RedisResult, Value};
 
 use crate::support::scripts::{
-    LEASE, NAMES, THEM, US, as_redisson, assert_left, channel, ear, forbid, forbid_channels, heard,
-    out_of_memory, run,
+    LEASE, NAMES, THEM, US, as_redisson, assert_left, channel, forbid, forbid_channels,
+    listen_to_all, messages, out_of_memory, run,
 };
 use crate::support::{Server, eventually, is_redis_6, lua, skipped};
 
@@ -107,7 +107,7 @@ fn run_each(con: &mut Connection, names: &[&str]) -> Vec<(&'static str, RedisRes
 }
 
 /// The messages of one release each.
-fn told(names: &[&str]) -> Vec<(String, String)> {
+fn announced(names: &[&str]) -> Vec<(String, String)> {
     let message = |name: &&str| (channel(name), "0".to_owned());
     names.iter().map(message).collect()
 }
@@ -155,18 +155,18 @@ fn misplace(server: &Server, name: &str, what: usize) {
 #[test]
 fn acquiring_takes_all_whatever_their_names() {
     let server = Server::start();
-    let (mut con, mut ear_con) = (server.connection(), server.connection());
-    let mut ear = ear(&mut ear_con);
+    let (mut con, mut pubsub_con) = (server.connection(), server.connection());
+    let mut pubsub = listen_to_all(&mut pubsub_con);
     take(&mut con, &NAMES, US, LEASE);
     assert_held(&server, &NAMES.map(|name| (name, US, "1")));
     for name in NAMES {
         assert_left(server.pttl(name), LEASE);
     }
-    assert_eq!(heard(&server, &mut ear), []);
+    assert_eq!(messages(&server, &mut pubsub), []);
     // One is written, the others are copies of it; without the right to copy all are written.
     assert_eq!((server.calls("hset"), server.calls("copy")), (1, 8));
     assert_eq!(force(&mut con, &NAMES).unwrap(), 1);
-    assert_eq!(heard(&server, &mut ear), told(&NAMES));
+    assert_eq!(messages(&server, &mut pubsub), announced(&NAMES));
     forbid(&server, &mut con, "copy");
     take(&mut con, &NAMES, US, LEASE);
     assert_held(&server, &NAMES.map(|name| (name, US, "1")));
@@ -176,14 +176,14 @@ fn acquiring_takes_all_whatever_their_names() {
     assert_eq!((server.calls("hset"), server.calls("copy")), (10, 8));
     assert_eq!(release(&mut con, &NAMES, US).unwrap(), 9);
     assert_eq!(server.dbsize(), 0);
-    assert_eq!(heard(&server, &mut ear), told(&NAMES));
+    assert_eq!(messages(&server, &mut pubsub), announced(&NAMES));
 }
 
 #[test]
 fn one_name_and_the_most_that_are_possible_make_one_lock() {
     let server = Server::start();
-    let (mut con, mut ear_con) = (server.connection(), server.connection());
-    let mut ear = ear(&mut ear_con);
+    let (mut con, mut pubsub_con) = (server.connection(), server.connection());
+    let mut pubsub = listen_to_all(&mut pubsub_con);
     for n in [1, 256] {
         let names: Vec<String> = (0..n).map(|i| format!("name:{i:03}")).collect();
         let names: Vec<&str> = names.iter().map(|name| &**name).collect();
@@ -203,11 +203,11 @@ fn one_name_and_the_most_that_are_possible_make_one_lock() {
         assert_eq!(at, 1);
         assert_left(left, 3 * LEASE);
         assert_eq!(release(&mut con, &names, US).unwrap(), n as i64);
-        assert_eq!(heard(&server, &mut ear), told(&names));
+        assert_eq!(messages(&server, &mut pubsub), announced(&names));
         assert_eq!(server.dbsize(), 0);
         take(&mut con, &names, THEM, LEASE);
         assert_eq!(force(&mut con, &names).unwrap(), 1);
-        assert_eq!(heard(&server, &mut ear), told(&names));
+        assert_eq!(messages(&server, &mut pubsub), announced(&names));
         assert_eq!(server.dbsize(), 0);
         assert_eq!(state(&mut con, &names).unwrap(), -2);
     }
@@ -217,8 +217,8 @@ fn one_name_and_the_most_that_are_possible_make_one_lock() {
 #[test]
 fn acquiring_again_is_as_if_only_the_second_had_run() {
     let server = Server::start();
-    let (mut con, mut ear_con) = (server.connection(), server.connection());
-    let mut ear = ear(&mut ear_con);
+    let (mut con, mut pubsub_con) = (server.connection(), server.connection());
+    let mut pubsub = listen_to_all(&mut pubsub_con);
     take(&mut con, &THREE, US, LEASE);
     take(&mut con, &THREE, US, 3 * LEASE);
     // Also after what a renewal and a stranger have made of some of them.
@@ -233,15 +233,15 @@ fn acquiring_again_is_as_if_only_the_second_had_run() {
     // In another order, and a part of it.
     take(&mut con, &["last", "first"], US, LEASE);
     assert_left(server.pttl("first"), LEASE);
-    assert_eq!(heard(&server, &mut ear), []);
+    assert_eq!(messages(&server, &mut pubsub), []);
 }
 
 // M1
 #[test]
 fn acquiring_tells_the_first_that_is_not_free_and_takes_none() {
     let server = Server::start();
-    let (mut con, mut ear_con) = (server.connection(), server.connection());
-    let mut ear = ear(&mut ear_con);
+    let (mut con, mut pubsub_con) = (server.connection(), server.connection());
+    let mut pubsub = listen_to_all(&mut pubsub_con);
     for (busy, first) in [
         (&["first"][..], 1),
         (&["middle"], 2),
@@ -277,7 +277,7 @@ fn acquiring_tells_the_first_that_is_not_free_and_takes_none() {
     assert_eq!(busy, Some((3, -1)), "theirs has no end");
     assert_held(&server, &[("last", THEM, "1")]);
     assert_eq!(server.pttl("last"), -1);
-    assert_eq!(heard(&server, &mut ear), []);
+    assert_eq!(messages(&server, &mut pubsub), []);
 }
 
 // I11
@@ -372,11 +372,13 @@ fn releasing_counts_who_listened_to_any_of_them() {
     let server = Server::start();
     let mut con = server.connection();
     let mut cons = [(); 3].map(|()| server.connection());
-    let mut ears: Vec<PubSub<'_>> = cons.iter_mut().map(Connection::as_pubsub).collect();
-    for (listeners, (ear, name)) in (0..).zip(ears.iter_mut().zip(["last", "first", "last"])) {
+    let mut listeners: Vec<PubSub<'_>> = cons.iter_mut().map(Connection::as_pubsub).collect();
+    for (listeners, (pubsub, name)) in
+        (0..).zip(listeners.iter_mut().zip(["last", "first", "last"]))
+    {
         take(&mut con, &THREE, US, LEASE);
         assert_eq!(release(&mut con, &THREE, US).unwrap(), listeners);
-        ear.subscribe(channel(name)).unwrap();
+        pubsub.subscribe(channel(name)).unwrap();
     }
     renewed_twice(&server, &mut con);
     assert_eq!(release(&mut con, &THREE, US).unwrap(), 3);
@@ -393,33 +395,40 @@ fn renewed_twice(server: &Server, con: &mut Connection) {
 #[test]
 fn releasing_twice_removes_nothing_and_tells_again() {
     let server = Server::start();
-    let (mut con, mut ear_con) = (server.connection(), server.connection());
-    let mut ear = ear(&mut ear_con);
+    let (mut con, mut pubsub_con) = (server.connection(), server.connection());
+    let mut pubsub = listen_to_all(&mut pubsub_con);
     renewed_twice(&server, &mut con);
     for reply in [3, -1, -1] {
         assert_eq!(release(&mut con, &THREE, US).unwrap(), reply);
         assert_eq!(server.dbsize(), 0);
-        assert_eq!(heard(&server, &mut ear), told(&THREE), "each once");
+        assert_eq!(
+            messages(&server, &mut pubsub),
+            announced(&THREE),
+            "each once"
+        );
     }
     // By the time of the replay somebody else has one of them.
     take(&mut con, &["middle"], THEM, LEASE);
     assert_eq!(release(&mut con, &THREE, US).unwrap(), -2);
     assert_held(&server, &[("middle", THEM, "1")]);
-    assert_eq!(heard(&server, &mut ear), told(&["first", "last"]));
+    assert_eq!(
+        messages(&server, &mut pubsub),
+        announced(&["first", "last"])
+    );
 }
 
 #[test]
 fn releasing_what_is_lost_in_part_frees_the_rest_and_tells_of_all_that_is_free() {
     let server = Server::start();
-    let (mut con, mut ear_con) = (server.connection(), server.connection());
-    let mut ear = ear(&mut ear_con);
+    let (mut con, mut pubsub_con) = (server.connection(), server.connection());
+    let mut pubsub = listen_to_all(&mut pubsub_con);
     for lost in THREE {
         let rest: Vec<_> = THREE.into_iter().filter(|name| *name != lost).collect();
         take(&mut con, &THREE, US, LEASE);
         server.cli(&["DEL", lost]);
         assert_eq!(release(&mut con, &THREE, US).unwrap(), -1, "{lost} is gone");
         assert_eq!(server.dbsize(), 0);
-        assert_eq!(heard(&server, &mut ear), told(&THREE));
+        assert_eq!(messages(&server, &mut pubsub), announced(&THREE));
 
         take(&mut con, &THREE, US, LEASE);
         server.cli(&["DEL", lost]);
@@ -432,7 +441,11 @@ fn releasing_what_is_lost_in_part_frees_the_rest_and_tells_of_all_that_is_free()
             );
             assert_held(&server, &[(lost, THEM, "2")]);
             assert_left(server.pttl(lost), LEASE);
-            assert_eq!(heard(&server, &mut ear), told(&rest), "and not of {lost}");
+            assert_eq!(
+                messages(&server, &mut pubsub),
+                announced(&rest),
+                "and not of {lost}"
+            );
         }
         server.cli(&["DEL", lost]);
 
@@ -445,7 +458,7 @@ fn releasing_what_is_lost_in_part_frees_the_rest_and_tells_of_all_that_is_free()
             assert_eq!(release(&mut con, &THREE, US).unwrap(), -2, "{lost}: {what}");
             assert_eq!(server.keys(), [lost]);
             assert_eq!(server.ask::<Vec<u8>>(&["DUMP", lost]), misplaced);
-            assert_eq!(heard(&server, &mut ear), told(&rest));
+            assert_eq!(messages(&server, &mut pubsub), announced(&rest));
             server.cli(&["DEL", lost]);
         }
     }
@@ -454,8 +467,8 @@ fn releasing_what_is_lost_in_part_frees_the_rest_and_tells_of_all_that_is_free()
 #[test]
 fn releasing_keeps_the_fields_of_others_and_does_not_call_that_lock_free() {
     let server = Server::start();
-    let (mut con, mut ear_con) = (server.connection(), server.connection());
-    let mut ear = ear(&mut ear_con);
+    let (mut con, mut pubsub_con) = (server.connection(), server.connection());
+    let mut pubsub = listen_to_all(&mut pubsub_con);
     take(&mut con, &THREE, US, LEASE);
     let twin = US.replace(":1", ":12");
     server.cli(&["HSET", "first", THEM, "2"]);
@@ -463,14 +476,14 @@ fn releasing_keeps_the_fields_of_others_and_does_not_call_that_lock_free() {
     assert_eq!(release(&mut con, &THREE, US).unwrap(), -2);
     assert_held(&server, &[("first", THEM, "2"), ("last", &twin, "1")]);
     assert_left(server.pttl("first"), LEASE);
-    assert_eq!(heard(&server, &mut ear), told(&["middle"]));
+    assert_eq!(messages(&server, &mut pubsub), announced(&["middle"]));
 }
 
 #[test]
 fn a_user_without_rights_on_the_channels_still_releases_and_forces() {
     let server = Server::start();
-    let (mut con, mut ear_con) = (server.connection(), server.connection());
-    let mut ear = ear(&mut ear_con);
+    let (mut con, mut pubsub_con) = (server.connection(), server.connection());
+    let mut pubsub = listen_to_all(&mut pubsub_con);
     forbid_channels(&server, &mut con);
     take(&mut con, &THREE, US, LEASE);
     assert_eq!(renew(&mut con, &THREE, US, LEASE, 1).unwrap(), 1);
@@ -481,7 +494,7 @@ fn a_user_without_rights_on_the_channels_still_releases_and_forces() {
     take(&mut con, &THREE, THEM, LEASE);
     assert_eq!(force(&mut con, &THREE).unwrap(), 1);
     assert_eq!(server.dbsize(), 0);
-    assert_eq!(heard(&server, &mut ear), []);
+    assert_eq!(messages(&server, &mut pubsub), []);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -491,8 +504,8 @@ fn a_user_without_rights_on_the_channels_still_releases_and_forces() {
 #[test]
 fn renewing_extends_every_lease_shortens_none_and_restores_what_is_missing() {
     let server = Server::start();
-    let (mut con, mut ear_con) = (server.connection(), server.connection());
-    let mut ear = ear(&mut ear_con);
+    let (mut con, mut pubsub_con) = (server.connection(), server.connection());
+    let mut pubsub = listen_to_all(&mut pubsub_con);
     take(&mut con, &THREE, US, LEASE);
     server.cli(&["PEXPIRE", "first", "200000"]);
     server.cli(&["PERSIST", "last"]);
@@ -513,15 +526,15 @@ fn renewing_extends_every_lease_shortens_none_and_restores_what_is_missing() {
         assert_held(&server, &THREE.map(|name| (name, US, text)));
         assert_eq!(server.calls("hset") - written, writes);
     }
-    assert_eq!(heard(&server, &mut ear), []);
+    assert_eq!(messages(&server, &mut pubsub), []);
 }
 
 // W7
 #[test]
 fn renewing_what_is_lost_in_part_renews_none_and_creates_nothing() {
     let server = Server::start();
-    let (mut con, mut ear_con) = (server.connection(), server.connection());
-    let mut ear = ear(&mut ear_con);
+    let (mut con, mut pubsub_con) = (server.connection(), server.connection());
+    let mut pubsub = listen_to_all(&mut pubsub_con);
     for name in THREE {
         assert_eq!(renew(&mut con, &[name], US, LEASE, 1).unwrap(), 0);
     }
@@ -554,7 +567,7 @@ fn renewing_what_is_lost_in_part_renews_none_and_creates_nothing() {
         }
         server.cli(&["FLUSHALL"]);
     }
-    assert_eq!(heard(&server, &mut ear), []);
+    assert_eq!(messages(&server, &mut pubsub), []);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -565,10 +578,10 @@ fn renewing_what_is_lost_in_part_renews_none_and_creates_nothing() {
 #[test]
 fn forcing_frees_all_and_tells_of_those_that_were_held() {
     let server = Server::start();
-    let (mut con, mut ear_con) = (server.connection(), server.connection());
-    let mut ear = ear(&mut ear_con);
+    let (mut con, mut pubsub_con) = (server.connection(), server.connection());
+    let mut pubsub = listen_to_all(&mut pubsub_con);
     assert_eq!(force(&mut con, &NAMES).unwrap(), 0);
-    assert_eq!(heard(&server, &mut ear), []);
+    assert_eq!(messages(&server, &mut pubsub), []);
     for held in [&NAMES[..], &NAMES[..1], &NAMES[4..6], &NAMES[8..]] {
         for name in held {
             as_redisson(&server, name, THEM, "2", LEASE);
@@ -578,9 +591,9 @@ fn forcing_frees_all_and_tells_of_those_that_were_held() {
         server.cli(&["PERSIST", held[0]]);
         assert_eq!(force(&mut con, &NAMES).unwrap(), 1);
         assert_eq!(server.dbsize(), 0);
-        assert_eq!(heard(&server, &mut ear), told(held));
+        assert_eq!(messages(&server, &mut pubsub), announced(held));
         assert_eq!(force(&mut con, &NAMES).unwrap(), 0);
-        assert_eq!(heard(&server, &mut ear), []);
+        assert_eq!(messages(&server, &mut pubsub), []);
     }
 }
 
@@ -588,8 +601,8 @@ fn forcing_frees_all_and_tells_of_those_that_were_held() {
 #[test]
 fn forcing_frees_none_if_one_is_not_a_lock() {
     let server = Server::start();
-    let (mut con, mut ear_con) = (server.connection(), server.connection());
-    let mut ear = ear(&mut ear_con);
+    let (mut con, mut pubsub_con) = (server.connection(), server.connection());
+    let mut pubsub = listen_to_all(&mut pubsub_con);
     for at in THREE {
         for field in ["price", "", ":1", "not-a-uuid-at-all:1", "mode"] {
             for name in THREE {
@@ -602,7 +615,7 @@ fn forcing_frees_none_if_one_is_not_a_lock() {
             server.cli(&["FLUSHALL"]);
         }
     }
-    assert_eq!(heard(&server, &mut ear), []);
+    assert_eq!(messages(&server, &mut pubsub), []);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -612,8 +625,8 @@ fn forcing_frees_none_if_one_is_not_a_lock() {
 #[test]
 fn asking_tells_when_the_last_lease_runs_out_and_changes_nothing() {
     let server = Server::start();
-    let (mut con, mut ear_con) = (server.connection(), server.connection());
-    let mut ear = ear(&mut ear_con);
+    let (mut con, mut pubsub_con) = (server.connection(), server.connection());
+    let mut pubsub = listen_to_all(&mut pubsub_con);
     assert_eq!(state(&mut con, &THREE).unwrap(), -2);
     assert_eq!(server.dbsize(), 0);
     for long in THREE {
@@ -631,7 +644,7 @@ fn asking_tells_when_the_last_lease_runs_out_and_changes_nothing() {
         }
         server.cli(&["FLUSHALL"]);
     }
-    assert_eq!(heard(&server, &mut ear), []);
+    assert_eq!(messages(&server, &mut pubsub), []);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -641,8 +654,8 @@ fn asking_tells_when_the_last_lease_runs_out_and_changes_nothing() {
 #[test]
 fn a_value_of_another_type_is_refused_and_kept() {
     let server = Server::start();
-    let (mut con, mut ear_con) = (server.connection(), server.connection());
-    let mut ear = ear(&mut ear_con);
+    let (mut con, mut pubsub_con) = (server.connection(), server.connection());
+    let mut pubsub = listen_to_all(&mut pubsub_con);
     for at in THREE {
         let rest: Vec<_> = THREE.into_iter().filter(|name| *name != at).collect();
         for make in [
@@ -663,7 +676,11 @@ fn a_value_of_another_type_is_refused_and_kept() {
                 }
             }
             assert_eq!(dump(&server), before);
-            assert_eq!(heard(&server, &mut ear), told(&rest), "by the release");
+            assert_eq!(
+                messages(&server, &mut pubsub),
+                announced(&rest),
+                "by the release"
+            );
             server.cli(&["DEL", at]);
         }
     }
@@ -701,8 +718,8 @@ fn out_of_memory_nobody_acquires_and_holders_renew_and_release() {
 #[test]
 fn a_node_grants_what_is_free_and_nothing_else() {
     let server = Server::start();
-    let (mut con, mut ear_con) = (server.connection(), server.connection());
-    let mut ear = ear(&mut ear_con);
+    let (mut con, mut pubsub_con) = (server.connection(), server.connection());
+    let mut pubsub = listen_to_all(&mut pubsub_con);
     for name in NAMES {
         let taken = red_acquire(&mut con, name, US, &LEASE.to_string(), "0");
         assert_eq!(taken.unwrap(), None);
@@ -736,7 +753,7 @@ fn a_node_grants_what_is_free_and_nothing_else() {
             server.cli(&["DEL", name]);
         }
     }
-    assert_eq!(heard(&server, &mut ear), []);
+    assert_eq!(messages(&server, &mut pubsub), []);
 }
 
 // L6
@@ -845,12 +862,12 @@ fn random_verbs_do_what_the_model_says() {
     const FIVE: [&str; 5] = ["a", "b", "c{d}", "e f", "g"];
     let owners = [US.to_owned(), THEM.to_owned(), US.replace(":1", ":12")];
     let server = Server::start();
-    let (mut con, mut look, mut ear_con) = (
+    let (mut con, mut look, mut pubsub_con) = (
         server.connection(),
         server.connection(),
         server.connection(),
     );
-    let mut ear = ear(&mut ear_con);
+    let mut pubsub = listen_to_all(&mut pubsub_con);
     let mut model = Model::default();
     let seed = (u64::from(std::time::UNIX_EPOCH.elapsed().unwrap().subsec_nanos()) << 20) | 1;
     let mut last = seed;
@@ -929,7 +946,7 @@ fn random_verbs_do_what_the_model_says() {
                 assert_eq!(force(&mut con, &names).unwrap(), forced, "{said}");
             }
         }
-        assert_eq!(heard(&server, &mut ear), told(&tells), "{said}");
+        assert_eq!(messages(&server, &mut pubsub), announced(&tells), "{said}");
         let longest = names
             .iter()
             .filter_map(|name| model.0.get(name))

@@ -108,7 +108,7 @@ fn state(con: &mut Connection, name: &str) -> RedisResult<(i64, i64, i64)> {
 }
 
 /// One of the scripts that say how many there are.
-fn tell(con: &mut Connection, script: &str, name: &str, n: i64) -> RedisResult<i64> {
+fn sender(con: &mut Connection, script: &str, name: &str, n: i64) -> RedisResult<i64> {
     let n = n.to_string();
     run(con, script, name, true, &[n.as_bytes(), KEEP.as_bytes()])
 }
@@ -116,15 +116,15 @@ fn tell(con: &mut Connection, script: &str, name: &str, n: i64) -> RedisResult<i
 /// The same, as a request that was never made before.
 fn tell_anew(con: &mut Connection, script: &str, name: &str, n: i64) -> i64 {
     let () = redis::cmd("DEL").arg(request(name)).query(con).unwrap();
-    tell(con, script, name, n).unwrap()
+    sender(con, script, name, n).unwrap()
 }
 
 /// One run of each.
 fn run_each(con: &mut Connection, name: &str) -> [(&'static str, RedisResult<()>); 10] {
     [
-        ("try_set", tell(con, TRY_SET, name, 3).map(drop)),
-        ("set", tell(con, SET, name, 3).map(drop)),
-        ("add", tell(con, ADD, name, 3).map(drop)),
+        ("try_set", sender(con, TRY_SET, name, 3).map(drop)),
+        ("set", sender(con, SET, name, 3).map(drop)),
+        ("add", sender(con, ADD, name, 3).map(drop)),
         ("acquire", acquire(con, name, &[1], LEASE).map(drop)),
         ("renew", renew(con, name, 1, LEASE, 1).map(drop)),
         ("update", update(con, name, 1, LEASE).map(drop)),
@@ -135,15 +135,15 @@ fn run_each(con: &mut Connection, name: &str) -> [(&'static str, RedisResult<()>
     ]
 }
 
-macro_rules! ear {
-    ($server:ident, $con:ident, $ear:ident) => {
+macro_rules! listen {
+    ($server:ident, $con:ident, $pubsub:ident) => {
         let mut $con = $server.connection();
-        let mut $ear = $con.as_pubsub();
-        $ear.psubscribe("*").unwrap();
+        let mut $pubsub = $con.as_pubsub();
+        $pubsub.psubscribe("*").unwrap();
     };
 }
 
-fn told(name: &str, payload: i64) -> (String, String) {
+fn announced(name: &str, payload: i64) -> (String, String) {
     (channel(name), payload.to_string())
 }
 
@@ -155,11 +155,11 @@ fn told(name: &str, payload: i64) -> (String, String) {
 fn whatever_the_name_the_keys_and_messages_are_redissons() {
     let server = Server::start();
     let mut con = server.connection();
-    ear!(server, ear_con, ear);
+    listen!(server, pubsub_con, pubsub);
     for name in NAMES {
-        assert_eq!(tell(&mut con, TRY_SET, name, 3).unwrap(), 1);
+        assert_eq!(sender(&mut con, TRY_SET, name, 3).unwrap(), 1);
         assert_eq!(server.get_int(name), 3);
-        assert_eq!(published(&server, &mut ear), [told(name, 3)]);
+        assert_eq!(published(&server, &mut pubsub), [announced(name, 3)]);
         assert_left(server.pttl(&request(name)), 60_000);
         let before = now(&server);
         assert_eq!(acquire(&mut con, name, &[7, 9], LEASE).unwrap(), None);
@@ -172,12 +172,12 @@ fn whatever_the_name_the_keys_and_messages_are_redissons() {
             assert!((before + LEASE..=after + LEASE).contains(&score), "{score}");
         }
         assert_eq!(server.pttl(&timeouts(name)), -1);
-        assert_eq!(published(&server, &mut ear), []);
+        assert_eq!(published(&server, &mut pubsub), []);
         assert_eq!(release(&mut con, name, &[7]).unwrap(), 1);
-        assert_eq!(published(&server, &mut ear), [told(name, 2)]);
+        assert_eq!(published(&server, &mut pubsub), [announced(name, 2)]);
         server.cli(&["DEL", &request(name)]);
         assert_eq!(release_ids(&mut con, name, &[9]).unwrap(), "1");
-        assert_eq!(published(&server, &mut ear), [told(name, 3)]);
+        assert_eq!(published(&server, &mut pubsub), [announced(name, 3)]);
         let mut left = vec![name.to_owned(), request(name)];
         left.sort();
         assert_eq!(server.keys(), left);
@@ -189,7 +189,7 @@ fn whatever_the_name_the_keys_and_messages_are_redissons() {
 fn permits_that_java_clients_took_are_counted_and_those_that_are_over_given_back() {
     let server = Server::start();
     let mut con = server.connection();
-    ear!(server, ear_con, ear);
+    listen!(server, pubsub_con, pubsub);
     let fill = |server: &Server| {
         server.cli(&["FLUSHALL"]);
         server.cli(&["SET", "x", "0"]);
@@ -204,51 +204,51 @@ fn permits_that_java_clients_took_are_counted_and_those_that_are_over_given_back
     fill(&server);
     assert_eq!(acquire(&mut con, "x", &[9], LEASE).unwrap(), None);
     assert_eq!(server.get_int("x"), 2);
-    assert_eq!(published(&server, &mut ear), [told("x", 3)]);
+    assert_eq!(published(&server, &mut pubsub), [announced("x", 3)]);
     assert_eq!(state(&mut con, "x").unwrap(), (2, 3, 5));
     assert_eq!(lease_of(&mut con, "x", 1).unwrap(), -1);
     assert_left(lease_of(&mut con, "x", 2).unwrap(), 60_000);
     assert_eq!(lease_of(&mut con, "x", 3).unwrap(), -2);
     assert_left(lease_of(&mut con, "x", 9).unwrap(), LEASE);
     assert_eq!(release_ids(&mut con, "x", &[1, 3, 2, 1]).unwrap(), "1010");
-    assert_eq!(published(&server, &mut ear), [told("x", 4)]);
+    assert_eq!(published(&server, &mut pubsub), [announced("x", 4)]);
     assert_eq!(state(&mut con, "x").unwrap(), (4, 1, 5));
 
     fill(&server);
     assert_eq!(state(&mut con, "x").unwrap(), (3, 2, 5));
-    assert_eq!(published(&server, &mut ear), [told("x", 3)]);
+    assert_eq!(published(&server, &mut pubsub), [announced("x", 3)]);
     fill(&server);
     assert_eq!(lease_of(&mut con, "x", 3).unwrap(), -2);
-    assert_eq!(published(&server, &mut ear), [told("x", 3)]);
+    assert_eq!(published(&server, &mut pubsub), [announced("x", 3)]);
     fill(&server);
     assert_eq!(update(&mut con, "x", 3, LEASE).unwrap(), 0);
-    assert_eq!(published(&server, &mut ear), [told("x", 3)]);
+    assert_eq!(published(&server, &mut pubsub), [announced("x", 3)]);
     // Over is over, but what it took is there again.
     fill(&server);
     assert_eq!(release(&mut con, "x", &[3]).unwrap(), -1);
-    assert_eq!(published(&server, &mut ear), [told("x", 3)]);
+    assert_eq!(published(&server, &mut pubsub), [announced("x", 3)]);
     assert_eq!(server.get_int("x"), 3);
     fill(&server);
     assert_eq!(release(&mut con, "x", &[2, 3]).unwrap(), 1);
-    assert_eq!(published(&server, &mut ear), [told("x", 4)]);
+    assert_eq!(published(&server, &mut pubsub), [announced("x", 4)]);
     fill(&server);
     assert_eq!(release_ids(&mut con, "x", &[3]).unwrap(), "0");
-    assert_eq!(published(&server, &mut ear), [told("x", 3)]);
+    assert_eq!(published(&server, &mut pubsub), [announced("x", 3)]);
     assert!(!server.exists(&request("x")));
     fill(&server);
     let over = ends_at(&mut con, "x", 3);
     assert_eq!(renew(&mut con, "x", 3, LEASE, over).unwrap(), 0);
     assert_eq!(out(&server, "x").len(), 5, "for others to give back");
     fill(&server);
-    assert_eq!(tell(&mut con, ADD, "x", 2).unwrap(), 1);
-    assert_eq!(published(&server, &mut ear), [told("x", 5)]);
+    assert_eq!(sender(&mut con, ADD, "x", 2).unwrap(), 1);
+    assert_eq!(published(&server, &mut pubsub), [announced("x", 5)]);
     assert_eq!(state(&mut con, "x").unwrap(), (5, 2, 7));
     fill(&server);
-    assert_eq!(tell(&mut con, SET, "x", 3).unwrap(), 1);
-    assert_eq!(published(&server, &mut ear), [told("x", 1)]);
+    assert_eq!(sender(&mut con, SET, "x", 3).unwrap(), 1);
+    assert_eq!(published(&server, &mut pubsub), [announced("x", 1)]);
     assert_eq!(state(&mut con, "x").unwrap(), (1, 2, 3));
     fill(&server);
-    assert_eq!(tell(&mut con, TRY_SET, "x", 9).unwrap(), 0);
+    assert_eq!(sender(&mut con, TRY_SET, "x", 9).unwrap(), 0);
     assert_eq!(server.get_int("x"), 0);
 }
 
@@ -256,7 +256,7 @@ fn permits_that_java_clients_took_are_counted_and_those_that_are_over_given_back
 fn a_lease_is_renewed_and_never_shortened_and_an_update_does_either() {
     let server = Server::start();
     let mut con = server.connection();
-    tell(&mut con, TRY_SET, "x", 3).unwrap();
+    sender(&mut con, TRY_SET, "x", 3).unwrap();
     acquire(&mut con, "x", &[1], LEASE).unwrap();
     let first = ends_at(&mut con, "x", 1);
     let second = renew(&mut con, "x", 1, 2 * LEASE, first).unwrap();
@@ -318,14 +318,14 @@ fn one_who_finds_too_few_is_told_when_enough_may_be_over() {
 fn the_number_is_set_once_changed_at_will_and_keeps_its_limit() {
     let server = Server::start();
     let mut con = server.connection();
-    ear!(server, ear_con, ear);
-    assert_eq!(tell(&mut con, TRY_SET, "x", 0).unwrap(), 1);
-    assert_eq!(published(&server, &mut ear), []);
+    listen!(server, pubsub_con, pubsub);
+    assert_eq!(sender(&mut con, TRY_SET, "x", 0).unwrap(), 1);
+    assert_eq!(published(&server, &mut pubsub), []);
     assert_eq!(server.ask::<String>(&["GET", "x"]), "0");
     // H2: none to be had is not unset.
     assert_eq!(tell_anew(&mut con, TRY_SET, "x", 5), 0);
     assert_eq!(tell_anew(&mut con, SET, "x", 4), 1);
-    assert_eq!(published(&server, &mut ear), [told("x", 4)]);
+    assert_eq!(published(&server, &mut pubsub), [announced("x", 4)]);
     acquire(&mut con, "x", &[1, 2, 3], LEASE).unwrap();
     server.cli(&["PEXPIRE", "x", "600000"]);
     for (script, n, after, message) in [
@@ -353,21 +353,24 @@ fn the_number_is_set_once_changed_at_will_and_keeps_its_limit() {
     ] {
         assert_eq!(tell_anew(&mut con, script, "x", n), 1);
         assert_eq!(state(&mut con, "x").unwrap(), after, "{n}");
-        let messages: Vec<_> = message.map(|n| told("x", n)).into_iter().collect();
-        assert_eq!(published(&server, &mut ear), messages, "{n}");
+        let messages: Vec<_> = message.map(|n| announced("x", n)).into_iter().collect();
+        assert_eq!(published(&server, &mut pubsub), messages, "{n}");
     }
     assert_eq!(release(&mut con, "x", &[1]).unwrap(), 1);
-    assert_eq!(published(&server, &mut ear), [told("x", 2_147_483_647)]);
+    assert_eq!(
+        published(&server, &mut pubsub),
+        [announced("x", 2_147_483_647)]
+    );
     // R21
     assert_left(server.pttl("x"), 600_000);
     assert_eq!(server.pttl(&timeouts("x")), -1);
     acquire(&mut con, "x", &[9], LEASE).unwrap();
     assert_left(server.pttl(&timeouts("x")), 600_000);
     server.cli(&["FLUSHALL"]);
-    assert_eq!(tell(&mut con, ADD, "x", 2).unwrap(), 1);
+    assert_eq!(sender(&mut con, ADD, "x", 2).unwrap(), 1);
     assert_eq!(state(&mut con, "x").unwrap(), (2, 0, 2));
     server.cli(&["FLUSHALL"]);
-    assert_eq!(tell(&mut con, SET, "x", 0).unwrap(), 1);
+    assert_eq!(sender(&mut con, SET, "x", 0).unwrap(), 1);
     assert_eq!(server.ask::<String>(&["GET", "x"]), "0");
 }
 
@@ -380,7 +383,7 @@ fn permits_that_are_out_although_the_number_was_deleted_belong_to_the_new_one() 
         let now = now(&server);
         as_redisson(&server, "x", &id(1), now - 1);
         as_redisson(&server, "x", &id(2), now + 60_000);
-        assert_eq!(tell(&mut con, script, "x", 5).unwrap(), 1, "{what}");
+        assert_eq!(sender(&mut con, script, "x", 5).unwrap(), 1, "{what}");
         assert_eq!(state(&mut con, "x").unwrap(), (4, 1, 5), "{what}");
     }
 }
@@ -413,7 +416,7 @@ fn permits_that_come_back_do_not_make_a_number_that_is_gone() {
     ];
     for (what, back) in ways {
         server.cli(&["FLUSHALL"]);
-        assert_eq!(tell(&mut con, TRY_SET, "x", 5).unwrap(), 1);
+        assert_eq!(sender(&mut con, TRY_SET, "x", 5).unwrap(), 1);
         acquire(&mut con, "x", &[1, 2], LEASE).unwrap();
         server.cli(&["DEL", "x"]);
         as_redisson(&server, "x", &id(3), 1);
@@ -427,7 +430,7 @@ fn permits_that_come_back_do_not_make_a_number_that_is_gone() {
     server.cli(&["FLUSHALL"]);
     fill_with_over(&server, "x", 1_500);
     as_redisson(&server, "x", &id(1), NEVER);
-    assert_eq!(tell(&mut con, ADD, "x", 3).unwrap(), 1);
+    assert_eq!(sender(&mut con, ADD, "x", 3).unwrap(), 1);
     assert_eq!(state(&mut con, "x").unwrap(), (3, 1, 4));
 }
 
@@ -440,14 +443,14 @@ fn permits_that_come_back_do_not_make_a_number_that_is_gone() {
 fn a_request_that_comes_twice_counts_once() {
     let server = Server::start();
     let mut con = server.connection();
-    assert_eq!(tell(&mut con, TRY_SET, "x", 2).unwrap(), 1);
-    assert_eq!(tell(&mut con, TRY_SET, "x", 2).unwrap(), 1, "as before");
+    assert_eq!(sender(&mut con, TRY_SET, "x", 2).unwrap(), 1);
+    assert_eq!(sender(&mut con, TRY_SET, "x", 2).unwrap(), 1, "as before");
     assert_eq!(tell_anew(&mut con, ADD, "x", 2), 1);
-    assert_eq!(tell(&mut con, ADD, "x", 2).unwrap(), 1);
+    assert_eq!(sender(&mut con, ADD, "x", 2).unwrap(), 1);
     assert_eq!(server.get_int("x"), 4);
     assert_eq!(tell_anew(&mut con, SET, "x", 3), 1);
     server.cli(&["SET", "x", "1"]);
-    assert_eq!(tell(&mut con, SET, "x", 3).unwrap(), 1);
+    assert_eq!(sender(&mut con, SET, "x", 3).unwrap(), 1);
     assert_eq!(server.get_int("x"), 1, "somebody has said something else");
 
     assert_eq!(acquire(&mut con, "x", &[1], LEASE).unwrap(), None);
@@ -471,7 +474,7 @@ fn a_request_that_comes_twice_counts_once() {
 fn an_acquire_that_comes_again_changes_nothing_while_one_of_its_permits_is_out() {
     let server = Server::start();
     let mut con = server.connection();
-    assert_eq!(tell(&mut con, TRY_SET, "x", 5).unwrap(), 1);
+    assert_eq!(sender(&mut con, TRY_SET, "x", 5).unwrap(), 1);
     for left in [3, 2, 1] {
         assert_eq!(acquire(&mut con, "x", &[1, 2, 3], LEASE).unwrap(), None);
         release(&mut con, "x", &ids_but(left)).unwrap();
@@ -498,9 +501,9 @@ fn that_the_number_had_been_said_before_is_remembered() {
     let server = Server::start();
     let mut con = server.connection();
     server.cli(&["SET", "x", "2"]);
-    assert_eq!(tell(&mut con, TRY_SET, "x", 5).unwrap(), 0);
+    assert_eq!(sender(&mut con, TRY_SET, "x", 5).unwrap(), 0);
     server.cli(&["DEL", "x"]);
-    assert_eq!(tell(&mut con, TRY_SET, "x", 5).unwrap(), 0, "as before");
+    assert_eq!(sender(&mut con, TRY_SET, "x", 5).unwrap(), 0, "as before");
     assert!(!server.exists("x"));
     assert_left(server.pttl(&request("x")), 60_000);
 }
@@ -509,7 +512,7 @@ fn that_the_number_had_been_said_before_is_remembered() {
 fn a_renewal_that_comes_late_does_not_undo_an_update() {
     let server = Server::start();
     let mut con = server.connection();
-    tell(&mut con, TRY_SET, "x", 1).unwrap();
+    sender(&mut con, TRY_SET, "x", 1).unwrap();
     acquire(&mut con, "x", &[1], LEASE).unwrap();
     let believed = ends_at(&mut con, "x", 1);
     for lease in [LEASE / 2, LEASE + 5_000] {
@@ -627,7 +630,7 @@ fn no_call_gives_back_more_than_a_thousand_and_all_count_as_if_it_did() {
     server.cli(&["FLUSHALL"]);
     fill_with_over(&server, "x", OVER);
     as_redisson(&server, "x", &id(7), NEVER);
-    assert_eq!(tell(&mut con, TRY_SET, "x", 9).unwrap(), 1);
+    assert_eq!(sender(&mut con, TRY_SET, "x", 9).unwrap(), 1);
     assert_eq!(listed(&server), OVER - 1_000);
     assert_eq!(state(&mut con, "x").unwrap(), (8, 1, 9));
 }
@@ -636,7 +639,7 @@ fn no_call_gives_back_more_than_a_thousand_and_all_count_as_if_it_did() {
 fn a_thousand_are_taken_and_given_back_at_once() {
     let server = Server::start();
     let mut con = server.connection();
-    assert_eq!(tell(&mut con, TRY_SET, "x", 1_500).unwrap(), 1);
+    assert_eq!(sender(&mut con, TRY_SET, "x", 1_500).unwrap(), 1);
     let of = |from: i64| (from..from + 1_000).flat_map(over_id).collect::<Vec<_>>();
     assert_eq!(acquire_raw(&mut con, "x", &of(0), LEASE).unwrap(), None);
     assert_eq!(acquire_raw(&mut con, "x", &of(0), LEASE).unwrap(), None);
@@ -655,7 +658,7 @@ fn a_thousand_are_taken_and_given_back_at_once() {
 fn a_permit_ends_by_the_servers_clock() {
     let server = Server::start();
     let mut con = server.connection();
-    tell(&mut con, TRY_SET, "x", 1).unwrap();
+    sender(&mut con, TRY_SET, "x", 1).unwrap();
     acquire(&mut con, "x", &[1], 150).unwrap();
     let over_at = out(&server, "x")[0].1;
     let mut asked = 0;
@@ -750,15 +753,15 @@ fn a_permit_that_cannot_be_counted_is_not_taken() {
 fn out_of_memory_nothing_is_taken_and_everything_given_back() {
     let server = Server::start();
     let mut con = server.connection();
-    tell(&mut con, TRY_SET, "x", 4).unwrap();
+    sender(&mut con, TRY_SET, "x", 4).unwrap();
     acquire(&mut con, "x", &[1, 2, 3], LEASE).unwrap();
     out_of_memory(&server);
     let oom = |result: RedisResult<()>| assert_eq!(result.unwrap_err().code(), Some("OOM"));
     oom(acquire(&mut con, "x", &[4], LEASE).map(drop));
     server.cli(&["DEL", &request("x")]);
-    oom(tell(&mut con, ADD, "x", 1).map(drop));
-    oom(tell(&mut con, SET, "x", 9).map(drop));
-    oom(tell(&mut con, TRY_SET, "y", 9).map(drop));
+    oom(sender(&mut con, ADD, "x", 1).map(drop));
+    oom(sender(&mut con, SET, "x", 9).map(drop));
+    oom(sender(&mut con, TRY_SET, "y", 9).map(drop));
     assert_eq!(state(&mut con, "x").unwrap(), (1, 3, 4));
     assert_eq!(release(&mut con, "x", &[1]).unwrap(), 0);
     assert_eq!(release_ids(&mut con, "x", &[2]).unwrap(), "1");

@@ -9,8 +9,8 @@ use crate::support::rw_scripts::{
 };
 use crate::support::scripts;
 use crate::support::scripts::{
-    LEASE, NAMES, THEM, US, as_redisson, assert_left, ear, forbid, forbid_channels, heard,
-    out_of_memory,
+    LEASE, NAMES, THEM, US, as_redisson, assert_left, forbid, forbid_channels, listen_to_all,
+    messages, out_of_memory,
 };
 use crate::support::{Server, eventually};
 
@@ -206,7 +206,7 @@ fn assert_read_by(server: &Server, name: &str, readers: &[&str]) {
 }
 
 /// What a release by a reader (`0`: one writer is enough) or by a writer (`1`: all readers may come) tells.
-fn told(name: &str, payload: &str) -> (String, String) {
+fn announced(name: &str, payload: &str) -> (String, String) {
     (channel(name), payload.into())
 }
 
@@ -217,8 +217,8 @@ fn told(name: &str, payload: &str) -> (String, String) {
 #[test]
 fn reading_leaves_a_mode_a_field_a_hold_and_ttls_whatever_the_name() {
     let server = Server::start();
-    let mut ear_con = server.connection();
-    let mut ear = ear(&mut ear_con);
+    let mut pubsub_con = server.connection();
+    let mut pubsub = listen_to_all(&mut pubsub_con);
     for name in NAMES {
         let mut lock = Lock::new(&server, name);
         assert_eq!(lock.read(US, LEASE), None, "{name:?}");
@@ -226,7 +226,7 @@ fn reading_leaves_a_mode_a_field_a_hold_and_ttls_whatever_the_name() {
         assert_left(server.pttl(name), LEASE);
         assert_left(server.pttl(&lock.hold(US)), LEASE);
         assert_eq!(lock.state(), 1);
-        assert_eq!(heard(&server, &mut ear), []);
+        assert_eq!(messages(&server, &mut pubsub), []);
         let () = server.ask(&["FLUSHALL"]);
     }
 }
@@ -282,8 +282,8 @@ fn reading_again_restores_what_is_missing() {
 #[test]
 fn reading_what_somebody_writes_tells_their_ttl_and_changes_nothing() {
     let server = Server::start();
-    let mut ear_con = server.connection();
-    let mut ear = ear(&mut ear_con);
+    let mut pubsub_con = server.connection();
+    let mut pubsub = listen_to_all(&mut pubsub_con);
     for name in NAMES {
         let mut lock = Lock::new(&server, name);
         lock.write(THEIR_WRITE, 2 * LEASE);
@@ -295,7 +295,7 @@ fn reading_what_somebody_writes_tells_their_ttl_and_changes_nothing() {
         assert_left(server.pttl(name), 2 * LEASE);
         let () = server.ask(&["PERSIST", name]);
         assert_eq!(lock.read(US, LEASE), Some(-1));
-        assert_eq!(heard(&server, &mut ear), []);
+        assert_eq!(messages(&server, &mut pubsub), []);
         let () = server.ask(&["FLUSHALL"]);
     }
 }
@@ -345,9 +345,9 @@ fn a_lock_whose_readers_ran_out_is_free() {
 #[test]
 fn readers_that_give_way_wait_while_a_writer_does() {
     let server = Server::start();
-    let (mut ear_con, mut writer) = (server.connection(), server.connection());
+    let (mut pubsub_con, mut writer) = (server.connection(), server.connection());
     // Not a writer: it listens to everything.
-    let mut ear = ear(&mut ear_con);
+    let mut pubsub = listen_to_all(&mut pubsub_con);
     let mut lock = Lock::new(&server, "orders");
     let mut free = Lock::new(&server, "free");
     assert_eq!(lock.read_giving_way(US), None);
@@ -394,8 +394,8 @@ fn readers_that_give_way_wait_while_a_writer_does() {
         lock.read_giving_way(JAVA).is_none() && free.read_giving_way(THEM).is_none()
     });
     assert_eq!(
-        heard(&server, &mut ear),
-        [told("free", "1")],
+        messages(&server, &mut pubsub),
+        [announced("free", "1")],
         "nothing is said on the writers' channel"
     );
 }
@@ -495,18 +495,18 @@ fn who_may_not_ask_for_writers_gives_way_to_none() {
 #[test]
 fn the_last_reader_frees_the_lock_and_tells_one_waiter_whatever_the_name() {
     let server = Server::start();
-    let mut ear_con = server.connection();
-    let mut ear = ear(&mut ear_con);
+    let mut pubsub_con = server.connection();
+    let mut pubsub = listen_to_all(&mut pubsub_con);
     for name in NAMES {
         let mut lock = Lock::new(&server, name);
         lock.read(US, LEASE);
         lock.read(THEM, 2 * LEASE);
         assert_eq!(lock.read_release(US), 0, "{name:?}");
         assert_read_by(&server, name, &[THEM]);
-        assert_eq!(heard(&server, &mut ear), []);
+        assert_eq!(messages(&server, &mut pubsub), []);
         assert_eq!(lock.read_release(THEM), 1, "{name:?}");
         assert_eq!(server.dbsize(), 0);
-        assert_eq!(heard(&server, &mut ear), [told(name, "0")]);
+        assert_eq!(messages(&server, &mut pubsub), [announced(name, "0")]);
     }
 }
 
@@ -515,7 +515,7 @@ fn releasing_counts_who_listened() {
     let server = Server::start();
     let mut cons = [server.connection(), server.connection()];
     let mut lock = Lock::new(&server, "orders");
-    let mut ears = Vec::new();
+    let mut open = Vec::new();
     let both = |lock: &mut Lock| {
         lock.read(US, LEASE);
         let read = lock.read_release(US);
@@ -524,9 +524,9 @@ fn releasing_counts_who_listened() {
     };
     assert_eq!(both(&mut lock), (0, 0));
     for (con, listeners) in cons.iter_mut().zip(1..) {
-        let mut ear = con.as_pubsub();
-        ear.subscribe(channel("orders")).unwrap();
-        ears.push(ear);
+        let mut pubsub = con.as_pubsub();
+        pubsub.subscribe(channel("orders")).unwrap();
+        open.push(pubsub);
         assert_eq!(both(&mut lock), (listeners, listeners));
     }
 }
@@ -551,8 +551,8 @@ fn a_reader_leaves_the_lock_the_time_of_those_who_stay() {
 #[test]
 fn releasing_a_read_hold_twice_finds_nothing_and_tells_again() {
     let server = Server::start();
-    let mut ear_con = server.connection();
-    let mut ear = ear(&mut ear_con);
+    let mut pubsub_con = server.connection();
+    let mut pubsub = listen_to_all(&mut pubsub_con);
     let mut lock = Lock::new(&server, "orders");
     lock.read(US, LEASE);
     assert_eq!(lock.read_release(US), 1);
@@ -560,9 +560,9 @@ fn releasing_a_read_hold_twice_finds_nothing_and_tells_again() {
         assert_eq!(lock.read_release(US), -1);
         assert_eq!(server.dbsize(), 0);
     }
-    let zero = told("orders", "0");
+    let zero = announced("orders", "0");
     assert_eq!(
-        heard(&server, &mut ear),
+        messages(&server, &mut pubsub),
         [zero.clone(), zero.clone(), zero.clone()]
     );
 
@@ -574,14 +574,14 @@ fn releasing_a_read_hold_twice_finds_nothing_and_tells_again() {
         assert_read_by(&server, "orders", &[THEM]);
         assert_left(server.pttl("orders"), LEASE);
     }
-    assert_eq!(heard(&server, &mut ear), []);
+    assert_eq!(messages(&server, &mut pubsub), []);
 }
 
 #[test]
 fn releasing_a_read_hold_of_a_lock_that_somebody_writes_changes_and_tells_nothing() {
     let server = Server::start();
-    let mut ear_con = server.connection();
-    let mut ear = ear(&mut ear_con);
+    let mut pubsub_con = server.connection();
+    let mut pubsub = listen_to_all(&mut pubsub_con);
     for name in NAMES {
         let mut lock = Lock::new(&server, name);
         lock.write(THEIR_WRITE, LEASE);
@@ -590,7 +590,7 @@ fn releasing_a_read_hold_of_a_lock_that_somebody_writes_changes_and_tells_nothin
         }
         assert_lock(&server, name, &[("mode", "write"), (THEIR_WRITE, "1")], &[]);
         assert_left(server.pttl(name), LEASE);
-        assert_eq!(heard(&server, &mut ear), []);
+        assert_eq!(messages(&server, &mut pubsub), []);
         let () = server.ask(&["FLUSHALL"]);
     }
 }
@@ -600,8 +600,8 @@ fn releasing_a_read_hold_of_a_lock_that_somebody_writes_changes_and_tells_nothin
 #[test]
 fn a_reader_that_leaves_drops_those_that_died() {
     let server = Server::start();
-    let mut ear_con = server.connection();
-    let mut ear = ear(&mut ear_con);
+    let mut pubsub_con = server.connection();
+    let mut pubsub = listen_to_all(&mut pubsub_con);
     let mut lock = Lock::new(&server, "orders");
     for owner in [US, THEM, JAVA] {
         lock.read(owner, LEASE);
@@ -609,20 +609,20 @@ fn a_reader_that_leaves_drops_those_that_died() {
     let () = server.ask(&["DEL", &lock.hold(THEM)]);
     assert_eq!(lock.read_release(US), 0);
     assert_read_by(&server, "orders", &[JAVA]);
-    assert_eq!(heard(&server, &mut ear), []);
+    assert_eq!(messages(&server, &mut pubsub), []);
 
     lock.read(US, LEASE);
     let () = server.ask(&["DEL", &lock.hold(JAVA)]);
     assert_eq!(lock.read_release(US), 1);
     assert_eq!(server.dbsize(), 0);
-    assert_eq!(heard(&server, &mut ear), [told("orders", "0")]);
+    assert_eq!(messages(&server, &mut pubsub), [announced("orders", "0")]);
 
     // Also by one that had nothing to release.
     lock.read(THEM, LEASE);
     let () = server.ask(&["DEL", &lock.hold(THEM)]);
     assert_eq!(lock.read_release(US), -1);
     assert_eq!(server.dbsize(), 0);
-    assert_eq!(heard(&server, &mut ear), [told("orders", "0")]);
+    assert_eq!(messages(&server, &mut pubsub), [announced("orders", "0")]);
 }
 
 #[test]
@@ -647,8 +647,8 @@ fn releasing_a_hold_that_ran_out_is_a_release_all_the_same() {
 #[test]
 fn renewing_a_read_hold_extends_it_and_the_lock_whatever_the_name() {
     let server = Server::start();
-    let mut ear_con = server.connection();
-    let mut ear = ear(&mut ear_con);
+    let mut pubsub_con = server.connection();
+    let mut pubsub = listen_to_all(&mut pubsub_con);
     for name in NAMES {
         let mut lock = Lock::new(&server, name);
         lock.read(US, LEASE);
@@ -660,7 +660,7 @@ fn renewing_a_read_hold_extends_it_and_the_lock_whatever_the_name() {
             assert_left(server.pttl(&lock.hold(US)), 3 * LEASE);
             assert_left(server.pttl(&lock.hold(THEM)), LEASE);
         }
-        assert_eq!(heard(&server, &mut ear), []);
+        assert_eq!(messages(&server, &mut pubsub), []);
         let () = server.ask(&["FLUSHALL"]);
     }
 }
@@ -712,8 +712,8 @@ fn renewing_a_read_hold_tells_when_others_have_shortened_the_lock() {
         let keys = [channel(name), lock.hold(US)];
         let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
         let renew = format!("{lives}{READ_RENEW}");
-        let told: i64 = lock.run(&renew, &keys, &[US, "90000"]).unwrap();
-        assert_eq!(told, 2);
+        let received: i64 = lock.run(&renew, &keys, &[US, "90000"]).unwrap();
+        assert_eq!(received, 2);
         let () = server.ask(&["PERSIST", name]);
         assert_eq!(lock.read_renew(US, 3 * LEASE), 1);
         let () = server.ask(&["FLUSHALL"]);
@@ -762,8 +762,8 @@ fn renewing_never_creates_a_read_hold() {
 #[test]
 fn a_read_hold_that_lost_its_half_is_lost_whole() {
     let server = Server::start();
-    let mut ear_con = server.connection();
-    let mut ear = ear(&mut ear_con);
+    let mut pubsub_con = server.connection();
+    let mut pubsub = listen_to_all(&mut pubsub_con);
     let mut lock = Lock::new(&server, "orders");
     // Its key, beside another reader, and alone: the lock is free, and a writer in a Redisson client would wait for the
     // lease if nobody said so.
@@ -772,13 +772,17 @@ fn a_read_hold_that_lost_its_half_is_lost_whole() {
     let () = server.ask(&["DEL", &lock.hold(US)]);
     assert_eq!(lock.read_renew(US, LEASE), 0);
     assert_read_by(&server, "orders", &[THEM]);
-    assert_eq!(heard(&server, &mut ear), []);
+    assert_eq!(messages(&server, &mut pubsub), []);
     let () = server.ask(&["DEL", &lock.hold(THEM)]);
     for _ in 0..2 {
         assert_eq!(lock.read_renew(THEM, LEASE), 0);
         assert_eq!(server.dbsize(), 0);
     }
-    assert_eq!(heard(&server, &mut ear), [told("orders", "0")], "once");
+    assert_eq!(
+        messages(&server, &mut pubsub),
+        [announced("orders", "0")],
+        "once"
+    );
     // Its field: the lock ran out, was forced, or is somebody else's by now.
     lock.read(US, LEASE);
     let () = server.ask(&["DEL", "orders"]);
@@ -798,7 +802,7 @@ fn a_read_hold_that_lost_its_half_is_lost_whole() {
     assert_eq!(lock.read_renew(US, LEASE), -1);
     let fields = [("mode", "write"), (OUR_WRITE, "1")];
     assert_lock(&server, "orders", &fields, &[]);
-    assert_eq!(heard(&server, &mut ear), []);
+    assert_eq!(messages(&server, &mut pubsub), []);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -808,15 +812,15 @@ fn a_read_hold_that_lost_its_half_is_lost_whole() {
 #[test]
 fn writing_leaves_a_mode_a_field_and_a_ttl_whatever_the_name() {
     let server = Server::start();
-    let mut ear_con = server.connection();
-    let mut ear = ear(&mut ear_con);
+    let mut pubsub_con = server.connection();
+    let mut pubsub = listen_to_all(&mut pubsub_con);
     for name in NAMES {
         let mut lock = Lock::new(&server, name);
         assert_eq!(lock.write(OUR_WRITE, LEASE), None, "{name:?}");
         assert_lock(&server, name, &[("mode", "write"), (OUR_WRITE, "1")], &[]);
         assert_left(server.pttl(name), LEASE);
         assert_eq!(lock.state(), 2);
-        assert_eq!(heard(&server, &mut ear), []);
+        assert_eq!(messages(&server, &mut pubsub), []);
         let () = server.ask(&["DEL", name]);
     }
 }
@@ -1024,19 +1028,19 @@ fn a_hundred_readers_that_renew_keep_a_writer_out() {
 #[test]
 fn a_writer_frees_the_lock_and_tells_all_waiters_whatever_the_name() {
     let server = Server::start();
-    let mut ear_con = server.connection();
-    let mut ear = ear(&mut ear_con);
+    let mut pubsub_con = server.connection();
+    let mut pubsub = listen_to_all(&mut pubsub_con);
     for name in NAMES {
         let mut lock = Lock::new(&server, name);
         lock.write(OUR_WRITE, LEASE);
         lock.write_renew(OUR_WRITE, LEASE, 4);
         assert_eq!(lock.write_release(OUR_WRITE), 1, "{name:?}");
         assert_eq!(server.dbsize(), 0);
-        assert_eq!(heard(&server, &mut ear), [told(name, "1")]);
+        assert_eq!(messages(&server, &mut pubsub), [announced(name, "1")]);
         for _ in 0..2 {
             assert_eq!(lock.write_release(OUR_WRITE), -1, "{name:?}");
             assert_eq!(server.dbsize(), 0);
-            assert_eq!(heard(&server, &mut ear), [told(name, "1")]);
+            assert_eq!(messages(&server, &mut pubsub), [announced(name, "1")]);
         }
     }
 }
@@ -1045,14 +1049,14 @@ fn a_writer_frees_the_lock_and_tells_all_waiters_whatever_the_name() {
 #[test]
 fn a_writer_that_goes_on_reading_tells_all_readers() {
     let server = Server::start();
-    let mut ear_con = server.connection();
-    let mut ear = ear(&mut ear_con);
+    let mut pubsub_con = server.connection();
+    let mut pubsub = listen_to_all(&mut pubsub_con);
     let mut lock = Lock::new(&server, "orders");
     lock.write(OUR_WRITE, 2 * LEASE);
     lock.read_below(US, OUR_WRITE);
     assert!(lock.read(THEM, LEASE).is_some());
     assert_eq!(lock.write_release(OUR_WRITE), 1);
-    assert_eq!(heard(&server, &mut ear), [told("orders", "1")]);
+    assert_eq!(messages(&server, &mut pubsub), [announced("orders", "1")]);
     assert_read_by(&server, "orders", &[US]);
     assert_left(server.pttl("orders"), 2 * LEASE);
     assert_left(server.pttl(&lock.hold(US)), LEASE);
@@ -1061,7 +1065,7 @@ fn a_writer_that_goes_on_reading_tells_all_readers() {
         assert_eq!(lock.write_release(OUR_WRITE), -2);
         assert_read_by(&server, "orders", &[US]);
     }
-    assert_eq!(heard(&server, &mut ear), []);
+    assert_eq!(messages(&server, &mut pubsub), []);
     // Readers share with us now, a writer does not.
     assert_eq!(lock.read(THEM, LEASE), None);
     assert_eq!(lock.read_release(THEM), 0);
@@ -1069,15 +1073,15 @@ fn a_writer_that_goes_on_reading_tells_all_readers() {
     assert_eq!(lock.read_renew(US, LEASE), 1);
     assert_eq!(lock.read_release(US), 1);
     assert_eq!(server.dbsize(), 0);
-    assert_eq!(heard(&server, &mut ear), [told("orders", "0")]);
+    assert_eq!(messages(&server, &mut pubsub), [announced("orders", "0")]);
 }
 
 // RW4 the other way round, and R2: with Redisson the end of the read hold ends the renewal of the write hold.
 #[test]
 fn a_writer_that_read_for_a_while_is_still_the_writer() {
     let server = Server::start();
-    let mut ear_con = server.connection();
-    let mut ear = ear(&mut ear_con);
+    let mut pubsub_con = server.connection();
+    let mut pubsub = listen_to_all(&mut pubsub_con);
     let mut lock = Lock::new(&server, "orders");
     lock.write(OUR_WRITE, 2 * LEASE);
     lock.read_below(US, OUR_WRITE);
@@ -1092,7 +1096,7 @@ fn a_writer_that_read_for_a_while_is_still_the_writer() {
     assert!(lock.write(THEIR_WRITE, LEASE).is_some());
     assert_eq!(lock.write_renew(OUR_WRITE, 3 * LEASE, 1), 1);
     assert_left(server.pttl("orders"), 3 * LEASE);
-    assert_eq!(heard(&server, &mut ear), []);
+    assert_eq!(messages(&server, &mut pubsub), []);
     assert_eq!(lock.write_release(OUR_WRITE), 1);
     assert_eq!(server.dbsize(), 0);
 }
@@ -1114,8 +1118,8 @@ fn a_read_hold_that_died_below_a_write_hold_is_dropped_by_the_next_writer() {
 #[test]
 fn releasing_a_write_hold_when_others_have_the_lock_changes_and_tells_nothing() {
     let server = Server::start();
-    let mut ear_con = server.connection();
-    let mut ear = ear(&mut ear_con);
+    let mut pubsub_con = server.connection();
+    let mut pubsub = listen_to_all(&mut pubsub_con);
     for name in NAMES {
         let mut lock = Lock::new(&server, name);
         lock.write(THEIR_WRITE, LEASE);
@@ -1130,7 +1134,7 @@ fn releasing_a_write_hold_when_others_have_the_lock_changes_and_tells_nothing() 
         }
         assert_read_by(&server, name, &[THEM]);
         assert_left(server.pttl(name), LEASE);
-        assert_eq!(heard(&server, &mut ear), []);
+        assert_eq!(messages(&server, &mut pubsub), []);
         let () = server.ask(&["FLUSHALL"]);
     }
 }
@@ -1178,8 +1182,8 @@ fn a_write_hold_is_renewed_like_a_lock() {
 #[test]
 fn forcing_frees_the_lock_of_readers_and_of_a_writer() {
     let server = Server::start();
-    let mut ear_con = server.connection();
-    let mut ear = ear(&mut ear_con);
+    let mut pubsub_con = server.connection();
+    let mut pubsub = listen_to_all(&mut pubsub_con);
     for name in NAMES {
         let mut lock = Lock::new(&server, name);
         assert_eq!((lock.state(), lock.force()), (0, 0), "{name:?}");
@@ -1187,7 +1191,7 @@ fn forcing_frees_the_lock_of_readers_and_of_a_writer() {
         lock.read(THEM, LEASE);
         assert_eq!((lock.state(), lock.force()), (1, 1), "{name:?}");
         assert_lock(&server, name, &[], &[(US, 1), (THEM, 1)]);
-        assert_eq!(heard(&server, &mut ear), [told(name, "0")]);
+        assert_eq!(messages(&server, &mut pubsub), [announced(name, "0")]);
         assert_eq!(lock.force(), 0);
         // The holds' keys mean nothing without it.
         assert_eq!(lock.write(OUR_WRITE, LEASE), None);
@@ -1195,7 +1199,7 @@ fn forcing_frees_the_lock_of_readers_and_of_a_writer() {
         assert_eq!(lock.read_release(THEM), -2);
         assert_lock(&server, name, &[("mode", "write"), (OUR_WRITE, "1")], &[]);
         assert_eq!((lock.state(), lock.force()), (2, 1), "{name:?}");
-        assert_eq!(heard(&server, &mut ear), [told(name, "1")]);
+        assert_eq!(messages(&server, &mut pubsub), [announced(name, "1")]);
         lock.write(OUR_WRITE, LEASE);
         lock.read_below(US, OUR_WRITE);
         assert_eq!((lock.state(), lock.force()), (3, 1), "{name:?}");
@@ -1203,8 +1207,12 @@ fn forcing_frees_the_lock_of_readers_and_of_a_writer() {
         assert_eq!(lock.write_release(OUR_WRITE), -1);
         assert_eq!(server.dbsize(), 0);
         assert_eq!(
-            heard(&server, &mut ear),
-            [told(name, "1"), told(name, "0"), told(name, "1")]
+            messages(&server, &mut pubsub),
+            [
+                announced(name, "1"),
+                announced(name, "0"),
+                announced(name, "1")
+            ]
         );
     }
 }
@@ -1464,8 +1472,8 @@ fn run_each(lock: &mut Lock) -> Vec<(&'static str, RedisResult<Option<i64>>)> {
 #[test]
 fn a_value_of_another_type_is_refused_and_kept() {
     let server = Server::start();
-    let mut ear_con = server.connection();
-    let mut ear = ear(&mut ear_con);
+    let mut pubsub_con = server.connection();
+    let mut pubsub = listen_to_all(&mut pubsub_con);
     let mut lock = Lock::new(&server, "orders");
     for value in VALUES {
         make(&server, value, "orders");
@@ -1485,14 +1493,14 @@ fn a_value_of_another_type_is_refused_and_kept() {
         assert_eq!(server.keys(), ["orders"]);
         let () = server.ask(&["DEL", "orders"]);
     }
-    assert_eq!(heard(&server, &mut ear), []);
+    assert_eq!(messages(&server, &mut pubsub), []);
 }
 
 #[test]
 fn a_hold_of_another_type_is_refused_and_kept() {
     let server = Server::start();
-    let mut ear_con = server.connection();
-    let mut ear = ear(&mut ear_con);
+    let mut pubsub_con = server.connection();
+    let mut pubsub = listen_to_all(&mut pubsub_con);
     let mut lock = Lock::new(&server, "orders");
     let hash = ["HSET", "key", "f", "v"].as_slice();
     for value in [hash].iter().chain(&VALUES[1..]) {
@@ -1518,7 +1526,7 @@ fn a_hold_of_another_type_is_refused_and_kept() {
             let () = server.ask(&["FLUSHALL"]);
         }
     }
-    assert_eq!(heard(&server, &mut ear), []);
+    assert_eq!(messages(&server, &mut pubsub), []);
 }
 
 /// All but the releases refuse; those say that somebody else has it.
@@ -1551,8 +1559,8 @@ fn assert_not_ours(server: &Server, lock: &mut Lock) {
 #[test]
 fn a_plain_lock_and_a_strangers_hash_are_refused_and_kept() {
     let server = Server::start();
-    let mut ear_con = server.connection();
-    let mut ear = ear(&mut ear_con);
+    let mut pubsub_con = server.connection();
+    let mut pubsub = listen_to_all(&mut pubsub_con);
     for name in NAMES {
         let mut lock = Lock::new(&server, name);
         as_redisson(&server, name, THEM, "1", LEASE);
@@ -1576,15 +1584,15 @@ fn a_plain_lock_and_a_strangers_hash_are_refused_and_kept() {
         assert_not_ours(&server, &mut lock);
         let () = server.ask(&["DEL", "orders"]);
     }
-    assert_eq!(heard(&server, &mut ear), []);
+    assert_eq!(messages(&server, &mut pubsub), []);
 }
 
 // The word is a common one: settings may well have a mode that is read or write, and they have no TTL.
 #[test]
 fn a_strangers_hash_with_a_mode_like_ours_is_kept() {
     let server = Server::start();
-    let mut ear_con = server.connection();
-    let mut ear = ear(&mut ear_con);
+    let mut pubsub_con = server.connection();
+    let mut pubsub = listen_to_all(&mut pubsub_con);
     let mut lock = Lock::new(&server, "orders");
     for mode in ["read", "write"] {
         for field in ["path", "1", "", ":1", "0b7e1c52:6f0a:1", "a-b-c-d-e"] {
@@ -1623,7 +1631,7 @@ fn a_strangers_hash_with_a_mode_like_ours_is_kept() {
         assert_lock(&server, "orders", &[("mode", "read"), (THEM, count)], &[]);
         assert_left(server.pttl("orders"), LEASE);
     }
-    assert_eq!(heard(&server, &mut ear), []);
+    assert_eq!(messages(&server, &mut pubsub), []);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -1633,8 +1641,8 @@ fn a_strangers_hash_with_a_mode_like_ours_is_kept() {
 #[test]
 fn a_user_without_rights_on_the_channel_still_releases() {
     let server = Server::start();
-    let mut ear_con = server.connection();
-    let mut ear = ear(&mut ear_con);
+    let mut pubsub_con = server.connection();
+    let mut pubsub = listen_to_all(&mut pubsub_con);
     let mut lock = Lock::new(&server, "orders");
     forbid_channels(&server, &mut lock.con);
     assert_eq!(lock.read_giving_way(US), None);
@@ -1647,7 +1655,7 @@ fn a_user_without_rights_on_the_channel_still_releases() {
     assert_read_by(&server, "orders", &[US]);
     assert_eq!(lock.force(), 1);
     assert_eq!(lock.write_release(OUR_WRITE), -1);
-    assert_eq!(heard(&server, &mut ear), []);
+    assert_eq!(messages(&server, &mut pubsub), []);
 }
 
 #[test]
@@ -1706,8 +1714,8 @@ fn a_lock_that_cannot_be_given_a_ttl_is_not_taken() {
 #[test]
 fn out_of_memory_nobody_acquires_and_holders_renew_and_release() {
     let server = Server::start();
-    let mut ear_con = server.connection();
-    let mut ear = ear(&mut ear_con);
+    let mut pubsub_con = server.connection();
+    let mut pubsub = listen_to_all(&mut pubsub_con);
     let [mut reads, mut writes, mut both, mut dead, mut forced] =
         ["reads", "writes", "both", "dead", "forced"].map(|name| Lock::new(&server, name));
     reads.read(US, LEASE);
@@ -1752,13 +1760,13 @@ fn out_of_memory_nobody_acquires_and_holders_renew_and_release() {
     assert_eq!(dead.write_release(OUR_WRITE), 1);
     assert_eq!(forced.force(), 1);
     assert_eq!(server.keys(), [forced.hold(US)]);
-    let told = [
-        told("reads", "0"),
-        told("writes", "1"),
-        told("both", "1"),
-        told("both", "0"),
-        told("dead", "1"),
-        told("forced", "0"),
+    let received = [
+        announced("reads", "0"),
+        announced("writes", "1"),
+        announced("both", "1"),
+        announced("both", "0"),
+        announced("dead", "1"),
+        announced("forced", "0"),
     ];
-    assert_eq!(heard(&server, &mut ear), told);
+    assert_eq!(messages(&server, &mut pubsub), received);
 }

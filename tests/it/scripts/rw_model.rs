@@ -288,15 +288,15 @@ impl World {
             lock.left = lock.left.raised(held);
             return (reply, vec![]);
         }
-        let mut told = vec![];
+        let mut received = vec![];
         if let Some(lock) = &mut self.lock {
             lock.readers.remove(&who);
             if field && !writing && lock.readers.is_empty() {
                 self.lock = None;
-                told.push("0");
+                received.push("0");
             }
         }
-        (Reply::Is(if writing { -1 } else { 0 }), told)
+        (Reply::Is(if writing { -1 } else { 0 }), received)
     }
 
     fn write(&mut self, who: Who, lease: u32) -> Reply {
@@ -686,13 +686,13 @@ impl Op {
 /// A server on which steps are done, many in one go, and looked at one by one.
 struct Stage<'a> {
     con: &'a mut Connection,
-    ear: PubSub<'a>,
+    pubsub: PubSub<'a>,
     claim: PubSub<'a>,
 }
 
 impl<'a> Stage<'a> {
     fn new(cons: &'a mut [Connection; 3]) -> Self {
-        let [con, ear, claim] = cons;
+        let [con, pubsub, claim] = cons;
         for script in SCRIPTS {
             let () = redis::cmd("SCRIPT")
                 .arg("LOAD")
@@ -700,11 +700,13 @@ impl<'a> Stage<'a> {
                 .query(con)
                 .unwrap();
         }
-        ear.set_read_timeout(Some(ms(10_000))).unwrap();
-        let mut ear = ear.as_pubsub();
-        ear.subscribe(&[channel(NAME), "end".to_owned()]).unwrap();
+        pubsub.set_read_timeout(Some(ms(10_000))).unwrap();
+        let mut pubsub = pubsub.as_pubsub();
+        pubsub
+            .subscribe(&[channel(NAME), "end".to_owned()])
+            .unwrap();
         let claim = claim.as_pubsub();
-        Self { con, ear, claim }
+        Self { con, pubsub, claim }
     }
 
     fn claim(&mut self, claimed: bool) {
@@ -732,15 +734,15 @@ impl<'a> Stage<'a> {
             .chunks(2)
             .map(|pair| {
                 let [reply, found] = pair else { unreachable!() };
-                let mut told = Vec::new();
+                let mut received = Vec::new();
                 loop {
-                    let message = self.ear.get_message().unwrap();
+                    let message = self.pubsub.get_message().unwrap();
                     if message.get_channel_name() == "end" {
                         break;
                     }
-                    told.push(message.get_payload().unwrap());
+                    received.push(message.get_payload().unwrap());
                 }
-                (reply.clone(), looked(found), told)
+                (reply.clone(), looked(found), received)
             })
             .collect()
     }
@@ -809,13 +811,13 @@ fn is_expected(reply: &Value, expected: Reply) -> bool {
 #[track_caller]
 fn check(before: &World, op: Op, did: &(Value, Keys, Vec<String>), story: &dyn Fn() -> String) {
     let mut after = before.clone();
-    let (expected, told) = after.apply(op);
+    let (expected, received) = after.apply(op);
     let (reply, keys, heard) = did;
-    let same = is_expected(reply, expected) && *keys == after.keys() && *heard == told;
+    let same = is_expected(reply, expected) && *keys == after.keys() && *heard == received;
     assert!(
         same,
-        "{op:?} in {before:#?}\nanswered {reply:?}, told {heard:?}, left {keys:#?}\n\
-         should have answered {expected:?}, told {told:?}, left {:#?}\n{}",
+        "{op:?} in {before:#?}\nanswered {reply:?}, received {heard:?}, left {keys:#?}\n\
+         should have answered {expected:?}, received {received:?}, left {:#?}\n{}",
         after.keys(),
         story()
     );
@@ -1107,7 +1109,7 @@ struct Walk<'a> {
     beliefs: Option<Beliefs>,
     seed: u64,
     ops: Vec<Op>,
-    told: usize,
+    received: usize,
 }
 
 impl Walk<'_> {
@@ -1121,8 +1123,8 @@ impl Walk<'_> {
             };
             check(&self.world, op, &did, &story);
             let before = self.world.clone();
-            let (reply, told) = self.world.apply(op);
-            self.told += told.len();
+            let (reply, received) = self.world.apply(op);
+            self.received += received.len();
             if let Some(beliefs) = &mut self.beliefs {
                 beliefs.learn(&before, op, reply);
                 beliefs.check(&self.world);
@@ -1141,7 +1143,7 @@ fn walk(seed: u64, count: usize, kind: bool) {
         beliefs: kind.then(Beliefs::default),
         seed,
         ops: Vec::new(),
-        told: 0,
+        received: 0,
     };
     let mut random = XorShift(seed);
     while walk.ops.len() < count {
@@ -1154,8 +1156,11 @@ fn walk(seed: u64, count: usize, kind: bool) {
             walk.go(ops);
         }
     }
-    let told = walk.told;
-    assert!(told > count / 50, "only {told} messages in {count} steps");
+    let received = walk.received;
+    assert!(
+        received > count / 50,
+        "only {received} messages in {count} steps"
+    );
 }
 
 #[test]

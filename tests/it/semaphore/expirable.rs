@@ -278,7 +278,7 @@ fn a_pair_of_acquire_and_drop_is_two_commands() {
         sem.acquire().unwrap().release().unwrap();
     }
     assert_eq!(client.stats().commands - before, 20);
-    eventually("no room is left", || client.stats().names == 0);
+    eventually("no entry is left", || client.stats().names == 0);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -289,11 +289,11 @@ timed!(a_permit_is_renewed_for_as_long_as_it_is_wanted_and_a_fixed_lease_ends);
 fn a_permit_is_renewed_for_as_long_as_it_is_wanted_and_a_fixed_lease_ends() {
     let server = Server::start();
     let lease = ms(300);
-    let told = Told::default();
+    let received = Told::default();
     let client = Client::open(
         Config::new(server.url())
             .lease(lease)
-            .on_lost(told.listener()),
+            .on_lost(received.listener()),
     )
     .unwrap();
     let sem = with_permits(&client, 4);
@@ -323,7 +323,7 @@ fn a_permit_is_renewed_for_as_long_as_it_is_wanted_and_a_fixed_lease_ends() {
     let renewals = client.stats().renewals;
     assert!(!within(lease, || client.stats().renewals > renewals));
     assert_eq!(counts(&sem), (4, 0, 4));
-    assert_eq!(told.reasons(sem.name()), [LossReason::Expired]);
+    assert_eq!(received.reasons(sem.name()), [LossReason::Expired]);
 }
 
 timed!(a_lease_can_be_changed_and_is_fixed_from_then_on);
@@ -460,13 +460,13 @@ fn a_released_permit_wakes_one_who_waits_by_message() {
     let sem = with_permits(&client, 2);
     let held = sem.acquire_many(2).unwrap();
     as_redisson(&server, sem.name(), &id(1), NEVER);
-    let (told, woken) = unbounded();
+    let (received, woken) = unbounded();
     let mut crew = Crew::new();
     for _ in 0..3 {
-        let (sem, told) = (other.expirable_semaphore(sem.name()), told.clone());
+        let (sem, received) = (other.expirable_semaphore(sem.name()), received.clone());
         crew.spawn(move || {
             let permit = sem.acquire().unwrap();
-            told.send((Instant::now(), permit)).unwrap();
+            received.send((Instant::now(), permit)).unwrap();
         });
     }
     subscribed(&server, 1);
@@ -503,10 +503,11 @@ fn a_released_permit_wakes_one_who_waits_by_message() {
     subscribed(&server, 0);
     // More permits are news as well.
     let mut crew = Crew::new();
-    let (waiting, told) = (sem.clone(), told.clone());
+    let (waiting, received) = (sem.clone(), received.clone());
     crew.spawn(move || {
         let permits = waiting.acquire_many(2).unwrap();
-        told.send((Instant::now(), permits.into_iter().next().unwrap()))
+        received
+            .send((Instant::now(), permits.into_iter().next().unwrap()))
             .unwrap();
     });
     subscribed(&server, 1);
@@ -553,13 +554,13 @@ fn threads_of_a_process_are_served_in_order_and_one_who_wants_many_is_not_starve
     let client = open(&server);
     let sem = with_permits(&client, 3);
     let held = sem.acquire_many(2).unwrap();
-    let (told, served) = unbounded();
+    let (received, served) = unbounded();
     let mut crew = Crew::new();
     for (who, n) in [3, 2, 2, 3].into_iter().enumerate() {
-        let (sem, told) = (sem.clone(), told.clone());
+        let (sem, received) = (sem.clone(), received.clone());
         crew.spawn(move || {
             let permits = sem.acquire_many(n).unwrap();
-            told.send(who).unwrap();
+            received.send(who).unwrap();
             drop(permits);
         });
         crew.all_parked();

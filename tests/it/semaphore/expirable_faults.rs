@@ -478,10 +478,10 @@ fn a_process_that_was_stopped_for_too_long_has_lost_its_permits_and_harms_nobody
         "{took:?}"
     );
     sleeper.signal(Signal::SIGCONT);
-    let told = sleeper.says("it lost ");
+    let received = sleeper.says("it lost ");
     assert!(
-        ["Expired false", "Unreachable false"].contains(&told.as_str()),
-        "{told}"
+        ["Expired false", "Unreachable false"].contains(&received.as_str()),
+        "{received}"
     );
     sleeper.says("it closed");
     // Ours are there still.
@@ -497,15 +497,15 @@ fn a_process_that_was_stopped_for_too_long_has_lost_its_permits_and_harms_nobody
 timed!(a_holder_elsewhere_hears_of_a_release_by_id);
 fn a_holder_elsewhere_hears_of_a_release_by_id() {
     let server = Server::start();
-    let told = Told::default();
-    let client = Client::open(config(&server.url()).on_lost(told.listener())).unwrap();
+    let received = Told::default();
+    let client = Client::open(config(&server.url()).on_lost(received.listener())).unwrap();
     let sem = with_permits(&client, 2);
     let mut holder = Holder::start(&server, sem.name(), 1, ms(450));
     let begun = Instant::now();
     assert!(sem.release_id(&holder.ids[0]).unwrap());
     assert_eq!(holder.says("it lost "), "Forced false");
     assert!(begun.elapsed() < ms(450) + loosely(SLACK));
-    assert!(told.reasons(sem.name()).is_empty());
+    assert!(received.reasons(sem.name()).is_empty());
     let all = sem.acquire_many(2).unwrap();
     assert!(matches!(
         sem.clone().lease(ms(1)).acquire(),

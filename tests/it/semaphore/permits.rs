@@ -41,9 +41,9 @@ fn semaphore(n: u32) -> (Server, Client, Semaphore) {
 }
 
 /// Everything that was said on the channel of `s` since the first call, in order.
-struct Ear(Connection, mpsc::Receiver<String>);
+struct Messages(Connection, mpsc::Receiver<String>);
 
-impl Ear {
+impl Messages {
     fn new(server: &Server) -> Self {
         let (say, heard) = mpsc::channel();
         let mut con = server.connection();
@@ -100,7 +100,7 @@ fn settles(server: &Server, available: i64) {
 fn an_acquire_takes_all_or_nothing_and_its_undo_gives_back_once() {
     let server = Server::start();
     let mut con = server.connection();
-    let mut ear = Ear::new(&server);
+    let mut pubsub = Messages::new(&server);
     let keep = "120000";
     assert_eq!(eval(&mut con, ACQUIRE, &["s", "q1"], &["1", keep]), Ok(0));
     assert!(server.keys().is_empty(), "a refused acquire leaves nothing");
@@ -111,13 +111,13 @@ fn an_acquire_takes_all_or_nothing_and_its_undo_gives_back_once() {
     assert!((110_000..=120_000).contains(&server.pttl("q1")));
     // Late and twice: the number is spent.
     assert_eq!(eval(&mut con, ACQUIRE, &["s", "q1"], &["1", keep]), Ok(0));
-    ear.hears(&[]);
+    pubsub.hears(&[]);
     for _ in 0..2 {
         let heard = eval(&mut con, UNDO, &["s", CHANNEL, "q1"], &[keep]).unwrap();
         assert!(heard >= 0);
         assert_eq!(server.get_int("s"), 3);
     }
-    ear.hears(&["3"]);
+    pubsub.hears(&["3"]);
     // Undone before it came.
     assert_eq!(eval(&mut con, UNDO, &["s", CHANNEL, "q2"], &[keep]), Ok(0));
     assert_eq!(eval(&mut con, ACQUIRE, &["s", "q2"], &["1", keep]), Ok(0));
@@ -137,7 +137,7 @@ timed!(a_release_a_set_and_a_drain_count_once);
 fn a_release_a_set_and_a_drain_count_once() {
     let server = Server::start();
     let mut con = server.connection();
-    let mut ear = Ear::new(&server);
+    let mut pubsub = Messages::new(&server);
     let keep = "120000";
     for _ in 0..2 {
         let made = eval(&mut con, SET, &["s", CHANNEL, "q1"], &["3", keep]);
@@ -167,7 +167,7 @@ fn a_release_a_set_and_a_drain_count_once() {
     assert_eq!(eval(&mut con, DRAIN, &["s", "q7"], &[keep]), Ok(0));
     assert_eq!(server.get_int("s"), 0);
     assert!((1..=60_000).contains(&server.pttl("s")), "the TTL is kept");
-    ear.hears(&["3", "5"]);
+    pubsub.hears(&["3", "5"]);
     server.cli(&["DEL", "s"]);
     let gone = eval(&mut con, RELEASE, &["s", CHANNEL, "q8"], &["1", keep, "0"]);
     assert_eq!(gone, Ok(-1));
@@ -263,17 +263,17 @@ fn the_verbs_do_and_tell_what_redissons_do() {
     let server = Server::start();
     let client = open(&server);
     let semaphore = client.semaphore("s");
-    let mut ear = Ear::new(&server);
+    let mut pubsub = Messages::new(&server);
     assert_eq!(semaphore.name(), "s");
     assert_eq!(semaphore.available_permits().unwrap(), 0);
     assert_eq!(semaphore.drain_permits().unwrap(), 0);
     assert!(semaphore.try_acquire().unwrap().is_none());
     assert!(server.keys().is_empty());
-    ear.hears(&[]);
+    pubsub.hears(&[]);
 
     assert!(semaphore.try_set_permits(5).unwrap());
     assert!(!semaphore.try_set_permits(7).unwrap());
-    ear.hears(&["5"]);
+    pubsub.hears(&["5"]);
     assert_eq!(server.ask::<String>(&["GET", "s"]), "5");
     assert_eq!(server.pttl("s"), -1);
 
@@ -284,22 +284,22 @@ fn the_verbs_do_and_tell_what_redissons_do() {
         "taken is not absent"
     );
     assert_eq!(server.get_int("s"), 0);
-    ear.hears(&[]);
+    pubsub.hears(&[]);
     permits.release().unwrap();
-    ear.hears(&["5"]);
+    pubsub.hears(&["5"]);
 
     semaphore.release(2).unwrap();
     semaphore.add_permits(3).unwrap();
     semaphore.add_permits(-12).unwrap();
     // Java clients could not read a number below zero, and nobody is helped by it.
-    ear.hears(&["7", "10"]);
+    pubsub.hears(&["7", "10"]);
     assert_eq!(semaphore.available_permits().unwrap(), -2);
     assert!(semaphore.try_acquire().unwrap().is_none());
     assert_eq!(semaphore.drain_permits().unwrap(), -2);
     assert_eq!(semaphore.available_permits().unwrap(), 0);
     semaphore.release(4).unwrap();
     assert_eq!(semaphore.drain_permits().unwrap(), 4);
-    ear.hears(&["4"]);
+    pubsub.hears(&["4"]);
 
     server.cli(&["DEL", "s"]);
     semaphore.release(2).unwrap();
@@ -307,7 +307,7 @@ fn the_verbs_do_and_tell_what_redissons_do() {
     server.cli(&["DEL", "s"]);
     semaphore.add_permits(-3).unwrap();
     assert_eq!(server.get_int("s"), -3);
-    ear.hears(&["2"]);
+    pubsub.hears(&["2"]);
 }
 
 #[test]

@@ -88,8 +88,8 @@ fn after_a_planned_failover_everybody_goes_on() {
     let deployment = Deployment::start();
     let clients = [0, 1].map(|_| Client::open(deployment.config()).unwrap());
     let idle = Client::open(deployment.config()).unwrap();
-    let told = Told::default();
-    let holder = Client::open(deployment.config().on_lost(told.listener())).unwrap();
+    let received = Told::default();
+    let holder = Client::open(deployment.config().on_lost(received.listener())).unwrap();
     let name = unique("kept");
     let kept = holder.mutex(&name).lock().unwrap();
     let waited_for = unique("waited for");
@@ -117,7 +117,7 @@ fn after_a_planned_failover_everybody_goes_on() {
         assert!(
             kept.is_valid() && first.is_valid(),
             "{:?}",
-            told.reasons(&name)
+            received.reasons(&name)
         );
         first.unlock().unwrap();
         waiter.join().unwrap().unwrap().unwrap();
@@ -134,10 +134,10 @@ fn after_a_master_is_killed_its_successor_is_found_and_the_returning_one_is_left
     let mut deployment = Deployment::start();
     let clients = [0, 1].map(|_| Client::open(deployment.config()).unwrap());
     let idle = Client::open(deployment.config()).unwrap();
-    let told = Told::default();
+    let received = Told::default();
     // Its copy has to outlive the failover without being renewed.
     let config = deployment.config().lease(ms(8_000));
-    let holder = Client::open(config.on_lost(told.listener())).unwrap();
+    let holder = Client::open(config.on_lost(received.listener())).unwrap();
     let (kept, missing) = (unique("kept"), unique("missing"));
     let kept_guard = holder.mutex(&kept).lock().unwrap();
     let old = deployment.named();
@@ -162,7 +162,7 @@ fn after_a_master_is_killed_its_successor_is_found_and_the_returning_one_is_left
     eventually("the other is renewed", || {
         holder.stats().renewals > renewals
     });
-    assert!(kept_guard.is_valid(), "{:?}", told.reasons(&kept));
+    assert!(kept_guard.is_valid(), "{:?}", received.reasons(&kept));
 
     deployment.servers[old].restart();
     Load::new(&clients).during(|| {});
@@ -172,6 +172,6 @@ fn after_a_master_is_killed_its_successor_is_found_and_the_returning_one_is_left
     kept_guard.unlock().unwrap();
     let stats: String = ask(&deployment.servers[old], &["INFO", "commandstats"]);
     assert!(!stats.contains("cmdstat_eval"), "{stats}");
-    assert_eq!(told.reasons(&missing), [LossReason::Forced]);
+    assert_eq!(received.reasons(&missing), [LossReason::Forced]);
     assert!(deployment.is_master(new));
 }

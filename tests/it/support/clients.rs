@@ -34,13 +34,20 @@ pub(crate) struct Told(Arc<Mutex<Vec<(Instant, Loss)>>>);
 
 impl Told {
     pub(crate) fn listener(&self) -> impl Fn(&Loss) + Send + Sync + 'static {
-        let told = self.clone();
-        move |loss| told.0.lock().unwrap().push((Instant::now(), loss.clone()))
+        let received = self.clone();
+        move |loss| {
+            received
+                .0
+                .lock()
+                .unwrap()
+                .push((Instant::now(), loss.clone()))
+        }
     }
 
     pub(crate) fn of(&self, name: &str) -> Vec<(Instant, LossReason)> {
-        let told = self.0.lock().unwrap();
-        told.iter()
+        let received = self.0.lock().unwrap();
+        received
+            .iter()
             .filter(|(_, loss)| loss.name == name)
             .map(|(at, loss)| (*at, loss.reason))
             .collect()

@@ -64,29 +64,29 @@ pub(crate) struct Line {
     name: String,
     pub(crate) crew: Crew,
     pub(crate) joined: usize,
-    pub(crate) tell: Sender<usize>,
-    pub(crate) told: Receiver<usize>,
+    pub(crate) sender: Sender<usize>,
+    pub(crate) received: Receiver<usize>,
 }
 
 impl Line {
     pub(crate) fn new(server: &Server, name: &str) -> Self {
-        let (tell, told) = unbounded();
+        let (sender, received) = unbounded();
         Self {
             con: server.connection(),
             name: name.to_owned(),
             crew: Crew::new(),
             joined: 0,
-            tell,
-            told,
+            sender,
+            received,
         }
     }
 
     /// One more, seen in line before this returns. `wait` takes the lock and calls what it is given while it has it.
     pub(crate) fn join(&mut self, wait: impl FnOnce(&dyn Fn()) + Send + 'static) {
         let before = length(&mut self.con, &self.name);
-        let (number, tell) = (self.joined, self.tell.clone());
+        let (number, sender) = (self.joined, self.sender.clone());
         self.crew
-            .spawn(move || wait(&|| tell.send(number).unwrap()));
+            .spawn(move || wait(&|| sender.send(number).unwrap()));
         eventually("it stands in line", || {
             length(&mut self.con, &self.name) == before + 1
         });
@@ -107,7 +107,7 @@ impl Line {
     pub(crate) fn served_in_order(self) {
         let all: Vec<_> = (0..self.joined).collect();
         self.crew.join();
-        let served: Vec<_> = self.told.try_iter().collect();
+        let served: Vec<_> = self.received.try_iter().collect();
         assert_eq!(served, all);
     }
 

@@ -23,8 +23,8 @@ pub(crate) fn bad_day<L: Lock, S>(
     heal: impl FnOnce(&mut Server, &Proxy, S),
     data: Data,
 ) {
-    let told = Told::default();
-    let client = Client::open(config(&proxy.url()).on_lost(told.listener())).unwrap();
+    let received = Told::default();
+    let client = Client::open(config(&proxy.url()).on_lost(received.listener())).unwrap();
     let name = |what: &str| unique(&format!("day:{what}"));
     let (kept, unlocked, dropped) = (name("kept"), name("unlocked"), name("dropped"));
     let keeper = L::of(&client, &kept).lock().unwrap();
@@ -122,7 +122,7 @@ pub(crate) fn bad_day<L: Lock, S>(
                 "{unlocked:?}"
             );
             eventually("it is told once", || {
-                told.reasons(&kept) == [LossReason::Forced]
+                received.reasons(&kept) == [LossReason::Forced]
             });
         }
     }

@@ -97,19 +97,19 @@ pub(crate) fn assert_left(left: i64, most: i64) {
 }
 
 /// Listens to every channel, so that a message on a wrong one is heard too.
-pub(crate) fn ear(con: &mut Connection) -> PubSub<'_> {
+pub(crate) fn listen_to_all(con: &mut Connection) -> PubSub<'_> {
     con.set_read_timeout(Some(ms(10_000))).unwrap();
-    let mut ear = con.as_pubsub();
-    ear.psubscribe("*").unwrap();
-    ear
+    let mut pubsub = con.as_pubsub();
+    pubsub.psubscribe("*").unwrap();
+    pubsub
 }
 
 /// What was published since it was last asked.
-pub(crate) fn heard(server: &Server, ear: &mut PubSub<'_>) -> Vec<(String, String)> {
+pub(crate) fn messages(server: &Server, pubsub: &mut PubSub<'_>) -> Vec<(String, String)> {
     let () = server.ask(&["PUBLISH", "end", "end"]);
     let mut heard = Vec::new();
     loop {
-        let message = ear.get_message().unwrap();
+        let message = pubsub.get_message().unwrap();
         let channel = message.get_channel_name().to_owned();
         if channel == "end" {
             return heard;

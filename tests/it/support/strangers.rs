@@ -121,14 +121,14 @@ pub(crate) fn published(server: &Server, pubsub: &mut PubSub<'_>) -> Vec<(String
     // Whatever was told before this has come when this has.
     let end = unique("end");
     server.cli(&["PUBLISH", &end, ""]);
-    let mut told = Vec::new();
+    let mut received = Vec::new();
     loop {
         let message = pubsub.get_message().unwrap();
         let channel = message.get_channel_name().to_owned();
         if channel == end {
-            return told;
+            return received;
         }
-        told.push((channel, message.get_payload().unwrap()));
+        received.push((channel, message.get_payload().unwrap()));
     }
 }
 

@@ -434,13 +434,13 @@ impl Conn {
 
 /// Looks through a client's requests for its name and for what traps wait for, across the borders of chunks.
 #[derive(Default)]
-struct Ear {
+struct Messages {
     handshake: Vec<u8>,
     named: bool,
     tail: Vec<u8>,
 }
 
-impl Ear {
+impl Messages {
     /// How much of the beginning can hold the name.
     const HANDSHAKE: usize = 4096;
 
@@ -533,7 +533,7 @@ fn carry(
         Way::Requests => &conn.client,
         Way::Replies => conn.server(shared)?,
     };
-    let mut ear = Ear::default();
+    let mut pubsub = Messages::default();
     let mut buf = vec![0; 64 * 1024];
     let mut ended = false;
     loop {
@@ -552,7 +552,7 @@ fn carry(
                 if way == Way::Requests {
                     if ended {
                         shared.forget(conn);
-                    } else if !ear.hear(shared, conn, chunk) {
+                    } else if !pubsub.hear(shared, conn, chunk) {
                         return Err(io::ErrorKind::ConnectionRefused.into());
                     }
                 }
