@@ -315,7 +315,7 @@ impl<H: Holding> Registry<H> {
     /// Those of the kind's [`protocol`](Kind::protocol).
     pub(crate) fn unregistered(&self, kind: &'static Kind, id: &Arc<str>) -> Result<Arc<Entry<H>>> {
         let (named, state) = self.make(kind, id)?;
-        Ok(Entry::unregistered(named, state))
+        Ok(Entry::unregistered(key(kind, id), named, state))
     }
 
     /// The entry of a name, if a thread of this client has used it lately.

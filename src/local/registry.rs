@@ -3,9 +3,10 @@
 //! The thread that leaves an entry free adds it to a list, and a sweep checks those that were added first. So nobody has to
 //! search for idle entries among those in use.
 
+use std::borrow::Borrow;
 use std::collections::hash_map::RandomState;
-use std::collections::{HashMap, VecDeque};
-use std::hash::{BuildHasher, Hash};
+use std::collections::{HashSet, VecDeque};
+use std::hash::{BuildHasher, Hash, Hasher};
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -38,10 +39,11 @@ pub(crate) trait State {
 
 /// What is kept for one key: a part that never changes, and the state, under a mutex.
 pub(crate) struct Entry<K: Key, T, S: State> {
+    key: K,
     fixed: T,
     state: Mutex<Noted<S>>,
-    /// `None` for an entry outside the registry.
-    registered: Option<Registered<K>>,
+    /// The list it is added to when it is free; `None` for an entry outside the registry.
+    free: Option<Arc<Free<K>>>,
 }
 
 struct Noted<S> {
@@ -50,39 +52,36 @@ struct Noted<S> {
     noted: bool,
 }
 
-/// The key of an entry, and the list it is added to when it is free.
-struct Registered<K> {
-    key: K,
-    free: Arc<Free<K>>,
-}
-
 /// Entries, each once, and when they became free. Its mutex is taken last.
 type Free<K> = Mutex<VecDeque<(Instant, K)>>;
 
 /// The state of an entry, while its mutex is held.
 pub(crate) struct EntryGuard<'a, K: Key, S: State> {
-    registered: Option<&'a Registered<K>>,
+    key: &'a K,
+    free: Option<&'a Free<K>>,
     state: MutexGuard<'a, Noted<S>>,
 }
 
 impl<K: Key, T, S: State> Entry<K, T, S> {
     /// An entry outside the registry, for a query that must not create state.
-    pub(crate) fn unregistered(fixed: T, state: S) -> Arc<Self> {
-        Self::new(fixed, state, None)
+    pub(crate) fn unregistered(key: K, fixed: T, state: S) -> Arc<Self> {
+        Self::new(key, fixed, state, None)
     }
 
-    fn new(fixed: T, state: S, registered: Option<Registered<K>>) -> Arc<Self> {
-        let noted = registered.is_some();
+    fn new(key: K, fixed: T, state: S, free: Option<Arc<Free<K>>>) -> Arc<Self> {
+        let noted = free.is_some();
         Arc::new(Self {
+            key,
             fixed,
             state: Mutex::new(Noted { state, noted }),
-            registered,
+            free,
         })
     }
 
     pub(crate) fn lock(&self) -> EntryGuard<'_, K, S> {
         EntryGuard {
-            registered: self.registered.as_ref(),
+            key: &self.key,
+            free: self.free.as_deref(),
             state: self.state.lock(),
         }
     }
@@ -114,11 +113,11 @@ impl<K: Key, S: State> Drop for EntryGuard<'_, K, S> {
     fn drop(&mut self) {
         if !self.state.noted
             && self.state.state.is_free()
-            && let Some(registered) = self.registered
+            && let Some(free) = self.free
         {
             self.state.noted = true;
-            let key = registered.key.clone();
-            registered.free.lock().push_back((Instant::now(), key));
+            let key = self.key.clone();
+            free.lock().push_back((Instant::now(), key));
         }
     }
 }
@@ -131,7 +130,36 @@ pub(crate) struct Registry<K: Key, T, S: State> {
     free: Arc<Free<K>>,
 }
 
-type Shard<K, T, S> = HashMap<K, Arc<Entry<K, T, S>>>;
+type Shard<K, T, S> = HashSet<ByKey<K, T, S>>;
+
+/// An entry in a set, found by its key. A map would keep every key twice.
+struct ByKey<K: Key, T, S: State>(Arc<Entry<K, T, S>>);
+
+impl<K: Key, T, S: State> ByKey<K, T, S> {
+    fn entry(&self) -> Arc<Entry<K, T, S>> {
+        Arc::clone(&self.0)
+    }
+}
+
+impl<K: Key, T, S: State> Borrow<K> for ByKey<K, T, S> {
+    fn borrow(&self) -> &K {
+        &self.0.key
+    }
+}
+
+impl<K: Key, T, S: State> Hash for ByKey<K, T, S> {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.0.key.hash(state);
+    }
+}
+
+impl<K: Key, T, S: State> PartialEq for ByKey<K, T, S> {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.key == other.0.key
+    }
+}
+
+impl<K: Key, T, S: State> Eq for ByKey<K, T, S> {}
 
 /// The result of a sweep.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -160,18 +188,14 @@ impl<K: Key, T, S: State> Registry<K, T, S> {
         make: impl FnOnce() -> Result<(T, S), E>,
     ) -> Result<Arc<Entry<K, T, S>>, E> {
         let mut shard = self.shard(&key).lock();
-        if let Some(entry) = shard.get(&key) {
-            return Ok(Arc::clone(entry));
+        if let Some(known) = shard.get(&key) {
+            return Ok(known.entry());
         }
         let (fixed, state) = make()?;
-        let registered = Registered {
-            key: key.clone(),
-            free: Arc::clone(&self.free),
-        };
-        let entry = Entry::new(fixed, state, Some(registered));
         let now = Instant::now();
         self.free.lock().push_back((now, key.clone()));
-        shard.insert(key, Arc::clone(&entry));
+        let entry = Entry::new(key, fixed, state, Some(Arc::clone(&self.free)));
+        shard.insert(ByKey(Arc::clone(&entry)));
         drop(shard);
         // So that names that are used once do not pile up between two sweeps.
         self.sweep_few(now, 4, &mut Sweep::default());
@@ -180,7 +204,8 @@ impl<K: Key, T, S: State> Registry<K, T, S> {
 
     /// The entry with this key, if there is one.
     pub(crate) fn known(&self, key: &K) -> Option<Arc<Entry<K, T, S>>> {
-        self.shard(key).lock().get(key).cloned()
+        let shard = self.shard(key).lock();
+        shard.get(key).map(ByKey::entry)
     }
 
     fn shard(&self, key: &K) -> &Mutex<Shard<K, T, S>> {
@@ -194,7 +219,11 @@ impl<K: Key, T, S: State> Registry<K, T, S> {
 
     /// The entries of separate keys.
     pub(crate) fn separate(&self) -> Vec<Arc<Entry<K, T, S>>> {
-        self.shards[SHARDS].lock().values().cloned().collect()
+        self.shards[SHARDS]
+            .lock()
+            .iter()
+            .map(ByKey::entry)
+            .collect()
     }
 
     /// Drops entries that have been idle for a while. The work is bounded, and independent of how many are in use.
@@ -238,10 +267,10 @@ impl<K: Key, T, S: State> Registry<K, T, S> {
     /// Drops a free entry if it is idle; `true` if it has to be checked again.
     fn drop_if_idle(&self, key: &K, now: Instant) -> bool {
         let mut shard = self.shard(key).lock();
-        let Some(entry) = shard.get(key) else {
+        let Some(ByKey(entry)) = shard.get(key) else {
             return false;
         };
-        // Only the map refers to it, and nobody else can get it while the shard is locked.
+        // Only the set refers to it, and nobody else can get it while the shard is locked.
         let unused = Arc::strong_count(entry) == 1;
         let mut state = entry.state.lock();
         if !state.state.is_free() {
@@ -252,9 +281,9 @@ impl<K: Key, T, S: State> Registry<K, T, S> {
             return true;
         }
         drop(state);
-        let entry = shard.remove(key);
+        let entry = shard.take(key);
         if shard.is_empty() && shard.capacity() > 64 {
-            *shard = HashMap::new();
+            *shard = HashSet::new();
         }
         drop(shard);
         drop(entry);
@@ -264,7 +293,7 @@ impl<K: Key, T, S: State> Registry<K, T, S> {
     pub(crate) fn all(&self) -> Vec<Arc<Entry<K, T, S>>> {
         let mut all = Vec::new();
         for shard in &self.shards {
-            all.extend(shard.lock().values().cloned());
+            all.extend(shard.lock().iter().map(ByKey::entry));
         }
         all
     }
@@ -388,7 +417,7 @@ mod tests {
     #[test]
     fn an_unregistered_entry_is_not_noted() {
         let registry = TestRegistry::new();
-        let entry = TestEntry::unregistered((), 0);
+        let entry = TestEntry::unregistered(0, (), 0);
         enter(&entry);
         leave(&entry);
         assert_eq!(registry.sweep(Instant::now() + LATER), Sweep::default());
