@@ -6,6 +6,8 @@
 
 use std::time::{Duration, Instant};
 
+use crate::time::Moment;
+
 /// A gap after a release that is longer than this, and than the tenure, ends the cohort.
 pub(super) const GAP: Duration = Duration::from_millis(5);
 
@@ -13,8 +15,8 @@ pub(super) const GAP: Duration = Duration::from_millis(5);
 #[derive(Debug, Clone)]
 pub(super) struct Cohort<R> {
     tenure: Duration,
-    since: Option<Instant>,
-    last_release: Option<(Instant, R)>,
+    since: Option<Moment>,
+    last_release: Option<(Moment, R)>,
 }
 
 impl<R> Cohort<R> {
@@ -32,7 +34,7 @@ impl<R> Cohort<R> {
 
     /// Redis granted something: the cohort starts, unless it has before.
     pub(super) fn granted(&mut self, now: Instant) {
-        self.since.get_or_insert(now);
+        self.since.get_or_insert_with(|| now.into());
     }
 
     pub(super) fn has_started(&self) -> bool {
@@ -49,12 +51,12 @@ impl<R> Cohort<R> {
     /// Whether the cohort has started and is younger than a tenure.
     pub(super) fn is_young(&self, now: Instant) -> bool {
         self.since
-            .is_some_and(|since| self.is_within_tenure(since, now))
+            .is_some_and(|since| self.is_within_tenure(since.into(), now))
     }
 
     /// A release was sent to Redis, of which other processes may be notified.
     pub(super) fn released(&mut self, release: R, now: Instant) {
-        self.last_release = Some((now, release));
+        self.last_release = Some((now.into(), release));
     }
 
     /// The cohort is over: another process has the lock, or it was lost.
@@ -86,8 +88,8 @@ impl<R> Cohort<R> {
             .is_none_or(|(released_at, _)| self.is_too_long_ago(*released_at, now))
     }
 
-    fn is_too_long_ago(&self, released_at: Instant, now: Instant) -> bool {
-        now.saturating_duration_since(released_at) > self.tenure.max(GAP)
+    fn is_too_long_ago(&self, released_at: Moment, now: Instant) -> bool {
+        now.saturating_duration_since(released_at.into()) > self.tenure.max(GAP)
     }
 
     #[cfg(test)]
@@ -95,7 +97,11 @@ impl<R> Cohort<R> {
     where
         R: Copy,
     {
-        (self.since, self.last_release)
+        let released = self.last_release;
+        (
+            self.since.map(Instant::from),
+            released.map(|(at, release)| (at.into(), release)),
+        )
     }
 }
 

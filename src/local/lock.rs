@@ -191,12 +191,28 @@ pub(crate) enum Left<W, H> {
 pub(crate) struct LocalLock<W, H, R> {
     order: Order,
     exclusive: Option<Holder<H>>,
-    shared: Vec<SharedHolders<H>>,
     /// How many threads of this process ask Redis for an exclusive hold, and for a shared one.
-    asking_exclusive: usize,
-    asking_shared: usize,
-    queue: WaitQueue<Waiting<W>>,
+    asking_exclusive: u32,
+    asking_shared: u32,
     cohort: Cohort<R>,
+    /// Made when the first of them comes: most locks are held by one thread after another, and nobody waits.
+    crowd: Option<Box<Crowd<W, H>>>,
+}
+
+/// Those that share the lock, and those that wait for it.
+#[derive(Debug, Clone)]
+struct Crowd<W, H> {
+    shared: Vec<SharedHolders<H>>,
+    queue: WaitQueue<Waiting<W>>,
+}
+
+impl<W, H> Default for Crowd<W, H> {
+    fn default() -> Self {
+        Self {
+            shared: Vec::new(),
+            queue: WaitQueue::new(),
+        }
+    }
 }
 
 impl<W, H: Holding, R> LocalLock<W, H, R> {
@@ -204,12 +220,41 @@ impl<W, H: Holding, R> LocalLock<W, H, R> {
         Self {
             order,
             exclusive: None,
-            shared: Vec::new(),
             asking_exclusive: 0,
             asking_shared: 0,
-            queue: WaitQueue::new(),
             cohort: Cohort::new(tenure),
+            crowd: None,
         }
+    }
+
+    pub(crate) fn tenure(&self) -> Duration {
+        self.cohort.tenure()
+    }
+
+    fn crowd(&mut self) -> &mut Crowd<W, H> {
+        self.crowd.get_or_insert_default()
+    }
+
+    fn shared(&self) -> &[SharedHolders<H>] {
+        self.crowd.as_ref().map_or(&[], |crowd| &crowd.shared)
+    }
+
+    fn shared_mut(&mut self) -> &mut [SharedHolders<H>] {
+        self.crowd
+            .as_mut()
+            .map_or(&mut [], |crowd| &mut crowd.shared)
+    }
+
+    fn queue(&self) -> impl Iterator<Item = &Waiting<W>> {
+        self.crowd.iter().flat_map(|crowd| crowd.queue.iter())
+    }
+
+    fn first_in_queue(&self) -> Option<&Waiting<W>> {
+        self.crowd.as_ref()?.queue.front()
+    }
+
+    fn take_first_in_queue(&mut self) -> Option<Waiting<W>> {
+        self.crowd.as_mut()?.queue.pop()
     }
 
     /// A thread wants the lock; `queue` makes its waiter if it is willing to wait. If it prefers writers, it does not ask
@@ -240,8 +285,8 @@ impl<W, H: Holding, R> LocalLock<W, H, R> {
                 let beside = queue.is_none() || prefer == Prefer::Readers;
                 let admitted = self.exclusive.is_none()
                     && self.asking_exclusive == 0
-                    && !self.queue.iter().any(writes)
-                    && (beside || self.queue.is_empty());
+                    && !self.queue().any(writes)
+                    && (beside || self.first_in_queue().is_none());
                 if admitted && let Some(group) = self.joinable(lease, now) {
                     group.threads.push((thread, 1));
                     return Entered::Joined(group.hold.clone());
@@ -259,7 +304,7 @@ impl<W, H: Holding, R> LocalLock<W, H, R> {
         }
         match queue {
             None => Entered::Busy,
-            Some(waiter) => Entered::Queued(self.queue.push(Waiting {
+            Some(waiter) => Entered::Queued(self.crowd().queue.push(Waiting {
                 thread,
                 mode,
                 lease,
@@ -275,7 +320,7 @@ impl<W, H: Holding, R> LocalLock<W, H, R> {
             .as_ref()
             .filter(|holder| holder.thread == thread);
         let shares = self
-            .shared
+            .shared()
             .iter()
             .find_map(|group| group.index_of(thread).map(|index| (group, index)));
         match (mode, alone, shares) {
@@ -304,7 +349,7 @@ impl<W, H: Holding, R> LocalLock<W, H, R> {
         }
     }
 
-    fn asking(&mut self, mode: Mode) -> &mut usize {
+    fn asking(&mut self, mode: Mode) -> &mut u32 {
         match mode {
             Mode::Exclusive => &mut self.asking_exclusive,
             Mode::Shared => &mut self.asking_shared,
@@ -313,7 +358,7 @@ impl<W, H: Holding, R> LocalLock<W, H, R> {
 
     /// A shared hold that one more thread may have.
     fn joinable(&mut self, lease: LeasePolicy, now: Instant) -> Option<&mut SharedHolders<H>> {
-        self.shared.iter_mut().find(|group| {
+        self.shared_mut().iter_mut().find(|group| {
             group.open
                 && group.lease == lease
                 && lease.shareable()
@@ -353,7 +398,7 @@ impl<W, H: Holding, R> LocalLock<W, H, R> {
                     lease,
                 });
             }
-            Mode::Shared => self.shared.push(SharedHolders {
+            Mode::Shared => self.crowd().shared.push(SharedHolders {
                 hold,
                 lease,
                 open: true,
@@ -379,7 +424,7 @@ impl<W, H: Holding, R> LocalLock<W, H, R> {
             holder.lease = lease;
             return true;
         }
-        for group in &mut self.shared {
+        for group in self.shared_mut() {
             if group.hold == *hold
                 && let Some(index) = group.index_of(thread)
             {
@@ -399,7 +444,7 @@ impl<W, H: Holding, R> LocalLock<W, H, R> {
                 .as_ref()
                 .filter(|holder| holder.thread == thread)
                 .map(|holder| (&holder.hold, holder.count)),
-            Mode::Shared => self.shared.iter().find_map(|group| {
+            Mode::Shared => self.shared().iter().find_map(|group| {
                 let index = group.index_of(thread)?;
                 Some((&group.hold, group.threads[index].1))
             }),
@@ -409,12 +454,12 @@ impl<W, H: Holding, R> LocalLock<W, H, R> {
     /// All holds of this process.
     pub(crate) fn holds(&self) -> impl Iterator<Item = &H> {
         let exclusive = self.exclusive.iter().map(|holder| &holder.hold);
-        exclusive.chain(self.shared.iter().map(|group| &group.hold))
+        exclusive.chain(self.shared().iter().map(|group| &group.hold))
     }
 
     /// No more threads may join the shared holds: a writer of another process waits.
     pub(crate) fn close_shared(&mut self) {
-        for group in &mut self.shared {
+        for group in self.shared_mut() {
             group.open = false;
         }
     }
@@ -441,14 +486,14 @@ impl<W, H: Holding, R> LocalLock<W, H, R> {
             };
         }
         let lease = holder.lease;
-        let validity = hold.validity();
         let same = |next: &Waiting<W>| next.mode == Mode::Exclusive && next.lease == lease;
-        if self.shared.is_empty()
+        let lasts = |validity: Validity| validity.complete && validity.to_spare(lease, now);
+        if let Some(crowd) = &mut self.crowd
+            && crowd.shared.is_empty()
             && lease.passable()
             && self.cohort.is_young(now)
-            && validity.complete
-            && validity.to_spare(lease, now)
-            && let Some(next) = self.queue.pop_if(same)
+            && lasts(hold.validity())
+            && let Some(next) = crowd.queue.pop_if(same)
         {
             holder.thread = next.thread;
             return Left::Passed {
@@ -473,7 +518,10 @@ impl<W, H: Holding, R> LocalLock<W, H, R> {
         now: Instant,
         release: &dyn Fn() -> R,
     ) -> Left<W, H> {
-        let Some((at, index)) = self
+        let Some(crowd) = &mut self.crowd else {
+            return Left::Gone;
+        };
+        let Some((at, index)) = crowd
             .shared
             .iter()
             .enumerate()
@@ -482,7 +530,7 @@ impl<W, H: Holding, R> LocalLock<W, H, R> {
         else {
             return Left::Gone;
         };
-        let group = &mut self.shared[at];
+        let group = &mut crowd.shared[at];
         let count = &mut group.threads[index].1;
         if *count > 1 {
             *count -= 1;
@@ -492,7 +540,7 @@ impl<W, H: Holding, R> LocalLock<W, H, R> {
         if !group.threads.is_empty() {
             return Left::Shared;
         }
-        self.shared.swap_remove(at);
+        crowd.shared.swap_remove(at);
         let release = release();
         // A tenure that a writer has started goes on while threads of this process read.
         if self.order == Order::Local && self.cohort.has_started() && self.exclusive.is_none() {
@@ -512,8 +560,8 @@ impl<W, H: Holding, R> LocalLock<W, H, R> {
         {
             self.exclusive = None;
             self.cohort.end();
-        } else if let Some(at) = self.shared.iter().position(|group| group.hold == *hold) {
-            self.shared.swap_remove(at);
+        } else if let Some(at) = self.shared().iter().position(|group| group.hold == *hold) {
+            self.crowd().shared.swap_remove(at);
         } else {
             return Wakeups {
                 joined: Vec::new(),
@@ -531,7 +579,7 @@ impl<W, H: Holding, R> LocalLock<W, H, R> {
 
     /// A queued thread gives up; `None` if its turn had come before.
     pub(crate) fn withdraw(&mut self, ticket: u64, now: Instant) -> Option<Wakeups<W, H>> {
-        self.queue.remove(ticket)?;
+        self.crowd.as_mut()?.queue.remove(ticket)?;
         // If it was a writer, readers behind it may join now.
         Some(self.take_next(now))
     }
@@ -545,7 +593,7 @@ impl<W, H: Holding, R> LocalLock<W, H, R> {
         if self.exclusive.is_some() {
             return wakeups;
         }
-        while let Some(first) = self.queue.front() {
+        while let Some(first) = self.first_in_queue() {
             let (thread, mode, lease) = (first.thread, first.mode, first.lease);
             match mode {
                 Mode::Shared if self.asking_exclusive > 0 => break,
@@ -553,9 +601,10 @@ impl<W, H: Holding, R> LocalLock<W, H, R> {
                     if let Some(group) = self.joinable(lease, now) {
                         group.threads.push((thread, 1));
                         let hold = group.hold.clone();
+                        let first = self.take_first_in_queue();
                         wakeups
                             .joined
-                            .extend(self.queue.pop().map(|first| (first.waiter, hold)));
+                            .extend(first.map(|first| (first.waiter, hold)));
                         continue;
                     }
                     if self.asking_shared > 0 {
@@ -569,25 +618,26 @@ impl<W, H: Holding, R> LocalLock<W, H, R> {
                 }
             }
             *self.asking(mode) += 1;
-            wakeups.contend = self.queue.pop().map(|first| first.waiter);
+            wakeups.contend = self.take_first_in_queue().map(|first| first.waiter);
         }
         wakeups
     }
 
     /// Empties the queue, to notify everybody in it.
     pub(crate) fn dismiss(&mut self) -> Vec<W> {
-        self.queue.drain().map(|waiting| waiting.waiter).collect()
+        let queue = self.crowd.iter_mut().flat_map(|crowd| crowd.queue.drain());
+        queue.map(|waiting| waiting.waiter).collect()
     }
 
     /// The waiters of all queued threads.
     pub(crate) fn waiters(&self) -> impl Iterator<Item = &W> {
-        self.queue.iter().map(|waiting| &waiting.waiter)
+        self.queue().map(|waiting| &waiting.waiter)
     }
 
     /// Whether no thread holds it or asks for it, and so none waits.
     pub(crate) fn is_free(&self) -> bool {
         self.exclusive.is_none()
-            && self.shared.is_empty()
+            && self.shared().is_empty()
             && self.asking_exclusive == 0
             && self.asking_shared == 0
     }

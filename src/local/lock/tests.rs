@@ -408,7 +408,10 @@ impl Model {
                     .exclusive
                     .iter_mut()
                     .map(|holder| &mut holder.hold);
-                let groups = self.lock.shared.iter_mut().map(|group| &mut group.hold);
+                let crowd = self.lock.crowd.iter_mut();
+                let groups = crowd
+                    .flat_map(|crowd| &mut crowd.shared)
+                    .map(|group| &mut group.hold);
                 let own = self.holds.iter_mut().map(|hold| &mut hold.grant);
                 for grant in holder.chain(groups).chain(own) {
                     if grant.number == number {
@@ -648,7 +651,7 @@ impl Model {
         let lock = &self.lock;
         let (writing, reading) = (self.asking(Mode::Exclusive), self.asking(Mode::Shared));
         self.check(
-            (lock.asking_exclusive, lock.asking_shared) == (writing, reading),
+            (lock.asking_exclusive as usize, lock.asking_shared as usize) == (writing, reading),
             "asking",
         );
         let free = self.holds.is_empty() && writing + reading == 0;
