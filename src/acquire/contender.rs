@@ -482,7 +482,7 @@ impl Strategy for Contender<'_> {
     }
 
     fn begins_to_wait(&mut self, waiter: &Arc<Waiter>) {
-        self.entry.lock().contenders.push(Arc::clone(waiter));
+        self.entry.lock().add_contender(waiter);
         if let Way::Writer(intent) = &mut self.way {
             // Before the subscription to releases: once that is confirmed, readers are certain to see this one.
             let writers = self.entry.protocol.writers();

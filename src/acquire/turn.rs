@@ -86,7 +86,7 @@ impl<'a> Turn<'a> {
     pub(crate) fn was_refused(&self) {
         let mut state = self.entry.lock();
         state.forget_contender(Some(&self.waiter));
-        state.contenders.push(Arc::clone(&self.waiter));
+        state.add_contender(&self.waiter);
     }
 
     /// Redis is unreachable: the queued threads get the error now.

@@ -59,12 +59,27 @@ pub(crate) struct Named {
 
 pub(crate) struct EntryState<H> {
     pub(crate) lock: LocalLock<Arc<Waiter<H>>, H, Arc<Call>>,
+    extras: Option<Box<Extras<H>>>,
+}
+
+/// What an uncontended lock does without; made when it is first needed.
+struct Extras<H> {
     /// The waiters of the contenders that are parked.
-    pub(crate) contenders: Vec<Arc<Waiter<H>>>,
-    tenure: Duration,
-    /// What only semaphores need, and only read-write locks. Boxed, to keep the entry of a lock small.
-    semaphore: Option<Box<SemaphoreState<H>>>,
-    preference: Option<Box<WriterPreference<Arc<Call>>>>,
+    contenders: Vec<Arc<Waiter<H>>>,
+    /// What only semaphores need.
+    semaphore: Option<SemaphoreState<H>>,
+    /// What only read-write locks need.
+    preference: Option<WriterPreference<Arc<Call>>>,
+}
+
+impl<H> Default for Extras<H> {
+    fn default() -> Self {
+        Self {
+            contenders: Vec::new(),
+            semaphore: None,
+            preference: None,
+        }
+    }
 }
 
 struct SemaphoreState<H> {
@@ -128,20 +143,29 @@ impl<H: Holding> EntryState<H> {
     fn new(kind: &Kind, tenure: Duration) -> Self {
         Self {
             lock: LocalLock::new(kind.order, tenure),
-            contenders: Vec::new(),
-            tenure,
-            semaphore: None,
-            preference: None,
+            extras: None,
         }
     }
 
+    fn extras(&mut self) -> &mut Extras<H> {
+        self.extras.get_or_insert_default()
+    }
+
     fn semaphore(&mut self) -> &mut SemaphoreState<H> {
-        self.semaphore.get_or_insert_with(|| {
-            Box::new(SemaphoreState {
-                local: LocalSemaphore::new(self.tenure),
-                keys: IdempotencyKeys::new(FORGET),
-            })
+        let tenure = self.lock.tenure();
+        let semaphore = &mut self.extras().semaphore;
+        semaphore.get_or_insert_with(|| SemaphoreState {
+            local: LocalSemaphore::new(tenure),
+            keys: IdempotencyKeys::new(FORGET),
         })
+    }
+
+    fn preference(&self) -> Option<&WriterPreference<Arc<Call>>> {
+        self.extras.as_ref()?.preference.as_ref()
+    }
+
+    fn preference_mut(&mut self) -> Option<&mut WriterPreference<Arc<Call>>> {
+        self.extras.as_mut()?.preference.as_mut()
     }
 
     pub(crate) fn local_semaphore(&mut self) -> &mut EntrySemaphore<H> {
@@ -165,43 +189,55 @@ impl<H: Holding> EntryState<H> {
 
     /// Whether a thread waits here, or asks and was refused.
     pub(crate) fn is_waited_for(&self) -> bool {
-        !self.contenders.is_empty() || self.lock.waiters().next().is_some()
+        self.waiters().next().is_some()
+    }
+
+    /// All that park: those in the queue, and contenders.
+    fn waiters(&self) -> impl Iterator<Item = &Arc<Waiter<H>>> {
+        let contenders = self.extras.iter().flat_map(|extras| &extras.contenders);
+        self.lock.waiters().chain(contenders)
+    }
+
+    pub(crate) fn add_contender(&mut self, waiter: &Arc<Waiter<H>>) {
+        self.extras().contenders.push(Arc::clone(waiter));
     }
 
     pub(crate) fn forget_contender(&mut self, waiter: Option<&Arc<Waiter<H>>>) {
-        if let Some(waiter) = waiter {
-            self.contenders.retain(|other| !Arc::ptr_eq(other, waiter));
+        if let (Some(waiter), Some(extras)) = (waiter, &mut self.extras) {
+            extras
+                .contenders
+                .retain(|other| !Arc::ptr_eq(other, waiter));
         }
     }
 
     /// See [`WriterPreference::kept_out_since`].
     pub(crate) fn kept_out_since(&self, now: Instant) -> Instant {
-        let preference = self.preference.as_ref();
-        preference.map_or(now, |preference| preference.kept_out_since(now))
+        self.preference()
+            .map_or(now, |preference| preference.kept_out_since(now))
     }
 
     /// See [`WriterPreference::keep_out`].
     pub(crate) fn keep_out(&mut self, now: Instant, memory: Duration, writers: Option<u64>) {
-        let preference = self.preference.get_or_insert_default();
+        let preference = self.extras().preference.get_or_insert_default();
         preference.keep_out(now, memory, writers);
     }
 
     /// See [`WriterPreference::let_in`].
     pub(crate) fn let_in(&mut self, now: Instant, max_wait: Duration) {
-        if let Some(preference) = &mut self.preference {
+        if let Some(preference) = self.preference_mut() {
             preference.let_in(now, max_wait);
         }
     }
 
     /// See [`WriterPreference::no_shows`].
     pub(crate) fn no_shows(&self, now: Instant) -> u64 {
-        let preference = self.preference.as_ref();
-        preference.map_or(0, |preference| preference.no_shows(now))
+        self.preference()
+            .map_or(0, |preference| preference.no_shows(now))
     }
 
     /// See [`WriterPreference::count_writers`].
     pub(crate) fn count_writers(&mut self, writers: u64) {
-        if let Some(preference) = &mut self.preference {
+        if let Some(preference) = self.preference_mut() {
             preference.count_writers(writers);
         }
     }
@@ -215,7 +251,7 @@ impl<H: Holding> EntryState<H> {
         now: Instant,
         submit: impl FnOnce() -> Option<Arc<Call>>,
     ) -> bool {
-        let preference = self.preference.get_or_insert_default();
+        let preference = self.extras().preference.get_or_insert_default();
         match preference.probe(now, |call| writers_found(call), submit) {
             Follows::Join { sent } => sent,
             Follows::Close => {
@@ -228,15 +264,17 @@ impl<H: Holding> EntryState<H> {
 
 impl<H: Holding> State for EntryState<H> {
     fn is_free(&self) -> bool {
-        let semaphore = self.semaphore.as_ref();
+        let extras = self.extras.as_ref();
+        let semaphore = extras.and_then(|extras| extras.semaphore.as_ref());
         self.lock.is_free() && semaphore.is_none_or(|semaphore| semaphore.local.is_free())
     }
 
     fn is_idle(&self, now: Instant) -> bool {
-        let preference = self.preference.as_ref();
         self.is_free()
             && self.lock.is_idle(now)
-            && preference.is_none_or(|preference| preference.is_idle(now))
+            && self
+                .preference()
+                .is_none_or(|preference| preference.is_idle(now))
     }
 }
 
@@ -361,12 +399,7 @@ impl<H: Holding> Registry<H> {
     pub(crate) fn wake_all(&self) {
         for entry in self.entries.all() {
             let state = entry.lock();
-            let waiters: Vec<_> = state
-                .lock
-                .waiters()
-                .chain(&state.contenders)
-                .cloned()
-                .collect();
+            let waiters: Vec<_> = state.waiters().cloned().collect();
             drop(state);
             for waiter in waiters {
                 waiter.wake();
