@@ -12,7 +12,8 @@
 //!
 //! Every step costs the logarithm of the number of entries, however many are due, queued or under way.
 
-use std::collections::BTreeMap;
+use std::cmp::Ordering as Order;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -35,15 +36,42 @@ pub(crate) struct Times {
 
 /// Entries by when they are due, and those queued for renewal by when they end, both as `time::nanos`.
 pub(crate) struct Schedule<T: ?Sized> {
-    due: BTreeMap<(u64, u64), Arc<T>>,
-    renewals: BTreeMap<(u64, u64), Arc<T>>,
+    due: BTreeSet<Item<T>>,
+    renewals: BTreeSet<Item<T>>,
 }
+
+/// An entry and its moment; entries with the same moment are in the order of their numbers.
+struct Item<T: ?Sized> {
+    at: u64,
+    entry: Arc<T>,
+}
+
+impl<T: Scheduled + ?Sized> Ord for Item<T> {
+    fn cmp(&self, other: &Self) -> Order {
+        let by_number = || self.entry.number().cmp(&other.entry.number());
+        self.at.cmp(&other.at).then_with(by_number)
+    }
+}
+
+impl<T: Scheduled + ?Sized> PartialOrd for Item<T> {
+    fn partial_cmp(&self, other: &Self) -> Option<Order> {
+        Some(self.cmp(other))
+    }
+}
+
+impl<T: Scheduled + ?Sized> PartialEq for Item<T> {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other).is_eq()
+    }
+}
+
+impl<T: Scheduled + ?Sized> Eq for Item<T> {}
 
 impl<T: Scheduled + ?Sized> Schedule<T> {
     pub(crate) fn new() -> Self {
         Self {
-            due: BTreeMap::new(),
-            renewals: BTreeMap::new(),
+            due: BTreeSet::new(),
+            renewals: BTreeSet::new(),
         }
     }
 
@@ -52,7 +80,7 @@ impl<T: Scheduled + ?Sized> Schedule<T> {
         self.disarm(&entry);
         let due = due.max(1);
         entry.times().due.store(due, Ordering::Relaxed);
-        self.due.insert((due, entry.number()), entry);
+        self.due.insert(Item { at: due, entry });
     }
 
     /// Queues `entry`, which ends at `ends`, for renewal, and schedules it for `due`.
@@ -60,25 +88,28 @@ impl<T: Scheduled + ?Sized> Schedule<T> {
         self.arm(Arc::clone(entry), due);
         let ends = ends.max(1);
         entry.times().ends.store(ends, Ordering::Relaxed);
-        let key = (ends, entry.number());
-        self.renewals.insert(key, Arc::clone(entry));
+        let entry = Arc::clone(entry);
+        self.renewals.insert(Item { at: ends, entry });
     }
 
     /// Removes `entry`; `true` if it was armed.
-    pub(crate) fn disarm(&mut self, entry: &T) -> bool {
-        let (number, times) = (entry.number(), entry.times());
-        let ends = times.ends.swap(0, Ordering::Relaxed);
+    pub(crate) fn disarm(&mut self, entry: &Arc<T>) -> bool {
+        let item = |at| Item {
+            at,
+            entry: Arc::clone(entry),
+        };
+        let ends = entry.times().ends.swap(0, Ordering::Relaxed);
         if ends != 0 {
-            self.renewals.remove(&(ends, number));
+            self.renewals.remove(&item(ends));
         }
-        let due = times.due.swap(0, Ordering::Relaxed);
-        due != 0 && self.due.remove(&(due, number)).is_some()
+        let due = entry.times().due.swap(0, Ordering::Relaxed);
+        due != 0 && self.due.remove(&item(due))
     }
 
     /// The entry that is due first, and when.
     pub(crate) fn first_due(&self) -> Option<(u64, &Arc<T>)> {
-        let ((due, _), entry) = self.due.first_key_value()?;
-        Some((*due, entry))
+        let Item { at, entry } = self.due.first()?;
+        Some((*at, entry))
     }
 
     /// Removes and returns the entry that is due first.
@@ -94,12 +125,12 @@ impl<T: Scheduled + ?Sized> Schedule<T> {
 
     /// The queued entries, in the order in which they end.
     pub(crate) fn renewals(&self) -> impl Iterator<Item = &Arc<T>> {
-        self.renewals.values()
+        self.renewals.iter().map(|item| &item.entry)
     }
 
     /// Takes the queued entry that ends first, to renew it now; it stays armed.
     pub(crate) fn take_renewal(&mut self) -> Option<Arc<T>> {
-        let (_, entry) = self.renewals.pop_first()?;
+        let Item { entry, .. } = self.renewals.pop_first()?;
         entry.times().ends.store(0, Ordering::Relaxed);
         Some(entry)
     }

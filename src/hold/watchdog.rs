@@ -107,7 +107,7 @@ impl Watchdog {
     fn put(&self, hold: Arc<dyn Renewable>, due: Instant) {
         let due = time::nanos(due).max(1);
         let mut state = self.state.lock();
-        state.remove(&*hold);
+        state.remove(&hold);
         if !hold.is_held() {
             return;
         }
@@ -125,7 +125,7 @@ impl Watchdog {
         let ends = time::nanos(hold.ends());
         let due = time::nanos(hold.look_again(now + hold.lease()));
         let mut state = self.state.lock();
-        state.remove(&**hold);
+        state.remove(hold);
         if hold.is_held() {
             state.node_holds += usize::from(hold.is_node_hold());
             state.schedule.queue(hold, ends, due);
@@ -134,7 +134,8 @@ impl Watchdog {
 
     /// Takes `hold` off the schedule. It must be over, or the thread may put it back.
     pub(crate) fn disarm<T: Renewable + 'static>(&self, hold: &Arc<T>) {
-        self.state.lock().remove(&**hold);
+        let hold = Arc::clone(hold) as Arc<dyn Renewable>;
+        self.state.lock().remove(&hold);
     }
 
     /// Has the thread run the housekeeping shortly.
@@ -258,7 +259,7 @@ impl Housekeeper for Watchdog {
 }
 
 impl WatchdogState {
-    fn remove(&mut self, hold: &(dyn Renewable + 'static)) {
+    fn remove(&mut self, hold: &Arc<dyn Renewable>) {
         if self.schedule.disarm(hold) {
             self.node_holds -= usize::from(hold.is_node_hold());
         }
