@@ -27,7 +27,7 @@ fn protocol(keyspace: Keyspace<'_>, name: &Arc<str>) -> Result<Box<dyn Protocol>
 }
 
 struct Fair {
-    key: String,
+    key: Arc<str>,
     queue: String,
     timeouts: String,
     channel: Arc<str>,

@@ -23,7 +23,7 @@ fn protocol(keyspace: Keyspace<'_>, name: &Arc<str>) -> Result<Box<dyn Protocol>
 }
 
 struct Fenced {
-    key: String,
+    key: Arc<str>,
     /// The counter that tokens are drawn from.
     token: String,
     channel: Arc<str>,

@@ -1,17 +1,19 @@
 //! Every key and channel name this crate ever writes, as Redisson derives them.
 
+use std::sync::Arc;
+
 use crate::error::{Error, Result};
 use crate::net::slot::slot_of;
 
 /// The longest key that is accepted, in bytes, prefix included.
 const MAX_KEY_LEN: usize = 64 * 1024;
 
-/// The key of a lock: the client's prefix and the name.
+/// The key of a lock: the client's prefix and the name, or the name itself if there is no prefix.
 ///
 /// # Errors
 ///
 /// [`Error::InvalidName`] for an empty name, and for a key over 64 KiB.
-pub(crate) fn key(prefix: &str, name: &str) -> Result<String> {
+pub(crate) fn key(prefix: &str, name: &Arc<str>) -> Result<Arc<str>> {
     if name.is_empty() {
         return Err(Error::InvalidName { why: "it is empty" });
     }
@@ -20,7 +22,11 @@ pub(crate) fn key(prefix: &str, name: &str) -> Result<String> {
             why: "it is longer than 64 KiB, key prefix included",
         });
     }
-    Ok(format!("{prefix}{name}"))
+    Ok(if prefix.is_empty() {
+        Arc::clone(name)
+    } else {
+        format!("{prefix}{name}").into()
+    })
 }
 
 /// Whether Redisson's names of what belongs to the lock at `key` are in the slot of that key.
@@ -220,6 +226,7 @@ mod tests {
 
     #[test]
     fn only_empty_and_overlong_names_are_refused() {
+        let key = |prefix: &str, name: &str| key(prefix, &name.into()).map(|key| key.to_string());
         assert!(matches!(key("app:", ""), Err(Error::InvalidName { .. })));
         assert!(matches!(
             key("p", &"x".repeat(MAX_KEY_LEN)),

@@ -119,7 +119,7 @@ impl Keyspace<'_> {
     /// # Errors
     ///
     /// Those of [`keys::key`], and of [`keys::in_one_slot`] in a cluster.
-    pub(crate) fn key(self, name: &str) -> Result<String> {
+    pub(crate) fn key(self, name: &Arc<str>) -> Result<Arc<str>> {
         let key = keys::key(self.prefix, name)?;
         if self.is_cluster {
             keys::in_one_slot(&key)?;

@@ -24,7 +24,7 @@ fn protocol(keyspace: Keyspace<'_>, name: &Arc<str>) -> Result<Box<dyn Protocol>
 }
 
 struct Latch {
-    key: String,
+    key: Arc<str>,
     channel: Arc<str>,
 }
 

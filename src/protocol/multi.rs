@@ -31,8 +31,8 @@ fn protocol(keyspace: Keyspace<'_>, id: &Arc<str>) -> Result<Box<dyn Protocol>> 
     if names.is_empty() {
         return Err(Error::Config("a multi-lock of no names".into()));
     }
-    let member = |name| {
-        let key = keyspace.key(name)?;
+    let member = |name: &str| {
+        let key = keyspace.key(&name.into())?;
         let channel = keys::lock_channel(&key).into();
         Ok(Member { key, channel })
     };
@@ -47,7 +47,7 @@ struct Multi {
 
 /// One of several locks.
 struct Member {
-    key: String,
+    key: Arc<str>,
     channel: Arc<str>,
 }
 

@@ -25,7 +25,7 @@ fn protocol(keyspace: Keyspace<'_>, name: &Arc<str>) -> Result<Box<dyn Protocol>
 }
 
 struct Permits {
-    key: String,
+    key: Arc<str>,
     /// Which permits are out, and until when.
     timeouts: String,
     channel: Arc<str>,

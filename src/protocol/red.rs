@@ -24,7 +24,7 @@ fn protocol(keyspace: Keyspace<'_>, id: &Arc<str>) -> Result<Box<dyn Protocol>> 
 }
 
 struct Red {
-    key: String,
+    key: Arc<str>,
     channel: Arc<str>,
 }
 

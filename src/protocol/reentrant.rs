@@ -20,7 +20,7 @@ fn protocol(keyspace: Keyspace<'_>, name: &Arc<str>) -> Result<Box<dyn Protocol>
 }
 
 struct Reentrant {
-    key: String,
+    key: Arc<str>,
     channel: Arc<str>,
 }
 

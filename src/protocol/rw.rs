@@ -26,7 +26,7 @@ fn protocol(keyspace: Keyspace<'_>, name: &Arc<str>) -> Result<Box<dyn Protocol>
 }
 
 struct ReadWrite {
-    key: String,
+    key: Arc<str>,
     channel: Arc<str>,
     /// What precedes the owner in the key of a read hold.
     holds: String,

@@ -22,7 +22,7 @@ fn protocol(keyspace: Keyspace<'_>, name: &Arc<str>) -> Result<Box<dyn Protocol>
 }
 
 struct Semaphore {
-    key: String,
+    key: Arc<str>,
     channel: Arc<str>,
 }
 

@@ -23,7 +23,7 @@ fn protocol(keyspace: Keyspace<'_>, name: &Arc<str>) -> Result<Box<dyn Protocol>
 }
 
 struct Spin {
-    key: String,
+    key: Arc<str>,
     channel: Arc<str>,
 }
 
