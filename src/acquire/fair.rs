@@ -25,7 +25,7 @@ impl Queued {
         let number = session.owners.draw();
         Self {
             number,
-            ticket: session.owners.id(number),
+            ticket: session.owners.id(number).to_string(),
             is_spent: false,
             state: PlaceState::Unknown,
             is_doubtful: false,

@@ -12,7 +12,7 @@ use crate::error::{Error, LossReason, Result};
 use crate::hold::{Entry, Hold, UNDO_FOR, Waiter};
 use crate::local::lock::{LeasePolicy, Mode};
 use crate::net::call::{Attempt, Deferred, DeferredInfo, Undo};
-use crate::protocol::owner::PermitId;
+use crate::protocol::owner::{OwnerId, PermitId};
 use crate::protocol::permits;
 use crate::protocol::script::{self, PermitsAcquired};
 use crate::quorum::failure::Failure;
@@ -83,7 +83,7 @@ impl LeasedPermits<'_> {
                 Arc::clone(&batch.entry),
                 Mode::Exclusive,
                 session.owners.draw(),
-                id.to_string(),
+                OwnerId::of(id),
                 self.lease,
                 self.ttl,
             );

@@ -22,7 +22,7 @@ use crate::hold::validity::{Duty, Lease, RenewedBy};
 use crate::local::lock::{Holding, LeasePolicy, Mode, Validity};
 use crate::net::call::{Call, Deferred, Undo};
 use crate::net::request::Request;
-use crate::protocol::owner::OwnerNumber;
+use crate::protocol::owner::{OwnerId, OwnerNumber};
 use crate::protocol::script::{self, Renewed, Unexpected};
 use crate::report::report;
 use crate::time;
@@ -46,7 +46,7 @@ pub(crate) struct Hold {
     pub(crate) entry: Arc<Entry>,
     pub(crate) mode: Mode,
     pub(crate) number: OwnerNumber,
-    pub(crate) owner: Box<str>,
+    pub(crate) owner: OwnerId,
     /// The servers that keep it, if they are several; `None` if its client's server does.
     backing: Option<Arc<dyn Backing>>,
     /// The token of the thread that has it now, and the last one drawn for it; zero without tokens.
@@ -197,7 +197,7 @@ impl Hold {
         entry: Arc<Entry>,
         mode: Mode,
         number: OwnerNumber,
-        owner: String,
+        owner: OwnerId,
         lease: LeasePolicy,
         ttl: Duration,
     ) -> Self {
@@ -205,7 +205,7 @@ impl Hold {
             entry,
             mode,
             number,
-            owner: owner.into_boxed_str(),
+            owner,
             backing: None,
             token: AtomicU64::new(0),
             last_token: AtomicU64::new(0),

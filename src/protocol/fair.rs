@@ -9,6 +9,7 @@ use crate::protocol::kind::{
     ACQUIRING, AcquireArgs, FORCING, Keyspace, Kind, PlaceState, Protocol, RELEASING,
 };
 use crate::protocol::script::{self, Request, lease_ms};
+use crate::protocol::text::Digits;
 
 pub(crate) static KIND: Kind = Kind {
     has_plain_keys: true,
@@ -59,9 +60,9 @@ impl Protocol for Fair {
             &self.keys(),
             &[
                 args.owner,
-                &lease_ms(args.lease).to_string(),
+                &Digits::of(lease_ms(args.lease)),
                 args.place.ticket,
-                &lease_ms(args.place.keep).to_string(),
+                &Digits::of(lease_ms(args.place.keep)),
                 match args.place.state {
                     PlaceState::Unknown => "0",
                     PlaceState::Kept => "1",

@@ -6,6 +6,7 @@ use crate::error::Result;
 use crate::protocol::keys;
 use crate::protocol::kind::{ACQUIRING, AcquireArgs, Keyspace, Kind, Protocol};
 use crate::protocol::script::{self, Request, lease_ms};
+use crate::protocol::text::Digits;
 
 pub(crate) static KIND: Kind = Kind {
     has_plain_keys: true,
@@ -49,9 +50,9 @@ impl Protocol for Fenced {
             &[&self.key, &self.token],
             &[
                 args.owner,
-                &lease_ms(args.lease).to_string(),
-                &args.tokens.to_string(),
-                &lease_ms(args.token_ttl).to_string(),
+                &Digits::of(lease_ms(args.lease)),
+                &Digits::of(args.tokens),
+                &Digits::of(lease_ms(args.token_ttl)),
             ],
         )
     }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use crate::net::call::{Call, CallPhase};
 use crate::protocol::keys;
-use crate::protocol::owner::{OwnerNumber, Owners};
+use crate::protocol::owner::{OwnerId, OwnerNumber, Owners};
 
 /// How many requests are remembered here until their keys can be deleted. The keys of others expire.
 const MOST: usize = 64;
@@ -75,7 +75,7 @@ impl IdempotencyKeys {
 pub(crate) struct RequestKeys {
     pub(crate) number: OwnerNumber,
     /// Unique to the request.
-    pub(crate) id: String,
+    pub(crate) id: OwnerId,
     /// Its own first.
     keys: Vec<String>,
 }

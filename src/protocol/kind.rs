@@ -14,6 +14,7 @@ use crate::error::{LossReason, Result};
 use crate::local::lock::{Mode, Order};
 use crate::protocol::keys;
 use crate::protocol::script::{self, Renewed, Request, Unexpected, lease_ms};
+use crate::protocol::text::Digits;
 
 /// The properties of one kind. Each is a static, and equal to itself only.
 pub(crate) struct Kind {
@@ -158,7 +159,7 @@ pub(crate) trait Protocol: Send + Sync {
             ACQUIRING,
             &script::LOCK_ACQUIRE,
             &[self.key()],
-            &[args.owner, &lease_ms(args.lease).to_string()],
+            &[args.owner, &Digits::of(lease_ms(args.lease))],
         )
     }
 
@@ -261,7 +262,7 @@ pub(super) fn renew_plain(key: &str, field: &str, lease: Duration, count: u32) -
         RENEWING,
         &script::LOCK_RENEW,
         &[key],
-        &[field, &lease_ms(lease).to_string(), &count.to_string()],
+        &[field, &Digits::of(lease_ms(lease)), &Digits::of(count)],
     )
 }
 

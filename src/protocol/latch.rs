@@ -8,6 +8,7 @@ use crate::protocol::idempotency::RequestKeys;
 use crate::protocol::keys;
 use crate::protocol::kind::{Keyspace, Kind, Protocol};
 use crate::protocol::script::{self, Request, Script, lease_ms};
+use crate::protocol::text::Digits;
 
 pub(crate) static KIND: Kind = Kind::plain("latch", protocol);
 
@@ -71,7 +72,7 @@ pub(crate) fn change(
             "setting the latch",
             &script::LATCH_SET,
             ROUND,
-            Some(count.to_string()),
+            Some(Digits::of(count)),
         ),
         Change::CountDown => (
             "counting a latch down",
@@ -81,7 +82,7 @@ pub(crate) fn change(
         ),
         Change::Delete => ("deleting a latch", &script::LATCH_DELETE, OPEN_ROUND, None),
     };
-    let round_ms = lease_ms(round).to_string();
+    let round_ms = Digits::of(lease_ms(round));
     let args = [&*keys.id, &round_ms, keep_ms];
     let args: Vec<&str> = args.into_iter().chain(count.as_deref()).collect();
     let round_key = keys::latch_round(of.key());

@@ -19,6 +19,7 @@ pub(crate) mod rw;
 pub(crate) mod script;
 pub(crate) mod semaphore;
 pub(crate) mod spin;
+pub(crate) mod text;
 
 /// All kinds there are.
 pub(crate) static KINDS: [&kind::Kind; 10] = [

@@ -10,6 +10,7 @@ use crate::protocol::kind::{
     ACQUIRING, AcquireArgs, FORCING, Id, Keyspace, Kind, Protocol, RELEASING, RENEWING,
 };
 use crate::protocol::script::{self, Request, lease_ms};
+use crate::protocol::text::Digits;
 
 pub(crate) static KIND: Kind = Kind {
     has_plain_keys: true,
@@ -90,7 +91,7 @@ impl Protocol for Multi {
             ACQUIRING,
             &script::MULTI_ACQUIRE,
             &self.locks(),
-            &[args.owner, &lease_ms(args.lease).to_string()],
+            &[args.owner, &Digits::of(lease_ms(args.lease))],
         )
     }
 
@@ -108,7 +109,7 @@ impl Protocol for Multi {
             RENEWING,
             &script::MULTI_RENEW,
             &self.locks(),
-            &[owner, &lease_ms(lease).to_string(), &count.to_string()],
+            &[owner, &Digits::of(lease_ms(lease)), &Digits::of(count)],
         )
     }
 

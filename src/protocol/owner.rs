@@ -1,7 +1,9 @@
 //! Who holds: the client's id and a number that is new for every acquisition.
 
-use std::fmt::{self, Write as _};
+use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::protocol::text::Text;
 
 /// Makes the owner ids of one client.
 ///
@@ -15,6 +17,9 @@ pub(crate) struct Owners {
 /// The number of one acquisition; together with the client's id it is the owner in Redis.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct OwnerNumber(pub(crate) u64);
+
+/// An owner as Redis knows it, or the id of a permit: a UUID, a colon, and the largest number.
+pub(crate) type OwnerId = Text<{ 36 + 1 + 20 }>;
 
 impl Owners {
     /// Owners of a client nobody has met before.
@@ -41,12 +46,8 @@ impl Owners {
     }
 
     /// The owner as Redis knows it: `<client uuid>:<number>`, the shape of Redisson's `<client id>:<thread id>`.
-    pub(crate) fn id(&self, number: OwnerNumber) -> String {
-        let digits = 1 + number.0.checked_ilog10().map_or(0, |log| log as usize);
-        // No longer than it will be, since each hold keeps one.
-        let mut id = String::with_capacity(self.client.len() + 1 + digits);
-        write!(id, "{}:{}", self.client, number.0).unwrap_or_default();
-        id
+    pub(crate) fn id(&self, number: OwnerNumber) -> OwnerId {
+        OwnerId::of(format_args!("{}:{}", self.client, number.0))
     }
 }
 
@@ -121,6 +122,7 @@ mod tests {
         assert_ne!(owners.draw(), owners.draw());
         assert!(owners.id(OwnerNumber(7)).ends_with(":7"));
         assert_eq!(owners.id(OwnerNumber(7)).len(), 36 + 2);
+        assert_eq!(owners.id(OwnerNumber(u64::MAX)).len(), 36 + 1 + 20);
         let elsewhere = std::thread::spawn(this_thread).join().expect("thread");
         let later = std::thread::spawn(this_thread).join().expect("thread");
         assert!(elsewhere != this_thread() && later != elsewhere);

@@ -12,6 +12,7 @@ use crate::protocol::keys;
 use crate::protocol::kind::{Keyspace, Kind, Protocol};
 use crate::protocol::owner::PermitId;
 use crate::protocol::script::{self, Renewed, Request, Script, Unexpected, lease_ms};
+use crate::protocol::text::Digits;
 
 pub(crate) static KIND: Kind = Kind::plain("permits", protocol);
 
@@ -56,7 +57,7 @@ impl Protocol for Permits {
     }
 
     fn renew_permit(&self, id: &str, lease: Duration, ends_at: i64) -> Option<Request> {
-        let (lease, ends_at) = (lease_ms(lease).to_string(), ends_at.to_string());
+        let (lease, ends_at) = (Digits::of(lease_ms(lease)), Digits::of(ends_at));
         Some(Request::script_of_bytes(
             "renewing a permit",
             &script::PERMIT_RENEW,
@@ -110,7 +111,7 @@ fn request(
 
 /// Takes permits with these ids, all or none.
 pub(crate) fn acquire(of: &dyn Protocol, ids: &[PermitId], lease: Duration) -> Request {
-    let lease = lease_ms(lease).to_string();
+    let lease = Digits::of(lease_ms(lease));
     let args = [lease.as_bytes(), &all(ids)];
     request(
         of,
@@ -140,7 +141,7 @@ pub(crate) fn release_ids(
 
 /// Has a permit end after `lease` from now.
 pub(crate) fn update(of: &dyn Protocol, id: PermitId, lease: Duration) -> Request {
-    let lease = lease_ms(lease).to_string();
+    let lease = Digits::of(lease_ms(lease));
     let args = [&id.0, lease.as_bytes()];
     let doing = "changing the lease of a permit";
     request(of, doing, &script::PERMIT_UPDATE, None, &args)
@@ -175,9 +176,9 @@ pub(crate) fn change(
 ) -> Request {
     let setting = "setting the number of permits";
     let (doing, script, by) = match change {
-        Change::TrySet(n) => (setting, &script::PERMIT_TRY_SET, n.to_string()),
-        Change::Set(n) => (setting, &script::PERMIT_SET, n.to_string()),
-        Change::Add(more) => ("adding permits", &script::PERMIT_ADD, more.to_string()),
+        Change::TrySet(n) => (setting, &script::PERMIT_TRY_SET, Digits::of(n)),
+        Change::Set(n) => (setting, &script::PERMIT_SET, Digits::of(n)),
+        Change::Add(more) => ("adding permits", &script::PERMIT_ADD, Digits::of(more)),
     };
     let args = [by.as_bytes(), keep_ms.as_bytes()];
     request(of, doing, script, Some(keys.own()), &args)

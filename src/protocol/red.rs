@@ -8,6 +8,7 @@ use crate::local::lock::Mode;
 use crate::protocol::keys;
 use crate::protocol::kind::{ACQUIRING, AcquireArgs, Id, Keyspace, Kind, Protocol};
 use crate::protocol::script::{self, Request, lease_ms};
+use crate::protocol::text::Digits;
 
 pub(crate) static KIND: Kind = Kind {
     id: Id::NameAndNodes,
@@ -49,8 +50,8 @@ impl Protocol for Red {
             &[&self.key],
             &[
                 args.owner,
-                &lease_ms(args.lease).to_string(),
-                &seconds(args.up_for).to_string(),
+                &Digits::of(lease_ms(args.lease)),
+                &Digits::of(seconds(args.up_for)),
                 args.run_id,
             ],
         )

@@ -10,6 +10,7 @@ use crate::protocol::kind::{
     ACQUIRING, AcquireArgs, FORCING, Keyspace, Kind, Protocol, RELEASING, RENEWING, renew_plain,
 };
 use crate::protocol::script::{self, Request, lease_ms};
+use crate::protocol::text::Digits;
 
 pub(crate) static KIND: Kind = Kind::plain("read-write", protocol);
 
@@ -59,7 +60,7 @@ impl Protocol for ReadWrite {
     }
 
     fn acquire(&self, args: &AcquireArgs<'_>) -> Request {
-        let lease = lease_ms(args.lease).to_string();
+        let lease = Digits::of(lease_ms(args.lease));
         match args.mode {
             Mode::Exclusive => Request::script(
                 ACQUIRING,
@@ -75,10 +76,7 @@ impl Protocol for ReadWrite {
                     args.owner,
                     &lease,
                     &args.under.map(write_field).unwrap_or_default(),
-                    &args
-                        .ignored_writers
-                        .map(|writers| writers.to_string())
-                        .unwrap_or_default(),
+                    &args.ignored_writers.map(Digits::of).unwrap_or_default(),
                 ],
             ),
         }
@@ -108,7 +106,7 @@ impl Protocol for ReadWrite {
                 RENEWING,
                 &script::RW_READ_RENEW,
                 &[&self.key, &self.channel, &self.hold_key(owner)],
-                &[owner, &lease_ms(lease).to_string()],
+                &[owner, &Digits::of(lease_ms(lease))],
             ),
         }
     }

@@ -10,6 +10,7 @@ use crate::protocol::idempotency::RequestKeys;
 use crate::protocol::keys;
 use crate::protocol::kind::{Keyspace, Kind, Protocol};
 use crate::protocol::script::{self, Request};
+use crate::protocol::text::Digits;
 
 pub(crate) static KIND: Kind = Kind::plain("semaphore", protocol);
 
@@ -51,7 +52,7 @@ pub(crate) fn acquire(
         "acquiring permits",
         &script::SEMAPHORE_ACQUIRE,
         &keys.after(&[of.key()]),
-        &[&permits.to_string(), keep_ms],
+        &[&Digits::of(permits), keep_ms],
     )
 }
 
@@ -76,7 +77,7 @@ pub(crate) fn release(
         "releasing permits",
         &script::SEMAPHORE_RELEASE,
         &keys.after(&[of.key(), of.channel()]),
-        &[&permits.to_string(), keep_ms, "0"],
+        &[&Digits::of(permits), keep_ms, "0"],
     )
 }
 
@@ -92,7 +93,7 @@ pub(crate) fn add(
         doing,
         &script::SEMAPHORE_RELEASE,
         &keys.after(&[of.key(), of.channel()]),
-        &[&permits.to_string(), keep_ms, "1"],
+        &[&Digits::of(permits), keep_ms, "1"],
     )
 }
 
@@ -102,7 +103,7 @@ pub(crate) fn set(of: &dyn Protocol, keys: &RequestKeys, keep_ms: &str, permits:
         "setting permits",
         &script::SEMAPHORE_SET,
         &keys.after(&[of.key(), of.channel()]),
-        &[&permits.to_string(), keep_ms],
+        &[&Digits::of(permits), keep_ms],
     )
 }
 

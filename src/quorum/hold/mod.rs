@@ -50,6 +50,7 @@ use crate::hold::{Backing, Entry, Hold};
 use crate::local::lock::{LeasePolicy, Mode};
 use crate::net::call::{Answer, Attempt, Call, Undo};
 use crate::protocol::kind::{AcquireArgs, Place, PlaceState};
+use crate::protocol::owner::OwnerId;
 use crate::protocol::red;
 use crate::quorum::hold::node_hold::{Keeper, NodeHold};
 use crate::quorum::keeping::{self, Keeping};
@@ -73,7 +74,7 @@ fn heal_after(lease: Duration) -> Duration {
 pub(crate) struct QuorumHold {
     nodes: Arc<Nodes>,
     /// The owner id of the first round, under which most nodes keep it.
-    owner: String,
+    owner: OwnerId,
     /// The hold as the local lock and the guard have it.
     hold: OnceLock<Weak<Hold>>,
     state: Mutex<State>,
@@ -205,7 +206,7 @@ impl QuorumHold {
         me: &Weak<Self>,
         at: &Node,
         node: usize,
-        owner: String,
+        owner: OwnerId,
         lease: LeasePolicy,
         ttl: Duration,
     ) -> Arc<NodeHold> {
