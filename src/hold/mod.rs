@@ -8,8 +8,8 @@ pub(crate) mod schedule;
 pub(crate) mod validity;
 pub(crate) mod watchdog;
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -47,11 +47,6 @@ pub(crate) struct Hold {
     pub(crate) mode: Mode,
     pub(crate) number: OwnerNumber,
     pub(crate) owner: OwnerId,
-    /// The servers that keep it, if they are several; `None` if its client's server does.
-    backing: Option<Arc<dyn Backing>>,
-    /// The token of the thread that has it now, and the last one drawn for it; zero without tokens.
-    token: AtomicU64,
-    last_token: AtomicU64,
     state: AtomicU8,
     /// When the acquire that was granted was sent, of `time::nanos`.
     asked_at: AtomicU64,
@@ -60,19 +55,24 @@ pub(crate) struct Hold {
     lease: Mutex<Lease>,
     /// How many times its holder has it, which renewals write to Redis for others to see. One for a shared hold.
     pub(crate) count: AtomicU32,
+    times: Times,
+    extras: OnceLock<Box<Extras>>,
+}
+
+/// What only few holds need; made when it is first needed.
+#[derive(Default)]
+struct Extras {
+    /// The servers that keep it, if they are several; `None` if its client's server does.
+    backing: Option<Arc<dyn Backing>>,
+    /// The token of the thread that has it now, and the last one drawn for it; zero without tokens.
+    token: AtomicU64,
+    last_token: AtomicU64,
     /// When a permit ends, in milliseconds of the server's clock, as Redis said last. If somebody has changed that, a
     /// renewal does nothing.
     ends_at: AtomicI64,
-    times: Times,
     /// The index of the lock's name for which its contender has left a subscription behind, plus one; zero for none.
     listened_for: AtomicU32,
-    /// What only few holds need.
-    extras: Mutex<Option<Box<Extras>>>,
-}
-
-#[derive(Default)]
-struct Extras {
-    listeners: Vec<LossListener>,
+    listeners: Mutex<Vec<LossListener>>,
 }
 
 /// What a client does about a lost hold: its listener, its counters and the local lock are notified.
@@ -206,18 +206,13 @@ impl Hold {
             mode,
             number,
             owner,
-            backing: None,
-            token: AtomicU64::new(0),
-            last_token: AtomicU64::new(0),
             state: AtomicU8::new(HELD),
             asked_at: AtomicU64::new(0),
             valid_until: AtomicU64::new(0),
             lease: Mutex::new(Lease::new(lease, ttl)),
             count: AtomicU32::new(1),
-            ends_at: AtomicI64::new(0),
             times: Times::default(),
-            listened_for: AtomicU32::new(0),
-            extras: Mutex::new(None),
+            extras: OnceLock::new(),
         }
     }
 
@@ -225,27 +220,36 @@ impl Hold {
     /// when the hold is over.
     pub(crate) fn backed_by(self, backing: Arc<dyn Backing>) -> Self {
         let lease = self.lease.into_inner().renewed_by(RenewedBy::Nodes);
-        Self {
+        let extras = Extras {
             backing: Some(backing),
+            ..Extras::default()
+        };
+        Self {
             lease: Mutex::new(lease),
+            extras: OnceLock::from(Box::new(extras)),
             ..self
         }
     }
 
     /// The servers that keep it, if they are several.
     pub(crate) fn backing(&self) -> Option<&dyn Backing> {
-        self.backing.as_deref()
+        self.extras.get()?.backing.as_deref()
+    }
+
+    fn extras(&self) -> &Extras {
+        self.extras.get_or_init(Box::default)
     }
 
     /// Its contender has left a subscription behind, for the lock's name with this index.
     pub(crate) fn has_listened_for(&self, index: usize) {
         let next = u32::try_from(index + 1).unwrap_or(0);
-        self.listened_for.store(next, Ordering::Relaxed);
+        self.extras().listened_for.store(next, Ordering::Relaxed);
     }
 
     /// The channel on which that may linger.
     pub(crate) fn listened_to(&self) -> Option<&Arc<str>> {
-        let index = self.listened_for.load(Ordering::Relaxed).checked_sub(1)?;
+        let listened_for = self.extras.get()?.listened_for.load(Ordering::Relaxed);
+        let index = listened_for.checked_sub(1)?;
         Some(self.entry.protocol.channel_at(usize::try_from(index).ok()?))
     }
 
@@ -279,22 +283,33 @@ impl Hold {
 
     /// Tokens `first` to `last` were drawn for this hold.
     pub(crate) fn has_tokens(&self, first: u64, last: u64) {
-        self.last_token.store(last, Ordering::Relaxed);
-        self.token.store(first, Ordering::Relaxed);
+        let extras = self.extras();
+        extras.last_token.store(last, Ordering::Relaxed);
+        extras.token.store(first, Ordering::Relaxed);
     }
 
+    /// The token of the thread that has the hold now; zero without tokens.
     pub(crate) fn token(&self) -> u64 {
-        self.token.load(Ordering::Relaxed)
+        let extras = self.extras.get();
+        extras.map_or(0, |extras| extras.token.load(Ordering::Relaxed))
+    }
+
+    /// Whether there is a token for the next thread, if each needs one.
+    fn has_next_token(&self) -> bool {
+        self.extras.get().is_none_or(|extras| {
+            let token = extras.token.load(Ordering::Relaxed);
+            token == 0 || token < extras.last_token.load(Ordering::Relaxed)
+        })
     }
 
     /// The hold changes threads. The listeners and the count of the thread that had it do not.
     pub(crate) fn change_threads(&self) {
-        if let Some(extras) = &mut *self.extras.lock() {
-            extras.listeners = Vec::new();
-        }
         self.count.store(1, Ordering::Relaxed);
-        if self.token() != 0 {
-            self.token.fetch_add(1, Ordering::Relaxed);
+        if let Some(extras) = self.extras.get() {
+            *extras.listeners.lock() = Vec::new();
+            if extras.token.load(Ordering::Relaxed) != 0 {
+                extras.token.fetch_add(1, Ordering::Relaxed);
+            }
         }
     }
 
@@ -374,7 +389,7 @@ impl Hold {
 
     fn renew_request(&self) -> Request {
         let lease = self.renewal_lease();
-        let ends_at = self.ends_at.load(Ordering::Relaxed);
+        let ends_at = self.permit_ends_at();
         if let Some(request) = self
             .entry
             .protocol
@@ -390,15 +405,24 @@ impl Hold {
 
     /// Redis has said when this permit ends, in milliseconds of its own clock.
     pub(crate) fn ends_at(&self, ends_at: i64) {
-        self.ends_at.store(ends_at, Ordering::Relaxed);
+        self.extras().ends_at.store(ends_at, Ordering::Relaxed);
+    }
+
+    /// Zero for holds that are no permits.
+    fn permit_ends_at(&self) -> i64 {
+        let extras = self.extras.get();
+        extras.map_or(0, |extras| extras.ends_at.load(Ordering::Relaxed))
     }
 
     /// What the reply to [`renew_request`](Self::renew_request) means. `None`: somebody has changed the lease of a permit, so
     /// it was not renewed and has to be requested again.
     fn renewal(&self, reply: Value) -> std::result::Result<Option<Renewed>, Unexpected> {
-        let mut ends_at = self.ends_at.load(Ordering::Relaxed);
+        let before = self.permit_ends_at();
+        let mut ends_at = before;
         let renewed = self.entry.protocol.renewed(reply, &mut ends_at)?;
-        self.ends_at(ends_at);
+        if ends_at != before {
+            self.ends_at(ends_at);
+        }
         Ok(renewed)
     }
 
@@ -434,7 +458,7 @@ impl Hold {
     /// Whether to send a release although the hold was lost: Redis may keep it, or the other names or servers may if it
     /// has several.
     pub(crate) fn may_still_be_held(&self) -> bool {
-        let many = self.entry.protocol.kind().is_set() || self.backing.is_some();
+        let many = self.entry.protocol.kind().is_set() || self.backing().is_some();
         self.loss()
             .is_some_and(|reason| many || reason.may_still_be_held())
     }
@@ -454,10 +478,9 @@ impl Hold {
             .ok()?;
         drop(lease);
         let loss = self.loss_for(reason);
-        if let Some(extras) = &mut *self.extras.lock() {
-            for listener in std::mem::take(&mut extras.listeners) {
-                listener.notify(&loss);
-            }
+        // Even if there were no extras: under their mutex, a thread that listens later sees the loss.
+        for listener in std::mem::take(&mut *self.extras().listeners.lock()) {
+            listener.notify(&loss);
         }
         Some(loss)
     }
@@ -473,11 +496,10 @@ impl Hold {
 
 impl Losable for Hold {
     fn listen(&self, listener: LossListener) {
-        let mut extras = self.extras.lock();
+        let mut listeners = self.extras().listeners.lock();
         match self.loss() {
             Some(reason) => listener.notify(&self.loss_for(reason)),
             None => {
-                let listeners = &mut extras.get_or_insert_default().listeners;
                 if listeners.len() == listeners.capacity() {
                     // A shared hold outlives many of its guards.
                     listeners.retain(LossListener::is_alive);
@@ -498,7 +520,7 @@ impl Holding for Arc<Hold> {
                 time::instant(0)
             },
             lease: self.lease(),
-            complete: self.token() == 0 || self.token() < self.last_token.load(Ordering::Relaxed),
+            complete: self.has_next_token(),
         }
     }
 }
