@@ -420,6 +420,6 @@ mod tests {
     #[test]
     fn an_entry_is_small() {
         // There is one for each lock that is held.
-        assert!(size_of::<Entry>() <= 328, "{}", size_of::<Entry>());
+        assert!(size_of::<Entry>() <= 200, "{}", size_of::<Entry>());
     }
 }

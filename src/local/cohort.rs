@@ -14,7 +14,7 @@ pub(super) const GAP: Duration = Duration::from_millis(5);
 /// The age of a cohort. `R` is a release under way.
 #[derive(Debug, Clone)]
 pub(super) struct Cohort<R> {
-    tenure: Duration,
+    tenure_nanos: u64,
     since: Option<Moment>,
     last_release: Option<(Moment, R)>,
 }
@@ -22,14 +22,14 @@ pub(super) struct Cohort<R> {
 impl<R> Cohort<R> {
     pub(super) fn new(tenure: Duration) -> Self {
         Self {
-            tenure,
+            tenure_nanos: u64::try_from(tenure.as_nanos()).unwrap_or(u64::MAX),
             since: None,
             last_release: None,
         }
     }
 
     pub(super) fn tenure(&self) -> Duration {
-        self.tenure
+        Duration::from_nanos(self.tenure_nanos)
     }
 
     /// Redis granted something: the cohort starts, unless it has before.
@@ -45,7 +45,7 @@ impl<R> Cohort<R> {
     ///
     /// A permit counts from its own grant, a lock from the start of the cohort: see [`is_young`](Self::is_young).
     pub(super) fn is_within_tenure(&self, since: Instant, now: Instant) -> bool {
-        now.saturating_duration_since(since) < self.tenure
+        now.saturating_duration_since(since) < self.tenure()
     }
 
     /// Whether the cohort has started and is younger than a tenure.
@@ -89,7 +89,7 @@ impl<R> Cohort<R> {
     }
 
     fn is_too_long_ago(&self, released_at: Moment, now: Instant) -> bool {
-        now.saturating_duration_since(released_at.into()) > self.tenure.max(GAP)
+        now.saturating_duration_since(released_at.into()) > self.tenure().max(GAP)
     }
 
     #[cfg(test)]
