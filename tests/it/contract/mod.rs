@@ -854,7 +854,7 @@ fn a_forgotten_guard_with_max_hold_frees_the_lock<L: Lock>() {
     let _leaked = ManuallyDrop::new(guard);
     let theirs = L::Foe::of(&other, &name);
     assert!(theirs.try_lock().unwrap().is_none());
-    let theirs = theirs.try_lock_for(LONG).unwrap();
+    let theirs = theirs.try_lock_for(max + LONG).unwrap();
     assert!(theirs.is_some());
     assert_eq!(client.stats().holds, 0);
 }

@@ -288,7 +288,7 @@ fn a_pair_of_acquire_and_drop_is_two_commands() {
 timed!(a_permit_is_renewed_for_as_long_as_it_is_wanted_and_a_fixed_lease_ends);
 fn a_permit_is_renewed_for_as_long_as_it_is_wanted_and_a_fixed_lease_ends() {
     let server = Server::start();
-    let lease = ms(300);
+    let lease = loosely(ms(300));
     let received = Told::default();
     let client = Client::open(
         Config::new(server.url())
@@ -522,7 +522,7 @@ fn a_released_permit_wakes_one_who_waits_by_message() {
     crew.join();
 }
 
-#[test]
+timed!(what_a_vanished_holder_had_is_back_a_lease_later_without_any_message);
 fn what_a_vanished_holder_had_is_back_a_lease_later_without_any_message() {
     // H1, R28
     let server = Server::start();
@@ -536,14 +536,15 @@ fn what_a_vanished_holder_had_is_back_a_lease_later_without_any_message() {
     // The first two of them go to one who wants two: one comes too soon.
     let pair = sem.acquire_many(2).unwrap();
     let took = now(&server) - begun;
-    assert!((450..450 + 300).contains(&took), "{took}");
+    let late = i64::try_from(loosely(SLACK).as_millis()).unwrap();
+    assert!((450..450 + late).contains(&took), "{took}");
     assert!(
         server.calls("evalsha") - asked < 12,
         "it asked again and again"
     );
     let one = sem.try_acquire_for(LONG).unwrap().unwrap();
     let took = now(&server) - begun;
-    assert!((700..700 + 300).contains(&took), "{took}");
+    assert!((700..700 + late).contains(&took), "{took}");
     assert_eq!(counts(&sem), (0, 4, 4));
     drop((pair, one));
 }

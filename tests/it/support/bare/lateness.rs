@@ -2,14 +2,15 @@
 //!
 //! On a busy machine a thread runs later than it is due, and a test that compares two moments, or holds a lock for a few
 //! milliseconds, measures the machine instead of the crate. So a thread of its own measures how late a short sleep ends, and
-//! tests allow for it: [`loosely`] lengthens limits and leases, [`unless_late`] repeats a test that failed meanwhile.
+//! how many threads wait for a processor, since the kernel lets those that have slept run first. Tests allow for it: [`loosely`] lengthens limits and leases, [`unless_late`] repeats a test that failed meanwhile.
 
 use std::collections::VecDeque;
 use std::io::{self, Write};
+use std::num::NonZero;
 use std::panic::{self, AssertUnwindSafe};
 use std::sync::{Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
-use std::{env, thread};
+use std::{env, fs, thread};
 
 use super::locked;
 
@@ -22,6 +23,17 @@ const MEMORY: Duration = Duration::from_secs(30);
 /// How late the machine may be without any test failing: no lease, limit or pause in the tests is this tight.
 const MARGIN: Duration = Duration::from_millis(20);
 
+/// What [`loosely`] adds at most: on a machine that is later than that, only another attempt helps.
+const MOST: Duration = Duration::from_secs(4);
+
+/// How long the kernel lets a thread run before it is the next one's turn.
+const SLICE: Duration = Duration::from_millis(3);
+
+/// How many ticks apart the threads are counted, and of how many counts the lowest is taken: those that a test wakes all
+/// at once are no sign of a busy machine.
+const COUNT_EVERY: u32 = 5;
+const COUNTS: usize = 10;
+
 /// How often a test is run at most.
 const ATTEMPTS: u32 = 5;
 
@@ -33,11 +45,13 @@ struct Measured {
     late: VecDeque<(Instant, Duration)>,
     /// When the sleep ends that is under way.
     due: Instant,
+    /// The last counts of threads that can run.
+    runnable: VecDeque<u32>,
 }
 
 impl Measured {
     fn add(&mut self, now: Instant) {
-        let late = now.saturating_duration_since(self.due);
+        let late = now.saturating_duration_since(self.due).max(self.turn());
         while self.late.back().is_some_and(|&(_, less)| less <= late) {
             self.late.pop_back();
         }
@@ -46,6 +60,30 @@ impl Measured {
             self.late.pop_front();
         }
     }
+}
+
+impl Measured {
+    /// How long a thread waits that has to take its turn.
+    fn turn(&self) -> Duration {
+        let processors = thread::available_parallelism().map_or(1, NonZero::get);
+        let lowest = self.runnable.iter().min().copied().unwrap_or(0);
+        let rounds = f64::from(lowest) / processors as f64 - 1.0;
+        SLICE.mul_f64(rounds.max(0.0))
+    }
+
+    fn count(&mut self) {
+        self.runnable.push_back(runnable().unwrap_or(0));
+        if self.runnable.len() > COUNTS {
+            self.runnable.pop_front();
+        }
+    }
+}
+
+/// Threads of the whole machine that run or wait for a processor, where `/proc` tells.
+fn runnable() -> Option<u32> {
+    let load = fs::read_to_string("/proc/loadavg").ok()?;
+    let (running, _) = load.split_whitespace().nth(3)?.split_once('/')?;
+    running.parse().ok()
 }
 
 /// What is measured, by a thread that the first call starts.
@@ -59,14 +97,18 @@ fn measured() -> MutexGuard<'static, Measured> {
         Mutex::new(Measured {
             late: VecDeque::from([(now, Duration::from_millis(known.unwrap_or(0)))]),
             due: now + TICK,
+            runnable: VecDeque::from([0]),
         })
     });
     if is_new {
         let measure = || {
-            loop {
+            for tick in 0_u32.. {
                 thread::sleep(TICK);
                 let now = Instant::now();
                 let mut measured = locked(measured);
+                if tick.is_multiple_of(COUNT_EVERY) {
+                    measured.count();
+                }
                 measured.add(now);
                 measured.due = Instant::now() + TICK;
             }
@@ -99,7 +141,7 @@ pub(crate) fn lateness() -> Duration {
 ///
 /// What is asked for belongs together: take each span once, before what it is about, or after it if it is a limit.
 pub(crate) fn loosely(span: Duration) -> Duration {
-    span + 4 * lateness()
+    span + (4 * lateness()).min(MOST)
 }
 
 /// Runs `test`, and again if it fails while the machine was later than any test allows for.
