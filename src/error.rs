@@ -234,7 +234,8 @@ impl std::error::Error for Error {
 /// Whether an error may pass by itself: no connection, or a server that is not ready to serve.
 pub(crate) fn is_transient(err: &RedisError) -> bool {
     match err.kind() {
-        ErrorKind::Io | ErrorKind::Parse => true,
+        ErrorKind::Io => !is_lasting(err),
+        ErrorKind::Parse => true,
         ErrorKind::Server(kind) => {
             is_crowded(err)
                 || matches!(
@@ -249,6 +250,31 @@ pub(crate) fn is_transient(err: &RedisError) -> bool {
         ErrorKind::Extension => matches!(err.code(), Some("BUSY" | "NOREPLICAS" | "RESTARTED")),
         _ => false,
     }
+}
+
+/// What keeps a connection from being made until somebody changes a setting, here or at the server.
+#[derive(Debug)]
+struct Lasting(String);
+
+impl fmt::Display for Lasting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Lasting {}
+
+/// An error of a connection that is no reason to try again.
+pub(crate) fn lasting(what: String) -> RedisError {
+    std::io::Error::other(Lasting(what)).into()
+}
+
+fn is_lasting(err: &RedisError) -> bool {
+    type Shared = std::sync::Arc<dyn std::error::Error + Send + Sync>;
+    let source = std::error::Error::source(err).and_then(|err| err.downcast_ref::<Shared>());
+    source
+        .and_then(|err| err.downcast_ref::<std::io::Error>()?.get_ref())
+        .is_some_and(|err| err.is::<Lasting>())
 }
 
 /// Whether the server is at its limit of clients; it closes the connection.
@@ -376,6 +402,16 @@ mod tests {
                 .at(&"127.0.0.1:6379")
                 .is_retryable()
         );
+    }
+
+    #[test]
+    #[cfg(feature = "tls")]
+    fn what_only_a_setting_can_change_is_no_reason_to_try_again() {
+        let err = lasting("wrong name".into());
+        assert_eq!(err.to_string(), "wrong name");
+        assert!(!Error::redis("connecting", err).is_retryable());
+        let other = std::io::Error::other("something");
+        assert!(Error::redis("connecting", RedisError::from(other)).is_retryable());
     }
 
     #[test]

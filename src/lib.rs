@@ -76,6 +76,8 @@ mod sync;
 mod time;
 
 pub use client::Client;
+#[cfg(feature = "tls")]
+pub use config::tls::TlsConfig;
 pub use config::{Config, MAX_LEASE, MIN_LEASE};
 pub use error::{Error, Loss, LossReason, Result};
 pub use local::waiter::CancelToken;

@@ -1,12 +1,16 @@
 //! The settings of a client, and what they may be.
 
 pub(crate) mod server;
+#[cfg(feature = "tls")]
+pub(crate) mod tls;
 
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::config::server::Server;
+#[cfg(feature = "tls")]
+use crate::config::tls::TlsConfig;
 use crate::error::Loss;
 use crate::error::{Error, Result};
 
@@ -44,6 +48,8 @@ pub struct Config {
     pub(crate) key_prefix: String,
     label: String,
     pub(crate) on_lost: Option<Listener>,
+    #[cfg(feature = "tls")]
+    tls: Option<TlsConfig>,
 }
 
 impl Config {
@@ -52,11 +58,13 @@ impl Config {
     /// | the URL | leads to |
     /// | --- | --- |
     /// | `redis://[[user]:password@]host[:port][/db]` | one server over TCP |
+    /// | `rediss://[[user]:password@]host[:port][/db]` | the same, encrypted with TLS (feature `tls`) |
     /// | `redis+unix:///path[?db=0&user=..&pass=..]` | one server over a Unix socket |
     /// | `redis+sentinel://[[user]:password@]host[:port],…/service[/db]` | the master that these Sentinels name (feature `sentinel`) |
     ///
-    /// `valkey` may stand for `redis`. Users, passwords and the service are percent-decoded. The user and the password
-    /// of the Sentinels themselves are `?sentinel_user=..&sentinel_password=..`; their port is 26379 unless it is given.
+    /// `valkey` may stand for `redis`, and `rediss` encrypts in front of `+sentinel` as well. Users, passwords and the
+    /// service are percent-decoded. The user and the password of the Sentinels themselves are
+    /// `?sentinel_user=..&sentinel_password=..`; their port is 26379 unless it is given.
     ///
     /// ```
     /// let config = redlatch::Config::new("redis+unix:///run/redis.sock?db=1");
@@ -74,6 +82,8 @@ impl Config {
             key_prefix: String::new(),
             label: String::new(),
             on_lost: None,
+            #[cfg(feature = "tls")]
+            tls: None,
         }
     }
 
@@ -201,6 +211,22 @@ impl Config {
         self
     }
 
+    /// Sets how connections are encrypted, for a URL with `rediss://`. With the feature `tls` only.
+    ///
+    /// Default: the server's certificate has to be for the host in the URL, by a CA that the system trusts.
+    ///
+    /// ```
+    /// let tls = redlatch::TlsConfig::new().ca_file("/etc/redis/ca.pem");
+    /// let config = redlatch::Config::new("rediss://redis.example:6380/").tls(tls);
+    /// # let _ = config;
+    /// ```
+    #[cfg(feature = "tls")]
+    #[must_use]
+    pub fn tls(mut self, tls: TlsConfig) -> Self {
+        self.tls = Some(tls);
+        self
+    }
+
     /// Checks every setting.
     ///
     /// # Errors
@@ -238,7 +264,22 @@ impl Config {
                 "label is not printable ASCII without spaces of at most 64 bytes".into(),
             ));
         }
-        Server::of(&self.url, self.label.clone())
+        let server = Server::of(&self.url, self.label.clone())?;
+        #[cfg(feature = "tls")]
+        let server = self.secure(server)?;
+        Ok(server)
+    }
+
+    #[cfg(feature = "tls")]
+    fn secure(&self, mut server: Server) -> Result<Server> {
+        if server.is_encrypted {
+            server.tls = Some(self.tls.clone().unwrap_or_default().build()?);
+        } else if self.tls.is_some() {
+            return Err(Error::Config(
+                "tls: the URL does not begin with `rediss`, so nothing would be encrypted".into(),
+            ));
+        }
+        Ok(server)
     }
 }
 
@@ -306,6 +347,8 @@ mod tests {
             (ok().label("é"), "label"),
             (ok().key_prefix("x".repeat(2000)), "key_prefix"),
             (Config::new("http://127.0.0.1/"), "url"),
+            #[cfg(feature = "tls")]
+            (ok().tls(TlsConfig::new()), "tls"),
         ] {
             match config.check() {
                 Err(Error::Config(what)) => assert!(what.starts_with(named), "{what}"),

@@ -5,6 +5,8 @@ use std::path::PathBuf;
 
 use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo, ProtocolVersion};
 
+#[cfg(feature = "tls")]
+use crate::config::tls::TlsSettings;
 use crate::error::{Error, Result};
 
 /// Where one server listens.
@@ -82,8 +84,11 @@ impl fmt::Debug for Login {
 /// Where Redis is, and how to log in there.
 pub(crate) struct Server {
     pub(crate) deployment: Deployment,
-    /// Whether the connections are encrypted.
-    pub(crate) tls: bool,
+    /// Whether the connections have to be encrypted.
+    pub(crate) is_encrypted: bool,
+    /// How, once the settings have been checked.
+    #[cfg(feature = "tls")]
+    pub(crate) tls: Option<TlsSettings>,
     pub(crate) login: Login,
     pub(crate) db: i64,
     /// Part of the names of the connections.
@@ -149,7 +154,9 @@ impl Server {
         };
         Ok(Self {
             deployment,
-            tls,
+            is_encrypted: tls,
+            #[cfg(feature = "tls")]
+            tls: None,
             login,
             db,
             label,
@@ -320,7 +327,7 @@ mod tests {
         assert_eq!(one.deployment.to_string(), "[::1]:7000");
         assert_eq!(one.login.username.as_deref(), Some("alice"));
         assert_eq!(one.login.password.as_deref(), Some("s ecret"));
-        assert_eq!((one.tls, one.db), (false, 3));
+        assert_eq!((one.is_encrypted, one.db), (false, 3));
         assert!(!format!("{one:?}{:?}", one.login).contains("ecret"));
         let unix = server("redis+unix:///run/redis.sock?db=1");
         let path = Address::Unix("/run/redis.sock".into());

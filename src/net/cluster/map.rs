@@ -214,7 +214,7 @@ impl Map {
         let endpoint = self.endpoint.node(address.clone());
         let mut connection = socket::connect(&endpoint, ROLE, by, meanwhile)?;
         let reply = ask_for(&mut connection, &["CLUSTER", "SLOTS"], by, meanwhile)?;
-        let by_name = endpoint.server.tls;
+        let by_name = endpoint.server.is_encrypted;
         let shards = shards(&reply, address, by_name).filter(|shards| !shards.is_empty());
         let shards = shards.ok_or_else(|| {
             let what = std::io::ErrorKind::NotFound;

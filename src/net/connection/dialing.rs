@@ -210,7 +210,7 @@ impl Connection {
         if sound
             && !up.writing
             && !lost.torn
-            && let Err(err) = up.writer.write_some(&lost.undoing)
+            && let Err(err) = up.writer.write_last(&lost.undoing)
         {
             report!(Trace, "undoing over a dropped connection: {err}");
         }

@@ -15,6 +15,7 @@ use super::dial::{Dial, Dialled};
 use super::sentinel::Discovery;
 use super::{Duplex, Endpoint, Meanwhile, timed_out};
 use crate::config::server::Deployment;
+use crate::error::{is_transient, lasting};
 
 /// After how long callers with enough time begin a new attempt rather than continue this one.
 const STALE: Duration = Duration::from_millis(250);
@@ -114,7 +115,10 @@ impl Connecting {
                         // The sentinel may be cut off from the others, and not know.
                         endpoint.first_sentinel.is_of_no_use();
                         match err.kind() {
-                            ErrorKind::Io => io::Error::other(format!("{master}: {err}")).into(),
+                            ErrorKind::Io if is_transient(&err) => {
+                                io::Error::other(format!("{master}: {err}")).into()
+                            }
+                            ErrorKind::Io => lasting(format!("{master}: {err}")),
                             _ => err,
                         }
                     });

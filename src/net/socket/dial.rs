@@ -7,6 +7,8 @@ use redis::{RedisError, RedisResult};
 use super::greeting::Greeting;
 use super::opening::{self, Opening};
 use super::resolve::resolve;
+#[cfg(feature = "tls")]
+use super::tls::Securing;
 use super::{Duplex, Endpoint, Meanwhile, Socket, timed_out};
 use crate::config::server::Address;
 
@@ -20,7 +22,9 @@ pub(crate) struct Dial {
 
 enum Stage {
     Resolving,
-    Opening(Opening),
+    Opening(Box<Opening>),
+    #[cfg(feature = "tls")]
+    Securing(Box<Securing>),
     Greeting(Box<Greeting>),
 }
 
@@ -53,7 +57,7 @@ impl Dial {
                 Stage::Resolving => match endpoint.address()? {
                     Address::Tcp(host, port) => {
                         if let Some(addrs) = resolve(endpoint, host, *port, by, meanwhile)? {
-                            self.stage = Stage::Opening(Opening::new(addrs));
+                            self.stage = Stage::Opening(Box::new(Opening::new(addrs)));
                             continue;
                         }
                         timed_out("looking up the host took too long")
@@ -73,10 +77,30 @@ impl Dial {
                 },
                 Stage::Opening(opening) => {
                     if let Some(stream) = opening.advance(self.ends, by, meanwhile)? {
+                        #[cfg(feature = "tls")]
+                        if let (Some(settings), Address::Tcp(host, _)) =
+                            (&endpoint.server.tls, endpoint.address()?)
+                        {
+                            let securing = Securing::new(settings, host, stream)?;
+                            self.stage = Stage::Securing(Box::new(securing));
+                            continue;
+                        }
                         self.greet(endpoint, Socket::Tcp(stream))?;
                         continue;
                     }
                     timed_out("connecting took too long")
+                }
+                #[cfg(feature = "tls")]
+                Stage::Securing(securing) => {
+                    if securing.advance(by, meanwhile)? {
+                        let done = std::mem::replace(&mut self.stage, Stage::Resolving);
+                        if let Stage::Securing(securing) = done {
+                            let stream = Box::new(securing.done());
+                            self.greet(endpoint, Socket::Tls(stream))?;
+                        }
+                        continue;
+                    }
+                    securing.waits_for()
                 }
                 Stage::Greeting(greeting) => {
                     if greeting.advance(by, meanwhile)? {

@@ -30,6 +30,8 @@ pub(super) struct Greeting {
     postponed: VecDeque<Step>,
     greet_again_at: Instant,
     pub(super) why: Option<RedisError>,
+    /// The server has answered something.
+    heard: bool,
 }
 
 impl Greeting {
@@ -75,18 +77,29 @@ impl Greeting {
             postponed: steps.iter().map(step).collect(),
             greet_again_at: Instant::now(),
             why: None,
+            heard: false,
         };
         greeting.send()?;
         Ok(greeting)
     }
 
-    fn send(&mut self) -> io::Result<()> {
+    fn send(&mut self) -> RedisResult<()> {
         let mut bytes = Vec::new();
         for step in &self.postponed {
             step.request.write(&mut bytes, false);
         }
         self.due.append(&mut self.postponed);
-        self.connection.writer.write_all(&bytes)
+        let Err(err) = self.connection.writer.write_all(&bytes) else {
+            return Ok(());
+        };
+        // What the server said before it closed the connection says more.
+        let reader = &mut self.connection.reader;
+        match reader.read(Duration::from_millis(1), &mut || {}) {
+            Ok(Some(reply)) => Err(reply.extract_error().err().unwrap_or_else(|| err.into())),
+            Ok(None) => Err(err.into()),
+            Err(said) if said.is_connection_dropped() => Err(err.into()),
+            Err(said) => Err(said),
+        }
     }
 
     /// Reads answers; whether all have come.
@@ -110,9 +123,11 @@ impl Greeting {
                 std::thread::sleep(slice);
                 continue;
             }
-            let Some(reply) = self.connection.reader.read(slice, &mut || {})? else {
+            let read = self.connection.reader.read(slice, &mut || {});
+            let Some(reply) = read.map_err(|err| self.explain(err))? else {
                 continue;
             };
+            self.heard = true;
             let Some(step) = self.due.pop_front() else {
                 continue;
             };
@@ -148,6 +163,25 @@ fn is_master(role: &Value) -> bool {
             matches!(parts.first(), Some(Value::BulkString(role)) if role == b"master")
         }
         _ => false,
+    }
+}
+
+impl Greeting {
+    /// An end where the first answer was due may mean that the server wants to be spoken to otherwise.
+    fn explain(&self, err: RedisError) -> RedisError {
+        if self.heard || self.connection.writer.is_encrypted() {
+            return err;
+        }
+        let what = match err.kind() {
+            ErrorKind::Parse => "what answers there does not speak the protocol of redis",
+            _ if err.is_connection_dropped() => "the server closed the connection when greeted",
+            _ => return err,
+        };
+        io::Error::new(
+            io::ErrorKind::ConnectionAborted,
+            format!("{what}; if it speaks TLS, the URL begins with `rediss`"),
+        )
+        .into()
     }
 }
 

@@ -6,6 +6,8 @@ mod greeting;
 mod opening;
 mod resolve;
 mod sentinel;
+#[cfg(feature = "tls")]
+mod tls;
 
 use std::fmt;
 use std::io::{self, Read, Write};
@@ -22,6 +24,8 @@ use redis::{RedisError, RedisResult, Value};
 pub(crate) use self::connecting::{Connecting, connect};
 pub(crate) use self::dial::Dialled;
 use self::resolve::Lookups;
+#[cfg(feature = "tls")]
+use self::tls::TlsStream;
 use crate::config::server::{Address, Deployment, Login, Server};
 use crate::net::script_error;
 use crate::report::report;
@@ -74,7 +78,9 @@ impl Endpoint {
         Self {
             server: Arc::new(Server {
                 deployment: Deployment::Single(address),
-                tls: self.server.tls,
+                is_encrypted: self.server.is_encrypted,
+                #[cfg(feature = "tls")]
+                tls: self.server.tls.clone(),
                 login,
                 db,
                 label: self.server.label.clone(),
@@ -101,12 +107,26 @@ impl Endpoint {
     /// Where to connect to.
     fn address(&self) -> io::Result<&Address> {
         match &self.server.deployment {
-            Deployment::Single(address) if !self.server.tls => Ok(address),
+            Deployment::Single(address) if !self.server.is_encrypted || self.can_encrypt() => {
+                Ok(address)
+            }
             other => Err(io::Error::new(
                 io::ErrorKind::Unsupported,
                 format!("no connection to {other}"),
             )),
         }
+    }
+}
+
+impl Endpoint {
+    #[cfg(feature = "tls")]
+    fn can_encrypt(&self) -> bool {
+        self.server.tls.is_some()
+    }
+
+    #[cfg(not(feature = "tls"))]
+    fn can_encrypt(&self) -> bool {
+        false
     }
 }
 
@@ -126,10 +146,12 @@ impl fmt::Display for Endpoint {
 /// Called again and again while a thread waits in small slices, to do its other work. `false` ends the wait.
 pub(crate) type Meanwhile<'a> = &'a mut dyn FnMut() -> bool;
 
-/// A TCP or Unix socket.
+/// A TCP or Unix socket, or an encrypted connection.
 #[derive(Debug)]
 pub(crate) enum Socket {
     Tcp(TcpStream),
+    #[cfg(feature = "tls")]
+    Tls(Box<TlsStream>),
     #[cfg(unix)]
     Unix(UnixStream),
 }
@@ -138,6 +160,8 @@ impl Socket {
     fn set_read_timeout(&self, timeout: Duration) -> io::Result<()> {
         match self {
             Self::Tcp(stream) => stream.set_read_timeout(Some(timeout)),
+            #[cfg(feature = "tls")]
+            Self::Tls(stream) => stream.socket().set_read_timeout(Some(timeout)),
             #[cfg(unix)]
             Self::Unix(stream) => stream.set_read_timeout(Some(timeout)),
         }
@@ -146,6 +170,8 @@ impl Socket {
     fn set_write_timeout(&self, timeout: Duration) -> io::Result<()> {
         match self {
             Self::Tcp(stream) => stream.set_write_timeout(Some(timeout)),
+            #[cfg(feature = "tls")]
+            Self::Tls(stream) => stream.socket().set_write_timeout(Some(timeout)),
             #[cfg(unix)]
             Self::Unix(stream) => stream.set_write_timeout(Some(timeout)),
         }
@@ -155,6 +181,11 @@ impl Socket {
     pub(crate) fn shut_down(&self) {
         let ended = match self {
             Self::Tcp(stream) => stream.shutdown(std::net::Shutdown::Both),
+            #[cfg(feature = "tls")]
+            Self::Tls(stream) => {
+                stream.say_goodbye();
+                stream.socket().shutdown(std::net::Shutdown::Both)
+            }
             #[cfg(unix)]
             Self::Unix(stream) => stream.shutdown(std::net::Shutdown::Both),
         };
@@ -180,8 +211,22 @@ impl Socket {
         Ok(())
     }
 
-    /// Writes what the socket takes now, for a few milliseconds at most, and says how many bytes that was.
+    /// Writes what nothing follows, as far as the socket takes it now.
+    pub(crate) fn write_last(&self, bytes: &[u8]) -> io::Result<()> {
+        #[cfg(feature = "tls")]
+        if let Self::Tls(stream) = self {
+            return stream.write_last(bytes);
+        }
+        self.write_some(bytes).map(|_| ())
+    }
+
+    /// Writes what the socket takes now, for a few milliseconds at most, and says how many bytes that was. The others
+    /// have to be offered again before any others are.
     pub(crate) fn write_some(&self, bytes: &[u8]) -> io::Result<usize> {
+        #[cfg(feature = "tls")]
+        if let Self::Tls(stream) = self {
+            return stream.write_some(bytes);
+        }
         let mut written = 0;
         let mut turn_ends = None;
         while written < bytes.len() {
@@ -219,6 +264,8 @@ impl Socket {
     fn write(&self, bytes: &[u8]) -> io::Result<usize> {
         match self {
             Self::Tcp(stream) => (&*stream).write(bytes),
+            #[cfg(feature = "tls")]
+            Self::Tls(stream) => stream.write_some(bytes),
             #[cfg(unix)]
             Self::Unix(stream) => (&*stream).write(bytes),
         }
@@ -230,22 +277,57 @@ impl Socket {
     fn has_ended(&self) -> bool {
         let socket = match self {
             Self::Tcp(stream) => SockRef::from(stream),
+            #[cfg(feature = "tls")]
+            Self::Tls(stream) => SockRef::from(stream.socket()),
             #[cfg(unix)]
             Self::Unix(stream) => SockRef::from(stream),
         };
-        let looked = socket
-            .set_nonblocking(true)
-            .and_then(|()| socket.peek(&mut [MaybeUninit::uninit()]));
-        let quiet = matches!(looked, Err(err) if err.kind() == io::ErrorKind::WouldBlock);
-        socket.set_nonblocking(false).is_err() || !quiet
+        if socket.set_nonblocking(true).is_err() {
+            return true;
+        }
+        let ended = match self {
+            #[cfg(feature = "tls")]
+            Self::Tls(stream) => stream.has_ended(),
+            _ => {
+                let looked = socket.peek(&mut [MaybeUninit::uninit()]);
+                !matches!(looked, Err(err) if err.kind() == io::ErrorKind::WouldBlock)
+            }
+        };
+        socket.set_nonblocking(false).is_err() || ended
     }
 
     fn read(&self, buf: &mut [u8]) -> io::Result<usize> {
         match self {
             Self::Tcp(stream) => (&*stream).read(buf),
+            #[cfg(feature = "tls")]
+            Self::Tls(stream) => stream.read(buf),
             #[cfg(unix)]
             Self::Unix(stream) => (&*stream).read(buf),
         }
+    }
+
+    #[cfg(feature = "tls")]
+    fn is_encrypted(&self) -> bool {
+        matches!(self, Self::Tls(_))
+    }
+
+    #[cfg(not(feature = "tls"))]
+    fn is_encrypted(&self) -> bool {
+        false
+    }
+
+    /// Why nothing more can be read, where that is known better than by the error of the read.
+    #[cfg(feature = "tls")]
+    fn failure(&self) -> Option<RedisError> {
+        match self {
+            Self::Tls(stream) => stream.failure(),
+            _ => None,
+        }
+    }
+
+    #[cfg(not(feature = "tls"))]
+    fn failure(&self) -> Option<RedisError> {
+        None
     }
 }
 
@@ -286,7 +368,7 @@ impl Reader {
             Ok(Value::ServerError(err)) => Ok(Some(Value::ServerError(script_error::plain(err)))),
             Ok(value) => Ok(Some(value)),
             Err(err) if err.is_timeout() => Ok(None),
-            Err(err) => Err(err),
+            Err(err) => Err(self.stream.failure().unwrap_or(err)),
         }
     }
 }
@@ -301,14 +383,16 @@ struct Sliced<'a> {
 
 impl Read for Sliced<'_> {
     fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
-        (self.before_read)();
-        match self.until {
-            // Reads the clock only if one read was not enough.
-            None => self.until = Some(Instant::now() + self.slice),
-            Some(until) if Instant::now() >= until => return Err(io::ErrorKind::WouldBlock.into()),
-            Some(_) => {}
-        }
         loop {
+            (self.before_read)();
+            match self.until {
+                // Reads the clock only if one read was not enough.
+                None => self.until = Some(Instant::now() + self.slice),
+                Some(until) if Instant::now() >= until => {
+                    return Err(io::ErrorKind::WouldBlock.into());
+                }
+                Some(_) => {}
+            }
             match self.stream.read(buf) {
                 Err(err) if err.kind() == io::ErrorKind::Interrupted => {}
                 read => return read,

@@ -1,0 +1,372 @@
+//! What encrypted connections need: whom to trust, and who to be.
+
+use std::fmt;
+use std::fs;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use rustls::client::WebPkiServerVerifier;
+use rustls::crypto::ring;
+use rustls::pki_types::pem::{self, PemObject};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::{ClientConfig, RootCertStore};
+
+use crate::error::{Error, Result};
+
+/// How connections are encrypted, for URLs with `rediss://` (feature `tls`).
+///
+/// By default the server's certificate has to be issued by a CA that the system trusts, for the host in the URL. There
+/// is no way to turn that off: a CA of one's own is one file. TLS 1.2 and 1.3 are spoken.
+///
+/// Everything is read once, by [`Client::open`](crate::Client::open).
+///
+/// ```
+/// use redlatch::{Config, TlsConfig};
+///
+/// let tls = TlsConfig::new().ca_file("/etc/redis/ca.pem");
+/// let config = Config::new("rediss://redis.example:6380/").tls(tls);
+/// # let _ = config;
+/// ```
+#[derive(Clone, Default)]
+pub struct TlsConfig {
+    ca: Option<Pem>,
+    client_certificate: Option<(Pem, Pem)>,
+    server_name: Option<String>,
+}
+
+/// Text in PEM, or where it is.
+#[derive(Clone)]
+enum Pem {
+    Text(Vec<u8>),
+    File(PathBuf),
+}
+
+impl Pem {
+    fn read(&self) -> std::result::Result<Vec<u8>, String> {
+        match self {
+            Self::Text(text) => Ok(text.clone()),
+            Self::File(path) => {
+                fs::read(path).map_err(|err| format!("cannot read {}: {err}", path.display()))
+            }
+        }
+    }
+
+    fn certificates(&self) -> std::result::Result<Vec<CertificateDer<'static>>, String> {
+        let found = CertificateDer::pem_slice_iter(&self.read()?)
+            .collect::<std::result::Result<Vec<_>, _>>()
+            .map_err(|err| format!("{self} is not PEM: {err}"))?;
+        if found.is_empty() {
+            return Err(format!("there is no certificate in {self}"));
+        }
+        Ok(found)
+    }
+
+    fn key(&self) -> std::result::Result<PrivateKeyDer<'static>, String> {
+        let text = self.read()?;
+        PrivateKeyDer::from_pem_slice(&text).map_err(|err| match err {
+            pem::Error::NoItemsFound if contains(&text, b"ENCRYPTED PRIVATE KEY") => {
+                format!("the private key in {self} is encrypted, which is not supported")
+            }
+            pem::Error::NoItemsFound => format!("there is no private key in {self}"),
+            err => format!("{self} is not PEM: {err}"),
+        })
+    }
+}
+
+fn contains(text: &[u8], words: &[u8]) -> bool {
+    text.windows(words.len()).any(|part| part == words)
+}
+
+impl fmt::Display for Pem {
+    /// Where it is from, never what it says.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Text(_) => f.write_str("the text given"),
+            Self::File(path) => path.display().fmt(f),
+        }
+    }
+}
+
+impl TlsConfig {
+    /// Returns the defaults: the system's root certificates, no client certificate, the host's own name.
+    ///
+    /// ```
+    /// let tls = redlatch::TlsConfig::new();
+    /// # let _ = tls;
+    /// ```
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Trusts these CA certificates (PEM) instead of the system's.
+    ///
+    /// ```
+    /// let pem = b"-----BEGIN CERTIFICATE-----";
+    /// let tls = redlatch::TlsConfig::new().ca_pem(pem);
+    /// # let _ = tls;
+    /// ```
+    #[must_use]
+    pub fn ca_pem(mut self, pem: impl Into<Vec<u8>>) -> Self {
+        self.ca = Some(Pem::Text(pem.into()));
+        self
+    }
+
+    /// Trusts the CA certificates in this file (PEM) instead of the system's.
+    ///
+    /// ```
+    /// let tls = redlatch::TlsConfig::new().ca_file("/etc/redis/ca.pem");
+    /// # let _ = tls;
+    /// ```
+    #[must_use]
+    pub fn ca_file(mut self, path: impl Into<PathBuf>) -> Self {
+        self.ca = Some(Pem::File(path.into()));
+        self
+    }
+
+    /// Shows this certificate to servers that require one, with its private key; both PEM.
+    ///
+    /// Intermediate certificates follow the client's own. The key is not encrypted. Default: none.
+    ///
+    /// ```
+    /// # let (certificate, key) = ("", "");
+    /// let tls = redlatch::TlsConfig::new().client_certificate(certificate, key);
+    /// # let _ = tls;
+    /// ```
+    #[must_use]
+    pub fn client_certificate(
+        mut self,
+        certificate_pem: impl Into<Vec<u8>>,
+        key_pem: impl Into<Vec<u8>>,
+    ) -> Self {
+        self.client_certificate =
+            Some((Pem::Text(certificate_pem.into()), Pem::Text(key_pem.into())));
+        self
+    }
+
+    /// The same, from files.
+    ///
+    /// ```
+    /// let tls = redlatch::TlsConfig::new()
+    ///     .client_certificate_files("/etc/redis/client.pem", "/etc/redis/client.key");
+    /// # let _ = tls;
+    /// ```
+    #[must_use]
+    pub fn client_certificate_files(
+        mut self,
+        certificate: impl Into<PathBuf>,
+        key: impl Into<PathBuf>,
+    ) -> Self {
+        self.client_certificate = Some((Pem::File(certificate.into()), Pem::File(key.into())));
+        self
+    }
+
+    /// Sets the name that the server's certificate has to be for, and that the server is sent (SNI): a DNS name or an
+    /// IP address.
+    ///
+    /// For servers that are reached by an address their certificate does not have: through a tunnel, a port forward,
+    /// a service name. Default: the host in the URL.
+    ///
+    /// ```
+    /// let tls = redlatch::TlsConfig::new().server_name("redis.internal");
+    /// # let _ = tls;
+    /// ```
+    #[must_use]
+    pub fn server_name(mut self, name: impl Into<String>) -> Self {
+        self.server_name = Some(name.into());
+        self
+    }
+
+    /// Reads everything and checks it.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Config`], naming the setting.
+    pub(crate) fn build(&self) -> Result<TlsSettings> {
+        let bad = |what: String| Error::Config(format!("tls: {what}"));
+        let name = match &self.server_name {
+            Some(name) => Some(ServerName::try_from(name.clone()).map_err(|_| {
+                bad(format!(
+                    "server_name: `{name}` is neither a DNS name nor an IP address"
+                ))
+            })?),
+            None => None,
+        };
+        let (roots, trusts) = match &self.ca {
+            Some(ca) => {
+                let roots = own_roots(ca).map_err(|what| bad(format!("CA: {what}")))?;
+                (roots, Trusts::Own)
+            }
+            None => (system_roots().map_err(bad)?, Trusts::System),
+        };
+        // Never the process's default provider: there may be none, or another library's.
+        let provider = Arc::new(ring::default_provider());
+        let verifier =
+            WebPkiServerVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&provider));
+        let verifier = verifier.build().map_err(|err| bad(err.to_string()))?;
+        let builder = ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .map_err(|err| bad(err.to_string()))?
+            .with_webpki_verifier(verifier);
+        let rustls = match &self.client_certificate {
+            None => builder.with_no_client_auth(),
+            Some((certificate, key)) => {
+                let bad = |what: String| bad(format!("client certificate: {what}"));
+                let certificates = certificate.certificates().map_err(bad)?;
+                let key = key.key().map_err(bad)?;
+                let with_it = builder.with_client_auth_cert(certificates, key);
+                with_it.map_err(|err| {
+                    bad(match err {
+                        rustls::Error::InconsistentKeys(_) => {
+                            "the private key is not that of the certificate".into()
+                        }
+                        err => err.to_string(),
+                    })
+                })?
+            }
+        };
+        Ok(TlsSettings {
+            rustls: Arc::new(rustls),
+            name,
+            trusts,
+            has_certificate: self.client_certificate.is_some(),
+        })
+    }
+}
+
+impl fmt::Debug for TlsConfig {
+    /// Everything but the private key.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TlsConfig")
+            .field("ca", &self.ca.as_ref().map(Pem::to_string))
+            .field("client_certificate", &self.client_certificate.is_some())
+            .field("server_name", &self.server_name)
+            .finish()
+    }
+}
+
+fn own_roots(ca: &Pem) -> std::result::Result<RootCertStore, String> {
+    let mut roots = RootCertStore::empty();
+    for certificate in ca.certificates()? {
+        let added = roots.add(certificate);
+        added.map_err(|err| format!("a certificate in {ca} cannot be used: {err}"))?;
+    }
+    Ok(roots)
+}
+
+fn system_roots() -> std::result::Result<RootCertStore, String> {
+    let found = rustls_native_certs::load_native_certs();
+    let mut roots = RootCertStore::empty();
+    // A system has old ones among hundreds; what cannot be read is not trusted.
+    let (usable, _) = roots.add_parsable_certificates(found.certs);
+    if usable == 0 {
+        let why = found.errors.first();
+        let why = why.map_or_else(String::new, |err| format!(" ({err})"));
+        return Err(format!(
+            "this system has no root certificates{why}; name the CA of the server with `TlsConfig::ca_file`"
+        ));
+    }
+    Ok(roots)
+}
+
+/// Where the roots are from.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Trusts {
+    System,
+    Own,
+}
+
+/// What all encrypted connections of a client have in common. Built once: reading the system's roots takes milliseconds.
+#[derive(Clone)]
+pub(crate) struct TlsSettings {
+    pub(crate) rustls: Arc<ClientConfig>,
+    /// Who the server has to be, if not who the URL says.
+    pub(crate) name: Option<ServerName<'static>>,
+    pub(crate) trusts: Trusts,
+    /// Whether there is a certificate to be shown.
+    pub(crate) has_certificate: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rcgen::{CertificateParams, KeyPair};
+
+    fn refusal(tls: &TlsConfig) -> String {
+        match tls.build() {
+            Err(Error::Config(what)) => what,
+            other => panic!("{:?}", other.map(|_| ())),
+        }
+    }
+
+    fn certificate() -> (String, String) {
+        let key = KeyPair::generate().expect("a key");
+        let params = CertificateParams::new(["here".to_owned()]).expect("a name");
+        let certificate = params.self_signed(&key).expect("a certificate");
+        (certificate.pem(), key.serialize_pem())
+    }
+
+    #[test]
+    fn what_is_wrong_is_said_with_the_setting() {
+        let (ours, key) = certificate();
+        let (theirs, _) = certificate();
+        let tls = || TlsConfig::new().ca_pem(ours.clone());
+        assert!(tls().build().is_ok());
+        assert!(
+            tls()
+                .client_certificate(ours.clone(), key.clone())
+                .build()
+                .is_ok()
+        );
+        let encrypted = key.replace("PRIVATE KEY", "ENCRYPTED PRIVATE KEY");
+        for (tls, said) in [
+            (TlsConfig::new().ca_pem(""), "no certificate in the text"),
+            (TlsConfig::new().ca_pem(key.clone()), "no certificate in"),
+            (
+                TlsConfig::new().ca_file("/nowhere/ca.pem"),
+                "/nowhere/ca.pem",
+            ),
+            (
+                TlsConfig::new().ca_pem("-----BEGIN CERTIFICATE-----\n=\n-----END"),
+                "not PEM",
+            ),
+            (
+                TlsConfig::new()
+                    .ca_pem("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"),
+                "cannot be used",
+            ),
+            (tls().server_name("not a name"), "`not a name`"),
+            (
+                tls().client_certificate(theirs, key.clone()),
+                "not that of the certificate",
+            ),
+            (
+                tls().client_certificate(ours.clone(), ours.clone()),
+                "no private key in",
+            ),
+            (
+                tls().client_certificate(key, ours.clone()),
+                "client certificate: there is no certificate",
+            ),
+            (
+                tls().client_certificate(ours.clone(), encrypted),
+                "is encrypted",
+            ),
+        ] {
+            let what = refusal(&tls);
+            assert!(what.starts_with("tls: ") && what.contains(said), "{what}");
+        }
+    }
+
+    #[test]
+    fn a_private_key_is_never_shown() {
+        let (certificate, key) = certificate();
+        let line = key
+            .lines()
+            .nth(1)
+            .expect("a key of several lines")
+            .to_owned();
+        let tls = TlsConfig::new().client_certificate(certificate, key);
+        assert!(!format!("{tls:?}").contains(&line));
+    }
+}

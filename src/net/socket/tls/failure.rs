@@ -1,0 +1,254 @@
+//! What went wrong with an encrypted connection, in words that say what to do.
+
+use std::io;
+
+use redis::RedisError;
+use rustls::{AlertDescription, CertificateError, Error};
+
+use crate::config::tls::{TlsSettings, Trusts};
+use crate::error::lasting;
+
+/// What has to be known of the settings for that.
+#[derive(Clone, Copy)]
+pub(super) struct Context {
+    trusts: Trusts,
+    has_certificate: bool,
+}
+
+impl Context {
+    pub(super) fn of(settings: &TlsSettings) -> Self {
+        Self {
+            trusts: settings.trusts,
+            has_certificate: settings.has_certificate,
+        }
+    }
+
+    /// What `err` means. What the settings or a certificate would have to change for is no reason to try again.
+    pub(super) fn explain(self, err: &Error) -> RedisError {
+        match err {
+            Error::InvalidCertificate(why) => lasting(self.certificate(why)),
+            Error::AlertReceived(alert) => self.alert(*alert),
+            Error::InvalidMessage(_) => lasting(
+                "what answers there does not speak TLS; if it is a redis without TLS, the URL begins with `redis`"
+                    .into(),
+            ),
+            Error::PeerIncompatible(_) => lasting(format!("no common way to encrypt: {err}")),
+            err => io::Error::other(format!("TLS: {err}")).into(),
+        }
+    }
+
+    fn certificate(self, why: &CertificateError) -> String {
+        use CertificateError::{
+            BadSignature, Expired, ExpiredContext, NotValidForNameContext, NotValidYet,
+            NotValidYetContext, UnknownIssuer,
+        };
+        match why {
+            Expired => "the server's certificate has expired".into(),
+            ExpiredContext { time, not_after } => {
+                let ago = time.as_secs().saturating_sub(not_after.as_secs());
+                format!("the server's certificate expired {} ago", span(ago))
+            }
+            NotValidYet => "the server's certificate is not valid yet".into(),
+            NotValidYetContext { time, not_before } => {
+                let left = not_before.as_secs().saturating_sub(time.as_secs());
+                format!(
+                    "the server's certificate is not valid yet, but in {}; or the clock of this machine is wrong",
+                    span(left)
+                )
+            }
+            // A CA of the same name, with another key.
+            UnknownIssuer | BadSignature => match self.trusts {
+                Trusts::System => {
+                    "the server's certificate is by no CA that this system trusts; name its CA with `TlsConfig::ca_file`"
+                }
+                Trusts::Own => {
+                    "the server's certificate is not by the CA that was given with `TlsConfig::ca_file` or `ca_pem`"
+                }
+            }
+            .into(),
+            NotValidForNameContext {
+                expected,
+                presented,
+            } => {
+                let names: Vec<_> = presented.iter().map(|name| bare(name)).collect();
+                let names = match names.as_slice() {
+                    [] => "for no name at all".to_owned(),
+                    names => format!("for {}", names.join(", ")),
+                };
+                format!(
+                    "the server's certificate is {names} and not for {}; if it is the right server, say its name with `TlsConfig::server_name`",
+                    expected.to_str()
+                )
+            }
+            why if format!("{why:?}").contains("CaUsedAsEndEntity") => {
+                "the server's certificate is marked as that of a CA (CA:TRUE), which no server may use: let the CA issue one"
+                    .into()
+            }
+            why => format!("the server's certificate was refused: {why}"),
+        }
+    }
+
+    fn alert(self, alert: AlertDescription) -> RedisError {
+        use AlertDescription as Alert;
+        let text = match alert {
+            Alert::CertificateRequired | Alert::NoCertificate => {
+                "the server requires a client certificate: `TlsConfig::client_certificate`".into()
+            }
+            // How OpenSSL says the same over TLS 1.2.
+            Alert::HandshakeFailure if !self.has_certificate => {
+                "the server refuses the handshake; it may require a client certificate: `TlsConfig::client_certificate`"
+                    .into()
+            }
+            Alert::BadCertificate
+            | Alert::UnsupportedCertificate
+            | Alert::CertificateRevoked
+            | Alert::CertificateExpired
+            | Alert::CertificateUnknown
+            | Alert::UnknownCA
+            | Alert::AccessDenied
+            | Alert::DecryptError
+                if self.has_certificate =>
+            {
+                format!("the server does not accept the client certificate: {alert:?}")
+            }
+            Alert::ProtocolVersion => "the server speaks neither TLS 1.2 nor 1.3".into(),
+            Alert::HandshakeFailure | Alert::InsufficientSecurity | Alert::UnrecognisedName => {
+                format!("the server refuses the handshake: {alert:?}")
+            }
+            alert => {
+                return io::Error::other(format!("TLS: the server ended it with {alert:?}")).into();
+            }
+        };
+        lasting(text)
+    }
+}
+
+/// A name as rustls shows it, without its kind.
+fn bare(name: &str) -> &str {
+    let inside = name.split_once('(').map_or(name, |(_, inside)| inside);
+    inside.trim_end_matches(')').trim_matches('"')
+}
+
+/// Seconds, in words.
+fn span(secs: u64) -> String {
+    match (secs / 86_400, secs / 3_600) {
+        (0, 0) => format!("{secs} seconds"),
+        (0 | 1, hours) => format!("{hours} hours"),
+        (days, _) => format!("{days} days"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    use rustls::InvalidMessage;
+    use rustls::pki_types::{ServerName, UnixTime};
+
+    use crate::error::is_transient;
+
+    fn context(has_certificate: bool) -> Context {
+        Context {
+            trusts: Trusts::Own,
+            has_certificate,
+        }
+    }
+
+    #[test]
+    fn certificates_that_are_refused_say_why_and_what_to_do() {
+        use CertificateError::{
+            ExpiredContext, NotValidForNameContext, NotValidYetContext, Revoked, UnknownIssuer,
+        };
+        let at = |secs| UnixTime::since_unix_epoch(Duration::from_secs(secs));
+        let expected = ServerName::try_from("10.0.0.1").expect("an address");
+        for (why, said) in [
+            (
+                ExpiredContext {
+                    time: at(1_000_000),
+                    not_after: at(1_000_000 - 3 * 86_400),
+                },
+                "expired 3 days ago",
+            ),
+            (
+                NotValidYetContext {
+                    time: at(100),
+                    not_before: at(7_301),
+                },
+                "not valid yet, but in 2 hours",
+            ),
+            (UnknownIssuer, "`TlsConfig::ca_file` or `ca_pem`"),
+            (
+                NotValidForNameContext {
+                    expected: expected.clone(),
+                    presented: vec![
+                        r#"DnsName("a.example")"#.into(),
+                        "IpAddress(10.0.0.2)".into(),
+                    ],
+                },
+                "for a.example, 10.0.0.2 and not for 10.0.0.1",
+            ),
+            (
+                NotValidForNameContext {
+                    expected,
+                    presented: Vec::new(),
+                },
+                "for no name at all and not for 10.0.0.1",
+            ),
+            (Revoked, "refused: Revoked"),
+        ] {
+            let err = context(false).explain(&Error::InvalidCertificate(why));
+            assert!(err.to_string().contains(said), "{err}");
+            assert!(!is_transient(&err), "{err}");
+        }
+    }
+
+    #[test]
+    fn alerts_are_read_by_whether_there_is_a_client_certificate() {
+        let explain = |has_certificate, alert| {
+            let err = context(has_certificate).explain(&Error::AlertReceived(alert));
+            (err.to_string(), is_transient(&err))
+        };
+        for (has_certificate, alert, said, transient) in [
+            (
+                false,
+                AlertDescription::CertificateRequired,
+                "requires a client",
+                false,
+            ),
+            (
+                false,
+                AlertDescription::HandshakeFailure,
+                "may require a client",
+                false,
+            ),
+            (
+                true,
+                AlertDescription::HandshakeFailure,
+                "refuses the handshake",
+                false,
+            ),
+            (true, AlertDescription::UnknownCA, "does not accept", false),
+            (
+                false,
+                AlertDescription::ProtocolVersion,
+                "neither TLS 1.2",
+                false,
+            ),
+            (
+                false,
+                AlertDescription::InternalError,
+                "InternalError",
+                true,
+            ),
+            (false, AlertDescription::UnknownCA, "UnknownCA", true),
+        ] {
+            let (text, is_transient) = explain(has_certificate, alert);
+            assert!(text.contains(said), "{text}");
+            assert_eq!(is_transient, transient, "{text}");
+        }
+        let garbage = Error::InvalidMessage(InvalidMessage::InvalidContentType);
+        let err = context(false).explain(&garbage);
+        assert!(err.to_string().contains("does not speak TLS"), "{err}");
+    }
+}

@@ -1,0 +1,299 @@
+//! An encrypted connection: two threads use it at once, one to read and one to write.
+//!
+//! The keys cannot be split between them, so a mutex guards them. It is held for cryptography alone, never while the
+//! socket is read or written, so that a thread that waits for a reply keeps nobody from sending:
+//!
+//! ```text
+//!    write: lock, encrypt into `Outgoing`, unlock ──► socket     in the order of encryption: one writes at a time
+//!    read:  socket ──► lock, decrypt, unlock
+//! ```
+//!
+//! Whoever reads may have to answer (a change of keys); that is appended to what is to be written, and if somebody is
+//! writing it is left to them.
+
+mod failure;
+mod handshake;
+mod outgoing;
+
+use std::fmt;
+use std::io::{self, Read, Write};
+use std::net::TcpStream;
+use std::time::Instant;
+
+use parking_lot::{Condvar, Mutex, MutexGuard};
+use redis::RedisError;
+use redis::io::tcp::socket2::SockRef;
+use rustls::ClientConnection;
+
+use self::failure::Context;
+pub(super) use self::handshake::Securing;
+use self::outgoing::Outgoing;
+use super::{CHUNK, WRITE_SLICE, WRITE_TURN};
+use crate::report::report;
+
+/// How many encrypted bytes are read at once.
+const READ: usize = 8 * 1024;
+
+pub(crate) struct TlsStream<S = TcpStream> {
+    socket: S,
+    session: Mutex<Session>,
+    /// Nobody is writing any more.
+    written: Condvar,
+}
+
+/// One end of a TLS connection, without its socket.
+struct Session {
+    tls: ClientConnection,
+    outgoing: Outgoing,
+    /// Decrypted, and how much of it has been read.
+    incoming: Vec<u8>,
+    read: usize,
+    /// Nothing more comes.
+    has_ended: bool,
+    /// Why, if there is more to say than that the server closed the connection.
+    failure: Option<RedisError>,
+    context: Context,
+}
+
+impl Session {
+    fn new(tls: ClientConnection, context: Context) -> Self {
+        Self {
+            tls,
+            outgoing: Outgoing::default(),
+            incoming: Vec::new(),
+            read: 0,
+            has_ended: false,
+            failure: None,
+            context,
+        }
+    }
+
+    /// Encrypts, behind all that was encrypted before.
+    fn seal(&mut self, plain: &[u8]) -> io::Result<()> {
+        let mut rest = plain;
+        while !rest.is_empty() {
+            // It takes as much as it has memory for.
+            let n = self.tls.writer().write(rest)?;
+            rest = &rest[n..];
+            self.fetch();
+            if n == 0 {
+                return Err(io::ErrorKind::WriteZero.into());
+            }
+        }
+        self.outgoing.sealed(plain.len());
+        Ok(())
+    }
+
+    /// Moves encrypted bytes to where they are written from.
+    fn fetch(&mut self) {
+        while self.tls.wants_write() {
+            // To memory, which takes everything.
+            if self.tls.write_tls(self.outgoing.buffer()).is_err() {
+                break;
+            }
+        }
+    }
+
+    /// Decrypts what has come; nothing is the end.
+    fn feed(&mut self, mut encrypted: &[u8]) {
+        let at_end = encrypted.is_empty();
+        while !self.has_ended {
+            // From memory: it fails only if it has too much, and it has nothing left over.
+            let fed = self.tls.read_tls(&mut encrypted).unwrap_or_default();
+            if let Err(err) = self.tls.process_new_packets() {
+                self.failure = Some(self.context.explain(&err));
+                self.has_ended = true;
+            }
+            // Without an end, more may come. An end that the server did not announce is one too: every reply says by
+            // itself where it ends.
+            let drained = self.tls.reader().read_to_end(&mut self.incoming);
+            self.has_ended |=
+                drained.map_or_else(|err| err.kind() != io::ErrorKind::WouldBlock, |_| true);
+            if at_end || encrypted.is_empty() || fed == 0 {
+                break;
+            }
+        }
+        self.fetch();
+    }
+
+    /// Hands out what is decrypted; `None` if more has to be read first.
+    fn drain(&mut self, buf: &mut [u8]) -> Option<usize> {
+        let unread = &self.incoming[self.read..];
+        if unread.is_empty() {
+            return self.has_ended.then_some(0);
+        }
+        let n = unread.len().min(buf.len());
+        buf[..n].copy_from_slice(&unread[..n]);
+        self.read += n;
+        if self.read == self.incoming.len() {
+            self.read = 0;
+            self.incoming.clear();
+            self.incoming.shrink_to(READ);
+        }
+        Some(n)
+    }
+
+    fn has_plain_text(&self) -> bool {
+        self.read < self.incoming.len()
+    }
+}
+
+impl<S> TlsStream<S>
+where
+    for<'a> &'a S: Read + Write,
+{
+    fn new(socket: S, tls: ClientConnection, context: Context) -> Self {
+        Self {
+            socket,
+            session: Mutex::new(Session::new(tls, context)),
+            written: Condvar::new(),
+        }
+    }
+
+    pub(super) fn socket(&self) -> &S {
+        &self.socket
+    }
+
+    /// Reads plain text; `Interrupted` if what came holds none, so that the caller can look at the clock.
+    pub(super) fn read(&self, buf: &mut [u8]) -> io::Result<usize> {
+        if let Some(n) = self.session.lock().drain(buf) {
+            return Ok(n);
+        }
+        let mut encrypted = [0; READ];
+        let n = (&self.socket).read(&mut encrypted)?;
+        let mut session = self.session.lock();
+        session.feed(&encrypted[..n]);
+        let drained = session.drain(buf);
+        if !session.outgoing.is_empty() && !session.outgoing.is_writing() {
+            // An answer of the protocol. What the socket does not take goes before what is written next, and what is
+            // wrong with it shows in the next read.
+            if let Err(err) = self.push(&mut session) {
+                report!(Trace, "answering over TLS: {err}");
+            }
+        }
+        drained.ok_or_else(|| io::ErrorKind::Interrupted.into())
+    }
+
+    /// Why the connection ended, if that is known better than by its socket.
+    pub(super) fn failure(&self) -> Option<RedisError> {
+        self.session.lock().failure.clone()
+    }
+
+    /// Writes what the socket takes now, and says how many bytes of `plain` that was: their encryption may be under way
+    /// in part. The caller has to offer the others again, before any others.
+    pub(super) fn write_some(&self, plain: &[u8]) -> io::Result<usize> {
+        let mut session = self.session.lock();
+        if session.outgoing.is_writing() {
+            // An answer of the protocol, by whoever reads.
+            self.written.wait_for(&mut session, WRITE_SLICE);
+            if session.outgoing.is_writing() {
+                return Ok(0);
+            }
+        }
+        let mut reported = 0;
+        let mut turn_ends = None;
+        loop {
+            reported += session.outgoing.collect();
+            if session.outgoing.is_empty() {
+                let rest = &plain[reported + session.outgoing.offered_again()..];
+                if rest.is_empty() {
+                    return Ok(reported);
+                }
+                session.seal(&rest[..rest.len().min(CHUNK)])?;
+            }
+            if !self.push(&mut session)? {
+                return Ok(reported + session.outgoing.collect());
+            }
+            // The clock is looked at only when one write was not enough.
+            if reported + session.outgoing.offered_again() < plain.len() {
+                let now = Instant::now();
+                if now >= *turn_ends.get_or_insert(now + WRITE_TURN) {
+                    return Ok(reported + session.outgoing.collect());
+                }
+            }
+        }
+    }
+
+    /// Writes what nothing follows, if everything before it was written whole.
+    pub(super) fn write_last(&self, plain: &[u8]) -> io::Result<()> {
+        if self.session.lock().outgoing.is_clean() {
+            self.write_some(plain)?;
+        }
+        Ok(())
+    }
+
+    /// Writes once what there is, without the mutex; whether the socket has taken all of it.
+    fn push(&self, session: &mut MutexGuard<'_, Session>) -> io::Result<bool> {
+        let bytes = session.outgoing.take();
+        let wrote = MutexGuard::unlocked(session, || {
+            loop {
+                match (&self.socket).write(&bytes) {
+                    Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                    Err(err) if err.kind() == io::ErrorKind::Interrupted => {}
+                    Err(err)
+                        if matches!(
+                            err.kind(),
+                            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut
+                        ) =>
+                    {
+                        return Ok(0);
+                    }
+                    wrote => return wrote,
+                }
+            }
+        });
+        let taken = *wrote.as_ref().unwrap_or(&0);
+        let all = taken == bytes.len();
+        session.outgoing.wrote(bytes, taken);
+        self.written.notify_one();
+        wrote.map(|_| all)
+    }
+
+    /// Whether the server has ended the connection, or has said what nobody asked for. The socket must be one that does
+    /// not block, and no other thread may be reading or writing.
+    ///
+    /// What TLS itself has to say at any time, new session tickets or a change of keys, is neither.
+    pub(super) fn has_ended(&self) -> bool {
+        let mut buf = [0; 1];
+        loop {
+            if self.session.lock().has_plain_text() {
+                return true;
+            }
+            match self.read(&mut buf) {
+                Ok(_) => return true,
+                Err(err) if err.kind() == io::ErrorKind::Interrupted => {}
+                Err(err) => return err.kind() != io::ErrorKind::WouldBlock,
+            }
+        }
+    }
+}
+
+impl TlsStream {
+    /// Says that nothing follows, if nobody has to wait for that; the caller ends the socket.
+    pub(super) fn say_goodbye(&self) {
+        let mut session = self.session.lock();
+        if !session.outgoing.is_clean() {
+            return;
+        }
+        session.tls.send_close_notify();
+        session.fetch();
+        // For good: nothing is read or written after this.
+        let said = SockRef::from(&self.socket)
+            .set_nonblocking(true)
+            .and_then(|()| self.push(&mut session));
+        if let Err(err) = said {
+            report!(Trace, "ending a TLS connection: {err}");
+        }
+    }
+}
+
+impl fmt::Debug for TlsStream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TlsStream")
+            .field("socket", &self.socket)
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests;
