@@ -16,3 +16,5 @@ mod semaphore;
 #[cfg(feature = "sentinel")]
 mod sentinel;
 mod support;
+#[cfg(feature = "tls")]
+mod tls;

@@ -16,14 +16,14 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{bounded, unbounded};
-use redlatch::{CancelToken, Client, Config, Error, LossReason, Result};
+use redlatch::{CancelToken, Client, Error, LossReason, Result};
 
 use crate::support::{
-    BY_MESSAGE, Crew, Guard, LONG, Line, Lock, Mode, News, Proxy, Server, Target, beside, by_now,
-    delegated, delete, elsewhere, eventually, everywhere, hold_by_stranger, in_line, increment,
-    is_held_by_stranger, keys_of, line, loosely, lose, lua, ms, nothing_is_left_of, open,
-    open_with_lease, published, short_lived, shown, stranger_holds, stranger_releases,
-    stranger_takes, unique, waited_for_by,
+    BY_MESSAGE, Crew, Guard, LONG, Line, Lock, Mode, News, Proxy, Server, beside, by_now,
+    delegated, delete, elsewhere, eventually, everywhere, for_commands, hold_by_stranger, in_line,
+    increment, is_held_by_stranger, keys_of, line, loosely, lose, lua, ms, nothing_is_left_of,
+    open, open_with_lease, published, settings, settings_by, short_lived, shown, stranger_holds,
+    stranger_releases, stranger_takes, unique, waited_for_by,
 };
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -492,7 +492,7 @@ fn passing_it_on_inside_the_process_sends_nothing<L: Lock>() {
     const THREADS: u64 = 16;
     let server = Server::start();
     let name = unique("pass");
-    let client = Client::open(Config::new(server.url()).tenure(Duration::from_secs(1))).unwrap();
+    let client = Client::open(settings(&server).tenure(Duration::from_secs(1))).unwrap();
     drop(L::of(&client, &unique("warm")).lock().unwrap());
     eventually("Redis knows the scripts", || {
         nothing_is_left_of::<L>(&server)
@@ -553,7 +553,7 @@ fn threads_of_a_process_are_served_in_order<L: Lock>() {
     let server = Server::start();
     for tenure in [ms(0), ms(5), ms(1000)] {
         let name = unique("fifo");
-        let client = Client::open(Config::new(server.url()).tenure(tenure)).unwrap();
+        let client = Client::open(settings(&server).tenure(tenure)).unwrap();
         let lock = L::of(&client, &name);
         let guard = lock.lock().unwrap();
         let order = Arc::new(Mutex::new(Vec::new()));
@@ -912,12 +912,12 @@ fn leases_do_not_interfere<L: Lock>() {
 // K2
 fn a_grant_that_comes_too_late_is_not_one<L: Lock>() {
     let server = Server::start();
-    let proxy = Proxy::start(server.addr());
+    let proxy = Proxy::start(server.client_addr());
     let name = unique("late");
-    let client = Client::open(proxy.url()).unwrap();
+    let client = Client::open(settings_by(&server, proxy.addr())).unwrap();
     let lock = L::of(&client, &name);
     lock.lock().unwrap().unlock().unwrap();
-    proxy.set(Target::Link, Mode::Delay(ms(400)));
+    proxy.set(for_commands(&server), Mode::Delay(ms(400)));
     let late = lock.clone().lease(ms(200)).lock();
     assert_lost::<L, _>(late, &name, LossReason::Expired);
     proxy.pass();
@@ -976,13 +976,13 @@ fn cancelling_ends_waits_and_the_line_goes_on<L: Lock>() {
 // D1
 fn an_acquire_whose_caller_was_cancelled_is_undone<L: Lock>() {
     let server = Server::start();
-    let proxy = Proxy::start(server.addr());
+    let proxy = Proxy::start(server.client_addr());
     let name = unique("undo");
-    let client = Client::open(proxy.url()).unwrap();
+    let client = Client::open(settings_by(&server, proxy.addr())).unwrap();
     drop(L::of(&client, &unique("warm")).lock().unwrap());
     eventually("warm", || nothing_is_left_of::<L>(&server));
     for mode in [Mode::Stall, Mode::Delay(ms(300))] {
-        proxy.set(Target::Link, mode);
+        proxy.set(for_commands(&server), mode);
         let token = CancelToken::new();
         let lock = L::of(&client, &name).cancel_on(&token);
         let mut crew = Crew::new();
@@ -1399,10 +1399,13 @@ fn a_guard_owns_what_it_needs<L: Lock>() {
 /// Runs tests of this module for a kind of lock.
 macro_rules! held_to {
     ($lock:ty: $($test:ident,)+) => {
+        crate::contract::held_to! { $lock, crate::support::as_it_is: $($test,)+ }
+    };
+    ($lock:ty, $around:path: $($test:ident,)+) => {
         $(
             #[test]
             fn $test() {
-                crate::support::unless_late(crate::contract::$test::<$lock>);
+                crate::support::unless_late(|| $around(crate::contract::$test::<$lock>));
             }
         )+
     };
@@ -1412,8 +1415,11 @@ pub(crate) use held_to;
 
 macro_rules! contract {
     ($kind:ident: $lock:ty) => {
+        contract!($kind: $lock, crate::support::as_it_is);
+    };
+    ($kind:ident: $lock:ty, $around:path) => {
         mod $kind {
-            crate::contract::held_to! { $lock:
+            crate::contract::held_to! { $lock, $around:
                 threads_and_clients_exclude_each_other,
                 busy_is_none,
                 a_limited_wait_takes_its_time_and_gives_none,
@@ -1467,6 +1473,12 @@ contract!(fenced_lock: redlatch::FencedLock);
 contract!(spin_lock: redlatch::SpinLock);
 contract!(rwlock_writing: crate::support::Writing);
 contract!(multi_lock_of_names: super::Several);
+
+#[cfg(feature = "tls")]
+mod over_tls {
+    contract!(reentrant_lock: redlatch::ReentrantLock, crate::support::over_tls);
+    contract!(fair_lock: redlatch::FairLock, crate::support::over_tls);
+}
 
 /// Two names of one client: the one that is asked for, and a second.
 #[derive(Clone, Debug)]

@@ -1,11 +1,12 @@
 //! Clients as tests want them, and what they were told of losses.
 
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use redlatch::{Client, Config, Loss, LossReason};
 
-use crate::support::{Server, ms};
+use crate::support::{Server, Target, ms};
 
 /// The response and connect timeouts of clients here.
 pub(crate) const RESPONSE: Duration = ms(400);
@@ -22,6 +23,36 @@ pub(crate) fn config(url: &str) -> Config {
         .connect_timeout(RESPONSE)
         .lease(LEASE)
         .waiter_lease(WAITER_LEASE)
+}
+
+/// What a client of that server needs, everything else at its default.
+pub(crate) fn settings(server: &Server) -> Config {
+    settings_by(server, server.client_addr())
+}
+
+/// The same for one that reaches it by way of a proxy.
+pub(crate) fn settings_by(server: &Server, addr: SocketAddr) -> Config {
+    let config = Config::new(server.client_url_at(addr));
+    #[cfg(feature = "tls")]
+    if server.is_tls() {
+        return config.tls(trusting());
+    }
+    config
+}
+
+/// Trusts what the CA of the tests has issued.
+#[cfg(feature = "tls")]
+pub(crate) fn trusting() -> redlatch::TlsConfig {
+    redlatch::TlsConfig::new().ca_pem(crate::support::authority().pem())
+}
+
+/// Which connections a fault of one for commands is for. What is encrypted has no names to a proxy.
+pub(crate) fn for_commands(server: &Server) -> Target {
+    if server.is_tls() {
+        Target::All
+    } else {
+        Target::Link
+    }
 }
 
 pub(crate) fn client(url: &str) -> Client {
@@ -62,10 +93,10 @@ impl Told {
 }
 
 pub(crate) fn open(server: &Server) -> Client {
-    Client::open(server.url()).unwrap()
+    Client::open(settings(server)).unwrap()
 }
 
 /// A client with another lease.
 pub(crate) fn open_with_lease(server: &Server, lease: Duration) -> Client {
-    Client::open(Config::new(server.url()).lease(lease)).unwrap()
+    Client::open(settings(server).lease(lease)).unwrap()
 }

@@ -10,6 +10,8 @@
     reason = "each borrower uses a part"
 )]
 
+#[cfg(feature = "tls")]
+mod certificates;
 mod lateness;
 mod logs;
 #[path = "../../../../src/protocol/lua.rs"]
@@ -20,6 +22,8 @@ mod proxy;
 mod server;
 mod wait;
 
+#[cfg(feature = "tls")]
+pub(crate) use certificates::*;
 pub(crate) use lateness::*;
 pub(crate) use logs::*;
 pub(crate) use process::*;

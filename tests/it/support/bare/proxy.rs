@@ -209,6 +209,24 @@ impl Proxy {
         }
     }
 
+    /// From now on, no replies come over the present connections of `target`; new ones fare as the mode says.
+    pub(crate) fn swallow_present(&self, target: Target) {
+        self.lose_present(target, Way::Replies);
+    }
+
+    /// The same for requests, and for their replies.
+    pub(crate) fn black_hole_present(&self, target: Target) {
+        self.lose_present(target, Way::Requests);
+    }
+
+    fn lose_present(&self, target: Target, way: Way) {
+        for conn in locked(&self.shared.conns).iter() {
+            if target.slots().contains(&conn.slot()) {
+                conn.lose(way);
+            }
+        }
+    }
+
     /// Resets the present connections of `target`, on both sides; how many there were.
     pub(crate) fn cut(&self, target: Target) -> usize {
         let mut cut = 0;

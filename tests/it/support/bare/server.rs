@@ -1,5 +1,6 @@
 //! A Redis server for one test at a time.
 
+use std::cell::Cell;
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::os::unix::net::UnixStream;
@@ -90,11 +91,41 @@ pub(crate) struct Server {
     alive: bool,
     /// Whether another test may have it afterwards.
     lasts: AtomicBool,
+    /// Where it listens for encrypted connections, if it does.
+    tls_port: Option<u16>,
+}
+
+thread_local! {
+    /// Whether the servers that this thread starts speak TLS.
+    static OVER_TLS: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Runs a test, with nothing around it.
+pub(crate) fn as_it_is(test: impl FnOnce()) {
+    test();
+}
+
+/// Runs a test whose clients speak TLS to the servers that it starts.
+#[cfg(feature = "tls")]
+pub(crate) fn over_tls(test: impl FnOnce()) {
+    struct Back;
+    impl Drop for Back {
+        fn drop(&mut self) {
+            OVER_TLS.set(false);
+        }
+    }
+    OVER_TLS.set(true);
+    let _back = Back;
+    test();
 }
 
 impl Server {
     /// An empty server that answers: one that another test is done with, or a new one.
     pub(crate) fn start() -> Self {
+        #[cfg(feature = "tls")]
+        if OVER_TLS.get() {
+            return Self::start_tls(&super::authority().issue(&["127.0.0.1"]), &[]);
+        }
         let server = match pool::take() {
             Some(process) => Self::of(process, Vec::new()),
             None => Self::start_with(&[]),
@@ -107,14 +138,37 @@ impl Server {
     /// A new one, with more command line arguments, which no other test has before or after.
     pub(crate) fn start_with(args: &[&str]) -> Self {
         let dir = tempfile::tempdir().expect("a directory for the server");
-        let args: Vec<String> = args.iter().map(|&arg| arg.to_owned()).collect();
+        Self::start_in(dir, args, false)
+    }
+
+    /// A new one that speaks TLS as well, on a port of its own, and is `identity` there; its own CA is that of the tests.
+    #[cfg(feature = "tls")]
+    pub(crate) fn start_tls(identity: &super::Identity, args: &[&str]) -> Self {
+        let dir = tempfile::tempdir().expect("a directory for the server");
+        let files = identity.write_to(dir.path(), &super::authority().pem());
+        let [ca, certificate, key] =
+            [files.ca, files.certificate, files.key].map(|path| path.display().to_string());
+        let mut all = vec!["--tls-auth-clients", "no", "--tls-ca-cert-file", &ca];
+        all.extend(["--tls-cert-file", &certificate, "--tls-key-file", &key]);
+        all.extend(args);
+        Self::start_in(dir, &all, true)
+    }
+
+    fn start_in(dir: tempfile::TempDir, args: &[&str], tls: bool) -> Self {
         let until = Instant::now() + GENEROUS;
         loop {
             let port = free_port();
+            let tls_port = tls.then(free_port);
+            let mut args: Vec<String> = args.iter().map(|&arg| arg.to_owned()).collect();
+            if let Some(port) = tls_port {
+                args.extend(["--tls-port".to_owned(), port.to_string()]);
+            }
             match launch(dir.path(), port, &args) {
                 Ok(child) => {
                     pool::watch(child.id(), dir.path()).expect("a keeper");
-                    return Self::of(Process { child, dir, port }, args);
+                    let mut server = Self::of(Process { child, dir, port }, args);
+                    server.tls_port = tls_port;
+                    return server;
                 }
                 Err(err) => assert!(Instant::now() < until, "redis-server: {err}"),
             }
@@ -142,6 +196,7 @@ impl Server {
             args,
             alive: true,
             lasts: AtomicBool::new(false),
+            tls_port: None,
         }
     }
 
@@ -161,6 +216,25 @@ impl Server {
         SocketAddr::from((Ipv4Addr::LOCALHOST, self.port()))
     }
 
+    pub(crate) fn is_tls(&self) -> bool {
+        self.tls_port.is_some()
+    }
+
+    /// Where clients connect to: with TLS, if it speaks that.
+    pub(crate) fn client_addr(&self) -> SocketAddr {
+        SocketAddr::from((Ipv4Addr::LOCALHOST, self.tls_port.unwrap_or(self.port())))
+    }
+
+    /// The URL for clients that reach it at `addr`, directly or by way of a proxy.
+    pub(crate) fn client_url_at(&self, addr: SocketAddr) -> String {
+        let scheme = if self.is_tls() { "rediss" } else { "redis" };
+        format!("{scheme}://{addr}/")
+    }
+
+    pub(crate) fn client_url(&self) -> String {
+        self.client_url_at(self.client_addr())
+    }
+
     pub(crate) fn url(&self) -> String {
         format!("redis://127.0.0.1:{}/", self.port())
     }
@@ -177,6 +251,12 @@ impl Server {
     /// What the server wrote to its log so far.
     pub(crate) fn log(&self) -> String {
         fs::read_to_string(log_path(self.dir())).unwrap_or_default()
+    }
+
+    /// Has another certificate from the next [`restart`](Self::restart) on.
+    #[cfg(feature = "tls")]
+    pub(crate) fn become_known_as(&self, identity: &super::Identity) {
+        identity.write_to(self.dir(), &super::authority().pem());
     }
 
     /// SIGKILL; returns once the process is gone and its port closed.

@@ -1,0 +1,163 @@
+//! Locking over TLS, and the settings that make it possible.
+
+use std::env;
+use std::process::{Command, Stdio};
+
+use redlatch::{Client, Config, TlsConfig};
+
+use crate::support::{
+    Crew, LONG, Lock, Mode, Proxy, Server, Target, authority, eventually, loosely, ms, settings,
+    settings_by, trusting, unique, waited_for_by,
+};
+
+/// Every connection of the crate, and how many there are, are encrypted.
+#[track_caller]
+fn all_are_encrypted(server: &Server, connections: usize) {
+    let clients = server.clients_named("redlatch");
+    let port = format!("laddr={}", server.client_addr());
+    assert_eq!(clients.len(), connections, "{clients:?}");
+    assert!(
+        clients.iter().all(|client| client.line.contains(&port)),
+        "{clients:?}"
+    );
+}
+
+/// One waits for another, who renews meanwhile: all three connections are used.
+fn waits_and_renews(server: &Server, open: impl Fn() -> Client) {
+    let (holder, client) = (open(), open());
+    let name = unique("tls");
+    let guard = redlatch::ReentrantLock::of(&holder, &name).lock().unwrap();
+    let mut crew = Crew::new();
+    let lock = client.reentrant_lock(&name);
+    crew.spawn(move || lock.lock().unwrap().unlock().unwrap());
+    waited_for_by::<redlatch::ReentrantLock>(server, 1);
+    eventually("it is renewed", || holder.stats().renewals >= 2);
+    assert!(guard.is_valid());
+    // Two for commands, one for renewals, one for messages.
+    all_are_encrypted(server, 4);
+    guard.unlock().unwrap();
+    crew.join();
+    assert_eq!(client.stats().poll_rescues, 0);
+    assert_eq!(
+        (client.stats().reconnects, holder.stats().reconnects),
+        (0, 0)
+    );
+    eventually("nothing is left", || server.keys().is_empty());
+}
+
+#[test]
+fn both_versions_of_tls_are_spoken() {
+    let identity = authority().issue(&["127.0.0.1"]);
+    for version in ["TLSv1.2", "TLSv1.3"] {
+        let server = Server::start_tls(&identity, &["--tls-protocols", version]);
+        waits_and_renews(&server, || {
+            Client::open(settings(&server).lease(loosely(ms(600)))).unwrap()
+        });
+    }
+}
+
+#[test]
+fn a_ca_and_a_client_certificate_are_read_from_files() {
+    let identity = authority().issue(&["127.0.0.1"]);
+    let server = Server::start_tls(&identity, &["--tls-auth-clients", "yes"]);
+    let dir = tempfile::tempdir().unwrap();
+    let client = authority().issue(&[]);
+    let files = client.write_to(dir.path(), &authority().pem());
+    waits_and_renews(&server, || {
+        let tls = TlsConfig::new()
+            .ca_file(&files.ca)
+            .client_certificate_files(&files.certificate, &files.key);
+        let config = Config::new(server.client_url()).tls(tls);
+        Client::open(config.lease(loosely(ms(600)))).unwrap()
+    });
+    let tls = trusting().client_certificate(client.certificate, client.key);
+    let config = Config::new(server.client_url()).tls(tls);
+    assert!(Client::open(config).is_ok());
+}
+
+#[test]
+fn the_server_may_have_another_name_than_the_host() {
+    let server = Server::start_tls(&authority().issue(&["redis.internal"]), &[]);
+    let open = |name| {
+        let tls = trusting().server_name(name);
+        Client::open(Config::new(server.client_url()).tls(tls))
+    };
+    let client = open("redis.internal").unwrap();
+    drop(client.mutex(unique("named")).lock().unwrap());
+    assert!(open("other.internal").is_err());
+    // And a host that is a name is looked up and checked by it.
+    let server = Server::start_tls(&authority().issue(&["localhost"]), &[]);
+    let url = format!("rediss://localhost:{}/", server.client_addr().port());
+    assert!(Client::open(Config::new(url).tls(trusting())).is_ok());
+}
+
+/// In a process whose environment names the roots of the system.
+fn with_system_roots(url: &str, roots: &str) -> String {
+    let output = Command::new(env::current_exe().unwrap())
+        .args(["--exact", "--include-ignored", "--nocapture"])
+        .arg("tls::basics::part_that_trusts_the_system")
+        .env("REDLATCH_TEST_URL", url)
+        .env("SSL_CERT_FILE", roots)
+        .env_remove("SSL_CERT_DIR")
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+#[test]
+#[ignore = "part of other tests"]
+#[expect(clippy::print_stdout, reason = "how the parent hears of it")]
+fn part_that_trusts_the_system() {
+    let Ok(url) = env::var("REDLATCH_TEST_URL") else {
+        return;
+    };
+    match Client::open(url) {
+        Ok(client) => println!("opened: {}", client.mutex("m").lock().is_ok()),
+        Err(err) => println!("refused: {err}"),
+    }
+}
+
+#[test]
+fn without_settings_the_cas_of_the_system_are_trusted() {
+    let server = Server::start_tls(&authority().issue(&["127.0.0.1"]), &[]);
+    let dir = tempfile::tempdir().unwrap();
+    let ours = authority()
+        .issue(&[])
+        .write_to(dir.path(), &authority().pem());
+    let says = with_system_roots(&server.client_url(), ours.ca.to_str().unwrap());
+    assert!(says.contains("opened: true"), "{says}");
+    let says = with_system_roots(&server.client_url(), "/nowhere/at/all.pem");
+    assert!(
+        says.contains("refused: invalid setting: tls: this system has no root"),
+        "{says}"
+    );
+    assert!(says.contains("`TlsConfig::ca_file`"), "{says}");
+}
+
+// More than the sockets take at once: each record is written in pieces.
+#[test]
+fn commands_larger_than_the_buffers_of_the_sockets_arrive_whole() {
+    let server = Server::start_tls(&authority().issue(&["127.0.0.1"]), &[]);
+    let proxy = Proxy::start(server.client_addr());
+    let config = settings_by(&server, proxy.addr())
+        .response_timeout(LONG)
+        .lease(LONG);
+    let client = &Client::open(config).unwrap();
+    proxy.set(Target::All, Mode::Slow(ms(2)));
+    let long = "x".repeat(16_000);
+    let name = unique("large");
+    std::thread::scope(|scope| {
+        for n in 0..4 {
+            let (name, long) = (&name, &long);
+            scope.spawn(move || {
+                let names: Vec<_> = (0..200).map(|m| format!("{name}:{n}:{m}:{long}")).collect();
+                let guard = client.multi_lock(&names).lock().unwrap();
+                guard.unlock().unwrap();
+            });
+        }
+    });
+    assert_eq!(client.stats().reconnects, 0);
+    proxy.pass();
+    eventually("nothing is left", || server.keys().is_empty());
+}

@@ -1,0 +1,5 @@
+//! Encrypted connections. What every lock must do is checked over TLS by `contract`.
+
+mod basics;
+mod faults;
+mod refusals;
