@@ -34,6 +34,8 @@ fn main() {
     let mut table = Table::default();
     ratios(&server, &mut table);
     kinds(&server, &mut table);
+    #[cfg(feature = "tls")]
+    over_tls(&mut table);
     table.print();
 }
 
@@ -235,6 +237,35 @@ fn show(what: &str, rates: &Rates) {
         "{what:<44} {:>9} {rate:>11.0}",
         rig::significant(1e6 / rate)
     );
+}
+
+/// The same lock of the same server, with and without TLS.
+#[cfg(feature = "tls")]
+fn over_tls(table: &mut Table) {
+    let server = rig::start_tls();
+    let ca = redlatch::TlsConfig::new().ca_pem(support::authority().pem());
+    let encrypted = redlatch::Config::new(server.client_url()).tls(ca);
+    let encrypted = redlatch::Client::open(encrypted).expect("the server is up");
+    let plain = open(&server);
+    for (end, verb) in [(End::Drop, "drop"), (End::Unlock, "unlock")] {
+        let case = |client: &redlatch::Client, what: &str| {
+            let lock = Lock::new(client, Kind::Reentrant, &format!("{what}:{verb}"));
+            typical(move || lock.pair(end))
+        };
+        let [without, with] = interleaved(
+            41,
+            Duration::from_millis(25),
+            [case(&plain, "plain"), case(&encrypted, "tls")],
+        );
+        show(&format!("lock + {verb}, without TLS"), &without);
+        show(&format!("lock + {verb}, with TLS"), &with);
+        table.row(
+            format!("lock + {verb} with TLS, time of the same without"),
+            without.over(&with),
+            Target::None,
+        );
+    }
+    assert_eq!(encrypted.stats().reconnects, 0);
 }
 
 /// Every kind next to the reentrant lock.

@@ -63,7 +63,17 @@ pub(crate) fn start() -> Server {
 
 /// One more server, on the core of the first if that has one.
 pub(crate) fn start_another() -> Server {
-    let server = Server::start();
+    beside_the_first(Server::start())
+}
+
+/// One that speaks TLS as well as plain text.
+#[cfg(feature = "tls")]
+pub(crate) fn start_tls() -> Server {
+    let identity = crate::support::authority().issue(&["127.0.0.1"]);
+    beside_the_first(Server::start_tls(&identity, &[]))
+}
+
+fn beside_the_first(server: Server) -> Server {
     let wanted = env::var(PIN).is_ok_and(|pin| pin == "0");
     if !wanted && std::thread::available_parallelism().is_ok_and(|cores| cores.get() == 1) {
         // The clients have a core to themselves, so this process sees no more.
