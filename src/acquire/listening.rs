@@ -81,6 +81,14 @@ impl Listening {
     }
 
     pub(crate) fn is_on(&self, index: usize) -> bool {
+        #[cfg(feature = "cluster")]
+        if self
+            .subscription
+            .as_ref()
+            .is_some_and(Subscription::has_moved)
+        {
+            return false;
+        }
         self.on == Some(index)
     }
 

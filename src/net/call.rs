@@ -1,6 +1,7 @@
 //! One command, from queueing to its reply.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 use parking_lot::{Condvar, Mutex};
@@ -114,6 +115,8 @@ pub(crate) struct Call {
     pub(crate) unattended: bool,
     /// Undoes it. Sent when its connection is dropped, since the server may still execute it.
     undo: Option<Arc<dyn Undo>>,
+    /// The node that it was last sent to, or is to be sent to. Readable with the mutex held.
+    node: AtomicUsize,
     pub(crate) state: Mutex<CallState>,
     pub(crate) changed: Condvar,
 }
@@ -131,8 +134,6 @@ pub(crate) struct CallState {
     pub(crate) seq: u64,
     /// Sent as part of a portion of unacknowledged calls: the next portion is sent when all of this one are answered.
     pub(crate) in_portion: bool,
-    /// The node that it was last sent to, or is to be sent to.
-    pub(crate) at: usize,
     /// Sent behind `ASKING`: the slot is not that node's own yet.
     pub(crate) asking: bool,
     /// How many replies come before the one that counts.
@@ -162,6 +163,7 @@ impl Call {
             deferred,
             unattended,
             undo,
+            node: AtomicUsize::new(0),
             state: Mutex::new(CallState {
                 phase: CallPhase::Idle,
                 sent_at: Instant::now(),
@@ -170,7 +172,6 @@ impl Call {
                 following: false,
                 seq: 0,
                 in_portion: false,
-                at: 0,
                 asking: false,
                 before: 0,
                 #[cfg(feature = "cluster")]
@@ -178,6 +179,16 @@ impl Call {
             }),
             changed: Condvar::new(),
         })
+    }
+
+    /// The node that it was last sent to, or is to be sent to.
+    #[cfg(feature = "cluster")]
+    pub(crate) fn node(&self) -> usize {
+        self.node.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn sent_to(&self, node: usize) {
+        self.node.store(node, Ordering::Release);
     }
 
     pub(crate) fn attempt(attempt: Attempt) -> Arc<Self> {

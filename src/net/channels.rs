@@ -56,6 +56,8 @@ pub(crate) trait Listener: Send + Sync {
 /// All channels, and what is under way on the connection if there is one.
 #[derive(Default)]
 pub(super) struct Channels {
+    /// Sharded ones have commands of their own.
+    sharded: bool,
     wanted: HashMap<Arc<str>, Channel>,
     /// Channels to which the server does not let this user subscribe, and when it was last asked.
     refusals: HashMap<Arc<str>, Instant>,
@@ -92,6 +94,7 @@ impl Channel {
 /// The commands on one connection.
 #[derive(Default)]
 struct Exchange {
+    sharded: bool,
     /// To be written.
     bytes: Vec<u8>,
     /// What was sent and not answered.
@@ -118,10 +121,12 @@ enum Command {
 
 impl Exchange {
     fn send(&mut self, command: Command) {
-        let words: &[&str] = match &command {
-            Command::Subscribe { channel, .. } => &["SUBSCRIBE", channel],
-            Command::Unsubscribe { channel } => &["UNSUBSCRIBE", channel],
-            Command::Ping => &["PING"],
+        let words: &[&str] = match (&command, self.sharded) {
+            (Command::Subscribe { channel, .. }, false) => &["SUBSCRIBE", channel],
+            (Command::Subscribe { channel, .. }, true) => &["SSUBSCRIBE", channel],
+            (Command::Unsubscribe { channel }, false) => &["UNSUBSCRIBE", channel],
+            (Command::Unsubscribe { channel }, true) => &["SUNSUBSCRIBE", channel],
+            (Command::Ping, _) => &["PING"],
         };
         Request::command("listening", words).write(&mut self.bytes, false);
         self.awaiting.push_back(command);
@@ -135,6 +140,88 @@ pub(super) enum News {
     Refused(Arc<str>),
     /// None is refused any more.
     Allowed,
+}
+
+/// In a cluster the channels of a slot may move to another node. Then nobody listens to them here any more, and whoever
+/// waits on one is sent to ask again, and to listen anew.
+#[cfg(feature = "cluster")]
+impl Channels {
+    pub(super) fn new(sharded: bool) -> Self {
+        Self {
+            sharded,
+            ..Self::default()
+        }
+    }
+
+    /// Whether a waiter still listens.
+    pub(super) fn has(&self, name: &str, waiter: u64) -> bool {
+        let channel = self.wanted.get(name);
+        channel.is_some_and(|channel| channel.waiters.iter().any(|(its, _)| *its == waiter))
+    }
+
+    /// Forgets all channels that do not belong here.
+    pub(super) fn keep(&mut self, belongs: impl Fn(&str) -> bool) {
+        let strays: Vec<_> = self
+            .wanted
+            .keys()
+            .filter(|name| !belongs(name))
+            .cloned()
+            .collect();
+        for name in strays {
+            self.forget(&name);
+            if let Some(exchange) = &mut self.exchange {
+                exchange.send(Command::Unsubscribe { channel: name });
+            }
+        }
+    }
+
+    /// The server has ended the subscription to a channel: because it was asked to, or the channel belongs to another
+    /// node now, which is what it returns then.
+    pub(super) fn ended(&mut self, name: &str) -> bool {
+        let Some(exchange) = &mut self.exchange else {
+            return false;
+        };
+        let next = exchange.awaiting.front();
+        if matches!(next, Some(Command::Unsubscribe { channel }) if **channel == *name) {
+            exchange.awaiting.pop_front();
+            return false;
+        }
+        self.forget(name);
+        true
+    }
+
+    /// The oldest command without an answer was refused, since its channel, for which `is_moved` holds, belongs to another
+    /// node.
+    pub(super) fn moved(&mut self, is_moved: impl Fn(&str) -> bool) {
+        let Some(exchange) = &mut self.exchange else {
+            return;
+        };
+        let is_meant = match exchange.awaiting.front() {
+            Some(Command::Subscribe { channel, .. } | Command::Unsubscribe { channel }) => {
+                is_moved(channel)
+            }
+            // It answers a command whose subscription the server had ended by itself before.
+            Some(Command::Ping) | None => false,
+        };
+        if is_meant
+            && let Some(Command::Subscribe { channel, epoch, .. }) = exchange.awaiting.pop_front()
+        {
+            let wanted = self.wanted.get(&channel);
+            if wanted.is_some_and(|its| its.epoch == epoch) {
+                self.forget(&channel);
+            }
+        }
+    }
+
+    fn forget(&mut self, name: &str) {
+        let Some(channel) = self.wanted.remove(name) else {
+            return;
+        };
+        for (_, waiter) in &channel.waiters {
+            waiter.set_listening(false);
+            waiter.message();
+        }
+    }
 }
 
 impl Channels {
@@ -259,7 +346,10 @@ impl Channels {
 
     /// There is a connection: it is asked for all that is wanted. `anew`: there was another before.
     pub(super) fn connected(&mut self, anew: bool) {
-        let mut exchange = Exchange::default();
+        let mut exchange = Exchange {
+            sharded: self.sharded,
+            ..Exchange::default()
+        };
         for (name, channel) in &mut self.wanted {
             channel.asked = true;
             exchange.send(Command::Subscribe {
@@ -587,6 +677,7 @@ mod model {
                 (Arc::clone(name), Channel { waiters, ..*its })
             };
             let exchange = self.channels.exchange.as_ref().map(|its| Exchange {
+                sharded: its.sharded,
                 bytes: its.bytes.clone(),
                 awaiting: its.awaiting.clone(),
                 postponed: its.postponed.clone(),

@@ -14,3 +14,4 @@ mod script_error;
 pub(crate) mod slot;
 pub(crate) mod socket;
 pub(crate) mod subscriber;
+pub(crate) mod subscribers;

@@ -186,7 +186,7 @@ impl Pipeline {
                 true
             }
             _ => {
-                call.state.lock().at = self.to.node;
+                call.sent_to(self.to.node);
                 self.unacknowledged.keep(call);
                 false
             }
@@ -196,7 +196,7 @@ impl Pipeline {
     /// Keeps a deferred call back for a while, since nobody can serve it now.
     #[cfg(feature = "cluster")]
     pub(super) fn keep_back(&mut self, call: &Arc<Call>, now: Instant) {
-        call.state.lock().at = self.to.node;
+        call.sent_to(self.to.node);
         self.unacknowledged.keep(call);
         self.rests_until = Some(now + REST);
     }
@@ -426,7 +426,7 @@ impl InFlight {
         let mut its = call.state.lock();
         its.phase = CallPhase::Awaiting;
         its.sent_at = now;
-        its.at = self.to.node;
+        call.sent_to(self.to.node);
         its.before = u8::from(its.asking);
         if self.awaiting.is_empty() {
             self.doubtful = now.saturating_duration_since(self.last_heard) >= IDLE;

@@ -36,7 +36,7 @@ pub(crate) trait Route {
     /// The connection over which a call was sent last.
     fn at(&self, call: &Call) -> Self::To<'_>;
 
-    /// Whether a call is still where [`at`](Self::at) was when it said `to`.
+    /// Whether a call is still where [`at`](Self::at) was when it said `to`. Takes no mutex.
     fn is_at(&self, call: &Call, to: &Connection) -> bool;
 
     /// The connection over which a call has to be sent now, once it stands.

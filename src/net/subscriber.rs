@@ -13,8 +13,14 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
 
+#[cfg(feature = "cluster")]
+use crate::error::is_redirection;
 use crate::error::is_transient;
 use crate::net::channels::{Channels, LINGER, Listener, News};
+#[cfg(feature = "cluster")]
+use crate::net::cluster::Map;
+#[cfg(feature = "cluster")]
+use crate::net::slot::slot_of;
 use crate::net::socket::{self, Endpoint, Reader, Socket};
 use crate::process::Process;
 use crate::report::report;
@@ -30,6 +36,10 @@ const SLICE: Duration = Duration::from_millis(500);
 /// The pause after the first failed connection, doubled up to the second for each further one.
 const BACK_OFF: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
 
+/// The longest pause where another node may take over meanwhile.
+#[cfg(feature = "cluster")]
+const AWAY: Duration = Duration::from_millis(100);
+
 /// The longest a thread parks before it asks again: at first, and once it has parked several times while the connection
 /// works.
 const POLL_CAP: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(5));
@@ -40,12 +50,30 @@ pub(crate) const POLL_CAP_UNHEARD: Duration = Duration::from_millis(100);
 /// The thread, its connection, and the channels.
 pub(crate) struct Subscriber {
     endpoint: Endpoint,
+    /// Which node of a cluster it listens to.
+    #[cfg(feature = "cluster")]
+    place: Option<Place>,
     connect_timeout: Duration,
     response_timeout: Duration,
     counters: Arc<Counters>,
     state: Mutex<State>,
     changed: Condvar,
     process: Process,
+}
+
+/// One node of a cluster, which has the channels of its slots.
+#[cfg(feature = "cluster")]
+pub(crate) struct Place {
+    pub(crate) map: Arc<Map>,
+    pub(crate) node: usize,
+}
+
+#[cfg(feature = "cluster")]
+impl Place {
+    fn has(&self, channel: &str) -> bool {
+        let master = self.map.master_of(Some(channel.as_bytes()));
+        master.is_none_or(|master| master == self.node)
+    }
 }
 
 #[derive(Default)]
@@ -88,10 +116,36 @@ impl Subscriber {
     ) -> Arc<Self> {
         Arc::new(Self {
             endpoint,
+            #[cfg(feature = "cluster")]
+            place: None,
             connect_timeout,
             response_timeout,
             counters,
             state: Mutex::default(),
+            changed: Condvar::new(),
+            process: Process::this(),
+        })
+    }
+
+    /// The subscriber of one node of a cluster.
+    #[cfg(feature = "cluster")]
+    pub(crate) fn of_node(
+        place: Place,
+        connect_timeout: Duration,
+        response_timeout: Duration,
+        counters: Arc<Counters>,
+    ) -> Arc<Self> {
+        let state = State {
+            channels: Channels::new(place.map.is_sharded()),
+            ..State::default()
+        };
+        Arc::new(Self {
+            endpoint: place.map.endpoint(place.node),
+            place: Some(place),
+            connect_timeout,
+            response_timeout,
+            counters,
+            state: Mutex::new(state),
             changed: Condvar::new(),
             process: Process::this(),
         })
@@ -228,6 +282,18 @@ impl Subscription {
         self.lingers = true;
     }
 
+    /// Whether its channel belongs to another node of the cluster now, where its thread has to subscribe anew.
+    #[cfg(feature = "cluster")]
+    pub(crate) fn has_moved(&self) -> bool {
+        self.subscriber.place.is_some()
+            && !self
+                .subscriber
+                .state
+                .lock()
+                .channels
+                .has(&self.channel, self.waiter)
+    }
+
     /// Whether this user may not subscribe, so that a waiting thread has to poll.
     pub(crate) fn is_refused(&self) -> bool {
         self.subscriber.is_refused(&self.channel)
@@ -282,7 +348,15 @@ impl Subscriber {
                 }
             }
             let deadline = Instant::now() + self.connect_timeout;
-            let go_on = &mut || !self.state.lock().stopped;
+            #[cfg(feature = "cluster")]
+            let version = self.place.as_ref().map(|place| place.map.version());
+            let go_on = &mut || {
+                #[cfg(feature = "cluster")]
+                if self.place.as_ref().map(|place| place.map.version()) != version {
+                    return false;
+                }
+                !self.state.lock().stopped
+            };
             match socket::connect(&self.endpoint, "subscriber", deadline, go_on) {
                 Ok(connection) => {
                     if anew {
@@ -295,6 +369,13 @@ impl Subscriber {
                     self.hang_up();
                 }
                 Err(err) => report!(Debug, "no connection for messages: {err}"),
+            }
+            #[cfg(feature = "cluster")]
+            if let Some(place) = &self.place
+                && !self.state.lock().stopped
+            {
+                self.look_around(place);
+                back_off = back_off.min(AWAY);
             }
             let mut state = self.state.lock();
             // However many subscribe meanwhile.
@@ -321,7 +402,15 @@ impl Subscriber {
         }
         let mut asked_at = None;
         let mut message_at: Option<Instant> = None;
+        #[cfg(feature = "cluster")]
+        let mut version = 0;
         loop {
+            #[cfg(feature = "cluster")]
+            if let Some(place) = &self.place
+                && std::mem::replace(&mut version, place.map.version()) != place.map.version()
+            {
+                self.leave_moved(place);
+            }
             let lingers = {
                 let (mut state, now) = (self.state.lock(), Instant::now());
                 let lingers = state.channels.end_lingering_until(now);
@@ -383,6 +472,10 @@ impl Subscriber {
                 self.answered(Some(&err));
                 return Ok(Some(Read::Answer));
             }
+            #[cfg(feature = "cluster")]
+            Err(err) if is_redirection(&err) && self.follow(&err) => {
+                return Ok(Some(Read::Answer));
+            }
             // The server is busy. Another connection would not help.
             Err(err) if is_transient(&err) => {
                 report!(Debug, "subscribing: {err}; asking again");
@@ -392,14 +485,21 @@ impl Subscriber {
             Err(err) => return Err(err),
         };
         match parts.as_slice() {
-            [Value::BulkString(kind), Value::BulkString(channel), _] if kind == b"message" => {
+            [Value::BulkString(kind), Value::BulkString(channel), _]
+                if [&b"message"[..], b"smessage"].contains(&&kind[..]) =>
+            {
                 if let Ok(channel) = std::str::from_utf8(channel) {
                     self.message(channel);
                 }
                 return Ok(Some(Read::Message));
             }
+            #[cfg(feature = "cluster")]
+            [Value::BulkString(kind), Value::BulkString(channel), _] if kind == b"sunsubscribe" => {
+                self.ended(channel);
+            }
             [Value::BulkString(kind), ..]
-                if [&b"subscribe"[..], b"unsubscribe", b"pong"].contains(&&kind[..]) =>
+                if [&b"subscribe"[..], b"ssubscribe", b"unsubscribe", b"pong"]
+                    .contains(&&kind[..]) =>
             {
                 self.answered(None);
             }
@@ -419,6 +519,58 @@ impl Subscriber {
         drop(state);
         for waiter in waiters {
             waiter.set_listening(false);
+        }
+    }
+}
+
+/// In a cluster a channel may move to another node, and the node may cease to be a master.
+#[cfg(feature = "cluster")]
+impl Subscriber {
+    /// The connection is lost, or there is none: somebody else may have the channels by now.
+    fn look_around(&self, place: &Place) {
+        place.map.doubt();
+        let until = Instant::now() + self.connect_timeout;
+        let asked = place.map.refresh(until, &mut || !self.state.lock().stopped);
+        if let Err(err) = asked {
+            report!(Debug, "looking for the masters of the cluster: {err}");
+        }
+        self.leave_moved(place);
+    }
+
+    /// Sends away those who wait on channels that another node has.
+    fn leave_moved(&self, place: &Place) {
+        let mut state = self.state.lock();
+        state.channels.keep(|channel| place.has(channel));
+        self.flush(state);
+    }
+
+    /// The node has said that another one has the channel of the oldest command; whether that was understood.
+    fn follow(&self, err: &RedisError) -> bool {
+        let Some(place) = &self.place else {
+            return false;
+        };
+        if place.map.redirected(place.node, err).is_none() {
+            return false;
+        }
+        let Some((_, moved)) = err.redirect_node() else {
+            return false;
+        };
+        let mut state = self.state.lock();
+        let is_meant = |channel: &str| slot_of(channel.as_bytes()) == moved;
+        state.channels.moved(is_meant);
+        drop(state);
+        true
+    }
+
+    /// The node has ended a subscription. If nobody has asked for that, the slot is elsewhere.
+    fn ended(&self, channel: &[u8]) {
+        let Ok(channel) = std::str::from_utf8(channel) else {
+            return;
+        };
+        let moved = self.state.lock().channels.ended(channel);
+        if let (true, Some(place)) = (moved, &self.place) {
+            report!(Debug, "the slot of `{channel}` has moved");
+            place.map.doubt();
         }
     }
 }

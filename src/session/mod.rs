@@ -30,7 +30,12 @@ use crate::net::cluster::{self, Cluster, Map};
 use crate::net::connection::Connection;
 use crate::net::connections::Connections;
 use crate::net::socket::{Endpoint, Meanwhile};
+#[cfg(feature = "cluster")]
+use crate::net::subscriber::Place;
 use crate::net::subscriber::Subscriber;
+#[cfg(feature = "cluster")]
+use crate::net::subscribers::ByMaster;
+use crate::net::subscribers::Subscribers;
 use crate::process::Process;
 use crate::protocol::owner::Owners;
 use crate::protocol::script::{self, Released, Renewed, Request, lease_ms};
@@ -58,7 +63,7 @@ pub(crate) struct Session {
     pub(crate) permits: LivePermits,
     pub(crate) connection: Connections,
     pub(crate) watchdog: Arc<Watchdog>,
-    pub(crate) subscriber: Arc<Subscriber>,
+    pub(crate) subscriber: Subscribers,
     pub(crate) counters: Arc<Counters>,
     notices: Notices,
     give_back_on_close: &'static [GiveBack],
@@ -161,12 +166,7 @@ impl Session {
         connection
             .open(Instant::now() + config.connect_timeout)
             .map_err(|err| Self::not_opened(&endpoint, err))?;
-        let subscriber = Subscriber::new(
-            endpoint.clone(),
-            config.connect_timeout,
-            config.response_timeout,
-            Arc::clone(&counters),
-        );
+        let subscriber = Self::subscribers(&connection, &endpoint, &config, &counters);
         Ok(Arc::new(Self {
             endpoint,
             lease: config.lease,
@@ -234,6 +234,36 @@ impl Session {
             Arc::clone(watchdog) as _,
             releases,
         ))
+    }
+
+    /// Those who listen for it, over connections that are made when they are needed.
+    fn subscribers(
+        connections: &Connections,
+        endpoint: &Endpoint,
+        config: &Config,
+        counters: &Arc<Counters>,
+    ) -> Subscribers {
+        let (connect_timeout, response_timeout) = (config.connect_timeout, config.response_timeout);
+        let counters = Arc::clone(counters);
+        match connections {
+            Connections::Single(_) => Subscribers::Single(Subscriber::new(
+                endpoint.clone(),
+                connect_timeout,
+                response_timeout,
+                counters,
+            )),
+            #[cfg(feature = "cluster")]
+            Connections::Cluster(cluster) => {
+                let map = Arc::clone(cluster.map());
+                let its = Arc::clone(&map);
+                Subscribers::Cluster(ByMaster::new(its, move |node| {
+                    let map = Arc::clone(&map);
+                    let counters = Arc::clone(&counters);
+                    let place = Place { map, node };
+                    Subscriber::of_node(place, connect_timeout, response_timeout, counters)
+                }))
+            }
+        }
     }
 
     pub(crate) fn is_closed(&self) -> bool {

@@ -2,6 +2,8 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+#[cfg(feature = "cluster")]
+mod cluster;
 mod contract;
 mod engine;
 mod fair;

@@ -20,7 +20,7 @@ use crate::report::report;
 const CONNECTING: Duration = Duration::from_millis(50);
 
 /// The pause after a renewal that nobody has answered; a tenth of the lease if that is shorter.
-const PAUSE: Duration = Duration::from_millis(250);
+const PAUSE: Duration = Duration::from_millis(100);
 
 /// How often a renewal follows where nodes send it before it takes a rest.
 const REDIRECTIONS: usize = 4;
@@ -105,7 +105,7 @@ impl WatchdogThread {
             // The last of each node: whoever waits for that reads the answers to the others.
             let mut nodes = Vec::new();
             for (call, _) in pending.iter().rev() {
-                let node = call.state.lock().at;
+                let node = call.node();
                 if !nodes.contains(&node) {
                     nodes.push(node);
                     let until = given_up_at.min(Instant::now() + SLICE);

@@ -40,7 +40,7 @@ use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
 
 pub(crate) use self::map::{Map, is_no_cluster};
 use crate::error::{is_redirection, is_transient};
-use crate::net::call::{Call, CallPhase, DeferredInfo, Fault, OnReply};
+use crate::net::call::{Call, DeferredInfo, Fault, OnReply};
 use crate::net::connection::{Connection, Housekeeper};
 use crate::net::pipeline::Destination;
 use crate::net::route::{Next, Route};
@@ -143,10 +143,19 @@ impl Cluster {
         }
     }
 
+    pub(crate) fn map(&self) -> &Arc<Map> {
+        &self.map
+    }
+
     /// Connections of their own for another purpose, to the same masters.
     pub(crate) fn for_role(&self, role: &'static str) -> Arc<Self> {
-        let map = Arc::clone(&self.map);
-        Self::new(map, role, self.settings.clone(), Arc::clone(&self.on_reply))
+        let settings = Settings {
+            // Only commands of locks are counted.
+            counters: Arc::default(),
+            ..self.settings.clone()
+        };
+        let releases = Arc::clone(&self.on_reply);
+        Self::new(Arc::clone(&self.map), role, settings, releases)
     }
 
     pub(crate) fn is_sharded(&self) -> bool {
@@ -192,22 +201,20 @@ impl Cluster {
 
     /// Where a call belongs now, as far as that is known.
     pub(crate) fn destination(&self, call: &Call) -> Option<usize> {
-        let its = call.state.lock();
-        if its.asking {
-            return Some(its.at);
+        if call.state.lock().asking {
+            return Some(call.node());
         }
-        drop(its);
         self.map.master_of(call.request.first_key())
     }
 
     /// A node has sent a call elsewhere; whether that was understood.
     fn follow(&self, call: &Call, err: &RedisError) -> bool {
-        let from = call.state.lock().at;
+        let from = call.node();
         let to = self.map.redirected(from, err);
         let mut its = call.state.lock();
         its.asking = err.kind() == ErrorKind::Server(ServerErrorKind::Ask) && to.is_some();
         if let (true, Some(to)) = (its.asking, to) {
-            its.at = to;
+            call.sent_to(to);
         }
         to.is_some()
     }
@@ -350,13 +357,11 @@ impl Route for Cluster {
     type To<'a> = Arc<Connection>;
 
     fn at(&self, call: &Call) -> Arc<Connection> {
-        let node = call.state.lock().at;
-        self.connection(node)
+        self.connection(call.node())
     }
 
     fn is_at(&self, call: &Call, to: &Connection) -> bool {
-        let its = call.state.lock();
-        its.at == to.node() || matches!(its.phase, CallPhase::Done(_) | CallPhase::Broken(_))
+        call.node() == to.node()
     }
 
     fn up(

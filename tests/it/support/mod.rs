@@ -4,6 +4,8 @@
 
 mod bare;
 mod clients;
+#[cfg(feature = "cluster")]
+pub(crate) mod cluster;
 mod dice;
 pub(crate) mod fair;
 mod kinds;

@@ -259,6 +259,10 @@ impl Server {
         identity.write_to(self.dir(), &super::authority().pem());
     }
 
+    pub(crate) fn is_alive(&self) -> bool {
+        self.alive
+    }
+
     /// SIGKILL; returns once the process is gone and its port closed.
     pub(crate) fn kill(&mut self) {
         if self.alive {

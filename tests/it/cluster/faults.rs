@@ -1,0 +1,229 @@
+//! Masters are replaced and slots move while everybody works: nobody is stuck, and what Redis lost is told.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use redlatch::{Client, LossReason};
+
+use crate::support::cluster::Cluster;
+use crate::support::{BY_MESSAGE, LONG, Stops, Told, eventually, loosely, ms, timed};
+
+/// Longer than it takes to elect a master, so that nobody's lease ends over that.
+const LEASE: Duration = ms(9_000);
+
+/// Threads of two clients that take the locks of some names in turn, and who had which when.
+struct Load {
+    clients: [Client; 2],
+    names: Vec<String>,
+    /// By name.
+    turns: Vec<AtomicUsize>,
+    history: Mutex<Vec<Turn>>,
+    done: AtomicBool,
+}
+
+struct Turn {
+    name: usize,
+    from: Instant,
+    to: Instant,
+    was_told: bool,
+}
+
+impl Load {
+    fn new(cluster: &Cluster, names: Vec<String>) -> Self {
+        let open = |_| Client::open(cluster.config().lease(LEASE)).unwrap();
+        Self {
+            clients: [0, 1].map(open),
+            turns: names.iter().map(|_| AtomicUsize::new(0)).collect(),
+            names,
+            history: Mutex::default(),
+            done: AtomicBool::new(false),
+        }
+    }
+
+    fn work(&self, client: &Client, name: usize) {
+        let lock = client.mutex(&self.names[name]);
+        while !self.done.load(Ordering::SeqCst) {
+            let Ok(Some(guard)) = lock.try_lock_for(LONG) else {
+                continue;
+            };
+            let from = Instant::now();
+            thread::sleep(ms(1));
+            let to = Instant::now();
+            let was_told = !guard.is_valid() | guard.unlock().is_err();
+            self.turns[name].fetch_add(1, Ordering::SeqCst);
+            self.history.lock().unwrap().push(Turn {
+                name,
+                from,
+                to,
+                was_told,
+            });
+        }
+    }
+
+    /// Works while `fault` does its worst, and until all names have been taken often after it, by both clients.
+    fn during(&self, fault: impl FnOnce()) {
+        thread::scope(|scope| {
+            for name in 0..self.names.len() {
+                for client in &self.clients {
+                    scope.spawn(move || self.work(client, name));
+                }
+            }
+            let _stops = Stops(&self.done);
+            self.goes_on("they work");
+            fault();
+            self.goes_on("they work again");
+        });
+        let mut history = self.history.lock().unwrap();
+        history.sort_by_key(|turn| (turn.name, turn.from));
+        for pair in history.windows(2) {
+            let overlap = pair[0].name == pair[1].name && pair[1].from < pair[0].to;
+            assert!(
+                !overlap || pair[0].was_told || pair[1].was_told,
+                "two had `{}`, and nobody was told",
+                self.names[pair[0].name]
+            );
+        }
+        for client in &self.clients {
+            let stats = client.stats();
+            assert_eq!(stats.releases_failed, 0, "{stats:?}");
+        }
+    }
+
+    fn goes_on(&self, what: &str) {
+        let turns = |turns: &AtomicUsize| turns.load(Ordering::SeqCst);
+        let before: Vec<_> = self.turns.iter().map(turns).collect();
+        eventually(what, || {
+            let now = self.turns.iter().map(turns);
+            now.zip(&before).all(|(now, before)| now > before + 20)
+        });
+    }
+}
+
+/// A name at each master.
+fn names(cluster: &Cluster) -> Vec<String> {
+    (0..3).map(|n| cluster.name_at(n, "load")).collect()
+}
+
+timed!(a_slot_moves_with_those_who_hold_and_wait);
+fn a_slot_moves_with_those_who_hold_and_wait() {
+    let cluster = Cluster::start();
+    let name = cluster.name_at(0, "moves");
+    let tagged = |what: &str| format!("{what}:{{{name}}}");
+    let lease = ms(1_500);
+    let holder = Client::open(cluster.config().lease(lease)).unwrap();
+    let waiter = cluster.open();
+    let kept = holder.mutex(tagged("kept")).lock().unwrap();
+    let waited_for = holder.mutex(tagged("waited for")).lock().unwrap();
+    let semaphore = holder.semaphore(tagged("permits"));
+    assert!(semaphore.try_set_permits(1).unwrap());
+    let permit = semaphore.acquire().unwrap();
+    let load = Load::new(&cluster, vec![tagged("load"), cluster.name_at(1, "load")]);
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| {
+            let got = waiter.mutex(tagged("waited for")).lock();
+            (Instant::now(), got.and_then(|guard| guard.unlock()))
+        });
+        eventually("it listens", || waiter.stats().subscriptions == 1);
+        load.during(|| {
+            cluster.migrate(cluster.slot(&name), 0, 1, || {
+                // Some are asked for behind ASKING, and the holds are still renewed.
+                let renewals = holder.stats().renewals;
+                eventually("renewals go on", || holder.stats().renewals > renewals);
+            });
+        });
+        let moved = [
+            cluster.nodes_of(&tagged("kept")).0,
+            cluster.nodes_of(&name).0,
+        ];
+        assert_eq!(moved, [1, 1]);
+        let renewals = holder.stats().renewals;
+        eventually("renewals go on", || holder.stats().renewals > renewals);
+        assert!(kept.is_valid() && waited_for.is_valid());
+        // Whoever waited listens at the new master.
+        let channel = format!("redisson_lock__channel:{}", tagged("waited for"));
+        eventually("it listens there", || {
+            let (_, n): (String, u64) = cluster.nodes[1].ask(&["PUBSUB", "SHARDNUMSUB", &channel]);
+            n == 1
+        });
+        let wakes = waiter.stats().wakes;
+        let freed = Instant::now();
+        waited_for.unlock().unwrap();
+        let (got, unlocked) = waiting.join().unwrap();
+        unlocked.unwrap();
+        let took = got.saturating_duration_since(freed);
+        assert!(took < loosely(BY_MESSAGE), "{took:?}");
+        assert!(waiter.stats().wakes > wakes, "{:?}", waiter.stats());
+    });
+    drop(permit);
+    eventually("the permit is back", || {
+        semaphore.available_permits().unwrap() == 1
+    });
+    kept.unlock().unwrap();
+    for client in [&holder, &waiter] {
+        let stats = client.stats();
+        let wrong = (stats.lost, stats.releases_failed, stats.poll_rescues);
+        assert_eq!(wrong, (0, 0, 0), "{stats:?}");
+    }
+}
+
+timed!(masters_are_replaced_by_consent_and_by_death);
+fn masters_are_replaced_by_consent_and_by_death() {
+    let mut cluster = Cluster::start();
+    let told = Told::default();
+    let config = cluster.config().lease(LEASE).on_lost(told.listener());
+    let (holder, waiter, idle) = (
+        Client::open(config).unwrap(),
+        cluster.open(),
+        cluster.open(),
+    );
+    let kept: Vec<_> = (0..3)
+        .map(|n| {
+            let name = cluster.name_at(n, "kept");
+            holder.mutex(&name).lock().unwrap()
+        })
+        .collect();
+    let waited_for = cluster.name_at(0, "waited for");
+    let first = holder.mutex(&waited_for).lock().unwrap();
+    let free = cluster.name_at(2, "free");
+
+    let load = Load::new(&cluster, names(&cluster));
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| waiter.mutex(&waited_for).lock()?.unlock());
+        eventually("it listens", || waiter.stats().subscriptions == 1);
+        load.during(|| cluster.fail_over(&waited_for));
+        first.unlock().unwrap();
+        waiting.join().unwrap().unwrap();
+    });
+    let renewals = holder.stats().renewals;
+    eventually("renewals go on", || holder.stats().renewals > renewals);
+    assert_eq!(holder.stats().lost, 0);
+    cluster.is_whole();
+
+    let dies = cluster.nodes_of(&free).0;
+    let load = Load::new(&cluster, names(&cluster));
+    let dropped = holder.mutex(&free).lock().unwrap();
+    let kept_names: Vec<_> = kept.iter().map(|guard| guard.name().to_owned()).collect();
+    load.during(|| {
+        cluster.nodes[dies].kill();
+        // Nobody waits for it, and it follows to the new master.
+        drop(dropped);
+    });
+    eventually("the release has followed", || !cluster.exists(&free));
+    // One that did nothing meanwhile works, too.
+    idle.mutex(&free).lock().unwrap().unlock().unwrap();
+    let renewals = holder.stats().renewals;
+    eventually("renewals go on", || holder.stats().renewals > renewals);
+    for (guard, name) in kept.into_iter().zip(&kept_names) {
+        let lost = told.reasons(name);
+        let expected = match guard.is_valid() {
+            true => vec![],
+            // What the replica had not got yet.
+            false => vec![LossReason::Forced],
+        };
+        assert_eq!(lost, expected, "{name}");
+    }
+    let stats = holder.stats();
+    assert_eq!(stats.releases_failed, 0, "{stats:?}");
+}

@@ -1,0 +1,285 @@
+//! What every kind of lock does in a cluster, wherever its name belongs.
+
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::thread;
+
+use redlatch::{Client, FairLock, FairMutex, FencedLock, Mutex, ReentrantLock, Result, SpinLock};
+
+use crate::support::cluster::Cluster;
+use crate::support::{
+    BY_MESSAGE, Guard, LONG, Lock, News, Writing, beside, eventually, is_redis_6, loosely, timed,
+    unique,
+};
+
+/// How many listen to a channel at the node that has it.
+fn listeners(cluster: &Cluster, name: &str, channel: &str) -> u64 {
+    let what = if is_redis_6() {
+        "NUMSUB"
+    } else {
+        "SHARDNUMSUB"
+    };
+    let (_, n): (String, u64) = cluster.ask(name, &["PUBSUB", what, channel]);
+    n
+}
+
+fn threads_and_clients_exclude_each_other<L: Lock>(cluster: &Cluster) {
+    const ROUNDS: usize = 8;
+    let clients = [cluster.open(), cluster.open()];
+    thread::scope(|scope| {
+        for master in 0..3 {
+            let name = cluster.name_at(master, "excl");
+            let clients = &clients;
+            scope.spawn(move || {
+                let (inside, turns) = (AtomicUsize::new(0), AtomicUsize::new(0));
+                let last_token = AtomicU64::new(0);
+                thread::scope(|scope| {
+                    for thread in 0..4 {
+                        let lock = L::of(&clients[thread % 2], &name);
+                        let (inside, turns, last_token) = (&inside, &turns, &last_token);
+                        scope.spawn(move || {
+                            for round in 0..ROUNDS {
+                                let guard = match (thread + round) % 2 {
+                                    0 => lock.lock().unwrap(),
+                                    _ => lock.try_lock_for(LONG).unwrap().unwrap(),
+                                };
+                                let before = inside.fetch_add(1, Ordering::SeqCst);
+                                assert_eq!(before, 0, "two are inside");
+                                let before = last_token.swap(guard.token(), Ordering::SeqCst);
+                                assert!(!L::TOKENS || guard.token() > before, "{before}");
+                                thread::yield_now();
+                                inside.fetch_sub(1, Ordering::SeqCst);
+                                turns.fetch_add(1, Ordering::SeqCst);
+                                if round % 2 == 0 {
+                                    guard.unlock().unwrap();
+                                }
+                            }
+                        });
+                    }
+                });
+                assert_eq!(turns.load(Ordering::SeqCst), 4 * ROUNDS);
+                eventually("it is free", || !cluster.exists(&name));
+            });
+        }
+    });
+    for client in clients {
+        let stats = client.stats();
+        let wrong = (stats.lost, stats.releases_failed, stats.releases_of_lost);
+        assert_eq!(wrong, (0, 0, 0), "{stats:?}");
+        client.close(LONG).unwrap();
+    }
+}
+
+/// Somebody waits with `wait` for what `held` keeps from it, and has it by a message.
+fn is_woken<H, T: Send>(
+    what: &str,
+    waiter: &Client,
+    is_waiting: impl Fn() -> bool,
+    held: H,
+    wait: impl FnOnce(&Client) -> Result<T> + Send,
+) {
+    let wakes = waiter.stats().wakes;
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| {
+            wait(waiter).unwrap();
+            std::time::Instant::now()
+        });
+        eventually("it listens", &is_waiting);
+        let freed = std::time::Instant::now();
+        drop(held);
+        let got = waiting.join().unwrap();
+        let took = got.saturating_duration_since(freed);
+        assert!(took < loosely(BY_MESSAGE), "{what} took {took:?}");
+    });
+    let stats = waiter.stats();
+    assert!(stats.wakes > wakes, "{what}: {stats:?}");
+    assert_eq!(stats.poll_rescues, 0, "{what}: {stats:?}");
+}
+
+fn a_waiter_is_woken<L: Lock>(cluster: &Cluster) {
+    let News::All(prefix, _) = L::NEWS else {
+        return;
+    };
+    let [holder, waiter] = [cluster.open(), cluster.open()];
+    for master in 0..3 {
+        let name = cluster.name_at(master, "woken");
+        let channel = beside(prefix, &name);
+        let held = L::of(&holder, &name).lock().unwrap();
+        is_woken(
+            &name,
+            &waiter,
+            || listeners(cluster, &name, &channel) == 1,
+            held,
+            |client| L::of(client, &name).lock().map(drop),
+        );
+    }
+}
+
+/// A test for every kind.
+macro_rules! for_each_kind {
+    ($($test:ident: $check:ident($($lock:ty),+);)+) => {$(
+        timed!($test);
+        fn $test() {
+            let cluster = Cluster::shared();
+            thread::scope(|scope| {
+                $(scope.spawn(|| $check::<$lock>(cluster));)+
+            });
+        }
+    )+};
+}
+
+for_each_kind! {
+    locks_exclude_wherever_their_names_are: threads_and_clients_exclude_each_other(
+        ReentrantLock, Mutex, FairLock, FairMutex, FencedLock, SpinLock, Writing
+    );
+    waiters_are_woken_wherever_their_names_are: a_waiter_is_woken(
+        ReentrantLock, Mutex, FencedLock, Writing
+    );
+}
+
+timed!(the_first_in_line_is_woken_on_a_channel_of_its_own);
+fn the_first_in_line_is_woken_on_a_channel_of_its_own() {
+    let cluster = Cluster::shared();
+    let [holder, waiter] = [cluster.open(), cluster.open()];
+    for master in 0..3 {
+        let name = cluster.name_at(master, "fair");
+        let held = holder.fair_lock(&name).lock().unwrap();
+        is_woken(
+            &name,
+            &waiter,
+            || {
+                waiter.stats().subscriptions == 1 && {
+                    let queue = beside("redisson_lock_queue", &name);
+                    let line: Vec<String> = cluster.ask(&name, &["LRANGE", &queue, "0", "-1"]);
+                    let channel = |owner: &String| {
+                        format!("{}:{owner}", beside("redisson_lock__channel", &name))
+                    };
+                    line.first()
+                        .is_some_and(|first| listeners(cluster, &name, &channel(first)) == 1)
+                }
+            },
+            held,
+            |client| client.fair_lock(&name).lock().map(drop),
+        );
+    }
+}
+
+timed!(readers_share_and_writers_wait);
+fn readers_share_and_writers_wait() {
+    let cluster = Cluster::shared();
+    let [client, other] = [cluster.open(), cluster.open()];
+    for master in 0..3 {
+        let name = cluster.name_at(master, "rw");
+        let (one, two) = (client.rwlock(&name).read().unwrap(), other.rwlock(&name));
+        let shared = two.try_read().unwrap().unwrap();
+        shared.unlock().unwrap();
+        assert!(two.try_write().unwrap().is_none());
+        let channel = beside("redisson_rwlock", &name);
+        is_woken(
+            &name,
+            &other,
+            || listeners(cluster, &name, &channel) == 1,
+            one,
+            |client| client.rwlock(&name).write().map(drop),
+        );
+    }
+}
+
+timed!(permits_come_back_and_latches_open);
+fn permits_come_back_and_latches_open() {
+    let cluster = Cluster::shared();
+    let [client, other] = [cluster.open(), cluster.open()];
+    for master in 0..3 {
+        let name = cluster.name_at(master, "permits");
+        let semaphore = client.semaphore(&name);
+        assert!(semaphore.try_set_permits(1).unwrap());
+        let channel = beside("redisson_sc", &name);
+        is_woken(
+            &name,
+            &other,
+            || listeners(cluster, &name, &channel) == 1,
+            semaphore.acquire().unwrap(),
+            |client| client.semaphore(&name).acquire().map(drop),
+        );
+        let name = cluster.name_at(master, "leased");
+        let semaphore = client.expirable_semaphore(&name);
+        assert!(semaphore.try_set_permits(1).unwrap());
+        let channel = beside("redisson_sc", &name);
+        is_woken(
+            &name,
+            &other,
+            || listeners(cluster, &name, &channel) == 1,
+            semaphore.acquire().unwrap(),
+            |client| client.expirable_semaphore(&name).acquire().map(drop),
+        );
+        let name = cluster.name_at(master, "latch");
+        let latch = client.latch(&name);
+        assert!(latch.try_set_count(1).unwrap());
+        let channel = format!("redisson_countdownlatch__channel__{{{name}}}");
+        struct Counts<'a>(&'a redlatch::Latch);
+        impl Drop for Counts<'_> {
+            fn drop(&mut self) {
+                self.0.count_down().unwrap();
+            }
+        }
+        is_woken(
+            &name,
+            &other,
+            || listeners(cluster, &name, &channel) == 1,
+            Counts(&latch),
+            |client| client.latch(&name).wait(),
+        );
+    }
+}
+
+timed!(names_of_different_masters_are_locked_together);
+fn names_of_different_masters_are_locked_together() {
+    let cluster = Cluster::shared();
+    let [client, other] = [cluster.open(), cluster.open()];
+    let names = [0, 1, 2].map(|master| cluster.name_at(master, "multi"));
+    let both = client.multi_lock(&names);
+    for _ in 0..2 {
+        let guard = both.lock().unwrap();
+        for name in &names {
+            assert!(other.mutex(name).try_lock().unwrap().is_none(), "{name}");
+        }
+        thread::scope(|scope| {
+            let waiting = scope.spawn(|| other.multi_lock(&names).lock().map(drop));
+            eventually("it listens", || other.stats().subscriptions > 0);
+            guard.unlock().unwrap();
+            waiting.join().unwrap().unwrap();
+        });
+        for name in &names {
+            eventually("it is free", || !cluster.exists(name));
+        }
+    }
+    // Names of one slot are one hold.
+    let tag = unique("tag");
+    let guard = client
+        .multi_lock([format!("{{{tag}}}a"), format!("{{{tag}}}b")])
+        .lock()
+        .unwrap();
+    assert!(!guard.owner().contains(','), "{}", guard.owner());
+}
+
+timed!(holds_at_every_master_are_renewed_and_given_back_at_the_end);
+fn holds_at_every_master_are_renewed_and_given_back_at_the_end() {
+    let cluster = Cluster::shared();
+    let lease = std::time::Duration::from_millis(900);
+    let client = Client::open(cluster.config().lease(lease)).unwrap();
+    let names: Vec<_> = (0..9).map(|n| cluster.name_at(n % 3, "kept")).collect();
+    let held: Vec<_> = names
+        .iter()
+        .map(|name| client.mutex(name).lock().unwrap())
+        .collect();
+    eventually("each is renewed", || client.stats().renewals >= 27);
+    assert!(
+        held.iter().all(|guard| guard.is_valid()),
+        "{:?}",
+        client.stats()
+    );
+    assert_eq!(client.stats().lost, 0);
+    client.close(LONG).unwrap();
+    for name in &names {
+        assert!(!cluster.exists(name), "{name}");
+    }
+}
