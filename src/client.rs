@@ -293,7 +293,8 @@ impl RedLock {
     /// # Errors
     ///
     /// [`Error::Config`](crate::Error::Config) for fewer than two clients, for two of one server (the same `run_id`,
-    /// whatever the address), and for a server that is a replica, as far as they answer;
+    /// whatever the address), for a server that is a replica, as far as they answer, and for a client that waits for
+    /// replicas ([`Config::replica_ack`](crate::Config::replica_ack));
     /// [`Error::InvalidName`](crate::Error::InvalidName); [`Error::Closed`](crate::Error::Closed) if one of the clients
     /// is.
     pub fn new<'a>(

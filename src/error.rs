@@ -57,6 +57,14 @@ pub enum Error {
         /// said that somebody else has the lock.
         failures: Vec<(usize, Self)>,
     },
+    /// Too few replicas have acknowledged an acquire ([`Config::replica_ack`](crate::Config::replica_ack)), so it is
+    /// being released.
+    NotReplicated {
+        /// How many have.
+        acked: u32,
+        /// How many had to.
+        needed: u32,
+    },
     /// Members of a [`MultiLock`](crate::MultiLock) could not be asked; the others were released.
     Members {
         /// What each of them said, by its name.
@@ -97,7 +105,7 @@ impl Error {
     /// Returns whether the same call may well succeed later, with nothing changed by the caller.
     ///
     /// True for a server that could not be reached, is still loading or has become a replica, and for several servers
-    /// if a majority may yet agree; also for [`Error::Lost`] and [`Error::Thread`]. False for wrong credentials,
+    /// if a majority may yet agree; also for [`Error::Lost`], [`Error::NotReplicated`] and [`Error::Thread`]. False for wrong credentials,
     /// missing rights, and every other error that is not about Redis.
     ///
     /// ```
@@ -107,7 +115,7 @@ impl Error {
     pub fn is_retryable(&self) -> bool {
         match self {
             Self::Redis { .. } => self.as_redis().is_none_or(is_transient),
-            Self::Lost { .. } | Self::Thread { .. } => true,
+            Self::Lost { .. } | Self::Thread { .. } | Self::NotReplicated { .. } => true,
             Self::NoQuorum {
                 nodes,
                 needed,
@@ -193,6 +201,10 @@ impl fmt::Display for Error {
                 }
                 Ok(())
             }
+            Self::NotReplicated { acked, needed } => write!(
+                f,
+                "{acked} replicas of the {needed} needed have acknowledged it, so it is released"
+            ),
             Self::Members { failures } => {
                 f.write_str("not every member of the multi-lock could be asked")?;
                 for (name, err) in failures {

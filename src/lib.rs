@@ -76,6 +76,7 @@ mod sync;
 mod time;
 
 pub use client::Client;
+pub use config::replicas::ReplicaAck;
 #[cfg(feature = "tls")]
 pub use config::tls::TlsConfig;
 pub use config::{Config, MAX_LEASE, MIN_LEASE};

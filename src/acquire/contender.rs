@@ -248,6 +248,7 @@ impl<'a> Contender<'a> {
             params.lease,
             params.ttl,
         ));
+        let request = session.replicated(request);
         let undo = Some(Arc::clone(&hold) as Arc<dyn Undo>);
         (Attempt { request, undo }, hold)
     }
@@ -283,6 +284,7 @@ impl<'a> Contender<'a> {
             queued.is_answered(PlaceState::Lost);
             return self.ask_server(until);
         }
+        let replicated = answer.is_replicated();
         let acquired = match &mut self.way {
             Way::Reader(_) => script::acquired_to_read(answer.value)
                 .map(|(acquired, seen)| (acquired, Some(seen))),
@@ -300,6 +302,10 @@ impl<'a> Contender<'a> {
         }
         match (acquired, asked) {
             (Acquired::Taken { tokens }, Some(hold)) => {
+                if let Err(err) = replicated {
+                    session.give_back(&hold);
+                    return Err(err.into());
+                }
                 hold.grant(answer.sent_at);
                 if let Some((first, last)) = tokens {
                     hold.has_tokens(first, last);

@@ -123,7 +123,8 @@ impl Strategy for LeasedPermits<'_> {
     const IS_ANNOUNCED: bool = false;
 
     fn ask(&mut self, until: Instant) -> std::result::Result<Reply<Self::Grant>, NoReply> {
-        let connection = &self.spec.session().connection;
+        let session = self.spec.session();
+        let connection = &session.connection;
         let mut batch = self.batch();
         let mut is_first = true;
         let mut attempt = || {
@@ -131,14 +132,23 @@ impl Strategy for LeasedPermits<'_> {
                 batch = self.batch();
             }
             Attempt {
-                request: permits::acquire(&*self.entry.protocol, &batch.ids, self.ttl),
+                request: session.replicated(permits::acquire(
+                    &*self.entry.protocol,
+                    &batch.ids,
+                    self.ttl,
+                )),
                 undo: Some(Arc::clone(&batch) as Arc<dyn Undo>),
             }
         };
         let stop = || self.spec.must_stop(self.wait);
         let answer = connection.call(until, &stop, None, &mut attempt)?;
+        let replicated = answer.is_replicated();
         match script::permits_acquired(answer.value) {
             Ok(PermitsAcquired::Taken { ends_at }) => {
+                if let Err(err) = replicated {
+                    connection.send_deferred(batch.release());
+                    return Err(err.into());
+                }
                 let holds = self.granted(&batch, answer.sent_at, ends_at)?;
                 Ok(Reply::Granted(holds))
             }

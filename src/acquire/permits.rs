@@ -263,6 +263,7 @@ impl Strategy for Permits<'_> {
         let mut attempt = || {
             let keys = request_keys(session, entry, &mut entry.lock());
             let request = semaphore::acquire(&*entry.protocol, &keys, &keep_ms, permits);
+            let request = session.replicated(request);
             let question = Arc::new(PermitRequest {
                 entry: Arc::clone(entry),
                 keys,
@@ -276,8 +277,9 @@ impl Strategy for Permits<'_> {
             }
         };
         let answer = session.connection.call(until, &stop, None, &mut attempt)?;
+        let replicated = answer.is_replicated();
         match (script::integer(answer.value), asked) {
-            (Ok(1), Some(question)) => Ok(match self.granted(&question)? {
+            (Ok(1), Some(question)) if replicated.is_ok() => Ok(match self.granted(&question)? {
                 Some(since) => Reply::Granted(since),
                 None => Reply::HandedOver,
             }),
@@ -293,6 +295,7 @@ impl Strategy for Permits<'_> {
                 if let Some(undo) = question.and_then(|question| question.undo()) {
                     session.connection.send_deferred(undo);
                 }
+                replicated?;
                 let strange = match other {
                     Ok(n) => script::Unexpected(redis::Value::Int(n)),
                     Err(unexpected) => unexpected,

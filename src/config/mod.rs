@@ -1,5 +1,6 @@
 //! The settings of a client, and what they may be.
 
+pub(crate) mod replicas;
 pub(crate) mod server;
 #[cfg(feature = "tls")]
 pub(crate) mod tls;
@@ -8,6 +9,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::config::replicas::ReplicaAck;
 use crate::config::server::Server;
 #[cfg(feature = "tls")]
 use crate::config::tls::TlsConfig;
@@ -47,6 +49,7 @@ pub struct Config {
     pub(crate) waiter_lease: Duration,
     pub(crate) key_prefix: String,
     label: String,
+    replica_ack: ReplicaAck,
     pub(crate) on_lost: Option<Listener>,
     #[cfg(feature = "tls")]
     tls: Option<TlsConfig>,
@@ -81,6 +84,7 @@ impl Config {
             waiter_lease: Duration::from_secs(10),
             key_prefix: String::new(),
             label: String::new(),
+            replica_ack: ReplicaAck::None,
             on_lost: None,
             #[cfg(feature = "tls")]
             tls: None,
@@ -194,6 +198,28 @@ impl Config {
         self
     }
 
+    /// Sets how many replicas have to acknowledge an acquire, of a lock or of permits, before it succeeds.
+    ///
+    /// With too few within a second, or within a quarter of the response timeout if that is shorter, what was taken is
+    /// given back and the error is [`Error::NotReplicated`]. Other commands of the client wait meanwhile, since they
+    /// share the connection. [`Client::open`](crate::Client::open) refuses a server that does not know `WAIT`, or lets
+    /// this user not call it (`+wait`, with `Majority` also `+role`). Not for the clients of a
+    /// [`RedLock`](crate::RedLock). Default: [`ReplicaAck::None`].
+    ///
+    /// ```
+    /// use redlatch::{Config, ReplicaAck};
+    ///
+    /// let config = Config::new("redis://127.0.0.1/").replica_ack(ReplicaAck::AtLeast(1));
+    /// # let _ = config;
+    /// ```
+    ///
+    /// Source of the second: Redisson's `slavesSyncTimeout`.
+    #[must_use]
+    pub fn replica_ack(mut self, replicas: ReplicaAck) -> Self {
+        self.replica_ack = replicas;
+        self
+    }
+
     /// Sets a listener that is called for every hold of this client that is lost.
     ///
     /// Calls come one after another, in order, on a thread that exists only while there is something to report; a
@@ -264,7 +290,9 @@ impl Config {
                 "label is not printable ASCII without spaces of at most 64 bytes".into(),
             ));
         }
-        let server = Server::of(&self.url, self.label.clone())?;
+        self.replica_ack.check()?;
+        let mut server = Server::of(&self.url, self.label.clone())?;
+        server.replica_ack = self.replica_ack;
         #[cfg(feature = "tls")]
         let server = self.secure(server)?;
         Ok(server)
@@ -322,6 +350,7 @@ impl fmt::Debug for Config {
             .field("waiter_lease", &self.waiter_lease)
             .field("key_prefix", &self.key_prefix)
             .field("label", &self.label)
+            .field("replica_ack", &self.replica_ack)
             .finish_non_exhaustive()
     }
 }
@@ -344,6 +373,7 @@ mod tests {
             (ok().waiter_lease(Duration::from_millis(99)), "waiter_lease"),
             (ok().waiter_lease(Duration::from_secs(61)), "waiter_lease"),
             (ok().label("a b"), "label"),
+            (ok().replica_ack(ReplicaAck::AtLeast(0)), "replica_ack"),
             (ok().label("é"), "label"),
             (ok().key_prefix("x".repeat(2000)), "key_prefix"),
             (Config::new("http://127.0.0.1/"), "url"),

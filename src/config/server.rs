@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo, ProtocolVersion};
 
+use crate::config::replicas::ReplicaAck;
 #[cfg(feature = "tls")]
 use crate::config::tls::TlsSettings;
 use crate::error::{Error, Result};
@@ -93,6 +94,7 @@ pub(crate) struct Server {
     pub(crate) db: i64,
     /// Part of the names of the connections.
     pub(crate) label: String,
+    pub(crate) replica_ack: ReplicaAck,
 }
 
 impl fmt::Debug for Server {
@@ -160,6 +162,7 @@ impl Server {
             login,
             db,
             label,
+            replica_ack: ReplicaAck::None,
         })
     }
 }

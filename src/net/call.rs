@@ -105,6 +105,18 @@ pub(crate) struct Answer {
     pub(crate) value: Value,
     /// Taken before the first byte of the command was written.
     pub(crate) sent_at: Instant,
+    /// How many replicas have acknowledged it, and how many had to, if the request asked for that.
+    pub(crate) acknowledged: Option<(u32, u32)>,
+}
+
+impl Answer {
+    /// Whether as many replicas have what was written as have to.
+    pub(crate) fn is_replicated(&self) -> Result<(), Error> {
+        match self.acknowledged {
+            Some((acked, needed)) if acked < needed => Err(Error::NotReplicated { acked, needed }),
+            _ => Ok(()),
+        }
+    }
 }
 
 /// One command, and how far it has got.
@@ -138,6 +150,10 @@ pub(crate) struct CallState {
     pub(crate) asking: bool,
     /// How many replies come before the one that counts.
     pub(crate) before: u8,
+    /// The one that counts, while that to `WAIT` is due.
+    pub(crate) own: Option<Value>,
+    /// What `WAIT` has returned.
+    pub(crate) acknowledged: Option<u32>,
     /// How often in a row a node has sent it to another.
     #[cfg(feature = "cluster")]
     pub(crate) redirected: u8,
@@ -149,6 +165,27 @@ pub(crate) enum CallPhase {
     Awaiting,
     Done(Value),
     Broken(RedisError),
+}
+
+impl CallState {
+    /// Takes one of the replies that are due; `Some` with the one that counts if that was the last.
+    pub(crate) fn take_reply(&mut self, value: Value, awaits_replicas: bool) -> Option<Value> {
+        if self.before > 0 {
+            // If it is an error, the command itself is refused as well.
+            self.before -= 1;
+            return None;
+        }
+        if !awaits_replicas {
+            return Some(value);
+        }
+        if self.own.is_none() {
+            self.own = Some(value);
+            return None;
+        }
+        // A server that refuses to wait has nothing acknowledged.
+        self.acknowledged = Some(redis::from_redis_value(value).unwrap_or(0));
+        self.own.take()
+    }
 }
 
 impl Call {
@@ -174,6 +211,8 @@ impl Call {
                 in_portion: false,
                 asking: false,
                 before: 0,
+                own: None,
+                acknowledged: None,
                 #[cfg(feature = "cluster")]
                 redirected: 0,
             }),
@@ -210,6 +249,17 @@ impl Call {
         Self::new(deferred.request, None, Some(deferred.info), true)
     }
 
+    /// How many replicas have acknowledged it, and how many had to, if the request asked for that.
+    pub(crate) fn acknowledged(&self) -> Option<(u32, u32)> {
+        self.request.acknowledgements?;
+        self.acknowledged_to(&self.state.lock())
+    }
+
+    fn acknowledged_to(&self, state: &CallState) -> Option<(u32, u32)> {
+        let wanted = self.request.acknowledgements?;
+        Some((state.acknowledged.unwrap_or(0), wanted.needed))
+    }
+
     /// Its outcome, once known: the reply, which may be an error, or why there is none.
     pub(crate) fn outcome(&self) -> Option<Result<Answer, RedisError>> {
         let state = self.state.lock();
@@ -217,6 +267,7 @@ impl Call {
             CallPhase::Done(value) => Some(Ok(Answer {
                 value: value.clone(),
                 sent_at: state.sent_at,
+                acknowledged: self.acknowledged_to(&state),
             })),
             CallPhase::Broken(err) => Some(Err(err.clone())),
             CallPhase::Idle | CallPhase::Awaiting => None,

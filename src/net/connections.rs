@@ -21,6 +21,13 @@ use crate::net::socket::Meanwhile;
 const DRAIN_PAUSE: Duration = Duration::from_micros(200);
 
 /// The connections to all masters.
+#[cfg_attr(
+    feature = "cluster",
+    expect(
+        clippy::large_enum_variant,
+        reason = "there is one for a client, and every command goes through it"
+    )
+)]
 pub(crate) enum Connections {
     Single(Connection),
     #[cfg(feature = "cluster")]

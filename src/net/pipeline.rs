@@ -17,7 +17,8 @@
 //! many, so they are sent again in portions, each once the last one is answered, and other commands go in between. A command
 //! about a name first sends what is unacknowledged about that name, or an acquire would find a hold that is long over.
 //!
-//! A command that another node of a cluster has to be asked first is sent behind `ASKING`, whose reply does not count.
+//! Some calls are several commands, one right behind the other: `ASKING` in front of one for a node of a cluster that has
+//! the key before it has its slot, `WAIT` behind one that replicas have to acknowledge. Their replies count together.
 //!
 //! A script is sent by its hash. If its reply may never be read, a `NOSCRIPT` would go unnoticed, so the text is sent
 //! unless the server is known to have the script.
@@ -109,8 +110,8 @@ pub(super) struct InFlight {
 pub(super) enum Reply {
     /// Nobody has asked for it.
     Stray,
-    /// It belongs to what was sent in front of a command.
-    Before,
+    /// Others to the same call are due.
+    Part,
     Of(Replied),
 }
 
@@ -252,13 +253,11 @@ impl Pipeline {
             return Reply::Stray;
         };
         let mut its = call.state.lock();
-        if its.before > 0 {
-            // If it is an error, the command itself is refused as well.
-            its.before -= 1;
+        let Some(value) = its.take_reply(value, call.request.acknowledgements.is_some()) else {
             drop(its);
             in_flight.awaiting.push_front(call);
-            return Reply::Before;
-        }
+            return Reply::Part;
+        };
         let replayed = its.sendings > 1;
         if std::mem::take(&mut its.in_portion) {
             in_flight.portion -= 1;
@@ -428,6 +427,7 @@ impl InFlight {
         its.sent_at = now;
         call.sent_to(self.to.node);
         its.before = u8::from(its.asking);
+        (its.own, its.acknowledged) = (None, None);
         if self.awaiting.is_empty() {
             self.doubtful = now.saturating_duration_since(self.last_heard) >= IDLE;
             // Silence counts from when a reply became due, whoever waits for it.
@@ -552,7 +552,7 @@ mod model {
     use parking_lot::Mutex;
 
     use crate::net::call::{Attempt, Deferred, DeferredInfo, Undo};
-    use crate::net::request::Request;
+    use crate::net::request::{Acknowledgements, Request};
 
     static ACQUIRE: LazyLock<Script> = LazyLock::new(|| Script::new("acquire"));
     static RELEASE: LazyLock<Script> = LazyLock::new(|| Script::new("release"));
@@ -688,6 +688,64 @@ mod model {
             let locks = Locks(call, Mutex::new(0));
             assert!(matches!(pipeline.reply(reply, now, &locks), Reply::Of(_)));
             assert_eq!(*locks.1.lock(), 1);
+        }
+    }
+
+    #[test]
+    fn the_replies_around_one_that_counts_are_part_of_the_same_call() {
+        let now = Instant::now();
+        let okay = || Value::Okay;
+        let silent = Heard::default();
+        for (asking, waits) in [(false, true), (true, false), (true, true)] {
+            for answers in 0..=4 {
+                let mut request = request(0, &ACQUIRE, KEYS[0]);
+                request.acknowledgements = waits.then_some(Acknowledgements {
+                    needed: 1,
+                    timeout: 9,
+                });
+                let call = Call::attempt(Attempt {
+                    request,
+                    undo: None,
+                });
+                call.state.lock().asking = asking;
+                let next = Call::question(Request::command("testing", &["PING"]));
+                let mut pipeline = Pipeline::default();
+                pipeline.connected(now);
+                assert!(pipeline.submit(&call, now) && pipeline.submit(&next, now));
+                let mut replies = Vec::new();
+                if asking {
+                    replies.push((okay(), None));
+                }
+                replies.push((Value::Int(7), (!waits).then_some(&call)));
+                if waits {
+                    replies.push((Value::Int(2), Some(&call)));
+                }
+                replies.push((okay(), Some(&next)));
+                let own = replies.len() - 1;
+                for (value, of) in replies.into_iter().take(answers) {
+                    let whose = match pipeline.reply(value, now, &silent) {
+                        Reply::Of(replied) => Some(Arc::as_ptr(&replied.call)),
+                        Reply::Part => None,
+                        Reply::Stray => panic!("{asking} {waits} {answers}: it is due"),
+                    };
+                    assert_eq!(whose, of.map(Arc::as_ptr), "{asking} {waits} {answers}");
+                }
+                let lost = pipeline.lost(&RedisError::from(std::io::Error::other("away")));
+                let awaiting = lost.expect("a connection").calls.len();
+                let outcome = call.outcome().expect("either way");
+                if answers < own {
+                    // Half of an answer is none.
+                    assert!(
+                        outcome.is_err() && awaiting == 2,
+                        "{asking} {waits} {answers}"
+                    );
+                } else {
+                    let answer = outcome.expect("a reply");
+                    assert_eq!(answer.value, Value::Int(7));
+                    assert_eq!(answer.acknowledged, waits.then_some((2, 1)));
+                    assert_eq!(awaiting, usize::from(answers == own));
+                }
+            }
         }
     }
 

@@ -67,6 +67,14 @@ pub(crate) struct Wording {
     pub(crate) sharded: bool,
 }
 
+/// How many replicas are to have what was written on a connection, and for how long that is waited for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Acknowledgements {
+    pub(crate) needed: u32,
+    /// In milliseconds; the server takes 0 for ever.
+    pub(crate) timeout: u32,
+}
+
 /// One command, encoded but for its [`Wording`].
 #[derive(Clone)]
 pub(crate) struct Request {
@@ -77,6 +85,8 @@ pub(crate) struct Request {
     packed: Vec<u8>,
     /// What the command is for, as errors say it.
     pub(crate) doing: &'static str,
+    /// `WAIT` follows the command, and its reply that of the command.
+    pub(crate) acknowledgements: Option<Acknowledgements>,
 }
 
 impl Request {
@@ -92,6 +102,7 @@ impl Request {
             parts: parts.len(),
             packed,
             doing,
+            acknowledgements: None,
         }
     }
 
@@ -145,6 +156,7 @@ impl Request {
             parts,
             packed,
             doing,
+            acknowledgements: None,
         }
     }
 
@@ -168,6 +180,12 @@ impl Request {
             push_bulk(out, what);
         }
         out.extend_from_slice(&self.packed);
+        if let Some(Acknowledgements { needed, timeout }) = self.acknowledgements {
+            out.extend_from_slice(b"*3\r\n$4\r\nWAIT\r\n");
+            for number in [needed, timeout] {
+                push_bulk(out, number.to_string().as_bytes());
+            }
+        }
     }
 
     /// The key or channel whose slot says where it belongs; none for a command that any server answers.

@@ -184,7 +184,13 @@ pub(crate) fn call(
         *may_have_run = true;
         let why = match to.wait(&call, until, stop) {
             Ok((value, sent_at)) => match value.extract_error() {
-                Ok(value) => return Ok(Answer { value, sent_at }),
+                Ok(value) => {
+                    return Ok(Answer {
+                        value,
+                        sent_at,
+                        acknowledged: call.acknowledged(),
+                    });
+                }
                 Err(err) if is_unknown_script(&err) && !call.by_text_from_now() => {
                     *may_have_run = false;
                     continue;

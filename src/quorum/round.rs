@@ -80,7 +80,11 @@ impl Asking<'_> {
         let connection = &self.nodes.list[node].session.connection;
         match outcome {
             Ok((value, sent_at)) => match value.extract_error() {
-                Ok(value) => Some(Reply::Came(Answer { value, sent_at })),
+                Ok(value) => Some(Reply::Came(Answer {
+                    value,
+                    sent_at,
+                    acknowledged: call.acknowledged(),
+                })),
                 Err(err) if is_unknown_script(&err) && !call.by_text_from_now() => {
                     if connection.submit(call).is_none() {
                         return Some(Reply::Failed(Fault::Unreachable(err)));

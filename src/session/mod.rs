@@ -13,6 +13,7 @@ use parking_lot::Mutex;
 use redis::RedisError;
 
 use crate::config::Config;
+use crate::config::replicas::ReplicaAck;
 #[cfg(feature = "cluster")]
 use crate::config::server::Deployment;
 use crate::error::LossReason;
@@ -29,6 +30,7 @@ use crate::net::call::{Attempt, Call, Fault};
 use crate::net::cluster::{self, Cluster, Map};
 use crate::net::connection::Connection;
 use crate::net::connections::Connections;
+use crate::net::request::Acknowledgements;
 use crate::net::socket::{Endpoint, Meanwhile};
 #[cfg(feature = "cluster")]
 use crate::net::subscriber::Place;
@@ -45,6 +47,9 @@ use crate::stats::Counters;
 
 /// See [`Session::replay`]; twice the response timeout if that is longer.
 const REPLAY: Duration = Duration::from_secs(60);
+
+/// How long replicas may take to acknowledge an acquire, or a quarter of the response timeout if that is shorter.
+const REPLICAS_ANSWER: Duration = Duration::from_secs(1);
 
 /// How long dropping the last handle may take for releasing what is held.
 const DROP_DEADLINE: Duration = Duration::from_secs(2);
@@ -362,6 +367,24 @@ impl Session {
         source: impl Into<Box<dyn std::error::Error + Send + Sync>>,
     ) -> Error {
         Error::redis(doing, source).at(&self.endpoint)
+    }
+
+    /// Whether acquires wait for replicas.
+    pub(crate) fn asks_replicas(&self) -> bool {
+        self.endpoint.server.replica_ack != ReplicaAck::None
+    }
+
+    /// Has an acquire wait for as many replicas as the settings want.
+    pub(crate) fn replicated(&self, mut request: Request) -> Request {
+        let needed = self.endpoint.replicas_needed();
+        if needed > 0 {
+            let timeout = REPLICAS_ANSWER.min(self.response_timeout / 4);
+            request.acknowledgements = Some(Acknowledgements {
+                needed,
+                timeout: u32::try_from(timeout.as_millis()).unwrap_or(u32::MAX),
+            });
+        }
+        request
     }
 
     /// For how long a request that counts once may be sent again after the first time.

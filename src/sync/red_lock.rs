@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::acquire::spec::LockSpec;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::quorum::ask::Quorum;
 use crate::session::SharedSession;
 use crate::sync::macros::exclusive_lock;
@@ -72,6 +72,10 @@ exclusive_lock! {
 impl RedLock {
     /// See `RedLock::new`, which is where clients are known: in `client.rs`.
     pub(crate) fn over(sessions: Vec<Arc<SharedSession>>, name: &str) -> Result<Self> {
+        if sessions.iter().any(|shared| shared.session.asks_replicas()) {
+            let what = "replica_ack is not for the clients of a RedLock, which counts masters";
+            return Err(Error::Config(what.into()));
+        }
         let (quorum, id) = Quorum::new(sessions, name)?;
         Ok(Self::of(LockSpec::of_quorum(quorum, id)))
     }

@@ -145,7 +145,7 @@ impl WatchdogThread {
         hold: &Arc<dyn Renewable>,
         outcome: Result<Answer, RedisError>,
     ) -> bool {
-        let Answer { value, sent_at } = match outcome {
+        let Answer { value, sent_at, .. } = match outcome {
             Ok(answer) => answer,
             Err(err) => {
                 report!(Debug, "renewing `{}`: {err}", hold.name());

@@ -265,7 +265,7 @@ fn ask_for(
     connection.writer.write_all(&bytes)?;
     loop {
         if let Some(reply) = connection.reader.read(SLICE, &mut || {})? {
-            return Ok(reply.extract_error()?);
+            return reply.extract_error();
         }
         if Instant::now() >= by || !meanwhile() {
             return Err(socket::timed_out("the node did not answer in time"));

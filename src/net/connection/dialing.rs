@@ -71,7 +71,10 @@ impl Connection {
         };
         let mut dial = dial
             .filter(|dial| !dial.is_stale(until))
-            .unwrap_or_else(|| Connecting::new(self.role, Instant::now() + self.connect_timeout));
+            .unwrap_or_else(|| {
+                let ends = Instant::now() + self.connect_timeout;
+                Box::new(Connecting::new(self.role, ends))
+            });
         let made = MutexGuard::unlocked(&mut state, || {
             std::panic::catch_unwind(AssertUnwindSafe(|| {
                 dial.advance(&self.endpoint, until, meanwhile)

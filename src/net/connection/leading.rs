@@ -133,7 +133,7 @@ impl Connection {
             drop(state);
             let replied = match reply {
                 Reply::Of(replied) => replied,
-                Reply::Before => continue,
+                Reply::Part => continue,
                 Reply::Stray => {
                     let why = socket::timed_out("a reply that nobody asked for");
                     return self.fail(generation, &why, false);

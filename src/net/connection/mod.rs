@@ -62,7 +62,7 @@ enum Phase {
         back_off: Duration,
         why: Option<RedisError>,
         /// A connection in the making that nobody has had the time to finish.
-        dial: Option<Connecting>,
+        dial: Option<Box<Connecting>>,
     },
     Connecting,
     Up(Box<Up>),

@@ -3,11 +3,13 @@
 use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use redis::{ErrorKind, RedisError, RedisResult, ServerErrorKind, Value};
 
 use super::{CONNECT_SLICE, Duplex, Endpoint, Meanwhile, Reader, Socket, WRITE_SLICE};
+use crate::config::replicas::ReplicaAck;
 use crate::error::{is_crowded, is_transient};
 use crate::net::request::Request;
 use crate::report::report;
@@ -23,6 +25,7 @@ struct Step {
 
 /// A connection whose first commands have been sent.
 pub(super) struct Greeting {
+    endpoint: Endpoint,
     pub(super) connection: Duplex,
     /// What has not been answered.
     due: VecDeque<Step>,
@@ -60,10 +63,15 @@ impl Greeting {
         }
         steps.push(vec!["CLIENT", "SETNAME", &name]);
         steps.push(vec!["PING"]);
-        if endpoint.proves_master {
+        let replica_ack = endpoint.server.replica_ack;
+        if endpoint.proves_master || replica_ack == ReplicaAck::Majority {
             steps.push(vec!["ROLE"]);
         }
-        let whats = ["AUTH", "SELECT", "CLIENT", "PING", "ROLE"];
+        if replica_ack != ReplicaAck::None {
+            // For no replica it waits for nothing.
+            steps.push(vec!["WAIT", "0", "1"]);
+        }
+        let whats = ["AUTH", "SELECT", "CLIENT", "PING", "ROLE", "WAIT"];
         let step = |parts: &Vec<&str>| Step {
             what: whats
                 .into_iter()
@@ -72,6 +80,7 @@ impl Greeting {
             request: Request::command("greeting redis", parts),
         };
         let mut greeting = Self {
+            endpoint: endpoint.clone(),
             connection: Duplex { writer, reader },
             due: VecDeque::new(),
             postponed: steps.iter().map(step).collect(),
@@ -100,6 +109,25 @@ impl Greeting {
             Err(said) if said.is_connection_dropped() => Err(err.into()),
             Err(said) => Err(said),
         }
+    }
+
+    /// Reads the answer to `ROLE`.
+    fn learn_role(&self, role: &Value) -> io::Result<()> {
+        let parts = match role {
+            Value::Array(parts) => parts.as_slice(),
+            _ => &[],
+        };
+        let is_master = matches!(parts.first(), Some(Value::BulkString(role)) if role == b"master");
+        if self.endpoint.proves_master && !is_master {
+            return Err(io::Error::other("it was named the master and is a replica"));
+        }
+        if let (true, Some(Value::Array(replicas))) = (is_master, parts.get(2)) {
+            let replicas = u32::try_from(replicas.len()).unwrap_or(u32::MAX);
+            self.endpoint
+                .replicas
+                .fetch_max(replicas, Ordering::Relaxed);
+        }
+        Ok(())
     }
 
     /// Reads answers; whether all have come.
@@ -132,14 +160,16 @@ impl Greeting {
                 continue;
             };
             let err = match reply.extract_error() {
-                Ok(role) if step.what == "ROLE" && !is_master(&role) => {
-                    return Err(io::Error::other("it was named the master and is a replica").into());
+                Ok(role) if step.what == "ROLE" => {
+                    self.learn_role(&role)?;
+                    continue;
                 }
                 Ok(_) => continue,
                 Err(err) => err,
             };
             match step.what {
                 _ if is_crowded(&err) => return Err(err),
+                "WAIT" if !is_transient(&err) => return Err(without_wait(&err)),
                 // Only operators need the name, so a user that may not set it can still lock.
                 "CLIENT" => report!(Debug, "naming a connection: {err}"),
                 // The connection is usable all the same: a user without PING, a server that cannot write to its disk.
@@ -156,14 +186,14 @@ impl Greeting {
     }
 }
 
-/// Reads the answer to `ROLE`.
-fn is_master(role: &Value) -> bool {
-    match role {
-        Value::Array(parts) => {
-            matches!(parts.first(), Some(Value::BulkString(role)) if role == b"master")
-        }
-        _ => false,
+/// What `WAIT` is refused with. A replica does not know it, but its successor may.
+fn without_wait(err: &RedisError) -> RedisError {
+    let said = err.to_string();
+    if said.contains("replica") {
+        return io::Error::other(said).into();
     }
+    let what = "replica_ack needs WAIT, which the server refuses";
+    (ErrorKind::InvalidClientConfig, what, said).into()
 }
 
 impl Greeting {

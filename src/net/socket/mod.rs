@@ -16,6 +16,7 @@ use std::net::TcpStream;
 #[cfg(unix)]
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use redis::io::tcp::socket2::SockRef;
@@ -26,6 +27,7 @@ pub(crate) use self::dial::Dialled;
 use self::resolve::Lookups;
 #[cfg(feature = "tls")]
 use self::tls::TlsStream;
+use crate::config::replicas::ReplicaAck;
 use crate::config::server::{Address, Deployment, Login, Server};
 use crate::net::script_error;
 use crate::report::report;
@@ -53,6 +55,8 @@ pub(crate) struct Endpoint {
     pub(crate) server: Arc<Server>,
     lookups: Lookups,
     first_sentinel: Arc<sentinel::First>,
+    /// The most replicas that a connection has found a server to have.
+    replicas: Arc<AtomicU32>,
     /// Whether it was found by asking, and has to say itself that it is a master.
     proves_master: bool,
 }
@@ -63,18 +67,32 @@ impl Endpoint {
             server: Arc::new(server),
             lookups: Arc::default(),
             first_sentinel: Arc::default(),
+            replicas: Arc::default(),
             proves_master: false,
         }
+    }
+
+    /// How many replicas have to acknowledge an acquire.
+    pub(crate) fn replicas_needed(&self) -> u32 {
+        self.server
+            .replica_ack
+            .needed(self.replicas.load(Ordering::Relaxed))
     }
 
     /// One node of a cluster, reached in the same way as the others.
     #[cfg(feature = "cluster")]
     pub(crate) fn node(&self, address: Address) -> Self {
-        self.other(address, self.server.login.clone(), self.server.db)
+        self.like(address)
+    }
+
+    /// Another server of the same settings.
+    fn like(&self, address: Address) -> Self {
+        let server = &self.server;
+        self.other(address, server.login.clone(), server.db, server.replica_ack)
     }
 
     /// Another server, reached and greeted in the same way.
-    fn other(&self, address: Address, login: Login, db: i64) -> Self {
+    fn other(&self, address: Address, login: Login, db: i64, replica_ack: ReplicaAck) -> Self {
         Self {
             server: Arc::new(Server {
                 deployment: Deployment::Single(address),
@@ -84,6 +102,7 @@ impl Endpoint {
                 login,
                 db,
                 label: self.server.label.clone(),
+                replica_ack,
             }),
             lookups: Arc::default(),
             proves_master: false,
@@ -95,7 +114,7 @@ impl Endpoint {
     fn master(&self, address: Address) -> Self {
         Self {
             proves_master: true,
-            ..self.other(address, self.server.login.clone(), self.server.db)
+            ..self.like(address)
         }
     }
 

@@ -11,6 +11,7 @@ use redis::{ErrorKind, RedisError, RedisResult, Value};
 
 use super::dial::{Dial, Dialled};
 use super::{CONNECT_SLICE, Duplex, Endpoint, Meanwhile, timed_out};
+use crate::config::replicas::ReplicaAck;
 use crate::config::server::{Address, Deployment, Login};
 use crate::net::request::Request;
 use crate::report::report;
@@ -148,7 +149,7 @@ impl Discovery {
 impl Inquiry {
     fn new(of: &Endpoint, sentinel: Address, login: &Login, ends: Instant) -> Self {
         Self {
-            endpoint: of.other(sentinel, login.clone(), 0),
+            endpoint: of.other(sentinel, login.clone(), 0, ReplicaAck::None),
             ends,
             stage: Stage::Dialling(Dial::new(ROLE, ends)),
         }

@@ -308,6 +308,7 @@ impl QuorumHold {
                 Some(Ok(Answer {
                     value: Value::Nil,
                     sent_at,
+                    ..
                 })) => {
                     share.hold.grant(sent_at);
                     self.is_kept(state, node, sent_at);

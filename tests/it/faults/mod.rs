@@ -5,5 +5,6 @@ mod connection;
 mod failover;
 mod network;
 mod outage;
+mod replicas;
 mod server;
 mod waits;

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use redlatch::{Client, LossReason};
+use redlatch::{Client, Error, LossReason, ReplicaAck};
 
 use crate::support::sentinel::{Deployment, ask};
 use crate::support::{Told, eventually, in_time, ms, timed, unique};
@@ -149,14 +149,28 @@ fn after_a_master_is_killed_its_successor_is_found_and_the_returning_one_is_left
     });
     deployment.stop_copying(old);
     let missing_guard = holder.mutex(&missing).lock().unwrap();
-    let mut new = old;
+    let careful = Client::open(deployment.config().replica_ack(ReplicaAck::AtLeast(1))).unwrap();
+    let refused = careful.mutex(unique("careful")).lock();
+    let none = Error::NotReplicated {
+        acked: 0,
+        needed: 1,
+    };
+    assert!(
+        matches!(&refused, Err(err) if err.to_string() == none.to_string()),
+        "{refused:?}"
+    );
+    let (mut new, mut second) = (old, None);
     let load = Load::new(&clients);
     load.during(|| {
         deployment.servers[old].kill();
         new = deployment.wait_for_successor(old);
+        // The successor has never heard of it, so there are two owners until the first is told.
+        second = clients[0].mutex(&missing).try_lock_for(BACK).unwrap();
     });
     let loss = missing_guard.lost().recv_timeout(ms(8_000)).unwrap();
-    assert_eq!(loss.reason, LossReason::Forced);
+    assert!(second.is_some());
+    assert!([LossReason::TakenOver, LossReason::Forced].contains(&loss.reason));
+    drop(second);
     assert!(!missing_guard.is_valid());
     let renewals = holder.stats().renewals;
     eventually("the other is renewed", || {
@@ -172,6 +186,6 @@ fn after_a_master_is_killed_its_successor_is_found_and_the_returning_one_is_left
     kept_guard.unlock().unwrap();
     let stats: String = ask(&deployment.servers[old], &["INFO", "commandstats"]);
     assert!(!stats.contains("cmdstat_eval"), "{stats}");
-    assert_eq!(received.reasons(&missing), [LossReason::Forced]);
+    assert_eq!(received.reasons(&missing), [loss.reason]);
     assert!(deployment.is_master(new));
 }

@@ -1,0 +1,147 @@
+//! Acquires that count only once replicas have them.
+
+use redlatch::{Client, Config, Error, RedLock, ReplicaAck};
+
+use crate::support::{Server, eventually, in_time, ms, nothing_is_left, timed, unique, within};
+
+/// A master and its replicas.
+fn replicated(n: usize) -> (Server, Vec<Server>) {
+    let master = Server::start_with(&["--repl-diskless-sync-delay", "0"]);
+    let replicas: Vec<_> = (0..n).map(|_| Server::start_with(&[])).collect();
+    for replica in &replicas {
+        let () = replica.ask(&["REPLICAOF", "127.0.0.1", &master.port().to_string()]);
+    }
+    eventually("they follow", || {
+        let online = master.ask::<String>(&["INFO", "replication"]);
+        online.matches("state=online").count() == n
+    });
+    (master, replicas)
+}
+
+fn client(server: &Server, replicas: ReplicaAck) -> Client {
+    let config = Config::new(server.url()).response_timeout(ms(1_200));
+    Client::open(config.replica_ack(replicas)).unwrap()
+}
+
+/// Takes one of everything, each under a name of its own, and gives it back.
+fn try_all(client: &Client) -> Vec<(&'static str, redlatch::Result<()>)> {
+    let wait = ms(5_000);
+    let name = || unique("locked");
+    let semaphore = client.semaphore(unique("permits"));
+    let leased = client.expirable_semaphore(unique("permits"));
+    semaphore.try_set_permits(2).unwrap();
+    leased.try_set_permits(2).unwrap();
+    vec![
+        (
+            "mutex",
+            client
+                .mutex(name())
+                .try_lock_for(wait)
+                .map(|guard| drop(guard.unwrap())),
+        ),
+        (
+            "spin",
+            client
+                .spin_lock(name())
+                .try_lock_for(wait)
+                .map(|guard| drop(guard.unwrap())),
+        ),
+        (
+            "fair",
+            client
+                .fair_lock(name())
+                .try_lock_for(wait)
+                .map(|guard| drop(guard.unwrap())),
+        ),
+        ("fenced", client.fenced_lock(name()).lock().map(drop)),
+        ("read", client.rwlock(name()).read().map(drop)),
+        ("write", client.rwlock(name()).write().map(drop)),
+        ("permit", semaphore.acquire().map(drop)),
+        ("leased", leased.acquire().map(drop)),
+    ]
+}
+
+timed!(what_too_few_replicas_acknowledge_is_given_back);
+fn what_too_few_replicas_acknowledge_is_given_back() {
+    let (master, replicas) = replicated(2);
+    let (none, one, most, three) = (
+        client(&master, ReplicaAck::None),
+        client(&master, ReplicaAck::AtLeast(1)),
+        client(&master, ReplicaAck::Majority),
+        client(&master, ReplicaAck::AtLeast(3)),
+    );
+    let waits = master.calls("wait");
+    for (what, taken) in try_all(&none) {
+        taken.unwrap_or_else(|err| panic!("{what}: {err}"));
+    }
+    assert_eq!(master.calls("wait"), waits, "nobody asked for it");
+    let with = |client: &Client, expected: Option<u32>| {
+        for (what, taken) in in_time("all of them", ms(4_000), || try_all(client)) {
+            match (taken, expected) {
+                (Ok(()), None) => {}
+                (Err(Error::NotReplicated { acked, needed }), Some(expected)) => {
+                    assert!(
+                        acked < needed && needed == expected,
+                        "{what}: {acked} of {needed}"
+                    );
+                }
+                (other, _) => panic!("{what}: {other:?} instead of {expected:?}"),
+            }
+        }
+    };
+    with(&one, None);
+    with(&most, None);
+    with(&three, Some(3));
+    replicas[0].freeze();
+    with(&one, None);
+    with(&most, None);
+    replicas[1].freeze();
+    with(&one, Some(1));
+    with(&most, Some(1));
+    let waiting = one.mutex(unique("later"));
+    assert!(matches!(waiting.lock(), Err(Error::NotReplicated { .. })));
+    replicas[1].thaw();
+    let again = within(ms(10_000), || waiting.lock().is_ok());
+    assert!(again, "the replica is back");
+    with(&most, None);
+    for client in [none, one, most, three] {
+        client.close(ms(2_000)).unwrap();
+    }
+    let held = |key: &String| key.contains("locked") && !key.contains("token");
+    eventually("nothing is held", || !master.keys().iter().any(held));
+    let permits = |key: &&String| key.starts_with("permits");
+    for key in master.keys().iter().filter(permits) {
+        let left: String = match master.ask::<String>(&["TYPE", key]).as_str() {
+            "string" => master.ask(&["GET", key]),
+            _ => continue,
+        };
+        assert_eq!(left, "2", "{key}");
+    }
+}
+
+timed!(a_server_that_cannot_wait_for_replicas_is_refused);
+fn a_server_that_cannot_wait_for_replicas_is_refused() {
+    let without = Server::start_with(&["--rename-command", "WAIT", ""]);
+    let open = |url: String| {
+        Client::open(Config::new(url).replica_ack(ReplicaAck::AtLeast(1))).map(|_| ())
+    };
+    let said = open(without.url()).unwrap_err().to_string();
+    assert!(said.contains("replica_ack needs WAIT"), "{said}");
+    let rights = Server::start_with(&[]);
+    let () = rights.ask(&[
+        "ACL", "SETUSER", "u", "on", ">p", "~*", "&*", "+@all", "-wait",
+    ]);
+    let said = open(format!("redis://u:p@127.0.0.1:{}/", rights.port()))
+        .unwrap_err()
+        .to_string();
+    assert!(said.contains("replica_ack needs WAIT"), "{said}");
+    let others = [
+        client(&rights, ReplicaAck::None),
+        client(&rights, ReplicaAck::Majority),
+    ];
+    let refused = RedLock::new(&others, unique("red"))
+        .map(|_| ())
+        .unwrap_err();
+    assert!(matches!(refused, Error::Config(_)), "{refused}");
+    nothing_is_left(&rights);
+}
