@@ -3,3 +3,5 @@
 mod basics;
 mod faults;
 mod refusals;
+#[cfg(feature = "sentinel")]
+mod sentinel;

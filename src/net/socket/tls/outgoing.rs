@@ -90,3 +90,31 @@ impl Outgoing {
         self.unreported
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_comes_while_somebody_writes_goes_behind_the_rest() {
+        for taken in 0..=4 {
+            let mut outgoing = Outgoing::default();
+            outgoing.buffer().extend(b"text");
+            outgoing.sealed(3);
+            let bytes = outgoing.take();
+            assert!(outgoing.is_writing() && !outgoing.is_clean());
+            outgoing.buffer().extend(b"keys");
+            outgoing.wrote(bytes, taken);
+            // All of the text, or less than that.
+            let reported = outgoing.collect();
+            assert_eq!(reported, if taken == 4 { 3 } else { taken.min(2) });
+            assert_eq!(outgoing.offered_again(), 3 - reported);
+            let bytes = outgoing.take();
+            assert_eq!(bytes, b"textkeys"[taken..]);
+            let all = bytes.len();
+            outgoing.wrote(bytes, all);
+            assert_eq!(outgoing.collect(), 3 - reported);
+            assert!(outgoing.is_clean());
+        }
+    }
+}

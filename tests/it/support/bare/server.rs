@@ -148,9 +148,12 @@ impl Server {
         let files = identity.write_to(dir.path(), &super::authority().pem());
         let [ca, certificate, key] =
             [files.ca, files.certificate, files.key].map(|path| path.display().to_string());
-        let mut all = vec!["--tls-auth-clients", "no", "--tls-ca-cert-file", &ca];
+        let mut all = args.to_vec();
+        all.extend(["--tls-ca-cert-file", &ca]);
         all.extend(["--tls-cert-file", &certificate, "--tls-key-file", &key]);
-        all.extend(args);
+        if !args.contains(&"--tls-auth-clients") {
+            all.extend(["--tls-auth-clients", "no"]);
+        }
         Self::start_in(dir, &all, true)
     }
 
