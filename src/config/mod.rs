@@ -64,8 +64,9 @@ impl Config {
     /// | `rediss://[[user]:password@]host[:port][/db]` | the same, encrypted with TLS (feature `tls`) |
     /// | `redis+unix:///path[?db=0&user=..&pass=..]` | one server over a Unix socket |
     /// | `redis+sentinel://[[user]:password@]host[:port],…/service[/db]` | the master that these Sentinels name (feature `sentinel`) |
+    /// | `redis+cluster://[[user]:password@]host[:port],…[/db]` | the masters of the cluster that these nodes belong to (feature `cluster`) |
     ///
-    /// `valkey` may stand for `redis`, and `rediss` encrypts in front of `+sentinel` as well. Users, passwords and the
+    /// `valkey` may stand for `redis`, and `rediss` encrypts in front of `+sentinel` and `+cluster` as well. Users, passwords and the
     /// service are percent-decoded. The user and the password of the Sentinels themselves are
     /// `?sentinel_user=..&sentinel_password=..`; their port is 26379 unless it is given.
     ///

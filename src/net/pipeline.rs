@@ -539,6 +539,126 @@ impl InFlight {
     }
 }
 
+/// What another node of a cluster has to do with it.
+#[cfg(all(test, feature = "cluster"))]
+mod redirections {
+    use super::*;
+
+    use std::sync::LazyLock;
+
+    use crate::net::call::{Attempt, Deferred, DeferredInfo};
+    use crate::net::request::Request;
+
+    static RELEASE: LazyLock<Script> = LazyLock::new(|| Script::new("release"));
+
+    struct Forwarding;
+
+    impl OnReply for Forwarding {
+        fn released(&self, _: &DeferredInfo, _: &Value, _: bool) {}
+
+        fn given_up(&self, _: &DeferredInfo, why: &RedisError) {
+            panic!("given up: {why}");
+        }
+
+        fn redirects(&self) -> bool {
+            true
+        }
+    }
+
+    fn release(now: Instant) -> Arc<Call> {
+        Call::deferred(Deferred {
+            request: Request::script("releasing", &RELEASE, &["k"], &["o:1"]),
+            info: DeferredInfo {
+                name: "k".into(),
+                useful_until: now + Duration::from_secs(9),
+                undo: false,
+                for_good: false,
+            },
+        })
+    }
+
+    fn to(node: usize) -> Pipeline {
+        let sharded = false;
+        Pipeline::new(Destination { node, sharded })
+    }
+
+    fn says(line: &str) -> Value {
+        redis::parse_redis_value(format!("{line}\r\n").as_bytes()).expect("a reply")
+    }
+
+    #[test]
+    fn a_release_that_belongs_elsewhere_leaves_and_counts_as_never_sent() {
+        let now = Instant::now();
+        let (mut here, mut there) = (to(1), to(2));
+        here.connected(now);
+        there.connected(now);
+        let call = release(now);
+        assert!(here.submit(&call, now));
+        assert_eq!(call.node(), 1);
+        let moved = says("-MOVED 12 127.0.0.1:7002");
+        let Reply::Of(replied) = here.reply(moved, now, &Forwarding) else {
+            panic!("it was asked for");
+        };
+        assert!(replied.elsewhere.is_some_and(|to| is_redirection(&to)));
+        assert!(!here.has_unacknowledged());
+        assert_eq!(call.state.lock().sendings, 0);
+        assert!(there.submit(&call, now));
+        assert_eq!(call.node(), 2);
+        there.reply(says(":1"), now, &Forwarding);
+        assert!(matches!(call.outcome(), Some(Ok(_))));
+    }
+
+    #[test]
+    fn asking_goes_in_front_and_its_reply_does_not_count() {
+        let now = Instant::now();
+        let mut pipeline = to(0);
+        pipeline.connected(now);
+        let (asked, plain) = (release(now), release(now));
+        asked.state.lock().asking = true;
+        assert!(pipeline.submit(&asked, now) && pipeline.submit(&plain, now));
+        let bytes = pipeline.in_flight().expect("a connection").take_bytes();
+        let sent = String::from_utf8(bytes).expect("text");
+        assert!(sent.starts_with("*1\r\n$6\r\nASKING\r\n*"), "{sent}");
+        assert_eq!(sent.matches("ASKING").count(), 1);
+        let mut reply = |line: &str| pipeline.reply(says(line), now, &Forwarding);
+        // A refusal of it is no reply to the command either.
+        assert!(matches!(reply("-ERR unknown command"), Reply::Part));
+        assert!(asked.outcome().is_none());
+        assert!(matches!(reply(":1"), Reply::Of(_)) && asked.outcome().is_some());
+        assert!(matches!(reply(":2"), Reply::Of(_)) && plain.outcome().is_some());
+        assert!(matches!(reply(":3"), Reply::Stray));
+    }
+
+    #[test]
+    fn what_a_node_cannot_take_any_more_goes_in_its_order() {
+        let now = Instant::now();
+        let mut pipeline = to(0);
+        let calls = [release(now), release(now), release(now)];
+        for call in &calls {
+            assert!(!pipeline.submit(call, now), "there is no connection");
+        }
+        let strays = pipeline.take_strays(|call| Arc::ptr_eq(call, &calls[1]));
+        assert_eq!(strays.len(), 2);
+        assert!(Arc::ptr_eq(&strays[0], &calls[0]) && Arc::ptr_eq(&strays[1], &calls[2]));
+        assert!(pipeline.has_unacknowledged());
+        assert!(pipeline.take_strays(|_| false).len() == 1 && !pipeline.has_unacknowledged());
+    }
+
+    #[test]
+    fn a_call_is_where_it_was_sent_last() {
+        let now = Instant::now();
+        let mut pipeline = to(3);
+        pipeline.connected(now);
+        let request = Request::command("asking", &["HLEN", "k"]);
+        let call = Call::attempt(Attempt {
+            request,
+            undo: None,
+        });
+        assert!(pipeline.submit(&call, now));
+        assert_eq!(call.node(), 3);
+    }
+}
+
 /// Every schedule of a few commands, exhaustively: submitted, written in whole or in part, run, refused or forgotten by
 /// the server, answered, lost with the connection before or after they ran, sent again, and given up.
 #[cfg(test)]

@@ -377,4 +377,22 @@ mod tests {
         assert_eq!(lease_ms(Duration::from_micros(10_001)), 11);
         assert_eq!(lease_ms(Duration::from_millis(10)), 10);
     }
+
+    #[test]
+    fn with_sharded_channels_no_script_publishes_to_plain_ones() {
+        let mut publishing = 0;
+        for (file, text) in lua::ALL {
+            let sharded = Script::new(text).sharded_text();
+            let calls = text.matches("'publish'").count() + text.matches("'numsub'").count();
+            let there = sharded.matches("'spublish'").count();
+            let there = there + sharded.matches("'shardnumsub'").count();
+            assert_eq!(there, calls, "{file}");
+            assert!(
+                !sharded.contains("'publish'") && !sharded.contains("'numsub'"),
+                "{file}"
+            );
+            publishing += usize::from(calls > 0);
+        }
+        assert!(publishing > 20, "{publishing}");
+    }
 }

@@ -385,7 +385,7 @@ impl Route for Cluster {
                         Ok(()) => return Ok(to),
                         // The slot is elsewhere by now.
                         Err(Fault::Stopped) if !stopped => continue,
-                        Err(Fault::Unreachable(why)) => why,
+                        Err(Fault::Unreachable(why)) => to.named(why),
                         Err(fault) => return Err(fault),
                     }
                 }
@@ -393,6 +393,7 @@ impl Route for Cluster {
             if Instant::now() >= until {
                 return Err(Fault::Unreachable(why));
             }
+            // Where it was sent to is away.
             call.state.lock().asking = false;
             self.map.doubt();
             let mut stopped = false;

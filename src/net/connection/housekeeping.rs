@@ -1,8 +1,6 @@
 //! What is done in the background: reading replies that nobody waits for, sending releases again, replacing idle
 //! connections. And closing.
 
-#[cfg(feature = "cluster")]
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::{Connection, GLANCE, Phase};
@@ -161,46 +159,6 @@ impl Connection {
         // A connection is needed for these calls only.
         self.state.lock().wanted = false;
         self.housekeep_unread_for(Duration::ZERO, until, &mut || true)
-    }
-
-    /// Whether there ever was a connection.
-    #[cfg(feature = "cluster")]
-    pub(crate) fn was_used(&self) -> bool {
-        self.state.lock().generation > 0
-    }
-
-    /// Whether there is no connection and somebody needs one.
-    #[cfg(feature = "cluster")]
-    pub(crate) fn is_missed(&self) -> bool {
-        let state = self.state.lock();
-        let needed = state.wanted || state.pipeline.has_unacknowledged();
-        needed && matches!(state.phase, Phase::Down { .. })
-    }
-
-    /// Nobody needs a connection any more, but for what is under way.
-    #[cfg(feature = "cluster")]
-    pub(crate) fn retire(&self) {
-        let mut state = self.state.lock();
-        state.wanted = false;
-        let generation = state.generation;
-        drop(state);
-        self.leave(
-            generation,
-            &socket::timed_out("the node is no master any more"),
-        );
-    }
-
-    /// Keeps a release that nobody can serve now for a while.
-    #[cfg(feature = "cluster")]
-    pub(crate) fn keep_back(&self, release: &Arc<Call>) {
-        let mut state = self.state.lock();
-        state.pipeline.keep_back(release, Instant::now());
-    }
-
-    /// Takes out the unacknowledged calls that do not belong here any more.
-    #[cfg(feature = "cluster")]
-    pub(crate) fn take_strays(&self, belongs: impl Fn(&Arc<Call>) -> bool) -> Vec<Arc<Call>> {
-        self.state.lock().pipeline.take_strays(belongs)
     }
 
     /// Closes the connection; waiting and later calls fail with `Closed`. Returns how many unacknowledged releases, and how

@@ -25,6 +25,8 @@
 //!
 //! Mutexes: first `state`, then a call's own. Neither is held during I/O. Only `submit` is called with a lock's mutex held.
 
+#[cfg(feature = "cluster")]
+mod cluster;
 mod dialing;
 mod housekeeping;
 mod leading;
@@ -37,8 +39,6 @@ use parking_lot::{Condvar, Mutex};
 use redis::RedisError;
 
 use crate::net::call::{Call, Fault, OnReply};
-#[cfg(feature = "cluster")]
-use crate::net::pipeline::Destination;
 use crate::net::pipeline::{InFlight, Pipeline};
 use crate::net::socket::{self, Connecting, Endpoint, Reader, Socket};
 use crate::stats::Counters;
@@ -163,15 +163,6 @@ impl Connection {
         }
     }
 
-    /// The same, named by another `role`, and leading `to` a node of a cluster.
-    #[cfg(feature = "cluster")]
-    pub(crate) fn leading(mut self, role: &'static str, to: Destination) -> Self {
-        self.role = role;
-        self.node = to.node;
-        self.state.get_mut().pipeline = Pipeline::new(to);
-        self
-    }
-
     /// Whether there is a connection that is not known to have owed a reply for `max_silence` or longer.
     pub(crate) fn responds(&self, max_silence: Duration) -> bool {
         let mut state = self.state.lock();
@@ -206,12 +197,6 @@ impl Connection {
     pub(crate) fn generation(&self) -> Option<u64> {
         let state = self.state.lock();
         matches!(state.phase, Phase::Up(_)).then_some(state.generation)
-    }
-
-    /// Which node of a cluster it leads to.
-    #[cfg(feature = "cluster")]
-    pub(crate) fn node(&self) -> usize {
-        self.node
     }
 
     /// Sends an unacknowledged call before all others, if there is a connection and the server serves.

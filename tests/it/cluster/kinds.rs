@@ -2,13 +2,15 @@
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::thread;
+use std::time::Instant;
 
+use crossbeam_channel::bounded;
 use redlatch::{Client, FairLock, FairMutex, FencedLock, Mutex, ReentrantLock, Result, SpinLock};
 
 use crate::support::cluster::Cluster;
 use crate::support::{
-    BY_MESSAGE, Guard, LONG, Lock, News, Writing, beside, eventually, is_redis_6, loosely, timed,
-    unique,
+    BY_MESSAGE, Crew, Guard, LONG, Lock, News, Writing, beside, eventually, is_redis_6, loosely,
+    timed, unique,
 };
 
 /// How many listen to a channel at the node that has it.
@@ -70,26 +72,27 @@ fn threads_and_clients_exclude_each_other<L: Lock>(cluster: &Cluster) {
 }
 
 /// Somebody waits with `wait` for what `held` keeps from it, and has it by a message.
-fn is_woken<H, T: Send>(
+fn is_woken<H, T>(
     what: &str,
     waiter: &Client,
     is_waiting: impl Fn() -> bool,
     held: H,
-    wait: impl FnOnce(&Client) -> Result<T> + Send,
+    wait: impl FnOnce(&Client) -> Result<T> + Send + 'static,
 ) {
     let wakes = waiter.stats().wakes;
-    thread::scope(|scope| {
-        let waiting = scope.spawn(|| {
-            wait(waiter).unwrap();
-            std::time::Instant::now()
-        });
-        eventually("it listens", &is_waiting);
-        let freed = std::time::Instant::now();
-        drop(held);
-        let got = waiting.join().unwrap();
-        let took = got.saturating_duration_since(freed);
-        assert!(took < loosely(BY_MESSAGE), "{what} took {took:?}");
+    let mut crew = Crew::new();
+    let (client, (got, has)) = (waiter.clone(), bounded(1));
+    crew.spawn(move || {
+        drop(wait(&client).unwrap());
+        got.send(Instant::now()).unwrap();
     });
+    eventually("it listens", is_waiting);
+    crew.all_parked();
+    let freed = Instant::now();
+    drop(held);
+    crew.join();
+    let took = has.recv().unwrap().saturating_duration_since(freed);
+    assert!(took < loosely(BY_MESSAGE), "{what} took {took:?}");
     let stats = waiter.stats();
     assert!(stats.wakes > wakes, "{what}: {stats:?}");
     assert_eq!(stats.poll_rescues, 0, "{what}: {stats:?}");
@@ -109,7 +112,10 @@ fn a_waiter_is_woken<L: Lock>(cluster: &Cluster) {
             &waiter,
             || listeners(cluster, &name, &channel) == 1,
             held,
-            |client| L::of(client, &name).lock().map(drop),
+            {
+                let name = name.clone();
+                move |client| L::of(client, &name).lock().map(drop)
+            },
         );
     }
 }
@@ -158,7 +164,10 @@ fn the_first_in_line_is_woken_on_a_channel_of_its_own() {
                 }
             },
             held,
-            |client| client.fair_lock(&name).lock().map(drop),
+            {
+                let name = name.clone();
+                move |client| client.fair_lock(&name).lock().map(drop)
+            },
         );
     }
 }
@@ -179,7 +188,10 @@ fn readers_share_and_writers_wait() {
             &other,
             || listeners(cluster, &name, &channel) == 1,
             one,
-            |client| client.rwlock(&name).write().map(drop),
+            {
+                let name = name.clone();
+                move |client| client.rwlock(&name).write().map(drop)
+            },
         );
     }
 }
@@ -198,7 +210,10 @@ fn permits_come_back_and_latches_open() {
             &other,
             || listeners(cluster, &name, &channel) == 1,
             semaphore.acquire().unwrap(),
-            |client| client.semaphore(&name).acquire().map(drop),
+            {
+                let name = name.clone();
+                move |client| client.semaphore(&name).acquire().map(drop)
+            },
         );
         let name = cluster.name_at(master, "leased");
         let semaphore = client.expirable_semaphore(&name);
@@ -209,7 +224,10 @@ fn permits_come_back_and_latches_open() {
             &other,
             || listeners(cluster, &name, &channel) == 1,
             semaphore.acquire().unwrap(),
-            |client| client.expirable_semaphore(&name).acquire().map(drop),
+            {
+                let name = name.clone();
+                move |client| client.expirable_semaphore(&name).acquire().map(drop)
+            },
         );
         let name = cluster.name_at(master, "latch");
         let latch = client.latch(&name);
@@ -226,7 +244,10 @@ fn permits_come_back_and_latches_open() {
             &other,
             || listeners(cluster, &name, &channel) == 1,
             Counts(&latch),
-            |client| client.latch(&name).wait(),
+            {
+                let name = name.clone();
+                move |client| client.latch(&name).wait()
+            },
         );
     }
 }

@@ -14,7 +14,7 @@ const MASTERS: usize = 3;
 const SLOTS: usize = 16384;
 
 /// How long a node may be silent before the others elect another.
-const NODE_TIMEOUT: &str = "600";
+const NODE_TIMEOUT: &str = "1000";
 
 /// `CLUSTER SLOTS`: for each range the port of its master, and those of its replicas.
 type Ranges = Vec<(usize, usize, u16, Vec<u16>)>;
@@ -66,12 +66,16 @@ impl Cluster {
                 known.lines().count() == cluster.nodes.len() && !known.contains("handshake")
             })
         });
-        for n in 0..MASTERS {
+        for (replica, master) in cluster.nodes[MASTERS..].iter().zip(&ids) {
             eventually("it is a replica", || {
-                let replicate = ["CLUSTER", "REPLICATE", &ids[n]];
-                cluster.nodes[MASTERS + n].try_ask::<()>(&replicate).is_ok()
+                let replicate = ["CLUSTER", "REPLICATE", master];
+                replica.try_ask::<()>(&replicate).is_ok()
             });
         }
+        eventually("each replica is known to all", || {
+            let known = |node: &Server| ranges(node).iter().all(|range| !range.3.is_empty());
+            cluster.nodes.iter().all(known)
+        });
         cluster.is_whole();
         cluster
     }
@@ -91,12 +95,10 @@ impl Cluster {
                 {
                     return false;
                 }
-                let mut masters = ranges(node);
-                for range in &mut masters {
-                    range.3.clear();
-                }
-                masters.sort();
-                views.push(masters);
+                let mut known = ranges(node);
+                known.iter_mut().for_each(|range| range.3.sort_unstable());
+                known.sort();
+                views.push(known);
             }
             views.windows(2).all(|pair| pair[0] == pair[1])
                 && views[0].iter().map(|its| its.1 - its.0 + 1).sum::<usize>() == SLOTS
@@ -193,9 +195,17 @@ impl Cluster {
         });
     }
 
-    /// Moves a slot to another master while it is used, as `redis-cli --cluster reshard` does; `meanwhile` runs when the
-    /// slot is on its way, before its keys go.
-    pub(crate) fn migrate(&self, slot: usize, from: usize, to: usize, meanwhile: impl FnOnce()) {
+    /// Moves the slot of a key to another master while it is used, as `redis-cli --cluster reshard` does; `meanwhile` runs
+    /// when the slot is on its way, before its keys go. Returns the number of the new master.
+    pub(crate) fn migrate(&self, key: &str, meanwhile: impl FnOnce()) -> usize {
+        let slot = self.slot(key);
+        let (from, _) = self.nodes_of(key);
+        let others = ranges(self.any()).into_iter().map(|range| range.2);
+        let others: Vec<_> = others
+            .filter(|port| *port != self.nodes[from].port())
+            .collect();
+        let to = self.nodes.iter().position(|node| node.port() == others[0]);
+        let to = to.expect("one of ours");
         let id = |n: usize| self.nodes[n].ask::<String>(&["CLUSTER", "MYID"]);
         let (source, target) = (id(from), id(to));
         let number = slot.to_string();
@@ -218,6 +228,7 @@ impl Cluster {
         }
         set(to, "NODE", &target);
         set(from, "NODE", &target);
+        to
     }
 }
 

@@ -1,0 +1,68 @@
+//! What a connection to one of several masters is asked besides.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Instant;
+
+use redis::{ErrorKind, RedisError};
+
+use super::{Connection, Phase};
+use crate::net::call::Call;
+use crate::net::pipeline::{Destination, Pipeline};
+use crate::net::socket;
+
+impl Connection {
+    /// The same, named by another `role`, and leading `to` a node of a cluster.
+    pub(crate) fn leading(mut self, role: &'static str, to: Destination) -> Self {
+        self.role = role;
+        self.node = to.node;
+        self.state.get_mut().pipeline = Pipeline::new(to);
+        self
+    }
+
+    /// Which node it leads to.
+    pub(crate) fn node(&self) -> usize {
+        self.node
+    }
+
+    /// Whether there ever was a connection.
+    pub(crate) fn was_used(&self) -> bool {
+        self.state.lock().generation > 0
+    }
+
+    /// Whether there is no connection although one is needed.
+    pub(crate) fn is_missed(&self) -> bool {
+        let state = self.state.lock();
+        let needed = state.wanted || state.pipeline.has_unacknowledged();
+        needed && matches!(state.phase, Phase::Down { .. })
+    }
+
+    /// Its node is no master: drops the connection once all outstanding replies have come.
+    pub(crate) fn retire(&self) {
+        let mut state = self.state.lock();
+        state.wanted = false;
+        let generation = state.generation;
+        drop(state);
+        let why = socket::timed_out("the node is no master any more");
+        self.leave(generation, &why);
+    }
+
+    /// Keeps a release for a while before it is sent: nobody can serve it now.
+    pub(crate) fn keep_back(&self, release: &Arc<Call>) {
+        let mut state = self.state.lock();
+        state.pipeline.keep_back(release, Instant::now());
+    }
+
+    /// Takes out the unacknowledged calls that do not belong here any more.
+    pub(crate) fn take_strays(&self, belongs: impl Fn(&Arc<Call>) -> bool) -> Vec<Arc<Call>> {
+        self.state.lock().pipeline.take_strays(belongs)
+    }
+
+    /// An I/O error with the address of this node, which is one of several.
+    pub(crate) fn named(&self, why: RedisError) -> RedisError {
+        match why.kind() {
+            ErrorKind::Io => io::Error::other(format!("{}: {why}", self.endpoint)).into(),
+            _ => why,
+        }
+    }
+}
