@@ -1,10 +1,9 @@
 //! What `fork()` leaves to a child process: nothing. Each test runs in a process of its own, since a child has only the
 //! thread that forked and whatever mutexes the others had locked.
 
-use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 use std::time::Instant;
-use std::{env, thread};
 
 use fork::Fork;
 use nix::sys::signal;
@@ -13,19 +12,13 @@ use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 use redlatch::{Client, Error, MultiLock};
 
-use crate::support::{Server, connection_to, eventually, ms, unique, within};
-
-const URL: &str = "REDLATCH_TEST_FORK";
+use crate::support::{Server, connection_to, eventually, given, ms, rerun, unique, within};
 
 #[test]
 fn a_forked_child_leaves_the_locks_of_its_parent_alone() {
     let server = Server::start();
-    let run = Command::new(env::current_exe().unwrap())
-        .args(["engine::fork::a_process_that_forks", "--exact", "--ignored"])
-        .arg("--nocapture")
-        .env(URL, server.url())
-        .output()
-        .unwrap();
+    let mut part = rerun(a_process_that_forks, &[&server.url()]);
+    let run = part.output().unwrap();
     let said = String::from_utf8_lossy(&run.stderr);
     assert!(run.status.success(), "{said}");
 }
@@ -33,9 +26,7 @@ fn a_forked_child_leaves_the_locks_of_its_parent_alone() {
 #[test]
 #[ignore = "part of a_forked_child_leaves_the_locks_of_its_parent_alone"]
 fn a_process_that_forks() {
-    let Ok(url) = env::var(URL) else {
-        return;
-    };
+    let Some([url]) = given() else { return };
     let client = Client::open(url.as_str()).unwrap();
     let done = AtomicBool::new(false);
     thread::scope(|scope| {

@@ -6,7 +6,8 @@ use std::process::Command;
 use redlatch::Client;
 
 use crate::support::{
-    Server, client, config, eventually, is_waited_for, loosely, ms, nothing_is_left, timed, unique,
+    Server, client, config, eventually, is_waited_for, loosely, ms, name_of, nothing_is_left,
+    timed, unique,
 };
 
 /// Commands, renewals and messages all work over this url.
@@ -35,7 +36,6 @@ fn a_host_name_will_do() {
 
 timed!(a_host_name_whose_first_address_refuses_will_do);
 fn a_host_name_whose_first_address_refuses_will_do() {
-    const PART: &str = "engine::hosts::part_with_a_host_of_two_addresses";
     // In a namespace of its own a process has its own hosts; some systems do not let it.
     let hosts = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(hosts.path(), "::1 localhost\n127.0.0.1 localhost\n").unwrap();
@@ -45,7 +45,7 @@ fn a_host_name_whose_first_address_refuses_will_do() {
         .args(["--map-root-user", "--mount", "sh", "-c", script, "sh"])
         .arg(hosts.path())
         .arg(std::env::current_exe().unwrap())
-        .arg(PART)
+        .arg(name_of(part_with_a_host_of_two_addresses))
         .output();
     match run {
         Ok(run)

@@ -1,20 +1,16 @@
 //! Holds that survive, holds that are lost, and how their holders are told.
 
-use std::io::{BufRead, BufReader, Write};
-use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use nix::sys::signal;
 use nix::sys::signal::Signal;
-use nix::unistd::Pid;
 use redlatch::{Client, Config, Error, LossReason};
 
 use crate::support::scripts::acquire_sha;
 use crate::support::{
-    LONG, Mode, Proxy, SLACK, Server, Target, Told, client, config, eventually, in_time, logs,
-    loosely, ms, nothing_is_left, timed, unique, within,
+    LONG, Mode, Part, Proxy, SLACK, Server, Target, Told, client, config, eventually, given,
+    in_time, logs, loosely, ms, nothing_is_left, order, say, timed, unique, within,
 };
 
 fn lease(url: &str, lease: Duration, received: &Told) -> Client {
@@ -463,31 +459,19 @@ fn a_listener_that_panics_or_blocks_harms_nobody() {
     assert!(kept.iter().all(|guard| guard.is_valid()));
 }
 
-const CHILD: &str = "REDLATCH_TEST_CHILD";
-
-/// Not a test but the process that the next one suspends: `url` and `name` come by environment.
 #[test]
-#[ignore = "runs as a child of the next test"]
-fn a_process_to_suspend() {
-    let Ok(received) = std::env::var(CHILD) else {
-        return;
-    };
-    let (url, name) = received.split_once(' ').unwrap();
+#[ignore = "part of a_process_suspended_past_its_lease_knows_it_at_once_and_harms_nobody"]
+fn part_that_is_suspended() {
+    let Some([url, name]) = &given() else { return };
     let client = Client::open(config(url).lease(ms(700))).unwrap();
     let guard = client.mutex(name).lock().unwrap();
-    let mut lines = std::io::stdin().lines();
-    let say = |what: String| {
-        let mut out = std::io::stdout().lock();
-        writeln!(out, "\nchild: {what}").unwrap();
-        out.flush().unwrap();
-    };
-    say("holds".into());
-    lines.next().unwrap().unwrap();
+    say("holds");
+    order();
     let valid = guard.is_valid();
-    say(format!("valid {valid}"));
+    say(&format!("valid {valid}"));
     let reason = guard.lost().recv_timeout(LONG).unwrap().reason;
-    say(format!("told {reason:?}"));
-    say(format!("unlock {:?}", guard.unlock()));
+    say(&format!("lost {reason:?}"));
+    say(&format!("unlock {:?}", guard.unlock()));
 }
 
 #[test]
@@ -496,36 +480,18 @@ fn a_process_suspended_past_its_lease_knows_it_at_once_and_harms_nobody() {
     let server = Server::start();
     let client = client(&server.url());
     let name = unique("suspended");
-    let mut child = Command::new(std::env::current_exe().unwrap())
-        .args(["engine::loss::a_process_to_suspend", "--exact", "--ignored"])
-        .arg("--nocapture")
-        .env(CHILD, format!("{} {name}", server.url()))
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let pid = Pid::from_raw(i32::try_from(child.id()).unwrap());
-    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-    let mut hears = |what: &str| {
-        let line = lines.find_map(|line| Some(line.ok()?.strip_prefix("child: ")?.to_owned()));
-        let line = line.unwrap_or_default();
-        assert!(line.starts_with(what), "{what}: {line}");
-        line
-    };
-    hears("holds");
-    signal::kill(pid, Signal::SIGSTOP).unwrap();
+    let mut part = Part::start(part_that_is_suspended, &[&server.url(), &name]);
+    part.says("holds");
+    part.stop();
     let next = client.mutex(&name).try_lock_for(LONG).unwrap().unwrap();
-    writeln!(child.stdin.as_mut().unwrap(), "go on").unwrap();
-    signal::kill(pid, Signal::SIGCONT).unwrap();
-    hears("valid false");
-    let reason = hears("told");
-    assert!(
-        reason == "told Expired" || reason == "told TakenOver",
-        "{reason}"
-    );
-    let unlock = hears("unlock Err(Lost");
+    part.order("go on");
+    part.signal(Signal::SIGCONT);
+    part.says("valid false");
+    let reason = part.says("lost");
+    assert!(reason == "Expired" || reason == "TakenOver", "{reason}");
+    let unlock = part.says("unlock Err(Lost");
     assert!(unlock.contains(&name));
-    assert!(child.wait().unwrap().success());
+    part.ends();
     assert_eq!(
         server.hgetall(&name),
         [(next.owner().to_owned(), "1".into())]

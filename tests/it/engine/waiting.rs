@@ -1,11 +1,9 @@
 //! Many who wait, many who hold, many names: what it costs, who comes when, and that nothing is left behind.
 
-use std::io::{BufRead, BufReader};
-use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
+use std::thread;
 use std::time::{Duration, Instant};
-use std::{env, thread};
 
 use redlatch::{
     CancelToken, Client, Config, Error, FairLock, FencedLock, Lockable, MultiLock, RedLock,
@@ -13,65 +11,14 @@ use redlatch::{
 };
 
 use crate::support::{
-    Crew, Guard, KNOWN, LONG, Lock, Mode, Proxy, Server, Target, Writing, connection_to,
-    eventually, hold_by_stranger, increment, lateness, loosely, ms, nothing_is_left_of, open,
-    open_with_lease, rss_kib, subscribed, thread_count, threads_named, timed, unique, within,
+    Crew, Guard, LONG, Lock, Mode, Part, Proxy, Server, Target, Writing, alone, alone_with,
+    connection_to, eventually, given, hold_by_stranger, increment, loosely, ms, nothing_is_left_of,
+    open, open_with_lease, rss_kib, say, subscribed, thread_count, threads_named, timed, unique,
+    within,
 };
 
 /// The shortest poll cap there is, with its jitter.
 const POLL_CAP: Duration = ms(750);
-
-/// Runs `body` in a process in which nothing else goes on: this binary again, with this test alone.
-fn alone(test: &str, body: impl FnOnce()) {
-    alone_with(test, &[], body);
-}
-
-/// The same with more in its environment.
-fn alone_with(test: &str, more: &[(&str, &str)], body: impl FnOnce()) {
-    const ALONE: &str = "REDLATCH_TEST_ALONE";
-    if env::var_os(ALONE).is_some() {
-        return body();
-    }
-    let out = rerun(test)
-        .env(ALONE, "1")
-        .env(KNOWN, lateness().as_millis().to_string())
-        .envs(more.iter().copied())
-        .output()
-        .expect("this binary runs again");
-    let said = String::from_utf8_lossy(&out.stdout);
-    assert!(
-        out.status.success() && said.contains("1 passed"),
-        "{said}\n{}",
-        String::from_utf8_lossy(&out.stderr)
-    );
-}
-
-/// This binary again, for one of the tests of this module.
-fn rerun(test: &str) -> Command {
-    let mut command = Command::new(env::current_exe().expect("a binary"));
-    command
-        .args(["--exact", "--include-ignored", "--nocapture"])
-        .arg(format!("engine::waiting::{test}"))
-        .stdin(Stdio::null());
-    command
-}
-
-/// A process of ours that does what `part`, an ignored test, says with the lock `name`.
-fn process(part: &str, server: &Server, name: &str) -> Child {
-    rerun(part)
-        .env("REDLATCH_TEST_URL", server.url())
-        .env("REDLATCH_TEST_NAME", name)
-        .stdout(Stdio::piped())
-        .stderr(Stdio::inherit())
-        .spawn()
-        .expect("this binary runs again")
-}
-
-/// What such a process was given; nothing if somebody runs ignored tests by hand.
-fn given() -> Option<(String, String)> {
-    let url = env::var("REDLATCH_TEST_URL").ok()?;
-    Some((url, env::var("REDLATCH_TEST_NAME").ok()?))
-}
 
 fn channels(server: &Server) -> usize {
     server
@@ -172,51 +119,48 @@ fn of_many_waiters_for_one_lock_one_asks() {
 // W3, P1: two threads, whatever the number of locks, and nothing that is held runs out.
 timed!(ten_thousand_holds_are_renewed_by_one_thread);
 fn ten_thousand_holds_are_renewed_by_one_thread() {
-    alone(
-        "ten_thousand_holds_are_renewed_by_one_thread::unless_late",
-        || {
-            const HOLDS: usize = 10_000;
-            // Once they are all there, the machine is as busy as it gets.
-            let lease = 3 * loosely(ms(1000));
-            let server = Server::start();
-            let client = open_with_lease(&server, lease);
-            drop(client.reentrant_lock("warm").lock().unwrap());
-            let threads = thread_count();
-            let guards: Vec<_> = (0..HOLDS)
-                .map(|i| client.reentrant_lock(format!("hold:{i}")).lock().unwrap())
-                .collect();
-            // Those that are just being renewed are in the watchdog's hands.
-            eventually("all are looked after", || {
-                client.stats().holds == HOLDS as u64
-            });
-            assert_eq!(thread_count(), threads);
-            assert!(threads_named("redlatch") <= 2);
+    alone(ten_thousand_holds_are_renewed_by_one_thread, || {
+        const HOLDS: usize = 10_000;
+        // Once they are all there, the machine is as busy as it gets.
+        let lease = 3 * loosely(ms(1000));
+        let server = Server::start();
+        let client = open_with_lease(&server, lease);
+        drop(client.reentrant_lock("warm").lock().unwrap());
+        let threads = thread_count();
+        let guards: Vec<_> = (0..HOLDS)
+            .map(|i| client.reentrant_lock(format!("hold:{i}")).lock().unwrap())
+            .collect();
+        // Those that are just being renewed are in the watchdog's hands.
+        eventually("all are looked after", || {
+            client.stats().holds == HOLDS as u64
+        });
+        assert_eq!(thread_count(), threads);
+        assert!(threads_named("redlatch") <= 2);
 
-            let begun = Instant::now();
-            let renewed = client.stats().renewals;
-            while begun.elapsed() < lease + ms(500) {
-                assert!(guards.iter().all(redlatch::ReentrantLockGuard::is_valid));
-                thread::sleep(ms(50));
-            }
-            let mut con = server.connection();
-            let mut pipe = redis::pipe();
-            for guard in &guards {
-                pipe.pttl(guard.name());
-            }
-            let ttls: Vec<i64> = pipe.query(&mut con).unwrap();
-            let lowest = ttls.iter().min().copied().unwrap();
-            let third = i64::try_from(lease.as_millis()).unwrap() / 3;
-            assert!(lowest > third, "{lowest} ms left of {lease:?}");
-            let stats = client.stats();
-            assert!(stats.renewals - renewed >= 2 * HOLDS as u64, "{stats:?}");
-            assert_eq!((stats.lost, thread_count()), (0, threads));
-            assert_eq!(server.clients_named("redlatch").len(), 2);
-            drop(guards);
-            eventually("all are released", || server.dbsize() == 0);
-            assert_eq!(client.stats().holds, 0);
-            eventually("no entry is left", || client.stats().names == 0);
-        },
-    );
+        let begun = Instant::now();
+        let renewed = client.stats().renewals;
+        while begun.elapsed() < lease + ms(500) {
+            assert!(guards.iter().all(redlatch::ReentrantLockGuard::is_valid));
+            thread::sleep(ms(50));
+        }
+        let mut con = server.connection();
+        let mut pipe = redis::pipe();
+        for guard in &guards {
+            pipe.pttl(guard.name());
+        }
+        let ttls: Vec<i64> = pipe.query(&mut con).unwrap();
+        let lowest = ttls.iter().min().copied().unwrap();
+        let third = i64::try_from(lease.as_millis()).unwrap() / 3;
+        assert!(lowest > third, "{lowest} ms left of {lease:?}");
+        let stats = client.stats();
+        assert!(stats.renewals - renewed >= 2 * HOLDS as u64, "{stats:?}");
+        assert_eq!((stats.lost, thread_count()), (0, threads));
+        assert_eq!(server.clients_named("redlatch").len(), 2);
+        drop(guards);
+        eventually("all are released", || server.dbsize() == 0);
+        assert_eq!(client.stats().holds, 0);
+        eventually("no entry is left", || client.stats().names == 0);
+    });
 }
 
 /// Locks and releases so many names once, by two threads, and watches the memory.
@@ -260,20 +204,20 @@ fn use_names_once(names: u64) {
 // P5, W6
 #[test]
 fn names_leave_no_memory_behind() {
-    alone("names_leave_no_memory_behind", || use_names_once(40_000));
+    alone(names_leave_no_memory_behind, || use_names_once(40_000));
 }
 
 #[test]
 #[ignore = "takes minutes"]
 fn a_million_names_leave_no_memory_behind() {
-    alone("a_million_names_leave_no_memory_behind", || {
+    alone(a_million_names_leave_no_memory_behind, || {
         use_names_once(1_000_000);
     });
 }
 
 #[test]
 fn a_client_without_contention_listens_to_nobody() {
-    alone("a_client_without_contention_listens_to_nobody", || {
+    alone(a_client_without_contention_listens_to_nobody, || {
         let server = Server::start();
         let before = thread_count();
         let client = open(&server);
@@ -905,8 +849,8 @@ fn silence_is_no_error_at_first_and_one_in_the_long_run() {
 fn a_thread_that_cannot_be_started_is_not_put_down_to_redis() {
     // No thread of this process gets a stack.
     let stacks = [("RUST_MIN_STACK", "140737488355328")];
-    let test = "a_thread_that_cannot_be_started_is_not_put_down_to_redis";
-    alone_with(test, &stacks, || {
+    let this = a_thread_that_cannot_be_started_is_not_put_down_to_redis;
+    alone_with(this, &stacks, || {
         let server = Server::start();
         let client = open(&server);
         let err = client.mutex("lock").try_lock().unwrap_err();
@@ -972,16 +916,11 @@ fn a_wait_leaves_its_subscription_to_the_next() {
 fn processes_exclude_each_other() {
     let server = Server::start();
     let name = unique("procs");
-    let children: Vec<_> = (0..3)
-        .map(|_| process("part_that_counts", &server, &name))
+    let parts: Vec<_> = (0..3)
+        .map(|_| Part::start(part_that_counts, &[&server.url(), &name]))
         .collect();
-    for child in children {
-        let out = child.wait_with_output().unwrap();
-        assert!(
-            out.status.success(),
-            "{}",
-            String::from_utf8_lossy(&out.stdout)
-        );
+    for mut part in parts {
+        part.ends();
     }
     assert_eq!(server.get_int("counter"), 3 * 2 * 150);
     assert!(!server.exists(&name));
@@ -990,7 +929,9 @@ fn processes_exclude_each_other() {
 #[test]
 #[ignore = "part of processes_exclude_each_other"]
 fn part_that_counts() {
-    let Some((url, name)) = given() else { return };
+    let Some([url, name]) = given() else {
+        return;
+    };
     let client = Client::open(&*url).unwrap();
     thread::scope(|scope| {
         for _ in 0..2 {
@@ -1011,15 +952,9 @@ fn the_lock_of_a_killed_process_is_free_when_its_lease_is_over() {
     let lease = loosely(ms(1000));
     let server = Server::start();
     let name = unique("killed");
-    let mut child = rerun("part_that_holds")
-        .env("REDLATCH_TEST_URL", server.url())
-        .env("REDLATCH_TEST_NAME", &name)
-        .env("REDLATCH_TEST_LEASE_MS", lease.as_millis().to_string())
-        .stdout(Stdio::piped())
-        .spawn()
-        .expect("this binary runs again");
-    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-    assert!(lines.any(|line| line.is_ok_and(|line| line.contains("holding"))));
+    let its = lease.as_millis().to_string();
+    let mut holder = Part::start(part_that_holds, &[&server.url(), &name, &its]);
+    holder.says("holds");
     let client = open(&server);
     let lock = client.reentrant_lock(&name);
     // For more than a lease it is renewed.
@@ -1035,8 +970,7 @@ fn the_lock_of_a_killed_process_is_free_when_its_lease_is_over() {
     });
     subscribed(&server, 1);
     let killed = Instant::now();
-    child.kill().unwrap();
-    child.wait().unwrap();
+    holder.kill();
     crew.join();
     let took = granted.lock().unwrap().unwrap() - killed;
     // Its last renewal was at most a third of the lease ago.
@@ -1046,13 +980,14 @@ fn the_lock_of_a_killed_process_is_free_when_its_lease_is_over() {
 
 #[test]
 #[ignore = "part of the_lock_of_a_killed_process_is_free_when_its_lease_is_over"]
-#[expect(clippy::print_stdout, reason = "how the parent hears of it")]
 fn part_that_holds() {
-    let Some((url, name)) = given() else { return };
-    let lease = env::var("REDLATCH_TEST_LEASE_MS").unwrap().parse().unwrap();
+    let Some([url, name, lease]) = given() else {
+        return;
+    };
+    let lease = lease.parse().unwrap();
     let client = Client::open(Config::new(url).lease(ms(lease))).unwrap();
     let guard = client.reentrant_lock(name).lock().unwrap();
-    println!("holding");
+    say("holds");
     // Until it is killed, or the parent has gone.
     let gone = within(Duration::from_secs(30), || !guard.is_valid());
     assert!(gone);

@@ -1,10 +1,8 @@
 //! The fair lock between processes: many of them, and what their ends and their stops do to the line.
 
 use std::collections::HashSet;
-use std::io::{BufRead, BufReader, Read};
-use std::process::{Child, ChildStdout, Command, Stdio};
+use std::thread;
 use std::time::{Duration, Instant};
-use std::{env, io, process, thread};
 
 use crossbeam_channel::bounded;
 use nix::sys::signal::Signal;
@@ -12,8 +10,8 @@ use redlatch::{Client, Config};
 
 use crate::support::fair::{Line, nothing_left, queue, queued, with_waiter_lease};
 use crate::support::{
-    BY_MESSAGE, LONG, Server, connection_to, eventually, loosely, ms, open, send, stop, timed,
-    unique, within,
+    BY_MESSAGE, LONG, Part, Server, connection_to, eventually, given, loosely, ms, open, say,
+    timed, unique, within,
 };
 
 /// How long those who die here keep their places.
@@ -42,104 +40,42 @@ const JOB: Job = Job {
     keeps: Duration::ZERO,
 };
 
-/// A process of ours; killed when dropped, and gone with this one whatever becomes of it.
+/// A process that does its job, and by what its owners begin.
 struct Process {
-    child: Child,
+    part: Part,
     client: String,
-    _stdout: BufReader<ChildStdout>,
 }
 
 impl Process {
     fn start(server: &Server, name: &str, job: Job) -> Self {
-        let of = |time: Duration| time.as_millis().to_string();
-        let mut child = Command::new(env::current_exe().expect("a binary"))
-            .args(["--exact", "--include-ignored", "--nocapture"])
-            .arg("fair::processes::part_that_waits")
-            .env("REDLATCH_TEST_URL", server.url())
-            .env("REDLATCH_TEST_NAME", name)
-            .env("REDLATCH_TEST_THREADS", job.threads.to_string())
-            .env("REDLATCH_TEST_WAITER_LEASE", of(job.waiter_lease))
-            .env("REDLATCH_TEST_LEASE", of(job.lease))
-            .env("REDLATCH_TEST_KEEPS", of(job.keeps))
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("this binary runs again");
-        let mut stdout = BufReader::new(child.stdout.take().unwrap());
-        let mut line = String::new();
-        let client = loop {
-            line.clear();
-            assert!(stdout.read_line(&mut line).unwrap() > 0, "it ended");
-            if let Some((_, client)) = line.split_once("this is ") {
-                break client.trim().to_owned();
-            }
-        };
-        Self {
-            child,
-            client,
-            _stdout: stdout,
-        }
-    }
-
-    fn signal(&self, signal: Signal) {
-        send(&self.child, signal);
-    }
-
-    fn stop(&self) {
-        stop(&self.child);
-    }
-
-    fn kill(&mut self) {
-        self.child.kill().unwrap();
-        self.child.wait().unwrap();
+        let threads = job.threads.to_string();
+        let times = [job.waiter_lease, job.lease, job.keeps];
+        let [waiter_lease, lease, keeps] = times.map(|time| time.as_millis().to_string());
+        let url = server.url();
+        let given = [&*url, name, &threads, &waiter_lease, &lease, &keeps];
+        let mut part = Part::start(part_that_waits, &given);
+        let client = part.says("this is");
+        Self { part, client }
     }
 
     fn has(&self, owner: &str) -> bool {
         owner.rsplit_once(':').unwrap().0 == self.client
     }
-
-    /// Waits until it has done its job.
-    #[track_caller]
-    fn done(&mut self) {
-        let mut status = None;
-        eventually("the process ends", || {
-            status = self.child.try_wait().unwrap();
-            status.is_some()
-        });
-        assert!(status.unwrap().success());
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        self.child.kill().ok();
-        self.child.wait().ok();
-    }
 }
 
 #[test]
 #[ignore = "part of other tests"]
-#[expect(clippy::print_stdout, reason = "how the parent hears of it")]
 fn part_that_waits() {
-    let given = |what: &str| env::var(format!("REDLATCH_TEST_{what}"));
-    // Nothing is given if somebody runs ignored tests by hand.
-    let (Ok(url), Ok(name), Ok(threads)) = (given("URL"), given("NAME"), given("THREADS")) else {
+    let Some([url, name, threads, times @ ..]) = given::<6>() else {
         return;
     };
-    let time = |what: &str| ms(given(what).unwrap().parse().unwrap());
-    thread::spawn(|| {
-        // Open for as long as the parent lives.
-        io::stdin().read_to_end(&mut Vec::new()).unwrap_or_default();
-        process::exit(1);
-    });
-    let config = Config::new(&*url)
-        .waiter_lease(time("WAITER_LEASE"))
-        .lease(time("LEASE"));
+    let [waiter_lease, lease, keeps] = times.map(|time| ms(time.parse().unwrap()));
+    let config = Config::new(&*url).waiter_lease(waiter_lease).lease(lease);
     let client = Client::open(config).unwrap();
     let own = client.mutex(unique("own")).lock().unwrap();
-    println!("this is {}", own.owner().rsplit_once(':').unwrap().0);
+    let (its, _) = own.owner().rsplit_once(':').unwrap();
+    say(&format!("this is {its}"));
     own.unlock().unwrap();
-    let keeps = time("KEEPS");
     let log = std::sync::Mutex::new(connection_to(&url));
     let write = |what: String| {
         let mut log = log.lock().unwrap();
@@ -220,7 +156,7 @@ fn five_hundred_waiters_of_four_processes_are_served_in_the_order_of_the_line() 
     let begun = Instant::now();
     guard.unlock().unwrap();
     for process in &mut processes {
-        process.done();
+        process.part.ends();
     }
     let took = begun.elapsed();
     assert_eq!(served(&server, |_| false), line);
@@ -252,7 +188,7 @@ fn a_hundred_dead_at_the_head_hold_the_line_up_for_one_waiter_lease() {
         line.join_with(client.fair_lock(&name));
     }
     line.all_parked();
-    doomed.kill();
+    doomed.part.kill();
     let (killed, asked) = (Instant::now(), server.calls("evalsha"));
     drop(guard);
     assert_eq!(line.received.recv_timeout(LONG), Ok(0));
@@ -284,7 +220,7 @@ fn the_line_outlives_a_killed_holder_and_keeps_its_order() {
     }
     // For longer than its lease it is renewed.
     assert!(!within(JOB.lease + ms(200), || !line.received.is_empty()));
-    holder.kill();
+    holder.part.kill();
     let killed = Instant::now();
     assert_eq!(line.received.recv_timeout(LONG), Ok(0));
     let took = killed.elapsed();
@@ -322,11 +258,11 @@ fn processes_killed_while_the_line_moves_take_nobodys_turn() {
     for turns in [4, 14, 24] {
         eventually("the line moves", || entries(&server) >= 2 * turns);
         let mut next = processes.remove(0);
-        next.kill();
+        next.part.kill();
         killed.push(next);
     }
     for process in &mut processes {
-        process.done();
+        process.part.ends();
     }
     let dead = |owner: &str| killed.iter().any(|process| process.has(owner));
     let served = served(&server, dead);
@@ -362,20 +298,20 @@ fn a_process_that_was_stopped_in_line_comes_back_to_its_place() {
         let client = if i == 1 { &ahead_too } else { &client };
         line.join_with(client.fair_lock(&name));
     }
-    sleeper.stop();
+    sleeper.part.stop();
     eventually("its place is over", || {
         !queue(&server, &name).contains(&its)
     });
     // Those behind it have moved up, and some have come since.
     thread::sleep(2 * WAITER_LEASE);
     line.join_with(client.fair_lock(&name));
-    sleeper.signal(Signal::SIGCONT);
+    sleeper.part.signal(Signal::SIGCONT);
     eventually("it is back", || queue(&server, &name).first() == Some(&its));
     assert!(line.received.is_empty() && entries(&server) == 0);
     drop(guard);
     assert_eq!(line.received.recv_timeout(LONG), Ok(0));
     assert!(entries(&server) > 0, "it was served before");
-    sleeper.done();
+    sleeper.part.ends();
     line.crew.join();
     assert_eq!(line.received.try_iter().collect::<Vec<_>>(), [1, 2, 3]);
     assert_eq!(served(&server, |_| false), [its]);
@@ -403,7 +339,7 @@ fn a_process_that_is_stopped_when_it_is_its_turn_is_passed_by() {
     });
     line.join_with(client.fair_lock(&name));
     line.all_parked();
-    sleeper.stop();
+    sleeper.part.stop();
     let stopped = Instant::now();
     drop(guard);
     assert_eq!(line.received.recv_timeout(LONG), Ok(0));
@@ -412,11 +348,11 @@ fn a_process_that_is_stopped_when_it_is_its_turn_is_passed_by() {
     assert!(took < WAITER_LEASE + loosely(ms(800)), "{took:?}");
     thread::sleep(2 * WAITER_LEASE);
     assert!(!queue(&server, &name).contains(&its));
-    sleeper.signal(Signal::SIGCONT);
+    sleeper.part.signal(Signal::SIGCONT);
     eventually("it is back", || queue(&server, &name).first() == Some(&its));
     go.send(()).unwrap();
     assert_eq!(line.received.recv_timeout(LONG), Ok(1));
-    sleeper.done();
+    sleeper.part.ends();
     line.crew.join();
     assert_eq!(served(&server, |_| false), [its]);
     server.cli(&["DEL", LOG]);

@@ -2,7 +2,6 @@
 //! servers that are busy or crowded, connections that ended while nobody looked.
 
 use std::error::Error as _;
-use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -10,8 +9,8 @@ use std::time::{Duration, Instant};
 use redlatch::{Client, Config, Error, MutexGuard, RedLock};
 
 use crate::support::{
-    Mode, Proxy, RESPONSE, SLACK, Server, Target, client, config, connection_to, eventually,
-    in_time, logs, loosely, ms, nothing_is_left, timed, unique, within,
+    Mode, Part, Proxy, RESPONSE, SLACK, Server, Target, client, config, connection_to, eventually,
+    given, in_time, logs, loosely, ms, nothing_is_left, timed, unique, within,
 };
 
 /// Long enough for a busy machine: nothing here is about a server that does not answer.
@@ -405,21 +404,18 @@ fn short_waits_for_a_frozen_server_share_one_connection_in_the_making() {
     assert!(made <= 4, "{made} connections for 80 short waits");
 }
 
-const CHILD: &str = "REDLATCH_TEST_EXIT";
-
 #[test]
 #[ignore = "run by another test, as a process of its own"]
 fn a_process_that_drops_a_guard_and_exits() {
-    let task = std::env::var(CHILD).unwrap();
-    let [url, name, how] = task.split(' ').collect::<Vec<_>>()[..] else {
-        panic!("{task}");
+    let Some([url, name, how]) = &given() else {
+        return;
     };
     let client = Client::open(url).unwrap();
     drop(client.reentrant_lock("warm").lock().unwrap());
     let guard = client.reentrant_lock(name).lock().unwrap();
     let mut con = connection_to(url);
     std::thread::sleep(ms(150)); // idle
-    match how {
+    match how.as_str() {
         "idle" => {
             let () = redis::cmd("CLIENT")
                 .arg(&["KILL", "TYPE", "normal", "SKIPME", "yes"])
@@ -441,13 +437,8 @@ fn a_release_reaches_the_server_although_the_process_exits_right_after_it() {
     let server = Server::start();
     for how in ["plain", "idle", "flush"] {
         let name = unique(how);
-        let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["faults::connection::a_process_that_drops_a_guard_and_exits"])
-            .args(["--exact", "--ignored", "--nocapture"])
-            .env(CHILD, format!("{} {name} {how}", server.url()))
-            .spawn()
-            .unwrap();
-        assert!(child.wait().unwrap().success());
+        let given = [&*server.url(), &name, how];
+        Part::start(a_process_that_drops_a_guard_and_exits, &given).ends();
         assert!(
             within(ms(5_000), || !server.exists(&name)),
             "{how}: held for {} ms by nobody",
@@ -459,16 +450,15 @@ fn a_release_reaches_the_server_although_the_process_exits_right_after_it() {
 #[test]
 #[ignore = "run by another test, as a process of its own"]
 fn a_process_that_drops_a_guard_of_several_masters_and_exits() {
-    let task = std::env::var(CHILD).unwrap();
-    let urls: Vec<_> = task.split(' ').collect();
-    let clients: Vec<_> = urls.iter().map(|url| Client::open(*url).unwrap()).collect();
+    let Some(urls) = given::<3>() else { return };
+    let clients = urls.each_ref().map(|url| Client::open(url).unwrap());
     let lock = RedLock::new(&clients, "red").unwrap();
     let guard = lock.lease(ms(600_000)).lock().unwrap();
     std::thread::sleep(ms(150)); // idle
     for url in urls {
         let () = redis::cmd("CLIENT")
             .arg(&["KILL", "TYPE", "normal", "SKIPME", "yes"])
-            .query(&mut connection_to(url))
+            .query(&mut connection_to(&url))
             .unwrap();
     }
     assert!(guard.is_valid());
@@ -479,13 +469,9 @@ fn a_process_that_drops_a_guard_of_several_masters_and_exits() {
 #[test]
 fn a_release_reaches_all_masters_although_the_process_exits_right_after_it() {
     let servers = [(); 3].map(|()| Server::start());
-    let mut child = Command::new(std::env::current_exe().unwrap())
-        .args(["faults::connection::a_process_that_drops_a_guard_of_several_masters_and_exits"])
-        .args(["--exact", "--ignored", "--nocapture"])
-        .env(CHILD, servers.each_ref().map(Server::url).join(" "))
-        .spawn()
-        .unwrap();
-    assert!(child.wait().unwrap().success());
+    let urls = servers.each_ref().map(Server::url);
+    let part = a_process_that_drops_a_guard_of_several_masters_and_exits;
+    Part::start(part, &urls.each_ref().map(String::as_str)).ends();
     eventually("nobody holds it", || {
         servers.iter().all(|server| !server.exists("red"))
     });

@@ -1,13 +1,11 @@
 //! Fencing tokens: whatever happens to the lock, its counter and its server, they only rise; and with them a resource
 //! refuses whoever has been overtaken.
 
-use std::io::{BufRead, BufReader, Lines, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+use std::thread;
 use std::time::Duration;
-use std::{env, thread};
 
 use crossbeam_channel::unbounded;
 use nix::sys::signal::Signal;
@@ -16,8 +14,8 @@ use redlatch::{Client, Config, Error, FencedLock, FencedLockGuard, LossReason};
 
 use crate::support::scripts::sha;
 use crate::support::{
-    Crew, LONG, Proxy, Server, config, connection_to, eventually, lua, ms, open, send, short_lived,
-    timed, unique, within,
+    Crew, LONG, Part, Proxy, Server, config, connection_to, eventually, given, lua, ms, open,
+    order, say, short_lived, timed, unique, within,
 };
 
 /// The key of Redisson's counter.
@@ -462,12 +460,12 @@ fn tokens_rise_from_process_to_process() {
     let (name, list) = (unique("processes"), unique("list"));
     let mut parts: Vec<_> = (0..3)
         .map(|_| {
-            let part = "part_that_writes_tokens_down";
-            Part::start(part, &[&server.url(), &name, &list])
+            let given = [&*server.url(), &name, &list];
+            Part::start(part_that_writes_tokens_down, &given)
         })
         .collect();
     for part in &mut parts {
-        part.hear("done");
+        part.says("done");
     }
     let seen: Vec<String> = server.ask(&["LRANGE", &list, "0", "-1"]);
     let seen: Vec<_> = seen
@@ -490,8 +488,9 @@ fn tokens_rise_from_process_to_process() {
 #[test]
 #[ignore = "part of tokens_rise_from_process_to_process"]
 fn part_that_writes_tokens_down() {
-    let Some(given) = given() else { return };
-    let [url, name, list] = [0, 1, 2].map(|n| given[n].as_str());
+    let Some([url, name, list]) = &given() else {
+        return;
+    };
     let client = Client::open(url).unwrap();
     let note = redis::Script::new(
         "return redis.call('rpush', KEYS[2], ARGV[1] .. ' ' .. redis.call('get', KEYS[1]))",
@@ -833,9 +832,9 @@ fn late_write(server: &Server, checks: bool) {
     let name = unique("stopped");
     let mut account = Account::new(server.connection(), format!("{name}:data"));
     account.write(100);
-    let part = "part_that_is_stopped";
-    let mut part = Part::start(part, &[&server.url(), &name, &checks.to_string()]);
-    let stale: u64 = part.hear("holds").parse().unwrap();
+    let given = [&*server.url(), &name, &checks.to_string()];
+    let mut part = Part::start(part_that_is_stopped, &given);
+    let stale: u64 = part.says("holds").parse().unwrap();
     part.stop();
 
     let guard = client
@@ -850,13 +849,13 @@ fn late_write(server: &Server, checks: bool) {
     } else {
         account.write(balance);
     }
-    part.sender("go on");
+    part.order("go on");
     part.signal(Signal::SIGCONT);
-    assert_eq!(part.hear("written"), (!checks).to_string());
-    assert_eq!(part.hear("valid"), "false");
-    let reason = part.hear("lost");
+    assert_eq!(part.says("written"), (!checks).to_string());
+    assert_eq!(part.says("valid"), "false");
+    let reason = part.says("lost");
     assert!(["Expired", "TakenOver"].contains(&&*reason), "{reason}");
-    let unlocked = part.hear("unlocked");
+    let unlocked = part.says("unlocked");
     assert!(unlocked.starts_with("Err(Lost"), "{unlocked}");
     // Unchecked, fifty have vanished.
     assert_eq!(account.balance(), if checks { 50 } else { 70 });
@@ -868,8 +867,9 @@ fn late_write(server: &Server, checks: bool) {
 #[test]
 #[ignore = "part of a_late_write_of_a_stopped_process_is_refused"]
 fn part_that_is_stopped() {
-    let Some(given) = given() else { return };
-    let [url, name, checks] = [0, 1, 2].map(|n| given[n].as_str());
+    let Some([url, name, checks]) = &given() else {
+        return;
+    };
     let client = Client::open(url).unwrap();
     let mut account = Account::new(connection_to(url), format!("{name}:data"));
     let lock = client.fenced_lock(name).lease(ms(500));
@@ -877,9 +877,7 @@ fn part_that_is_stopped() {
     let balance = account.balance() - 30;
     assert!(guard.is_valid());
     say(&format!("holds {}", guard.token()));
-    if std::io::stdin().lines().next().is_none() {
-        return;
-    }
+    order();
     let valid = guard.is_valid();
     // It does not look again, or looks too early: that is what tokens are for.
     let written = if checks == "true" {
@@ -894,86 +892,4 @@ fn part_that_is_stopped() {
     say(&format!("lost {:?}", loss.reason));
     assert_ne!(loss.reason, LossReason::Closed);
     say(&format!("unlocked {:?}", guard.unlock()));
-}
-
-// ---------------------------------------------------------------------------------------------------------------------
-// Other processes
-// ---------------------------------------------------------------------------------------------------------------------
-
-const GIVEN: &str = "REDLATCH_TEST_FENCED";
-
-/// This binary again, for one of the ignored tests of this module; killed on drop.
-struct Part {
-    process: Child,
-    says: Lines<BufReader<ChildStdout>>,
-    listens: ChildStdin,
-}
-
-impl Part {
-    fn start(part: &str, given: &[&str]) -> Self {
-        let mut process = Command::new(env::current_exe().unwrap())
-            .args(["--exact", "--ignored", "--nocapture"])
-            .arg(format!("lock::fenced::{part}"))
-            .env(GIVEN, given.join(" "))
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        Self {
-            says: BufReader::new(process.stdout.take().unwrap()).lines(),
-            listens: process.stdin.take().unwrap(),
-            process,
-        }
-    }
-
-    /// The next that it says, which has to be `what` and something.
-    #[track_caller]
-    fn hear(&mut self, what: &str) -> String {
-        let said = self.says.by_ref().map(Result::unwrap);
-        let mut said = said.filter_map(|line| line.strip_prefix("part: ").map(str::to_owned));
-        let line = said.next().expect("it says something");
-        let rest = line.strip_prefix(what);
-        rest.unwrap_or_else(|| panic!("{line:?} instead of {what:?}"))
-            .trim()
-            .to_owned()
-    }
-
-    fn sender(&mut self, order: &str) {
-        writeln!(self.listens, "{order}").unwrap();
-    }
-
-    fn signal(&self, signal: Signal) {
-        send(&self.process, signal);
-    }
-
-    fn stop(&self) {
-        self.signal(Signal::SIGSTOP);
-        let stat = format!("/proc/{}/stat", self.process.id());
-        eventually("it is stopped", || {
-            std::fs::read_to_string(&stat).map_or(true, |stat| stat.contains(") T "))
-        });
-    }
-}
-
-impl Drop for Part {
-    fn drop(&mut self) {
-        // A stopped one ends by this too.
-        self.process.kill().ok();
-        self.process.wait().ok();
-    }
-}
-
-/// What such a process was given; nothing if somebody runs ignored tests by hand.
-fn given() -> Option<Vec<String>> {
-    // It may be stopped when its parent ends, and then sees no end of its input.
-    #[cfg(target_os = "linux")]
-    nix::sys::prctl::set_pdeathsig(Signal::SIGKILL).unwrap();
-    let given = env::var(GIVEN).ok()?;
-    Some(given.split(' ').map(str::to_owned).collect())
-}
-
-fn say(what: &str) {
-    let mut out = std::io::stdout().lock();
-    writeln!(out, "\npart: {what}").unwrap();
-    out.flush().unwrap();
 }

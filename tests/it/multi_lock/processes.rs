@@ -1,60 +1,15 @@
 //! Multi-locks between processes: sets that overlap, named in any order.
 
-use std::io::{BufRead, BufReader, Read};
-use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
-use std::{env, io, process, thread};
 
 use redis::Connection;
 
 use crate::support::multi_lock::{left, open};
-use crate::support::{Dice, LONG, Server, connection_to, eventually, increment, ms, unique};
+use crate::support::{
+    Dice, LONG, Part, Server, connection_to, eventually, given, increment, ms, say, unique,
+};
 
 const NAMES: usize = 6;
-
-/// A process of ours; killed when dropped, and gone with this one whatever becomes of it.
-struct Process {
-    child: Child,
-    stdout: BufReader<ChildStdout>,
-}
-
-impl Process {
-    fn start(server: &Server, name: &str, seed: usize, works: Duration) -> Self {
-        let mut child = Command::new(env::current_exe().expect("a binary"))
-            .args(["--exact", "--include-ignored", "--nocapture"])
-            .arg("multi_lock::processes::part_that_takes_sets")
-            .env("REDLATCH_TEST_URL", server.url())
-            .env("REDLATCH_TEST_NAME", name)
-            .env("REDLATCH_TEST_SEED", seed.to_string())
-            .env("REDLATCH_TEST_WORKS", works.as_millis().to_string())
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("this binary runs again");
-        let stdout = BufReader::new(child.stdout.take().unwrap());
-        Self { child, stdout }
-    }
-
-    /// What follows `what` in its output.
-    #[track_caller]
-    fn says(&mut self, what: &str) -> String {
-        let mut line = String::new();
-        loop {
-            line.clear();
-            assert!(self.stdout.read_line(&mut line).unwrap() > 0, "it ended");
-            if let Some((_, said)) = line.split_once(what) {
-                return said.trim().to_owned();
-            }
-        }
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        self.child.kill().ok();
-        self.child.wait().ok();
-    }
-}
 
 /// The second database, in which nobody locks.
 fn aside(url: &str) -> Connection {
@@ -67,19 +22,11 @@ fn add(con: &mut Connection, counter: &str, n: i64) -> i64 {
 
 #[test]
 #[ignore = "part of other tests"]
-#[expect(clippy::print_stdout, reason = "how the parent hears of it")]
 fn part_that_takes_sets() {
-    let given = |what: &str| env::var(format!("REDLATCH_TEST_{what}"));
-    // Nothing is given if somebody runs ignored tests by hand.
-    let (Ok(url), Ok(name), Ok(seed)) = (given("URL"), given("NAME"), given("SEED")) else {
+    let Some([url, name, seed, works]) = given() else {
         return;
     };
-    let works = ms(given("WORKS").unwrap().parse().unwrap());
-    thread::spawn(|| {
-        // Open for as long as the parent lives.
-        io::stdin().read_to_end(&mut Vec::new()).unwrap_or_default();
-        process::exit(1);
-    });
+    let works = ms(works.parse().unwrap());
     let client = open(&url);
     client.mutex(unique("own")).with(|_| ()).unwrap();
     let (mut con, mut dice) = (aside(&url), Dice::new(seed.parse().unwrap()));
@@ -109,7 +56,8 @@ fn part_that_takes_sets() {
         }
     }
     let taken: Vec<_> = taken.iter().map(i64::to_string).collect();
-    println!("sums {rounds} {} {}", longest.as_micros(), taken.join(" "));
+    let longest = longest.as_micros();
+    say(&format!("sums {rounds} {longest} {}", taken.join(" ")));
 }
 
 // M2
@@ -121,12 +69,16 @@ fn processes_with_overlapping_sets_never_deadlock() {
     let name = unique("sets");
     let mut con = aside(&server.url());
     add(&mut con, "all", i64::try_from(PROCESSES).unwrap());
+    let works = WORKS.as_millis().to_string();
     let mut processes: Vec<_> = (1..=PROCESSES)
-        .map(|seed| Process::start(&server, &name, seed, WORKS))
+        .map(|seed| {
+            let given = [server.url(), name.clone(), seed.to_string(), works.clone()];
+            Part::start(part_that_takes_sets, &given.each_ref().map(String::as_str))
+        })
         .collect();
     let mut taken = vec![0; NAMES];
     for process in &mut processes {
-        let said = process.says("sums ");
+        let said = process.says("sums");
         let sums: Vec<i64> = said.split(' ').map(|n| n.parse().unwrap()).collect();
         let [rounds, longest, its @ ..] = &*sums else {
             panic!("{said}");
@@ -136,12 +88,7 @@ fn processes_with_overlapping_sets_never_deadlock() {
         for (sum, n) in taken.iter_mut().zip(its) {
             *sum += n;
         }
-        let mut status = None;
-        eventually("the process ends", || {
-            status = process.child.try_wait().unwrap();
-            status.is_some()
-        });
-        assert!(status.unwrap().success());
+        process.ends();
     }
     // Nobody was ever inside with another.
     for (n, taken) in taken.into_iter().enumerate() {

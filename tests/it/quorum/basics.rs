@@ -2,11 +2,10 @@
 //!
 //! What it does when servers or networks fail is in `faults`.
 
-use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier, Mutex};
+use std::thread;
 use std::time::{Duration, Instant};
-use std::{env, thread};
 
 use redlatch::{CancelToken, Client, Config, Error, LossReason, RedLock};
 
@@ -14,7 +13,8 @@ use crate::support::quorum::{
     LEASE, all_keep, keepers, kept_for, masters, nothing_is_left, open, open_with, red, take,
 };
 use crate::support::{
-    Crew, LONG, Proxy, Server, elsewhere, eventually, loosely, ms, threads_named, timed, unique,
+    Crew, LONG, Proxy, Server, alone, elsewhere, eventually, loosely, ms, threads_named, timed,
+    unique,
 };
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -803,21 +803,11 @@ fn closing_the_first_client_gives_everything_back() {
 // D2: whatever goes last takes the threads along.
 #[test]
 fn dropping_everything_in_any_order_leaves_neither_keys_nor_threads() {
-    const PART: &str =
-        "quorum::basics::dropping_everything_in_any_order_leaves_neither_keys_nor_threads";
-    const ALONE: &str = "REDLATCH_TEST_ALONE";
-    if env::var_os(ALONE).is_none() {
-        // In a process in which nothing else goes on.
-        let out = Command::new(env::current_exe().unwrap())
-            .args(["--exact", PART])
-            .env(ALONE, "1")
-            .stdin(Stdio::null())
-            .output()
-            .unwrap();
-        let said = String::from_utf8_lossy(&out.stdout);
-        assert!(out.status.success() && said.contains("1 passed"), "{said}");
-        return;
-    }
+    let this = dropping_everything_in_any_order_leaves_neither_keys_nor_threads;
+    alone(this, drop_everything_in_any_order);
+}
+
+fn drop_everything_in_any_order() {
     let servers = masters(5);
     for order in ["clg", "cgl", "lcg", "lgc", "gcl", "glc"] {
         for all in [false, true] {

@@ -1,20 +1,18 @@
 //! The read-write lock with many who want it: who comes in when, and who cannot keep others out.
 
-use std::io::{BufRead, BufReader};
-use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
+use std::thread;
 use std::thread::Scope;
 use std::time::{Duration, Instant};
-use std::{env, thread};
 
 use nix::sys::signal::Signal;
 use redlatch::{CancelToken, Client, Config, RwLock};
 
 use crate::support::rwlock::{Actor, hash, hold_key};
 use crate::support::{
-    BY_MESSAGE, LONG, Mode, Proxy, STRANGER, Server, Stops, Target, elsewhere, eventually, loosely,
-    ms, open, open_with_lease, send, timed, unique, within,
+    BY_MESSAGE, LONG, Mode, Part, Proxy, STRANGER, Server, Stops, Target, elsewhere, eventually,
+    given, loosely, ms, open, open_with_lease, say, timed, unique, within,
 };
 
 /// How many connections are subscribed to the channel of `name`, and to that of its waiting writers.
@@ -39,64 +37,27 @@ fn a_writer_waits(server: &Server, name: &str) {
 // In a process of their own
 // ---------------------------------------------------------------------------------------------------------------------
 
-/// Another process, killed at the end.
-struct Process(Child);
-
-impl Process {
-    /// This binary again, doing what `part`, an ignored test, says with the lock `name`, once it has said so.
-    fn start(part: &str, server: &Server, name: &str) -> Self {
-        let mut child = Command::new(env::current_exe().unwrap())
-            .args(["--exact", "--ignored", "--nocapture"])
-            .arg(format!("rwlock::order::{part}"))
-            .env("REDLATCH_TEST_URL", server.url())
-            .env("REDLATCH_TEST_NAME", name)
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        assert!(lines.any(|line| line.is_ok_and(|line| line.contains("begun"))));
-        Self(child)
-    }
-
-    fn signal(&self, what: Signal) {
-        send(&self.0, what);
-    }
-
-    fn kill(mut self) {
-        self.0.kill().unwrap();
-        self.0.wait().unwrap();
-    }
+/// A part that has begun with what it does to the lock `name`.
+fn started(part: impl Fn(), server: &Server, name: &str) -> Part {
+    let mut part = Part::start(part, &[&server.url(), name]);
+    part.says("begun");
+    part
 }
 
-impl Drop for Process {
-    fn drop(&mut self) {
-        self.0.kill().and_then(|()| self.0.wait()).ok();
-    }
-}
-
-fn given(lease: Duration) -> Option<RwLock> {
-    let url = env::var("REDLATCH_TEST_URL").ok()?;
-    let name = env::var("REDLATCH_TEST_NAME").ok()?;
-    Some(
-        Client::open(Config::new(url).lease(lease))
-            .unwrap()
-            .rwlock(name),
-    )
-}
-
-#[expect(clippy::print_stdout, reason = "how the parent hears of it")]
-fn begun() {
-    println!("begun");
+/// The lock that this part was given.
+fn its_lock(lease: Duration) -> Option<RwLock> {
+    let [url, name] = given()?;
+    let client = Client::open(Config::new(url).lease(lease)).unwrap();
+    Some(client.rwlock(name))
 }
 
 #[test]
 #[ignore = "part of tests below"]
 fn part_that_waits_to_write() {
-    let Some(lock) = given(ms(30_000)) else {
+    let Some(lock) = its_lock(ms(30_000)) else {
         return;
     };
-    begun();
+    say("begun");
     assert!(lock.try_write_for(LONG * 3).unwrap().is_none());
 }
 
@@ -106,9 +67,9 @@ const DYING: Duration = ms(1_500);
 #[test]
 #[ignore = "part of tests below"]
 fn part_that_reads() {
-    let Some(lock) = given(DYING) else { return };
+    let Some(lock) = its_lock(DYING) else { return };
     let guard = lock.read().unwrap();
-    begun();
+    say("begun");
     within(LONG * 3, || !guard.is_valid());
 }
 
@@ -347,7 +308,7 @@ fn a_killed_writer_keeps_no_reader_out() {
         let mut process = None;
         let mut thread = None;
         if how == "process" {
-            process = Some(Process::start("part_that_waits_to_write", &server, &name));
+            process = Some(started(part_that_waits_to_write, &server, &name));
         } else {
             let config = Config::new(proxy.url()).label("gone");
             let writer = Actor::new(Client::open(config).unwrap().rwlock(&name));
@@ -369,7 +330,7 @@ fn a_killed_writer_keeps_no_reader_out() {
         assert!(waiting.recv_timeout(ms(300)).is_err());
         let begun = Instant::now();
         match process {
-            Some(process) => process.kill(),
+            Some(mut process) => process.kill(),
             None => {
                 proxy.set(Target::Subscriber, Mode::Refuse);
                 assert_eq!(server.kill_clients_named("redlatch-subscriber:gone"), 1);
@@ -405,7 +366,7 @@ fn a_stopped_writer_keeps_readers_out_for_a_waiter_lease_at_most() {
     let [ours, theirs] = [(); 2].map(|()| Client::open(config()).unwrap());
     let keeper = Actor::new(ours.rwlock(&name));
     keeper.reads();
-    let process = Process::start("part_that_waits_to_write", &server, &name);
+    let process = started(part_that_waits_to_write, &server, &name);
     a_writer_waits(&server, &name);
     process.signal(Signal::SIGSTOP);
     let lock = theirs.rwlock(&name);
@@ -447,7 +408,7 @@ fn after_a_slow_answer_too_a_stopped_writer_is_waited_for_once() {
     server.cli(&["HSET", &name, "mode", "read", STRANGER, "1"]);
     server.cli(&["SET", &hold_key(&name, STRANGER), "1", "PX", "600000"]);
     server.cli(&["PEXPIRE", &name, "600000"]);
-    let process = Process::start("part_that_waits_to_write", &server, &name);
+    let process = started(part_that_waits_to_write, &server, &name);
     a_writer_waits(&server, &name);
     process.signal(Signal::SIGSTOP);
     let client = Client::open(Config::new(proxy.url()).waiter_lease(WAITER_LEASE)).unwrap();
@@ -484,7 +445,7 @@ fn a_stopped_writer_is_waited_for_once() {
     server.cli(&["HSET", &name, "mode", "read", STRANGER, "1"]);
     server.cli(&["SET", &hold, "1", "PX", "600000"]);
     server.cli(&["PEXPIRE", &name, "600000"]);
-    let process = Process::start("part_that_waits_to_write", &server, &name);
+    let process = started(part_that_waits_to_write, &server, &name);
     a_writer_waits(&server, &name);
     process.signal(Signal::SIGSTOP);
     let asked = || server.calls("evalsha");
@@ -660,7 +621,7 @@ fn a_dead_reader_ends_with_its_lease_whatever_others_renew() {
     let ours = open_with_lease(&server, DYING);
     let alive = Actor::new(ours.rwlock(&name));
     let owner = alive.reads();
-    let process = Process::start("part_that_reads", &server, &name);
+    let mut process = started(part_that_reads, &server, &name);
     let fields = server.hgetall(&name);
     let dead = fields
         .iter()
@@ -692,7 +653,7 @@ fn a_dead_reader_ends_with_its_lease_whatever_others_renew() {
     assert_eq!(server.hgetall(&name).len(), 2);
     writer.leaves();
     // With nobody else: after its own lease, without a message.
-    let process = Process::start("part_that_reads", &server, &name);
+    let mut process = started(part_that_reads, &server, &name);
     let waiting = writer.begins(|desk| {
         desk.write();
         Instant::now()
@@ -856,7 +817,7 @@ fn a_stopped_writer_does_not_keep_single_attempts_out_for_ever() {
     let [ours, theirs] = [(); 2].map(|()| Client::open(config()).unwrap());
     let keeper = Actor::new(ours.rwlock(&name));
     keeper.reads();
-    let process = Process::start("part_that_waits_to_write", &server, &name);
+    let process = started(part_that_waits_to_write, &server, &name);
     a_writer_waits(&server, &name);
     process.signal(Signal::SIGSTOP);
     let lock = theirs.rwlock(&name);

@@ -1,11 +1,9 @@
 //! Permits with a lease each on bad days: lost replies, servers and processes that stop, and processes that die.
 
 use std::collections::HashSet;
-use std::io::{BufRead, BufReader, Read};
-use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
 use std::time::{Duration, Instant};
-use std::{env, io, process, thread};
 
 use nix::sys::signal::Signal;
 use redlatch::{Client, Config, Error, ExpirablePermit, ExpirableSemaphore, LossReason};
@@ -16,8 +14,8 @@ use crate::support::permits::{
 };
 use crate::support::scripts::{out_of_memory, sha};
 use crate::support::{
-    LEASE, LONG, Mode, Proxy, RESPONSE, SLACK, Server, Target, Told, config, eventually, fails,
-    gets_nothing, in_time, loosely, ms, open, send, stop, timed, unique, within,
+    LEASE, LONG, Mode, Part, Proxy, RESPONSE, SLACK, Server, Target, Told, config, eventually,
+    fails, gets_nothing, given, in_time, loosely, ms, open, say, timed, unique, within,
 };
 
 /// Has the server know every script, so that each request is carried out at once.
@@ -292,95 +290,41 @@ fn forgotten_scripts_and_cut_connections_are_nobodys_concern() {
 // Processes
 // ---------------------------------------------------------------------------------------------------------------------
 
-/// A process that takes permits and keeps them; killed when dropped, and gone with this one whatever becomes of it.
+/// A process that takes permits and keeps them.
 struct Holder {
-    child: Child,
-    stdout: BufReader<ChildStdout>,
+    part: Part,
     ids: Vec<String>,
 }
 
 impl Holder {
     fn start(server: &Server, name: &str, takes: u32, lease: Duration) -> Self {
-        let mut child = Command::new(env::current_exe().expect("a binary"))
-            .args(["--exact", "--include-ignored", "--nocapture"])
-            .arg("semaphore::expirable_faults::part_that_holds")
-            .env("REDLATCH_TEST_URL", server.url())
-            .env("REDLATCH_TEST_NAME", name)
-            .env("REDLATCH_TEST_TAKES", takes.to_string())
-            .env("REDLATCH_TEST_LEASE", lease.as_millis().to_string())
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("this binary runs again");
-        let stdout = BufReader::new(child.stdout.take().unwrap());
-        let mut holder = Self {
-            child,
-            stdout,
-            ids: Vec::new(),
-        };
-        let ids = holder.says("it has ");
-        holder.ids = ids.split(' ').map(str::to_owned).collect();
-        holder
-    }
-
-    /// What it says after `what`.
-    fn says(&mut self, what: &str) -> String {
-        let mut line = String::new();
-        loop {
-            line.clear();
-            assert!(self.stdout.read_line(&mut line).unwrap() > 0, "it ended");
-            if let Some((_, rest)) = line.split_once(what) {
-                return rest.trim().to_owned();
-            }
+        let (takes, lease) = (takes.to_string(), lease.as_millis().to_string());
+        let mut part = Part::start(part_that_holds, &[&server.url(), name, &takes, &lease]);
+        let ids = part.says("it has");
+        Self {
+            part,
+            ids: ids.split(' ').map(str::to_owned).collect(),
         }
-    }
-
-    fn signal(&self, signal: Signal) {
-        send(&self.child, signal);
-    }
-
-    fn stop(&self) {
-        stop(&self.child);
-    }
-
-    fn kill(&mut self) {
-        self.child.kill().unwrap();
-        self.child.wait().unwrap();
-    }
-}
-
-impl Drop for Holder {
-    fn drop(&mut self) {
-        self.child.kill().ok();
-        self.child.wait().ok();
     }
 }
 
 #[test]
 #[ignore = "part of other tests"]
-#[expect(clippy::print_stdout, reason = "how the parent hears of it")]
 fn part_that_holds() {
-    let given = |what: &str| env::var(format!("REDLATCH_TEST_{what}"));
-    // Nothing is given if somebody runs ignored tests by hand.
-    let (Ok(url), Ok(name), Ok(takes)) = (given("URL"), given("NAME"), given("TAKES")) else {
+    let Some([url, name, takes, lease]) = given() else {
         return;
     };
-    thread::spawn(|| {
-        // Open for as long as the parent lives.
-        io::stdin().read_to_end(&mut Vec::new()).unwrap_or_default();
-        process::exit(1);
-    });
-    let lease = ms(given("LEASE").unwrap().parse().unwrap());
+    let lease = ms(lease.parse().unwrap());
     let client = Client::open(Config::new(&*url).lease(lease)).unwrap();
     let sem = client.expirable_semaphore(&name);
     let permits = sem.acquire_many(takes.parse().unwrap()).unwrap();
     let ids: Vec<&str> = permits.iter().map(|permit| permit.id()).collect();
-    println!("it has {}", ids.join(" "));
+    say(&format!("it has {}", ids.join(" ")));
     let reason = permits[0].lost().recv().unwrap().reason;
-    println!("it lost {reason:?} {}", permits[0].is_valid());
+    say(&format!("it lost {reason:?} {}", permits[0].is_valid()));
     drop(permits);
     client.close(LONG).unwrap();
-    println!("it closed");
+    say("it closed");
     thread::sleep(LONG);
 }
 
@@ -421,7 +365,7 @@ fn what_killed_processes_had_is_back_after_one_lease_and_never_more() {
     thread::scope(|scope| {
         let watcher = scope.spawn(|| watch_total(&server, sem.name(), PERMITS.into(), &stop));
         for holder in &mut holders {
-            holder.kill();
+            holder.part.kill();
         }
         let killed = Instant::now();
         let permits = sem.try_acquire_many_for(PERMITS, LONG).unwrap().unwrap();
@@ -451,7 +395,7 @@ fn processes_killed_at_any_moment_leave_the_number_as_it_was() {
         for takes in [1, 3, 2] {
             let mut holder = Holder::start(&server, sem.name(), takes, ms(400));
             let other = sem.try_acquire_many_for(2, LONG).unwrap().unwrap();
-            holder.kill();
+            holder.part.kill();
             drop(other);
         }
         let all = sem.try_acquire_many_for(5, LONG).unwrap().unwrap();
@@ -469,7 +413,7 @@ fn a_process_that_was_stopped_for_too_long_has_lost_its_permits_and_harms_nobody
     let client = open(&server);
     let sem = with_permits(&client, 2);
     let mut sleeper = Holder::start(&server, sem.name(), 2, HERE);
-    sleeper.stop();
+    sleeper.part.stop();
     let stopped = Instant::now();
     let permits = sem.try_acquire_many_for(2, LONG).unwrap().unwrap();
     let took = stopped.elapsed();
@@ -477,13 +421,13 @@ fn a_process_that_was_stopped_for_too_long_has_lost_its_permits_and_harms_nobody
         took > HERE / 2 && took < HERE + loosely(ms(600)),
         "{took:?}"
     );
-    sleeper.signal(Signal::SIGCONT);
-    let received = sleeper.says("it lost ");
+    sleeper.part.signal(Signal::SIGCONT);
+    let received = sleeper.part.says("it lost");
     assert!(
         ["Expired false", "Unreachable false"].contains(&received.as_str()),
         "{received}"
     );
-    sleeper.says("it closed");
+    sleeper.part.says("it closed");
     // Ours are there still.
     assert_eq!(counts(&sem), (0, 2, 2));
     assert!(permits.iter().all(|permit| permit.is_valid()));
@@ -503,7 +447,7 @@ fn a_holder_elsewhere_hears_of_a_release_by_id() {
     let mut holder = Holder::start(&server, sem.name(), 1, ms(450));
     let begun = Instant::now();
     assert!(sem.release_id(&holder.ids[0]).unwrap());
-    assert_eq!(holder.says("it lost "), "Forced false");
+    assert_eq!(holder.part.says("it lost"), "Forced false");
     assert!(begun.elapsed() < ms(450) + loosely(SLACK));
     assert!(received.reasons(sem.name()).is_empty());
     let all = sem.acquire_many(2).unwrap();

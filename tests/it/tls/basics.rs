@@ -1,13 +1,10 @@
 //! Locking over TLS, and the settings that make it possible.
 
-use std::env;
-use std::process::{Command, Stdio};
-
 use redlatch::{Client, Config, TlsConfig};
 
 use crate::support::{
-    Crew, LONG, Lock, Mode, Proxy, Server, Target, authority, eventually, loosely, ms, settings,
-    settings_by, trusting, unique, waited_for_by,
+    Crew, LONG, Lock, Mode, Proxy, Server, Target, authority, eventually, given, loosely, ms,
+    rerun, say, settings, settings_by, trusting, unique, waited_for_by,
 };
 
 /// Every connection of the crate, and how many there are, are encrypted.
@@ -93,13 +90,9 @@ fn the_server_may_have_another_name_than_the_host() {
 
 /// In a process whose environment names the roots of the system.
 fn with_system_roots(url: &str, roots: &str) -> String {
-    let output = Command::new(env::current_exe().unwrap())
-        .args(["--exact", "--include-ignored", "--nocapture"])
-        .arg("tls::basics::part_that_trusts_the_system")
-        .env("REDLATCH_TEST_URL", url)
+    let output = rerun(part_that_trusts_the_system, &[url])
         .env("SSL_CERT_FILE", roots)
         .env_remove("SSL_CERT_DIR")
-        .stdin(Stdio::null())
         .output()
         .unwrap();
     String::from_utf8_lossy(&output.stdout).into_owned()
@@ -107,14 +100,11 @@ fn with_system_roots(url: &str, roots: &str) -> String {
 
 #[test]
 #[ignore = "part of other tests"]
-#[expect(clippy::print_stdout, reason = "how the parent hears of it")]
 fn part_that_trusts_the_system() {
-    let Ok(url) = env::var("REDLATCH_TEST_URL") else {
-        return;
-    };
+    let Some([url]) = given() else { return };
     match Client::open(url) {
-        Ok(client) => println!("opened: {}", client.mutex("m").lock().is_ok()),
-        Err(err) => println!("refused: {err}"),
+        Ok(client) => say(&format!("opened: {}", client.mutex("m").lock().is_ok())),
+        Err(err) => say(&format!("refused: {err}")),
     }
 }
 
