@@ -144,8 +144,7 @@ fn a_slot_moves_with_those_who_hold_and_wait() {
         // Whoever waited listens at the new master.
         let channel = format!("redisson_lock__channel:{}", tagged("waited for"));
         eventually("it listens there", || {
-            let (_, n): (String, u64) = cluster.nodes[to].ask(&["PUBSUB", "SHARDNUMSUB", &channel]);
-            n == 1
+            cluster.listeners(&name, &channel) == 1
         });
         let wakes = waiter.stats().wakes;
         let freed = Instant::now();
@@ -226,4 +225,31 @@ fn masters_are_replaced_by_consent_and_by_death() {
     }
     let stats = holder.stats();
     assert_eq!(stats.releases_failed, 0, "{stats:?}");
+}
+
+timed!(a_master_that_says_nothing_is_replaced);
+fn a_master_that_says_nothing_is_replaced() {
+    let cluster = Cluster::start();
+    let told = Told::default();
+    let config = cluster.config().lease(LEASE).on_lost(told.listener());
+    let (holder, waiter) = (Client::open(config).unwrap(), cluster.open());
+    let name = cluster.name_at(0, "kept");
+    let kept = holder.mutex(&name).lock().unwrap();
+    let load = Load::new(&cluster, names(&cluster));
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| waiter.mutex(&name).lock()?.unlock());
+        eventually("it listens", || waiter.stats().subscriptions == 1);
+        // Its connections stay open, and new ones are accepted.
+        load.during(|| cluster.nodes[0].freeze());
+        let renewals = holder.stats().renewals;
+        eventually("renewals go on", || holder.stats().renewals > renewals);
+        assert!(kept.is_valid(), "{:?}", told.reasons(&name));
+        kept.unlock().unwrap();
+        waiting.join().unwrap().unwrap();
+    });
+    // It comes back as a replica, and what it was asked before does no harm.
+    cluster.nodes[0].thaw();
+    cluster.is_whole();
+    load.done.store(false, Ordering::SeqCst);
+    load.during(|| {});
 }

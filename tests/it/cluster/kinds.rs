@@ -5,24 +5,15 @@ use std::thread;
 use std::time::Instant;
 
 use crossbeam_channel::bounded;
-use redlatch::{Client, FairLock, FairMutex, FencedLock, Mutex, ReentrantLock, Result, SpinLock};
+use redlatch::{
+    Client, Error, FairLock, FairMutex, FencedLock, Mutex, ReentrantLock, ReplicaAck, Result,
+    SpinLock,
+};
 
 use crate::support::cluster::Cluster;
 use crate::support::{
-    BY_MESSAGE, Crew, Guard, LONG, Lock, News, Writing, beside, eventually, is_redis_6, loosely,
-    timed, unique,
+    BY_MESSAGE, Crew, Guard, LONG, Lock, News, Writing, beside, eventually, loosely, timed, unique,
 };
-
-/// How many listen to a channel at the node that has it.
-fn listeners(cluster: &Cluster, name: &str, channel: &str) -> u64 {
-    let what = if is_redis_6() {
-        "NUMSUB"
-    } else {
-        "SHARDNUMSUB"
-    };
-    let (_, n): (String, u64) = cluster.ask(name, &["PUBSUB", what, channel]);
-    n
-}
 
 fn threads_and_clients_exclude_each_other<L: Lock>(cluster: &Cluster) {
     const ROUNDS: usize = 8;
@@ -110,7 +101,7 @@ fn a_waiter_is_woken<L: Lock>(cluster: &Cluster) {
         is_woken(
             &name,
             &waiter,
-            || listeners(cluster, &name, &channel) == 1,
+            || cluster.listeners(&name, &channel) == 1,
             held,
             {
                 let name = name.clone();
@@ -160,7 +151,7 @@ fn the_first_in_line_is_woken_on_a_channel_of_its_own() {
                         format!("{}:{owner}", beside("redisson_lock__channel", &name))
                     };
                     line.first()
-                        .is_some_and(|first| listeners(cluster, &name, &channel(first)) == 1)
+                        .is_some_and(|first| cluster.listeners(&name, &channel(first)) == 1)
                 }
             },
             held,
@@ -186,7 +177,7 @@ fn readers_share_and_writers_wait() {
         is_woken(
             &name,
             &other,
-            || listeners(cluster, &name, &channel) == 1,
+            || cluster.listeners(&name, &channel) == 1,
             one,
             {
                 let name = name.clone();
@@ -208,7 +199,7 @@ fn permits_come_back_and_latches_open() {
         is_woken(
             &name,
             &other,
-            || listeners(cluster, &name, &channel) == 1,
+            || cluster.listeners(&name, &channel) == 1,
             semaphore.acquire().unwrap(),
             {
                 let name = name.clone();
@@ -222,7 +213,7 @@ fn permits_come_back_and_latches_open() {
         is_woken(
             &name,
             &other,
-            || listeners(cluster, &name, &channel) == 1,
+            || cluster.listeners(&name, &channel) == 1,
             semaphore.acquire().unwrap(),
             {
                 let name = name.clone();
@@ -242,7 +233,7 @@ fn permits_come_back_and_latches_open() {
         is_woken(
             &name,
             &other,
-            || listeners(cluster, &name, &channel) == 1,
+            || cluster.listeners(&name, &channel) == 1,
             Counts(&latch),
             {
                 let name = name.clone();
@@ -280,6 +271,22 @@ fn names_of_different_masters_are_locked_together() {
         .lock()
         .unwrap();
     assert!(!guard.owner().contains(','), "{}", guard.owner());
+}
+
+timed!(the_replicas_of_each_master_acknowledge);
+fn the_replicas_of_each_master_acknowledge() {
+    let cluster = Cluster::shared();
+    let open = |ack| Client::open(cluster.config().replica_ack(ack)).unwrap();
+    let (one, two) = (open(ReplicaAck::AtLeast(1)), open(ReplicaAck::AtLeast(2)));
+    for master in 0..3 {
+        let name = cluster.name_at(master, "ack");
+        one.mutex(&name).lock().unwrap().unlock().unwrap();
+        match two.mutex(&name).lock() {
+            Err(Error::NotReplicated { acked, needed }) => assert_eq!((acked, needed), (1, 2)),
+            other => panic!("{other:?}"),
+        }
+        eventually("it is undone", || !cluster.exists(&name));
+    }
 }
 
 timed!(holds_at_every_master_are_renewed_and_given_back_at_the_end);

@@ -2,3 +2,5 @@ mod faults;
 mod kinds;
 mod refusals;
 mod rights;
+#[cfg(feature = "tls")]
+mod tls;

@@ -85,7 +85,11 @@ fn what_is_wrong_with_the_url_is_said() {
     says(&err, &["not a node of a cluster", &at, "redis://"]);
 
     let err = Client::open(format!("{}3", cluster.url())).unwrap_err();
-    says(&err, &["SELECT"]);
+    // Only Valkey 9 may have more than one database in a cluster, and each server words it in its own way.
+    assert!(
+        matches!(err, Error::Redis { .. }) && !err.is_retryable(),
+        "{err}"
+    );
 
     // A node that is used like a single server.
     let node = Client::open(cluster.nodes[0].url()).unwrap();

@@ -33,8 +33,26 @@ impl Cluster {
 
     /// A new one, in which all nodes agree.
     pub(crate) fn start() -> Self {
+        Self::of(2 * MASTERS, node)
+    }
+
+    /// One without replicas that speaks TLS, also among its nodes, which announce the only name that they can prove.
+    #[cfg(feature = "tls")]
+    pub(crate) fn start_tls() -> Self {
+        let identity = crate::support::authority().issue(&["localhost"]);
+        Self::of(MASTERS, || {
+            let mut args = ARGS.to_vec();
+            args.extend(["--tls-cluster", "yes", "--tls-replication", "yes"]);
+            args.extend(["--cluster-announce-hostname", "localhost"]);
+            let bus = free_port().to_string();
+            args.extend(["--cluster-port", &bus]);
+            Server::start_tls(&identity, &args)
+        })
+    }
+
+    fn of(nodes: usize, node: impl Fn() -> Server + Sync) -> Self {
         let nodes: Vec<Server> = std::thread::scope(|scope| {
-            let starting: Vec<_> = (0..2 * MASTERS).map(|_| scope.spawn(node)).collect();
+            let starting: Vec<_> = (0..nodes).map(|_| scope.spawn(&node)).collect();
             let started = starting.into_iter().map(|its| its.join());
             started.map(|node| node.expect("a node")).collect()
         });
@@ -56,7 +74,7 @@ impl Cluster {
                 .expect("slots");
         }
         for node in &cluster.nodes[1..] {
-            let port = node.port().to_string();
+            let port = node.client_addr().port().to_string();
             let bus = bus_port(node).to_string();
             let () = cluster.nodes[0].ask(&["CLUSTER", "MEET", "127.0.0.1", &port, &bus]);
         }
@@ -72,10 +90,12 @@ impl Cluster {
                 replica.try_ask::<()>(&replicate).is_ok()
             });
         }
-        eventually("each replica is known to all", || {
-            let known = |node: &Server| ranges(node).iter().all(|range| !range.3.is_empty());
-            cluster.nodes.iter().all(known)
-        });
+        if cluster.nodes.len() > MASTERS {
+            eventually("each replica is known to all", || {
+                let known = |node: &Server| ranges(node).iter().all(|range| !range.3.is_empty());
+                cluster.nodes.iter().all(known)
+            });
+        }
         cluster.is_whole();
         cluster
     }
@@ -160,6 +180,18 @@ impl Cluster {
         self.master_of(key).ask(command)
     }
 
+    /// How many listen to a channel at the master of `key`.
+    #[track_caller]
+    pub(crate) fn listeners(&self, key: &str, channel: &str) -> u64 {
+        let what = if is_redis_6() {
+            "NUMSUB"
+        } else {
+            "SHARDNUMSUB"
+        };
+        let (_, n): (String, u64) = self.ask(key, &["PUBSUB", what, channel]);
+        n
+    }
+
     pub(crate) fn exists(&self, key: &str) -> bool {
         let exists = || -> RedisResult<bool> { self.master_of(key).try_ask(&["EXISTS", key]) };
         let until = Instant::now() + GENEROUS;
@@ -215,7 +247,7 @@ impl Cluster {
         set(to, "IMPORTING", &source);
         set(from, "MIGRATING", &target);
         meanwhile();
-        let port = self.nodes[to].port().to_string();
+        let port = self.nodes[to].client_addr().port().to_string();
         loop {
             let get = ["CLUSTER", "GETKEYSINSLOT", &number, "100"];
             let keys: Vec<String> = self.nodes[from].ask(&get);
@@ -232,18 +264,20 @@ impl Cluster {
     }
 }
 
+const ARGS: [&str; 8] = [
+    "--cluster-enabled",
+    "yes",
+    "--cluster-node-timeout",
+    NODE_TIMEOUT,
+    "--cluster-replica-validity-factor",
+    "0",
+    "--repl-diskless-sync-delay",
+    "0",
+];
+
 fn node() -> Server {
     let bus = free_port().to_string();
-    let mut args = vec![
-        "--cluster-enabled",
-        "yes",
-        "--cluster-node-timeout",
-        NODE_TIMEOUT,
-        "--cluster-replica-validity-factor",
-        "0",
-        "--repl-diskless-sync-delay",
-        "0",
-    ];
+    let mut args = ARGS.to_vec();
     if !is_redis_6() {
         args.extend(["--cluster-port", &bus]);
     }

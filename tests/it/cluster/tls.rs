@@ -1,0 +1,37 @@
+//! A cluster whose nodes are known by the name that they announce, and by no address.
+
+use redlatch::{Client, Config};
+
+use crate::support::cluster::Cluster;
+use crate::support::{eventually, is_waited_for, ms, timed, trusting};
+
+timed!(nodes_are_reached_over_tls_by_the_name_that_they_announce);
+fn nodes_are_reached_over_tls_by_the_name_that_they_announce() {
+    let cluster = Cluster::start_tls();
+    let seed = cluster.nodes[0].client_addr().port();
+    let open = |host: &str| {
+        Client::open(Config::new(format!("rediss+cluster://{host}:{seed}/")).tls(trusting()))
+    };
+    let [client, other] = [0, 1].map(|_| open("localhost").unwrap());
+    for master in 0..3 {
+        let name = cluster.name_at(master, "tls");
+        is_waited_for(&client, &other, &name, ms(30));
+        eventually("it is free", || !cluster.exists(&name));
+    }
+    for node in &cluster.nodes {
+        let ours = node.clients_named("redlatch");
+        let port = format!("laddr={}", node.client_addr());
+        assert!(!ours.is_empty());
+        assert!(ours.iter().all(|its| its.line.contains(&port)), "{ours:?}");
+    }
+    // Redirections name nodes by their addresses.
+    let name = cluster.name_at(0, "moves");
+    let held = client.mutex(&name).lock().unwrap();
+    cluster.migrate(&name, || {});
+    assert!(other.mutex(&name).try_lock().unwrap().is_none());
+    held.unlock().unwrap();
+    other.mutex(&name).lock().unwrap().unlock().unwrap();
+    // It is nobody's name.
+    let err = open("127.0.0.1").unwrap_err();
+    assert!(err.to_string().contains("localhost and not for"), "{err}");
+}
