@@ -49,7 +49,8 @@ pub struct Client {
 impl Client {
     /// Checks the settings and connects. Takes a URL or a [`Config`].
     ///
-    /// Blocks until Redis has answered a PING, at most for the connect timeout (3 s unless set). Starts no thread.
+    /// Blocks until Redis has answered a PING, at most for the connect timeout (3 s unless set). With
+    /// [`Config::lazy`] it does not connect, and does not block. Starts no thread.
     ///
     /// ```no_run
     /// let config = redlatch::Config::new("redis://127.0.0.1/").key_prefix("shop:");

@@ -1,5 +1,6 @@
 //! The settings of a client, and what they may be.
 
+pub(crate) mod credentials;
 pub(crate) mod replicas;
 pub(crate) mod server;
 #[cfg(feature = "tls")]
@@ -9,8 +10,9 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::config::credentials::{Ask, Credentials};
 use crate::config::replicas::ReplicaAck;
-use crate::config::server::Server;
+use crate::config::server::{Deployment, Server};
 #[cfg(feature = "tls")]
 use crate::config::tls::TlsConfig;
 use crate::error::Loss;
@@ -50,6 +52,9 @@ pub struct Config {
     pub(crate) key_prefix: String,
     label: String,
     replica_ack: ReplicaAck,
+    credentials: Option<Arc<Ask>>,
+    reauth_after: Option<Duration>,
+    pub(crate) lazy: bool,
     pub(crate) on_lost: Option<Listener>,
     #[cfg(feature = "tls")]
     tls: Option<TlsConfig>,
@@ -86,6 +91,9 @@ impl Config {
             key_prefix: String::new(),
             label: String::new(),
             replica_ack: ReplicaAck::None,
+            credentials: None,
+            reauth_after: None,
+            lazy: false,
             on_lost: None,
             #[cfg(feature = "tls")]
             tls: None,
@@ -221,6 +229,77 @@ impl Config {
         self
     }
 
+    /// Sets the function that gives the user and the password, instead of the URL: for passwords that change.
+    ///
+    /// Called for every connection that is made, those of renewals and messages and to the nodes of a cluster included,
+    /// on a thread of its own and with no lock held; several calls may run at the same time. Sentinels have the login
+    /// that the URL gives them. An empty user logs in with the password alone. Return quickly, best from a cache: the
+    /// call counts as part of connecting, so callers wait for it until the connect timeout or their own limit is over.
+    /// What it returns later than that is used by the next attempt, which waits for it rather than call it again.
+    ///
+    /// An error makes the attempt to connect fail with [`Error::Redis`], is worth a retry like a server that is away,
+    /// and is tried again as that is; a panic is not. Default: what the URL says.
+    ///
+    /// ```
+    /// let config = redlatch::Config::new("redis://127.0.0.1/").credentials(|| {
+    ///     let password = std::fs::read_to_string("/run/secrets/redis")?;
+    ///     Ok(("locker".into(), password.trim_end().into()))
+    /// });
+    /// # let _ = config;
+    /// ```
+    #[must_use]
+    pub fn credentials(
+        mut self,
+        ask: impl Fn()
+            -> std::result::Result<(String, String), Box<dyn std::error::Error + Send + Sync>>
+        + Send
+        + Sync
+        + 'static,
+    ) -> Self {
+        self.credentials = Some(Arc::new(ask));
+        self
+    }
+
+    /// Sets how old the login of a connection may become, for services that end connections after some time.
+    ///
+    /// After three quarters of it, [`Config::credentials`] are asked anew: the connection for commands logs in again
+    /// (`AUTH`) behind what it is doing, and those for renewals and messages are replaced by new ones, without a gap.
+    /// What is held is kept. If that fails it is logged and tried again a few times; the old connection is used for as
+    /// long as the server serves it. A client that has never locked anything has no thread that would do so.
+    ///
+    /// From a second to a year. Default: never.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// let config = redlatch::Config::new("redis://127.0.0.1/")
+    ///     .credentials(|| Ok(("locker".into(), "secret".into())))
+    ///     .reauth_after(Duration::from_secs(11 * 3600));
+    /// # let _ = config;
+    /// ```
+    #[must_use]
+    pub fn reauth_after(mut self, age: Duration) -> Self {
+        self.reauth_after = Some(age);
+        self
+    }
+
+    /// Has [`Client::open`](crate::Client::open) check the settings and not connect: the server may be away.
+    ///
+    /// The first call connects, as after a lost connection, and what keeps it from that is its error: a wrong password
+    /// as well as a closed port. So a process can start while one of the masters of a [`RedLock`](crate::RedLock) is
+    /// down. Not for a cluster, which says first who has what (name several of its nodes), nor with
+    /// [`ReplicaAck::Majority`], which counts the replicas first. Default: `open` connects.
+    ///
+    /// ```
+    /// let client = redlatch::Client::open(redlatch::Config::new("redis://127.0.0.1:1/").lazy())?;
+    /// assert!(client.mutex("report").try_lock().is_err());
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
+    #[must_use]
+    pub fn lazy(mut self) -> Self {
+        self.lazy = true;
+        self
+    }
+
     /// Sets a listener that is called for every hold of this client that is lost.
     ///
     /// Calls come one after another, in order, on a thread that exists only while there is something to report; a
@@ -294,9 +373,33 @@ impl Config {
         self.replica_ack.check()?;
         let mut server = Server::of(&self.url, self.label.clone())?;
         server.replica_ack = self.replica_ack;
+        self.check_lazy(&server)?;
+        let credentials = Credentials::of(self.credentials.as_ref(), self.reauth_after)?;
+        if credentials.is_some() {
+            if server.login.password.is_some() {
+                return Err(Error::Config(
+                    "credentials: the URL has a password already; take it out of the URL".into(),
+                ));
+            }
+            server.login.asked = credentials;
+        }
         #[cfg(feature = "tls")]
         let server = self.secure(server)?;
         Ok(server)
+    }
+
+    fn check_lazy(&self, server: &Server) -> Result<()> {
+        let why = match &server.deployment {
+            _ if !self.lazy => return Ok(()),
+            Deployment::Cluster { .. } => {
+                "a cluster says first who has what; several of its nodes in the URL make up for those that are away"
+            }
+            _ if self.replica_ack == ReplicaAck::Majority => {
+                "ReplicaAck::Majority counts the replicas first; ReplicaAck::AtLeast does not"
+            }
+            _ => return Ok(()),
+        };
+        Err(Error::Config(format!("lazy: {why}")))
     }
 
     #[cfg(feature = "tls")]
@@ -352,6 +455,8 @@ impl fmt::Debug for Config {
             .field("key_prefix", &self.key_prefix)
             .field("label", &self.label)
             .field("replica_ack", &self.replica_ack)
+            .field("reauth_after", &self.reauth_after)
+            .field("lazy", &self.lazy)
             .finish_non_exhaustive()
     }
 }
@@ -363,7 +468,8 @@ mod tests {
     #[test]
     fn every_bad_setting_is_named() {
         let ok = || Config::new("redis://127.0.0.1/");
-        let zero = Duration::ZERO;
+        let asking = |config: Config| config.credentials(|| Ok(("u".into(), "p".into())));
+        let (zero, ms) = (Duration::ZERO, Duration::from_millis);
         for (config, named) in [
             (ok().lease(zero), "lease"),
             (ok().lease(Duration::MAX), "lease"),
@@ -378,6 +484,16 @@ mod tests {
             (ok().label("é"), "label"),
             (ok().key_prefix("x".repeat(2000)), "key_prefix"),
             (Config::new("http://127.0.0.1/"), "url"),
+            (ok().reauth_after(ms(2000)), "reauth_after"),
+            (asking(ok()).reauth_after(ms(999)), "reauth_after"),
+            (asking(ok()).reauth_after(Duration::MAX), "reauth_after"),
+            (
+                asking(Config::new("redis://:secret@127.0.0.1/")),
+                "credentials",
+            ),
+            (ok().replica_ack(ReplicaAck::Majority).lazy(), "lazy"),
+            #[cfg(feature = "cluster")]
+            (Config::new("redis+cluster://127.0.0.1/").lazy(), "lazy"),
             #[cfg(feature = "tls")]
             (ok().tls(TlsConfig::new()), "tls"),
         ] {

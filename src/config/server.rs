@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo, ProtocolVersion};
 
+use crate::config::credentials::Credentials;
 use crate::config::replicas::ReplicaAck;
 #[cfg(feature = "tls")]
 use crate::config::tls::TlsSettings;
@@ -71,6 +72,8 @@ impl fmt::Display for Deployment {
 pub(crate) struct Login {
     pub(crate) username: Option<String>,
     pub(crate) password: Option<String>,
+    /// Where both come from, if they are asked for at every connect.
+    pub(crate) asked: Option<Credentials>,
 }
 
 impl fmt::Debug for Login {
@@ -144,7 +147,7 @@ impl Server {
         ] {
             if needed && !there {
                 return Err(bad(format!(
-                    "the scheme `{scheme}` needs the feature `{feature}` of redlatch, which is not compiled in"
+                    "the scheme `{scheme}` needs the feature `{feature}` of redlatch, which is not compiled in: redlatch = {{ features = [\"{feature}\"] }} in Cargo.toml"
                 )));
             }
         }
@@ -195,6 +198,7 @@ fn parse(url: &str) -> Result<(ConnectionInfo, Login)> {
     let login = Login {
         username: settings.username().map(str::to_owned),
         password: settings.password().map(str::to_owned),
+        asked: None,
     };
     Ok((info, login))
 }
@@ -381,6 +385,7 @@ mod tests {
             login: Login {
                 username: Some("eve".into()),
                 password: Some("x&y".into()),
+                asked: None,
             },
         };
         assert_eq!(found.deployment, expected);

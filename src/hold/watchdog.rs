@@ -35,7 +35,7 @@ use crate::hold::{LossSink, Next, Renewable};
 #[cfg(feature = "cluster")]
 use crate::net::cluster::Cluster;
 use crate::net::connection::Housekeeper;
-use crate::net::socket::{self, Duplex, Endpoint, Meanwhile};
+use crate::net::socket::{self, Duplex, Endpoint, Meanwhile, Successor};
 use crate::report::report;
 use crate::stats::Counters;
 use crate::time;
@@ -79,18 +79,22 @@ struct WatchdogState {
     /// How many of them are what one node keeps of a hold.
     node_holds: usize,
     housekeep_at: Option<u64>,
+    /// Housekeeping runs this often even if nobody asks for it.
+    housekeep_every: Option<Duration>,
     /// Until when the thread sleeps; zero while it is awake.
     wakes_at: u64,
     stopped: bool,
 }
 
 impl Watchdog {
-    pub(crate) fn new() -> Arc<Self> {
+    /// Housekeeping runs when it is asked for, and `every` so often, if that is given.
+    pub(crate) fn new(every: Option<Duration>) -> Arc<Self> {
         Arc::new(Self {
             state: Mutex::new(WatchdogState {
                 schedule: Schedule::new(),
                 node_holds: 0,
-                housekeep_at: None,
+                housekeep_at: every.map(|every| time::nanos(Instant::now() + every)),
+                housekeep_every: every,
                 wakes_at: 0,
                 stopped: false,
             }),
@@ -145,7 +149,7 @@ impl Watchdog {
         }
         let at = time::nanos(Instant::now() + HOUSEKEEP_AFTER);
         let mut state = self.state.lock();
-        state.housekeep_at = Some(at);
+        state.housekeep_at = Some(state.housekeep_at.map_or(at, |before| before.min(at)));
         if at < state.wakes_at {
             state.wakes_at = at;
             drop(state);
@@ -201,7 +205,8 @@ impl Watchdog {
                 Some(at) if at <= now => {
                     let housekeep = state.housekeep_at.is_some_and(|at| at <= now);
                     if housekeep {
-                        state.housekeep_at = None;
+                        let every = state.housekeep_every;
+                        state.housekeep_at = every.map(|every| time::nanos(Instant::now() + every));
                         self.housekeeping_asked.store(false, Ordering::Release);
                     }
                     state.wakes_at = 0;
@@ -290,6 +295,8 @@ pub(crate) struct Task {
 struct WatchdogThread {
     task: Arc<Task>,
     connection: Option<Duplex>,
+    /// What replaces it before its login is too old.
+    successor: Successor,
     dispatcher: Dispatcher,
     /// The holds whose renewals were sent and not answered, in this order.
     sent: VecDeque<Arc<dyn Renewable>>,
@@ -318,6 +325,7 @@ pub(crate) fn run(task: Task) {
         },
         task,
         connection: None,
+        successor: Successor::default(),
         sent: VecDeque::new(),
         retry_at: Instant::now(),
         back_off: BACK_OFF.0,
@@ -359,6 +367,7 @@ impl WatchdogThread {
             {
                 task.watchdog.housekeep_soon();
             }
+            self.stay_logged_in();
             #[cfg(feature = "cluster")]
             if let Over::Cluster(cluster) = &task.over {
                 let dispatcher = &mut self.dispatcher;
@@ -369,6 +378,28 @@ impl WatchdogThread {
             self.renew();
         }
         true
+    }
+
+    /// Replaces the connection before its login is too old. It is used until there is another.
+    fn stay_logged_in(&mut self) {
+        let task = Arc::clone(&self.task);
+        let endpoint = match &task.over {
+            Over::Server(endpoint) if self.connection.is_some() => endpoint,
+            _ => return,
+        };
+        let dispatcher = &mut self.dispatcher;
+        let until = Instant::now() + SLICE;
+        let timeout = task.connect_timeout;
+        let made = self
+            .successor
+            .advance(endpoint, "watchdog", timeout, until, &mut || {
+                dispatcher.dispatch(Duration::ZERO)
+            });
+        if made.is_some() {
+            self.connection = made;
+        } else if self.successor.is_under_way() {
+            task.watchdog.housekeep_soon();
+        }
     }
 
     /// Sends the queued renewals, until none is left or the server does not answer.
@@ -431,7 +462,9 @@ impl WatchdogThread {
             let made = socket::connect(endpoint, "watchdog", deadline, &mut || {
                 dispatcher.dispatch(Duration::ZERO)
             });
-            self.connection = Some(made?);
+            let made = made?;
+            self.successor = Successor::of(endpoint, &made);
+            self.connection = Some(made);
         }
         let Some(connection) = &mut self.connection else {
             return Ok(());

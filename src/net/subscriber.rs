@@ -21,7 +21,7 @@ use crate::net::channels::{Channels, LINGER, Listener, News};
 use crate::net::cluster::Map;
 #[cfg(feature = "cluster")]
 use crate::net::slot::slot_of;
-use crate::net::socket::{self, Endpoint, Reader, Socket};
+use crate::net::socket::{self, Duplex, Endpoint, Reader, Socket, Successor};
 use crate::process::Process;
 use crate::report::report;
 use crate::stats::Counters;
@@ -32,6 +32,9 @@ const PING_AFTER: Duration = Duration::from_secs(2);
 
 /// The longest the thread blocks in a read before it checks what else it has to do.
 const SLICE: Duration = Duration::from_millis(500);
+
+/// How long the thread reads, and how long it goes on with another connection, while it makes one to replace the present.
+const REPLACING: Duration = Duration::from_millis(5);
 
 /// The pause after the first failed connection, doubled up to the second for each further one.
 const BACK_OFF: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
@@ -359,14 +362,19 @@ impl Subscriber {
             };
             match socket::connect(&self.endpoint, "subscriber", deadline, go_on) {
                 Ok(connection) => {
-                    if anew {
-                        self.counters.resubscriptions.add(1);
-                    }
                     back_off = BACK_OFF.0;
-                    let err = self.listen(connection, anew);
-                    report!(Debug, "the connection for messages was lost: {err}");
-                    anew = true;
-                    self.hang_up();
+                    let mut next = Ok(connection);
+                    while let Ok(connection) = next {
+                        let again = std::mem::replace(&mut anew, true);
+                        if again {
+                            self.counters.resubscriptions.add(1);
+                        }
+                        next = self.listen(connection, again);
+                        self.hang_up();
+                    }
+                    if let Err(err) = next {
+                        report!(Debug, "the connection for messages was lost: {err}");
+                    }
                 }
                 Err(err) => report!(Debug, "no connection for messages: {err}"),
             }
@@ -387,8 +395,10 @@ impl Subscriber {
         }
     }
 
-    /// Subscribes to all wanted channels and handles what comes, until the connection is lost.
-    fn listen(&self, connection: socket::Duplex, anew: bool) -> RedisError {
+    /// Subscribes to all wanted channels and handles what comes, until the connection is lost, or there is another to
+    /// replace it, since its login was old.
+    fn listen(&self, connection: Duplex, anew: bool) -> Result<Duplex, RedisError> {
+        let mut successor = Successor::of(&self.endpoint, &connection);
         let mut reader = connection.reader;
         {
             let mut state = self.state.lock();
@@ -398,6 +408,9 @@ impl Subscriber {
                 writing: false,
             });
             state.heard_at = Some(Instant::now());
+            if state.stopped {
+                return Err(socket::timed_out("the client is closed"));
+            }
             self.flush(state);
         }
         let mut asked_at = None;
@@ -420,7 +433,16 @@ impl Subscriber {
             };
             // After a message a wait may end, and its subscription lingers soon.
             let soon = lingers || message_at.is_some_and(|at| at.elapsed() < 3 * LINGER);
-            match self.read(&mut reader, if soon { LINGER } else { SLICE }) {
+            if successor.is_due()
+                && let Some(made) = self.advance(&mut successor)
+            {
+                return Ok(made);
+            }
+            let slice = match successor.is_under_way() {
+                true => REPLACING,
+                false => successor.rests(if soon { LINGER } else { SLICE }),
+            };
+            match self.read(&mut reader, slice) {
                 Ok(Some(read)) => {
                     asked_at = None;
                     if read == Read::Message {
@@ -430,17 +452,17 @@ impl Subscriber {
                 Ok(None) => {
                     let mut state = self.state.lock();
                     if state.stopped {
-                        return socket::timed_out("the client is closed");
+                        return Err(socket::timed_out("the client is closed"));
                     }
                     let quiet = state.heard_at.is_none_or(|at| at.elapsed() >= PING_AFTER);
                     if state.live.is_none() {
-                        return socket::timed_out("the connection is gone");
+                        return Err(socket::timed_out("the connection is gone"));
                     }
                     match asked_at {
                         Some(at) if Instant::now() >= at + self.response_timeout => {
-                            return socket::timed_out(
+                            return Err(socket::timed_out(
                                 "redis was silent when asked for a sign of life",
-                            );
+                            ));
                         }
                         // If nobody waits, it does not matter whether the connection works.
                         None if quiet && state.channels.ping() => {
@@ -450,9 +472,16 @@ impl Subscriber {
                         _ => {}
                     }
                 }
-                Err(err) => return err,
+                Err(err) => return Err(err),
             }
         }
+    }
+
+    /// Goes on with the connection that replaces the present one; nothing is read meanwhile.
+    fn advance(&self, successor: &mut Successor) -> Option<Duplex> {
+        let until = Instant::now() + REPLACING;
+        let timeout = self.connect_timeout;
+        successor.advance(&self.endpoint, "subscriber", timeout, until, &mut || true)
     }
 
     /// Reads one reply; `None` if there was none within `slice`.

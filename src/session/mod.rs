@@ -158,7 +158,7 @@ impl Drop for Contending<'_> {
 }
 
 impl Session {
-    /// Checks the settings and connects. On close `give_back_on_close` releases what the watchdog does not know of.
+    /// Checks the settings and connects, unless that is left to the first call. On close `give_back_on_close` releases what the watchdog does not know of.
     pub(crate) fn open(
         config: Config,
         give_back_on_close: &'static [GiveBack],
@@ -166,11 +166,13 @@ impl Session {
         let endpoint = Endpoint::new(config.check()?);
         let db = endpoint.server.db;
         let counters = Arc::new(Counters::default());
-        let watchdog = Watchdog::new();
+        let watchdog = Watchdog::new(endpoint.log_in_period());
         let connection = Self::connections(&endpoint, &config, &counters, &watchdog);
-        connection
-            .open(Instant::now() + config.connect_timeout)
-            .map_err(|err| Self::not_opened(&endpoint, err))?;
+        if !config.lazy {
+            connection
+                .open(Instant::now() + config.connect_timeout)
+                .map_err(|err| Self::not_opened(&endpoint, err))?;
+        }
         let subscriber = Self::subscribers(&connection, &endpoint, &config, &counters);
         Ok(Arc::new(Self {
             endpoint,

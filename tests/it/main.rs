@@ -4,6 +4,7 @@
 
 #[cfg(feature = "cluster")]
 mod cluster;
+mod connecting;
 mod contract;
 mod engine;
 mod fair;

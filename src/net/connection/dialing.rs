@@ -150,6 +150,8 @@ impl Connection {
             writer: connection.writer,
             writing: false,
             reader: Some(connection.reader),
+            log_in_at: self.endpoint.log_in_again_at(connection.since),
+            logging_in: None,
         }));
         state.pipeline.connected(Instant::now());
     }

@@ -61,11 +61,12 @@ impl Connection {
         self.want();
     }
 
-    /// Reads replies that nobody waits for, and sends unacknowledged calls again.
+    /// Reads replies that nobody waits for, sends unacknowledged calls again, and logs in again when that is due.
     ///
     /// Returns `true` if something is left to do; then the [`Housekeeper`] calls it again soon.
     pub(crate) fn housekeep(&self, until: Instant, meanwhile: Meanwhile<'_>) -> bool {
-        self.housekeep_unread_for(UNREAD, until, meanwhile)
+        let left = self.housekeep_unread_for(UNREAD, until, meanwhile);
+        self.stay_logged_in(meanwhile) || left
     }
 
     pub(super) fn housekeep_unread_for(

@@ -30,6 +30,7 @@ mod cluster;
 mod dialing;
 mod housekeeping;
 mod leading;
+mod login;
 mod writing;
 
 use std::sync::Arc;
@@ -75,6 +76,10 @@ struct Up {
     writing: bool,
     /// `None` while a thread leads.
     reader: Option<Reader>,
+    /// When it has to log in again, if ever.
+    log_in_at: Option<Instant>,
+    /// The command that does, while its answer is due.
+    logging_in: Option<Arc<Call>>,
 }
 
 struct State {

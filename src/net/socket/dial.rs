@@ -10,7 +10,7 @@ use super::resolve::resolve;
 #[cfg(feature = "tls")]
 use super::tls::Securing;
 use super::{Duplex, Endpoint, Meanwhile, Socket, timed_out};
-use crate::config::server::Address;
+use crate::config::server::{Address, Login};
 
 /// A connection to one address in the making.
 pub(crate) struct Dial {
@@ -25,6 +25,8 @@ enum Stage {
     Opening(Box<Opening>),
     #[cfg(feature = "tls")]
     Securing(Box<Securing>),
+    /// Asking how to log in: not before the server is there.
+    LoggingIn(Socket),
     Greeting(Box<Greeting>),
 }
 
@@ -65,7 +67,7 @@ impl Dial {
                     #[cfg(unix)]
                     Address::Unix(path) => {
                         if let Some(stream) = opening::open_unix(path, by, meanwhile)? {
-                            self.greet(endpoint, Socket::Unix(stream))?;
+                            self.log_in(endpoint, Socket::Unix(stream))?;
                             continue;
                         }
                         timed_out("connecting took too long")
@@ -85,7 +87,7 @@ impl Dial {
                             self.stage = Stage::Securing(Box::new(securing));
                             continue;
                         }
-                        self.greet(endpoint, Socket::Tcp(stream))?;
+                        self.log_in(endpoint, Socket::Tcp(stream))?;
                         continue;
                     }
                     timed_out("connecting took too long")
@@ -96,11 +98,21 @@ impl Dial {
                         let done = std::mem::replace(&mut self.stage, Stage::Resolving);
                         if let Stage::Securing(securing) = done {
                             let stream = Box::new(securing.done());
-                            self.greet(endpoint, Socket::Tls(stream))?;
+                            self.log_in(endpoint, Socket::Tls(stream))?;
                         }
                         continue;
                     }
                     securing.waits_for()
+                }
+                Stage::LoggingIn(_) => {
+                    if let Some(login) = endpoint.login(by, meanwhile)? {
+                        let done = std::mem::replace(&mut self.stage, Stage::Resolving);
+                        if let Stage::LoggingIn(stream) = done {
+                            self.greet(endpoint, &login, stream)?;
+                        }
+                        continue;
+                    }
+                    timed_out("the function given to Config::credentials has not returned in time")
                 }
                 Stage::Greeting(greeting) => {
                     if greeting.advance(by, meanwhile)? {
@@ -122,8 +134,16 @@ impl Dial {
         }
     }
 
-    fn greet(&mut self, endpoint: &Endpoint, stream: Socket) -> RedisResult<()> {
-        let greeting = Greeting::new(endpoint, self.role, stream)?;
+    fn log_in(&mut self, endpoint: &Endpoint, stream: Socket) -> RedisResult<()> {
+        if endpoint.asks_for_login() {
+            self.stage = Stage::LoggingIn(stream);
+            return Ok(());
+        }
+        self.greet(endpoint, &endpoint.server.login, stream)
+    }
+
+    fn greet(&mut self, endpoint: &Endpoint, login: &Login, stream: Socket) -> RedisResult<()> {
+        let greeting = Greeting::new(endpoint, self.role, login, stream)?;
         self.stage = Stage::Greeting(Box::new(greeting));
         Ok(())
     }

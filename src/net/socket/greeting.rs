@@ -10,6 +10,7 @@ use redis::{ErrorKind, RedisError, RedisResult, ServerErrorKind, Value};
 
 use super::{CONNECT_SLICE, Duplex, Endpoint, Meanwhile, Reader, Socket, WRITE_SLICE};
 use crate::config::replicas::ReplicaAck;
+use crate::config::server::Login;
 use crate::error::{is_crowded, is_transient};
 use crate::net::request::Request;
 use crate::report::report;
@@ -38,7 +39,12 @@ pub(super) struct Greeting {
 }
 
 impl Greeting {
-    pub(super) fn new(endpoint: &Endpoint, role: &str, stream: Socket) -> RedisResult<Self> {
+    pub(super) fn new(
+        endpoint: &Endpoint,
+        role: &str,
+        login: &Login,
+        stream: Socket,
+    ) -> RedisResult<Self> {
         stream.set_write_timeout(WRITE_SLICE)?;
         let writer = Arc::new(stream);
         let reader = Reader {
@@ -51,13 +57,11 @@ impl Greeting {
         if !endpoint.server.label.is_empty() {
             name = format!("{name}:{}", endpoint.server.label);
         }
+        let auth = login.auth().map(|request| Step {
+            what: "AUTH",
+            request,
+        });
         let mut steps: Vec<Vec<&str>> = Vec::new();
-        if let Some(password) = &endpoint.server.login.password {
-            let mut auth = vec!["AUTH"];
-            auth.extend(endpoint.server.login.username.as_deref());
-            auth.push(password);
-            steps.push(auth);
-        }
         if endpoint.server.db != 0 {
             steps.push(vec!["SELECT", &db]);
         }
@@ -71,7 +75,7 @@ impl Greeting {
             // For no replica it waits for nothing.
             steps.push(vec!["WAIT", "0", "1"]);
         }
-        let whats = ["AUTH", "SELECT", "CLIENT", "PING", "ROLE", "WAIT"];
+        let whats = ["SELECT", "CLIENT", "PING", "ROLE", "WAIT"];
         let step = |parts: &Vec<&str>| Step {
             what: whats
                 .into_iter()
@@ -81,9 +85,13 @@ impl Greeting {
         };
         let mut greeting = Self {
             endpoint: endpoint.clone(),
-            connection: Duplex { writer, reader },
+            connection: Duplex {
+                writer,
+                reader,
+                since: Instant::now(),
+            },
             due: VecDeque::new(),
-            postponed: steps.iter().map(step).collect(),
+            postponed: auth.into_iter().chain(steps.iter().map(step)).collect(),
             greet_again_at: Instant::now(),
             why: None,
             heard: false,

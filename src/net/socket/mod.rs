@@ -1,11 +1,14 @@
 //! A socket with deadlines: made in time, and read and written in slices, so that no thread blocks in it for long.
 
+mod aside;
 mod connecting;
 mod dial;
 mod greeting;
+mod login;
 mod opening;
 mod resolve;
 mod sentinel;
+mod successor;
 #[cfg(feature = "tls")]
 mod tls;
 
@@ -22,9 +25,12 @@ use std::time::{Duration, Instant};
 use redis::io::tcp::socket2::SockRef;
 use redis::{RedisError, RedisResult, Value};
 
+use self::aside::Aside;
 pub(crate) use self::connecting::{Connecting, connect};
 pub(crate) use self::dial::Dialled;
-use self::resolve::Lookups;
+use self::login::Logins;
+use self::resolve::Lookup;
+pub(crate) use self::successor::Successor;
 #[cfg(feature = "tls")]
 use self::tls::TlsStream;
 use crate::config::replicas::ReplicaAck;
@@ -53,7 +59,8 @@ const CONNECT_SLICE: Duration = Duration::from_millis(5);
 #[derive(Clone)]
 pub(crate) struct Endpoint {
     pub(crate) server: Arc<Server>,
-    lookups: Lookups,
+    lookups: Aside<Lookup>,
+    logins: Logins,
     first_sentinel: Arc<sentinel::First>,
     /// The most replicas that a connection has found a server to have.
     replicas: Arc<AtomicU32>,
@@ -65,7 +72,8 @@ impl Endpoint {
     pub(crate) fn new(server: Server) -> Self {
         Self {
             server: Arc::new(server),
-            lookups: Arc::default(),
+            lookups: Aside::default(),
+            logins: Logins::default(),
             first_sentinel: Arc::default(),
             replicas: Arc::default(),
             proves_master: false,
@@ -104,7 +112,7 @@ impl Endpoint {
                 label: self.server.label.clone(),
                 replica_ack,
             }),
-            lookups: Arc::default(),
+            lookups: Aside::default(),
             proves_master: false,
             ..self.clone()
         }
@@ -424,7 +432,10 @@ impl Read for Sliced<'_> {
 pub(crate) struct Duplex {
     pub(crate) writer: Arc<Socket>,
     pub(crate) reader: Reader,
+    /// When it logged in.
+    pub(crate) since: Instant,
 }
+
 pub(crate) fn timed_out(what: &'static str) -> RedisError {
     io::Error::new(io::ErrorKind::TimedOut, what).into()
 }

@@ -1,0 +1,99 @@
+//! Questions whose answers nothing bounds in time: each is asked on a thread of its own.
+//!
+//! ```text
+//!             a connection needs the answer              it comes
+//!    unasked ──────────────────────────────► under way ──────────► taken
+//!                                              ▲   │
+//!              another connection needs it     │   │  no time left
+//!                                              └─ left behind ──it came long ago──► dropped
+//! ```
+
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, RecvTimeoutError, TryRecvError};
+use parking_lot::Mutex;
+
+use super::{CONNECT_SLICE, Meanwhile};
+
+/// How old an answer may be that nobody has waited for.
+pub(super) const AGE: Duration = Duration::from_secs(1);
+
+/// A question under way, and when its answer came.
+pub(super) type UnderWay<T> = Receiver<(Instant, T)>;
+
+/// One question, and where it was asked and nobody waited to the end; whoever asks next goes on with that.
+pub(super) struct Aside<T>(Arc<Mutex<Vec<UnderWay<T>>>>);
+
+impl<T> Default for Aside<T> {
+    fn default() -> Self {
+        Self(Arc::default())
+    }
+}
+
+impl<T> Clone for Aside<T> {
+    fn clone(&self) -> Self {
+        Self(Arc::clone(&self.0))
+    }
+}
+
+impl<T: Send + 'static> Aside<T> {
+    /// The answer, if it comes by then. If no question is under way that nobody waits for, one is asked on a thread of
+    /// this name.
+    pub(super) fn ask(
+        &self,
+        thread: &str,
+        question: impl FnOnce() -> T + Send + 'static,
+        by: Instant,
+        meanwhile: Meanwhile<'_>,
+    ) -> io::Result<Option<T>> {
+        let under_way = loop {
+            let left_behind = self.0.lock().pop();
+            let Some(under_way) = left_behind else {
+                break begin(thread, question)?;
+            };
+            match under_way.try_recv() {
+                // By now it may be another.
+                Ok((at, _)) if at.elapsed() >= AGE => {}
+                Ok((_, answer)) => return Ok(Some(answer)),
+                Err(TryRecvError::Empty) => break under_way,
+                Err(TryRecvError::Disconnected) => {}
+            }
+        };
+        loop {
+            match under_way.recv_timeout(CONNECT_SLICE) {
+                Ok((_, answer)) => return Ok(Some(answer)),
+                Err(RecvTimeoutError::Disconnected) => {
+                    return Err(io::Error::other(format!(
+                        "{thread} ended without an answer"
+                    )));
+                }
+                Err(RecvTimeoutError::Timeout) if Instant::now() < by && meanwhile() => {}
+                Err(RecvTimeoutError::Timeout) => {
+                    self.leave_behind(under_way);
+                    return Ok(None);
+                }
+            }
+        }
+    }
+
+    pub(super) fn leave_behind(&self, under_way: UnderWay<T>) {
+        self.0.lock().push(under_way);
+    }
+}
+
+fn begin<T: Send + 'static>(
+    thread: &str,
+    question: impl FnOnce() -> T + Send + 'static,
+) -> io::Result<UnderWay<T>> {
+    let (answer, under_way) = crossbeam_channel::bounded(1);
+    std::thread::Builder::new()
+        .name(thread.into())
+        .spawn(move || {
+            let found = question();
+            // Nobody listens any more once the client is gone.
+            answer.send((Instant::now(), found)).unwrap_or_default();
+        })?;
+    Ok(under_way)
+}

@@ -1,0 +1,268 @@
+//! Passwords that change while a client lives.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use crossbeam_channel::unbounded;
+use redlatch::{Client, Config, Error};
+
+use crate::support::{
+    Crew, LONG, Lock, RESPONSE, Server, Told, config, elsewhere, eventually, gets_nothing, in_time,
+    is_waited_for, logs, loosely, ms, subscribed, timed, unique, waited_for_by,
+};
+
+/// A server that lets no one in without a user and a password.
+fn closed_server() -> Server {
+    let server = Server::start_with(&[]);
+    for user in ["blue", "green"] {
+        let password = format!(">{user}:1");
+        server.cli(&["ACL", "SETUSER", user, "on", &password, "~*", "&*", "+@all"]);
+    }
+    server
+}
+
+/// Where the password is kept, and how often it was asked for.
+#[derive(Clone)]
+struct Vault {
+    login: Arc<Mutex<(String, String)>>,
+    asked: Arc<AtomicUsize>,
+}
+
+impl Vault {
+    fn of(user: &str, password: &str) -> Self {
+        let vault = Self {
+            login: Arc::default(),
+            asked: Arc::default(),
+        };
+        vault.set(user, password);
+        vault
+    }
+
+    fn set(&self, user: &str, password: &str) {
+        *self.login.lock().unwrap() = (user.into(), password.into());
+    }
+
+    fn asked(&self) -> usize {
+        self.asked.load(Ordering::SeqCst)
+    }
+
+    /// Clients that ask here.
+    fn used_by(&self, config: Config) -> Config {
+        let vault = self.clone();
+        config.credentials(move || {
+            vault.asked.fetch_add(1, Ordering::SeqCst);
+            Ok(vault.login.lock().unwrap().clone())
+        })
+    }
+}
+
+/// The connections of a client by role: their ids.
+fn ids(server: &Server, role: &str, user: &str) -> Vec<u64> {
+    let named = server.clients_named(&format!("redlatch-{role}"));
+    let user = format!(" user={user} ");
+    let its = named.iter().filter(|client| client.line.contains(&user));
+    its.map(|client| client.id).collect()
+}
+
+/// The users of all connections of the crate are this one, and there are so many.
+#[track_caller]
+fn all_are(server: &Server, user: &str, n: usize) {
+    eventually("all are logged in so", || {
+        server.clients_named("redlatch").len() == n && ids(server, "", user).len() == n
+    });
+}
+
+timed!(every_connection_asks_for_the_password_when_it_is_made);
+fn every_connection_asks_for_the_password_when_it_is_made() {
+    let server = closed_server();
+    let vault = Vault::of("blue", "blue:1");
+    let received = Told::default();
+    let open = || {
+        let config = config(&server.url()).on_lost(received.listener());
+        Client::open(vault.used_by(config)).unwrap()
+    };
+    let client = open();
+    assert_eq!(vault.asked(), 1);
+    let (kept, name) = (unique("kept"), unique("rotated"));
+    let guard = client.mutex(&kept).lock().unwrap();
+    let other = open();
+    is_waited_for(&client, &other, &name, ms(50));
+    eventually("it is renewed", || client.stats().renewals > 0);
+    // Two for commands, one for renewals, one for messages.
+    all_are(&server, "blue", 4);
+    assert_eq!(vault.asked(), 4);
+
+    // What is connected stays so, whatever becomes of its password.
+    server.cli(&["ACL", "SETUSER", "blue", ">blue:2", "<blue:1"]);
+    is_waited_for(&client, &other, &name, ms(50));
+    assert_eq!(vault.asked(), 4);
+    vault.set("blue", "blue:2");
+    let renewals = client.stats().renewals;
+    assert_eq!(server.kill_clients_named("redlatch"), 4);
+    is_waited_for(&client, &other, &name, ms(50));
+    eventually("it is renewed again", || client.stats().renewals > renewals);
+    assert!(guard.is_valid() && received.of(&kept).is_empty());
+    guard.unlock().unwrap();
+
+    // Without a user it is the password of the default one.
+    server.cli(&["CONFIG", "SET", "requirepass", "p@ss"]);
+    let bare = config(&server.url()).credentials(|| Ok((String::new(), "p@ss".into())));
+    drop(Client::open(bare).unwrap().mutex(&name).lock().unwrap());
+}
+
+timed!(what_keeps_the_password_away_is_said);
+fn what_keeps_the_password_away_is_said() {
+    let server = closed_server();
+    let failing = || config(&server.url()).credentials(|| Err("the vault is sealed".into()));
+    let err = Client::open(failing()).unwrap_err();
+    assert!(matches!(&err, Error::Redis { .. }) && err.is_retryable());
+    let said = err.to_string();
+    let at = server.addr().to_string();
+    for part in [&at, "Config::credentials", "the vault is sealed"] {
+        assert!(said.contains(part), "{said}");
+    }
+    // A client that has no connection yet waits for it to pass.
+    let lazy = Client::open(failing().lazy()).unwrap();
+    let refused = in_time("giving up", RESPONSE, || lazy.mutex("m").lock());
+    assert!(refused.unwrap_err().to_string().contains("vault is sealed"));
+
+    let panics = config(&server.url()).credentials(|| panic!("no vault at all"));
+    let err = Client::open(panics).unwrap_err();
+    assert!(err.to_string().contains("no vault at all"), "{err}");
+    assert!(!err.is_retryable());
+    let wrong = Vault::of("blue", "green:1").used_by(config(&server.url()));
+    let err = Client::open(wrong).unwrap_err();
+    assert!(err.to_string().contains("WRONGPASS"), "{err}");
+    assert!(!err.is_retryable());
+    assert!(server.clients_named("redlatch").is_empty());
+}
+
+timed!(a_function_that_does_not_return_delays_nobody_beyond_their_limit);
+fn a_function_that_does_not_return_delays_nobody_beyond_their_limit() {
+    let server = closed_server();
+    let (answer, answers) = unbounded::<()>();
+    let calls = Arc::new(AtomicUsize::new(0));
+    let config = |calls: Arc<AtomicUsize>| {
+        let answers = answers.clone();
+        config(&server.url()).credentials(move || {
+            calls.fetch_add(1, Ordering::SeqCst);
+            answers.recv_timeout(3 * LONG)?;
+            Ok(("blue".into(), "blue:1".into()))
+        })
+    };
+    let refused = in_time("opening", RESPONSE, || Client::open(config(Arc::default())));
+    let said = refused.unwrap_err().to_string();
+    assert!(said.contains("has not returned in time"), "{said}");
+    answer.send(()).unwrap();
+
+    answer.send(()).unwrap();
+    let client = Client::open(config(Arc::clone(&calls))).unwrap();
+    let name = unique("slow");
+    client.mutex(&name).lock().unwrap().unlock().unwrap();
+    let before = calls.load(Ordering::SeqCst);
+    server.kill_clients_named("redlatch");
+    for _ in 0..4 {
+        gets_nothing("a short wait", ms(60), || {
+            client.mutex(&name).try_lock_for(ms(60))
+        });
+    }
+    // They go on with one call, for whichever connection.
+    assert!(calls.load(Ordering::SeqCst) <= before + 2);
+    for _ in 0..8 {
+        answer.send(()).unwrap();
+    }
+    elsewhere(|| client.mutex(&name).lock().unwrap().unlock()).unwrap();
+}
+
+/// Long enough for what has to be done within a quarter of it on a busy machine.
+const AGE: Duration = ms(2_000);
+
+timed!(living_connections_log_in_again_and_what_is_held_is_kept);
+fn living_connections_log_in_again_and_what_is_held_is_kept() {
+    let server = closed_server();
+    let vault = Vault::of("blue", "blue:1");
+    let received = Told::default();
+    let config = || {
+        let config = config(&server.url()).lease(loosely(ms(900)));
+        vault.used_by(config).reauth_after(loosely(AGE))
+    };
+    let client = Client::open(config().on_lost(received.listener())).unwrap();
+    let other = Client::open(config()).unwrap();
+    let name = unique("again");
+    let guard = redlatch::ReentrantLock::of(&client, &name).lock().unwrap();
+    let kept = other.mutex(unique("kept")).lock().unwrap();
+    let mut crew = Crew::new();
+    let lock = other.reentrant_lock(&name);
+    crew.spawn(move || lock.lock().unwrap().unlock().unwrap());
+    waited_for_by::<redlatch::ReentrantLock>(&server, 1);
+    eventually("both are renewed", || {
+        client.stats().renewals > 0 && other.stats().renewals > 0
+    });
+    // Two for commands, two for renewals, one for messages.
+    all_are(&server, "blue", 5);
+    let links = ids(&server, "link", "blue");
+    let replaced = ids(&server, "watchdog", "blue");
+
+    vault.set("green", "green:1");
+    all_are(&server, "green", 5);
+    assert_eq!(ids(&server, "link", "green"), links);
+    assert!(!ids(&server, "watchdog", "green").contains(&replaced[0]));
+    // So nothing depends on the old one any more.
+    server.cli(&["ACL", "DELUSER", "blue"]);
+    assert_eq!(server.clients_named("redlatch").len(), 5);
+    let renewals = client.stats().renewals;
+    eventually("it is renewed", || client.stats().renewals > renewals + 1);
+    assert!(guard.is_valid() && kept.is_valid());
+    subscribed(&server, 1);
+    assert!(!crew.is_finished());
+    guard.unlock().unwrap();
+    crew.join();
+    kept.unlock().unwrap();
+    assert!(received.of(&name).is_empty());
+    for its in [&client, &other] {
+        let stats = its.stats();
+        assert_eq!(
+            (stats.reconnects, stats.lost, stats.poll_rescues),
+            (0, 0, 0)
+        );
+    }
+    assert!(other.stats().resubscriptions >= 1);
+}
+
+timed!(a_login_that_is_refused_leaves_the_connections_as_they_are);
+fn a_login_that_is_refused_leaves_the_connections_as_they_are() {
+    let logs = logs();
+    let server = closed_server();
+    let vault = Vault::of("blue", "blue:1");
+    let config = config(&server.url()).lease(loosely(ms(900)));
+    let client = Client::open(vault.used_by(config).reauth_after(loosely(AGE))).unwrap();
+    let guard = client.mutex(unique("refused")).lock().unwrap();
+    eventually("it is renewed", || client.stats().renewals > 0);
+    let before = server.clients_named("redlatch");
+    vault.set("green", "wrong");
+    let again = format!("logging in at redis, {}, again", server.addr());
+    eventually("both are refused and try again", || {
+        logs.count(log::Level::Warn, &again) >= 4
+    });
+    assert!(
+        logs.about(&again)
+            .iter()
+            .all(|(_, text)| text.contains("WRONGPASS"))
+    );
+    let ids_of = |clients: &[crate::support::ClientLine]| {
+        clients.iter().map(|client| client.id).collect::<Vec<_>>()
+    };
+    assert_eq!(ids_of(&server.clients_named("redlatch")), ids_of(&before));
+    assert!(guard.is_valid());
+    client
+        .mutex(unique("other"))
+        .lock()
+        .unwrap()
+        .unlock()
+        .unwrap();
+    vault.set("green", "green:1");
+    all_are(&server, "green", 2);
+    assert_eq!((client.stats().reconnects, client.stats().lost), (0, 0));
+    guard.unlock().unwrap();
+}

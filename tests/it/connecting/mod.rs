@@ -1,0 +1,4 @@
+//! How a client gets to its server: addresses, credentials that change, and servers that are away at first.
+
+mod credentials;
+mod lazy;
