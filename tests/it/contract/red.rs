@@ -94,21 +94,14 @@ fn is_gone(server: &Server, name: &str) -> bool {
     gone.into_inner().unwrap()
 }
 
-/// Runs tests of the suite with companions that live as long.
-macro_rules! held_to {
-    ($($test:ident,)+) => {
-        $(
-            #[test]
-            fn $test() {
-                let _companions = super::companions();
-                crate::support::unless_late(crate::contract::$test::<super::Red>);
-            }
-        )+
-    };
+/// Runs a test with companions that live as long.
+fn with_companions(test: impl FnOnce()) {
+    let _companions = companions();
+    test();
 }
 
 mod as_any_other {
-    held_to! {
+    crate::contract::held_to! { super::Red, super::with_companions:
         threads_and_clients_exclude_each_other,
         busy_is_none,
         a_limited_wait_takes_its_time_and_gives_none,

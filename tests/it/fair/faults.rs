@@ -9,7 +9,7 @@ use redlatch::{CancelToken, Client, Config, Error, LossReason};
 use crate::support::fair::{Line, nothing_left, queue, queued, timeouts, with_waiter_lease};
 use crate::support::scripts::sha;
 use crate::support::{
-    BY_MESSAGE, Crew, LONG, Mode, Proxy, Server, Target, eventually, loosely, lua, ms, open, timed,
+    BY_MESSAGE, Crew, LONG, Mode, Net, Server, Target, eventually, loosely, lua, ms, open, timed,
     unique, within,
 };
 
@@ -30,49 +30,22 @@ fn leave_sha() -> String {
     sha(lua::FAIR_LEAVE)
 }
 
-/// A server, a proxy in front of it, a client behind the proxy, and one that is not.
-struct Net {
-    server: Server,
-    proxy: Proxy,
-    client: Client,
-    other: Client,
-    name: String,
-}
-
-impl Net {
-    fn start() -> Self {
-        Self::with(RESPONSE, WAITER_LEASE)
-    }
-
-    fn with(response: Duration, waiter_lease: Duration) -> Self {
-        let server = Server::start();
-        let proxy = Proxy::start(server.addr());
-        let config = |url: String| {
-            let config = Config::new(url).response_timeout(response);
-            config.waiter_lease(waiter_lease)
-        };
-        let net = Self {
-            client: Client::open(config(proxy.url())).unwrap(),
-            other: Client::open(config(server.url())).unwrap(),
-            server,
-            proxy,
-            name: unique("net"),
-        };
-        // Everything goes by its hash from now on.
-        let lock = net.client.fair_lock(&net.name);
-        let other = net.other.fair_lock(&net.name).lock().unwrap();
-        // Time may be up before there is an answer.
-        assert!(!matches!(lock.try_lock_for(ms(50)), Ok(Some(_))));
-        other.unlock().unwrap();
-        lock.lock().unwrap().unlock().unwrap();
-        eventually("nobody listens", || net.client.stats().subscriptions == 0);
-        nothing_left(&net.server);
-        net
-    }
-
-    fn link_is_silent_with_a_reply_held(&self) {
-        eventually("a reply is held back", || self.proxy.held() > 0);
-    }
+/// A network whose clients have these settings, know every script, and listen to nothing.
+fn warm(response: Duration, waiter_lease: Duration) -> Net {
+    let config = |url: &str| {
+        let config = Config::new(url).response_timeout(response);
+        config.waiter_lease(waiter_lease)
+    };
+    let net = Net::of(Server::start(), config, config);
+    let lock = net.client.fair_lock(&net.name);
+    let other = net.other.fair_lock(&net.name).lock().unwrap();
+    // Time may be up before there is an answer.
+    assert!(!matches!(lock.try_lock_for(ms(50)), Ok(Some(_))));
+    other.unlock().unwrap();
+    lock.lock().unwrap().unlock().unwrap();
+    eventually("nobody listens", || net.client.stats().subscriptions == 0);
+    nothing_left(&net.server);
+    net
 }
 
 /// How far a wait has come when something goes wrong.
@@ -115,6 +88,10 @@ fn at_each_step(case: impl Fn(Step, Fault) + Sync) {
 }
 
 impl Net {
+    fn link_is_silent_with_a_reply_held(&self) {
+        eventually("a reply is held back", || self.proxy.held() > 0);
+    }
+
     /// Has the next wait of the client go as far as `step`, and says what to do once it has begun.
     fn prepare(&self, step: Step) {
         match step {
@@ -153,7 +130,7 @@ fn whatever_fails_for_good_the_wait_ends_in_time_and_its_place_soon_after() {
     at_each_step(|step, fault| {
         let what = format!("{fault:?} at {step:?}");
         // No call ends because Redis has been silent for too long.
-        let net = Net::with(LONG, WAITER_LEASE);
+        let net = warm(LONG, WAITER_LEASE);
         let target = Net::target(step);
         let guard = net.other.fair_lock(&net.name).lock().unwrap();
         let asked = net.server.calls("evalsha");
@@ -225,7 +202,7 @@ fn whatever_fails_once_costs_a_waiter_nothing_but_time() {
     at_each_step(|step, fault| {
         let what = format!("{fault:?} at {step:?}");
         // Nobody is to lose a place because a busy machine adds to the fault.
-        let net = Net::with(ms(1_500), 3 * WAITER_LEASE);
+        let net = warm(ms(1_500), 3 * WAITER_LEASE);
         let target = Net::target(step);
         let guard = net.other.fair_lock(&net.name).lock().unwrap();
         let asked = net.server.calls("evalsha");
@@ -286,7 +263,7 @@ fn whatever_fails_once_costs_a_waiter_nothing_but_time() {
 timed!(a_place_is_given_up_although_the_word_of_it_is_lost);
 fn a_place_is_given_up_although_the_word_of_it_is_lost() {
     for lost in [Fault::LostRequest, Fault::LostReply, Fault::Cut] {
-        let net = Net::start();
+        let net = warm(RESPONSE, WAITER_LEASE);
         let guard = net.other.fair_lock(&net.name).lock().unwrap();
         let lock = net.client.fair_lock(&net.name);
         let trap = match lost {
@@ -322,7 +299,7 @@ fn a_place_is_given_up_although_the_word_of_it_is_lost() {
 // I2, O1: what was sent on a connection given up arrives when its sender has long had the lock by another question.
 timed!(a_question_that_arrives_late_takes_nothing_from_its_sender);
 fn a_question_that_arrives_late_takes_nothing_from_its_sender() {
-    let net = Net::with(ms(1_500), WAITER_LEASE);
+    let net = warm(ms(1_500), WAITER_LEASE);
     for asks in 0..3 {
         let guard = net.other.fair_lock(&net.name).lock().unwrap();
         let lock = net.client.fair_lock(&net.name);
@@ -367,7 +344,7 @@ fn a_question_that_arrives_late_takes_nothing_from_its_sender() {
 timed!(a_question_that_arrives_after_its_sender_has_left_makes_no_place);
 fn a_question_that_arrives_after_its_sender_has_left_makes_no_place() {
     // Its place would last for longer than this test does.
-    let net = Net::with(ms(1_500), 3 * WAITER_LEASE);
+    let net = warm(ms(1_500), 3 * WAITER_LEASE);
     let guard = net.other.fair_lock(&net.name).lock().unwrap();
     let token = CancelToken::new();
     let lock = net.client.fair_lock(&net.name).cancel_on(&token);
@@ -461,7 +438,7 @@ fn trying_again_and_again_leaves_nothing_to_be_sent_later() {
 // L1: a message that never comes costs a poll cap at most.
 timed!(a_lost_message_is_made_good);
 fn a_lost_message_is_made_good() {
-    let net = Net::start();
+    let net = warm(RESPONSE, WAITER_LEASE);
     // The connection breaks just before, and the message is sent to nobody.
     let guard = net.other.fair_lock(&net.name).lock().unwrap();
     let mut line = Line::new(&net.server, &net.name);

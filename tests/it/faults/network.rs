@@ -7,35 +7,10 @@ use redlatch::{CancelToken, Client, Error, FairLock, FencedLock, Mutex, Reentran
 
 use crate::support::scripts::{renew_sha, sha};
 use crate::support::{
-    Guard, Line, Lock, Mode, Proxy, RESPONSE, Reading, SLACK, Server, Target, Trap, WAITER_LEASE,
-    Writing, client, config, eventually, gets_nothing, in_time, line, loosely, ms,
+    Guard, Line, Lock, Mode, Net, Proxy, RESPONSE, Reading, SLACK, Server, Target, Trap,
+    WAITER_LEASE, Writing, client, config, eventually, gets_nothing, in_time, line, loosely, ms,
     nothing_is_left_of, timed, unique, unless_late, within,
 };
-
-/// A server, a proxy in front of it, a client behind the proxy and one that is not.
-struct Net {
-    server: Server,
-    proxy: Proxy,
-    client: Client,
-    other: Client,
-}
-
-impl Net {
-    fn start() -> Self {
-        Self::with(RESPONSE)
-    }
-
-    fn with(response: Duration) -> Self {
-        let server = Server::start();
-        let proxy = Proxy::start(server.addr());
-        Self {
-            client: Client::open(config(&proxy.url()).response_timeout(response)).unwrap(),
-            other: client(&server.url()),
-            server,
-            proxy,
-        }
-    }
-}
 
 /// Numbers that look random, and are the same in every run.
 fn dice(seed: u64) -> impl FnMut(u64) -> u64 {

@@ -2,9 +2,11 @@
 
 mod fair;
 mod fenced;
+mod latch;
 mod lock;
 mod multi;
 mod permits;
 mod rw;
 mod rw_model;
+mod semaphore;
 mod strict;

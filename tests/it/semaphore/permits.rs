@@ -1,31 +1,17 @@
-//! The semaphore: what is on the wire, who gets permits and when, and that none is lost or invented on a bad day.
+//! The semaphore: who gets permits and when, and that none is lost or invented on a bad day.
 
 use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
-use std::sync::{Barrier, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use redis::{Connection, RedisResult, Value};
+use redis::Value;
 use redlatch::{CancelToken, Client, Config, Error, Semaphore, SemaphorePermit};
 
-use crate::support::scripts::out_of_memory;
+use crate::support::scripts::{listen_to_all, out_of_memory};
+use crate::support::semaphore::{CHANNEL, published_counts};
 use crate::support::{
-    Mode, Proxy, Server, Target, Trap, eventually, loosely, lua, ms, timed, unique, within,
+    Mode, Proxy, Server, Target, Trap, eventually, loosely, ms, timed, unique, within,
 };
-
-const ACQUIRE: &str = lua::SEMAPHORE_ACQUIRE;
-const RELEASE: &str = lua::SEMAPHORE_RELEASE;
-const UNDO: &str = lua::SEMAPHORE_UNDO;
-const SET: &str = lua::SEMAPHORE_SET;
-const DRAIN: &str = lua::SEMAPHORE_DRAIN;
-
-const CHANNEL: &str = "redisson_sc:{s}";
-
-fn eval(con: &mut Connection, script: &str, keys: &[&str], args: &[&str]) -> RedisResult<i64> {
-    let mut cmd = redis::cmd("EVAL");
-    cmd.arg(script).arg(keys.len()).arg(keys).arg(args);
-    cmd.query(con)
-}
 
 fn open(server: &Server) -> Client {
     Client::open(server.url()).unwrap()
@@ -40,50 +26,6 @@ fn semaphore(n: u32) -> (Server, Client, Semaphore) {
     (server, client, semaphore)
 }
 
-/// Everything that was said on the channel of `s` since the first call, in order.
-struct Messages(Connection, mpsc::Receiver<String>);
-
-impl Messages {
-    fn new(server: &Server) -> Self {
-        let (say, heard) = mpsc::channel();
-        let mut con = server.connection();
-        con.set_read_timeout(None).unwrap();
-        let ready = Barrier::new(2);
-        let ready = std::sync::Arc::new(ready);
-        let there = ready.clone();
-        thread::spawn(move || {
-            let mut pubsub = con.as_pubsub();
-            pubsub.subscribe(CHANNEL).unwrap();
-            there.wait();
-            while let Ok(message) = pubsub.get_message() {
-                let Ok(()) = say.send(message.get_payload().unwrap()) else {
-                    return;
-                };
-            }
-        });
-        ready.wait();
-        Self(server.connection(), heard)
-    }
-
-    #[track_caller]
-    fn hears(&mut self, expected: &[&str]) {
-        // Behind everything that was said before.
-        let _: i64 = redis::cmd("PUBLISH")
-            .arg(CHANNEL)
-            .arg("-")
-            .query(&mut self.0)
-            .unwrap();
-        let mut heard = Vec::new();
-        loop {
-            match self.1.recv_timeout(Duration::from_secs(5)).unwrap() {
-                end if end == "-" => break,
-                said => heard.push(said),
-            }
-        }
-        assert_eq!(heard, expected);
-    }
-}
-
 /// Waits until so many permits are to be had at the server and nobody of `client` waits or has any.
 #[track_caller]
 fn settles(server: &Server, available: i64) {
@@ -93,89 +35,8 @@ fn settles(server: &Server, available: i64) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// The wire
+// Bad input
 // ---------------------------------------------------------------------------------------------------------------------
-
-#[test]
-fn an_acquire_takes_all_or_nothing_and_its_undo_gives_back_once() {
-    let server = Server::start();
-    let mut con = server.connection();
-    let mut pubsub = Messages::new(&server);
-    let keep = "120000";
-    assert_eq!(eval(&mut con, ACQUIRE, &["s", "q1"], &["1", keep]), Ok(0));
-    assert!(server.keys().is_empty(), "a refused acquire leaves nothing");
-    server.cli(&["SET", "s", "3", "PX", "60000"]);
-    assert_eq!(eval(&mut con, ACQUIRE, &["s", "q1"], &["4", keep]), Ok(0));
-    assert_eq!(eval(&mut con, ACQUIRE, &["s", "q1"], &["2", keep]), Ok(1));
-    assert_eq!((server.get_int("s"), server.get_int("q1")), (1, 2));
-    assert!((110_000..=120_000).contains(&server.pttl("q1")));
-    // Late and twice: the number is spent.
-    assert_eq!(eval(&mut con, ACQUIRE, &["s", "q1"], &["1", keep]), Ok(0));
-    pubsub.hears(&[]);
-    for _ in 0..2 {
-        let heard = eval(&mut con, UNDO, &["s", CHANNEL, "q1"], &[keep]).unwrap();
-        assert!(heard >= 0);
-        assert_eq!(server.get_int("s"), 3);
-    }
-    pubsub.hears(&["3"]);
-    // Undone before it came.
-    assert_eq!(eval(&mut con, UNDO, &["s", CHANNEL, "q2"], &[keep]), Ok(0));
-    assert_eq!(eval(&mut con, ACQUIRE, &["s", "q2"], &["1", keep]), Ok(0));
-    assert_eq!(server.get_int("s"), 3);
-    assert!((1..=60_000).contains(&server.pttl("s")), "the TTL is kept");
-    // Those that were answered go with the next.
-    let keys = ["s", "q3", "q1", "q2"];
-    assert_eq!(eval(&mut con, ACQUIRE, &keys, &["3", keep]), Ok(1));
-    assert_eq!(server.keys(), ["q3", "s"]);
-    // What is undone of a semaphore that is gone does not make it again.
-    server.cli(&["DEL", "s"]);
-    assert_eq!(eval(&mut con, UNDO, &["s", CHANNEL, "q3"], &[keep]), Ok(0));
-    assert!(!server.exists("s"));
-}
-
-timed!(a_release_a_set_and_a_drain_count_once);
-fn a_release_a_set_and_a_drain_count_once() {
-    let server = Server::start();
-    let mut con = server.connection();
-    let mut pubsub = Messages::new(&server);
-    let keep = "120000";
-    for _ in 0..2 {
-        let made = eval(&mut con, SET, &["s", CHANNEL, "q1"], &["3", keep]);
-        assert_eq!(made, Ok(1), "whoever asks again hears the same");
-    }
-    assert_eq!(
-        eval(&mut con, SET, &["s", CHANNEL, "q2"], &["9", keep]),
-        Ok(0)
-    );
-    server.cli(&["PEXPIRE", "s", "60000"]);
-    for expected in [1, 0] {
-        let keys = ["s", CHANNEL, "q3", "q1"];
-        let heard = eval(&mut con, RELEASE, &keys, &["2", keep, "1"]);
-        assert_eq!(heard, Ok(expected));
-        assert_eq!(server.get_int("s"), 5);
-    }
-    assert_eq!(server.keys(), ["q2", "q3", "s"]);
-    for _ in 0..2 {
-        assert_eq!(eval(&mut con, DRAIN, &["s", "q4", "q3"], &[keep]), Ok(5));
-        assert_eq!(server.get_int("s"), 0);
-    }
-    for _ in 0..2 {
-        eval(&mut con, RELEASE, &["s", CHANNEL, "q5"], &["-4", keep, "1"]).unwrap();
-        assert_eq!(server.get_int("s"), -4);
-    }
-    assert_eq!(eval(&mut con, DRAIN, &["s", "q6"], &[keep]), Ok(-4));
-    assert_eq!(eval(&mut con, DRAIN, &["s", "q7"], &[keep]), Ok(0));
-    assert_eq!(server.get_int("s"), 0);
-    assert!((1..=60_000).contains(&server.pttl("s")), "the TTL is kept");
-    pubsub.hears(&["3", "5"]);
-    server.cli(&["DEL", "s"]);
-    let gone = eval(&mut con, RELEASE, &["s", CHANNEL, "q8"], &["1", keep, "0"]);
-    assert_eq!(gone, Ok(-1));
-    assert!(!server.exists("s") && !server.exists("q8"));
-    assert_eq!(eval(&mut con, DRAIN, &["s", "q9"], &[keep]), Ok(0));
-    eval(&mut con, RELEASE, &["s", CHANNEL, "q8"], &["1", keep, "1"]).unwrap();
-    assert_eq!(server.get_int("s"), 1);
-}
 
 #[test]
 fn a_key_that_holds_something_else_is_left_as_it_was() {
@@ -263,17 +124,18 @@ fn the_verbs_do_and_tell_what_redissons_do() {
     let server = Server::start();
     let client = open(&server);
     let semaphore = client.semaphore("s");
-    let mut pubsub = Messages::new(&server);
+    let mut listening = server.connection();
+    let mut pubsub = listen_to_all(&mut listening);
     assert_eq!(semaphore.name(), "s");
     assert_eq!(semaphore.available_permits().unwrap(), 0);
     assert_eq!(semaphore.drain_permits().unwrap(), 0);
     assert!(semaphore.try_acquire().unwrap().is_none());
     assert!(server.keys().is_empty());
-    pubsub.hears(&[]);
+    assert_eq!(published_counts(&server, &mut pubsub), [""; 0]);
 
     assert!(semaphore.try_set_permits(5).unwrap());
     assert!(!semaphore.try_set_permits(7).unwrap());
-    pubsub.hears(&["5"]);
+    assert_eq!(published_counts(&server, &mut pubsub), ["5"]);
     assert_eq!(server.ask::<String>(&["GET", "s"]), "5");
     assert_eq!(server.pttl("s"), -1);
 
@@ -284,22 +146,22 @@ fn the_verbs_do_and_tell_what_redissons_do() {
         "taken is not absent"
     );
     assert_eq!(server.get_int("s"), 0);
-    pubsub.hears(&[]);
+    assert_eq!(published_counts(&server, &mut pubsub), [""; 0]);
     permits.release().unwrap();
-    pubsub.hears(&["5"]);
+    assert_eq!(published_counts(&server, &mut pubsub), ["5"]);
 
     semaphore.release(2).unwrap();
     semaphore.add_permits(3).unwrap();
     semaphore.add_permits(-12).unwrap();
     // Java clients could not read a number below zero, and nobody is helped by it.
-    pubsub.hears(&["7", "10"]);
+    assert_eq!(published_counts(&server, &mut pubsub), ["7", "10"]);
     assert_eq!(semaphore.available_permits().unwrap(), -2);
     assert!(semaphore.try_acquire().unwrap().is_none());
     assert_eq!(semaphore.drain_permits().unwrap(), -2);
     assert_eq!(semaphore.available_permits().unwrap(), 0);
     semaphore.release(4).unwrap();
     assert_eq!(semaphore.drain_permits().unwrap(), 4);
-    pubsub.hears(&["4"]);
+    assert_eq!(published_counts(&server, &mut pubsub), ["4"]);
 
     server.cli(&["DEL", "s"]);
     semaphore.release(2).unwrap();
@@ -307,7 +169,7 @@ fn the_verbs_do_and_tell_what_redissons_do() {
     server.cli(&["DEL", "s"]);
     semaphore.add_permits(-3).unwrap();
     assert_eq!(server.get_int("s"), -3);
-    pubsub.hears(&["2"]);
+    assert_eq!(published_counts(&server, &mut pubsub), ["2"]);
 }
 
 #[test]

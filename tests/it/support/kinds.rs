@@ -377,6 +377,57 @@ kind!(spin_lock: SpinLock, redlatch::SpinLockGuard, true {
     const RELEASE: u64 = 3; // no PUBLISH
 });
 
+/// What the two sides of a read-write lock do alike, each by its own verbs.
+macro_rules! by_verbs {
+    ($lock:ident, $try:ident, $try_for:ident, $try_until:ident, $is_locked:ident, $hold_count:ident) => {
+        fn of(client: &Client, name: &str) -> Self {
+            Self(client.rwlock(name))
+        }
+        fn lease(self, lease: Duration) -> Self {
+            Self(self.0.lease(lease))
+        }
+        fn max_hold(self, max_hold: Duration) -> Self {
+            Self(self.0.max_hold(max_hold))
+        }
+        fn cancel_on(self, token: &CancelToken) -> Self {
+            Self(self.0.cancel_on(token))
+        }
+        fn lock(&self) -> Result<Self::Guard> {
+            self.0.$lock()
+        }
+        fn try_lock(&self) -> Result<Option<Self::Guard>> {
+            self.0.$try()
+        }
+        fn try_lock_for(&self, wait: Duration) -> Result<Option<Self::Guard>> {
+            self.0.$try_for(wait)
+        }
+        fn try_lock_until(&self, instant: Instant) -> Result<Option<Self::Guard>> {
+            self.0.$try_until(instant)
+        }
+        fn with<T>(&self, work: impl FnOnce(&Self::Guard) -> T) -> Result<T> {
+            let guard = self.0.$lock()?;
+            let done = work(&guard);
+            guard.unlock()?;
+            Ok(done)
+        }
+        fn is_locked(&self) -> Result<bool> {
+            self.0.$is_locked()
+        }
+        fn hold_count(&self) -> u32 {
+            self.0.$hold_count()
+        }
+        fn remaining(&self) -> Result<Option<Duration>> {
+            self.0.remaining()
+        }
+        fn force_unlock(&self) -> Result<bool> {
+            self.0.force_unlock()
+        }
+        fn name(&self) -> &str {
+            self.0.name()
+        }
+    };
+}
+
 /// The read-write lock, as one that writes sees it.
 #[derive(Clone, Debug)]
 pub(crate) struct Writing(redlatch::RwLock);
@@ -400,57 +451,20 @@ impl Lock for Writing {
             ("mode".to_owned(), "write".to_owned()),
         ]
     }
-    fn of(client: &Client, name: &str) -> Self {
-        Self(client.rwlock(name))
-    }
-    fn lease(self, lease: Duration) -> Self {
-        Self(self.0.lease(lease))
-    }
-    fn max_hold(self, max_hold: Duration) -> Self {
-        Self(self.0.max_hold(max_hold))
-    }
-    fn cancel_on(self, token: &CancelToken) -> Self {
-        Self(self.0.cancel_on(token))
-    }
-    fn lock(&self) -> Result<Self::Guard> {
-        self.0.write()
-    }
-    fn try_lock(&self) -> Result<Option<Self::Guard>> {
-        self.0.try_write()
-    }
-    fn try_lock_for(&self, wait: Duration) -> Result<Option<Self::Guard>> {
-        self.0.try_write_for(wait)
-    }
-    fn try_lock_until(&self, instant: Instant) -> Result<Option<Self::Guard>> {
-        self.0.try_write_until(instant)
-    }
-    fn with<T>(&self, work: impl FnOnce(&Self::Guard) -> T) -> Result<T> {
-        let guard = self.0.write()?;
-        let done = work(&guard);
-        guard.unlock()?;
-        Ok(done)
-    }
-    fn is_locked(&self) -> Result<bool> {
-        self.0.is_write_locked()
-    }
+    by_verbs!(
+        write,
+        try_write,
+        try_write_for,
+        try_write_until,
+        is_write_locked,
+        write_hold_count
+    );
     fn is_owned_by_current_thread(&self) -> bool {
         assert_eq!(
             self.0.is_owned_by_current_thread(),
             self.0.write_hold_count() + self.0.read_hold_count() > 0
         );
         self.0.write_hold_count() > 0
-    }
-    fn hold_count(&self) -> u32 {
-        self.0.write_hold_count()
-    }
-    fn remaining(&self) -> Result<Option<Duration>> {
-        self.0.remaining()
-    }
-    fn force_unlock(&self) -> Result<bool> {
-        self.0.force_unlock()
-    }
-    fn name(&self) -> &str {
-        self.0.name()
     }
 }
 
@@ -497,53 +511,16 @@ impl Lock for Reading {
     fn keys(name: &str, owner: &str) -> Vec<String> {
         vec![name.to_owned(), hold_key(name, owner)]
     }
-    fn of(client: &Client, name: &str) -> Self {
-        Self(client.rwlock(name))
-    }
-    fn lease(self, lease: Duration) -> Self {
-        Self(self.0.lease(lease))
-    }
-    fn max_hold(self, max_hold: Duration) -> Self {
-        Self(self.0.max_hold(max_hold))
-    }
-    fn cancel_on(self, token: &CancelToken) -> Self {
-        Self(self.0.cancel_on(token))
-    }
-    fn lock(&self) -> Result<Self::Guard> {
-        self.0.read()
-    }
-    fn try_lock(&self) -> Result<Option<Self::Guard>> {
-        self.0.try_read()
-    }
-    fn try_lock_for(&self, wait: Duration) -> Result<Option<Self::Guard>> {
-        self.0.try_read_for(wait)
-    }
-    fn try_lock_until(&self, instant: Instant) -> Result<Option<Self::Guard>> {
-        self.0.try_read_until(instant)
-    }
-    fn with<T>(&self, work: impl FnOnce(&Self::Guard) -> T) -> Result<T> {
-        let guard = self.0.read()?;
-        let done = work(&guard);
-        guard.unlock()?;
-        Ok(done)
-    }
-    fn is_locked(&self) -> Result<bool> {
-        self.0.is_read_locked()
-    }
+    by_verbs!(
+        read,
+        try_read,
+        try_read_for,
+        try_read_until,
+        is_read_locked,
+        read_hold_count
+    );
     fn is_owned_by_current_thread(&self) -> bool {
         self.0.read_hold_count() > 0
-    }
-    fn hold_count(&self) -> u32 {
-        self.0.read_hold_count()
-    }
-    fn remaining(&self) -> Result<Option<Duration>> {
-        self.0.remaining()
-    }
-    fn force_unlock(&self) -> Result<bool> {
-        self.0.force_unlock()
-    }
-    fn name(&self) -> &str {
-        self.0.name()
     }
 }
 

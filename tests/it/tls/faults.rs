@@ -6,37 +6,15 @@ use std::time::Duration;
 use redlatch::{Client, FairLock, ReentrantLock};
 
 use crate::support::{
-    Crew, Guard, LONG, Lock, Mode, Proxy, RESPONSE, SLACK, Server, Target, authority, config,
+    Crew, Guard, LONG, Lock, Mode, Net, Proxy, RESPONSE, SLACK, Server, Target, authority,
     eventually, gets_nothing, in_time, loosely, ms, nothing_is_left_of, settings, settings_by,
-    timed, trusting, unique, waited_for_by,
+    timed, unique, waited_for_by,
 };
-
-/// A server, a proxy in front of its TLS, a client behind the proxy and one that is not.
-struct Net {
-    server: Server,
-    proxy: Proxy,
-    client: Client,
-    other: Client,
-}
-
-impl Net {
-    fn start() -> Self {
-        let server = Server::start_tls(&authority().issue(&["127.0.0.1"]), &[]);
-        let proxy = Proxy::start(server.client_addr());
-        let url = server.client_url_at(proxy.addr());
-        Self {
-            client: Client::open(config(&url).tls(trusting())).unwrap(),
-            other: Client::open(config(&server.client_url()).tls(trusting())).unwrap(),
-            server,
-            proxy,
-        }
-    }
-}
 
 /// Rounds in which the acquire or the release is lost, or its reply: the hold is right while it lasts, and somebody else
 /// gets the lock soon after.
 fn lost_on_the_way<L: Lock>(rounds: u32) {
-    let net = Net::start();
+    let net = Net::encrypted();
     let name = unique("round");
     let (lock, other) = (L::of(&net.client, &name), L::Foe::of(&net.other, &name));
     for round in 0..rounds {
@@ -83,7 +61,7 @@ fn the_same_of_a_fair_lock() {
 
 timed!(an_acquire_that_arrives_late_takes_nothing);
 fn an_acquire_that_arrives_late_takes_nothing() {
-    let net = Net::start();
+    let net = Net::encrypted();
     let name = unique("late");
     let lock = net.client.mutex(&name);
     for round in 0..4 {
@@ -104,7 +82,7 @@ fn an_acquire_that_arrives_late_takes_nothing() {
 
 #[test]
 fn a_cut_is_survived_by_holders_and_waiters() {
-    let net = Net::start();
+    let net = Net::encrypted();
     let (held, wanted) = (unique("held"), unique("wanted"));
     let guard = net.client.reentrant_lock(&held).lock().unwrap();
     let busy = net.other.reentrant_lock(&wanted).lock().unwrap();

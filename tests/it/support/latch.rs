@@ -1,0 +1,26 @@
+//! The count-down latch: its scripts, its channel, what its key may not hold.
+
+use crate::support::lua;
+
+pub(crate) const SET: &str = lua::LATCH_SET;
+pub(crate) const COUNT_DOWN: &str = lua::LATCH_COUNT_DOWN;
+pub(crate) const DELETE: &str = lua::LATCH_DELETE;
+pub(crate) const STATE: &str = lua::LATCH_STATE;
+
+/// What no count looks like.
+pub(crate) const NO_COUNTS: [&str; 9] = [
+    "",
+    "abc",
+    "1.5",
+    "007",
+    "+3",
+    " 1",
+    "1 ",
+    "-",
+    "99999999999999999999",
+];
+
+/// With braces of its own, whatever the name.
+pub(crate) fn channel(name: &str) -> String {
+    format!("redisson_countdownlatch__channel__{{{name}}}")
+}

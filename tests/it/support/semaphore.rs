@@ -1,0 +1,26 @@
+//! The plain semaphore: its scripts, and what is published about it.
+
+use redis::PubSub;
+
+use crate::support::scripts::messages;
+use crate::support::{Server, lua};
+
+pub(crate) const ACQUIRE: &str = lua::SEMAPHORE_ACQUIRE;
+pub(crate) const RELEASE: &str = lua::SEMAPHORE_RELEASE;
+pub(crate) const UNDO: &str = lua::SEMAPHORE_UNDO;
+pub(crate) const SET: &str = lua::SEMAPHORE_SET;
+pub(crate) const DRAIN: &str = lua::SEMAPHORE_DRAIN;
+
+pub(crate) const CHANNEL: &str = "redisson_sc:{s}";
+
+/// What was published about `s` since it was last asked.
+#[track_caller]
+pub(crate) fn published_counts(server: &Server, pubsub: &mut PubSub<'_>) -> Vec<String> {
+    let messages = messages(server, pubsub).into_iter();
+    messages
+        .map(|(channel, count)| {
+            assert_eq!(channel, CHANNEL);
+            count
+        })
+        .collect()
+}
