@@ -95,8 +95,8 @@ pub(super) struct InFlight {
     torn: bool,
     /// The socket did not take all that was to be written; whoever reads writes the rest.
     pub(super) behind: bool,
-    /// The connection was idle, so the server may have closed it.
-    pub(super) doubtful: bool,
+    /// For how long the connection was idle before what is written now, if so long that the server may have closed it.
+    pub(super) doubtful: Option<Duration>,
     /// How many calls of the last portion have no answer yet.
     portion: usize,
     /// The scripts that the server knows, or will by the time it reads the next command, and when the last command that
@@ -157,7 +157,7 @@ impl Pipeline {
             quiet_at: now,
             torn: false,
             behind: false,
-            doubtful: false,
+            doubtful: None,
             portion: 0,
             known: Vec::new(),
             leaving: None,
@@ -429,7 +429,8 @@ impl InFlight {
         its.before = u8::from(its.asking);
         (its.own, its.acknowledged) = (None, None);
         if self.awaiting.is_empty() {
-            self.doubtful = now.saturating_duration_since(self.last_heard) >= IDLE;
+            let idle = now.saturating_duration_since(self.last_heard);
+            self.doubtful = (idle >= IDLE).then_some(idle);
             // Silence counts from when a reply became due, whoever waits for it.
             self.last_heard = now;
         }

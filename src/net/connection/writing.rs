@@ -83,7 +83,7 @@ impl Connection {
         {
             return Wrote::Yes;
         }
-        if in_flight.doubtful {
+        if in_flight.doubtful.is_some() {
             let Some(still) = self.has_ended(state, generation) else {
                 return Wrote::Down;
             };
@@ -156,11 +156,11 @@ impl Connection {
         generation: u64,
     ) -> Option<MutexGuard<'a, State>> {
         let (up, in_flight) = state.up(generation)?;
-        in_flight.doubtful = false;
+        let idle = in_flight.doubtful.take();
         if up.writing {
             return Some(state);
         }
-        let is_old = self.endpoint.is_found() && in_flight.last_heard.elapsed() >= FOUND_AGAIN;
+        let is_old = self.endpoint.is_found() && idle >= Some(FOUND_AGAIN);
         // The leader finds out by reading.
         let Some(reader) = up.reader.take() else {
             return Some(state);

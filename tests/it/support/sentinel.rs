@@ -98,6 +98,15 @@ impl Deployment {
         Config::new(Self::url_of(&ports)).lease(ms(1_500))
     }
 
+    /// Waits until every server has these keys.
+    pub(crate) fn copied(&self, keys: &[&str]) {
+        let exists = [&["EXISTS"], keys].concat();
+        eventually("they are copied", || {
+            let mut servers = self.servers.iter();
+            servers.all(|server| ask::<usize>(server, &exists) == keys.len())
+        });
+    }
+
     /// Which of the servers the Sentinels call the master.
     pub(crate) fn named(&self) -> usize {
         let (_, port): (String, u16) =
@@ -116,7 +125,7 @@ impl Deployment {
         new
     }
 
-    /// Has the replicas of `master` follow it no longer, without that anybody replaces it.
+    /// Has the replicas of `master` follow it no longer, without anybody replacing it.
     pub(crate) fn stop_copying(&self, master: usize) {
         for (at, server) in self.servers.iter().enumerate() {
             if at != master {
