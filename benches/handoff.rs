@@ -1,4 +1,4 @@
-//! How long it takes from a release to the next holder: in one process, across several, in the line that Redis keeps,
+//! How long it takes from a release to the next holder: in one process, across several, in the queue that Redis keeps,
 //! and to all readers at once; and what a release costs the server when that line is long.
 
 #![expect(clippy::print_stdout, reason = "a bench prints what it measured")]
@@ -28,7 +28,7 @@ const SETTLE: Duration = Duration::from_millis(1);
 /// Longer than a tenure survives without a holder: whoever comes then neither passes on nor holds back.
 const NEW_TENURE: Duration = Duration::from_millis(6);
 
-/// How long a holder of the fair lock has it while others stand in line.
+/// How long a holder of the fair lock has it while others queue.
 const HELD: Duration = Duration::from_millis(1);
 
 /// How many threads of a process read.
@@ -83,7 +83,7 @@ fn show(what: &str, of: &Histogram<u64>) {
     );
 }
 
-/// Two threads: one holds for `held` while the other stands in line, then lets go.
+/// Two threads: one holds for `held` while the other queues, then lets go.
 fn within_one_process(server: &Server) {
     for (held, times, what, asks) in [
         (SETTLE, 300, "in process, tenure young: passed on", false),
@@ -165,7 +165,7 @@ fn wait_when_told(url: &str, bell: &str) {
                 thread::sleep(HELD);
                 let let_go = now();
                 drop(guard);
-                // Whoever reads the answer would be in the way of the next in line.
+                // Whoever reads the answer would be in the way of the next in the queue.
                 thread::sleep(HELD);
                 println!("{got} {let_go}");
             }
@@ -371,7 +371,7 @@ fn across_two(server: &Server, table: &mut Table) {
     );
 }
 
-/// Four processes in the line of a fair lock: each once, and then all of them again and again, so that whoever lets go
+/// Four processes in the queue of a fair lock: each once, and then all of them again and again, so that whoever lets go
 /// comes back while the next is being woken.
 fn along_the_line(server: &Server, table: &mut Table) {
     const NAME: &str = "bell:line:0";

@@ -8,7 +8,7 @@
 -- ARGV[2]  lease_ms   integer > 0; how long the hold lives unless renewed
 -- ARGV[3]  ticket     the waiter's name in the queue, mostly the owner
 -- ARGV[4]  waiter_ms  integer; how long its place lives unless refreshed by asking again; 0: never queue
--- ARGV[5]  stood      '0': this ticket has no place yet; '1': it has one; '2': its place is known to be lost
+-- ARGV[5]  queued     '0': this ticket has no place yet; '1': it has one; '2': its place is known to be lost
 --
 -- Returns  nil        taken, with a count of one; the ticket is out of the queue
 --          n >= 0     not now; asking again is worth it after n ms
@@ -19,7 +19,7 @@
 --          for it and is not any more; the place, if the lock cannot be taken; of the dead in front those after the
 --          first 500, for the next call; run twice it is as if only the second had run
 local owner, lease_ms, ticket = ARGV[1], ARGV[2], ARGV[3]
-local waiter_ms, stood = tonumber(ARGV[4]), ARGV[5] ~= '0'
+local waiter_ms, queued = tonumber(ARGV[4]), ARGV[5] ~= '0'
 
 -- How long Redisson's waiters live unless configured otherwise, and how long the keys outlive the last place.
 local REDISSON, KEEP = 300000, 3600000
@@ -74,7 +74,7 @@ local mark = now and (math.floor(now / 4000) % 1023 + 1) * STEP
 local place = head == ticket or timeout
 -- In different numbers where one of the two keys was evicted or deleted: the place may be there without the
 -- timeout, or the other way round.
-if not mine and head ~= ticket and (stood or timeout) then
+if not mine and head ~= ticket and (queued or timeout) then
   local timed, places = redis.call('zcard', KEYS[3]), redis.call('llen', KEYS[2])
   if timed ~= places then
     local all = redis.call('lrange', KEYS[2], 0, -1)
@@ -99,7 +99,7 @@ if not mine and head ~= ticket and (stood or timeout) then
 end
 
 -- Only heads are purged: one that comes back after all was next.
-local lost = stood and not place and not timeout
+local lost = queued and not place and not timeout
 if mine or free and (not head or head == ticket or lost and ARGV[5] == '2') then
   redis.call('hset', KEYS[1], owner, 1)
   local kept = redis.pcall('pexpire', KEYS[1], lease_ms)

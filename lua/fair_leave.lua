@@ -6,7 +6,7 @@
 -- KEYS[4]  channel   base: a waiter listens at this, ':' and its ticket
 -- ARGV[1]  ticket    the waiter's name in the queue
 --
--- Returns  1         it stood in the queue
+-- Returns  1         it was in the queue
 --          0         it did not
 --
 -- Keeps    the lock; others' places; run twice, the second run finds nothing of this ticket

@@ -6,7 +6,7 @@
 -- KEYS[4]  channel   base: a waiter listens at this, ':' and its ticket
 -- ARGV[1]  owner     "<client uuid>:<number>"
 --
--- Returns  n >= 0    released; n processes heard of it, 0 if nobody waits
+-- Returns  n >= 0    released; n processes were notified, 0 if nobody waits
 --          -1        nobody holds the lock any more
 --          -2        somebody else holds it
 --
@@ -24,8 +24,8 @@ if redis.call('exists', KEYS[1]) == 1 then
 end
 head = first_living(head)
 -- A user without rights on the channel still releases; waiters then poll.
-local heard = head and redis.pcall('publish', KEYS[4] .. ':' .. head, '0')
+local notified = head and redis.pcall('publish', KEYS[4] .. ':' .. head, '0')
 if not released then
   return -1
 end
-return type(heard) == 'number' and heard or 0
+return type(notified) == 'number' and notified or 0

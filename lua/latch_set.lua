@@ -11,9 +11,9 @@
 -- ARGV[4]  count     integer > 0
 --
 -- Returns  1         set
---          0         a count stands, maybe one of 0
+--          0         there is a count, perhaps 0
 --
--- Keeps    a count that stands; a string that is not an integer is answered with a WRONGTYPE error;
+-- Keeps    an existing count; a string that is not an integer is answered with a WRONGTYPE error;
 --          run twice, the second run answers as the first and changes nothing
 local mark, round_ms, keep_ms, count = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 

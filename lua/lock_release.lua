@@ -17,8 +17,8 @@ if redis.call('exists', KEYS[1]) == 1 then
   return released and 0 or -2
 end
 -- A user without rights on the channel still releases; waiters then poll.
-local heard = KEYS[2] and redis.pcall('publish', KEYS[2], '0')
+local notified = KEYS[2] and redis.pcall('publish', KEYS[2], '0')
 if not released then
   return -1
 end
-return type(heard) == 'number' and heard or 0
+return type(notified) == 'number' and notified or 0

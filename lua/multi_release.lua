@@ -25,9 +25,9 @@ local all = redis.call('exists', unpack(KEYS, 1, n)) == 0
 for i = 1, n do
   if all or redis.call('exists', KEYS[i]) == 0 then
     -- A user without rights on the channel still releases; waiters then poll.
-    local heard = redis.pcall('publish', KEYS[n + i], '0')
-    if type(heard) == 'number' then
-      listeners = listeners + heard
+    local notified = redis.pcall('publish', KEYS[n + i], '0')
+    if type(notified) == 'number' then
+      listeners = listeners + notified
     end
   else
     taken = true

@@ -27,12 +27,12 @@ for at = 1, #ids, 16 do
     released = released + redis.call('zrem', KEYS[2], id)
   end
 end
-local heard
+local notified
 if available and back + released > 0 then
   available = redis.call('incrby', KEYS[1], back + released)
-  heard = notify(available)
+  notified = notify(available)
 end
 if released == 0 then
   return -1
 end
-return type(heard) == 'number' and heard or 0
+return type(notified) == 'number' and notified or 0

@@ -57,8 +57,8 @@ if count > 1 and redis.call('hlen', KEYS[1]) > 1 then
 end
 redis.call('del', KEYS[1])
 -- A user without rights on the channel still releases; waiters then poll.
-local heard = redis.pcall('publish', KEYS[2], '0')
+local notified = redis.pcall('publish', KEYS[2], '0')
 if not released then
   return -1
 end
-return type(heard) == 'number' and heard or 0
+return type(notified) == 'number' and notified or 0

@@ -24,8 +24,8 @@ elseif redis.call('exists', KEYS[1]) == 1 then
   return -2
 end
 -- A user without rights on the channel still releases; waiters then poll.
-local heard = redis.pcall('publish', KEYS[2], '1')
+local notified = redis.pcall('publish', KEYS[2], '1')
 if not released then
   return -1
 end
-return type(heard) == 'number' and heard or 0
+return type(notified) == 'number' and notified or 0

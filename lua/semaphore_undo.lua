@@ -22,5 +22,5 @@ if now <= 0 then
   return 0
 end
 -- No more than Java clients can read. A user without rights on the channel still returns them; waiters then poll.
-local heard = redis.pcall('publish', KEYS[2], string.format('%.0f', math.min(now, 2147483647)))
-return type(heard) == 'number' and heard or 0
+local notified = redis.pcall('publish', KEYS[2], string.format('%.0f', math.min(now, 2147483647)))
+return type(notified) == 'number' and notified or 0

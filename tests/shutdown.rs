@@ -131,7 +131,7 @@ fn closing_wakes_releases_and_joins() {
         .collect();
     let nested = client.reentrant_lock(format!("{held}:0")).lock().unwrap();
 
-    // Parked with Redis, in line behind that one, and in line behind a guard of ours.
+    // Parked with Redis, in the queue behind that one, and in the queue behind a guard of ours.
     let (sender, received) = unbounded();
     let mut waiting = Vec::new();
     for i in 0..12 {

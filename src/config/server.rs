@@ -110,10 +110,10 @@ impl fmt::Debug for Server {
 const SCHEMES: &str =
     "redis, rediss, redis+unix, redis+sentinel, rediss+sentinel, redis+cluster and rediss+cluster";
 
-/// The port that a Sentinel listens on unless it is told otherwise.
+/// The port of a Sentinel whose URL gives none.
 const SENTINEL_PORT: u16 = 26379;
 
-/// The port that Redis listens on unless it is told otherwise.
+/// The port of a server whose URL gives none.
 const REDIS_PORT: u16 = 6379;
 
 impl Server {

@@ -148,8 +148,8 @@ impl Connections {
         each!(self, one => one.close())
     }
 
-    /// Whether the number that a release returns counts everybody who heard of it: nodes of a cluster with plain channels
-    /// count their own clients alone.
+    /// Whether the number that a release returns counts everybody who was notified: nodes of a cluster with plain
+    /// channels count their own clients alone.
     pub(crate) fn counts_listeners(&self) -> bool {
         match self {
             Self::Single(_) => true,
@@ -164,7 +164,7 @@ impl Connections {
     }
 }
 
-/// For those who ask one server: of a cluster it is the one that what has no key goes to.
+/// For callers that need one server: of a cluster, the one that gets the commands without a key.
 impl Connections {
     fn with<T>(&self, ask: impl FnOnce(&Connection) -> T) -> T {
         match self {
@@ -180,8 +180,8 @@ impl Connections {
     }
 
     /// See [`Connection::responds`].
-    pub(crate) fn responds(&self, patience: Duration) -> bool {
-        self.with(|connection| connection.responds(patience))
+    pub(crate) fn responds(&self, limit: Duration) -> bool {
+        self.with(|connection| connection.responds(limit))
     }
 
     /// See [`Connection::no_answer`].

@@ -329,7 +329,7 @@ fn is_refused_for<L: Lock>(besides: &str, commands: &[&[&str]]) {
 
 // I11
 #[test]
-fn a_strangers_key_in_the_place_of_the_line_is_an_error_and_stays_as_it_is() {
+fn a_strangers_key_in_the_place_of_the_queue_is_an_error_and_stays_as_it_is() {
     let commands: [&[&str]; 3] = [
         &["SET", "KEY", "1"],
         &["HSET", "KEY", "a", "b"],
@@ -533,7 +533,7 @@ fn impossible_lives_of_a_token_counter_are_refused_and_nothing_is_sent() {
 
 #[test]
 fn impossible_settings_are_refused_before_anything_is_sent() {
-    // Nobody is there, so that anything sent would be told as an error of Redis.
+    // Nobody is there, so that anything sent would be reported as an error of Redis.
     let url = format!("redis://127.0.0.1:{}/", free_port());
     let ok = || Config::new(&*url);
     for (config, named) in [
@@ -562,8 +562,8 @@ fn impossible_settings_are_refused_before_anything_is_sent() {
     }
 }
 
-timed!(a_place_in_the_line_lives_for_as_long_as_may_be);
-fn a_place_in_the_line_lives_for_as_long_as_may_be() {
+timed!(a_place_in_the_queue_lives_for_as_long_as_may_be);
+fn a_place_in_the_queue_lives_for_as_long_as_may_be() {
     let server = Server::start();
     let shorter = loosely(ms(100));
     for lease in [shorter, ms(60_000)] {

@@ -30,7 +30,7 @@ use crate::support::{
 // Helpers
 // ---------------------------------------------------------------------------------------------------------------------
 
-/// Whom one release tells, if nobody stands in a line that Redis keeps.
+/// Whom one release notifies, if nobody is in a queue that Redis keeps.
 fn told_by<L: Lock>(name: &str) -> Vec<(String, String)> {
     match L::NEWS {
         News::All(prefix, payload) => {
@@ -135,7 +135,7 @@ fn a_limited_wait_takes_its_time_and_gives_none<L: Lock>() {
     let (holder, client) = (open(&server), open(&server));
     let guard = L::Foe::of(&holder, &name).lock().unwrap();
     let lock = L::of(&client, &name);
-    // As the one who asks Redis, and as one in line of the holder's process.
+    // As the one who asks Redis, and as one in the queue of the holder's process.
     for lock in [lock, L::of(&holder, &name)] {
         elsewhere(|| {
             let begun = Instant::now();
@@ -346,7 +346,7 @@ fn a_release_publishes_redissons_message<L: Lock>() {
             (News::First, _) => {
                 assert_eq!(line.len(), waiters);
                 assert_eq!(heard.is_empty(), waiters == 0);
-                // Perhaps told again by the other one, who comes by and finds the lock free.
+                // Perhaps notified again by the other one, who comes by and finds the lock free.
                 for (channel, payload) in heard {
                     let its = beside("redisson_lock__channel", &name);
                     assert_eq!(channel, format!("{its}:{}", line[0]));
@@ -362,7 +362,7 @@ fn a_release_publishes_redissons_message<L: Lock>() {
 fn a_strangers_lock_is_waited_for<L: Lock>() {
     let server = Server::start();
     let client = open(&server);
-    // A client of another kind does not tell those that stand in the line.
+    // A client of another kind does not notify those in the queue.
     for alike in [true, false] {
         if !alike && L::NEWS != News::First {
             continue;
@@ -520,11 +520,11 @@ fn passing_it_on_inside_the_process_sends_nothing<L: Lock>() {
     guard.unlock().unwrap();
     crew.join();
     let after = client.stats();
-    // Of the whole life of both: those who stand in line ask now and then meanwhile.
+    // Of the whole life of both: those who queue ask now and then meanwhile.
     assert_eq!(after.commands, server.calls("evalsha"));
     let scripts = server.calls("evalsha") - scripts;
     let grants = match (L::LINE, L::TOKENS) {
-        // Past the line nobody may go, so whoever is next is told and asks.
+        // Past the queue nobody may go, so whoever is next is notified and asks.
         (Line::Redis, _) => THREADS,
         // One token was drawn, since nobody waited then; the next to ask draws some for all who do now.
         (Line::Process, true) => 1,
@@ -606,7 +606,7 @@ fn threads_of_several_processes_are_served_in_the_order_their_kind_promises<L: L
     eventually("nothing is left", || nothing_is_left_of::<L>(&server));
 }
 
-fn one_who_leaves_the_line_does_not_hold_it_up<L: Lock>() {
+fn one_who_leaves_the_queue_does_not_hold_it_up<L: Lock>() {
     let server = Server::start();
     let name = unique("leaver");
     let client = open(&server);
@@ -783,7 +783,7 @@ fn a_hold_is_renewed_for_as_long_as_it_is_wanted<L: Lock>() {
     guard.unlock().unwrap();
 }
 
-fn a_fixed_lease_ends_and_its_holder_is_told<L: Lock>() {
+fn a_fixed_lease_ends_and_its_holder_is_notified<L: Lock>() {
     let lease = loosely(ms(300));
     let server = Server::start();
     let name = unique("fixed");
@@ -929,7 +929,7 @@ fn a_grant_that_comes_too_late_is_not_one<L: Lock>() {
 // Cancelling
 // ---------------------------------------------------------------------------------------------------------------------
 
-fn cancelling_ends_waits_and_the_line_goes_on<L: Lock>() {
+fn cancelling_ends_waits_and_the_queue_goes_on<L: Lock>() {
     let server = Server::start();
     let name = unique("cancel");
     let (holder, client) = (open(&server), open(&server));
@@ -938,7 +938,7 @@ fn cancelling_ends_waits_and_the_line_goes_on<L: Lock>() {
     let lock = L::of(&client, &name);
     let mut cancelled = Crew::new();
     let mut patient = Crew::new();
-    // The first asks Redis, the others stand in line.
+    // The first asks Redis, the others queue.
     for place in 0..4 {
         let lock = lock.clone();
         if place == 2 {
@@ -1007,7 +1007,7 @@ fn an_acquire_whose_caller_was_cancelled_is_undone<L: Lock>() {
 // ---------------------------------------------------------------------------------------------------------------------
 
 // O7
-fn force_unlock_tells_everybody_concerned<L: Lock>() {
+fn force_unlock_notifies_everybody_concerned<L: Lock>() {
     let server = Server::start();
     let name = unique("force");
     let client = open(&server);
@@ -1433,20 +1433,20 @@ macro_rules! contract {
                 passing_it_on_inside_the_process_sends_nothing,
                 threads_of_a_process_are_served_in_order,
                 threads_of_several_processes_are_served_in_the_order_their_kind_promises,
-                one_who_leaves_the_line_does_not_hold_it_up,
+                one_who_leaves_the_queue_does_not_hold_it_up,
                 redis_holds_what_redisson_would_write,
                 owners_never_repeat,
                 a_pair_of_lock_and_drop_is_two_commands,
                 nothing_is_renewed_after_its_release,
                 a_hold_is_renewed_for_as_long_as_it_is_wanted,
-                a_fixed_lease_ends_and_its_holder_is_told,
+                a_fixed_lease_ends_and_its_holder_is_notified,
                 max_hold_ends_renewal_and_frees_the_lock,
                 a_forgotten_guard_with_max_hold_frees_the_lock,
                 leases_do_not_interfere,
                 a_grant_that_comes_too_late_is_not_one,
-                cancelling_ends_waits_and_the_line_goes_on,
+                cancelling_ends_waits_and_the_queue_goes_on,
                 an_acquire_whose_caller_was_cancelled_is_undone,
-                force_unlock_tells_everybody_concerned,
+                force_unlock_notifies_everybody_concerned,
                 forcing_does_not_mistake_a_later_hold,
                 unlock_says_how_it_was_lost,
                 dropping_a_lost_guard_harms_nobody,
@@ -1540,9 +1540,9 @@ mod multi_lock_of_names_besides {
 }
 
 mod multi_lock_of_locks {
-    // Missing is what is told of one hold. Commands, owners and losses of two are twice as many, and each is told by the
-    // name of its own lock; those who wait for a second lock with the first in hand begin anew, and have no place in a
-    // line; and a member that is not lost itself stays locked until the guard is gone.
+    // Missing is what is reported of one hold. Commands, owners and losses of two are twice as many, and each is
+    // reported by the name of its own lock; those who wait for a second lock with the first in hand begin anew, and
+    // have no place in a line; and a member that is not lost itself stays locked until the guard is gone.
     crate::contract::held_to! { super::Both:
         each_of_several_names_is_waited_for,
         threads_and_clients_exclude_each_other,
@@ -1552,13 +1552,13 @@ mod multi_lock_of_locks {
         a_drop_wakes_a_waiter_of_another_client_by_message,
         a_strangers_lock_is_waited_for,
         a_vanished_lock_is_noticed_without_a_message,
-        one_who_leaves_the_line_does_not_hold_it_up,
+        one_who_leaves_the_queue_does_not_hold_it_up,
         owners_never_repeat,
         nothing_is_renewed_after_its_release,
         a_hold_is_renewed_for_as_long_as_it_is_wanted,
         a_forgotten_guard_with_max_hold_frees_the_lock,
         leases_do_not_interfere,
-        cancelling_ends_waits_and_the_line_goes_on,
+        cancelling_ends_waits_and_the_queue_goes_on,
         an_acquire_whose_caller_was_cancelled_is_undone,
         questions_are_answered_truly,
         reentry_renews_a_fixed_lease,

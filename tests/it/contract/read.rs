@@ -34,19 +34,19 @@ mod as_any_other {
         a_release_publishes_redissons_message,
         a_strangers_lock_is_waited_for,
         a_vanished_lock_is_noticed_without_a_message,
-        one_who_leaves_the_line_does_not_hold_it_up,
+        one_who_leaves_the_queue_does_not_hold_it_up,
         redis_holds_what_redisson_would_write,
         owners_never_repeat,
         a_pair_of_lock_and_drop_is_two_commands,
         nothing_is_renewed_after_its_release,
         a_hold_is_renewed_for_as_long_as_it_is_wanted,
-        a_fixed_lease_ends_and_its_holder_is_told,
+        a_fixed_lease_ends_and_its_holder_is_notified,
         max_hold_ends_renewal_and_frees_the_lock,
         a_forgotten_guard_with_max_hold_frees_the_lock,
         a_grant_that_comes_too_late_is_not_one,
-        cancelling_ends_waits_and_the_line_goes_on,
+        cancelling_ends_waits_and_the_queue_goes_on,
         an_acquire_whose_caller_was_cancelled_is_undone,
-        force_unlock_tells_everybody_concerned,
+        force_unlock_notifies_everybody_concerned,
         forcing_does_not_mistake_a_later_hold,
         unlock_says_how_it_was_lost,
         dropping_a_lost_guard_harms_nobody,
@@ -189,7 +189,7 @@ fn a_writer_that_leaves_lets_all_readers_in_at_once() {
             });
         }
     }
-    // Those of the writer's own process are told by it.
+    // Those of the writer's own process are notified by it.
     subscribed(&server, 2);
     crew.all_parked();
     let before = clients.each_ref().map(Client::stats);
@@ -421,7 +421,7 @@ fn a_write_hold_that_is_over_is_over_although_a_read_hold_is_below() {
 // Loss
 // ---------------------------------------------------------------------------------------------------------------------
 
-/// Two threads share a hold; after `robbed` both are told of `reason`, once, and the hold is not revived.
+/// Two threads share a hold; after `robbed` both are notified of `reason`, once, and the hold is not revived.
 fn both_are_told(reason: LossReason, robbed: impl Fn(&Server, &str, &str) + Send + Sync) {
     unless_late(|| both_are_told_once(reason, &robbed));
 }
@@ -543,7 +543,7 @@ fn half_a_lease_without_renewal_is_survived_by_readers() {
     assert_eq!(server.dbsize(), 0);
 }
 
-// W1, W9, RW1: told before a writer can be in.
+// W1, W9, RW1: notified before a writer can be in.
 timed!(a_lease_and_a_half_without_renewal_is_told_before_a_writer_can_be_in);
 fn a_lease_and_a_half_without_renewal_is_told_before_a_writer_can_be_in() {
     let server = Server::start();
@@ -589,7 +589,7 @@ fn closing_wakes_those_who_wait_to_read_and_gives_back_what_is_read() {
     let (sender, received) = unbounded();
     let (go, gone) = bounded::<()>(0);
     let mut crew = Crew::new();
-    // One asks, others stand in line behind it, and one shares what is read.
+    // One asks, others queue behind it, and one shares what is read.
     for n in 0..4 {
         let (lock, sender) = (client.rwlock(&busy), sender.clone());
         crew.spawn(move || {

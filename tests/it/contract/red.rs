@@ -70,7 +70,7 @@ impl Lock for Red {
     type Foe = Self;
 
     const REENTRANT: bool = true;
-    // Each node tells of a release, and nobody who waits for a majority listens.
+    // Each node publishes a release, and nobody who waits for a majority listens.
     const LISTENS: u64 = 0;
     const ACQUIRE: &str = lua::RED_ACQUIRE;
 
@@ -112,18 +112,18 @@ mod as_any_other {
         a_vanished_lock_is_noticed_without_a_message,
         threads_of_a_process_are_served_in_order,
         threads_of_several_processes_are_served_in_the_order_their_kind_promises,
-        one_who_leaves_the_line_does_not_hold_it_up,
+        one_who_leaves_the_queue_does_not_hold_it_up,
         redis_holds_what_redisson_would_write,
         owners_never_repeat,
         a_pair_of_lock_and_drop_is_two_commands,
         nothing_is_renewed_after_its_release,
         a_hold_is_renewed_for_as_long_as_it_is_wanted,
-        a_fixed_lease_ends_and_its_holder_is_told,
+        a_fixed_lease_ends_and_its_holder_is_notified,
         max_hold_ends_renewal_and_frees_the_lock,
         a_forgotten_guard_with_max_hold_frees_the_lock,
         leases_do_not_interfere,
-        cancelling_ends_waits_and_the_line_goes_on,
-        force_unlock_tells_everybody_concerned,
+        cancelling_ends_waits_and_the_queue_goes_on,
+        force_unlock_notifies_everybody_concerned,
         forcing_does_not_mistake_a_later_hold,
         unlock_says_how_it_was_lost,
         dropping_a_lost_guard_harms_nobody,
@@ -169,7 +169,7 @@ fn no_wait_is_one_attempt() {
     assert!(server.clients_named("redlatch-subscriber").is_empty());
 }
 
-// Who waits for the plain lock of that name on any of the servers is told like by a plain lock.
+// Who waits for the plain lock of that name on any of the servers is notified as by a plain lock.
 #[test]
 fn a_release_publishes_redissons_message_on_each_server() {
     let (server, companions) = (Server::start(), companions());

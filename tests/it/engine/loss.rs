@@ -1,4 +1,4 @@
-//! Holds that survive, holds that are lost, and how their holders are told.
+//! Holds that survive, holds that are lost, and how their holders learn of it.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
@@ -504,7 +504,7 @@ const HOUR: Duration = Duration::from_secs(3600);
 
 timed!(a_fixed_lease_renewed_too_late_for_its_holder_leaves_nothing_behind);
 fn a_fixed_lease_renewed_too_late_for_its_holder_leaves_nothing_behind() {
-    // Redis extends it in time, and the reply comes when the hold has been told lost.
+    // Redis extends it in time, and the reply comes when the hold has been reported lost.
     let server = Server::start();
     let proxy = Proxy::start(server.addr());
     // A late reply is no reason to give the connection up, however late the machine makes it.
@@ -607,7 +607,7 @@ fn forcing_somebody_elses_hold_open_does_not_lose_ours_that_comes_after() {
 }
 
 /// Threads take turns for a while, with holds lost in every moment of their lives. Who finds his hold lost keeps the
-/// guard until somebody else has the lock: nobody but the line itself brings that about.
+/// guard until somebody else has the lock: nobody but the queue itself brings that about.
 fn turns_with_losses(
     lease: Option<Duration>,
     delay: Option<Duration>,
@@ -684,16 +684,16 @@ fn turns_with_losses(
     });
 }
 
-timed!(a_hold_that_runs_out_as_it_is_granted_does_not_stop_the_line);
-fn a_hold_that_runs_out_as_it_is_granted_does_not_stop_the_line() {
+timed!(a_hold_that_runs_out_as_it_is_granted_does_not_stop_the_queue);
+fn a_hold_that_runs_out_as_it_is_granted_does_not_stop_the_queue() {
     // Of a lease of 10 ms not quite 8 count, and the grant takes about as long.
     for delay in [ms(5), ms(7)] {
         turns_with_losses(Some(ms(10)), Some(delay), |_, _| thread::sleep(ms(5)));
     }
 }
 
-timed!(a_hold_forced_open_as_it_is_granted_or_passed_does_not_stop_the_line);
-fn a_hold_forced_open_as_it_is_granted_or_passed_does_not_stop_the_line() {
+timed!(a_hold_forced_open_as_it_is_granted_or_passed_does_not_stop_the_queue);
+fn a_hold_forced_open_as_it_is_granted_or_passed_does_not_stop_the_queue() {
     for lease in [None, Some(HOUR)] {
         turns_with_losses(lease, None, |client, name| {
             client.mutex(name).force_unlock().unwrap();

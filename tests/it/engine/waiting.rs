@@ -311,7 +311,7 @@ fn give_up_and_take_no_wake_up<L: Lock>(threads: u64, patience: u64) {
                 let token = CancelToken::new();
                 let wait = Duration::from_micros(dice.roll(patience));
                 let begun = Instant::now();
-                // Some are told to go by their neighbours.
+                // Some are woken by their neighbours.
                 let lock = lock.clone().cancel_on(&token);
                 let outcome = if dice.roll(4) == 0 {
                     thread::scope(|scope| {
@@ -899,7 +899,7 @@ fn a_wait_leaves_its_subscription_to_the_next() {
             client.stats().subscriptions == 0 && subscribed == unsubscribed
         });
     }
-    // What it was left for is told to the next.
+    // What it was left for reaches the next.
     let before = server.calls("subscribe");
     thread::scope(|scope| {
         let waiting = scope.spawn(|| latch.wait().unwrap());

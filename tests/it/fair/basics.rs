@@ -1,4 +1,4 @@
-//! The fair lock: who comes when, who is told, and what the line looks like in between.
+//! The fair lock: who comes when, who is notified, and what the queue looks like in between.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -66,7 +66,7 @@ fn who_comes_first_is_served_first() {
     }
 }
 
-// Those who come while the line moves stand behind all who were there.
+// Those who come while the queue moves stand behind all who were there.
 #[test]
 fn who_comes_again_stands_at_the_end() {
     const ROUNDS: usize = 40;
@@ -162,9 +162,9 @@ fn one_release_wakes_one_of_many() {
     nothing_left(&server);
 }
 
-// L2: as Redisson's own test has it: nobody ever lets go, and nobody has to be told.
-timed!(leases_that_run_out_serve_the_line_in_order);
-fn leases_that_run_out_serve_the_line_in_order() {
+// L2: as Redisson's own test has it: nobody ever lets go, and nobody has to be notified.
+timed!(leases_that_run_out_serve_the_queue_in_order);
+fn leases_that_run_out_serve_the_queue_in_order() {
     const LEASE: Duration = ms(200);
     let server = Server::start();
     let name = unique("leases");
@@ -184,7 +184,7 @@ fn leases_that_run_out_serve_the_line_in_order() {
             drop(guard);
         };
         if i == 0 {
-            // The first one may find the lease over before it is seen in line.
+            // The first one may find the lease over before it is seen in the queue.
             line.join(wait);
         } else {
             let (number, sender) = (i, line.sender.clone());
@@ -215,7 +215,7 @@ fn leases_that_run_out_serve_the_line_in_order() {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Those who do not stand in line
+// Those who do not queue
 // ---------------------------------------------------------------------------------------------------------------------
 
 #[test]
@@ -290,7 +290,7 @@ fn one_attempt_takes_neither_a_place_nor_a_turn() {
     line.served_in_order();
     nothing_left(&server);
 
-    // Free, but it is somebody else's turn, who is told again.
+    // Free, but it is somebody else's turn, who is notified again.
     let mut con = server.connection();
     let absent = "9f8e7d6c-5b4a-4321-8fed-cba987654321:58";
     let until = server_now(&mut con) + 60_000.0;
@@ -339,7 +339,7 @@ fn the_lock_and_the_mutex_stand_in_one_line() {
     nothing_left(&server);
 }
 
-// They share a key, and the one does not tell the line of the other.
+// They share a key, and the one does not notify the queue of the other.
 #[test]
 fn a_reentrant_lock_of_the_same_name_excludes_and_is_outlived() {
     let server = Server::start();
@@ -423,7 +423,7 @@ fn forcing_it_open_tells_the_one_who_is_next() {
     );
     assert_eq!(line.received.recv_timeout(LONG), Ok(1));
     line.crew.join();
-    // A thread of its own process has had the lock since, so the one that had it is told before its next renewal.
+    // A thread of its own process has had the lock since, so the one that had it is notified before its next renewal.
     let loss = guard.lost().recv_timeout(loosely(BY_MESSAGE)).unwrap();
     assert_eq!(loss.reason, LossReason::TakenOver);
     assert!(!guard.is_valid());
@@ -453,7 +453,7 @@ fn cost(server: &Server) -> f64 {
 
 // Q1: a long line makes nobody slower but those who leave it.
 #[test]
-fn a_release_costs_the_same_however_long_the_line() {
+fn a_release_costs_the_same_however_long_the_queue() {
     const ROUNDS: usize = 300;
     let server = Server::start();
     let client = open(&server);
@@ -476,7 +476,7 @@ fn a_release_costs_the_same_however_long_the_line() {
         let mut costs = Vec::new();
         for _ in 0..ROUNDS {
             let guard = lock.lock().unwrap();
-            // The line is there only while it is released.
+            // The queue is there only while it is released.
             let () = redis::pipe()
                 .rename("aside:queue", &queue)
                 .rename("aside:timeouts", &timeouts)

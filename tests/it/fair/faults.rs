@@ -1,4 +1,4 @@
-//! Bad days in line: what the network, the server and the end of a client do to those who wait for a fair lock.
+//! Bad days in the queue: what the network, the server and the end of a client do to those who wait for a fair lock.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -96,7 +96,7 @@ impl Net {
     fn prepare(&self, step: Step) {
         match step {
             Step::SecondQuestion => {
-                // Time to see it in line before it listens and asks again.
+                // Time to see it in the queue before it listens and asks again.
                 self.proxy.set(Target::Subscriber, Mode::Delay(ms(150)));
             }
             _ => self.proxy.pass(),
@@ -475,7 +475,7 @@ fn a_lost_message_is_made_good() {
     nothing_left(&net.server);
 }
 
-// Those who may not listen ask again and again, and the line does not grow by it.
+// Those who may not listen ask again and again, and the queue does not grow by it.
 timed!(a_user_who_may_not_listen_keeps_one_place);
 fn a_user_who_may_not_listen_keeps_one_place() {
     let server = Server::start();
@@ -515,8 +515,8 @@ fn a_user_who_may_not_listen_keeps_one_place() {
 }
 
 // F3: longer than anybody keeps a place that is not heard of.
-timed!(a_long_hold_does_not_wear_the_line_out);
-fn a_long_hold_does_not_wear_the_line_out() {
+timed!(a_long_hold_does_not_wear_the_queue_out);
+fn a_long_hold_does_not_wear_the_queue_out() {
     let server = Server::start();
     let name = unique("long");
     let clients = [(); 3].map(|()| with_waiter_lease(&server.url(), WAITER_LEASE));
@@ -582,7 +582,7 @@ fn forgotten_scripts_are_sent_again_in_the_middle_of_it() {
 // ---------------------------------------------------------------------------------------------------------------------
 
 #[test]
-fn a_server_that_comes_back_with_its_data_has_kept_the_line() {
+fn a_server_that_comes_back_with_its_data_has_kept_the_queue() {
     let mut server = Server::start_with(&["--appendonly", "yes", "--appendfsync", "always"]);
     let name = unique("kept");
     let clients = [open(&server), open(&server)];
@@ -655,8 +655,8 @@ fn a_server_that_comes_back_empty_serves_everybody_one_after_another() {
 }
 
 // L5: for shorter than anybody is given up, and for longer than any place lives.
-timed!(a_frozen_server_keeps_the_line_and_a_long_frozen_one_serves_everybody);
-fn a_frozen_server_keeps_the_line_and_a_long_frozen_one_serves_everybody() {
+timed!(a_frozen_server_keeps_the_queue_and_a_long_frozen_one_serves_everybody);
+fn a_frozen_server_keeps_the_queue_and_a_long_frozen_one_serves_everybody() {
     let server = Server::start();
     for (waiter_lease, keeps_order) in [(LONG, true), (ms(700), false)] {
         let name = unique("frozen");
@@ -696,8 +696,8 @@ fn a_frozen_server_keeps_the_line_and_a_long_frozen_one_serves_everybody() {
 // ---------------------------------------------------------------------------------------------------------------------
 
 // D2, F4
-timed!(closing_takes_a_hundred_out_of_the_line);
-fn closing_takes_a_hundred_out_of_the_line() {
+timed!(closing_takes_a_hundred_out_of_the_queue);
+fn closing_takes_a_hundred_out_of_the_queue() {
     const WAITERS: usize = 100;
     let server = Server::start();
     let name = unique("close");

@@ -1,4 +1,4 @@
-//! Leaving the line of a fair lock: whoever gives up, however early, leaves nothing behind and takes nothing along.
+//! Leaving the queue of a fair lock: whoever gives up, however early, leaves nothing behind and takes nothing along.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -14,9 +14,9 @@ use crate::support::{
     BY_MESSAGE, LONG, Server, eventually, loosely, ms, open, timed, unique, within,
 };
 
-// F4, L4: by whatever way somebody goes, the line closes up behind it, long before its waiter lease ends.
-timed!(who_leaves_is_out_of_the_line_at_once);
-fn who_leaves_is_out_of_the_line_at_once() {
+// F4, L4: by whatever way somebody goes, the queue closes up behind it, long before its waiter lease ends.
+timed!(who_leaves_is_out_of_the_queue_at_once);
+fn who_leaves_is_out_of_the_queue_at_once() {
     let server = Server::start();
     let name = unique("leave");
     let holder = open(&server);

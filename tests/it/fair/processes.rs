@@ -1,4 +1,4 @@
-//! The fair lock between processes: many of them, and what their ends and their stops do to the line.
+//! The fair lock between processes: many of them, and what their ends and their stops do to the queue.
 
 use std::collections::HashSet;
 use std::thread;
@@ -128,8 +128,8 @@ fn entries(server: &Server) -> usize {
 // ---------------------------------------------------------------------------------------------------------------------
 
 // F6
-timed!(five_hundred_waiters_of_four_processes_are_served_in_the_order_of_the_line);
-fn five_hundred_waiters_of_four_processes_are_served_in_the_order_of_the_line() {
+timed!(five_hundred_waiters_of_four_processes_are_served_in_the_order_of_the_queue);
+fn five_hundred_waiters_of_four_processes_are_served_in_the_order_of_the_queue() {
     const PROCESSES: usize = 4;
     const WAITERS: usize = 500;
     let server = Server::start();
@@ -170,8 +170,8 @@ fn five_hundred_waiters_of_four_processes_are_served_in_the_order_of_the_line() 
 // ---------------------------------------------------------------------------------------------------------------------
 
 // F1
-timed!(a_hundred_dead_at_the_head_hold_the_line_up_for_one_waiter_lease);
-fn a_hundred_dead_at_the_head_hold_the_line_up_for_one_waiter_lease() {
+timed!(a_hundred_dead_at_the_head_hold_the_queue_up_for_one_waiter_lease);
+fn a_hundred_dead_at_the_head_hold_the_queue_up_for_one_waiter_lease() {
     const DEAD: usize = 120;
     let server = Server::start();
     let name = unique("dead");
@@ -206,8 +206,8 @@ fn a_hundred_dead_at_the_head_hold_the_line_up_for_one_waiter_lease() {
 }
 
 // L2, F1
-timed!(the_line_outlives_a_killed_holder_and_keeps_its_order);
-fn the_line_outlives_a_killed_holder_and_keeps_its_order() {
+timed!(the_queue_outlives_a_killed_holder_and_keeps_its_order);
+fn the_queue_outlives_a_killed_holder_and_keeps_its_order() {
     let server = Server::start();
     let name = unique("killed");
     let job = Job { keeps: LONG, ..JOB };
@@ -235,8 +235,8 @@ fn the_line_outlives_a_killed_holder_and_keeps_its_order() {
 }
 
 // F1, F6: those who go on waiting keep their order, whoever dies, the holder included.
-timed!(processes_killed_while_the_line_moves_take_nobodys_turn);
-fn processes_killed_while_the_line_moves_take_nobodys_turn() {
+timed!(processes_killed_while_the_queue_moves_take_nobodys_turn);
+fn processes_killed_while_the_queue_moves_take_nobodys_turn() {
     const PROCESSES: usize = 5;
     const THREADS: usize = 12;
     let server = Server::start();
@@ -266,7 +266,7 @@ fn processes_killed_while_the_line_moves_take_nobodys_turn() {
     }
     let dead = |owner: &str| killed.iter().any(|process| process.has(owner));
     let served = served(&server, dead);
-    // In the order of the line, with gaps where the dead would have been.
+    // In the order of the queue, with gaps where the dead would have been.
     let place = |owner: &String| line.iter().position(|other| other == owner).unwrap();
     let places: Vec<_> = served.iter().map(place).collect();
     assert!(places.is_sorted_by(|one, next| one < next), "{places:?}");
@@ -274,7 +274,7 @@ fn processes_killed_while_the_line_moves_take_nobodys_turn() {
     assert_eq!(missed.filter(|owner| !dead(owner)).count(), 0);
     assert!(served.len() >= (PROCESSES - killed.len()) * THREADS);
     server.cli(&["DEL", LOG]);
-    // The last ones of the line may be dead: whoever comes next ends their places.
+    // The last ones of the queue may be dead: whoever comes next ends their places.
     let begun = Instant::now();
     drop(client.fair_lock(&name).lock().unwrap());
     assert!(begun.elapsed() < WAITER_LEASE + JOB.lease + loosely(ms(800)));
@@ -319,7 +319,7 @@ fn a_process_that_was_stopped_in_line_comes_back_to_its_place() {
     nothing_left(&server);
 }
 
-// F1, F3: stopped when it is its turn, it holds the line up for one waiter lease, and loses nothing but time.
+// F1, F3: stopped when it is its turn, it holds the queue up for one waiter lease, and loses nothing but time.
 timed!(a_process_that_is_stopped_when_it_is_its_turn_is_passed_by);
 fn a_process_that_is_stopped_when_it_is_its_turn_is_passed_by() {
     let server = Server::start();

@@ -14,7 +14,7 @@ use crate::support::{
     BY_MESSAGE, LONG, Server, hold_by_stranger, loosely, ms, open, timed, unique, within,
 };
 
-/// A thread of a Java process, as the line sees it: what it does to the keys, by the steps that Redisson takes.
+/// A thread of a Java process, as the queue sees it: what it does to the keys, by the steps that Redisson takes.
 struct Javan {
     owner: String,
     name: String,
@@ -37,7 +37,7 @@ impl Javan {
         local head = redis.call('lindex', queue, 0)
     ";
 
-    /// Takes the lock if it is its turn, lowering everybody's timeout by its own wait; else stands in line.
+    /// Takes the lock if it is its turn, lowering everybody's timeout by its own wait; else queues.
     const ACQUIRE: &'static str = "
         if redis.call('exists', lock) == 0 and (not head or head == owner) then
             redis.call('lpop', queue)
@@ -87,7 +87,7 @@ impl Javan {
             .unwrap()
     }
 
-    /// One attempt, which leaves it in line if it is not its turn.
+    /// One attempt, which leaves it in the queue if it is not its turn.
     fn try_lock(&mut self) -> bool {
         self.run(Self::ACQUIRE)
     }

@@ -303,9 +303,9 @@ fn an_acquire_on_a_connection_given_up_takes_nothing_when_it_arrives_at_last() {
     acquires_later_than_their_undo::<Mutex>(8);
 }
 
-// F1: nor does one that asked again from its place in the line, and left it since, hold anybody up for longer.
-timed!(a_question_from_the_line_that_arrives_late_stands_for_a_waiter_lease_at_most);
-fn a_question_from_the_line_that_arrives_late_stands_for_a_waiter_lease_at_most() {
+// F1: nor does one that asked again from its place in the queue, and left it since, hold anybody up for longer.
+timed!(a_question_from_the_queue_that_arrives_late_stands_for_a_waiter_lease_at_most);
+fn a_question_from_the_queue_that_arrives_late_stands_for_a_waiter_lease_at_most() {
     let net = Net::with(QUICK);
     let name = unique("late");
     let other = net.other.fair_lock(&name);

@@ -88,7 +88,7 @@ impl<T: Send + 'static> Waiting<T> {
         self.thread.is_finished()
     }
 
-    /// What it was told, within `limit` from `since`.
+    /// What it was notified, within `limit` from `since`.
     #[track_caller]
     fn ends(self, since: Instant, limit: Duration) -> T {
         eventually("the wait ends", || self.is_over());

@@ -1,4 +1,4 @@
-//! The spin lock: nobody is told, everybody asks, and not more often than announced.
+//! The spin lock: nobody is notified, everybody asks, and not more often than announced.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -213,7 +213,7 @@ fn of_many_waiters_one_asks() {
 }
 
 #[test]
-fn whoever_is_called_from_the_line_pauses_shortly_again() {
+fn whoever_is_called_from_the_queue_pauses_shortly_again() {
     let server = Server::start();
     let client = open(&server);
     warm(&client);

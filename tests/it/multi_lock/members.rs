@@ -653,7 +653,7 @@ fn losing_one_member_is_losing_all() {
         assert!(guard.name().starts_with(&loss.name) && guard.owner().contains(&loss.owner));
         assert!(!guard.is_valid() && guard.hold_count() == 0);
     }
-    // The other member of the third is lost too, and that is not told again.
+    // The other member of the third is lost too, and that is not reported again.
     assert!(clients[1].fair_lock(c).force_unlock().unwrap());
     assert!(twice.lost().try_recv().is_err());
     // The members that are not lost are given back with the guard.
@@ -670,7 +670,7 @@ fn losing_one_member_is_losing_all() {
     assert_eq!(failures.len(), 2);
     left(&servers[0], &[b]);
     left(&servers[1], &[]);
-    // One who asks only after the loss is told at once.
+    // One who asks only after the loss is notified at once.
     let guard = set(a).lock().unwrap();
     assert!(clients[1].fair_lock(a).force_unlock().unwrap());
     assert!(guard.lost().try_recv().is_ok());

@@ -52,7 +52,7 @@ fn two_sets_of_clients_exclude_each_other() {
         format!("RedLockGuard {{ name: {name:?}, owner: {owner:?}, valid: true, .. }}")
     );
 
-    // Who waits gets it without being told of the release.
+    // Who waits gets it without being notified of the release.
     thread::scope(|scope| {
         let waiting = scope.spawn(|| other.lock().unwrap().owner().to_owned());
         guard.unlock().unwrap();
@@ -203,7 +203,7 @@ fn a_thread_that_holds_it_may_take_it_again() {
         assert_eq!(lock.hold_count(), 0);
         assert!(lock.try_lock().unwrap().is_none());
     });
-    // Renewals tell whoever looks into Redis.
+    // Renewals show to whoever looks into Redis.
     eventually("the count is known everywhere", || {
         servers.iter().zip(&calls).all(|(server, calls)| {
             server.hgetall(&name)[0].1 == "3" && server.calls("hset") == calls + 1
@@ -298,7 +298,7 @@ fn a_wait_that_is_cancelled_leaves_nothing_behind() {
     let lock = red(&ours, &name).cancel_on(&token);
     let other = red(&theirs, &name);
     let guard = other.lock().unwrap();
-    // The first asks the servers, the other stands in line behind it.
+    // The first asks the servers, the other queues behind it.
     let mut crew = Crew::new();
     for _ in 0..2 {
         let lock = lock.clone();
@@ -371,8 +371,8 @@ fn it_is_renewed_for_as_long_as_it_is_wanted_and_by_the_first_clients_lease() {
     assert_eq!(sent, after, "something is renewed that was given back");
 }
 
-timed!(a_fixed_lease_ends_and_its_holder_is_told);
-fn a_fixed_lease_ends_and_its_holder_is_told() {
+timed!(a_fixed_lease_ends_and_its_holder_is_notified);
+fn a_fixed_lease_ends_and_its_holder_is_notified() {
     let servers = masters(5);
     let name = unique("fixed");
     let (ours, theirs) = (open(&servers), open(&servers));

@@ -239,7 +239,7 @@ fn without_a_majority_nobody_gets_it_and_nothing_stays(death: Death) {
             "{:?}",
             asked.elapsed()
         );
-        // Those in line behind the one who asks need not find out again.
+        // Those in the queue behind the one who asks need not find out again.
         let asked = Instant::now();
         thread::scope(|scope| {
             for _ in 0..4 {

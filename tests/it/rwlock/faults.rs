@@ -318,7 +318,7 @@ fn renewal_goes_on_over_a_new_connection() {
 // ---------------------------------------------------------------------------------------------------------------------
 
 /// Asks for everything while `fault` lasts: every verb fails in time, or does without Redis (I4); after `heal` the
-/// same client works, and what is held is held still, or told lost.
+/// same client works, and what is held is held still, or reported lost.
 fn bad_day(
     mut server: Server,
     fault: impl FnOnce(&mut Server, &Proxy),
@@ -477,7 +477,7 @@ fn a_day_of_a_server_that_comes_back_empty() {
     );
 }
 
-// F3: those who wait meanwhile find the lock free, and those who read are told.
+// F3: those who wait meanwhile find the lock free, and those who read are notified.
 timed!(a_waiting_writer_outlives_a_server_that_forgets);
 fn a_waiting_writer_outlives_a_server_that_forgets() {
     let mut server = Server::start();
@@ -570,7 +570,7 @@ fn forgotten_scripts_are_sent_again() {
 // Shutdown
 // ---------------------------------------------------------------------------------------------------------------------
 
-// C5: everybody is told, everything is given back, and nobody of others is kept out any longer.
+// C5: everybody is notified, everything is given back, and nobody of others is kept out any longer.
 timed!(closing_ends_waits_and_gives_back_what_is_held);
 fn closing_ends_waits_and_gives_back_what_is_held() {
     let server = Server::start();

@@ -186,7 +186,7 @@ impl Crowd {
     }
 }
 
-// RW6: inside a process the line decides.
+// RW6: inside a process the queue decides.
 timed!(a_writer_passes_overlapping_readers_of_its_process);
 fn a_writer_passes_overlapping_readers_of_its_process() {
     let server = Server::start();
@@ -834,7 +834,7 @@ fn a_stopped_writer_does_not_keep_single_attempts_out_for_ever() {
     eventually("free, it comes in", || lock.try_read().unwrap().is_some());
 }
 
-// A claim that has ended is in nobody's way, least of all in that of the next in line.
+// A claim that has ended is in nobody's way, least of all in that of the next in the queue.
 timed!(readers_behind_a_writer_that_gives_up_come_in_at_once);
 fn readers_behind_a_writer_that_gives_up_come_in_at_once() {
     let server = Server::start();

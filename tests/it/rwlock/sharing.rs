@@ -102,7 +102,7 @@ fn who_wants_other_terms_has_a_hold_of_its_own() {
     drop(lock.try_write().unwrap().unwrap());
 }
 
-// A writer in line keeps further readers of the process from joining, and leaving the line lets them.
+// A writer in the queue keeps further readers of the process from joining, and leaving the queue lets them.
 timed!(nobody_joins_while_a_thread_of_the_process_waits_to_write);
 fn nobody_joins_while_a_thread_of_the_process_waits_to_write() {
     let server = Server::start();
@@ -116,7 +116,7 @@ fn nobody_joins_while_a_thread_of_the_process_waits_to_write() {
     });
     let reader = Actor::new(lock.clone());
     let behind = reader.begins(|desk| desk.read().owner().to_owned());
-    // Who reads already does not stand in line, or it would wait for itself.
+    // Who reads already does not queue, or it would wait for itself.
     let again = lock.read().unwrap();
     assert!(behind.try_recv().is_err());
     assert!(given_up.recv_timeout(LONG).unwrap());
@@ -126,7 +126,7 @@ fn nobody_joins_while_a_thread_of_the_process_waits_to_write() {
     eventually("nothing is left", || server.keys().is_empty());
 }
 
-// W9: it is everybody's loss, told to the client once.
+// W9: it is everybody's loss, reported to the client once.
 timed!(a_lost_shared_hold_is_told_to_all_who_share_it);
 fn a_lost_shared_hold_is_told_to_all_who_share_it() {
     let server = Server::start();
@@ -207,7 +207,7 @@ fn a_lost_shared_hold_is_told_to_all_who_share_it() {
     }
 }
 
-// M1: who has left does not stay on a list of those to be told.
+// M1: who has left does not stay on a list of those to be notified.
 timed!(listeners_of_a_long_lived_hold_do_not_pile_up);
 fn listeners_of_a_long_lived_hold_do_not_pile_up() {
     let server = Server::start();

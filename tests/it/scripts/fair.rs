@@ -36,7 +36,7 @@ const JAVA: &str = "5d1c7a3e-0f2b-4c6d-8e9f-a0b1c2d3e4f5:71";
 
 /// What a ticket knows of its place in the queue.
 const NEW: &str = "0";
-const STOOD: &str = "1";
+const QUEUED: &str = "1";
 const LOST: &str = "2";
 
 /// The answer to one that knows of a place and has none.
@@ -79,18 +79,18 @@ impl Fair {
         owner: &str,
         ticket: &str,
         [lease, waiter]: [i64; 2],
-        stood: &str,
+        queued: &str,
     ) -> RedisResult<Option<i64>> {
         let [lease, waiter] = [lease, waiter].map(|ms| ms.to_string());
-        self.run(ACQUIRE, &[owner, &lease, ticket, &waiter, stood])
+        self.run(ACQUIRE, &[owner, &lease, ticket, &waiter, queued])
     }
 
     /// What a waiter asks again and again, and at once if it hears that its place is lost.
     #[track_caller]
-    fn ask(&mut self, owner: &str, stood: &str) -> Option<i64> {
-        let received = self.acquire(owner, owner, [LEASE, WAITER], stood).unwrap();
+    fn ask(&mut self, owner: &str, queued: &str) -> Option<i64> {
+        let received = self.acquire(owner, owner, [LEASE, WAITER], queued).unwrap();
         if received == Some(PLACE_LOST) {
-            assert_eq!(stood, STOOD);
+            assert_eq!(queued, QUEUED);
             return self.acquire(owner, owner, [LEASE, WAITER], LOST).unwrap();
         }
         received
@@ -109,8 +109,8 @@ impl Fair {
 
     /// Asks in vain for what is held for most of a lease.
     #[track_caller]
-    fn wait(&mut self, owner: &str, stood: &str) {
-        assert_left(self.ask(owner, stood).unwrap(), LEASE);
+    fn wait(&mut self, owner: &str, queued: &str) {
+        assert_left(self.ask(owner, queued).unwrap(), LEASE);
     }
 
     /// A holds the lock and these wait for it.
@@ -125,7 +125,7 @@ impl Fair {
     /// The head takes it.
     #[track_caller]
     fn take_from(&mut self, head: &str) {
-        assert_eq!(self.ask(head, STOOD), None);
+        assert_eq!(self.ask(head, QUEUED), None);
     }
 
     #[track_caller]
@@ -310,8 +310,8 @@ fn a_free_lock_without_a_queue_is_taken_whatever_the_name() {
 }
 
 /// Redisson's worked numbers, with its replies and timeouts where ours differ: there each waiter's timeout comes after
-/// the one ahead of it and a newcomer is told that sum; here a place is a short lease that its waiter refreshes, and
-/// everybody is told when the lock may be free.
+/// the one ahead of it and a newcomer gets that sum; here a place is a short lease that its waiter refreshes, and
+/// everybody is notified when the lock may be free.
 #[test]
 fn waiters_stand_in_line_and_are_told_the_holders_ttl_whatever_the_name() {
     let mut fair = Fair::start();
@@ -321,7 +321,7 @@ fn waiters_stand_in_line_and_are_told_the_holders_ttl_whatever_the_name() {
         fair.name = name.into();
         fair.take(A);
         let mut line = Vec::new();
-        // Redisson: B is told 30 000 and lives for 330 000, C is told 330 000 and lives for 630 000.
+        // Redisson: B gets 30 000 and lives for 330 000, C gets 330 000 and lives for 630 000.
         for owner in [B, C] {
             let before = fair.now();
             fair.wait(owner, NEW);
@@ -330,10 +330,10 @@ fn waiters_stand_in_line_and_are_told_the_holders_ttl_whatever_the_name() {
             assert!(fair.timeout(owner) >= (before + WAITER) as f64, "{name:?}");
             assert!(fair.life(owner) <= WAITER as f64, "{name:?}");
         }
-        // Redisson: both are told 30 000, and keep their timeouts.
+        // Redisson: both get 30 000, and keep their timeouts.
         for owner in [C, B] {
             let before = fair.now();
-            fair.wait(owner, STOOD);
+            fair.wait(owner, QUEUED);
             fair.assert_state(Some(A), &[B, C]);
             assert!(fair.timeout(owner) >= (before + WAITER) as f64, "{name:?}");
         }
@@ -341,12 +341,12 @@ fn waiters_stand_in_line_and_are_told_the_holders_ttl_whatever_the_name() {
         let before = fair.timeout(C);
         assert_eq!(fair.release(A), 1);
         assert_eq!(messages(&fair.server, &mut pubsub), [fair.announced(B)]);
-        assert_eq!(fair.ask(B, STOOD), None);
+        assert_eq!(fair.ask(B, QUEUED), None);
         fair.assert_state(Some(B), &[C]);
         // Redisson: lowered by 300 000.
         assert_eq!(fair.timeout(C), before);
         assert_eq!(fair.release(B), 1);
-        assert_eq!(fair.ask(C, STOOD), None);
+        assert_eq!(fair.ask(C, QUEUED), None);
         fair.assert_state(Some(C), &[]);
         assert_eq!(fair.release(C), 0);
         fair.assert_state(None, &[]);
@@ -369,7 +369,7 @@ fn five_waiters_are_served_in_the_order_they_came() {
         // Free, and still nobody else's: the last first.
         for other in rest.iter().rev() {
             let life = fair.life(head);
-            let received = fair.ask(other, STOOD).unwrap();
+            let received = fair.ask(other, QUEUED).unwrap();
             assert!(
                 1 <= received && received as f64 <= life,
                 "{received} of {life} ms"
@@ -379,7 +379,7 @@ fn five_waiters_are_served_in_the_order_they_came() {
         assert!(fair.try_once("newcomer").is_some());
         assert_eq!(messages(&fair.server, &mut pubsub), [fair.announced(head)]);
         fair.assert_state(None, &line);
-        assert_eq!(fair.ask(head, STOOD), None);
+        assert_eq!(fair.ask(head, QUEUED), None);
         holder = head;
         line.remove(0);
         fair.assert_state(Some(holder), &line);
@@ -412,7 +412,7 @@ fn a_lock_that_never_expires_tells_minus_one() {
     let mut fair = Fair::start();
     let () = fair.server.ask(&["HSET", "orders", A, "1"]);
     assert_eq!(fair.ask(B, NEW), Some(-1));
-    assert_eq!(fair.ask(B, STOOD), Some(-1));
+    assert_eq!(fair.ask(B, QUEUED), Some(-1));
     assert_eq!(fair.try_once(C), Some(-1));
     assert_eq!(fair.queue(), [B]);
     assert_eq!(fair.server.pttl("orders"), -1);
@@ -425,7 +425,7 @@ fn a_lock_that_ran_out_is_the_heads() {
     eventually("the lease is over", || !fair.server.exists("orders"));
     fair.place(B, fair.now() + WAITER);
     assert!(fair.ask(C, NEW).is_some());
-    assert_eq!(fair.ask(B, STOOD), None);
+    assert_eq!(fair.ask(B, QUEUED), None);
     fair.assert_state(Some(B), &[C]);
 }
 
@@ -443,7 +443,7 @@ fn a_ticket_stands_for_an_owner_of_another_name() {
             messages(&fair.server, &mut pubsub),
             [fair.announced(ticket)]
         );
-        let taken = fair.acquire(B, ticket, [LEASE, WAITER], STOOD).unwrap();
+        let taken = fair.acquire(B, ticket, [LEASE, WAITER], QUEUED).unwrap();
         assert_eq!(taken, None);
         fair.assert_state(Some(B), &[]);
         fair.release(B);
@@ -457,7 +457,7 @@ fn a_replay_of_a_taking_changes_nothing_but_the_ttl() {
     fair.queued(&[B, C]);
     fair.release(A);
     for _ in 0..3 {
-        assert_eq!(fair.ask(B, STOOD), None);
+        assert_eq!(fair.ask(B, QUEUED), None);
         fair.assert_state(Some(B), &[C]);
     }
     // Another count, no TTL, and a place that should be gone, wherever it is.
@@ -471,7 +471,7 @@ fn a_replay_of_a_taking_changes_nothing_but_the_ttl() {
         let () = fair
             .server
             .ask(&["PEXPIRE", &fair.queue_key(), &(KEEP + WAITER).to_string()]);
-        assert_eq!(fair.ask(B, STOOD), None);
+        assert_eq!(fair.ask(B, QUEUED), None);
         fair.assert_state(Some(B), &[C]);
     }
 }
@@ -480,8 +480,8 @@ fn a_replay_of_a_taking_changes_nothing_but_the_ttl() {
 fn a_replay_of_a_queueing_keeps_the_place() {
     let mut fair = Fair::start();
     fair.queued(&[B, C, D]);
-    for stood in [NEW, STOOD, NEW] {
-        fair.wait(C, stood);
+    for queued in [NEW, QUEUED, NEW] {
+        fair.wait(C, queued);
         fair.assert_state(Some(A), &[B, C, D]);
     }
 }
@@ -495,7 +495,7 @@ fn the_plain_script_renews_it() {
         run::<i64>(&mut fair.con, RENEW, &["orders"], &args).unwrap(),
         1
     );
-    assert_left(fair.ask(B, STOOD).unwrap(), 2 * LEASE);
+    assert_left(fair.ask(B, QUEUED).unwrap(), 2 * LEASE);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -522,7 +522,7 @@ fn dead_heads_are_purged_and_nobody_behind_a_live_one() {
     assert!((1..=WAITER).contains(&received), "{received}");
     fair.assert_state(None, &[C, "behind", D]);
     assert_eq!(messages(&fair.server, &mut pubsub), [fair.announced(C)]);
-    assert_eq!(fair.ask(C, STOOD), None);
+    assert_eq!(fair.ask(C, QUEUED), None);
     fair.assert_state(Some(C), &["behind", D]);
     fair.wait(E, NEW);
     fair.assert_state(Some(C), &[D, E]);
@@ -545,7 +545,7 @@ fn two_hundred_dead_heads_are_purged_by_one_ask() {
         fair.place(&ticket, now);
     }
     fair.place(B, now + WAITER);
-    assert_eq!(fair.ask(B, STOOD), None);
+    assert_eq!(fair.ask(B, QUEUED), None);
     fair.assert_state(Some(B), &[]);
     assert_eq!(fair.server.calls("lpop"), 200);
 }
@@ -568,7 +568,7 @@ fn thousands_of_the_dead_are_purged_in_portions_and_the_first_who_lives_is_found
         let () = fair.server.ask(&command);
     }
     fair.place(C, fair.now() + WAITER);
-    // Each of them purges some, and tells somebody who lives and will ask.
+    // Each of them purges some, and notifies somebody who lives and will ask.
     assert_eq!(fair.release(A), 1);
     assert_eq!(fair.queue().len(), 1_701);
     fair.leave(A);
@@ -584,7 +584,7 @@ fn thousands_of_the_dead_are_purged_in_portions_and_the_first_who_lives_is_found
     // Not in vain for long.
     assert_eq!(fair.ask(D, NEW), Some(1));
     assert_eq!(fair.queue().len(), 202);
-    let received = fair.ask(D, STOOD).unwrap();
+    let received = fair.ask(D, QUEUED).unwrap();
     assert!((2..=WAITER).contains(&received), "{received}");
     assert_eq!(
         messages(&fair.server, &mut pubsub).last(),
@@ -604,9 +604,9 @@ fn an_ask_costs_the_same_however_long_the_queue_is() {
         if queued == 5 || queued == 495 {
             let before = fair.server.command_total();
             fair.wait(next, NEW);
-            fair.wait(next, STOOD);
-            fair.wait(&waiters[queued / 2], STOOD);
-            fair.wait(&waiters[0], STOOD);
+            fair.wait(next, QUEUED);
+            fair.wait(&waiters[queued / 2], QUEUED);
+            fair.wait(&waiters[0], QUEUED);
             fair.try_once(B);
             fair.leave(next);
             costs.push(fair.server.command_total() - before);
@@ -629,14 +629,14 @@ fn ones_own_late_place_is_kept_and_refreshed() {
             if without && owner == B {
                 fair.drop_timeout(B);
             }
-            fair.wait(owner, STOOD);
+            fair.wait(owner, QUEUED);
             fair.assert_state(Some(A), &[B, C]);
             assert!(fair.timeout(owner) >= (now + WAITER) as f64);
         }
     }
     fair.release(A);
     fair.set_timeout(B, 1);
-    assert_eq!(fair.ask(B, STOOD), None);
+    assert_eq!(fair.ask(B, QUEUED), None);
     fair.assert_state(Some(B), &[C]);
 }
 
@@ -646,7 +646,7 @@ fn a_head_without_a_timeout_takes_and_leaves_nothing() {
     fair.queued(&[B, C]);
     fair.release(A);
     fair.drop_timeout(B);
-    assert_eq!(fair.ask(B, STOOD), None);
+    assert_eq!(fair.ask(B, QUEUED), None);
     fair.assert_state(Some(B), &[C]);
 }
 
@@ -660,14 +660,14 @@ fn a_purged_waiter_that_lives_goes_back_to_the_head() {
     fair.assert_state(Some(A), &[C, D]);
     for _ in 0..2 {
         let now = fair.now();
-        fair.wait(B, STOOD);
+        fair.wait(B, QUEUED);
         fair.assert_state(Some(A), &[B, C, D]);
         assert!(fair.timeout(B) >= (now + WAITER) as f64);
         assert!(fair.life(B) <= WAITER as f64);
     }
     fair.release(A);
-    assert!(fair.ask(C, STOOD).is_some());
-    assert_eq!(fair.ask(B, STOOD), None);
+    assert!(fair.ask(C, QUEUED).is_some());
+    assert_eq!(fair.ask(B, QUEUED), None);
     fair.assert_state(Some(B), &[C, D]);
 }
 
@@ -680,7 +680,7 @@ fn a_purged_waiter_that_lives_takes_what_is_free() {
     assert!(fair.ask(D, NEW).is_some());
     fair.assert_state(None, &[C, D]);
     assert!(fair.ask(E, NEW).is_some());
-    assert_eq!(fair.ask(B, STOOD), None);
+    assert_eq!(fair.ask(B, QUEUED), None);
     fair.assert_state(Some(B), &[C, D, E]);
 }
 
@@ -691,15 +691,15 @@ fn a_question_that_comes_after_its_waiter_has_left_makes_no_place() {
     fair.queued(&[B, C]);
     assert!(fair.leave(C));
     for late in [C, D] {
-        let received = fair.acquire(late, C, [LEASE, WAITER], STOOD).unwrap();
+        let received = fair.acquire(late, C, [LEASE, WAITER], QUEUED).unwrap();
         assert_eq!(received, Some(PLACE_LOST));
         fair.assert_state(Some(A), &[B]);
     }
     fair.release(A);
-    let received = fair.acquire(C, C, [LEASE, WAITER], STOOD).unwrap();
+    let received = fair.acquire(C, C, [LEASE, WAITER], QUEUED).unwrap();
     assert_eq!(received, Some(PLACE_LOST));
     fair.assert_state(None, &[B]);
-    assert_eq!(fair.ask(B, STOOD), None);
+    assert_eq!(fair.ask(B, QUEUED), None);
     fair.assert_state(Some(B), &[]);
 }
 
@@ -721,7 +721,7 @@ fn places_that_ran_out_together_keep_their_order() {
             _ => {}
         }
         for n in [first, 4, 1, 2, 3, 5, 0] {
-            let received = fair.acquire(line[n], line[n], [LEASE, WAITER], STOOD);
+            let received = fair.acquire(line[n], line[n], [LEASE, WAITER], QUEUED);
             if first == 2 && n == 0 {
                 assert_eq!(received, Ok(None));
             } else {
@@ -778,16 +778,16 @@ fn those_of_one_client_come_back_in_the_order_in_which_they_came() {
     for ticket in &ours {
         fair.set_timeout(ticket, 1);
     }
-    fair.wait(C, STOOD);
+    fair.wait(C, QUEUED);
     assert_eq!(fair.queue(), [C]);
     for n in [3, 0, 4, 2, 1] {
-        fair.wait(ours[n], STOOD);
+        fair.wait(ours[n], QUEUED);
     }
     fair.assert_state(Some(A), &[&ours[..], &[C]].concat());
 }
 
 #[test]
-fn one_that_never_stood_is_never_put_first() {
+fn one_that_never_queued_is_never_put_first() {
     let mut fair = Fair::start();
     fair.queued(&[B, C]);
     fair.wait(D, NEW);
@@ -798,10 +798,10 @@ fn one_that_never_stood_is_never_put_first() {
 }
 
 #[test]
-fn one_that_stood_does_not_queue_to_try_once() {
+fn one_that_queued_does_not_queue_to_try_once() {
     let mut fair = Fair::start();
     fair.queued(&[B]);
-    let received = fair.acquire(C, C, [LEASE, 0], STOOD).unwrap();
+    let received = fair.acquire(C, C, [LEASE, 0], QUEUED).unwrap();
     assert_left(received.unwrap(), LEASE);
     fair.assert_state(Some(A), &[B]);
 }
@@ -815,13 +815,13 @@ fn a_queue_that_lost_its_places_gets_them_back() {
     // A newcomer is there before they notice.
     fair.wait(E, NEW);
     for owner in [C, B, D, C, B] {
-        fair.wait(owner, STOOD);
+        fair.wait(owner, QUEUED);
     }
     fair.assert_state(Some(A), &[E, C, B, D]);
     // A timeout without a waiter does not cost the others their places.
     fair.set_timeout("gone", fair.now() + WAITER);
     for owner in [B, D, E, C] {
-        fair.wait(owner, STOOD);
+        fair.wait(owner, QUEUED);
         assert_eq!(fair.queue(), [E, C, B, D]);
     }
 }
@@ -831,11 +831,11 @@ fn the_last_place_lost_comes_back() {
     let mut fair = Fair::start();
     fair.queued(&[B]);
     let () = fair.server.ask(&["DEL", &fair.queue_key()]);
-    fair.wait(B, STOOD);
+    fair.wait(B, QUEUED);
     fair.assert_state(Some(A), &[B]);
     let () = fair.server.ask(&["DEL", &fair.queue_key()]);
     fair.release(A);
-    assert_eq!(fair.ask(B, STOOD), None);
+    assert_eq!(fair.ask(B, QUEUED), None);
     fair.assert_state(Some(B), &[]);
 }
 
@@ -845,7 +845,7 @@ fn a_queue_that_lost_its_timeouts_keeps_its_order() {
     fair.queued(&[B, C, D]);
     let () = fair.server.ask(&["DEL", &fair.timeouts_key()]);
     for owner in [C, B, D, C] {
-        fair.wait(owner, STOOD);
+        fair.wait(owner, QUEUED);
     }
     fair.assert_state(Some(A), &[B, C, D]);
 }
@@ -862,7 +862,7 @@ fn places_that_lost_their_timeouts_get_new_ones_from_whoever_asks() {
     }
     let line = fair.queue();
     let () = fair.server.ask(&["DEL", &fair.timeouts_key()]);
-    fair.wait(&waiters[7], STOOD);
+    fair.wait(&waiters[7], QUEUED);
     assert!(fair.queue() == line && fair.timed() == sorted(line.clone()));
     for ticket in &line[1..] {
         let life = fair.life(ticket);
@@ -878,10 +878,10 @@ fn one_whose_timeout_was_lost_does_not_come_before_its_turn() {
     let () = fair.server.ask(&["DEL", &fair.timeouts_key()]);
     fair.set_timeout(B, fair.now() + WAITER);
     for owner in [C, D] {
-        assert!(fair.ask(owner, STOOD).is_some());
+        assert!(fair.ask(owner, QUEUED).is_some());
     }
     fair.assert_state(None, &[B, C, D]);
-    assert_eq!(fair.ask(B, STOOD), None);
+    assert_eq!(fair.ask(B, QUEUED), None);
     fair.assert_state(Some(B), &[C, D]);
 }
 
@@ -893,7 +893,7 @@ fn a_queue_that_lost_everything_serves_everybody_once() {
         .server
         .ask(&["DEL", &fair.queue_key(), &fair.timeouts_key()]);
     for owner in [D, C, B] {
-        fair.wait(owner, STOOD);
+        fair.wait(owner, QUEUED);
     }
     fair.assert_state(Some(A), &[B, C, D]);
 }
@@ -939,7 +939,7 @@ fn a_refresh_never_lowers() {
     for owner in [B, C] {
         let before = fair.timeout(owner);
         for waiter in [1, 10, WAITER / 2] {
-            assert!(fair.acquire(owner, owner, [LEASE, waiter], STOOD).is_ok());
+            assert!(fair.acquire(owner, owner, [LEASE, waiter], QUEUED).is_ok());
             assert_eq!(fair.timeout(owner), before);
         }
     }
@@ -967,11 +967,15 @@ fn places_of_more_than_a_minute_do_not_add_up() {
 fn the_queues_keys_are_given_a_ttl_by_every_ask() {
     let mut fair = Fair::start();
     fair.queued(&[B]);
-    for (owner, stood, waiter) in [(B, STOOD, WAITER), (C, NEW, WAITER), (C, STOOD, 3 * WAITER)] {
+    for (owner, queued, waiter) in [
+        (B, QUEUED, WAITER),
+        (C, NEW, WAITER),
+        (C, QUEUED, 3 * WAITER),
+    ] {
         for key in [fair.queue_key(), fair.timeouts_key()] {
             let () = fair.server.ask(&["PERSIST", &key]);
         }
-        assert!(fair.acquire(owner, owner, [LEASE, waiter], stood).is_ok());
+        assert!(fair.acquire(owner, owner, [LEASE, waiter], queued).is_ok());
         for key in [fair.queue_key(), fair.timeouts_key()] {
             assert_left(fair.server.pttl(&key), waiter + KEEP);
         }
@@ -993,7 +997,7 @@ fn a_place_behind_redissons_outlives_its_taking() {
         fair.place(JAVA, fair.now() + left + REDISSON);
         let sum = fair.timeout(JAVA);
         fair.wait(B, NEW);
-        fair.wait(B, STOOD);
+        fair.wait(B, QUEUED);
         fair.assert_state(Some(A), &[JAVA, B]);
         assert_eq!(fair.timeout(JAVA), sum);
         // It may have been about to be given up when we came.
@@ -1001,7 +1005,7 @@ fn a_place_behind_redissons_outlives_its_taking() {
         assert!(fair.timeout(B) <= sum + (WAITER + REDISSON + STEP + 1) as f64);
         assert_eq!(fair.release(A), 1);
         assert_eq!(messages(&fair.server, &mut pubsub), [fair.announced(JAVA)]);
-        let received = fair.ask(B, STOOD).unwrap();
+        let received = fair.ask(B, QUEUED).unwrap();
         assert_left(received, left + REDISSON);
         assert_eq!(messages(&fair.server, &mut pubsub), [fair.announced(JAVA)]);
         fair.redisson_takes(JAVA, REDISSON);
@@ -1009,7 +1013,7 @@ fn a_place_behind_redissons_outlives_its_taking() {
         fair.assert_state(Some(JAVA), &[B, C]);
         assert_eq!(fair.release(JAVA), 1);
         assert_eq!(messages(&fair.server, &mut pubsub), [fair.announced(B)]);
-        assert_eq!(fair.ask(B, STOOD), None);
+        assert_eq!(fair.ask(B, QUEUED), None);
         fair.assert_state(Some(B), &[C]);
         fair.release(B);
         fair.leave(C);
@@ -1031,7 +1035,7 @@ fn whatever_redisson_lowers_none_of_ours_is_passed_that_asks_again_and_again() {
     let line = [j, B, k, l, C, D, m, E];
     for wait in [REDISSON, 20_000] {
         // All that a Java client may wait for before it is given up itself, but a step or two; before we come, before
-        // the line moves, and while it does.
+        // the queue moves, and while it does.
         let steps = (LEASE + wait) / STEP - 3;
         for (come, held, turn) in [
             (0, 0, 0),
@@ -1052,7 +1056,7 @@ fn whatever_redisson_lowers_none_of_ours_is_passed_that_asks_again_and_again() {
                     let () = fair.server.ask(&["PEXPIRE", "orders", &LEASE.to_string()]);
                     for ticket in fair.queue() {
                         if !JAVANS.contains(&ticket.as_str()) {
-                            fair.wait(&ticket, STOOD);
+                            fair.wait(&ticket, QUEUED);
                         }
                     }
                 }
@@ -1077,7 +1081,7 @@ fn whatever_redisson_lowers_none_of_ours_is_passed_that_asks_again_and_again() {
                     fair.redisson_takes(next, wait);
                 } else {
                     // None of them has asked since the holder before the last.
-                    assert_eq!(fair.acquire(next, next, [LEASE, WAITER], STOOD), Ok(None));
+                    assert_eq!(fair.acquire(next, next, [LEASE, WAITER], QUEUED), Ok(None));
                 }
                 holder = next;
                 for other in &line[n + 1..] {
@@ -1096,7 +1100,7 @@ fn whatever_redisson_lowers_none_of_ours_is_passed_that_asks_again_and_again() {
 }
 
 #[test]
-fn who_dies_behind_redisson_holds_the_line_up_for_one_waiter_lease() {
+fn who_dies_behind_redisson_holds_the_queue_up_for_one_waiter_lease() {
     let mut fair = Fair::start();
     let mut pubsub_con = fair.server.connection();
     let mut pubsub = listen_to_all(&mut pubsub_con);
@@ -1107,17 +1111,17 @@ fn who_dies_behind_redisson_holds_the_line_up_for_one_waiter_lease() {
     fair.release(A);
     fair.redisson_takes(JAVA, REDISSON);
     // While somebody has the lock there is no hurry.
-    fair.wait(C, STOOD);
+    fair.wait(C, QUEUED);
     assert!(fair.life(B) > WAITER as f64);
     fair.release(JAVA);
     messages(&fair.server, &mut pubsub);
-    let received = fair.ask(C, STOOD).unwrap();
+    let received = fair.ask(C, QUEUED).unwrap();
     assert!((1..=WAITER).contains(&received), "{received}");
     assert_eq!(messages(&fair.server, &mut pubsub), [fair.announced(B)]);
     assert!(fair.life(B) <= WAITER as f64);
     // Of its own accord it has no more than that either.
     fair.take_from(B);
-    fair.wait(C, STOOD);
+    fair.wait(C, QUEUED);
     assert!(fair.life(C) <= WAITER as f64);
 }
 
@@ -1132,7 +1136,7 @@ fn one_whom_redisson_lowered_into_the_past_goes_back_to_the_head() {
     assert!(fair.life(B) < 0.0);
     fair.wait(C, NEW);
     fair.assert_state(Some(JAVA), &[C]);
-    fair.wait(B, STOOD);
+    fair.wait(B, QUEUED);
     fair.assert_state(Some(JAVA), &[B, C]);
 }
 
@@ -1143,7 +1147,7 @@ fn one_who_goes_back_to_the_head_does_not_follow_redissons_behind() {
     fair.redisson_joins(JAVA, REDISSON);
     fair.set_timeout(B, 1);
     assert_left(fair.try_once(C).unwrap(), LEASE);
-    fair.wait(B, STOOD);
+    fair.wait(B, QUEUED);
     fair.assert_state(Some(A), &[B, JAVA]);
     assert!(fair.life(B) <= WAITER as f64);
 }
@@ -1158,7 +1162,7 @@ fn a_place_of_redissons_behind_ours_is_left_as_it_is() {
     let sum = fair.timeout(JAVA);
     assert!(sum >= fair.timeout(B) + REDISSON as f64);
     fair.release(A);
-    assert_eq!(fair.ask(B, STOOD), None);
+    assert_eq!(fair.ask(B, QUEUED), None);
     fair.assert_state(Some(B), &[JAVA]);
     assert_eq!(fair.timeout(JAVA), sum);
     messages(&fair.server, &mut pubsub);
@@ -1187,7 +1191,7 @@ fn our_places_behind_redissons_do_not_add_up() {
             assert!(received >= 0);
         }
         assert!(fair.life(next) <= most as f64, "{n}: {}", fair.life(next));
-        // Five stand in line all the time.
+        // Five queue all the time.
         if n >= 5 {
             fair.release(&holder);
             holder = fair.queue().remove(0);
@@ -1195,7 +1199,7 @@ fn our_places_behind_redissons_do_not_add_up() {
                 fair.redisson_takes(JAVA, REDISSON);
                 most -= REDISSON;
             } else {
-                assert_eq!(fair.ask(&holder, STOOD), None);
+                assert_eq!(fair.ask(&holder, QUEUED), None);
             }
         }
     }
@@ -1350,7 +1354,7 @@ fn leaving_a_free_lock_hands_the_wake_up_on() {
     assert_eq!(messages(&fair.server, &mut pubsub), [fair.announced(B)]);
     assert!(fair.leave(B));
     assert_eq!(messages(&fair.server, &mut pubsub), [fair.announced(C)]);
-    // Who is not there tells as well: its first run's message may be lost.
+    // Who is not there publishes as well: its first run's message may be lost.
     assert!(!fair.leave(B));
     assert_eq!(messages(&fair.server, &mut pubsub), [fair.announced(C)]);
     assert!(fair.leave(D));
@@ -1510,9 +1514,9 @@ fn a_read_write_lock_is_refused_and_kept() {
     let () = fair.server.ask(&["HSET", "orders", "mode", "read", A, "1"]);
     fair.place(B, 1);
     let before = fair.server.hgetall("orders");
-    for (owner, stood) in [(B, NEW), (B, STOOD), (C, NEW), (C, STOOD)] {
+    for (owner, queued) in [(B, NEW), (B, QUEUED), (C, NEW), (C, QUEUED)] {
         for waiter in [WAITER, 0] {
-            let asked = fair.acquire(owner, owner, [LEASE, waiter], stood);
+            let asked = fair.acquire(owner, owner, [LEASE, waiter], queued);
             let err = asked.unwrap_err();
             assert_eq!(err.code(), Some("WRONGTYPE"), "{err}");
         }
@@ -1532,10 +1536,10 @@ fn a_user_without_rights_on_the_channel_gets_everything_but_messages() {
     fair.queued(&[B, C, D]);
     assert_eq!(fair.release(A), 0);
     assert_eq!(fair.release(A), -1);
-    assert!(fair.ask(C, STOOD).is_some());
+    assert!(fair.ask(C, QUEUED).is_some());
     assert!(fair.leave(D));
     fair.assert_state(None, &[B, C]);
-    assert_eq!(fair.ask(B, STOOD), None);
+    assert_eq!(fair.ask(B, QUEUED), None);
     assert!(fair.force());
     fair.assert_state(None, &[C]);
     assert_eq!(messages(&fair.server, &mut pubsub), []);
@@ -1547,10 +1551,10 @@ fn a_lock_that_cannot_be_given_a_ttl_is_not_taken_and_the_place_kept() {
     let mut fair = Fair::start();
     fair.queued(&[B, C]);
     fair.release(A);
-    assert!(fair.acquire(B, B, [i64::MAX, WAITER], STOOD).is_err());
+    assert!(fair.acquire(B, B, [i64::MAX, WAITER], QUEUED).is_err());
     fair.assert_state(None, &[B, C]);
     forbid(&fair.server, &mut fair.con, "pexpire");
-    assert!(fair.acquire(B, B, [LEASE, WAITER], STOOD).is_err());
+    assert!(fair.acquire(B, B, [LEASE, WAITER], QUEUED).is_err());
     fair.assert_state(None, &[B, C]);
 }
 
@@ -1584,12 +1588,12 @@ fn out_of_memory_nobody_takes_or_queues_and_waiters_keep_their_places() {
     refused(fair.acquire(D, D, [LEASE, WAITER], NEW));
     fair.assert_state(Some(A), &[B, C]);
     let before = fair.now();
-    fair.wait(C, STOOD);
+    fair.wait(C, QUEUED);
     assert!(fair.timeout(C) >= (before + WAITER) as f64);
     fair.assert_state(Some(A), &[B, C]);
     assert_left(fair.try_once(D).unwrap(), LEASE);
     assert_eq!(fair.release(A), 1);
-    refused(fair.acquire(B, B, [LEASE, WAITER], STOOD));
+    refused(fair.acquire(B, B, [LEASE, WAITER], QUEUED));
     fair.assert_state(None, &[B, C]);
     assert!(fair.leave(B));
     fair.assert_state(None, &[C]);

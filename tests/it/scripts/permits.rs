@@ -200,7 +200,7 @@ fn permits_that_java_clients_took_are_counted_and_those_that_are_over_given_back
         as_redisson(server, "x", &id(4), 1);
         as_redisson(server, "x", &id(5), 0);
     };
-    // R28: whatever is asked for, all that is over is given back, and told.
+    // R28: whatever is asked for, all that is over is given back, and published.
     fill(&server);
     assert_eq!(acquire(&mut con, "x", &[9], LEASE).unwrap(), None);
     assert_eq!(server.get_int("x"), 2);

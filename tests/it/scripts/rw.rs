@@ -361,7 +361,7 @@ fn readers_that_give_way_wait_while_a_writer_does() {
         .subscribe(&[writers("orders"), writers("free")])
         .unwrap();
 
-    // A reader that gives way goes back in line for a moment, not for the readers' lease.
+    // A reader that gives way goes back in the queue for a moment, not for the readers' lease.
     for _ in 0..2 {
         assert_eq!(lock.read_giving_way(THEM), Some(50));
         assert_eq!(free.read_giving_way(THEM), Some(0));
@@ -867,7 +867,7 @@ fn writing_what_somebody_writes_tells_their_ttl_and_changes_nothing() {
 }
 
 // Redisson tells the TTL of the hash; here a writer learns when the first reader's lease runs out, since one that died
-// tells nobody.
+// notifies nobody.
 #[test]
 fn writing_what_others_read_tells_how_long_the_first_of_them_lives() {
     let server = Server::start();
@@ -1045,7 +1045,7 @@ fn a_writer_frees_the_lock_and_tells_all_waiters_whatever_the_name() {
     }
 }
 
-// RW4, R1, R10. Redisson tells nobody, so that readers sleep until their timers say so, one of them a process.
+// RW4, R1, R10. Redisson notifies nobody, so that readers sleep until their timers say so, one of them a process.
 #[test]
 fn a_writer_that_goes_on_reading_tells_all_readers() {
     let server = Server::start();

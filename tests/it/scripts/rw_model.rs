@@ -177,7 +177,7 @@ impl World {
         self.count(JAVA) <= 2 && writes <= 2
     }
 
-    /// What becomes of it, what is answered, and what is told on the lock's channel.
+    /// What becomes of it, what is answered, and what is published on the lock's channel.
     fn apply(&mut self, op: Op) -> (Reply, Vec<&'static str>) {
         let quiet = |reply| (reply, vec![]);
         match op {

@@ -156,7 +156,7 @@ impl Model<'_> {
         Ok(())
     }
 
-    /// Its holder was told that it is lost, which is a little before Redis thinks so, and has given it back.
+    /// Its holder was notified of the loss, which is a little before Redis thinks so, and has given it back.
     fn check_lost(&mut self, at: usize) -> Result<(), TestCaseError> {
         // What was sent before these has been carried out.
         self.sems[0].permits().unwrap();

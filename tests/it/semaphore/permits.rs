@@ -763,7 +763,7 @@ fn a_server_that_freezes_delays_nobody_beyond_the_limit_and_loses_nothing() {
     }
     assert!(began.elapsed() >= ms(100) && began.elapsed() < loosely(ms(1000)));
     thread::scope(|scope| {
-        // All that stand in line hear of it at once, and not one after another.
+        // All that queue hear of it at once, and not one after another.
         let began = Instant::now();
         let waiting: Vec<_> = (0..8)
             .map(|_| scope.spawn(|| semaphore.acquire()))

@@ -1,4 +1,4 @@
-//! Clients as tests want them, and what they were told of losses.
+//! Clients as tests want them, and the losses reported to them.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
@@ -14,7 +14,7 @@ pub(crate) const RESPONSE: Duration = ms(400);
 /// The lease of clients here, long enough to survive one bad day.
 pub(crate) const LEASE: Duration = ms(3_000);
 
-/// How long a place in line lives here that nobody asks for.
+/// How long a place in the queue lives here that nobody asks for.
 pub(crate) const WAITER_LEASE: Duration = ms(1_000);
 
 pub(crate) fn config(url: &str) -> Config {
@@ -59,7 +59,7 @@ pub(crate) fn client(url: &str) -> Client {
     Client::open(config(url)).unwrap()
 }
 
-/// The losses a client was told of, and when.
+/// The losses that were reported to a client, and when.
 #[derive(Clone, Default)]
 pub(crate) struct Told(Arc<Mutex<Vec<(Instant, Loss)>>>);
 

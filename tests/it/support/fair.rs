@@ -8,7 +8,7 @@ use redlatch::{Client, Config, FairLock};
 
 use crate::support::{Crew, Server, eventually, ms, within};
 
-/// What leaves the line at once is out of it by then, long before any waiter lease ends.
+/// What leaves the queue at once is out of it by then, long before any waiter lease ends.
 pub(crate) const AT_ONCE: Duration = ms(2_000);
 
 pub(crate) fn queue_key(name: &str) -> String {
@@ -24,7 +24,7 @@ pub(crate) fn channel(name: &str) -> String {
     format!("redisson_lock__channel:{{{name}}}")
 }
 
-/// Those in line, the next one first.
+/// Those in the queue, the next one first.
 #[track_caller]
 pub(crate) fn queue(server: &Server, name: &str) -> Vec<String> {
     server.ask(&["LRANGE", &queue_key(name), "0", "-1"])
@@ -36,7 +36,7 @@ pub(crate) fn timeouts(server: &Server, name: &str) -> Vec<(String, f64)> {
     server.ask(&["ZRANGE", &timeouts_key(name), "0", "-1", "WITHSCORES"])
 }
 
-/// Waits until `n` stand in line.
+/// Waits until `n` queue.
 #[track_caller]
 pub(crate) fn queued(server: &Server, name: &str, n: usize) {
     let mut con = server.connection();
@@ -58,7 +58,7 @@ pub(crate) fn with_waiter_lease(url: &str, lease: Duration) -> Client {
     Client::open(Config::new(url).waiter_lease(lease)).unwrap()
 }
 
-/// Threads that stand in line one behind the other, and tell their numbers when it is their turn.
+/// Threads that queue one behind the other, and tell their numbers when it is their turn.
 pub(crate) struct Line {
     con: Connection,
     name: String,
@@ -81,7 +81,7 @@ impl Line {
         }
     }
 
-    /// One more, seen in line before this returns. `wait` takes the lock and calls what it is given while it has it.
+    /// One more, seen in the queue before this returns. `wait` takes the lock and, holding it, calls its argument.
     pub(crate) fn join(&mut self, wait: impl FnOnce(&dyn Fn()) + Send + 'static) {
         let before = length(&mut self.con, &self.name);
         let (number, sender) = (self.joined, self.sender.clone());

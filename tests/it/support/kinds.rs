@@ -10,7 +10,7 @@ use redlatch::{CancelToken, Client, Error, Loss, LossReason, Result, RwLock, RwL
 use crate::support::rwlock::hold_key;
 use crate::support::{LONG, Server, beside, eventually, lua, ms};
 
-/// Who keeps the line of those that wait.
+/// Who keeps the queue of those that wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Line {
     /// Each process its own: one of its threads asks Redis, and the lock is passed on among them.
@@ -19,12 +19,12 @@ pub(crate) enum Line {
     Redis,
 }
 
-/// Who is told of a release.
+/// Who is notified of a release.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum News {
     /// Everybody who waits, on one channel: how its name begins, and what is said.
     All(&'static str, &'static str),
-    /// The first in line, on a channel of its own.
+    /// The first in the queue, on a channel of its own.
     First,
     /// Nobody.
     Nobody,
@@ -39,17 +39,17 @@ pub(crate) trait Lock: Clone + Debug + Send + Sync + 'static {
 
     const REENTRANT: bool;
     const LINE: Line = Line::Process;
-    /// Who is told of its release.
+    /// Who is notified of its release.
     const NEWS: News = News::All("redisson_lock__channel", "0");
     /// Channels that one who asks Redis listens to while it waits.
     const LISTENS: u64 = 1;
     /// Whether each hold has a token.
     const TOKENS: bool = false;
-    /// Whether Redis is told how many holds the holding thread has.
+    /// Whether Redis knows how many holds the holding thread has.
     const COUNTED: bool = true;
     /// Commands that the server runs for a release: EVALSHA, HDEL, EXISTS, PUBLISH.
     const RELEASE: u64 = 4;
-    /// Whether what somebody else has not taken of a lost hold is released, which tells of it once more.
+    /// Whether what somebody else has not taken of a lost hold is released, which publishes that once more.
     const GIVES_BACK_THE_REST: bool = false;
     /// What an acquire runs.
     const ACQUIRE: &str = lua::LOCK_ACQUIRE;

@@ -15,7 +15,7 @@ pub(crate) enum Data {
 }
 
 /// Asks for everything while `fault` lasts: every verb fails in time (I4, L5, C1); after `heal` the same client works,
-/// what was let go is gone (L8), what timed out left nothing behind (D1), and what is held is held still, or told lost.
+/// what was let go is gone (L8), what timed out left nothing behind (D1), and what is held is still held or reported.
 pub(crate) fn bad_day<L: Lock, S>(
     mut server: Server,
     proxy: &Proxy,

@@ -20,7 +20,7 @@ pub(crate) fn subscribed(server: &Server, n: u64) {
     });
 }
 
-/// Waits until `n` threads that ask Redis are known to wait: they listen, or ask again and again where nothing is told.
+/// Waits until `n` threads that ask Redis are known to wait: they listen, or ask again and again without messages.
 #[track_caller]
 pub(crate) fn waited_for_by<L: Lock>(server: &Server, n: u64) {
     subscribed(server, n * L::LISTENS);
@@ -42,7 +42,7 @@ pub(crate) fn in_line<L: Lock>(server: &Server, name: &str, crew: &Crew, n: usiz
     crew.all_parked();
 }
 
-/// The line that Redis keeps.
+/// The queue that Redis keeps.
 pub(crate) fn line(server: &Server, name: &str) -> Vec<String> {
     let queue = beside("redisson_lock_queue", name);
     server.ask(&["LRANGE", &queue, "0", "-1"])
@@ -118,7 +118,7 @@ pub(crate) fn stranger_releases<L: Lock>(server: &Server, name: &str) {
 
 /// Channel and payload of everything that was published since the last look, to one who listens to everything.
 pub(crate) fn published(server: &Server, pubsub: &mut PubSub<'_>) -> Vec<(String, String)> {
-    // Whatever was told before this has come when this has.
+    // Whatever was published before this has come when this has.
     let end = unique("end");
     server.cli(&["PUBLISH", &end, ""]);
     let mut received = Vec::new();
