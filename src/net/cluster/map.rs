@@ -25,8 +25,9 @@ use crate::net::slot::{SLOTS, slot_of};
 use crate::net::socket::{self, Duplex, Endpoint, Meanwhile};
 use crate::report::report;
 
-/// The pause after nodes were asked.
-const PAUSE: Duration = Duration::from_millis(50);
+/// The pause after nodes were asked, doubled up to the second each time that brings nothing new: an election takes a
+/// while, and a master without a replica may be away for good.
+const PAUSE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_millis(250));
 
 /// How long one node may take for its answer; less if the deadline for connecting is near.
 const PATIENCE: Duration = Duration::from_millis(500);
@@ -56,6 +57,9 @@ pub(crate) struct Map {
 struct Asking {
     under_way: bool,
     not_before: Instant,
+    pause: Duration,
+    /// The version of the topology when nodes were asked last.
+    version: u64,
 }
 
 /// Has others ask again, in whatever way the thread that asked ends.
@@ -63,9 +67,16 @@ struct Turn<'a>(&'a Map);
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
+        let (now, version) = (Instant::now(), self.0.version());
         let mut asking = self.0.asking.lock();
         asking.under_way = false;
-        asking.not_before = Instant::now() + PAUSE;
+        let is_new = asking.version != version || now >= asking.not_before + 4 * PAUSE.1;
+        asking.version = version;
+        asking.pause = match is_new {
+            true => PAUSE.0,
+            false => (asking.pause * 2).min(PAUSE.1),
+        };
+        asking.not_before = now + asking.pause;
         drop(asking);
         self.0.asked.notify_all();
     }
@@ -82,6 +93,8 @@ impl Map {
             asking: Mutex::new(Asking {
                 under_way: false,
                 not_before: Instant::now(),
+                pause: PAUSE.0,
+                version: 0,
             }),
             asked: Condvar::new(),
             next: AtomicUsize::new(0),
