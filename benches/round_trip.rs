@@ -36,6 +36,8 @@ fn main() {
     kinds(&server, &mut table);
     #[cfg(feature = "tls")]
     over_tls(&mut table);
+    #[cfg(feature = "cluster")]
+    in_cluster(&mut table);
     table.print();
 }
 
@@ -266,6 +268,34 @@ fn over_tls(table: &mut Table) {
         );
     }
     assert_eq!(encrypted.stats().reconnects, 0);
+}
+
+/// The same lock of the same node, by a client that looks for the master of its slot and by one that knows one server.
+#[cfg(feature = "cluster")]
+fn in_cluster(table: &mut Table) {
+    let server = rig::start_cluster();
+    let url = format!("redis+cluster://{}/", server.addr());
+    let routed = redlatch::Client::open(url).expect("the server is up");
+    let plain = open(&server);
+    for (end, verb) in [(End::Drop, "drop"), (End::Unlock, "unlock")] {
+        let case = |client: &redlatch::Client, what: &str| {
+            let lock = Lock::new(client, Kind::Reentrant, &format!("{what}:{verb}"));
+            typical(move || lock.pair(end))
+        };
+        let [without, with] = interleaved(
+            41,
+            Duration::from_millis(25),
+            [case(&plain, "plain"), case(&routed, "cluster")],
+        );
+        show(&format!("lock + {verb}, one server"), &without);
+        show(&format!("lock + {verb}, a cluster's node"), &with);
+        table.row(
+            format!("lock + {verb} in a cluster, time of the same at one server"),
+            without.over(&with),
+            Target::AtMost(1.2),
+        );
+    }
+    assert_eq!(routed.stats().reconnects, 0);
 }
 
 /// Every kind next to the reentrant lock.

@@ -73,6 +73,12 @@ pub(crate) fn start_tls() -> Server {
     beside_the_first(Server::start_tls(&identity, &[]))
 }
 
+/// One that is a cluster by itself.
+#[cfg(feature = "cluster")]
+pub(crate) fn start_cluster() -> Server {
+    beside_the_first(Server::start_cluster())
+}
+
 fn beside_the_first(server: Server) -> Server {
     let wanted = env::var(PIN).is_ok_and(|pin| pin == "0");
     if !wanted && std::thread::available_parallelism().is_ok_and(|cores| cores.get() == 1) {
