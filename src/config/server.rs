@@ -418,4 +418,34 @@ mod tests {
             assert!(refusal(url).starts_with("url: "), "{url}");
         }
     }
+
+    #[test]
+    fn passwords_are_percent_decoded_wherever_they_are() {
+        let (there, meant) = ("p%40%3A%2F%3F%23%25%26%2B%20%C3%BC", "p@:/?#%&+ ü");
+        let mut urls = vec![
+            format!("redis://u:{there}@host/1"),
+            format!("unix:///s.sock?user=u&pass={there}"),
+        ];
+        if cfg!(feature = "sentinel") {
+            urls.push(format!(
+                "redis+sentinel://u:{there}@a,b/m?sentinel_password={there}"
+            ));
+        }
+        if cfg!(feature = "cluster") {
+            urls.push(format!("redis+cluster://u:{there}@a,b"));
+        }
+        for url in urls {
+            let found = server(&url);
+            assert_eq!(found.login.password.as_deref(), Some(meant), "{url}");
+            assert_eq!(found.login.username.as_deref(), Some("u"), "{url}");
+            if let Deployment::Sentinel { login, .. } = found.deployment {
+                assert_eq!(login.password.as_deref(), Some(meant));
+            }
+        }
+        let path = server("redis+unix:///run/a%20b%25c.sock").deployment;
+        assert_eq!(
+            path,
+            Deployment::Single(Address::Unix("/run/a b%c.sock".into()))
+        );
+    }
 }

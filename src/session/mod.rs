@@ -31,6 +31,8 @@ use crate::net::cluster::{self, Cluster, Map};
 use crate::net::connection::Connection;
 use crate::net::connections::Connections;
 use crate::net::request::Acknowledgements;
+#[cfg(feature = "cluster")]
+use crate::net::socket;
 use crate::net::socket::{Endpoint, Meanwhile};
 #[cfg(feature = "cluster")]
 use crate::net::subscriber::Place;
@@ -231,7 +233,12 @@ impl Session {
                 counters: Arc::clone(counters),
                 housekeeper: Arc::clone(watchdog) as _,
             };
-            return Connections::Cluster(Cluster::new(Arc::new(map), "link", settings, releases));
+            return Connections::Cluster(Cluster::new(
+                Arc::new(map),
+                socket::COMMANDS,
+                settings,
+                releases,
+            ));
         }
         Connections::Single(Connection::new(
             endpoint.clone(),

@@ -54,9 +54,6 @@ const GLANCE: Duration = Duration::from_millis(1);
 pub(super) const BACK_OFF: (Duration, Duration) =
     (Duration::from_millis(10), Duration::from_millis(250));
 
-/// The name of these connections.
-const ROLE: &str = "link";
-
 enum Phase {
     Down {
         retry_at: Instant,
@@ -145,7 +142,7 @@ impl Connection {
     ) -> Self {
         Self {
             endpoint,
-            role: ROLE,
+            role: socket::COMMANDS,
             #[cfg(feature = "cluster")]
             node: 0,
             connect_timeout,

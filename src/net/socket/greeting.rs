@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use redis::{ErrorKind, RedisError, RedisResult, ServerErrorKind, Value};
 
-use super::{CONNECT_SLICE, Duplex, Endpoint, Meanwhile, Reader, Socket, WRITE_SLICE};
+use super::{CONNECT_SLICE, Duplex, Endpoint, Meanwhile, Reader, Socket, WRITE_SLICE, eviction};
 use crate::config::replicas::ReplicaAck;
 use crate::config::server::Login;
 use crate::error::{is_crowded, is_transient};
@@ -75,7 +75,10 @@ impl Greeting {
             // For no replica it waits for nothing.
             steps.push(vec!["WAIT", "0", "1"]);
         }
-        let whats = ["SELECT", "CLIENT", "PING", "ROLE", "WAIT"];
+        if endpoint.asks_for_eviction(role) {
+            steps.push(eviction::QUESTION.to_vec());
+        }
+        let whats = ["SELECT", "CLIENT", "PING", "ROLE", "WAIT", "INFO"];
         let step = |parts: &Vec<&str>| Step {
             what: whats
                 .into_iter()
@@ -172,12 +175,19 @@ impl Greeting {
                     self.learn_role(&role)?;
                     continue;
                 }
+                Ok(info) if step.what == "INFO" => {
+                    self.endpoint.answered_for_eviction(Some(&info));
+                    continue;
+                }
                 Ok(_) => continue,
                 Err(err) => err,
             };
             match step.what {
                 _ if is_crowded(&err) => return Err(err),
                 "WAIT" if !is_transient(&err) => return Err(without_wait(&err)),
+                // It may be asked again by a later connection, unless that is not allowed.
+                "INFO" if is_transient(&err) => {}
+                "INFO" => self.endpoint.answered_for_eviction(None),
                 // Only operators need the name, so a user that may not set it can still lock.
                 "CLIENT" => report!(Debug, "naming a connection: {err}"),
                 // The connection is usable all the same: a user without PING, a server that cannot write to its disk.

@@ -3,6 +3,7 @@
 mod aside;
 mod connecting;
 mod dial;
+mod eviction;
 mod greeting;
 mod login;
 mod opening;
@@ -38,6 +39,9 @@ use crate::config::server::{Address, Deployment, Login, Server};
 use crate::net::script_error;
 use crate::report::report;
 
+/// The name of connections for commands.
+pub(crate) const COMMANDS: &str = "link";
+
 /// How long [`Socket::write_all`] waits for any progress before it fails.
 ///
 /// The commands of this crate are small. If a socket takes no bytes, the server does not read.
@@ -61,6 +65,7 @@ pub(crate) struct Endpoint {
     pub(crate) server: Arc<Server>,
     lookups: Aside<Lookup>,
     logins: Logins,
+    eviction: eviction::Answered,
     first_sentinel: Arc<sentinel::First>,
     /// The most replicas that a connection has found a server to have.
     replicas: Arc<AtomicU32>,
@@ -74,6 +79,7 @@ impl Endpoint {
             server: Arc::new(server),
             lookups: Aside::default(),
             logins: Logins::default(),
+            eviction: eviction::Answered::default(),
             first_sentinel: Arc::default(),
             replicas: Arc::default(),
             proves_master: false,

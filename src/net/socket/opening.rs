@@ -167,4 +167,25 @@ mod tests {
         let refused = open().map(|_| ()).map_err(|err| err.kind());
         assert_eq!(refused, Err(io::ErrorKind::ConnectionRefused));
     }
+
+    #[test]
+    fn whichever_address_of_a_name_answers_is_used() {
+        use std::net::TcpListener;
+        let far = Instant::now() + Duration::from_secs(10);
+        for own in ["127.0.0.1", "[::1]"] {
+            let Ok(listener) = TcpListener::bind(format!("{own}:0")) else {
+                continue; // a machine without IPv6
+            };
+            let addr = listener.local_addr().expect("it is bound");
+            let others = ["127.0.0.2", "127.0.0.1", "[::1]"].into_iter();
+            let others = others.filter(|other| *other != own);
+            let others = others.map(|ip| format!("{ip}:{}", addr.port()).parse().expect("both"));
+            for mut addrs in [others.collect::<Vec<_>>(), Vec::new()] {
+                addrs.push(addr);
+                let opened = Opening::new(addrs).advance(far, far, &mut || true);
+                let stream = opened.expect("one answers").expect("in time");
+                assert_eq!(stream.peer_addr().expect("it is connected"), addr);
+            }
+        }
+    }
 }

@@ -136,7 +136,7 @@ impl Discovery {
     fn failed(&self, service: &str) -> RedisError {
         let said = self.failures.join("; ");
         if self.unknown == self.failures.len() {
-            let what = "no sentinel knows the service of the URL";
+            let what = "no sentinel knows the service of the URL; `SENTINEL MASTERS` lists those that are known";
             return (ErrorKind::InvalidClientConfig, what, said).into();
         }
         io::Error::other(format!(
@@ -195,7 +195,7 @@ fn said(reply: Value) -> RedisResult<Said> {
     let reply = reply.extract_error().map_err(|err| {
         let text = err.to_string();
         if text.contains("unknown command") {
-            io::Error::other("it is no sentinel").into()
+            io::Error::other("it is no sentinel, which listen on port 26379 as a rule").into()
         } else {
             err
         }

@@ -1,4 +1,6 @@
 //! How a client gets to its server: addresses, credentials that change, and servers that are away at first.
 
+mod addresses;
 mod credentials;
+mod eviction;
 mod lazy;

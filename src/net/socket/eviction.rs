@@ -1,0 +1,69 @@
+//! Whether the server deletes keys when its memory is full: a lock whose key is deleted is free.
+//!
+//! Asked behind the greeting of the first connection for commands, so that it takes no time of its own. `INFO` rather
+//! than `CONFIG`, which managed services refuse.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use redis::Value;
+
+use super::Endpoint;
+use crate::report::report;
+
+/// The question.
+pub(super) const QUESTION: [&str; 2] = ["INFO", "memory"];
+
+/// Whether a client has had an answer.
+#[derive(Clone, Default)]
+pub(super) struct Answered(Arc<AtomicBool>);
+
+impl Endpoint {
+    /// Whether the connections of this role ask, and none of the client has yet.
+    pub(super) fn asks_for_eviction(&self, role: &str) -> bool {
+        role == super::COMMANDS && !self.eviction.0.load(Ordering::Relaxed)
+    }
+
+    /// The server has answered, or refused; warns once if there is something to warn of.
+    pub(super) fn answered_for_eviction(&self, info: Option<&Value>) {
+        if self.eviction.0.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        let text = info.and_then(|info| redis::from_redis_value_ref::<String>(info).ok());
+        if let Some(policy) = text.as_deref().and_then(evicting) {
+            report!(
+                Warn,
+                "redis, {self}, deletes keys when its memory is full (maxmemory-policy {policy}), and a lock whose key is deleted is free; `noeviction` keeps them"
+            );
+        }
+    }
+}
+
+/// The policy by which the server deletes keys with a time to live, which those of locks are, if it does.
+fn evicting(info: &str) -> Option<&str> {
+    let field = |name: &str| {
+        let mut lines = info.lines();
+        lines.find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))
+    };
+    let policy = field("maxmemory_policy")?.trim();
+    let is_limited = field("maxmemory")?.trim() != "0";
+    (is_limited && policy != "noeviction").then_some(policy)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_limit_and_a_policy_together_delete_keys() {
+        let info = |limit, policy| {
+            format!(
+                "# Memory\r\nmaxmemory:{limit}\r\nmaxmemory_human:1B\r\nmaxmemory_policy:{policy}\r\n"
+            )
+        };
+        assert_eq!(evicting(&info(1, "volatile-ttl")), Some("volatile-ttl"));
+        assert_eq!(evicting(&info(0, "allkeys-lru")), None);
+        assert_eq!(evicting(&info(1, "noeviction")), None);
+        assert_eq!(evicting("# Memory\r\nused_memory:1\r\n"), None);
+    }
+}

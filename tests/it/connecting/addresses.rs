@@ -1,0 +1,75 @@
+//! Addresses of all kinds, and what in a URL has to be percent-encoded.
+
+use std::net::{TcpListener, ToSocketAddrs};
+use std::os::unix::fs::symlink;
+
+use redlatch::Client;
+
+use crate::support::{Server, config, connection_to, eventually, skipped, unique};
+
+/// A password with everything that means something in a URL, and how it is written there.
+const PASSWORD: &str = "p@:/?#%&+ \u{fc}";
+const ENCODED: &str = "p%40%3A%2F%3F%23%25%26%2B%20%C3%BC";
+
+fn locks(url: &str) {
+    let client = Client::open(config(url)).unwrap_or_else(|err| panic!("{url}: {err}"));
+    let guard = client.mutex(unique("there")).lock().unwrap();
+    eventually("it is renewed", || client.stats().renewals > 0);
+    guard.unlock().unwrap();
+}
+
+#[test]
+fn a_server_may_have_an_ipv6_address() {
+    let test = "a server at [::1]";
+    if let Err(err) = TcpListener::bind("[::1]:0") {
+        return skipped(test, &format!("this machine has no such address: {err}"));
+    }
+    let server = Server::start_with(&["--bind", "::1"]);
+    let port = server.port();
+    locks(&format!("redis://[::1]:{port}/"));
+    let client = Client::open(config(&format!("redis://[::1]:{port}/"))).unwrap();
+    let mut unix = connection_to(&server.unix_url());
+    let list: String = redis::cmd("CLIENT").arg("LIST").query(&mut unix).unwrap();
+    assert!(list.contains("addr=[::1]:"), "{list}");
+    drop(client);
+    let err = Client::open(config(&format!("redis://[::1]:{}/", port - 1))).unwrap_err();
+    assert!(
+        err.to_string().contains(&format!("[::1]:{}", port - 1)),
+        "{err}"
+    );
+    let mut local = ("localhost", port).to_socket_addrs().unwrap();
+    if local.any(|addr| addr.is_ipv6()) {
+        locks(&format!("redis://localhost:{port}/"));
+    } else {
+        skipped("localhost by IPv6", "the name has no such address here");
+    }
+}
+
+#[test]
+fn the_first_address_of_a_name_need_not_answer() {
+    let server = Server::start_with(&[]);
+    locks(&format!("redis://localhost:{}/", server.port()));
+}
+
+#[test]
+fn passwords_and_paths_are_percent_decoded() {
+    let server = Server::start_with(&[]);
+    let user = format!(">{PASSWORD}");
+    server.cli(&["ACL", "SETUSER", "a:b", "on", &user, "~*", "&*", "+@all"]);
+    locks(&format!(
+        "redis://a%3Ab:{ENCODED}@127.0.0.1:{}/",
+        server.port()
+    ));
+    let dir = tempfile::tempdir().unwrap();
+    let odd = dir.path().join("a b%c\u{fc}.sock");
+    let unix = server.unix_url();
+    symlink(unix.strip_prefix("redis+unix://").unwrap(), &odd).unwrap();
+    let dir = dir.path().display();
+    let url = format!("redis+unix://{dir}/a%20b%25c%C3%BC.sock");
+    locks(&url);
+    locks(&format!("{url}?user=a%3Ab&pass={ENCODED}"));
+    let refused = Client::open(config(&format!("{url}?user=a%3Ab&pass=other")));
+    assert!(refused.unwrap_err().to_string().contains("WRONGPASS"));
+    server.cli(&["CONFIG", "SET", "requirepass", PASSWORD]);
+    locks(&format!("redis://:{ENCODED}@127.0.0.1:{}/", server.port()));
+}
