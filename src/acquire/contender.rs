@@ -284,7 +284,7 @@ impl<'a> Contender<'a> {
             queued.is_answered(PlaceState::Lost);
             return self.ask_server(until);
         }
-        let replicated = answer.is_replicated();
+        let replicated = session.is_replicated(&answer);
         let acquired = match &mut self.way {
             Way::Reader(_) => script::acquired_to_read(answer.value)
                 .map(|(acquired, seen)| (acquired, Some(seen))),

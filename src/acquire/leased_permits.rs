@@ -142,7 +142,7 @@ impl Strategy for LeasedPermits<'_> {
         };
         let stop = || self.spec.must_stop(self.wait);
         let answer = connection.call(until, &stop, None, &mut attempt)?;
-        let replicated = answer.is_replicated();
+        let replicated = session.is_replicated(&answer);
         match script::permits_acquired(answer.value) {
             Ok(PermitsAcquired::Taken { ends_at }) => {
                 if let Err(err) = replicated {

@@ -277,7 +277,7 @@ impl Strategy for Permits<'_> {
             }
         };
         let answer = session.connection.call(until, &stop, None, &mut attempt)?;
-        let replicated = answer.is_replicated();
+        let replicated = session.is_replicated(&answer);
         match (script::integer(answer.value), asked) {
             (Ok(1), Some(question)) if replicated.is_ok() => Ok(match self.granted(&question)? {
                 Some(since) => Reply::Granted(since),

@@ -15,12 +15,17 @@ pub enum ReplicaAck {
     None,
     /// At least so many.
     AtLeast(u32),
-    /// So many that they are a majority together with the master, of all that the client has ever found connected to it.
+    /// So many that they are a majority together with the master, and at least one. The client knows of those that it has
+    /// found connected to the master when it connected itself. Not for a cluster, whose masters differ.
     Majority,
 }
 
 impl ReplicaAck {
-    pub(crate) fn check(self) -> Result<()> {
+    pub(crate) fn check(self, is_cluster: bool) -> Result<()> {
+        if self == Self::Majority && is_cluster {
+            let what = "replica_ack Majority is not for a cluster, whose masters may have different numbers of replicas; use AtLeast";
+            return Err(Error::Config(what.into()));
+        }
         if self == Self::AtLeast(0) {
             let what = "replica_ack AtLeast(0) asks for nothing; that is ReplicaAck::None";
             return Err(Error::Config(what.into()));
@@ -34,7 +39,7 @@ impl ReplicaAck {
             Self::None => 0,
             Self::AtLeast(n) => n,
             // Of `replicas + 1` servers one has it already.
-            Self::Majority => replicas.div_ceil(2),
+            Self::Majority => replicas.div_ceil(2).max(1),
         }
     }
 }
@@ -46,7 +51,7 @@ mod tests {
     #[test]
     fn a_majority_counts_the_master() {
         let needed = [0, 1, 2, 3, 4, 5].map(|replicas| ReplicaAck::Majority.needed(replicas));
-        assert_eq!(needed, [0, 1, 1, 2, 2, 3]);
+        assert_eq!(needed, [1, 1, 1, 2, 2, 3]);
         for (replicas, needed) in (0..9).zip(needed) {
             assert!(2 * (needed + 1) > replicas + 1);
         }

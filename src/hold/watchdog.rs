@@ -295,6 +295,8 @@ pub(crate) struct Task {
 struct WatchdogThread {
     task: Arc<Task>,
     connection: Option<Duplex>,
+    /// When the server last answered over it.
+    answered_at: Instant,
     /// What replaces it before its login is too old.
     successor: Successor,
     dispatcher: Dispatcher,
@@ -325,6 +327,7 @@ pub(crate) fn run(task: Task) {
         },
         task,
         connection: None,
+        answered_at: Instant::now(),
         successor: Successor::default(),
         sent: VecDeque::new(),
         retry_at: Instant::now(),
@@ -457,6 +460,9 @@ impl WatchdogThread {
         let dispatcher = &mut self.dispatcher;
         // If this connection does not answer, there must be time for another within the lease.
         let budget = task.lease / 4;
+        if endpoint.is_to_be_found_again(self.answered_at.elapsed()) {
+            self.connection = None;
+        }
         if self.connection.is_none() {
             let deadline = Instant::now() + budget.min(task.connect_timeout);
             let made = socket::connect(endpoint, "watchdog", deadline, &mut || {
@@ -465,6 +471,7 @@ impl WatchdogThread {
             let made = made?;
             self.successor = Successor::of(endpoint, &made);
             self.connection = Some(made);
+            self.answered_at = Instant::now();
         }
         let Some(connection) = &mut self.connection else {
             return Ok(());
@@ -486,6 +493,7 @@ impl WatchdogThread {
         while let Some(hold) = self.sent.front() {
             if let Some(reply) = connection.reader.read(SLICE, &mut || {})? {
                 let settled = settle(task, hold, reply, sent_at);
+                self.answered_at = Instant::now();
                 let hold = self.sent.pop_front();
                 match settled {
                     Settled::Done => {}

@@ -109,16 +109,6 @@ pub(crate) struct Answer {
     pub(crate) acknowledged: Option<(u32, u32)>,
 }
 
-impl Answer {
-    /// Whether as many replicas have what was written as have to.
-    pub(crate) fn is_replicated(&self) -> Result<(), Error> {
-        match self.acknowledged {
-            Some((acked, needed)) if acked < needed => Err(Error::NotReplicated { acked, needed }),
-            _ => Ok(()),
-        }
-    }
-}
-
 /// One command, and how far it has got.
 pub(crate) struct Call {
     pub(crate) request: Request,

@@ -1,5 +1,6 @@
 //! The parts of one client: connection, subscriber, watchdog and registry. Starts and joins the threads.
 
+mod replicas;
 pub(crate) mod server;
 
 use std::io;
@@ -25,7 +26,7 @@ use crate::hold::watchdog::{self, Housekeeping, Over, Task, Watchdog};
 use crate::hold::{Backing, Hold, LossSink, NotRenewed, Registry};
 use crate::local::lock::LeasePolicy;
 use crate::local::waiter::CancelToken;
-use crate::net::call::{Attempt, Call, Fault};
+use crate::net::call::{Answer, Attempt, Call, Fault};
 #[cfg(feature = "cluster")]
 use crate::net::cluster::{self, Cluster, Map};
 use crate::net::connection::Connection;
@@ -44,6 +45,7 @@ use crate::process::Process;
 use crate::protocol::owner::Owners;
 use crate::protocol::script::{self, Released, Renewed, Request, lease_ms};
 use crate::report::{self, report};
+use crate::session::replicas::Replicas;
 use crate::session::server::Server;
 use crate::stats::Counters;
 
@@ -66,6 +68,7 @@ pub(crate) struct Session {
     pub(crate) waiter_lease: Duration,
     pub(crate) owners: Owners,
     pub(crate) server: Server,
+    replicas: Replicas,
     pub(crate) registry: Registry,
     pub(crate) permits: LivePermits,
     pub(crate) connection: Connections,
@@ -184,6 +187,7 @@ impl Session {
             waiter_lease: config.waiter_lease,
             owners: Owners::new(),
             server: Server::default(),
+            replicas: Replicas::default(),
             registry: Registry::new(
                 config.key_prefix,
                 db,
@@ -387,13 +391,27 @@ impl Session {
     pub(crate) fn replicated(&self, mut request: Request) -> Request {
         let needed = self.endpoint.replicas_needed();
         if needed > 0 {
-            let timeout = REPLICAS_ANSWER.min(self.response_timeout / 4);
+            let full = REPLICAS_ANSWER.min(self.response_timeout / 4);
+            let timeout = self.replicas.timeout(full, Instant::now());
             request.acknowledgements = Some(Acknowledgements {
                 needed,
-                timeout: u32::try_from(timeout.as_millis()).unwrap_or(u32::MAX),
+                // For ever would be 0.
+                timeout: u32::try_from(timeout.as_millis()).map_or(u32::MAX, |ms| ms.max(1)),
             });
         }
         request
+    }
+
+    /// Whether as many replicas have acknowledged it as have to.
+    pub(crate) fn is_replicated(&self, answer: &Answer) -> Result<()> {
+        let Some((acked, needed)) = answer.acknowledged else {
+            return Ok(());
+        };
+        self.replicas.answered(acked >= needed);
+        if acked < needed {
+            return Err(Error::NotReplicated { acked, needed });
+        }
+        Ok(())
     }
 
     /// For how long a request that counts once may be sent again after the first time.

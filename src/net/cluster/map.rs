@@ -224,7 +224,7 @@ impl Map {
     }
 
     fn ask(&self, address: &Address, by: Instant, meanwhile: Meanwhile<'_>) -> RedisResult<()> {
-        let endpoint = self.endpoint.node(address.clone());
+        let endpoint = self.endpoint.witness(address.clone());
         let mut connection = socket::connect(&endpoint, ROLE, by, meanwhile)?;
         let reply = ask_for(&mut connection, &["CLUSTER", "SLOTS"], by, meanwhile)?;
         let by_name = endpoint.server.is_encrypted;

@@ -21,10 +21,6 @@ const DELIVER: Duration = Duration::from_millis(100);
 /// For how long a thread writes what others have queued while it wrote.
 const WRITE_TURN: Duration = Duration::from_millis(5);
 
-/// After how long without a sign of life a server that Sentinels have named is looked for again: it may have been frozen,
-/// have a successor, and not know.
-const FOUND_AGAIN: Duration = Duration::from_secs(5);
-
 impl Connection {
     /// Queues a call behind all that were submitted before it. Memory only: no I/O, never blocks.
     ///
@@ -160,7 +156,7 @@ impl Connection {
         if up.writing {
             return Some(state);
         }
-        let is_old = self.endpoint.is_found() && idle >= Some(FOUND_AGAIN);
+        let is_old = idle.is_some_and(|idle| self.endpoint.is_to_be_found_again(idle));
         // The leader finds out by reading.
         let Some(reader) = up.reader.take() else {
             return Some(state);

@@ -49,8 +49,8 @@ enum Stage {
     Begun,
     Asking(Box<Discovery>),
     Dialling {
-        /// The master that was named.
-        named: Option<Box<Endpoint>>,
+        /// The master that was named, and by which Sentinel.
+        named: Option<Box<(Endpoint, usize)>>,
         dial: Dial,
     },
 }
@@ -102,18 +102,21 @@ impl Connecting {
                             Err(why)
                         };
                     };
+                    // It may be one that is gone, and has a successor before the time is up.
+                    let its_end = Instant::now() + (self.ends - self.began) / 3;
+                    let by = discovery.asked_at();
                     self.stage = Stage::Dialling {
-                        named: Some(Box::new(endpoint.master(address))),
-                        dial: Dial::new(self.role, self.ends),
+                        named: Some(Box::new((endpoint.master(address), by))),
+                        dial: Dial::new(self.role, its_end.min(self.ends)),
                     };
                 }
                 Stage::Dialling { named, dial } => {
-                    let Some(master) = named else {
+                    let Some((master, by)) = named.as_deref() else {
                         return dial.advance(endpoint, until, meanwhile);
                     };
                     return dial.advance(master, until, meanwhile).map_err(|err| {
                         // The sentinel may be cut off from the others, and not know.
-                        endpoint.first_sentinel.is_of_no_use();
+                        endpoint.first_sentinel.is_not(*by, by.wrapping_add(1));
                         match err.kind() {
                             ErrorKind::Io if is_transient(&err) => {
                                 io::Error::other(format!("{master}: {err}")).into()

@@ -59,6 +59,9 @@ const CHUNK: usize = 64 * 1024;
 /// How long a thread that makes a connection may block before it does its other work.
 const CONNECT_SLICE: Duration = Duration::from_millis(5);
 
+/// After how long without a sign of life a server that Sentinels have named is looked for again.
+const FOUND_AGAIN: Duration = Duration::from_secs(5);
+
 /// One server, for all connections of a client.
 #[derive(Clone)]
 pub(crate) struct Endpoint {
@@ -99,6 +102,13 @@ impl Endpoint {
         self.like(address)
     }
 
+    /// One node of a cluster, to be asked about the others: it may be a replica.
+    #[cfg(feature = "cluster")]
+    pub(crate) fn witness(&self, address: Address) -> Self {
+        let server = &self.server;
+        self.other(address, server.login.clone(), server.db, ReplicaAck::None)
+    }
+
     /// Another server of the same settings.
     fn like(&self, address: Address) -> Self {
         let server = &self.server;
@@ -132,9 +142,10 @@ impl Endpoint {
         }
     }
 
-    /// Whether the server is found by asking who is master, and may be another the next time.
-    pub(crate) fn is_found(&self) -> bool {
-        matches!(self.server.deployment, Deployment::Sentinel { .. })
+    /// Whether a connection on which nothing was heard for so long is not to be trusted: the server was found by asking who
+    /// is master. It may have been frozen, have a successor, and not know.
+    pub(crate) fn is_to_be_found_again(&self, silent_for: Duration) -> bool {
+        matches!(self.server.deployment, Deployment::Sentinel { .. }) && silent_for >= FOUND_AGAIN
     }
 
     /// Where to connect to.

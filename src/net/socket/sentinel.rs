@@ -13,6 +13,7 @@ use super::dial::{Dial, Dialled};
 use super::{CONNECT_SLICE, Duplex, Endpoint, Meanwhile, timed_out};
 use crate::config::replicas::ReplicaAck;
 use crate::config::server::{Address, Deployment, Login};
+use crate::error::{is_transient, lasting};
 use crate::net::request::Request;
 use crate::report::report;
 
@@ -27,9 +28,14 @@ const SHARE: Duration = Duration::from_millis(500);
 pub(super) struct First(AtomicUsize);
 
 impl First {
-    /// The Sentinel that was asked first has not helped: the next time another is.
-    pub(super) fn is_of_no_use(&self) {
-        self.0.fetch_add(1, Ordering::Relaxed);
+    /// The next time another than `at` is asked first, unless somebody has seen to that already.
+    pub(super) fn is_not(&self, at: usize, but: usize) {
+        let moved = self
+            .0
+            .compare_exchange(at, but, Ordering::Relaxed, Ordering::Relaxed);
+        if moved.is_ok() {
+            report!(Trace, "another sentinel is asked first from now on");
+        }
     }
 }
 
@@ -43,6 +49,8 @@ pub(super) struct Discovery {
     failures: Vec<String>,
     /// How many of them know no such service.
     unknown: usize,
+    /// How many of them cannot be asked however often it is tried.
+    lasting: usize,
 }
 
 /// One Sentinel that is being asked.
@@ -71,6 +79,7 @@ impl Discovery {
             inquiry: None,
             failures: Vec::new(),
             unknown: 0,
+            lasting: 0,
         }
     }
 
@@ -95,7 +104,7 @@ impl Discovery {
                 if self.asked == sentinels.len() {
                     return Err(self.failed(service));
                 }
-                let at = (self.first + self.asked) % sentinels.len();
+                let at = self.first.wrapping_add(self.asked) % sentinels.len();
                 let left = u32::try_from(sentinels.len() - self.asked).unwrap_or(u32::MAX);
                 self.asked += 1;
                 // The master has to be reached as well.
@@ -113,10 +122,10 @@ impl Discovery {
                 Ok(None) if Instant::now() < inquiry.ends => return Ok(None),
                 Ok(None) => timed_out("it did not answer in time"),
                 Ok(Some(Said::Master(address))) => {
-                    // Its successors begin with the one that knew.
-                    let gone_by = self.asked - 1;
-                    let first = &endpoint.first_sentinel.0;
-                    first.fetch_add(gone_by, Ordering::Relaxed);
+                    // Whoever asks next begins with the one that knew.
+                    let this = self.first.wrapping_add(self.asked - 1);
+                    endpoint.first_sentinel.is_not(self.first, this);
+                    self.first = this;
                     return Ok(Some(address));
                 }
                 Ok(Some(Said::Unknown)) => {
@@ -125,6 +134,7 @@ impl Discovery {
                 }
                 Err(err) => err,
             };
+            self.lasting += usize::from(!is_transient(&why));
             let failure = format!("{}: {why}", inquiry.endpoint);
             report!(Debug, "asking a sentinel for `{service}`: {failure}");
             self.failures.push(failure);
@@ -132,17 +142,23 @@ impl Discovery {
         }
     }
 
-    /// None of them has named a master. That none knows the service does not pass by itself.
+    /// Which Sentinel, counted on and on, was the last to be asked.
+    pub(super) fn asked_at(&self) -> usize {
+        self.first
+    }
+
+    /// None of them has named a master. That none knows the service does not pass by itself, nor that all refuse.
     fn failed(&self, service: &str) -> RedisError {
         let said = self.failures.join("; ");
         if self.unknown == self.failures.len() {
             let what = "no sentinel knows the service of the URL; `SENTINEL MASTERS` lists those that are known";
             return (ErrorKind::InvalidClientConfig, what, said).into();
         }
-        io::Error::other(format!(
-            "no sentinel has named the master of `{service}`: {said}"
-        ))
-        .into()
+        let said = format!("no sentinel has named the master of `{service}`: {said}");
+        if self.lasting == self.failures.len() {
+            return lasting(said);
+        }
+        io::Error::other(said).into()
     }
 }
 
@@ -224,18 +240,20 @@ mod tests {
 
     #[test]
     fn only_if_no_sentinel_knows_the_service_it_is_the_settings_that_are_wrong() {
-        let kind = |unknown, failures: usize| {
+        let error = |unknown, lasting, failures: usize| {
             let discovery = Discovery {
                 first: 0,
                 asked: failures,
                 inquiry: None,
                 failures: vec!["one".into(); failures],
                 unknown,
+                lasting,
             };
-            discovery.failed("m").kind()
+            discovery.failed("m")
         };
-        assert_eq!(kind(2, 2), ErrorKind::InvalidClientConfig);
-        assert_eq!(kind(1, 2), ErrorKind::Io);
-        assert_eq!(kind(0, 3), ErrorKind::Io);
+        assert_eq!(error(2, 0, 2).kind(), ErrorKind::InvalidClientConfig);
+        assert!(is_transient(&error(1, 1, 2)));
+        assert!(is_transient(&error(0, 2, 3)));
+        assert!(!is_transient(&error(0, 3, 3)));
     }
 }

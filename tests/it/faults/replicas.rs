@@ -19,7 +19,7 @@ fn replicated(n: usize) -> (Server, Vec<Server>) {
 }
 
 fn client(server: &Server, replicas: ReplicaAck) -> Client {
-    let config = Config::new(server.url()).response_timeout(ms(1_200));
+    let config = Config::new(server.url()).response_timeout(ms(2_000));
     Client::open(config.replica_ack(replicas)).unwrap()
 }
 
@@ -135,4 +135,26 @@ fn a_server_that_cannot_wait_for_replicas_is_refused() {
         .unwrap_err();
     assert!(matches!(refused, Error::Config(_)), "{refused}");
     nothing_is_left(&rights);
+}
+
+timed!(with_replicas_away_many_at_once_are_told_so_and_releases_go_on);
+fn with_replicas_away_many_at_once_are_told_so_and_releases_go_on() {
+    let (master, replicas) = replicated(1);
+    let client = client(&master, ReplicaAck::AtLeast(1));
+    let held = client.mutex(unique("held")).lock().unwrap();
+    replicas[0].freeze();
+    std::thread::scope(|scope| {
+        let contend = || {
+            let refused = client.mutex(unique("refused")).lock();
+            assert!(
+                matches!(refused, Err(Error::NotReplicated { .. })),
+                "{refused:?}"
+            );
+        };
+        for _ in 0..8 {
+            scope.spawn(contend);
+        }
+        held.unlock().unwrap();
+    });
+    nothing_is_left(&master);
 }
