@@ -4,17 +4,17 @@
 //! search for idle entries among those in use.
 
 use std::borrow::Borrow;
-use std::collections::hash_map::RandomState;
 use std::collections::{HashSet, VecDeque};
-use std::hash::{BuildHasher, Hash, Hasher};
+use std::hash::{Hash, Hasher};
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, MutexGuard};
 
-/// How many shards there are, besides the one for separate keys.
-const SHARDS: usize = 32;
+/// How many shards there are, besides the one for separate keys: two to the power of this.
+const SHARD_BITS: u32 = 5;
+const SHARDS: usize = 1 << SHARD_BITS;
 
 /// How long an idle entry is kept: longer than any gap that does not end a tenure.
 const LINGER: Duration = Duration::from_millis(20);
@@ -124,7 +124,6 @@ impl<K: Key, S: State> Drop for EntryGuard<'_, K, S> {
 
 /// All entries, by their keys.
 pub(crate) struct Registry<K: Key, T, S: State> {
-    hasher: RandomState,
     /// The last is for separate keys.
     shards: Vec<Mutex<Shard<K, T, S>>>,
     free: Arc<Free<K>>,
@@ -161,6 +160,47 @@ impl<K: Key, T, S: State> PartialEq for ByKey<K, T, S> {
 
 impl<K: Key, T, S: State> Eq for ByKey<K, T, S> {}
 
+/// Chooses the shard of a key. The sets within the shards have hashers of their own, which are slower: names that were
+/// chosen to collide here only make threads wait for the mutex of one shard.
+struct ShardHasher(u64);
+
+impl ShardHasher {
+    fn shard(key: &impl Hash) -> usize {
+        let mut hasher = Self(0);
+        key.hash(&mut hasher);
+        // Only the upper bits of a product depend on all bits of its factors.
+        usize::try_from(hasher.0 >> (u64::BITS - SHARD_BITS)).unwrap_or(0)
+    }
+
+    fn add(&mut self, word: u64) {
+        // Two to the power of 64, divided by the golden ratio.
+        const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
+        self.0 = (self.0.rotate_left(SHARD_BITS) ^ word).wrapping_mul(FACTOR);
+    }
+}
+
+impl Hasher for ShardHasher {
+    fn write(&mut self, bytes: &[u8]) {
+        let (words, rest) = bytes.as_chunks();
+        for word in words {
+            self.add(u64::from_le_bytes(*word));
+        }
+        self.add(rest.iter().fold(0, |all, byte| all << 8 | u64::from(*byte)));
+    }
+
+    fn write_u8(&mut self, byte: u8) {
+        self.add(byte.into());
+    }
+
+    fn write_usize(&mut self, number: usize) {
+        self.add(number as u64);
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}
+
 /// The result of a sweep.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Sweep {
@@ -175,7 +215,6 @@ pub(crate) struct Sweep {
 impl<K: Key, T, S: State> Registry<K, T, S> {
     pub(crate) fn new() -> Self {
         Self {
-            hasher: RandomState::new(),
             shards: (0..=SHARDS).map(|_| Mutex::default()).collect(),
             free: Arc::default(),
         }
@@ -212,7 +251,7 @@ impl<K: Key, T, S: State> Registry<K, T, S> {
         let shard = if key.is_separate() {
             SHARDS
         } else {
-            usize::try_from(self.hasher.hash_one(key) % SHARDS as u64).unwrap_or(0)
+            ShardHasher::shard(key)
         };
         &self.shards[shard]
     }
@@ -412,6 +451,22 @@ mod tests {
         drop(known);
         assert!(sweeps(&registry, 30) >= 2, "bounded work in one sweep");
         assert_eq!(registry.len(), 0);
+    }
+
+    #[test]
+    fn names_are_spread_over_all_shards() {
+        let spread = |name: &dyn Fn(u32) -> String| {
+            let mut shards = [0; SHARDS];
+            for n in 0..3_200 {
+                shards[ShardHasher::shard(&name(n))] += 1;
+            }
+            assert!(shards.iter().all(|n| (50..200).contains(n)), "{shards:?}");
+        };
+        spread(&|n| n.to_string());
+        spread(&|n| format!("stock:{n}"));
+        spread(&|n| format!("{n:04}:reservation"));
+        spread(&|n| format!("order:{n:08}:{n}"));
+        spread(&|n| format!("user:{}", uuid::Uuid::from_u128(u128::from(n) << 64)));
     }
 
     #[test]
