@@ -159,7 +159,7 @@ pub(crate) fn call(
     may_have_run: &mut bool,
 ) -> Result<Answer, Fault> {
     *may_have_run = false;
-    // What the server said when it was heard last, if it would not serve then.
+    // Why the last sending was refused for now, and by which connection.
     let mut refused_for_now = None;
     let mut pause = Duration::ZERO; // the first connection may just have been idle for too long
     #[cfg(feature = "cluster")]
@@ -193,6 +193,7 @@ pub(crate) fn call(
                 }
                 Err(err) if is_unknown_script(&err) && !call.by_text_from_now() => {
                     *may_have_run = false;
+                    refused_for_now = None;
                     continue;
                 }
                 Err(err) => match route.refused(&to, generation, &call, &err) {
@@ -201,6 +202,7 @@ pub(crate) fn call(
                     #[cfg(feature = "cluster")]
                     Next::Elsewhere => {
                         *may_have_run = false;
+                        refused_for_now = None;
                         redirections += 1;
                         if redirections % REDIRECTIONS != 0 {
                             continue;
@@ -209,7 +211,7 @@ pub(crate) fn call(
                     }
                     Next::Later => {
                         *may_have_run = false;
-                        refused_for_now = Some(err.clone());
+                        refused_for_now = Some((to, generation, err.clone()));
                         err
                     }
                 },
@@ -228,8 +230,12 @@ pub(crate) fn call(
                     }
                     WaitFault::TimedOut => {
                         to.housekeep_soon();
-                        return Err(match (to.no_answer(), refused_for_now) {
-                            (Fault::Late(_), Some(why)) => Fault::Unreachable(why),
+                        // Another connection may be to a server that serves.
+                        let refused = refused_for_now.filter(|(by, its, _)| {
+                            *its == generation && std::ptr::eq::<Connection>(&**by, &*to)
+                        });
+                        return Err(match (to.no_answer(), refused) {
+                            (Fault::Late(_), Some((.., why))) => Fault::Unreachable(why),
                             (fault, _) => fault,
                         });
                     }

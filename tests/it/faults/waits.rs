@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use redlatch::{CancelToken, Client, Config, Error, MultiLock, RedLock, Result};
 
-use crate::support::{GENEROUS, Mode, Proxy, Server, Target, eventually, ms, timed, unique};
+use crate::support::{GENEROUS, Mode, Proxy, Server, Target, eventually, lua, ms, timed, unique};
 
 /// One who released a moment ago, after more than a tenure, and asks again while the server is frozen.
 fn yields_in_time<T: Debug>(
@@ -230,6 +230,35 @@ fn who_was_refused_and_then_heard_nothing_in_time_says_why() {
         refusal.end(&server);
         proxy.pass();
         drop(held);
+    }
+}
+
+timed!(who_was_refused_and_then_only_heard_nothing_in_time_is_late);
+fn who_was_refused_and_then_only_heard_nothing_in_time_is_late() {
+    let server = Server::start();
+    let proxy = Proxy::start(server.addr());
+    let mut wait = FOR_ONE;
+    loop {
+        let client = client_with_time(&proxy.url());
+        let lock = client.mutex("m");
+        drop(lock.lock().unwrap());
+        let sent = client.stats().commands;
+        let by_text = proxy.swallow_reply_to(lua::LOCK_ACQUIRE);
+        Refusal::NoReplicas.begin(&server);
+        let got = thread::scope(|scope| {
+            let waiting = scope.spawn(|| lock.try_lock_for(wait).map(|got| got.is_some()));
+            eventually("it was refused", || client.stats().commands >= sent + 2);
+            // It is asked for the script, and hears nothing more.
+            server.cli(&["SCRIPT", "FLUSH"]);
+            waiting.join().unwrap()
+        });
+        Refusal::NoReplicas.end(&server);
+        if by_text.fired() {
+            assert!(matches!(got, Ok(false)), "{got:?}");
+            break;
+        }
+        assert!(wait < GENEROUS, "it is never asked for the script in time");
+        wait *= 2;
     }
 }
 
