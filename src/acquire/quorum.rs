@@ -31,8 +31,8 @@ pub(crate) fn ask(
         will_retry: wait.asks_again(),
     };
     let mut again = false;
-    // Too many servers are known to be away, or to refuse.
-    let mut known: Option<Short> = None;
+    // The round before, if too many servers were away in it, or refused.
+    let mut before: Option<Short> = None;
     loop {
         let short = match quorum.ask(entry, bid, until, &stop) {
             Asked::Granted { hold, sent_at } => return Ok(Reply::Granted((hold, sent_at))),
@@ -43,13 +43,9 @@ pub(crate) fn ask(
         if stop() {
             return Err(lock.stopped().into());
         }
-        let short = match known.take() {
-            // A round that its time has cut short tells less than the one before.
-            Some(before) if !short.is_away() => before,
-            _ => short,
-        };
-        let pause = pause();
-        if Instant::now() + pause >= until {
+        let (now, pause) = (Instant::now(), pause());
+        if now + pause >= until {
+            let short = short.unless_cut_short(now >= until, before);
             return Err(NoReply::Unanswered(short.into()));
         }
         // The first time the connections may just have been idle for too long.
@@ -60,7 +56,7 @@ pub(crate) fn ask(
             }
             time::sleep_unless(pause, &stop);
         }
-        known = short.is_away().then_some(short);
+        before = short.is_away().then_some(short);
         again = true;
     }
 }

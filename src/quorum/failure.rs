@@ -101,9 +101,49 @@ impl Short {
         self.too_many(|fault| !matches!(fault, Fault::Late(_)))
     }
 
+    /// The round that says why there is no majority: this one, the last, unless it was cut short by its time. Then the one
+    /// `before` says more, if too many servers were away in it, or refused.
+    pub(crate) fn unless_cut_short(self, is_cut_short: bool, before: Option<Self>) -> Self {
+        match before {
+            Some(before) if is_cut_short && !self.is_away() => before,
+            _ => self,
+        }
+    }
+
     fn too_many(&self, counts: impl Fn(&Fault) -> bool) -> bool {
         let failures = self.failures.iter();
         let out = failures.filter(|(_, fault)| counts(fault)).count();
         self.majority.tally(0, out) == Tally::Lost
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    use crate::net::socket::timed_out;
+
+    /// A round in which one of three servers agreed, and the others failed in this way.
+    fn round(fault: fn(redis::RedisError) -> Fault) -> Short {
+        Short {
+            majority: Majority::of(3),
+            agreed: 1,
+            servers: vec![String::new(); 3],
+            failures: (1..3).map(|node| (node, fault(timed_out("")))).collect(),
+        }
+    }
+
+    #[test]
+    fn the_last_round_counts_unless_it_was_cut_short_after_one_with_servers_away() {
+        let (late, away) = (|| round(Fault::Late), || round(Fault::Unreachable));
+        let reported = |last: Short, is_cut_short, before| {
+            last.unless_cut_short(is_cut_short, before).is_away()
+        };
+        assert!(!reported(late(), false, Some(away())));
+        assert!(reported(late(), true, Some(away())));
+        assert!(!reported(late(), true, None));
+        for is_cut_short in [false, true] {
+            assert!(reported(away(), is_cut_short, None));
+        }
     }
 }
