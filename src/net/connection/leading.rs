@@ -133,7 +133,11 @@ impl Connection {
             drop(state);
             let replied = match reply {
                 Reply::Of(replied) => replied,
-                Reply::Part => continue,
+                Reply::Part if now >= until => return self.step_down(reader, generation),
+                Reply::Part => {
+                    slice = in_time(slice, now, until);
+                    continue;
+                }
                 Reply::Stray => {
                     let why = socket::timed_out("a reply that nobody asked for");
                     return self.fail(generation, &why, false);
@@ -155,6 +159,7 @@ impl Connection {
             if now >= until || call.is_some_and(|call| Arc::ptr_eq(call, &first)) {
                 return self.step_down(reader, generation);
             }
+            slice = in_time(slice, now, until);
         }
     }
 
@@ -186,6 +191,16 @@ impl Connection {
     }
 }
 
+/// How long to read on after a reply to another call. A little too long is left as it is, since each change costs a system
+/// call.
+fn in_time(slice: Duration, now: Instant, until: Instant) -> Duration {
+    if now + slice > until + GLANCE {
+        until.saturating_duration_since(now)
+    } else {
+        slice
+    }
+}
+
 /// Calls that have their replies and whose threads have to be woken. Dropping it wakes them.
 struct Served(Vec<Arc<Call>>);
 
@@ -200,5 +215,27 @@ impl Served {
 impl Drop for Served {
     fn drop(&mut self) {
         self.wake();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_leader_is_hardly_late_however_many_replies_come_for_others() {
+        let began = Instant::now();
+        let until = began + SLICE;
+        let (mut now, mut slice, mut changes) = (began, SLICE, 0);
+        while now < until {
+            assert!(now + slice <= until + GLANCE);
+            now += GLANCE / 4;
+            let next = in_time(slice, now, until);
+            changes += u32::from(next != slice);
+            slice = next;
+        }
+        // Not for each reply.
+        assert!(changes <= 64, "{changes}");
+        assert_eq!(in_time(GLANCE, began, until), GLANCE);
     }
 }
