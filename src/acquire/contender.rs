@@ -165,7 +165,7 @@ impl<'a> Contender<'a> {
         }
     }
 
-    /// After the tenure, lets other processes go first if any were notified and there is time; `true` if that took time.
+    /// After the tenure, lets other processes go first if any were notified and there is time. `true` if it did, or has to stop.
     ///
     /// A single attempt does so too, but without a subscription.
     pub(crate) fn yield_to_others(&mut self, until: Instant) -> Result<bool> {
@@ -177,20 +177,18 @@ impl<'a> Contender<'a> {
         let stop = || lock.must_stop(wait);
         let span = if self.entry.protocol.kind().is_notified {
             if !yielding::were_others_notified(session, &release, false, until, &stop) {
-                return Ok(true);
+                return Ok(stop());
             }
             yielding::FOR
         } else {
-            let span = match &lock.quorum {
+            match &lock.quorum {
                 Some(quorum) => quorum.yield_for(yielding::FOR_UNNOTIFIED),
                 None => yielding::FOR_UNNOTIFIED,
-            };
-            if Instant::now() + 2 * span >= until {
-                // There is no time for the pause.
-                return Ok(false);
             }
-            span
         };
+        if !yielding::has_time(span, until) {
+            return Ok(false);
+        }
         let waiter = if wait.asks_again() {
             acquire::listen(self, lock, 0)?;
             Some(Arc::clone(self.listening.waiter()))

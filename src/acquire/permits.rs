@@ -242,14 +242,19 @@ impl Strategy for Permits<'_> {
             self.has_yielded = false;
             return Ok(Prepared::Asks);
         };
-        self.has_yielded = true;
         let stop = || self.is_handed_over() || self.spec.must_stop(self.wait);
         let session = self.spec.session();
-        if yielding::were_others_notified(session, &call, we_listened, until, &stop) {
+        let yields = yielding::were_others_notified(session, &call, we_listened, until, &stop)
+            && yielding::has_time(yielding::FOR, until);
+        if yields {
             let waiter = self.queued.as_ref().map(|queued| &queued.waiter);
             yielding::yield_to_others(session, waiter, yielding::FOR, until, &stop);
+        } else if !stop() {
+            self.has_asked = true;
+            return Ok(Prepared::Asks);
         }
         // There may be no time left, or no need.
+        self.has_yielded = true;
         Ok(Prepared::Yielded)
     }
 

@@ -21,6 +21,11 @@ pub(crate) const FOR_UNNOTIFIED: Duration = Duration::from_millis(1);
 /// How long to wait at most for the reply to the last release, which says how many subscribers were notified.
 const COUNTED_WITHIN: Duration = Duration::from_millis(250);
 
+/// Whether there is time to let others go first, and to ask afterwards.
+pub(crate) fn has_time(span: Duration, until: Instant) -> bool {
+    Instant::now() + 2 * span < until
+}
+
 /// Whether other processes were notified of the release. Half of the time `until` then is left to the request that follows.
 pub(crate) fn were_others_notified(
     session: &Session,
