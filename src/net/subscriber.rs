@@ -85,19 +85,22 @@ struct State {
     live: Option<Live>,
     /// When the last byte came on the current connection.
     heard_at: Option<Instant>,
+    /// When the last message or confirmation came.
+    news_at: Option<Instant>,
     stopped: bool,
+}
+
+impl State {
+    /// Whether a wait may have ended just now, so that its subscription lingers soon. Then the thread reads in short slices.
+    fn has_news(&self, now: Instant) -> bool {
+        self.news_at
+            .is_some_and(|at| now.saturating_duration_since(at) < 3 * LINGER)
+    }
 }
 
 struct Live {
     writer: Arc<Socket>,
     writing: bool,
-}
-
-/// What has been read.
-#[derive(PartialEq, Eq)]
-enum Read {
-    Message,
-    Answer,
 }
 
 /// One thread's interest in a channel; ends when dropped.
@@ -251,7 +254,10 @@ impl Subscriber {
 
     /// Notifies all waiters of a channel that a message has come.
     fn message(&self, channel: &str) {
-        let waiters = self.state.lock().channels.waiters(channel);
+        let mut state = self.state.lock();
+        state.news_at = Some(Instant::now());
+        let waiters = state.channels.waiters(channel);
+        drop(state);
         for waiter in waiters {
             waiter.message();
         }
@@ -279,8 +285,8 @@ impl Subscriber {
 }
 
 impl Subscription {
-    /// Has it end a little later. Nothing is written now, and whoever subscribes to the channel in the meantime need not do
-    /// so either.
+    /// Has it end a little later, if there was a message or a confirmation lately. Then nothing is written now, and whoever
+    /// subscribes to the channel in the meantime need not do so either.
     pub(crate) fn leave(mut self) {
         self.lingers = true;
     }
@@ -319,8 +325,10 @@ impl Drop for Subscription {
         if self.subscriber.process.is_copy() {
             return;
         }
-        let until = self.lingers.then(|| Instant::now() + LINGER);
         let mut state = self.subscriber.state.lock();
+        let now = Instant::now();
+        // Without news the thread may block for long in a read, and would not end what lingers in time.
+        let until = (self.lingers && state.has_news(now)).then(|| now + LINGER);
         state.channels.end(&self.channel, self.waiter, until);
         self.subscriber.flush(state);
     }
@@ -414,7 +422,6 @@ impl Subscriber {
             self.flush(state);
         }
         let mut asked_at = None;
-        let mut message_at: Option<Instant> = None;
         #[cfg(feature = "cluster")]
         let mut version = 0;
         loop {
@@ -424,15 +431,14 @@ impl Subscriber {
             {
                 self.leave_moved(place);
             }
-            let lingers = {
+            let soon = {
                 let (mut state, now) = (self.state.lock(), Instant::now());
                 let lingers = state.channels.end_lingering_until(now);
                 state.channels.ask_again(now);
+                let soon = lingers || state.has_news(now);
                 self.flush(state);
-                lingers
+                soon
             };
-            // After a message a wait may end, and its subscription lingers soon.
-            let soon = lingers || message_at.is_some_and(|at| at.elapsed() < 3 * LINGER);
             if successor.is_due()
                 && let Some(made) = self.advance(&mut successor)
             {
@@ -443,13 +449,8 @@ impl Subscriber {
                 false => successor.rests(if soon { LINGER } else { SLICE }),
             };
             match self.read(&mut reader, slice) {
-                Ok(Some(read)) => {
-                    asked_at = None;
-                    if read == Read::Message {
-                        message_at = Some(Instant::now());
-                    }
-                }
-                Ok(None) => {
+                Ok(true) => asked_at = None,
+                Ok(false) => {
                     let mut state = self.state.lock();
                     if state.stopped {
                         return Err(socket::timed_out("the client is closed"));
@@ -484,10 +485,10 @@ impl Subscriber {
         successor.advance(&self.endpoint, "subscriber", timeout, until, &mut || true)
     }
 
-    /// Reads one reply; `None` if there was none within `slice`.
-    fn read(&self, reader: &mut Reader, slice: Duration) -> Result<Option<Read>, RedisError> {
+    /// Reads one reply; `false` if there was none within `slice`.
+    fn read(&self, reader: &mut Reader, slice: Duration) -> Result<bool, RedisError> {
         let Some(reply) = reader.read(slice, &mut || {})? else {
-            return Ok(None);
+            return Ok(false);
         };
         self.state.lock().heard_at = Some(Instant::now());
         let parts = match reply.extract_error() {
@@ -495,21 +496,21 @@ impl Subscriber {
             // PONG comes bare while nothing is subscribed.
             Ok(_) => {
                 self.answered(None);
-                return Ok(Some(Read::Answer));
+                return Ok(true);
             }
             Err(err) if is_refusal(&err) => {
                 self.answered(Some(&err));
-                return Ok(Some(Read::Answer));
+                return Ok(true);
             }
             #[cfg(feature = "cluster")]
             Err(err) if is_redirection(&err) && self.follow(&err) => {
-                return Ok(Some(Read::Answer));
+                return Ok(true);
             }
             // The server is busy. Another connection would not help.
             Err(err) if is_transient(&err) => {
                 report!(Debug, "subscribing: {err}; asking again");
                 self.state.lock().channels.postpone(Instant::now());
-                return Ok(Some(Read::Answer));
+                return Ok(true);
             }
             Err(err) => return Err(err),
         };
@@ -520,21 +521,25 @@ impl Subscriber {
                 if let Ok(channel) = std::str::from_utf8(channel) {
                     self.message(channel);
                 }
-                return Ok(Some(Read::Message));
             }
             #[cfg(feature = "cluster")]
             [Value::BulkString(kind), Value::BulkString(channel), _] if kind == b"sunsubscribe" => {
                 self.ended(channel);
             }
             [Value::BulkString(kind), ..]
-                if [&b"subscribe"[..], b"ssubscribe", b"unsubscribe", b"pong"]
-                    .contains(&&kind[..]) =>
+                if [&b"subscribe"[..], b"ssubscribe"].contains(&&kind[..]) =>
+            {
+                self.state.lock().news_at = Some(Instant::now());
+                self.answered(None);
+            }
+            [Value::BulkString(kind), ..]
+                if [&b"unsubscribe"[..], b"pong"].contains(&&kind[..]) =>
             {
                 self.answered(None);
             }
             _ => {}
         }
-        Ok(Some(Read::Answer))
+        Ok(true)
     }
 
     /// Forgets the connection; nobody is listening until there is another.
@@ -543,7 +548,7 @@ impl Subscriber {
         if let Some(live) = state.live.take() {
             live.writer.shut_down();
         }
-        state.heard_at = None;
+        (state.heard_at, state.news_at) = (None, None);
         let waiters = state.channels.lost();
         drop(state);
         for waiter in waiters {

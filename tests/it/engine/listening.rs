@@ -3,7 +3,7 @@
 use std::thread;
 
 use crate::support::{
-    Server, client, eventually, is_waited_for, ms, nothing_is_left, timed, unique,
+    Server, client, eventually, is_waited_for, ms, nothing_is_left, timed, unique, within,
 };
 
 /// The url of a user who may do everything but `rules`.
@@ -98,5 +98,33 @@ fn a_confirmation_is_no_message_although_there_was_another_connection_before() {
     // A grant, a busy answer, one more after the confirmation, and the release.
     let commands = after.commands - before.commands;
     assert!(commands <= ROUNDS * 5, "{commands}: {after:?}");
+    nothing_is_left(&server);
+}
+
+timed!(a_subscription_that_is_left_behind_ends_soon_also_where_no_message_came);
+fn a_subscription_that_is_left_behind_ends_soon_also_where_no_message_came() {
+    let server = Server::start();
+    let waiter = client(&server.url());
+    let subscribed = || {
+        server
+            .clients_named("redlatch-subscriber")
+            .iter()
+            .any(|client| client.subscriptions == 1)
+    };
+    // The lease of a holder that is gone ends soon after the confirmation, or long after.
+    for left in ["30", "200"] {
+        let ends_soon = || {
+            let name = unique("expires");
+            let _: u64 = server.ask(&["HSET", &name, "somebody:1", "1"]);
+            let _: bool = server.ask(&["PEXPIRE", &name, left]);
+            let guard = waiter.mutex(&name).lock().unwrap();
+            let ends_soon = within(ms(150), || !subscribed());
+            drop(guard);
+            eventually("it listens no more", || !subscribed());
+            ends_soon
+        };
+        assert!((0..10).any(|_| ends_soon()), "after {left} ms");
+    }
+    assert_eq!(waiter.stats().wakes, 0);
     nothing_is_left(&server);
 }
