@@ -165,10 +165,8 @@ impl WatchdogThread {
         self.is_settled(hold);
         match settled {
             Settled::Done => {}
-            Settled::Unknown => {
-                call.by_text_from_now();
-                self.task.watchdog.put(Arc::clone(hold), Instant::now());
-            }
+            // The next renewal is another call, whose connection has learnt by then that the script is not known.
+            Settled::Unknown => self.task.watchdog.put(Arc::clone(hold), Instant::now()),
             Settled::Elsewhere(_) => cluster.lost(call),
         }
         false
