@@ -23,8 +23,11 @@ pub(super) const AGE: Duration = Duration::from_secs(1);
 /// A question under way, and when its answer came.
 pub(super) type UnderWay<T> = Receiver<(Instant, T)>;
 
-/// One question, and where it was asked and nobody waited to the end; whoever asks next goes on with that.
-pub(super) struct Aside<T>(Arc<Mutex<Vec<UnderWay<T>>>>);
+/// Where questions were asked and nobody waited to the end, by what they are about; whoever asks the same next goes on with
+/// that. So there is never more than one under way for each that asks at the same time.
+pub(super) struct Aside<T>(Arc<Mutex<LeftBehind<T>>>);
+
+type LeftBehind<T> = Vec<(String, UnderWay<T>)>;
 
 impl<T> Default for Aside<T> {
     fn default() -> Self {
@@ -39,17 +42,18 @@ impl<T> Clone for Aside<T> {
 }
 
 impl<T: Send + 'static> Aside<T> {
-    /// The answer, if it comes by then. If no question is under way that nobody waits for, one is asked on a thread of
+    /// The answer, if it comes by then. If no such question is under way that nobody waits for, it is asked on a thread of
     /// this name.
     pub(super) fn ask(
         &self,
+        about: &str,
         thread: &str,
         question: impl FnOnce() -> T + Send + 'static,
         by: Instant,
         meanwhile: Meanwhile<'_>,
     ) -> io::Result<Option<T>> {
         let under_way = loop {
-            let left_behind = self.0.lock().pop();
+            let left_behind = self.take(about);
             let Some(under_way) = left_behind else {
                 break begin(thread, question)?;
             };
@@ -71,15 +75,21 @@ impl<T: Send + 'static> Aside<T> {
                 }
                 Err(RecvTimeoutError::Timeout) if Instant::now() < by && meanwhile() => {}
                 Err(RecvTimeoutError::Timeout) => {
-                    self.leave_behind(under_way);
+                    self.leave_behind(about, under_way);
                     return Ok(None);
                 }
             }
         }
     }
 
-    pub(super) fn leave_behind(&self, under_way: UnderWay<T>) {
-        self.0.lock().push(under_way);
+    fn take(&self, about: &str) -> Option<UnderWay<T>> {
+        let mut left_behind = self.0.lock();
+        let at = left_behind.iter().rposition(|(its, _)| its == about)?;
+        Some(left_behind.swap_remove(at).1)
+    }
+
+    pub(super) fn leave_behind(&self, about: &str, under_way: UnderWay<T>) {
+        self.0.lock().push((about.to_owned(), under_way));
     }
 }
 

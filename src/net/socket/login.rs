@@ -32,6 +32,7 @@ impl Endpoint {
         };
         let function = credentials.ask.clone();
         let login = self.logins.ask(
+            "login",
             "redlatch-credentials",
             move || ask(&*function),
             by,

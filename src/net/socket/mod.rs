@@ -66,6 +66,7 @@ const FOUND_AGAIN: Duration = Duration::from_secs(5);
 #[derive(Clone)]
 pub(crate) struct Endpoint {
     pub(crate) server: Arc<Server>,
+    /// Also of the other servers that are found through this one.
     lookups: Aside<Lookup>,
     logins: Logins,
     eviction: eviction::Answered,
@@ -128,7 +129,6 @@ impl Endpoint {
                 label: self.server.label.clone(),
                 replica_ack,
             }),
-            lookups: Aside::default(),
             proves_master: false,
             ..self.clone()
         }
