@@ -123,6 +123,11 @@ impl<T: Scheduled + ?Sized> Schedule<T> {
         !self.renewals.is_empty()
     }
 
+    /// How many entries are queued.
+    pub(crate) fn queued(&self) -> usize {
+        self.renewals.len()
+    }
+
     /// The queued entries, in the order in which they end.
     pub(crate) fn renewals(&self) -> impl Iterator<Item = &Arc<T>> {
         self.renewals.iter().map(|item| &item.entry)

@@ -242,6 +242,11 @@ impl Watchdog {
         self.state.lock().schedule.has_renewals()
     }
 
+    /// How many renewals are queued.
+    fn renewals(&self) -> usize {
+        self.state.lock().schedule.queued()
+    }
+
     fn take_renewal(&self) -> Option<Arc<dyn Renewable>> {
         self.state.lock().schedule.take_renewal()
     }
@@ -307,6 +312,8 @@ struct WatchdogThread {
     back_off: Duration,
     /// Whether to send the text of scripts (`EVAL`) next time: the server did not know one.
     by_text: bool,
+    #[cfg(feature = "cluster")]
+    absent: cluster::Absent,
 }
 
 /// Handles the holds that are due. The thread also calls it while it waits for something else, so that no loss is
@@ -333,6 +340,8 @@ pub(crate) fn run(task: Task) {
         retry_at: Instant::now(),
         back_off: BACK_OFF.0,
         by_text: false,
+        #[cfg(feature = "cluster")]
+        absent: cluster::Absent::default(),
     };
     loop {
         // Nothing here should panic; if something does, the holds must still be renewed.
@@ -405,12 +414,17 @@ impl WatchdogThread {
         }
     }
 
-    /// Sends the queued renewals, until none is left or the server does not answer.
+    /// Sends the renewals that are queued by now, unless the server does not answer. What is queued meanwhile waits for the
+    /// next time, so that the thread gets to its other work.
     fn renew(&mut self) {
-        while self.task.watchdog.has_renewals()
-            && Instant::now() >= self.retry_at
-            && self.dispatcher.dispatch(Duration::ZERO)
-        {
+        let batches = self.task.watchdog.renewals().div_ceil(BATCH.0);
+        for _ in 0..batches {
+            if Instant::now() < self.retry_at
+                || !self.dispatcher.dispatch(Duration::ZERO)
+                || !self.task.watchdog.has_renewals()
+            {
+                return;
+            }
             match self.renew_batch() {
                 Ok(()) => self.back_off = BACK_OFF.0,
                 Err(err) => {

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use redis::RedisError;
 
-use super::{BATCH, SLICE, Settled, WatchdogThread, settle};
+use super::{BACK_OFF, BATCH, SLICE, Settled, WatchdogThread, settle};
 use crate::error::is_redirection;
 use crate::hold::Renewable;
 use crate::net::call::{Answer, Call};
@@ -22,8 +22,28 @@ const CONNECTING: Duration = Duration::from_millis(50);
 /// The pause after a renewal that nobody has answered; a tenth of the lease if that is shorter.
 const PAUSE: Duration = Duration::from_millis(100);
 
+/// How long no connection is made, and nothing sent, to a node that was away: otherwise the holds there, which end first and
+/// so come first, would take the time in which those of other nodes are renewed.
+const AWAY: Duration = Duration::from_millis(250);
+
 /// How often a renewal follows where nodes send it before it takes a rest.
 const REDIRECTIONS: usize = 4;
+
+/// The nodes that are away, and until when that is assumed. `None` is the master of slots that nobody has.
+#[derive(Default)]
+pub(super) struct Absent(Vec<(Option<usize>, Instant)>);
+
+impl Absent {
+    fn add(&mut self, node: Option<usize>, now: Instant) {
+        self.0.retain(|(its, _)| *its != node);
+        self.0.push((node, now + AWAY));
+    }
+
+    fn has(&mut self, node: Option<usize>, now: Instant) -> bool {
+        self.0.retain(|(_, until)| now < *until);
+        self.0.iter().any(|(its, _)| *its == node)
+    }
+}
 
 impl WatchdogThread {
     /// Sends a batch of the queued renewals, each to the master of its key, and waits for the answers.
@@ -34,14 +54,13 @@ impl WatchdogThread {
         {
             self.sent.push_back(hold);
         }
-        let mut away = Vec::new();
         let mut pending = Vec::with_capacity(self.sent.len());
         for hold in self.sent.clone() {
             let call = Call::question(hold.request());
-            if self.submit(cluster, &call, &mut away) {
+            if self.submit(cluster, &call) {
                 pending.push((call, hold));
             } else {
-                self.postpone(&hold);
+                self.postpone(&hold, BACK_OFF.1);
             }
         }
         cluster.flush(true);
@@ -49,9 +68,9 @@ impl WatchdogThread {
         for _ in 0..REDIRECTIONS {
             pending = self.answers(cluster, pending, given_up_at);
             pending.retain(|(call, hold)| {
-                let goes_on = self.submit(cluster, call, &mut away);
+                let goes_on = self.submit(cluster, call);
                 if !goes_on {
-                    self.postpone(hold);
+                    self.postpone(hold, BACK_OFF.1);
                 }
                 goes_on
             });
@@ -61,23 +80,18 @@ impl WatchdogThread {
             cluster.flush(true);
         }
         for (_, hold) in pending {
-            self.postpone(&hold);
+            self.postpone(&hold, PAUSE);
         }
     }
 
-    /// Queues a renewal, if there is a connection to its master; `away` are those to which there is none.
-    fn submit(
-        &mut self,
-        cluster: &Cluster,
-        call: &Arc<Call>,
-        away: &mut Vec<Option<usize>>,
-    ) -> bool {
+    /// Queues a renewal, if there is a connection to its master, or one can be made.
+    fn submit(&mut self, cluster: &Cluster, call: &Arc<Call>) -> bool {
+        let master = cluster.destination(call);
+        if self.absent.has(master, Instant::now()) {
+            return false;
+        }
         if cluster.submit(call).is_some() {
             return true;
-        }
-        let master = cluster.destination(call);
-        if away.contains(&master) {
-            return false;
         }
         let dispatcher = &mut self.dispatcher;
         let made = cluster.up(call, Instant::now() + CONNECTING, &mut || {
@@ -88,7 +102,7 @@ impl WatchdogThread {
         }
         let goes = made.is_ok() && cluster.submit(call).is_some();
         if !goes {
-            away.push(master);
+            self.absent.add(master, Instant::now());
         }
         goes
     }
@@ -129,8 +143,9 @@ impl WatchdogThread {
                 return elsewhere;
             }
             if !self.dispatcher.dispatch(Duration::ZERO) || Instant::now() >= given_up_at {
-                for (_, hold) in pending {
-                    self.postpone(&hold);
+                for (call, hold) in pending {
+                    self.absent.add(Some(call.node()), Instant::now());
+                    self.postpone(&hold, BACK_OFF.1);
                 }
                 return elsewhere;
             }
@@ -150,7 +165,7 @@ impl WatchdogThread {
             Err(err) => {
                 report!(Debug, "renewing `{}`: {err}", hold.name());
                 cluster.lost(call);
-                self.postpone(hold);
+                self.postpone(hold, PAUSE);
                 return false;
             }
         };
@@ -173,10 +188,10 @@ impl WatchdogThread {
     }
 
     /// Has a hold renewed after a pause: nobody has answered.
-    fn postpone(&mut self, hold: &Arc<dyn Renewable>) {
+    fn postpone(&mut self, hold: &Arc<dyn Renewable>, pause: Duration) {
         let task = &self.task;
         hold.could_not_be_renewed();
-        let again = Instant::now() + PAUSE.min(task.lease / 10);
+        let again = Instant::now() + pause.min(task.lease / 10);
         task.watchdog.put(Arc::clone(hold), hold.look_again(again));
         task.watchdog.housekeep_soon();
         self.is_settled(hold);

@@ -253,3 +253,25 @@ fn a_master_that_says_nothing_is_replaced() {
     load.done.store(false, Ordering::SeqCst);
     load.during(|| {});
 }
+
+timed!(holds_at_a_master_that_is_gone_take_no_time_from_the_others);
+fn holds_at_a_master_that_is_gone_take_no_time_from_the_others() {
+    const AT_THE_DEAD: usize = 2_000;
+    const ELSEWHERE: usize = 20;
+    let mut cluster = Cluster::start_bare();
+    let client = Client::open(cluster.config().lease(ms(3_000))).unwrap();
+    let (dies, lives) = (cluster.name_at(0, "dies"), cluster.name_at(1, "lives"));
+    let hold = |name: &str, n: usize| client.mutex(format!("{n}:{{{name}}}")).lock().unwrap();
+    // Those that live on end neither first nor last.
+    let mut gone: Vec<_> = (0..AT_THE_DEAD / 2).map(|n| hold(&dies, n)).collect();
+    let kept: Vec<_> = (0..ELSEWHERE).map(|n| hold(&lives, n)).collect();
+    gone.extend((AT_THE_DEAD / 2..AT_THE_DEAD).map(|n| hold(&dies, n)));
+    cluster.nodes[0].kill();
+    let lost = || client.stats().lost;
+    eventually("they are lost", || lost() >= AT_THE_DEAD as u64);
+    assert!(kept.iter().all(|guard| guard.is_valid()));
+    assert_eq!(lost(), AT_THE_DEAD as u64);
+    for guard in kept {
+        guard.unlock().unwrap();
+    }
+}

@@ -33,7 +33,12 @@ impl Cluster {
 
     /// A new one, in which all nodes agree.
     pub(crate) fn start() -> Self {
-        Self::of(2 * MASTERS, node)
+        Self::of(2 * MASTERS, || node(&[]))
+    }
+
+    /// One without replicas, where the others go on if a master dies.
+    pub(crate) fn start_bare() -> Self {
+        Self::of(MASTERS, || node(&["--cluster-require-full-coverage", "no"]))
     }
 
     /// One without replicas that speaks TLS, also among its nodes, which announce the only name that they can prove.
@@ -275,9 +280,9 @@ const ARGS: [&str; 8] = [
     "0",
 ];
 
-fn node() -> Server {
+fn node(more: &[&str]) -> Server {
     let bus = free_port().to_string();
-    let mut args = ARGS.to_vec();
+    let mut args = [&ARGS, more].concat();
     if !is_redis_6() {
         args.extend(["--cluster-port", &bus]);
     }
