@@ -348,6 +348,15 @@ impl<'a> Contender<'a> {
         }
     }
 
+    /// Has readers see that it waits, if it is to write.
+    fn declare_intent(&mut self) {
+        if let Way::Writer(intent) = &mut self.way {
+            let writers = self.entry.protocol.writers();
+            let subscriber = &self.lock.session().subscriber;
+            *intent = writers.map(|writers| subscriber.subscribe(writers, &Waiter::new()));
+        }
+    }
+
     fn withdraw_intent(&mut self) {
         if let Way::Writer(intent) = &mut self.way {
             drop(intent.take());
@@ -487,12 +496,13 @@ impl Strategy for Contender<'_> {
 
     fn begins_to_wait(&mut self, waiter: &Arc<Waiter>) {
         self.entry.lock().add_contender(waiter);
-        if let Way::Writer(intent) = &mut self.way {
-            // Before the subscription to releases: once that is confirmed, readers are certain to see this one.
-            let writers = self.entry.protocol.writers();
-            let subscriber = &self.lock.session().subscriber;
-            *intent = writers.map(|writers| subscriber.subscribe(writers, &Waiter::new()));
-        }
+        // Before the subscription to releases: once that is confirmed, readers are certain to see this one.
+        self.declare_intent();
+    }
+
+    #[cfg(feature = "cluster")]
+    fn has_moved(&mut self) {
+        self.declare_intent();
     }
 
     fn park_for(&mut self, cap: Duration) -> Duration {

@@ -82,14 +82,17 @@ impl Listening {
 
     pub(crate) fn is_on(&self, index: usize) -> bool {
         #[cfg(feature = "cluster")]
-        if self
-            .subscription
-            .as_ref()
-            .is_some_and(Subscription::has_moved)
-        {
+        if self.has_moved() {
             return false;
         }
         self.on == Some(index)
+    }
+
+    /// Whether its channel belongs to another node of the cluster now.
+    #[cfg(feature = "cluster")]
+    pub(crate) fn has_moved(&self) -> bool {
+        let subscription = self.subscription.as_ref();
+        subscription.is_some_and(Subscription::has_moved)
     }
 
     /// Listens to `channel` from now on, and no longer to another.

@@ -275,3 +275,24 @@ fn holds_at_a_master_that_is_gone_take_no_time_from_the_others() {
         guard.unlock().unwrap();
     }
 }
+
+timed!(a_waiting_writer_keeps_readers_out_at_the_new_master_too);
+fn a_waiting_writer_keeps_readers_out_at_the_new_master_too() {
+    let cluster = Cluster::start();
+    let [reader, writer] = [cluster.open(), cluster.open()];
+    let name = cluster.name_at(0, "intent");
+    let reads = reader.rwlock(&name).read().unwrap();
+    let intents = format!("redisson_rwlock:{{{name}}}:writers:0");
+    thread::scope(|scope| {
+        let writing = scope.spawn(|| writer.rwlock(&name).write()?.unlock());
+        eventually("its intent is seen", || {
+            cluster.listeners(&name, &intents) == 1
+        });
+        cluster.fail_over(&name);
+        eventually("its intent is seen at the new master", || {
+            cluster.listeners(&name, &intents) == 1
+        });
+        reads.unlock().unwrap();
+        writing.join().unwrap().unwrap();
+    });
+}
