@@ -238,15 +238,8 @@ impl Map {
         })?;
         if self.sharded.get().is_none() {
             let question = &["PUBSUB", "SHARDNUMSUB", "redlatch"];
-            let sharded = match ask_for(&mut connection, question, by, meanwhile) {
-                Ok(_) => true,
-                // The server knows the command, and this user may not ask.
-                Err(err) if err.kind() == ErrorKind::Server(ServerErrorKind::NoPerm) => true,
-                Err(err) if matches!(err.kind(), ErrorKind::Server(_) | ErrorKind::Extension) => {
-                    false
-                }
-                Err(err) => return Err(err),
-            };
+            let answer = ask_for(&mut connection, question, by, meanwhile);
+            let sharded = knows_sharded(answer.map(drop))?;
             self.sharded.get_or_init(|| sharded);
         }
         connection.writer.shut_down();
@@ -258,6 +251,30 @@ impl Map {
             );
         }
         Ok(())
+    }
+}
+
+/// Whether a server has sharded channels, by its answer to `PUBSUB SHARDNUMSUB`. An error that says nothing of that is
+/// returned: the answer is kept for ever, so another node is asked then.
+fn knows_sharded(answer: RedisResult<()>) -> RedisResult<bool> {
+    let Err(err) = answer else {
+        return Ok(true);
+    };
+    match err.kind() {
+        // It does not know the command.
+        ErrorKind::Server(ServerErrorKind::ResponseError) => Ok(false),
+        // This user may not ask, and the error names what the server knows: Redis 6 the command alone.
+        ErrorKind::Server(ServerErrorKind::NoPerm) => {
+            let text = err.detail().unwrap_or_default().to_ascii_lowercase();
+            if text.contains("shardnumsub") {
+                Ok(true)
+            } else if text.contains("or its subcommand") {
+                Ok(false)
+            } else {
+                Err(err)
+            }
+        }
+        _ => Err(err),
     }
 }
 
@@ -282,6 +299,42 @@ fn ask_for(
         }
         if Instant::now() >= by || !meanwhile() {
             return Err(socket::timed_out("the node did not answer in time"));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_who_does_not_know_the_command_has_no_sharded_channels() {
+        for (answer, expected) in [
+            ("*0\r\n", Some(true)),
+            (
+                "-ERR Unknown subcommand or wrong number of arguments for 'SHARDNUMSUB'. Try PUBSUB HELP.\r\n",
+                Some(false),
+            ),
+            ("-ERR unknown command 'PUBSUB'\r\n", Some(false)),
+            (
+                "-NOPERM User u has no permissions to run the 'pubsub|shardnumsub' command\r\n",
+                Some(true),
+            ),
+            (
+                "-NOPERM this user has no permissions to run the 'pubsub' command or its subcommand\r\n",
+                Some(false),
+            ),
+            ("-NOPERM this user may do nothing\r\n", None),
+            ("-BUSY Redis is busy running a script.\r\n", None),
+            ("-MASTERDOWN Link with MASTER is down\r\n", None),
+            ("-TRYAGAIN later\r\n", None),
+            ("-LOADING Redis is loading the dataset in memory\r\n", None),
+            ("-CLUSTERDOWN The cluster is down\r\n", None),
+            ("-ODD whatever it is\r\n", None),
+        ] {
+            let value = redis::parse_redis_value(answer.as_bytes()).expect("a reply");
+            let found = knows_sharded(value.extract_error().map(drop));
+            assert_eq!(found.ok(), expected, "{answer}");
         }
     }
 }
