@@ -204,7 +204,12 @@ impl Topology {
                 known
             }
             None => {
-                self.nodes.push(node.clone());
+                // A redirection to a replica that was promoted says less of it than is known: by its IP alone, it could
+                // not prove who it is.
+                let mut replicas = self.replicas.iter();
+                let known = replicas.find(|its| its.is_called(&node.address));
+                let known = known.filter(|_| node.others.is_empty());
+                self.nodes.push(known.unwrap_or(node).clone());
                 self.nodes.len() - 1
             }
         }
@@ -396,5 +401,21 @@ mod tests {
         assert!(known.learn(&shards));
         assert_eq!(known.nodes()[0].address, tcp("a.example", 1));
         assert_eq!(known.moved(5, tcp("10.0.0.1", 1)), 0);
+    }
+
+    #[test]
+    fn a_replica_that_is_promoted_keeps_its_name() {
+        let mut known = Topology::new();
+        let named = |ip: &str, name| node(bulk(ip), 1, &["hostname", name]);
+        let nodes = [
+            named("10.0.0.1", "a.example"),
+            named("10.0.0.2", "b.example"),
+        ];
+        let reply = Value::Array(vec![range(0, 16383, &nodes)]);
+        let shards = shards(&reply, &tcp("seed", 1), true).expect("a topology");
+        assert!(known.learn(&shards));
+        assert_eq!(known.moved(5, tcp("10.0.0.2", 1)), 1);
+        assert_eq!(known.nodes()[1].address, tcp("b.example", 1));
+        assert_eq!(known.moved(6, tcp("b.example", 1)), 1);
     }
 }
