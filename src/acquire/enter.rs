@@ -170,32 +170,23 @@ impl LockSpec {
                     if !self.is_reentrant {
                         return Err(self.would_deadlock());
                     }
-                    if matches!(its, LeasePolicy::Renewed { .. }) {
-                        // Needs no request: the watchdog renews it for this hold as well.
+                    // What the watchdog renews needs no request; a fixed lease has to start anew.
+                    let is_renewed = matches!(its, LeasePolicy::Renewed { .. });
+                    if is_renewed {
                         state.lock.reenter(thread, &hold, its);
-                        drop(state);
-                        session.counters.reentered.add(1);
-                        return Ok(Pending::Held(GuardInner::reentered(
-                            self,
-                            hold,
-                            thread,
-                            count + 1,
-                        )));
                     }
                     drop(state);
-                    match self.renew_to_reenter(&entry, &hold, params, count + 1, wait)? {
-                        Reentered::Yes => {
-                            session.counters.reentered.add(1);
-                            return Ok(Pending::Held(GuardInner::reentered(
-                                self,
-                                hold,
-                                thread,
-                                count + 1,
-                            )));
+                    let count = count + 1;
+                    if !is_renewed {
+                        match self.renew_to_reenter(&entry, &hold, params, count, wait)? {
+                            Reentered::Yes => {}
+                            Reentered::TooLate => return Ok(Pending::TooLate),
+                            Reentered::Lost => continue,
                         }
-                        Reentered::TooLate => return Ok(Pending::TooLate),
-                        Reentered::Lost => {}
                     }
+                    session.counters.reentered.add(1);
+                    let guard = GuardInner::reentered(self, hold, thread, count);
+                    return Ok(Pending::Held(guard));
                 }
             }
         }
