@@ -115,7 +115,7 @@ impl Dial {
                     timed_out("the function given to Config::credentials has not returned in time")
                 }
                 Stage::Greeting(greeting) => {
-                    if greeting.advance(by, meanwhile)? {
+                    if greeting.advance(endpoint, by, meanwhile)? {
                         let done = std::mem::replace(&mut self.stage, Stage::Resolving);
                         let Stage::Greeting(greeting) = done else {
                             continue;

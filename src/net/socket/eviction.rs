@@ -11,9 +11,6 @@ use redis::Value;
 use super::Endpoint;
 use crate::report::report;
 
-/// The question.
-pub(super) const QUESTION: [&str; 2] = ["INFO", "memory"];
-
 /// Whether a client has had an answer.
 #[derive(Clone, Default)]
 pub(super) struct Answered(Arc<AtomicBool>);

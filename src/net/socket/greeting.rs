@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use redis::{ErrorKind, RedisError, RedisResult, ServerErrorKind, Value};
 
-use super::{CONNECT_SLICE, Duplex, Endpoint, Meanwhile, Reader, Socket, WRITE_SLICE, eviction};
+use super::{CONNECT_SLICE, Duplex, Endpoint, Meanwhile, Reader, Socket, WRITE_SLICE};
 use crate::config::replicas::ReplicaAck;
 use crate::config::server::Login;
 use crate::error::{is_crowded, is_transient};
@@ -24,9 +24,17 @@ struct Step {
     request: Request,
 }
 
+impl Step {
+    fn new(what: &'static str, args: &[&str]) -> Self {
+        Self {
+            what,
+            request: Request::command("greeting redis", &[&[what], args].concat()),
+        }
+    }
+}
+
 /// A connection whose first commands have been sent.
 pub(super) struct Greeting {
-    endpoint: Endpoint,
     pub(super) connection: Duplex,
     /// What has not been answered.
     due: VecDeque<Step>,
@@ -61,40 +69,31 @@ impl Greeting {
             what: "AUTH",
             request,
         });
-        let mut steps: Vec<Vec<&str>> = Vec::new();
+        let mut steps = VecDeque::from_iter(auth);
         if endpoint.server.db != 0 {
-            steps.push(vec!["SELECT", &db]);
+            steps.push_back(Step::new("SELECT", &[&db]));
         }
-        steps.push(vec!["CLIENT", "SETNAME", &name]);
-        steps.push(vec!["PING"]);
+        steps.push_back(Step::new("CLIENT", &["SETNAME", &name]));
+        steps.push_back(Step::new("PING", &[]));
         let replica_ack = endpoint.server.replica_ack;
         if endpoint.proves_master || replica_ack == ReplicaAck::Majority {
-            steps.push(vec!["ROLE"]);
+            steps.push_back(Step::new("ROLE", &[]));
         }
         if replica_ack != ReplicaAck::None {
             // For no replica it waits for nothing.
-            steps.push(vec!["WAIT", "0", "1"]);
+            steps.push_back(Step::new("WAIT", &["0", "1"]));
         }
         if endpoint.asks_for_eviction(role) {
-            steps.push(eviction::QUESTION.to_vec());
+            steps.push_back(Step::new("INFO", &["memory"]));
         }
-        let whats = ["SELECT", "CLIENT", "PING", "ROLE", "WAIT", "INFO"];
-        let step = |parts: &Vec<&str>| Step {
-            what: whats
-                .into_iter()
-                .find(|what| *what == parts[0])
-                .unwrap_or_default(),
-            request: Request::command("greeting redis", parts),
-        };
         let mut greeting = Self {
-            endpoint: endpoint.clone(),
             connection: Duplex {
                 writer,
                 reader,
                 since: Instant::now(),
             },
             due: VecDeque::new(),
-            postponed: auth.into_iter().chain(steps.iter().map(step)).collect(),
+            postponed: steps,
             greet_again_at: Instant::now(),
             why: None,
             heard: false,
@@ -123,26 +122,29 @@ impl Greeting {
     }
 
     /// Reads the answer to `ROLE`.
-    fn learn_role(&self, role: &Value) -> io::Result<()> {
+    fn learn_role(endpoint: &Endpoint, role: &Value) -> io::Result<()> {
         let parts = match role {
             Value::Array(parts) => parts.as_slice(),
             _ => &[],
         };
         let is_master = matches!(parts.first(), Some(Value::BulkString(role)) if role == b"master");
-        if self.endpoint.proves_master && !is_master {
+        if endpoint.proves_master && !is_master {
             return Err(io::Error::other("it was named the master and is a replica"));
         }
         if let (true, Some(Value::Array(replicas))) = (is_master, parts.get(2)) {
             let replicas = u32::try_from(replicas.len()).unwrap_or(u32::MAX);
-            self.endpoint
-                .replicas
-                .fetch_max(replicas, Ordering::Relaxed);
+            endpoint.replicas.fetch_max(replicas, Ordering::Relaxed);
         }
         Ok(())
     }
 
     /// Reads answers; whether all have come.
-    pub(super) fn advance(&mut self, by: Instant, meanwhile: Meanwhile<'_>) -> RedisResult<bool> {
+    pub(super) fn advance(
+        &mut self,
+        endpoint: &Endpoint,
+        by: Instant,
+        meanwhile: Meanwhile<'_>,
+    ) -> RedisResult<bool> {
         loop {
             let now = Instant::now();
             if self.due.is_empty() {
@@ -172,11 +174,11 @@ impl Greeting {
             };
             let err = match reply.extract_error() {
                 Ok(role) if step.what == "ROLE" => {
-                    self.learn_role(&role)?;
+                    Self::learn_role(endpoint, &role)?;
                     continue;
                 }
                 Ok(info) if step.what == "INFO" => {
-                    self.endpoint.answered_for_eviction(Some(&info));
+                    endpoint.answered_for_eviction(Some(&info));
                     continue;
                 }
                 Ok(_) => continue,
@@ -187,7 +189,7 @@ impl Greeting {
                 "WAIT" if !is_transient(&err) => return Err(without_wait(&err)),
                 // It may be asked again by a later connection, unless that is not allowed.
                 "INFO" if is_transient(&err) => {}
-                "INFO" => self.endpoint.answered_for_eviction(None),
+                "INFO" => endpoint.answered_for_eviction(None),
                 // Only operators need the name, so a user that may not set it can still lock.
                 "CLIENT" => report!(Debug, "naming a connection: {err}"),
                 // The connection is usable all the same: a user without PING, a server that cannot write to its disk.
