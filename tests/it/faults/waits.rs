@@ -264,7 +264,7 @@ fn who_was_refused_and_then_only_heard_nothing_in_time_is_late() {
 
 timed!(a_busy_server_is_an_error_however_short_the_wait);
 fn a_busy_server_is_an_error_however_short_the_wait() {
-    let server = Server::start_with(&["--busy-reply-threshold", "10"]);
+    let server = Server::start_with(&["--lua-time-limit", "10"]);
     let client = client_with_time(&server.url());
     let lock = client.mutex("m");
     let got = while_a_script_runs(&server, || lock.try_lock_for(FOR_ONE));

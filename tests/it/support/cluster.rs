@@ -43,16 +43,19 @@ impl Cluster {
         Self::of(MASTERS, || node(&["--cluster-require-full-coverage", "no"]))
     }
 
-    /// One without replicas that speaks TLS, also among its nodes, which announce the only name that they can prove.
+    /// One without replicas that speaks TLS, also among its nodes, which announce the only name that they can prove; those
+    /// of Redis 6 announce none.
     #[cfg(feature = "tls")]
-    pub(crate) fn start_tls() -> Self {
-        let identity = crate::support::authority().issue(&["localhost"]);
+    pub(crate) fn start_tls(name: &str) -> Self {
+        let identity = crate::support::authority().issue(&[name]);
         Self::of(MASTERS, || {
             let mut args = ARGS.to_vec();
             args.extend(["--tls-cluster", "yes", "--tls-replication", "yes"]);
-            args.extend(["--cluster-announce-hostname", "localhost"]);
             let bus = free_port().to_string();
-            args.extend(["--cluster-port", &bus]);
+            if !is_redis_6() {
+                args.extend(["--cluster-announce-hostname", name]);
+                args.extend(["--cluster-port", &bus]);
+            }
             Server::start_tls(&identity, &args)
         })
     }
