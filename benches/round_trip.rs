@@ -204,7 +204,7 @@ fn ratios(server: &Server, table: &mut Table) {
     show("lock + drop", &dropped);
     show("lock + unlock", &unlocked);
     show("try_lock on a busy lock", &busy);
-    show("one more hold and back", &reentered);
+    show("lock again + unlock", &reentered);
     let time = |of: &Rates, by: &Rates| by.over(of);
     table.row(
         "lock + drop, time of two PINGs",
@@ -246,56 +246,50 @@ fn show(what: &str, rates: &Rates) {
 fn over_tls(table: &mut Table) {
     let server = rig::start_tls();
     let ca = redlatch::TlsConfig::new().ca_pem(support::authority().pem());
-    let encrypted = redlatch::Config::new(server.client_url()).tls(ca);
-    let encrypted = redlatch::Client::open(encrypted).expect("the server is up");
-    let plain = open(&server);
-    for (end, verb) in [(End::Drop, "drop"), (End::Unlock, "unlock")] {
-        let case = |client: &redlatch::Client, what: &str| {
-            let lock = Lock::new(client, Kind::Reentrant, &format!("{what}:{verb}"));
-            typical(move || lock.pair(end))
-        };
-        let [without, with] = interleaved(
-            41,
-            Duration::from_millis(25),
-            [case(&plain, "plain"), case(&encrypted, "tls")],
-        );
-        show(&format!("lock + {verb}, without TLS"), &without);
-        show(&format!("lock + {verb}, with TLS"), &with);
-        table.row(
-            format!("lock + {verb} with TLS, time of the same without"),
-            without.over(&with),
-            Target::None,
-        );
-    }
-    assert_eq!(encrypted.stats().reconnects, 0);
+    let config = redlatch::Config::new(server.client_url()).tls(ca);
+    beside_plain(&server, config, "with TLS", Target::None, table);
 }
 
 /// The same lock of the same node, by a client that looks for the master of its slot and by one that knows one server.
 #[cfg(feature = "cluster")]
 fn in_cluster(table: &mut Table) {
     let server = rig::start_cluster();
-    let url = format!("redis+cluster://{}/", server.addr());
-    let routed = redlatch::Client::open(url).expect("the server is up");
-    let plain = open(&server);
+    let config = redlatch::Config::new(format!("redis+cluster://{}/", server.addr()));
+    beside_plain(&server, config, "in a cluster", Target::AtMost(1.2), table);
+}
+
+/// The same lock by a client of `config` and by one of the server's plain URL.
+#[cfg(any(feature = "tls", feature = "cluster"))]
+fn beside_plain(
+    server: &Server,
+    config: redlatch::Config,
+    what: &str,
+    target: Target,
+    table: &mut Table,
+) {
+    let (plain, other) = (
+        open(server),
+        redlatch::Client::open(config).expect("the server is up"),
+    );
     for (end, verb) in [(End::Drop, "drop"), (End::Unlock, "unlock")] {
-        let case = |client: &redlatch::Client, what: &str| {
-            let lock = Lock::new(client, Kind::Reentrant, &format!("{what}:{verb}"));
+        let case = |client: &redlatch::Client, name: &str| {
+            let lock = Lock::new(client, Kind::Reentrant, &format!("{name}:{verb}"));
             typical(move || lock.pair(end))
         };
         let [without, with] = interleaved(
             41,
             Duration::from_millis(25),
-            [case(&plain, "plain"), case(&routed, "cluster")],
+            [case(&plain, "plain"), case(&other, "other")],
         );
-        show(&format!("lock + {verb}, one server"), &without);
-        show(&format!("lock + {verb}, a cluster's node"), &with);
+        show(&format!("lock + {verb}, plain"), &without);
+        show(&format!("lock + {verb}, {what}"), &with);
         table.row(
-            format!("lock + {verb} in a cluster, time of the same at one server"),
+            format!("lock + {verb} {what}, time of a plain one"),
             without.over(&with),
-            Target::AtMost(1.2),
+            target,
         );
     }
-    assert_eq!(routed.stats().reconnects, 0);
+    assert_eq!(other.stats().reconnects, 0);
 }
 
 /// Every kind next to the reentrant lock.
