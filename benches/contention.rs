@@ -153,7 +153,7 @@ impl Crowd {
         let before = self.protected.load(Ordering::Relaxed);
         let operation = || {
             self.lock.around(|| {
-                // Not one atomic step: two holders at once would lose counts.
+                // Not one atomic step, so two holders at once would lose counts.
                 let seen = self.protected.load(Ordering::Relaxed);
                 rig::work(self.work);
                 self.protected.store(seen + 1, Ordering::Relaxed);

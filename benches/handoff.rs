@@ -1,5 +1,5 @@
 //! How long it takes from a release to the next holder: in one process, across several, in the queue that Redis keeps,
-//! and to all readers at once; and what a release costs the server when that line is long.
+//! and to all readers at once; and what a release costs the server when that queue is long.
 
 #![expect(clippy::print_stdout, reason = "a bench prints what it measured")]
 
@@ -25,7 +25,7 @@ use crate::support::{Server, lua};
 /// Long enough for a thread that was about to park to be parked.
 const SETTLE: Duration = Duration::from_millis(1);
 
-/// Longer than a tenure survives without a holder: whoever comes then neither passes on nor holds back.
+/// Longer than a tenure survives without a holder: the next to come neither hands over nor yields.
 const NEW_TENURE: Duration = Duration::from_millis(6);
 
 /// How long a holder of the fair lock has it while others queue.
@@ -40,8 +40,8 @@ const SHARED: &str = "handoff:shared";
 
 fn main() {
     if let Ok(task) = std::env::var(CHILD) {
-        let (url, bell) = task.split_once(' ').expect("a server and a bell");
-        return wait_when_told(url, bell);
+        let (url, channel) = task.split_once(' ').expect("a server and a channel");
+        return follow_orders(url, channel);
     }
     let server = rig::start();
     let mut table = Table::default();
@@ -51,9 +51,9 @@ fn main() {
     );
     within_one_process(&server);
     across_two(&server, &mut table);
-    along_the_line(&server, &mut table);
+    along_the_queue(&server, &mut table);
     to_all_readers(&server, &mut table);
-    with_a_long_line(&server, &mut table);
+    with_a_long_queue(&server, &mut table);
     table.print();
 }
 
@@ -83,14 +83,19 @@ fn show(what: &str, of: &Histogram<u64>) {
     );
 }
 
-/// Two threads: one holds for `held` while the other queues, then lets go.
+/// Two threads: one holds for `held` while the other queues, then releases.
 fn within_one_process(server: &Server) {
     for (held, times, what, asks) in [
-        (SETTLE, 300, "in process, tenure young: passed on", false),
+        (
+            SETTLE,
+            300,
+            "in process, within the tenure: handed over",
+            false,
+        ),
         (
             SETTLE * 6,
             200,
-            "in process, tenure over: through redis",
+            "in process, tenure over: through Redis",
             true,
         ),
     ] {
@@ -99,11 +104,11 @@ fn within_one_process(server: &Server) {
         let mut wakes = histogram();
         let times = scaled(times);
         thread::scope(|scope| {
-            let (go, told) = channel::<()>();
+            let (go, rounds) = channel::<()>();
             let (got, heard) = channel();
             let waiting = client.reentrant_lock(LOCK);
             scope.spawn(move || {
-                for () in told {
+                for () in rounds {
                     let guard = waiting.lock().expect("a grant");
                     let at = now();
                     guard.unlock().expect("it is ours");
@@ -115,12 +120,12 @@ fn within_one_process(server: &Server) {
                 go.send(()).expect("it listens");
                 thread::sleep(held);
                 let passed = client.stats().passed;
-                let let_go = now();
+                let released = now();
                 drop(guard);
                 let got = heard.recv().expect("it got the lock");
                 // On a busy machine the other thread may have come too late, or we.
                 if (client.stats().passed > passed) != asks {
-                    wakes.record(got - let_go).expect("any time fits");
+                    wakes.record(got - released).expect("any time fits");
                 }
                 thread::sleep(NEW_TENURE);
             }
@@ -134,15 +139,15 @@ fn within_one_process(server: &Server) {
     }
 }
 
-/// The other process: takes a lock, or waits for the bell, whenever a line says so, and answers with the times.
-fn wait_when_told(url: &str, bell: &str) {
+/// The other process: takes a lock, or waits for a message, whenever a line says so, and answers with the times.
+fn follow_orders(url: &str, channel: &str) {
     let client = Client::open(url).expect("the server is up");
     let lock = client.reentrant_lock(LOCK);
     let fair = client.fair_lock(FAIR);
     let mut listening = rig::connection_to(url);
     let mut listening = listening.as_pubsub();
-    listening.subscribe(bell).expect("a subscription");
-    let mut bare = Bare::new(url, bell);
+    listening.subscribe(channel).expect("a subscription");
+    let mut bare = Bare::new(url, channel);
     for line in std::io::stdin().lines() {
         match line.expect("a line").as_str() {
             "lock" => {
@@ -151,7 +156,7 @@ fn wait_when_told(url: &str, bell: &str) {
                 guard.unlock().expect("it is ours");
                 println!("{at} {at}");
             }
-            "bell" => {
+            "message" => {
                 listening.get_message().expect("a message");
                 let woken = now();
                 bare.acquire();
@@ -163,11 +168,11 @@ fn wait_when_told(url: &str, bell: &str) {
                 let guard = fair.lock().expect("a grant");
                 let got = now();
                 thread::sleep(HELD);
-                let let_go = now();
+                let released = now();
                 drop(guard);
                 // Whoever reads the answer would be in the way of the next in the queue.
                 thread::sleep(HELD);
-                println!("{got} {let_go}");
+                println!("{got} {released}");
             }
             "read" => {
                 let (first, last) = read_together(&client);
@@ -220,9 +225,9 @@ struct Process {
 }
 
 impl Process {
-    fn new(server: &Server, bell: &str) -> Self {
+    fn new(server: &Server, channel: &str) -> Self {
         let mut child = Command::new(std::env::current_exe().expect("a path"))
-            .env(CHILD, format!("{} {bell}", server.url()))
+            .env(CHILD, format!("{} {channel}", server.url()))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
@@ -231,7 +236,7 @@ impl Process {
         Self { child, replies }
     }
 
-    fn tell(&mut self, turn: &str) {
+    fn order(&mut self, turn: &str) {
         let stdin = self.child.stdin.as_mut().expect("it is piped");
         writeln!(stdin, "{turn}").expect("it listens");
     }
@@ -284,7 +289,7 @@ fn until_heard(connection: &mut Connection, channel: &str, listeners: u32) {
 }
 
 /// A bare message to a process that then asks, bare as well, for a lock: the least that a hand-over can take.
-struct Bell {
+struct Message {
     name: &'static str,
     looking: Connection,
     publishing: Connection,
@@ -293,7 +298,7 @@ struct Bell {
     held: Histogram<u64>,
 }
 
-impl Bell {
+impl Message {
     fn new(server: &Server, name: &'static str) -> Self {
         Self {
             name,
@@ -308,10 +313,10 @@ impl Bell {
         }
     }
 
-    fn ring(&mut self, other: &mut Process, counts: bool) {
-        other.tell("bell");
+    fn send(&mut self, other: &mut Process, counts: bool) {
+        other.order("message");
         until_heard(&mut self.looking, self.name, 1);
-        let rung = now();
+        let sent = now();
         self.publishing
             .send_packed_command(&self.publish)
             .expect("a socket");
@@ -319,8 +324,8 @@ impl Bell {
         let listeners = self.publishing.recv_response().expect("a reply");
         assert_eq!(listeners, Value::Int(1));
         if counts {
-            self.woken.record(woken - rung).expect("any time fits");
-            self.held.record(held - rung).expect("any time fits");
+            self.woken.record(woken - sent).expect("any time fits");
+            self.held.record(held - sent).expect("any time fits");
         }
     }
 }
@@ -330,57 +335,60 @@ fn counts(turn: u32) -> bool {
     turn >= 10 || !rig::is_measuring()
 }
 
-/// The other process waits, here is let go; in turn with a bare message and a bare acquire,
-/// which is the least it can take: a message has to come, and the question has to go.
+/// The other process waits and this one releases; in turn with a bare message and a bare acquire, the least that it can
+/// take.
 fn across_two(server: &Server, table: &mut Table) {
-    const NAME: &str = "bell:two";
+    const NAME: &str = "message:two";
     let client = Client::open(server.url()).expect("the server is up");
     let lock = client.reentrant_lock(LOCK);
     let channel = rig::channel(LOCK);
     let mut looking = rig::connection(server);
     let mut other = Process::new(server, NAME);
-    let mut bell = Bell::new(server, NAME);
+    let mut message = Message::new(server, NAME);
 
     let mut held = histogram();
     for turn in 0..scaled(1500) {
         let guard = lock.lock().expect("a grant");
-        other.tell("lock");
+        other.order("lock");
         until_heard(&mut looking, &channel, 1);
-        let let_go = now();
+        let released = now();
         drop(guard);
         let (_, got) = other.times();
         if counts(turn) {
-            held.record(got - let_go).expect("any time fits");
+            held.record(got - released).expect("any time fits");
         }
-        bell.ring(&mut other, counts(turn));
+        message.send(&mut other, counts(turn));
     }
     drop(other);
     assert_eq!(client.stats().lost, 0);
-    show("bare: PUBLISH to the blocked reader", &bell.woken);
-    show("bare: that, and the acquire by one round trip", &bell.held);
+    show("bare: PUBLISH to the blocked reader", &message.woken);
+    show(
+        "bare: that, and the acquire by one round trip",
+        &message.held,
+    );
     show("across processes: release to held", &held);
     table.row(
         "across processes, p50: of a bare message and acquire",
-        p50(&held) / p50(&bell.held),
+        p50(&held) / p50(&message.held),
         Target::AtMost(1.15),
     );
     table.row(
         "across processes, p99: of a bare message and acquire",
-        held.value_at_quantile(0.99) as f64 / bell.held.value_at_quantile(0.99) as f64,
+        held.value_at_quantile(0.99) as f64 / message.held.value_at_quantile(0.99) as f64,
         Target::None,
     );
 }
 
-/// Four processes in the queue of a fair lock: each once, and then all of them again and again, so that whoever lets go
-/// comes back while the next is being woken.
-fn along_the_line(server: &Server, table: &mut Table) {
-    const NAME: &str = "bell:line:0";
+/// Four processes in the queue of a fair lock: each once, and then all of them again and again, so that whoever
+/// releases comes back while the next is being woken.
+fn along_the_queue(server: &Server, table: &mut Table) {
+    const NAME: &str = "message:queue:0";
     const TURNS: usize = 20;
     let client = Client::open(server.url()).expect("the server is up");
     let lock = client.fair_lock(FAIR);
     let mut looking = rig::connection(server);
     let channels = format!("{}:*", rig::channel(FAIR));
-    let mut line = || -> usize {
+    let mut queued = || -> usize {
         let channels: Vec<String> = redis::cmd("PUBSUB")
             .arg("CHANNELS")
             .arg(&channels)
@@ -389,31 +397,31 @@ fn along_the_line(server: &Server, table: &mut Table) {
         channels.len()
     };
     let mut others: Vec<_> = (0..4)
-        .map(|n| Process::new(server, &format!("bell:line:{n}")))
+        .map(|n| Process::new(server, &format!("message:queue:{n}")))
         .collect();
-    let mut bell = Bell::new(server, NAME);
+    let mut message = Message::new(server, NAME);
 
     let (mut once, mut again) = (histogram(), histogram());
     for turn in 0..scaled(400) {
         let guard = lock.lock().expect("a grant");
         for (before, other) in others[1..].iter_mut().enumerate() {
-            other.tell("fair");
-            settled("one more in line", || line() == before + 1);
+            other.order("fair");
+            settled("one more in the queue", || queued() == before + 1);
         }
-        let mut let_go = now();
+        let mut released = now();
         drop(guard);
         for other in &mut others[1..] {
-            let (got, lets_go) = other.times();
-            assert!(got > let_go, "first come, first served");
+            let (got, its_release) = other.times();
+            assert!(got > released, "first come, first served");
             if counts(turn) {
-                once.record(got - let_go).expect("any time fits");
+                once.record(got - released).expect("any time fits");
             }
-            let_go = lets_go;
+            released = its_release;
         }
-        bell.ring(&mut others[0], counts(turn));
+        message.send(&mut others[0], counts(turn));
         if turn % 20 == 0 {
             for other in &mut others {
-                other.tell(&TURNS.to_string());
+                other.order(&TURNS.to_string());
             }
             let mut times: Vec<_> = others.iter_mut().flat_map(Process::pairs).collect();
             assert_eq!(times.len(), TURNS * others.len());
@@ -421,57 +429,57 @@ fn along_the_line(server: &Server, table: &mut Table) {
             // At both ends not everybody is there.
             let steady = &times[2 * others.len()..times.len() - others.len()];
             for pair in steady.windows(2) {
-                let [(_, let_go), (got, _)] = *pair else {
+                let [(_, released), (got, _)] = *pair else {
                     unreachable!("windows of two");
                 };
-                assert!(got > let_go, "one at a time");
-                again.record(got - let_go).expect("any time fits");
+                assert!(got > released, "one at a time");
+                again.record(got - released).expect("any time fits");
             }
         }
     }
     drop(others);
     assert_eq!(client.stats().lost, 0);
-    show("bare: message and acquire", &bell.held);
-    show("along the line of a fair lock, once", &once);
-    show("along the line of a fair lock, again and again", &again);
+    show("bare: message and acquire", &message.held);
+    show("along the queue of a fair lock, once", &once);
+    show("along the queue of a fair lock, again", &again);
     for (what, of) in [("once", &once), ("again and again", &again)] {
         table.row(
             format!("fair, 4 processes, {what}, p50: of a bare message and acquire"),
-            p50(of) / p50(&bell.held),
+            p50(of) / p50(&message.held),
             Target::AtMost(2.0),
         );
     }
 }
 
-/// A writer lets go, and threads of three processes wait to read.
+/// A writer releases, and threads of three processes wait to read.
 fn to_all_readers(server: &Server, table: &mut Table) {
     let client = Client::open(server.url()).expect("the server is up");
     let lock = client.rwlock(SHARED);
     let channel = rig::rw_channel(SHARED);
     let mut looking = rig::connection(server);
     let ping = redis::cmd("PING").get_packed_command();
-    let mut others = [0, 1, 2].map(|n| Process::new(server, &format!("bell:readers:{n}")));
+    let mut others = [0, 1, 2].map(|n| Process::new(server, &format!("message:readers:{n}")));
 
     let (mut trip, mut first, mut all) = (histogram(), histogram(), histogram());
     for turn in 0..scaled(300) {
         let guard = lock.write().expect("a grant");
         for other in &mut others {
-            other.tell("read");
+            other.order("read");
         }
         until_heard(&mut looking, &channel, 3);
-        // One of each process listens; the others have to get into line behind it.
+        // One of each process listens; the others have to queue behind it.
         thread::sleep(SETTLE * 2);
         let asked = now();
         ask(&mut looking, &ping);
         let answered = now();
         thread::sleep(SETTLE);
-        let let_go = now();
+        let released = now();
         drop(guard);
         let times = others.each_mut().map(Process::times);
         thread::sleep(NEW_TENURE);
         if counts(turn) {
             let (firsts, lasts) = (times.map(|(first, _)| first), times.map(|(_, last)| last));
-            let since = |at: Option<&u64>| at.expect("three") - let_go;
+            let since = |at: Option<&u64>| at.expect("three") - released;
             trip.record(answered - asked).expect("any time fits");
             first
                 .record(since(firsts.iter().min()))
@@ -494,27 +502,27 @@ fn to_all_readers(server: &Server, table: &mut Table) {
         (format!("all {readers}"), &all),
     ] {
         table.row(
-            format!("rwlock, a writer leaves, {what} of 3 processes read, p50: in round trips"),
+            format!("rwlock, a writer releases, {what} of 3 processes read, p50: in round trips"),
             p50(of) / p50(&trip),
             Target::None,
         );
     }
 }
 
-/// What of a turn at the head of a line the server is asked for.
+/// What is measured of a turn at the head of a queue.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Part {
     Release,
     Acquire,
 }
 
-/// A fair lock, and a line of those who never ask: somebody comes to its head, takes the lock, and gives it back.
-struct Line {
+/// A fair lock and a queue of waiters that never ask: another comes to its head, takes the lock, and releases it.
+struct Queue {
     connection: Connection,
     turn: Vec<u8>,
 }
 
-impl Line {
+impl Queue {
     const COMMANDS: usize = 4;
 
     /// `part` is what goes by EVALSHA, and so is counted apart.
@@ -533,7 +541,7 @@ impl Line {
             fill.rpush(&queue, rig::owner(n)).ignore();
             fill.zadd(&timeouts, rig::owner(n), FAR).ignore();
         }
-        fill.exec(&mut connection).expect("a line");
+        fill.exec(&mut connection).expect("a queue");
 
         let channel = rig::channel(&name);
         let keys = [&*name, &queue, &timeouts, &channel];
@@ -599,19 +607,19 @@ impl Line {
 }
 
 /// The server's own time, which a round trip of many times its length would hide.
-fn with_a_long_line(server: &Server, table: &mut Table) {
+fn with_a_long_queue(server: &Server, table: &mut Table) {
     const SHORT: usize = 10;
     const LONG: usize = 1000;
-    let mut lines = [
-        Line::new(server, SHORT, Part::Release),
-        Line::new(server, LONG, Part::Release),
-        Line::new(server, SHORT, Part::Acquire),
-        Line::new(server, LONG, Part::Acquire),
+    let mut queues = [
+        Queue::new(server, SHORT, Part::Release),
+        Queue::new(server, LONG, Part::Release),
+        Queue::new(server, SHORT, Part::Acquire),
+        Queue::new(server, LONG, Part::Acquire),
     ];
     let rates = interleaved(
         31,
         Duration::from_millis(15),
-        lines.each_mut().map(Line::case),
+        queues.each_mut().map(Queue::case),
     );
     println!();
     let [release, long_release, acquire, long_acquire] = &rates;
@@ -621,12 +629,12 @@ fn with_a_long_line(server: &Server, table: &mut Table) {
         ("acquire at the head", acquire, long_acquire, Target::None),
     ] {
         println!(
-            "fair {what}: {} us of the server with {SHORT} in line, {} us with {LONG}",
+            "fair {what}: {} us of the server with {SHORT} waiters, {} us with {LONG}",
             us(short),
             us(long)
         );
         table.row(
-            format!("fair {what}, {LONG} in line: the server's time with {SHORT}"),
+            format!("fair {what}, {LONG} waiters: the server's time with {SHORT}"),
             short.over(long),
             target,
         );

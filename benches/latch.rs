@@ -1,5 +1,4 @@
-//! What it costs to count a latch down and to ask for it, and how long it takes until the last of those who wait is on its
-//! way.
+//! What it costs to count a latch down and to ask for it, and how long it takes until the last waiter has returned.
 
 #![expect(clippy::print_stdout, reason = "a bench prints what it measured")]
 
@@ -141,16 +140,16 @@ fn messages(server: &Server, clients: usize, threads: usize) -> (f64, f64) {
     thread::scope(|scope| {
         for client in 0..clients {
             let mine = (client..threads).step_by(clients);
-            let bells: Vec<_> = mine
+            let wake: Vec<_> = mine
                 .map(|_| {
-                    let (bell, rung) = channel::<()>();
+                    let (start, rounds) = channel::<()>();
                     let back = back.clone();
                     scope.spawn(move || {
-                        for () in rung {
+                        for () in rounds {
                             back.send(Instant::now()).expect("somebody wants to know");
                         }
                     });
-                    bell
+                    start
                 })
                 .collect();
             let mut connection = rig::connection(server);
@@ -161,8 +160,8 @@ fn messages(server: &Server, clients: usize, threads: usize) -> (f64, f64) {
                 pubsub.subscribe(name).expect("it may listen");
                 for _ in 0..rounds {
                     pubsub.get_message().expect("a message");
-                    for bell in &bells {
-                        bell.send(()).expect("it listens");
+                    for start in &wake {
+                        start.send(()).expect("it listens");
                     }
                 }
             });
@@ -200,26 +199,26 @@ fn woken(server: &Server, clients: usize, threads: usize) -> (f64, f64) {
     let (back, came) = channel();
     let mut times = Vec::new();
     thread::scope(|scope| {
-        let bells: Vec<_> = clients
+        let wake: Vec<_> = clients
             .iter()
             .cycle()
             .take(threads)
             .map(|client| {
-                let (bell, rung) = channel::<()>();
+                let (start, rounds) = channel::<()>();
                 let (latch, back) = (client.latch(&name), back.clone());
                 scope.spawn(move || {
-                    for () in rung {
+                    for () in rounds {
                         latch.wait().expect("it opens");
                         back.send(Instant::now()).expect("somebody wants to know");
                     }
                 });
-                bell
+                start
             })
             .collect();
         for _ in 0..scaled(200) {
             assert!(latch.try_set_count(1).expect("a reply"));
-            for bell in &bells {
-                bell.send(()).expect("it listens");
+            for start in &wake {
+                start.send(()).expect("it listens");
             }
             let parked = || {
                 let asked: u64 = clients
@@ -238,7 +237,7 @@ fn woken(server: &Server, clients: usize, threads: usize) -> (f64, f64) {
             let took = last.map_or(Duration::ZERO, |last| last - since);
             times.push(took.as_secs_f64() * 1e6);
         }
-        drop(bells);
+        drop(wake);
     });
     percentiles(times)
 }

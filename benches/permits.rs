@@ -1,4 +1,4 @@
-//! What permits of a semaphore cost: alone, beside the reentrant lock, and for a crowd of one process.
+//! What permits of a semaphore cost: alone, beside the reentrant lock, and for many threads of one process.
 
 #![expect(clippy::print_stdout, reason = "a bench prints what it measured")]
 
@@ -55,7 +55,7 @@ fn pair(semaphore: &Semaphore, end: End) {
     }
 }
 
-/// One thread: acquire and give back, beside the reentrant lock's pair.
+/// One thread: acquire and release, beside the reentrant lock's pair.
 fn alone(client: &Client, table: &mut Table) {
     println!("\n{:<44} {:>9}", "one thread, in turn", "us each");
     for (end, verb) in [(End::Drop, "drop"), (End::Unlock, "release")] {

@@ -193,12 +193,12 @@ impl Bare {
     }
 }
 
-/// Where releases of a lock are told.
+/// The channel that announces releases of a lock.
 pub(crate) fn channel(name: &str) -> String {
     format!("redisson_lock__channel:{{{name}}}")
 }
 
-/// Where releases of a read-write lock are told.
+/// The channel that announces releases of a read-write lock.
 pub(crate) fn rw_channel(name: &str) -> String {
     format!("redisson_rwlock:{{{name}}}")
 }
@@ -226,7 +226,7 @@ pub(crate) enum End {
     Unlock,
 }
 
-/// Takes a lock, does what it is told to, and gives the lock back.
+/// Takes a lock, runs what it is given, and releases the lock.
 type Hold = Box<dyn Fn(End, &dyn Fn()) + Send + Sync>;
 
 /// A lock of any kind.
@@ -367,7 +367,7 @@ pub(crate) fn median(values: &[f64]) -> f64 {
 pub(crate) enum Target {
     AtMost(f64),
     AtLeast(f64),
-    /// Told for comparison.
+    /// Printed for comparison.
     None,
 }
 
