@@ -212,8 +212,8 @@ impl Config {
     /// With too few within a second, or within a quarter of the response timeout if that is shorter, what was taken is
     /// given back and the error is [`Error::NotReplicated`]. Other commands of the client wait meanwhile, since they
     /// share the connection, so of several acquires at the same time only one gets so long, the others an eighth of it,
-    /// and 20 ms while the replicas are known to be away. [`Client::open`](crate::Client::open) refuses a server that does not know `WAIT`, or lets
-    /// this user not call it (`+wait`, with `Majority` also `+role`). Not for the clients of a
+    /// and 20 ms while the replicas are known to be away. [`Client::open`](crate::Client::open) refuses a server that does
+    /// not know `WAIT`, and a user who may not call it (`+wait`, with `Majority` also `+role`). Not for the clients of a
     /// [`RedLock`](crate::RedLock). Default: [`ReplicaAck::None`].
     ///
     /// ```
