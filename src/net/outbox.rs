@@ -35,7 +35,8 @@ impl Outbox {
         self.calls.is_empty()
     }
 
-    /// Adds a deferred call. One that was here before gets the position that it had.
+    /// Adds a deferred call. One that was here before gets the position that it had; one that comes from another outbox has
+    /// to come without its number there.
     pub(crate) fn keep(&mut self, call: &Arc<Call>) {
         let Some(info) = &call.deferred else {
             return;
@@ -50,13 +51,16 @@ impl Outbox {
         self.ends.insert((info.useful_until, seq));
         self.keys
             .extend(hashes(&call.request).map(|hash| (hash, seq)));
-        self.calls.insert(seq, Arc::clone(call));
+        let before = self.calls.insert(seq, Arc::clone(call));
+        debug_assert!(before.is_none(), "two calls with the number {seq}");
     }
 
     /// Removes a call; `true` if it was here.
-    pub(crate) fn remove(&mut self, call: &Call) -> bool {
+    pub(crate) fn remove(&mut self, call: &Arc<Call>) -> bool {
         let seq = call.state.lock().seq;
-        self.take(seq).is_some()
+        // It may be in another outbox, which has numbers of its own.
+        let is_here = self.calls.get(&seq);
+        is_here.is_some_and(|its| Arc::ptr_eq(its, call)) && self.take(seq).is_some()
     }
 
     /// Removes the oldest.
@@ -86,7 +90,7 @@ impl Outbox {
     }
 
     /// Takes those out that do not belong here any more, the oldest first.
-    #[cfg(feature = "cluster")]
+    #[cfg(any(test, feature = "cluster"))]
     pub(crate) fn take_strays(&mut self, belongs: impl Fn(&Arc<Call>) -> bool) -> Vec<Arc<Call>> {
         let strays = self.calls.iter().filter(|(_, call)| !belongs(call));
         let seqs: Vec<_> = strays.map(|(seq, _)| *seq).collect();
@@ -163,6 +167,18 @@ mod tests {
         let all: Vec<_> = std::iter::from_fn(|| outbox.take_first()).collect();
         assert_eq!(names(&all), ["a", "b"]);
         assert!(outbox.is_empty() && outbox.ends.is_empty() && outbox.keys.is_empty());
+    }
+
+    #[test]
+    fn a_call_of_another_outbox_is_not_removed_here() {
+        let later = Instant::now() + Duration::from_secs(1);
+        let (a, b) = (release(&["a"], later), release(&["b"], later));
+        let (mut here, mut there) = (Outbox::default(), Outbox::default());
+        here.keep(&a);
+        there.keep(&b);
+        assert!(!there.remove(&a) && !here.remove(&b));
+        assert!(here.remove(&a) && there.remove(&b));
+        assert!(!here.remove(&a) && here.is_empty() && there.is_empty());
     }
 
     #[test]

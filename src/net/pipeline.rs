@@ -203,7 +203,7 @@ impl Pipeline {
     }
 
     /// Takes out unacknowledged calls that do not belong here any more.
-    #[cfg(feature = "cluster")]
+    #[cfg(any(test, feature = "cluster"))]
     pub(super) fn take_strays(&mut self, belongs: impl Fn(&Arc<Call>) -> bool) -> Vec<Arc<Call>> {
         self.unacknowledged.take_strays(belongs)
     }
@@ -646,6 +646,26 @@ mod redirections {
     }
 
     #[test]
+    fn a_call_is_brought_only_where_it_is_kept() {
+        let now = Instant::now();
+        let (mut here, mut there) = (to(1), to(2));
+        let (call, other) = (release(now), release(now));
+        assert!(!here.submit(&call, now));
+        there.connected(now);
+        there.keep_back(&other, now);
+        assert_eq!(call.state.lock().seq, other.state.lock().seq);
+        let now = now + REST;
+        assert!(!there.bring(&call, now), "it is not there");
+        assert!(there.has_unacknowledged() && here.has_unacknowledged());
+        assert_eq!(here.take_strays(|_| false).len(), 1);
+        assert!(there.bring(&other, now) && there.submit(&call, now));
+        assert!(!there.has_unacknowledged() && !here.has_unacknowledged());
+        for call in [&call, &other] {
+            assert_eq!((call.state.lock().sendings, call.node()), (1, 2));
+        }
+    }
+
+    #[test]
     fn a_call_is_where_it_was_sent_last() {
         let now = Instant::now();
         let mut pipeline = to(3);
@@ -878,6 +898,7 @@ mod model {
         refusals: u8,
         losses: u8,
         ticks: u8,
+        moves: u8,
     }
 
     struct World {
@@ -919,13 +940,24 @@ mod model {
         },
         Connect,
         Feed,
+        Bring(usize),
+        /// It goes elsewhere and comes back.
+        Move(usize),
         Tick(u64),
         End,
     }
 
     fn steps(commands: &[usize]) -> impl Iterator<Item = Step> {
         let submits = commands.iter();
-        let submits = submits.flat_map(|id| [Step::Submit(*id), Step::WritePartAndSubmit(*id)]);
+        let submits = submits.flat_map(|id| {
+            let id = *id;
+            [
+                Step::Submit(id),
+                Step::WritePartAndSubmit(id),
+                Step::Bring(id),
+                Step::Move(id),
+            ]
+        });
         submits.chain([
             Step::Write,
             Step::WritePart,
@@ -1050,6 +1082,11 @@ mod model {
             hasher.finish()
         }
 
+        fn is_kept(&self, id: usize) -> bool {
+            let mut kept = self.pipeline.unacknowledged.calls();
+            kept.any(|call| Arc::ptr_eq(call, &self.calls[id]))
+        }
+
         /// Whether a step changes anything here, as far as that is seen at once.
         fn can(&self, step: Step) -> bool {
             let in_flight = self.pipeline.in_flight.as_ref();
@@ -1069,6 +1106,8 @@ mod model {
                 Step::Lose { .. } => connected && left.losses > 0,
                 Step::Connect => !connected,
                 Step::Feed => connected && self.pipeline.has_unacknowledged(),
+                Step::Bring(id) => connected && self.submitted[id] && self.settled[id] == 0,
+                Step::Move(id) => left.moves > 0 && self.is_kept(id),
                 Step::Tick(_) => left.ticks > 0,
                 Step::End => self.pipeline.has_unacknowledged(),
             }
@@ -1124,6 +1163,23 @@ mod model {
                 Step::Feed => {
                     self.pipeline.feed(now);
                     true
+                }
+                Step::Bring(id) => {
+                    let (was_kept, rests) = (self.is_kept(id), self.pipeline.rests(now));
+                    let brought = self.pipeline.bring(&self.calls[id], now);
+                    assert_eq!(brought, was_kept && connected && !rests);
+                    brought
+                }
+                Step::Move(id) => {
+                    self.can(step) && spend(&mut self.left.moves) && {
+                        let call = Arc::clone(&self.calls[id]);
+                        let stays = |its: &Arc<Call>| !Arc::ptr_eq(its, &call);
+                        let moved = self.pipeline.take_strays(stays);
+                        assert!(moved.len() == 1 && Arc::ptr_eq(&moved[0], &call));
+                        assert!(!self.pipeline.bring(&call, now), "it is elsewhere");
+                        self.submitted[id] = false;
+                        self.submit(id)
+                    }
                 }
                 Step::Tick(ms) => {
                     spend(&mut self.left.ticks) && {
@@ -1421,7 +1477,8 @@ mod model {
 
     #[test]
     fn every_schedule_answers_each_command_once_in_order_or_sends_it_again() {
-        let of = |commands: &[usize], [partial, forgets, refusals, losses, ticks]: [u8; 5]| {
+        let with = |moves, commands: &[usize], limits: [u8; 5]| {
+            let [partial, forgets, refusals, losses, ticks] = limits;
             explore(
                 commands,
                 Left {
@@ -1430,9 +1487,11 @@ mod model {
                     refusals,
                     losses,
                     ticks,
+                    moves,
                 },
             )
         };
+        let of = |commands: &[usize], limits| with(0, commands, limits);
         let states = of(&[0, 1, 2, 3], [0, 0, 0, 1, 0])
             + of(&[0, 2, 3], [0, 0, 0, 2, 0])
             + of(&[0, 1, 3], [0, 0, 0, 1, 1])
@@ -1442,7 +1501,8 @@ mod model {
             + of(&[1, 2, 3], [0, 0, 1, 1, 0])
             + of(&[0, 1], [0, 0, 1, 1, 1])
             + of(&[1], [1, 1, 1, 1, 2])
-            + of(&[0, 1], [1, 0, 1, 1, 0]);
+            + of(&[0, 1], [1, 0, 1, 1, 0])
+            + with(2, &[1, 2], [0, 0, 1, 1, 1]);
         assert!(states > 50_000, "{states}");
     }
 
@@ -1458,6 +1518,7 @@ mod model {
                 refusals: 5,
                 losses: 5,
                 ticks: 5,
+                moves: 5,
             });
             let mut path = Vec::new();
             for _ in 0..150 {

@@ -56,6 +56,11 @@ pub(crate) trait Route {
     /// The connection was lost with the call under way.
     fn lost(&self, call: &Call);
 
+    /// Sends an unacknowledged call before all others, if its connection stands.
+    fn bring(&self, call: &Arc<Call>) {
+        self.at(call).bring(call);
+    }
+
     /// Writes what is queued for where the call was submitted to.
     fn flush(&self, call: &Call) {
         self.at(call).flush(false);
@@ -297,7 +302,8 @@ pub(crate) fn settled(
                     return Err(Fault::Unreachable(err));
                 }
                 // It is unacknowledged, so it is sent again.
-                route.up(call, until, &mut || true)?.bring(call);
+                route.up(call, until, &mut || true)?;
+                route.bring(call);
                 if matches!(call.state.lock().phase, CallPhase::Idle) {
                     std::thread::sleep(BACK_OFF.0);
                 }

@@ -436,4 +436,12 @@ impl Route for Cluster {
     fn lost(&self, _: &Call) {
         self.map.doubt();
     }
+
+    fn bring(&self, call: &Arc<Call>) {
+        let at = self.at(call);
+        if self.destination(call).is_some_and(|to| to != at.node()) {
+            self.move_strays(&at);
+        }
+        self.at(call).bring(call);
+    }
 }

@@ -1,7 +1,7 @@
 //! Masters are replaced and slots move while everybody works: nobody is stuck, and what Redis lost is told.
 
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Barrier, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -225,6 +225,47 @@ fn masters_are_replaced_by_consent_and_by_death() {
     }
     let stats = holder.stats();
     assert_eq!(stats.releases_failed, 0, "{stats:?}");
+}
+
+timed!(each_release_of_a_failover_reaches_the_new_master);
+fn each_release_of_a_failover_reaches_the_new_master() {
+    const EACH: usize = 8;
+    let mut cluster = Cluster::start();
+    let config = cluster.config().lease(LEASE);
+    let (client, other) = (Client::open(config).unwrap(), cluster.open());
+    let name = cluster.name_at(0, "released");
+    let (dies, replica) = cluster.nodes_of(&name);
+    let [all_hold, it_is_dead] = [0, 1].map(|_| Barrier::new(EACH + 1));
+    thread::scope(|scope| {
+        for n in 0..EACH {
+            let (client, name) = (&client, &name);
+            let (all_hold, it_is_dead) = (&all_hold, &it_is_dead);
+            scope.spawn(move || {
+                let hold = |n| client.mutex(format!("{n}:{{{name}}}")).lock().unwrap();
+                let (unlocked, dropped) = (hold(n), hold(n + EACH));
+                all_hold.wait();
+                it_is_dead.wait();
+                // Nobody waits for the one, this thread waits for the other, and both go to the new master.
+                drop(dropped);
+                unlocked.unlock().unwrap();
+            });
+        }
+        all_hold.wait();
+        let keys = |n: usize| cluster.nodes[n].ask::<usize>(&["DBSIZE"]);
+        eventually("its replica has all of them", || {
+            keys(dies) >= 2 * EACH && keys(replica.unwrap()) == keys(dies)
+        });
+        cluster.nodes[dies].kill();
+        it_is_dead.wait();
+        // This one looks for the new master as well.
+        let next = client.mutex(format!("next:{{{name}}}")).lock();
+        next.unwrap().unlock().unwrap();
+    });
+    let is_free = |n| !other.mutex(format!("{n}:{{{name}}}")).is_locked().unwrap();
+    eventually("all are released", || (0..2 * EACH).all(is_free));
+    let stats = client.stats();
+    let wrong = (stats.lost, stats.releases_failed, stats.releases_of_lost);
+    assert_eq!(wrong, (0, 0, 0), "{stats:?}");
 }
 
 timed!(a_master_that_says_nothing_is_replaced);
