@@ -82,7 +82,7 @@ pub(crate) struct Request {
     /// It asks how many listen to a channel.
     counts_listeners: bool,
     parts: usize,
-    packed: Vec<u8>,
+    packed: Packed,
     /// What the command is for, as errors say it.
     pub(crate) doing: &'static str,
     /// `WAIT` follows the command, and its reply that of the command.
@@ -92,7 +92,7 @@ pub(crate) struct Request {
 impl Request {
     /// A plain command.
     pub(crate) fn command(doing: &'static str, parts: &[&str]) -> Self {
-        let mut packed = Vec::with_capacity(64);
+        let mut packed = Packed::EMPTY;
         for part in parts {
             push_bulk(&mut packed, part.as_bytes());
         }
@@ -142,10 +142,8 @@ impl Request {
         args: impl ExactSizeIterator<Item = &'a [u8]>,
     ) -> Self {
         let parts = 3 + keys.len() + args.len();
-        let mut packed = Vec::with_capacity(192);
-        push_head(&mut packed, b'$', digits_of(keys.len()));
-        push_digits(&mut packed, keys.len());
-        packed.extend_from_slice(b"\r\n");
+        let mut packed = Packed::EMPTY;
+        push_number(&mut packed, keys.len());
         let keys = keys.iter().map(|key| key.as_bytes());
         for part in keys.chain(args) {
             push_bulk(&mut packed, part);
@@ -179,7 +177,7 @@ impl Request {
             };
             push_bulk(out, what);
         }
-        out.extend_from_slice(&self.packed);
+        out.extend_from_slice(self.packed.bytes());
         if let Some(Acknowledgements { needed, timeout }) = self.acknowledgements {
             out.extend_from_slice(b"*3\r\n$4\r\nWAIT\r\n");
             for number in [needed, timeout] {
@@ -194,7 +192,7 @@ impl Request {
         if self.script.is_some() {
             return self.keys().next();
         }
-        let mut rest = self.packed.as_slice();
+        let mut rest = self.packed.bytes();
         let first = pull_bulk(&mut rest)?;
         match self.counts_listeners {
             true => Some(first),
@@ -204,7 +202,7 @@ impl Request {
 
     /// The keys of a script.
     pub(crate) fn keys(&self) -> impl Iterator<Item = &[u8]> {
-        let mut rest = self.packed.as_slice();
+        let mut rest = self.packed.bytes();
         let count = match self.script {
             Some(_) => pull_bulk(&mut rest),
             None => None,
@@ -214,10 +212,65 @@ impl Request {
     }
 }
 
-fn push_head(out: &mut Vec<u8>, kind: u8, n: usize) {
-    out.push(kind);
-    push_digits(out, n);
-    out.extend_from_slice(b"\r\n");
+/// The bytes of a request, in place if they are few: then a command needs no memory besides that of its call.
+#[derive(Clone)]
+enum Packed {
+    Few { bytes: [u8; FEW], len: u8 },
+    Many(Vec<u8>),
+}
+
+/// Enough for the requests of a lock with a name of 40 bytes.
+const FEW: usize = 190;
+
+impl Packed {
+    const EMPTY: Self = Self::Few {
+        bytes: [0; FEW],
+        len: 0,
+    };
+
+    fn bytes(&self) -> &[u8] {
+        match self {
+            Self::Few { bytes, len } => &bytes[..usize::from(*len)],
+            Self::Many(bytes) => bytes,
+        }
+    }
+}
+
+/// Bytes that are appended to.
+trait Grow {
+    /// Appends so many bytes, to be written.
+    fn grow(&mut self, by: usize) -> &mut [u8];
+}
+
+impl Grow for Vec<u8> {
+    fn grow(&mut self, by: usize) -> &mut [u8] {
+        let start = self.len();
+        self.resize(start + by, 0);
+        &mut self[start..]
+    }
+}
+
+impl Grow for Packed {
+    fn grow(&mut self, by: usize) -> &mut [u8] {
+        if let Self::Few { bytes, len } = self {
+            let start = usize::from(*len);
+            match u8::try_from(start + by) {
+                Ok(end) if usize::from(end) <= FEW => *len = end,
+                _ => {
+                    let mut many = Vec::with_capacity(2 * (start + by));
+                    many.extend_from_slice(&bytes[..start]);
+                    *self = Self::Many(many);
+                }
+            }
+        }
+        match self {
+            Self::Few { bytes, len } => {
+                let end = usize::from(*len);
+                &mut bytes[end - by..end]
+            }
+            Self::Many(bytes) => bytes.grow(by),
+        }
+    }
 }
 
 /// How many decimal digits `n` has.
@@ -225,22 +278,41 @@ fn digits_of(n: usize) -> usize {
     n.checked_ilog10().map_or(1, |log| log as usize + 1)
 }
 
-fn push_digits(out: &mut Vec<u8>, mut n: usize) {
-    let digits = out.len();
-    loop {
-        out.push(b"0123456789"[n % 10]);
+fn write_digits(place: &mut [u8], mut n: usize) {
+    for digit in place.iter_mut().rev() {
+        *digit = b"0123456789"[n % 10];
         n /= 10;
-        if n == 0 {
-            break;
-        }
     }
-    out[digits..].reverse();
 }
 
-fn push_bulk(out: &mut Vec<u8>, bytes: &[u8]) {
-    push_head(out, b'$', bytes.len());
-    out.extend_from_slice(bytes);
-    out.extend_from_slice(b"\r\n");
+/// Fills the line that a bulk string or an array of `n` begins with: the kind, the digits of `n`, and its end.
+fn write_head(line: &mut [u8], kind: u8, n: usize) {
+    if let [first, digits @ .., cr, lf] = line {
+        (*first, *cr, *lf) = (kind, b'\r', b'\n');
+        write_digits(digits, n);
+    }
+}
+
+fn push_head(out: &mut impl Grow, kind: u8, n: usize) {
+    write_head(out.grow(1 + digits_of(n) + 2), kind, n);
+}
+
+fn push_bulk(out: &mut impl Grow, bytes: &[u8]) {
+    push_bulk_of(out, bytes.len(), |place| place.copy_from_slice(bytes));
+}
+
+fn push_number(out: &mut impl Grow, n: usize) {
+    push_bulk_of(out, digits_of(n), |place| write_digits(place, n));
+}
+
+/// Appends a bulk string of so many bytes.
+fn push_bulk_of(out: &mut impl Grow, len: usize, write: impl FnOnce(&mut [u8])) {
+    let head = 1 + digits_of(len) + 2;
+    let (line, rest) = out.grow(head + len + 2).split_at_mut(head);
+    write_head(line, b'$', len);
+    let (body, end) = rest.split_at_mut(len);
+    write(body);
+    end.copy_from_slice(b"\r\n");
 }
 
 /// Takes what [`push_bulk`] has appended from the front.
@@ -285,6 +357,21 @@ mod tests {
             .arg(1500)
             .get_packed_command();
         assert_eq!(ours, theirs);
+    }
+
+    #[test]
+    fn so_is_one_of_any_length() {
+        for length in 0..3 * FEW {
+            let key = "k".repeat(length);
+            let request = Request::script("testing", &SCRIPT, &[&key, "l"], &["o:1", "1500"]);
+            let mut ours = Vec::new();
+            request.write(&mut ours, true);
+            let mut theirs = redis::cmd("EVAL");
+            let theirs = theirs.arg(TEXT).arg(2).arg(&key).arg("l");
+            assert_eq!(ours, theirs.arg("o:1").arg(1500).get_packed_command());
+            let keys: Vec<_> = request.keys().collect();
+            assert_eq!(keys, [key.as_bytes(), b"l"]);
+        }
     }
 
     #[test]
