@@ -1,54 +1,17 @@
 //! The rights that the guide names are enough in a cluster.
 
-use redlatch::{Client, Result};
+use redlatch::Client;
 
 use crate::support::cluster::Cluster;
-use crate::support::{Crew, is_redis_6, timed};
-
-macro_rules! guide {
-    ($page:literal) => {
-        include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/src/guide/", $page))
-    };
-}
-
-/// The command that a page gives for a user of the locks.
-fn acl_line(page: &'static str) -> Vec<&'static str> {
-    let mut lines = page.lines();
-    let line = lines.find(|line| line.starts_with("ACL SETUSER locker "));
-    let words = line.unwrap().split(' ');
-    // Redis 6.2 knows no sharded channels.
-    let sharded = [
-        "+spublish",
-        "+ssubscribe",
-        "+sunsubscribe",
-        "+pubsub|shardnumsub",
-    ];
-    words
-        .filter(|word| !is_redis_6() || !sharded.contains(word))
-        .collect()
-}
-
-/// Somebody waits with `wait` for what `hold` holds, and gets it.
-fn hands_over<G, H: 'static>(
-    [client, other]: [&Client; 2],
-    hold: impl Fn(&Client) -> Result<G>,
-    wait: impl Fn(&Client) -> Result<H> + Send + 'static,
-) {
-    let guard = hold(client).unwrap();
-    let mut crew = Crew::new();
-    let other = other.clone();
-    crew.spawn(move || drop(wait(&other).unwrap()));
-    crew.all_parked();
-    drop(guard);
-    crew.join();
-}
+use crate::support::rights::{DEPLOYMENTS, OPERATIONS, acl_line, hands_over};
+use crate::support::{Crew, timed};
 
 timed!(the_rights_in_the_guide_are_enough_in_a_cluster);
 fn the_rights_in_the_guide_are_enough_in_a_cluster() {
     let cluster = Cluster::start();
     for node in &cluster.nodes {
-        node.cli(&acl_line(guide!("operations.md")));
-        node.cli(&acl_line(guide!("deployments.md")));
+        node.cli(&acl_line(OPERATIONS, "locker"));
+        node.cli(&acl_line(DEPLOYMENTS, "locker"));
     }
     let url = cluster.url().replace("//", "//locker:secret@");
     let open = || Client::open(redlatch::Config::new(&url).key_prefix("shop:")).unwrap();

@@ -2,47 +2,19 @@
 
 use std::time::Duration;
 
-use redlatch::{Client, Config, RedLock, Result};
+use redlatch::{Client, Config, RedLock};
 
+use crate::support::rights::{OPERATIONS, acl_line, hands_over};
 use crate::support::{Crew, Server, eventually, loosely, lua, ms, timed};
-
-const OPERATIONS: &str = include_str!(concat!(
-    env!("CARGO_MANIFEST_DIR"),
-    "/src/guide/operations.md"
-));
 
 /// A client that is no more.
 const READER: &str = "9f8e7d6c-5b4a-4321-8fed-cba987654321";
 
-/// The command that the guide gives for a user of the locks.
-fn acl_line() -> &'static str {
-    OPERATIONS
-        .lines()
-        .find(|line| line.starts_with("ACL SETUSER locker "))
-        .unwrap()
-}
-
-/// Somebody waits with `wait` for what `hold` holds, and gets it.
-fn hands_over<G, H: 'static>(
-    client: &Client,
-    other: &Client,
-    hold: impl Fn(&Client) -> Result<G>,
-    wait: impl Fn(&Client) -> Result<H> + Send + 'static,
-) {
-    let guard = hold(client).unwrap();
-    let mut crew = Crew::new();
-    let other = other.clone();
-    crew.spawn(move || drop(wait(&other).unwrap()));
-    crew.all_parked();
-    drop(guard);
-    crew.join();
-}
-
 // Some commands run only after a waiter has died or a key was evicted.
 #[test]
 fn every_command_of_the_scripts_is_among_the_rights_in_the_guide() {
-    let rights: Vec<_> = acl_line()
-        .split(' ')
+    let rights: Vec<_> = acl_line(OPERATIONS, "locker")
+        .into_iter()
         .filter_map(|word| word.strip_prefix('+')?.split('|').next())
         .collect();
     let mut seen = 0;
@@ -59,7 +31,7 @@ fn every_command_of_the_scripts_is_among_the_rights_in_the_guide() {
 timed!(the_rights_in_the_guide_are_enough_for_every_lock);
 fn the_rights_in_the_guide_are_enough_for_every_lock() {
     let servers = [(); 3].map(|()| Server::start());
-    let rule: Vec<_> = acl_line().split(' ').collect();
+    let rule = acl_line(OPERATIONS, "locker");
     for server in &servers {
         server.cli(&rule);
     }
@@ -77,43 +49,37 @@ fn the_rights_in_the_guide_are_enough_for_every_lock() {
         let of = |kind: &str| format!("{kind}:{name}");
         let n = of("lock");
         hands_over(
-            &client,
-            &other,
+            [&client, &other],
             |c| c.reentrant_lock(of("lock")).lock(),
             move |c| c.mutex(&n).lock(),
         );
         let n = of("fair");
         hands_over(
-            &client,
-            &other,
+            [&client, &other],
             |c| c.fair_lock(of("fair")).lock(),
             move |c| c.fair_mutex(&n).lock(),
         );
         let n = of("fenced");
         hands_over(
-            &client,
-            &other,
+            [&client, &other],
             |c| c.fenced_lock(of("fenced")).lock(),
             move |c| c.fenced_lock(&n).lock(),
         );
         let n = of("spin");
         hands_over(
-            &client,
-            &other,
+            [&client, &other],
             |c| c.spin_lock(of("spin")).lock(),
             move |c| c.spin_lock(&n).lock(),
         );
         let n = of("rw");
         hands_over(
-            &client,
-            &other,
+            [&client, &other],
             |c| c.rwlock(of("rw")).write(),
             move |c| c.rwlock(&n).read(),
         );
         let n = of("rw");
         hands_over(
-            &client,
-            &other,
+            [&client, &other],
             |c| c.rwlock(of("rw")).read(),
             move |c| c.rwlock(&n).write(),
         );
@@ -131,16 +97,14 @@ fn the_rights_in_the_guide_are_enough_for_every_lock() {
         let names = [of("lock"), of("one of several")];
         let (held, wanted) = (names.clone(), of("one of several"));
         hands_over(
-            &client,
-            &other,
+            [&client, &other],
             move |c| c.multi_lock(&held).lock(),
             move |c| c.reentrant_lock(&wanted).lock(),
         );
         let several = client.multi_lock(&names);
         let both = names.clone();
         hands_over(
-            &client,
-            &other,
+            [&client, &other],
             |c| c.reentrant_lock(&names[1]).lock(),
             move |c| c.multi_lock(&both).lock(),
         );
@@ -148,8 +112,7 @@ fn the_rights_in_the_guide_are_enough_for_every_lock() {
         let red = RedLock::new([&client, &second, &third], &n).unwrap();
         let (two, three) = (second.clone(), third.clone());
         hands_over(
-            &client,
-            &other,
+            [&client, &other],
             |_| red.lock(),
             move |c| RedLock::new([c, &two, &three], &n)?.lock(),
         );
@@ -175,8 +138,7 @@ fn the_rights_in_the_guide_are_enough_for_every_lock() {
         let gate = client.semaphore(of("gate"));
         assert!(gate.try_set_permits(1).unwrap());
         hands_over(
-            &client,
-            &other,
+            [&client, &other],
             |c| c.semaphore(of("gate")).acquire(),
             move |c| c.semaphore(&n).acquire(),
         );
@@ -189,8 +151,7 @@ fn the_rights_in_the_guide_are_enough_for_every_lock() {
         let slots = client.expirable_semaphore(of("slots"));
         assert!(slots.try_set_permits(1).unwrap());
         hands_over(
-            &client,
-            &other,
+            [&client, &other],
             |c| c.expirable_semaphore(of("slots")).acquire(),
             move |c| c.expirable_semaphore(&n).acquire(),
         );

@@ -2,3 +2,4 @@
 
 mod failover;
 mod finding;
+mod rights;

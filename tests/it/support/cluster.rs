@@ -1,19 +1,22 @@
 //! A real cluster: three masters and a replica of each.
 
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock};
 use std::time::Instant;
-use std::{fs, io, thread};
 
 use redis::{FromRedisValue, RedisResult, Value};
 use redlatch::{Client, Config};
-use tempfile::TempDir;
 
-use crate::support::{GENEROUS, Server, eventually, free_port, is_redis_6, ms, names_shards};
+use crate::support::{
+    GENEROUS, LONG, Server, eventually, free_port, is_redis_6, locked, ms, within,
+};
 
 const MASTERS: usize = 3;
 
 /// How many slots there are.
 const SLOTS: usize = 16384;
+
+/// How long a node may be silent before the others elect another.
+const NODE_TIMEOUT: &str = "1000";
 
 /// `CLUSTER SLOTS`: for each range the port of its master, and those of its replicas.
 type Ranges = Vec<(usize, usize, u16, Vec<u16>)>;
@@ -30,84 +33,101 @@ impl Cluster {
         SHARED.get_or_init(Self::start)
     }
 
-    /// A new one, in which all nodes agree. Nobody is replaced in it without consent, however busy the machine is.
+    /// A new one, in which all nodes agree.
     pub(crate) fn start() -> Self {
-        Self::of(2 * MASTERS, None, &[])
+        Self::of(2 * MASTERS, || node(&[]))
     }
 
     /// One without replicas, where the others go on if a master dies.
     pub(crate) fn start_bare() -> Self {
-        Self::of(MASTERS, None, &["--cluster-require-full-coverage", "no"])
+        Self::of(MASTERS, || node(&["--cluster-require-full-coverage", "no"]))
     }
 
     /// One without replicas that speaks TLS, also among its nodes, which announce the only name that they can prove; those
     /// of Redis 6 announce none.
     #[cfg(feature = "tls")]
     pub(crate) fn start_tls(name: &str) -> Self {
-        let mut args = vec!["--tls-cluster", "yes", "--tls-replication", "yes"];
-        if !is_redis_6() {
-            args.extend(["--cluster-announce-hostname", name]);
-        }
-        Self::of(MASTERS, Some(name), &args)
+        let identity = crate::support::authority().issue(&[name]);
+        Self::of(MASTERS, || {
+            let mut args = ARGS.to_vec();
+            args.extend(["--tls-cluster", "yes", "--tls-replication", "yes"]);
+            let bus = free_port().to_string();
+            if !is_redis_6() {
+                args.extend(["--cluster-announce-hostname", name]);
+                args.extend(["--cluster-port", &bus]);
+            }
+            Server::start_tls(&identity, &args)
+        })
     }
 
-    /// Nodes start as after a restart: a file says who they are, where the others are and who has which slots. Nothing has
-    /// to be found by gossip, which takes long on a busy machine and may end in another order than was meant.
-    fn of(nodes: usize, name: Option<&str>, args: &[&str]) -> Self {
-        let mut tries = 0;
-        let cluster = loop {
-            match Self::try_start(nodes, name, args) {
-                Ok(cluster) => break cluster,
-                // Another process can take a port before its node does.
-                Err(err) => assert!(tries < 5, "{err}"),
-            }
-            tries += 1;
-        };
-        // Nobody names a replica that has not received anything yet.
-        for n in 0..nodes - MASTERS {
-            let key = cluster.name_at(n, "stream");
-            cluster.nodes[n].is_acknowledged_by(1, &key);
-        }
+    /// Nodes find each other by gossip, and a machine that is late can make them replace a master meanwhile; then it is tried
+    /// with new ones. One at a time, since each takes all the processors.
+    fn of(nodes: usize, node: impl Fn() -> Server + Sync) -> Self {
+        static FORMING: Mutex<()> = Mutex::new(());
+        let _alone = locked(&FORMING);
+        let formed = (0..5).find_map(|_| Self::form(nodes, &node));
+        let cluster = formed.expect("the nodes agree");
         cluster.is_whole();
         cluster
     }
 
-    fn try_start(nodes: usize, name: Option<&str>, args: &[&str]) -> io::Result<Self> {
-        let places: Vec<_> = (0..nodes).map(|n| Place::new(n, name)).collect();
-        for (me, place) in places.iter().enumerate() {
-            let known: String = places
-                .iter()
-                .map(|its| its.line(&places, its.number == me))
-                .collect();
-            let known = format!("{known}vars currentEpoch {MASTERS} lastVoteEpoch 0\n");
-            fs::write(place.dir.path().join("nodes.conf"), known).expect("a file");
-        }
-        let nodes: Vec<_> = thread::scope(|scope| {
-            let starting: Vec<_> = places
-                .into_iter()
-                .map(|place| scope.spawn(|| place.start(args)))
-                .collect();
+    fn form(nodes: usize, node: &(impl Fn() -> Server + Sync)) -> Option<Self> {
+        let nodes: Vec<Server> = std::thread::scope(|scope| {
+            let starting: Vec<_> = (0..nodes).map(|_| scope.spawn(node)).collect();
             let started = starting.into_iter().map(|its| its.join());
-            started.map(|node| node.expect("no panic")).collect()
+            started.map(|node| node.expect("a node")).collect()
         });
-        let nodes = nodes.into_iter().collect::<io::Result<_>>()?;
-        Ok(Self { nodes })
-    }
-
-    /// From now on a master that says nothing is replaced after a second.
-    pub(crate) fn replaces_the_silent(&self) {
-        for node in self.living() {
-            let () = node.ask(&["CONFIG", "SET", "cluster-node-timeout", "1000"]);
+        let cluster = Self { nodes };
+        let ids: Vec<String> = cluster
+            .nodes
+            .iter()
+            .map(|node| node.ask(&["CLUSTER", "MYID"]))
+            .collect();
+        for (n, node) in cluster.nodes.iter().enumerate() {
+            let () = node.ask(&["CLUSTER", "SET-CONFIG-EPOCH", &(n + 1).to_string()]);
         }
+        for n in 0..MASTERS {
+            let slots = n * SLOTS / MASTERS..(n + 1) * SLOTS / MASTERS;
+            let () = redis::cmd("CLUSTER")
+                .arg("ADDSLOTS")
+                .arg(slots.collect::<Vec<_>>())
+                .query(&mut cluster.nodes[n].connection())
+                .expect("slots");
+        }
+        for node in &cluster.nodes[1..] {
+            let port = node.client_addr().port().to_string();
+            let bus = bus_port(node).to_string();
+            let () = cluster.nodes[0].ask(&["CLUSTER", "MEET", "127.0.0.1", &port, &bus]);
+        }
+        let know_each_other = within(LONG, || {
+            cluster.nodes.iter().all(|node| {
+                let known: String = node.ask(&["CLUSTER", "NODES"]);
+                known.lines().count() == cluster.nodes.len() && !known.contains("handshake")
+            })
+        });
+        if !know_each_other {
+            return None;
+        }
+        let follow = cluster.nodes[MASTERS..]
+            .iter()
+            .zip(&ids)
+            .all(|(replica, master)| {
+                let replicate = ["CLUSTER", "REPLICATE", master];
+                within(LONG, || replica.try_ask::<()>(&replicate).is_ok())
+            });
+        let are_known = cluster.nodes.len() == MASTERS
+            || within(LONG, || {
+                let known = |node: &Server| ranges(node).iter().all(|range| !range.3.is_empty());
+                cluster.nodes.iter().all(known)
+            });
+        (follow && are_known).then_some(cluster)
     }
 
-    /// Waits until every slot has a master, every master a replica that follows it unless there are none, and all nodes
-    /// that live agree.
+    /// Waits until every slot has a master, every master that lives a replica that follows it if there is one, and all
+    /// nodes agree.
     pub(crate) fn is_whole(&self) {
         eventually("the cluster is whole", || {
             let mut views = Vec::new();
-            let all_live = self.living().count() == self.nodes.len();
-            let has_replicas = self.nodes.len() > MASTERS;
             for node in self.living() {
                 let Ok(info) = node.try_ask::<String>(&["CLUSTER", "INFO"]) else {
                     return false;
@@ -118,14 +138,7 @@ impl Cluster {
                 {
                     return false;
                 }
-                let links: String = node.ask(&["CLUSTER", "NODES"]);
-                if all_live && links.contains("disconnected") {
-                    return false;
-                }
                 let mut known = ranges(node);
-                if has_replicas && known.iter().any(|range| range.3.is_empty()) {
-                    return false;
-                }
                 known.iter_mut().for_each(|range| range.3.sort_unstable());
                 known.sort();
                 views.push(known);
@@ -210,7 +223,7 @@ impl Cluster {
                 Ok(exists) => return exists,
                 Err(err) => assert!(Instant::now() < until, "{key}: {err}"),
             }
-            thread::sleep(ms(10));
+            std::thread::sleep(ms(10));
         }
     }
 
@@ -274,102 +287,31 @@ impl Cluster {
     }
 }
 
-/// Where a node is, and who it is, before it starts.
-struct Place<'a> {
-    number: usize,
-    dir: TempDir,
-    port: u16,
-    /// Where it speaks TLS, and the name that it proves then.
-    tls: Option<(u16, &'a str)>,
-    /// Where it talks to other nodes.
-    bus: u16,
-}
+const ARGS: [&str; 8] = [
+    "--cluster-enabled",
+    "yes",
+    "--cluster-node-timeout",
+    NODE_TIMEOUT,
+    "--cluster-replica-validity-factor",
+    "0",
+    "--repl-diskless-sync-delay",
+    "0",
+];
 
-impl<'a> Place<'a> {
-    fn new(number: usize, name: Option<&'a str>) -> Self {
-        let (clients, bus) = ports();
-        Self {
-            number,
-            dir: tempfile::tempdir().expect("a directory for the server"),
-            port: name.map_or(clients, |_| free_port()),
-            tls: name.map(|name| (clients, name)),
-            bus,
-        }
-    }
-
-    fn id(&self) -> String {
-        // Nodes of different clusters never have the same.
-        format!("{:020x}{:020x}", std::process::id(), self.port)
-    }
-
-    /// What is known of it, as a node itself writes it down: masters first, a replica of each after them.
-    fn line(&self, all: &[Self], is_myself: bool) -> String {
-        let mine = if is_myself { "myself," } else { "" };
-        let n = self.number;
-        let (role, slots) = match n.checked_sub(MASTERS) {
-            None => {
-                let (first, end) = (n * SLOTS / MASTERS, (n + 1) * SLOTS / MASTERS);
-                ("master -".to_owned(), format!(" {first}-{}", end - 1))
-            }
-            Some(master) => (format!("slave {}", all[master].id()), String::new()),
-        };
-        let (port, name) = self.tls.unwrap_or((self.port, ""));
-        // Redis 6 knows neither names of hosts nor of shards.
-        let mut more = match is_redis_6() {
-            true => String::new(),
-            false => format!(",{name}"),
-        };
-        if names_shards() {
-            more.push_str(&format!(",shard-id={}", all[n % MASTERS].id()));
-        }
-        format!(
-            "{} 127.0.0.1:{port}@{}{more} {mine}{role} 0 0 {} connected{slots}\n",
-            self.id(),
-            self.bus,
-            n % MASTERS + 1,
-        )
-    }
-
-    /// Starts the node there.
-    fn start(self, more: &[&str]) -> io::Result<Server> {
-        let bus = self.bus.to_string();
-        // Replicas follow as soon as they can, and any of them may become the master. Nodes may be silent for as long as a
-        // busy machine makes them.
-        let mut args = vec!["--cluster-enabled", "yes", "--cluster-node-timeout", "4000"];
-        args.extend(["--cluster-replica-validity-factor", "0"]);
-        args.extend(["--repl-diskless-sync-delay", "0"]);
-        if !is_redis_6() {
-            args.extend(["--cluster-port", &bus]);
-        }
-        #[cfg(feature = "tls")]
-        let proof = self.tls.map(|(_, name)| {
-            let identity = crate::support::authority().issue(&[name]);
-            crate::support::tls_args(self.dir.path(), &identity)
-        });
-        #[cfg(feature = "tls")]
-        if let Some(proof) = &proof {
-            args.extend(proof.iter().map(String::as_str));
-            args.extend(["--tls-auth-clients", "no"]);
-        }
-        args.extend(more);
-        let tls_port = self.tls.map(|(port, _)| port);
-        Server::start_at(self.dir, self.port, tls_port, &args).map_err(|(err, _)| err)
-    }
-}
-
-/// For a node's clients, and for other nodes.
-fn ports() -> (u16, u16) {
-    const APART: u16 = 10_000;
+fn node(more: &[&str]) -> Server {
+    let bus = free_port().to_string();
+    let mut args = [&ARGS, more].concat();
     if !is_redis_6() {
-        return (free_port(), free_port());
+        args.extend(["--cluster-port", &bus]);
     }
-    // It takes them that far apart. Above those that are free for servers the kernel gives ports to anybody.
-    loop {
-        let bus = free_port();
-        if bus >= 2 * APART {
-            return (bus - APART, bus);
-        }
-    }
+    Server::start_with(&args)
+}
+
+fn bus_port(node: &Server) -> u16 {
+    let known: String = node.ask(&["CLUSTER", "NODES"]);
+    let at = known.find('@').expect("a bus port");
+    let digits = known[at + 1..].split([',', ' ']).next();
+    digits.and_then(|port| port.parse().ok()).expect("a number")
 }
 
 fn ranges(node: &Server) -> Ranges {

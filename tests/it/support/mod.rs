@@ -16,6 +16,7 @@ mod outage;
 mod parts;
 pub(crate) mod permits;
 pub(crate) mod quorum;
+pub(crate) mod rights;
 pub(crate) mod rw_scripts;
 pub(crate) mod rwlock;
 pub(crate) mod scripts;

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use redlatch::Config;
 
+use crate::support::rights::{DEPLOYMENTS, acl_line};
 use crate::support::{SENTINEL, Server, eventually, ms};
 
 /// What the Sentinels call them.
@@ -12,7 +13,7 @@ pub(crate) const SERVICE: &str = "lock service";
 /// How long a master has to be silent before it is replaced.
 pub(crate) const DOWN_AFTER: Duration = ms(700);
 
-/// The name of the only user of the Sentinels, and the password; the servers have another password.
+/// Who the clients are at the Sentinels, with no more rights than the guide gives; the servers have another password.
 const SENTINEL_LOGIN: [&str; 2] = ["watcher", "s3nt/nel"];
 const PASSWORD: &str = "se:cret";
 
@@ -63,17 +64,9 @@ impl Deployment {
         }
         for sentinel in &sentinels {
             let [user, password] = SENTINEL_LOGIN;
+            let () = sentinel.ask(&acl_line(DEPLOYMENTS, user));
             let password = format!(">{password}");
-            let rules = [
-                "ACL",
-                "SETUSER",
-                user,
-                "on",
-                &password,
-                "+@all",
-                "allchannels",
-            ];
-            let () = sentinel.ask(&rules);
+            let () = sentinel.ask(&["ACL", "SETUSER", user, "resetpass", &password]);
         }
         Self { servers, sentinels }
     }
