@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex, RwLock};
 use redis::{ErrorKind, RedisError, RedisResult, ServerErrorKind, Value};
 
-use super::topology::{Node, Topology, redirection, shards};
+use super::topology::{Topology, redirection, shards};
 use crate::config::server::Address;
 use crate::net::request::Request;
 use crate::net::slot::{SLOTS, slot_of};
@@ -111,6 +111,11 @@ impl Map {
         self.topology.read().is_master(node)
     }
 
+    /// Whether a node is known by a redirection alone, and may be called otherwise.
+    pub(crate) fn is_unconfirmed(&self, node: usize) -> bool {
+        self.topology.read().is_unconfirmed(node)
+    }
+
     /// How to connect to a node.
     pub(crate) fn endpoint(&self, node: usize) -> Endpoint {
         let topology = self.topology.read();
@@ -145,7 +150,7 @@ impl Map {
         let from = from.unwrap_or_else(|| self.seeds[0].clone());
         let (slot, to) = redirection(err.detail()?, &from)?;
         if err.kind() != ErrorKind::Server(ServerErrorKind::Moved) {
-            return Some(topology.number(&Node::at(to)));
+            return Some(topology.redirected(to));
         }
         let before = topology.owner(slot);
         let to = topology.moved(slot, to);

@@ -386,6 +386,8 @@ impl Route for Cluster {
                         // The slot is elsewhere by now.
                         Err(Fault::Stopped) if !stopped => continue,
                         Err(Fault::Unreachable(why)) => to.named(why),
+                        // Its certificate may be made out to a name that the others know.
+                        Err(Fault::Refused(why)) if self.map.is_unconfirmed(node) => to.named(why),
                         Err(fault) => return Err(fault),
                     }
                 }

@@ -29,7 +29,7 @@ pub(crate) struct Node {
 }
 
 impl Node {
-    pub(crate) fn at(address: Address) -> Self {
+    fn at(address: Address) -> Self {
         Self {
             address,
             others: Vec::new(),
@@ -163,6 +163,8 @@ pub(crate) struct Topology {
     owners: Vec<usize>,
     /// Those that can be asked besides.
     replicas: Vec<Node>,
+    /// The numbers of nodes that are known by an address alone, which may not be what their certificates are made out to.
+    unconfirmed: Vec<usize>,
 }
 
 impl Topology {
@@ -171,6 +173,7 @@ impl Topology {
             nodes: Vec::new(),
             owners: vec![NOBODY; usize::from(SLOTS)],
             replicas: Vec::new(),
+            unconfirmed: Vec::new(),
         }
     }
 
@@ -189,30 +192,44 @@ impl Topology {
         &self.nodes
     }
 
-    /// The number of the node that is called so, a new one if none is.
-    pub(crate) fn number(&mut self, node: &Node) -> usize {
-        let known = self
-            .nodes
-            .iter()
-            .position(|its| its.is_called(&node.address));
-        match known {
-            Some(known) => {
-                let its = &mut self.nodes[known];
-                if !node.others.is_empty() {
-                    its.others.clone_from(&node.others);
-                }
-                known
-            }
-            None => {
-                // A redirection to a replica that was promoted says less of it than is known: by its IP alone, it could
-                // not prove who it is.
-                let mut replicas = self.replicas.iter();
-                let known = replicas.find(|its| its.is_called(&node.address));
-                let known = known.filter(|_| node.others.is_empty());
-                self.nodes.push(known.unwrap_or(node).clone());
-                self.nodes.len() - 1
-            }
+    /// Whether no node has said what a node is called: a redirection has named it, by its IP perhaps.
+    pub(crate) fn is_unconfirmed(&self, node: usize) -> bool {
+        self.unconfirmed.contains(&node)
+    }
+
+    /// The number of the node that is called so. The one that came last: an address may have had another node before.
+    fn called(&self, address: &Address) -> Option<usize> {
+        self.nodes.iter().rposition(|its| its.is_called(address))
+    }
+
+    /// The number of a node that a redirection names, a new one if none is called so.
+    pub(crate) fn redirected(&mut self, to: Address) -> usize {
+        if let Some(known) = self.called(&to) {
+            return known;
         }
+        // A replica that was promoted: by its IP alone, it could not prove who it is.
+        let replica = self.replicas.iter().find(|its| its.is_called(&to)).cloned();
+        if replica.is_none() {
+            self.unconfirmed.push(self.nodes.len());
+        }
+        self.nodes.push(replica.unwrap_or_else(|| Node::at(to)));
+        self.nodes.len() - 1
+    }
+
+    /// The number of a master that a node has named, a new one if none is called so.
+    fn confirmed(&mut self, master: &Node) -> usize {
+        let Some(known) = self.called(&master.address) else {
+            self.nodes.push(master.clone());
+            return self.nodes.len() - 1;
+        };
+        self.unconfirmed.retain(|node| *node != known);
+        if !master.others.is_empty() {
+            for other in &mut self.nodes {
+                other.others.retain(|its| !master.others.contains(its));
+            }
+            self.nodes[known].others.clone_from(&master.others);
+        }
+        known
     }
 
     /// Takes over what a node has said of all slots, and returns whether anything is different now. A slot that nobody
@@ -220,7 +237,7 @@ impl Topology {
     pub(crate) fn learn(&mut self, shards: &[Shard]) -> bool {
         let mut changed = false;
         for shard in shards {
-            let master = self.number(&shard.master);
+            let master = self.confirmed(&shard.master);
             let slots = usize::from(*shard.slots.start())..=usize::from(*shard.slots.end());
             for owner in self.owners.get_mut(slots).into_iter().flatten() {
                 changed |= *owner != master;
@@ -236,7 +253,7 @@ impl Topology {
 
     /// Takes over that a slot has moved; returns the number of its master.
     pub(crate) fn moved(&mut self, slot: u16, to: Address) -> usize {
-        let to = self.number(&Node::at(to));
+        let to = self.redirected(to);
         if let Some(owner) = self.owners.get_mut(usize::from(slot)) {
             *owner = to;
         }
@@ -417,5 +434,31 @@ mod tests {
         assert_eq!(known.moved(5, tcp("10.0.0.2", 1)), 1);
         assert_eq!(known.nodes()[1].address, tcp("b.example", 1));
         assert_eq!(known.moved(6, tcp("b.example", 1)), 1);
+    }
+
+    #[test]
+    fn a_node_is_known_by_an_address_alone_until_another_says_what_it_is_called() {
+        let mut known = Topology::new();
+        let range = |name| {
+            let named = node(bulk("10.0.0.1"), 1, &["hostname", name]);
+            let reply = Value::Array(vec![range(0, 16383, &[named])]);
+            shards(&reply, &tcp("seed", 1), true).expect("a topology")
+        };
+        assert_eq!(known.moved(5, tcp("10.0.0.1", 1)), 0);
+        assert!(known.is_unconfirmed(0));
+        assert!(known.learn(&range("a.example")));
+        assert_eq!(known.owner(5), Some(1));
+        assert!(!known.is_unconfirmed(1));
+        // Both are called so, and one can prove it.
+        assert_eq!(known.moved(6, tcp("10.0.0.1", 1)), 1);
+        // Another node has the address by now.
+        assert!(known.learn(&range("b.example")));
+        assert_eq!(known.moved(7, tcp("10.0.0.1", 1)), 2);
+        // What is called as it was named is the same.
+        assert_eq!(known.moved(8, tcp("c.example", 1)), 3);
+        assert!(known.is_unconfirmed(3));
+        assert!(known.learn(&range("c.example")));
+        assert_eq!(known.owner(0), Some(3));
+        assert!(!known.is_unconfirmed(3));
     }
 }

@@ -7,6 +7,7 @@ use std::time::Instant;
 use redis::{ErrorKind, RedisError};
 
 use super::{Connection, Phase};
+use crate::error::{is_transient, lasting};
 use crate::net::call::Call;
 use crate::net::pipeline::{Destination, Pipeline};
 use crate::net::socket;
@@ -61,7 +62,10 @@ impl Connection {
     /// An I/O error with the address of this node, which is one of several.
     pub(crate) fn named(&self, why: RedisError) -> RedisError {
         match why.kind() {
-            ErrorKind::Io => io::Error::other(format!("{}: {why}", self.endpoint)).into(),
+            ErrorKind::Io if is_transient(&why) => {
+                io::Error::other(format!("{}: {why}", self.endpoint)).into()
+            }
+            ErrorKind::Io => lasting(format!("{}: {why}", self.endpoint)),
             _ => why,
         }
     }

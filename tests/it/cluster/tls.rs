@@ -1,5 +1,7 @@
 //! A cluster whose nodes are known by the name that they announce, and by no address.
 
+use std::thread;
+
 use redlatch::{Client, Config};
 
 use crate::support::cluster::Cluster;
@@ -43,4 +45,36 @@ fn nodes_are_reached_over_tls_by_the_name_that_they_announce() {
     let err = open(nobody).unwrap_err();
     let what = format!("for {known_as} and not for {nobody}");
     assert!(err.to_string().contains(&what), "{err}");
+}
+
+timed!(a_new_node_is_reached_by_its_name_although_redirections_give_its_address);
+fn a_new_node_is_reached_by_its_name_although_redirections_give_its_address() {
+    if is_redis_6() {
+        return skipped("a node with a name", "only addresses are known before 7.0");
+    }
+    let mut cluster = Cluster::start_tls("localhost");
+    let new = cluster.join(Cluster::tls_node("localhost"));
+    let seed = cluster.nodes[0].client_addr().port();
+    let url = format!("rediss+cluster://localhost:{seed}/");
+    let open = || Client::open(Config::new(&url).tls(trusting())).unwrap();
+    let [client, other] = [open(), open()];
+    let name = cluster.name_at(0, "moves");
+    client.mutex(&name).lock().unwrap().unlock().unwrap();
+    let held = other.mutex(&name).lock().unwrap();
+    thread::scope(|scope| {
+        let mut asked = None;
+        cluster.migrate_to(new, &name, || {
+            // It is not there, and nobody says yet what the node is called where it may be.
+            let commands = client.stats().commands;
+            let client = &client;
+            let tagged = format!("new:{{{name}}}");
+            asked = Some(scope.spawn(move || client.mutex(tagged).lock()?.unlock()));
+            eventually("it asks", || client.stats().commands > commands);
+        });
+        asked.unwrap().join().unwrap().unwrap();
+    });
+    assert!(client.mutex(&name).try_lock().unwrap().is_none());
+    held.unlock().unwrap();
+    is_waited_for(&client, &other, &name, ms(30));
+    assert!(!cluster.nodes[new].clients_named("redlatch").is_empty());
 }

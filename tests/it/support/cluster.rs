@@ -40,23 +40,54 @@ impl Cluster {
 
     /// One without replicas, where the others go on if a master dies.
     pub(crate) fn start_bare() -> Self {
-        Self::of(MASTERS, || node(&["--cluster-require-full-coverage", "no"]))
+        Self::of(MASTERS, Self::bare_node)
     }
 
     /// One without replicas that speaks TLS, also among its nodes, which announce the only name that they can prove; those
     /// of Redis 6 announce none.
     #[cfg(feature = "tls")]
     pub(crate) fn start_tls(name: &str) -> Self {
+        Self::of(MASTERS, || Self::tls_node(name))
+    }
+
+    /// A node for such a cluster.
+    #[cfg(feature = "tls")]
+    pub(crate) fn tls_node(name: &str) -> Server {
         let identity = crate::support::authority().issue(&[name]);
-        Self::of(MASTERS, || {
-            let mut args = ARGS.to_vec();
-            args.extend(["--tls-cluster", "yes", "--tls-replication", "yes"]);
-            let bus = free_port().to_string();
-            if !is_redis_6() {
-                args.extend(["--cluster-announce-hostname", name]);
-                args.extend(["--cluster-port", &bus]);
-            }
-            Server::start_tls(&identity, &args)
+        let mut args = ARGS.to_vec();
+        args.extend(["--tls-cluster", "yes", "--tls-replication", "yes"]);
+        let bus = free_port().to_string();
+        if !is_redis_6() {
+            args.extend(["--cluster-announce-hostname", name]);
+            args.extend(["--cluster-port", &bus]);
+        }
+        Server::start_tls(&identity, &args)
+    }
+
+    /// A node for a cluster without replicas.
+    pub(crate) fn bare_node() -> Server {
+        node(&["--cluster-require-full-coverage", "no"])
+    }
+
+    /// Has one more node join, as a master without slots; returns its number.
+    pub(crate) fn join(&mut self, node: Server) -> usize {
+        self.meet(&node);
+        self.nodes.push(node);
+        eventually("it is known", || self.know_each_other());
+        self.is_whole();
+        self.nodes.len() - 1
+    }
+
+    fn meet(&self, node: &Server) {
+        let port = node.client_addr().port().to_string();
+        let bus = bus_port(node).to_string();
+        let () = self.nodes[0].ask(&["CLUSTER", "MEET", "127.0.0.1", &port, &bus]);
+    }
+
+    fn know_each_other(&self) -> bool {
+        self.nodes.iter().all(|node| {
+            let known: String = node.ask(&["CLUSTER", "NODES"]);
+            known.lines().count() == self.nodes.len() && !known.contains("handshake")
         })
     }
 
@@ -95,17 +126,9 @@ impl Cluster {
                 .expect("slots");
         }
         for node in &cluster.nodes[1..] {
-            let port = node.client_addr().port().to_string();
-            let bus = bus_port(node).to_string();
-            let () = cluster.nodes[0].ask(&["CLUSTER", "MEET", "127.0.0.1", &port, &bus]);
+            cluster.meet(node);
         }
-        let know_each_other = within(LONG, || {
-            cluster.nodes.iter().all(|node| {
-                let known: String = node.ask(&["CLUSTER", "NODES"]);
-                known.lines().count() == cluster.nodes.len() && !known.contains("handshake")
-            })
-        });
-        if !know_each_other {
+        if !within(LONG, || cluster.know_each_other()) {
             return None;
         }
         let follow = cluster.nodes[MASTERS..]
@@ -253,7 +276,6 @@ impl Cluster {
     /// Moves the slot of a key to another master while it is used, as `redis-cli --cluster reshard` does; `meanwhile` runs
     /// when the slot is on its way, before its keys go. Returns the number of the new master.
     pub(crate) fn migrate(&self, key: &str, meanwhile: impl FnOnce()) -> usize {
-        let slot = self.slot(key);
         let (from, _) = self.nodes_of(key);
         let others = ranges(self.any()).into_iter().map(|range| range.2);
         let others: Vec<_> = others
@@ -261,6 +283,14 @@ impl Cluster {
             .collect();
         let to = self.nodes.iter().position(|node| node.port() == others[0]);
         let to = to.expect("one of ours");
+        self.migrate_to(to, key, meanwhile);
+        to
+    }
+
+    /// The same, to this node.
+    pub(crate) fn migrate_to(&self, to: usize, key: &str, meanwhile: impl FnOnce()) {
+        let slot = self.slot(key);
+        let (from, _) = self.nodes_of(key);
         let id = |n: usize| self.nodes[n].ask::<String>(&["CLUSTER", "MYID"]);
         let (source, target) = (id(from), id(to));
         let number = slot.to_string();
@@ -282,8 +312,11 @@ impl Cluster {
             let _: Value = self.nodes[from].ask(&command);
         }
         set(to, "NODE", &target);
-        set(from, "NODE", &target);
-        to
+        // One that has no slot left may have become a replica of the other by itself.
+        let done = ["CLUSTER", "SETSLOT", &number, "NODE", &target];
+        if let Err(err) = self.nodes[from].try_ask::<()>(&done) {
+            assert!(err.to_string().contains("masters"), "{err}");
+        }
     }
 }
 
