@@ -11,6 +11,7 @@
 //! One thread asks at a time, and not again before a pause; others wait for it, or go on with what is known. Any node may
 //! be asked: masters, replicas, and the addresses of the URL for ever, since everything else may have been replaced.
 
+use std::fmt;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -20,6 +21,7 @@ use redis::{ErrorKind, RedisError, RedisResult, ServerErrorKind, Value};
 
 use super::topology::{Topology, redirection, shards};
 use crate::config::server::Address;
+use crate::error::is_transient;
 use crate::net::request::Request;
 use crate::net::slot::{SLOTS, slot_of};
 use crate::net::socket::{self, Duplex, Endpoint, Meanwhile};
@@ -60,6 +62,42 @@ struct Asking {
     pause: Duration,
     /// The version of the topology when nodes were asked last.
     version: u64,
+}
+
+/// Why nobody has said who has which slot.
+#[derive(Debug)]
+pub(crate) struct Unanswered {
+    /// Of the reasons of all that were asked, the one that says most.
+    pub(crate) why: RedisError,
+    /// Whether one of them may answer later: it is starting, or has not answered in time.
+    pub(crate) may_pass: bool,
+}
+
+impl Unanswered {
+    fn of(why: RedisError) -> Self {
+        Self {
+            may_pass: is_transient(&why) && !why.is_connection_refusal(),
+            why,
+        }
+    }
+
+    /// The same, and another was asked as well.
+    fn and(self, other: Self) -> Self {
+        let may_pass = self.may_pass || other.may_pass;
+        // An answer says more than silence, and that more than a closed port.
+        let says = |why: &RedisError| (!is_transient(why), !why.is_connection_refusal());
+        let why = match says(&other.why) > says(&self.why) {
+            true => other.why,
+            false => self.why,
+        };
+        Self { why, may_pass }
+    }
+}
+
+impl fmt::Display for Unanswered {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.why.fmt(f)
+    }
 }
 
 /// Has others ask again, in whatever way the thread that asked ends.
@@ -164,7 +202,11 @@ impl Map {
 
     /// Asks who has which slot, if that is in doubt and nobody else is asking; returns when the time has come to look
     /// again.
-    pub(crate) fn refresh(&self, until: Instant, meanwhile: Meanwhile<'_>) -> RedisResult<()> {
+    pub(crate) fn refresh(
+        &self,
+        until: Instant,
+        meanwhile: Meanwhile<'_>,
+    ) -> Result<(), Unanswered> {
         let mut asking = self.asking.lock();
         loop {
             let now = Instant::now();
@@ -200,7 +242,7 @@ impl Map {
     }
 
     /// Asks one node after the other, beginning with another each time.
-    fn ask_around(&self, until: Instant, meanwhile: Meanwhile<'_>) -> RedisResult<()> {
+    fn ask_around(&self, until: Instant, meanwhile: Meanwhile<'_>) -> Result<(), Unanswered> {
         let mut witnesses = self.topology.read().witnesses();
         for seed in &self.seeds {
             if !witnesses.contains(seed) {
@@ -209,23 +251,25 @@ impl Map {
         }
         let first = self.next.fetch_add(1, Ordering::Relaxed) % witnesses.len();
         witnesses.rotate_left(first);
-        let mut failure = None;
+        let mut failure: Option<Unanswered> = None;
         for address in &witnesses {
             let by = until.min(Instant::now() + PATIENCE);
-            match self.ask(address, by, meanwhile) {
-                Ok(()) => return Ok(()),
-                // A server that is no cluster at all will not become one.
-                Err(err) if is_no_cluster(&err) => return Err(err),
-                Err(err) => {
-                    report!(Debug, "asking {address} for the slots: {err}");
-                    failure = Some(err);
-                }
-            }
+            let Err(err) = self.ask(address, by, meanwhile) else {
+                return Ok(());
+            };
+            report!(Debug, "asking {address} for the slots: {err}");
+            let its = Unanswered::of(err);
+            failure = Some(match failure {
+                Some(others) => others.and(its),
+                None => its,
+            });
             if Instant::now() >= until || !meanwhile() {
                 break;
             }
         }
-        Err(failure.unwrap_or_else(|| socket::timed_out("no node of the cluster answered")))
+        Err(failure.unwrap_or_else(|| {
+            Unanswered::of(socket::timed_out("no node of the cluster answered"))
+        }))
     }
 
     fn ask(&self, address: &Address, by: Instant, meanwhile: Meanwhile<'_>) -> RedisResult<()> {
@@ -311,6 +355,28 @@ fn ask_for(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn of_several_reasons_the_one_that_says_most_is_kept() {
+        let refused = || std::io::Error::from(std::io::ErrorKind::ConnectionRefused).into();
+        let silent = || socket::timed_out("silent");
+        let denied = || RedisError::from((ErrorKind::AuthenticationFailed, "denied"));
+        type Why = fn() -> RedisError;
+        let said = |whys: &[Why]| {
+            let all = whys.iter().map(|why| Unanswered::of(why()));
+            let all = all.reduce(Unanswered::and).expect("one");
+            (all.to_string(), all.may_pass)
+        };
+        for (whys, why, may_pass) in [
+            (&[refused as Why, refused][..], refused(), false),
+            (&[refused, silent], silent(), true),
+            (&[silent, refused], silent(), true),
+            (&[refused, denied], denied(), false),
+            (&[denied, silent, refused], denied(), true),
+        ] {
+            assert_eq!(said(whys), (why.to_string(), may_pass));
+        }
+    }
 
     #[test]
     fn only_who_does_not_know_the_command_has_no_sharded_channels() {

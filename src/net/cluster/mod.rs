@@ -124,21 +124,18 @@ impl Cluster {
         })
     }
 
-    /// Learns who has which slot, from any node. One that is starting up is waited for.
+    /// Learns who has which slot, from any node. Those that are starting up are waited for, even if others refuse.
     pub(crate) fn open(&self, until: Instant) -> Result<(), RedisError> {
+        let mut why = socket::timed_out("no node of the cluster answered in time");
         loop {
             match self.map.refresh(until, &mut || true) {
                 Ok(()) if !self.map.is_doubted() => return Ok(()),
                 Ok(()) => {}
-                Err(err) if is_transient(&err) && !err.is_connection_refusal() => {
-                    if Instant::now() >= until {
-                        return Err(err);
-                    }
-                }
-                Err(err) => return Err(err),
+                Err(unanswered) if unanswered.may_pass => why = unanswered.why,
+                Err(unanswered) => return Err(unanswered.why),
             }
             if Instant::now() >= until {
-                return Err(socket::timed_out("no node of the cluster answered in time"));
+                return Err(why);
             }
         }
     }

@@ -4,3 +4,4 @@ mod refusals;
 mod rights;
 #[cfg(feature = "tls")]
 mod tls;
+mod topology;

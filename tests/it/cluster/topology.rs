@@ -1,0 +1,52 @@
+//! How a client learns which node has which slot, while nodes come and go.
+
+use std::thread;
+
+use redlatch::{Client, Config};
+
+use crate::support::cluster::Cluster;
+use crate::support::{LONG, Server, eventually, timed};
+
+fn url(ports: &[u16]) -> String {
+    let seeds: Vec<_> = ports
+        .iter()
+        .map(|port| format!("127.0.0.1:{port}"))
+        .collect();
+    format!("redis+cluster://{}/", seeds.join(","))
+}
+
+timed!(a_server_that_is_no_node_of_a_cluster_does_not_keep_the_others_from_answering);
+fn a_server_that_is_no_node_of_a_cluster_does_not_keep_the_others_from_answering() {
+    let cluster = Cluster::shared();
+    let stranger = Server::start();
+    let client = Client::open(url(&[stranger.port(), cluster.nodes[1].port()])).unwrap();
+    let name = cluster.name_at(2, "beside");
+    client.mutex(&name).lock().unwrap().unlock().unwrap();
+}
+
+timed!(a_node_that_answers_late_is_waited_for_although_others_refuse);
+fn a_node_that_answers_late_is_waited_for_although_others_refuse() {
+    let node = Server::start_cluster();
+    let denies = Server::start_with(&[]);
+    let () = denies.ask(&["ACL", "SETUSER", "default", "-cluster"]);
+    let stranger = Server::start();
+    let was_denied = || !denies.ask::<Vec<redis::Value>>(&["ACL", "LOG"]).is_empty();
+    let said_no = || stranger.calls("cluster") + stranger.calls("cluster|slots") > 0;
+    let cases: [(u16, &dyn Fn() -> bool); 2] =
+        [(denies.port(), &was_denied), (stranger.port(), &said_no)];
+    for (refuses, has_refused) in cases {
+        node.freeze();
+        thread::scope(|scope| {
+            let url = url(&[node.port(), refuses]);
+            let opening = scope.spawn(move || {
+                let config = Config::new(url).connect_timeout(LONG);
+                Client::open(config).map(drop)
+            });
+            eventually("the other has answered", || {
+                has_refused() || opening.is_finished()
+            });
+            node.thaw();
+            opening.join().unwrap().unwrap();
+        });
+    }
+}
