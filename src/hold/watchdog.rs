@@ -386,6 +386,9 @@ impl WatchdogThread {
                 cluster.housekeep_connections(Instant::now() + SLICE, &mut || {
                     dispatcher.dispatch(Duration::ZERO)
                 });
+                if cluster.retire_others() {
+                    task.watchdog.housekeep_soon();
+                }
             }
             self.renew();
         }

@@ -21,8 +21,8 @@
 //! answer. Those that no connection has acknowledged move to the new master's as soon as it is known that there is one,
 //! in their order. A release is always in one place: under way on one connection, or unacknowledged at one.
 //!
-//! A node that was a master once keeps its number and its [`Connection`] for ever; one that is none any more is left
-//! unconnected. So whoever notes where a call went finds it there.
+//! A node that was a master once keeps its number and its [`Connection`] for ever, so whoever notes where a call went
+//! finds it there. One that is none any more is left unconnected once nothing has been sent there for a while.
 //!
 //! Mutexes: `connections`, then a connection's, then a call's, then that of the topology. None is held while doing I/O.
 
@@ -273,9 +273,6 @@ impl Cluster {
 
     /// What goes on in the background at one connection; whether something is left.
     fn work_on(&self, connection: &Connection, work: impl FnOnce(&Connection) -> bool) -> bool {
-        if !self.map.is_master(connection.node()) {
-            connection.retire();
-        }
         let left = work(connection);
         if connection.is_missed() {
             // Its node may be a master no more.
@@ -317,7 +314,8 @@ impl Cluster {
     /// See [`Connection::housekeep`].
     pub(crate) fn housekeep(&self, until: Instant, meanwhile: Meanwhile<'_>) -> bool {
         self.look_around(until, meanwhile);
-        let left = self.housekeep_connections(until, meanwhile);
+        let mut left = self.retire_others();
+        left |= self.housekeep_connections(until, meanwhile);
         left || self.map.is_doubted()
     }
 
@@ -328,6 +326,13 @@ impl Cluster {
             left |= self.work_on(&connection, |its| its.housekeep(until, meanwhile));
         }
         left
+    }
+
+    /// Drops the connections to nodes that are no masters, once they are not used any more; whether there are any left.
+    pub(crate) fn retire_others(&self) -> bool {
+        let all = self.all();
+        let others = all.iter().filter(|its| !self.map.is_master(its.node()));
+        others.fold(false, |left, its| its.retire() | left)
     }
 
     /// See [`Connection::drain_some`].

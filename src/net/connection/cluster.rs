@@ -2,7 +2,7 @@
 
 use std::io;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use redis::{ErrorKind, RedisError};
 
@@ -11,6 +11,9 @@ use crate::error::{is_transient, lasting};
 use crate::net::call::Call;
 use crate::net::pipeline::{Destination, Pipeline};
 use crate::net::socket;
+
+/// After how long without a command a connection to a node that is no master is dropped.
+const UNUSED: Duration = Duration::from_secs(1);
 
 impl Connection {
     /// The same, named by another `role`, and leading `to` a node of a cluster.
@@ -38,14 +41,22 @@ impl Connection {
         needed && matches!(state.phase, Phase::Down { .. })
     }
 
-    /// Its node is no master: drops the connection once all outstanding replies have come.
-    pub(crate) fn retire(&self) {
+    /// Its node is no master: drops the connection once nothing has gone over it for a while. Until then the node may be
+    /// asked for a slot that is on its way there. Whether the connection still stands.
+    pub(crate) fn retire(&self) -> bool {
         let mut state = self.state.lock();
         state.wanted = false;
         let generation = state.generation;
+        let Some((_, in_flight)) = state.up(generation) else {
+            return false;
+        };
+        let is_used = in_flight.due() > 0 || in_flight.last_heard.elapsed() < UNUSED;
         drop(state);
-        let why = socket::timed_out("the node is no master any more");
-        self.leave(generation, &why);
+        if !is_used {
+            let why = socket::timed_out("the node is no master any more");
+            self.leave(generation, &why);
+        }
+        is_used
     }
 
     /// Keeps a release for a while before it is sent: nobody can serve it now.

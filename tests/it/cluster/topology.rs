@@ -5,7 +5,7 @@ use std::thread;
 use redlatch::{Client, Config};
 
 use crate::support::cluster::Cluster;
-use crate::support::{LONG, Server, eventually, timed};
+use crate::support::{LONG, Server, eventually, ms, timed};
 
 fn url(ports: &[u16]) -> String {
     let seeds: Vec<_> = ports
@@ -49,4 +49,28 @@ fn a_node_that_answers_late_is_waited_for_although_others_refuse() {
             opening.join().unwrap().unwrap();
         });
     }
+}
+
+timed!(a_node_to_which_a_slot_moves_keeps_its_connection_meanwhile);
+fn a_node_to_which_a_slot_moves_keeps_its_connection_meanwhile() {
+    let mut cluster = Cluster::start_bare();
+    let new = cluster.join(Cluster::bare_node());
+    let client = Client::open(cluster.config().lease(ms(600))).unwrap();
+    let (moves, stays) = (cluster.name_at(0, "moves"), cluster.name_at(1, "stays"));
+    let kept = client.mutex(&stays).lock().unwrap();
+    let ours = || cluster.nodes[new].clients_named("redlatch-link");
+    cluster.migrate_to(new, &moves, || {
+        let mut ids = Vec::new();
+        for n in 0..5 {
+            let lock = client.spin_lock(format!("{n}:{{{moves}}}"));
+            lock.lock().unwrap().unlock().unwrap();
+            ids.extend(ours().iter().map(|its| its.id));
+            // The housekeeping after the release comes sooner.
+            let renewals = client.stats().renewals;
+            eventually("it goes on", || client.stats().renewals > renewals + 1);
+        }
+        ids.dedup();
+        assert_eq!(ids.len(), 1, "{ids:?}");
+    });
+    kept.unlock().unwrap();
 }
