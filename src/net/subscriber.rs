@@ -88,6 +88,9 @@ struct State {
     /// When the last message or confirmation came.
     news_at: Option<Instant>,
     stopped: bool,
+    /// Its node is no master any more and nobody waits: the thread ends.
+    #[cfg(feature = "cluster")]
+    retired: bool,
 }
 
 impl State {
@@ -185,7 +188,26 @@ impl Subscriber {
         channel: &Arc<str>,
         waiter: &Arc<impl Listener + 'static>,
     ) -> Subscription {
-        let mut state = self.state.lock();
+        self.subscribe_in(self.state.lock(), channel, waiter)
+    }
+
+    /// The same, unless its thread has ended since its node is no master any more.
+    #[cfg(feature = "cluster")]
+    pub(crate) fn try_subscribe(
+        self: &Arc<Self>,
+        channel: &Arc<str>,
+        waiter: &Arc<impl Listener + 'static>,
+    ) -> Option<Subscription> {
+        let state = self.state.lock();
+        (!state.retired).then(|| self.subscribe_in(state, channel, waiter))
+    }
+
+    fn subscribe_in(
+        self: &Arc<Self>,
+        mut state: MutexGuard<'_, State>,
+        channel: &Arc<str>,
+        waiter: &Arc<impl Listener + 'static>,
+    ) -> Subscription {
         let listener = Arc::clone(waiter) as _;
         let waiter = state.channels.subscribe(channel, listener, Instant::now());
         self.changed.notify_all();
@@ -352,6 +374,14 @@ impl Subscriber {
                 let mut state = self.state.lock();
                 state.channels.end_lingering_until(Instant::now());
                 while state.channels.is_empty() && !state.stopped {
+                    #[cfg(feature = "cluster")]
+                    if let Some(place) = &self.place {
+                        if Self::retires(place, &mut state) {
+                            return;
+                        }
+                        self.changed.wait_for(&mut state, SLICE);
+                        continue;
+                    }
                     self.changed.wait(&mut state);
                 }
                 if state.stopped {
@@ -387,9 +417,13 @@ impl Subscriber {
                 Err(err) => report!(Debug, "no connection for messages: {err}"),
             }
             #[cfg(feature = "cluster")]
-            if let Some(place) = &self.place
-                && !self.state.lock().stopped
-            {
+            if let Some(place) = &self.place {
+                {
+                    let state = self.state.lock();
+                    if state.stopped || state.retired {
+                        return;
+                    }
+                }
                 self.look_around(place);
                 back_off = back_off.min(AWAY);
             }
@@ -426,10 +460,14 @@ impl Subscriber {
         let mut version = 0;
         loop {
             #[cfg(feature = "cluster")]
-            if let Some(place) = &self.place
-                && std::mem::replace(&mut version, place.map.version()) != place.map.version()
-            {
-                self.leave_moved(place);
+            if let Some(place) = &self.place {
+                let now = place.map.version();
+                if std::mem::replace(&mut version, now) != now {
+                    self.leave_moved(place);
+                }
+                if Self::retires(place, &mut self.state.lock()) {
+                    return Err(socket::timed_out("the node is no master any more"));
+                }
             }
             let soon = {
                 let (mut state, now) = (self.state.lock(), Instant::now());
@@ -569,6 +607,14 @@ impl Subscriber {
             report!(Debug, "looking for the masters of the cluster: {err}");
         }
         self.leave_moved(place);
+    }
+
+    /// Whether the thread has nothing to do any more.
+    fn retires(place: &Place, state: &mut State) -> bool {
+        if state.channels.is_empty() && !place.map.is_master(place.node) {
+            state.retired = true;
+        }
+        state.retired
     }
 
     /// Sends away those who wait on channels that another node has.

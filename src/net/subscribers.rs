@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 #[cfg(feature = "cluster")]
-use std::thread;
+use std::{collections::HashMap, thread};
 
 #[cfg(feature = "cluster")]
 use parking_lot::{Condvar, Mutex};
@@ -34,7 +34,7 @@ impl Subscribers {
         match self {
             Self::Single(subscriber) => subscriber.subscribe(channel, waiter),
             #[cfg(feature = "cluster")]
-            Self::Cluster(by_master) => by_master.of(channel).subscribe(channel, waiter),
+            Self::Cluster(by_master) => by_master.subscribe(channel, waiter),
         }
     }
 
@@ -43,7 +43,10 @@ impl Subscribers {
         match self {
             Self::Single(subscriber) => subscriber.listens_to(channel),
             #[cfg(feature = "cluster")]
-            Self::Cluster(by_master) => by_master.of(channel).listens_to(channel),
+            Self::Cluster(by_master) => {
+                let its = by_master.known(channel);
+                its.is_some_and(|its| its.listens_to(channel))
+            }
         }
     }
 
@@ -52,7 +55,11 @@ impl Subscribers {
         match self {
             Self::Single(subscriber) => subscriber.end_lingering(channel),
             #[cfg(feature = "cluster")]
-            Self::Cluster(by_master) => by_master.of(channel).end_lingering(channel),
+            Self::Cluster(by_master) => {
+                if let Some(its) = by_master.known(channel) {
+                    its.end_lingering(channel);
+                }
+            }
         }
     }
 
@@ -62,7 +69,7 @@ impl Subscribers {
             Self::Single(subscriber) => subscriber.len(),
             #[cfg(feature = "cluster")]
             Self::Cluster(by_master) => {
-                let known = by_master.state.lock().known.clone();
+                let known: Vec<_> = by_master.state.lock().known.values().cloned().collect();
                 known.iter().map(|its| its.len()).sum()
             }
         }
@@ -87,7 +94,12 @@ impl Subscribers {
     }
 }
 
-/// One subscriber for each master; each has a thread from its first channel on.
+/// One subscriber for each master on whose channels anybody waits.
+///
+/// ```text
+///            somebody subscribes                the node is no master any more, and nobody waits
+///    none ───────────────────────► its thread ──────────────────────────────────────────────────► none
+/// ```
 #[cfg(feature = "cluster")]
 pub(crate) struct ByMaster {
     map: Arc<Map>,
@@ -100,7 +112,9 @@ pub(crate) struct ByMaster {
 #[derive(Default)]
 struct State {
     /// By the number of the node.
-    known: Vec<Arc<Subscriber>>,
+    known: HashMap<usize, Arc<Subscriber>>,
+    /// Those without a thread yet.
+    new: Vec<(usize, Arc<Subscriber>)>,
     stopped: bool,
 }
 
@@ -119,26 +133,56 @@ impl ByMaster {
         }
     }
 
-    fn of(&self, channel: &str) -> Arc<Subscriber> {
-        let node = self.map.master_of(Some(channel.as_bytes())).unwrap_or(0);
-        let mut state = self.state.lock();
-        while state.known.len() <= node {
-            let subscriber = (self.make)(state.known.len());
-            if state.stopped {
-                subscriber.stop();
+    fn node_of(&self, channel: &str) -> usize {
+        self.map.master_of(Some(channel.as_bytes())).unwrap_or(0)
+    }
+
+    /// The subscriber for a channel, if there is one.
+    fn known(&self, channel: &str) -> Option<Arc<Subscriber>> {
+        let node = self.node_of(channel);
+        self.state.lock().known.get(&node).cloned()
+    }
+
+    fn subscribe(&self, channel: &Arc<str>, waiter: &Arc<impl Listener + 'static>) -> Subscription {
+        loop {
+            let node = self.node_of(channel);
+            let subscriber = self.at(node);
+            match subscriber.try_subscribe(channel, waiter) {
+                Some(subscription) => return subscription,
+                None => self.forget(node, &subscriber),
             }
-            state.known.push(subscriber);
         }
-        let subscriber = Arc::clone(&state.known[node]);
+    }
+
+    fn at(&self, node: usize) -> Arc<Subscriber> {
+        let mut state = self.state.lock();
+        if let Some(known) = state.known.get(&node) {
+            return Arc::clone(known);
+        }
+        let subscriber = (self.make)(node);
+        if state.stopped {
+            subscriber.stop();
+        }
+        state.known.insert(node, Arc::clone(&subscriber));
+        state.new.push((node, Arc::clone(&subscriber)));
         drop(state);
         self.changed.notify_all();
         subscriber
     }
 
+    /// Its thread has ended, or is about to.
+    fn forget(&self, node: usize, subscriber: &Arc<Subscriber>) {
+        let mut state = self.state.lock();
+        let known = state.known.get(&node);
+        if known.is_some_and(|its| Arc::ptr_eq(its, subscriber)) {
+            state.known.remove(&node);
+        }
+    }
+
     fn stop(&self) {
         let mut state = self.state.lock();
         state.stopped = true;
-        for subscriber in &state.known {
+        for subscriber in state.known.values() {
             subscriber.stop();
         }
         drop(state);
@@ -148,16 +192,18 @@ impl ByMaster {
     /// Starts a thread for every subscriber, and waits for them.
     fn run(&self) {
         thread::scope(|scope| {
-            let mut running = 0;
             let mut state = self.state.lock();
             while !state.stopped {
-                let Some(subscriber) = state.known.get(running).cloned() else {
+                let Some((node, subscriber)) = state.new.pop() else {
                     self.changed.wait(&mut state);
                     continue;
                 };
-                running += 1;
                 let thread = thread::Builder::new().name("redlatch-subscriber".into());
-                if let Err(err) = thread.spawn_scoped(scope, move || subscriber.run()) {
+                let run = move || {
+                    subscriber.run();
+                    self.forget(node, &subscriber);
+                };
+                if let Err(err) = thread.spawn_scoped(scope, run) {
                     report!(
                         Warn,
                         "a thread for messages could not be started ({err}); threads that wait ask again and again"
@@ -165,5 +211,93 @@ impl ByMaster {
                 }
             }
         });
+    }
+}
+
+#[cfg(all(test, feature = "cluster"))]
+mod tests {
+    use super::*;
+
+    use std::time::{Duration, Instant};
+
+    use crate::config::server::{Address, Server};
+    use crate::net::slot::slot_of;
+    use crate::net::socket::Endpoint;
+    use crate::net::subscriber::Place;
+
+    struct Deaf;
+
+    impl Listener for Deaf {
+        fn message(&self) {}
+
+        fn set_listening(&self, _: bool) {}
+    }
+
+    /// A cluster whose nodes are away.
+    fn map() -> Arc<Map> {
+        let server = Server::of("redis+cluster://127.0.0.1:1/", String::new());
+        let endpoint = Endpoint::new(server.expect("a good URL"));
+        Arc::new(Map::new(
+            endpoint,
+            vec![Address::Tcp("127.0.0.1".into(), 1)],
+        ))
+    }
+
+    /// The slot of the channel moves to the node with this port.
+    fn moves(map: &Map, channel: &str, port: u16) {
+        let slot = slot_of(channel.as_bytes());
+        let moved = format!("-MOVED {slot} 127.0.0.1:{port}\r\n");
+        let moved = redis::parse_redis_value(moved.as_bytes()).expect("a reply");
+        let moved = moved.extract_error().expect_err("an error");
+        assert!(map.redirected(0, &moved).is_some());
+    }
+
+    #[test]
+    fn there_is_a_thread_for_each_master_at_which_somebody_waits_and_no_other() {
+        let map = map();
+        let its = Arc::clone(&map);
+        let timeout = Duration::from_secs(1);
+        let subscribers = ByMaster::new(Arc::clone(&map), move |node| {
+            let map = Arc::clone(&its);
+            Subscriber::of_node(Place { map, node }, timeout, timeout, Arc::default())
+        });
+        let channels: [Arc<str>; 3] = ["a", "b", "c"].map(Arc::from);
+        for (port, channel) in (2..).zip(&channels) {
+            moves(&map, channel, port);
+        }
+        let known = || {
+            let mut known: Vec<_> = subscribers.state.lock().known.keys().copied().collect();
+            known.sort_unstable();
+            known
+        };
+        assert!(subscribers.known(&channels[2]).is_none());
+        thread::scope(|scope| {
+            scope.spawn(|| subscribers.run());
+            let waiter = Arc::new(Deaf);
+            let [_, b, c] = &channels;
+            let first = subscribers.subscribe(c, &waiter);
+            assert_eq!(known(), [2]);
+            let second = subscribers.subscribe(b, &waiter);
+            assert_eq!(known(), [1, 2]);
+            assert!(!first.has_moved() && !second.has_moved());
+            // Whoever waits there is sent away, and then there is nothing left to be done.
+            moves(&map, c, 3);
+            let until = Instant::now() + Duration::from_secs(60);
+            while known() != [1] {
+                assert!(Instant::now() < until, "{:?}", known());
+                thread::yield_now();
+            }
+            assert!(first.has_moved() && !second.has_moved());
+            drop(first);
+            let again = subscribers.subscribe(c, &waiter);
+            assert!(!again.has_moved());
+            // The master may be one again.
+            moves(&map, c, 4);
+            let third = subscribers.subscribe(c, &waiter);
+            assert_eq!(known(), [1, 2]);
+            subscribers.stop();
+            drop((second, third, again));
+        });
+        assert!(known().is_empty());
     }
 }

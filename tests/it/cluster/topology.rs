@@ -5,7 +5,7 @@ use std::thread;
 use redlatch::{Client, Config};
 
 use crate::support::cluster::Cluster;
-use crate::support::{LONG, Server, eventually, ms, timed};
+use crate::support::{LONG, Server, eventually, is_waited_for, ms, timed};
 
 fn url(ports: &[u16]) -> String {
     let seeds: Vec<_> = ports
@@ -73,4 +73,50 @@ fn a_node_to_which_a_slot_moves_keeps_its_connection_meanwhile() {
         assert_eq!(ids.len(), 1, "{ids:?}");
     });
     kept.unlock().unwrap();
+}
+
+timed!(a_node_that_has_left_is_forgotten);
+fn a_node_that_has_left_is_forgotten() {
+    let mut cluster = Cluster::start_bare();
+    let leaves = cluster.join(Cluster::bare_node());
+    let [client, other] = [0, 1].map(|_| Client::open(cluster.config().lease(ms(900))).unwrap());
+    let (moves, stays) = (cluster.name_at(0, "moves"), cluster.name_at(1, "stays"));
+    let held = client.mutex(&moves).lock().unwrap();
+    cluster.migrate_to(leaves, &moves, || {});
+    let renewals = client.stats().renewals;
+    eventually("it is renewed there", || {
+        client.stats().renewals > renewals + 1
+    });
+    let ours = |purpose: &str| {
+        let name = format!("redlatch-{purpose}");
+        cluster.nodes[leaves].clients_named(&name).len()
+    };
+    eventually("it is renewed there", || ours("watchdog") == 1);
+    held.unlock().unwrap();
+    is_waited_for(&client, &other, &moves, ms(30));
+    assert_eq!((ours("link"), ours("subscriber")), (2, 1));
+    let works = || {
+        for client in [&client, &other] {
+            for name in [&moves, &stays] {
+                client.mutex(name).lock().unwrap().unlock().unwrap();
+            }
+        }
+    };
+    cluster.migrate_to(0, &moves, || {});
+    works();
+    let id: String = cluster.nodes[leaves].ask(&["CLUSTER", "MYID"]);
+    for node in &cluster.nodes[..leaves] {
+        let () = node.ask(&["CLUSTER", "FORGET", &id]);
+    }
+    let () = cluster.nodes[leaves].ask(&["CLUSTER", "RESET"]);
+    eventually("nobody is connected to it", || {
+        works();
+        cluster.nodes[leaves].clients_named("redlatch").is_empty()
+    });
+    is_waited_for(&client, &other, &moves, ms(30));
+    for client in [&client, &other] {
+        let stats = client.stats();
+        let wrong = (stats.lost, stats.releases_failed, stats.poll_rescues);
+        assert_eq!(wrong, (0, 0, 0), "{stats:?}");
+    }
 }
