@@ -314,6 +314,9 @@ struct WatchdogThread {
     by_text: bool,
     #[cfg(feature = "cluster")]
     absent: cluster::Absent,
+    /// Renewals that a slow node has not answered yet.
+    #[cfg(feature = "cluster")]
+    behind: Vec<cluster::UnderWay>,
 }
 
 /// Handles the holds that are due. The thread also calls it while it waits for something else, so that no loss is
@@ -342,6 +345,8 @@ pub(crate) fn run(task: Task) {
         by_text: false,
         #[cfg(feature = "cluster")]
         absent: cluster::Absent::default(),
+        #[cfg(feature = "cluster")]
+        behind: Vec::new(),
     };
     loop {
         // Nothing here should panic; if something does, the holds must still be renewed.
@@ -367,6 +372,7 @@ impl WatchdogThread {
         };
         self.dispatcher.dispatch(early);
         let keeps = task.watchdog.has_renewals();
+        self.catch_up();
         self.renew();
         if keeps {
             task.client.look_after_connection();
@@ -390,6 +396,7 @@ impl WatchdogThread {
                     task.watchdog.housekeep_soon();
                 }
             }
+            self.catch_up();
             self.renew();
         }
         true
@@ -445,9 +452,19 @@ impl WatchdogThread {
         }
     }
 
+    /// Reads answers that were not waited for.
+    fn catch_up(&mut self) {
+        #[cfg(feature = "cluster")]
+        if let Over::Cluster(cluster) = &Arc::clone(&self.task).over {
+            self.catch_up_in(cluster);
+        }
+    }
+
     /// Puts unfinished holds back on the schedule, and sends nothing for a while.
     fn retry_later(&mut self) {
         self.connection = None;
+        #[cfg(feature = "cluster")]
+        self.behind.clear();
         let now = Instant::now();
         let pause = self.back_off.min(self.task.lease / 10);
         self.retry_at = now + pause.max(Duration::from_millis(1));

@@ -1,7 +1,15 @@
 //! Renewing in a cluster: over a connection to each master, those of one batch at the same time.
 //!
-//! A node that is away delays the renewals of its own holds, not those of others. They are sent to the new master once
-//! there is one.
+//! A node that is away, or slow, delays the renewals of its own holds, not those of others. They are sent to the new
+//! master once there is one.
+//!
+//! ```text
+//!    queued ──sent──► under way ──answered──► armed
+//!      ▲                 │   ▲
+//!      │                 ▼   │ asked for time and again
+//!      │                behind ──no answer for a quarter of the lease──► its node is away
+//!      └── after a pause, while others of its node are behind, or the node is away
+//! ```
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -26,6 +34,9 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// so come first, would take the time in which those of other nodes are renewed.
 const AWAY: Duration = Duration::from_millis(250);
 
+/// The part of the lease for which the holds of other nodes wait for the answers of one.
+const PATIENCE: u32 = 60;
+
 /// How often a renewal follows where nodes send it before it takes a rest.
 const REDIRECTIONS: usize = 4;
 
@@ -45,32 +56,68 @@ impl Absent {
     }
 }
 
+/// A renewal that is under way.
+pub(super) struct UnderWay {
+    call: Arc<Call>,
+    hold: Arc<dyn Renewable>,
+    /// When it counts as failed.
+    given_up_at: Instant,
+}
+
 impl WatchdogThread {
-    /// Sends a batch of the queued renewals, each to the master of its key, and waits for the answers.
+    /// Sends a batch of the queued renewals, each to the master of its key, and waits for the answers, but not for long
+    /// for those of a node that is slow.
     pub(super) fn renew_in_cluster(&mut self, cluster: &Cluster) {
         let task = Arc::clone(&self.task);
-        while self.sent.len() < BATCH.0
+        let mut batch = Vec::new();
+        while batch.len() < BATCH.0
             && let Some(hold) = task.watchdog.take_renewal()
         {
-            self.sent.push_back(hold);
+            self.sent.push_back(Arc::clone(&hold));
+            batch.push(hold);
         }
-        let mut pending = Vec::with_capacity(self.sent.len());
-        for hold in self.sent.clone() {
+        let given_up_at = Instant::now() + (task.lease / 4).min(task.response_timeout);
+        let mut pending = Vec::with_capacity(batch.len());
+        for hold in batch {
             let call = Call::question(hold.request());
-            if self.submit(cluster, &call) {
-                pending.push((call, hold));
+            let master = cluster.destination(&call);
+            if self
+                .behind
+                .iter()
+                .any(|its| Some(its.call.node()) == master)
+            {
+                self.postpone(&hold, PAUSE);
+            } else if self.submit(cluster, &call) {
+                pending.push(UnderWay {
+                    call,
+                    hold,
+                    given_up_at,
+                });
             } else {
                 self.postpone(&hold, BACK_OFF.1);
             }
         }
         cluster.flush(true);
-        let given_up_at = Instant::now() + (task.lease / 4).min(task.response_timeout);
+        let until = Instant::now() + task.lease / PATIENCE;
+        self.see_through(cluster, pending, until);
+    }
+
+    /// Reads the answers of nodes that were slow.
+    pub(super) fn catch_up_in(&mut self, cluster: &Cluster) {
+        let behind = std::mem::take(&mut self.behind);
+        if !behind.is_empty() {
+            self.see_through(cluster, behind, Instant::now());
+        }
+    }
+
+    /// Waits for answers, and sends on what other nodes have to answer. What has no answer by then is behind.
+    fn see_through(&mut self, cluster: &Cluster, mut pending: Vec<UnderWay>, until: Instant) {
         for _ in 0..REDIRECTIONS {
-            pending = self.answers(cluster, pending, given_up_at);
-            pending.retain(|(call, hold)| {
-                let goes_on = self.submit(cluster, call);
+            pending = self.answers(cluster, pending, until);
+            pending.retain(|its| {
+                let goes_on = self.submit(cluster, &its.call);
                 if !goes_on {
-                    self.postpone(hold, BACK_OFF.1);
+                    self.postpone(&its.hold, BACK_OFF.1);
                 }
                 goes_on
             });
@@ -79,8 +126,8 @@ impl WatchdogThread {
             }
             cluster.flush(true);
         }
-        for (_, hold) in pending {
-            self.postpone(&hold, PAUSE);
+        for its in pending {
+            self.postpone(&its.hold, PAUSE);
         }
     }
 
@@ -111,29 +158,29 @@ impl WatchdogThread {
     fn answers(
         &mut self,
         cluster: &Cluster,
-        mut pending: Vec<(Arc<Call>, Arc<dyn Renewable>)>,
-        given_up_at: Instant,
-    ) -> Vec<(Arc<Call>, Arc<dyn Renewable>)> {
+        mut pending: Vec<UnderWay>,
+        until: Instant,
+    ) -> Vec<UnderWay> {
         let mut elsewhere = Vec::new();
         loop {
             // The last of each node: whoever waits for that reads the answers to the others.
             let mut nodes = Vec::new();
-            for (call, _) in pending.iter().rev() {
+            for UnderWay { call, .. } in pending.iter().rev() {
                 let node = call.node();
                 if !nodes.contains(&node) {
                     nodes.push(node);
-                    let until = given_up_at.min(Instant::now() + SLICE);
+                    let slice = until.min(Instant::now() + SLICE);
                     // What came of it, each call knows itself.
-                    route::wait(cluster, call, until, &|| false).ok();
+                    route::wait(cluster, call, slice, &|| false).ok();
                 }
             }
             let mut unanswered = Vec::new();
-            for (call, hold) in pending {
-                match call.outcome() {
-                    None => unanswered.push((call, hold)),
+            for its in pending {
+                match its.call.outcome() {
+                    None => unanswered.push(its),
                     Some(outcome) => {
-                        if self.answered(cluster, &call, &hold, outcome) {
-                            elsewhere.push((call, hold));
+                        if self.answered(cluster, &its.call, &its.hold, outcome) {
+                            elsewhere.push(its);
                         }
                     }
                 }
@@ -142,10 +189,17 @@ impl WatchdogThread {
             if pending.is_empty() {
                 return elsewhere;
             }
-            if !self.dispatcher.dispatch(Duration::ZERO) || Instant::now() >= given_up_at {
-                for (call, hold) in pending {
-                    self.absent.add(Some(call.node()), Instant::now());
-                    self.postpone(&hold, BACK_OFF.1);
+            let goes_on = self.dispatcher.dispatch(Duration::ZERO);
+            let now = Instant::now();
+            if !goes_on || now >= until {
+                for its in pending {
+                    if goes_on && now < its.given_up_at {
+                        self.behind.push(its);
+                        self.task.watchdog.housekeep_soon();
+                    } else {
+                        self.absent.add(Some(its.call.node()), now);
+                        self.postpone(&its.hold, BACK_OFF.1);
+                    }
                 }
                 return elsewhere;
             }

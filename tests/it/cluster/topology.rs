@@ -1,11 +1,13 @@
 //! How a client learns which node has which slot, while nodes come and go.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
+use std::time::Duration;
 
 use redlatch::{Client, Config};
 
 use crate::support::cluster::Cluster;
-use crate::support::{LONG, Server, eventually, is_waited_for, ms, timed};
+use crate::support::{LONG, Server, Stops, eventually, is_waited_for, ms, timed};
 
 fn url(ports: &[u16]) -> String {
     let seeds: Vec<_> = ports
@@ -118,5 +120,48 @@ fn a_node_that_has_left_is_forgotten() {
         let stats = client.stats();
         let wrong = (stats.lost, stats.releases_failed, stats.poll_rescues);
         assert_eq!(wrong, (0, 0, 0), "{stats:?}");
+    }
+}
+
+timed!(holds_at_a_master_that_is_slow_take_no_time_from_the_others);
+fn holds_at_a_master_that_is_slow_take_no_time_from_the_others() {
+    const AT_THE_SLOW: usize = 4_000;
+    const ELSEWHERE: usize = 20;
+    const LEASE: Duration = ms(4_000);
+    let cluster = Cluster::start_bare();
+    let client = Client::open(cluster.config().lease(LEASE)).unwrap();
+    let (slow, quick) = (cluster.name_at(0, "slow"), cluster.name_at(1, "quick"));
+    let hold = |name: &str, n: usize| client.mutex(format!("{n}:{{{name}}}")).lock().unwrap();
+    // Those at the other end neither first nor last.
+    let mut waits: Vec<_> = (0..AT_THE_SLOW / 2).map(|n| hold(&slow, n)).collect();
+    let kept: Vec<_> = (0..ELSEWHERE).map(|n| hold(&quick, n)).collect();
+    waits.extend((AT_THE_SLOW / 2..AT_THE_SLOW).map(|n| hold(&slow, n)));
+    let ends = || kept.iter().map(|guard| guard.valid_until());
+    let done = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let _stops = Stops(&done);
+        scope.spawn(|| {
+            // It answers in time, and no more than what it was asked before.
+            let mut node = cluster.nodes[0].connection();
+            let mut pauses = |words: &[&str]| {
+                let mut command = redis::cmd("CLIENT");
+                command.arg(words).query::<()>(&mut node).unwrap();
+            };
+            while !done.load(Ordering::SeqCst) {
+                pauses(&["PAUSE", "60000", "WRITE"]);
+                thread::sleep(LEASE / 5);
+                pauses(&["UNPAUSE"]);
+            }
+        });
+        let before = ends().max().unwrap();
+        eventually("they are renewed again and again", || {
+            let valid = kept.iter().all(|guard| guard.is_valid());
+            assert!(valid, "{:?}", client.stats());
+            ends().min().unwrap() > before + LEASE * 2
+        });
+    });
+    drop(waits);
+    for guard in kept {
+        guard.unlock().unwrap();
     }
 }
