@@ -40,7 +40,7 @@ use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
 
 pub(crate) use self::map::{Map, is_no_cluster};
 use crate::error::{is_redirection, is_transient};
-use crate::net::call::{Call, DeferredInfo, Fault, OnReply};
+use crate::net::call::{Call, CallPhase, DeferredInfo, Fault, OnReply};
 use crate::net::connection::{Connection, Housekeeper};
 use crate::net::pipeline::Destination;
 use crate::net::route::{Next, Route};
@@ -227,15 +227,24 @@ impl Cluster {
             its.asking = false;
         }
         drop(its);
+        self.move_to_master(release, rests);
+    }
+
+    /// Has the connection to where a release belongs take it over.
+    fn move_to_master(&self, release: &Arc<Call>, rests: bool) {
         let node = self.destination(release).unwrap_or(0);
         let to = self.connection(node);
-        if rests {
-            to.keep_back(release);
-        } else {
-            to.submit(release);
-            to.flush(false);
+        if to.take_over(release, rests) {
+            if !rests {
+                to.flush(false);
+            }
+            to.housekeep_soon();
+        } else if let Some(info) = &release.deferred {
+            // Those that a connection has are counted when it is closed.
+            let why = socket::timed_out("the client is closed");
+            self.on_reply.given_up(info, &why);
+            release.state.lock().phase = CallPhase::Broken(why);
         }
-        to.housekeep_soon();
     }
 
     /// Looks who has the slots, if that is in doubt, and has calls that nobody waits for follow.
@@ -266,8 +275,7 @@ impl Cluster {
             !asking && master.is_none_or(|master| master == from.node())
         });
         for call in &strays {
-            self.submit(call);
-            self.at(call).flush(false);
+            self.move_to_master(call, false);
         }
     }
 
@@ -447,5 +455,101 @@ impl Route for Cluster {
             self.move_strays(&at);
         }
         self.at(call).bring(call);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    use std::sync::LazyLock;
+    use std::sync::atomic::AtomicUsize;
+
+    use crate::config::server::{Address, Server};
+    use crate::net::call::Deferred;
+    use crate::net::request::{Request, Script};
+    use crate::net::slot::slot_of;
+    use crate::net::socket::Endpoint;
+
+    static RELEASE: LazyLock<Script> = LazyLock::new(|| Script::new("return 0"));
+
+    #[derive(Default)]
+    struct Releases {
+        given_up: AtomicUsize,
+    }
+
+    impl OnReply for Releases {
+        fn released(&self, _: &DeferredInfo, _: &Value, _: bool) {}
+
+        fn given_up(&self, _: &DeferredInfo, _: &RedisError) {
+            self.given_up.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    struct Nobody;
+
+    impl Housekeeper for Nobody {
+        fn housekeep_soon(&self) {}
+    }
+
+    /// One whose nodes are away.
+    fn cluster(releases: &Arc<Releases>) -> Arc<Cluster> {
+        let server = Server::of("redis+cluster://127.0.0.1:1/", String::new());
+        let endpoint = Endpoint::new(server.expect("a good URL"));
+        let map = Map::new(endpoint, vec![Address::Tcp("127.0.0.1".into(), 1)]);
+        let timeout = Duration::from_secs(1);
+        let settings = Settings {
+            connect_timeout: timeout,
+            response_timeout: timeout,
+            counters: Arc::default(),
+            housekeeper: Arc::new(Nobody),
+        };
+        let releases = Arc::clone(releases) as _;
+        Cluster::new(Arc::new(map), socket::COMMANDS, settings, releases)
+    }
+
+    fn says(line: &str) -> RedisError {
+        let value = redis::parse_redis_value(format!("-{line}\r\n").as_bytes());
+        value.expect("a reply").extract_error().expect_err("one")
+    }
+
+    /// The master of a key is that with this port.
+    fn has_moved(cluster: &Cluster, key: &str, port: u16) -> RedisError {
+        let slot = slot_of(key.as_bytes());
+        let moved = says(&format!("MOVED {slot} 127.0.0.1:{port}"));
+        assert!(cluster.map.redirected(0, &moved).is_some());
+        moved
+    }
+
+    fn release(key: &str) -> Arc<Call> {
+        Call::deferred(Deferred {
+            request: Request::script("releasing", &RELEASE, &[key], &["o:1"]),
+            info: DeferredInfo {
+                name: key.into(),
+                useful_until: Instant::now() + Duration::from_secs(60),
+                undo: false,
+                for_good: false,
+            },
+        })
+    }
+
+    #[test]
+    fn a_release_that_is_redirected_while_the_client_is_closed_counts_as_given_up() {
+        let releases = Arc::new(Releases::default());
+        let cluster = cluster(&releases);
+        let moved = has_moved(&cluster, "a", 1);
+        assert_eq!(cluster.submit(&release("a")), None, "it is kept");
+        cluster.hand_over(&release("a"), &moved);
+        cluster.hand_over(&release("a"), &says("MOVED somewhere"));
+        assert_eq!(cluster.close(), (3, 0));
+        let given_up = || releases.given_up.load(Ordering::SeqCst);
+        assert_eq!(given_up(), 0);
+        for to in [moved, says("MOVED somewhere")] {
+            let late = release("a");
+            cluster.hand_over(&late, &to);
+            assert!(matches!(late.outcome(), Some(Err(_))), "it is over");
+        }
+        assert_eq!(given_up(), 2);
+        assert_eq!(cluster.close(), (0, 0));
     }
 }

@@ -59,10 +59,20 @@ impl Connection {
         is_used
     }
 
-    /// Keeps a release for a while before it is sent: nobody can serve it now.
-    pub(crate) fn keep_back(&self, release: &Arc<Call>) {
+    /// Takes a release over from another connection; `false` once it is closed. With `rests` it is sent after a while,
+    /// since nobody can serve it now.
+    pub(crate) fn take_over(&self, release: &Arc<Call>, rests: bool) -> bool {
         let mut state = self.state.lock();
-        state.pipeline.keep_back(release, Instant::now());
+        if matches!(state.phase, Phase::Closed) {
+            return false;
+        }
+        let now = Instant::now();
+        if rests {
+            state.pipeline.keep_back(release, now);
+        } else if state.pipeline.submit(release, now) {
+            self.counters.commands.add(1);
+        }
+        true
     }
 
     /// Takes out the unacknowledged calls that do not belong here any more.
