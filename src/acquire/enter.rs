@@ -117,14 +117,17 @@ impl LockSpec {
                     return Ok(Pending::Contends(contender));
                 }
                 Entered::Joined(hold) => {
+                    let mut probe = None;
                     let looks = self.prefer == Prefer::Writers
                         && state.probe_writers(now, || {
                             let call = Call::question(entry.protocol.probe_writers_request()?);
-                            session.connection.submit(&call).map(|_| call)
+                            session.connection.submit(&call)?;
+                            probe = Some(Arc::clone(&call));
+                            Some(call)
                         });
                     drop(state);
-                    if looks {
-                        session.connection.flush(false);
+                    if let (true, Some(call)) = (looks, probe) {
+                        session.connection.flush_to(&call);
                         session.watchdog.housekeep_soon();
                     }
                     if self.is_still_ours(&hold) {

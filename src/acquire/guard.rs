@@ -205,7 +205,9 @@ impl GuardInner {
                 drop(state);
                 // Before the release, which counts the subscribers that it notifies.
                 session.end_lingering(hold);
-                backing.deliver();
+                if let Some(release) = call.get() {
+                    backing.deliver(release);
+                }
                 wake(next);
                 backing.housekeep_soon();
                 self.not_lost().map(|_| call.into_inner())

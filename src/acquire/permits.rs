@@ -401,8 +401,8 @@ pub(crate) fn give(
         release
     });
     drop(state);
-    if release.is_some() {
-        session.connection.deliver();
+    if let Some(release) = &release {
+        session.connection.deliver(release);
     }
     for queued in to.into_iter().chain(first) {
         queued.waiter.wake();

@@ -98,8 +98,8 @@ pub(crate) trait Backing: Send + Sync {
     /// Queues the release; [`deliver`](Self::deliver) sends it. With `undo` it is normal that Redis no longer knows the hold.
     fn release(&self, hold: &Hold, undo: bool) -> Arc<Call>;
 
-    /// Sends what was queued, over new connections where the old ones were closed.
-    fn deliver(&self);
+    /// Sends a release that was queued, over new connections where the old ones were closed.
+    fn deliver(&self, release: &Call);
 
     /// Releases what Redis may still keep of a hold that is over.
     fn give_back(&self, hold: &Hold);

@@ -117,9 +117,18 @@ impl Connections {
         each!(self, one => one.flush(all));
     }
 
-    /// See [`Connection::deliver`].
-    pub(crate) fn deliver(&self) {
-        each!(self, one => one.deliver());
+    /// Writes a release that was submitted; see [`Connection::deliver`].
+    pub(crate) fn deliver(&self, release: &Call) {
+        match self {
+            Self::Single(connection) => connection.deliver(),
+            #[cfg(feature = "cluster")]
+            Self::Cluster(cluster) => cluster.deliver(release),
+        }
+    }
+
+    /// Writes a query that was submitted; see [`Connection::flush`].
+    pub(crate) fn flush_to(&self, call: &Call) {
+        each!(self, one => Route::flush(one, call));
     }
 
     /// See [`Connection::look_after`].
@@ -177,6 +186,11 @@ impl Connections {
     /// See [`Connection::up`].
     pub(crate) fn up(&self, until: Instant, meanwhile: Meanwhile<'_>) -> Result<(), Fault> {
         self.with(|connection| connection.up(until, meanwhile))
+    }
+
+    /// See [`Connection::deliver`].
+    pub(crate) fn deliver_queued(&self) {
+        self.with(Connection::deliver);
     }
 
     /// See [`Connection::responds`].

@@ -95,7 +95,7 @@ impl Nodes {
     /// The same, over new connections where the last ones were closed.
     pub(crate) fn deliver(&self) {
         for node in &self.list {
-            node.session.connection.deliver();
+            node.session.connection.deliver_queued();
         }
     }
 

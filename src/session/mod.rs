@@ -528,13 +528,13 @@ impl Backing for Session {
         call
     }
 
-    fn deliver(&self) {
-        self.connection.deliver();
+    fn deliver(&self, release: &Call) {
+        self.connection.deliver(release);
     }
 
     fn give_back(&self, hold: &Hold) {
-        drop(self.release(hold, true));
-        self.connection.deliver();
+        let release = self.release(hold, true);
+        self.connection.deliver(&release);
         self.watchdog.housekeep_soon();
     }
 

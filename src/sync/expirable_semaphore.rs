@@ -853,7 +853,7 @@ impl ExpirablePermit {
         }
         let call = Call::deferred(hold.release(false));
         session.connection.submit(&call);
-        session.connection.deliver();
+        session.connection.deliver(&call);
         session.watchdog.housekeep_soon();
         Ok(call)
     }

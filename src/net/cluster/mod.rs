@@ -303,11 +303,9 @@ impl Cluster {
         }
     }
 
-    /// See [`Connection::deliver`].
-    pub(crate) fn deliver(&self) {
-        for connection in self.all() {
-            connection.deliver();
-        }
+    /// Writes a release at once; see [`Connection::deliver`].
+    pub(crate) fn deliver(&self, release: &Call) {
+        self.at(release).deliver();
     }
 
     /// Looks whether the connections stand that were used before. For a client that holds something.
@@ -551,5 +549,30 @@ mod tests {
         }
         assert_eq!(given_up(), 2);
         assert_eq!(cluster.close(), (0, 0));
+    }
+
+    #[test]
+    fn a_release_is_delivered_without_a_look_at_other_connections() {
+        let cluster = cluster(&Arc::default());
+        let [a, b] = ["a", "b"].map(release);
+        for (port, key) in [(1, "a"), (2, "b")] {
+            has_moved(&cluster, key, port);
+        }
+        for call in [&a, &b] {
+            assert_eq!(cluster.submit(call), None, "it is kept");
+        }
+        let other = cluster.at(&b);
+        assert_ne!(other.node(), cluster.at(&a).node());
+        let (done, is_done) = crossbeam_channel::bounded(1);
+        let used = other.while_used();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                cluster.deliver(&a);
+                done.send(()).expect("somebody waits");
+            });
+            let done = is_done.recv_timeout(Duration::from_secs(60));
+            drop(used);
+            assert!(done.is_ok(), "it waits for the other");
+        });
     }
 }

@@ -24,6 +24,12 @@ impl Connection {
         self
     }
 
+    /// Others that use it have to wait.
+    #[cfg(test)]
+    pub(crate) fn while_used(&self) -> impl Sized {
+        self.state.lock()
+    }
+
     /// Which node it leads to.
     pub(crate) fn node(&self) -> usize {
         self.node

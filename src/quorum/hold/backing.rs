@@ -122,7 +122,7 @@ impl Backing for QuorumHold {
         self.let_go()
     }
 
-    fn deliver(&self) {
+    fn deliver(&self, _release: &Call) {
         self.nodes.deliver();
     }
 
