@@ -53,6 +53,11 @@ pub(crate) trait Route {
     /// What follows from an error that the connection of this `generation` has brought.
     fn refused(&self, to: &Connection, generation: u64, call: &Call, err: &RedisError) -> Next;
 
+    /// An error that is final, as the caller sees it.
+    fn refusal(&self, err: RedisError) -> Fault {
+        Fault::Refused(err)
+    }
+
     /// The connection was lost with the call under way.
     fn lost(&self, call: &Call);
 
@@ -117,15 +122,14 @@ impl Route for Connection {
         Next::Later
     }
 
-    fn lost(&self, _: &Call) {}
-}
+    fn refusal(&self, err: RedisError) -> Fault {
+        Fault::Refused(match is_redirection(&err) {
+            true => not_followed(&err),
+            false => err,
+        })
+    }
 
-/// The server has refused for good.
-fn refused(err: RedisError) -> Fault {
-    Fault::Refused(match is_redirection(&err) {
-        true => not_followed(&err),
-        false => err,
-    })
+    fn lost(&self, _: &Call) {}
 }
 
 /// A command that was sent, and the number of its connection.
@@ -202,7 +206,7 @@ pub(crate) fn call(
                     continue;
                 }
                 Err(err) => match route.refused(&to, generation, &call, &err) {
-                    Next::Never => return Err(refused(err)),
+                    Next::Never => return Err(route.refusal(err)),
                     // Refused before it was executed.
                     #[cfg(feature = "cluster")]
                     Next::Elsewhere => {
@@ -296,7 +300,7 @@ pub(crate) fn settled(
             Ok((value, _)) => return Ok((value, call.state.lock().sendings > 1)),
             Err(WaitFault::Broken(err)) => {
                 if matches!(call.state.lock().phase, CallPhase::Broken(_)) {
-                    return Err(refused(err));
+                    return Err(route.refusal(err));
                 }
                 if Instant::now() + BACK_OFF.0 >= until {
                     return Err(Fault::Unreachable(err));

@@ -575,4 +575,21 @@ mod tests {
             assert!(done.is_ok(), "it waits for the other");
         });
     }
+
+    #[test]
+    fn a_redirection_that_is_not_understood_is_shown_as_it_is() {
+        let cluster = cluster(&Arc::default());
+        let call = release("a");
+        let odd = says("MOVED somewhere");
+        let to = cluster.at(&call);
+        assert!(cluster.refused(&to, 1, &call, &odd) == Next::Never);
+        let said = |fault: Fault| fault.into_error("testing", "a").to_string();
+        let shown = said(cluster.refusal(odd.clone()));
+        assert!(
+            shown.contains("somewhere") && !shown.contains("redis+cluster"),
+            "{shown}"
+        );
+        let shown = said(Route::refusal(&*to, odd));
+        assert!(shown.contains("redis+cluster"), "{shown}");
+    }
 }
