@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use crate::acquire::fair::Queued;
 use crate::acquire::guard::GuardInner;
-use crate::acquire::listening::Listening;
+use crate::acquire::listening::{Listening, Presence};
 use crate::acquire::spec::{HoldParams, LockSpec};
 use crate::acquire::wait_mode::WaitMode;
 use crate::acquire::writer_preference::Reader;
@@ -353,7 +353,8 @@ impl<'a> Contender<'a> {
         if let Way::Writer(intent) = &mut self.way {
             let writers = self.entry.protocol.writers();
             let subscriber = &self.lock.session().subscriber;
-            *intent = writers.map(|writers| subscriber.subscribe(writers, &Waiter::new()));
+            let presence = Arc::new(Presence::of(self.listening.waiter()));
+            *intent = writers.map(|writers| subscriber.subscribe(writers, &presence));
         }
     }
 
@@ -501,8 +502,12 @@ impl Strategy for Contender<'_> {
     }
 
     #[cfg(feature = "cluster")]
-    fn has_moved(&mut self) {
-        self.declare_intent();
+    fn follow(&mut self) {
+        if let Way::Writer(Some(intent)) = &self.way
+            && intent.has_moved()
+        {
+            self.declare_intent();
+        }
     }
 
     fn park_for(&mut self, cap: Duration) -> Duration {

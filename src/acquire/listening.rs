@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use crate::hold::Waiter;
 use crate::local::waiter::{CancelToken, Signals};
+use crate::net::channels::Listener;
 use crate::net::subscriber::{POLL_CAP_UNHEARD, Subscription};
 use crate::session::Session;
 
@@ -19,6 +20,25 @@ pub(crate) struct Listening {
     on: Option<usize>,
     /// `None` if nothing is announced.
     subscription: Option<Subscription>,
+}
+
+/// The other subscription of a thread, by which others see that it waits. Nothing is announced there; a message says that
+/// the channel belongs to another node of the cluster now, where the thread has to subscribe.
+pub(crate) struct Presence(Arc<Waiter>);
+
+impl Presence {
+    pub(crate) fn of(waiter: &Arc<Waiter>) -> Self {
+        Self(Arc::clone(waiter))
+    }
+}
+
+impl Listener for Presence {
+    fn message(&self) {
+        self.0.message();
+    }
+
+    /// A confirmation says nothing of the thread's own channel.
+    fn set_listening(&self, _: bool) {}
 }
 
 impl Listening {
@@ -90,7 +110,7 @@ impl Listening {
 
     /// Whether its channel belongs to another node of the cluster now.
     #[cfg(feature = "cluster")]
-    pub(crate) fn has_moved(&self) -> bool {
+    fn has_moved(&self) -> bool {
         let subscription = self.subscription.as_ref();
         subscription.is_some_and(Subscription::has_moved)
     }

@@ -163,9 +163,10 @@ pub(crate) trait Strategy {
     /// The wait begins: the closing of the client and other threads of this process must be able to reach `waiter`.
     fn begins_to_wait(&mut self, waiter: &Arc<Waiter>);
 
-    /// Another node of the cluster has its channel by now: whatever else was subscribed to ended there as well.
+    /// Whatever else it has subscribed to may have moved to another node of the cluster, and ended: then it subscribes
+    /// there.
     #[cfg(feature = "cluster")]
-    fn has_moved(&mut self) {}
+    fn follow(&mut self) {}
 
     /// How long to park at most: `cap` for one whose subscription promises that much.
     fn park_for(&mut self, cap: Duration) -> Duration {
@@ -299,6 +300,10 @@ fn end<S: Strategy>(
 
 /// Begins to wait, and to listen where changes are announced; `false` if it already listens there.
 pub(crate) fn listen<S: Strategy>(strategy: &mut S, spec: &LockSpec, on: usize) -> Result<bool> {
+    #[cfg(feature = "cluster")]
+    if strategy.listening().has_begun() {
+        strategy.follow();
+    }
     if strategy.listening().is_on(on) {
         return Ok(false);
     }
@@ -311,10 +316,6 @@ pub(crate) fn listen<S: Strategy>(strategy: &mut S, spec: &LockSpec, on: usize) 
         strategy.listening().watch(spec.cancel.as_ref());
         let waiter = Arc::clone(strategy.listening().waiter());
         strategy.begins_to_wait(&waiter);
-    }
-    #[cfg(feature = "cluster")]
-    if strategy.listening().has_moved() {
-        strategy.has_moved();
     }
     strategy.listening().begin(session, on, channel);
     Ok(true)
