@@ -106,6 +106,12 @@ impl fmt::Debug for Server {
     }
 }
 
+/// Whether a scheme may be repeated in an error: it looks like one.
+fn is_plausible(scheme: &str) -> bool {
+    let letters = |byte: u8| byte.is_ascii_lowercase() || b"+-.".contains(&byte);
+    scheme.len() <= 16 && scheme.bytes().all(letters)
+}
+
 /// The schemes, as errors list them.
 const SCHEMES: &str =
     "redis, rediss, redis+unix, redis+sentinel, rediss+sentinel, redis+cluster and rediss+cluster";
@@ -130,11 +136,13 @@ impl Server {
             "rediss+sentinel" => (true, Kind::Sentinel),
             "redis+cluster" => (false, Kind::Cluster),
             "rediss+cluster" => (true, Kind::Cluster),
-            _ => {
+            _ if is_plausible(scheme) => {
                 return Err(bad(format!(
                     "the scheme `{scheme}` is unknown; known are {SCHEMES}"
                 )));
             }
+            // It may be a password in the wrong place.
+            _ => return Err(bad(format!("its scheme is unknown; known are {SCHEMES}"))),
         };
         for (needed, there, feature) in [
             (tls, cfg!(feature = "tls"), "tls"),
@@ -352,6 +360,8 @@ mod tests {
             ("", "no scheme"),
             ("127.0.0.1:6379", "no scheme"),
             ("http://:secret@127.0.0.1/", "the scheme `http` is unknown"),
+            ("secret:127.0.0.1://a", "its scheme is unknown"),
+            ("Secret7://127.0.0.1/", "its scheme is unknown"),
             ("redis://:secret@127.0.0.1/?protocol=resp3", "RESP2"),
             ("redis://:secret@127.0.0.1/-1", "negative"),
             ("redis://alice@127.0.0.1/", "a user without a password"),
