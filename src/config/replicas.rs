@@ -15,8 +15,9 @@ pub enum ReplicaAck {
     None,
     /// At least so many.
     AtLeast(u32),
-    /// So many that they are a majority together with the master, and at least one. The client knows of those that it has
-    /// found connected to the master when it connected itself. Not for a cluster, whose masters differ.
+    /// So many that they are a majority together with the master, and at least one. What counts is the most replicas that
+    /// were connected to a master when the client made a connection to it, so one that joins later counts from the next
+    /// connection on. [`AtLeast`](Self::AtLeast) does not depend on that. Not for a cluster, whose masters differ.
     Majority,
 }
 
