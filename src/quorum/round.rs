@@ -178,8 +178,8 @@ impl Nodes {
             .collect()
     }
 
-    /// A [`round`](Self::round), and another one if too few answered because connections were lost: they may only have been
-    /// idle for too long. For requests that may be sent twice.
+    /// A [`round`](Self::round), and another one among those that did not answer if too few agreed and connections were lost:
+    /// they may only have been idle for too long. For requests that may be sent twice.
     pub(crate) fn round_twice(
         &self,
         goal: Goal,
@@ -194,14 +194,18 @@ impl Nodes {
             let outcome = call.as_ref().and_then(|call| call.outcome());
             matches!(outcome, Some(Err(_)))
         };
-        if self.majority.has(round.count(&|_| true))
+        let agreed = round.count(counts);
+        let may_agree = agreed + self.list.len() - round.count(&|_| true);
+        if self.majority.has(agreed)
+            || !self.majority.has(may_agree)
             || !round.calls.iter().any(broke)
             || stop()
             || Instant::now() >= until
         {
             return round;
         }
-        self.round(goal, lease, until, stop, make, counts)
+        // Whoever has answered is not asked again: what the first request has changed, the second would not find.
+        self.ask_others(round, goal, lease, until, stop, make, counts)
     }
 
     /// Asks all nodes that respond at the same time, and others only if they are needed for the goal. Ends when the goal is
@@ -218,13 +222,35 @@ impl Nodes {
         make: &mut dyn FnMut(usize) -> Attempt,
         counts: &dyn Fn(&Value) -> bool,
     ) -> Round {
+        let n = self.list.len();
+        let round = Round {
+            replies: (0..n).map(|_| Reply::Unasked).collect(),
+            calls: vec![None; n],
+        };
+        self.ask_others(round, goal, lease, until, stop, make, counts)
+    }
+
+    /// The round, among the nodes that have not answered in `round`.
+    #[expect(clippy::too_many_arguments, reason = "those of a round, and one more")]
+    fn ask_others(
+        &self,
+        mut round: Round,
+        goal: Goal,
+        lease: Duration,
+        until: Instant,
+        stop: &dyn Fn() -> bool,
+        make: &mut dyn FnMut(usize) -> Attempt,
+        counts: &dyn Fn(&Value) -> bool,
+    ) -> Round {
+        for reply in &mut round.replies {
+            if !matches!(reply, Reply::Came(_)) {
+                *reply = Reply::Unasked;
+            }
+        }
         let (n, node_timeout) = (self.list.len(), node_timeout(lease));
         let mut asking = Asking {
             nodes: self,
-            round: Round {
-                replies: (0..n).map(|_| Reply::Unasked).collect(),
-                calls: vec![None; n],
-            },
+            round,
             counts,
             wanted: goal.wanted(self.majority),
             until,
@@ -235,6 +261,9 @@ impl Nodes {
         for node in (0..n).map(|node| first.wrapping_add(node) % n) {
             let Node { session, .. } = &self.list[node];
             let connection = &session.connection;
+            if matches!(asking.round.replies[node], Reply::Came(_)) {
+                continue;
+            }
             if session.is_closed() {
                 asking.round.replies[node] = Reply::Failed(Fault::Closed);
             } else if !connection.responds(node_timeout) || !asking.send(node, make) {

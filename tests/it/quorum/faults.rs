@@ -13,7 +13,8 @@ use crate::support::quorum::{
     open, open_with, red, take,
 };
 use crate::support::{
-    LONG, Mode, Proxy, STRANGER, Server, Target, eventually, loosely, ms, timed, unique, within,
+    LONG, Mode, Proxy, STRANGER, Server, Target, Trap, eventually, loosely, ms, timed, unique,
+    within,
 };
 
 /// Nothing here waits for such a lease to end.
@@ -354,11 +355,11 @@ fn each_server_is_told_apart_by_its_position() {
 }
 
 // C2: connections that the servers have closed meanwhile are no reason to fail.
-#[test]
+timed!(connections_that_have_gone_stale_are_made_again);
 fn connections_that_have_gone_stale_are_made_again() {
     let servers = masters(5);
     let name = unique("stale");
-    let clients = open(&servers);
+    let clients = open_with(&servers, |config| config.lease(FOR_LONG));
     let lock = red(&clients, &name);
     let stale = || {
         for server in &servers {
@@ -382,6 +383,48 @@ fn connections_that_have_gone_stale_are_made_again() {
     stale();
     assert!(lock.force_unlock().unwrap());
     drop((one, two));
+    nothing_is_left(&servers);
+}
+
+/// The next requests about `name` are lost with the connections of these nodes.
+fn while_connections_break<T>(proxies: &[Proxy], name: &str, work: impl FnOnce() -> T) -> T {
+    let lost: Vec<_> = proxies
+        .iter()
+        .map(|proxy| proxy.black_hole_request(name))
+        .collect();
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            eventually("they are asked", || lost.iter().all(Trap::fired));
+            for proxy in proxies {
+                proxy.cut(Target::Link);
+            }
+        });
+        work()
+    })
+}
+
+timed!(what_a_minority_says_before_other_connections_break_still_counts);
+fn what_a_minority_says_before_other_connections_break_still_counts() {
+    let (servers, proxies) = proxied();
+    let clients = open_through(&proxies, |config| config.lease(FOR_LONG));
+    // Only three keep it.
+    let name = unique("again");
+    let lock = red(&clients, &name).lease(FOR_LONG);
+    let one = take(&lock);
+    all_keep(&one, 5);
+    for server in &servers[..2] {
+        server.cli(&["DEL", &name]);
+    }
+    let two = while_connections_break(&proxies[4..], &name, || lock.lock());
+    drop((one, two.unwrap()));
+    nothing_is_left(&servers);
+
+    // One keeps it for somebody, and forgets it when it is asked first.
+    let name = unique("forced");
+    servers[0].cli(&["HSET", &name, STRANGER, "1"]);
+    let lock = red(&clients, &name);
+    let forced = while_connections_break(&proxies[2..], &name, || lock.force_unlock());
+    assert!(forced.unwrap(), "it was held by one");
     nothing_is_left(&servers);
 }
 
