@@ -238,14 +238,15 @@ impl<'a> Contender<'a> {
             up_for: Duration::ZERO,
             run_id: "",
         });
-        let hold = Arc::new(Hold::new(
+        let hold = Hold::new(
             Arc::clone(&self.entry),
             mode,
             number,
             owner,
             params.lease,
             params.ttl,
-        ));
+        )
+        .placed();
         let request = session.replicated(request);
         let undo = Some(Arc::clone(&hold) as Arc<dyn Undo>);
         (Attempt { request, undo }, hold)

@@ -212,7 +212,7 @@ impl LockSpec {
         self.session().lose(hold, reason);
         // It is still held if a renewal was confirmed just before.
         if !hold.is_held() {
-            hold.entry.lost(hold);
+            hold.entry().lost(hold);
         }
     }
 

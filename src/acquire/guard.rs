@@ -54,7 +54,7 @@ impl GuardInner {
     }
 
     pub(crate) fn name(&self) -> &str {
-        &self.hold.entry.name
+        &self.hold.entry().name
     }
 
     pub(crate) fn owner(&self) -> &str {
@@ -69,7 +69,7 @@ impl GuardInner {
         if self.is_copy() {
             return 0;
         }
-        let state = self.hold.entry.lock();
+        let state = self.hold.entry().lock();
         match state.lock.count(self.thread, self.hold.mode) {
             Some((hold, count)) if *hold == self.hold && self.is_valid() => count,
             _ => 0,
@@ -168,7 +168,7 @@ impl GuardInner {
     /// Ends the hold. If it was the last of its thread, hands the lock over to another thread of this process or sends the
     /// release.
     fn let_go(&self) -> Result<Option<Arc<Call>>> {
-        let (session, hold, entry) = (&self.shared.session, &self.hold, &self.hold.entry);
+        let (session, hold, entry) = (&self.shared.session, &self.hold, self.hold.entry());
         let (now, backing) = (Instant::now(), session.backing(hold));
         let mut state = entry.lock();
         // In memory only. The release is queued on the connection before anybody of this process can ask again.
@@ -255,5 +255,6 @@ impl Drop for GuardInner {
             // Not a warning: `lost` has reported it, and it does no harm to those who wait.
             report!(Debug, "dropping a guard: {err}");
         }
+        Hold::recycle(&mut self.hold);
     }
 }

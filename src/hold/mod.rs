@@ -5,6 +5,7 @@ pub(crate) mod loss;
 pub(crate) mod permits;
 pub(crate) mod releases;
 pub(crate) mod schedule;
+mod spare;
 pub(crate) mod validity;
 pub(crate) mod watchdog;
 
@@ -43,7 +44,8 @@ const LOST: u8 = 2; // plus the reason's index in ALL
 
 /// One acquisition from Redis.
 pub(crate) struct Hold {
-    pub(crate) entry: Arc<Entry>,
+    /// `None` only in a [spare](spare) one.
+    entry: Option<Arc<Entry>>,
     pub(crate) mode: Mode,
     pub(crate) number: OwnerNumber,
     pub(crate) owner: OwnerId,
@@ -202,7 +204,7 @@ impl Hold {
         ttl: Duration,
     ) -> Self {
         Self {
-            entry,
+            entry: Some(entry),
             mode,
             number,
             owner,
@@ -231,6 +233,12 @@ impl Hold {
         }
     }
 
+    /// What its client keeps for the lock's name.
+    pub(crate) fn entry(&self) -> &Arc<Entry> {
+        let entry = self.entry.as_ref();
+        entry.expect("nobody refers to a spare hold")
+    }
+
     /// The servers that keep it, if they are several.
     pub(crate) fn backing(&self) -> Option<&dyn Backing> {
         self.extras.get()?.backing.as_deref()
@@ -250,7 +258,11 @@ impl Hold {
     pub(crate) fn listened_to(&self) -> Option<&Arc<str>> {
         let listened_for = self.extras.get()?.listened_for.load(Ordering::Relaxed);
         let index = listened_for.checked_sub(1)?;
-        Some(self.entry.protocol.channel_at(usize::try_from(index).ok()?))
+        Some(
+            self.entry()
+                .protocol
+                .channel_at(usize::try_from(index).ok()?),
+        )
     }
 
     /// Changes the lease, and stores until when the hold is certain.
@@ -391,14 +403,14 @@ impl Hold {
         let lease = self.renewal_lease();
         let ends_at = self.permit_ends_at();
         if let Some(request) = self
-            .entry
+            .entry()
             .protocol
             .renew_permit(&self.owner, lease, ends_at)
         {
             return request;
         }
         let count = self.count.load(Ordering::Relaxed);
-        self.entry
+        self.entry()
             .protocol
             .renew(self.mode, &self.owner, lease, count)
     }
@@ -419,7 +431,7 @@ impl Hold {
     fn renewal(&self, reply: Value) -> std::result::Result<Option<Renewed>, Unexpected> {
         let before = self.permit_ends_at();
         let mut ends_at = before;
-        let renewed = self.entry.protocol.renewed(reply, &mut ends_at)?;
+        let renewed = self.entry().protocol.renewed(reply, &mut ends_at)?;
         if ends_at != before {
             self.ends_at(ends_at);
         }
@@ -440,7 +452,7 @@ impl Hold {
         let longest = self.lease.lock().longest();
         // A frozen server executes the acquire when it resumes, and the lease begins only then.
         let after = if undo { longest.max(UNDO_FOR) } else { longest };
-        self.entry.release(
+        self.entry().release(
             self.mode,
             &self.owner,
             self.valid_until().max(Instant::now()) + after,
@@ -458,7 +470,7 @@ impl Hold {
     /// Whether to send a release although the hold was lost: Redis may keep it, or the other names or servers may if it
     /// has several.
     pub(crate) fn may_still_be_held(&self) -> bool {
-        let many = self.entry.protocol.kind().is_set() || self.backing().is_some();
+        let many = self.entry().protocol.kind().is_set() || self.backing().is_some();
         self.loss()
             .is_some_and(|reason| many || reason.may_still_be_held())
     }
@@ -487,7 +499,7 @@ impl Hold {
 
     fn loss_for(&self, reason: LossReason) -> Loss {
         Loss {
-            name: self.entry.name.to_string(),
+            name: self.entry().name.to_string(),
             owner: self.owner.to_string(),
             reason,
         }
@@ -537,7 +549,7 @@ impl Scheduled for Hold {
 
 impl Renewable for Hold {
     fn name(&self) -> &str {
-        &self.entry.name
+        &self.entry().name
     }
 
     fn is_held(&self) -> bool {
@@ -579,7 +591,7 @@ impl Renewable for Hold {
             Ok(Some(renewed)) => renewed,
             Ok(None) => return Next::Look(Instant::now()),
             Err(unexpected) => {
-                report!(Warn, "renewing `{}`: {unexpected}", self.entry.name);
+                report!(Warn, "renewing `{}`: {unexpected}", self.entry().name);
                 return Next::Lost(LossReason::TakenOver);
             }
         };

@@ -341,18 +341,18 @@ impl Session {
         };
         self.watchdog.disarm(hold);
         self.counters.lost.add(1);
-        hold.entry.lost(hold);
+        hold.entry().lost(hold);
         // Before anything that may take time.
         self.notices.notify(loss);
         self.end_lingering(hold);
-        let protocol = &hold.entry.protocol;
+        let protocol = &hold.entry().protocol;
         if protocol.is_given_back_when_lost(hold.mode, reason) {
             let backing = self.backing(hold);
             drop(backing.release(hold, true));
             backing.housekeep_soon();
         }
         if reason != LossReason::Closed {
-            report!(Warn, "the lock `{}` is lost: {reason}", hold.entry.name);
+            report!(Warn, "the lock `{}` is lost: {reason}", hold.entry().name);
         }
     }
 
@@ -582,13 +582,17 @@ impl Backing for Session {
         hold.may_last(ttl);
         let mut attempt = || Attempt {
             request: hold
-                .entry
+                .entry()
                 .protocol
                 .renew(hold.mode, &hold.owner, ttl, count),
             undo: None,
         };
         let answer = self.connection.call(until, stop, None, &mut attempt);
-        let failed = |fault: Fault| fault.into_error(doing, &hold.entry.name).at(&self.endpoint);
+        let failed = |fault: Fault| {
+            fault
+                .into_error(doing, &hold.entry().name)
+                .at(&self.endpoint)
+        };
         let answer = answer.map_err(|fault| match fault {
             Fault::Stopped => NotRenewed::Stopped,
             Fault::Late(_) => NotRenewed::Late(failed(fault)),

@@ -487,7 +487,7 @@ impl ExpirableSemaphore {
             let done = self.release_some(entry, ids)?;
             for (id, _) in std::iter::zip(ids, &done).filter(|(_, done)| **done) {
                 if let Some(hold) = session.permits.get(*id)
-                    && hold.entry.protocol.key() == entry.protocol.key()
+                    && hold.entry().protocol.key() == entry.protocol.key()
                 {
                     session.lose(&hold, LossReason::Forced);
                 }
@@ -763,7 +763,7 @@ impl ExpirablePermit {
         let Some(id) = PermitId::parse(&hold.owner) else {
             return Err(Error::Config("a permit without an id".into()));
         };
-        let protocol = &*hold.entry.protocol;
+        let protocol = &*hold.entry().protocol;
         let mut attempt = || Attempt {
             request: permits::update(protocol, id, lease),
             undo: None,

@@ -223,7 +223,7 @@ impl QuorumHold {
 
     fn ask_for(node_hold: &Arc<NodeHold>, up_for: Duration, run_id: &str) -> Attempt {
         Attempt {
-            request: node_hold.entry.protocol.acquire(&AcquireArgs {
+            request: node_hold.entry().protocol.acquire(&AcquireArgs {
                 owner: &node_hold.owner,
                 lease: node_hold.lease(),
                 mode: Mode::Exclusive,
@@ -439,7 +439,7 @@ impl QuorumHold {
         match verdict {
             Verdict::Held => {}
             Verdict::Bare(nodes) => {
-                let (n, name) = (self.nodes.list.len(), &hold.entry.name);
+                let (n, name) = (self.nodes.list.len(), &hold.entry().name);
                 report!(
                     Warn,
                     "`{name}` is held by no more than {nodes} of {n} nodes"

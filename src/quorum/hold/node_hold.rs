@@ -79,7 +79,7 @@ impl Scheduled for NodeHold {
 
 impl Renewable for NodeHold {
     fn name(&self) -> &str {
-        &self.hold.entry.name
+        &self.hold.entry().name
     }
 
     fn is_held(&self) -> bool {
@@ -122,7 +122,7 @@ impl Renewable for NodeHold {
 
     fn request(&self) -> Request {
         let count = self.keeper().map_or(1, |keeper| keeper.count());
-        let protocol = &self.hold.entry.protocol;
+        let protocol = &self.hold.entry().protocol;
         protocol.renew(
             self.hold.mode,
             &self.hold.owner,
@@ -133,7 +133,7 @@ impl Renewable for NodeHold {
 
     fn complete(self: Arc<Self>, reply: Value, sent_at: Instant) -> Next {
         let renewed = script::renewed(reply).unwrap_or_else(|unexpected| {
-            report!(Warn, "renewing `{}`: {unexpected}", self.hold.entry.name);
+            report!(Warn, "renewing `{}`: {unexpected}", self.hold.entry().name);
             Renewed::Taken
         });
         if let Some(keeper) = self.keeper() {
