@@ -5,7 +5,7 @@ use std::time::Duration;
 use redlatch::Config;
 
 use crate::support::rights::{DEPLOYMENTS, acl_line};
-use crate::support::{SENTINEL, Server, eventually, ms};
+use crate::support::{LONG, SENTINEL, Server, eventually, ms, within};
 
 /// What the Sentinels call them.
 pub(crate) const SERVICE: &str = "lock service";
@@ -58,9 +58,11 @@ impl Deployment {
             list.len() == n
         };
         for sentinel in &sentinels {
-            eventually("they know each other", || {
+            // One that has asked a server too early asks it again after 10 s.
+            let know_each_other = within(3 * LONG, || {
                 knows(sentinel, "REPLICAS", 2) && knows(sentinel, "SENTINELS", 2)
             });
+            assert!(know_each_other, "{}", sentinel.log());
         }
         for sentinel in &sentinels {
             let [user, password] = SENTINEL_LOGIN;
