@@ -32,12 +32,20 @@ fn main() {
     absolute(&server, &mut criterion);
     criterion.final_summary();
     let mut table = Table::default();
-    ratios(&server, &mut table);
-    kinds(&server, &mut table);
+    if rig::wants("ratios") {
+        ratios(&server, &mut table);
+    }
+    if rig::wants("kinds") {
+        kinds(&server, &mut table);
+    }
     #[cfg(feature = "tls")]
-    over_tls(&mut table);
+    if rig::wants("tls") {
+        over_tls(&mut table);
+    }
     #[cfg(feature = "cluster")]
-    in_cluster(&mut table);
+    if rig::wants("cluster") {
+        in_cluster(&mut table);
+    }
     table.print();
 }
 

@@ -29,6 +29,12 @@ pub(crate) fn is_measuring() -> bool {
     env::args().any(|arg| arg == "--bench")
 }
 
+/// Whether a part of a bench runs: all do, or the one that the command line names.
+pub(crate) fn wants(part: &str) -> bool {
+    let named = env::args().skip(1).find(|arg| !arg.starts_with('-'));
+    named.is_none_or(|named| named == part)
+}
+
 /// `n` in a run that measures, otherwise hardly any.
 pub(crate) fn scaled(n: u32) -> u32 {
     if is_measuring() { n } else { 1 }
