@@ -119,11 +119,7 @@ impl Connections {
 
     /// Writes a release that was submitted; see [`Connection::deliver`].
     pub(crate) fn deliver(&self, release: &Call) {
-        match self {
-            Self::Single(connection) => connection.deliver(),
-            #[cfg(feature = "cluster")]
-            Self::Cluster(cluster) => cluster.deliver(release),
-        }
+        each!(self, one => Route::deliver(one, release));
     }
 
     /// Writes a query that was submitted; see [`Connection::flush`].

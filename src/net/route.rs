@@ -71,6 +71,11 @@ pub(crate) trait Route {
         self.at(call).flush(false);
     }
 
+    /// Writes a release at once where it was submitted to; see [`Connection::deliver`].
+    fn deliver(&self, release: &Call) {
+        self.at(release).deliver();
+    }
+
     /// Submits and flushes a deferred call.
     fn send_deferred(&self, deferred: Deferred) {
         let call = Call::deferred(deferred);

@@ -303,11 +303,6 @@ impl Cluster {
         }
     }
 
-    /// Writes a release at once; see [`Connection::deliver`].
-    pub(crate) fn deliver(&self, release: &Call) {
-        self.at(release).deliver();
-    }
-
     /// Looks whether the connections stand that were used before. For a client that holds something.
     pub(crate) fn look_after(&self) {
         for (node, connection) in self.all().into_iter().enumerate() {
