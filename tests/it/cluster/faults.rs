@@ -204,6 +204,7 @@ fn masters_are_replaced_by_consent_and_by_death() {
     let load = Load::new(&cluster, names(&cluster));
     let dropped = holder.mutex(&free).lock().unwrap();
     let kept_names: Vec<_> = kept.iter().map(|guard| guard.name().to_owned()).collect();
+    cluster.replaces_the_silent();
     load.during(|| {
         cluster.nodes[dies].kill();
         // Nobody waits for it, and it follows to the new master.
@@ -255,6 +256,7 @@ fn each_release_of_a_failover_reaches_the_new_master() {
         eventually("its replica has all of them", || {
             keys(dies) >= 2 * EACH && keys(replica.unwrap()) == keys(dies)
         });
+        cluster.replaces_the_silent();
         cluster.nodes[dies].kill();
         it_is_dead.wait();
         // This one looks for the new master as well.
@@ -277,6 +279,7 @@ fn a_master_that_says_nothing_is_replaced() {
     let name = cluster.name_at(0, "kept");
     let kept = holder.mutex(&name).lock().unwrap();
     let load = Load::new(&cluster, names(&cluster));
+    cluster.replaces_the_silent();
     thread::scope(|scope| {
         let waiting = scope.spawn(|| waiter.mutex(&name).lock()?.unlock());
         eventually("it listens", || waiter.stats().subscriptions == 1);

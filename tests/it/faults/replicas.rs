@@ -15,18 +15,7 @@ fn replicated(n: usize) -> (Server, Vec<Server>) {
         let online = master.ask::<String>(&["INFO", "replication"]);
         online.matches("state=online").count() == n
     });
-    // Online is who has the data. A request for an acknowledgement that comes before the stream of commands has begun is
-    // answered up to a second late.
-    eventually("they acknowledge", || {
-        let mut link = master.connection();
-        let mut ask = |command: &[&str]| -> usize {
-            let command = redis::cmd(command[0]).arg(&command[1..]).query(&mut link);
-            command.unwrap()
-        };
-        ask(&["INCR", "stream"]);
-        ask(&["DEL", "stream"]);
-        ask(&["WAIT", &n.to_string(), "1000"]) == n
-    });
+    master.is_acknowledged_by(n, "stream");
     (master, replicas)
 }
 

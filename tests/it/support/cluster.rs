@@ -1,22 +1,19 @@
 //! A real cluster: three masters and a replica of each.
 
-use std::sync::{Mutex, OnceLock};
+use std::sync::OnceLock;
 use std::time::Instant;
+use std::{fs, io, thread};
 
 use redis::{FromRedisValue, RedisResult, Value};
 use redlatch::{Client, Config};
+use tempfile::TempDir;
 
-use crate::support::{
-    GENEROUS, LONG, Server, eventually, free_port, is_redis_6, locked, ms, within,
-};
+use crate::support::{GENEROUS, Server, eventually, free_port, is_redis_6, ms, names_shards};
 
 const MASTERS: usize = 3;
 
 /// How many slots there are.
 const SLOTS: usize = 16384;
-
-/// How long a node may be silent before the others elect another.
-const NODE_TIMEOUT: &str = "1000";
 
 /// `CLUSTER SLOTS`: for each range the port of its master, and those of its replicas.
 type Ranges = Vec<(usize, usize, u16, Vec<u16>)>;
@@ -24,7 +21,11 @@ type Ranges = Vec<(usize, usize, u16, Vec<u16>)>;
 /// Three masters and a replica of each, killed on drop.
 pub(crate) struct Cluster {
     pub(crate) nodes: Vec<Server>,
+    has_replicas: bool,
 }
+
+/// Of nodes without replicas, so that the others go on if one dies.
+const BARE: [&str; 2] = ["--cluster-require-full-coverage", "no"];
 
 impl Cluster {
     /// One that tests use at the same time, and that none of them breaks.
@@ -33,124 +34,110 @@ impl Cluster {
         SHARED.get_or_init(Self::start)
     }
 
-    /// A new one, in which all nodes agree.
+    /// A new one, in which all nodes agree. Nobody is replaced in it without consent, however busy the machine is.
     pub(crate) fn start() -> Self {
-        Self::of(2 * MASTERS, || node(&[]))
+        Self::of(2 * MASTERS, None, &[])
     }
 
     /// One without replicas, where the others go on if a master dies.
     pub(crate) fn start_bare() -> Self {
-        Self::of(MASTERS, Self::bare_node)
+        Self::of(MASTERS, None, &BARE)
     }
 
     /// One without replicas that speaks TLS, also among its nodes, which announce the only name that they can prove; those
     /// of Redis 6 announce none.
     #[cfg(feature = "tls")]
     pub(crate) fn start_tls(name: &str) -> Self {
-        Self::of(MASTERS, || Self::tls_node(name))
+        Self::of(MASTERS, Some(name), &tls_args(name))
     }
 
     /// A node for such a cluster.
     #[cfg(feature = "tls")]
     pub(crate) fn tls_node(name: &str) -> Server {
-        let identity = crate::support::authority().issue(&[name]);
-        let mut args = ARGS.to_vec();
-        args.extend(["--tls-cluster", "yes", "--tls-replication", "yes"]);
-        let bus = free_port().to_string();
-        if !is_redis_6() {
-            args.extend(["--cluster-announce-hostname", name]);
-            args.extend(["--cluster-port", &bus]);
-        }
-        Server::start_tls(&identity, &args)
+        start_node(Some(name), &tls_args(name))
     }
 
     /// A node for a cluster without replicas.
     pub(crate) fn bare_node() -> Server {
-        node(&["--cluster-require-full-coverage", "no"])
+        start_node(None, &BARE)
     }
 
     /// Has one more node join, as a master without slots; returns its number.
     pub(crate) fn join(&mut self, node: Server) -> usize {
-        self.meet(&node);
+        let port = node.client_addr().port().to_string();
+        let bus = bus_port(&node).to_string();
+        let () = self.nodes[0].ask(&["CLUSTER", "MEET", "127.0.0.1", &port, &bus]);
         self.nodes.push(node);
-        eventually("it is known", || self.know_each_other());
+        eventually("it is known", || {
+            self.nodes.iter().all(|node| {
+                let known: String = node.ask(&["CLUSTER", "NODES"]);
+                known.lines().count() == self.nodes.len() && !known.contains("handshake")
+            })
+        });
         self.is_whole();
         self.nodes.len() - 1
     }
 
-    fn meet(&self, node: &Server) {
-        let port = node.client_addr().port().to_string();
-        let bus = bus_port(node).to_string();
-        let () = self.nodes[0].ask(&["CLUSTER", "MEET", "127.0.0.1", &port, &bus]);
-    }
-
-    fn know_each_other(&self) -> bool {
-        self.nodes.iter().all(|node| {
-            let known: String = node.ask(&["CLUSTER", "NODES"]);
-            known.lines().count() == self.nodes.len() && !known.contains("handshake")
-        })
-    }
-
-    /// Nodes find each other by gossip, and a machine that is late can make them replace a master meanwhile; then it is tried
-    /// with new ones. One at a time, since each takes all the processors.
-    fn of(nodes: usize, node: impl Fn() -> Server + Sync) -> Self {
-        static FORMING: Mutex<()> = Mutex::new(());
-        let _alone = locked(&FORMING);
-        let formed = (0..5).find_map(|_| Self::form(nodes, &node));
-        let cluster = formed.expect("the nodes agree");
+    /// Nodes start as after a restart: a file says who they are, where the others are and who has which slots. Nothing has
+    /// to be found by gossip, which takes long on a busy machine and may end in another order than was meant.
+    fn of(nodes: usize, name: Option<&str>, args: &[&str]) -> Self {
+        let mut tries = 0;
+        let cluster = loop {
+            match Self::try_start(nodes, name, args) {
+                Ok(cluster) => break cluster,
+                // Another process can take a port before its node does.
+                Err(err) => assert!(tries < 5, "{err}"),
+            }
+            tries += 1;
+        };
+        // Nobody names a replica that has not received anything yet.
+        for n in 0..nodes - MASTERS {
+            let key = cluster.name_at(n, "stream");
+            cluster.nodes[n].is_acknowledged_by(1, &key);
+        }
         cluster.is_whole();
         cluster
     }
 
-    fn form(nodes: usize, node: &(impl Fn() -> Server + Sync)) -> Option<Self> {
-        let nodes: Vec<Server> = std::thread::scope(|scope| {
-            let starting: Vec<_> = (0..nodes).map(|_| scope.spawn(node)).collect();
+    fn try_start(nodes: usize, name: Option<&str>, args: &[&str]) -> io::Result<Self> {
+        let places: Vec<_> = (0..nodes).map(|n| Place::new(n, name)).collect();
+        for (me, place) in places.iter().enumerate() {
+            let known: String = places
+                .iter()
+                .map(|its| its.line(&places, its.number == me))
+                .collect();
+            let known = format!("{known}vars currentEpoch {MASTERS} lastVoteEpoch 0\n");
+            fs::write(place.dir.path().join("nodes.conf"), known).expect("a file");
+        }
+        let nodes: Vec<_> = thread::scope(|scope| {
+            let starting: Vec<_> = places
+                .into_iter()
+                .map(|place| scope.spawn(|| place.start(args)))
+                .collect();
             let started = starting.into_iter().map(|its| its.join());
-            started.map(|node| node.expect("a node")).collect()
+            started.map(|node| node.expect("no panic")).collect()
         });
-        let cluster = Self { nodes };
-        let ids: Vec<String> = cluster
-            .nodes
-            .iter()
-            .map(|node| node.ask(&["CLUSTER", "MYID"]))
-            .collect();
-        for (n, node) in cluster.nodes.iter().enumerate() {
-            let () = node.ask(&["CLUSTER", "SET-CONFIG-EPOCH", &(n + 1).to_string()]);
-        }
-        for n in 0..MASTERS {
-            let slots = n * SLOTS / MASTERS..(n + 1) * SLOTS / MASTERS;
-            let () = redis::cmd("CLUSTER")
-                .arg("ADDSLOTS")
-                .arg(slots.collect::<Vec<_>>())
-                .query(&mut cluster.nodes[n].connection())
-                .expect("slots");
-        }
-        for node in &cluster.nodes[1..] {
-            cluster.meet(node);
-        }
-        if !within(LONG, || cluster.know_each_other()) {
-            return None;
-        }
-        let follow = cluster.nodes[MASTERS..]
-            .iter()
-            .zip(&ids)
-            .all(|(replica, master)| {
-                let replicate = ["CLUSTER", "REPLICATE", master];
-                within(LONG, || replica.try_ask::<()>(&replicate).is_ok())
-            });
-        let are_known = cluster.nodes.len() == MASTERS
-            || within(LONG, || {
-                let known = |node: &Server| ranges(node).iter().all(|range| !range.3.is_empty());
-                cluster.nodes.iter().all(known)
-            });
-        (follow && are_known).then_some(cluster)
+        let nodes = nodes.into_iter().collect::<io::Result<Vec<_>>>()?;
+        let has_replicas = nodes.len() > MASTERS;
+        Ok(Self {
+            nodes,
+            has_replicas,
+        })
     }
 
-    /// Waits until every slot has a master, every master that lives a replica that follows it if there is one, and all
-    /// nodes agree.
+    /// From now on a master that says nothing is replaced after a second.
+    pub(crate) fn replaces_the_silent(&self) {
+        for node in self.living() {
+            let () = node.ask(&["CONFIG", "SET", "cluster-node-timeout", "1000"]);
+        }
+    }
+
+    /// Waits until every slot has a master, every master a replica that follows it unless there are none, and all nodes
+    /// that live agree.
     pub(crate) fn is_whole(&self) {
         eventually("the cluster is whole", || {
             let mut views = Vec::new();
+            let all_live = self.living().count() == self.nodes.len();
             for node in self.living() {
                 let Ok(info) = node.try_ask::<String>(&["CLUSTER", "INFO"]) else {
                     return false;
@@ -161,7 +148,14 @@ impl Cluster {
                 {
                     return false;
                 }
+                let links: String = node.ask(&["CLUSTER", "NODES"]);
+                if all_live && links.contains("disconnected") {
+                    return false;
+                }
                 let mut known = ranges(node);
+                if self.has_replicas && known.iter().any(|range| range.3.is_empty()) {
+                    return false;
+                }
                 known.iter_mut().for_each(|range| range.3.sort_unstable());
                 known.sort();
                 views.push(known);
@@ -246,7 +240,7 @@ impl Cluster {
                 Ok(exists) => return exists,
                 Err(err) => assert!(Instant::now() < until, "{key}: {err}"),
             }
-            std::thread::sleep(ms(10));
+            thread::sleep(ms(10));
         }
     }
 
@@ -320,24 +314,118 @@ impl Cluster {
     }
 }
 
-const ARGS: [&str; 8] = [
-    "--cluster-enabled",
-    "yes",
-    "--cluster-node-timeout",
-    NODE_TIMEOUT,
-    "--cluster-replica-validity-factor",
-    "0",
-    "--repl-diskless-sync-delay",
-    "0",
-];
+/// Where a node is, and who it is, before it starts.
+struct Place<'a> {
+    number: usize,
+    dir: TempDir,
+    port: u16,
+    /// Where it speaks TLS, and the name that it proves then.
+    tls: Option<(u16, &'a str)>,
+    /// Where it talks to other nodes.
+    bus: u16,
+}
 
-fn node(more: &[&str]) -> Server {
-    let bus = free_port().to_string();
-    let mut args = [&ARGS, more].concat();
-    if !is_redis_6() {
-        args.extend(["--cluster-port", &bus]);
+impl<'a> Place<'a> {
+    fn new(number: usize, name: Option<&'a str>) -> Self {
+        let (clients, bus) = ports();
+        Self {
+            number,
+            dir: tempfile::tempdir().expect("a directory for the server"),
+            port: name.map_or(clients, |_| free_port()),
+            tls: name.map(|name| (clients, name)),
+            bus,
+        }
     }
-    Server::start_with(&args)
+
+    fn id(&self) -> String {
+        // Nodes of different clusters never have the same.
+        format!("{:020x}{:020x}", std::process::id(), self.port)
+    }
+
+    /// What is known of it, as a node itself writes it down: masters first, a replica of each after them.
+    fn line(&self, all: &[Self], is_myself: bool) -> String {
+        let mine = if is_myself { "myself," } else { "" };
+        let n = self.number;
+        let (role, slots) = match n.checked_sub(MASTERS) {
+            None => {
+                let (first, end) = (n * SLOTS / MASTERS, (n + 1) * SLOTS / MASTERS);
+                ("master -".to_owned(), format!(" {first}-{}", end - 1))
+            }
+            Some(master) => (format!("slave {}", all[master].id()), String::new()),
+        };
+        let (port, name) = self.tls.unwrap_or((self.port, ""));
+        // Redis 6 knows neither names of hosts nor of shards.
+        let mut more = match is_redis_6() {
+            true => String::new(),
+            false => format!(",{name}"),
+        };
+        if names_shards() {
+            more.push_str(&format!(",shard-id={}", all[n % MASTERS].id()));
+        }
+        format!(
+            "{} 127.0.0.1:{port}@{}{more} {mine}{role} 0 0 {} connected{slots}\n",
+            self.id(),
+            self.bus,
+            n % MASTERS + 1,
+        )
+    }
+
+    /// Starts the node there.
+    fn start(self, more: &[&str]) -> io::Result<Server> {
+        let bus = self.bus.to_string();
+        // Replicas follow as soon as they can, and any of them may become the master. Nodes may be silent for as long as a
+        // busy machine makes them.
+        let mut args = vec!["--cluster-enabled", "yes", "--cluster-node-timeout", "4000"];
+        args.extend(["--cluster-replica-validity-factor", "0"]);
+        args.extend(["--repl-diskless-sync-delay", "0"]);
+        if !is_redis_6() {
+            args.extend(["--cluster-port", &bus]);
+        }
+        #[cfg(feature = "tls")]
+        let proof = self.tls.map(|(_, name)| {
+            let identity = crate::support::authority().issue(&[name]);
+            crate::support::tls_args(self.dir.path(), &identity)
+        });
+        #[cfg(feature = "tls")]
+        if let Some(proof) = &proof {
+            args.extend(proof.iter().map(String::as_str));
+            args.extend(["--tls-auth-clients", "no"]);
+        }
+        args.extend(more);
+        let tls_port = self.tls.map(|(port, _)| port);
+        Server::start_at(self.dir, self.port, tls_port, &args).map_err(|(err, _)| err)
+    }
+}
+
+/// A node that knows no other.
+fn start_node(name: Option<&str>, args: &[&str]) -> Server {
+    let tries = (0..5).find_map(|_| Place::new(0, name).start(args).ok());
+    tries.expect("free ports")
+}
+
+/// What nodes need that speak TLS among themselves as well, and announce this name.
+#[cfg(feature = "tls")]
+fn tls_args(name: &str) -> Vec<&str> {
+    let mut args = vec!["--tls-cluster", "yes", "--tls-replication", "yes"];
+    if !is_redis_6() {
+        args.extend(["--cluster-announce-hostname", name]);
+    }
+    args
+}
+
+/// For a node's clients, and for other nodes.
+fn ports() -> (u16, u16) {
+    const APART: u16 = 10_000;
+    if !is_redis_6() {
+        return (free_port(), free_port());
+    }
+    // It takes them that far apart. Above those that are free for servers the kernel gives ports to anybody.
+    loop {
+        let bus = free_port();
+        if bus >= 2 * APART {
+            return (bus - APART, bus);
+        }
+    }
 }
 
 fn bus_port(node: &Server) -> u16 {

@@ -28,15 +28,23 @@ pub(crate) const ANSWER: Duration = Duration::from_secs(5);
 static BINARY: LazyLock<String> =
     LazyLock::new(|| env::var("REDIS_SERVER").unwrap_or_else(|_| "redis-server".to_owned()));
 
-static IS_REDIS_6: LazyLock<bool> = LazyLock::new(|| {
-    let version = Command::new(&*BINARY).arg("--version").output();
-    let version = version.unwrap_or_else(|err| panic!("{}: {err}", *BINARY));
-    String::from_utf8_lossy(&version.stdout).contains(" v=6.")
+/// As in `7.0.15`.
+static VERSION: LazyLock<String> = LazyLock::new(|| {
+    let said = Command::new(&*BINARY).arg("--version").output();
+    let said = said.unwrap_or_else(|err| panic!("{}: {err}", *BINARY));
+    let said = String::from_utf8_lossy(&said.stdout);
+    let version = said.split(' ').find_map(|word| word.strip_prefix("v="));
+    version.expect("a version").to_owned()
 });
 
 /// Whether the server lacks what came with 7.0 and tests use: settings, selectors of the ACL, subcommands in statistics.
 pub(crate) fn is_redis_6() -> bool {
-    *IS_REDIS_6
+    VERSION.starts_with("6.")
+}
+
+/// Whether a master and its replicas are a shard that has a name, which came with 7.2.
+pub(crate) fn names_shards() -> bool {
+    !is_redis_6() && !VERSION.starts_with("7.0.")
 }
 
 /// Says that a test, or a part of it, does not run against this server. Unlike what tests print it is always shown.
@@ -145,37 +153,48 @@ impl Server {
     #[cfg(feature = "tls")]
     pub(crate) fn start_tls(identity: &super::Identity, args: &[&str]) -> Self {
         let dir = tempfile::tempdir().expect("a directory for the server");
-        let files = identity.write_to(dir.path(), &super::authority().pem());
-        let [ca, certificate, key] =
-            [files.ca, files.certificate, files.key].map(|path| path.display().to_string());
         let mut all = args.to_vec();
-        all.extend(["--tls-ca-cert-file", &ca]);
-        all.extend(["--tls-cert-file", &certificate, "--tls-key-file", &key]);
+        let tls = tls_args(dir.path(), identity);
+        all.extend(tls.iter().map(String::as_str));
         if !args.contains(&"--tls-auth-clients") {
             all.extend(["--tls-auth-clients", "no"]);
         }
         Self::start_in(dir, &all, true)
     }
 
-    fn start_in(dir: tempfile::TempDir, args: &[&str], tls: bool) -> Self {
+    fn start_in(mut dir: tempfile::TempDir, args: &[&str], tls: bool) -> Self {
         let until = Instant::now() + GENEROUS;
         loop {
-            let port = free_port();
-            let tls_port = tls.then(free_port);
-            let mut args: Vec<String> = args.iter().map(|&arg| arg.to_owned()).collect();
-            if let Some(port) = tls_port {
-                args.extend(["--tls-port".to_owned(), port.to_string()]);
-            }
-            match launch(dir.path(), port, &args) {
-                Ok(child) => {
-                    pool::watch(child.id(), dir.path()).expect("a keeper");
-                    let mut server = Self::of(Process { child, dir, port }, args);
-                    server.tls_port = tls_port;
-                    return server;
+            match Self::start_at(dir, free_port(), tls.then(free_port), args) {
+                Ok(server) => return server,
+                Err((err, back)) => {
+                    assert!(Instant::now() < until, "redis-server: {err}");
+                    dir = back;
                 }
-                Err(err) => assert!(Instant::now() < until, "redis-server: {err}"),
             }
         }
+    }
+
+    /// A new one in a folder that may hold files for it, on ports that are known beforehand. Fails if it does not answer,
+    /// as when another process has taken a port, and gives the folder back.
+    pub(crate) fn start_at(
+        dir: tempfile::TempDir,
+        port: u16,
+        tls_port: Option<u16>,
+        args: &[&str],
+    ) -> Result<Self, (io::Error, tempfile::TempDir)> {
+        let mut args: Vec<String> = args.iter().map(|&arg| arg.to_owned()).collect();
+        if let Some(port) = tls_port {
+            args.extend(["--tls-port".to_owned(), port.to_string()]);
+        }
+        let child = match launch(dir.path(), port, &args) {
+            Ok(child) => child,
+            Err(err) => return Err((err, dir)),
+        };
+        pool::watch(child.id(), dir.path()).expect("a keeper");
+        let mut server = Self::of(Process { child, dir, port }, args);
+        server.tls_port = tls_port;
+        Ok(server)
     }
 
     /// A cluster of one, which has every slot.
@@ -418,6 +437,27 @@ impl Server {
             .count()
     }
 
+    /// Waits until `n` replicas acknowledge what is written under `key`, which is gone afterwards.
+    ///
+    /// Replicas that are called online have the data. Until their stream of commands has begun, they acknowledge up to a
+    /// second late.
+    pub(crate) fn is_acknowledged_by(&self, n: usize, key: &str) {
+        eventually("replicas acknowledge", || {
+            let acked: RedisResult<(usize,)> = redis::pipe()
+                .cmd("INCR")
+                .arg(key)
+                .ignore()
+                .cmd("DEL")
+                .arg(key)
+                .ignore()
+                .cmd("WAIT")
+                .arg(n)
+                .arg(1000)
+                .query(&mut self.connection());
+            acked.is_ok_and(|(acked,)| acked == n)
+        });
+    }
+
     /// How often the server ran `command` since it started, also from scripts; `client|list` for a subcommand.
     ///
     /// `evalsha` counts scripts, however they were sent.
@@ -500,6 +540,22 @@ pub(crate) fn try_connection_to(url: &str) -> RedisResult<Connection> {
     con.set_read_timeout(Some(ANSWER))?;
     con.set_write_timeout(Some(ANSWER))?;
     Ok(con)
+}
+
+/// Has a server be `identity`: writes what it needs into its folder, and returns the arguments that name it.
+#[cfg(feature = "tls")]
+pub(crate) fn tls_args(dir: &Path, identity: &super::Identity) -> [String; 6] {
+    let files = identity.write_to(dir, &super::authority().pem());
+    let [ca, certificate, key] =
+        [files.ca, files.certificate, files.key].map(|path| path.display().to_string());
+    [
+        "--tls-ca-cert-file".to_owned(),
+        ca,
+        "--tls-cert-file".to_owned(),
+        certificate,
+        "--tls-key-file".to_owned(),
+        key,
+    ]
 }
 
 fn log_path(dir: &Path) -> PathBuf {
