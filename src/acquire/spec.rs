@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use redis::Value;
+
 use crate::acquire::wait_mode::WaitMode;
 use crate::config;
 use crate::error::LossReason;
@@ -11,11 +13,12 @@ use crate::hold::{Entry, Hold};
 use crate::local::lock::{LeasePolicy, Mode};
 use crate::local::preference::Prefer;
 use crate::local::waiter::{CancelToken, MakeError};
-use crate::net::call::Fault;
+use crate::net::call::{Attempt, Fault};
+use crate::protocol::idempotency::RequestKeys;
 use crate::protocol::keys;
 use crate::protocol::kind::{Kind, Protocol};
-use crate::protocol::owner;
-use crate::protocol::script;
+use crate::protocol::owner::{self, OwnerNumber};
+use crate::protocol::script::{self, Request};
 use crate::protocol::{KINDS, red, reentrant};
 use crate::quorum::ask::Quorum;
 use crate::quorum::failure::{Failure, Short};
@@ -329,17 +332,16 @@ impl LockSpec {
             return self.survey(|until| quorum.is_locked(until));
         }
         let entry = self.look()?;
-        let state = self.number("asking for the lock", entry.protocol.state())?;
+        let state = self.number(entry.protocol.state())?;
         Ok(entry.protocol.is_locked(self.mode, state))
     }
 
     pub(crate) fn remaining(&self) -> Result<Option<Duration>> {
-        let doing = "asking for the lease";
         let ms = match &self.quorum {
             Some(quorum) => self.survey(|until| quorum.remaining(until))?,
             None => {
                 let entry = self.look()?;
-                self.number(doing, entry.protocol.remaining())?
+                self.number(entry.protocol.remaining())?
             }
         };
         Ok(match ms {
@@ -355,23 +357,66 @@ impl LockSpec {
         ask(until).map_err(|short| short.into_error(&self.name))
     }
 
-    fn number(&self, doing: &'static str, request: script::Request) -> Result<i64> {
-        self.session().check_open()?;
-        let value = self
-            .session()
-            .ask(request)
-            .map_err(|fault| self.error(doing, fault))?;
-        script::integer(value).map_err(|unexpected| self.session().error(doing, unexpected))
+    fn number(&self, request: Request) -> Result<i64> {
+        let (reply, doing) = self.ask(request)?;
+        self.integer(reply, doing)
+    }
+
+    /// The number that a reply is; an error if it is something else.
+    pub(crate) fn integer(&self, reply: Value, doing: &'static str) -> Result<i64> {
+        script::integer(reply).map_err(|unexpected| self.session().error(doing, unexpected))
+    }
+
+    /// Sends a request that may be repeated, and waits for its reply for at most the response timeout. Returns the reply,
+    /// and what it was for.
+    pub(crate) fn ask(&self, request: Request) -> Result<(Value, &'static str)> {
+        self.ask_counting(request)
+            .map(|(reply, doing, _)| (reply, doing))
+    }
+
+    /// The same for one that counts once, however often it is sent. `make` makes it of its keys and of how long Redis
+    /// keeps them. `answered` is called if no copy of it is under way any more, so that its own key can be deleted.
+    pub(crate) fn ask_once(
+        &self,
+        keys: &RequestKeys,
+        make: impl FnOnce(&RequestKeys, &str) -> Request,
+        answered: impl FnOnce(OwnerNumber),
+    ) -> Result<(Value, &'static str)> {
+        let request = make(keys, &self.session().remember_ms());
+        let (reply, doing, sendings) = self.ask_counting(request)?;
+        if sendings == 1 {
+            answered(keys.number);
+        }
+        Ok((reply, doing))
+    }
+
+    /// The reply, what the request was for, and how often it was sent.
+    fn ask_counting(&self, request: Request) -> Result<(Value, &'static str, u32)> {
+        let session = self.session();
+        session.check_open()?;
+        let doing = request.doing;
+        let until = Instant::now() + session.response_timeout;
+        let mut sendings = 0;
+        let mut attempt = || {
+            sendings += 1;
+            Attempt {
+                request: request.clone(),
+                undo: None,
+            }
+        };
+        let stop = || session.is_closed();
+        let answer = session.connection.call(until, &stop, None, &mut attempt);
+        let answer = answer.map_err(|fault| self.error(doing, fault))?;
+        Ok((answer.value, doing, sendings))
     }
 
     pub(crate) fn force_unlock(&self) -> Result<bool> {
         let entry = self.look()?;
         // Read before the request, which does not affect holds that are granted after it.
         let held: Vec<_> = entry.lock().lock.holds().cloned().collect();
-        let doing = "forcing the lock open";
         let forced = match &self.quorum {
             Some(quorum) => self.survey(|until| quorum.force(until))?,
-            None => self.number(doing, entry.protocol.force())? == 1,
+            None => self.number(entry.protocol.force())? == 1,
         };
         if forced {
             // Holders in other processes find out at their next renewals; those in this process are notified now.

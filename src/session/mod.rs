@@ -425,18 +425,6 @@ impl Session {
         lease_ms(2 * self.replay()).to_string()
     }
 
-    /// Sends one command that may be repeated, and waits for its answer for at most the response timeout.
-    pub(crate) fn ask(&self, request: Request) -> std::result::Result<redis::Value, Fault> {
-        let until = Instant::now() + self.response_timeout;
-        let mut attempt = || Attempt {
-            request: request.clone(),
-            undo: None,
-        };
-        self.connection
-            .call(until, &|| self.is_closed(), None, &mut attempt)
-            .map(|answer| answer.value)
-    }
-
     /// The process may be about to end: waits a little for what was logged to reach the logger.
     pub(crate) fn flush_reports(&self) {
         if !self.is_copy() {

@@ -498,12 +498,9 @@ impl ExpirableSemaphore {
     }
 
     fn release_some(&self, entry: &Entry, ids: &[PermitId]) -> Result<Vec<bool>> {
-        let (session, doing) = (self.inner.session(), RELEASING);
-        let (keys, keep_ms) = (self.request_keys(entry), session.remember_ms());
-        let request = permits::release_ids(&*entry.protocol, &keys, &keep_ms, ids);
-        let reply = session
-            .ask(request)
-            .map_err(|fault| self.inner.error(doing, fault))?;
+        let (reply, doing) = self.ask_once(entry, |protocol, keys, keep_ms| {
+            permits::release_ids(protocol, keys, keep_ms, ids)
+        })?;
         match &reply {
             Value::BulkString(letters) if letters.len() == ids.len() => {
                 Ok(letters.iter().map(|letter| *letter == b'1').collect())
@@ -532,8 +529,7 @@ impl ExpirableSemaphore {
         let id = parsed(id.as_ref())?;
         let request = |protocol: &dyn Protocol| permits::lease_of(protocol, id);
         let (reply, doing) = self.ask_for(request)?;
-        let ms = script::integer(reply)
-            .map_err(|unexpected| self.inner.session().error(doing, unexpected))?;
+        let ms = self.inner.integer(reply, doing)?;
         Ok(match ms {
             -1 => Some(Duration::MAX),
             ms => u64::try_from(ms).ok().map(Duration::from_millis),
@@ -553,27 +549,27 @@ impl ExpirableSemaphore {
         &self,
         request: impl FnOnce(&dyn Protocol) -> Request,
     ) -> Result<(Value, &'static str)> {
-        let (session, entry) = (self.inner.session(), self.entry()?);
-        session.check_open()?;
-        let request = request(&*entry.protocol);
-        let doing = request.doing;
-        let reply = session.ask(request);
-        let reply = reply.map_err(|fault| self.inner.error(doing, fault))?;
-        Ok((reply, doing))
+        self.inner.ask(request(&*self.entry()?.protocol))
     }
 
     /// Changes how many permits there are; however often it is sent, it counts once.
     fn change(&self, change: Change) -> Result<i64> {
-        let (session, entry) = (self.inner.session(), self.entry()?);
-        let (keys, keep_ms) = (self.request_keys(entry), session.remember_ms());
-        let request = |protocol: &dyn Protocol| permits::change(protocol, &keys, &keep_ms, change);
-        let (reply, doing) = self.ask_for(request)?;
-        script::integer(reply).map_err(|unexpected| self.inner.session().error(doing, unexpected))
+        let (reply, doing) = self.ask_once(self.entry()?, |protocol, keys, keep_ms| {
+            permits::change(protocol, keys, keep_ms, change)
+        })?;
+        self.inner.integer(reply, doing)
     }
 
-    /// The key that remembers one request until it expires.
-    fn request_keys(&self, entry: &Entry) -> RequestKeys {
-        RequestKeys::alone(&self.inner.session().owners, entry.protocol.key())
+    /// Sends a request that counts once, however often it is sent. Its key is left to expire.
+    fn ask_once(
+        &self,
+        entry: &Entry,
+        request: impl FnOnce(&dyn Protocol, &RequestKeys, &str) -> Request,
+    ) -> Result<(Value, &'static str)> {
+        let protocol = &*entry.protocol;
+        let keys = RequestKeys::alone(&self.inner.session().owners, protocol.key());
+        let request = |keys: &RequestKeys, keep_ms: &str| request(protocol, keys, keep_ms);
+        self.inner.ask_once(&keys, request, |_| {})
     }
 
     /// Available, acquired, and both together.

@@ -12,10 +12,8 @@ use crate::acquire::spec::LockSpec;
 use crate::acquire::wait_mode::WaitMode;
 use crate::error::{Error, Result};
 use crate::local::waiter::CancelToken;
-use crate::net::call::Attempt;
 use crate::protocol::idempotency::{IdempotencyKeys, RequestKeys};
 use crate::protocol::latch::{self, Change};
-use crate::protocol::script;
 use crate::time::Deadline;
 
 /// How many keys of answered requests one request has Redis forget.
@@ -256,30 +254,11 @@ impl Latch {
         session.check_open()?;
         let protocol = &*entry.protocol;
         let keys = RequestKeys::draw(&session.owners, protocol.key(), &mut self.answered.lock());
-        let request = latch::change(protocol, &keys, &session.remember_ms(), change);
-        let doing = request.doing;
-
-        let mut sendings = 0;
-        let mut attempt = || {
-            sendings += 1;
-            Attempt {
-                request: request.clone(),
-                undo: None,
-            }
-        };
-        let until = Instant::now() + session.response_timeout;
-        let stop = || session.is_closed();
-        let answer = session
-            .connection
-            .call(until, &stop, None, &mut attempt)
-            .map_err(|fault| self.inner.error(doing, fault))?;
-        if sendings == 1 {
-            // No request of it is on its way any more.
-            self.answered.lock().answered(keys.number);
-        }
-        let changed = script::integer(answer.value)
-            .map_err(|unexpected| self.inner.session().error(doing, unexpected))?;
-        Ok(changed == 1)
+        let request =
+            |keys: &RequestKeys, keep_ms: &str| latch::change(protocol, keys, keep_ms, change);
+        let answered = |number| self.answered.lock().answered(number);
+        let (reply, doing) = self.inner.ask_once(&keys, request, answered)?;
+        Ok(self.inner.integer(reply, doing)? == 1)
     }
 
     /// Whether the latch was seen to have been open in time.

@@ -11,7 +11,7 @@ use crate::error::LossReason;
 use crate::error::{Error, Result};
 use crate::hold::Entry;
 use crate::local::waiter::CancelToken;
-use crate::net::call::{Attempt, Fault};
+use crate::net::call::Fault;
 use crate::protocol::idempotency::RequestKeys;
 use crate::protocol::kind::Protocol;
 use crate::protocol::script::{self, Released, Request};
@@ -206,12 +206,9 @@ impl Semaphore {
     ///
     /// [`Error::Redis`], [`Error::WrongType`], [`Error::Closed`], [`Error::InvalidName`].
     pub fn available_permits(&self) -> Result<i64> {
-        let doing = "asking for permits";
         let entry = self.handle.entry()?;
-        self.handle.check_going(WaitMode::Once)?;
-        let session = self.handle.session();
-        let value = session.ask(semaphore::available(&*entry.protocol));
-        let value = value.map_err(|fault| self.handle.error(doing, fault))?;
+        let request = semaphore::available(&*entry.protocol);
+        let (value, doing) = self.handle.ask(request)?;
         let wrong_type = || Error::WrongType {
             name: self.name().to_owned(),
         };
@@ -435,26 +432,12 @@ impl Semaphore {
         let entry = self.handle.entry()?;
         self.handle.check_going(WaitMode::Once)?;
         let keys = request_keys(session, &entry, &mut entry.lock());
-        let request = request(&*entry.protocol, &keys, &session.remember_ms());
-        let doing = request.doing;
-        let until = Instant::now() + session.response_timeout;
-        let mut sendings = 0;
-        let mut attempt = || {
-            sendings += 1;
-            Attempt {
-                request: request.clone(),
-                undo: None,
-            }
-        };
-        let stop = || session.is_closed();
-        let answer = session.connection.call(until, &stop, None, &mut attempt);
+        let request = |keys: &RequestKeys, keep_ms: &str| request(&*entry.protocol, keys, keep_ms);
+        let answered = |number| entry.lock().idempotency_keys().answered(number);
+        let reply = self.handle.ask_once(&keys, request, answered);
         session.watchdog.housekeep_soon();
-        let answer = answer.map_err(|fault| self.handle.error(doing, fault))?;
-        if sendings == 1 {
-            entry.lock().idempotency_keys().answered(keys.number);
-        }
-        script::integer(answer.value)
-            .map_err(|unexpected| self.handle.session().error(doing, unexpected))
+        let (reply, doing) = reply?;
+        self.handle.integer(reply, doing)
     }
 
     fn take(&self, permits: u32, wait: WaitMode) -> Result<Option<SemaphorePermit>> {
