@@ -2,19 +2,24 @@
 --
 -- KEYS[1]  lock      hash: mode -> read or write, owner -> its read holds, "<owner>:write" -> its write holds
 -- KEYS[2]  channel   where waiters of this lock listen
+-- KEYS[3]  request   string: what came of this request
+-- ARGV[1]  keep_ms   integer > 0; how long it is known what came of this request
 --
 -- Returns  1         it was held and is free now
 --          0         nobody held it
 --
 -- Keeps    a hash that is not a read-write lock: it has no mode of one, or a field that does not start like an
 --          owner, "<uuid>:", and the answer is a WRONGTYPE error; the holds' own keys, which mean nothing without
---          the hash and run out by themselves
+--          the hash and run out by themselves;
+--          run twice, the second run answers as the first and changes nothing
+local keep_ms = ARGV[1]
 
-local mode = redis.call('hget', KEYS[1], 'mode')
-if redis.call('exists', KEYS[1]) == 0 then
-  return 0
+local before = redis.call('get', KEYS[3])
+if before then
+  return tonumber(before)
 end
-local ours = mode == 'read' or mode == 'write'
+local mode = redis.call('hget', KEYS[1], 'mode')
+local ours = mode == 'read' or mode == 'write' or redis.call('exists', KEYS[1]) == 0
 -- Of a large hash looking at some fields is enough.
 local fields = redis.call('hscan', KEYS[1], '0', 'count', 128)[2]
 for i = 1, #fields, 2 do
@@ -23,6 +28,11 @@ end
 if not ours then
   return redis.error_reply('WRONGTYPE the key holds a hash that is not a read-write lock')
 end
-redis.call('del', KEYS[1])
-redis.pcall('publish', KEYS[2], mode == 'write' and '1' or '0')
-return 1
+local forced = redis.call('del', KEYS[1])
+-- Also if nobody held it: a copy that comes late is not to take it from whoever holds it by then. After a write that
+-- needs no memory none is refused for want of some.
+redis.pcall('set', KEYS[3], forced, 'px', keep_ms)
+if forced == 1 then
+  redis.pcall('publish', KEYS[2], mode == 'write' and '1' or '0')
+end
+return forced

@@ -416,7 +416,13 @@ impl LockSpec {
         let held: Vec<_> = entry.lock().lock.holds().cloned().collect();
         let forced = match &self.quorum {
             Some(quorum) => self.survey(|until| quorum.force(until))?,
-            None => self.number(entry.protocol.force())? == 1,
+            None => {
+                let keys = RequestKeys::alone(&self.session().owners, entry.protocol.key());
+                let force =
+                    |keys: &RequestKeys, keep_ms: &str| entry.protocol.force(keys.own(), keep_ms);
+                let (reply, doing) = self.ask_once(&keys, force, |_| {})?;
+                self.integer(reply, doing)? == 1
+            }
         };
         if forced {
             // Holders in other processes find out at their next renewals; those in this process are notified now.

@@ -85,7 +85,9 @@ impl Protocol for Fair {
         ))
     }
 
-    fn force(&self) -> Request {
-        Request::script(FORCING, &script::FAIR_FORCE, &self.keys(), &[])
+    fn force(&self, request: &str, keep_ms: &str) -> Request {
+        let [lock, queue, timeouts, channel] = self.keys();
+        let keys = [lock, queue, timeouts, channel, request];
+        Request::script(FORCING, &script::FAIR_FORCE, &keys, &[keep_ms])
     }
 }

@@ -140,7 +140,8 @@ impl Golden {
                 .collect();
             self.fact(&format!("locked {mode:?}"), &format!("{locked:?}"));
         }
-        self.request("force", &protocol.force());
+        let force = protocol.force(request_keys(protocol).own(), "120000");
+        self.request("force", &force);
         self.request("state", &protocol.state());
         self.request("remaining", &protocol.remaining());
         if let Some(request) = protocol.leave("u:6") {

@@ -202,12 +202,13 @@ pub(crate) trait Protocol: Send + Sync {
         None
     }
 
-    fn force(&self) -> Request {
+    /// Takes the lock from whoever holds it. Counts once: `request` is the key that remembers it, for `keep_ms`.
+    fn force(&self, request: &str, keep_ms: &str) -> Request {
         Request::script(
             FORCING,
             &script::LOCK_FORCE,
-            &[self.key(), self.channel()],
-            &[],
+            &[self.key(), request, self.channel()],
+            &[keep_ms],
         )
     }
 
@@ -323,7 +324,8 @@ mod tests {
                 is_cluster: false,
             };
             let protocol = (kind.protocol)(keyspace, &id).expect("a name");
-            let mut requests = vec![protocol.force(), permits::state(&*protocol)];
+            let force = protocol.force("request", "1000");
+            let mut requests = vec![force, permits::state(&*protocol)];
             requests.extend(protocol.leave("ticket"));
             for mode in [Mode::Exclusive, Mode::Shared] {
                 requests.push(protocol.release(mode, permit));

@@ -113,13 +113,10 @@ impl Protocol for Multi {
         )
     }
 
-    fn force(&self) -> Request {
-        Request::script(
-            FORCING,
-            &script::MULTI_FORCE,
-            &self.locks_and_channels(),
-            &[],
-        )
+    fn force(&self, request: &str, keep_ms: &str) -> Request {
+        let mut keys = self.locks_and_channels();
+        keys.push(request);
+        Request::script(FORCING, &script::MULTI_FORCE, &keys, &[keep_ms])
     }
 
     fn state(&self) -> Request {

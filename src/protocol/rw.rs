@@ -111,8 +111,9 @@ impl Protocol for ReadWrite {
         }
     }
 
-    fn force(&self) -> Request {
-        Request::script(FORCING, &script::RW_FORCE, &[&self.key, &self.channel], &[])
+    fn force(&self, request: &str, keep_ms: &str) -> Request {
+        let keys = [&self.key, &*self.channel, request];
+        Request::script(FORCING, &script::RW_FORCE, &keys, &[keep_ms])
     }
 
     fn state(&self) -> Request {

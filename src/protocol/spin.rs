@@ -44,7 +44,8 @@ impl Protocol for Spin {
         Request::script(RELEASING, &script::LOCK_RELEASE, &[&self.key], &[owner])
     }
 
-    fn force(&self) -> Request {
-        Request::script(FORCING, &script::LOCK_FORCE, &[&self.key], &[])
+    fn force(&self, request: &str, keep_ms: &str) -> Request {
+        let keys = [&*self.key, request];
+        Request::script(FORCING, &script::LOCK_FORCE, &keys, &[keep_ms])
     }
 }

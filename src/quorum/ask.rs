@@ -278,10 +278,13 @@ impl Quorum {
         Ok(bound.filter(|ms| *ms != i64::MAX).unwrap_or(-1))
     }
 
-    /// Removes the lock from every node; `true` if anybody had it on any.
+    /// Removes the lock from every node; `true` if anybody had it on any. Counts once on each, however often it is sent.
     pub(crate) fn force(&self, until: Instant) -> std::result::Result<bool, Short> {
-        Ok(self
-            .survey(until, |protocol| protocol.force())?
-            .contains(&1))
+        let home = self.nodes.home();
+        let (id, keep_ms) = (home.owners.id(home.owners.draw()), home.remember_ms());
+        let forced = self.survey(until, |protocol| {
+            protocol.force(&keys::request(protocol.key(), &id), &keep_ms)
+        })?;
+        Ok(forced.contains(&1))
     }
 }

@@ -284,7 +284,8 @@ macro_rules! exclusive_lock {
             ///
             /// Waiting threads are notified as by a release: everywhere for most locks, only the first in the queue of
             /// a fair lock, nobody for a spin lock. A holder in this process is notified of its loss at once
-            /// ([`LossReason::Forced`](crate::LossReason::Forced)), one in another process at its next renewal.
+            /// ([`LossReason::Forced`](crate::LossReason::Forced)), one in another process at its next renewal. Sent again
+            /// after a lost reply it counts once, and takes nothing from whoever has the lock by then.
             ///
             #[doc = $crate::sync::macros::example!(lock $maker =>
                 "if lock.force_unlock()? {"

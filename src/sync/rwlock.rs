@@ -426,7 +426,8 @@ impl RwLock {
     /// timeout.
     ///
     /// Holders in this process are notified of their loss at once ([`LossReason::Forced`](crate::LossReason::Forced)),
-    /// others at their next renewal. Redisson has a call of its own for readers and for the writer.
+    /// others at their next renewal. Sent again after a lost reply it counts once, and takes nothing from whoever has the
+    /// lock by then. Redisson has a call of its own for readers and for the writer.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;

@@ -19,7 +19,7 @@ use crossbeam_channel::{bounded, unbounded};
 use redlatch::{CancelToken, Client, Error, LossReason, Result};
 
 use crate::support::{
-    BY_MESSAGE, Crew, Guard, LONG, Line, Lock, Mode, News, Proxy, Server, beside, by_now,
+    BY_MESSAGE, Crew, Guard, LONG, Line, Lock, Mode, News, Proxy, Server, Target, beside, by_now,
     delegated, delete, elsewhere, eventually, everywhere, for_commands, hold_by_stranger, in_line,
     increment, is_held_by_stranger, keys_of, line, loosely, lose, lua, ms, nothing_is_left_of,
     open, open_with_lease, published, settings, settings_by, short_lived, shown, stranger_holds,
@@ -1089,6 +1089,39 @@ fn forcing_does_not_mistake_a_later_hold<L: Lock>() {
 }
 
 // O2, O3
+// I3: the reply is lost, and somebody else takes the lock before the request is sent again.
+fn a_force_that_is_sent_twice_counts_once<L: Lock>() {
+    let server = Server::start();
+    let proxy = Proxy::start(server.client_addr());
+    let first = open(&server);
+    let ours = Client::open(settings_by(&server, proxy.addr()).response_timeout(LONG)).unwrap();
+    L::of(&ours, &unique("warm")).force_unlock().unwrap();
+    server.cli(&["FLUSHALL"]);
+    for held in [true, false] {
+        let name = unique("twice");
+        let lost = held.then(|| L::of(&first, &name).lock().unwrap());
+        proxy.swallow_present(Target::All);
+        let mut crew = Crew::new();
+        let (sender, received) = bounded(1);
+        let lock = L::of(&ours, &name);
+        crew.spawn(move || sender.send(lock.force_unlock()).unwrap());
+        eventually("it was executed", || match held {
+            true => !server.exists(&L::names(&name)[0]),
+            false => server.keys() != server.keys_but_requests(),
+        });
+        let second = open(&server);
+        let guard = L::of(&second, &name).lock().unwrap();
+        assert!(received.is_empty(), "no reply has come");
+        proxy.cut(Target::All);
+        let forced = received.recv_timeout(LONG).unwrap();
+        assert_eq!(forced.unwrap(), held, "the answer of the first");
+        guard.unlock().unwrap();
+        drop(lost);
+        crew.join();
+        server.cli(&["FLUSHALL"]);
+    }
+}
+
 fn unlock_says_how_it_was_lost<L: Lock>() {
     let server = Server::start();
     let client = open(&server);
@@ -1448,6 +1481,7 @@ macro_rules! contract {
                 an_acquire_whose_caller_was_cancelled_is_undone,
                 force_unlock_notifies_everybody_concerned,
                 forcing_does_not_mistake_a_later_hold,
+                a_force_that_is_sent_twice_counts_once,
                 unlock_says_how_it_was_lost,
                 dropping_a_lost_guard_harms_nobody,
                 a_lost_lock_is_free_for_threads_of_the_same_process,

@@ -48,6 +48,7 @@ mod as_any_other {
         an_acquire_whose_caller_was_cancelled_is_undone,
         force_unlock_notifies_everybody_concerned,
         forcing_does_not_mistake_a_later_hold,
+        a_force_that_is_sent_twice_counts_once,
         unlock_says_how_it_was_lost,
         dropping_a_lost_guard_harms_nobody,
         a_lost_lock_is_free_for_threads_of_the_same_process,

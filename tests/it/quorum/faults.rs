@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crossbeam_channel::bounded;
 use redlatch::{Client, Config, Error, LossReason, RedLockGuard};
 
 use crate::support::quorum::{
@@ -13,8 +14,8 @@ use crate::support::quorum::{
     open, open_with, red, take,
 };
 use crate::support::{
-    LONG, Mode, Proxy, STRANGER, Server, Target, Trap, eventually, loosely, ms, timed, unique,
-    within,
+    Crew, LONG, Mode, Proxy, STRANGER, Server, Target, Trap, eventually, loosely, ms, timed,
+    unique, within,
 };
 
 /// Nothing here waits for such a lease to end.
@@ -795,6 +796,54 @@ fn lost_replies_leave_nothing_behind() {
             }
             drop(take(&lock));
             nothing_is_left(&servers);
+        }
+    }
+}
+
+// I3: the replies of a majority are lost, and somebody else takes the lock before it is asked again.
+timed!(a_force_that_is_sent_twice_counts_once);
+fn a_force_that_is_sent_twice_counts_once() {
+    let (servers, proxies) = proxied();
+    let set = |config: Config| config.lease(FOR_LONG).response_timeout(LONG);
+    let clients = open_through(&proxies, set);
+    let others = open_with(&servers, set);
+    // Every node knows the script, and has a connection.
+    let healthy = red(&clients, &unique("healthy"));
+    let guard = take(&healthy);
+    all_keep(&guard, 5);
+    drop(guard);
+    assert!(!healthy.force_unlock().unwrap());
+    // A node that does not answer is given up soon: then the replies have to get lost sooner.
+    for attempt in 1.. {
+        let name = unique("twice");
+        let traps: Vec<_> = proxies[..3]
+            .iter()
+            .map(|proxy| proxy.swallow_reply_to(&name))
+            .collect();
+        for server in &servers {
+            server.cli(&["HSET", &name, STRANGER, "1"]);
+        }
+        let lock = red(&clients, &name);
+        let mut crew = Crew::new();
+        let (sender, received) = bounded(1);
+        crew.spawn(move || sender.send(lock.force_unlock()).unwrap());
+        eventually("all have executed it", || {
+            servers.iter().all(|server| !server.exists(&name))
+        });
+        let guard = take(&red(&others, &name));
+        all_keep(&guard, 5);
+        for proxy in &proxies[..3] {
+            proxy.cut(Target::Link);
+        }
+        let forced = received.recv_timeout(LONG).unwrap();
+        crew.join();
+        assert_eq!(keepers(&servers, &name, guard.owner()).len(), 5);
+        assert!(traps.iter().all(|trap| trap.fired()));
+        guard.unlock().unwrap();
+        match forced {
+            Ok(forced) => return assert!(forced),
+            Err(Error::NoQuorum { .. }) if attempt < 20 => {}
+            Err(err) => panic!("{err:?}"),
         }
     }
 }

@@ -3,9 +3,10 @@
 
 use redis::{Connection, RedisResult};
 
+use crate::support::scripts;
 use crate::support::scripts::{
-    LEASE, NAMES, RENEW, THEM, US, as_redisson, assert_left, channel, forbid, forbid_channels,
-    listen_to_all, messages, out_of_memory, run,
+    LEASE, NAMES, RENEW, REQUEST, THEM, US, as_redisson, assert_left, channel, forbid,
+    forbid_channels, listen_to_all, messages, out_of_memory, run,
 };
 use crate::support::{Server, eventually, lua};
 
@@ -140,7 +141,14 @@ impl Fair {
 
     #[track_caller]
     fn force(&mut self) -> bool {
-        self.run(FORCE, &[]).unwrap()
+        self.try_force().unwrap()
+    }
+
+    fn try_force<T: redis::FromRedisValue>(&mut self) -> RedisResult<T> {
+        let (queue, timeouts) = (self.queue_key(), self.timeouts_key());
+        let channel = channel(&self.name);
+        let keys = [self.name.as_str(), &queue, &timeouts, &channel, REQUEST];
+        scripts::force(&mut self.con, FORCE, &keys)
     }
 
     /// One run of each script, by `owner`.
@@ -150,7 +158,7 @@ impl Fair {
             ("acquire", asked.map(drop)),
             ("release", self.run(RELEASE, &[owner])),
             ("leave", self.run(LEAVE, &[owner])),
-            ("force", self.run(FORCE, &[])),
+            ("force", self.try_force()),
         ]
     }
 
@@ -1442,7 +1450,7 @@ fn forcing_refuses_a_hash_that_is_not_a_lock() {
         fair.set_timeout(B, 1);
         let () = fair.server.ask(&["HSET", "orders", field, "1"]);
         let before = fair.server.hgetall("orders");
-        let err = fair.run::<i64>(FORCE, &[]).unwrap_err();
+        let err = fair.try_force::<i64>().unwrap_err();
         assert_eq!(err.code(), Some("WRONGTYPE"), "{field:?}: {err}");
         assert_eq!(fair.server.hgetall("orders"), before);
         assert_eq!(fair.queue(), [B, C]);

@@ -6,8 +6,9 @@ use std::path::Path;
 
 use redis::{Connection, RedisResult};
 
+use crate::support::scripts;
 use crate::support::scripts::{
-    LEASE, NAMES, RELEASE, RENEW, THEM, US, as_redisson, assert_left, channel, forbid,
+    LEASE, NAMES, RELEASE, RENEW, REQUEST, THEM, US, as_redisson, assert_left, channel, forbid,
     forbid_channels, listen_to_all, messages, out_of_memory, run,
 };
 use crate::support::{Server, lua};
@@ -35,7 +36,7 @@ fn renew(
 }
 
 fn force(con: &mut Connection, name: &str) -> RedisResult<i64> {
-    run(con, FORCE, &[name, &channel(name)], &[])
+    scripts::force(con, FORCE, &[name, REQUEST, &channel(name)])
 }
 
 /// One run of each script on `name`, by us.
@@ -427,12 +428,15 @@ fn without_a_channel_releasing_and_forcing_tell_nobody() {
         assert_eq!(server.dbsize(), 0);
         as_redisson(&server, name, THEM, "1", LEASE);
         for held in [1, 0] {
-            assert_eq!(run::<i64>(&mut con, FORCE, &[name], &[]).unwrap(), held);
+            let keys = [name, REQUEST];
+            let forced = scripts::force::<i64>(&mut con, FORCE, &keys);
+            assert_eq!(forced.unwrap(), held);
             assert_eq!(server.dbsize(), 0);
         }
     }
     let () = server.ask(&["HSET", "orders", "price", "1"]);
-    let err = run::<i64>(&mut con, FORCE, &["orders"], &[]).unwrap_err();
+    let forced = scripts::force::<i64>(&mut con, FORCE, &["orders", REQUEST]);
+    let err = forced.unwrap_err();
     assert_eq!(err.code(), Some("WRONGTYPE"), "{err}");
     assert_eq!(messages(&server, &mut pubsub), []);
 }
@@ -556,6 +560,14 @@ fn mentioned(text: &str) -> BTreeSet<String> {
 const ALL_KEYS: &str = "KEYS[1…n]";
 const SECOND_HALF: &str = "KEYS[n+1…2n]";
 
+/// The last key, behind two halves.
+const BEHIND_HALVES: &str = "KEYS[2n+1]";
+
+/// Whether a header names one key or argument by its number.
+fn is_numbered(name: &str) -> bool {
+    !name.contains('…') && name != BEHIND_HALVES
+}
+
 /// What the code reads, as a header names it: keys by number, or any number of them.
 fn read_by(code: &str) -> BTreeSet<String> {
     let mut read: BTreeSet<String> = mentioned(code)
@@ -566,6 +578,8 @@ fn read_by(code: &str) -> BTreeSet<String> {
                 one
             } else if place.starts_with("n + ") {
                 SECOND_HALF.to_owned()
+            } else if place == "#KEYS" {
+                BEHIND_HALVES.to_owned()
             } else {
                 ALL_KEYS.to_owned()
             }
@@ -583,7 +597,7 @@ fn read_by(code: &str) -> BTreeSet<String> {
     }
     if read.contains(ALL_KEYS) {
         // One of all.
-        read.retain(|one| one.starts_with("ARGV") || one.contains('…'));
+        read.retain(|one| one.starts_with("ARGV") || !is_numbered(one));
     }
     read
 }
@@ -626,16 +640,21 @@ fn every_header_tells_what_its_body_reads() {
         assert_eq!(named, read_by(&code), "{stem}");
         assert_eq!(
             named.contains(SECOND_HALF),
-            code.contains("local n = #KEYS / 2\n"),
+            code.contains("local n = #KEYS / 2\n") || code.contains("local n = (#KEYS - 1) / 2\n"),
             "{stem}: which half is which"
+        );
+        assert_eq!(
+            named.contains(BEHIND_HALVES),
+            code.contains("(#KEYS - 1) / 2"),
+            "{stem}: which is the last"
         );
         if named.contains(ALL_KEYS) {
             let keys = named.iter().filter(|name| name.starts_with("KEYS"));
-            let halves = usize::from(named.contains(SECOND_HALF));
-            assert_eq!(keys.count(), 1 + halves, "{stem}: no key has a number");
+            let keys = keys.filter(|name| is_numbered(name));
+            assert_eq!(keys.count(), 0, "{stem}: no key has a number");
         }
         for table in ["KEYS", "ARGV"] {
-            let numbered = |name: &&String| name.starts_with(table) && !name.contains('…');
+            let numbered = |name: &&String| name.starts_with(table) && is_numbered(name);
             let count = named.iter().filter(numbered).count();
             for n in 1..=count {
                 assert!(

@@ -2,6 +2,7 @@
 
 mod fair;
 mod fenced;
+mod force;
 mod latch;
 mod lock;
 mod multi;

@@ -3,10 +3,11 @@
 
 use std::collections::BTreeMap;
 
-use redis::{Connection, PubSub, RedisResult, Value};
+use redis::{Connection, FromRedisValue, PubSub, RedisResult, Value};
 
+use crate::support::scripts;
 use crate::support::scripts::{
-    LEASE, NAMES, THEM, US, as_redisson, assert_left, channel, forbid, forbid_channels,
+    LEASE, NAMES, REQUEST, THEM, US, as_redisson, assert_left, channel, forbid, forbid_channels,
     listen_to_all, messages, out_of_memory, run,
 };
 use crate::support::{Server, eventually, is_redis_6, lua, skipped};
@@ -61,9 +62,13 @@ fn renew(
 }
 
 fn force(con: &mut Connection, names: &[&str]) -> RedisResult<i64> {
+    force_for(con, names)
+}
+
+fn force_for<T: FromRedisValue>(con: &mut Connection, names: &[&str]) -> RedisResult<T> {
     let keys = with_channels(names);
-    let keys: Vec<_> = keys.iter().map(|key| &**key).collect();
-    run(con, FORCE, &keys, &[])
+    let keys = keys.iter().map(|key| &**key).chain([REQUEST]);
+    scripts::force(con, FORCE, &keys.collect::<Vec<_>>())
 }
 
 fn state(con: &mut Connection, names: &[&str]) -> RedisResult<i64> {
@@ -101,7 +106,7 @@ fn run_each(con: &mut Connection, names: &[&str]) -> Vec<(&'static str, RedisRes
         ("acquire", run(con, ACQUIRE, names, &[US, &lease])),
         ("renew", run(con, RENEW, names, &[US, &lease, "1"])),
         ("release", run(con, RELEASE, &keys, &[US])),
-        ("force", run(con, FORCE, &keys, &[])),
+        ("force", force_for(con, names)),
         ("state", run(con, STATE, names, &[])),
     ]
 }

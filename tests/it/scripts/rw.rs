@@ -9,8 +9,8 @@ use crate::support::rw_scripts::{
 };
 use crate::support::scripts;
 use crate::support::scripts::{
-    LEASE, NAMES, THEM, US, as_redisson, assert_left, forbid, forbid_channels, listen_to_all,
-    messages, out_of_memory,
+    LEASE, NAMES, REQUEST, THEM, US, as_redisson, assert_left, forbid, forbid_channels,
+    listen_to_all, messages, out_of_memory,
 };
 use crate::support::{Server, eventually};
 
@@ -144,7 +144,7 @@ impl Lock {
 
     fn try_force(&mut self) -> RedisResult<i64> {
         let channel = channel(&self.name);
-        self.run(FORCE, &[&channel], &[])
+        scripts::force(&mut self.con, FORCE, &[&self.name, &channel, REQUEST])
     }
 
     #[track_caller]

@@ -6,6 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::LazyLock;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use Left::{Ever, Units};
 use redis::{Cmd, Connection, Pipeline, PubSub, Value};
@@ -14,7 +15,7 @@ use crate::support::rw_scripts::{
     FORCE, PASS, READ_ACQUIRE, READ_RELEASE, READ_RENEW, STATE, WRITE_ACQUIRE, WRITE_RELEASE,
     channel, hold, prefix, writers,
 };
-use crate::support::scripts;
+use crate::support::scripts::{self, REQUEST};
 use crate::support::{Server, ms};
 
 const NAME: &str = "orders";
@@ -665,7 +666,13 @@ impl Op {
                 &[NAME],
                 &[&writer(who), &time(lease), &count.to_string()],
             ),
-            Self::Force => evalsha(FORCE, &[NAME, &channel], &[]),
+            Self::Force => {
+                // Each is a request of its own.
+                static REQUESTS: AtomicU64 = AtomicU64::new(0);
+                let n = REQUESTS.fetch_add(1, Ordering::Relaxed);
+                let request = format!("{REQUEST}{n}");
+                evalsha(FORCE, &[NAME, &channel, &request], &[&time(1)])
+            }
             Self::State => evalsha(STATE, &[NAME], &[]),
             Self::Pass(units) => evalsha(PASS, &[], &[&time(units)]),
             Self::Claim(_) => command(&["PING"]),
@@ -774,6 +781,7 @@ fn looked(found: &Value) -> Keys {
     let found: Vec<(String, i64, Vec<String>)> = redis::from_redis_value_ref(found).unwrap();
     found
         .into_iter()
+        .filter(|(key, ..)| !key.starts_with(REQUEST))
         .map(|(key, left_ms, fields)| {
             let fields = fields.chunks(2).map(|pair| {
                 let [field, value] = pair else { unreachable!() };

@@ -8,7 +8,7 @@ use std::path::Path;
 use crate::support::lua;
 
 /// Keys that are not written as `KEYS[n]`: the script or the prelude, what stands there, and why.
-const NOT_LITERAL: [(&str, &str, &str); 14] = [
+const NOT_LITERAL: [(&str, &str, &str); 15] = [
     (
         "fair_acquire",
         "KEYS[4] .. ':' .. head",
@@ -37,6 +37,11 @@ const NOT_LITERAL: [(&str, &str, &str); 14] = [
     ("multi_*", "KEYS[i]", "as many keys as there are locks"),
     ("multi_*", "KEYS[j]", "as many keys as there are locks"),
     ("multi_*", "KEYS[n + i]", "as many keys as there are locks"),
+    (
+        "multi_*",
+        "KEYS[#KEYS]",
+        "behind as many keys as there are locks",
+    ),
     ("multi_*", "KEYS[busy]", "as many keys as there are locks"),
     ("multi_*", "unpack(KEYS)", "as many keys as there are locks"),
     (

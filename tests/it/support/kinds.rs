@@ -122,7 +122,8 @@ pub(crate) fn keys_of<L: Lock>(name: &str, owner: &str) -> Vec<String> {
 
 /// Whether a lock of this kind has left nothing but what stays.
 pub(crate) fn nothing_is_left_of<L: Lock>(server: &Server) -> bool {
-    server.keys().iter().all(|key| L::stays(key))
+    let keys = server.keys_but_requests();
+    keys.iter().all(|key| L::stays(key))
 }
 
 /// What a lock of that name calls itself.

@@ -408,6 +408,14 @@ impl Server {
         keys
     }
 
+    /// The same without those that remember a request that counts once, such as `force_unlock`, and go by themselves.
+    #[track_caller]
+    pub(crate) fn keys_but_requests(&self) -> Vec<String> {
+        let mut keys = self.keys();
+        keys.retain(|key| !key.contains(":request:"));
+        keys
+    }
+
     /// Connections whose name starts with `prefix`.
     #[track_caller]
     pub(crate) fn clients_named(&self, prefix: &str) -> Vec<ClientLine> {
