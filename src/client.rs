@@ -225,7 +225,7 @@ impl Client {
     ///
     /// Guards that still exist receive [`LossReason::Closed`](crate::LossReason::Closed); dropping them later does
     /// nothing. Every later call returns [`Error::Closed`](crate::Error::Closed). Blocks for at most `deadline`.
-    /// Closing twice is fine.
+    /// Closing twice is fine: a thread that comes second waits for the first, and gets the same answer.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;

@@ -282,6 +282,51 @@ fn closing_wakes_and_gives_back_whatever_the_kind() {
     assert!(locks(&server).is_empty());
 }
 
+// Whoever has closed the client may end the process.
+timed!(a_thread_that_closes_second_waits_for_the_first);
+fn a_thread_that_closes_second_waits_for_the_first() {
+    let _turn = turn();
+    let server = Server::start();
+    let proxy = Proxy::start(server.addr());
+    let client = Client::open(proxy.url()).unwrap();
+    let guard = client.reentrant_lock("held").lock().unwrap();
+    proxy.set(Target::All, Mode::Stall);
+    let (sender, received) = unbounded();
+    let close = |limit: Duration| {
+        let (client, sender) = (client.clone(), sender.clone());
+        thread::spawn(move || sender.send(client.close(limit)).unwrap())
+    };
+    let first = close(LONG);
+    // From then on it waits for the reply to its release.
+    guard.lost().recv_timeout(LONG).unwrap();
+    let late = client.close(ms(30));
+    assert!(matches!(late, Err(Error::Redis { .. })), "{late:?}");
+    let second = close(LONG);
+    assert!(
+        received.recv_timeout(ms(100)).is_err(),
+        "it is not released"
+    );
+    proxy.pass();
+    for _ in 0..2 {
+        received.recv_timeout(LONG).unwrap().unwrap();
+        assert!(!server.exists("held"));
+    }
+    for thread in [first, second] {
+        thread.join().unwrap();
+    }
+    client.close(Duration::ZERO).unwrap();
+
+    // The reason for a failure is the same for all, too.
+    let proxy = Proxy::start(server.addr());
+    let client = Client::open(proxy.url()).unwrap();
+    let guard = client.reentrant_lock("held").lock().unwrap();
+    proxy.set(Target::All, Mode::Stall);
+    let failed = client.close(ms(100)).unwrap_err().to_string();
+    assert_eq!(client.close(LONG).unwrap_err().to_string(), failed);
+    drop(guard);
+    proxy.pass();
+}
+
 timed!(the_last_handle_closes);
 fn the_last_handle_closes() {
     let _turn = turn();

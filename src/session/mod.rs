@@ -10,7 +10,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, bounded};
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 use redis::RedisError;
 
 use crate::config::Config;
@@ -78,6 +78,9 @@ pub(crate) struct Session {
     notices: Notices,
     give_back_on_close: &'static [GiveBack],
     closed: AtomicBool,
+    /// What came of closing, once that is known, and who waits for it.
+    close_outcome: Mutex<Option<CloseOutcome>>,
+    close_ended: Condvar,
     process: Process,
     /// Wakes the threads that wait outside the local locks when the client is closed.
     pub(crate) closing: CancelToken,
@@ -86,6 +89,9 @@ pub(crate) struct Session {
     watchdog_thread: Thread,
     subscriber_thread: Thread,
 }
+
+/// What came of closing: what was not done in time, and why. An error can be had only once, this several times.
+type CloseOutcome = std::result::Result<(), (&'static str, String)>;
 
 /// Queues the releases of what is held without a lease, when the client is closed.
 pub(crate) type GiveBack = fn(&Session);
@@ -202,6 +208,8 @@ impl Session {
             notices: Notices::new(config.on_lost),
             give_back_on_close,
             closed: AtomicBool::new(false),
+            close_outcome: Mutex::new(None),
+            close_ended: Condvar::new(),
             process: Process::this(),
             closing: CancelToken::new(),
             contenders: AtomicUsize::new(0),
@@ -432,10 +440,42 @@ impl Session {
         }
     }
 
+    /// Closes the client, or waits until the thread that is doing so has. All of them get the same answer, since each may
+    /// go on to end the process.
     pub(crate) fn close(&self, until: Instant) -> Result<()> {
-        if self.is_copy() || self.closed.swap(true, Ordering::SeqCst) {
+        if self.is_copy() {
             return Ok(());
         }
+        let outcome = if self.closed.swap(true, Ordering::SeqCst) {
+            self.closed_by_another(until)
+        } else {
+            let outcome = self.end(until);
+            *self.close_outcome.lock() = Some(outcome.clone());
+            self.close_ended.notify_all();
+            outcome
+        };
+        outcome
+            .map_err(|(doing, why)| self.error(doing, io::Error::new(io::ErrorKind::TimedOut, why)))
+    }
+
+    /// Waits for what comes of closing in another thread.
+    fn closed_by_another(&self, until: Instant) -> CloseOutcome {
+        let mut outcome = self.close_outcome.lock();
+        while outcome.is_none() {
+            if self.close_ended.wait_until(&mut outcome, until).timed_out() {
+                break;
+            }
+        }
+        outcome.clone().unwrap_or_else(|| {
+            Err((
+                "closing",
+                "another thread is closing the client, and has not finished in time".into(),
+            ))
+        })
+    }
+
+    /// Ends all waits, releases what is held and joins the threads.
+    fn end(&self, until: Instant) -> CloseOutcome {
         self.registry.wake_all();
         self.closing.cancel();
         // A contender that is asking notices within a slice, and undoes what it may have been granted.
@@ -457,10 +497,6 @@ impl Session {
         self.connection.flush(true);
         let released = self.connection.drain(until);
         let (releases, undos) = self.connection.close();
-        let in_time = |what: &'static str, why: String| {
-            let late = io::Error::new(io::ErrorKind::TimedOut, why);
-            Err(self.error(what, late))
-        };
         if !released || releases > 0 {
             let why = format!(
                 "redis has not acknowledged {releases} releases and {undos} undone attempts; the leases end them"
@@ -468,13 +504,13 @@ impl Session {
             if releases > 0 {
                 report!(Warn, "closing a client: {why}");
             }
-            return in_time("giving locks back while closing", why);
+            return Err(("giving locks back while closing", why));
         }
         if !joined {
-            return in_time(
+            return Err((
                 "ending the background threads while closing",
                 "they did not end in time".into(),
-            );
+            ));
         }
         Ok(())
     }
@@ -609,7 +645,10 @@ impl SharedSession {
 
 impl Drop for SharedSession {
     fn drop(&mut self) {
-        if let Err(err) = self.session.close(Instant::now() + DROP_DEADLINE) {
+        // A client that was closed has said what came of that.
+        if !self.session.is_closed()
+            && let Err(err) = self.session.close(Instant::now() + DROP_DEADLINE)
+        {
             report!(
                 Warn,
                 "dropping a client: {err}; what it held frees itself when the leases run out"
