@@ -15,7 +15,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{bounded, unbounded};
-use redlatch::{Client, Config, Error, LossReason, Result};
+use redlatch::{Client, Config, Error, LossReason, MultiLock, Result};
 
 use support::{Mode, Proxy, Server, Target, eventually, loosely, ms, threads_named, timed, unique};
 
@@ -96,6 +96,12 @@ fn spin(client: &Client, name: &str) -> Result<Box<dyn Any>> {
 
 fn write(client: &Client, name: &str) -> Result<Box<dyn Any>> {
     boxed(client.rwlock(name).write())
+}
+
+/// Two locks taken as one.
+fn members(client: &Client, name: &str) -> Result<Box<dyn Any>> {
+    let part = |which: &str| Box::new(client.mutex(format!("{name}:{which}")));
+    boxed(MultiLock::new(vec![part("1"), part("2")]).lock())
 }
 
 /// Every key, sorted, but for token counters, which stay.
@@ -481,6 +487,11 @@ timed!(closing_races_with_those_who_lock_whatever_the_kind);
 fn closing_races_with_those_who_lock_whatever_the_kind() {
     // Two of each kind.
     closing_races(10, 14, |i| (KINDS[i % 7 + 2].1, format!("race:{}", i % 7)));
+}
+
+timed!(closing_races_with_those_who_lock_several_at_once);
+fn closing_races_with_those_who_lock_several_at_once() {
+    closing_races(30, 12, |i| (members, format!("race:{}", i % 6)));
 }
 
 fn closing_races(rounds: u64, threads: usize, what: fn(usize) -> (Take, String)) {

@@ -150,7 +150,8 @@ impl<'a> Contender<'a> {
 
     /// Sends the first request, if there is a connection; [`run`](Self::run) waits for the reply.
     pub(crate) fn ask_ahead(&mut self) {
-        if matches!(self.way, Way::Quorum) {
+        // Checked once it is counted: either closing waits for it, or it sends nothing. Nobody could undo it.
+        if matches!(self.way, Way::Quorum) || self.lock.must_stop(self.wait) {
             return;
         }
         let (attempt, hold) = self.question();
