@@ -83,7 +83,7 @@ impl LockSpec {
                 let until = wait
                     .deadline()
                     .or(Instant::now() + session.response_timeout);
-                quorum.masters.check(until)?;
+                quorum.masters.check(until, &|| self.must_stop(wait))?;
                 quorum.start_watchdogs()?;
             }
             None => session.start_watchdog()?,

@@ -137,9 +137,11 @@ impl Members {
         }
         let mut waited_for = None;
         let mut refusals = 0_u32;
-        self.check_servers(wait)?;
+        // Finding out which servers they are is part of the time for the first round.
+        let mut round = self.round(wait);
+        self.check_servers(wait, round)?;
         loop {
-            let index = match self.gather(waited_for, wait)? {
+            let index = match self.gather(waited_for, wait, round)? {
                 Gathered::All(held) => {
                     return match held.iter().find(|held| !held.is_valid()) {
                         Some(late) => Err(late.lost_error()),
@@ -161,13 +163,14 @@ impl Members {
                 return self.in_vain(wait);
             }
             // A server that was unreachable may answer by now.
-            self.check_servers(wait)?;
+            self.check_servers(wait, self.round(wait))?;
             // Nothing is held now.
             waited_for = match self.parts[index].acquire(wait) {
                 Ok(Some(held)) => Some((index, held)),
                 Ok(None) => return self.in_vain(wait),
                 Err(err) => return Err(self.failed(vec![(index, err)])),
             };
+            round = self.round(wait);
         }
     }
 
@@ -193,12 +196,16 @@ impl Members {
         }
     }
 
-    /// Checks that members with the same key are on different servers, as far as these answer.
-    fn check_servers(&self, wait: WaitMode) -> Result<()> {
+    /// Checks that members with the same key are on different servers, as far as these answer in half the time of `round`:
+    /// if one of them does not, there is time left to find out that the others do.
+    fn check_servers(&self, wait: WaitMode, round: WaitMode) -> Result<()> {
+        let now = Instant::now();
+        let ends = round.deadline().or(now + self.response_timeout());
+        let until = now + ends.saturating_duration_since(now) / 2;
+        let stop = || self.stopped(wait).is_some();
         for indices in &*self.namesakes {
-            let until = Instant::now() + self.response_timeout();
             let sessions = indices.iter().map(|index| self.parts[*index].session());
-            let servers = identity::of(sessions, wait.deadline().or(until));
+            let servers = identity::of(sessions, until, &stop);
             for (at, server) in servers.iter().enumerate() {
                 if matches!(server, Identity::Master(_)) && servers[..at].contains(server) {
                     let part = &self.parts[indices[at]];
@@ -210,14 +217,21 @@ impl Members {
                 }
             }
         }
-        Ok(())
+        match self.stopped(wait) {
+            Some(part) => Err(part.stopped()),
+            None => Ok(()),
+        }
     }
 
     /// Asks for all members at once, except the one that was waited for. Asks again for one that may soon be free.
     ///
     /// If all are free, one of several threads that try at the same time gets them all: see [`next`].
-    fn gather(&self, waited_for: Option<(usize, GuardInner)>, wait: WaitMode) -> Result<Gathered> {
-        let round = self.round(wait);
+    fn gather(
+        &self,
+        waited_for: Option<(usize, GuardInner)>,
+        wait: WaitMode,
+        round: WaitMode,
+    ) -> Result<Gathered> {
         let mut held: Vec<Option<GuardInner>> = self.parts.iter().map(|_| None).collect();
         // After a refusal, begins with the first member alone: taking others could be in vain.
         let in_order = waited_for.is_none() && self.contended.load(Ordering::Relaxed);

@@ -56,8 +56,8 @@ impl<'a> Asked<'a> {
         })
     }
 
-    fn answer(&self, until: Instant) -> Identity {
-        let stop = || self.session.is_closed();
+    fn answer(&self, until: Instant, stop: &dyn Fn() -> bool) -> Identity {
+        let stop = || self.session.is_closed() || stop();
         let wait = |call| match self.session.connection.wait(call, until, &stop) {
             Ok((value, _)) => value.extract_error().ok(),
             Err(_) => None,
@@ -91,10 +91,12 @@ fn text(value: &Value) -> String {
     }
 }
 
-/// Returns which servers these are. Asks those not known yet, all at the same time, if there is a connection.
+/// Returns which servers these are. Asks those not known yet, all at the same time, if there is a connection, and waits
+/// for their replies until `until` or `stop`.
 pub(crate) fn of<'a>(
     sessions: impl IntoIterator<Item = &'a Arc<Session>>,
     until: Instant,
+    stop: &dyn Fn() -> bool,
 ) -> Vec<Identity> {
     let begin = |session: &'a Arc<Session>| {
         let generation = session.connection.generation();
@@ -106,7 +108,7 @@ pub(crate) fn of<'a>(
     // All are sent before the first reply is waited for.
     let asked: Vec<_> = sessions.into_iter().map(begin).collect();
     let answer = |asked: std::result::Result<Asked<'_>, Identity>| match asked {
-        Ok(asked) => asked.answer(until),
+        Ok(asked) => asked.answer(until, stop),
         Err(known) => known,
     };
     asked.into_iter().map(answer).collect()
@@ -140,7 +142,7 @@ impl Masters {
         let until = Instant::now() + response_timeout;
         let is_up = |session: &&Arc<Session>| session.connection.generation().is_some();
         let were_up: Vec<_> = masters.sessions.iter().filter(is_up).collect();
-        masters.learn(&of(&masters.sessions, until))?;
+        masters.learn(&of(&masters.sessions, until, &|| false))?;
         // A connection lost just now may only have been idle for too long, so it is worth connecting again.
         let lost: Vec<_> = were_up
             .into_iter()
@@ -148,7 +150,7 @@ impl Masters {
             .collect();
         if !lost.is_empty() {
             reconnect(&lost, until.min(Instant::now() + RECONNECT));
-            masters.learn(&of(&masters.sessions, until))?;
+            masters.learn(&of(&masters.sessions, until, &|| false))?;
         }
         let later = time::nanos(Instant::now() + PROBE_AGAIN);
         masters.look_at.store(later, Ordering::Relaxed);
@@ -186,14 +188,14 @@ impl Masters {
         Ok(())
     }
 
-    /// Asks those that did not answer before and respond now, for at most [`PROBE_AGAIN`].
+    /// Asks those that did not answer before and respond now, for at most [`PROBE_AGAIN`], or until `stop`.
     ///
     /// Does not look for masters that have become replicas: a replica refuses to grant anything.
     ///
     /// # Errors
     ///
     /// [`Error::Config`] once two are known to be one server.
-    pub(crate) fn check(&self, until: Instant) -> Result<()> {
+    pub(crate) fn check(&self, until: Instant, stop: &dyn Fn() -> bool) -> Result<()> {
         if let Some(fault) = self.fault.get() {
             return Err(Error::Config(fault.clone()));
         }
@@ -224,7 +226,7 @@ impl Masters {
         let mut identities = vec![Identity::Unknown; self.sessions.len()];
         for (node, answer) in nodes
             .into_iter()
-            .zip(of(asked, until.min(now + PROBE_AGAIN)))
+            .zip(of(asked, until.min(now + PROBE_AGAIN), stop))
         {
             if matches!(answer, Identity::Master(_)) {
                 identities[node] = answer;

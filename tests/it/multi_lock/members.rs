@@ -872,3 +872,37 @@ fn after_its_turn_a_set_lets_those_go_first_who_wait_for_a_member() {
         assert!(first > 0);
     }
 }
+
+// Whether namesakes are on different servers has to be known first. That takes no time of its own, and can be cancelled.
+timed!(a_server_that_does_not_say_who_it_is_is_waited_for_no_longer_than_a_lock);
+fn a_server_that_does_not_say_who_it_is_is_waited_for_no_longer_than_a_lock() {
+    let servers = [Server::start(), Server::start()];
+    let proxy = Proxy::start(servers[1].addr());
+    let response = ms(1_000);
+    let open = |url: String| Client::open(Config::new(url).response_timeout(response)).unwrap();
+    let here = open(servers[0].url());
+    let there = open(proxy.url());
+    proxy.set(Target::Link, Mode::SwallowReplies);
+    let names = ["a", "b", "c"];
+    let members = names.iter().flat_map(|name| {
+        [&here, &there].map(|client| Box::new(client.mutex(name)) as Box<dyn Lockable>)
+    });
+    let lock = MultiLock::new(members.collect());
+    let failed = failed(in_time("try_lock", response, || lock.try_lock()));
+    assert_eq!(failed, names, "those of the one that is silent");
+
+    proxy.pass();
+    let there = Client::open(Config::new(proxy.url()).response_timeout(LONG)).unwrap();
+    proxy.set(Target::Link, Mode::SwallowReplies);
+    let token = CancelToken::new();
+    let lock = one_each([&here, &there], &unique("cancelled")).cancel_on(&token);
+    let dropped = proxy.dropped();
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            eventually("it is asked", || proxy.dropped() > dropped);
+            token.cancel();
+        });
+        let cancelled = in_time("lock", ms(1_000), || lock.lock());
+        assert!(matches!(cancelled, Err(Error::Cancelled)), "{cancelled:?}");
+    });
+}
