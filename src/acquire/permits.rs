@@ -401,11 +401,16 @@ pub(crate) fn give(
         release
     });
     drop(state);
+    // They have their permits. Delivering may take time, if it has to connect first.
+    for queued in to {
+        queued.waiter.wake();
+    }
     if let Some(release) = &release {
         session.connection.deliver(release);
     }
-    for queued in to.into_iter().chain(first) {
-        queued.waiter.wake();
+    // It asks Redis, behind the release.
+    if let Some(first) = first {
+        first.waiter.wake();
     }
     session.watchdog.housekeep_soon();
     release
