@@ -1,4 +1,4 @@
-//! How a thread comes to hold something, or to see a latch open: the one loop that waits.
+//! How a thread comes to hold something, or to see a latch open: the loop that waits for one thing.
 //!
 //! ```text
 //!            ┌───────────────────────────── ask again ◄──────────────────────────────┐
@@ -20,7 +20,12 @@
 //! - *park.* Until a message comes, the lease of the present holder ends, or the poll cap is over, since messages can be
 //!   lost. Where nothing is announced it is a pause.
 //!
-//! What differs between the ways of waiting is a [`Strategy`].
+//! What differs between the ways of waiting is a [`Strategy`]. Two other loops are around this one or below it:
+//!
+//! - A multi-lock of several members waits for one of them at a time, each in this loop, and asks for the others again
+//!   once it has that one ([`multi`]). It waits for nothing else, but for a few milliseconds between two such rounds.
+//! - A question to several servers is asked again if too few of them have answered, since their connections may just
+//!   have been idle for too long ([`quorum`]). To this loop that is one question, which ends in its time.
 
 pub(crate) mod contender;
 pub(crate) mod enter;
