@@ -89,7 +89,8 @@ pub struct ExpirableSemaphore {
 pub struct ExpirablePermit {
     semaphore: LockSpec,
     hold: Arc<Hold>,
-    /// The shortest lease that was requested without a reply. Locked while a thread changes the lease.
+    /// The shortest lease that was requested without a reply. Locked while a thread changes the lease, round trip included,
+    /// so that changes are sent one after another. Nothing else takes it, and those who wait for it have a time limit.
     updating: Mutex<Option<Duration>>,
     lost: LossChannel,
     released: bool,
