@@ -171,15 +171,16 @@ impl GuardInner {
         let (session, hold, entry) = (&self.shared.session, &self.hold, self.hold.entry());
         let (now, backing) = (Instant::now(), session.backing(hold));
         let mut state = entry.lock();
-        // In memory only. The release is queued on the connection before anybody of this process can ask again.
-        let release = || {
+        // In memory only. Called by the local lock, so that the release is queued on the connection before anybody of this
+        // process can ask again.
+        let submit_release = || {
             hold.end();
             session.watchdog.disarm(hold);
             backing.release(hold, false)
         };
         let call = OnceCell::new();
         let left = state.lock.leave(self.thread, hold, now, &|| {
-            Arc::clone(call.get_or_init(release))
+            Arc::clone(call.get_or_init(submit_release))
         });
         match left {
             Left::Nested { count } => {
@@ -200,6 +201,7 @@ impl GuardInner {
                 waiter.wake();
                 self.not_lost()
             }
+            // `submit_release` was called: the release has to be delivered.
             Left::Release { next } => {
                 state.notify(&next);
                 drop(state);
