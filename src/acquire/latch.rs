@@ -20,7 +20,7 @@ pub(crate) struct LatchWait<'a> {
     spec: &'a LockSpec,
     wait: WaitMode,
     entry: Arc<Entry>,
-    came_for: Option<Vec<u8>>,
+    first_round: Option<Vec<u8>>,
     listening: Listening,
 }
 
@@ -32,7 +32,7 @@ impl<'a> LatchWait<'a> {
             spec,
             wait,
             entry,
-            came_for: None,
+            first_round: None,
             listening: Listening::default(),
         })
     }
@@ -70,7 +70,7 @@ impl Strategy for LatchWait<'_> {
 
     fn ask(&mut self, until: Instant) -> std::result::Result<Reply<()>, NoReply> {
         let state = self.state(until)?;
-        Ok(if is_over(&mut self.came_for, state) {
+        Ok(if is_over(&mut self.first_round, state) {
             Reply::Granted(())
         } else {
             Reply::Busy(Busy::default())
@@ -96,14 +96,14 @@ impl Drop for LatchWait<'_> {
     }
 }
 
-/// Whether the round that a waiter `came_for`, the first that it saw, is over.
+/// Whether the round is over that was the first a waiter saw.
 ///
 /// An empty mark proves nothing. The next mark differs in any case.
-fn is_over(came_for: &mut Option<Vec<u8>>, seen: LatchState) -> bool {
-    match (seen, &came_for) {
+fn is_over(first_round: &mut Option<Vec<u8>>, seen: LatchState) -> bool {
+    match (seen, &first_round) {
         (LatchState::Open, _) => true,
         (LatchState::Closed { round, .. }, None) => {
-            *came_for = Some(round);
+            *first_round = Some(round);
             false
         }
         (LatchState::Closed { round, .. }, Some(first)) => !round.is_empty() && round != *first,
@@ -121,11 +121,11 @@ mod tests {
             round: round.into(),
         };
         let frees = |first: &str, later: &str| {
-            let mut came_for = None;
-            assert!(!is_over(&mut came_for, closed(first)));
-            assert!(!is_over(&mut came_for, closed(first)));
-            let frees = is_over(&mut came_for, closed(later));
-            assert!(is_over(&mut came_for, LatchState::Open));
+            let mut first_round = None;
+            assert!(!is_over(&mut first_round, closed(first)));
+            assert!(!is_over(&mut first_round, closed(first)));
+            let frees = is_over(&mut first_round, closed(later));
+            assert!(is_over(&mut first_round, LatchState::Open));
             frees
         };
         assert!(frees("a", "b"));

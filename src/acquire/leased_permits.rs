@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::acquire::listening::Listening;
+use crate::acquire::permit_contender::PermitContender;
 use crate::acquire::spec::LockSpec;
-use crate::acquire::turn::Turn;
 use crate::acquire::wait_mode::WaitMode;
 use crate::acquire::{self, Busy, NoReply, Outcome, Reply, Strategy};
 use crate::error::{Error, LossReason, Result};
@@ -30,17 +30,20 @@ pub(crate) fn take(
     let session = spec.session();
     spec.check_going(wait)?;
     session.start_watchdog()?;
-    let turn = match wait {
-        WaitMode::Until(deadline) => match Turn::wait(spec, deadline)? {
+    let contender = match wait {
+        WaitMode::Until(deadline) => match PermitContender::wait(spec, deadline)? {
             None => return Ok(None),
-            turn => turn,
+            contender => contender,
         },
         // A request for many would starve if single attempts overtook it.
-        _ if Turn::is_waited_for(spec) => return Ok(None),
+        _ if PermitContender::is_waited_for(spec) => return Ok(None),
         _ => None,
     };
     let _contending = session.contending();
-    let listening = turn.as_ref().map(Turn::listening).unwrap_or_default();
+    let listening = contender
+        .as_ref()
+        .map(PermitContender::listening)
+        .unwrap_or_default();
     let mut strategy = LeasedPermits {
         spec,
         wait,
@@ -49,7 +52,7 @@ pub(crate) fn take(
         lease,
         ttl,
         listening,
-        turn,
+        contender,
     };
     acquire::acquire(&mut strategy, spec, wait).map(Outcome::granted)
 }
@@ -63,7 +66,7 @@ struct LeasedPermits<'a> {
     lease: LeasePolicy,
     ttl: Duration,
     listening: Listening,
-    turn: Option<Turn<'a>>,
+    contender: Option<PermitContender<'a>>,
 }
 
 impl LeasedPermits<'_> {
@@ -153,8 +156,8 @@ impl Strategy for LeasedPermits<'_> {
                 Ok(Reply::Granted(holds))
             }
             Ok(PermitsAcquired::TooFew { left }) => {
-                if let Some(turn) = &self.turn {
-                    turn.was_refused();
+                if let Some(contender) = &self.contender {
+                    contender.was_refused();
                 }
                 Ok(Reply::Busy(Busy {
                     // By then enough of them may have expired.
@@ -182,8 +185,8 @@ impl Strategy for LeasedPermits<'_> {
     }
 
     fn dismiss(&mut self, failure: &Failure) {
-        if let Some(turn) = &self.turn {
-            turn.dismiss_others(ACQUIRING, failure);
+        if let Some(contender) = &self.contender {
+            contender.dismiss_others(ACQUIRING, failure);
         }
     }
 }

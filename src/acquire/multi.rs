@@ -41,7 +41,7 @@ pub(crate) struct Members {
     pub(crate) name: Arc<str>,
     parts: Vec<LockSpec>,
     /// The indices of members with the same key. Their servers must be different ones, whatever their addresses.
-    namesakes: Arc<[Vec<usize>]>,
+    same_key: Arc<[Vec<usize>]>,
     /// Whether a member was held by others at the last attempt.
     contended: Arc<AtomicBool>,
     /// The names as separate locks, once a cluster node has refused a script for all of them.
@@ -76,7 +76,7 @@ impl Members {
         of_key.retain(|_, indices| indices.len() > 1);
         Self {
             name: names.join(", ").into(),
-            namesakes: of_key.into_values().collect(),
+            same_key: of_key.into_values().collect(),
             contended: Arc::default(),
             parts,
             one_by_one: Arc::default(),
@@ -142,14 +142,14 @@ impl Members {
         self.check_servers(wait, round)?;
         loop {
             let index = match self.gather(waited_for, wait, round)? {
-                Gathered::All(held) => {
+                Gathering::All(held) => {
                     return match held.iter().find(|held| !held.is_valid()) {
                         Some(late) => Err(late.lost_error()),
                         None => Ok(Some(self.all(held))),
                     };
                 }
-                Gathered::Busy(index) => index,
-                Gathered::TooLate => return self.in_vain(wait),
+                Gathering::Busy(index) => index,
+                Gathering::TooLate => return self.in_vain(wait),
             };
             let WaitMode::Until(deadline) = wait else {
                 return Ok(None);
@@ -203,7 +203,7 @@ impl Members {
         let ends = round.deadline().or(now + self.response_timeout());
         let until = now + ends.saturating_duration_since(now) / 2;
         let stop = || self.stopped(wait).is_some();
-        for indices in &*self.namesakes {
+        for indices in &*self.same_key {
             let sessions = indices.iter().map(|index| self.parts[*index].session());
             let servers = identity::of(sessions, until, &stop);
             for (at, server) in servers.iter().enumerate() {
@@ -225,13 +225,13 @@ impl Members {
 
     /// Asks for all members at once, except the one that was waited for. Asks again for one that may soon be free.
     ///
-    /// If all are free, one of several threads that try at the same time gets them all: see [`next`].
+    /// If all are free, one of several threads that try at the same time gets them all: see [`decide`].
     fn gather(
         &self,
         waited_for: Option<(usize, GuardInner)>,
         wait: WaitMode,
         round: WaitMode,
-    ) -> Result<Gathered> {
+    ) -> Result<Gathering> {
         let mut held: Vec<Option<GuardInner>> = self.parts.iter().map(|_| None).collect();
         // After a refusal, begins with the first member alone: taking others could be in vain.
         let in_order = waited_for.is_none() && self.contended.load(Ordering::Relaxed);
@@ -246,25 +246,25 @@ impl Members {
         loop {
             let began = Instant::now();
             let (index, busy) = match self.ask_for(only, &mut held, round) {
-                Asked::Granted if only.take().is_some() => continue,
-                Asked::Granted => {
+                Answers::Granted if only.take().is_some() => continue,
+                Answers::Granted => {
                     if !refused {
                         self.contended.store(false, Ordering::Relaxed);
                     }
-                    return Ok(Gathered::All(held.into_iter().flatten().collect()));
+                    return Ok(Gathering::All(held.into_iter().flatten().collect()));
                 }
-                Asked::Refused(index, busy) => (index, busy),
-                Asked::TooLate => return Ok(Gathered::TooLate),
-                Asked::Failed(failures) => {
+                Answers::Refused(index, busy) => (index, busy),
+                Answers::TooLate => return Ok(Gathering::TooLate),
+                Answers::Failed(failures) => {
                     drop(held);
                     return Err(self.failed(failures));
                 }
             };
             refused = true;
             self.contended.store(true, Ordering::Relaxed);
-            let kept = match next(held.iter().map(Option::is_some)) {
-                Next::Again(index) => index,
-                _ => return Ok(Gathered::Busy(index)),
+            let kept = match decide(held.iter().map(Option::is_some)) {
+                Decision::Again(index) => index,
+                _ => return Ok(Gathering::Busy(index)),
             };
             held[kept..].iter_mut().for_each(|late| drop(late.take()));
             let now = Instant::now();
@@ -277,7 +277,7 @@ impl Members {
             let goes_on_until = *goes_on_until.get_or_insert(now + span);
             let ends = round.deadline().or(goes_on_until);
             if now >= ends || !self.parts[index].may_be_given_back(busy, span) {
-                return Ok(Gathered::Busy(index));
+                return Ok(Gathering::Busy(index));
             }
             let rest = ends.saturating_duration_since(now);
             self.pause(time::between(pause / 2, pause).min(rest), wait)?;
@@ -292,7 +292,7 @@ impl Members {
         only: Option<usize>,
         held: &mut [Option<GuardInner>],
         round: WaitMode,
-    ) -> Asked {
+    ) -> Answers {
         let mut refused = None;
         let mut coming = Vec::new();
         for (index, part) in self.parts.iter().enumerate() {
@@ -306,7 +306,7 @@ impl Members {
                     break;
                 }
                 Ok(came) => coming.push((index, came)),
-                Err(err) => return Asked::Failed(vec![(index, err)]),
+                Err(err) => return Answers::Failed(vec![(index, err)]),
             }
         }
         for (index, came) in &mut coming {
@@ -316,7 +316,7 @@ impl Members {
             if let Pending::Contends(contender) = came
                 && let Err(err) = contender.yield_to_others(until)
             {
-                return Asked::Failed(vec![(*index, err)]);
+                return Answers::Failed(vec![(*index, err)]);
             }
         }
         for (_, came) in &mut coming {
@@ -340,10 +340,10 @@ impl Members {
             }
         }
         match refused {
-            _ if !failures.is_empty() => Asked::Failed(failures),
-            _ if too_late => Asked::TooLate,
-            Some((index, busy)) => Asked::Refused(index, busy),
-            None => Asked::Granted,
+            _ if !failures.is_empty() => Answers::Failed(failures),
+            _ if too_late => Answers::TooLate,
+            Some((index, busy)) => Answers::Refused(index, busy),
+            None => Answers::Granted,
         }
     }
 
@@ -432,7 +432,7 @@ impl Members {
 }
 
 /// The outcome of asking once.
-enum Asked {
+enum Answers {
     Granted,
     /// The first that was not granted, and who is in the way.
     Refused(usize, InTheWay),
@@ -442,7 +442,7 @@ enum Asked {
 }
 
 /// The outcome of asking for all members.
-enum Gathered {
+enum Gathering {
     All(Vec<GuardInner>),
     /// The first that somebody else has; nothing is held.
     Busy(usize),
@@ -452,7 +452,7 @@ enum Gathered {
 
 /// What to do when a member was refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Next {
+enum Decision {
     Done,
     /// The first was refused: all others are released.
     GiveUp,
@@ -468,11 +468,11 @@ enum Next {
 ///   not give up.
 /// - Somebody succeeds. Of the threads that ask again, take the one that asks for the latest member. Whoever has that
 ///   member has its whole set, or was refused an earlier member and releases this one.
-fn next(held: impl IntoIterator<Item = bool>) -> Next {
+fn decide(held: impl IntoIterator<Item = bool>) -> Decision {
     match held.into_iter().position(|held| !held) {
-        None => Next::Done,
-        Some(0) => Next::GiveUp,
-        Some(index) => Next::Again(index),
+        None => Decision::Done,
+        Some(0) => Decision::GiveUp,
+        Some(index) => Decision::Again(index),
     }
 }
 
@@ -543,7 +543,7 @@ impl MultiGuardInner {
 
 #[cfg(test)]
 mod tests {
-    use super::{Next, next};
+    use super::{Decision, decide};
 
     use std::collections::HashMap;
 
@@ -579,7 +579,7 @@ mod tests {
         doing: [Doing; TRIES],
     }
 
-    type Rule = fn(&[bool]) -> Next;
+    type Rule = fn(&[bool]) -> Decision;
 
     impl World {
         /// Each asks for all of its set at once, or for the first alone.
@@ -653,7 +653,7 @@ mod tests {
             }
             let held: Vec<bool> = set.iter().map(|member| self.held[one][*member]).collect();
             let kept = match rule(&held) {
-                Next::Done => {
+                Decision::Done => {
                     self.doing[one] = Doing::Has;
                     return Some(self);
                 }
@@ -661,18 +661,18 @@ mod tests {
                     self.ask(one, set, None);
                     return Some(self);
                 }
-                Next::GiveUp => {
+                Decision::GiveUp => {
                     self.doing[one] = Doing::GaveUp;
                     0
                 }
-                Next::Again(index) => index,
+                Decision::Again(index) => index,
             };
             for member in &set[kept..] {
                 if std::mem::take(&mut self.held[one][*member]) {
                     self.requests[one][*member] = Request::GivingBack;
                 }
             }
-            if let Next::Again(index) = rule(&held) {
+            if let Decision::Again(index) = rule(&held) {
                 self.ask(one, set, Some(index));
             }
             Some(self)
@@ -746,7 +746,7 @@ mod tests {
         for sets in SETS {
             for in_order in [[false; TRIES], [true, false, false], [false, true, true]] {
                 let (can, states) =
-                    somebody_always_can(sets, in_order, |held| next(held.iter().copied()));
+                    somebody_always_can(sets, in_order, |held| decide(held.iter().copied()));
                 assert!(can, "{sets:?} {in_order:?}, {states} states");
                 assert!(states > 50, "{sets:?}: {states}");
             }
@@ -756,14 +756,14 @@ mod tests {
     #[test]
     fn with_any_other_rule_all_may_go_away_with_nothing() {
         // Whoever is refused anything gives up.
-        let give_up: Rule = |held| match next(held.iter().copied()) {
-            Next::Again(_) => Next::GiveUp,
+        let give_up: Rule = |held| match decide(held.iter().copied()) {
+            Decision::Again(_) => Decision::GiveUp,
             next => next,
         };
         assert!(!somebody_always_can(SETS[0], [false; TRIES], give_up).0);
         // Whoever is refused the last gives up.
-        let give_up: Rule = |held| match next(held.iter().copied()) {
-            Next::Again(index) if index + 1 == held.len() => Next::GiveUp,
+        let give_up: Rule = |held| match decide(held.iter().copied()) {
+            Decision::Again(index) if index + 1 == held.len() => Decision::GiveUp,
             next => next,
         };
         assert!(!somebody_always_can(SETS[0], [false; TRIES], give_up).0);

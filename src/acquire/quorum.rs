@@ -8,7 +8,7 @@ use crate::acquire::wait_mode::WaitMode;
 use crate::acquire::{Busy, NoReply, Reply};
 use crate::error::LossReason;
 use crate::hold::{Entry, Hold};
-use crate::quorum::ask::{Asked, Bid, Quorum};
+use crate::quorum::ask::{Quorum, QuorumReply, QuorumRequest};
 use crate::quorum::failure::Short;
 use crate::time;
 
@@ -24,7 +24,7 @@ pub(crate) fn ask(
     until: Instant,
 ) -> std::result::Result<Reply<(Arc<Hold>, Instant)>, NoReply> {
     let stop = || lock.must_stop(wait);
-    let bid = Bid {
+    let request = QuorumRequest {
         lease: params.lease,
         ttl: params.ttl,
         up_for: lock.up_for,
@@ -34,11 +34,11 @@ pub(crate) fn ask(
     // The round before, if too many servers were away in it, or refused.
     let mut before: Option<Short> = None;
     loop {
-        let short = match quorum.ask(entry, bid, until, &stop) {
-            Asked::Granted { hold, sent_at } => return Ok(Reply::Granted((hold, sent_at))),
-            Asked::Busy => return Ok(Reply::Busy(Busy::default())),
-            Asked::GrantedTooLate => return Err(lock.lost(LossReason::Expired).into()),
-            Asked::TooFew(short) => short,
+        let short = match quorum.ask(entry, request, until, &stop) {
+            QuorumReply::Granted { hold, sent_at } => return Ok(Reply::Granted((hold, sent_at))),
+            QuorumReply::Busy => return Ok(Reply::Busy(Busy::default())),
+            QuorumReply::GrantedTooLate => return Err(lock.lost(LossReason::Expired).into()),
+            QuorumReply::TooFew(short) => short,
         };
         if stop() {
             return Err(lock.stopped().into());
@@ -50,7 +50,7 @@ pub(crate) fn ask(
         }
         // The first time the connections may just have been idle for too long.
         if again {
-            if !bid.will_retry || short.is_final() {
+            if !request.will_retry || short.is_final() {
                 // The servers had enough time to answer.
                 return Err(lock.error("acquiring the lock", short).into());
             }

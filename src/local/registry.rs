@@ -41,15 +41,15 @@ pub(crate) trait State {
 pub(crate) struct Entry<K: Key, T, S: State> {
     key: K,
     fixed: T,
-    state: Mutex<Noted<S>>,
+    state: Mutex<Listed<S>>,
     /// The list it is added to when it is free; `None` for an entry outside the registry.
     free: Option<Arc<Free<K>>>,
 }
 
-struct Noted<S> {
+struct Listed<S> {
     state: S,
     /// Its entry is on the list of free ones.
-    noted: bool,
+    is_listed: bool,
 }
 
 /// Entries, each once, and when they became free. Its mutex is taken last.
@@ -59,7 +59,7 @@ type Free<K> = Mutex<VecDeque<(Instant, K)>>;
 pub(crate) struct EntryGuard<'a, K: Key, S: State> {
     key: &'a K,
     free: Option<&'a Free<K>>,
-    state: MutexGuard<'a, Noted<S>>,
+    state: MutexGuard<'a, Listed<S>>,
 }
 
 impl<K: Key, T, S: State> Entry<K, T, S> {
@@ -69,11 +69,11 @@ impl<K: Key, T, S: State> Entry<K, T, S> {
     }
 
     fn new(key: K, fixed: T, state: S, free: Option<Arc<Free<K>>>) -> Arc<Self> {
-        let noted = free.is_some();
+        let is_listed = free.is_some();
         Arc::new(Self {
             key,
             fixed,
-            state: Mutex::new(Noted { state, noted }),
+            state: Mutex::new(Listed { state, is_listed }),
             free,
         })
     }
@@ -111,11 +111,11 @@ impl<K: Key, S: State> DerefMut for EntryGuard<'_, K, S> {
 
 impl<K: Key, S: State> Drop for EntryGuard<'_, K, S> {
     fn drop(&mut self) {
-        if !self.state.noted
+        if !self.state.is_listed
             && self.state.state.is_free()
             && let Some(free) = self.free
         {
-            self.state.noted = true;
+            self.state.is_listed = true;
             let key = self.key.clone();
             free.lock().push_back((Instant::now(), key));
         }
@@ -313,7 +313,7 @@ impl<K: Key, T, S: State> Registry<K, T, S> {
         let unused = Arc::strong_count(entry) == 1;
         let mut state = entry.state.lock();
         if !state.state.is_free() {
-            state.noted = false;
+            state.is_listed = false;
             return false;
         }
         if !unused || !state.state.is_idle(now) {
@@ -415,7 +415,7 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_that_threads_come_to_and_leave_is_noted_once() {
+    fn an_entry_that_threads_come_to_and_leave_is_listed_once() {
         let registry = TestRegistry::new();
         let entry = names(&registry, 1).remove(0);
         for _ in 0..100 {
@@ -470,7 +470,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unregistered_entry_is_not_noted() {
+    fn an_unregistered_entry_is_not_listed() {
         let registry = TestRegistry::new();
         let entry = TestEntry::unregistered(0, (), 0);
         enter(&entry);

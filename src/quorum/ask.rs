@@ -28,7 +28,7 @@ use crate::quorum::failure::Short;
 use crate::quorum::hold::QuorumHold;
 use crate::quorum::identity::Masters;
 use crate::quorum::nodes::{Node, Nodes, PAUSE};
-use crate::quorum::round::Reply;
+use crate::quorum::round::NodeReply;
 use crate::quorum::tally::Goal;
 use crate::session::{Session, SharedSession};
 use crate::time;
@@ -48,7 +48,7 @@ pub(crate) struct Quorum {
 }
 
 /// The reply of a majority to an acquire.
-pub(crate) enum Asked {
+pub(crate) enum QuorumReply {
     Granted {
         hold: Arc<Hold>,
         sent_at: Instant,
@@ -62,7 +62,7 @@ pub(crate) enum Asked {
 
 /// What a caller requests.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Bid {
+pub(crate) struct QuorumRequest {
     pub(crate) lease: LeasePolicy,
     pub(crate) ttl: Duration,
     /// Servers that were started more recently do not count.
@@ -133,31 +133,31 @@ impl Quorum {
     pub(crate) fn ask(
         &self,
         entry: &Arc<Entry>,
-        bid: Bid,
+        request: QuorumRequest,
         until: Instant,
         stop: &dyn Fn() -> bool,
-    ) -> Asked {
+    ) -> QuorumReply {
         let nodes = &self.nodes;
         // So that closing one of the clients waits until the attempt is undone.
         let sessions = nodes.list.iter().map(|node| &node.session);
         let _contending: Vec<_> = sessions.map(|session| session.contending()).collect();
         let found_busy = self.busy_at.load(Ordering::Relaxed);
         let lately = Instant::now().saturating_duration_since(time::instant(found_busy)) < BUSY_FOR;
-        if found_busy != 0 && lately && self.is_busy(bid.ttl, until, stop) {
+        if found_busy != 0 && lately && self.is_busy(request.ttl, until, stop) {
             return self.busy();
         }
-        let quorum_hold = QuorumHold::new(nodes, bid.lease, bid.ttl);
-        let run_ids = self.run_ids(bid.up_for);
-        let mut acquire = |node: usize| quorum_hold.acquire(node, bid.up_for, &run_ids[node]);
+        let quorum_hold = QuorumHold::new(nodes, request.lease, request.ttl);
+        let run_ids = self.run_ids(request.up_for);
+        let mut acquire = |node: usize| quorum_hold.acquire(node, request.up_for, &run_ids[node]);
         let sent_at = Instant::now();
         let taken = |value: &Value| matches!(value, Value::Nil);
         let mut round = nodes.round(
-            if bid.will_retry {
+            if request.will_retry {
                 Goal::MajoritySoon
             } else {
                 Goal::Majority
             },
-            bid.ttl,
+            request.ttl,
             until,
             stop,
             &mut acquire,
@@ -165,18 +165,18 @@ impl Quorum {
         );
         let granted = round.count(&taken);
         quorum_hold.begin(std::mem::take(&mut round.calls));
-        let hold = quorum_hold.hold(entry, bid.lease, bid.ttl);
+        let hold = quorum_hold.hold(entry, request.lease, request.ttl);
         if nodes.majority.has(granted) {
             hold.grant(sent_at);
             let left = hold.valid_until().saturating_duration_since(Instant::now());
             // A hold that is nearly over is of no use.
-            if left >= bid.ttl / 10 {
+            if left >= request.ttl / 10 {
                 self.busy_at.store(0, Ordering::Relaxed);
                 let took = u64::try_from(sent_at.elapsed().as_nanos()).unwrap_or(u64::MAX);
                 self.granted_in.store(took, Ordering::Relaxed);
                 quorum_hold.is_granted(sent_at);
                 nodes.housekeep_soon();
-                return Asked::Granted { hold, sent_at };
+                return QuorumReply::Granted { hold, sent_at };
             }
         }
         drop(quorum_hold.let_go());
@@ -184,11 +184,11 @@ impl Quorum {
         nodes.housekeep_soon();
         let busy = |value: &Value| matches!(value, Value::Int(_));
         if nodes.majority.has(granted) {
-            Asked::GrantedTooLate
+            QuorumReply::GrantedTooLate
         } else if nodes.majority.has(granted + round.count(&busy)) {
             self.busy()
         } else {
-            Asked::TooFew(nodes.short(granted, round.replies))
+            QuorumReply::TooFew(nodes.short(granted, round.replies))
         }
     }
 
@@ -200,10 +200,10 @@ impl Quorum {
         round_trip.saturating_mul(4).clamp(shortest, PAUSE.1)
     }
 
-    fn busy(&self) -> Asked {
+    fn busy(&self) -> QuorumReply {
         let now = time::nanos(Instant::now()).max(1);
         self.busy_at.store(now, Ordering::Relaxed);
-        Asked::Busy
+        QuorumReply::Busy
     }
 
     /// Checks, without taking anything, whether no majority of nodes has the lock free.
@@ -250,7 +250,7 @@ impl Quorum {
             .replies
             .iter()
             .filter_map(|reply| match reply {
-                Reply::Came(Answer {
+                NodeReply::Came(Answer {
                     value: Value::Int(n),
                     ..
                 }) => Some(*n),

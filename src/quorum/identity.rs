@@ -34,14 +34,14 @@ pub(crate) enum Identity {
 }
 
 /// The requests under way to one server.
-struct Asked<'a> {
+struct Question<'a> {
     session: &'a Session,
     generation: u64,
     role: Arc<Call>,
     info: Arc<Call>,
 }
 
-impl<'a> Asked<'a> {
+impl<'a> Question<'a> {
     fn send(session: &'a Session) -> Option<Self> {
         let question = |parts: &[&str]| Call::question(Request::command(DOING, parts));
         let (role, info) = (question(&["ROLE"]), question(&["INFO", "server"]));
@@ -102,12 +102,12 @@ pub(crate) fn of<'a>(
         let generation = session.connection.generation();
         match generation.and_then(|generation| session.server.run_id(generation)) {
             Some(run_id) => Err(Identity::Master(run_id)),
-            None => Asked::send(session).ok_or(Identity::Unknown),
+            None => Question::send(session).ok_or(Identity::Unknown),
         }
     };
     // All are sent before the first reply is waited for.
     let asked: Vec<_> = sessions.into_iter().map(begin).collect();
-    let answer = |asked: std::result::Result<Asked<'_>, Identity>| match asked {
+    let answer = |asked: std::result::Result<Question<'_>, Identity>| match asked {
         Ok(asked) => asked.answer(until, stop),
         Err(known) => known,
     };

@@ -57,7 +57,7 @@ pub(crate) struct Nodes {
     pub(crate) list: Vec<Node>,
     pub(crate) majority: Majority,
     /// The node that the next round visits first. It changes, so that the replies of no node stay unread for long.
-    pub(crate) turn: AtomicUsize,
+    pub(crate) visit_first: AtomicUsize,
 }
 
 impl Nodes {
@@ -71,7 +71,7 @@ impl Nodes {
         Self {
             majority: Majority::of(list.len()),
             list,
-            turn: AtomicUsize::new(0),
+            visit_first: AtomicUsize::new(0),
         }
     }
 

@@ -14,7 +14,7 @@ use crate::quorum::nodes::{Gather, Node, Nodes, Visit, Visits, node_timeout};
 use crate::quorum::tally::{Goal, Progress, Step};
 
 /// The state of the request to one node.
-pub(crate) enum Reply {
+pub(crate) enum NodeReply {
     Unasked,
     Pending { until: Instant },
     Came(Answer),
@@ -23,7 +23,7 @@ pub(crate) enum Reply {
 
 /// The requests to all nodes.
 pub(crate) struct Round {
-    pub(crate) replies: Vec<Reply>,
+    pub(crate) replies: Vec<NodeReply>,
     /// What was sent, by node.
     pub(crate) calls: Vec<Option<Arc<Call>>>,
 }
@@ -42,7 +42,7 @@ struct Asking<'a> {
 impl Gather for Asking<'_> {
     fn pending(&self, node: usize) -> Option<Arc<Call>> {
         match self.round.replies[node] {
-            Reply::Pending { .. } => self.round.calls[node].clone(),
+            NodeReply::Pending { .. } => self.round.calls[node].clone(),
             _ => None,
         }
     }
@@ -60,10 +60,10 @@ impl Gather for Asking<'_> {
             }
             return Visit::News;
         }
-        if let Reply::Pending { until } = self.round.replies[node]
+        if let NodeReply::Pending { until } = self.round.replies[node]
             && Instant::now() >= self.until.min(until)
         {
-            self.round.replies[node] = Reply::Failed(self.nodes.unanswered(node));
+            self.round.replies[node] = NodeReply::Failed(self.nodes.unanswered(node));
         }
         Visit::Nothing
     }
@@ -76,27 +76,27 @@ impl Asking<'_> {
         node: usize,
         call: &Arc<Call>,
         outcome: std::result::Result<(Value, Instant), WaitFault>,
-    ) -> Option<Reply> {
+    ) -> Option<NodeReply> {
         let connection = &self.nodes.list[node].session.connection;
         match outcome {
             Ok((value, sent_at)) => match value.extract_error() {
-                Ok(value) => Some(Reply::Came(Answer {
+                Ok(value) => Some(NodeReply::Came(Answer {
                     value,
                     sent_at,
                     acknowledged: call.acknowledged(),
                 })),
                 Err(err) if is_unknown_script(&err) && !call.by_text_from_now() => {
                     if connection.submit(call).is_none() {
-                        return Some(Reply::Failed(Fault::Unreachable(err)));
+                        return Some(NodeReply::Failed(Fault::Unreachable(err)));
                     }
                     connection.flush(false);
                     None
                 }
-                Err(err) if is_transient(&err) => Some(Reply::Failed(Fault::Unreachable(err))),
-                Err(err) => Some(Reply::Failed(Fault::Refused(err))),
+                Err(err) if is_transient(&err) => Some(NodeReply::Failed(Fault::Unreachable(err))),
+                Err(err) => Some(NodeReply::Failed(Fault::Refused(err))),
             },
-            Err(WaitFault::Broken(err)) => Some(Reply::Failed(Fault::Unreachable(err))),
-            Err(WaitFault::Closed) => Some(Reply::Failed(Fault::Closed)),
+            Err(WaitFault::Broken(err)) => Some(NodeReply::Failed(Fault::Unreachable(err))),
+            Err(WaitFault::Closed) => Some(NodeReply::Failed(Fault::Closed)),
             Err(WaitFault::TimedOut | WaitFault::Stopped) => None,
         }
     }
@@ -110,7 +110,7 @@ impl Asking<'_> {
             return false;
         }
         self.round.calls[node] = Some(call);
-        self.round.replies[node] = Reply::Pending {
+        self.round.replies[node] = NodeReply::Pending {
             until: Instant::now() + self.node_timeout,
         };
         connection.flush(false);
@@ -126,8 +126,8 @@ impl Asking<'_> {
     ) {
         match connected {
             Ok(()) if self.send(node, make) => {}
-            Ok(()) => self.round.replies[node] = Reply::Failed(self.nodes.unanswered(node)),
-            Err(fault) => self.round.replies[node] = Reply::Failed(fault),
+            Ok(()) => self.round.replies[node] = NodeReply::Failed(self.nodes.unanswered(node)),
+            Err(fault) => self.round.replies[node] = NodeReply::Failed(fault),
         }
     }
 
@@ -144,18 +144,19 @@ impl Asking<'_> {
 
 impl Round {
     pub(crate) fn count(&self, counts: &dyn Fn(&Value) -> bool) -> usize {
-        let came = |reply: &&Reply| matches!(reply, Reply::Came(answer) if counts(&answer.value));
+        let came =
+            |reply: &&NodeReply| matches!(reply, NodeReply::Came(answer) if counts(&answer.value));
         self.replies.iter().filter(came).count()
     }
 
     fn is_pending(&self, node: usize) -> bool {
-        matches!(self.replies[node], Reply::Pending { .. })
+        matches!(self.replies[node], NodeReply::Pending { .. })
     }
 }
 
 impl Nodes {
     /// The failure for a round in which too few agreed.
-    pub(crate) fn short(&self, agreed: usize, replies: Vec<Reply>) -> Short {
+    pub(crate) fn short(&self, agreed: usize, replies: Vec<NodeReply>) -> Short {
         Short {
             majority: self.majority,
             servers: self.addresses(),
@@ -165,11 +166,11 @@ impl Nodes {
     }
 
     /// Why nodes did not answer, by position.
-    fn failures(&self, replies: Vec<Reply>) -> Vec<(usize, Fault)> {
+    fn failures(&self, replies: Vec<NodeReply>) -> Vec<(usize, Fault)> {
         let failure = |(node, reply)| match reply {
-            Reply::Failed(fault) => Some((node, fault)),
-            Reply::Pending { .. } | Reply::Unasked => Some((node, self.unanswered(node))),
-            Reply::Came(_) => None,
+            NodeReply::Failed(fault) => Some((node, fault)),
+            NodeReply::Pending { .. } | NodeReply::Unasked => Some((node, self.unanswered(node))),
+            NodeReply::Came(_) => None,
         };
         replies
             .into_iter()
@@ -224,7 +225,7 @@ impl Nodes {
     ) -> Round {
         let n = self.list.len();
         let round = Round {
-            replies: (0..n).map(|_| Reply::Unasked).collect(),
+            replies: (0..n).map(|_| NodeReply::Unasked).collect(),
             calls: vec![None; n],
         };
         self.ask_others(round, goal, lease, until, stop, make, counts)
@@ -243,8 +244,8 @@ impl Nodes {
         counts: &dyn Fn(&Value) -> bool,
     ) -> Round {
         for reply in &mut round.replies {
-            if !matches!(reply, Reply::Came(_)) {
-                *reply = Reply::Unasked;
+            if !matches!(reply, NodeReply::Came(_)) {
+                *reply = NodeReply::Unasked;
             }
         }
         let (n, node_timeout) = (self.list.len(), node_timeout(lease));
@@ -256,16 +257,16 @@ impl Nodes {
             until,
             node_timeout,
         };
-        let first = self.turn.fetch_add(1, Ordering::Relaxed);
+        let first = self.visit_first.fetch_add(1, Ordering::Relaxed);
         let mut untried = Vec::new();
         for node in (0..n).map(|node| first.wrapping_add(node) % n) {
             let Node { session, .. } = &self.list[node];
             let connection = &session.connection;
-            if matches!(asking.round.replies[node], Reply::Came(_)) {
+            if matches!(asking.round.replies[node], NodeReply::Came(_)) {
                 continue;
             }
             if session.is_closed() {
-                asking.round.replies[node] = Reply::Failed(Fault::Closed);
+                asking.round.replies[node] = NodeReply::Failed(Fault::Closed);
             } else if !connection.responds(node_timeout) || !asking.send(node, make) {
                 untried.push(node);
                 connection.want();

@@ -12,7 +12,7 @@ use crate::net::call::{Attempt, Call, Fault};
 use crate::protocol::script::Renewed;
 use crate::quorum::failure::Failure;
 use crate::quorum::hold::{QuorumHold, Verdict};
-use crate::quorum::round::Reply;
+use crate::quorum::round::NodeReply;
 use crate::quorum::tally::{Goal, Tally};
 use crate::time::Unanswered as _;
 
@@ -58,7 +58,7 @@ impl QuorumHold {
         let mut agreed = 0;
         let mut verdict = Verdict::Held;
         for (node, reply) in round.replies.iter().enumerate() {
-            let Reply::Came(answer) = reply else {
+            let NodeReply::Came(answer) = reply else {
                 continue;
             };
             // A node not known to keep it may still receive an undo that was sent before.

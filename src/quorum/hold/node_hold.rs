@@ -38,7 +38,7 @@ pub(super) trait Keeper: Send + Sync {
     fn settle(&self, node: usize, node_hold: &Arc<NodeHold>, renewed: Renewed, sent_at: Instant);
 
     /// The client of this node is being closed.
-    fn leave_out(&self, node: usize);
+    fn node_closes(&self, node: usize);
 }
 
 impl NodeHold {
@@ -163,7 +163,7 @@ impl Renewable for NodeHold {
     /// The other nodes may still keep the hold.
     fn close(self: Arc<Self>, _sink: &dyn LossSink) {
         if let Some(keeper) = self.keeper() {
-            keeper.leave_out(self.node);
+            keeper.node_closes(self.node);
         }
     }
 }

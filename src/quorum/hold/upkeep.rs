@@ -193,7 +193,7 @@ impl Keeper for QuorumHold {
         self.act(verdict);
     }
 
-    fn leave_out(&self, node: usize) {
+    fn node_closes(&self, node: usize) {
         let mut state = self.state.lock();
         let Some(hold) = self.get_hold().filter(|_| !state.let_go) else {
             return;

@@ -18,7 +18,7 @@ use crate::quorum::failure::Failure;
 use crate::time::Deadline;
 
 /// A thread that may ask. When this is dropped the next thread may.
-pub(crate) struct Turn<'a> {
+pub(crate) struct PermitContender<'a> {
     spec: &'a LockSpec,
     entry: Arc<Entry>,
     /// Wakes the thread.
@@ -26,7 +26,7 @@ pub(crate) struct Turn<'a> {
     was_queued: bool,
 }
 
-impl<'a> Turn<'a> {
+impl<'a> PermitContender<'a> {
     /// Waits until the calling thread may ask; `None` if that was not in time.
     pub(crate) fn wait(spec: &'a LockSpec, deadline: Deadline) -> Result<Option<Self>> {
         let entry = spec.entry()?;
@@ -95,7 +95,7 @@ impl<'a> Turn<'a> {
     }
 }
 
-impl Drop for Turn<'_> {
+impl Drop for PermitContender<'_> {
     fn drop(&mut self) {
         let mut state = self.entry.lock();
         state.forget_contender(Some(&self.waiter));
