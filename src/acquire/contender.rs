@@ -1,17 +1,17 @@
 //! A thread that asks Redis for a lock, on behalf of the local lock of its name.
 //!
-//! How it waits depends on the kind of lock: releases are announced, or Redis keeps the queue, or nothing is announced.
+//! How it waits depends on the kind of lock, and is its [`Way`]: releases are announced, or Redis keeps the queue, or
+//! nothing is announced.
 //! What it does once it has the lock, or gives up, is the same for all.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::acquire::fair::Queued;
 use crate::acquire::guard::GuardInner;
-use crate::acquire::listening::{Listening, Presence};
+use crate::acquire::listening::Listening;
 use crate::acquire::spec::{HoldParams, LockSpec};
 use crate::acquire::wait_mode::WaitMode;
-use crate::acquire::writer_preference::Reader;
+use crate::acquire::way::Way;
 use crate::acquire::{self, Busy, NoReply, Outcome, Prepared, Reply, Strategy, quorum, yielding};
 use crate::error::LossReason;
 use crate::error::{Error, Result};
@@ -20,54 +20,16 @@ use crate::hold::{Entry, Hold, UNDO_FOR, Waiter};
 use crate::local::lock::{Mode, Order, Start};
 use crate::net::call::{Attempt, Call, Deferred, DeferredInfo, Undo};
 use crate::net::route::Ahead;
-use crate::net::subscriber::Subscription;
-use crate::protocol::kind::{AcquireArgs, Place, PlaceState};
-use crate::protocol::script::{self, Acquired};
+use crate::protocol::kind::AcquireArgs;
+use crate::protocol::script::Acquired;
 use crate::quorum::failure::Failure;
 use crate::session::{Contending, Session};
-use crate::time::{self, BackOff};
 
 /// How many tokens to request when other threads of this process wait, so that each hand-over has one.
 ///
 /// About as many as there are hand-overs in a tenure of 5 ms. Redis grants fewer, but at least one, to a process that
 /// comes back within fewer microseconds than that.
 const TOKENS: u64 = 1024;
-
-/// How a contender waits.
-enum Way {
-    /// For the announcement of a release.
-    Notified,
-    /// In the queue that Redis keeps.
-    Queued(Queued),
-    /// Notified. Readers of other processes see that it waits by this subscription.
-    Writer(Option<Subscription>),
-    /// Notified, and yielding to writers.
-    Reader(Reader),
-    /// With pauses that grow.
-    Spin(BackOff),
-    /// With random pauses, for a majority of several servers.
-    Quorum,
-}
-
-impl Way {
-    fn of(lock: &LockSpec, entry: &Entry, wait: WaitMode) -> Self {
-        let kind = entry.protocol.kind();
-        let session = lock.session();
-        if lock.quorum.is_some() {
-            Self::Quorum
-        } else if !kind.is_notified {
-            Self::Spin(BackOff::new())
-        } else if kind.order == Order::Server && wait.asks_again() {
-            Self::Queued(Queued::new(session))
-        } else if lock.mode == Mode::Shared {
-            Self::Reader(Reader::new(entry, session.waiter_lease, lock.prefer))
-        } else if entry.protocol.writers().is_some() {
-            Self::Writer(None)
-        } else {
-            Self::Notified
-        }
-    }
-}
 
 /// A thread that asks Redis for a lock. If it gives up, in whatever way, the next thread of its process may ask.
 pub(crate) struct Contender<'a> {
@@ -96,7 +58,7 @@ impl Drop for Contender<'_> {
             return;
         }
         // Before others are woken: readers must not yield to a writer that has given up.
-        self.withdraw_intent();
+        self.way.withdraw_intent();
         let mut state = self.entry.lock();
         state.forget_contender(self.listening.known_waiter());
         let next = state
@@ -151,18 +113,14 @@ impl<'a> Contender<'a> {
     /// Sends the first request, if there is a connection; [`run`](Self::run) waits for the reply.
     pub(crate) fn ask_ahead(&mut self) {
         // Checked once it is counted: either closing waits for it, or it sends nothing. Nobody could undo it.
-        if matches!(self.way, Way::Quorum) || self.lock.must_stop(self.wait) {
+        if !self.way.can_ask_ahead() || self.lock.must_stop(self.wait) {
             return;
         }
         let (attempt, hold) = self.question();
         match self.session().connection.send_ahead(attempt) {
             Some(ahead) => self.ahead = Some((ahead, hold)),
             // Its number was not sent, and can be used again.
-            None => {
-                if let Way::Queued(queued) = &mut self.way {
-                    queued.is_unanswered(false);
-                }
-            }
+            None => self.way.is_unanswered(false),
         }
     }
 
@@ -211,29 +169,15 @@ impl<'a> Contender<'a> {
     fn question(&mut self) -> (Attempt, Arc<Hold>) {
         let (session, params, mode) = (self.session(), self.params, self.lock.mode);
         let tokens = self.tokens();
-        let number = match &mut self.way {
-            Way::Queued(queued) => queued.next_number(session),
-            _ => session.owners.draw(),
-        };
+        let number = self.way.next_number(session);
         let owner = session.owners.id(number);
-        let place = match &self.way {
-            Way::Queued(queued) => queued.place(session.waiter_lease),
-            _ => Place {
-                ticket: &owner,
-                keep: Duration::ZERO,
-                state: PlaceState::Unknown,
-            },
-        };
         let request = self.entry.protocol.acquire(&AcquireArgs {
             owner: &owner,
             lease: params.ttl,
             mode,
             under: self.under.as_ref().map(|hold| &*hold.owner),
-            ignored_writers: match &self.way {
-                Way::Reader(reader) => reader.no_shows(&self.entry),
-                _ => None,
-            },
-            place,
+            ignored_writers: self.way.ignored_writers(&self.entry),
+            place: self.way.place(&owner, session.waiter_lease),
             tokens,
             token_ttl: self.lock.token_ttl,
             up_for: Duration::ZERO,
@@ -256,7 +200,7 @@ impl<'a> Contender<'a> {
     /// Asks the one server of the lock.
     fn ask_server(&mut self, until: Instant) -> std::result::Result<Answered, NoReply> {
         let (lock, wait, session) = (self.lock, self.wait, self.session());
-        let yielded = matches!(&self.way, Way::Reader(reader) if reader.yields());
+        let yielded = self.way.yields();
         let (ahead, mut asked) = self.ahead.take().unzip();
         let mut attempt = || {
             let (attempt, hold) = self.question();
@@ -272,34 +216,24 @@ impl<'a> Contender<'a> {
         let answer = match answer {
             Ok(answer) => answer,
             Err(fault) => {
-                if let Way::Queued(queued) = &mut self.way {
-                    queued.is_unanswered(may_have_run);
-                }
+                self.way.is_unanswered(may_have_run);
                 return Err(fault.into());
             }
         };
-        if answer.value == script::PLACE_LOST
-            && let Way::Queued(queued) = &mut self.way
-        {
-            queued.is_answered(PlaceState::Lost);
+        if self.way.has_lost_its_place(&answer.value) {
             return self.ask_server(until);
         }
         let replicated = session.is_replicated(&answer);
-        let acquired = match &mut self.way {
-            Way::Reader(_) => script::acquired_to_read(answer.value)
-                .map(|(acquired, seen)| (acquired, Some(seen))),
-            _ => script::acquired(answer.value).map(|acquired| (acquired, None)),
-        };
+        let acquired = self.way.read_reply(answer.value);
         let (acquired, seen) = acquired.map_err(|unexpected| {
             if let Some(hold) = &asked {
                 session.give_back(hold);
             }
             session.error("acquiring the lock", unexpected)
         })?;
-        if let (Way::Reader(reader), Some(seen)) = (&mut self.way, seen) {
-            let waiter_lease = session.waiter_lease;
-            reader.was_answered(&self.entry, acquired, seen, yielded, waiter_lease);
-        }
+        let waiter_lease = session.waiter_lease;
+        self.way
+            .is_answered(&self.entry, acquired, seen, yielded, waiter_lease);
         match (acquired, asked) {
             (Acquired::Taken { tokens }, Some(hold)) => {
                 if let Err(err) = replicated {
@@ -316,27 +250,17 @@ impl<'a> Contender<'a> {
                 }
                 Ok(Reply::Granted((hold, answer.sent_at)))
             }
-            (Acquired::Busy { left, at }, _) => {
-                if let Way::Queued(queued) = &mut self.way {
-                    queued.is_answered(PlaceState::Kept);
-                }
-                Ok(Reply::Busy(Busy {
-                    retry_after: left,
-                    listen_on: at,
-                }))
-            }
+            (Acquired::Busy { left, at }, _) => Ok(Reply::Busy(Busy {
+                retry_after: left,
+                listen_on: at,
+            })),
             (Acquired::Taken { .. }, None) => unreachable!("nothing was sent without an owner"),
         }
     }
 
     /// Gives up the place in Redis's queue, unless the grant has certainly removed it.
     fn leave_queue(&mut self) {
-        let Way::Queued(queued) = &self.way else {
-            return;
-        };
-        if queued.may_have_place(self.is_granted)
-            && let Some(request) = self.entry.protocol.leave(&queued.ticket)
-        {
+        if let Some(request) = self.way.leave(&*self.entry.protocol, self.is_granted) {
             self.session().connection.send_deferred(Deferred {
                 request,
                 info: DeferredInfo {
@@ -350,20 +274,10 @@ impl<'a> Contender<'a> {
         }
     }
 
-    /// Has readers see that it waits, if it is to write.
     fn declare_intent(&mut self) {
-        if let Way::Writer(intent) = &mut self.way {
-            let writers = self.entry.protocol.writers();
-            let subscriber = &self.lock.session().subscriber;
-            let presence = Arc::new(Presence::of(self.listening.waiter()));
-            *intent = writers.map(|writers| subscriber.subscribe(writers, &presence));
-        }
-    }
-
-    fn withdraw_intent(&mut self) {
-        if let Way::Writer(intent) = &mut self.way {
-            drop(intent.take());
-        }
+        let (session, waiter) = (self.lock.session(), self.listening.waiter());
+        self.way
+            .declare_intent(&*self.entry.protocol, session, waiter);
     }
 
     fn granted(mut self, hold: Arc<Hold>, sent_at: Instant) -> Result<GuardInner> {
@@ -384,11 +298,11 @@ impl<'a> Contender<'a> {
         }
         self.is_granted = true;
         // At once, since readers yield for as long as they see the intent.
-        self.withdraw_intent();
+        self.way.withdraw_intent();
         // Nobody else releases the lock while we hold it, so it costs nothing that the subscription lingers. In the queue
         // that Redis keeps each waiter has its own channel, on which nothing is counted.
         if let Some(index) = self.listening.leave()
-            && !matches!(self.way, Way::Queued(_))
+            && self.way.shares_its_channel()
         {
             hold.has_listened_for(index);
         }
@@ -476,14 +390,7 @@ impl Strategy for Contender<'_> {
     }
 
     fn channel(&self, listen_on: usize) -> Option<Arc<str>> {
-        let protocol = &self.entry.protocol;
-        match &self.way {
-            Way::Queued(queued) => Some(protocol.channel_of(&queued.ticket)),
-            Way::Notified | Way::Writer(_) | Way::Reader(_) => {
-                Some(Arc::clone(protocol.channel_at(listen_on)))
-            }
-            Way::Spin(_) | Way::Quorum => None,
-        }
+        self.way.channel(&*self.entry.protocol, listen_on)
     }
 
     fn listening(&mut self) -> &mut Listening {
@@ -505,21 +412,13 @@ impl Strategy for Contender<'_> {
 
     #[cfg(feature = "cluster")]
     fn follow(&mut self) {
-        if let Way::Writer(Some(intent)) = &self.way
-            && intent.has_moved()
-        {
+        if self.way.intent_has_moved() {
             self.declare_intent();
         }
     }
 
     fn park_for(&mut self, cap: Duration) -> Duration {
-        match &mut self.way {
-            Way::Notified | Way::Writer(_) | Way::Reader(_) => time::jittered(cap),
-            // Asking again keeps the place.
-            Way::Queued(_) => time::jittered(cap.min(self.lock.session().waiter_lease / 3)),
-            Way::Spin(back_off) => time::jittered(back_off.next()),
-            Way::Quorum => quorum::pause(),
-        }
+        self.way.pause(cap, self.lock.session().waiter_lease)
     }
 
     fn dismiss(&mut self, failure: &Failure) {

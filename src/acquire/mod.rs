@@ -40,6 +40,7 @@ pub(crate) mod permits;
 pub(crate) mod quorum;
 pub(crate) mod spec;
 pub(crate) mod wait_mode;
+pub(crate) mod way;
 pub(crate) mod writer_preference;
 pub(crate) mod yielding;
 

@@ -1,0 +1,210 @@
+//! The ways in which a thread waits for a lock, and all that differs between them.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use redis::Value;
+
+use crate::acquire::fair::Queued;
+use crate::acquire::listening::Presence;
+use crate::acquire::quorum;
+use crate::acquire::spec::LockSpec;
+use crate::acquire::wait_mode::WaitMode;
+use crate::acquire::writer_preference::Reader;
+use crate::hold::{Entry, Waiter};
+use crate::local::lock::{Mode, Order};
+use crate::net::subscriber::Subscription;
+use crate::protocol::kind::{Place, PlaceState, Protocol};
+use crate::protocol::owner::OwnerNumber;
+use crate::protocol::script::{self, Acquired, Request, Seen, Unexpected};
+use crate::session::Session;
+use crate::time::{self, BackOff};
+
+/// How a contender waits.
+pub(crate) enum Way {
+    /// For the announcement of a release.
+    Notified,
+    /// In the queue that Redis keeps.
+    Queued(Queued),
+    /// Notified. Readers of other processes see that it waits by this subscription.
+    Writer(Option<Subscription>),
+    /// Notified, and yielding to writers.
+    Reader(Reader),
+    /// With pauses that grow.
+    Spin(BackOff),
+    /// With random pauses, for a majority of several servers.
+    Quorum,
+}
+
+impl Way {
+    pub(crate) fn of(lock: &LockSpec, entry: &Entry, wait: WaitMode) -> Self {
+        let kind = entry.protocol.kind();
+        let session = lock.session();
+        if lock.quorum.is_some() {
+            Self::Quorum
+        } else if !kind.is_notified {
+            Self::Spin(BackOff::new())
+        } else if kind.order == Order::Server && wait.asks_again() {
+            Self::Queued(Queued::new(session))
+        } else if lock.mode == Mode::Shared {
+            Self::Reader(Reader::new(entry, session.waiter_lease, lock.prefer))
+        } else if entry.protocol.writers().is_some() {
+            Self::Writer(None)
+        } else {
+            Self::Notified
+        }
+    }
+
+    /// Whether one server is asked, so that the first request can be sent before its reply is waited for.
+    pub(crate) fn can_ask_ahead(&self) -> bool {
+        !matches!(self, Self::Quorum)
+    }
+
+    /// The number in the owner id of the next request.
+    pub(crate) fn next_number(&mut self, session: &Session) -> OwnerNumber {
+        match self {
+            Self::Queued(queued) => queued.next_number(session),
+            _ => session.owners.draw(),
+        }
+    }
+
+    /// The place in Redis's queue that a request of `owner` takes or keeps.
+    pub(crate) fn place<'a>(&'a self, owner: &'a str, waiter_lease: Duration) -> Place<'a> {
+        match self {
+            Self::Queued(queued) => queued.place(waiter_lease),
+            _ => Place {
+                ticket: owner,
+                keep: Duration::ZERO,
+                state: PlaceState::Unknown,
+            },
+        }
+    }
+
+    /// See [`Reader::yields`].
+    pub(crate) fn yields(&self) -> bool {
+        matches!(self, Self::Reader(reader) if reader.yields())
+    }
+
+    /// See [`Reader::no_shows`].
+    pub(crate) fn ignored_writers(&self, entry: &Entry) -> Option<u64> {
+        match self {
+            Self::Reader(reader) => reader.no_shows(entry),
+            _ => None,
+        }
+    }
+
+    /// The last request has no reply; whether it may have been executed, or still may.
+    pub(crate) fn is_unanswered(&mut self, may_have_run: bool) {
+        if let Self::Queued(queued) = self {
+            queued.is_unanswered(may_have_run);
+        }
+    }
+
+    /// Whether the reply is that the place in Redis's queue is lost: then it asks for another at once.
+    pub(crate) fn has_lost_its_place(&mut self, reply: &Value) -> bool {
+        match self {
+            Self::Queued(queued) if *reply == script::PLACE_LOST => {
+                queued.is_answered(PlaceState::Lost);
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// What a reply means; of a read hold also what it says besides.
+    pub(crate) fn read_reply(
+        &self,
+        reply: Value,
+    ) -> std::result::Result<(Acquired, Option<Seen>), Unexpected> {
+        match self {
+            Self::Reader(_) => {
+                script::acquired_to_read(reply).map(|(acquired, seen)| (acquired, Some(seen)))
+            }
+            _ => script::acquired(reply).map(|acquired| (acquired, None)),
+        }
+    }
+
+    /// The last request was answered; `yielded` says whether it let writers go first.
+    pub(crate) fn is_answered(
+        &mut self,
+        entry: &Entry,
+        acquired: Acquired,
+        seen: Option<Seen>,
+        yielded: bool,
+        waiter_lease: Duration,
+    ) {
+        match (self, seen) {
+            (Self::Reader(reader), Some(seen)) => {
+                reader.was_answered(entry, acquired, seen, yielded, waiter_lease);
+            }
+            (Self::Queued(queued), _) if matches!(acquired, Acquired::Busy { .. }) => {
+                queued.is_answered(PlaceState::Kept);
+            }
+            _ => {}
+        }
+    }
+
+    /// Gives up the place in Redis's queue, unless the grant has certainly removed it.
+    pub(crate) fn leave(&self, protocol: &dyn Protocol, is_granted: bool) -> Option<Request> {
+        match self {
+            Self::Queued(queued) if queued.may_have_place(is_granted) => {
+                protocol.leave(&queued.ticket)
+            }
+            _ => None,
+        }
+    }
+
+    /// Has readers see that the thread of `waiter` waits, if it is to write.
+    pub(crate) fn declare_intent(
+        &mut self,
+        protocol: &dyn Protocol,
+        session: &Session,
+        waiter: &Arc<Waiter>,
+    ) {
+        if let Self::Writer(intent) = self {
+            let presence = Arc::new(Presence::of(waiter));
+            let subscribe = |writers| session.subscriber.subscribe(writers, &presence);
+            *intent = protocol.writers().map(subscribe);
+        }
+    }
+
+    /// Whether readers look for it at another node of the cluster by now.
+    #[cfg(feature = "cluster")]
+    pub(crate) fn intent_has_moved(&self) -> bool {
+        matches!(self, Self::Writer(Some(intent)) if intent.has_moved())
+    }
+
+    /// Readers need not yield to it any more.
+    pub(crate) fn withdraw_intent(&mut self) {
+        if let Self::Writer(intent) = self {
+            drop(intent.take());
+        }
+    }
+
+    /// Where releases are announced to it, of the lock with the index `listen_on` if there are several.
+    pub(crate) fn channel(&self, protocol: &dyn Protocol, listen_on: usize) -> Option<Arc<str>> {
+        match self {
+            Self::Notified | Self::Writer(_) | Self::Reader(_) => {
+                Some(Arc::clone(protocol.channel_at(listen_on)))
+            }
+            Self::Queued(queued) => Some(protocol.channel_of(&queued.ticket)),
+            Self::Spin(_) | Self::Quorum => None,
+        }
+    }
+
+    /// Whether its channel is also that of others, whom a release counts.
+    pub(crate) fn shares_its_channel(&self) -> bool {
+        !matches!(self, Self::Queued(_))
+    }
+
+    /// How long to park: `cap` at most where releases are announced.
+    pub(crate) fn pause(&mut self, cap: Duration, waiter_lease: Duration) -> Duration {
+        match self {
+            Self::Notified | Self::Writer(_) | Self::Reader(_) => time::jittered(cap),
+            // Asking again keeps the place.
+            Self::Queued(_) => time::jittered(cap.min(waiter_lease / 3)),
+            Self::Spin(back_off) => time::jittered(back_off.next()),
+            Self::Quorum => quorum::pause(),
+        }
+    }
+}
