@@ -89,7 +89,7 @@ pub(super) struct InFlight {
     awaiting: VecDeque<Arc<Call>>,
     /// When the last reply came, or a command was sent while none was due.
     pub(super) last_heard: Instant,
-    /// When a thread last read and found nothing.
+    /// When a thread last read and found nothing: all that had come by then has been read.
     pub(super) quiet_at: Instant,
     /// Part of the first command in `bytes` has been written.
     torn: bool,
@@ -487,9 +487,9 @@ impl InFlight {
         Some(self.awaiting.front()?.state.lock().sent_at)
     }
 
-    /// Whether a reply is due and nothing has been heard for `max_silence`.
-    pub(super) fn is_silent(&self, max_silence: Duration, now: Instant) -> bool {
-        !self.awaiting.is_empty() && now >= self.last_heard + max_silence
+    /// Whether a reply is due and the server is known to have sent nothing for `max_silence`.
+    pub(super) fn is_silent(&self, max_silence: Duration) -> bool {
+        !self.awaiting.is_empty() && self.quiet_at >= self.last_heard + max_silence
     }
 
     /// The first call whose thread waits to be woken.

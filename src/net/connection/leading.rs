@@ -13,6 +13,9 @@ use crate::net::socket::{self, Reader};
 /// How long the leader reads at a time while the socket's buffer is full and bytes are left to be written.
 const BEHIND: Duration = Duration::from_millis(4);
 
+/// How late a read may end that has seen all that came meanwhile. If it ends later, the process may have been suspended.
+const LATE: Duration = Duration::from_millis(10);
+
 impl Connection {
     /// Waits for the reply to a submitted call, leading or following.
     pub(crate) fn wait(
@@ -21,7 +24,7 @@ impl Connection {
         until: Instant,
         stop: &dyn Fn() -> bool,
     ) -> Result<(Value, Instant), WaitFault> {
-        let mut has_read = false;
+        let mut has_looked = false;
         loop {
             let mut state = self.state.lock();
             let mut mine = call.state.lock();
@@ -43,13 +46,13 @@ impl Connection {
             let Some((up, in_flight)) = state.up(generation) else {
                 return Err(WaitFault::Closed);
             };
-            let silent_at = in_flight.last_heard + self.max_silence;
             if now >= until || stop() {
                 drop(mine);
-                if let Some(reader) = up.reader.take_if(|_| !has_read && !stop()) {
+                // A reply that has come counts, even if nobody has read it yet.
+                let may_be_unread = in_flight.quiet_at < until && !has_looked;
+                if let Some(reader) = up.reader.take_if(|_| may_be_unread && !stop()) {
                     drop(state);
-                    // A reply that has come counts, even if nobody has read it yet.
-                    has_read = true;
+                    has_looked = true;
                     self.lead(reader, generation, Some(call), now + GLANCE);
                     continue;
                 }
@@ -63,24 +66,21 @@ impl Connection {
                     WaitFault::Stopped
                 });
             }
-            if now >= silent_at {
+            if in_flight.is_silent(self.max_silence) {
                 drop(mine);
-                let unread = up.reader.take_if(|_| !has_read);
                 drop(state);
-                if let Some(reader) = unread {
-                    // A reply may have come without anybody reading it.
-                    has_read = true;
-                    self.lead(reader, generation, Some(call), now + GLANCE);
-                    continue;
-                }
                 self.fail_silent(generation);
                 continue;
             }
-            let slice_ends = until.min(silent_at).min(now + SLICE);
+            let silent_at = in_flight.last_heard + self.max_silence;
+            let slice_ends = until.min(match now < silent_at {
+                true => silent_at.min(now + SLICE),
+                // Something may have come since anybody read.
+                false => now + GLANCE,
+            });
             if let Some(reader) = up.reader.take() {
                 drop(mine);
                 drop(state);
-                has_read = true;
                 self.lead(reader, generation, Some(call), slice_ends);
                 continue;
             }
@@ -98,7 +98,9 @@ impl Connection {
         call: Option<&Arc<Call>>,
         until: Instant,
     ) {
-        let mut slice = until.saturating_duration_since(Instant::now());
+        // When the next read begins.
+        let mut read_at = Instant::now();
+        let mut slice = until.saturating_duration_since(read_at);
         // Threads are woken once there is nothing left to read, or each of them would interrupt this one.
         let mut served = Served(Vec::new());
         loop {
@@ -110,16 +112,20 @@ impl Connection {
             let value = match read {
                 Ok(Some(value)) => value,
                 Ok(None) => {
-                    slice = until.saturating_duration_since(Instant::now());
+                    let now = Instant::now();
+                    slice = until.saturating_duration_since(now);
                     if wrote == Wrote::Behind {
                         slice = slice.min(BEHIND);
                     }
                     if slice.is_zero() {
                         if let Some((_, in_flight)) = self.state.lock().up(generation) {
-                            in_flight.quiet_at = Instant::now();
+                            // Interrupted, it has not seen what came before the thread went on.
+                            let in_time = now < until + LATE;
+                            in_flight.quiet_at = if in_time { now } else { read_at };
                         }
                         return self.step_down(reader, generation);
                     }
+                    read_at = now;
                     continue;
                 }
                 Err(err) => return self.fail(generation, &err, false),
@@ -135,6 +141,7 @@ impl Connection {
                 Reply::Of(replied) => replied,
                 Reply::Part if now >= until => return self.step_down(reader, generation),
                 Reply::Part => {
+                    read_at = now;
                     slice = in_time(slice, now, until);
                     continue;
                 }
@@ -159,6 +166,7 @@ impl Connection {
             if now >= until || call.is_some_and(|call| Arc::ptr_eq(call, &first)) {
                 return self.step_down(reader, generation);
             }
+            read_at = now;
             slice = in_time(slice, now, until);
         }
     }
@@ -187,7 +195,7 @@ impl Connection {
     pub(super) fn is_silent(&self, generation: u64) -> bool {
         let mut state = self.state.lock();
         let up = state.up(generation);
-        up.is_some_and(|(_, in_flight)| in_flight.is_silent(self.max_silence, Instant::now()))
+        up.is_some_and(|(_, in_flight)| in_flight.is_silent(self.max_silence))
     }
 }
 

@@ -6,11 +6,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use nix::sys::signal::Signal;
 use redlatch::{Client, Config, Error, MutexGuard, RedLock};
 
 use crate::support::{
-    Mode, Part, Proxy, RESPONSE, SLACK, Server, Target, client, config, connection_to, eventually,
-    given, in_time, logs, loosely, ms, nothing_is_left, timed, unique, within,
+    LONG, Mode, Part, Proxy, RESPONSE, SLACK, Server, Target, client, config, connection_to,
+    eventually, given, in_time, logs, loosely, ms, nothing_is_left, order, say, timed, unique,
+    within,
 };
 
 /// Long enough for a busy machine: nothing here is about a server that does not answer.
@@ -719,6 +721,52 @@ fn a_wait_shorter_than_a_round_trip_takes_long_is_no_error() {
     let (ok, none) = (ok.into_inner(), none.into_inner());
     assert!(none > 20, "{ok}, {none}");
     nothing_is_left(&server);
+}
+
+#[test]
+#[ignore = "part of a_reply_that_came_while_the_process_was_suspended_counts"]
+fn part_that_waits_for_a_reply() {
+    let Some([url, name, response, wait]) = &given() else {
+        return;
+    };
+    let [response, wait] = [response, wait].map(|span| ms(span.parse().unwrap()));
+    let config = config(url).response_timeout(response).lease(wait + PATIENT);
+    let client = Client::open(config).unwrap();
+    let lock = client.mutex(name);
+    say("ready");
+    while order() == "lock" {
+        let got = lock.try_lock_for(wait).unwrap();
+        say(&format!("got {}", got.is_some()));
+        got.map_or(Ok(()), |guard| guard.unlock()).unwrap();
+        say(&format!("reconnects {}", client.stats().reconnects));
+    }
+}
+
+timed!(a_reply_that_came_while_the_process_was_suspended_counts);
+fn a_reply_that_came_while_the_process_was_suspended_counts() {
+    const OVER: Duration = ms(2_000);
+    // What is over when the process goes on: the time of the wait, or that which the server may be silent.
+    for (response, wait) in [("60000", "2000"), ("4000", "60000")] {
+        let server = Server::start();
+        let proxy = Proxy::start(server.addr());
+        let given = [&proxy.url(), &unique("suspended"), response, wait];
+        let mut part = Part::start(part_that_waits_for_a_reply, &given);
+        part.says("ready");
+        for _ in 0..3 {
+            proxy.set(Target::Link, Mode::Delay(LONG));
+            part.order("lock");
+            eventually("the reply is on its way", || proxy.held() > 0);
+            part.stop();
+            thread::sleep(OVER);
+            proxy.pass();
+            eventually("the reply has come", || proxy.held() == 0);
+            part.signal(Signal::SIGCONT);
+            assert_eq!(part.says("got"), "true", "{given:?}");
+            assert_eq!(part.says("reconnects"), "0", "{given:?}");
+        }
+        part.order("end");
+        part.ends();
+    }
 }
 
 timed!(a_link_that_hangs_in_connecting_leaves_a_sound_watchdog_alone);
