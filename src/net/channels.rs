@@ -361,15 +361,16 @@ impl Channels {
         self.exchange = Some(exchange);
     }
 
-    /// The connection is lost: nobody listens until there is another. Returns who has to be notified of that.
-    pub(super) fn lost(&mut self) -> Vec<Arc<dyn Listener>> {
+    /// The connection is lost: nobody listens until there is another.
+    pub(super) fn lost(&mut self) {
         self.exchange = None;
-        let mut waiters = Vec::new();
         for channel in self.wanted.values_mut() {
             (channel.asked, channel.confirmed) = (false, false);
-            waiters.extend(channel.waiters.iter().map(|(_, waiter)| Arc::clone(waiter)));
+            // Under the mutex. Later, a waiter may listen to another channel or at another master.
+            for (_, waiter) in &channel.waiters {
+                waiter.set_listening(false);
+            }
         }
-        waiters
     }
 
     pub(super) fn has_bytes(&self) -> bool {
@@ -826,9 +827,7 @@ mod model {
                 }
                 Step::Lose => {
                     self.connected && spend(&mut self.left.losses) && {
-                        for waiter in self.channels.lost() {
-                            waiter.set_listening(false);
-                        }
+                        self.channels.lost();
                         self.connected = false;
                         self.inbox.clear();
                         self.replies.clear();

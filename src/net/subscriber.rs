@@ -587,11 +587,7 @@ impl Subscriber {
             live.writer.shut_down();
         }
         (state.heard_at, state.news_at) = (None, None);
-        let waiters = state.channels.lost();
-        drop(state);
-        for waiter in waiters {
-            waiter.set_listening(false);
-        }
+        state.channels.lost();
     }
 }
 
