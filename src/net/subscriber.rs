@@ -4,7 +4,7 @@
 //! SUBSCRIBE itself, while the subscriber's thread blocks in a read. After a lost connection that thread subscribes to all
 //! wanted channels again, and wakes every waiter once, since a message may have been missed.
 //!
-//! The mutex is not held while reading or writing.
+//! The mutex is not held during I/O.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -255,6 +255,7 @@ impl Subscriber {
             }
             let wrote = MutexGuard::unlocked(&mut state, || writer.write_all(&bytes));
             if let Err(err) = wrote {
+                drop(state);
                 report!(Debug, "subscribing: {err}");
                 // The subscriber's thread finds the connection closed and makes another.
                 writer.shut_down();
@@ -267,11 +268,12 @@ impl Subscriber {
     pub(crate) fn stop(&self) {
         let mut state = self.state.lock();
         state.stopped = true;
-        if let Some(live) = &state.live {
-            live.writer.shut_down();
-        }
+        let live = state.live.take();
         drop(state);
         self.changed.notify_all();
+        if let Some(live) = live {
+            live.writer.shut_down();
+        }
     }
 
     /// Notifies all waiters of a channel that a message has come.
@@ -583,11 +585,13 @@ impl Subscriber {
     /// Forgets the connection; nobody is listening until there is another.
     fn hang_up(&self) {
         let mut state = self.state.lock();
-        if let Some(live) = state.live.take() {
-            live.writer.shut_down();
-        }
+        let live = state.live.take();
         (state.heard_at, state.news_at) = (None, None);
         state.channels.lost();
+        drop(state);
+        if let Some(live) = live {
+            live.writer.shut_down();
+        }
     }
 }
 
