@@ -15,3 +15,4 @@ pub(crate) mod slot;
 pub(crate) mod socket;
 pub(crate) mod subscriber;
 pub(crate) mod subscribers;
+mod write_queue;

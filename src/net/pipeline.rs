@@ -33,6 +33,7 @@ use crate::error::{is_redirection, is_transient, is_unknown_script};
 use crate::net::call::{Call, CallPhase, OnReply};
 use crate::net::outbox::Outbox;
 use crate::net::request::{Script, Wording};
+use crate::net::write_queue::WriteQueue;
 
 /// Has a node carry out the next command although the slot of its key is still on its way there.
 const ASKING: &[u8] = b"*1\r\n$6\r\nASKING\r\n";
@@ -54,9 +55,6 @@ const KNOWN_FOR: Duration = Duration::from_millis(10);
 
 /// After how long without a command the connection is checked before the next one is sent.
 pub(super) const IDLE: Duration = Duration::from_millis(100);
-
-/// The largest buffer that is reused.
-const SPARE: usize = 64 * 1024;
 
 /// The commands of a client, over one connection after another.
 #[derive(Default)]
@@ -82,19 +80,12 @@ pub(crate) struct Destination {
 /// The commands on one connection.
 pub(super) struct InFlight {
     to: Destination,
-    /// To be written.
-    bytes: Vec<u8>,
-    /// An empty buffer for the next bytes.
-    spare: Vec<u8>,
+    pub(super) unwritten: WriteQueue,
     awaiting: VecDeque<Arc<Call>>,
     /// When the last reply came, or a command was sent while none was due.
     pub(super) last_heard: Instant,
     /// When a thread last read and found nothing: all that had come by then has been read.
     pub(super) quiet_at: Instant,
-    /// Part of the first command in `bytes` has been written.
-    torn: bool,
-    /// The socket did not take all that was to be written; whoever reads writes the rest.
-    pub(super) behind: bool,
     /// For how long the connection was idle before what is written now, if so long that the server may have closed it.
     pub(super) doubtful: Option<Duration>,
     /// How many calls of the last portion have no answer yet.
@@ -150,13 +141,10 @@ impl Pipeline {
     pub(super) fn connected(&mut self, now: Instant) {
         self.in_flight = Some(InFlight {
             to: self.to,
-            bytes: Vec::with_capacity(1024),
-            spare: Vec::with_capacity(1024),
+            unwritten: WriteQueue::with_capacity(1024),
             awaiting: VecDeque::new(),
             last_heard: now,
             quiet_at: now,
-            torn: false,
-            behind: false,
             doubtful: None,
             portion: 0,
             known: Vec::new(),
@@ -177,7 +165,7 @@ impl Pipeline {
     /// is kept and sent later.
     pub(super) fn submit(&mut self, call: &Arc<Call>, now: Instant) -> bool {
         match &mut self.in_flight {
-            Some(in_flight) if !(in_flight.behind && call.deferred.is_some()) => {
+            Some(in_flight) if !(in_flight.unwritten.is_behind() && call.deferred.is_some()) => {
                 if !self.unacknowledged.is_empty() {
                     for earlier in self.unacknowledged.take_about(&call.request, SAME_NAME) {
                         in_flight.enqueue(&earlier, now);
@@ -214,11 +202,12 @@ impl Pipeline {
         let Some(in_flight) = &mut self.in_flight else {
             return;
         };
-        if in_flight.portion > 0 || in_flight.behind || self.unacknowledged.is_empty() || rests {
+        let behind = in_flight.unwritten.is_behind();
+        if in_flight.portion > 0 || behind || self.unacknowledged.is_empty() || rests {
             return;
         }
-        let full = in_flight.bytes.len() + PORTION;
-        while in_flight.bytes.len() < full
+        let full = in_flight.unwritten.bytes.len() + PORTION;
+        while in_flight.unwritten.bytes.len() < full
             && let Some(call) = self.unacknowledged.take_first()
         {
             in_flight.enqueue(&call, now);
@@ -376,7 +365,7 @@ impl Pipeline {
         Some(Lost {
             calls: in_flight.awaiting.into(),
             undoing,
-            torn: in_flight.torn,
+            torn: in_flight.unwritten.is_torn(),
         })
     }
 
@@ -442,13 +431,13 @@ impl InFlight {
             }
         }
         if its.asking {
-            self.bytes.extend_from_slice(ASKING);
+            self.unwritten.bytes.extend_from_slice(ASKING);
         }
         let wording = Wording {
             by_text: its.by_text,
             sharded: self.to.sharded,
         };
-        call.request.write_as(&mut self.bytes, wording);
+        call.request.write_as(&mut self.unwritten.bytes, wording);
         drop(its);
         self.awaiting.push_back(Arc::clone(call));
     }
@@ -499,30 +488,7 @@ impl InFlight {
     }
 
     pub(super) fn has_bytes(&self) -> bool {
-        !self.bytes.is_empty()
-    }
-
-    /// Takes what is to be written; [`InFlight::wrote`] has to follow.
-    pub(super) fn take_bytes(&mut self) -> Vec<u8> {
-        let spare = std::mem::take(&mut self.spare);
-        std::mem::replace(&mut self.bytes, spare)
-    }
-
-    /// So many of the bytes that were taken are written; the rest goes before all that was queued meanwhile.
-    pub(super) fn wrote(&mut self, mut bytes: Vec<u8>, written: usize) {
-        self.behind = written < bytes.len();
-        if self.behind {
-            self.torn |= written > 0;
-            bytes.drain(..written);
-            bytes.append(&mut self.bytes);
-            self.bytes = bytes;
-            return;
-        }
-        self.torn = false;
-        if bytes.capacity() <= SPARE {
-            bytes.clear();
-            self.spare = bytes;
-        }
+        !self.unwritten.is_empty()
     }
 
     /// Has the connection given up once all replies have come.
@@ -617,7 +583,7 @@ mod redirections {
         let (asked, plain) = (release(now), release(now));
         asked.state.lock().asking = true;
         assert!(pipeline.submit(&asked, now) && pipeline.submit(&plain, now));
-        let bytes = pipeline.in_flight().expect("a connection").take_bytes();
+        let bytes = pipeline.in_flight().expect("a connection").unwritten.take();
         let sent = String::from_utf8(bytes).expect("text");
         assert!(sent.starts_with("*1\r\n$6\r\nASKING\r\n*"), "{sent}");
         assert_eq!(sent.matches("ASKING").count(), 1);
@@ -1018,8 +984,7 @@ mod model {
             let pipeline = Pipeline {
                 to: self.pipeline.to,
                 in_flight: in_flight.map(|in_flight| InFlight {
-                    bytes: in_flight.bytes.clone(),
-                    spare: Vec::new(),
+                    unwritten: in_flight.unwritten.copy(),
                     awaiting: in_flight.awaiting.iter().map(of).collect(),
                     known: in_flight.known.clone(),
                     leaving: in_flight.leaving.clone(),
@@ -1076,7 +1041,8 @@ mod model {
                 let known = in_flight.known.iter();
                 let known = known.map(|(script, at)| (std::ptr::eq(*script, &*ACQUIRE), ms(*at)));
                 known.collect::<Vec<_>>().hash(h);
-                (&in_flight.bytes, in_flight.behind, in_flight.torn).hash(h);
+                let unwritten = &in_flight.unwritten;
+                (&unwritten.bytes, unwritten.is_behind(), unwritten.is_torn()).hash(h);
                 (in_flight.portion, in_flight.leaving.is_some()).hash(h);
             }
             hasher.finish()
@@ -1226,14 +1192,14 @@ mod model {
             let Some(in_flight) = self.pipeline.in_flight().filter(|its| its.has_bytes()) else {
                 return false;
             };
-            let bytes = in_flight.take_bytes();
+            let bytes = in_flight.unwritten.take();
             let written = most(bytes.len());
             self.inbox.extend_from_slice(&bytes[..written]);
             if let Some(id) = meanwhile {
                 self.submit(id);
             }
             let in_flight = self.pipeline.in_flight().expect("still connected");
-            in_flight.wrote(bytes, written);
+            in_flight.unwritten.wrote(bytes, written);
             while let Some(command) = next_command(&mut self.inbox) {
                 self.arrive(command);
             }

@@ -7,6 +7,7 @@ use parking_lot::MutexGuard;
 
 use super::{BACK_OFF, Connection, Phase, State, Wrote, wake_leader};
 use crate::net::call::Call;
+use crate::net::write_queue::write_turn;
 use crate::report::report;
 
 /// From how many outstanding replies on the leader writes for all threads.
@@ -17,9 +18,6 @@ const EAGER: usize = 12;
 
 /// How long releasing may block to make a connection first.
 const DELIVER: Duration = Duration::from_millis(100);
-
-/// For how long a thread writes what others have queued while it wrote.
-const WRITE_TURN: Duration = Duration::from_millis(5);
 
 impl Connection {
     /// Queues a call behind all that were submitted before it. Memory only: no I/O, never blocks.
@@ -75,7 +73,7 @@ impl Connection {
         let led = up.reader.is_none();
         if up.writing
             || !in_flight.has_bytes()
-            || (!all && (in_flight.behind || led && in_flight.due() >= EAGER))
+            || (!all && (in_flight.unwritten.is_behind() || led && in_flight.due() >= EAGER))
         {
             return Wrote::Yes;
         }
@@ -85,63 +83,35 @@ impl Connection {
             };
             state = still;
         }
-        let Some((up, _)) = state.up(generation) else {
+        let Some((up, in_flight)) = state.up(generation) else {
             return Wrote::Down;
         };
         if std::mem::replace(&mut up.writing, true) {
             return Wrote::Yes;
         }
-        // Goes on until nothing is left: other threads may have left their bytes to this one.
-        let mut turn_ends = None;
-        loop {
-            let Some((up, in_flight)) = state.up(generation) else {
+        let (writer, was_behind) = (Arc::clone(&up.writer), in_flight.unwritten.is_behind());
+        let wrote = write_turn(&mut state, &writer, |state| {
+            Some(&mut state.up(generation)?.1.unwritten)
+        });
+        let written = match wrote {
+            Ok(written) => written,
+            Err(err) => {
+                drop(state);
+                self.fail(generation, &err.into(), false);
                 return Wrote::Down;
-            };
-            if !in_flight.has_bytes() {
-                up.writing = false;
-                return Wrote::Yes;
             }
-            let bytes = in_flight.take_bytes();
-            let writer = Arc::clone(&up.writer);
-            let wrote = MutexGuard::unlocked(&mut state, || writer.write_some(&bytes));
-            let written = match wrote {
-                Ok(written) => written,
-                Err(err) => {
-                    drop(state);
-                    self.fail(generation, &err.into(), false);
-                    return Wrote::Down;
-                }
-            };
-            let Some((_, in_flight)) = state.up(generation) else {
-                return Wrote::Down;
-            };
-            if written > 0 && in_flight.behind {
-                // A full socket takes bytes again, so the server is reading: that counts as a sign of life.
-                in_flight.last_heard = Instant::now();
-            }
-            in_flight.wrote(bytes, written);
-            if in_flight.behind {
-                break;
-            }
-            // Reads the clock only if others have queued more in the meantime.
-            if in_flight.has_bytes() {
-                let now = Instant::now();
-                if now >= *turn_ends.get_or_insert(now + WRITE_TURN) {
-                    break;
-                }
-            }
+        };
+        let (Some(written), Some((up, in_flight))) = (written, state.up(generation)) else {
+            return Wrote::Down;
+        };
+        up.writing = false;
+        if was_behind && written > 0 {
+            // A full socket takes bytes again, so the server is reading: that counts as a sign of life.
+            in_flight.last_heard = Instant::now();
         }
-        match state.up(generation) {
-            Some((up, in_flight)) => {
-                up.writing = false;
-                in_flight.behind = in_flight.has_bytes();
-                if in_flight.behind {
-                    Wrote::Behind
-                } else {
-                    Wrote::Yes
-                }
-            }
-            None => Wrote::Down,
+        match in_flight.unwritten.is_behind() {
+            true => Wrote::Behind,
+            false => Wrote::Yes,
         }
     }
 

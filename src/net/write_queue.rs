@@ -1,0 +1,122 @@
+//! Bytes that wait to be written to a socket which many threads share.
+//!
+//! One thread writes at a time, for all: what others queue meanwhile it writes as well, but only for a while, since it has
+//! something else to do. What is left then, or does not fit into the socket, is left *behind* for the thread that reads.
+
+use std::io;
+use std::time::{Duration, Instant};
+
+use parking_lot::MutexGuard;
+
+use crate::net::socket::Socket;
+
+/// For how long a thread writes what others have queued while it wrote.
+const TURN: Duration = Duration::from_millis(5);
+
+/// The largest buffer that is reused.
+const SPARE: usize = 64 * 1024;
+
+#[derive(Default)]
+pub(super) struct WriteQueue {
+    pub(super) bytes: Vec<u8>,
+    /// An empty buffer for the next bytes.
+    spare: Vec<u8>,
+    /// Part of the first command in `bytes` has been written.
+    torn: bool,
+    /// Whoever reads writes the rest.
+    behind: bool,
+}
+
+impl WriteQueue {
+    pub(super) fn with_capacity(capacity: usize) -> Self {
+        Self {
+            bytes: Vec::with_capacity(capacity),
+            spare: Vec::with_capacity(capacity),
+            ..Self::default()
+        }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.bytes.is_empty()
+    }
+
+    /// Whether only the thread that reads may write now.
+    pub(super) fn is_behind(&self) -> bool {
+        self.behind
+    }
+
+    /// Whether part of a command has been written, so that nothing but the rest may follow.
+    pub(super) fn is_torn(&self) -> bool {
+        self.torn
+    }
+
+    /// Takes what is to be written; [`wrote`](Self::wrote) has to follow.
+    pub(super) fn take(&mut self) -> Vec<u8> {
+        let spare = std::mem::take(&mut self.spare);
+        std::mem::replace(&mut self.bytes, spare)
+    }
+
+    /// So many of the bytes that were taken are written; the rest goes before all that was queued meanwhile.
+    pub(super) fn wrote(&mut self, mut bytes: Vec<u8>, written: usize) {
+        self.behind = written < bytes.len();
+        if self.behind {
+            self.torn |= written > 0;
+            bytes.drain(..written);
+            bytes.append(&mut self.bytes);
+            self.bytes = bytes;
+            return;
+        }
+        self.torn = false;
+        if bytes.capacity() <= SPARE {
+            bytes.clear();
+            self.spare = bytes;
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn copy(&self) -> Self {
+        Self {
+            bytes: self.bytes.clone(),
+            spare: Vec::new(),
+            ..*self
+        }
+    }
+}
+
+/// Writes what is queued until nothing is left, the socket is full, or this thread has written for others for long enough.
+/// Returns how many bytes that was, or `None` once `queue` finds the connection gone.
+///
+/// No other thread may write meanwhile. The mutex is released while writing.
+pub(super) fn write_turn<S>(
+    state: &mut MutexGuard<'_, S>,
+    writer: &Socket,
+    queue: impl Fn(&mut S) -> Option<&mut WriteQueue>,
+) -> io::Result<Option<usize>> {
+    let (mut total, mut turn_ends) = (0, None);
+    loop {
+        let Some(its) = queue(state) else {
+            return Ok(None);
+        };
+        if its.is_empty() {
+            return Ok(Some(total));
+        }
+        let bytes = its.take();
+        let written = MutexGuard::unlocked(state, || writer.write_some(&bytes))?;
+        total += written;
+        let Some(its) = queue(state) else {
+            return Ok(None);
+        };
+        its.wrote(bytes, written);
+        if its.behind {
+            return Ok(Some(total));
+        }
+        // Reads the clock only if others have queued more in the meantime.
+        if !its.is_empty() {
+            let now = Instant::now();
+            if now >= *turn_ends.get_or_insert(now + TURN) {
+                its.behind = true;
+                return Ok(Some(total));
+            }
+        }
+    }
+}
