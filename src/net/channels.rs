@@ -24,6 +24,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::net::request::Request;
+use crate::net::write_queue::WriteQueue;
 
 /// How long a subscription lingers. It costs every release on its channel a few microseconds, and other processes take it
 /// for a waiter.
@@ -95,8 +96,7 @@ impl Channel {
 #[derive(Default)]
 struct Exchange {
     sharded: bool,
-    /// To be written.
-    bytes: Vec<u8>,
+    unwritten: WriteQueue,
     /// What was sent and not answered.
     awaiting: VecDeque<Command>,
     /// What the server could not do when it was asked.
@@ -128,7 +128,7 @@ impl Exchange {
             (Command::Unsubscribe { channel }, true) => &["SUNSUBSCRIBE", channel],
             (Command::Ping, _) => &["PING"],
         };
-        Request::command("listening", words).write(&mut self.bytes, false);
+        Request::command("listening", words).write(&mut self.unwritten.bytes, false);
         self.awaiting.push_back(command);
     }
 }
@@ -373,15 +373,9 @@ impl Channels {
         }
     }
 
-    pub(super) fn has_bytes(&self) -> bool {
-        let exchange = self.exchange.as_ref();
-        exchange.is_some_and(|exchange| !exchange.bytes.is_empty())
-    }
-
-    /// Takes what is to be written.
-    pub(super) fn take_bytes(&mut self) -> Vec<u8> {
-        let exchange = self.exchange.as_mut();
-        exchange.map_or_else(Vec::new, |exchange| std::mem::take(&mut exchange.bytes))
+    /// What is to be written, if there is a connection.
+    pub(super) fn unwritten(&mut self) -> Option<&mut WriteQueue> {
+        Some(&mut self.exchange.as_mut()?.unwritten)
     }
 
     /// Asks for a sign of life, if anybody needs the connection.
@@ -502,6 +496,24 @@ impl Channels {
                 None => age < keep,
             }
         });
+    }
+}
+
+#[cfg(test)]
+impl Channels {
+    fn has_bytes(&self) -> bool {
+        let exchange = self.exchange.as_ref();
+        exchange.is_some_and(|exchange| !exchange.unwritten.is_empty())
+    }
+
+    /// What is to be written, all of which is written.
+    fn taken(&mut self) -> Vec<u8> {
+        let Some(unwritten) = self.unwritten() else {
+            return Vec::new();
+        };
+        let bytes = unwritten.take();
+        unwritten.wrote(bytes.clone(), bytes.len());
+        bytes
     }
 }
 
@@ -679,7 +691,7 @@ mod model {
             };
             let exchange = self.channels.exchange.as_ref().map(|its| Exchange {
                 sharded: its.sharded,
-                bytes: its.bytes.clone(),
+                unwritten: its.unwritten.copy(),
                 awaiting: its.awaiting.clone(),
                 postponed: its.postponed.clone(),
                 again_at: its.again_at,
@@ -750,7 +762,7 @@ mod model {
         /// Takes a step, if it can be taken here, and writes what there is to be written.
         fn take(&mut self, step: Step) -> bool {
             let took = self.try_take(step);
-            self.inbox.extend(commands(&self.channels.take_bytes()));
+            self.inbox.extend(commands(&self.channels.taken()));
             took
         }
 
@@ -1073,7 +1085,7 @@ mod moving {
     fn the_commands_are_those_of_sharded_channels() {
         let (mut channels, waiting) = connected(&["a"]);
         channels.end(&waiting[0].0, waiting[0].1, None);
-        let sent = String::from_utf8(channels.take_bytes()).expect("text");
+        let sent = String::from_utf8(channels.taken()).expect("text");
         assert!(sent.contains("\nSSUBSCRIBE\r\n"), "{sent}");
         assert!(sent.contains("\nSUNSUBSCRIBE\r\n"), "{sent}");
     }
@@ -1110,7 +1122,7 @@ mod moving {
         let (mut channels, waiting) = connected(&["a", "b"]);
         channels.keep(|name| name == "b");
         assert!(was_sent_away(&channels, &waiting[0]) && !was_sent_away(&channels, &waiting[1]));
-        let sent = String::from_utf8(channels.take_bytes()).expect("text");
+        let sent = String::from_utf8(channels.taken()).expect("text");
         assert_eq!(sent.matches("\nSUNSUBSCRIBE\r\n").count(), 1, "{sent}");
     }
 }

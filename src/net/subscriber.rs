@@ -22,6 +22,7 @@ use crate::net::cluster::Map;
 #[cfg(feature = "cluster")]
 use crate::net::slot::slot_of;
 use crate::net::socket::{self, Duplex, Endpoint, Reader, Socket, Successor};
+use crate::net::write_queue::write_turn;
 use crate::process::Process;
 use crate::report::report;
 use crate::stats::Counters;
@@ -33,8 +34,9 @@ const PING_AFTER: Duration = Duration::from_secs(2);
 /// The longest the thread blocks in a read before it checks what else it has to do.
 const SLICE: Duration = Duration::from_millis(500);
 
-/// How long the thread reads, and how long it goes on with another connection, while it makes one to replace the present.
-const REPLACING: Duration = Duration::from_millis(5);
+/// The same while it has something left to write, or makes a connection that replaces the present one; also how long it goes
+/// on with that.
+const SHORT: Duration = Duration::from_millis(5);
 
 /// The pause after the first failed connection, doubled up to the second for each further one.
 const BACK_OFF: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
@@ -230,9 +232,28 @@ impl Subscriber {
         }
     }
 
-    /// Writes what is queued, until nothing is left.
+    /// Writes what is queued, unless another thread does or will.
     fn flush(&self, mut state: MutexGuard<'_, State>) {
-        if !state.channels.has_bytes() {
+        let unwritten = state.channels.unwritten();
+        if unwritten.is_some_and(|unwritten| !unwritten.is_behind()) {
+            self.write(&mut state);
+        }
+    }
+
+    /// The same for the subscriber's thread, which also writes what others have left; `true` if there is more.
+    ///
+    /// Then it has to look again soon. If it is in a long read when something is left, what was written before is confirmed
+    /// and ends that read.
+    fn write_rest(&self, state: &mut MutexGuard<'_, State>) -> bool {
+        self.write(state);
+        let is_writing = state.live.as_ref().is_some_and(|live| live.writing);
+        let unwritten = state.channels.unwritten();
+        is_writing || unwritten.is_some_and(|unwritten| !unwritten.is_empty())
+    }
+
+    fn write(&self, state: &mut MutexGuard<'_, State>) {
+        let unwritten = state.channels.unwritten();
+        if unwritten.is_none_or(|unwritten| unwritten.is_empty()) {
             return;
         }
         let Some(live) = state.live.as_mut().filter(|live| !live.writing) else {
@@ -240,27 +261,19 @@ impl Subscriber {
         };
         live.writing = true;
         let writer = Arc::clone(&live.writer);
-        loop {
-            let State { channels, live, .. } = &mut *state;
-            let Some(live) = live
-                .as_mut()
-                .filter(|live| Arc::ptr_eq(&live.writer, &writer))
-            else {
-                return;
-            };
-            let bytes = channels.take_bytes();
-            if bytes.is_empty() {
-                live.writing = false;
-                return;
-            }
-            let wrote = MutexGuard::unlocked(&mut state, || writer.write_all(&bytes));
-            if let Err(err) = wrote {
-                drop(state);
+        let wrote = write_turn(state, &writer, |state| {
+            let live = state.live.as_ref()?;
+            let is_up = Arc::ptr_eq(&live.writer, &writer);
+            state.channels.unwritten().filter(|_| is_up)
+        });
+        match (wrote, &mut state.live) {
+            (Ok(Some(_)), Some(live)) => live.writing = false,
+            (Ok(_), _) => {}
+            (Err(err), _) => MutexGuard::unlocked(state, || {
                 report!(Debug, "subscribing: {err}");
                 // The subscriber's thread finds the connection closed and makes another.
                 writer.shut_down();
-                return;
-            }
+            }),
         }
     }
 
@@ -455,7 +468,6 @@ impl Subscriber {
             if state.stopped {
                 return Err(socket::timed_out("the client is closed"));
             }
-            self.flush(state);
         }
         let mut asked_at = None;
         #[cfg(feature = "cluster")]
@@ -471,22 +483,23 @@ impl Subscriber {
                     return Err(socket::timed_out("the node is no master any more"));
                 }
             }
-            let soon = {
+            let (soon, is_left) = {
                 let (mut state, now) = (self.state.lock(), Instant::now());
                 let lingers = state.channels.end_lingering_until(now);
                 state.channels.ask_again(now);
                 let soon = lingers || state.has_news(now);
-                self.flush(state);
-                soon
+                let is_left = self.write_rest(&mut state);
+                (soon, is_left)
             };
             if successor.is_due()
                 && let Some(made) = self.advance(&mut successor)
             {
                 return Ok(made);
             }
-            let slice = match successor.is_under_way() {
-                true => REPLACING,
-                false => successor.rests(if soon { LINGER } else { SLICE }),
+            let slice = match soon {
+                _ if successor.is_under_way() || is_left => SHORT,
+                true => successor.rests(LINGER),
+                false => successor.rests(SLICE),
             };
             match self.read(&mut reader, slice) {
                 Ok(true) => asked_at = None,
@@ -508,7 +521,6 @@ impl Subscriber {
                         // If nobody waits, it does not matter whether the connection works.
                         None if quiet && state.channels.ping() => {
                             asked_at = Some(Instant::now());
-                            self.flush(state);
                         }
                         _ => {}
                     }
@@ -520,7 +532,7 @@ impl Subscriber {
 
     /// Goes on with the connection that replaces the present one; nothing is read meanwhile.
     fn advance(&self, successor: &mut Successor) -> Option<Duplex> {
-        let until = Instant::now() + REPLACING;
+        let until = Instant::now() + SHORT;
         let timeout = self.connect_timeout;
         successor.advance(&self.endpoint, "subscriber", timeout, until, &mut || true)
     }

@@ -679,6 +679,35 @@ fn a_silent_subscriber_is_found_out_and_replaced() {
     assert!(net.client.stats().resubscriptions >= 1);
 }
 
+timed!(a_short_wait_is_not_spent_writing_for_others);
+fn a_short_wait_is_not_spent_writing_for_others() {
+    let net = Net::start();
+    // So long that they fill the socket.
+    let names: Vec<_> = (0..8).map(|n| format!("{n:032768}")).collect();
+    let lease = Duration::from_secs(60);
+    let hold = |name: &String| net.other.mutex(name).lease(lease).lock().unwrap();
+    let _guards: Vec<_> = names.iter().map(hold).collect();
+    net.proxy.set(Target::Subscriber, Mode::Slow(ms(20)));
+    let wait = |name: &String| {
+        let begun = Instant::now();
+        let got = net.client.mutex(name).try_lock_for(ms(10)).unwrap();
+        assert!(got.is_none());
+        begun.elapsed()
+    };
+    let longest = std::thread::scope(|scope| {
+        let waits = |name| scope.spawn(move || (0..50).map(|_| wait(name)).max());
+        let waiting: Vec<_> = names.iter().map(waits).collect();
+        let waited = waiting.into_iter().map(|its| its.join().unwrap());
+        waited.max().flatten().unwrap()
+    });
+    assert!(longest < loosely(ms(1_000)), "{longest:?}");
+    // And what was left unwritten is written.
+    eventually("it listens to nobody", || {
+        let subscribers = net.server.clients_named("redlatch-subscriber");
+        subscribers.iter().all(|client| client.subscriptions == 0)
+    });
+}
+
 timed!(a_confirmation_that_is_late_is_waited_for_and_no_wake_is_lost);
 fn a_confirmation_that_is_late_is_waited_for_and_no_wake_is_lost() {
     // P4
