@@ -6,6 +6,9 @@
 //!
 //! The mutex is not held during I/O.
 
+#[cfg(feature = "cluster")]
+mod cluster;
+
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,13 +17,11 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
 
 #[cfg(feature = "cluster")]
+pub(crate) use self::cluster::Place;
+#[cfg(feature = "cluster")]
 use crate::error::is_redirection;
 use crate::error::is_transient;
 use crate::net::channels::{Channels, LINGER, Listener, News};
-#[cfg(feature = "cluster")]
-use crate::net::cluster::Map;
-#[cfg(feature = "cluster")]
-use crate::net::slot::slot_of;
 use crate::net::socket::{self, Duplex, Endpoint, Reader, Socket, Successor};
 use crate::net::write_queue::write_turn;
 use crate::process::Process;
@@ -64,21 +65,6 @@ pub(crate) struct Subscriber {
     state: Mutex<State>,
     changed: Condvar,
     process: Process,
-}
-
-/// One node of a cluster, which has the channels of its slots.
-#[cfg(feature = "cluster")]
-pub(crate) struct Place {
-    pub(crate) map: Arc<Map>,
-    pub(crate) node: usize,
-}
-
-#[cfg(feature = "cluster")]
-impl Place {
-    fn has(&self, channel: &str) -> bool {
-        let master = self.map.master_of(Some(channel.as_bytes()));
-        master.is_none_or(|master| master == self.node)
-    }
 }
 
 #[derive(Default)]
@@ -138,30 +124,6 @@ impl Subscriber {
         })
     }
 
-    /// The subscriber of one node of a cluster.
-    #[cfg(feature = "cluster")]
-    pub(crate) fn of_node(
-        place: Place,
-        connect_timeout: Duration,
-        response_timeout: Duration,
-        counters: Arc<Counters>,
-    ) -> Arc<Self> {
-        let state = State {
-            channels: Channels::new(place.map.is_sharded()),
-            ..State::default()
-        };
-        Arc::new(Self {
-            endpoint: place.map.endpoint(place.node),
-            place: Some(place),
-            connect_timeout,
-            response_timeout,
-            counters,
-            state: Mutex::new(state),
-            changed: Condvar::new(),
-            process: Process::this(),
-        })
-    }
-
     /// Whether a thread of this process listens to `channel`.
     pub(crate) fn listens_to(&self, channel: &str) -> bool {
         self.state.lock().channels.listens_to(channel)
@@ -191,17 +153,6 @@ impl Subscriber {
         waiter: &Arc<impl Listener + 'static>,
     ) -> Subscription {
         self.subscribe_in(self.state.lock(), channel, waiter)
-    }
-
-    /// The same, unless its thread has ended since its node is no master any more.
-    #[cfg(feature = "cluster")]
-    pub(crate) fn try_subscribe(
-        self: &Arc<Self>,
-        channel: &Arc<str>,
-        waiter: &Arc<impl Listener + 'static>,
-    ) -> Option<Subscription> {
-        let state = self.state.lock();
-        (!state.retired).then(|| self.subscribe_in(state, channel, waiter))
     }
 
     fn subscribe_in(
@@ -326,18 +277,6 @@ impl Subscription {
     /// subscribes to the channel in the meantime need not do so either.
     pub(crate) fn leave(mut self) {
         self.lingers = true;
-    }
-
-    /// Whether its channel belongs to another node of the cluster now, where its thread has to subscribe anew.
-    #[cfg(feature = "cluster")]
-    pub(crate) fn has_moved(&self) -> bool {
-        self.subscriber.place.is_some()
-            && !self
-                .subscriber
-                .state
-                .lock()
-                .channels
-                .has(&self.channel, self.waiter)
     }
 
     /// Whether this user may not subscribe, so that a waiting thread has to poll.
@@ -603,66 +542,6 @@ impl Subscriber {
         drop(state);
         if let Some(live) = live {
             live.writer.shut_down();
-        }
-    }
-}
-
-/// In a cluster a channel may move to another node, and the node may cease to be a master.
-#[cfg(feature = "cluster")]
-impl Subscriber {
-    /// The connection is lost, or there is none: somebody else may have the channels by now.
-    fn look_around(&self, place: &Place) {
-        place.map.doubt();
-        let until = Instant::now() + self.connect_timeout;
-        let asked = place.map.refresh(until, &mut || !self.state.lock().stopped);
-        if let Err(err) = asked {
-            report!(Debug, "looking for the masters of the cluster: {err}");
-        }
-        self.leave_moved(place);
-    }
-
-    /// Whether the thread has nothing to do any more.
-    fn retires(place: &Place, state: &mut State) -> bool {
-        if state.channels.is_empty() && !place.map.is_master(place.node) {
-            state.retired = true;
-        }
-        state.retired
-    }
-
-    /// Sends away those who wait on channels that another node has.
-    fn leave_moved(&self, place: &Place) {
-        let mut state = self.state.lock();
-        state.channels.keep(|channel| place.has(channel));
-        self.flush(state);
-    }
-
-    /// The node has said that another one has the channel of the oldest command; whether that was understood.
-    fn follow(&self, err: &RedisError) -> bool {
-        let Some(place) = &self.place else {
-            return false;
-        };
-        if place.map.redirected(place.node, err).is_none() {
-            return false;
-        }
-        let Some((_, moved)) = err.redirect_node() else {
-            return false;
-        };
-        let mut state = self.state.lock();
-        let is_meant = |channel: &str| slot_of(channel.as_bytes()) == moved;
-        state.channels.moved(is_meant);
-        drop(state);
-        true
-    }
-
-    /// The node has ended a subscription. If nobody has asked for that, the slot is elsewhere.
-    fn ended(&self, channel: &[u8]) {
-        let Ok(channel) = std::str::from_utf8(channel) else {
-            return;
-        };
-        let moved = self.state.lock().channels.ended(channel);
-        if let (true, Some(place)) = (moved, &self.place) {
-            report!(Debug, "the slot of `{channel}` has moved");
-            place.map.doubt();
         }
     }
 }
