@@ -10,9 +10,10 @@ use redlatch::{
 };
 
 use crate::support::{
-    Crew, Guard, LONG, Lock, News, Reading, Server, Writing, beside, connection_to, eventually,
-    free_port, keys_of, loosely, ms, nothing_is_left_of, open, published, subscribed, timed,
-    unique, verdicts, waited_for_by,
+    Crew, Deployment, Guard, LONG, Lock, Messages, News, Reading, Server, Writing, beside,
+    connection_to, deployment, eventually, free_port, is_redis_6, keys_of, loosely, ms,
+    nothing_is_left_of, open, settings, settings_as, skipped, subscribed, timed, unique, verdicts,
+    waited_for_by,
 };
 
 /// Names that could trip a parser, a pattern or a hash tag.
@@ -47,12 +48,26 @@ fn odd_names() -> Vec<String> {
     .collect()
 }
 
-fn channel_of(key: &str) -> String {
-    if key.contains('{') {
-        format!("redisson_lock__channel:{key}")
-    } else {
-        format!("redisson_lock__channel:{{{key}}}")
-    }
+/// What decides on the slot of a key in a cluster.
+fn tag(key: &str) -> &str {
+    let tag = key
+        .split_once('{')
+        .and_then(|(_, rest)| rest.split_once('}'));
+    tag.map(|(tag, _)| tag)
+        .filter(|tag| !tag.is_empty())
+        .unwrap_or(key)
+}
+
+/// Whether a key and the channel beside it are in different slots: a cluster has no lock of that name.
+fn leaves_its_slot(key: &str) -> bool {
+    deployment() == Deployment::Cluster && tag(key) != tag(&beside("redisson_lock__channel", key))
+}
+
+/// The odd names that can be locked.
+fn good_names() -> Vec<String> {
+    let mut names = odd_names();
+    names.retain(|name| !leaves_its_slot(name));
+    names
 }
 
 /// Runs a generic test for each kind of lock, all at once.
@@ -78,15 +93,22 @@ macro_rules! for_each_kind {
 fn every_name_is_its_key_to_the_byte() {
     let server = Server::start();
     for prefix in ["", "app:", "sp ace{", "\r\n"] {
-        let client = Client::open(Config::new(server.url()).key_prefix(prefix)).unwrap();
+        let client = Client::open(settings(&server).key_prefix(prefix)).unwrap();
         for name in odd_names() {
             let key = format!("{prefix}{name}");
             if key.len() > 64 * 1024 {
                 continue;
             }
-            let mut con = server.connection();
-            let mut pubsub = con.as_pubsub();
-            pubsub.subscribe(channel_of(&key)).unwrap();
+            if leaves_its_slot(&key) {
+                let refused = client.mutex(&name).lock();
+                assert!(
+                    matches!(refused, Err(Error::InvalidName { .. })),
+                    "{refused:?}"
+                );
+                continue;
+            }
+            let channel = beside("redisson_lock__channel", &key);
+            let mut messages = Messages::of(&server);
             for waits in [false, true] {
                 let mutex = client.mutex(&name);
                 let guard = if waits {
@@ -95,8 +117,11 @@ fn every_name_is_its_key_to_the_byte() {
                     mutex.try_lock()
                 };
                 assert!(guard.unwrap().is_some(), "{name:?}");
-                let message = pubsub.get_message().unwrap();
-                assert_eq!(message.get_payload::<String>().unwrap(), "0");
+                eventually("it is free", || !server.exists(&key));
+                assert_eq!(
+                    messages.published(&server),
+                    [(channel.clone(), "0".to_owned())]
+                );
             }
             let lock = client.reentrant_lock(&name);
             let guard = lock.lock().unwrap();
@@ -116,16 +141,22 @@ fn every_name_is_its_key_to_the_byte() {
 
 fn has_its_keys_whatever_the_name<L: Lock>() {
     let server = Server::start();
-    let client = Client::open(Config::new(server.url()).key_prefix("app:")).unwrap();
-    let mut con = server.connection();
-    let mut pubsub = con.as_pubsub();
-    pubsub.psubscribe("*").unwrap();
+    let client = Client::open(settings(&server).key_prefix("app:")).unwrap();
+    let mut messages = Messages::of(&server);
     for name in odd_names() {
         let key = format!("app:{name}");
         if key.len() > 64 * 1024 {
             continue;
         }
         let lock = L::of(&client, &name);
+        if leaves_its_slot(&key) {
+            let refused = lock.lock();
+            assert!(
+                matches!(refused, Err(Error::InvalidName { .. })),
+                "{refused:?}"
+            );
+            continue;
+        }
         let guard = lock.lock().unwrap();
         assert_eq!(lock.name(), name);
         assert_eq!(server.keys(), keys_of::<L>(&key, guard.owner()));
@@ -134,7 +165,7 @@ fn has_its_keys_whatever_the_name<L: Lock>() {
         guard.unlock().unwrap();
         assert!(nothing_is_left_of::<L>(&server), "{key:?}");
         assert!(!lock.force_unlock().unwrap());
-        let received = published(&server, &mut pubsub);
+        let received = messages.published(&server);
         match L::NEWS {
             News::All(prefix, payload) => {
                 assert_eq!(received, [(beside(prefix, &key), payload.to_owned())]);
@@ -158,12 +189,12 @@ fn hears_of_releases_whatever_the_name<L: Lock>() {
     // One that asks because it has waited for long does not hear of the release, on a late machine most of them: a name
     // of which nobody hears spoils every round.
     let all_heard = (0..ROUNDS).any(|_| {
-        let guards: Vec<_> = odd_names()
+        let guards: Vec<_> = good_names()
             .iter()
             .map(|name| L::Foe::of(&holder, name).lock().unwrap())
             .collect();
         let mut crew = Crew::new();
-        for name in odd_names() {
+        for name in good_names() {
             let lock = L::of(&client, &name);
             crew.spawn(move || {
                 lock.lock().unwrap().unlock().unwrap();
@@ -176,12 +207,8 @@ fn hears_of_releases_whatever_the_name<L: Lock>() {
         crew.join();
         let woken = client.stats().wakes - wakes;
         eventually("nothing is left", || nothing_is_left_of::<L>(&server));
-        eventually("nobody listens", || {
-            server
-                .ask::<Vec<String>>(&["PUBSUB", "CHANNELS", "*"])
-                .is_empty()
-        });
-        L::LISTENS == 0 || woken >= odd_names().len() as u64
+        eventually("nobody listens", || server.channels().is_empty());
+        L::LISTENS == 0 || woken >= good_names().len() as u64
     });
     assert!(all_heard, "{:?}", client.stats());
 }
@@ -195,13 +222,13 @@ fn waiters_hear_of_releases_whatever_the_name() {
 fn names_that_differ_are_different_locks() {
     let server = Server::start();
     let client = open(&server);
-    let _guards: Vec<_> = odd_names()
+    let _guards: Vec<_> = good_names()
         .iter()
         .map(|name| client.mutex(name).try_lock().unwrap().unwrap())
         .collect();
-    assert_eq!(server.dbsize(), odd_names().len() as u64);
+    assert_eq!(server.dbsize(), good_names().len() as u64);
     // A prefix makes others of them, and joins what spells the same key.
-    let prefixed = Client::open(Config::new(server.url()).key_prefix("two ")).unwrap();
+    let prefixed = Client::open(settings(&server).key_prefix("two ")).unwrap();
     assert!(prefixed.mutex("0").try_lock().unwrap().is_some());
     assert!(prefixed.mutex("words").try_lock().unwrap().is_none());
 }
@@ -210,7 +237,7 @@ fn names_that_differ_are_different_locks() {
 fn impossible_names_are_refused_and_nothing_is_sent() {
     let server = Server::start();
     let plain = open(&server);
-    let prefixed = Client::open(Config::new(server.url()).key_prefix("app:")).unwrap();
+    let prefixed = Client::open(settings(&server).key_prefix("app:")).unwrap();
     let before = server.command_total();
     let cases = [
         (&plain, String::new()),
@@ -404,7 +431,7 @@ fn a_hash_of_data_is_neither_taken_nor_deleted() {
 
 fn is_told_when_the_key_changes_its_type<L: Lock>() {
     let server = Server::start();
-    let client = Client::open(Config::new(server.url()).lease(loosely(ms(300)))).unwrap();
+    let client = Client::open(settings(&server).lease(loosely(ms(300)))).unwrap();
     let name = unique("switch");
     let lock = L::of(&client, &name);
     let guard = lock.lock().unwrap();
@@ -568,7 +595,7 @@ fn a_place_in_the_queue_lives_for_as_long_as_may_be() {
     let shorter = loosely(ms(100));
     for lease in [shorter, ms(60_000)] {
         let name = unique("place");
-        let config = Config::new(server.url()).waiter_lease(lease);
+        let config = settings(&server).waiter_lease(lease);
         let client = Client::open(config).unwrap();
         let guard = client.fair_lock(&name).lock().unwrap();
         let mut crew = Crew::new();
@@ -607,12 +634,12 @@ fn a_server_that_is_not_there_is_told_soon() {
 }
 
 /// A lock can be had and given back, and another thread waits for it.
-fn works(url: &str) {
-    let client = Client::open(url).unwrap();
+fn works(config: Config) {
+    let client = Client::open(config.clone()).unwrap();
     let lock = client.reentrant_lock(unique("works"));
     let guard = lock.lock().unwrap();
     std::thread::scope(|scope| {
-        let other = Client::open(url).unwrap();
+        let other = Client::open(config).unwrap();
         let name = lock.name();
         let waiting = scope.spawn(move || {
             let guard = other.mutex(name).try_lock_for(LONG).unwrap().unwrap();
@@ -625,18 +652,23 @@ fn works(url: &str) {
     assert!(!lock.is_locked().unwrap());
 }
 
-fn url_for(server: &Server, credentials: &str, db: &str) -> String {
-    format!("redis://{credentials}127.0.0.1:{}/{db}", server.port())
+/// For a client of that server, with what its URL may say besides.
+fn settings_for(server: &Server, login: &str, db: &str) -> Config {
+    let slash = match server.deployment() {
+        Deployment::Sentinel if !db.is_empty() => "/",
+        _ => "",
+    };
+    settings_as(server, login, &format!("{slash}{db}"))
 }
 
 #[test]
 fn a_password_is_asked_for_and_given() {
     let server = Server::start_with(&["--requirepass", "s e/cret"]);
-    works(&url_for(&server, ":s%20e%2Fcret@", ""));
-    works(&url_for(&server, "default:s%20e%2Fcret@", ""));
+    works(settings_for(&server, ":s%20e%2Fcret@", ""));
+    works(settings_for(&server, "default:s%20e%2Fcret@", ""));
     for credentials in ["", ":wr0ng@", "nobody:s%20e%2Fcret@"] {
         let begun = Instant::now();
-        let err = Client::open(url_for(&server, credentials, "")).unwrap_err();
+        let err = Client::open(settings_for(&server, credentials, "")).unwrap_err();
         assert!(matches!(err, Error::Redis { .. }), "{err:?}");
         assert!(!err.is_retryable(), "{credentials:?}: {err:?}");
         assert!(begun.elapsed() < loosely(ms(2000)));
@@ -685,9 +717,24 @@ fn an_acl_user_needs_no_more_than_the_locks_do() {
     ] {
         acl(&["alice", &format!("+{command}")]);
     }
-    works(&url_for(&server, "alice:s3cret@", ""));
+    let more: &[&str] = match server.deployment() {
+        Deployment::Single | Deployment::Tls => &[],
+        Deployment::Sentinel => &["role"],
+        Deployment::Cluster if is_redis_6() => &["cluster"],
+        Deployment::Cluster => &[
+            "cluster|slots",
+            "pubsub",
+            "spublish",
+            "ssubscribe",
+            "sunsubscribe",
+        ],
+    };
+    for command in more {
+        acl(&["alice", &format!("+{command}")]);
+    }
+    works(settings_for(&server, "alice:s3cret@", ""));
 
-    let client = Client::open(url_for(&server, "alice:s3cret@", "")).unwrap();
+    let client = Client::open(settings_for(&server, "alice:s3cret@", "")).unwrap();
     let err = client.mutex("private").lock().unwrap_err();
     assert!(matches!(err, Error::Redis { .. }), "{err:?}");
     assert!(!err.is_retryable(), "{err:?}");
@@ -695,34 +742,38 @@ fn an_acl_user_needs_no_more_than_the_locks_do() {
 
     // Without the channel a release still releases, and who waits asks again and again.
     acl(&["alice", "resetchannels"]);
-    works(&url_for(&server, "alice:s3cret@", ""));
+    works(settings_for(&server, "alice:s3cret@", ""));
 }
 
 #[test]
 fn the_database_of_the_url_is_used() {
+    if deployment() == Deployment::Cluster {
+        skipped("a database other than 0", "clusters have none");
+        return;
+    }
     let server = Server::start();
     let (three, zero) = (
-        Client::open(url_for(&server, "", "3")).unwrap(),
+        Client::open(settings_for(&server, "", "3")).unwrap(),
         open(&server),
     );
     let name = unique("db");
     let _guard = three.reentrant_lock(&name).lock().unwrap();
     assert_eq!(server.dbsize(), 0);
-    let mut con = connection_to(&url_for(&server, "", "3"));
+    let mut con = connection_to(&format!("{}3", server.url()));
     let exists: bool = redis::cmd("EXISTS").arg(&name).query(&mut con).unwrap();
     assert!(exists);
     assert!(zero.mutex(&name).try_lock().unwrap().is_some());
-    works(&url_for(&server, "", "3"));
+    works(settings_for(&server, "", "3"));
 
-    let err = Client::open(url_for(&server, "", "99")).unwrap_err();
+    let err = Client::open(settings_for(&server, "", "99")).unwrap_err();
     assert!(matches!(err, Error::Redis { .. }), "{err:?}");
     assert!(!err.is_retryable(), "{err:?}");
 }
 
 #[test]
 fn a_unix_socket_will_do() {
-    let server = Server::start();
-    works(&server.unix_url());
+    let server = Server::start_with(&[]);
+    works(server.unix_url().into());
     let (unix, tcp) = (Client::open(server.unix_url()).unwrap(), open(&server));
     let name = unique("unix");
     let _guard = unix.mutex(&name).lock().unwrap();

@@ -19,10 +19,10 @@ use crossbeam_channel::{bounded, unbounded};
 use redlatch::{CancelToken, Client, Error, LossReason, Result};
 
 use crate::support::{
-    BY_MESSAGE, Crew, Guard, LONG, Line, Lock, Mode, News, Proxy, Server, Target, beside, by_now,
-    delegated, delete, elsewhere, eventually, everywhere, for_commands, hold_by_stranger, in_line,
+    BY_MESSAGE, Crew, Guard, LONG, Line, Lock, Messages, Mode, News, Proxy, Server, Target, beside,
+    by_now, delegated, delete, elsewhere, eventually, everywhere, hold_by_stranger, in_line,
     increment, is_held_by_stranger, keys_of, line, loosely, lose, lua, ms, nothing_is_left_of,
-    open, open_with_lease, published, settings, settings_by, short_lived, shown, stranger_holds,
+    open, open_with_lease, settings, settings_by, short_lived, shown, stranger_holds,
     stranger_releases, stranger_takes, unique, waited_for_by,
 };
 
@@ -277,29 +277,27 @@ fn a_drop_wakes_a_waiter_of_another_client_by_message<L: Lock>() {
 fn a_release_publishes_redissons_message<L: Lock>() {
     let server = Server::start();
     let client = open(&server);
-    let mut con = server.connection();
-    let mut pubsub = con.as_pubsub();
-    pubsub.psubscribe("*").unwrap();
+    let mut messages = Messages::of(&server);
     for name in ["plain", "tag{ged}"] {
         // Nobody waits.
         let received = told_by::<L>(name);
         for waits in [true, false] {
             let guard = L::of(&client, name).lock().unwrap();
-            assert!(published(&server, &mut pubsub).is_empty());
+            assert!(messages.published(&server).is_empty());
             if waits {
                 guard.unlock().unwrap();
             } else {
                 drop(guard);
                 eventually("the release ran", || !server.exists(name));
             }
-            assert_eq!(published(&server, &mut pubsub), received);
+            assert_eq!(messages.published(&server), received);
         }
         let guard = L::of(&client, name).lock().unwrap();
         elsewhere(|| assert!(L::of(&client, name).force_unlock().unwrap()));
         drop(guard);
         // On the connection of whatever the drop may have sent, and behind it.
         assert!(!L::of(&client, name).is_locked().unwrap());
-        let mut heard = published(&server, &mut pubsub);
+        let mut heard = messages.published(&server);
         if L::GIVES_BACK_THE_REST {
             let more = heard.split_off(received.len());
             assert!(more.iter().all(|message| received.contains(message)));
@@ -325,7 +323,7 @@ fn a_release_publishes_redissons_message<L: Lock>() {
         waited_for_by::<L::Foe>(&server, n);
         in_line::<L::Foe>(&server, &name, &crew, usize::try_from(n).unwrap());
     }
-    assert!(published(&server, &mut pubsub).is_empty());
+    assert!(messages.published(&server).is_empty());
     let foe = (L::Foe::NEWS, told_by::<L::Foe>(&name));
     let mut releases = vec![(L::NEWS, told_by::<L>(&name)), foe.clone(), foe];
     let mut guard = Some(guard);
@@ -340,7 +338,7 @@ fn a_release_publishes_redissons_message<L: Lock>() {
         } else {
             eventually("the last release ran", || !server.exists(&name));
         }
-        let heard = published(&server, &mut pubsub);
+        let heard = messages.published(&server);
         match releases.remove(0) {
             (News::All(..), received) => assert_eq!(heard, received),
             (News::First, _) => {
@@ -912,12 +910,12 @@ fn leases_do_not_interfere<L: Lock>() {
 // K2
 fn a_grant_that_comes_too_late_is_not_one<L: Lock>() {
     let server = Server::start();
-    let proxy = Proxy::start(server.client_addr());
+    let proxy = Proxy::before(&server);
     let name = unique("late");
     let client = Client::open(settings_by(&server, proxy.addr())).unwrap();
     let lock = L::of(&client, &name);
     lock.lock().unwrap().unlock().unwrap();
-    proxy.set(for_commands(&server), Mode::Delay(ms(400)));
+    proxy.set(Target::Link, Mode::Delay(ms(400)));
     let late = lock.clone().lease(ms(200)).lock();
     assert_lost::<L, _>(late, &name, LossReason::Expired);
     proxy.pass();
@@ -976,13 +974,13 @@ fn cancelling_ends_waits_and_the_queue_goes_on<L: Lock>() {
 // D1
 fn an_acquire_whose_caller_was_cancelled_is_undone<L: Lock>() {
     let server = Server::start();
-    let proxy = Proxy::start(server.client_addr());
+    let proxy = Proxy::before(&server);
     let name = unique("undo");
     let client = Client::open(settings_by(&server, proxy.addr())).unwrap();
     drop(L::of(&client, &unique("warm")).lock().unwrap());
     eventually("warm", || nothing_is_left_of::<L>(&server));
     for mode in [Mode::Stall, Mode::Delay(ms(300))] {
-        proxy.set(for_commands(&server), mode);
+        proxy.set(Target::Link, mode);
         let token = CancelToken::new();
         let lock = L::of(&client, &name).cancel_on(&token);
         let mut crew = Crew::new();
@@ -1518,8 +1516,14 @@ mod over_tls {
 #[derive(Clone, Debug)]
 struct Several(redlatch::MultiLock);
 
-fn two_names(name: &str) -> Vec<String> {
-    vec![name.to_owned(), format!("{name}:2")]
+/// A name and another one, which has the slot of the first in a cluster.
+fn two_names(name: &str) -> [String; 2] {
+    let second = if name.contains('{') {
+        format!("{name}:2")
+    } else {
+        format!("{{{name}}}:2")
+    };
+    [name.to_owned(), second]
 }
 
 impl Lock for Several {
@@ -1532,12 +1536,12 @@ impl Lock for Several {
     const ACQUIRE: &str = lua::MULTI_ACQUIRE;
 
     fn names(name: &str) -> Vec<String> {
-        two_names(name)
+        two_names(name).to_vec()
     }
     fn of(client: &Client, name: &str) -> Self {
         // In the wrong order, and one of them twice.
-        let [one, two] = [name, &format!("{name}:2")];
-        Self(client.multi_lock([two, one, two]))
+        let [one, two] = two_names(name);
+        Self(client.multi_lock([&two, &one, &two]))
     }
     delegated!();
 }
@@ -1553,11 +1557,10 @@ impl Lock for Both {
     const REENTRANT: bool = true;
 
     fn names(name: &str) -> Vec<String> {
-        two_names(name)
+        two_names(name).to_vec()
     }
     fn of(client: &Client, name: &str) -> Self {
-        let second = client.reentrant_lock(format!("{name}:2"));
-        let first = client.reentrant_lock(name);
+        let [first, second] = two_names(name).map(|name| client.reentrant_lock(name));
         Self(redlatch::MultiLock::new(vec![
             Box::new(second.clone()),
             Box::new(first),

@@ -8,9 +8,9 @@ use crossbeam_channel::{bounded, unbounded};
 use redlatch::{CancelToken, Client, Error, LossReason};
 
 use crate::support::{
-    Crew, LONG, Lock, Mode, Proxy, Reading, SLACK, STRANGER, Server, Target, Told, Writing, config,
-    elsewhere, eventually, increment, keys_of, loosely, ms, open, open_with_lease, subscribed,
-    timed, unique, unless_late,
+    Crew, LONG, Lock, Mode, Proxy, Reading, SLACK, STRANGER, Server, Target, Told, Writing,
+    elsewhere, eventually, in_haste, increment, keys_of, loosely, ms, open, open_with_lease,
+    settings, settings_by, subscribed, timed, unique, unless_late,
 };
 
 /// The key that lives as long as a read hold.
@@ -431,7 +431,7 @@ fn both_are_told_once(reason: LossReason, robbed: &(impl Fn(&Server, &str, &str)
     let server = Server::start();
     let received = Told::default();
     let lease = loosely(ms(900));
-    let config = config(&server.url())
+    let config = in_haste(settings(&server))
         .lease(lease)
         .on_lost(received.listener());
     let client = Client::open(config).unwrap();
@@ -522,9 +522,10 @@ fn half_a_lease_without_renewal_is_survived_by_readers() {
         for mode in [Mode::BlackHole, Mode::Stall, Mode::SwallowReplies] {
             let server = &server;
             scope.spawn(move || {
-                let proxy = Proxy::start(server.addr());
+                let proxy = Proxy::before(server);
                 let span = loosely(ms(1_800));
-                let client = Client::open(config(&proxy.url()).lease(span)).unwrap();
+                let client =
+                    Client::open(in_haste(settings_by(server, proxy.addr())).lease(span)).unwrap();
                 let name = unique("half");
                 let guard = client.rwlock(&name).read().unwrap();
                 let renewals = client.stats().renewals;
@@ -548,10 +549,10 @@ fn half_a_lease_without_renewal_is_survived_by_readers() {
 timed!(a_lease_and_a_half_without_renewal_is_told_before_a_writer_can_be_in);
 fn a_lease_and_a_half_without_renewal_is_told_before_a_writer_can_be_in() {
     let server = Server::start();
-    let proxy = Proxy::start(server.addr());
+    let proxy = Proxy::before(&server);
     let received = Told::default();
     let span = loosely(ms(1_500));
-    let config = config(&proxy.url())
+    let config = in_haste(settings_by(&server, proxy.addr()))
         .lease(span)
         .on_lost(received.listener());
     let client = Client::open(config).unwrap();

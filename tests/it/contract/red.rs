@@ -8,12 +8,12 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use redlatch::{CancelToken, Client, Config, Error, LossReason, RedLock, RedLockGuard};
+use redlatch::{CancelToken, Client, Error, LossReason, RedLock, RedLockGuard};
 
 use crate::support::{
-    Crew, Guard, LONG, Lock, Mode, Proxy, Server, Target, beside, delete, elsewhere, eventually,
-    everywhere, loosely, lua, ms, nothing_is_left_of, open, open_with_lease, published,
-    stranger_holds, timed, unique,
+    Crew, Deployment, Guard, LONG, Lock, Messages, Mode, Proxy, Server, Target, beside, delete,
+    deployment, elsewhere, eventually, everywhere, loosely, lua, ms, nothing_is_left_of, open,
+    open_with_lease, settings, settings_by, skipped, stranger_holds, timed, unique,
 };
 
 /// The lock over three masters, of which the test knows the first.
@@ -94,8 +94,20 @@ fn is_gone(server: &Server, name: &str) -> bool {
     gone.into_inner().unwrap()
 }
 
+/// A majority of masters is not asked for in clusters, so there is nothing to test.
+fn is_refused() -> bool {
+    let refused = deployment() == Deployment::Cluster;
+    if refused {
+        skipped("a RedLock", "it takes no client of a cluster");
+    }
+    refused
+}
+
 /// Runs a test with companions that live as long.
 fn with_companions(test: impl FnOnce()) {
+    if is_refused() {
+        return;
+    }
     let _companions = companions();
     test();
 }
@@ -143,6 +155,9 @@ mod as_any_other {
 // M3
 #[test]
 fn no_wait_is_one_attempt() {
+    if is_refused() {
+        return;
+    }
     let (server, _companions) = (Server::start(), companions());
     let name = unique("once");
     let client = open(&server);
@@ -172,15 +187,14 @@ fn no_wait_is_one_attempt() {
 // Who waits for the plain lock of that name on any of the servers is notified as by a plain lock.
 #[test]
 fn a_release_publishes_redissons_message_on_each_server() {
+    if is_refused() {
+        return;
+    }
     let (server, companions) = (Server::start(), companions());
     let name = unique("tell");
     let client = open(&server);
     let servers = [&server, &companions[0], &companions[1]];
-    let mut cons = servers.map(Server::connection);
-    let mut listeners: Vec<_> = cons.iter_mut().map(redis::Connection::as_pubsub).collect();
-    for pubsub in &mut listeners {
-        pubsub.psubscribe("*").unwrap();
-    }
+    let mut listeners = servers.map(Messages::of);
     let lock = Red::of(&client, &name);
     for how in ["unlocked", "dropped", "forced"] {
         let guard = lock.lock().unwrap();
@@ -191,8 +205,8 @@ fn a_release_publishes_redissons_message_on_each_server() {
             _ => elsewhere(|| assert!(lock.force_unlock().unwrap())),
         }
         eventually("it is free", || is_gone(&server, &name));
-        for (server, pubsub) in servers.iter().zip(&mut listeners) {
-            let mut heard = published(server, pubsub);
+        for (server, messages) in servers.iter().zip(&mut listeners) {
+            let mut heard = messages.published(server);
             heard.retain(|(channel, _)| channel.contains(&name));
             if how == "forced" {
                 // The holder gives back what nobody else has taken yet.
@@ -206,10 +220,13 @@ fn a_release_publishes_redissons_message_on_each_server() {
 
 timed!(passing_it_on_inside_the_process_asks_nobody);
 fn passing_it_on_inside_the_process_asks_nobody() {
+    if is_refused() {
+        return;
+    }
     const THREADS: u64 = 16;
     let (server, _companions) = (Server::start(), companions());
     let name = unique("pass");
-    let client = Client::open(Config::new(server.url()).tenure(Duration::from_secs(1))).unwrap();
+    let client = Client::open(settings(&server).tenure(Duration::from_secs(1))).unwrap();
     let lock = Red::of(&client, &name);
     let guard = lock.lock().unwrap();
     guard.settle();
@@ -239,11 +256,14 @@ fn passing_it_on_inside_the_process_asks_nobody() {
 // M4, M9: later than a node is waited for is too late, and a minority that has granted in time gets it back.
 timed!(a_grant_that_comes_too_late_is_not_one);
 fn a_grant_that_comes_too_late_is_not_one() {
+    if is_refused() {
+        return;
+    }
     let (server, companions) = (Server::start(), companions());
     let name = unique("late");
-    let proxies = [&companions[0], &companions[1]].map(|server| Proxy::start(server.addr()));
-    let clients =
-        [server.url(), proxies[0].url(), proxies[1].url()].map(|url| Client::open(url).unwrap());
+    let proxies = [0, 1].map(|n| Proxy::before(&companions[n]));
+    let by = |n: usize| Client::open(settings_by(&companions[n], proxies[n].addr())).unwrap();
+    let clients = [open(&server), by(0), by(1)];
     let lock = RedLock::new(&clients, &name).unwrap();
     lock.lock().unwrap().unlock().unwrap();
     for proxy in &proxies {
@@ -277,11 +297,14 @@ fn a_grant_that_comes_too_late_is_not_one() {
 // D1, M1
 timed!(an_acquire_whose_caller_was_cancelled_is_undone);
 fn an_acquire_whose_caller_was_cancelled_is_undone() {
+    if is_refused() {
+        return;
+    }
     let (server, companions) = (Server::start(), companions());
     let name = unique("undo");
-    let proxies = [&companions[0], &companions[1]].map(|server| Proxy::start(server.addr()));
-    let clients =
-        [server.url(), proxies[0].url(), proxies[1].url()].map(|url| Client::open(url).unwrap());
+    let proxies = [0, 1].map(|n| Proxy::before(&companions[n]));
+    let by = |n: usize| Client::open(settings_by(&companions[n], proxies[n].addr())).unwrap();
+    let clients = [open(&server), by(0), by(1)];
     let lock = RedLock::new(&clients, &name).unwrap();
     lock.lock().unwrap().unlock().unwrap();
     eventually("warm", || is_gone(&server, &name));
@@ -317,6 +340,9 @@ fn an_acquire_whose_caller_was_cancelled_is_undone() {
 // M5, M7, S5
 timed!(a_server_that_forgets_or_dies_does_not_lose_the_lock);
 fn a_server_that_forgets_or_dies_does_not_lose_the_lock() {
+    if is_refused() {
+        return;
+    }
     let (mut server, _companions) = (Server::start(), companions());
     let name = unique("one");
     let lease = loosely(ms(300));
@@ -358,6 +384,9 @@ fn a_server_that_forgets_or_dies_does_not_lose_the_lock() {
 
 timed!(two_servers_that_forget_lose_the_lock);
 fn two_servers_that_forget_lose_the_lock() {
+    if is_refused() {
+        return;
+    }
     let (server, companions) = (Server::start(), companions());
     let client = open_with_lease(&server, loosely(ms(600)));
     // Renewed so seldom that none of its servers has the lock again when the next one forgets it.
@@ -398,6 +427,9 @@ fn two_servers_that_forget_lose_the_lock() {
 // D2
 #[test]
 fn closing_the_first_client_wakes_and_gives_back_on_every_server() {
+    if is_refused() {
+        return;
+    }
     let (server, _companions) = (Server::start(), companions());
     let (held, busy) = (unique("held"), unique("busy"));
     let (client, other) = (open(&server), open(&server));

@@ -12,8 +12,8 @@ use redlatch::{CancelToken, Client, Config, Error, LossReason, MultiLock, Result
 use crate::support::multi_lock::{LEASE, left, open, verdicts};
 use crate::support::scripts::sha;
 use crate::support::{
-    BY_MESSAGE, Crew, LONG, Mode, Proxy, RESPONSE, STRANGER, Server, Target, elsewhere, eventually,
-    hold_by_stranger, in_time, loosely, lua, ms, published, subscribed, timed, unique, within,
+    BY_MESSAGE, Crew, LONG, Messages, Mode, Proxy, RESPONSE, STRANGER, Server, Target, elsewhere,
+    eventually, hold_by_stranger, in_time, loosely, lua, ms, subscribed, timed, unique, within,
 };
 
 /// Long enough for an answer of Redis.
@@ -691,7 +691,7 @@ fn it_is_woken_by_one_busy_name_after_another() {
             let first = names.iter().zip(&held).find(|(_, held)| held.is_some());
             let channel = format!("redisson_lock__channel:{{{}}}", first.unwrap().0);
             eventually("it listens to the first busy one", || {
-                server.ask::<Vec<String>>(&["PUBSUB", "CHANNELS", "*"]) == [channel.clone()]
+                server.channels() == [channel.clone()]
             });
             waits.crew.all_parked();
             assert!(waits.granted.is_empty(), "{gone} of {order:?} are free");
@@ -725,7 +725,7 @@ fn a_name_taken_meanwhile_is_waited_for_next() {
         drop(busy);
         let channel = format!("redisson_lock__channel:{{{}}}", names[then]);
         eventually("it listens to the other one", || {
-            server.ask::<Vec<String>>(&["PUBSUB", "CHANNELS", "*"]) == [channel.clone()]
+            server.channels() == [channel.clone()]
         });
         waits.crew.all_parked();
         assert_eq!(server.keys(), [names[then].clone()]);
@@ -743,9 +743,7 @@ fn its_release_wakes_whoever_waits_for_one_of_its_names() {
     let server = Server::start();
     let (client, other) = (open(&server.url()), open(&server.url()));
     let names = three();
-    let mut con = server.connection();
-    let mut pubsub = con.as_pubsub();
-    pubsub.psubscribe("*").unwrap();
+    let mut messages = Messages::of(&server);
     let guard = client.multi_lock(&names).lock().unwrap();
     let waiting = [
         Other::takes({
@@ -763,12 +761,12 @@ fn its_release_wakes_whoever_waits_for_one_of_its_names() {
     ];
     subscribed(&server, 3);
     waiting.iter().for_each(|waits| waits.crew.all_parked());
-    published(&server, &mut pubsub);
+    messages.published(&server);
     guard.unlock().unwrap();
     for waits in &waiting {
         assert_eq!(waits.granted.recv_timeout(loosely(BY_MESSAGE)), Ok(()));
     }
-    let received: HashSet<_> = published(&server, &mut pubsub).into_iter().collect();
+    let received: HashSet<_> = messages.published(&server).into_iter().collect();
     let wanted = |name| (format!("redisson_lock__channel:{{{name}}}"), "0".to_owned());
     assert_eq!(received, names.iter().map(wanted).collect());
     waiting.into_iter().for_each(Other::leaves);

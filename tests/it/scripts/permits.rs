@@ -9,7 +9,7 @@ use crate::support::permits::{
 use crate::support::scripts::{
     LEASE, NAMES, assert_left, forbid, forbid_channels, out_of_memory, plain,
 };
-use crate::support::{Server, eventually, lua, published};
+use crate::support::{Messages, Server, eventually, lua};
 
 const OF_ONE: &str = lua::PERMIT_LEASE;
 
@@ -135,14 +135,6 @@ fn run_each(con: &mut Connection, name: &str) -> [(&'static str, RedisResult<()>
     ]
 }
 
-macro_rules! listen {
-    ($server:ident, $con:ident, $pubsub:ident) => {
-        let mut $con = $server.connection();
-        let mut $pubsub = $con.as_pubsub();
-        $pubsub.psubscribe("*").unwrap();
-    };
-}
-
 fn announced(name: &str, payload: i64) -> (String, String) {
     (channel(name), payload.to_string())
 }
@@ -155,11 +147,11 @@ fn announced(name: &str, payload: i64) -> (String, String) {
 fn whatever_the_name_the_keys_and_messages_are_redissons() {
     let server = Server::start();
     let mut con = server.connection();
-    listen!(server, pubsub_con, pubsub);
+    let mut messages = Messages::of(&server);
     for name in NAMES {
         assert_eq!(sender(&mut con, TRY_SET, name, 3).unwrap(), 1);
         assert_eq!(server.get_int(name), 3);
-        assert_eq!(published(&server, &mut pubsub), [announced(name, 3)]);
+        assert_eq!(messages.published(&server), [announced(name, 3)]);
         assert_left(server.pttl(&request(name)), 60_000);
         let before = now(&server);
         assert_eq!(acquire(&mut con, name, &[7, 9], LEASE).unwrap(), None);
@@ -172,12 +164,12 @@ fn whatever_the_name_the_keys_and_messages_are_redissons() {
             assert!((before + LEASE..=after + LEASE).contains(&score), "{score}");
         }
         assert_eq!(server.pttl(&timeouts(name)), -1);
-        assert_eq!(published(&server, &mut pubsub), []);
+        assert_eq!(messages.published(&server), []);
         assert_eq!(release(&mut con, name, &[7]).unwrap(), 1);
-        assert_eq!(published(&server, &mut pubsub), [announced(name, 2)]);
+        assert_eq!(messages.published(&server), [announced(name, 2)]);
         server.cli(&["DEL", &request(name)]);
         assert_eq!(release_ids(&mut con, name, &[9]).unwrap(), "1");
-        assert_eq!(published(&server, &mut pubsub), [announced(name, 3)]);
+        assert_eq!(messages.published(&server), [announced(name, 3)]);
         let mut left = vec![name.to_owned(), request(name)];
         left.sort();
         assert_eq!(server.keys(), left);
@@ -189,7 +181,7 @@ fn whatever_the_name_the_keys_and_messages_are_redissons() {
 fn permits_that_java_clients_took_are_counted_and_those_that_are_over_given_back() {
     let server = Server::start();
     let mut con = server.connection();
-    listen!(server, pubsub_con, pubsub);
+    let mut messages = Messages::of(&server);
     let fill = |server: &Server| {
         server.cli(&["FLUSHALL"]);
         server.cli(&["SET", "x", "0"]);
@@ -204,36 +196,36 @@ fn permits_that_java_clients_took_are_counted_and_those_that_are_over_given_back
     fill(&server);
     assert_eq!(acquire(&mut con, "x", &[9], LEASE).unwrap(), None);
     assert_eq!(server.get_int("x"), 2);
-    assert_eq!(published(&server, &mut pubsub), [announced("x", 3)]);
+    assert_eq!(messages.published(&server), [announced("x", 3)]);
     assert_eq!(state(&mut con, "x").unwrap(), (2, 3, 5));
     assert_eq!(lease_of(&mut con, "x", 1).unwrap(), -1);
     assert_left(lease_of(&mut con, "x", 2).unwrap(), 60_000);
     assert_eq!(lease_of(&mut con, "x", 3).unwrap(), -2);
     assert_left(lease_of(&mut con, "x", 9).unwrap(), LEASE);
     assert_eq!(release_ids(&mut con, "x", &[1, 3, 2, 1]).unwrap(), "1010");
-    assert_eq!(published(&server, &mut pubsub), [announced("x", 4)]);
+    assert_eq!(messages.published(&server), [announced("x", 4)]);
     assert_eq!(state(&mut con, "x").unwrap(), (4, 1, 5));
 
     fill(&server);
     assert_eq!(state(&mut con, "x").unwrap(), (3, 2, 5));
-    assert_eq!(published(&server, &mut pubsub), [announced("x", 3)]);
+    assert_eq!(messages.published(&server), [announced("x", 3)]);
     fill(&server);
     assert_eq!(lease_of(&mut con, "x", 3).unwrap(), -2);
-    assert_eq!(published(&server, &mut pubsub), [announced("x", 3)]);
+    assert_eq!(messages.published(&server), [announced("x", 3)]);
     fill(&server);
     assert_eq!(update(&mut con, "x", 3, LEASE).unwrap(), 0);
-    assert_eq!(published(&server, &mut pubsub), [announced("x", 3)]);
+    assert_eq!(messages.published(&server), [announced("x", 3)]);
     // Over is over, but what it took is there again.
     fill(&server);
     assert_eq!(release(&mut con, "x", &[3]).unwrap(), -1);
-    assert_eq!(published(&server, &mut pubsub), [announced("x", 3)]);
+    assert_eq!(messages.published(&server), [announced("x", 3)]);
     assert_eq!(server.get_int("x"), 3);
     fill(&server);
     assert_eq!(release(&mut con, "x", &[2, 3]).unwrap(), 1);
-    assert_eq!(published(&server, &mut pubsub), [announced("x", 4)]);
+    assert_eq!(messages.published(&server), [announced("x", 4)]);
     fill(&server);
     assert_eq!(release_ids(&mut con, "x", &[3]).unwrap(), "0");
-    assert_eq!(published(&server, &mut pubsub), [announced("x", 3)]);
+    assert_eq!(messages.published(&server), [announced("x", 3)]);
     assert!(!server.exists(&request("x")));
     fill(&server);
     let over = ends_at(&mut con, "x", 3);
@@ -241,11 +233,11 @@ fn permits_that_java_clients_took_are_counted_and_those_that_are_over_given_back
     assert_eq!(out(&server, "x").len(), 5, "for others to give back");
     fill(&server);
     assert_eq!(sender(&mut con, ADD, "x", 2).unwrap(), 1);
-    assert_eq!(published(&server, &mut pubsub), [announced("x", 5)]);
+    assert_eq!(messages.published(&server), [announced("x", 5)]);
     assert_eq!(state(&mut con, "x").unwrap(), (5, 2, 7));
     fill(&server);
     assert_eq!(sender(&mut con, SET, "x", 3).unwrap(), 1);
-    assert_eq!(published(&server, &mut pubsub), [announced("x", 1)]);
+    assert_eq!(messages.published(&server), [announced("x", 1)]);
     assert_eq!(state(&mut con, "x").unwrap(), (1, 2, 3));
     fill(&server);
     assert_eq!(sender(&mut con, TRY_SET, "x", 9).unwrap(), 0);
@@ -318,14 +310,14 @@ fn one_who_finds_too_few_is_told_when_enough_may_be_over() {
 fn the_number_is_set_once_changed_at_will_and_keeps_its_limit() {
     let server = Server::start();
     let mut con = server.connection();
-    listen!(server, pubsub_con, pubsub);
+    let mut messages = Messages::of(&server);
     assert_eq!(sender(&mut con, TRY_SET, "x", 0).unwrap(), 1);
-    assert_eq!(published(&server, &mut pubsub), []);
+    assert_eq!(messages.published(&server), []);
     assert_eq!(server.ask::<String>(&["GET", "x"]), "0");
     // H2: none to be had is not unset.
     assert_eq!(tell_anew(&mut con, TRY_SET, "x", 5), 0);
     assert_eq!(tell_anew(&mut con, SET, "x", 4), 1);
-    assert_eq!(published(&server, &mut pubsub), [announced("x", 4)]);
+    assert_eq!(messages.published(&server), [announced("x", 4)]);
     acquire(&mut con, "x", &[1, 2, 3], LEASE).unwrap();
     server.cli(&["PEXPIRE", "x", "600000"]);
     for (script, n, after, message) in [
@@ -353,14 +345,11 @@ fn the_number_is_set_once_changed_at_will_and_keeps_its_limit() {
     ] {
         assert_eq!(tell_anew(&mut con, script, "x", n), 1);
         assert_eq!(state(&mut con, "x").unwrap(), after, "{n}");
-        let messages: Vec<_> = message.map(|n| announced("x", n)).into_iter().collect();
-        assert_eq!(published(&server, &mut pubsub), messages, "{n}");
+        let expected: Vec<_> = message.map(|n| announced("x", n)).into_iter().collect();
+        assert_eq!(messages.published(&server), expected, "{n}");
     }
     assert_eq!(release(&mut con, "x", &[1]).unwrap(), 1);
-    assert_eq!(
-        published(&server, &mut pubsub),
-        [announced("x", 2_147_483_647)]
-    );
+    assert_eq!(messages.published(&server), [announced("x", 2_147_483_647)]);
     // R21
     assert_left(server.pttl("x"), 600_000);
     assert_eq!(server.pttl(&timeouts("x")), -1);

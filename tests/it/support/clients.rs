@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use redlatch::{Client, Config, Loss, LossReason};
 
-use crate::support::{Server, Target, ms};
+use crate::support::{Server, ms};
 
 /// The response and connect timeouts of clients here.
 pub(crate) const RESPONSE: Duration = ms(400);
@@ -18,7 +18,12 @@ pub(crate) const LEASE: Duration = ms(3_000);
 pub(crate) const WAITER_LEASE: Duration = ms(1_000);
 
 pub(crate) fn config(url: &str) -> Config {
-    Config::new(url)
+    in_haste(Config::new(url))
+}
+
+/// A client that soon knows what has become of its commands and holds.
+pub(crate) fn in_haste(config: Config) -> Config {
+    config
         .response_timeout(RESPONSE)
         .connect_timeout(RESPONSE)
         .lease(LEASE)
@@ -32,7 +37,18 @@ pub(crate) fn settings(server: &Server) -> Config {
 
 /// The same for one that reaches it by way of a proxy.
 pub(crate) fn settings_by(server: &Server, addr: SocketAddr) -> Config {
-    let config = Config::new(server.client_url_at(addr));
+    with_url(server, server.client_url_at(addr))
+}
+
+/// The same for one that logs in, `user:password@`, with more at the end of its URL.
+pub(crate) fn settings_as(server: &Server, login: &str, more: &str) -> Config {
+    let url = server.client_url();
+    let (scheme, rest) = url.split_once("//").expect("a URL");
+    with_url(server, format!("{scheme}//{login}{rest}{more}"))
+}
+
+fn with_url(server: &Server, url: String) -> Config {
+    let config = Config::new(url);
     #[cfg(feature = "tls")]
     if server.is_tls() {
         return config.tls(trusting());
@@ -44,15 +60,6 @@ pub(crate) fn settings_by(server: &Server, addr: SocketAddr) -> Config {
 #[cfg(feature = "tls")]
 pub(crate) fn trusting() -> redlatch::TlsConfig {
     redlatch::TlsConfig::new().ca_pem(crate::support::authority().pem())
-}
-
-/// Which connections a fault of one for commands is for. What is encrypted has no names to a proxy.
-pub(crate) fn for_commands(server: &Server) -> Target {
-    if server.is_tls() {
-        Target::All
-    } else {
-        Target::Link
-    }
 }
 
 pub(crate) fn client(url: &str) -> Client {

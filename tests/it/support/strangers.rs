@@ -1,8 +1,10 @@
 //! What other clients do and see: holds written by hand, messages heard, subscriptions counted.
 
-use redis::{Connection, PubSub};
+use redis::{Connection, Value};
 
-use crate::support::{Crew, Line, Lock, News, Server, delete, eventually, everywhere, unique};
+use crate::support::{
+    Crew, Deployment, Line, Lock, News, Server, delete, eventually, everywhere, is_redis_6, unique,
+};
 
 /// Somebody who is not of this crate: a Redisson client and one of its threads.
 pub(crate) const STRANGER: &str = "9f8e7d6c-5b4a-4321-8fed-cba987654321:57";
@@ -105,31 +107,116 @@ pub(crate) fn stranger_releases<L: Lock>(server: &Server, name: &str) {
     match (L::NEWS, first) {
         (News::All(prefix, payload), _) => {
             for name in L::names(name) {
-                server.cli(&["PUBLISH", &beside(prefix, &name), payload]);
+                publish(server, &beside(prefix, &name), payload);
             }
         }
         (News::First, Some(first)) => {
             let channel = beside("redisson_lock__channel", name);
-            server.cli(&["PUBLISH", &format!("{channel}:{first}"), "0"]);
+            publish(server, &format!("{channel}:{first}"), "0");
         }
         (News::First, None) | (News::Nobody, _) => {}
     }
 }
 
-/// Channel and payload of everything that was published since the last look, to one who listens to everything.
-pub(crate) fn published(server: &Server, pubsub: &mut PubSub<'_>) -> Vec<(String, String)> {
-    // Whatever was published before this has come when this has.
-    let end = unique("end");
-    server.cli(&["PUBLISH", &end, ""]);
-    let mut received = Vec::new();
-    loop {
-        let message = pubsub.get_message().unwrap();
-        let channel = message.get_channel_name().to_owned();
-        if channel == end {
-            return received;
-        }
-        received.push((channel, message.get_payload().unwrap()));
+/// Whether channels are sharded at a server.
+fn is_sharded(server: &Server) -> bool {
+    server.deployment() == Deployment::Cluster && !is_redis_6()
+}
+
+fn publish(server: &Server, channel: &str, payload: &str) {
+    let command = if is_sharded(server) {
+        "SPUBLISH"
+    } else {
+        "PUBLISH"
+    };
+    server.cli(&[command, channel, payload]);
+}
+
+/// One who listens to everything that is published on a server. Where channels are sharded nobody can, so it watches the
+/// commands there.
+pub(crate) struct Messages {
+    con: Connection,
+    watches: bool,
+}
+
+impl Messages {
+    pub(crate) fn of(server: &Server) -> Self {
+        let watches = is_sharded(server);
+        let mut con = server.connection();
+        let listen = match watches {
+            true => redis::cmd("MONITOR"),
+            false => redis::cmd("PSUBSCRIBE").arg("*").clone(),
+        };
+        con.send_packed_command(&listen.get_packed_command())
+            .unwrap();
+        con.recv_response().unwrap();
+        Self { con, watches }
     }
+
+    /// Channel and payload of everything that was published since the last look.
+    pub(crate) fn published(&mut self, server: &Server) -> Vec<(String, String)> {
+        // Whatever was published before this has come when this has.
+        let end = unique("end");
+        publish(server, &end, "");
+        let mut received = Vec::new();
+        loop {
+            let Some((channel, payload)) = self.next() else {
+                continue;
+            };
+            if channel == end {
+                return received;
+            }
+            received.push((channel, payload));
+        }
+    }
+
+    fn next(&mut self) -> Option<(String, String)> {
+        let came = self.con.recv_response().unwrap();
+        if !self.watches {
+            let (_, _, channel, payload): (String, String, String, String) =
+                redis::from_redis_value(came).unwrap();
+            return Some((channel, payload));
+        }
+        let Value::SimpleString(line) = came else {
+            panic!("{came:?}");
+        };
+        // A time and who asks, and then each word quoted.
+        let words = quoted(line.split_once("] ").unwrap().1);
+        match &*words {
+            [command, channel, payload] if command.eq_ignore_ascii_case("spublish") => {
+                Some((channel.clone(), payload.clone()))
+            }
+            _ => None,
+        }
+    }
+}
+
+/// The words of a line of `MONITOR`.
+fn quoted(line: &str) -> Vec<String> {
+    let (mut words, mut word) = (Vec::new(), None);
+    let mut bytes = line.bytes();
+    while let Some(byte) = bytes.next() {
+        match (byte, &mut word) {
+            (b'"', None) => word = Some(Vec::new()),
+            (b'"', Some(_)) => words.extend(word.take()),
+            (b'\\', Some(word)) => word.push(match bytes.next().unwrap() {
+                b'n' => b'\n',
+                b'r' => b'\r',
+                b't' => b'\t',
+                b'a' => 7,
+                b'b' => 8,
+                b'x' => {
+                    let mut digit = || char::from(bytes.next().unwrap()).to_digit(16).unwrap();
+                    u8::try_from(16 * digit() + digit()).unwrap()
+                }
+                other => other,
+            }),
+            (byte, Some(word)) => word.push(byte),
+            (_, None) => {}
+        }
+    }
+    let words = words.into_iter().map(String::from_utf8);
+    words.map(|word| word.unwrap_or_default()).collect()
 }
 
 /// One more in the counter, as racy as can be.

@@ -129,7 +129,7 @@ fn without_settings_the_cas_of_the_system_are_trusted() {
 #[test]
 fn commands_larger_than_the_buffers_of_the_sockets_arrive_whole() {
     let server = Server::start_tls(&authority().issue(&["127.0.0.1"]), &[]);
-    let proxy = Proxy::start(server.client_addr());
+    let proxy = Proxy::before(&server);
     let config = settings_by(&server, proxy.addr())
         .response_timeout(LONG)
         .lease(LONG);

@@ -112,7 +112,7 @@ fn a_cut_is_survived_by_holders_and_waiters() {
 #[test]
 fn a_slow_network_is_only_slow() {
     let server = Server::start_tls(&authority().issue(&["127.0.0.1"]), &[]);
-    let proxy = Proxy::start(server.client_addr());
+    let proxy = Proxy::before(&server);
     proxy.set(Target::All, Mode::DelayBoth(ms(30)));
     let client = Client::open(settings_by(&server, proxy.addr())).unwrap();
     let name = unique("slow");

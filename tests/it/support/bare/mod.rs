@@ -12,6 +12,7 @@
 
 #[cfg(feature = "tls")]
 mod certificates;
+mod deployment;
 mod lateness;
 mod logs;
 #[path = "../../../../src/protocol/lua.rs"]
@@ -24,6 +25,7 @@ mod wait;
 
 #[cfg(feature = "tls")]
 pub(crate) use certificates::*;
+pub(crate) use deployment::*;
 pub(crate) use lateness::*;
 pub(crate) use logs::*;
 pub(crate) use process::*;

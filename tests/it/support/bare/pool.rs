@@ -10,6 +10,7 @@ use std::sync::Mutex;
 
 use redis::{Connection, RedisResult};
 
+use super::deployment::Deployment;
 use super::process::locked;
 use super::server::try_connection_to;
 use super::wait::{ms, within};
@@ -19,25 +20,39 @@ pub(crate) struct Process {
     pub(crate) child: Child,
     pub(crate) dir: tempfile::TempDir,
     pub(crate) port: u16,
+    /// Where it listens for encrypted connections, if it does.
+    pub(crate) tls_port: Option<u16>,
+    /// What it was started with.
+    pub(crate) args: Vec<String>,
 }
 
 /// More than any one test uses.
 const MOST: usize = 24;
 
-static IDLE: Mutex<Vec<Process>> = Mutex::new(Vec::new());
+static IDLE: Mutex<Vec<(Deployment, Process)>> = Mutex::new(Vec::new());
+
+/// The server itself does not know whether a Sentinel names it.
+fn kind(deployment: Deployment) -> Deployment {
+    match deployment {
+        Deployment::Sentinel => Deployment::Single,
+        its => its,
+    }
+}
 
 /// A server as good as new, if there is one.
-pub(crate) fn take() -> Option<Process> {
-    locked(&IDLE).pop()
+pub(crate) fn take(deployment: Deployment) -> Option<Process> {
+    let mut all = locked(&IDLE);
+    let at = all.iter().position(|(its, _)| *its == kind(deployment))?;
+    Some(all.swap_remove(at).1)
 }
 
 /// Keeps a server for the next test, or returns it if there are enough.
-pub(crate) fn give(server: Process) -> Option<Process> {
+pub(crate) fn give(deployment: Deployment, server: Process) -> Option<Process> {
     let mut all = locked(&IDLE);
     if all.len() >= MOST {
         return Some(server);
     }
-    all.push(server);
+    all.push((kind(deployment), server));
     None
 }
 
@@ -75,7 +90,7 @@ fn is_unchanged(con: &mut Connection) -> RedisResult<bool> {
     let stats: String = redis::cmd("INFO").arg("commandstats").query(con)?;
     let done = |line: &str| {
         let name = line.strip_prefix("cmdstat_").unwrap_or_default();
-        LASTING.iter().any(|lasting| name.starts_with(lasting))
+        LASTING.iter().any(|lasting| name.starts_with(lasting)) && !name.starts_with("cluster|slots:")
             // Once by [`forget`].
             || name.starts_with("config|resetstat") && !name.contains(":calls=1,")
     };

@@ -11,9 +11,10 @@ use std::{fmt, io, thread};
 
 use redis::io::tcp::socket2::SockRef;
 
+use super::deployment::{Deployment, deployment};
 use super::lua;
 use super::process::locked;
-use super::server::ANSWER;
+use super::server::{ANSWER, Server, try_connection_to};
 use super::wait::{GENEROUS, ms};
 
 /// Which connections a fault is for, told by the name they give themselves in their handshake.
@@ -74,6 +75,8 @@ pub(crate) enum Mode {
 /// A fault that waits for one request; see [`Proxy::swallow_reply_to`].
 #[derive(Clone, Debug)]
 pub(crate) struct Trap {
+    /// On which connections, if requests are encrypted.
+    target: Option<Target>,
     needles: Arc<[Vec<u8>]>,
     delivers: bool,
     fired: Arc<AtomicBool>,
@@ -95,6 +98,8 @@ pub(crate) struct Proxy {
 
 struct Shared {
     server: SocketAddr,
+    /// Where the server lists its connections with their names, if what passes through is encrypted.
+    list_at: Option<SocketAddr>,
     closing: AtomicBool,
     modes: Mutex<[Mode; 4]>,
     traps: Mutex<Vec<Trap>>,
@@ -136,10 +141,21 @@ enum Way {
 impl Proxy {
     /// Listens on a free loopback port and passes everything on to `server`, which need not be there yet.
     pub(crate) fn start(server: SocketAddr) -> Self {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free loopback port");
+        Self::with(server, None)
+    }
+
+    /// In front of a server, where clients connect to it. It knows connections by their names also if they are encrypted.
+    pub(crate) fn before(server: &Server) -> Self {
+        let list_at = server.is_tls().then(|| server.addr());
+        Self::with(server.client_addr(), list_at)
+    }
+
+    fn with(server: SocketAddr, list_at: Option<SocketAddr>) -> Self {
+        let listener = listen(server).expect("a free loopback port");
         let addr = listener.local_addr().expect("it is bound");
         let shared = Arc::new(Shared {
             server,
+            list_at,
             closing: AtomicBool::new(false),
             modes: Mutex::new([Mode::Pass; 4]),
             traps: Mutex::default(),
@@ -244,19 +260,29 @@ impl Proxy {
     /// Delivers the next request that contains `needle`, and none of the replies on its connection from then on. The hash
     /// of a script stands for its text too.
     pub(crate) fn swallow_reply_to(&self, needle: impl AsRef<[u8]>) -> Trap {
-        self.arm(needle.as_ref(), true)
+        self.arm(None, needle.as_ref(), true)
     }
 
     /// Drops the next request that contains `needle`, what was sent together with it, and all that follows on its
     /// connection.
     pub(crate) fn black_hole_request(&self, needle: impl AsRef<[u8]>) -> Trap {
-        self.arm(needle.as_ref(), false)
+        self.arm(None, needle.as_ref(), false)
     }
 
-    fn arm(&self, needle: &[u8], delivers: bool) -> Trap {
+    /// The same for replies to, or for, a request of `target`: if it is encrypted, the next one, whatever it is.
+    pub(crate) fn swallow_reply_on(&self, target: Target, needle: impl AsRef<[u8]>) -> Trap {
+        self.arm(Some(target), needle.as_ref(), true)
+    }
+
+    pub(crate) fn black_hole_on(&self, target: Target, needle: impl AsRef<[u8]>) -> Trap {
+        self.arm(Some(target), needle.as_ref(), false)
+    }
+
+    fn arm(&self, target: Option<Target>, needle: &[u8], delivers: bool) -> Trap {
         assert!(!needle.is_empty(), "every request contains nothing");
         let needles = [needle.to_vec()].into_iter().chain(script_of(needle));
         let trap = Trap {
+            target: target.filter(|_| self.shared.list_at.is_some()),
             needles: needles.collect(),
             delivers,
             fired: Arc::default(),
@@ -334,6 +360,19 @@ impl Shared {
     fn forget(&self, conn: &Arc<Conn>) {
         locked(&self.conns).retain(|known| !Arc::ptr_eq(known, conn));
     }
+}
+
+/// A cluster names the port of its node, so there the proxy has that as well, at another address: who comes by way of it
+/// goes on by way of it.
+fn listen(server: SocketAddr) -> io::Result<TcpListener> {
+    if deployment() == Deployment::Cluster {
+        let hosts = (2..u8::MAX).map(|n| Ipv4Addr::new(127, 0, 0, n));
+        let mut listeners = hosts.map(|host| TcpListener::bind((host, server.port())));
+        if let Some(listener) = listeners.find_map(Result::ok) {
+            return Ok(listener);
+        }
+    }
+    TcpListener::bind((Ipv4Addr::LOCALHOST, 0))
 }
 
 pub(crate) fn spawn(work: impl FnOnce() + Send + 'static) -> JoinHandle<()> {
@@ -442,6 +481,32 @@ impl Conn {
         }
     }
 
+    /// False if the connection is refused.
+    fn is_known_as(&self, shared: &Shared, slot: usize) -> bool {
+        self.slot.store(slot, Ordering::SeqCst);
+        shared.opened[0].fetch_sub(1, Ordering::SeqCst);
+        shared.opened[slot].fetch_add(1, Ordering::SeqCst);
+        shared.mode(slot) != Mode::Refuse
+    }
+
+    /// Asks the server for the name of an encrypted connection, before it hears that it has one. False if the connection is
+    /// refused.
+    fn is_let_in(&self, shared: &Shared) -> bool {
+        let (Some(list_at), 0) = (shared.list_at, self.slot()) else {
+            return true;
+        };
+        let ours = self
+            .server
+            .get()
+            .and_then(|stream| stream.local_addr().ok());
+        let line = ours.and_then(|ours| line_of(list_at, ours));
+        let line = line.unwrap_or_default();
+        let slot = Target::NAMES
+            .iter()
+            .find_map(|&(name, slot)| contains(line.as_bytes(), name).then_some(slot));
+        slot.is_none_or(|slot| self.is_known_as(shared, slot))
+    }
+
     fn lose(&self, way: Way) {
         if way == Way::Requests {
             self.requests_lost.store(true, Ordering::SeqCst);
@@ -469,21 +534,21 @@ impl Messages {
             let slot = Target::NAMES
                 .iter()
                 .find_map(|&(name, slot)| contains(&self.handshake, name).then_some(slot));
-            if let Some(slot) = slot {
-                conn.slot.store(slot, Ordering::SeqCst);
-                shared.opened[0].fetch_sub(1, Ordering::SeqCst);
-                shared.opened[slot].fetch_add(1, Ordering::SeqCst);
-                if shared.mode(slot) == Mode::Refuse {
-                    return false;
-                }
+            if let Some(slot) = slot
+                && !conn.is_known_as(shared, slot)
+            {
+                return false;
             }
             self.named = slot.is_some() || self.handshake.len() > Self::HANDSHAKE;
         }
         self.tail.extend_from_slice(chunk);
         let mut traps = locked(&shared.traps);
-        let sprung = traps
-            .iter()
-            .position(|trap| trap.needles.iter().any(|n| contains(&self.tail, n)));
+        let sprung = traps.iter().position(|trap| {
+            let is_next = trap
+                .target
+                .is_some_and(|its| its.slots().contains(&conn.slot()));
+            is_next || trap.needles.iter().any(|n| contains(&self.tail, n))
+        });
         if let Some(sprung) = sprung {
             let trap = traps.remove(sprung);
             conn.lose(if trap.delivers {
@@ -519,6 +584,15 @@ pub(crate) fn contains(haystack: &[u8], needle: &[u8]) -> bool {
     haystack
         .windows(needle.len())
         .any(|window| window == needle)
+}
+
+/// What the server at `list_at` has to say of the connection from `addr`.
+fn line_of(list_at: SocketAddr, addr: SocketAddr) -> Option<String> {
+    let mut con = try_connection_to(&format!("redis://{list_at}/")).ok()?;
+    let list: String = redis::cmd("CLIENT").arg("LIST").query(&mut con).ok()?;
+    let its = format!(" addr={addr} ");
+    let line = list.lines().find(|line| line.contains(&its));
+    line.map(str::to_owned)
 }
 
 /// Carries one direction of one connection until its end.
@@ -573,6 +647,8 @@ fn carry(
                     } else if !pubsub.hear(shared, conn, chunk) {
                         return Err(io::ErrorKind::ConnectionRefused.into());
                     }
+                } else if !ended && !conn.is_let_in(shared) {
+                    return Err(io::ErrorKind::ConnectionRefused.into());
                 }
                 shared.held.fetch_add(chunk.len() as u64, Ordering::SeqCst);
                 queue.push_back((Instant::now(), chunk.to_vec()));

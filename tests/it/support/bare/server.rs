@@ -1,6 +1,5 @@
 //! A Redis server for one test at a time.
 
-use std::cell::Cell;
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::os::unix::net::UnixStream;
@@ -16,6 +15,7 @@ use nix::sys::signal::Signal;
 use nix::unistd::Pid;
 use redis::{Connection, FromRedisValue, RedisResult, Value};
 
+use super::deployment::{Deployment, Services, deployment};
 use super::pool::{self, Process};
 use super::process::free_port;
 use super::proxy::{contains, spawn};
@@ -52,6 +52,9 @@ pub(crate) fn skipped(what: &str, why: &str) {
     writeln!(io::stderr(), "skipped: {what}: {why}").expect("stderr");
 }
 
+/// The arguments of a server that is to be a node of a cluster.
+const NODE: [&str; 2] = ["--cluster-enabled", "yes"];
+
 /// The first argument of a server that is to be a Sentinel.
 pub(crate) const SENTINEL: &str = "--sentinel";
 
@@ -61,7 +64,7 @@ pub(crate) struct ClientLine {
     pub(crate) id: u64,
     pub(crate) name: String,
     pub(crate) flags: String,
-    /// Channels it is subscribed to.
+    /// Channels it is subscribed to, of both kinds.
     pub(crate) subscriptions: u64,
     /// The last command, as in `client|list`.
     pub(crate) cmd: String,
@@ -81,7 +84,10 @@ impl ClientLine {
             id: field("id").parse().expect("a client has an id"),
             name: field("name"),
             flags: field("flags"),
-            subscriptions: field("sub").parse().unwrap_or(0),
+            subscriptions: ["sub", "ssub"]
+                .map(|kind| field(kind).parse().unwrap_or(0))
+                .iter()
+                .sum(),
             cmd: field("cmd"),
             line: line.to_owned(),
         }
@@ -95,49 +101,27 @@ impl ClientLine {
 pub(crate) struct Server {
     /// There until the end.
     process: Option<Process>,
-    args: Vec<String>,
     alive: bool,
     /// Whether another test may have it afterwards.
     lasts: AtomicBool,
-    /// Where it listens for encrypted connections, if it does.
-    tls_port: Option<u16>,
-}
-
-thread_local! {
-    /// Whether the servers that this thread starts speak TLS.
-    static OVER_TLS: Cell<bool> = const { Cell::new(false) };
-}
-
-/// Runs a test, with nothing around it.
-pub(crate) fn as_it_is(test: impl FnOnce()) {
-    test();
-}
-
-/// Runs a test whose clients speak TLS to the servers that it starts.
-#[cfg(feature = "tls")]
-pub(crate) fn over_tls(test: impl FnOnce()) {
-    struct Back;
-    impl Drop for Back {
-        fn drop(&mut self) {
-            OVER_TLS.set(false);
-        }
-    }
-    OVER_TLS.set(true);
-    let _back = Back;
-    test();
+    /// How clients reach it.
+    deployment: Deployment,
+    services: Services,
 }
 
 impl Server {
-    /// An empty server that answers: one that another test is done with, or a new one.
+    /// An empty server that answers: one that another test is done with, or a new one. Clients reach it as
+    /// `REDIS_DEPLOYMENT` says.
     pub(crate) fn start() -> Self {
-        #[cfg(feature = "tls")]
-        if OVER_TLS.get() {
-            return Self::start_tls(&super::authority().issue(&["127.0.0.1"]), &[]);
-        }
-        let server = match pool::take() {
-            Some(process) => Self::of(process, Vec::new()),
-            None => Self::start_with(&[]),
+        let deployment = deployment();
+        let start = || match deployment {
+            #[cfg(feature = "tls")]
+            Deployment::Tls => Self::start_tls(&super::authority().issue(&["127.0.0.1"]), &[]),
+            Deployment::Cluster => Self::start_cluster(),
+            _ => Self::start_with(&[]),
         };
+        let mut server = pool::take(deployment).map_or_else(start, Self::of);
+        server.deployment = deployment;
         // Redis 6 does not count subcommands, so what was done to it is not known.
         server.lasts.store(!is_redis_6(), Ordering::Relaxed);
         server
@@ -192,14 +176,22 @@ impl Server {
             Err(err) => return Err((err, dir)),
         };
         pool::watch(child.id(), dir.path()).expect("a keeper");
-        let mut server = Self::of(Process { child, dir, port }, args);
-        server.tls_port = tls_port;
+        let mut server = Self::of(Process {
+            child,
+            dir,
+            port,
+            tls_port,
+            args,
+        });
+        if tls_port.is_some() {
+            server.deployment = Deployment::Tls;
+        }
         Ok(server)
     }
 
     /// A cluster of one, which has every slot.
     pub(crate) fn start_cluster() -> Self {
-        let server = Self::start_with(&["--cluster-enabled", "yes"]);
+        let server = Self::start_with(&NODE);
         let slots = (0..16_384).map(|slot| slot.to_string());
         let command: Vec<_> = ["CLUSTER".to_owned(), "ADDSLOTS".to_owned()]
             .into_iter()
@@ -209,16 +201,17 @@ impl Server {
         eventually("the cluster is up", || {
             server.try_ask::<u64>(&["DEL", "a"]).is_ok()
         });
+        server.cli(&["CONFIG", "RESETSTAT"]);
         server
     }
 
-    fn of(process: Process, args: Vec<String>) -> Self {
+    fn of(process: Process) -> Self {
         Self {
             process: Some(process),
-            args,
             alive: true,
             lasts: AtomicBool::new(false),
-            tls_port: None,
+            deployment: Deployment::Single,
+            services: Services::default(),
         }
     }
 
@@ -238,19 +231,30 @@ impl Server {
         SocketAddr::from((Ipv4Addr::LOCALHOST, self.port()))
     }
 
+    pub(crate) fn deployment(&self) -> Deployment {
+        self.deployment
+    }
+
     pub(crate) fn is_tls(&self) -> bool {
-        self.tls_port.is_some()
+        self.deployment == Deployment::Tls
     }
 
     /// Where clients connect to: with TLS, if it speaks that.
     pub(crate) fn client_addr(&self) -> SocketAddr {
-        SocketAddr::from((Ipv4Addr::LOCALHOST, self.tls_port.unwrap_or(self.port())))
+        SocketAddr::from((
+            Ipv4Addr::LOCALHOST,
+            self.process().tls_port.unwrap_or(self.port()),
+        ))
     }
 
     /// The URL for clients that reach it at `addr`, directly or by way of a proxy.
     pub(crate) fn client_url_at(&self, addr: SocketAddr) -> String {
-        let scheme = if self.is_tls() { "rediss" } else { "redis" };
-        format!("{scheme}://{addr}/")
+        match self.deployment {
+            Deployment::Single => format!("redis://{addr}/"),
+            Deployment::Tls => format!("rediss://{addr}/"),
+            Deployment::Sentinel => self.services.url(self, addr),
+            Deployment::Cluster => format!("redis+cluster://{addr}/"),
+        }
     }
 
     pub(crate) fn client_url(&self) -> String {
@@ -302,7 +306,7 @@ impl Server {
         self.kill();
         let until = Instant::now() + GENEROUS;
         loop {
-            match launch(self.dir(), self.port(), &self.args) {
+            match launch(self.dir(), self.port(), &self.process().args) {
                 Ok(child) => {
                     pool::watch(child.id(), self.dir()).expect("a keeper");
                     self.process.as_mut().expect("a server until its end").child = child;
@@ -416,6 +420,17 @@ impl Server {
         keys
     }
 
+    /// Channels that somebody listens to, of both kinds, but for the Sentinel's.
+    #[track_caller]
+    pub(crate) fn channels(&self) -> Vec<String> {
+        let mut channels: Vec<String> = self.ask(&["PUBSUB", "CHANNELS"]);
+        channels.retain(|channel| channel != "__sentinel__:hello");
+        if self.deployment == Deployment::Cluster && !is_redis_6() {
+            channels.extend(self.ask::<Vec<String>>(&["PUBSUB", "SHARDCHANNELS"]));
+        }
+        channels
+    }
+
     /// Connections whose name starts with `prefix`.
     #[track_caller]
     pub(crate) fn clients_named(&self, prefix: &str) -> Vec<ClientLine> {
@@ -482,8 +497,9 @@ impl Server {
     /// How often the server ran anything, calls from scripts included, but for what connecting and looking take.
     #[track_caller]
     pub(crate) fn command_total(&self) -> u64 {
-        const ASIDE: [&str; 9] = [
-            "acl", "auth", "client", "command", "config", "hello", "info", "latency", "select",
+        const ASIDE: [&str; 10] = [
+            "acl", "auth", "client", "cluster", "command", "config", "hello", "info", "latency",
+            "select",
         ];
         self.command_stats()
             .into_iter()
@@ -516,9 +532,11 @@ impl fmt::Debug for Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
+        self.services.forget();
         let lasts = self.alive && self.lasts.load(Ordering::Relaxed) && !thread::panicking();
         if lasts && pool::clean(&self.unix_url()) {
-            self.process = self.process.take().and_then(pool::give);
+            let process = self.process.take();
+            self.process = process.and_then(|process| pool::give(self.deployment, process));
             if self.process.is_none() {
                 return;
             }
