@@ -32,8 +32,8 @@ fn leave_sha() -> String {
 
 /// A network whose clients have these settings, know every script, and listen to nothing.
 fn warm(response: Duration, waiter_lease: Duration) -> Net {
-    let config = |url: &str| {
-        let config = Config::new(url).response_timeout(response);
+    let config = |config: Config| {
+        let config = config.response_timeout(response);
         config.waiter_lease(waiter_lease)
     };
     let net = Net::of(Server::start(), config, config);

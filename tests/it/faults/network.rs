@@ -8,8 +8,8 @@ use redlatch::{CancelToken, Client, Error, FairLock, FencedLock, Mutex, Reentran
 use crate::support::scripts::{renew_sha, sha};
 use crate::support::{
     Guard, Line, Lock, Mode, Net, Proxy, RESPONSE, Reading, SLACK, Server, Target, Trap,
-    WAITER_LEASE, Writing, client, config, eventually, gets_nothing, in_time, line, loosely, ms,
-    nothing_is_left_of, timed, unique, unless_late, within,
+    WAITER_LEASE, Writing, eventually, gets_nothing, in_haste, in_time, line, loosely, ms,
+    nothing_is_left_of, settings, settings_by, timed, unique, unless_late, within,
 };
 
 /// Numbers that look random, and are the same in every run.
@@ -72,13 +72,13 @@ fn rounds_with<L: Lock>(
 /// The worst that can happen to an acquire, and to a release.
 fn lost_replies_to_acquires<L: Lock>(rounds: u32, response: Duration) {
     rounds_with::<L>(rounds, response, true, |proxy, _| {
-        proxy.swallow_reply_to(sha(L::ACQUIRE))
+        proxy.swallow_reply_on(Target::Link, sha(L::ACQUIRE))
     });
 }
 
 fn lost_acquires<L: Lock>(rounds: u32, response: Duration) {
     rounds_with::<L>(rounds, response, true, |proxy, _| {
-        proxy.black_hole_request(sha(L::ACQUIRE))
+        proxy.black_hole_on(Target::Link, sha(L::ACQUIRE))
     });
 }
 
@@ -89,13 +89,13 @@ fn release_of<L: Lock>(owner: &str) -> String {
 
 fn lost_replies_to_releases<L: Lock>(rounds: u32, response: Duration) {
     rounds_with::<L>(rounds, response, false, |proxy, owner| {
-        proxy.swallow_reply_to(release_of::<L>(owner))
+        proxy.swallow_reply_on(Target::Link, release_of::<L>(owner))
     });
 }
 
 fn lost_releases<L: Lock>(rounds: u32, response: Duration) {
     rounds_with::<L>(rounds, response, false, |proxy, owner| {
-        proxy.black_hole_request(release_of::<L>(owner))
+        proxy.black_hole_on(Target::Link, release_of::<L>(owner))
     });
 }
 
@@ -186,8 +186,9 @@ fn soak_of_lost_requests_and_replies() {
 
 fn renewals_with(rounds: u32, set: impl Fn(&Proxy) -> Trap) {
     let server = Server::start();
-    let proxy = Proxy::start(server.addr());
-    let client = Client::open(config(&proxy.url()).lease(ms(1_200))).unwrap();
+    let proxy = Proxy::before(&server);
+    let client =
+        Client::open(in_haste(settings_by(&server, proxy.addr())).lease(ms(1_200))).unwrap();
     let name = unique("renewal");
     let lock = client.reentrant_lock(&name);
     let guard = lock.lock().unwrap();
@@ -210,12 +211,16 @@ fn renewals_with(rounds: u32, set: impl Fn(&Proxy) -> Trap) {
 
 timed!(renewals_whose_replies_are_lost_are_repeated_in_time);
 fn renewals_whose_replies_are_lost_are_repeated_in_time() {
-    renewals_with(4, |proxy| proxy.swallow_reply_to(renew_sha())); // W1, W12, O1
+    renewals_with(4, |proxy| {
+        proxy.swallow_reply_on(Target::Watchdog, renew_sha())
+    }); // W1, W12, O1
 }
 
 timed!(renewals_that_are_lost_are_repeated_in_time);
 fn renewals_that_are_lost_are_repeated_in_time() {
-    renewals_with(4, |proxy| proxy.black_hole_request(renew_sha())); // W1, W12
+    renewals_with(4, |proxy| {
+        proxy.black_hole_on(Target::Watchdog, renew_sha())
+    }); // W1, W12
 }
 
 /// D1, O1: the client is long past it, and others have come and gone.
@@ -347,7 +352,7 @@ fn a_first_question_that_arrives_late_costs_nobody_a_place() {
     let net = Net::with(QUICK);
     let name = unique("late");
     let held = net.other.fair_lock(&name).lock().unwrap();
-    let third = client(&net.server.url());
+    let third = Client::open(in_haste(settings(&net.server))).unwrap();
     let order = &std::sync::Mutex::new(Vec::new());
     std::thread::scope(|scope| {
         let wait = |client: &Client, who: &'static str| {
@@ -383,9 +388,9 @@ timed!(a_renewal_that_arrives_late_revives_nothing);
 fn a_renewal_that_arrives_late_revives_nothing() {
     // W7
     let server = Server::start();
-    let proxy = Proxy::start(server.addr());
-    let client = Client::open(config(&proxy.url()).lease(ms(600))).unwrap();
-    let other = self::client(&server.url());
+    let proxy = Proxy::before(&server);
+    let client = Client::open(in_haste(settings_by(&server, proxy.addr())).lease(ms(600))).unwrap();
+    let other = Client::open(in_haste(settings(&server))).unwrap();
     let name = unique("late");
     let guard = client.mutex(&name).lock().unwrap();
     proxy.set(Target::Watchdog, Mode::Stall);
@@ -452,8 +457,8 @@ fn a_wait_ends_on_time_whatever_the_network_does() {
             for fresh in [false, true] {
                 let server = &server;
                 scope.spawn(move || {
-                    let proxy = Proxy::start(server.addr());
-                    let client = client(&proxy.url());
+                    let proxy = Proxy::before(server);
+                    let client = Client::open(in_haste(settings_by(server, proxy.addr()))).unwrap();
                     let lock = client.mutex(unique("wait"));
                     lock.lock().unwrap().unlock().unwrap();
                     proxy.set(Target::All, mode);
@@ -493,8 +498,10 @@ timed!(a_wait_ends_on_time_although_replies_to_others_keep_coming);
 fn a_wait_ends_on_time_although_replies_to_others_keep_coming() {
     // C1, I4: the only thread that waits reads what comes for releases that nobody waits for.
     let server = Server::start();
-    let proxy = Proxy::start(server.addr());
-    let client = Client::open(config(&proxy.url()).response_timeout(ms(3_000))).unwrap();
+    let proxy = Proxy::before(&server);
+    let client =
+        Client::open(in_haste(settings_by(&server, proxy.addr())).response_timeout(ms(3_000)))
+            .unwrap();
     let mut held: Vec<_> = (0..100)
         .map(|_| client.mutex(unique("stream")).lock().unwrap())
         .collect();
@@ -520,7 +527,7 @@ fn a_busy_link_does_not_keep_the_watchdog_from_renewing() {
     // W3: whoever reads replies for others must not do so for ever.
     let server = Server::start();
     let client = Client::open(
-        config(&server.url())
+        in_haste(settings(&server))
             .response_timeout(ms(3_000))
             .lease(ms(900)),
     )
@@ -550,9 +557,9 @@ fn a_link_that_cannot_be_made_again_does_not_keep_the_watchdog_from_renewing() {
     // W1, W3: the watchdog looks after unacknowledged releases, but not at the price of what is held.
     for mode in [Mode::BlackHole, Mode::Refuse] {
         let server = Server::start();
-        let proxy = Proxy::start(server.addr());
+        let proxy = Proxy::before(&server);
         let client = Client::open(
-            config(&proxy.url())
+            in_haste(settings_by(&server, proxy.addr()))
                 .lease(ms(900))
                 .connect_timeout(ms(3_000)),
         )
@@ -576,8 +583,10 @@ fn a_client_closes_in_time_with_a_release_it_cannot_bring() {
     // I4
     for mode in [Mode::BlackHole, Mode::Refuse] {
         let server = Server::start();
-        let proxy = Proxy::start(server.addr());
-        let client = Client::open(config(&proxy.url()).connect_timeout(ms(3_000))).unwrap();
+        let proxy = Proxy::before(&server);
+        let client =
+            Client::open(in_haste(settings_by(&server, proxy.addr())).connect_timeout(ms(3_000)))
+                .unwrap();
         let _held = client.mutex(unique("held")).lock().unwrap();
         proxy.set(Target::All, mode);
         proxy.cut(Target::All);
@@ -594,7 +603,7 @@ fn a_dropped_hold_is_free_soon_although_the_server_does_not_know_the_script_yet(
     let name = unique("first");
     let mut took = Vec::new();
     for _ in 0..5 {
-        let client = client(&server.url());
+        let client = Client::open(in_haste(settings(&server))).unwrap();
         let guard = client.mutex(&name).lock().unwrap();
         let () = server.ask(&["SCRIPT", "FLUSH"]);
         let begun = Instant::now();
@@ -660,7 +669,7 @@ fn a_silent_subscriber_is_found_out_and_replaced() {
         eventually("it listens", || {
             net.proxy.connections(Target::Subscriber) == 1
         });
-        let trap = net.proxy.black_hole_request("PING"); // its connection is silent from then on
+        let trap = net.proxy.black_hole_on(Target::Subscriber, "PING"); // its connection is silent from then on
         let opened = net.proxy.opened(Target::Subscriber);
         eventually("it asks for a sign of life", || trap.fired());
         eventually("it connects again", || {
@@ -737,7 +746,7 @@ fn many_names_random_cancels_and_a_storm_of_reconnects_leave_nothing_behind() {
     const NAMES: usize = 2_000;
     const THREADS: usize = 40;
     let server = Server::start();
-    let patient = config(&server.url())
+    let patient = in_haste(settings(&server))
         .response_timeout(ms(5_000))
         .lease(ms(30_000));
     let (holder, client) = (
@@ -804,11 +813,7 @@ fn many_names_random_cancels_and_a_storm_of_reconnects_leave_nothing_behind() {
         "{late} waits ended without an answer"
     );
     assert_eq!(client.stats().subscriptions, 0);
-    eventually("no channel is left", || {
-        server
-            .ask::<Vec<String>>(&["PUBSUB", "CHANNELS"])
-            .is_empty()
-    });
+    eventually("no channel is left", || server.channels().is_empty());
     drop(held);
     eventually("no key is left", || server.dbsize() == 0);
     eventually("no entry is left", || client.stats().names == 0);
@@ -816,11 +821,7 @@ fn many_names_random_cancels_and_a_storm_of_reconnects_leave_nothing_behind() {
     let guard = holder.mutex(&names[0]).lock().unwrap();
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| drop(client.mutex(&names[0]).lock().unwrap()));
-        eventually("it listens", || {
-            !server
-                .ask::<Vec<String>>(&["PUBSUB", "CHANNELS"])
-                .is_empty()
-        });
+        eventually("it listens", || !server.channels().is_empty());
         guard.unlock().unwrap();
         waiting.join().unwrap();
     });

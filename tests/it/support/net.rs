@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use redlatch::{Client, Config};
 
-use crate::support::{Proxy, RESPONSE, Server, config, unique};
+use crate::support::{Proxy, RESPONSE, Server, in_haste, settings, settings_by, unique};
 
 /// A server, a proxy in front of it, a client behind the proxy, one that is not, and a name for them to lock.
 pub(crate) struct Net {
@@ -22,26 +22,25 @@ impl Net {
 
     /// Only the client behind the proxy waits `response` for its answers.
     pub(crate) fn with(response: Duration) -> Self {
-        let behind = |url: &str| config(url).response_timeout(response);
-        Self::of(Server::start(), behind, config)
+        let behind = |config| in_haste(config).response_timeout(response);
+        Self::of(Server::start(), behind, in_haste)
     }
 
     #[cfg(feature = "tls")]
     pub(crate) fn encrypted() -> Self {
         let server = Server::start_tls(&crate::support::authority().issue(&["127.0.0.1"]), &[]);
-        let config = |url: &str| config(url).tls(crate::support::trusting());
-        Self::of(server, config, config)
+        Self::of(server, in_haste, in_haste)
     }
 
     pub(crate) fn of(
         server: Server,
-        behind: impl Fn(&str) -> Config,
-        other: impl Fn(&str) -> Config,
+        behind: impl Fn(Config) -> Config,
+        other: impl Fn(Config) -> Config,
     ) -> Self {
-        let proxy = Proxy::start(server.client_addr());
+        let proxy = Proxy::before(&server);
         Self {
-            client: Client::open(behind(&server.client_url_at(proxy.addr()))).unwrap(),
-            other: Client::open(other(&server.client_url())).unwrap(),
+            client: Client::open(behind(settings_by(&server, proxy.addr()))).unwrap(),
+            other: Client::open(other(settings(&server))).unwrap(),
             server,
             proxy,
             name: unique("net"),
