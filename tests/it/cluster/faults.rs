@@ -1,104 +1,22 @@
 //! Masters are replaced and slots move while everybody works: nobody is stuck, and what Redis lost is told.
 
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Barrier, Mutex};
+use std::sync::Barrier;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use redlatch::{Client, LossReason};
 
 use crate::support::cluster::Cluster;
-use crate::support::{BY_MESSAGE, LONG, Stops, Told, eventually, loosely, ms, timed};
+use crate::support::load::Load;
+use crate::support::{BY_MESSAGE, Told, eventually, loosely, ms, timed};
 
 /// Longer than it takes to elect a master, so that nobody's lease ends over that.
 const LEASE: Duration = ms(9_000);
 
-/// Threads of two clients that take the locks of some names in turn, and who had which when.
-struct Load {
-    clients: [Client; 2],
-    names: Vec<String>,
-    /// By name.
-    turns: Vec<AtomicUsize>,
-    history: Mutex<Vec<Turn>>,
-    done: AtomicBool,
-}
-
-struct Turn {
-    name: usize,
-    from: Instant,
-    to: Instant,
-    was_told: bool,
-}
-
-impl Load {
-    fn new(cluster: &Cluster, names: Vec<String>) -> Self {
-        let open = |_| Client::open(cluster.config().lease(LEASE)).unwrap();
-        Self {
-            clients: [0, 1].map(open),
-            turns: names.iter().map(|_| AtomicUsize::new(0)).collect(),
-            names,
-            history: Mutex::default(),
-            done: AtomicBool::new(false),
-        }
-    }
-
-    fn work(&self, client: &Client, name: usize) {
-        let lock = client.mutex(&self.names[name]);
-        while !self.done.load(Ordering::SeqCst) {
-            let Ok(Some(guard)) = lock.try_lock_for(LONG) else {
-                continue;
-            };
-            let from = Instant::now();
-            thread::sleep(ms(1));
-            let to = Instant::now();
-            let was_told = !guard.is_valid() | guard.unlock().is_err();
-            self.turns[name].fetch_add(1, Ordering::SeqCst);
-            self.history.lock().unwrap().push(Turn {
-                name,
-                from,
-                to,
-                was_told,
-            });
-        }
-    }
-
-    /// Works while `fault` does its worst, and until all names have been taken often after it, by both clients.
-    fn during(&self, fault: impl FnOnce()) {
-        thread::scope(|scope| {
-            for name in 0..self.names.len() {
-                for client in &self.clients {
-                    scope.spawn(move || self.work(client, name));
-                }
-            }
-            let _stops = Stops(&self.done);
-            self.goes_on("they work");
-            fault();
-            self.goes_on("they work again");
-        });
-        let mut history = self.history.lock().unwrap();
-        history.sort_by_key(|turn| (turn.name, turn.from));
-        for pair in history.windows(2) {
-            let overlap = pair[0].name == pair[1].name && pair[1].from < pair[0].to;
-            assert!(
-                !overlap || pair[0].was_told || pair[1].was_told,
-                "two had `{}`, and nobody was told",
-                self.names[pair[0].name]
-            );
-        }
-        for client in &self.clients {
-            let stats = client.stats();
-            assert_eq!(stats.releases_failed, 0, "{stats:?}");
-        }
-    }
-
-    fn goes_on(&self, what: &str) {
-        let turns = |turns: &AtomicUsize| turns.load(Ordering::SeqCst);
-        let before: Vec<_> = self.turns.iter().map(turns).collect();
-        eventually(what, || {
-            let now = self.turns.iter().map(turns);
-            now.zip(&before).all(|(now, before)| now > before + 20)
-        });
-    }
+/// A thread of each of two clients for each name.
+fn load(cluster: &Cluster, names: Vec<String>) -> Load {
+    let open = |_| Client::open(cluster.config().lease(LEASE)).unwrap();
+    Load::start(&[0, 1].map(open), names, 1)
 }
 
 /// A name at each master.
@@ -119,21 +37,20 @@ fn a_slot_moves_with_those_who_hold_and_wait() {
     let semaphore = holder.semaphore(tagged("permits"));
     assert!(semaphore.try_set_permits(1).unwrap());
     let permit = semaphore.acquire().unwrap();
-    let load = Load::new(&cluster, vec![tagged("load"), cluster.name_at(1, "load")]);
+    let load = load(&cluster, vec![tagged("load"), cluster.name_at(1, "load")]);
     thread::scope(|scope| {
         let waiting = scope.spawn(|| {
             let got = waiter.mutex(tagged("waited for")).lock();
             (Instant::now(), got.and_then(|guard| guard.unlock()))
         });
         eventually("it listens", || waiter.stats().subscriptions == 1);
-        let mut to = 0;
-        load.during(|| {
-            to = cluster.migrate(&name, || {
-                // Some are asked for behind ASKING, and the holds are still renewed.
-                let renewals = holder.stats().renewals;
-                eventually("renewals go on", || holder.stats().renewals > renewals + 3);
-            });
+        // Nothing is broken by that, so nobody may be told anything.
+        let to = cluster.migrate(&name, || {
+            // Some are asked for behind ASKING, and the holds are still renewed.
+            let renewals = holder.stats().renewals;
+            eventually("renewals go on", || holder.stats().renewals > renewals + 3);
         });
+        load.ends();
         assert_ne!(to, 0);
         eventually("all know", || {
             [tagged("kept"), name.clone()].map(|key| cluster.nodes_of(&key).0) == [to, to]
@@ -187,11 +104,13 @@ fn masters_are_replaced_by_consent_and_by_death() {
     let first = holder.mutex(&waited_for).lock().unwrap();
     let free = cluster.name_at(2, "free");
 
-    let load = Load::new(&cluster, names(&cluster));
+    let unharmed = load(&cluster, names(&cluster));
     thread::scope(|scope| {
         let waiting = scope.spawn(|| waiter.mutex(&waited_for).lock()?.unlock());
         eventually("it listens", || waiter.stats().subscriptions == 1);
-        load.during(|| cluster.fail_over(&waited_for));
+        // By consent, so nothing is lost.
+        cluster.fail_over(&waited_for);
+        unharmed.ends();
         first.unlock().unwrap();
         waiting.join().unwrap().unwrap();
     });
@@ -201,15 +120,16 @@ fn masters_are_replaced_by_consent_and_by_death() {
     cluster.is_whole();
 
     let dies = cluster.nodes_of(&free).0;
-    let load = Load::new(&cluster, names(&cluster));
+    let mut load = load(&cluster, names(&cluster));
     let dropped = holder.mutex(&free).lock().unwrap();
     let kept_names: Vec<_> = kept.iter().map(|guard| guard.name().to_owned()).collect();
     cluster.replaces_the_silent();
-    load.during(|| {
+    load.during(|_| {
         cluster.nodes[dies].kill();
         // Nobody waits for it, and it follows to the new master.
         drop(dropped);
     });
+    load.ends();
     eventually("the release has followed", || !cluster.exists(&free));
     // One that did nothing meanwhile works, too.
     idle.mutex(&free).lock().unwrap().unlock().unwrap();
@@ -278,13 +198,13 @@ fn a_master_that_says_nothing_is_replaced() {
     let (holder, waiter) = (Client::open(config).unwrap(), cluster.open());
     let name = cluster.name_at(0, "kept");
     let kept = holder.mutex(&name).lock().unwrap();
-    let load = Load::new(&cluster, names(&cluster));
+    let mut load = load(&cluster, names(&cluster));
     cluster.replaces_the_silent();
     thread::scope(|scope| {
         let waiting = scope.spawn(|| waiter.mutex(&name).lock()?.unlock());
         eventually("it listens", || waiter.stats().subscriptions == 1);
         // Its connections stay open, and new ones are accepted.
-        load.during(|| cluster.nodes[0].freeze());
+        load.during(|_| cluster.nodes[0].freeze());
         let renewals = holder.stats().renewals;
         eventually("renewals go on", || holder.stats().renewals > renewals);
         assert!(kept.is_valid(), "{:?}", told.reasons(&name));
@@ -292,10 +212,11 @@ fn a_master_that_says_nothing_is_replaced() {
         waiting.join().unwrap().unwrap();
     });
     // It comes back as a replica, and what it was asked before does no harm.
-    cluster.nodes[0].thaw();
-    cluster.is_whole();
-    load.done.store(false, Ordering::SeqCst);
-    load.during(|| {});
+    load.during(|_| {
+        cluster.nodes[0].thaw();
+        cluster.is_whole();
+    });
+    load.ends();
 }
 
 timed!(holds_at_a_master_that_is_gone_take_no_time_from_the_others);

@@ -3,6 +3,7 @@
 mod are_real;
 mod connection;
 mod failover;
+mod histories;
 mod network;
 mod outage;
 mod replicas;

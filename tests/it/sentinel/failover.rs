@@ -1,136 +1,56 @@
 //! A master is replaced while everybody works: nobody is stuck, and what the successor lacks is reported lost.
 
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use redlatch::{Client, Error, LossReason, ReplicaAck};
 
-use crate::support::sentinel::{Deployment, SERVICE, ask};
-use crate::support::{LONG, Told, eventually, in_time, ms, timed, unique};
+use crate::support::load::Load;
+use crate::support::sentinel::{Deployment, ask};
+use crate::support::{LONG, SLACK, Told, eventually, in_time, loosely, ms, timed, unique};
 
 /// How soon after the promotion everybody works again.
 const BACK: Duration = ms(2_000);
 
-/// Threads of two clients that take one lock in turn, for as long as they are wanted.
-struct Load<'a> {
-    clients: &'a [Client],
-    name: String,
-    done: AtomicBool,
-    /// How often each thread has had it.
-    turns: Vec<AtomicUsize>,
-    inside: AtomicUsize,
-    /// How often two had it at the same time, and how often a holder learnt that it may not have been alone.
-    overlaps: AtomicUsize,
-    doubtful: AtomicUsize,
-}
-
-/// Ends the load also if the test fails meanwhile.
-struct Ends<'a>(&'a AtomicBool);
-
-impl Drop for Ends<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::SeqCst);
-    }
-}
-
-impl<'a> Load<'a> {
-    fn new(clients: &'a [Client]) -> Self {
-        Self {
-            clients,
-            name: unique("load"),
-            done: AtomicBool::new(false),
-            turns: (0..2 * clients.len())
-                .map(|_| AtomicUsize::new(0))
-                .collect(),
-            inside: AtomicUsize::new(0),
-            overlaps: AtomicUsize::new(0),
-            doubtful: AtomicUsize::new(0),
-        }
-    }
-
-    fn work(&self, client: &Client, turns: &AtomicUsize) {
-        let lock = client.mutex(&self.name);
-        while !self.done.load(Ordering::SeqCst) {
-            let Ok(Some(guard)) = lock.try_lock_for(ms(5_000)) else {
-                continue;
-            };
-            if self.inside.fetch_add(1, Ordering::SeqCst) > 0 {
-                self.overlaps.fetch_add(1, Ordering::SeqCst);
-            }
-            thread::sleep(ms(1));
-            self.inside.fetch_sub(1, Ordering::SeqCst);
-            let valid = guard.is_valid();
-            if guard.unlock().is_err() || !valid {
-                self.doubtful.fetch_add(1, Ordering::SeqCst);
-            }
-            turns.fetch_add(1, Ordering::SeqCst);
-        }
-    }
-
-    /// Waits until every thread has had so many turns more.
-    fn goes_on(&self, what: &str, more: usize) {
-        let before: Vec<_> = self
-            .turns
-            .iter()
-            .map(|n| n.load(Ordering::SeqCst))
-            .collect();
-        eventually(what, || {
-            let mut both = self.turns.iter().zip(&before);
-            both.all(|(n, before)| n.load(Ordering::SeqCst) >= before + more)
-        });
-    }
-
-    /// Works while `fault` does its worst, and until every thread has had another turn after it.
-    fn during(&self, fault: impl FnOnce()) {
-        thread::scope(|scope| {
-            let _ends = Ends(&self.done);
-            for (n, turns) in self.turns.iter().enumerate() {
-                let client = &self.clients[n % self.clients.len()];
-                scope.spawn(move || self.work(client, turns));
-            }
-            self.goes_on("they work", 3);
-            fault();
-            in_time("working again", BACK, || {
-                self.goes_on("they work again", 3);
-            });
-        });
-        let [overlaps, doubtful] =
-            [&self.overlaps, &self.doubtful].map(|n| n.load(Ordering::SeqCst));
-        // Only because Redis has lost a write, and then one of the two finds out.
-        assert!(
-            overlaps <= doubtful,
-            "{overlaps} times two had it, and {doubtful} learnt of it"
-        );
-    }
-}
-
 timed!(after_a_planned_failover_everybody_goes_on);
 fn after_a_planned_failover_everybody_goes_on() {
-    let deployment = Deployment::start();
+    everybody_goes_on(&Deployment::start());
+}
+
+#[cfg(feature = "tls")]
+timed!(after_a_planned_failover_over_tls_everybody_goes_on);
+#[cfg(feature = "tls")]
+fn after_a_planned_failover_over_tls_everybody_goes_on() {
+    everybody_goes_on(&Deployment::start_tls());
+}
+
+fn everybody_goes_on(deployment: &Deployment) {
     let clients = [0, 1].map(|_| Client::open(deployment.config()).unwrap());
     let idle = Client::open(deployment.config()).unwrap();
     let received = Told::default();
-    // Its holds have to outlive the failover, however busy the machine is.
-    let config = deployment.config().lease(ms(4_500));
+    // Its holds have to outlive the failover, however busy the machine is: they are not renewed at the successor until the
+    // old master follows it.
+    let config = deployment.config().lease(ms(7_500));
     let holder = Client::open(config.on_lost(received.listener())).unwrap();
     let name = unique("kept");
     let kept = holder.mutex(&name).lock().unwrap();
     let waited_for = unique("waited for");
     let first = holder.mutex(&waited_for).lock().unwrap();
     deployment.copied(&[&name, &waited_for]);
-    let load = Load::new(&clients);
+    let mut load = Load::start(&clients, vec![unique("load")], 2);
     thread::scope(|scope| {
         let waiter = scope.spawn(|| {
             let guard = clients[0].mutex(&waited_for).try_lock_for(LONG * 3);
             guard.unwrap().expect("it is released").unlock()
         });
         eventually("it listens", || clients[0].stats().subscriptions > 0);
-        load.during(|| {
-            let old = deployment.named();
-            let () = deployment.sentinels[0].ask(&["SENTINEL", "FAILOVER", SERVICE]);
-            deployment.wait_for_successor(old);
+        let took = load.during(|load| {
+            deployment.fail_over();
+            in_time("working again", BACK, || load.goes_on("they work again"));
+            // What was written to the old master meanwhile is lost.
+            deployment.agree();
         });
+        assert!(took <= BACK + loosely(SLACK), "{took:?}");
         let renewals = holder.stats().renewals;
         eventually("renewals go on", || holder.stats().renewals > renewals + 2);
         assert!(
@@ -141,6 +61,7 @@ fn after_a_planned_failover_everybody_goes_on() {
         first.unlock().unwrap();
         waiter.join().unwrap().unwrap();
     });
+    load.ends();
     kept.unlock().unwrap();
     in_time("an idle client", BACK, || {
         idle.mutex(unique("idle")).lock().unwrap().unlock().unwrap();
@@ -150,7 +71,17 @@ fn after_a_planned_failover_everybody_goes_on() {
 
 timed!(after_a_master_is_killed_its_successor_is_found_and_the_returning_one_is_left_alone);
 fn after_a_master_is_killed_its_successor_is_found_and_the_returning_one_is_left_alone() {
-    let mut deployment = Deployment::start();
+    its_successor_is_found(Deployment::start());
+}
+
+#[cfg(feature = "tls")]
+timed!(after_a_master_is_killed_its_successor_is_found_over_tls);
+#[cfg(feature = "tls")]
+fn after_a_master_is_killed_its_successor_is_found_over_tls() {
+    its_successor_is_found(Deployment::start_tls());
+}
+
+fn its_successor_is_found(mut deployment: Deployment) {
     let clients = [0, 1].map(|_| Client::open(deployment.config()).unwrap());
     let idle = Client::open(deployment.config()).unwrap();
     let received = Told::default();
@@ -174,13 +105,15 @@ fn after_a_master_is_killed_its_successor_is_found_and_the_returning_one_is_left
         "{refused:?}"
     );
     let (mut new, mut second) = (old, None);
-    let load = Load::new(&clients);
-    load.during(|| {
+    let mut load = Load::start(&clients, vec![unique("load")], 2);
+    let took = load.during(|_| {
         deployment.servers[old].kill();
         new = deployment.wait_for_successor(old);
         // The successor never received it, so there are two owners until the first learns of it.
         second = clients[0].mutex(&missing).try_lock_for(BACK).unwrap();
     });
+    assert!(took <= BACK + loosely(SLACK), "{took:?}");
+    load.ends();
     let loss = missing_guard.lost().recv_timeout(ms(8_000)).unwrap();
     assert!(second.is_some());
     assert!([LossReason::TakenOver, LossReason::Forced].contains(&loss.reason));
@@ -194,11 +127,14 @@ fn after_a_master_is_killed_its_successor_is_found_and_the_returning_one_is_left
 
     // Until a Sentinel says otherwise, the old one believes that it is the master. Whoever connects is not misled.
     deployment.servers[old].restart();
-    Load::new(&clients).during(|| {
+    let mut load = Load::start(&clients, vec![unique("load")], 2);
+    let took = load.during(|_| {
         let new = &deployment.servers[new];
         let killed: i64 = ask(new, &["CLIENT", "KILL", "TYPE", "normal"]);
         assert!(killed > 0);
     });
+    assert!(took <= BACK + loosely(SLACK), "{took:?}");
+    load.ends();
     in_time("an idle client", BACK, || {
         idle.mutex(unique("idle")).lock().unwrap().unlock().unwrap();
     });

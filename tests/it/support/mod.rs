@@ -8,8 +8,11 @@ mod clients;
 pub(crate) mod cluster;
 mod dice;
 pub(crate) mod fair;
+pub(crate) mod history;
 mod kinds;
 pub(crate) mod latch;
+#[cfg(any(feature = "sentinel", feature = "cluster"))]
+pub(crate) mod load;
 pub(crate) mod multi_lock;
 mod net;
 mod outage;

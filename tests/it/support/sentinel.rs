@@ -5,7 +5,7 @@ use std::time::Duration;
 use redlatch::Config;
 
 use crate::support::rights::{DEPLOYMENTS, acl_line};
-use crate::support::{LONG, SENTINEL, Server, eventually, ms, within};
+use crate::support::{LONG, SENTINEL, Server, eventually, is_redis_6, ms, within};
 
 /// What the Sentinels call them.
 pub(crate) const SERVICE: &str = "lock service";
@@ -25,13 +25,24 @@ pub(crate) struct Deployment {
 
 impl Deployment {
     pub(crate) fn start() -> Self {
+        Self::of(Server::start_with)
+    }
+
+    /// All of them speak TLS, also among themselves.
+    #[cfg(feature = "tls")]
+    pub(crate) fn start_tls() -> Self {
+        let identity = crate::support::authority().issue(&["127.0.0.1"]);
+        Self::of(|args| {
+            Server::start_tls(&identity, &[args, &["--tls-replication", "yes"]].concat())
+        })
+    }
+
+    fn of(start: impl Fn(&[&str]) -> Server) -> Self {
         let common = ["--requirepass", PASSWORD, "--masterauth", PASSWORD];
         let servers: Vec<_> = (0..3)
-            .map(|_| {
-                Server::start_with(&[&common[..], &["--repl-diskless-sync-delay", "0"]].concat())
-            })
+            .map(|_| start(&[&common[..], &["--repl-diskless-sync-delay", "0"]].concat()))
             .collect();
-        let port = servers[0].port().to_string();
+        let port = servers[0].client_addr().port().to_string();
         for replica in &servers[1..] {
             let () = ask(replica, &["REPLICAOF", "127.0.0.1", &port]);
         }
@@ -40,7 +51,7 @@ impl Deployment {
                 ask::<String>(replica, &["INFO", "replication"]).contains("master_link_status:up")
             })
         });
-        let sentinels: Vec<_> = (0..3).map(|_| Server::start_with(&[SENTINEL])).collect();
+        let sentinels: Vec<_> = (0..3).map(|_| start(&[SENTINEL])).collect();
         for sentinel in &sentinels {
             let set = |option: &str, value: &str| {
                 let () = sentinel.ask(&["SENTINEL", "SET", SERVICE, option, value]);
@@ -89,8 +100,47 @@ impl Deployment {
     }
 
     pub(crate) fn config(&self) -> Config {
-        let ports: Vec<_> = self.sentinels.iter().map(Server::port).collect();
-        Config::new(Self::url_of(&ports)).lease(ms(1_500))
+        let sentinels = self.sentinels.iter();
+        let ports: Vec<_> = sentinels.map(|its| its.client_addr().port()).collect();
+        let url = Self::url_of(&ports);
+        #[cfg(feature = "tls")]
+        if self.servers[0].is_tls() {
+            let config = Config::new(url.replacen("redis", "rediss", 1));
+            return config.tls(crate::support::trusting()).lease(ms(1_500));
+        }
+        Config::new(url).lease(ms(1_500))
+    }
+
+    /// The Sentinels replace the master by another, although it is well, and soon have it follow that. Returns when clients
+    /// that ask find the other.
+    pub(crate) fn fail_over(&self) {
+        let old = self.named();
+        let () = self.sentinels[0].ask(&["SENTINEL", "FAILOVER", SERVICE]);
+        self.wait_for_successor(old);
+        for sentinel in &self.sentinels {
+            // They wait for four of the first before they contradict the old master, and until they look at it again.
+            for (period, ms) in [("PUBLISH-PERIOD", "400"), ("INFO-PERIOD", "500")] {
+                let set = sentinel.try_ask::<()>(&["SENTINEL", "DEBUG", period, ms]);
+                assert!(set.is_ok() || is_redis_6());
+            }
+        }
+    }
+
+    /// Waits until all others follow the one that is named the master.
+    pub(crate) fn agree(&self) {
+        let named = self.named();
+        for (at, server) in self.servers.iter().enumerate() {
+            let its = if at == named {
+                "role:master"
+            } else {
+                "role:slave"
+            };
+            let has_it = within(3 * LONG, || {
+                let says = try_ask::<String>(server, &["INFO", "replication"]);
+                says.is_ok_and(|says| says.contains(its))
+            });
+            assert!(has_it, "{server:?} is to be {its}");
+        }
     }
 
     /// Waits until every server has these keys.
@@ -106,7 +156,7 @@ impl Deployment {
     pub(crate) fn named(&self) -> usize {
         let (_, port): (String, u16) =
             self.sentinels[0].ask(&["SENTINEL", "GET-MASTER-ADDR-BY-NAME", SERVICE]);
-        let is_it = |server: &Server| server.port() == port;
+        let is_it = |server: &Server| server.client_addr().port() == port;
         self.servers.iter().position(is_it).unwrap()
     }
 
@@ -137,18 +187,22 @@ impl Deployment {
         });
     }
 
+    /// Whether it says so; a Sentinel that has it follow another ends all of its connections.
     pub(crate) fn is_master(&self, server: usize) -> bool {
-        ask::<String>(&self.servers[server], &["INFO", "replication"]).contains("role:master")
+        let says = try_ask::<String>(&self.servers[server], &["INFO", "replication"]);
+        says.is_ok_and(|says| says.contains("role:master"))
     }
 }
 
 /// Asks one of the servers, over a connection of its own.
 #[track_caller]
 pub(crate) fn ask<T: redis::FromRedisValue>(server: &Server, command: &[&str]) -> T {
+    try_ask(server, command).unwrap_or_else(|err| panic!("{command:?}: {err}"))
+}
+
+fn try_ask<T: redis::FromRedisValue>(server: &Server, command: &[&str]) -> redis::RedisResult<T> {
     let url = format!("redis://:{PASSWORD}@127.0.0.1:{}/", server.port());
-    let mut connection = crate::support::connection_to(&url);
-    let reply = redis::cmd(command[0])
-        .arg(&command[1..])
-        .query(&mut connection);
-    reply.unwrap_or_else(|err| panic!("{command:?}: {err}"))
+    let mut connection = crate::support::try_connection_to(&url)?;
+    let mut asked = redis::cmd(command[0]);
+    asked.arg(&command[1..]).query(&mut connection)
 }
