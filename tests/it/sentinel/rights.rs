@@ -1,10 +1,11 @@
-//! The rights that the guide names are enough with Sentinels, before and after a failover.
+//! The rights that the guide names are enough with Sentinels, before and after a failover: for a user of the servers, and
+//! for the one of the Sentinels that all tests have.
 
-use redlatch::{Client, Config};
+use redlatch::{Client, Config, Error};
 
-use crate::support::rights::{OPERATIONS, acl_line, hands_over};
-use crate::support::sentinel::{Deployment, SERVICE, ask};
-use crate::support::{Server, timed};
+use crate::support::rights::{OPERATIONS, acl_line, every_lock_works, nothing_was_refused};
+use crate::support::sentinel::{Deployment, ask};
+use crate::support::{Server, loosely, ms, timed, unique};
 
 timed!(the_rights_in_the_guide_are_enough_with_sentinels);
 fn the_rights_in_the_guide_are_enough_with_sentinels() {
@@ -14,24 +15,48 @@ fn the_rights_in_the_guide_are_enough_with_sentinels() {
     }
     let ports: Vec<_> = deployment.sentinels.iter().map(Server::port).collect();
     let url = Deployment::url_of(&ports).replace("//:se:cret@", "//locker:secret@");
-    let open = || Client::open(Config::new(&url).key_prefix("shop:")).unwrap();
-    let [client, other] = [open(), open()];
-    let all_work = || {
-        let both = [&client, &other];
-        hands_over(both, |c| c.mutex("a").lock(), |c| c.mutex("a").lock());
-        hands_over(
-            both,
-            |c| c.fair_lock("b").lock(),
-            |c| c.fair_lock("b").lock(),
-        );
-        hands_over(both, |c| c.rwlock("c").read(), |c| c.rwlock("c").write());
+    let config = Config::new(url).key_prefix("shop:");
+    let config = config.lease(loosely(ms(300)));
+    let open = || Client::open(config.clone());
+    let [client, other] = [open().unwrap(), open().unwrap()];
+    let on_master = |_: &str, command: &[&str]| {
+        let _: redis::Value = ask(&deployment.servers[deployment.named()], command);
     };
-    all_work();
-    let old = deployment.named();
-    let () = deployment.sentinels[0].ask(&["SENTINEL", "FAILOVER", SERVICE]);
-    deployment.wait_for_successor(old);
-    all_work();
-    for client in [&client, &other] {
-        assert_eq!(client.stats().lost, 0);
+    every_lock_works([&client, &other], "first", on_master);
+    nothing_was_refused(&client);
+    nothing_was_refused(&other);
+    // Also at another master, and for those who have to find it.
+    deployment.fail_over();
+    deployment.agree();
+    every_lock_works([&client, &other], "second", on_master);
+
+    // None of them is there for nothing.
+    let refusal = || match open() {
+        Err(err @ Error::Redis { .. }) => err.to_string(),
+        other => panic!("{other:?}"),
+    };
+    let named = deployment.named();
+    let master = &deployment.servers[named];
+    let () = ask(master, &["ACL", "SETUSER", "locker", "-role"]);
+    let said = refusal();
+    assert!(said.contains("no permissions"), "{said}");
+    let () = ask(master, &["ACL", "SETUSER", "locker", "+role"]);
+    client
+        .mutex(unique("works"))
+        .lock()
+        .unwrap()
+        .unlock()
+        .unwrap();
+    for sentinel in &deployment.sentinels {
+        sentinel.cli(&[
+            "ACL",
+            "SETUSER",
+            "watcher",
+            "-@all",
+            "+ping",
+            "+client|setname",
+        ]);
     }
+    let said = refusal();
+    assert!(said.contains("no permissions"), "{said}");
 }

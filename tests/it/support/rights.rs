@@ -1,24 +1,29 @@
-//! Users that may do what the guide says, and no more.
+//! The rights that the guide names, and everything that is done with them.
+
+use std::time::Duration;
 
 use redlatch::{Client, Result};
 
-use crate::support::{Crew, is_redis_6};
+use crate::support::{Crew, eventually, is_redis_6};
 
-macro_rules! guide {
-    ($page:literal) => {
-        include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/src/guide/", $page))
-    };
-}
-
-pub(crate) const OPERATIONS: &str = guide!("operations.md");
+/// Pages of the guide.
+pub(crate) const OPERATIONS: &str = include_str!(concat!(
+    env!("CARGO_MANIFEST_DIR"),
+    "/src/guide/operations.md"
+));
 #[cfg(any(feature = "cluster", feature = "sentinel"))]
-pub(crate) const DEPLOYMENTS: &str = guide!("deployments.md");
+pub(crate) const DEPLOYMENTS: &str = include_str!(concat!(
+    env!("CARGO_MANIFEST_DIR"),
+    "/src/guide/deployments.md"
+));
 
-/// The command that a page of the guide gives for a user.
+/// A client that is no more.
+const READER: &str = "9f8e7d6c-5b4a-4321-8fed-cba987654321";
+
+/// The command that a page gives for a user, as far as this server knows its words.
 pub(crate) fn acl_line(page: &'static str, user: &str) -> Vec<&'static str> {
-    let start = format!("ACL SETUSER {user} ");
-    let line = page.lines().find(|line| line.starts_with(&start));
-    let words = line.expect("a user").split(' ');
+    let begins = format!("ACL SETUSER {user} ");
+    let line = page.lines().find(|line| line.starts_with(&begins));
     // Redis 6.2 knows no sharded channels.
     let sharded = [
         "+spublish",
@@ -26,6 +31,7 @@ pub(crate) fn acl_line(page: &'static str, user: &str) -> Vec<&'static str> {
         "+sunsubscribe",
         "+pubsub|shardnumsub",
     ];
+    let words = line.expect("the guide has it").split(' ');
     words
         .filter(|word| !is_redis_6() || !sharded.contains(word))
         .collect()
@@ -44,4 +50,147 @@ pub(crate) fn hands_over<G, H: 'static>(
     crew.all_parked();
     drop(guard);
     crew.join();
+}
+
+/// Every kind of lock works for two clients whose prefix is `shop:`, by names that end with `name`. `ask` does what nobody
+/// with such rights does, where the keys of a name are.
+pub(crate) fn every_lock_works(pair: [&Client; 2], name: &str, ask: impl Fn(&str, &[&str])) {
+    let [client, other] = pair;
+    let of = |kind: &str| format!("{kind}:{name}");
+    let n = of("lock");
+    hands_over(
+        pair,
+        |c| c.reentrant_lock(of("lock")).lock(),
+        move |c| c.mutex(&n).lock(),
+    );
+    let n = of("fair");
+    hands_over(
+        pair,
+        |c| c.fair_lock(of("fair")).lock(),
+        move |c| c.fair_mutex(&n).lock(),
+    );
+    let n = of("fenced");
+    hands_over(
+        pair,
+        |c| c.fenced_lock(of("fenced")).lock(),
+        move |c| c.fenced_lock(&n).lock(),
+    );
+    let n = of("spin");
+    hands_over(
+        pair,
+        |c| c.spin_lock(of("spin")).lock(),
+        move |c| c.spin_lock(&n).lock(),
+    );
+    let n = of("rw");
+    hands_over(
+        pair,
+        |c| c.rwlock(of("rw")).write(),
+        move |c| c.rwlock(&n).read(),
+    );
+    let n = of("rw");
+    hands_over(
+        pair,
+        |c| c.rwlock(of("rw")).read(),
+        move |c| c.rwlock(&n).write(),
+    );
+
+    // Behind more readers that died than are looked at in one go.
+    let key = format!("shop:{}", of("rw"));
+    let mut dead = vec![
+        "HSET".to_owned(),
+        key.clone(),
+        "mode".to_owned(),
+        "read".to_owned(),
+    ];
+    for n in 0..200 {
+        dead.extend([format!("{READER}:{n}"), "1".to_owned()]);
+    }
+    let dead: Vec<&str> = dead.iter().map(String::as_str).collect();
+    ask(&key, &dead);
+    drop(client.rwlock(of("rw")).write().unwrap());
+
+    let names = [of("lock"), of("one of several")];
+    let (held, wanted) = (names.clone(), of("one of several"));
+    hands_over(
+        pair,
+        move |c| c.multi_lock(&held).lock(),
+        move |c| c.reentrant_lock(&wanted).lock(),
+    );
+    let several = client.multi_lock(&names);
+    let both = names.clone();
+    hands_over(
+        pair,
+        |c| c.reentrant_lock(&names[1]).lock(),
+        move |c| c.multi_lock(&both).lock(),
+    );
+    let latch = client.latch(of("latch"));
+    assert!(latch.try_set_count(2).unwrap());
+    let (n, waits) = (of("latch"), other.clone());
+    let mut crew = Crew::new();
+    crew.spawn(move || waits.latch(&n).wait().unwrap());
+    crew.all_parked();
+    latch.count_down().unwrap();
+    latch.count_down().unwrap();
+    crew.join();
+    assert!(latch.try_set_count(1).unwrap() && latch.delete().unwrap());
+
+    let n = of("gate");
+    let gate = client.semaphore(of("gate"));
+    assert!(gate.try_set_permits(1).unwrap());
+    hands_over(
+        pair,
+        |c| c.semaphore(of("gate")).acquire(),
+        move |c| c.semaphore(&n).acquire(),
+    );
+    gate.add_permits(2).unwrap();
+    gate.release(1).unwrap();
+    eventually("all are back", || gate.available_permits().unwrap() == 4);
+    assert_eq!(gate.drain_permits().unwrap(), 4);
+
+    let n = of("slots");
+    let slots = client.expirable_semaphore(of("slots"));
+    assert!(slots.try_set_permits(1).unwrap());
+    hands_over(
+        pair,
+        |c| c.expirable_semaphore(of("slots")).acquire(),
+        move |c| c.expirable_semaphore(&n).acquire(),
+    );
+    slots.set_permits(2).unwrap();
+    slots.add_permits(-1).unwrap();
+    let permit = slots.clone().lease(Duration::from_millis(20)).acquire();
+    // Over by itself, and renewed.
+    let slot = slots.acquire().unwrap();
+    drop(permit);
+    slot.update_lease(Duration::from_secs(5)).unwrap();
+    assert!(slots.lease_of(slot.id()).unwrap().is_some());
+    assert!(slots.release_id(slot.id()).unwrap());
+    assert_eq!(slots.permits().unwrap(), 1);
+
+    let slot = slots.acquire().unwrap();
+    let fenced = client.fenced_lock(of("fenced"));
+    let fair = client.fair_lock(of("fair"));
+    let rwlock = client.rwlock(of("rw"));
+    let guards = (
+        fenced.lock().unwrap(),
+        fair.lock().unwrap(),
+        rwlock.read().unwrap(),
+        several.lock().unwrap(),
+    );
+    let renewed = client.stats().renewals + 4;
+    eventually("all are renewed", || client.stats().renewals > renewed);
+    assert!(fenced.is_locked().unwrap() && rwlock.is_read_locked().unwrap());
+    assert!(fenced.force_unlock().unwrap() && fair.force_unlock().unwrap());
+    assert!(rwlock.force_unlock().unwrap());
+    assert!(several.is_locked().unwrap() && several.remaining().unwrap().is_some());
+    assert!(several.force_unlock().unwrap());
+    assert!(guards.0.unlock().is_err());
+    slot.release().unwrap();
+}
+
+/// What was allowed was done, and nobody had to wait for it.
+#[track_caller]
+pub(crate) fn nothing_was_refused(client: &Client) {
+    let stats = client.stats();
+    let wrong = (stats.releases_failed, stats.poll_rescues);
+    assert_eq!(wrong, (0, 0), "{stats:?}");
 }
