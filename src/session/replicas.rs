@@ -21,7 +21,7 @@ pub(crate) struct Replicas(Mutex<State>);
 #[derive(Default)]
 struct State {
     /// When one last got the full time.
-    patient_at: Option<Instant>,
+    full_time_at: Option<Instant>,
     are_away: bool,
 }
 
@@ -33,10 +33,10 @@ impl Replicas {
             return AWAY.min(full);
         }
         let recently = |at: Instant| now.saturating_duration_since(at) < full;
-        if state.patient_at.is_some_and(recently) {
+        if state.full_time_at.is_some_and(recently) {
             return full / SHARE;
         }
-        state.patient_at = Some(now);
+        state.full_time_at = Some(now);
         full
     }
 

@@ -32,7 +32,7 @@ use crate::report::report;
 const PAUSE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_millis(250));
 
 /// How long one node may take for its answer; less if the deadline for connecting is near.
-const PATIENCE: Duration = Duration::from_millis(500);
+const TIME_TO_ANSWER: Duration = Duration::from_millis(500);
 
 /// How long somebody waits for a thread that asks, without looking at what else there is.
 const SLICE: Duration = Duration::from_millis(5);
@@ -253,7 +253,7 @@ impl Map {
         witnesses.rotate_left(first);
         let mut failure: Option<Unanswered> = None;
         for address in &witnesses {
-            let by = until.min(Instant::now() + PATIENCE);
+            let by = until.min(Instant::now() + TIME_TO_ANSWER);
             let Err(err) = self.ask(address, by, meanwhile) else {
                 return Ok(());
             };
