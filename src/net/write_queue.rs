@@ -120,3 +120,81 @@ pub(super) fn write_turn<S>(
         }
     }
 }
+
+#[cfg(all(test, unix))]
+mod tests {
+    use super::*;
+
+    use std::io::Read as _;
+    use std::os::unix::net::UnixStream;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::thread;
+
+    use parking_lot::Mutex;
+
+    /// More than a socket takes.
+    const MUCH: usize = 16 * 1024 * 1024;
+
+    fn pair() -> (Socket, UnixStream) {
+        let (ours, theirs) = UnixStream::pair().expect("a pair");
+        let slice = Some(Duration::from_millis(1));
+        ours.set_write_timeout(slice).expect("a limit");
+        (Socket::Unix(ours), theirs)
+    }
+
+    fn turn(queue: &Mutex<WriteQueue>, socket: &Socket) -> usize {
+        let wrote = write_turn(&mut queue.lock(), socket, |queue| Some(queue));
+        wrote.expect("it is open").expect("it stands")
+    }
+
+    #[test]
+    fn a_full_socket_is_left_to_whoever_reads() {
+        let (socket, mut server) = pair();
+        let queue = Mutex::new(WriteQueue::with_capacity(0));
+        queue.lock().bytes = vec![7; MUCH];
+        let mut written = turn(&queue, &socket);
+        assert!(queue.lock().is_behind() && queue.lock().is_torn());
+        assert!(written > 0 && queue.lock().bytes.len() == MUCH - written);
+        let reads = thread::spawn(move || {
+            let mut all = vec![0; MUCH + 1];
+            server.read_exact(&mut all).map(|()| all)
+        });
+        queue.lock().bytes.push(8);
+        while !queue.lock().is_empty() {
+            written += turn(&queue, &socket);
+        }
+        assert!(!queue.lock().is_behind() && !queue.lock().is_torn());
+        assert_eq!(written, MUCH + 1);
+        let all = reads.join().expect("it reads").expect("all of it");
+        assert!(all[MUCH] == 8 && all[..MUCH].iter().all(|byte| *byte == 7));
+    }
+
+    #[test]
+    fn a_turn_ends_however_much_others_queue() {
+        let (socket, mut server) = pair();
+        let queue = Mutex::new(WriteQueue::with_capacity(0));
+        queue.lock().bytes.push(7);
+        let is_over = AtomicBool::new(false);
+        thread::scope(|scope| {
+            scope.spawn(move || while server.read(&mut [0; 4096]).is_ok_and(|n| n > 0) {});
+            scope.spawn(|| {
+                let until = Instant::now() + Duration::from_secs(10);
+                while !is_over.load(Ordering::Relaxed) && Instant::now() < until {
+                    let mut queue = queue.lock();
+                    if queue.is_empty() {
+                        queue.bytes.push(7);
+                    }
+                }
+            });
+            // Whether others come in time is up to the machine.
+            let begun = Instant::now();
+            while !queue.lock().is_behind() && begun.elapsed() < Duration::from_secs(10) {
+                turn(&queue, &socket);
+            }
+            let was_ended = queue.lock().is_behind();
+            is_over.store(true, Ordering::Relaxed);
+            drop(socket);
+            assert!(was_ended);
+        });
+    }
+}
