@@ -49,11 +49,11 @@ pub(crate) fn settings_as(server: &Server, login: &str, more: &str) -> Config {
 
 fn with_url(server: &Server, url: String) -> Config {
     let config = Config::new(url);
-    #[cfg(feature = "tls")]
-    if server.is_tls() {
-        return config.tls(trusting());
+    match server.is_tls() {
+        #[cfg(feature = "tls")]
+        true => config.tls(trusting()),
+        _ => config,
     }
-    config
 }
 
 /// Trusts what the CA of the tests has issued.
