@@ -295,6 +295,10 @@ mod tests {
             moves(&map, c, 4);
             let third = subscribers.subscribe(c, &waiter);
             assert_eq!(known(), [1, 2]);
+            // One that is stopped before it has a thread is never forgotten.
+            while !subscribers.state.lock().new.is_empty() {
+                thread::yield_now();
+            }
             subscribers.stop();
             drop((second, third, again));
         });
