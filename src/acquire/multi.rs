@@ -13,7 +13,7 @@ use crate::acquire::enter::Pending;
 use crate::acquire::guard::GuardInner;
 use crate::acquire::spec::{InTheWay, LockSpec};
 use crate::acquire::wait_mode::WaitMode;
-use crate::error::{Error, Loss, Result};
+use crate::error::{Error, Loss, LossReason, Result};
 use crate::hold::loss::LossChannel;
 use crate::local::waiter::CancelToken;
 use crate::quorum::identity::{self, Identity};
@@ -144,7 +144,14 @@ impl Members {
             let index = match self.gather(waited_for, wait, round)? {
                 Gathering::All(held) => {
                     return match held.iter().find(|held| !held.is_valid()) {
-                        Some(late) => Err(late.lost_error()),
+                        Some(late) => Err(match late.lost_error() {
+                            // Before the last one was granted.
+                            Error::Lost {
+                                reason: LossReason::Closed,
+                                ..
+                            } => Error::Closed,
+                            lost => lost,
+                        }),
                         None => Ok(Some(self.all(held))),
                     };
                 }

@@ -35,7 +35,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 const AWAY: Duration = Duration::from_millis(250);
 
 /// The part of the lease for which the holds of other nodes wait for the answers of one.
-const PATIENCE: u32 = 60;
+const ANSWERS_WITHIN: u32 = 60;
 
 /// How often a renewal follows where nodes send it before it takes a rest.
 const REDIRECTIONS: usize = 4;
@@ -98,7 +98,7 @@ impl WatchdogThread {
             }
         }
         cluster.flush(true);
-        let until = Instant::now() + task.lease / PATIENCE;
+        let until = Instant::now() + task.lease / ANSWERS_WITHIN;
         self.see_through(cluster, pending, until);
     }
 
