@@ -25,7 +25,7 @@ fn fewest_allocations(mut work: impl FnMut()) -> usize {
         work();
         region.change().allocations
     };
-    (0..50).map(allocations).min().unwrap_or(0)
+    (0..500).map(allocations).min().unwrap_or(0)
 }
 
 #[test]
@@ -34,14 +34,10 @@ fn an_uncontended_lock_allocates_little_beyond_its_commands() {
     let server = support::Server::start();
     let client = Client::open(server.url()).expect("the server is up");
     let lock = client.reentrant_lock("stock:12345");
-    let lock_and_drop = || {
-        for _ in 0..10 {
-            drop(lock.lock().expect("a grant"));
-        }
-    };
+    let lock_and_drop = || drop(lock.lock().expect("a grant"));
     lock_and_drop();
     // Two commands with their bytes, and what the parser makes before a reply is there.
-    assert_eq!(fewest_allocations(lock_and_drop), 10 * (2 + 1));
+    assert_eq!(fewest_allocations(lock_and_drop), 2 + 1);
 
     let _guard = lock.lock().expect("a grant");
     assert_eq!(fewest_allocations(lock_and_drop), 0, "one more hold");

@@ -209,7 +209,7 @@ fn a_server_that_is_loading_is_waited_for() {
     let err = server.try_ask::<String>(&["GET", "x"]).unwrap_err();
     assert_eq!(err.code(), Some("LOADING"), "{err}");
     let lock = quick.mutex(unique("loading"));
-    fails("try_lock_for", ms(50), || lock.try_lock_for(ms(50)));
+    fails("try_lock_for", ms(200), || lock.try_lock_for(ms(200)));
     fails("lock", RESPONSE, || lock.lock());
     let err = Client::open(config(&server.url()).connect_timeout(ms(50))).unwrap_err();
     assert!(matches!(err, Error::Redis { .. }) && err.is_retryable());
@@ -226,7 +226,7 @@ fn a_replica_that_lost_its_master_is_an_error_until_it_is_promoted() {
     drop(lock.lock().unwrap());
     let () = server.ask(&["REPLICAOF", "127.0.0.1", &free_port().to_string()]);
     fails("lock", RESPONSE, || lock.lock());
-    fails("try_lock_for", ms(50), || lock.try_lock_for(ms(50)));
+    fails("try_lock_for", ms(300), || lock.try_lock_for(ms(300)));
     fails("is_locked", RESPONSE, || lock.is_locked());
     let () = server.ask(&["REPLICAOF", "NO", "ONE"]);
     in_time("lock", RESPONSE, || lock.lock())

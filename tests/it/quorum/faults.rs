@@ -954,16 +954,16 @@ fn slow_answers_shorten_the_lease_and_never_make_a_guard_without_one() {
 
 timed!(silent_nodes_do_not_make_an_unlock_last_longer_than_its_time);
 fn silent_nodes_do_not_make_an_unlock_last_longer_than_its_time() {
-    const TIME: Duration = ms(100);
-    let servers = masters(5);
+    const TIME: Duration = ms(60);
+    let servers = masters(7);
     // The first client has the settings; the others do not give up a connection that is silent for so short a time.
     let mut clients = open(&servers);
     let config = Config::new(servers[0].url()).lease(FOR_LONG);
     clients[0] = Client::open(config.response_timeout(TIME)).unwrap();
     let lock = red(&clients, &unique("silent"));
-    let took = (0..10).map(|_| {
+    let took = (0..16).map(|_| {
         let guard = take(&lock);
-        all_keep(&guard, 5);
+        all_keep(&guard, 7);
         servers[1..].iter().for_each(Server::freeze);
         let began = Instant::now();
         let unlocked = guard.unlock();
@@ -976,7 +976,7 @@ fn silent_nodes_do_not_make_an_unlock_last_longer_than_its_time() {
         nothing_is_left(&servers);
         took
     });
-    // Each of the others takes a millisecond to be found silent.
+    // Each of the six others takes a millisecond to be found silent, one after the other.
     let least = took.min().unwrap();
-    assert!(least < TIME + ms(2), "{least:?}");
+    assert!(least < TIME + ms(5), "{least:?}");
 }
