@@ -133,7 +133,9 @@ fn what_keeps_the_password_away_is_said() {
     let refused = in_time("giving up", RESPONSE, || lazy.mutex("m").lock());
     assert!(refused.unwrap_err().to_string().contains("vault is sealed"));
 
-    let panics = config(&server.url()).credentials(|| panic!("no vault at all"));
+    // Printing where it panicked may take a while.
+    let panics = config(&server.url()).connect_timeout(LONG);
+    let panics = panics.credentials(|| panic!("no vault at all"));
     let err = Client::open(panics).unwrap_err();
     assert!(err.to_string().contains("no vault at all"), "{err}");
     assert!(!err.is_retryable());
