@@ -679,6 +679,13 @@ fn a_silent_subscriber_is_found_out_and_replaced() {
             let subscribers = net.server.clients_named("redlatch-subscriber");
             subscribers.iter().any(|client| client.subscriptions == 1)
         });
+        // It asks once it listens. If that came behind the release, no message would have to wake it.
+        let mut asked = 0;
+        eventually("it has asked", || {
+            std::thread::sleep(ms(100));
+            let before = std::mem::replace(&mut asked, net.server.calls("evalsha"));
+            before == asked
+        });
         let freed = Instant::now();
         let wakes = net.client.stats().wakes;
         guard.unlock().unwrap();
