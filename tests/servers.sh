@@ -25,6 +25,9 @@ declare -A notes=(
 )
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/redlatch-servers
 logs=${CARGO_TARGET_DIR:-target}/servers
+# The binaries run without cargo, which would set this.
+RUST_TEST_THREADS=$(sed -nE 's/^RUST_TEST_THREADS = "([0-9]+)"$/\1/p' .cargo/config.toml)
+export RUST_TEST_THREADS
 guide=src/guide/deployments.md
 
 parts=() servers=() guides=
@@ -177,7 +180,7 @@ write_guide() {
 
 mkdir -p "$cache" "$logs"
 # Copies, so that a build meanwhile does not change what runs.
-mapfile -t binaries < <(cargo test --no-run --all-features --test it --test shutdown 2>&1 | tee /dev/stderr |
+mapfile -t binaries < <(cargo test --no-run --all-features --test it --test shutdown 2>&1 | tee >(cat >&2) |
   sed -nE 's/^ *Executable .*\((.*)\)$/\1/p')
 ((${#binaries[@]} == 2)) || { echo "the tests do not compile" >&2; exit 1; }
 rm -rf "$logs/tests" && mkdir "$logs/tests" && cp "${binaries[@]}" "$logs/tests"
