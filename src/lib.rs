@@ -70,6 +70,8 @@ mod process;
 mod protocol;
 mod quorum;
 mod report;
+#[cfg(test)]
+mod search;
 mod session;
 mod stats;
 mod sync;

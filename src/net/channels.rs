@@ -523,11 +523,12 @@ impl Channels {
 mod model {
     use super::*;
 
-    use std::collections::HashSet;
     use std::hash::{DefaultHasher, Hash, Hasher};
     use std::sync::LazyLock;
 
     use parking_lot::Mutex;
+
+    use crate::search::{Explore, explore};
 
     static BEGIN: LazyLock<Instant> = LazyLock::new(Instant::now);
 
@@ -673,97 +674,6 @@ mod model {
 
         fn now(&self) -> Instant {
             *BEGIN + Duration::from_millis(self.now_ms)
-        }
-
-        fn copy(&self) -> Self {
-            let copied = |waiting: &Arc<Waiting>| Arc::new(Waiting(Mutex::new(*waiting.0.lock())));
-            let waiting = self.waiting.each_ref().map(copied);
-            let of = |number: u64| {
-                let mut numbers = self.numbers.iter();
-                let at = numbers.position(|its| *its == Some(number));
-                Arc::clone(&waiting[at.expect("it listens")])
-            };
-            let channel = |(name, its): (&Arc<str>, &Channel)| {
-                let waiters = its.waiters.iter();
-                let waiters = waiters.map(|(number, _)| (*number, of(*number) as _));
-                let waiters = waiters.collect();
-                (Arc::clone(name), Channel { waiters, ..*its })
-            };
-            let exchange = self.channels.exchange.as_ref().map(|its| Exchange {
-                sharded: its.sharded,
-                unwritten: its.unwritten.copy(),
-                awaiting: its.awaiting.clone(),
-                postponed: its.postponed.clone(),
-                again_at: its.again_at,
-            });
-            Self {
-                channels: Channels {
-                    wanted: self.channels.wanted.iter().map(channel).collect(),
-                    refusals: self.channels.refusals.clone(),
-                    lingering: self.channels.lingering.clone(),
-                    exchange,
-                    ..self.channels
-                },
-                waiting,
-                inbox: self.inbox.clone(),
-                replies: self.replies.clone(),
-                ..*self
-            }
-        }
-
-        /// What is the same in two worlds that go on alike.
-        fn digest(&self) -> u64 {
-            let mut hasher = DefaultHasher::new();
-            let h = &mut hasher;
-            (self.now_ms, self.left, self.may_repeat).hash(h);
-            (self.connections, self.connected, self.subscribed).hash(h);
-            (&self.inbox, &self.replies).hash(h);
-            self.numbers.map(|number| number.is_some()).hash(h);
-            self.waiting.each_ref().map(|its| *its.0.lock()).hash(h);
-            let ms = |at: Instant| at.saturating_duration_since(*BEGIN).as_millis();
-            for name in NAMES {
-                self.channels.refusals.get(name).map(|at| ms(*at)).hash(h);
-                if let Some(its) = self.channels.wanted.get(name) {
-                    let waiters = its.waiters.iter().map(|(number, _)| {
-                        let mut numbers = self.numbers.iter();
-                        numbers.position(|other| *other == Some(*number))
-                    });
-                    waiters.collect::<Vec<_>>().hash(h);
-                    its.lingers_until.map(ms).hash(h);
-                    (its.asked, its.confirmed, its.refused).hash(h);
-                }
-            }
-            for (at, name) in &self.channels.lingering {
-                (ms(*at), name).hash(h);
-            }
-            let Some(exchange) = &self.channels.exchange else {
-                return hasher.finish();
-            };
-            exchange.again_at.map(ms).hash(h);
-            for command in exchange.awaiting.iter().chain(&exchange.postponed) {
-                match command {
-                    Command::Subscribe {
-                        channel,
-                        epoch,
-                        anew,
-                    } => {
-                        let wanted = self.channels.wanted.get(channel);
-                        let is_current = wanted.is_some_and(|its| its.epoch == *epoch);
-                        (channel, is_current, anew).hash(h);
-                    }
-                    Command::Unsubscribe { channel } => channel.hash(h),
-                    Command::Ping => {}
-                }
-            }
-            exchange.postponed.len().hash(h);
-            hasher.finish()
-        }
-
-        /// Takes a step, if it can be taken here, and writes what there is to be written.
-        fn take(&mut self, step: Step) -> bool {
-            let took = self.try_take(step);
-            self.inbox.extend(commands(&self.channels.taken()));
-            took
         }
 
         fn try_take(&mut self, step: Step) -> bool {
@@ -918,6 +828,100 @@ mod model {
             }
             true
         }
+    }
+
+    impl Explore for World {
+        type Step = Step;
+
+        fn copy(&self) -> Self {
+            let copied = |waiting: &Arc<Waiting>| Arc::new(Waiting(Mutex::new(*waiting.0.lock())));
+            let waiting = self.waiting.each_ref().map(copied);
+            let of = |number: u64| {
+                let mut numbers = self.numbers.iter();
+                let at = numbers.position(|its| *its == Some(number));
+                Arc::clone(&waiting[at.expect("it listens")])
+            };
+            let channel = |(name, its): (&Arc<str>, &Channel)| {
+                let waiters = its.waiters.iter();
+                let waiters = waiters.map(|(number, _)| (*number, of(*number) as _));
+                let waiters = waiters.collect();
+                (Arc::clone(name), Channel { waiters, ..*its })
+            };
+            let exchange = self.channels.exchange.as_ref().map(|its| Exchange {
+                sharded: its.sharded,
+                unwritten: its.unwritten.copy(),
+                awaiting: its.awaiting.clone(),
+                postponed: its.postponed.clone(),
+                again_at: its.again_at,
+            });
+            Self {
+                channels: Channels {
+                    wanted: self.channels.wanted.iter().map(channel).collect(),
+                    refusals: self.channels.refusals.clone(),
+                    lingering: self.channels.lingering.clone(),
+                    exchange,
+                    ..self.channels
+                },
+                waiting,
+                inbox: self.inbox.clone(),
+                replies: self.replies.clone(),
+                ..*self
+            }
+        }
+
+        fn digest(&self) -> u64 {
+            let mut hasher = DefaultHasher::new();
+            let h = &mut hasher;
+            (self.now_ms, self.left, self.may_repeat).hash(h);
+            (self.connections, self.connected, self.subscribed).hash(h);
+            (&self.inbox, &self.replies).hash(h);
+            self.numbers.map(|number| number.is_some()).hash(h);
+            self.waiting.each_ref().map(|its| *its.0.lock()).hash(h);
+            let ms = |at: Instant| at.saturating_duration_since(*BEGIN).as_millis();
+            for name in NAMES {
+                self.channels.refusals.get(name).map(|at| ms(*at)).hash(h);
+                if let Some(its) = self.channels.wanted.get(name) {
+                    let waiters = its.waiters.iter().map(|(number, _)| {
+                        let mut numbers = self.numbers.iter();
+                        numbers.position(|other| *other == Some(*number))
+                    });
+                    waiters.collect::<Vec<_>>().hash(h);
+                    its.lingers_until.map(ms).hash(h);
+                    (its.asked, its.confirmed, its.refused).hash(h);
+                }
+            }
+            for (at, name) in &self.channels.lingering {
+                (ms(*at), name).hash(h);
+            }
+            let Some(exchange) = &self.channels.exchange else {
+                return hasher.finish();
+            };
+            exchange.again_at.map(ms).hash(h);
+            for command in exchange.awaiting.iter().chain(&exchange.postponed) {
+                match command {
+                    Command::Subscribe {
+                        channel,
+                        epoch,
+                        anew,
+                    } => {
+                        let wanted = self.channels.wanted.get(channel);
+                        let is_current = wanted.is_some_and(|its| its.epoch == *epoch);
+                        (channel, is_current, anew).hash(h);
+                    }
+                    Command::Unsubscribe { channel } => channel.hash(h),
+                    Command::Ping => {}
+                }
+            }
+            exchange.postponed.len().hash(h);
+            hasher.finish()
+        }
+
+        /// Also writes what there is to be written.
+        fn take(&mut self, step: Step) -> bool {
+            let took = self.try_take(step);
+            self.inbox.extend(commands(&self.channels.taken()));
+            took
+        }
 
         fn check(&self) {
             let exchange = self.channels.exchange.as_ref();
@@ -977,53 +981,18 @@ mod model {
         }
     }
 
-    /// Every schedule with so much that happens; how many states there are.
-    fn explore(left: Left) -> usize {
-        let mut seen = HashSet::new();
-        let mut worlds = vec![(World::new(left), Vec::new())];
-        while let Some((world, path)) = worlds.pop() {
-            for step in STEPS {
-                let mut next = world.copy();
-                let path: Vec<_> = path.iter().copied().chain([step]).collect();
-                let trace = Trace(&path);
-                if next.take(step) {
-                    next.check();
-                    if seen.insert(next.digest()) {
-                        if seen.len() % 2 == 0 {
-                            next.copy().drain();
-                        }
-                        drop(trace);
-                        worlds.push((next, path));
-                    }
-                }
-            }
-        }
-        seen.len()
-    }
-
-    /// Says how it came to that if a check fails.
-    struct Trace<'a>(&'a [Step]);
-
-    impl Drop for Trace<'_> {
-        fn drop(&mut self) {
-            if std::thread::panicking() {
-                use std::io::Write as _;
-                writeln!(std::io::stderr(), "after {:?}", self.0).unwrap_or_default();
-            }
-        }
-    }
-
     #[test]
     fn whoever_waits_is_subscribed_and_misses_no_message_in_every_schedule() {
         let of = |begins, [messages, refusals, busy, ticks, losses]: [u8; 5]| {
-            explore(Left {
+            let left = Left {
                 begins,
                 messages,
                 refusals,
                 busy,
                 ticks,
                 losses,
-            })
+            };
+            explore(World::new(left), &STEPS, 2)
         };
         let states = of([2, 1, 0], [1, 0, 0, 0, 0])
             + of([1, 1, 0], [1, 0, 0, 1, 0])

@@ -652,7 +652,6 @@ mod redirections {
 mod model {
     use super::*;
 
-    use std::collections::HashSet;
     use std::hash::{DefaultHasher, Hash, Hasher};
     use std::sync::LazyLock;
 
@@ -660,6 +659,7 @@ mod model {
 
     use crate::net::call::{Attempt, Deferred, DeferredInfo, Undo};
     use crate::net::request::{Acknowledgements, Request};
+    use crate::search::{Explore, Trace, explore};
 
     static ACQUIRE: LazyLock<Script> = LazyLock::new(|| Script::new("acquire"));
     static RELEASE: LazyLock<Script> = LazyLock::new(|| Script::new("release"));
@@ -913,7 +913,7 @@ mod model {
         End,
     }
 
-    fn steps(commands: &[usize]) -> impl Iterator<Item = Step> {
+    fn steps(commands: &[usize]) -> Vec<Step> {
         let submits = commands.iter();
         let submits = submits.flat_map(|id| {
             let id = *id;
@@ -924,7 +924,7 @@ mod model {
                 Step::Move(id),
             ]
         });
-        submits.chain([
+        let others = [
             Step::Write,
             Step::WritePart,
             Step::Run,
@@ -939,7 +939,8 @@ mod model {
             Step::Tick(11),
             Step::Tick(60),
             Step::End,
-        ])
+        ];
+        submits.chain(others).collect()
     }
 
     impl World {
@@ -968,202 +969,9 @@ mod model {
             ids.next().expect("one of ours").0
         }
 
-        fn copy(&self) -> Self {
-            let calls: Vec<_> = (0..4).map(command).collect();
-            for (from, to) in self.calls.iter().zip(&calls) {
-                let (from, mut to) = (from.state.lock(), to.state.lock());
-                to.phase = from.phase.clone();
-                to.sent_at = from.sent_at;
-                to.by_text = from.by_text;
-                to.sendings = from.sendings;
-                to.seq = from.seq;
-                to.in_portion = from.in_portion;
-            }
-            let of = |call: &Arc<Call>| Arc::clone(&calls[self.id(call)]);
-            let in_flight = self.pipeline.in_flight.as_ref();
-            let pipeline = Pipeline {
-                to: self.pipeline.to,
-                in_flight: in_flight.map(|in_flight| InFlight {
-                    unwritten: in_flight.unwritten.copy(),
-                    awaiting: in_flight.awaiting.iter().map(of).collect(),
-                    known: in_flight.known.clone(),
-                    leaving: in_flight.leaving.clone(),
-                    ..*in_flight
-                }),
-                unacknowledged: self.pipeline.unacknowledged.copy(of),
-                rests_until: self.pipeline.rests_until,
-            };
-            Self {
-                pipeline,
-                calls,
-                heard: Heard(Mutex::new(self.heard.0.lock().clone())),
-                inbox: self.inbox.clone(),
-                arrived: self.arrived.clone(),
-                replies: self.replies.clone(),
-                ..*self
-            }
-        }
-
-        /// What is the same in two worlds that go on alike.
-        fn digest(&self) -> u64 {
-            let mut hasher = DefaultHasher::new();
-            let h = &mut hasher;
-            (self.now_ms, self.submitted, self.settled, self.left).hash(h);
-            (
-                self.knows,
-                self.runs,
-                self.here,
-                self.known_since.map(|at| at.map(ms)),
-            )
-                .hash(h);
-            (&self.inbox, &self.arrived, &self.replies).hash(h);
-            for call in &self.calls {
-                let its = call.state.lock();
-                std::mem::discriminant(&its.phase).hash(h);
-                (
-                    ms(its.sent_at),
-                    its.by_text,
-                    its.sendings,
-                    its.seq,
-                    its.in_portion,
-                )
-                    .hash(h);
-            }
-            let kept = self.pipeline.unacknowledged.calls();
-            kept.map(|call| self.id(call)).collect::<Vec<_>>().hash(h);
-            self.pipeline.rests_until.map(ms).hash(h);
-            if let Some(in_flight) = &self.pipeline.in_flight {
-                let awaiting = in_flight.awaiting.iter();
-                awaiting
-                    .map(|call| self.id(call))
-                    .collect::<Vec<_>>()
-                    .hash(h);
-                let known = in_flight.known.iter();
-                let known = known.map(|(script, at)| (std::ptr::eq(*script, &*ACQUIRE), ms(*at)));
-                known.collect::<Vec<_>>().hash(h);
-                let unwritten = &in_flight.unwritten;
-                (&unwritten.bytes, unwritten.is_behind(), unwritten.is_torn()).hash(h);
-                (in_flight.portion, in_flight.leaving.is_some()).hash(h);
-            }
-            hasher.finish()
-        }
-
         fn is_kept(&self, id: usize) -> bool {
             let mut kept = self.pipeline.unacknowledged.calls();
             kept.any(|call| Arc::ptr_eq(call, &self.calls[id]))
-        }
-
-        /// Whether a step changes anything here, as far as that is seen at once.
-        fn can(&self, step: Step) -> bool {
-            let in_flight = self.pipeline.in_flight.as_ref();
-            let (connected, left) = (in_flight.is_some(), self.left);
-            let has_bytes = || in_flight.is_some_and(InFlight::has_bytes);
-            match step {
-                Step::Submit(id) => !self.submitted[id] && (connected || id == 1 || id == 2),
-                Step::Write => has_bytes(),
-                Step::WritePart => left.partial > 0 && has_bytes(),
-                Step::WritePartAndSubmit(id) => {
-                    left.partial > 0 && has_bytes() && !self.submitted[id]
-                }
-                Step::Run => !self.arrived.is_empty(),
-                Step::Refuse(_) => left.refusals > 0 && !self.arrived.is_empty(),
-                Step::Forget => left.forgets > 0 && self.knows != [false; 2],
-                Step::Read => !self.replies.is_empty(),
-                Step::Lose { .. } => connected && left.losses > 0,
-                Step::Connect => !connected,
-                Step::Feed => connected && self.pipeline.has_unacknowledged(),
-                Step::Bring(id) => connected && self.submitted[id] && self.settled[id] == 0,
-                Step::Move(id) => left.moves > 0 && self.is_kept(id),
-                Step::Tick(_) => left.ticks > 0,
-                Step::End => self.pipeline.has_unacknowledged(),
-            }
-        }
-
-        /// Takes a step, if it can be taken here.
-        fn take(&mut self, step: Step) -> bool {
-            let now = at(self.now_ms);
-            let connected = self.pipeline.in_flight.is_some();
-            let spend = |left: &mut u8| {
-                let some = *left > 0;
-                *left = left.saturating_sub(1);
-                some
-            };
-            match step {
-                Step::Submit(id) => self.submit(id),
-                Step::Write => self.write(|len| len, None),
-                Step::WritePart => {
-                    self.can(step)
-                        && spend(&mut self.left.partial)
-                        && self.write(|len| len / 2, None)
-                }
-                Step::WritePartAndSubmit(id) => {
-                    self.can(step)
-                        && spend(&mut self.left.partial)
-                        && self.write(|len| len / 2, Some(id))
-                }
-                Step::Run => self.serve(None),
-                Step::Refuse(says) => {
-                    !self.arrived.is_empty()
-                        && spend(&mut self.left.refusals)
-                        && self.serve(Some(says))
-                }
-                Step::Forget => {
-                    self.knows != [false; 2] && spend(&mut self.left.forgets) && {
-                        self.knows = [false; 2];
-                        true
-                    }
-                }
-                Step::Read => self.read(),
-                Step::Lose { runs } => {
-                    connected && spend(&mut self.left.losses) && {
-                        self.lose(runs);
-                        true
-                    }
-                }
-                Step::Connect => {
-                    !connected && {
-                        self.pipeline.connected(now);
-                        true
-                    }
-                }
-                Step::Feed => {
-                    self.pipeline.feed(now);
-                    true
-                }
-                Step::Bring(id) => {
-                    let (was_kept, rests) = (self.is_kept(id), self.pipeline.rests(now));
-                    let brought = self.pipeline.bring(&self.calls[id], now);
-                    assert_eq!(brought, was_kept && connected && !rests);
-                    brought
-                }
-                Step::Move(id) => {
-                    self.can(step) && spend(&mut self.left.moves) && {
-                        let call = Arc::clone(&self.calls[id]);
-                        let stays = |its: &Arc<Call>| !Arc::ptr_eq(its, &call);
-                        let moved = self.pipeline.take_strays(stays);
-                        assert!(moved.len() == 1 && Arc::ptr_eq(&moved[0], &call));
-                        assert!(!self.pipeline.bring(&call, now), "it is elsewhere");
-                        self.submitted[id] = false;
-                        self.submit(id)
-                    }
-                }
-                Step::Tick(ms) => {
-                    spend(&mut self.left.ticks) && {
-                        self.now_ms += ms;
-                        true
-                    }
-                }
-                Step::End => {
-                    let why = RedisError::from(std::io::Error::other("ended"));
-                    let ended = self.pipeline.take_ended(now, usize::MAX, &why);
-                    for call in &ended {
-                        let info = call.deferred.as_ref().expect("a release");
-                        assert!(now >= info.useful_until, "dropped before its time");
-                        self.settled[self.id(call)] += 1;
-                    }
-                    !ended.is_empty()
-                }
-            }
         }
 
         fn submit(&mut self, id: usize) -> bool {
@@ -1331,6 +1139,200 @@ mod model {
             self.here = [false; 4];
             self.known_since = [None; 2];
         }
+    }
+
+    impl Explore for World {
+        type Step = Step;
+
+        fn copy(&self) -> Self {
+            let calls: Vec<_> = (0..4).map(command).collect();
+            for (from, to) in self.calls.iter().zip(&calls) {
+                let (from, mut to) = (from.state.lock(), to.state.lock());
+                to.phase = from.phase.clone();
+                to.sent_at = from.sent_at;
+                to.by_text = from.by_text;
+                to.sendings = from.sendings;
+                to.seq = from.seq;
+                to.in_portion = from.in_portion;
+            }
+            let of = |call: &Arc<Call>| Arc::clone(&calls[self.id(call)]);
+            let in_flight = self.pipeline.in_flight.as_ref();
+            let pipeline = Pipeline {
+                to: self.pipeline.to,
+                in_flight: in_flight.map(|in_flight| InFlight {
+                    unwritten: in_flight.unwritten.copy(),
+                    awaiting: in_flight.awaiting.iter().map(of).collect(),
+                    known: in_flight.known.clone(),
+                    leaving: in_flight.leaving.clone(),
+                    ..*in_flight
+                }),
+                unacknowledged: self.pipeline.unacknowledged.copy(of),
+                rests_until: self.pipeline.rests_until,
+            };
+            Self {
+                pipeline,
+                calls,
+                heard: Heard(Mutex::new(self.heard.0.lock().clone())),
+                inbox: self.inbox.clone(),
+                arrived: self.arrived.clone(),
+                replies: self.replies.clone(),
+                ..*self
+            }
+        }
+
+        fn digest(&self) -> u64 {
+            let mut hasher = DefaultHasher::new();
+            let h = &mut hasher;
+            (self.now_ms, self.submitted, self.settled, self.left).hash(h);
+            (
+                self.knows,
+                self.runs,
+                self.here,
+                self.known_since.map(|at| at.map(ms)),
+            )
+                .hash(h);
+            (&self.inbox, &self.arrived, &self.replies).hash(h);
+            for call in &self.calls {
+                let its = call.state.lock();
+                std::mem::discriminant(&its.phase).hash(h);
+                (
+                    ms(its.sent_at),
+                    its.by_text,
+                    its.sendings,
+                    its.seq,
+                    its.in_portion,
+                )
+                    .hash(h);
+            }
+            let kept = self.pipeline.unacknowledged.calls();
+            kept.map(|call| self.id(call)).collect::<Vec<_>>().hash(h);
+            self.pipeline.rests_until.map(ms).hash(h);
+            if let Some(in_flight) = &self.pipeline.in_flight {
+                let awaiting = in_flight.awaiting.iter();
+                awaiting
+                    .map(|call| self.id(call))
+                    .collect::<Vec<_>>()
+                    .hash(h);
+                let known = in_flight.known.iter();
+                let known = known.map(|(script, at)| (std::ptr::eq(*script, &*ACQUIRE), ms(*at)));
+                known.collect::<Vec<_>>().hash(h);
+                let unwritten = &in_flight.unwritten;
+                (&unwritten.bytes, unwritten.is_behind(), unwritten.is_torn()).hash(h);
+                (in_flight.portion, in_flight.leaving.is_some()).hash(h);
+            }
+            hasher.finish()
+        }
+
+        fn can(&self, step: Step) -> bool {
+            let in_flight = self.pipeline.in_flight.as_ref();
+            let (connected, left) = (in_flight.is_some(), self.left);
+            let has_bytes = || in_flight.is_some_and(InFlight::has_bytes);
+            match step {
+                Step::Submit(id) => !self.submitted[id] && (connected || id == 1 || id == 2),
+                Step::Write => has_bytes(),
+                Step::WritePart => left.partial > 0 && has_bytes(),
+                Step::WritePartAndSubmit(id) => {
+                    left.partial > 0 && has_bytes() && !self.submitted[id]
+                }
+                Step::Run => !self.arrived.is_empty(),
+                Step::Refuse(_) => left.refusals > 0 && !self.arrived.is_empty(),
+                Step::Forget => left.forgets > 0 && self.knows != [false; 2],
+                Step::Read => !self.replies.is_empty(),
+                Step::Lose { .. } => connected && left.losses > 0,
+                Step::Connect => !connected,
+                Step::Feed => connected && self.pipeline.has_unacknowledged(),
+                Step::Bring(id) => connected && self.submitted[id] && self.settled[id] == 0,
+                Step::Move(id) => left.moves > 0 && self.is_kept(id),
+                Step::Tick(_) => left.ticks > 0,
+                Step::End => self.pipeline.has_unacknowledged(),
+            }
+        }
+
+        fn take(&mut self, step: Step) -> bool {
+            let now = at(self.now_ms);
+            let connected = self.pipeline.in_flight.is_some();
+            let spend = |left: &mut u8| {
+                let some = *left > 0;
+                *left = left.saturating_sub(1);
+                some
+            };
+            match step {
+                Step::Submit(id) => self.submit(id),
+                Step::Write => self.write(|len| len, None),
+                Step::WritePart => {
+                    self.can(step)
+                        && spend(&mut self.left.partial)
+                        && self.write(|len| len / 2, None)
+                }
+                Step::WritePartAndSubmit(id) => {
+                    self.can(step)
+                        && spend(&mut self.left.partial)
+                        && self.write(|len| len / 2, Some(id))
+                }
+                Step::Run => self.serve(None),
+                Step::Refuse(says) => {
+                    !self.arrived.is_empty()
+                        && spend(&mut self.left.refusals)
+                        && self.serve(Some(says))
+                }
+                Step::Forget => {
+                    self.knows != [false; 2] && spend(&mut self.left.forgets) && {
+                        self.knows = [false; 2];
+                        true
+                    }
+                }
+                Step::Read => self.read(),
+                Step::Lose { runs } => {
+                    connected && spend(&mut self.left.losses) && {
+                        self.lose(runs);
+                        true
+                    }
+                }
+                Step::Connect => {
+                    !connected && {
+                        self.pipeline.connected(now);
+                        true
+                    }
+                }
+                Step::Feed => {
+                    self.pipeline.feed(now);
+                    true
+                }
+                Step::Bring(id) => {
+                    let (was_kept, rests) = (self.is_kept(id), self.pipeline.rests(now));
+                    let brought = self.pipeline.bring(&self.calls[id], now);
+                    assert_eq!(brought, was_kept && connected && !rests);
+                    brought
+                }
+                Step::Move(id) => {
+                    self.can(step) && spend(&mut self.left.moves) && {
+                        let call = Arc::clone(&self.calls[id]);
+                        let stays = |its: &Arc<Call>| !Arc::ptr_eq(its, &call);
+                        let moved = self.pipeline.take_strays(stays);
+                        assert!(moved.len() == 1 && Arc::ptr_eq(&moved[0], &call));
+                        assert!(!self.pipeline.bring(&call, now), "it is elsewhere");
+                        self.submitted[id] = false;
+                        self.submit(id)
+                    }
+                }
+                Step::Tick(ms) => {
+                    spend(&mut self.left.ticks) && {
+                        self.now_ms += ms;
+                        true
+                    }
+                }
+                Step::End => {
+                    let why = RedisError::from(std::io::Error::other("ended"));
+                    let ended = self.pipeline.take_ended(now, usize::MAX, &why);
+                    for call in &ended {
+                        let info = call.deferred.as_ref().expect("a release");
+                        assert!(now >= info.useful_until, "dropped before its time");
+                        self.settled[self.id(call)] += 1;
+                    }
+                    !ended.is_empty()
+                }
+            }
+        }
 
         fn check(&self) {
             let kept: Vec<_> = self.pipeline.unacknowledged.calls().collect();
@@ -1406,56 +1408,19 @@ mod model {
         Some(command)
     }
 
-    /// Every schedule of these commands with so much that goes wrong; how many states there are.
-    fn explore(commands: &[usize], left: Left) -> usize {
-        let mut seen = HashSet::new();
-        let mut worlds = vec![(World::new(left), Vec::new())];
-        while let Some((world, path)) = worlds.pop() {
-            for step in steps(commands).filter(|step| world.can(*step)) {
-                let mut next = world.copy();
-                let path: Vec<_> = path.iter().copied().chain([step]).collect();
-                let trace = Trace(&path);
-                let took = next.take(step);
-                next.check();
-                if took && seen.insert(next.digest()) {
-                    if seen.len() % 16 == 0 {
-                        next.copy().drain();
-                    }
-                    drop(trace);
-                    worlds.push((next, path));
-                }
-            }
-        }
-        seen.len()
-    }
-
-    /// Says how it came to that if a check fails.
-    struct Trace<'a>(&'a [Step]);
-
-    impl Drop for Trace<'_> {
-        fn drop(&mut self) {
-            if std::thread::panicking() {
-                use std::io::Write as _;
-                writeln!(std::io::stderr(), "after {:?}", self.0).unwrap_or_default();
-            }
-        }
-    }
-
     #[test]
     fn every_schedule_answers_each_command_once_in_order_or_sends_it_again() {
         let with = |moves, commands: &[usize], limits: [u8; 5]| {
             let [partial, forgets, refusals, losses, ticks] = limits;
-            explore(
-                commands,
-                Left {
-                    partial,
-                    forgets,
-                    refusals,
-                    losses,
-                    ticks,
-                    moves,
-                },
-            )
+            let left = Left {
+                partial,
+                forgets,
+                refusals,
+                losses,
+                ticks,
+                moves,
+            };
+            explore(World::new(left), &steps(commands), 16)
         };
         let of = |commands: &[usize], limits| with(0, commands, limits);
         let states = of(&[0, 1, 2, 3], [0, 0, 0, 1, 0])
@@ -1474,7 +1439,7 @@ mod model {
 
     #[test]
     fn so_do_long_schedules_in_which_much_goes_wrong() {
-        let steps: Vec<_> = steps(&[0, 1, 2, 3]).collect();
+        let steps = steps(&[0, 1, 2, 3]);
         let mut refused = 0;
         for seed in 0..1000_u64 {
             let mut seed = seed;

@@ -19,7 +19,7 @@ const LAYERS: [&[&str]; 10] = [
     &["local"],
     &["net"],
     &[
-        "callback", "config", "error", "process", "report", "stats", "time",
+        "callback", "config", "error", "process", "report", "search", "stats", "time",
     ],
 ];
 
