@@ -34,6 +34,8 @@ pub(crate) mod guard;
 pub(crate) mod latch;
 pub(crate) mod leased_permits;
 pub(crate) mod listening;
+#[cfg(test)]
+mod model;
 pub(crate) mod multi;
 pub(crate) mod permit_contender;
 pub(crate) mod permits;

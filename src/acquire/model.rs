@@ -1,0 +1,1296 @@
+//! The protocol of a lock on one server, as a model: clients that ask, wait, hold and release, each with one thread, and a
+//! server; in between a network that loses, delays and doubles. Searched exhaustively, see [`search`](crate::search).
+//!
+//! The model asks the library how long a hold is certain and when it is renewed ([`Lease`]), and when a client yields
+//! ([`LocalLock`]). It restates what is bound to I/O: the loop of a contender, its signals, the order of commands on a
+//! connection and what becomes of them when it is lost, and the scripts.
+//!
+//! Time passes in ticks of a millisecond, and only where a [`Scene`] has them; without them nothing is reached by waiting,
+//! neither for the end of a lease nor for a poll. Whatever is under way may take any time.
+
+use std::fmt;
+use std::hash::{Hash, Hasher};
+use std::time::{Duration, Instant};
+
+use crate::hold::validity::{Duty, Lease};
+use crate::local::lock::{Entered, Holding, LeasePolicy, LocalLock, Mode, Order, Start, Validity};
+use crate::local::preference::Prefer;
+use crate::search::{self, Model};
+use crate::time;
+
+const RENEWED: LeasePolicy = LeasePolicy::Renewed { max_hold: None };
+
+const TICK: Duration = Duration::from_millis(1);
+
+/// In ticks. Of a lease so short the margin takes two ticks, so a hold is certain at the ages 0 to 2, and its renewal is
+/// due at the age of 2.
+const LEASE: u8 = 5;
+
+/// How much sooner a lease may end by the server's clock than by the client's, in ticks: within the margin.
+const DRIFT: u8 = 2;
+
+/// How long a client keeps the lock for itself, in ticks.
+const TENURE: u8 = 2;
+
+/// So often another client may have the lock while one waits in a [`Scene`] in which everybody is prompt: once for each tick
+/// of its tenure, and once more if it asked just before.
+const OVERTAKEN: u8 = TENURE + 1;
+
+/// The number of an owner id. Which numbers were drawn is of no importance, only which are the same: one is used again once
+/// nothing refers to it any more.
+type Number = u8;
+
+/// A few things in a row, without an allocation: there are very many states.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Few<T> {
+    things: [Option<T>; 6],
+    count: usize,
+}
+
+impl<T: Copy> Default for Few<T> {
+    fn default() -> Self {
+        Self {
+            things: [None; 6],
+            count: 0,
+        }
+    }
+}
+
+impl<T: Copy + PartialEq> Few<T> {
+    fn push(&mut self, thing: T) {
+        self.things[self.count] = Some(thing);
+        self.count += 1;
+    }
+
+    fn get(&self, at: usize) -> Option<T> {
+        self.things.get(at).copied().flatten()
+    }
+
+    fn take_first(&mut self) -> Option<T> {
+        let first = self.things[0].take()?;
+        self.count -= 1;
+        for at in 0..self.count {
+            self.things.swap(at, at + 1);
+        }
+        Some(first)
+    }
+
+    fn iter(self) -> impl Iterator<Item = T> {
+        (0..self.count).filter_map(move |at| self.things[at])
+    }
+
+    fn extend(&mut self, things: impl Iterator<Item = T>) {
+        for thing in things {
+            self.push(thing);
+        }
+    }
+
+    fn contains(&self, thing: T) -> bool {
+        self.things.contains(&Some(thing))
+    }
+
+    fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+}
+
+impl<T: Hash> Hash for Few<T> {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        state.write_u8(u8::try_from(self.count).unwrap_or(u8::MAX));
+        for thing in &self.things[..self.count] {
+            thing.hash(state);
+        }
+    }
+}
+
+impl<T: fmt::Debug> fmt::Debug for Few<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list()
+            .entries(self.things.iter().flatten())
+            .finish()
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Command {
+    Acquire(Number),
+    Release(Number),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Reply {
+    Taken,
+    Busy,
+    Released { others_listen: bool },
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+enum Doing {
+    #[default]
+    Nothing,
+    /// It waits for the reply to its last release, which says if it has to yield.
+    Counts,
+    Yields,
+    Asks,
+    Parks,
+    Holds,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+enum Subscription {
+    #[default]
+    No,
+    Sent,
+    /// Carried out, and not confirmed yet.
+    Made,
+    Confirmed,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct Renewal {
+    number: Number,
+    age: u8,
+    /// Whether the hold was found, once it is carried out.
+    found: Option<bool>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+struct Client {
+    comes: u8,
+    doing: Doing,
+    /// Of its hold, or its request.
+    number: Number,
+    /// How long ago the request was sent, or the last one that was confirmed.
+    age: u8,
+    /// Its signals have changed since it read them last.
+    news: bool,
+    subscription: Subscription,
+    messages: u8,
+    renewal: Option<Renewal>,
+    is_down: bool,
+    /// Sent and not answered. The first of them are carried out, as many as there are replies.
+    sent: Few<Command>,
+    replies: Few<Reply>,
+    /// What a lost connection carried and the server may still execute, in this order.
+    late: Few<Command>,
+    /// What has to be released, and was not acknowledged.
+    kept: Few<Number>,
+    /// The server has lost its hold.
+    forgotten: bool,
+    /// How often others had the lock since it waits.
+    overtaken: u8,
+    /// How long ago its cohort started, and its last release.
+    cohort: Option<u8>,
+    released: Option<u8>,
+    /// Others were notified of that release.
+    notified: bool,
+    /// Of variants: commands that are not written yet, and messages that are taken for its own.
+    unwritten: Few<Command>,
+    ignores: u8,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+struct Key {
+    owner: Option<(usize, Number)>,
+    /// In so many ticks it ends.
+    ttl: u8,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct State {
+    key: Key,
+    replica: Key,
+    clients: [Client; 2],
+    left: Left,
+}
+
+/// How often what else may happen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+struct Left {
+    /// A connection is lost.
+    losses: u8,
+    /// A thread gives up.
+    ends: u8,
+    /// The server restarts empty.
+    restarts: u8,
+    /// The replica takes its place, as it is.
+    promotions: u8,
+    /// The subscriber's connection is lost.
+    deaf: u8,
+}
+
+/// What is searched.
+#[derive(Debug, Clone, Copy, Default)]
+struct Scene {
+    comes: [u8; 2],
+    left: Left,
+    /// Time passes. Nobody subscribes then, and who waits asks now and then.
+    ticks: bool,
+    /// Everybody comes again and again, holds for a tick, and does what there is to do before the next one.
+    prompt: bool,
+    variant: Variant,
+}
+
+/// The library as it is, or with a fault.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+enum Variant {
+    #[default]
+    AsItIs,
+    /// Releases go over a connection of their own.
+    TwoConnections,
+    /// A thread may ask after another has left the local lock and before that one's release is queued.
+    ReleaseQueuedLate,
+    /// A client does not count messages of its own releases, and notes that one will come when it reads the reply.
+    OwnMessagesNotedLate,
+    /// Nobody yields.
+    NoYield,
+    /// A cohort ends when no thread of its process waits.
+    CohortEndsWhenIdle,
+    /// The server counts only the listeners of one node, and the client relies on it.
+    CountsOneNode,
+    /// The bytes of a release leave with the next command.
+    ReleaseWaitsForCommand,
+    /// A lost connection is made again by the next command.
+    NobodyReconnects,
+    /// A contender reads its signals when it has been refused.
+    SignalsReadAfterReply,
+    /// It parks once it has subscribed, and does not ask again when that is confirmed.
+    NotAskedAfterSubscribing,
+    /// A hold has the number of its thread.
+    NumberPerThread,
+    /// A request that nobody waits for any more is not undone.
+    NoUndo,
+    /// The same on a connection that is given up: nothing is written to it any more.
+    NoLastWords,
+    /// A renewal creates what it does not find.
+    RenewalCreates,
+    /// Validity counts from the reply.
+    CountsFromReply,
+    /// The whole lease counts.
+    NoMargin,
+    /// The clocks differ by more than the margin.
+    ClocksBeyondMargin,
+    /// A hold is granted although its time is over.
+    GrantedTooLate,
+    /// Releases that were not acknowledged are forgotten with their connection.
+    ReleaseSentOnce,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Step {
+    Come(usize),
+    Submit(usize),
+    Run(usize),
+    RunLate(usize),
+    /// Executes the second of two commands first.
+    RunOther(usize),
+    Read(usize),
+    Subscribe(usize),
+    Confirm(usize),
+    Message(usize),
+    Ask(usize),
+    Poll(usize),
+    GiveUp(usize),
+    Leave(usize),
+    Renew(usize),
+    RunRenewal(usize),
+    ReadRenewal(usize),
+    LoseRenewal(usize),
+    Notice(usize),
+    Lose(usize, Fate),
+    Connect(usize),
+    LoseSubscription(usize),
+    Expire,
+    Restart,
+    Replicate,
+    Promote,
+    Tick,
+}
+
+/// What becomes of the commands on a connection that is lost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Fate {
+    Lost,
+    /// They are executed late, and the undoing of acquires behind them.
+    Late,
+    /// The same, if nothing could be written behind them.
+    LateAndTorn,
+}
+
+const EXCLUSION: &str = "two hold it, and neither server nor clock is to blame";
+const KEPT: &str = "a hold that counts as valid is kept by the server";
+const OWN: &str = "nobody meets a hold that its own process has released";
+const UNDONE: &str = "what nobody holds or asks for is released without waiting for the lease";
+const REACHED: &str = "whoever waits comes to hold it";
+const TURNS: &str = "nobody is overtaken again and again";
+
+/// What the library says of a hold of this age.
+struct Ages {
+    valid: Vec<bool>,
+    renews: Vec<bool>,
+    ends: Vec<bool>,
+}
+
+struct Plain {
+    scene: Scene,
+    ages: Ages,
+    begin: Instant,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Held(Instant);
+
+impl Holding for Held {
+    fn validity(&self) -> Validity {
+        Validity {
+            until: self.0,
+            lease: TICK * LEASE.into(),
+            complete: true,
+        }
+    }
+}
+
+fn is(variant: Variant, scene: Scene) -> bool {
+    scene.variant == variant
+}
+
+impl Plain {
+    fn new(scene: Scene) -> Self {
+        let begin = Instant::now();
+        let now = begin + TICK * 100;
+        let lease_of = |age: u8| {
+            let sent_at = now - TICK * age.into();
+            let mut lease = Lease::new(RENEWED, TICK * LEASE.into());
+            lease.grant(sent_at, sent_at);
+            (lease, sent_at)
+        };
+        let valid = |age: u8| match scene.variant {
+            Variant::NoMargin => age < LEASE,
+            _ => time::nanos(now) < lease_of(age).0.until(),
+        };
+        let renews = |age: u8| {
+            let (lease, sent_at) = lease_of(age);
+            lease.duty(now, Mode::Exclusive) == Duty::Renew
+                && now >= lease.due_after(sent_at, Mode::Exclusive)
+        };
+        let ends = |age: u8| matches!(lease_of(age).0.duty(now, Mode::Exclusive), Duty::Lose(_));
+        let ages = || 0..=LEASE + 1;
+        Self {
+            scene,
+            ages: Ages {
+                valid: ages().map(valid).collect(),
+                renews: ages().map(renews).collect(),
+                ends: ages().map(ends).collect(),
+            },
+            begin,
+        }
+    }
+
+    fn holds(&self, client: &Client) -> bool {
+        client.doing == Doing::Holds && self.ages.valid[usize::from(client.age)]
+    }
+
+    /// How the next contender of this client has to start.
+    fn starts_yielding(&self, client: &Client) -> bool {
+        let (Some(since), Some(released)) = (client.cohort, client.released) else {
+            return false;
+        };
+        let now = self.begin + TICK * 100;
+        let at = |age: u8| now - TICK * age.into();
+        let mut lock: LocalLock<(), Held, ()> = LocalLock::new(Order::Local, TICK * TENURE.into());
+        let mut enter = |now| lock.enter(1, Mode::Exclusive, RENEWED, now, None, Prefer::Writers);
+        enter(at(since));
+        let held = Held(now + TICK);
+        let granted = lock.granted(1, Mode::Exclusive, held, RENEWED, at(since));
+        drop(granted);
+        drop(lock.leave(1, &held, at(released), &|| ()));
+        match lock.enter(1, Mode::Exclusive, RENEWED, now, None, Prefer::Writers) {
+            Entered::Contend { start, .. } => start == Start::YieldAfter(()),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// A number that nothing refers to.
+    fn fresh(&self, state: &State, c: usize) -> Number {
+        if is(Variant::NumberPerThread, self.scene) {
+            return 1;
+        }
+        let client = &state.clients[c];
+        let mut used = 0_u32;
+        for commands in [client.sent, client.late, client.unwritten] {
+            for Command::Acquire(number) | Command::Release(number) in commands.iter() {
+                used |= 1 << number;
+            }
+        }
+        for number in client.kept.iter() {
+            used |= 1 << number;
+        }
+        if let Some(renewal) = client.renewal {
+            used |= 1 << renewal.number;
+        }
+        for owner in [state.key.owner, state.replica.owner] {
+            if let Some((_, number)) = owner.filter(|(its, _)| *its == c) {
+                used |= 1 << number;
+            }
+        }
+        u8::try_from((used | 1).trailing_ones()).unwrap_or(u8::MAX)
+    }
+
+    /// The client's thread asks.
+    fn ask(&self, state: &mut State, c: usize) {
+        let number = self.fresh(state, c);
+        let client = &mut state.clients[c];
+        client.doing = Doing::Asks;
+        // Read before the request is sent.
+        client.news = false;
+        client.age = 0;
+        client.number = number;
+        if !client.is_down {
+            if is(Variant::ReleaseWaitsForCommand, self.scene) {
+                client
+                    .sent
+                    .extend(std::mem::take(&mut client.unwritten).iter());
+            }
+            client.sent.push(Command::Acquire(number));
+        }
+    }
+
+    /// The server executes a command; the reply.
+    fn run(&self, state: &mut State, c: usize, command: Command) -> Reply {
+        match command {
+            Command::Acquire(number) => {
+                if state.key.owner.is_some_and(|owner| owner != (c, number)) {
+                    return Reply::Busy;
+                }
+                state.key.owner = Some((c, number));
+                state.key.ttl = LEASE;
+                state.clients[c].forgotten = false;
+                Reply::Taken
+            }
+            Command::Release(number) => {
+                if state.key.owner == Some((c, number)) {
+                    state.key = Key::default();
+                }
+                let mut others_listen = false;
+                if state.key.owner.is_none() {
+                    for (its, client) in state.clients.iter_mut().enumerate() {
+                        let listens = matches!(
+                            client.subscription,
+                            Subscription::Made | Subscription::Confirmed
+                        );
+                        if listens {
+                            client.messages = (client.messages + 1).min(2);
+                            others_listen |= its != c && !is(Variant::CountsOneNode, self.scene);
+                        }
+                    }
+                }
+                Reply::Released { others_listen }
+            }
+        }
+    }
+
+    /// The client sends a release, of a hold or of a request whose outcome it does not wait for.
+    fn release(&self, state: &mut State, c: usize, number: Number) {
+        let client = &mut state.clients[c];
+        if client.is_down {
+            if !client.kept.contains(number) {
+                client.kept.push(number);
+            }
+        } else if self.defers() {
+            client.unwritten.push(Command::Release(number));
+        } else {
+            client.sent.push(Command::Release(number));
+        }
+    }
+
+    fn defers(&self) -> bool {
+        matches!(
+            self.scene.variant,
+            Variant::ReleaseWaitsForCommand | Variant::ReleaseQueuedLate
+        )
+    }
+
+    /// It neither waits nor holds any more.
+    fn goes(&self, client: &mut Client) {
+        client.doing = Doing::Nothing;
+        (client.number, client.age, client.news) = (0, 0, false);
+        client.overtaken = 0;
+        self.unsubscribes(client);
+    }
+
+    fn unsubscribes(&self, client: &mut Client) {
+        // The subscription that a granted contender leaves behind ends at its release.
+        let lingers = is(Variant::OwnMessagesNotedLate, self.scene);
+        if !lingers {
+            client.subscription = Subscription::No;
+            client.messages = 0;
+        }
+    }
+
+    fn is_granted(&self, state: &mut State, c: usize) {
+        let client = &mut state.clients[c];
+        if is(Variant::CountsFromReply, self.scene) {
+            client.age = 0;
+        }
+        let in_time = self.ages.valid[usize::from(client.age)];
+        if !in_time && !is(Variant::GrantedTooLate, self.scene) {
+            let number = client.number;
+            self.goes(client);
+            return self.release(state, c, number);
+        }
+        if is(Variant::GrantedTooLate, self.scene) && !in_time {
+            client.age = 0;
+        }
+        client.doing = Doing::Holds;
+        client.news = false;
+        client.overtaken = 0;
+        if self.scene.prompt {
+            client.cohort.get_or_insert(0);
+        }
+        self.unsubscribes(client);
+        for (its, other) in state.clients.iter_mut().enumerate() {
+            let waits = matches!(other.doing, Doing::Asks | Doing::Parks);
+            if its != c && waits && self.scene.prompt {
+                other.overtaken = (other.overtaken + 1).min(OVERTAKEN + 1);
+            }
+        }
+    }
+
+    fn read(&self, state: &mut State, c: usize) {
+        let client = &mut state.clients[c];
+        let (Some(reply), Some(command)) = (client.replies.take_first(), client.sent.take_first())
+        else {
+            return;
+        };
+        let is_awaited = |number| client.doing == Doing::Asks && client.number == number;
+        match (command, reply) {
+            (Command::Acquire(number), Reply::Taken) if is_awaited(number) => {
+                self.is_granted(state, c);
+            }
+            (Command::Acquire(number), Reply::Busy) if is_awaited(number) => {
+                client.doing = Doing::Parks;
+                (client.number, client.age) = (0, 0);
+                // Another client has it: the tenure is over.
+                (client.cohort, client.released) = (None, None);
+                if client.subscription == Subscription::No && !self.scene.ticks {
+                    client.subscription = Subscription::Sent;
+                    client.news = false;
+                }
+                if is(Variant::SignalsReadAfterReply, self.scene) {
+                    client.news = false;
+                }
+            }
+            (Command::Release(_), Reply::Released { others_listen }) => {
+                if is(Variant::OwnMessagesNotedLate, self.scene) {
+                    client.ignores = (client.ignores + 1).min(2);
+                }
+                client.notified = others_listen && self.scene.prompt;
+                if client.doing == Doing::Counts && client.sent.is_empty() {
+                    self.counted(state, c);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Its last release is answered: it yields if others were notified.
+    fn counted(&self, state: &mut State, c: usize) {
+        let client = &mut state.clients[c];
+        if client.notified {
+            client.doing = Doing::Yields;
+            client.subscription = Subscription::Sent;
+        } else {
+            self.ask(state, c);
+        }
+    }
+
+    /// The connection is lost, with all that it carried.
+    fn lose(&self, state: &mut State, c: usize, fate: Fate) {
+        let client = &mut state.clients[c];
+        let sent = std::mem::take(&mut client.sent);
+        if fate != Fate::Lost {
+            client.late.extend(sent.iter().skip(client.replies.count));
+        }
+        client.replies = Few::default();
+        client.is_down = true;
+        for command in sent.iter() {
+            let number = match command {
+                Command::Acquire(number) => {
+                    let words = !is(Variant::NoLastWords, self.scene);
+                    if fate == Fate::Late && words && !is(Variant::NoUndo, self.scene) {
+                        client.late.push(Command::Release(number));
+                    }
+                    if is(Variant::NoUndo, self.scene) {
+                        continue;
+                    }
+                    number
+                }
+                Command::Release(_) if is(Variant::ReleaseSentOnce, self.scene) => continue,
+                Command::Release(number) => number,
+            };
+            if !client.kept.contains(number) {
+                client.kept.push(number);
+            }
+        }
+    }
+
+    fn connect(&self, state: &mut State, c: usize) {
+        let client = &mut state.clients[c];
+        client.is_down = false;
+        // First what is unacknowledged about the name.
+        for number in std::mem::take(&mut client.kept).iter() {
+            client.sent.push(Command::Release(number));
+        }
+        if client.doing == Doing::Asks {
+            let news = client.news;
+            self.ask(state, c);
+            state.clients[c].news = news;
+        }
+    }
+
+    /// The server is another now, and all connections to it are lost.
+    fn replaced(&self, state: &mut State, by: Key) {
+        state.key = by;
+        for c in 0..state.clients.len() {
+            if !state.clients[c].is_down {
+                self.lose(state, c, Fate::Lost);
+            }
+            let client = &mut state.clients[c];
+            client.forgotten |= by.owner.is_none_or(|(its, _)| its != c);
+            // What the old one has not executed it never will.
+            client.late = Few::default();
+            if client.subscription != Subscription::No {
+                Self::is_deaf(client);
+            }
+        }
+    }
+
+    /// Its subscription was lost, and it subscribes anew.
+    fn is_deaf(client: &mut Client) {
+        // It hears of that, and asks again.
+        client.news |= client.subscription == Subscription::Confirmed;
+        client.subscription = Subscription::Sent;
+        client.messages = 0;
+    }
+
+    fn tick(&self, state: &mut State) {
+        // Whatever is over is alike.
+        let over = self.ages.valid.iter().take_while(|valid| **valid).count();
+        let older = |age: &mut u8| *age = (*age + 1).min(u8::try_from(over).unwrap_or(LEASE));
+        let more = |age: &mut u8| *age = (*age + 1).min(LEASE + 1);
+        for key in [&mut state.key, &mut state.replica] {
+            key.ttl = key.ttl.saturating_sub(1);
+            if key.ttl == 0 {
+                *key = Key::default();
+            }
+        }
+        for client in &mut state.clients {
+            if matches!(client.doing, Doing::Asks | Doing::Holds) {
+                older(&mut client.age);
+            }
+            if let Some(renewal) = &mut client.renewal {
+                older(&mut renewal.age);
+            }
+            client.cohort.iter_mut().for_each(more);
+            client.released.iter_mut().for_each(more);
+        }
+    }
+
+    /// What may happen to one client, as far as it does not depend on time.
+    fn next_of(&self, state: &State, c: usize, add: &mut dyn FnMut(Step, State)) {
+        let client = &state.clients[c];
+        let mut take = |step: Step, change: &dyn Fn(&mut State)| {
+            let mut after = *state;
+            change(&mut after);
+            add(step, after);
+        };
+        let (is_up, scene) = (!client.is_down, self.scene);
+        let unexecuted = client.sent.get(client.replies.count);
+        if client.doing == Doing::Nothing && (client.comes > 0 || scene.prompt) {
+            take(Step::Come(c), &|state| {
+                let yields = self.starts_yielding(&state.clients[c]);
+                let client = &mut state.clients[c];
+                client.comes = client.comes.saturating_sub(1);
+                if yields && !is(Variant::NoYield, scene) {
+                    client.doing = Doing::Counts;
+                    (client.cohort, client.released) = (None, None);
+                    if client.sent.is_empty() {
+                        self.counted(state, c);
+                    }
+                } else {
+                    self.ask(state, c);
+                }
+            });
+        }
+        if is(Variant::ReleaseQueuedLate, scene) && is_up && !client.unwritten.is_empty() {
+            take(Step::Submit(c), &|state| {
+                let client = &mut state.clients[c];
+                let commands = std::mem::take(&mut client.unwritten);
+                client.sent.extend(commands.iter());
+            });
+        }
+        if let Some(command) = unexecuted.filter(|_| is_up) {
+            take(Step::Run(c), &|state| {
+                let reply = self.run(state, c, command);
+                state.clients[c].replies.push(reply);
+            });
+        }
+        let other = client.sent.get(client.replies.count + 1);
+        if let Some(command) = other
+            && is_up
+            && is(Variant::TwoConnections, scene)
+        {
+            take(Step::RunOther(c), &|state| {
+                let at = state.clients[c].replies.count;
+                state.clients[c].sent.things.swap(at, at + 1);
+                let reply = self.run(state, c, command);
+                state.clients[c].replies.push(reply);
+            });
+        }
+        if let Some(command) = client.late.get(0) {
+            take(Step::RunLate(c), &|state| {
+                state.clients[c].late.take_first();
+                self.run(state, c, command);
+            });
+        }
+        if !client.replies.is_empty() {
+            take(Step::Read(c), &|state| self.read(state, c));
+        }
+        match client.subscription {
+            Subscription::Sent => take(Step::Subscribe(c), &|state| {
+                state.clients[c].subscription = Subscription::Made;
+            }),
+            Subscription::Made => take(Step::Confirm(c), &|state| {
+                let client = &mut state.clients[c];
+                client.subscription = Subscription::Confirmed;
+                let asks = !is(Variant::NotAskedAfterSubscribing, scene);
+                client.news |= asks && client.doing != Doing::Yields;
+            }),
+            Subscription::Confirmed if client.messages > 0 => {
+                take(Step::Message(c), &|state| {
+                    let client = &mut state.clients[c];
+                    client.messages -= 1;
+                    if client.ignores > 0 {
+                        client.ignores -= 1;
+                        return;
+                    }
+                    client.news = true;
+                    if client.doing == Doing::Yields {
+                        self.ask(state, c);
+                    }
+                });
+            }
+            Subscription::Confirmed | Subscription::No => {}
+        }
+        if client.doing == Doing::Parks && client.news {
+            take(Step::Ask(c), &|state| self.ask(state, c));
+        }
+        let may_leave = !scene.prompt || client.age > 0;
+        if client.doing == Doing::Holds && may_leave {
+            take(Step::Leave(c), &|state| {
+                let client = &mut state.clients[c];
+                let number = client.number;
+                self.goes(client);
+                client.released = client.cohort.map(|_| 0);
+                if is(Variant::CohortEndsWhenIdle, scene) {
+                    (client.cohort, client.released) = (None, None);
+                }
+                self.release(state, c, number);
+            });
+        }
+        let reconnects = match scene.variant {
+            Variant::NobodyReconnects => false,
+            _ => !client.kept.is_empty(),
+        };
+        if client.is_down && (client.doing == Doing::Asks || reconnects) {
+            take(Step::Connect(c), &|state| self.connect(state, c));
+        }
+    }
+
+    /// What goes wrong, and who gives up.
+    fn faults(&self, state: &State, c: usize, add: &mut dyn FnMut(Step, State)) {
+        let (client, left) = (&state.clients[c], state.left);
+        let mut take = |step: Step, change: &dyn Fn(&mut State)| {
+            let mut after = *state;
+            change(&mut after);
+            add(step, after);
+        };
+        if left.losses > 0 && !client.is_down && !client.sent.is_empty() {
+            let torn = self.scene.ticks;
+            let fates = [Fate::Lost, Fate::Late, Fate::LateAndTorn];
+            let possible = fates.into_iter().take(if torn { 3 } else { 2 });
+            for fate in possible.filter(|fate| *fate == Fate::Lost || client.late.is_empty()) {
+                take(Step::Lose(c, fate), &|state| {
+                    state.left.losses -= 1;
+                    self.lose(state, c, fate);
+                });
+            }
+        }
+        let waits = matches!(client.doing, Doing::Asks | Doing::Parks);
+        if left.ends > 0 && waits {
+            take(Step::GiveUp(c), &|state| {
+                state.left.ends -= 1;
+                let client = &mut state.clients[c];
+                let (doing, number) = (client.doing, client.number);
+                self.goes(client);
+                let undoes = !is(Variant::NoUndo, self.scene);
+                if doing == Doing::Asks && !client.is_down && undoes {
+                    self.release(state, c, number);
+                }
+            });
+        }
+        if left.deaf > 0 && client.subscription != Subscription::No {
+            take(Step::LoseSubscription(c), &|state| {
+                state.left.deaf -= 1;
+                Self::is_deaf(&mut state.clients[c]);
+            });
+        }
+    }
+
+    /// The lease, and what becomes of it while time passes.
+    fn lease(&self, state: &State, c: usize, add: &mut dyn FnMut(Step, State)) {
+        let client = &state.clients[c];
+        let mut take = |step: Step, change: &dyn Fn(&mut State)| {
+            let mut after = *state;
+            change(&mut after);
+            add(step, after);
+        };
+        let age = usize::from(client.age);
+        let holds = client.doing == Doing::Holds;
+        match client.renewal {
+            None if holds && self.ages.renews[age] => take(Step::Renew(c), &|state| {
+                let client = &mut state.clients[c];
+                client.renewal = Some(Renewal {
+                    number: client.number,
+                    age: 0,
+                    found: None,
+                });
+            }),
+            None => {}
+            Some(renewal) => {
+                let Renewal { number, found, .. } = renewal;
+                // Lost on the way there, or on the way back.
+                take(Step::LoseRenewal(c), &|state| {
+                    state.clients[c].renewal = None;
+                });
+                if found.is_none() {
+                    take(Step::RunRenewal(c), &|state| {
+                        let mut found = state.key.owner == Some((c, number));
+                        if is(Variant::RenewalCreates, self.scene) && state.key.owner.is_none() {
+                            state.key.owner = Some((c, number));
+                            found = true;
+                        }
+                        if found {
+                            state.key.ttl = LEASE;
+                        }
+                        let found = Some(found);
+                        state.clients[c].renewal = Some(Renewal { found, ..renewal });
+                    });
+                }
+                if let Some(found) = found {
+                    take(Step::ReadRenewal(c), &|state| {
+                        let client = &mut state.clients[c];
+                        client.renewal = None;
+                        if client.doing != Doing::Holds || client.number != number {
+                            return;
+                        }
+                        if found {
+                            let from_reply = is(Variant::CountsFromReply, self.scene);
+                            let age = if from_reply { 0 } else { renewal.age };
+                            client.age = client.age.min(age);
+                        } else {
+                            self.goes(client);
+                        }
+                    });
+                }
+            }
+        }
+        if holds && self.ages.ends[age] && !self.ages.valid[age] {
+            take(Step::Notice(c), &|state| {
+                let client = &mut state.clients[c];
+                let number = client.number;
+                self.goes(client);
+                self.release(state, c, number);
+            });
+        }
+        if client.doing == Doing::Parks {
+            take(Step::Poll(c), &|state| self.ask(state, c));
+        }
+    }
+}
+
+impl Model for Plain {
+    type State = State;
+    type Step = Step;
+
+    fn start(&self) -> State {
+        let client = |comes| Client {
+            comes,
+            ..Client::default()
+        };
+        State {
+            key: Key::default(),
+            replica: Key::default(),
+            clients: self.scene.comes.map(client),
+            left: self.scene.left,
+        }
+    }
+
+    fn next(&self, state: &State, to: &mut Vec<(Step, State)>) {
+        let scene = self.scene;
+        let mut add = |step, after| to.push((step, after));
+        for c in 0..state.clients.len() {
+            self.next_of(state, c, &mut add);
+            self.faults(state, c, &mut add);
+            if scene.ticks {
+                self.lease(state, c, &mut add);
+            }
+        }
+        let with = |change: &dyn Fn(&mut State)| {
+            let mut after = *state;
+            change(&mut after);
+            after
+        };
+        if state.left.restarts > 0 {
+            let after = with(&|state| {
+                state.left.restarts -= 1;
+                self.replaced(state, Key::default());
+            });
+            add(Step::Restart, after);
+        }
+        if state.left.promotions > 0 {
+            if state.replica != state.key {
+                add(Step::Replicate, with(&|state| state.replica = state.key));
+            }
+            let after = with(&|state| {
+                state.left.promotions -= 1;
+                self.replaced(state, state.replica);
+            });
+            add(Step::Promote, after);
+        }
+        if scene.ticks {
+            let drift = match scene.variant {
+                Variant::ClocksBeyondMargin => DRIFT + 1,
+                _ => DRIFT,
+            };
+            if state.key.owner.is_some() && state.key.ttl <= drift {
+                add(Step::Expire, with(&|state| state.key = Key::default()));
+            }
+            add(Step::Tick, with(&|state| self.tick(state)));
+        }
+        if scene.prompt && to.is_empty() {
+            let after = with(&|state| {
+                self.tick(state);
+                // Nothing is renewed here, and no lease ends.
+                state.key.ttl = LEASE;
+                for c in 0..state.clients.len() {
+                    if state.clients[c].doing == Doing::Holds {
+                        state.clients[c].age = 1;
+                    }
+                    if state.clients[c].doing == Doing::Yields {
+                        self.ask(state, c);
+                    }
+                }
+            });
+            to.push((Step::Tick, after));
+        }
+    }
+
+    fn broken(&self, before: &State, step: Step, after: &State) -> Option<&'static str> {
+        let held = after.clients.iter().filter(|its| self.holds(its)).count();
+        let forgotten = after.clients.iter().any(|client| client.forgotten);
+        if held > 1 && !forgotten {
+            return Some(EXCLUSION);
+        }
+        for (c, client) in after.clients.iter().enumerate() {
+            let is_kept = after.key.owner == Some((c, client.number));
+            if self.holds(client) && !is_kept && !client.forgotten {
+                return Some(KEPT);
+            }
+            if client.overtaken > OVERTAKEN {
+                return Some(TURNS);
+            }
+        }
+        let calm = self.scene.left == Left::default() && !self.scene.ticks;
+        if let Step::Run(c) | Step::RunOther(c) = step
+            && calm
+            && last_reply(after, c) == Some(Reply::Busy)
+            && before.key.owner.is_some_and(|(its, _)| its == c)
+        {
+            return Some(OWN);
+        }
+        None
+    }
+
+    fn goals(&self) -> Vec<&'static str> {
+        // What a torn connection carried can only end with its lease.
+        let torn = self.scene.ticks && self.scene.left.losses > 0;
+        let mut goals = vec![REACHED, REACHED];
+        goals.extend((!torn).then_some(UNDONE));
+        goals
+    }
+
+    fn lacks(&self, goal: usize, state: &State) -> bool {
+        match state.clients.get(goal) {
+            // It may also end with an error: granted too late.
+            Some(client) => matches!(client.doing, Doing::Asks | Doing::Parks),
+            None => state.key.owner.is_some_and(|(c, number)| {
+                let client = &state.clients[c];
+                let has_or_wants = matches!(client.doing, Doing::Asks | Doing::Holds);
+                client.number != number || !has_or_wants
+            }),
+        }
+    }
+
+    fn is_due(&self, goal: usize, step: Step) -> bool {
+        match step {
+            Step::Come(_)
+            | Step::GiveUp(_)
+            | Step::Lose(..)
+            | Step::LoseRenewal(_)
+            | Step::LoseSubscription(_)
+            | Step::Restart
+            | Step::Promote => false,
+            Step::Tick | Step::Expire | Step::Poll(_) | Step::Notice(_) | Step::Renew(_) => {
+                goal < 2
+            }
+            _ => true,
+        }
+    }
+
+    fn words(&self, before: &State, step: Step, after: &State) -> String {
+        let of = |c: usize| ["A", "B"][c];
+        let command = |of: &Few<Command>, at: usize| match of.get(at) {
+            Some(Command::Acquire(number)) => format!("acquire as owner {number}"),
+            Some(Command::Release(number)) => format!("release of owner {number}"),
+            None => String::new(),
+        };
+        let reply = |c: usize| match last_reply(after, c) {
+            Some(Reply::Taken) => "granted",
+            Some(Reply::Busy) => "busy",
+            _ if before.key.owner != after.key.owner => "released",
+            _ => "nothing to release",
+        };
+        match step {
+            Step::Come(c) => format!("{} comes and wants the lock", of(c)),
+            Step::Submit(c) => format!("{}'s release is queued on its connection", of(c)),
+            Step::Run(c) => {
+                let client = &before.clients[c];
+                let command = command(&client.sent, client.replies.count);
+                format!("the server executes {}'s {command}: {}", of(c), reply(c))
+            }
+            Step::RunLate(c) => {
+                let command = command(&before.clients[c].late, 0);
+                format!("the server executes {}'s {command}, which was late", of(c))
+            }
+            Step::RunOther(c) => {
+                let client = &before.clients[c];
+                let command = command(&client.sent, client.replies.count + 1);
+                format!(
+                    "the server executes {}'s {command} first: {}",
+                    of(c),
+                    reply(c)
+                )
+            }
+            Step::Read(c) => format!("{} reads the next reply", of(c)),
+            Step::Subscribe(c) => format!("the server executes {}'s SUBSCRIBE", of(c)),
+            Step::Confirm(c) => format!("{}'s subscription is confirmed", of(c)),
+            Step::Message(c) => format!("{} receives a message", of(c)),
+            Step::Ask(c) => format!("{} has news, and asks again", of(c)),
+            Step::Poll(c) => format!("{} has parked for long enough, and asks again", of(c)),
+            Step::GiveUp(c) => format!("{} gives up waiting", of(c)),
+            Step::Leave(c) => format!("{} releases the lock", of(c)),
+            Step::Renew(c) => format!("{}'s watchdog sends a renewal", of(c)),
+            Step::RunRenewal(c) => format!("the server executes {}'s renewal", of(c)),
+            Step::ReadRenewal(c) => format!("{}'s watchdog reads the reply", of(c)),
+            Step::LoseRenewal(c) => format!("{}'s renewal or its reply is lost", of(c)),
+            Step::Notice(c) => format!("{}'s hold is reported lost: its time is over", of(c)),
+            Step::Lose(c, Fate::Lost) => format!("{}'s connection is lost", of(c)),
+            Step::Lose(c, Fate::Late) => format!(
+                "{}'s connection is given up; what it carries may be executed late",
+                of(c)
+            ),
+            Step::Lose(c, Fate::LateAndTorn) => format!(
+                "{}'s connection breaks; what it carries may be executed late, and nothing more can be written",
+                of(c)
+            ),
+            Step::Connect(c) => format!("{} connects, and sends what is unacknowledged", of(c)),
+            Step::LoseSubscription(c) => {
+                format!("{}'s subscription is lost; it subscribes anew", of(c))
+            }
+            Step::Expire => "the lease ends by the server's clock".to_owned(),
+            Step::Restart => "the server restarts, empty".to_owned(),
+            Step::Replicate => "the replica receives what the server has".to_owned(),
+            Step::Promote => "the replica becomes the server, as it is".to_owned(),
+            Step::Tick => "a tick".to_owned(),
+        }
+    }
+}
+
+fn last_reply(state: &State, c: usize) -> Option<Reply> {
+    let replies = &state.clients[c].replies;
+    replies.get(replies.count.checked_sub(1)?)
+}
+
+/// Two clients, without time and faults: nobody waits for what will not come.
+const WAITS: Scene = Scene {
+    comes: [2, 2],
+    left: Left {
+        losses: 0,
+        ends: 0,
+        restarts: 0,
+        promotions: 0,
+        deaf: 0,
+    },
+    ticks: false,
+    prompt: false,
+    variant: Variant::AsItIs,
+};
+
+/// Connections are lost, threads give up.
+fn losses(losses: u8, ends: u8, deaf: u8) -> Scene {
+    Scene {
+        left: Left {
+            losses,
+            ends,
+            deaf,
+            ..Left::default()
+        },
+        ..WAITS
+    }
+}
+
+/// One of them comes only once.
+fn twice_and_once(scene: Scene) -> Scene {
+    Scene {
+        comes: [2, 1],
+        ..scene
+    }
+}
+
+/// Leases run out, and are renewed.
+const LEASES: Scene = Scene {
+    comes: [1, 1],
+    ticks: true,
+    ..WAITS
+};
+
+/// Everybody wants it all the time.
+const CROWDED: Scene = Scene {
+    comes: [0, 0],
+    prompt: true,
+    ..WAITS
+};
+
+fn keeps(name: &str, scene: Scene) -> usize {
+    search::keeps(name, &Plain::new(scene)).states
+}
+
+#[test]
+fn whoever_waits_gets_it_without_polling_whatever_connections_are_lost() {
+    let mut states = keeps("two clients", WAITS);
+    states += keeps("two who give up", losses(0, 2, 0));
+    states += keeps("a lost connection", twice_and_once(losses(1, 0, 0)));
+    let both = twice_and_once(losses(1, 1, 0));
+    states += keeps("a lost connection, and one gives up", both);
+    states += keeps("a lost subscription", losses(0, 0, 1));
+    let restart = Left {
+        restarts: 1,
+        ..Left::default()
+    };
+    let restarted = Scene {
+        left: restart,
+        ..WAITS
+    };
+    states += keeps("a server that restarts", twice_and_once(restarted));
+    if search::asked_for("deep") {
+        keeps(
+            "two lost connections, twice and once",
+            twice_and_once(losses(2, 0, 0)),
+        );
+        keeps("a server that restarts, twice each", restarted);
+        keeps("a lost connection, twice each", losses(1, 1, 0));
+        keeps("two lost connections", losses(2, 1, 0));
+        keeps("everything once", losses(1, 1, 1));
+        keeps(
+            "three times each",
+            Scene {
+                comes: [3, 3],
+                ..losses(1, 0, 0)
+            },
+        );
+    }
+    assert!(states > 10_000, "{states}");
+}
+
+#[test]
+fn two_never_hold_it_unless_the_server_forgets() {
+    let with = |left| Scene { left, ..LEASES };
+    let mut states = keeps("leases", LEASES);
+    states += keeps(
+        "a restart",
+        with(Left {
+            restarts: 1,
+            ..Left::default()
+        }),
+    );
+    if search::asked_for("deep") {
+        keeps(
+            "leases, twice each",
+            Scene {
+                comes: [2, 2],
+                ..LEASES
+            },
+        );
+        keeps(
+            "a promotion",
+            with(Left {
+                promotions: 1,
+                ..Left::default()
+            }),
+        );
+        keeps(
+            "a lost connection",
+            with(Left {
+                losses: 1,
+                ..Left::default()
+            }),
+        );
+    }
+    assert!(states > 10_000, "{states}");
+}
+
+#[test]
+fn nobody_is_overtaken_again_and_again() {
+    let states = keeps("a crowd", CROWDED);
+    assert!(states > 100, "{states}");
+}
+
+#[test]
+fn every_fault_of_the_protocol_is_found() {
+    let faults = [
+        (Variant::TwoConnections, WAITS, OWN),
+        (Variant::ReleaseQueuedLate, WAITS, OWN),
+        (Variant::OwnMessagesNotedLate, WAITS, REACHED),
+        (Variant::NoYield, CROWDED, TURNS),
+        (Variant::CohortEndsWhenIdle, CROWDED, TURNS),
+        (Variant::CountsOneNode, CROWDED, TURNS),
+        (Variant::ReleaseWaitsForCommand, WAITS, REACHED),
+        (Variant::NobodyReconnects, losses(1, 0, 0), REACHED),
+        (Variant::SignalsReadAfterReply, WAITS, REACHED),
+        (Variant::NotAskedAfterSubscribing, WAITS, REACHED),
+        (Variant::NumberPerThread, losses(1, 0, 0), KEPT),
+        (Variant::NoUndo, losses(0, 1, 0), REACHED),
+        (Variant::NoLastWords, losses(1, 0, 0), REACHED),
+        (Variant::ReleaseSentOnce, losses(1, 0, 0), REACHED),
+        (Variant::RenewalCreates, LEASES, UNDONE),
+        (Variant::CountsFromReply, LEASES, KEPT),
+        (Variant::NoMargin, LEASES, KEPT),
+        (Variant::ClocksBeyondMargin, LEASES, KEPT),
+        (Variant::GrantedTooLate, LEASES, KEPT),
+    ];
+    for (variant, scene, rule) in faults {
+        let scene = Scene { variant, ..scene };
+        search::breaks(&format!("{variant:?}"), &Plain::new(scene), rule);
+    }
+}
