@@ -56,6 +56,30 @@ fn with_url(server: &Server, url: String) -> Config {
     }
 }
 
+#[cfg(feature = "sentinel")]
+impl super::sentinel::Deployment {
+    pub(crate) fn config(&self) -> Config {
+        let url = self.url();
+        #[cfg(feature = "tls")]
+        if self.servers[0].is_tls() {
+            let config = Config::new(url.replacen("redis", "rediss", 1));
+            return config.tls(trusting()).lease(ms(1_500));
+        }
+        Config::new(url).lease(ms(1_500))
+    }
+}
+
+#[cfg(feature = "cluster")]
+impl super::cluster::Cluster {
+    pub(crate) fn config(&self) -> Config {
+        Config::new(self.url())
+    }
+
+    pub(crate) fn open(&self) -> Client {
+        Client::open(self.config()).expect("a cluster")
+    }
+}
+
 /// Trusts what the CA of the tests has issued.
 #[cfg(feature = "tls")]
 pub(crate) fn trusting() -> redlatch::TlsConfig {

@@ -4,8 +4,6 @@
 
 mod bare;
 mod clients;
-#[cfg(feature = "cluster")]
-pub(crate) mod cluster;
 mod dice;
 pub(crate) mod fair;
 pub(crate) mod history;
@@ -24,8 +22,6 @@ pub(crate) mod rw_scripts;
 pub(crate) mod rwlock;
 pub(crate) mod scripts;
 pub(crate) mod semaphore;
-#[cfg(feature = "sentinel")]
-pub(crate) mod sentinel;
 mod strangers;
 mod threads;
 mod time;

@@ -4,38 +4,11 @@ use std::time::Duration;
 
 use redlatch::{Client, Result};
 
-use crate::support::{Crew, eventually, is_redis_6};
-
-/// Pages of the guide.
-pub(crate) const OPERATIONS: &str = include_str!(concat!(
-    env!("CARGO_MANIFEST_DIR"),
-    "/src/guide/operations.md"
-));
-#[cfg(any(feature = "cluster", feature = "sentinel"))]
-pub(crate) const DEPLOYMENTS: &str = include_str!(concat!(
-    env!("CARGO_MANIFEST_DIR"),
-    "/src/guide/deployments.md"
-));
+pub(crate) use crate::support::acl::*;
+use crate::support::{Crew, eventually};
 
 /// A client that is no more.
 const READER: &str = "9f8e7d6c-5b4a-4321-8fed-cba987654321";
-
-/// The command that a page gives for a user, as far as this server knows its words.
-pub(crate) fn acl_line(page: &'static str, user: &str) -> Vec<&'static str> {
-    let begins = format!("ACL SETUSER {user} ");
-    let line = page.lines().find(|line| line.starts_with(&begins));
-    // Redis 6.2 knows no sharded channels.
-    let sharded = [
-        "+spublish",
-        "+ssubscribe",
-        "+sunsubscribe",
-        "+pubsub|shardnumsub",
-    ];
-    let words = line.expect("the guide has it").split(' ');
-    words
-        .filter(|word| !is_redis_6() || !sharded.contains(word))
-        .collect()
-}
 
 /// Somebody waits with `wait` for what `hold` holds, and gets it.
 pub(crate) fn hands_over<G, H: 'static>(

@@ -10,8 +10,11 @@
     reason = "each borrower uses a part"
 )]
 
+pub(crate) mod acl;
 #[cfg(feature = "tls")]
 mod certificates;
+#[cfg(feature = "cluster")]
+pub(crate) mod cluster;
 mod deployment;
 mod lateness;
 mod logs;
@@ -20,6 +23,8 @@ pub(crate) mod lua;
 mod pool;
 mod process;
 mod proxy;
+#[cfg(feature = "sentinel")]
+pub(crate) mod sentinel;
 mod server;
 mod wait;
 

@@ -5,10 +5,9 @@ use std::time::Instant;
 use std::{fs, io, thread};
 
 use redis::{FromRedisValue, RedisResult, Value};
-use redlatch::{Client, Config};
 use tempfile::TempDir;
 
-use crate::support::{GENEROUS, Server, eventually, free_port, is_redis_6, ms, names_shards};
+use super::{GENEROUS, Server, eventually, free_port, is_redis_6, ms, names_shards};
 
 const MASTERS: usize = 3;
 
@@ -179,14 +178,6 @@ impl Cluster {
         format!("redis+cluster://{}/", seeds.join(","))
     }
 
-    pub(crate) fn config(&self) -> Config {
-        Config::new(self.url())
-    }
-
-    pub(crate) fn open(&self) -> Client {
-        Client::open(self.config()).expect("a cluster")
-    }
-
     /// The slot of a key.
     pub(crate) fn slot(&self, key: &str) -> usize {
         self.any().ask(&["CLUSTER", "KEYSLOT", key])
@@ -247,7 +238,7 @@ impl Cluster {
     /// A name that begins with `prefix`, with its keys at the `n`th of the masters as they are at first.
     pub(crate) fn name_at(&self, n: usize, prefix: &str) -> String {
         (0..)
-            .map(|i| crate::support::unique(&format!("{prefix}{i}")))
+            .map(|i| super::unique(&format!("{prefix}{i}")))
             .find(|name| self.slot(name) * MASTERS / SLOTS == n)
             .expect("there are enough")
     }
@@ -383,8 +374,8 @@ impl<'a> Place<'a> {
         }
         #[cfg(feature = "tls")]
         let proof = self.tls.map(|(_, name)| {
-            let identity = crate::support::authority().issue(&[name]);
-            crate::support::tls_args(self.dir.path(), &identity)
+            let identity = super::authority().issue(&[name]);
+            super::tls_args(self.dir.path(), &identity)
         });
         #[cfg(feature = "tls")]
         if let Some(proof) = &proof {

@@ -2,10 +2,8 @@
 
 use std::time::Duration;
 
-use redlatch::Config;
-
-use crate::support::rights::{DEPLOYMENTS, acl_line};
-use crate::support::{LONG, SENTINEL, Server, eventually, is_redis_6, ms, within};
+use super::acl::{DEPLOYMENTS, acl_line};
+use super::{GENEROUS, SENTINEL, Server, eventually, is_redis_6, ms, within};
 
 /// What the Sentinels call them.
 pub(crate) const SERVICE: &str = "lock service";
@@ -31,7 +29,7 @@ impl Deployment {
     /// All of them speak TLS, also among themselves.
     #[cfg(feature = "tls")]
     pub(crate) fn start_tls() -> Self {
-        let identity = crate::support::authority().issue(&["127.0.0.1"]);
+        let identity = super::authority().issue(&["127.0.0.1"]);
         Self::of(|args| {
             Server::start_tls(&identity, &[args, &["--tls-replication", "yes"]].concat())
         })
@@ -70,7 +68,7 @@ impl Deployment {
         };
         for sentinel in &sentinels {
             // One that has asked a server too early asks it again after 10 s.
-            let know_each_other = within(3 * LONG, || {
+            let know_each_other = within(3 * GENEROUS, || {
                 knows(sentinel, "REPLICAS", 2) && knows(sentinel, "SENTINELS", 2)
             });
             assert!(know_each_other, "{}", sentinel.log());
@@ -99,16 +97,11 @@ impl Deployment {
         )
     }
 
-    pub(crate) fn config(&self) -> Config {
+    /// The same with all of them.
+    pub(crate) fn url(&self) -> String {
         let sentinels = self.sentinels.iter();
         let ports: Vec<_> = sentinels.map(|its| its.client_addr().port()).collect();
-        let url = Self::url_of(&ports);
-        #[cfg(feature = "tls")]
-        if self.servers[0].is_tls() {
-            let config = Config::new(url.replacen("redis", "rediss", 1));
-            return config.tls(crate::support::trusting()).lease(ms(1_500));
-        }
-        Config::new(url).lease(ms(1_500))
+        Self::url_of(&ports)
     }
 
     /// The Sentinels replace the master by another, although it is well, and soon have it follow that. Returns when clients
@@ -135,7 +128,7 @@ impl Deployment {
             } else {
                 "role:slave"
             };
-            let has_it = within(3 * LONG, || {
+            let has_it = within(3 * GENEROUS, || {
                 let says = try_ask::<String>(server, &["INFO", "replication"]);
                 says.is_ok_and(|says| says.contains(its))
             });
@@ -200,9 +193,13 @@ pub(crate) fn ask<T: redis::FromRedisValue>(server: &Server, command: &[&str]) -
     try_ask(server, command).unwrap_or_else(|err| panic!("{command:?}: {err}"))
 }
 
-fn try_ask<T: redis::FromRedisValue>(server: &Server, command: &[&str]) -> redis::RedisResult<T> {
+/// The same, with the refusal as an error.
+pub(crate) fn try_ask<T: redis::FromRedisValue>(
+    server: &Server,
+    command: &[&str],
+) -> redis::RedisResult<T> {
     let url = format!("redis://:{PASSWORD}@127.0.0.1:{}/", server.port());
-    let mut connection = crate::support::try_connection_to(&url)?;
+    let mut connection = super::try_connection_to(&url)?;
     let mut asked = redis::cmd(command[0]);
     asked.arg(&command[1..]).query(&mut connection)
 }
