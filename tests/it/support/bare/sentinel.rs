@@ -150,7 +150,7 @@ impl Deployment {
         let (_, port): (String, u16) =
             self.sentinels[0].ask(&["SENTINEL", "GET-MASTER-ADDR-BY-NAME", SERVICE]);
         let is_it = |server: &Server| server.client_addr().port() == port;
-        self.servers.iter().position(is_it).unwrap()
+        self.servers.iter().position(is_it).expect("one of ours")
     }
 
     /// Waits until another server than `old` is a master and is named so; returns which.

@@ -319,6 +319,15 @@ impl Server {
         }
     }
 
+    /// Removes what a server that was killed has saved, so that it starts empty.
+    pub(crate) fn lose_data(&self) {
+        assert!(!self.alive, "it would save it again");
+        fs::remove_dir_all(self.dir().join("appendonlydir")).ok();
+        for file in ["appendonly.aof", "dump.rdb"] {
+            fs::remove_file(self.dir().join(file)).ok();
+        }
+    }
+
     /// SIGSTOP: connections stay open, even new ones are accepted by the kernel, and nothing answers.
     pub(crate) fn freeze(&self) {
         self.lasts.store(false, Ordering::Relaxed);
@@ -371,7 +380,7 @@ impl Server {
     pub(crate) fn try_ask<T: FromRedisValue>(&self, command: &[&str]) -> RedisResult<T> {
         redis::cmd(command[0])
             .arg(&command[1..])
-            .query(&mut self.connection())
+            .query(&mut try_connection_to(&self.url())?)
     }
 
     /// The integer stored under `key`; 0 if there is none.

@@ -1,0 +1,248 @@
+//! The servers, however many and however reached, and what can be done to them.
+
+use std::thread;
+use std::time::Duration;
+
+use redis::{FromRedisValue, RedisResult, Value};
+use redlatch::{Client, Config, Result};
+
+#[cfg(feature = "cluster")]
+use crate::support::cluster::Cluster;
+#[cfg(feature = "sentinel")]
+use crate::support::sentinel;
+use crate::support::{Proxy, Server, eventually, ms, within};
+
+/// Where the locks are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// On a server that saves every write before it answers.
+    One,
+    /// On the master that three Sentinels name, with two replicas.
+    #[cfg(feature = "sentinel")]
+    Sentinel,
+    /// In a cluster of three masters with a replica each.
+    #[cfg(feature = "cluster")]
+    Cluster,
+    /// On five servers that know nothing of each other: a `RedLock`.
+    Masters,
+}
+
+impl Place {
+    /// What the command line and the history call them.
+    pub(crate) const ALL: &[(Self, &str, &str)] = &[
+        (Self::One, "one", "one"),
+        #[cfg(feature = "sentinel")]
+        (Self::Sentinel, "sentinel", "sentinel"),
+        #[cfg(feature = "cluster")]
+        (Self::Cluster, "cluster", "cluster"),
+        (Self::Masters, "masters", "five masters"),
+    ];
+
+    pub(crate) fn name(self) -> &'static str {
+        let its = Self::ALL.iter().find(|(place, ..)| *place == self);
+        its.map_or("", |(_, name, _)| name)
+    }
+
+    pub(crate) fn in_history(self) -> &'static str {
+        let its = Self::ALL.iter().find(|(place, ..)| *place == self);
+        its.map_or("", |(.., name)| name)
+    }
+
+    /// Whether a server that is killed still knows everything afterwards.
+    pub(crate) fn is_durable(self) -> bool {
+        matches!(self, Self::One | Self::Masters)
+    }
+}
+
+const DURABLE: [&str; 4] = ["--appendonly", "yes", "--appendfsync", "always"];
+
+enum Servers {
+    Apart(Vec<Server>),
+    #[cfg(feature = "sentinel")]
+    Watched(sentinel::Deployment),
+    #[cfg(feature = "cluster")]
+    Cluster(Cluster),
+}
+
+/// A deployment that runs.
+pub(crate) struct Deployed {
+    pub(crate) place: Place,
+    servers: Servers,
+    /// For each worker, in front of each server; none where clients find the servers by other servers.
+    pub(crate) proxies: Vec<Vec<Proxy>>,
+}
+
+impl Deployed {
+    pub(crate) fn start(place: Place, workers: usize) -> Self {
+        let apart = |n: usize| {
+            let servers = (0..n).map(|_| Server::start_with(&DURABLE));
+            Servers::Apart(servers.collect())
+        };
+        let servers = match place {
+            Place::One => apart(1),
+            Place::Masters => apart(5),
+            #[cfg(feature = "sentinel")]
+            Place::Sentinel => Servers::Watched(sentinel::Deployment::start()),
+            #[cfg(feature = "cluster")]
+            Place::Cluster => {
+                let cluster = Cluster::start();
+                cluster.replaces_the_silent();
+                Servers::Cluster(cluster)
+            }
+        };
+        let mut deployed = Self {
+            place,
+            servers,
+            proxies: Vec::new(),
+        };
+        if place.is_durable() {
+            let proxies = || deployed.servers().iter().map(Proxy::before).collect();
+            deployed.proxies = (0..workers).map(|_| proxies()).collect();
+        }
+        deployed
+    }
+
+    /// What the worker in that place opens.
+    pub(crate) fn urls(&self, worker: usize) -> Vec<String> {
+        match self.proxies.get(worker) {
+            Some(proxies) => proxies.iter().map(Proxy::url).collect(),
+            None => self.direct_urls(),
+        }
+    }
+
+    fn direct_urls(&self) -> Vec<String> {
+        match &self.servers {
+            Servers::Apart(servers) => servers.iter().map(Server::url).collect(),
+            #[cfg(feature = "sentinel")]
+            Servers::Watched(watched) => vec![watched.url()],
+            #[cfg(feature = "cluster")]
+            Servers::Cluster(cluster) => vec![cluster.url()],
+        }
+    }
+
+    /// A client that no proxy is in the way of.
+    pub(crate) fn client(&self) -> Result<Client> {
+        Client::open(Config::new(&self.direct_urls()[0]))
+    }
+
+    pub(crate) fn servers(&self) -> &[Server] {
+        match &self.servers {
+            Servers::Apart(servers) => servers,
+            #[cfg(feature = "sentinel")]
+            Servers::Watched(watched) => &watched.servers,
+            #[cfg(feature = "cluster")]
+            Servers::Cluster(cluster) => &cluster.nodes,
+        }
+    }
+
+    pub(crate) fn servers_mut(&mut self) -> &mut [Server] {
+        match &mut self.servers {
+            Servers::Apart(servers) => servers,
+            #[cfg(feature = "sentinel")]
+            Servers::Watched(watched) => &mut watched.servers,
+            #[cfg(feature = "cluster")]
+            Servers::Cluster(cluster) => &mut cluster.nodes,
+        }
+    }
+
+    /// Has a replica take over from the master of `name`, although that is well.
+    pub(crate) fn fail_over(&self, name: &str) {
+        match &self.servers {
+            Servers::Apart(_) => panic!("nobody takes over {name}"),
+            #[cfg(feature = "sentinel")]
+            Servers::Watched(watched) => watched.fail_over(),
+            #[cfg(feature = "cluster")]
+            Servers::Cluster(cluster) => cluster.fail_over(name),
+        }
+    }
+
+    /// Moves the slot of `name` to another master.
+    pub(crate) fn migrate(&self, name: &str) {
+        #[cfg(feature = "cluster")]
+        if let Servers::Cluster(cluster) = &self.servers {
+            cluster.migrate(name, || thread::sleep(ms(100)));
+            return;
+        }
+        panic!("{name} has no slot");
+    }
+
+    /// Waits until there are as many masters as there should be, however many of the servers live.
+    pub(crate) fn has_masters(&self) -> Vec<usize> {
+        let needed = match self.place {
+            Place::Masters => 5,
+            _ if self.place.name() == "cluster" => 3,
+            _ => 1,
+        };
+        let mut masters = Vec::new();
+        eventually("there are masters", || {
+            masters = self.masters();
+            masters.len() >= needed
+        });
+        masters
+    }
+
+    /// The servers that answer as masters.
+    fn masters(&self) -> Vec<usize> {
+        let says = |n: &usize| {
+            let says = self.ask::<String>(*n, &["INFO", "replication"]);
+            says.is_ok_and(|says| says.contains("role:master"))
+        };
+        (0..self.servers().len()).filter(says).collect()
+    }
+
+    /// Asks one of the servers, over a connection of its own.
+    pub(crate) fn ask<T: FromRedisValue>(&self, server: usize, command: &[&str]) -> RedisResult<T> {
+        match &self.servers {
+            #[cfg(feature = "sentinel")]
+            Servers::Watched(watched) => sentinel::try_ask(&watched.servers[server], command),
+            _ => self.servers()[server].try_ask(command),
+        }
+    }
+
+    /// Every key that any master has.
+    pub(crate) fn keys(&self) -> Vec<String> {
+        let of = |n: usize| {
+            self.ask::<Vec<String>>(n, &["KEYS", "*"])
+                .unwrap_or_default()
+        };
+        let mut keys: Vec<_> = self.has_masters().into_iter().flat_map(of).collect();
+        keys.sort();
+        keys.dedup();
+        keys
+    }
+
+    /// All servers run, agree on who they are, and nothing is between them and their clients.
+    pub(crate) fn heal(&mut self) {
+        for proxy in self.proxies.iter().flatten() {
+            proxy.pass();
+        }
+        for server in self.servers_mut() {
+            if server.is_alive() {
+                server.thaw();
+            } else {
+                server.restart();
+            }
+        }
+        for n in 0..self.servers().len() {
+            let is_up = within(ms(10_000), || self.ask::<Value>(n, &["PING"]).is_ok());
+            assert!(is_up, "{:?}", self.servers()[n]);
+            self.ask::<()>(n, &["CLIENT", "UNPAUSE"]).ok();
+        }
+        self.settle();
+    }
+
+    /// Waits until every server is what the others take it for, also if somebody has yet to find out that one was away.
+    pub(crate) fn settle(&self) {
+        const NOTICED: Duration = ms(1_500);
+        if !self.place.is_durable() {
+            thread::sleep(NOTICED);
+        }
+        match &self.servers {
+            Servers::Apart(_) => {}
+            #[cfg(feature = "sentinel")]
+            Servers::Watched(watched) => watched.agree(),
+            #[cfg(feature = "cluster")]
+            Servers::Cluster(cluster) => cluster.is_whole(),
+        }
+    }
+}

@@ -1,0 +1,101 @@
+//! What is locked, and by which names.
+
+use crate::journal::now;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Reentrant,
+    Mutex,
+    Fair,
+    FairMutex,
+    Fenced,
+    Spin,
+    RwLock,
+    Multi,
+    Red,
+    Semaphore,
+    ExpirableSemaphore,
+    Latch,
+}
+
+const NAMES: [(Kind, &str); 12] = [
+    (Kind::Reentrant, "reentrant"),
+    (Kind::Mutex, "mutex"),
+    (Kind::Fair, "fair"),
+    (Kind::FairMutex, "fair_mutex"),
+    (Kind::Fenced, "fenced"),
+    (Kind::Spin, "spin"),
+    (Kind::RwLock, "rwlock"),
+    (Kind::Multi, "multi"),
+    (Kind::Red, "red"),
+    (Kind::Semaphore, "semaphore"),
+    (Kind::ExpirableSemaphore, "expirable_semaphore"),
+    (Kind::Latch, "latch"),
+];
+
+/// How many names multi-locks take two of.
+pub(crate) const MEMBERS: usize = 3;
+
+/// How many permits each semaphore has.
+pub(crate) const PERMITS: u32 = 3;
+
+/// How many have to come to a latch.
+pub(crate) const COUNT: u64 = 3;
+
+/// How long one semaphore is used: permits do not come back from a process that was killed, nor from a server that has lost
+/// its data.
+const EPOCH: u64 = 5_000_000_000;
+
+/// How long one latch is used.
+const ROUND: u64 = 2_000_000_000;
+
+impl Kind {
+    /// Those that one server has.
+    pub(crate) fn of_one_server() -> Vec<Self> {
+        let all = NAMES.iter().map(|(kind, _)| *kind);
+        all.filter(|kind| *kind != Self::Red).collect()
+    }
+
+    pub(crate) fn name(self) -> &'static str {
+        let its = NAMES.iter().find(|(kind, _)| *kind == self);
+        its.map_or("", |(_, name)| name)
+    }
+
+    pub(crate) fn named(name: &str) -> Option<Self> {
+        let its = NAMES.iter().find(|(_, known)| *known == name)?;
+        Some(its.0)
+    }
+
+    /// The name of the `n`th lock of this kind. Kinds that are one lock in Redis share them.
+    pub(crate) fn name_of(self, n: u64) -> String {
+        match self {
+            Self::Reentrant | Self::Mutex => format!("plain-{n}"),
+            Self::Fair | Self::FairMutex => format!("fair-{n}"),
+            // In one slot of a cluster.
+            Self::Multi => format!("{{multi}}-{n}"),
+            Self::Semaphore => format!("sem-{n}"),
+            Self::ExpirableSemaphore => format!("permits-{n}"),
+            its => format!("{}-{n}", its.name()),
+        }
+    }
+}
+
+/// Which semaphore is used now, in a run that began then.
+pub(crate) fn epoch(began: u64) -> u64 {
+    (now() - began) / EPOCH
+}
+
+/// How many semaphores a run of this many nanoseconds needs.
+pub(crate) fn epochs(nanos: u64) -> u64 {
+    nanos / EPOCH + 1
+}
+
+/// The latch that is used now.
+pub(crate) fn latch_of(began: u64) -> String {
+    Kind::Latch.name_of((now() - began) / ROUND)
+}
+
+/// All that a run of this many nanoseconds needs.
+pub(crate) fn latches(nanos: u64) -> impl Iterator<Item = String> {
+    (0..=nanos / ROUND).map(|n| Kind::Latch.name_of(n))
+}

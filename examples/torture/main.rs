@@ -1,0 +1,145 @@
+//! Processes that use every kind of lock while everything below them is broken, and a check of what they saw.
+//!
+//! ```text
+//! cargo run --release --all-features --example torture -- --minutes 10 --seed 42
+//!     --seconds 20                   instead of minutes; divided among the deployments
+//!     --deployment one,sentinel      of: one, sentinel, cluster, masters; all of them by default, one after another
+//!     --faults kill-server,proxy-cut those only
+//!     --log FILE                     keep the history, one JSON object a line
+//! ```
+//!
+//! All choices follow from the seed. Exits with 1 if anything was wrong, and says how to do it again.
+
+#![expect(clippy::print_stdout, reason = "it reports to whoever runs it")]
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use deployment::Place;
+use nemesis::{Fault, NAMES};
+use run::Plan;
+use worker::Job;
+
+mod crew;
+mod deployment;
+#[path = "../../tests/it/support/dice.rs"]
+mod dice;
+mod journal;
+mod kinds;
+mod nemesis;
+mod run;
+#[path = "../../tests/it/support/bare/mod.rs"]
+mod support;
+mod table;
+mod worker;
+
+type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
+
+struct Wanted {
+    seed: u64,
+    load: Duration,
+    places: Vec<Place>,
+    faults: Option<Vec<Fault>>,
+    log: Option<PathBuf>,
+}
+
+impl Wanted {
+    fn parse(mut args: impl Iterator<Item = String>) -> Result<Self> {
+        let all = || Place::ALL.iter().map(|(place, ..)| *place).collect();
+        let mut wanted = Self {
+            seed: 42,
+            load: Duration::from_secs(60),
+            places: all(),
+            faults: None,
+            log: None,
+        };
+        while let Some(arg) = args.next() {
+            let value = args.next().ok_or_else(|| format!("{arg} needs a value"))?;
+            match &*arg {
+                "--seed" => wanted.seed = value.parse()?,
+                "--minutes" => wanted.load = Duration::from_secs_f64(60.0 * value.parse::<f64>()?),
+                "--seconds" => wanted.load = Duration::from_secs_f64(value.parse()?),
+                "--deployment" if value == "all" => wanted.places = all(),
+                "--deployment" => {
+                    let place = |name: &str| {
+                        let its = Place::ALL.iter().find(|(_, known, _)| *known == name);
+                        its.map(|(place, ..)| *place).ok_or_else(|| {
+                            format!("no deployment {name} (a feature may be missing)")
+                        })
+                    };
+                    wanted.places = value
+                        .split(',')
+                        .map(place)
+                        .collect::<std::result::Result<_, _>>()?;
+                }
+                "--faults" => {
+                    let fault = |name: &str| {
+                        let its = NAMES.iter().find(|(_, known)| *known == name);
+                        its.map(|(fault, _)| *fault).ok_or_else(|| {
+                            let all = NAMES.map(|(_, name)| name).join(", ");
+                            format!("{name} is none of {all}")
+                        })
+                    };
+                    let faults = value.split(',').map(fault);
+                    wanted.faults = Some(faults.collect::<std::result::Result<_, _>>()?);
+                }
+                "--log" => wanted.log = Some(value.into()),
+                _ => return Err(format!("{arg} is not known").into()),
+            }
+        }
+        Ok(wanted)
+    }
+}
+
+fn main() -> Result<ExitCode> {
+    if let Some(job) = Job::given() {
+        job.run();
+        return Ok(ExitCode::SUCCESS);
+    }
+    let wanted = Wanted::parse(std::env::args().skip(1))?;
+    let places = wanted.places.len();
+    let load = wanted.load / u32::try_from(places)?;
+    let mut is_fine = true;
+    for place in wanted.places {
+        let mut plan = Plan::new(place, wanted.seed, load, &[]);
+        if let Some(faults) = &wanted.faults {
+            plan.faults.retain(|fault| faults.contains(fault));
+        }
+        plan.log = wanted
+            .log
+            .as_ref()
+            .map(|log| log_of(log, place, places == 1));
+        println!(
+            "\n{}, {} s, seed {}",
+            place.name(),
+            load.as_secs_f64(),
+            wanted.seed
+        );
+        let outcome = plan.run();
+        println!("{}", outcome.table);
+        if outcome.wrong.is_empty() {
+            continue;
+        }
+        is_fine = false;
+        for wrong in &outcome.wrong {
+            println!("WRONG: {wrong}");
+        }
+        let (name, seconds) = (place.name(), load.as_secs_f64());
+        println!(
+            "again: --seed {} --deployment {name} --seconds {seconds}",
+            wanted.seed
+        );
+    }
+    Ok(ExitCode::from(u8::from(!is_fine)))
+}
+
+/// The file for one deployment of several.
+fn log_of(log: &Path, place: Place, is_only: bool) -> PathBuf {
+    if is_only {
+        return log.to_owned();
+    }
+    let mut name = log.as_os_str().to_owned();
+    name.push(format!(".{}", place.name()));
+    name.into()
+}

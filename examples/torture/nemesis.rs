@@ -1,0 +1,440 @@
+//! What goes wrong: one fault at a time, now and then two, all chosen by the seed.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use crate::crew::Crew;
+use crate::deployment::{Deployed, Place};
+use crate::dice::Dice;
+use crate::journal::Journal;
+use crate::support::{Mode, Proxy, Target, lua, ms};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fault {
+    /// SIGKILL of a server, which starts again with all that it has answered for.
+    KillServer,
+    /// The same, but it starts again empty.
+    LoseData,
+    /// SIGSTOP of a server.
+    StopServer,
+    /// SIGKILL of two masters of five.
+    KillMasters,
+    /// SIGKILL of a worker, which is replaced.
+    KillWorker,
+    /// SIGSTOP of a worker.
+    StopWorker,
+    /// Connections of a worker are reset.
+    Cut,
+    /// Replies, or both ways, come late.
+    Delay,
+    /// A request arrives, its reply and all that follow do not.
+    Swallow,
+    /// Nothing arrives, also on new connections.
+    BlackHole,
+    /// The connections that there are stay open, and nothing comes through any more.
+    HalfOpen,
+    ClientKill,
+    ScriptFlush,
+    ClientPause,
+    /// The Sentinels replace a master that works.
+    SentinelFailover,
+    /// A replica of the cluster takes over, with its master's consent.
+    ClusterFailover,
+    /// A slot moves to another master.
+    ClusterMigrate,
+}
+
+/// As the command line and the history have them.
+pub(crate) const NAMES: [(Fault, &str); 17] = [
+    (Fault::KillServer, "kill-server"),
+    (Fault::LoseData, "lose-data"),
+    (Fault::StopServer, "stop-server"),
+    (Fault::KillMasters, "kill-masters"),
+    (Fault::KillWorker, "kill-worker"),
+    (Fault::StopWorker, "stop-worker"),
+    (Fault::Cut, "proxy-cut"),
+    (Fault::Delay, "proxy-delay"),
+    (Fault::Swallow, "proxy-swallow"),
+    (Fault::BlackHole, "proxy-blackhole"),
+    (Fault::HalfOpen, "proxy-half-open"),
+    (Fault::ClientKill, "client-kill"),
+    (Fault::ScriptFlush, "script-flush"),
+    (Fault::ClientPause, "client-pause"),
+    (Fault::SentinelFailover, "sentinel-failover"),
+    (Fault::ClusterFailover, "cluster-failover"),
+    (Fault::ClusterMigrate, "cluster-migrate"),
+];
+
+impl Fault {
+    pub(crate) fn name(self) -> &'static str {
+        let its = NAMES.iter().find(|(fault, _)| *fault == self);
+        its.map_or("", |(_, name)| name)
+    }
+
+    fn is_about_workers(self) -> bool {
+        matches!(
+            self,
+            Self::KillWorker
+                | Self::StopWorker
+                | Self::Cut
+                | Self::Delay
+                | Self::Swallow
+                | Self::BlackHole
+                | Self::HalfOpen
+        )
+    }
+
+    /// Those that can befall this deployment.
+    pub(crate) fn of(place: Place) -> Vec<Self> {
+        let has_proxies = place.is_durable();
+        let befalls = |fault: &Self| match fault {
+            Self::Cut | Self::Delay | Self::Swallow | Self::BlackHole | Self::HalfOpen => {
+                has_proxies
+            }
+            Self::LoseData => place.is_durable(),
+            Self::KillMasters => place == Place::Masters,
+            Self::SentinelFailover => place.name() == "sentinel",
+            Self::ClusterFailover | Self::ClusterMigrate => place.name() == "cluster",
+            _ => true,
+        };
+        let all = NAMES.iter().map(|(fault, _)| *fault);
+        all.filter(befalls).collect()
+    }
+}
+
+/// A fault in full.
+#[derive(Clone, Debug)]
+enum Blow {
+    Kill {
+        servers: Vec<usize>,
+        forget: bool,
+    },
+    Stop {
+        servers: Vec<usize>,
+    },
+    KillWorker(usize),
+    StopWorker(usize),
+    /// The connections of a worker to some servers fare badly.
+    Network {
+        worker: usize,
+        servers: Vec<usize>,
+        target: Target,
+        how: How,
+    },
+    /// Servers are given a command.
+    Command {
+        servers: Vec<usize>,
+        command: Vec<String>,
+    },
+    /// Somebody takes over from the master of this name.
+    Promote(String),
+    Migrate(String),
+}
+
+#[derive(Clone, Debug)]
+enum How {
+    Cut,
+    Spoil(Mode),
+    SwallowReplyTo(&'static str),
+    LoseRequests,
+    LoseReplies,
+}
+
+pub(crate) struct Nemesis<'a> {
+    pub(crate) deployed: &'a mut Deployed,
+    pub(crate) crew: &'a mut Crew,
+    pub(crate) journal: &'a Journal,
+    pub(crate) dice: Dice,
+    pub(crate) faults: Vec<Fault>,
+    pub(crate) lease: Duration,
+    /// Faults so far.
+    pub(crate) count: u64,
+}
+
+impl Nemesis<'_> {
+    /// One fault after another until then.
+    pub(crate) fn run(&mut self, until: Instant) {
+        let mut left: Vec<Fault> = Vec::new();
+        while Instant::now() < until && !self.faults.is_empty() {
+            if left.is_empty() {
+                // Each as often as the others.
+                let order = self.dice.shuffled(self.faults.len());
+                left = order.into_iter().map(|n| self.faults[n]).collect();
+            }
+            let Some(fault) = left.pop() else { break };
+            // A long one outlasts a lease.
+            let lasts = match self.dice.draw(4) {
+                0 => self.lease + self.upto(1_000),
+                _ => ms(100) + self.upto(900),
+            };
+            self.befall(fault, lasts);
+            let calm = ms(200) + self.upto(800);
+            thread::sleep(calm);
+        }
+    }
+
+    fn upto(&mut self, millis: usize) -> Duration {
+        ms(self.dice.draw(millis) as u64)
+    }
+
+    fn below(&mut self, n: usize) -> usize {
+        self.dice.draw(n)
+    }
+
+    fn one_of<T: Clone>(&mut self, all: &[T]) -> T {
+        all[self.dice.draw(all.len())].clone()
+    }
+
+    /// One server or, where a majority is enough, up to two.
+    fn servers(&mut self) -> Vec<usize> {
+        let place = self.deployed.place;
+        if place == Place::Masters {
+            return self.dice.some_of(5, 2);
+        }
+        // A server that nobody writes to is not worth it.
+        let masters = self.deployed.has_masters();
+        vec![self.one_of(&masters)]
+    }
+
+    fn plan(&mut self, fault: Fault) -> Blow {
+        let workers = self.crew.len();
+        match fault {
+            Fault::KillServer => Blow::Kill {
+                servers: self.servers(),
+                forget: false,
+            },
+            Fault::LoseData => Blow::Kill {
+                servers: self.servers(),
+                forget: true,
+            },
+            Fault::KillMasters => {
+                let servers = self.dice.shuffled(5)[..2].to_vec();
+                Blow::Kill {
+                    servers,
+                    forget: self.below(2) == 0,
+                }
+            }
+            Fault::StopServer => Blow::Stop {
+                servers: self.servers(),
+            },
+            Fault::KillWorker => Blow::KillWorker(self.below(workers)),
+            Fault::StopWorker => Blow::StopWorker(self.below(workers)),
+            Fault::Cut => self.network(|_| How::Cut),
+            Fault::Delay => self.network(|its| {
+                let by = ms(5) + its.upto(300);
+                let slow = ms(1) + its.upto(20);
+                let modes = [
+                    Mode::Delay(by),
+                    Mode::DelayBoth(by),
+                    Mode::Stall,
+                    Mode::Slow(slow),
+                ];
+                How::Spoil(its.one_of(&modes))
+            }),
+            Fault::Swallow => self.network(|its| {
+                let often = |file: &str| {
+                    let verbs = ["_acquire", "_release", "_renew"];
+                    verbs.iter().any(|verb| file.ends_with(verb))
+                };
+                let scripts = lua::ALL.iter().filter(|(file, _)| often(file));
+                let files: Vec<&'static str> = scripts.map(|(file, _)| *file).collect();
+                How::SwallowReplyTo(its.one_of(&files))
+            }),
+            Fault::BlackHole => self.network(|_| How::Spoil(Mode::BlackHole)),
+            Fault::HalfOpen => self.network(|its| {
+                its.one_of(&[How::LoseRequests, How::LoseRequests, How::LoseReplies])
+            }),
+            Fault::ClientKill => {
+                let kind = self.one_of(&["normal", "pubsub"]);
+                self.command(&["CLIENT", "KILL", "TYPE", kind])
+            }
+            Fault::ScriptFlush => self.command(&["SCRIPT", "FLUSH"]),
+            Fault::ClientPause => {
+                // To be all of it would be dead for the Sentinels.
+                let whom = match self.deployed.place.is_durable() {
+                    true => self.one_of(&["ALL", "WRITE"]),
+                    false => "WRITE",
+                };
+                let millis = (ms(100) + self.upto(900)).as_millis().to_string();
+                self.command(&["CLIENT", "PAUSE", &millis, whom])
+            }
+            Fault::SentinelFailover | Fault::ClusterFailover => Blow::Promote(self.name()),
+            Fault::ClusterMigrate => Blow::Migrate(self.name()),
+        }
+    }
+
+    /// A name that is locked.
+    fn name(&mut self) -> String {
+        let at = self.below(self.crew.kinds().len());
+        self.crew.kinds()[at].name_of(0)
+    }
+
+    fn network(&mut self, how: impl FnOnce(&mut Self) -> How) -> Blow {
+        use Target::{All, Link, Subscriber, Watchdog};
+        Blow::Network {
+            worker: self.below(self.crew.len()),
+            servers: self.servers(),
+            target: self.one_of(&[All, All, Link, Link, Subscriber, Watchdog]),
+            how: how(self),
+        }
+    }
+
+    fn command(&mut self, command: &[&str]) -> Blow {
+        Blow::Command {
+            servers: self.servers(),
+            command: command.iter().map(|&word| word.to_owned()).collect(),
+        }
+    }
+
+    /// What the history has about it.
+    fn described(&self, fault: Fault, blow: &Blow) -> Value {
+        let durable = self.deployed.place.is_durable();
+        // A master that does not count until every lease is over has nothing to forget.
+        let majority = self.deployed.place == Place::Masters;
+        let divides = match blow {
+            Blow::Kill { forget, .. } => !majority && (*forget || !durable),
+            Blow::Stop { .. } => !durable,
+            Blow::Promote(_) => fault == Fault::SentinelFailover,
+            _ => false,
+        };
+        let mut value = json!({ "what": format!("{blow:.120?}"), "divides": divides });
+        if let Blow::KillWorker(worker) | Blow::StopWorker(worker) | Blow::Network { worker, .. } =
+            blow
+        {
+            value["client"] = self.crew.number(*worker).into();
+        }
+        if let (Fault::KillMasters, Blow::Kill { servers, .. }) = (fault, blow) {
+            value["masters"] = json!(servers);
+        }
+        value
+    }
+
+    fn befall(&mut self, fault: Fault, lasts: Duration) {
+        self.count += 1;
+        let number = self.count;
+        let blow = self.plan(fault);
+        let mut value = self.described(fault, &blow);
+        value["fault"] = number.into();
+        let mut note = |until: &str| {
+            value["until"] = until.into();
+            self.journal.note(-1, "info", fault.name(), value.clone());
+        };
+        note("begin");
+        self.strike(&blow);
+        // One worker more in trouble meanwhile.
+        if !fault.is_about_workers() && self.dice.draw(5) == 0 {
+            let others: Vec<_> = self
+                .faults
+                .iter()
+                .copied()
+                .filter(|its| its.is_about_workers())
+                .collect();
+            if !others.is_empty() {
+                let other = self.one_of(&others);
+                self.befall(other, lasts / 2);
+            }
+        }
+        thread::sleep(lasts);
+        self.undo(&blow);
+        note("end");
+    }
+
+    fn proxies(&self, worker: usize, servers: &[usize]) -> Vec<&Proxy> {
+        servers
+            .iter()
+            .map(|n| &self.deployed.proxies[worker][*n])
+            .collect()
+    }
+
+    fn strike(&mut self, blow: &Blow) {
+        match blow {
+            Blow::Kill { servers, .. } => {
+                for n in servers {
+                    self.deployed.servers_mut()[*n].kill();
+                }
+            }
+            Blow::Stop { servers } => {
+                for n in servers {
+                    self.deployed.servers()[*n].freeze();
+                }
+            }
+            Blow::KillWorker(worker) => self.crew.kill(*worker),
+            Blow::StopWorker(worker) => self.crew.stop(*worker),
+            Blow::Network {
+                worker,
+                servers,
+                target,
+                how,
+            } => {
+                for proxy in self.proxies(*worker, servers) {
+                    match how {
+                        How::Cut => {
+                            proxy.cut(*target);
+                        }
+                        How::Spoil(mode) => proxy.set(*target, *mode),
+                        How::SwallowReplyTo(file) => {
+                            proxy.swallow_reply_to(hash_of(file));
+                        }
+                        How::LoseRequests => proxy.black_hole_present(*target),
+                        How::LoseReplies => proxy.swallow_present(*target),
+                    }
+                }
+            }
+            Blow::Command { servers, command } => {
+                let command: Vec<&str> = command.iter().map(String::as_str).collect();
+                for n in servers {
+                    // It may be away for another reason.
+                    self.deployed.ask::<redis::Value>(*n, &command).ok();
+                }
+            }
+            Blow::Promote(name) => self.deployed.fail_over(name),
+            Blow::Migrate(name) => self.deployed.migrate(name),
+        }
+    }
+
+    fn undo(&mut self, blow: &Blow) {
+        match blow {
+            Blow::Kill { servers, forget } => {
+                if !self.deployed.place.is_durable() {
+                    // One that came back empty before it was replaced would be followed.
+                    self.deployed.has_masters();
+                }
+                for n in servers {
+                    let server = &mut self.deployed.servers_mut()[*n];
+                    if *forget {
+                        server.lose_data();
+                    }
+                    server.restart();
+                }
+                self.deployed.settle();
+                self.crew.restore(self.deployed);
+            }
+            Blow::Stop { servers } => {
+                for n in servers {
+                    self.deployed.servers()[*n].thaw();
+                }
+                self.deployed.settle();
+            }
+            Blow::KillWorker(worker) => self.crew.replace(*worker),
+            Blow::StopWorker(worker) => self.crew.cont(*worker),
+            Blow::Network {
+                worker, servers, ..
+            } => {
+                for proxy in self.proxies(*worker, servers) {
+                    proxy.pass();
+                }
+            }
+            Blow::Command { .. } => {}
+            Blow::Promote(_) | Blow::Migrate(_) => self.deployed.settle(),
+        }
+    }
+}
+
+/// Of the script in that file.
+fn hash_of(file: &str) -> String {
+    let its = lua::ALL.iter().find(|(its, _)| *its == file);
+    let text = its.map_or("", |(_, text)| text);
+    redis::Script::new(text).get_hash().to_owned()
+}

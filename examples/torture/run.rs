@@ -1,0 +1,206 @@
+//! One run: a deployment, workers on it, faults, and the verdict over what everybody wrote down.
+
+use std::fs;
+use std::panic::{self, AssertUnwindSafe};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+
+use crate::crew::{Arguments, Crew};
+use crate::deployment::{Deployed, Place};
+use crate::dice::Dice;
+use crate::journal::{Journal, merged, now};
+use crate::kinds::{Kind, PERMITS, epochs};
+use crate::nemesis::{Fault, Nemesis};
+use crate::support::ms;
+use crate::table::Table;
+use crate::worker::Job;
+
+/// Short, so that what a fault does to a lease is seen.
+const LEASE: Duration = ms(2_000);
+const RESPONSE: Duration = ms(1_000);
+const WAITER_LEASE: Duration = ms(1_500);
+
+/// By how much a limit may be exceeded, besides the lateness of the machine.
+const SLACK: Duration = ms(300);
+
+/// How late a thread that only sleeps has to be until the history says so.
+const LATE: Duration = ms(20);
+
+/// What is asked of a run.
+#[derive(Clone, Debug)]
+pub(crate) struct Plan {
+    pub(crate) place: Place,
+    pub(crate) seed: u64,
+    pub(crate) load: Duration,
+    pub(crate) faults: Vec<Fault>,
+    pub(crate) workers: usize,
+    pub(crate) threads: usize,
+    /// Where to keep the history.
+    pub(crate) log: Option<PathBuf>,
+    /// How this binary becomes a worker.
+    pub(crate) arguments: Arguments,
+}
+
+/// What came of it.
+pub(crate) struct Outcome {
+    /// In words.
+    pub(crate) wrong: Vec<String>,
+    /// Faults, operations, violations.
+    pub(crate) table: String,
+}
+
+impl Plan {
+    pub(crate) fn new(place: Place, seed: u64, load: Duration, arguments: Arguments) -> Self {
+        Self {
+            place,
+            seed,
+            load,
+            faults: Fault::of(place),
+            workers: 3,
+            threads: 4,
+            log: None,
+            arguments,
+        }
+    }
+
+    pub(crate) fn run(&self) -> Outcome {
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut deployed = Deployed::start(self.place, self.workers);
+        let kinds = match self.place {
+            Place::Masters => vec![Kind::Red],
+            _ => Kind::of_one_server(),
+        };
+        let began = now();
+        let job = Job {
+            number: 0,
+            seed: self.seed,
+            threads: self.threads,
+            urls: Vec::new(),
+            kinds,
+            lease: LEASE,
+            response_timeout: RESPONSE,
+            waiter_lease: WAITER_LEASE,
+            began,
+            folder: folder.path().to_owned(),
+        };
+        // The run goes on for a while after its last fault.
+        let nanos = u64::try_from((self.load + ms(60_000)).as_nanos()).expect("not centuries");
+        let path = folder.path().join("nemesis.jsonl");
+        let journal = Journal::open(&path).expect("a file");
+        journal.note(-1, "info", "setup", self.setup(&job, nanos));
+        let mut crew = Crew::new(job, self.arguments, nanos);
+        crew.prepare(&deployed, &journal);
+        for worker in 0..self.workers {
+            crew.start(deployed.urls(worker));
+        }
+        let mut wrong = Vec::new();
+        let done = AtomicBool::new(false);
+        thread::scope(|scope| {
+            scope.spawn(|| note_lateness(&journal, &done));
+            let went = panic::catch_unwind(AssertUnwindSafe(|| {
+                wrong = self.play(&mut deployed, &mut crew, &journal);
+            }));
+            done.store(true, Ordering::SeqCst);
+            if let Err(panic) = went {
+                let what = panic.downcast_ref::<String>().cloned().unwrap_or_default();
+                wrong.push(format!("the run itself failed: {what}"));
+            }
+        });
+        let mut files = vec![path];
+        files.extend(crew.journals().iter().cloned());
+        drop(crew);
+        files.retain(|file| file.exists());
+        let history = merged(&files).expect("the files of this run");
+        if let Some(log) = &self.log {
+            fs::write(log, &history).expect("a file for the history");
+        }
+        self.judge(&history, wrong)
+    }
+
+    fn setup(&self, job: &Job, nanos: u64) -> serde_json::Value {
+        let kinds: Vec<_> = job.kinds.iter().map(|kind| kind.name()).collect();
+        let mut permits = serde_json::Map::new();
+        let semaphores = (0..epochs(nanos)).map(|n| Kind::Semaphore.name_of(n));
+        for name in semaphores.chain([Kind::ExpirableSemaphore.name_of(0)]) {
+            permits.insert(name, PERMITS.into());
+        }
+        let millis = |span: Duration| u64::try_from(span.as_millis()).expect("a short time");
+        json!({
+            "seed": self.seed,
+            "lease_ms": millis(LEASE),
+            "response_timeout_ms": millis(RESPONSE),
+            "waiter_lease_ms": millis(WAITER_LEASE),
+            "slack_ms": millis(SLACK),
+            "kinds": kinds,
+            "permits": permits,
+            "deployment": self.place.in_history(),
+            "durable": self.place.is_durable(),
+        })
+    }
+
+    /// Faults, then peace, then the end; what was wrong with that.
+    fn play(&self, deployed: &mut Deployed, crew: &mut Crew, journal: &Journal) -> Vec<String> {
+        // They work before anything breaks.
+        thread::sleep(ms(500));
+        let peace = LEASE + RESPONSE;
+        let until = Instant::now() + self.load.saturating_sub(peace + ms(500));
+        Nemesis {
+            deployed,
+            crew,
+            journal,
+            dice: Dice::new(self.seed),
+            faults: self.faults.clone(),
+            lease: LEASE,
+            count: 0,
+        }
+        .run(until);
+        deployed.heal();
+        journal.note(-1, "info", "heal", json!({ "until": "end" }));
+        // Whatever was broken is over by then.
+        thread::sleep(peace);
+        let wrong = crew.end(ms(10_000));
+        journal.note(-1, "info", "ended", json!({}));
+        // What nobody gave back ends with its lease.
+        thread::sleep(LEASE + SLACK);
+        let left: Vec<_> = deployed
+            .keys()
+            .into_iter()
+            .filter(|key| !stays(key))
+            .collect();
+        journal.note(-1, "info", "left-behind", json!({ "keys": left }));
+        wrong
+    }
+
+    fn judge(&self, history: &str, mut wrong: Vec<String>) -> Outcome {
+        let table = Table::of(history);
+        wrong.extend(table.panics.iter().cloned());
+        Outcome {
+            wrong,
+            table: table.to_string(),
+        }
+    }
+}
+
+/// What is meant to stay: counters of tokens, semaphores, latches nobody opened, and what remembers a request for a while.
+fn stays(key: &str) -> bool {
+    let prefixes = ["redisson_lock_token:", "sem-", "latch-", "permits-"];
+    prefixes.iter().any(|prefix| key.starts_with(prefix)) || key.contains(":request:")
+}
+
+/// Says how late a thread was that only slept.
+fn note_lateness(journal: &Journal, done: &AtomicBool) {
+    const TICK: Duration = ms(5);
+    while !done.load(Ordering::SeqCst) {
+        let due = Instant::now() + TICK;
+        thread::sleep(TICK);
+        let late = due.elapsed();
+        if late > LATE {
+            let late = u64::try_from(late.as_millis()).expect("not centuries");
+            journal.note(-1, "info", "late", json!({ "ms": late }));
+        }
+    }
+}

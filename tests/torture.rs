@@ -1,0 +1,77 @@
+//! A short form of the torture: `cargo run --example torture` is the long one.
+
+use std::time::Duration;
+
+use deployment::Place;
+use run::Plan;
+use worker::Job;
+
+#[path = "../examples/torture/crew.rs"]
+mod crew;
+#[path = "../examples/torture/deployment.rs"]
+mod deployment;
+#[path = "it/support/dice.rs"]
+mod dice;
+#[path = "../examples/torture/journal.rs"]
+mod journal;
+#[path = "../examples/torture/kinds.rs"]
+mod kinds;
+#[path = "../examples/torture/nemesis.rs"]
+mod nemesis;
+#[path = "../examples/torture/run.rs"]
+mod run;
+#[path = "it/support/bare/mod.rs"]
+mod support;
+#[path = "../examples/torture/table.rs"]
+mod table;
+#[path = "../examples/torture/worker.rs"]
+mod worker;
+
+/// Has this binary be a worker.
+const WORKER: &[&str] = &["part_that_works", "--exact", "--ignored", "--nocapture"];
+
+#[test]
+#[ignore = "part of other tests"]
+fn part_that_works() {
+    if let Some(job) = Job::given() {
+        job.run();
+    }
+}
+
+/// A run that is the same each time, as far as the nemesis decides.
+fn nothing_is_wrong(place: Place) {
+    // Where masters are replaced, it takes longer until all is well again.
+    let load = if place.is_durable() { 16 } else { 12 };
+    let mut plan = Plan::new(place, 42, Duration::from_secs(load), WORKER);
+    plan.workers = 2;
+    plan.threads = 3;
+    let outcome = plan.run();
+    assert!(
+        outcome.wrong.is_empty(),
+        "{:#?}\n{}",
+        outcome.wrong,
+        outcome.table
+    );
+}
+
+#[test]
+fn nothing_is_wrong_with_one_server() {
+    nothing_is_wrong(Place::One);
+}
+
+#[test]
+fn nothing_is_wrong_with_five_masters() {
+    nothing_is_wrong(Place::Masters);
+}
+
+#[test]
+#[cfg(feature = "sentinel")]
+fn nothing_is_wrong_with_sentinels() {
+    nothing_is_wrong(Place::Sentinel);
+}
+
+#[test]
+#[cfg(feature = "cluster")]
+fn nothing_is_wrong_in_a_cluster() {
+    nothing_is_wrong(Place::Cluster);
+}
