@@ -33,6 +33,7 @@ fn history(turns: Vec<Turn>, missing: u64) -> History {
         turns,
         counted: vec![holds as u64 - missing],
         broken: vec![(Duration::ZERO, Duration::MAX)],
+        divided: Vec::new(),
         slack: ms(100),
     }
 }
@@ -93,6 +94,27 @@ fn of_two_at_once_the_first_has_to_be_told() {
     // It is not known who was first.
     let asked_before = had(2, 5, 19, 30);
     is_fine(&history(vec![first, and_was_told(asked_before)], 0));
+}
+
+#[test]
+fn clients_that_asked_different_servers_are_fine_for_so_long() {
+    let of = |client, turn| Turn { client, ..turn };
+    let [first, second] = [of(0, had(1, 0, 10, 20)), of(1, had(2, 5, 15, 30))];
+    let divided = |turns: [&Turn; 2], missing, from, until| History {
+        divided: vec![(ms(from), ms(until))],
+        ..history(turns.map(Clone::clone).to_vec(), missing)
+    };
+    is_fine(&divided([&first, &second], 1, 15, 15));
+    is_fine(&divided([&first, &second], 0, 5, 50));
+    for (from, until) in [(5, 14), (16, 50)] {
+        says(&divided([&first, &second], 0, from, until), "two had it");
+    }
+    // Threads of one client ask the same server.
+    let same = of(0, second.clone());
+    says(&divided([&first, &same], 0, 5, 50), "two had it");
+    // Nobody undoes what was done before.
+    let later = of(1, had(2, 5, 20, 30));
+    says(&divided([&first, &later], 1, 5, 50), "of 2 increments");
 }
 
 #[test]

@@ -12,6 +12,7 @@ const ANSWER: Duration = ms(3_000);
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Turn {
     pub(crate) thread: usize,
+    pub(crate) client: usize,
     pub(crate) lock: usize,
     pub(crate) asked: Duration,
     /// How long it was to wait.
@@ -41,6 +42,8 @@ pub(crate) struct History {
     pub(crate) counted: Vec<u64>,
     /// From when until when something was broken. Otherwise there is no reason for an error or a loss.
     pub(crate) broken: Vec<(Duration, Duration)>,
+    /// From when until when there were two servers that grant locks, and different clients may have asked different ones.
+    pub(crate) divided: Vec<(Duration, Duration)>,
     /// By how much limits of time may be exceeded.
     pub(crate) slack: Duration,
 }
@@ -58,6 +61,11 @@ impl Had<'_> {
         self.turn.lock == other.turn.lock
             && self.from < other.hold.until
             && other.from < self.hold.until
+    }
+
+    /// Since when both had it.
+    fn together_since(&self, other: Had<'_>) -> Duration {
+        self.from.max(other.from)
     }
 
     fn was_told(&self) -> bool {
@@ -125,6 +133,14 @@ impl History {
         broken.any(|&(from, until)| turn.asked <= until && end >= from)
     }
 
+    /// Whether two had a lock at the same time since each asked another server. Threads of one client ask the same one.
+    fn were_divided(&self, one: Had<'_>, other: Had<'_>) -> bool {
+        let since = one.together_since(other);
+        let mut divided = self.divided.iter();
+        one.turn.client != other.turn.client
+            && divided.any(|&(from, until)| (from..=until).contains(&since))
+    }
+
     /// Two that had a lock at the same time, and neither of those that may have been first was told.
     fn together(&self) -> Vec<String> {
         let had = self.had();
@@ -134,7 +150,7 @@ impl History {
             for other in later
                 .take_while(|other| other.turn.lock == one.turn.lock && other.from < one.hold.until)
             {
-                if !one.overlaps(*other) || one.was_told() {
+                if !one.overlaps(*other) || one.was_told() || self.were_divided(*one, *other) {
                     continue;
                 }
                 // A thread that had to wait for a processor may note a grant late.
@@ -149,18 +165,19 @@ impl History {
         wrong
     }
 
-    /// Whoever was told may have undone what those did who had the lock at the same time, but nothing else.
+    /// Whoever was told, or asked another server, may have undone what those did who had the lock at the same time, but
+    /// nothing else.
     fn lost_increments(&self) -> Vec<String> {
         let had = self.had();
-        let of = |lock: usize, told: bool| {
-            had.iter()
-                .filter(move |its| its.turn.lock == lock && its.was_told() == told)
-        };
+        let of = |lock: usize| had.iter().filter(move |its| its.turn.lock == lock);
         let mut wrong = Vec::new();
         for (lock, &counted) in self.counted.iter().enumerate() {
-            let all = of(lock, true).count() + of(lock, false).count();
-            let alone = of(lock, false)
-                .filter(|one| !of(lock, true).any(|other| one.overlaps(*other)))
+            let all = of(lock).count();
+            let undone = |one: &Had<'_>, other: &Had<'_>| {
+                one.overlaps(*other) && (other.was_told() || self.were_divided(*one, *other))
+            };
+            let alone = of(lock)
+                .filter(|one| !one.was_told() && !of(lock).any(|other| undone(one, other)))
                 .count();
             if !(alone as u64..=all as u64).contains(&counted) {
                 wrong.push(format!(

@@ -22,10 +22,12 @@ pub(crate) struct Load {
     /// There until the end.
     crew: Option<Crew>,
     broken: Vec<(Duration, Duration)>,
+    divided: Mutex<Vec<(Duration, Duration)>>,
 }
 
 struct Shared {
     begun: Instant,
+    clients: usize,
     names: Vec<String>,
     /// What each lock protects.
     numbers: Vec<AtomicU64>,
@@ -53,6 +55,7 @@ impl Load {
         };
         let shared = Arc::new(Shared {
             begun: Instant::now(),
+            clients: clients.len(),
             numbers: names.iter().map(|_| AtomicU64::new(0)).collect(),
             turns: names.iter().map(|_| AtomicUsize::new(0)).collect(),
             workers: (0..many * names.len()).map(|n| worker(n / many)).collect(),
@@ -69,6 +72,7 @@ impl Load {
             shared,
             crew: Some(crew),
             broken: Vec::new(),
+            divided: Mutex::default(),
         };
         load.goes_on("they work");
         load
@@ -97,6 +101,14 @@ impl Load {
         begun.elapsed()
     }
 
+    /// Until `ended` returns, there are two servers that grant locks, and different clients may ask different ones.
+    #[cfg(feature = "sentinel")]
+    pub(crate) fn divided(&self, ended: impl FnOnce()) {
+        let from = self.shared.begun.elapsed();
+        ended();
+        locked(&self.divided).push((from, self.shared.begun.elapsed()));
+    }
+
     /// They work on for a while with nothing broken, end, and nothing that they saw is wrong.
     #[track_caller]
     pub(crate) fn ends(mut self) {
@@ -113,6 +125,7 @@ impl Load {
                 .collect(),
             counted: numbers.map(|n| n.load(Ordering::SeqCst)).collect(),
             broken: self.broken.clone(),
+            divided: locked(&self.divided).clone(),
             slack: loosely(SLACK),
         };
         let wrong = history.wrong();
@@ -144,6 +157,7 @@ impl Shared {
         while !self.done.load(Ordering::SeqCst) {
             locked(&worker.history).push(Turn {
                 thread,
+                client: thread % self.clients,
                 lock: worker.lock,
                 asked: self.begun.elapsed(),
                 limit: LONG,
