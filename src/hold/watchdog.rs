@@ -494,7 +494,16 @@ impl WatchdogThread {
         let dispatcher = &mut self.dispatcher;
         // If this connection does not answer, there must be time for another within the lease.
         let budget = task.lease / 4;
-        if endpoint.is_to_be_found_again(self.answered_at.elapsed()) {
+        let unused_for = self.answered_at.elapsed();
+        if endpoint.is_to_be_found_again(unused_for) {
+            self.connection = None;
+        }
+        if let Some(connection) = &self.connection
+            && endpoint.follow_master_first(Instant::now() + budget, &mut || {
+                dispatcher.dispatch(Duration::ZERO)
+            })
+            && connection.reader.has_ended()
+        {
             self.connection = None;
         }
         if self.connection.is_none() {

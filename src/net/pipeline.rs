@@ -471,6 +471,17 @@ impl InFlight {
         self.awaiting.len()
     }
 
+    /// For how long nothing has been heard, with no reply due.
+    pub(super) fn idle_for(&self, now: Instant) -> Option<Duration> {
+        let is_idle = self.awaiting.is_empty();
+        is_idle.then(|| now.saturating_duration_since(self.last_heard))
+    }
+
+    /// Whether nobody but deferred calls has a reply due.
+    pub(super) fn awaits_only_deferred(&self) -> bool {
+        self.awaiting.iter().all(|call| call.deferred.is_some())
+    }
+
     /// When the oldest command was sent whose reply is due.
     pub(super) fn due_since(&self) -> Option<Instant> {
         Some(self.awaiting.front()?.state.lock().sent_at)

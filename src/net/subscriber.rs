@@ -422,14 +422,17 @@ impl Subscriber {
                     return Err(socket::timed_out("the node is no master any more"));
                 }
             }
-            let (soon, is_left) = {
+            let (soon, is_left, is_used) = {
                 let (mut state, now) = (self.state.lock(), Instant::now());
                 let lingers = state.channels.end_lingering_until(now);
                 state.channels.ask_again(now);
                 let soon = lingers || state.has_news(now);
                 let is_left = self.write_rest(&mut state);
-                (soon, is_left)
+                (soon, is_left, !state.channels.is_empty())
             };
+            if is_used {
+                self.endpoint.follow_master();
+            }
             if successor.is_due()
                 && let Some(made) = self.advance(&mut successor)
             {
@@ -438,6 +441,7 @@ impl Subscriber {
             let slice = match soon {
                 _ if successor.is_under_way() || is_left => SHORT,
                 true => successor.rests(LINGER),
+                false if is_used => self.endpoint.follows_master_for(successor.rests(SLICE)),
                 false => successor.rests(SLICE),
             };
             match self.read(&mut reader, slice) {

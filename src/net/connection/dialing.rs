@@ -26,7 +26,16 @@ impl Connection {
         loop {
             let now = Instant::now();
             let (turn_at, why) = match &state.phase {
-                Phase::Up(_) => return Ok(()),
+                Phase::Up(_) => {
+                    let generation = state.generation;
+                    let in_flight = state.up(generation).map(|(_, in_flight)| in_flight);
+                    let idle = in_flight.and_then(|its| its.idle_for(now));
+                    drop(state);
+                    if idle.is_some_and(|idle| self.endpoint.follows_master_after(idle)) {
+                        self.endpoint.follow_master_first(until, meanwhile);
+                    }
+                    return Ok(());
+                }
                 Phase::Closed => return Err(Fault::Closed),
                 Phase::Connecting => (now + SLICE, None),
                 Phase::Down { retry_at, why, .. }

@@ -65,6 +65,7 @@ impl Connection {
     }
 
     pub(super) fn write_out(&self, all: bool) -> Wrote {
+        self.endpoint.follow_master();
         let mut state = self.state.lock();
         let generation = state.generation;
         let Some((up, in_flight)) = state.up(generation) else {
@@ -127,12 +128,19 @@ impl Connection {
             return Some(state);
         }
         let is_old = idle.is_some_and(|idle| self.endpoint.is_to_be_found_again(idle));
+        // Other calls have waited for that with a deadline.
+        let waits = in_flight.awaits_only_deferred()
+            && idle.is_some_and(|idle| self.endpoint.follows_master_after(idle));
         // The leader finds out by reading.
         let Some(reader) = up.reader.take() else {
             return Some(state);
         };
         up.writing = true;
         let (reader, ended) = MutexGuard::unlocked(&mut state, || {
+            if waits {
+                let until = Instant::now() + DELIVER;
+                self.endpoint.follow_master_first(until, &mut || true);
+            }
             let ended = is_old || reader.has_ended();
             (reader, ended)
         });

@@ -114,7 +114,13 @@ impl Connecting {
                     let Some((master, by)) = named.as_deref() else {
                         return dial.advance(endpoint, until, meanwhile);
                     };
-                    return dial.advance(master, until, meanwhile).map_err(|err| {
+                    let dialled = dial.advance(master, until, meanwhile);
+                    if let (Ok(Dialled::Made(connection)), Ok(address)) =
+                        (&dialled, master.address())
+                    {
+                        endpoint.made(address, connection);
+                    }
+                    return dialled.map_err(|err| {
                         // The sentinel may be cut off from the others, and not know.
                         endpoint.first_sentinel.is_not(*by, by.wrapping_add(1));
                         match err.kind() {

@@ -9,6 +9,7 @@ mod login;
 mod opening;
 mod resolve;
 mod sentinel;
+mod succession;
 mod successor;
 #[cfg(feature = "tls")]
 mod tls;
@@ -16,7 +17,7 @@ mod tls;
 use std::fmt;
 use std::io::{self, Read, Write};
 use std::mem::MaybeUninit;
-use std::net::TcpStream;
+use std::net::{SocketAddr, TcpStream};
 #[cfg(unix)]
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -31,6 +32,7 @@ pub(crate) use self::connecting::{Connecting, connect};
 pub(crate) use self::dial::Dialled;
 use self::login::Logins;
 use self::resolve::Lookup;
+use self::succession::Succession;
 pub(crate) use self::successor::Successor;
 #[cfg(feature = "tls")]
 use self::tls::TlsStream;
@@ -71,6 +73,8 @@ pub(crate) struct Endpoint {
     logins: Logins,
     eviction: eviction::Answered,
     first_sentinel: Arc<sentinel::First>,
+    /// Only with Sentinels.
+    succession: Option<Arc<Succession>>,
     /// The most replicas that a connection has found a server to have.
     replicas: Arc<AtomicU32>,
     /// Whether it was found by asking, and has to say itself that it is a master.
@@ -80,6 +84,7 @@ pub(crate) struct Endpoint {
 impl Endpoint {
     pub(crate) fn new(server: Server) -> Self {
         Self {
+            succession: Succession::of(&server.deployment),
             server: Arc::new(server),
             lookups: Aside::default(),
             logins: Logins::default(),
@@ -129,6 +134,7 @@ impl Endpoint {
                 label: self.server.label.clone(),
                 replica_ack,
             }),
+            succession: None,
             proves_master: false,
             ..self.clone()
         }
@@ -347,6 +353,17 @@ impl Socket {
             Self::Tls(stream) => stream.read(buf),
             #[cfg(unix)]
             Self::Unix(stream) => (&*stream).read(buf),
+        }
+    }
+
+    /// The other end, of TCP.
+    fn peer(&self) -> Option<SocketAddr> {
+        match self {
+            Self::Tcp(stream) => stream.peer_addr().ok(),
+            #[cfg(feature = "tls")]
+            Self::Tls(stream) => stream.socket().peer_addr().ok(),
+            #[cfg(unix)]
+            Self::Unix(_) => None,
         }
     }
 

@@ -18,10 +18,10 @@ use crate::net::request::Request;
 use crate::report::report;
 
 /// The name of these connections.
-const ROLE: &str = "sentinel";
+pub(super) const ROLE: &str = "sentinel";
 
 /// How long one Sentinel may take at most while there are others: their hosts fail together with those of masters.
-const SHARE: Duration = Duration::from_millis(500);
+pub(super) const SHARE: Duration = Duration::from_millis(500);
 
 /// Which of the Sentinels to ask first, for all connections of a client.
 #[derive(Default)]
@@ -36,6 +36,11 @@ impl First {
         if moved.is_ok() {
             report!(Trace, "another sentinel is asked first from now on");
         }
+    }
+
+    /// The next time this one is asked first.
+    pub(super) fn is(&self, at: usize) {
+        self.0.store(at, Ordering::Relaxed);
     }
 }
 
@@ -159,6 +164,19 @@ impl Discovery {
             return lasting(said);
         }
         io::Error::other(said).into()
+    }
+}
+
+/// Asks one of the Sentinels; `None` if it knows no such service, or does not answer.
+pub(super) fn ask_one(endpoint: &Endpoint, sentinel: &Address) -> RedisResult<Option<Address>> {
+    let Deployment::Sentinel { service, login, .. } = &endpoint.server.deployment else {
+        return Ok(None);
+    };
+    let ends = Instant::now() + SHARE;
+    let mut inquiry = Inquiry::new(endpoint, sentinel.clone(), login, ends);
+    match inquiry.advance(service, ends, &mut || true)? {
+        Some(Said::Master(address)) => Ok(Some(address)),
+        Some(Said::Unknown) | None => Ok(None),
     }
 }
 

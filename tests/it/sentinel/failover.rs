@@ -25,11 +25,13 @@ fn after_a_planned_failover_over_tls_everybody_goes_on() {
 }
 
 fn everybody_goes_on(deployment: &Deployment) {
-    let clients = [0, 1].map(|_| Client::open(deployment.config()).unwrap());
+    let old = deployment.named();
     let idle = Client::open(deployment.config()).unwrap();
+    let of_idle = deployment.clients_at(old);
+    assert!(!of_idle.is_empty());
+    let clients = [0, 1].map(|_| Client::open(deployment.config()).unwrap());
     let received = Told::default();
-    // Its holds have to outlive the failover, however busy the machine is: they are not renewed at the successor until the
-    // old master follows it.
+    // Its holds have to outlive the failover, however busy the machine is.
     let config = deployment.config().lease(ms(7_500));
     let holder = Client::open(config.on_lost(received.listener())).unwrap();
     let name = unique("kept");
@@ -45,10 +47,18 @@ fn everybody_goes_on(deployment: &Deployment) {
         });
         eventually("it listens", || clients[0].stats().subscriptions > 0);
         let took = load.during(|load| {
-            deployment.fail_over();
+            // The old master grants locks until the last client has left it.
+            load.divided(|| {
+                deployment.promote();
+                in_time("leaving the old master", BACK, || {
+                    eventually("all have left it that work", || {
+                        let mut still = deployment.clients_at(old);
+                        still.retain(|id| !of_idle.contains(id));
+                        still.is_empty()
+                    });
+                });
+            });
             in_time("working again", BACK, || load.goes_on("they work again"));
-            // What was written to the old master meanwhile is lost.
-            deployment.agree();
         });
         assert!(took <= BACK + loosely(SLACK), "{took:?}");
         let renewals = holder.stats().renewals;
@@ -64,9 +74,54 @@ fn everybody_goes_on(deployment: &Deployment) {
     load.ends();
     kept.unlock().unwrap();
     in_time("an idle client", BACK, || {
-        idle.mutex(unique("idle")).lock().unwrap().unlock().unwrap();
+        let name = unique("idle");
+        let guard = idle.mutex(&name).lock().unwrap();
+        let new = &deployment.servers[deployment.named()];
+        assert!(ask::<bool>(new, &["EXISTS", &name]));
+        guard.unlock().unwrap();
     });
     assert_eq!(holder.stats().lost, 0);
+}
+
+timed!(a_working_client_leaves_the_old_master_although_that_is_still_one);
+fn a_working_client_leaves_the_old_master_although_that_is_still_one() {
+    let deployment = Deployment::start();
+    let client = Client::open(deployment.config()).unwrap();
+    // Renewed every 1.5 s, and for longer than that at the successor.
+    let holder = Client::open(deployment.config().lease(ms(4_500))).unwrap();
+    let (missing, waited_for) = (unique("missing"), unique("waited for"));
+    let missing_guard = holder.mutex(&missing).lock().unwrap();
+    let first = holder.mutex(&waited_for).lock().unwrap();
+    deployment.copied(&[&missing, &waited_for]);
+    let old = deployment.named();
+    thread::scope(|scope| {
+        let waiter = scope.spawn(|| {
+            let guard = client.mutex(&waited_for).try_lock_for(LONG);
+            let guard = guard.unwrap().expect("it is released");
+            let new = &deployment.servers[deployment.named()];
+            assert!(ask::<bool>(new, &["EXISTS", &waited_for]));
+            guard.unlock().unwrap();
+        });
+        eventually("it listens", || client.stats().subscriptions > 0);
+        let new = &deployment.servers[deployment.promote()];
+        in_time("all are at the new master", BACK, || {
+            let had: usize = ask(new, &["DEL", &missing]);
+            assert_eq!(had, 1);
+            eventually("new locks are there", || {
+                let name = unique("new");
+                let guard = client.mutex(&name).lock().unwrap();
+                let is_there = ask(new, &["EXISTS", &name]);
+                drop(guard);
+                is_there
+            });
+            let loss = missing_guard.lost().recv_timeout(LONG).unwrap();
+            assert_eq!(loss.reason, LossReason::Forced);
+            first.unlock().unwrap();
+            waiter.join().unwrap();
+            assert!(!ask::<bool>(new, &["EXISTS", &waited_for]));
+        });
+        assert!(deployment.is_master(old));
+    });
 }
 
 timed!(after_a_master_is_killed_its_successor_is_found_and_the_returning_one_is_left_alone);

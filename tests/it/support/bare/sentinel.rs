@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::acl::{DEPLOYMENTS, acl_line};
-use super::{GENEROUS, SENTINEL, Server, eventually, is_redis_6, ms, within};
+use super::{GENEROUS, SENTINEL, Server, clients_named, eventually, is_redis_6, ms, within};
 
 /// What the Sentinels call them.
 pub(crate) const SERVICE: &str = "lock service";
@@ -107,9 +107,7 @@ impl Deployment {
     /// The Sentinels replace the master by another, although it is well, and soon have it follow that. Returns when clients
     /// that ask find the other.
     pub(crate) fn fail_over(&self) {
-        let old = self.named();
-        let () = self.sentinels[0].ask(&["SENTINEL", "FAILOVER", SERVICE]);
-        self.wait_for_successor(old);
+        self.promote();
         for sentinel in &self.sentinels {
             // They wait for four of the first before they contradict the old master, and until they look at it again.
             for (period, ms) in [("PUBLISH-PERIOD", "400"), ("INFO-PERIOD", "500")] {
@@ -117,6 +115,14 @@ impl Deployment {
                 assert!(set.is_ok() || is_redis_6());
             }
         }
+    }
+
+    /// The Sentinels replace the master by another and leave it a master for about 10 s. Returns when clients that ask find
+    /// the other: which that is.
+    pub(crate) fn promote(&self) -> usize {
+        let old = self.named();
+        let () = self.sentinels[0].ask(&["SENTINEL", "FAILOVER", SERVICE]);
+        self.wait_for_successor(old)
     }
 
     /// Waits until all others follow the one that is named the master.
@@ -178,6 +184,14 @@ impl Deployment {
             ask::<String>(&self.servers[master], &["INFO", "replication"])
                 .contains("connected_slaves:0")
         });
+    }
+
+    /// The library's connections to one of the servers.
+    pub(crate) fn clients_at(&self, server: usize) -> Vec<u64> {
+        let list: String = ask(&self.servers[server], &["CLIENT", "LIST"]);
+        clients_named(&list, "redlatch-")
+            .map(|client| client.id)
+            .collect()
     }
 
     /// Whether it says so; a Sentinel that has it follow another ends all of its connections.

@@ -94,6 +94,14 @@ impl ClientLine {
     }
 }
 
+/// Those of a `CLIENT LIST` whose name starts with `prefix`.
+pub(crate) fn clients_named(list: &str, prefix: &str) -> impl Iterator<Item = ClientLine> {
+    list.lines()
+        .filter(|line| !line.is_empty())
+        .map(ClientLine::parse)
+        .filter(move |client| client.name.starts_with(prefix))
+}
+
 /// A private `redis-server` process on a loopback port and a Unix socket; killed on drop, or left to another test.
 ///
 /// If the test panics, its log goes to stderr. Helpers that ask it something open a connection of their own each time,
@@ -444,11 +452,7 @@ impl Server {
     #[track_caller]
     pub(crate) fn clients_named(&self, prefix: &str) -> Vec<ClientLine> {
         let list: String = self.ask(&["CLIENT", "LIST"]);
-        list.lines()
-            .filter(|line| !line.is_empty())
-            .map(ClientLine::parse)
-            .filter(|client| client.name.starts_with(prefix))
-            .collect()
+        clients_named(&list, prefix).collect()
     }
 
     /// `CLIENT KILL` for those; how many there were.
