@@ -28,7 +28,7 @@ use crate::quorum::failure::Short;
 use crate::quorum::hold::QuorumHold;
 use crate::quorum::identity::Masters;
 use crate::quorum::nodes::{Node, Nodes, PAUSE};
-use crate::quorum::round::NodeReply;
+use crate::quorum::round::{NodeReply, RoundRequest};
 use crate::quorum::tally::Goal;
 use crate::session::{Session, SharedSession};
 use crate::time;
@@ -151,18 +151,17 @@ impl Quorum {
         let mut acquire = |node: usize| quorum_hold.acquire(node, request.up_for, &run_ids[node]);
         let sent_at = Instant::now();
         let taken = |value: &Value| matches!(value, Value::Nil);
-        let mut round = nodes.round(
-            if request.will_retry {
-                Goal::MajoritySoon
-            } else {
-                Goal::Majority
+        let mut round = nodes.round(&mut RoundRequest {
+            goal: match request.will_retry {
+                true => Goal::MajoritySoon,
+                false => Goal::Majority,
             },
-            request.ttl,
+            lease: request.ttl,
             until,
             stop,
-            &mut acquire,
-            &taken,
-        );
+            make: &mut acquire,
+            counts: &taken,
+        });
         let granted = round.count(&taken);
         quorum_hold.begin(std::mem::take(&mut round.calls));
         let hold = quorum_hold.hold(entry, request.lease, request.ttl);
@@ -214,7 +213,14 @@ impl Quorum {
             undo: None,
         };
         let free = |value: &Value| matches!(value, Value::Int(-2));
-        let round = nodes.round(Goal::MajoritySoon, lease, until, stop, &mut look, &free);
+        let round = nodes.round(&mut RoundRequest {
+            goal: Goal::MajoritySoon,
+            lease,
+            until,
+            stop,
+            make: &mut look,
+            counts: &free,
+        });
         let answered = round.count(&|value| matches!(value, Value::Int(_)));
         nodes.majority.has(answered) && !nodes.majority.has(round.count(&free))
     }
@@ -244,8 +250,14 @@ impl Quorum {
         };
         let home = nodes.home();
         let number = |value: &Value| matches!(value, Value::Int(_));
-        let stop = || home.is_closed();
-        let round = nodes.round_twice(Goal::All, home.lease, until, &stop, &mut ask, &number);
+        let round = nodes.round_twice(&mut RoundRequest {
+            goal: Goal::All,
+            lease: home.lease,
+            until,
+            stop: &|| home.is_closed(),
+            make: &mut ask,
+            counts: &number,
+        });
         let numbers: Vec<_> = round
             .replies
             .iter()

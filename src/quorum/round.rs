@@ -28,18 +28,36 @@ pub(crate) struct Round {
     pub(crate) calls: Vec<Option<Arc<Call>>>,
 }
 
+/// What all nodes are asked.
+pub(crate) struct RoundRequest<'a> {
+    pub(crate) goal: Goal,
+    /// Of the hold in question. How long a node may take follows from it.
+    pub(crate) lease: Duration,
+    pub(crate) until: Instant,
+    pub(crate) stop: &'a dyn Fn() -> bool,
+    /// The command for a node.
+    pub(crate) make: &'a mut dyn FnMut(usize) -> Attempt,
+    /// Which replies count towards the goal.
+    pub(crate) counts: &'a dyn Fn(&Value) -> bool,
+}
+
+impl RoundRequest<'_> {
+    fn is_over(&self) -> bool {
+        (self.stop)() || Instant::now() >= self.until
+    }
+}
+
 /// A round under way.
-struct Asking<'a> {
+struct Asking<'a, 'b> {
     nodes: &'a Nodes,
     round: Round,
-    /// Which replies count, and how many of those are needed.
-    counts: &'a dyn Fn(&Value) -> bool,
+    request: &'a mut RoundRequest<'b>,
+    /// How many replies have to count.
     wanted: usize,
-    until: Instant,
     node_timeout: Duration,
 }
 
-impl Gather for Asking<'_> {
+impl Gather for Asking<'_, '_> {
     fn pending(&self, node: usize) -> Option<Arc<Call>> {
         match self.round.replies[node] {
             NodeReply::Pending { .. } => self.round.calls[node].clone(),
@@ -55,13 +73,13 @@ impl Gather for Asking<'_> {
     ) -> Visit {
         if let Some(reply) = self.read(node, call, outcome) {
             self.round.replies[node] = reply;
-            if self.round.count(self.counts) >= self.wanted {
+            if self.round.count(self.request.counts) >= self.wanted {
                 return Visit::Enough;
             }
             return Visit::News;
         }
         if let NodeReply::Pending { until } = self.round.replies[node]
-            && Instant::now() >= self.until.min(until)
+            && Instant::now() >= self.request.until.min(until)
         {
             self.round.replies[node] = NodeReply::Failed(self.nodes.unanswered(node));
         }
@@ -69,7 +87,7 @@ impl Gather for Asking<'_> {
     }
 }
 
-impl Asking<'_> {
+impl Asking<'_, '_> {
     /// What a reply means; `None` if it is still to come.
     fn read(
         &self,
@@ -102,10 +120,10 @@ impl Asking<'_> {
     }
 
     /// Sends the request to a node, if there is a connection.
-    fn send(&mut self, node: usize, make: &mut dyn FnMut(usize) -> Attempt) -> bool {
+    fn send(&mut self, node: usize) -> bool {
         let connection = &self.nodes.list[node].session.connection;
         // Once a majority has answered, the other replies may never be read, so a NOSCRIPT would go unnoticed.
-        let call = Call::unattended(make(node));
+        let call = Call::unattended((self.request.make)(node));
         if connection.submit(&call).is_none() {
             return false;
         }
@@ -118,14 +136,9 @@ impl Asking<'_> {
     }
 
     /// The same, after an attempt to connect to it.
-    fn send_if(
-        &mut self,
-        node: usize,
-        connected: std::result::Result<(), Fault>,
-        make: &mut dyn FnMut(usize) -> Attempt,
-    ) {
+    fn send_if(&mut self, node: usize, connected: std::result::Result<(), Fault>) {
         match connected {
-            Ok(()) if self.send(node, make) => {}
+            Ok(()) if self.send(node) => {}
             Ok(()) => self.round.replies[node] = NodeReply::Failed(self.nodes.unanswered(node)),
             Err(fault) => self.round.replies[node] = NodeReply::Failed(fault),
         }
@@ -134,7 +147,7 @@ impl Asking<'_> {
     fn progress(&self, untried: usize) -> Progress {
         let nodes = 0..self.nodes.list.len();
         Progress {
-            yes: self.round.count(self.counts),
+            yes: self.round.count(self.request.counts),
             answered: self.round.count(&|_| true),
             pending: nodes.filter(|node| self.round.is_pending(*node)).count(),
             untried,
@@ -181,32 +194,23 @@ impl Nodes {
 
     /// A [`round`](Self::round), and another one among those that did not answer if too few agreed and connections were lost:
     /// they may only have been idle for too long. For requests that may be sent twice.
-    pub(crate) fn round_twice(
-        &self,
-        goal: Goal,
-        lease: Duration,
-        until: Instant,
-        stop: &dyn Fn() -> bool,
-        make: &mut dyn FnMut(usize) -> Attempt,
-        counts: &dyn Fn(&Value) -> bool,
-    ) -> Round {
-        let round = self.round(goal, lease, until, stop, make, counts);
+    pub(crate) fn round_twice(&self, request: &mut RoundRequest<'_>) -> Round {
+        let round = self.round(request);
         let broke = |call: &Option<Arc<Call>>| {
             let outcome = call.as_ref().and_then(|call| call.outcome());
             matches!(outcome, Some(Err(_)))
         };
-        let agreed = round.count(counts);
+        let agreed = round.count(request.counts);
         let may_agree = agreed + self.list.len() - round.count(&|_| true);
         if self.majority.has(agreed)
             || !self.majority.has(may_agree)
             || !round.calls.iter().any(broke)
-            || stop()
-            || Instant::now() >= until
+            || request.is_over()
         {
             return round;
         }
         // Whoever has answered is not asked again: what the first request has changed, the second would not find.
-        self.ask_others(round, goal, lease, until, stop, make, counts)
+        self.ask_others(round, request)
     }
 
     /// Asks all nodes that respond at the same time, and others only if they are needed for the goal. Ends when the goal is
@@ -214,47 +218,29 @@ impl Nodes {
     ///
     /// A node without a connection, or one that has owed a reply for too long, takes no time as long as the others are
     /// enough; the watchdog connects to it. If all have to be asked, missing connections are made at the same time.
-    pub(crate) fn round(
-        &self,
-        goal: Goal,
-        lease: Duration,
-        until: Instant,
-        stop: &dyn Fn() -> bool,
-        make: &mut dyn FnMut(usize) -> Attempt,
-        counts: &dyn Fn(&Value) -> bool,
-    ) -> Round {
+    pub(crate) fn round(&self, request: &mut RoundRequest<'_>) -> Round {
         let n = self.list.len();
         let round = Round {
             replies: (0..n).map(|_| NodeReply::Unasked).collect(),
             calls: vec![None; n],
         };
-        self.ask_others(round, goal, lease, until, stop, make, counts)
+        self.ask_others(round, request)
     }
 
     /// The round, among the nodes that have not answered in `round`.
-    #[expect(clippy::too_many_arguments, reason = "those of a round, and one more")]
-    fn ask_others(
-        &self,
-        mut round: Round,
-        goal: Goal,
-        lease: Duration,
-        until: Instant,
-        stop: &dyn Fn() -> bool,
-        make: &mut dyn FnMut(usize) -> Attempt,
-        counts: &dyn Fn(&Value) -> bool,
-    ) -> Round {
+    fn ask_others(&self, mut round: Round, request: &mut RoundRequest<'_>) -> Round {
         for reply in &mut round.replies {
             if !matches!(reply, NodeReply::Came(_)) {
                 *reply = NodeReply::Unasked;
             }
         }
-        let (n, node_timeout) = (self.list.len(), node_timeout(lease));
+        let (n, node_timeout) = (self.list.len(), node_timeout(request.lease));
+        let (goal, until, stop) = (request.goal, request.until, request.stop);
         let mut asking = Asking {
             nodes: self,
             round,
-            counts,
+            request,
             wanted: goal.wanted(self.majority),
-            until,
             node_timeout,
         };
         let first = self.visit_first.fetch_add(1, Ordering::Relaxed);
@@ -267,7 +253,7 @@ impl Nodes {
             }
             if session.is_closed() {
                 asking.round.replies[node] = NodeReply::Failed(Fault::Closed);
-            } else if !connection.responds(node_timeout) || !asking.send(node, make) {
+            } else if !connection.responds(node_timeout) || !asking.send(node) {
                 untried.push(node);
                 connection.want();
             }
@@ -276,7 +262,7 @@ impl Nodes {
             for (node, connected) in
                 self.connect(&untried, until.min(Instant::now() + node_timeout))
             {
-                asking.send_if(node, connected, make);
+                asking.send_if(node, connected);
             }
             untried.clear();
         }
@@ -287,7 +273,7 @@ impl Nodes {
                 return asking.round;
             }
             let step = goal.next(self.majority, asking.progress(untried.len()));
-            if step == Step::Finish || stop() || Instant::now() >= until {
+            if step == Step::Finish || asking.request.is_over() {
                 return asking.round;
             }
             if step == Step::AskAnother
@@ -296,7 +282,7 @@ impl Nodes {
                 let connection = &self.list[node].session.connection;
                 let by = until.min(Instant::now() + node_timeout);
                 let connected = connection.up(by, &mut || !stop());
-                asking.send_if(node, connected, make);
+                asking.send_if(node, connected);
             }
         }
     }

@@ -12,7 +12,7 @@ use crate::net::call::{Attempt, Call, Fault};
 use crate::protocol::script::Renewed;
 use crate::quorum::failure::Failure;
 use crate::quorum::hold::{QuorumHold, Verdict};
-use crate::quorum::round::NodeReply;
+use crate::quorum::round::{NodeReply, RoundRequest};
 use crate::quorum::tally::{Goal, Tally};
 use crate::time::Unanswered as _;
 
@@ -49,7 +49,14 @@ impl QuorumHold {
         };
         let kept = |value: &Value| matches!(value, Value::Int(1));
         let not_ours = |value: &Value| matches!(value, Value::Int(0 | -1));
-        let round = nodes.round_twice(Goal::Majority, ttl, until, stop, &mut renew, &kept);
+        let round = nodes.round_twice(&mut RoundRequest {
+            goal: Goal::Majority,
+            lease: ttl,
+            until,
+            stop,
+            make: &mut renew,
+            counts: &kept,
+        });
         let mut state = self.state.lock();
         self.look(&mut state);
         if state.let_go {
