@@ -63,18 +63,16 @@ impl PermitId {
 
     /// The id that is written like that, if any is.
     pub(crate) fn parse(written: &str) -> Option<Self> {
-        if written.len() != 32 || !written.bytes().all(|digit| digit.is_ascii_hexdigit()) {
-            return None;
-        }
-        u128::from_str_radix(written, 16)
-            .ok()
-            .map(|id| Self(id.to_be_bytes()))
+        // Other lengths are those with hyphens or braces.
+        let digits = (written.len() == 32).then_some(written)?;
+        let id = uuid::Uuid::try_parse(digits).ok()?;
+        Some(Self(id.into_bytes()))
     }
 }
 
 impl fmt::Display for PermitId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:032x}", u128::from_be_bytes(self.0))
+        uuid::Uuid::from_bytes(self.0).simple().fmt(f)
     }
 }
 
