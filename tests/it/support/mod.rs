@@ -7,6 +7,7 @@ mod clients;
 mod dice;
 pub(crate) mod fair;
 pub(crate) mod history;
+pub(crate) mod java;
 mod kinds;
 pub(crate) mod latch;
 #[cfg(any(feature = "sentinel", feature = "cluster"))]

@@ -1,0 +1,4 @@
+//! Beside Redisson itself: Java and Rust on one lock.
+
+mod sides;
+mod waits;

@@ -1,0 +1,52 @@
+//! The two sides of a test: how a thread here takes what a thread of Java takes.
+
+use std::any::Any;
+use std::env;
+use std::io::{self, Write};
+
+use redlatch::{Client, RedLock};
+
+/// If this is set, the tests say what they have measured.
+const SECONDS: &str = "INTEROP_SECONDS";
+
+/// Says what was measured, if anybody wants to know.
+pub(super) fn measured(what: &str) {
+    if env::var_os(SECONDS).is_some() {
+        writeln!(io::stderr(), "measured: {what}").expect("stderr");
+    }
+}
+
+/// What a thread has: released when dropped.
+pub(super) struct Taken {
+    _guard: Box<dyn Any>,
+    pub(super) token: u64,
+}
+
+/// Takes it, however long that takes. A `RedLock` is one of all clients, anything else of the first.
+pub(super) fn take(clients: &[Client], kind: &str, name: &str) -> redlatch::Result<Taken> {
+    let client = &clients[0];
+    let boxed: Box<dyn Any> = match kind {
+        "lock" => Box::new(client.reentrant_lock(name).lock()?),
+        "fair" => Box::new(client.fair_lock(name).lock()?),
+        "spin" => Box::new(client.spin_lock(name).lock()?),
+        "read" => Box::new(client.rwlock(name).read()?),
+        "write" => Box::new(client.rwlock(name).write()?),
+        "multi" => Box::new(client.multi_lock(name.split('+')).lock()?),
+        "red" => Box::new(RedLock::new(clients, name)?.lock()?),
+        "semaphore" => Box::new(client.semaphore(name).acquire()?),
+        "permit" => Box::new(client.expirable_semaphore(name).acquire()?),
+        "fenced" => {
+            let guard = client.fenced_lock(name).lock()?;
+            let token = guard.token();
+            return Ok(Taken {
+                _guard: Box::new(guard),
+                token,
+            });
+        }
+        _ => panic!("no such kind: {kind}"),
+    };
+    Ok(Taken {
+        _guard: boxed,
+        token: 0,
+    })
+}
