@@ -1,4 +1,5 @@
 //! Beside Redisson itself: Java and Rust on one lock.
 
 mod sides;
+mod together;
 mod waits;
