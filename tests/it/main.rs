@@ -9,6 +9,7 @@ mod contract;
 mod engine;
 mod fair;
 mod faults;
+mod histories;
 mod interop;
 mod latch;
 mod lock;

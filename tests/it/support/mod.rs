@@ -12,6 +12,7 @@ mod kinds;
 pub(crate) mod latch;
 #[cfg(any(feature = "sentinel", feature = "cluster"))]
 pub(crate) mod load;
+pub(crate) mod made_up;
 pub(crate) mod multi_lock;
 mod net;
 mod outage;
@@ -27,6 +28,7 @@ mod strangers;
 mod threads;
 mod time;
 
+pub(crate) use bare::history as histories;
 pub(crate) use bare::*;
 pub(crate) use clients::*;
 pub(crate) use dice::*;

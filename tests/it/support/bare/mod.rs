@@ -16,6 +16,7 @@ mod certificates;
 #[cfg(feature = "cluster")]
 pub(crate) mod cluster;
 mod deployment;
+pub(crate) mod history;
 mod lateness;
 mod logs;
 #[path = "../../../../src/protocol/lua.rs"]

@@ -1,0 +1,536 @@
+//! One line of a history, in Jepsen's shape: which process, whether something begins or how it ended, what, and when.
+
+use std::collections::HashSet;
+use std::io::BufRead;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+/// A moment or a span, in nanoseconds of the clock that all processes share.
+pub(crate) type Nanos = u64;
+
+/// The process that breaks things.
+pub(crate) const NEMESIS: i64 = -1;
+
+pub(crate) fn nanos(span: Duration) -> Nanos {
+    u64::try_from(span.as_nanos()).unwrap_or(Nanos::MAX)
+}
+
+pub(crate) fn millis(n: u64) -> Nanos {
+    n.saturating_mul(1_000_000)
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Phase {
+    Invoke,
+    Ok,
+    /// It certainly did not happen.
+    Fail,
+    /// Unknown; or an event that nobody asked for.
+    Info,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) enum Mode {
+    #[default]
+    Exclusive,
+    Read,
+    Write,
+    Permits,
+}
+
+impl Mode {
+    pub(crate) fn is_exclusive(self) -> bool {
+        matches!(self, Self::Exclusive | Self::Write)
+    }
+}
+
+/// What a request is for.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Wanted {
+    pub(crate) kind: Arc<str>,
+    /// Several for a multi-lock.
+    pub(crate) names: Vec<Arc<str>>,
+    pub(crate) mode: Mode,
+    pub(crate) permits: u64,
+    /// It is not renewed, and ends after that.
+    pub(crate) lease: Option<Nanos>,
+}
+
+impl Wanted {
+    pub(crate) fn name(&self) -> Arc<str> {
+        self.names.first().cloned().unwrap_or_default()
+    }
+
+    pub(crate) fn is_fair(&self) -> bool {
+        self.kind.starts_with("fair")
+    }
+
+    /// A plain semaphore's permits never expire.
+    pub(crate) fn has_lease(&self) -> bool {
+        &*self.kind != "semaphore"
+    }
+}
+
+/// How the run is set up.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Setup {
+    pub(crate) seed: u64,
+    pub(crate) lease: Nanos,
+    pub(crate) response_timeout: Nanos,
+    pub(crate) waiter_lease: Nanos,
+    /// By how much limits of time may be exceeded.
+    pub(crate) slack: Nanos,
+    /// How many permits each semaphore has.
+    pub(crate) permits: Vec<(Arc<str>, u64)>,
+    pub(crate) deployment: String,
+    /// Whether a server that is killed forgets nothing.
+    pub(crate) is_durable: bool,
+}
+
+impl Default for Setup {
+    /// The crate's settings, and one server that forgets nothing.
+    fn default() -> Self {
+        Self {
+            seed: 0,
+            lease: millis(30_000),
+            response_timeout: millis(3_000),
+            waiter_lease: millis(10_000),
+            slack: millis(300),
+            permits: Vec::new(),
+            deployment: "one".to_owned(),
+            is_durable: true,
+        }
+    }
+}
+
+/// Where a fault begins or ends.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Edge {
+    pub(crate) fault: Arc<str>,
+    /// Joins the beginning and the end of one fault.
+    pub(crate) number: Option<u64>,
+    pub(crate) is_end: bool,
+    /// The only worker that it concerns.
+    pub(crate) client: Option<i64>,
+    /// The only name that it concerns.
+    pub(crate) name: Option<Arc<str>>,
+    /// Whether what was granted may be forgotten, or two servers may grant the same.
+    pub(crate) divides: Option<bool>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum What {
+    Setup(Box<Setup>),
+    Acquire {
+        wanted: Wanted,
+        limit: Option<Nanos>,
+        token: Option<u64>,
+        id: Option<Arc<str>>,
+    },
+    /// The holder was notified that it may not be alone any more.
+    Lost {
+        wanted: Wanted,
+        id: Option<Arc<str>>,
+        valid_until: Option<Nanos>,
+    },
+    Release {
+        wanted: Wanted,
+        id: Option<Arc<str>>,
+        /// Until when the hold was valid, as the holder knew when it began to release it.
+        valid_until: Option<Nanos>,
+    },
+    /// A number that the lock protects was incremented in two steps.
+    Work {
+        name: Arc<str>,
+        read: u64,
+        wrote: u64,
+    },
+    ForceUnlock {
+        name: Arc<str>,
+    },
+    /// A latch was closed, or a semaphore was given its permits.
+    Set {
+        wanted: Wanted,
+        count: u64,
+    },
+    CountDown {
+        name: Arc<str>,
+    },
+    Await {
+        name: Arc<str>,
+        limit: Option<Nanos>,
+    },
+    Fault(Edge),
+    /// A thread that only sleeps was so late.
+    Late {
+        span: Nanos,
+    },
+    /// Keys found when nothing should be left.
+    LeftBehind {
+        keys: Vec<String>,
+    },
+    Panic,
+    /// Not part of any rule.
+    Remark,
+    Unreadable(String),
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Event {
+    /// Counted from one; zero if it was not read from anywhere.
+    pub(crate) line: usize,
+    pub(crate) process: i64,
+    pub(crate) phase: Phase,
+    pub(crate) what: What,
+    pub(crate) error: Option<String>,
+    pub(crate) time: Nanos,
+}
+
+impl Event {
+    pub(crate) fn new(process: i64, phase: Phase, what: What, time: Nanos) -> Self {
+        Self {
+            line: 0,
+            process,
+            phase,
+            what,
+            error: None,
+            time,
+        }
+    }
+
+    /// The line of a log that says this.
+    pub(crate) fn to_line(&self) -> String {
+        let phase = match self.phase {
+            Phase::Invoke => "invoke",
+            Phase::Ok => "ok",
+            Phase::Fail => "fail",
+            Phase::Info => "info",
+        };
+        let (f, value) = self.what.to_json();
+        let mut line = json!({
+            "process": self.process,
+            "type": phase,
+            "f": f,
+            "value": value,
+            "time": self.time,
+        });
+        if let Some(error) = &self.error {
+            line["error"] = json!(error);
+        }
+        line.to_string()
+    }
+}
+
+fn of_wanted(wanted: &Wanted, id: Option<&Arc<str>>) -> Value {
+    let mode = match wanted.mode {
+        Mode::Exclusive => "exclusive",
+        Mode::Read => "read",
+        Mode::Write => "write",
+        Mode::Permits => "permits",
+    };
+    let mut value = json!({ "kind": &*wanted.kind, "mode": mode, "permits": wanted.permits });
+    match &wanted.names[..] {
+        [name] => value["name"] = json!(&**name),
+        names => value["names"] = names.iter().map(|name| &**name).collect(),
+    }
+    if let Some(lease) = wanted.lease {
+        value["lease_ms"] = json!(to_ms(lease));
+    }
+    if let Some(id) = id {
+        value["id"] = json!(&**id);
+    }
+    value
+}
+
+/// Spans are whole milliseconds in a log.
+fn to_ms(span: Nanos) -> u64 {
+    span / 1_000_000
+}
+
+impl What {
+    fn to_json(&self) -> (&str, Value) {
+        match self {
+            Self::Setup(setup) => {
+                let permits = setup.permits.iter();
+                let permits: serde_json::Map<_, _> = permits
+                    .map(|(name, many)| (name.to_string(), json!(many)))
+                    .collect();
+                let value = json!({
+                    "seed": setup.seed,
+                    "lease_ms": to_ms(setup.lease),
+                    "response_timeout_ms": to_ms(setup.response_timeout),
+                    "waiter_lease_ms": to_ms(setup.waiter_lease),
+                    "slack_ms": to_ms(setup.slack),
+                    "permits": permits,
+                    "deployment": setup.deployment,
+                    "durable": setup.is_durable,
+                });
+                ("setup", value)
+            }
+            Self::Acquire {
+                wanted,
+                limit,
+                token,
+                id,
+            } => {
+                let mut value = of_wanted(wanted, id.as_ref());
+                if let Some(limit) = limit {
+                    value["limit_ms"] = json!(to_ms(*limit));
+                }
+                if let Some(token) = token {
+                    value["token"] = json!(token);
+                }
+                ("acquire", value)
+            }
+            Self::Lost {
+                wanted,
+                id,
+                valid_until,
+            }
+            | Self::Release {
+                wanted,
+                id,
+                valid_until,
+            } => {
+                let mut value = of_wanted(wanted, id.as_ref());
+                if let Some(valid_until) = valid_until {
+                    value["valid_until"] = json!(valid_until);
+                }
+                let is_loss = matches!(self, Self::Lost { .. });
+                (if is_loss { "lost" } else { "release" }, value)
+            }
+            Self::Work { name, read, wrote } => (
+                "work",
+                json!({ "name": &**name, "read": read, "wrote": wrote }),
+            ),
+            Self::ForceUnlock { name } => ("force-unlock", json!({ "name": &**name })),
+            Self::Set { wanted, count } => {
+                let mut value = of_wanted(wanted, None);
+                value["count"] = json!(count);
+                ("set", value)
+            }
+            Self::CountDown { name } => ("count-down", json!({ "kind": "latch", "name": &**name })),
+            Self::Await { name, limit } => {
+                let mut value = json!({ "kind": "latch", "name": &**name });
+                if let Some(limit) = limit {
+                    value["limit_ms"] = json!(to_ms(*limit));
+                }
+                ("await", value)
+            }
+            Self::Fault(edge) => {
+                let mut value = json!({ "until": if edge.is_end { "end" } else { "begin" } });
+                if let Some(number) = edge.number {
+                    value["fault"] = json!(number);
+                }
+                if let Some(client) = edge.client {
+                    value["client"] = json!(client);
+                }
+                if let Some(name) = &edge.name {
+                    value["name"] = json!(&**name);
+                }
+                if let Some(divides) = edge.divides {
+                    value["divides"] = json!(divides);
+                }
+                (&edge.fault, value)
+            }
+            Self::Late { span } => ("late", json!({ "ms": to_ms(*span) })),
+            Self::LeftBehind { keys } => ("left-behind", json!({ "keys": keys })),
+            Self::Panic => ("panic", Value::Null),
+            Self::Remark | Self::Unreadable(_) => ("remark", Value::Null),
+        }
+    }
+}
+
+/// The events of a log. A line that cannot be read is an event too: one that no history may have.
+pub(crate) fn read(lines: impl BufRead) -> Vec<Event> {
+    let mut reader = Reader::default();
+    let lines = lines.lines().enumerate();
+    let read = lines.filter_map(|(at, line)| {
+        let text = match line {
+            Ok(text) if text.trim().is_empty() => return None,
+            Ok(text) => text,
+            Err(err) => err.to_string(),
+        };
+        let unreadable = |why| Event::new(NEMESIS, Phase::Info, What::Unreadable(why), 0);
+        let mut event = reader.event(&text).unwrap_or_else(unreadable);
+        event.line = at + 1;
+        Some(event)
+    });
+    read.collect()
+}
+
+/// Keeps one copy of each name.
+#[derive(Default)]
+struct Reader {
+    texts: HashSet<Arc<str>>,
+}
+
+type Parsed<T> = Result<T, String>;
+
+fn number(value: &Value, field: &str) -> Option<u64> {
+    value[field].as_u64()
+}
+
+fn span_of(value: &Value, field: &str, default: Nanos) -> Nanos {
+    number(value, field).map_or(default, millis)
+}
+
+impl Reader {
+    fn text(&mut self, text: &str) -> Arc<str> {
+        if let Some(known) = self.texts.get(text) {
+            return Arc::clone(known);
+        }
+        let new: Arc<str> = text.into();
+        self.texts.insert(Arc::clone(&new));
+        new
+    }
+
+    fn optional(&mut self, value: &Value, field: &str) -> Option<Arc<str>> {
+        value[field].as_str().map(|text| self.text(text))
+    }
+
+    fn required(&mut self, value: &Value, field: &str) -> Parsed<Arc<str>> {
+        self.optional(value, field)
+            .ok_or_else(|| format!("no {field} in {value}"))
+    }
+
+    fn wanted(&mut self, value: &Value) -> Parsed<Wanted> {
+        let names = match &value["names"] {
+            Value::Array(names) => names
+                .iter()
+                .filter_map(Value::as_str)
+                .map(|name| self.text(name))
+                .collect(),
+            _ => vec![self.required(value, "name")?],
+        };
+        let mode = match value["mode"].as_str() {
+            None | Some("exclusive") => Mode::Exclusive,
+            Some("read") => Mode::Read,
+            Some("write") => Mode::Write,
+            Some("permits") => Mode::Permits,
+            Some(other) => return Err(format!("no mode {other}")),
+        };
+        Ok(Wanted {
+            kind: self.required(value, "kind")?,
+            names,
+            mode,
+            permits: number(value, "permits").unwrap_or(1),
+            lease: number(value, "lease_ms").map(millis),
+        })
+    }
+
+    fn event(&mut self, line: &str) -> Parsed<Event> {
+        let line: Value =
+            serde_json::from_str(line).map_err(|err| format!("{err} in the line {line}"))?;
+        let missing = |field: &str| format!("no {field} in {line}");
+        let phase = match line["type"].as_str() {
+            Some("invoke") => Phase::Invoke,
+            Some("ok") => Phase::Ok,
+            Some("fail") => Phase::Fail,
+            Some("info") => Phase::Info,
+            _ => return Err(missing("type")),
+        };
+        let f = line["f"].as_str().ok_or_else(|| missing("f"))?;
+        let nemesis = || (f == "left-behind").then_some(NEMESIS);
+        let process = line["process"].as_i64().or_else(nemesis);
+        Ok(Event {
+            line: 0,
+            process: process.ok_or_else(|| missing("process"))?,
+            phase,
+            what: self.what(f, &line["value"])?,
+            error: line["error"].as_str().map(str::to_owned),
+            time: number(&line, "time").ok_or_else(|| missing("time"))?,
+        })
+    }
+
+    fn what(&mut self, f: &str, value: &Value) -> Parsed<What> {
+        Ok(match f {
+            "setup" => What::Setup(Box::new(self.setup(value))),
+            "acquire" => What::Acquire {
+                wanted: self.wanted(value)?,
+                limit: number(value, "limit_ms").map(millis),
+                token: number(value, "token"),
+                // Of many ids none comes again: no use in keeping them.
+                id: value["id"].as_str().map(Arc::from),
+            },
+            "lost" => What::Lost {
+                wanted: self.wanted(value)?,
+                id: value["id"].as_str().map(Arc::from),
+                valid_until: number(value, "valid_until"),
+            },
+            "release" => What::Release {
+                wanted: self.wanted(value)?,
+                id: value["id"].as_str().map(Arc::from),
+                valid_until: number(value, "valid_until"),
+            },
+            "work" => What::Work {
+                name: self.required(value, "name")?,
+                read: number(value, "read").ok_or("nothing read")?,
+                wrote: number(value, "wrote").ok_or("nothing wrote")?,
+            },
+            "force-unlock" => What::ForceUnlock {
+                name: self.required(value, "name")?,
+            },
+            "set" => What::Set {
+                count: number(value, "count")
+                    .or_else(|| number(value, "permits"))
+                    .unwrap_or(0),
+                wanted: self.wanted(value)?,
+            },
+            "count-down" => What::CountDown {
+                name: self.required(value, "name")?,
+            },
+            "await" => What::Await {
+                name: self.required(value, "name")?,
+                limit: number(value, "limit_ms").map(millis),
+            },
+            "late" => What::Late {
+                span: span_of(value, "ms", 0),
+            },
+            "left-behind" => What::LeftBehind {
+                keys: value["keys"]
+                    .as_array()
+                    .ok_or("no keys")?
+                    .iter()
+                    .map(|key| key.as_str().map_or_else(|| key.to_string(), str::to_owned))
+                    .collect(),
+            },
+            "panic" => What::Panic,
+            fault => match value["until"].as_str() {
+                // The opposite of a fault, and whatever else is worth a line.
+                None => What::Remark,
+                Some(edge @ ("begin" | "end")) => What::Fault(Edge {
+                    fault: self.text(fault),
+                    number: number(value, "fault"),
+                    is_end: edge == "end",
+                    client: value["client"].as_i64(),
+                    name: self.optional(value, "name"),
+                    divides: value["divides"].as_bool(),
+                }),
+                Some(other) => return Err(format!("{fault} until {other}")),
+            },
+        })
+    }
+
+    fn setup(&mut self, value: &Value) -> Setup {
+        let default = Setup::default();
+        let permits = value["permits"].as_object().into_iter().flatten();
+        Setup {
+            seed: number(value, "seed").unwrap_or(0),
+            lease: span_of(value, "lease_ms", default.lease),
+            response_timeout: span_of(value, "response_timeout_ms", default.response_timeout),
+            waiter_lease: span_of(value, "waiter_lease_ms", default.waiter_lease),
+            slack: span_of(value, "slack_ms", default.slack),
+            permits: permits
+                .filter_map(|(name, many)| Some((self.text(name), many.as_u64()?)))
+                .collect(),
+            deployment: value["deployment"]
+                .as_str()
+                .unwrap_or(&default.deployment)
+                .to_owned(),
+            is_durable: value["durable"].as_bool().unwrap_or(default.is_durable),
+        }
+    }
+}

@@ -1,0 +1,234 @@
+//! What was found, in words and numbers.
+
+use std::collections::BTreeMap;
+use std::fmt::{self, Write};
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::event::{Nanos, Phase};
+use super::turns::{Record, seconds};
+use super::{Rule, Violation};
+
+/// What was asked for of one kind, and what came of it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Operations {
+    pub(crate) asked: usize,
+    pub(crate) granted: usize,
+    /// Not in time, or somebody else had it.
+    pub(crate) refused: usize,
+    pub(crate) errors: usize,
+    pub(crate) lost: usize,
+}
+
+/// What one kind of fault did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Faulted {
+    pub(crate) count: usize,
+    /// Requests that were under way meanwhile, or while it had consequences.
+    pub(crate) operations: usize,
+    pub(crate) errors: usize,
+    pub(crate) lost: usize,
+    pub(crate) violations: usize,
+    /// How long after its end some name was granted first, at most.
+    pub(crate) slowest_recovery: Nanos,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Report {
+    /// By the times at which they happened.
+    pub(crate) violations: Vec<Violation>,
+    pub(crate) operations: BTreeMap<Arc<str>, Operations>,
+    pub(crate) faults: BTreeMap<Arc<str>, Faulted>,
+    pub(crate) lasted: Nanos,
+}
+
+/// How many of a kind are shown.
+const SHOWN: usize = 5;
+
+impl Report {
+    pub(super) fn new(record: &Record, violations: Vec<Violation>) -> Self {
+        let mut operations: BTreeMap<Arc<str>, Operations> = BTreeMap::new();
+        let mut begin = record.end;
+        for turn in &record.turns {
+            begin = begin.min(turn.asked.time);
+            let its = operations.entry(Arc::clone(&turn.wanted.kind)).or_default();
+            its.asked += 1;
+            match &turn.answer {
+                Some(answer) if answer.phase == Phase::Ok => its.granted += 1,
+                Some(answer) if answer.phase == Phase::Fail => its.refused += 1,
+                Some(_) => its.errors += 1,
+                None => {}
+            }
+            let hold = turn.hold.as_ref();
+            its.lost += usize::from(hold.is_some_and(|hold| hold.was_notified()));
+        }
+        let calls = record
+            .latches
+            .values()
+            .flat_map(|latch| latch.counts.iter().chain(&latch.waits));
+        for call in calls {
+            let its = operations.entry("latch".into()).or_default();
+            its.asked += 1;
+            match call.answer.as_ref().map(|answer| answer.phase) {
+                Some(Phase::Ok) => its.granted += 1,
+                Some(Phase::Fail) => its.refused += 1,
+                Some(_) => its.errors += 1,
+                None => {}
+            }
+        }
+        Self {
+            faults: faulted(record, &violations),
+            violations,
+            operations,
+            lasted: record.end - begin,
+        }
+    }
+
+    pub(crate) fn is_fine(&self) -> bool {
+        self.violations.is_empty()
+    }
+
+    /// How often each rule was broken.
+    pub(crate) fn broken(&self) -> BTreeMap<Rule, usize> {
+        let mut broken = BTreeMap::new();
+        for violation in &self.violations {
+            *broken.entry(violation.rule).or_default() += 1;
+        }
+        broken
+    }
+
+    /// Operations by kind and faults by name, in Markdown.
+    pub(crate) fn table(&self) -> String {
+        let mut text = String::new();
+        self.write_table(&mut text).unwrap_or_default();
+        text
+    }
+
+    fn write_table(&self, f: &mut impl Write) -> fmt::Result {
+        writeln!(f, "| kind | asked | granted | refused | errors | lost |")?;
+        writeln!(f, "| --- | ---: | ---: | ---: | ---: | ---: |")?;
+        for (kind, its) in &self.operations {
+            let Operations {
+                asked,
+                granted,
+                refused,
+                errors,
+                lost,
+            } = its;
+            writeln!(
+                f,
+                "| {kind} | {asked} | {granted} | {refused} | {errors} | {lost} |"
+            )?;
+        }
+        writeln!(f)?;
+        writeln!(
+            f,
+            "| fault | count | operations | errors | lost | violations | slowest recovery |"
+        )?;
+        writeln!(f, "| --- | ---: | ---: | ---: | ---: | ---: | ---: |")?;
+        for (fault, its) in &self.faults {
+            let Faulted {
+                count,
+                operations,
+                errors,
+                lost,
+                violations,
+                slowest_recovery,
+            } = its;
+            let recovery = Duration::from_nanos(*slowest_recovery).as_secs_f64();
+            writeln!(
+                f,
+                "| {fault} | {count} | {operations} | {errors} | {lost} | {violations} | {recovery:.2} s |"
+            )?;
+        }
+        Ok(())
+    }
+}
+
+fn faulted(record: &Record, violations: &[Violation]) -> BTreeMap<Arc<str>, Faulted> {
+    let by_name = record.by_name();
+    // Per name the times of its grants.
+    let mut grants: BTreeMap<&Arc<str>, Vec<Nanos>> = BTreeMap::new();
+    for (name, turns) in &by_name {
+        let granted = turns.iter().filter_map(|turn| turn.hold.as_ref());
+        let mut times: Vec<_> = granted.map(|hold| hold.from).collect();
+        times.sort_unstable();
+        grants.insert(name, times);
+    }
+    // By the times at which they ended: nobody who ended much later was under way.
+    let mut ended: Vec<_> = record
+        .turns
+        .iter()
+        .map(|turn| (turn.ended(), turn))
+        .collect();
+    ended.sort_by_key(|&(time, _)| time);
+    let lasted = ended.iter().map(|(time, turn)| time - turn.asked.time);
+    let longest = lasted.filter(|&span| span < record.end).max().unwrap_or(0);
+    let mut faulted: BTreeMap<Arc<str>, Faulted> = BTreeMap::new();
+    for fault in &record.faults.all {
+        let its = faulted.entry(Arc::clone(&fault.name)).or_default();
+        its.count += 1;
+        let until = fault.end.saturating_add(record.setup.slack);
+        let first = ended.partition_point(|&(time, _)| time < fault.begin);
+        let latest = until.saturating_add(longest);
+        let during = ended[first..].iter();
+        let during = during.take_while(|&&(time, _)| time <= latest);
+        for (_, turn) in during.filter(|(_, turn)| turn.asked.time <= until) {
+            let lock = turn.wanted.names.first().map(|name| &**name);
+            if !fault.concerns(turn.client(), lock) {
+                continue;
+            }
+            its.operations += 1;
+            let failed = |phase: Phase| phase == Phase::Info;
+            its.errors += usize::from(
+                turn.answer
+                    .as_ref()
+                    .is_some_and(|answer| failed(answer.phase)),
+            );
+            its.lost += usize::from(turn.hold.as_ref().is_some_and(|hold| hold.was_notified()));
+        }
+        let consequences = fault.end.saturating_add(record.recovery());
+        let violations = violations
+            .iter()
+            .filter(|violation| (fault.begin..=consequences).contains(&violation.time));
+        its.violations += violations.count();
+        for (name, times) in &grants {
+            let next = times.partition_point(|&time| time < fault.end);
+            let turns = by_name.get(*name).map_or(&[][..], |turns| turns);
+            let early = fault.end.saturating_sub(longest);
+            let waiting = turns.partition_point(|turn| turn.asked.time < early);
+            let mut waiting = turns[waiting..].iter();
+            let wanted = waiting.find(|turn| turn.waited_until() >= fault.end);
+            if let (Some(turn), Some(&granted)) = (wanted, times.get(next)) {
+                let since = fault.end.max(turn.asked.time);
+                its.slowest_recovery = its.slowest_recovery.max(granted.saturating_sub(since));
+            }
+        }
+    }
+    faulted
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let asked: usize = self.operations.values().map(|its| its.asked).sum();
+        let faults: usize = self.faults.values().map(|its| its.count).sum();
+        writeln!(
+            f,
+            "{asked} operations and {faults} faults in {}: {} violations",
+            seconds(self.lasted),
+            self.violations.len()
+        )?;
+        writeln!(f)?;
+        self.write_table(f)?;
+        for (rule, many) in self.broken() {
+            writeln!(f, "\n{}: {many}", rule.name())?;
+            let its = self.violations.iter().filter(|its| its.rule == rule);
+            for violation in its.take(SHOWN) {
+                let lines: Vec<_> = violation.lines.iter().map(usize::to_string).collect();
+                let lines = lines.join(", ");
+                writeln!(f, "- {} [lines {lines}]", violation.words)?;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,453 @@
+//! What may take how long, and what needs a reason: limits of waits, errors, losses, and locks that nobody has although
+//! somebody waits.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::event::{Mode, NEMESIS, Nanos, Phase};
+use super::turns::{Answer, At, Record, Turn, seconds};
+use super::{Rule, Violation};
+
+pub(crate) fn check(record: &Record, wrong: &mut Vec<Violation>) {
+    for turn in &record.turns {
+        is_answered(record, turn, wrong);
+        has_a_cause(record, turn, wrong);
+        is_notified(record, turn, wrong);
+    }
+    for (name, turns) in record.by_name() {
+        idle(record, &name, &turns, wrong);
+    }
+    latches(record, wrong);
+    for (at, key) in &record.left_behind {
+        wrong.push(Violation {
+            rule: Rule::LeftBehind,
+            words: format!("`{key}` is left, although nobody has had anything for a lease"),
+            lines: vec![at.line],
+            time: at.time,
+        });
+    }
+}
+
+/// Whether somebody who began at `asked` and had `limit` is answered in time, or was killed.
+fn in_time(
+    record: &Record,
+    client: i64,
+    asked: At,
+    limit: Nanos,
+    answer: Option<&Answer>,
+) -> Result<(), &'static str> {
+    let faults = &record.faults;
+    let due = faults.extend(client, asked.time, limit.saturating_add(record.setup.slack));
+    let is_killed = || faults.killed_at(client).is_some();
+    match answer {
+        Some(answer) if answer.at.time > due => Err("was answered too late"),
+        None if !is_killed() => Err("was never answered"),
+        _ => Ok(()),
+    }
+}
+
+/// No wait exceeds its limit, and no release the response timeout.
+fn is_answered(record: &Record, turn: &Turn, wrong: &mut Vec<Violation>) {
+    let mut say = |what: &str, how: &str, time| {
+        wrong.push(Violation {
+            rule: Rule::Deadline,
+            words: format!("{}: {what} {how}: {turn}", turn.wanted.name()),
+            lines: turn.lines(),
+            time,
+        });
+    };
+    let (client, timeout) = (turn.client(), record.setup.response_timeout);
+    let limit = match turn.limit {
+        // A single attempt.
+        Some(0) => timeout,
+        limit => limit.unwrap_or(Nanos::MAX),
+    };
+    if let Err(how) = in_time(record, client, turn.asked, limit, turn.answer.as_ref()) {
+        say("a wait", how, turn.asked.time);
+    }
+    let Some(hold) = &turn.hold else { return };
+    match hold.releases {
+        Some(releases) => {
+            let released = hold.released.as_ref();
+            if let Err(how) = in_time(record, client, releases, timeout, released) {
+                say("a release", how, releases.time);
+            }
+        }
+        None if turn.killed.is_none() => say("a hold", "was never released", hold.from),
+        None => {}
+    }
+}
+
+/// Without a fault there are no errors and no losses.
+fn has_a_cause(record: &Record, turn: &Turn, wrong: &mut Vec<Violation>) {
+    let explains = |from: Nanos, until: Nanos| {
+        let mut names = turn.wanted.names.iter();
+        names.any(|name| {
+            let times = (from, until);
+            let recovery = record.recovery();
+            record
+                .faults
+                .explain(turn.client(), Some(name), times, recovery)
+        })
+    };
+    let mut say = |what: &str, time| {
+        wrong.push(Violation {
+            rule: Rule::Cause,
+            words: format!("{}: {what} without a fault: {turn}", turn.wanted.name()),
+            lines: turn.lines(),
+            time,
+        });
+    };
+    if let Some(answer) = &turn.answer
+        && answer.phase == Phase::Info
+        && !explains(turn.asked.time, answer.at.time)
+    {
+        say("an error", answer.at.time);
+    }
+    let Some(hold) = &turn.hold else { return };
+    // A lease that is not renewed ends, which needs no fault.
+    let is_over = |at: Nanos| {
+        let lease = turn.wanted.lease;
+        lease.is_some_and(|lease| at + record.setup.slack + lease / 50 >= hold.from + lease)
+    };
+    if let Some(lost) = hold.lost {
+        if !is_over(lost.time) && !explains(hold.from, lost.time) {
+            say("a loss", lost.time);
+        }
+    } else if let Some(released) = &hold.released
+        && released.phase != Phase::Ok
+        && !is_over(released.at.time)
+        && !explains(hold.from, released.at.time)
+    {
+        say("a failed release", released.at.time);
+    }
+}
+
+/// The part of a lease that does not count as certain: a hundredth, for clocks that run at different speeds.
+fn certain(lease: Nanos) -> Nanos {
+    lease - lease / 100
+}
+
+/// A holder is notified before its lease is over, and no later than it was promised.
+fn is_notified(record: &Record, turn: &Turn, wrong: &mut Vec<Violation>) {
+    let Some(hold) = turn.hold.as_ref().filter(|_| turn.wanted.has_lease()) else {
+        return;
+    };
+    let mut say = |what: String, time| {
+        wrong.push(Violation {
+            rule: Rule::Notice,
+            words: format!("{}: {what}: {turn}", turn.wanted.name()),
+            lines: turn.lines(),
+            time,
+        });
+    };
+    let (client, lease) = (turn.client(), record.lease(&turn.wanted));
+    let ends = [hold.lost, hold.releases];
+    let ended = ends.iter().flatten().map(|at| at.time).min();
+    if let (Some(valid_until), Some(ended)) = (hold.valid_until, ended) {
+        if ended > record.notices(client, valid_until) {
+            say(
+                format!("it was valid until {} and used on", seconds(valid_until)),
+                ended,
+            );
+        }
+        // A lease is counted from before its request, and that is before the grant, or before it was used.
+        let since = if turn.wanted.lease.is_some() {
+            hold.from
+        } else {
+            ended
+        };
+        if valid_until > since.saturating_add(certain(lease)) {
+            say(
+                format!(
+                    "it was to be valid until {}, longer than its lease",
+                    seconds(valid_until)
+                ),
+                ended,
+            );
+        }
+    }
+    // While the server is away nothing is renewed.
+    let ended = ended.or(turn.killed).unwrap_or(record.end);
+    let faults = &record.faults;
+    let during = faults.all[..faults.begun_by(ended)].iter();
+    for away in during.filter(|fault| fault.is_an_outage() && hold.from < fault.begin) {
+        let due = record.notices(client, away.begin.saturating_add(lease));
+        if record.setup.deployment == "one"
+            && away.client.is_none()
+            && away.end > due
+            && ended > due
+        {
+            say(
+                "it was used on although the server was away for longer than the lease".to_owned(),
+                due,
+            );
+        }
+    }
+}
+
+/// What there is of a name, and what is wanted of it.
+#[derive(Default)]
+struct Use {
+    held: u64,
+    /// How many want so much.
+    wanted: BTreeMap<u64, u64>,
+}
+
+impl Use {
+    /// Whether even the one that wants most could have it.
+    fn is_idle(&self, capacity: u64) -> bool {
+        let most = self.wanted.keys().next_back();
+        most.is_some_and(|most| self.held + most <= capacity)
+    }
+}
+
+/// A change of the use of a name.
+#[derive(Clone, Copy)]
+enum Change {
+    Takes(u64),
+    Returns(u64),
+    Wants(u64),
+    Leaves(u64),
+}
+
+/// No lock is free while somebody waits for it, for longer than a message takes, or than what was broken explains.
+fn idle(record: &Record, name: &Arc<str>, turns: &[&Turn], wrong: &mut Vec<Violation>) {
+    // A multi-lock waits for its names one after the other, and keeps some meanwhile.
+    if turns.iter().any(|turn| turn.wanted.names.len() > 1) {
+        return;
+    }
+    let is_shared = turns.iter().any(|turn| turn.wanted.mode == Mode::Permits);
+    let capacities = super::sharing::capacities(record);
+    let capacity = if is_shared {
+        capacities.get(name).copied().unwrap_or(0)
+    } else {
+        1
+    };
+    let mut changes: Vec<(Nanos, Change)> = Vec::new();
+    let has_lease = turns.iter().all(|turn| turn.wanted.has_lease());
+    // Permits without a lease that nobody returns are gone until they are set again.
+    let sets = record.sets.get(name).map_or(&[][..], |sets| sets);
+    let set_after = |time: Nanos| {
+        let next = sets.partition_point(|&set| set <= time);
+        sets.get(next).copied().unwrap_or(Nanos::MAX)
+    };
+    for turn in turns {
+        let many = if is_shared { turn.wanted.permits } else { 1 };
+        let waited = turn.waited_until().min(record.end);
+        // Stopped threads want nothing.
+        let mut from = turn.asked.time;
+        for &(begin, end) in record.faults.stops(turn.client()) {
+            if begin < waited && end > from {
+                if begin > from {
+                    changes.push((from, Change::Wants(many)));
+                    changes.push((begin, Change::Leaves(many)));
+                }
+                from = end;
+            }
+        }
+        if from < waited {
+            changes.push((from, Change::Wants(many)));
+            changes.push((waited, Change::Leaves(many)));
+        }
+        let (taken, returned) = match (&turn.hold, turn.killed) {
+            (Some(hold), None) => (hold.from, turn.ended()),
+            (Some(hold), Some(killed)) if has_lease => (hold.from, killed.max(hold.from)),
+            (Some(hold), Some(_)) => (hold.from, set_after(hold.from)),
+            // It may have been granted, and nobody knows.
+            (None, Some(_)) if !has_lease => (turn.asked.time, set_after(turn.asked.time)),
+            (None, _) => continue,
+        };
+        changes.push((taken, Change::Takes(many)));
+        changes.push((returned, Change::Returns(many)));
+    }
+    if !has_lease {
+        for fault in record.faults.dividing(name) {
+            changes.push((fault.begin, Change::Takes(capacity)));
+            changes.push((set_after(fault.end), Change::Returns(capacity)));
+        }
+    }
+    changes.sort_by_key(|&(time, _)| time);
+    let mut now = Use::default();
+    let mut since: Option<Nanos> = None;
+    let mut was_free = |from: Nanos, until: Nanos| {
+        if until <= record.notices(NEMESIS, from) || until <= allowed(record, name, turns, from) {
+            return;
+        }
+        let waits = |turn: &&&Turn| turn.asked.time <= from && turn.waited_until() >= until;
+        let waits = turns.iter().find(waits);
+        wrong.push(Violation {
+            rule: Rule::Idle,
+            words: format!(
+                "{name}: free from {} to {} although wanted{}",
+                seconds(from),
+                seconds(until),
+                waits.map_or(String::new(), |turn| format!(", for instance by {turn}"))
+            ),
+            lines: waits.map_or_else(Vec::new, |turn| turn.lines()),
+            time: from,
+        });
+    };
+    for (time, change) in changes {
+        let mut is_granted = false;
+        match change {
+            Change::Takes(many) => {
+                now.held = now.held.saturating_add(many);
+                is_granted = true;
+            }
+            Change::Returns(many) => now.held = now.held.saturating_sub(many),
+            Change::Wants(many) => *now.wanted.entry(many).or_default() += 1,
+            Change::Leaves(many) => {
+                if let Some(left) = now.wanted.get_mut(&many) {
+                    *left -= 1;
+                    if *left == 0 {
+                        now.wanted.remove(&many);
+                    }
+                }
+            }
+        }
+        let is_idle = now.is_idle(capacity);
+        if let Some(from) = since
+            && (!is_idle || is_granted)
+        {
+            was_free(from, time);
+            since = None;
+        }
+        if is_idle {
+            since.get_or_insert(time);
+        }
+    }
+}
+
+/// Until when a lock may be free although wanted, if it is free from then on.
+///
+/// Without a fault a message wakes the next one at once. With one the lock may be held until a lease is over by somebody
+/// who does not know, or who was killed; and in the queue of a fair lock each one that has died may be waited for.
+fn allowed(record: &Record, name: &Arc<str>, turns: &[&Turn], from: Nanos) -> Nanos {
+    let slack = record.setup.slack;
+    let mut until = record.faults.extend(NEMESIS, from, slack);
+    for fault in &record.faults.all {
+        if fault.begin > until {
+            break;
+        }
+        if fault.lock.as_ref().is_some_and(|lock| lock != name) {
+            continue;
+        }
+        let end = if fault.is_of_a_worker() {
+            fault.begin
+        } else {
+            fault.end
+        };
+        let explained = end.saturating_add(record.recovery());
+        let queue = dead_in_queue(record, turns, fault.begin, end);
+        let explained = explained.saturating_add(queue * record.setup.waiter_lease);
+        if explained >= from {
+            until = until.max(record.faults.extend(NEMESIS, explained, slack));
+        }
+    }
+    until
+}
+
+/// How many were in the queue of a fair lock while that was broken, who did not leave it as usual.
+fn dead_in_queue(record: &Record, turns: &[&Turn], begin: Nanos, end: Nanos) -> u64 {
+    let dead = turns.iter().filter(|turn| {
+        turn.wanted.is_fair()
+            && turn.asked.time <= end.saturating_add(record.setup.response_timeout)
+            && turn.waited_until() >= begin
+            && (turn.killed.is_some()
+                || turn
+                    .answer
+                    .as_ref()
+                    .is_none_or(|answer| answer.phase != Phase::Ok)
+                || record
+                    .faults
+                    .stops(turn.client())
+                    .iter()
+                    .any(|&(stop, cont)| stop <= turn.waited_until() && cont >= turn.asked.time))
+    });
+    dead.count() as u64
+}
+
+/// A latch opens when all have counted down, and not before.
+fn latches(record: &Record, wrong: &mut Vec<Violation>) {
+    for (name, latch) in &record.latches {
+        let forgotten = || record.faults.dividing(name).next().is_some();
+        let Some((set, count)) = latch.set else {
+            continue;
+        };
+        let mut asked: Vec<Nanos> = latch.counts.iter().map(|call| call.asked.time).collect();
+        asked.sort_unstable();
+        let counted = latch.counts.iter().filter_map(|call| {
+            let answer = call.answer.as_ref()?;
+            (answer.phase == Phase::Ok).then_some(answer.at.time)
+        });
+        let mut counted: Vec<Nanos> = counted.collect();
+        counted.sort_unstable();
+        let last = usize::try_from(count).unwrap_or(usize::MAX).wrapping_sub(1);
+        let first_open = asked.get(last).copied().unwrap_or(Nanos::MAX);
+        let surely_open = counted.get(last).copied().unwrap_or(Nanos::MAX);
+        for call in latch.counts.iter().chain(&latch.waits) {
+            let client = super::turns::client(call.process);
+            let limit = call.limit.unwrap_or(record.setup.response_timeout);
+            if let Err(how) = in_time(record, client, call.asked, limit, call.answer.as_ref()) {
+                wrong.push(latch_call(name, call, Rule::Deadline, how));
+            }
+            let Some(answer) = &call.answer else { continue };
+            let times = (call.asked.time, answer.at.time);
+            let explained = record
+                .faults
+                .explain(client, Some(name), times, record.recovery());
+            if answer.phase == Phase::Info && !explained {
+                wrong.push(latch_call(
+                    name,
+                    call,
+                    Rule::Cause,
+                    "failed without a fault",
+                ));
+            }
+        }
+        for call in &latch.waits {
+            let Some(answer) = &call.answer else { continue };
+            let closed = count > 0 && set.time <= call.asked.time && answer.at.time < first_open;
+            if answer.phase == Phase::Ok && closed && !forgotten() {
+                let what = "saw it open before enough have counted down";
+                wrong.push(latch_call(name, call, Rule::Latch, what));
+            }
+            let client = super::turns::client(call.process);
+            let times = (call.asked.time, answer.at.time);
+            let open = surely_open.max(call.asked.time);
+            let due = record.faults.extend(NEMESIS, open, record.setup.slack);
+            if answer.phase != Phase::Info
+                && answer.at.time > due
+                && !record
+                    .faults
+                    .explain(client, Some(name), times, record.recovery())
+            {
+                let what = "was not woken although it is open";
+                wrong.push(latch_call(name, call, Rule::Latch, what));
+            }
+        }
+    }
+}
+
+fn latch_call(name: &str, call: &super::turns::LatchCall, rule: Rule, what: &str) -> Violation {
+    let answer = call.answer.as_ref();
+    let error = answer.and_then(|answer| answer.error.as_deref());
+    let lines = [Some(call.asked.line), answer.map(|answer| answer.at.line)];
+    Violation {
+        rule,
+        words: format!(
+            "{name}: process {} {what} (asked {}, answered {}{})",
+            call.process,
+            seconds(call.asked.time),
+            answer.map_or("never".to_owned(), |answer| seconds(answer.at.time)),
+            error.map_or(String::new(), |error| format!(": {error}"))
+        ),
+        lines: lines
+            .into_iter()
+            .flatten()
+            .filter(|&line| line > 0)
+            .collect(),
+        time: call.asked.time,
+    }
+}

@@ -1,0 +1,549 @@
+//! The requests of a history, each with all that came of it.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fmt;
+use std::sync::Arc;
+
+use super::event::{Edge, Event, NEMESIS, Nanos, Phase, Setup, Wanted, What};
+use super::faults::{Fault, Faults};
+use super::{Rule, Violation};
+
+/// A moment, and the line that says so.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct At {
+    pub(crate) time: Nanos,
+    pub(crate) line: usize,
+}
+
+/// How something ended.
+#[derive(Clone, Debug)]
+pub(crate) struct Answer {
+    pub(crate) at: At,
+    pub(crate) phase: Phase,
+    pub(crate) error: Option<String>,
+}
+
+/// One request for a lock or for permits, as the thread that made it saw it.
+#[derive(Clone, Debug)]
+pub(crate) struct Turn {
+    pub(crate) process: i64,
+    pub(crate) wanted: Wanted,
+    pub(crate) asked: At,
+    pub(crate) limit: Option<Nanos>,
+    pub(crate) answer: Option<Answer>,
+    pub(crate) hold: Option<Hold>,
+    /// When its worker was killed.
+    pub(crate) killed: Option<Nanos>,
+}
+
+/// What a thread had from the answer on.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Hold {
+    pub(crate) from: Nanos,
+    pub(crate) token: Option<u64>,
+    pub(crate) id: Option<Arc<str>>,
+    /// It was notified that it may not be alone any more.
+    pub(crate) lost: Option<At>,
+    /// The release began: it does not count on the hold any more.
+    pub(crate) releases: Option<At>,
+    pub(crate) released: Option<Answer>,
+    /// Until when the hold was valid, as its holder knew at last.
+    pub(crate) valid_until: Option<Nanos>,
+    /// What it read and wrote under the lock.
+    pub(crate) work: Vec<(u64, u64)>,
+    /// Until when it counted on the hold, for certain.
+    pub(crate) until: Nanos,
+}
+
+impl Hold {
+    /// It knows, from the release at the latest, that it may not have been alone.
+    pub(crate) fn was_notified(&self) -> bool {
+        let not_released = |released: &Answer| released.phase != Phase::Ok;
+        self.lost.is_some() || self.released.as_ref().is_some_and(not_released)
+    }
+}
+
+impl Turn {
+    pub(crate) fn client(&self) -> i64 {
+        client(self.process)
+    }
+
+    /// When it stopped waiting.
+    pub(crate) fn waited_until(&self) -> Nanos {
+        let answer = self.answer.as_ref().map(|answer| answer.at.time);
+        answer.or(self.killed).unwrap_or(Nanos::MAX)
+    }
+
+    /// The last thing that is known of it.
+    pub(crate) fn ended(&self) -> Nanos {
+        match &self.hold {
+            Some(hold) => hold
+                .released
+                .as_ref()
+                .map_or(hold.until, |released| released.at.time),
+            None => self.waited_until(),
+        }
+    }
+
+    pub(crate) fn lines(&self) -> Vec<usize> {
+        let mut lines = vec![self.asked.line];
+        lines.extend(self.answer.as_ref().map(|answer| answer.at.line));
+        if let Some(hold) = &self.hold {
+            lines.extend(hold.lost.map(|lost| lost.line));
+            lines.extend(hold.releases.map(|releases| releases.line));
+            lines.extend(hold.released.as_ref().map(|released| released.at.line));
+        }
+        lines.retain(|&line| line > 0);
+        lines
+    }
+}
+
+/// A moment as a reader of the log looks for it.
+pub(crate) fn seconds(time: Nanos) -> String {
+    if time == Nanos::MAX {
+        return "the end".to_owned();
+    }
+    format!("{:.6} s", time as f64 / 1e9)
+}
+
+impl fmt::Display for Turn {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "process {} (asked {}",
+            self.process,
+            seconds(self.asked.time)
+        )?;
+        if let Some(limit) = self.limit {
+            write!(f, " for up to {}", seconds(limit))?;
+        }
+        match (&self.hold, &self.answer) {
+            (Some(hold), _) => {
+                write!(f, ", held from {}", seconds(hold.from))?;
+                if let Some(token) = hold.token {
+                    write!(f, " with token {token}")?;
+                }
+                if let Some(id) = &hold.id {
+                    write!(f, " as {id}")?;
+                }
+                if let Some(lost) = &hold.lost {
+                    write!(f, ", notified of its loss {}", seconds(lost.time))?;
+                }
+                if let Some(releases) = &hold.releases {
+                    write!(f, ", released from {}", seconds(releases.time))?;
+                }
+                match &hold.released {
+                    Some(released) => {
+                        write!(f, " to {}", seconds(released.at.time))?;
+                        if let Some(error) = &released.error {
+                            write!(f, ": {error}")?;
+                        }
+                    }
+                    None => write!(f, ", without an answer to a release")?,
+                }
+            }
+            (None, Some(answer)) => {
+                write!(f, ", nothing granted at {}", seconds(answer.at.time))?;
+                if let Some(error) = &answer.error {
+                    write!(f, ": {error}")?;
+                }
+            }
+            (None, None) => write!(f, ", not answered")?,
+        }
+        if let Some(killed) = self.killed {
+            write!(f, "; killed {}", seconds(killed))?;
+        }
+        f.write_str(")")
+    }
+}
+
+pub(crate) fn client(process: i64) -> i64 {
+    process.div_euclid(1000)
+}
+
+/// One call about a latch.
+#[derive(Clone, Debug)]
+pub(crate) struct LatchCall {
+    pub(crate) process: i64,
+    pub(crate) asked: At,
+    pub(crate) limit: Option<Nanos>,
+    pub(crate) answer: Option<Answer>,
+}
+
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Latch {
+    /// How many were to count down, and when that was certain.
+    pub(crate) set: Option<(At, u64)>,
+    pub(crate) counts: Vec<LatchCall>,
+    pub(crate) waits: Vec<LatchCall>,
+}
+
+/// A history, in the form that the rules are about.
+#[derive(Debug, Default)]
+pub(crate) struct Record {
+    pub(crate) setup: Setup,
+    /// By the times at which they asked.
+    pub(crate) turns: Vec<Turn>,
+    pub(crate) faults: Faults,
+    pub(crate) latches: BTreeMap<Arc<str>, Latch>,
+    /// When a semaphore was given its permits.
+    pub(crate) sets: BTreeMap<Arc<str>, Vec<Nanos>>,
+    pub(crate) left_behind: Vec<(At, String)>,
+    pub(crate) end: Nanos,
+    /// What is wrong with the log itself.
+    pub(crate) wrong: Vec<Violation>,
+}
+
+/// What a process has begun and not ended.
+#[derive(Default)]
+struct Open {
+    asks: Option<usize>,
+    /// The latest last.
+    holds: Vec<usize>,
+    releases: Vec<usize>,
+    forces: Option<(Nanos, Arc<str>)>,
+    latch: Option<(Arc<str>, bool, usize)>,
+}
+
+impl Record {
+    pub(crate) fn of(mut events: Vec<Event>) -> Self {
+        events.sort_by_key(|event| event.time);
+        let mut record = Self {
+            end: events.last().map_or(0, |event| event.time),
+            ..Self::default()
+        };
+        let mut open: HashMap<i64, Open> = HashMap::new();
+        let (mut edges, mut late) = (Vec::new(), Vec::new());
+        for event in events {
+            let at = At {
+                time: event.time,
+                line: event.line,
+            };
+            match event.what {
+                What::Setup(setup) => record.setup = *setup,
+                What::Fault(edge) => edges.push((event.time, edge)),
+                What::Late { span } => late.push((event.time, span)),
+                What::LeftBehind { keys } => record
+                    .left_behind
+                    .extend(keys.into_iter().map(|key| (at, key))),
+                What::Remark => {}
+                What::Unreadable(why) => {
+                    record.wrong.push(Violation {
+                        rule: Rule::Log,
+                        words: format!("a line cannot be read: {why}"),
+                        lines: vec![event.line],
+                        time: 0,
+                    });
+                }
+                What::Set { wanted, count } => {
+                    if event.phase == Phase::Ok {
+                        record.was_set(&wanted, count, at);
+                    }
+                }
+                _ if event.process == NEMESIS => record.is_out_of_place(at, NEMESIS),
+                _ => {
+                    let its = open.entry(event.process).or_default();
+                    record.of_process(its, event, at, &mut edges);
+                }
+            }
+        }
+        edges.sort_by_key(|&(time, _)| time);
+        record.faults = Faults::new(&edges, &late, &record.setup);
+        record.count_holds();
+        record
+    }
+
+    fn is_out_of_place(&mut self, at: At, process: i64) {
+        self.wrong.push(Violation {
+            rule: Rule::Log,
+            words: format!(
+                "process {process} ends at {} what it has not begun, or begins it twice",
+                seconds(at.time)
+            ),
+            lines: vec![at.line],
+            time: at.time,
+        });
+    }
+
+    fn was_set(&mut self, wanted: &Wanted, count: u64, at: At) {
+        if &*wanted.kind == "latch" {
+            let latch = self.latches.entry(wanted.name()).or_default();
+            latch.set.get_or_insert((at, count));
+        } else {
+            let sets = self.sets.entry(wanted.name()).or_default();
+            sets.push(at.time);
+        }
+    }
+
+    fn of_process(&mut self, its: &mut Open, event: Event, at: At, edges: &mut Vec<(Nanos, Edge)>) {
+        let process = event.process;
+        let answer = Answer {
+            at,
+            phase: event.phase,
+            error: event.error,
+        };
+        let in_place = match event.what {
+            What::Acquire {
+                wanted,
+                limit,
+                token,
+                id,
+            } => match event.phase {
+                Phase::Invoke => {
+                    let turn = Turn {
+                        process,
+                        wanted,
+                        asked: at,
+                        limit,
+                        answer: None,
+                        hold: None,
+                        killed: None,
+                    };
+                    self.turns.push(turn);
+                    its.asks.replace(self.turns.len() - 1).is_none()
+                }
+                phase => match its.asks.take() {
+                    None => false,
+                    Some(turn) => {
+                        self.turns[turn].answer = Some(answer);
+                        if phase == Phase::Ok {
+                            self.turns[turn].hold = Some(Hold {
+                                from: at.time,
+                                token,
+                                id,
+                                ..Hold::default()
+                            });
+                            its.holds.push(turn);
+                        }
+                        true
+                    }
+                },
+            },
+            What::Lost {
+                wanted,
+                id,
+                valid_until,
+            } => match self.find(&its.holds, &wanted, id.as_ref()) {
+                Some(open) => {
+                    let hold = self.turns[its.holds[open]].hold.as_mut();
+                    hold.is_some_and(|hold| {
+                        hold.lost.get_or_insert(at);
+                        hold.valid_until = valid_until;
+                        true
+                    })
+                }
+                // It may hear of it when it has released what it had.
+                None => true,
+            },
+            What::Release {
+                wanted,
+                id,
+                valid_until,
+            } => match event.phase {
+                Phase::Invoke => match self.find(&its.holds, &wanted, id.as_ref()) {
+                    None => false,
+                    Some(open) => {
+                        let turn = its.holds.remove(open);
+                        its.releases.push(turn);
+                        let hold = self.turns[turn].hold.as_mut();
+                        hold.is_some_and(|hold| {
+                            hold.valid_until = hold.valid_until.or(valid_until);
+                            hold.releases.replace(at).is_none()
+                        })
+                    }
+                },
+                _ => match self.find(&its.releases, &wanted, id.as_ref()) {
+                    None => false,
+                    Some(open) => {
+                        let turn = its.releases.remove(open);
+                        let hold = self.turns[turn].hold.as_mut();
+                        hold.is_some_and(|hold| hold.released.replace(answer).is_none())
+                    }
+                },
+            },
+            What::Work { name, read, wrote } => {
+                let mut holds = its.holds.iter().rev();
+                let turn = holds.find(|&&turn| self.turns[turn].wanted.names.contains(&name));
+                let hold = turn.and_then(|&turn| self.turns[turn].hold.as_mut());
+                hold.is_some_and(|hold| {
+                    hold.work.push((read, wrote));
+                    true
+                })
+            }
+            What::ForceUnlock { name } => match (event.phase, its.forces.take()) {
+                (Phase::Invoke, None) => {
+                    its.forces = Some((event.time, name));
+                    true
+                }
+                (Phase::Invoke, Some(_)) | (_, None) => false,
+                (_, Some((begin, name))) => {
+                    let edge = |is_end| Edge {
+                        fault: "force-unlock".into(),
+                        number: Some(event.line as u64),
+                        is_end,
+                        client: None,
+                        name: Some(Arc::clone(&name)),
+                        divides: Some(true),
+                    };
+                    edges.extend([(begin, edge(false)), (event.time, edge(true))]);
+                    true
+                }
+            },
+            What::Panic => {
+                self.wrong.push(Violation {
+                    rule: Rule::Panic,
+                    words: format!(
+                        "process {process} panicked at {}: {}",
+                        seconds(at.time),
+                        answer.error.unwrap_or_default()
+                    ),
+                    lines: vec![at.line],
+                    time: at.time,
+                });
+                true
+            }
+            What::CountDown { name } => self.of_latch(its, process, name, true, None, answer),
+            What::Await { name, limit } => self.of_latch(its, process, name, false, limit, answer),
+            _ => false,
+        };
+        if !in_place {
+            self.is_out_of_place(at, process);
+        }
+    }
+
+    fn of_latch(
+        &mut self,
+        its: &mut Open,
+        process: i64,
+        name: Arc<str>,
+        counts: bool,
+        limit: Option<Nanos>,
+        answer: Answer,
+    ) -> bool {
+        let latch = self.latches.entry(Arc::clone(&name)).or_default();
+        let calls = if counts {
+            &mut latch.counts
+        } else {
+            &mut latch.waits
+        };
+        if answer.phase == Phase::Invoke {
+            calls.push(LatchCall {
+                process,
+                asked: answer.at,
+                limit,
+                answer: None,
+            });
+            return its.latch.replace((name, counts, calls.len() - 1)).is_none();
+        }
+        match its.latch.take() {
+            Some((begun, same, call)) if begun == name && same == counts => {
+                calls[call].answer = Some(answer);
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Which of these turns that is about: the one with that id, or else the latest.
+    fn find(&self, turns: &[usize], wanted: &Wanted, id: Option<&Arc<str>>) -> Option<usize> {
+        turns.iter().rposition(|&turn| {
+            let turn = &self.turns[turn];
+            let its = turn.hold.as_ref().and_then(|hold| hold.id.as_ref());
+            turn.wanted.names == wanted.names
+                && turn.wanted.mode == wanted.mode
+                && (id.is_none() || its == id)
+        })
+    }
+
+    /// Until when each hold was counted on, now that it is known who was killed.
+    fn count_holds(&mut self) {
+        let slack = self.setup.slack;
+        for turn in &mut self.turns {
+            let client = client(turn.process);
+            let killed = self.faults.killed_at(client);
+            let Some(hold) = &mut turn.hold else {
+                turn.killed = killed.filter(|_| turn.answer.is_none());
+                continue;
+            };
+            let ends = [hold.lost, hold.releases];
+            let ended = ends.iter().flatten().map(|at| at.time).min();
+            turn.killed = killed.filter(|_| hold.released.is_none());
+            hold.until = match (ended, killed) {
+                (None, Some(killed)) => {
+                    // It may have been about to notice that the lease is over.
+                    let mut stops = self.faults.stops(client).iter();
+                    let stopped = stops.find(|&&(begin, end)| begin <= killed && killed <= end);
+                    let ran = stopped.map_or(killed, |&(begin, _)| begin);
+                    ran.saturating_sub(slack).max(hold.from)
+                }
+                (ended, _) => ended.unwrap_or(Nanos::MAX),
+            };
+            if let Some(valid_until) = hold.valid_until {
+                hold.until = hold.until.min(valid_until).max(hold.from);
+            }
+        }
+    }
+
+    /// The turns that had something, per name, by the times at which they had it.
+    pub(crate) fn holds(&self) -> BTreeMap<Arc<str>, Vec<Held<'_>>> {
+        let mut by_name: BTreeMap<_, Vec<Held<'_>>> = BTreeMap::new();
+        for (number, turn) in self.turns.iter().enumerate() {
+            let Some(hold) = &turn.hold else { continue };
+            for name in &turn.wanted.names {
+                let held = Held { number, turn, hold };
+                by_name.entry(Arc::clone(name)).or_default().push(held);
+            }
+        }
+        for holds in by_name.values_mut() {
+            holds.sort_by_key(|held| held.hold.from);
+        }
+        by_name
+    }
+
+    /// All turns, per name.
+    pub(crate) fn by_name(&self) -> BTreeMap<Arc<str>, Vec<&Turn>> {
+        let mut by_name: BTreeMap<_, Vec<&Turn>> = BTreeMap::new();
+        for turn in &self.turns {
+            for name in &turn.wanted.names {
+                by_name.entry(Arc::clone(name)).or_default().push(turn);
+            }
+        }
+        by_name
+    }
+
+    /// How long such a hold lives that nobody renews.
+    pub(crate) fn lease(&self, wanted: &Wanted) -> Nanos {
+        wanted.lease.unwrap_or(self.setup.lease)
+    }
+
+    /// How long a fault has consequences after its end: what nobody releases any more lives for a lease, and whoever asks
+    /// anew waits for a response timeout.
+    pub(crate) fn recovery(&self) -> Nanos {
+        self.setup.lease + self.setup.response_timeout + self.setup.slack
+    }
+
+    /// By when a thread of that worker has to have noticed what happened at `from`.
+    pub(crate) fn notices(&self, client: i64, from: Nanos) -> Nanos {
+        self.faults.extend(client, from, self.setup.slack)
+    }
+
+    /// The faults that may have made a server forget a hold that was granted by `from` and counted on at `until`.
+    pub(crate) fn may_have_forgotten<'a>(
+        &'a self,
+        lock: &'a str,
+        from: Nanos,
+        until: Nanos,
+    ) -> impl Iterator<Item = &'a Fault> {
+        let granted = from.saturating_sub(self.setup.slack);
+        let dividing = self.faults.dividing(lock);
+        dividing.filter(move |fault| granted <= fault.end && until >= fault.begin)
+    }
+}
+
+/// A turn that has had what it wanted.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Held<'a> {
+    pub(crate) number: usize,
+    pub(crate) turn: &'a Turn,
+    pub(crate) hold: &'a Hold,
+}
