@@ -2,12 +2,15 @@
 
 use std::alloc::System;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
-use redlatch::Client;
+use redlatch::{Client, Config};
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
 
 #[path = "it/support/bare/mod.rs"]
 mod support;
+
+use support::{Adversary, Sent, after_the_greeting, endlessly, once};
 
 #[global_allocator]
 static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
@@ -36,8 +39,8 @@ fn an_uncontended_lock_allocates_little_beyond_its_commands() {
     let lock = client.reentrant_lock("stock:12345");
     let lock_and_drop = || drop(lock.lock().expect("a grant"));
     lock_and_drop();
-    // Two commands with their bytes, and what the parser makes before a reply is there.
-    assert_eq!(fewest_allocations(lock_and_drop), 2 + 1);
+    // Two commands with their bytes.
+    assert_eq!(fewest_allocations(lock_and_drop), 2);
 
     let _guard = lock.lock().expect("a grant");
     assert_eq!(fewest_allocations(lock_and_drop), 0, "one more hold");
@@ -60,4 +63,63 @@ fn a_held_lock_takes_a_few_hundred_bytes() {
         .bytes_allocated
         .saturating_sub(change.bytes_deallocated);
     assert!(bytes / LOCKS <= 620, "{} bytes for each", bytes / LOCKS);
+}
+
+/// How many bytes are in use.
+fn in_use() -> usize {
+    let stats = ALLOCATOR.stats();
+    stats
+        .bytes_allocated
+        .saturating_sub(stats.bytes_deallocated)
+}
+
+#[test]
+fn no_server_makes_a_client_take_memory_without_end() {
+    /// Several times the largest reply, for a connection or two and what the adversary itself takes.
+    const MOST: usize = 12 * 1024 * 1024;
+    const HASTY: Duration = Duration::from_millis(150);
+    let _turn = turn();
+    let piece = |of: &str| of.repeat(64 * 1024 / of.len());
+    for (begin, then) in [
+        ("+", piece("a")),
+        ("-", piece("a")),
+        ("$900000\r\n", piece("a")),
+        ("$999999999999\r\n", piece("a")),
+        ("*18000\r\n", piece("+\r\n")),
+        ("*999999999999\r\n", piece("+\r\n")),
+        ("", piece("*18000\r\n")),
+        ("", piece("*1\r\n")),
+        ("*2\r\n", piece("$100000\r\n")),
+        ("", piece(":1\r\n")),
+    ] {
+        for greets in [true, false] {
+            let (first, rest) = (begin.to_owned(), then.clone());
+            let sent =
+                move || -> Sent { Box::new(once(first.clone()).chain(endlessly(rest.clone()))) };
+            let adversary = match greets {
+                true => Adversary::start(after_the_greeting(move |_| sent())),
+                false => Adversary::start(move |_| sent()),
+            };
+            let before = in_use();
+            let url = adversary.url();
+            let asking = std::thread::spawn(move || {
+                let config = Config::new(url)
+                    .response_timeout(HASTY)
+                    .connect_timeout(HASTY);
+                if let Ok(client) = Client::open(config) {
+                    // Some of it is a reply.
+                    drop(client.mutex("stock").try_lock());
+                    client.close(Duration::ZERO).unwrap_or_default();
+                }
+            });
+            let mut most = 0;
+            while !asking.is_finished() {
+                most = most.max(in_use().saturating_sub(before));
+                std::thread::sleep(Duration::from_micros(200));
+            }
+            let case = format!("{begin:?}, then {:?}", &then[..then.len().min(20)]);
+            asking.join().expect("no panic");
+            assert!(most <= MOST, "{most} bytes: {case}");
+        }
+    }
 }

@@ -562,7 +562,10 @@ impl WatchdogThread {
                 }
             }
         }
-        Ok(())
+        match connection.reader.has_unread() {
+            true => Err(socket::unasked()),
+            false => Ok(()),
+        }
     }
 }
 

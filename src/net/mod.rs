@@ -13,6 +13,8 @@ pub(crate) mod route;
 mod script_error;
 pub(crate) mod slot;
 pub(crate) mod socket;
+#[cfg(test)]
+pub(crate) mod strange;
 pub(crate) mod subscriber;
 pub(crate) mod subscribers;
 mod write_queue;

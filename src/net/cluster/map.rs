@@ -24,7 +24,7 @@ use crate::config::server::Address;
 use crate::error::is_transient;
 use crate::net::request::Request;
 use crate::net::slot::{SLOTS, slot_of};
-use crate::net::socket::{self, Duplex, Endpoint, Meanwhile};
+use crate::net::socket::{self, Duplex, Endpoint, LARGEST_MAP, Meanwhile};
 use crate::report::report;
 
 /// The pause after nodes were asked, doubled up to the second each time that brings nothing new: an election takes a
@@ -275,6 +275,7 @@ impl Map {
     fn ask(&self, address: &Address, by: Instant, meanwhile: Meanwhile<'_>) -> RedisResult<()> {
         let endpoint = self.endpoint.witness(address.clone());
         let mut connection = socket::connect(&endpoint, ROLE, by, meanwhile)?;
+        connection.reader.limit(LARGEST_MAP);
         let reply = ask_for(&mut connection, &["CLUSTER", "SLOTS"], by, meanwhile)?;
         let by_name = endpoint.server.is_encrypted;
         let shards = shards(&reply, address, by_name).filter(|shards| !shards.is_empty());

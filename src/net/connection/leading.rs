@@ -136,6 +136,8 @@ impl Connection {
             }
             let now = Instant::now();
             let reply = state.pipeline.reply(value, now, &*self.on_reply);
+            let is_unasked = reader.has_unread()
+                && (state.up(generation)).is_some_and(|(_, in_flight)| in_flight.due() == 0);
             drop(state);
             let replied = match reply {
                 Reply::Of(replied) => replied,
@@ -146,8 +148,7 @@ impl Connection {
                     continue;
                 }
                 Reply::Stray => {
-                    let why = socket::timed_out("a reply that nobody asked for");
-                    return self.fail(generation, &why, false);
+                    return self.fail(generation, &socket::unasked(), false);
                 }
             };
             let first = replied.call;
@@ -161,6 +162,9 @@ impl Connection {
             }
             if let Some(err) = replied.leaving {
                 return self.fail(generation, &err, false);
+            }
+            if is_unasked {
+                return self.fail(generation, &socket::unasked(), false);
             }
             // The leader stops in time, however many replies come for others.
             if now >= until || call.is_some_and(|call| Arc::ptr_eq(call, &first)) {

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use redis::{ErrorKind, RedisError, RedisResult, ServerErrorKind, Value};
 
-use super::{CONNECT_SLICE, Duplex, Endpoint, Meanwhile, Reader, Socket, WRITE_SLICE};
+use super::{CONNECT_SLICE, Duplex, Endpoint, Meanwhile, Reader, Socket, WRITE_SLICE, unasked};
 use crate::config::replicas::ReplicaAck;
 use crate::config::server::Login;
 use crate::error::{is_crowded, is_transient};
@@ -55,11 +55,7 @@ impl Greeting {
     ) -> RedisResult<Self> {
         stream.set_write_timeout(WRITE_SLICE)?;
         let writer = Arc::new(stream);
-        let reader = Reader {
-            stream: Arc::clone(&writer),
-            parser: redis::Parser::new(),
-            timeout: Duration::MAX,
-        };
+        let reader = Reader::new(Arc::clone(&writer));
         let db = endpoint.server.db.to_string();
         let mut name = format!("redlatch-{role}");
         if !endpoint.server.label.is_empty() {
@@ -149,7 +145,11 @@ impl Greeting {
             let now = Instant::now();
             if self.due.is_empty() {
                 if self.postponed.is_empty() {
-                    return Ok(true);
+                    // It would be taken for the reply to the first command.
+                    return match self.connection.reader.has_unread() {
+                        true => Err(unasked()),
+                        false => Ok(true),
+                    };
                 }
                 if now >= self.greet_again_at {
                     self.send()?;

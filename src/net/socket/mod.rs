@@ -7,6 +7,7 @@ mod eviction;
 mod greeting;
 mod login;
 mod opening;
+mod reply;
 mod resolve;
 mod sentinel;
 mod succession;
@@ -31,6 +32,8 @@ use self::aside::Aside;
 pub(crate) use self::connecting::{Connecting, connect};
 pub(crate) use self::dial::Dialled;
 use self::login::Logins;
+#[cfg(feature = "cluster")]
+pub(crate) use self::reply::LARGEST_MAP;
 use self::resolve::Lookup;
 use self::succession::Succession;
 pub(crate) use self::successor::Successor;
@@ -395,19 +398,39 @@ impl Socket {
 /// The reading half of a connection.
 pub(crate) struct Reader {
     stream: Arc<Socket>,
-    parser: redis::Parser,
+    replies: reply::Parser,
     timeout: Duration,
 }
 
 impl Reader {
+    fn new(stream: Arc<Socket>) -> Self {
+        Self {
+            stream,
+            replies: reply::Parser::default(),
+            timeout: Duration::MAX,
+        }
+    }
+
     /// Whether the server has closed the connection. Never waits; nobody may be writing.
     pub(crate) fn has_ended(&self) -> bool {
-        self.stream.has_ended()
+        self.has_unread() || self.stream.has_ended()
+    }
+
+    /// Whether more has come than was returned. If no reply is due, nobody has asked for it.
+    pub(crate) fn has_unread(&self) -> bool {
+        self.replies.has_unread()
+    }
+
+    /// Sets how much memory a reply may take.
+    #[cfg(feature = "cluster")]
+    pub(crate) fn limit(&mut self, limit: usize) {
+        self.replies.limit(limit);
     }
 
     /// Reads one reply, or returns `None` if it was not complete after about `slice`.
     ///
-    /// `before_read` runs before the thread may block. Reading an incomplete reply is continued by the next call.
+    /// `before_read` runs before the thread may block. Reading an incomplete reply is continued by the next call. After an
+    /// error the connection is of no use.
     pub(crate) fn read(
         &mut self,
         slice: Duration,
@@ -425,7 +448,7 @@ impl Reader {
             slice,
             before_read,
         };
-        match self.parser.parse_value(&mut source) {
+        match self.replies.next(&mut source) {
             Ok(Value::ServerError(err)) => Ok(Some(Value::ServerError(script_error::plain(err)))),
             Ok(value) => Ok(Some(value)),
             Err(err) if err.is_timeout() => Ok(None),
@@ -472,4 +495,9 @@ pub(crate) struct Duplex {
 
 pub(crate) fn timed_out(what: &'static str) -> RedisError {
     io::Error::new(io::ErrorKind::TimedOut, what).into()
+}
+
+/// There are more replies than commands, so none of those to come can be trusted.
+pub(crate) fn unasked() -> RedisError {
+    io::Error::new(io::ErrorKind::InvalidData, "a reply that nobody asked for").into()
 }

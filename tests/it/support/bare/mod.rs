@@ -11,6 +11,7 @@
 )]
 
 pub(crate) mod acl;
+mod adversary;
 #[cfg(feature = "tls")]
 mod certificates;
 #[cfg(feature = "cluster")]
@@ -29,6 +30,7 @@ pub(crate) mod sentinel;
 mod server;
 mod wait;
 
+pub(crate) use adversary::*;
 #[cfg(feature = "tls")]
 pub(crate) use certificates::*;
 pub(crate) use deployment::*;

@@ -1,0 +1,506 @@
+//! Reads replies: RESP2, within limits. Memory only, apart from the `Read` that it is given.
+//!
+//! What answers may be no Redis, a broken one, or hostile, so it may announce and send anything. Nothing is allocated for
+//! what is only announced, an array is charged with all of its elements before the first has come, and nesting does not
+//! use the stack.
+//!
+//! A parser that has failed stays where it is: its connection has to be dropped.
+
+use std::borrow::Cow;
+use std::io::{self, Read};
+
+use redis::{ErrorKind, RedisError, RedisResult, Value};
+
+/// How much memory a reply may take, but for the slots of a cluster: its bytes, and a [`Value`] for each element.
+///
+/// The largest that is due names a thousand replicas (`ROLE`), or a channel of 64 KiB: a third of this.
+pub(crate) const LARGEST: usize = 1024 * 1024;
+
+/// The same for the answer to `CLUSTER SLOTS`. With every slot a range of its own, two replicas for each, and announced
+/// names, that takes 40 MiB.
+#[cfg(feature = "cluster")]
+pub(crate) const LARGEST_MAP: usize = 64 * 1024 * 1024;
+
+/// How long a line may be: a status, an error, a number.
+const LONGEST_LINE: usize = 64 * 1024;
+
+/// How deeply arrays may be nested. The deepest that is due has four levels (`CLUSTER SLOTS`).
+const DEEPEST: usize = 8;
+
+/// How many bytes are read at once at first.
+const CHUNK: usize = 8 * 1024;
+
+/// Above this size an empty buffer is freed.
+const SPARE: usize = 64 * 1024;
+
+/// Makes replies from what a server sends, however it is cut into pieces.
+pub(super) struct Parser {
+    /// What was read lies between `start` and `end`.
+    buffer: Vec<u8>,
+    start: usize,
+    end: usize,
+    /// How many of these bytes were searched for the end of a line.
+    searched: usize,
+    /// The arrays that are not complete, each an element of the one before.
+    open: Vec<Open>,
+    /// How much memory the reply takes so far, with all that its arrays have announced.
+    taken: usize,
+    limit: usize,
+}
+
+struct Open {
+    elements: Vec<Value>,
+    left: usize,
+}
+
+enum Token {
+    Value(Value),
+    /// An array of so many elements begins.
+    Array(usize),
+}
+
+impl Default for Parser {
+    fn default() -> Self {
+        Self {
+            buffer: Vec::new(),
+            start: 0,
+            end: 0,
+            searched: 0,
+            open: Vec::new(),
+            taken: 0,
+            limit: LARGEST,
+        }
+    }
+}
+
+impl Parser {
+    /// Sets how much memory a reply may take from now on.
+    #[cfg(any(test, feature = "cluster"))]
+    pub(super) fn limit(&mut self, limit: usize) {
+        self.limit = limit;
+    }
+
+    /// Whether bytes were read that belong to no reply yet.
+    pub(super) fn has_unread(&self) -> bool {
+        self.start < self.end
+    }
+
+    /// Returns the next reply, reading as often as it takes. After an error of `source` that passes, the next call goes on.
+    ///
+    /// # Errors
+    ///
+    /// Those of `source`; `UnexpectedEof` at its end, `InvalidData` beyond a limit, [`ErrorKind::Parse`] for what is no reply.
+    pub(super) fn next(&mut self, source: &mut impl Read) -> RedisResult<Value> {
+        loop {
+            if let Some(value) = self.take()? {
+                return Ok(value);
+            }
+            self.fill(source)?;
+        }
+    }
+
+    fn fill(&mut self, source: &mut impl Read) -> io::Result<()> {
+        if self.start == self.end {
+            (self.start, self.end) = (0, 0);
+        }
+        if self.end == self.buffer.len() {
+            if self.start > 0 {
+                self.buffer.copy_within(self.start..self.end, 0);
+                (self.start, self.end) = (0, self.end - self.start);
+            } else {
+                self.buffer.resize((2 * self.end).max(CHUNK), 0);
+            }
+        }
+        match source.read(&mut self.buffer[self.end..])? {
+            0 => Err(io::ErrorKind::UnexpectedEof.into()),
+            n => {
+                self.end += n;
+                Ok(())
+            }
+        }
+    }
+
+    /// The next reply, if all of it has been read.
+    fn take(&mut self) -> RedisResult<Option<Value>> {
+        while let Some(token) = self.token()? {
+            let mut value = match token {
+                Token::Value(value) => value,
+                Token::Array(0) => Value::Array(Vec::new()),
+                Token::Array(left) => {
+                    if self.open.len() == DEEPEST {
+                        return Err(too_large(format!(
+                            "a reply is nested deeper than {DEEPEST} levels, the most that is read"
+                        )));
+                    }
+                    self.charge(left.saturating_mul(size_of::<Value>()))?;
+                    let elements = Vec::with_capacity(left.min(16));
+                    self.open.push(Open { elements, left });
+                    continue;
+                }
+            };
+            // It may complete the array that it is in, and that the next one.
+            loop {
+                let Some(open) = self.open.last_mut() else {
+                    self.taken = 0;
+                    if self.start == self.end && self.buffer.len() > SPARE {
+                        self.buffer = Vec::new();
+                        (self.start, self.end) = (0, 0);
+                    }
+                    return Ok(Some(value));
+                };
+                open.elements.push(value);
+                open.left -= 1;
+                if open.left > 0 {
+                    break;
+                }
+                value = Value::Array(std::mem::take(&mut open.elements));
+                self.open.pop();
+            }
+        }
+        Ok(None)
+    }
+
+    /// The next token, if all of it has been read.
+    fn token(&mut self) -> RedisResult<Option<Token>> {
+        let bytes = &self.buffer[self.start..self.end];
+        let Some(&kind) = bytes.first() else {
+            return Ok(None);
+        };
+        if !b"+-:$*".contains(&kind) {
+            return Err(no_reply(format!("it begins with {:?}", char::from(kind))));
+        }
+        let from = self.searched.max(1);
+        let found = bytes[from..].windows(2).position(|two| two == b"\r\n");
+        let Some(end) = found.map(|at| from + at) else {
+            // The last byte may be half of the line's end.
+            self.searched = bytes.len() - 1;
+            if bytes.len() > LONGEST_LINE {
+                return Err(too_large(format!(
+                    "a line of a reply is longer than {} KiB, the most that is read",
+                    LONGEST_LINE / 1024
+                )));
+            }
+            return Ok(None);
+        };
+        let line = &bytes[1..end];
+        let mut len = end + 2;
+        let token = match kind {
+            b'+' if line == b"OK" => Token::Value(Value::Okay),
+            b'+' => Token::Value(Value::SimpleString(printable(line).into_owned())),
+            b'-' => Token::Value(error(line)),
+            b':' => Token::Value(Value::Int(number(line)?)),
+            _ => match (kind, usize::try_from(number(line)?)) {
+                (b'*', Ok(elements)) => Token::Array(elements),
+                (_, Ok(size)) => {
+                    // Not yet, but it has to fit.
+                    self.check(len.saturating_add(size))?;
+                    let Some(text) = bytes.get(len..len + size + 2) else {
+                        return Ok(None);
+                    };
+                    let Some(text) = text.strip_suffix(b"\r\n") else {
+                        return Err(no_reply("a string is longer than announced".into()));
+                    };
+                    len += size + 2;
+                    Token::Value(Value::BulkString(text.to_vec()))
+                }
+                (_, Err(_)) if line == b"-1" => Token::Value(Value::Nil),
+                (_, Err(_)) => return Err(no_reply("a size is negative".into())),
+            },
+        };
+        self.charge(len)?;
+        self.start += len;
+        self.searched = 0;
+        Ok(Some(token))
+    }
+
+    fn charge(&mut self, bytes: usize) -> RedisResult<()> {
+        self.check(bytes)?;
+        self.taken += bytes;
+        Ok(())
+    }
+
+    /// Whether the reply may take so many bytes more.
+    fn check(&self, bytes: usize) -> RedisResult<()> {
+        if bytes <= self.limit.saturating_sub(self.taken) {
+            return Ok(());
+        }
+        Err(too_large(format!(
+            "a reply takes more than {} KiB of memory, the most that is read",
+            self.limit / 1024
+        )))
+    }
+}
+
+fn number(line: &[u8]) -> RedisResult<i64> {
+    let number = std::str::from_utf8(line)
+        .ok()
+        .and_then(|line| line.parse().ok());
+    number.ok_or_else(|| no_reply("a number is expected".into()))
+}
+
+/// A line as text. Servers quote commands in errors, and may cut them within a character.
+fn printable(line: &[u8]) -> Cow<'_, str> {
+    let text = String::from_utf8_lossy(line);
+    if text.contains(char::is_control) {
+        return text
+            .replace(
+                char::is_control,
+                char::REPLACEMENT_CHARACTER.encode_utf8(&mut [0; 4]),
+            )
+            .into();
+    }
+    text
+}
+
+fn error(line: &[u8]) -> Value {
+    // Only the parser of the client crate makes errors.
+    let text = format!("-{}\r\n", printable(line));
+    redis::parse_redis_value(text.as_bytes()).unwrap_or(Value::Nil)
+}
+
+/// What came is not RESP2.
+fn no_reply(why: String) -> RedisError {
+    (ErrorKind::Parse, "what came is no reply of redis", why).into()
+}
+
+fn too_large(what: String) -> RedisError {
+    io::Error::new(io::ErrorKind::InvalidData, what).into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    use proptest::prelude::*;
+
+    use crate::net::strange;
+
+    /// Hands out pieces of these sizes, then an error that passes, as a socket with a timeout does.
+    struct Pieces<'a> {
+        bytes: &'a [u8],
+        sizes: &'a [usize],
+        next: usize,
+        may_rest: bool,
+    }
+
+    impl Read for Pieces<'_> {
+        fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+            self.may_rest = !self.may_rest;
+            if self.may_rest {
+                return Err(io::ErrorKind::WouldBlock.into());
+            }
+            let size = self.sizes.get(self.next % self.sizes.len().max(1));
+            self.next += 1;
+            let n = size.copied().unwrap_or(usize::MAX);
+            let n = n.clamp(1, buf.len()).min(self.bytes.len());
+            buf[..n].copy_from_slice(&self.bytes[..n]);
+            self.bytes = &self.bytes[n..];
+            Ok(n)
+        }
+    }
+
+    /// All replies up to the first error, and that.
+    fn read_all(parser: &mut Parser, bytes: &[u8], sizes: &[usize]) -> (Vec<Value>, RedisError) {
+        let mut source = Pieces {
+            bytes,
+            sizes,
+            next: 0,
+            may_rest: false,
+        };
+        let mut replies = Vec::new();
+        loop {
+            match parser.next(&mut source) {
+                Ok(reply) => replies.push(reply),
+                Err(err) if err.is_timeout() => {}
+                Err(err) => return (replies, err),
+            }
+        }
+    }
+
+    fn read(bytes: &[u8]) -> (Vec<Value>, RedisError) {
+        read_all(&mut Parser::default(), bytes, &[])
+    }
+
+    fn is_at_the_end(err: &RedisError) -> bool {
+        err.is_connection_dropped()
+    }
+
+    #[track_caller]
+    fn is_beyond_a_limit(err: &RedisError) -> bool {
+        let said = err.to_string();
+        assert_eq!(
+            said.contains("the most that is read"),
+            !is_at_the_end(err) && err.kind() == ErrorKind::Io,
+            "{said}"
+        );
+        said.contains("the most that is read")
+    }
+
+    proptest! {
+        #![proptest_config(strange::cases(256))]
+
+        #[test]
+        fn replies_are_read_however_they_are_cut(
+            replies in prop::collection::vec(strange::resp2(), 1..4),
+            sizes in prop::collection::vec(1..40_usize, 1..6),
+        ) {
+            let mut bytes = Vec::new();
+            for reply in &replies {
+                strange::encode(reply, &mut bytes);
+            }
+            let (read, err) = read_all(&mut Parser::default(), &bytes, &sizes);
+            prop_assert_eq!(read, replies);
+            prop_assert!(is_at_the_end(&err), "{}", err);
+        }
+
+        /// The same as another parser, where that is within the limits and no type of RESP3 comes.
+        #[test]
+        fn what_is_nearly_a_reply_is_read_like_by_others(bytes in strange::nearly_replies()) {
+            let (read, err) = read_all(&mut Parser::default(), &bytes, &[3, 50]);
+            let mut source = &bytes[..];
+            let mut other = redis::Parser::new();
+            for reply in &read {
+                // What is no text is shown as such, and refused by others.
+                if format!("{reply:?}").contains(char::REPLACEMENT_CHARACTER) {
+                    return Ok(());
+                }
+                let others = other.parse_value(&mut source).ok();
+                prop_assert_eq!(Some(reply), others.as_ref());
+            }
+            let others = other.parse_value(&mut source);
+            if is_at_the_end(&err) {
+                prop_assert!(others.is_err(), "{:?}", others);
+            }
+        }
+
+        #[test]
+        fn no_bytes_make_it_panic(
+            bytes in prop::collection::vec(any::<u8>(), 0..300),
+            first in prop::sample::select(&b"+-:$*"[..]),
+            sizes in prop::collection::vec(1..40_usize, 1..6),
+        ) {
+            read_all(&mut Parser::default(), &[&[first], &bytes[..]].concat(), &sizes);
+            read_all(&mut Parser::default(), &bytes, &sizes);
+        }
+
+        /// Nothing is allocated for what is only announced.
+        #[test]
+        fn memory_is_bounded_by_what_has_come(
+            announced in prop::collection::vec((prop::sample::select(&b"$*"[..]), any::<i64>()), 1..12),
+            rest in strange::nearly_replies(),
+        ) {
+            let announced = announced.iter().map(|(kind, n)| format!("{}{n}\r\n", char::from(*kind)));
+            let bytes = [announced.collect::<String>().as_bytes(), &rest].concat();
+            let mut parser = Parser::default();
+            read_all(&mut parser, &bytes, &[1000]);
+            prop_assert!(parser.buffer.capacity() <= CHUNK + 2 * bytes.len());
+            let kept: usize = parser.open.iter().map(|open| open.elements.capacity()).sum();
+            prop_assert!(kept <= 16 * DEEPEST + 2 * bytes.len());
+        }
+    }
+
+    #[test]
+    fn what_is_larger_than_any_reply_is_refused_as_soon_as_it_is_announced() {
+        let nested = "*1\r\n".repeat(DEEPEST + 1);
+        let many = format!("*{}\r\n", LARGEST / size_of::<Value>() + 1);
+        let two = format!("*2\r\n*{0}\r\n", LARGEST / size_of::<Value>() - 1);
+        for bytes in [
+            "$999999999999\r\n",
+            "*999999999999\r\n",
+            &format!("${}\r\n", i64::MAX),
+            &format!("*{}\r\n", i64::MAX),
+            &format!("${LARGEST}\r\n"),
+            &format!("*2\r\n${}\r\n", LARGEST - 20),
+            &many,
+            &two,
+            &nested,
+            &nested.repeat(100_000),
+            &format!("+{}", "a".repeat(LONGEST_LINE)),
+            &format!("-{}", "a".repeat(LONGEST_LINE)),
+            &format!(":{}", "1".repeat(LONGEST_LINE)),
+            &format!("${}", "1".repeat(LONGEST_LINE)),
+        ] {
+            let (replies, err) = read(bytes.as_bytes());
+            let begin: String = bytes.chars().take(40).collect();
+            assert!(replies.is_empty(), "{begin}");
+            assert!(is_beyond_a_limit(&err), "{begin}: {err}");
+        }
+    }
+
+    #[test]
+    fn what_is_within_the_limits_is_read() {
+        let deep = [&"*1\r\n".repeat(DEEPEST), ":7\r\n"].concat();
+        let size = LARGEST - 20;
+        let large = format!("${size}\r\n{}\r\n", "x".repeat(size));
+        let long = format!("+{}\r\n", "x".repeat(LONGEST_LINE - 3));
+        for bytes in [&deep, &large, &long, &large.repeat(3), &deep.repeat(1000)] {
+            let (replies, err) = read(bytes.as_bytes());
+            assert!(is_at_the_end(&err), "{err}");
+            assert!([1, 3, 1000].contains(&replies.len()), "{}", replies.len());
+        }
+        let mut parser = Parser::default();
+        read_all(&mut parser, large.as_bytes(), &[]);
+        assert!(parser.buffer.capacity() <= SPARE, "it was freed");
+        parser.limit(100);
+        let (_, err) = read_all(
+            &mut Parser {
+                limit: 100,
+                ..parser
+            },
+            large.as_bytes(),
+            &[],
+        );
+        assert!(is_beyond_a_limit(&err), "{err}");
+    }
+
+    #[test]
+    fn what_is_no_reply_is_refused() {
+        for bytes in [
+            "HTTP/1.1 400 Bad Request\r\n\r\n",
+            "H",
+            "\r\n",
+            "_\r\n",
+            ">3\r\n+message\r\n+a\r\n+b\r\n",
+            "%1\r\n+a\r\n+b\r\n",
+            "~1\r\n+a\r\n",
+            "|1\r\n+a\r\n+b\r\n+c\r\n",
+            ",1.5\r\n",
+            "#t\r\n",
+            "(1\r\n",
+            "!5\r\nERR a\r\n",
+            "=6\r\ntxt:ab\r\n",
+            ":\r\n",
+            ":1a\r\n",
+            ": 1\r\n",
+            ":9223372036854775808\r\n",
+            "$-2\r\n",
+            "*-2\r\n",
+            "$1\r\nab\r\n",
+            "*1\r\n_\r\n",
+            "*x\r\n",
+        ] {
+            let (replies, err) = read(bytes.as_bytes());
+            assert!(replies.is_empty(), "{bytes:?}: {replies:?}");
+            assert_eq!(err.kind(), ErrorKind::Parse, "{bytes:?}: {err}");
+        }
+    }
+
+    #[test]
+    fn an_error_that_is_no_text_is_an_error_all_the_same() {
+        // As a server does that quotes a name in part.
+        let (replies, _) = read(b"-ERR unknown command 'EVALSHA', with args beginning with: 'l\xc3\r\n-\x1b[2J\r\n-\r\n");
+        let [unknown, escape, Value::ServerError(_)] = &replies[..] else {
+            panic!("{replies:?}");
+        };
+        let (Value::ServerError(unknown), Value::ServerError(escape)) = (unknown, escape) else {
+            panic!("{replies:?}");
+        };
+        assert_eq!(unknown.code(), "ERR");
+        assert!(
+            unknown
+                .details()
+                .is_some_and(|text| text.ends_with("'l\u{fffd}"))
+        );
+        assert_eq!(escape.code(), "\u{fffd}[2J");
+    }
+}
