@@ -188,10 +188,10 @@ impl Map {
         let from = from.unwrap_or_else(|| self.seeds[0].clone());
         let (slot, to) = redirection(err.detail()?, &from)?;
         if err.kind() != ErrorKind::Server(ServerErrorKind::Moved) {
-            return Some(topology.redirected(to));
+            return topology.redirected(to);
         }
         let before = topology.owner(slot);
-        let to = topology.moved(slot, to);
+        let to = topology.moved(slot, to)?;
         drop(topology);
         if before != Some(to) {
             self.version.fetch_add(1, Ordering::AcqRel);
@@ -293,7 +293,12 @@ impl Map {
             self.sharded.get_or_init(|| sharded);
         }
         connection.writer.shut_down();
-        if self.topology.write().learn(&shards) {
+        let changed = self.topology.write().learn(&shards).ok_or_else(|| {
+            RedisError::from(std::io::Error::other(format!(
+                "{address} names more masters than a cluster can have"
+            )))
+        })?;
+        if changed {
             self.version.fetch_add(1, Ordering::AcqRel);
             report!(
                 Debug,

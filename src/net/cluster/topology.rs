@@ -9,6 +9,7 @@
 //!
 //! A node that was a master once keeps its number for ever, so that whoever has noted one never means another node by it.
 
+use std::collections::{HashMap, HashSet};
 use std::ops::RangeInclusive;
 
 use redis::Value;
@@ -16,11 +17,20 @@ use redis::Value;
 use crate::config::server::Address;
 use crate::net::slot::SLOTS;
 
+/// How many masters or replicas one answer may name. A thousand nodes is the most that Redis recommends.
+const MOST_AT_ONCE: usize = 4096;
+
+/// How many masters may be known in all, since none is ever forgotten.
+const MOST: usize = 8 * MOST_AT_ONCE;
+
+/// How long the name of a host may be.
+const LONGEST_HOST: usize = 255;
+
 /// No master is known for the slot.
 const NOBODY: usize = usize::MAX;
 
 /// One node, and where it listens.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Node {
     /// Where to connect to.
     pub(crate) address: Address,
@@ -55,6 +65,9 @@ pub(crate) fn shards(reply: &Value, asked: &Address, by_name: bool) -> Option<Ve
     let Value::Array(ranges) = reply else {
         return None;
     };
+    if ranges.len() > usize::from(SLOTS) {
+        return None;
+    }
     let read = |range: &Value| {
         let Value::Array(parts) = range else {
             return None;
@@ -90,7 +103,7 @@ fn text(value: &Value) -> Option<&str> {
         _ => return None,
     };
     // "?" stands for a host name that was not announced.
-    Some(text).filter(|text| !text.is_empty() && *text != "?")
+    Some(text).filter(|text| (1..=LONGEST_HOST).contains(&text.len()) && *text != "?")
 }
 
 /// `[host, port, id, [what, value, …]]`
@@ -152,7 +165,7 @@ pub(crate) fn redirection(detail: &str, asked: &Address) -> Option<(u16, Address
         ("" | "?", Address::Tcp(host, _)) => host.clone(),
         _ => host.trim_matches(['[', ']']).to_owned(),
     };
-    Some((slot, Address::Tcp(host, port)))
+    (host.len() <= LONGEST_HOST).then_some((slot, Address::Tcp(host, port)))
 }
 
 /// Who has which slot.
@@ -202,10 +215,13 @@ impl Topology {
         self.nodes.iter().rposition(|its| its.is_called(address))
     }
 
-    /// The number of a node that a redirection names, a new one if none is called so.
-    pub(crate) fn redirected(&mut self, to: Address) -> usize {
+    /// The number of a node that a redirection names, a new one if none is called so. `None` if there are too many.
+    pub(crate) fn redirected(&mut self, to: Address) -> Option<usize> {
         if let Some(known) = self.called(&to) {
-            return known;
+            return Some(known);
+        }
+        if self.nodes.len() >= MOST {
+            return None;
         }
         // A replica that was promoted: by its IP alone, it could not prove who it is.
         let replica = self.replicas.iter().find(|its| its.is_called(&to)).cloned();
@@ -213,7 +229,7 @@ impl Topology {
             self.unconfirmed.push(self.nodes.len());
         }
         self.nodes.push(replica.unwrap_or_else(|| Node::at(to)));
-        self.nodes.len() - 1
+        Some(self.nodes.len() - 1)
     }
 
     /// The number of a master that a node has named, a new one if none is called so.
@@ -233,11 +249,27 @@ impl Topology {
     }
 
     /// Takes over what a node has said of all slots, and returns whether anything is different now. A slot that nobody
-    /// has at the moment stays where it was: its keys are nowhere else.
-    pub(crate) fn learn(&mut self, shards: &[Shard]) -> bool {
+    /// has at the moment stays where it was: its keys are nowhere else. `None` if there are too many masters: then
+    /// nothing is taken over.
+    pub(crate) fn learn(&mut self, shards: &[Shard]) -> Option<bool> {
+        let masters: HashSet<&Node> = shards.iter().map(|shard| &shard.master).collect();
+        let left = MOST.saturating_sub(self.nodes.len());
+        if masters.len() > MOST_AT_ONCE
+            || masters.len() > left
+                && masters
+                    .iter()
+                    .filter(|its| self.called(&its.address).is_none())
+                    .count()
+                    > left
+        {
+            return None;
+        }
         let mut changed = false;
+        // Each is looked up once, however many ranges it has.
+        let mut numbers = HashMap::with_capacity(masters.len());
         for shard in shards {
-            let master = self.confirmed(&shard.master);
+            let number = numbers.entry(&shard.master);
+            let master = *number.or_insert_with(|| self.confirmed(&shard.master));
             let slots = usize::from(*shard.slots.start())..=usize::from(*shard.slots.end());
             for owner in self.owners.get_mut(slots).into_iter().flatten() {
                 changed |= *owner != master;
@@ -245,39 +277,43 @@ impl Topology {
             }
         }
         if !shards.is_empty() {
+            let mut met = HashSet::new();
             let replicas = shards.iter().flat_map(|shard| &shard.replicas);
-            self.replicas = replicas.cloned().collect();
+            let replicas = replicas.filter(|its| met.insert(*its));
+            self.replicas = replicas.take(MOST_AT_ONCE).cloned().collect();
         }
-        changed
+        Some(changed)
     }
 
-    /// Takes over that a slot has moved; returns the number of its master.
-    pub(crate) fn moved(&mut self, slot: u16, to: Address) -> usize {
-        let to = self.redirected(to);
+    /// Takes over that a slot has moved; returns the number of its master, `None` if there are too many.
+    pub(crate) fn moved(&mut self, slot: u16, to: Address) -> Option<usize> {
+        let to = self.redirected(to)?;
         if let Some(owner) = self.owners.get_mut(usize::from(slot)) {
             *owner = to;
         }
-        to
+        Some(to)
     }
 
     /// Every node that may know the slots: masters, their replicas, and those that were masters.
     pub(crate) fn witnesses(&self) -> Vec<Address> {
+        let owners: HashSet<usize> = self.owners.iter().copied().collect();
         let (masters, others): (Vec<_>, Vec<_>) =
-            (0..self.nodes.len()).partition(|node| self.is_master(*node));
+            (0..self.nodes.len()).partition(|node| owners.contains(node));
         let nodes = |numbers: Vec<usize>| numbers.into_iter().map(|number| &self.nodes[number]);
-        let mut witnesses: Vec<Address> = Vec::new();
-        for node in nodes(masters).chain(&self.replicas).chain(nodes(others)) {
-            if !witnesses.contains(&node.address) {
-                witnesses.push(node.address.clone());
-            }
-        }
-        witnesses
+        let witnesses = nodes(masters).chain(&self.replicas).chain(nodes(others));
+        let mut met = HashSet::new();
+        let witnesses = witnesses.map(|node| &node.address);
+        witnesses.filter(|its| met.insert(*its)).cloned().collect()
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    use proptest::prelude::*;
+
+    use crate::net::strange;
 
     fn tcp(host: &str, port: u16) -> Address {
         Address::Tcp(host.into(), port)
@@ -384,8 +420,8 @@ mod tests {
             range(100, 16383, &[plain(2)]),
         ];
         let first = read(first).expect("a topology");
-        assert!(known.learn(&first));
-        assert!(!known.learn(&first), "nothing new");
+        assert_eq!(known.learn(&first), Some(true));
+        assert_eq!(known.learn(&first), Some(false), "nothing new");
         assert_eq!((known.owner(0), known.owner(99)), (Some(0), Some(0)));
         assert_eq!((known.owner(100), known.owner(16383)), (Some(1), Some(1)));
         assert_eq!(known.owner(16384), None);
@@ -394,18 +430,18 @@ mod tests {
             range(0, 99, &[plain(4), plain(1)]),
             range(100, 16383, &[plain(2)]),
         ];
-        assert!(known.learn(&read(second).expect("a topology")));
+        assert_eq!(known.learn(&read(second).expect("a topology")), Some(true));
         assert_eq!(known.owner(0), Some(2));
         assert!(!known.is_master(0) && known.is_master(1) && known.is_master(2));
         let addresses = [2, 4, 1].map(|port| tcp("10.0.0.1", port));
         assert_eq!(known.witnesses(), addresses);
         // One slot moves, to a node that is known and to one that is not.
-        assert_eq!(known.moved(7, tcp("10.0.0.1", 2)), 1);
-        assert_eq!(known.moved(8, tcp("10.0.0.9", 9)), 3);
+        assert_eq!(known.moved(7, tcp("10.0.0.1", 2)), Some(1));
+        assert_eq!(known.moved(8, tcp("10.0.0.9", 9)), Some(3));
         let owners = [6, 7, 8, 9].map(|slot| known.owner(slot));
         assert_eq!(owners, [Some(2), Some(1), Some(3), Some(2)]);
         // A node that has nothing to say takes nothing away.
-        assert!(!known.learn(&[]));
+        assert_eq!(known.learn(&[]), Some(false));
         assert_eq!(known.owner(0), Some(2));
     }
 
@@ -415,9 +451,9 @@ mod tests {
         let named = node(bulk("10.0.0.1"), 1, &["hostname", "a.example"]);
         let reply = Value::Array(vec![range(0, 16383, &[named])]);
         let shards = shards(&reply, &tcp("seed", 1), true).expect("a topology");
-        assert!(known.learn(&shards));
+        assert_eq!(known.learn(&shards), Some(true));
         assert_eq!(known.nodes()[0].address, tcp("a.example", 1));
-        assert_eq!(known.moved(5, tcp("10.0.0.1", 1)), 0);
+        assert_eq!(known.moved(5, tcp("10.0.0.1", 1)), Some(0));
     }
 
     #[test]
@@ -430,10 +466,10 @@ mod tests {
         ];
         let reply = Value::Array(vec![range(0, 16383, &nodes)]);
         let shards = shards(&reply, &tcp("seed", 1), true).expect("a topology");
-        assert!(known.learn(&shards));
-        assert_eq!(known.moved(5, tcp("10.0.0.2", 1)), 1);
+        assert_eq!(known.learn(&shards), Some(true));
+        assert_eq!(known.moved(5, tcp("10.0.0.2", 1)), Some(1));
         assert_eq!(known.nodes()[1].address, tcp("b.example", 1));
-        assert_eq!(known.moved(6, tcp("b.example", 1)), 1);
+        assert_eq!(known.moved(6, tcp("b.example", 1)), Some(1));
     }
 
     #[test]
@@ -444,21 +480,132 @@ mod tests {
             let reply = Value::Array(vec![range(0, 16383, &[named])]);
             shards(&reply, &tcp("seed", 1), true).expect("a topology")
         };
-        assert_eq!(known.moved(5, tcp("10.0.0.1", 1)), 0);
+        assert_eq!(known.moved(5, tcp("10.0.0.1", 1)), Some(0));
         assert!(known.is_unconfirmed(0));
-        assert!(known.learn(&range("a.example")));
+        assert_eq!(known.learn(&range("a.example")), Some(true));
         assert_eq!(known.owner(5), Some(1));
         assert!(!known.is_unconfirmed(1));
         // Both are called so, and one can prove it.
-        assert_eq!(known.moved(6, tcp("10.0.0.1", 1)), 1);
+        assert_eq!(known.moved(6, tcp("10.0.0.1", 1)), Some(1));
         // Another node has the address by now.
-        assert!(known.learn(&range("b.example")));
-        assert_eq!(known.moved(7, tcp("10.0.0.1", 1)), 2);
+        assert_eq!(known.learn(&range("b.example")), Some(true));
+        assert_eq!(known.moved(7, tcp("10.0.0.1", 1)), Some(2));
         // What is called as it was named is the same.
-        assert_eq!(known.moved(8, tcp("c.example", 1)), 3);
+        assert_eq!(known.moved(8, tcp("c.example", 1)), Some(3));
         assert!(known.is_unconfirmed(3));
-        assert!(known.learn(&range("c.example")));
+        assert_eq!(known.learn(&range("c.example")), Some(true));
         assert_eq!(known.owner(0), Some(3));
         assert!(!known.is_unconfirmed(3));
+    }
+
+    #[test]
+    fn a_node_that_names_no_end_of_others_is_not_believed() {
+        let many = |of: i64, from: i64| {
+            let ranges = (0..of).map(|n| {
+                let host = bulk(&format!("host-{}", from + n));
+                range(
+                    n,
+                    n,
+                    &[node(host, 6379, &[]), node(bulk(&format!("r{n}")), 1, &[])],
+                )
+            });
+            shards(&Value::Array(ranges.collect()), &tcp("asked", 1), false)
+        };
+        let most = i64::try_from(MOST_AT_ONCE).expect("few");
+        let mut known = Topology::new();
+        let first = many(most, 0).expect("within the limits");
+        assert_eq!(known.learn(&first), Some(true));
+        assert_eq!(
+            (known.nodes.len(), known.replicas.len()),
+            (MOST_AT_ONCE, MOST_AT_ONCE)
+        );
+        assert_eq!(known.witnesses().len(), 2 * MOST_AT_ONCE);
+        // In the course of time.
+        let gone = Node::at(Address::Unix("gone".into()));
+        known.nodes.resize(MOST - 1, gone);
+        assert_eq!(known.learn(&many(2, most).expect("two")), None);
+        assert_eq!(known.learn(&many(1, most).expect("one")), Some(true));
+        assert_eq!(known.nodes.len(), MOST);
+        assert_eq!(
+            known.learn(&many(1, 0).expect("one")),
+            Some(true),
+            "it was known"
+        );
+        assert_eq!(known.redirected(tcp("one.more", 1)), None);
+        assert_eq!(known.moved(7, tcp("one.more", 1)), None);
+        assert_eq!(
+            known.redirected(tcp("host-0", 6379)),
+            Some(0),
+            "it was known"
+        );
+        let mut other = Topology::new();
+        let too_many = many(most + 1, 0).expect("within the limits");
+        assert_eq!(other.learn(&too_many), None);
+        assert!(other.nodes.is_empty());
+        assert_eq!(
+            many(i64::from(SLOTS) + 1, 0),
+            None,
+            "more ranges than slots"
+        );
+        let long = "x".repeat(LONGEST_HOST + 1);
+        assert_eq!(redirection(&format!("1 {long}:1"), &tcp("asked", 1)), None);
+        let named = node(bulk(&long), 1, &[]);
+        let read = shards(
+            &Value::Array(vec![range(0, 1, &[named])]),
+            &Address::Unix("s".into()),
+            false,
+        );
+        assert_eq!(read, None);
+    }
+
+    fn named() -> impl Strategy<Value = Value> {
+        let words = prop_oneof![
+            strange::word().prop_map(Value::BulkString),
+            strange::value()
+        ];
+        let said = prop::collection::vec(words.clone(), 0..6).prop_map(Value::Array);
+        let port = prop_oneof![
+            strange::number().prop_map(Value::Int),
+            Just(Value::Int(6379))
+        ];
+        let parts = (words.clone(), port, words, said);
+        parts.prop_map(|(host, port, id, said)| Value::Array(vec![host, port, id, said]))
+    }
+
+    proptest! {
+        #![proptest_config(strange::cases(256))]
+
+        #[test]
+        fn whatever_a_node_says_of_the_slots_is_understood_or_not(
+            answers in prop::collection::vec(
+                prop::collection::vec(
+                    (strange::number(), strange::number(), prop::collection::vec(named(), 0..3)),
+                    0..5,
+                ),
+                1..4,
+            ),
+            other in strange::value(),
+            moved in "[0-9]{0,6} ?[a-z0-9.:?\\[\\]]{0,9}:?[0-9]{0,6}",
+            by_name in any::<bool>(),
+        ) {
+            let asked = tcp("10.0.0.1", 1);
+            let mut known = Topology::new();
+            for answer in answers {
+                let ranges = answer.iter().map(|(first, last, nodes)| range(*first, *last, nodes));
+                if let Some(shards) = shards(&Value::Array(ranges.collect()), &asked, by_name) {
+                    known.learn(&shards);
+                }
+            }
+            shards(&other, &asked, by_name);
+            if let Some((slot, to)) = redirection(&moved, &asked) {
+                prop_assert!(slot < SLOTS);
+                let to = known.moved(slot, to);
+                prop_assert!(to.is_some());
+                prop_assert_eq!(known.owner(slot), to);
+            }
+            known.witnesses();
+            let is_known = |owner: &usize| *owner == NOBODY || *owner < known.nodes.len();
+            prop_assert!(known.owners.iter().all(is_known));
+        }
     }
 }
