@@ -224,7 +224,8 @@ impl<'a> Contender<'a> {
             return self.ask_server(until);
         }
         let replicated = session.is_replicated(&answer);
-        let acquired = self.way.read_reply(answer.value);
+        let has_tokens = self.entry.protocol.kind().has_tokens;
+        let acquired = self.way.read_reply(answer.value, has_tokens);
         let (acquired, seen) = acquired.map_err(|unexpected| {
             if let Some(hold) = &asked {
                 session.give_back(hold);

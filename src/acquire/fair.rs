@@ -61,6 +61,11 @@ impl Queued {
         self.is_spent = false;
     }
 
+    /// Whether an answer may be that the place is lost: a request that says so itself gets it back.
+    pub(crate) fn can_lose_its_place(&self) -> bool {
+        self.state != PlaceState::Lost
+    }
+
     /// Whether Redis may keep a place that has to be given up.
     pub(crate) fn may_have_place(&self, granted: bool) -> bool {
         if granted {

@@ -103,7 +103,7 @@ impl Way {
     /// Whether the reply is that the place in Redis's queue is lost: then it asks for another at once.
     pub(crate) fn has_lost_its_place(&mut self, reply: &Value) -> bool {
         match self {
-            Self::Queued(queued) if *reply == script::PLACE_LOST => {
+            Self::Queued(queued) if queued.can_lose_its_place() && *reply == script::PLACE_LOST => {
                 queued.is_answered(PlaceState::Lost);
                 true
             }
@@ -115,12 +115,13 @@ impl Way {
     pub(crate) fn read_reply(
         &self,
         reply: Value,
+        has_tokens: bool,
     ) -> std::result::Result<(Acquired, Option<Seen>), Unexpected> {
         match self {
             Self::Reader(_) => {
                 script::acquired_to_read(reply).map(|(acquired, seen)| (acquired, Some(seen)))
             }
-            _ => script::acquired(reply).map(|acquired| (acquired, None)),
+            _ => script::acquired(reply, has_tokens).map(|acquired| (acquired, None)),
         }
     }
 

@@ -64,13 +64,21 @@ pub(crate) fn lease_ms(lease: Duration) -> u64 {
     u64::try_from(lease.as_micros().div_ceil(1000)).unwrap_or(u64::MAX)
 }
 
+/// How many characters of an unexpected reply an error shows.
+const MOST_SHOWN: usize = 200;
+
 /// A reply that the script never gives: the key or the server is not what it should be.
 #[derive(Debug)]
 pub(crate) struct Unexpected(pub(crate) Value);
 
 impl std::fmt::Display for Unexpected {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "unexpected reply {:?}", self.0)
+        let shown = format!("{:?}", self.0);
+        f.write_str("unexpected reply ")?;
+        match shown.char_indices().nth(MOST_SHOWN) {
+            Some((end, _)) => write!(f, "{}…", &shown[..end]),
+            None => f.write_str(&shown),
+        }
     }
 }
 
@@ -88,10 +96,12 @@ pub(crate) enum Acquired {
     Busy { left: Option<Duration>, at: usize },
 }
 
-pub(crate) fn acquired(reply: Value) -> Result<Acquired, Unexpected> {
+/// `has_tokens`: a lock of this kind is never taken without one, and others never with one.
+pub(crate) fn acquired(reply: Value, has_tokens: bool) -> Result<Acquired, Unexpected> {
     let left = |ms: i64| u64::try_from(ms).ok().map(Duration::from_millis);
     match reply {
-        Value::Nil => Ok(Acquired::Taken { tokens: None }),
+        PLACE_LOST => Err(Unexpected(reply)),
+        Value::Nil if !has_tokens => Ok(Acquired::Taken { tokens: None }),
         Value::Array(busy) if matches!(busy.as_slice(), [Value::Int(1..), Value::Int(_)]) => {
             match busy.as_slice() {
                 [Value::Int(n), Value::Int(ms)] => usize::try_from(*n - 1)
@@ -107,7 +117,7 @@ pub(crate) fn acquired(reply: Value) -> Result<Acquired, Unexpected> {
             [first, last] => number(first).zip(number(last)),
             _ => None,
         }
-        .filter(|(first, last)| (1..=*last).contains(first))
+        .filter(|(first, last)| has_tokens && (1..=*last).contains(first))
         .map(|tokens| Acquired::Taken {
             tokens: Some(tokens),
         })
@@ -271,14 +281,18 @@ pub(crate) fn integer(reply: Value) -> Result<i64, Unexpected> {
 mod tests {
     use super::*;
 
+    use proptest::prelude::*;
+
+    use crate::net::strange;
+
     #[test]
     fn replies_become_enums() {
         let taken = |tokens| Some(Acquired::Taken { tokens });
         let tokens = |of: &[&str]| {
             let of = of.iter().map(|token| Value::BulkString((*token).into()));
-            acquired(Value::Array(of.collect())).ok()
+            acquired(Value::Array(of.collect()), true).ok()
         };
-        assert_eq!(acquired(Value::Nil).ok(), taken(None));
+        assert_eq!(acquired(Value::Nil, false).ok(), taken(None));
         let most = u64::MAX / 2;
         assert_eq!(
             tokens(&["7", "9223372036854775807"]),
@@ -297,16 +311,16 @@ mod tests {
         }
         let left = Some(Duration::from_millis(7));
         assert_eq!(
-            acquired(Value::Int(7)).ok(),
+            acquired(Value::Int(7), false).ok(),
             Some(Acquired::Busy { left, at: 0 })
         );
         assert_eq!(
-            acquired(Value::Int(-1)).ok(),
+            acquired(Value::Int(-1), true).ok(),
             Some(Acquired::Busy { left: None, at: 0 })
         );
         let of_several = |n, ms| {
             let busy = vec![Value::Int(n), Value::Int(ms)];
-            acquired(Value::Array(busy)).ok()
+            acquired(Value::Array(busy), false).ok()
         };
         assert_eq!(of_several(3, 7), Some(Acquired::Busy { left, at: 2 }));
         assert_eq!(
@@ -314,7 +328,11 @@ mod tests {
             Some(Acquired::Busy { left: None, at: 0 })
         );
         assert_eq!(of_several(0, 7), None);
-        assert!(acquired(Value::Okay).is_err());
+        assert!(acquired(Value::Okay, false).is_err());
+        assert!(acquired(Value::Nil, true).is_err());
+        let two = vec![Value::BulkString("7".into()), Value::BulkString("7".into())];
+        assert!(acquired(Value::Array(two), false).is_err());
+        assert!(acquired(PLACE_LOST, false).is_err());
         assert_eq!(
             released(&Value::Int(2)).ok(),
             Some(Released::Yes { listeners: 2 })
@@ -394,5 +412,47 @@ mod tests {
             publishing += usize::from(calls > 0);
         }
         assert!(publishing > 20, "{publishing}");
+    }
+
+    proptest! {
+        #![proptest_config(strange::cases(512))]
+
+        #[test]
+        fn whatever_a_server_answers_it_is_understood_or_an_error(reply in strange::value()) {
+            for has_tokens in [false, true] {
+                match acquired(reply.clone(), has_tokens) {
+                    Ok(Acquired::Taken { tokens }) => prop_assert_eq!(tokens.is_some(), has_tokens),
+                    Ok(Acquired::Busy { .. }) => prop_assert_ne!(&reply, &PLACE_LOST),
+                    Err(unexpected) => {
+                        prop_assert!(unexpected.to_string().chars().count() <= MOST_SHOWN + 20);
+                    }
+                }
+            }
+            let nil = matches!(reply, Value::Nil);
+            let int = matches!(reply, Value::Int(_));
+            let array = matches!(reply, Value::Array(_));
+            prop_assert!(acquired_to_read(reply.clone()).is_err() || array);
+            prop_assert!(permits_acquired(reply.clone()).is_err() || array || int);
+            prop_assert!(released(&reply).is_err() || int);
+            prop_assert!(renewed(reply.clone()).is_err() || int);
+            prop_assert!(shortened_to(&reply).is_none() || int);
+            prop_assert!(latch_state(reply.clone()).is_err() || array || nil);
+            prop_assert!(integer(reply.clone()).is_err() || int);
+        }
+
+        #[test]
+        fn a_lease_is_never_rounded_down_to_nothing(secs in any::<u64>(), nanos in 0..1_000_000_000_u32) {
+            for lease in [
+                Duration::new(secs, nanos),
+                Duration::new(0, nanos),
+                Duration::from_millis(secs),
+                Duration::from_nanos(secs),
+            ] {
+                let ms = lease_ms(lease);
+                prop_assert!(u128::from(ms) >= lease.as_millis() || ms == u64::MAX);
+                prop_assert!(u128::from(ms) <= lease.as_millis() + 1);
+                prop_assert!(lease.is_zero() || lease < Duration::from_nanos(1000) || ms > 0);
+            }
+        }
     }
 }
