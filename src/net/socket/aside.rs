@@ -20,6 +20,9 @@ use super::{CONNECT_SLICE, Meanwhile};
 /// How old an answer may be that nobody has waited for.
 pub(super) const AGE: Duration = Duration::from_secs(1);
 
+/// How many questions are left behind at most; the oldest is forgotten for another.
+const MOST: usize = 64;
+
 /// A question under way, and when its answer came.
 pub(super) type UnderWay<T> = Receiver<(Instant, T)>;
 
@@ -85,11 +88,16 @@ impl<T: Send + 'static> Aside<T> {
     fn take(&self, about: &str) -> Option<UnderWay<T>> {
         let mut left_behind = self.0.lock();
         let at = left_behind.iter().rposition(|(its, _)| its == about)?;
-        Some(left_behind.swap_remove(at).1)
+        Some(left_behind.remove(at).1)
     }
 
     pub(super) fn leave_behind(&self, about: &str, under_way: UnderWay<T>) {
-        self.0.lock().push((about.to_owned(), under_way));
+        let mut left_behind = self.0.lock();
+        // Those that Sentinels or a cluster named once may never be asked for again.
+        if left_behind.len() == MOST {
+            left_behind.remove(0);
+        }
+        left_behind.push((about.to_owned(), under_way));
     }
 }
 

@@ -23,6 +23,9 @@ pub(super) const ROLE: &str = "sentinel";
 /// How long one Sentinel may take at most while there are others: their hosts fail together with those of masters.
 pub(super) const SHARE: Duration = Duration::from_millis(500);
 
+/// How long the name of a host may be.
+const LONGEST_HOST: usize = 255;
+
 /// Which of the Sentinels to ask first, for all connections of a client.
 #[derive(Default)]
 pub(super) struct First(AtomicUsize);
@@ -235,6 +238,9 @@ fn said(reply: Value) -> RedisResult<Said> {
         }
     })?;
     match redis::from_redis_value::<Option<(String, u16)>>(reply) {
+        Ok(Some((host, _))) if host.len() > LONGEST_HOST => {
+            Err(io::Error::other("it gave no address, but a text that is longer").into())
+        }
         Ok(Some((host, port))) => Ok(Said::Master(Address::Tcp(host, port))),
         Ok(None) => Ok(Said::Unknown),
         Err(err) => Err(io::Error::other(format!("it gave no address: {err}")).into()),
@@ -245,13 +251,34 @@ fn said(reply: Value) -> RedisResult<Said> {
 mod tests {
     use super::*;
 
+    use proptest::prelude::*;
+
+    use crate::net::strange;
+
+    proptest! {
+        #![proptest_config(strange::cases(256))]
+
+        #[test]
+        fn whatever_a_sentinel_says_it_is_an_address_or_an_error(reply in strange::value()) {
+            if let Ok(Said::Master(address)) = said(reply) {
+                prop_assert!(matches!(address, Address::Tcp(host, _) if host.len() <= LONGEST_HOST));
+            }
+        }
+    }
+
     #[test]
     fn what_a_sentinel_says_is_an_address_or_that_it_knows_none() {
         let bulk = |text: &str| Value::BulkString(text.into());
         let named = said(Value::Array(vec![bulk("fe80::1"), bulk("6379")])).expect("an address");
         assert!(matches!(named, Said::Master(Address::Tcp(host, 6379)) if host == "fe80::1"));
         assert!(matches!(said(Value::Nil), Ok(Said::Unknown)));
-        for strange in [Value::Okay, Value::Array(vec![bulk("h")]), bulk("h:1")] {
+        let long = Value::Array(vec![bulk(&"h".repeat(LONGEST_HOST + 1)), bulk("1")]);
+        for strange in [
+            Value::Okay,
+            Value::Array(vec![bulk("h")]),
+            bulk("h:1"),
+            long,
+        ] {
             assert!(said(strange).is_err());
         }
     }
