@@ -320,6 +320,129 @@ impl<'a> Several<'a> {
 mod tests {
     use super::*;
 
+    use proptest::prelude::*;
+
+    use crate::net::strange;
+
+    const PASSWORD: &str = "Xyzzy7Secret";
+
+    fn nearly_urls() -> impl Strategy<Value = String> {
+        const SCHEMES: [&str; 12] = [
+            "redis",
+            "rediss",
+            "valkey",
+            "valkeys",
+            "unix",
+            "redis+unix",
+            "redis+sentinel",
+            "rediss+sentinel",
+            "redis+cluster",
+            "rediss+cluster",
+            "valkey+cluster",
+            "http",
+        ];
+        const PARTS: [&str; 34] = [
+            "",
+            "://",
+            ":",
+            "/",
+            "//",
+            "@",
+            ",",
+            "?",
+            "&",
+            "=",
+            "#",
+            "%",
+            "%2",
+            "%zz",
+            "%00",
+            "%ff",
+            "[",
+            "]",
+            "[::1]",
+            "host",
+            "h:6379",
+            ":99999",
+            ":-1",
+            "/0",
+            "/99999999999999999999",
+            "db=1",
+            "user=u",
+            "pass=p",
+            "sentinel_user=x",
+            "sentinel_password=y",
+            "protocol=resp3",
+            "é",
+            " ",
+            "\0",
+        ];
+        let part = prop_oneof![
+            8 => prop::sample::select(PARTS.to_vec()).prop_map(str::to_owned),
+            1 => any::<char>().prop_map(String::from),
+        ];
+        let rest = prop::collection::vec(part, 0..10).prop_map(|parts| parts.concat());
+        let userinfo = prop::sample::select(vec!["", "u:PW@", ":PW@", "PW@", "u:PW", "u@"]);
+        let separator = prop::sample::select(vec!["://", ":/", ""]);
+        (
+            prop::sample::select(SCHEMES.to_vec()),
+            separator,
+            userinfo,
+            rest,
+        )
+            .prop_map(|(scheme, separator, userinfo, rest)| {
+                format!(
+                    "{scheme}{separator}{}{rest}",
+                    userinfo.replace("PW", PASSWORD)
+                )
+            })
+    }
+
+    proptest! {
+        #![proptest_config(strange::cases(1024))]
+
+        #[test]
+        fn a_url_is_understood_or_refused_without_its_password(url in nearly_urls()) {
+            match Server::of(&url, String::new()) {
+                Err(Error::Config(what)) => prop_assert!(what.starts_with("url: ") && !what.contains(PASSWORD), "{what}"),
+                Err(other) => prop_assert!(false, "{other:?}"),
+                Ok(found) => {
+                    prop_assert!(found.db >= 0);
+                    let is_login = [&found.login.username, &found.login.password].into_iter().flatten();
+                    if is_login.clone().any(|its| its.contains(PASSWORD)) {
+                        let user = found.login.username.as_deref().unwrap_or_default();
+                        let shown = format!("{found:?}{:?}", found.login);
+                        prop_assert!(user.contains(PASSWORD) || !shown.contains(PASSWORD));
+                    }
+                }
+            }
+        }
+
+        #[test]
+        fn a_password_comes_through_whatever_it_is(user in "[a-z]{1,9}", password in any::<String>(), db in 0..100_i64) {
+            prop_assume!(!password.is_empty());
+            let encoded: String = password.bytes().map(|byte| format!("%{byte:02X}")).collect();
+            let mut urls = vec![format!("redis://{user}:{encoded}@host:7/{db}")];
+            if cfg!(feature = "sentinel") {
+                urls.push(format!("redis+sentinel://{user}:{encoded}@a,b:1/m/{db}?sentinel_password={encoded}"));
+            }
+            if cfg!(feature = "cluster") {
+                urls.push(format!("redis+cluster://{user}:{encoded}@a,b:1/{db}"));
+            }
+            for url in urls {
+                let found = server(&url);
+                prop_assert_eq!(found.login.password.as_deref(), Some(&*password));
+                prop_assert_eq!(found.login.username.as_deref(), Some(&*user));
+                prop_assert_eq!(found.db, db);
+            }
+        }
+
+        #[test]
+        fn no_text_is_a_url_that_panics(url in any::<String>()) {
+            Server::of(&url, String::new()).ok();
+        }
+    }
+
     fn server(url: &str) -> Server {
         Server::of(url, String::new()).expect("a good URL")
     }

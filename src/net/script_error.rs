@@ -84,6 +84,25 @@ fn before_script(text: &str) -> Option<&str> {
 mod tests {
     use super::*;
 
+    use proptest::prelude::*;
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn whatever_an_error_says_it_stays_one(
+            line in "(-|ERR |NOPERM )?(Error running script \\(call to f_[a-f]?\\): |)(@user_script: ?[0-9]{0,2}: |){0,2}-?[A-Za-zé ]{0,9}( script: [a-f0-9 ]{0,3}, on @user_script:[0-9]{0,2}\\.|)",
+        ) {
+            let err = error(&line);
+            let meant = plain(err.clone());
+            prop_assert!(meant == err || line.contains("script"), "{:?}", meant);
+            // What is plain stays so, but for a text that looks like a script's inside of another.
+            if !meant.details().unwrap_or_default().contains("script") {
+                prop_assert_eq!(plain(meant.clone()), meant);
+            }
+        }
+    }
+
     fn error(line: &str) -> ServerError {
         match redis::parse_redis_value(format!("-{line}\r\n").as_bytes()) {
             Ok(Value::ServerError(err)) => err,
