@@ -4,6 +4,7 @@ mod are_real;
 mod connection;
 mod failover;
 mod histories;
+mod hostile;
 mod network;
 mod outage;
 mod replicas;

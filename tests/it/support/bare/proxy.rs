@@ -103,6 +103,7 @@ struct Shared {
     closing: AtomicBool,
     modes: Mutex<[Mode; 4]>,
     traps: Mutex<Vec<Trap>>,
+    rewriting: Mutex<Option<(Target, Arc<Rewrite>)>>,
     conns: Mutex<Vec<Arc<Conn>>>,
     /// Stalled for themselves, whatever the mode.
     stalled: Mutex<Vec<Arc<Conn>>>,
@@ -111,6 +112,9 @@ struct Shared {
     dropped: AtomicU64,
     held: AtomicU64,
 }
+
+/// What comes to the client in place of these bytes.
+type Rewrite = dyn Fn(&[u8]) -> Vec<u8> + Send + Sync;
 
 struct Conn {
     shared: Weak<Shared>,
@@ -159,6 +163,7 @@ impl Proxy {
             closing: AtomicBool::new(false),
             modes: Mutex::new([Mode::Pass; 4]),
             traps: Mutex::default(),
+            rewriting: Mutex::default(),
             conns: Mutex::default(),
             stalled: Mutex::default(),
             pumps: Mutex::default(),
@@ -194,10 +199,20 @@ impl Proxy {
         locked(&self.shared.modes)[target.slots()].fill(mode);
     }
 
+    /// From now on the clients' connections of `target` get what `rewrite` makes of each piece of the replies.
+    pub(crate) fn rewrite_replies(
+        &self,
+        target: Target,
+        rewrite: impl Fn(&[u8]) -> Vec<u8> + Send + Sync + 'static,
+    ) {
+        *locked(&self.shared.rewriting) = Some((target, Arc::new(rewrite)));
+    }
+
     /// Everything passes again, and no trap is set; connections that lost bytes stay silent.
     pub(crate) fn pass(&self) {
         self.set(Target::All, Mode::Pass);
         locked(&self.shared.traps).clear();
+        *locked(&self.shared.rewriting) = None;
         for conn in locked(&self.shared.stalled).drain(..) {
             conn.requests_stalled.store(false, Ordering::SeqCst);
             conn.replies_stalled.store(false, Ordering::SeqCst);
@@ -355,6 +370,15 @@ impl Shared {
         let mut pumps = locked(&self.pumps);
         pumps.retain(|pump| !pump.is_finished());
         pumps.push(spawn(work));
+    }
+
+    /// What comes to the client in place of a piece of the replies, if that is not the same.
+    fn rewritten(&self, slot: usize, replies: &[u8]) -> Option<Vec<u8>> {
+        let rewrite = match &*locked(&self.rewriting) {
+            Some((target, rewrite)) if target.slots().contains(&slot) => Arc::clone(rewrite),
+            _ => return None,
+        };
+        Some(rewrite(replies))
     }
 
     fn forget(&self, conn: &Arc<Conn>) {
@@ -685,7 +709,11 @@ fn carry(
                         Way::Requests => conn.server(shared)?,
                         Way::Replies => &conn.client,
                     };
-                    to.write_all(chunk)?;
+                    let rewritten = match way {
+                        Way::Requests => None,
+                        Way::Replies => shared.rewritten(conn.slot(), chunk),
+                    };
+                    to.write_all(rewritten.as_ref().unwrap_or(chunk))?;
                 }
                 Fate::Drop => {
                     conn.lose(way);

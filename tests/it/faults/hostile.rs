@@ -1,0 +1,627 @@
+//! What answers is broken, hostile, or no Redis: whatever comes, every call ends by its deadline, memory is bounded, and a
+//! sane server is used as soon as there is one.
+
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+
+use redlatch::{Client, Config, Error};
+
+use crate::support::{
+    Adversary, Dice, GENEROUS, Proxy, Sent, Server, Target, after_the_greeting, client,
+    commands_in, config, endlessly, eventually, greeted, logs, ms, once, settings, unique,
+};
+
+/// How long a call may take here.
+const HASTY: Duration = ms(120);
+
+/// How long a wait may.
+const WAIT: Duration = ms(40);
+
+fn hasty(url: &str) -> Config {
+    config(url).response_timeout(HASTY).connect_timeout(HASTY)
+}
+
+/// Runs `work` on a thread of its own, and fails if that hangs.
+#[track_caller]
+fn ends<T: Send + 'static>(what: &str, work: impl FnOnce() -> T + Send + 'static) -> T {
+    let (done, result) = mpsc::channel();
+    let thread = thread::spawn(move || done.send(work()));
+    let result = result.recv_timeout(GENEROUS);
+    let Ok(result) = result else {
+        assert!(thread.is_finished(), "{what} hangs");
+        panic!("{what} has panicked");
+    };
+    thread.join().unwrap().unwrap();
+    result
+}
+
+/// One call of each kind, and what came of it.
+fn one_of_each(client: &Client, name: &str) -> Vec<(&'static str, redlatch::Result<()>)> {
+    let n = |kind: &str| format!("{name}:{kind}");
+    let rw = client.rwlock(n("rw"));
+    let semaphore = client.semaphore(n("semaphore"));
+    let slots = client.expirable_semaphore(n("slots"));
+    let latch = client.latch(n("latch"));
+    vec![
+        (
+            "lock",
+            client
+                .reentrant_lock(n("lock"))
+                .try_lock_for(WAIT)
+                .map(drop),
+        ),
+        ("mutex", client.mutex(n("mutex")).try_lock().map(drop)),
+        (
+            "fair",
+            client.fair_lock(n("fair")).try_lock_for(WAIT).map(drop),
+        ),
+        (
+            "fenced",
+            client.fenced_lock(n("fenced")).try_lock_for(WAIT).map(drop),
+        ),
+        (
+            "spin",
+            client.spin_lock(n("spin")).try_lock_for(WAIT).map(drop),
+        ),
+        ("read", rw.try_read_for(WAIT).map(drop)),
+        ("write", rw.try_write_for(WAIT).map(drop)),
+        (
+            "multi",
+            client
+                .multi_lock([n("a"), n("b")])
+                .try_lock_for(WAIT)
+                .map(drop),
+        ),
+        ("permits", semaphore.try_acquire_for(WAIT).map(drop)),
+        ("available", semaphore.available_permits().map(drop)),
+        ("drained", semaphore.drain_permits().map(drop)),
+        ("slots", slots.try_acquire_for(WAIT).map(drop)),
+        ("latch", latch.wait_for(WAIT).map(drop)),
+        ("count", latch.count().map(drop)),
+        ("force", client.mutex(n("mutex")).force_unlock().map(drop)),
+        ("locked", client.fair_lock(n("fair")).is_locked().map(drop)),
+    ]
+}
+
+/// The same with a client of its own, from opening to closing.
+fn a_whole_life(config: Config, name: String) -> Vec<(&'static str, redlatch::Result<()>)> {
+    let client = match Client::open(config) {
+        Ok(client) => client,
+        Err(err) => return vec![("open", Err(err))],
+    };
+    let held = client.mutex(format!("{name}:held")).try_lock();
+    let mut done = one_of_each(&client, &name);
+    drop(held);
+    done.push(("close", client.close(ms(200))));
+    done
+}
+
+/// What no reply of a server is, or what is too large, and what the error says of it.
+fn bad_replies() -> Vec<(Vec<u8>, &'static str)> {
+    const LIMIT: &str = "the most that is read";
+    const NONE: &str = "of redis";
+    vec![
+        (b"$999999999999\r\nabc".to_vec(), LIMIT),
+        (b"*1000000000\r\n:1\r\n:1\r\n".to_vec(), LIMIT),
+        ("*1\r\n".repeat(100_000).into_bytes(), LIMIT),
+        (vec![b'+'; 3_000_000], LIMIT),
+        ([b"-ERR ".to_vec(), vec![b'x'; 3_000_000]].concat(), LIMIT),
+        (
+            format!(
+                "*20\r\n{}",
+                format!("$100000\r\n{}\r\n", "x".repeat(100_000)).repeat(20)
+            )
+            .into_bytes(),
+            LIMIT,
+        ),
+        (
+            b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n".to_vec(),
+            NONE,
+        ),
+        (b"_\r\n".to_vec(), NONE),
+        (b"%1\r\n+a\r\n+b\r\n".to_vec(), NONE),
+        (b">2\r\n+a\r\n+b\r\n".to_vec(), NONE),
+        (b"$3\r\nabcdef\r\n".to_vec(), NONE),
+        (b":x\r\n".to_vec(), NONE),
+        (b"*2\r\n$1\r\na\r\n".to_vec(), ""), // not complete
+        (b"+PO".to_vec(), ""),
+        (b"*2\r\n+a\r\n-ERR b\r\n".to_vec(), ""),
+        (b"+OK\r\n".repeat(9), "unexpected reply"), // more than were asked for
+    ]
+}
+
+#[test]
+fn a_reply_that_is_none_is_an_error_that_says_so_and_the_next_server_is_used() {
+    let server = Server::start();
+    let unharmed = client(&server.url());
+    thread::scope(|scope| {
+        for (sent, says) in bad_replies() {
+            let (server, unharmed) = (&server, &unharmed);
+            scope.spawn(move || {
+                let begin = String::from_utf8_lossy(&sent[..sent.len().min(20)]).into_owned();
+                let proxy = Proxy::start(server.addr());
+                let client = Client::open(hasty(&proxy.url())).unwrap();
+                let name = unique("bad");
+                let lock = client.mutex(&name);
+                drop(lock.try_lock().unwrap().unwrap());
+                let replies = sent.clone();
+                proxy.rewrite_replies(Target::Link, move |_| replies.clone());
+                // On a busy machine the time may be up before it is known.
+                eventually(&format!("{begin}: {says}"), || {
+                    let (asking, asked) = (client.clone(), name.clone());
+                    let said = ends(&begin, move || asking.mutex(asked).try_lock().map(drop));
+                    let err = said.expect_err(&begin);
+                    let text = err.to_string();
+                    assert!(matches!(err, Error::Redis { .. }), "{begin}: {err:?}");
+                    assert!(text.contains(&proxy.port().to_string()), "{begin}: {text}");
+                    assert!(text.len() < 1000, "{begin}: {} bytes", text.len());
+                    text.contains(says)
+                });
+
+                // Whoever greets it then learns as much.
+                let url = proxy.url();
+                let opened = ends(&begin, move || Client::open(hasty(&url)).map(drop));
+                let said = opened.expect_err(&begin).to_string();
+                assert!(said.contains(&proxy.port().to_string()), "{begin}: {said}");
+
+                drop(
+                    unharmed
+                        .mutex(&name)
+                        .try_lock_for(GENEROUS)
+                        .unwrap()
+                        .unwrap(),
+                );
+                proxy.pass();
+                eventually("a sane server is used again", || {
+                    matches!(lock.try_lock(), Ok(Some(_)))
+                });
+            });
+        }
+    });
+}
+
+#[test]
+fn the_connections_for_renewals_and_messages_survive_bad_replies() {
+    let server = Server::start();
+    let other = client(&server.url());
+    thread::scope(|scope| {
+        for (sent, _) in bad_replies().into_iter().step_by(3) {
+            let (server, other) = (&server, &other);
+            scope.spawn(move || {
+                let proxy = Proxy::start(server.addr());
+                let client = Client::open(hasty(&proxy.url()).lease(ms(900))).unwrap();
+                let (held, contended) = (unique("held"), unique("contended"));
+                let guard = client.mutex(&held).try_lock().unwrap().unwrap();
+                let theirs = other
+                    .mutex(&contended)
+                    .try_lock_for(GENEROUS)
+                    .unwrap()
+                    .unwrap();
+                // The subscriber first: it has the time that the lease takes.
+                for target in [Target::Subscriber, Target::Watchdog] {
+                    let sent = sent.clone();
+                    proxy.rewrite_replies(target, move |_| sent.clone());
+                    let before = proxy.opened(target);
+                    let waiter = client.mutex(&contended);
+                    assert!(waiter.try_lock_for(ms(20)).unwrap().is_none());
+                    // It asks without hearing of anything.
+                    eventually(&format!("{target:?} connects anew"), || {
+                        assert!(waiter.try_lock_for(ms(20)).unwrap().is_none());
+                        proxy.opened(target) > before || !guard.is_valid()
+                    });
+                    proxy.pass();
+                    let renewed = client.stats().renewals;
+                    eventually("it is renewed", || {
+                        client.stats().renewals > renewed || !guard.is_valid()
+                    });
+                }
+                let waiter = client.mutex(&contended);
+                let waiting =
+                    scope.spawn(move || waiter.try_lock_for(GENEROUS).map(|got| got.is_some()));
+                thread::sleep(ms(20));
+                drop(theirs);
+                assert!(waiting.join().unwrap().unwrap());
+                drop(guard);
+            });
+        }
+    });
+}
+
+/// Replies that are mostly well formed.
+fn anything(dice: &mut Dice, depth: usize, sent: &mut Vec<u8>) {
+    let numbers = [
+        "-9223372036854775808",
+        "-3",
+        "-2",
+        "-1",
+        "0",
+        "1",
+        "2",
+        "16383",
+        "16384",
+        "9223372036854775807",
+    ];
+    let words = [
+        "",
+        "OK",
+        "PONG",
+        "1",
+        "-1",
+        "message",
+        "subscribe",
+        "smessage",
+        "master",
+        "slave",
+        "run_id:\r\n",
+        "18446744073709551615",
+        "127.0.0.1",
+        "\u{fffd}",
+    ];
+    let errors = [
+        "ERR x",
+        "NOSCRIPT x",
+        "MOVED 1 127.0.0.1:1",
+        "MOVED 16383 :0",
+        "ASK 0 ?:1",
+        "READONLY x",
+        "LOADING x",
+        "BUSY x",
+        "NOAUTH x",
+        "WRONGTYPE x",
+        "OOM x",
+        "NOPERM x",
+        "CLUSTERDOWN x",
+        "TRYAGAIN x",
+        "MASTERDOWN x",
+        "ERR max number of clients reached",
+    ];
+    let number = numbers[dice.draw(numbers.len())];
+    let word = words[dice.draw(words.len())];
+    match dice.draw(if depth == 0 { 9 } else { 13 }) {
+        0..=2 => sent.extend(format!(":{number}\r\n").bytes()),
+        3..=4 => sent.extend(format!("${}\r\n{word}\r\n", word.len()).bytes()),
+        5 => sent.extend(b"$-1\r\n"),
+        6 => sent.extend(b"+OK\r\n"),
+        7 => sent.extend(b"+PONG\r\n"),
+        8 => sent.extend(format!("-{}\r\n", errors[dice.draw(errors.len())]).bytes()),
+        _ => {
+            let of = dice.draw(5);
+            sent.extend(format!("*{of}\r\n").bytes());
+            for _ in 0..of {
+                anything(dice, depth - 1, sent);
+            }
+        }
+    }
+}
+
+/// Changes some bytes, or has some more or fewer.
+fn spoiled(dice: &mut Dice, mut sent: Vec<u8>) -> Vec<u8> {
+    while !sent.is_empty() && dice.draw(3) == 0 {
+        let at = dice.draw(sent.len());
+        match dice.draw(4) {
+            0 => sent[at] = b"+-:$*\r\n019>_%"[dice.draw(13)],
+            1 => sent.truncate(at),
+            2 => sent.insert(at, b"+-:$*\r\n019"[dice.draw(10)]),
+            _ => sent[at] = u8::try_from(dice.draw(256)).unwrap(),
+        }
+    }
+    sent
+}
+
+/// How many seeds are tried: so many, or `FUZZ_CASES`.
+fn seeds(seeds: u64) -> std::ops::Range<u64> {
+    let asked = std::env::var("FUZZ_CASES").ok();
+    0..asked.and_then(|n| n.parse().ok()).unwrap_or(seeds)
+}
+
+/// Tries the seeds four at a time, and says which one it was that failed.
+fn for_each_seed(of: std::ops::Range<u64>, test: impl Fn(u64) + Sync) {
+    let seeds: Vec<u64> = of.collect();
+    thread::scope(|scope| {
+        for part in 0..4 {
+            let (seeds, test) = (&seeds, &test);
+            scope.spawn(move || {
+                for seed in seeds.iter().skip(part).step_by(4) {
+                    let tried =
+                        std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| test(*seed)));
+                    assert!(tried.is_ok(), "seed {seed}");
+                }
+            });
+        }
+    });
+}
+
+fn is_possible(seed: u64, (what, came): (&str, redlatch::Result<()>)) {
+    if let Err(err) = came {
+        let text = err.to_string();
+        assert!(
+            text.len() < 2000,
+            "seed {seed}, {what}: {} bytes",
+            text.len()
+        );
+    }
+}
+
+#[test]
+fn whatever_a_server_says_every_call_ends_and_nothing_panics() {
+    let panics = || logs().count(log::Level::Error, "panicked");
+    let before = panics();
+    for_each_seed(seeds(8), |seed| {
+        let dice = std::sync::Mutex::new(Dice::new(seed));
+        let greets = seed % 2 == 0;
+        let adversary = Adversary::start(move |asked| {
+            let mut dice = dice.lock().unwrap();
+            let mut sent = Vec::new();
+            for command in commands_in(asked) {
+                match greeted(&command).filter(|_| greets) {
+                    Some(text) => sent.extend(text.bytes()),
+                    // Something to wait for as a rule.
+                    None => anything(&mut dice, 3, &mut sent),
+                }
+            }
+            let spoil = dice.draw(4) == 0;
+            once(if spoil {
+                spoiled(&mut dice, sent)
+            } else {
+                sent
+            })
+        });
+        let config = hasty(&adversary.url());
+        for outcome in ends(&format!("seed {seed}"), move || {
+            a_whole_life(config, unique("any"))
+        }) {
+            is_possible(seed, outcome);
+        }
+    });
+    assert_eq!(panics(), before);
+}
+
+#[test]
+fn whatever_becomes_of_the_replies_on_their_way_every_call_ends_and_the_rest_goes_on() {
+    let server = Server::start();
+    for_each_seed(seeds(6), |seed| {
+        let proxy = Proxy::start(server.addr());
+        let url = proxy.url();
+        let dice = std::sync::Mutex::new(Dice::new(seed + 1000));
+        proxy.rewrite_replies(Target::All, move |replies| {
+            let mut dice = dice.lock().unwrap();
+            match dice.draw(4) {
+                0 => spoiled(&mut dice, replies.to_vec()),
+                1 => {
+                    let mut sent = Vec::new();
+                    anything(&mut dice, 3, &mut sent);
+                    sent
+                }
+                _ => replies.to_vec(),
+            }
+        });
+        let config = hasty(&url);
+        for outcome in ends(&format!("seed {seed}"), move || {
+            a_whole_life(config, unique("spoiled"))
+        }) {
+            is_possible(seed, outcome);
+        }
+        proxy.pass();
+        let client = Client::open(hasty(&url).response_timeout(GENEROUS)).unwrap();
+        drop(
+            client
+                .mutex(unique("sane"))
+                .try_lock_for(GENEROUS)
+                .unwrap()
+                .unwrap(),
+        );
+    });
+}
+
+#[test]
+fn a_place_that_is_lost_again_and_again_is_an_error() {
+    let adversary = Adversary::start(after_the_greeting(|_| once(":-3\r\n")));
+    let config = hasty(&adversary.url());
+    let said = ends("waiting for a fair lock", move || {
+        let client = Client::open(config).unwrap();
+        let waited = client.fair_lock("fair").try_lock_for(GENEROUS).map(drop);
+        (waited, client.mutex("other").try_lock().map(drop))
+    });
+    for said in [said.0, said.1] {
+        let said = said.unwrap_err().to_string();
+        assert!(said.contains("unexpected reply int(-3)"), "{said}");
+    }
+}
+
+#[test]
+fn a_fenced_lock_without_a_token_is_none() {
+    let adversary = Adversary::start(after_the_greeting(|_| once("$-1\r\n")));
+    let client = Client::open(hasty(&adversary.url())).unwrap();
+    assert!(client.mutex("lock").try_lock().unwrap().is_some());
+    let said = client
+        .fenced_lock("fenced")
+        .try_lock()
+        .map(drop)
+        .unwrap_err();
+    assert!(said.to_string().contains("unexpected reply"), "{said}");
+}
+
+#[test]
+fn a_reply_too_many_is_not_taken_for_that_to_the_next_command() {
+    // Each is answered twice: that the lock is free, and that it is not.
+    let adversary = Adversary::start(after_the_greeting(|_| once("*2\r\n:1\r\n:9\r\n$-1\r\n")));
+    let client = Client::open(hasty(&adversary.url())).unwrap();
+    for _ in 0..3 {
+        assert!(client.mutex("lock").try_lock().unwrap().is_none());
+    }
+    let greeting = Adversary::start(|asked| {
+        let sent = commands_in(asked)
+            .iter()
+            .filter_map(|its| greeted(its))
+            .collect::<String>();
+        once(sent + "$-1\r\n")
+    });
+    let said = Client::open(hasty(&greeting.url()))
+        .map(drop)
+        .unwrap_err()
+        .to_string();
+    assert!(said.contains("a reply that nobody asked for"), "{said}");
+}
+
+#[test]
+fn an_error_that_ends_within_a_character_is_final() {
+    // The server quotes the first 128 bytes of what it does not know.
+    let server = Server::start_with(&[
+        "--rename-command",
+        "EVALSHA",
+        "",
+        "--rename-command",
+        "EVAL",
+        "",
+    ]);
+    let client = Client::open(settings(&server).response_timeout(GENEROUS)).unwrap();
+    for shift in 0..3 {
+        let name = format!("{}{}", "x".repeat(shift), "é".repeat(100));
+        let said = client.mutex(name).try_lock().map(drop).unwrap_err();
+        assert!(said.to_string().contains("unknown command"), "{said}");
+        assert!(!said.is_retryable(), "{said}");
+    }
+}
+
+#[cfg(feature = "sentinel")]
+#[test]
+fn hostile_sentinels_are_passed_over_in_time() {
+    let server = Server::start_with(&[]);
+    let port = server.port();
+    let named = |host: &str, port: &str| {
+        format!(
+            "*2\r\n${}\r\n{host}\r\n${}\r\n{port}\r\n",
+            host.len(),
+            port.len()
+        )
+    };
+    let sane = Adversary::start({
+        let named = named("127.0.0.1", &port.to_string());
+        after_the_greeting(move |_| once(named.clone()))
+    });
+    let hostile = |command: Sent0| Adversary::start(after_the_greeting(move |_| command()));
+    let long = named(&"h".repeat(100_000), "1");
+    let sentinels = [
+        hostile(Box::new(|| endlessly(vec![b'+'; 100_000]))),
+        hostile(Box::new(|| once("$999999999999\r\n"))),
+        hostile(Box::new(|| once("*1\r\n".repeat(1000)))),
+        hostile(Box::new(move || once(long.clone()))),
+        hostile(Box::new(|| once("*2\r\n$1\r\nh\r\n$5\r\n99999\r\n"))),
+        hostile(Box::new(|| once(":1\r\n"))),
+        hostile(Box::new(|| once("*2\r\n"))),
+    ];
+    let url = |ports: &[u16]| {
+        let hosts: Vec<_> = ports
+            .iter()
+            .map(|port| format!("127.0.0.1:{port}"))
+            .collect();
+        format!("redis+sentinel://{}/service", hosts.join(","))
+    };
+    let mut ports: Vec<u16> = sentinels.iter().map(Adversary::port).collect();
+    let alone = hasty(&url(&ports));
+    let said = ends("asking", move || Client::open(alone).map(drop))
+        .unwrap_err()
+        .to_string();
+    assert!(said.contains("no sentinel has named the master"), "{said}");
+    assert!(said.len() < 5000, "{} bytes", said.len());
+    ports.push(sane.port());
+    let beside = Config::new(url(&ports));
+    let client = ends("asking", move || Client::open(beside)).unwrap();
+    drop(
+        client
+            .mutex(unique("sane"))
+            .try_lock_for(GENEROUS)
+            .unwrap()
+            .unwrap(),
+    );
+}
+
+#[cfg(feature = "sentinel")]
+type Sent0 = Box<dyn Fn() -> Sent + Send + Sync>;
+
+#[cfg(feature = "cluster")]
+#[test]
+fn hostile_nodes_of_a_cluster_are_passed_over_in_time() {
+    let range = |first: u32, last: u32, port: u16| {
+        format!("*3\r\n:{first}\r\n:{last}\r\n*3\r\n$9\r\n127.0.0.1\r\n:{port}\r\n$2\r\nid\r\n")
+    };
+    // Each slot has another master.
+    let many = (0..5_000)
+        .map(|slot| range(slot, slot, 1).replace("127.0.0.1", &format!("host-{slot:04}")));
+    let many = format!("*5000\r\n{}", many.collect::<String>());
+    type Slots = Box<dyn Fn(u16) -> Vec<u8> + Send + Sync>;
+    let node = |slots: Slots, rest: &'static str| {
+        let port = std::sync::Arc::new(std::sync::OnceLock::new());
+        let known = std::sync::Arc::clone(&port);
+        let adversary = Adversary::start(after_the_greeting(move |command| {
+            let port = *known.wait();
+            match command[0].as_str() {
+                "CLUSTER" => once(slots(port)),
+                _ => once(rest.replace("PORT", &port.to_string())),
+            }
+        }));
+        port.set(adversary.port()).unwrap();
+        adversary
+    };
+    let nodes: [(_, _, _, _); 7] = [
+        (
+            "more masters than there can be",
+            Box::new(move |_| many.clone().into_bytes()) as Slots,
+            ":0\r\n",
+            "more masters",
+        ),
+        (
+            "no end of ranges",
+            Box::new(|_| b"*999999999\r\n".to_vec()),
+            ":0\r\n",
+            "the most that is read",
+        ),
+        (
+            "deep",
+            Box::new(|_| b"*1\r\n".repeat(1000)),
+            ":0\r\n",
+            "the most that is read",
+        ),
+        (
+            "ranges beyond the last slot",
+            Box::new(move |port| format!("*1\r\n{}", range(0, 16_384, port)).into_bytes()),
+            ":0\r\n",
+            "slots",
+        ),
+        (
+            "ranges that end before they begin",
+            Box::new(move |port| format!("*1\r\n{}", range(9, 3, port)).into_bytes()),
+            ":0\r\n",
+            "",
+        ),
+        (
+            "a circle",
+            Box::new(move |port| format!("*1\r\n{}", range(0, 16_383, port)).into_bytes()),
+            "-MOVED 1 127.0.0.1:PORT\r\n",
+            "",
+        ),
+        (
+            "always elsewhere",
+            Box::new(move |port| format!("*1\r\n{}", range(0, 16_383, port)).into_bytes()),
+            "-ASK 1 127.0.0.1:PORT\r\n",
+            "",
+        ),
+    ];
+    thread::scope(|scope| {
+        for (what, slots, rest, says) in nodes {
+            let node = node(slots, rest);
+            scope.spawn(move || {
+                let config = hasty(&format!("redis+cluster://127.0.0.1:{}", node.port()));
+                let config = config.connect_timeout(ms(800));
+                let done = ends(what, move || a_whole_life(config, unique("cluster")));
+                let mut errors = done.iter().filter_map(|(_, came)| came.as_ref().err());
+                let text = errors.next().expect(what).to_string();
+                assert!(
+                    text.contains(says) && text.contains(&node.port().to_string()),
+                    "{what}: {text}"
+                );
+            });
+        }
+    });
+}
