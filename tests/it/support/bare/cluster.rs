@@ -1,5 +1,6 @@
 //! A real cluster: three masters and a replica of each.
 
+use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::OnceLock;
 use std::time::Instant;
 use std::{fs, io, thread};
@@ -7,7 +8,8 @@ use std::{fs, io, thread};
 use redis::{FromRedisValue, RedisResult, Value};
 use tempfile::TempDir;
 
-use super::{GENEROUS, Server, eventually, free_port, is_redis_6, ms, names_shards};
+use super::server::ANNOUNCED;
+use super::{GENEROUS, Proxy, Server, eventually, free_port, is_redis_6, ms, names_shards};
 
 const MASTERS: usize = 3;
 
@@ -20,11 +22,26 @@ type Ranges = Vec<(usize, usize, u16, Vec<u16>)>;
 /// Three masters and a replica of each, killed on drop.
 pub(crate) struct Cluster {
     pub(crate) nodes: Vec<Server>,
+    /// In front of each node, if everybody finds it that way.
+    pub(crate) proxies: Vec<Proxy>,
     has_replicas: bool,
 }
 
+/// What nodes have in common.
+#[derive(Clone, Copy, Default)]
+struct Kind<'a> {
+    /// They speak TLS, and prove this name.
+    name: Option<&'a str>,
+    has_proxies: bool,
+    args: &'a [&'a str],
+}
+
 /// Of nodes without replicas, so that the others go on if one dies.
-const BARE: [&str; 2] = ["--cluster-require-full-coverage", "no"];
+const BARE: Kind<'_> = Kind {
+    name: None,
+    has_proxies: false,
+    args: &["--cluster-require-full-coverage", "no"],
+};
 
 impl Cluster {
     /// One that tests use at the same time, and that none of them breaks.
@@ -35,30 +52,39 @@ impl Cluster {
 
     /// A new one, in which all nodes agree. Nobody is replaced in it without consent, however busy the machine is.
     pub(crate) fn start() -> Self {
-        Self::of(2 * MASTERS, None, &[])
+        Self::of(2 * MASTERS, Kind::default())
+    }
+
+    /// The same, with a proxy in front of each node.
+    pub(crate) fn start_behind_proxies() -> Self {
+        let kind = Kind {
+            has_proxies: true,
+            ..Kind::default()
+        };
+        Self::of(2 * MASTERS, kind)
     }
 
     /// One without replicas, where the others go on if a master dies.
     pub(crate) fn start_bare() -> Self {
-        Self::of(MASTERS, None, &BARE)
+        Self::of(MASTERS, BARE)
     }
 
     /// One without replicas that speaks TLS, also among its nodes, which announce the only name that they can prove; those
     /// of Redis 6 announce none.
     #[cfg(feature = "tls")]
     pub(crate) fn start_tls(name: &str) -> Self {
-        Self::of(MASTERS, Some(name), &tls_args(name))
+        Self::of(MASTERS, tls_kind(name, &tls_args(name)))
     }
 
     /// A node for such a cluster.
     #[cfg(feature = "tls")]
     pub(crate) fn tls_node(name: &str) -> Server {
-        start_node(Some(name), &tls_args(name))
+        start_node(tls_kind(name, &tls_args(name)))
     }
 
     /// A node for a cluster without replicas.
     pub(crate) fn bare_node() -> Server {
-        start_node(None, &BARE)
+        start_node(BARE)
     }
 
     /// Has one more node join, as a master without slots; returns its number.
@@ -79,10 +105,10 @@ impl Cluster {
 
     /// Nodes start as after a restart: a file says who they are, where the others are and who has which slots. Nothing has
     /// to be found by gossip, which takes long on a busy machine and may end in another order than was meant.
-    fn of(nodes: usize, name: Option<&str>, args: &[&str]) -> Self {
+    fn of(nodes: usize, kind: Kind<'_>) -> Self {
         let mut tries = 0;
         let cluster = loop {
-            match Self::try_start(nodes, name, args) {
+            match Self::try_start(nodes, kind) {
                 Ok(cluster) => break cluster,
                 // Another process can take a port before its node does.
                 Err(err) => assert!(tries < 5, "{err}"),
@@ -98,8 +124,8 @@ impl Cluster {
         cluster
     }
 
-    fn try_start(nodes: usize, name: Option<&str>, args: &[&str]) -> io::Result<Self> {
-        let places: Vec<_> = (0..nodes).map(|n| Place::new(n, name)).collect();
+    fn try_start(nodes: usize, kind: Kind<'_>) -> io::Result<Self> {
+        let mut places: Vec<_> = (0..nodes).map(|n| Place::new(n, kind)).collect();
         for (me, place) in places.iter().enumerate() {
             let known: String = places
                 .iter()
@@ -108,10 +134,12 @@ impl Cluster {
             let known = format!("{known}vars currentEpoch {MASTERS} lastVoteEpoch 0\n");
             fs::write(place.dir.path().join("nodes.conf"), known).expect("a file");
         }
+        let proxies = places.iter_mut().filter_map(|place| place.proxy.take());
+        let proxies = proxies.collect();
         let nodes: Vec<_> = thread::scope(|scope| {
             let starting: Vec<_> = places
                 .into_iter()
-                .map(|place| scope.spawn(|| place.start(args)))
+                .map(|place| scope.spawn(|| place.start(kind.args)))
                 .collect();
             let started = starting.into_iter().map(|its| its.join());
             started.map(|node| node.expect("no panic")).collect()
@@ -120,6 +148,7 @@ impl Cluster {
         let has_replicas = nodes.len() > MASTERS;
         Ok(Self {
             nodes,
+            proxies,
             has_replicas,
         })
     }
@@ -173,7 +202,7 @@ impl Cluster {
     pub(crate) fn url(&self) -> String {
         let nodes = self.nodes[..MASTERS].iter();
         let seeds: Vec<_> = nodes
-            .map(|node| format!("127.0.0.1:{}", node.port()))
+            .map(|node| format!("127.0.0.1:{}", port_of(node)))
             .collect();
         format!("redis+cluster://{}/", seeds.join(","))
     }
@@ -195,7 +224,7 @@ impl Cluster {
         let (_, _, master, replicas) = range.expect("a master");
         let number = |port: &u16| {
             let mut nodes = self.nodes.iter();
-            nodes.position(|node| node.port() == *port)
+            nodes.position(|node| port_of(node) == *port)
         };
         let replica = replicas.iter().find_map(number);
         (number(master).expect("one of ours"), replica)
@@ -264,9 +293,12 @@ impl Cluster {
         let (from, _) = self.nodes_of(key);
         let others = ranges(self.any()).into_iter().map(|range| range.2);
         let others: Vec<_> = others
-            .filter(|port| *port != self.nodes[from].port())
+            .filter(|port| *port != port_of(&self.nodes[from]))
             .collect();
-        let to = self.nodes.iter().position(|node| node.port() == others[0]);
+        let to = self
+            .nodes
+            .iter()
+            .position(|node| port_of(node) == others[0]);
         let to = to.expect("one of ours");
         self.migrate_to(to, key, meanwhile);
         to
@@ -314,17 +346,25 @@ struct Place<'a> {
     tls: Option<(u16, &'a str)>,
     /// Where it talks to other nodes.
     bus: u16,
+    /// What others are told to connect to, and who listens there.
+    announced: Option<u16>,
+    proxy: Option<Proxy>,
 }
 
 impl<'a> Place<'a> {
-    fn new(number: usize, name: Option<&'a str>) -> Self {
+    fn new(number: usize, kind: Kind<'a>) -> Self {
         let (clients, bus) = ports();
+        let name = kind.name;
+        let server = SocketAddr::from((Ipv4Addr::LOCALHOST, clients));
+        let proxy = kind.has_proxies.then(|| Proxy::start(server));
         Self {
             number,
             dir: tempfile::tempdir().expect("a directory for the server"),
             port: name.map_or(clients, |_| free_port()),
             tls: name.map(|name| (clients, name)),
             bus,
+            announced: proxy.as_ref().map(Proxy::port),
+            proxy,
         }
     }
 
@@ -344,7 +384,8 @@ impl<'a> Place<'a> {
             }
             Some(master) => (format!("slave {}", all[master].id()), String::new()),
         };
-        let (port, name) = self.tls.unwrap_or((self.port, ""));
+        let port = self.announced.unwrap_or(self.port);
+        let (port, name) = self.tls.unwrap_or((port, ""));
         // Redis 6 knows neither names of hosts nor of shards.
         let mut more = match is_redis_6() {
             true => String::new(),
@@ -364,6 +405,7 @@ impl<'a> Place<'a> {
     /// Starts the node there.
     fn start(self, more: &[&str]) -> io::Result<Server> {
         let bus = self.bus.to_string();
+        let announced = self.announced.map(|port| port.to_string());
         // Replicas follow as soon as they can, and any of them may become the master. Nodes may be silent for as long as a
         // busy machine makes them.
         let mut args = vec!["--cluster-enabled", "yes", "--cluster-node-timeout", "4000"];
@@ -371,6 +413,9 @@ impl<'a> Place<'a> {
         args.extend(["--repl-diskless-sync-delay", "0"]);
         if !is_redis_6() {
             args.extend(["--cluster-port", &bus]);
+        }
+        if let Some(port) = &announced {
+            args.extend([ANNOUNCED[1], port]);
         }
         #[cfg(feature = "tls")]
         let proof = self.tls.map(|(_, name)| {
@@ -389,9 +434,18 @@ impl<'a> Place<'a> {
 }
 
 /// A node that knows no other.
-fn start_node(name: Option<&str>, args: &[&str]) -> Server {
-    let tries = (0..5).find_map(|_| Place::new(0, name).start(args).ok());
+fn start_node(kind: Kind<'_>) -> Server {
+    let tries = (0..5).find_map(|_| Place::new(0, kind).start(kind.args).ok());
     tries.expect("free ports")
+}
+
+#[cfg(feature = "tls")]
+fn tls_kind<'a>(name: &'a str, args: &'a [&'a str]) -> Kind<'a> {
+    Kind {
+        name: Some(name),
+        has_proxies: false,
+        args,
+    }
 }
 
 /// What nodes need that speak TLS among themselves as well, and announce this name.
@@ -417,6 +471,11 @@ fn ports() -> (u16, u16) {
             return (bus - APART, bus);
         }
     }
+}
+
+/// By which clients and other nodes know it.
+fn port_of(node: &Server) -> u16 {
+    node.announced_port().unwrap_or(node.port())
 }
 
 fn bus_port(node: &Server) -> u16 {

@@ -1,9 +1,10 @@
 //! A master, its replicas, and the Sentinels that watch them.
 
+use std::cell::RefCell;
 use std::time::Duration;
 
 use super::acl::{DEPLOYMENTS, acl_line};
-use super::{GENEROUS, SENTINEL, Server, clients_named, eventually, is_redis_6, ms, within};
+use super::{GENEROUS, Proxy, SENTINEL, Server, clients_named, eventually, is_redis_6, ms, within};
 
 /// What the Sentinels call them.
 pub(crate) const SERVICE: &str = "lock service";
@@ -26,6 +27,20 @@ impl Deployment {
         Self::of(Server::start_with)
     }
 
+    /// The same, but everybody finds the servers by way of proxies, one in front of each.
+    pub(crate) fn start_behind_proxies() -> (Self, Vec<Proxy>) {
+        let proxies = RefCell::new(Vec::new());
+        let deployment = Self::of(|args| {
+            if args.contains(&SENTINEL) {
+                return Server::start_with(args);
+            }
+            let (server, proxy) = Server::start_behind_proxy(args);
+            proxies.borrow_mut().push(proxy);
+            server
+        });
+        (deployment, proxies.into_inner())
+    }
+
     /// All of them speak TLS, also among themselves.
     #[cfg(feature = "tls")]
     pub(crate) fn start_tls() -> Self {
@@ -40,7 +55,7 @@ impl Deployment {
         let servers: Vec<_> = (0..3)
             .map(|_| start(&[&common[..], &["--repl-diskless-sync-delay", "0"]].concat()))
             .collect();
-        let port = servers[0].client_addr().port().to_string();
+        let port = port_of(&servers[0]).to_string();
         for replica in &servers[1..] {
             let () = ask(replica, &["REPLICAOF", "127.0.0.1", &port]);
         }
@@ -155,7 +170,7 @@ impl Deployment {
     pub(crate) fn named(&self) -> usize {
         let (_, port): (String, u16) =
             self.sentinels[0].ask(&["SENTINEL", "GET-MASTER-ADDR-BY-NAME", SERVICE]);
-        let is_it = |server: &Server| server.client_addr().port() == port;
+        let is_it = |server: &Server| port_of(server) == port;
         self.servers.iter().position(is_it).expect("one of ours")
     }
 
@@ -199,6 +214,12 @@ impl Deployment {
         let says = try_ask::<String>(&self.servers[server], &["INFO", "replication"]);
         says.is_ok_and(|says| says.contains("role:master"))
     }
+}
+
+/// By which the Sentinels know it.
+fn port_of(server: &Server) -> u16 {
+    let own = server.client_addr().port();
+    server.announced_port().unwrap_or(own)
 }
 
 /// Asks one of the servers, over a connection of its own.

@@ -18,7 +18,7 @@ use redis::{Connection, FromRedisValue, RedisResult, Value};
 use super::deployment::{Deployment, Services, deployment};
 use super::pool::{self, Process};
 use super::process::free_port;
-use super::proxy::{contains, spawn};
+use super::proxy::{Proxy, contains, spawn};
 use super::wait::{GENEROUS, eventually, ms};
 
 /// How long a helper's own command may take.
@@ -54,6 +54,9 @@ pub(crate) fn skipped(what: &str, why: &str) {
 
 /// The arguments of a server that is to be a node of a cluster.
 const NODE: [&str; 2] = ["--cluster-enabled", "yes"];
+
+/// How a server is told which port to give to others, as a replica and as a node of a cluster.
+pub(super) const ANNOUNCED: [&str; 2] = ["--replica-announce-port", "--cluster-announce-port"];
 
 /// The first argument of a server that is to be a Sentinel.
 pub(crate) const SENTINEL: &str = "--sentinel";
@@ -197,6 +200,22 @@ impl Server {
         Ok(server)
     }
 
+    /// A new one that tells others, who send clients on to it, the port of a proxy.
+    pub(crate) fn start_behind_proxy(args: &[&str]) -> (Self, Proxy) {
+        let until = Instant::now() + GENEROUS;
+        loop {
+            let dir = tempfile::tempdir().expect("a directory for the server");
+            let port = free_port();
+            let proxy = Proxy::start(SocketAddr::from((Ipv4Addr::LOCALHOST, port)));
+            let announced = proxy.port().to_string();
+            let args = [args, &[ANNOUNCED[0], &announced]].concat();
+            match Self::start_at(dir, port, None, &args) {
+                Ok(server) => return (server, proxy),
+                Err((err, _)) => assert!(Instant::now() < until, "redis-server: {err}"),
+            }
+        }
+    }
+
     /// A cluster of one, which has every slot.
     pub(crate) fn start_cluster() -> Self {
         let server = Self::start_with(&NODE);
@@ -253,6 +272,13 @@ impl Server {
             Ipv4Addr::LOCALHOST,
             self.process().tls_port.unwrap_or(self.port()),
         ))
+    }
+
+    /// The port of the proxy by which others find it, if they do.
+    pub(crate) fn announced_port(&self) -> Option<u16> {
+        let args = &self.process().args;
+        let announced = args.windows(2).find(|two| ANNOUNCED.contains(&&*two[0]))?;
+        Some(announced[1].parse().expect("a port"))
     }
 
     /// The URL for clients that reach it at `addr`, directly or by way of a proxy.
