@@ -67,46 +67,54 @@ enum Servers {
 /// A deployment that runs.
 pub(crate) struct Deployed {
     pub(crate) place: Place,
+    lease: Duration,
     servers: Servers,
-    /// For each worker, in front of each server; none where clients find the servers by other servers.
+    /// For each worker, in front of each server; for all workers together where clients find the servers by other servers.
     pub(crate) proxies: Vec<Vec<Proxy>>,
 }
 
 impl Deployed {
-    pub(crate) fn start(place: Place, workers: usize) -> Self {
+    /// `lease` is the longest that anybody uses.
+    pub(crate) fn start(place: Place, workers: usize, lease: Duration) -> Self {
         let apart = |n: usize| {
             let servers = (0..n).map(|_| Server::start_with(&DURABLE));
             Servers::Apart(servers.collect())
         };
-        let servers = match place {
-            Place::One => apart(1),
-            Place::Masters => apart(5),
+        let (servers, shared) = match place {
+            Place::One => (apart(1), None),
+            Place::Masters => (apart(5), None),
             #[cfg(feature = "sentinel")]
-            Place::Sentinel => Servers::Watched(sentinel::Deployment::start()),
+            Place::Sentinel => {
+                let (watched, proxies) = sentinel::Deployment::start_behind_proxies();
+                (Servers::Watched(watched), Some(proxies))
+            }
             #[cfg(feature = "cluster")]
             Place::Cluster => {
-                let cluster = Cluster::start();
-                cluster.replaces_the_silent();
-                Servers::Cluster(cluster)
+                let mut cluster = Cluster::start_behind_proxies();
+                let proxies = std::mem::take(&mut cluster.proxies);
+                (Servers::Cluster(cluster), Some(proxies))
             }
         };
         let mut deployed = Self {
             place,
+            lease,
             servers,
             proxies: Vec::new(),
         };
-        if place.is_durable() {
-            let proxies = || deployed.servers().iter().map(Proxy::before).collect();
-            deployed.proxies = (0..workers).map(|_| proxies()).collect();
-        }
+        let apart = || deployed.servers().iter().map(Proxy::before).collect();
+        deployed.proxies = match shared {
+            Some(proxies) => vec![proxies],
+            None => (0..workers).map(|_| apart()).collect(),
+        };
+        deployed.settle();
         deployed
     }
 
     /// What the worker in that place opens.
     pub(crate) fn urls(&self, worker: usize) -> Vec<String> {
-        match self.proxies.get(worker) {
-            Some(proxies) => proxies.iter().map(Proxy::url).collect(),
-            None => self.direct_urls(),
+        match self.place.is_durable() {
+            true => self.proxies[worker].iter().map(Proxy::url).collect(),
+            false => self.direct_urls(),
         }
     }
 
@@ -199,6 +207,18 @@ impl Deployed {
         }
     }
 
+    /// In whole seconds.
+    fn uptime(&self, server: usize) -> u64 {
+        let info = self
+            .ask::<String>(server, &["INFO", "server"])
+            .unwrap_or_default();
+        let line = info
+            .lines()
+            .find_map(|line| line.strip_prefix("uptime_in_seconds:"));
+        line.and_then(|seconds| seconds.trim().parse().ok())
+            .unwrap_or(0)
+    }
+
     /// Every key that any master has.
     pub(crate) fn keys(&self) -> Vec<String> {
         let of = |n: usize| {
@@ -238,11 +258,19 @@ impl Deployed {
             thread::sleep(NOTICED);
         }
         match &self.servers {
+            Servers::Apart(_) if self.place == Place::Masters => {
+                eventually("every master counts", || {
+                    (0..self.servers().len()).all(|n| self.uptime(n) > self.lease.as_secs())
+                });
+            }
             Servers::Apart(_) => {}
             #[cfg(feature = "sentinel")]
             Servers::Watched(watched) => watched.agree(),
             #[cfg(feature = "cluster")]
-            Servers::Cluster(cluster) => cluster.is_whole(),
+            Servers::Cluster(cluster) => {
+                cluster.replaces_the_silent();
+                cluster.is_whole();
+            }
         }
     }
 }

@@ -6,12 +6,15 @@
 //!     --deployment one,sentinel      of: one, sentinel, cluster, masters; all of them by default, one after another
 //!     --faults kill-server,proxy-cut those only
 //!     --log FILE                     keep the history, one JSON object a line
+//!     --check FILE                   run nothing, and check a history that was kept
 //! ```
 //!
 //! All choices follow from the seed. Exits with 1 if anything was wrong, and says how to do it again.
 
 #![expect(clippy::print_stdout, reason = "it reports to whoever runs it")]
 
+use std::fs::File;
+use std::io::BufReader;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -19,6 +22,7 @@ use std::time::Duration;
 use deployment::Place;
 use nemesis::{Fault, NAMES};
 use run::Plan;
+use support::history;
 use worker::Job;
 
 mod crew;
@@ -31,7 +35,6 @@ mod nemesis;
 mod run;
 #[path = "../../tests/it/support/bare/mod.rs"]
 mod support;
-mod table;
 mod worker;
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
@@ -42,6 +45,8 @@ struct Wanted {
     places: Vec<Place>,
     faults: Option<Vec<Fault>>,
     log: Option<PathBuf>,
+    /// A history that is there already.
+    check: Option<PathBuf>,
 }
 
 impl Wanted {
@@ -53,6 +58,7 @@ impl Wanted {
             places: all(),
             faults: None,
             log: None,
+            check: None,
         };
         while let Some(arg) = args.next() {
             let value = args.next().ok_or_else(|| format!("{arg} needs a value"))?;
@@ -85,6 +91,7 @@ impl Wanted {
                     wanted.faults = Some(faults.collect::<std::result::Result<_, _>>()?);
                 }
                 "--log" => wanted.log = Some(value.into()),
+                "--check" => wanted.check = Some(value.into()),
                 _ => return Err(format!("{arg} is not known").into()),
             }
         }
@@ -98,6 +105,11 @@ fn main() -> Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     let wanted = Wanted::parse(std::env::args().skip(1))?;
+    if let Some(log) = wanted.check {
+        let report = history::check(history::read(BufReader::new(File::open(log)?)));
+        println!("{report}");
+        return Ok(ExitCode::from(u8::from(!report.is_fine())));
+    }
     let places = wanted.places.len();
     let load = wanted.load / u32::try_from(places)?;
     let mut is_fine = true;
@@ -117,14 +129,11 @@ fn main() -> Result<ExitCode> {
             wanted.seed
         );
         let outcome = plan.run();
-        println!("{}", outcome.table);
-        if outcome.wrong.is_empty() {
+        println!("{outcome}");
+        if outcome.is_fine() {
             continue;
         }
         is_fine = false;
-        for wrong in &outcome.wrong {
-            println!("WRONG: {wrong}");
-        }
         let (name, seconds) = (place.name(), load.as_secs_f64());
         println!(
             "again: --seed {} --deployment {name} --seconds {seconds}",

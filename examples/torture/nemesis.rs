@@ -88,11 +88,7 @@ impl Fault {
 
     /// Those that can befall this deployment.
     pub(crate) fn of(place: Place) -> Vec<Self> {
-        let has_proxies = place.is_durable();
         let befalls = |fault: &Self| match fault {
-            Self::Cut | Self::Delay | Self::Swallow | Self::BlackHole | Self::HalfOpen => {
-                has_proxies
-            }
             Self::LoseData => place.is_durable(),
             Self::KillMasters => place == Place::Masters,
             Self::SentinelFailover => place.name() == "sentinel",
@@ -273,12 +269,19 @@ impl Nemesis<'_> {
 
     fn network(&mut self, how: impl FnOnce(&mut Self) -> How) -> Blow {
         use Target::{All, Link, Subscriber, Watchdog};
+        // What servers say to each other may come this way too.
+        let all = if self.is_shared() { Link } else { All };
         Blow::Network {
-            worker: self.below(self.crew.len()),
+            worker: self.below(self.deployed.proxies.len()),
             servers: self.servers(),
-            target: self.one_of(&[All, All, Link, Link, Subscriber, Watchdog]),
+            target: self.one_of(&[all, all, Link, Link, Subscriber, Watchdog]),
             how: how(self),
         }
+    }
+
+    /// Whether all workers come by way of the same proxies.
+    fn is_shared(&self) -> bool {
+        self.deployed.proxies.len() < self.crew.len()
     }
 
     fn command(&mut self, command: &[&str]) -> Blow {
@@ -300,10 +303,13 @@ impl Nemesis<'_> {
             _ => false,
         };
         let mut value = json!({ "what": format!("{blow:.120?}"), "divides": divides });
-        if let Blow::KillWorker(worker) | Blow::StopWorker(worker) | Blow::Network { worker, .. } =
-            blow
-        {
-            value["client"] = self.crew.number(*worker).into();
+        let worker = match blow {
+            Blow::KillWorker(worker) | Blow::StopWorker(worker) => Some(*worker),
+            Blow::Network { worker, .. } if !self.is_shared() => Some(*worker),
+            _ => None,
+        };
+        if let Some(worker) = worker {
+            value["client"] = self.crew.number(worker).into();
         }
         if let (Fault::KillMasters, Blow::Kill { servers, .. }) = (fault, blow) {
             value["masters"] = json!(servers);

@@ -1,11 +1,11 @@
 //! One run: a deployment, workers on it, faults, and the verdict over what everybody wrote down.
 
-use std::fs;
 use std::panic::{self, AssertUnwindSafe};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
+use std::{fmt, fs};
 
 use serde_json::json;
 
@@ -15,8 +15,8 @@ use crate::dice::Dice;
 use crate::journal::{Journal, merged, now};
 use crate::kinds::{Kind, PERMITS, epochs};
 use crate::nemesis::{Fault, Nemesis};
+use crate::support::history::{self, Report};
 use crate::support::ms;
-use crate::table::Table;
 use crate::worker::Job;
 
 /// Short, so that what a fault does to a lease is seen.
@@ -47,10 +47,26 @@ pub(crate) struct Plan {
 
 /// What came of it.
 pub(crate) struct Outcome {
-    /// In words.
+    /// What was wrong with the run itself.
     pub(crate) wrong: Vec<String>,
-    /// Faults, operations, violations.
-    pub(crate) table: String,
+    /// What the history says.
+    pub(crate) report: Report,
+}
+
+impl Outcome {
+    pub(crate) fn is_fine(&self) -> bool {
+        self.wrong.is_empty() && self.report.is_fine()
+    }
+}
+
+impl fmt::Display for Outcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.report.fmt(f)?;
+        for wrong in &self.wrong {
+            writeln!(f, "\n{wrong}")?;
+        }
+        Ok(())
+    }
 }
 
 impl Plan {
@@ -69,7 +85,7 @@ impl Plan {
 
     pub(crate) fn run(&self) -> Outcome {
         let folder = tempfile::tempdir().expect("a folder");
-        let mut deployed = Deployed::start(self.place, self.workers);
+        let mut deployed = Deployed::start(self.place, self.workers, LEASE);
         let kinds = match self.place {
             Place::Masters => vec![Kind::Red],
             _ => Kind::of_one_server(),
@@ -114,11 +130,12 @@ impl Plan {
         files.extend(crew.journals().iter().cloned());
         drop(crew);
         files.retain(|file| file.exists());
-        let history = merged(&files).expect("the files of this run");
+        let text = merged(&files).expect("the files of this run");
         if let Some(log) = &self.log {
-            fs::write(log, &history).expect("a file for the history");
+            fs::write(log, &text).expect("a file for the history");
         }
-        self.judge(&history, wrong)
+        let report = history::check(history::read(text.as_bytes()));
+        Outcome { wrong, report }
     }
 
     fn setup(&self, job: &Job, nanos: u64) -> serde_json::Value {
@@ -174,20 +191,17 @@ impl Plan {
         journal.note(-1, "info", "left-behind", json!({ "keys": left }));
         wrong
     }
-
-    fn judge(&self, history: &str, mut wrong: Vec<String>) -> Outcome {
-        let table = Table::of(history);
-        wrong.extend(table.panics.iter().cloned());
-        Outcome {
-            wrong,
-            table: table.to_string(),
-        }
-    }
 }
 
 /// What is meant to stay: counters of tokens, semaphores, latches nobody opened, and what remembers a request for a while.
 fn stays(key: &str) -> bool {
-    let prefixes = ["redisson_lock_token:", "sem-", "latch-", "permits-"];
+    let prefixes = [
+        "redisson_lock_token:",
+        "sem-",
+        "latch-",
+        "{latch-",
+        "permits-",
+    ];
     prefixes.iter().any(|prefix| key.starts_with(prefix)) || key.contains(":request:")
 }
 

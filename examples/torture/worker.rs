@@ -333,6 +333,7 @@ impl<'a> Thread<'a> {
         while !self.is_done() {
             match self.kind() {
                 Kind::Latch => self.latch(),
+                kind if self.one_in(400) => self.force(kind),
                 kind => self.lock(kind),
             }
             self.pause(20);
@@ -565,7 +566,9 @@ impl<'a> Thread<'a> {
 
     /// One more hold of a lock that is held.
     fn once_more(&mut self, wish: &Wish) -> Option<redlatch::ReentrantLockGuard> {
-        if wish.kind != Kind::Reentrant || !self.one_in(4) {
+        // It would be renewed from then on.
+        let is_renewed = wish.lease.is_none();
+        if wish.kind != Kind::Reentrant || !is_renewed || !self.one_in(4) {
             return None;
         }
         let lock = self.worker.clients[0].reentrant_lock(&wish.names[0]);
@@ -597,6 +600,33 @@ impl<'a> Thread<'a> {
             .write(true)
             .open(path);
         Some(open.expect("a disk"))
+    }
+
+    /// Takes a lock from whoever has it.
+    fn force(&mut self, kind: Kind) {
+        let client = &self.worker.clients[0];
+        let name = kind.name_of(0);
+        let value = json!({ "kind": kind.name(), "name": name });
+        let force = || match kind {
+            Kind::Reentrant | Kind::Mutex => client.reentrant_lock(&name).force_unlock(),
+            Kind::Multi => client.multi_lock([&name]).force_unlock(),
+            Kind::Fair | Kind::FairMutex => client.fair_lock(&name).force_unlock(),
+            Kind::Fenced => client.fenced_lock(&name).force_unlock(),
+            Kind::Spin => client.spin_lock(&name).force_unlock(),
+            Kind::RwLock => client.rwlock(&name).force_unlock(),
+            Kind::Red => self
+                .worker
+                .red
+                .as_ref()
+                .expect("several clients")
+                .force_unlock(),
+            Kind::Semaphore | Kind::ExpirableSemaphore | Kind::Latch => Ok(false),
+        };
+        self.note("invoke", "force-unlock", value.clone());
+        match force() {
+            Ok(_) => self.note("ok", "force-unlock", value),
+            Err(err) => self.note_with("info", "force-unlock", value, err),
+        }
     }
 
     /// Counts the latch of the moment down once, and waits until all have.
