@@ -18,7 +18,8 @@ pub(crate) enum Kind {
     Latch,
 }
 
-const NAMES: [(Kind, &str); 12] = [
+/// As the command line and the history have them.
+pub(crate) const NAMES: [(Kind, &str); 12] = [
     (Kind::Reentrant, "reentrant"),
     (Kind::Mutex, "mutex"),
     (Kind::Fair, "fair"),
@@ -44,7 +45,7 @@ pub(crate) const COUNT: u64 = 3;
 
 /// How long one semaphore is used: permits do not come back from a process that was killed, nor from a server that has lost
 /// its data.
-const EPOCH: u64 = 5_000_000_000;
+const EPOCH: u64 = 15_000_000_000;
 
 /// How long one latch is used.
 const ROUND: u64 = 2_000_000_000;

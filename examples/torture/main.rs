@@ -4,7 +4,8 @@
 //! cargo run --release --all-features --example torture -- --minutes 10 --seed 42
 //!     --seconds 20                   instead of minutes; divided among the deployments
 //!     --deployment one,sentinel      of: one, sentinel, cluster, masters; all of them by default, one after another
-//!     --faults kill-server,proxy-cut those only
+//!     --faults kill-server,proxy-cut those only; or none
+//!     --kinds fair,rwlock            those only
 //!     --log FILE                     keep the history, one JSON object a line
 //!     --check FILE                   run nothing, and check a history that was kept
 //! ```
@@ -20,7 +21,8 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use deployment::Place;
-use nemesis::{Fault, NAMES};
+use kinds::Kind;
+use nemesis::Fault;
 use run::Plan;
 use support::history;
 use worker::Job;
@@ -44,6 +46,7 @@ struct Wanted {
     load: Duration,
     places: Vec<Place>,
     faults: Option<Vec<Fault>>,
+    kinds: Option<Vec<Kind>>,
     log: Option<PathBuf>,
     /// A history that is there already.
     check: Option<PathBuf>,
@@ -57,6 +60,7 @@ impl Wanted {
             load: Duration::from_secs(60),
             places: all(),
             faults: None,
+            kinds: None,
             log: None,
             check: None,
         };
@@ -68,28 +72,12 @@ impl Wanted {
                 "--seconds" => wanted.load = Duration::from_secs_f64(value.parse()?),
                 "--deployment" if value == "all" => wanted.places = all(),
                 "--deployment" => {
-                    let place = |name: &str| {
-                        let its = Place::ALL.iter().find(|(_, known, _)| *known == name);
-                        its.map(|(place, ..)| *place).ok_or_else(|| {
-                            format!("no deployment {name} (a feature may be missing)")
-                        })
-                    };
-                    wanted.places = value
-                        .split(',')
-                        .map(place)
-                        .collect::<std::result::Result<_, _>>()?;
+                    let places = Place::ALL.iter().map(|(place, name, _)| (*place, *name));
+                    wanted.places = chosen(&value, places)?;
                 }
-                "--faults" => {
-                    let fault = |name: &str| {
-                        let its = NAMES.iter().find(|(_, known)| *known == name);
-                        its.map(|(fault, _)| *fault).ok_or_else(|| {
-                            let all = NAMES.map(|(_, name)| name).join(", ");
-                            format!("{name} is none of {all}")
-                        })
-                    };
-                    let faults = value.split(',').map(fault);
-                    wanted.faults = Some(faults.collect::<std::result::Result<_, _>>()?);
-                }
+                "--faults" if value == "none" => wanted.faults = Some(Vec::new()),
+                "--faults" => wanted.faults = Some(chosen(&value, nemesis::NAMES)?),
+                "--kinds" => wanted.kinds = Some(chosen(&value, kinds::NAMES)?),
                 "--log" => wanted.log = Some(value.into()),
                 "--check" => wanted.check = Some(value.into()),
                 _ => return Err(format!("{arg} is not known").into()),
@@ -97,6 +85,22 @@ impl Wanted {
         }
         Ok(wanted)
     }
+}
+
+/// Those that `names` names, one after another with commas between them.
+fn chosen<T>(
+    names: &str,
+    known: impl IntoIterator<Item = (T, &'static str)> + Clone,
+) -> Result<Vec<T>> {
+    let one = |name: &str| {
+        let mut all = known.clone().into_iter();
+        let its = all.find(|(_, known)| *known == name);
+        its.map(|(its, _)| its).ok_or_else(|| {
+            let all: Vec<_> = known.clone().into_iter().map(|(_, name)| name).collect();
+            format!("{name} is none of {}", all.join(", ")).into()
+        })
+    };
+    names.split(',').map(one).collect()
 }
 
 fn main() -> Result<ExitCode> {
@@ -117,6 +121,13 @@ fn main() -> Result<ExitCode> {
         let mut plan = Plan::new(place, wanted.seed, load, &[]);
         if let Some(faults) = &wanted.faults {
             plan.faults.retain(|fault| faults.contains(fault));
+        }
+        if let Some(kinds) = &wanted.kinds {
+            plan.kinds.retain(|kind| kinds.contains(kind));
+        }
+        if plan.kinds.is_empty() {
+            println!("{} has none of these kinds", place.name());
+            continue;
         }
         plan.log = wanted
             .log

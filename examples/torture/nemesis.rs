@@ -153,13 +153,16 @@ impl Nemesis<'_> {
     /// One fault after another until then.
     pub(crate) fn run(&mut self, until: Instant) {
         let mut left: Vec<Fault> = Vec::new();
-        while Instant::now() < until && !self.faults.is_empty() {
+        while Instant::now() < until {
             if left.is_empty() {
                 // Each as often as the others.
                 let order = self.dice.shuffled(self.faults.len());
                 left = order.into_iter().map(|n| self.faults[n]).collect();
             }
-            let Some(fault) = left.pop() else { break };
+            let Some(fault) = left.pop() else {
+                let left = until.saturating_duration_since(Instant::now());
+                return thread::sleep(left);
+            };
             // A long one outlasts a lease.
             let lasts = match self.dice.draw(4) {
                 0 => self.lease + self.upto(1_000),

@@ -37,6 +37,7 @@ pub(crate) struct Plan {
     pub(crate) seed: u64,
     pub(crate) load: Duration,
     pub(crate) faults: Vec<Fault>,
+    pub(crate) kinds: Vec<Kind>,
     pub(crate) workers: usize,
     pub(crate) threads: usize,
     /// Where to keep the history.
@@ -76,6 +77,10 @@ impl Plan {
             seed,
             load,
             faults: Fault::of(place),
+            kinds: match place {
+                Place::Masters => vec![Kind::Red],
+                _ => Kind::of_one_server(),
+            },
             workers: 3,
             threads: 4,
             log: None,
@@ -86,17 +91,13 @@ impl Plan {
     pub(crate) fn run(&self) -> Outcome {
         let folder = tempfile::tempdir().expect("a folder");
         let mut deployed = Deployed::start(self.place, self.workers, LEASE);
-        let kinds = match self.place {
-            Place::Masters => vec![Kind::Red],
-            _ => Kind::of_one_server(),
-        };
         let began = now();
         let job = Job {
             number: 0,
             seed: self.seed,
             threads: self.threads,
             urls: Vec::new(),
-            kinds,
+            kinds: self.kinds.clone(),
             lease: LEASE,
             response_timeout: RESPONSE,
             waiter_lease: WAITER_LEASE,

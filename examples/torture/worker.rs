@@ -499,9 +499,9 @@ impl<'a> Thread<'a> {
         self.note("ok", "acquire", value.clone());
         let lease = self.worker.job.lease;
         let for_so_long = match self.dice.draw(300) {
-            // It is renewed meanwhile, if it is.
-            0 => lease + self.below(1_500),
-            1..=12 => self.below(400),
+            // Long enough to outlive a server that has forgotten it.
+            0 | 1 => lease + lease.mul_f64(self.dice.draw(200) as f64 / 100.0),
+            2..=13 => self.below(400),
             _ => self.below(6),
         };
         let read = self.protected(wish).map(|file| (number_in(&file), file));
