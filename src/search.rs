@@ -103,7 +103,7 @@ impl Hasher for Digest {
     }
 }
 
-fn digest(state: &impl Hash) -> u64 {
+pub(crate) fn digest(state: &impl Hash) -> u64 {
     let mut digest = Digest::default();
     state.hash(&mut digest);
     digest.finish()

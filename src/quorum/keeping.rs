@@ -11,6 +11,7 @@ use crate::quorum::tally::Majority;
 
 /// When a node is known to have kept its share, and when it may not have.
 #[derive(Debug, Clone, Copy, Default)]
+#[cfg_attr(test, derive(PartialEq, Eq, Hash))]
 pub(crate) struct Keeping {
     /// Until when it certainly keeps it; `None` if it does not, or if that is unknown.
     until: Option<Instant>,

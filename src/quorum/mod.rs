@@ -16,6 +16,8 @@ pub(crate) mod failure;
 mod hold;
 pub(crate) mod identity;
 mod keeping;
+#[cfg(test)]
+mod model;
 pub(crate) mod nodes;
 mod round;
 mod tally;
