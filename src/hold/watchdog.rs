@@ -498,13 +498,16 @@ impl WatchdogThread {
         if endpoint.is_to_be_found_again(unused_for) {
             self.connection = None;
         }
+        endpoint.follow_master();
         if let Some(connection) = &self.connection
-            && endpoint.follow_master_first(Instant::now() + budget, &mut || {
-                dispatcher.dispatch(Duration::ZERO)
-            })
-            && connection.reader.has_ended()
+            && endpoint.follows_master_after(unused_for)
         {
-            self.connection = None;
+            endpoint.follow_master_first(Instant::now() + budget, &mut || {
+                dispatcher.dispatch(Duration::ZERO)
+            });
+            if connection.reader.has_ended() {
+                self.connection = None;
+            }
         }
         if self.connection.is_none() {
             let deadline = Instant::now() + budget.min(task.connect_timeout);

@@ -157,6 +157,11 @@ impl Pipeline {
         self.in_flight.as_mut()
     }
 
+    /// For how long the connection was idle before what is to be written, if for long.
+    pub(super) fn idle_before(&self) -> Option<Duration> {
+        self.in_flight.as_ref()?.doubtful
+    }
+
     pub(super) fn has_unacknowledged(&self) -> bool {
         !self.unacknowledged.is_empty()
     }
@@ -475,11 +480,6 @@ impl InFlight {
     pub(super) fn idle_for(&self, now: Instant) -> Option<Duration> {
         let is_idle = self.awaiting.is_empty();
         is_idle.then(|| now.saturating_duration_since(self.last_heard))
-    }
-
-    /// Whether nobody but deferred calls has a reply due.
-    pub(super) fn awaits_only_deferred(&self) -> bool {
-        self.awaiting.iter().all(|call| call.deferred.is_some())
     }
 
     /// When the oldest command was sent whose reply is due.

@@ -165,6 +165,7 @@ impl Connection {
     /// Closes the connection; waiting and later calls fail with `Closed`. Returns how many unacknowledged releases, and how
     /// many unacknowledged undos of acquires, are given up.
     pub(crate) fn close(&self) -> (u64, u64) {
+        self.endpoint.stop_following();
         self.take_down(
             self.state.lock(),
             Phase::Closed,

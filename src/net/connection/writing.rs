@@ -45,6 +45,13 @@ impl Connection {
     /// Writes queued releases, over a new connection if the server has closed the old one. Done at once, since the process
     /// may be about to end.
     pub(crate) fn deliver(&self) {
+        if self.endpoint.has_sentinels() {
+            let idle = self.state.lock().pipeline.idle_before();
+            if idle.is_some_and(|idle| self.endpoint.follows_master_after(idle)) {
+                let until = Instant::now() + DELIVER;
+                self.endpoint.follow_master_first(until, &mut || true);
+            }
+        }
         if self.write_out(false) != Wrote::Down {
             return;
         }
@@ -128,19 +135,12 @@ impl Connection {
             return Some(state);
         }
         let is_old = idle.is_some_and(|idle| self.endpoint.is_to_be_found_again(idle));
-        // Other calls have waited for that with a deadline.
-        let waits = in_flight.awaits_only_deferred()
-            && idle.is_some_and(|idle| self.endpoint.follows_master_after(idle));
         // The leader finds out by reading.
         let Some(reader) = up.reader.take() else {
             return Some(state);
         };
         up.writing = true;
         let (reader, ended) = MutexGuard::unlocked(&mut state, || {
-            if waits {
-                let until = Instant::now() + DELIVER;
-                self.endpoint.follow_master_first(until, &mut || true);
-            }
             let ended = is_old || reader.has_ended();
             (reader, ended)
         });

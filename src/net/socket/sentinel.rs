@@ -171,13 +171,17 @@ impl Discovery {
 }
 
 /// Asks one of the Sentinels; `None` if it knows no such service, or does not answer.
-pub(super) fn ask_one(endpoint: &Endpoint, sentinel: &Address) -> RedisResult<Option<Address>> {
+pub(super) fn ask_one(
+    endpoint: &Endpoint,
+    sentinel: &Address,
+    meanwhile: Meanwhile<'_>,
+) -> RedisResult<Option<Address>> {
     let Deployment::Sentinel { service, login, .. } = &endpoint.server.deployment else {
         return Ok(None);
     };
     let ends = Instant::now() + SHARE;
     let mut inquiry = Inquiry::new(endpoint, sentinel.clone(), login, ends);
-    match inquiry.advance(service, ends, &mut || true)? {
+    match inquiry.advance(service, ends, meanwhile)? {
         Some(Said::Master(address)) => Ok(Some(address)),
         Some(Said::Unknown) | None => Ok(None),
     }

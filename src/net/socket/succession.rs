@@ -19,7 +19,7 @@
 //! The mutex is not held during I/O.
 
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -46,6 +46,8 @@ pub(super) struct Succession {
     due_ms: AtomicU64,
     state: Mutex<State>,
     changed: Condvar,
+    /// The client is closed.
+    closed: AtomicBool,
 }
 
 #[derive(Default)]
@@ -88,8 +90,13 @@ impl State {
     }
 
     /// They have named this one when asked at that time; returns the connections made before then that lead elsewhere.
+    ///
+    /// If it is the one that was known, a new connection may lead to its successor, of which the other Sentinels will hear in a
+    /// moment.
     fn confirmed(&mut self, master: Master, asked_at: Instant) -> Vec<Arc<Socket>> {
-        let elsewhere = |made: &&Made| made.at < asked_at && !made.to.is(&master);
+        let is_new = self.master.as_ref().is_none_or(|known| !known.is(&master));
+        let grace = if is_new { Duration::ZERO } else { PERIOD };
+        let elsewhere = |made: &&Made| made.at + grace < asked_at && !made.to.is(&master);
         let elsewhere = self.made.iter().filter(elsewhere);
         let sockets = elsewhere.filter_map(|made| made.socket.upgrade()).collect();
         self.master = Some(master);
@@ -105,6 +112,7 @@ impl Succession {
                 due_ms: AtomicU64::new(millis(PERIOD)),
                 state: Mutex::default(),
                 changed: Condvar::new(),
+                closed: AtomicBool::new(false),
             })
         })
     }
@@ -124,6 +132,7 @@ impl Succession {
         let next = now + millis(PERIOD);
         let relaxed = Ordering::Relaxed;
         if now < due
+            || !self.is_open()
             || self
                 .due_ms
                 .compare_exchange(due, next, relaxed, relaxed)
@@ -134,6 +143,10 @@ impl Succession {
         let mut state = self.state.lock();
         state.turn = state.turn.wrapping_add(1);
         !std::mem::replace(&mut state.asking, true)
+    }
+
+    fn is_open(&self) -> bool {
+        !self.closed.load(Ordering::Relaxed)
     }
 
     fn asked(&self) {
@@ -195,15 +208,25 @@ impl Endpoint {
         self.succession.is_some() && idle >= PERIOD
     }
 
-    /// The same as [`Self::follow_master`], and waits a moment for the answer; whether one was due.
-    pub(crate) fn follow_master_first(&self, until: Instant, meanwhile: Meanwhile<'_>) -> bool {
+    /// They are asked no longer: the client is closed.
+    pub(crate) fn stop_following(&self) {
+        if let Some(succession) = &self.succession {
+            succession.closed.store(true, Ordering::Relaxed);
+        }
+    }
+
+    pub(crate) fn has_sentinels(&self) -> bool {
+        self.succession.is_some()
+    }
+
+    /// The same as [`Self::follow_master`], and waits a moment for the answer, if one is due.
+    pub(crate) fn follow_master_first(&self, until: Instant, meanwhile: Meanwhile<'_>) {
         let Some(succession) = &self.succession else {
-            return false;
+            return;
         };
         self.follow_master();
         let until = until.min(Instant::now() + WAIT);
         let mut state = succession.state.lock();
-        let asking = state.asking;
         while state.asking && Instant::now() < until {
             let slice = until.min(Instant::now() + CONNECT_SLICE);
             succession.changed.wait_until(&mut state, slice);
@@ -211,7 +234,6 @@ impl Endpoint {
                 break;
             }
         }
-        asking
     }
 
     /// How long [`Self::follow_master`] need not be called, not more than `most`.
@@ -235,7 +257,8 @@ impl Endpoint {
         let mut named = None;
         for n in 0..sentinels.len() {
             let at = (turn % sentinels.len() + n) % sentinels.len();
-            let address = match sentinel::ask_one(self, &sentinels[at]) {
+            let asked = sentinel::ask_one(self, &sentinels[at], &mut || succession.is_open());
+            let address = match asked {
                 Ok(Some(address)) => address,
                 Ok(None) => continue,
                 Err(err) => {
@@ -255,21 +278,15 @@ impl Endpoint {
         let Some((at, address)) = named else {
             return Ok(());
         };
-        let master = match known {
-            Some(known) if known.address == address => known,
-            _ => {
-                let mut dial = Dial::new(ROLE, Instant::now() + SHARE);
-                let endpoint = self.master(address.clone());
-                let until = Instant::now() + SHARE;
-                let Dialled::Made(connection) = dial.advance(&endpoint, until, &mut || true)?
-                else {
-                    return Ok(());
-                };
-                let peer = connection.writer.peer();
-                connection.writer.shut_down();
-                Master { address, peer }
-            }
+        let (endpoint, until) = (self.master(address.clone()), Instant::now() + SHARE);
+        let mut dial = Dial::new(ROLE, until);
+        let dialled = dial.advance(&endpoint, until, &mut || succession.is_open())?;
+        let Dialled::Made(connection) = dialled else {
+            return Ok(());
         };
+        let peer = connection.writer.peer();
+        connection.writer.shut_down();
+        let master = Master { address, peer };
         // Whoever connects next begins with one that knows.
         self.first_sentinel.is(at);
         let text = master.address.to_string();
@@ -397,6 +414,34 @@ mod tests {
         assert!(state.is_divided(), "one was made meanwhile");
         drop((old, late, cut));
         assert!(!state.is_divided());
+    }
+
+    #[test]
+    fn a_connection_to_a_successor_that_few_know_yet_is_given_time() {
+        let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).expect("a port");
+        let to = listener.local_addr().expect("it is bound");
+        let socket = std::net::TcpStream::connect(to).expect("it listens");
+        let socket = Arc::new(Socket::Tcp(socket));
+        let master = |port| Master {
+            address: address(port),
+            peer: None,
+        };
+        let made_at = Instant::now();
+        let mut state = State {
+            master: Some(master(1)),
+            made: vec![Made {
+                at: made_at,
+                to: master(2),
+                socket: Arc::downgrade(&socket),
+            }],
+            ..State::default()
+        };
+        let ms = Duration::from_millis;
+        assert!(state.confirmed(master(1), made_at + PERIOD).is_empty());
+        let later = made_at + PERIOD + ms(1);
+        assert_eq!(state.confirmed(master(1), later).len(), 1);
+        // Not if another is new to all.
+        assert_eq!(state.confirmed(master(3), made_at + ms(1)).len(), 1);
     }
 
     #[test]

@@ -2,4 +2,5 @@
 
 mod failover;
 mod finding;
+mod following;
 mod rights;

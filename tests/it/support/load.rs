@@ -106,7 +106,9 @@ impl Load {
     pub(crate) fn divided(&self, ended: impl FnOnce()) {
         let from = self.shared.begun.elapsed();
         ended();
-        locked(&self.divided).push((from, self.shared.begun.elapsed()));
+        // The last client may hand its last grant on in memory for as long as a tenure.
+        let until = self.shared.begun.elapsed() + loosely(ms(50));
+        locked(&self.divided).push((from, until));
     }
 
     /// They work on for a while with nothing broken, end, and nothing that they saw is wrong.
