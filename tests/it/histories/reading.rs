@@ -1,7 +1,7 @@
 //! Logs are read as they are written.
 
 use crate::support::histories::{
-    Edge, Event, Mode, NEMESIS, Phase, Rule, Setup, Wanted, What, check, millis, read,
+    Divides, Edge, Event, Mode, NEMESIS, Phase, Rule, Setup, Wanted, What, check, millis, read,
 };
 use crate::support::made_up::{fault_of, has, history};
 
@@ -21,6 +21,7 @@ fn what_was_written_is_read() {
             permits: vec![("permits-0".into(), 3)],
             deployment: "five masters".to_owned(),
             is_durable: false,
+            recovery: Some(millis(7)),
             ..Setup::default()
         })),
         What::Acquire {
@@ -56,7 +57,7 @@ fn what_was_written_is_read() {
             is_end: true,
             client: Some(3),
             name: Some("a".into()),
-            divides: Some(true),
+            divides: Some(Divides::Clients),
         }),
         What::Late { span: millis(30) },
         What::LeftBehind {

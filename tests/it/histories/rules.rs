@@ -1,6 +1,8 @@
 //! Every rule, with histories that keep it and others that break it.
 
-use crate::support::histories::{Event, NEMESIS, Phase, Rule, Violation, What, check, millis};
+use crate::support::histories::{
+    Divides, Event, NEMESIS, Phase, Rule, Violation, What, check, millis,
+};
 use crate::support::made_up::{Turn, asks, fault, fault_of, has, history};
 
 fn found(turns: &[Turn], others: &[Vec<Event>]) -> Vec<Violation> {
@@ -199,6 +201,33 @@ fn a_server_that_forgets_divides_holders_for_a_lease() {
         &[first(400), second],
         &[fault("kill-server", [150, 160])],
     );
+}
+
+#[test]
+fn clients_that_asked_different_servers_are_fine_for_so_long() {
+    let two = |begin, end| {
+        let mut fault = fault("failover", [begin, end]);
+        for event in &mut fault {
+            if let What::Fault(edge) = &mut event.what {
+                edge.divides = Some(Divides::Clients);
+            }
+        }
+        [fault]
+    };
+    let first = has(1001, "mutex", [0, 10, 20]).works(1);
+    let second = has(2001, "mutex", [5, 15, 30]);
+    is_fine(&[first.clone(), second.clone().works(1)], &two(15, 15));
+    is_fine(&[first.clone(), second.clone().works(2)], &two(5, 50));
+    for (begin, end) in [(5, 14), (16, 50)] {
+        let turns = [first.clone(), second.clone()];
+        breaks(Rule::Exclusion, &turns, &two(begin, end));
+    }
+    // Threads of one client ask the same server.
+    let same = has(1002, "mutex", [5, 15, 30]);
+    breaks(Rule::Exclusion, &[first.clone(), same], &two(5, 50));
+    // Nobody undoes what was done before.
+    let later = has(2001, "mutex", [5, 20, 30]).works(1);
+    breaks(Rule::Numbers, &[first, later], &two(5, 50));
 }
 
 #[test]

@@ -82,6 +82,8 @@ pub(crate) struct Setup {
     pub(crate) waiter_lease: Nanos,
     /// By how much limits of time may be exceeded.
     pub(crate) slack: Nanos,
+    /// How long faults have consequences, if not for a lease and a response timeout.
+    pub(crate) recovery: Option<Nanos>,
     /// How many permits each semaphore has.
     pub(crate) permits: Vec<(Arc<str>, u64)>,
     pub(crate) deployment: String,
@@ -98,6 +100,7 @@ impl Default for Setup {
             response_timeout: millis(3_000),
             waiter_lease: millis(10_000),
             slack: millis(300),
+            recovery: None,
             permits: Vec::new(),
             deployment: "one".to_owned(),
             is_durable: true,
@@ -116,8 +119,18 @@ pub(crate) struct Edge {
     pub(crate) client: Option<i64>,
     /// The only name that it concerns.
     pub(crate) name: Option<Arc<str>>,
-    /// Whether what was granted may be forgotten, or two servers may grant the same.
-    pub(crate) divides: Option<bool>,
+    /// Whether two may have the same meanwhile; `None`: that follows from the fault.
+    pub(crate) divides: Option<Divides>,
+}
+
+/// Who may have the same at the same time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Divides {
+    Nobody,
+    /// Clients that ask different servers, for as long as there are two.
+    Clients,
+    /// Whoever the server has forgotten, until its lease is over, and whoever comes next.
+    All,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -257,7 +270,7 @@ impl What {
                 let permits: serde_json::Map<_, _> = permits
                     .map(|(name, many)| (name.to_string(), json!(many)))
                     .collect();
-                let value = json!({
+                let mut value = json!({
                     "seed": setup.seed,
                     "lease_ms": to_ms(setup.lease),
                     "response_timeout_ms": to_ms(setup.response_timeout),
@@ -267,6 +280,9 @@ impl What {
                     "deployment": setup.deployment,
                     "durable": setup.is_durable,
                 });
+                if let Some(recovery) = setup.recovery {
+                    value["recovery_ms"] = json!(to_ms(recovery));
+                }
                 ("setup", value)
             }
             Self::Acquire {
@@ -331,7 +347,11 @@ impl What {
                     value["name"] = json!(&**name);
                 }
                 if let Some(divides) = edge.divides {
-                    value["divides"] = json!(divides);
+                    value["divides"] = match divides {
+                        Divides::Nobody => json!(false),
+                        Divides::Clients => json!("clients"),
+                        Divides::All => json!(true),
+                    };
                 }
                 (&edge.fault, value)
             }
@@ -507,7 +527,12 @@ impl Reader {
                     is_end: edge == "end",
                     client: value["client"].as_i64(),
                     name: self.optional(value, "name"),
-                    divides: value["divides"].as_bool(),
+                    divides: match &value["divides"] {
+                        Value::Bool(true) => Some(Divides::All),
+                        Value::Bool(false) => Some(Divides::Nobody),
+                        Value::String(whom) if whom == "clients" => Some(Divides::Clients),
+                        _ => None,
+                    },
                 }),
                 Some(other) => return Err(format!("{fault} until {other}")),
             },
@@ -523,6 +548,7 @@ impl Reader {
             response_timeout: span_of(value, "response_timeout_ms", default.response_timeout),
             waiter_lease: span_of(value, "waiter_lease_ms", default.waiter_lease),
             slack: span_of(value, "slack_ms", default.slack),
+            recovery: number(value, "recovery_ms").map(millis),
             permits: permits
                 .filter_map(|(name, many)| Some((self.text(name), many.as_u64()?)))
                 .collect(),

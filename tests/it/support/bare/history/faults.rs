@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use super::event::{Edge, Nanos, Setup};
+use super::event::{Divides, Edge, Nanos, Setup};
 
 /// Something was broken from `begin` to `end`.
 #[derive(Clone, Debug)]
@@ -16,8 +16,8 @@ pub(crate) struct Fault {
     pub(crate) client: Option<i64>,
     /// The only lock that it concerns.
     pub(crate) lock: Option<Arc<str>>,
-    /// Two may have hold of the same thing for a while, since a server has forgotten one of them, or there were two servers.
-    pub(crate) divides: bool,
+    /// Who may have the same at the same time.
+    pub(crate) divides: Divides,
 }
 
 impl Fault {
@@ -38,14 +38,14 @@ impl Fault {
 }
 
 /// Whether two may have the same when that has happened, unless the log says otherwise.
-fn divides(fault: &str, setup: &Setup) -> bool {
-    // The masters of a RedLock forget one at a time.
-    setup.deployment != "five masters"
-        && match fault {
-            "lose-data" | "sentinel-failover" | "cluster-failover" => true,
-            "kill-server" => !setup.is_durable,
-            _ => false,
-        }
+fn divides(fault: &str, setup: &Setup) -> Divides {
+    match fault {
+        // Of the masters of a RedLock, a minority at a time.
+        _ if setup.deployment == "five masters" => Divides::Nobody,
+        "lose-data" | "sentinel-failover" | "cluster-failover" => Divides::All,
+        "kill-server" if !setup.is_durable => Divides::All,
+        _ => Divides::Nobody,
+    }
 }
 
 /// Spans in which a thread could not run: sorted, and apart from each other.
@@ -198,7 +198,16 @@ impl Faults {
     pub(crate) fn dividing<'a>(&'a self, lock: &'a str) -> impl Iterator<Item = &'a Fault> {
         let all = self.all.iter();
         all.filter(move |fault| {
-            fault.divides && fault.lock.as_ref().is_none_or(|only| &**only == lock)
+            fault.divides != Divides::Nobody
+                && fault.lock.as_ref().is_none_or(|only| &**only == lock)
+        })
+    }
+
+    /// Whether there were two servers at that moment, and different clients may have asked different ones.
+    pub(crate) fn divide_clients(&self, lock: &str, at: Nanos) -> bool {
+        let mut dividing = self.dividing(lock);
+        dividing.any(|fault| {
+            fault.divides == Divides::Clients && (fault.begin..=fault.end).contains(&at)
         })
     }
 }

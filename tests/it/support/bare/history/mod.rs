@@ -13,7 +13,7 @@ mod timing;
 mod turns;
 
 pub(crate) use event::{
-    Edge, Event, Mode, NEMESIS, Nanos, Phase, Setup, Wanted, What, millis, nanos, read,
+    Divides, Edge, Event, Mode, NEMESIS, Nanos, Phase, Setup, Wanted, What, millis, nanos, read,
 };
 pub(crate) use report::Report;
 

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use super::event::{Mode, Nanos};
+use super::event::{Divides, Mode, Nanos};
 use super::turns::{Held, Record, seconds};
 use super::{Rule, Violation};
 
@@ -68,7 +68,9 @@ fn exclusion(record: &Record, name: &str, holds: &[Held<'_>], wrong: &mut Vec<Vi
             // A thread that had to wait for a processor may note a grant late.
             let may_be_first = later.turn.asked.time < earlier.hold.from;
             let is_excused = may_be_over(record, name, earlier, from)
-                || may_be_first && may_be_over(record, name, later, from);
+                || may_be_first && may_be_over(record, name, later, from)
+                || earlier.turn.client() != later.turn.client()
+                    && record.faults.divide_clients(name, from);
             if !is_excused {
                 let lines = [earlier.turn.lines(), later.turn.lines()].concat();
                 wrong.push(Violation {
@@ -174,11 +176,21 @@ fn numbers(record: &Record, name: &str, holds: &[Held<'_>], wrong: &mut Vec<Viol
         };
         disturbed.push((turn.asked.time, record.notices(turn.client(), until)));
     }
-    let dividing = record.faults.dividing(name);
-    disturbed.extend(dividing.map(|fault| {
-        let lease_ends = fault.end.saturating_add(record.setup.lease);
-        (fault.begin, lease_ends.saturating_add(record.setup.slack))
-    }));
+    for fault in record.faults.dividing(name) {
+        if fault.divides == Divides::All {
+            let lease_ends = fault.end.saturating_add(record.setup.lease);
+            disturbed.push((fault.begin, lease_ends.saturating_add(record.setup.slack)));
+        }
+    }
+    // Those who had it together since they asked different servers.
+    let mut latest = 0;
+    for held in holds {
+        let (from, until) = (held.hold.from, held.hold.until);
+        if from < latest && record.faults.divide_clients(name, from) {
+            disturbed.push((from, until.max(latest)));
+        }
+        latest = until.max(latest);
+    }
     disturbed.sort_unstable();
     // The latest end of those that begin no later.
     let mut latest = 0;

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::sync::Arc;
 
-use super::event::{Edge, Event, NEMESIS, Nanos, Phase, Setup, Wanted, What};
+use super::event::{Divides, Edge, Event, NEMESIS, Nanos, Phase, Setup, Wanted, What};
 use super::faults::{Fault, Faults};
 use super::{Rule, Violation};
 
@@ -383,7 +383,7 @@ impl Record {
                         is_end,
                         client: None,
                         name: Some(Arc::clone(&name)),
-                        divides: Some(true),
+                        divides: Some(Divides::All),
                     };
                     edges.extend([(begin, edge(false)), (event.time, edge(true))]);
                     true
@@ -519,7 +519,8 @@ impl Record {
     /// How long a fault has consequences after its end: what nobody releases any more lives for a lease, and whoever asks
     /// anew waits for a response timeout.
     pub(crate) fn recovery(&self) -> Nanos {
-        self.setup.lease + self.setup.response_timeout + self.setup.slack
+        let usual = self.setup.lease + self.setup.response_timeout + self.setup.slack;
+        self.setup.recovery.unwrap_or(usual)
     }
 
     /// By when a thread of that worker has to have noticed what happened at `from`.
@@ -536,7 +537,10 @@ impl Record {
     ) -> impl Iterator<Item = &'a Fault> {
         let granted = from.saturating_sub(self.setup.slack);
         let dividing = self.faults.dividing(lock);
-        dividing.filter(move |fault| granted <= fault.end && until >= fault.begin)
+        let forgets = |fault: &&Fault| fault.divides == Divides::All;
+        dividing
+            .filter(forgets)
+            .filter(move |fault| granted <= fault.end && until >= fault.begin)
     }
 }
 
