@@ -606,17 +606,15 @@ fn a_lock_that_is_free_although_wanted_is_found() {
         &[],
     );
     // A fault explains a lease, a response timeout and the slack, and no more.
-    let cut = [fault("proxy-cut", [10, 30])];
     let before = has(1001, "mutex", [0, 10, 20]);
-    is_fine(
-        &[before.clone(), has(2001, "mutex", [15, 1_730, 1_740])],
-        &cut,
-    );
-    breaks(
-        Rule::Idle,
-        &[before, has(2001, "mutex", [15, 1_731, 1_740])],
-        &cut,
-    );
+    let after = |at: u64| [before.clone(), has(2001, "mutex", [15, at, at + 10])];
+    let stop = [fault("stop-server", [10, 30])];
+    is_fine(&after(1_730), &stop);
+    breaks(Rule::Idle, &after(1_731), &stop);
+    // If everybody can return what nobody wants, there is no lease to wait for.
+    let cut = [fault("proxy-cut", [10, 30])];
+    is_fine(&after(830), &cut);
+    breaks(Rule::Idle, &after(831), &cut);
 }
 
 #[test]

@@ -31,6 +31,14 @@ impl Fault {
         matches!(&*self.name, "kill-worker" | "stop-worker")
     }
 
+    /// Whether all that is known stays known, and everybody can return what nobody wants as soon as it is over.
+    pub(crate) fn lets_everybody_live(&self) -> bool {
+        matches!(
+            &*self.name,
+            "proxy-cut" | "proxy-delay" | "proxy-swallow" | "client-kill" | "script-flush"
+        )
+    }
+
     /// Whether the servers are away.
     pub(crate) fn is_an_outage(&self) -> bool {
         matches!(&*self.name, "kill-server" | "stop-server")

@@ -322,7 +322,8 @@ fn idle(record: &Record, name: &Arc<str>, turns: &[&Turn], wrong: &mut Vec<Viola
 /// Until when a lock may be free although wanted, if it is free from then on.
 ///
 /// Without a fault a message wakes the next one at once. With one the lock may be held until a lease is over by somebody
-/// who does not know, or who was killed; and in the queue of a fair lock each one that has died may be waited for.
+/// who does not know, or who was killed, if that can follow from the fault; and in the queue of a fair lock each one that has
+/// died may be waited for.
 fn allowed(record: &Record, name: &Arc<str>, turns: &[&Turn], from: Nanos) -> Nanos {
     let slack = record.setup.slack;
     let mut until = record.faults.extend(NEMESIS, from, slack);
@@ -338,7 +339,7 @@ fn allowed(record: &Record, name: &Arc<str>, turns: &[&Turn], from: Nanos) -> Na
         } else {
             fault.end
         };
-        let explained = end.saturating_add(record.recovery());
+        let explained = end.saturating_add(record.recovery_of(fault));
         let queue = dead_in_queue(record, turns, fault.begin, end);
         let explained = explained.saturating_add(queue * record.setup.waiter_lease);
         if explained >= from {

@@ -523,6 +523,16 @@ impl Record {
         self.setup.recovery.unwrap_or(usual)
     }
 
+    /// The same for a lock that nobody has: where everybody lives, nobody waits for the end of a lease.
+    pub(crate) fn recovery_of(&self, fault: &Fault) -> Nanos {
+        if fault.lets_everybody_live() {
+            let usual = self.setup.response_timeout + 2 * self.setup.slack;
+            usual.min(self.recovery())
+        } else {
+            self.recovery()
+        }
+    }
+
     /// By when a thread of that worker has to have noticed what happened at `from`.
     pub(crate) fn notices(&self, client: i64, from: Nanos) -> Nanos {
         self.faults.extend(client, from, self.setup.slack)
