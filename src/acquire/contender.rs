@@ -233,6 +233,9 @@ impl<'a> Contender<'a> {
             session.error("acquiring the lock", unexpected)
         })?;
         let waiter_lease = session.waiter_lease;
+        if yielded && seen.is_some_and(|seen| seen.writers > Some(0)) {
+            lock.look_for_passers(&self.entry);
+        }
         self.way
             .is_answered(&self.entry, acquired, seen, yielded, waiter_lease);
         match (acquired, asked) {

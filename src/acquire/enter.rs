@@ -10,7 +10,7 @@
 
 use std::cell::OnceCell;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::acquire::contender::Contender;
 use crate::acquire::guard::GuardInner;
@@ -27,6 +27,10 @@ use crate::net::call::Call;
 use crate::protocol::owner;
 use crate::protocol::script::Renewed;
 use crate::time::Deadline;
+
+/// How long a reader waits behind a writer before it looks who reads meanwhile, and how often it looks then.
+const LOOK_AFTER: Duration = Duration::from_millis(50);
+const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
 /// What a thread has got without asking Redis.
 pub(crate) enum Pending<'a> {
@@ -100,9 +104,14 @@ impl LockSpec {
                 WaitMode::Until(_) => Some(&queue),
             };
             let mut state = entry.lock();
+            let prefer = if self.mode == Mode::Shared && state.passes_writers(now) {
+                Prefer::AllReaders
+            } else {
+                self.prefer
+            };
             let entered = state
                 .lock
-                .enter(thread, self.mode, lease, now, may_queue, self.prefer);
+                .enter(thread, self.mode, lease, now, may_queue, prefer);
             match entered {
                 Entered::Busy => return Ok(Pending::Busy),
                 Entered::Deadlock(hold) => {
@@ -140,6 +149,19 @@ impl LockSpec {
                     let (Some(waiter), WaitMode::Until(deadline)) = (waiter.get(), wait) else {
                         return Ok(Pending::Busy);
                     };
+                    self.watch(waiter);
+                    if self.waits_for_writers(&entry) {
+                        self.wait_behind_writers(&entry, waiter, deadline);
+                        let mut state = entry.lock();
+                        if state.passes_writers(Instant::now())
+                            && let Some(next) = state.lock.withdraw(ticket, Instant::now())
+                        {
+                            state.notify(&next);
+                            drop(state);
+                            wake(next);
+                            continue;
+                        }
+                    }
                     match self.wait_in_queue(&entry, ticket, waiter, deadline)? {
                         None => return Ok(Pending::TooLate),
                         Some(Wakeup::Granted(hold)) => {
@@ -262,6 +284,62 @@ impl LockSpec {
         Ok(Reentered::Lost)
     }
 
+    /// From now on the handle's token wakes it.
+    pub(crate) fn watch(&self, waiter: &Arc<Waiter>) {
+        if let Some(token) = &self.cancel {
+            token.watch(waiter);
+        }
+    }
+
+    /// Whether it is a reader that lets writers go first.
+    fn waits_for_writers(&self, entry: &Entry) -> bool {
+        self.mode == Mode::Shared
+            && self.prefer == Prefer::Writers
+            && entry.protocol.writers().is_some()
+    }
+
+    /// Parks a reader in the queue, and looks from time to time whether readers of other clients pass the writer that it
+    /// waits for. Returns when they do, or it has to find out why else it was woken.
+    fn wait_behind_writers(&self, entry: &Entry, waiter: &Arc<Waiter>, deadline: Deadline) {
+        let wait = WaitMode::Until(deadline);
+        let deadlocked = self.has_it_otherwise(&*entry.protocol);
+        let stop = || deadlocked || self.must_stop(wait);
+        let mut pause = LOOK_AFTER;
+        loop {
+            let until = Instant::now() + pause;
+            if waiter.wait_for_wakeup(deadline.or(until).min(until), &stop)
+                || stop()
+                || deadline.has_passed(Instant::now())
+            {
+                return;
+            }
+            pause = LOOK_AGAIN;
+            let writer_asks = entry.lock().lock.writer_asks();
+            if writer_asks {
+                self.look_for_passers(entry);
+            }
+            if entry.lock().passes_writers(Instant::now()) {
+                return;
+            }
+        }
+    }
+
+    /// See [`WriterPreference::look`](crate::local::preference::WriterPreference::look).
+    pub(crate) fn look_for_passers(&self, entry: &Entry) {
+        let session = self.session();
+        let mut look = None;
+        let sent = entry.lock().look_for_passers(Instant::now(), || {
+            let call = Call::question(entry.protocol.look_for_readers_request()?);
+            session.connection.submit(&call)?;
+            look = Some(Arc::clone(&call));
+            Some(call)
+        });
+        if let (true, Some(call)) = (sent, look) {
+            session.connection.flush_to(&call);
+            session.watchdog.housekeep_soon();
+        }
+    }
+
     pub(crate) fn wait_in_queue(
         &self,
         entry: &Entry,
@@ -270,9 +348,6 @@ impl LockSpec {
         deadline: Deadline,
     ) -> Result<Option<Wakeup>> {
         let wait = WaitMode::Until(deadline);
-        if let Some(token) = &self.cancel {
-            token.watch(waiter);
-        }
         let deadlocked = self.has_it_otherwise(&*entry.protocol);
         let stop = || deadlocked || self.must_stop(wait);
         if let Some(wakeup) = waiter.wait_in_queue(deadline, &stop) {

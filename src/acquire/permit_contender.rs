@@ -50,6 +50,7 @@ impl<'a> PermitContender<'a> {
         let was_queued = match entered {
             Entered::Contend { .. } => false,
             Entered::Queued(ticket) => {
+                spec.watch(&waiter);
                 match spec.wait_in_queue(&entry, ticket, &waiter, deadline)? {
                     Some(Wakeup::Contend(_)) => true,
                     Some(Wakeup::Failed(error)) => return Err(error()),

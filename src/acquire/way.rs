@@ -85,10 +85,10 @@ impl Way {
         matches!(self, Self::Reader(reader) if reader.yields())
     }
 
-    /// See [`Reader::no_shows`].
+    /// See [`Reader::ignored_writers`].
     pub(crate) fn ignored_writers(&self, entry: &Entry) -> Option<u64> {
         match self {
-            Self::Reader(reader) => reader.no_shows(entry),
+            Self::Reader(reader) => reader.ignored_writers(entry),
             _ => None,
         }
     }

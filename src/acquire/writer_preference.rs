@@ -28,7 +28,7 @@ impl Reader {
             until: kept_out_since + waiter_lease,
             left: match prefer {
                 Prefer::Writers => MAX_YIELDS,
-                Prefer::Readers => 0,
+                Prefer::Readers | Prefer::AllReaders => 0,
             },
             was_refused: false,
         }
@@ -39,8 +39,11 @@ impl Reader {
     }
 
     /// If it yields: how many of the waiting writers to ignore.
-    pub(crate) fn no_shows(&self, entry: &Entry) -> Option<u64> {
-        self.yields().then(|| entry.lock().no_shows(Instant::now()))
+    pub(crate) fn ignored_writers(&self, entry: &Entry) -> Option<u64> {
+        if !self.yields() {
+            return None;
+        }
+        entry.lock().ignored_writers(Instant::now())
     }
 
     /// Redis has answered a request; `yielded` says whether that let writers go first.

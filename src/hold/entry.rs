@@ -7,7 +7,7 @@ use redis::Value;
 
 use crate::error::Result;
 use crate::local::lock::{Holding, LocalLock, Mode, Start, Wakeups};
-use crate::local::preference::{Follows, Found, WriterPreference};
+use crate::local::preference::{Follows, Found, Reading, WriterPreference};
 use crate::local::queued_thread::{FORGET, QueuedThread, YieldAfter};
 use crate::local::registry::{self, Key, State, Sweep};
 use crate::local::semaphore::LocalSemaphore;
@@ -229,10 +229,29 @@ impl<H: Holding> EntryState<H> {
         }
     }
 
-    /// See [`WriterPreference::no_shows`].
-    pub(crate) fn no_shows(&self, now: Instant) -> u64 {
+    /// How many waiting writers a reader that yields ignores; `None` if it ignores all of them for now.
+    pub(crate) fn ignored_writers(&self, now: Instant) -> Option<u64> {
+        match self.preference() {
+            Some(preference) if preference.passes(now) => None,
+            Some(preference) => Some(preference.no_shows(now)),
+            None => Some(0),
+        }
+    }
+
+    /// See [`WriterPreference::passes`].
+    pub(crate) fn passes_writers(&self, now: Instant) -> bool {
         self.preference()
-            .map_or(0, |preference| preference.no_shows(now))
+            .is_some_and(|preference| preference.passes(now))
+    }
+
+    /// See [`WriterPreference::look`]. `submit` only queues the look; `true` if it has to be flushed.
+    pub(crate) fn look_for_passers(
+        &mut self,
+        now: Instant,
+        submit: impl FnOnce() -> Option<Arc<Call>>,
+    ) -> bool {
+        let preference = self.extras().preference.get_or_insert_default();
+        preference.look(now, |call| readers_found(call), submit)
     }
 
     /// See [`WriterPreference::count_writers`].
@@ -294,6 +313,31 @@ fn writers_found(probe: &Call) -> Found {
         Err(_) => None,
     };
     writers.map_or(Found::Failed, Found::Writers)
+}
+
+/// Who reads, by the fields that `HSCAN` has found.
+fn readers_found(look: &Call) -> Reading {
+    let Some(outcome) = look.outcome() else {
+        return Reading::NothingYet;
+    };
+    let Ok(reply) = outcome else {
+        return Reading::Unknown;
+    };
+    match redis::from_redis_value::<(String, Vec<(String, String)>)>(reply.value) {
+        Ok((cursor, fields)) if cursor == "0" => {
+            let is_mode = |(field, _): &&(String, String)| field == "mode";
+            if fields
+                .iter()
+                .find(is_mode)
+                .is_some_and(|(_, mode)| mode != "read")
+            {
+                return Reading::Unknown;
+            }
+            let readers = fields.into_iter().map(|(field, _)| field);
+            Reading::These(readers.filter(|field| field != "mode").collect())
+        }
+        _ => Reading::Unknown,
+    }
 }
 
 /// Wakes the threads for which a wakeup was stored. Call it with no mutex held.

@@ -258,7 +258,8 @@ impl<W, H: Holding, R> LocalLock<W, H, R> {
     }
 
     /// A thread wants the lock; `queue` makes its waiter if it is willing to wait. If it prefers writers, it does not ask
-    /// beside a reader that asks already: that one may be yielding to a writer of another process.
+    /// beside a reader that asks already: that one may be yielding to a writer of another process. If it prefers all readers,
+    /// it does not wait for writers of this process that only ask or wait.
     pub(crate) fn enter(
         &mut self,
         thread: u64,
@@ -282,10 +283,10 @@ impl<W, H: Holding, R> LocalLock<W, H, R> {
             Mode::Exclusive => self.is_free(),
             Mode::Shared => {
                 let writes = |waiting: &Waiting<W>| waiting.mode == Mode::Exclusive;
-                let beside = queue.is_none() || prefer == Prefer::Readers;
+                let beside = queue.is_none() || prefer != Prefer::Writers;
+                let passes = prefer == Prefer::AllReaders;
                 let admitted = self.exclusive.is_none()
-                    && self.asking_exclusive == 0
-                    && !self.queue().any(writes)
+                    && (passes || self.asking_exclusive == 0 && !self.queue().any(writes))
                     && (beside || self.first_in_queue().is_none());
                 if admitted && let Some(group) = self.joinable(lease, now) {
                     group.threads.push((thread, 1));
@@ -632,6 +633,11 @@ impl<W, H: Holding, R> LocalLock<W, H, R> {
     /// The waiters of all queued threads.
     pub(crate) fn waiters(&self) -> impl Iterator<Item = &W> {
         self.queue().map(|waiting| &waiting.waiter)
+    }
+
+    /// Whether a thread asks Redis for an exclusive hold.
+    pub(crate) fn writer_asks(&self) -> bool {
+        self.asking_exclusive > 0
     }
 
     /// Whether no thread holds it or asks for it, and so none waits.

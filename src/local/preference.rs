@@ -4,7 +4,21 @@
 //! keep everybody out. A waiting writer subscribes to a channel, its *intent*, and Redis counts the subscribers when a
 //! reader asks. Readers that join a hold of their process do not ask Redis, so a *probe* counts the subscribers for them
 //! now and then. Writers for which readers have waited long enough in vain (*no-shows*) are ignored for a while.
+//!
+//! Readers of Redisson do not look for writers. Where they come and go all the time, writers wait for ever, and readers that
+//! let them go first would too. So those that wait look who reads, and if clients like that do (*passers*), the readers of
+//! this process pass all writers as well, for a while:
+//!
+//! ```text
+//!                  a field of the hash was there, was not, and is there again, twice
+//!   YIELDING ───────────────────────────────────────────────────────────────────────► PASSING
+//!       ▲                                    PASS_FOR                                    │
+//!       └────────────────────────────────────────────────────────────────────────────────┘
+//! ```
+//!
+//! A field stands for a thread of Redisson, but for one hold of this crate, which has a new one each time.
 
+use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 /// The shortest time between two probes.
@@ -18,11 +32,29 @@ const PROBE_AGAIN: Duration = Duration::from_secs(1);
 /// How long no-shows are ignored, as a multiple of the time that readers waited for them.
 const PASSED_OVER: u32 = 6;
 
+/// The shortest time between two looks at who reads.
+const LOOK_EVERY: Duration = Duration::from_millis(40);
+
+/// What was seen longer ago is no longer compared: somebody may have written meanwhile.
+const LOOKS_LAST: Duration = Duration::from_secs(1);
+
+/// How often a reader has to have come again until clients are known to pass waiting writers.
+const RETURNS: usize = 2;
+
+/// How many readers are remembered that have gone.
+const GONE: usize = 128;
+
+/// For how long readers then pass writers too.
+const PASS_FOR: Duration = Duration::from_secs(2);
+
 /// Who goes first when a reader comes while writers wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Prefer {
     Writers,
+    /// Readers, but for writers that wait in their own process.
     Readers,
+    /// Readers, past writers of their own process as well.
+    AllReaders,
 }
 
 /// What is remembered of the writers of one lock. `P` is a probe on its way.
@@ -34,6 +66,56 @@ pub(crate) struct WriterPreference<P> {
     kept_out: Option<KeptOut>,
     /// Writers of other processes that were let go first, and did not come.
     no_shows: Option<NoShows>,
+    /// What readers that wait for writers see of those that read.
+    looks: Option<Looks<P>>,
+    /// Until then readers of this process pass all writers.
+    passes_until: Option<Instant>,
+}
+
+/// Who reads, as far as those have seen it who wait for writers.
+#[derive(Debug)]
+struct Looks<P> {
+    last: Instant,
+    /// A look on its way.
+    look: Option<P>,
+    present: Vec<String>,
+    gone: VecDeque<String>,
+    returned: usize,
+}
+
+impl<P> Looks<P> {
+    fn new(now: Instant) -> Self {
+        Self {
+            last: now,
+            look: None,
+            present: Vec::new(),
+            gone: VecDeque::new(),
+            returned: 0,
+        }
+    }
+
+    /// These read now; `true` once enough of them have come again.
+    fn saw(&mut self, readers: Vec<String>) -> bool {
+        let returned = readers.iter().filter(|its| self.gone.contains(its));
+        self.returned += returned.count();
+        self.gone.retain(|its| !readers.contains(its));
+        let before = std::mem::take(&mut self.present);
+        let gone = before.into_iter().filter(|its| !readers.contains(its));
+        self.gone.extend(gone);
+        let surplus = self.gone.len().saturating_sub(GONE);
+        self.gone.drain(..surplus);
+        self.present = readers;
+        self.returned >= RETURNS
+    }
+}
+
+/// What a look at the readers has found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Reading {
+    NothingYet,
+    /// Nothing that says who came and who went: there are too many, or somebody writes.
+    Unknown,
+    These(Vec<String>),
 }
 
 #[derive(Debug)]
@@ -79,11 +161,63 @@ impl<P> Default for WriterPreference<P> {
             probe: None,
             kept_out: None,
             no_shows: None,
+            looks: None,
+            passes_until: None,
         }
     }
 }
 
 impl<P> WriterPreference<P> {
+    /// Whether readers of this process pass all writers now.
+    pub(crate) fn passes(&self, now: Instant) -> bool {
+        self.passes_until.is_some_and(|until| now < until)
+    }
+
+    /// A reader waits for writers: reads what the last look at the readers has `found`, and sends another from time to time.
+    /// Returns whether one was sent.
+    ///
+    /// Nobody waits for the reply: the next look sees it.
+    pub(crate) fn look(
+        &mut self,
+        now: Instant,
+        found: impl FnOnce(&P) -> Reading,
+        send: impl FnOnce() -> Option<P>,
+    ) -> bool {
+        let recent = self
+            .looks
+            .take()
+            .filter(|looks| now.saturating_duration_since(looks.last) < LOOKS_LAST);
+        let is_new = recent.is_none();
+        let mut looks = recent.unwrap_or_else(|| Looks::new(now));
+        match looks.look.as_ref().map(found) {
+            None => {}
+            Some(Reading::NothingYet) => {
+                self.looks = Some(looks);
+                return false;
+            }
+            Some(Reading::Unknown) => {
+                looks = Looks {
+                    last: looks.last,
+                    ..Looks::new(now)
+                };
+            }
+            Some(Reading::These(readers)) => {
+                looks.look = None;
+                if looks.saw(readers) {
+                    self.passes_until = Some(now + PASS_FOR);
+                    return false;
+                }
+            }
+        }
+        let sends = is_new || now.saturating_duration_since(looks.last) >= LOOK_EVERY;
+        if sends {
+            (looks.last, looks.look) = (now, send());
+        }
+        let sent = sends && looks.look.is_some();
+        self.looks = Some(looks);
+        sent
+    }
+
     /// Since when readers of this process have been refused. A reader that tries again and again counts as one that waits,
     /// so that it yields to writers for no longer.
     pub(crate) fn kept_out_since(&self, now: Instant) -> Instant {
@@ -141,7 +275,9 @@ impl<P> WriterPreference<P> {
     /// Whether dropping it would forget nothing.
     pub(crate) fn is_idle(&self, now: Instant) -> bool {
         let kept_out = self.kept_out.as_ref();
-        kept_out.is_none_or(|kept_out| now >= kept_out.forgotten_at) && self.no_shows(now) == 0
+        kept_out.is_none_or(|kept_out| now >= kept_out.forgotten_at)
+            && self.no_shows(now) == 0
+            && !self.passes(now)
     }
 
     /// A reader joins a hold of this process: reads what the last probe has `found`, and sends another from time to time.
@@ -153,6 +289,9 @@ impl<P> WriterPreference<P> {
         found: impl FnOnce(&P) -> Found,
         send: impl FnOnce() -> Option<P>,
     ) -> Follows {
+        if self.passes(now) {
+            return Follows::Join { sent: false };
+        }
         if let Some(Probe { since, probe }) = &self.probe {
             let age = now.saturating_duration_since(*since);
             let found = found(probe);
@@ -215,6 +354,90 @@ mod tests {
         assert_eq!(no_shows(Some(1), MAX_WAIT), 1);
         assert_eq!(no_shows(Some(1), MAX_WAIT - Duration::from_millis(1)), 0);
         assert_eq!(no_shows(None, MAX_WAIT), 0);
+    }
+
+    /// Looks again and again at these, one letter each, until readers pass; returns how many looks that took.
+    fn looks(
+        preference: &mut WriterPreference<&'static str>,
+        begin: Instant,
+        every: Duration,
+        looks: &[&'static str],
+    ) -> Option<usize> {
+        let mut now = begin;
+        for (count, look) in looks.iter().enumerate() {
+            let found = |readers: &&str| match *readers {
+                "?" => Reading::Unknown,
+                readers => Reading::These(readers.chars().map(String::from).collect()),
+            };
+            preference.look(now, found, || Some(look));
+            if preference.passes(now) {
+                return Some(count);
+            }
+            now += every;
+        }
+        None
+    }
+
+    #[test]
+    fn readers_pass_writers_once_others_have_come_again_twice() {
+        let begin = Instant::now();
+        let passes = |every, seen: &[&'static str]| {
+            looks(&mut WriterPreference::default(), begin, every, seen)
+        };
+        // What one look has found is known at the next.
+        let (every, end) = (LOOK_EVERY, "");
+        assert_eq!(passes(every, &["ab", "c", "ab", end]), Some(3));
+        assert_eq!(passes(every, &["a", "b", "a", "b", end]), Some(4));
+        assert_eq!(passes(every, &["a", "b", "a", end, end]), None);
+        // Readers that stay, and those of this crate, who never come again.
+        assert_eq!(
+            passes(every, &["ab", "ab", "b", "bc", "cd", "de", end]),
+            None
+        );
+        // Somebody may have written meanwhile.
+        assert_eq!(passes(every, &["ab", "c", "?", "ab", end]), None);
+        assert_eq!(passes(LOOKS_LAST, &["ab", "c", "ab", end]), None);
+        assert_eq!(
+            passes(LOOKS_LAST - LOOK_EVERY, &["ab", "c", "ab", end]),
+            Some(3)
+        );
+    }
+
+    #[test]
+    fn readers_pass_for_a_while_and_then_yield_again() {
+        let (mut preference, begin) = (WriterPreference::default(), Instant::now());
+        let every = LOOK_EVERY;
+        assert_eq!(
+            looks(&mut preference, begin, every, &["ab", "c", "ab", ""]),
+            Some(3)
+        );
+        let since = begin + 3 * every;
+        let joins = Follows::Join { sent: false };
+        assert_eq!(
+            preference.probe(since, |_| Found::Writers(9), || None),
+            joins
+        );
+        assert!(!preference.is_idle(since));
+        let until = since + PASS_FOR;
+        assert!(preference.passes(until - Duration::from_nanos(1)));
+        assert!(!preference.passes(until) && preference.is_idle(until));
+        // It takes as much again.
+        assert_eq!(
+            looks(&mut preference, until, every, &["c", "ab", "", ""]),
+            None
+        );
+    }
+
+    #[test]
+    fn looks_are_sent_now_and_then_and_one_at_a_time() {
+        let (mut preference, begin) = (WriterPreference::default(), Instant::now());
+        let mut look = |after, found| preference.look(begin + after, |()| found, || Some(()));
+        let none = || Reading::These(Vec::new());
+        assert!(look(Duration::ZERO, none()));
+        assert!(!look(LOOK_EVERY / 2, none()));
+        assert!(look(LOOK_EVERY, none()));
+        assert!(!look(2 * LOOK_EVERY, Reading::NothingYet));
+        assert!(look(3 * LOOK_EVERY, none()));
     }
 
     #[test]

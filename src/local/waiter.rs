@@ -98,6 +98,20 @@ impl<W> Waiter<W> {
         }
     }
 
+    /// Parks a queued thread until it has a wakeup, which it has yet to take, `stop`, or `until`; whether it has one.
+    pub(crate) fn wait_for_wakeup(&self, until: Instant, stop: &dyn Fn() -> bool) -> bool {
+        let mut state = self.state.lock();
+        loop {
+            if state.wakeup.is_some() {
+                return true;
+            }
+            if stop() || Instant::now() >= until {
+                return false;
+            }
+            self.changed.wait_until(&mut state, until);
+        }
+    }
+
     /// Parks a contender until its signals differ from `seen`, `stop`, or `until`.
     pub(crate) fn wait_for_signal(&self, seen: Signals, until: Instant, stop: &dyn Fn() -> bool) {
         let mut state = self.state.lock();

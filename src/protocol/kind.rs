@@ -250,6 +250,14 @@ impl dyn Protocol + '_ {
         let writers = self.writers()?;
         Some(Request::listeners("looking for writers", writers))
     }
+
+    /// Asks who reads, where readers let writers go first. Of many it finds only some.
+    pub(crate) fn look_for_readers_request(&self) -> Option<Request> {
+        const MANY: &str = "128";
+        self.writers()?;
+        let parts = ["HSCAN", self.key(), "0", "COUNT", MANY];
+        Some(Request::command("looking for readers", &parts))
+    }
 }
 
 pub(super) const ACQUIRING: &str = "acquiring the lock";

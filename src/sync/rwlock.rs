@@ -31,9 +31,11 @@ use crate::time::Deadline;
 /// Calls that do not wait, such as [`try_read`](Self::try_read), follow the same rules; the time counts from the first
 /// that was turned away.
 ///
-/// Not covered: a writer that is a Redisson client does not subscribe, and a reader that is one does not look. There a
-/// writer waits for as long as readers overlap, and so do the threads behind it in its own process.
-/// [`readers_first`](Self::readers_first) is Redisson's rule.
+/// Not covered: a writer that is a Redisson client does not subscribe, and a reader that is one does not look, so there a
+/// writer waits for as long as readers overlap. Readers do not wait for it then: one that has waited for some 50 ms looks
+/// who reads, and if threads of Redisson come again and again, the readers of its process pass all writers for 2 s, also
+/// those of their own process. A Redisson client that reads with a new thread each time is not recognized.
+/// [`readers_first`](Self::readers_first) is Redisson's rule, among processes.
 ///
 /// **Loss.** A read hold can be lost, and reports it, like any other. Each has a key of its own that lives as long as
 /// its lease, so a reader that died makes way for a writer when its own lease is over, whatever other readers renew. If

@@ -1014,6 +1014,44 @@ fn readers_that_cannot_join_have_holds_of_their_own() {
 }
 
 #[test]
+fn readers_that_pass_writers_do_not_wait_for_one_that_asks() {
+    let now = Instant::now();
+    let mut lock: TestLock = LocalLock::new(Order::Local, TENURE);
+    let pass = |lock: &mut TestLock, t: usize| {
+        let queue: Option<&dyn Fn() -> usize> = Some(&|| t);
+        described(lock.enter(
+            t as u64,
+            Mode::Shared,
+            RENEWED,
+            now,
+            queue,
+            Prefer::AllReaders,
+        ))
+    };
+    assert_eq!(come(&mut lock, 1, Mode::Exclusive, RENEWED, now), "Ask");
+    assert_eq!(come(&mut lock, 2, Mode::Shared, RENEWED, now), "Queued");
+    assert_eq!(come(&mut lock, 3, Mode::Exclusive, RENEWED, now), "Queued");
+    assert_eq!(pass(&mut lock, 4), "Ask");
+    assert_eq!(pass(&mut lock, 5), "Ask");
+    // The one that waits behind the writer does so still: it has to come again.
+    let wakeups = lock.granted(4, Mode::Shared, grant(1, now), RENEWED, now);
+    assert_eq!(woken(&wakeups), (vec![], None));
+    assert_eq!(pass(&mut lock, 6), "Joined 1");
+    let left = lock.leave(4, &grant(1, now), now, &|| 1);
+    assert!(matches!(left, Left::Shared), "{left:?}");
+    let wakeups = lock.withdraw_contender(Mode::Shared, now);
+    assert_eq!(woken(&wakeups), (vec![], None));
+    let left = lock.leave(6, &grant(1, now), now, &|| 2);
+    assert_eq!(released(&left), Some((vec![], None)));
+    // A writer that has the lock is waited for, and hands it over as ever.
+    let wakeups = lock.granted(1, Mode::Exclusive, grant(2, now), RENEWED, now);
+    assert_eq!(woken(&wakeups), (vec![], None));
+    assert_eq!(pass(&mut lock, 4), "Queued");
+    let left = lock.leave(1, &grant(2, now), now, &|| 3);
+    assert_eq!(released(&left), Some((vec![], Some(2))));
+}
+
+#[test]
 fn a_shared_hold_below_an_exclusive_one_outlives_it() {
     let now = Instant::now();
     let mut lock = LocalLock::new(Order::Local, TENURE);

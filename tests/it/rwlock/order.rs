@@ -12,7 +12,7 @@ use redlatch::{CancelToken, Client, Config, RwLock};
 use crate::support::rwlock::{Actor, hash, hold_key};
 use crate::support::{
     BY_MESSAGE, LONG, Mode, Part, Proxy, STRANGER, Server, Stops, Target, elsewhere, eventually,
-    given, loosely, ms, open, open_with_lease, say, timed, unique, within,
+    given, loosely, ms, open, open_with_lease, say, settings, timed, unique, within,
 };
 
 /// How many connections are subscribed to the channel of `name`, and to that of its waiting writers.
@@ -863,4 +863,63 @@ fn readers_behind_a_writer_that_gives_up_come_in_at_once() {
     }
     keeper.leaves();
     assert!(server.keys().is_empty());
+}
+
+/// Two threads of a Redisson client, one of which always reads: each comes when the other is to leave.
+fn redisson_reads(server: &Server, name: &str, stop: &AtomicBool) {
+    let mut con = server.connection();
+    let client = STRANGER.rsplit_once(':').unwrap().0;
+    let owners = [1, 2].map(|thread| format!("{client}:{thread}"));
+    for turn in 0.. {
+        let [comes, leaves] = [&owners[turn % 2], &owners[(turn + 1) % 2]];
+        let mut pipe = redis::pipe();
+        pipe.atomic()
+            .hset(name, "mode", "read")
+            .hset(name, comes, 1)
+            .pset_ex(hold_key(name, comes), 1, 30_000)
+            .pexpire(name, 30_000);
+        let () = pipe.query(&mut con).unwrap();
+        thread::sleep(ms(5));
+        let mut pipe = redis::pipe();
+        pipe.atomic().hdel(name, leaves).del(hold_key(name, leaves));
+        let () = pipe.query(&mut con).unwrap();
+        if stop.load(Ordering::SeqCst) {
+            let mut pipe = redis::pipe();
+            pipe.atomic().hdel(name, comes).del(hold_key(name, comes));
+            let () = pipe.query(&mut con).unwrap();
+            return;
+        }
+        thread::sleep(ms(5));
+    }
+}
+
+// Redisson's readers do not let writers go first, so where they never pause a writer waits. Our readers need not.
+timed!(readers_pass_a_writer_that_redissons_readers_pass);
+fn readers_pass_a_writer_that_redissons_readers_pass() {
+    let server = Server::start();
+    let name = unique("passed");
+    // With the default waiter lease of 10 s.
+    let [here, there] = [(); 2].map(|()| Client::open(settings(&server)).unwrap());
+    let stop = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let stops = Stops(&stop);
+        scope.spawn(|| redisson_reads(&server, &name, &stop));
+        eventually("they read", || server.exists(&name));
+        let writer = Actor::new(here.rwlock(&name));
+        let waiting = writer.begins(|desk| {
+            desk.write();
+        });
+        a_writer_waits(&server, &name);
+        for client in [&here, &there, &here, &there] {
+            let begun = Instant::now();
+            drop(client.rwlock(&name).read().unwrap());
+            let took = begun.elapsed();
+            assert!(took < loosely(ms(1_500)), "{took:?}");
+            assert!(waiting.try_recv().is_err(), "it writes beside readers");
+        }
+        drop(stops);
+        waiting.recv_timeout(loosely(LONG)).unwrap();
+        writer.leaves();
+    });
+    eventually("nothing is left", || server.keys().is_empty());
 }
