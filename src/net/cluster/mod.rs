@@ -131,7 +131,12 @@ impl Cluster {
             match self.map.refresh(until, &mut || true) {
                 Ok(()) if !self.map.is_doubted() => return Ok(()),
                 Ok(()) => {}
-                Err(unanswered) if unanswered.may_pass => why = unanswered.why,
+                Err(unanswered) if unanswered.may_pass => {
+                    // What was said before tells more than an attempt that was cut short at the end.
+                    if why.is_timeout() || !unanswered.why.is_timeout() {
+                        why = unanswered.why;
+                    }
+                }
                 Err(unanswered) => return Err(unanswered.why),
             }
             if Instant::now() >= until {
