@@ -467,6 +467,54 @@ impl fmt::Debug for Config {
 mod tests {
     use super::*;
 
+    use proptest::prelude::*;
+
+    use crate::net::strange;
+
+    fn span() -> impl Strategy<Value = Duration> {
+        prop_oneof![
+            (any::<u64>(), 0..1_000_000_000_u32)
+                .prop_map(|(secs, nanos)| Duration::new(secs, nanos)),
+            any::<u64>().prop_map(Duration::from_nanos),
+            (0..100_000_u64).prop_map(Duration::from_millis),
+            prop::sample::select(vec![Duration::ZERO, Duration::MAX, MIN_LEASE, MAX_LEASE]),
+        ]
+    }
+
+    proptest! {
+        #![proptest_config(strange::cases(512))]
+
+        #[test]
+        fn whatever_the_settings_are_they_are_accepted_or_one_of_them_is_named(
+            (lease, response, connect, tenure, waiter, reauth) in (span(), span(), span(), span(), span(), prop::option::of(span())),
+            prefix in any::<String>(),
+            label in prop_oneof!["[!-~]{0,70}", any::<String>()],
+            replicas in any::<u32>(),
+        ) {
+            const NAMES: [&str; 9] = [
+                "lease", "response_timeout", "connect_timeout", "tenure", "waiter_lease", "key_prefix", "label",
+                "reauth_after", "replica_ack",
+            ];
+            let mut config = Config::new("redis://127.0.0.1/")
+                .lease(lease)
+                .response_timeout(response)
+                .connect_timeout(connect)
+                .tenure(tenure)
+                .waiter_lease(waiter)
+                .key_prefix(prefix)
+                .label(label)
+                .replica_ack(ReplicaAck::AtLeast(replicas));
+            if let Some(age) = reauth {
+                config = config.credentials(|| Ok(("u".into(), "p".into()))).reauth_after(age);
+            }
+            match config.check() {
+                Ok(_) => prop_assert!((MIN_LEASE..=MAX_LEASE).contains(&lease)),
+                Err(Error::Config(what)) => prop_assert!(NAMES.iter().any(|name| what.starts_with(name)), "{what}"),
+                Err(other) => prop_assert!(false, "{other:?}"),
+            }
+        }
+    }
+
     #[test]
     fn every_bad_setting_is_named() {
         let ok = || Config::new("redis://127.0.0.1/");

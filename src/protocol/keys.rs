@@ -161,6 +161,53 @@ pub(crate) fn names(list: &str) -> Vec<&str> {
 mod tests {
     use super::*;
 
+    use proptest::prelude::*;
+
+    use crate::net::strange;
+
+    fn name() -> impl Strategy<Value = String> {
+        prop_oneof!["[ab{}:0-9]{0,8}", any::<String>()]
+    }
+
+    proptest! {
+        #![proptest_config(strange::cases(512))]
+
+        #[test]
+        fn whatever_a_name_is_its_keys_are_told_apart(prefix in name(), one in name(), other in name()) {
+            let [one, other]: [Arc<str>; 2] = [one.into(), other.into()];
+            let (Ok(key), Ok(others)) = (key(&prefix, &one), key(&prefix, &other)) else {
+                prop_assert!(one.is_empty() || other.is_empty());
+                return Ok(());
+            };
+            let of = |key: &str| {
+                [
+                    lock_channel(key), fair_queue(key), fair_timeouts(key), fenced_token(key), rw_channel(key),
+                    semaphore_channel(key), permit_timeouts(key), latch_channel(key), latch_round(key),
+                ]
+            };
+            let (all, all_others) = (of(&key), of(&others));
+            for (n, its) in all.iter().enumerate() {
+                prop_assert!(its.contains(&*key));
+                // Redisson's names for `a` are those for `{a}`.
+                let braced = |key: &str, other: &str| !key.contains('{') && other == format!("{{{key}}}");
+                let is_braced = braced(&key, &others) || braced(&others, &key);
+                prop_assert!(its != &all_others[n] || one == other || is_braced);
+                prop_assert!(!all[..n].contains(its));
+            }
+            if in_one_slot(&key).is_ok() {
+                let slot = slot_of(key.as_bytes());
+                prop_assert!(all[..7].iter().all(|its| slot_of(its.as_bytes()) == slot));
+            }
+        }
+
+        #[test]
+        fn whatever_names_there_are_a_list_has_them(all in prop::collection::vec(name(), 0..5), other in name()) {
+            let list = list(all.iter().map(String::as_str));
+            prop_assert_eq!(names(&list), all);
+            names(&other);
+        }
+    }
+
     #[test]
     fn a_list_is_taken_apart_as_it_was_put_together() {
         for odd in [

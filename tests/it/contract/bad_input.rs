@@ -591,6 +591,130 @@ fn impossible_settings_are_refused_before_anything_is_sent() {
     }
 }
 
+/// Spans at all edges of the numbers that they become.
+fn odd_spans() -> [Duration; 13] {
+    let most = i64::MAX.unsigned_abs();
+    [
+        Duration::ZERO,
+        Duration::from_nanos(1),
+        Duration::from_nanos(999_999),
+        ms(1),
+        ms(10),
+        ms(i32::MAX.unsigned_abs().into()),
+        ms(u32::MAX.into()),
+        MAX_LEASE,
+        Duration::from_nanos(u64::MAX),
+        Duration::from_micros(most),
+        ms(most),
+        ms(u64::MAX),
+        Duration::MAX,
+    ]
+}
+
+#[test]
+fn whatever_span_or_number_is_given_there_is_an_answer_or_an_error() {
+    let server = Server::start();
+    let (client, other) = (open(&server), open(&server));
+    let name = |kind: &str| unique(kind);
+    let held = name("held");
+    let (held, _guard) = (client.mutex(&held), other.mutex(&held).lock().unwrap());
+    for span in odd_spans() {
+        // What is free is got, however much time there is. A moment may be too short to ask.
+        let is_got = |got: redlatch::Result<bool>| got.unwrap() || span < LONG;
+        let fair = client.fair_lock(name("fair")).try_lock_for(span);
+        assert!(is_got(fair.map(|got| got.is_some())));
+        let spin = client.spin_lock(name("spin")).try_lock_for(span);
+        assert!(is_got(spin.map(|got| got.is_some())));
+        let multi = client.multi_lock([name("a"), name("b")]).try_lock_for(span);
+        assert!(is_got(multi.map(|got| got.is_some())));
+        let written = client.rwlock(name("rw")).try_write_for(span);
+        assert!(is_got(written.map(|got| got.is_some())));
+        assert!(is_got(client.latch(name("latch")).wait_for(span)));
+        let lease = client.reentrant_lock(name("lease")).lease(span);
+        let held_for = client.reentrant_lock(name("hold")).max_hold(span);
+        for verdict in [lease.try_lock().map(drop), held_for.try_lock().map(drop)] {
+            assert!(
+                matches!(verdict, Ok(()) | Err(Error::Config(_) | Error::Lost { .. })),
+                "{span:?}: {verdict:?}"
+            );
+        }
+        let slots = client.expirable_semaphore(name("slots"));
+        assert!(slots.try_set_permits(1).unwrap());
+        let permit = slots
+            .try_acquire_for(span)
+            .map(|got| got.map(|permit| permit.id().len()));
+        assert!(is_got(permit.map(|id| id == Some(32))));
+        eventually("the permit is back", || {
+            slots.available_permits().unwrap() == 1
+        });
+        let permit = slots.acquire().unwrap();
+        let verdict = permit.update_lease(span);
+        assert!(
+            matches!(verdict, Ok(()) | Err(Error::Config(_) | Error::Lost { .. })),
+            "{span:?}: {verdict:?}"
+        );
+        // What is taken is waited for, if there is an end to that.
+        let now = Instant::now();
+        if span < LONG {
+            assert!(held.try_lock_for(span).unwrap().is_none());
+        }
+        if let Some(before) = now.checked_sub(span) {
+            assert!(held.try_lock_until(before).unwrap().is_none());
+        }
+        if let Some(after) = now.checked_add(span) {
+            let until = client.mutex(name("until")).try_lock_until(after);
+            assert!(is_got(until.map(|got| got.is_some())));
+        }
+    }
+    let numbers = [
+        0,
+        1,
+        2,
+        1000,
+        1001,
+        i32::MAX.unsigned_abs(),
+        i32::MAX.unsigned_abs() + 1,
+        u32::MAX,
+    ];
+    for number in numbers {
+        let (permits, slots) = (
+            client.semaphore(name("permits")),
+            client.expirable_semaphore(name("slots")),
+        );
+        let n = i64::from(number);
+        let verdicts = [
+            permits.try_set_permits(number).map(drop),
+            permits.release(number),
+            permits.try_acquire_many(number).map(drop),
+            permits.add_permits(n),
+            permits.add_permits(-n),
+            permits.add_permits(i64::MAX - n),
+            permits.add_permits(i64::MIN + n),
+            permits.available_permits().map(drop),
+            permits.drain_permits().map(drop),
+            slots.try_set_permits(number).map(drop),
+            slots.set_permits(number),
+            slots.try_acquire_many(number.min(2)).map(drop),
+            slots.add_permits(n),
+            slots.add_permits(i64::MAX - n),
+            slots.add_permits(i64::MIN + n),
+            slots.permits().map(drop),
+            slots.acquired_permits().map(drop),
+            client
+                .latch(name("latch"))
+                .try_set_count(u64::MAX - u64::from(number))
+                .map(drop),
+        ];
+        for (at, verdict) in verdicts.into_iter().enumerate() {
+            let possible = matches!(
+                verdict,
+                Ok(()) | Err(Error::Config(_) | Error::Redis { .. } | Error::WrongType { .. })
+            );
+            assert!(possible, "{number}, {at}: {verdict:?}");
+        }
+    }
+}
+
 timed!(a_place_in_the_queue_lives_for_as_long_as_may_be);
 fn a_place_in_the_queue_lives_for_as_long_as_may_be() {
     let server = Server::start();
