@@ -40,6 +40,8 @@ pub(crate) mod multi;
 pub(crate) mod permit_contender;
 pub(crate) mod permits;
 pub(crate) mod quorum;
+#[cfg(test)]
+mod schedules;
 pub(crate) mod spec;
 pub(crate) mod wait_mode;
 pub(crate) mod way;
