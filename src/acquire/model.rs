@@ -175,7 +175,7 @@ struct Client {
     late: Few<Command>,
     /// What has to be released, and was not acknowledged.
     kept: Few<Number>,
-    /// The server has lost its hold.
+    /// The server has lost its hold, or its last renewal.
     forgotten: bool,
     /// How often others had the lock since it waits.
     overtaken: u8,
@@ -256,6 +256,8 @@ enum Variant {
     SignalsReadAfterReply,
     /// It parks once it has subscribed, and does not ask again when that is confirmed.
     NotAskedAfterSubscribing,
+    /// A subscription that is made again after its connection was lost wakes nobody.
+    SubscribedAgainQuietly,
     /// A hold has the number of its thread.
     NumberPerThread,
     /// A request that nobody waits for any more is not undone.
@@ -650,27 +652,31 @@ impl Plain {
 
     /// The server is another now, and all connections to it are lost.
     fn replaced(&self, state: &mut State, by: Key) {
-        state.key = by;
+        let before = std::mem::replace(&mut state.key, by);
         for c in 0..state.clients.len() {
             if !state.clients[c].is_down {
                 self.lose(state, c, Fate::Lost);
             }
             let client = &mut state.clients[c];
-            client.forgotten |= by.owner.is_none_or(|(its, _)| its != c);
+            // A replica may know the hold, and not its last renewal.
+            client.forgotten |= by != before;
             // What the old one has not executed it never will.
             client.late = Few::default();
             if client.subscription != Subscription::No {
-                Self::is_deaf(client);
+                self.is_deaf(client);
             }
         }
     }
 
     /// Its subscription was lost, and it subscribes anew.
-    fn is_deaf(client: &mut Client) {
+    fn is_deaf(&self, client: &mut Client) {
+        client.messages = 0;
+        if is(Variant::SubscribedAgainQuietly, self.scene) {
+            return;
+        }
         // It hears of that, and asks again.
         client.news |= client.subscription == Subscription::Confirmed;
         client.subscription = Subscription::Sent;
-        client.messages = 0;
     }
 
     fn tick(&self, state: &mut State) {
@@ -842,7 +848,7 @@ impl Plain {
         if left.deaf > 0 && client.subscription != Subscription::No {
             take(Step::LoseSubscription(c), &|state| {
                 state.left.deaf -= 1;
-                Self::is_deaf(&mut state.clients[c]);
+                self.is_deaf(&mut state.clients[c]);
             });
         }
     }
@@ -882,6 +888,7 @@ impl Plain {
                         }
                         if found {
                             state.key.ttl = LEASE;
+                            state.clients[c].forgotten = false;
                         }
                         let found = Some(found);
                         state.clients[c].renewal = Some(Renewal { found, ..renewal });
@@ -1279,6 +1286,7 @@ fn every_fault_of_the_protocol_is_found() {
         (Variant::NobodyReconnects, losses(1, 0, 0), REACHED),
         (Variant::SignalsReadAfterReply, WAITS, REACHED),
         (Variant::NotAskedAfterSubscribing, WAITS, REACHED),
+        (Variant::SubscribedAgainQuietly, losses(0, 0, 1), REACHED),
         (Variant::NumberPerThread, losses(1, 0, 0), KEPT),
         (Variant::NoUndo, losses(0, 1, 0), REACHED),
         (Variant::NoLastWords, losses(1, 0, 0), REACHED),
