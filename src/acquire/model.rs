@@ -1030,10 +1030,11 @@ impl Model for Plain {
     }
 
     fn goals(&self) -> Vec<&'static str> {
-        // What a torn connection carried can only end with its lease.
+        // What a torn connection carried can only end with its lease, and so can a hold whose release a replica lacks.
         let torn = self.scene.ticks && self.scene.left.losses > 0;
+        let lacks = self.scene.left.promotions > 0;
         let mut goals = vec![REACHED, REACHED];
-        goals.extend((!torn).then_some(UNDONE));
+        goals.extend((!torn && !lacks).then_some(UNDONE));
         goals
     }
 

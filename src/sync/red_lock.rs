@@ -93,7 +93,9 @@ impl RedLock {
     /// and goes by the uptime alone. It relies on the wall clock of the masters, which should not be set forward.
     ///
     /// Renewals are not affected: a holder takes its part again at once, and a hold handed over by another thread of
-    /// this process was asked for by that thread's handle. From 10 ms to 100 years; for anything else the methods that
+    /// this process was asked for by that thread's handle. That leaves one gap: if a master restarts while a client is
+    /// asking, which it has granted the lock, and the holder takes it, both count it until that client's round is over,
+    /// which matters if the holder's lease ends meanwhile on another master that it cannot reach. From 10 ms to 100 years; for anything else the methods that
     /// lock return [`Error::Config`](crate::Error::Config). Default: a master counts at once.
     ///
     /// ```no_run
