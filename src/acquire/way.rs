@@ -1,7 +1,7 @@
 //! The ways in which a thread waits for a lock, and all that differs between them.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use redis::Value;
 
@@ -31,9 +31,39 @@ pub(crate) enum Way {
     /// Notified, and yielding to writers.
     Reader(Reader),
     /// With pauses that grow.
-    Spin(BackOff),
+    Spin(Spin),
     /// With random pauses, for a majority of several servers.
     Quorum,
+}
+
+/// By how much a lease has to end later than the last time to be another one, or renewed: replies can be late.
+const LATER: Duration = Duration::from_millis(20);
+
+/// Pauses that grow for as long as the same holder keeps the lock.
+///
+/// They start again once somebody else has taken it: where each thread of a client asks for itself, as in Redisson, one of
+/// them soon has short pauses, and a process of which one thread asks would have the lock less and less often.
+pub(crate) struct Spin {
+    back_off: BackOff,
+    /// When the holder's lease ends.
+    ends_at: Option<Instant>,
+}
+
+impl Spin {
+    fn new() -> Self {
+        Self {
+            back_off: BackOff::new(),
+            ends_at: None,
+        }
+    }
+
+    /// Somebody has the lock until `ends_at`.
+    fn was_refused(&mut self, ends_at: Instant) {
+        let before = self.ends_at.replace(ends_at);
+        if before.is_some_and(|before| ends_at > before + LATER) {
+            self.back_off = BackOff::new();
+        }
+    }
 }
 
 impl Way {
@@ -43,7 +73,7 @@ impl Way {
         if lock.quorum.is_some() {
             Self::Quorum
         } else if !kind.is_notified {
-            Self::Spin(BackOff::new())
+            Self::Spin(Spin::new())
         } else if kind.order == Order::Server && wait.asks_again() {
             Self::Queued(Queued::new(session))
         } else if lock.mode == Mode::Shared {
@@ -141,6 +171,14 @@ impl Way {
             (Self::Queued(queued), _) if matches!(acquired, Acquired::Busy { .. }) => {
                 queued.is_answered(PlaceState::Kept);
             }
+            (Self::Spin(spin), _) => {
+                if let Acquired::Busy {
+                    left: Some(left), ..
+                } = acquired
+                {
+                    spin.was_refused(Instant::now() + left);
+                }
+            }
             _ => {}
         }
     }
@@ -204,8 +242,27 @@ impl Way {
             Self::Notified | Self::Writer(_) | Self::Reader(_) => time::jittered(cap),
             // Asking again keeps the place.
             Self::Queued(_) => time::jittered(cap.min(waiter_lease / 3)),
-            Self::Spin(back_off) => time::jittered(back_off.next()),
+            Self::Spin(spin) => time::jittered(spin.back_off.next()),
             Self::Quorum => quorum::pause(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_start_again_when_somebody_else_takes_the_lock() {
+        let (mut spin, end) = (Spin::new(), Instant::now() + Duration::from_secs(30));
+        let mut pauses = |ends_at: Instant| {
+            spin.was_refused(ends_at);
+            spin.back_off.next()
+        };
+        let first = pauses(end);
+        assert!(pauses(end) > first && pauses(end + LATER) > first);
+        let another = end + 2 * LATER + Duration::from_nanos(1);
+        assert_eq!(pauses(another), first);
+        assert!(pauses(another) > first);
     }
 }

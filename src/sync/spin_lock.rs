@@ -10,9 +10,10 @@ exclusive_lock! {
     ///
     /// **Waiting.** One thread of a process asks, with pauses in between: 1 ms, then each twice as long as the one
     /// before plus up to as many milliseconds as there have been pauses, at most 128 ms (Redisson's exponential
-    /// back-off). Each pause is shortened by up to a quarter at random, and ends early at the end of the holder's lease
-    /// and at the caller's deadline. The other threads of the process wait behind it, and the lock is handed over among
-    /// them within the tenure, like a [`ReentrantLock`](crate::ReentrantLock).
+    /// back-off), and from the beginning once another holder has taken it. Each pause is shortened by up to a quarter at
+    /// random, and ends early at the end of the holder's lease and at the caller's deadline. The other threads of the
+    /// process wait behind it, and the lock is handed over among them within the tenure, like a
+    /// [`ReentrantLock`](crate::ReentrantLock).
     ///
     /// **Order.** None among processes: whoever asks at the right moment gets it. A process that has had its tenure (5
     /// ms unless set) leaves the lock alone for a millisecond, even if nobody else wants it. That gives others a chance
