@@ -1,5 +1,6 @@
 //! Beside Redisson itself: Java and Rust on one lock.
 
+mod load;
 mod sides;
 mod together;
 mod waits;

@@ -3,11 +3,18 @@
 use std::any::Any;
 use std::env;
 use std::io::{self, Write};
+use std::time::Duration;
 
 use redlatch::{Client, RedLock};
 
-/// If this is set, the tests say what they have measured.
+/// How many seconds each load lasts. If this is set, the tests also say what they have measured.
 const SECONDS: &str = "INTEROP_SECONDS";
+
+/// How long a load lasts: `short` unless another time is wanted.
+pub(super) fn lasting(short: Duration) -> Duration {
+    let seconds = env::var(SECONDS).ok().and_then(|its| its.parse().ok());
+    seconds.map_or(short, Duration::from_secs_f64)
+}
 
 /// Says what was measured, if anybody wants to know.
 pub(super) fn measured(what: &str) {

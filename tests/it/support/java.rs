@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
+use std::time::{Duration, Instant};
 use std::{env, fmt, fs, thread};
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
@@ -193,6 +194,25 @@ impl Answer {
     /// Whether it is done, or has failed.
     pub(crate) fn is_done(&self) -> bool {
         !self.lines.is_empty()
+    }
+
+    /// All lines before the last, once it is done; `idle` is called while it says nothing.
+    #[track_caller]
+    pub(crate) fn lines(self, limit: Duration, idle: impl Fn()) -> Vec<String> {
+        let mut lines = Vec::new();
+        let until = Instant::now() + limit;
+        loop {
+            let Ok(line) = self.lines.recv_timeout(ms(200)) else {
+                assert!(Instant::now() < until, "Java goes on: `{}`", self.order);
+                idle();
+                continue;
+            };
+            match line.split(' ').next() {
+                Some("ok") => return lines,
+                Some("turn") => lines.push(line),
+                _ => panic!("`{}`: {line}", self.order),
+            }
+        }
     }
 }
 

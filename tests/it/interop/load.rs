@@ -1,0 +1,410 @@
+//! Two Java and two Rust processes with four threads each contend for one thing after another: what they saw, and how
+//! much of it each of them had.
+
+use std::fmt::Write;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use redlatch::Client;
+
+use super::sides::{lasting, measured, take};
+use crate::support::histories::{
+    self, Event, Mode, NEMESIS, Phase, Rule, Setup, Wanted, What, nanos,
+};
+use crate::support::java::{Java, now_ns};
+use crate::support::{
+    Part, SLACK, Server, connection_to, given, loosely, ms, order, say, timed, unique,
+};
+
+/// The client of each Java process.
+const CLIENT: &str = "load";
+
+const THREADS: usize = 4;
+
+/// What nobody waits longer for.
+const LONGEST: Duration = ms(2_000);
+
+/// How many permits there are for the threads of all.
+const PERMITS: usize = 3;
+
+/// What a thread did once: see `load` in `tests/interop/src/Interop.java`.
+#[derive(Clone, Debug)]
+struct Turn {
+    thread: usize,
+    mode: char,
+    asked: u64,
+    answered: u64,
+    until: u64,
+    released: u64,
+    token: u64,
+    number: u64,
+    again: u64,
+}
+
+impl Turn {
+    fn parse(line: &str) -> Self {
+        let words: Vec<_> = line.split(' ').collect();
+        let number = |at: usize| words[at].parse().expect("a number");
+        Self {
+            thread: words[1].parse().expect("a number"),
+            mode: words[2].chars().next().expect("a mode"),
+            asked: number(3),
+            answered: number(4),
+            until: number(5),
+            released: number(6),
+            token: number(7),
+            number: number(8),
+            again: number(9),
+        }
+    }
+
+    fn wanted(&self, kind: &str, names: &[Arc<str>]) -> Wanted {
+        let mode = match self.mode {
+            'p' => Mode::Permits,
+            'r' => Mode::Read,
+            _ if kind.starts_with("rw") => Mode::Write,
+            _ => Mode::Exclusive,
+        };
+        Wanted {
+            kind: kind.into(),
+            names: names.to_vec(),
+            mode,
+            permits: u64::from(mode == Mode::Permits),
+            lease: None,
+        }
+    }
+
+    fn waited(&self) -> Duration {
+        Duration::from_nanos(self.answered - self.asked)
+    }
+}
+
+/// The four processes.
+struct Four {
+    server: Server,
+    java: [Java; 2],
+    rust: [Part; 2],
+}
+
+/// What each of them did, Java first.
+struct Seen {
+    kind: String,
+    name: String,
+    turns: [Vec<Turn>; 4],
+}
+
+impl Four {
+    fn start() -> Option<Self> {
+        let server = Server::start();
+        let java = [Java::start()?, Java::start()?];
+        for java in &java {
+            java.does(CLIENT, &format!("open {CLIENT} {} 30000 -", server.url()));
+        }
+        let rust = [(); 2].map(|()| Part::start(part_that_contends, &[&server.url()]));
+        Some(Self { server, java, rust })
+    }
+
+    fn contend(&mut self, kind: &str, span: Duration) -> Seen {
+        let name = match kind {
+            "multi" => format!("{}+{}", unique("one"), unique("two")),
+            _ => unique(kind),
+        };
+        let first = &self.java[0];
+        if matches!(kind, "semaphore" | "permit") {
+            first.does(CLIENT, &format!("permits {CLIENT} {kind} {name} {PERMITS}"));
+        }
+        // So that the start of a Java virtual machine is not part of it.
+        for java in &self.java {
+            let warm = format!("load {CLIENT} {kind} {} {THREADS} 0", unique("warm"));
+            java.does(CLIENT, &warm);
+        }
+        let load = format!("{kind} {name} {THREADS} {}", span.as_millis());
+        for part in &mut self.rust {
+            part.order(&load);
+        }
+        let (begun, server) = (Instant::now(), &self.server);
+        let order = format!("load {CLIENT} {load}");
+        let asked = self.java.each_ref().map(|java| java.order(CLIENT, &order));
+        let [java, other] = asked.map(|answer| {
+            let lines = answer.lines(span + 6 * loosely(LONGEST), || {
+                // Redisson forgets a writer's message if a thread is only about to park, which would then sleep for the
+                // lease. As long as others go on another message follows; the last ones need a little help.
+                if kind.starts_with("rw") && begun.elapsed() > span + LONGEST {
+                    let channel = format!("redisson_rwlock:{{{name}}}");
+                    server.cli(&["PUBLISH", &channel, "1"]);
+                }
+            });
+            lines.iter().map(|line| Turn::parse(line)).collect()
+        });
+        let [rust, another] = self.rust.each_mut().map(|part| {
+            let mut turns = Vec::new();
+            loop {
+                let line = part.says("");
+                if line == "done" {
+                    return turns;
+                }
+                turns.push(Turn::parse(&line));
+            }
+        });
+        self.server.cli(&["DEL", &name]);
+        Seen {
+            kind: kind.to_owned(),
+            name,
+            turns: [java, other, rust, another],
+        }
+    }
+}
+
+impl Seen {
+    fn all(&self) -> impl Iterator<Item = &Turn> {
+        self.turns.iter().flatten()
+    }
+
+    fn longest_wait(&self, process: usize) -> Duration {
+        let waits = self.turns[process].iter().map(Turn::waited);
+        waits.max().unwrap_or(Duration::MAX)
+    }
+
+    /// One line: what each process had, and how long any of its threads waited at most.
+    fn shares(&self) -> String {
+        let mut line = format!("{}:", self.kind);
+        for (process, turns) in self.turns.iter().enumerate() {
+            let side = if process < 2 { "Java" } else { "Rust" };
+            let longest = self.longest_wait(process);
+            let written = turns.iter().filter(|turn| turn.mode == 'x').count();
+            write!(line, " {side} {} turns", turns.len()).unwrap();
+            if written < turns.len() && written > 0 {
+                write!(line, " ({written} alone)").unwrap();
+            }
+            write!(line, ", longest wait {longest:.1?};").unwrap();
+        }
+        line
+    }
+
+    /// All that must not be, in words: the rules that are about what was granted to whom, and reads of what somebody wrote
+    /// meanwhile.
+    fn wrong(&self) -> Vec<String> {
+        const RULES: [Rule; 6] = [
+            Rule::Exclusion,
+            Rule::Permits,
+            Rule::Numbers,
+            Rule::Order,
+            Rule::Tokens,
+            Rule::Log,
+        ];
+        let report = histories::check(self.events());
+        let broken = report.violations.iter();
+        let broken = broken.filter(|its| RULES.contains(&its.rule));
+        let mut wrong: Vec<_> = broken
+            .map(|its| format!("{}: {}", its.rule.name(), its.words))
+            .collect();
+        let torn = self.all().filter(|turn| turn.number != turn.again);
+        wrong.extend(torn.map(|turn| format!("somebody wrote meanwhile: {turn:?}")));
+        wrong
+    }
+
+    /// The history, one process after another.
+    fn events(&self) -> Vec<Event> {
+        let names: Vec<Arc<str>> = self.name.split('+').map(Arc::from).collect();
+        let setup = Setup {
+            slack: nanos(loosely(SLACK)),
+            permits: vec![(Arc::clone(&names[0]), PERMITS as u64)],
+            ..Setup::default()
+        };
+        let begin = self.all().map(|turn| turn.asked).min().unwrap_or(0);
+        let setup = What::Setup(Box::new(setup));
+        let mut events = vec![Event::new(NEMESIS, Phase::Info, setup, begin)];
+        for (process, turns) in (0..).zip(&self.turns) {
+            for turn in turns {
+                let thread = 1000 * process + i64::try_from(turn.thread).expect("few threads");
+                let wanted = turn.wanted(&self.kind, &names);
+                let acquire = |token: u64| What::Acquire {
+                    wanted: wanted.clone(),
+                    limit: None,
+                    token: (token > 0).then_some(token),
+                    id: None,
+                };
+                let release = || What::Release {
+                    wanted: wanted.clone(),
+                    id: None,
+                    valid_until: None,
+                };
+                let work = (turn.mode == 'x').then(|| What::Work {
+                    name: Arc::clone(&names[0]),
+                    read: turn.number,
+                    wrote: turn.number + 1,
+                });
+                let all = [
+                    (Phase::Invoke, Some(acquire(0)), turn.asked),
+                    (Phase::Ok, Some(acquire(turn.token)), turn.answered),
+                    (Phase::Ok, work, turn.until),
+                    (Phase::Invoke, Some(release()), turn.until),
+                    (Phase::Ok, Some(release()), turn.released),
+                ];
+                for (phase, what, time) in all {
+                    events.extend(what.map(|what| Event::new(thread, phase, what, time)));
+                }
+            }
+        }
+        events
+    }
+
+    /// Who of ours had too little of it, or too late. Where reading and writing threads are apart, no writer has a turn as
+    /// long as Redisson's readers overlap, on either side.
+    fn starved(&self) -> Vec<String> {
+        let mut starved = Vec::new();
+        let [java, other, rust, another] = self.turns.each_ref().map(Vec::len);
+        // Of permits one thread of a process asks for one at a time, while each of Redisson's asks for itself.
+        let parts = if self.kind == "permit" { 8 } else { 4 };
+        if rust.min(another) * parts < java + other {
+            starved.push(format!(
+                "a process had {} turns of {java} and {other}",
+                rust.min(another)
+            ));
+        }
+        let limit = loosely(LONGEST);
+        for (process, turns) in (0..).zip(&self.turns).skip(2) {
+            for thread in 0..THREADS {
+                if self.kind == "rw-apart" && thread == 0 {
+                    continue;
+                }
+                let its = turns.iter().filter(|turn| turn.thread == thread);
+                let longest = its.map(Turn::waited).max();
+                if longest.is_none_or(|longest| longest > limit) {
+                    starved.push(format!("process {process}, thread {thread}: {longest:?}"));
+                }
+            }
+        }
+        starved
+    }
+}
+
+#[test]
+#[ignore = "part of other tests"]
+fn part_that_contends() {
+    let Some([url]) = given::<1>() else {
+        return;
+    };
+    let clients = [Client::open(&*url).unwrap()];
+    loop {
+        let line = order();
+        let [kind, name, threads, span] = line.split(' ').collect::<Vec<_>>()[..] else {
+            panic!("{line}");
+        };
+        let (threads, span) = (threads.parse().unwrap(), span.parse().unwrap());
+        for turn in contend(&clients, &url, kind, name, threads, ms(span)) {
+            say(&turn);
+        }
+        say("done");
+    }
+}
+
+/// What `load` in `tests/interop/src/Interop.java` does.
+fn contend(
+    clients: &[Client],
+    url: &str,
+    kind: &str,
+    name: &str,
+    threads: usize,
+    span: Duration,
+) -> Vec<String> {
+    let end = now_ns() + u64::try_from(span.as_nanos()).unwrap();
+    let counts = matches!(kind, "semaphore" | "permit");
+    let (key, alone) = (
+        format!("{name}:number"),
+        if kind.starts_with("rw") {
+            "write"
+        } else {
+            kind
+        },
+    );
+    let work = |me: usize| {
+        let mut con = connection_to(url);
+        let mut turns = Vec::new();
+        for n in me.. {
+            let asked = now_ns();
+            if asked >= end {
+                break;
+            }
+            let reads = match kind {
+                "rw" => n % 4 != 0,
+                "rw-apart" => me != 0,
+                _ => false,
+            };
+            let taken = take(clients, if reads { "read" } else { alone }, name).unwrap();
+            let answered = now_ns();
+            let number = if counts { 0 } else { read(&mut con, &key) };
+            thread::sleep(ms(if kind == "rw-apart" { 10 } else { 1 }));
+            let mut again = number;
+            if reads {
+                again = read(&mut con, &key);
+            } else if !counts {
+                let () = redis::cmd("SET")
+                    .arg(&key)
+                    .arg(number + 1)
+                    .query(&mut con)
+                    .unwrap();
+            }
+            let until = now_ns();
+            let token = taken.token;
+            drop(taken);
+            let mode = match () {
+                () if counts => 'p',
+                () if reads => 'r',
+                () => 'x',
+            };
+            turns.push(format!(
+                "turn {me} {mode} {asked} {answered} {until} {} {token} {number} {again}",
+                now_ns()
+            ));
+        }
+        turns
+    };
+    thread::scope(|scope| {
+        let work = &work;
+        let all: Vec<_> = (0..threads)
+            .map(|me| scope.spawn(move || work(me)))
+            .collect();
+        all.into_iter()
+            .flat_map(|thread| thread.join().unwrap())
+            .collect()
+    })
+}
+
+fn read(con: &mut redis::Connection, key: &str) -> u64 {
+    let found: Option<u64> = redis::cmd("GET").arg(key).query(con).unwrap();
+    found.unwrap_or(0)
+}
+
+timed!(nobody_starves_and_nothing_is_wrong_where_java_and_rust_contend);
+fn nobody_starves_and_nothing_is_wrong_where_java_and_rust_contend() {
+    let Some(mut four) = Four::start() else {
+        return;
+    };
+    let mut starved = Vec::new();
+    for kind in [
+        "rw-apart",
+        "rw",
+        "lock",
+        "fair",
+        "fenced",
+        "spin",
+        "multi",
+        "semaphore",
+        "permit",
+    ] {
+        // Readers need some time to notice that others pass writers.
+        let short = ms(if kind == "rw-apart" { 2_000 } else { 800 });
+        let seen = four.contend(kind, lasting(short));
+        measured(&seen.shares());
+        let wrong = seen.wrong();
+        assert!(wrong.is_empty(), "{kind}: {wrong:#?}");
+        starved.extend(
+            seen.starved()
+                .into_iter()
+                .map(|who| format!("{kind}: {who}")),
+        );
+    }
+    assert!(starved.is_empty(), "{starved:#?}");
+}
