@@ -192,6 +192,9 @@ impl Nemesis<'_> {
         if place == Place::Masters {
             return self.dice.some_of(5, 2);
         }
+        if place == Place::One {
+            return vec![0];
+        }
         // A server that nobody writes to is not worth it.
         let masters = self.deployed.has_masters();
         vec![self.one_of(&masters)]
@@ -305,7 +308,7 @@ impl Nemesis<'_> {
             Blow::Promote(_) => fault == Fault::SentinelFailover,
             _ => false,
         };
-        let mut value = json!({ "what": format!("{blow:.120?}"), "divides": divides });
+        let mut value = json!({ "what": format!("{blow:?}"), "divides": divides });
         let worker = match blow {
             Blow::KillWorker(worker) | Blow::StopWorker(worker) => Some(*worker),
             Blow::Network { worker, .. } if !self.is_shared() => Some(*worker),
