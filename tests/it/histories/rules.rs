@@ -255,9 +255,16 @@ fn more_permits_than_there_are_are_found() {
     is_fine(&[two(1001, [0, 10, 5_000]), two(2001, [0, 40, 50])], &lose);
     breaks(
         Rule::Permits,
-        &[two(1001, [131, 140, 500]), two(2001, [0, 150, 180])],
+        &[two(1001, [131, 140, 500]), two(2001, [131, 150, 180])],
         &lose,
     );
+    // What came back after that is one too many for ever.
+    let back = two(1001, [0, 10, 50]);
+    let later = [
+        two(1001, [1_000, 1_010, 1_500]),
+        two(2001, [1_000, 1_020, 1_030]),
+    ];
+    is_fine(&[&[back][..], &later].concat(), &lose);
 }
 
 #[test]

@@ -147,13 +147,13 @@ impl Report {
 
 fn faulted(record: &Record, violations: &[Violation]) -> BTreeMap<Arc<str>, Faulted> {
     let by_name = record.by_name();
-    // Per name the times of its grants.
-    let mut grants: BTreeMap<&Arc<str>, Vec<Nanos>> = BTreeMap::new();
+    // Per name from when until when it was held, by the times of the grants.
+    let mut holds: BTreeMap<&Arc<str>, Vec<(Nanos, Nanos)>> = BTreeMap::new();
     for (name, turns) in &by_name {
         let granted = turns.iter().filter_map(|turn| turn.hold.as_ref());
-        let mut times: Vec<_> = granted.map(|hold| hold.from).collect();
+        let mut times: Vec<_> = granted.map(|hold| (hold.from, hold.until)).collect();
         times.sort_unstable();
-        grants.insert(name, times);
+        holds.insert(name, times);
     }
     // By the times at which they ended: nobody who ended much later was under way.
     let mut ended: Vec<_> = record
@@ -192,16 +192,28 @@ fn faulted(record: &Record, violations: &[Violation]) -> BTreeMap<Arc<str>, Faul
             .iter()
             .filter(|violation| (fault.begin..=consequences).contains(&violation.time));
         its.violations += violations.count();
-        for (name, times) in &grants {
-            let next = times.partition_point(|&time| time < fault.end);
+        for (name, times) in &holds {
+            let next = times.partition_point(|&(from, _)| from < fault.end);
+            let Some(&(granted, _)) = times.get(next) else {
+                continue;
+            };
             let turns = by_name.get(*name).map_or(&[][..], |turns| turns);
             let early = fault.end.saturating_sub(longest);
-            let waiting = turns.partition_point(|turn| turn.asked.time < early);
-            let mut waiting = turns[waiting..].iter();
-            let wanted = waiting.find(|turn| turn.waited_until() >= fault.end);
-            if let (Some(turn), Some(&granted)) = (wanted, times.get(next)) {
-                let since = fault.end.max(turn.asked.time);
-                its.slowest_recovery = its.slowest_recovery.max(granted.saturating_sub(since));
+            let first = turns.partition_point(|turn| turn.asked.time < early);
+            let mut waiting = turns[first..]
+                .iter()
+                .take_while(|turn| turn.asked.time <= fault.end);
+            // Who wants several waits for all of them; permits without a lease may never come back.
+            let waits = waiting.any(|turn| {
+                let wanted = &turn.wanted;
+                wanted.names.len() == 1 && wanted.has_lease() && turn.waited_until() >= granted
+            });
+            if waits {
+                // It is no consequence of the fault that somebody has it.
+                let held_until = times[..next].iter().map(|&(_, until)| until).max();
+                let since = fault.end.max(held_until.unwrap_or(0));
+                let recovery = granted.saturating_sub(since);
+                its.slowest_recovery = its.slowest_recovery.max(recovery);
             }
         }
     }
