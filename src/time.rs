@@ -157,6 +157,11 @@ pub(crate) fn sleep_unless(span: Duration, stop: &dyn Fn() -> bool) {
     }
 }
 
+/// One time in `many`, at random.
+pub(crate) fn one_in(many: u64) -> bool {
+    random(many) == 0
+}
+
 /// A number below `end`: the nanoseconds of the clock are random enough to spread threads out.
 fn random(end: u64) -> u64 {
     (nanos(Instant::now()).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 40) % end

@@ -24,6 +24,7 @@ use crate::protocol::kind::AcquireArgs;
 use crate::protocol::script::Acquired;
 use crate::quorum::failure::Failure;
 use crate::session::{Contending, Session};
+use crate::time;
 
 /// How many tokens to request when other threads of this process wait, so that each hand-over has one.
 ///
@@ -45,6 +46,9 @@ pub(crate) struct Contender<'a> {
     ahead: Option<(Ahead, Arc<Hold>)>,
     listening: Listening,
     is_granted: bool,
+    /// Several other processes wait, and this one has had the lock before.
+    steps_aside: bool,
+    was_refused: bool,
     _contending: Contending<'a>,
 }
 
@@ -92,6 +96,8 @@ impl<'a> Contender<'a> {
             ahead: None,
             listening: queued.map_or_else(Listening::default, Listening::queued),
             is_granted: false,
+            steps_aside: false,
+            was_refused: false,
             _contending: lock.session().contending(),
         }
     }
@@ -135,10 +141,16 @@ impl<'a> Contender<'a> {
         let session = lock.session();
         let stop = || lock.must_stop(wait);
         let span = if self.entry.protocol.kind().is_notified {
-            if !yielding::were_others_notified(session, &release, false, until, &stop) {
+            let others = yielding::others_notified(session, &release, false, until, &stop);
+            if others == 0 {
                 return Ok(stop());
             }
-            yielding::FOR
+            self.steps_aside = others > 1;
+            if time::one_in(yielding::LONGER_EVERY) {
+                yielding::FOR_THE_SLOW
+            } else {
+                yielding::FOR
+            }
         } else {
             match &lock.quorum {
                 Some(quorum) => quorum.yield_for(yielding::FOR_UNNOTIFIED),
@@ -156,6 +168,21 @@ impl<'a> Contender<'a> {
         };
         yielding::yield_to_others(session, waiter.as_ref(), span, until, &stop);
         Ok(true)
+    }
+
+    /// Leaves a lock that was released to others now and then, if this process has had it before and several others wait.
+    fn step_aside(&mut self, until: Instant) -> bool {
+        let span = yielding::FOR_THE_SLOW;
+        let was_refused = std::mem::take(&mut self.was_refused);
+        let may = self.steps_aside && was_refused && yielding::has_time(span, until);
+        if !may || !time::one_in(yielding::ASIDE_EVERY) {
+            return false;
+        }
+        let (lock, wait) = (self.lock, self.wait);
+        let waiter = self.listening.known_waiter();
+        let stop = || lock.must_stop(wait);
+        yielding::yield_to_others(lock.session(), waiter, span, until, &stop);
+        true
     }
 
     /// How many tokens to request: one, or enough to hand the lock over.
@@ -368,7 +395,7 @@ impl Strategy for Contender<'_> {
     const DOING: &'static str = "acquiring the lock";
 
     fn prepare(&mut self, until: Instant) -> Result<Prepared> {
-        Ok(if self.yield_to_others(until)? {
+        Ok(if self.yield_to_others(until)? || self.step_aside(until) {
             Prepared::Yielded
         } else {
             Prepared::Asks
@@ -389,6 +416,7 @@ impl Strategy for Contender<'_> {
         };
         if matches!(reply, Reply::Busy(_)) {
             self.entry.lock().lock.refused();
+            self.was_refused = true;
         }
         Ok(reply)
     }

@@ -244,7 +244,7 @@ impl Strategy for Permits<'_> {
         };
         let stop = || self.is_handed_over() || self.spec.must_stop(self.wait);
         let session = self.spec.session();
-        let yields = yielding::were_others_notified(session, &call, we_listened, until, &stop)
+        let yields = yielding::others_notified(session, &call, we_listened, until, &stop) > 0
             && yielding::has_time(yielding::FOR, until);
         if yields {
             let waiter = self.queued.as_ref().map(|queued| &queued.waiter);

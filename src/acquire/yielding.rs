@@ -15,6 +15,18 @@ use crate::time;
 /// Measured: on a quiet machine 100 µs are enough for another process to be woken and to ask; a busy one needs more.
 pub(crate) const FOR: Duration = Duration::from_micros(300);
 
+/// How long others go first now and then, and who steps aside for how long: a Java process takes so long from a message
+/// to its request. Two processes that are faster would pass the lock to and fro.
+pub(crate) const FOR_THE_SLOW: Duration = Duration::from_micros(1_500);
+
+/// After one of how many tenures that is.
+pub(crate) const LONGER_EVERY: u64 = 2;
+
+/// Before one of how many requests a process steps aside that was notified of a release, and has had the lock before.
+///
+/// Rarely enough to cost nothing among processes that are equally fast: all of them have to do so at the same time.
+pub(crate) const ASIDE_EVERY: u64 = 4;
+
 /// How long others go first where no release is announced: the shortest of their pauses.
 pub(crate) const FOR_UNNOTIFIED: Duration = Duration::from_millis(1);
 
@@ -26,22 +38,27 @@ pub(crate) fn has_time(span: Duration, until: Instant) -> bool {
     Instant::now() + 2 * span < until
 }
 
-/// Whether other processes were notified of the release. Half of the time `until` then is left to the request that follows.
-pub(crate) fn were_others_notified(
+/// How many other processes were notified of the release, at least. Half of the time `until` then is left to the request
+/// that follows.
+pub(crate) fn others_notified(
     session: &Session,
     release: &Arc<Call>,
     we_listened: bool,
     until: Instant,
     stop: &dyn Fn() -> bool,
-) -> bool {
+) -> u64 {
     let now = Instant::now();
     let until = now + COUNTED_WITHIN.min(until.saturating_duration_since(now) / 2);
     let Ok((value, _)) = session.connection.wait(release, until, stop) else {
-        return false;
+        return 0;
     };
-    let own = i64::from(we_listened);
-    let counted = session.connection.counts_listeners();
-    matches!(script::released(&value), Ok(Released::Yes { listeners }) if listeners > own || !counted)
+    match script::released(&value) {
+        Ok(Released::Yes { .. }) if !session.connection.counts_listeners() => 1,
+        Ok(Released::Yes { listeners }) => {
+            u64::try_from(listeners - i64::from(we_listened)).unwrap_or(0)
+        }
+        _ => 0,
+    }
 }
 
 /// Lets others go first for `span`, or until a message comes if the thread listens; not beyond `until`.
