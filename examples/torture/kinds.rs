@@ -62,6 +62,30 @@ impl Kind {
         its.map_or("", |(_, name)| name)
     }
 
+    /// Whether somebody else can release it.
+    pub(crate) fn can_be_forced(self) -> bool {
+        !matches!(
+            self,
+            Self::Semaphore | Self::ExpirableSemaphore | Self::Latch
+        )
+    }
+
+    /// Whether that script is about locks of this kind.
+    pub(crate) fn uses(self, script: &str) -> bool {
+        let (family, _) = script.split_once('_').unwrap_or((script, ""));
+        match self {
+            Self::Reentrant | Self::Mutex | Self::Spin => family == "lock",
+            Self::Fair | Self::FairMutex => family == "fair" || script == "lock_renew",
+            Self::Fenced => matches!(family, "fenced" | "lock"),
+            Self::RwLock => family == "rw",
+            Self::Multi => family == "multi",
+            Self::Red => matches!(family, "red" | "lock"),
+            Self::Semaphore => family == "semaphore",
+            Self::ExpirableSemaphore => family == "permit",
+            Self::Latch => false,
+        }
+    }
+
     pub(crate) fn named(name: &str) -> Option<Self> {
         let its = NAMES.iter().find(|(_, known)| *known == name)?;
         Some(its.0)

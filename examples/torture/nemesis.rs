@@ -235,15 +235,19 @@ impl Nemesis<'_> {
                 ];
                 How::Spoil(its.one_of(&modes))
             }),
-            Fault::Swallow => self.network(|its| {
-                let often = |file: &str| {
-                    let verbs = ["_acquire", "_release", "_renew"];
-                    verbs.iter().any(|verb| file.ends_with(verb))
-                };
-                let scripts = lua::ALL.iter().filter(|(file, _)| often(file));
-                let files: Vec<&'static str> = scripts.map(|(file, _)| *file).collect();
-                How::SwallowReplyTo(its.one_of(&files))
-            }),
+            Fault::Swallow => {
+                let kinds = self.crew.kinds().to_vec();
+                self.network(|its| {
+                    let often = |file: &str| {
+                        let verbs = ["_acquire", "_release", "_renew"];
+                        verbs.iter().any(|verb| file.ends_with(verb))
+                            && kinds.iter().any(|kind| kind.uses(file))
+                    };
+                    let scripts = lua::ALL.iter().filter(|(file, _)| often(file));
+                    let files: Vec<&'static str> = scripts.map(|(file, _)| *file).collect();
+                    How::SwallowReplyTo(its.one_of(&files))
+                })
+            }
             Fault::BlackHole => self.network(|_| How::Spoil(Mode::BlackHole)),
             Fault::HalfOpen => self.network(|its| {
                 its.one_of(&[How::LoseRequests, How::LoseRequests, How::LoseReplies])
@@ -335,6 +339,11 @@ impl Nemesis<'_> {
         };
         note("begin");
         self.strike(&blow);
+        // What comes of it begins with the one reply, and is judged by when it is over.
+        let lasts = match fault {
+            Fault::Swallow => lasts.min(ms(150)),
+            _ => lasts,
+        };
         // One worker more in trouble meanwhile.
         if !fault.is_about_workers() && self.dice.draw(5) == 0 {
             let others: Vec<_> = self

@@ -333,7 +333,7 @@ impl<'a> Thread<'a> {
         while !self.is_done() {
             match self.kind() {
                 Kind::Latch => self.latch(),
-                kind if self.one_in(400) => self.force(kind),
+                kind if kind.can_be_forced() && self.one_in(200) => self.force(kind),
                 kind => self.lock(kind),
             }
             self.pause(20);
@@ -499,6 +499,10 @@ impl<'a> Thread<'a> {
         self.note("ok", "acquire", value.clone());
         let lease = self.worker.job.lease;
         let for_so_long = match self.dice.draw(300) {
+            // Not renewed, and so to be noticed by itself.
+            n if n % 4 == 0 && wish.lease.is_some() => {
+                wish.lease.unwrap_or(lease) + self.below(300)
+            }
             // Long enough to outlive a server that has forgotten it.
             0 | 1 => lease + lease.mul_f64(self.dice.draw(200) as f64 / 100.0),
             2..=13 => self.below(400),
@@ -620,7 +624,7 @@ impl<'a> Thread<'a> {
                 .as_ref()
                 .expect("several clients")
                 .force_unlock(),
-            Kind::Semaphore | Kind::ExpirableSemaphore | Kind::Latch => Ok(false),
+            Kind::Semaphore | Kind::ExpirableSemaphore | Kind::Latch => unreachable!("no lock"),
         };
         self.note("invoke", "force-unlock", value.clone());
         match force() {

@@ -587,6 +587,19 @@ fn a_hold_that_is_to_be_valid_for_longer_than_its_lease_is_found() {
 }
 
 #[test]
+fn a_hold_that_is_renewed_after_it_was_forgotten_is_found() {
+    let had = |from: u64, valid_until| {
+        has(1001, "mutex", [from - 1, from, 1_500]).valid_until(valid_until)
+    };
+    let lose = [fault("lose-data", [600, 700])];
+    is_fine(&[had(10, 1_700)], &lose);
+    breaks(Rule::Notice, &[had(10, 1_701)], &lose);
+    // It may have been granted by the empty server.
+    is_fine(&[had(601, 1_701)], &lose);
+    is_fine(&[had(10, 1_701)], &[fault("kill-server", [600, 700])]);
+}
+
+#[test]
 fn a_hold_that_outlives_an_outage_is_found() {
     let had = |until: u64| has(1001, "mutex", [0, 10, until]);
     let outage = [fault("stop-server", [100, 3_000])];

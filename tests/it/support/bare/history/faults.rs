@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use super::event::{Divides, Edge, Nanos, Setup};
+use super::turns::FORCED;
 
 /// Something was broken from `begin` to `end`.
 #[derive(Clone, Debug)]
@@ -35,8 +36,17 @@ impl Fault {
     pub(crate) fn lets_everybody_live(&self) -> bool {
         matches!(
             &*self.name,
-            "proxy-cut" | "proxy-delay" | "proxy-swallow" | "client-kill" | "script-flush"
+            "proxy-cut" | "proxy-delay" | "proxy-swallow" | "client-kill" | "script-flush" | FORCED
         )
+    }
+
+    /// Whether whatever was granted before it is over in Redis.
+    pub(crate) fn ends_holds(&self, setup: &Setup) -> bool {
+        match &*self.name {
+            FORCED => true,
+            "lose-data" => setup.deployment == "one",
+            _ => false,
+        }
     }
 
     /// Whether the servers are away.

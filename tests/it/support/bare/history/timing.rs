@@ -167,6 +167,21 @@ fn is_notified(record: &Record, turn: &Turn, wrong: &mut Vec<Violation>) {
             );
         }
     }
+    // Nobody can renew what is over in Redis.
+    if let Some(valid_until) = hold.valid_until {
+        let names = turn.wanted.names.iter();
+        let forgotten = names.flat_map(|name| record.faults.dividing(name));
+        let renewed = forgotten
+            .filter(|fault| fault.ends_holds(&record.setup) && hold.from < fault.begin)
+            .find(|fault| valid_until > fault.end.saturating_add(lease));
+        if let Some(fault) = renewed {
+            let at = seconds(fault.end);
+            say(
+                format!("it was renewed after the {} of {at}", fault.name),
+                fault.end,
+            );
+        }
+    }
     // While the server is away nothing is renewed.
     let ended = ended.or(turn.killed).unwrap_or(record.end);
     let faults = &record.faults;

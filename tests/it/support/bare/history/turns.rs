@@ -8,6 +8,9 @@ use super::event::{Divides, Edge, Event, NEMESIS, Nanos, Phase, Setup, Wanted, W
 use super::faults::{Fault, Faults};
 use super::{Rule, Violation};
 
+/// A release by somebody else, as a fault.
+pub(crate) const FORCED: &str = "force-unlock";
+
 /// A moment, and the line that says so.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct At {
@@ -378,7 +381,10 @@ impl Record {
                 (Phase::Invoke, Some(_)) | (_, None) => false,
                 (_, Some((begin, name))) => {
                     let edge = |is_end| Edge {
-                        fault: "force-unlock".into(),
+                        fault: match event.phase {
+                            Phase::Ok => FORCED.into(),
+                            _ => "failed force-unlock".into(),
+                        },
                         number: Some(event.line as u64),
                         is_end,
                         client: None,
