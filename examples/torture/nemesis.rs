@@ -9,7 +9,7 @@ use crate::crew::Crew;
 use crate::deployment::{Deployed, Place};
 use crate::dice::Dice;
 use crate::journal::Journal;
-use crate::support::{Mode, Proxy, Target, lua, ms};
+use crate::support::{Mode, Proxy, Target, Trap, lua, ms, within};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
@@ -169,7 +169,11 @@ impl Nemesis<'_> {
                 _ => ms(100) + self.upto(900),
             };
             self.befall(fault, lasts);
-            let calm = ms(200) + self.upto(800);
+            let mut calm = ms(200) + self.upto(800);
+            if self.faults.len() == 1 {
+                // What comes of it is to be over, or to be seen, before the next one would explain it.
+                calm += self.lease;
+            }
             thread::sleep(calm);
         }
     }
@@ -338,12 +342,7 @@ impl Nemesis<'_> {
             self.journal.note(-1, "info", fault.name(), value.clone());
         };
         note("begin");
-        self.strike(&blow);
-        // What comes of it begins with the one reply, and is judged by when it is over.
-        let lasts = match fault {
-            Fault::Swallow => lasts.min(ms(150)),
-            _ => lasts,
-        };
+        let traps = self.strike(&blow);
         // One worker more in trouble meanwhile.
         if !fault.is_about_workers() && self.dice.draw(5) == 0 {
             let others: Vec<_> = self
@@ -357,7 +356,12 @@ impl Nemesis<'_> {
                 self.befall(other, lasts / 2);
             }
         }
-        thread::sleep(lasts);
+        if traps.is_empty() {
+            thread::sleep(lasts);
+        } else {
+            // Whatever comes of it begins with that reply, and is measured from the end of the fault.
+            within(lasts, || traps.iter().any(Trap::fired));
+        }
         self.undo(&blow);
         note("end");
     }
@@ -369,7 +373,9 @@ impl Nemesis<'_> {
             .collect()
     }
 
-    fn strike(&mut self, blow: &Blow) {
+    /// Returns what waits for a request, if it does.
+    fn strike(&mut self, blow: &Blow) -> Vec<Trap> {
+        let mut traps = Vec::new();
         match blow {
             Blow::Kill { servers, .. } => {
                 for n in servers {
@@ -396,7 +402,7 @@ impl Nemesis<'_> {
                         }
                         How::Spoil(mode) => proxy.set(*target, *mode),
                         How::SwallowReplyTo(file) => {
-                            proxy.swallow_reply_to(hash_of(file));
+                            traps.push(proxy.swallow_reply_to(hash_of(file)));
                         }
                         How::LoseRequests => proxy.black_hole_present(*target),
                         How::LoseReplies => proxy.swallow_present(*target),
@@ -413,6 +419,7 @@ impl Nemesis<'_> {
             Blow::Promote(name) => self.deployed.fail_over(name),
             Blow::Migrate(name) => self.deployed.migrate(name),
         }
+        traps
     }
 
     fn undo(&mut self, blow: &Blow) {
