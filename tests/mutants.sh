@@ -1,0 +1,79 @@
+#!/usr/bin/env bash
+# Breaks the library in one way after the other, and looks whether the torture finds it.
+#
+#   tests/mutants.sh                       every mutant in tests/mutants, as a table in Markdown
+#   tests/mutants.sh no-wake-up minority   those only
+#   tests/mutants.sh --seconds 60          how long each is tortured; 20 by default
+#   tests/mutants.sh --check               only whether each patch still applies
+#
+# A patch begins with a line that says what is wrong with the mutant, and one with the options of `torture` that reveal it.
+# They are applied to a copy; the checkout stays as it is. Exits with 1 if one was missed.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+top=$PWD
+
+seconds=20 check=false names=()
+while (($#)); do
+  case $1 in
+    --seconds) seconds=$2; shift ;;
+    --check) check=true ;;
+    -*) echo "$1 is not known" >&2; exit 2 ;;
+    *) names+=("$1") ;;
+  esac
+  shift
+done
+if ((${#names[@]} == 0)); then
+  for patch in tests/mutants/*.patch; do
+    names+=("$(basename "$patch" .patch)")
+  done
+fi
+
+copy=$(mktemp -d)
+trap 'rm -rf "$copy"' EXIT
+git ls-files -z --cached --others --exclude-standard | xargs -0 cp --parents -p -t "$copy"
+# The dependencies are built once, and only the crate for each mutant.
+export CARGO_TARGET_DIR=$top/target/mutants
+
+missed=0
+
+# Builds and tortures what is in the copy; prints what was found, as "exclusion 3, idle 1".
+torture() {
+  local log=$copy/torture.log
+  if ! (cd "$copy" && cargo build --quiet --all-features --example torture) >"$log" 2>&1; then
+    cat "$log" >&2
+    echo 'does not build'
+    return
+  fi
+  # shellcheck disable=SC2086  # several options
+  if timeout $((seconds + 300)) "$CARGO_TARGET_DIR/debug/examples/torture" --seconds "$seconds" $1 >"$log" 2>&1; then
+    return
+  fi
+  local found
+  found=$(sed -nE 's/^(WRONG: )?([a-z ]+): ([0-9]+)$/\2 \3/p' "$log" | paste -sd, | sed 's/,/, /g')
+  if [[ -z $found ]]; then
+    tail -n 20 "$log" >&2
+    found='the run itself failed'
+  fi
+  echo "$found"
+}
+
+if ! $check; then
+  echo '| mutant | options | found by |'
+  echo '| --- | --- | --- |'
+fi
+for name in "${names[@]}"; do
+  patch=$top/tests/mutants/$name.patch
+  { read -r what && read -r options; } <"$patch"
+  if ! (cd "$copy" && patch --quiet -p1 --force <"$patch") >&2; then
+    echo "$name does not apply any more" >&2
+    missed=1
+    continue
+  fi
+  if ! $check; then
+    found=$(torture "--deployment one $options")
+    echo "| $what | \`$options\` | ${found:-**missed**} |"
+    [[ -n $found && $found != *build* && $found != *failed* ]] || missed=1
+  fi
+  (cd "$copy" && patch --quiet -p1 --reverse --force <"$patch") >&2
+done
+exit $missed
