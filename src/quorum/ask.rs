@@ -146,9 +146,8 @@ impl Quorum {
         if found_busy != 0 && lately && self.is_busy(request.ttl, until, stop) {
             return self.busy();
         }
-        let quorum_hold = QuorumHold::new(nodes, request.lease, request.ttl);
-        let run_ids = self.run_ids(request.up_for);
-        let mut acquire = |node: usize| quorum_hold.acquire(node, request.up_for, &run_ids[node]);
+        let quorum_hold = QuorumHold::new(nodes, request.lease, request.ttl, request.up_for);
+        let mut acquire = |node: usize| quorum_hold.acquire(node);
         let sent_at = Instant::now();
         let taken = |value: &Value| matches!(value, Value::Nil);
         let mut round = nodes.round(&mut RoundRequest {
@@ -223,18 +222,6 @@ impl Quorum {
         });
         let answered = round.count(&|value| matches!(value, Value::Int(_)));
         nodes.majority.has(answered) && !nodes.majority.has(round.count(&free))
-    }
-
-    /// For a lock that ignores servers restarted within `span`: the `run_id` that each server must have; empty for any.
-    fn run_ids(&self, span: Duration) -> Vec<String> {
-        let (nodes, now) = (&self.nodes.list, Instant::now());
-        if span.is_zero() {
-            return vec![String::new(); nodes.len()];
-        }
-        nodes
-            .iter()
-            .map(|node| node.session.server.seniority.counts_as(span, now))
-            .collect()
     }
 
     /// Asks every node, and needs a number from a majority.

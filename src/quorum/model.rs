@@ -205,8 +205,8 @@ enum Variant {
     ReleaseCounts,
     /// A node that was restarted takes part at once.
     NoRest,
-    /// No fault: a node that was restarted is not asked again before it has rested.
-    HealsRested,
+    /// A node that was restarted lets the holder take its part again at once.
+    HealsAtOnce,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -457,11 +457,11 @@ impl Masters {
         held && self.majority.tally(tally.yes(), no) == Tally::Won
     }
 
-    /// A node executes an acquire. One for a hold that exists does not ask how long the node has been up.
+    /// A node executes an acquire.
     fn executes(&self, node: &mut Node, owner: Owner, heals: bool) -> bool {
         // Also under its own id: then two nodes would be one server.
         let is_free = node.owner.is_none();
-        let at_once = heals && !self.is(Variant::HealsRested);
+        let at_once = heals && self.is(Variant::HealsAtOnce);
         let rests = node.rests > 0 && !at_once && !self.is(Variant::NoRest);
         if is_free && !rests {
             (node.owner, node.ttl) = (Some(owner), LEASE);
@@ -942,18 +942,18 @@ fn two_never_hold_it_if_nodes_that_forget_rest_for_a_lease() {
     let states = keeps("restarts, and a rest", with(0, 1, RESTS));
     if search::asked_for("deep") {
         keeps("two restarts, and rests", with(0, 2, RESTS));
-        // A node grants it to B and forgets that, and A takes it at once. With it A has a majority although its lease ends
-        // on a node that it cannot reach; and with that node so has B, if its round has lasted until then.
         let at_any_time = Scene {
             early: false,
             ..with(0, 1, RESTS)
         };
-        search::breaks("heals at once", &Masters::new(at_any_time), EXCLUSION);
-        let rested = Scene {
-            variant: Variant::HealsRested,
+        keeps("heals what has rested", at_any_time);
+        // A node grants it to B and forgets that, and A takes it at once. With it A has a majority although its lease ends
+        // on a node that it cannot reach; and with that node so has B, if its round has lasted until then.
+        let at_once = Scene {
+            variant: Variant::HealsAtOnce,
             ..at_any_time
         };
-        keeps("heals what has rested", rested);
+        search::breaks("heals at once", &Masters::new(at_once), EXCLUSION);
     }
     assert!(states > 10_000, "{states}");
 }

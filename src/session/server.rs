@@ -56,15 +56,19 @@ impl Seniority {
         }
     }
 
-    /// A server has refused to take part, and may have sent its `run_id`.
-    pub(crate) fn learn(&self, refusal: &RedisError) {
-        let said = refusal
+    /// A server has refused to take part; whether since it has not been up, or known, for long enough. Then it may have sent
+    /// its `run_id`.
+    pub(crate) fn learn(&self, refusal: &RedisError) -> bool {
+        if refusal.code() != Some("RESTARTED") {
+            return false;
+        }
+        let named = refusal
             .detail()
-            .filter(|_| refusal.code() == Some("RESTARTED"));
-        let named = said.and_then(|detail| detail.strip_prefix("as "));
+            .and_then(|detail| detail.strip_prefix("as "));
         if let Some((run_id, _)) = named.and_then(|detail| detail.split_once(',')) {
             self.met(run_id, Instant::now());
         }
+        true
     }
 }
 

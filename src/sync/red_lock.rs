@@ -92,11 +92,13 @@ impl RedLock {
     /// `longest_lease`, from the first acquire that met it; a client that is opened after such a change cannot know,
     /// and goes by the uptime alone. It relies on the wall clock of the masters, which should not be set forward.
     ///
-    /// Renewals are not affected: a holder takes its part again at once, and a hold handed over by another thread of
-    /// this process was asked for by that thread's handle. That leaves one gap: if a master restarts while a client is
-    /// asking, which it has granted the lock, and the holder takes it, both count it until that client's round is over,
-    /// which matters if the holder's lease ends meanwhile on another master that it cannot reach. From 10 ms to 100 years; for anything else the methods that
-    /// lock return [`Error::Config`](crate::Error::Config). Default: a master counts at once.
+    /// A holder is treated like anybody else: it keeps what it has, but takes its part of a master that was restarted no
+    /// sooner. Otherwise a client that this master had granted the lock before, and the holder, might both count it. So
+    /// after restarts a hold may rest on a bare majority for as long. A hold handed over by another thread of this
+    /// process was asked for by that thread's handle.
+    ///
+    /// From 10 ms to 100 years; for anything else the methods that lock return [`Error::Config`](crate::Error::Config).
+    /// Default: a master counts at once.
     ///
     /// ```no_run
     /// # let a = redlatch::Client::open("redis://127.0.0.1:7001/")?;

@@ -75,6 +75,8 @@ pub(crate) struct QuorumHold {
     nodes: Arc<Nodes>,
     /// The owner id of the first round, under which most nodes keep it.
     owner: OwnerId,
+    /// For how long a node has to have been up to take part; zero for any.
+    up_for: Duration,
     /// The hold as the local lock and the guard have it.
     hold: OnceLock<Weak<Hold>>,
     state: Mutex<State>,
@@ -109,6 +111,8 @@ struct Share {
     doubtful: VecDeque<Arc<NodeHold>>,
     /// The node did not know the script of the last acquire.
     by_text: bool,
+    /// The node has refused the last acquire, since it has not been up for long enough.
+    rests: bool,
     /// Its client is closed.
     left_out: bool,
 }
@@ -169,7 +173,12 @@ impl State {
 }
 
 impl QuorumHold {
-    pub(crate) fn new(nodes: &Arc<Nodes>, lease: LeasePolicy, ttl: Duration) -> Arc<Self> {
+    pub(crate) fn new(
+        nodes: &Arc<Nodes>,
+        lease: LeasePolicy,
+        ttl: Duration,
+        up_for: Duration,
+    ) -> Arc<Self> {
         let home = nodes.home();
         let owner = home.owners.id(home.owners.draw());
         Arc::new_cyclic(|me: &Weak<Self>| {
@@ -179,12 +188,14 @@ impl QuorumHold {
                 kept: Keeping::default(),
                 doubtful: VecDeque::new(),
                 by_text: false,
+                rests: false,
                 left_out: false,
             };
             let shares = nodes.list.iter().enumerate().map(share).collect();
             Self {
                 nodes: Arc::clone(nodes),
                 owner,
+                up_for,
                 hold: OnceLock::new(),
                 state: Mutex::new(State {
                     shares,
@@ -217,11 +228,18 @@ impl QuorumHold {
     }
 
     /// The acquire for a node in the first round. To be sent only once, as any acquire.
-    pub(crate) fn acquire(&self, node: usize, up_for: Duration, run_id: &str) -> Attempt {
-        Self::ask_for(&self.state.lock().shares[node].hold, up_for, run_id)
+    pub(crate) fn acquire(&self, node: usize) -> Attempt {
+        self.ask_for(node, &self.state.lock().shares[node].hold)
     }
 
-    fn ask_for(node_hold: &Arc<NodeHold>, up_for: Duration, run_id: &str) -> Attempt {
+    fn ask_for(&self, node: usize, node_hold: &Arc<NodeHold>) -> Attempt {
+        let run_id = match self.up_for.is_zero() {
+            true => String::new(),
+            false => {
+                let seniority = &self.nodes.list[node].session.server.seniority;
+                seniority.counts_as(self.up_for, Instant::now())
+            }
+        };
         Attempt {
             request: node_hold.entry().protocol.acquire(&AcquireArgs {
                 owner: &node_hold.owner,
@@ -236,8 +254,8 @@ impl QuorumHold {
                 },
                 tokens: 1,
                 token_ttl: Duration::ZERO,
-                up_for,
-                run_id,
+                up_for: self.up_for,
+                run_id: &run_id,
             }),
             undo: Some(Arc::clone(node_hold) as Arc<dyn Undo>),
         }
@@ -321,7 +339,7 @@ impl QuorumHold {
                     // Refused before it was executed.
                     Err(err) => {
                         share.by_text = is_unknown_script(&err);
-                        self.nodes.list[node].session.server.seniority.learn(&err);
+                        share.rests = self.nodes.list[node].session.server.seniority.learn(&err);
                         self.change_owner(state, node);
                     }
                     Ok(_) => self.doubt(state, node),

@@ -51,7 +51,7 @@ impl QuorumHold {
             Stage::Kept if bare || state.is_unconfirmed(node) => soon(),
             Stage::Kept if renewed => share.kept.confirmed_at().unwrap_or(now) + lease / 3,
             Stage::Asked { since, .. } if bare || now < since + 10 * PROMPT => soon(),
-            Stage::Fresh if bare && renewed => soon(),
+            Stage::Fresh if bare && renewed && !share.rests => soon(),
             _ if renewed => now + heal_after(lease),
             // A fixed lease: scheduled only so that closing its client finds it.
             _ => now + lease,
@@ -93,7 +93,7 @@ impl QuorumHold {
         for attempt in &share.doubtful {
             connection.submit(&Call::deferred(attempt.release(true)));
         }
-        let call = Call::unattended(Self::ask_for(&share.hold, Duration::ZERO, ""));
+        let call = Call::unattended(self.ask_for(node, &share.hold));
         if share.by_text {
             call.by_text_from_now();
         }
