@@ -3,7 +3,6 @@
 mod are_real;
 mod connection;
 mod failover;
-mod histories;
 mod hostile;
 mod network;
 mod outage;

@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 
-use crate::support::histories::{Event, Mode, NEMESIS, Phase, Rule, What, check, millis};
+use crate::support::history::{Event, Mode, NEMESIS, Phase, Rule, What, check, millis};
 use crate::support::made_up::{PERMITS, SLACK, Turn, asks, fault, has, history};
 
 /// What is drawn next; zeros when nothing is left, so that shorter ones are simpler histories.
@@ -35,7 +35,7 @@ struct Made {
 }
 
 impl Made {
-    fn check(&self) -> crate::support::histories::Report {
+    fn check(&self) -> crate::support::history::Report {
         check(history(&self.turns, &self.others))
     }
 

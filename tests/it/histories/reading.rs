@@ -1,6 +1,6 @@
 //! Logs are read as they are written.
 
-use crate::support::histories::{
+use crate::support::history::{
     Divides, Edge, Event, Mode, NEMESIS, Phase, Rule, Setup, Wanted, What, check, millis, read,
 };
 use crate::support::made_up::{fault_of, has, history};

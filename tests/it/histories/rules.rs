@@ -1,6 +1,6 @@
 //! Every rule, with histories that keep it and others that break it.
 
-use crate::support::histories::{
+use crate::support::history::{
     Divides, Event, NEMESIS, Phase, Rule, Violation, What, check, millis,
 };
 use crate::support::made_up::{Turn, asks, fault, fault_of, has, history};

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use redlatch::Client;
 
 use super::sides::{lasting, measured, take};
-use crate::support::histories::{
+use crate::support::history::{
     self, Event, Mode, NEMESIS, Phase, Rule, Setup, Wanted, What, nanos,
 };
 use crate::support::java::{Java, now_ns};
@@ -193,7 +193,7 @@ impl Seen {
             Rule::Tokens,
             Rule::Log,
         ];
-        let report = histories::check(self.events());
+        let report = history::check(self.events());
         let broken = report.violations.iter();
         let broken = broken.filter(|its| RULES.contains(&its.rule));
         let mut wrong: Vec<_> = broken

@@ -5,9 +5,11 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use redlatch::Client;
+use redlatch::{Client, Error};
 
-use crate::support::history::{History, Hold, Turn};
+use crate::support::history::{
+    Divides, Edge, Event, NEMESIS, Nanos, Phase, Setup, Wanted, What, check, nanos,
+};
 use crate::support::{Crew, GENEROUS, LONG, SLACK, eventually, locked, loosely, ms, within};
 
 /// How often each thread has to have a lock until the load is said to go on.
@@ -21,8 +23,8 @@ pub(crate) struct Load {
     shared: Arc<Shared>,
     /// There until the end.
     crew: Option<Crew>,
-    broken: Vec<(Duration, Duration)>,
-    divided: Mutex<Vec<(Duration, Duration)>>,
+    /// What was broken when.
+    faults: Mutex<Vec<Event>>,
 }
 
 struct Shared {
@@ -41,7 +43,7 @@ struct Shared {
 struct Worker {
     lock: usize,
     turns: AtomicUsize,
-    history: Mutex<Vec<Turn>>,
+    history: Mutex<Vec<Event>>,
 }
 
 impl Load {
@@ -71,8 +73,7 @@ impl Load {
             clients: clients.to_vec(),
             shared,
             crew: Some(crew),
-            broken: Vec::new(),
-            divided: Mutex::default(),
+            faults: Mutex::default(),
         };
         load.goes_on("they work");
         load
@@ -93,22 +94,37 @@ impl Load {
 
     /// `fault` breaks something under the load; returns how soon after that everybody works again.
     pub(crate) fn during(&mut self, fault: impl FnOnce(&Self)) -> Duration {
-        let from = self.shared.begun.elapsed();
+        let from = self.shared.now();
         fault(self);
         let begun = Instant::now();
         self.goes_on("they work again");
-        self.broken.push((from, self.shared.begun.elapsed()));
+        let until = self.shared.now();
+        self.was_broken("fault", Divides::Nobody, [from, until]);
         begun.elapsed()
     }
 
     /// Until `ended` returns, there are two servers that grant locks, and different clients may ask different ones.
-    #[cfg(feature = "sentinel")]
     pub(crate) fn divided(&self, ended: impl FnOnce()) {
-        let from = self.shared.begun.elapsed();
+        let from = self.shared.now();
         ended();
         // The last client may hand its last grant on in memory for as long as a tenure.
-        let until = self.shared.begun.elapsed() + loosely(ms(50));
-        locked(&self.divided).push((from, until));
+        let until = self.shared.now() + nanos(loosely(ms(50)));
+        self.was_broken("two servers", Divides::Clients, [from, until]);
+    }
+
+    fn was_broken(&self, fault: &str, divides: Divides, [from, until]: [Nanos; 2]) {
+        let mut faults = locked(&self.faults);
+        let number = Some(faults.len() as u64);
+        for (is_end, time) in [(false, from), (true, until)] {
+            let edge = Edge {
+                fault: fault.into(),
+                number,
+                is_end,
+                divides: Some(divides),
+                ..Edge::default()
+            };
+            faults.push(Event::new(NEMESIS, Phase::Info, What::Fault(edge), time));
+        }
     }
 
     /// They work on for a while with nothing broken, end, and nothing that they saw is wrong.
@@ -119,25 +135,60 @@ impl Load {
         let crew = self.crew.take().expect("it ends once");
         // The longest wait, and the longest release.
         let ended = within(2 * LONG + loosely(GENEROUS), || crew.is_finished());
-        let histories = self.shared.workers.iter();
-        let numbers = self.shared.numbers.iter();
-        let history = History {
-            turns: histories
-                .flat_map(|its| locked(&its.history).clone())
-                .collect(),
-            counted: numbers.map(|n| n.load(Ordering::SeqCst)).collect(),
-            broken: self.broken.clone(),
-            divided: locked(&self.divided).clone(),
-            slack: loosely(SLACK),
-        };
-        let wrong = history.wrong();
-        assert!(wrong.is_empty(), "{wrong:#?}");
+        let report = check(self.history());
+        assert!(report.is_fine(), "{report}");
         assert!(ended, "somebody works still");
         crew.join();
         for client in &self.clients {
             let stats = client.stats();
             assert_eq!(stats.releases_failed, 0, "{stats:?}");
         }
+    }
+
+    fn history(&self) -> Vec<Event> {
+        let setup = Setup {
+            slack: nanos(loosely(SLACK)),
+            // What is broken is so until everybody works again.
+            recovery: Some(0),
+            ..Setup::default()
+        };
+        let setup = What::Setup(Box::new(setup));
+        let mut events = vec![Event::new(NEMESIS, Phase::Info, setup, 0)];
+        events.extend(locked(&self.faults).iter().cloned());
+        for worker in &self.shared.workers {
+            events.extend(locked(&worker.history).iter().cloned());
+        }
+        // Whoever has it last finds all increments.
+        let numbers = self.shared.numbers.iter();
+        for (lock, number) in numbers.enumerate() {
+            let (at, number) = (self.shared.now(), number.load(Ordering::SeqCst));
+            let (process, wanted) = (-1_000, || self.shared.wanted(lock));
+            let acquire = || What::Acquire {
+                wanted: wanted(),
+                limit: None,
+                token: None,
+                id: None,
+            };
+            let release = || What::Release {
+                wanted: wanted(),
+                id: None,
+                valid_until: None,
+            };
+            let work = What::Work {
+                name: wanted().name(),
+                read: number,
+                wrote: number + 1,
+            };
+            let last = [
+                (Phase::Invoke, acquire()),
+                (Phase::Ok, acquire()),
+                (Phase::Ok, work),
+                (Phase::Invoke, release()),
+                (Phase::Ok, release()),
+            ];
+            events.extend(last.map(|(phase, what)| Event::new(process, phase, what, at)));
+        }
+        events
     }
 }
 
@@ -148,62 +199,83 @@ impl Drop for Load {
 }
 
 impl Shared {
+    fn now(&self) -> Nanos {
+        nanos(self.begun.elapsed())
+    }
+
+    fn wanted(&self, lock: usize) -> Wanted {
+        Wanted {
+            kind: "mutex".into(),
+            names: vec![self.names[lock].as_str().into()],
+            permits: 1,
+            ..Wanted::default()
+        }
+    }
+
     fn work(&self, thread: usize, client: &Client) {
         let worker = &self.workers[thread];
         let lock = client.mutex(&self.names[worker.lock]);
-        let note = |change: &dyn Fn(&mut Turn, Duration)| {
+        let process = (thread % self.clients) * 1000 + thread;
+        let process = i64::try_from(process).expect("a few");
+        let wanted = self.wanted(worker.lock);
+        let note = |phase, what, error: Option<&Error>| {
             let mut history = locked(&worker.history);
-            let now = self.begun.elapsed();
-            change(history.last_mut().expect("it has asked"), now);
+            let event = Event::new(process, phase, what, self.now());
+            history.push(Event {
+                error: error.map(ToString::to_string),
+                ..event
+            });
+        };
+        let acquire = || What::Acquire {
+            wanted: wanted.clone(),
+            limit: Some(nanos(LONG)),
+            token: None,
+            id: None,
+        };
+        let release = || What::Release {
+            wanted: wanted.clone(),
+            id: None,
+            valid_until: None,
         };
         while !self.done.load(Ordering::SeqCst) {
-            locked(&worker.history).push(Turn {
-                thread,
-                client: thread % self.clients,
-                lock: worker.lock,
-                asked: self.begun.elapsed(),
-                limit: LONG,
-                ..Turn::default()
-            });
+            note(Phase::Invoke, acquire(), None);
             let guard = match lock.try_lock_for(LONG) {
                 Ok(Some(guard)) => guard,
                 Ok(None) => {
-                    note(&|turn, now| turn.answered = Some(now));
+                    note(Phase::Fail, acquire(), None);
                     continue;
                 }
                 Err(err) => {
-                    note(&|turn, now| {
-                        turn.answered = Some(now);
-                        turn.error = Some(err.to_string());
-                    });
+                    note(Phase::Info, acquire(), Some(&err));
                     continue;
                 }
             };
-            note(&|turn, now| {
-                turn.answered = Some(now);
-                turn.hold = Some(Hold {
-                    until: Duration::MAX,
-                    ..Hold::default()
-                });
-            });
+            note(Phase::Ok, acquire(), None);
             let number = &self.numbers[worker.lock];
             let read = number.load(Ordering::SeqCst);
             thread::sleep(ms(1));
             number.store(read + 1, Ordering::SeqCst);
-            let told = (!guard.is_valid()).then(|| "it is not valid any more".to_owned());
-            note(&|turn, now| hold_of(turn).until = now);
-            let released = guard.unlock().err().map(|err| err.to_string());
-            note(&|turn, now| {
-                let hold = hold_of(turn);
-                hold.released = Some(now);
-                hold.told = told.clone().or(released.clone());
-            });
+            let work = What::Work {
+                name: wanted.name(),
+                read,
+                wrote: read + 1,
+            };
+            note(Phase::Ok, work, None);
+            if !guard.is_valid() {
+                let lost = What::Lost {
+                    wanted: wanted.clone(),
+                    id: None,
+                    valid_until: None,
+                };
+                note(Phase::Info, lost, None);
+            }
+            note(Phase::Invoke, release(), None);
+            match guard.unlock() {
+                Ok(()) => note(Phase::Ok, release(), None),
+                Err(err) => note(Phase::Fail, release(), Some(&err)),
+            }
             worker.turns.fetch_add(1, Ordering::SeqCst);
             self.turns[worker.lock].fetch_add(1, Ordering::SeqCst);
         }
     }
-}
-
-fn hold_of(turn: &mut Turn) -> &mut Hold {
-    turn.hold.as_mut().expect("it has the lock")
 }

@@ -1,6 +1,6 @@
 //! Histories that are made up, line by line: times are in milliseconds.
 
-use crate::support::histories::{
+use crate::support::history::{
     Edge, Event, Mode, NEMESIS, Nanos, Phase, Setup, Wanted, What, millis,
 };
 

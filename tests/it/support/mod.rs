@@ -6,7 +6,6 @@ mod bare;
 mod clients;
 mod dice;
 pub(crate) mod fair;
-pub(crate) mod history;
 pub(crate) mod java;
 mod kinds;
 pub(crate) mod latch;
@@ -28,7 +27,6 @@ mod strangers;
 mod threads;
 mod time;
 
-pub(crate) use bare::history as histories;
 pub(crate) use bare::*;
 pub(crate) use clients::*;
 pub(crate) use dice::*;
