@@ -240,10 +240,13 @@ fn prefixes_and_names_with_braces_are_the_same_to_both() {
                 let lease = if counts { 30_000 } else { -1 };
                 let what = format!("{kind} of {name:?}, prefix {prefix:?}");
                 let taken = take(&ours, kind, &name).unwrap();
+                let asked = server.calls("evalsha");
                 let order = format!("take {theirs} {wanted} {name} -1 {lease}");
                 let waits = java.order(&theirs, &order);
                 eventually(&what, || {
-                    !server.channels().is_empty() && (kind != "write" || java.is_parked(&theirs))
+                    server.calls("evalsha") >= asked + 2
+                        && !server.channels().is_empty()
+                        && (kind != "write" || java.is_parked(&theirs))
                 });
                 assert!(!waits.is_done(), "{what}");
                 drop(taken);
