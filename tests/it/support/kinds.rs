@@ -167,9 +167,19 @@ pub(crate) fn short_lived<L: Lock>(lock: &L) -> L::Guard {
 
 /// Takes a lock from its holder by hand: one of several names is enough, one of several servers is not.
 pub(crate) fn lose<L: Lock>(server: &Server, name: &str) {
-    everywhere::<L>(server, name, |server, keys| {
-        server.cli(&["DEL", &keys[0]]);
-    });
+    let (names, others) = (L::names(name), L::others());
+    let others = others.iter().flat_map(|servers| servers.iter());
+    let connections: Vec<_> = std::iter::once(server)
+        .chain(others)
+        .map(Server::connection)
+        .collect();
+    // One right after the other: whoever is granted it once most are gone would lose it by the rest.
+    for mut connection in connections {
+        let () = redis::cmd("DEL")
+            .arg(&names[0])
+            .query(&mut connection)
+            .unwrap();
+    }
 }
 
 /// By now; or as soon as the last of several servers has done what the majority, which is waited for, has done.
