@@ -74,7 +74,7 @@ counters! {
     /// Waits ended by the poll cap or the holder's lease that then found the lock free: a message was lost, or none was
     /// sent.
     poll_rescues,
-    /// Times this process let others go first because its tenure was over.
+    /// Times this process let others go first, because its tenure was over or several of them wait.
     held_back,
     /// Renewals confirmed by Redis.
     renewals,

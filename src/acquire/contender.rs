@@ -146,7 +146,8 @@ impl<'a> Contender<'a> {
                 return Ok(stop());
             }
             self.steps_aside = others > 1;
-            if time::one_in(yielding::LONGER_EVERY) {
+            let longer = yielding::has_time(yielding::FOR_THE_SLOW, until);
+            if longer && time::one_in(yielding::LONGER_EVERY) {
                 yielding::FOR_THE_SLOW
             } else {
                 yielding::FOR
@@ -251,6 +252,7 @@ impl<'a> Contender<'a> {
             return self.ask_server(until);
         }
         let replicated = session.is_replicated(&answer);
+        let sent_at = answer.sent_at;
         let has_tokens = self.entry.protocol.kind().has_tokens;
         let acquired = self.way.read_reply(answer.value, has_tokens);
         let (acquired, seen) = acquired.map_err(|unexpected| {
@@ -264,7 +266,7 @@ impl<'a> Contender<'a> {
             lock.look_for_passers(&self.entry);
         }
         self.way
-            .is_answered(&self.entry, acquired, seen, yielded, waiter_lease);
+            .is_answered(&self.entry, acquired, seen, yielded, waiter_lease, sent_at);
         match (acquired, asked) {
             (Acquired::Taken { tokens }, Some(hold)) => {
                 if let Err(err) = replicated {

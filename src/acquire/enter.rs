@@ -28,9 +28,11 @@ use crate::protocol::owner;
 use crate::protocol::script::Renewed;
 use crate::time::Deadline;
 
-/// How long a reader waits behind a writer before it looks who reads meanwhile, and how often it looks then.
+/// How long a reader waits behind a writer before it looks who reads meanwhile.
 const LOOK_AFTER: Duration = Duration::from_millis(50);
-const LOOK_AGAIN: Duration = Duration::from_millis(100);
+
+/// How often it looks then, while a writer of its process asks and while none does.
+const LOOK_AGAIN: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(1));
 
 /// What a thread has got without asking Redis.
 pub(crate) enum Pending<'a> {
@@ -151,9 +153,10 @@ impl LockSpec {
                     };
                     self.watch(waiter);
                     if self.waits_for_writers(&entry) {
-                        self.wait_behind_writers(&entry, waiter, deadline);
+                        let passes = self.wait_behind_writers(&entry, waiter, deadline);
                         let mut state = entry.lock();
-                        if state.passes_writers(Instant::now())
+                        if passes
+                            && state.passes_waiting_writers(Instant::now())
                             && let Some(next) = state.lock.withdraw(ticket, Instant::now())
                         {
                             state.notify(&next);
@@ -299,27 +302,35 @@ impl LockSpec {
     }
 
     /// Parks a reader in the queue, and looks from time to time whether readers of other clients pass the writer that it
-    /// waits for. Returns when they do, or it has to find out why else it was woken.
-    fn wait_behind_writers(&self, entry: &Entry, waiter: &Arc<Waiter>, deadline: Deadline) {
+    /// waits for. Returns `true` when they do, and `false` when it has to find out why else it was woken, or has to end.
+    fn wait_behind_writers(&self, entry: &Entry, waiter: &Arc<Waiter>, deadline: Deadline) -> bool {
         let wait = WaitMode::Until(deadline);
         let deadlocked = self.has_it_otherwise(&*entry.protocol);
         let stop = || deadlocked || self.must_stop(wait);
         let mut pause = LOOK_AFTER;
         loop {
             let until = Instant::now() + pause;
-            if waiter.wait_for_wakeup(deadline.or(until).min(until), &stop)
+            if waiter.wait_for_wakeup(deadline.or(until), &stop)
                 || stop()
                 || deadline.has_passed(Instant::now())
             {
-                return;
+                return false;
             }
-            pause = LOOK_AGAIN;
-            let writer_asks = entry.lock().lock.writer_asks();
-            if writer_asks {
+            let state = entry.lock();
+            let (asks, passes) = (
+                state.lock.writer_asks(),
+                state.passes_waiting_writers(Instant::now()),
+            );
+            drop(state);
+            if passes {
+                return true;
+            }
+            pause = match asks {
+                true => LOOK_AGAIN.0,
+                false => (2 * pause).min(LOOK_AGAIN.1),
+            };
+            if asks {
                 self.look_for_passers(entry);
-            }
-            if entry.lock().passes_writers(Instant::now()) {
-                return;
             }
         }
     }

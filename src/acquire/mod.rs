@@ -200,6 +200,8 @@ pub(crate) fn acquire<S: Strategy>(
     let mut was_refused = false;
     let mut parked = 0;
     let mut woken = false;
+    // The signals that ended the last park.
+    let mut heard = None;
     // When the time for the next question began: yielding is part of it.
     let mut asks_since = None;
     loop {
@@ -216,6 +218,8 @@ pub(crate) fn acquire<S: Strategy>(
             Prepared::Asks => asks_since = None,
             Prepared::Yielded => {
                 has_waited = true;
+                // A message that came meanwhile was not lost.
+                woken |= heard.is_some() && strategy.listening().known_signals() != heard;
                 continue;
             }
             Prepared::Waited => {
@@ -288,6 +292,7 @@ pub(crate) fn acquire<S: Strategy>(
         let now = waiter.signals();
         // A confirmation is no message, but what it leads to is no rescue either.
         woken = now != seen || strategy.has_news();
+        heard = Some(now);
         if now.messages != seen.messages {
             session.counters.wakes.add(1);
         }

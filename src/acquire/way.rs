@@ -39,13 +39,13 @@ pub(crate) enum Way {
 /// By how much a lease has to end later than the last time to be another one, or renewed: replies can be late.
 const LATER: Duration = Duration::from_millis(20);
 
-/// Pauses that grow for as long as the same holder keeps the lock.
+/// Pauses that grow for as long as the same holder keeps the lock without renewing it.
 ///
 /// They start again once somebody else has taken it: where each thread of a client asks for itself, as in Redisson, one of
 /// them soon has short pauses, and a process of which one thread asks would have the lock less and less often.
 pub(crate) struct Spin {
     back_off: BackOff,
-    /// When the holder's lease ends.
+    /// When the holder's lease ends, by the answer to a request; the earliest since the pauses started.
     ends_at: Option<Instant>,
 }
 
@@ -59,9 +59,13 @@ impl Spin {
 
     /// Somebody has the lock until `ends_at`.
     fn was_refused(&mut self, ends_at: Instant) {
-        let before = self.ends_at.replace(ends_at);
-        if before.is_some_and(|before| ends_at > before + LATER) {
+        let before = self.ends_at.unwrap_or(ends_at);
+        if ends_at > before + LATER {
             self.back_off = BackOff::new();
+            self.ends_at = Some(ends_at);
+        } else {
+            // Short leases that follow one another add up.
+            self.ends_at = Some(before.min(ends_at));
         }
     }
 }
@@ -163,6 +167,7 @@ impl Way {
         seen: Option<Seen>,
         yielded: bool,
         waiter_lease: Duration,
+        sent_at: Instant,
     ) {
         match (self, seen) {
             (Self::Reader(reader), Some(seen)) => {
@@ -176,7 +181,7 @@ impl Way {
                     left: Some(left), ..
                 } = acquired
                 {
-                    spin.was_refused(Instant::now() + left);
+                    spin.was_refused(sent_at + left);
                 }
             }
             _ => {}
@@ -264,5 +269,9 @@ mod tests {
         let another = end + 2 * LATER + Duration::from_nanos(1);
         assert_eq!(pauses(another), first);
         assert!(pauses(another) > first);
+        // Also in small steps.
+        let half = LATER * 3 / 4;
+        assert!(pauses(another + half) > first);
+        assert_eq!(pauses(another + 2 * half), first);
     }
 }

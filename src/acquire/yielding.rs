@@ -15,8 +15,8 @@ use crate::time;
 /// Measured: on a quiet machine 100 µs are enough for another process to be woken and to ask; a busy one needs more.
 pub(crate) const FOR: Duration = Duration::from_micros(300);
 
-/// How long others go first now and then, and who steps aside for how long: a Java process takes so long from a message
-/// to its request. Two processes that are faster would pass the lock to and fro.
+/// How long others go first now and then, and how long a process steps aside: a Java process takes so long from a message to
+/// its request. Two processes that are faster would pass the lock to and fro.
 pub(crate) const FOR_THE_SLOW: Duration = Duration::from_micros(1_500);
 
 /// After one of how many tenures that is.
@@ -24,7 +24,7 @@ pub(crate) const LONGER_EVERY: u64 = 2;
 
 /// Before one of how many requests a process steps aside that was notified of a release, and has had the lock before.
 ///
-/// Rarely enough to cost nothing among processes that are equally fast: all of them have to do so at the same time.
+/// Rarely, since it costs time if the others have left, or step aside at the same time.
 pub(crate) const ASIDE_EVERY: u64 = 4;
 
 /// How long others go first where no release is announced: the shortest of their pauses.

@@ -244,6 +244,11 @@ impl<H: Holding> EntryState<H> {
             .is_some_and(|preference| preference.passes(now))
     }
 
+    /// Whether a reader of this process need not wait for its writers: not for one that has the lock.
+    pub(crate) fn passes_waiting_writers(&self, now: Instant) -> bool {
+        self.passes_writers(now) && !self.lock.is_written()
+    }
+
     /// See [`WriterPreference::look`]. `submit` only queues the look; `true` if it has to be flushed.
     pub(crate) fn look_for_passers(
         &mut self,
@@ -331,6 +336,10 @@ fn readers_found(look: &Call) -> Reading {
                 .find(is_mode)
                 .is_some_and(|(_, mode)| mode != "read")
             {
+                return Reading::Unknown;
+            }
+            if fields.is_empty() {
+                // A writer could have had it.
                 return Reading::Unknown;
             }
             let readers = fields.into_iter().map(|(field, _)| field);

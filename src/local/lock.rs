@@ -635,6 +635,11 @@ impl<W, H: Holding, R> LocalLock<W, H, R> {
         self.queue().map(|waiting| &waiting.waiter)
     }
 
+    /// Whether a thread of this process has an exclusive hold.
+    pub(crate) fn is_written(&self) -> bool {
+        self.exclusive.is_some()
+    }
+
     /// Whether a thread asks Redis for an exclusive hold.
     pub(crate) fn writer_asks(&self) -> bool {
         self.asking_exclusive > 0

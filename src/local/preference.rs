@@ -16,7 +16,7 @@
 //!       └────────────────────────────────────────────────────────────────────────────────┘
 //! ```
 //!
-//! A field stands for a thread of Redisson, but for one hold of this crate, which has a new one each time.
+//! A field is a thread in Redisson, which returns, and a single hold in this crate, which never does.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -230,6 +230,10 @@ impl<P> WriterPreference<P> {
     /// A reader was refused, because so many `writers` wait or because somebody writes. A reader that comes within
     /// `memory` counts as refused since then.
     pub(crate) fn keep_out(&mut self, now: Instant, memory: Duration, writers: Option<u64>) {
+        if writers.is_none() {
+            // Nobody passes a writer that has it.
+            self.looks = None;
+        }
         let before = self.kept_out.as_ref();
         let least = before
             .filter(|kept_out| now < kept_out.forgotten_at)
@@ -244,6 +248,7 @@ impl<P> WriterPreference<P> {
     /// A reader was granted the lock. If readers yielded to writers for `max_wait`, these writers are ignored from now on:
     /// a stopped one would delay every reader by as much.
     pub(crate) fn let_in(&mut self, now: Instant, max_wait: Duration) {
+        self.looks = None;
         if let Some(kept_out) = self.kept_out.take()
             && kept_out.writers > 0
             && now >= kept_out.since + max_wait

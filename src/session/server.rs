@@ -56,8 +56,8 @@ impl Seniority {
         }
     }
 
-    /// A server has refused to take part; whether since it has not been up, or known, for long enough. Then it may have sent
-    /// its `run_id`.
+    /// A server has refused to take part; `true` if it has not been up, or known, for long enough. It may then have named its
+    /// `run_id`.
     pub(crate) fn learn(&self, refusal: &RedisError) -> bool {
         if refusal.code() != Some("RESTARTED") {
             return false;

@@ -147,7 +147,7 @@ macro_rules! exclusive_lock {
             ///
             /// Blocks for one round trip, or none if this process has the lock; at most for the response timeout. If
             /// this process has had the lock for a whole tenure ([`Config::tenure`](crate::Config::tenure)) and others
-            /// heard of its release, they go first: it waits up to 300 µs for them (1 ms for a
+            /// heard of its release, they go first: it waits up to 1.5 ms for them (1 ms for a
             /// [`SpinLock`](crate::SpinLock), which notifies nobody).
             ///
             #[doc = $crate::sync::macros::example!(lock $maker =>

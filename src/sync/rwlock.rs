@@ -22,7 +22,7 @@ use crate::time::Deadline;
 /// the lock with one round trip, and those of other processes at the same time.
 ///
 /// **Order.** Threads of one process get the lock in the order in which they asked, so neither readers nor writers
-/// starve there. Among processes, a reader lets writers go first that wait already: it sees that they are subscribed to
+/// starve there, but beside Redisson: see below. Among processes, a reader lets writers go first that wait already: it sees that they are subscribed to
 /// `redisson_rwlock:{name}:writers:<database>`, a channel to which nobody publishes. A subscription lasts as long as
 /// its writer is connected, and a reader respects it for at most [`Config::waiter_lease`](crate::Config::waiter_lease)
 /// (10 s unless set), so a writer that died or was stopped delays nobody for long. After that, the readers of the
@@ -33,8 +33,8 @@ use crate::time::Deadline;
 ///
 /// Not covered: a writer that is a Redisson client does not subscribe, and a reader that is one does not look, so there a
 /// writer waits for as long as readers overlap. Readers do not wait for it then: one that has waited for some 50 ms looks
-/// who reads, and if threads of Redisson come again and again, the readers of its process pass all writers for 2 s, also
-/// those of their own process. A Redisson client that reads with a new thread each time is not recognized.
+/// who reads, and if threads of Redisson come again and again, the readers of this process pass all writers for 2 s, its
+/// own included, but not one that has the lock. A Redisson client that reads with a new thread each time is not recognized.
 /// [`readers_first`](Self::readers_first) is Redisson's rule, among processes.
 ///
 /// **Loss.** A read hold can be lost, and reports it, like any other. Each has a key of its own that lives as long as

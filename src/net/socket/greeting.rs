@@ -185,7 +185,8 @@ impl Greeting {
                 Err(err) => err,
             };
             match step.what {
-                _ if is_crowded(&err) => return Err(err),
+                // Said to nobody in particular, before the end.
+                _ if is_crowded(&err) || err.code() == Some("DENIED") => return Err(err),
                 "WAIT" if !is_transient(&err) => return Err(without_wait(&err)),
                 // It may be asked again by a later connection, unless that is not allowed.
                 "INFO" if is_transient(&err) => {}

@@ -252,8 +252,12 @@ fn printable(line: &[u8]) -> Cow<'_, str> {
     text
 }
 
+/// How much of an error is kept. Servers quote some 100 bytes of a command.
+const LONGEST_ERROR: usize = 2048;
+
 fn error(line: &[u8]) -> Value {
     // Only the parser of the client crate makes errors.
+    let line = &line[..line.len().min(LONGEST_ERROR)];
     let text = format!("-{}\r\n", printable(line));
     redis::parse_redis_value(text.as_bytes()).unwrap_or(Value::Nil)
 }

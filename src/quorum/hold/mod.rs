@@ -334,7 +334,10 @@ impl QuorumHold {
                 Some(Ok(Answer {
                     value: Value::Int(_),
                     ..
-                })) => self.change_owner(state, node),
+                })) => {
+                    share.rests = false;
+                    self.change_owner(state, node);
+                }
                 Some(Ok(Answer { value, .. })) => match value.extract_error() {
                     // Refused before it was executed.
                     Err(err) => {
@@ -352,7 +355,7 @@ impl QuorumHold {
     /// A node has confirmed that it keeps its share to a request that was sent at `asked_at`.
     fn is_kept(&self, state: &mut State, node: usize, asked_at: Instant) {
         let (share, now) = (&mut state.shares[node], Instant::now());
-        share.stage = Stage::Kept;
+        (share.stage, share.rests) = (Stage::Kept, false);
         if share.kept.confirm(asked_at, share.hold.valid_until(), now) {
             state.changed_at = Some(now);
         }

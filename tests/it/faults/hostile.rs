@@ -1,6 +1,8 @@
 //! What answers is broken, hostile, or no Redis: whatever comes, every call ends by its deadline, memory is bounded, and a
 //! sane server is used as soon as there is one.
 
+use std::io::{Read as _, Write as _};
+use std::net::{Shutdown, TcpListener};
 use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
@@ -624,5 +626,25 @@ fn hostile_nodes_of_a_cluster_are_passed_over_in_time() {
                 });
             });
         }
+    });
+}
+
+// A server in protected mode says why, to nobody in particular, and hangs up.
+#[test]
+fn why_a_server_hangs_up_at_once_is_said() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("redis://{}/", listener.local_addr().unwrap());
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let (mut stream, _) = listener.accept().unwrap();
+            stream
+                .write_all(b"-DENIED Redis is running in protected mode because it may\r\n")
+                .unwrap();
+            stream.shutdown(Shutdown::Write).unwrap();
+            stream.read_to_end(&mut Vec::new()).ok();
+        });
+        let opened = Client::open(Config::new(&url).connect_timeout(GENEROUS));
+        let said = opened.map(|_| ()).unwrap_err().to_string();
+        assert!(said.contains("protected mode"), "{said}");
     });
 }

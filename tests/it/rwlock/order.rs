@@ -11,8 +11,8 @@ use redlatch::{CancelToken, Client, Config, RwLock};
 
 use crate::support::rwlock::{Actor, hash, hold_key};
 use crate::support::{
-    BY_MESSAGE, LONG, Mode, Part, Proxy, STRANGER, Server, Stops, Target, elsewhere, eventually,
-    given, loosely, ms, open, open_with_lease, say, settings, timed, unique, within,
+    BY_MESSAGE, LONG, Mode, Part, Proxy, SLACK, STRANGER, Server, Stops, Target, elsewhere,
+    eventually, given, loosely, ms, open, open_with_lease, say, settings, timed, unique, within,
 };
 
 /// How many connections are subscribed to the channel of `name`, and to that of its waiting writers.
@@ -919,6 +919,12 @@ fn readers_pass_a_writer_that_redissons_readers_pass() {
         }
         drop(stops);
         waiting.recv_timeout(loosely(LONG)).unwrap();
+        // They do not pass one that has it, and wait for no longer than they want.
+        let begun = Instant::now();
+        let read = here.rwlock(&name).try_read_for(ms(100)).unwrap();
+        let took = begun.elapsed();
+        assert!(read.is_none() && took >= ms(100));
+        assert!(took < ms(100) + loosely(SLACK), "{took:?}");
         writer.leaves();
     });
     eventually("nothing is left", || server.keys().is_empty());
