@@ -885,7 +885,10 @@ fn redisson_reads(server: &Server, name: &str, stop: &AtomicBool) {
         let () = pipe.query(&mut con).unwrap();
         if stop.load(Ordering::SeqCst) {
             let mut pipe = redis::pipe();
-            pipe.atomic().hdel(name, comes).del(hold_key(name, comes));
+            pipe.atomic()
+                .hdel(name, comes)
+                .del(hold_key(name, comes))
+                .publish(format!("redisson_rwlock:{{{name}}}"), 0);
             let () = pipe.query(&mut con).unwrap();
             return;
         }
@@ -914,7 +917,8 @@ fn readers_pass_a_writer_that_redissons_readers_pass() {
             let begun = Instant::now();
             drop(client.rwlock(&name).read().unwrap());
             let took = begun.elapsed();
-            assert!(took < loosely(ms(1_500)), "{took:?}");
+            // Otherwise it is the waiter lease.
+            assert!(took < loosely(ms(4_000)), "{took:?}");
             assert!(waiting.try_recv().is_err(), "it writes beside readers");
         }
         drop(stops);
