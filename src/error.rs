@@ -1,5 +1,6 @@
 //! What can go wrong, named by what the caller can do next.
 
+use std::borrow::Cow;
 use std::fmt;
 
 use redis::{ErrorKind, RedisError, ServerErrorKind};
@@ -243,6 +244,28 @@ impl std::error::Error for Error {
     }
 }
 
+/// Text of a server, for errors and logs: without control characters, with which it could write lines of its own there.
+pub(crate) fn printable<'a>(text: impl Into<Cow<'a, str>>) -> Cow<'a, str> {
+    let text = text.into();
+    if !text.contains(char::is_control) {
+        return text;
+    }
+    let mut replacement = [0; 4];
+    let replacement = char::REPLACEMENT_CHARACTER.encode_utf8(&mut replacement);
+    text.replace(char::is_control, replacement).into()
+}
+
+/// How many characters of a server's text an error or a log shows.
+const MOST_SHOWN: usize = 200;
+
+/// The same, and only the beginning of a long one.
+pub(crate) fn excerpt(text: &str) -> Cow<'_, str> {
+    match text.char_indices().nth(MOST_SHOWN) {
+        Some((end, _)) => format!("{}…", printable(&text[..end])).into(),
+        None => printable(text),
+    }
+}
+
 /// Whether an error may pass by itself: no connection, or a server that is not ready to serve.
 pub(crate) fn is_transient(err: &RedisError) -> bool {
     match err.kind() {
@@ -404,6 +427,18 @@ mod tests {
             Error::Closed.at(&"7").to_string(),
             Error::Closed.to_string()
         );
+    }
+
+    #[test]
+    fn the_text_of_a_server_is_one_line_and_not_a_long_one() {
+        assert!(matches!(excerpt("noeviction"), Cow::Borrowed("noeviction")));
+        assert_eq!(
+            excerpt("a\x1b[2J\nb\u{9b}c"),
+            "a\u{fffd}[2J\u{fffd}b\u{fffd}c"
+        );
+        let long = "é".repeat(MOST_SHOWN);
+        assert_eq!(excerpt(&long), long);
+        assert_eq!(excerpt(&format!("{long}x")), format!("{long}…"));
     }
 
     #[test]

@@ -9,7 +9,7 @@ use crate::config::credentials::Credentials;
 use crate::config::replicas::ReplicaAck;
 #[cfg(feature = "tls")]
 use crate::config::tls::TlsSettings;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, printable};
 
 /// Where one server listens.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -19,10 +19,16 @@ pub(crate) enum Address {
 }
 
 impl fmt::Display for Address {
+    /// As errors and logs say it; servers name hosts as well.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Tcp(host, port) if host.contains(':') => write!(f, "[{host}]:{port}"),
-            Self::Tcp(host, port) => write!(f, "{host}:{port}"),
+            Self::Tcp(host, port) => {
+                let host = printable(host);
+                match host.contains(':') {
+                    true => write!(f, "[{host}]:{port}"),
+                    false => write!(f, "{host}:{port}"),
+                }
+            }
             Self::Unix(path) => write!(f, "{}", path.display()),
         }
     }
@@ -396,6 +402,14 @@ mod tests {
                     userinfo.replace("PW", PASSWORD)
                 )
             })
+    }
+
+    #[test]
+    fn a_host_that_a_server_names_is_shown_on_one_line() {
+        let shown = |host: &str| Address::Tcp(host.into(), 1).to_string();
+        assert_eq!(shown("a.example"), "a.example:1");
+        assert_eq!(shown("::1"), "[::1]:1");
+        assert_eq!(shown("a\n\x1b[2J"), "a\u{fffd}\u{fffd}[2J:1");
     }
 
     proptest! {

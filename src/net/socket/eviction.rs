@@ -3,12 +3,14 @@
 //! Asked behind the greeting of the first connection for commands, so that it takes no time of its own. `INFO` rather
 //! than `CONFIG`, which managed services refuse.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use redis::Value;
 
 use super::Endpoint;
+use crate::error::excerpt;
 use crate::report::report;
 
 /// Whether a client has had an answer.
@@ -37,14 +39,14 @@ impl Endpoint {
 }
 
 /// The policy by which the server deletes keys with a time to live, which those of locks are, if it does.
-fn evicting(info: &str) -> Option<&str> {
+fn evicting(info: &str) -> Option<Cow<'_, str>> {
     let field = |name: &str| {
         let mut lines = info.lines();
         lines.find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))
     };
     let policy = field("maxmemory_policy")?.trim();
     let is_limited = field("maxmemory")?.trim() != "0";
-    (is_limited && policy != "noeviction").then_some(policy)
+    (is_limited && policy != "noeviction").then(|| excerpt(policy))
 }
 
 #[cfg(test)]
@@ -58,7 +60,10 @@ mod tests {
                 "# Memory\r\nmaxmemory:{limit}\r\nmaxmemory_human:1B\r\nmaxmemory_policy:{policy}\r\n"
             )
         };
-        assert_eq!(evicting(&info(1, "volatile-ttl")), Some("volatile-ttl"));
+        let ttl = evicting(&info(1, "volatile-ttl")).map(Cow::into_owned);
+        assert_eq!(ttl.as_deref(), Some("volatile-ttl"));
+        let odd = evicting(&info(1, "a\x1b[2J")).map(Cow::into_owned);
+        assert_eq!(odd.as_deref(), Some("a\u{fffd}[2J"));
         assert_eq!(evicting(&info(0, "allkeys-lru")), None);
         assert_eq!(evicting(&info(1, "noeviction")), None);
         assert_eq!(evicting("# Memory\r\nused_memory:1\r\n"), None);

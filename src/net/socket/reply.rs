@@ -11,6 +11,8 @@ use std::io::{self, Read};
 
 use redis::{ErrorKind, RedisError, RedisResult, Value};
 
+use crate::error::printable;
+
 /// How much memory a reply may take, but for the slots of a cluster: its bytes, and a [`Value`] for each element.
 ///
 /// The largest that is due names a thousand replicas (`ROLE`), or a channel of 64 KiB: a third of this.
@@ -186,12 +188,12 @@ impl Parser {
         let mut len = end + 2;
         let token = match kind {
             b'+' if line == b"OK" => Token::Value(Value::Okay),
-            b'+' => Token::Value(Value::SimpleString(printable(line).into_owned())),
-            b'-' => Token::Value(error(line)),
+            b'+' => Token::Value(Value::SimpleString(text_of(line).into_owned())),
+            b'-' => Token::Value(error(line)?),
             b':' => Token::Value(Value::Int(number(line)?)),
-            _ => match (kind, usize::try_from(number(line)?)) {
-                (b'*', Ok(elements)) => Token::Array(elements),
-                (_, Ok(size)) => {
+            _ => match (kind, size(number(line)?)) {
+                (b'*', Some(elements)) => Token::Array(elements),
+                (_, Some(size)) => {
                     // Not yet, but it has to fit.
                     self.check(len.saturating_add(size))?;
                     let Some(text) = bytes.get(len..len + size + 2) else {
@@ -203,8 +205,8 @@ impl Parser {
                     len += size + 2;
                     Token::Value(Value::BulkString(text.to_vec()))
                 }
-                (_, Err(_)) if line == b"-1" => Token::Value(Value::Nil),
-                (_, Err(_)) => return Err(no_reply("a size is negative".into())),
+                (_, None) if line == b"-1" => Token::Value(Value::Nil),
+                (_, None) => return Err(no_reply("a size is negative".into())),
             },
         };
         self.charge(len)?;
@@ -231,35 +233,39 @@ impl Parser {
     }
 }
 
+/// How many characters the longest number has.
+const LONGEST_NUMBER: usize = 20;
+
 fn number(line: &[u8]) -> RedisResult<i64> {
-    let number = std::str::from_utf8(line)
-        .ok()
-        .and_then(|line| line.parse().ok());
-    number.ok_or_else(|| no_reply("a number is expected".into()))
+    let number = std::str::from_utf8(line).ok();
+    let number = number.filter(|line| line.len() <= LONGEST_NUMBER);
+    number
+        .and_then(|line| line.parse().ok())
+        .ok_or_else(|| no_reply("a number is expected".into()))
+}
+
+/// What an announced size is in memory, where it may not fit; `None` if it is negative.
+fn size(announced: i64) -> Option<usize> {
+    let announced = u64::try_from(announced).ok()?;
+    Some(usize::try_from(announced).unwrap_or(usize::MAX))
 }
 
 /// A line as text. Servers quote commands in errors, and may cut them within a character.
-fn printable(line: &[u8]) -> Cow<'_, str> {
-    let text = String::from_utf8_lossy(line);
-    if text.contains(char::is_control) {
-        return text
-            .replace(
-                char::is_control,
-                char::REPLACEMENT_CHARACTER.encode_utf8(&mut [0; 4]),
-            )
-            .into();
-    }
-    text
+fn text_of(line: &[u8]) -> Cow<'_, str> {
+    printable(String::from_utf8_lossy(line))
 }
 
 /// How much of an error is kept. Servers quote some 100 bytes of a command.
 const LONGEST_ERROR: usize = 2048;
 
-fn error(line: &[u8]) -> Value {
-    // Only the parser of the client crate makes errors.
+fn error(line: &[u8]) -> RedisResult<Value> {
+    // Only the parser of the client crate makes errors. What it makes nothing of must not pass for another answer.
     let line = &line[..line.len().min(LONGEST_ERROR)];
-    let text = format!("-{}\r\n", printable(line));
-    redis::parse_redis_value(text.as_bytes()).unwrap_or(Value::Nil)
+    let text = format!("-{}\r\n", text_of(line));
+    match redis::parse_redis_value(text.as_bytes()) {
+        Ok(error @ Value::ServerError(_)) => Ok(error),
+        _ => Err(no_reply("it is an error without a text".into())),
+    }
 }
 
 /// What came is not RESP2.
@@ -325,6 +331,22 @@ mod tests {
         read_all(&mut Parser::default(), bytes, &[])
     }
 
+    /// However few bytes have come, more are needed.
+    #[track_caller]
+    fn cut_everywhere(bytes: &[u8]) {
+        for end in 0..bytes.len() {
+            let (replies, err) = read(&bytes[..end]);
+            let shown = String::from_utf8_lossy(&bytes[..end]);
+            assert!(replies.is_empty(), "{shown:?}: {replies:?}");
+            assert!(is_at_the_end(&err), "{shown:?}: {err}");
+        }
+        let (replies, err) = read(bytes);
+        assert!(
+            replies.len() == 1 && is_at_the_end(&err),
+            "{replies:?} {err}"
+        );
+    }
+
     fn is_at_the_end(err: &RedisError) -> bool {
         err.is_connection_dropped()
     }
@@ -355,6 +377,25 @@ mod tests {
             let (read, err) = read_all(&mut Parser::default(), &bytes, &sizes);
             prop_assert_eq!(read, replies);
             prop_assert!(is_at_the_end(&err), "{}", err);
+        }
+
+        #[test]
+        fn a_reply_that_is_cut_at_any_byte_is_not_complete(reply in strange::resp2()) {
+            let mut bytes = Vec::new();
+            strange::encode(&reply, &mut bytes);
+            cut_everywhere(&bytes);
+        }
+
+        #[test]
+        fn whatever_follows_a_minus_is_an_error(
+            line in prop::collection::vec(any::<u8>().prop_filter("an end", |byte| *byte != b'\n'), 0..200),
+        ) {
+            let bytes = [b"-", &line[..], b"\r\n+OK\r\n"].concat();
+            let (replies, _) = read(&bytes);
+            prop_assert!(
+                matches!(&replies[..], [Value::ServerError(_), Value::Okay]),
+                "{:?}", replies
+            );
         }
 
         /// The same as another parser, where that is within the limits and no type of RESP3 comes.
@@ -458,6 +499,46 @@ mod tests {
     }
 
     #[test]
+    fn replies_of_redis_that_are_cut_at_any_byte_are_not_complete() {
+        for reply in [
+            "+OK\r\n",
+            "+PONG\r\n",
+            "+\r\n",
+            ":0\r\n",
+            ":-9223372036854775808\r\n",
+            "$-1\r\n",
+            "$0\r\n\r\n",
+            "$7\r\na\r\nb\r\n\r\r\n",
+            "*-1\r\n",
+            "*0\r\n",
+            "-ERR unknown command 'EVALSHA', with args beginning with: 'l\u{fffd}\r\n",
+            "-MOVED 3999 127.0.0.1:6381\r\n",
+            "-NOSCRIPT No matching script. Please use EVAL.\r\n",
+            "-\r\n",
+            "*3\r\n$9\r\nsubscribe\r\n$26\r\nredisson_lock__channel:{a}\r\n:1\r\n",
+            "*3\r\n$6\r\nmaster\r\n:3129659\r\n*1\r\n*3\r\n$9\r\n127.0.0.1\r\n$4\r\n9001\r\n$7\r\n3129242\r\n",
+            "*1\r\n*3\r\n:0\r\n:16383\r\n*4\r\n$9\r\n127.0.0.1\r\n:30001\r\n$2\r\nid\r\n*2\r\n$8\r\nhostname\r\n$6\r\nhost-1\r\n",
+            "*2\r\n$1\r\n0\r\n*4\r\n$4\r\nmode\r\n$4\r\nread\r\n$3\r\na:1\r\n$1\r\n1\r\n",
+        ] {
+            cut_everywhere(reply.as_bytes());
+        }
+    }
+
+    #[test]
+    fn a_long_error_is_cut() {
+        let (replies, _) = read(format!("-ERR {}\r\n", "é".repeat(30_000)).as_bytes());
+        let [Value::ServerError(err)] = &replies[..] else {
+            panic!("{} replies", replies.len());
+        };
+        let text = err.details().unwrap_or_default();
+        assert!(
+            (1000..=LONGEST_ERROR).contains(&text.len()),
+            "{} bytes",
+            text.len()
+        );
+    }
+
+    #[test]
     fn what_is_no_reply_is_refused() {
         for bytes in [
             "HTTP/1.1 400 Bad Request\r\n\r\n",
@@ -477,6 +558,8 @@ mod tests {
             ":1a\r\n",
             ": 1\r\n",
             ":9223372036854775808\r\n",
+            ":000000000000000000001\r\n",
+            "$000000000000000000001\r\na\r\n",
             "$-2\r\n",
             "*-2\r\n",
             "$1\r\nab\r\n",

@@ -13,7 +13,7 @@ use super::dial::{Dial, Dialled};
 use super::{CONNECT_SLICE, Duplex, Endpoint, Meanwhile, timed_out};
 use crate::config::replicas::ReplicaAck;
 use crate::config::server::{Address, Deployment, Login};
-use crate::error::{is_transient, lasting};
+use crate::error::{excerpt, is_transient, lasting};
 use crate::net::request::Request;
 use crate::report::report;
 
@@ -247,7 +247,11 @@ fn said(reply: Value) -> RedisResult<Said> {
         }
         Ok(Some((host, port))) => Ok(Said::Master(Address::Tcp(host, port))),
         Ok(None) => Ok(Said::Unknown),
-        Err(err) => Err(io::Error::other(format!("it gave no address: {err}")).into()),
+        // It quotes the whole answer.
+        Err(err) => {
+            let why = format!("it gave no address: {}", excerpt(&err.to_string()));
+            Err(io::Error::other(why).into())
+        }
     }
 }
 
@@ -276,14 +280,22 @@ mod tests {
         let named = said(Value::Array(vec![bulk("fe80::1"), bulk("6379")])).expect("an address");
         assert!(matches!(named, Said::Master(Address::Tcp(host, 6379)) if host == "fe80::1"));
         assert!(matches!(said(Value::Nil), Ok(Said::Unknown)));
-        let long = Value::Array(vec![bulk(&"h".repeat(LONGEST_HOST + 1)), bulk("1")]);
+        let long = bulk(&"h".repeat(LONGEST_HOST + 1));
+        let longest = bulk(&"1".repeat(900_000));
         for strange in [
             Value::Okay,
             Value::Array(vec![bulk("h")]),
             bulk("h:1"),
-            long,
+            Value::Array(vec![long, bulk("1")]),
+            Value::Array(vec![bulk("h"), longest.clone()]),
+            Value::Array(vec![bulk("h"), bulk("1"), longest.clone()]),
+            longest,
         ] {
-            assert!(said(strange).is_err());
+            let why = said(strange)
+                .map(|_| ())
+                .expect_err("no address")
+                .to_string();
+            assert!(why.len() < 300, "{} bytes", why.len());
         }
     }
 

@@ -6,7 +6,7 @@ use redis::RedisError;
 use rustls::{AlertDescription, CertificateError, Error};
 
 use crate::config::tls::{TlsSettings, Trusts};
-use crate::error::lasting;
+use crate::error::{excerpt, lasting};
 
 /// What has to be known of the settings for that.
 #[derive(Clone, Copy)]
@@ -73,7 +73,7 @@ impl Context {
                 let names: Vec<_> = presented.iter().map(|name| bare(name)).collect();
                 let names = match names.as_slice() {
                     [] => "for no name at all".to_owned(),
-                    names => format!("for {}", names.join(", ")),
+                    names => format!("for {}", excerpt(&names.join(", "))),
                 };
                 format!(
                     "the server's certificate is {names} and not for {}; if it is the right server, say its name with `TlsConfig::server_name`",
