@@ -304,6 +304,22 @@ pub(crate) fn lasting(what: String) -> RedisError {
     std::io::Error::other(Lasting(what)).into()
 }
 
+/// The same error, if it is about a connection, with the name of the server: one of several.
+#[cfg(feature = "cluster")]
+pub(crate) fn named(server: &dyn fmt::Display, err: RedisError) -> RedisError {
+    let what = || format!("{server}: {err}");
+    match err.kind() {
+        ErrorKind::Io | ErrorKind::Parse if err.is_timeout() => {
+            std::io::Error::new(std::io::ErrorKind::TimedOut, what()).into()
+        }
+        ErrorKind::Io | ErrorKind::Parse if is_transient(&err) => {
+            std::io::Error::other(what()).into()
+        }
+        ErrorKind::Io => lasting(what()),
+        _ => err,
+    }
+}
+
 fn is_lasting(err: &RedisError) -> bool {
     type Shared = std::sync::Arc<dyn std::error::Error + Send + Sync>;
     let source = std::error::Error::source(err).and_then(|err| err.downcast_ref::<Shared>());
@@ -459,6 +475,22 @@ mod tests {
         assert!(!Error::redis("connecting", err).is_retryable());
         let other = std::io::Error::other("something");
         assert!(Error::redis("connecting", RedisError::from(other)).is_retryable());
+    }
+
+    #[test]
+    #[cfg(feature = "cluster")]
+    fn an_error_of_a_connection_names_its_server_and_stays_what_it_is() {
+        let timeout = RedisError::from(std::io::Error::from(std::io::ErrorKind::TimedOut));
+        let broken = RedisError::from((ErrorKind::Parse, "odd"));
+        let other = RedisError::from(std::io::Error::other("reset"));
+        for err in [timeout, broken, other, lasting("no".into())] {
+            let its = named(&"10.0.0.1:1", err.clone());
+            assert_eq!(its.to_string(), format!("10.0.0.1:1: {err}"));
+            assert_eq!(is_transient(&its), is_transient(&err), "{err}");
+            assert_eq!(its.is_timeout(), err.is_timeout(), "{err}");
+        }
+        let said = RedisError::from((ErrorKind::Server(ServerErrorKind::NoPerm), "no"));
+        assert_eq!(named(&"10.0.0.1:1", said.clone()).kind(), said.kind());
     }
 
     #[test]

@@ -221,6 +221,7 @@ mod tests {
     use std::time::{Duration, Instant};
 
     use crate::config::server::{Address, Server};
+    use crate::net::cluster::Redirected;
     use crate::net::slot::slot_of;
     use crate::net::socket::Endpoint;
     use crate::net::subscriber::Place;
@@ -249,7 +250,8 @@ mod tests {
         let moved = format!("-MOVED {slot} 127.0.0.1:{port}\r\n");
         let moved = redis::parse_redis_value(moved.as_bytes()).expect("a reply");
         let moved = moved.extract_error().expect_err("an error");
-        assert!(map.redirected(0, &moved).is_some());
+        let to = map.redirected(0, &moved);
+        assert!(matches!(to, Redirected::To(_)), "{to:?}");
     }
 
     #[test]

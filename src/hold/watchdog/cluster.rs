@@ -228,7 +228,12 @@ impl WatchdogThread {
         {
             let from = cluster.at(call);
             let generation = from.generation().unwrap_or_default();
-            return cluster.refused(&from, generation, call, &err) == Next::Elsewhere;
+            if cluster.refused(&from, generation, call, &err) == Next::Elsewhere {
+                return true;
+            }
+            report!(Debug, "renewing `{}`: {err}", hold.name());
+            self.postpone(hold, BACK_OFF.1);
+            return false;
         }
         let settled = settle(&self.task, hold, value, sent_at);
         self.is_settled(hold);

@@ -21,7 +21,7 @@ use redis::{ErrorKind, RedisError, RedisResult, ServerErrorKind, Value};
 
 use super::topology::{Topology, redirection, shards};
 use crate::config::server::Address;
-use crate::error::is_transient;
+use crate::error::{is_transient, named};
 use crate::net::request::Request;
 use crate::net::slot::{SLOTS, slot_of};
 use crate::net::socket::{self, Duplex, Endpoint, LARGEST_MAP, Meanwhile};
@@ -62,6 +62,16 @@ struct Asking {
     pause: Duration,
     /// The version of the topology when nodes were asked last.
     version: u64,
+}
+
+/// What a redirection says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Redirected {
+    /// The node with this number is to be asked.
+    To(usize),
+    /// A node is to be asked that is not known, and so many are that it is not remembered: the slots are in doubt.
+    Unknown,
+    NotUnderstood,
 }
 
 /// Why nobody has said who has which slot.
@@ -181,23 +191,31 @@ impl Map {
         self.doubted.load(Ordering::Acquire)
     }
 
-    /// The node that a redirection by the node `from` names; `MOVED` also says that it has the slot from now on.
-    pub(crate) fn redirected(&self, from: usize, err: &RedisError) -> Option<usize> {
+    /// What a redirection by the node `from` says; `MOVED` also that the node has the slot from now on.
+    pub(crate) fn redirected(&self, from: usize, err: &RedisError) -> Redirected {
         let mut topology = self.topology.write();
         let from = topology.nodes().get(from).map(|its| its.address.clone());
         let from = from.unwrap_or_else(|| self.seeds[0].clone());
-        let (slot, to) = redirection(err.detail()?, &from)?;
-        if err.kind() != ErrorKind::Server(ServerErrorKind::Moved) {
-            return topology.redirected(to);
-        }
+        let said = err.detail().and_then(|said| redirection(said, &from));
+        let Some((slot, to)) = said else {
+            return Redirected::NotUnderstood;
+        };
+        let has_moved = err.kind() == ErrorKind::Server(ServerErrorKind::Moved);
         let before = topology.owner(slot);
-        let to = topology.moved(slot, to)?;
+        let to = match has_moved {
+            true => topology.moved(slot, to),
+            false => topology.redirected(to),
+        };
         drop(topology);
-        if before != Some(to) {
+        let Some(to) = to else {
+            self.doubt();
+            return Redirected::Unknown;
+        };
+        if has_moved && before != Some(to) {
             self.version.fetch_add(1, Ordering::AcqRel);
             self.doubt();
         }
-        Some(to)
+        Redirected::To(to)
     }
 
     /// Asks who has which slot, if that is in doubt and nobody else is asking; returns when the time has come to look
@@ -241,16 +259,18 @@ impl Map {
         asked
     }
 
-    /// Asks one node after the other, beginning with another each time.
+    /// Asks one node after the other, beginning with another each time, and those that were masters last.
     fn ask_around(&self, until: Instant, meanwhile: Meanwhile<'_>) -> Result<(), Unanswered> {
-        let mut witnesses = self.topology.read().witnesses();
+        let (mut witnesses, mut gone) = self.topology.read().witnesses();
         for seed in &self.seeds {
             if !witnesses.contains(seed) {
                 witnesses.push(seed.clone());
             }
         }
+        gone.retain(|its| !self.seeds.contains(its));
         let first = self.next.fetch_add(1, Ordering::Relaxed) % witnesses.len();
         witnesses.rotate_left(first);
+        witnesses.append(&mut gone);
         let mut failure: Option<Unanswered> = None;
         for address in &witnesses {
             let by = until.min(Instant::now() + TIME_TO_ANSWER);
@@ -276,27 +296,31 @@ impl Map {
         let endpoint = self.endpoint.witness(address.clone());
         let mut connection = socket::connect(&endpoint, ROLE, by, meanwhile)?;
         connection.reader.limit(LARGEST_MAP);
-        let reply = ask_for(&mut connection, &["CLUSTER", "SLOTS"], by, meanwhile)?;
+        let reply = ask_for(&mut connection, &["CLUSTER", "SLOTS"], by, meanwhile);
+        let reply = reply.map_err(|err| named(address, err))?;
         let by_name = endpoint.server.is_encrypted;
-        let shards = shards(&reply, address, by_name).filter(|shards| !shards.is_empty());
-        let shards = shards.ok_or_else(|| {
-            let what = std::io::ErrorKind::NotFound;
-            RedisError::from(std::io::Error::new(
-                what,
-                format!("{address} knows of no slots: the cluster is not set up"),
-            ))
+        let wrong = |what: std::io::ErrorKind, why: &str| {
+            RedisError::from(std::io::Error::new(what, format!("{address} {why}")))
+        };
+        let shards = shards(&reply, address, by_name).ok_or_else(|| {
+            let why = "answers CLUSTER SLOTS with something that does not say who has which slot";
+            wrong(std::io::ErrorKind::InvalidData, why)
         })?;
+        if shards.is_empty() {
+            let why = "knows of no slots: the cluster is not set up";
+            return Err(wrong(std::io::ErrorKind::NotFound, why));
+        }
         if self.sharded.get().is_none() {
             let question = &["PUBSUB", "SHARDNUMSUB", "redlatch"];
             let answer = ask_for(&mut connection, question, by, meanwhile);
+            let answer = answer.map_err(|err| named(address, err));
             let sharded = knows_sharded(answer.map(drop))?;
             self.sharded.get_or_init(|| sharded);
         }
         connection.writer.shut_down();
         let changed = self.topology.write().learn(&shards).ok_or_else(|| {
-            RedisError::from(std::io::Error::other(format!(
-                "{address} names more masters than a cluster can have"
-            )))
+            let why = "names more masters than a cluster can have";
+            wrong(std::io::ErrorKind::Other, why)
         })?;
         if changed {
             self.version.fetch_add(1, Ordering::AcqRel);
@@ -361,6 +385,31 @@ fn ask_for(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    use crate::config::server::Server;
+
+    #[test]
+    fn a_redirection_that_is_one_too_many_has_the_nodes_asked() {
+        let server = Server::of("redis+cluster://127.0.0.1:1/", String::new());
+        let endpoint = Endpoint::new(server.expect("a good URL"));
+        let map = Map::new(endpoint, vec![Address::Tcp("127.0.0.1".into(), 1)]);
+        let redirected = |said: &str| {
+            let said = redis::parse_redis_value(format!("-{said}\r\n").as_bytes());
+            let err = said.expect("a reply").extract_error().expect_err("one");
+            map.doubted.store(false, Ordering::Relaxed);
+            (map.redirected(0, &err), map.is_doubted())
+        };
+        let mut known = 0;
+        while redirected(&format!("MOVED 7 m{known}:1")) == (Redirected::To(known), true) {
+            known += 1;
+        }
+        assert!((1000..2000).contains(&known), "{known}");
+        assert_eq!(redirected("MOVED 7 other:1"), (Redirected::Unknown, true));
+        assert_eq!(redirected("ASK 7 other:1"), (Redirected::Unknown, true));
+        assert_eq!(redirected("ASK 7 m5:1"), (Redirected::To(5), false));
+        let odd = (Redirected::NotUnderstood, false);
+        assert_eq!(redirected("MOVED somewhere"), odd);
+    }
 
     #[test]
     fn of_several_reasons_the_one_that_says_most_is_kept() {

@@ -38,7 +38,7 @@ use std::time::{Duration, Instant};
 use parking_lot::RwLock;
 use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
 
-pub(crate) use self::map::{Map, is_no_cluster};
+pub(crate) use self::map::{Map, Redirected, is_no_cluster};
 use crate::error::{is_redirection, is_transient};
 use crate::net::call::{Call, CallPhase, DeferredInfo, Fault, OnReply};
 use crate::net::connection::{Connection, Housekeeper};
@@ -209,24 +209,26 @@ impl Cluster {
         self.map.master_of(call.request.first_key())
     }
 
-    /// A node has sent a call elsewhere; whether that was understood.
-    fn follow(&self, call: &Call, err: &RedisError) -> bool {
-        let from = call.node();
-        let to = self.map.redirected(from, err);
+    /// A node has sent a call elsewhere.
+    fn follow(&self, call: &Call, err: &RedisError) -> Redirected {
+        let redirected = self.map.redirected(call.node(), err);
         let mut its = call.state.lock();
-        its.asking = err.kind() == ErrorKind::Server(ServerErrorKind::Ask) && to.is_some();
-        if let (true, Some(to)) = (its.asking, to) {
-            call.sent_to(to);
+        its.asking = false;
+        if let Redirected::To(node) = redirected
+            && err.kind() == ErrorKind::Server(ServerErrorKind::Ask)
+        {
+            its.asking = true;
+            call.sent_to(node);
         }
-        to.is_some()
+        redirected
     }
 
     /// Sends a release on to where a node has said that it belongs.
     fn hand_over(&self, release: &Arc<Call>, err: &RedisError) {
-        let understood = self.follow(release, err);
+        let is_known = matches!(self.follow(release, err), Redirected::To(_));
         let mut its = release.state.lock();
         its.redirected = its.redirected.saturating_add(1);
-        let rests = !understood || its.redirected > REDIRECTIONS;
+        let rests = !is_known || its.redirected > REDIRECTIONS;
         if rests {
             its.redirected = 0;
             its.asking = false;
@@ -424,8 +426,12 @@ impl Route for Cluster {
     fn refused(&self, to: &Connection, generation: u64, call: &Call, err: &RedisError) -> Next {
         if is_redirection(err) {
             return match self.follow(call, err) {
-                true => Next::Elsewhere,
-                false => Next::Never,
+                Redirected::To(_) => Next::Elsewhere,
+                Redirected::Unknown => {
+                    to.housekeep_soon();
+                    Next::Later
+                }
+                Redirected::NotUnderstood => Next::Never,
             };
         }
         call.state.lock().asking = false;
@@ -515,7 +521,8 @@ mod tests {
     fn has_moved(cluster: &Cluster, key: &str, port: u16) -> RedisError {
         let slot = slot_of(key.as_bytes());
         let moved = says(&format!("MOVED {slot} 127.0.0.1:{port}"));
-        assert!(cluster.map.redirected(0, &moved).is_some());
+        let to = cluster.map.redirected(0, &moved);
+        assert!(matches!(to, Redirected::To(_)), "{to:?}");
         moved
     }
 
@@ -574,6 +581,21 @@ mod tests {
             drop(used);
             assert!(done.is_ok(), "it waits for the other");
         });
+    }
+
+    #[test]
+    fn a_redirection_that_is_one_too_many_is_followed_once_the_nodes_were_asked() {
+        let cluster = cluster(&Arc::default());
+        let call = release("a");
+        let to = cluster.at(&call);
+        let mut seen = Vec::new();
+        for node in 0..2000 {
+            let moved = says(&format!("MOVED 1 m{node}:1"));
+            seen.push(cluster.refused(&to, 1, &call, &moved));
+        }
+        seen.dedup();
+        assert!(seen == [Next::Elsewhere, Next::Later]);
+        assert!(cluster.map.is_doubted());
     }
 
     #[test]

@@ -7,7 +7,9 @@
 //!    slot ──► nobody ──────────────────────► master ──────────────────────────► another master
 //! ```
 //!
-//! A node that was a master once keeps its number for ever, so that whoever has noted one never means another node by it.
+//! A node that was a master once keeps its number for ever, so that whoever has noted one never means another node by it:
+//! calls, connections and subscribers do, and none of them says when it is done with it. So how many are known is bounded,
+//! and those that nothing but a redirection has named are counted apart: redirections are cheap to make up.
 
 use std::collections::{HashMap, HashSet};
 use std::ops::RangeInclusive;
@@ -22,6 +24,9 @@ const MOST_AT_ONCE: usize = 4096;
 
 /// How many masters may be known in all, since none is ever forgotten.
 const MOST: usize = 8 * MOST_AT_ONCE;
+
+/// How many nodes may be known besides that no answer has named as masters, but a redirection.
+const MOST_UNCONFIRMED: usize = 1024;
 
 /// How long the name of a host may be.
 const LONGEST_HOST: usize = 255;
@@ -76,7 +81,7 @@ pub(crate) fn shards(reply: &Value, asked: &Address, by_name: bool) -> Option<Ve
             return None;
         };
         let slots = number(first)?..=number(last)?;
-        if *slots.end() >= SLOTS {
+        if slots.is_empty() || *slots.end() >= SLOTS {
             return None;
         }
         let replicas = replicas.iter().filter_map(|its| node(its, asked, by_name));
@@ -215,61 +220,81 @@ impl Topology {
         self.nodes.iter().rposition(|its| its.is_called(address))
     }
 
+    /// How many masters more may be named.
+    fn left(&self) -> usize {
+        MOST.saturating_sub(self.nodes.len() - self.unconfirmed.len())
+    }
+
     /// The number of a node that a redirection names, a new one if none is called so. `None` if there are too many.
     pub(crate) fn redirected(&mut self, to: Address) -> Option<usize> {
         if let Some(known) = self.called(&to) {
             return Some(known);
         }
-        if self.nodes.len() >= MOST {
-            return None;
-        }
         // A replica that was promoted: by its IP alone, it could not prove who it is.
         let replica = self.replicas.iter().find(|its| its.is_called(&to)).cloned();
-        if replica.is_none() {
-            self.unconfirmed.push(self.nodes.len());
+        match &replica {
+            Some(_) if self.left() == 0 => return None,
+            Some(_) => {}
+            None if self.unconfirmed.len() >= MOST_UNCONFIRMED => return None,
+            None => self.unconfirmed.push(self.nodes.len()),
         }
         self.nodes.push(replica.unwrap_or_else(|| Node::at(to)));
         Some(self.nodes.len() - 1)
     }
 
-    /// The number of a master that a node has named, a new one if none is called so.
-    fn confirmed(&mut self, master: &Node) -> usize {
-        let Some(known) = self.called(&master.address) else {
-            self.nodes.push(master.clone());
-            return self.nodes.len() - 1;
-        };
-        self.unconfirmed.retain(|node| *node != known);
-        if !master.others.is_empty() {
-            for other in &mut self.nodes {
-                other.others.retain(|its| !master.others.contains(its));
-            }
-            self.nodes[known].others.clone_from(&master.others);
-        }
-        known
+    /// The numbers of all nodes by what they are called, each by that which came last.
+    fn by_name(&self) -> HashMap<&Address, usize> {
+        let nodes = self.nodes.iter().enumerate();
+        let names = nodes.flat_map(|(number, node)| {
+            let names = std::iter::once(&node.address).chain(&node.others);
+            names.map(move |name| (name, number))
+        });
+        names.collect()
     }
 
     /// Takes over what a node has said of all slots, and returns whether anything is different now. A slot that nobody
     /// has at the moment stays where it was: its keys are nowhere else. `None` if there are too many masters: then
     /// nothing is taken over.
+    ///
+    /// Threads wait meanwhile, so every node is looked at a few times and not once for each master.
     pub(crate) fn learn(&mut self, shards: &[Shard]) -> Option<bool> {
-        let masters: HashSet<&Node> = shards.iter().map(|shard| &shard.master).collect();
-        let left = MOST.saturating_sub(self.nodes.len());
-        if masters.len() > MOST_AT_ONCE
-            || masters.len() > left
-                && masters
-                    .iter()
-                    .filter(|its| self.called(&its.address).is_none())
-                    .count()
-                    > left
-        {
+        let mut met = HashSet::new();
+        let masters = shards.iter().map(|shard| &shard.master);
+        let masters: Vec<_> = masters.filter(|its| met.insert(&its.address)).collect();
+        if masters.len() > MOST_AT_ONCE {
             return None;
         }
-        let mut changed = false;
-        // Each is looked up once, however many ranges it has.
+        let names = self.by_name();
+        let known = masters.iter().map(|its| names.get(&its.address).copied());
+        let known: Vec<_> = known.collect();
+        let unconfirmed: HashSet<_> = self.unconfirmed.iter().copied().collect();
+        let is_new = |its: &&Option<usize>| its.is_none_or(|its| unconfirmed.contains(&its));
+        if known.iter().filter(is_new).count() > self.left() {
+            return None;
+        }
+        let confirmed: HashSet<_> = known.iter().flatten().copied().collect();
+        self.unconfirmed.retain(|node| !confirmed.contains(node));
+        // What these are called now, nobody else is any more.
+        let others = masters.iter().flat_map(|its| &its.others);
+        let others: HashSet<_> = others.collect();
+        for node in &mut self.nodes {
+            node.others.retain(|its| !others.contains(its));
+        }
         let mut numbers = HashMap::with_capacity(masters.len());
+        for (master, known) in masters.into_iter().zip(known) {
+            let number = known.unwrap_or(self.nodes.len());
+            match self.nodes.get_mut(number) {
+                None => self.nodes.push(master.clone()),
+                Some(known) if !master.others.is_empty() => {
+                    known.others.clone_from(&master.others);
+                }
+                Some(_) => {}
+            }
+            numbers.insert(&master.address, number);
+        }
+        let mut changed = false;
         for shard in shards {
-            let number = numbers.entry(&shard.master);
-            let master = *number.or_insert_with(|| self.confirmed(&shard.master));
+            let master = numbers[&shard.master.address];
             let slots = usize::from(*shard.slots.start())..=usize::from(*shard.slots.end());
             for owner in self.owners.get_mut(slots).into_iter().flatten() {
                 changed |= *owner != master;
@@ -294,16 +319,20 @@ impl Topology {
         Some(to)
     }
 
-    /// Every node that may know the slots: masters, their replicas, and those that were masters.
-    pub(crate) fn witnesses(&self) -> Vec<Address> {
+    /// Every node that may know the slots: masters and their replicas, and apart from them those that were masters, of
+    /// which there are more and more that are gone.
+    pub(crate) fn witnesses(&self) -> (Vec<Address>, Vec<Address>) {
         let owners: HashSet<usize> = self.owners.iter().copied().collect();
         let (masters, others): (Vec<_>, Vec<_>) =
             (0..self.nodes.len()).partition(|node| owners.contains(node));
         let nodes = |numbers: Vec<usize>| numbers.into_iter().map(|number| &self.nodes[number]);
-        let witnesses = nodes(masters).chain(&self.replicas).chain(nodes(others));
         let mut met = HashSet::new();
-        let witnesses = witnesses.map(|node| &node.address);
-        witnesses.filter(|its| met.insert(*its)).cloned().collect()
+        let mut addresses = |nodes: &mut dyn Iterator<Item = &'_ Node>| {
+            let addresses = nodes.map(|node| node.address.clone());
+            addresses.filter(|its| met.insert(its.clone())).collect()
+        };
+        let present = addresses(&mut nodes(masters).chain(&self.replicas));
+        (present, addresses(&mut nodes(others)))
     }
 }
 
@@ -313,6 +342,7 @@ mod tests {
 
     use proptest::prelude::*;
 
+    use crate::net::socket::{self, LARGEST_MAP};
     use crate::net::strange;
 
     fn tcp(host: &str, port: u16) -> Address {
@@ -385,6 +415,7 @@ mod tests {
             Value::Array(vec![Value::Okay]),
             Value::Array(vec![range(0, 16384, &[plain(1)])]),
             Value::Array(vec![range(-1, 5, &[plain(1)])]),
+            Value::Array(vec![range(9, 3, &[plain(1)])]),
             Value::Array(vec![range(0, 5, &[])]),
             Value::Array(vec![range(0, 5, &[node(bulk("a"), 70_000, &[])])]),
         ] {
@@ -433,8 +464,9 @@ mod tests {
         assert_eq!(known.learn(&read(second).expect("a topology")), Some(true));
         assert_eq!(known.owner(0), Some(2));
         assert!(!known.is_master(0) && known.is_master(1) && known.is_master(2));
+        // What was a master is a replica now.
         let addresses = [2, 4, 1].map(|port| tcp("10.0.0.1", port));
-        assert_eq!(known.witnesses(), addresses);
+        assert_eq!(known.witnesses(), (addresses.into(), Vec::new()));
         // One slot moves, to a node that is known and to one that is not.
         assert_eq!(known.moved(7, tcp("10.0.0.1", 2)), Some(1));
         assert_eq!(known.moved(8, tcp("10.0.0.9", 9)), Some(3));
@@ -519,7 +551,8 @@ mod tests {
             (known.nodes.len(), known.replicas.len()),
             (MOST_AT_ONCE, MOST_AT_ONCE)
         );
-        assert_eq!(known.witnesses().len(), 2 * MOST_AT_ONCE);
+        let (present, gone) = known.witnesses();
+        assert_eq!((present.len(), gone.len()), (2 * MOST_AT_ONCE, 0));
         // In the course of time.
         let gone = Node::at(Address::Unix("gone".into()));
         known.nodes.resize(MOST - 1, gone);
@@ -531,8 +564,8 @@ mod tests {
             Some(true),
             "it was known"
         );
-        assert_eq!(known.redirected(tcp("one.more", 1)), None);
-        assert_eq!(known.moved(7, tcp("one.more", 1)), None);
+        // A replica is as good as named.
+        assert_eq!(known.moved(7, tcp("r0", 1)), None);
         assert_eq!(
             known.redirected(tcp("host-0", 6379)),
             Some(0),
@@ -556,6 +589,72 @@ mod tests {
             false,
         );
         assert_eq!(read, None);
+    }
+
+    #[test]
+    fn redirections_that_are_made_up_keep_no_master_from_being_known() {
+        let mut known = Topology::new();
+        let all = |port| read(vec![range(0, 16383, &[plain(port)])]).expect("a topology");
+        assert_eq!(known.learn(&all(1)), Some(true));
+        for made_up in 0..MOST_UNCONFIRMED {
+            assert!(known.moved(0, tcp(&format!("m{made_up}"), 1)).is_some());
+        }
+        assert_eq!(known.redirected(tcp("one.more", 1)), None);
+        assert_eq!(known.moved(7, tcp("one.more", 1)), None);
+        assert_eq!(known.owner(7), Some(0));
+        // Those that are known still count.
+        assert_eq!(known.moved(7, tcp("m3", 1)), Some(4));
+        // However many there are, what the cluster says is learnt, and then there are fewer.
+        let named = node(bulk("m3"), 1, &[]);
+        let named = read(vec![range(0, 16383, &[named])]).expect("a topology");
+        assert_eq!(known.learn(&named), Some(true));
+        assert!(!known.is_unconfirmed(4) && known.is_unconfirmed(5));
+        assert!(known.redirected(tcp("one.more", 1)).is_some());
+        assert_eq!(known.redirected(tcp("and.another", 1)), None);
+        for port in 2..100 {
+            assert_eq!(known.learn(&all(port)), Some(true));
+        }
+        // One that is confirmed takes the place of another.
+        let gone = Node::at(Address::Unix("gone".into()));
+        known.nodes.resize(MOST + MOST_UNCONFIRMED, gone);
+        let named = node(bulk("m5"), 1, &[]);
+        let named = read(vec![range(0, 16383, &[named])]).expect("a topology");
+        assert_eq!(known.learn(&named), None);
+        known.nodes.pop();
+        assert_eq!(known.learn(&named), Some(true));
+        // Those that serve nothing are asked for the slots after the others.
+        let (present, gone) = known.witnesses();
+        assert_eq!(present, [tcp("m5", 1)]);
+        assert!(gone.contains(&tcp("10.0.0.1", 1)) && gone.contains(&tcp("m9", 1)));
+    }
+
+    #[test]
+    fn the_largest_cluster_is_read_and_fails_over() {
+        // Every slot is a range of its own, and each node has the longest names.
+        let masters = i64::try_from(MOST_AT_ONCE).expect("few");
+        let named = |port: i64| {
+            let host = format!("{port:05}.{}", "x".repeat(40));
+            node(bulk("10.100.100.100"), port, &["hostname", &host])
+        };
+        let answer = |turn: i64| {
+            let ranges = (0..i64::from(SLOTS)).map(|slot| {
+                let [a, b, c] =
+                    [0, 1, 2].map(|n| named(1 + slot % masters + (turn + n) % 3 * masters));
+                range(slot, slot, &[a, b, c])
+            });
+            let mut bytes = Vec::new();
+            strange::encode(&Value::Array(ranges.collect()), &mut bytes);
+            let read = socket::parsed(&bytes, LARGEST_MAP).expect("within the limits");
+            shards(&read, &tcp("asked", 1), true).expect("a topology")
+        };
+        let mut known = Topology::new();
+        for turn in 0..4 {
+            assert_eq!(known.learn(&answer(turn)), Some(true), "{turn}");
+            let first = usize::try_from(turn % 3).expect("few") * MOST_AT_ONCE;
+            assert_eq!(known.owner(0), Some(first));
+            assert_eq!(known.owner(SLOTS - 1), Some(first + MOST_AT_ONCE - 1));
+        }
+        assert_eq!(known.nodes.len(), 3 * MOST_AT_ONCE);
     }
 
     fn named() -> impl Strategy<Value = Value> {

@@ -1,13 +1,12 @@
 //! What a connection to one of several masters is asked besides.
 
-use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use redis::{ErrorKind, RedisError};
+use redis::RedisError;
 
 use super::{Connection, Phase};
-use crate::error::{is_transient, lasting};
+use crate::error::named;
 use crate::net::call::Call;
 use crate::net::pipeline::{Destination, Pipeline};
 use crate::net::socket;
@@ -86,14 +85,8 @@ impl Connection {
         self.state.lock().pipeline.take_strays(belongs)
     }
 
-    /// An I/O error with the address of this node, which is one of several.
+    /// An error of the connection with the address of this node, which is one of several.
     pub(crate) fn named(&self, why: RedisError) -> RedisError {
-        match why.kind() {
-            ErrorKind::Io if is_transient(&why) => {
-                io::Error::other(format!("{}: {why}", self.endpoint)).into()
-            }
-            ErrorKind::Io => lasting(format!("{}: {why}", self.endpoint)),
-            _ => why,
-        }
+        named(&self.endpoint, why)
     }
 }

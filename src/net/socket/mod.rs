@@ -493,6 +493,14 @@ pub(crate) struct Duplex {
     pub(crate) since: Instant,
 }
 
+/// One reply of these bytes.
+#[cfg(all(test, feature = "cluster"))]
+pub(crate) fn parsed(mut bytes: &[u8], limit: usize) -> RedisResult<Value> {
+    let mut parser = reply::Parser::default();
+    parser.limit(limit);
+    parser.next(&mut bytes)
+}
+
 pub(crate) fn timed_out(what: &'static str) -> RedisError {
     io::Error::new(io::ErrorKind::TimedOut, what).into()
 }

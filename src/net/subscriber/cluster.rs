@@ -8,7 +8,7 @@ use redis::RedisError;
 
 use super::{State, Subscriber, Subscription};
 use crate::net::channels::{Channels, Listener};
-use crate::net::cluster::Map;
+use crate::net::cluster::{Map, Redirected};
 use crate::net::slot::slot_of;
 use crate::process::Process;
 use crate::report::report;
@@ -92,7 +92,7 @@ impl Subscriber {
         let Some(place) = &self.place else {
             return false;
         };
-        if place.map.redirected(place.node, err).is_none() {
+        if !matches!(place.map.redirected(place.node, err), Redirected::To(_)) {
             return false;
         }
         let Some((_, moved)) = err.redirect_node() else {

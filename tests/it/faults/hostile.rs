@@ -342,6 +342,10 @@ fn is_possible(seed: u64, (what, came): (&str, redlatch::Result<()>)) {
             "seed {seed}, {what}: {} bytes",
             text.len()
         );
+        assert!(
+            !text.contains(char::is_control),
+            "seed {seed}, {what}: {text:?}"
+        );
     }
 }
 
@@ -504,11 +508,14 @@ fn hostile_sentinels_are_passed_over_in_time() {
     });
     let hostile = |command: Sent0| Adversary::start(after_the_greeting(move |_| command()));
     let long = named(&"h".repeat(100_000), "1");
+    let no_port = named("h\x1b[2J", &"1".repeat(900_000));
+    let nowhere = named("h\n\x1b[2J", "1");
     let sentinels = [
         hostile(Box::new(|| endlessly(vec![b'+'; 100_000]))),
         hostile(Box::new(|| once("$999999999999\r\n"))),
         hostile(Box::new(|| once("*1\r\n".repeat(1000)))),
         hostile(Box::new(move || once(long.clone()))),
+        hostile(Box::new(move || once(no_port.clone()))),
         hostile(Box::new(|| once("*2\r\n$1\r\nh\r\n$5\r\n99999\r\n"))),
         hostile(Box::new(|| once(":1\r\n"))),
         hostile(Box::new(|| once("*2\r\n"))),
@@ -520,6 +527,14 @@ fn hostile_sentinels_are_passed_over_in_time() {
             .collect();
         format!("redis+sentinel://{}/service", hosts.join(","))
     };
+    let liar = hostile(Box::new(move || once(nowhere.clone())));
+    let misled = hasty(&url(&[liar.port()]));
+    let said = ends("asking", move || Client::open(misled).map(drop)).unwrap_err();
+    let said = said.to_string();
+    assert!(
+        said.contains("[2J:1") && !said.contains(char::is_control),
+        "{said:?}"
+    );
     let mut ports: Vec<u16> = sentinels.iter().map(Adversary::port).collect();
     let alone = hasty(&url(&ports));
     let said = ends("asking", move || Client::open(alone).map(drop))
@@ -527,6 +542,7 @@ fn hostile_sentinels_are_passed_over_in_time() {
         .to_string();
     assert!(said.contains("no sentinel has named the master"), "{said}");
     assert!(said.len() < 5000, "{} bytes", said.len());
+    assert!(!said.contains(char::is_control), "{said:?}");
     ports.push(sane.port());
     let beside = Config::new(url(&ports));
     let client = ends("asking", move || Client::open(beside)).unwrap();
@@ -566,7 +582,7 @@ fn hostile_nodes_of_a_cluster_are_passed_over_in_time() {
         port.set(adversary.port()).unwrap();
         adversary
     };
-    let nodes: [(_, _, _, _); 7] = [
+    let nodes: [(_, _, _, _); 8] = [
         (
             "more masters than there can be",
             Box::new(move |_| many.clone().into_bytes()) as Slots,
@@ -577,25 +593,34 @@ fn hostile_nodes_of_a_cluster_are_passed_over_in_time() {
             "no end of ranges",
             Box::new(|_| b"*999999999\r\n".to_vec()),
             ":0\r\n",
-            "the most that is read",
+            ": 127.0.0.1:PORT: a reply takes more",
         ),
         (
             "deep",
             Box::new(|_| b"*1\r\n".repeat(1000)),
             ":0\r\n",
-            "the most that is read",
+            ": 127.0.0.1:PORT: a reply is nested deeper",
         ),
         (
             "ranges beyond the last slot",
             Box::new(move |port| format!("*1\r\n{}", range(0, 16_384, port)).into_bytes()),
             ":0\r\n",
-            "slots",
+            "127.0.0.1:PORT answers CLUSTER SLOTS with something",
         ),
         (
             "ranges that end before they begin",
             Box::new(move |port| format!("*1\r\n{}", range(9, 3, port)).into_bytes()),
             ":0\r\n",
-            "",
+            "127.0.0.1:PORT answers CLUSTER SLOTS with something",
+        ),
+        (
+            "a name that clears the screen",
+            Box::new(move |port| {
+                let range = range(0, 16_383, port).replace("127.0.0.1", "a\n\x1b[2J..b");
+                format!("*1\r\n{range}").into_bytes()
+            }),
+            ":0\r\n",
+            "[2J..b:PORT",
         ),
         (
             "a circle",
@@ -622,11 +647,44 @@ fn hostile_nodes_of_a_cluster_are_passed_over_in_time() {
                     let mut errors = done.iter().filter_map(|(_, came)| came.as_ref().err());
                     let text = errors.next().expect(what).to_string();
                     assert!(text.contains(&node.port().to_string()), "{what}: {text}");
-                    text.contains(says)
+                    assert!(!text.contains(char::is_control), "{what}: {text:?}");
+                    text.contains(&says.replace("PORT", &node.port().to_string()))
                 });
             });
         }
     });
+}
+
+// A renewal that a node sends nowhere is sent again before the lease ends.
+#[cfg(feature = "cluster")]
+#[test]
+fn a_redirection_to_nowhere_does_not_cost_a_lock() {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicU16, AtomicUsize, Ordering};
+    let (port, scripts) = (Arc::new(AtomicU16::new(0)), Arc::new(AtomicUsize::new(0)));
+    let (its_port, its_scripts) = (Arc::clone(&port), Arc::clone(&scripts));
+    let node = Adversary::start(after_the_greeting(move |command| {
+        let port = its_port.load(Ordering::SeqCst);
+        once(match command[0].as_str() {
+            "CLUSTER" => {
+                format!("*1\r\n*3\r\n:0\r\n:16383\r\n*2\r\n$9\r\n127.0.0.1\r\n:{port}\r\n")
+            }
+            "EVALSHA" | "EVAL" => match its_scripts.fetch_add(1, Ordering::SeqCst) {
+                0 => "$-1\r\n".to_owned(),
+                1 => "-MOVED somewhere\r\n".to_owned(),
+                _ => ":1\r\n".to_owned(),
+            },
+            _ => ":0\r\n".to_owned(),
+        })
+    }));
+    port.store(node.port(), Ordering::SeqCst);
+    let url = format!("redis+cluster://127.0.0.1:{}", node.port());
+    let client = Client::open(Config::new(url).lease(ms(3_000))).unwrap();
+    let guard = client.mutex("lock").try_lock().unwrap().unwrap();
+    eventually("it is renewed or lost", || {
+        client.stats().renewals > 0 || !guard.is_valid()
+    });
+    assert!(guard.is_valid() && scripts.load(Ordering::SeqCst) >= 3);
 }
 
 // A server in protected mode says why, to nobody in particular, and hangs up.
