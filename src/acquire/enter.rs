@@ -9,6 +9,7 @@
 //! ```
 
 use std::cell::OnceCell;
+use std::ops::DerefMut;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -18,12 +19,13 @@ use crate::acquire::spec::{HoldParams, LockSpec};
 use crate::acquire::wait_mode::WaitMode;
 use crate::acquire::{Busy, Outcome};
 use crate::error::{LossReason, Result};
-use crate::hold::entry::wake;
+use crate::hold::entry::{Submit, wake};
 use crate::hold::validity::Duty;
-use crate::hold::{Entry, Hold, NotRenewed, Waiter, Wakeup};
+use crate::hold::{Entry, EntryState, Hold, NotRenewed, Waiter, Wakeup};
 use crate::local::lock::{Entered, LeasePolicy, Mode};
 use crate::local::preference::Prefer;
 use crate::net::call::Call;
+use crate::net::request::Request;
 use crate::protocol::owner;
 use crate::protocol::script::Renewed;
 use crate::time::Deadline;
@@ -128,18 +130,11 @@ impl LockSpec {
                     return Ok(Pending::Contends(contender));
                 }
                 Entered::Joined(hold) => {
-                    let mut probe = None;
-                    let looks = self.prefer == Prefer::Writers
-                        && state.probe_writers(now, || {
-                            let call = Call::question(entry.protocol.probe_writers_request()?);
-                            session.connection.submit(&call)?;
-                            probe = Some(Arc::clone(&call));
-                            Some(call)
-                        });
-                    drop(state);
-                    if let (true, Some(call)) = (looks, probe) {
-                        session.connection.flush_to(&call);
-                        session.watchdog.housekeep_soon();
+                    if self.prefer == Prefer::Writers {
+                        let request = || entry.protocol.probe_writers_request();
+                        self.ask_in_passing(state, now, request, EntryState::probe_writers);
+                    } else {
+                        drop(state);
                     }
                     if self.is_still_ours(&hold) {
                         session.counters.shared.add(1);
@@ -337,15 +332,31 @@ impl LockSpec {
 
     /// See [`WriterPreference::look`](crate::local::preference::WriterPreference::look).
     pub(crate) fn look_for_passers(&self, entry: &Entry) {
+        let (state, now) = (entry.lock(), Instant::now());
+        let request = || entry.protocol.look_for_readers_request();
+        self.ask_in_passing(state, now, request, EntryState::look_for_passers);
+    }
+
+    /// Sends a question for whose answer nobody waits, if `ask` finds that it is time: queued under the entry's mutex, so
+    /// that whoever comes next finds it there, and written after that. The answer is read by the next thread that uses the
+    /// connection, or by the watchdog.
+    fn ask_in_passing(
+        &self,
+        mut state: impl DerefMut<Target = EntryState>,
+        now: Instant,
+        request: impl Fn() -> Option<Request>,
+        ask: fn(&mut EntryState, Instant, Submit<'_>),
+    ) {
         let session = self.session();
-        let mut look = None;
-        let sent = entry.lock().look_for_passers(Instant::now(), || {
-            let call = Call::question(entry.protocol.look_for_readers_request()?);
+        let mut asked = None;
+        ask(&mut state, now, &mut || {
+            let call = Call::question(request()?);
             session.connection.submit(&call)?;
-            look = Some(Arc::clone(&call));
+            asked = Some(Arc::clone(&call));
             Some(call)
         });
-        if let (true, Some(call)) = (sent, look) {
+        drop(state);
+        if let Some(call) = asked {
             session.connection.flush_to(&call);
             session.watchdog.housekeep_soon();
         }

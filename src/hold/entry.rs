@@ -87,6 +87,9 @@ struct SemaphoreState<H> {
     keys: IdempotencyKeys,
 }
 
+/// Queues a question, if it can be asked now; it is written later.
+pub(crate) type Submit<'a> = &'a mut dyn FnMut() -> Option<Arc<Call>>;
+
 type EntrySemaphore<H> = LocalSemaphore<Arc<QueuedThread<Wakeup<H>>>, YieldAfter>;
 
 type EntryWakeups<H> = Wakeups<Arc<Waiter<H>>, H>;
@@ -249,14 +252,10 @@ impl<H: Holding> EntryState<H> {
         self.passes_writers(now) && !self.lock.is_written()
     }
 
-    /// See [`WriterPreference::look`]. `submit` only queues the look; `true` if it has to be flushed.
-    pub(crate) fn look_for_passers(
-        &mut self,
-        now: Instant,
-        submit: impl FnOnce() -> Option<Arc<Call>>,
-    ) -> bool {
+    /// See [`WriterPreference::look`].
+    pub(crate) fn look_for_passers(&mut self, now: Instant, submit: Submit<'_>) {
         let preference = self.extras().preference.get_or_insert_default();
-        preference.look(now, |call| readers_found(call), submit)
+        preference.look(now, |call| readers_found(call), submit);
     }
 
     /// See [`WriterPreference::count_writers`].
@@ -268,20 +267,11 @@ impl<H: Holding> EntryState<H> {
 
     /// Reads the last probe, and sends another if it is time. Once a writer of another process waits, no more threads may
     /// join the shared holds of this process.
-    ///
-    /// `submit` only queues the probe; `true` if it has to be flushed.
-    pub(crate) fn probe_writers(
-        &mut self,
-        now: Instant,
-        submit: impl FnOnce() -> Option<Arc<Call>>,
-    ) -> bool {
+    pub(crate) fn probe_writers(&mut self, now: Instant, submit: Submit<'_>) {
         let preference = self.extras().preference.get_or_insert_default();
-        match preference.probe(now, |call| writers_found(call), submit) {
-            Follows::Join { sent } => sent,
-            Follows::Close => {
-                self.lock.close_shared();
-                false
-            }
+        let follows = preference.probe(now, |call| writers_found(call), submit);
+        if follows == Follows::Close {
+            self.lock.close_shared();
         }
     }
 }
