@@ -181,7 +181,14 @@ impl<H: Holding> EntryState<H> {
     }
 
     /// Stores a wakeup for each thread whose turn it is. [`wake`] has to follow once the mutex is released.
+    ///
+    /// Also called after every grant, when no thread need be woken.
     pub(crate) fn notify(&mut self, wakeups: &EntryWakeups<H>) {
+        if self.lock.is_written()
+            && let Some(preference) = self.preference_mut()
+        {
+            preference.wrote();
+        }
         for (waiter, hold) in &wakeups.joined {
             waiter.store(Wakeup::Granted(hold.clone()));
         }
@@ -458,7 +465,52 @@ fn key(kind: &'static Kind, id: &Arc<str>) -> EntryKey {
 
 #[cfg(test)]
 mod tests {
+    use super::*;
+
     use crate::hold::Entry;
+    use crate::local::lock::{Entered, LeasePolicy, Validity};
+    use crate::local::preference::Prefer;
+    use crate::net::request::Request;
+    use crate::protocol::rw;
+
+    #[derive(Clone, PartialEq)]
+    struct Held(Instant);
+
+    impl Holding for Held {
+        fn validity(&self) -> Validity {
+            Validity {
+                until: self.0,
+                lease: Duration::from_secs(30),
+                complete: true,
+            }
+        }
+    }
+
+    #[test]
+    fn once_a_thread_of_this_process_writes_what_was_seen_of_readers_counts_no_longer() {
+        let now = Instant::now();
+        let mut state = EntryState::<Held>::new(&rw::KIND, Duration::from_secs(1));
+        let looks = |state: &mut EntryState<Held>| {
+            let mut sent = false;
+            state.look_for_passers(now, &mut || {
+                sent = true;
+                let request = Request::command("looking", &["PING"]);
+                Some(Call::question(request))
+            });
+            sent
+        };
+        assert!(looks(&mut state) && !looks(&mut state), "one is on its way");
+        let lease = LeasePolicy::Renewed { max_hold: None };
+        let entered = state
+            .lock
+            .enter(1, Mode::Exclusive, lease, now, None, Prefer::Writers);
+        assert!(matches!(entered, Entered::Contend { .. }));
+        let next = state
+            .lock
+            .granted(1, Mode::Exclusive, Held(now), lease, now);
+        state.notify(&next);
+        assert!(looks(&mut state), "another begins");
+    }
 
     #[test]
     fn an_entry_is_small() {

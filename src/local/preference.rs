@@ -245,6 +245,11 @@ impl<P> WriterPreference<P> {
         });
     }
 
+    /// A thread of this process writes: it has passed all readers, and those that come again are no sign of any that pass it.
+    pub(crate) fn wrote(&mut self) {
+        self.looks = None;
+    }
+
     /// A reader was granted the lock. If readers yielded to writers for `max_wait`, these writers are ignored from now on:
     /// a stopped one would delay every reader by as much.
     pub(crate) fn let_in(&mut self, now: Instant, max_wait: Duration) {
@@ -406,6 +411,29 @@ mod tests {
             passes(LOOKS_LAST - LOOK_EVERY, &["ab", "c", "ab", end]),
             Some(3)
         );
+    }
+
+    #[test]
+    fn who_comes_again_after_a_writer_passes_nobody() {
+        type Event = fn(&mut WriterPreference<&'static str>, Instant);
+        let events: [(Event, bool); 4] = [
+            (|_, _| {}, true),
+            (|preference, _| preference.wrote(), false),
+            (|preference, now| preference.let_in(now, MAX_WAIT), false),
+            (
+                |preference, now| preference.keep_out(now, MAX_WAIT, None),
+                false,
+            ),
+        ];
+        for (n, (event, passes)) in events.into_iter().enumerate() {
+            let (mut preference, begin) = (WriterPreference::default(), Instant::now());
+            let every = LOOK_EVERY;
+            assert_eq!(looks(&mut preference, begin, every, &["ab", "c", ""]), None);
+            let later = begin + 3 * every;
+            event(&mut preference, later);
+            let found = looks(&mut preference, later, every, &["ab", "", ""]);
+            assert_eq!(found.is_some(), passes, "{n}");
+        }
     }
 
     #[test]
