@@ -157,9 +157,13 @@ impl Pipeline {
         self.in_flight.as_mut()
     }
 
-    /// For how long the connection was idle before what is to be written, if for long.
-    pub(super) fn idle_before(&self) -> Option<Duration> {
-        self.in_flight.as_ref()?.doubtful
+    /// For how long the connection has been idle: until now, or until what is queued and not written yet, if that was long.
+    pub(super) fn idle_for(&self, now: Instant) -> Option<Duration> {
+        let in_flight = self.in_flight.as_ref()?;
+        match in_flight.awaiting.is_empty() {
+            true => Some(now.saturating_duration_since(in_flight.last_heard)),
+            false => in_flight.doubtful,
+        }
     }
 
     pub(super) fn has_unacknowledged(&self) -> bool {
@@ -474,12 +478,6 @@ impl InFlight {
     /// How many replies are due.
     pub(super) fn due(&self) -> usize {
         self.awaiting.len()
-    }
-
-    /// For how long nothing has been heard, with no reply due.
-    pub(super) fn idle_for(&self, now: Instant) -> Option<Duration> {
-        let is_idle = self.awaiting.is_empty();
-        is_idle.then(|| now.saturating_duration_since(self.last_heard))
     }
 
     /// When the oldest command was sent whose reply is due.

@@ -27,9 +27,7 @@ impl Connection {
             let now = Instant::now();
             let (turn_at, why) = match &state.phase {
                 Phase::Up(_) => {
-                    let generation = state.generation;
-                    let in_flight = state.up(generation).map(|(_, in_flight)| in_flight);
-                    let idle = in_flight.and_then(|its| its.idle_for(now));
+                    let idle = state.pipeline.idle_for(now);
                     drop(state);
                     if idle.is_some_and(|idle| self.endpoint.follows_master_after(idle)) {
                         self.endpoint.follow_master_first(until, meanwhile);

@@ -46,7 +46,7 @@ impl Connection {
     /// may be about to end.
     pub(crate) fn deliver(&self) {
         if self.endpoint.has_sentinels() {
-            let idle = self.state.lock().pipeline.idle_before();
+            let idle = self.state.lock().pipeline.idle_for(Instant::now());
             if idle.is_some_and(|idle| self.endpoint.follows_master_after(idle)) {
                 let until = Instant::now() + DELIVER;
                 self.endpoint.follow_master_first(until, &mut || true);
