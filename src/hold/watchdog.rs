@@ -498,7 +498,6 @@ impl WatchdogThread {
         if endpoint.is_to_be_found_again(unused_for) {
             self.connection = None;
         }
-        endpoint.follow_master();
         if let Some(connection) = &self.connection
             && endpoint.follows_master_after(unused_for)
         {
@@ -508,6 +507,8 @@ impl WatchdogThread {
             if connection.reader.has_ended() {
                 self.connection = None;
             }
+        } else {
+            endpoint.follow_master();
         }
         if self.connection.is_none() {
             let deadline = Instant::now() + budget.min(task.connect_timeout);
