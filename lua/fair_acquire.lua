@@ -9,22 +9,22 @@
 -- ARGV[3]  ticket     the waiter's name in the queue, mostly the owner
 -- ARGV[4]  waiter_ms  integer; how long its place lives unless refreshed by asking again; 0: never queue
 -- ARGV[5]  queued     '0': this ticket has no place yet; '1': it has one; '2': its place is known to be lost
+-- ARGV[6]  grace_ms   integer; how long at most a place lives on whose waiter was notified and did not listen; 0: as
+--                     long as its timeout, since in a cluster one node does not know who listens
 --
 -- Returns  nil        taken, with a count of one; the ticket is out of the queue
 --          n >= 0     not now; asking again is worth it after n ms
 --          -1         not now; somebody holds it without a lease
 --          -3         not now, and the place is lost: '2' gets it back
 --
--- Keeps    what lock_acquire keeps; the order of live waiters; a later timeout as it is, unless Redisson was the reason
---          for it and is not any more; the place, if the lock cannot be taken; of the dead in front those after the
---          first 500, for the next call; run twice it is as if only the second had run
+-- Keeps    what lock_acquire keeps; the order of waiters that listen, or ask within the grace; a later timeout as it
+--          is, unless Redisson was the reason for it and is not any more; the place, if the lock cannot be taken; of the
+--          dead in front those after the first 500, for the next call; run twice it is as if only the second had run
 local owner, lease_ms, ticket = ARGV[1], ARGV[2], ARGV[3]
-local waiter_ms, queued = tonumber(ARGV[4]), ARGV[5] ~= '0'
+local waiter_ms, queued, grace_ms = tonumber(ARGV[4]), ARGV[5] ~= '0', tonumber(ARGV[6])
 
 -- How long Redisson's waiters live unless configured otherwise, and how long the keys outlive the last place.
 local REDISSON, KEEP = 300000, 3600000
--- The fraction of a millisecond that marks a timeout as a grace.
-local GRACE = 1 / 2048
 
 -- First, because they refuse keys of another type.
 local mine = redis.call('hexists', KEYS[1], owner) == 1
@@ -46,19 +46,26 @@ if not mine then
     if head_dies_at > now then
       break
     end
-    if silent == nil then
-      local latest = tonumber(redis.call('zrange', KEYS[3], -1, -1, 'withscores')[2] or 0)
-      silent = latest <= now and redis.call('llen', KEYS[2]) > 1
+    if head_dies_at % 1 == UNHEARD then
+      -- Nobody waits for its place while the lock is held.
+      if not free or listens_after_all(head, head_dies_at, now) then
+        break
+      end
+    else
+      if silent == nil then
+        local latest = tonumber(redis.call('zrange', KEYS[3], -1, -1, 'withscores')[2] or 0)
+        silent = latest <= now and redis.call('llen', KEYS[2]) > 1
+      end
+      -- None of them showed a sign of life: the server may have been stopped, or all of them. Whoever lives asks within a
+      -- third of its lease. The head gets that time once, and they keep their order.
+      if silent and head_dies_at % 1 ~= SILENT then
+        head_dies_at = now + math.ceil((waiter_ms > 0 and waiter_ms or 10000) / 3) + SILENT
+        set_timeout(head, head_dies_at)
+        redis.call('pexpire', KEYS[3], KEEP)
+        break
+      end
+      silent = false
     end
-    -- None of them showed a sign of life: the server may have been stopped, or all of them. Whoever lives asks within a
-    -- third of its lease. The head gets that time once, and they keep their order.
-    if silent and head_dies_at % 1 ~= GRACE then
-      head_dies_at = now + math.ceil((waiter_ms > 0 and waiter_ms or 10000) / 3) + GRACE
-      redis.pcall('zadd', KEYS[3], string.format('%.10f', head_dies_at), head)
-      redis.call('pexpire', KEYS[3], KEEP)
-      break
-    end
-    silent = false
     if to_purge == 0 then
       break
     end
@@ -180,9 +187,8 @@ if not free then
 end
 -- Nobody ahead of it can lower its timeout any more.
 if waiter_ms > 0 and head_dies_at % 1 >= STEP and head_dies_at > now + waiter_ms then
-  head_dies_at = now + waiter_ms
-  redis.call('zadd', KEYS[3], string.format('%.0f', head_dies_at), head)
+  redis.call('zadd', KEYS[3], string.format('%.0f', now + waiter_ms), head)
 end
 -- Its wake-up may be lost, or be on its way.
-redis.pcall('publish', KEYS[4] .. ':' .. head, '0')
-return math.max(1, head_dies_at - now)
+local _, dead_at = notify(head, grace_ms, now, ticket, waiter_ms == 0)
+return math.max(1, dead_at - now)

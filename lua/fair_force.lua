@@ -6,6 +6,8 @@
 -- KEYS[4]  channel   base: a waiter listens at this, ':' and its ticket
 -- KEYS[5]  request   string: what came of this request
 -- ARGV[1]  keep_ms   integer > 0; how long it is known what came of this request
+-- ARGV[2]  grace_ms  integer; how long at most a place lives on whose waiter was notified and did not listen; 0: as
+--                    long as its timeout, since in a cluster one node does not know who listens
 --
 -- Returns  1         it was held and is free now
 --          0         nobody held it
@@ -13,7 +15,7 @@
 -- Keeps    live waiters' places; a hash that is not a lock: its fields do not start like an owner, "<uuid>:",
 --          and the answer is a WRONGTYPE error;
 --          run twice, the second run answers as the first and changes nothing
-local keep_ms = ARGV[1]
+local keep_ms, grace_ms = ARGV[1], tonumber(ARGV[2])
 
 local before = redis.call('get', KEYS[5])
 if before then
@@ -36,8 +38,5 @@ redis.pcall('set', KEYS[5], forced, 'px', keep_ms)
 if forced == 0 then
   return 0
 end
-head = first_living(head)
-if head then
-  redis.pcall('publish', KEYS[4] .. ':' .. head, '0')
-end
+notify_first(head, grace_ms)
 return 1

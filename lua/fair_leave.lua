@@ -5,12 +5,14 @@
 -- KEYS[3]  timeouts  sorted set: ticket -> epoch ms from which it counts as dead
 -- KEYS[4]  channel   base: a waiter listens at this, ':' and its ticket
 -- ARGV[1]  ticket    the waiter's name in the queue
+-- ARGV[2]  grace_ms  integer; how long at most a place lives on whose waiter was notified and did not listen; 0: as
+--                    long as its timeout, since in a cluster one node does not know who listens
 --
 -- Returns  1         it was in the queue
 --          0         it did not
 --
 -- Keeps    the lock; others' places; run twice, the second run finds nothing of this ticket
-local ticket = ARGV[1]
+local ticket, grace_ms = ARGV[1], tonumber(ARGV[2])
 
 -- First, because it refuses a key of another type.
 redis.call('llen', KEYS[2])
@@ -23,8 +25,5 @@ end
 if redis.call('exists', KEYS[1]) == 1 then
   return left
 end
-local head = first_living(redis.call('lindex', KEYS[2], 0))
-if head then
-  redis.pcall('publish', KEYS[4] .. ':' .. head, '0')
-end
+notify_first(redis.call('lindex', KEYS[2], 0), grace_ms)
 return left

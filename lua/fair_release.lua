@@ -5,14 +5,16 @@
 -- KEYS[3]  timeouts  sorted set: ticket -> epoch ms from which it counts as dead
 -- KEYS[4]  channel   base: a waiter listens at this, ':' and its ticket
 -- ARGV[1]  owner     "<client uuid>:<number>"
+-- ARGV[2]  grace_ms  integer; how long at most a place lives on whose waiter was notified and did not listen; 0: as
+--                    long as its timeout, since in a cluster one node does not know who listens
 --
--- Returns  n >= 0    released; n processes were notified, 0 if nobody waits
+-- Returns  n >= 0    released; n processes were notified, 0 if nobody waits or listens
 --          -1        nobody holds the lock any more
 --          -2        somebody else holds it
 --
--- Keeps    other owners' fields; live waiters' places; the next waiter is notified whenever the lock is seen free;
+-- Keeps    other owners' fields; places of waiters that live or that come within the grace; the next waiter is notified whenever the lock is seen free;
 --          run twice, the second run finds nothing of this owner and removes nothing
-local owner = ARGV[1]
+local owner, grace_ms = ARGV[1], tonumber(ARGV[2])
 
 -- First, because they refuse keys of another type.
 local head = redis.call('lindex', KEYS[2], 0)
@@ -22,10 +24,5 @@ local released = redis.call('hdel', KEYS[1], owner) == 1
 if redis.call('exists', KEYS[1]) == 1 then
   return released and 0 or -2
 end
-head = first_living(head)
--- A user without rights on the channel still releases; waiters then poll.
-local notified = head and redis.pcall('publish', KEYS[4] .. ':' .. head, '0')
-if not released then
-  return -1
-end
-return type(notified) == 'number' and notified or 0
+local notified = notify_first(head, grace_ms)
+return released and notified or -1

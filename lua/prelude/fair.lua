@@ -2,9 +2,17 @@
 --
 -- KEYS[2]  queue     list of tickets, the next one first
 -- KEYS[3]  timeouts  sorted set: ticket -> epoch ms from which it counts as dead
+-- KEYS[4]  channel   base: a waiter listens at this, ':' and its ticket
 
--- How many of the dead one call removes: there may be thousands.
+-- How many of the dead one call removes or notifies in vain: there may be thousands.
 local MOST = 500
+
+-- Fractions of a millisecond that mark a timeout: as the time that the head gets where nobody showed a sign of life; as
+-- the grace of one that did not listen when it was notified.
+local SILENT, UNHEARD = 1 / 2048, 1 / 4096
+
+-- How the tickets of this library end; those of Redisson do so in one of 65,536 processes.
+local OURS = '1a7c:%d+$'
 
 local function now_ms()
   local time = redis.call('time')
@@ -23,11 +31,76 @@ local function remove(head)
   return redis.call('lindex', KEYS[2], 0)
 end
 
--- Whom to notify that the lock is free: the head, unless it is dead. Removes the dead in front.
-local function first_living(head)
+local function set_timeout(waiter, at)
+  redis.pcall('zadd', KEYS[3], string.format('%.10f', at), waiter)
+end
+
+-- How many heard that the lock is free; nil for a user without rights on the channel, whose waiters poll.
+local function publish(waiter)
+  local heard = redis.pcall('publish', KEYS[4] .. ':' .. waiter, '0')
+  return type(heard) == 'number' and heard or nil
+end
+
+-- Whether one whose grace is over listens by now, as one of Redisson's may that has not asked again. Then it gets half a
+-- second to do so.
+local function listens_after_all(waiter, at, now)
+  if at % 1 ~= UNHEARD or publish(waiter) == 0 then
+    return false
+  end
+  set_timeout(waiter, now + 500)
+  return true
+end
+
+-- Notifies the head that the lock is free. If nobody listens, its process may have died, or is about to subscribe: the
+-- place ends after a grace, unless its waiter asks before. The next is notified as well, which asks and comes back then,
+-- and so on to the first that listens or to the one that asks now.
+-- Redisson cannot refresh a place, takes the timeout of the last one for its own, and lowers those behind. So of
+-- Redisson's only the head gets a grace: it takes the free lock if it lives. For the last place nobody waits, except
+-- those who try once.
+--
+-- Returns how many heard it, and from when on the places of those in front that did not count as dead.
+local function notify(head, grace_ms, now, asker, tries_once)
+  local waiter, until_at, goes_on = head, nil, true
+  for behind = 1, MOST do
+    local heard = publish(waiter)
+    if heard ~= 0 or grace_ms == 0 then
+      return heard or 0, until_at or dies_at(head)
+    end
+    local at = dies_at(waiter)
+    local next = redis.call('lindex', KEYS[2], behind)
+    local is_ours = string.find(waiter, OURS)
+    if at % 1 == SILENT or not next and not (tries_once and is_ours) then
+      return 0, until_at or at
+    end
+    if is_ours or behind == 1 then
+      local over_at = now + grace_ms + UNHEARD
+      if over_at < at then
+        set_timeout(waiter, over_at)
+        at = over_at
+      end
+      until_at = goes_on and math.max(at, until_at or 0) or until_at
+    else
+      goes_on = false
+    end
+    if not next or next == asker then
+      return 0, until_at
+    end
+    waiter = next
+  end
+  -- If anybody lives, this is one who does.
+  local latest = redis.call('zrange', KEYS[3], -1, -1)[1]
+  return latest ~= asker and publish(latest) or 0, until_at
+end
+
+-- Notifies the first living waiter, if there is one, and returns how many heard it. Removes the dead in front.
+local function notify_first(head, grace_ms)
+  if not head then
+    return 0
+  end
   local now = now_ms()
   local function is_dead(waiter)
-    return waiter and dies_at(waiter) <= now
+    local at = waiter and dies_at(waiter)
+    return at and at <= now and not listens_after_all(waiter, at, now)
   end
   if is_dead(head) then
     local latest = redis.call('zrange', KEYS[3], -1, -1, 'withscores')
@@ -40,9 +113,9 @@ local function first_living(head)
     end
     -- Whoever asks purges the others, and only who lives asks.
     if lives and is_dead(head) then
-      head = latest[1]
+      return publish(latest[1]) or 0
     end
   end
-  return head
+  return head and (notify(head, grace_ms, now)) or 0
 end
 

@@ -452,7 +452,9 @@ impl Strategy for Contender<'_> {
     }
 
     fn park_for(&mut self, cap: Duration) -> Duration {
-        self.way.pause(cap, self.lock.session().waiter_lease)
+        let listens = self.listening.is_confirmed();
+        self.way
+            .pause(cap, self.lock.session().waiter_lease, listens)
     }
 
     fn dismiss(&mut self, failure: &Failure) {

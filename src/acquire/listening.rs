@@ -96,6 +96,12 @@ impl Listening {
         self.waiter().signals()
     }
 
+    /// Whether the server has confirmed the present subscription.
+    pub(crate) fn is_confirmed(&self) -> bool {
+        self.known_signals()
+            .is_some_and(|signals| signals.listening)
+    }
+
     pub(crate) fn has_begun(&self) -> bool {
         self.on.is_some()
     }

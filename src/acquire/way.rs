@@ -14,6 +14,7 @@ use crate::acquire::writer_preference::Reader;
 use crate::hold::{Entry, Waiter};
 use crate::local::lock::{Mode, Order};
 use crate::net::subscriber::Subscription;
+use crate::protocol::fair;
 use crate::protocol::kind::{Place, PlaceState, Protocol};
 use crate::protocol::owner::OwnerNumber;
 use crate::protocol::script::{self, Acquired, Request, Seen, Unexpected};
@@ -241,12 +242,24 @@ impl Way {
         !matches!(self, Self::Queued(_))
     }
 
-    /// How long to park: `cap` at most where releases are announced.
-    pub(crate) fn pause(&mut self, cap: Duration, waiter_lease: Duration) -> Duration {
+    /// How long to park: `cap` at most where releases are announced. `listens`: its subscription is confirmed.
+    pub(crate) fn pause(
+        &mut self,
+        cap: Duration,
+        waiter_lease: Duration,
+        listens: bool,
+    ) -> Duration {
         match self {
             Self::Notified | Self::Writer(_) | Self::Reader(_) => time::jittered(cap),
-            // Asking again keeps the place.
-            Self::Queued(_) => time::jittered(cap.min(waiter_lease / 3)),
+            // Asking again keeps the place, also that of one which was notified and did not listen.
+            Self::Queued(_) => {
+                let cap = if listens {
+                    cap
+                } else {
+                    cap.min(fair::GRACE / 2)
+                };
+                time::jittered(cap.min(waiter_lease / 3))
+            }
             Self::Spin(spin) => time::jittered(spin.back_off.next()),
             Self::Quorum => quorum::pause(),
         }

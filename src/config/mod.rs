@@ -162,10 +162,11 @@ impl Config {
 
     /// Sets how long a waiter of a fair lock keeps its place in the queue without a sign of life.
     ///
-    /// A waiting thread asks again about every third of it. A waiter whose process died delays those behind it by at
-    /// most this long once it is its turn, a third longer if no waiter shows a sign of life; one that was stopped for
-    /// longer returns to the head of the queue when it runs again. It is also how long a reader lets waiting writers go
-    /// first. From 100 ms to 60 s. Default: 10 s.
+    /// A waiting thread asks again about every third of it. A waiter whose process died delays those behind it by half a
+    /// second once it is its turn, since Redis knows that its connection is gone. Where Redis does not, because the machine
+    /// died too, the process was only stopped, or the server is a node of a cluster, it delays them by at most this
+    /// long, a third longer if no waiter shows a sign of life. One that was away for longer returns to the head of the
+    /// queue. It is also how long a reader lets waiting writers go first. From 100 ms to 60 s. Default: 10 s.
     ///
     /// ```
     /// let config = redlatch::Config::new("redis://127.0.0.1/").waiter_lease(std::time::Duration::from_secs(2));

@@ -21,10 +21,15 @@ pub(crate) struct OwnerNumber(pub(crate) u64);
 /// An owner as Redis knows it, or the id of a permit: a UUID, a colon, and the largest number.
 pub(crate) type OwnerId = Text<{ 36 + 1 + 20 }>;
 
+/// How the ids of our clients end, so that scripts can tell them from Redisson's: see `lua/prelude/fair.lua`.
+const MARK: [u8; 2] = [0x1a, 0x7c];
+
 impl Owners {
     /// Owners of a client nobody has met before.
     pub(crate) fn new() -> Self {
-        Self::of(&uuid::Uuid::new_v4().to_string())
+        let mut id = uuid::Uuid::new_v4().into_bytes();
+        id[14..].copy_from_slice(&MARK);
+        Self::of(&uuid::Uuid::from_bytes(id).to_string())
     }
 
     /// Owners of the client with this id.
@@ -114,12 +119,21 @@ mod tests {
         assert_ne!(PermitId::draw(), id);
     }
 
+    // Or the scripts of the fair lock take it for Redisson's.
+    #[test]
+    fn a_client_of_ours_is_known_by_its_id() {
+        let owners = Owners::new();
+        assert!(owners.id(OwnerNumber(7)).ends_with("1a7c:7"));
+        assert!(crate::protocol::lua::FAIR_ACQUIRE.contains("'1a7c:%d+$'"));
+    }
+
     #[test]
     fn numbers_and_threads_are_never_reused() {
         let owners = Owners::new();
         assert_ne!(owners.draw(), owners.draw());
         assert!(owners.id(OwnerNumber(7)).ends_with(":7"));
         assert_eq!(owners.id(OwnerNumber(7)).len(), 36 + 2);
+        assert_ne!(Owners::new().client(), owners.client());
         assert_eq!(owners.id(OwnerNumber(u64::MAX)).len(), 36 + 1 + 20);
         let elsewhere = std::thread::spawn(this_thread).join().expect("thread");
         let later = std::thread::spawn(this_thread).join().expect("thread");

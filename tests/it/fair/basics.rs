@@ -455,6 +455,7 @@ fn cost(server: &Server) -> f64 {
 #[test]
 fn a_release_costs_the_same_however_long_the_queue() {
     const ROUNDS: usize = 300;
+    const CROWD: &str = "9f8e7d6c-5b4a-4321-8fed-cba987654321";
     let server = Server::start();
     let client = open(&server);
     let name = unique("cost");
@@ -462,12 +463,16 @@ fn a_release_costs_the_same_however_long_the_queue() {
     // Once whole, so that it goes by its hash from now on.
     lock.lock().unwrap().unlock().unwrap();
     let mut con = server.connection();
+    let mut listener = server.connection();
+    let mut head = listener.as_pubsub();
+    head.subscribe(format!("{}:{CROWD}:0", channel(&name)))
+        .unwrap();
     let cost_with = |con: &mut Connection, waiters: usize| -> f64 {
         let (queue, timeouts) = (queue_key(&name), timeouts_key(&name));
         let far = server_now(con) + 600_000.0;
         let mut fill = redis::pipe();
         for i in 0..waiters {
-            let ticket = format!("9f8e7d6c-5b4a-4321-8fed-cba987654321:{i}");
+            let ticket = format!("{CROWD}:{i}");
             fill.rpush("aside:queue", &ticket).ignore();
             fill.zadd("aside:timeouts", &ticket, far + i as f64)
                 .ignore();

@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crossbeam_channel::bounded;
 use redlatch::{CancelToken, Client, Config, Error, LossReason};
 
 use crate::support::fair::{Line, nothing_left, queue, queued, timeouts, with_waiter_lease};
@@ -15,6 +16,9 @@ use crate::support::{
 
 /// How long those who are lost here keep their places.
 const WAITER_LEASE: Duration = ms(1_000);
+
+/// How long one that is notified and does not listen keeps its place, but for the fraction of a millisecond.
+const GRACE: Duration = ms(499);
 
 /// Half of it is what one lost request costs.
 const RESPONSE: Duration = ms(600);
@@ -472,6 +476,80 @@ fn a_lost_message_is_made_good() {
     let took = begun.elapsed();
     assert!(took < WAITER_LEASE + loosely(SLACK), "{took:?}");
     assert!(net.client.stats().poll_rescues > rescues);
+    nothing_left(&net.server);
+}
+
+// F3: the grace of one that is notified in vain is long enough to connect again, and then it is nobody else's turn.
+timed!(one_whose_subscription_is_cut_for_a_moment_keeps_its_place);
+fn one_whose_subscription_is_cut_for_a_moment_keeps_its_place() {
+    let mut kept = 0;
+    for _ in 0..5 {
+        let net = warm(LONG, LONG);
+        let guard = net.other.fair_lock(&net.name).lock().unwrap();
+        let mut line = Line::new(&net.server, &net.name);
+        line.join_with(net.client.fair_lock(&net.name));
+        line.join_with(net.other.fair_lock(&net.name));
+        line.all_parked();
+        net.proxy.set(Target::Subscriber, Mode::Refuse);
+        net.proxy.cut(Target::Subscriber);
+        eventually("only the other listens", || {
+            net.server.clients_named("redlatch-subscriber").len() == 1
+        });
+        let released = Instant::now();
+        guard.unlock().unwrap();
+        net.proxy.pass();
+        let first = line.received.recv_timeout(LONG).unwrap();
+        if first == 0 {
+            kept += 1;
+        } else {
+            // The machine was late, which does not make a grace shorter.
+            assert!(released.elapsed() >= GRACE, "{:?}", released.elapsed());
+        }
+        line.crew.join();
+        nothing_left(&net.server);
+        if kept == 2 {
+            return;
+        }
+    }
+    panic!("it never kept its place");
+}
+
+// F1, F3: after that it is passed, and is the next again when it comes back.
+timed!(one_that_is_cut_off_for_longer_is_passed_and_comes_back_to_its_place);
+fn one_that_is_cut_off_for_longer_is_passed_and_comes_back_to_its_place() {
+    let net = warm(LONG, LONG);
+    let guard = net.other.fair_lock(&net.name).lock().unwrap();
+    let mut line = Line::new(&net.server, &net.name);
+    line.join_with(net.client.fair_lock(&net.name));
+    let its = queue(&net.server, &net.name).remove(0);
+    let (go, turn) = bounded::<()>(0);
+    let lock = net.other.fair_lock(&net.name);
+    line.join(move |here| {
+        let _guard = lock.lock().unwrap();
+        here();
+        turn.recv().unwrap();
+    });
+    line.join_with(net.other.fair_lock(&net.name));
+    line.all_parked();
+    net.proxy.set(Target::All, Mode::Refuse);
+    net.proxy.cut(Target::All);
+    eventually("only the other listens", || {
+        net.server.clients_named("redlatch-subscriber").len() == 1
+    });
+    let released = Instant::now();
+    guard.unlock().unwrap();
+    assert_eq!(line.received.recv_timeout(LONG), Ok(1));
+    let took = released.elapsed();
+    assert!(took >= GRACE, "{took:?}");
+    assert!(took < GRACE + loosely(SLACK), "{took:?}");
+    net.proxy.pass();
+    eventually("it is back", || {
+        queue(&net.server, &net.name).first() == Some(&its)
+    });
+    go.send(()).unwrap();
+    assert_eq!(line.received.recv_timeout(LONG), Ok(0));
+    assert_eq!(line.received.recv_timeout(LONG), Ok(2));
+    line.crew.join();
     nothing_left(&net.server);
 }
 

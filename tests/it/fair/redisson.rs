@@ -20,6 +20,8 @@ struct Javan {
     name: String,
     wait_ms: u64,
     con: Connection,
+    /// Subscribed to its channel.
+    _listens: Connection,
 }
 
 impl Javan {
@@ -65,11 +67,18 @@ impl Javan {
     ";
 
     fn new(server: &Server, name: &str, thread: u32, wait: Duration) -> Self {
+        let owner = format!("0a1b2c3d-4e5f-4a6b-8c7d-9e0f1a2b3c4d:{thread}");
+        let mut listens = server.connection();
+        let () = redis::cmd("SUBSCRIBE")
+            .arg(format!("{}:{owner}", channel(name)))
+            .query(&mut listens)
+            .unwrap();
         Self {
-            owner: format!("0a1b2c3d-4e5f-4a6b-8c7d-9e0f1a2b3c4d:{thread}"),
+            owner,
             name: name.to_owned(),
             wait_ms: u64::try_from(wait.as_millis()).unwrap(),
             con: server.connection(),
+            _listens: listens,
         }
     }
 

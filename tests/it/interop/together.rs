@@ -92,7 +92,8 @@ fn what_a_killed_java_process_held_is_free_after_its_lease() {
     for (kind, name) in iter::zip(kinds, &names) {
         java.does(&theirs, &format!("take {theirs} {kind} {name} -1 -1"));
     }
-    // One that is killed in the queue of a fair lock has a place there, which ends as well.
+    // One that is killed in the queue of a fair lock has a place there. Redisson keeps it for five minutes; it ends as well,
+    // since nobody listens when it is notified from here.
     java.order(
         &format!("{theirs}-waits"),
         &format!("take {theirs} fair {} -1 -1", names[1]),
@@ -103,18 +104,11 @@ fn what_a_killed_java_process_held_is_free_after_its_lease() {
     java.kill();
     let killed = Instant::now();
     for (kind, name) in iter::zip(kinds, &names) {
-        if kind == "fair" {
-            continue;
-        }
         let wanted = if kind == "read" { "write" } else { kind };
         drop(take(slice::from_ref(&ours), wanted, name).unwrap());
         let took = killed.elapsed();
         assert!(took < loosely(2 * LEASE), "{kind}: {took:?}");
     }
-    // But for a waiter's place in a queue, which Redisson keeps for five minutes.
-    let fair = ours.fair_lock(&names[1]);
-    assert!(fair.try_lock_for(LEASE).unwrap().is_none());
-    assert!(!server.exists(&names[1]));
 }
 
 timed!(what_a_killed_process_here_held_is_free_for_java_after_its_lease);

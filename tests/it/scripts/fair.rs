@@ -35,6 +35,10 @@ const E: &str = "9f8e7d6c-5b4a-4321-8fed-cba987654321:59";
 /// A thread of a Java process.
 const JAVA: &str = "5d1c7a3e-0f2b-4c6d-8e9f-a0b1c2d3e4f5:71";
 
+/// How long a place lives on whose waiter does not listen, and by what its timeout is known.
+const GRACE: i64 = 500;
+const UNHEARD: f64 = 1.0 / 4096.0;
+
 /// What a ticket knows of its place in the queue.
 const NEW: &str = "0";
 const QUEUED: &str = "1";
@@ -48,6 +52,8 @@ struct Fair {
     server: Server,
     con: Connection,
     name: String,
+    /// None, as in a cluster, unless a test is about that: its waiters do not listen.
+    grace: i64,
 }
 
 impl Fair {
@@ -58,6 +64,15 @@ impl Fair {
             server,
             con,
             name: "orders".into(),
+            grace: 0,
+        }
+    }
+
+    /// Where it matters who listens.
+    fn with_a_grace() -> Self {
+        Self {
+            grace: GRACE,
+            ..Self::start()
         }
     }
 
@@ -82,8 +97,8 @@ impl Fair {
         [lease, waiter]: [i64; 2],
         queued: &str,
     ) -> RedisResult<Option<i64>> {
-        let [lease, waiter] = [lease, waiter].map(|ms| ms.to_string());
-        self.run(ACQUIRE, &[owner, &lease, ticket, &waiter, queued])
+        let [lease, waiter, grace] = [lease, waiter, self.grace].map(|ms| ms.to_string());
+        self.run(ACQUIRE, &[owner, &lease, ticket, &waiter, queued, &grace])
     }
 
     /// What a waiter asks again and again, and at once if it hears that its place is lost.
@@ -131,12 +146,22 @@ impl Fair {
 
     #[track_caller]
     fn release(&mut self, owner: &str) -> i64 {
-        self.run(RELEASE, &[owner]).unwrap()
+        self.try_release(owner).unwrap()
+    }
+
+    fn try_release<T: redis::FromRedisValue>(&mut self, owner: &str) -> RedisResult<T> {
+        let grace = self.grace.to_string();
+        self.run(RELEASE, &[owner, &grace])
+    }
+
+    fn try_leave<T: redis::FromRedisValue>(&mut self, ticket: &str) -> RedisResult<T> {
+        let grace = self.grace.to_string();
+        self.run(LEAVE, &[ticket, &grace])
     }
 
     #[track_caller]
     fn leave(&mut self, ticket: &str) -> bool {
-        self.run(LEAVE, &[ticket]).unwrap()
+        self.try_leave(ticket).unwrap()
     }
 
     #[track_caller]
@@ -148,7 +173,7 @@ impl Fair {
         let (queue, timeouts) = (self.queue_key(), self.timeouts_key());
         let channel = channel(&self.name);
         let keys = [self.name.as_str(), &queue, &timeouts, &channel, REQUEST];
-        scripts::force(&mut self.con, FORCE, &keys)
+        scripts::force_with(&mut self.con, FORCE, &keys, &[&self.grace.to_string()])
     }
 
     /// One run of each script, by `owner`.
@@ -156,8 +181,8 @@ impl Fair {
         let asked = self.acquire(owner, owner, [LEASE, WAITER], NEW);
         [
             ("acquire", asked.map(drop)),
-            ("release", self.run(RELEASE, &[owner])),
-            ("leave", self.run(LEAVE, &[owner])),
+            ("release", self.try_release(owner)),
+            ("leave", self.try_leave(owner)),
             ("force", self.try_force()),
         ]
     }
@@ -206,6 +231,30 @@ impl Fair {
             let () = self
                 .server
                 .ask(&["ZADD", &self.timeouts_key(), &earlier, &ticket]);
+        }
+    }
+
+    /// As if the grace of all that have one were over.
+    fn end_graces(&self) {
+        for ticket in self.timed() {
+            if self.timeout(&ticket).fract() == UNHEARD {
+                let over = format!("{:.10}", self.now() as f64 - 1.0 + UNHEARD);
+                let () = self
+                    .server
+                    .ask(&["ZADD", &self.timeouts_key(), &over, &ticket]);
+            }
+        }
+    }
+
+    /// These have a grace since `before`, and nobody else has one.
+    #[track_caller]
+    fn assert_graces(&self, graced: &[&str], before: i64) {
+        for ticket in self.timed() {
+            let timeout = self.timeout(&ticket);
+            let expected = graced.contains(&&*ticket);
+            assert_eq!(timeout.fract() == UNHEARD, expected, "{ticket}: {timeout}");
+            let over = (before + GRACE) as f64..=(self.now() + GRACE) as f64;
+            assert!(!expected || over.contains(&timeout.floor()), "{ticket}");
         }
     }
 
@@ -287,6 +336,22 @@ impl Fair {
 fn sorted(mut words: Vec<String>) -> Vec<String> {
     words.sort();
     words
+}
+
+/// `n` waiters of a process of ours.
+fn ours(n: usize) -> Vec<String> {
+    let client = "3f9e1d07-55aa-4b21-8c3d-77e0c0de1a7c";
+    (0..n).map(|n| format!("{client}:{}", 100 + n)).collect()
+}
+
+/// Listens to the channels of these only, and to the one by which the end of what was published is known.
+fn listen_for<'a>(fair: &Fair, con: &'a mut Connection, tickets: &[&str]) -> redis::PubSub<'a> {
+    let mut pubsub = con.as_pubsub();
+    pubsub.subscribe("end").unwrap();
+    for ticket in tickets {
+        pubsub.subscribe(fair.announced(ticket).0).unwrap();
+    }
+    pubsub
 }
 
 /// The numbers of `n` waiters.
@@ -1457,6 +1522,278 @@ fn forcing_refuses_a_hash_that_is_not_a_lock() {
         let () = fair.server.ask(&["FLUSHALL"]);
     }
     assert_eq!(messages(&fair.server, &mut pubsub), []);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Waiters that do not listen when they are notified
+// ---------------------------------------------------------------------------------------------------------------------
+
+// F1
+#[test]
+fn a_hundred_that_do_not_listen_get_one_grace_and_the_first_that_does_hears() {
+    type Notify = fn(&mut Fair);
+    let ways: [(&str, Notify); 5] = [
+        ("release", |fair| assert_eq!(fair.release(A), 1)),
+        ("force", |fair| assert!(fair.force())),
+        ("leave", |fair| {
+            let () = fair.server.ask(&["DEL", "orders"]);
+            fair.leave(E);
+        }),
+        ("ask", |fair| {
+            let () = fair.server.ask(&["DEL", "orders"]);
+            let received = fair.ask(D, QUEUED).unwrap();
+            assert!((1..=GRACE).contains(&received), "{received}");
+        }),
+        ("try once", |fair| {
+            let () = fair.server.ask(&["DEL", "orders"]);
+            let received = fair.try_once(E).unwrap();
+            assert!((1..=GRACE).contains(&received), "{received}");
+        }),
+    ];
+    let dead = ours(100);
+    let dead: Vec<&str> = dead.iter().map(String::as_str).collect();
+    for (way, notify) in ways {
+        let mut fair = Fair::with_a_grace();
+        let mut pubsub_con = fair.server.connection();
+        let mut pubsub = listen_for(&fair, &mut pubsub_con, &[C]);
+        fair.queued(&[&dead[..], &[C, D]].concat());
+        let kept = [C, D].map(|ticket| fair.timeout(ticket));
+        let before = fair.now();
+        notify(&mut fair);
+        fair.assert_graces(&dead, before);
+        assert_eq!(fair.queue().len(), 102, "{way}");
+        assert_eq!(messages(&fair.server, &mut pubsub), [fair.announced(C)]);
+        assert_eq!(fair.timeout(C), kept[0], "{way}");
+        assert!(fair.timeout(D) >= kept[1], "{way}");
+        // It asks at once, and comes back once and for all when the grace is over.
+        let received = fair.ask(C, QUEUED).unwrap();
+        assert!((1..=GRACE).contains(&received), "{way}: {received}");
+        fair.end_graces();
+        fair.take_from(C);
+        fair.assert_state(Some(C), &[D]);
+    }
+}
+
+#[test]
+fn a_grace_never_makes_a_place_last_longer_and_is_not_renewed() {
+    let mut fair = Fair::with_a_grace();
+    let line = ours(3);
+    let line: Vec<&str> = line.iter().map(String::as_str).collect();
+    fair.queued(&line);
+    let soon = fair.now() + GRACE / 2;
+    fair.set_timeout(line[1], soon);
+    assert_eq!(fair.release(A), 0);
+    let first = fair.timeout(line[0]);
+    for _ in 0..3 {
+        assert_eq!(fair.release(A), -1);
+        assert!(fair.ask(line[2], QUEUED).is_some());
+        assert_eq!(fair.timeout(line[0]), first);
+        assert_eq!(fair.timeout(line[1]), soon as f64);
+    }
+}
+
+#[test]
+fn one_that_asks_within_the_grace_keeps_its_place_for_as_long_as_before() {
+    let mut fair = Fair::with_a_grace();
+    let line = ours(4);
+    let line: Vec<&str> = line.iter().map(String::as_str).collect();
+    fair.queued(&line);
+    let before = fair.now();
+    assert_eq!(fair.release(A), 0);
+    fair.assert_graces(&line[..3], before);
+    // Not its turn: it may just be that the first is about to subscribe as well.
+    assert!(fair.ask(line[1], QUEUED).is_some());
+    assert!(fair.timeout(line[1]) >= (before + WAITER) as f64);
+    fair.take_from(line[0]);
+    fair.end_graces();
+    // While somebody has the lock nobody is in the way.
+    fair.wait(line[3], QUEUED);
+    fair.assert_state(Some(line[0]), &line[1..]);
+    fair.release(line[0]);
+    fair.take_from(line[1]);
+    fair.assert_state(Some(line[1]), &line[2..]);
+}
+
+// F3
+#[test]
+fn one_that_comes_after_its_grace_is_the_next_again() {
+    let mut fair = Fair::with_a_grace();
+    let line = ours(2);
+    fair.queued(&[&line[0], &line[1], C]);
+    fair.release(A);
+    fair.end_graces();
+    fair.take_from(C);
+    fair.wait(D, NEW);
+    for ticket in [&line[1], &line[0]] {
+        fair.wait(ticket, QUEUED);
+    }
+    fair.assert_state(Some(C), &[&line[0], &line[1], D]);
+}
+
+// As a Java client that is connected again: it does not ask, and its place cannot be refreshed.
+#[test]
+fn one_that_listens_again_when_its_grace_is_over_has_time_to_ask() {
+    for way in ["release", "ask"] {
+        let mut fair = Fair::with_a_grace();
+        let mut pubsub_con = fair.server.connection();
+        fair.queued(&[JAVA, D]);
+        let before = fair.now();
+        assert_eq!(fair.release(A), 0);
+        fair.assert_graces(&[JAVA], before);
+        fair.end_graces();
+        let mut pubsub = listen_for(&fair, &mut pubsub_con, &[JAVA]);
+        let before = fair.now();
+        match way {
+            "release" => assert_eq!(fair.release(A), -1),
+            _ => assert!(fair.ask(D, QUEUED).is_some_and(|n| n <= GRACE)),
+        }
+        fair.assert_state(None, &[JAVA, D]);
+        assert!(messages(&fair.server, &mut pubsub).contains(&fair.announced(JAVA)));
+        fair.assert_graces(&[], before);
+        assert!(fair.timeout(JAVA) >= (before + GRACE) as f64);
+        assert!(fair.life(JAVA) <= GRACE as f64);
+        // Once. It may be a process that was stopped.
+        fair.set_timeout(JAVA, fair.now());
+        fair.take_from(D);
+        fair.assert_state(Some(D), &[]);
+    }
+}
+
+// Redisson refreshes no place, and lowers those behind by the wait of the one that takes the lock.
+#[test]
+fn of_redissons_only_the_head_gets_a_grace() {
+    const OTHER: &str = "5d1c7a3e-0f2b-4c6d-8e9f-a0b1c2d3e4f5:72";
+    let ours = ours(1).remove(0);
+    for comes in [true, false] {
+        let mut fair = Fair::with_a_grace();
+        let mut pubsub_con = fair.server.connection();
+        let mut pubsub = listen_for(&fair, &mut pubsub_con, &[C]);
+        fair.take(A);
+        fair.redisson_joins(JAVA, REDISSON);
+        fair.redisson_joins(OTHER, REDISSON);
+        fair.wait(&ours, NEW);
+        fair.wait(C, NEW);
+        let sums = [OTHER, C].map(|ticket| fair.timeout(ticket));
+        let before = fair.now();
+        assert_eq!(fair.release(A), 1);
+        assert_eq!(messages(&fair.server, &mut pubsub), [fair.announced(C)]);
+        fair.assert_graces(&[JAVA, &ours], before);
+        let received = fair.ask(C, QUEUED).unwrap();
+        assert!((1..=GRACE).contains(&received), "{received}");
+        assert_eq!(fair.timeout(OTHER), sums[0]);
+        assert!(fair.timeout(C) >= sums[1]);
+        assert_eq!(fair.queue(), [JAVA, OTHER, &ours, C]);
+        if comes {
+            // The second loses nothing by that.
+            fair.redisson_takes(JAVA, REDISSON);
+            assert!(fair.life(OTHER) > (REDISSON - WAITER) as f64);
+            fair.wait(&ours, QUEUED);
+            fair.wait(C, QUEUED);
+            assert_eq!(fair.queue()[0], OTHER);
+        } else {
+            // Nor does the second come: that takes another grace.
+            fair.end_graces();
+            let before = fair.now();
+            let received = fair.ask(C, QUEUED).unwrap();
+            assert!((1..=GRACE).contains(&received), "{received}");
+            assert_eq!(fair.queue()[0], OTHER);
+            assert!(fair.timeout(OTHER) >= (before + GRACE) as f64);
+            fair.end_graces();
+            fair.take_from(C);
+            fair.assert_state(Some(C), &[]);
+        }
+    }
+}
+
+// Nobody waits for it, and if it is Redisson's the next one of Redisson's builds on it.
+#[test]
+fn the_last_place_gets_no_grace_but_for_those_who_try_once() {
+    let ours = ours(1).remove(0);
+    for (ticket, graced) in [(ours.as_str(), true), (JAVA, false)] {
+        let mut fair = Fair::with_a_grace();
+        fair.queued(&[ticket]);
+        let kept = fair.timeout(ticket);
+        assert_eq!(fair.release(A), 0);
+        assert!(!fair.leave(A));
+        as_redisson(&fair.server, "orders", A, "1", LEASE);
+        assert!(fair.force());
+        assert_eq!(fair.timeout(ticket), kept);
+        let received = fair.try_once(B).unwrap();
+        assert_eq!(received <= GRACE, graced, "{received}");
+        assert_eq!(fair.timeout(ticket) < kept, graced);
+        fair.end_graces();
+        assert_eq!(fair.try_once(B).is_none(), graced);
+    }
+}
+
+#[test]
+fn nobody_gets_a_grace_where_it_is_not_known_who_listens() {
+    let line = ours(3);
+    let line: Vec<&str> = line.iter().map(String::as_str).collect();
+    for mute in [false, true] {
+        let mut fair = Fair::start();
+        if mute {
+            fair.grace = GRACE;
+            forbid_channels(&fair.server, &mut fair.con);
+        }
+        fair.queued(&line);
+        let kept: Vec<_> = line.iter().map(|ticket| fair.timeout(ticket)).collect();
+        assert_eq!(fair.release(A), 0);
+        fair.leave(A);
+        assert!(fair.ask(D, NEW).is_some_and(|left| left > WAITER / 2));
+        assert!(fair.try_once(E).is_some_and(|left| left > WAITER / 2));
+        as_redisson(&fair.server, "orders", A, "1", LEASE);
+        assert!(fair.force());
+        let now: Vec<_> = line.iter().map(|ticket| fair.timeout(ticket)).collect();
+        assert_eq!(now, kept);
+    }
+}
+
+// F3: where nobody showed a sign of life, they get the time that they always got.
+#[test]
+fn places_that_ran_out_together_are_not_ended_sooner() {
+    let mut fair = Fair::with_a_grace();
+    let line = ours(4);
+    let line: Vec<&str> = line.iter().map(String::as_str).collect();
+    fair.queued(&line);
+    for ticket in &line {
+        fair.set_timeout(ticket, 1);
+    }
+    assert_eq!(fair.release(A), 0);
+    for n in [2, 3, 1, 2] {
+        let received = fair.ask(line[n], QUEUED).unwrap();
+        assert!(received > WAITER / 4, "{received}");
+        assert_eq!(fair.queue(), line);
+    }
+    fair.take_from(line[0]);
+}
+
+#[test]
+fn thousands_that_do_not_listen_get_their_grace_in_portions() {
+    let mut fair = Fair::with_a_grace();
+    let mut pubsub_con = fair.server.connection();
+    let mut pubsub = listen_for(&fair, &mut pubsub_con, &[C]);
+    let dead = ours(1_100);
+    let far = fair.now() + WAITER;
+    for ticket in &dead {
+        fair.place(ticket, far);
+    }
+    fair.place(C, far + 1);
+    for left in [1_101, 601, 101] {
+        assert_eq!(fair.release(A), -1);
+        assert_eq!(fair.queue().len(), left);
+        assert_eq!(messages(&fair.server, &mut pubsub), [fair.announced(C)]);
+        let received = fair.ask(C, QUEUED).unwrap();
+        assert!((1..=GRACE).contains(&received), "{received}");
+        // It would wake itself again and again.
+        assert_eq!(messages(&fair.server, &mut pubsub), []);
+        let () = fair
+            .server
+            .ask(&["ZADD", &fair.timeouts_key(), &(far + 1).to_string(), C]);
+        fair.end_graces();
+    }
+    fair.take_from(C);
+    assert_eq!(fair.queue().len(), 0);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

@@ -52,8 +52,18 @@ pub(crate) fn force<T: FromRedisValue>(
     script: &str,
     keys: &[&str],
 ) -> RedisResult<T> {
+    force_with(con, script, keys, &[])
+}
+
+/// The same, with more arguments.
+pub(crate) fn force_with<T: FromRedisValue>(
+    con: &mut Connection,
+    script: &str,
+    keys: &[&str],
+    more: &[&str],
+) -> RedisResult<T> {
     assert!(keys.contains(&REQUEST));
-    let forced = run(con, script, keys, &[&LEASE.to_string()]);
+    let forced = run(con, script, keys, &[&[&*LEASE.to_string()], more].concat());
     let () = redis::cmd("DEL").arg(REQUEST).query(con)?;
     forced
 }
