@@ -78,7 +78,7 @@ impl Strategy for LatchWait<'_> {
     }
 
     fn channel(&self, _listen_on: usize) -> Option<Arc<str>> {
-        Some(Arc::clone(self.entry.protocol.channel()))
+        Some(self.entry.protocol.channel())
     }
 
     fn listening(&mut self) -> &mut Listening {

@@ -173,7 +173,7 @@ impl Strategy for LeasedPermits<'_> {
     }
 
     fn channel(&self, _listen_on: usize) -> Option<Arc<str>> {
-        Some(Arc::clone(self.entry.protocol.channel()))
+        Some(self.entry.protocol.channel())
     }
 
     fn listening(&mut self) -> &mut Listening {

@@ -311,7 +311,7 @@ impl Strategy for Permits<'_> {
     }
 
     fn channel(&self, _listen_on: usize) -> Option<Arc<str>> {
-        Some(Arc::clone(self.entry.protocol.channel()))
+        Some(self.entry.protocol.channel())
     }
 
     fn listening(&mut self) -> &mut Listening {
@@ -395,7 +395,7 @@ pub(crate) fn give(
         let release = submit_release(session, entry, &mut state, back.into());
         let after = YieldAfter {
             call: Arc::clone(&release),
-            we_listened: session.subscriber.listens_to(entry.protocol.channel()),
+            we_listened: session.subscriber.listens_to(&entry.protocol.channel()),
         };
         state.local_semaphore().released(after, now);
         release

@@ -230,7 +230,7 @@ impl Way {
     pub(crate) fn channel(&self, protocol: &dyn Protocol, listen_on: usize) -> Option<Arc<str>> {
         match self {
             Self::Notified | Self::Writer(_) | Self::Reader(_) => {
-                Some(Arc::clone(protocol.channel_at(listen_on)))
+                Some(protocol.channel_at(listen_on))
             }
             Self::Queued(queued) => Some(protocol.channel_of(&queued.ticket)),
             Self::Spin(_) | Self::Quorum => None,

@@ -255,7 +255,7 @@ impl Hold {
     }
 
     /// The channel on which that may linger.
-    pub(crate) fn listened_to(&self) -> Option<&Arc<str>> {
+    pub(crate) fn listened_to(&self) -> Option<Arc<str>> {
         let listened_for = self.extras.get()?.listened_for.load(Ordering::Relaxed);
         let index = listened_for.checked_sub(1)?;
         Some(

@@ -122,7 +122,18 @@ impl Request {
         args: &[&str],
     ) -> Self {
         let args = args.iter().map(|arg| arg.as_bytes());
-        Self::pack(doing, script, keys, args)
+        Self::pack(doing, script, keys.iter().map(std::slice::from_ref), args)
+    }
+
+    /// A script with keys that consist of several parts each.
+    pub(crate) fn script_of_parts(
+        doing: &'static str,
+        script: &'static Script,
+        keys: &[&[&str]],
+        args: &[&str],
+    ) -> Self {
+        let args = args.iter().map(|arg| arg.as_bytes());
+        Self::pack(doing, script, keys.iter().copied(), args)
     }
 
     /// A script with arguments that are no text.
@@ -132,21 +143,24 @@ impl Request {
         keys: &[&str],
         args: &[&[u8]],
     ) -> Self {
+        let keys = keys.iter().map(std::slice::from_ref);
         Self::pack(doing, script, keys, args.iter().copied())
     }
 
     fn pack<'a>(
         doing: &'static str,
         script: &'static Script,
-        keys: &[&'a str],
+        keys: impl ExactSizeIterator<Item = &'a [&'a str]>,
         args: impl ExactSizeIterator<Item = &'a [u8]>,
     ) -> Self {
         let parts = 3 + keys.len() + args.len();
         let mut packed = Packed::EMPTY;
         push_number(&mut packed, keys.len());
-        let keys = keys.iter().map(|key| key.as_bytes());
-        for part in keys.chain(args) {
-            push_bulk(&mut packed, part);
+        for key in keys {
+            push_joined(&mut packed, key);
+        }
+        for arg in args {
+            push_bulk(&mut packed, arg);
         }
         Self {
             script: Some(script),
@@ -299,6 +313,17 @@ fn push_head(out: &mut impl Grow, kind: u8, n: usize) {
 
 fn push_bulk(out: &mut impl Grow, bytes: &[u8]) {
     push_bulk_of(out, bytes.len(), |place| place.copy_from_slice(bytes));
+}
+
+fn push_joined(out: &mut impl Grow, parts: &[&str]) {
+    let len = parts.iter().map(|part| part.len()).sum();
+    push_bulk_of(out, len, |mut place| {
+        for part in parts {
+            let (head, rest) = place.split_at_mut(part.len());
+            head.copy_from_slice(part.as_bytes());
+            place = rest;
+        }
+    });
 }
 
 fn push_number(out: &mut impl Grow, n: usize) {

@@ -28,7 +28,7 @@ fn protocol(keyspace: Keyspace<'_>, name: &Arc<str>) -> Result<Box<dyn Protocol>
     Ok(Box::new(Fair {
         queue: keys::fair_queue(&key),
         timeouts: keys::fair_timeouts(&key),
-        channel: keys::lock_channel(&key).into(),
+        channel: keys::lock_channel(&key).concat().into(),
         key,
         grace: match keyspace.is_cluster {
             true => Duration::ZERO,
@@ -65,8 +65,8 @@ impl Protocol for Fair {
         &self.key
     }
 
-    fn channel(&self) -> &Arc<str> {
-        &self.channel
+    fn channel(&self) -> Arc<str> {
+        Arc::clone(&self.channel)
     }
 
     fn acquire(&self, args: &AcquireArgs<'_>) -> Request {

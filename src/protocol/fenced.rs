@@ -18,7 +18,6 @@ fn protocol(keyspace: Keyspace<'_>, name: &Arc<str>) -> Result<Box<dyn Protocol>
     let key = keyspace.key(name)?;
     Ok(Box::new(Fenced {
         token: keys::fenced_token(&key),
-        channel: keys::lock_channel(&key).into(),
         key,
     }))
 }
@@ -27,7 +26,6 @@ struct Fenced {
     key: Arc<str>,
     /// The counter that tokens are drawn from.
     token: String,
-    channel: Arc<str>,
 }
 
 impl Protocol for Fenced {
@@ -37,10 +35,6 @@ impl Protocol for Fenced {
 
     fn key(&self) -> &str {
         &self.key
-    }
-
-    fn channel(&self) -> &Arc<str> {
-        &self.channel
     }
 
     fn acquire(&self, args: &AcquireArgs<'_>) -> Request {

@@ -99,7 +99,7 @@ impl Golden {
         self.fact("key", protocol.key());
         for index in 0..2 {
             let channel = protocol.channel_at(index);
-            self.fact(&format!("channel {index}"), channel);
+            self.fact(&format!("channel {index}"), &channel);
         }
         for &mode in modes {
             let place = |keep, state| Place {
@@ -175,7 +175,7 @@ impl Golden {
 
     fn names(&mut self, protocol: &dyn Protocol) {
         self.fact("key", protocol.key());
-        self.fact("channel", protocol.channel());
+        self.fact("channel", &protocol.channel());
     }
 
     fn latch(&mut self, protocol: &dyn Protocol) {

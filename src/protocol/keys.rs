@@ -53,9 +53,13 @@ pub(crate) fn of_one_slot(key: &str, other: &str) -> Result<()> {
     })
 }
 
-/// The channel on which releases of the lock at `key` are announced.
-pub(crate) fn lock_channel(key: &str) -> String {
-    prefixed("redisson_lock__channel", key)
+/// The channel on which releases of the lock at `key` are announced, in parts: each release names it.
+pub(crate) fn lock_channel(key: &str) -> [&str; 3] {
+    if key.contains('{') {
+        ["redisson_lock__channel:", key, ""]
+    } else {
+        ["redisson_lock__channel:{", key, "}"]
+    }
 }
 
 /// Who waits for the fair lock at `key`, first come first.
@@ -181,7 +185,7 @@ mod tests {
             };
             let of = |key: &str| {
                 [
-                    lock_channel(key), fair_queue(key), fair_timeouts(key), fenced_token(key), rw_channel(key),
+                    lock_channel(key).concat(), fair_queue(key), fair_timeouts(key), fenced_token(key), rw_channel(key),
                     semaphore_channel(key), permit_timeouts(key), latch_channel(key), latch_round(key),
                 ]
             };
@@ -234,7 +238,7 @@ mod tests {
             (" ", "redisson_lock__channel:{ }"),
             ("ł\n\0", "redisson_lock__channel:{ł\n\0}"),
         ] {
-            assert_eq!(lock_channel(key), channel);
+            assert_eq!(lock_channel(key).concat(), channel);
         }
     }
 

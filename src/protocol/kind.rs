@@ -136,11 +136,13 @@ pub(crate) trait Protocol: Send + Sync {
     /// The first key of all its scripts.
     fn key(&self) -> &str;
 
-    /// Where releases are announced.
-    fn channel(&self) -> &Arc<str>;
+    /// Where releases are announced. Most locks are never waited for, so a plain lock does not keep it.
+    fn channel(&self) -> Arc<str> {
+        keys::lock_channel(self.key()).concat().into()
+    }
 
     /// Where the release of the lock with index `at` is announced, if there are several.
-    fn channel_at(&self, _at: usize) -> &Arc<str> {
+    fn channel_at(&self, _at: usize) -> Arc<str> {
         self.channel()
     }
 
@@ -164,10 +166,11 @@ pub(crate) trait Protocol: Send + Sync {
     }
 
     fn release(&self, _mode: Mode, owner: &str) -> Request {
-        Request::script(
+        let key = self.key();
+        Request::script_of_parts(
             RELEASING,
             &script::LOCK_RELEASE,
-            &[self.key(), self.channel()],
+            &[&[key], &keys::lock_channel(key)],
             &[owner],
         )
     }
@@ -204,10 +207,11 @@ pub(crate) trait Protocol: Send + Sync {
 
     /// Takes the lock from whoever holds it. Counts once: `request` is the key that remembers it, for `keep_ms`.
     fn force(&self, request: &str, keep_ms: &str) -> Request {
-        Request::script(
+        let key = self.key();
+        Request::script_of_parts(
             FORCING,
             &script::LOCK_FORCE,
-            &[self.key(), request, self.channel()],
+            &[&[key], &[request], &keys::lock_channel(key)],
             &[keep_ms],
         )
     }

@@ -38,8 +38,8 @@ impl Protocol for Latch {
         &self.key
     }
 
-    fn channel(&self) -> &Arc<str> {
-        &self.channel
+    fn channel(&self) -> Arc<str> {
+        Arc::clone(&self.channel)
     }
 }
 
@@ -86,7 +86,8 @@ pub(crate) fn change(
     let args = [&*keys.id, &round_ms, keep_ms];
     let args: Vec<&str> = args.into_iter().chain(count.as_deref()).collect();
     let round_key = keys::latch_round(of.key());
-    let keys = keys.after(&[of.key(), &round_key, of.channel()]);
+    let channel = of.channel();
+    let keys = keys.after(&[of.key(), &round_key, &channel]);
     Request::script(doing, script, &keys, &args)
 }
 

@@ -34,7 +34,7 @@ fn protocol(keyspace: Keyspace<'_>, id: &Arc<str>) -> Result<Box<dyn Protocol>> 
     }
     let member = |name: &str| {
         let key = keyspace.key(&name.into())?;
-        let channel = keys::lock_channel(&key).into();
+        let channel = keys::lock_channel(&key).concat().into();
         Ok(Member { key, channel })
     };
     let members = names.into_iter().map(member).collect::<Result<_>>()?;
@@ -73,13 +73,13 @@ impl Protocol for Multi {
         &self.members[0].key
     }
 
-    fn channel(&self) -> &Arc<str> {
-        &self.members[0].channel
+    fn channel(&self) -> Arc<str> {
+        self.channel_at(0)
     }
 
-    fn channel_at(&self, at: usize) -> &Arc<str> {
-        let member = self.members.get(at);
-        member.map_or(self.channel(), |member| &member.channel)
+    fn channel_at(&self, at: usize) -> Arc<str> {
+        let member = self.members.get(at).unwrap_or(&self.members[0]);
+        Arc::clone(&member.channel)
     }
 
     fn locks(&self) -> Vec<&str> {

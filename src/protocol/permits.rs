@@ -42,8 +42,8 @@ impl Protocol for Permits {
         &self.key
     }
 
-    fn channel(&self) -> &Arc<str> {
-        &self.channel
+    fn channel(&self) -> Arc<str> {
+        Arc::clone(&self.channel)
     }
 
     fn release(&self, _mode: Mode, owner: &str) -> Request {
@@ -102,7 +102,8 @@ fn request(
     args: &[&[u8]],
 ) -> Request {
     let timeouts = keys::permit_timeouts(of.key());
-    let keys: Vec<&str> = [of.key(), &timeouts, of.channel()]
+    let channel = of.channel();
+    let keys: Vec<&str> = [of.key(), &timeouts, &channel]
         .into_iter()
         .chain(request)
         .collect();

@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use crate::error::{LossReason, Result};
 use crate::local::lock::Mode;
-use crate::protocol::keys;
 use crate::protocol::kind::{ACQUIRING, AcquireArgs, Id, Keyspace, Kind, Protocol};
 use crate::protocol::script::{self, Request, lease_ms};
 use crate::protocol::text::Digits;
@@ -18,15 +17,11 @@ pub(crate) static KIND: Kind = Kind {
 
 fn protocol(keyspace: Keyspace<'_>, id: &Arc<str>) -> Result<Box<dyn Protocol>> {
     let key = keyspace.key(&KIND.shown(id))?;
-    Ok(Box::new(Red {
-        channel: keys::lock_channel(&key).into(),
-        key,
-    }))
+    Ok(Box::new(Red { key }))
 }
 
 struct Red {
     key: Arc<str>,
-    channel: Arc<str>,
 }
 
 impl Protocol for Red {
@@ -36,10 +31,6 @@ impl Protocol for Red {
 
     fn key(&self) -> &str {
         &self.key
-    }
-
-    fn channel(&self) -> &Arc<str> {
-        &self.channel
     }
 
     /// The script asks the node whether it has been up for long enough.

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use crate::error::Result;
-use crate::protocol::keys;
 use crate::protocol::kind::{Keyspace, Kind, Protocol};
 
 pub(crate) static KIND: Kind = Kind {
@@ -13,15 +12,11 @@ pub(crate) static KIND: Kind = Kind {
 
 fn protocol(keyspace: Keyspace<'_>, name: &Arc<str>) -> Result<Box<dyn Protocol>> {
     let key = keyspace.key(name)?;
-    Ok(Box::new(Reentrant {
-        channel: keys::lock_channel(&key).into(),
-        key,
-    }))
+    Ok(Box::new(Reentrant { key }))
 }
 
 struct Reentrant {
     key: Arc<str>,
-    channel: Arc<str>,
 }
 
 impl Protocol for Reentrant {
@@ -31,9 +26,5 @@ impl Protocol for Reentrant {
 
     fn key(&self) -> &str {
         &self.key
-    }
-
-    fn channel(&self) -> &Arc<str> {
-        &self.channel
     }
 }

@@ -55,8 +55,8 @@ impl Protocol for ReadWrite {
         &self.key
     }
 
-    fn channel(&self) -> &Arc<str> {
-        &self.channel
+    fn channel(&self) -> Arc<str> {
+        Arc::clone(&self.channel)
     }
 
     fn acquire(&self, args: &AcquireArgs<'_>) -> Request {

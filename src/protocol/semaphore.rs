@@ -36,8 +36,8 @@ impl Protocol for Semaphore {
         &self.key
     }
 
-    fn channel(&self) -> &Arc<str> {
-        &self.channel
+    fn channel(&self) -> Arc<str> {
+        Arc::clone(&self.channel)
     }
 }
 
@@ -61,7 +61,7 @@ pub(crate) fn undo(of: &dyn Protocol, keys: &RequestKeys, keep_ms: &str) -> Requ
     Request::script(
         "undoing an acquire",
         &script::SEMAPHORE_UNDO,
-        &[of.key(), of.channel(), keys.own()],
+        &[of.key(), &of.channel(), keys.own()],
         &[keep_ms],
     )
 }
@@ -76,7 +76,7 @@ pub(crate) fn release(
     Request::script(
         "releasing permits",
         &script::SEMAPHORE_RELEASE,
-        &keys.after(&[of.key(), of.channel()]),
+        &keys.after(&[of.key(), &of.channel()]),
         &[&Digits::of(permits), keep_ms, "0"],
     )
 }
@@ -92,7 +92,7 @@ pub(crate) fn add(
     Request::script(
         doing,
         &script::SEMAPHORE_RELEASE,
-        &keys.after(&[of.key(), of.channel()]),
+        &keys.after(&[of.key(), &of.channel()]),
         &[&Digits::of(permits), keep_ms, "1"],
     )
 }
@@ -102,7 +102,7 @@ pub(crate) fn set(of: &dyn Protocol, keys: &RequestKeys, keep_ms: &str, permits:
     Request::script(
         "setting permits",
         &script::SEMAPHORE_SET,
-        &keys.after(&[of.key(), of.channel()]),
+        &keys.after(&[of.key(), &of.channel()]),
         &[&Digits::of(permits), keep_ms],
     )
 }

@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use crate::error::Result;
 use crate::local::lock::Mode;
-use crate::protocol::keys;
 use crate::protocol::kind::{FORCING, Keyspace, Kind, Protocol, RELEASING};
 use crate::protocol::script::{self, Request};
 
@@ -16,15 +15,11 @@ pub(crate) static KIND: Kind = Kind {
 
 fn protocol(keyspace: Keyspace<'_>, name: &Arc<str>) -> Result<Box<dyn Protocol>> {
     let key = keyspace.key(name)?;
-    Ok(Box::new(Spin {
-        channel: keys::lock_channel(&key).into(),
-        key,
-    }))
+    Ok(Box::new(Spin { key }))
 }
 
 struct Spin {
     key: Arc<str>,
-    channel: Arc<str>,
 }
 
 impl Protocol for Spin {
@@ -34,10 +29,6 @@ impl Protocol for Spin {
 
     fn key(&self) -> &str {
         &self.key
-    }
-
-    fn channel(&self) -> &Arc<str> {
-        &self.channel
     }
 
     fn release(&self, _mode: Mode, owner: &str) -> Request {

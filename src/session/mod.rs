@@ -367,7 +367,7 @@ impl Session {
     /// Ends the subscription that the contender of a hold has left behind, if it lingers.
     pub(crate) fn end_lingering(&self, hold: &Hold) {
         if let Some(channel) = hold.listened_to() {
-            self.subscriber.end_lingering(channel);
+            self.subscriber.end_lingering(&channel);
         }
     }
 
