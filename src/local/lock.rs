@@ -57,6 +57,39 @@ impl LeasePolicy {
     }
 }
 
+/// A [`LeasePolicy`] in eight bytes, for what is kept once for each lock: twice the nanoseconds, plus one if they are a
+/// fixed lease; zero for a renewed one without `max_hold`. Longer spans count as 292 years.
+#[derive(Debug, Clone, Copy)]
+struct PackedPolicy(u64);
+
+impl From<LeasePolicy> for PackedPolicy {
+    fn from(policy: LeasePolicy) -> Self {
+        let (span, fixed) = match policy {
+            LeasePolicy::Renewed { max_hold: None } => return Self(0),
+            // Zero would mean that there is none.
+            LeasePolicy::Renewed {
+                max_hold: Some(max),
+            } => (max.max(Duration::from_nanos(1)), 0),
+            LeasePolicy::Fixed(lease) => (lease, 1),
+        };
+        let nanos = u64::try_from(span.as_nanos()).unwrap_or(u64::MAX);
+        Self(nanos.min(u64::MAX >> 1) << 1 | fixed)
+    }
+}
+
+impl From<PackedPolicy> for LeasePolicy {
+    fn from(PackedPolicy(packed): PackedPolicy) -> Self {
+        let span = Duration::from_nanos(packed >> 1);
+        match packed {
+            0 => Self::Renewed { max_hold: None },
+            _ if packed & 1 == 1 => Self::Fixed(span),
+            _ => Self::Renewed {
+                max_hold: Some(span),
+            },
+        }
+    }
+}
+
 /// Whether a hold excludes everybody else, or only exclusive holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Mode {
@@ -102,7 +135,7 @@ struct Holder<H> {
     hold: H,
     thread: u64,
     count: u32,
-    lease: LeasePolicy,
+    lease: PackedPolicy,
 }
 
 /// The threads that share a hold.
@@ -328,7 +361,7 @@ impl<W, H: Holding, R> LocalLock<W, H, R> {
             (Mode::Exclusive, Some(holder), _) => Some(Entered::Mine {
                 hold: holder.hold.clone(),
                 count: holder.count,
-                lease: holder.lease,
+                lease: holder.lease.into(),
             }),
             (Mode::Exclusive, None, Some((group, _))) => {
                 Some(Entered::Deadlock(group.hold.clone()))
@@ -396,7 +429,7 @@ impl<W, H: Holding, R> LocalLock<W, H, R> {
                     hold,
                     thread,
                     count: 1,
-                    lease,
+                    lease: lease.into(),
                 });
             }
             Mode::Shared => self.crowd().shared.push(SharedHolders {
@@ -422,7 +455,7 @@ impl<W, H: Holding, R> LocalLock<W, H, R> {
             && holder.hold == *hold
         {
             holder.count += 1;
-            holder.lease = lease;
+            holder.lease = lease.into();
             return true;
         }
         for group in self.shared_mut() {
@@ -486,7 +519,7 @@ impl<W, H: Holding, R> LocalLock<W, H, R> {
                 count: holder.count,
             };
         }
-        let lease = holder.lease;
+        let lease = holder.lease.into();
         let same = |next: &Waiting<W>| next.mode == Mode::Exclusive && next.lease == lease;
         let lasts = |validity: Validity| validity.complete && validity.to_spare(lease, now);
         if let Some(crowd) = &mut self.crowd
