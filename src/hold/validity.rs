@@ -43,22 +43,38 @@ pub(crate) enum RenewedBy {
 }
 
 /// The lease of one hold. Moments are `time::nanos` and spans nanoseconds, to keep it small: every hold has one.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(crate) struct Lease {
     /// The hold is certain until then; zero before it is granted.
     until: u64,
     /// What a renewal asks for.
     ttl: u64,
-    /// The longest lease ever requested: a later, shorter one may not have arrived.
-    longest: u64,
-    max_hold: u64,
-    max_until: u64,
+    rare: Option<Box<Rare>>,
     /// How soon the renewal of a read hold is due again, in microseconds: see [`KEEP_LOCK`].
     keep_lock_us: u32,
     is_renewed: bool,
     renewed_by: RenewedBy,
     /// A renewal was due, or failed, and none has been confirmed since.
     renewal_failed: bool,
+}
+
+/// What few leases have.
+#[derive(Debug, Clone)]
+struct Rare {
+    /// The longest lease ever requested, if that is longer than the one now: that one may not have arrived.
+    longest: u64,
+    max_hold: u64,
+    max_until: u64,
+}
+
+impl Default for Rare {
+    fn default() -> Self {
+        Self {
+            longest: 0,
+            max_hold: NEVER,
+            max_until: NEVER,
+        }
+    }
 }
 
 /// The part of a lease that does not count as certain: a hundredth, for clocks that run at different speeds, and 2 ms.
@@ -89,12 +105,15 @@ fn max_hold_of(policy: LeasePolicy) -> u64 {
 impl Lease {
     /// The lease of a hold that is about to be requested.
     pub(crate) fn new(policy: LeasePolicy, ttl: Duration) -> Self {
+        let max_hold = max_hold_of(policy);
+        let limited = (max_hold != NEVER).then(|| Rare {
+            max_hold,
+            ..Rare::default()
+        });
         Self {
             until: 0,
             ttl: span(ttl),
-            longest: span(ttl),
-            max_hold: max_hold_of(policy),
-            max_until: NEVER,
+            rare: limited.map(Box::new),
             keep_lock_us: micros(KEEP_LOCK),
             is_renewed: matches!(policy, LeasePolicy::Renewed { .. }),
             renewed_by: RenewedBy::Watchdog,
@@ -116,14 +135,36 @@ impl Lease {
     }
 
     pub(crate) fn longest(&self) -> Duration {
-        Duration::from_nanos(self.longest)
+        Duration::from_nanos(self.longest_nanos())
+    }
+
+    fn longest_nanos(&self) -> u64 {
+        let longest = self.rare.as_ref().map_or(0, |rare| rare.longest);
+        longest.max(self.ttl)
+    }
+
+    fn max_hold(&self) -> u64 {
+        self.rare.as_ref().map_or(NEVER, |rare| rare.max_hold)
+    }
+
+    fn max_until(&self) -> u64 {
+        self.rare.as_ref().map_or(NEVER, |rare| rare.max_until)
+    }
+
+    /// Changes what a renewal asks for. A longer lease is not forgotten.
+    fn set_ttl(&mut self, ttl: Duration) {
+        let longest = self.longest_nanos();
+        self.ttl = span(ttl);
+        if self.longest_nanos() < longest {
+            self.rare.get_or_insert_default().longest = longest;
+        }
     }
 
     /// How it was taken, or taken last.
     pub(crate) fn policy(&self) -> LeasePolicy {
         if self.is_renewed {
             LeasePolicy::Renewed {
-                max_hold: (self.max_hold != NEVER).then(|| Duration::from_nanos(self.max_hold)),
+                max_hold: (self.max_hold() != NEVER).then(|| Duration::from_nanos(self.max_hold())),
             }
         } else {
             LeasePolicy::Fixed(self.ttl())
@@ -147,10 +188,12 @@ impl Lease {
 
     /// It ends `max_hold` from now, if it has one.
     fn limit(&mut self, now: Instant) {
-        self.max_until = match self.max_hold {
-            NEVER => NEVER,
-            max => time::nanos(now).saturating_add(max),
-        };
+        if let Some(rare) = &mut self.rare {
+            rare.max_until = match rare.max_hold {
+                NEVER => NEVER,
+                max => time::nanos(now).saturating_add(max),
+            };
+        }
     }
 
     /// Redis has confirmed the hold for `ttl` from `sent_at` on. Never shortens.
@@ -196,27 +239,32 @@ impl Lease {
 
     /// From now on it is renewed, or ends by itself, with another lease.
     pub(crate) fn change(&mut self, policy: LeasePolicy, ttl: Duration, now: Instant) {
-        self.ttl = span(ttl);
-        self.may_last(ttl);
+        self.set_ttl(ttl);
         self.is_renewed = matches!(policy, LeasePolicy::Renewed { .. });
-        self.max_hold = max_hold_of(policy);
-        if self.max_hold != NEVER {
+        let max_hold = max_hold_of(policy);
+        if max_hold != self.max_hold() {
+            self.rare.get_or_insert_default().max_hold = max_hold;
+        }
+        if max_hold != NEVER {
             self.limit(now);
         }
     }
 
     /// A request with that lease is about to be sent, and may be carried out even if no reply comes.
     pub(crate) fn may_last(&mut self, ttl: Duration) {
-        self.longest = self.longest.max(span(ttl));
+        if span(ttl) > self.longest_nanos() {
+            self.rare.get_or_insert_default().longest = span(ttl);
+        }
     }
 
     /// Another, fixed lease is about to be requested. From now on the hold is not renewed, and certain for no longer than
     /// both the old lease and one that begins at `asked_at`.
     pub(crate) fn ask_for(&mut self, asked_at: Instant, ttl: Duration) {
-        self.ttl = span(ttl);
-        self.may_last(ttl);
+        self.set_ttl(ttl);
         self.is_renewed = false;
-        (self.max_hold, self.max_until) = (NEVER, NEVER);
+        if let Some(rare) = &mut self.rare {
+            (rare.max_hold, rare.max_until) = (NEVER, NEVER);
+        }
         self.until = self.until.min(end_of(asked_at, ttl));
     }
 
@@ -241,7 +289,7 @@ impl Lease {
 
     /// When it is due for the watchdog, after a grant or renewal sent at `sent_at`.
     pub(crate) fn due_after(&self, sent_at: Instant, mode: Mode) -> Instant {
-        let mut due = self.until.min(self.max_until);
+        let mut due = self.until.min(self.max_until());
         if self.is_renewed && self.renewed_by == RenewedBy::Watchdog {
             due = due.min(time::nanos(sent_at + self.ttl() / 3));
         }
@@ -253,7 +301,7 @@ impl Lease {
 
     /// When it is due again, if no reply has come by `at`.
     pub(crate) fn look_again(&self, at: Instant) -> Instant {
-        time::instant(time::nanos(at).min(self.until).min(self.max_until))
+        time::instant(time::nanos(at).min(self.until).min(self.max_until()))
     }
 
     pub(crate) fn duty(&self, now: Instant, mode: Mode) -> Duty {
@@ -266,14 +314,14 @@ impl Lease {
                 LossReason::Expired
             });
         }
-        if at >= self.max_until {
+        if at >= self.max_until() {
             return Duty::Lose(LossReason::MaxHold);
         }
         let by_itself = self.is_renewed || mode == Mode::Shared;
         match self.renewed_by {
             RenewedBy::Watchdog if by_itself => Duty::Renew,
             RenewedBy::Watchdog => Duty::Wait(time::instant(self.until)),
-            RenewedBy::Nodes => Duty::Wait(time::instant(self.until.min(self.max_until))),
+            RenewedBy::Nodes => Duty::Wait(time::instant(self.until.min(self.max_until()))),
         }
     }
 }

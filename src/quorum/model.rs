@@ -101,7 +101,7 @@ enum Doing {
     Done,
 }
 
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 struct State {
     nodes: [Node; NODES],
     a: Doing,
@@ -146,7 +146,7 @@ impl Hash for State {
         nodes.sort_unstable();
         nodes.hash(state);
         (self.a, self.b, self.time, self.left).hash(state);
-        self.lease.map(|lease| lease.until()).hash(state);
+        self.lease.as_ref().map(Lease::until).hash(state);
         (self.lacked, self.succeeded).hash(state);
     }
 }
@@ -471,7 +471,7 @@ impl Masters {
 
     fn steps_of_a(&self, state: &State, add: &mut dyn FnMut(Step, State)) {
         let mut take = |step: Step, change: &dyn Fn(&mut State)| {
-            let mut after = *state;
+            let mut after = state.clone();
             change(&mut after);
             add(step, after);
         };
@@ -492,7 +492,7 @@ impl Masters {
                 if self.has_majority(kept) && is_granted {
                     take(Step::Grant, &|state| {
                         state.a = Doing::Holds(0);
-                        state.lease = Some(lease);
+                        state.lease = Some(lease.clone());
                         for node in &mut state.nodes {
                             if node.stage != Stage::Kept && !self.is(Variant::NoGapAtGrant) {
                                 node.keeping.has_no_part_in_grant(self.at(since));
@@ -589,7 +589,7 @@ impl Masters {
 
     fn steps_of_b(&self, state: &State, add: &mut dyn FnMut(Step, State)) {
         let mut take = |step: Step, change: &dyn Fn(&mut State)| {
-            let mut after = *state;
+            let mut after = state.clone();
             change(&mut after);
             add(step, after);
         };
@@ -660,7 +660,7 @@ impl Masters {
 
     fn steps_of_nodes(&self, state: &State, add: &mut dyn FnMut(Step, State)) {
         let mut take = |step: Step, change: &dyn Fn(&mut State)| {
-            let mut after = *state;
+            let mut after = state.clone();
             change(&mut after);
             add(step, after);
         };
