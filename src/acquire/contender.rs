@@ -199,11 +199,12 @@ impl<'a> Contender<'a> {
         let tokens = self.tokens();
         let number = self.way.next_number(session);
         let owner = session.owners.id(number);
+        let under = self.under.as_ref().map(|hold| hold.owner());
         let request = self.entry.protocol.acquire(&AcquireArgs {
             owner: &owner,
             lease: params.ttl,
             mode,
-            under: self.under.as_ref().map(|hold| &*hold.owner),
+            under: under.as_deref(),
             ignored_writers: self.way.ignored_writers(&self.entry),
             place: self.way.place(&owner, session.waiter_lease),
             tokens,
@@ -215,7 +216,6 @@ impl<'a> Contender<'a> {
             Arc::clone(&self.entry),
             mode,
             number,
-            owner,
             params.lease,
             params.ttl,
         )
@@ -297,7 +297,7 @@ impl<'a> Contender<'a> {
             self.session().connection.send_deferred(Deferred {
                 request,
                 info: DeferredInfo {
-                    name: Arc::clone(&self.entry.name),
+                    name: Arc::clone(self.entry.name()),
                     // A frozen server executes the request when it resumes, and only then the place exists.
                     useful_until: Instant::now() + UNDO_FOR,
                     undo: true,

@@ -54,11 +54,11 @@ impl GuardInner {
     }
 
     pub(crate) fn name(&self) -> &str {
-        &self.hold.entry().name
+        self.hold.entry().name()
     }
 
     pub(crate) fn owner(&self) -> &str {
-        &self.hold.owner
+        self.hold.owner_ref()
     }
 
     pub(crate) fn is_copy(&self) -> bool {

@@ -86,10 +86,10 @@ impl LeasedPermits<'_> {
                 Arc::clone(&batch.entry),
                 Mode::Exclusive,
                 session.owners.draw(),
-                OwnerId::of(id),
                 self.lease,
                 self.ttl,
-            );
+            )
+            .known_as(OwnerId::of(id));
             hold.grant(sent_at);
             hold.ends_at(ends_at);
             Arc::new(hold)
@@ -209,7 +209,7 @@ impl Batch {
         Deferred {
             request: permits::release(&*self.entry.protocol, &self.ids),
             info: DeferredInfo {
-                name: Arc::clone(&self.entry.name),
+                name: Arc::clone(self.entry.name()),
                 // A frozen server executes the acquire when it resumes, and the lease begins only then.
                 useful_until: Instant::now() + self.ttl.max(UNDO_FOR),
                 undo: true,

@@ -366,7 +366,7 @@ impl Undo for PermitRequest {
         Some(Deferred {
             request: semaphore::undo(&*self.entry.protocol, &self.keys, &self.keep_ms),
             info: DeferredInfo {
-                name: Arc::clone(&self.entry.name),
+                name: Arc::clone(self.entry.name()),
                 useful_until: Instant::now() + self.replay,
                 undo: true,
                 for_good: true,
@@ -429,7 +429,7 @@ pub(crate) fn submit_release(
     let call = Call::deferred(Deferred {
         request,
         info: DeferredInfo {
-            name: Arc::clone(&entry.name),
+            name: Arc::clone(entry.name()),
             useful_until: Instant::now() + session.replay(),
             undo: false,
             for_good: true,

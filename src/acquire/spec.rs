@@ -70,7 +70,7 @@ impl LockSpec {
 
     /// The settings with which a hold was taken.
     pub(crate) fn like(shared: &Arc<SharedSession>, hold: &Hold) -> Self {
-        let name = Arc::clone(&hold.entry().name);
+        let name = Arc::clone(hold.entry().name());
         let handle = Self::new(shared, name, hold.entry().protocol.kind());
         match hold.lease_policy() {
             LeasePolicy::Renewed { max_hold } => Self { max_hold, ..handle },

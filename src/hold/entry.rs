@@ -15,6 +15,7 @@ use crate::local::waiter::{self, MakeError};
 use crate::net::call::{Call, Deferred, DeferredInfo};
 use crate::protocol::idempotency::IdempotencyKeys;
 use crate::protocol::kind::{Keyspace, Kind, Protocol};
+use crate::protocol::owner::Owners;
 
 /// What a client keeps for one name. A thread that holds its mutex may take the mutex of a waiter, of the watchdog or of
 /// the connection, but does no I/O.
@@ -52,8 +53,6 @@ impl Key for EntryKey {
 
 /// The part of an entry that never changes.
 pub(crate) struct Named {
-    /// As the user gave it; several names joined.
-    pub(crate) name: Arc<str>,
     pub(crate) protocol: Box<dyn Protocol>,
 }
 
@@ -95,6 +94,11 @@ type EntrySemaphore<H> = LocalSemaphore<Arc<QueuedThread<Wakeup<H>>>, YieldAfter
 type EntryWakeups<H> = Wakeups<Arc<Waiter<H>>, H>;
 
 impl<H: Holding> Entry<H> {
+    /// The name as the user gave it; several names joined.
+    pub(crate) fn name(&self) -> &Arc<str> {
+        self.protocol.shown().unwrap_or(&self.key().id)
+    }
+
     /// The release of one owner's hold, which is sent again until `useful_until`.
     pub(crate) fn release(
         &self,
@@ -110,7 +114,7 @@ impl<H: Holding> Entry<H> {
                 self.protocol.release(mode, owner)
             },
             info: DeferredInfo {
-                name: Arc::clone(&self.name),
+                name: Arc::clone(self.name()),
                 useful_until,
                 undo,
                 for_good: false,
@@ -284,6 +288,9 @@ impl<H: Holding> EntryState<H> {
 }
 
 impl<H: Holding> State for EntryState<H> {
+    /// What makes an owner's id of the number of a hold.
+    type Common = Arc<Owners>;
+
     fn is_free(&self) -> bool {
         let extras = self.extras.as_ref();
         let semaphore = extras.and_then(|extras| extras.semaphore.as_ref());
@@ -366,13 +373,19 @@ pub(crate) struct Registry<H: Holding> {
 }
 
 impl<H: Holding> Registry<H> {
-    pub(crate) fn new(prefix: String, db: i64, is_cluster: bool, tenure: Duration) -> Self {
+    pub(crate) fn new(
+        prefix: String,
+        db: i64,
+        is_cluster: bool,
+        tenure: Duration,
+        owners: &Arc<Owners>,
+    ) -> Self {
         Self {
             prefix,
             db,
             is_cluster,
             tenure,
-            entries: registry::Registry::new(),
+            entries: registry::Registry::new(Arc::clone(owners)),
         }
     }
 
@@ -403,7 +416,7 @@ impl<H: Holding> Registry<H> {
     /// Those of the kind's [`protocol`](Kind::protocol).
     pub(crate) fn unregistered(&self, kind: &'static Kind, id: &Arc<str>) -> Result<Arc<Entry<H>>> {
         let (named, state) = self.make(kind, id)?;
-        Ok(Entry::unregistered(key(kind, id), named, state))
+        Ok(self.entries.unregistered(key(kind, id), named, state))
     }
 
     /// The entry of a name, if a thread of this client has used it lately.
@@ -418,7 +431,6 @@ impl<H: Holding> Registry<H> {
             is_cluster: self.is_cluster,
         };
         let named = Named {
-            name: kind.shown(id),
             protocol: (kind.protocol)(keyspace, id)?,
         };
         Ok((named, EntryState::new(kind, self.tenure)))

@@ -48,7 +48,6 @@ pub(crate) struct Hold {
     entry: Option<Arc<Entry>>,
     pub(crate) mode: Mode,
     pub(crate) number: OwnerNumber,
-    pub(crate) owner: OwnerId,
     state: AtomicU8,
     /// When the acquire that was granted was sent, of `time::nanos`.
     asked_at: AtomicU64,
@@ -64,6 +63,8 @@ pub(crate) struct Hold {
 /// What only few holds need; made when it is first needed.
 #[derive(Default)]
 struct Extras {
+    /// The owner id, if it is not made of the number, or if somebody has asked for it.
+    owner: OnceLock<OwnerId>,
     /// The servers that keep it, if they are several; `None` if its client's server does.
     backing: Option<Arc<dyn Backing>>,
     /// The token of the thread that has it now, and the last one drawn for it; zero without tokens.
@@ -199,7 +200,6 @@ impl Hold {
         entry: Arc<Entry>,
         mode: Mode,
         number: OwnerNumber,
-        owner: OwnerId,
         lease: LeasePolicy,
         ttl: Duration,
     ) -> Self {
@@ -207,7 +207,6 @@ impl Hold {
             entry: Some(entry),
             mode,
             number,
-            owner,
             state: AtomicU8::new(HELD),
             asked_at: AtomicU64::new(0),
             valid_until: AtomicU64::new(0),
@@ -222,15 +221,39 @@ impl Hold {
     /// when the hold is over.
     pub(crate) fn backed_by(self, backing: Arc<dyn Backing>) -> Self {
         let lease = self.lease.into_inner().renewed_by(RenewedBy::Nodes);
-        let extras = Extras {
-            backing: Some(backing),
-            ..Extras::default()
-        };
+        let mut extras = self.extras.into_inner().unwrap_or_default();
+        extras.backing = Some(backing);
         Self {
             lease: Mutex::new(lease),
-            extras: OnceLock::from(Box::new(extras)),
+            extras: OnceLock::from(extras),
             ..self
         }
+    }
+
+    /// The same, but Redis knows it under another id than that of its number.
+    pub(crate) fn known_as(self, owner: OwnerId) -> Self {
+        let mut extras = self.extras.into_inner().unwrap_or_default();
+        extras.owner = OnceLock::from(owner);
+        Self {
+            extras: OnceLock::from(extras),
+            ..self
+        }
+    }
+
+    /// Its owner as Redis knows it. Made anew, since many holds are kept and few are asked.
+    pub(crate) fn owner(&self) -> OwnerId {
+        let known = self.extras.get().and_then(|extras| extras.owner.get());
+        known.cloned().unwrap_or_else(|| self.owner_by_number())
+    }
+
+    /// The same, kept from now on.
+    pub(crate) fn owner_ref(&self) -> &str {
+        let owner = &self.extras().owner;
+        owner.get_or_init(|| self.owner_by_number())
+    }
+
+    fn owner_by_number(&self) -> OwnerId {
+        self.entry().common().id(self.number)
     }
 
     /// What its client keeps for the lock's name.
@@ -405,14 +428,14 @@ impl Hold {
         if let Some(request) = self
             .entry()
             .protocol
-            .renew_permit(&self.owner, lease, ends_at)
+            .renew_permit(&self.owner(), lease, ends_at)
         {
             return request;
         }
         let count = self.count.load(Ordering::Relaxed);
         self.entry()
             .protocol
-            .renew(self.mode, &self.owner, lease, count)
+            .renew(self.mode, &self.owner(), lease, count)
     }
 
     /// Redis has said when this permit ends, in milliseconds of its own clock.
@@ -449,12 +472,17 @@ impl Hold {
 
     /// The request that releases it.
     pub(crate) fn release(&self, undo: bool) -> Deferred {
+        self.release_of(&self.owner(), undo)
+    }
+
+    /// The request that releases what Redis keeps of it for this owner.
+    pub(crate) fn release_of(&self, owner: &str, undo: bool) -> Deferred {
         let longest = self.lease.lock().longest();
         // A frozen server executes the acquire when it resumes, and the lease begins only then.
         let after = if undo { longest.max(UNDO_FOR) } else { longest };
         self.entry().release(
             self.mode,
-            &self.owner,
+            owner,
             self.valid_until().max(Instant::now()) + after,
             undo,
         )
@@ -499,8 +527,8 @@ impl Hold {
 
     fn loss_for(&self, reason: LossReason) -> Loss {
         Loss {
-            name: self.entry().name.to_string(),
-            owner: self.owner.to_string(),
+            name: self.entry().name().to_string(),
+            owner: self.owner().to_string(),
             reason,
         }
     }
@@ -549,7 +577,7 @@ impl Scheduled for Hold {
 
 impl Renewable for Hold {
     fn name(&self) -> &str {
-        &self.entry().name
+        self.entry().name()
     }
 
     fn is_held(&self) -> bool {
@@ -591,7 +619,7 @@ impl Renewable for Hold {
             Ok(Some(renewed)) => renewed,
             Ok(None) => return Next::Look(Instant::now()),
             Err(unexpected) => {
-                report!(Warn, "renewing `{}`: {unexpected}", self.entry().name);
+                report!(Warn, "renewing `{}`: {unexpected}", self.entry().name());
                 return Next::Lost(LossReason::TakenOver);
             }
         };

@@ -14,7 +14,7 @@ pub(crate) struct LivePermits(Mutex<HashMap<PermitId, Arc<Hold>>>);
 
 impl LivePermits {
     pub(crate) fn insert(&self, hold: &Arc<Hold>) {
-        if let Some(id) = PermitId::parse(&hold.owner) {
+        if let Some(id) = PermitId::parse(&hold.owner()) {
             self.0.lock().insert(id, Arc::clone(hold));
         }
     }
@@ -24,7 +24,7 @@ impl LivePermits {
     }
 
     pub(crate) fn remove(&self, hold: &Hold) {
-        let Some(id) = PermitId::parse(&hold.owner) else {
+        let Some(id) = PermitId::parse(&hold.owner()) else {
             return;
         };
         let mut live = self.0.lock();

@@ -51,17 +51,17 @@ mod tests {
     use crate::protocol::reentrant;
 
     fn entry() -> Arc<Entry> {
-        let registry = Registry::new(String::new(), 0, false, Duration::ZERO);
+        let owners = Arc::new(Owners::of("me"));
+        let registry = Registry::new(String::new(), 0, false, Duration::ZERO, &owners);
         let entry = registry.unregistered(&reentrant::KIND, &"a".into());
         entry.expect("a name")
     }
 
     fn hold(entry: &Arc<Entry>, number: u64) -> Hold {
         let (entry, number) = (Arc::clone(entry), OwnerNumber(number));
-        let owner = Owners::of("me").id(number);
         let lease = LeasePolicy::Renewed { max_hold: None };
         let ttl = Duration::from_secs(30);
-        Hold::new(entry, Mode::Exclusive, number, owner, lease, ttl)
+        Hold::new(entry, Mode::Exclusive, number, lease, ttl)
     }
 
     #[test]
@@ -71,7 +71,7 @@ mod tests {
         let (place, other) = (Arc::as_ptr(&first), Arc::clone(&first));
         Hold::recycle(&mut first);
         let second = hold(&entry, 2).placed();
-        assert!(Arc::as_ptr(&second) != place && &*other.owner == "me:1");
+        assert!(Arc::as_ptr(&second) != place && &*other.owner() == "me:1");
         drop(other);
 
         let weak = Arc::downgrade(&first);
@@ -88,7 +88,7 @@ mod tests {
         drop(first);
         let third = hold(&entry, 3).placed();
         assert!(Arc::as_ptr(&third) == place && third.is_held());
-        assert_eq!((&*third.owner, &*third.entry().name), ("me:3", "a"));
+        assert_eq!((&*third.owner(), &**third.entry().name()), ("me:3", "a"));
         let fourth = hold(&entry, 4).placed();
         assert!(Arc::as_ptr(&fourth) != place, "two in one place");
     }

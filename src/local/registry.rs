@@ -30,6 +30,9 @@ pub(crate) trait Key: Clone + Eq + Hash {
 
 /// The mutable part of an entry.
 pub(crate) trait State {
+    /// What all entries of a registry refer to.
+    type Common;
+
     /// Whether no thread holds, waits or asks.
     fn is_free(&self) -> bool;
 
@@ -42,46 +45,50 @@ pub(crate) struct Entry<K: Key, T, S: State> {
     key: K,
     fixed: T,
     state: Mutex<Listed<S>>,
-    /// The list it is added to when it is free; `None` for an entry outside the registry.
-    free: Option<Arc<Free<K>>>,
+    all: Arc<Common<K, S::Common>>,
 }
 
 struct Listed<S> {
     state: S,
-    /// Its entry is on the list of free ones.
-    is_listed: bool,
+    on_list: OnList,
 }
 
-/// Entries, each once, and when they became free. Its mutex is taken last.
-type Free<K> = Mutex<VecDeque<(Instant, K)>>;
+/// Whether an entry is on the list of free ones.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum OnList {
+    Yes,
+    No,
+    /// It is outside the registry.
+    Never,
+}
+
+/// What the entries of one registry share.
+struct Common<K, C> {
+    /// Free entries, each once, and when they became free. Its mutex is taken last.
+    free: Mutex<VecDeque<(Instant, K)>>,
+    more: C,
+}
 
 /// The state of an entry, while its mutex is held.
 pub(crate) struct EntryGuard<'a, K: Key, S: State> {
     key: &'a K,
-    free: Option<&'a Free<K>>,
+    all: &'a Common<K, S::Common>,
     state: MutexGuard<'a, Listed<S>>,
 }
 
 impl<K: Key, T, S: State> Entry<K, T, S> {
-    /// An entry outside the registry, for a query that must not create state.
-    pub(crate) fn unregistered(key: K, fixed: T, state: S) -> Arc<Self> {
-        Self::new(key, fixed, state, None)
+    pub(crate) fn key(&self) -> &K {
+        &self.key
     }
 
-    fn new(key: K, fixed: T, state: S, free: Option<Arc<Free<K>>>) -> Arc<Self> {
-        let is_listed = free.is_some();
-        Arc::new(Self {
-            key,
-            fixed,
-            state: Mutex::new(Listed { state, is_listed }),
-            free,
-        })
+    pub(crate) fn common(&self) -> &S::Common {
+        &self.all.more
     }
 
     pub(crate) fn lock(&self) -> EntryGuard<'_, K, S> {
         EntryGuard {
             key: &self.key,
-            free: self.free.as_deref(),
+            all: &self.all,
             state: self.state.lock(),
         }
     }
@@ -111,13 +118,10 @@ impl<K: Key, S: State> DerefMut for EntryGuard<'_, K, S> {
 
 impl<K: Key, S: State> Drop for EntryGuard<'_, K, S> {
     fn drop(&mut self) {
-        if !self.state.is_listed
-            && self.state.state.is_free()
-            && let Some(free) = self.free
-        {
-            self.state.is_listed = true;
+        if self.state.on_list == OnList::No && self.state.state.is_free() {
+            self.state.on_list = OnList::Yes;
             let key = self.key.clone();
-            free.lock().push_back((Instant::now(), key));
+            self.all.free.lock().push_back((Instant::now(), key));
         }
     }
 }
@@ -126,7 +130,7 @@ impl<K: Key, S: State> Drop for EntryGuard<'_, K, S> {
 pub(crate) struct Registry<K: Key, T, S: State> {
     /// The last is for separate keys.
     shards: Vec<Mutex<Shard<K, T, S>>>,
-    free: Arc<Free<K>>,
+    all: Arc<Common<K, S::Common>>,
 }
 
 type Shard<K, T, S> = HashSet<ByKey<K, T, S>>;
@@ -213,11 +217,29 @@ pub(crate) struct Sweep {
 }
 
 impl<K: Key, T, S: State> Registry<K, T, S> {
-    pub(crate) fn new() -> Self {
+    pub(crate) fn new(common: S::Common) -> Self {
+        let all = Common {
+            free: Mutex::default(),
+            more: common,
+        };
         Self {
             shards: (0..=SHARDS).map(|_| Mutex::default()).collect(),
-            free: Arc::default(),
+            all: Arc::new(all),
         }
+    }
+
+    /// An entry outside the registry, for a query that must not create state.
+    pub(crate) fn unregistered(&self, key: K, fixed: T, state: S) -> Arc<Entry<K, T, S>> {
+        self.entry(key, fixed, state, OnList::Never)
+    }
+
+    fn entry(&self, key: K, fixed: T, state: S, on_list: OnList) -> Arc<Entry<K, T, S>> {
+        Arc::new(Entry {
+            key,
+            fixed,
+            state: Mutex::new(Listed { state, on_list }),
+            all: Arc::clone(&self.all),
+        })
     }
 
     /// The entry with this key, made if need be, and kept from now on until it is idle.
@@ -232,8 +254,8 @@ impl<K: Key, T, S: State> Registry<K, T, S> {
         }
         let (fixed, state) = make()?;
         let now = Instant::now();
-        self.free.lock().push_back((now, key.clone()));
-        let entry = Entry::new(key, fixed, state, Some(Arc::clone(&self.free)));
+        self.all.free.lock().push_back((now, key.clone()));
+        let entry = self.entry(key, fixed, state, OnList::Yes);
         shard.insert(ByKey(Arc::clone(&entry)));
         drop(shard);
         // So that names that are used once do not pile up between two sweeps.
@@ -275,7 +297,7 @@ impl<K: Key, T, S: State> Registry<K, T, S> {
                 break;
             }
         }
-        let mut free = self.free.lock();
+        let mut free = self.all.free.lock();
         sweep.left = !free.is_empty();
         if free.is_empty() && free.capacity() > 64 {
             *free = VecDeque::new();
@@ -286,7 +308,7 @@ impl<K: Key, T, S: State> Registry<K, T, S> {
     /// Checks up to `most` entries, those that became free first.
     fn sweep_few(&self, now: Instant, most: usize, sweep: &mut Sweep) {
         let is_due = |since: Instant| now.saturating_duration_since(since) >= LINGER;
-        let mut free = self.free.lock();
+        let mut free = self.all.free.lock();
         let due = free.iter().take(most);
         let due = due.take_while(|(since, _)| is_due(*since)).count();
         if due == 0 {
@@ -298,7 +320,7 @@ impl<K: Key, T, S: State> Registry<K, T, S> {
         for (_, key) in due {
             if self.drop_if_idle(&key, now) {
                 sweep.stay += 1;
-                self.free.lock().push_back((now, key));
+                self.all.free.lock().push_back((now, key));
             }
         }
     }
@@ -313,7 +335,7 @@ impl<K: Key, T, S: State> Registry<K, T, S> {
         let unused = Arc::strong_count(entry) == 1;
         let mut state = entry.state.lock();
         if !state.state.is_free() {
-            state.is_listed = false;
+            state.on_list = OnList::No;
             return false;
         }
         if !unused || !state.state.is_idle(now) {
@@ -356,6 +378,8 @@ mod tests {
 
     /// How many threads are here.
     impl State for usize {
+        type Common = ();
+
         fn is_free(&self) -> bool {
             *self == 0
         }
@@ -395,7 +419,7 @@ mod tests {
 
     #[test]
     fn entries_in_use_are_not_looked_at_again() {
-        let registry = TestRegistry::new();
+        let registry = TestRegistry::new(());
         let mut known = names(&registry, 1_000);
         known.iter().for_each(|entry| enter(entry));
         let now = Instant::now();
@@ -416,22 +440,22 @@ mod tests {
 
     #[test]
     fn an_entry_that_threads_come_to_and_leave_is_listed_once() {
-        let registry = TestRegistry::new();
+        let registry = TestRegistry::new(());
         let entry = names(&registry, 1).remove(0);
         for _ in 0..100 {
             enter(&entry);
             leave(&entry);
         }
-        assert_eq!(registry.free.lock().len(), 1);
+        assert_eq!(registry.all.free.lock().len(), 1);
         enter(&entry);
         assert_eq!(sweeps(&registry, 1), 1);
-        assert_eq!(registry.free.lock().len(), 0);
+        assert_eq!(registry.all.free.lock().len(), 0);
         leave(&entry);
         for _ in 0..100 {
             enter(&entry);
             leave(&entry);
         }
-        assert_eq!(registry.free.lock().len(), 1);
+        assert_eq!(registry.all.free.lock().len(), 1);
         drop(entry);
         assert_eq!(sweeps(&registry, 1), 1);
         assert_eq!(registry.len(), 0);
@@ -439,7 +463,7 @@ mod tests {
 
     #[test]
     fn entries_that_threads_are_about_to_use_stay_and_cost_little() {
-        let registry = TestRegistry::new();
+        let registry = TestRegistry::new(());
         let known = names(&registry, 5_000);
         let mut now = Instant::now();
         for _ in 0..20 {
@@ -471,8 +495,8 @@ mod tests {
 
     #[test]
     fn an_unregistered_entry_is_not_listed() {
-        let registry = TestRegistry::new();
-        let entry = TestEntry::unregistered(0, (), 0);
+        let registry = TestRegistry::new(());
+        let entry = registry.unregistered(0, (), 0);
         enter(&entry);
         leave(&entry);
         assert_eq!(registry.sweep(Instant::now() + LATER), Sweep::default());

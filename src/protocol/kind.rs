@@ -133,6 +133,11 @@ impl Keyspace<'_> {
 pub(crate) trait Protocol: Send + Sync {
     fn kind(&self) -> &'static Kind;
 
+    /// The lock's name, if that is not its id.
+    fn shown(&self) -> Option<&Arc<str>> {
+        None
+    }
+
     /// The first key of all its scripts.
     fn key(&self) -> &str;
 

@@ -38,10 +38,13 @@ fn protocol(keyspace: Keyspace<'_>, id: &Arc<str>) -> Result<Box<dyn Protocol>> 
         Ok(Member { key, channel })
     };
     let members = names.into_iter().map(member).collect::<Result<_>>()?;
-    Ok(Box::new(Multi { members }))
+    let name = KIND.shown(id);
+    Ok(Box::new(Multi { name, members }))
 }
 
 struct Multi {
+    /// All names, joined.
+    name: Arc<str>,
     /// At least one.
     members: Vec<Member>,
 }
@@ -67,6 +70,10 @@ impl Multi {
 impl Protocol for Multi {
     fn kind(&self) -> &'static Kind {
         &KIND
+    }
+
+    fn shown(&self) -> Option<&Arc<str>> {
+        Some(&self.name)
     }
 
     fn key(&self) -> &str {

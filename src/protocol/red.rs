@@ -16,17 +16,23 @@ pub(crate) static KIND: Kind = Kind {
 };
 
 fn protocol(keyspace: Keyspace<'_>, id: &Arc<str>) -> Result<Box<dyn Protocol>> {
-    let key = keyspace.key(&KIND.shown(id))?;
-    Ok(Box::new(Red { key }))
+    let name = KIND.shown(id);
+    let key = keyspace.key(&name)?;
+    Ok(Box::new(Red { name, key }))
 }
 
 struct Red {
+    name: Arc<str>,
     key: Arc<str>,
 }
 
 impl Protocol for Red {
     fn kind(&self) -> &'static Kind {
         &KIND
+    }
+
+    fn shown(&self) -> Option<&Arc<str>> {
+        Some(&self.name)
     }
 
     fn key(&self) -> &str {

@@ -66,7 +66,7 @@ pub(crate) struct Session {
     pub(crate) response_timeout: Duration,
     pub(crate) connect_timeout: Duration,
     pub(crate) waiter_lease: Duration,
-    pub(crate) owners: Owners,
+    pub(crate) owners: Arc<Owners>,
     pub(crate) server: Server,
     replicas: Replicas,
     pub(crate) registry: Registry,
@@ -185,13 +185,13 @@ impl Session {
                 .map_err(|err| Self::not_opened(&endpoint, err))?;
         }
         let subscriber = Self::subscribers(&connection, &endpoint, &config, &counters);
+        let owners = Arc::new(Owners::new());
         Ok(Arc::new(Self {
             endpoint,
             lease: config.lease,
             response_timeout: config.response_timeout,
             connect_timeout: config.connect_timeout,
             waiter_lease: config.waiter_lease,
-            owners: Owners::new(),
             server: Server::default(),
             replicas: Replicas::default(),
             registry: Registry::new(
@@ -199,7 +199,9 @@ impl Session {
                 db,
                 connection.are_several(),
                 config.tenure,
+                &owners,
             ),
+            owners,
             permits: LivePermits::default(),
             connection,
             watchdog,
@@ -360,7 +362,7 @@ impl Session {
             backing.housekeep_soon();
         }
         if reason != LossReason::Closed {
-            report!(Warn, "the lock `{}` is lost: {reason}", hold.entry().name);
+            report!(Warn, "the lock `{}` is lost: {reason}", hold.entry().name());
         }
     }
 
@@ -608,13 +610,13 @@ impl Backing for Session {
             request: hold
                 .entry()
                 .protocol
-                .renew(hold.mode, &hold.owner, ttl, count),
+                .renew(hold.mode, &hold.owner(), ttl, count),
             undo: None,
         };
         let answer = self.connection.call(until, stop, None, &mut attempt);
         let failed = |fault: Fault| {
             fault
-                .into_error(doing, &hold.entry().name)
+                .into_error(doing, hold.entry().name())
                 .at(&self.endpoint)
         };
         let answer = answer.map_err(|fault| match fault {

@@ -653,7 +653,7 @@ impl ExpirablePermit {
     /// ```
     #[must_use]
     pub fn id(&self) -> &str {
-        &self.hold.owner
+        self.hold.owner_ref()
     }
 
     /// Returns the semaphore's name, as given to the client.
@@ -757,7 +757,7 @@ impl ExpirablePermit {
         let (now, was_valid_until) = (Instant::now(), hold.valid_until());
         hold.ask_for_lease(now, lease);
         session.watchdog.arm(hold, hold.valid_until());
-        let Some(id) = PermitId::parse(&hold.owner) else {
+        let Some(id) = PermitId::parse(&hold.owner()) else {
             return Err(Error::Config("a permit without an id".into()));
         };
         let protocol = &*hold.entry().protocol;

@@ -487,7 +487,7 @@ impl SemaphorePermit {
     /// ```
     #[must_use]
     pub fn name(&self) -> &str {
-        &self.entry.name
+        self.entry.name()
     }
 
     /// Returns the permits and waits for Redis to confirm it.

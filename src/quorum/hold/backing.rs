@@ -151,7 +151,7 @@ impl Backing for QuorumHold {
         until: Instant,
     ) -> Result<Option<LossReason>> {
         let released = self.wait_for_release(until, in_time);
-        released.map_err(|short| short.into_error(&hold.entry().name))
+        released.map_err(|short| short.into_error(hold.entry().name()))
     }
 
     fn renew(
@@ -168,7 +168,7 @@ impl Backing for QuorumHold {
             Failure::One(Fault::Stopped) => NotRenewed::Stopped,
             failure => {
                 let is_late = failure.is_late();
-                let error = failure.into_error("renewing the lock", &hold.entry().name);
+                let error = failure.into_error("renewing the lock", hold.entry().name());
                 if is_late {
                     NotRenewed::Late(error)
                 } else {

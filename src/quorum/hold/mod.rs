@@ -222,9 +222,9 @@ impl QuorumHold {
         ttl: Duration,
     ) -> Arc<NodeHold> {
         let (entry, number) = (Arc::clone(&at.entry), at.session.owners.draw());
-        let hold = Hold::new(entry, Mode::Exclusive, number, owner, lease, ttl);
+        let hold = Hold::new(entry, Mode::Exclusive, number, lease, ttl);
         let keeper = Weak::clone(me) as Weak<dyn Keeper>;
-        NodeHold::new(hold, keeper, node)
+        NodeHold::new(hold, owner, keeper, node)
     }
 
     /// The acquire for a node in the first round. To be sent only once, as any acquire.
@@ -282,8 +282,8 @@ impl QuorumHold {
     ) -> Arc<Hold> {
         debug_assert!(*entry.protocol.kind() == red::KIND);
         let (entry, number) = (Arc::clone(entry), self.home().owners.draw());
-        let owner = self.owner.clone();
-        let hold = Hold::new(entry, Mode::Exclusive, number, owner, lease, ttl);
+        let hold = Hold::new(entry, Mode::Exclusive, number, lease, ttl);
+        let hold = hold.known_as(self.owner.clone());
         let hold = Arc::new(hold.backed_by(Arc::clone(self) as Arc<dyn Backing>));
         self.hold.get_or_init(|| Arc::downgrade(&hold));
         hold
@@ -460,7 +460,7 @@ impl QuorumHold {
         match verdict {
             Verdict::Held => {}
             Verdict::Bare(nodes) => {
-                let (n, name) = (self.nodes.list.len(), &hold.entry().name);
+                let (n, name) = (self.nodes.list.len(), hold.entry().name());
                 report!(
                     Warn,
                     "`{name}` is held by no more than {nodes} of {n} nodes"

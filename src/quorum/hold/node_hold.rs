@@ -12,12 +12,14 @@ use crate::hold::validity::Duty;
 use crate::hold::{Hold, LossSink, Next, Renewable};
 use crate::net::call::{Deferred, Undo};
 use crate::net::request::Request;
+use crate::protocol::owner::OwnerId;
 use crate::protocol::script::{self, Renewed};
 use crate::report::report;
 
 /// What one node keeps of a hold, or is asked to keep, under one owner id.
 pub(super) struct NodeHold {
     hold: Hold,
+    pub(super) owner: OwnerId,
     keeper: Weak<dyn Keeper>,
     node: usize,
 }
@@ -42,8 +44,23 @@ pub(super) trait Keeper: Send + Sync {
 }
 
 impl NodeHold {
-    pub(super) fn new(hold: Hold, keeper: Weak<dyn Keeper>, node: usize) -> Arc<Self> {
-        Arc::new(Self { hold, keeper, node })
+    pub(super) fn new(
+        hold: Hold,
+        owner: OwnerId,
+        keeper: Weak<dyn Keeper>,
+        node: usize,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            hold,
+            owner,
+            keeper,
+            node,
+        })
+    }
+
+    /// The request that releases it.
+    pub(super) fn release(&self, undo: bool) -> Deferred {
+        self.hold.release_of(&self.owner, undo)
     }
 
     /// The hold that it belongs to, unless either is over.
@@ -63,7 +80,7 @@ impl Deref for NodeHold {
 
 impl Undo for NodeHold {
     fn undo(&self) -> Option<Deferred> {
-        Some(self.hold.release(true))
+        Some(self.release(true))
     }
 }
 
@@ -79,7 +96,7 @@ impl Scheduled for NodeHold {
 
 impl Renewable for NodeHold {
     fn name(&self) -> &str {
-        &self.hold.entry().name
+        self.hold.entry().name()
     }
 
     fn is_held(&self) -> bool {
@@ -125,7 +142,7 @@ impl Renewable for NodeHold {
         let protocol = &self.hold.entry().protocol;
         protocol.renew(
             self.hold.mode,
-            &self.hold.owner,
+            &self.owner,
             self.hold.renewal_lease(),
             count,
         )
@@ -133,7 +150,11 @@ impl Renewable for NodeHold {
 
     fn complete(self: Arc<Self>, reply: Value, sent_at: Instant) -> Next {
         let renewed = script::renewed(reply).unwrap_or_else(|unexpected| {
-            report!(Warn, "renewing `{}`: {unexpected}", self.hold.entry().name);
+            report!(
+                Warn,
+                "renewing `{}`: {unexpected}",
+                self.hold.entry().name()
+            );
             Renewed::Taken
         });
         if let Some(keeper) = self.keeper() {

@@ -155,7 +155,7 @@ impl Keeper for QuorumHold {
 
     fn settle(&self, node: usize, node_hold: &Arc<NodeHold>, renewed: Renewed, at: Instant) {
         let session = &self.nodes.list[node].session;
-        let (n, name) = (self.nodes.list.len(), &node_hold.entry().name);
+        let (n, name) = (self.nodes.list.len(), node_hold.entry().name());
         let mut state = self.state.lock();
         self.look(&mut state);
         let share = &state.shares[node];
