@@ -531,11 +531,7 @@ mod tests {
             panic!("{} replies", replies.len());
         };
         let text = err.details().unwrap_or_default();
-        assert!(
-            (1000..=LONGEST_ERROR).contains(&text.len()),
-            "{} bytes",
-            text.len()
-        );
+        assert!((1000..4000).contains(&text.len()), "{} bytes", text.len());
     }
 
     #[test]

@@ -10,8 +10,8 @@ use std::time::Duration;
 use redlatch::{Client, Config, Error};
 
 use crate::support::{
-    Adversary, Dice, GENEROUS, Proxy, Sent, Server, Target, after_the_greeting, client,
-    commands_in, config, endlessly, eventually, greeted, logs, ms, once, settings, unique,
+    Adversary, Dice, GENEROUS, Proxy, Server, Target, after_the_greeting, client, commands_in,
+    config, eventually, greeted, logs, ms, once, settings, unique,
 };
 
 /// How long a call may take here.
@@ -493,6 +493,8 @@ fn an_error_that_ends_within_a_character_is_final() {
 #[cfg(feature = "sentinel")]
 #[test]
 fn hostile_sentinels_are_passed_over_in_time() {
+    use crate::support::endlessly;
+
     let server = Server::start_with(&[]);
     let port = server.port();
     let named = |host: &str, port: &str| {
@@ -506,7 +508,7 @@ fn hostile_sentinels_are_passed_over_in_time() {
         let named = named("127.0.0.1", &port.to_string());
         after_the_greeting(move |_| once(named.clone()))
     });
-    let hostile = |command: Sent0| Adversary::start(after_the_greeting(move |_| command()));
+    let hostile = |command: Answer| Adversary::start(after_the_greeting(move |_| command()));
     let long = named(&"h".repeat(100_000), "1");
     let no_port = named("h\x1b[2J", &"1".repeat(900_000));
     let nowhere = named("h\n\x1b[2J", "1");
@@ -556,7 +558,7 @@ fn hostile_sentinels_are_passed_over_in_time() {
 }
 
 #[cfg(feature = "sentinel")]
-type Sent0 = Box<dyn Fn() -> Sent + Send + Sync>;
+type Answer = Box<dyn Fn() -> crate::support::Sent + Send + Sync>;
 
 #[cfg(feature = "cluster")]
 #[test]
