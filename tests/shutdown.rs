@@ -7,8 +7,7 @@
 mod support;
 
 use std::any::Any;
-use std::env;
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -17,7 +16,10 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{bounded, unbounded};
 use redlatch::{Client, Config, Error, LossReason, MultiLock, Result};
 
-use support::{Mode, Proxy, Server, Target, eventually, loosely, ms, threads_named, timed, unique};
+use support::{
+    Mode, Proxy, Server, Target, eventually, given, loosely, ms, rerun, threads_named, timed,
+    unique,
+};
 
 const LONG: Duration = Duration::from_secs(10);
 
@@ -637,13 +639,7 @@ fn a_process_that_ends_right_after_the_first_drop_of_all_has_released() {
 /// A process locks, drops the guard and ends.
 fn ends(server: &Server, how: &str, kind: &str) {
     let name = unique(how);
-    let status = Command::new(env::current_exe().unwrap())
-        .args(["--exact", "part_that_ends", "--ignored", "--nocapture"])
-        .env("REDLATCH_TEST_URL", server.url())
-        .env("REDLATCH_TEST_NAME", &name)
-        .env("REDLATCH_TEST_HOW", how)
-        .env("REDLATCH_TEST_KIND", kind)
-        .stdin(Stdio::null())
+    let status = rerun(part_that_ends, &[&server.url(), &name, how, kind])
         .stdout(Stdio::null())
         .status()
         .unwrap();
@@ -656,14 +652,9 @@ fn ends(server: &Server, how: &str, kind: &str) {
 #[test]
 #[ignore = "part of a_process_that_ends_right_after_a_drop_has_released"]
 fn part_that_ends() {
-    let Ok(url) = env::var("REDLATCH_TEST_URL") else {
+    let Some([url, name, how, kind]) = given() else {
         return;
     };
-    let (name, how, kind) = (
-        env::var("REDLATCH_TEST_NAME").unwrap(),
-        env::var("REDLATCH_TEST_HOW").unwrap(),
-        env::var("REDLATCH_TEST_KIND").unwrap(),
-    );
     let (_, take, ..) = KINDS.into_iter().find(|its| its.0 == kind).unwrap();
     let mut con = support::connection_to(&url);
     let client = Client::open(url).unwrap();

@@ -22,6 +22,7 @@ mod lateness;
 mod logs;
 #[path = "../../../../src/protocol/lua.rs"]
 pub(crate) mod lua;
+mod parts;
 mod pool;
 mod process;
 mod proxy;
@@ -36,6 +37,7 @@ pub(crate) use certificates::*;
 pub(crate) use deployment::*;
 pub(crate) use lateness::*;
 pub(crate) use logs::*;
+pub(crate) use parts::*;
 pub(crate) use process::*;
 pub(crate) use proxy::*;
 pub(crate) use server::*;

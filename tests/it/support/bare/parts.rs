@@ -9,7 +9,8 @@ use std::{env, fs};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use crate::support::{KNOWN, eventually, lateness};
+use super::lateness::{KNOWN, lateness};
+use super::wait::eventually;
 
 const GIVEN: &str = "REDLATCH_TEST_GIVEN";
 const ALONE: &str = "REDLATCH_TEST_ALONE";
@@ -84,7 +85,7 @@ impl Part {
     /// The next that it says, which has to be `what` and perhaps more; returns what follows.
     #[track_caller]
     pub(crate) fn says(&mut self, what: &str) -> String {
-        let mut lines = (&mut self.says).lines().map(Result::unwrap);
+        let mut lines = (&mut self.says).lines().map(|line| line.expect("text"));
         let said = lines.find_map(|line| Some(line.strip_prefix(PREFIX)?.to_owned()));
         let said = said.unwrap_or_else(|| panic!("it ended before it said {what:?}"));
         let rest = said.strip_prefix(what);
@@ -95,7 +96,7 @@ impl Part {
 
     /// Gives it the line that [`order`] waits for.
     pub(crate) fn order(&mut self, line: &str) {
-        writeln!(self.orders, "{line}").unwrap();
+        writeln!(self.orders, "{line}").expect("the part reads");
     }
 
     pub(crate) fn signal(&self, signal: Signal) {
@@ -115,8 +116,8 @@ impl Part {
     }
 
     pub(crate) fn kill(&mut self) {
-        self.child.kill().unwrap();
-        self.child.wait().unwrap();
+        self.child.kill().expect("our child can be killed");
+        self.child.wait().expect("it is our child");
     }
 
     /// Waits until it has ended by itself, without an error.
@@ -124,10 +125,10 @@ impl Part {
     pub(crate) fn ends(&mut self) {
         let mut status = None;
         eventually("the process ends", || {
-            status = self.child.try_wait().unwrap();
+            status = self.child.try_wait().expect("it is our child");
             status.is_some()
         });
-        assert!(status.unwrap().success());
+        assert!(status.is_some_and(|status| status.success()));
     }
 }
 
@@ -152,7 +153,7 @@ pub(crate) fn given<const N: usize>() -> Option<[String; N]> {
     let given = env::var(GIVEN).ok()?;
     // The end of its input would not do: it may be stopped, and does not read then.
     #[cfg(target_os = "linux")]
-    nix::sys::prctl::set_pdeathsig(Signal::SIGKILL).unwrap();
+    nix::sys::prctl::set_pdeathsig(Signal::SIGKILL).expect("a signal that exists");
     let given: Vec<_> = given.split('\n').map(str::to_owned).collect();
     Some(given.try_into().expect("as many as were given"))
 }
@@ -160,12 +161,12 @@ pub(crate) fn given<const N: usize>() -> Option<[String; N]> {
 /// Says it to the test that has started this part.
 pub(crate) fn say(what: &str) {
     let mut out = stdout().lock();
-    writeln!(out, "\n{PREFIX}{what}").unwrap();
-    out.flush().unwrap();
+    writeln!(out, "\n{PREFIX}{what}").expect("the test listens");
+    out.flush().expect("the test listens");
 }
 
 /// Waits for the next line that the test gives to this part.
 pub(crate) fn order() -> String {
     let line = stdin().lines().next();
-    line.expect("the test goes on").unwrap()
+    line.expect("the test goes on").expect("text")
 }
