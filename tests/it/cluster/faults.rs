@@ -8,7 +8,7 @@ use redlatch::{Client, LossReason};
 
 use crate::support::cluster::Cluster;
 use crate::support::load::Load;
-use crate::support::{BY_MESSAGE, Told, eventually, loosely, ms, timed};
+use crate::support::{BY_MESSAGE, Losses, eventually, loosely, ms, timed};
 
 /// Longer than it takes to elect a master, so that nobody's lease ends over that.
 const LEASE: Duration = ms(9_000);
@@ -87,7 +87,7 @@ fn a_slot_moves_with_those_who_hold_and_wait() {
 timed!(masters_are_replaced_by_consent_and_by_death);
 fn masters_are_replaced_by_consent_and_by_death() {
     let mut cluster = Cluster::start();
-    let told = Told::default();
+    let told = Losses::default();
     let config = cluster.config().lease(LEASE).on_lost(told.listener());
     let (holder, waiter, idle) = (
         Client::open(config).unwrap(),
@@ -193,7 +193,7 @@ fn each_release_of_a_failover_reaches_the_new_master() {
 timed!(a_master_that_says_nothing_is_replaced);
 fn a_master_that_says_nothing_is_replaced() {
     let cluster = Cluster::start();
-    let told = Told::default();
+    let told = Losses::default();
     let config = cluster.config().lease(LEASE).on_lost(told.listener());
     let (holder, waiter) = (Client::open(config).unwrap(), cluster.open());
     let name = cluster.name_at(0, "kept");

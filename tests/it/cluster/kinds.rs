@@ -12,7 +12,8 @@ use redlatch::{
 
 use crate::support::cluster::Cluster;
 use crate::support::{
-    BY_MESSAGE, Crew, Guard, LONG, Lock, News, Writing, beside, eventually, loosely, timed, unique,
+    BY_MESSAGE, Crew, Guard, LONG, Lock, Notified, Writing, beside, eventually, loosely, timed,
+    unique,
 };
 
 fn threads_and_clients_exclude_each_other<L: Lock>(cluster: &Cluster) {
@@ -90,7 +91,7 @@ fn is_woken<H, T>(
 }
 
 fn a_waiter_is_woken<L: Lock>(cluster: &Cluster) {
-    let News::All(prefix, _) = L::NEWS else {
+    let Notified::All(prefix, _) = L::NOTIFIED else {
         return;
     };
     let [holder, waiter] = [cluster.open(), cluster.open()];

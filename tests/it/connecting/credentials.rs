@@ -8,8 +8,8 @@ use crossbeam_channel::unbounded;
 use redlatch::{Client, Config, Error};
 
 use crate::support::{
-    Crew, LONG, Lock, RESPONSE, Server, Told, config, elsewhere, eventually, gets_nothing, in_time,
-    is_waited_for, logs, loosely, ms, subscribed, timed, unique, waited_for_by,
+    Crew, LONG, Lock, Losses, RESPONSE, Server, config, elsewhere, eventually, gets_nothing,
+    in_time, is_waited_for, logs, loosely, ms, subscribed, timed, unique, waited_for_by,
 };
 
 /// A server that lets no one in without a user and a password.
@@ -83,7 +83,7 @@ timed!(every_connection_asks_for_the_password_when_it_is_made);
 fn every_connection_asks_for_the_password_when_it_is_made() {
     let server = closed_server();
     let vault = Vault::of("blue", "blue:1");
-    let received = Told::default();
+    let received = Losses::default();
     let open = || {
         let config = config(&server.url()).on_lost(received.listener());
         Client::open(vault.used_by(config)).unwrap()
@@ -190,7 +190,7 @@ timed!(living_connections_log_in_again_and_what_is_held_is_kept);
 fn living_connections_log_in_again_and_what_is_held_is_kept() {
     let server = closed_server();
     let vault = Vault::of("blue", "blue:1");
-    let received = Told::default();
+    let received = Losses::default();
     let config = || {
         let config = config(&server.url()).lease(loosely(ms(900)));
         vault.used_by(config).reauth_after(loosely(AGE))

@@ -10,7 +10,7 @@ use redlatch::{
 };
 
 use crate::support::{
-    Crew, Deployment, Guard, LONG, Lock, Messages, News, Reading, Server, Writing, beside,
+    Crew, Deployment, Guard, LONG, Lock, Messages, Notified, Reading, Server, Writing, beside,
     connection_to, deployment, eventually, free_port, is_redis_6, keys_of, loosely, ms,
     nothing_is_left_of, open, settings, settings_as, skipped, subscribed, timed, unique, verdicts,
     waited_for_by,
@@ -166,11 +166,11 @@ fn has_its_keys_whatever_the_name<L: Lock>() {
         assert!(nothing_is_left_of::<L>(&server), "{key:?}");
         assert!(!lock.force_unlock().unwrap());
         let received = messages.published(&server);
-        match L::NEWS {
-            News::All(prefix, payload) => {
+        match L::NOTIFIED {
+            Notified::All(prefix, payload) => {
                 assert_eq!(received, [(beside(prefix, &key), payload.to_owned())]);
             }
-            News::First | News::Nobody => assert!(received.is_empty()),
+            Notified::First | Notified::Nobody => assert!(received.is_empty()),
         }
         server.cli(&["FLUSHALL"]);
     }

@@ -11,7 +11,7 @@ use redlatch::{
 };
 
 use crate::support::{
-    Crew, Guard, LONG, Line, Lock, Reading, Server, Writing, elsewhere, eventually, increment,
+    Crew, Guard, LONG, Lock, Queue, Reading, Server, Writing, elsewhere, eventually, increment,
     keys_of, line, loosely, ms, nothing_is_left_of, open, open_with_lease, timed, unique, verdicts,
     waited_for_by,
 };
@@ -94,7 +94,7 @@ fn one_keeps_the_other_out<A: Lock, B: Lock>() {
             guard.unlock().unwrap();
         });
     }
-    let asks = if is_one_kind::<A, B>() && B::LINE == Line::Process {
+    let asks = if is_one_kind::<A, B>() && B::QUEUE == Queue::Process {
         1
     } else {
         2
@@ -447,7 +447,7 @@ fn a_wait_ends_with_the_type<A: Lock, B: Lock>() {
         let (lock, sender) = (A::of(&client, &name), sender.clone());
         crew.spawn(move || sender.send(lock.lock().map(drop)).unwrap());
     }
-    let asks = if A::LINE == Line::Redis { 2 } else { 1 };
+    let asks = if A::QUEUE == Queue::Redis { 2 } else { 1 };
     waited_for_by::<A>(&server, asks);
     crew.all_parked();
     crate::support::stranger_holds::<B>(&server, &name, 60_000);

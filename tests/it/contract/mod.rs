@@ -19,11 +19,11 @@ use crossbeam_channel::{bounded, unbounded};
 use redlatch::{CancelToken, Client, Error, LossReason, Result};
 
 use crate::support::{
-    BY_MESSAGE, Crew, Guard, LONG, Line, Lock, Messages, Mode, News, Proxy, Server, Target, beside,
-    by_now, delegated, delete, elsewhere, eventually, everywhere, hold_by_stranger, in_line,
-    increment, is_held_by_stranger, keys_of, line, loosely, lose, lua, ms, nothing_is_left_of,
-    open, open_with_lease, settings, settings_by, short_lived, shown, stranger_holds,
-    stranger_releases, stranger_takes, unique, waited_for_by,
+    BY_MESSAGE, Crew, Guard, LONG, Lock, Messages, Mode, Notified, Proxy, Queue, Server, Target,
+    beside, by_now, delegated, delete, elsewhere, eventually, everywhere, hold_by_stranger,
+    in_line, increment, is_held_by_stranger, keys_of, line, loosely, lose, lua, ms,
+    nothing_is_left_of, open, open_with_lease, settings, settings_by, short_lived, shown,
+    stranger_holds, stranger_releases, stranger_takes, unique, waited_for_by,
 };
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -32,14 +32,14 @@ use crate::support::{
 
 /// Whom one release notifies, if nobody is in a queue that Redis keeps.
 fn told_by<L: Lock>(name: &str) -> Vec<(String, String)> {
-    match L::NEWS {
-        News::All(prefix, payload) => {
+    match L::NOTIFIED {
+        Notified::All(prefix, payload) => {
             let names = L::names(name).into_iter();
             names
                 .map(|name| (beside(prefix, &name), payload.to_owned()))
                 .collect()
         }
-        News::First | News::Nobody => Vec::new(),
+        Notified::First | Notified::Nobody => Vec::new(),
     }
 }
 
@@ -324,8 +324,8 @@ fn a_release_publishes_redissons_message<L: Lock>() {
         in_line::<L::Foe>(&server, &name, &crew, usize::try_from(n).unwrap());
     }
     assert!(messages.published(&server).is_empty());
-    let foe = (L::Foe::NEWS, told_by::<L::Foe>(&name));
-    let mut releases = vec![(L::NEWS, told_by::<L>(&name)), foe.clone(), foe];
+    let foe = (L::Foe::NOTIFIED, told_by::<L::Foe>(&name));
+    let mut releases = vec![(L::NOTIFIED, told_by::<L>(&name)), foe.clone(), foe];
     let mut guard = Some(guard);
     for waiters in [2, 1, 0] {
         let line = line(&server, &name);
@@ -340,8 +340,8 @@ fn a_release_publishes_redissons_message<L: Lock>() {
         }
         let heard = messages.published(&server);
         match releases.remove(0) {
-            (News::All(..), received) => assert_eq!(heard, received),
-            (News::First, _) => {
+            (Notified::All(..), received) => assert_eq!(heard, received),
+            (Notified::First, _) => {
                 assert_eq!(line.len(), waiters);
                 assert_eq!(heard.is_empty(), waiters == 0);
                 // Perhaps notified again by the other one, who comes by and finds the lock free.
@@ -351,7 +351,7 @@ fn a_release_publishes_redissons_message<L: Lock>() {
                     assert_eq!(payload, "0");
                 }
             }
-            (News::Nobody, _) => assert!(heard.is_empty(), "{heard:?}"),
+            (Notified::Nobody, _) => assert!(heard.is_empty(), "{heard:?}"),
         }
     }
     crew.join();
@@ -362,7 +362,7 @@ fn a_strangers_lock_is_waited_for<L: Lock>() {
     let client = open(&server);
     // A client of another kind does not notify those in the queue.
     for alike in [true, false] {
-        if !alike && L::NEWS != News::First {
+        if !alike && L::NOTIFIED != Notified::First {
             continue;
         }
         let name = unique("stranger");
@@ -508,7 +508,7 @@ fn passing_it_on_inside_the_process_sends_nothing<L: Lock>() {
             holds.lock().unwrap().push(hold);
             guard.unlock().unwrap();
         });
-        if L::LINE == Line::Redis {
+        if L::QUEUE == Queue::Redis {
             in_line::<L>(&server, &name, &crew, usize::try_from(n).unwrap());
         }
     }
@@ -521,16 +521,16 @@ fn passing_it_on_inside_the_process_sends_nothing<L: Lock>() {
     // Of the whole life of both: those who queue ask now and then meanwhile.
     assert_eq!(after.commands, server.calls("evalsha"));
     let scripts = server.calls("evalsha") - scripts;
-    let grants = match (L::LINE, L::TOKENS) {
+    let grants = match (L::QUEUE, L::TOKENS) {
         // Past the queue nobody may go, so whoever is next is notified and asks.
-        (Line::Redis, _) => THREADS,
+        (Queue::Redis, _) => THREADS,
         // One token was drawn, since nobody waited then; the next to ask draws some for all who do now.
-        (Line::Process, true) => 1,
-        (Line::Process, false) => 0,
+        (Queue::Process, true) => 1,
+        (Queue::Process, false) => 0,
     };
     assert_eq!(after.acquired - before.acquired, grants);
     assert_eq!(after.passed - before.passed, THREADS - grants);
-    if L::LINE == Line::Redis {
+    if L::QUEUE == Queue::Redis {
         // Q1
         assert!(scripts > 2 * THREADS && scripts <= 4 * THREADS + 1);
     } else {
@@ -590,9 +590,9 @@ fn threads_of_several_processes_are_served_in_the_order_their_kind_promises<L: L
     drop(guard);
     crew.join();
     let order = order.lock().unwrap().clone();
-    match L::LINE {
-        Line::Redis => assert_eq!(order, (0..THREADS).collect::<Vec<_>>()),
-        Line::Process => {
+    match L::QUEUE {
+        Queue::Redis => assert_eq!(order, (0..THREADS).collect::<Vec<_>>()),
+        Queue::Process => {
             // Who comes first of several processes is nobody's promise; within each it is.
             for process in 0..3 {
                 let of = |i: &usize| *i % 3 == process;
@@ -618,7 +618,7 @@ fn one_who_leaves_the_queue_does_not_hold_it_up<L: Lock>() {
     }
     impatient.join();
     crew.all_parked();
-    if L::LINE == Line::Redis {
+    if L::QUEUE == Queue::Redis {
         eventually("their places too", || line(&server, &name).len() == 3);
     }
     drop(guard);
@@ -956,7 +956,7 @@ fn cancelling_ends_waits_and_the_queue_goes_on<L: Lock>() {
     let took = begun.elapsed();
     assert!(took < loosely(ms(1000)), "{took:?}");
     assert!(!patient.is_finished());
-    if L::LINE == Line::Redis {
+    if L::QUEUE == Queue::Redis {
         eventually("one place is left", || line(&server, &name).len() == 1);
     }
     drop(guard);
@@ -1235,7 +1235,7 @@ fn a_lost_lock_is_free_for_threads_of_the_same_process<L: Lock>() {
     let loss = guard.lost().recv_timeout(LONG).unwrap();
     let received = Instant::now();
     // Those who wait in Redis ask now and then, perhaps before the next renewal.
-    let may_be_taken = L::LINE == Line::Redis;
+    let may_be_taken = L::QUEUE == Queue::Redis;
     assert!(
         loss.reason == LossReason::Forced || may_be_taken && loss.reason == LossReason::TakenOver,
         "{loss:?}"

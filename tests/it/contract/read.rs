@@ -8,7 +8,7 @@ use crossbeam_channel::{bounded, unbounded};
 use redlatch::{CancelToken, Client, Error, LossReason};
 
 use crate::support::{
-    Crew, LONG, Lock, Mode, Proxy, Reading, SLACK, STRANGER, Server, Target, Told, Writing,
+    Crew, LONG, Lock, Losses, Mode, Proxy, Reading, SLACK, STRANGER, Server, Target, Writing,
     elsewhere, eventually, in_haste, increment, keys_of, loosely, ms, open, open_with_lease,
     settings, settings_by, subscribed, timed, unique, unless_late,
 };
@@ -429,7 +429,7 @@ fn both_are_told(reason: LossReason, robbed: impl Fn(&Server, &str, &str) + Send
 
 fn both_are_told_once(reason: LossReason, robbed: &(impl Fn(&Server, &str, &str) + Send + Sync)) {
     let server = Server::start();
-    let received = Told::default();
+    let received = Losses::default();
     let lease = loosely(ms(900));
     let config = in_haste(settings(&server))
         .lease(lease)
@@ -550,7 +550,7 @@ timed!(a_lease_and_a_half_without_renewal_is_told_before_a_writer_can_be_in);
 fn a_lease_and_a_half_without_renewal_is_told_before_a_writer_can_be_in() {
     let server = Server::start();
     let proxy = Proxy::before(&server);
-    let received = Told::default();
+    let received = Losses::default();
     let span = loosely(ms(1_500));
     let config = in_haste(settings_by(&server, proxy.addr()))
         .lease(span)

@@ -10,7 +10,7 @@ use redlatch::{Client, LossReason};
 
 use crate::support::quorum::{all_keep, confirmed_by_all, masters, open, red};
 use crate::support::{
-    Logs, Mode, Proxy, Server, Target, Told, config, eventually, logs, ms, timed, unique,
+    Logs, Losses, Mode, Proxy, Server, Target, config, eventually, logs, ms, timed, unique,
 };
 
 /// No more than what a busy machine may need.
@@ -101,7 +101,7 @@ timed!(a_logger_that_panics_ends_no_thread);
 fn a_logger_that_panics_ends_no_thread() {
     let logs = logs();
     let server = Server::start();
-    let received = Told::default();
+    let received = Losses::default();
     let config = config(&server.url()).lease(ms(900));
     let client = Client::open(config.on_lost(received.listener())).unwrap();
     let name = unique("panics");
@@ -132,7 +132,7 @@ timed!(a_logger_that_blocks_delays_no_renewal_and_no_listener);
 fn a_logger_that_blocks_delays_no_renewal_and_no_listener() {
     let logs = logs();
     let server = Server::start();
-    let received = Told::default();
+    let received = Losses::default();
     let config = config(&server.url()).lease(ms(900));
     let client = Client::open(config.on_lost(received.listener())).unwrap();
     let name = unique("blocks");

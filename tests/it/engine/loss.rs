@@ -9,11 +9,11 @@ use redlatch::{Client, Config, Error, LossReason};
 
 use crate::support::scripts::acquire_sha;
 use crate::support::{
-    LONG, Mode, Part, Proxy, SLACK, Server, Target, Told, client, config, eventually, given,
+    LONG, Losses, Mode, Part, Proxy, SLACK, Server, Target, client, config, eventually, given,
     in_time, logs, loosely, ms, nothing_is_left, order, say, timed, unique, within,
 };
 
-fn lease(url: &str, lease: Duration, received: &Told) -> Client {
+fn lease(url: &str, lease: Duration, received: &Losses) -> Client {
     Client::open(config(url).lease(lease).on_lost(received.listener())).unwrap()
 }
 
@@ -31,7 +31,7 @@ fn half_a_lease_without_the_watchdog_is_survived() {
             let server = &server;
             scope.spawn(move || {
                 let proxy = Proxy::start(server.addr());
-                let received = Told::default();
+                let received = Losses::default();
                 let span = loosely(ms(1_800));
                 let client = lease(&proxy.url(), span, &received);
                 let name = unique("half");
@@ -67,7 +67,7 @@ fn a_lease_and_a_half_without_the_watchdog_is_told_before_the_key_can_be_gone() 
             let server = &server;
             scope.spawn(move || {
                 let proxy = Proxy::start(server.addr());
-                let received = Told::default();
+                let received = Losses::default();
                 let span = loosely(ms(2_000));
                 let client = lease(&proxy.url(), span, &received);
                 let name = unique("gone");
@@ -125,7 +125,7 @@ fn thousands_of_holds_are_renewed_in_time_on_a_busy_machine() {
     const HOLDS: usize = 5_000;
     let server = Server::start();
     let span = loosely(ms(3_000));
-    let received = Told::default();
+    let received = Losses::default();
     let client = Client::open(
         config(&server.url())
             .lease(span)
@@ -211,7 +211,7 @@ timed!(a_key_that_vanishes_is_told_as_forced_and_not_revived);
 fn a_key_that_vanishes_is_told_as_forced_and_not_revived() {
     // W7: taken and given back by another between two renewals.
     let server = Server::start();
-    let received = Told::default();
+    let received = Losses::default();
     let span = loosely(ms(900));
     let (mine, other) = (lease(&server.url(), span, &received), client(&server.url()));
     let name = unique("vanished");
@@ -244,7 +244,7 @@ timed!(a_key_that_is_somebody_elses_is_told_as_taken_over_and_not_touched);
 fn a_key_that_is_somebody_elses_is_told_as_taken_over_and_not_touched() {
     // W7, O2
     let server = Server::start();
-    let received = Told::default();
+    let received = Losses::default();
     let span = loosely(ms(900));
     let (mine, other) = (lease(&server.url(), span, &received), client(&server.url()));
     let name = unique("taken");
@@ -268,7 +268,7 @@ timed!(every_other_reason_is_told_once_to_guard_and_listener);
 fn every_other_reason_is_told_once_to_guard_and_listener() {
     // W9, W10
     let server = Server::start();
-    let received = Told::default();
+    let received = Losses::default();
     let [span, ends, limit] = [600, 300, 500].map(|span| loosely(ms(span)));
     let client = lease(&server.url(), span, &received);
     let (fixed, limited, forced, closed) = (
@@ -408,7 +408,7 @@ fn a_hold_whose_grant_came_late_is_renewed_in_time() {
     // W1, W11: a third of the lease counts from where the lease does.
     let server = Server::start();
     let proxy = Proxy::start(server.addr());
-    let received = Told::default();
+    let received = Losses::default();
     let span = loosely(ms(1_200));
     let delay = span * 3 / 4;
     let client = Client::open(

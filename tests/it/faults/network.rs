@@ -7,7 +7,7 @@ use redlatch::{CancelToken, Client, Error, FairLock, FencedLock, Mutex, Reentran
 
 use crate::support::scripts::{renew_sha, sha};
 use crate::support::{
-    Guard, Line, Lock, Mode, Net, Proxy, RESPONSE, Reading, SLACK, Server, Target, Trap,
+    Guard, Lock, Mode, Net, Proxy, Queue, RESPONSE, Reading, SLACK, Server, Target, Trap,
     WAITER_LEASE, Writing, eventually, gets_nothing, in_haste, in_time, line, loosely, ms,
     nothing_is_left_of, settings, settings_by, timed, unique, unless_late, within,
 };
@@ -289,7 +289,7 @@ fn acquires_later_than_their_undo<L: Lock>(rounds: u64) {
             }));
             present.unlock().unwrap();
         }
-        if L::LINE == Line::Redis {
+        if L::QUEUE == Queue::Redis {
             // F1: a place that is taken so late stands for as long as that of a waiter that died.
             let next = other.try_lock_for(WAITER_LEASE + loosely(SLACK)).unwrap();
             next.expect("a place for nobody").unlock().unwrap();

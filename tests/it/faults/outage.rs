@@ -3,7 +3,7 @@
 use redlatch::{Client, FairLock, FencedLock, ReentrantLock};
 
 use crate::support::{
-    Data, Lock, Mode, Proxy, RESPONSE, Reading, Server, Target, Told, Writing, bad_day, config,
+    Data, Lock, Losses, Mode, Proxy, RESPONSE, Reading, Server, Target, Writing, bad_day, config,
     eventually, fails, in_time, ms, timed, unique, unless_late,
 };
 
@@ -144,7 +144,7 @@ fn a_day_as_a_read_only_replica() {
     let server = Server::start();
     let proxy = Proxy::start(server.addr());
     // Answers questions, so that this is not a day like the others.
-    let received = Told::default();
+    let received = Losses::default();
     let client = Client::open(config(&proxy.url()).on_lost(received.listener())).unwrap();
     let (kept, other) = (unique("replica"), unique("replica"));
     let keeper = client.mutex(&kept).lock().unwrap();

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use redlatch::{Client, Config, Error, FairLock, FencedLock, LossReason, Mutex, SpinLock};
 
 use crate::support::{
-    Guard, LEASE, Lock, Proxy, RESPONSE, SLACK, Server, Told, Writing, client, config,
+    Guard, LEASE, Lock, Losses, Proxy, RESPONSE, SLACK, Server, Writing, client, config,
     connection_to, eventually, fails, free_port, gets_nothing, in_time, is_redis_6, logs, loosely,
     ms, nothing_is_left_of, open, timed, unique, within,
 };
@@ -132,7 +132,7 @@ timed!(a_long_freeze_is_told_by_the_end_of_validity_and_leaves_nothing_behind);
 fn a_long_freeze_is_told_by_the_end_of_validity_and_leaves_nothing_behind() {
     // W9, D1
     let server = Server::start();
-    let received = Told::default();
+    let received = Losses::default();
     let lease = ms(1_000);
     let client = Client::open(
         config(&server.url())

@@ -8,7 +8,7 @@ use redlatch::{Client, Config, Error, LossReason};
 use crate::support::rwlock::{Actor, Desk, assert_lost, hash, hold_key};
 use crate::support::scripts::sha;
 use crate::support::{
-    BY_MESSAGE, Crew, Data, LEASE, LONG, Mode, Proxy, RESPONSE, Server, Target, Told, client,
+    BY_MESSAGE, Crew, Data, LEASE, LONG, Losses, Mode, Proxy, RESPONSE, Server, Target, client,
     config, elsewhere, eventually, fails, gets_nothing, in_time, loosely, lua, ms, open, timed,
     unique,
 };
@@ -278,7 +278,7 @@ fn renewal_goes_on_over_a_new_connection() {
     const SHORT: std::time::Duration = ms(900);
     let server = Server::start();
     let proxy = Proxy::start(server.addr());
-    let received = Told::default();
+    let received = Losses::default();
     let ours = Client::open(
         config(&proxy.url())
             .lease(SHORT)
@@ -326,7 +326,7 @@ fn bad_day(
     data: Data,
 ) {
     let proxy = Proxy::start(server.addr());
-    let received = Told::default();
+    let received = Losses::default();
     let ours = Client::open(config(&proxy.url()).on_lost(received.listener())).unwrap();
     let name = |what: &str| unique(&format!("day:{what}"));
     let (read, written) = (name("read"), name("written"));

@@ -13,8 +13,8 @@ use crate::support::permits::{
     NEVER, as_redisson, channel, counts, hex, id, ids, lost_by, now, out, timeouts, with_permits,
 };
 use crate::support::{
-    BY_MESSAGE, Crew, LONG, Mode, Proxy, SLACK, Server, Target, Told, config, eventually, loosely,
-    ms, open, open_with_lease, subscribed, timed, within,
+    BY_MESSAGE, Crew, LONG, Losses, Mode, Proxy, SLACK, Server, Target, config, eventually,
+    loosely, ms, open, open_with_lease, subscribed, timed, within,
 };
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -289,7 +289,7 @@ timed!(a_permit_is_renewed_for_as_long_as_it_is_wanted_and_a_fixed_lease_ends);
 fn a_permit_is_renewed_for_as_long_as_it_is_wanted_and_a_fixed_lease_ends() {
     let server = Server::start();
     let lease = loosely(ms(300));
-    let received = Told::default();
+    let received = Losses::default();
     let client = Client::open(
         Config::new(server.url())
             .lease(lease)

@@ -14,7 +14,7 @@ use crate::support::permits::{
 };
 use crate::support::scripts::{out_of_memory, sha};
 use crate::support::{
-    LEASE, LONG, Mode, Part, Proxy, RESPONSE, SLACK, Server, Target, Told, config, eventually,
+    LEASE, LONG, Losses, Mode, Part, Proxy, RESPONSE, SLACK, Server, Target, config, eventually,
     fails, gets_nothing, given, in_time, loosely, ms, open, say, timed, unique, within,
 };
 
@@ -441,7 +441,7 @@ fn a_process_that_was_stopped_for_too_long_has_lost_its_permits_and_harms_nobody
 timed!(a_holder_elsewhere_hears_of_a_release_by_id);
 fn a_holder_elsewhere_hears_of_a_release_by_id() {
     let server = Server::start();
-    let received = Told::default();
+    let received = Losses::default();
     let client = Client::open(config(&server.url()).on_lost(received.listener())).unwrap();
     let sem = with_permits(&client, 2);
     let mut holder = Holder::start(&server, sem.name(), 1, ms(450));

@@ -7,7 +7,7 @@ use redlatch::{Client, Error, LossReason, ReplicaAck};
 
 use crate::support::load::Load;
 use crate::support::sentinel::{Deployment, ask};
-use crate::support::{LONG, SLACK, Told, eventually, in_time, loosely, ms, timed, unique};
+use crate::support::{LONG, Losses, SLACK, eventually, in_time, loosely, ms, timed, unique};
 
 /// How soon after the promotion everybody works again.
 const BACK: Duration = ms(2_000);
@@ -30,7 +30,7 @@ fn everybody_goes_on(deployment: &Deployment) {
     let of_idle = deployment.clients_at(old);
     assert!(!of_idle.is_empty());
     let clients = [0, 1].map(|_| Client::open(deployment.config()).unwrap());
-    let received = Told::default();
+    let received = Losses::default();
     // Its holds have to outlive the failover, however busy the machine is.
     let config = deployment.config().lease(ms(7_500));
     let holder = Client::open(config.on_lost(received.listener())).unwrap();
@@ -139,7 +139,7 @@ fn after_a_master_is_killed_its_successor_is_found_over_tls() {
 fn its_successor_is_found(mut deployment: Deployment) {
     let clients = [0, 1].map(|_| Client::open(deployment.config()).unwrap());
     let idle = Client::open(deployment.config()).unwrap();
-    let received = Told::default();
+    let received = Losses::default();
     // Its copy has to outlive the failover without being renewed.
     let config = deployment.config().lease(ms(8_000));
     let holder = Client::open(config.on_lost(received.listener())).unwrap();

@@ -92,9 +92,9 @@ pub(crate) fn client(url: &str) -> Client {
 
 /// The losses that were reported to a client, and when.
 #[derive(Clone, Default)]
-pub(crate) struct Told(Arc<Mutex<Vec<(Instant, Loss)>>>);
+pub(crate) struct Losses(Arc<Mutex<Vec<(Instant, Loss)>>>);
 
-impl Told {
+impl Losses {
     pub(crate) fn listener(&self) -> impl Fn(&Loss) + Send + Sync + 'static {
         let received = self.clone();
         move |loss| {

@@ -12,7 +12,7 @@ use crate::support::{LONG, Server, beside, eventually, lua, ms};
 
 /// Who keeps the queue of those that wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Line {
+pub(crate) enum Queue {
     /// Each process its own: one of its threads asks Redis, and the lock is passed on among them.
     Process,
     /// Redis, for all of them: every thread has its own place, and nobody passes anything on.
@@ -21,7 +21,7 @@ pub(crate) enum Line {
 
 /// Who is notified of a release.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum News {
+pub(crate) enum Notified {
     /// Everybody who waits, on one channel: how its name begins, and what is said.
     All(&'static str, &'static str),
     /// The first in the queue, on a channel of its own.
@@ -38,9 +38,9 @@ pub(crate) trait Lock: Clone + Debug + Send + Sync + 'static {
     type Foe: Lock;
 
     const REENTRANT: bool;
-    const LINE: Line = Line::Process;
+    const QUEUE: Queue = Queue::Process;
     /// Who is notified of its release.
-    const NEWS: News = News::All("redisson_lock__channel", "0");
+    const NOTIFIED: Notified = Notified::All("redisson_lock__channel", "0");
     /// Channels that one who asks Redis listens to while it waits.
     const LISTENS: u64 = 1;
     /// Whether each hold has a token.
@@ -359,14 +359,14 @@ kind!(reentrant_lock: ReentrantLock, redlatch::ReentrantLockGuard, true {});
 kind!(mutex: Mutex, redlatch::MutexGuard, false {});
 
 kind!(fair_lock: FairLock, redlatch::FairLockGuard, true {
-    const LINE: Line = Line::Redis;
-    const NEWS: News = News::First;
+    const QUEUE: Queue = Queue::Redis;
+    const NOTIFIED: Notified = Notified::First;
     const ACQUIRE: &str = lua::FAIR_ACQUIRE;
 });
 
 kind!(fair_mutex: FairMutex, redlatch::FairMutexGuard, false {
-    const LINE: Line = Line::Redis;
-    const NEWS: News = News::First;
+    const QUEUE: Queue = Queue::Redis;
+    const NOTIFIED: Notified = Notified::First;
     const ACQUIRE: &str = lua::FAIR_ACQUIRE;
 });
 
@@ -383,7 +383,7 @@ kind!(fenced_lock: FencedLock, redlatch::FencedLockGuard, true {
 });
 
 kind!(spin_lock: SpinLock, redlatch::SpinLockGuard, true {
-    const NEWS: News = News::Nobody;
+    const NOTIFIED: Notified = Notified::Nobody;
     const LISTENS: u64 = 0;
     const RELEASE: u64 = 3; // no PUBLISH
 });
@@ -448,7 +448,7 @@ impl Lock for Writing {
     type Foe = Self;
 
     const REENTRANT: bool = true;
-    const NEWS: News = News::All("redisson_rwlock", "1");
+    const NOTIFIED: Notified = Notified::All("redisson_rwlock", "1");
     const LISTENS: u64 = 2; // the other one says that somebody waits to write
     const RELEASE: u64 = 6; // EVALSHA, HGET, HDEL, HLEN, DEL, PUBLISH
     const ACQUIRE: &str = lua::RW_WRITE_ACQUIRE;
@@ -509,7 +509,7 @@ impl Lock for Reading {
     type Foe = Writing;
 
     const REENTRANT: bool = true;
-    const NEWS: News = News::All("redisson_rwlock", "0");
+    const NOTIFIED: Notified = Notified::All("redisson_rwlock", "0");
     const COUNTED: bool = false; // one hold in Redis, whatever the thread has
     const ACQUIRE: &str = lua::RW_READ_ACQUIRE;
 

@@ -3,7 +3,7 @@
 use redlatch::{Client, Error, LossReason};
 
 use crate::support::{
-    Guard, LEASE, Line, Lock, Proxy, RESPONSE, Server, Told, WAITER_LEASE, config, eventually,
+    Guard, LEASE, Lock, Losses, Proxy, Queue, RESPONSE, Server, WAITER_LEASE, config, eventually,
     fails, gets_nothing, in_time, keys_of, ms, nothing_is_left_of, unique, within,
 };
 
@@ -23,7 +23,7 @@ pub(crate) fn bad_day<L: Lock, S>(
     heal: impl FnOnce(&mut Server, &Proxy, S),
     data: Data,
 ) {
-    let received = Told::default();
+    let received = Losses::default();
     let client = Client::open(config(&proxy.url()).on_lost(received.listener())).unwrap();
     let name = |what: &str| unique(&format!("day:{what}"));
     let (kept, unlocked, dropped) = (name("kept"), name("unlocked"), name("dropped"));
@@ -57,7 +57,7 @@ pub(crate) fn bad_day<L: Lock, S>(
         }
         scope.spawn(|| {
             let lock = L::Foe::of(&client, &kept);
-            if L::LINE == Line::Redis {
+            if L::QUEUE == Queue::Redis {
                 // There is no line but that of Redis.
                 gets_nothing("waiting", ms(100), || lock.try_lock_for(ms(100)));
                 return;
@@ -70,7 +70,7 @@ pub(crate) fn bad_day<L: Lock, S>(
         fails("unlocking", RESPONSE, || to_unlock.unlock());
     });
     heal(&mut server, proxy, state);
-    let limit = if L::LINE == Line::Redis {
+    let limit = if L::QUEUE == Queue::Redis {
         RESPONSE + WAITER_LEASE
     } else {
         RESPONSE
@@ -97,7 +97,7 @@ pub(crate) fn bad_day<L: Lock, S>(
             };
             let held = locks(keys_of::<L>(&kept, keeper.owner()));
             eventually("only what is held is there", || {
-                if L::LINE == Line::Redis {
+                if L::QUEUE == Queue::Redis {
                     // F1: a place that a late question took dies with its waiter lease, and whoever asks clears it away.
                     for (_, name) in &asked {
                         drop(L::of(&client, name).try_lock());

@@ -3,7 +3,8 @@
 use redis::{Connection, Value};
 
 use crate::support::{
-    Crew, Deployment, Line, Lock, News, Server, delete, eventually, everywhere, is_redis_6, unique,
+    Crew, Deployment, Lock, Notified, Queue, Server, delete, eventually, everywhere, is_redis_6,
+    unique,
 };
 
 /// Somebody who is not of this crate: a Redisson client and one of its threads.
@@ -38,7 +39,7 @@ pub(crate) fn waited_for_by<L: Lock>(server: &Server, n: u64) {
 /// Waits until `n` threads of a crew, whatever their process, wait in this order.
 #[track_caller]
 pub(crate) fn in_line<L: Lock>(server: &Server, name: &str, crew: &Crew, n: usize) {
-    if L::LINE == Line::Redis {
+    if L::QUEUE == Queue::Redis {
         eventually("everybody stands in line", || line(server, name).len() == n);
     }
     crew.all_parked();
@@ -104,17 +105,17 @@ pub(crate) fn is_held_by_stranger<L: Lock>(server: &Server, name: &str) -> bool 
 pub(crate) fn stranger_releases<L: Lock>(server: &Server, name: &str) {
     let first = line(server, name).into_iter().next();
     delete::<L>(server, name);
-    match (L::NEWS, first) {
-        (News::All(prefix, payload), _) => {
+    match (L::NOTIFIED, first) {
+        (Notified::All(prefix, payload), _) => {
             for name in L::names(name) {
                 publish(server, &beside(prefix, &name), payload);
             }
         }
-        (News::First, Some(first)) => {
+        (Notified::First, Some(first)) => {
             let channel = beside("redisson_lock__channel", name);
             publish(server, &format!("{channel}:{first}"), "0");
         }
-        (News::First, None) | (News::Nobody, _) => {}
+        (Notified::First, None) | (Notified::Nobody, _) => {}
     }
 }
 
