@@ -98,7 +98,7 @@ pub(super) struct InFlight {
 }
 
 /// What has been read.
-pub(super) enum Reply {
+pub(super) enum Received {
     /// Nobody has asked for it.
     Stray,
     /// Others to the same call are due.
@@ -242,19 +242,19 @@ impl Pipeline {
     }
 
     /// The reply to the oldest command has come.
-    pub(super) fn reply(&mut self, value: Value, now: Instant, on_reply: &dyn OnReply) -> Reply {
+    pub(super) fn reply(&mut self, value: Value, now: Instant, on_reply: &dyn OnReply) -> Received {
         let Some(in_flight) = self.in_flight.as_mut() else {
-            return Reply::Stray;
+            return Received::Stray;
         };
         in_flight.last_heard = now;
         let Some(call) = in_flight.awaiting.pop_front() else {
-            return Reply::Stray;
+            return Received::Stray;
         };
         let mut its = call.state.lock();
         let Some(value) = its.take_reply(value, call.request.acknowledgements.is_some()) else {
             drop(its);
             in_flight.awaiting.push_front(call);
-            return Reply::Part;
+            return Received::Part;
         };
         let replayed = its.sendings > 1;
         if std::mem::take(&mut its.in_portion) {
@@ -284,7 +284,7 @@ impl Pipeline {
         if leaving.is_none() && call.deferred.is_some() {
             self.feed(now);
         }
-        Reply::Of(Replied {
+        Received::Of(Replied {
             call,
             elsewhere,
             following,
@@ -572,7 +572,7 @@ mod redirections {
         assert!(here.submit(&call, now));
         assert_eq!(call.node(), 1);
         let moved = says("-MOVED 12 127.0.0.1:7002");
-        let Reply::Of(replied) = here.reply(moved, now, &Forwarding) else {
+        let Received::Of(replied) = here.reply(moved, now, &Forwarding) else {
             panic!("it was asked for");
         };
         assert!(replied.elsewhere.is_some_and(|to| is_redirection(&to)));
@@ -598,11 +598,11 @@ mod redirections {
         assert_eq!(sent.matches("ASKING").count(), 1);
         let mut reply = |line: &str| pipeline.reply(says(line), now, &Forwarding);
         // A refusal of it is no reply to the command either.
-        assert!(matches!(reply("-ERR unknown command"), Reply::Part));
+        assert!(matches!(reply("-ERR unknown command"), Received::Part));
         assert!(asked.outcome().is_none());
-        assert!(matches!(reply(":1"), Reply::Of(_)) && asked.outcome().is_some());
-        assert!(matches!(reply(":2"), Reply::Of(_)) && plain.outcome().is_some());
-        assert!(matches!(reply(":3"), Reply::Stray));
+        assert!(matches!(reply(":1"), Received::Of(_)) && asked.outcome().is_some());
+        assert!(matches!(reply(":2"), Received::Of(_)) && plain.outcome().is_some());
+        assert!(matches!(reply(":3"), Received::Stray));
     }
 
     #[test]
@@ -802,7 +802,10 @@ mod model {
             pipeline.connected(now);
             assert!(pipeline.submit(&call, now));
             let locks = Locks(call, Mutex::new(0));
-            assert!(matches!(pipeline.reply(reply, now, &locks), Reply::Of(_)));
+            assert!(matches!(
+                pipeline.reply(reply, now, &locks),
+                Received::Of(_)
+            ));
             assert_eq!(*locks.1.lock(), 1);
         }
     }
@@ -840,9 +843,9 @@ mod model {
                 let own = replies.len() - 1;
                 for (value, of) in replies.into_iter().take(answers) {
                     let whose = match pipeline.reply(value, now, &silent) {
-                        Reply::Of(replied) => Some(Arc::as_ptr(&replied.call)),
-                        Reply::Part => None,
-                        Reply::Stray => panic!("{asking} {waits} {answers}: it is due"),
+                        Received::Of(replied) => Some(Arc::as_ptr(&replied.call)),
+                        Received::Part => None,
+                        Received::Stray => panic!("{asking} {waits} {answers}: it is due"),
                     };
                     assert_eq!(whose, of.map(Arc::as_ptr), "{asking} {waits} {answers}");
                 }
@@ -1086,7 +1089,7 @@ mod model {
                 }
             }
             let reply = self.pipeline.reply(says.value(id), now, &self.heard);
-            let Reply::Of(replied) = reply else {
+            let Received::Of(replied) = reply else {
                 panic!("it was asked for");
             };
             assert_eq!(self.id(&replied.call), id, "somebody else's reply");

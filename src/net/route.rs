@@ -51,7 +51,7 @@ pub(crate) trait Route {
     fn submit(&self, call: &Arc<Call>) -> Option<u64>;
 
     /// What follows from an error that the connection of this `generation` has brought.
-    fn refused(&self, to: &Connection, generation: u64, call: &Call, err: &RedisError) -> Next;
+    fn refused(&self, to: &Connection, generation: u64, call: &Call, err: &RedisError) -> Retry;
 
     /// An error that is final, as the caller sees it.
     fn refusal(&self, err: RedisError) -> Fault {
@@ -85,9 +85,9 @@ pub(crate) trait Route {
     }
 }
 
-/// What follows from an error.
+/// When a call that was answered with an error is sent again.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Next {
+pub(crate) enum Retry {
     /// Another node is asked, at once.
     #[cfg(feature = "cluster")]
     Elsewhere,
@@ -116,15 +116,15 @@ impl Route for Connection {
         self.submit(call)
     }
 
-    fn refused(&self, _: &Self, generation: u64, _: &Call, err: &RedisError) -> Next {
+    fn refused(&self, _: &Self, generation: u64, _: &Call, err: &RedisError) -> Retry {
         if !is_transient(err) {
-            return Next::Never;
+            return Retry::Never;
         }
         // If the server has become a replica, another connection is needed.
         if err.kind() == ErrorKind::Server(ServerErrorKind::ReadOnly) {
             self.leave(generation, err);
         }
-        Next::Later
+        Retry::Later
     }
 
     fn refusal(&self, err: RedisError) -> Fault {
@@ -211,10 +211,10 @@ pub(crate) fn call(
                     continue;
                 }
                 Err(err) => match route.refused(&to, generation, &call, &err) {
-                    Next::Never => return Err(route.refusal(err)),
+                    Retry::Never => return Err(route.refusal(err)),
                     // Refused before it was executed.
                     #[cfg(feature = "cluster")]
-                    Next::Elsewhere => {
+                    Retry::Elsewhere => {
                         *may_have_run = false;
                         refused_for_now = None;
                         redirections += 1;
@@ -223,7 +223,7 @@ pub(crate) fn call(
                         }
                         err
                     }
-                    Next::Later => {
+                    Retry::Later => {
                         *may_have_run = false;
                         refused_for_now = Some((to, generation, err.clone()));
                         err

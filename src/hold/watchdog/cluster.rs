@@ -21,7 +21,7 @@ use crate::error::is_redirection;
 use crate::hold::Renewable;
 use crate::net::call::{Answer, Call};
 use crate::net::cluster::Cluster;
-use crate::net::route::{self, Next, Route};
+use crate::net::route::{self, Retry, Route};
 use crate::report::report;
 
 /// How long the holds of other nodes wait while a connection to one is made; it is gone on with the next time.
@@ -228,7 +228,7 @@ impl WatchdogThread {
         {
             let from = cluster.at(call);
             let generation = from.generation().unwrap_or_default();
-            if cluster.refused(&from, generation, call, &err) == Next::Elsewhere {
+            if cluster.refused(&from, generation, call, &err) == Retry::Elsewhere {
                 return true;
             }
             report!(Debug, "renewing `{}`: {err}", hold.name());

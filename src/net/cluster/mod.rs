@@ -43,7 +43,7 @@ use crate::error::{is_redirection, is_transient};
 use crate::net::call::{Call, CallPhase, DeferredInfo, Fault, OnReply};
 use crate::net::connection::{Connection, Housekeeper};
 use crate::net::pipeline::Destination;
-use crate::net::route::{Next, Route};
+use crate::net::route::{Retry, Route};
 use crate::net::socket::{self, Meanwhile};
 use crate::report::report;
 use crate::stats::Counters;
@@ -423,20 +423,20 @@ impl Route for Cluster {
         self.submit(call)
     }
 
-    fn refused(&self, to: &Connection, generation: u64, call: &Call, err: &RedisError) -> Next {
+    fn refused(&self, to: &Connection, generation: u64, call: &Call, err: &RedisError) -> Retry {
         if is_redirection(err) {
             return match self.follow(call, err) {
-                Redirected::To(_) => Next::Elsewhere,
+                Redirected::To(_) => Retry::Elsewhere,
                 Redirected::Unknown => {
                     to.housekeep_soon();
-                    Next::Later
+                    Retry::Later
                 }
-                Redirected::NotUnderstood => Next::Never,
+                Redirected::NotUnderstood => Retry::Never,
             };
         }
         call.state.lock().asking = false;
         if !is_transient(err) {
-            return Next::Never;
+            return Retry::Never;
         }
         match err.kind() {
             ErrorKind::Server(ServerErrorKind::ReadOnly) => {
@@ -446,7 +446,7 @@ impl Route for Cluster {
             ErrorKind::Server(ServerErrorKind::ClusterDown) => self.map.doubt(),
             _ => {}
         }
-        Next::Later
+        Retry::Later
     }
 
     fn lost(&self, _: &Call) {
@@ -594,7 +594,7 @@ mod tests {
             seen.push(cluster.refused(&to, 1, &call, &moved));
         }
         seen.dedup();
-        assert!(seen == [Next::Elsewhere, Next::Later]);
+        assert!(seen == [Retry::Elsewhere, Retry::Later]);
         assert!(cluster.map.is_doubted());
     }
 
@@ -604,7 +604,7 @@ mod tests {
         let call = release("a");
         let odd = says("MOVED somewhere");
         let to = cluster.at(&call);
-        assert!(cluster.refused(&to, 1, &call, &odd) == Next::Never);
+        assert!(cluster.refused(&to, 1, &call, &odd) == Retry::Never);
         let said = |fault: Fault| fault.into_error("testing", "a").to_string();
         let shown = said(cluster.refusal(odd.clone()));
         assert!(

@@ -7,7 +7,7 @@ use redis::Value;
 
 use super::{Connection, GLANCE, Phase, SLICE, WaitFault, Wrote, next_leader, wake_leader};
 use crate::net::call::{Call, CallPhase};
-use crate::net::pipeline::Reply;
+use crate::net::pipeline::Received;
 use crate::net::socket::{self, Reader};
 
 /// How long the leader reads at a time while the socket's buffer is full and bytes are left to be written.
@@ -140,14 +140,14 @@ impl Connection {
                 && (state.up(generation)).is_some_and(|(_, in_flight)| in_flight.due() == 0);
             drop(state);
             let replied = match reply {
-                Reply::Of(replied) => replied,
-                Reply::Part if now >= until => return self.step_down(reader, generation),
-                Reply::Part => {
+                Received::Of(replied) => replied,
+                Received::Part if now >= until => return self.step_down(reader, generation),
+                Received::Part => {
                     read_at = now;
                     slice = in_time(slice, now, until);
                     continue;
                 }
-                Reply::Stray => {
+                Received::Stray => {
                     return self.fail(generation, &socket::unasked(), false);
                 }
             };
