@@ -11,19 +11,26 @@
 --          -1        nothing of this owner was there; nobody has the lock, or others read
 --          -2        nothing of this owner was there; somebody writes, or it is not a read-write lock
 --
--- Keeps    readers one of whose holds is alive, and the lock for as long as the longest-lived of them (one PTTL per
---          read hold, as Redisson's format has it: the hash itself does not say); fields that are no reader's;
---          below a write hold, everything but this owner's; run twice it removes nothing more. Where there are more
---          readers or holds than one call looks at, it drops the dead among some of them, different ones each time,
---          and leaves the lock the time it has: at most what its longest lease had left
+-- Keeps    readers one of whose holds is alive, and the lock for as long as the longest-lived of them; fields that are
+--          no reader's; below a write hold, everything but this owner's; run twice it removes nothing more
+--
+-- Cost     one PTTL for each of a few readers, whatever their number, and one for each of the dead that are dropped.
+--          A few readers are all looked at, and the lock gets the time of the longest-lived. Of more, a few random ones
+--          are, and further ones as long as all of them were dead. So the dead go with the last reader that lives, if
+--          they are no more than one call looks at; before that each release finds a random few of them, and a writer
+--          that asks does. The lock keeps the time it has then, or gets what those seen need. It is shortened where the
+--          one that leaves had by far the longest lease: Redisson's writers wait for the end of it.
 local owner, prefix = ARGV[1], ARGV[2]
+local FEW = 8
 
 -- First, because these two refuse keys of another type.
 local mode = redis.call('hget', KEYS[1], 'mode')
 redis.call('get', KEYS[3])
 
+local count = redis.call('hlen', KEYS[1])
+local own_ms = count > FEW and redis.call('pttl', KEYS[3]) or 0
 redis.call('del', KEYS[3])
-if mode ~= 'read' and mode ~= 'write' and redis.call('exists', KEYS[1]) == 1 then
+if mode ~= 'read' and mode ~= 'write' and count > 0 then
   return -2
 end
 local released = mode and redis.call('hdel', KEYS[1], owner) == 1
@@ -31,26 +38,36 @@ if mode == 'write' then
   return released and 0 or -2
 end
 
-local count = redis.call('hlen', KEYS[1])
-local longest, fields = -2, {}
-if count > SOME then
-  -- From a different place each time, so that none of the dead is missed for ever.
-  longest = math.huge
-  fields = redis.call('hscan', KEYS[1], string.match(owner, '%d%d?%d?%d?%d?%d?$') or '0', 'count', SOME)[2]
-elseif count > 1 then
-  fields = redis.call('hgetall', KEYS[1])
-end
-for i = 1, #fields, 2 do
-  if fields[i] ~= 'mode' then
-    local life = is_reader(fields[i], fields[i + 1]) and life_ms(prefix, fields[i], fields[i + 1]) or math.huge
-    if life == -2 then
-      redis.call('hdel', KEYS[1], fields[i])
+-- Drops the dead among these readers. How long the longest-lived of the others lives.
+local function longest_life(fields)
+  local longest = -2
+  for i = 1, #fields, 2 do
+    if fields[i] ~= 'mode' then
+      local life = is_reader(fields[i], fields[i + 1]) and life_ms(prefix, fields[i], fields[i + 1]) or math.huge
+      if life == -2 then
+        redis.call('hdel', KEYS[1], fields[i])
+      end
+      longest = math.max(longest, life)
     end
-    longest = math.max(longest, life)
   end
+  return longest
 end
-if count > 1 and redis.call('hlen', KEYS[1]) > 1 then
-  if longest < math.huge then
+
+local longest, all = -2, true
+count = released and count - 1 or count
+while count > 1 and longest == -2 do
+  all = count <= FEW
+  local fields = all and redis.call('hgetall', KEYS[1]) or redis.call('hrandfield', KEYS[1], FEW, 'withvalues')
+  longest = longest_life(fields)
+  count = redis.call('hlen', KEYS[1])
+end
+if count > 1 then
+  local left_ms = all and 0 or redis.call('pttl', KEYS[1])
+  local had_longest = not released or own_ms > left_ms * 0.9
+  if not all and count <= SOME and (left_ms == -1 or had_longest and left_ms > longest * 2) then
+    all, longest = true, longest_life(redis.call('hgetall', KEYS[1]))
+  end
+  if longest < math.huge and (all or left_ms ~= -1 and left_ms < longest) then
     redis.call('pexpire', KEYS[1], string.format('%.0f', math.max(longest, 1)))
   end
   return released and 0 or -1

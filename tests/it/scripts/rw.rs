@@ -1407,6 +1407,77 @@ fn many_readers_that_died_are_dropped_bit_by_bit_by_those_who_come() {
     assert_eq!(server.dbsize(), 0);
 }
 
+#[test]
+fn a_reader_that_leaves_costs_the_same_whatever_the_number_of_readers() {
+    /// Those that a script may spend on what it finds.
+    const COUNTED: [&str; 6] = ["pttl", "hget", "hdel", "hgetall", "hscan", "hrandfield"];
+    let server = Server::start();
+    let calls = || COUNTED.map(|command| server.calls(command));
+    let mut lock = Lock::new(&server, "orders");
+    for readers in [20, 120, 400, 5_000] {
+        many_read(&server, "orders", readers, 1, 100 * LEASE);
+        lock.read(US, 100 * LEASE);
+        let before = calls();
+        assert_eq!(lock.read_release(US), 0);
+        let asked: Vec<_> = std::iter::zip(calls(), before)
+            .map(|(after, before)| after - before)
+            .collect();
+        // A few readers, the lock, and the one that leaves.
+        assert!(asked[0] <= 10, "{asked:?} with {readers} readers");
+        assert_eq!(asked[1..], [1, 1, 0, 0, 1], "with {readers} readers");
+        assert_eq!(server.ask::<u32>(&["HLEN", "orders"]), readers + 1);
+        let () = server.ask(&["FLUSHALL"]);
+    }
+}
+
+#[test]
+fn the_last_reader_that_lives_frees_the_lock_of_all_that_died() {
+    let server = Server::start();
+    let mut pubsub_con = server.connection();
+    let mut pubsub = listen_to_all(&mut pubsub_con);
+    for dead in [5, 100, 600, 990] {
+        let mut lock = Lock::new(&server, "orders");
+        many_read(&server, "orders", dead, dead + 1, 100 * LEASE);
+        for owner in [US, THEM] {
+            lock.read(owner, LEASE);
+        }
+        assert_eq!(lock.read_release(THEM), 0);
+        assert_eq!(messages(&server, &mut pubsub), []);
+        assert_eq!(lock.read_release(US), 1, "{dead} died");
+        assert_eq!(server.dbsize(), 0);
+        assert_eq!(messages(&server, &mut pubsub), [announced("orders", "0")]);
+    }
+}
+
+#[test]
+fn of_many_readers_one_that_leaves_shortens_the_lock_if_it_had_by_far_the_longest_lease() {
+    let server = Server::start();
+    let mut lock = Lock::new(&server, "orders");
+    many_read(&server, "orders", 60, 1, LEASE);
+    lock.read(JAVA, 7 * LEASE);
+    for (who, lease, left) in [
+        // Somebody who was not seen may need all of it.
+        (US, LEASE, 7 * LEASE),
+        (US, 6 * LEASE, 7 * LEASE),
+        (THEM, 40 * LEASE, 7 * LEASE),
+    ] {
+        lock.read(who, lease);
+        assert_eq!(lock.read_release(who), 0);
+        assert_left(server.pttl("orders"), left);
+    }
+    assert_eq!(lock.read_release(JAVA), 0);
+    assert_left(server.pttl("orders"), LEASE);
+    // Others may have shortened it, or taken its end away.
+    lock.read(US, LEASE);
+    let () = server.ask(&["PEXPIRE", "orders", "1000"]);
+    assert_eq!(lock.read_release(US), 0);
+    assert_left(server.pttl("orders"), LEASE);
+    lock.read(US, LEASE);
+    let () = server.ask(&["PERSIST", "orders"]);
+    assert_eq!(lock.read_release(US), 0);
+    assert_left(server.pttl("orders"), LEASE);
+}
+
 // Other readers' holds are not among the keys that are handed in, so a cluster has to find them in the lock's slot.
 #[test]
 fn in_a_cluster_others_holds_are_found() {
