@@ -256,16 +256,16 @@ impl Pipeline {
             in_flight.awaiting.push_front(call);
             return Received::Part;
         };
-        let replayed = its.sendings > 1;
+        let (replayed, following) = (its.sendings > 1, its.following);
         if std::mem::take(&mut its.in_portion) {
             in_flight.portion -= 1;
         }
-        drop(its);
         if let Some(script) = call.request.script {
-            in_flight.learn(script, &call, matches!(value, Value::ServerError(_)));
+            in_flight.learn(script, its.sent_at, matches!(value, Value::ServerError(_)));
         }
-        let (mut following, mut elsewhere) = (false, None);
+        let mut elsewhere = None;
         if call.deferred.is_some() {
+            drop(its);
             match self.settle(&call, value, replayed, now, on_reply) {
                 Settled::Here => {}
                 Settled::Elsewhere(to) => elsewhere = Some(to),
@@ -276,9 +276,8 @@ impl Pipeline {
                 }
             }
         } else {
-            let mut its = call.state.lock();
             its.phase = CallPhase::Done(value);
-            following = its.following;
+            drop(its);
         }
         let leaving = self.in_flight.as_mut().and_then(InFlight::leave);
         if leaving.is_none() && call.deferred.is_some() {
@@ -452,12 +451,12 @@ impl InFlight {
     }
 
     /// What a reply says about a script. The server need not know one that it has refused to run.
-    fn learn(&mut self, script: &'static Script, call: &Call, refused: bool) {
+    fn learn(&mut self, script: &'static Script, sent_at: Instant, refused: bool) {
         if refused {
             self.known
                 .retain(|(known, _)| !std::ptr::eq(*known, script));
         } else {
-            self.knows_since(script, call.state.lock().sent_at);
+            self.knows_since(script, sent_at);
         }
     }
 

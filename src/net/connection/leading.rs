@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use redis::Value;
+use redis::{RedisError, Value};
 
 use super::{Connection, GLANCE, Phase, SLICE, WaitFault, Wrote, next_leader, wake_leader};
 use crate::net::call::{Call, CallPhase};
@@ -12,6 +12,9 @@ use crate::net::socket::{self, Reader};
 
 /// How long the leader reads at a time while the socket's buffer is full and bytes are left to be written.
 const BEHIND: Duration = Duration::from_millis(4);
+
+/// How many replies are handed out before the mutex is released for a moment.
+const AT_ONCE: usize = 256;
 
 /// How late a read may end that has seen all that came meanwhile. If it ends later, the process may have been suspended.
 const LATE: Duration = Duration::from_millis(10);
@@ -87,6 +90,12 @@ impl Connection {
             mine.following = true;
             drop(state);
             call.changed.wait_until(&mut mine, slice_ends);
+            // Not under the connection's mutex, which all threads want that were woken together.
+            if let CallPhase::Done(value) = &mine.phase {
+                let outcome = (value.clone(), mine.sent_at);
+                mine.following = false;
+                return Ok(outcome);
+            }
         }
     }
 
@@ -109,7 +118,7 @@ impl Connection {
                 served.wake();
                 wrote = self.write_out(true);
             });
-            let value = match read {
+            let first = match read {
                 Ok(Some(value)) => value,
                 Ok(None) => {
                     let now = Instant::now();
@@ -130,49 +139,81 @@ impl Connection {
                 }
                 Err(err) => return self.fail(generation, &err, false),
             };
-            let mut state = self.state.lock();
-            if state.up(generation).is_none() {
-                return;
-            }
             let now = Instant::now();
-            let reply = state.pipeline.reply(value, now, &*self.on_reply);
-            let is_unasked = reader.has_unread()
-                && (state.up(generation)).is_some_and(|(_, in_flight)| in_flight.due() == 0);
-            drop(state);
-            let replied = match reply {
-                Received::Of(replied) => replied,
-                Received::Part if now >= until => return self.step_down(reader, generation),
-                Received::Part => {
-                    read_at = now;
-                    slice = in_time(slice, now, until);
-                    continue;
-                }
-                Received::Stray => {
-                    return self.fail(generation, &socket::unasked(), false);
-                }
-            };
-            let first = replied.call;
-            if let Some(to) = replied.elsewhere {
-                self.on_reply.redirect(&first, &to);
+            let handed = self.hand_out(first, &mut reader, generation, call, now, &mut served);
+            for (release, to) in handed.elsewhere {
+                self.on_reply.redirect(&release, &to);
             }
-            if first.deferred.is_some() {
-                first.changed.notify_all();
-            } else if replied.following {
-                served.0.push(Arc::clone(&first));
-            }
-            if let Some(err) = replied.leaving {
-                return self.fail(generation, &err, false);
-            }
-            if is_unasked {
-                return self.fail(generation, &socket::unasked(), false);
-            }
-            // The leader stops in time, however many replies come for others.
-            if now >= until || call.is_some_and(|call| Arc::ptr_eq(call, &first)) {
-                return self.step_down(reader, generation);
+            match handed.then {
+                // The leader stops in time, however many replies come for others.
+                Then::ReadOn if now < until => {}
+                Then::ReadOn | Then::StepDown => return self.step_down(reader, generation),
+                Then::Fail(err) => return self.fail(generation, &err, false),
+                Then::Gone => return,
             }
             read_at = now;
             slice = in_time(slice, now, until);
         }
+    }
+
+    /// Hands `first` and the replies that were read together with it to their calls, under the mutex once: then those that
+    /// are left for the next leader have not come yet.
+    fn hand_out(
+        &self,
+        first: Value,
+        reader: &mut Reader,
+        generation: u64,
+        call: Option<&Arc<Call>>,
+        now: Instant,
+        served: &mut Served,
+    ) -> HandedOut {
+        let mut handed = HandedOut {
+            elsewhere: Vec::new(),
+            then: Then::ReadOn,
+        };
+        let mut state = self.state.lock();
+        if state.up(generation).is_none() {
+            handed.then = Then::Gone;
+            return handed;
+        }
+        let mut next = Some(first);
+        for left in (0..AT_ONCE).rev() {
+            let Some(value) = next.take() else {
+                break;
+            };
+            match state.pipeline.reply(value, now, &*self.on_reply) {
+                Received::Of(replied) => {
+                    if call.is_some_and(|call| Arc::ptr_eq(call, &replied.call)) {
+                        handed.then = Then::StepDown;
+                    }
+                    if let Some(to) = replied.elsewhere {
+                        handed.elsewhere.push((Arc::clone(&replied.call), to));
+                    }
+                    if replied.following {
+                        served.0.push(replied.call);
+                    }
+                    if let Some(err) = replied.leaving {
+                        handed.then = Then::Fail(err);
+                        break;
+                    }
+                }
+                Received::Part => {}
+                Received::Stray => {
+                    handed.then = Then::Fail(socket::unasked());
+                    break;
+                }
+            }
+            if left == 0 || !reader.has_unread() {
+                break;
+            }
+            let is_due = state.up(generation).is_some_and(|(_, its)| its.due() > 0);
+            match reader.next_unread() {
+                _ if !is_due => handed.then = Then::Fail(socket::unasked()),
+                Ok(value) => next = value,
+                Err(err) => handed.then = Then::Fail(err),
+            }
+        }
+        handed
     }
 
     /// Puts the reader back, writes what is left, and wakes the next leader.
@@ -201,6 +242,24 @@ impl Connection {
         let up = state.up(generation);
         up.is_some_and(|(_, in_flight)| in_flight.is_silent(self.max_silence))
     }
+}
+
+/// What is left to be done after replies were handed to their calls.
+struct HandedOut {
+    /// Releases that belong to other nodes.
+    elsewhere: Vec<(Arc<Call>, RedisError)>,
+    then: Then,
+}
+
+/// How a leader goes on.
+enum Then {
+    ReadOn,
+    /// It has its own reply.
+    StepDown,
+    /// The connection has to be dropped.
+    Fail(RedisError),
+    /// Another thread has dropped it.
+    Gone,
 }
 
 /// How long to read on after a reply to another call. A little too long is left as it is, since each change costs a system

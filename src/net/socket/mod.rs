@@ -449,11 +449,22 @@ impl Reader {
             before_read,
         };
         match self.replies.next(&mut source) {
-            Ok(Value::ServerError(err)) => Ok(Some(Value::ServerError(script_error::plain(err)))),
-            Ok(value) => Ok(Some(value)),
+            Ok(value) => Ok(Some(plain(value))),
             Err(err) if err.is_timeout() => Ok(None),
             Err(err) => Err(self.stream.failure().unwrap_or(err)),
         }
+    }
+
+    /// The next reply, if all of it has been read together with the one before.
+    pub(crate) fn next_unread(&mut self) -> RedisResult<Option<Value>> {
+        Ok(self.replies.take()?.map(plain))
+    }
+}
+
+fn plain(value: Value) -> Value {
+    match value {
+        Value::ServerError(err) => Value::ServerError(script_error::plain(err)),
+        value => value,
     }
 }
 

@@ -123,7 +123,11 @@ impl Parser {
     }
 
     /// The next reply, if all of it has been read.
-    fn take(&mut self) -> RedisResult<Option<Value>> {
+    ///
+    /// # Errors
+    ///
+    /// Those of [`next`](Self::next), but for those of its source.
+    pub(super) fn take(&mut self) -> RedisResult<Option<Value>> {
         while let Some(token) = self.token()? {
             let mut value = match token {
                 Token::Value(value) => value,
