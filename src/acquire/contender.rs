@@ -199,14 +199,15 @@ impl<'a> Contender<'a> {
         let tokens = self.tokens();
         let number = self.way.next_number(session);
         let owner = session.owners.id(number);
+        let shown: &str = &owner;
         let under = self.under.as_ref().map(|hold| hold.owner());
         let request = self.entry.protocol.acquire(&AcquireArgs {
-            owner: &owner,
+            owner: shown,
             lease: params.ttl,
             mode,
             under: under.as_deref(),
             ignored_writers: self.way.ignored_writers(&self.entry),
-            place: self.way.place(&owner, session.waiter_lease),
+            place: self.way.place(shown, session.waiter_lease),
             tokens,
             token_ttl: self.lock.token_ttl,
             up_for: Duration::ZERO,
@@ -362,6 +363,10 @@ impl<'a> Contender<'a> {
             session.give_back(&hold);
             return Err(self.lock.lost(LossReason::TakenOver));
         }
+        // Its reply has come before the grant.
+        let last = state.lock.last_release();
+        let alone = last.is_some_and(|last| yielding::has_notified_nobody(session, last));
+        state.lock.was_alone(alone);
         let next = state.lock.granted(
             params.thread,
             self.lock.mode,

@@ -4,6 +4,8 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use redis::Value;
+
 use crate::hold::Waiter;
 use crate::net::call::Call;
 use crate::protocol::script::{self, Released};
@@ -59,6 +61,13 @@ pub(crate) fn others_notified(
         }
         _ => 0,
     }
+}
+
+/// Whether the release is known to have notified no other process.
+pub(crate) fn has_notified_nobody(session: &Session, release: &Call) -> bool {
+    let nobody =
+        |reply: &Value| matches!(script::released(reply), Ok(Released::Yes { listeners: 0 }));
+    session.connection.counts_listeners() && release.has_reply(nobody)
 }
 
 /// Lets others go first for `span`, or until a message comes if the thread listens; not beyond `until`.

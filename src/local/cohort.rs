@@ -17,6 +17,8 @@ pub(super) struct Cohort<R> {
     tenure_nanos: u64,
     since: Option<Moment>,
     last_release: Option<(Moment, R)>,
+    /// When the last release was sent that is known to have notified nobody.
+    alone_at: Option<Moment>,
 }
 
 impl<R> Cohort<R> {
@@ -25,6 +27,7 @@ impl<R> Cohort<R> {
             tenure_nanos: u64::try_from(tenure.as_nanos()).unwrap_or(u64::MAX),
             since: None,
             last_release: None,
+            alone_at: None,
         }
     }
 
@@ -59,14 +62,29 @@ impl<R> Cohort<R> {
         self.last_release = Some((now.into(), release));
     }
 
+    /// The last release, until the cohort ends.
+    pub(super) fn last_release(&self) -> Option<&R> {
+        self.last_release.as_ref().map(|(_, release)| release)
+    }
+
+    /// Whether the last release is known to have notified nobody.
+    pub(super) fn was_alone(&mut self, alone: bool) {
+        let last = self.last_release.as_ref().filter(|_| alone);
+        self.alone_at = last.map(|(at, _)| *at);
+    }
+
     /// The cohort is over: another process has the lock, or it was lost.
     pub(super) fn end(&mut self) {
         self.since = None;
         self.last_release = None;
+        self.alone_at = None;
     }
 
     /// The release after which the thread that asks now has to yield, if others were notified of it. Returned once, since
     /// that ends the cohort. So does a gap that was too long.
+    ///
+    /// None if one within the last tenure has notified nobody: to wait for the reply to the last one would cost a round
+    /// trip, and whoever has begun to wait since is notified of one in the next tenure.
     pub(super) fn yield_after(&mut self, now: Instant) -> Option<R> {
         let (released_at, _) = self.last_release.as_ref()?;
         if self.is_too_long_ago(*released_at, now) {
@@ -76,9 +94,11 @@ impl<R> Cohort<R> {
         if self.is_young(now) {
             return None;
         }
+        let alone = self.alone_at.take();
         let (_, release) = self.last_release.take()?;
         self.end();
-        Some(release)
+        let was_alone = alone.is_some_and(|at| self.is_within_tenure(at.into(), now));
+        (!was_alone).then_some(release)
     }
 
     /// Whether the last release is too long ago to matter.
@@ -154,6 +174,48 @@ mod tests {
             assert_eq!(cohort.yield_after(now + longest + TICK), None);
             assert!(!cohort.has_started());
         }
+    }
+
+    #[test]
+    fn it_does_not_yield_if_nobody_was_notified_within_the_last_tenure() {
+        let now = Instant::now();
+        let ends = now + TENURE;
+        let mut cohort = started(TENURE, now);
+        cohort.was_alone(true);
+        cohort.released(1, now + TICK);
+        assert_eq!(
+            cohort.clone().yield_after(ends),
+            Some(1),
+            "nothing is known"
+        );
+        cohort.was_alone(true);
+        cohort.granted(now + TICK);
+        cohort.released(2, ends);
+        assert_eq!(
+            cohort.clone().yield_after(ends + TICK),
+            Some(2),
+            "too long ago"
+        );
+        let mut notified = cohort.clone();
+        notified.was_alone(false);
+        assert_eq!(notified.yield_after(ends), Some(2));
+        let mut alone = cohort.clone();
+        assert_eq!(alone.yield_after(ends), None);
+        // The next tenure begins with the next grant, and what is known of this one says nothing about it.
+        assert!(!alone.has_started());
+        alone.granted(ends);
+        alone.released(3, ends + TENURE);
+        assert_eq!(alone.yield_after(ends + TENURE), Some(3));
+    }
+
+    #[test]
+    fn without_a_tenure_it_yields_after_each_release() {
+        let now = Instant::now();
+        let mut cohort = started(Duration::ZERO, now);
+        cohort.released(1, now);
+        cohort.was_alone(true);
+        cohort.released(2, now);
+        assert_eq!(cohort.yield_after(now), Some(2));
     }
 
     #[test]

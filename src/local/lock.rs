@@ -407,6 +407,16 @@ impl<W, H: Holding, R> LocalLock<W, H, R> {
             .map_or(Start::Ask, Start::YieldAfter)
     }
 
+    /// The last release of this process, as long as it matters.
+    pub(crate) fn last_release(&self) -> Option<&R> {
+        self.cohort.last_release()
+    }
+
+    /// Whether the last release is known to have notified nobody.
+    pub(crate) fn was_alone(&mut self, alone: bool) {
+        self.cohort.was_alone(alone);
+    }
+
     /// The contender found the lock held by another process, so the tenure is over.
     pub(crate) fn refused(&mut self) {
         self.cohort.end();

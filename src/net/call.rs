@@ -264,6 +264,14 @@ impl Call {
         }
     }
 
+    /// Whether its reply has come and is like that.
+    pub(crate) fn has_reply(&self, is_like_that: impl FnOnce(&Value) -> bool) -> bool {
+        match &self.state.lock().phase {
+            CallPhase::Done(reply) => is_like_that(reply),
+            _ => false,
+        }
+    }
+
     /// What undoes it, if it has to be undone should it have been executed.
     pub(crate) fn undo(&self) -> Option<Deferred> {
         self.undo.as_ref()?.undo()
