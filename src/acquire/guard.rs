@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::error::{Loss, LossReason};
 use crate::hold::entry::wake;
 use crate::hold::loss::LossChannel;
-use crate::hold::{Hold, Wakeup};
+use crate::hold::{Counted, Hold, Wakeup};
 use crate::local::lock::{Left, Mode};
 use crate::net::call::Call;
 use crate::quorum::ask::Quorum;
@@ -29,6 +29,7 @@ pub(crate) struct GuardInner {
     token: u64,
     lost: LossChannel,
     released: bool,
+    _counted: Counted,
     /// The clients of all servers that keep it.
     _quorum: Option<Arc<Quorum>>,
 }
@@ -43,6 +44,7 @@ impl GuardInner {
             thread,
             lost: LossChannel::default(),
             released: false,
+            _counted: Counted::new(),
         }
     }
 

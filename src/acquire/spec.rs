@@ -9,7 +9,7 @@ use crate::acquire::wait_mode::WaitMode;
 use crate::config;
 use crate::error::LossReason;
 use crate::error::{Error, Result};
-use crate::hold::{Entry, Hold};
+use crate::hold::{Counted, Entry, Hold};
 use crate::local::lock::{LeasePolicy, Mode};
 use crate::local::preference::Prefer;
 use crate::local::waiter::{CancelToken, MakeError};
@@ -298,7 +298,8 @@ impl LockSpec {
     /// Whether the calling thread already holds one of the names, as a lock of another kind or as part of another set.
     /// Checked before a wait, since the thread would wait for itself.
     pub(crate) fn has_it_otherwise(&self, protocol: &dyn Protocol) -> bool {
-        if !self.kind.has_plain_keys {
+        // Most threads that wait hold nothing: no need to look for other names.
+        if !self.kind.has_plain_keys || !Counted::has_some() {
             return false;
         }
         let (registry, thread) = (&self.session().registry, owner::this_thread());

@@ -9,6 +9,8 @@ mod spare;
 pub(crate) mod validity;
 pub(crate) mod watchdog;
 
+use std::cell::Cell;
+use std::marker::PhantomData;
 use std::sync::atomic::{AtomicI64, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -37,6 +39,31 @@ pub(crate) type EntryState = crate::hold::entry::EntryState<Arc<Hold>>;
 pub(crate) type Registry = crate::hold::entry::Registry<Arc<Hold>>;
 pub(crate) type Waiter = crate::hold::entry::Waiter<Arc<Hold>>;
 pub(crate) type Wakeup = crate::hold::entry::Wakeup<Arc<Hold>>;
+
+std::thread_local! {
+    static GUARDS: Cell<usize> = const { Cell::new(0) };
+}
+
+/// A guard, as one of those of its thread. It cannot go to another.
+pub(crate) struct Counted(PhantomData<std::sync::MutexGuard<'static, ()>>);
+
+impl Counted {
+    pub(crate) fn new() -> Self {
+        GUARDS.with(|guards| guards.set(guards.get() + 1));
+        Self(PhantomData)
+    }
+
+    /// Whether the calling thread has any, so that it may hold something.
+    pub(crate) fn has_some() -> bool {
+        GUARDS.with(|guards| guards.get() > 0)
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        GUARDS.with(|guards| guards.set(guards.get() - 1));
+    }
+}
 
 const HELD: u8 = 0;
 const RELEASED: u8 = 1;
