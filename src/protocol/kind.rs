@@ -166,7 +166,7 @@ pub(crate) trait Protocol: Send + Sync {
             ACQUIRING,
             &script::LOCK_ACQUIRE,
             &[self.key()],
-            &[args.owner, &Digits::of(lease_ms(args.lease))],
+            &[args.owner, &Digits::of_number(lease_ms(args.lease))],
         )
     }
 

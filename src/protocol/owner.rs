@@ -1,9 +1,9 @@
 //! Who holds: the client's id and a number that is new for every acquisition.
 
-use std::fmt;
+use std::fmt::{self, Write as _};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::protocol::text::Text;
+use crate::protocol::text::{Digits, Text};
 
 /// Makes the owner ids of one client.
 ///
@@ -52,7 +52,11 @@ impl Owners {
 
     /// The owner as Redis knows it: `<client uuid>:<number>`, the shape of Redisson's `<client id>:<thread id>`.
     pub(crate) fn id(&self, number: OwnerNumber) -> OwnerId {
-        OwnerId::of(format_args!("{}:{}", self.client, number.0))
+        let mut id = OwnerId::default();
+        let parts = [&self.client, ":", &Digits::of_number(number.0)];
+        let written = parts.iter().try_for_each(|part| id.write_str(part));
+        written.expect("an id that is short enough");
+        id
     }
 }
 

@@ -32,6 +32,25 @@ impl<const N: usize> Text<N> {
     }
 }
 
+impl Digits {
+    /// A number, without the detour over [`Display`].
+    pub(crate) fn of_number(mut n: u64) -> Self {
+        let mut digits = Self::default();
+        let mut start = digits.bytes.len();
+        loop {
+            start -= 1;
+            digits.bytes[start] = b"0123456789"[(n % 10) as usize];
+            n /= 10;
+            if n == 0 {
+                break;
+            }
+        }
+        digits.bytes.copy_within(start.., 0);
+        digits.len = u8::try_from(digits.bytes.len() - start).unwrap_or_default();
+        digits
+    }
+}
+
 impl<const N: usize> fmt::Write for Text<N> {
     fn write_str(&mut self, more: &str) -> fmt::Result {
         let start = usize::from(self.len);
@@ -68,6 +87,9 @@ mod tests {
         assert_eq!(&*Digits::of(0), "0");
         assert_eq!(&*Digits::of(u64::MAX), "18446744073709551615");
         assert_eq!(&*Digits::of(i64::MIN), "-9223372036854775808");
+        for n in [0, 9, 10, 12_345, 30_000, u64::MAX - 1, u64::MAX] {
+            assert_eq!(*Digits::of_number(n), n.to_string());
+        }
     }
 
     #[test]

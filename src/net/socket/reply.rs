@@ -241,6 +241,11 @@ impl Parser {
 const LONGEST_NUMBER: usize = 20;
 
 fn number(line: &[u8]) -> RedisResult<i64> {
+    if (1..=18).contains(&line.len()) && line.iter().all(u8::is_ascii_digit) {
+        // So few digits always fit.
+        let digits = line.iter().map(|digit| i64::from(digit - b'0'));
+        return Ok(digits.fold(0, |number, digit| 10 * number + digit));
+    }
     let number = std::str::from_utf8(line).ok();
     let number = number.filter(|line| line.len() <= LONGEST_NUMBER);
     number
