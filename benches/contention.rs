@@ -6,10 +6,8 @@ mod rig;
 #[path = "../tests/it/support/bare/mod.rs"]
 mod support;
 
-use std::io::{BufRead, BufReader, Write};
-use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Barrier, OnceLock};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
@@ -17,9 +15,9 @@ use criterion::Criterion;
 use redis::Value;
 use redlatch::{Client, Config};
 
-use crate::rig::{
-    Bare, CHILD, Case, End, Kind, Lock, Table, Target, ask, interleaved, median, scaled,
-};
+use crate::rig::processes::{CHILD, Hammer, hammer};
+use crate::rig::threads::{Counts, Enough, spread, together};
+use crate::rig::{Bare, Case, End, Kind, Lock, Table, Target, ask, interleaved, median, scaled};
 use crate::support::{Server, lua};
 
 const SLICE: Duration = Duration::from_millis(80);
@@ -56,76 +54,6 @@ fn open(server: &Server, tenure: Duration) -> Client {
 // ---------------------------------------------------------------------------------------------------------------------
 // Threads
 // ---------------------------------------------------------------------------------------------------------------------
-
-/// How often each thread did its operation, and in what time.
-struct Counts {
-    each: Vec<u32>,
-    taken: Duration,
-}
-
-impl Counts {
-    fn total(&self) -> u32 {
-        self.each.iter().sum()
-    }
-
-    fn rate(&self) -> f64 {
-        f64::from(self.total()) / self.taken.as_secs_f64()
-    }
-
-    /// The unluckiest thread's part of the luckiest one's.
-    fn fairness(&self) -> f64 {
-        let (least, most) = (self.each.iter().min(), self.each.iter().max());
-        f64::from(*least.unwrap_or(&0)) / f64::from(*most.unwrap_or(&1)).max(1.0)
-    }
-}
-
-/// When a thread has done enough.
-#[derive(Clone, Copy)]
-enum Enough {
-    After(Duration),
-    Each(u32),
-}
-
-/// Runs each operation on a thread of its own, again and again.
-fn together<O: FnMut() + Send>(operations: &mut [O], enough: Enough) -> Counts {
-    let stop = AtomicBool::new(false);
-    let ready = Barrier::new(operations.len() + 1);
-    let quota = match enough {
-        Enough::After(_) => u32::MAX,
-        Enough::Each(n) => n,
-    };
-    thread::scope(|scope| {
-        let threads: Vec<_> = operations
-            .iter_mut()
-            .map(|operation| {
-                let (stop, ready) = (&stop, &ready);
-                scope.spawn(move || {
-                    ready.wait();
-                    let mut done = 0;
-                    while done < quota && !stop.load(Ordering::Relaxed) {
-                        operation();
-                        done += 1;
-                    }
-                    done
-                })
-            })
-            .collect();
-        ready.wait();
-        let start = Instant::now();
-        if let Enough::After(span) = enough {
-            thread::sleep(span);
-            stop.store(true, Ordering::Relaxed);
-        }
-        let each = threads
-            .into_iter()
-            .map(|thread| thread.join().expect("no operation panics"))
-            .collect();
-        Counts {
-            each,
-            taken: start.elapsed(),
-        }
-    })
-}
 
 /// One lock for `threads` threads, with something to protect.
 struct Crowd {
@@ -210,16 +138,6 @@ fn ring(threads: usize, busy: Duration, span: Duration) -> f64 {
         }
         rate
     })
-}
-
-/// A lock each.
-fn spread(client: &Client, names: &str, threads: usize) -> Vec<impl FnMut() + Send + use<>> {
-    (0..threads)
-        .map(|n| {
-            let lock = client.reentrant_lock(format!("{names}:{n}"));
-            move || drop(lock.lock().expect("a grant"))
-        })
-        .collect()
 }
 
 fn absolute(server: &Server, criterion: &mut Criterion) {
@@ -448,81 +366,9 @@ fn as_many_locks(server: &Server, table: &mut Table) {
 // Processes
 // ---------------------------------------------------------------------------------------------------------------------
 
-/// What the child processes do: one thread on a lock, whenever a line with a number of milliseconds comes.
-///
-/// Each is answered with the number of holds and the longest wait in nanoseconds.
-fn hammer(task: &str) {
-    let [url, name, tenure, work] = task.split(' ').collect::<Vec<_>>()[..] else {
-        panic!("not a task: {task}");
-    };
-    let micros = |text: &str| Duration::from_micros(text.parse().expect("microseconds"));
-    let (tenure, work) = (micros(tenure), micros(work));
-    let client = Client::open(Config::new(url).tenure(tenure)).expect("the server is up");
-    let lock = client.reentrant_lock(name);
-    for line in std::io::stdin().lines() {
-        let line = line.expect("a line");
-        let span = Duration::from_millis(line.parse().expect("milliseconds"));
-        let (mut holds, mut longest) = (0_u32, Duration::ZERO);
-        let start = Instant::now();
-        let mut asked = start;
-        while asked.duration_since(start) < span {
-            let guard = lock.lock().expect("a grant");
-            longest = longest.max(asked.elapsed());
-            rig::work(work);
-            drop(guard);
-            holds += 1;
-            asked = Instant::now();
-        }
-        assert_eq!(client.stats().lost, 0);
-        println!("{holds} {}", longest.as_nanos());
-    }
-}
-
-/// A process made of this bench.
-struct Process {
-    child: Child,
-    replies: BufReader<std::process::ChildStdout>,
-}
-
-impl Process {
-    fn new(server: &Server, name: &str, tenure: Duration, work: Duration) -> Self {
-        let (tenure, work) = (tenure.as_micros(), work.as_micros());
-        let mut child = Command::new(std::env::current_exe().expect("a path"))
-            .env(CHILD, format!("{} {name} {tenure} {work}", server.url()))
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("a process");
-        let replies = BufReader::new(child.stdout.take().expect("it is piped"));
-        Self { child, replies }
-    }
-
-    fn begin(&mut self, span: Duration) {
-        let stdin = self.child.stdin.as_mut().expect("it is piped");
-        writeln!(stdin, "{}", span.as_millis()).expect("it listens");
-    }
-
-    /// Holds, and the longest wait.
-    fn end(&mut self) -> (u32, Duration) {
-        let mut line = String::new();
-        self.replies.read_line(&mut line).expect("it answers");
-        let (holds, nanos) = line.trim().split_once(' ').expect("two numbers");
-        let nanos = nanos.parse().expect("nanoseconds");
-        (holds.parse().expect("holds"), Duration::from_nanos(nanos))
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        drop(self.child.stdin.take());
-        let ended = self.child.wait().expect("it is ours");
-        assert!(ended.success() || thread::panicking(), "{ended}");
-    }
-}
-
 /// Two processes on one lock, a thread each.
 struct Pair {
-    processes: [Process; 2],
+    processes: [Hammer; 2],
     rates: Vec<f64>,
     balances: Vec<f64>,
     waits: Vec<f64>,
@@ -530,7 +376,7 @@ struct Pair {
 
 impl Pair {
     fn new(server: &Server, name: &str, tenure: Duration, work: Duration) -> Self {
-        let process = || Process::new(server, name, tenure, work);
+        let process = || Hammer::new(server, name, tenure, work);
         Self {
             processes: [process(), process()],
             rates: Vec::new(),
@@ -543,7 +389,7 @@ impl Pair {
         for process in &mut self.processes {
             process.begin(span);
         }
-        let ended = self.processes.each_mut().map(Process::end);
+        let ended = self.processes.each_mut().map(Hammer::end);
         let [(a, a_waited), (b, b_waited)] = ended;
         assert!(a > 0 && b > 0, "both get it");
         let (least, most) = (f64::from(a.min(b)), f64::from(a.max(b)));

@@ -7,8 +7,6 @@ mod rig;
 #[path = "../tests/it/support/bare/mod.rs"]
 mod support;
 
-use std::io::{BufRead, BufReader, Write};
-use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::Barrier;
 use std::sync::mpsc::channel;
 use std::thread;
@@ -19,7 +17,8 @@ use nix::time::{ClockId, clock_gettime};
 use redis::{Connection, ConnectionLike, Script, Value};
 use redlatch::Client;
 
-use crate::rig::{Bare, CHILD, Case, Rates, Table, Target, ask, interleaved, scaled};
+use crate::rig::processes::CHILD;
+use crate::rig::{Bare, Case, Rates, Table, Target, ask, interleaved, scaled};
 use crate::support::{Server, lua};
 
 /// Long enough for a thread that was about to park to be parked.
@@ -219,26 +218,16 @@ fn read_together(client: &Client) -> (u64, u64) {
     (of(times.iter().min()), of(times.iter().max()))
 }
 
-struct Process {
-    child: Child,
-    replies: BufReader<ChildStdout>,
-}
+struct Process(rig::processes::Process);
 
 impl Process {
     fn new(server: &Server, channel: &str) -> Self {
-        let mut child = Command::new(std::env::current_exe().expect("a path"))
-            .env(CHILD, format!("{} {channel}", server.url()))
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("a process");
-        let replies = BufReader::new(child.stdout.take().expect("it is piped"));
-        Self { child, replies }
+        let task = format!("{} {channel}", server.url());
+        Self(rig::processes::Process::new(task))
     }
 
     fn order(&mut self, turn: &str) {
-        let stdin = self.child.stdin.as_mut().expect("it is piped");
-        writeln!(stdin, "{turn}").expect("it listens");
+        self.0.order(turn);
     }
 
     fn times(&mut self) -> (u64, u64) {
@@ -246,21 +235,13 @@ impl Process {
     }
 
     fn pairs(&mut self) -> Vec<(u64, u64)> {
-        let mut line = String::new();
-        self.replies.read_line(&mut line).expect("it answers");
-        let nanos: Vec<u64> = line
+        let nanos: Vec<u64> = self
+            .0
+            .reply()
             .split_whitespace()
             .map(|text| text.parse().expect("nanoseconds"))
             .collect();
         nanos.chunks(2).map(|pair| (pair[0], pair[1])).collect()
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        drop(self.child.stdin.take());
-        let ended = self.child.wait().expect("it is ours");
-        assert!(ended.success() || thread::panicking(), "{ended}");
     }
 }
 

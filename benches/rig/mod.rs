@@ -5,6 +5,9 @@
 
 #![allow(dead_code, reason = "each bench uses a part")]
 
+pub(crate) mod processes;
+pub(crate) mod threads;
+
 use std::env;
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -18,9 +21,6 @@ use crate::support::{Server, lua};
 /// Set to `0` it leaves the placement of processes to the kernel.
 const PIN: &str = "REDLATCH_BENCH_PIN";
 
-/// Set by a bench for the processes it makes of itself.
-pub(crate) const CHILD: &str = "REDLATCH_BENCH_CHILD";
-
 const SERVER_CORE: usize = 0;
 const CLIENT_CORE: usize = 1;
 
@@ -31,8 +31,12 @@ pub(crate) fn is_measuring() -> bool {
 
 /// Whether a part of a bench runs: all do, or the one that the command line names.
 pub(crate) fn wants(part: &str) -> bool {
-    let named = env::args().skip(1).find(|arg| !arg.starts_with('-'));
-    named.is_none_or(|named| named == part)
+    named().is_none_or(|named| named == part)
+}
+
+/// The part of a bench that the command line names.
+pub(crate) fn named() -> Option<String> {
+    env::args().skip(1).find(|arg| !arg.starts_with('-'))
 }
 
 /// `n` in a run that measures, otherwise hardly any.
