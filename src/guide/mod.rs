@@ -12,6 +12,8 @@ pub mod deployments {}
 #[doc = include_str!("operations.md")]
 pub mod operations {}
 
+// The images of the page below; they take precedence over the files that it names.
+#[doc = include_str!("plots/inlined.md")]
 #[doc = include_str!("performance.md")]
 pub mod performance {}
 

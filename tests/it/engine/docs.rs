@@ -114,6 +114,9 @@ fn files_that_the_guide_names_exist() {
     let mut seen = 0;
     for page in fs::read_dir(root.join("src/guide")).unwrap() {
         let page = page.unwrap().path();
+        if page.is_dir() {
+            continue;
+        }
         let text = fs::read_to_string(&page).unwrap();
         for name in text.split('`').skip(1).step_by(2) {
             let is_file = [".rs", ".txt", ".md"].iter().any(|end| name.ends_with(end));
@@ -127,4 +130,26 @@ fn files_that_the_guide_names_exist() {
         }
     }
     assert!(seen > 20, "only {seen} files");
+}
+
+/// An image is a file, and rustdoc, which copies none, has it as text.
+#[test]
+fn the_images_of_the_guide_exist_and_are_small() {
+    const MOST: usize = 20 * 1024;
+    let guide = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/guide");
+    let page = fs::read_to_string(guide.join("performance.md")).unwrap();
+    let inlined = fs::read_to_string(guide.join("plots/inlined.md")).unwrap();
+    let mut seen = 0;
+    for image in page.split("![").skip(1) {
+        let (_, name) = image.split_once("][").unwrap();
+        let name = name.split(']').next().unwrap();
+        let path = format!("plots/{name}.svg");
+        assert!(page.contains(&format!("\n[{name}]: {path}\n")), "{name}");
+        let svg = fs::read_to_string(guide.join(&path)).unwrap();
+        assert!(svg.len() <= MOST, "{path} has {} bytes", svg.len());
+        let text = format!("[{name}]: <data:image/svg+xml,");
+        assert!(inlined.contains(&text), "{name} for rustdoc");
+        seen += 1;
+    }
+    assert!(seen > 5, "only {seen} images");
 }
