@@ -1,28 +1,36 @@
--- lock_renew: make one owner's hold live longer; never create one.
+-- lock_renew: make one owner's hold of each of these locks live longer; never create one.
 --
--- KEYS[1]  lock      hash: owner -> hold count
--- ARGV[1]  owner     "<client uuid>:<number>"
--- ARGV[2]  lease_ms  integer > 0; how long the hold lives from now on
--- ARGV[3]  count     integer > 0; the hold count its owner knows
+-- KEYS[1…n]   lock      hash: owner -> hold count
+-- ARGV[1…3n]  owner     "<client uuid>:<number>"
+--             lease_ms  integer > 0; how long the hold lives from now on
+--             count     integer > 0; the hold count its owner knows; these three for each lock in turn
 --
--- Returns  1         renewed
---          0         nobody holds the lock
---          -1        somebody else holds it
+-- Returns     1         renewed
+--             0         nobody holds the lock
+--             -1        somebody else holds it
+--             an error  the key holds something else
+--             for one lock; for several an array with one of these for each
 --
--- Keeps    a longer remaining TTL as it is; the old count, if there is no memory for a new one;
---          run twice it changes nothing more
-local owner, lease_ms, count = ARGV[1], ARGV[2], ARGV[3]
-
-local known = redis.call('hget', KEYS[1], owner)
-if not known then
-  return redis.call('exists', KEYS[1]) == 1 and -1 or 0
+-- Keeps       a longer remaining TTL as it is; the old count, if there is no memory for a new one; what is wrong with
+--             one lock concerns no other; run twice it changes nothing more
+local replies = {}
+for i = 1, #KEYS do
+  local owner, lease_ms, count = ARGV[3 * i - 2], ARGV[3 * i - 1], ARGV[3 * i]
+  local known = redis.pcall('hget', KEYS[i], owner)
+  if type(known) == 'table' then
+    replies[i] = known
+  elseif not known then
+    replies[i] = redis.call('exists', KEYS[i]) == 1 and -1 or 0
+  else
+    local left_ms = redis.call('pttl', KEYS[i])
+    if left_ms < tonumber(lease_ms) then
+      redis.call('pexpire', KEYS[i], lease_ms)
+    end
+    if known ~= count then
+      -- Last, and not insisted on: without memory for it the hold lives on all the same.
+      redis.pcall('hset', KEYS[i], owner, count)
+    end
+    replies[i] = 1
+  end
 end
-local left_ms = redis.call('pttl', KEYS[1])
-if left_ms < tonumber(lease_ms) then
-  redis.call('pexpire', KEYS[1], lease_ms)
-end
-if known ~= count then
-  -- Last, and not insisted on: without memory for it the hold lives on all the same.
-  redis.pcall('hset', KEYS[1], owner, count)
-end
-return 1
+return #KEYS == 1 and replies[1] or replies

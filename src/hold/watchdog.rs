@@ -35,7 +35,9 @@ use crate::hold::{LossSink, Next, Renewable};
 #[cfg(feature = "cluster")]
 use crate::net::cluster::Cluster;
 use crate::net::connection::Housekeeper;
+use crate::net::request::Request;
 use crate::net::socket::{self, Duplex, Endpoint, Meanwhile, Successor};
+use crate::protocol::script;
 use crate::report::report;
 use crate::stats::Counters;
 use crate::time;
@@ -46,6 +48,12 @@ const SLICE: Duration = Duration::from_millis(5);
 /// The most renewals, and about the most bytes, that are sent before their replies are read. The socket takes that much at
 /// once even if the server reads nothing, so that the thread does not block.
 const BATCH: (usize, usize) = (256, 48 * 1024);
+
+/// The most renewals that one script does. A server does nothing else meanwhile: some 0.3 ms.
+const TOGETHER: usize = 100;
+
+/// How long locks are renewed one by one after the server has refused to renew several together.
+const ONE_BY_ONE: Duration = Duration::from_secs(60);
 
 /// The most holds handled in one go, so that with very many of them renewals are sent in between.
 const PORTION: usize = 4096;
@@ -312,6 +320,9 @@ struct WatchdogThread {
     back_off: Duration,
     /// Whether to send the text of scripts (`EVAL`) next time: the server did not know one.
     by_text: bool,
+    /// Until when each lock is renewed by a request of its own: the server has refused one for several. A node of a cluster
+    /// does, and any server where the user has lost the right to one of them.
+    one_by_one_until: Instant,
     #[cfg(feature = "cluster")]
     absent: cluster::Absent,
     /// Renewals that a slow node has not answered yet.
@@ -343,6 +354,7 @@ pub(crate) fn run(task: Task) {
         retry_at: Instant::now(),
         back_off: BACK_OFF.0,
         by_text: false,
+        one_by_one_until: Instant::now(),
         #[cfg(feature = "cluster")]
         absent: cluster::Absent::default(),
         #[cfg(feature = "cluster")]
@@ -526,35 +538,68 @@ impl WatchdogThread {
 
         let sent_at = Instant::now();
         let mut bytes = Vec::with_capacity(BATCH.1);
+        // How many renewals each request is for.
+        let mut requests = VecDeque::new();
+        let mut together: Vec<Request> = Vec::new();
+        let mut size = 0;
+        let most = match sent_at < self.one_by_one_until {
+            true => 1,
+            false => TOGETHER,
+        };
         while self.sent.len() < BATCH.0
-            && bytes.len() < BATCH.1
+            && size < BATCH.1
             && let Some(hold) = task.watchdog.take_renewal()
         {
-            hold.request().write(&mut bytes, self.by_text);
+            let request = hold.request();
+            size += request.len();
+            let joins = |first: &Request| first.goes_with(&request, &script::LOCK_RENEW);
+            if together.len() >= most || !together.first().is_none_or(joins) {
+                Request::write_together(&together, &mut bytes, self.by_text);
+                requests.push_back(together.len());
+                together.clear();
+            }
+            together.push(request);
             self.sent.push_back(hold);
         }
+        Request::write_together(&together, &mut bytes, self.by_text);
+        requests.push_back(together.len());
         let sent_text = std::mem::take(&mut self.by_text);
         let given_up_at = sent_at + budget.min(task.response_timeout);
         let mut dispatched_at = sent_at;
         connection.writer.write_all(&bytes)?;
-        while let Some(hold) = self.sent.front() {
+        while !self.sent.is_empty() {
             if let Some(reply) = connection.reader.read(SLICE, &mut || {})? {
-                let settled = settle(task, hold, reply, sent_at);
                 self.answered_at = Instant::now();
-                let hold = self.sent.pop_front();
-                match settled {
-                    Settled::Done => {}
-                    Settled::Unknown => {
-                        self.by_text = true;
-                        if let Some(hold) = hold {
-                            task.watchdog.put(hold, Instant::now());
+                let count = requests.pop_front().unwrap_or(1);
+                for reply in answers(reply, count) {
+                    let Some(hold) = self.sent.front() else {
+                        break;
+                    };
+                    let settled = match reply {
+                        Some(reply) => settle(task, hold, reply, sent_at),
+                        None => Settled::OneByOne,
+                    };
+                    let hold = self.sent.pop_front();
+                    match settled {
+                        Settled::Done => {}
+                        Settled::OneByOne => {
+                            self.one_by_one_until = Instant::now() + ONE_BY_ONE;
+                            if let Some(hold) = hold {
+                                task.watchdog.put(hold, Instant::now());
+                            }
                         }
-                        if sent_text {
-                            return Err(socket::timed_out("redis forgets scripts at once"));
+                        Settled::Unknown => {
+                            self.by_text = true;
+                            if let Some(hold) = hold {
+                                task.watchdog.put(hold, Instant::now());
+                            }
+                            if sent_text {
+                                return Err(socket::timed_out("redis forgets scripts at once"));
+                            }
                         }
+                        // The server is a replica now: it refuses the rest of the batch as well.
+                        Settled::Elsewhere(err) => return Err(err),
                     }
-                    // The server is a replica now: it refuses the rest of the batch as well.
-                    Settled::Elsewhere(err) => return Err(err),
                 }
             }
             // Whatever the server does, other holds may be due every few milliseconds.
@@ -612,8 +657,30 @@ enum Settled {
     Done,
     /// The server did not know the script.
     Unknown,
+    /// It has to be renewed by a request of its own.
+    OneByOne,
     /// The server is no master any more.
     Elsewhere(RedisError),
+}
+
+/// The reply for each of `count` renewals that one request was for; `None` if they were refused together.
+fn answers(reply: Value, count: usize) -> Vec<Option<Value>> {
+    match reply {
+        reply if count == 1 => vec![Some(reply)],
+        Value::Array(replies) if replies.len() == count => replies.into_iter().map(Some).collect(),
+        reply => {
+            let concerns_all = reply.clone().extract_error().err().is_some_and(|err| {
+                matches!(
+                    err.kind(),
+                    ErrorKind::Server(ServerErrorKind::NoScript | ServerErrorKind::ReadOnly)
+                )
+            });
+            if !concerns_all {
+                report!(Debug, "renewing {count} locks together: {reply:?}");
+            }
+            vec![concerns_all.then_some(reply); count]
+        }
+    }
 }
 
 fn settle(task: &Task, hold: &Arc<dyn Renewable>, reply: Value, sent_at: Instant) -> Settled {

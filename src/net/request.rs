@@ -172,6 +172,55 @@ impl Request {
         }
     }
 
+    /// About how many bytes it takes.
+    pub(crate) fn len(&self) -> usize {
+        const HEAD: usize = 70;
+        HEAD + self.packed.bytes().len()
+    }
+
+    /// Whether both are of a script that may be given the keys and arguments of several requests.
+    pub(crate) fn goes_with(&self, other: &Self, script: &Script) -> bool {
+        let is_of = |request: &Self| {
+            request.acknowledgements.is_none()
+                && request.script.is_some_and(|its| std::ptr::eq(its, script))
+        };
+        is_of(self) && is_of(other)
+    }
+
+    /// Appends several requests of one script as one: first the keys of all, then the arguments of all.
+    pub(crate) fn write_together(requests: &[Self], out: &mut Vec<u8>, by_text: bool) {
+        let first = match requests {
+            [] => return,
+            [only] => return only.write(out, by_text),
+            [first, ..] => first,
+        };
+        // The name of the command, the script, and how many keys there are.
+        const HEAD: usize = 3;
+        let parts = requests.iter().map(|request| request.parts - HEAD);
+        push_head(out, b'*', HEAD + parts.sum::<usize>());
+        if let Some(script) = first.script {
+            let sharded = false;
+            out.extend_from_slice(script.encoded(Wording { by_text, sharded }));
+        }
+        let keys = requests.iter().map(|request| request.keys().count());
+        push_number(out, keys.sum());
+        let both = requests.iter().map(Self::keys_and_args);
+        both.clone()
+            .for_each(|(keys, _)| out.extend_from_slice(keys));
+        both.for_each(|(_, args)| out.extend_from_slice(args));
+    }
+
+    /// The bytes of a script's keys, and those of its arguments.
+    fn keys_and_args(&self) -> (&[u8], &[u8]) {
+        let mut args = self.packed.bytes();
+        pull_bulk(&mut args);
+        let both = args;
+        for _ in self.keys() {
+            pull_bulk(&mut args);
+        }
+        both.split_at(both.len() - args.len())
+    }
+
     /// Appends the command as it is without sharded channels.
     pub(crate) fn write(&self, out: &mut Vec<u8>, by_text: bool) {
         let sharded = false;
@@ -397,6 +446,32 @@ mod tests {
             let keys: Vec<_> = request.keys().collect();
             assert_eq!(keys, [key.as_bytes(), b"l"]);
         }
+    }
+
+    #[test]
+    fn several_become_one_with_the_keys_and_arguments_of_all() {
+        let request =
+            |key: &str, arg: &str| Request::script("testing", &SCRIPT, &[key], &[arg, ""]);
+        let long = "k".repeat(2 * FEW);
+        let requests = [request("a\r\n", "1"), request(&long, "2"), request("", "3")];
+        let mut ours = Vec::new();
+        Request::write_together(&requests, &mut ours, true);
+        let mut theirs = redis::cmd("EVAL");
+        theirs.arg(TEXT).arg(3).arg("a\r\n").arg(&long).arg("");
+        for arg in ["1", "", "2", "", "3", ""] {
+            theirs.arg(arg);
+        }
+        assert_eq!(ours, theirs.get_packed_command());
+        let (mut one, mut alone) = (Vec::new(), Vec::new());
+        Request::write_together(&requests[1..2], &mut one, false);
+        requests[1].write(&mut alone, false);
+        assert_eq!(one, alone);
+        Request::write_together(&[], &mut one, false);
+        assert_eq!(one, alone);
+        assert!(requests[0].goes_with(&requests[1], &SCRIPT));
+        assert!(!requests[0].goes_with(&Request::command("testing", &["PING"]), &SCRIPT));
+        static OTHER: LazyLock<Script> = LazyLock::new(|| Script::new("return 1"));
+        assert!(!requests[0].goes_with(&requests[1], &OTHER));
     }
 
     #[test]

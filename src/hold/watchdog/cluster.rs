@@ -241,6 +241,7 @@ impl WatchdogThread {
             Settled::Done => {}
             // The next renewal is another call, whose connection has learnt by then that the script is not known.
             Settled::Unknown => self.task.watchdog.put(Arc::clone(hold), Instant::now()),
+            Settled::OneByOne => {}
             Settled::Elsewhere(_) => cluster.lost(call),
         }
         false

@@ -8,5 +8,6 @@ mod layers;
 mod listening;
 mod logger;
 mod loss;
+mod renewals;
 mod rights;
 mod waiting;

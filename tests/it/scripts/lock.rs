@@ -344,6 +344,54 @@ fn renewing_what_somebody_else_holds_changes_nothing() {
 }
 
 #[test]
+fn of_several_locks_each_is_renewed_for_itself() {
+    let server = Server::start();
+    let (mut con, mut pubsub_con) = (server.connection(), server.connection());
+    let mut pubsub = listen_to_all(&mut pubsub_con);
+    for name in ["a", "taken", "b"] {
+        let owner = if name == "taken" { THEM } else { US };
+        acquire(&mut con, name, owner, LEASE).unwrap();
+    }
+    let () = server.ask(&["SET", "string", "v"]);
+    let keys = ["a", "gone", "string", "taken", "b"];
+    let long = (3 * LEASE).to_string();
+    let short = (LEASE / 2).to_string();
+    let args = [
+        [US, &long, "1"],
+        [US, &long, "1"],
+        [US, &long, "1"],
+        [US, &long, "1"],
+        [US, &short, "5"],
+    ];
+    // The `redis` crate takes an array with an error in it for an error.
+    let renew = format!(
+        "local function renew()
+           {RENEW}
+         end
+         local replies = renew()
+         for i, reply in ipairs(replies) do
+           replies[i] = type(reply) == 'table' and reply.err or tostring(reply)
+         end
+         return replies"
+    );
+    for _ in 0..2 {
+        let replies: Vec<String> = run(&mut con, &renew, &keys, &args.concat()).unwrap();
+        assert!(replies[2].starts_with("WRONGTYPE "), "{replies:?}");
+        let others = [0, 1, 3, 4].map(|n| replies[n].as_str());
+        assert_eq!(others, ["1", "0", "-1", "1"]);
+        assert_fields(&server, "a", &[(US, "1")]);
+        assert_fields(&server, "b", &[(US, "5")]);
+        assert_fields(&server, "taken", &[(THEM, "1")]);
+        assert_left(server.pttl("a"), 3 * LEASE);
+        assert_left(server.pttl("b"), LEASE);
+        assert_left(server.pttl("taken"), LEASE);
+        assert_eq!(server.pttl("string"), -1);
+        assert_eq!(server.dbsize(), 4);
+    }
+    assert_eq!(messages(&server, &mut pubsub), []);
+}
+
+#[test]
 fn renewing_writes_the_count_only_when_it_is_another() {
     let server = Server::start();
     let mut con = server.connection();
@@ -558,6 +606,7 @@ fn mentioned(text: &str) -> BTreeSet<String> {
 
 /// What a header has to name for all keys, and for their second half.
 const ALL_KEYS: &str = "KEYS[1…n]";
+const ALL_ARGS: &str = "ARGV[1…3n]";
 const SECOND_HALF: &str = "KEYS[n+1…2n]";
 
 /// The last key, behind two halves.
@@ -574,8 +623,10 @@ fn read_by(code: &str) -> BTreeSet<String> {
         .into_iter()
         .map(|one| {
             let place = &one[5..one.len() - 1];
-            if place.bytes().all(|b| b.is_ascii_digit()) || one.starts_with("ARGV") {
+            if place.bytes().all(|b| b.is_ascii_digit()) {
                 one
+            } else if one.starts_with("ARGV") {
+                ALL_ARGS.to_owned()
             } else if place.starts_with("n + ") {
                 SECOND_HALF.to_owned()
             } else if place == "#KEYS" {

@@ -1,0 +1,94 @@
+//! How many holds are renewed: several by one request, and each for itself where something is wrong.
+
+use redlatch::{Client, LossReason};
+
+use crate::support::{Losses, Server, config, eventually, loosely, ms, timed};
+
+const MANY: usize = 300;
+
+fn name(n: usize) -> String {
+    format!("kept:{n}")
+}
+
+/// What a client has renewed, and how many scripts it has sent.
+fn so_far(client: &Client, server: &Server) -> (u64, u64) {
+    (client.stats().renewals, server.calls("evalsha"))
+}
+
+timed!(many_holds_are_renewed_by_few_requests_and_lost_each_for_itself);
+fn many_holds_are_renewed_by_few_requests_and_lost_each_for_itself() {
+    let server = Server::start();
+    let received = Losses::default();
+    let config = config(&server.url()).lease(loosely(ms(2_000)));
+    let client = Client::open(config.on_lost(received.listener())).unwrap();
+    let guards: Vec<_> = (0..MANY)
+        .map(|n| client.reentrant_lock(name(n)).lock().unwrap())
+        .collect();
+    let rounds = |n: u64| {
+        let begin = so_far(&client, &server);
+        let enough = begin.0 + n * MANY as u64;
+        eventually("they are renewed", || client.stats().renewals >= enough);
+        let end = so_far(&client, &server);
+        (end.0 - begin.0, end.1 - begin.1)
+    };
+    rounds(1);
+    let (renewed, scripts) = rounds(3);
+    assert!(10 * scripts <= renewed, "{scripts} scripts for {renewed}");
+
+    let [gone, taken, other] = [7, 77, 277].map(name);
+    let () = server.ask(&["DEL", &gone]);
+    server.cli(&[
+        "EVAL",
+        "redis.call('del', KEYS[1]) redis.call('hset', KEYS[1], 'somebody', 1)",
+        "1",
+        &taken,
+    ]);
+    server.cli(&["SET", &other, "a value"]);
+    let reason = |name: &str| received.reasons(name);
+    eventually("they are lost", || {
+        [&gone, &taken, &other]
+            .iter()
+            .all(|name| !reason(name).is_empty())
+    });
+    assert_eq!(reason(&gone), [LossReason::Forced]);
+    assert_eq!(reason(&taken), [LossReason::TakenOver]);
+    assert_eq!(reason(&other), [LossReason::TakenOver]);
+    rounds(3);
+    assert_eq!(
+        guards.iter().filter(|guard| guard.is_valid()).count(),
+        MANY - 3
+    );
+    drop(guards);
+    eventually("they are released", || server.dbsize() == 2);
+}
+
+timed!(a_user_who_loses_the_right_to_some_keys_loses_the_locks_there_alone);
+fn a_user_who_loses_the_right_to_some_keys_loses_the_locks_there_alone() {
+    let server = Server::start();
+    server.cli(&[
+        "ACL", "SETUSER", "locker", "on", ">secret", "~*", "&*", "+@all",
+    ]);
+    let received = Losses::default();
+    let url = server.url().replace("redis://", "redis://locker:secret@");
+    let config = config(&url).lease(loosely(ms(2_000)));
+    let client = Client::open(config.on_lost(received.listener())).unwrap();
+    let lock = |name: String| client.reentrant_lock(name).lock().unwrap();
+    let kept: Vec<_> = (0..20).map(|n| lock(name(n))).collect();
+    let gone: Vec<_> = (0..3).map(|n| lock(format!("gone:{n}"))).collect();
+    let renewals = client.stats().renewals;
+    eventually("they are renewed", || {
+        client.stats().renewals >= renewals + 23
+    });
+    server.cli(&["ACL", "SETUSER", "locker", "resetkeys", "~*kept*"]);
+    for n in 0..3 {
+        let name = format!("gone:{n}");
+        eventually("it is lost", || !received.reasons(&name).is_empty());
+        assert_eq!(received.reasons(&name), [LossReason::Unreachable]);
+    }
+    let renewals = client.stats().renewals;
+    eventually("the others are renewed", || {
+        client.stats().renewals >= renewals + 60
+    });
+    assert!(kept.iter().all(|guard| guard.is_valid()));
+    assert!(!gone.iter().any(|guard| guard.is_valid()));
+}
