@@ -4,18 +4,20 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::acquire::listening::Listening;
-use crate::acquire::permit_contender::PermitContender;
+use crate::acquire::permit_queue::{self, PermitQueue};
 use crate::acquire::spec::LockSpec;
 use crate::acquire::wait_mode::WaitMode;
-use crate::acquire::{self, Busy, NoReply, Outcome, Reply, Strategy};
+use crate::acquire::{self, Busy, NoReply, Outcome, Prepared, Reply, Strategy, yielding};
 use crate::error::{Error, LossReason, Result};
 use crate::hold::{Entry, Hold, UNDO_FOR, Waiter};
 use crate::local::lock::{LeasePolicy, Mode};
-use crate::net::call::{Attempt, Deferred, DeferredInfo, Undo};
+use crate::local::queued_thread::{News, Question};
+use crate::net::call::{Attempt, Call, Deferred, DeferredInfo, Undo};
 use crate::protocol::owner::{OwnerId, PermitId};
 use crate::protocol::permits;
 use crate::protocol::script::{self, PermitsAcquired};
 use crate::quorum::failure::Failure;
+use crate::session::Session;
 
 const ACQUIRING: &str = "acquiring permits";
 
@@ -23,63 +25,76 @@ const ACQUIRING: &str = "acquiring permits";
 pub(crate) fn take(
     spec: &LockSpec,
     entry: &Arc<Entry>,
-    count: usize,
+    count: u32,
     wait: WaitMode,
 ) -> Result<Option<Vec<Arc<Hold>>>> {
     let (lease, ttl) = spec.lease_policy()?;
     let session = spec.session();
+    // First, so that either closing waits for this thread or it is notified.
+    let _contending = session.contending();
     spec.check_going(wait)?;
     session.start_watchdog()?;
-    let contender = match wait {
-        WaitMode::Until(deadline) => match PermitContender::wait(spec, deadline)? {
-            None => return Ok(None),
-            contender => contender,
-        },
-        // A request for many would starve if single attempts overtook it.
-        _ if PermitContender::is_waited_for(spec) => return Ok(None),
-        _ => None,
+    let batch = Batch::draw(entry, count, ttl);
+    let question = || batch.question(session);
+    let Some(queue) = PermitQueue::enter(spec, spec.entry()?, count, wait, Some(&question)) else {
+        return Ok(None);
     };
-    let _contending = session.contending();
-    let listening = contender
-        .as_ref()
-        .map(PermitContender::listening)
-        .unwrap_or_default();
     let mut strategy = LeasedPermits {
         spec,
         wait,
-        entry,
-        count,
         lease,
-        ttl,
-        listening,
-        contender,
+        batch,
+        queue,
     };
-    acquire::acquire(&mut strategy, spec, wait).map(Outcome::granted)
+    let taken = acquire::acquire(&mut strategy, spec, wait).map(Outcome::granted);
+    if !matches!(taken, Ok(Some(_))) {
+        session.watchdog.housekeep_soon();
+    }
+    taken
 }
 
-/// A thread that asks for permits. Threads that wait take turns at asking; a single attempt needs no turn.
+/// Sends the release of a permit, and for a tenure with it the question of the first thread of this process that waits:
+/// threads of Java that have released ask again at once, so one that waits for the message would seldom be the first.
+pub(crate) fn release(spec: &LockSpec, hold: &Hold) -> Arc<Call> {
+    let session = spec.session();
+    let release = Call::deferred(hold.release(false));
+    // Unknown if no thread of this process has waited lately.
+    let entry = spec.known_entry();
+    let mut state = entry.as_ref().map(|entry| entry.lock());
+    session.connection.submit(&release);
+    let first = entry.iter().zip(&mut state).find_map(|(entry, state)| {
+        let now = Instant::now();
+        let local = state.local_semaphore();
+        local.released(permit_queue::yield_after(session, entry, &release), now);
+        let first = local.first()?;
+        if local.is_young(now) {
+            first.ask_for(|question| session.connection.submit_ahead(question));
+        }
+        first.store(News::First);
+        Some(first)
+    });
+    drop(state);
+    session.connection.deliver(&release);
+    if let Some(first) = first {
+        first.waiter.wake();
+    }
+    session.watchdog.housekeep_soon();
+    release
+}
+
+/// A thread that asks for permits, or waits until it is the first of its process.
 struct LeasedPermits<'a> {
     spec: &'a LockSpec,
     wait: WaitMode,
-    entry: &'a Arc<Entry>,
-    count: usize,
     lease: LeasePolicy,
-    ttl: Duration,
-    listening: Listening,
-    contender: Option<PermitContender<'a>>,
+    /// What it asks for next.
+    batch: Arc<Batch>,
+    queue: PermitQueue<'a>,
 }
 
 impl LeasedPermits<'_> {
-    /// Draws new ids for each request, so that undoing an earlier one does not affect its permits.
-    fn batch(&self) -> Arc<Batch> {
-        Arc::new(Batch {
-            entry: Arc::clone(self.entry),
-            ttl: self.ttl,
-            ids: (0..self.count).map(|_| PermitId::draw()).collect(),
-        })
-    }
-
-    fn granted(&self, batch: &Batch, sent_at: Instant, ends_at: i64) -> Result<Vec<Arc<Hold>>> {
+    fn granted(&mut self, batch: &Batch, sent_at: Instant, ends_at: i64) -> Result<Vec<Arc<Hold>>> {
+        self.queue.was_granted();
         let session = self.spec.session();
         let hold = |id: &PermitId| {
             let hold = Hold::new(
@@ -87,7 +102,7 @@ impl LeasedPermits<'_> {
                 Mode::Exclusive,
                 session.owners.draw(),
                 self.lease,
-                self.ttl,
+                batch.ttl,
             )
             .known_as(OwnerId::of(id));
             hold.grant(sent_at);
@@ -125,26 +140,45 @@ impl Strategy for LeasedPermits<'_> {
 
     const IS_ANNOUNCED: bool = false;
 
+    fn handed_over(&mut self) -> Result<Option<Self::Grant>> {
+        match self.queue.take_news() {
+            Some(News::Failed(error)) => Err(error()),
+            // Nobody hands over a permit: whoever knows its id may release it.
+            Some(News::First | News::Given { .. }) | None => Ok(None),
+        }
+    }
+
+    fn withdraw(&mut self) -> Result<Option<Self::Grant>> {
+        self.queue.leave();
+        self.handed_over()
+    }
+
+    fn has_news(&self) -> bool {
+        self.queue.has_news()
+    }
+
+    fn prepare(&mut self, until: Instant) -> Result<Prepared> {
+        let every = yielding::LEASED_PERMITS_EVERY;
+        Ok(self.queue.yield_to_others(every, until))
+    }
+
     fn ask(&mut self, until: Instant) -> std::result::Result<Reply<Self::Grant>, NoReply> {
         let session = self.spec.session();
         let connection = &session.connection;
-        let mut batch = self.batch();
-        let mut is_first = true;
+        let ahead = match self.queue.take_question() {
+            Some(Question::Sent(ahead)) => Some(ahead),
+            Some(Question::Ready(_)) | None => None,
+        };
+        let mut batch = Arc::clone(&self.batch);
+        let mut is_sent = ahead.is_some();
         let mut attempt = || {
-            if !std::mem::take(&mut is_first) {
-                batch = self.batch();
+            if std::mem::replace(&mut is_sent, true) {
+                batch = batch.draw_again();
             }
-            Attempt {
-                request: session.replicated(permits::acquire(
-                    &*self.entry.protocol,
-                    &batch.ids,
-                    self.ttl,
-                )),
-                undo: Some(Arc::clone(&batch) as Arc<dyn Undo>),
-            }
+            batch.question(session)
         };
         let stop = || self.spec.must_stop(self.wait);
-        let answer = connection.call(until, &stop, None, &mut attempt)?;
+        let answer = connection.call(until, &stop, ahead, &mut attempt)?;
         let replicated = session.is_replicated(&answer);
         match script::permits_acquired(answer.value) {
             Ok(PermitsAcquired::Taken { ends_at }) => {
@@ -156,9 +190,8 @@ impl Strategy for LeasedPermits<'_> {
                 Ok(Reply::Granted(holds))
             }
             Ok(PermitsAcquired::TooFew { left }) => {
-                if let Some(contender) = &self.contender {
-                    contender.was_refused();
-                }
+                self.batch = batch.draw_again();
+                self.queue.was_refused(&|| self.batch.question(session));
                 Ok(Reply::Busy(Busy {
                     // By then enough of them may have expired.
                     retry_after: left,
@@ -173,27 +206,19 @@ impl Strategy for LeasedPermits<'_> {
     }
 
     fn channel(&self, _listen_on: usize) -> Option<Arc<str>> {
-        Some(self.entry.protocol.channel())
+        Some(self.batch.entry.protocol.channel())
     }
 
     fn listening(&mut self) -> &mut Listening {
-        &mut self.listening
+        &mut self.queue.listening
     }
 
     fn begins_to_wait(&mut self, waiter: &Arc<Waiter>) {
-        self.spec.session().closing.watch(waiter);
+        self.queue.watch(waiter);
     }
 
     fn dismiss(&mut self, failure: &Failure) {
-        if let Some(contender) = &self.contender {
-            contender.dismiss_others(ACQUIRING, failure);
-        }
-    }
-}
-
-impl Drop for LeasedPermits<'_> {
-    fn drop(&mut self) {
-        self.listening.leave();
+        self.queue.dismiss(ACQUIRING, failure);
     }
 }
 
@@ -205,6 +230,33 @@ struct Batch {
 }
 
 impl Batch {
+    /// Draws new ids, so that undoing an earlier request does not affect its permits.
+    fn draw(entry: &Arc<Entry>, count: u32, ttl: Duration) -> Arc<Self> {
+        Arc::new(Self {
+            entry: Arc::clone(entry),
+            ttl,
+            ids: (0..count).map(|_| PermitId::draw()).collect(),
+        })
+    }
+
+    /// As many others.
+    fn draw_again(&self) -> Arc<Self> {
+        let ids = self.ids.iter().map(|_| PermitId::draw()).collect();
+        Arc::new(Self {
+            entry: Arc::clone(&self.entry),
+            ttl: self.ttl,
+            ids,
+        })
+    }
+
+    fn question(self: &Arc<Self>, session: &Session) -> Attempt {
+        let acquire = permits::acquire(&*self.entry.protocol, &self.ids, self.ttl);
+        Attempt {
+            request: session.replicated(acquire),
+            undo: Some(Arc::clone(self) as Arc<dyn Undo>),
+        }
+    }
+
     fn release(&self) -> Deferred {
         Deferred {
             request: permits::release(&*self.entry.protocol, &self.ids),

@@ -37,7 +37,7 @@ pub(crate) mod listening;
 #[cfg(test)]
 mod model;
 pub(crate) mod multi;
-pub(crate) mod permit_contender;
+pub(crate) mod permit_queue;
 pub(crate) mod permits;
 pub(crate) mod quorum;
 #[cfg(test)]

@@ -7,13 +7,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::acquire::listening::Listening;
+use crate::acquire::permit_queue::{self, PermitQueue};
 use crate::acquire::spec::LockSpec;
 use crate::acquire::wait_mode::WaitMode;
-use crate::acquire::yielding;
 use crate::acquire::{self, Busy, NoReply, Outcome, Prepared, Reply, Strategy};
 use crate::error::{Error, Result};
-use crate::hold::{Entry, EntryState, Waiter, Wakeup};
-use crate::local::queued_thread::{News, QueuedThread, YieldAfter};
+use crate::hold::{Entry, EntryState, Waiter};
+use crate::local::queued_thread::{News, QueuedThread};
 use crate::local::semaphore::{Given, Granted};
 use crate::net::call::{Attempt, Call, Deferred, DeferredInfo, Undo};
 use crate::protocol::idempotency::RequestKeys;
@@ -21,7 +21,6 @@ use crate::protocol::script;
 use crate::protocol::semaphore;
 use crate::quorum::failure::Failure;
 use crate::session::Session;
-use crate::time::Deadline;
 
 const ACQUIRING: &str = "acquiring permits";
 
@@ -37,8 +36,17 @@ pub(crate) fn take(
     let _contending = session.contending();
     spec.check_going(wait)?;
     session.start_watchdog()?;
-    let taken = match Permits::enter(spec, entry, permits, wait) {
-        Some(mut strategy) => acquire::acquire(&mut strategy, spec, wait).map(Outcome::granted),
+    let taken = match PermitQueue::enter(spec, Arc::clone(entry), permits, wait, None) {
+        Some(queue) => {
+            let mut strategy = Permits {
+                spec,
+                wait,
+                permits,
+                queue,
+                has_asked: false,
+            };
+            acquire::acquire(&mut strategy, spec, wait).map(Outcome::granted)
+        }
         None => Ok(None),
     };
     if !matches!(taken, Ok(Some(_))) {
@@ -47,113 +55,26 @@ pub(crate) fn take(
     taken
 }
 
-/// A thread that asks for permits, or waits until it is the first of its process. When it goes without permits, so does
-/// its place in the queue.
+/// A thread that asks for permits, or waits until it is the first of its process.
 struct Permits<'a> {
     spec: &'a LockSpec,
     wait: WaitMode,
-    entry: &'a Arc<Entry>,
     permits: u32,
-    /// None for one that does not wait.
-    queued: Option<Arc<QueuedThread<Wakeup>>>,
-    /// `None` once it has left the queue.
-    ticket: Option<u64>,
-    listening: Listening,
-    is_watched: bool,
+    queue: PermitQueue<'a>,
     has_asked: bool,
-    has_yielded: bool,
 }
 
-impl<'a> Permits<'a> {
-    /// Gets into the queue and waits there until it is the first, or its time is up. `None` for one that does not wait if
-    /// others do: it must not overtake those in the queue, or a request for many could starve.
-    fn enter(
-        spec: &'a LockSpec,
-        entry: &'a Arc<Entry>,
-        permits: u32,
-        wait: WaitMode,
-    ) -> Option<Self> {
-        let mut one = Self {
-            spec,
-            wait,
-            entry,
-            permits,
-            queued: None,
-            ticket: None,
-            listening: Listening::default(),
-            is_watched: false,
-            has_asked: false,
-            has_yielded: false,
-        };
-        let mut state = entry.lock();
-        let local = state.local_semaphore();
-        if !wait.asks_again() {
-            let is_before_others = !local.has_waiters();
-            drop(state);
-            return is_before_others.then_some(one);
-        }
-        let queued = QueuedThread::new();
-        let (ticket, is_first) = local.enter(permits, Arc::clone(&queued));
-        drop(state);
-        one.listening = Listening::of(Arc::clone(&queued.waiter));
-        (one.queued, one.ticket) = (Some(queued), Some(ticket));
-        if !is_first {
-            one.wait_for_news(None);
-            one.listening.has_queued();
-        }
-        Some(one)
-    }
-
-    /// Parks until there is news, or `until`, or it has to stop.
-    fn wait_for_news(&mut self, until: Option<Instant>) {
-        let Some(queued) = self.queued.clone() else {
-            return;
-        };
-        self.watch(&queued.waiter);
-        self.listening.watch(self.spec.cancel.as_ref());
-        let stop = || queued.has_news() || self.spec.must_stop(self.wait);
-        let deadline = self.wait.deadline();
-        let ends = until.map_or(deadline, |until| Deadline::at(deadline.or(until)));
-        queued.waiter.wait_in_queue(ends, &stop);
-    }
-
-    /// Leaves the queue, unless others have called it out of there.
-    fn leave_queue(&mut self) {
-        let Some(ticket) = self.ticket.take() else {
-            return;
-        };
-        let mut state = self.entry.lock();
-        let first = state.local_semaphore().withdraw(ticket).flatten();
-        if let Some(first) = &first {
-            first.store(News::First);
-        }
-        drop(state);
-        if let Some(first) = first {
-            first.waiter.wake();
-        }
-    }
-
-    fn is_handed_over(&self) -> bool {
-        self.queued.as_ref().is_some_and(|queued| queued.is_given())
-    }
-
-    /// Has the closing of the client wake it.
-    fn watch(&mut self, waiter: &Arc<Waiter>) {
-        if !std::mem::replace(&mut self.is_watched, true) {
-            self.spec.session().closing.watch(waiter);
-        }
-    }
-
+impl Permits<'_> {
     /// Redis has granted them; `None` if others of this process have given the thread permits meanwhile.
     fn granted(&mut self, question: &PermitRequest) -> Result<Option<Instant>> {
         let session = self.spec.session();
         let now = Instant::now();
-        let mut state = self.entry.lock();
+        let mut state = self.queue.entry.lock();
         let granted = if session.is_closed() {
             Granted::Closed
         } else {
             let local = state.local_semaphore();
-            local.granted(self.ticket, self.permits, now)
+            local.granted(self.queue.ticket, self.permits, now)
         };
         let first = match granted {
             Granted::Kept { first } => first,
@@ -175,12 +96,12 @@ impl<'a> Permits<'a> {
             first.waiter.wake();
         }
         session.counters.acquired.add(1);
-        if self.is_handed_over() {
+        if self.queue.is_handed_over() {
             // It has permits already, so these go to whoever is next.
-            drop(give(session, self.entry, self.permits, now));
+            drop(give(session, &self.queue.entry, self.permits, now));
             return Ok(None);
         }
-        self.ticket = None;
+        self.queue.ticket = None;
         Ok(Some(now))
     }
 }
@@ -191,21 +112,20 @@ impl Strategy for Permits<'_> {
     const DOING: &'static str = ACQUIRING;
 
     fn handed_over(&mut self) -> Result<Option<Instant>> {
-        let news = self.queued.as_ref().and_then(|queued| queued.take_news());
-        match news {
+        match self.queue.take_news() {
             Some(News::Given { since }) => {
-                self.ticket = None;
+                self.queue.ticket = None;
                 let session = self.spec.session();
                 session.counters.passed.add(1);
                 if session.is_closed() {
                     // Unless closing has given them back already.
-                    drop(give(session, self.entry, self.permits, since));
+                    drop(give(session, &self.queue.entry, self.permits, since));
                     return Err(Error::Closed);
                 }
                 Ok(Some(since))
             }
             Some(News::Failed(error)) => {
-                self.ticket = None;
+                self.queue.ticket = None;
                 Err(error())
             }
             Some(News::First) | None => Ok(None),
@@ -213,55 +133,35 @@ impl Strategy for Permits<'_> {
     }
 
     fn withdraw(&mut self) -> Result<Option<Instant>> {
-        self.leave_queue();
+        self.queue.leave();
         self.handed_over()
     }
 
     fn has_news(&self) -> bool {
-        self.queued.as_ref().is_some_and(|queued| queued.has_news())
+        self.queue.has_news()
     }
 
     fn prepare(&mut self, until: Instant) -> Result<Prepared> {
-        let now = Instant::now();
-        let mut state = self.entry.lock();
-        let local = state.local_semaphore();
-        if self.queued.is_some() && !self.has_asked {
-            // Once it has asked, it is notified of what changes.
-            if let Some(until) = local.exhausted_until(self.permits, now) {
-                drop(state);
-                self.wait_for_news(Some(until));
+        // Once it has asked, it is notified of what changes.
+        if self.queue.queued.is_some() && !self.has_asked {
+            let mut state = self.queue.entry.lock();
+            let local = state.local_semaphore();
+            let until = local.exhausted_until(self.permits, Instant::now());
+            drop(state);
+            if until.is_some() {
+                self.queue.wait_for_news(until);
                 return Ok(Prepared::Waited);
             }
         }
-        // Once for each question, which would never be asked in time otherwise.
-        let may_yield = !self.has_yielded;
-        let release = may_yield.then(|| local.yield_after(now)).flatten();
-        drop(state);
-        let Some(YieldAfter { call, we_listened }) = release else {
-            self.has_asked = true;
-            self.has_yielded = false;
-            return Ok(Prepared::Asks);
-        };
-        let stop = || self.is_handed_over() || self.spec.must_stop(self.wait);
-        let session = self.spec.session();
-        let yields = yielding::others_notified(session, &call, we_listened, until, &stop) > 0
-            && yielding::has_time(yielding::FOR, until);
-        if yields {
-            let waiter = self.queued.as_ref().map(|queued| &queued.waiter);
-            yielding::yield_to_others(session, waiter, yielding::FOR, until, &stop);
-        } else if !stop() {
-            self.has_asked = true;
-            return Ok(Prepared::Asks);
-        }
-        // There may be no time left, or no need.
-        self.has_yielded = true;
-        Ok(Prepared::Yielded)
+        let prepared = self.queue.yield_to_others(1, until);
+        self.has_asked |= matches!(prepared, Prepared::Asks);
+        Ok(prepared)
     }
 
     fn ask(&mut self, until: Instant) -> std::result::Result<Reply<Instant>, NoReply> {
-        let (spec, entry) = (self.spec, self.entry);
+        let (spec, entry) = (self.spec, &self.queue.entry);
         let session = spec.session();
-        let queued = self.queued.as_deref();
+        let queued = self.queue.queued.as_deref();
         let stop = || queued.is_some_and(QueuedThread::is_given) || spec.must_stop(self.wait);
         let (permits, keep_ms) = (self.permits, session.remember_ms());
         let mut asked = None;
@@ -311,43 +211,29 @@ impl Strategy for Permits<'_> {
     }
 
     fn channel(&self, _listen_on: usize) -> Option<Arc<str>> {
-        Some(self.entry.protocol.channel())
+        Some(self.queue.entry.protocol.channel())
     }
 
     fn listening(&mut self) -> &mut Listening {
-        &mut self.listening
+        &mut self.queue.listening
     }
 
     fn begins_to_wait(&mut self, waiter: &Arc<Waiter>) {
-        self.watch(waiter);
+        self.queue.watch(waiter);
     }
 
     fn dismiss(&mut self, failure: &Failure) {
-        let error = self.spec.make_error(ACQUIRING, failure.clone());
-        let mut state = self.entry.lock();
-        let mut dismissed = state.local_semaphore().dismiss();
-        if let Some(own) = &self.queued {
-            dismissed.retain(|queued| !Arc::ptr_eq(queued, own));
-        }
-        for queued in &dismissed {
-            queued.store(News::Failed(Arc::clone(&error)));
-        }
-        drop(state);
-        for queued in dismissed {
-            queued.waiter.wake();
-        }
+        self.queue.dismiss(ACQUIRING, failure);
     }
 }
 
 impl Drop for Permits<'_> {
     fn drop(&mut self) {
-        self.listening.leave();
-        self.leave_queue();
-        let news = self.queued.as_ref().and_then(|queued| queued.take_news());
-        if let Some(News::Given { since }) = news {
+        self.queue.leave();
+        if let Some(News::Given { since }) = self.queue.take_news() {
             // It came too late to be taken.
             let session = self.spec.session();
-            drop(give(session, self.entry, self.permits, since));
+            drop(give(session, &self.queue.entry, self.permits, since));
         }
     }
 }
@@ -393,10 +279,7 @@ pub(crate) fn give(
     }
     let release = (back > 0).then(|| {
         let release = submit_release(session, entry, &mut state, back.into());
-        let after = YieldAfter {
-            call: Arc::clone(&release),
-            we_listened: session.subscriber.listens_to(&entry.protocol.channel()),
-        };
+        let after = permit_queue::yield_after(session, entry, &release);
         state.local_semaphore().released(after, now);
         release
     });

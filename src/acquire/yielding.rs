@@ -29,6 +29,12 @@ pub(crate) const LONGER_EVERY: u64 = 2;
 /// Rarely, since it costs time if the others have left, or step aside at the same time.
 pub(crate) const ASIDE_EVERY: u64 = 4;
 
+/// After one of how many tenures a process yields that takes permits with leases.
+///
+/// Threads of a Java process ask again as soon as they have released, and never yield. A process that did so after each
+/// tenure had about half as many permits as one of them, and no more on a busy machine, where every hold takes a tenure.
+pub(crate) const LEASED_PERMITS_EVERY: u64 = 4;
+
 /// How long others go first where no release is announced: the shortest of their pauses.
 pub(crate) const FOR_UNNOTIFIED: Duration = Duration::from_millis(1);
 

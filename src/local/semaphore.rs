@@ -125,6 +125,11 @@ impl<W: Clone, R> LocalSemaphore<W, R> {
         self.cohort.end();
     }
 
+    /// Whether this process was granted something less than a tenure ago, and has not been without for long since.
+    pub(crate) fn is_young(&self, now: Instant) -> bool {
+        self.cohort.is_young(now)
+    }
+
     /// The release after which the thread that asks now has to yield, if others were notified of it.
     pub(crate) fn yield_after(&mut self, now: Instant) -> Option<R> {
         self.cohort.yield_after(now)
@@ -208,13 +213,15 @@ impl<W: Clone, R> LocalSemaphore<W, R> {
         std::mem::take(&mut self.out)
     }
 
-    fn refuse_first(&mut self) {
+    /// Redis had too few for the first in the queue.
+    pub(crate) fn refuse_first(&mut self) {
         if let Some(first) = self.queue.front_mut() {
             first.refused = true;
         }
     }
 
-    fn first(&self) -> Option<W> {
+    /// The first in the queue.
+    pub(crate) fn first(&self) -> Option<W> {
         self.queue.front().map(|first| first.waiter.clone())
     }
 }

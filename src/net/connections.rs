@@ -59,6 +59,11 @@ impl Connections {
         each!(self, one => route::send_ahead(one, attempt))
     }
 
+    /// See [`route::submit_ahead`].
+    pub(crate) fn submit_ahead(&self, attempt: Attempt) -> Option<Ahead> {
+        each!(self, one => route::submit_ahead(one, attempt))
+    }
+
     /// See [`route::abandon`].
     pub(crate) fn abandon(&self, ahead: &Ahead) {
         each!(self, one => route::abandon(one, ahead));

@@ -145,9 +145,15 @@ pub(crate) struct Ahead {
 
 /// Sends a command whose reply is waited for later, if there is a connection.
 pub(crate) fn send_ahead(route: &impl Route, attempt: Attempt) -> Option<Ahead> {
+    let ahead = submit_ahead(route, attempt)?;
+    route.flush(&ahead.call);
+    Some(ahead)
+}
+
+/// The same for one that is only queued. Without I/O, so that mutexes may be held.
+pub(crate) fn submit_ahead(route: &impl Route, attempt: Attempt) -> Option<Ahead> {
     let call = Call::attempt(attempt);
     let generation = route.submit(&call)?;
-    route.flush(&call);
     Some(Ahead { call, generation })
 }
 

@@ -597,13 +597,12 @@ impl ExpirableSemaphore {
     }
 
     fn take(&self, n: u32, wait: WaitMode) -> Result<Option<Vec<ExpirablePermit>>> {
-        let permits = usize::try_from(n).unwrap_or(usize::MAX);
-        if !(1..=MOST).contains(&permits) {
+        if !(1..=MOST).contains(&usize::try_from(n).unwrap_or(usize::MAX)) {
             return Err(Error::Config(format!(
                 "{n} permits at once; from 1 to {MOST} are possible"
             )));
         }
-        let holds = leased_permits::take(&self.inner, self.entry()?, permits, wait)?;
+        let holds = leased_permits::take(&self.inner, self.entry()?, n, wait)?;
         let permit = |hold| {
             self.inner.session().permits.insert(&hold);
             ExpirablePermit {
@@ -848,11 +847,7 @@ impl ExpirablePermit {
             let reason = hold.loss().unwrap_or(LossReason::Expired);
             return Err(self.semaphore.lost(reason));
         }
-        let call = Call::deferred(hold.release(false));
-        session.connection.submit(&call);
-        session.connection.deliver(&call);
-        session.watchdog.housekeep_soon();
-        Ok(call)
+        Ok(leased_permits::release(&self.semaphore, hold))
     }
 }
 

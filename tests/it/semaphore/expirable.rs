@@ -453,6 +453,99 @@ fn a_permit_that_cannot_be_renewed_is_told_lost_before_it_can_be_gone() {
 // Waiting
 // ---------------------------------------------------------------------------------------------------------------------
 
+timed!(a_thread_that_waits_has_what_its_process_releases_before_others_can_ask);
+fn a_thread_that_waits_has_what_its_process_releases_before_others_can_ask() {
+    let server = Server::start();
+    let tenure = Duration::from_secs(1);
+    let ours = Client::open(Config::new(server.url()).tenure(tenure)).unwrap();
+    let other = open(&server);
+    let (sender, granted) = unbounded();
+    for round in 0..10 {
+        let sem = with_permits(&ours, 1);
+        let held = sem.acquire().unwrap();
+        let mut crew = Crew::new();
+        for (client, who) in [(&other, "another process"), (&ours, "this one")] {
+            let (sem, sender) = (client.expirable_semaphore(sem.name()), sender.clone());
+            crew.spawn(move || {
+                let permit = sem.acquire().unwrap();
+                sender.send(who).unwrap();
+                drop(permit);
+            });
+        }
+        subscribed(&server, 2);
+        crew.all_parked();
+        drop(held);
+        let order = [(); 2].map(|()| granted.recv_timeout(LONG).unwrap());
+        assert_eq!(order, ["this one", "another process"], "{round}");
+        crew.join();
+    }
+}
+
+timed!(another_process_gets_its_turn_while_threads_take_one_permit_after_another);
+fn another_process_gets_its_turn_while_threads_take_one_permit_after_another() {
+    let server = Server::start();
+    let (client, other) = (open(&server), open(&server));
+    let sem = with_permits(&client, 2);
+    let stop = AtomicBool::new(false);
+    thread::scope(|scope| {
+        for _ in 0..6 {
+            scope.spawn(|| {
+                while !stop.load(Ordering::SeqCst) {
+                    drop(sem.acquire().unwrap());
+                }
+            });
+        }
+        let other = other.expirable_semaphore(sem.name());
+        let mut longest = Duration::ZERO;
+        // Some turns come by themselves, the others because it was let go first.
+        let is_offered = || client.stats().held_back > 0;
+        for turn in 0..1000 {
+            if turn >= 10 && is_offered() {
+                break;
+            }
+            let began = Instant::now();
+            let permit = other.try_acquire_for(LONG).unwrap();
+            permit
+                .expect("starved by another process")
+                .release()
+                .unwrap();
+            longest = longest.max(began.elapsed());
+        }
+        stop.store(true, Ordering::SeqCst);
+        assert!(longest < loosely(ms(900)), "{longest:?}");
+        assert!(is_offered(), "nobody was let go first");
+    });
+    eventually("all are back", || counts(&sem) == (2, 0, 2));
+}
+
+timed!(deadlines_that_race_with_releases_lose_and_make_no_permits);
+fn deadlines_that_race_with_releases_lose_and_make_no_permits() {
+    let server = Server::start();
+    let client = open(&server);
+    let sem = with_permits(&client, 3);
+    let until = Instant::now() + ms(1200);
+    thread::scope(|scope| {
+        for n in 0..12_u64 {
+            let sem = &sem;
+            scope.spawn(move || {
+                let mut round = n;
+                while Instant::now() < until {
+                    round += 7;
+                    let want = u32::try_from(round % 3 + 1).unwrap();
+                    let wait = Duration::from_micros(round % 23 * 60);
+                    let permits = sem.try_acquire_many_for(want, wait).unwrap();
+                    if permits.is_some() {
+                        thread::sleep(wait / 4);
+                    }
+                }
+            });
+        }
+    });
+    eventually("all are back", || counts(&sem) == (3, 0, 3));
+    eventually("nobody waits or has any", || client.stats().names == 0);
+    assert!(client.stats().acquired > 20);
+}
+
 timed!(a_released_permit_wakes_one_who_waits_by_message);
 fn a_released_permit_wakes_one_who_waits_by_message() {
     let server = Server::start();
