@@ -9,8 +9,8 @@ use redlatch::{Client, Config, Error, LossReason};
 use super::sides::{measured, take};
 use crate::support::java::{Answer, Java, Theirs};
 use crate::support::{
-    Crew, GENEROUS, LONG, Part, Server, eventually, given, in_time, loosely, ms, order, say, timed,
-    unique, within,
+    Crew, GENEROUS, LONG, Part, Server, eventually, given, in_time, loosely, ms, order, say,
+    skipped, timed, unique, within,
 };
 
 /// Short enough for a test to see several of them, long enough for a busy machine to renew it.
@@ -224,6 +224,14 @@ fn prefixes_and_names_with_braces_are_the_same_to_both() {
                 "semaphore",
                 "permit",
             ] {
+                if kind == "fair" && prefix != "-" && java.is_before(3, 52) {
+                    // Its queue has the name without the prefix, so each side has a queue of its own.
+                    let why = "Redisson before 3.52 does not map the names of its queue";
+                    if name == "plain" {
+                        skipped("a fair lock with a prefix", why);
+                    }
+                    continue;
+                }
                 let name = format!("{name}{kind}");
                 let counts = matches!(kind, "semaphore" | "permit");
                 if counts {

@@ -35,6 +35,8 @@ pub(crate) struct Java {
     /// Who waits for the answer to which order.
     waiting: Arc<Mutex<HashMap<u64, Sender<String>>>>,
     next: AtomicU64,
+    /// Of Redisson: the first two numbers.
+    version: (u32, u32),
 }
 
 /// What comes back of an order: a few lines, of which the last begins with `ok`, `busy` or `error`.
@@ -67,7 +69,13 @@ impl Java {
         let waiting: Arc<Mutex<HashMap<u64, Sender<String>>>> = Arc::default();
         let mut says = BufReader::new(child.stdout.take().expect("it is piped")).lines();
         let ready = says.next().and_then(Result::ok).unwrap_or_default();
-        assert!(ready.starts_with("ready "), "Java says {ready:?}");
+        let numbers = ready.strip_prefix("ready ").map(|version| {
+            let mut numbers = version.split('.').map_while(|number| number.parse().ok());
+            (numbers.next(), numbers.next())
+        });
+        let Some((Some(major), Some(minor))) = numbers else {
+            panic!("Java says {ready:?}");
+        };
         let answers = Arc::clone(&waiting);
         thread::spawn(move || {
             for line in says.map_while(Result::ok) {
@@ -92,6 +100,7 @@ impl Java {
             child: Mutex::new(child),
             waiting,
             next: AtomicU64::new(0),
+            version: (major, minor),
         })
     }
 
@@ -130,6 +139,11 @@ impl Java {
     /// Whether that thread of it waits for a message.
     pub(crate) fn is_parked(&self, thread: &str) -> bool {
         self.does(&unique("look"), &format!("parked {thread}")) == "true"
+    }
+
+    /// Whether its Redisson is older than that version.
+    pub(crate) fn is_before(&self, major: u32, minor: u32) -> bool {
+        self.version < (major, minor)
     }
 
     pub(crate) fn kill(&self) {
