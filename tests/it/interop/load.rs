@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 
 use redlatch::Client;
 
-use super::sides::{lasting, measured, take};
+use super::sides::{is_wanted, lasting, measured, take};
 use crate::support::history::{
     self, Event, Mode, NEMESIS, Phase, Rule, Setup, Wanted, What, nanos,
 };
-use crate::support::java::{Java, now_ns};
+use crate::support::java::{Answer, Java, now_ns};
 use crate::support::{
     Part, SLACK, Server, connection_to, given, loosely, ms, order, say, timed, unique,
 };
@@ -22,8 +22,24 @@ const CLIENT: &str = "load";
 
 const THREADS: usize = 4;
 
+/// What they contend for.
+const KINDS: [&str; 9] = [
+    "rw-apart",
+    "rw",
+    "lock",
+    "fair",
+    "fenced",
+    "spin",
+    "multi",
+    "semaphore",
+    "permit",
+];
+
 /// What nobody waits longer for.
 const LONGEST: Duration = ms(2_000);
+
+/// How long a load has to last for its longest waits to tell anything.
+const TELLING: Duration = ms(8_000);
 
 /// How many permits there are for the threads of all.
 const PERMITS: usize = 3;
@@ -99,7 +115,7 @@ impl Four {
         let server = Server::start();
         let java = [Java::start()?, Java::start()?];
         for java in &java {
-            java.does(CLIENT, &format!("open {CLIENT} {} 30000 -", server.url()));
+            open(java, &server);
         }
         let rust = [(); 2].map(|()| Part::start(part_that_contends, &[&server.url()]));
         Some(Self { server, java, rust })
@@ -115,10 +131,7 @@ impl Four {
             first.does(CLIENT, &format!("permits {CLIENT} {kind} {name} {PERMITS}"));
         }
         // So that the start of a Java virtual machine is not part of it.
-        for java in &self.java {
-            let warm = format!("load {CLIENT} {kind} {} {THREADS} 0", unique("warm"));
-            java.does(CLIENT, &warm);
-        }
+        self.java.iter().for_each(|java| warm_up(java, kind));
         let load = format!("{kind} {name} {THREADS} {}", span.as_millis());
         for part in &mut self.rust {
             part.order(&load);
@@ -127,15 +140,14 @@ impl Four {
         let order = format!("load {CLIENT} {load}");
         let asked = self.java.each_ref().map(|java| java.order(CLIENT, &order));
         let [java, other] = asked.map(|answer| {
-            let lines = answer.lines(span + 6 * loosely(LONGEST), || {
+            turns_of(answer, span, || {
                 // Redisson forgets a writer's message if a thread is only about to park, which would then sleep for the
                 // lease. As long as others go on another message follows; the last ones need a little help.
                 if kind.starts_with("rw") && begun.elapsed() > span + LONGEST {
                     let channel = format!("redisson_rwlock:{{{name}}}");
                     server.cli(&["PUBLISH", &channel, "1"]);
                 }
-            });
-            lines.iter().map(|line| Turn::parse(line)).collect()
+            })
         });
         let [rust, another] = self.rust.each_mut().map(|part| {
             let mut turns = Vec::new();
@@ -154,6 +166,67 @@ impl Four {
             turns: [java, other, rust, another],
         }
     }
+
+    /// The longest wait of each thread where four processes of Java contend, the shortest first.
+    fn waits_without_rust(&self, kind: &str, span: Duration) -> Vec<Duration> {
+        let more = [(); 2].map(|()| Java::start().expect("there are two already"));
+        for java in &more {
+            open(java, &self.server);
+            warm_up(java, kind);
+        }
+        let load = format!(
+            "load {CLIENT} {kind} {} {THREADS} {}",
+            unique(kind),
+            span.as_millis()
+        );
+        let all = self.java.iter().chain(&more);
+        let asked: Vec<_> = all.map(|java| java.order(CLIENT, &load)).collect();
+        let seen = asked.into_iter().map(|load| turns_of(load, span, || ()));
+        longest_waits(&seen.collect::<Vec<_>>())
+    }
+}
+
+/// How long threads of Java wait beside ours, and among themselves, for a lock of which no release is announced. Redisson
+/// polls at intervals of up to 128 ms, so a thread may wait for seconds even with no others but threads of Redisson. It is
+/// wrong if they wait longer beside ours.
+fn waits_beside_rust(beside: &[Duration], alone: &[Duration]) -> Option<String> {
+    let words = |waits: &[Duration]| {
+        let (half, longest) = (waits[waits.len() / 2], waits[waits.len() - 1]);
+        format!("half of its threads {half:.1?} at most, one of them {longest:.1?}")
+    };
+    let (ours, theirs) = (words(beside), words(alone));
+    let both = format!("spin: Java waits, beside Rust: {ours}; four of Java: {theirs}");
+    measured(&both);
+    let is_longer = beside[beside.len() / 2] > alone[alone.len() / 2] * 3 / 2;
+    is_longer.then_some(both)
+}
+
+fn open(java: &Java, server: &Server) {
+    java.does(CLIENT, &format!("open {CLIENT} {} 30000 -", server.url()));
+}
+
+fn warm_up(java: &Java, kind: &str) {
+    let load = format!("load {CLIENT} {kind} {} {THREADS} 0", unique("warm"));
+    java.does(CLIENT, &load);
+}
+
+/// What a process of Java did; `idle` is called while it says nothing.
+fn turns_of(load: Answer, span: Duration, idle: impl Fn()) -> Vec<Turn> {
+    let lines = load.lines(span + 6 * loosely(LONGEST), idle);
+    lines.iter().map(|line| Turn::parse(line)).collect()
+}
+
+/// The longest wait of each thread, the shortest first.
+fn longest_waits<'a>(processes: impl IntoIterator<Item = &'a Vec<Turn>>) -> Vec<Duration> {
+    let mut longest = Vec::new();
+    for turns in processes {
+        longest.extend((0..THREADS).map(|thread| {
+            let its = turns.iter().filter(|turn| turn.thread == thread);
+            its.map(Turn::waited).max().unwrap_or(Duration::MAX)
+        }));
+    }
+    longest.sort_unstable();
+    longest
 }
 
 impl Seen {
@@ -255,9 +328,7 @@ impl Seen {
     fn starved(&self) -> Vec<String> {
         let mut starved = Vec::new();
         let [java, other, rust, another] = self.turns.each_ref().map(Vec::len);
-        // Of permits one thread of a process asks for one at a time, while each of Redisson's asks for itself.
-        let parts = if self.kind == "permit" { 8 } else { 4 };
-        if rust.min(another) * parts < java + other {
+        if rust.min(another) * 4 < java + other {
             starved.push(format!(
                 "a process had {} turns of {java} and {other}",
                 rust.min(another)
@@ -383,21 +454,17 @@ fn nobody_starves_and_nothing_is_wrong_where_java_and_rust_contend() {
         return;
     };
     let mut starved = Vec::new();
-    for kind in [
-        "rw-apart",
-        "rw",
-        "lock",
-        "fair",
-        "fenced",
-        "spin",
-        "multi",
-        "semaphore",
-        "permit",
-    ] {
+    for kind in KINDS.into_iter().filter(|kind| is_wanted(kind)) {
         // Readers need some time to notice that others pass writers.
         let short = ms(if kind == "rw-apart" { 2_000 } else { 800 });
-        let seen = four.contend(kind, lasting(short));
+        let span = lasting(short);
+        let seen = four.contend(kind, span);
         measured(&seen.shares());
+        if kind == "spin" && span >= TELLING {
+            let beside = longest_waits(&seen.turns[..2]);
+            let alone = four.waits_without_rust(kind, span);
+            starved.extend(waits_beside_rust(&beside, &alone));
+        }
         let wrong = seen.wrong();
         assert!(wrong.is_empty(), "{kind}: {wrong:#?}");
         starved.extend(

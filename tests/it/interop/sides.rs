@@ -16,6 +16,14 @@ pub(super) fn lasting(short: Duration) -> Duration {
     seconds.map_or(short, Duration::from_secs_f64)
 }
 
+/// Which kinds of load there are, of all; separated by commas.
+const KINDS: &str = "INTEROP_KINDS";
+
+/// Whether loads of this kind are wanted: all, unless some are named.
+pub(super) fn is_wanted(kind: &str) -> bool {
+    env::var(KINDS).map_or(true, |kinds| kinds.split(',').any(|it| it == kind))
+}
+
 /// Says what was measured, if anybody wants to know.
 pub(super) fn measured(what: &str) {
     if env::var_os(SECONDS).is_some() {
