@@ -3,12 +3,16 @@
 use std::collections::VecDeque;
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use std::{fmt, io, thread};
 
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, ppoll};
+use nix::sys::time::TimeSpec;
 use redis::io::tcp::socket2::SockRef;
 
 use super::deployment::{Deployment, deployment};
@@ -16,6 +20,9 @@ use super::lua;
 use super::process::locked;
 use super::server::{ANSWER, Server, try_connection_to};
 use super::wait::{GENEROUS, ms};
+
+/// How often a connection that holds something back looks at the mode.
+const LOOK: Duration = ms(1);
 
 /// Which connections a fault is for, told by the name they give themselves in their handshake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -505,6 +512,16 @@ impl Conn {
         }
     }
 
+    /// When to look again at what came by at `at`: then, if it is only late.
+    fn looks_again(&self, shared: &Shared, way: Way, at: Instant) -> Duration {
+        match (shared.mode(self.slot()), way) {
+            (Mode::Delay(by), Way::Replies) | (Mode::DelayBoth(by), _) => {
+                by.saturating_sub(at.elapsed()).min(LOOK)
+            }
+            _ => LOOK,
+        }
+    }
+
     /// False if the connection is refused.
     fn is_known_as(&self, shared: &Shared, slot: usize) -> bool {
         self.slot.store(slot, Ordering::SeqCst);
@@ -653,15 +670,19 @@ fn carry(
     let mut buf = vec![0; 64 * 1024];
     let mut ended = false;
     loop {
+        // With something in the queue, look at the mode and the clock again soon.
+        let soon = queue
+            .front()
+            .map(|(at, _)| conn.looks_again(shared, way, *at));
         if ended {
-            thread::sleep(ms(1));
+            thread::sleep(soon.unwrap_or(LOOK));
         } else {
-            // With something in the queue, look at the mode and the clock again soon.
-            from.set_read_timeout((!queue.is_empty()).then_some(ms(1)))?;
-            let chunk = match from.read(&mut buf) {
-                Ok(n) => Some(&buf[..n]),
-                Err(err) if is_only_late(&err) => None,
-                Err(_) => Some(&buf[..0]), // a reset ends a stream too
+            let chunk = match is_readable(from, soon)? {
+                false => None,
+                true => Some(match from.read(&mut buf) {
+                    Ok(n) => &buf[..n],
+                    Err(_) => &buf[..0], // a reset ends a stream too
+                }),
             };
             if let Some(chunk) = chunk {
                 ended = chunk.is_empty();
@@ -729,9 +750,13 @@ fn carry(
     }
 }
 
-fn is_only_late(err: &io::Error) -> bool {
-    matches!(
-        err.kind(),
-        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut | io::ErrorKind::Interrupted
-    )
+/// Whether there is something to read, or the end, within this time; the time limit of a read would be rounded up by
+/// several milliseconds.
+fn is_readable(stream: &TcpStream, within: Option<Duration>) -> io::Result<bool> {
+    let mut streams = [PollFd::new(stream.as_fd(), PollFlags::POLLIN)];
+    match ppoll(&mut streams, within.map(TimeSpec::from_duration), None) {
+        Ok(ready) => Ok(ready > 0),
+        Err(Errno::EINTR) => Ok(false),
+        Err(err) => Err(err.into()),
+    }
 }
