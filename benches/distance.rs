@@ -1,0 +1,231 @@
+//! What a `RedLock` costs where its masters are far away: in round trips, through proxies that deliver everything late.
+//!
+//! `cargo bench --bench distance -- 5ms` runs one part: 1ms, 5ms, 10ms, uneven.
+//!
+//! Two clients of each master stand for two processes. All of this runs in one process, proxies included, so the delays
+//! have to be long against what a busy machine takes.
+
+#![expect(clippy::print_stdout, reason = "a bench prints what it measured")]
+
+mod rig;
+#[path = "../tests/it/support/bare/mod.rs"]
+mod support;
+
+use std::sync::mpsc::channel;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use redlatch::{Client, RedLock};
+
+use crate::rig::{End, Table, Target, ask, connection_to, scaled};
+use crate::support::Target as On;
+use crate::support::{Mode, Proxy, Server, ms};
+
+const MASTERS: usize = 5;
+
+/// How much later requests and replies are delivered, each.
+const DELAYS: [u64; 3] = [1, 5, 10];
+
+/// How long one waits before the other releases, so that it has asked, subscribed and asked again.
+const SETTLES: Duration = ms(60);
+
+/// How many times the lock is passed on.
+const PASSED: u32 = 31;
+
+fn main() {
+    let mut table = Table::default();
+    println!("{:<56} {:>9}", "", "ms");
+    for delay in DELAYS.map(ms) {
+        if !rig::wants(&format!("{delay:?}")) {
+            continue;
+        }
+        let far = Far::start([delay; MASTERS]);
+        let round_trip = far.round_trip(0);
+        show(&format!("{delay:?} each way: PING"), round_trip);
+        let pairs = |end| far.pairs(end);
+        let [dropped, unlocked] = [pairs(End::Drop), pairs(End::Unlock)];
+        let passed = far.passed_on();
+        for (what, took, target) in [
+            ("lock + drop", dropped, 1.2),
+            ("lock + unlock", unlocked, 2.4),
+            ("from a release to the next holder", passed, 3.0),
+        ] {
+            show(&format!("{delay:?} each way: {what}"), took);
+            let ratio = took.as_secs_f64() / round_trip.as_secs_f64();
+            table.row(
+                format!("{delay:?} each way: {what}, round trips"),
+                ratio,
+                Target::AtMost(target),
+            );
+        }
+        for (how, mut worse) in [("killed", far.clone_of()), ("frozen", far.clone_of())] {
+            for server in &mut worse.servers[MASTERS / 2 + 1..] {
+                match how {
+                    "killed" => server.kill(),
+                    _ => server.freeze(),
+                }
+            }
+            worse.warm_up();
+            for (what, took, whole) in [
+                ("lock + drop", worse.pairs(End::Drop), dropped),
+                ("lock + unlock", worse.pairs(End::Unlock), unlocked),
+                (
+                    "from a release to the next holder",
+                    worse.passed_on(),
+                    passed,
+                ),
+            ] {
+                show(&format!("{delay:?} each way, two {how}: {what}"), took);
+                table.row(
+                    format!("{delay:?} each way, two {how}: {what}, over five alive"),
+                    took.as_secs_f64() / whole.as_secs_f64(),
+                    Target::AtMost(1.1),
+                );
+            }
+            for server in &worse.servers[MASTERS / 2 + 1..] {
+                if how == "frozen" {
+                    server.thaw();
+                }
+            }
+        }
+    }
+    if rig::wants("uneven") {
+        uneven(&mut table);
+    }
+    table.print();
+}
+
+/// A majority is near, whichever masters it is made of.
+fn uneven(table: &mut Table) {
+    let near = Far::start([ms(1); MASTERS]);
+    let alone = near.pairs(End::Drop);
+    for far_ones in [[1, 1, 1, 5, 5], [5, 5, 1, 1, 1], [5, 1, 5, 1, 1]] {
+        let some = Far::start(far_ones.map(ms));
+        some.warm_up();
+        let took = some.pairs(End::Drop);
+        show(&format!("{far_ones:?} ms each way: lock + drop"), took);
+        table.row(
+            format!("{far_ones:?} ms each way: lock + drop, over 1 ms each"),
+            took.as_secs_f64() / alone.as_secs_f64(),
+            Target::AtMost(1.2),
+        );
+    }
+}
+
+/// Masters behind proxies.
+struct Far {
+    servers: Vec<Server>,
+    proxies: Vec<Proxy>,
+    delays: [Duration; MASTERS],
+    ours: Vec<Client>,
+    theirs: Vec<Client>,
+}
+
+impl Far {
+    fn start(delays: [Duration; MASTERS]) -> Self {
+        let servers: Vec<_> = (0..MASTERS).map(|_| Server::start()).collect();
+        let proxies: Vec<_> = servers.iter().map(Proxy::before).collect();
+        let open = || -> Vec<_> {
+            let open = |proxy: &Proxy| Client::open(proxy.url()).expect("the server is up");
+            proxies.iter().map(open).collect()
+        };
+        let (ours, theirs) = (open(), open());
+        for (proxy, delay) in proxies.iter().zip(delays) {
+            proxy.set(On::All, Mode::DelayBoth(delay));
+        }
+        Self {
+            servers,
+            proxies,
+            delays,
+            ours,
+            theirs,
+        }
+    }
+
+    /// Others like these.
+    fn clone_of(&self) -> Self {
+        Self::start(self.delays)
+    }
+
+    /// The typical time of a PING.
+    fn round_trip(&self, node: usize) -> Duration {
+        let mut connection = connection_to(&self.proxies[node].url());
+        let ping = redis::cmd("PING").get_packed_command();
+        median(51, || {
+            ask(&mut connection, &ping);
+        })
+    }
+
+    fn lock(&self, name: &str) -> RedLock {
+        RedLock::new(&self.ours, name).expect("five masters")
+    }
+
+    /// Until it is known which masters answer, and how soon.
+    fn warm_up(&self) {
+        let lock = self.lock("warm");
+        let until = Instant::now() + Duration::from_secs(u64::from(scaled(3)));
+        while Instant::now() < until {
+            drop(lock.lock().expect("a majority"));
+        }
+    }
+
+    fn pairs(&self, end: End) -> Duration {
+        let lock = self.lock("pairs");
+        median(101, || {
+            let guard = lock.lock().expect("a majority");
+            match end {
+                End::Drop => drop(guard),
+                End::Unlock => guard.unlock().expect("it is ours"),
+            }
+        })
+    }
+
+    /// From a release to the next holder, in another process.
+    fn passed_on(&self) -> Duration {
+        let locks = [&self.ours, &self.theirs]
+            .map(|clients| RedLock::new(clients, "passed").expect("five masters"));
+        let settles = SETTLES + 6 * self.delays[0];
+        let mut times = Vec::new();
+        for turn in 0..scaled(PASSED) {
+            let [holds, waits] = match turn % 2 {
+                0 => [&locks[0], &locks[1]],
+                _ => [&locks[1], &locks[0]],
+            };
+            let guard = holds.lock().expect("a majority");
+            let took = thread::scope(|scope| {
+                let (has_it, got) = channel();
+                scope.spawn(move || {
+                    let guard = waits.lock().expect("a majority");
+                    has_it.send(Instant::now()).ok();
+                    drop(guard);
+                });
+                thread::sleep(settles);
+                let released = Instant::now();
+                drop(guard);
+                got.recv().expect("it is passed on") - released
+            });
+            times.push(took);
+            thread::sleep(settles);
+        }
+        times.sort_unstable();
+        times[times.len() / 2]
+    }
+}
+
+fn median(times: u32, mut operation: impl FnMut()) -> Duration {
+    operation();
+    let mut times: Vec<_> = (0..scaled(times))
+        .map(|_| {
+            let began = Instant::now();
+            operation();
+            began.elapsed()
+        })
+        .collect();
+    times.sort_unstable();
+    times[times.len() / 2]
+}
+
+fn show(what: &str, took: Duration) {
+    let ms = took.as_secs_f64() * 1e3;
+    println!("{what:<56} {:>9}", rig::significant(ms));
+}
