@@ -1,13 +1,13 @@
 //! The servers of one lock, and how one thread waits for several of them.
 //!
 //! A thread that waits for a reply reads the socket itself, and cannot block on several sockets. So it waits on one
-//! connection after another (a *visit*), at first for a millisecond each. Replies that have come are read at once, and
-//! if all servers are about equally far, nearly all replies have come by the end of the first visit. A reader thread for
-//! each connection would cost a thread switch per server. One condition variable for all replies would need them.
+//! connection after another (a *visit*), the nearest server first: by the time that the farthest server it needs has
+//! answered, the replies of the nearer ones have come and are read without waiting. A reader thread for each connection would
+//! cost a thread switch per server, and one condition variable for all replies would need such threads.
 //!
-//! A slow server that is visited before the fast ones delays the round, since Linux may round the time limit of a read up
-//! to four milliseconds or more. With replies after 1, 1 and 5 ms a lock took 5.9 ms in the median, and 2.2 ms in a trial
-//! that visited the fast servers first. With equal delays of 1 or 5 ms the slices cost less than could be measured.
+//! How far a server is, is what its last replies took ([`RoundTrip`](crate::session::server::RoundTrip)). A server that is
+//! slower than it was delays a round by one visit, of at most 16 ms (Linux rounds the time limit of a read up by some
+//! milliseconds), and counts as far from then on. One that owes an answer for too long is not asked at all.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
@@ -33,7 +33,7 @@ const NODE_TIMEOUT: (u32, Duration, Duration) =
 pub(crate) const PAUSE: (Duration, Duration) =
     (Duration::from_millis(5), Duration::from_millis(50));
 
-/// The shortest and the longest visit.
+/// The shortest and the longest visit. A visit lasts until twice the time that the reply should take.
 const SLICE: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(16));
 
 /// A random pause, so that callers who each got some of the nodes do not collide again.
@@ -56,7 +56,8 @@ pub(crate) struct Node {
 pub(crate) struct Nodes {
     pub(crate) list: Vec<Node>,
     pub(crate) majority: Majority,
-    /// The node that the next round visits first. It changes, so that the replies of no node stay unread for long.
+    /// Which of several nodes that are equally far the next round visits first. It changes, so that the replies of no node
+    /// stay unread for long.
     pub(crate) visit_first: AtomicUsize,
 }
 
@@ -139,6 +140,11 @@ impl Nodes {
     }
 }
 
+/// Equal for round trips that hardly differ.
+fn distance(round_trip: Duration) -> u32 {
+    round_trip.as_nanos().checked_ilog2().unwrap_or(0)
+}
+
 /// A wait for the replies of several nodes.
 pub(crate) trait Gather {
     /// The call of a node whose reply is still waited for.
@@ -163,20 +169,24 @@ pub(crate) enum Visit {
     Enough,
 }
 
-/// Visits nodes in slices that grow while nothing comes.
+/// Visits the nodes, the nearest first, for about as long as their replies should take; longer and longer while nothing
+/// comes.
 pub(crate) struct Visits<'a> {
     nodes: &'a Nodes,
-    first: usize,
+    order: Vec<usize>,
     slice: Duration,
 }
 
 impl<'a> Visits<'a> {
+    /// `first` says which of several nodes that are equally far comes first.
     pub(crate) fn new(nodes: &'a Nodes, first: usize) -> Self {
-        let slice = SLICE.0;
+        let n = nodes.list.len();
+        let mut order: Vec<_> = (0..n).map(|node| first.wrapping_add(node) % n).collect();
+        order.sort_by_key(|node| distance(nodes.list[*node].session.server.round_trip.get()));
         Self {
             nodes,
-            first,
-            slice,
+            order,
+            slice: SLICE.0,
         }
     }
 
@@ -187,19 +197,40 @@ impl<'a> Visits<'a> {
         until: Instant,
         stop: &dyn Fn() -> bool,
     ) -> Visit {
-        let n = self.nodes.list.len();
         let mut sum = Visit::Nothing;
-        for node in (0..n).map(|node| self.first.wrapping_add(node) % n) {
+        for (index, &node) in self.order.iter().enumerate() {
             let Some(call) = gather.pending(node) else {
                 continue;
             };
-            let now = Instant::now();
-            let by = (now + self.slice).min(until.max(now + SLICE.0));
-            let connection = &self.nodes.list[node].session.connection;
-            match gather.visited(node, &call, connection.wait(&call, by, stop)) {
+            let Session {
+                connection, server, ..
+            } = &*self.nodes.list[node].session;
+            let began = Instant::now();
+            let slice = (server.round_trip.get() * 2).clamp(self.slice, SLICE.1);
+            let by = (began + slice).min(until.max(began + SLICE.0));
+            let outcome = connection.wait(&call, by, stop);
+            let ended = Instant::now();
+            match &outcome {
+                Ok((_, sent_at)) => {
+                    let took = ended.saturating_duration_since(*sent_at);
+                    if (ended - began) * 2 > took {
+                        server.round_trip.is(took);
+                    } else {
+                        server.round_trip.is_at_most(took);
+                    }
+                }
+                Err(WaitFault::TimedOut) => server.round_trip.is_at_least(ended - began),
+                Err(_) => {}
+            }
+            match gather.visited(node, &call, outcome) {
                 Visit::Nothing => {}
                 Visit::News => sum = Visit::News,
-                Visit::Enough => return Visit::Enough,
+                Visit::Enough => {
+                    for &node in &self.order[index + 1..] {
+                        self.nodes.list[node].session.server.round_trip.is_unseen();
+                    }
+                    return Visit::Enough;
+                }
             }
         }
         if sum == Visit::Nothing {
@@ -216,8 +247,8 @@ impl<'a> Visits<'a> {
         last_at.unwrap_or(until)
     }
 
-    /// A pause, for when visits return at once.
-    pub(crate) fn rest() {
-        std::thread::sleep(SLICE.0);
+    /// A pause, if the visits that began then have returned at once.
+    pub(crate) fn rest_since(began: Instant) {
+        std::thread::sleep(SLICE.0.saturating_sub(began.elapsed()));
     }
 }

@@ -245,7 +245,9 @@ impl Nodes {
         };
         let first = self.visit_first.fetch_add(1, Ordering::Relaxed);
         let mut untried = Vec::new();
-        for node in (0..n).map(|node| first.wrapping_add(node) % n) {
+        // Always in the same order: of several who ask at the same time the first then is first everywhere, so that nodes
+        // are not split between them.
+        for node in 0..n {
             let Node { session, .. } = &self.list[node];
             let connection = &session.connection;
             if matches!(asking.round.replies[node], NodeReply::Came(_)) {
@@ -266,6 +268,8 @@ impl Nodes {
             }
             untried.clear();
         }
+        // Whichever of them is away, the others come first another time.
+        untried.sort_by_key(|node| (node + n - first % n) % n);
         untried.reverse();
         let mut visits = Visits::new(self, first);
         loop {

@@ -1,10 +1,17 @@
 //! What a client knows of its server: which one it is, and whether it was restarted.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use redis::RedisError;
+
+/// After so many replies that nobody has waited for, the server may be nearer than it was, and is waited for again.
+const STALE: u32 = 64;
+
+/// What part of the lateness of a reply counts.
+const LATE: u64 = 8;
 
 /// The server of one client.
 #[derive(Default)]
@@ -13,6 +20,7 @@ pub(crate) struct Server {
     /// server, or to the same one restarted, which has a new `run_id`.
     master: Mutex<Option<(u64, Arc<str>)>>,
     pub(crate) seniority: Seniority,
+    pub(crate) round_trip: RoundTrip,
 }
 
 impl Server {
@@ -27,6 +35,59 @@ impl Server {
     pub(crate) fn is(&self, generation: u64, run_id: &Arc<str>) {
         *self.master.lock() = Some((generation, Arc::clone(run_id)));
     }
+}
+
+/// Roughly how long the server takes to answer, so that whoever asks several can wait for the nearest first.
+#[derive(Default)]
+pub(crate) struct RoundTrip {
+    /// In nanoseconds, zero until it is known.
+    typical: AtomicU64,
+    /// How many replies in a row nobody has waited for.
+    unseen: AtomicU32,
+}
+
+impl RoundTrip {
+    /// Zero if it is not known, or was not measured for long.
+    pub(crate) fn get(&self) -> Duration {
+        match self.unseen.load(Ordering::Relaxed) {
+            STALE.. => Duration::ZERO,
+            _ => Duration::from_nanos(self.typical.load(Ordering::Relaxed)),
+        }
+    }
+
+    /// A thread has waited for a reply, and it came after so long. Now and then one is late for other reasons.
+    pub(crate) fn is(&self, took: Duration) {
+        self.unseen.store(0, Ordering::Relaxed);
+        let (took, typical) = (nanos(took), self.typical.load(Ordering::Relaxed));
+        let is_late = typical != 0 && took > typical;
+        let now = if is_late {
+            typical + (took - typical) / LATE
+        } else {
+            took
+        };
+        self.typical.store(now, Ordering::Relaxed);
+    }
+
+    /// A reply had come by then.
+    pub(crate) fn is_at_most(&self, took: Duration) {
+        self.unseen.store(0, Ordering::Relaxed);
+        self.typical.fetch_min(nanos(took), Ordering::Relaxed);
+    }
+
+    /// No reply had come by then.
+    pub(crate) fn is_at_least(&self, took: Duration) {
+        self.unseen.store(0, Ordering::Relaxed);
+        self.typical.fetch_max(nanos(took), Ordering::Relaxed);
+    }
+
+    /// Its reply was not needed, so nobody knows when it came.
+    pub(crate) fn is_unseen(&self) {
+        self.unseen.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+fn nanos(span: Duration) -> u64 {
+    u64::try_from(span.as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// The `run_id` of the server, and since when, if it had another before. Some locks ignore a server that was restarted.
@@ -93,5 +154,26 @@ mod tests {
         assert_eq!(known.counts_as(span, at(61)), "-");
         assert_eq!(known.counts_as(Duration::ZERO, at(61)), "first");
         assert_eq!(known.counts_as(span, at(122)), "first");
+    }
+
+    #[test]
+    fn a_late_reply_hardly_counts_and_a_server_that_nobody_needs_is_tried_again() {
+        let (near, far) = (RoundTrip::default(), RoundTrip::default());
+        let ms = Duration::from_millis;
+        assert_eq!(far.get(), Duration::ZERO);
+        near.is(ms(1));
+        near.is(ms(9));
+        assert_eq!(near.get(), ms(2));
+        near.is_at_most(ms(1));
+        far.is_at_least(ms(5));
+        assert_eq!((near.get(), far.get()), (ms(1), ms(5)));
+        for _ in 1..STALE {
+            far.is_unseen();
+            assert_eq!(far.get(), ms(5));
+        }
+        far.is_unseen();
+        assert_eq!(far.get(), Duration::ZERO);
+        far.is_at_least(ms(1));
+        assert_eq!(far.get(), ms(5));
     }
 }

@@ -85,6 +85,7 @@ impl QuorumHold {
         let until = Visits::last_at(until, answers.pending().count());
         let mut majority_at = None;
         loop {
+            let began = Instant::now();
             let visit = visits.visit_all(&mut answers, until, &|| false);
             if visit == Visit::Enough {
                 return Ok(Some(answers.lost()));
@@ -108,7 +109,7 @@ impl QuorumHold {
             }
             if visit == Visit::Nothing {
                 // Releases that wait for a connection do not block.
-                Visits::rest();
+                Visits::rest_since(began);
             }
         }
     }
