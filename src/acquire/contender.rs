@@ -22,6 +22,7 @@ use crate::net::call::{Attempt, Call, Deferred, DeferredInfo, Undo};
 use crate::net::route::Ahead;
 use crate::protocol::kind::AcquireArgs;
 use crate::protocol::script::Acquired;
+use crate::quorum::ask::{Known, Quorum};
 use crate::quorum::failure::Failure;
 use crate::session::{Contending, Session};
 use crate::time;
@@ -140,7 +141,12 @@ impl<'a> Contender<'a> {
         let (lock, wait) = (self.lock, self.wait);
         let session = lock.session();
         let stop = || lock.must_stop(wait);
-        let span = if self.entry.protocol.kind().is_notified {
+        let span = if let Some(quorum) = &lock.quorum {
+            match quorum.yield_for(yielding::FOR_UNNOTIFIED) {
+                Some(span) => span,
+                None => return Ok(stop()),
+            }
+        } else if self.entry.protocol.kind().is_notified {
             let others = yielding::others_notified(session, &release, false, until, &stop);
             if others == 0 {
                 return Ok(stop());
@@ -153,15 +159,12 @@ impl<'a> Contender<'a> {
                 yielding::FOR
             }
         } else {
-            match &lock.quorum {
-                Some(quorum) => quorum.yield_for(yielding::FOR_UNNOTIFIED),
-                None => yielding::FOR_UNNOTIFIED,
-            }
+            yielding::FOR_UNNOTIFIED
         };
         if !yielding::has_time(span, until) {
             return Ok(false);
         }
-        let waiter = if wait.asks_again() {
+        let waiter = if wait.asks_again() && lock.quorum.is_none() {
             acquire::listen(self, lock, 0)?;
             Some(Arc::clone(self.listening.waiter()))
         } else {
@@ -287,6 +290,7 @@ impl<'a> Contender<'a> {
             (Acquired::Busy { left, at }, _) => Ok(Reply::Busy(Busy {
                 retry_after: left,
                 listen_on: at,
+                is_contested: false,
             })),
             (Acquired::Taken { .. }, None) => unreachable!("nothing was sent without an owner"),
         }
@@ -411,17 +415,20 @@ impl Strategy for Contender<'_> {
 
     fn ask(&mut self, until: Instant) -> std::result::Result<Answered, NoReply> {
         let reply = match &self.lock.quorum {
-            Some(servers) => quorum::ask(
-                servers,
-                self.lock,
-                &self.entry,
-                self.params,
-                self.wait,
-                until,
-            )?,
+            Some(servers) => {
+                let known = self.way.knows(self.listening.releases());
+                // While it looks: after an acquire it looks again in any case.
+                self.listening.hear_echoes(known == Known::Busy);
+                let (lock, params, wait) = (self.lock, self.params, self.wait);
+                quorum::ask(servers, lock, &self.entry, params, wait, known, until)?
+            }
             None => self.ask_server(until)?,
         };
-        if matches!(reply, Reply::Busy(_)) {
+        if let Reply::Busy(busy) = &reply {
+            if busy.is_contested {
+                self.listening.hear_echoes(false);
+            }
+            self.way.is_refused(busy.is_contested);
             self.entry.lock().lock.refused();
             self.was_refused = true;
         }
@@ -430,6 +437,10 @@ impl Strategy for Contender<'_> {
 
     fn channel(&self, listen_on: usize) -> Option<Arc<str>> {
         self.way.channel(&*self.entry.protocol, listen_on)
+    }
+
+    fn quorum(&self) -> Option<Arc<Quorum>> {
+        self.lock.quorum.clone()
     }
 
     fn listening(&mut self) -> &mut Listening {

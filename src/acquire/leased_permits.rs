@@ -195,6 +195,7 @@ impl Strategy for LeasedPermits<'_> {
                 Ok(Reply::Busy(Busy {
                     // By then enough of them may have expired.
                     retry_after: left,
+                    is_contested: false,
                     listen_on: 0,
                 }))
             }

@@ -1,15 +1,21 @@
-//! The waiter of a thread, and its subscription.
+//! The waiter of a thread, and its subscription, or those at several servers.
 
+use std::cmp::Reverse;
 use std::sync::Arc;
 use std::time::Duration;
+
+use parking_lot::Mutex;
 
 use crate::hold::Waiter;
 use crate::local::waiter::{CancelToken, Signals};
 use crate::net::channels::Listener;
 use crate::net::subscriber::{POLL_CAP_UNHEARD, Subscription};
+use crate::quorum::announcements::Announcements;
+use crate::quorum::ask::Quorum;
 use crate::session::Session;
 
-/// The waiter of one thread, made when it is needed, and its subscription to one channel at a time.
+/// The waiter of one thread, made when it is needed, and its subscription to one channel at a time, or to that of a lock at
+/// each of its masters.
 #[derive(Default)]
 pub(crate) struct Listening {
     waiter: Option<Arc<Waiter>>,
@@ -18,8 +24,50 @@ pub(crate) struct Listening {
     is_watched: bool,
     /// The index of the name that it listens to, if there are several; `None` before it listens.
     on: Option<usize>,
-    /// `None` if nothing is announced.
-    subscription: Option<Subscription>,
+    subscribed: Subscribed,
+}
+
+/// Where a thread listens.
+#[derive(Default)]
+enum Subscribed {
+    /// Nothing is announced.
+    #[default]
+    Nowhere,
+    At(Subscription),
+    /// At each master of a quorum.
+    AtEach {
+        each: Vec<Subscription>,
+        /// To how many of them it has to.
+        needed: usize,
+        announcements: Arc<Mutex<Announcements>>,
+    },
+}
+
+/// The subscription of a thread at one of several masters.
+struct AtNode {
+    node: usize,
+    announcements: Arc<Mutex<Announcements>>,
+    waiter: Arc<Waiter>,
+}
+
+impl Listener for AtNode {
+    fn message(&self) {
+        let is_notified = self.announcements.lock().message(self.node);
+        if is_notified {
+            self.waiter.message();
+        }
+    }
+
+    /// What this master may have announced meanwhile others have announced as well, unless too few were left to listen to.
+    /// Then the waiter is notified that there are enough again.
+    fn resubscribed(&self) {}
+
+    fn set_listening(&self, listening: bool) {
+        let mut announcements = self.announcements.lock();
+        announcements.listens(self.node, listening);
+        // Under the mutex, so that the last change is the last one stored.
+        self.waiter.set_listening(announcements.is_listening());
+    }
 }
 
 /// The other subscription of a thread, by which others see that it waits. Nothing is announced there; a message says that
@@ -117,8 +165,7 @@ impl Listening {
     /// Whether its channel belongs to another node of the cluster now.
     #[cfg(feature = "cluster")]
     fn has_moved(&self) -> bool {
-        let subscription = self.subscription.as_ref();
-        subscription.is_some_and(Subscription::has_moved)
+        matches!(&self.subscribed, Subscribed::At(one) if one.has_moved())
     }
 
     /// Listens to `channel` from now on, and no longer to another.
@@ -130,32 +177,93 @@ impl Listening {
     ) {
         self.on = Some(index);
         // Before the next one begins: a confirmation does not say which of two it belongs to.
-        drop(self.subscription.take());
+        self.subscribed = Subscribed::Nowhere;
         let waiter = Arc::clone(self.waiter());
-        self.subscription = channel.map(|channel| session.subscriber.subscribe(&channel, &waiter));
+        if let Some(channel) = channel {
+            self.subscribed = Subscribed::At(session.subscriber.subscribe(&channel, &waiter));
+        }
+    }
+
+    /// Listens at all masters of a quorum from now on: enough of them, if some are away.
+    pub(crate) fn begin_at_each(&mut self, quorum: &Quorum) {
+        self.on = Some(0);
+        self.subscribed = Subscribed::Nowhere;
+        let waiter = Arc::clone(self.waiter());
+        waiter.set_listening(false);
+        let majority = quorum.majority();
+        let announcements = Arc::new(Mutex::new(Announcements::new(majority)));
+        let subscribe = |(node, (session, channel)): (usize, (&Arc<Session>, Arc<str>))| {
+            let listener = Arc::new(AtNode {
+                node,
+                announcements: Arc::clone(&announcements),
+                waiter: Arc::clone(&waiter),
+            });
+            session.subscriber.subscribe(&channel, &listener)
+        };
+        let each = quorum.channels().enumerate().map(subscribe).collect();
+        self.subscribed = Subscribed::AtEach {
+            each,
+            needed: majority.blocking(),
+            announcements,
+        };
+    }
+
+    /// How many releases the masters of a quorum have announced.
+    pub(crate) fn releases(&self) -> u64 {
+        match &self.subscribed {
+            Subscribed::AtEach { announcements, .. } => announcements.lock().releases(),
+            _ => 0,
+        }
+    }
+
+    /// See [`Announcements::hear_echoes`].
+    pub(crate) fn hear_echoes(&self, hears_echoes: bool) {
+        if let Subscribed::AtEach { announcements, .. } = &self.subscribed {
+            announcements.lock().hear_echoes(hears_echoes);
+        }
     }
 
     /// Whether messages can arrive: the server has not refused the subscription.
     pub(crate) fn is_notified(&self) -> bool {
-        let subscription = self.subscription.as_ref();
-        subscription.is_some_and(|subscription| !subscription.is_refused())
+        match &self.subscribed {
+            Subscribed::Nowhere => false,
+            Subscribed::At(one) => !one.is_refused(),
+            Subscribed::AtEach { each, needed, .. } => {
+                each.iter().filter(|one| !one.is_refused()).count() >= *needed
+            }
+        }
     }
 
     /// How long a thread that has `parked` so often may park at most before it asks again.
     pub(crate) fn poll_cap(&self, parked: u32) -> Duration {
-        let subscription = self.subscription.as_ref();
-        subscription.map_or(POLL_CAP_UNHEARD, |its| its.poll_cap(parked))
+        match &self.subscribed {
+            Subscribed::Nowhere => POLL_CAP_UNHEARD,
+            Subscribed::At(one) => one.poll_cap(parked),
+            // That of the last master it needs.
+            Subscribed::AtEach { each, needed, .. } => {
+                let mut caps: Vec<_> = each
+                    .iter()
+                    .map(|one| Reverse(one.poll_cap(parked)))
+                    .collect();
+                caps.sort_unstable();
+                caps.get(needed - 1).map_or(POLL_CAP_UNHEARD, |cap| cap.0)
+            }
+        }
     }
 
     /// Whether it waits for announcements.
     pub(crate) fn is_subscribed(&self) -> bool {
-        self.subscription.is_some()
+        !matches!(self.subscribed, Subscribed::Nowhere)
     }
 
     /// The wait is over. The subscription ends a little later, so that the thread need not write UNSUBSCRIBE now. Returns the index
     /// of the name that it listened for.
     pub(crate) fn leave(&mut self) -> Option<usize> {
-        self.subscription.take()?.leave();
+        match std::mem::take(&mut self.subscribed) {
+            Subscribed::Nowhere => return None,
+            Subscribed::At(one) => one.leave(),
+            Subscribed::AtEach { each, .. } => each.into_iter().for_each(Subscription::leave),
+        }
         self.on
     }
 }

@@ -57,6 +57,7 @@ use crate::acquire::wait_mode::WaitMode;
 use crate::error::{Error, Result};
 use crate::hold::Waiter;
 use crate::net::call::Fault;
+use crate::quorum::ask::Quorum;
 use crate::quorum::failure::Failure;
 use crate::time;
 
@@ -75,6 +76,9 @@ pub(crate) struct Busy {
     pub(crate) retry_after: Option<Duration>,
     /// The index of the name to listen to, if there are several.
     pub(crate) listen_on: usize,
+    /// Nobody may have it: several ask at the same time, and each may have been granted too few of several servers. They
+    /// come again after a short pause, and until then nothing may be announced.
+    pub(crate) is_contested: bool,
 }
 
 /// Why a request has no reply.
@@ -161,6 +165,11 @@ pub(crate) trait Strategy {
 
     /// Where changes are announced; `None` if nobody announces them.
     fn channel(&self, listen_on: usize) -> Option<Arc<str>>;
+
+    /// The masters at each of which changes are announced, in place of one channel.
+    fn quorum(&self) -> Option<Arc<Quorum>> {
+        None
+    }
 
     /// The thread's waiter and its subscription.
     fn listening(&mut self) -> &mut Listening;
@@ -279,7 +288,7 @@ pub(crate) fn acquire<S: Strategy>(
         }
         let cap = listening.poll_cap(parked);
         // A pause is no park: nothing was to be announced.
-        parked += u32::from(listening.is_subscribed());
+        parked += u32::from(listening.is_subscribed() && !busy.is_contested);
         let waiter = Arc::clone(listening.waiter());
         let mut park = strategy.park_for(cap);
         if let Some(left) = busy.retry_after {
@@ -290,8 +299,8 @@ pub(crate) fn acquire<S: Strategy>(
         let stop = || strategy.has_news() || spec.must_stop(wait);
         waiter.wait_for_signal(seen, until, &stop);
         let now = waiter.signals();
-        // A confirmation is no message, but what it leads to is no rescue either.
-        woken = now != seen || strategy.has_news();
+        // A confirmation is no message, but what it leads to is no rescue either, nor is what follows a pause.
+        woken = now != seen || strategy.has_news() || busy.is_contested;
         heard = Some(now);
         if now.messages != seen.messages {
             session.counters.wakes.add(1);
@@ -323,15 +332,20 @@ pub(crate) fn listen<S: Strategy>(strategy: &mut S, spec: &LockSpec, on: usize) 
         return Ok(false);
     }
     let session = spec.session();
-    let channel = strategy.channel(on);
+    let (channel, quorum) = (strategy.channel(on), strategy.quorum());
     if !strategy.listening().has_begun() {
-        if channel.is_some() {
+        if let Some(quorum) = &quorum {
+            quorum.start_subscribers()?;
+        } else if channel.is_some() {
             session.start_subscriber()?;
         }
         strategy.listening().watch(spec.cancel.as_ref());
         let waiter = Arc::clone(strategy.listening().waiter());
         strategy.begins_to_wait(&waiter);
     }
-    strategy.listening().begin(session, on, channel);
+    match quorum {
+        Some(quorum) => strategy.listening().begin_at_each(&quorum),
+        None => strategy.listening().begin(session, on, channel),
+    }
     Ok(true)
 }

@@ -12,6 +12,7 @@ use crate::quorum::ask::{Quorum, QuorumReply, QuorumRequest};
 use crate::quorum::failure::Short;
 use crate::time;
 
+pub(crate) use crate::quorum::ask::Known;
 pub(crate) use crate::quorum::nodes::pause;
 
 /// Asks a majority once; again if too few servers answered.
@@ -21,14 +22,16 @@ pub(crate) fn ask(
     entry: &Arc<Entry>,
     params: HoldParams,
     wait: WaitMode,
+    known: Known,
     until: Instant,
 ) -> std::result::Result<Reply<(Arc<Hold>, Instant)>, NoReply> {
     let stop = || lock.must_stop(wait);
-    let request = QuorumRequest {
+    let mut request = QuorumRequest {
         lease: params.lease,
         ttl: params.ttl,
         up_for: lock.up_for,
         will_retry: wait.asks_again(),
+        known,
     };
     let mut again = false;
     // The round before, if too many servers were away in it, or refused.
@@ -36,7 +39,16 @@ pub(crate) fn ask(
     loop {
         let short = match quorum.ask(entry, request, until, &stop) {
             QuorumReply::Granted { hold, sent_at } => return Ok(Reply::Granted((hold, sent_at))),
-            QuorumReply::Busy => return Ok(Reply::Busy(Busy::default())),
+            QuorumReply::Busy {
+                free_in,
+                is_contested,
+            } => {
+                return Ok(Reply::Busy(Busy {
+                    retry_after: free_in,
+                    is_contested,
+                    ..Busy::default()
+                }));
+            }
             QuorumReply::GrantedTooLate => return Err(lock.lost(LossReason::Expired).into()),
             QuorumReply::TooFew(short) => short,
         };
@@ -58,5 +70,6 @@ pub(crate) fn ask(
         }
         before = short.is_away().then_some(short);
         again = true;
+        request.known = Known::Nothing;
     }
 }

@@ -7,7 +7,7 @@ use redis::Value;
 
 use crate::acquire::fair::Queued;
 use crate::acquire::listening::Presence;
-use crate::acquire::quorum;
+use crate::acquire::quorum::{self, Known};
 use crate::acquire::spec::LockSpec;
 use crate::acquire::wait_mode::WaitMode;
 use crate::acquire::writer_preference::Reader;
@@ -33,8 +33,8 @@ pub(crate) enum Way {
     Reader(Reader),
     /// With pauses that grow.
     Spin(Spin),
-    /// With random pauses, for a majority of several servers.
-    Quorum,
+    /// For the announcement of a release by a majority of several servers.
+    Quorum(Contest),
 }
 
 /// By how much a lease has to end later than the last time to be another one, or renewed: replies can be late.
@@ -48,6 +48,52 @@ pub(crate) struct Spin {
     back_off: BackOff,
     /// When the holder's lease ends, by the answer to a request; the earliest since the pauses started.
     ends_at: Option<Instant>,
+}
+
+/// What a contender for a majority of several servers knows of the others.
+///
+/// Those who are notified of a release ask at the same time, and each of them may be granted too few of the servers. So
+/// whoever was refused looks again after a short random pause. Whoever then finds a majority taken need not: one of the
+/// others has the lock, or looks again in turn, and the last of them to look finds whether it is free. Whoever has it
+/// announces its release.
+#[derive(Default)]
+pub(crate) struct Contest {
+    /// How many releases were announced before the last request.
+    releases: u64,
+    was_refused: bool,
+    /// How many times in a row nobody may have had the lock. The pauses grow with the number of those who ask.
+    contested: u32,
+}
+
+/// How many short pauses there are before they grow.
+const SHORT_PAUSES: u32 = 4;
+
+impl Contest {
+    /// What is known before a request, by the releases that were announced so far.
+    fn knows(&mut self, releases: u64) -> Known {
+        if std::mem::replace(&mut self.releases, releases) != releases {
+            self.contested = 0;
+            Known::Released
+        } else if self.was_refused {
+            Known::Busy
+        } else {
+            Known::Nothing
+        }
+    }
+
+    fn is_refused(&mut self, is_contested: bool) {
+        self.was_refused = true;
+        self.contested = if is_contested { self.contested + 1 } else { 0 };
+    }
+
+    fn pause(&self, cap: Duration) -> Duration {
+        match self.contested {
+            0 => cap,
+            n => quorum::pause()
+                .saturating_mul(1 << n.saturating_sub(SHORT_PAUSES).min(10))
+                .min(cap),
+        }
+    }
 }
 
 impl Spin {
@@ -76,7 +122,7 @@ impl Way {
         let kind = entry.protocol.kind();
         let session = lock.session();
         if lock.quorum.is_some() {
-            Self::Quorum
+            Self::Quorum(Contest::default())
         } else if !kind.is_notified {
             Self::Spin(Spin::new())
         } else if kind.order == Order::Server && wait.asks_again() {
@@ -92,7 +138,7 @@ impl Way {
 
     /// Whether one server is asked, so that the first request can be sent before its reply is waited for.
     pub(crate) fn can_ask_ahead(&self) -> bool {
-        !matches!(self, Self::Quorum)
+        !matches!(self, Self::Quorum(_))
     }
 
     /// The number in the owner id of the next request.
@@ -233,16 +279,31 @@ impl Way {
                 Some(protocol.channel_at(listen_on))
             }
             Self::Queued(queued) => Some(protocol.channel_of(&queued.ticket)),
-            Self::Spin(_) | Self::Quorum => None,
+            Self::Spin(_) | Self::Quorum(_) => None,
         }
     }
 
-    /// Whether its channel is also that of others, whom a release counts.
+    /// Whether its channel is also that of others, whom a release counts. Nobody counts those of several servers.
     pub(crate) fn shares_its_channel(&self) -> bool {
-        !matches!(self, Self::Queued(_))
+        !matches!(self, Self::Queued(_) | Self::Quorum(_))
     }
 
-    /// How long to park: `cap` at most where releases are announced. `listens`: its subscription is confirmed.
+    /// What a contender for a majority knows before a request, by the releases that were announced so far.
+    pub(crate) fn knows(&mut self, releases: u64) -> Known {
+        match self {
+            Self::Quorum(contest) => contest.knows(releases),
+            _ => Known::Nothing,
+        }
+    }
+
+    /// Somebody else has it; see [`Busy::is_contested`](crate::acquire::Busy::is_contested).
+    pub(crate) fn is_refused(&mut self, is_contested: bool) {
+        if let Self::Quorum(contest) = self {
+            contest.is_refused(is_contested);
+        }
+    }
+
+    /// How long to park: `cap` at most where releases are announced, less if nobody may have it. `listens`: its subscription is confirmed.
     pub(crate) fn pause(
         &mut self,
         cap: Duration,
@@ -261,7 +322,7 @@ impl Way {
                 time::jittered(cap.min(waiter_lease / 3))
             }
             Self::Spin(spin) => time::jittered(spin.back_off.next()),
-            Self::Quorum => quorum::pause(),
+            Self::Quorum(contest) => contest.pause(time::jittered(cap)),
         }
     }
 }

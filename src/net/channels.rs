@@ -50,6 +50,11 @@ pub(crate) trait Listener: Send + Sync {
     /// A message has come on the channel.
     fn message(&self);
 
+    /// The subscription was lost and is confirmed again, so a message may have been missed.
+    fn resubscribed(&self) {
+        self.message();
+    }
+
     /// The subscription is confirmed or refused (`true`), or was lost (`false`).
     fn set_listening(&self, listening: bool);
 }
@@ -418,7 +423,7 @@ impl Channels {
             for (_, waiter) in &channel.waiters {
                 waiter.set_listening(true);
                 if anew {
-                    waiter.message();
+                    waiter.resubscribed();
                 }
             }
         }

@@ -11,7 +11,6 @@ use crate::protocol::text::Digits;
 
 pub(crate) static KIND: Kind = Kind {
     id: Id::NameAndNodes,
-    is_notified: false,
     ..Kind::plain("red", protocol)
 };
 
@@ -54,7 +53,7 @@ impl Protocol for Red {
         )
     }
 
-    /// Without a message: nobody has seen it held, and nobody who waits for a majority subscribes.
+    /// Without a message: nobody has seen a majority keep it.
     fn undo(&self, _mode: Mode, owner: &str) -> Request {
         Request::script(
             "undoing an acquire",

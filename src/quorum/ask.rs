@@ -8,8 +8,9 @@
 //!      └─── given back where it may be kept ◄── released, or lost ─────────────────────────┘
 //! ```
 //!
-//! A caller that has found the lock busy lately checks first, and asks for the lock only if a majority of nodes has it free.
-//! An attempt that takes a minority for a moment would prevent the holder from taking these nodes again if it has lost them.
+//! A caller that has found the lock busy lately checks first, and asks for the lock only if a majority of nodes has it free,
+//! or if a release was announced since. An attempt that takes a minority for a moment would prevent the holder from taking
+//! these nodes again if it has lost them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -28,8 +29,8 @@ use crate::quorum::failure::Short;
 use crate::quorum::hold::QuorumHold;
 use crate::quorum::identity::Masters;
 use crate::quorum::nodes::{Node, Nodes, PAUSE};
-use crate::quorum::round::{NodeReply, RoundRequest};
-use crate::quorum::tally::Goal;
+use crate::quorum::round::{NodeReply, Round, RoundRequest};
+use crate::quorum::tally::{Goal, Majority};
 use crate::session::{Session, SharedSession};
 use crate::time;
 
@@ -54,7 +55,12 @@ pub(crate) enum QuorumReply {
         sent_at: Instant,
     },
     /// Others hold it.
-    Busy,
+    Busy {
+        /// When a majority of nodes will be free if nobody renews.
+        free_in: Option<Duration>,
+        /// It was asked for, not only looked at: the others may have asked at the same time, and nobody may have a majority.
+        is_contested: bool,
+    },
     /// Granted, with too little of the lease left to be of use; it is being given back.
     GrantedTooLate,
     TooFew(Short),
@@ -69,6 +75,17 @@ pub(crate) struct QuorumRequest {
     pub(crate) up_for: Duration,
     /// Whether the caller will ask again if others hold the lock.
     pub(crate) will_retry: bool,
+    pub(crate) known: Known,
+}
+
+/// What a caller knows of the lock before it asks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Known {
+    Nothing,
+    /// It was refused, and no release was announced since.
+    Busy,
+    /// A release was announced.
+    Released,
 }
 
 impl Quorum {
@@ -129,6 +146,22 @@ impl Quorum {
         nodes.try_for_each(|node| node.session.start_watchdog())
     }
 
+    /// The subscribers hear of releases.
+    pub(crate) fn start_subscribers(&self) -> Result<()> {
+        let mut nodes = self.nodes.list.iter();
+        nodes.try_for_each(|node| node.session.start_subscriber())
+    }
+
+    pub(crate) fn majority(&self) -> Majority {
+        self.nodes.majority
+    }
+
+    /// Where each node announces releases.
+    pub(crate) fn channels(&self) -> impl Iterator<Item = (&Arc<Session>, Arc<str>)> {
+        let nodes = self.nodes.list.iter();
+        nodes.map(|node| (&node.session, node.entry.protocol.channel()))
+    }
+
     /// Asks all nodes once, and undoes the attempt unless it succeeds.
     pub(crate) fn ask(
         &self,
@@ -141,10 +174,13 @@ impl Quorum {
         // So that closing one of the clients waits until the attempt is undone.
         let sessions = nodes.list.iter().map(|node| &node.session);
         let _contending: Vec<_> = sessions.map(|session| session.contending()).collect();
-        let found_busy = self.busy_at.load(Ordering::Relaxed);
-        let lately = Instant::now().saturating_duration_since(time::instant(found_busy)) < BUSY_FOR;
-        if found_busy != 0 && lately && self.is_busy(request.ttl, until, stop) {
-            return self.busy();
+        let looks = match request.known {
+            Known::Nothing => self.was_busy_lately(),
+            Known::Busy => true,
+            Known::Released => false,
+        };
+        if looks && let Some(busy) = self.look(request.ttl, until, stop) {
+            return busy;
         }
         let quorum_hold = QuorumHold::new(nodes, request.lease, request.ttl, request.up_for);
         let mut acquire = |node: usize| quorum_hold.acquire(node);
@@ -184,7 +220,7 @@ impl Quorum {
         if nodes.majority.has(granted) {
             QuorumReply::GrantedTooLate
         } else if nodes.majority.has(granted + round.count(&busy)) {
-            self.busy()
+            self.busy(&round, true)
         } else {
             QuorumReply::TooFew(nodes.short(granted, round.replies))
         }
@@ -192,20 +228,46 @@ impl Quorum {
 
     /// How long a process lets others go first after its tenure, at least `shortest`.
     ///
-    /// Longer than two round trips, since others check first and then ask.
-    pub(crate) fn yield_for(&self, shortest: Duration) -> Duration {
+    /// Longer than two round trips, since others may check first and then ask. `None` if nobody listens.
+    pub(crate) fn yield_for(&self, shortest: Duration) -> Option<Duration> {
         let round_trip = Duration::from_nanos(self.granted_in.load(Ordering::Relaxed));
-        round_trip.saturating_mul(4).clamp(shortest, PAUSE.1)
+        let span = round_trip.saturating_mul(4).clamp(shortest, PAUSE.1);
+        self.nodes.others_listen().then_some(span)
     }
 
-    fn busy(&self) -> QuorumReply {
+    fn was_busy_lately(&self) -> bool {
+        let found_busy = self.busy_at.load(Ordering::Relaxed);
+        let since = Instant::now().saturating_duration_since(time::instant(found_busy));
+        found_busy != 0 && since < BUSY_FOR
+    }
+
+    fn busy(&self, round: &Round, is_contested: bool) -> QuorumReply {
         let now = time::nanos(Instant::now()).max(1);
         self.busy_at.store(now, Ordering::Relaxed);
-        QuorumReply::Busy
+        let left = round.replies.iter().filter_map(|reply| match reply {
+            NodeReply::Came(answer) => Some(match answer.value {
+                Value::Int(-1) => i64::MAX,
+                Value::Int(ms) => ms.max(0),
+                _ => 0,
+            }),
+            _ => None,
+        });
+        let ms = self.nodes.majority.bound(left).filter(|ms| *ms < i64::MAX);
+        let free_in = ms.and_then(|ms| u64::try_from(ms).ok());
+        QuorumReply::Busy {
+            // A little later, when the other nodes are free as well.
+            free_in: free_in.map(|ms| Duration::from_millis(ms) + PAUSE.0),
+            is_contested,
+        }
     }
 
     /// Checks, without taking anything, whether no majority of nodes has the lock free.
-    fn is_busy(&self, lease: Duration, until: Instant, stop: &dyn Fn() -> bool) -> bool {
+    fn look(
+        &self,
+        lease: Duration,
+        until: Instant,
+        stop: &dyn Fn() -> bool,
+    ) -> Option<QuorumReply> {
         let nodes = &self.nodes;
         let mut look = |node: usize| Attempt {
             request: nodes.list[node].entry.protocol.remaining(),
@@ -221,7 +283,9 @@ impl Quorum {
             counts: &free,
         });
         let answered = round.count(&|value| matches!(value, Value::Int(_)));
-        nodes.majority.has(answered) && !nodes.majority.has(round.count(&free))
+        let free = round.count(&free);
+        let is_busy = nodes.majority.has(answered) && !nodes.majority.has(free);
+        is_busy.then(|| self.busy(&round, false))
     }
 
     /// Asks every node, and needs a number from a majority.

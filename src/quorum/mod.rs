@@ -2,6 +2,7 @@
 //!
 //! | file | what it has |
 //! | --- | --- |
+//! | `announcements` | which messages announce a release, if several masters do (pure) |
 //! | `tally` | majority arithmetic, and what a round of requests does next (pure) |
 //! | `keeping` | what is known of each node's share of a hold, and of the answers to its release (pure) |
 //! | `nodes` | the servers of a lock, and how one thread waits for several |
@@ -11,6 +12,7 @@
 //! | `failure` | too few agreed |
 //! | `identity` | which servers these are: each has to be a master of its own |
 
+pub(crate) mod announcements;
 pub(crate) mod ask;
 pub(crate) mod failure;
 mod hold;

@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use redis::Value;
 
 use crate::hold::Entry;
@@ -59,6 +60,8 @@ pub(crate) struct Nodes {
     /// Which of several nodes that are equally far the next round visits first. It changes, so that the replies of no node
     /// stay unread for long.
     pub(crate) visit_first: AtomicUsize,
+    /// The latest releases, of which the replies say whether anybody was notified.
+    released: Mutex<[Vec<Arc<Call>>; 2]>,
 }
 
 impl Nodes {
@@ -73,7 +76,33 @@ impl Nodes {
             majority: Majority::of(list.len()),
             list,
             visit_first: AtomicUsize::new(0),
+            released: Mutex::default(),
         }
+    }
+
+    /// A hold was released by these calls. Memory only.
+    pub(crate) fn was_released(&self, calls: impl Iterator<Item = Arc<Call>>) {
+        let mut released = self.released.lock();
+        released.swap(0, 1);
+        released[0].clear();
+        released[0].extend(calls);
+    }
+
+    /// Whether somebody was notified of the latest release to which a node has replied by now; `true` if that is not known.
+    pub(crate) fn others_listen(&self) -> bool {
+        let released = self.released.lock();
+        for calls in &*released {
+            let replies = calls
+                .iter()
+                .filter_map(|call| match call.outcome()?.ok()?.value {
+                    Value::Int(listeners) => Some(listeners),
+                    _ => None,
+                });
+            if let Some(most) = replies.max() {
+                return most > 0;
+            }
+        }
+        true
     }
 
     /// The client that keeps the lock and has the settings.

@@ -33,6 +33,11 @@ impl Majority {
         self.nodes / 2 + 1
     }
 
+    /// The fewest nodes of which every majority has one.
+    pub(crate) fn blocking(self) -> usize {
+        self.nodes + 1 - self.needed()
+    }
+
     /// `yes` nodes agree, `no` nodes do not and will not; of the others nothing is known.
     pub(crate) fn tally(self, yes: usize, no: usize) -> Tally {
         if yes >= self.needed() {

@@ -47,11 +47,13 @@ exclusive_lock! {
     ///
     /// **Waiting.** On each master it uses the key of the [`ReentrantLock`](crate::ReentrantLock) of its name, and
     /// whoever holds that counts as somebody else. Its owner there is that of the guard, with another number where the
-    /// part was taken again. A release of a `RedLock` notifies nobody: threads of one process wait in order and hand it
-    /// over among themselves; other processes come back after a pause, look whether a majority of masters is free
-    /// (`PTTL`), and only then request it, so that they take nothing of what a holder lacks. For the same reason a
-    /// process that has had it for its tenure waits before it asks again: as long as four grants take, at least 1 ms
-    /// and at most 50 ms.
+    /// part was taken again. Threads of one process wait in order and hand it over among themselves. One thread of each
+    /// process subscribes on every master, and requests the lock when a release is announced; a message of one master
+    /// is enough, and any two of three masters, or three of five, announce every release. If several processes then get
+    /// a part each and none a majority, they come again after 5 to 50 ms at random. Without a message a thread looks
+    /// whether a majority of masters is free (`PTTL`) once a second, later every 5 s, or when the holder's leases end,
+    /// and only then requests it, so that it takes nothing of what a holder lacks. A process that has had it for its
+    /// tenure while others listened lets them go first: as long as four grants take, at least 1 ms and at most 50 ms.
     ///
     /// ```no_run
     /// use redlatch::{Client, RedLock};

@@ -24,12 +24,20 @@ impl QuorumHold {
         let mut state = self.state.lock();
         if !std::mem::replace(&mut state.let_go, true) {
             self.look(&mut state);
+            // Somebody else may have seen that a majority keeps it, and wait for the announcement.
+            let kept = state.shares.iter().filter(|share| share.is_kept()).count();
+            let announces = state.granted || self.nodes.majority.has(kept);
             let releases = (0..state.shares.len()).map(|node| Releasing {
                 kept: state.shares[node].kept,
-                call: self.release_share(&mut state, node),
+                call: self.release_share(&mut state, node, announces),
             });
             let releases = releases.collect();
             state.releases = releases;
+            if announces {
+                let calls = state.releases.iter();
+                self.nodes
+                    .was_released(calls.filter_map(|its| its.call.clone()));
+            }
         }
         let release = state.releases.iter().find_map(|its| its.call.clone());
         // If there is nothing to release, a call that was never sent.
@@ -37,9 +45,13 @@ impl QuorumHold {
     }
 
     /// Ends the share of one node and queues the release of everything that may be there.
-    pub(super) fn release_share(&self, state: &mut State, node: usize) -> Option<Arc<Call>> {
+    pub(super) fn release_share(
+        &self,
+        state: &mut State,
+        node: usize,
+        announces: bool,
+    ) -> Option<Arc<Call>> {
         let session = &self.nodes.list[node].session;
-        let granted = state.granted;
         let share = &mut state.shares[node];
         share.hold.end();
         session.watchdog.disarm(&share.hold);
@@ -50,9 +62,8 @@ impl QuorumHold {
         }
         let mut release = match std::mem::replace(&mut share.stage, Stage::Fresh) {
             Stage::Fresh => return None,
-            Stage::Asked { .. } => share.hold.release(true),
-            // Without a message if the attempt has failed: nobody has seen it held.
-            Stage::Kept => share.hold.release(!granted),
+            // Without a message if the attempt has failed: whoever has lost to it comes again by itself.
+            Stage::Asked { .. } | Stage::Kept => share.hold.release(!announces),
         };
         // It is normal that a node has lost it: the majority counts.
         release.info.undo = true;

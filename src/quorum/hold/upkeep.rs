@@ -205,7 +205,7 @@ impl Keeper for QuorumHold {
         // First checks whether the others are still a majority.
         let until = keeping::certain_until(self.nodes.majority, state.kept(), Instant::now());
         if until.is_some_and(|until| self.count_on(&hold, until)) {
-            self.release_share(&mut state, node);
+            self.release_share(&mut state, node, true);
         } else {
             drop(state);
             self.home().lose(&hold, LossReason::Closed);

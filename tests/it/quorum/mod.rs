@@ -3,3 +3,4 @@
 mod basics;
 mod faults;
 mod node_holds;
+mod waits;

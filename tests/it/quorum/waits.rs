@@ -1,0 +1,224 @@
+//! Waiting for the lock over several masters: who waits is notified, and asks nothing meanwhile.
+
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, bounded, select, unbounded};
+use redlatch::{Client, RedLockGuard};
+
+use crate::support::quorum::{all_keep, masters, nothing_is_left, open, red, take};
+use crate::support::{
+    Crew, LONG, Mode, Proxy, Server, Target, eventually, loosely, ms, subscribed, timed, unique,
+};
+
+/// Nothing here waits for such a lease to end, and it is not renewed.
+const FOR_LONG: Duration = ms(60_000);
+
+/// So often a thread may look for itself while a second passes: the poll cap is at most a second, and at least half of
+/// that. Whoever asks again and again does so every 5 to 50 ms.
+const LOOKS: u64 = 3;
+
+/// A thread of another process waits for the lock, takes it, says when, and keeps it until it may go.
+fn waits(crew: &mut Crew, clients: &[Client], name: &str) -> (Receiver<Instant>, Receiver<()>) {
+    let (has_it, got) = unbounded();
+    let (hold, let_go) = bounded(0);
+    let lock = red(clients, name).lease(FOR_LONG);
+    crew.spawn(move || {
+        let guard = lock.lock().unwrap();
+        has_it.send(Instant::now()).unwrap();
+        // Until that is received, or nobody will.
+        hold.send(()).ok();
+        drop(guard);
+    });
+    (got, let_go)
+}
+
+/// Another process has it, and everybody knows.
+fn held(servers: &[Server], holder: &[Client], name: &str) -> RedLockGuard {
+    let guard = take(&red(holder, name).lease(FOR_LONG));
+    all_keep(&guard, servers.len());
+    guard
+}
+
+/// Lets a second pass by the clock of a server that keeps the lock.
+fn a_second_passes(server: &Server, name: &str) {
+    let before = server.pttl(name);
+    eventually("a second has passed", || server.pttl(name) <= before - 1000);
+}
+
+/// How many commands clients have sent to their servers.
+fn sent(clients: &[Client]) -> Vec<u64> {
+    let sent = clients.iter().map(|client| client.stats().commands);
+    sent.collect()
+}
+
+#[track_caller]
+fn looked_now_and_then(clients: &[Client], before: &[u64]) {
+    let after = sent(clients);
+    let grown = after
+        .iter()
+        .zip(before)
+        .map(|(after, before)| after - before);
+    assert!(grown.max() <= Some(LOOKS), "{before:?} {after:?}");
+}
+
+// L1, M3
+#[test]
+fn those_who_wait_ask_nothing_until_it_is_released_and_then_once() {
+    let servers = masters(3);
+    let name = unique("notified");
+    let [holder, first, second] = [(); 3].map(|()| open(&servers));
+    let guard = held(&servers, &holder, &name);
+    let mut crew = Crew::new();
+    let (got, _) = waits(&mut crew, &first, &name);
+    let (also_got, _) = waits(&mut crew, &second, &name);
+    for server in &servers {
+        subscribed(server, 2);
+    }
+    crew.all_parked();
+    let before = [&first, &second].map(|clients| sent(clients));
+    a_second_passes(&servers[0], &name);
+    for (clients, before) in [&first, &second].into_iter().zip(&before) {
+        looked_now_and_then(clients, before);
+    }
+    drop(guard);
+    select! {
+        recv(got) -> when => when.unwrap(),
+        recv(also_got) -> when => when.unwrap(),
+    };
+    crew.join();
+    for clients in [&first, &second] {
+        let stats = clients[0].stats();
+        assert_eq!(stats.poll_rescues, 0, "{stats:?}");
+        assert!(stats.wakes >= 1, "{stats:?}");
+    }
+    nothing_is_left(&servers);
+}
+
+// Those who have lost come again once, since nobody may have it, and then wait to be notified.
+#[test]
+fn whoever_comes_too_late_waits_to_be_notified_again() {
+    let servers = masters(3);
+    let name = unique("late");
+    let [holder, first, second] = [(); 3].map(|()| open(&servers));
+    let guard = held(&servers, &holder, &name);
+    let mut crew = Crew::new();
+    let (got, may_go) = waits(&mut crew, &first, &name);
+    let (also_got, may_also_go) = waits(&mut crew, &second, &name);
+    for server in &servers {
+        subscribed(server, 2);
+    }
+    crew.all_parked();
+    drop(guard);
+    let is_first = select! {
+        recv(got) -> when => { when.unwrap(); true }
+        recv(also_got) -> when => { when.unwrap(); false }
+    };
+    crew.all_parked();
+    let loser = if is_first { &second } else { &first };
+    let before = sent(loser);
+    // On some server that keeps it: a winner that was granted two of three has no more.
+    let keeps = |server: &&Server| server.exists(&name);
+    a_second_passes(servers.iter().find(keeps).unwrap(), &name);
+    looked_now_and_then(loser, &before);
+    let (its, others) = match is_first {
+        true => (may_go, (also_got, may_also_go)),
+        false => (may_also_go, (got, may_go)),
+    };
+    its.recv_timeout(LONG).unwrap();
+    others.0.recv_timeout(LONG).unwrap();
+    others.1.recv_timeout(LONG).unwrap();
+    crew.join();
+    nothing_is_left(&servers);
+}
+
+/// Servers behind proxies, and two clients of each.
+fn proxied(n: usize) -> (Vec<Server>, Vec<Proxy>, [Vec<Client>; 2]) {
+    let servers = masters(n);
+    let proxies: Vec<_> = servers.iter().map(Proxy::before).collect();
+    let open = || {
+        let open = |proxy: &Proxy| Client::open(proxy.url()).unwrap();
+        proxies.iter().map(open).collect()
+    };
+    let clients = [open(), open()];
+    (servers, proxies, clients)
+}
+
+// L1: half a round trip to the servers, half of one to the thread that waits, and one for its request.
+timed!(a_release_far_away_is_followed_by_a_grant_two_round_trips_later);
+fn a_release_far_away_is_followed_by_a_grant_two_round_trips_later() {
+    const DELAY: Duration = ms(30);
+    let (servers, proxies, [holder, waiter]) = proxied(3);
+    let name = unique("far");
+    for proxy in &proxies {
+        proxy.set(Target::All, Mode::DelayBoth(DELAY));
+    }
+    let guard = held(&servers, &holder, &name);
+    let mut crew = Crew::new();
+    let (got, _) = waits(&mut crew, &waiter, &name);
+    for server in &servers {
+        subscribed(server, 1);
+    }
+    crew.all_parked();
+    let released = Instant::now();
+    drop(guard);
+    let took = got.recv_timeout(LONG).unwrap() - released;
+    assert!(took >= 4 * DELAY, "{took:?}");
+    // Without a look, which would take another.
+    assert!(took < loosely(6 * DELAY), "{took:?}");
+    crew.join();
+    assert_eq!(waiter[0].stats().poll_rescues, 0);
+}
+
+// L1, M7
+timed!(a_release_is_heard_with_two_of_five_servers_dead);
+fn a_release_is_heard_with_two_of_five_servers_dead() {
+    let (mut servers, proxies, [holder, waiter]) = proxied(5);
+    let name = unique("dead");
+    servers[0].kill();
+    proxies[3].set(Target::All, Mode::BlackHole);
+    for round in 1..=3 {
+        let guard = take(&red(&holder, &name).lease(FOR_LONG));
+        let mut crew = Crew::new();
+        let (got, _) = waits(&mut crew, &waiter, &name);
+        for node in [1, 2, 4] {
+            subscribed(&servers[node], 1);
+        }
+        crew.all_parked();
+        drop(guard);
+        got.recv_timeout(LONG).unwrap();
+        crew.join();
+        let stats = waiter[0].stats();
+        assert!(stats.wakes >= round, "{stats:?}");
+        assert_eq!(stats.poll_rescues, 0, "{stats:?}");
+        for node in [1, 2, 4] {
+            subscribed(&servers[node], 0);
+        }
+    }
+}
+
+// L1, C1: any majority of five has one of three in it.
+timed!(a_release_is_heard_while_two_subscriptions_are_lost);
+fn a_release_is_heard_while_two_subscriptions_are_lost() {
+    let (servers, proxies, [holder, waiter]) = proxied(5);
+    let name = unique("lost");
+    let guard = held(&servers, &holder, &name);
+    let mut crew = Crew::new();
+    let (got, _) = waits(&mut crew, &waiter, &name);
+    for server in &servers {
+        subscribed(server, 1);
+    }
+    crew.all_parked();
+    for proxy in &proxies[..2] {
+        proxy.set(Target::Subscriber, Mode::Refuse);
+        assert_eq!(proxy.cut(Target::Subscriber), 1);
+    }
+    for server in &servers[..2] {
+        subscribed(server, 0);
+    }
+    drop(guard);
+    got.recv_timeout(LONG).unwrap();
+    crew.join();
+    let stats = waiter[0].stats();
+    assert!(stats.wakes >= 1, "{stats:?}");
+    assert_eq!(stats.poll_rescues, 0, "{stats:?}");
+}
