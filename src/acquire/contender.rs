@@ -46,6 +46,8 @@ pub(crate) struct Contender<'a> {
     /// The first request, if it has been sent already, and the hold that it is for.
     ahead: Option<(Ahead, Arc<Hold>)>,
     listening: Listening,
+    /// The last release of this process, if this process listened to its channel: its subscription may still be there.
+    last: Option<Arc<Call>>,
     is_granted: bool,
     /// Several other processes wait, and this one has had the lock before.
     steps_aside: bool,
@@ -86,8 +88,13 @@ impl<'a> Contender<'a> {
         under: Option<Arc<Hold>>,
         start: Start<Arc<Call>>,
     ) -> Self {
+        let last = match &start {
+            Start::Ask => None,
+            Start::YieldAfter(release) => Some(Arc::clone(release)),
+        };
         Self {
             way: Way::of(lock, &entry, wait),
+            last,
             lock,
             entry,
             params,
@@ -100,6 +107,13 @@ impl<'a> Contender<'a> {
             steps_aside: false,
             was_refused: false,
             _contending: lock.session().contending(),
+        }
+    }
+
+    /// It asks after this release of its process.
+    pub(crate) fn comes_after(&mut self, last: Option<Arc<Call>>) {
+        if last.is_some() {
+            self.last = last;
         }
     }
 
@@ -131,6 +145,21 @@ impl<'a> Contender<'a> {
         }
     }
 
+    /// Before the first request: if this process still listens, one is enough.
+    fn take_over_subscription(&mut self) {
+        let Some(last) = self.last.take() else {
+            return;
+        };
+        let may_wait = self.wait.asks_again() && self.ahead.is_none();
+        if may_wait
+            && last.heard_by_us().is_some()
+            && let Some(channel) = self.way.common_channel(&*self.entry.protocol)
+        {
+            let session = self.session();
+            self.listening.take_over(session, 0, &channel, last);
+        }
+    }
+
     /// After the tenure, lets other processes go first if any were notified and there is time. `true` if it did, or has to stop.
     ///
     /// A single attempt does so too, but without a subscription.
@@ -147,7 +176,8 @@ impl<'a> Contender<'a> {
                 None => return Ok(stop()),
             }
         } else if self.entry.protocol.kind().is_notified {
-            let others = yielding::others_notified(session, &release, false, until, &stop);
+            let we_listened = release.heard_by_us().is_some();
+            let others = yielding::others_notified(session, &release, we_listened, until, &stop);
             if others == 0 {
                 return Ok(stop());
             }
@@ -170,7 +200,8 @@ impl<'a> Contender<'a> {
         } else {
             None
         };
-        yielding::yield_to_others(session, waiter.as_ref(), span, until, &stop);
+        let own = self.listening.awaits_own();
+        yielding::yield_to_others(session, waiter.as_ref(), own, span, until, &stop);
         Ok(true)
     }
 
@@ -185,7 +216,7 @@ impl<'a> Contender<'a> {
         let (lock, wait) = (self.lock, self.wait);
         let waiter = self.listening.known_waiter();
         let stop = || lock.must_stop(wait);
-        yielding::yield_to_others(lock.session(), waiter, span, until, &stop);
+        yielding::yield_to_others(lock.session(), waiter, false, span, until, &stop);
         true
     }
 
@@ -406,6 +437,7 @@ impl Strategy for Contender<'_> {
     const DOING: &'static str = "acquiring the lock";
 
     fn prepare(&mut self, until: Instant) -> Result<Prepared> {
+        self.take_over_subscription();
         Ok(if self.yield_to_others(until)? || self.step_aside(until) {
             Prepared::Yielded
         } else {

@@ -37,6 +37,10 @@ const LOOK_AFTER: Duration = Duration::from_millis(50);
 const LOOK_AGAIN: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(1));
 
 /// What a thread has got without asking Redis.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "a box would be one more allocation for each uncontended lock"
+)]
 pub(crate) enum Pending<'a> {
     Held(GuardInner),
     /// Another thread of this process is ahead.
@@ -125,8 +129,11 @@ impl LockSpec {
                     }
                 }
                 Entered::Contend { start, under } => {
+                    let last = state.last_release_heard();
                     drop(state);
-                    let contender = Contender::new(self, entry, params, wait, None, under, start);
+                    let mut contender =
+                        Contender::new(self, entry, params, wait, None, under, start);
+                    contender.comes_after(last);
                     return Ok(Pending::Contends(contender));
                 }
                 Entered::Joined(hold) => {
@@ -173,8 +180,10 @@ impl LockSpec {
                         }
                         Some(Wakeup::Contend(start)) => {
                             let waiter = Some(Arc::clone(waiter));
-                            let contender =
+                            let last = entry.lock().last_release_heard();
+                            let mut contender =
                                 Contender::new(self, entry, params, wait, waiter, None, start);
+                            contender.comes_after(last);
                             return Ok(Pending::Contends(contender));
                         }
                         Some(Wakeup::Failed(error)) => return Err(error()),

@@ -207,8 +207,6 @@ impl GuardInner {
             Left::Release { next } => {
                 state.notify(&next);
                 drop(state);
-                // Before the release, which counts the subscribers that it notifies.
-                session.end_lingering(hold);
                 if let Some(release) = call.get() {
                     backing.deliver(release);
                 }

@@ -6,8 +6,10 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
+use crate::acquire::yielding;
 use crate::hold::Waiter;
 use crate::local::waiter::{CancelToken, Signals};
+use crate::net::call::Call;
 use crate::net::channels::Listener;
 use crate::net::subscriber::{POLL_CAP_UNHEARD, Subscription};
 use crate::quorum::announcements::Announcements;
@@ -24,6 +26,10 @@ pub(crate) struct Listening {
     is_watched: bool,
     /// The index of the name that it listens to, if there are several; `None` before it listens.
     on: Option<usize>,
+    /// It waits, and others know its waiter.
+    has_begun: bool,
+    /// The last release of this process, if its message is still to come.
+    own: Option<Arc<Call>>,
     subscribed: Subscribed,
 }
 
@@ -150,8 +156,44 @@ impl Listening {
             .is_some_and(|signals| signals.listening)
     }
 
+    /// Whether its thread waits, and others know its waiter.
     pub(crate) fn has_begun(&self) -> bool {
-        self.on.is_some()
+        self.has_begun
+    }
+
+    pub(crate) fn begins_to_wait(&mut self) {
+        self.has_begun = true;
+    }
+
+    /// Takes over the subscription that the last holder of this process has left behind, if it is still there: a request
+    /// that follows it need not be repeated. `last` is the last release of this process.
+    pub(crate) fn take_over(
+        &mut self,
+        session: &Arc<Session>,
+        index: usize,
+        channel: &Arc<str>,
+        last: Arc<Call>,
+    ) {
+        let waiter = Arc::clone(self.waiter());
+        if let Some(subscription) = session.subscriber.take_over(channel, &waiter) {
+            self.on = Some(index);
+            self.own = Some(last).filter(|last| subscription.awaits_own(last));
+            self.subscribed = Subscribed::At(subscription);
+        }
+    }
+
+    /// What a thread that has seen `seen` has to see before there is news: the message of this process's last release,
+    /// if that is still to come, is none.
+    pub(crate) fn expected(&mut self, seen: Signals) -> Signals {
+        match self.own.take() {
+            Some(own) if yielding::was_announced(&own) => seen.with_own(),
+            _ => seen,
+        }
+    }
+
+    /// Whether the message of this process's last release is still to come.
+    pub(crate) fn awaits_own(&mut self) -> bool {
+        self.own.take().is_some()
     }
 
     pub(crate) fn is_on(&self, index: usize) -> bool {
@@ -256,12 +298,13 @@ impl Listening {
         !matches!(self.subscribed, Subscribed::Nowhere)
     }
 
-    /// The wait is over. The subscription ends a little later, so that the thread need not write UNSUBSCRIBE now. Returns the index
-    /// of the name that it listened for.
+    /// The wait is over. The subscription ends a little later, so that the thread need not write UNSUBSCRIBE now; one that was
+    /// taken over without a wait ends when it would have. Returns the index of the name that it listened for.
     pub(crate) fn leave(&mut self) -> Option<usize> {
         match std::mem::take(&mut self.subscribed) {
             Subscribed::Nowhere => return None,
-            Subscribed::At(one) => one.leave(),
+            Subscribed::At(one) if self.has_begun => one.leave(),
+            Subscribed::At(_) => {}
             Subscribed::AtEach { each, .. } => each.into_iter().for_each(Subscription::leave),
         }
         self.on

@@ -16,7 +16,8 @@
 //! - *ready?* A thread of this process may hand over what it has, then Redis is not asked. After the tenure others go first.
 //! - *ask.* [`Budget`](crate::time::Budget) says how long the question may take and what it means that there is no answer.
 //! - *listen.* A message is a hint and never a grant: a thread that has subscribed asks again once that is confirmed,
-//!   since a release may have come before.
+//!   since a release may have come before. One that takes over what the last holder of its process has left behind does
+//!   so before it asks, and need not ask again; the message of that holder's release, if still to come, is no news.
 //! - *park.* Until a message comes, the lease of the present holder ends, or the poll cap is over, since messages can be
 //!   lost. Where nothing is announced it is a pause.
 //!
@@ -279,7 +280,7 @@ pub(crate) fn acquire<S: Strategy>(
         let began_to_listen = listen(strategy, spec, busy.listen_on)?;
         let listening = strategy.listening();
         let seen = match before {
-            Some(before) if !began_to_listen => before,
+            Some(before) if !began_to_listen => listening.expected(before),
             _ => listening.signals(),
         };
         if began_to_listen && seen.listening && listening.is_notified() {
@@ -300,9 +301,9 @@ pub(crate) fn acquire<S: Strategy>(
         waiter.wait_for_signal(seen, until, &stop);
         let now = waiter.signals();
         // A confirmation is no message, but what it leads to is no rescue either, nor is what follows a pause.
-        woken = now != seen || strategy.has_news() || busy.is_contested;
+        woken = now.are_news_since(seen) || strategy.has_news() || busy.is_contested;
         heard = Some(now);
-        if now.messages != seen.messages {
+        if now.messages > seen.messages {
             session.counters.wakes.add(1);
         }
     }
@@ -328,10 +329,11 @@ pub(crate) fn listen<S: Strategy>(strategy: &mut S, spec: &LockSpec, on: usize) 
     if strategy.listening().has_begun() {
         strategy.follow();
     }
-    if strategy.listening().is_on(on) {
+    let session = spec.session();
+    let is_on = strategy.listening().is_on(on);
+    if is_on && strategy.listening().has_begun() {
         return Ok(false);
     }
-    let session = spec.session();
     let (channel, quorum) = (strategy.channel(on), strategy.quorum());
     if !strategy.listening().has_begun() {
         if let Some(quorum) = &quorum {
@@ -339,13 +341,16 @@ pub(crate) fn listen<S: Strategy>(strategy: &mut S, spec: &LockSpec, on: usize) 
         } else if channel.is_some() {
             session.start_subscriber()?;
         }
+        strategy.listening().begins_to_wait();
         strategy.listening().watch(spec.cancel.as_ref());
         let waiter = Arc::clone(strategy.listening().waiter());
         strategy.begins_to_wait(&waiter);
     }
-    match quorum {
-        Some(quorum) => strategy.listening().begin_at_each(&quorum),
-        None => strategy.listening().begin(session, on, channel),
+    if !is_on {
+        match quorum {
+            Some(quorum) => strategy.listening().begin_at_each(&quorum),
+            None => strategy.listening().begin(session, on, channel),
+        }
     }
-    Ok(true)
+    Ok(!is_on)
 }

@@ -283,6 +283,12 @@ impl Way {
         }
     }
 
+    /// The same, if it does nothing but wait there.
+    pub(crate) fn common_channel(&self, protocol: &dyn Protocol) -> Option<Arc<str>> {
+        let waits = matches!(self, Self::Notified | Self::Writer(_));
+        waits.then(|| self.channel(protocol, 0)).flatten()
+    }
+
     /// Whether its channel is also that of others, whom a release counts. Nobody counts those of several servers.
     pub(crate) fn shares_its_channel(&self) -> bool {
         !matches!(self, Self::Queued(_) | Self::Quorum(_))

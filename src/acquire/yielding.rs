@@ -71,15 +71,22 @@ pub(crate) fn others_notified(
 
 /// Whether the release is known to have notified no other process.
 pub(crate) fn has_notified_nobody(session: &Session, release: &Call) -> bool {
-    let nobody =
-        |reply: &Value| matches!(script::released(reply), Ok(Released::Yes { listeners: 0 }));
+    let ours = i64::from(release.heard_by_us().is_some());
+    let nobody = |reply: &Value| matches!(script::released(reply), Ok(Released::Yes { listeners }) if listeners <= ours);
     session.connection.counts_listeners() && release.has_reply(nobody)
 }
 
-/// Lets others go first for `span`, or until a message comes if the thread listens; not beyond `until`.
+/// Whether the release has been announced, as far as is known.
+pub(crate) fn was_announced(release: &Call) -> bool {
+    release.has_reply(|reply| matches!(script::released(reply), Ok(Released::Yes { .. })))
+}
+
+/// Lets others go first for `span`, or until a message comes if the thread listens; not beyond `until`. With `own` one
+/// message is still to come that says nothing: that of this process's release.
 pub(crate) fn yield_to_others(
     session: &Session,
     waiter: Option<&Arc<Waiter>>,
+    own: bool,
     span: Duration,
     until: Instant,
     stop: &dyn Fn() -> bool,
@@ -93,12 +100,15 @@ pub(crate) fn yield_to_others(
     };
     // The confirmation of our own subscription does not end this.
     let mut seen = waiter.signals();
+    if own {
+        seen = seen.with_own();
+    }
     loop {
         waiter.wait_for_signal(seen, until, stop);
         let now = waiter.signals();
-        if now.messages != seen.messages || now == seen {
+        if now.messages > seen.messages || now.listening == seen.listening {
             return;
         }
-        seen = now;
+        seen.listening = now.listening;
     }
 }

@@ -201,6 +201,12 @@ impl<H: Holding> EntryState<H> {
         }
     }
 
+    /// The last release of this process, if this process listened to its channel.
+    pub(crate) fn last_release_heard(&self) -> Option<Arc<Call>> {
+        let last = self.lock.last_release();
+        last.filter(|last| last.heard_by_us().is_some()).cloned()
+    }
+
     /// Whether a thread waits here, or asks and was refused.
     pub(crate) fn is_waited_for(&self) -> bool {
         self.waiters().next().is_some()

@@ -28,6 +28,8 @@ struct State<W> {
     wakeup: Option<W>,
     /// How many messages have come on the channel that it listens to.
     messages: u64,
+    /// It is not woken before more have come.
+    expected: u64,
     /// The server has confirmed the subscription, or refused it.
     listening: bool,
 }
@@ -39,12 +41,28 @@ pub(crate) struct Signals {
     pub(crate) listening: bool,
 }
 
+impl Signals {
+    /// With the message of a release of our own, which is still to come and no news.
+    pub(crate) fn with_own(self) -> Self {
+        Self {
+            messages: self.messages + 1,
+            ..self
+        }
+    }
+
+    /// Whether a message, a confirmation or the loss of a subscription has come since `seen`.
+    pub(crate) fn are_news_since(self, seen: Self) -> bool {
+        self.messages > seen.messages || self.listening != seen.listening
+    }
+}
+
 impl<W> Waiter<W> {
     pub(crate) fn new() -> Arc<Self> {
         Arc::new(Self {
             state: Mutex::new(State {
                 wakeup: None,
                 messages: 0,
+                expected: 0,
                 listening: false,
             }),
             changed: Condvar::new(),
@@ -112,15 +130,16 @@ impl<W> Waiter<W> {
         }
     }
 
-    /// Parks a contender until its signals differ from `seen`, `stop`, or `until`.
+    /// Parks a contender until there is news since `seen`, `stop`, or `until`.
     pub(crate) fn wait_for_signal(&self, seen: Signals, until: Instant, stop: &dyn Fn() -> bool) {
         let mut state = self.state.lock();
+        state.expected = seen.messages;
         loop {
             let now = Signals {
                 messages: state.messages,
                 listening: state.listening,
             };
-            if now != seen || stop() || Instant::now() >= until {
+            if now.are_news_since(seen) || stop() || Instant::now() >= until {
                 return;
             }
             self.changed.wait_until(&mut state, until);
@@ -142,8 +161,13 @@ impl<W: Send> Wake for Waiter<W> {
 
 impl<W: Send> Listener for Waiter<W> {
     fn message(&self) {
-        self.state.lock().messages += 1;
-        self.changed.notify_one();
+        let mut state = self.state.lock();
+        state.messages += 1;
+        let is_news = state.messages > state.expected;
+        drop(state);
+        if is_news {
+            self.changed.notify_one();
+        }
     }
 
     fn set_listening(&self, listening: bool) {
@@ -248,6 +272,8 @@ impl fmt::Debug for CancelToken {
 mod tests {
     use super::*;
 
+    use std::time::Duration;
+
     #[test]
     fn a_cancelled_wait_ends_and_a_watched_waiter_is_woken() {
         let (token, waiter) = (CancelToken::new(), Waiter::<()>::new());
@@ -257,6 +283,29 @@ mod tests {
         let wakeup = waiter.wait_in_queue(Deadline::NEVER, &|| token.is_cancelled());
         assert!(wakeup.is_none());
         thread.join().expect("thread");
+    }
+
+    #[test]
+    fn a_message_of_our_own_is_no_news_and_the_next_one_is() {
+        let (waiter, soon) = (
+            Waiter::<()>::new(),
+            Instant::now() + Duration::from_millis(20),
+        );
+        waiter.set_listening(true);
+        let expected = waiter.signals().with_own();
+        waiter.message();
+        waiter.wait_for_signal(expected, soon, &|| false);
+        assert!(Instant::now() >= soon && !waiter.signals().are_news_since(expected));
+        let other = Arc::clone(&waiter);
+        let thread = std::thread::spawn(move || other.message());
+        let late = Instant::now() + Duration::from_secs(60);
+        waiter.wait_for_signal(expected, late, &|| false);
+        assert!(Instant::now() < late && waiter.signals().are_news_since(expected));
+        thread.join().expect("thread");
+        // So is the loss of the subscription, whatever was expected.
+        let expected = waiter.signals().with_own();
+        waiter.set_listening(false);
+        assert!(waiter.signals().are_news_since(expected));
     }
 
     #[test]

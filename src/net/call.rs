@@ -1,7 +1,7 @@
 //! One command, from queueing to its reply.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Instant;
 
 use parking_lot::{Condvar, Mutex};
@@ -119,6 +119,8 @@ pub(crate) struct Call {
     undo: Option<Arc<dyn Undo>>,
     /// The node that it was last sent to, or is to be sent to. Readable with the mutex held.
     node: AtomicUsize,
+    /// Of a release: how many messages had come on its channel by then, plus one; zero if this process did not listen.
+    heard: AtomicU64,
     pub(crate) state: Mutex<CallState>,
     pub(crate) changed: Condvar,
 }
@@ -191,6 +193,7 @@ impl Call {
             unattended,
             undo,
             node: AtomicUsize::new(0),
+            heard: AtomicU64::new(0),
             state: Mutex::new(CallState {
                 phase: CallPhase::Idle,
                 sent_at: Instant::now(),
@@ -218,6 +221,17 @@ impl Call {
 
     pub(crate) fn sent_to(&self, node: usize) {
         self.node.store(node, Ordering::Release);
+    }
+
+    /// It announces a release on a channel to which this process listens, and on which so many messages have come. To be
+    /// called before it is sent.
+    pub(crate) fn is_heard_by_us(&self, messages: u64) {
+        self.heard.store(messages + 1, Ordering::Relaxed);
+    }
+
+    /// How many messages had come on its channel before its own, if that comes to this process too.
+    pub(crate) fn heard_by_us(&self) -> Option<u64> {
+        self.heard.load(Ordering::Relaxed).checked_sub(1)
     }
 
     pub(crate) fn attempt(attempt: Attempt) -> Arc<Self> {

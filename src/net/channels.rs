@@ -8,13 +8,16 @@
 //!    ▲                 │  ▲                              │ │  ▲                                      │  │
 //!    │                 │  └──── the connection is lost ──┘ │  └── a waiter takes it over: no command ┘  │
 //!    │   UNSUBSCRIBE   │                                   │                                            │
-//!    └─────────────────┴────── its last waiter ends it ────┴── LINGER is over, or the lock is released ◄┘
+//!    └─────────────────┴────── its last waiter ends it ────┴── LINGER is over, or the lock is lost ◄────┘
 //! ```
 //!
 //! A waiter that got what it waited for leaves its subscription behind: nothing is written before its call returns, and the
 //! next waiter on the channel need not subscribe. There is one queue of those that linger, here. Only a waiter that has
 //! subscribed after a release may have missed its message, so whoever subscribes asks again once that is confirmed, also
-//! where it is at once.
+//! where it is at once. One that has taken a confirmed subscription over before it asked for the first time need not.
+//!
+//! The messages of a channel are counted, so that a process that has released a lock while it listened knows whether its
+//! own message is still to come.
 //!
 //! Confirmations come in the order of the commands, so a queue of what was sent shows to which of several subscriptions
 //! to one channel a confirmation belongs. One that has ended since does not count.
@@ -28,7 +31,10 @@ use crate::net::write_queue::WriteQueue;
 
 /// How long a subscription lingers. It costs every release on its channel a few microseconds, and other processes take it
 /// for a waiter.
-pub(super) const LINGER: Duration = Duration::from_millis(20);
+///
+/// Where processes take turns, the next wait finds it still there if each of them has the lock for less than that, and
+/// then costs neither a subscription nor a second request.
+pub(super) const LINGER: Duration = Duration::from_millis(50);
 
 /// How soon the server is asked again for a channel that it has refused: rights may be granted later.
 const ASK_AGAIN: Duration = Duration::from_secs(1);
@@ -84,6 +90,8 @@ struct Channel {
     asked: bool,
     confirmed: bool,
     refused: bool,
+    /// How many messages have come, counted from a number that no other subscription has.
+    messages: u64,
 }
 
 impl Channel {
@@ -250,6 +258,13 @@ impl Channels {
         channel.is_some_and(|channel| channel.refused)
     }
 
+    /// How many messages have come on `channel`, if its subscription is confirmed.
+    pub(super) fn messages(&self, channel: &str) -> Option<u64> {
+        let channel = self.wanted.get(channel);
+        let confirmed = channel.filter(|channel| channel.confirmed);
+        confirmed.map(|channel| channel.messages)
+    }
+
     /// A waiter begins to listen, and is notified when the server has answered. Returns its number.
     pub(super) fn subscribe(
         &mut self,
@@ -286,6 +301,7 @@ impl Channels {
                 asked,
                 confirmed: false,
                 refused,
+                messages: epoch << 32,
             }
         });
         waiter.set_listening(channel.is_listening());
@@ -393,10 +409,13 @@ impl Channels {
             .is_some()
     }
 
-    /// The waiters of a channel on which a message has come: one contender for a lock, all waiting threads for a latch.
-    pub(super) fn waiters(&self, name: &str) -> Vec<Arc<dyn Listener>> {
-        let waiters = self.wanted.get(name).map(|channel| &channel.waiters);
-        let waiters = waiters.into_iter().flatten();
+    /// A message has come on a channel; returns its waiters: one contender for a lock, all waiting threads for a latch.
+    pub(super) fn message(&mut self, name: &str) -> Vec<Arc<dyn Listener>> {
+        let Some(channel) = self.wanted.get_mut(name) else {
+            return Vec::new();
+        };
+        channel.messages += 1;
+        let waiters = channel.waiters.iter();
         waiters.map(|(_, waiter)| Arc::clone(waiter)).collect()
     }
 
@@ -536,6 +555,29 @@ mod model {
     use crate::search::{Explore, explore};
 
     static BEGIN: LazyLock<Instant> = LazyLock::new(Instant::now);
+
+    #[test]
+    fn messages_are_counted_once_a_subscription_is_confirmed_and_none_is_taken_for_another() {
+        let (mut channels, now) = (Channels::default(), *BEGIN);
+        let (name, waiting) = (Arc::from("a"), Arc::<Waiting>::default());
+        channels.connected(false);
+        let waiter = channels.subscribe(&name, Arc::clone(&waiting) as _, now);
+        assert_eq!(channels.messages(&name), None, "not confirmed");
+        channels.answered(false, now);
+        let before = channels.messages(&name).expect("it is confirmed");
+        assert_eq!(channels.message(&name).len(), 1);
+        assert_eq!(channels.messages(&name), Some(before + 1));
+        channels.end(&name, waiter, Some(now + LINGER));
+        assert_eq!(channels.messages(&name), Some(before + 1), "it lingers");
+        assert!(channels.message(&name).is_empty());
+        channels.end_lingering_until(now + LINGER);
+        assert_eq!(channels.messages(&name), None);
+        channels.subscribe(&name, waiting, now);
+        channels.answered(false, now);
+        channels.answered(false, now);
+        let again = channels.messages(&name).expect("it is confirmed");
+        assert!(again > before + 1000, "{again}, {before}");
+    }
 
     const NAMES: [&str; 2] = ["a", "b"];
     /// What each waiter listens to, by index.
@@ -826,7 +868,7 @@ mod model {
                 Some(Says::Refused) => drop(self.channels.answered(true, now)),
                 Some(Says::Busy) => self.channels.postpone(now),
                 Some(Says::Message(name)) => {
-                    for waiter in self.channels.waiters(NAMES[name]) {
+                    for waiter in self.channels.message(NAMES[name]) {
                         waiter.message();
                     }
                 }

@@ -21,6 +21,7 @@ pub(crate) use self::cluster::Place;
 #[cfg(feature = "cluster")]
 use crate::error::is_redirection;
 use crate::error::is_transient;
+use crate::net::call::Call;
 use crate::net::channels::{Channels, LINGER, Listener, News};
 use crate::net::socket::{self, Duplex, Endpoint, Reader, Socket, Successor};
 use crate::net::write_queue::write_turn;
@@ -100,6 +101,8 @@ pub(crate) struct Subscription {
     channel: Arc<str>,
     /// Its number among the waiters.
     waiter: u64,
+    /// How many messages had come on the channel when it began, if it was confirmed by then.
+    began_at: Option<u64>,
     /// Whether to keep the channel subscribed for a while.
     lingers: bool,
 }
@@ -127,6 +130,22 @@ impl Subscriber {
     /// Whether a thread of this process listens to `channel`.
     pub(crate) fn listens_to(&self, channel: &str) -> bool {
         self.state.lock().channels.listens_to(channel)
+    }
+
+    /// How many messages have come on `channel`, if its subscription is confirmed.
+    pub(crate) fn messages(&self, channel: &str) -> Option<u64> {
+        self.state.lock().channels.messages(channel)
+    }
+
+    /// Subscribes to `channel` for `waiter` if a subscription to it is confirmed already. Writes nothing.
+    pub(crate) fn take_over(
+        self: &Arc<Self>,
+        channel: &Arc<str>,
+        waiter: &Arc<impl Listener + 'static>,
+    ) -> Option<Subscription> {
+        let state = self.state.lock();
+        state.channels.messages(channel)?;
+        Some(self.subscribe_in(state, channel, waiter))
     }
 
     fn is_refused(&self, channel: &str) -> bool {
@@ -161,6 +180,7 @@ impl Subscriber {
         channel: &Arc<str>,
         waiter: &Arc<impl Listener + 'static>,
     ) -> Subscription {
+        let began_at = state.channels.messages(channel);
         let listener = Arc::clone(waiter) as _;
         let waiter = state.channels.subscribe(channel, listener, Instant::now());
         self.changed.notify_all();
@@ -169,6 +189,7 @@ impl Subscriber {
             subscriber: Arc::clone(self),
             channel: Arc::clone(channel),
             waiter,
+            began_at,
             lingers: false,
         }
     }
@@ -244,7 +265,7 @@ impl Subscriber {
     fn message(&self, channel: &str) {
         let mut state = self.state.lock();
         state.news_at = Some(Instant::now());
-        let waiters = state.channels.waiters(channel);
+        let waiters = state.channels.message(channel);
         drop(state);
         for waiter in waiters {
             waiter.message();
@@ -273,6 +294,13 @@ impl Subscriber {
 }
 
 impl Subscription {
+    /// Whether the message of this release of ours is still to come.
+    pub(crate) fn awaits_own(&self, release: &Call) -> bool {
+        release
+            .heard_by_us()
+            .is_some_and(|at| self.began_at == Some(at))
+    }
+
     /// Has it end a little later, if there was a message or a confirmation lately. Then nothing is written now, and whoever
     /// subscribes to the channel in the meantime need not do so either.
     pub(crate) fn leave(mut self) {

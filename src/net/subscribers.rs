@@ -38,6 +38,28 @@ impl Subscribers {
         }
     }
 
+    /// See [`Subscriber::take_over`].
+    pub(crate) fn take_over(
+        &self,
+        channel: &Arc<str>,
+        waiter: &Arc<impl Listener + 'static>,
+    ) -> Option<Subscription> {
+        match self {
+            Self::Single(subscriber) => subscriber.take_over(channel, waiter),
+            #[cfg(feature = "cluster")]
+            Self::Cluster(by_master) => by_master.known(channel)?.take_over(channel, waiter),
+        }
+    }
+
+    /// See [`Subscriber::messages`].
+    pub(crate) fn messages(&self, channel: &str) -> Option<u64> {
+        match self {
+            Self::Single(subscriber) => subscriber.messages(channel),
+            #[cfg(feature = "cluster")]
+            Self::Cluster(by_master) => by_master.known(channel)?.messages(channel),
+        }
+    }
+
     /// See [`Subscriber::listens_to`].
     pub(crate) fn listens_to(&self, channel: &str) -> bool {
         match self {

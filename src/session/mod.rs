@@ -550,6 +550,12 @@ impl Housekeeping for Session {
 impl Backing for Session {
     fn release(&self, hold: &Hold, undo: bool) -> Arc<Call> {
         let call = Call::deferred(hold.release(undo));
+        // What its contender has left behind may still be there.
+        if let Some(channel) = hold.listened_to()
+            && let Some(messages) = self.subscriber.messages(&channel)
+        {
+            call.is_heard_by_us(messages);
+        }
         self.connection.submit(&call);
         call
     }

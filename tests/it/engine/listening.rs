@@ -101,6 +101,45 @@ fn a_confirmation_is_no_message_although_there_was_another_connection_before() {
     nothing_is_left(&server);
 }
 
+timed!(processes_that_take_turns_send_little_more_than_three_commands_each);
+fn processes_that_take_turns_send_little_more_than_three_commands_each() {
+    const TURNS: u64 = 30;
+    let server = Server::start();
+    let clients = [client(&server.url()), client(&server.url())];
+    let name = unique("turns");
+    let sent = || {
+        let commands = clients.iter().map(|client| client.stats().commands);
+        commands.sum::<u64>() + server.calls("subscribe") + server.calls("unsubscribe")
+    };
+    let take_turns = |turns: u64| {
+        thread::scope(|scope| {
+            for client in &clients {
+                scope.spawn(|| {
+                    let lock = client.mutex(&name);
+                    for _ in 0..turns {
+                        let _guard = lock.lock().unwrap();
+                        // Its work, during which the other begins to wait.
+                        thread::sleep(ms(10));
+                    }
+                });
+            }
+        });
+    };
+    take_turns(2);
+    let before = sent();
+    take_turns(TURNS);
+    let sent = sent() - before;
+    // A request that is refused, one that is granted, and the release; in the beginning each of them subscribes, and at the
+    // end the other is not there.
+    assert!(sent <= 2 * TURNS * 7 / 2, "{sent} for {}", 2 * TURNS);
+    for client in &clients {
+        let stats = client.stats();
+        assert_eq!(stats.poll_rescues, 0, "{stats:?}");
+        assert!(stats.wakes > TURNS / 2, "{stats:?}");
+    }
+    nothing_is_left(&server);
+}
+
 timed!(a_subscription_that_is_left_behind_ends_soon_also_where_no_message_came);
 fn a_subscription_that_is_left_behind_ends_soon_also_where_no_message_came() {
     let server = Server::start();
