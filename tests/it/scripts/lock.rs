@@ -379,9 +379,10 @@ fn of_several_locks_each_is_renewed_for_itself() {
         assert!(replies[2].starts_with("WRONGTYPE "), "{replies:?}");
         let others = [0, 1, 3, 4].map(|n| replies[n].as_str());
         assert_eq!(others, ["1", "0", "-1", "1"]);
-        assert_fields(&server, "a", &[(US, "1")]);
-        assert_fields(&server, "b", &[(US, "5")]);
-        assert_fields(&server, "taken", &[(THEM, "1")]);
+        for (name, owner, count) in [("a", US, "1"), ("b", US, "5"), ("taken", THEM, "1")] {
+            let fields = [(owner.to_owned(), count.to_owned())];
+            assert_eq!(server.hgetall(name), fields, "{name}");
+        }
         assert_left(server.pttl("a"), 3 * LEASE);
         assert_left(server.pttl("b"), LEASE);
         assert_left(server.pttl("taken"), LEASE);
