@@ -172,10 +172,8 @@ pub(crate) trait Renewable: Scheduled + Send + Sync {
     /// Whether it still needs the watchdog.
     fn is_held(&self) -> bool;
 
-    /// Whether it is what one node keeps of a hold. Such a hold is counted once, not once per node.
-    fn is_node_hold(&self) -> bool {
-        false
-    }
+    /// Itself, by the schedule that it is on.
+    fn armed(self: Arc<Self>) -> Armed;
 
     /// What the watchdog has to do about it at `now`. A node's hold does most of that itself, here.
     fn attend(self: Arc<Self>, now: Instant) -> Duty;
@@ -208,6 +206,13 @@ pub(crate) trait Renewable: Scheduled + Send + Sync {
 
     /// Its client is being closed.
     fn close(self: Arc<Self>, sink: &dyn LossSink);
+}
+
+/// What is on a schedule of the watchdog. There may be many holds, so they have one with smaller pointers.
+pub(crate) enum Armed {
+    Hold(Arc<Hold>),
+    /// What one node keeps of a hold. Such a hold is counted once, not once per node.
+    Node(Arc<dyn Renewable>),
 }
 
 /// What follows from the reply to a renewal.
@@ -605,6 +610,10 @@ impl Scheduled for Hold {
 impl Renewable for Hold {
     fn name(&self) -> &str {
         self.entry().name()
+    }
+
+    fn armed(self: Arc<Self>) -> Armed {
+        Armed::Hold(self)
     }
 
     fn is_held(&self) -> bool {

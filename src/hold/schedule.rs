@@ -123,6 +123,11 @@ impl<T: Scheduled + ?Sized> Schedule<T> {
         !self.renewals.is_empty()
     }
 
+    /// When the queued entry ends that ends first.
+    pub(crate) fn first_end(&self) -> Option<u64> {
+        self.renewals.first().map(|item| item.at)
+    }
+
     /// How many entries are queued.
     pub(crate) fn queued(&self) -> usize {
         self.renewals.len()

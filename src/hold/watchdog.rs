@@ -31,7 +31,7 @@ use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
 
 use crate::hold::schedule::Schedule;
 use crate::hold::validity::Duty;
-use crate::hold::{LossSink, Next, Renewable};
+use crate::hold::{Armed, Hold, LossSink, Next, Renewable};
 #[cfg(feature = "cluster")]
 use crate::net::cluster::Cluster;
 use crate::net::connection::Housekeeper;
@@ -83,9 +83,9 @@ pub(crate) struct Watchdog {
 }
 
 struct WatchdogState {
-    schedule: Schedule<dyn Renewable>,
-    /// How many of them are what one node keeps of a hold.
-    node_holds: usize,
+    holds: Schedule<Hold>,
+    /// What single nodes keep of holds.
+    node_holds: Schedule<dyn Renewable>,
     housekeep_at: Option<u64>,
     /// Housekeeping runs this often even if nobody asks for it.
     housekeep_every: Option<Duration>,
@@ -99,8 +99,8 @@ impl Watchdog {
     pub(crate) fn new(every: Option<Duration>) -> Arc<Self> {
         Arc::new(Self {
             state: Mutex::new(WatchdogState {
-                schedule: Schedule::new(),
-                node_holds: 0,
+                holds: Schedule::new(),
+                node_holds: Schedule::new(),
                 housekeep_at: every.map(|every| time::nanos(Instant::now() + every)),
                 housekeep_every: every,
                 wakes_at: 0,
@@ -113,18 +113,21 @@ impl Watchdog {
 
     /// Schedules `hold` for `due`, unless it is over.
     pub(crate) fn arm<T: Renewable + 'static>(&self, hold: &Arc<T>, due: Instant) {
-        self.put(Arc::clone(hold) as Arc<dyn Renewable>, due);
+        self.put_armed(Arc::clone(hold).armed(), due);
     }
 
     fn put(&self, hold: Arc<dyn Renewable>, due: Instant) {
+        self.put_armed(hold.armed(), due);
+    }
+
+    fn put_armed(&self, hold: Armed, due: Instant) {
         let due = time::nanos(due).max(1);
         let mut state = self.state.lock();
         state.remove(&hold);
         if !hold.is_held() {
             return;
         }
-        state.node_holds += usize::from(hold.is_node_hold());
-        state.schedule.arm(hold, due);
+        state.arm(hold, due);
         if due < state.wakes_at {
             state.wakes_at = due;
             drop(state);
@@ -136,17 +139,17 @@ impl Watchdog {
     fn queue(&self, hold: &Arc<dyn Renewable>, now: Instant) {
         let ends = time::nanos(hold.ends());
         let due = time::nanos(hold.look_again(now + hold.lease()));
+        let hold = Arc::clone(hold).armed();
         let mut state = self.state.lock();
-        state.remove(hold);
+        state.remove(&hold);
         if hold.is_held() {
-            state.node_holds += usize::from(hold.is_node_hold());
-            state.schedule.queue(hold, ends, due);
+            state.queue(&hold, ends, due);
         }
     }
 
     /// Takes `hold` off the schedule. It must be over, or the thread may put it back.
     pub(crate) fn disarm<T: Renewable + 'static>(&self, hold: &Arc<T>) {
-        let hold = Arc::clone(hold) as Arc<dyn Renewable>;
+        let hold = Arc::clone(hold).armed();
         self.state.lock().remove(&hold);
     }
 
@@ -167,13 +170,12 @@ impl Watchdog {
 
     /// How many holds are armed; a hold that several nodes keep counts once.
     pub(crate) fn len(&self) -> usize {
-        let state = self.state.lock();
-        state.schedule.len() - state.node_holds
+        self.state.lock().holds.len()
     }
 
     /// How many of the armed holds are what one node keeps of a hold.
     pub(crate) fn node_holds(&self) -> usize {
-        self.state.lock().node_holds
+        self.state.lock().node_holds.len()
     }
 
     /// Has the thread end.
@@ -189,8 +191,9 @@ impl Watchdog {
     /// Takes every hold off.
     pub(crate) fn take_all(&self) -> Vec<Arc<dyn Renewable>> {
         let mut state = self.state.lock();
-        state.node_holds = 0;
-        state.schedule.take_all()
+        let holds = state.holds.take_all();
+        let holds = holds.into_iter().map(|hold| hold as Arc<dyn Renewable>);
+        holds.chain(state.node_holds.take_all()).collect()
     }
 
     /// Sleeps until there is something to do; `true` if housekeeping is due, `None` once stopped. Queued renewals count as
@@ -203,8 +206,8 @@ impl Watchdog {
                 return None;
             }
             let now = time::nanos(Instant::now());
-            let due = state.schedule.first_due().map(|(due, _)| due);
-            let retry_at = state.schedule.has_renewals().then_some(retry_at);
+            let due = state.first_due().map(|(due, _)| due);
+            let retry_at = state.has_renewals().then_some(retry_at);
             let next = [due, retry_at, state.housekeep_at]
                 .into_iter()
                 .flatten()
@@ -236,37 +239,33 @@ impl Watchdog {
     /// so that holds acquired shortly after one another are renewed together.
     fn take_due(&self, now: Instant, early: Duration) -> Option<(Instant, Arc<dyn Renewable>)> {
         let mut state = self.state.lock();
-        let (due, hold) = state.schedule.first_due()?;
+        let (due, hold) = state.first_due()?;
         let soon = || due <= time::nanos(now + early) && hold.may_be_early(now);
         if due > time::nanos(now) && !soon() {
             return None;
         }
-        let hold = state.schedule.take_due()?;
-        state.node_holds -= usize::from(hold.is_node_hold());
+        let hold = state.take_due()?;
         Some((time::instant(due), hold))
     }
 
     fn has_renewals(&self) -> bool {
-        self.state.lock().schedule.has_renewals()
+        self.state.lock().has_renewals()
     }
 
     /// How many renewals are queued.
     fn renewals(&self) -> usize {
-        self.state.lock().schedule.queued()
+        let state = self.state.lock();
+        state.holds.queued() + state.node_holds.queued()
     }
 
     fn take_renewal(&self) -> Option<Arc<dyn Renewable>> {
-        self.state.lock().schedule.take_renewal()
+        self.state.lock().take_renewal()
     }
 
     /// What single nodes keep, of the holds that queue for renewal.
     fn node_holds_to_renew(&self) -> Vec<Arc<dyn Renewable>> {
         let state = self.state.lock();
-        if state.node_holds == 0 {
-            return Vec::new();
-        }
-        let node_holds = state.schedule.renewals().filter(|hold| hold.is_node_hold());
-        node_holds.cloned().collect()
+        state.node_holds.renewals().cloned().collect()
     }
 }
 
@@ -277,9 +276,70 @@ impl Housekeeper for Watchdog {
 }
 
 impl WatchdogState {
-    fn remove(&mut self, hold: &Arc<dyn Renewable>) {
-        if self.schedule.disarm(hold) {
-            self.node_holds -= usize::from(hold.is_node_hold());
+    fn remove(&mut self, hold: &Armed) {
+        match hold {
+            Armed::Hold(hold) => self.holds.disarm(hold),
+            Armed::Node(hold) => self.node_holds.disarm(hold),
+        };
+    }
+
+    fn arm(&mut self, hold: Armed, due: u64) {
+        match hold {
+            Armed::Hold(hold) => self.holds.arm(hold, due),
+            Armed::Node(hold) => self.node_holds.arm(hold, due),
+        }
+    }
+
+    fn queue(&mut self, hold: &Armed, ends: u64, due: u64) {
+        match hold {
+            Armed::Hold(hold) => self.holds.queue(hold, ends, due),
+            Armed::Node(hold) => self.node_holds.queue(hold, ends, due),
+        }
+    }
+
+    /// What is due first, and when.
+    fn first_due(&self) -> Option<(u64, &dyn Renewable)> {
+        let hold = self.holds.first_due();
+        let hold = hold.map(|(due, hold)| (due, &**hold as &dyn Renewable));
+        let node_hold = self.node_holds.first_due();
+        let node_hold = node_hold.map(|(due, hold)| (due, &**hold));
+        [hold, node_hold]
+            .into_iter()
+            .flatten()
+            .min_by_key(|(due, _)| *due)
+    }
+
+    fn take_due(&mut self) -> Option<Arc<dyn Renewable>> {
+        let (hold, node_hold) = (self.holds.first_due(), self.node_holds.first_due());
+        if is_first(node_hold.map(|(due, _)| due), hold.map(|(due, _)| due)) {
+            return self.node_holds.take_due();
+        }
+        Some(self.holds.take_due()?)
+    }
+
+    fn has_renewals(&self) -> bool {
+        self.holds.has_renewals() || self.node_holds.has_renewals()
+    }
+
+    /// Takes what ends first of that which is queued for renewal.
+    fn take_renewal(&mut self) -> Option<Arc<dyn Renewable>> {
+        if is_first(self.node_holds.first_end(), self.holds.first_end()) {
+            return self.node_holds.take_renewal();
+        }
+        Some(self.holds.take_renewal()?)
+    }
+}
+
+/// Whether there is one moment, and it is before the other, if there is another.
+fn is_first(one: Option<u64>, other: Option<u64>) -> bool {
+    one.is_some_and(|one| other.is_none_or(|other| one < other))
+}
+
+impl Armed {
+    fn is_held(&self) -> bool {
+        match self {
+            Self::Hold(hold) => hold.is_held(),
+            Self::Node(hold) => hold.is_held(),
         }
     }
 }

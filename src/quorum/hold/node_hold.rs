@@ -9,7 +9,7 @@ use redis::Value;
 use crate::error::LossReason;
 use crate::hold::schedule::{Scheduled, Times};
 use crate::hold::validity::Duty;
-use crate::hold::{Hold, LossSink, Next, Renewable};
+use crate::hold::{Armed, Hold, LossSink, Next, Renewable};
 use crate::net::call::{Deferred, Undo};
 use crate::net::request::Request;
 use crate::protocol::owner::OwnerId;
@@ -103,8 +103,8 @@ impl Renewable for NodeHold {
         self.hold.is_held()
     }
 
-    fn is_node_hold(&self) -> bool {
-        true
+    fn armed(self: Arc<Self>) -> Armed {
+        Armed::Node(self)
     }
 
     fn attend(self: Arc<Self>, _now: Instant) -> Duty {
