@@ -6,6 +6,7 @@
 //!     --deployment one,sentinel      of: one, sentinel, cluster, masters; all of them by default, one after another
 //!     --faults kill-server,proxy-cut those only; or none
 //!     --kinds fair,rwlock            those only
+//!     --fixed-lease 100              no lease is renewed, and they are so many milliseconds or up to twice as many
 //!     --log FILE                     keep the history, one JSON object a line
 //!     --check FILE                   run nothing, and check a history that was kept
 //! ```
@@ -16,6 +17,7 @@
 
 use std::fs::File;
 use std::io::BufReader;
+use std::num::NonZero;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -47,6 +49,7 @@ struct Wanted {
     places: Vec<Place>,
     faults: Option<Vec<Fault>>,
     kinds: Option<Vec<Kind>>,
+    fixed_lease: Option<Duration>,
     log: Option<PathBuf>,
     /// A history that is there already.
     check: Option<PathBuf>,
@@ -61,6 +64,7 @@ impl Wanted {
             places: all(),
             faults: None,
             kinds: None,
+            fixed_lease: None,
             log: None,
             check: None,
         };
@@ -78,6 +82,10 @@ impl Wanted {
                 "--faults" if value == "none" => wanted.faults = Some(Vec::new()),
                 "--faults" => wanted.faults = Some(chosen(&value, nemesis::NAMES)?),
                 "--kinds" => wanted.kinds = Some(chosen(&value, kinds::NAMES)?),
+                "--fixed-lease" => {
+                    let shortest = value.parse::<NonZero<u64>>()?;
+                    wanted.fixed_lease = Some(Duration::from_millis(shortest.get()));
+                }
                 "--log" => wanted.log = Some(value.into()),
                 "--check" => wanted.check = Some(value.into()),
                 _ => return Err(format!("{arg} is not known").into()),
@@ -125,6 +133,7 @@ fn main() -> Result<ExitCode> {
         if let Some(kinds) = &wanted.kinds {
             plan.kinds.retain(|kind| kinds.contains(kind));
         }
+        plan.fixed_lease = wanted.fixed_lease;
         if plan.kinds.is_empty() {
             println!("{} has none of these kinds", place.name());
             continue;

@@ -39,6 +39,8 @@ pub(crate) struct Plan {
     pub(crate) load: Duration,
     pub(crate) faults: Vec<Fault>,
     pub(crate) kinds: Vec<Kind>,
+    /// No lease is renewed, and they are so long or up to twice as long. By default a few are not, and longer.
+    pub(crate) fixed_lease: Option<Duration>,
     pub(crate) workers: usize,
     pub(crate) threads: usize,
     /// Where to keep the history.
@@ -82,6 +84,7 @@ impl Plan {
                 Place::Masters => vec![Kind::Red],
                 _ => Kind::of_one_server(),
             },
+            fixed_lease: None,
             workers: 3,
             threads: 4,
             log: None,
@@ -99,6 +102,7 @@ impl Plan {
             threads: self.threads,
             urls: Vec::new(),
             kinds: self.kinds.clone(),
+            fixed_lease: self.fixed_lease,
             lease: LEASE,
             response_timeout: RESPONSE,
             waiter_lease: WAITER_LEASE,

@@ -38,6 +38,8 @@ pub(crate) struct Job {
     /// A client each.
     pub(crate) urls: Vec<String>,
     pub(crate) kinds: Vec<Kind>,
+    /// No lease is renewed, and the shortest is so long: see [`Plan`](crate::run::Plan).
+    pub(crate) fixed_lease: Option<Duration>,
     pub(crate) lease: Duration,
     pub(crate) response_timeout: Duration,
     pub(crate) waiter_lease: Duration,
@@ -58,8 +60,9 @@ impl Job {
         let kinds: Vec<_> = self.kinds.iter().map(|kind| kind.name()).collect();
         let job = json!({
             "number": self.number, "seed": self.seed, "threads": self.threads, "urls": self.urls,
-            "kinds": kinds, "lease": millis(self.lease), "response": millis(self.response_timeout),
-            "waiter_lease": millis(self.waiter_lease), "began": self.began, "folder": self.folder,
+            "kinds": kinds, "fixed_lease": self.fixed_lease.map(millis), "lease": millis(self.lease),
+            "response": millis(self.response_timeout), "waiter_lease": millis(self.waiter_lease),
+            "began": self.began, "folder": self.folder,
         });
         command.env(JOB, job.to_string());
     }
@@ -83,6 +86,7 @@ impl Job {
                 .iter()
                 .filter_map(|its| Kind::named(its))
                 .collect(),
+            fixed_lease: job["fixed_lease"].as_u64().map(ms),
             lease: ms(number("lease")),
             response_timeout: ms(number("response")),
             waiter_lease: ms(number("waiter_lease")),
@@ -380,7 +384,10 @@ impl<'a> Thread<'a> {
             3..=5 => Limit::For(ms(100) + self.below(400)),
             _ => Limit::For(ms(1_000) + self.below(4_000)),
         };
-        let lease = self.one_in(12).then(|| ms(300) + self.below(400));
+        let lease = match self.worker.job.fixed_lease {
+            Some(shortest) => Some(shortest + shortest.mul_f64(self.dice.draw(100) as f64 / 100.0)),
+            None => self.one_in(12).then(|| ms(300) + self.below(400)),
+        };
         Wish {
             kind,
             names,
