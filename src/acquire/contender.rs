@@ -400,7 +400,8 @@ impl<'a> Contender<'a> {
         }
         // Its reply has come before the grant.
         let last = state.lock.last_release();
-        let alone = last.is_some_and(|last| yielding::has_notified_nobody(session, last));
+        let alone = self.way.notifies_whoever_waits()
+            && last.is_some_and(|last| yielding::has_notified_nobody(session, last));
         state.lock.was_alone(alone);
         let next = state.lock.granted(
             params.thread,

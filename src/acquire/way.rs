@@ -141,6 +141,12 @@ impl Way {
         !matches!(self, Self::Quorum(_))
     }
 
+    /// Whether nobody waits if a release has notified nobody. One of a reader notifies nobody while others read, and those
+    /// who wait for a spin lock or a `RedLock` may not listen, or not to this server.
+    pub(crate) fn notifies_whoever_waits(&self) -> bool {
+        matches!(self, Self::Notified)
+    }
+
     /// The number in the owner id of the next request.
     pub(crate) fn next_number(&mut self, session: &Session) -> OwnerNumber {
         match self {

@@ -570,8 +570,25 @@ fn turns(threads: usize, inside: Duration, turns: usize) -> Vec<Duration> {
 
 timed!(another_process_has_its_turn_under_steady_load);
 fn another_process_has_its_turn_under_steady_load() {
-    let took = turns(4, Duration::ZERO, 10);
-    assert_eq!(took.len(), 10, "{took:?}");
+    for threads in [1, 4] {
+        let took = turns(threads, Duration::ZERO, 10);
+        assert_eq!(took.len(), 10, "{threads} threads: {took:?}");
+    }
+}
+
+timed!(nobody_who_waits_without_listening_is_taken_for_absent);
+fn nobody_who_waits_without_listening_is_taken_for_absent() {
+    let server = Server::start();
+    let config = Config::new(server.url()).tenure(ms(60));
+    let client = Client::open(config).unwrap();
+    let (lock, begun) = (client.spin_lock(unique("absent")), Instant::now());
+    // A pause of this thread may end a tenure as well; then it takes more of them.
+    while client.stats().held_back < 5 {
+        drop(lock.lock().unwrap());
+        assert!(begun.elapsed() < loosely(LONG), "{:?}", client.stats());
+    }
+    let tenures = begun.elapsed().as_millis() / 60;
+    assert!(tenures >= 5, "{tenures}");
 }
 
 #[test]
