@@ -119,7 +119,8 @@ pub(crate) struct Call {
     undo: Option<Arc<dyn Undo>>,
     /// The node that it was last sent to, or is to be sent to. Readable with the mutex held.
     node: AtomicUsize,
-    /// Of a release: how many messages had come on its channel by then, plus one; zero if this process did not listen.
+    /// Of a release: how many messages had come on its channel by then, plus one; zero if this process did not listen. So
+    /// the process knows whether its own message is still to come, which is no news, and that it was among those notified.
     heard: AtomicU64,
     pub(crate) state: Mutex<CallState>,
     pub(crate) changed: Condvar,

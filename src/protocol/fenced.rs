@@ -44,9 +44,9 @@ impl Protocol for Fenced {
             &[&self.key, &self.token],
             &[
                 args.owner,
-                &Digits::of(lease_ms(args.lease)),
-                &Digits::of(args.tokens),
-                &Digits::of(lease_ms(args.token_ttl)),
+                &Digits::of_number(lease_ms(args.lease)),
+                &Digits::of_number(args.tokens),
+                &Digits::of_number(lease_ms(args.token_ttl)),
             ],
         )
     }

@@ -280,7 +280,11 @@ pub(super) fn renew_plain(key: &str, field: &str, lease: Duration, count: u32) -
         RENEWING,
         &script::LOCK_RENEW,
         &[key],
-        &[field, &Digits::of(lease_ms(lease)), &Digits::of(count)],
+        &[
+            field,
+            &Digits::of_number(lease_ms(lease)),
+            &Digits::of(count),
+        ],
     )
 }
 

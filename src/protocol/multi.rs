@@ -98,7 +98,7 @@ impl Protocol for Multi {
             ACQUIRING,
             &script::MULTI_ACQUIRE,
             &self.locks(),
-            &[args.owner, &Digits::of(lease_ms(args.lease))],
+            &[args.owner, &Digits::of_number(lease_ms(args.lease))],
         )
     }
 
@@ -116,7 +116,11 @@ impl Protocol for Multi {
             RENEWING,
             &script::MULTI_RENEW,
             &self.locks(),
-            &[owner, &Digits::of(lease_ms(lease)), &Digits::of(count)],
+            &[
+                owner,
+                &Digits::of_number(lease_ms(lease)),
+                &Digits::of(count),
+            ],
         )
     }
 

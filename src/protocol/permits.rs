@@ -57,7 +57,7 @@ impl Protocol for Permits {
     }
 
     fn renew_permit(&self, id: &str, lease: Duration, ends_at: i64) -> Option<Request> {
-        let (lease, ends_at) = (Digits::of(lease_ms(lease)), Digits::of(ends_at));
+        let (lease, ends_at) = (Digits::of_number(lease_ms(lease)), Digits::of(ends_at));
         Some(Request::script_of_bytes(
             "renewing a permit",
             &script::PERMIT_RENEW,
@@ -112,7 +112,7 @@ fn request(
 
 /// Takes permits with these ids, all or none.
 pub(crate) fn acquire(of: &dyn Protocol, ids: &[PermitId], lease: Duration) -> Request {
-    let lease = Digits::of(lease_ms(lease));
+    let lease = Digits::of_number(lease_ms(lease));
     let args = [lease.as_bytes(), &all(ids)];
     request(
         of,
@@ -142,7 +142,7 @@ pub(crate) fn release_ids(
 
 /// Has a permit end after `lease` from now.
 pub(crate) fn update(of: &dyn Protocol, id: PermitId, lease: Duration) -> Request {
-    let lease = Digits::of(lease_ms(lease));
+    let lease = Digits::of_number(lease_ms(lease));
     let args = [&id.0, lease.as_bytes()];
     let doing = "changing the lease of a permit";
     request(of, doing, &script::PERMIT_UPDATE, None, &args)

@@ -46,7 +46,7 @@ impl Protocol for Red {
             &[&self.key],
             &[
                 args.owner,
-                &Digits::of(lease_ms(args.lease)),
+                &Digits::of_number(lease_ms(args.lease)),
                 &Digits::of(seconds(args.up_for)),
                 args.run_id,
             ],

@@ -60,7 +60,7 @@ impl Protocol for ReadWrite {
     }
 
     fn acquire(&self, args: &AcquireArgs<'_>) -> Request {
-        let lease = Digits::of(lease_ms(args.lease));
+        let lease = Digits::of_number(lease_ms(args.lease));
         match args.mode {
             Mode::Exclusive => Request::script(
                 ACQUIRING,
@@ -106,7 +106,7 @@ impl Protocol for ReadWrite {
                 RENEWING,
                 &script::RW_READ_RENEW,
                 &[&self.key, &self.channel, &self.hold_key(owner)],
-                &[owner, &Digits::of(lease_ms(lease))],
+                &[owner, &Digits::of_number(lease_ms(lease))],
             ),
         }
     }
