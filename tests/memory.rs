@@ -62,7 +62,7 @@ fn a_held_lock_takes_a_few_hundred_bytes() {
     let bytes = change
         .bytes_allocated
         .saturating_sub(change.bytes_deallocated);
-    assert!(bytes / LOCKS <= 430, "{} bytes for each", bytes / LOCKS);
+    assert!(bytes / LOCKS <= 415, "{} bytes for each", bytes / LOCKS);
 }
 
 /// How many bytes are in use.

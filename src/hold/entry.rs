@@ -57,18 +57,17 @@ pub(crate) struct Named {
 }
 
 pub(crate) struct EntryState<H> {
-    pub(crate) lock: LocalLock<Arc<Waiter<H>>, H, Arc<Call>>,
-    extras: Option<Box<Extras<H>>>,
+    pub(crate) lock: LocalLock<Arc<Waiter<H>>, H, Arc<Call>, Extras<H>>,
 }
 
 /// What an uncontended lock does without; made when it is first needed.
-struct Extras<H> {
+pub(crate) struct Extras<H> {
     /// The waiters of the contenders that are parked.
     contenders: Vec<Arc<Waiter<H>>>,
     /// What only semaphores need.
-    semaphore: Option<SemaphoreState<H>>,
+    semaphore: Option<Box<SemaphoreState<H>>>,
     /// What only read-write locks need.
-    preference: Option<WriterPreference<Arc<Call>>>,
+    preference: Option<Box<WriterPreference<Arc<Call>>>>,
 }
 
 impl<H> Default for Extras<H> {
@@ -149,30 +148,31 @@ impl<H: Holding> Entry<H> {
 impl<H: Holding> EntryState<H> {
     fn new(kind: &Kind, tenure: Duration) -> Self {
         Self {
-            lock: LocalLock::new(kind.order, tenure),
-            extras: None,
+            lock: LocalLock::with_more(kind.order, tenure),
         }
     }
 
     fn extras(&mut self) -> &mut Extras<H> {
-        self.extras.get_or_insert_default()
+        self.lock.more_mut()
     }
 
     fn semaphore(&mut self) -> &mut SemaphoreState<H> {
         let tenure = self.lock.tenure();
         let semaphore = &mut self.extras().semaphore;
-        semaphore.get_or_insert_with(|| SemaphoreState {
-            local: LocalSemaphore::new(tenure),
-            keys: IdempotencyKeys::new(FORGET),
+        semaphore.get_or_insert_with(|| {
+            Box::new(SemaphoreState {
+                local: LocalSemaphore::new(tenure),
+                keys: IdempotencyKeys::new(FORGET),
+            })
         })
     }
 
     fn preference(&self) -> Option<&WriterPreference<Arc<Call>>> {
-        self.extras.as_ref()?.preference.as_ref()
+        self.lock.more()?.preference.as_deref()
     }
 
     fn preference_mut(&mut self) -> Option<&mut WriterPreference<Arc<Call>>> {
-        self.extras.as_mut()?.preference.as_mut()
+        self.lock.more_if_any()?.preference.as_deref_mut()
     }
 
     pub(crate) fn local_semaphore(&mut self) -> &mut EntrySemaphore<H> {
@@ -214,7 +214,8 @@ impl<H: Holding> EntryState<H> {
 
     /// All that park: those in the queue, and contenders.
     fn waiters(&self) -> impl Iterator<Item = &Arc<Waiter<H>>> {
-        let contenders = self.extras.iter().flat_map(|extras| &extras.contenders);
+        let extras = self.lock.more().into_iter();
+        let contenders = extras.flat_map(|extras| &extras.contenders);
         self.lock.waiters().chain(contenders)
     }
 
@@ -223,7 +224,7 @@ impl<H: Holding> EntryState<H> {
     }
 
     pub(crate) fn forget_contender(&mut self, waiter: Option<&Arc<Waiter<H>>>) {
-        if let (Some(waiter), Some(extras)) = (waiter, &mut self.extras) {
+        if let (Some(waiter), Some(extras)) = (waiter, self.lock.more_if_any()) {
             extras
                 .contenders
                 .retain(|other| !Arc::ptr_eq(other, waiter));
@@ -298,7 +299,7 @@ impl<H: Holding> State for EntryState<H> {
     type Common = Arc<Owners>;
 
     fn is_free(&self) -> bool {
-        let extras = self.extras.as_ref();
+        let extras = self.lock.more();
         let semaphore = extras.and_then(|extras| extras.semaphore.as_ref());
         self.lock.is_free() && semaphore.is_none_or(|semaphore| semaphore.local.is_free())
     }

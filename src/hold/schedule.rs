@@ -13,7 +13,7 @@
 //! Every step costs the logarithm of the number of entries, however many are due, queued or under way.
 
 use std::cmp::Ordering as Order;
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -25,19 +25,19 @@ pub(crate) trait Scheduled {
     fn times(&self) -> &Times;
 }
 
-/// By what the schedule finds an entry in its maps. Only the schedule changes it, under the mutex of the schedule.
+/// By what the schedule finds an entry. Only the schedule changes it, under the mutex of the schedule.
 #[derive(Debug, Default)]
 pub(crate) struct Times {
     /// When it is due; zero while it is not armed.
     due: AtomicU64,
-    /// When it ends, if it is queued for renewal; zero if not.
-    ends: AtomicU64,
 }
 
 /// Entries by when they are due, and those queued for renewal by when they end, both as `time::nanos`.
 pub(crate) struct Schedule<T: ?Sized> {
     due: BTreeSet<Item<T>>,
     renewals: BTreeSet<Item<T>>,
+    /// When each queued entry ends, by its number. Few are queued, so that is not kept in all.
+    ends: HashMap<u64, u64>,
 }
 
 /// An entry and its moment; entries with the same moment are in the order of their numbers.
@@ -72,6 +72,7 @@ impl<T: Scheduled + ?Sized> Schedule<T> {
         Self {
             due: BTreeSet::new(),
             renewals: BTreeSet::new(),
+            ends: HashMap::new(),
         }
     }
 
@@ -87,7 +88,7 @@ impl<T: Scheduled + ?Sized> Schedule<T> {
     pub(crate) fn queue(&mut self, entry: &Arc<T>, ends: u64, due: u64) {
         self.arm(Arc::clone(entry), due);
         let ends = ends.max(1);
-        entry.times().ends.store(ends, Ordering::Relaxed);
+        self.ends.insert(entry.number(), ends);
         let entry = Arc::clone(entry);
         self.renewals.insert(Item { at: ends, entry });
     }
@@ -98,12 +99,23 @@ impl<T: Scheduled + ?Sized> Schedule<T> {
             at,
             entry: Arc::clone(entry),
         };
-        let ends = entry.times().ends.swap(0, Ordering::Relaxed);
-        if ends != 0 {
+        if let Some(ends) = self.forget_end(entry) {
             self.renewals.remove(&item(ends));
         }
         let due = entry.times().due.swap(0, Ordering::Relaxed);
         due != 0 && self.due.remove(&item(due))
+    }
+
+    /// When `entry` ends, if it was queued.
+    fn forget_end(&mut self, entry: &T) -> Option<u64> {
+        if self.ends.is_empty() {
+            return None;
+        }
+        let ends = self.ends.remove(&entry.number());
+        if self.ends.is_empty() && self.ends.capacity() > 1024 {
+            self.ends = HashMap::new();
+        }
+        ends
     }
 
     /// The entry that is due first, and when.
@@ -141,7 +153,7 @@ impl<T: Scheduled + ?Sized> Schedule<T> {
     /// Takes the queued entry that ends first, to renew it now; it stays armed.
     pub(crate) fn take_renewal(&mut self) -> Option<Arc<T>> {
         let Item { entry, .. } = self.renewals.pop_first()?;
-        entry.times().ends.store(0, Ordering::Relaxed);
+        self.forget_end(&entry);
         Some(entry)
     }
 

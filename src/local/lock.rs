@@ -219,9 +219,10 @@ pub(crate) enum Left<W, H> {
     Gone,
 }
 
-/// One lock inside this process. `W` reaches a waiting thread, `H` is a hold, `R` a release under way.
+/// One lock inside this process. `W` reaches a waiting thread, `H` is a hold, `R` a release under way, `X` what else is
+/// kept once more than one thread at a time wanted it.
 #[derive(Debug, Clone)]
-pub(crate) struct LocalLock<W, H, R> {
+pub(crate) struct LocalLock<W, H, R, X = ()> {
     order: Order,
     exclusive: Option<Holder<H>>,
     /// How many threads of this process ask Redis for an exclusive hold, and for a shared one.
@@ -229,27 +230,37 @@ pub(crate) struct LocalLock<W, H, R> {
     asking_shared: u32,
     cohort: Cohort<R>,
     /// Made when the first of them comes: most locks are held by one thread after another, and nobody waits.
-    crowd: Option<Box<Crowd<W, H>>>,
+    crowd: Option<Box<Crowd<W, H, X>>>,
 }
 
 /// Those that share the lock, and those that wait for it.
 #[derive(Debug, Clone)]
-struct Crowd<W, H> {
+struct Crowd<W, H, X> {
     shared: Vec<SharedHolders<H>>,
     queue: WaitQueue<Waiting<W>>,
+    more: X,
 }
 
-impl<W, H> Default for Crowd<W, H> {
+impl<W, H, X: Default> Default for Crowd<W, H, X> {
     fn default() -> Self {
         Self {
             shared: Vec::new(),
             queue: WaitQueue::new(),
+            more: X::default(),
         }
     }
 }
 
+#[cfg(test)]
 impl<W, H: Holding, R> LocalLock<W, H, R> {
     pub(crate) fn new(order: Order, tenure: Duration) -> Self {
+        Self::with_more(order, tenure)
+    }
+}
+
+impl<W, H: Holding, R, X: Default> LocalLock<W, H, R, X> {
+    /// One with which something else is kept.
+    pub(crate) fn with_more(order: Order, tenure: Duration) -> Self {
         Self {
             order,
             exclusive: None,
@@ -264,7 +275,20 @@ impl<W, H: Holding, R> LocalLock<W, H, R> {
         self.cohort.tenure()
     }
 
-    fn crowd(&mut self) -> &mut Crowd<W, H> {
+    /// What else is kept, if anything is yet.
+    pub(crate) fn more(&self) -> Option<&X> {
+        self.crowd.as_ref().map(|crowd| &crowd.more)
+    }
+
+    pub(crate) fn more_if_any(&mut self) -> Option<&mut X> {
+        self.crowd.as_mut().map(|crowd| &mut crowd.more)
+    }
+
+    pub(crate) fn more_mut(&mut self) -> &mut X {
+        &mut self.crowd().more
+    }
+
+    fn crowd(&mut self) -> &mut Crowd<W, H, X> {
         self.crowd.get_or_insert_default()
     }
 
@@ -442,12 +466,19 @@ impl<W, H: Holding, R> LocalLock<W, H, R> {
                     lease: lease.into(),
                 });
             }
-            Mode::Shared => self.crowd().shared.push(SharedHolders {
-                hold,
-                lease,
-                open: true,
-                threads: vec![(thread, 1)],
-            }),
+            Mode::Shared => {
+                let shared = &mut self.crowd().shared;
+                if shared.capacity() == 0 {
+                    // Most have one group.
+                    shared.reserve_exact(1);
+                }
+                shared.push(SharedHolders {
+                    hold,
+                    lease,
+                    open: true,
+                    threads: vec![(thread, 1)],
+                });
+            }
         }
         self.take_next(now)
     }
