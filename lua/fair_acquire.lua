@@ -23,8 +23,8 @@
 local owner, lease_ms, ticket = ARGV[1], ARGV[2], ARGV[3]
 local waiter_ms, queued, grace_ms = tonumber(ARGV[4]), ARGV[5] ~= '0', tonumber(ARGV[6])
 
--- How long Redisson's waiters live unless configured otherwise, and how long the keys outlive the last place.
-local REDISSON, KEEP = 300000, 3600000
+-- How long the keys outlive the last place.
+local KEEP = 3600000
 
 -- First, because they refuse keys of another type.
 local mine = redis.call('hexists', KEYS[1], owner) == 1
@@ -118,9 +118,13 @@ if mine or free and (not head or head == ticket or lost and ARGV[5] == '2') then
     redis.call('lrem', KEYS[2], 1, ticket)
     redis.call('zrem', KEYS[3], ticket)
   end
+  local next = head and redis.call('lindex', KEYS[2], 0)
+  -- It listens by now perhaps, and cannot take the lock within its grace any more.
+  if next and now and not string.find(next, OURS) and dies_at(next) % 1 == UNHEARD then
+    set_timeout(next, now + REDISSON)
+  end
   -- The next one sleeps for up to 5 s without asking, and would sleep through the end of a shorter lease.
-  local next = tonumber(lease_ms) < 5000 and redis.call('lindex', KEYS[2], 0)
-  if next then
+  if next and tonumber(lease_ms) < 5000 then
     redis.pcall('publish', KEYS[4] .. ':' .. next, '0')
   end
   return nil

@@ -4,8 +4,11 @@
 -- KEYS[3]  timeouts  sorted set: ticket -> epoch ms from which it counts as dead
 -- KEYS[4]  channel   base: a waiter listens at this, ':' and its ticket
 
--- How many of the dead one call removes or notifies in vain: there may be thousands.
-local MOST = 500
+-- How many of the dead one call removes, and to how many it gives a grace: there may be thousands.
+local MOST, MOST_GRACES = 500, 128
+
+-- How long Redisson's waiters live unless configured otherwise.
+local REDISSON = 300000
 
 -- Fractions of a millisecond that mark a timeout: as the time that the head gets where nobody showed a sign of life; as
 -- the grace of one that did not listen when it was notified.
@@ -54,42 +57,50 @@ end
 -- Notifies the head that the lock is free. If nobody listens, its process may have died, or is about to subscribe: the
 -- place ends after a grace, unless its waiter asks before. The next is notified as well, which asks and comes back then,
 -- and so on to the first that listens or to the one that asks now.
--- Redisson cannot refresh a place, takes the timeout of the last one for its own, and lowers those behind. So of
--- Redisson's only the head gets a grace: it takes the free lock if it lives. For the last place nobody waits, except
--- those who try once.
+-- Redisson cannot refresh a place, takes the timeout of the last one for its own, and lowers all behind it when it takes
+-- the lock. So nobody behind one of its places gets a grace, and of those themselves only one at the head. It also asks
+-- without a pause while the lock is free and not its own, so one in the middle is woken only if nobody else listens.
+-- For the last place nobody waits, except those who try once.
 --
--- Returns how many heard it, and from when on the places of those in front that did not count as dead.
+-- Returns how many heard it, and until when the head lives.
 local function notify(head, grace_ms, now, asker, tries_once)
-  local waiter, until_at, goes_on = head, nil, true
-  for behind = 1, MOST do
-    local heard = publish(waiter)
-    if heard ~= 0 or grace_ms == 0 then
-      return heard or 0, until_at or dies_at(head)
-    end
-    local at = dies_at(waiter)
-    local next = redis.call('lindex', KEYS[2], behind)
+  local heard, dies = publish(head), dies_at(head)
+  local over_at = now + grace_ms + UNHEARD
+  -- Whoever asks is awake, and comes back. Or each of them would notify all that are in front.
+  if heard ~= 0 or grace_ms == 0 or asker and dies <= over_at then
+    return heard or 0, dies
+  end
+  local waiter, at, ours_only, other = head, dies, true, nil
+  for behind = 1, MOST_GRACES do
     local is_ours = string.find(waiter, OURS)
+    local next = redis.call('lindex', KEYS[2], behind)
+    if not is_ours and behind > 1 then
+      ours_only, other = false, other or waiter
+    end
     if at % 1 == SILENT or not next and not (tries_once and is_ours) then
-      return 0, until_at or at
-    end
-    if is_ours or behind == 1 then
-      local over_at = now + grace_ms + UNHEARD
-      if over_at < at then
-        set_timeout(waiter, over_at)
-        at = over_at
+      -- The next one of Redisson's would take its own timeout from that of a place with a grace.
+      if not (next or is_ours) and at % 1 == UNHEARD then
+        set_timeout(waiter, now + REDISSON)
       end
-      until_at = goes_on and math.max(at, until_at or 0) or until_at
-    else
-      goes_on = false
+      return other and publish(other) or 0, dies
     end
+    if ours_only and over_at < at then
+      set_timeout(waiter, over_at)
+      dies = behind == 1 and over_at or dies
+    end
+    ours_only = ours_only and is_ours
     if not next or next == asker then
-      return 0, until_at
+      return 0, dies
     end
-    waiter = next
+    waiter, at = next, dies_at(next)
+    heard = string.find(waiter, OURS) and publish(waiter) or 0
+    if heard ~= 0 then
+      return heard, dies
+    end
   end
   -- If anybody lives, this is one who does.
-  local latest = redis.call('zrange', KEYS[3], -1, -1)[1]
-  return latest ~= asker and publish(latest) or 0, until_at
+  other = other or redis.call('zrange', KEYS[3], -1, -1)[1]
+  return other and other ~= asker and publish(other) or 0, dies
 end
 
 -- Notifies the first living waiter, if there is one, and returns how many heard it. Removes the dead in front.

@@ -5,8 +5,8 @@ use redis::{Connection, RedisResult};
 
 use crate::support::scripts;
 use crate::support::scripts::{
-    LEASE, NAMES, RENEW, REQUEST, THEM, US, as_redisson, assert_left, channel, forbid,
-    forbid_channels, listen_to_all, messages, out_of_memory, run,
+    LEASE, NAMES, RENEW, REQUEST, as_redisson, assert_left, channel, forbid, forbid_channels,
+    listen_to_all, messages, out_of_memory, run,
 };
 use crate::support::{Server, eventually, lua};
 
@@ -27,13 +27,15 @@ const STEP: i64 = 4_000;
 /// How long Redisson says that its waiters live, by default.
 const REDISSON: i64 = 300_000;
 
-const A: &str = US;
-const B: &str = "0b7e1c52-6f0a-4f3e-9b8f-1d2c3a4b5c6d:2";
-const C: &str = THEM;
-const D: &str = "9f8e7d6c-5b4a-4321-8fed-cba987654321:58";
-const E: &str = "9f8e7d6c-5b4a-4321-8fed-cba987654321:59";
+const A: &str = "0b7e1c52-6f0a-4f3e-9b8f-1d2c3a4b1a7c:1";
+const B: &str = "0b7e1c52-6f0a-4f3e-9b8f-1d2c3a4b1a7c:2";
+const C: &str = "9f8e7d6c-5b4a-4321-8fed-cba987651a7c:57";
+const D: &str = "9f8e7d6c-5b4a-4321-8fed-cba987651a7c:58";
+const E: &str = "9f8e7d6c-5b4a-4321-8fed-cba987651a7c:59";
 /// A thread of a Java process.
 const JAVA: &str = "5d1c7a3e-0f2b-4c6d-8e9f-a0b1c2d3e4f5:71";
+/// Another one.
+const OTHER: &str = "5d1c7a3e-0f2b-4c6d-8e9f-a0b1c2d3e4f5:72";
 
 /// How long a place lives on whose waiter does not listen, and by what its timeout is known.
 const GRACE: i64 = 500;
@@ -1105,8 +1107,15 @@ fn whatever_redisson_lowers_none_of_ours_is_passed_that_asks_again_and_again() {
         "6d1c7a3e-0f2b-4c6d-8e9f-a0b1c2d3e4f5:72",
     ];
     let [j, k, l, m] = JAVANS;
-    let line = [j, B, k, l, C, D, m, E];
-    for wait in [REDISSON, 20_000] {
+    let ours = ours(4);
+    let [b, c, d, e] = [0, 1, 2, 3].map(|n| ours[n].as_str());
+    let line = [j, b, k, l, c, d, m, e];
+    // Where it does not matter who listens, and where only these do.
+    let listeners: [Option<&[&str]>; 3] = [None, Some(&[]), Some(&[c, l])];
+    for (wait, listeners) in [REDISSON, 20_000]
+        .into_iter()
+        .flat_map(|wait| listeners.map(|listeners| (wait, listeners)))
+    {
         // All that a Java client may wait for before it is given up itself, but a step or two; before we come, before
         // the queue moves, and while it does.
         let steps = (LEASE + wait) / STEP - 3;
@@ -1117,6 +1126,9 @@ fn whatever_redisson_lowers_none_of_ours_is_passed_that_asks_again_and_again() {
             (steps / 2, steps / 2, 0),
         ] {
             let mut fair = Fair::start();
+            fair.grace = listeners.map_or(0, |_| GRACE);
+            let mut pubsub_con = fair.server.connection();
+            let _pubsub = listen_for(&fair, &mut pubsub_con, listeners.unwrap_or(&[]));
             fair.take(A);
             let pass = |fair: &mut Fair, steps: i64| {
                 for _ in 0..steps / 4 {
@@ -1158,6 +1170,11 @@ fn whatever_redisson_lowers_none_of_ours_is_passed_that_asks_again_and_again() {
                 }
                 holder = next;
                 for other in &line[n + 1..] {
+                    // It asks within its grace.
+                    if fair.timeout(other).fract() == UNHEARD {
+                        assert!(!JAVANS.contains(other));
+                        fair.wait(other, QUEUED);
+                    }
                     let life = fair.life(other);
                     assert!(
                         JAVANS.contains(other) || life > WAITER as f64 * 0.5,
@@ -1661,8 +1678,7 @@ fn one_that_listens_again_when_its_grace_is_over_has_time_to_ask() {
 
 // Redisson refreshes no place, and lowers those behind by the wait of the one that takes the lock.
 #[test]
-fn of_redissons_only_the_head_gets_a_grace() {
-    const OTHER: &str = "5d1c7a3e-0f2b-4c6d-8e9f-a0b1c2d3e4f5:72";
+fn from_redissons_first_place_on_only_the_head_gets_a_grace() {
     let ours = ours(1).remove(0);
     for comes in [true, false] {
         let mut fair = Fair::with_a_grace();
@@ -1673,36 +1689,163 @@ fn of_redissons_only_the_head_gets_a_grace() {
         fair.redisson_joins(OTHER, REDISSON);
         fair.wait(&ours, NEW);
         fair.wait(C, NEW);
-        let sums = [OTHER, C].map(|ticket| fair.timeout(ticket));
+        let sums = [OTHER, &ours, C].map(|ticket| fair.timeout(ticket));
         let before = fair.now();
         assert_eq!(fair.release(A), 1);
         assert_eq!(messages(&fair.server, &mut pubsub), [fair.announced(C)]);
-        fair.assert_graces(&[JAVA, &ours], before);
+        fair.assert_graces(&[JAVA], before);
         let received = fair.ask(C, QUEUED).unwrap();
         assert!((1..=GRACE).contains(&received), "{received}");
         assert_eq!(fair.timeout(OTHER), sums[0]);
-        assert!(fair.timeout(C) >= sums[1]);
+        assert_eq!(fair.timeout(&ours), sums[1]);
+        assert!(fair.timeout(C) >= sums[2]);
         assert_eq!(fair.queue(), [JAVA, OTHER, &ours, C]);
         if comes {
-            // The second loses nothing by that.
+            // Nobody loses anything by that.
             fair.redisson_takes(JAVA, REDISSON);
             assert!(fair.life(OTHER) > (REDISSON - WAITER) as f64);
+            assert!(fair.life(&ours) > (REDISSON - WAITER) as f64);
             fair.wait(&ours, QUEUED);
             fair.wait(C, QUEUED);
             assert_eq!(fair.queue()[0], OTHER);
         } else {
-            // Nor does the second come: that takes another grace.
-            fair.end_graces();
-            let before = fair.now();
-            let received = fair.ask(C, QUEUED).unwrap();
-            assert!((1..=GRACE).contains(&received), "{received}");
-            assert_eq!(fair.queue()[0], OTHER);
-            assert!(fair.timeout(OTHER) >= (before + GRACE) as f64);
+            // Nor do the others come: each takes another grace.
+            for next in [OTHER, &ours] {
+                fair.end_graces();
+                let before = fair.now();
+                let received = fair.ask(C, QUEUED).unwrap();
+                assert!((1..=GRACE).contains(&received), "{received}");
+                assert_eq!(fair.queue()[0], next);
+                fair.assert_graces(&[next], before);
+            }
             fair.end_graces();
             fair.take_from(C);
             fair.assert_state(Some(C), &[]);
         }
     }
+}
+
+// F6: it and the one of Redisson's in front of it were about to subscribe.
+#[test]
+fn who_asks_in_time_behind_redisson_is_not_passed_when_that_takes_the_lock() {
+    let ours = ours(1).remove(0);
+    for asks_first in [true, false] {
+        let mut fair = Fair::with_a_grace();
+        let mut pubsub_con = fair.server.connection();
+        let _pubsub = listen_for(&fair, &mut pubsub_con, &[C]);
+        fair.take(A);
+        fair.redisson_joins(JAVA, REDISSON);
+        fair.wait(&ours, NEW);
+        fair.wait(C, NEW);
+        assert_eq!(fair.release(A), 1);
+        if asks_first {
+            assert!(fair.ask(&ours, QUEUED).is_some());
+        }
+        fair.redisson_takes(JAVA, REDISSON);
+        assert!(fair.life(&ours) > 0.5 * WAITER as f64);
+        fair.wait(C, QUEUED);
+        assert_eq!(fair.queue(), [&*ours, C]);
+    }
+}
+
+// It asks without a pause until the lock is its own, and so do its neighbours.
+#[test]
+fn redissons_waiters_are_woken_out_of_turn_only_if_nobody_else_listens() {
+    let ours = ours(2);
+    for (line, listeners, woken) in [
+        (&[JAVA, OTHER, C][..], &[OTHER, C][..], C),
+        (&[JAVA, OTHER, &ours[0]], &[OTHER], OTHER),
+        (&[&ours[0], JAVA, C], &[JAVA, C], C),
+        (&[&ours[0], JAVA, OTHER, &ours[1]], &[JAVA, OTHER], JAVA),
+    ] {
+        let mut fair = Fair::with_a_grace();
+        let mut pubsub_con = fair.server.connection();
+        let mut pubsub = listen_for(&fair, &mut pubsub_con, listeners);
+        fair.take(A);
+        for ticket in line {
+            if [JAVA, OTHER].contains(ticket) {
+                fair.redisson_joins(ticket, REDISSON);
+            } else {
+                fair.wait(ticket, NEW);
+            }
+        }
+        let before = fair.now();
+        assert_eq!(fair.release(A), 1);
+        assert_eq!(messages(&fair.server, &mut pubsub), [fair.announced(woken)]);
+        fair.assert_graces(&line[..1], before);
+    }
+    let mut fair = Fair::with_a_grace();
+    fair.take(A);
+    for n in 0..50 {
+        fair.redisson_joins(&JAVA.replace(":71", &format!(":{}", 1000 + n)), REDISSON);
+    }
+    assert_eq!(fair.release(A), 0);
+    assert_eq!(fair.server.calls("publish"), 2);
+}
+
+// Where one of ours has come back to the head of the queue, and may hold the lock for long.
+#[test]
+fn redissons_grace_ends_when_somebody_takes_the_lock() {
+    let mut fair = Fair::with_a_grace();
+    let mut pubsub_con = fair.server.connection();
+    let _pubsub = listen_for(&fair, &mut pubsub_con, &[C]);
+    fair.queued(&[B]);
+    fair.redisson_joins(JAVA, REDISSON);
+    fair.wait(C, NEW);
+    fair.set_timeout(B, 1);
+    let before = fair.now();
+    fair.release(A);
+    fair.assert_graces(&[JAVA], before);
+    fair.take_from(B);
+    fair.assert_graces(&[], before);
+    assert!(fair.life(JAVA) > LEASE as f64);
+    assert_eq!(fair.queue(), [JAVA, C]);
+}
+
+#[test]
+fn who_joins_behind_redissons_last_place_finds_no_grace_in_it() {
+    let mut fair = Fair::with_a_grace();
+    let mut pubsub_con = fair.server.connection();
+    let _pubsub = listen_for(&fair, &mut pubsub_con, &[C]);
+    fair.take(A);
+    fair.redisson_joins(JAVA, REDISSON);
+    fair.wait(C, NEW);
+    let before = fair.now();
+    fair.release(A);
+    fair.assert_graces(&[JAVA], before);
+    assert!(fair.leave(C));
+    fair.redisson_joins(OTHER, REDISSON);
+    fair.redisson_takes(JAVA, REDISSON);
+    assert!(fair.life(OTHER) > LEASE as f64);
+}
+
+// Each of them would notify all that are in front of it.
+#[test]
+fn those_who_ask_during_a_grace_notify_only_the_head() {
+    let mut fair = Fair::with_a_grace();
+    let line = ours(500);
+    let far = fair.now() + WAITER;
+    for ticket in &line {
+        fair.place(ticket, far);
+    }
+    assert_eq!(fair.release(A), -1);
+    let before = fair.server.calls("publish");
+    for ticket in &line[450..] {
+        let received = fair.ask(ticket, QUEUED).unwrap();
+        assert!((1..=GRACE).contains(&received), "{received}");
+    }
+    assert_eq!(fair.server.calls("publish") - before, 50);
+}
+
+#[test]
+fn places_without_any_timeouts_are_no_error() {
+    let mut fair = Fair::with_a_grace();
+    for ticket in ours(200) {
+        let () = fair.server.ask(&["RPUSH", &fair.queue_key(), &ticket]);
+    }
+    assert_eq!(fair.release(A), -1);
+    assert!(!fair.leave(A));
+    assert_eq!(fair.queue().len(), 200);
 }
 
 // Nobody waits for it, and if it is Redisson's the next one of Redisson's builds on it.
@@ -1769,17 +1912,17 @@ fn places_that_ran_out_together_are_not_ended_sooner() {
 }
 
 #[test]
-fn thousands_that_do_not_listen_get_their_grace_in_portions() {
+fn hundreds_that_do_not_listen_get_their_grace_in_portions() {
     let mut fair = Fair::with_a_grace();
     let mut pubsub_con = fair.server.connection();
     let mut pubsub = listen_for(&fair, &mut pubsub_con, &[C]);
-    let dead = ours(1_100);
+    let dead = ours(300);
     let far = fair.now() + WAITER;
     for ticket in &dead {
         fair.place(ticket, far);
     }
     fair.place(C, far + 1);
-    for left in [1_101, 601, 101] {
+    for left in [301, 173, 45] {
         assert_eq!(fair.release(A), -1);
         assert_eq!(fair.queue().len(), left);
         assert_eq!(messages(&fair.server, &mut pubsub), [fair.announced(C)]);
