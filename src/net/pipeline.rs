@@ -53,6 +53,10 @@ const REST: Duration = Duration::from_millis(50);
 /// The text costs the server some microseconds more, so it is sent a hundred times a second at most.
 const KNOWN_FOR: Duration = Duration::from_millis(10);
 
+/// For how long a connection is young: within that time each client notices that its own is gone, by a PING after 2 s
+/// and 3 s for its reply unless configured otherwise. Those that still do not listen then are not about to connect again.
+const YOUNG: Duration = Duration::from_secs(5);
+
 /// After how long without a command the connection is checked before the next one is sent.
 pub(super) const IDLE: Duration = Duration::from_millis(100);
 
@@ -82,6 +86,8 @@ pub(super) struct InFlight {
     to: Destination,
     pub(super) unwritten: WriteQueue,
     awaiting: VecDeque<Arc<Call>>,
+    /// When it was made.
+    since: Instant,
     /// When the last reply came, or a command was sent while none was due.
     pub(super) last_heard: Instant,
     /// When a thread last read and found nothing: all that had come by then has been read.
@@ -143,6 +149,7 @@ impl Pipeline {
             to: self.to,
             unwritten: WriteQueue::with_capacity(1024),
             awaiting: VecDeque::new(),
+            since: now,
             last_heard: now,
             quiet_at: now,
             doubtful: None,
@@ -365,6 +372,7 @@ impl Pipeline {
                     let wording = Wording {
                         by_text: true,
                         sharded,
+                        young: true,
                     };
                     undo.request.write_as(&mut undoing, wording);
                 }
@@ -444,6 +452,7 @@ impl InFlight {
         let wording = Wording {
             by_text: its.by_text,
             sharded: self.to.sharded,
+            young: now < self.since + YOUNG,
         };
         call.request.write_as(&mut self.unwritten.bytes, wording);
         drop(its);

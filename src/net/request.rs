@@ -65,6 +65,19 @@ pub(crate) struct Wording {
     pub(crate) by_text: bool,
     /// Channels are sharded: each is known only to the master of its slot.
     pub(crate) sharded: bool,
+    /// The connection is young: see [`Request::without_grace_while_young`].
+    pub(crate) young: bool,
+}
+
+impl Wording {
+    /// Without sharded channels, for a connection that is not young.
+    fn plain(by_text: bool) -> Self {
+        Self {
+            by_text,
+            sharded: false,
+            young: false,
+        }
+    }
 }
 
 /// How many replicas are to have what was written on a connection, and for how long that is waited for.
@@ -81,6 +94,8 @@ pub(crate) struct Request {
     pub(crate) script: Option<&'static Script>,
     /// It asks how many listen to a channel.
     counts_listeners: bool,
+    /// Which of a script's arguments is zero while the connection is young.
+    grace: Option<u8>,
     parts: usize,
     packed: Packed,
     /// What the command is for, as errors say it.
@@ -99,6 +114,7 @@ impl Request {
         Self {
             script: None,
             counts_listeners: false,
+            grace: None,
             parts: parts.len(),
             packed,
             doing,
@@ -165,6 +181,7 @@ impl Request {
         Self {
             script: Some(script),
             counts_listeners: false,
+            grace: None,
             parts,
             packed,
             doing,
@@ -199,8 +216,7 @@ impl Request {
         let parts = requests.iter().map(|request| request.parts - HEAD);
         push_head(out, b'*', HEAD + parts.sum::<usize>());
         if let Some(script) = first.script {
-            let sharded = false;
-            out.extend_from_slice(script.encoded(Wording { by_text, sharded }));
+            out.extend_from_slice(script.encoded(Wording::plain(by_text)));
         }
         let keys = requests.iter().map(|request| request.keys().count());
         push_number(out, keys.sum());
@@ -221,10 +237,16 @@ impl Request {
         both.split_at(both.len() - args.len())
     }
 
-    /// Appends the command as it is without sharded channels.
+    /// This argument, the digits of a number, is all zeros when the request is sent on a young connection: how long a
+    /// grace those have who do not listen. After an outage others may be about to connect again.
+    pub(crate) fn without_grace_while_young(mut self, nth: u8) -> Self {
+        self.grace = Some(nth);
+        self
+    }
+
+    /// Appends the command as it is without sharded channels, on a connection that is not young.
     pub(crate) fn write(&self, out: &mut Vec<u8>, by_text: bool) {
-        let sharded = false;
-        self.write_as(out, Wording { by_text, sharded });
+        self.write_as(out, Wording::plain(by_text));
     }
 
     /// Appends the command.
@@ -241,6 +263,14 @@ impl Request {
             push_bulk(out, what);
         }
         out.extend_from_slice(self.packed.bytes());
+        if let Some(nth) = self.grace.filter(|_| wording.young) {
+            let mut rest = self.packed.bytes();
+            let before = 1 + self.keys().count() + usize::from(nth);
+            let argument = (0..=before).filter_map(|_| pull_bulk(&mut rest)).last();
+            // Its end is what is in front of the rest, but for the end of its line.
+            let end = out.len() - rest.len() - 2;
+            out[end - argument.map_or(0, <[u8]>::len)..end].fill(b'0');
+        }
         if let Some(Acknowledgements { needed, timeout }) = self.acknowledgements {
             out.extend_from_slice(b"*3\r\n$4\r\nWAIT\r\n");
             for number in [needed, timeout] {
@@ -434,6 +464,35 @@ mod tests {
     }
 
     #[test]
+    fn a_grace_is_zero_on_a_young_connection() {
+        for (args, zeros) in [
+            (["500", "7", "8"], ["000", "7", "8"]),
+            (["o:1", "500", "500"], ["o:1", "000", "500"]),
+            (["o:1", "500", "x"], ["o:1", "500", "0"]),
+        ] {
+            let nth = (0..)
+                .zip(args.iter().zip(zeros))
+                .find(|(_, (a, z))| **a != *z);
+            let nth = nth.map_or(0, |(nth, _)| nth);
+            let [request, expected] = [args, zeros]
+                .map(|args| Request::script("testing", &SCRIPT, &["k", "l\r\n"], &args));
+            let request = request.without_grace_while_young(nth);
+            let written = |request: &Request, young| {
+                let mut bytes = Vec::new();
+                let wording = Wording {
+                    by_text: false,
+                    sharded: false,
+                    young,
+                };
+                request.write_as(&mut bytes, wording);
+                bytes
+            };
+            assert_eq!(written(&request, true), written(&expected, true));
+            assert_ne!(written(&request, false), written(&request, true));
+        }
+    }
+
+    #[test]
     fn so_is_one_of_any_length() {
         for length in 0..3 * FEW {
             let key = "k".repeat(length);
@@ -499,6 +558,7 @@ mod tests {
         let sharded = Wording {
             by_text: true,
             sharded: true,
+            young: false,
         };
         let written = |request: Request| {
             let mut bytes = Vec::new();

@@ -87,6 +87,7 @@ impl Protocol for Fair {
                 &self.grace_ms(),
             ],
         )
+        .without_grace_while_young(5)
     }
 
     fn release(&self, _mode: Mode, owner: &str) -> Request {
@@ -96,15 +97,17 @@ impl Protocol for Fair {
             &self.keys(),
             &[owner, &self.grace_ms()],
         )
+        .without_grace_while_young(1)
     }
 
     fn leave(&self, ticket: &str) -> Option<Request> {
-        Some(Request::script(
+        let request = Request::script(
             "leaving the queue",
             &script::FAIR_LEAVE,
             &self.keys(),
             &[ticket, &self.grace_ms()],
-        ))
+        );
+        Some(request.without_grace_while_young(1))
     }
 
     fn force(&self, request: &str, keep_ms: &str) -> Request {
@@ -116,6 +119,7 @@ impl Protocol for Fair {
             &keys,
             &[keep_ms, &self.grace_ms()],
         )
+        .without_grace_while_young(1)
     }
 }
 

@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::bounded;
 use redlatch::{CancelToken, Client, Config, Error, LossReason};
 
-use crate::support::fair::{Line, nothing_left, queue, queued, timeouts, with_waiter_lease};
+use crate::support::fair::{
+    Line, no_connection_is_young, nothing_left, queue, queued, timeouts, with_waiter_lease,
+};
 use crate::support::scripts::sha;
 use crate::support::{
     BY_MESSAGE, Crew, LONG, Mode, Net, Server, Target, eventually, loosely, lua, ms, open, timed,
@@ -483,8 +485,9 @@ fn a_lost_message_is_made_good() {
 timed!(one_whose_subscription_is_cut_for_a_moment_keeps_its_place);
 fn one_whose_subscription_is_cut_for_a_moment_keeps_its_place() {
     let mut kept = 0;
+    let net = warm(LONG, LONG);
+    no_connection_is_young(&net.server);
     for _ in 0..5 {
-        let net = warm(LONG, LONG);
         let guard = net.other.fair_lock(&net.name).lock().unwrap();
         let mut line = Line::new(&net.server, &net.name);
         line.join_with(net.client.fair_lock(&net.name));
@@ -531,6 +534,7 @@ fn one_that_is_cut_off_for_longer_is_passed_and_comes_back_to_its_place() {
     });
     line.join_with(net.other.fair_lock(&net.name));
     line.all_parked();
+    no_connection_is_young(&net.server);
     net.proxy.set(Target::All, Mode::Refuse);
     net.proxy.cut(Target::All);
     eventually("only the other listens", || {
@@ -550,6 +554,31 @@ fn one_that_is_cut_off_for_longer_is_passed_and_comes_back_to_its_place() {
     assert_eq!(line.received.recv_timeout(LONG), Ok(0));
     assert_eq!(line.received.recv_timeout(LONG), Ok(2));
     line.crew.join();
+    nothing_left(&net.server);
+}
+
+// F3: nobody listens when the server comes back, and some are connected sooner than others.
+timed!(who_is_about_to_connect_after_an_outage_is_not_passed);
+fn who_is_about_to_connect_after_an_outage_is_not_passed() {
+    let server = Server::start_with(&["--appendonly", "yes", "--appendfsync", "always"]);
+    let patient = |config: Config| config.waiter_lease(LONG);
+    let mut net = Net::of(server, patient, patient);
+    let guard = net.other.fair_lock(&net.name).lock().unwrap();
+    let mut line = Line::new(&net.server, &net.name);
+    line.join_with(net.client.fair_lock(&net.name));
+    line.join_with(net.other.fair_lock(&net.name));
+    line.all_parked();
+    no_connection_is_young(&net.server);
+    net.proxy.set(Target::All, Mode::Refuse);
+    net.proxy.cut(Target::All);
+    net.server.kill();
+    drop(guard);
+    net.server.restart();
+    eventually("it is free", || !net.server.exists(&net.name));
+    thread::sleep(2 * GRACE);
+    assert!(line.received.is_empty());
+    net.proxy.pass();
+    line.served_in_order();
     nothing_left(&net.server);
 }
 

@@ -8,7 +8,9 @@ use crossbeam_channel::bounded;
 use nix::sys::signal::Signal;
 use redlatch::{Client, Config};
 
-use crate::support::fair::{Line, nothing_left, queue, queued, with_waiter_lease};
+use crate::support::fair::{
+    Line, no_connection_is_young, nothing_left, queue, queued, with_waiter_lease,
+};
 use crate::support::{
     BY_MESSAGE, LONG, Part, Server, connection_to, eventually, given, loosely, ms, open, say,
     timed, unique, within,
@@ -191,6 +193,7 @@ fn a_hundred_dead_at_the_head_hold_the_queue_up_for_one_grace() {
         line.join_with(client.fair_lock(&name));
     }
     line.all_parked();
+    no_connection_is_young(&server);
     for process in &mut doomed {
         process.part.kill();
     }

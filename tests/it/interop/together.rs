@@ -7,6 +7,7 @@ use crossbeam_channel::unbounded;
 use redlatch::{Client, Config, Error, LossReason};
 
 use super::sides::{measured, take};
+use crate::support::fair::no_connection_is_young;
 use crate::support::java::{Answer, Java, Theirs};
 use crate::support::{
     Crew, GENEROUS, LONG, Part, Server, eventually, given, in_time, loosely, ms, order, say,
@@ -101,6 +102,7 @@ fn what_a_killed_java_process_held_is_free_after_its_lease() {
     eventually("it queues", || {
         server.exists(&format!("redisson_lock_queue:{{{}}}", names[1]))
     });
+    no_connection_is_young(&server);
     java.kill();
     let killed = Instant::now();
     for (kind, name) in iter::zip(kinds, &names) {
