@@ -540,9 +540,9 @@ impl Queue {
         let acquire = script(
             part == Part::Acquire,
             lua::FAIR_ACQUIRE,
-            &[&ticket, "30000", &ticket, "10000", "1"],
+            &[&ticket, "30000", &ticket, "10000", "1", "0"],
         );
-        let release = script(part == Part::Release, lua::FAIR_RELEASE, &[&ticket]);
+        let release = script(part == Part::Release, lua::FAIR_RELEASE, &[&ticket, "0"]);
         let turn = redis::pipe()
             .lpush(&queue, &ticket)
             .zadd(&timeouts, &ticket, FAR)
