@@ -8,30 +8,15 @@ use std::path::Path;
 use crate::support::lua;
 
 /// Keys that are not written as `KEYS[n]`: the script or the prelude, what stands there, and why.
-const NOT_LITERAL: [(&str, &str, &str); 15] = [
-    (
-        "fair_acquire",
-        "KEYS[4] .. ':' .. head",
-        "a channel for each waiter",
-    ),
+const NOT_LITERAL: [(&str, &str, &str); 12] = [
     (
         "fair_acquire",
         "KEYS[4] .. ':' .. next",
         "a channel for each waiter",
     ),
     (
-        "fair_force",
-        "KEYS[4] .. ':' .. head",
-        "a channel for each waiter",
-    ),
-    (
-        "fair_leave",
-        "KEYS[4] .. ':' .. head",
-        "a channel for each waiter",
-    ),
-    (
-        "fair_release",
-        "KEYS[4] .. ':' .. head",
+        "fair",
+        "KEYS[4] .. ':' .. waiter",
         "a channel for each waiter",
     ),
     ("multi_*", "KEYS[i]", "as many keys as there are locks"),
