@@ -12,8 +12,8 @@
 --          -1        nobody holds the lock any more
 --          -2        somebody else holds it
 --
--- Keeps    other owners' fields; places of waiters that live or that come within the grace; the next waiter is notified whenever the lock is seen free;
---          run twice, the second run finds nothing of this owner and removes nothing
+-- Keeps    other owners' fields; places of waiters that live or that come within the grace; the next waiter is notified
+--          whenever the lock is seen free; run twice, the second run finds nothing of this owner and removes nothing
 local owner, grace_ms = ARGV[1], tonumber(ARGV[2])
 
 -- First, because they refuse keys of another type.

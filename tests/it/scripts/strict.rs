@@ -8,7 +8,7 @@ use std::path::Path;
 use crate::support::lua;
 
 /// Keys that are not written as `KEYS[n]`: the script or the prelude, what stands there, and why.
-const NOT_LITERAL: [(&str, &str, &str); 12] = [
+const NOT_LITERAL: [(&str, &str, &str); 13] = [
     (
         "fair_acquire",
         "KEYS[4] .. ':' .. next",
@@ -18,6 +18,11 @@ const NOT_LITERAL: [(&str, &str, &str); 12] = [
         "fair",
         "KEYS[4] .. ':' .. waiter",
         "a channel for each waiter",
+    ),
+    (
+        "lock_renew",
+        "KEYS[i]",
+        "as many keys as there are locks to renew",
     ),
     ("multi_*", "KEYS[i]", "as many keys as there are locks"),
     ("multi_*", "KEYS[j]", "as many keys as there are locks"),

@@ -320,7 +320,8 @@ fn a_permit_is_renewed_for_as_long_as_it_is_wanted_and_a_fixed_lease_ends() {
         assert!(permit.lost().is_empty());
         permit.release().unwrap();
     }
-    let renewals = client.stats().renewals;
+    // One of each may have been under way.
+    let renewals = client.stats().renewals + 2;
     assert!(!within(lease, || client.stats().renewals > renewals));
     assert_eq!(counts(&sem), (4, 0, 4));
     assert_eq!(received.reasons(sem.name()), [LossReason::Expired]);
