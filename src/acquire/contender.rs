@@ -458,9 +458,8 @@ impl Strategy for Contender<'_> {
             None => self.ask_server(until)?,
         };
         if let Reply::Busy(busy) = &reply {
-            if busy.is_contested {
-                self.listening.hear_echoes(false);
-            }
+            // Unless it looks again in any case.
+            self.listening.hear_echoes(!busy.is_contested);
             self.way.is_refused(busy.is_contested);
             self.entry.lock().lock.refused();
             self.was_refused = true;

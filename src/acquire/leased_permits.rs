@@ -169,8 +169,9 @@ impl Strategy for LeasedPermits<'_> {
             Some(Question::Sent(ahead)) => Some(ahead),
             Some(Question::Ready(_)) | None => None,
         };
+        let was_asked_for = ahead.is_some();
         let mut batch = Arc::clone(&self.batch);
-        let mut is_sent = ahead.is_some();
+        let mut is_sent = was_asked_for;
         let mut attempt = || {
             if std::mem::replace(&mut is_sent, true) {
                 batch = batch.draw_again();
@@ -191,7 +192,8 @@ impl Strategy for LeasedPermits<'_> {
             }
             Ok(PermitsAcquired::TooFew { left }) => {
                 self.batch = batch.draw_again();
-                self.queue.was_refused(&|| self.batch.question(session));
+                self.queue
+                    .was_refused(&|| self.batch.question(session), was_asked_for);
                 Ok(Reply::Busy(Busy {
                     // By then enough of them may have expired.
                     retry_after: left,

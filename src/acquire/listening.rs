@@ -28,8 +28,8 @@ pub(crate) struct Listening {
     on: Option<usize>,
     /// It waits, and others know its waiter.
     has_begun: bool,
-    /// The last release of this process, if its message is still to come.
-    own: Option<Arc<Call>>,
+    /// The last release of this process, if its message is still to come, and how many messages the waiter had by then.
+    own: Option<(Arc<Call>, u64)>,
     subscribed: Subscribed,
 }
 
@@ -175,9 +175,10 @@ impl Listening {
         last: Arc<Call>,
     ) {
         let waiter = Arc::clone(self.waiter());
+        let before = waiter.signals().messages;
         if let Some(subscription) = session.subscriber.take_over(channel, &waiter) {
             self.on = Some(index);
-            self.own = Some(last).filter(|last| subscription.awaits_own(last));
+            self.own = Some((last, before)).filter(|(last, _)| subscription.awaits_own(last));
             self.subscribed = Subscribed::At(subscription);
         }
     }
@@ -186,14 +187,27 @@ impl Listening {
     /// if that is still to come, is none.
     pub(crate) fn expected(&mut self, seen: Signals) -> Signals {
         match self.own.take() {
-            Some(own) if yielding::was_announced(&own) => seen.with_own(),
+            Some((own, before)) if seen.messages == before && self.can_hear(&own) => {
+                seen.with_own()
+            }
             _ => seen,
         }
     }
 
-    /// Whether the message of this process's last release is still to come.
+    /// Whether the message of this process's last release is still to come, and the next one of another process may be
+    /// taken for it: only where the thread yields for a moment.
     pub(crate) fn awaits_own(&mut self) -> bool {
-        self.own.take().is_some()
+        let own = self.own.take();
+        own.is_some_and(|(_, before)| self.signals().messages == before)
+    }
+
+    /// Whether the release has been announced, and over the connection that the thread listens to now.
+    fn can_hear(&self, own: &Call) -> bool {
+        let is_connected = match &self.subscribed {
+            Subscribed::At(one) => one.is_the_same_since(own),
+            Subscribed::Nowhere | Subscribed::AtEach { .. } => false,
+        };
+        is_connected && yielding::was_announced(own)
     }
 
     pub(crate) fn is_on(&self, index: usize) -> bool {
@@ -218,6 +232,8 @@ impl Listening {
         channel: Option<Arc<str>>,
     ) {
         self.on = Some(index);
+        // What it announced went to another channel.
+        self.own = None;
         // Before the next one begins: a confirmation does not say which of two it belongs to.
         self.subscribed = Subscribed::Nowhere;
         let waiter = Arc::clone(self.waiter());

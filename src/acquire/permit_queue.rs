@@ -122,7 +122,11 @@ impl<'a> PermitQueue<'a> {
         let Some(YieldAfter { call, we_listened }) = after.filter(|_| time::one_in(every)) else {
             return Prepared::Asks;
         };
-        let stop = || self.is_handed_over() || self.spec.must_stop(self.wait);
+        let stop = || {
+            let queued = self.queued.as_ref();
+            queued.is_some_and(|its| its.is_given() || its.is_asked_for())
+                || self.spec.must_stop(self.wait)
+        };
         let session = self.spec.session();
         let yields = yielding::others_notified(session, &call, we_listened, until, &stop) > 0
             && yielding::has_time(yielding::FOR, until);
@@ -151,11 +155,17 @@ impl<'a> PermitQueue<'a> {
     }
 
     /// Redis had too few. Whoever releases may send the `next` question.
-    pub(super) fn was_refused(&self, next: &dyn Fn() -> Attempt) {
+    ///
+    /// If somebody did so with the last one, messages of further releases may have come before this thread read its reply.
+    /// Then it asks once more, since nobody would notify it of them.
+    pub(super) fn was_refused(&self, next: &dyn Fn() -> Attempt, was_asked_for: bool) {
         if let Some(queued) = &self.queued {
             queued.has_ready(next());
             let mut state = self.entry.lock();
             state.local_semaphore().refuse_first();
+            if was_asked_for && !queued.has_news() {
+                queued.store(News::First);
+            }
         }
     }
 

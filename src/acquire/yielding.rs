@@ -76,9 +76,11 @@ pub(crate) fn has_notified_nobody(session: &Session, release: &Call) -> bool {
     session.connection.counts_listeners() && release.has_reply(nobody)
 }
 
-/// Whether the release has been announced, as far as is known.
+/// Whether the release is known to have been announced to anybody.
 pub(crate) fn was_announced(release: &Call) -> bool {
-    release.has_reply(|reply| matches!(script::released(reply), Ok(Released::Yes { .. })))
+    release.has_reply(
+        |reply| matches!(script::released(reply), Ok(Released::Yes { listeners }) if listeners > 0),
+    )
 }
 
 /// Lets others go first for `span`, or until a message comes if the thread listens; not beyond `until`. With `own` one

@@ -22,7 +22,7 @@ pub(crate) use self::cluster::Place;
 use crate::error::is_redirection;
 use crate::error::is_transient;
 use crate::net::call::Call;
-use crate::net::channels::{Channels, LINGER, Listener, News};
+use crate::net::channels::{self, Channels, LINGER, Listener, News};
 use crate::net::socket::{self, Duplex, Endpoint, Reader, Socket, Successor};
 use crate::net::write_queue::write_turn;
 use crate::process::Process;
@@ -299,6 +299,16 @@ impl Subscription {
         release
             .heard_by_us()
             .is_some_and(|at| self.began_at == Some(at))
+    }
+
+    /// Whether the channel has been confirmed all the time since this release of ours, so that its message was not lost.
+    pub(crate) fn is_the_same_since(&self, release: &Call) -> bool {
+        let (now, then) = (
+            self.subscriber.messages(&self.channel),
+            release.heard_by_us(),
+        );
+        now.zip(then)
+            .is_some_and(|(now, then)| channels::is_one_count(now, then))
     }
 
     /// Has it end a little later, if there was a message or a confirmation lately. Then nothing is written now, and whoever

@@ -212,7 +212,8 @@ impl<'a> Visits<'a> {
     pub(crate) fn new(nodes: &'a Nodes, first: usize) -> Self {
         let n = nodes.list.len();
         let mut order: Vec<_> = (0..n).map(|node| first.wrapping_add(node) % n).collect();
-        order.sort_by_key(|node| distance(nodes.list[*node].session.server.round_trip.get()));
+        order
+            .sort_by_cached_key(|node| distance(nodes.list[*node].session.server.round_trip.get()));
         Self {
             nodes,
             order,

@@ -147,6 +147,11 @@ impl Share {
         matches!(self.stage, Stage::Kept)
     }
 
+    /// Whether the node keeps its share, or may do so: its reply was not read.
+    fn may_be_kept(&self) -> bool {
+        !matches!(self.stage, Stage::Fresh) || !self.doubtful.is_empty()
+    }
+
     /// Whether the node keeps its share as this `node_hold`.
     fn is_kept_as(&self, node_hold: &Arc<NodeHold>) -> bool {
         self.is_kept() && !self.left_out && Arc::ptr_eq(&self.hold, node_hold)

@@ -25,8 +25,8 @@ impl QuorumHold {
         if !std::mem::replace(&mut state.let_go, true) {
             self.look(&mut state);
             // Somebody else may have seen that a majority keeps it, and wait for the announcement.
-            let kept = state.shares.iter().filter(|share| share.is_kept()).count();
-            let announces = state.granted || self.nodes.majority.has(kept);
+            let seen = state.shares.iter().filter(|share| share.may_be_kept());
+            let announces = state.granted || self.nodes.majority.has(seen.count());
             let releases = (0..state.shares.len()).map(|node| Releasing {
                 kept: state.shares[node].kept,
                 call: self.release_share(&mut state, node, announces),
