@@ -200,8 +200,8 @@ impl<'a> Contender<'a> {
         } else {
             None
         };
-        let own = self.listening.awaits_own();
-        yielding::yield_to_others(session, waiter.as_ref(), own, span, until, &stop);
+        self.listening.settle_own();
+        yielding::yield_to_others(session, waiter.as_ref(), span, until, &stop);
         Ok(true)
     }
 
@@ -216,7 +216,7 @@ impl<'a> Contender<'a> {
         let (lock, wait) = (self.lock, self.wait);
         let waiter = self.listening.known_waiter();
         let stop = || lock.must_stop(wait);
-        yielding::yield_to_others(lock.session(), waiter, false, span, until, &stop);
+        yielding::yield_to_others(lock.session(), waiter, span, until, &stop);
         true
     }
 

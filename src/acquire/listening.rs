@@ -28,8 +28,8 @@ pub(crate) struct Listening {
     on: Option<usize>,
     /// It waits, and others know its waiter.
     has_begun: bool,
-    /// The last release of this process, if its message is still to come, and how many messages the waiter had by then.
-    own: Option<(Arc<Call>, u64)>,
+    /// The release of this process whose subscription the thread has taken over, until it waits for the first time.
+    last: Option<Arc<Call>>,
     subscribed: Subscribed,
 }
 
@@ -175,39 +175,20 @@ impl Listening {
         last: Arc<Call>,
     ) {
         let waiter = Arc::clone(self.waiter());
-        let before = waiter.signals().messages;
-        if let Some(subscription) = session.subscriber.take_over(channel, &waiter) {
+        if let Some(subscription) = session.subscriber.take_over(channel, &waiter, &last) {
             self.on = Some(index);
-            self.own = Some((last, before)).filter(|(last, _)| subscription.awaits_own(last));
+            self.last = Some(last);
             self.subscribed = Subscribed::At(subscription);
         }
     }
 
-    /// What a thread that has seen `seen` has to see before there is news: the message of this process's last release,
-    /// if that is still to come, is none.
-    pub(crate) fn expected(&mut self, seen: Signals) -> Signals {
-        match self.own.take() {
-            Some((own, before)) if seen.messages == before && self.can_hear(&own) => {
-                seen.with_own()
-            }
-            _ => seen,
+    /// To be called before the thread waits for messages: that of the release which it comes after is no news.
+    pub(crate) fn settle_own(&mut self) {
+        if let Some(last) = self.last.take()
+            && let Subscribed::At(one) = &self.subscribed
+        {
+            one.settle_own(yielding::was_announced_to_us(&last));
         }
-    }
-
-    /// Whether the message of this process's last release is still to come, and the next one of another process may be
-    /// taken for it: only where the thread yields for a moment.
-    pub(crate) fn awaits_own(&mut self) -> bool {
-        let own = self.own.take();
-        own.is_some_and(|(_, before)| self.signals().messages == before)
-    }
-
-    /// Whether the release has been announced, and over the connection that the thread listens to now.
-    fn can_hear(&self, own: &Call) -> bool {
-        let is_connected = match &self.subscribed {
-            Subscribed::At(one) => one.is_the_same_since(own),
-            Subscribed::Nowhere | Subscribed::AtEach { .. } => false,
-        };
-        is_connected && yielding::was_announced(own)
     }
 
     pub(crate) fn is_on(&self, index: usize) -> bool {
@@ -233,7 +214,7 @@ impl Listening {
     ) {
         self.on = Some(index);
         // What it announced went to another channel.
-        self.own = None;
+        self.last = None;
         // Before the next one begins: a confirmation does not say which of two it belongs to.
         self.subscribed = Subscribed::Nowhere;
         let waiter = Arc::clone(self.waiter());

@@ -280,9 +280,10 @@ pub(crate) fn acquire<S: Strategy>(
         let began_to_listen = listen(strategy, spec, busy.listen_on)?;
         let listening = strategy.listening();
         let seen = match before {
-            Some(before) if !began_to_listen => listening.expected(before),
+            Some(before) if !began_to_listen => before,
             _ => listening.signals(),
         };
+        listening.settle_own();
         if began_to_listen && seen.listening && listening.is_notified() {
             // Confirmed already: not a park yet.
             continue;

@@ -132,7 +132,7 @@ impl<'a> PermitQueue<'a> {
             && yielding::has_time(yielding::FOR, until);
         if yields {
             let waiter = self.queued.as_ref().map(|queued| &queued.waiter);
-            yielding::yield_to_others(session, waiter, false, yielding::FOR, until, &stop);
+            yielding::yield_to_others(session, waiter, yielding::FOR, until, &stop);
         } else if !stop() {
             return Prepared::Asks;
         }

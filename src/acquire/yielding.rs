@@ -76,19 +76,18 @@ pub(crate) fn has_notified_nobody(session: &Session, release: &Call) -> bool {
     session.connection.counts_listeners() && release.has_reply(nobody)
 }
 
-/// Whether the release is known to have been announced to anybody.
-pub(crate) fn was_announced(release: &Call) -> bool {
-    release.has_reply(
-        |reply| matches!(script::released(reply), Ok(Released::Yes { listeners }) if listeners > 0),
-    )
+/// Whether the release is known to have been announced, to this process too, before anything was executed that was sent
+/// after it.
+pub(crate) fn was_announced_to_us(release: &Call) -> bool {
+    let was_announced = |reply: &Value| matches!(script::released(reply), Ok(Released::Yes { listeners }) if listeners > 0);
+    // In this order: what is sent again is marked before its reply comes.
+    release.has_reply(was_announced) && release.heard_by_us().is_some()
 }
 
-/// Lets others go first for `span`, or until a message comes if the thread listens; not beyond `until`. With `own` one
-/// message is still to come that says nothing: that of this process's release.
+/// Lets others go first for `span`, or until a message comes if the thread listens; not beyond `until`.
 pub(crate) fn yield_to_others(
     session: &Session,
     waiter: Option<&Arc<Waiter>>,
-    own: bool,
     span: Duration,
     until: Instant,
     stop: &dyn Fn() -> bool,
@@ -102,9 +101,6 @@ pub(crate) fn yield_to_others(
     };
     // The confirmation of our own subscription does not end this.
     let mut seen = waiter.signals();
-    if own {
-        seen = seen.with_own();
-    }
     loop {
         waiter.wait_for_signal(seen, until, stop);
         let now = waiter.signals();
@@ -112,5 +108,39 @@ pub(crate) fn yield_to_others(
             return;
         }
         seen.listening = now.listening;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    use crate::net::call::{CallPhase, Deferred, DeferredInfo};
+    use crate::net::request::Request;
+
+    #[test]
+    fn a_release_was_announced_to_us_if_we_listened_and_the_reply_says_so() {
+        let release = |reply: Option<i64>| {
+            let call = Call::deferred(Deferred {
+                request: Request::command("releasing", &["PING"]),
+                info: DeferredInfo {
+                    name: "a".into(),
+                    useful_until: Instant::now(),
+                    undo: false,
+                    for_good: false,
+                },
+            });
+            call.is_heard_by_us(0);
+            if let Some(reply) = reply {
+                call.state.lock().phase = CallPhase::Done(Value::Int(reply));
+            }
+            call
+        };
+        let of = |reply| was_announced_to_us(&release(reply));
+        assert!(of(Some(1)) && of(Some(2)));
+        assert!(!of(None) && !of(Some(0)) && !of(Some(-1)) && !of(Some(-2)));
+        let overtaken = release(Some(1));
+        overtaken.may_be_overtaken();
+        assert!(!was_announced_to_us(&overtaken));
     }
 }

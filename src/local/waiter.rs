@@ -26,10 +26,8 @@ pub(crate) struct Waiter<W> {
 
 struct State<W> {
     wakeup: Option<W>,
-    /// How many messages have come on the channel that it listens to.
+    /// Of how many messages on the channel that it listens to it was notified.
     messages: u64,
-    /// It is not woken before more have come.
-    expected: u64,
     /// The server has confirmed the subscription, or refused it.
     listening: bool,
 }
@@ -42,14 +40,6 @@ pub(crate) struct Signals {
 }
 
 impl Signals {
-    /// With the message of a release of our own, which is still to come and no news.
-    pub(crate) fn with_own(self) -> Self {
-        Self {
-            messages: self.messages + 1,
-            ..self
-        }
-    }
-
     /// Whether a message, a confirmation or the loss of a subscription has come since `seen`.
     pub(crate) fn are_news_since(self, seen: Self) -> bool {
         self.messages > seen.messages || self.listening != seen.listening
@@ -62,7 +52,6 @@ impl<W> Waiter<W> {
             state: Mutex::new(State {
                 wakeup: None,
                 messages: 0,
-                expected: 0,
                 listening: false,
             }),
             changed: Condvar::new(),
@@ -133,7 +122,6 @@ impl<W> Waiter<W> {
     /// Parks a contender until there is news since `seen`, `stop`, or `until`.
     pub(crate) fn wait_for_signal(&self, seen: Signals, until: Instant, stop: &dyn Fn() -> bool) {
         let mut state = self.state.lock();
-        state.expected = seen.messages;
         loop {
             let now = Signals {
                 messages: state.messages,
@@ -161,13 +149,8 @@ impl<W: Send> Wake for Waiter<W> {
 
 impl<W: Send> Listener for Waiter<W> {
     fn message(&self) {
-        let mut state = self.state.lock();
-        state.messages += 1;
-        let is_news = state.messages > state.expected;
-        drop(state);
-        if is_news {
-            self.changed.notify_one();
-        }
+        self.state.lock().messages += 1;
+        self.changed.notify_one();
     }
 
     fn set_listening(&self, listening: bool) {
@@ -286,26 +269,24 @@ mod tests {
     }
 
     #[test]
-    fn a_message_of_our_own_is_no_news_and_the_next_one_is() {
+    fn a_message_is_news_and_so_is_the_loss_of_the_subscription() {
         let (waiter, soon) = (
             Waiter::<()>::new(),
             Instant::now() + Duration::from_millis(20),
         );
         waiter.set_listening(true);
-        let expected = waiter.signals().with_own();
-        waiter.message();
-        waiter.wait_for_signal(expected, soon, &|| false);
-        assert!(Instant::now() >= soon && !waiter.signals().are_news_since(expected));
+        let seen = waiter.signals();
+        waiter.wait_for_signal(seen, soon, &|| false);
+        assert!(Instant::now() >= soon && !waiter.signals().are_news_since(seen));
         let other = Arc::clone(&waiter);
         let thread = std::thread::spawn(move || other.message());
         let late = Instant::now() + Duration::from_secs(60);
-        waiter.wait_for_signal(expected, late, &|| false);
-        assert!(Instant::now() < late && waiter.signals().are_news_since(expected));
+        waiter.wait_for_signal(seen, late, &|| false);
+        assert!(Instant::now() < late && waiter.signals().are_news_since(seen));
         thread.join().expect("thread");
-        // So is the loss of the subscription, whatever was expected.
-        let expected = waiter.signals().with_own();
+        let seen = waiter.signals();
         waiter.set_listening(false);
-        assert!(waiter.signals().are_news_since(expected));
+        assert!(waiter.signals().are_news_since(seen));
     }
 
     #[test]

@@ -120,7 +120,7 @@ pub(crate) struct Call {
     /// The node that it was last sent to, or is to be sent to. Readable with the mutex held.
     node: AtomicUsize,
     /// Of a release: how many messages had come on its channel by then, plus one; zero if this process did not listen. So
-    /// the process knows whether its own message is still to come, which is no news, and that it was among those notified.
+    /// its own message is known to be no news to those who ask after it, and this process to be among those notified.
     heard: AtomicU64,
     pub(crate) state: Mutex<CallState>,
     pub(crate) changed: Condvar,
@@ -230,7 +230,13 @@ impl Call {
         self.heard.store(messages + 1, Ordering::Relaxed);
     }
 
-    /// How many messages had come on its channel before its own, if that comes to this process too.
+    /// It is sent again, and what was sent after it may be executed first: to others of this process its message is news.
+    pub(crate) fn may_be_overtaken(&self) {
+        self.heard.store(0, Ordering::Relaxed);
+    }
+
+    /// How many messages had come on its channel before its own, if that comes to this process too, and everything that was
+    /// sent after it is executed after it.
     pub(crate) fn heard_by_us(&self) -> Option<u64> {
         self.heard.load(Ordering::Relaxed).checked_sub(1)
     }

@@ -16,8 +16,8 @@
 //! subscribed after a release may have missed its message, so whoever subscribes asks again once that is confirmed, also
 //! where it is at once. One that has taken a confirmed subscription over before it asked for the first time need not.
 //!
-//! The messages of a channel are counted, so that a process that has released a lock while it listened knows whether its
-//! own message is still to come.
+//! The messages of a channel are counted, so that a waiter that comes after a release of its process is not notified of
+//! [that release's own message](OwnMessage).
 //!
 //! Confirmations come in the order of the commands, so a queue of what was sent shows to which of several subscriptions
 //! to one channel a confirmation belongs. One that has ended since does not count.
@@ -26,6 +26,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::net::own_message::OwnMessage;
 use crate::net::request::Request;
 use crate::net::write_queue::WriteQueue;
 
@@ -81,7 +82,7 @@ pub(super) struct Channels {
 }
 
 struct Channel {
-    waiters: Vec<(u64, Arc<dyn Listener>)>,
+    waiters: Vec<Waiter>,
     /// It was left behind, and is kept until then although nobody may wait on it.
     lingers_until: Option<Instant>,
     /// Which subscription to this channel it is.
@@ -94,9 +95,10 @@ struct Channel {
     messages: u64,
 }
 
-/// Whether none was lost between these two counts of the messages of a channel.
-pub(super) fn is_one_count(one: u64, other: u64) -> bool {
-    one >> 32 == other >> 32
+struct Waiter {
+    number: u64,
+    listener: Arc<dyn Listener>,
+    own: OwnMessage,
 }
 
 impl Channel {
@@ -107,6 +109,10 @@ impl Channel {
 
     fn is_unused(&self) -> bool {
         self.waiters.is_empty() && self.lingers_until.is_none()
+    }
+
+    fn waiter(&mut self, number: u64) -> Option<&mut Waiter> {
+        self.waiters.iter_mut().find(|its| its.number == number)
     }
 }
 
@@ -174,7 +180,7 @@ impl Channels {
     /// Whether a waiter still listens.
     pub(super) fn has(&self, name: &str, waiter: u64) -> bool {
         let channel = self.wanted.get(name);
-        channel.is_some_and(|channel| channel.waiters.iter().any(|(its, _)| *its == waiter))
+        channel.is_some_and(|channel| channel.waiters.iter().any(|its| its.number == waiter))
     }
 
     /// Forgets all channels that do not belong here.
@@ -235,9 +241,9 @@ impl Channels {
         let Some(channel) = self.wanted.remove(name) else {
             return;
         };
-        for (_, waiter) in &channel.waiters {
-            waiter.set_listening(false);
-            waiter.message();
+        for waiter in &channel.waiters {
+            waiter.listener.set_listening(false);
+            waiter.listener.message();
         }
     }
 }
@@ -310,8 +316,33 @@ impl Channels {
             }
         });
         waiter.set_listening(channel.is_listening());
-        channel.waiters.push((self.last_waiter, waiter));
+        channel.waiters.push(Waiter {
+            number: self.last_waiter,
+            listener: waiter,
+            own: OwnMessage::default(),
+        });
         self.last_waiter
+    }
+
+    /// A waiter that has subscribed just now comes after a release of this process, which was queued when so many
+    /// `messages` had come, if the subscription was confirmed by then.
+    pub(super) fn comes_after(&mut self, name: &str, waiter: u64, messages: Option<u64>) {
+        if let Some(channel) = self.wanted.get_mut(name) {
+            let own = OwnMessage::of_release(messages, channel.messages);
+            if let Some(waiter) = channel.waiter(waiter) {
+                waiter.own = own;
+            }
+        }
+    }
+
+    /// See [`OwnMessage::settle`].
+    pub(super) fn settle_own(&mut self, name: &str, waiter: u64, was_announced: bool) {
+        let channel = self.wanted.get_mut(name);
+        if let Some(waiter) = channel.and_then(|channel| channel.waiter(waiter))
+            && waiter.own.settle(was_announced)
+        {
+            waiter.listener.message();
+        }
     }
 
     /// A waiter stops listening. Its subscription lingers if the waiter leaves it behind.
@@ -319,7 +350,7 @@ impl Channels {
         let Some(channel) = self.wanted.get_mut(name) else {
             return;
         };
-        channel.waiters.retain(|(its, _)| *its != waiter);
+        channel.waiters.retain(|its| its.number != waiter);
         if let Some(until) = lingers_until {
             channel.lingers_until = Some(until);
             self.lingering.push_back((until, Arc::clone(name)));
@@ -396,8 +427,9 @@ impl Channels {
             self.last_epoch += 1;
             channel.messages = self.last_epoch << 32;
             // Under the mutex. Later, a waiter may listen to another channel or at another master.
-            for (_, waiter) in &channel.waiters {
-                waiter.set_listening(false);
+            for waiter in &mut channel.waiters {
+                waiter.own.lost();
+                waiter.listener.set_listening(false);
             }
         }
     }
@@ -417,14 +449,16 @@ impl Channels {
             .is_some()
     }
 
-    /// A message has come on a channel; returns its waiters: one contender for a lock, all waiting threads for a latch.
+    /// A message has come on a channel; returns whom it is news for: one contender for a lock, all waiting threads for a
+    /// latch.
     pub(super) fn message(&mut self, name: &str) -> Vec<Arc<dyn Listener>> {
         let Some(channel) = self.wanted.get_mut(name) else {
             return Vec::new();
         };
         channel.messages += 1;
-        let waiters = channel.waiters.iter();
-        waiters.map(|(_, waiter)| Arc::clone(waiter)).collect()
+        let waiters = channel.waiters.iter_mut();
+        let notified = waiters.filter_map(|its| its.own.message().then_some(&its.listener));
+        notified.cloned().collect()
     }
 
     /// The oldest command without an answer was carried out, or `refused` for want of rights.
@@ -447,10 +481,10 @@ impl Channels {
             channel.confirmed = !refused;
             channel.refused = refused;
             // Under the mutex. Later, a waiter that has moved to another channel could take it for that one's confirmation.
-            for (_, waiter) in &channel.waiters {
-                waiter.set_listening(true);
+            for waiter in &channel.waiters {
+                waiter.listener.set_listening(true);
                 if anew {
-                    waiter.resubscribed();
+                    waiter.listener.resubscribed();
                 }
             }
         }
@@ -584,12 +618,91 @@ mod model {
         channels.answered(false, now);
         channels.answered(false, now);
         let again = channels.messages(&name).expect("it is confirmed");
-        assert!(!is_one_count(again, before) && is_one_count(before, before + 1));
+        assert!(again > before + 1000, "{again}, {before}");
         channels.lost();
         channels.connected(true);
         channels.answered(false, now);
         let later = channels.messages(&name).expect("it is confirmed");
-        assert!(!is_one_count(again, later), "some may have been lost");
+        assert!(later > again + 1000, "some may have been lost");
+    }
+
+    #[derive(Default)]
+    struct Counts(Mutex<u64>);
+
+    impl Listener for Counts {
+        fn message(&self) {
+            *self.0.lock() += 1;
+        }
+
+        fn set_listening(&self, _: bool) {}
+    }
+
+    /// One that listens to "a", and how many messages it was notified of.
+    fn listens(channels: &mut Channels) -> (u64, Arc<Counts>) {
+        let counts = Arc::<Counts>::default();
+        let waiter = channels.subscribe(&Arc::from("a"), Arc::clone(&counts) as _, *BEGIN);
+        (waiter, counts)
+    }
+
+    fn message(channels: &mut Channels) {
+        for waiter in channels.message("a") {
+            waiter.message();
+        }
+    }
+
+    #[test]
+    fn the_message_of_our_own_release_is_left_out_for_those_who_come_after_it() {
+        for comes_first in [false, true] {
+            let mut channels = Channels::default();
+            channels.connected(false);
+            let (_, before) = listens(&mut channels);
+            channels.answered(false, *BEGIN);
+            let queued_at = channels.messages("a");
+            let (waiter, after) = listens(&mut channels);
+            channels.comes_after("a", waiter, queued_at);
+            // The message comes before the reply to the release, or after it.
+            if comes_first {
+                message(&mut channels);
+            }
+            channels.settle_own("a", waiter, true);
+            if !comes_first {
+                message(&mut channels);
+            }
+            assert_eq!((*before.0.lock(), *after.0.lock()), (1, 0));
+            message(&mut channels);
+            assert_eq!((*before.0.lock(), *after.0.lock()), (2, 1), "another's");
+        }
+    }
+
+    #[test]
+    fn a_message_is_left_out_only_if_the_release_was_announced_and_none_has_come_before() {
+        let mut channels = Channels::default();
+        channels.connected(false);
+        let (first, _) = listens(&mut channels);
+        channels.comes_after("a", first, Some(0));
+        channels.answered(false, *BEGIN);
+        let queued_at = channels.messages("a");
+        let (waiter, refused) = listens(&mut channels);
+        channels.comes_after("a", waiter, queued_at);
+        message(&mut channels);
+        assert_eq!(*refused.0.lock(), 0, "nobody knows yet");
+        channels.settle_own("a", waiter, false);
+        assert_eq!(*refused.0.lock(), 1, "it was not announced");
+        let (waiter, late) = listens(&mut channels);
+        channels.comes_after("a", waiter, queued_at);
+        channels.settle_own("a", waiter, true);
+        message(&mut channels);
+        assert_eq!(*late.0.lock(), 1, "that of the release has come before");
+        let queued_at = channels.messages("a");
+        let (waiter, cut_off) = listens(&mut channels);
+        channels.comes_after("a", waiter, queued_at);
+        channels.settle_own("a", waiter, true);
+        channels.lost();
+        channels.connected(true);
+        channels.answered(false, *BEGIN);
+        assert_eq!(*cut_off.0.lock(), 1, "it has subscribed again");
+        message(&mut channels);
+        assert_eq!(*cut_off.0.lock(), 2);
     }
 
     const NAMES: [&str; 2] = ["a", "b"];
@@ -903,7 +1016,11 @@ mod model {
             };
             let channel = |(name, its): (&Arc<str>, &Channel)| {
                 let waiters = its.waiters.iter();
-                let waiters = waiters.map(|(number, _)| (*number, of(*number) as _));
+                let waiters = waiters.map(|its| Waiter {
+                    number: its.number,
+                    listener: of(its.number) as _,
+                    own: its.own,
+                });
                 let waiters = waiters.collect();
                 (Arc::clone(name), Channel { waiters, ..*its })
             };
@@ -941,9 +1058,9 @@ mod model {
             for name in NAMES {
                 self.channels.refusals.get(name).map(|at| ms(*at)).hash(h);
                 if let Some(its) = self.channels.wanted.get(name) {
-                    let waiters = its.waiters.iter().map(|(number, _)| {
+                    let waiters = its.waiters.iter().map(|its| {
                         let mut numbers = self.numbers.iter();
-                        numbers.position(|other| *other == Some(*number))
+                        numbers.position(|number| *number == Some(its.number))
                     });
                     waiters.collect::<Vec<_>>().hash(h);
                     its.lingers_until.map(ms).hash(h);
@@ -1005,7 +1122,7 @@ mod model {
                 };
                 let channel = self.channels.wanted.get(NAMES[LISTENS_TO[waiter]]);
                 let channel = channel.expect("it is wanted");
-                assert!(channel.waiters.iter().any(|(its, _)| its == number));
+                assert!(channel.waiters.iter().any(|its| its.number == *number));
                 let knows = *self.waiting[waiter].0.lock();
                 let is_listening = channel.is_listening();
                 assert_eq!(knows.listening, is_listening, "it knows how it stands");

@@ -7,6 +7,7 @@ pub(crate) mod cluster;
 pub(crate) mod connection;
 pub(crate) mod connections;
 pub(crate) mod outbox;
+mod own_message;
 mod pipeline;
 pub(crate) mod request;
 pub(crate) mod route;

@@ -323,6 +323,7 @@ impl Pipeline {
             its.sendings -= 1; // it was refused before it ran
             its.phase = CallPhase::Idle;
             its.seq = 0;
+            call.may_be_overtaken();
             return Settled::Elsewhere(err);
         }
         let unknown = is_unknown_script(&err) && !its.by_text;
@@ -338,6 +339,7 @@ impl Pipeline {
         its.by_text |= unknown;
         its.sendings -= 1; // it was refused before it ran
         its.phase = CallPhase::Idle;
+        call.may_be_overtaken();
         drop(its);
         match &mut self.in_flight {
             Some(in_flight) if unknown => in_flight.enqueue(call, now),
@@ -590,6 +592,29 @@ mod redirections {
         assert_eq!(call.node(), 2);
         there.reply(says(":1"), now, &Forwarding);
         assert!(matches!(call.outcome(), Some(Ok(_))));
+    }
+
+    #[test]
+    fn the_message_of_a_release_that_others_may_overtake_is_news() {
+        let now = Instant::now();
+        for refusal in ["-LOADING later", "-NOSCRIPT no", "-MOVED 12 127.0.0.1:7002"] {
+            let mut pipeline = to(0);
+            pipeline.connected(now);
+            // The server knows the script.
+            assert!(pipeline.submit(&release(now), now));
+            pipeline.reply(says(":1"), now, &Forwarding);
+            let calls = [release(now), release(now)];
+            for call in &calls {
+                call.is_heard_by_us(7);
+                assert!(pipeline.submit(call, now));
+            }
+            for reply in [refusal, ":1"] {
+                pipeline.reply(says(reply), now, &Forwarding);
+            }
+            let heard = calls.each_ref().map(|call| call.heard_by_us());
+            assert_eq!(heard, [None, Some(7)], "{refusal}");
+            assert!(calls[0].outcome().is_none(), "{refusal}: it is sent again");
+        }
     }
 
     #[test]

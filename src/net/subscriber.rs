@@ -22,7 +22,7 @@ pub(crate) use self::cluster::Place;
 use crate::error::is_redirection;
 use crate::error::is_transient;
 use crate::net::call::Call;
-use crate::net::channels::{self, Channels, LINGER, Listener, News};
+use crate::net::channels::{Channels, LINGER, Listener, News};
 use crate::net::socket::{self, Duplex, Endpoint, Reader, Socket, Successor};
 use crate::net::write_queue::write_turn;
 use crate::process::Process;
@@ -101,8 +101,6 @@ pub(crate) struct Subscription {
     channel: Arc<str>,
     /// Its number among the waiters.
     waiter: u64,
-    /// How many messages had come on the channel when it began, if it was confirmed by then.
-    began_at: Option<u64>,
     /// Whether to keep the channel subscribed for a while.
     lingers: bool,
 }
@@ -137,15 +135,21 @@ impl Subscriber {
         self.state.lock().channels.messages(channel)
     }
 
-    /// Subscribes to `channel` for `waiter` if a subscription to it is confirmed already. Writes nothing.
+    /// Subscribes to `channel` for `waiter` if a subscription to it is confirmed already. Writes nothing. What the waiter
+    /// asks the server comes after the `last` release of its process; see [`Subscription::settle_own`].
     pub(crate) fn take_over(
         self: &Arc<Self>,
         channel: &Arc<str>,
         waiter: &Arc<impl Listener + 'static>,
+        last: &Call,
     ) -> Option<Subscription> {
-        let state = self.state.lock();
+        let mut state = self.state.lock();
         state.channels.messages(channel)?;
-        Some(self.subscribe_in(state, channel, waiter))
+        let listener = Arc::clone(waiter) as _;
+        let waiter = state.channels.subscribe(channel, listener, Instant::now());
+        let queued_at = last.heard_by_us();
+        state.channels.comes_after(channel, waiter, queued_at);
+        Some(self.subscription(channel, waiter))
     }
 
     fn is_refused(&self, channel: &str) -> bool {
@@ -180,16 +184,18 @@ impl Subscriber {
         channel: &Arc<str>,
         waiter: &Arc<impl Listener + 'static>,
     ) -> Subscription {
-        let began_at = state.channels.messages(channel);
         let listener = Arc::clone(waiter) as _;
         let waiter = state.channels.subscribe(channel, listener, Instant::now());
         self.changed.notify_all();
         self.flush(state);
+        self.subscription(channel, waiter)
+    }
+
+    fn subscription(self: &Arc<Self>, channel: &Arc<str>, waiter: u64) -> Subscription {
         Subscription {
             subscriber: Arc::clone(self),
             channel: Arc::clone(channel),
             waiter,
-            began_at,
             lingers: false,
         }
     }
@@ -294,21 +300,12 @@ impl Subscriber {
 }
 
 impl Subscription {
-    /// Whether the message of this release of ours is still to come.
-    pub(crate) fn awaits_own(&self, release: &Call) -> bool {
-        release
-            .heard_by_us()
-            .is_some_and(|at| self.began_at == Some(at))
-    }
-
-    /// Whether the channel has been confirmed all the time since this release of ours, so that its message was not lost.
-    pub(crate) fn is_the_same_since(&self, release: &Call) -> bool {
-        let (now, then) = (
-            self.subscriber.messages(&self.channel),
-            release.heard_by_us(),
-        );
-        now.zip(then)
-            .is_some_and(|(now, then)| channels::is_one_count(now, then))
+    /// The waiter is about to park. Whether the release that it comes after was announced, and executed before what the
+    /// waiter has asked: then it is not notified of that release's message.
+    pub(crate) fn settle_own(&self, was_announced: bool) {
+        let mut state = self.subscriber.state.lock();
+        let channels = &mut state.channels;
+        channels.settle_own(&self.channel, self.waiter, was_announced);
     }
 
     /// Has it end a little later, if there was a message or a confirmation lately. Then nothing is written now, and whoever

@@ -10,6 +10,7 @@ use std::{collections::HashMap, thread};
 #[cfg(feature = "cluster")]
 use parking_lot::{Condvar, Mutex};
 
+use crate::net::call::Call;
 use crate::net::channels::Listener;
 #[cfg(feature = "cluster")]
 use crate::net::cluster::Map;
@@ -43,11 +44,12 @@ impl Subscribers {
         &self,
         channel: &Arc<str>,
         waiter: &Arc<impl Listener + 'static>,
+        last: &Call,
     ) -> Option<Subscription> {
         match self {
-            Self::Single(subscriber) => subscriber.take_over(channel, waiter),
+            Self::Single(subscriber) => subscriber.take_over(channel, waiter, last),
             #[cfg(feature = "cluster")]
-            Self::Cluster(by_master) => by_master.known(channel)?.take_over(channel, waiter),
+            Self::Cluster(by_master) => by_master.known(channel)?.take_over(channel, waiter, last),
         }
     }
 
