@@ -57,6 +57,12 @@ const KNOWN_FOR: Duration = Duration::from_millis(10);
 /// and 3 s for its reply unless configured otherwise. Those that still do not listen then are not about to connect again.
 const YOUNG: Duration = Duration::from_secs(5);
 
+/// Into how many parts the commands of many threads fall, so that the server works on one while the threads make the next.
+///
+/// If all went out together the server would rest until the last thread has made its command, and the threads until all
+/// replies have come: 64 threads on 64 locks were slower by a third.
+const PARTS: usize = 4;
+
 /// After how long without a command the connection is checked before the next one is sent.
 pub(super) const IDLE: Duration = Duration::from_millis(100);
 
@@ -457,6 +463,7 @@ impl InFlight {
             young: now < self.since + YOUNG,
         };
         call.request.write_as(&mut self.unwritten.bytes, wording);
+        self.unwritten.calls += 1;
         drop(its);
         self.awaiting.push_back(Arc::clone(call));
     }
@@ -504,6 +511,11 @@ impl InFlight {
     pub(super) fn first_following(&self) -> Option<Arc<Call>> {
         let mut awaiting = self.awaiting.iter();
         awaiting.find(|call| call.state.lock().following).cloned()
+    }
+
+    /// Whether so large a part of the commands is unwritten that the server may have nothing to do before the leader writes.
+    pub(super) fn is_worth_a_write(&self) -> bool {
+        PARTS * self.unwritten.calls >= self.due()
     }
 
     pub(super) fn has_bytes(&self) -> bool {

@@ -19,6 +19,8 @@ const SPARE: usize = 64 * 1024;
 #[derive(Default)]
 pub(super) struct WriteQueue {
     pub(super) bytes: Vec<u8>,
+    /// How many calls have been queued since bytes were last taken.
+    pub(super) calls: usize,
     /// An empty buffer for the next bytes.
     spare: Vec<u8>,
     /// Part of the first command in `bytes` has been written.
@@ -53,6 +55,7 @@ impl WriteQueue {
     /// Takes what is to be written; [`wrote`](Self::wrote) has to follow.
     pub(super) fn take(&mut self) -> Vec<u8> {
         let spare = std::mem::take(&mut self.spare);
+        self.calls = 0;
         std::mem::replace(&mut self.bytes, spare)
     }
 
