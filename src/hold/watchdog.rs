@@ -628,7 +628,7 @@ impl WatchdogThread {
         let mut dispatched_at = sent_at;
         connection.writer.write_all(&bytes)?;
         while !self.sent.is_empty() {
-            if let Some(reply) = connection.reader.read(SLICE, &mut || {})? {
+            if let Some(reply) = connection.reader.read(SLICE)? {
                 self.answered_at = Instant::now();
                 let count = requests.pop_front().unwrap_or(1);
                 for reply in answers(reply, count) {

@@ -9,7 +9,7 @@ use redis::{RedisError, Value};
 
 use crate::error::Error;
 use crate::net::request::Request;
-use crate::time::Unanswered;
+use crate::time::{self, Unanswered};
 
 /// Why a command has no reply.
 #[derive(Debug, Clone)]
@@ -128,7 +128,7 @@ pub(crate) struct Call {
 
 pub(crate) struct CallState {
     pub(crate) phase: CallPhase,
-    /// Taken before the first byte was last written.
+    /// Taken before the first byte was last written; long ago until then.
     pub(crate) sent_at: Instant,
     /// A script is sent by its text.
     pub(crate) by_text: bool,
@@ -197,7 +197,7 @@ impl Call {
             heard: AtomicU64::new(0),
             state: Mutex::new(CallState {
                 phase: CallPhase::Idle,
-                sent_at: Instant::now(),
+                sent_at: time::instant(0),
                 by_text: false,
                 sendings: 0,
                 following: false,

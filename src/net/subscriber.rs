@@ -517,7 +517,7 @@ impl Subscriber {
 
     /// Reads one reply; `false` if there was none within `slice`.
     fn read(&self, reader: &mut Reader, slice: Duration) -> Result<bool, RedisError> {
-        let Some(reply) = reader.read(slice, &mut || {})? else {
+        let Some(reply) = reader.read(slice)? else {
             return Ok(false);
         };
         self.state.lock().heard_at = Some(Instant::now());

@@ -373,7 +373,7 @@ fn ask_for(
     Request::command("asking for the slots", question).write(&mut bytes, false);
     connection.writer.write_all(&bytes)?;
     loop {
-        if let Some(reply) = connection.reader.read(SLICE, &mut || {})? {
+        if let Some(reply) = connection.reader.read(SLICE)? {
             return reply.extract_error();
         }
         if Instant::now() >= by || !meanwhile() {

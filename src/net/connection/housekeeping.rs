@@ -117,7 +117,7 @@ impl Connection {
                 self.flush(true);
                 return true;
             };
-            self.lead(reader, generation, None, now + GLANCE);
+            self.lead(reader, generation, None, now, now + GLANCE);
             // After reading: now it is certain that nothing had come.
             if self.is_silent(generation) {
                 self.fail_silent(generation);

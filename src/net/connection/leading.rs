@@ -56,7 +56,7 @@ impl Connection {
                 if let Some(reader) = up.reader.take_if(|_| may_be_unread && !stop()) {
                     drop(state);
                     has_looked = true;
-                    self.lead(reader, generation, Some(call), now + GLANCE);
+                    self.lead(reader, generation, Some(call), now, now + GLANCE);
                     continue;
                 }
                 // This thread may have been appointed leader in the meantime.
@@ -84,7 +84,7 @@ impl Connection {
             if let Some(reader) = up.reader.take() {
                 drop(mine);
                 drop(state);
-                self.lead(reader, generation, Some(call), slice_ends);
+                self.lead(reader, generation, Some(call), now, slice_ends);
                 continue;
             }
             mine.following = true;
@@ -99,22 +99,23 @@ impl Connection {
         }
     }
 
-    /// Reads replies and hands them to their calls, until that of `call` has come, or `until`.
+    /// Reads replies and hands them to their calls, from `now` on until that of `call` has come, or `until`.
     pub(super) fn lead(
         &self,
         mut reader: Reader,
         generation: u64,
         call: Option<&Arc<Call>>,
+        now: Instant,
         until: Instant,
     ) {
         // When the next read begins.
-        let mut read_at = Instant::now();
+        let mut read_at = now;
         let mut slice = until.saturating_duration_since(read_at);
         // Threads are woken once there is nothing left to read, or each of them would interrupt this one.
         let mut served = Served(Vec::new());
         loop {
             let mut wrote = Wrote::Yes;
-            let read = reader.read(slice, &mut || {
+            let read = reader.read_from(read_at, slice, &mut || {
                 served.wake();
                 wrote = self.write_out(true);
             });

@@ -109,7 +109,7 @@ impl Greeting {
         };
         // What the server said before it closed the connection says more.
         let reader = &mut self.connection.reader;
-        match reader.read(Duration::from_millis(1), &mut || {}) {
+        match reader.read(Duration::from_millis(1)) {
             Ok(Some(reply)) => Err(reply.extract_error().err().unwrap_or_else(|| err.into())),
             Ok(None) => Err(err.into()),
             Err(said) if said.is_connection_dropped() => Err(err.into()),
@@ -164,7 +164,7 @@ impl Greeting {
                 std::thread::sleep(slice);
                 continue;
             }
-            let read = self.connection.reader.read(slice, &mut || {});
+            let read = self.connection.reader.read(slice);
             let Some(reply) = read.map_err(|err| self.explain(err))? else {
                 continue;
             };

@@ -429,10 +429,15 @@ impl Reader {
 
     /// Reads one reply, or returns `None` if it was not complete after about `slice`.
     ///
-    /// `before_read` runs before the thread may block. Reading an incomplete reply is continued by the next call. After an
-    /// error the connection is of no use.
-    pub(crate) fn read(
+    /// Reading an incomplete reply is continued by the next call. After an error the connection is of no use.
+    pub(crate) fn read(&mut self, slice: Duration) -> RedisResult<Option<Value>> {
+        self.read_from(Instant::now(), slice, &mut || {})
+    }
+
+    /// The same from `now` on. `before_read` runs before the thread may block.
+    pub(crate) fn read_from(
         &mut self,
+        now: Instant,
         slice: Duration,
         before_read: &mut dyn FnMut(),
     ) -> RedisResult<Option<Value>> {
@@ -444,8 +449,8 @@ impl Reader {
         }
         let mut source = Sliced {
             stream: &self.stream,
-            until: None,
-            slice,
+            until: now + slice,
+            has_read: false,
             before_read,
         };
         match self.replies.next(&mut source) {
@@ -471,8 +476,8 @@ fn plain(value: Value) -> Value {
 /// Reads until its slice is over, however slowly the bytes come.
 struct Sliced<'a> {
     stream: &'a Socket,
-    until: Option<Instant>,
-    slice: Duration,
+    until: Instant,
+    has_read: bool,
     before_read: &'a mut dyn FnMut(),
 }
 
@@ -480,13 +485,9 @@ impl Read for Sliced<'_> {
     fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
         loop {
             (self.before_read)();
-            match self.until {
-                // Reads the clock only if one read was not enough.
-                None => self.until = Some(Instant::now() + self.slice),
-                Some(until) if Instant::now() >= until => {
-                    return Err(io::ErrorKind::WouldBlock.into());
-                }
-                Some(_) => {}
+            // Reads the clock only if one read was not enough.
+            if std::mem::replace(&mut self.has_read, true) && Instant::now() >= self.until {
+                return Err(io::ErrorKind::WouldBlock.into());
             }
             match self.stream.read(buf) {
                 Err(err) if err.kind() == io::ErrorKind::Interrupted => {}

@@ -221,7 +221,7 @@ impl Inquiry {
                         return Ok(None);
                     }
                     let slice = left.min(CONNECT_SLICE);
-                    if let Some(reply) = connection.reader.read(slice, &mut || {})? {
+                    if let Some(reply) = connection.reader.read(slice)? {
                         connection.writer.shut_down();
                         return said(reply).map(Some);
                     }
