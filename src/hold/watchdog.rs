@@ -61,6 +61,10 @@ const PORTION: usize = 4096;
 /// How long after it was asked for housekeeping runs: reading replies that nobody waits for, dropping idle entries.
 const HOUSEKEEP_AFTER: Duration = Duration::from_millis(100);
 
+/// For how long after that the thread wakes as often by itself. A process that releases something several times a second
+/// then does not have to wake it each time.
+const STAYS_AWAKE: Duration = Duration::from_secs(1);
+
 /// The pause after the first failure, doubled for each further one.
 const BACK_OFF: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
 
@@ -87,6 +91,8 @@ struct WatchdogState {
     /// What single nodes keep of holds.
     node_holds: Schedule<dyn Renewable>,
     housekeep_at: Option<u64>,
+    /// Until when the thread wakes at least as often as housekeeping may be asked for.
+    awake_until: u64,
     /// Housekeeping runs this often even if nobody asks for it.
     housekeep_every: Option<Duration>,
     /// Until when the thread sleeps; zero while it is awake.
@@ -102,6 +108,7 @@ impl Watchdog {
                 holds: Schedule::new(),
                 node_holds: Schedule::new(),
                 housekeep_at: every.map(|every| time::nanos(Instant::now() + every)),
+                awake_until: 0,
                 housekeep_every: every,
                 wakes_at: 0,
                 stopped: false,
@@ -158,8 +165,10 @@ impl Watchdog {
         if self.housekeeping_asked.swap(true, Ordering::AcqRel) {
             return;
         }
-        let at = time::nanos(Instant::now() + HOUSEKEEP_AFTER);
+        let now = Instant::now();
+        let at = time::nanos(now + HOUSEKEEP_AFTER);
         let mut state = self.state.lock();
+        state.awake_until = time::nanos(now + STAYS_AWAKE);
         state.housekeep_at = Some(state.housekeep_at.map_or(at, |before| before.min(at)));
         if at < state.wakes_at {
             state.wakes_at = at;
@@ -205,14 +214,9 @@ impl Watchdog {
             if state.stopped {
                 return None;
             }
-            let now = time::nanos(Instant::now());
-            let due = state.first_due().map(|(due, _)| due);
-            let retry_at = state.has_renewals().then_some(retry_at);
-            let next = [due, retry_at, state.housekeep_at]
-                .into_iter()
-                .flatten()
-                .min();
-            match next {
+            let moment = Instant::now();
+            let now = time::nanos(moment);
+            match state.next_at(moment, retry_at) {
                 Some(at) if at <= now => {
                     let housekeep = state.housekeep_at.is_some_and(|at| at <= now);
                     if housekeep {
@@ -276,6 +280,18 @@ impl Housekeeper for Watchdog {
 }
 
 impl WatchdogState {
+    /// When the thread has to look next what there is to do, if ever.
+    fn next_at(&self, now: Instant, retry_at: u64) -> Option<u64> {
+        let due = self.first_due().map(|(due, _)| due);
+        let retry_at = self.has_renewals().then_some(retry_at);
+        let is_awake = time::nanos(now) < self.awake_until;
+        let anyway = is_awake.then(|| time::nanos(now + HOUSEKEEP_AFTER));
+        [due, retry_at, self.housekeep_at, anyway]
+            .into_iter()
+            .flatten()
+            .min()
+    }
+
     fn remove(&mut self, hold: &Armed) {
         match hold {
             Armed::Hold(hold) => self.holds.disarm(hold),
@@ -776,4 +792,35 @@ fn settle(task: &Task, hold: &Arc<dyn Renewable>, reply: Value, sent_at: Instant
         }
     }
     Settled::Done
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_that_releases_now_and_then_does_not_wake_the_thread_each_time() {
+        let watchdog = Watchdog::new(None);
+        let (now, never) = (Instant::now(), u64::MAX);
+        assert_eq!(watchdog.state.lock().next_at(now, never), None);
+        watchdog.housekeep_soon();
+        let mut state = watchdog.state.lock();
+        assert!(
+            state
+                .next_at(now, never)
+                .is_some_and(|at| at <= time::nanos(Instant::now() + HOUSEKEEP_AFTER))
+        );
+        // It has run, and nothing is left to do.
+        state.housekeep_at = None;
+        let asked_at = time::instant(state.awake_until) - STAYS_AWAKE;
+        for ms in [100, 500, 999] {
+            let now = asked_at + Duration::from_millis(ms);
+            // What is asked for now does not have to wake it.
+            assert_eq!(
+                state.next_at(now, never),
+                Some(time::nanos(now + HOUSEKEEP_AFTER))
+            );
+        }
+        assert_eq!(state.next_at(asked_at + STAYS_AWAKE, never), None);
+    }
 }
