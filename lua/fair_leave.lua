@@ -25,5 +25,5 @@ end
 if redis.call('exists', KEYS[1]) == 1 then
   return left
 end
-notify_first(redis.call('lindex', KEYS[2], 0), grace_ms)
+notify_first(redis.call('lindex', KEYS[2], 0), grace_ms, true)
 return left

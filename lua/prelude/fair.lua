@@ -4,8 +4,9 @@
 -- KEYS[3]  timeouts  sorted set: ticket -> epoch ms from which it counts as dead
 -- KEYS[4]  channel   base: a waiter listens at this, ':' and its ticket
 
--- How many of the dead one call removes, and to how many it gives a grace: there may be thousands.
-local MOST, MOST_GRACES = 500, 128
+-- How many of the dead one call removes, and how many that do not listen it passes: there may be thousands. Hundreds may
+-- leave at the same time: where the head has its grace, each of them passes a few.
+local MOST, MOST_PASSED, FEW = 500, 128, 16
 
 -- How long Redisson's waiters live unless configured otherwise.
 local REDISSON = 300000
@@ -63,19 +64,20 @@ end
 -- For the last place nobody waits, except those who try once.
 --
 -- Returns how many heard it, and until when the head lives.
-local function notify(head, grace_ms, now, asker, tries_once)
+local function notify(head, grace_ms, now, asker, tries_once, leaves)
   local heard, dies = publish(head), dies_at(head)
   local over_at = now + grace_ms + UNHEARD
+  local is_first = over_at < dies
   -- Whoever asks is awake, and comes back. Or each of them would notify all that are in front.
-  if heard ~= 0 or grace_ms == 0 or asker and dies <= over_at then
+  if heard ~= 0 or grace_ms == 0 or asker and not is_first then
     return heard or 0, dies
   end
-  local waiter, at, ours_only, other = head, dies, true, nil
-  for behind = 1, MOST_GRACES do
+  local waiter, at, graces, other = head, dies, true, nil
+  for behind = 1, leaves and not is_first and FEW or MOST_PASSED do
     local is_ours = string.find(waiter, OURS)
     local next = redis.call('lindex', KEYS[2], behind)
     if not is_ours and behind > 1 then
-      ours_only, other = false, other or waiter
+      graces, other = false, other or waiter
     end
     if at % 1 == SILENT or not next and not (tries_once and is_ours) then
       -- The next one of Redisson's would take its own timeout from that of a place with a grace.
@@ -84,11 +86,11 @@ local function notify(head, grace_ms, now, asker, tries_once)
       end
       return other and publish(other) or 0, dies
     end
-    if ours_only and over_at < at then
+    if graces and over_at < at then
       set_timeout(waiter, over_at)
       dies = behind == 1 and over_at or dies
     end
-    ours_only = ours_only and is_ours
+    graces = graces and is_ours
     if not next or next == asker then
       return 0, dies
     end
@@ -98,13 +100,17 @@ local function notify(head, grace_ms, now, asker, tries_once)
       return heard, dies
     end
   end
-  -- If anybody lives, this is one who does.
-  other = other or redis.call('zrange', KEYS[3], -1, -1)[1]
-  return other and other ~= asker and publish(other) or 0, dies
+  -- If anybody lives, the latest does.
+  local latest = redis.call('zrange', KEYS[3], -1, -1)[1]
+  heard = latest and latest ~= asker and publish(latest) or 0
+  if heard == 0 and other and latest ~= asker then
+    heard = publish(other) or 0
+  end
+  return heard, dies
 end
 
 -- Notifies the first living waiter, if there is one, and returns how many heard it. Removes the dead in front.
-local function notify_first(head, grace_ms)
+local function notify_first(head, grace_ms, leaves)
   if not head then
     return 0
   end
@@ -127,6 +133,6 @@ local function notify_first(head, grace_ms)
       return publish(latest[1]) or 0
     end
   end
-  return head and (notify(head, grace_ms, now)) or 0
+  return head and (notify(head, grace_ms, now, nil, false, leaves)) or 0
 end
 

@@ -1939,6 +1939,49 @@ fn hundreds_that_do_not_listen_get_their_grace_in_portions() {
     assert_eq!(fair.queue().len(), 0);
 }
 
+// Each of them would notify all that do not listen.
+#[test]
+fn those_who_leave_during_a_grace_notify_a_few_and_the_latest() {
+    let mut fair = Fair::with_a_grace();
+    let mut pubsub_con = fair.server.connection();
+    let mut pubsub = listen_for(&fair, &mut pubsub_con, &[C]);
+    let line = ours(300);
+    let far = fair.now() + WAITER;
+    for ticket in &line {
+        fair.place(ticket, far);
+    }
+    fair.place(C, far + 1);
+    assert_eq!(fair.release(A), -1);
+    let before = fair.server.calls("publish");
+    for ticket in &line[250..] {
+        messages(&fair.server, &mut pubsub);
+        assert!(fair.leave(ticket));
+        assert_eq!(messages(&fair.server, &mut pubsub), [fair.announced(C)]);
+    }
+    // One of each that is counted says that all is published.
+    let published = fair.server.calls("publish") - before - 2 * 50;
+    assert!(published <= 20 * 50, "{published}");
+}
+
+#[test]
+fn of_many_the_latest_is_notified_and_one_of_redissons_if_nobody_else_listens() {
+    let ours = ours(200);
+    for (listeners, woken) in [(&[JAVA, C][..], C), (&[JAVA], JAVA)] {
+        let mut fair = Fair::with_a_grace();
+        let mut pubsub_con = fair.server.connection();
+        let mut pubsub = listen_for(&fair, &mut pubsub_con, listeners);
+        let far = fair.now() + WAITER;
+        fair.place(D, far);
+        fair.place(JAVA, far);
+        for ticket in &ours {
+            fair.place(ticket, far);
+        }
+        fair.place(C, far + 1);
+        assert_eq!(fair.release(A), -1);
+        assert_eq!(messages(&fair.server, &mut pubsub), [fair.announced(woken)]);
+    }
+}
+
 // ---------------------------------------------------------------------------------------------------------------------
 // All of them
 // ---------------------------------------------------------------------------------------------------------------------
