@@ -9,8 +9,7 @@
 -- ARGV[3]  ticket     the waiter's name in the queue, mostly the owner
 -- ARGV[4]  waiter_ms  integer; how long its place lives unless refreshed by asking again; 0: never queue
 -- ARGV[5]  queued     '0': this ticket has no place yet; '1': it has one; '2': its place is known to be lost
--- ARGV[6]  grace_ms   integer; how long at most a place lives on whose waiter was notified and did not listen; 0: as
---                     long as its timeout, since in a cluster one node does not know who listens
+-- ARGV[6]  grace_ms   integer; how long at most a place lives on whose waiter does not listen: see prelude
 --
 -- Returns  nil        taken, with a count of one; the ticket is out of the queue
 --          n >= 0     not now; asking again is worth it after n ms
@@ -34,6 +33,7 @@ local head = redis.call('lindex', KEYS[2], 0)
 local left_ms = redis.call('pttl', KEYS[1])
 local free = left_ms == -2
 local now, head_dies_at
+local pause_ms = 1
 if not mine then
   if not free and redis.call('hexists', KEYS[1], 'mode') == 1 then
     return redis.error_reply('WRONGTYPE the key holds a read-write lock')
@@ -48,7 +48,8 @@ if not mine then
     end
     if head_dies_at % 1 == UNHEARD then
       -- Nobody waits for its place while the lock is held.
-      if not free or listens_after_all(head, head_dies_at, now) then
+      if not free or outlives_its_grace(head, head_dies_at, now, grace_ms) then
+        pause_ms = 500
         break
       end
     else
@@ -195,4 +196,4 @@ if waiter_ms > 0 and head_dies_at % 1 >= STEP and head_dies_at > now + waiter_ms
 end
 -- Its wake-up may be lost, or be on its way.
 local _, dead_at = notify(head, grace_ms, now, ticket, waiter_ms == 0)
-return math.max(1, dead_at - now)
+return math.max(pause_ms, dead_at - now)

@@ -6,8 +6,7 @@
 -- KEYS[4]  channel   base: a waiter listens at this, ':' and its ticket
 -- KEYS[5]  request   string: what came of this request
 -- ARGV[1]  keep_ms   integer > 0; how long it is known what came of this request
--- ARGV[2]  grace_ms  integer; how long at most a place lives on whose waiter was notified and did not listen; 0: as
---                    long as its timeout, since in a cluster one node does not know who listens
+-- ARGV[2]  grace_ms  integer; how long at most a place lives on whose waiter does not listen: see prelude
 --
 -- Returns  1         it was held and is free now
 --          0         nobody held it

@@ -5,8 +5,7 @@
 -- KEYS[3]  timeouts  sorted set: ticket -> epoch ms from which it counts as dead
 -- KEYS[4]  channel   base: a waiter listens at this, ':' and its ticket
 -- ARGV[1]  ticket    the waiter's name in the queue
--- ARGV[2]  grace_ms  integer; how long at most a place lives on whose waiter was notified and did not listen; 0: as
---                    long as its timeout, since in a cluster one node does not know who listens
+-- ARGV[2]  grace_ms  integer; how long at most a place lives on whose waiter does not listen: see prelude
 --
 -- Returns  1         it was in the queue
 --          0         it did not

@@ -3,6 +3,14 @@
 -- KEYS[2]  queue     list of tickets, the next one first
 -- KEYS[3]  timeouts  sorted set: ticket -> epoch ms from which it counts as dead
 -- KEYS[4]  channel   base: a waiter listens at this, ':' and its ticket
+--
+-- Each script has an argument grace_ms: how long at most a place lives on whose waiter was notified and did not listen.
+--
+--   n > 0   n ms
+--   0       as long as its timeout, since in a cluster one node does not know who listens
+--   n < 0   as long as its timeout, since the connection was made only (-1 - n) tenths of a second ago: after an outage
+--           others may be about to connect again. Nor does it end a grace that began before it was made. It notifies the
+--           first that listens: that one may be connected for longer, and nobody is passed by a message
 
 -- How many of the dead one call removes, and how many that do not listen it passes: there may be thousands. Hundreds may
 -- leave at the same time: where the head has its grace, each of them passes a few.
@@ -45,14 +53,18 @@ local function publish(waiter)
   return type(heard) == 'number' and heard or nil
 end
 
--- Whether one whose grace is over listens by now, as one of Redisson's may that has not asked again. Then it gets half a
--- second to do so.
-local function listens_after_all(waiter, at, now)
-  if at % 1 ~= UNHEARD or publish(waiter) == 0 then
+-- Whether one whose time is over keeps its place even so, of those with a grace.
+local function outlives_its_grace(waiter, at, now, grace_ms)
+  if at % 1 ~= UNHEARD then
     return false
   end
-  set_timeout(waiter, now + 500)
-  return true
+  -- It listens by now, as one of Redisson's may that has not asked again. Then it gets half a second to do so.
+  if publish(waiter) ~= 0 then
+    set_timeout(waiter, now + 500)
+    return true
+  end
+  -- All of it may have been an outage; but nobody lives for longer than without a grace.
+  return grace_ms < 0 and at > now - 10000 and at - 500 < now + (grace_ms + 1) * 100
 end
 
 -- Notifies the head that the lock is free. If nobody listens, its process may have died, or is about to subscribe: the
@@ -67,12 +79,13 @@ end
 local function notify(head, grace_ms, now, asker, tries_once, leaves)
   local heard, dies = publish(head), dies_at(head)
   local over_at = now + grace_ms + UNHEARD
-  local is_first = over_at < dies
+  local graces = grace_ms > 0
+  local is_first = graces and over_at < dies
   -- Whoever asks is awake, and comes back. Or each of them would notify all that are in front.
   if heard ~= 0 or grace_ms == 0 or asker and not is_first then
     return heard or 0, dies
   end
-  local waiter, at, graces, other = head, dies, true, nil
+  local waiter, at, other = head, dies, nil
   for behind = 1, leaves and not is_first and FEW or MOST_PASSED do
     local is_ours = string.find(waiter, OURS)
     local next = redis.call('lindex', KEYS[2], behind)
@@ -117,7 +130,7 @@ local function notify_first(head, grace_ms, leaves)
   local now = now_ms()
   local function is_dead(waiter)
     local at = waiter and dies_at(waiter)
-    return at and at <= now and not listens_after_all(waiter, at, now)
+    return at and at <= now and not outlives_its_grace(waiter, at, now, grace_ms)
   end
   if is_dead(head) then
     local latest = redis.call('zrange', KEYS[3], -1, -1, 'withscores')

@@ -380,7 +380,7 @@ impl Pipeline {
                     let wording = Wording {
                         by_text: true,
                         sharded,
-                        young: true,
+                        young: Some(Duration::ZERO),
                     };
                     undo.request.write_as(&mut undoing, wording);
                 }
@@ -460,7 +460,7 @@ impl InFlight {
         let wording = Wording {
             by_text: its.by_text,
             sharded: self.to.sharded,
-            young: now < self.since + YOUNG,
+            young: Some(now.saturating_duration_since(self.since)).filter(|age| *age < YOUNG),
         };
         call.request.write_as(&mut self.unwritten.bytes, wording);
         self.unwritten.calls += 1;

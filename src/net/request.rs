@@ -1,6 +1,7 @@
 //! The bytes of a request: a plain command, or a script by its hash or its text.
 
 use std::sync::OnceLock;
+use std::time::Duration;
 
 /// A script: with plain channels, and with sharded ones where a client of a cluster uses those.
 pub(crate) struct Script {
@@ -65,8 +66,8 @@ pub(crate) struct Wording {
     pub(crate) by_text: bool,
     /// Channels are sharded: each is known only to the master of its slot.
     pub(crate) sharded: bool,
-    /// The connection is young: see [`Request::without_grace_while_young`].
-    pub(crate) young: bool,
+    /// How old the connection is, if it is young: see [`Request::without_grace_while_young`].
+    pub(crate) young: Option<Duration>,
 }
 
 impl Wording {
@@ -75,7 +76,7 @@ impl Wording {
         Self {
             by_text,
             sharded: false,
-            young: false,
+            young: None,
         }
     }
 }
@@ -94,7 +95,7 @@ pub(crate) struct Request {
     pub(crate) script: Option<&'static Script>,
     /// It asks how many listen to a channel.
     counts_listeners: bool,
-    /// Which of a script's arguments is zero while the connection is young.
+    /// Which of a script's arguments is another one while the connection is young.
     grace: Option<u8>,
     parts: usize,
     packed: Packed,
@@ -237,8 +238,9 @@ impl Request {
         both.split_at(both.len() - args.len())
     }
 
-    /// This argument, the digits of a number, is all zeros when the request is sent on a young connection: how long a
-    /// grace those have who do not listen. After an outage others may be about to connect again.
+    /// This argument says how long a grace those have who do not listen. After an outage others may be about to connect
+    /// again, so on a young connection there is none: what is sent is `-1`, less one for each tenth of a second since the
+    /// connection was made, in as many digits. What has no room for that is all zeros.
     pub(crate) fn without_grace_while_young(mut self, nth: u8) -> Self {
         self.grace = Some(nth);
         self
@@ -263,13 +265,20 @@ impl Request {
             push_bulk(out, what);
         }
         out.extend_from_slice(self.packed.bytes());
-        if let Some(nth) = self.grace.filter(|_| wording.young) {
+        if let (Some(nth), Some(age)) = (self.grace, wording.young) {
             let mut rest = self.packed.bytes();
             let before = 1 + self.keys().count() + usize::from(nth);
-            let argument = (0..=before).filter_map(|_| pull_bulk(&mut rest)).last();
+            let length = (0..=before).filter_map(|_| pull_bulk(&mut rest)).last();
+            let length = length.map_or(0, <[u8]>::len);
             // Its end is what is in front of the rest, but for the end of its line.
             let end = out.len() - rest.len() - 2;
-            out[end - argument.map_or(0, <[u8]>::len)..end].fill(b'0');
+            let argument = &mut out[end - length..end];
+            argument.fill(b'0');
+            if let [minus, .., tens, ones] = argument {
+                let tenths = u8::try_from(age.as_millis() / 100).map_or(98, |age| age.min(98));
+                *minus = b'-';
+                (*tens, *ones) = (b'0' + (1 + tenths) / 10, b'0' + (1 + tenths) % 10);
+            }
         }
         if let Some(Acknowledgements { needed, timeout }) = self.acknowledgements {
             out.extend_from_slice(b"*3\r\n$4\r\nWAIT\r\n");
@@ -464,17 +473,22 @@ mod tests {
     }
 
     #[test]
-    fn a_grace_is_zero_on_a_young_connection() {
-        for (args, zeros) in [
-            (["500", "7", "8"], ["000", "7", "8"]),
-            (["o:1", "500", "500"], ["o:1", "000", "500"]),
-            (["o:1", "500", "x"], ["o:1", "500", "0"]),
+    fn there_is_no_grace_on_a_young_connection() {
+        for (args, age, sent) in [
+            (["500", "7", "8"], 0, ["-01", "7", "8"]),
+            (["o:1", "500", "500"], 99, ["o:1", "-01", "500"]),
+            (["o:1", "500", "500"], 100, ["o:1", "500", "-02"]),
+            (["500", "o:1", "5"], 4_999, ["-50", "o:1", "5"]),
+            (["500", "o:1", "5"], 60_000, ["-99", "o:1", "5"]),
+            (["x", "2500", "x"], 1_000, ["x", "-011", "x"]),
+            (["o:1", "500", "x"], 0, ["o:1", "500", "0"]),
+            (["o:1", "50", "x"], 0, ["o:1", "00", "x"]),
         ] {
             let nth = (0..)
-                .zip(args.iter().zip(zeros))
+                .zip(args.iter().zip(sent))
                 .find(|(_, (a, z))| **a != *z);
             let nth = nth.map_or(0, |(nth, _)| nth);
-            let [request, expected] = [args, zeros]
+            let [request, expected] = [args, sent]
                 .map(|args| Request::script("testing", &SCRIPT, &["k", "l\r\n"], &args));
             let request = request.without_grace_while_young(nth);
             let written = |request: &Request, young| {
@@ -487,8 +501,9 @@ mod tests {
                 request.write_as(&mut bytes, wording);
                 bytes
             };
-            assert_eq!(written(&request, true), written(&expected, true));
-            assert_ne!(written(&request, false), written(&request, true));
+            let young = Some(Duration::from_millis(age));
+            assert_eq!(written(&request, young), written(&expected, young));
+            assert_ne!(written(&request, None), written(&request, young));
         }
     }
 
@@ -558,7 +573,7 @@ mod tests {
         let sharded = Wording {
             by_text: true,
             sharded: true,
-            young: false,
+            young: None,
         };
         let written = |request: Request| {
             let mut bytes = Vec::new();

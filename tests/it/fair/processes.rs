@@ -208,6 +208,25 @@ fn a_hundred_dead_at_the_head_hold_the_queue_up_for_one_grace() {
     assert_eq!(line.received.recv_timeout(loosely(BY_MESSAGE)), Ok(1));
     assert_eq!(line.received.recv_timeout(loosely(BY_MESSAGE)), Ok(2));
     line.crew.join();
+    nothing_left(&server);
+
+    // A connection that was made just now gives them no grace, but notifies the first one that listens, and that one does.
+    let guard = open(&server).fair_lock(&name).lock().unwrap();
+    let mut doomed = Process::start(&server, &name, job);
+    queued(&server, &name, DEAD);
+    let mut line = Line::new(&server, &name);
+    line.join_with(client.fair_lock(&name));
+    line.all_parked();
+    doomed.part.kill();
+    let (killed, published) = (Instant::now(), server.calls("publish"));
+    guard.unlock().unwrap();
+    let published = server.calls("publish") - published;
+    assert!(published > DEAD as u64, "{published}");
+    assert_eq!(line.received.recv_timeout(LONG), Ok(0));
+    let took = killed.elapsed();
+    assert!(took >= GRACE - ms(1), "{took:?}");
+    assert!(took < GRACE + loosely(ms(800)), "{took:?}");
+    line.crew.join();
     assert_eq!(entries(&server), 0, "the dead do nothing");
     nothing_left(&server);
 }

@@ -1939,28 +1939,128 @@ fn hundreds_that_do_not_listen_get_their_grace_in_portions() {
     assert_eq!(fair.queue().len(), 0);
 }
 
+/// The argument of a connection that was made so many tenths of a second ago, and is young.
+fn young(tenths: i64) -> i64 {
+    -1 - tenths
+}
+
+// One whose connection is older may give a grace.
+#[test]
+fn a_young_connection_gives_no_grace_and_notifies_the_first_that_listens() {
+    type Notify = fn(&mut Fair);
+    let ways: [(&str, Notify, &str); 3] = [
+        ("release", |fair| assert_eq!(fair.release(A), 1), C),
+        ("force", |fair| assert!(fair.force()), C),
+        // It passes no more than a few.
+        (
+            "leave",
+            |fair| {
+                let () = fair.server.ask(&["DEL", "orders"]);
+                fair.leave(E);
+            },
+            D,
+        ),
+    ];
+    let dead = ours(100);
+    let dead: Vec<&str> = dead.iter().map(String::as_str).collect();
+    for (way, notify, woken) in ways {
+        let mut fair = Fair::start();
+        fair.grace = young(0);
+        let mut pubsub_con = fair.server.connection();
+        let mut pubsub = listen_for(&fair, &mut pubsub_con, &[C, D]);
+        fair.queued(&[&dead[..], &[C, D]].concat());
+        let before = fair.now();
+        notify(&mut fair);
+        assert_eq!(
+            messages(&fair.server, &mut pubsub),
+            [fair.announced(woken)],
+            "{way}"
+        );
+        for asker in [C, D] {
+            let received = fair.ask(asker, QUEUED).unwrap();
+            assert!(received > WAITER / 2, "{way}: {received}");
+            assert_eq!(messages(&fair.server, &mut pubsub), []);
+        }
+        fair.assert_graces(&[], before);
+        assert_eq!(fair.queue().len(), 102, "{way}");
+        fair.grace = GRACE;
+        let before = fair.now();
+        assert!(fair.ask(C, QUEUED).is_some_and(|left| left <= GRACE));
+        fair.assert_graces(&dead, before);
+    }
+}
+
+// F3: after an outage nobody listens, and some are connected sooner than others.
+#[test]
+fn a_young_connection_ends_no_grace_that_began_before_it_was_made() {
+    let line = ours(2);
+    let line = [line[0].as_str(), line[1].as_str(), C];
+    for (made, over, keeps) in [
+        (young(0), 1, true),
+        // Some of the grace was before, none of it, and all has been over for as long as a place lives.
+        (young(4), 1, true),
+        (young(7), 1, false),
+        (young(0), WAITER - 2_000, true),
+        (young(0), WAITER + 1, false),
+    ] {
+        for way in ["ask", "release"] {
+            let mut fair = Fair::with_a_grace();
+            let mut pubsub_con = fair.server.connection();
+            let mut pubsub = listen_for(&fair, &mut pubsub_con, &[C]);
+            fair.queued(&line);
+            let before = fair.now();
+            assert_eq!(fair.release(A), 1);
+            fair.assert_graces(&line[..2], before);
+            for dead in &line[..2] {
+                let at = format!("{:.10}", (fair.now() - over) as f64 + UNHEARD);
+                let () = fair.server.ask(&["ZADD", &fair.timeouts_key(), &at, dead]);
+            }
+            messages(&fair.server, &mut pubsub);
+            fair.grace = made;
+            if way == "release" {
+                assert_eq!(fair.release(A), -1);
+                assert_eq!(messages(&fair.server, &mut pubsub), [fair.announced(C)]);
+                assert_eq!(
+                    fair.queue().len(),
+                    if keeps { 3 } else { 1 },
+                    "{made} {over}"
+                );
+            }
+            let received = fair.ask(C, QUEUED);
+            assert_eq!(received, keeps.then_some(GRACE), "{made} {over}");
+            if keeps {
+                assert_eq!(fair.queue(), line);
+                fair.take_from(line[0]);
+            }
+        }
+    }
+}
+
 // Each of them would notify all that do not listen.
 #[test]
 fn those_who_leave_during_a_grace_notify_a_few_and_the_latest() {
-    let mut fair = Fair::with_a_grace();
-    let mut pubsub_con = fair.server.connection();
-    let mut pubsub = listen_for(&fair, &mut pubsub_con, &[C]);
-    let line = ours(300);
-    let far = fair.now() + WAITER;
-    for ticket in &line {
-        fair.place(ticket, far);
+    for grace in [GRACE, young(0)] {
+        let mut fair = Fair::start();
+        fair.grace = grace;
+        let mut pubsub_con = fair.server.connection();
+        let mut pubsub = listen_for(&fair, &mut pubsub_con, &[C]);
+        let line = ours(300);
+        let far = fair.now() + WAITER;
+        for ticket in &line {
+            fair.place(ticket, far);
+        }
+        fair.place(C, far + 1);
+        assert_eq!(fair.release(A), -1);
+        let before = fair.server.calls("publish");
+        for ticket in &line[250..] {
+            messages(&fair.server, &mut pubsub);
+            assert!(fair.leave(ticket));
+            assert_eq!(messages(&fair.server, &mut pubsub), [fair.announced(C)]);
+        }
+        // One of each that is counted says that all is published.
+        let published = fair.server.calls("publish") - before - 2 * 50;
+        assert!(published <= 20 * 50, "{published}");
     }
-    fair.place(C, far + 1);
-    assert_eq!(fair.release(A), -1);
-    let before = fair.server.calls("publish");
-    for ticket in &line[250..] {
-        messages(&fair.server, &mut pubsub);
-        assert!(fair.leave(ticket));
-        assert_eq!(messages(&fair.server, &mut pubsub), [fair.announced(C)]);
-    }
-    // One of each that is counted says that all is published.
-    let published = fair.server.calls("publish") - before - 2 * 50;
-    assert!(published <= 20 * 50, "{published}");
 }
 
 #[test]
