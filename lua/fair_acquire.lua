@@ -190,9 +190,10 @@ end
 if not free then
   return left_ms
 end
--- Nobody ahead of it can lower its timeout any more.
-if waiter_ms > 0 and head_dies_at % 1 >= STEP and head_dies_at > now + waiter_ms then
-  redis.call('zadd', KEYS[3], string.format('%.0f', now + waiter_ms), head)
+-- Nobody ahead of it can lower its timeout any more. Redisson's cannot refresh it either.
+local most_ms = string.find(head, OURS) and waiter_ms or REDISSON
+if waiter_ms > 0 and head_dies_at % 1 >= STEP and head_dies_at > now + most_ms then
+  redis.call('zadd', KEYS[3], string.format('%.0f', now + most_ms), head)
 end
 -- Its wake-up may be lost, or be on its way.
 local _, dead_at = notify(head, grace_ms, now, ticket, waiter_ms == 0)

@@ -2082,6 +2082,32 @@ fn of_many_the_latest_is_notified_and_one_of_redissons_if_nobody_else_listens() 
     }
 }
 
+// It cannot refresh its place, as one of ours can.
+#[test]
+fn redissons_head_has_its_own_time_also_behind_ours() {
+    let ours = ours(1).remove(0);
+    let mut fair = Fair::start();
+    fair.take(A);
+    fair.redisson_joins(JAVA, REDISSON);
+    fair.wait(&ours, NEW);
+    fair.redisson_joins(OTHER, REDISSON);
+    assert!(fair.timeout(OTHER).fract() >= 1.0 / 1024.0);
+    fair.wait(C, NEW);
+    fair.release(A);
+    fair.redisson_takes(JAVA, REDISSON);
+    fair.release(JAVA);
+    fair.take_from(&ours);
+    fair.release(&ours);
+    for _ in 0..2 {
+        let received = fair.ask(C, QUEUED).unwrap();
+        assert!(received > REDISSON - WAITER / 2, "{received}");
+        assert!(fair.life(OTHER) <= REDISSON as f64);
+    }
+    fair.redisson_takes(OTHER, REDISSON);
+    fair.wait(C, QUEUED);
+    fair.assert_state(Some(OTHER), &[C]);
+}
+
 // ---------------------------------------------------------------------------------------------------------------------
 // All of them
 // ---------------------------------------------------------------------------------------------------------------------
