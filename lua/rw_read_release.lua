@@ -18,8 +18,9 @@
 --          A few readers are all looked at, and the lock gets the time of the longest-lived. Of more, a few random ones
 --          are, and further ones as long as all of them were dead. So the dead go with the last reader that lives, if
 --          they are no more than one call looks at; before that each release finds a random few of them, and a writer
---          that asks does. The lock keeps the time it has then, or gets what those seen need. It is shortened where the
---          one that leaves had by far the longest lease: Redisson's writers wait for the end of it.
+--          that asks does. The lock keeps the time it has then, or gets what those seen need. Redisson's writers wait for
+--          the end of it. So where it has by far more than those seen, all of some readers are looked at if the one that
+--          leaves had the longest lease, and otherwise now and then: that one may have left when another still needed much.
 local owner, prefix = ARGV[1], ARGV[2]
 local FEW = 8
 
@@ -53,18 +54,31 @@ local function longest_life(fields)
   return longest
 end
 
+-- A few random readers, or at least a few, by the number in the owner, for a user without the right to the former.
+local cursor = string.match(owner, '(%d%d?%d?%d?%d?%d?)$') or '0'
+local function some_readers()
+  local found = redis.pcall('hrandfield', KEYS[1], FEW, 'withvalues')
+  if not found.err then
+    return found
+  end
+  found = redis.call('hscan', KEYS[1], cursor, 'count', FEW)
+  cursor = found[1]
+  return found[2]
+end
+
 local longest, all = -2, true
 count = released and count - 1 or count
 while count > 1 and longest == -2 do
   all = count <= FEW
-  local fields = all and redis.call('hgetall', KEYS[1]) or redis.call('hrandfield', KEYS[1], FEW, 'withvalues')
+  local fields = all and redis.call('hgetall', KEYS[1]) or some_readers()
   longest = longest_life(fields)
   count = redis.call('hlen', KEYS[1])
 end
 if count > 1 then
   local left_ms = all and 0 or redis.call('pttl', KEYS[1])
-  local had_longest = not released or own_ms > left_ms * 0.9
-  if not all and count <= SOME and (left_ms == -1 or had_longest and left_ms > longest * 2) then
+  -- The time that is left is as good as a random number.
+  local looks = not released or own_ms > left_ms * 0.9 or left_ms % 16 == 0
+  if not all and count <= SOME and (left_ms == -1 or looks and left_ms > longest * 2) then
     all, longest = true, longest_life(redis.call('hgetall', KEYS[1]))
   end
   if longest < math.huge and (all or left_ms ~= -1 and left_ms < longest) then

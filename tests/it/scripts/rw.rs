@@ -1478,6 +1478,57 @@ fn of_many_readers_one_that_leaves_shortens_the_lock_if_it_had_by_far_the_longes
     assert_left(server.pttl("orders"), LEASE);
 }
 
+// Redisson's writers wait for the end of it: the longest lease was that of one who left while another had a long one too.
+#[test]
+fn of_many_readers_some_that_leave_shorten_the_lock_if_it_has_far_too_much() {
+    let server = Server::start();
+    let mut lock = Lock::new(&server, "orders");
+    many_read(&server, "orders", 60, 1, LEASE);
+    let () = server.ask(&["PEXPIRE", "orders", &(20 * LEASE).to_string()]);
+    let mut leaves = 0;
+    while server.pttl("orders") > LEASE {
+        lock.read(US, LEASE);
+        assert_eq!(lock.read_release(US), 0);
+        leaves += 1;
+        assert!(leaves < 10_000);
+    }
+    // But not below what one of them needs.
+    lock.read(JAVA, 7 * LEASE);
+    let mut looked = 0;
+    while looked < 3 {
+        let before = server.calls("hgetall");
+        lock.read(US, LEASE);
+        assert_eq!(lock.read_release(US), 0);
+        looked += server.calls("hgetall") - before;
+        assert_left(server.pttl("orders"), 7 * LEASE);
+    }
+}
+
+#[test]
+fn a_user_who_may_not_ask_for_random_readers_still_releases() {
+    let server = Server::start();
+    let mut lock = Lock::new(&server, "orders");
+    forbid(&server, &mut lock.con, "hrandfield");
+    // In one piece and in many, and all alive or all dead.
+    for readers in [60, 900] {
+        for every in [1, readers + 1] {
+            many_read(&server, "orders", readers, every, LEASE);
+            for owner in [THEM, US] {
+                lock.read(owner, LEASE);
+            }
+            assert_eq!(lock.read_release(THEM), 0);
+            assert_eq!(lock.read_release(US), 0);
+            if every == 1 {
+                assert_eq!(server.ask::<u32>(&["HLEN", "orders"]), readers + 1);
+                assert_left(server.pttl("orders"), LEASE);
+            } else {
+                assert_eq!(server.dbsize(), 0);
+            }
+            let () = server.ask(&["FLUSHALL"]);
+        }
+    }
+}
+
 // Other readers' holds are not among the keys that are handed in, so a cluster has to find them in the lock's slot.
 #[test]
 fn in_a_cluster_others_holds_are_found() {
