@@ -4,6 +4,7 @@
 
 use std::time::Duration;
 
+use crate::protocol::fair;
 use crate::protocol::kind::{Place, PlaceState};
 use crate::protocol::owner::OwnerNumber;
 use crate::session::Session;
@@ -18,6 +19,8 @@ pub(crate) struct Queued {
     state: PlaceState,
     /// That has happened, and a request with another number was sent.
     is_doubtful: bool,
+    /// By the last answer a grace may be running.
+    may_have_grace: bool,
 }
 
 impl Queued {
@@ -29,6 +32,7 @@ impl Queued {
             is_spent: false,
             state: PlaceState::Unknown,
             is_doubtful: false,
+            may_have_grace: false,
         }
     }
 
@@ -59,6 +63,23 @@ impl Queued {
     pub(crate) fn is_answered(&mut self, state: PlaceState) {
         self.state = state;
         self.is_spent = false;
+    }
+
+    /// It is not its turn, for so long.
+    pub(crate) fn is_refused(&mut self, left: Option<Duration>) {
+        self.is_answered(PlaceState::Kept);
+        self.may_have_grace = left.is_some_and(|left| left <= fair::GRACE);
+    }
+
+    /// How long to park: a third of the waiter lease at most, since asking again keeps the place. While those who did not
+    /// listen have a grace, one that does not listen either asks within half of it.
+    pub(crate) fn pause(&self, cap: Duration, waiter_lease: Duration, listens: bool) -> Duration {
+        let cap = cap.min(waiter_lease / 3);
+        if self.may_have_grace && !listens {
+            cap.min(fair::GRACE / 2)
+        } else {
+            cap
+        }
     }
 
     /// Whether an answer may be that the place is lost: a request that says so itself gets it back.

@@ -14,7 +14,6 @@ use crate::acquire::writer_preference::Reader;
 use crate::hold::{Entry, Waiter};
 use crate::local::lock::{Mode, Order};
 use crate::net::subscriber::Subscription;
-use crate::protocol::fair;
 use crate::protocol::kind::{Place, PlaceState, Protocol};
 use crate::protocol::owner::OwnerNumber;
 use crate::protocol::script::{self, Acquired, Request, Seen, Unexpected};
@@ -226,8 +225,10 @@ impl Way {
             (Self::Reader(reader), Some(seen)) => {
                 reader.was_answered(entry, acquired, seen, yielded, waiter_lease);
             }
-            (Self::Queued(queued), _) if matches!(acquired, Acquired::Busy { .. }) => {
-                queued.is_answered(PlaceState::Kept);
+            (Self::Queued(queued), _) => {
+                if let Acquired::Busy { left, .. } = acquired {
+                    queued.is_refused(left);
+                }
             }
             (Self::Spin(spin), _) => {
                 if let Acquired::Busy {
@@ -324,15 +325,7 @@ impl Way {
     ) -> Duration {
         match self {
             Self::Notified | Self::Writer(_) | Self::Reader(_) => time::jittered(cap),
-            // Asking again keeps the place, also that of one which was notified and did not listen.
-            Self::Queued(_) => {
-                let cap = if listens {
-                    cap
-                } else {
-                    cap.min(fair::GRACE / 2)
-                };
-                time::jittered(cap.min(waiter_lease / 3))
-            }
+            Self::Queued(queued) => time::jittered(queued.pause(cap, waiter_lease, listens)),
             Self::Spin(spin) => time::jittered(spin.back_off.next()),
             Self::Quorum(contest) => contest.pause(time::jittered(cap)),
         }

@@ -584,6 +584,31 @@ fn who_is_about_to_connect_after_an_outage_is_not_passed() {
     nothing_left(&net.server);
 }
 
+// Q3: while somebody has the lock nobody has a grace, so those who cannot listen need not hurry.
+timed!(those_who_cannot_listen_ask_once_a_second_while_the_lock_is_held);
+fn those_who_cannot_listen_ask_once_a_second_while_the_lock_is_held() {
+    const WAITERS: u64 = 4;
+    let net = warm(LONG, LONG);
+    let guard = net.other.fair_lock(&net.name).lock().unwrap();
+    net.proxy.set(Target::Subscriber, Mode::Refuse);
+    net.proxy.cut(Target::Subscriber);
+    let mut line = Line::new(&net.server, &net.name);
+    for _ in 0..WAITERS {
+        line.join_with(net.client.fair_lock(&net.name));
+    }
+    let (begun, asked) = (Instant::now(), net.server.calls("evalsha"));
+    eventually("each has asked three times", || {
+        net.server.calls("evalsha") >= asked + 3 * WAITERS
+    });
+    // A poll cap is up to a quarter shorter. The first one has begun before.
+    let took = begun.elapsed();
+    assert!(took >= 2 * ms(750), "{took:?}");
+    net.proxy.pass();
+    guard.unlock().unwrap();
+    line.served_in_order();
+    nothing_left(&net.server);
+}
+
 // Those who may not listen ask again and again, and the queue does not grow by it.
 timed!(a_user_who_may_not_listen_keeps_one_place);
 fn a_user_who_may_not_listen_keeps_one_place() {
