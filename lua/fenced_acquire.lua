@@ -15,13 +15,13 @@
 --          without a token; run twice by one owner it draws anew and is otherwise as if only the second had run
 local owner, lease_ms, count, token_ttl_ms = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 
--- First, because it is the one that refuses a key of another type.
-local mine = redis.call('hexists', KEYS[1], owner) == 1
-if not mine and redis.call('exists', KEYS[1]) == 1 then
+local left_ms = redis.call('pttl', KEYS[1])
+-- A key of another type is refused by the first of these.
+if left_ms ~= -2 and redis.call('hexists', KEYS[1], owner) == 0 then
   if redis.call('hexists', KEYS[1], 'mode') == 1 then
     return redis.error_reply('WRONGTYPE the key holds a read-write lock')
   end
-  return redis.call('pttl', KEYS[1])
+  return left_ms
 end
 
 local token = redis.call('get', KEYS[2]) or '0'

@@ -12,13 +12,13 @@
 --          a read-write lock, a hash with the field "mode": the answer is a WRONGTYPE error
 local owner, lease_ms = ARGV[1], ARGV[2]
 
--- First, because it is the one that refuses a key of another type.
-local mine = redis.call('hexists', KEYS[1], owner) == 1
-if not mine and redis.call('exists', KEYS[1]) == 1 then
+local left_ms = redis.call('pttl', KEYS[1])
+-- A key of another type is refused by the first of these.
+if left_ms ~= -2 and redis.call('hexists', KEYS[1], owner) == 0 then
   if redis.call('hexists', KEYS[1], 'mode') == 1 then
     return redis.error_reply('WRONGTYPE the key holds a read-write lock')
   end
-  return redis.call('pttl', KEYS[1])
+  return left_ms
 end
 redis.call('hset', KEYS[1], owner, 1)
 local kept = redis.pcall('pexpire', KEYS[1], lease_ms)
