@@ -11,3 +11,4 @@ mod loss;
 mod renewals;
 mod rights;
 mod waiting;
+mod yielding;
