@@ -108,10 +108,12 @@ pub(crate) struct Request {
 impl Request {
     /// A plain command.
     pub(crate) fn command(doing: &'static str, parts: &[&str]) -> Self {
-        let mut packed = Packed::EMPTY;
-        for part in parts {
-            push_bulk(&mut packed, part.as_bytes());
-        }
+        let len = parts.iter().map(|part| bulk_len(part.len())).sum();
+        let packed = Packed::of(len, |out| {
+            for part in parts {
+                push_bulk(out, part.as_bytes());
+            }
+        });
         Self {
             script: None,
             counts_listeners: false,
@@ -167,18 +169,23 @@ impl Request {
     fn pack<'a>(
         doing: &'static str,
         script: &'static Script,
-        keys: impl ExactSizeIterator<Item = &'a [&'a str]>,
-        args: impl ExactSizeIterator<Item = &'a [u8]>,
+        keys: impl ExactSizeIterator<Item = &'a [&'a str]> + Clone,
+        args: impl ExactSizeIterator<Item = &'a [u8]> + Clone,
     ) -> Self {
-        let parts = 3 + keys.len() + args.len();
-        let mut packed = Packed::EMPTY;
-        push_number(&mut packed, keys.len());
-        for key in keys {
-            push_joined(&mut packed, key);
-        }
-        for arg in args {
-            push_bulk(&mut packed, arg);
-        }
+        let (count, parts) = (keys.len(), 3 + keys.len() + args.len());
+        let each_key = keys.clone().map(|key| bulk_len(joined_len(key)));
+        let each_arg = args.clone().map(|arg| bulk_len(arg.len()));
+        let len =
+            bulk_len(digits_of(count as u64)) + each_key.sum::<usize>() + each_arg.sum::<usize>();
+        let packed = Packed::of(len, |out| {
+            push_number(out, count);
+            for key in keys {
+                push_joined(out, key);
+            }
+            for arg in args {
+                push_bulk(out, arg);
+            }
+        });
         Self {
             script: Some(script),
             counts_listeners: false,
@@ -325,10 +332,21 @@ enum Packed {
 const FEW: usize = 190;
 
 impl Packed {
-    const EMPTY: Self = Self::Few {
-        bytes: [0; FEW],
-        len: 0,
-    };
+    /// So many bytes, which `write` fills.
+    fn of(len: usize, write: impl FnOnce(&mut Unfilled<'_>)) -> Self {
+        let mut packed = match u8::try_from(len) {
+            Ok(few) if len <= FEW => Self::Few {
+                bytes: [0; FEW],
+                len: few,
+            },
+            _ => Self::Many(vec![0; len]),
+        };
+        write(&mut Unfilled(match &mut packed {
+            Self::Few { bytes, .. } => &mut bytes[..len],
+            Self::Many(bytes) => bytes,
+        }));
+        packed
+    }
 
     fn bytes(&self) -> &[u8] {
         match self {
@@ -338,94 +356,95 @@ impl Packed {
     }
 }
 
-/// Bytes that are appended to.
-trait Grow {
-    /// Appends so many bytes, to be written.
-    fn grow(&mut self, by: usize) -> &mut [u8];
+/// Where bytes are appended.
+trait Append {
+    fn append(&mut self, bytes: &[u8]);
 }
 
-impl Grow for Vec<u8> {
-    fn grow(&mut self, by: usize) -> &mut [u8] {
-        let start = self.len();
-        self.resize(start + by, 0);
-        &mut self[start..]
+impl Append for Vec<u8> {
+    fn append(&mut self, bytes: &[u8]) {
+        self.extend_from_slice(bytes);
     }
 }
 
-impl Grow for Packed {
-    fn grow(&mut self, by: usize) -> &mut [u8] {
-        if let Self::Few { bytes, len } = self {
-            let start = usize::from(*len);
-            match u8::try_from(start + by) {
-                Ok(end) if usize::from(end) <= FEW => *len = end,
-                _ => {
-                    let mut many = Vec::with_capacity(2 * (start + by));
-                    many.extend_from_slice(&bytes[..start]);
-                    *self = Self::Many(many);
-                }
-            }
-        }
-        match self {
-            Self::Few { bytes, len } => {
-                let end = usize::from(*len);
-                &mut bytes[end - by..end]
-            }
-            Self::Many(bytes) => bytes.grow(by),
-        }
+/// Bytes that are filled from the front. There have to be enough.
+struct Unfilled<'a>(&'a mut [u8]);
+
+impl Append for Unfilled<'_> {
+    #[inline]
+    fn append(&mut self, bytes: &[u8]) {
+        let (front, rest) = std::mem::take(&mut self.0).split_at_mut(bytes.len());
+        front.copy_from_slice(bytes);
+        self.0 = rest;
     }
 }
 
 /// How many decimal digits `n` has.
-fn digits_of(n: usize) -> usize {
-    n.checked_ilog10().map_or(1, |log| log as usize + 1)
+pub(crate) fn digits_of(n: u64) -> usize {
+    match n {
+        0..10 => 1,
+        10..100 => 2,
+        _ => n.ilog10() as usize + 1,
+    }
 }
 
-fn write_digits(place: &mut [u8], mut n: usize) {
+/// Fills `place` with as many digits of `n`, the last ones.
+pub(crate) fn write_digits(place: &mut [u8], mut n: u64) {
     for digit in place.iter_mut().rev() {
-        *digit = b"0123456789"[n % 10];
+        *digit = DIGITS[(n % 10) as usize];
         n /= 10;
     }
 }
 
-/// Fills the line that a bulk string or an array of `n` begins with: the kind, the digits of `n`, and its end.
-fn write_head(line: &mut [u8], kind: u8, n: usize) {
-    if let [first, digits @ .., cr, lf] = line {
-        (*first, *cr, *lf) = (kind, b'\r', b'\n');
-        write_digits(digits, n);
+const DIGITS: &[u8; 10] = b"0123456789";
+
+/// Appends the line that a bulk string or an array of `n` begins with.
+#[inline]
+fn push_head(out: &mut impl Append, kind: u8, n: usize) {
+    match n {
+        0..10 => out.append(&[kind, DIGITS[n], b'\r', b'\n']),
+        10..100 => out.append(&[kind, DIGITS[n / 10], DIGITS[n % 10], b'\r', b'\n']),
+        _ => {
+            let mut digits = [0; 20];
+            let digits = &mut digits[..digits_of(n as u64)];
+            write_digits(digits, n as u64);
+            out.append(&[kind]);
+            out.append(digits);
+            out.append(b"\r\n");
+        }
     }
 }
 
-fn push_head(out: &mut impl Grow, kind: u8, n: usize) {
-    write_head(out.grow(1 + digits_of(n) + 2), kind, n);
+fn push_bulk(out: &mut impl Append, bytes: &[u8]) {
+    push_head(out, b'$', bytes.len());
+    out.append(bytes);
+    out.append(b"\r\n");
 }
 
-fn push_bulk(out: &mut impl Grow, bytes: &[u8]) {
-    push_bulk_of(out, bytes.len(), |place| place.copy_from_slice(bytes));
+fn push_joined(out: &mut impl Append, parts: &[&str]) {
+    push_head(out, b'$', joined_len(parts));
+    for part in parts {
+        out.append(part.as_bytes());
+    }
+    out.append(b"\r\n");
 }
 
-fn push_joined(out: &mut impl Grow, parts: &[&str]) {
-    let len = parts.iter().map(|part| part.len()).sum();
-    push_bulk_of(out, len, |mut place| {
-        for part in parts {
-            let (head, rest) = place.split_at_mut(part.len());
-            head.copy_from_slice(part.as_bytes());
-            place = rest;
-        }
-    });
+fn push_number(out: &mut impl Append, n: usize) {
+    push_head(out, b'$', digits_of(n as u64));
+    let mut digits = [0; 20];
+    let digits = &mut digits[..digits_of(n as u64)];
+    write_digits(digits, n as u64);
+    out.append(digits);
+    out.append(b"\r\n");
 }
 
-fn push_number(out: &mut impl Grow, n: usize) {
-    push_bulk_of(out, digits_of(n), |place| write_digits(place, n));
+fn joined_len(parts: &[&str]) -> usize {
+    parts.iter().map(|part| part.len()).sum()
 }
 
-/// Appends a bulk string of so many bytes.
-fn push_bulk_of(out: &mut impl Grow, len: usize, write: impl FnOnce(&mut [u8])) {
-    let head = 1 + digits_of(len) + 2;
-    let (line, rest) = out.grow(head + len + 2).split_at_mut(head);
-    write_head(line, b'$', len);
-    let (body, end) = rest.split_at_mut(len);
-    write(body);
-    end.copy_from_slice(b"\r\n");
+/// How many bytes a bulk string of so many takes.
+fn bulk_len(len: usize) -> usize {
+    1 + digits_of(len as u64) + 2 + len + 2
 }
 
 /// Takes what [`push_bulk`] has appended from the front.

@@ -76,9 +76,9 @@ impl Protocol for Fair {
             &self.keys(),
             &[
                 args.owner,
-                &Digits::of(lease_ms(args.lease)),
+                &Digits::of_number(lease_ms(args.lease)),
                 args.place.ticket,
-                &Digits::of(lease_ms(args.place.keep)),
+                &Digits::of_number(lease_ms(args.place.keep)),
                 match args.place.state {
                     PlaceState::Unknown => "0",
                     PlaceState::Kept => "1",

@@ -1,16 +1,17 @@
 //! Who holds: the client's id and a number that is new for every acquisition.
 
-use std::fmt::{self, Write as _};
+use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::protocol::text::{Digits, Text};
+use crate::protocol::text::Text;
 
 /// Makes the owner ids of one client.
 ///
 /// No number is used twice, and a number is drawn for every acquire that is sent. A command that arrives late, twice,
 /// or from a connection long given up can therefore only touch the hold it was made for.
 pub(crate) struct Owners {
-    client: String,
+    /// The client's id, and a colon.
+    front: String,
     next: AtomicU64,
 }
 
@@ -35,7 +36,7 @@ impl Owners {
     /// Owners of the client with this id.
     pub(crate) fn of(client: &str) -> Self {
         Self {
-            client: client.to_owned(),
+            front: format!("{client}:"),
             next: AtomicU64::new(1),
         }
     }
@@ -47,16 +48,12 @@ impl Owners {
 
     /// The client's id.
     pub(crate) fn client(&self) -> &str {
-        &self.client
+        self.front.strip_suffix(":").unwrap_or_default()
     }
 
     /// The owner as Redis knows it: `<client uuid>:<number>`, the shape of Redisson's `<client id>:<thread id>`.
     pub(crate) fn id(&self, number: OwnerNumber) -> OwnerId {
-        let mut id = OwnerId::default();
-        let parts = [&self.client, ":", &Digits::of_number(number.0)];
-        let written = parts.iter().try_for_each(|part| id.write_str(part));
-        written.expect("an id that is short enough");
-        id
+        OwnerId::numbered(&self.front, number.0)
     }
 }
 

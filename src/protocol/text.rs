@@ -3,6 +3,8 @@
 use std::fmt::{self, Display, Write as _};
 use std::ops::Deref;
 
+use crate::net::request;
+
 /// A text of at most `N` bytes, kept in place.
 #[derive(Clone)]
 pub(crate) struct Text<const N: usize> {
@@ -32,22 +34,22 @@ impl<const N: usize> Text<N> {
     }
 }
 
+impl<const N: usize> Text<N> {
+    /// A number behind a text. Both have to fit.
+    pub(crate) fn numbered(text: &str, n: u64) -> Self {
+        let (start, end) = (text.len(), text.len() + request::digits_of(n));
+        let mut bytes = [0; N];
+        bytes[..start].copy_from_slice(text.as_bytes());
+        request::write_digits(&mut bytes[start..end], n);
+        let len = u8::try_from(end).expect("a text that is short enough");
+        Self { bytes, len }
+    }
+}
+
 impl Digits {
     /// A number, without the detour over [`Display`].
-    pub(crate) fn of_number(mut n: u64) -> Self {
-        let mut digits = Self::default();
-        let mut start = digits.bytes.len();
-        loop {
-            start -= 1;
-            digits.bytes[start] = b"0123456789"[(n % 10) as usize];
-            n /= 10;
-            if n == 0 {
-                break;
-            }
-        }
-        digits.bytes.copy_within(start.., 0);
-        digits.len = u8::try_from(digits.bytes.len() - start).unwrap_or_default();
-        digits
+    pub(crate) fn of_number(n: u64) -> Self {
+        Self::numbered("", n)
     }
 }
 
@@ -89,6 +91,12 @@ mod tests {
         assert_eq!(&*Digits::of(i64::MIN), "-9223372036854775808");
         for n in [0, 9, 10, 12_345, 30_000, u64::MAX - 1, u64::MAX] {
             assert_eq!(*Digits::of_number(n), n.to_string());
+            assert_eq!(*Text::<23>::numbered("é:", n), format!("é:{n}"));
+        }
+        for n in (0..20).map(|power| 10_u64.pow(power)) {
+            for n in [n - 1, n, n + 1] {
+                assert_eq!(*Digits::of_number(n), n.to_string());
+            }
         }
     }
 
@@ -96,6 +104,7 @@ mod tests {
     fn what_does_not_fit_is_refused_and_not_cut_off() {
         assert_eq!(&*Text::<2>::of("é"), "é");
         assert!(std::panic::catch_unwind(|| Text::<2>::of("abc")).is_err());
+        assert!(std::panic::catch_unwind(|| Text::<2>::numbered("a", 10)).is_err());
         assert!(std::panic::catch_unwind(|| Text::<300>::of("a".repeat(256))).is_err());
     }
 }
