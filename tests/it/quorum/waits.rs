@@ -32,6 +32,33 @@ fn waits(crew: &mut Crew, clients: &[Client], name: &str) -> (Receiver<Instant>,
     (got, let_go)
 }
 
+/// A process of which a thread waits.
+struct Waiter {
+    clients: Vec<Client>,
+    got: Receiver<Instant>,
+    may_go: Receiver<()>,
+}
+
+/// Two processes wait for what a third one holds, and are subscribed everywhere.
+fn two_wait(servers: &[Server], name: &str) -> (RedLockGuard, Crew, [Waiter; 2]) {
+    let guard = held(servers, &open(servers), name);
+    let mut crew = Crew::new();
+    let waiters = [(); 2].map(|()| {
+        let clients = open(servers);
+        let (got, may_go) = waits(&mut crew, &clients, name);
+        Waiter {
+            clients,
+            got,
+            may_go,
+        }
+    });
+    for server in servers {
+        subscribed(server, 2);
+    }
+    crew.all_parked();
+    (guard, crew, waiters)
+}
+
 /// Another process has it, and everybody knows.
 fn held(servers: &[Server], holder: &[Client], name: &str) -> RedLockGuard {
     let guard = take(&red(holder, name).lease(FOR_LONG));
@@ -66,27 +93,21 @@ fn looked_now_and_then(clients: &[Client], before: &[u64]) {
 fn those_who_wait_ask_nothing_until_it_is_released_and_then_once() {
     let servers = masters(3);
     let name = unique("notified");
-    let [holder, first, second] = [(); 3].map(|()| open(&servers));
-    let guard = held(&servers, &holder, &name);
-    let mut crew = Crew::new();
-    let (got, _) = waits(&mut crew, &first, &name);
-    let (also_got, _) = waits(&mut crew, &second, &name);
-    for server in &servers {
-        subscribed(server, 2);
-    }
-    crew.all_parked();
-    let before = [&first, &second].map(|clients| sent(clients));
+    let (guard, crew, [first, second]) = two_wait(&servers, &name);
+    let before = [&first, &second].map(|its| sent(&its.clients));
     a_second_passes(&servers[0], &name);
-    for (clients, before) in [&first, &second].into_iter().zip(&before) {
-        looked_now_and_then(clients, before);
+    for (its, before) in [&first, &second].into_iter().zip(&before) {
+        looked_now_and_then(&its.clients, before);
     }
     drop(guard);
     select! {
-        recv(got) -> when => when.unwrap(),
-        recv(also_got) -> when => when.unwrap(),
+        recv(first.got) -> when => when.unwrap(),
+        recv(second.got) -> when => when.unwrap(),
     };
+    // Both may go as soon as they have had it.
+    drop((first.may_go, second.may_go));
     crew.join();
-    for clients in [&first, &second] {
+    for clients in [&first.clients, &second.clients] {
         let stats = clients[0].stats();
         assert_eq!(stats.poll_rescues, 0, "{stats:?}");
         assert!(stats.wakes >= 1, "{stats:?}");
@@ -99,34 +120,25 @@ fn those_who_wait_ask_nothing_until_it_is_released_and_then_once() {
 fn whoever_comes_too_late_waits_to_be_notified_again() {
     let servers = masters(3);
     let name = unique("late");
-    let [holder, first, second] = [(); 3].map(|()| open(&servers));
-    let guard = held(&servers, &holder, &name);
-    let mut crew = Crew::new();
-    let (got, may_go) = waits(&mut crew, &first, &name);
-    let (also_got, may_also_go) = waits(&mut crew, &second, &name);
-    for server in &servers {
-        subscribed(server, 2);
-    }
-    crew.all_parked();
+    let (guard, crew, [first, second]) = two_wait(&servers, &name);
     drop(guard);
     let is_first = select! {
-        recv(got) -> when => { when.unwrap(); true }
-        recv(also_got) -> when => { when.unwrap(); false }
+        recv(first.got) -> when => { when.unwrap(); true }
+        recv(second.got) -> when => { when.unwrap(); false }
+    };
+    let (winner, loser) = match is_first {
+        true => (first, second),
+        false => (second, first),
     };
     crew.all_parked();
-    let loser = if is_first { &second } else { &first };
-    let before = sent(loser);
+    let before = sent(&loser.clients);
     // On some server that keeps it: a winner that was granted two of three has no more.
     let keeps = |server: &&Server| server.exists(&name);
     a_second_passes(servers.iter().find(keeps).unwrap(), &name);
-    looked_now_and_then(loser, &before);
-    let (its, others) = match is_first {
-        true => (may_go, (also_got, may_also_go)),
-        false => (may_also_go, (got, may_go)),
-    };
-    its.recv_timeout(LONG).unwrap();
-    others.0.recv_timeout(LONG).unwrap();
-    others.1.recv_timeout(LONG).unwrap();
+    looked_now_and_then(&loser.clients, &before);
+    winner.may_go.recv_timeout(LONG).unwrap();
+    loser.got.recv_timeout(LONG).unwrap();
+    loser.may_go.recv_timeout(LONG).unwrap();
     crew.join();
     nothing_is_left(&servers);
 }
