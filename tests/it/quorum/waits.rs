@@ -167,10 +167,13 @@ fn a_release_far_away_is_followed_by_a_grant_two_round_trips_later() {
     let guard = held(&servers, &holder, &name);
     let mut crew = Crew::new();
     let (got, _) = waits(&mut crew, &waiter, &name);
+    // It asks, looks after a pause, and again once it is subscribed. After that only a message can notify it.
     for server in &servers {
         subscribed(server, 1);
+        // A renewal asks for both.
+        let asked = || server.calls("pttl").saturating_sub(server.calls("hget"));
+        eventually("it has looked", || asked() >= 3);
     }
-    crew.all_parked();
     let released = Instant::now();
     drop(guard);
     let took = got.recv_timeout(LONG).unwrap() - released;
@@ -178,7 +181,9 @@ fn a_release_far_away_is_followed_by_a_grant_two_round_trips_later() {
     // Without a look, which would take another.
     assert!(took < loosely(6 * DELAY), "{took:?}");
     crew.join();
-    assert_eq!(waiter[0].stats().poll_rescues, 0);
+    let stats = waiter[0].stats();
+    assert!(stats.wakes >= 1, "{stats:?}");
+    assert_eq!(stats.poll_rescues, 0, "{stats:?}");
 }
 
 // L1, M7
