@@ -64,9 +64,11 @@ impl Listener for AtNode {
         }
     }
 
-    /// What this master may have announced meanwhile others have announced as well, unless too few were left to listen to.
-    /// Then the waiter is notified that there are enough again.
-    fn resubscribed(&self) {}
+    /// Others may have announced what this master has announced meanwhile. If their connections were lost one after another,
+    /// no message has come, although there were enough to listen to all the time. So the waiter looks.
+    fn resubscribed(&self) {
+        self.waiter.message();
+    }
 
     fn set_listening(&self, listening: bool) {
         let mut announcements = self.announcements.lock();

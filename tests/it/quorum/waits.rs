@@ -239,3 +239,24 @@ fn a_release_is_heard_while_two_subscriptions_are_lost() {
     assert!(stats.wakes >= 1, "{stats:?}");
     assert_eq!(stats.poll_rescues, 0, "{stats:?}");
 }
+
+// L1, C1: lost one after another, there are always enough to listen to, and yet a message may have come over none of them.
+#[test]
+fn a_waiter_looks_when_a_lost_subscription_is_back() {
+    let (servers, proxies, [holder, waiter]) = proxied(3);
+    let name = unique("back");
+    let guard = held(&servers, &holder, &name);
+    let mut crew = Crew::new();
+    let (got, _) = waits(&mut crew, &waiter, &name);
+    for server in &servers {
+        subscribed(server, 1);
+    }
+    for (lost, proxy) in (1..).zip(&proxies) {
+        crew.all_parked();
+        assert_eq!(proxy.cut(Target::Subscriber), 1);
+        eventually("it is woken", || waiter[0].stats().wakes >= lost);
+    }
+    drop(guard);
+    got.recv_timeout(LONG).unwrap();
+    crew.join();
+}
