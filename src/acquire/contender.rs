@@ -22,7 +22,7 @@ use crate::net::call::{Attempt, Call, Deferred, DeferredInfo, Undo};
 use crate::net::route::Ahead;
 use crate::protocol::kind::AcquireArgs;
 use crate::protocol::script::Acquired;
-use crate::quorum::ask::{Known, Quorum};
+use crate::quorum::ask::{Known, Quorum, QuorumRequest};
 use crate::quorum::failure::Failure;
 use crate::session::{Contending, Session};
 use crate::time;
@@ -452,8 +452,15 @@ impl Strategy for Contender<'_> {
                 let known = self.way.knows(self.listening.releases());
                 // While it looks: after an acquire it looks again in any case.
                 self.listening.hear_echoes(known == Known::Busy);
-                let (lock, params, wait) = (self.lock, self.params, self.wait);
-                quorum::ask(servers, lock, &self.entry, params, wait, known, until)?
+                let (lock, wait) = (self.lock, self.wait);
+                let request = QuorumRequest {
+                    lease: self.params.lease,
+                    ttl: self.params.ttl,
+                    up_for: lock.up_for,
+                    comes_again_in: wait.asks_again().then(|| self.way.longest_pause()),
+                    known,
+                };
+                quorum::ask(servers, lock, &self.entry, wait, request, until)?
             }
             None => self.ask_server(until)?,
         };

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::acquire::spec::{HoldParams, LockSpec};
+use crate::acquire::spec::LockSpec;
 use crate::acquire::wait_mode::WaitMode;
 use crate::acquire::{Busy, NoReply, Reply};
 use crate::error::LossReason;
@@ -13,26 +13,18 @@ use crate::quorum::failure::Short;
 use crate::time;
 
 pub(crate) use crate::quorum::ask::Known;
-pub(crate) use crate::quorum::nodes::pause;
+pub(crate) use crate::quorum::nodes::{PAUSE, pause};
 
 /// Asks a majority once; again if too few servers answered.
 pub(crate) fn ask(
     quorum: &Quorum,
     lock: &LockSpec,
     entry: &Arc<Entry>,
-    params: HoldParams,
     wait: WaitMode,
-    known: Known,
+    mut request: QuorumRequest,
     until: Instant,
 ) -> std::result::Result<Reply<(Arc<Hold>, Instant)>, NoReply> {
     let stop = || lock.must_stop(wait);
-    let mut request = QuorumRequest {
-        lease: params.lease,
-        ttl: params.ttl,
-        up_for: lock.up_for,
-        will_retry: wait.asks_again(),
-        known,
-    };
     let mut again = false;
     // The round before, if too many servers were away in it, or refused.
     let mut before: Option<Short> = None;
@@ -62,7 +54,7 @@ pub(crate) fn ask(
         }
         // The first time the connections may just have been idle for too long.
         if again {
-            if !request.will_retry || short.is_final() {
+            if request.comes_again_in.is_none() || short.is_final() {
                 // The servers had enough time to answer.
                 return Err(lock.error("acquiring the lock", short).into());
             }

@@ -54,7 +54,7 @@ pub(crate) struct Spin {
 /// Those who are notified of a release ask at the same time, and each of them may be granted too few of the servers. So
 /// whoever was refused looks again after a short random pause. Whoever then finds a majority taken need not: one of the
 /// others has the lock, or looks again in turn, and the last of them to look finds whether it is free. Whoever has it
-/// announces its release.
+/// announces its release, and so does whoever was granted too few servers and does not look again.
 #[derive(Default)]
 pub(crate) struct Contest {
     /// How many releases were announced before the last request.
@@ -66,6 +66,9 @@ pub(crate) struct Contest {
 
 /// How many short pauses there are before they grow.
 const SHORT_PAUSES: u32 = 4;
+
+/// How long they become.
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 impl Contest {
     /// What is known before a request, by the releases that were announced so far.
@@ -88,10 +91,13 @@ impl Contest {
     fn pause(&self, cap: Duration) -> Duration {
         match self.contested {
             0 => cap,
-            n => quorum::pause()
-                .saturating_mul(1 << n.saturating_sub(SHORT_PAUSES).min(10))
-                .min(cap),
+            n => Self::grown(quorum::pause(), n).min(cap),
         }
+    }
+
+    fn grown(pause: Duration, contested: u32) -> Duration {
+        let times = 1 << contested.saturating_sub(SHORT_PAUSES).min(10);
+        pause.saturating_mul(times).min(LONGEST_PAUSE)
     }
 }
 
@@ -313,6 +319,14 @@ impl Way {
     pub(crate) fn is_refused(&mut self, is_contested: bool) {
         if let Self::Quorum(contest) = self {
             contest.is_refused(is_contested);
+        }
+    }
+
+    /// The longest pause that may follow the next request, if nobody may have the lock then.
+    pub(crate) fn longest_pause(&self) -> Duration {
+        match self {
+            Self::Quorum(contest) => Contest::grown(quorum::PAUSE.1, contest.contested + 1),
+            _ => LONGEST_PAUSE,
         }
     }
 

@@ -73,8 +73,8 @@ pub(crate) struct QuorumRequest {
     pub(crate) ttl: Duration,
     /// Servers that were started more recently do not count.
     pub(crate) up_for: Duration,
-    /// Whether the caller will ask again if others hold the lock.
-    pub(crate) will_retry: bool,
+    /// Within what time the caller asks again if others hold the lock; `None` if it does not.
+    pub(crate) comes_again_in: Option<Duration>,
     pub(crate) known: Known,
 }
 
@@ -187,9 +187,9 @@ impl Quorum {
         let sent_at = Instant::now();
         let taken = |value: &Value| matches!(value, Value::Nil);
         let mut round = nodes.round(&mut RoundRequest {
-            goal: match request.will_retry {
-                true => Goal::MajoritySoon,
-                false => Goal::Majority,
+            goal: match request.comes_again_in {
+                Some(_) => Goal::MajoritySoon,
+                None => Goal::Majority,
             },
             lease: request.ttl,
             until,
@@ -213,7 +213,8 @@ impl Quorum {
                 return QuorumReply::Granted { hold, sent_at };
             }
         }
-        drop(quorum_hold.let_go());
+        let comes_again = |pause| !stop() && Instant::now() + pause < until;
+        drop(quorum_hold.let_go(request.comes_again_in.is_some_and(comes_again)));
         nodes.flush();
         nodes.housekeep_soon();
         let busy = |value: &Value| matches!(value, Value::Int(_));

@@ -126,7 +126,7 @@ impl QuorumHold {
 
 impl Backing for QuorumHold {
     fn release(&self, _hold: &Hold, _undo: bool) -> Arc<Call> {
-        self.let_go()
+        self.let_go(false)
     }
 
     fn deliver(&self, _release: &Call) {
@@ -134,7 +134,7 @@ impl Backing for QuorumHold {
     }
 
     fn give_back(&self, _hold: &Hold) {
-        drop(self.let_go());
+        drop(self.let_go(false));
         self.nodes.flush();
         self.nodes.housekeep_soon();
     }

@@ -19,21 +19,24 @@ use crate::quorum::nodes::{Gather, Nodes, Visit, Visits, node_timeout};
 use crate::quorum::tally::Tally;
 
 impl QuorumHold {
-    /// Ends all shares and queues their releases, which have to be flushed.
-    pub(crate) fn let_go(&self) -> Arc<Call> {
+    /// Ends all shares and queues their releases, which have to be flushed. `comes_again`: it was not granted, and whoever
+    /// has asked for it asks again shortly.
+    pub(crate) fn let_go(&self, comes_again: bool) -> Arc<Call> {
         let mut state = self.state.lock();
         if !std::mem::replace(&mut state.let_go, true) {
             self.look(&mut state);
-            // Somebody else may have seen that a majority keeps it, and wait for the announcement.
-            let seen = state.shares.iter().filter(|share| share.may_be_kept());
-            let announces = state.granted || self.nodes.majority.has(seen.count());
+            let kept = state.shares.iter().filter(|share| share.may_be_kept());
+            let was_held = state.granted || self.nodes.majority.has(kept.count());
+            // Somebody else may have seen that a majority of nodes was taken, by this attempt and perhaps by others, and wait
+            // for the announcement. Whoever comes again takes the lock, or loses it to somebody who announces its release.
+            let announces = was_held || !comes_again;
             let releases = (0..state.shares.len()).map(|node| Releasing {
                 kept: state.shares[node].kept,
                 call: self.release_share(&mut state, node, announces),
             });
             let releases = releases.collect();
             state.releases = releases;
-            if announces {
+            if was_held {
                 let calls = state.releases.iter();
                 self.nodes
                     .was_released(calls.filter_map(|its| its.call.clone()));
@@ -62,7 +65,6 @@ impl QuorumHold {
         }
         let mut release = match std::mem::replace(&mut share.stage, Stage::Fresh) {
             Stage::Fresh => return None,
-            // Without a message if the attempt has failed: whoever has lost to it comes again by itself.
             Stage::Asked { .. } | Stage::Kept => share.hold.release(!announces),
         };
         // It is normal that a node has lost it: the majority counts.

@@ -7,7 +7,8 @@ use redlatch::{Client, RedLockGuard};
 
 use crate::support::quorum::{all_keep, masters, nothing_is_left, open, red, take};
 use crate::support::{
-    Crew, LONG, Mode, Proxy, Server, Target, eventually, loosely, ms, subscribed, timed, unique,
+    Crew, LONG, Messages, Mode, Proxy, Server, Target, eventually, loosely, ms, subscribed, timed,
+    unique,
 };
 
 /// Nothing here waits for such a lease to end, and it is not renewed.
@@ -259,4 +260,72 @@ fn a_waiter_looks_when_a_lost_subscription_is_back() {
     drop(guard);
     got.recv_timeout(LONG).unwrap();
     crew.join();
+}
+
+/// What was published about `name` since the last look.
+fn announced(messages: &mut Messages, server: &Server, name: &str) -> usize {
+    let published = messages.published(server);
+    let ours = |(channel, _): &&(String, String)| channel.contains(name);
+    published.iter().filter(ours).count()
+}
+
+// L1: whoever has seen a majority taken waits for a message, and nobody else may come.
+#[test]
+fn what_a_single_attempt_gives_back_is_announced_and_not_what_one_gives_back_that_comes_again() {
+    let servers = masters(3);
+    let name = unique("split");
+    let clients = open(&servers);
+    drop(take(&red(&clients, &unique("warm"))));
+    let mut messages = Messages::of(&servers[0]);
+    // Others were granted a server each.
+    for server in &servers[1..] {
+        server.cli(&["HSET", &name, "somebody:1", "1"]);
+        server.cli(&["PEXPIRE", &name, "60000"]);
+    }
+    let lock = red(&clients, &name);
+    assert!(lock.try_lock().unwrap().is_none());
+    eventually("it is given back", || !servers[0].exists(&name));
+    assert_eq!(announced(&mut messages, &servers[0], &name), 1);
+
+    // They hold it for no longer than this takes: nobody else is there to announce anything.
+    let given_back = servers[0].calls("hdel");
+    let mut crew = Crew::new();
+    let (got, may_go) = waits(&mut crew, &clients, &name);
+    eventually("it is given back", || servers[0].calls("hdel") > given_back);
+    for server in &servers {
+        subscribed(server, 1);
+    }
+    crew.all_parked();
+    assert_eq!(announced(&mut messages, &servers[0], &name), 0);
+    for server in &servers[1..] {
+        server.cli(&["DEL", &name]);
+    }
+    got.recv_timeout(LONG).unwrap();
+    may_go.recv_timeout(LONG).unwrap();
+    crew.join();
+    nothing_is_left(&servers);
+}
+
+// L1, D1: nobody knows what was granted, but others may have seen that a majority was taken.
+timed!(what_is_given_back_unread_is_announced);
+fn what_is_given_back_unread_is_announced() {
+    let (servers, proxies, [clients, _]) = proxied(3);
+    let name = unique("unread");
+    drop(take(&red(&clients, &unique("warm"))));
+    let mut messages: Vec<_> = servers.iter().map(Messages::of).collect();
+    for proxy in &proxies {
+        proxy.set(Target::Link, Mode::SwallowReplies);
+    }
+    let mut crew = Crew::new();
+    let (got, _) = waits(&mut crew, &clients, &name);
+    for (server, messages) in servers.iter().zip(&mut messages) {
+        eventually("it is announced", || announced(messages, server, &name) > 0);
+    }
+    for proxy in &proxies {
+        proxy.pass();
+        proxy.cut(Target::Link);
+    }
+    got.recv_timeout(LONG).unwrap();
+    crew.join();
+    nothing_is_left(&servers);
 }
