@@ -37,6 +37,9 @@ use crate::time;
 /// For how long callers check first after the lock was found busy.
 const BUSY_FOR: Duration = Duration::from_secs(1);
 
+/// After one of how many tenures a process yields if nobody listens.
+const UNHEARD_EVERY: u64 = 8;
+
 /// The servers of one lock, and their clients.
 pub(crate) struct Quorum {
     nodes: Arc<Nodes>,
@@ -229,11 +232,14 @@ impl Quorum {
 
     /// How long a process lets others go first after its tenure, at least `shortest`.
     ///
-    /// Longer than two round trips, since others may check first and then ask. `None` if nobody listens.
+    /// Longer than two round trips, since others may check first and then ask. If nobody listens, those who may not
+    /// subscribe may wait all the same: then it is `shortest`, and `None` after most tenures.
     pub(crate) fn yield_for(&self, shortest: Duration) -> Option<Duration> {
+        if self.nodes.notified() == Some(0) {
+            return time::one_in(UNHEARD_EVERY).then_some(shortest);
+        }
         let round_trip = Duration::from_nanos(self.granted_in.load(Ordering::Relaxed));
-        let span = round_trip.saturating_mul(4).clamp(shortest, PAUSE.1);
-        self.nodes.others_listen().then_some(span)
+        Some(round_trip.saturating_mul(4).clamp(shortest, PAUSE.1))
     }
 
     fn was_busy_lately(&self) -> bool {

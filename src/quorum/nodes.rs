@@ -19,6 +19,7 @@ use redis::Value;
 use crate::hold::Entry;
 use crate::net::call::{Call, Fault};
 use crate::net::connection::WaitFault;
+use crate::protocol::script::{self, Released};
 use crate::quorum::tally::Majority;
 use crate::session::Session;
 use crate::time;
@@ -88,21 +89,14 @@ impl Nodes {
         released[0].extend(calls);
     }
 
-    /// Whether somebody was notified of the latest release to which a node has replied by now; `true` if that is not known.
-    pub(crate) fn others_listen(&self) -> bool {
+    /// How many processes were notified of the latest release that a node has confirmed by now; `None` if that is not known.
+    pub(crate) fn notified(&self) -> Option<i64> {
         let released = self.released.lock();
-        for calls in &*released {
-            let replies = calls
-                .iter()
-                .filter_map(|call| match call.outcome()?.ok()?.value {
-                    Value::Int(listeners) => Some(listeners),
-                    _ => None,
-                });
-            if let Some(most) = replies.max() {
-                return most > 0;
-            }
-        }
-        true
+        let mut latest = released.iter().map(|calls| {
+            let replies = calls.iter().filter_map(|call| call.outcome()?.ok());
+            most_notified(replies.map(|answer| answer.value))
+        });
+        latest.find_map(|most| most)
     }
 
     /// The client that keeps the lock and has the settings.
@@ -167,6 +161,15 @@ impl Nodes {
             made
         })
     }
+}
+
+/// The most that one of several nodes has notified of a release. One that no longer had the lock says nothing about that.
+fn most_notified(replies: impl Iterator<Item = Value>) -> Option<i64> {
+    let notified = replies.filter_map(|reply| match script::released(&reply) {
+        Ok(Released::Yes { listeners }) => Some(listeners),
+        _ => None,
+    });
+    notified.max()
 }
 
 /// Equal for round trips that hardly differ, and for all below half a millisecond: if the first to answer were always
@@ -297,3 +300,32 @@ mod tests {
         assert_eq!(at(20_100), at(21_500));
     }
 }
+    /// When a visit of all of `n` silent nodes is over that begins `before` their time is.
+    fn all_silent(n: usize, before: Duration, slice: Duration) -> Duration {
+        let began = Instant::now();
+        let visit = |now: Instant, others| visit_until(now, now + slice, began + before, others);
+        let ended = (0..n).rev().fold(began, visit);
+        ended - began
+    }
+
+    #[test]
+    fn however_many_nodes_are_silent_their_visits_are_over_in_time() {
+        for n in 1..=7_u32 {
+            for (ms, slice) in [(0, 16), (3, 16), (7, 1), (9, 16), (40, 16), (500, 16)] {
+                let (before, slice) = (Duration::from_millis(ms), Duration::from_millis(slice));
+                let took = all_silent(n as usize, before, slice);
+                assert!(took <= before.max(SLICE.0 * n), "{n} {before:?} {took:?}");
+                assert!(took >= before.min(slice * n), "{n} {before:?} {took:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn only_a_node_that_had_the_lock_says_whether_anybody_listens() {
+        let most = |replies: &[i64]| most_notified(replies.iter().copied().map(Value::Int));
+        assert_eq!(most(&[0, 2, 1]), Some(2));
+        assert_eq!(most(&[-1, 0, -2]), Some(0));
+        assert_eq!(most(&[-1, -2, -1]), None);
+        assert_eq!(most(&[]), None);
+    }
+

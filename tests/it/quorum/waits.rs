@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, bounded, select, unbounded};
 use redlatch::{Client, RedLockGuard};
 
-use crate::support::quorum::{all_keep, masters, nothing_is_left, open, red, take};
+use crate::support::quorum::{all_keep, masters, nothing_is_left, open, open_with, red, take};
 use crate::support::{
     Crew, LONG, Messages, Mode, Proxy, Server, Target, eventually, loosely, ms, subscribed, timed,
     unique,
@@ -328,4 +328,20 @@ fn what_is_given_back_unread_is_announced() {
     got.recv_timeout(LONG).unwrap();
     crew.join();
     nothing_is_left(&servers);
+}
+
+// L1: nobody counts those who may not subscribe.
+#[test]
+fn a_process_yields_now_and_then_although_nobody_listens() {
+    let servers = masters(3);
+    let clients = open_with(&servers, |config| config.tenure(Duration::ZERO));
+    let lock = red(&clients, &unique("unheard"));
+    let mut tenures = 0;
+    eventually("it yields", || {
+        drop(lock.lock().unwrap());
+        tenures += 1;
+        clients[0].stats().held_back >= 10
+    });
+    // Once in eight times.
+    assert!(tenures > 2 * 10, "{tenures}");
 }
