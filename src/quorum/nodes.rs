@@ -180,8 +180,8 @@ fn distance(round_trip: Duration) -> u32 {
 
 /// A wait for the replies of several nodes.
 pub(crate) trait Gather {
-    /// The call of a node whose reply is still waited for.
-    fn pending(&self, node: usize) -> Option<Arc<Call>>;
+    /// The call of a node whose reply is still waited for, and until when, if not all nodes have the same time.
+    fn pending(&self, node: usize) -> Option<(Arc<Call>, Option<Instant>)>;
 
     /// Handles the outcome of a visit.
     fn visited(
@@ -208,6 +208,8 @@ pub(crate) struct Visits<'a> {
     nodes: &'a Nodes,
     order: Vec<usize>,
     slice: Duration,
+    /// Each node was visited once.
+    has_visited: bool,
 }
 
 impl<'a> Visits<'a> {
@@ -221,10 +223,12 @@ impl<'a> Visits<'a> {
             nodes,
             order,
             slice: SLICE.0,
+            has_visited: false,
         }
     }
 
-    /// Visits each pending node once. Reads replies that have come even if it is past `until`.
+    /// Visits each pending node once, and is over by `until` even if all of them are silent. The first time each is visited
+    /// even if it is past `until` by then, since its reply may have come.
     pub(crate) fn visit_all(
         &mut self,
         gather: &mut impl Gather,
@@ -233,15 +237,19 @@ impl<'a> Visits<'a> {
     ) -> Visit {
         let mut sum = Visit::Nothing;
         for (index, &node) in self.order.iter().enumerate() {
-            let Some(call) = gather.pending(node) else {
+            let Some((call, its_until)) = gather.pending(node) else {
                 continue;
             };
             let Session {
                 connection, server, ..
             } = &*self.nodes.list[node].session;
             let began = Instant::now();
+            if self.has_visited && began >= until {
+                break;
+            }
             let slice = (server.round_trip.get() * 2).clamp(self.slice, SLICE.1);
-            let by = (began + slice).min(until.max(began + SLICE.0));
+            let ends = its_until.map_or(began + slice, |its| its.min(began + slice));
+            let by = visit_until(began, ends, until, self.order.len() - index - 1);
             let outcome = connection.wait(&call, by, stop);
             let ended = Instant::now();
             match &outcome {
@@ -267,18 +275,11 @@ impl<'a> Visits<'a> {
                 }
             }
         }
+        self.has_visited = true;
         if sum == Visit::Nothing {
             self.slice = (self.slice * 2).min(SLICE.1);
         }
         sum
-    }
-
-    /// When to visit for the last time, for that to be over by `until` even if all of so many nodes are silent: each takes a
-    /// slice to be found so.
-    pub(crate) fn last_at(until: Instant, nodes: usize) -> Instant {
-        let nodes = u32::try_from(nodes).unwrap_or(u32::MAX);
-        let last_at = until.checked_sub(SLICE.0.saturating_mul(nodes));
-        last_at.unwrap_or(until)
     }
 
     /// A pause, if the visits that began then have returned at once.
@@ -287,19 +288,18 @@ impl<'a> Visits<'a> {
     }
 }
 
+/// Until when to visit a node: until `ends`, but so that so many others can be visited before `until`. Each takes a slice
+/// to be found silent.
+fn visit_until(began: Instant, ends: Instant, until: Instant, others: usize) -> Instant {
+    let others = u32::try_from(others).unwrap_or(u32::MAX);
+    let last = until.checked_sub(SLICE.0.saturating_mul(others));
+    ends.min(last.unwrap_or(began)).max(began + SLICE.0)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    #[test]
-    fn masters_are_equally_far_if_their_round_trips_hardly_differ() {
-        let at = |us| distance(Duration::from_micros(us));
-        assert_eq!([0, 50, 300, 500].map(at), [0; 4]);
-        assert!(at(500) < at(1_200) && at(1_200) < at(2_400) && at(2_400) < at(10_500));
-        assert_eq!(at(2_200), at(2_600));
-        assert_eq!(at(20_100), at(21_500));
-    }
-}
     /// When a visit of all of `n` silent nodes is over that begins `before` their time is.
     fn all_silent(n: usize, before: Duration, slice: Duration) -> Duration {
         let began = Instant::now();
@@ -329,3 +329,12 @@ mod tests {
         assert_eq!(most(&[]), None);
     }
 
+    #[test]
+    fn masters_are_equally_far_if_their_round_trips_hardly_differ() {
+        let at = |us| distance(Duration::from_micros(us));
+        assert_eq!([0, 50, 300, 500].map(at), [0; 4]);
+        assert!(at(500) < at(1_200) && at(1_200) < at(2_400) && at(2_400) < at(10_500));
+        assert_eq!(at(2_200), at(2_600));
+        assert_eq!(at(20_100), at(21_500));
+    }
+}

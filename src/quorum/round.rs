@@ -58,9 +58,9 @@ struct Asking<'a, 'b> {
 }
 
 impl Gather for Asking<'_, '_> {
-    fn pending(&self, node: usize) -> Option<Arc<Call>> {
+    fn pending(&self, node: usize) -> Option<(Arc<Call>, Option<Instant>)> {
         match self.round.replies[node] {
-            NodeReply::Pending { .. } => self.round.calls[node].clone(),
+            NodeReply::Pending { until } => Some((self.round.calls[node].clone()?, Some(until))),
             _ => None,
         }
     }

@@ -95,7 +95,6 @@ impl QuorumHold {
         let node_timeout = node_timeout(state.shares[0].hold.lease());
         drop(state);
         let mut visits = Visits::new(nodes, 0);
-        let until = Visits::last_at(until, answers.pending().count());
         let mut majority_at = None;
         loop {
             let began = Instant::now();
@@ -140,8 +139,8 @@ struct Answers {
 }
 
 impl Gather for Answers {
-    fn pending(&self, node: usize) -> Option<Arc<Call>> {
-        self.calls[node].clone()
+    fn pending(&self, node: usize) -> Option<(Arc<Call>, Option<Instant>)> {
+        Some((self.calls[node].clone()?, None))
     }
 
     fn visited(
