@@ -315,22 +315,19 @@ impl WatchdogState {
 
     /// What is due first, and when.
     fn first_due(&self) -> Option<(u64, &dyn Renewable)> {
-        let hold = self.holds.first_due();
-        let hold = hold.map(|(due, hold)| (due, &**hold as &dyn Renewable));
-        let node_hold = self.node_holds.first_due();
-        let node_hold = node_hold.map(|(due, hold)| (due, &**hold));
-        [hold, node_hold]
-            .into_iter()
-            .flatten()
-            .min_by_key(|(due, _)| *due)
+        let (hold, node_hold) = (self.holds.first_due(), self.node_holds.first_due());
+        match First::of(hold.map(at), node_hold.map(at))? {
+            First::Hold => hold.map(|(due, hold)| (due, &**hold as &dyn Renewable)),
+            First::NodeHold => node_hold.map(|(due, hold)| (due, &**hold)),
+        }
     }
 
     fn take_due(&mut self) -> Option<Arc<dyn Renewable>> {
         let (hold, node_hold) = (self.holds.first_due(), self.node_holds.first_due());
-        if is_first(node_hold.map(|(due, _)| due), hold.map(|(due, _)| due)) {
-            return self.node_holds.take_due();
+        match First::of(hold.map(at), node_hold.map(at))? {
+            First::Hold => Some(self.holds.take_due()?),
+            First::NodeHold => self.node_holds.take_due(),
         }
-        Some(self.holds.take_due()?)
     }
 
     fn has_renewals(&self) -> bool {
@@ -339,16 +336,33 @@ impl WatchdogState {
 
     /// Takes what ends first of that which is queued for renewal.
     fn take_renewal(&mut self) -> Option<Arc<dyn Renewable>> {
-        if is_first(self.node_holds.first_end(), self.holds.first_end()) {
-            return self.node_holds.take_renewal();
+        match First::of(self.holds.first_end(), self.node_holds.first_end())? {
+            First::Hold => Some(self.holds.take_renewal()?),
+            First::NodeHold => self.node_holds.take_renewal(),
         }
-        Some(self.holds.take_renewal()?)
     }
 }
 
-/// Whether there is one moment, and it is before the other, if there is another.
-fn is_first(one: Option<u64>, other: Option<u64>) -> bool {
-    one.is_some_and(|one| other.is_none_or(|other| one < other))
+/// Which of the two schedules comes first.
+enum First {
+    Hold,
+    NodeHold,
+}
+
+impl First {
+    /// By the first moment of each; the holds if both are the same.
+    fn of(hold: Option<u64>, node_hold: Option<u64>) -> Option<Self> {
+        match (hold, node_hold) {
+            (None, None) => None,
+            (None, Some(_)) => Some(Self::NodeHold),
+            (Some(hold), Some(node_hold)) if node_hold < hold => Some(Self::NodeHold),
+            (Some(_), _) => Some(Self::Hold),
+        }
+    }
+}
+
+fn at<T: ?Sized>((at, _): (u64, &Arc<T>)) -> u64 {
+    at
 }
 
 impl Armed {
