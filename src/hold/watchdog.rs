@@ -627,32 +627,18 @@ impl WatchdogThread {
         };
 
         let sent_at = Instant::now();
-        let mut bytes = Vec::with_capacity(BATCH.1);
-        // How many renewals each request is for.
-        let mut requests = VecDeque::new();
-        let mut together: Vec<Request> = Vec::new();
-        let mut size = 0;
         let most = match sent_at < self.one_by_one_until {
             true => 1,
             false => TOGETHER,
         };
-        while self.sent.len() < BATCH.0
-            && size < BATCH.1
+        let mut batch = Batch::new(most, self.by_text);
+        while !batch.is_full()
             && let Some(hold) = task.watchdog.take_renewal()
         {
-            let request = hold.request();
-            size += request.len();
-            let joins = |first: &Request| first.goes_with(&request, &script::LOCK_RENEW);
-            if together.len() >= most || !together.first().is_none_or(joins) {
-                Request::write_together(&together, &mut bytes, self.by_text);
-                requests.push_back(together.len());
-                together.clear();
-            }
-            together.push(request);
+            batch.push(hold.request());
             self.sent.push_back(hold);
         }
-        Request::write_together(&together, &mut bytes, self.by_text);
-        requests.push_back(together.len());
+        let (bytes, mut requests) = batch.finish();
         let sent_text = std::mem::take(&mut self.by_text);
         let given_up_at = sent_at + budget.min(task.response_timeout);
         let mut dispatched_at = sent_at;
@@ -743,6 +729,67 @@ impl Dispatcher {
 }
 
 /// What a reply to a renewal leaves to be done.
+/// The renewals that are sent before their replies are read, those of several locks as one request.
+struct Batch {
+    bytes: Vec<u8>,
+    /// How many renewals each request is for.
+    requests: VecDeque<usize>,
+    /// What the last request is for, which is not written yet.
+    together: Vec<Request>,
+    /// The most renewals that a request may be for.
+    most: usize,
+    by_text: bool,
+    renewals: usize,
+    size: usize,
+}
+
+impl Batch {
+    fn new(most: usize, by_text: bool) -> Self {
+        Self {
+            bytes: Vec::with_capacity(BATCH.1),
+            requests: VecDeque::new(),
+            together: Vec::new(),
+            most,
+            by_text,
+            renewals: 0,
+            size: 0,
+        }
+    }
+
+    fn is_full(&self) -> bool {
+        self.renewals >= BATCH.0 || self.size >= BATCH.1
+    }
+
+    fn push(&mut self, request: Request) {
+        let first = self.together.first();
+        let joins = self.together.len() < self.most
+            && first.is_some_and(|first| first.goes_with(&request, &script::LOCK_RENEW));
+        if !joins {
+            self.close();
+        }
+        self.renewals += 1;
+        self.size += match joins {
+            true => request.joined_len(),
+            false => request.len(self.by_text),
+        };
+        self.together.push(request);
+    }
+
+    fn close(&mut self) {
+        if !self.together.is_empty() {
+            Request::write_together(&self.together, &mut self.bytes, self.by_text);
+            self.requests.push_back(self.together.len());
+            self.together.clear();
+        }
+    }
+
+    /// What to send, and how many renewals each request is for.
+    fn finish(mut self) -> (Vec<u8>, VecDeque<usize>) {
+        self.close();
+        (self.bytes, self.requests)
+    }
+}
+
 enum Settled {
     Done,
     /// The server did not know the script.
@@ -836,5 +883,37 @@ mod tests {
             );
         }
         assert_eq!(state.next_at(asked_at + STAYS_AWAKE, never), None);
+    }
+
+    fn renewals(n: usize) -> impl Iterator<Item = Request> {
+        let args = ["8ee1eba6-3dd8-4b9c-8e6e-4d1c9e0f3a4d:1", "30000", "1"];
+        (0..n).map(move |n| {
+            let key = format!("a lock with a name:{n}");
+            Request::script("renewing", &script::LOCK_RENEW, &[&key], &args)
+        })
+    }
+
+    #[test]
+    fn a_batch_is_full_before_its_bytes_may_block_also_if_it_has_the_text_of_scripts() {
+        for (most, by_text) in [(1, false), (1, true), (2, true), (TOGETHER, true)] {
+            let mut batch = Batch::new(most, by_text);
+            let mut one = 0;
+            for request in renewals(BATCH.0) {
+                if !batch.is_full() {
+                    one = request.len(by_text);
+                    batch.push(request);
+                }
+            }
+            assert!(batch.is_full());
+            let (bytes, requests) = batch.finish();
+            assert!(bytes.len() <= BATCH.1 + one, "{most} {}", bytes.len());
+            // Nor is it full too soon.
+            let renewals: usize = requests.iter().sum();
+            assert!(
+                renewals == BATCH.0 || bytes.len() >= BATCH.1 * 9 / 10,
+                "{renewals}"
+            );
+            assert!(requests.iter().all(|its| (1..=most).contains(its)));
+        }
     }
 }

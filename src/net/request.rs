@@ -197,10 +197,16 @@ impl Request {
         }
     }
 
-    /// About how many bytes it takes.
-    pub(crate) fn len(&self) -> usize {
-        const HEAD: usize = 70;
-        HEAD + self.packed.bytes().len()
+    /// How many bytes it takes at most.
+    pub(crate) fn len(&self, by_text: bool) -> usize {
+        const HEAD: usize = 32;
+        let script = |script: &Script| script.encoded(Wording::plain(by_text)).len();
+        HEAD + self.script.map_or(0, script) + self.joined_len()
+    }
+
+    /// How many bytes it adds to another request of its script.
+    pub(crate) fn joined_len(&self) -> usize {
+        self.packed.bytes().len()
     }
 
     /// Whether both are of a script that may be given the keys and arguments of several requests.
