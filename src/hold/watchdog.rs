@@ -27,8 +27,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
-use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
+use redis::{ErrorKind, RedisError, RedisResult, ServerErrorKind, Value};
 
+use crate::error::{is_transient, is_unknown_script};
 use crate::hold::schedule::Schedule;
 use crate::hold::validity::Duty;
 use crate::hold::{Armed, Hold, LossSink, Next, Renewable};
@@ -728,7 +729,6 @@ impl Dispatcher {
     }
 }
 
-/// What a reply to a renewal leaves to be done.
 /// The renewals that are sent before their replies are read, those of several locks as one request.
 struct Batch {
     bytes: Vec<u8>,
@@ -790,6 +790,7 @@ impl Batch {
     }
 }
 
+/// What a reply to a renewal leaves to be done.
 enum Settled {
     Done,
     /// The server did not know the script.
@@ -800,34 +801,40 @@ enum Settled {
     Elsewhere(RedisError),
 }
 
-/// The reply for each of `count` renewals that one request was for; `None` if they were refused together.
-fn answers(reply: Value, count: usize) -> Vec<Option<Value>> {
+/// Whether a refusal says nothing of a single lock: the server would refuse to renew any other as well.
+fn concerns_all(refusal: &RedisError) -> bool {
+    is_unknown_script(refusal) || is_transient(refusal)
+}
+
+/// The reply for each of `count` renewals that one request was for; `None` if each may fare better by itself.
+fn answers(reply: Value, count: usize) -> Vec<Option<RedisResult<Value>>> {
     match reply {
-        reply if count == 1 => vec![Some(reply)],
-        Value::Array(replies) if replies.len() == count => replies.into_iter().map(Some).collect(),
-        reply => {
-            let concerns_all = reply.clone().extract_error().err().is_some_and(|err| {
-                matches!(
-                    err.kind(),
-                    ErrorKind::Server(ServerErrorKind::NoScript | ServerErrorKind::ReadOnly)
-                )
-            });
-            if !concerns_all {
-                report!(Debug, "renewing {count} locks together: {reply:?}");
-            }
-            vec![concerns_all.then_some(reply); count]
+        reply if count == 1 => vec![Some(reply.extract_error())],
+        Value::Array(replies) if replies.len() == count => {
+            let replies = replies.into_iter();
+            replies.map(|reply| Some(reply.extract_error())).collect()
         }
+        reply => match reply.extract_error() {
+            Err(refusal) if concerns_all(&refusal) => vec![Some(Err(refusal)); count],
+            other => {
+                report!(Debug, "renewing {count} locks together: {other:?}");
+                vec![None; count]
+            }
+        },
     }
 }
 
-fn settle(task: &Task, hold: &Arc<dyn Renewable>, reply: Value, sent_at: Instant) -> Settled {
+fn settle(
+    task: &Task,
+    hold: &Arc<dyn Renewable>,
+    reply: RedisResult<Value>,
+    sent_at: Instant,
+) -> Settled {
     let watchdog = &task.watchdog;
     let its = Arc::clone(hold);
-    let next = match reply.extract_error() {
+    let next = match reply {
         Ok(reply) => its.complete(reply, sent_at),
-        Err(err) if err.kind() == ErrorKind::Server(ServerErrorKind::NoScript) => {
-            return Settled::Unknown;
-        }
+        Err(err) if is_unknown_script(&err) => return Settled::Unknown,
         Err(err) if err.code() == Some("WRONGTYPE") => its.was_overwritten(sent_at),
         Err(err) => {
             report!(Debug, "renewing `{}`: {err}", hold.name());
@@ -915,5 +922,33 @@ mod tests {
             );
             assert!(requests.iter().all(|its| (1..=most).contains(its)));
         }
+    }
+
+    #[test]
+    fn a_refusal_that_any_lock_would_meet_is_the_answer_for_each_of_several() {
+        let answered = |reply: &str| {
+            let reply = redis::parse_redis_value(format!("{reply}\r\n").as_bytes());
+            answers(reply.expect("a reply"), 3)
+        };
+        for refusal in ["NOSCRIPT", "READONLY", "BUSY", "LOADING", "MASTERDOWN"] {
+            let all = answered(&format!("-{refusal} for now"));
+            assert_eq!(all.len(), 3);
+            let refused = |its: &Option<RedisResult<Value>>| matches!(its, Some(Err(err)) if err.code() == Some(refusal));
+            assert!(all.iter().all(refused), "{refusal} {all:?}");
+        }
+        for odd in [
+            "-NOPERM one of the keys",
+            "-CROSSSLOT keys",
+            ":1",
+            "*1\r\n:1",
+        ] {
+            let all = answered(odd);
+            assert_eq!(all.len(), 3);
+            assert!(all.iter().all(Option::is_none), "{odd} {all:?}");
+        }
+        let each = answered("*3\r\n:1\r\n-WRONGTYPE a value\r\n:0");
+        let shown: Vec<_> = each.into_iter().flatten().map(|its| its.ok()).collect();
+        let [yes, no] = [1, 0].map(|n| Some(Value::Int(n)));
+        assert_eq!(shown, [yes, None, no]);
     }
 }

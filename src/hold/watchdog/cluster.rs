@@ -223,19 +223,20 @@ impl WatchdogThread {
                 return false;
             }
         };
-        if let Err(err) = value.clone().extract_error()
-            && is_redirection(&err)
+        let reply = value.extract_error();
+        if let Err(err) = &reply
+            && is_redirection(err)
         {
             let from = cluster.at(call);
             let generation = from.generation().unwrap_or_default();
-            if cluster.refused(&from, generation, call, &err) == Retry::Elsewhere {
+            if cluster.refused(&from, generation, call, err) == Retry::Elsewhere {
                 return true;
             }
             report!(Debug, "renewing `{}`: {err}", hold.name());
             self.postpone(hold, BACK_OFF.1);
             return false;
         }
-        let settled = settle(&self.task, hold, value, sent_at);
+        let settled = settle(&self.task, hold, reply, sent_at);
         self.is_settled(hold);
         match settled {
             Settled::Done => {}

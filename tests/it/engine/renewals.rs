@@ -1,8 +1,11 @@
 //! How many holds are renewed: several by one request, and each for itself where something is wrong.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use redlatch::{Client, LossReason};
 
-use crate::support::{Losses, Server, config, eventually, loosely, ms, timed};
+use crate::support::{Losses, Proxy, Server, Target, config, eventually, loosely, ms, timed};
 
 const MANY: usize = 300;
 
@@ -91,4 +94,40 @@ fn a_user_who_loses_the_right_to_some_keys_loses_the_locks_there_alone() {
     });
     assert!(kept.iter().all(|guard| guard.is_valid()));
     assert!(!gone.iter().any(|guard| guard.is_valid()));
+}
+
+timed!(a_server_that_is_busy_for_a_moment_renews_many_by_one_request_again);
+fn a_server_that_is_busy_for_a_moment_renews_many_by_one_request_again() {
+    const FEW: usize = 40;
+    let server = Server::start();
+    let proxy = Proxy::before(&server);
+    let lease = loosely(ms(2_000));
+    let client = Client::open(config(&proxy.url()).lease(lease)).unwrap();
+    let lock = |n| client.reentrant_lock(name(n)).lock().unwrap();
+    let guards: Vec<_> = (0..FEW).map(lock).collect();
+    let is_renewed = |times: u64| {
+        let enough = client.stats().renewals + times * FEW as u64;
+        eventually("they are renewed", || client.stats().renewals >= enough);
+    };
+    is_renewed(1);
+    for refusal in ["BUSY a script is running", "LOADING the dataset"] {
+        let refused = Arc::new(AtomicU64::new(0));
+        let seen = Arc::clone(&refused);
+        proxy.rewrite_replies(Target::Watchdog, move |replies| {
+            // To the first request for several.
+            match replies.starts_with(b"*") && seen.fetch_add(1, Ordering::SeqCst) == 0 {
+                true => format!("-{refusal}\r\n").into_bytes(),
+                false => replies.to_vec(),
+            }
+        });
+        eventually("it has refused", || refused.load(Ordering::SeqCst) > 0);
+        is_renewed(1);
+        let begin = so_far(&client, &server);
+        is_renewed(3);
+        let end = so_far(&client, &server);
+        let (renewed, scripts) = (end.0 - begin.0, end.1 - begin.1);
+        assert!(5 * scripts <= renewed, "{scripts} scripts for {renewed}");
+        proxy.pass();
+    }
+    assert!(guards.iter().all(|guard| guard.is_valid()));
 }
