@@ -4,9 +4,10 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::Weak;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, Thread};
 use std::time::Instant;
 
-use parking_lot::{Condvar, Mutex};
+use parking_lot::Mutex;
 
 use crate::error::Error;
 use crate::net::channels::Listener;
@@ -18,10 +19,15 @@ pub(crate) type MakeError = Arc<dyn Fn() -> Error + Send + Sync>;
 /// One waiting thread, and everything that can wake it. `W` says why it is woken in its queue.
 ///
 /// The sender stores a wakeup under its own mutex (that of the lock's entry, or the subscriber's), and wakes the thread
-/// once it has released that mutex.
+/// once it has released that mutex. A thread that is woken between its check and its park does not park: it has a token
+/// then, which the next park takes. It may also be left with one, so whoever parks has to check again when it returns.
+///
+/// Parking takes less than a condition variable, which has a mutex to release and to lock again, and a table of those that
+/// wait: of a hand-over between two threads that was a third.
 pub(crate) struct Waiter<W> {
+    /// Who waits.
+    thread: Thread,
     state: Mutex<State<W>>,
-    changed: Condvar,
 }
 
 struct State<W> {
@@ -47,14 +53,11 @@ impl Signals {
 }
 
 impl<W> Waiter<W> {
+    /// For the calling thread, and no other.
     pub(crate) fn new() -> Arc<Self> {
         Arc::new(Self {
-            state: Mutex::new(State {
-                wakeup: None,
-                messages: 0,
-                listening: false,
-            }),
-            changed: Condvar::new(),
+            thread: thread::current(),
+            state: Mutex::default(),
         })
     }
 
@@ -69,68 +72,74 @@ impl<W> Waiter<W> {
     }
 
     pub(crate) fn signals(&self) -> Signals {
-        let state = self.state.lock();
-        Signals {
-            messages: state.messages,
-            listening: state.listening,
-        }
+        self.state.lock().signals()
     }
 
     /// Wakes the thread, which then checks its own state, the client's and the cancel token's.
     pub(crate) fn wake(&self) {
-        // Under the mutex, or the notification could fall between the thread's check and its sleep, and be lost.
-        drop(self.state.lock());
-        self.changed.notify_one();
+        self.thread.unpark();
     }
 
     /// Parks a queued thread until it has a wakeup, `stop`, or the deadline.
     pub(crate) fn wait_in_queue(&self, deadline: Deadline, stop: &dyn Fn() -> bool) -> Option<W> {
-        let mut state = self.state.lock();
         loop {
-            if state.wakeup.is_some() {
-                return state.wakeup.take();
+            if let Some(wakeup) = self.take_wakeup() {
+                return Some(wakeup);
             }
-            if stop() {
+            if stop() || !self.park(deadline) {
                 return None;
-            }
-            match deadline.instant() {
-                None => self.changed.wait(&mut state),
-                Some(at) => {
-                    if Instant::now() >= at {
-                        return None;
-                    }
-                    self.changed.wait_until(&mut state, at);
-                }
             }
         }
     }
 
     /// Parks a queued thread until it has a wakeup, which it has yet to take, `stop`, or `until`; whether it has one.
     pub(crate) fn wait_for_wakeup(&self, until: Instant, stop: &dyn Fn() -> bool) -> bool {
-        let mut state = self.state.lock();
         loop {
-            if state.wakeup.is_some() {
+            if self.state.lock().wakeup.is_some() {
                 return true;
             }
-            if stop() || Instant::now() >= until {
+            if stop() || !self.park(Deadline::at(until)) {
                 return false;
             }
-            self.changed.wait_until(&mut state, until);
         }
     }
 
     /// Parks a contender until there is news since `seen`, `stop`, or `until`.
     pub(crate) fn wait_for_signal(&self, seen: Signals, until: Instant, stop: &dyn Fn() -> bool) {
-        let mut state = self.state.lock();
-        loop {
-            let now = Signals {
-                messages: state.messages,
-                listening: state.listening,
-            };
-            if now.are_news_since(seen) || stop() || Instant::now() >= until {
-                return;
-            }
-            self.changed.wait_until(&mut state, until);
+        while !self.signals().are_news_since(seen) && !stop() && self.park(Deadline::at(until)) {}
+    }
+
+    /// Parks until somebody wakes the thread, or for no reason; `false` at once if the deadline has passed.
+    fn park(&self, deadline: Deadline) -> bool {
+        debug_assert_eq!(self.thread.id(), thread::current().id());
+        let Some(at) = deadline.instant() else {
+            thread::park();
+            return true;
+        };
+        let left = at.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return false;
+        }
+        thread::park_timeout(left);
+        true
+    }
+}
+
+impl<W> Default for State<W> {
+    fn default() -> Self {
+        Self {
+            wakeup: None,
+            messages: 0,
+            listening: false,
+        }
+    }
+}
+
+impl<W> State<W> {
+    fn signals(&self) -> Signals {
+        Signals {
+            messages: self.messages,
+            listening: self.listening,
         }
     }
 }
@@ -150,12 +159,12 @@ impl<W: Send> Wake for Waiter<W> {
 impl<W: Send> Listener for Waiter<W> {
     fn message(&self) {
         self.state.lock().messages += 1;
-        self.changed.notify_one();
+        self.wake();
     }
 
     fn set_listening(&self, listening: bool) {
         self.state.lock().listening = listening;
-        self.changed.notify_one();
+        self.wake();
     }
 }
 
