@@ -5,16 +5,15 @@
 
 use std::borrow::Borrow;
 use std::collections::{HashSet, VecDeque};
-use std::hash::{Hash, Hasher};
+use std::hash::{BuildHasher, Hash, Hasher, RandomState};
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, MutexGuard};
 
-/// How many shards there are, besides the one for separate keys: two to the power of this.
-const SHARD_BITS: u32 = 5;
-const SHARDS: usize = 1 << SHARD_BITS;
+/// How many shards there are, besides the one for separate keys.
+const SHARDS: usize = 32;
 
 /// How long an idle entry is kept: longer than any gap that does not end a tenure.
 const LINGER: Duration = Duration::from_millis(20);
@@ -130,10 +129,11 @@ impl<K: Key, S: State> Drop for EntryGuard<'_, K, S> {
 pub(crate) struct Registry<K: Key, T, S: State> {
     /// The last is for separate keys.
     shards: Vec<Mutex<Shard<K, T, S>>>,
+    seeds: Seeds,
     all: Arc<Common<K, S::Common>>,
 }
 
-type Shard<K, T, S> = HashSet<ByKey<K, T, S>>;
+type Shard<K, T, S> = HashSet<ByKey<K, T, S>, Seeds>;
 
 /// An entry in a set, found by its key. A map would keep every key twice.
 struct ByKey<K: Key, T, S: State>(Arc<Entry<K, T, S>>);
@@ -164,32 +164,63 @@ impl<K: Key, T, S: State> PartialEq for ByKey<K, T, S> {
 
 impl<K: Key, T, S: State> Eq for ByKey<K, T, S> {}
 
-/// Chooses the shard of a key. The sets within the shards have hashers of their own, which are slower: names that were
-/// chosen to collide here only make threads wait for the mutex of one shard.
-struct ShardHasher(u64);
+/// What the hashes of one registry begin with: random, or names could be chosen to collide.
+#[derive(Clone, Copy)]
+struct Seeds {
+    state: u64,
+    factor: u64,
+}
 
-impl ShardHasher {
-    fn shard(key: &impl Hash) -> usize {
-        let mut hasher = Self(0);
-        key.hash(&mut hasher);
-        // Only the upper bits of a product depend on all bits of its factors.
-        usize::try_from(hasher.0 >> (u64::BITS - SHARD_BITS)).unwrap_or(0)
+impl Seeds {
+    fn random() -> Self {
+        let random = RandomState::new();
+        Self {
+            state: random.hash_one(0),
+            factor: random.hash_one(1) | 1,
+        }
     }
 
-    fn add(&mut self, word: u64) {
-        // Two to the power of 64, divided by the golden ratio.
-        const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
-        self.0 = (self.0.rotate_left(SHARD_BITS) ^ word).wrapping_mul(FACTOR);
+    fn shard(&self, key: &impl Hash) -> usize {
+        // Other bits than those by which a set places its keys: those of one shard would be alike.
+        usize::from(self.hash_one(key).to_le_bytes()[5]) % SHARDS
     }
 }
 
-impl Hasher for ShardHasher {
+impl BuildHasher for Seeds {
+    type Hasher = KeyHasher;
+
+    fn build_hasher(&self) -> KeyHasher {
+        KeyHasher(*self)
+    }
+}
+
+/// Hashes a key word by word: a name is looked up for each lock, and the hasher of the standard library, which is made for
+/// adversaries that see its hashes, takes several times as long.
+///
+/// Each word is added to what came before and multiplied by a secret factor, and the halves of the product are put together.
+///
+/// Source: the folded multiplication of wyhash, as in the crate `foldhash`.
+struct KeyHasher(Seeds);
+
+impl KeyHasher {
+    #[expect(clippy::cast_possible_truncation, reason = "the halves of a product")]
+    fn add(&mut self, word: u64) {
+        let product = u128::from(self.0.state ^ word) * u128::from(self.0.factor);
+        self.0.state = product as u64 ^ (product >> u64::BITS) as u64;
+    }
+}
+
+impl Hasher for KeyHasher {
     fn write(&mut self, bytes: &[u8]) {
         let (words, rest) = bytes.as_chunks();
         for word in words {
             self.add(u64::from_le_bytes(*word));
         }
-        self.add(rest.iter().fold(0, |all, byte| all << 8 | u64::from(*byte)));
+        // With how many there are, since zeros count as well.
+        let mut last = [0; 8];
+        last[..rest.len()].copy_from_slice(rest);
+        last[7] = u8::try_from(rest.len()).unwrap_or(8);
+        self.add(u64::from_le_bytes(last));
     }
 
     fn write_u8(&mut self, byte: u8) {
@@ -201,7 +232,7 @@ impl Hasher for ShardHasher {
     }
 
     fn finish(&self) -> u64 {
-        self.0
+        self.0.state
     }
 }
 
@@ -222,8 +253,11 @@ impl<K: Key, T, S: State> Registry<K, T, S> {
             free: Mutex::default(),
             more: common,
         };
+        let seeds = Seeds::random();
+        let shard = || Mutex::new(HashSet::with_hasher(seeds));
         Self {
-            shards: (0..=SHARDS).map(|_| Mutex::default()).collect(),
+            shards: (0..=SHARDS).map(|_| shard()).collect(),
+            seeds,
             all: Arc::new(all),
         }
     }
@@ -273,7 +307,7 @@ impl<K: Key, T, S: State> Registry<K, T, S> {
         let shard = if key.is_separate() {
             SHARDS
         } else {
-            ShardHasher::shard(key)
+            self.seeds.shard(key)
         };
         &self.shards[shard]
     }
@@ -344,7 +378,7 @@ impl<K: Key, T, S: State> Registry<K, T, S> {
         drop(state);
         let entry = shard.take(key);
         if shard.is_empty() && shard.capacity() > 64 {
-            *shard = HashSet::new();
+            *shard = HashSet::with_hasher(self.seeds);
         }
         drop(shard);
         drop(entry);
@@ -480,17 +514,21 @@ mod tests {
     #[test]
     fn names_are_spread_over_all_shards() {
         let spread = |name: &dyn Fn(u32) -> String| {
-            let mut shards = [0; SHARDS];
+            let (seeds, mut shards) = (Seeds::random(), [0; SHARDS]);
+            let mut hashes = HashSet::new();
             for n in 0..3_200 {
-                shards[ShardHasher::shard(&name(n))] += 1;
+                shards[seeds.shard(&name(n))] += 1;
+                hashes.insert(seeds.hash_one(name(n)));
             }
             assert!(shards.iter().all(|n| (50..200).contains(n)), "{shards:?}");
+            assert_eq!(hashes.len(), 3_200);
         };
         spread(&|n| n.to_string());
         spread(&|n| format!("stock:{n}"));
         spread(&|n| format!("{n:04}:reservation"));
         spread(&|n| format!("order:{n:08}:{n}"));
         spread(&|n| format!("user:{}", uuid::Uuid::from_u128(u128::from(n) << 64)));
+        spread(&|n| "\0".repeat(usize::try_from(n).unwrap_or_default()));
     }
 
     #[test]
