@@ -21,7 +21,11 @@ static EPOCH: LazyLock<Instant> = LazyLock::new(|| {
 
 /// A moment as a number, for atomics: nanoseconds of the monotonic clock since the epoch of this process.
 pub(crate) fn nanos(at: Instant) -> u64 {
-    u64::try_from(at.saturating_duration_since(*EPOCH).as_nanos()).unwrap_or(u64::MAX)
+    let since = at.saturating_duration_since(*EPOCH);
+    since
+        .as_secs()
+        .saturating_mul(1_000_000_000)
+        .saturating_add(since.subsec_nanos().into())
 }
 
 /// Whether a span can be a number of nanoseconds, below the largest, which stands for "never".
@@ -38,9 +42,21 @@ pub(crate) fn instant(nanos: u64) -> Instant {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Moment(NonZeroU64);
 
+impl Moment {
+    /// The moment of these [`nanos`].
+    pub(crate) fn of(nanos: u64) -> Self {
+        Self(NonZeroU64::new(nanos).unwrap_or(NonZeroU64::MIN))
+    }
+
+    /// The time since `earlier`, in nanoseconds; nothing if that is later.
+    pub(crate) fn nanos_since(self, earlier: Self) -> u64 {
+        self.0.get().saturating_sub(earlier.0.get())
+    }
+}
+
 impl From<Instant> for Moment {
     fn from(at: Instant) -> Self {
-        Self(NonZeroU64::new(nanos(at)).unwrap_or(NonZeroU64::MIN))
+        Self::of(nanos(at))
     }
 }
 

@@ -345,7 +345,7 @@ struct Held(Instant);
 impl Holding for Held {
     fn validity(&self) -> Validity {
         Validity {
-            until: self.0,
+            until: self.0.into(),
             lease: TICK * LEASE.into(),
             complete: true,
         }

@@ -28,7 +28,7 @@ impl Holding for Held {
     fn validity(&self) -> Validity {
         let lease = Duration::from_secs(30);
         Validity {
-            until: *NOW + lease,
+            until: (*NOW + lease).into(),
             lease,
             complete: true,
         }

@@ -498,7 +498,7 @@ mod tests {
     impl Holding for Held {
         fn validity(&self) -> Validity {
             Validity {
-                until: self.0,
+                until: self.0.into(),
                 lease: Duration::from_secs(30),
                 complete: true,
             }

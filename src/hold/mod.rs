@@ -28,7 +28,7 @@ use crate::net::request::Request;
 use crate::protocol::owner::{OwnerId, OwnerNumber};
 use crate::protocol::script::{self, Renewed, Unexpected};
 use crate::report::report;
-use crate::time;
+use crate::time::{self, Moment};
 
 /// For how long an acquire of unknown outcome is undone: until then the server may still execute it.
 pub(crate) const UNDO_FOR: Duration = Duration::from_secs(3600);
@@ -586,11 +586,11 @@ impl Holding for Arc<Hold> {
     fn validity(&self) -> Validity {
         Validity {
             // A lost hold is not handed over, even if the local lock has not been notified yet.
-            until: if self.is_held() {
-                self.valid_until()
+            until: Moment::of(if self.is_held() {
+                self.valid_until.load(Ordering::Acquire)
             } else {
-                time::instant(0)
-            },
+                0
+            }),
             lease: self.lease(),
             complete: self.has_next_token(),
         }

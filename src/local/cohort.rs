@@ -47,14 +47,18 @@ impl<R> Cohort<R> {
     /// Whether what began at `since` is younger than a tenure.
     ///
     /// A permit counts from its own grant, a lock from the start of the cohort: see [`is_young`](Self::is_young).
-    pub(super) fn is_within_tenure(&self, since: Instant, now: Instant) -> bool {
-        now.saturating_duration_since(since) < self.tenure()
+    pub(super) fn is_within_tenure(
+        &self,
+        since: impl Into<Moment>,
+        now: impl Into<Moment>,
+    ) -> bool {
+        now.into().nanos_since(since.into()) < self.tenure_nanos
     }
 
     /// Whether the cohort has started and is younger than a tenure.
-    pub(super) fn is_young(&self, now: Instant) -> bool {
+    pub(super) fn is_young(&self, now: impl Into<Moment>) -> bool {
         self.since
-            .is_some_and(|since| self.is_within_tenure(since.into(), now))
+            .is_some_and(|since| self.is_within_tenure(since, now))
     }
 
     /// A release was sent to Redis, of which other processes may be notified.
@@ -97,7 +101,7 @@ impl<R> Cohort<R> {
         let alone = self.alone_at.take();
         let (_, release) = self.last_release.take()?;
         self.end();
-        let was_alone = alone.is_some_and(|at| self.is_within_tenure(at.into(), now));
+        let was_alone = alone.is_some_and(|at| self.is_within_tenure(at, now));
         (!was_alone).then_some(release)
     }
 

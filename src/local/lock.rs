@@ -33,6 +33,7 @@ use std::time::{Duration, Instant};
 use crate::local::cohort::Cohort;
 use crate::local::preference::Prefer;
 use crate::local::queue::WaitQueue;
+use crate::time::Moment;
 
 /// How the lease of a hold behaves. A hold is handed over only to a thread that wants the same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -107,7 +108,7 @@ pub(crate) enum Order {
 /// How long a hold is valid, which decides whether it may be handed over.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Validity {
-    pub(crate) until: Instant,
+    pub(crate) until: Moment,
     pub(crate) lease: Duration,
     /// Whether there is a token for the next thread, if the lock has tokens.
     pub(crate) complete: bool,
@@ -115,12 +116,12 @@ pub(crate) struct Validity {
 
 impl Validity {
     /// Whether enough of the lease is left for another thread: a half if it is renewed, nine tenths if not.
-    fn to_spare(self, lease: LeasePolicy, now: Instant) -> bool {
+    fn to_spare(self, lease: LeasePolicy, now: impl Into<Moment>) -> bool {
         let needed = match lease {
             LeasePolicy::Renewed { .. } => self.lease / 2,
             LeasePolicy::Fixed(lease) => lease - lease / 10,
         };
-        self.until.saturating_duration_since(now) >= needed
+        Duration::from_nanos(self.until.nanos_since(now.into())) >= needed
     }
 }
 
@@ -562,11 +563,12 @@ impl<W, H: Holding, R, X: Default> LocalLock<W, H, R, X> {
         }
         let lease = holder.lease.into();
         let same = |next: &Waiting<W>| next.mode == Mode::Exclusive && next.lease == lease;
-        let lasts = |validity: Validity| validity.complete && validity.to_spare(lease, now);
+        let at = Moment::from(now);
+        let lasts = |validity: Validity| validity.complete && validity.to_spare(lease, at);
         if let Some(crowd) = &mut self.crowd
             && crowd.shared.is_empty()
             && lease.passable()
-            && self.cohort.is_young(now)
+            && self.cohort.is_young(at)
             && lasts(hold.validity())
             && let Some(next) = crowd.queue.pop_if(same)
         {

@@ -41,7 +41,7 @@ impl PartialEq for Grant {
 impl Holding for Grant {
     fn validity(&self) -> Validity {
         Validity {
-            until: self.until,
+            until: self.until.into(),
             lease: LEASE,
             complete: self.complete,
         }
