@@ -106,7 +106,7 @@ impl LockSpec {
         loop {
             let now = Instant::now();
             let waiter = OnceCell::new();
-            let queue = || Arc::clone(waiter.get_or_init(Waiter::new));
+            let queue = || Arc::clone(waiter.get_or_init(Waiter::placed));
             let may_queue: Option<&dyn Fn() -> Arc<Waiter>> = match wait {
                 WaitMode::Once | WaitMode::Together { .. } => None,
                 WaitMode::Until(_) => Some(&queue),
@@ -150,12 +150,15 @@ impl LockSpec {
                 }
                 Entered::Queued(ticket) => {
                     drop(state);
-                    let (Some(waiter), WaitMode::Until(deadline)) = (waiter.get(), wait) else {
+                    let (Some(waiter), WaitMode::Until(deadline)) = (waiter.into_inner(), wait)
+                    else {
                         return Ok(Pending::Busy);
                     };
-                    self.watch(waiter);
+                    self.watch(&waiter);
+                    let mut now = Some(now);
                     if self.waits_for_writers(&entry) {
-                        let passes = self.wait_behind_writers(&entry, waiter, deadline);
+                        now = None;
+                        let passes = self.wait_behind_writers(&entry, &waiter, deadline);
                         let mut state = entry.lock();
                         if passes
                             && state.passes_waiting_writers(Instant::now())
@@ -167,9 +170,10 @@ impl LockSpec {
                             continue;
                         }
                     }
-                    match self.wait_in_queue(&entry, ticket, waiter, deadline)? {
+                    match self.wait_in_queue(&entry, ticket, &waiter, now, deadline)? {
                         None => return Ok(Pending::TooLate),
                         Some(Wakeup::Granted(hold)) => {
+                            Waiter::recycle(waiter);
                             if self.is_still_ours(&hold) {
                                 match self.mode {
                                     Mode::Exclusive => session.counters.passed.add(1),
@@ -179,8 +183,8 @@ impl LockSpec {
                             }
                         }
                         Some(Wakeup::Contend(start)) => {
-                            let waiter = Some(Arc::clone(waiter));
                             let last = entry.lock().last_release_heard();
+                            let waiter = Some(waiter);
                             let mut contender =
                                 Contender::new(self, entry, params, wait, waiter, None, start);
                             contender.comes_after(last);
@@ -376,12 +380,13 @@ impl LockSpec {
         entry: &Entry,
         ticket: u64,
         waiter: &Arc<Waiter>,
+        now: Option<Instant>,
         deadline: Deadline,
     ) -> Result<Option<Wakeup>> {
         let wait = WaitMode::Until(deadline);
         let deadlocked = self.has_it_otherwise(&*entry.protocol);
         let stop = || deadlocked || self.must_stop(wait);
-        if let Some(wakeup) = waiter.wait_in_queue(deadline, &stop) {
+        if let Some(wakeup) = waiter.wait_in_queue(now, deadline, &stop) {
             return Ok(Some(wakeup));
         }
         let mut state = entry.lock();

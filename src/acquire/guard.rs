@@ -201,6 +201,8 @@ impl GuardInner {
                 waiter.store(Wakeup::Granted(hold));
                 drop(state);
                 waiter.wake();
+                // Before the thread is done with it, as a rule, which then uses it again.
+                drop(waiter);
                 self.not_lost()
             }
             // `submit_release` was called: the release has to be delivered.

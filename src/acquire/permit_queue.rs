@@ -87,7 +87,7 @@ impl<'a> PermitQueue<'a> {
         let stop = || queued.has_news() || self.spec.must_stop(self.wait);
         let deadline = self.wait.deadline();
         let ends = until.map_or(deadline, |until| Deadline::at(deadline.or(until)));
-        queued.waiter.wait_in_queue(ends, &stop);
+        queued.waiter.wait_in_queue(None, ends, &stop);
     }
 
     /// Has the closing of the client wake it.

@@ -1,16 +1,17 @@
-//! The memory of one hold that is over, which each thread keeps for its next one.
+//! The memory of one hold that is over, and of one waiter, which each thread keeps for its next one.
 //!
 //! A guard is dropped by the thread that has acquired it, so a thread that locks again and again needs no new memory for
 //! its holds. The watchdog, a request under way or another guard may refer to a hold after that: then its memory is not
-//! kept.
+//! kept. Likewise a thread that is handed lock after lock by others of its process needs one waiter.
 
 use std::cell::Cell;
 use std::sync::{Arc, OnceLock};
 
-use crate::hold::Hold;
+use crate::hold::{Hold, Waiter};
 
 std::thread_local! {
     static SPARE: Cell<Option<Arc<Hold>>> = const { Cell::new(None) };
+    static SPARE_WAITER: Cell<Option<Arc<Waiter>>> = const { Cell::new(None) };
 }
 
 impl Hold {
@@ -27,6 +28,10 @@ impl Hold {
 
     /// Makes a hold that is over the spare one of this thread, if nobody else refers to it.
     pub(crate) fn recycle(hold: &mut Arc<Self>) {
+        // Cheaper than to find that out by trying, for one that goes on in another thread.
+        if Arc::strong_count(hold) > 1 {
+            return;
+        }
         let Some(its) = Arc::get_mut(hold) else {
             return;
         };
@@ -39,14 +44,33 @@ impl Hold {
     }
 }
 
+impl Waiter {
+    /// A waiter of the calling thread, in the memory of its spare one if there is one.
+    pub(crate) fn placed() -> Arc<Self> {
+        let spare = SPARE_WAITER.try_with(Cell::take).unwrap_or_default();
+        spare.unwrap_or_else(Self::new)
+    }
+
+    /// Makes a waiter of the calling thread its spare one, if nobody else refers to it.
+    pub(crate) fn recycle(mut waiter: Arc<Self>) {
+        if let Some(its) = Arc::get_mut(&mut waiter) {
+            its.clear();
+            SPARE_WAITER
+                .try_with(|place| place.set(Some(waiter)))
+                .unwrap_or_default();
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     use std::time::Duration;
 
-    use crate::hold::{Entry, Registry};
-    use crate::local::lock::{LeasePolicy, Mode};
+    use crate::hold::{Entry, Registry, Wakeup};
+    use crate::local::lock::{LeasePolicy, Mode, Start};
+    use crate::net::channels::Listener;
     use crate::protocol::owner::{OwnerNumber, Owners};
     use crate::protocol::reentrant;
 
@@ -91,5 +115,25 @@ mod tests {
         assert_eq!((&*third.owner(), &**third.entry().name()), ("me:3", "a"));
         let fourth = hold(&entry, 4).placed();
         assert!(Arc::as_ptr(&fourth) != place, "two in one place");
+    }
+
+    #[test]
+    fn the_memory_of_a_waiter_is_used_again_once_nobody_refers_to_it() {
+        let first = Waiter::placed();
+        let (place, other) = (Arc::as_ptr(&first), Arc::clone(&first));
+        Waiter::recycle(first);
+        assert!(
+            Arc::as_ptr(&Waiter::placed()) != place,
+            "somebody may wake it"
+        );
+
+        other.store(Wakeup::Contend(Start::Ask));
+        other.set_listening(true);
+        let seen = other.signals();
+        Waiter::recycle(other);
+        let second = Waiter::placed();
+        assert_eq!(Arc::as_ptr(&second), place);
+        assert!(second.take_wakeup().is_none() && second.signals().are_news_since(seen));
+        assert!(Arc::as_ptr(&Waiter::placed()) != place, "two in one place");
     }
 }

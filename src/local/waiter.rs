@@ -61,6 +61,11 @@ impl<W> Waiter<W> {
         })
     }
 
+    /// Makes it as good as new, for another wait of the same thread.
+    pub(crate) fn clear(&mut self) {
+        *self.state.get_mut() = State::default();
+    }
+
     /// Stores why the thread is woken; [`Waiter::wake`] has to follow.
     pub(crate) fn store(&self, wakeup: W) {
         self.state.lock().wakeup = Some(wakeup);
@@ -80,13 +85,19 @@ impl<W> Waiter<W> {
         self.thread.unpark();
     }
 
-    /// Parks a queued thread until it has a wakeup, `stop`, or the deadline.
-    pub(crate) fn wait_in_queue(&self, deadline: Deadline, stop: &dyn Fn() -> bool) -> Option<W> {
+    /// Parks a queued thread until it has a wakeup, `stop`, or the deadline. `now` was a moment ago.
+    pub(crate) fn wait_in_queue(
+        &self,
+        now: Option<Instant>,
+        deadline: Deadline,
+        stop: &dyn Fn() -> bool,
+    ) -> Option<W> {
+        let mut now = now;
         loop {
             if let Some(wakeup) = self.take_wakeup() {
                 return Some(wakeup);
             }
-            if stop() || !self.park(deadline) {
+            if stop() || !self.park(now.take(), deadline) {
                 return None;
             }
         }
@@ -98,7 +109,7 @@ impl<W> Waiter<W> {
             if self.state.lock().wakeup.is_some() {
                 return true;
             }
-            if stop() || !self.park(Deadline::at(until)) {
+            if stop() || !self.park(None, Deadline::at(until)) {
                 return false;
             }
         }
@@ -106,17 +117,19 @@ impl<W> Waiter<W> {
 
     /// Parks a contender until there is news since `seen`, `stop`, or `until`.
     pub(crate) fn wait_for_signal(&self, seen: Signals, until: Instant, stop: &dyn Fn() -> bool) {
-        while !self.signals().are_news_since(seen) && !stop() && self.park(Deadline::at(until)) {}
+        let until = Deadline::at(until);
+        while !self.signals().are_news_since(seen) && !stop() && self.park(None, until) {}
     }
 
-    /// Parks until somebody wakes the thread, or for no reason; `false` at once if the deadline has passed.
-    fn park(&self, deadline: Deadline) -> bool {
+    /// Parks until somebody wakes the thread, or for no reason; `false` at once if the deadline has passed. Reads the clock
+    /// for that, unless `now` says what it showed a moment ago.
+    fn park(&self, now: Option<Instant>, deadline: Deadline) -> bool {
         debug_assert_eq!(self.thread.id(), thread::current().id());
         let Some(at) = deadline.instant() else {
             thread::park();
             return true;
         };
-        let left = at.saturating_duration_since(Instant::now());
+        let left = at.saturating_duration_since(now.unwrap_or_else(Instant::now));
         if left.is_zero() {
             return false;
         }
@@ -272,7 +285,7 @@ mod tests {
         token.watch(&waiter);
         let other = token.clone();
         let thread = std::thread::spawn(move || other.cancel());
-        let wakeup = waiter.wait_in_queue(Deadline::NEVER, &|| token.is_cancelled());
+        let wakeup = waiter.wait_in_queue(None, Deadline::NEVER, &|| token.is_cancelled());
         assert!(wakeup.is_none());
         thread.join().expect("thread");
     }
