@@ -63,8 +63,11 @@ impl LockSpec {
     /// Takes the lock, or one more hold of it.
     pub(crate) fn acquire(&self, wait: WaitMode) -> Result<Option<GuardInner>> {
         self.session().check_open()?;
-        let pending = self.enter(wait);
-        Ok(self.finish(pending)?.granted())
+        match self.enter(wait) {
+            // Nothing to finish, and a contender is large.
+            Ok(Pending::Held(held)) => Ok(Some(held)),
+            pending => Ok(self.finish(pending)?.granted()),
+        }
     }
 
     /// Waits for what [`enter`](Self::enter) has begun.
