@@ -109,11 +109,16 @@ impl<'a> PermitQueue<'a> {
         self.queued.as_ref().is_some_and(|queued| queued.is_given())
     }
 
+    /// Whether another thread of this process has handed permits over to it, or asked for it: it has nothing to yield for.
+    fn is_served(&self) -> bool {
+        let queued = self.queued.as_ref();
+        queued.is_some_and(|queued| queued.is_given() || queued.is_asked_for())
+    }
+
     /// After one of `every` so many whole tenures, lets other processes go first if any were notified of the last release
     /// and there is time. Once for each question, which would never be asked in time otherwise.
     pub(super) fn yield_to_others(&mut self, every: u64, until: Instant) -> Prepared {
-        let is_asked_for = self.queued.as_ref().is_some_and(|its| its.is_asked_for());
-        let may_yield = !std::mem::take(&mut self.has_yielded) && !is_asked_for;
+        let may_yield = !std::mem::take(&mut self.has_yielded) && !self.is_served();
         let after = || {
             let mut state = self.entry.lock();
             state.local_semaphore().yield_after(Instant::now())
@@ -122,11 +127,7 @@ impl<'a> PermitQueue<'a> {
         let Some(YieldAfter { call, we_listened }) = after.filter(|_| time::one_in(every)) else {
             return Prepared::Asks;
         };
-        let stop = || {
-            let queued = self.queued.as_ref();
-            queued.is_some_and(|its| its.is_given() || its.is_asked_for())
-                || self.spec.must_stop(self.wait)
-        };
+        let stop = || self.is_served() || self.spec.must_stop(self.wait);
         let session = self.spec.session();
         let yields = yielding::others_notified(session, &call, we_listened, until, &stop) > 0
             && yielding::has_time(yielding::FOR, until);

@@ -547,6 +547,38 @@ fn deadlines_that_race_with_releases_lose_and_make_no_permits() {
     assert!(client.stats().acquired > 20);
 }
 
+// What was announced before the thread read the reply wakes nobody.
+timed!(permits_that_a_release_has_asked_for_in_vain_are_asked_for_once_more);
+fn permits_that_a_release_has_asked_for_in_vain_are_asked_for_once_more() {
+    const ROUNDS: usize = 20;
+    let server = Server::start();
+    let tenure = Duration::from_secs(1);
+    let ours = Client::open(Config::new(server.url()).tenure(tenure)).unwrap();
+    let theirs = open(&server);
+    let asked = || ours.stats().commands;
+    for _ in 0..ROUNDS {
+        let sem = with_permits(&ours, 2);
+        let begun = Instant::now();
+        let other = theirs.expirable_semaphore(sem.name()).acquire().unwrap();
+        let one = sem.acquire().unwrap();
+        let mut crew = Crew::new();
+        let waiting = sem.clone();
+        crew.spawn(move || drop(waiting.acquire_many(2).unwrap()));
+        subscribed(&server, 1);
+        crew.all_parked();
+        let before = asked();
+        // With the question of the thread that waits, for which one permit is not enough.
+        drop(one);
+        let is_in_tenure = begun.elapsed() < tenure;
+        assert!(
+            !is_in_tenure || within(loosely(ms(500)), || asked() >= before + 3),
+            "it did not ask again"
+        );
+        drop(other);
+        crew.join();
+    }
+}
+
 timed!(a_released_permit_wakes_one_who_waits_by_message);
 fn a_released_permit_wakes_one_who_waits_by_message() {
     let server = Server::start();
