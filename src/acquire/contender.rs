@@ -137,9 +137,10 @@ impl<'a> Contender<'a> {
         if !self.way.can_ask_ahead() || self.lock.must_stop(self.wait) {
             return;
         }
-        let (attempt, hold) = self.question();
+        let mut asked = None;
+        let attempt = self.question(&mut asked);
         match self.session().connection.send_ahead(attempt) {
-            Some(ahead) => self.ahead = Some((ahead, hold)),
+            Some(ahead) => self.ahead = asked.map(|hold| (ahead, hold)),
             // Its number was not sent, and can be used again.
             None => self.way.is_unanswered(false),
         }
@@ -227,15 +228,15 @@ impl<'a> Contender<'a> {
         if others { TOKENS } else { 1 }
     }
 
-    /// Makes one request, the first or a repeated one.
-    fn question(&mut self) -> (Attempt, Arc<Hold>) {
+    /// Makes one request, the first or a repeated one, and notes the hold that it is for.
+    fn question(&mut self, asked: &mut Option<Arc<Hold>>) -> Attempt {
         let (session, params, mode) = (self.session(), self.params, self.lock.mode);
         let tokens = self.tokens();
         let number = self.way.next_number(session);
         let owner = session.owners.id(number);
         let shown: &str = &owner;
         let under = self.under.as_ref().map(|hold| hold.owner());
-        let request = self.entry.protocol.acquire(&AcquireArgs {
+        let mut request = self.entry.protocol.acquire(&AcquireArgs {
             owner: shown,
             lease: params.ttl,
             mode,
@@ -255,9 +256,10 @@ impl<'a> Contender<'a> {
             params.ttl,
         )
         .placed();
-        let request = session.replicated(request);
+        session.replicate(&mut request);
         let undo = Some(Arc::clone(&hold) as Arc<dyn Undo>);
-        (Attempt { request, undo }, hold)
+        *asked = Some(hold);
+        Attempt { request, undo }
     }
 
     /// Asks the one server of the lock.
@@ -265,11 +267,7 @@ impl<'a> Contender<'a> {
         let (lock, wait, session) = (self.lock, self.wait, self.session());
         let yielded = self.way.yields();
         let (ahead, mut asked) = self.ahead.take().unzip();
-        let mut attempt = || {
-            let (attempt, hold) = self.question();
-            asked = Some(hold);
-            attempt
-        };
+        let mut attempt = || self.question(&mut asked);
         let mut may_have_run = false;
         let stop = || lock.must_stop(wait);
         let answer =

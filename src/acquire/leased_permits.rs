@@ -253,9 +253,10 @@ impl Batch {
     }
 
     fn question(self: &Arc<Self>, session: &Session) -> Attempt {
-        let acquire = permits::acquire(&*self.entry.protocol, &self.ids, self.ttl);
+        let mut request = permits::acquire(&*self.entry.protocol, &self.ids, self.ttl);
+        session.replicate(&mut request);
         Attempt {
-            request: session.replicated(acquire),
+            request,
             undo: Some(Arc::clone(self) as Arc<dyn Undo>),
         }
     }

@@ -167,8 +167,8 @@ impl Strategy for Permits<'_> {
         let mut asked = None;
         let mut attempt = || {
             let keys = request_keys(session, entry, &mut entry.lock());
-            let request = semaphore::acquire(&*entry.protocol, &keys, &keep_ms, permits);
-            let request = session.replicated(request);
+            let mut request = semaphore::acquire(&*entry.protocol, &keys, &keep_ms, permits);
+            session.replicate(&mut request);
             let question = Arc::new(PermitRequest {
                 entry: Arc::clone(entry),
                 keys,

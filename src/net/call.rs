@@ -182,6 +182,7 @@ impl CallState {
 }
 
 impl Call {
+    #[inline]
     fn new(
         request: Request,
         undo: Option<Arc<dyn Undo>>,
@@ -241,6 +242,7 @@ impl Call {
         self.heard.load(Ordering::Relaxed).checked_sub(1)
     }
 
+    #[inline]
     pub(crate) fn attempt(attempt: Attempt) -> Arc<Self> {
         Self::new(attempt.request, attempt.undo, None, false)
     }
@@ -256,6 +258,7 @@ impl Call {
     }
 
     /// A release that nobody waits for.
+    #[inline]
     pub(crate) fn deferred(deferred: Deferred) -> Arc<Self> {
         Self::new(deferred.request, None, Some(deferred.info), true)
     }

@@ -436,6 +436,9 @@ fn push_joined(out: &mut impl Append, parts: &[&str]) {
 }
 
 fn push_number(out: &mut impl Append, n: usize) {
+    if let Some(digit) = DIGITS.get(n) {
+        return out.append(&[b'$', b'1', b'\r', b'\n', *digit, b'\r', b'\n']);
+    }
     push_head(out, b'$', digits_of(n as u64));
     let mut digits = [0; 20];
     let digits = &mut digits[..digits_of(n as u64)];

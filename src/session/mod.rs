@@ -398,7 +398,7 @@ impl Session {
     }
 
     /// Has an acquire wait for as many replicas as the settings want.
-    pub(crate) fn replicated(&self, mut request: Request) -> Request {
+    pub(crate) fn replicate(&self, request: &mut Request) {
         let needed = self.endpoint.replicas_needed();
         if needed > 0 {
             let full = REPLICAS_ANSWER.min(self.response_timeout / 4);
@@ -409,7 +409,6 @@ impl Session {
                 timeout: u32::try_from(timeout.as_millis()).map_or(u32::MAX, |ms| ms.max(1)),
             });
         }
-        request
     }
 
     /// Whether as many replicas have acknowledged it as have to.
