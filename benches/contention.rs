@@ -229,8 +229,8 @@ fn one_lock(server: &Server, table: &mut Table) {
     }
 }
 
-/// Locks that pass within the tenure, next to each other; and the fair one, whose every hand-over goes through Redis,
-/// next to the reentrant lock where that does too.
+/// Locks that pass within the tenure, next to each other; and the fair one, each of whose threads takes a place in Redis,
+/// next to the reentrant lock where every hand-over goes through Redis.
 fn one_of_each_kind(server: &Server, table: &mut Table) {
     let (passing, asking) = (open(server, TENURE), open(server, Duration::ZERO));
     let crowd = |client, kind: Kind, what: &str| {

@@ -10,11 +10,13 @@
 -- ARGV[4]  waiter_ms  integer; how long its place lives unless refreshed by asking again; 0: never queue
 -- ARGV[5]  queued     '0': this ticket has no place yet; '1': it has one; '2': its place is known to be lost
 -- ARGV[6]  grace_ms   integer; how long at most a place lives on whose waiter does not listen: see prelude
+-- ARGV[7…n] served    tickets that need their places no longer: their process has had the lock, and served them itself
 --
 -- Returns  nil        taken, with a count of one; the ticket is out of the queue
 --          n >= 0     not now; asking again is worth it after n ms
 --          -1         not now; somebody holds it without a lease
 --          -3         not now, and the place is lost: '2' gets it back
+--          {n, t}     n as above, and the place is new, directly behind that of t; '' if it is the first
 --
 -- Keeps    what lock_acquire keeps; the order of waiters that listen, or ask within the grace; a later timeout as it
 --          is, unless Redisson was the reason for it and is not any more; the place, if the lock cannot be taken; of the
@@ -29,6 +31,11 @@ local KEEP = 3600000
 local mine = redis.call('hexists', KEYS[1], owner) == 1
 local timeout = tonumber(redis.call('zscore', KEYS[3], ticket))
 local head = redis.call('lindex', KEYS[2], 0)
+
+if #ARGV > 6 then
+  remove_served(unpack(ARGV, 7))
+  head = redis.call('lindex', KEYS[2], 0)
+end
 
 local left_ms = redis.call('pttl', KEYS[1])
 local free = left_ms == -2
@@ -131,6 +138,10 @@ if mine or free and (not head or head == ticket or lost and ARGV[5] == '2') then
   return nil
 end
 
+local behind
+local function busy(ms)
+  return behind and {ms, behind} or ms
+end
 if waiter_ms > 0 then
   -- It may also be that the waiter has left, and this question was sent before and comes late. Who still waits asks again.
   if lost and ARGV[5] == '1' then
@@ -150,6 +161,7 @@ if waiter_ms > 0 then
     end
   elseif not place and not lost then
     local tail = redis.call('lindex', KEYS[2], -1)
+    behind = tail or ''
     local tail_dies_at = tonumber(tail and redis.call('zscore', KEYS[3], tail) or 0)
     -- Only waiters with a longer limit live that long, mostly Redisson's. When one of them takes the lock it lowers all
     -- behind it by its own wait, so we add to its sum, once, what the first of them may have waited for already. The mark
@@ -188,7 +200,7 @@ if waiter_ms > 0 then
 end
 
 if not free then
-  return left_ms
+  return busy(left_ms)
 end
 -- Nobody ahead of it can lower its timeout any more. Redisson's cannot refresh it either.
 local most_ms = string.find(head, OURS) and waiter_ms or REDISSON
@@ -197,4 +209,4 @@ if waiter_ms > 0 and head_dies_at % 1 >= STEP and head_dies_at > now + most_ms t
 end
 -- Its wake-up may be lost, or be on its way.
 local _, dead_at = notify(head, grace_ms, now, ticket, waiter_ms == 0)
-return math.max(pause_ms, dead_at - now)
+return busy(math.max(pause_ms, dead_at - now))

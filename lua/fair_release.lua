@@ -6,6 +6,7 @@
 -- KEYS[4]  channel   base: a waiter listens at this, ':' and its ticket
 -- ARGV[1]  owner     "<client uuid>:<number>"
 -- ARGV[2]  grace_ms  integer; how long at most a place lives on whose waiter does not listen: see prelude
+-- ARGV[3…n] served   tickets that need their places no longer: their process has had the lock, and served them itself
 --
 -- Returns  n >= 0    released; n processes were notified, 0 if nobody waits or listens
 --          -1        nobody holds the lock any more
@@ -18,6 +19,10 @@ local owner, grace_ms = ARGV[1], tonumber(ARGV[2])
 -- First, because they refuse keys of another type.
 local head = redis.call('lindex', KEYS[2], 0)
 redis.call('zcard', KEYS[3])
+if #ARGV > 2 then
+  remove_served(unpack(ARGV, 3))
+  head = redis.call('lindex', KEYS[2], 0)
+end
 
 local released = redis.call('hdel', KEYS[1], owner) == 1
 if redis.call('exists', KEYS[1]) == 1 then

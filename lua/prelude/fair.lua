@@ -43,6 +43,15 @@ local function remove(head)
   return redis.call('lindex', KEYS[2], 0)
 end
 
+-- Removes these places.
+local function remove_served(...)
+  for _, served in ipairs({...}) do
+    if redis.call('zrem', KEYS[3], served) == 1 then
+      redis.call('lrem', KEYS[2], 1, served)
+    end
+  end
+end
+
 local function set_timeout(waiter, at)
   redis.pcall('zadd', KEYS[3], string.format('%.10f', at), waiter)
 end

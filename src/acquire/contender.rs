@@ -16,11 +16,13 @@ use crate::acquire::{self, Busy, NoReply, Outcome, Prepared, Reply, Strategy, qu
 use crate::error::LossReason;
 use crate::error::{Error, Result};
 use crate::hold::entry::wake;
-use crate::hold::{Entry, Hold, UNDO_FOR, Waiter};
-use crate::local::lock::{Mode, Order, Start};
+use crate::hold::{Entry, Hold, UNDO_FOR, Waiter, Wakeup};
+use crate::local::lock::{Mode, Order, Parked, Start, Wakeups};
+use crate::local::run::{Ahead, Then};
 use crate::net::call::{Attempt, Call, Deferred, DeferredInfo, Undo};
-use crate::net::route::Ahead;
+use crate::net::route;
 use crate::protocol::kind::AcquireArgs;
+use crate::protocol::owner::OwnerNumber;
 use crate::protocol::script::Acquired;
 use crate::quorum::ask::{Known, Quorum, QuorumRequest};
 use crate::quorum::failure::Failure;
@@ -33,6 +35,9 @@ use crate::time;
 /// comes back within fewer microseconds than that.
 const TOKENS: u64 = 1024;
 
+/// How long a thread waits to be served by another one of its process before it subscribes.
+const WAIT_HERE: Duration = Duration::from_millis(50);
+
 /// A thread that asks Redis for a lock. If it gives up, in whatever way, the next thread of its process may ask.
 pub(crate) struct Contender<'a> {
     lock: &'a LockSpec,
@@ -44,7 +49,7 @@ pub(crate) struct Contender<'a> {
     way: Way,
     start: Start<Arc<Call>>,
     /// The first request, if it has been sent already, and the hold that it is for.
-    ahead: Option<(Ahead, Arc<Hold>)>,
+    ahead: Option<(route::Ahead, Arc<Hold>)>,
     listening: Listening,
     /// The last release of this process, if this process listened to its channel: its subscription may still be there.
     last: Option<Arc<Call>>,
@@ -62,6 +67,13 @@ impl Drop for Contender<'_> {
         }
         self.leave_queue();
         if self.is_granted {
+            return;
+        }
+        if let Some(hold) = self.gives_up_place() {
+            let mut state = self.entry.lock();
+            state.forget_contender(self.listening.known_waiter());
+            drop(state);
+            drop(GuardInner::new(self.lock, hold, self.params.thread));
             return;
         }
         // Before others are woken: readers must not yield to a writer that has given up.
@@ -121,10 +133,115 @@ impl<'a> Contender<'a> {
         self.lock.session()
     }
 
+    /// Its requests also remove these places, of threads that were served in memory. It asks after so many releases.
+    pub(crate) fn begins_in_turn(&mut self, served: Vec<u64>, releases: u64) {
+        let owners = &self.session().owners;
+        if let Way::Queued(queued) = &mut self.way {
+            let ids = served.iter().map(|place| owners.id(OwnerNumber(*place)));
+            queued.served = ids.collect();
+            queued.served_places = served;
+            queued.asked_after = releases;
+        }
+    }
+
+    /// It is about to ask: nobody may hand the lock over to it from now on. `true` if somebody has.
+    fn stops_parking(&mut self) -> bool {
+        let Way::Queued(queued) = &mut self.way else {
+            return false;
+        };
+        let (true, Some(waiter)) = (queued.is_known, self.listening.known_waiter()) else {
+            return false;
+        };
+        let mut state = self.entry.lock();
+        match waiter.take_wakeup() {
+            None | Some(Wakeup::Contend(_)) => {
+                state.lock.asks(queued.place);
+                queued.asked_after = state.lock.releases();
+                false
+            }
+            Some(wakeup) => {
+                waiter.store(wakeup);
+                true
+            }
+        }
+    }
+
+    /// It was refused, and keeps its place: another thread of this process may hand the lock over to it.
+    fn parks_in_turn(&mut self, ahead: Option<Ahead>) {
+        let Way::Queued(queued) = &mut self.way else {
+            return;
+        };
+        let waiter = Arc::clone(self.listening.waiter());
+        let mut state = self.entry.lock();
+        state.lock.sent_served(&queued.served_places, true);
+        state.lock.refused_place(queued.place);
+        // A late request could be granted the lock by Redis as well.
+        if queued.is_certain() {
+            let parked = Parked {
+                thread: self.params.thread,
+                lease: self.params.lease,
+                waiter,
+            };
+            let then = state
+                .lock
+                .park(queued.place, ahead, queued.asked_after, parked);
+            queued.is_known = true;
+            // Once, and for a limited time.
+            let waits = then == Then::WaitsHere;
+            if !waits || !std::mem::replace(&mut queued.has_waited, true) {
+                queued.then = then;
+            }
+        }
+        drop(state);
+        queued.served_places.clear();
+        queued.served.clear();
+        if queued.then != Then::Listens {
+            self.listening.watch(self.lock.cancel.as_ref());
+        }
+    }
+
+    /// It gives its place up, and the next of its process asks if that was its turn. Returns a hold that was handed over to it.
+    fn gives_up_place(&mut self) -> Option<Arc<Hold>> {
+        let Way::Queued(queued) = &self.way else {
+            return None;
+        };
+        let mut state = self.entry.lock();
+        let wakeup = self
+            .listening
+            .known_waiter()
+            .and_then(|its| its.take_wakeup());
+        if let Some(Wakeup::Granted(hold)) = wakeup {
+            return Some(hold);
+        }
+        state.lock.sent_served(&queued.served_places, false);
+        let next = Wakeups {
+            joined: Vec::new(),
+            contend: state.lock.left_place(queued.place),
+        };
+        state.notify(&next);
+        drop(state);
+        wake(next);
+        None
+    }
+
+    /// A thread of this process has handed the lock over.
+    fn was_handed_over(mut self, hold: Arc<Hold>) -> GuardInner {
+        if self.listening.has_begun() {
+            self.listening.leave();
+            let mut state = self.entry.lock();
+            state.forget_contender(self.listening.known_waiter());
+        }
+        self.session().counters.passed.add(1);
+        GuardInner::new(self.lock, hold, self.params.thread)
+    }
+
     /// Asks until it has the lock or its time is up.
     pub(crate) fn run(mut self) -> Result<Outcome<GuardInner>> {
         let (lock, wait) = (self.lock, self.wait);
         Ok(match acquire::acquire(&mut self, lock, wait)? {
+            Outcome::Granted((hold, _)) if self.is_granted => {
+                Outcome::Granted(self.was_handed_over(hold))
+            }
             Outcome::Granted((hold, sent_at)) => Outcome::Granted(self.granted(hold, sent_at)?),
             Outcome::Busy(busy) => Outcome::Busy(busy),
             Outcome::TooLate => Outcome::TooLate,
@@ -265,6 +382,9 @@ impl<'a> Contender<'a> {
     /// Asks the one server of the lock.
     fn ask_server(&mut self, until: Instant) -> std::result::Result<Answered, NoReply> {
         let (lock, wait, session) = (self.lock, self.wait, self.session());
+        if self.stops_parking() {
+            return Ok(Reply::HandedOver);
+        }
         let yielded = self.way.yields();
         let (ahead, mut asked) = self.ahead.take().unzip();
         let mut attempt = || self.question(&mut asked);
@@ -274,7 +394,7 @@ impl<'a> Contender<'a> {
             session
                 .connection
                 .call_and_say(until, &stop, ahead, &mut attempt, &mut may_have_run);
-        let answer = match answer {
+        let mut answer = match answer {
             Ok(answer) => answer,
             Err(fault) => {
                 self.way.is_unanswered(may_have_run);
@@ -282,8 +402,10 @@ impl<'a> Contender<'a> {
             }
         };
         if self.way.has_lost_its_place(&answer.value) {
+            self.entry.lock().lock.place_lost();
             return self.ask_server(until);
         }
+        let ahead = self.way.split_ahead(session, &mut answer.value);
         let replicated = session.is_replicated(&answer);
         let sent_at = answer.sent_at;
         let has_tokens = self.entry.protocol.kind().has_tokens;
@@ -316,11 +438,14 @@ impl<'a> Contender<'a> {
                 }
                 Ok(Reply::Granted((hold, answer.sent_at)))
             }
-            (Acquired::Busy { left, at }, _) => Ok(Reply::Busy(Busy {
-                retry_after: left,
-                listen_on: at,
-                is_contested: false,
-            })),
+            (Acquired::Busy { left, at }, _) => {
+                self.parks_in_turn(ahead);
+                Ok(Reply::Busy(Busy {
+                    retry_after: left,
+                    listen_on: at,
+                    is_contested: false,
+                }))
+            }
             (Acquired::Taken { .. }, None) => unreachable!("nothing was sent without an owner"),
         }
     }
@@ -401,6 +526,16 @@ impl<'a> Contender<'a> {
         let alone = self.way.notifies_whoever_waits()
             && last.is_some_and(|last| yielding::has_notified_nobody(session, last));
         state.lock.was_alone(alone);
+        if entry.protocol.kind().order == Order::Server {
+            let place = match &self.way {
+                Way::Queued(queued) => {
+                    state.lock.sent_served(&queued.served_places, true);
+                    Some(queued.place)
+                }
+                _ => None,
+            };
+            state.lock.granted_place(place);
+        }
         let next = state.lock.granted(
             params.thread,
             self.lock.mode,
@@ -435,7 +570,47 @@ impl Strategy for Contender<'_> {
 
     const DOING: &'static str = "acquiring the lock";
 
+    fn handed_over(&mut self) -> Result<Option<Self::Grant>> {
+        let (Way::Queued(_), Some(waiter)) = (&self.way, self.listening.known_waiter()) else {
+            return Ok(None);
+        };
+        match waiter.take_wakeup() {
+            Some(Wakeup::Granted(hold)) if self.lock.is_still_ours(&hold) => {
+                self.is_granted = true;
+                Ok(Some((hold, Instant::now())))
+            }
+            Some(Wakeup::Granted(_)) => {
+                self.entry.lock().lock.contends_again(self.lock.mode);
+                Ok(None)
+            }
+            Some(Wakeup::Failed(error)) => Err(error()),
+            Some(Wakeup::Contend(_)) | None => Ok(None),
+        }
+    }
+
+    fn withdraw(&mut self) -> Result<Option<Self::Grant>> {
+        if let Way::Queued(queued) = &self.way
+            && queued.is_known
+        {
+            self.entry.lock().lock.asks(queued.place);
+        }
+        self.handed_over()
+    }
+
+    fn has_news(&self) -> bool {
+        matches!(&self.way, Way::Queued(queued) if queued.then != Then::Listens)
+    }
+
     fn prepare(&mut self, until: Instant) -> Result<Prepared> {
+        if let Way::Queued(queued) = &mut self.way
+            && std::mem::replace(&mut queued.then, Then::Listens) == Then::WaitsHere
+        {
+            let (lock, wait) = (self.lock, self.wait);
+            let until = wait.deadline().or(Instant::now() + WAIT_HERE);
+            let stop = || lock.must_stop(wait);
+            self.listening.waiter().wait_for_wakeup(until, &stop);
+            return Ok(Prepared::Waited);
+        }
         self.take_over_subscription();
         Ok(if self.yield_to_others(until)? || self.step_aside(until) {
             Prepared::Yielded
@@ -485,10 +660,15 @@ impl Strategy for Contender<'_> {
     }
 
     fn may_wait(&mut self) -> Result<()> {
-        if self.lock.has_it_otherwise(&*self.entry.protocol) {
-            return Err(self.lock.would_deadlock());
+        if !self.lock.has_it_otherwise(&*self.entry.protocol) {
+            return Ok(());
         }
-        Ok(())
+        let state = self.entry.lock();
+        // It may have it by now because it was handed over.
+        match state.lock.count(self.params.thread, Mode::Exclusive) {
+            Some(_) if matches!(self.way, Way::Queued(_)) => Ok(()),
+            _ => Err(self.lock.would_deadlock()),
+        }
     }
 
     fn begins_to_wait(&mut self, waiter: &Arc<Waiter>) {

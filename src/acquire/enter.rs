@@ -133,10 +133,16 @@ impl LockSpec {
                 }
                 Entered::Contend { start, under } => {
                     let last = state.last_release_heard();
+                    let served = match wait.asks_again() {
+                        true => state.lock.send_served(),
+                        false => Vec::new(),
+                    };
+                    let releases = state.lock.releases();
                     drop(state);
                     let mut contender =
                         Contender::new(self, entry, params, wait, None, under, start);
                     contender.comes_after(last);
+                    contender.begins_in_turn(served, releases);
                     return Ok(Pending::Contends(contender));
                 }
                 Entered::Joined(hold) => {
@@ -232,7 +238,7 @@ impl LockSpec {
     }
 
     /// Whether a hold that was handed over to or shared with this thread is still valid.
-    fn is_still_ours(&self, hold: &Arc<Hold>) -> bool {
+    pub(super) fn is_still_ours(&self, hold: &Arc<Hold>) -> bool {
         if !hold.is_valid(Instant::now()) {
             self.give_up_lost(hold);
         }

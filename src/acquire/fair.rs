@@ -1,12 +1,16 @@
 //! Waiting where Redis keeps the queue: the fair lock.
 //!
 //! The first request takes a place in the queue, each further one keeps it, and a thread that gives up leaves the queue.
+//! The reply to the first says who is ahead: where that is a thread of this process, it may hand the lock over in memory.
 
 use std::time::Duration;
 
+use redis::Value;
+
+use crate::local::run::{Ahead, Then};
 use crate::protocol::fair;
 use crate::protocol::kind::{Place, PlaceState};
-use crate::protocol::owner::OwnerNumber;
+use crate::protocol::owner::{OwnerId, OwnerNumber};
 use crate::session::Session;
 
 /// A place in the queue that Redis keeps.
@@ -21,6 +25,19 @@ pub(crate) struct Queued {
     is_doubtful: bool,
     /// By the last answer a grace may be running.
     may_have_grace: bool,
+    /// The number in the ticket.
+    pub(crate) place: u64,
+    /// Places to be removed by the requests of this thread: those of others that were served in memory.
+    pub(crate) served: Vec<OwnerId>,
+    pub(crate) served_places: Vec<u64>,
+    /// It is known to the local lock.
+    pub(crate) is_known: bool,
+    /// How often its process had released the lock when it asked.
+    pub(crate) asked_after: u64,
+    /// What it does next, if it was refused just now.
+    pub(crate) then: Then,
+    /// It has waited for a thread of its process.
+    pub(crate) has_waited: bool,
 }
 
 impl Queued {
@@ -33,7 +50,32 @@ impl Queued {
             state: PlaceState::Unknown,
             is_doubtful: false,
             may_have_grace: false,
+            place: number.0,
+            served: Vec::new(),
+            served_places: Vec::new(),
+            is_known: false,
+            asked_after: 0,
+            then: Then::Listens,
+            has_waited: false,
         }
+    }
+
+    /// Takes out of a reply who is directly ahead, which only the reply to the first request says.
+    pub(crate) fn split(session: &Session, reply: &mut Value) -> Option<Ahead> {
+        let Value::Array(parts) = reply else {
+            return None;
+        };
+        let [left @ Value::Int(_), Value::BulkString(ticket)] = parts.as_slice() else {
+            return None;
+        };
+        let (left, ahead) = (left.clone(), ahead(session, ticket));
+        *reply = left;
+        Some(ahead)
+    }
+
+    /// Whether nothing that was sent for it may be executed later on.
+    pub(crate) fn is_certain(&self) -> bool {
+        !self.is_spent && !self.is_doubtful
     }
 
     /// The number in the owner id of the next request.
@@ -51,6 +93,7 @@ impl Queued {
             ticket: &self.ticket,
             keep: waiter_lease,
             state: self.state,
+            served: &self.served,
         }
     }
 
@@ -96,4 +139,16 @@ impl Queued {
         // A request may have been made but not sent, without a connection.
         self.state != PlaceState::Unknown || self.is_spent || self.is_doubtful
     }
+}
+
+fn ahead(session: &Session, ticket: &[u8]) -> Ahead {
+    if ticket.is_empty() {
+        return Ahead::Nobody;
+    }
+    let own = || {
+        let ticket = std::str::from_utf8(ticket).ok()?;
+        let number = ticket.strip_prefix(session.owners.client())?;
+        number.strip_prefix(':')?.parse().ok()
+    };
+    own().map_or(Ahead::Other, Ahead::Own)
 }

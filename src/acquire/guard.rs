@@ -14,8 +14,9 @@ use crate::error::{Loss, LossReason};
 use crate::hold::entry::wake;
 use crate::hold::loss::LossChannel;
 use crate::hold::{Counted, Hold, Wakeup};
-use crate::local::lock::{Left, Mode};
+use crate::local::lock::{Left, Mode, Served};
 use crate::net::call::Call;
+use crate::protocol::owner::OwnerNumber;
 use crate::quorum::ask::Quorum;
 use crate::report::report;
 use crate::session::SharedSession;
@@ -175,14 +176,24 @@ impl GuardInner {
         let mut state = entry.lock();
         // In memory only. Called by the local lock, so that the release is queued on the connection before anybody of this
         // process can ask again.
-        let submit_release = || {
+        let submit_release = |served: &Served| {
             hold.end();
             session.watchdog.disarm(hold);
-            backing.release(hold, false)
+            if served.places.is_empty() && !served.next_asks {
+                return backing.release(hold, false);
+            }
+            let id = |place: &u64| session.owners.id(OwnerNumber(*place));
+            let places: Vec<_> = served.places.iter().map(id).collect();
+            let mut release = hold.release(false);
+            let protocol = &entry.protocol;
+            release.request = protocol.release_in_turn(&hold.owner(), &places, served.next_asks);
+            let call = Call::deferred(release);
+            session.connection.submit(&call);
+            call
         };
         let call = OnceCell::new();
-        let left = state.lock.leave(self.thread, hold, now, &|| {
-            Arc::clone(call.get_or_init(submit_release))
+        let left = state.lock.leave(self.thread, hold, now, &|served| {
+            Arc::clone(call.get_or_init(|| submit_release(served)))
         });
         match left {
             Left::Nested { count } => {

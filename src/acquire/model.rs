@@ -405,7 +405,7 @@ impl Plain {
         let held = Held(now + TICK);
         let granted = lock.granted(1, Mode::Exclusive, held, RENEWED, at(since));
         drop(granted);
-        drop(lock.leave(1, &held, at(released), &|| ()));
+        drop(lock.leave(1, &held, at(released), &|_| ()));
         match lock.enter(1, Mode::Exclusive, RENEWED, now, None, Prefer::Writers) {
             Entered::Contend { start, .. } => start == Start::YieldAfter(()),
             other => panic!("{other:?}"),

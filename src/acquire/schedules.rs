@@ -205,7 +205,7 @@ impl Process {
                     .granted(t as u64, Mode::Exclusive, HELD, RENEWED, now);
                 self.notify(state, t, &next);
             }
-            At::Holds => match state.lock.leave(t as u64, &HELD, now, &|| ()) {
+            At::Holds => match state.lock.leave(t as u64, &HELD, now, &|_| ()) {
                 Left::Passed { waiter, .. } => {
                     state.threads[t].at = At::Gone;
                     self.store(state, t, waiter, Wakeup::Granted);

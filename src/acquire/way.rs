@@ -13,6 +13,7 @@ use crate::acquire::wait_mode::WaitMode;
 use crate::acquire::writer_preference::Reader;
 use crate::hold::{Entry, Waiter};
 use crate::local::lock::{Mode, Order};
+use crate::local::run::Ahead;
 use crate::net::subscriber::Subscription;
 use crate::protocol::kind::{Place, PlaceState, Protocol};
 use crate::protocol::owner::OwnerNumber;
@@ -168,6 +169,7 @@ impl Way {
                 ticket: owner,
                 keep: Duration::ZERO,
                 state: PlaceState::Unknown,
+                served: &[],
             },
         }
     }
@@ -200,6 +202,14 @@ impl Way {
                 true
             }
             _ => false,
+        }
+    }
+
+    /// Takes out of a reply who is directly ahead in Redis's queue, if it says so.
+    pub(crate) fn split_ahead(&self, session: &Session, reply: &mut Value) -> Option<Ahead> {
+        match self {
+            Self::Queued(_) => Queued::split(session, reply),
+            _ => None,
         }
     }
 

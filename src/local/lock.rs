@@ -25,14 +25,16 @@
 //! shared hold as well, and keep it when it releases the exclusive one. A reader that cannot join, because its lease
 //! differs or no more readers may join, gets a hold of its own.
 //!
-//! **Queue in Redis.** For a fair lock Redis keeps the queue ([`Order::Server`]): every thread is a contender, and nothing
-//! is handed over inside the process.
+//! **Queue in Redis.** For a fair lock Redis keeps the queue ([`Order::Server`]), and every thread is a contender. The lock
+//! is handed over to a thread that is known to be the next in that queue, and to nobody else: see
+//! [`run`](crate::local::run).
 
 use std::time::{Duration, Instant};
 
 use crate::local::cohort::Cohort;
 use crate::local::preference::Prefer;
 use crate::local::queue::WaitQueue;
+use crate::local::run::{Ahead, Run, Then};
 use crate::time::Moment;
 
 /// How the lease of a hold behaves. A hold is handed over only to a thread that wants the same.
@@ -165,6 +167,14 @@ struct Waiting<W> {
     waiter: W,
 }
 
+/// A contender that parks in its place in the queue that Redis keeps.
+#[derive(Debug, Clone)]
+pub(crate) struct Parked<W> {
+    pub(crate) thread: u64,
+    pub(crate) lease: LeasePolicy,
+    pub(crate) waiter: W,
+}
+
 /// How a contender has to start.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Start<R> {
@@ -240,6 +250,8 @@ struct Crowd<W, H, X> {
     shared: Vec<SharedHolders<H>>,
     queue: WaitQueue<Waiting<W>>,
     more: X,
+    /// Those with places in the queue that Redis keeps.
+    run: Run<Parked<W>>,
 }
 
 impl<W, H, X: Default> Default for Crowd<W, H, X> {
@@ -248,18 +260,28 @@ impl<W, H, X: Default> Default for Crowd<W, H, X> {
             shared: Vec::new(),
             queue: WaitQueue::new(),
             more: X::default(),
+            run: Run::default(),
         }
     }
 }
 
+/// What a release has to say besides, where Redis keeps the queue.
+#[derive(Debug, Default)]
+pub(crate) struct Served {
+    /// The places of those who were served in memory.
+    pub(crate) places: Vec<u64>,
+    /// The next is a thread of this process, and asks at once.
+    pub(crate) next_asks: bool,
+}
+
 #[cfg(test)]
-impl<W, H: Holding, R> LocalLock<W, H, R> {
+impl<W: Clone, H: Holding, R> LocalLock<W, H, R> {
     pub(crate) fn new(order: Order, tenure: Duration) -> Self {
         Self::with_more(order, tenure)
     }
 }
 
-impl<W, H: Holding, R, X: Default> LocalLock<W, H, R, X> {
+impl<W: Clone, H: Holding, R, X: Default> LocalLock<W, H, R, X> {
     /// One with which something else is kept.
     pub(crate) fn with_more(order: Order, tenure: Duration) -> Self {
         Self {
@@ -444,7 +466,10 @@ impl<W, H: Holding, R, X: Default> LocalLock<W, H, R, X> {
 
     /// The contender found the lock held by another process, so the tenure is over.
     pub(crate) fn refused(&mut self) {
-        self.cohort.end();
+        // Where Redis keeps the queue, it may well be another thread of this process that has the lock.
+        if self.order == Order::Local {
+            self.cohort.end();
+        }
     }
 
     /// A contender was granted the lock by Redis.
@@ -459,7 +484,12 @@ impl<W, H: Holding, R, X: Default> LocalLock<W, H, R, X> {
         self.asked(mode);
         match mode {
             Mode::Exclusive => {
-                self.cohort.granted(now);
+                match self.order {
+                    Order::Local => self.cohort.granted(now),
+                    // Each grant by Redis is another turn, which counts from the first hand-over: until then nobody else
+                    // could have had the lock.
+                    Order::Server => self.cohort.end(),
+                }
                 self.exclusive = Some(Holder {
                     hold,
                     thread,
@@ -540,13 +570,90 @@ impl<W, H: Holding, R, X: Default> LocalLock<W, H, R, X> {
         }
     }
 
+    /// A thread with a place in Redis's queue parks; `ahead` if the place is new. It asked after so many
+    /// [`releases`](Self::releases).
+    pub(crate) fn park(
+        &mut self,
+        place: u64,
+        ahead: Option<Ahead>,
+        asked_after: u64,
+        parked: Parked<W>,
+    ) -> Then {
+        let is_held = self.exclusive.is_some();
+        let run = &mut self.crowd().run;
+        run.park(place, ahead, asked_after, is_held, parked)
+    }
+
+    /// How often this process has released it, where Redis keeps the queue.
+    pub(crate) fn releases(&self) -> u64 {
+        self.run().map_or(0, Run::releases)
+    }
+
+    fn run(&self) -> Option<&Run<Parked<W>>> {
+        self.crowd.as_ref().map(|crowd| &crowd.run)
+    }
+
+    fn run_mut(&mut self) -> Option<&mut Run<Parked<W>>> {
+        self.crowd.as_mut().map(|crowd| &mut crowd.run)
+    }
+
+    /// It asks Redis again.
+    pub(crate) fn asks(&mut self, place: u64) {
+        if let Some(run) = self.run_mut() {
+            run.asks(place);
+        }
+    }
+
+    /// Its place was lost.
+    pub(crate) fn place_lost(&mut self) {
+        if let Some(run) = self.run_mut() {
+            run.place_lost();
+        }
+    }
+
+    /// It has given up its place. Returns who has to ask instead.
+    pub(crate) fn left_place(&mut self, place: u64) -> Option<W> {
+        self.run_mut()?.leave(place).map(|next| next.waiter)
+    }
+
+    /// The thread with this place, if it had one, was granted the lock by Redis.
+    pub(crate) fn granted_place(&mut self, place: Option<u64>) {
+        if let Some(run) = self.run_mut() {
+            run.granted(place);
+        }
+    }
+
+    /// The thread with this place was refused.
+    pub(crate) fn refused_place(&mut self, place: u64) {
+        if let Some(run) = self.run_mut() {
+            run.refused(place);
+        }
+    }
+
+    /// A hold that was handed over was lost before its thread woke: that thread asks Redis after all.
+    pub(crate) fn contends_again(&mut self, mode: Mode) {
+        *self.asking(mode) += 1;
+    }
+
+    /// The places of those who were served in memory, for the next request to remove.
+    pub(crate) fn send_served(&mut self) -> Vec<u64> {
+        self.run_mut().map(Run::send_served).unwrap_or_default()
+    }
+
+    /// That request was answered, or has to be sent again.
+    pub(crate) fn sent_served(&mut self, places: &[u64], answered: bool) {
+        if let Some(run) = self.run_mut() {
+            run.sent_served(places, answered);
+        }
+    }
+
     /// A thread releases the lock once. `release` is called if that results in [`Left::Release`], before anybody is woken.
     pub(crate) fn leave(
         &mut self,
         thread: u64,
         hold: &H,
         now: Instant,
-        release: &dyn Fn() -> R,
+        release: &dyn Fn(&Served) -> R,
     ) -> Left<W, H> {
         let Some(holder) = self
             .exclusive
@@ -565,7 +672,8 @@ impl<W, H: Holding, R, X: Default> LocalLock<W, H, R, X> {
         let same = |next: &Waiting<W>| next.mode == Mode::Exclusive && next.lease == lease;
         let at = Moment::from(now);
         let lasts = |validity: Validity| validity.complete && validity.to_spare(lease, at);
-        if let Some(crowd) = &mut self.crowd
+        if self.order == Order::Local
+            && let Some(crowd) = &mut self.crowd
             && crowd.shared.is_empty()
             && lease.passable()
             && self.cohort.is_young(at)
@@ -578,13 +686,51 @@ impl<W, H: Holding, R, X: Default> LocalLock<W, H, R, X> {
                 hold: holder.hold.clone(),
             };
         }
-        self.exclusive = None;
-        let release = release();
-        if self.order == Order::Local {
-            self.cohort.released(release, now);
+        if self.order == Order::Server {
+            return self.leave_in_turn(lease, lasts(hold.validity()), now, release);
         }
+        self.exclusive = None;
+        let release = release(&Served::default());
+        self.cohort.released(release, now);
         Left::Release {
             next: self.take_next(now),
+        }
+    }
+
+    /// The holder releases it where Redis keeps the queue.
+    fn leave_in_turn(
+        &mut self,
+        lease: LeasePolicy,
+        lasts: bool,
+        now: Instant,
+        release: &dyn Fn(&Served) -> R,
+    ) -> Left<W, H> {
+        self.cohort.granted(now);
+        let may_pass = lasts && lease.shareable() && self.cohort.is_young(now);
+        if may_pass
+            && let Some(crowd) = &mut self.crowd
+            && let Some(holder) = &mut self.exclusive
+            && let Some(next) = crowd.run.pass(|next| next.lease == lease)
+        {
+            holder.thread = next.thread;
+            let hold = holder.hold.clone();
+            self.asked(Mode::Exclusive);
+            let waiter = next.waiter;
+            return Left::Passed { waiter, hold };
+        }
+        self.exclusive = None;
+        let (mut served, mut next) = (Served::default(), None);
+        if let Some(run) = self.run_mut() {
+            next = run.ended().map(|next| next.waiter);
+            served.places = run.take_served();
+            served.next_asks = next.is_some();
+        }
+        release(&served);
+        Left::Release {
+            next: Wakeups {
+                joined: Vec::new(),
+                contend: next,
+            },
         }
     }
 
@@ -593,7 +739,7 @@ impl<W, H: Holding, R, X: Default> LocalLock<W, H, R, X> {
         thread: u64,
         hold: &H,
         now: Instant,
-        release: &dyn Fn() -> R,
+        release: &dyn Fn(&Served) -> R,
     ) -> Left<W, H> {
         let Some(crowd) = &mut self.crowd else {
             return Left::Gone;
@@ -618,7 +764,7 @@ impl<W, H: Holding, R, X: Default> LocalLock<W, H, R, X> {
             return Left::Shared;
         }
         crowd.shared.swap_remove(at);
-        let release = release();
+        let release = release(&Served::default());
         // A tenure that a writer has started goes on while threads of this process read.
         if self.order == Order::Local && self.cohort.has_started() && self.exclusive.is_none() {
             self.cohort.released(release, now);
@@ -637,6 +783,12 @@ impl<W, H: Holding, R, X: Default> LocalLock<W, H, R, X> {
         {
             self.exclusive = None;
             self.cohort.end();
+            if self.order == Order::Server {
+                return Wakeups {
+                    joined: Vec::new(),
+                    contend: self.run_mut().and_then(Run::ended).map(|next| next.waiter),
+                };
+            }
         } else if let Some(at) = self.shared().iter().position(|group| group.hold == *hold) {
             self.crowd().shared.swap_remove(at);
         } else {
@@ -708,7 +860,9 @@ impl<W, H: Holding, R, X: Default> LocalLock<W, H, R, X> {
 
     /// The waiters of all queued threads.
     pub(crate) fn waiters(&self) -> impl Iterator<Item = &W> {
-        self.queue().map(|waiting| &waiting.waiter)
+        let in_turn = self.run().into_iter().flat_map(Run::parked);
+        let in_turn = in_turn.map(|parked| &parked.waiter);
+        self.queue().map(|waiting| &waiting.waiter).chain(in_turn)
     }
 
     /// Whether a thread of this process has an exclusive hold.

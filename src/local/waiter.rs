@@ -115,10 +115,15 @@ impl<W> Waiter<W> {
         }
     }
 
-    /// Parks a contender until there is news since `seen`, `stop`, or `until`.
+    /// Parks a contender until it has a wakeup, there is news since `seen`, `stop`, or `until`.
     pub(crate) fn wait_for_signal(&self, seen: Signals, until: Instant, stop: &dyn Fn() -> bool) {
         let until = Deadline::at(until);
-        while !self.signals().are_news_since(seen) && !stop() && self.park(None, until) {}
+        while !self.is_woken_since(seen) && !stop() && self.park(None, until) {}
+    }
+
+    fn is_woken_since(&self, seen: Signals) -> bool {
+        let state = self.state.lock();
+        state.wakeup.is_some() || state.signals().are_news_since(seen)
     }
 
     /// Parks until somebody wakes the thread, or for no reason; `false` at once if the deadline has passed. Reads the clock

@@ -9,6 +9,7 @@ use crate::protocol::keys;
 use crate::protocol::kind::{
     ACQUIRING, AcquireArgs, FORCING, Keyspace, Kind, PlaceState, Protocol, RELEASING,
 };
+use crate::protocol::owner::OwnerId;
 use crate::protocol::script::{self, Request, lease_ms};
 use crate::protocol::text::Digits;
 
@@ -56,6 +57,19 @@ impl Fair {
     }
 }
 
+/// A request with some arguments of its own, and after them the places to be removed.
+fn with_served<const N: usize>(
+    own: [&str; N],
+    served: &[OwnerId],
+    make: impl FnOnce(&[&str]) -> Request,
+) -> Request {
+    if served.is_empty() {
+        return make(&own);
+    }
+    let served = served.iter().map(|id| &**id);
+    make(&own.into_iter().chain(served).collect::<Vec<_>>())
+}
+
 impl Protocol for Fair {
     fn kind(&self) -> &'static Kind {
         &KIND
@@ -70,33 +84,40 @@ impl Protocol for Fair {
     }
 
     fn acquire(&self, args: &AcquireArgs<'_>) -> Request {
-        Request::script(
-            ACQUIRING,
-            &script::FAIR_ACQUIRE,
-            &self.keys(),
-            &[
-                args.owner,
-                &Digits::of_number(lease_ms(args.lease)),
-                args.place.ticket,
-                &Digits::of_number(lease_ms(args.place.keep)),
-                match args.place.state {
-                    PlaceState::Unknown => "0",
-                    PlaceState::Kept => "1",
-                    PlaceState::Lost => "2",
-                },
-                &self.grace_ms(),
-            ],
-        )
+        let state = match args.place.state {
+            PlaceState::Unknown => "0",
+            PlaceState::Kept => "1",
+            PlaceState::Lost => "2",
+        };
+        let own = [
+            args.owner,
+            &Digits::of_number(lease_ms(args.lease)),
+            args.place.ticket,
+            &Digits::of_number(lease_ms(args.place.keep)),
+            state,
+            &self.grace_ms(),
+        ];
+        with_served(own, args.place.served, |args| {
+            Request::script(ACQUIRING, &script::FAIR_ACQUIRE, &self.keys(), args)
+        })
         .without_grace_while_young(5)
     }
 
     fn release(&self, _mode: Mode, owner: &str) -> Request {
-        Request::script(
-            RELEASING,
-            &script::FAIR_RELEASE,
-            &self.keys(),
-            &[owner, &self.grace_ms()],
-        )
+        self.release_in_turn(owner, &[], false)
+    }
+
+    fn release_in_turn(&self, owner: &str, served: &[OwnerId], next_asks: bool) -> Request {
+        // One of this process does not listen, and does not need a grace.
+        let grace = if next_asks {
+            Duration::ZERO
+        } else {
+            self.grace
+        };
+        let grace = Digits::of(lease_ms(grace));
+        with_served([owner, &grace], served, |args| {
+            Request::script(RELEASING, &script::FAIR_RELEASE, &self.keys(), args)
+        })
         .without_grace_while_young(1)
     }
 
@@ -140,6 +161,28 @@ mod tests {
             let mut packed = Vec::new();
             release.write(&mut packed, false);
             let end = format!("${}\r\n{grace}\r\n", grace.len());
+            assert!(
+                packed.ends_with(end.as_bytes()),
+                "{}",
+                packed.escape_ascii()
+            );
+        }
+    }
+    #[test]
+    fn a_release_removes_those_who_were_served() {
+        let keyspace = Keyspace {
+            prefix: "",
+            db: 0,
+            is_cluster: false,
+        };
+        let fair = protocol(keyspace, &"a".into()).expect("a name");
+        let owners = crate::protocol::owner::Owners::of("u");
+        let served = [2, 3].map(|n| owners.id(crate::protocol::owner::OwnerNumber(n)));
+        for (next_asks, grace) in [(false, "$3\r\n500"), (true, "$1\r\n0")] {
+            let release = fair.release_in_turn("u:1", &served, next_asks);
+            let mut packed = Vec::new();
+            release.write(&mut packed, false);
+            let end = format!("$3\r\nu:1\r\n{grace}\r\n$3\r\nu:2\r\n$3\r\nu:3\r\n");
             assert!(
                 packed.ends_with(end.as_bytes()),
                 "{}",

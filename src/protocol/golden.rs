@@ -106,6 +106,7 @@ impl Golden {
                 ticket: "u:6",
                 keep,
                 state,
+                served: &[],
             };
             let plain = AcquireArgs {
                 owner: "u:7",
@@ -155,6 +156,7 @@ impl Golden {
                     ticket: "u:6",
                     keep: LEASE,
                     state: PlaceState::Lost,
+                    served: &[],
                 },
                 tokens: 1,
                 token_ttl: Duration::ZERO,

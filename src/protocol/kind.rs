@@ -13,6 +13,7 @@ use redis::Value;
 use crate::error::{LossReason, Result};
 use crate::local::lock::{Mode, Order};
 use crate::protocol::keys;
+use crate::protocol::owner::OwnerId;
 use crate::protocol::script::{self, Renewed, Request, Unexpected, lease_ms};
 use crate::protocol::text::Digits;
 
@@ -180,6 +181,12 @@ pub(crate) trait Protocol: Send + Sync {
         )
     }
 
+    /// The release where Redis keeps the queue: it removes the places of those who were `served` in memory. `next_asks`: the next is
+    /// of this process too, and asks without being notified.
+    fn release_in_turn(&self, owner: &str, _served: &[OwnerId], _next_asks: bool) -> Request {
+        self.release(Mode::Exclusive, owner)
+    }
+
     /// Undoes an acquire that is of no use, or whose outcome is unknown.
     fn undo(&self, mode: Mode, owner: &str) -> Request {
         self.release(mode, owner)
@@ -312,6 +319,8 @@ pub(crate) struct Place<'a> {
     /// For how long the server keeps it after each request; zero if no place is wanted.
     pub(crate) keep: Duration,
     pub(crate) state: PlaceState,
+    /// Those that were served in memory, whose places are to be removed.
+    pub(crate) served: &'a [OwnerId],
 }
 
 /// What is known of a place in the queue that Redis keeps.

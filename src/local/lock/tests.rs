@@ -580,7 +580,7 @@ impl Model {
     fn leave_hold(&mut self, t: usize, grant: Grant) -> (Left<usize, Grant>, Option<u64>) {
         let number = self.number();
         let made = Cell::new(None);
-        let release = || {
+        let release = |_: &Served| {
             assert!(made.replace(Some(number)).is_none(), "released twice");
             number
         };
@@ -979,10 +979,10 @@ fn readers_come_in_together_up_to_the_first_writer() {
     // A writer comes in when the last of them has gone.
     assert_eq!(come(&mut lock, 4, Mode::Exclusive, RENEWED, now), "Queued");
     for t in [1, 2, 3, 5] {
-        let left = lock.leave(t, &grant(1, now), now, &|| 1);
+        let left = lock.leave(t, &grant(1, now), now, &|_| 1);
         assert!(matches!(left, Left::Shared), "{left:?}");
     }
-    let left = lock.leave(6, &grant(1, now), now, &|| 1);
+    let left = lock.leave(6, &grant(1, now), now, &|_| 1);
     assert_eq!(released(&left), Some((vec![], Some(4))));
 }
 
@@ -1037,17 +1037,17 @@ fn readers_that_pass_writers_do_not_wait_for_one_that_asks() {
     let wakeups = lock.granted(4, Mode::Shared, grant(1, now), RENEWED, now);
     assert_eq!(woken(&wakeups), (vec![], None));
     assert_eq!(pass(&mut lock, 6), "Joined 1");
-    let left = lock.leave(4, &grant(1, now), now, &|| 1);
+    let left = lock.leave(4, &grant(1, now), now, &|_| 1);
     assert!(matches!(left, Left::Shared), "{left:?}");
     let wakeups = lock.withdraw_contender(Mode::Shared, now);
     assert_eq!(woken(&wakeups), (vec![], None));
-    let left = lock.leave(6, &grant(1, now), now, &|| 2);
+    let left = lock.leave(6, &grant(1, now), now, &|_| 2);
     assert_eq!(released(&left), Some((vec![], None)));
     // A writer that has the lock is waited for, and hands it over as ever.
     let wakeups = lock.granted(1, Mode::Exclusive, grant(2, now), RENEWED, now);
     assert_eq!(woken(&wakeups), (vec![], None));
     assert_eq!(pass(&mut lock, 4), "Queued");
-    let left = lock.leave(1, &grant(2, now), now, &|| 3);
+    let left = lock.leave(1, &grant(2, now), now, &|_| 3);
     assert_eq!(released(&left), Some((vec![], Some(2))));
 }
 
@@ -1064,9 +1064,9 @@ fn a_shared_hold_below_an_exclusive_one_outlives_it() {
     assert_eq!(woken(&wakeups), (vec![], None));
     assert_eq!(try_to(&mut lock, 3, Mode::Shared, now), "Busy");
     // Not passed on, since the next one would not be alone.
-    let left = lock.leave(1, &grant(1, now), now, &|| 1);
+    let left = lock.leave(1, &grant(1, now), now, &|_| 1);
     assert_eq!(released(&left), Some((vec![], None)));
-    let left = lock.leave(1, &grant(2, now), now, &|| 2);
+    let left = lock.leave(1, &grant(2, now), now, &|_| 2);
     assert_eq!(released(&left), Some((vec![], Some(2))));
 
     let wakeups = lock.granted(2, Mode::Exclusive, grant(3, now), RENEWED, now);
@@ -1078,7 +1078,7 @@ fn a_shared_hold_below_an_exclusive_one_outlives_it() {
     for t in [3, 4] {
         assert_eq!(come(&mut lock, t, Mode::Shared, RENEWED, now), "Queued");
     }
-    let left = lock.leave(2, &grant(3, now), now, &|| 3);
+    let left = lock.leave(2, &grant(3, now), now, &|_| 3);
     assert_eq!(released(&left), Some((vec![3, 4], None)));
 }
 
@@ -1095,10 +1095,10 @@ fn where_the_server_keeps_the_queue_everybody_asks() {
     }
     // The first has lost it, if it knows or not.
     assert_eq!(lock.count(1, Mode::Exclusive), None);
-    let left = lock.leave(1, &grant(1, now), now, &|| 1);
+    let left = lock.leave(1, &grant(1, now), now, &|_| 1);
     assert!(matches!(left, Left::Gone), "{left:?}");
     assert_eq!(lock.count(2, Mode::Exclusive), Some((&grant(2, now), 1)));
-    let left = lock.leave(2, &grant(2, now), now, &|| 2);
+    let left = lock.leave(2, &grant(2, now), now, &|_| 2);
     assert_eq!(released(&left), Some((vec![], None)));
     let wakeups = lock.withdraw_contender(Mode::Exclusive, now);
     assert_eq!(woken(&wakeups), (vec![], None));
@@ -1121,7 +1121,7 @@ fn a_hold_without_a_token_to_spare_is_not_passed_on() {
         let wakeups = lock.granted(1, Mode::Exclusive, hold, RENEWED, now);
         assert_eq!(woken(&wakeups), (vec![], None));
         assert_eq!(come(&mut lock, 2, Mode::Exclusive, RENEWED, now), "Queued");
-        let left = lock.leave(1, &hold, now, &|| 1);
+        let left = lock.leave(1, &hold, now, &|_| 1);
         let passed = matches!(left, Left::Passed { waiter: 2, .. });
         assert_eq!(passed, complete, "{left:?}");
         assert_eq!(released(&left).is_some(), !complete, "{left:?}");
@@ -1138,7 +1138,7 @@ fn a_tenure_that_is_over_ends_with_yielding() {
         let wakeups = lock.granted(1, Mode::Exclusive, grant(number, now), RENEWED, now);
         assert_eq!(woken(&wakeups), (vec![], None));
         now += Duration::from_micros(900);
-        let left = lock.leave(1, &grant(number, now), now, &|| number);
+        let left = lock.leave(1, &grant(number, now), now, &|_| number);
         assert_eq!(released(&left), Some((vec![], None)));
         now += Duration::from_micros(100);
     }
@@ -1146,7 +1146,7 @@ fn a_tenure_that_is_over_ends_with_yielding() {
     // It yields once; what follows is a new tenure.
     let wakeups = lock.granted(1, Mode::Exclusive, grant(7, now), RENEWED, now);
     assert_eq!(woken(&wakeups), (vec![], None));
-    let left = lock.leave(1, &grant(7, now), now, &|| 7);
+    let left = lock.leave(1, &grant(7, now), now, &|_| 7);
     assert_eq!(released(&left), Some((vec![], None)));
     assert_eq!(try_to(&mut lock, 1, Mode::Exclusive, now), "Ask");
 }
@@ -1162,10 +1162,10 @@ fn a_tenure_goes_on_below_a_writer_that_became_a_reader() {
     let wakeups = lock.granted(1, Mode::Shared, grant(2, now), RENEWED, now);
     assert_eq!(woken(&wakeups), (vec![], None));
     assert_eq!(come(&mut lock, 2, Mode::Exclusive, RENEWED, now), "Queued");
-    let left = lock.leave(1, &grant(1, now), now, &|| 1);
+    let left = lock.leave(1, &grant(1, now), now, &|_| 1);
     assert_eq!(released(&left), Some((vec![], None)));
     now += LONG;
-    let left = lock.leave(1, &grant(2, now), now, &|| 2);
+    let left = lock.leave(1, &grant(2, now), now, &|_| 2);
     assert_eq!(released(&left), Some((vec![], Some(2))));
     assert_eq!(lock.start(now), Start::YieldAfter(2));
 }
@@ -1183,13 +1183,13 @@ fn without_a_tenure_nothing_is_passed_on() {
         let wakeups = lock.granted(1, Mode::Exclusive, grant(1, now), RENEWED, now);
         assert_eq!(woken(&wakeups), (vec![], None));
         assert_eq!(come(&mut lock, 2, Mode::Exclusive, RENEWED, now), "Queued");
-        let left = lock.leave(1, &grant(1, now), now, &|| 1);
+        let left = lock.leave(1, &grant(1, now), now, &|_| 1);
         assert_eq!(released(&left), Some((vec![], Some(2))), "{left:?}");
         assert_eq!(lock.start(now + gap), start);
         // The lock is kept for as long as that may be of use.
         let wakeups = lock.granted(2, Mode::Exclusive, grant(2, now), RENEWED, now);
         assert_eq!(woken(&wakeups), (vec![], None));
-        let left = lock.leave(2, &grant(2, now), now, &|| 2);
+        let left = lock.leave(2, &grant(2, now), now, &|_| 2);
         assert_eq!(released(&left), Some((vec![], None)));
         assert_eq!(lock.is_idle(now + gap), gap > GAP);
     }

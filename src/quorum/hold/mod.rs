@@ -256,6 +256,7 @@ impl QuorumHold {
                     ticket: &node_hold.owner,
                     keep: Duration::ZERO,
                     state: PlaceState::Unknown,
+                    served: &[],
                 },
                 tokens: 1,
                 token_ttl: Duration::ZERO,

@@ -38,9 +38,13 @@ fn leave_sha() -> String {
 
 /// A network whose clients have these settings, know every script, and listen to nothing.
 fn warm(response: Duration, waiter_lease: Duration) -> Net {
+    warm_with(response, waiter_lease, |config| config)
+}
+
+fn warm_with(response: Duration, waiter_lease: Duration, more: fn(Config) -> Config) -> Net {
     let config = |config: Config| {
         let config = config.response_timeout(response);
-        config.waiter_lease(waiter_lease)
+        more(config.waiter_lease(waiter_lease))
     };
     let net = Net::of(Server::start(), config, config);
     let lock = net.client.fair_lock(&net.name);
@@ -444,16 +448,30 @@ fn trying_again_and_again_leaves_nothing_to_be_sent_later() {
 // L1: a message that never comes costs a poll cap at most.
 timed!(a_lost_message_is_made_good);
 fn a_lost_message_is_made_good() {
-    let net = warm(RESPONSE, WAITER_LEASE);
+    // Where every hand-over takes a message.
+    let net = warm_with(RESPONSE, WAITER_LEASE, |config| {
+        config.tenure(Duration::ZERO)
+    });
     // The connection breaks just before, and the message is sent to nobody.
     let guard = net.other.fair_lock(&net.name).lock().unwrap();
     let mut line = Line::new(&net.server, &net.name);
-    line.join_with(net.client.fair_lock(&net.name));
+    let (go, turn) = bounded::<()>(0);
+    let lock = net.client.fair_lock(&net.name);
+    line.join(move |here| {
+        let guard = lock.lock().unwrap();
+        here();
+        turn.recv().unwrap();
+        guard.unlock().unwrap();
+    });
     line.join_with(net.client.fair_lock(&net.name));
     line.all_parked();
     assert_eq!(net.server.kill_clients_named("redlatch-subscriber"), 1);
     let begun = Instant::now();
     drop(guard);
+    eventually("the other one listens again", || {
+        net.client.stats().resubscriptions >= 1
+    });
+    go.send(()).unwrap();
     line.served_in_order();
     assert!(
         begun.elapsed() < loosely(ms(2_500)),

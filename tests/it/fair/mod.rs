@@ -2,6 +2,7 @@
 
 mod basics;
 mod faults;
+mod handing_over;
 mod leaving;
 mod processes;
 mod redisson;

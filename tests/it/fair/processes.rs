@@ -72,7 +72,9 @@ fn part_that_waits() {
         return;
     };
     let [waiter_lease, lease, keeps] = times.map(|time| ms(time.parse().unwrap()));
-    let config = Config::new(&*url).waiter_lease(waiter_lease).lease(lease);
+    // Each hold by an owner of its own, so that it can be seen whose place it was.
+    let config = Config::new(&*url).tenure(Duration::ZERO);
+    let config = config.waiter_lease(waiter_lease).lease(lease);
     let client = Client::open(config).unwrap();
     let own = client.mutex(unique("own")).lock().unwrap();
     let (its, _) = own.owner().rsplit_once(':').unwrap();

@@ -56,6 +56,10 @@ struct Fair {
     name: String,
     /// None, as in a cluster, unless a test is about that: its waiters do not listen.
     grace: i64,
+    /// What an acquire and a release remove besides.
+    served: Vec<String>,
+    /// Who was ahead when a place was taken, by the last reply.
+    ahead: Option<String>,
 }
 
 impl Fair {
@@ -67,6 +71,8 @@ impl Fair {
             con,
             name: "orders".into(),
             grace: 0,
+            served: Vec::new(),
+            ahead: None,
         }
     }
 
@@ -100,7 +106,19 @@ impl Fair {
         queued: &str,
     ) -> RedisResult<Option<i64>> {
         let [lease, waiter, grace] = [lease, waiter, self.grace].map(|ms| ms.to_string());
-        self.run(ACQUIRE, &[owner, &lease, ticket, &waiter, queued, &grace])
+        let served = self.served.clone();
+        let served: Vec<_> = served.iter().map(String::as_str).collect();
+        let own = [owner, &lease, ticket, &waiter, queued, &grace];
+        let reply = self.run(ACQUIRE, &[&own[..], &served].concat())?;
+        self.ahead = None;
+        Ok(match reply {
+            redis::Value::Array(_) => {
+                let (left, ahead) = redis::from_redis_value(reply)?;
+                self.ahead = Some(ahead);
+                Some(left)
+            }
+            reply => redis::from_redis_value(reply)?,
+        })
     }
 
     /// What a waiter asks again and again, and at once if it hears that its place is lost.
@@ -153,7 +171,9 @@ impl Fair {
 
     fn try_release<T: redis::FromRedisValue>(&mut self, owner: &str) -> RedisResult<T> {
         let grace = self.grace.to_string();
-        self.run(RELEASE, &[owner, &grace])
+        let served = self.served.clone();
+        let served: Vec<_> = served.iter().map(String::as_str).collect();
+        self.run(RELEASE, &[&[owner, &grace][..], &served].concat())
     }
 
     fn try_leave<T: redis::FromRedisValue>(&mut self, ticket: &str) -> RedisResult<T> {
@@ -2106,6 +2126,107 @@ fn redissons_head_has_its_own_time_also_behind_ours() {
     fair.redisson_takes(OTHER, REDISSON);
     fair.wait(C, QUEUED);
     fair.assert_state(Some(OTHER), &[C]);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Served by their process
+// ---------------------------------------------------------------------------------------------------------------------
+
+#[test]
+fn whoever_takes_a_place_hears_who_is_directly_ahead() {
+    let mut fair = Fair::start();
+    fair.take(A);
+    assert_eq!(fair.ahead, None);
+    let mut last = "";
+    for next in [B, C, "{", D] {
+        fair.wait(next, NEW);
+        assert_eq!(fair.ahead.as_deref(), Some(last));
+        // Only then.
+        fair.wait(next, QUEUED);
+        assert_eq!(fair.ahead, None);
+        fair.wait(next, NEW);
+        assert_eq!(fair.ahead, None);
+        last = next;
+    }
+    fair.try_once(E);
+    assert_eq!(fair.ahead, None);
+    // Nor one that comes back: it is not at the end.
+    fair.leave(B);
+    fair.wait(B, QUEUED);
+    assert_eq!(fair.ahead, None);
+    fair.release(A);
+    assert!(fair.ask(E, NEW).is_some());
+    assert_eq!(fair.ahead.as_deref(), Some(D));
+}
+
+#[test]
+fn served_places_are_removed_before_anything_else() {
+    let mut fair = Fair::start();
+    let mut pubsub_con = fair.server.connection();
+    let mut pubsub = listen_to_all(&mut pubsub_con);
+    // By one that takes a place, and is the first then.
+    fair.queued(&[B, C]);
+    fair.served = vec![B.into(), C.into()];
+    fair.wait(D, NEW);
+    assert_eq!(fair.ahead.as_deref(), Some(""));
+    fair.assert_state(Some(A), &[D]);
+    // By one that asks again, and those that are gone already are no harm, nor are any in the middle.
+    fair.served = vec![];
+    fair.wait(B, NEW);
+    fair.wait(E, NEW);
+    fair.served = vec![C.into(), B.into(), "nobody".into()];
+    fair.wait(E, QUEUED);
+    fair.assert_state(Some(A), &[D, E]);
+    // By the release, which notifies who is the first then.
+    fair.served = vec![D.into()];
+    assert_eq!(fair.release(A), 1);
+    assert_eq!(messages(&fair.server, &mut pubsub), [fair.announced(E)]);
+    fair.assert_state(None, &[E]);
+    // By the grant.
+    fair.served = vec![];
+    assert!(fair.ask(B, NEW).is_some());
+    fair.served = vec![E.into()];
+    assert_eq!(fair.ask(B, QUEUED), None);
+    fair.assert_state(Some(B), &[]);
+    // By a release that comes twice or late.
+    fair.served = vec![];
+    fair.wait(C, NEW);
+    fair.served = vec![C.into()];
+    assert_eq!(fair.release(D), -2);
+    fair.assert_state(Some(B), &[]);
+    assert_eq!(fair.release(B), 0);
+    assert_eq!(fair.release(B), -1);
+    fair.assert_state(None, &[]);
+}
+
+#[test]
+fn a_waiter_whose_place_was_removed_as_served_asks_in_vain() {
+    let mut fair = Fair::start();
+    fair.queued(&[B, C]);
+    fair.served = vec![B.into()];
+    fair.release(A);
+    fair.served = vec![];
+    let late = fair.acquire(B, B, [LEASE, WAITER], QUEUED).unwrap();
+    assert_eq!(late, Some(PLACE_LOST));
+    fair.take_from(C);
+    fair.assert_state(Some(C), &[]);
+}
+
+// Redisson's timeouts are sums, and none of ours is one of their terms.
+#[test]
+fn removing_served_places_leaves_the_timeouts_of_others_as_they_are() {
+    let mut fair = Fair::start();
+    fair.queued(&[B, C]);
+    fair.redisson_joins(JAVA, REDISSON);
+    fair.wait(D, NEW);
+    let kept = [JAVA, D].map(|ticket| fair.timeout(ticket));
+    fair.served = vec![B.into(), C.into()];
+    assert_eq!(fair.release(A), 0);
+    assert_eq!([JAVA, D].map(|ticket| fair.timeout(ticket)), kept);
+    fair.served = vec![];
+    fair.redisson_takes(JAVA, REDISSON);
+    assert!(fair.life(D) > 0.5 * WAITER as f64);
+    fair.assert_state(Some(JAVA), &[D]);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

@@ -647,6 +647,10 @@ fn read_by(code: &str) -> BTreeSet<String> {
             None => ALL_KEYS.to_owned(),
         });
     }
+    for part in code.split("(ARGV, ").skip(1) {
+        let from = part.split_once(')').unwrap().0;
+        read.insert(format!("ARGV[{from}…n]"));
+    }
     if read.contains(ALL_KEYS) {
         // One of all.
         read.retain(|one| one.starts_with("ARGV") || !is_numbered(one));

@@ -1,0 +1,302 @@
+//! Which places in a queue that Redis keeps belong to this process, one directly behind the other.
+//!
+//! The reply to a request that takes a place says who is directly ahead of it. New places are only added at the end, so a
+//! place that is directly behind another stays so: a holder of this process knows who is next, and hands the lock over in
+//! memory, in the order of the queue.
+//!
+//! ```text
+//!             park              pass (the one ahead has the lock, and hands it over)
+//!   asking ─────────► parked ──────────────────────────► served ── removed by the next script ──► gone
+//!     ▲  ◄─────────────┘ │
+//!     │    asks again    │ wake_next (the one ahead has released it in Redis)
+//!     └──────────────────┘
+//!   asking or parked ── leaves: those behind it move up ──► gone
+//!   asking ── granted by Redis, which removes the place ──► gone, and next is who was behind it
+//! ```
+//!
+//! Only a parked thread is served in memory: no request of its place is under way. Its place is still in Redis then, where
+//! nobody is notified while the lock is held; the next script of this process removes it, at the latest the release.
+//!
+//! What is known can be wrong where places were lost: another process's place may have come back to the front, or the
+//! server may have lost the queue. Then one waits for at most a tenure of this process. Who holds never depends on it.
+
+/// How many served places may still be in Redis.
+const MOST_SERVED: usize = 64;
+
+/// Who is directly ahead of a new place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Ahead {
+    /// Nobody: it is the first.
+    Nobody,
+    /// A place of this process.
+    Own(u64),
+    /// Somebody else, or it is not known.
+    Other,
+}
+
+/// What a thread does that was refused, and parks in its place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Then {
+    /// It waits for a message.
+    Listens,
+    /// It waits for a thread of this process that hands the lock over.
+    WaitsHere,
+    /// This process has released the lock since it asked, and it is next: it asks at once.
+    AsksAgain,
+}
+
+#[derive(Debug, Clone)]
+struct Place<P> {
+    number: u64,
+    ahead: Ahead,
+    /// `None` while it asks.
+    parked: Option<P>,
+}
+
+/// A place whose thread was served in memory.
+#[derive(Debug, Clone, Copy)]
+struct Served {
+    number: u64,
+    /// A request that removes it is under way.
+    is_sent: bool,
+}
+
+/// The places of this process. `P` is a thread that parks.
+#[derive(Debug, Clone)]
+pub(super) struct Run<P> {
+    /// That of the holder, if it is of this process.
+    holder: Option<u64>,
+    /// That of the last holder, which has released the lock in Redis.
+    released: Option<u64>,
+    /// The one that was woken to ask after that.
+    woken: Option<u64>,
+    /// How often this process has released the lock in Redis.
+    releases: u64,
+    places: Vec<Place<P>>,
+    served: Vec<Served>,
+}
+
+impl<P> Default for Run<P> {
+    fn default() -> Self {
+        Self {
+            holder: None,
+            released: None,
+            woken: None,
+            releases: 0,
+            places: Vec::new(),
+            served: Vec::new(),
+        }
+    }
+}
+
+impl<P> Run<P> {
+    fn find(&mut self, number: u64) -> Option<&mut Place<P>> {
+        self.places.iter_mut().find(|place| place.number == number)
+    }
+
+    /// A thread parks in its place; `ahead` if the place is new. It asked after so many releases of this process, a thread of
+    /// which has the lock now if it `is_held`.
+    pub(super) fn park(
+        &mut self,
+        number: u64,
+        ahead: Option<Ahead>,
+        asked_after: u64,
+        is_held: bool,
+        parked: P,
+    ) -> Then {
+        let ahead = ahead.map(|ahead| match (ahead, self.released) {
+            (Ahead::Own(own), Some(released)) if own == released => Ahead::Nobody,
+            _ => ahead,
+        });
+        match self.find(number) {
+            Some(place) => {
+                place.parked = Some(parked);
+                place.ahead = ahead.unwrap_or(place.ahead);
+            }
+            None => self.places.push(Place {
+                number,
+                ahead: ahead.unwrap_or(Ahead::Other),
+                parked: Some(parked),
+            }),
+        }
+        let was_released = asked_after != self.releases;
+        if !is_held && self.woken.is_none() && was_released && self.is_first(number) {
+            self.woken = Some(number);
+            return Then::AsksAgain;
+        }
+        let is_soon = is_held || self.woken.is_some() || was_released;
+        if is_soon && self.is_served_here(number) {
+            Then::WaitsHere
+        } else {
+            Then::Listens
+        }
+    }
+
+    fn is_first(&self, number: u64) -> bool {
+        let first = |place: &Place<P>| place.number == number && place.ahead == Ahead::Nobody;
+        self.places.iter().any(first)
+    }
+
+    /// How often this process has released the lock so far.
+    pub(super) fn releases(&self) -> u64 {
+        self.releases
+    }
+
+    /// Whether all ahead of it are places of this process, as far as is known.
+    fn is_served_here(&self, mut number: u64) -> bool {
+        for _ in 0..MOST_SERVED {
+            if self.woken == Some(number) {
+                return true;
+            }
+            let Some(place) = self.places.iter().find(|place| place.number == number) else {
+                // The thread ahead has not read the reply yet that its place is taken.
+                return true;
+            };
+            match place.ahead {
+                Ahead::Nobody => return true,
+                Ahead::Own(own) if self.holder == Some(own) => return true,
+                Ahead::Own(own) => number = own,
+                Ahead::Other => return false,
+            }
+        }
+        false
+    }
+
+    /// The thread asks Redis, and is not parked.
+    pub(super) fn asks(&mut self, number: u64) {
+        if let Some(place) = self.find(number) {
+            place.parked = None;
+        }
+    }
+
+    /// Redis has lost a place: nobody knows any more who is behind whom.
+    pub(super) fn place_lost(&mut self) {
+        for place in &mut self.places {
+            place.ahead = Ahead::Other;
+        }
+    }
+
+    /// A thread gives its place up; those behind it move up. Returns who has to ask in its stead.
+    pub(super) fn leave(&mut self, number: u64) -> Option<P>
+    where
+        P: Clone,
+    {
+        let ahead = match self.places.iter().position(|place| place.number == number) {
+            Some(at) => self.places.swap_remove(at).ahead,
+            None => Ahead::Other,
+        };
+        for place in &mut self.places {
+            if place.ahead == Ahead::Own(number) {
+                place.ahead = ahead;
+            }
+        }
+        if self.woken == Some(number) {
+            return self.wake_next();
+        }
+        None
+    }
+
+    /// Redis has granted the lock, and removed the place of that thread if it had one.
+    pub(super) fn granted(&mut self, number: Option<u64>) {
+        self.places.retain(|place| Some(place.number) != number);
+        (self.holder, self.released, self.woken) = (number, None, None);
+    }
+
+    fn next(&self) -> Option<usize> {
+        let behind = self.holder.map(Ahead::Own);
+        let places = || self.places.iter().enumerate();
+        places()
+            .find(|(_, place)| Some(place.ahead) == behind)
+            .or_else(|| {
+                places()
+                    .filter(|(_, place)| place.ahead == Ahead::Nobody)
+                    .min_by_key(|(_, place)| place.number)
+            })
+            .map(|(at, _)| at)
+    }
+
+    /// The holder hands the lock over to the next, if that one parks and wants the same.
+    pub(super) fn pass(&mut self, same: impl FnOnce(&P) -> bool) -> Option<P> {
+        let at = self.next()?;
+        let parks = self.places[at].parked.as_ref();
+        if self.served.len() >= MOST_SERVED || !parks.is_some_and(same) {
+            return None;
+        }
+        let place = self.places.swap_remove(at);
+        self.holder = Some(place.number);
+        self.served.push(Served {
+            number: place.number,
+            is_sent: false,
+        });
+        place.parked
+    }
+
+    /// The hold is over in Redis. Returns who has to ask for the next one.
+    pub(super) fn ended(&mut self) -> Option<P>
+    where
+        P: Clone,
+    {
+        let holder = self.holder.take();
+        for place in &mut self.places {
+            if holder.map(Ahead::Own) == Some(place.ahead) {
+                place.ahead = Ahead::Nobody;
+            }
+        }
+        self.released = holder;
+        self.releases += 1;
+        self.wake_next()
+    }
+
+    fn wake_next(&mut self) -> Option<P>
+    where
+        P: Clone,
+    {
+        self.woken = None;
+        let next = &self.places[self.next()?];
+        let parked = next.parked.clone()?;
+        self.woken = Some(next.number);
+        Some(parked)
+    }
+
+    /// The thread that was woken to ask did so in vain: somebody else has the lock.
+    pub(super) fn refused(&mut self, number: u64) {
+        if self.woken == Some(number) {
+            self.woken = None;
+        }
+    }
+
+    /// The served places that the next request has to remove.
+    pub(super) fn send_served(&mut self) -> Vec<u64> {
+        let unsent = self.served.iter_mut().filter(|served| !served.is_sent);
+        unsent
+            .map(|served| {
+                served.is_sent = true;
+                served.number
+            })
+            .collect()
+    }
+
+    /// That request was answered, or has to be sent again.
+    pub(super) fn sent_served(&mut self, numbers: &[u64], answered: bool) {
+        if answered {
+            self.served
+                .retain(|served| !numbers.contains(&served.number));
+        } else {
+            for served in &mut self.served {
+                served.is_sent &= !numbers.contains(&served.number);
+            }
+        }
+    }
+
+    /// All served places that may be in Redis: a release is sent until it is acknowledged.
+    pub(super) fn take_served(&mut self) -> Vec<u64> {
+        self.served.drain(..).map(|served| served.number).collect()
+    }
+
+    pub(super) fn parked(&self) -> impl Iterator<Item = &P> {
+        self.places.iter().filter_map(|place| place.parked.as_ref())
+    }
+}
+
+#[cfg(test)]
+mod tests;
