@@ -148,6 +148,13 @@ impl Listening {
         self.waiter.as_ref().map(|waiter| waiter.signals())
     }
 
+    /// Whether a thread of this process has woken it.
+    pub(crate) fn has_wakeup(&self) -> bool {
+        self.waiter
+            .as_ref()
+            .is_some_and(|waiter| waiter.has_wakeup())
+    }
+
     pub(crate) fn signals(&mut self) -> Signals {
         self.waiter().signals()
     }

@@ -215,6 +215,8 @@ pub(crate) fn acquire<S: Strategy>(
     // When the time for the next question began: yielding is part of it.
     let mut asks_since = None;
     loop {
+        // By a thread of this process, which need not be announced.
+        woken |= strategy.listening().has_wakeup();
         if let Some(grant) = strategy.handed_over()? {
             return Ok(Outcome::Granted(grant));
         }
@@ -241,7 +243,11 @@ pub(crate) fn acquire<S: Strategy>(
         let before = strategy.listening().known_signals();
         let reply = strategy.ask(budget.until);
         let has_granted = matches!(reply, Ok(Reply::Granted(_) | Reply::HandedOver));
-        if has_granted && S::IS_ANNOUNCED && parked > 0 && !woken {
+        if has_granted
+            && S::IS_ANNOUNCED
+            && parked > 0
+            && !(woken || strategy.listening().has_wakeup())
+        {
             session.counters.poll_rescues.add(1);
         }
         let busy = match reply {

@@ -76,6 +76,10 @@ impl<W> Waiter<W> {
         self.state.lock().wakeup.take()
     }
 
+    pub(crate) fn has_wakeup(&self) -> bool {
+        self.state.lock().wakeup.is_some()
+    }
+
     pub(crate) fn signals(&self) -> Signals {
         self.state.lock().signals()
     }
