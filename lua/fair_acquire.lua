@@ -33,7 +33,7 @@ local timeout = tonumber(redis.call('zscore', KEYS[3], ticket))
 local head = redis.call('lindex', KEYS[2], 0)
 
 if #ARGV > 6 then
-  remove_served(unpack(ARGV, 7))
+  remove_places(unpack(ARGV, 7))
   head = redis.call('lindex', KEYS[2], 0)
 end
 

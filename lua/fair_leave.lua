@@ -1,4 +1,4 @@
--- fair_leave: give up a place in the queue, and hand on the wake-up that may have come to it.
+-- fair_leave: give up places in the queue, and hand on the wake-up that may have come to one of them.
 --
 -- KEYS[1]  lock      hash: owner -> hold count
 -- KEYS[2]  queue     list of tickets, the next one first
@@ -6,21 +6,15 @@
 -- KEYS[4]  channel   base: a waiter listens at this, ':' and its ticket
 -- ARGV[1]  ticket    the waiter's name in the queue
 -- ARGV[2]  grace_ms  integer; how long at most a place lives on whose waiter does not listen: see prelude
+-- ARGV[3…n] more     other tickets of the same process
 --
--- Returns  1         it was in the queue
---          0         it did not
+-- Returns  n >= 0    so many of them were in the queue
 --
--- Keeps    the lock; others' places; run twice, the second run finds nothing of this ticket
+-- Keeps    the lock; others' places; run twice, the second run finds nothing of these tickets
 local ticket, grace_ms = ARGV[1], tonumber(ARGV[2])
 
--- First, because it refuses a key of another type.
-redis.call('llen', KEYS[2])
-
-local left = redis.call('zrem', KEYS[3], ticket)
--- In different numbers where one of the two keys was evicted or deleted: Redisson never purges a place without a timeout.
-if left == 1 or redis.call('zcard', KEYS[3]) ~= redis.call('llen', KEYS[2]) then
-  left = math.max(left, redis.call('lrem', KEYS[2], 1, ticket))
-end
+-- Refuses keys of another type before it removes anything.
+local left = remove_places(ticket, unpack(ARGV, 3))
 if redis.call('exists', KEYS[1]) == 1 then
   return left
 end

@@ -20,7 +20,7 @@ local owner, grace_ms = ARGV[1], tonumber(ARGV[2])
 local head = redis.call('lindex', KEYS[2], 0)
 redis.call('zcard', KEYS[3])
 if #ARGV > 2 then
-  remove_served(unpack(ARGV, 3))
+  remove_places(unpack(ARGV, 3))
   head = redis.call('lindex', KEYS[2], 0)
 end
 

@@ -43,13 +43,19 @@ local function remove(head)
   return redis.call('lindex', KEYS[2], 0)
 end
 
--- Removes these places.
-local function remove_served(...)
-  for _, served in ipairs({...}) do
-    if redis.call('zrem', KEYS[3], served) == 1 then
-      redis.call('lrem', KEYS[2], 1, served)
+-- Removes these places, and returns how many of them there were.
+local function remove_places(...)
+  -- In different numbers where one of the two keys was evicted or deleted: Redisson never purges a place without a timeout.
+  local is_uneven = redis.call('zcard', KEYS[3]) ~= redis.call('llen', KEYS[2])
+  local removed = 0
+  for _, ticket in ipairs({...}) do
+    local timed = redis.call('zrem', KEYS[3], ticket)
+    if timed == 1 or is_uneven then
+      timed = math.max(timed, redis.call('lrem', KEYS[2], 1, ticket))
     end
+    removed = removed + timed
   end
+  return removed
 end
 
 local function set_timeout(waiter, at)

@@ -16,10 +16,10 @@ use crate::acquire::{self, Busy, NoReply, Outcome, Prepared, Reply, Strategy, qu
 use crate::error::LossReason;
 use crate::error::{Error, Result};
 use crate::hold::entry::wake;
-use crate::hold::{Entry, Hold, UNDO_FOR, Waiter, Wakeup};
+use crate::hold::{Entry, Hold, Waiter, Wakeup};
 use crate::local::lock::{Mode, Order, Parked, Start, Wakeups};
 use crate::local::run::{Ahead, Then};
-use crate::net::call::{Attempt, Call, Deferred, DeferredInfo, Undo};
+use crate::net::call::{Attempt, Call, Undo};
 use crate::net::route;
 use crate::protocol::kind::AcquireArgs;
 use crate::protocol::owner::OwnerNumber;
@@ -141,6 +141,21 @@ impl<'a> Contender<'a> {
             queued.served = ids.collect();
             queued.served_places = served;
             queued.asked_after = releases;
+        }
+    }
+
+    /// Its request is made once more: it does not remove a place that is in use again, since the hold was lost.
+    fn asks_once_more(&mut self) {
+        let owners = &self.session().owners;
+        if let Way::Queued(queued) = &mut self.way
+            && !queued.served_places.is_empty()
+        {
+            let state = self.entry.lock();
+            queued
+                .served_places
+                .retain(|place| state.lock.is_served(*place));
+            let places = queued.served_places.iter();
+            queued.served = places.map(|place| owners.id(OwnerNumber(*place))).collect();
         }
     }
 
@@ -387,7 +402,12 @@ impl<'a> Contender<'a> {
         }
         let yielded = self.way.yields();
         let (ahead, mut asked) = self.ahead.take().unzip();
-        let mut attempt = || self.question(&mut asked);
+        let mut attempt = || {
+            if asked.is_some() {
+                self.asks_once_more();
+            }
+            self.question(&mut asked)
+        };
         let mut may_have_run = false;
         let stop = || lock.must_stop(wait);
         let answer =
@@ -453,16 +473,8 @@ impl<'a> Contender<'a> {
     /// Gives up the place in Redis's queue, unless the grant has certainly removed it.
     fn leave_queue(&mut self) {
         if let Some(request) = self.way.leave(&*self.entry.protocol, self.is_granted) {
-            self.session().connection.send_deferred(Deferred {
-                request,
-                info: DeferredInfo {
-                    name: Arc::clone(self.entry.name()),
-                    // A frozen server executes the request when it resumes, and only then the place exists.
-                    useful_until: Instant::now() + UNDO_FOR,
-                    undo: true,
-                    for_good: false,
-                },
-            });
+            let leaving = self.entry.leaving(request);
+            self.session().connection.send_deferred(leaving);
         }
     }
 
@@ -556,7 +568,7 @@ impl<'a> Contender<'a> {
         }
         if !hold.is_held() {
             // Lost before the local lock had it.
-            entry.lost(&hold);
+            session.remove_lost(&hold);
         }
         session.counters.acquired.add(1);
         Ok(GuardInner::new(self.lock, hold, params.thread))
@@ -571,7 +583,7 @@ impl Strategy for Contender<'_> {
     const DOING: &'static str = "acquiring the lock";
 
     fn handed_over(&mut self) -> Result<Option<Self::Grant>> {
-        let (Way::Queued(_), Some(waiter)) = (&self.way, self.listening.known_waiter()) else {
+        let (Way::Queued(queued), Some(waiter)) = (&self.way, self.listening.known_waiter()) else {
             return Ok(None);
         };
         match waiter.take_wakeup() {
@@ -580,7 +592,8 @@ impl Strategy for Contender<'_> {
                 Ok(Some((hold, Instant::now())))
             }
             Some(Wakeup::Granted(_)) => {
-                self.entry.lock().lock.contends_again(self.lock.mode);
+                let mut state = self.entry.lock();
+                state.lock.contends_again(self.lock.mode, queued.place);
                 Ok(None)
             }
             Some(Wakeup::Failed(error)) => Err(error()),

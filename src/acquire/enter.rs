@@ -254,7 +254,7 @@ impl LockSpec {
         self.session().lose(hold, reason);
         // It is still held if a renewal was confirmed just before.
         if !hold.is_held() {
-            hold.entry().lost(hold);
+            self.session().remove_lost(hold);
         }
     }
 
@@ -290,7 +290,7 @@ impl LockSpec {
                     if hold.is_held() {
                         return Ok(Reentered::Yes);
                     }
-                    entry.lost(hold);
+                    session.remove_lost(hold);
                 }
                 // Lost during the renewal, so Redis would keep it for another whole lease.
                 session.give_back(hold);

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use redis::Value;
 
 use crate::error::Result;
+use crate::hold::UNDO_FOR;
 use crate::local::lock::{Holding, LocalLock, Mode, Start, Wakeups};
 use crate::local::preference::{Follows, Found, Reading, WriterPreference};
 use crate::local::queued_thread::{FORGET, QueuedThread, YieldAfter};
@@ -13,6 +14,7 @@ use crate::local::registry::{self, Key, State, Sweep};
 use crate::local::semaphore::LocalSemaphore;
 use crate::local::waiter::{self, MakeError};
 use crate::net::call::{Call, Deferred, DeferredInfo};
+use crate::net::request::Request;
 use crate::protocol::idempotency::IdempotencyKeys;
 use crate::protocol::kind::{Keyspace, Kind, Protocol};
 use crate::protocol::owner::Owners;
@@ -121,6 +123,20 @@ impl<H: Holding> Entry<H> {
         }
     }
 
+    /// A request that gives up places in the queue that Redis keeps.
+    pub(crate) fn leaving(&self, request: Request) -> Deferred {
+        Deferred {
+            request,
+            info: DeferredInfo {
+                name: Arc::clone(self.name()),
+                // A frozen server executes the request for a place when it resumes, and only then the place exists.
+                useful_until: Instant::now() + UNDO_FOR,
+                undo: true,
+                for_good: false,
+            },
+        }
+    }
+
     /// Fails all threads in the queue: Redis was unreachable for the whole response timeout, and each of them would only
     /// find that out again.
     pub(crate) fn dismiss(&self, error: &MakeError) {
@@ -133,15 +149,6 @@ impl<H: Holding> Entry<H> {
         for waiter in waiters {
             waiter.wake();
         }
-    }
-
-    /// Removes a lost hold, so that other threads of this process may ask Redis.
-    pub(crate) fn lost(&self, hold: &H) {
-        let mut state = self.lock();
-        let next = state.lock.lost(hold, Instant::now());
-        state.notify(&next);
-        drop(state);
-        wake(next);
     }
 }
 
@@ -489,7 +496,6 @@ mod tests {
     use crate::hold::Entry;
     use crate::local::lock::{Entered, LeasePolicy, Validity};
     use crate::local::preference::Prefer;
-    use crate::net::request::Request;
     use crate::protocol::rw;
 
     #[derive(Clone, PartialEq)]

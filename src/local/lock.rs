@@ -265,7 +265,7 @@ impl<W, H, X: Default> Default for Crowd<W, H, X> {
     }
 }
 
-/// What a release has to say besides, where Redis keeps the queue.
+/// What has to be said besides when a hold is over, where Redis keeps the queue.
 #[derive(Debug, Default)]
 pub(crate) struct Served {
     /// The places of those who were served in memory.
@@ -611,9 +611,18 @@ impl<W: Clone, H: Holding, R, X: Default> LocalLock<W, H, R, X> {
         }
     }
 
-    /// It has given up its place. Returns who has to ask instead.
+    /// It has given up its place, and still counts as asking. Returns who has to ask instead.
     pub(crate) fn left_place(&mut self, place: u64) -> Option<W> {
-        self.run_mut()?.leave(place).map(|next| next.waiter)
+        let is_alone = self.asking_exclusive == 1;
+        if is_alone && self.crowd.is_none() {
+            return None;
+        }
+        let run = &mut self.crowd().run;
+        let next = run.leave(place);
+        if is_alone {
+            run.forget_left();
+        }
+        next.map(|next| next.waiter)
     }
 
     /// The thread with this place, if it had one, was granted the lock by Redis.
@@ -631,8 +640,16 @@ impl<W: Clone, H: Holding, R, X: Default> LocalLock<W, H, R, X> {
     }
 
     /// A hold that was handed over was lost before its thread woke: that thread asks Redis after all.
-    pub(crate) fn contends_again(&mut self, mode: Mode) {
+    pub(crate) fn contends_again(&mut self, mode: Mode, place: u64) {
         *self.asking(mode) += 1;
+        if let Some(run) = self.run_mut() {
+            run.is_not_served(place);
+        }
+    }
+
+    /// Whether the thread with this place was served in memory, and its place is still to be removed.
+    pub(crate) fn is_served(&self, place: u64) -> bool {
+        self.run().is_some_and(|run| run.is_served(place))
     }
 
     /// The places of those who were served in memory, for the next request to remove.
@@ -719,19 +736,21 @@ impl<W: Clone, H: Holding, R, X: Default> LocalLock<W, H, R, X> {
             return Left::Passed { waiter, hold };
         }
         self.exclusive = None;
-        let (mut served, mut next) = (Served::default(), None);
-        if let Some(run) = self.run_mut() {
-            next = run.ended().map(|next| next.waiter);
-            served.places = run.take_served();
-            served.next_asks = next.is_some();
-        }
+        let (next, served) = self.ended_in_turn();
         release(&served);
-        Left::Release {
-            next: Wakeups {
-                joined: Vec::new(),
-                contend: next,
-            },
+        Left::Release { next }
+    }
+
+    /// The hold is over where Redis keeps the queue.
+    fn ended_in_turn(&mut self) -> (Wakeups<W, H>, Served) {
+        let (mut contend, mut served) = (None, Served::default());
+        if let Some(run) = self.run_mut() {
+            contend = run.ended().map(|next| next.waiter);
+            served.places = run.take_served();
+            served.next_asks = contend.is_some();
         }
+        let joined = Vec::new();
+        (Wakeups { joined, contend }, served)
     }
 
     fn leave_shared(
@@ -774,8 +793,9 @@ impl<W: Clone, H: Holding, R, X: Default> LocalLock<W, H, R, X> {
         }
     }
 
-    /// The hold is lost, even if its threads do not know yet.
-    pub(crate) fn lost(&mut self, hold: &H, now: Instant) -> Wakeups<W, H> {
+    /// The hold is lost, even if its threads do not know yet. The places of those that it served have to be removed before
+    /// anybody is woken.
+    pub(crate) fn lost(&mut self, hold: &H, now: Instant) -> (Wakeups<W, H>, Served) {
         if self
             .exclusive
             .as_ref()
@@ -784,20 +804,16 @@ impl<W: Clone, H: Holding, R, X: Default> LocalLock<W, H, R, X> {
             self.exclusive = None;
             self.cohort.end();
             if self.order == Order::Server {
-                return Wakeups {
-                    joined: Vec::new(),
-                    contend: self.run_mut().and_then(Run::ended).map(|next| next.waiter),
-                };
+                return self.ended_in_turn();
             }
         } else if let Some(at) = self.shared().iter().position(|group| group.hold == *hold) {
             self.crowd().shared.swap_remove(at);
         } else {
-            return Wakeups {
-                joined: Vec::new(),
-                contend: None,
-            };
+            // What the present one has served is removed with it.
+            let (joined, contend) = (Vec::new(), None);
+            return (Wakeups { joined, contend }, Served::default());
         }
-        self.take_next(now)
+        (self.take_next(now), Served::default())
     }
 
     /// A contender gives up.

@@ -15,13 +15,20 @@
 //! ```
 //!
 //! Only a parked thread is served in memory: no request of its place is under way. Its place is still in Redis then, where
-//! nobody is notified while the lock is held; the next script of this process removes it, at the latest the release.
+//! nobody is notified while the lock is held; the next script of this process removes it, at the latest the release. If
+//! the hold is lost instead, that is a request of its own.
 //!
 //! What is known can be wrong where places were lost: another process's place may have come back to the front, or the
 //! server may have lost the queue. Then one waits for at most a tenure of this process. Who holds never depends on it.
 
+use std::collections::VecDeque;
+
 /// How many served places may still be in Redis.
 const MOST_SERVED: usize = 64;
+
+/// How many that left are remembered. Of one that was forgotten, those directly behind it find out after a moment that
+/// it serves nobody.
+const MOST_LEFT: usize = 64;
 
 /// Who is directly ahead of a new place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -74,6 +81,8 @@ pub(super) struct Run<P> {
     releases: u64,
     places: Vec<Place<P>>,
     served: Vec<Served>,
+    /// Those that gave their places up lately, and who was ahead of them: a reply that is still on its way may name them.
+    left: VecDeque<(u64, Ahead)>,
 }
 
 impl<P> Default for Run<P> {
@@ -85,6 +94,7 @@ impl<P> Default for Run<P> {
             releases: 0,
             places: Vec::new(),
             served: Vec::new(),
+            left: VecDeque::new(),
         }
     }
 }
@@ -104,10 +114,7 @@ impl<P> Run<P> {
         is_held: bool,
         parked: P,
     ) -> Then {
-        let ahead = ahead.map(|ahead| match (ahead, self.released) {
-            (Ahead::Own(own), Some(released)) if own == released => Ahead::Nobody,
-            _ => ahead,
-        });
+        let ahead = ahead.map(|ahead| self.still_ahead(ahead));
         match self.find(number) {
             Some(place) => {
                 place.parked = Some(parked);
@@ -129,6 +136,29 @@ impl<P> Run<P> {
             Then::WaitsHere
         } else {
             Then::Listens
+        }
+    }
+
+    /// Who is directly ahead by now, of those that were when a reply was made.
+    fn still_ahead(&self, ahead: Ahead) -> Ahead {
+        let Ahead::Own(own) = ahead else {
+            return ahead;
+        };
+        if self.released == Some(own) {
+            return Ahead::Nobody;
+        }
+        let left = self.left.iter().find(|(number, _)| *number == own);
+        left.map_or(ahead, |(_, ahead)| *ahead)
+    }
+
+    /// Those directly behind this place are behind `ahead` from now on.
+    fn move_up(&mut self, number: u64, now: Ahead) {
+        let waiting = self.places.iter_mut().map(|place| &mut place.ahead);
+        let left = self.left.iter_mut().map(|(_, ahead)| ahead);
+        for ahead in waiting.chain(left) {
+            if *ahead == Ahead::Own(number) {
+                *ahead = now;
+            }
         }
     }
 
@@ -174,6 +204,20 @@ impl<P> Run<P> {
         for place in &mut self.places {
             place.ahead = Ahead::Other;
         }
+        for (_, ahead) in &mut self.left {
+            *ahead = Ahead::Other;
+        }
+    }
+
+    /// A thread that was served asks after all, since the hold was lost before it woke. It has its place again, or gets it
+    /// back.
+    pub(super) fn is_not_served(&mut self, number: u64) {
+        self.served.retain(|served| served.number != number);
+        self.places.push(Place {
+            number,
+            ahead: Ahead::Other,
+            parked: None,
+        });
     }
 
     /// A thread gives its place up; those behind it move up. Returns who has to ask in its stead.
@@ -185,15 +229,20 @@ impl<P> Run<P> {
             Some(at) => self.places.swap_remove(at).ahead,
             None => Ahead::Other,
         };
-        for place in &mut self.places {
-            if place.ahead == Ahead::Own(number) {
-                place.ahead = ahead;
-            }
+        self.move_up(number, ahead);
+        if self.left.len() == MOST_LEFT {
+            self.left.pop_front();
         }
+        self.left.push_back((number, ahead));
         if self.woken == Some(number) {
             return self.wake_next();
         }
         None
+    }
+
+    /// Nobody asks any more: no reply can name those that left.
+    pub(super) fn forget_left(&mut self) {
+        self.left = VecDeque::new();
     }
 
     /// Redis has granted the lock, and removed the place of that thread if it had one.
@@ -202,17 +251,21 @@ impl<P> Run<P> {
         (self.holder, self.released, self.woken) = (number, None, None);
     }
 
+    /// The place that is next in the queue of Redis, if that is known.
     fn next(&self) -> Option<usize> {
         let behind = self.holder.map(Ahead::Own);
         let places = || self.places.iter().enumerate();
-        places()
+        let (at, next) = places()
             .find(|(_, place)| Some(place.ahead) == behind)
             .or_else(|| {
                 places()
                     .filter(|(_, place)| place.ahead == Ahead::Nobody)
                     .min_by_key(|(_, place)| place.number)
-            })
-            .map(|(at, _)| at)
+            })?;
+        // One that lost its place got it back in front of those that came later.
+        let is_before =
+            |place: &Place<P>| place.ahead == Ahead::Other && place.number < next.number;
+        (!self.places.iter().any(is_before)).then_some(at)
     }
 
     /// The holder hands the lock over to the next, if that one parks and wants the same.
@@ -237,10 +290,8 @@ impl<P> Run<P> {
         P: Clone,
     {
         let holder = self.holder.take();
-        for place in &mut self.places {
-            if holder.map(Ahead::Own) == Some(place.ahead) {
-                place.ahead = Ahead::Nobody;
-            }
+        if let Some(holder) = holder {
+            self.move_up(holder, Ahead::Nobody);
         }
         self.released = holder;
         self.releases += 1;
@@ -263,6 +314,11 @@ impl<P> Run<P> {
         if self.woken == Some(number) {
             self.woken = None;
         }
+    }
+
+    /// Whether it is one of those whose places have to be removed.
+    pub(super) fn is_served(&self, number: u64) -> bool {
+        self.served.iter().any(|served| served.number == number)
     }
 
     /// The served places that the next request has to remove.

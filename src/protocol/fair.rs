@@ -52,6 +52,21 @@ impl Fair {
         Digits::of(lease_ms(self.grace))
     }
 
+    /// The same for the next, unless that is of this process and asks at once: it does not listen, and needs no grace.
+    fn grace_unless(&self, next_asks: bool) -> Digits {
+        match next_asks {
+            true => Digits::of(0),
+            false => self.grace_ms(),
+        }
+    }
+
+    fn leaving(&self, ticket: &str, more: &[OwnerId], grace: &str) -> Request {
+        with_served([ticket, grace], more, |args| {
+            Request::script("leaving the queue", &script::FAIR_LEAVE, &self.keys(), args)
+        })
+        .without_grace_while_young(1)
+    }
+
     fn keys(&self) -> [&str; 4] {
         [&self.key, &self.queue, &self.timeouts, &self.channel]
     }
@@ -108,13 +123,7 @@ impl Protocol for Fair {
     }
 
     fn release_in_turn(&self, owner: &str, served: &[OwnerId], next_asks: bool) -> Request {
-        // One of this process does not listen, and does not need a grace.
-        let grace = if next_asks {
-            Duration::ZERO
-        } else {
-            self.grace
-        };
-        let grace = Digits::of(lease_ms(grace));
+        let grace = self.grace_unless(next_asks);
         with_served([owner, &grace], served, |args| {
             Request::script(RELEASING, &script::FAIR_RELEASE, &self.keys(), args)
         })
@@ -122,13 +131,12 @@ impl Protocol for Fair {
     }
 
     fn leave(&self, ticket: &str) -> Option<Request> {
-        let request = Request::script(
-            "leaving the queue",
-            &script::FAIR_LEAVE,
-            &self.keys(),
-            &[ticket, &self.grace_ms()],
-        );
-        Some(request.without_grace_while_young(1))
+        Some(self.leaving(ticket, &[], &self.grace_ms()))
+    }
+
+    fn leave_served(&self, served: &[OwnerId], next_asks: bool) -> Option<Request> {
+        let (first, more) = served.split_first()?;
+        Some(self.leaving(first, more, &self.grace_unless(next_asks)))
     }
 
     fn force(&self, request: &str, keep_ms: &str) -> Request {

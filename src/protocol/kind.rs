@@ -217,6 +217,11 @@ pub(crate) trait Protocol: Send + Sync {
         None
     }
 
+    /// Gives up the places of those who were `served` in memory, if there are any; see [`release_in_turn`](Self::release_in_turn).
+    fn leave_served(&self, _served: &[OwnerId], _next_asks: bool) -> Option<Request> {
+        None
+    }
+
     /// Takes the lock from whoever holds it. Counts once: `request` is the key that remembers it, for `keep_ms`.
     fn force(&self, request: &str, keep_ms: &str) -> Request {
         let key = self.key();

@@ -19,12 +19,13 @@ use crate::config::replicas::ReplicaAck;
 use crate::config::server::Deployment;
 use crate::error::LossReason;
 use crate::error::{Error, Result};
+use crate::hold::entry::wake;
 use crate::hold::loss::Notices;
 use crate::hold::permits::LivePermits;
 use crate::hold::releases::Releases;
 use crate::hold::watchdog::{self, Housekeeping, Over, Task, Watchdog};
-use crate::hold::{Backing, Hold, LossSink, NotRenewed, Registry};
-use crate::local::lock::LeasePolicy;
+use crate::hold::{Backing, Entry, Hold, LossSink, NotRenewed, Registry};
+use crate::local::lock::{LeasePolicy, Served};
 use crate::local::waiter::CancelToken;
 use crate::net::call::{Answer, Attempt, Call, Fault};
 #[cfg(feature = "cluster")]
@@ -42,7 +43,7 @@ use crate::net::subscriber::Subscriber;
 use crate::net::subscribers::ByMaster;
 use crate::net::subscribers::Subscribers;
 use crate::process::Process;
-use crate::protocol::owner::Owners;
+use crate::protocol::owner::{OwnerNumber, Owners};
 use crate::protocol::script::{self, Released, Renewed, Request, lease_ms};
 use crate::report::{self, report};
 use crate::session::replicas::Replicas;
@@ -351,7 +352,7 @@ impl Session {
         };
         self.watchdog.disarm(hold);
         self.counters.lost.add(1);
-        hold.entry().lost(hold);
+        self.remove_lost(hold);
         // Before anything that may take time.
         self.notices.notify(loss);
         self.end_lingering(hold);
@@ -364,6 +365,34 @@ impl Session {
         if reason != LossReason::Closed {
             report!(Warn, "the lock `{}` is lost: {reason}", hold.entry().name());
         }
+    }
+
+    /// Removes a lost hold from its local lock, so that other threads of this process may ask Redis. The places of those that
+    /// it served are given up, and that is queued before anybody asks.
+    ///
+    /// Nothing is released: Redis may keep the hold for as long as its last thread takes to notice.
+    pub(crate) fn remove_lost(&self, hold: &Arc<Hold>) {
+        let entry = hold.entry();
+        let mut state = entry.lock();
+        let (next, served) = state.lock.lost(hold, Instant::now());
+        let left = self.leave_served(entry, &served);
+        state.notify(&next);
+        drop(state);
+        if let Some(left) = left {
+            self.connection.flush_to(&left);
+            self.watchdog.housekeep_soon();
+        }
+        wake(next);
+    }
+
+    /// Queues the request that gives up these places.
+    fn leave_served(&self, entry: &Entry, served: &Served) -> Option<Arc<Call>> {
+        let id = |place: &u64| self.owners.id(OwnerNumber(*place));
+        let places: Vec<_> = served.places.iter().map(id).collect();
+        let request = entry.protocol.leave_served(&places, served.next_asks)?;
+        let call = Call::deferred(entry.leaving(request));
+        self.connection.submit(&call);
+        Some(call)
     }
 
     /// Ends the subscription that the contender of a hold has left behind, if it lingers.

@@ -396,7 +396,7 @@ impl Model {
             Step::Lost(number) => self.lost(number),
             Step::LostStale(t) => {
                 if let Some(grant) = self.threads[t].stale.last() {
-                    let wakeups = self.lock.lost(grant, self.now);
+                    let (wakeups, _) = self.lock.lost(grant, self.now);
                     let nobody = wakeups.joined.is_empty() && wakeups.contend.is_none();
                     self.check(nobody, "nobody is woken twice");
                 }
@@ -571,7 +571,7 @@ impl Model {
             if hold.mode == Mode::Exclusive {
                 (self.tenure_since, self.released) = (None, None);
             }
-            let wakeups = self.lock.lost(&hold.grant, self.now);
+            let (wakeups, _) = self.lock.lost(&hold.grant, self.now);
             self.woken(wakeups);
         }
     }
@@ -1106,6 +1106,124 @@ fn where_the_server_keeps_the_queue_everybody_asks() {
     let late = now + TENURE;
     assert_eq!(lock.start(late), Start::Ask);
     assert!(lock.is_idle(now));
+}
+
+/// A lock in the order of the server that one thread was granted and has handed over to another, whose place is 11. Two
+/// more wait, one behind the other.
+fn handed_over(now: Instant) -> (TestLock, Grant) {
+    let mut lock = LocalLock::new(Order::Server, TENURE);
+    for t in 1..=4 {
+        assert_eq!(come(&mut lock, t, Mode::Exclusive, RENEWED, now), "Ask");
+    }
+    let hold = grant(1, now);
+    lock.granted_place(None);
+    let wakeups = lock.granted(1, Mode::Exclusive, hold, RENEWED, now);
+    assert_eq!(woken(&wakeups), (vec![], None));
+    let places = [
+        (2, 11, Ahead::Nobody),
+        (3, 12, Ahead::Own(11)),
+        (4, 13, Ahead::Own(12)),
+    ];
+    for (waiter, place, ahead) in places {
+        let parked = Parked {
+            thread: waiter as u64,
+            lease: RENEWED,
+            waiter,
+        };
+        let then = lock.park(place, Some(ahead), 0, parked);
+        assert_eq!(then, Then::WaitsHere);
+    }
+    let left = lock.leave(1, &hold, now, &|_| panic!("it is handed over"));
+    assert!(matches!(left, Left::Passed { waiter: 2, .. }), "{left:?}");
+    (lock, hold)
+}
+
+/// Which places the release of a hold removes, and whether the next asks.
+fn removed(lock: &mut TestLock, t: u64, hold: Grant, now: Instant) -> (Vec<u64>, bool) {
+    let made = Cell::new(None);
+    let left = lock.leave(t, &hold, now, &|served| {
+        made.set(Some((served.places.clone(), served.next_asks)));
+        1
+    });
+    assert!(matches!(left, Left::Release { .. }), "{left:?}");
+    made.into_inner().expect("a release")
+}
+
+#[test]
+fn the_places_of_those_who_were_served_go_with_the_hold() {
+    let now = Instant::now();
+    let (mut lock, hold) = handed_over(now);
+    let late = now + LONG;
+    assert_eq!(removed(&mut lock, 2, hold, late), (vec![11], true));
+
+    let (mut lock, hold) = handed_over(now);
+    let (wakeups, served) = lock.lost(&hold, now);
+    assert_eq!(woken(&wakeups), (vec![], Some(3)));
+    assert_eq!((served.places, served.next_asks), (vec![11], true));
+    // Once.
+    let (wakeups, served) = lock.lost(&hold, now);
+    assert_eq!(woken(&wakeups), (vec![], None));
+    assert_eq!((served.places, served.next_asks), (vec![], false));
+    let left = lock.leave(2, &hold, now, &|_| panic!("it is lost"));
+    assert!(matches!(left, Left::Gone), "{left:?}");
+    assert!(lock.send_served().is_empty());
+}
+
+#[test]
+fn a_hold_that_was_replaced_takes_no_places_along() {
+    for wakes in [true, false] {
+        let now = Instant::now();
+        let (mut lock, hold) = handed_over(now);
+        let other = grant(2, now);
+        lock.granted_place(Some(12));
+        let wakeups = lock.granted(3, Mode::Exclusive, other, RENEWED, now);
+        assert_eq!(woken(&wakeups), (vec![], None));
+        let (wakeups, served) = lock.lost(&hold, now);
+        assert_eq!(woken(&wakeups), (vec![], None));
+        assert_eq!((served.places, served.next_asks), (vec![], false));
+        if wakes {
+            let left = lock.leave(2, &hold, now, &|_| panic!("it is lost"));
+            assert!(matches!(left, Left::Gone), "{left:?}");
+            let left = removed(&mut lock, 3, other, now + LONG);
+            assert_eq!(left, (vec![11], true));
+        } else {
+            // The place is in use again, in front of the last.
+            lock.contends_again(Mode::Exclusive, 11);
+            let left = removed(&mut lock, 3, other, now + LONG);
+            assert_eq!(left, (vec![], false));
+        }
+    }
+}
+
+#[test]
+fn who_left_is_forgotten_with_the_last_one_who_asks() {
+    let now = Instant::now();
+    let mut lock = TestLock::new(Order::Server, TENURE);
+    let leave = |lock: &mut TestLock, place| {
+        assert_eq!(lock.left_place(place), None);
+        let wakeups = lock.withdraw_contender(Mode::Exclusive, now);
+        assert_eq!(woken(&wakeups), (vec![], None));
+    };
+    assert_eq!(come(&mut lock, 1, Mode::Exclusive, RENEWED, now), "Ask");
+    leave(&mut lock, 10);
+    assert!(lock.crowd.is_none(), "nobody asks who may be behind it");
+    let parks = |lock: &mut TestLock| {
+        for t in [1, 2] {
+            assert_eq!(come(lock, t, Mode::Exclusive, RENEWED, now), "Ask");
+        }
+        leave(lock, 10);
+        let parked = Parked {
+            thread: 2,
+            lease: RENEWED,
+            waiter: 2,
+        };
+        lock.park(11, Some(Ahead::Own(10)), 1, parked)
+    };
+    assert_eq!(parks(&mut lock), Then::Listens);
+    leave(&mut lock, 11);
+    assert!(lock.is_idle(now));
+    // All the same, again.
+    assert_eq!(parks(&mut lock), Then::Listens);
 }
 
 #[test]

@@ -19,11 +19,14 @@ enum Ticket {
     Foreign(u64),
 }
 
+/// Who has the lock in Redis.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Holder {
     Nobody,
     /// A thread here.
     Us,
+    /// A thread here had it, and has lost it.
+    Lost,
     Them,
 }
 
@@ -35,10 +38,17 @@ enum Step {
     ForeignEnqueues,
     ForeignLeaves(u64),
     Leave(u64),
+    /// Before its reply has come.
+    LeaveEarly(u64),
     Ask(u64),
     ForeignTakes,
     ForeignReleases,
+    /// The thread that was handed the lock wakes.
+    Wakes,
     Leaves,
+    /// The lease of the hold ends, which nobody here knows.
+    Expires,
+    /// The hold is known to be lost; a thread that was handed it and sleeps asks Redis after all.
     Loses,
 }
 
@@ -47,6 +57,10 @@ struct Model {
     run: Run<u64>,
     queue: Vec<Ticket>,
     holder: Holder,
+    /// A thread here has the lock as far as is known here.
+    is_held: bool,
+    /// The thread that was handed it and sleeps.
+    sleeps: Option<u64>,
     /// Own places whose first reply is on its way: who was ahead, and which served places the request removed.
     replies: Vec<(u64, Ahead, Vec<u64>)>,
     parked: Vec<u64>,
@@ -64,6 +78,8 @@ impl Model {
             run: Run::default(),
             queue: Vec::new(),
             holder: Holder::Nobody,
+            is_held: false,
+            sleeps: None,
             replies: Vec::new(),
             parked: Vec::new(),
             asked_after: vec![0],
@@ -74,14 +90,9 @@ impl Model {
         }
     }
 
-    fn served(&self) -> impl Iterator<Item = u64> + '_ {
-        self.run.served.iter().map(|served| served.number)
-    }
-
-    /// The first of the queue that waits.
+    /// The first of the queue. Nobody else can take the lock while it is free.
     fn head(&self) -> Option<Ticket> {
-        let is_served = |ticket: &&Ticket| self.served().any(|n| **ticket == Ticket::Own(n));
-        self.queue.iter().find(|ticket| !is_served(ticket)).copied()
+        self.queue.first().copied()
     }
 
     fn steps(&self) -> Vec<Step> {
@@ -92,7 +103,9 @@ impl Model {
         if self.foreign < FOREIGN {
             steps.push(Step::ForeignEnqueues);
         }
-        steps.extend(self.replies.iter().map(|(n, ..)| Step::Reply(*n)));
+        for (n, ..) in &self.replies {
+            steps.extend([Step::Reply(*n), Step::LeaveEarly(*n)]);
+        }
         steps.extend(self.parked.iter().map(|n| Step::Leave(*n)));
         steps.extend(self.parked.iter().map(|n| Step::Ask(*n)));
         for ticket in &self.queue {
@@ -100,8 +113,16 @@ impl Model {
                 steps.push(Step::ForeignLeaves(*n));
             }
         }
+        if self.sleeps.is_some() {
+            steps.push(Step::Wakes);
+        } else if self.is_held {
+            steps.push(Step::Leaves);
+        }
+        if self.is_held {
+            steps.push(Step::Loses);
+        }
         match self.holder {
-            Holder::Us => steps.extend([Step::Leaves, Step::Loses]),
+            Holder::Us | Holder::Lost => steps.push(Step::Expires),
             Holder::Them => steps.push(Step::ForeignReleases),
             Holder::Nobody if matches!(self.head(), Some(Ticket::Foreign(_))) => {
                 steps.push(Step::ForeignTakes);
@@ -116,28 +137,67 @@ impl Model {
             .retain(|ticket| !places.iter().any(|n| *ticket == Ticket::Own(*n)));
     }
 
-    /// Whether all those ahead of it have read their replies, and wait.
-    fn is_known(&self, mut n: u64) -> bool {
+    /// Who ends the row of places that it is directly behind, as far as is known here: `None` if nobody of this process.
+    fn row(&self, mut n: u64) -> Option<u64> {
         while let Some(place) = self.run.places.iter().find(|place| place.number == n) {
             match place.ahead {
-                Ahead::Own(own) if self.run.holder == Some(own) => return true,
+                Ahead::Own(own) if self.run.holder == Some(own) => return None,
                 Ahead::Own(own) => n = own,
-                _ => return true,
+                _ => return None,
             }
         }
-        false
+        Some(n)
     }
 
     fn park(&mut self, n: u64, ahead: Option<Ahead>) -> Then {
         let asked_after = self.asked_after[usize::try_from(n).unwrap_or(0)];
-        let is_held = self.holder == Holder::Us;
-        self.run.park(n, ahead, asked_after, is_held, n)
+        self.run.park(n, ahead, asked_after, self.is_held, n)
     }
 
     fn granted(&mut self, n: u64) {
         self.queue.retain(|ticket| *ticket != Ticket::Own(n));
         self.holder = Holder::Us;
+        self.is_held = true;
         self.run.granted(Some(n));
+        // If it had not been known here yet that the last hold was over.
+        self.contends_again();
+    }
+
+    /// It asks in its place, which it gets back at the front if it is lost.
+    fn ask(&mut self, n: u64) {
+        if !self.queue.contains(&Ticket::Own(n)) {
+            self.run.place_lost();
+            let before = |it: &&Ticket| matches!(it, Ticket::Own(own) if *own < n);
+            let at = self.queue.iter().take_while(before).count();
+            self.queue.insert(at, Ticket::Own(n));
+        }
+        if self.holder == Holder::Nobody && self.head() == Some(Ticket::Own(n)) {
+            self.parked.retain(|other| *other != n);
+            self.granted(n);
+        } else {
+            self.run.refused(n);
+            self.park(n, None);
+            if !self.parked.contains(&n) {
+                self.parked.push(n);
+            }
+        }
+    }
+
+    /// The hold was lost before the thread that was handed it woke.
+    fn contends_again(&mut self) {
+        if let Some(n) = self.sleeps.take() {
+            self.run.is_not_served(n);
+            self.ask(n);
+        }
+    }
+
+    /// What is sent when the hold is over here. Returns who asks next.
+    fn ended(&mut self) -> Option<u64> {
+        let woken = self.run.ended();
+        let served = self.run.take_served();
+        self.remove(&served);
+        self.is_held = false;
+        woken
     }
 
     fn step(&mut self, step: Step) {
@@ -150,8 +210,7 @@ impl Model {
                 self.remove(&removes);
                 if self.holder == Holder::Nobody && self.head().is_none() {
                     self.run.sent_served(&removes, true);
-                    self.granted(self.own);
-                    return;
+                    return self.granted(self.own);
                 }
                 let ahead = match self.queue.last() {
                     None => Ahead::Nobody,
@@ -166,10 +225,20 @@ impl Model {
                 let (_, ahead, removed) = self.replies.remove(at.expect("a reply"));
                 self.run.sent_served(&removed, true);
                 let then = self.park(n, Some(ahead));
-                if then == Then::WaitsHere && self.holder == Holder::Us && self.is_known(n) {
+                if then == Then::WaitsHere {
                     let ahead = self.queue.iter().take_while(|it| **it != Ticket::Own(n));
                     let foreign = ahead.filter(|it| matches!(it, Ticket::Foreign(_))).count();
-                    assert_eq!(foreign, 0, "it does not subscribe: {self:?}");
+                    match self.row(n) {
+                        // One that has left will never hand the lock over.
+                        Some(last) => {
+                            let is_to_come = self.replies.iter().any(|(own, ..)| *own == last);
+                            assert!(is_to_come, "it waits for nobody: {self:?}");
+                        }
+                        None if self.is_held => {
+                            assert_eq!(foreign, 0, "it does not subscribe: {self:?}");
+                        }
+                        None => {}
+                    }
                 }
                 self.parked.push(n);
             }
@@ -183,15 +252,16 @@ impl Model {
                 self.parked.retain(|other| *other != n);
                 self.run.leave(n);
             }
+            Step::LeaveEarly(n) => {
+                let at = self.replies.iter().position(|reply| reply.0 == n);
+                let (.., removed) = self.replies.remove(at.expect("a reply"));
+                self.queue.retain(|it| *it != Ticket::Own(n));
+                self.run.sent_served(&removed, false);
+                self.run.leave(n);
+            }
             Step::Ask(n) => {
                 self.run.asks(n);
-                if self.holder == Holder::Nobody && self.head() == Some(Ticket::Own(n)) {
-                    self.parked.retain(|other| *other != n);
-                    self.granted(n);
-                } else {
-                    self.run.refused(n);
-                    self.park(n, None);
-                }
+                self.ask(n);
             }
             Step::ForeignTakes => {
                 let head = self.head();
@@ -199,38 +269,52 @@ impl Model {
                 self.holder = Holder::Them;
             }
             Step::ForeignReleases => self.holder = Holder::Nobody,
+            Step::Wakes => self.sleeps = None,
+            Step::Expires => self.holder = Holder::Nobody,
             Step::Leaves => match self.run.pass(same) {
-                Some(next) => {
+                Some(n) => {
                     self.passed += 1;
-                    let n = next;
+                    self.sleeps = Some(n);
                     self.parked.retain(|other| *other != n);
-                    let served: Vec<_> = self.served().collect();
-                    let mut waits = self
-                        .queue
-                        .iter()
-                        .filter(|it| !served.iter().any(|s| *s != n && **it == Ticket::Own(*s)));
-                    assert_eq!(waits.next(), Some(&Ticket::Own(n)), "{self:?}");
+                    let served = |it: &Ticket| {
+                        let mut served = self.run.served.iter();
+                        served.any(|s| s.number != n && *it == Ticket::Own(s.number))
+                    };
+                    let next = self.queue.iter().find(|it| !served(it));
+                    assert_eq!(next, Some(&Ticket::Own(n)), "{self:?}");
                 }
                 None => {
-                    let woken = self.run.ended();
-                    let served = self.run.take_served();
-                    self.remove(&served);
-                    self.holder = Holder::Nobody;
-                    if let Some(n) = woken {
-                        assert_eq!(self.head(), Some(Ticket::Own(n)), "{self:?}");
+                    let was_held = self.holder == Holder::Us;
+                    let woken = self.ended();
+                    if was_held {
+                        self.holder = Holder::Nobody;
+                        if let Some(n) = woken {
+                            assert_eq!(self.head(), Some(Ticket::Own(n)), "{self:?}");
+                        }
                     }
                 }
             },
             Step::Loses => {
-                self.run.ended();
-                self.holder = Holder::Nobody;
+                if self.holder == Holder::Us {
+                    self.holder = Holder::Lost;
+                }
+                self.ended();
+                self.contends_again();
             }
         }
-        for served in &self.run.served {
-            assert!(
-                !self.parked.contains(&served.number),
-                "served twice: {self:?}"
-            );
+        self.check();
+    }
+
+    fn check(&self) {
+        let served = |n: &u64| self.run.is_served(*n);
+        assert!(!self.parked.iter().any(served), "served twice: {self:?}");
+        assert!(self.is_held || self.run.served.is_empty(), "{self:?}");
+        // Whoever is in the queue waits, or is removed from it.
+        for ticket in &self.queue {
+            if let Ticket::Own(n) = ticket {
+                let waits = self.parked.contains(n) || self.replies.iter().any(|it| it.0 == *n);
+                assert!(waits || served(n), "{n} is left behind: {self:?}");
+            }
         }
     }
 }
@@ -247,10 +331,12 @@ fn nobody_elsewhere_is_passed_by_in_any_sequence_of_steps() {
                 model.step(step);
                 passed = passed.max(model.passed);
                 let print = format!(
-                    "{:?}{:?}{:?}{:?}{:?}{}{}",
+                    "{:?}{:?}{:?}{:?}{:?}{:?}{:?}{}{}",
                     model.run,
                     model.queue,
                     model.holder,
+                    model.is_held,
+                    model.sleeps,
                     model.replies,
                     model.parked,
                     model.own,
@@ -357,4 +443,37 @@ fn no_more_are_served_than_one_request_can_remove() {
     run.sent_served(&sent, true);
     assert!(run.pass(same).is_some());
     assert!(run.pass(|_| false).is_none());
+}
+
+#[test]
+fn whoever_was_behind_one_that_left_is_behind_the_one_ahead_of_that() {
+    let mut run = Run::default();
+    run.granted(Some(1));
+    park(&mut run, 2, Some(Ahead::Own(1)));
+    // One has read its reply, the other has not.
+    assert_eq!((run.leave(2), run.leave(4)), (None, None));
+    assert_eq!(park(&mut run, 5, Some(Ahead::Own(2))), Then::WaitsHere);
+    assert_eq!(park(&mut run, 7, Some(Ahead::Own(4))), Then::Listens);
+    assert_eq!(run.pass(same), Some(5));
+    // After the release there is nobody ahead.
+    park(&mut run, 6, Some(Ahead::Own(5)));
+    run.leave(6);
+    assert_eq!(run.ended(), None);
+    let then = run.park(8, Some(Ahead::Own(6)), 0, false, 8);
+    assert_eq!(then, Then::AsksAgain);
+    // It is not known any more once a place was lost.
+    run.leave(8);
+    run.place_lost();
+    assert_eq!(park(&mut run, 9, Some(Ahead::Own(8))), Then::Listens);
+}
+
+#[test]
+fn only_so_many_that_left_are_remembered() {
+    let mut run = Run::<u64>::default();
+    for n in 0..10 * MOST_LEFT as u64 {
+        run.leave(n);
+    }
+    assert_eq!(run.left.len(), MOST_LEFT);
+    run.forget_left();
+    assert!(run.left.is_empty());
 }

@@ -487,6 +487,12 @@ fn a_vanished_lock_is_noticed_without_a_message<L: Lock>() {
 }
 
 fn passing_it_on_inside_the_process_sends_nothing<L: Lock>() {
+    // One that asks in its turn, since it polls, cannot be handed the lock meanwhile.
+    assert!((0..10).any(|_| passes_it_on::<L>()), "disturbed each time");
+}
+
+/// `false` if somebody in the queue of Redis was granted it there.
+fn passes_it_on<L: Lock>() -> bool {
     const THREADS: u64 = 16;
     let server = Server::start();
     let name = unique("pass");
@@ -527,8 +533,12 @@ fn passing_it_on_inside_the_process_sends_nothing<L: Lock>() {
         // Also in the queue that Redis keeps, in its order.
         (_, false) => 0,
     };
-    assert_eq!(after.acquired - before.acquired, grants);
-    assert_eq!(after.passed - before.passed, THREADS - grants);
+    let granted = after.acquired - before.acquired;
+    assert_eq!(after.passed - before.passed, THREADS - granted);
+    if L::QUEUE == Queue::Redis && granted > grants {
+        return false;
+    }
+    assert_eq!(granted, grants);
     if L::QUEUE == Queue::Redis {
         // Q1: those who queue ask now and then.
         assert!((1..=THREADS + 1).contains(&scripts), "{scripts}");
@@ -544,6 +554,7 @@ fn passing_it_on_inside_the_process_sends_nothing<L: Lock>() {
     let owners: HashSet<_> = holds.iter().map(|(owner, _)| owner).collect();
     assert_eq!(owners.len() as u64, 1 + grants, "one tenure, one owner");
     assert!(!L::TOKENS || holds.is_sorted_by(|one, next| one.1 < next.1));
+    true
 }
 
 fn threads_of_a_process_are_served_in_order<L: Lock>() {

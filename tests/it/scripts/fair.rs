@@ -177,8 +177,13 @@ impl Fair {
     }
 
     fn try_leave<T: redis::FromRedisValue>(&mut self, ticket: &str) -> RedisResult<T> {
+        self.try_leave_all(&[ticket])
+    }
+
+    fn try_leave_all<T: redis::FromRedisValue>(&mut self, tickets: &[&str]) -> RedisResult<T> {
         let grace = self.grace.to_string();
-        self.run(LEAVE, &[ticket, &grace])
+        let own = [tickets[0], &grace];
+        self.run(LEAVE, &[&own[..], &tickets[1..]].concat())
     }
 
     #[track_caller]
@@ -2197,6 +2202,41 @@ fn served_places_are_removed_before_anything_else() {
     assert_eq!(fair.release(B), 0);
     assert_eq!(fair.release(B), -1);
     fair.assert_state(None, &[]);
+}
+
+#[test]
+fn several_places_are_given_up_at_once_and_the_next_is_notified() {
+    let mut fair = Fair::start();
+    let mut pubsub_con = fair.server.connection();
+    let mut pubsub = listen_to_all(&mut pubsub_con);
+    fair.queued(&[B, C, D, E]);
+    // While the lock is held nobody is notified.
+    assert_eq!(fair.try_leave_all::<i64>(&[C, "nobody", B]), Ok(2));
+    fair.assert_state(Some(A), &[D, E]);
+    let () = fair.server.ask(&["DEL", &fair.name]);
+    assert_eq!(fair.try_leave_all::<i64>(&[D]), Ok(1));
+    assert_eq!(messages(&fair.server, &mut pubsub), [fair.announced(E)]);
+    // The second time nothing is removed, and the next is notified again.
+    assert_eq!(fair.try_leave_all::<i64>(&[D, B]), Ok(0));
+    assert_eq!(messages(&fair.server, &mut pubsub), [fair.announced(E)]);
+    fair.assert_state(None, &[E]);
+}
+
+// Redisson never purges such a place, and nobody of this library asks for it again.
+#[test]
+fn a_served_place_without_a_timeout_is_removed_as_well() {
+    for by in ["acquire", "release", "leave"] {
+        let mut fair = Fair::start();
+        fair.queued(&[B, C]);
+        fair.drop_timeout(B);
+        fair.served = vec![B.into()];
+        match by {
+            "acquire" => fair.wait(D, NEW),
+            "release" => assert_eq!(fair.release(A), 0),
+            _ => assert!(fair.leave(B)),
+        }
+        assert!(!fair.queue().contains(&B.to_owned()), "{by}");
+    }
 }
 
 #[test]
