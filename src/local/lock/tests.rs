@@ -1207,23 +1207,26 @@ fn who_left_is_forgotten_with_the_last_one_who_asks() {
     assert_eq!(come(&mut lock, 1, Mode::Exclusive, RENEWED, now), "Ask");
     leave(&mut lock, 10);
     assert!(lock.crowd.is_none(), "nobody asks who may be behind it");
-    let parks = |lock: &mut TestLock| {
-        for t in [1, 2] {
-            assert_eq!(come(lock, t, Mode::Exclusive, RENEWED, now), "Ask");
-        }
-        leave(lock, 10);
+    let park = |lock: &mut TestLock, place, ahead| {
         let parked = Parked {
             thread: 2,
             lease: RENEWED,
             waiter: 2,
         };
-        lock.park(11, Some(Ahead::Own(10)), 1, parked)
+        lock.park(place, Some(Ahead::Own(ahead)), 1, parked)
+    };
+    let parks = |lock: &mut TestLock| {
+        for t in [1, 2] {
+            assert_eq!(come(lock, t, Mode::Exclusive, RENEWED, now), "Ask");
+        }
+        leave(lock, 10);
+        park(lock, 11, 10)
     };
     assert_eq!(parks(&mut lock), Then::Listens);
     leave(&mut lock, 11);
     assert!(lock.is_idle(now));
-    // All the same, again.
-    assert_eq!(parks(&mut lock), Then::Listens);
+    assert_eq!(come(&mut lock, 3, Mode::Exclusive, RENEWED, now), "Ask");
+    assert_eq!(park(&mut lock, 12, 10), Then::WaitsHere, "it is forgotten");
 }
 
 #[test]

@@ -368,6 +368,10 @@ fn a_run_is_served_in_its_order_however_late_the_replies_are() {
     park(&mut run, 11, Some(Ahead::Own(10)));
     assert!(run.pass(same).is_none());
     assert_eq!(park(&mut run, 10, Some(Ahead::Own(1))), Then::WaitsHere);
+    // Nobody is handed it who may be granted it by Redis as well.
+    run.asks(10);
+    assert!(run.pass(same).is_none());
+    assert_eq!(park(&mut run, 10, None), Then::WaitsHere);
     for n in [10, 11, 12] {
         assert_eq!(run.pass(same), Some(n));
     }
