@@ -16,7 +16,7 @@ use crate::acquire::{self, Busy, NoReply, Outcome, Prepared, Reply, Strategy, qu
 use crate::error::LossReason;
 use crate::error::{Error, Result};
 use crate::hold::entry::wake;
-use crate::hold::{Entry, Hold, Waiter, Wakeup};
+use crate::hold::{Entry, Hold, UNDO_FOR, Waiter, Wakeup};
 use crate::local::lock::{Mode, Order, Parked, Start, Wakeups};
 use crate::local::run::{Ahead, Then};
 use crate::net::call::{Attempt, Call, Undo};
@@ -473,7 +473,8 @@ impl<'a> Contender<'a> {
     /// Gives up the place in Redis's queue, unless the grant has certainly removed it.
     fn leave_queue(&mut self) {
         if let Some(request) = self.way.leave(&*self.entry.protocol, self.is_granted) {
-            let leaving = self.entry.leaving(request);
+            // A frozen server executes the request for the place when it resumes, and only then there is one.
+            let leaving = self.entry.leaving(request, Instant::now() + UNDO_FOR);
             self.session().connection.send_deferred(leaving);
         }
     }

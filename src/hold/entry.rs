@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 use redis::Value;
 
 use crate::error::Result;
-use crate::hold::UNDO_FOR;
 use crate::local::lock::{Holding, LocalLock, Mode, Start, Wakeups};
 use crate::local::preference::{Follows, Found, Reading, WriterPreference};
 use crate::local::queued_thread::{FORGET, QueuedThread, YieldAfter};
@@ -124,13 +123,12 @@ impl<H: Holding> Entry<H> {
     }
 
     /// A request that gives up places in the queue that Redis keeps.
-    pub(crate) fn leaving(&self, request: Request) -> Deferred {
+    pub(crate) fn leaving(&self, request: Request, useful_until: Instant) -> Deferred {
         Deferred {
             request,
             info: DeferredInfo {
                 name: Arc::clone(self.name()),
-                // A frozen server executes the request for a place when it resumes, and only then the place exists.
-                useful_until: Instant::now() + UNDO_FOR,
+                useful_until,
                 undo: true,
                 for_good: false,
             },

@@ -52,19 +52,21 @@ impl Fair {
         Digits::of(lease_ms(self.grace))
     }
 
-    /// The same for the next, unless that is of this process and asks at once: it does not listen, and needs no grace.
-    fn grace_unless(&self, next_asks: bool) -> Digits {
+    /// A request with the grace as its second argument. There is none if the next is of this process and asks at once, since
+    /// it need not listen.
+    fn graced(&self, next_asks: bool, make: impl FnOnce(&str) -> Request) -> Request {
         match next_asks {
-            true => Digits::of(0),
-            false => self.grace_ms(),
+            true => make("0"),
+            false => make(&self.grace_ms()).without_grace_while_young(1),
         }
     }
 
-    fn leaving(&self, ticket: &str, more: &[OwnerId], grace: &str) -> Request {
-        with_served([ticket, grace], more, |args| {
-            Request::script("leaving the queue", &script::FAIR_LEAVE, &self.keys(), args)
+    fn leaving(&self, ticket: &str, more: &[OwnerId], next_asks: bool) -> Request {
+        self.graced(next_asks, |grace| {
+            with_served([ticket, grace], more, |args| {
+                Request::script("leaving the queue", &script::FAIR_LEAVE, &self.keys(), args)
+            })
         })
-        .without_grace_while_young(1)
     }
 
     fn keys(&self) -> [&str; 4] {
@@ -123,20 +125,20 @@ impl Protocol for Fair {
     }
 
     fn release_in_turn(&self, owner: &str, served: &[OwnerId], next_asks: bool) -> Request {
-        let grace = self.grace_unless(next_asks);
-        with_served([owner, &grace], served, |args| {
-            Request::script(RELEASING, &script::FAIR_RELEASE, &self.keys(), args)
+        self.graced(next_asks, |grace| {
+            with_served([owner, grace], served, |args| {
+                Request::script(RELEASING, &script::FAIR_RELEASE, &self.keys(), args)
+            })
         })
-        .without_grace_while_young(1)
     }
 
     fn leave(&self, ticket: &str) -> Option<Request> {
-        Some(self.leaving(ticket, &[], &self.grace_ms()))
+        Some(self.leaving(ticket, &[], false))
     }
 
     fn leave_served(&self, served: &[OwnerId], next_asks: bool) -> Option<Request> {
         let (first, more) = served.split_first()?;
-        Some(self.leaving(first, more, &self.grace_unless(next_asks)))
+        Some(self.leaving(first, more, next_asks))
     }
 
     fn force(&self, request: &str, keep_ms: &str) -> Request {

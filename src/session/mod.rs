@@ -24,7 +24,7 @@ use crate::hold::loss::Notices;
 use crate::hold::permits::LivePermits;
 use crate::hold::releases::Releases;
 use crate::hold::watchdog::{self, Housekeeping, Over, Task, Watchdog};
-use crate::hold::{Backing, Entry, Hold, LossSink, NotRenewed, Registry};
+use crate::hold::{Backing, Entry, Hold, LossSink, NotRenewed, Registry, UNDO_FOR};
 use crate::local::lock::{LeasePolicy, Served};
 use crate::local::waiter::CancelToken;
 use crate::net::call::{Answer, Attempt, Call, Fault};
@@ -390,7 +390,7 @@ impl Session {
         let id = |place: &u64| self.owners.id(OwnerNumber(*place));
         let places: Vec<_> = served.places.iter().map(id).collect();
         let request = entry.protocol.leave_served(&places, served.next_asks)?;
-        let call = Call::deferred(entry.leaving(request));
+        let call = Call::deferred(entry.leaving(request, Instant::now() + UNDO_FOR));
         self.connection.submit(&call);
         Some(call)
     }
