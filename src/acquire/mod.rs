@@ -298,12 +298,13 @@ pub(crate) fn acquire<S: Strategy>(
         // A pause is no park: nothing was to be announced.
         parked += u32::from(listening.is_subscribed() && !busy.is_contested);
         let waiter = Arc::clone(listening.waiter());
-        let mut park = strategy.park_for(cap);
+        let now = Instant::now();
+        let mut until = time::together(now, strategy.park_for(cap));
         if let Some(left) = busy.retry_after {
             // A key lives for the whole of its last millisecond.
-            park = park.min(left + Duration::from_millis(1));
+            until = until.min(now + left + Duration::from_millis(1));
         }
-        let until = deadline.or(Instant::now() + park);
+        let until = deadline.or(until);
         let stop = || strategy.has_news() || spec.must_stop(wait);
         waiter.wait_for_signal(seen, until, &stop);
         let now = waiter.signals();
