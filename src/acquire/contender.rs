@@ -22,7 +22,6 @@ use crate::local::run::{Ahead, Then};
 use crate::net::call::{Attempt, Call, Undo};
 use crate::net::route;
 use crate::protocol::kind::AcquireArgs;
-use crate::protocol::owner::OwnerNumber;
 use crate::protocol::script::Acquired;
 use crate::quorum::ask::{Known, Quorum, QuorumRequest};
 use crate::quorum::failure::Failure;
@@ -135,27 +134,19 @@ impl<'a> Contender<'a> {
 
     /// Its requests also remove these places, of threads that were served in memory. It asks after so many releases.
     pub(crate) fn begins_in_turn(&mut self, served: Vec<u64>, releases: u64) {
-        let owners = &self.session().owners;
         if let Way::Queued(queued) = &mut self.way {
-            let ids = served.iter().map(|place| owners.id(OwnerNumber(*place)));
-            queued.served = ids.collect();
-            queued.served_places = served;
+            queued.served = served;
             queued.asked_after = releases;
         }
     }
 
     /// Its request is made once more: it does not remove a place that is in use again, since the hold was lost.
     fn asks_once_more(&mut self) {
-        let owners = &self.session().owners;
         if let Way::Queued(queued) = &mut self.way
-            && !queued.served_places.is_empty()
+            && !queued.served.is_empty()
         {
             let state = self.entry.lock();
-            queued
-                .served_places
-                .retain(|place| state.lock.is_served(*place));
-            let places = queued.served_places.iter();
-            queued.served = places.map(|place| owners.id(OwnerNumber(*place))).collect();
+            queued.served.retain(|place| state.lock.is_served(*place));
         }
     }
 
@@ -188,7 +179,7 @@ impl<'a> Contender<'a> {
         };
         let waiter = Arc::clone(self.listening.waiter());
         let mut state = self.entry.lock();
-        state.lock.sent_served(&queued.served_places, true);
+        state.lock.sent_served(&queued.served, true);
         state.lock.refused_place(queued.place);
         // A late request could be granted the lock by Redis as well.
         if queued.is_certain() {
@@ -208,7 +199,6 @@ impl<'a> Contender<'a> {
             }
         }
         drop(state);
-        queued.served_places.clear();
         queued.served.clear();
         if queued.then != Then::Listens {
             self.listening.watch(self.lock.cancel.as_ref());
@@ -228,7 +218,7 @@ impl<'a> Contender<'a> {
         if let Some(Wakeup::Granted(hold)) = wakeup {
             return Some(hold);
         }
-        state.lock.sent_served(&queued.served_places, false);
+        state.lock.sent_served(&queued.served, false);
         let next = Wakeups {
             joined: Vec::new(),
             contend: state.lock.left_place(queued.place),
@@ -368,13 +358,14 @@ impl<'a> Contender<'a> {
         let owner = session.owners.id(number);
         let shown: &str = &owner;
         let under = self.under.as_ref().map(|hold| hold.owner());
+        let served = self.way.served(&session.owners);
         let mut request = self.entry.protocol.acquire(&AcquireArgs {
             owner: shown,
             lease: params.ttl,
             mode,
             under: under.as_deref(),
             ignored_writers: self.way.ignored_writers(&self.entry),
-            place: self.way.place(shown, session.waiter_lease),
+            place: self.way.place(shown, session.waiter_lease, &served),
             tokens,
             token_ttl: self.lock.token_ttl,
             up_for: Duration::ZERO,
@@ -542,7 +533,7 @@ impl<'a> Contender<'a> {
         if entry.protocol.kind().order == Order::Server {
             let place = match &self.way {
                 Way::Queued(queued) => {
-                    state.lock.sent_served(&queued.served_places, true);
+                    state.lock.sent_served(&queued.served, true);
                     Some(queued.place)
                 }
                 _ => None,

@@ -28,8 +28,7 @@ pub(crate) struct Queued {
     /// The number in the ticket.
     pub(crate) place: u64,
     /// Places to be removed by the requests of this thread: those of others that were served in memory.
-    pub(crate) served: Vec<OwnerId>,
-    pub(crate) served_places: Vec<u64>,
+    pub(crate) served: Vec<u64>,
     /// It is known to the local lock.
     pub(crate) is_known: bool,
     /// How often its process had released the lock when it asked.
@@ -52,7 +51,6 @@ impl Queued {
             may_have_grace: false,
             place: number.0,
             served: Vec::new(),
-            served_places: Vec::new(),
             is_known: false,
             asked_after: 0,
             then: Then::Listens,
@@ -88,12 +86,12 @@ impl Queued {
         self.number
     }
 
-    pub(crate) fn place(&self, waiter_lease: Duration) -> Place<'_> {
+    pub(crate) fn place<'a>(&'a self, waiter_lease: Duration, served: &'a [OwnerId]) -> Place<'a> {
         Place {
             ticket: &self.ticket,
             keep: waiter_lease,
             state: self.state,
-            served: &self.served,
+            served,
         }
     }
 

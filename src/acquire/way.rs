@@ -16,7 +16,7 @@ use crate::local::lock::{Mode, Order};
 use crate::local::run::Ahead;
 use crate::net::subscriber::Subscription;
 use crate::protocol::kind::{Place, PlaceState, Protocol};
-use crate::protocol::owner::OwnerNumber;
+use crate::protocol::owner::{OwnerId, OwnerNumber, Owners};
 use crate::protocol::script::{self, Acquired, Request, Seen, Unexpected};
 use crate::session::Session;
 use crate::time::{self, BackOff};
@@ -162,9 +162,14 @@ impl Way {
     }
 
     /// The place in Redis's queue that a request of `owner` takes or keeps.
-    pub(crate) fn place<'a>(&'a self, owner: &'a str, waiter_lease: Duration) -> Place<'a> {
+    pub(crate) fn place<'a>(
+        &'a self,
+        owner: &'a str,
+        waiter_lease: Duration,
+        served: &'a [OwnerId],
+    ) -> Place<'a> {
         match self {
-            Self::Queued(queued) => queued.place(waiter_lease),
+            Self::Queued(queued) => queued.place(waiter_lease, served),
             _ => Place {
                 ticket: owner,
                 keep: Duration::ZERO,
@@ -172,6 +177,16 @@ impl Way {
                 served: &[],
             },
         }
+    }
+
+    /// The places of others that a request removes.
+    pub(crate) fn served(&self, owners: &Owners) -> Vec<OwnerId> {
+        let served: &[u64] = match self {
+            Self::Queued(queued) => &queued.served,
+            _ => &[],
+        };
+        let id = |place: &u64| owners.id(OwnerNumber(*place));
+        served.iter().map(id).collect()
     }
 
     /// See [`Reader::yields`].
