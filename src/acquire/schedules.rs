@@ -46,7 +46,7 @@ enum At {
     #[default]
     Start,
     Queued,
-    /// It has found nothing, and is about to park.
+    /// It has found nothing, and its waiter's mutex is still held.
     Checked,
     Parked,
     /// Its time is up, or it is cancelled.
@@ -66,8 +66,6 @@ struct Thread {
     at: At,
     ticket: u64,
     wakeup: Option<Wakeup>,
-    /// It was woken while it was not parked: its next park ends at once.
-    token: bool,
     /// Of whom it has still to store the wakeup, and whom it has still to wake.
     stores: Option<(usize, Wakeup)>,
     wakes: Option<usize>,
@@ -101,10 +99,8 @@ enum Variant {
     AsItIs,
     /// A wakeup is stored once the mutex of the local lock is released.
     StoredLate,
-    /// A thread is woken before its wakeup is stored.
-    WokenFirst,
-    /// A thread that is woken while it is not parked does not notice.
-    NoToken,
+    /// A thread is woken without its mutex.
+    WokenWithoutMutex,
     /// The next thread is woken before the release is queued.
     WokenBeforeRelease,
     /// A thread whose time is up does not look if it was woken just before.
@@ -142,12 +138,12 @@ impl Process {
     }
 
     fn store(&self, state: &mut State, by: usize, to: usize, wakeup: Wakeup) {
-        if self.is(Variant::StoredLate) || self.is(Variant::WokenFirst) {
+        if self.is(Variant::StoredLate) {
             state.threads[by].stores = Some((to, wakeup));
         } else {
             state.threads[to].wakeup = Some(wakeup);
+            state.threads[by].wakes = Some(to);
         }
-        state.threads[by].wakes = Some(to);
     }
 
     /// The next step of a thread that need not wait.
@@ -180,10 +176,7 @@ impl Process {
                     At::Checked
                 })
             }
-            At::Checked => {
-                let woken = std::mem::take(&mut thread.token);
-                thread.at = if woken { At::Queued } else { At::Parked };
-            }
+            At::Checked => thread.at = At::Parked,
             At::Withdraws => {
                 thread.at = At::Looks;
                 let ticket = thread.ticket;
@@ -234,12 +227,15 @@ impl Process {
         })
     }
 
-    fn wake(&self, state: &mut State, t: usize) {
+    /// Whether a thread can be woken now: not between its check and its park, since it has its mutex then.
+    fn can_wake(&self, state: &State, t: usize) -> bool {
+        state.threads[t].at != At::Checked || self.is(Variant::WokenWithoutMutex)
+    }
+
+    fn wake(state: &mut State, t: usize) {
         let thread = &mut state.threads[t];
         if thread.at == At::Parked {
             thread.at = At::Queued;
-        } else {
-            thread.token = !self.is(Variant::NoToken);
         }
     }
 }
@@ -265,19 +261,21 @@ impl Model for Process {
             to.push((step, after));
         };
         for (t, thread) in state.threads.iter().enumerate() {
-            let wakes_first = self.is(Variant::WokenFirst) && thread.wakes.is_some();
-            if let Some((waiter, wakeup)) = thread.stores.filter(|_| !wakes_first) {
+            if let Some((waiter, wakeup)) = thread.stores {
                 take(Step::Store(t), &|state| {
                     state.threads[t].stores = None;
                     state.threads[waiter].wakeup = Some(wakeup);
+                    state.threads[t].wakes = Some(waiter);
                 });
                 continue;
             }
             if let Some(waiter) = thread.wakes {
-                take(Step::Wake(t), &|state| {
-                    state.threads[t].wakes = None;
-                    self.wake(state, waiter);
-                });
+                if self.can_wake(state, waiter) {
+                    take(Step::Wake(t), &|state| {
+                        state.threads[t].wakes = None;
+                        Self::wake(state, waiter);
+                    });
+                }
                 continue;
             }
             if !matches!(thread.at, At::Parked | At::Gone) {
@@ -295,10 +293,10 @@ impl Model for Process {
                 (state.cancelled, state.canceller_wakes) = (true, true);
             });
         }
-        if state.canceller_wakes {
+        if state.canceller_wakes && self.can_wake(state, 1) {
             take(Step::CancellerWakes, &|state| {
                 state.canceller_wakes = false;
-                self.wake(state, 1);
+                Self::wake(state, 1);
             });
         }
     }
@@ -354,8 +352,7 @@ fn nobody_sleeps_for_ever_and_releases_come_first_in_every_schedule() {
 fn every_planted_fault_is_found_in_a_schedule() {
     for (variant, tenure, rule) in [
         (Variant::StoredLate, TENURES[1], COMES_HOME),
-        (Variant::WokenFirst, TENURES[1], COMES_HOME),
-        (Variant::NoToken, TENURES[1], COMES_HOME),
+        (Variant::WokenWithoutMutex, TENURES[1], COMES_HOME),
         (Variant::WokenBeforeRelease, TENURES[0], ORDER),
         (Variant::LeavesUnseen, TENURES[1], COMES_HOME),
     ] {

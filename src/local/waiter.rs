@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::Weak;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::{self, Thread};
+use std::sync::{Condvar, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use parking_lot::Mutex;
@@ -19,15 +19,13 @@ pub(crate) type MakeError = Arc<dyn Fn() -> Error + Send + Sync>;
 /// One waiting thread, and everything that can wake it. `W` says why it is woken in its queue.
 ///
 /// The sender stores a wakeup under its own mutex (that of the lock's entry, or the subscriber's), and wakes the thread
-/// once it has released that mutex. A thread that is woken between its check and its park does not park: it has a token
-/// then, which the next park takes. It may also be left with one, so whoever parks has to check again when it returns.
+/// once it has released that mutex.
 ///
-/// Parking takes less than a condition variable, which has a mutex to release and to lock again, and a table of those that
-/// wait: of a hand-over between two threads that was a third.
+/// The condition variable is that of the standard library, and with it the mutex: that of `parking_lot` keeps its waiting
+/// threads in a table, and reads the clock when it notifies. Of a hand-over between two threads that was a fifth.
 pub(crate) struct Waiter<W> {
-    /// Who waits.
-    thread: Thread,
-    state: Mutex<State<W>>,
+    state: std::sync::Mutex<State<W>>,
+    changed: Condvar,
 }
 
 struct State<W> {
@@ -53,97 +51,114 @@ impl Signals {
 }
 
 impl<W> Waiter<W> {
-    /// For the calling thread, and no other.
     pub(crate) fn new() -> Arc<Self> {
         Arc::new(Self {
-            thread: thread::current(),
-            state: Mutex::default(),
+            state: std::sync::Mutex::default(),
+            changed: Condvar::new(),
         })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State<W>> {
+        // Whoever panicked has left it as it was.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Makes it as good as new, for another wait of the same thread.
     pub(crate) fn clear(&mut self) {
-        *self.state.get_mut() = State::default();
+        *self = Self {
+            state: std::sync::Mutex::default(),
+            changed: Condvar::new(),
+        };
     }
 
     /// Stores why the thread is woken; [`Waiter::wake`] has to follow.
     pub(crate) fn store(&self, wakeup: W) {
-        self.state.lock().wakeup = Some(wakeup);
+        self.lock().wakeup = Some(wakeup);
     }
 
     /// Why the thread was woken in its queue, if it was.
     pub(crate) fn take_wakeup(&self) -> Option<W> {
-        self.state.lock().wakeup.take()
+        self.lock().wakeup.take()
     }
 
     pub(crate) fn has_wakeup(&self) -> bool {
-        self.state.lock().wakeup.is_some()
+        self.lock().wakeup.is_some()
     }
 
     pub(crate) fn signals(&self) -> Signals {
-        self.state.lock().signals()
+        self.lock().signals()
     }
 
     /// Wakes the thread, which then checks its own state, the client's and the cancel token's.
     pub(crate) fn wake(&self) {
-        self.thread.unpark();
+        // Under the mutex, or the notification could fall between the thread's check and its sleep, and be lost.
+        drop(self.lock());
+        self.changed.notify_one();
     }
 
     /// Parks a queued thread until it has a wakeup, `stop`, or the deadline. `now` was a moment ago.
     pub(crate) fn wait_in_queue(
         &self,
-        now: Option<Instant>,
+        mut now: Option<Instant>,
         deadline: Deadline,
         stop: &dyn Fn() -> bool,
     ) -> Option<W> {
-        let mut now = now;
+        let mut state = self.lock();
         loop {
-            if let Some(wakeup) = self.take_wakeup() {
-                return Some(wakeup);
+            if state.wakeup.is_some() {
+                return state.wakeup.take();
             }
-            if stop() || !self.park(now.take(), deadline) {
+            if stop() {
                 return None;
             }
+            state = self.park(state, now.take(), deadline)?;
         }
     }
 
     /// Parks a queued thread until it has a wakeup, which it has yet to take, `stop`, or `until`; whether it has one.
     pub(crate) fn wait_for_wakeup(&self, until: Instant, stop: &dyn Fn() -> bool) -> bool {
-        loop {
-            if self.state.lock().wakeup.is_some() {
-                return true;
-            }
-            if stop() || !self.park(None, Deadline::at(until)) {
+        let mut state = self.lock();
+        while state.wakeup.is_none() {
+            if stop() {
                 return false;
             }
+            state = match self.park(state, None, Deadline::at(until)) {
+                Some(state) => state,
+                None => return false,
+            };
         }
+        true
     }
 
     /// Parks a contender until it has a wakeup, there is news since `seen`, `stop`, or `until`.
     pub(crate) fn wait_for_signal(&self, seen: Signals, until: Instant, stop: &dyn Fn() -> bool) {
-        let until = Deadline::at(until);
-        while !self.is_woken_since(seen) && !stop() && self.park(None, until) {}
+        let mut state = self.lock();
+        while state.wakeup.is_none() && !state.signals().are_news_since(seen) && !stop() {
+            state = match self.park(state, None, Deadline::at(until)) {
+                Some(state) => state,
+                None => return,
+            };
+        }
     }
 
-    fn is_woken_since(&self, seen: Signals) -> bool {
-        let state = self.state.lock();
-        state.wakeup.is_some() || state.signals().are_news_since(seen)
-    }
-
-    /// Parks until somebody wakes the thread, or for no reason; `false` at once if the deadline has passed. Reads the clock
+    /// Parks until somebody wakes the thread, or for no reason; `None` at once if the deadline has passed. Reads the clock
     /// for that, unless `now` says what it showed a moment ago.
-    fn park(&self, now: Option<Instant>, deadline: Deadline) -> bool {
-        debug_assert_eq!(self.thread.id(), thread::current().id());
+    fn park<'a>(
+        &'a self,
+        state: MutexGuard<'a, State<W>>,
+        now: Option<Instant>,
+        deadline: Deadline,
+    ) -> Option<MutexGuard<'a, State<W>>> {
         let Some(at) = deadline.instant() else {
-            thread::park();
-            return true;
+            let woken = self.changed.wait(state);
+            return Some(woken.unwrap_or_else(PoisonError::into_inner));
         };
         let left = at.saturating_duration_since(now.unwrap_or_else(Instant::now));
         if left.is_zero() {
-            return false;
+            return None;
         }
-        thread::park_timeout(left);
-        true
+        let woken = self.changed.wait_timeout(state, left);
+        Some(woken.unwrap_or_else(PoisonError::into_inner).0)
     }
 }
 
@@ -180,12 +195,12 @@ impl<W: Send> Wake for Waiter<W> {
 
 impl<W: Send> Listener for Waiter<W> {
     fn message(&self) {
-        self.state.lock().messages += 1;
+        self.lock().messages += 1;
         self.wake();
     }
 
     fn set_listening(&self, listening: bool) {
-        self.state.lock().listening = listening;
+        self.lock().listening = listening;
         self.wake();
     }
 }
