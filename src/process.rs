@@ -10,7 +10,8 @@ impl Process {
     }
 
     /// Whether this is a copy that `fork()` made for a child process: the threads are missing there, mutexes may be locked
-    /// for ever, and connections and holds are the parent's. Nothing but atomics may be touched.
+    /// for ever, and connections and holds are the parent's. Nothing but atomics may be touched, and what a mutex guards
+    /// that is free.
     pub(crate) fn is_copy(self) -> bool {
         std::process::id() != self.0
     }

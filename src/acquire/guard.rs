@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::error::{Loss, LossReason};
 use crate::hold::entry::wake;
 use crate::hold::loss::LossChannel;
-use crate::hold::{Counted, Hold, Wakeup};
+use crate::hold::{Counted, Hold, LockedEntry, Wakeup};
 use crate::local::lock::{Left, Mode, Served};
 use crate::net::call::Call;
 use crate::protocol::owner::OwnerNumber;
@@ -137,8 +137,9 @@ impl GuardInner {
         if self.is_copy() {
             return Err(Error::Closed);
         }
-        let in_time = self.hold.valid_until() > Instant::now();
-        let release = self.let_go()?;
+        let now = Instant::now();
+        let in_time = self.hold.valid_until() > now;
+        let release = self.let_go(now, None)?;
         Ok(Unlocking {
             held: self,
             in_time,
@@ -168,12 +169,45 @@ impl GuardInner {
         }
     }
 
+    /// Ends the hold of a guard that is dropped, as [`let_go`](Self::let_go).
+    ///
+    /// It takes a system call to find out whether this process is a copy, and a hand-over to a thread that waits here needs
+    /// no other. So that comes first: a copy, where nobody waits, changes nothing by it but itself. Until it is known, a
+    /// mutex is taken only if it is free, since those of other threads stay locked in a copy.
+    fn dropped(&self) -> Result<()> {
+        let (hold, now) = (&self.hold, Instant::now());
+        let Some(mut state) = hold.entry().try_lock() else {
+            return self.let_go_unless_copied(now, None);
+        };
+        let validity = || hold.simple_validity();
+        let Some(waiter) = state.lock.pass(self.thread, hold, now, validity) else {
+            return self.let_go_unless_copied(now, Some(state));
+        };
+        hold.change_threads();
+        if let Err(wakeup) = waiter.try_store(Wakeup::Granted(Arc::clone(hold))) {
+            if self.is_copy() {
+                return Ok(());
+            }
+            waiter.store(wakeup);
+        }
+        drop(state);
+        waiter.wake();
+        self.not_lost().map(drop)
+    }
+
+    fn let_go_unless_copied(&self, now: Instant, state: Option<LockedEntry<'_>>) -> Result<()> {
+        match self.is_copy() {
+            true => Ok(()),
+            false => self.let_go(now, state).map(drop),
+        }
+    }
+
     /// Ends the hold. If it was the last of its thread, hands the lock over to another thread of this process or sends the
-    /// release.
-    fn let_go(&self) -> Result<Option<Arc<Call>>> {
+    /// release. `state` is that of its entry, if it is locked already.
+    fn let_go(&self, now: Instant, state: Option<LockedEntry<'_>>) -> Result<Option<Arc<Call>>> {
         let (session, hold, entry) = (&self.shared.session, &self.hold, self.hold.entry());
-        let (now, backing) = (Instant::now(), session.backing(hold));
-        let mut state = entry.lock();
+        let backing = session.backing(hold);
+        let mut state = state.unwrap_or_else(|| entry.lock());
         // In memory only. Called by the local lock, so that the release is queued on the connection before anybody of this
         // process can ask again.
         let submit_release = |served: &Served| {
@@ -264,8 +298,7 @@ impl Unlocking {
 impl Drop for GuardInner {
     fn drop(&mut self) {
         if !self.released
-            && !self.is_copy()
-            && let Err(err) = self.let_go()
+            && let Err(err) = self.dropped()
         {
             // Not a warning: `lost` has reported it, and it does no harm to those who wait.
             report!(Debug, "dropping a guard: {err}");

@@ -24,6 +24,9 @@ use crate::protocol::owner::Owners;
 /// `H` is what holds the local lock: a [`Hold`](crate::hold::Hold). A type parameter, since a hold refers to its entry.
 pub(crate) type Entry<H> = registry::Entry<EntryKey, Named, EntryState<H>>;
 
+/// Its state, while a thread holds its mutex.
+pub(crate) type LockedEntry<'a, H> = registry::EntryGuard<'a, EntryKey, EntryState<H>>;
+
 /// A thread in the queue of the local lock.
 pub(crate) type Waiter<H> = waiter::Waiter<Wakeup<H>>;
 

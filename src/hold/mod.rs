@@ -35,6 +35,7 @@ pub(crate) const UNDO_FOR: Duration = Duration::from_secs(3600);
 
 /// The types of [`entry`], for local locks that are held by a [`Hold`].
 pub(crate) type Entry = crate::hold::entry::Entry<Arc<Hold>>;
+pub(crate) type LockedEntry<'a> = crate::hold::entry::LockedEntry<'a, Arc<Hold>>;
 pub(crate) type EntryState = crate::hold::entry::EntryState<Arc<Hold>>;
 pub(crate) type Registry = crate::hold::entry::Registry<Arc<Hold>>;
 pub(crate) type Waiter = crate::hold::entry::Waiter<Arc<Hold>>;
@@ -582,8 +583,8 @@ impl Losable for Hold {
     }
 }
 
-impl Holding for Arc<Hold> {
-    fn validity(&self) -> Validity {
+impl Hold {
+    fn validity(&self, lease: Duration) -> Validity {
         Validity {
             // A lost hold is not handed over, even if the local lock has not been notified yet.
             until: Moment::of(if self.is_held() {
@@ -591,9 +592,23 @@ impl Holding for Arc<Hold> {
             } else {
                 0
             }),
-            lease: self.lease(),
+            lease,
             complete: self.has_next_token(),
         }
+    }
+
+    /// How long it is valid, to be handed over as it is; `None` if there is more to do then, or another thread has one of
+    /// its mutexes.
+    pub(crate) fn simple_validity(&self) -> Option<Validity> {
+        let is_simple = self.extras.get().is_none();
+        let lease = self.lease.try_lock().filter(|_| is_simple)?.ttl();
+        Some(self.validity(lease))
+    }
+}
+
+impl Holding for Arc<Hold> {
+    fn validity(&self) -> Validity {
+        Hold::validity(self, self.lease())
     }
 }
 

@@ -664,6 +664,38 @@ impl<W: Clone, H: Holding, R, X: Default> LocalLock<W, H, R, X> {
         }
     }
 
+    fn holder(&mut self, thread: u64, hold: &H) -> Option<&mut Holder<H>> {
+        let holder = self.exclusive.as_mut();
+        holder.filter(|holder| holder.thread == thread && holder.hold == *hold)
+    }
+
+    /// A thread releases the lock, and the next in the queue has it now: if it wants the same, the tenure is young and the
+    /// hold has validity to spare. Otherwise nothing has changed.
+    pub(crate) fn pass(
+        &mut self,
+        thread: u64,
+        hold: &H,
+        now: Instant,
+        validity: impl FnOnce() -> Option<Validity>,
+    ) -> Option<W> {
+        if self.first_in_queue().is_none() || !self.shared().is_empty() {
+            return None;
+        }
+        let now = Moment::from(now);
+        let is_young = self.cohort.is_young(now);
+        let holder = self.holder(thread, hold)?;
+        let lease = LeasePolicy::from(holder.lease);
+        let may = is_young && holder.count == 1 && lease.passable();
+        let validity = may.then(validity).flatten()?;
+        if !validity.complete || !validity.to_spare(lease, now) {
+            return None;
+        }
+        let same = |next: &Waiting<W>| next.mode == Mode::Exclusive && next.lease == lease;
+        let next = self.crowd.as_mut()?.queue.pop_if(same)?;
+        self.exclusive.as_mut()?.thread = next.thread;
+        Some(next.waiter)
+    }
+
     /// A thread releases the lock once. `release` is called if that results in [`Left::Release`], before anybody is woken.
     pub(crate) fn leave(
         &mut self,
@@ -672,11 +704,11 @@ impl<W: Clone, H: Holding, R, X: Default> LocalLock<W, H, R, X> {
         now: Instant,
         release: &dyn Fn(&Served) -> R,
     ) -> Left<W, H> {
-        let Some(holder) = self
-            .exclusive
-            .as_mut()
-            .filter(|holder| holder.thread == thread && holder.hold == *hold)
-        else {
+        if let Some(waiter) = self.pass(thread, hold, now, || Some(hold.validity())) {
+            let hold = hold.clone();
+            return Left::Passed { waiter, hold };
+        }
+        let Some(holder) = self.holder(thread, hold) else {
             return self.leave_shared(thread, hold, now, release);
         };
         if holder.count > 1 {
@@ -686,25 +718,10 @@ impl<W: Clone, H: Holding, R, X: Default> LocalLock<W, H, R, X> {
             };
         }
         let lease = holder.lease.into();
-        let same = |next: &Waiting<W>| next.mode == Mode::Exclusive && next.lease == lease;
-        let at = Moment::from(now);
-        let lasts = |validity: Validity| validity.complete && validity.to_spare(lease, at);
-        if self.order == Order::Local
-            && let Some(crowd) = &mut self.crowd
-            && crowd.shared.is_empty()
-            && lease.passable()
-            && self.cohort.is_young(at)
-            && lasts(hold.validity())
-            && let Some(next) = crowd.queue.pop_if(same)
-        {
-            holder.thread = next.thread;
-            return Left::Passed {
-                waiter: next.waiter,
-                hold: holder.hold.clone(),
-            };
-        }
         if self.order == Order::Server {
-            return self.leave_in_turn(lease, lasts(hold.validity()), now, release);
+            let validity = hold.validity();
+            let lasts = validity.complete && validity.to_spare(lease, now);
+            return self.leave_in_turn(lease, lasts, now, release);
         }
         self.exclusive = None;
         let release = release(&Served::default());

@@ -85,10 +85,19 @@ impl<K: Key, T, S: State> Entry<K, T, S> {
     }
 
     pub(crate) fn lock(&self) -> EntryGuard<'_, K, S> {
+        self.guard(self.state.lock())
+    }
+
+    /// The same, unless another thread has it.
+    pub(crate) fn try_lock(&self) -> Option<EntryGuard<'_, K, S>> {
+        Some(self.guard(self.state.try_lock()?))
+    }
+
+    fn guard<'a>(&'a self, state: MutexGuard<'a, Listed<S>>) -> EntryGuard<'a, K, S> {
         EntryGuard {
             key: &self.key,
             all: &self.all,
-            state: self.state.lock(),
+            state,
         }
     }
 }

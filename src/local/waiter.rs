@@ -76,6 +76,17 @@ impl<W> Waiter<W> {
         self.lock().wakeup = Some(wakeup);
     }
 
+    /// The same, unless another thread has the mutex of its state.
+    pub(crate) fn try_store(&self, wakeup: W) -> Result<(), W> {
+        match self.state.try_lock() {
+            Ok(mut state) => {
+                state.wakeup = Some(wakeup);
+                Ok(())
+            }
+            Err(_) => Err(wakeup),
+        }
+    }
+
     /// Why the thread was woken in its queue, if it was.
     pub(crate) fn take_wakeup(&self) -> Option<W> {
         self.lock().wakeup.take()

@@ -10,7 +10,7 @@ use nix::sys::signal;
 use nix::sys::signal::Signal;
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
-use redlatch::{Client, Error, MultiLock};
+use redlatch::{Client, Config, Error, MultiLock, ReentrantLock};
 
 use crate::support::{Server, connection_to, eventually, given, ms, rerun, unique, within};
 
@@ -27,7 +27,9 @@ fn a_forked_child_leaves_the_locks_of_its_parent_alone() {
 #[ignore = "part of a_forked_child_leaves_the_locks_of_its_parent_alone"]
 fn a_process_that_forks() {
     let Some([url]) = given() else { return };
-    let client = Client::open(url.as_str()).unwrap();
+    // Long enough for a guard that is dropped to hand the lock over.
+    let client = Client::open(Config::new(&url).tenure(ms(1_000))).unwrap();
+    let wanted = client.reentrant_lock(unique("wanted"));
     let done = AtomicBool::new(false);
     thread::scope(|scope| {
         // So that mutexes of the client are locked when the child is made.
@@ -38,10 +40,16 @@ fn a_process_that_forks() {
                     drop(busy.lock().unwrap());
                 }
             });
+            let wanted = &wanted;
+            scope.spawn(move || {
+                while !done.load(Ordering::SeqCst) {
+                    drop(wanted.lock().unwrap());
+                }
+            });
         }
         let _done = SetOnDrop(&done);
         for _ in 0..10 {
-            fork_while_held(&client, &url);
+            fork_while_held(&client, &url, &wanted);
         }
     });
     client.close(ms(5_000)).unwrap();
@@ -56,8 +64,9 @@ impl Drop for SetOnDrop<'_> {
     }
 }
 
-/// Holds one of each kind, lets a child drop its copies, and still has them.
-fn fork_while_held(client: &Client, url: &str) {
+/// Holds one of each kind, and one that other threads wait for, lets a child drop its copies, and still has them.
+fn fork_while_held(client: &Client, url: &str, wanted: &ReentrantLock) {
+    let waited_for = wanted.lock().unwrap();
     let name = unique("forked");
     let named = |kind: &str| format!("{name}:{kind}");
     let (lock, rwlock) = (
@@ -101,6 +110,8 @@ fn fork_while_held(client: &Client, url: &str) {
             );
             refused(lock.lock().map(drop));
             refused(lock.try_lock_for(ms(50)).map(drop));
+            refused(wanted.try_lock_for(ms(50)).map(drop));
+            drop(waited_for);
             refused(rwlock.try_read().map(drop));
             refused(lock.is_locked().map(drop));
             refused(lock.force_unlock().map(drop));
@@ -151,6 +162,12 @@ fn fork_while_held(client: &Client, url: &str) {
             .unwrap();
         assert!(held, "{kind}");
     }
+    let held: bool = redis::cmd("EXISTS")
+        .arg(wanted.name())
+        .query(&mut con)
+        .unwrap();
+    assert!(held && waited_for.is_valid() && waited_for.hold_count() == 1);
+    drop(waited_for);
     assert!(outer.is_valid() && fair.is_valid() && members.is_valid());
     assert!(outer.valid_until() > Instant::now());
     inner.unlock().unwrap();
