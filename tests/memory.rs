@@ -1,6 +1,7 @@
 //! What a held lock keeps in memory, and what locking allocates. A process of its own, since all of it is counted.
 
 use std::alloc::System;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -44,6 +45,28 @@ fn an_uncontended_lock_allocates_little_beyond_its_commands() {
 
     let _guard = lock.lock().expect("a grant");
     assert_eq!(fewest_allocations(lock_and_drop), 0, "one more hold");
+}
+
+#[test]
+fn a_hand_over_within_a_tenure_allocates_nothing() {
+    let _turn = turn();
+    let server = support::Server::start();
+    let config = Config::new(server.url()).tenure(Duration::from_secs(1));
+    let client = Client::open(config).expect("the server is up");
+    let lock = client.reentrant_lock("stock:12345");
+    let (done, lock_and_drop) = (AtomicBool::new(false), || {
+        drop(lock.lock().expect("a grant"))
+    });
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !done.load(Ordering::Relaxed) {
+                lock_and_drop();
+            }
+        });
+        let fewest = fewest_allocations(lock_and_drop);
+        done.store(true, Ordering::Relaxed);
+        assert_eq!((fewest, client.stats().passed > 0), (0, true));
+    });
 }
 
 #[test]
