@@ -132,14 +132,12 @@ impl LockSpec {
 
     /// The lease of this handle's holds, checked.
     pub(crate) fn lease_policy(&self) -> Result<(LeasePolicy, Duration)> {
-        for (setting, span) in [
-            ("token_ttl", self.token_ttl),
-            ("keep_out_restarted", self.up_for),
-        ] {
-            if !span.is_zero() {
-                config::check_lease(setting, span)?;
-            }
-        }
+        let check = |setting, span: Duration| match span.is_zero() {
+            true => Ok(()),
+            false => config::check_lease(setting, span),
+        };
+        check("token_ttl", self.token_ttl)?;
+        check("keep_out_restarted", self.up_for)?;
         match (self.lease, self.max_hold) {
             (Some(_), Some(_)) => Err(Error::Config(
                 "max_hold limits a renewed lease; a fixed lease is its own limit".into(),
@@ -299,9 +297,10 @@ impl LockSpec {
     /// Checked before a wait, since the thread would wait for itself.
     pub(crate) fn has_it_otherwise(&self, protocol: &dyn Protocol) -> bool {
         // Most threads that wait hold nothing: no need to look for other names.
-        if !self.kind.has_plain_keys || !Counted::has_some() {
-            return false;
-        }
+        Counted::has_some() && self.kind.has_plain_keys && self.finds_it_otherwise(protocol)
+    }
+
+    fn finds_it_otherwise(&self, protocol: &dyn Protocol) -> bool {
         let (registry, thread) = (&self.session().registry, owner::this_thread());
         let is_mine = |entry: &Arc<Entry>| {
             let state = entry.lock();

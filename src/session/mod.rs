@@ -117,9 +117,19 @@ impl Thread {
         session: &Arc<Session>,
         run: fn(Arc<Session>),
     ) -> Result<()> {
-        if self.started.load(Ordering::Acquire) {
-            return Ok(());
+        match self.started.load(Ordering::Acquire) {
+            true => Ok(()),
+            false => self.start_now(name, session, run),
         }
+    }
+
+    #[cold]
+    fn start_now(
+        &self,
+        name: &'static str,
+        session: &Arc<Session>,
+        run: fn(Arc<Session>),
+    ) -> Result<()> {
         let mut running = self.running.lock();
         if self.started.load(Ordering::Acquire) {
             return Ok(());
