@@ -140,8 +140,8 @@ impl<'a> Contender<'a> {
         }
     }
 
-    /// Its request is made once more: it does not remove a place that is in use again, since the hold was lost.
-    fn asks_once_more(&mut self) {
+    /// Its next request does not remove a place that is in use again, since the hold was lost meanwhile.
+    fn keep_places_in_use(&mut self) {
         if let Way::Queued(queued) = &mut self.way
             && !queued.served.is_empty()
         {
@@ -394,9 +394,7 @@ impl<'a> Contender<'a> {
         let yielded = self.way.yields();
         let (ahead, mut asked) = self.ahead.take().unzip();
         let mut attempt = || {
-            if asked.is_some() {
-                self.asks_once_more();
-            }
+            self.keep_places_in_use();
             self.question(&mut asked)
         };
         let mut may_have_run = false;
@@ -575,7 +573,8 @@ impl Strategy for Contender<'_> {
     const DOING: &'static str = "acquiring the lock";
 
     fn handed_over(&mut self) -> Result<Option<Self::Grant>> {
-        let (Way::Queued(queued), Some(waiter)) = (&self.way, self.listening.known_waiter()) else {
+        let known = self.listening.known_waiter();
+        let (Way::Queued(queued), Some(waiter)) = (&mut self.way, known) else {
             return Ok(None);
         };
         match waiter.take_wakeup() {
@@ -589,7 +588,12 @@ impl Strategy for Contender<'_> {
                 Ok(None)
             }
             Some(Wakeup::Failed(error)) => Err(error()),
-            Some(Wakeup::Contend(_)) | None => Ok(None),
+            // The lock is free, and nobody wakes it once more.
+            Some(Wakeup::Contend(_)) => {
+                queued.then = Then::Listens;
+                Ok(None)
+            }
+            None => Ok(None),
         }
     }
 
