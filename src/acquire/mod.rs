@@ -299,7 +299,12 @@ pub(crate) fn acquire<S: Strategy>(
         parked += u32::from(listening.is_subscribed() && !busy.is_contested);
         let waiter = Arc::clone(listening.waiter());
         let now = Instant::now();
-        let mut until = time::together(now, strategy.park_for(cap));
+        let park = strategy.park_for(cap);
+        // Those who contend for it are to come back one by one.
+        let mut until = match busy.is_contested {
+            true => now + park,
+            false => time::together(now, park),
+        };
         if let Some(left) = busy.retry_after {
             // A key lives for the whole of its last millisecond.
             until = until.min(now + left + Duration::from_millis(1));
