@@ -801,9 +801,11 @@ enum Settled {
     Elsewhere(RedisError),
 }
 
-/// Whether a refusal says nothing of a single lock: the server would refuse to renew any other as well.
+/// Whether a refusal says nothing of a single lock: the server would refuse to renew any other as well. Not so a node that
+/// is losing the slot of several keys, which still serves each that it has.
 fn concerns_all(refusal: &RedisError) -> bool {
-    is_unknown_script(refusal) || is_transient(refusal)
+    let at_once = ErrorKind::Server(ServerErrorKind::TryAgain);
+    is_unknown_script(refusal) || is_transient(refusal) && refusal.kind() != at_once
 }
 
 /// The reply for each of `count` renewals that one request was for; `None` if each may fare better by itself.
@@ -939,6 +941,7 @@ mod tests {
         for odd in [
             "-NOPERM one of the keys",
             "-CROSSSLOT keys",
+            "-TRYAGAIN some of the keys",
             ":1",
             "*1\r\n:1",
         ] {
