@@ -21,7 +21,7 @@ use crate::acquire::{Busy, Outcome};
 use crate::error::{LossReason, Result};
 use crate::hold::entry::{Submit, wake};
 use crate::hold::validity::Duty;
-use crate::hold::{Entry, EntryState, Hold, NotRenewed, Waiter, Wakeup};
+use crate::hold::{Counted, Entry, EntryState, Hold, NotRenewed, Waiter, Wakeup};
 use crate::local::lock::{Entered, LeasePolicy, Mode};
 use crate::local::preference::Prefer;
 use crate::net::call::Call;
@@ -395,6 +395,8 @@ impl LockSpec {
         let wait = WaitMode::Until(deadline);
         let deadlocked = self.has_it_otherwise(&*entry.protocol);
         let stop = || deadlocked || self.must_stop(wait);
+        // Looking whether the thread has it otherwise may take a while.
+        let now = now.filter(|_| !Counted::has_some());
         if let Some(wakeup) = waiter.wait_in_queue(now, deadline, &stop) {
             return Ok(Some(wakeup));
         }
