@@ -52,7 +52,8 @@ const REFUSALS: usize = 1024;
 /// Above this capacity an empty map is freed.
 const SPARE: usize = 1024;
 
-/// Receives the messages of a channel. Called with the subscriber's mutex held: it stores them, and may wake a thread.
+/// Receives the messages of a channel. May be called with the subscriber's mutex held: it stores them, and may wake a
+/// thread.
 pub(crate) trait Listener: Send + Sync {
     /// A message has come on the channel.
     fn message(&self);

@@ -9,6 +9,9 @@
 //! has seen what it announces in either case. If it was published before, the release's own message counts as news, which
 //! costs a round trip.
 //!
+//! Commands and messages have to come from one server, which is so but for the moments of a failover in which the subscriber
+//! is still with the old master. A waiter that is misled then sleeps until it asks by itself.
+//!
 //! ```text
 //!             the release was announced               a message: left out
 //!   unknown ──────────────────────────────► awaited ──────────────────────► nothing

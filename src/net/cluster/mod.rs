@@ -239,6 +239,7 @@ impl Cluster {
 
     /// Has the connection to where a release belongs take it over.
     fn move_to_master(&self, release: &Arc<Call>, rests: bool) {
+        release.may_be_overtaken();
         let node = self.destination(release).unwrap_or(0);
         let to = self.connection(node);
         if to.take_over(release, rests) {
