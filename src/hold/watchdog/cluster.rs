@@ -16,7 +16,8 @@ use std::time::{Duration, Instant};
 
 use redis::RedisError;
 
-use super::{BACK_OFF, BATCH, SLICE, Settled, WatchdogThread, settle};
+use super::batch::BATCH;
+use super::{BACK_OFF, SLICE, Settled, WatchdogThread, settle};
 use crate::error::is_redirection;
 use crate::hold::Renewable;
 use crate::net::call::{Answer, Call};
