@@ -179,7 +179,7 @@ impl<'a> Contender<'a> {
         };
         let waiter = Arc::clone(self.listening.waiter());
         let mut state = self.entry.lock();
-        state.lock.sent_served(&queued.served, true);
+        state.lock.end_removal(&queued.served, true);
         state.lock.refused_place(queued.place);
         // A late request could be granted the lock by Redis as well.
         if queued.is_certain() {
@@ -218,7 +218,7 @@ impl<'a> Contender<'a> {
         if let Some(Wakeup::Granted(hold)) = wakeup {
             return Some(hold);
         }
-        state.lock.sent_served(&queued.served, false);
+        state.lock.end_removal(&queued.served, false);
         let next = Wakeups {
             joined: Vec::new(),
             contend: state.lock.left_place(queued.place),
@@ -531,7 +531,7 @@ impl<'a> Contender<'a> {
         if entry.protocol.kind().order == Order::Server {
             let place = match &self.way {
                 Way::Queued(queued) => {
-                    state.lock.sent_served(&queued.served, true);
+                    state.lock.end_removal(&queued.served, true);
                     Some(queued.place)
                 }
                 _ => None,

@@ -134,7 +134,7 @@ impl LockSpec {
                 Entered::Contend { start, under } => {
                     let last = state.last_release_heard();
                     let served = match wait.asks_again() {
-                        true => state.lock.send_served(),
+                        true => state.lock.begin_removal(),
                         false => Vec::new(),
                     };
                     let releases = state.lock.releases();

@@ -653,14 +653,14 @@ impl<W: Clone, H: Holding, R, X: Default> LocalLock<W, H, R, X> {
     }
 
     /// The places of those who were served in memory, for the next request to remove.
-    pub(crate) fn send_served(&mut self) -> Vec<u64> {
-        self.run_mut().map(Run::send_served).unwrap_or_default()
+    pub(crate) fn begin_removal(&mut self) -> Vec<u64> {
+        self.run_mut().map(Run::begin_removal).unwrap_or_default()
     }
 
     /// That request was answered, or has to be sent again.
-    pub(crate) fn sent_served(&mut self, places: &[u64], answered: bool) {
+    pub(crate) fn end_removal(&mut self, places: &[u64], answered: bool) {
         if let Some(run) = self.run_mut() {
-            run.sent_served(places, answered);
+            run.end_removal(places, answered);
         }
     }
 

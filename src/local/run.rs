@@ -10,6 +10,7 @@
 //!     ▲  ◄─────────────┘ │
 //!     │    asks again    │ wake_next (the one ahead has released it in Redis)
 //!     └──────────────────┘
+//!   served ── the hold was lost before the thread woke ──► asking
 //!   asking or parked ── leaves: those behind it move up ──► gone
 //!   asking ── granted by Redis, which removes the place ──► gone, and next is who was behind it
 //! ```
@@ -321,8 +322,8 @@ impl<P> Run<P> {
         self.served.iter().any(|served| served.number == number)
     }
 
-    /// The served places that the next request has to remove.
-    pub(super) fn send_served(&mut self) -> Vec<u64> {
+    /// The served places that the next request has to remove, which no other is about to.
+    pub(super) fn begin_removal(&mut self) -> Vec<u64> {
         let unsent = self.served.iter_mut().filter(|served| !served.is_sent);
         unsent
             .map(|served| {
@@ -333,7 +334,7 @@ impl<P> Run<P> {
     }
 
     /// That request was answered, or has to be sent again.
-    pub(super) fn sent_served(&mut self, numbers: &[u64], answered: bool) {
+    pub(super) fn end_removal(&mut self, numbers: &[u64], answered: bool) {
         if answered {
             self.served
                 .retain(|served| !numbers.contains(&served.number));

@@ -1166,7 +1166,7 @@ fn the_places_of_those_who_were_served_go_with_the_hold() {
     assert_eq!((served.places, served.next_asks), (vec![], false));
     let left = lock.leave(2, &hold, now, &|_| panic!("it is lost"));
     assert!(matches!(left, Left::Gone), "{left:?}");
-    assert!(lock.send_served().is_empty());
+    assert!(lock.begin_removal().is_empty());
 }
 
 #[test]

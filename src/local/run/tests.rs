@@ -206,10 +206,10 @@ impl Model {
             Step::Enqueue => {
                 self.own += 1;
                 self.asked_after.push(self.run.releases());
-                let removes = self.run.send_served();
+                let removes = self.run.begin_removal();
                 self.remove(&removes);
                 if self.holder == Holder::Nobody && self.head().is_none() {
-                    self.run.sent_served(&removes, true);
+                    self.run.end_removal(&removes, true);
                     return self.granted(self.own);
                 }
                 let ahead = match self.queue.last() {
@@ -223,7 +223,7 @@ impl Model {
             Step::Reply(n) => {
                 let at = self.replies.iter().position(|reply| reply.0 == n);
                 let (_, ahead, removed) = self.replies.remove(at.expect("a reply"));
-                self.run.sent_served(&removed, true);
+                self.run.end_removal(&removed, true);
                 let then = self.park(n, Some(ahead));
                 if then == Then::WaitsHere {
                     let ahead = self.queue.iter().take_while(|it| **it != Ticket::Own(n));
@@ -256,7 +256,7 @@ impl Model {
                 let at = self.replies.iter().position(|reply| reply.0 == n);
                 let (.., removed) = self.replies.remove(at.expect("a reply"));
                 self.queue.retain(|it| *it != Ticket::Own(n));
-                self.run.sent_served(&removed, false);
+                self.run.end_removal(&removed, false);
                 self.run.leave(n);
             }
             Step::Ask(n) => {
@@ -376,7 +376,7 @@ fn a_run_is_served_in_its_order_however_late_the_replies_are() {
         assert_eq!(run.pass(same), Some(n));
     }
     assert!(run.pass(same).is_none());
-    assert_eq!(run.send_served(), [10, 11, 12]);
+    assert_eq!(run.begin_removal(), [10, 11, 12]);
     // One that has come since was behind the last of them.
     assert_eq!(park(&mut run, 13, Some(Ahead::Own(12))), Then::WaitsHere);
     assert_eq!(run.ended(), Some(13));
@@ -440,11 +440,11 @@ fn no_more_are_served_than_one_request_can_remove() {
     }
     let served = (0..200).take_while(|_| run.pass(same).is_some()).count();
     assert_eq!(served, MOST_SERVED);
-    let sent = run.send_served();
+    let sent = run.begin_removal();
     assert!(run.pass(same).is_none(), "not removed yet");
-    run.sent_served(&sent[..1], false);
-    assert_eq!(run.send_served(), sent[..1]);
-    run.sent_served(&sent, true);
+    run.end_removal(&sent[..1], false);
+    assert_eq!(run.begin_removal(), sent[..1]);
+    run.end_removal(&sent, true);
     assert!(run.pass(same).is_some());
     assert!(run.pass(|_| false).is_none());
 }
