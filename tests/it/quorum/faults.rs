@@ -965,7 +965,7 @@ fn silent_nodes_do_not_make_an_unlock_last_longer_than_its_time() {
     let config = Config::new(servers[0].url()).lease(FOR_LONG);
     clients[0] = Client::open(config.response_timeout(TIME)).unwrap();
     let lock = red(&clients, &unique("silent"));
-    let took = (0..16).map(|_| {
+    let in_time = |_| {
         let guard = take(&lock);
         all_keep(&guard, 7);
         servers[1..].iter().for_each(Server::freeze);
@@ -978,9 +978,9 @@ fn silent_nodes_do_not_make_an_unlock_last_longer_than_its_time() {
             "{unlocked:?}"
         );
         nothing_is_left(&servers);
-        took
-    });
-    // Each of the six others takes a millisecond to be found silent, one after the other.
-    let least = took.min().unwrap();
-    assert!(least < TIME + ms(5), "{least:?}");
+        took < TIME + ms(12)
+    };
+    // Each of the six others takes a millisecond to be found silent, one after the other. On a busy machine the last of
+    // these ends with the second tick of the clock, 4 ms each.
+    assert!((0..16).any(in_time));
 }
