@@ -12,7 +12,7 @@ use redlatch::{CancelToken, Client, Error, LossReason, RedLock, RedLockGuard};
 
 use crate::support::{
     Crew, Deployment, Guard, LONG, Lock, Messages, Mode, Proxy, Server, Target, beside, delete,
-    deployment, elsewhere, eventually, everywhere, loosely, lua, ms, nothing_is_left_of, open,
+    deployment, elsewhere, eventually, is_gone, loosely, lua, ms, nothing_is_left_of, open,
     open_with_lease, settings, settings_by, skipped, stranger_holds, timed, unique,
 };
 
@@ -81,15 +81,6 @@ impl Lock for Red {
         Self(lock, pair)
     }
     crate::support::delegated!();
-}
-
-/// Whether no server keeps it.
-fn is_gone(server: &Server, name: &str) -> bool {
-    let gone = Mutex::new(true);
-    everywhere::<Red>(server, name, |server, _| {
-        *gone.lock().unwrap() &= !server.exists(name);
-    });
-    gone.into_inner().unwrap()
 }
 
 /// A majority of masters is not asked for in clusters, so there is nothing to test.
@@ -202,7 +193,7 @@ fn a_release_publishes_redissons_message_on_each_server() {
             "dropped" => drop(guard),
             _ => elsewhere(|| assert!(lock.force_unlock().unwrap())),
         }
-        eventually("it is free", || is_gone(&server, &name));
+        eventually("it is free", || is_gone::<Red>(&server, &name));
         for (server, messages) in servers.iter().zip(&mut listeners) {
             let mut heard = messages.published(server);
             heard.retain(|(channel, _)| channel.contains(&name));
@@ -248,7 +239,7 @@ fn passing_it_on_inside_the_process_asks_nobody() {
     assert_eq!(after.passed - before.passed, THREADS);
     assert_eq!(server.calls("hexists"), asked);
     assert_eq!(owners.lock().unwrap().len(), 1, "one tenure, one owner");
-    eventually("the last has released", || is_gone(&server, &name));
+    eventually("the last has released", || is_gone::<Red>(&server, &name));
 }
 
 // M4, M9: later than a node is waited for is too late, and a minority that has granted in time gets it back.
@@ -287,7 +278,7 @@ fn a_grant_that_comes_too_late_is_not_one() {
     for proxy in &proxies {
         proxy.pass();
     }
-    eventually("no trace is left", || is_gone(&server, &name));
+    eventually("no trace is left", || is_gone::<Red>(&server, &name));
     assert_eq!(clients[0].stats().holds, 0);
     assert!(lock.try_lock_for(LONG).unwrap().is_some());
 }
@@ -305,7 +296,7 @@ fn an_acquire_whose_caller_was_cancelled_is_undone() {
     let clients = [open(&server), by(0), by(1)];
     let lock = RedLock::new(&clients, &name).unwrap();
     lock.lock().unwrap().unlock().unwrap();
-    eventually("warm", || is_gone(&server, &name));
+    eventually("warm", || is_gone::<Red>(&server, &name));
     for mode in [Mode::Stall, Mode::Delay(ms(300))] {
         for proxy in &proxies {
             proxy.set(Target::Link, mode);
@@ -324,10 +315,12 @@ fn an_acquire_whose_caller_was_cancelled_is_undone() {
         for proxy in &proxies {
             proxy.pass();
         }
-        eventually("what was taken is given back", || is_gone(&server, &name));
+        eventually("what was taken is given back", || {
+            is_gone::<Red>(&server, &name)
+        });
         assert_eq!(clients[0].stats().holds, 0);
         assert!(lock.try_lock_for(LONG).unwrap().is_some());
-        eventually("free", || is_gone(&server, &name));
+        eventually("free", || is_gone::<Red>(&server, &name));
     }
 }
 
@@ -406,7 +399,7 @@ fn two_servers_that_forget_lose_the_lock() {
         let loss = guard.lost().recv_timeout(LONG).unwrap();
         assert_eq!((loss.reason, loss.name), (LossReason::Forced, name.clone()));
         assert!(!guard.is_valid() && guard.nodes_held() == 0);
-        eventually("the third is given back", || is_gone(&server, &name));
+        eventually("the third is given back", || is_gone::<Red>(&server, &name));
         assert!(guard.unlock().is_err());
 
         // The same, with an unlock before anybody knows.
@@ -418,7 +411,7 @@ fn two_servers_that_forget_lose_the_lock() {
             matches!(&lost, Error::Lost { name: its, reason: LossReason::Forced } if *its == name),
             "{lost:?}"
         );
-        eventually("nothing is left", || is_gone(&server, &name));
+        eventually("nothing is left", || is_gone::<Red>(&server, &name));
     }
 }
 
@@ -444,7 +437,7 @@ fn closing_the_first_client_wakes_and_gives_back_on_every_server() {
     crew.join();
     let loss = guard.lost().recv_timeout(LONG).unwrap();
     assert_eq!(loss.reason, LossReason::Closed);
-    eventually("it is given back", || is_gone(&server, &held));
+    eventually("it is given back", || is_gone::<Red>(&server, &held));
     drop(guard);
-    assert!(theirs.is_valid() && !is_gone(&server, &busy));
+    assert!(theirs.is_valid() && !is_gone::<Red>(&server, &busy));
 }

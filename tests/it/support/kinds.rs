@@ -1,5 +1,6 @@
 //! What all kinds of locks have in common, for tests of any of them.
 
+use std::cell::Cell;
 use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -138,6 +139,15 @@ pub(crate) fn everywhere<L: Lock>(server: &Server, name: &str, what: impl Fn(&Se
     for server in others.iter().flat_map(|servers| servers.iter()) {
         what(server, &names);
     }
+}
+
+/// Whether no server keeps anything of it.
+pub(crate) fn is_gone<L: Lock>(server: &Server, name: &str) -> bool {
+    let gone = Cell::new(true);
+    everywhere::<L>(server, name, |server, keys| {
+        gone.set(gone.get() && !keys.iter().any(|key| server.exists(key)));
+    });
+    gone.get()
 }
 
 /// Does away with a lock, without a word.
