@@ -233,8 +233,13 @@ impl<'a> Contender<'a> {
     fn was_handed_over(mut self, hold: Arc<Hold>) -> GuardInner {
         if self.listening.has_begun() {
             self.listening.leave();
-            let mut state = self.entry.lock();
-            state.forget_contender(self.listening.known_waiter());
+        }
+        let mut state = self.entry.lock();
+        state.forget_contender(self.listening.known_waiter());
+        let needs_clearing = state.lock.needs_clearing();
+        drop(state);
+        if needs_clearing {
+            self.session().clear_served_soon(&self.entry);
         }
         self.session().counters.passed.add(1);
         GuardInner::new(self.lock, hold, self.params.thread)

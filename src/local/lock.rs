@@ -664,6 +664,20 @@ impl<W: Clone, H: Holding, R, X: Default> LocalLock<W, H, R, X> {
         }
     }
 
+    /// Whether somebody has to [clear](Self::clear_served) what was served soon, and nobody is to yet.
+    pub(crate) fn needs_clearing(&mut self) -> bool {
+        self.run_mut().is_some_and(Run::needs_clearing)
+    }
+
+    /// The places of those who were served in memory, for a request of their own, although the lock may still be held: it
+    /// may have been lost without anybody here knowing.
+    pub(crate) fn clear_served(&mut self) -> Served {
+        Served {
+            places: self.run_mut().map(Run::clear_served).unwrap_or_default(),
+            next_asks: false,
+        }
+    }
+
     fn holder(&mut self, thread: u64, hold: &H) -> Option<&mut Holder<H>> {
         let holder = self.exclusive.as_mut();
         holder.filter(|holder| holder.thread == thread && holder.hold == *hold)

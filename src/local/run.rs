@@ -17,7 +17,8 @@
 //!
 //! Only a parked thread is served in memory: no request of its place is under way. Its place is still in Redis then, where
 //! nobody is notified while the lock is held; the next script of this process removes it, at the latest the release. If
-//! the hold is lost instead, that is a request of its own.
+//! the hold is lost instead, that is a request of its own. So it is soon after the hand-over if nothing else was sent: the
+//! hold may be lost without anybody here knowing, and others would wait for places that nobody uses.
 //!
 //! What is known can be wrong where places were lost: another process's place may have come back to the front, or the
 //! server may have lost the queue. Then one waits for at most a tenure of this process. Who holds never depends on it.
@@ -82,6 +83,8 @@ pub(super) struct Run<P> {
     releases: u64,
     places: Vec<Place<P>>,
     served: Vec<Served>,
+    /// Somebody is to remove soon what no other request has removed by then.
+    is_cleared_soon: bool,
     /// Those that gave their places up lately, and who was ahead of them: a reply that is still on its way may name them.
     left: VecDeque<(u64, Ahead)>,
 }
@@ -95,6 +98,7 @@ impl<P> Default for Run<P> {
             releases: 0,
             places: Vec::new(),
             served: Vec::new(),
+            is_cleared_soon: false,
             left: VecDeque::new(),
         }
     }
@@ -345,7 +349,18 @@ impl<P> Run<P> {
         }
     }
 
-    /// All served places that may be in Redis: a release is sent until it is acknowledged.
+    /// Whether somebody has to [clear](Self::clear_served) what was served soon, and nobody is to yet.
+    pub(super) fn needs_clearing(&mut self) -> bool {
+        !self.served.is_empty() && !std::mem::replace(&mut self.is_cleared_soon, true)
+    }
+
+    /// The served places, for a request of their own.
+    pub(super) fn clear_served(&mut self) -> Vec<u64> {
+        self.is_cleared_soon = false;
+        self.take_served()
+    }
+
+    /// All served places that may be in Redis: a release is sent until it is acknowledged, and so is a request of their own.
     pub(super) fn take_served(&mut self) -> Vec<u64> {
         self.served.drain(..).map(|served| served.number).collect()
     }

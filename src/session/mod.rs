@@ -77,6 +77,8 @@ pub(crate) struct Session {
     pub(crate) subscriber: Subscribers,
     pub(crate) counters: Arc<Counters>,
     notices: Notices,
+    /// Those where threads were served in memory lately, whose places may be in the queue of Redis.
+    have_served: Mutex<Vec<Arc<Entry>>>,
     give_back_on_close: &'static [GiveBack],
     closed: AtomicBool,
     /// What came of closing, once that is known, and who waits for it.
@@ -219,6 +221,7 @@ impl Session {
             subscriber,
             counters,
             notices: Notices::new(config.on_lost),
+            have_served: Mutex::default(),
             give_back_on_close,
             closed: AtomicBool::new(false),
             close_outcome: Mutex::new(None),
@@ -388,14 +391,11 @@ impl Session {
         let left = self.leave_served(entry, &served);
         state.notify(&next);
         drop(state);
-        if let Some(left) = left {
-            self.connection.flush_to(&left);
-            self.watchdog.housekeep_soon();
-        }
+        self.write(left);
         wake(next);
     }
 
-    /// Queues the request that gives up these places.
+    /// Queues the request that gives up these places, before anybody of this process can ask again.
     fn leave_served(&self, entry: &Entry, served: &Served) -> Option<Arc<Call>> {
         let id = |place: &u64| self.owners.id(OwnerNumber(*place));
         let places: Vec<_> = served.places.iter().map(id).collect();
@@ -403,6 +403,31 @@ impl Session {
         let call = Call::deferred(entry.leaving(request, Instant::now() + UNDO_FOR));
         self.connection.submit(&call);
         Some(call)
+    }
+
+    /// Writes such a request once no mutex is held.
+    fn write(&self, left: Option<Arc<Call>>) {
+        if let Some(left) = left {
+            self.connection.flush_to(&left);
+            self.watchdog.housekeep_soon();
+        }
+    }
+
+    /// Has the housekeeping remove the places of those who were served in memory, unless that is done by then.
+    pub(crate) fn clear_served_soon(&self, entry: &Arc<Entry>) {
+        self.have_served.lock().push(Arc::clone(entry));
+        self.watchdog.housekeep_soon();
+    }
+
+    fn clear_served(&self) {
+        let entries = std::mem::take(&mut *self.have_served.lock());
+        for entry in entries {
+            let mut state = entry.lock();
+            let served = state.lock.clear_served();
+            let left = self.leave_served(&entry, &served);
+            drop(state);
+            self.write(left);
+        }
     }
 
     /// Ends the subscription that the contender of a hold has left behind, if it lingers.
@@ -577,6 +602,7 @@ impl Housekeeping for Session {
     }
 
     fn housekeep(&self, meanwhile: Meanwhile<'_>) -> bool {
+        self.clear_served();
         let until = Instant::now() + self.connect_timeout.min(self.lease / 10);
         let unread = self.connection.housekeep(until, meanwhile);
         let idle = self.registry.sweep(Instant::now()).left;

@@ -50,6 +50,8 @@ enum Step {
     Expires,
     /// The hold is known to be lost; a thread that was handed it and sleeps asks Redis after all.
     Loses,
+    /// The places of those that were served are removed by a request of their own.
+    Clears,
 }
 
 #[derive(Debug, Clone)]
@@ -120,6 +122,9 @@ impl Model {
         }
         if self.is_held {
             steps.push(Step::Loses);
+            if !self.run.served.is_empty() {
+                steps.push(Step::Clears);
+            }
         }
         match self.holder {
             Holder::Us | Holder::Lost => steps.push(Step::Expires),
@@ -269,6 +274,10 @@ impl Model {
                 self.holder = Holder::Them;
             }
             Step::ForeignReleases => self.holder = Holder::Nobody,
+            Step::Clears => {
+                let served = self.run.clear_served();
+                self.remove(&served);
+            }
             Step::Wakes => self.sleeps = None,
             Step::Expires => self.holder = Holder::Nobody,
             Step::Leaves => match self.run.pass(same) {
@@ -480,4 +489,25 @@ fn only_so_many_that_left_are_remembered() {
     assert_eq!(run.left.len(), MOST_LEFT);
     run.forget_left();
     assert!(run.left.is_empty());
+}
+
+#[test]
+fn what_was_served_is_cleared_once() {
+    let mut run = Run::default();
+    run.granted(Some(1));
+    assert!(!run.needs_clearing(), "nobody was served");
+    for n in [2, 4] {
+        park(&mut run, n, Some(Ahead::Own(n / 2)));
+        assert_eq!(run.pass(same), Some(n));
+    }
+    assert!(run.needs_clearing() && !run.needs_clearing());
+    // Whoever has released it meanwhile need not notify anybody again.
+    assert_eq!(run.ended(), None);
+    assert_eq!(run.take_served(), [2, 4]);
+    run.granted(Some(5));
+    park(&mut run, 6, Some(Ahead::Own(5)));
+    assert_eq!(run.pass(same), Some(6));
+    assert!(!run.needs_clearing());
+    assert_eq!(run.clear_served(), [6]);
+    assert!(!run.needs_clearing(), "nothing is left");
 }

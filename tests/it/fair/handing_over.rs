@@ -6,6 +6,8 @@ use std::time::Duration;
 use crossbeam_channel::bounded;
 use redlatch::{Client, Config, Error};
 
+#[cfg(feature = "cluster")]
+use crate::support::Deployment;
 use crate::support::fair::{Line, nothing_left, queued};
 use crate::support::{
     LONG, Mode, Net, Server, Target, eventually, loosely, ms, open, timed, unique,
@@ -152,10 +154,12 @@ fn after_a_loss_the_next_asks_at_once_and_what_was_served_is_gone() {
 }
 
 /// How a hold is lost after it was handed over.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 enum Loss {
     /// By this client.
     ForceUnlock,
+    /// By another one, long before this one renews anything.
+    ForcedElsewhere,
     /// The key is gone, and the next renewal finds that out.
     Deleted,
     /// Nothing is renewed for longer than the lease, while the server waits for its place in the queue to end.
@@ -166,22 +170,41 @@ enum Loss {
 timed!(places_of_those_who_were_served_do_not_outlive_a_lost_hold);
 fn places_of_those_who_were_served_do_not_outlive_a_lost_hold() {
     thread::scope(|scope| {
-        for loss in [Loss::ForceUnlock, Loss::Deleted, Loss::Cut] {
+        for loss in [
+            Loss::ForceUnlock,
+            Loss::ForcedElsewhere,
+            Loss::Deleted,
+            Loss::Cut,
+        ] {
             scope.spawn(move || {
-                let handed_over = (0..10).any(|_| after(loss));
+                let handed_over = (0..10).any(|_| after(loss, Server::start()));
                 assert!(handed_over, "{loss:?}: disturbed each time");
             });
         }
     });
 }
 
+// Nobody ever gets a grace there.
+#[cfg(feature = "cluster")]
+timed!(in_a_cluster_the_places_of_the_served_do_not_outlive_a_hold_that_others_end);
+#[cfg(feature = "cluster")]
+fn in_a_cluster_the_places_of_the_served_do_not_outlive_a_hold_that_others_end() {
+    let server = || Server::start_as(Deployment::Cluster);
+    let handed_over = (0..10).any(|_| after(Loss::ForcedElsewhere, server()));
+    assert!(handed_over, "disturbed each time");
+}
+
 /// `false` if the lock was not handed over.
-fn after(loss: Loss) -> bool {
+fn after(loss: Loss, server: Server) -> bool {
     const WAITER_LEASE: Duration = ms(30_000);
+    let lease = match loss {
+        Loss::ForcedElsewhere => ms(60_000),
+        _ => ms(900),
+    };
     let net = Net::of(
-        Server::start(),
+        server,
         |config| {
-            let config = config.tenure(Duration::from_secs(1)).lease(ms(900));
+            let config = config.tenure(Duration::from_secs(1)).lease(lease);
             config.waiter_lease(WAITER_LEASE)
         },
         |config| config,
@@ -217,6 +240,10 @@ fn after(loss: Loss) -> bool {
     }
     match loss {
         Loss::ForceUnlock => assert!(lock.force_unlock().unwrap()),
+        Loss::ForcedElsewhere => {
+            let other = net.other.fair_lock(&net.name);
+            assert!(other.force_unlock().unwrap());
+        }
         Loss::Deleted => {
             let () = net.server.ask(&["DEL", &net.name]);
         }
@@ -229,10 +256,15 @@ fn after(loss: Loss) -> bool {
     }
     let next = line.received.recv_timeout(loosely(ms(5_000)));
     assert_eq!(next, Ok(2), "{loss:?}");
+    if loss != Loss::ForcedElsewhere {
+        eventually("it is noticed", || net.client.stats().lost > 0);
+    }
     go.send(true).unwrap();
     line.crew.join();
     nothing_left(&net.server);
-    assert_eq!(net.client.stats().lost, 1, "{loss:?}");
+    if loss != Loss::ForcedElsewhere {
+        assert_eq!(net.client.stats().lost, 1, "{loss:?}");
+    }
     true
 }
 

@@ -127,7 +127,11 @@ impl Server {
     /// An empty server that answers: one that another test is done with, or a new one. Clients reach it as
     /// `REDIS_DEPLOYMENT` says.
     pub(crate) fn start() -> Self {
-        let deployment = deployment();
+        Self::start_as(deployment())
+    }
+
+    /// The same, whatever `REDIS_DEPLOYMENT` says.
+    pub(crate) fn start_as(deployment: Deployment) -> Self {
         let start = || match deployment {
             #[cfg(feature = "tls")]
             Deployment::Tls => Self::start_tls(&super::authority().issue(&["127.0.0.1"]), &[]),
