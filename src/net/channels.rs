@@ -24,6 +24,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::net::own_message::OwnMessage;
@@ -67,6 +68,14 @@ pub(crate) trait Listener: Send + Sync {
     fn set_listening(&self, listening: bool);
 }
 
+/// From what number the messages of a subscription are counted: no other subscription of this process comes to it, at
+/// whatever server. A thread compares the number at which a release was queued with that of the subscription which it
+/// takes over, and that may be at another master by then: the channel's slot has moved.
+fn first_message() -> u64 {
+    static SUBSCRIPTIONS: AtomicU64 = AtomicU64::new(1);
+    SUBSCRIPTIONS.fetch_add(1, Ordering::Relaxed) << 32
+}
+
 /// All channels, and what is under way on the connection if there is one.
 #[derive(Default)]
 pub(super) struct Channels {
@@ -92,7 +101,7 @@ struct Channel {
     asked: bool,
     confirmed: bool,
     refused: bool,
-    /// How many messages have come, counted from a number that no other subscription has.
+    /// How many messages have come, counted from [`first_message`].
     messages: u64,
 }
 
@@ -313,7 +322,7 @@ impl Channels {
                 asked,
                 confirmed: false,
                 refused,
-                messages: epoch << 32,
+                messages: first_message(),
             }
         });
         waiter.set_listening(channel.is_listening());
@@ -425,8 +434,7 @@ impl Channels {
         for channel in self.wanted.values_mut() {
             (channel.asked, channel.confirmed) = (false, false);
             // Messages may be lost until there is another.
-            self.last_epoch += 1;
-            channel.messages = self.last_epoch << 32;
+            channel.messages = first_message();
             // Under the mutex. Later, a waiter may listen to another channel or at another master.
             for waiter in &mut channel.waiters {
                 waiter.own.lost();
@@ -673,6 +681,23 @@ mod model {
             message(&mut channels);
             assert_eq!((*before.0.lock(), *after.0.lock()), (2, 1), "another's");
         }
+    }
+
+    /// A release was queued while its channel belonged to one master; whoever comes after it listens at another.
+    #[test]
+    fn subscriptions_at_two_masters_never_count_the_same_messages() {
+        let [mut before, mut after] = [Channels::default(), Channels::default()];
+        for channels in [&mut before, &mut after] {
+            channels.connected(false);
+            listens(channels);
+            channels.answered(false, *BEGIN);
+        }
+        let queued_at = before.messages("a");
+        let (waiter, counts) = listens(&mut after);
+        after.comes_after("a", waiter, queued_at);
+        after.settle_own("a", waiter, true);
+        message(&mut after);
+        assert_eq!(*counts.0.lock(), 1, "the release was announced elsewhere");
     }
 
     #[test]
