@@ -56,6 +56,8 @@ pub(crate) struct Contender<'a> {
     /// Several other processes wait, and this one has had the lock before.
     steps_aside: bool,
     was_refused: bool,
+    /// Announced before the client may close.
+    unannounced: quorum::Unannounced,
     _contending: Contending<'a>,
 }
 
@@ -117,6 +119,7 @@ impl<'a> Contender<'a> {
             is_granted: false,
             steps_aside: false,
             was_refused: false,
+            unannounced: quorum::Unannounced::default(),
             _contending: lock.session().contending(),
         }
     }
@@ -647,7 +650,16 @@ impl Strategy for Contender<'_> {
                     comes_again_in: wait.asks_again().then(|| self.way.longest_pause()),
                     known,
                 };
-                quorum::ask(servers, lock, &self.entry, wait, request, until)?
+                let unannounced = &mut self.unannounced;
+                quorum::ask(
+                    servers,
+                    unannounced,
+                    lock,
+                    &self.entry,
+                    wait,
+                    request,
+                    until,
+                )?
             }
             None => self.ask_server(until)?,
         };

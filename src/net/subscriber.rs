@@ -49,7 +49,7 @@ const AWAY: Duration = Duration::from_millis(100);
 
 /// The longest a thread parks before it asks again: at first, and once it has parked several times while the connection
 /// works.
-const POLL_CAP: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(5));
+pub(crate) const POLL_CAP: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(5));
 
 /// The same for a channel to which this user may not subscribe.
 pub(crate) const POLL_CAP_UNHEARD: Duration = Duration::from_millis(100);

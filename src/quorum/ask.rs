@@ -11,6 +11,24 @@
 //! A caller that has found the lock busy lately checks first, and asks for the lock only if a majority of nodes has it free,
 //! or if a release was announced since. An attempt that takes a minority for a moment would prevent the holder from taking
 //! these nodes again if it has lost them.
+//!
+//! Others may be refused because of what an attempt takes for a moment, and then wait for a message. So whatever is given
+//! back is announced, sooner or later:
+//!
+//! ```text
+//!          a majority                                   released, lost
+//! asks ─────────────────► held ────────────────────────────────────────► announced
+//!  │ ▲ │ too few, and does not ask again                                    ▲  ▲
+//!  │ │ └────────────────────────────────────────────────────────────────────┘  │
+//!  │ └──────────────────┐                                                      │
+//!  ▼  too few           │ after a pause                                        │
+//! silent ───────────────┤ gives up: cancelled, closed, out of time, an error   │
+//!                       ├──────────────────────────────────────────────────────┘
+//!                       └► a majority is taken: whoever took it comes to one of these ends in turn
+//! ```
+//!
+//! Silence spares those who wait: most who were granted too few ask again within milliseconds, and one of them has the lock
+//! then.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -20,9 +38,10 @@ use redis::Value;
 
 use crate::error::{Error, Result};
 use crate::hold::{Entry, Hold};
-use crate::local::lock::LeasePolicy;
-use crate::net::call::{Answer, Attempt};
+use crate::local::lock::{LeasePolicy, Mode};
+use crate::net::call::{Answer, Attempt, Call};
 use crate::net::request::Request;
+use crate::net::subscriber::POLL_CAP;
 use crate::protocol::kind::Protocol;
 use crate::protocol::{keys, red};
 use crate::quorum::failure::Short;
@@ -67,6 +86,17 @@ pub(crate) enum QuorumReply {
     /// Granted, with too little of the lease left to be of use; it is being given back.
     GrantedTooLate,
     TooFew(Short),
+    /// The caller has to stop, and has not asked for it.
+    Stopped,
+}
+
+/// What an attempt has taken and given back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum GivenBack {
+    Nothing,
+    Announced,
+    /// Without a message, since the caller asks again shortly. If it does not, it has to [announce](Quorum::announce) that.
+    Silently,
 }
 
 /// What a caller requests.
@@ -172,7 +202,7 @@ impl Quorum {
         request: QuorumRequest,
         until: Instant,
         stop: &dyn Fn() -> bool,
-    ) -> QuorumReply {
+    ) -> (QuorumReply, GivenBack) {
         let nodes = &self.nodes;
         // So that closing one of the clients waits until the attempt is undone.
         let sessions = nodes.list.iter().map(|node| &node.session);
@@ -183,7 +213,10 @@ impl Quorum {
             Known::Released => false,
         };
         if looks && let Some(busy) = self.look(request.ttl, until, stop) {
-            return busy;
+            return (busy, GivenBack::Nothing);
+        }
+        if stop() {
+            return (QuorumReply::Stopped, GivenBack::Nothing);
         }
         let quorum_hold = QuorumHold::new(nodes, request.lease, request.ttl, request.up_for);
         let mut acquire = |node: usize| quorum_hold.acquire(node);
@@ -213,21 +246,36 @@ impl Quorum {
                 self.granted_in.store(took, Ordering::Relaxed);
                 quorum_hold.is_granted(sent_at);
                 nodes.housekeep_soon();
-                return QuorumReply::Granted { hold, sent_at };
+                return (QuorumReply::Granted { hold, sent_at }, GivenBack::Nothing);
             }
         }
         let comes_again = |pause| !stop() && Instant::now() + pause < until;
-        drop(quorum_hold.let_go(request.comes_again_in.is_some_and(comes_again)));
+        let comes_again = request.comes_again_in.is_some_and(comes_again);
+        let (_, given_back) = quorum_hold.let_go(comes_again);
         nodes.flush();
         nodes.housekeep_soon();
         let busy = |value: &Value| matches!(value, Value::Int(_));
-        if nodes.majority.has(granted) {
+        let reply = if nodes.majority.has(granted) {
             QuorumReply::GrantedTooLate
         } else if nodes.majority.has(granted + round.count(&busy)) {
             self.busy(&round, true)
         } else {
             QuorumReply::TooFew(nodes.short(granted, round.replies))
+        };
+        (reply, given_back)
+    }
+
+    /// Announces that the lock may be free, at every node where nobody has it: the release of a hold that does not exist.
+    pub(crate) fn announce(&self) {
+        let useful_until = Instant::now() + POLL_CAP.1;
+        for Node { session, entry } in &self.nodes.list {
+            let owner = session.owners.id(session.owners.draw());
+            let mut release = entry.release(Mode::Exclusive, &owner, useful_until, false);
+            release.info.undo = true;
+            session.connection.submit(&Call::deferred(release));
         }
+        self.nodes.flush();
+        self.nodes.housekeep_soon();
     }
 
     /// How long a process lets others go first after its tenure, at least `shortest`.

@@ -126,7 +126,7 @@ impl QuorumHold {
 
 impl Backing for QuorumHold {
     fn release(&self, _hold: &Hold, _undo: bool) -> Arc<Call> {
-        self.let_go(false)
+        self.let_go(false).0
     }
 
     fn deliver(&self, _release: &Call) {

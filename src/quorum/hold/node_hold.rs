@@ -63,6 +63,16 @@ impl NodeHold {
         self.hold.release_of(&self.owner, undo)
     }
 
+    /// The request that undoes an acquire of unknown outcome. `announces`: those who wait are notified if nobody has it then.
+    pub(super) fn undoing(&self, announces: bool) -> Deferred {
+        let mut undoing = self.release(true);
+        if announces {
+            let protocol = &self.hold.entry().protocol;
+            undoing.request = protocol.release(self.hold.mode, &self.owner);
+        }
+        undoing
+    }
+
     /// The hold that it belongs to, unless either is over.
     fn keeper(&self) -> Option<Arc<dyn Keeper>> {
         let keeper = self.keeper.upgrade();

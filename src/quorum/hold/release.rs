@@ -12,8 +12,9 @@ use crate::error::LossReason;
 use crate::net::call::{Call, Fault};
 use crate::net::connection::WaitFault;
 use crate::protocol::script::{self, Released};
+use crate::quorum::ask::GivenBack;
 use crate::quorum::failure::Short;
-use crate::quorum::hold::{QuorumHold, Releasing, Stage, State};
+use crate::quorum::hold::{QuorumHold, Releasing, Share, Stage, State};
 use crate::quorum::keeping::ReleaseTally;
 use crate::quorum::nodes::{Gather, Nodes, Visit, Visits, node_timeout};
 use crate::quorum::tally::Tally;
@@ -21,8 +22,9 @@ use crate::quorum::tally::Tally;
 impl QuorumHold {
     /// Ends all shares and queues their releases, which have to be flushed. `comes_again`: it was not granted, and whoever
     /// has asked for it asks again shortly.
-    pub(crate) fn let_go(&self, comes_again: bool) -> Arc<Call> {
+    pub(crate) fn let_go(&self, comes_again: bool) -> (Arc<Call>, GivenBack) {
         let mut state = self.state.lock();
+        let mut given_back = GivenBack::Nothing;
         if !std::mem::replace(&mut state.let_go, true) {
             self.look(&mut state);
             let kept = state.shares.iter().filter(|share| share.may_be_kept());
@@ -30,6 +32,12 @@ impl QuorumHold {
             // Somebody else may have seen that a majority of nodes was taken, by this attempt and perhaps by others, and wait
             // for the announcement. Whoever comes again takes the lock, or loses it to somebody who announces its release.
             let announces = was_held || !comes_again;
+            if state.shares.iter().any(Share::may_be_kept) {
+                given_back = match announces {
+                    true => GivenBack::Announced,
+                    false => GivenBack::Silently,
+                };
+            }
             let releases = (0..state.shares.len()).map(|node| Releasing {
                 kept: state.shares[node].kept,
                 call: self.release_share(&mut state, node, announces),
@@ -44,7 +52,8 @@ impl QuorumHold {
         }
         let release = state.releases.iter().find_map(|its| its.call.clone());
         // If there is nothing to release, a call that was never sent.
-        release.unwrap_or_else(|| Call::deferred(state.shares[0].hold.release(true)))
+        let release = release.unwrap_or_else(|| Call::deferred(state.shares[0].hold.release(true)));
+        (release, given_back)
     }
 
     /// Ends the share of one node and queues the release of everything that may be there.
@@ -61,7 +70,7 @@ impl QuorumHold {
         for attempt in share.doubtful.drain(..) {
             session
                 .connection
-                .submit(&Call::deferred(attempt.release(true)));
+                .submit(&Call::deferred(attempt.undoing(announces)));
         }
         let mut release = match std::mem::replace(&mut share.stage, Stage::Fresh) {
             Stage::Fresh => return None,

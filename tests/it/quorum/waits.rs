@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, bounded, select, unbounded};
-use redlatch::{Client, RedLockGuard};
+use redlatch::{CancelToken, Client, Error, RedLockGuard};
 
 use crate::support::quorum::{all_keep, masters, nothing_is_left, open, open_with, red, take};
 use crate::support::{
@@ -328,6 +328,143 @@ fn what_is_given_back_unread_is_announced() {
     got.recv_timeout(LONG).unwrap();
     crew.join();
     nothing_is_left(&servers);
+}
+
+/// Those who wait for a lock of three servers, of which others were granted the last two. So whoever asks is granted the
+/// first, gives that back without a message, and asks again after a pause. It may have been the reason to wait.
+struct Split {
+    servers: Vec<Server>,
+    name: String,
+    waiter: Vec<Client>,
+    crew: Crew,
+    token: CancelToken,
+}
+
+impl Split {
+    fn new(name: &str) -> Self {
+        let split = Self {
+            servers: masters(3),
+            name: unique(name),
+            waiter: Vec::new(),
+            crew: Crew::new(),
+            token: CancelToken::new(),
+        };
+        for server in &split.servers[1..] {
+            server.cli(&["HSET", &split.name, "somebody:1", "1"]);
+            server.cli(&["PEXPIRE", &split.name, "60000"]);
+        }
+        split
+    }
+
+    /// A thread of another process waits, which can be notified by a message only until it looks for itself.
+    fn waits(&mut self) {
+        self.waiter = open(&self.servers);
+        let lock = red(&self.waiter, &self.name).cancel_on(&self.token);
+        self.crew.spawn(move || {
+            let result = lock.lock();
+            assert!(matches!(result, Err(Error::Cancelled)), "{result:?}");
+        });
+        for server in &self.servers {
+            subscribed(server, 1);
+        }
+        self.crew.all_parked();
+    }
+
+    fn given_back(&self) -> u64 {
+        self.servers[0].calls("hdel")
+    }
+
+    /// It has no other reason to wake.
+    fn is_notified(&self) -> bool {
+        self.waiter[0].stats().wakes > 0
+    }
+
+    /// A thread asks, and is stopped as soon as it has given back what it was granted.
+    fn is_stopped(&self, stop: impl Fn(&[Client], &CancelToken)) {
+        let (clients, token) = (open(&self.servers), CancelToken::new());
+        let lock = red(&clients, &self.name).cancel_on(&token);
+        let before = self.given_back();
+        let mut crew = Crew::new();
+        crew.spawn(move || assert!(lock.lock().is_err()));
+        while self.given_back() == before {
+            std::thread::yield_now();
+        }
+        stop(&clients, &token);
+        crew.join();
+    }
+
+    /// Within what time the waiter looks for itself does not matter: that is no message.
+    fn ends(self) {
+        self.token.cancel();
+        self.crew.join();
+    }
+}
+
+// L1: it was to ask again. Now and then it has done so by then, and has found that others keep a majority: they announce it.
+#[test]
+fn whoever_is_cancelled_in_the_pause_after_a_split_announces_what_it_gave_back() {
+    let mut split = Split::new("cancelled");
+    split.waits();
+    eventually("the other one is notified", || {
+        split.is_stopped(|_, token| token.cancel());
+        split.is_notified()
+    });
+    split.ends();
+}
+
+// L1
+#[test]
+fn whoever_is_closed_in_the_pause_after_a_split_announces_what_it_gave_back() {
+    let mut split = Split::new("closed");
+    split.waits();
+    eventually("the other one is notified", || {
+        split.is_stopped(|clients, _| drop(clients[0].close(LONG)));
+        split.is_notified()
+    });
+    split.ends();
+}
+
+// L1: it asks twice, and neither time is the last for certain.
+#[test]
+fn whoever_fails_after_it_was_granted_too_few_announces_what_it_gave_back() {
+    let mut split = Split::new("refused");
+    split.waits();
+    for server in &split.servers[1..] {
+        server.cli(&["SET", &split.name, "no lock"]);
+    }
+    let clients = open(&split.servers);
+    let failed = red(&clients, &split.name).lock();
+    assert!(matches!(failed, Err(Error::WrongType { .. })), "{failed:?}");
+    eventually("the other one is notified", || split.is_notified());
+    split.ends();
+}
+
+// L1, D1: granted over a connection that is lost before anybody knows.
+#[test]
+fn what_is_undone_after_its_connection_was_lost_is_announced() {
+    let mut split = Split::new("torn");
+    let proxies: Vec<_> = split.servers.iter().map(Proxy::before).collect();
+    let open = |proxy: &Proxy| Client::open(proxy.url()).unwrap();
+    let clients: Vec<_> = proxies.iter().map(open).collect();
+    drop(take(&red(&clients, &unique("warm"))));
+    split.waits();
+    let trap = proxies[0].swallow_reply_to(&split.name);
+    for proxy in &proxies[1..] {
+        proxy.set(Target::Link, Mode::Stall);
+    }
+    let lock = red(&clients, &split.name).lease(FOR_LONG);
+    let mut crew = Crew::new();
+    crew.spawn(move || assert!(!matches!(lock.try_lock(), Ok(Some(_)))));
+    eventually("it is taken", || {
+        trap.fired() && split.servers[0].exists(&split.name)
+    });
+    proxies[0].cut(Target::Link);
+    for proxy in &proxies[1..] {
+        proxy.pass();
+    }
+    eventually("the other one is notified", || split.is_notified());
+    crew.join();
+    split.ends();
 }
 
 // L1: nobody counts those who may not subscribe.
