@@ -17,7 +17,7 @@ use crate::error::LossReason;
 use crate::error::{Error, Result};
 use crate::hold::entry::wake;
 use crate::hold::{Entry, Hold, UNDO_FOR, Waiter, Wakeup};
-use crate::local::lock::{Mode, Order, Parked, Start, Wakeups};
+use crate::local::lock::{Mode, Order, Parked, Start};
 use crate::local::run::{Ahead, Then};
 use crate::net::call::{Attempt, Call, Undo};
 use crate::net::route;
@@ -184,6 +184,7 @@ impl<'a> Contender<'a> {
         let mut state = self.entry.lock();
         state.lock.end_removal(&queued.served, true);
         state.lock.refused_place(queued.place);
+        let mut stranded = Vec::new();
         // A late request could be granted the lock by Redis as well.
         if queued.is_certain() {
             let parked = Parked {
@@ -191,17 +192,19 @@ impl<'a> Contender<'a> {
                 lease: self.params.lease,
                 waiter,
             };
-            let then = state
-                .lock
-                .park(queued.place, ahead, queued.asked_after, parked);
+            // It waits here once, and for a limited time.
+            let may_wait = !queued.has_waited;
+            let asked_after = queued.asked_after;
+            (queued.then, stranded) =
+                state
+                    .lock
+                    .park(queued.place, ahead, asked_after, may_wait, parked);
+            queued.has_waited |= queued.then == Then::WaitsHere;
             queued.is_known = true;
-            // Once, and for a limited time.
-            let waits = then == Then::WaitsHere;
-            if !waits || !std::mem::replace(&mut queued.has_waited, true) {
-                queued.then = then;
-            }
+            store_to_ask(&stranded);
         }
         drop(state);
+        wake_to_ask(stranded);
         queued.served.clear();
         if queued.then != Then::Listens {
             self.listening.watch(self.lock.cancel.as_ref());
@@ -222,13 +225,10 @@ impl<'a> Contender<'a> {
             return Some(hold);
         }
         state.lock.end_removal(&queued.served, false);
-        let next = Wakeups {
-            joined: Vec::new(),
-            contend: state.lock.left_place(queued.place),
-        };
-        state.notify(&next);
+        let next = state.lock.left_place(queued.place);
+        store_to_ask(&next);
         drop(state);
-        wake(next);
+        wake_to_ask(next);
         None
     }
 
@@ -419,7 +419,11 @@ impl<'a> Contender<'a> {
             }
         };
         if self.way.has_lost_its_place(&answer.value) {
-            self.entry.lock().lock.place_lost();
+            let mut state = self.entry.lock();
+            let stranded = state.lock.place_lost();
+            store_to_ask(&stranded);
+            drop(state);
+            wake_to_ask(stranded);
             return self.ask_server(until);
         }
         let ahead = self.way.split_ahead(session, &mut answer.value);
@@ -570,6 +574,19 @@ impl<'a> Contender<'a> {
         }
         session.counters.acquired.add(1);
         Ok(GuardInner::new(self.lock, hold, params.thread))
+    }
+}
+
+/// Has these threads ask in their places. [`wake_to_ask`] has to follow once the mutex of the entry is released.
+fn store_to_ask(waiters: &[Arc<Waiter>]) {
+    for waiter in waiters {
+        waiter.store(Wakeup::Contend(Start::Ask));
+    }
+}
+
+fn wake_to_ask(waiters: Vec<Arc<Waiter>>) {
+    for waiter in waiters {
+        waiter.wake();
     }
 }
 

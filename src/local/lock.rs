@@ -265,6 +265,10 @@ impl<W, H, X: Default> Default for Crowd<W, H, X> {
     }
 }
 
+fn waiters<W>(parked: Vec<Parked<W>>) -> Vec<W> {
+    parked.into_iter().map(|parked| parked.waiter).collect()
+}
+
 /// What has to be said besides when a hold is over, where Redis keeps the queue.
 #[derive(Debug, Default)]
 pub(crate) struct Served {
@@ -571,17 +575,23 @@ impl<W: Clone, H: Holding, R, X: Default> LocalLock<W, H, R, X> {
     }
 
     /// A thread with a place in Redis's queue parks; `ahead` if the place is new. It asked after so many
-    /// [`releases`](Self::releases).
+    /// [`releases`](Self::releases). Returns also who has to ask, because it listens.
     pub(crate) fn park(
         &mut self,
         place: u64,
         ahead: Option<Ahead>,
         asked_after: u64,
+        may_wait_here: bool,
         parked: Parked<W>,
-    ) -> Then {
+    ) -> (Then, Vec<W>) {
         let is_held = self.exclusive.is_some();
         let run = &mut self.crowd().run;
-        run.park(place, ahead, asked_after, is_held, parked)
+        let then = run.park(place, ahead, asked_after, is_held, may_wait_here, parked);
+        let stranded = match then {
+            Then::Listens => run.stranded_behind(place),
+            Then::WaitsHere | Then::AsksAgain => Vec::new(),
+        };
+        (then, waiters(stranded))
     }
 
     /// How often this process has released it, where Redis keeps the queue.
@@ -604,25 +614,24 @@ impl<W: Clone, H: Holding, R, X: Default> LocalLock<W, H, R, X> {
         }
     }
 
-    /// Its place was lost.
-    pub(crate) fn place_lost(&mut self) {
-        if let Some(run) = self.run_mut() {
-            run.place_lost();
-        }
+    /// Its place was lost. Returns who has to ask.
+    pub(crate) fn place_lost(&mut self) -> Vec<W> {
+        let stranded = self.run_mut().map(Run::place_lost);
+        waiters(stranded.unwrap_or_default())
     }
 
-    /// It has given up its place, and still counts as asking. Returns who has to ask instead.
-    pub(crate) fn left_place(&mut self, place: u64) -> Option<W> {
+    /// It has given up its place, and still counts as asking. Returns who has to ask.
+    pub(crate) fn left_place(&mut self, place: u64) -> Vec<W> {
         let is_alone = self.asking_exclusive == 1;
         if is_alone && self.crowd.is_none() {
-            return None;
+            return Vec::new();
         }
         let run = &mut self.crowd().run;
-        let next = run.leave(place);
+        let ask = run.leave(place);
         if is_alone {
             run.forget_left();
         }
-        next.map(|next| next.waiter)
+        waiters(ask)
     }
 
     /// The thread with this place, if it had one, was granted the lock by Redis.

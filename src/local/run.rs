@@ -15,6 +15,9 @@
 //!   asking ── granted by Redis, which removes the place ──► gone, and next is who was behind it
 //! ```
 //!
+//! A parked thread does not subscribe for as long as only places of this process are ahead of it. Once that is not so any
+//! more, it is *stranded*, and is woken to ask and to subscribe.
+//!
 //! Only a parked thread is served in memory: no request of its place is under way. Its place is still in Redis then, where
 //! nobody is notified while the lock is held; the next script of this process removes it, at the latest the release. If
 //! the hold is lost instead, that is a request of its own. So it is soon after the hand-over if nothing else was sent: the
@@ -60,6 +63,8 @@ struct Place<P> {
     ahead: Ahead,
     /// `None` while it asks.
     parked: Option<P>,
+    /// It does not listen.
+    waits_here: bool,
 }
 
 /// A place whose thread was served in memory.
@@ -110,13 +115,15 @@ impl<P> Run<P> {
     }
 
     /// A thread parks in its place; `ahead` if the place is new. It asked after so many releases of this process, a thread of
-    /// which has the lock now if it `is_held`.
+    /// which has the lock now if it `is_held`. If it listens, those that waited for it are
+    /// [stranded](Self::stranded_behind).
     pub(super) fn park(
         &mut self,
         number: u64,
         ahead: Option<Ahead>,
         asked_after: u64,
         is_held: bool,
+        may_wait_here: bool,
         parked: P,
     ) -> Then {
         let ahead = ahead.map(|ahead| self.still_ahead(ahead));
@@ -129,6 +136,7 @@ impl<P> Run<P> {
                 number,
                 ahead: ahead.unwrap_or(Ahead::Other),
                 parked: Some(parked),
+                waits_here: false,
             }),
         }
         let was_released = asked_after != self.releases;
@@ -137,11 +145,54 @@ impl<P> Run<P> {
             return Then::AsksAgain;
         }
         let is_soon = is_held || self.woken.is_some() || was_released;
-        if is_soon && self.is_served_here(number) {
-            Then::WaitsHere
-        } else {
-            Then::Listens
+        if !(is_soon && may_wait_here && self.is_served_here(number)) {
+            return Then::Listens;
         }
+        if let Some(place) = self.find(number) {
+            place.waits_here = true;
+        }
+        Then::WaitsHere
+    }
+
+    /// Those that wait here for the place of this number, one behind the other, if it is not served here: they have to ask.
+    pub(super) fn stranded_behind(&mut self, mut number: u64) -> Vec<P>
+    where
+        P: Clone,
+    {
+        let mut stranded = Vec::new();
+        if self.is_served_here(number) {
+            return stranded;
+        }
+        for _ in 0..self.places.len() {
+            let behind = |place: &&mut Place<P>| place.ahead == Ahead::Own(number);
+            let Some(place) = self.places.iter_mut().find(behind) else {
+                break;
+            };
+            number = place.number;
+            if std::mem::take(&mut place.waits_here) {
+                stranded.extend(place.parked.clone());
+            }
+        }
+        stranded
+    }
+
+    /// The same of all that wait here.
+    fn stranded(&mut self) -> Vec<P>
+    where
+        P: Clone,
+    {
+        let waiting = self.places.iter().filter(|place| place.waits_here);
+        let waiting: Vec<_> = waiting.map(|place| place.number).collect();
+        let mut stranded = Vec::new();
+        for number in waiting {
+            if !self.is_served_here(number)
+                && let Some(place) = self.find(number)
+            {
+                place.waits_here = false;
+                stranded.extend(place.parked.clone());
+            }
+        }
+        stranded
     }
 
     /// Who is directly ahead by now, of those that were when a reply was made.
@@ -201,17 +252,22 @@ impl<P> Run<P> {
     pub(super) fn asks(&mut self, number: u64) {
         if let Some(place) = self.find(number) {
             place.parked = None;
+            place.waits_here = false;
         }
     }
 
-    /// Redis has lost a place: nobody knows any more who is behind whom.
-    pub(super) fn place_lost(&mut self) {
+    /// Redis has lost a place: nobody knows any more who is behind whom. Returns who has to ask.
+    pub(super) fn place_lost(&mut self) -> Vec<P>
+    where
+        P: Clone,
+    {
         for place in &mut self.places {
             place.ahead = Ahead::Other;
         }
         for (_, ahead) in &mut self.left {
             *ahead = Ahead::Other;
         }
+        self.stranded()
     }
 
     /// A thread that was served asks after all, since the hold was lost before it woke. It has its place again, or gets it
@@ -222,11 +278,13 @@ impl<P> Run<P> {
             number,
             ahead: Ahead::Other,
             parked: None,
+            waits_here: false,
         });
     }
 
-    /// A thread gives its place up; those behind it move up. Returns who has to ask in its stead.
-    pub(super) fn leave(&mut self, number: u64) -> Option<P>
+    /// A thread gives its place up; those behind it move up. Returns who has to ask: in its stead, or since nobody of this
+    /// process serves them any more.
+    pub(super) fn leave(&mut self, number: u64) -> Vec<P>
     where
         P: Clone,
     {
@@ -239,10 +297,14 @@ impl<P> Run<P> {
             self.left.pop_front();
         }
         self.left.push_back((number, ahead));
+        let mut ask = match ahead {
+            Ahead::Other => self.stranded(),
+            Ahead::Nobody | Ahead::Own(_) => Vec::new(),
+        };
         if self.woken == Some(number) {
-            return self.wake_next();
+            ask.extend(self.wake_next());
         }
-        None
+        ask
     }
 
     /// Nobody asks any more: no reply can name those that left.

@@ -1130,8 +1130,8 @@ fn handed_over(now: Instant) -> (TestLock, Grant) {
             lease: RENEWED,
             waiter,
         };
-        let then = lock.park(place, Some(ahead), 0, parked);
-        assert_eq!(then, Then::WaitsHere);
+        let then = lock.park(place, Some(ahead), 0, true, parked);
+        assert_eq!(then, (Then::WaitsHere, vec![]));
     }
     let left = lock.leave(1, &hold, now, &|_| panic!("it is handed over"));
     assert!(matches!(left, Left::Passed { waiter: 2, .. }), "{left:?}");
@@ -1200,7 +1200,7 @@ fn who_left_is_forgotten_with_the_last_one_who_asks() {
     let now = Instant::now();
     let mut lock = TestLock::new(Order::Server, TENURE);
     let leave = |lock: &mut TestLock, place| {
-        assert_eq!(lock.left_place(place), None);
+        assert_eq!(lock.left_place(place), Vec::<usize>::new());
         let wakeups = lock.withdraw_contender(Mode::Exclusive, now);
         assert_eq!(woken(&wakeups), (vec![], None));
     };
@@ -1213,7 +1213,9 @@ fn who_left_is_forgotten_with_the_last_one_who_asks() {
             lease: RENEWED,
             waiter: 2,
         };
-        lock.park(place, Some(Ahead::Own(ahead)), 1, parked)
+        let (then, stranded) = lock.park(place, Some(Ahead::Own(ahead)), 1, true, parked);
+        assert!(stranded.is_empty(), "{stranded:?}");
+        then
     };
     let parks = |lock: &mut TestLock| {
         for t in [1, 2] {

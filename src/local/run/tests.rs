@@ -66,6 +66,11 @@ struct Model {
     /// Own places whose first reply is on its way: who was ahead, and which served places the request removed.
     replies: Vec<(u64, Ahead, Vec<u64>)>,
     parked: Vec<u64>,
+    /// Those of them that do not listen, nor were woken to ask; and those that have not listened before.
+    wait: Vec<u64>,
+    have_waited: Vec<u64>,
+    /// Those that were woken to ask.
+    to_ask: Vec<u64>,
     /// After how many releases each asked.
     asked_after: Vec<u64>,
     own: u64,
@@ -84,6 +89,9 @@ impl Model {
             sleeps: None,
             replies: Vec::new(),
             parked: Vec::new(),
+            wait: Vec::new(),
+            have_waited: Vec::new(),
+            to_ask: Vec::new(),
             asked_after: vec![0],
             own: 0,
             foreign: 0,
@@ -156,7 +164,32 @@ impl Model {
 
     fn park(&mut self, n: u64, ahead: Option<Ahead>) -> Then {
         let asked_after = self.asked_after[usize::try_from(n).unwrap_or(0)];
-        self.run.park(n, ahead, asked_after, self.is_held, n)
+        let may_wait = !self.have_waited.contains(&n);
+        let then = self
+            .run
+            .park(n, ahead, asked_after, self.is_held, may_wait, n);
+        if then == Then::WaitsHere {
+            self.have_waited.push(n);
+            self.wait.push(n);
+        }
+        if then == Then::Listens {
+            let stranded = self.run.stranded_behind(n);
+            self.is_woken(&stranded);
+        }
+        then
+    }
+
+    /// It asks, or has the lock, or has left.
+    fn is_awake(&mut self, n: u64) {
+        self.wait.retain(|other| *other != n);
+        self.to_ask.retain(|other| *other != n);
+    }
+
+    /// These ask at some time, or subscribe.
+    fn is_woken(&mut self, ask: &[u64]) {
+        self.wait.retain(|n| !ask.contains(n));
+        self.to_ask.retain(|n| !ask.contains(n));
+        self.to_ask.extend(ask);
     }
 
     fn granted(&mut self, n: u64) {
@@ -170,8 +203,10 @@ impl Model {
 
     /// It asks in its place, which it gets back at the front if it is lost.
     fn ask(&mut self, n: u64) {
+        self.is_awake(n);
         if !self.queue.contains(&Ticket::Own(n)) {
-            self.run.place_lost();
+            let stranded = self.run.place_lost();
+            self.is_woken(&stranded);
             let before = |it: &&Ticket| matches!(it, Ticket::Own(own) if *own < n);
             let at = self.queue.iter().take_while(before).count();
             self.queue.insert(at, Ticket::Own(n));
@@ -199,6 +234,7 @@ impl Model {
     /// What is sent when the hold is over here. Returns who asks next.
     fn ended(&mut self) -> Option<u64> {
         let woken = self.run.ended();
+        self.is_woken(woken.as_slice());
         let served = self.run.take_served();
         self.remove(&served);
         self.is_held = false;
@@ -255,14 +291,17 @@ impl Model {
             Step::Leave(n) => {
                 self.queue.retain(|it| *it != Ticket::Own(n));
                 self.parked.retain(|other| *other != n);
-                self.run.leave(n);
+                let ask = self.run.leave(n);
+                self.is_awake(n);
+                self.is_woken(&ask);
             }
             Step::LeaveEarly(n) => {
                 let at = self.replies.iter().position(|reply| reply.0 == n);
                 let (.., removed) = self.replies.remove(at.expect("a reply"));
                 self.queue.retain(|it| *it != Ticket::Own(n));
                 self.run.end_removal(&removed, false);
-                self.run.leave(n);
+                let ask = self.run.leave(n);
+                self.is_woken(&ask);
             }
             Step::Ask(n) => {
                 self.run.asks(n);
@@ -284,6 +323,7 @@ impl Model {
                 Some(n) => {
                     self.passed += 1;
                     self.sleeps = Some(n);
+                    self.is_awake(n);
                     self.parked.retain(|other| *other != n);
                     let served = |it: &Ticket| {
                         let mut served = self.run.served.iter();
@@ -314,7 +354,27 @@ impl Model {
         self.check();
     }
 
+    /// Whether somebody of another process is ahead of a place, as far as is known here, and nobody of this one is about to
+    /// find that out.
+    fn is_behind_others(&self, mut n: u64) -> bool {
+        while let Some(place) = self.run.places.iter().find(|place| place.number == n) {
+            if self.to_ask.contains(&n) {
+                return false;
+            }
+            match place.ahead {
+                Ahead::Own(own) if self.run.holder == Some(own) => return false,
+                Ahead::Own(own) => n = own,
+                Ahead::Nobody => return false,
+                Ahead::Other => return true,
+            }
+        }
+        false
+    }
+
     fn check(&self) {
+        for n in &self.wait {
+            assert!(!self.is_behind_others(*n), "{n} is deaf: {self:?}");
+        }
         let served = |n: &u64| self.run.is_served(*n);
         assert!(!self.parked.iter().any(served), "served twice: {self:?}");
         assert!(self.is_held || self.run.served.is_empty(), "{self:?}");
@@ -347,7 +407,12 @@ fn nobody_elsewhere_is_passed_by_in_any_sequence_of_steps() {
                     model.is_held,
                     model.sleeps,
                     model.replies,
-                    model.parked,
+                    (
+                        &model.parked,
+                        &model.wait,
+                        &model.have_waited,
+                        &model.to_ask
+                    ),
                     model.own,
                     model.foreign
                 );
@@ -366,7 +431,7 @@ fn nobody_elsewhere_is_passed_by_in_any_sequence_of_steps() {
 /// Parks while a thread of the process has the lock, and has had since it asked.
 fn park(run: &mut Run<u64>, n: u64, ahead: Option<Ahead>) -> Then {
     let asked_after = run.releases();
-    run.park(n, ahead, asked_after, true, n)
+    run.park(n, ahead, asked_after, true, true, n)
 }
 
 #[test]
@@ -398,10 +463,10 @@ fn one_whose_reply_comes_after_the_release_is_the_first() {
     let mut run = Run::default();
     run.granted(Some(1));
     assert_eq!(run.ended(), None);
-    let then = run.park(2, Some(Ahead::Own(1)), 0, false, 2);
+    let then = run.park(2, Some(Ahead::Own(1)), 0, false, true, 2);
     assert_eq!(then, Then::AsksAgain);
     // The one behind it waits for it.
-    let then = run.park(4, Some(Ahead::Own(2)), 0, false, 4);
+    let then = run.park(4, Some(Ahead::Own(2)), 0, false, true, 4);
     assert_eq!(then, Then::WaitsHere);
     run.granted(None);
     assert_eq!(run.pass(same), Some(2));
@@ -414,13 +479,13 @@ fn the_next_is_woken_instead_of_one_that_leaves() {
     for (n, ahead) in [(1, Ahead::Nobody), (2, Ahead::Own(1)), (4, Ahead::Own(2))] {
         assert_eq!(park(&mut run, n, Some(ahead)), Then::WaitsHere);
     }
-    assert_eq!(run.leave(2), None);
+    assert_eq!(run.leave(2), []);
     assert_eq!(run.ended(), Some(1));
     assert_eq!(run.woken, Some(1));
-    assert_eq!(run.leave(1), Some(4));
+    assert_eq!(run.leave(1), [4]);
     run.refused(4);
     assert_eq!(run.woken, None);
-    assert_eq!(run.leave(4), None);
+    assert_eq!(run.leave(4), []);
 }
 
 #[test]
@@ -431,7 +496,7 @@ fn after_a_place_was_lost_nobody_is_known_to_be_next() {
         park(&mut run, n, Some(ahead));
     }
     run.asks(1);
-    run.place_lost();
+    assert_eq!(run.place_lost(), [2]);
     assert_eq!(park(&mut run, 1, None), Then::Listens);
     assert!(run.pass(same).is_none());
     assert_eq!(run.ended(), None);
@@ -464,7 +529,7 @@ fn whoever_was_behind_one_that_left_is_behind_the_one_ahead_of_that() {
     run.granted(Some(1));
     park(&mut run, 2, Some(Ahead::Own(1)));
     // One has read its reply, the other has not.
-    assert_eq!((run.leave(2), run.leave(4)), (None, None));
+    assert_eq!((run.leave(2), run.leave(4)), (vec![], vec![]));
     assert_eq!(park(&mut run, 5, Some(Ahead::Own(2))), Then::WaitsHere);
     assert_eq!(park(&mut run, 7, Some(Ahead::Own(4))), Then::Listens);
     assert_eq!(run.pass(same), Some(5));
@@ -472,11 +537,11 @@ fn whoever_was_behind_one_that_left_is_behind_the_one_ahead_of_that() {
     park(&mut run, 6, Some(Ahead::Own(5)));
     run.leave(6);
     assert_eq!(run.ended(), None);
-    let then = run.park(8, Some(Ahead::Own(6)), 0, false, 8);
+    let then = run.park(8, Some(Ahead::Own(6)), 0, false, true, 8);
     assert_eq!(then, Then::AsksAgain);
     // It is not known any more once a place was lost.
     run.leave(8);
-    run.place_lost();
+    assert_eq!(run.place_lost(), []);
     assert_eq!(park(&mut run, 9, Some(Ahead::Own(8))), Then::Listens);
 }
 
@@ -510,4 +575,47 @@ fn what_was_served_is_cleared_once() {
     assert!(!run.needs_clearing());
     assert_eq!(run.clear_served(), [6]);
     assert!(!run.needs_clearing(), "nothing is left");
+}
+
+#[test]
+fn whoever_waits_for_threads_that_nobody_serves_here_is_woken_to_listen() {
+    // The reply of the one ahead comes later, and says that it is behind others.
+    let mut run = Run::default();
+    run.granted(Some(1));
+    for (n, ahead) in [(8, 7), (7, 6), (6, 5)] {
+        let then = park(&mut run, n, Some(Ahead::Own(ahead)));
+        assert_eq!(then, Then::WaitsHere);
+    }
+    assert_eq!(park(&mut run, 5, Some(Ahead::Other)), Then::Listens);
+    assert_eq!(run.stranded_behind(5), [6, 7, 8]);
+    assert_eq!(run.stranded_behind(5), [], "once");
+    // It leaves instead.
+    let mut run = Run::default();
+    run.granted(Some(1));
+    for (n, ahead) in [(7, 6), (6, 5), (11, 1), (12, 11)] {
+        park(&mut run, n, Some(Ahead::Own(ahead)));
+    }
+    assert_eq!(run.leave(11), [], "the other is served here");
+    assert_eq!(run.leave(5), [7, 6], "it had not read its reply");
+    let mut run = Run::default();
+    run.granted(Some(1));
+    for (n, ahead) in [(7, Ahead::Own(6)), (6, Ahead::Own(5))] {
+        park(&mut run, n, Some(ahead));
+    }
+    run.park(5, Some(Ahead::Other), 0, true, true, 5);
+    assert_eq!(run.leave(5), [7, 6]);
+    // One that does not wait here, since it asks or listens, is not woken.
+    let mut run = Run::default();
+    run.granted(Some(1));
+    for (n, ahead) in [(7, 6), (6, 5)] {
+        park(&mut run, n, Some(Ahead::Own(ahead)));
+    }
+    run.asks(6);
+    let asked_after = run.releases();
+    let then = run.park(6, None, asked_after, true, false, 6);
+    assert_eq!(then, Then::Listens, "it has waited");
+    assert_eq!(run.stranded_behind(6), [], "it is still served here");
+    park(&mut run, 5, Some(Ahead::Other));
+    assert_eq!(run.stranded_behind(5), [7]);
+    assert_eq!(run.place_lost(), []);
 }
