@@ -453,6 +453,7 @@ fn a_vanished_lock_is_noticed_without_a_message<L: Lock>() {
         let lease_ms = u64::try_from(lease.as_millis()).unwrap();
         stranger_holds::<L::Foe>(&server, &name, lease_ms);
         let begun = Instant::now();
+        let asked = client.stats().commands;
         let (sender, received) = unbounded();
         let mut crew = Crew::new();
         let lock = L::of(&client, &name);
@@ -461,6 +462,10 @@ fn a_vanished_lock_is_noticed_without_a_message<L: Lock>() {
             sender.send(Instant::now()).unwrap();
         });
         waited_for_by::<L>(&server, 1);
+        // What the second question finds, after the subscription was confirmed, needs no rescue.
+        eventually("it has asked twice", || {
+            client.stats().commands >= asked + 2
+        });
         crew.all_parked();
         if deleted {
             delete::<L::Foe>(&server, &name);

@@ -1,5 +1,7 @@
 //! What other clients do and see: holds written by hand, messages heard, subscriptions counted.
 
+use std::time::{SystemTime, UNIX_EPOCH};
+
 use redis::{Connection, Value};
 
 use crate::support::{
@@ -68,16 +70,23 @@ pub(crate) fn hold_by_stranger(server: &Server, name: &str, lease_ms: u64) {
 /// A lock held by somebody else, made by hand, whatever was there before.
 pub(crate) fn stranger_holds<L: Lock>(server: &Server, name: &str, lease_ms: u64) {
     everywhere::<L>(server, name, |server, keys| {
-        // At once, so that all its keys expire at once.
         let mut pipe = redis::pipe();
         pipe.atomic();
-        for key in keys {
-            pipe.del(key);
-            pipe.hset_multiple(key, &L::fields(STRANGER, 1));
-            pipe.cmd("PEXPIRE").arg(key).arg(lease_ms);
-        }
+        held_by_stranger::<L>(&mut pipe, keys, lease_ms);
         let () = pipe.query(&mut server.connection()).unwrap();
     });
+}
+
+/// All its keys expire in the same millisecond. `PEXPIRE` would count from when it reached each of them: whoever asks in
+/// between finds one key gone and the next still there.
+fn held_by_stranger<L: Lock>(pipe: &mut redis::Pipeline, keys: &[String], lease_ms: u64) {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+    let expires = now.as_millis() + u128::from(lease_ms);
+    for key in keys {
+        pipe.del(key);
+        pipe.hset_multiple(key, &L::fields(STRANGER, 1));
+        pipe.cmd("PEXPIREAT").arg(key).arg(expires.to_string());
+    }
 }
 
 /// Takes a lock from its holder by hand, for a foe: on no server is it free in between, so whoever looks finds that out.
@@ -86,11 +95,7 @@ pub(crate) fn stranger_takes<L: Lock>(server: &Server, name: &str, lease_ms: u64
     everywhere::<L>(server, name, |server, keys| {
         let mut pipe = redis::pipe();
         pipe.atomic().del(keys);
-        for key in &taken {
-            pipe.del(key);
-            pipe.hset_multiple(key, &L::Foe::fields(STRANGER, 1));
-            pipe.cmd("PEXPIRE").arg(key).arg(lease_ms);
-        }
+        held_by_stranger::<L::Foe>(&mut pipe, &taken, lease_ms);
         let () = pipe.query(&mut server.connection()).unwrap();
     });
 }
