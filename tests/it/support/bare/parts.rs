@@ -10,7 +10,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use super::lateness::{KNOWN, lateness};
-use super::wait::eventually;
+use super::wait::{GENEROUS, eventually, within};
 
 const GIVEN: &str = "REDLATCH_TEST_GIVEN";
 const ALONE: &str = "REDLATCH_TEST_ALONE";
@@ -120,14 +120,15 @@ impl Part {
         self.child.wait().expect("it is our child");
     }
 
-    /// Waits until it has ended by itself, without an error.
+    /// Waits until it has ended by itself, without an error. It may have much to do first, on a machine that has as well.
     #[track_caller]
     pub(crate) fn ends(&mut self) {
         let mut status = None;
-        eventually("the process ends", || {
+        let ended = within(6 * GENEROUS, || {
             status = self.child.try_wait().expect("it is our child");
             status.is_some()
         });
+        assert!(ended, "the process does not end");
         assert!(status.is_some_and(|status| status.success()));
     }
 }
