@@ -26,16 +26,33 @@ fn times_aside(others: usize, rounds: u32, enough: u32) -> u32 {
         listening.push(pubsub);
     }
     lock.lock().unwrap().unlock().unwrap();
+    let announced = channel(&name);
+    let everybody_listens = || {
+        let (_, n): (String, usize) = server.ask(&["PUBSUB", "NUMSUB", &announced]);
+        n == others + 1
+    };
     let mut aside = 0;
     for _ in 0..rounds {
         hold_by_stranger(&server, &name, 30_000);
         let (before, asked) = (client.stats().held_back, server.calls("evalsha"));
         let (guard, took) = thread::scope(|scope| {
             let release = scope.spawn(|| {
-                eventually("it is refused", || server.calls("evalsha") > asked);
+                // It asks again when it hears that it listens, and must not find the lock free then: it would not have
+                // been notified.
+                let (mut calls, mut looks) = (asked, 0);
+                eventually("it is refused, and listens", || {
+                    let before = std::mem::replace(&mut calls, server.calls("evalsha"));
+                    let waits = before == calls && calls > asked && everybody_listens();
+                    looks = if waits { looks + 1 } else { 0 };
+                    looks > 2
+                });
                 let released = Instant::now();
-                let () = server.ask(&["DEL", &name]);
-                let () = server.ask(&["PUBLISH", &channel(&name), "0"]);
+                let () = redis::pipe()
+                    .atomic()
+                    .del(&name)
+                    .publish(&announced, "0")
+                    .query(&mut server.connection())
+                    .unwrap();
                 released
             });
             let guard = lock.lock().unwrap();
