@@ -291,8 +291,11 @@ fn writers_that_give_up_take_no_wake_up_with_them() {
     give_up_and_take_no_wake_up::<Writing>(60, 20_000);
 }
 
-/// So many threads of three processes wait for at most so many microseconds, over and over.
+/// So many threads of three processes wait for at most so many microseconds, over and over: for longer on a machine on which
+/// nobody has it after so short a time.
 fn give_up_and_take_no_wake_up<L: Lock>(threads: u64, patience: u64) {
+    let patience = loosely(Duration::from_micros(patience)).as_micros();
+    let patience = u64::try_from(patience).unwrap();
     let server = Server::start();
     let clients = [open(&server), open(&server), open(&server)];
     let name = unique("giveup");
