@@ -8,7 +8,7 @@ use crate::support::scripts::{
     LEASE, NAMES, RENEW, REQUEST, as_redisson, assert_left, channel, forbid, forbid_channels,
     listen_to_all, messages, out_of_memory, run,
 };
-use crate::support::{Server, eventually, lua};
+use crate::support::{Server, eventually, lua, timed};
 
 const ACQUIRE: &str = lua::FAIR_ACQUIRE;
 const RELEASE: &str = lua::FAIR_RELEASE;
@@ -80,6 +80,14 @@ impl Fair {
     fn with_a_grace() -> Self {
         Self {
             grace: GRACE,
+            ..Self::start()
+        }
+    }
+
+    /// The same for a test that has much to do before the grace is over.
+    fn with_a_long_grace() -> Self {
+        Self {
+            grace: WAITER / 2,
             ..Self::start()
         }
     }
@@ -280,7 +288,7 @@ impl Fair {
             let timeout = self.timeout(&ticket);
             let expected = graced.contains(&&*ticket);
             assert_eq!(timeout.fract() == UNHEARD, expected, "{ticket}: {timeout}");
-            let over = (before + GRACE) as f64..=(self.now() + GRACE) as f64;
+            let over = (before + self.grace) as f64..=(self.now() + self.grace) as f64;
             assert!(!expected || over.contains(&timeout.floor()), "{ticket}");
         }
     }
@@ -1123,7 +1131,7 @@ fn a_place_behind_redissons_outlives_its_taking() {
 }
 
 // F6: each of them lowers all who wait behind it, and perhaps several do so before we ask again.
-#[test]
+timed!(whatever_redisson_lowers_none_of_ours_is_passed_that_asks_again_and_again);
 fn whatever_redisson_lowers_none_of_ours_is_passed_that_asks_again_and_again() {
     const JAVANS: [&str; 4] = [
         "5d1c7a3e-0f2b-4c6d-8e9f-a0b1c2d3e4f5:71",
@@ -1571,7 +1579,7 @@ fn forcing_refuses_a_hash_that_is_not_a_lock() {
 // ---------------------------------------------------------------------------------------------------------------------
 
 // F1
-#[test]
+timed!(a_hundred_that_do_not_listen_get_one_grace_and_the_first_that_does_hears);
 fn a_hundred_that_do_not_listen_get_one_grace_and_the_first_that_does_hears() {
     type Notify = fn(&mut Fair);
     let ways: [(&str, Notify); 5] = [
@@ -1584,18 +1592,18 @@ fn a_hundred_that_do_not_listen_get_one_grace_and_the_first_that_does_hears() {
         ("ask", |fair| {
             let () = fair.server.ask(&["DEL", "orders"]);
             let received = fair.ask(D, QUEUED).unwrap();
-            assert!((1..=GRACE).contains(&received), "{received}");
+            assert!((1..=fair.grace).contains(&received), "{received}");
         }),
         ("try once", |fair| {
             let () = fair.server.ask(&["DEL", "orders"]);
             let received = fair.try_once(E).unwrap();
-            assert!((1..=GRACE).contains(&received), "{received}");
+            assert!((1..=fair.grace).contains(&received), "{received}");
         }),
     ];
     let dead = ours(100);
     let dead: Vec<&str> = dead.iter().map(String::as_str).collect();
     for (way, notify) in ways {
-        let mut fair = Fair::with_a_grace();
+        let mut fair = Fair::with_a_long_grace();
         let mut pubsub_con = fair.server.connection();
         let mut pubsub = listen_for(&fair, &mut pubsub_con, &[C]);
         fair.queued(&[&dead[..], &[C, D]].concat());
@@ -1609,14 +1617,14 @@ fn a_hundred_that_do_not_listen_get_one_grace_and_the_first_that_does_hears() {
         assert!(fair.timeout(D) >= kept[1], "{way}");
         // It asks at once, and comes back once and for all when the grace is over.
         let received = fair.ask(C, QUEUED).unwrap();
-        assert!((1..=GRACE).contains(&received), "{way}: {received}");
+        assert!((1..=fair.grace).contains(&received), "{way}: {received}");
         fair.end_graces();
         fair.take_from(C);
         fair.assert_state(Some(C), &[D]);
     }
 }
 
-#[test]
+timed!(a_grace_never_makes_a_place_last_longer_and_is_not_renewed);
 fn a_grace_never_makes_a_place_last_longer_and_is_not_renewed() {
     let mut fair = Fair::with_a_grace();
     let line = ours(3);
@@ -1634,7 +1642,7 @@ fn a_grace_never_makes_a_place_last_longer_and_is_not_renewed() {
     }
 }
 
-#[test]
+timed!(one_that_asks_within_the_grace_keeps_its_place_for_as_long_as_before);
 fn one_that_asks_within_the_grace_keeps_its_place_for_as_long_as_before() {
     let mut fair = Fair::with_a_grace();
     let line = ours(4);
@@ -1657,7 +1665,7 @@ fn one_that_asks_within_the_grace_keeps_its_place_for_as_long_as_before() {
 }
 
 // F3
-#[test]
+timed!(one_that_comes_after_its_grace_is_the_next_again);
 fn one_that_comes_after_its_grace_is_the_next_again() {
     let mut fair = Fair::with_a_grace();
     let line = ours(2);
@@ -1673,7 +1681,7 @@ fn one_that_comes_after_its_grace_is_the_next_again() {
 }
 
 // As a Java client that is connected again: it does not ask, and its place cannot be refreshed.
-#[test]
+timed!(one_that_listens_again_when_its_grace_is_over_has_time_to_ask);
 fn one_that_listens_again_when_its_grace_is_over_has_time_to_ask() {
     for way in ["release", "ask"] {
         let mut fair = Fair::with_a_grace();
@@ -1702,7 +1710,7 @@ fn one_that_listens_again_when_its_grace_is_over_has_time_to_ask() {
 }
 
 // Redisson refreshes no place, and lowers those behind by the wait of the one that takes the lock.
-#[test]
+timed!(from_redissons_first_place_on_only_the_head_gets_a_grace);
 fn from_redissons_first_place_on_only_the_head_gets_a_grace() {
     let ours = ours(1).remove(0);
     for comes in [true, false] {
@@ -1751,7 +1759,7 @@ fn from_redissons_first_place_on_only_the_head_gets_a_grace() {
 }
 
 // F6: it and the one of Redisson's in front of it were about to subscribe.
-#[test]
+timed!(who_asks_in_time_behind_redisson_is_not_passed_when_that_takes_the_lock);
 fn who_asks_in_time_behind_redisson_is_not_passed_when_that_takes_the_lock() {
     let ours = ours(1).remove(0);
     for asks_first in [true, false] {
@@ -1774,7 +1782,7 @@ fn who_asks_in_time_behind_redisson_is_not_passed_when_that_takes_the_lock() {
 }
 
 // It asks without a pause until the lock is its own, and so do its neighbours.
-#[test]
+timed!(redissons_waiters_are_woken_out_of_turn_only_if_nobody_else_listens);
 fn redissons_waiters_are_woken_out_of_turn_only_if_nobody_else_listens() {
     let ours = ours(2);
     for (line, listeners, woken) in [
@@ -1809,7 +1817,7 @@ fn redissons_waiters_are_woken_out_of_turn_only_if_nobody_else_listens() {
 }
 
 // Where one of ours has come back to the head of the queue, and may hold the lock for long.
-#[test]
+timed!(redissons_grace_ends_when_somebody_takes_the_lock);
 fn redissons_grace_ends_when_somebody_takes_the_lock() {
     let mut fair = Fair::with_a_grace();
     let mut pubsub_con = fair.server.connection();
@@ -1827,7 +1835,7 @@ fn redissons_grace_ends_when_somebody_takes_the_lock() {
     assert_eq!(fair.queue(), [JAVA, C]);
 }
 
-#[test]
+timed!(who_joins_behind_redissons_last_place_finds_no_grace_in_it);
 fn who_joins_behind_redissons_last_place_finds_no_grace_in_it() {
     let mut fair = Fair::with_a_grace();
     let mut pubsub_con = fair.server.connection();
@@ -1845,9 +1853,9 @@ fn who_joins_behind_redissons_last_place_finds_no_grace_in_it() {
 }
 
 // Each of them would notify all that are in front of it.
-#[test]
+timed!(those_who_ask_during_a_grace_notify_only_the_head);
 fn those_who_ask_during_a_grace_notify_only_the_head() {
-    let mut fair = Fair::with_a_grace();
+    let mut fair = Fair::with_a_long_grace();
     let line = ours(500);
     let far = fair.now() + WAITER;
     for ticket in &line {
@@ -1857,12 +1865,12 @@ fn those_who_ask_during_a_grace_notify_only_the_head() {
     let before = fair.server.calls("publish");
     for ticket in &line[450..] {
         let received = fair.ask(ticket, QUEUED).unwrap();
-        assert!((1..=GRACE).contains(&received), "{received}");
+        assert!((1..=fair.grace).contains(&received), "{received}");
     }
     assert_eq!(fair.server.calls("publish") - before, 50);
 }
 
-#[test]
+timed!(places_without_any_timeouts_are_no_error);
 fn places_without_any_timeouts_are_no_error() {
     let mut fair = Fair::with_a_grace();
     for ticket in ours(200) {
@@ -1874,7 +1882,7 @@ fn places_without_any_timeouts_are_no_error() {
 }
 
 // Nobody waits for it, and if it is Redisson's the next one of Redisson's builds on it.
-#[test]
+timed!(the_last_place_gets_no_grace_but_for_those_who_try_once);
 fn the_last_place_gets_no_grace_but_for_those_who_try_once() {
     let ours = ours(1).remove(0);
     for (ticket, graced) in [(ours.as_str(), true), (JAVA, false)] {
@@ -1894,7 +1902,7 @@ fn the_last_place_gets_no_grace_but_for_those_who_try_once() {
     }
 }
 
-#[test]
+timed!(nobody_gets_a_grace_where_it_is_not_known_who_listens);
 fn nobody_gets_a_grace_where_it_is_not_known_who_listens() {
     let line = ours(3);
     let line: Vec<&str> = line.iter().map(String::as_str).collect();
@@ -1918,7 +1926,7 @@ fn nobody_gets_a_grace_where_it_is_not_known_who_listens() {
 }
 
 // F3: where nobody showed a sign of life, they get the time that they always got.
-#[test]
+timed!(places_that_ran_out_together_are_not_ended_sooner);
 fn places_that_ran_out_together_are_not_ended_sooner() {
     let mut fair = Fair::with_a_grace();
     let line = ours(4);
@@ -1936,9 +1944,9 @@ fn places_that_ran_out_together_are_not_ended_sooner() {
     fair.take_from(line[0]);
 }
 
-#[test]
+timed!(hundreds_that_do_not_listen_get_their_grace_in_portions);
 fn hundreds_that_do_not_listen_get_their_grace_in_portions() {
-    let mut fair = Fair::with_a_grace();
+    let mut fair = Fair::with_a_long_grace();
     let mut pubsub_con = fair.server.connection();
     let mut pubsub = listen_for(&fair, &mut pubsub_con, &[C]);
     let dead = ours(300);
@@ -1952,7 +1960,7 @@ fn hundreds_that_do_not_listen_get_their_grace_in_portions() {
         assert_eq!(fair.queue().len(), left);
         assert_eq!(messages(&fair.server, &mut pubsub), [fair.announced(C)]);
         let received = fair.ask(C, QUEUED).unwrap();
-        assert!((1..=GRACE).contains(&received), "{received}");
+        assert!((1..=fair.grace).contains(&received), "{received}");
         // It would wake itself again and again.
         assert_eq!(messages(&fair.server, &mut pubsub), []);
         let () = fair
@@ -1970,7 +1978,7 @@ fn young(tenths: i64) -> i64 {
 }
 
 // One whose connection is older may give a grace.
-#[test]
+timed!(a_young_connection_gives_no_grace_and_notifies_the_first_that_listens);
 fn a_young_connection_gives_no_grace_and_notifies_the_first_that_listens() {
     type Notify = fn(&mut Fair);
     let ways: [(&str, Notify, &str); 3] = [
@@ -2016,7 +2024,7 @@ fn a_young_connection_gives_no_grace_and_notifies_the_first_that_listens() {
 }
 
 // F3: after an outage nobody listens, and some are connected sooner than others.
-#[test]
+timed!(a_young_connection_ends_no_grace_that_began_before_it_was_made);
 fn a_young_connection_ends_no_grace_that_began_before_it_was_made() {
     let line = ours(2);
     let line = [line[0].as_str(), line[1].as_str(), C];
@@ -2062,9 +2070,9 @@ fn a_young_connection_ends_no_grace_that_began_before_it_was_made() {
 }
 
 // Each of them would notify all that do not listen.
-#[test]
+timed!(those_who_leave_during_a_grace_notify_a_few_and_the_latest);
 fn those_who_leave_during_a_grace_notify_a_few_and_the_latest() {
-    for grace in [GRACE, young(0)] {
+    for grace in [WAITER / 2, young(0)] {
         let mut fair = Fair::start();
         fair.grace = grace;
         let mut pubsub_con = fair.server.connection();
@@ -2088,7 +2096,7 @@ fn those_who_leave_during_a_grace_notify_a_few_and_the_latest() {
     }
 }
 
-#[test]
+timed!(of_many_the_latest_is_notified_and_one_of_redissons_if_nobody_else_listens);
 fn of_many_the_latest_is_notified_and_one_of_redissons_if_nobody_else_listens() {
     let ours = ours(200);
     for (listeners, woken) in [(&[JAVA, C][..], C), (&[JAVA], JAVA)] {
