@@ -89,7 +89,7 @@ macro_rules! for_each_kind {
 // ---------------------------------------------------------------------------------------------------------------------
 
 // I11
-#[test]
+timed!(every_name_is_its_key_to_the_byte);
 fn every_name_is_its_key_to_the_byte() {
     let server = Server::start();
     for prefix in ["", "app:", "sp ace{", "\r\n"] {
@@ -177,7 +177,7 @@ fn has_its_keys_whatever_the_name<L: Lock>() {
 }
 
 // I11
-#[test]
+timed!(every_kind_has_its_keys_whatever_the_name);
 fn every_kind_has_its_keys_whatever_the_name() {
     for_each_kind!(has_its_keys_whatever_the_name);
 }
@@ -218,7 +218,7 @@ fn waiters_hear_of_releases_whatever_the_name() {
     for_each_kind!(hears_of_releases_whatever_the_name);
 }
 
-#[test]
+timed!(names_that_differ_are_different_locks);
 fn names_that_differ_are_different_locks() {
     let server = Server::start();
     let client = open(&server);
@@ -233,7 +233,7 @@ fn names_that_differ_are_different_locks() {
     assert!(prefixed.mutex("words").try_lock().unwrap().is_none());
 }
 
-#[test]
+timed!(impossible_names_are_refused_and_nothing_is_sent);
 fn impossible_names_are_refused_and_nothing_is_sent() {
     let server = Server::start();
     let plain = open(&server);
@@ -315,7 +315,7 @@ fn leaves_a_key_of_another_type_as_it_is<L: Lock>() {
 }
 
 // A4, I11
-#[test]
+timed!(a_key_of_another_type_is_an_error_and_stays_as_it_is);
 fn a_key_of_another_type_is_an_error_and_stays_as_it_is() {
     for_each_kind!(leaves_a_key_of_another_type_as_it_is);
 }
@@ -357,7 +357,7 @@ fn is_refused_for<L: Lock>(besides: &str, commands: &[&[&str]]) {
 }
 
 // I11
-#[test]
+timed!(a_strangers_key_in_the_place_of_the_queue_is_an_error_and_stays_as_it_is);
 fn a_strangers_key_in_the_place_of_the_queue_is_an_error_and_stays_as_it_is() {
     let commands: [&[&str]; 3] = [
         &["SET", "KEY", "1"],
@@ -369,7 +369,7 @@ fn a_strangers_key_in_the_place_of_the_queue_is_an_error_and_stays_as_it_is() {
 }
 
 // I11
-#[test]
+timed!(a_strangers_key_in_the_place_of_the_tokens_is_an_error_and_stays_as_it_is);
 fn a_strangers_key_in_the_place_of_the_tokens_is_an_error_and_stays_as_it_is() {
     let commands: [&[&str]; 6] = [
         &["RPUSH", "KEY", "1"],
@@ -382,7 +382,7 @@ fn a_strangers_key_in_the_place_of_the_tokens_is_an_error_and_stays_as_it_is() {
     is_refused_for::<FencedLock>("redisson_lock_token", &commands);
 }
 
-#[test]
+timed!(a_token_counter_at_its_very_end_is_an_error_and_takes_nothing);
 fn a_token_counter_at_its_very_end_is_an_error_and_takes_nothing() {
     let server = Server::start();
     let client = open(&server);
@@ -426,7 +426,7 @@ fn leaves_a_hash_of_data_as_it_is<L: Lock>() {
 }
 
 // I11
-#[test]
+timed!(a_hash_of_data_is_neither_taken_nor_deleted);
 fn a_hash_of_data_is_neither_taken_nor_deleted() {
     for_each_kind!(leaves_a_hash_of_data_as_it_is);
 }
@@ -448,7 +448,7 @@ fn is_told_when_the_key_changes_its_type<L: Lock>() {
     assert_eq!(server.pttl(&name), -1, "nobody gave it a limit");
 }
 
-#[test]
+timed!(a_key_that_changes_its_type_under_a_holder_is_told);
 fn a_key_that_changes_its_type_under_a_holder_is_told() {
     for_each_kind!(is_told_when_the_key_changes_its_type);
 }
@@ -504,12 +504,12 @@ fn refuses_impossible_leases<L: Lock>() {
 }
 
 // L6
-#[test]
+timed!(impossible_leases_are_refused_and_nothing_is_sent);
 fn impossible_leases_are_refused_and_nothing_is_sent() {
     for_each_kind!(refuses_impossible_leases);
 }
 
-#[test]
+timed!(impossible_lives_of_a_token_counter_are_refused_and_nothing_is_sent);
 fn impossible_lives_of_a_token_counter_are_refused_and_nothing_is_sent() {
     let server = Server::start();
     let client = open(&server);
@@ -560,7 +560,7 @@ fn impossible_lives_of_a_token_counter_are_refused_and_nothing_is_sent() {
     take(MIN_LEASE, &|left| left <= 1_000 && left != -1);
 }
 
-#[test]
+timed!(impossible_settings_are_refused_before_anything_is_sent);
 fn impossible_settings_are_refused_before_anything_is_sent() {
     // Nobody is there, so that anything sent would be reported as an error of Redis.
     let url = format!("redis://127.0.0.1:{}/", free_port());
@@ -611,7 +611,7 @@ fn odd_spans() -> [Duration; 13] {
     ]
 }
 
-#[test]
+timed!(whatever_span_or_number_is_given_there_is_an_answer_or_an_error);
 fn whatever_span_or_number_is_given_there_is_an_answer_or_an_error() {
     let server = Server::start();
     let (client, other) = (open(&server), open(&server));
@@ -748,7 +748,7 @@ fn a_place_in_the_queue_lives_for_as_long_as_may_be() {
 // Addresses and credentials
 // ---------------------------------------------------------------------------------------------------------------------
 
-#[test]
+timed!(a_server_that_is_not_there_is_told_soon);
 fn a_server_that_is_not_there_is_told_soon() {
     let begun = Instant::now();
     let err = Client::open(format!("redis://127.0.0.1:{}/", free_port())).unwrap_err();
@@ -787,7 +787,7 @@ fn settings_for(server: &Server, login: &str, db: &str) -> Config {
     settings_as(server, login, &format!("{slash}{db}"))
 }
 
-#[test]
+timed!(a_password_is_asked_for_and_given);
 fn a_password_is_asked_for_and_given() {
     let server = Server::start_with(&["--requirepass", "s e/cret"]);
     works(settings_for(&server, ":s%20e%2Fcret@", ""));
@@ -803,7 +803,7 @@ fn a_password_is_asked_for_and_given() {
     }
 }
 
-#[test]
+timed!(an_acl_user_needs_no_more_than_the_locks_do);
 fn an_acl_user_needs_no_more_than_the_locks_do() {
     let server = Server::start();
     let acl = |rule: &[&str]| server.cli(&[&["ACL", "SETUSER"], rule].concat());
@@ -871,7 +871,7 @@ fn an_acl_user_needs_no_more_than_the_locks_do() {
     works(settings_for(&server, "alice:s3cret@", ""));
 }
 
-#[test]
+timed!(the_database_of_the_url_is_used);
 fn the_database_of_the_url_is_used() {
     if deployment() == Deployment::Cluster {
         skipped("a database other than 0", "clusters have none");
@@ -896,7 +896,7 @@ fn the_database_of_the_url_is_used() {
     assert!(!err.is_retryable(), "{err:?}");
 }
 
-#[test]
+timed!(a_unix_socket_will_do);
 fn a_unix_socket_will_do() {
     let server = Server::start_with(&[]);
     works(server.unix_url().into());

@@ -120,7 +120,7 @@ fn one_keeps_the_other_out<A: Lock, B: Lock>() {
     });
 }
 
-#[test]
+timed!(kinds_with_one_key_keep_each_other_out);
 fn kinds_with_one_key_keep_each_other_out() {
     for_each_pair!(one_keeps_the_other_out);
 }
@@ -169,7 +169,7 @@ fn one_waits_for_no_hold_of_its_own<A: Lock, B: Lock>() {
     eventually("nothing is left", || no_trace::<A, B>(&server));
 }
 
-#[test]
+timed!(a_thread_that_has_it_as_another_kind_would_wait_for_itself);
 fn a_thread_that_has_it_as_another_kind_would_wait_for_itself() {
     for_each_pair!(one_waits_for_no_hold_of_its_own);
 }
@@ -208,7 +208,7 @@ fn one_does_not_touch_what_is_the_others<A: Lock, B: Lock>() {
     assert!(no_trace::<A, B>(&server));
 }
 
-#[test]
+timed!(no_kind_touches_what_another_holds);
 fn no_kind_touches_what_another_holds() {
     for_each_pair!(one_does_not_touch_what_is_the_others);
 }
@@ -216,17 +216,18 @@ fn no_kind_touches_what_another_holds() {
 // O7
 fn one_is_forced_open_by_the_other<A: Lock, B: Lock>() {
     let server = Server::start();
-    let (name, ours) = (unique("force"), open_with_lease(&server, LEASE));
+    let lease = loosely(LEASE);
+    let (name, ours) = (unique("force"), open_with_lease(&server, lease));
     let guard = A::of(&ours, &name).lock().unwrap();
     assert!(B::of(&ours, &name).force_unlock().unwrap());
     assert!(!B::of(&ours, &name).force_unlock().unwrap());
     // At once or at the next renewal, also in the same process: it has another entry.
-    let loss = guard.lost().recv_timeout(LEASE).unwrap();
+    let loss = guard.lost().recv_timeout(lease).unwrap();
     assert_eq!(loss.reason, LossReason::Forced);
     assert!(B::of(&ours, &name).try_lock().unwrap().is_some());
 }
 
-#[test]
+timed!(every_kind_can_be_forced_open_by_another);
 fn every_kind_can_be_forced_open_by_another() {
     for_each_pair!(one_is_forced_open_by_the_other);
 }
@@ -274,7 +275,7 @@ impl Count<'_> {
     }
 }
 
-#[test]
+timed!(all_kinds_together_count_exactly);
 fn all_kinds_together_count_exactly() {
     let server = Server::start();
     let clients = [open(&server), open(&server)];
@@ -347,7 +348,7 @@ fn are_one_lock<L: Lock, M: Lock>() {
     assert_eq!(server.dbsize(), 0);
 }
 
-#[test]
+timed!(a_mutex_and_the_reentrant_lock_of_its_name_are_one_lock);
 fn a_mutex_and_the_reentrant_lock_of_its_name_are_one_lock() {
     are_one_lock::<ReentrantLock, Mutex>();
     are_one_lock::<FairLock, FairMutex>();
@@ -421,7 +422,7 @@ fn a_read_write_lock_and_any_other_lock_are_of_different_types() {
     });
 }
 
-#[test]
+timed!(a_read_write_lock_says_so_when_asked_about_another);
 fn a_read_write_lock_says_so_when_asked_about_another() {
     let server = Server::start();
     let client = open(&server);
@@ -469,7 +470,7 @@ fn a_wait_ends_with_the_type<A: Lock, B: Lock>() {
     assert_eq!(client.stats().holds, 0);
 }
 
-#[test]
+timed!(a_wait_ends_when_the_key_becomes_of_another_type);
 fn a_wait_ends_when_the_key_becomes_of_another_type() {
     thread::scope(|scope| {
         scope.spawn(a_wait_ends_with_the_type::<ReentrantLock, Writing>);
@@ -503,7 +504,7 @@ fn a_hold_ends_with_the_type<A: Lock, B: Lock>() {
     }
 }
 
-#[test]
+timed!(a_hold_is_lost_when_the_key_becomes_of_another_type);
 fn a_hold_is_lost_when_the_key_becomes_of_another_type() {
     thread::scope(|scope| {
         scope.spawn(a_hold_ends_with_the_type::<ReentrantLock, Writing>);

@@ -65,7 +65,7 @@ mod as_any_other {
 // ---------------------------------------------------------------------------------------------------------------------
 
 // RW4
-#[test]
+timed!(readers_share_and_a_writer_is_alone);
 fn readers_share_and_a_writer_is_alone() {
     const ROUNDS: usize = 40;
     let server = Server::start();
@@ -115,7 +115,7 @@ fn readers_share_and_a_writer_is_alone() {
     eventually("nothing is left", || server.dbsize() == 0);
 }
 
-#[test]
+timed!(threads_of_a_process_share_one_hold_for_nothing);
 fn threads_of_a_process_share_one_hold_for_nothing() {
     const THREADS: u64 = 8;
     let server = Server::start();
@@ -466,7 +466,7 @@ fn both_are_told_once(reason: LossReason, robbed: &(impl Fn(&Server, &str, &str)
 }
 
 // O7, S6
-#[test]
+timed!(a_read_hold_whose_hash_vanishes_is_forced);
 fn a_read_hold_whose_hash_vanishes_is_forced() {
     both_are_told(LossReason::Forced, |server, name, _| {
         server.cli(&["DEL", name]);
@@ -474,7 +474,7 @@ fn a_read_hold_whose_hash_vanishes_is_forced() {
 }
 
 // RW1, S6: others go on reading.
-#[test]
+timed!(a_read_hold_that_loses_its_half_is_forced_and_others_are_not);
 fn a_read_hold_that_loses_its_half_is_forced_and_others_are_not() {
     for half in ["field", "key"] {
         both_are_told(LossReason::Forced, |server, name, owner| {
@@ -495,7 +495,7 @@ fn a_read_hold_that_loses_its_half_is_forced_and_others_are_not() {
 }
 
 // W7, O2
-#[test]
+timed!(a_read_hold_where_somebody_writes_is_taken_over);
 fn a_read_hold_where_somebody_writes_is_taken_over() {
     both_are_told(LossReason::TakenOver, |server, name, _| {
         server.cli(&["DEL", name]);
@@ -504,7 +504,7 @@ fn a_read_hold_where_somebody_writes_is_taken_over() {
 }
 
 // O7
-#[test]
+timed!(a_read_hold_that_is_forced_open_is_told_to_all_threads_at_once);
 fn a_read_hold_that_is_forced_open_is_told_to_all_threads_at_once() {
     both_are_told(LossReason::Forced, |server, name, owner| {
         let other = open(server);

@@ -474,7 +474,7 @@ fn part_that_is_suspended() {
     say(&format!("unlock {:?}", guard.unlock()));
 }
 
-#[test]
+timed!(a_process_suspended_past_its_lease_knows_it_at_once_and_harms_nobody);
 fn a_process_suspended_past_its_lease_knows_it_at_once_and_harms_nobody() {
     // W3, W9, O2
     let server = Server::start();

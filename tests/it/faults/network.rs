@@ -347,7 +347,7 @@ fn a_question_from_the_queue_that_arrives_late_stands_for_a_waiter_lease_at_most
 }
 
 // F6: the place of a first question of which nobody heard is kept.
-#[test]
+timed!(a_first_question_that_arrives_late_costs_nobody_a_place);
 fn a_first_question_that_arrives_late_costs_nobody_a_place() {
     let net = Net::with(QUICK);
     let name = unique("late");

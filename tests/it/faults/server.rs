@@ -23,7 +23,7 @@ fn opening_fails_at_once_where_nobody_listens_and_in_time_where_nobody_answers()
     drop(client(&server.url()).mutex(unique("late")).lock().unwrap());
 }
 
-#[test]
+timed!(a_server_killed_while_idle_is_found_again);
 fn a_server_killed_while_idle_is_found_again() {
     // C6, C8
     let mut server = Server::start();

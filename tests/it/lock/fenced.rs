@@ -819,7 +819,7 @@ fn threads_that_pass_on_a_lock_that_was_taken_away_are_refused() {
 }
 
 // K1
-#[test]
+timed!(a_late_write_of_a_stopped_process_is_refused);
 fn a_late_write_of_a_stopped_process_is_refused() {
     let server = Server::start();
     late_write(&server, true);

@@ -80,7 +80,7 @@ fn an_acquire_that_arrives_late_takes_nothing() {
     }
 }
 
-#[test]
+timed!(a_cut_is_survived_by_holders_and_waiters);
 fn a_cut_is_survived_by_holders_and_waiters() {
     let net = Net::encrypted();
     let (held, wanted) = (unique("held"), unique("wanted"));
