@@ -309,6 +309,17 @@ impl Fair {
         self.set_timeout(ticket, until);
     }
 
+    /// The same for many, in one go: none of their time is over before the last has its place.
+    fn places(&mut self, tickets: &[String], until: i64) {
+        let (queue, timeouts) = (self.queue_key(), self.timeouts_key());
+        let mut pipe = redis::pipe();
+        pipe.rpush(queue, tickets).ignore();
+        for ticket in tickets {
+            pipe.zadd(&timeouts, ticket, until).ignore();
+        }
+        let () = pipe.query(&mut self.con).unwrap();
+    }
+
     /// All there is: the holder and its count of one, the places in order, a timeout for each, and TTLs.
     #[track_caller]
     fn assert_state(&self, holder: Option<&str>, queue: &[&str]) {
@@ -1858,9 +1869,7 @@ fn those_who_ask_during_a_grace_notify_only_the_head() {
     let mut fair = Fair::with_a_long_grace();
     let line = ours(500);
     let far = fair.now() + WAITER;
-    for ticket in &line {
-        fair.place(ticket, far);
-    }
+    fair.places(&line, far);
     assert_eq!(fair.release(A), -1);
     let before = fair.server.calls("publish");
     for ticket in &line[450..] {
@@ -1951,9 +1960,7 @@ fn hundreds_that_do_not_listen_get_their_grace_in_portions() {
     let mut pubsub = listen_for(&fair, &mut pubsub_con, &[C]);
     let dead = ours(300);
     let far = fair.now() + WAITER;
-    for ticket in &dead {
-        fair.place(ticket, far);
-    }
+    fair.places(&dead, far);
     fair.place(C, far + 1);
     for left in [301, 173, 45] {
         assert_eq!(fair.release(A), -1);
@@ -2079,9 +2086,7 @@ fn those_who_leave_during_a_grace_notify_a_few_and_the_latest() {
         let mut pubsub = listen_for(&fair, &mut pubsub_con, &[C]);
         let line = ours(300);
         let far = fair.now() + WAITER;
-        for ticket in &line {
-            fair.place(ticket, far);
-        }
+        fair.places(&line, far);
         fair.place(C, far + 1);
         assert_eq!(fair.release(A), -1);
         let before = fair.server.calls("publish");
