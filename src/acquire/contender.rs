@@ -153,7 +153,7 @@ impl<'a> Contender<'a> {
         }
     }
 
-    /// It is about to ask: nobody may hand the lock over to it from now on. `true` if somebody has.
+    /// It is about to ask: nobody may hand the lock over to it from now on. `true` if there is a wakeup to be looked at first.
     fn stops_parking(&mut self) -> bool {
         let Way::Queued(queued) = &mut self.way else {
             return false;
@@ -162,17 +162,12 @@ impl<'a> Contender<'a> {
             return false;
         };
         let mut state = self.entry.lock();
-        match waiter.take_wakeup() {
-            None | Some(Wakeup::Contend(_)) => {
-                state.lock.asks(queued.place);
-                queued.asked_after = state.lock.releases();
-                false
-            }
-            Some(wakeup) => {
-                waiter.store(wakeup);
-                true
-            }
+        if waiter.has_wakeup() {
+            return true;
         }
+        state.lock.asks(queued.place);
+        queued.asked_after = state.lock.releases();
+        false
     }
 
     /// It was refused, and keeps its place: another thread of this process may hand the lock over to it.
@@ -213,15 +208,13 @@ impl<'a> Contender<'a> {
 
     /// It gives its place up, and the next of its process asks if that was its turn. Returns a hold that was handed over to it.
     fn gives_up_place(&mut self) -> Option<Arc<Hold>> {
-        let Way::Queued(queued) = &self.way else {
+        let Way::Queued(queued) = &mut self.way else {
             return None;
         };
         let mut state = self.entry.lock();
-        let wakeup = self
-            .listening
-            .known_waiter()
-            .and_then(|its| its.take_wakeup());
-        if let Some(Wakeup::Granted(hold)) = wakeup {
+        if let Some(waiter) = self.listening.known_waiter()
+            && let Ok(Some(hold)) = queued.handed_over(waiter)
+        {
             return Some(hold);
         }
         state.lock.end_removal(&queued.served, false);
@@ -602,24 +595,16 @@ impl Strategy for Contender<'_> {
         let (Way::Queued(queued), Some(waiter)) = (&mut self.way, known) else {
             return Ok(None);
         };
-        match waiter.take_wakeup() {
-            Some(Wakeup::Granted(hold)) if self.lock.is_still_ours(&hold) => {
-                self.is_granted = true;
-                Ok(Some((hold, Instant::now())))
-            }
-            Some(Wakeup::Granted(_)) => {
-                let mut state = self.entry.lock();
-                state.lock.contends_again(self.lock.mode, queued.place);
-                Ok(None)
-            }
-            Some(Wakeup::Failed(error)) => Err(error()),
-            // The lock is free, and nobody wakes it once more.
-            Some(Wakeup::Contend(_)) => {
-                queued.then = Then::Listens;
-                Ok(None)
-            }
-            None => Ok(None),
+        let Some(hold) = queued.handed_over(waiter)? else {
+            return Ok(None);
+        };
+        if self.lock.is_still_ours(&hold) {
+            self.is_granted = true;
+            return Ok(Some((hold, Instant::now())));
         }
+        let mut state = self.entry.lock();
+        state.lock.contends_again(self.lock.mode, queued.place);
+        Ok(None)
     }
 
     fn withdraw(&mut self) -> Result<Option<Self::Grant>> {
@@ -637,7 +622,7 @@ impl Strategy for Contender<'_> {
 
     fn prepare(&mut self, until: Instant) -> Result<Prepared> {
         if let Way::Queued(queued) = &mut self.way
-            && std::mem::replace(&mut queued.then, Then::Listens) == Then::WaitsHere
+            && queued.begins_to_wait_here()
         {
             let (lock, wait) = (self.lock, self.wait);
             let until = wait.deadline().or(Instant::now() + WAIT_HERE);

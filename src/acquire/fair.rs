@@ -3,10 +3,13 @@
 //! The first request takes a place in the queue, each further one keeps it, and a thread that gives up leaves the queue.
 //! The reply to the first says who is ahead: where that is a thread of this process, it may hand the lock over in memory.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use redis::Value;
 
+use crate::error::Result;
+use crate::hold::{Hold, Waiter, Wakeup};
 use crate::local::run::{Ahead, Then};
 use crate::protocol::fair;
 use crate::protocol::kind::{Place, PlaceState};
@@ -42,9 +45,13 @@ pub(crate) struct Queued {
 impl Queued {
     pub(crate) fn new(session: &Session) -> Self {
         let number = session.owners.draw();
+        Self::of(number, session.owners.id(number).to_string())
+    }
+
+    fn of(number: OwnerNumber, ticket: String) -> Self {
         Self {
             number,
-            ticket: session.owners.id(number).to_string(),
+            ticket,
             is_spent: false,
             state: PlaceState::Unknown,
             is_doubtful: false,
@@ -56,6 +63,27 @@ impl Queued {
             then: Then::Listens,
             has_waited: false,
         }
+    }
+
+    /// What another thread of this process has handed over to the thread of `waiter` while it parked, or why that failed.
+    ///
+    /// It may have been woken to ask instead, which is what it does next. Nobody wakes it once more, so it must not wait here
+    /// before it has asked.
+    pub(crate) fn handed_over(&mut self, waiter: &Waiter) -> Result<Option<Arc<Hold>>> {
+        match waiter.take_wakeup() {
+            Some(Wakeup::Granted(hold)) => Ok(Some(hold)),
+            Some(Wakeup::Failed(error)) => Err(error()),
+            Some(Wakeup::Contend(_)) => {
+                self.then = Then::Listens;
+                Ok(None)
+            }
+            None => Ok(None),
+        }
+    }
+
+    /// Whether it waits now for a thread of its process, before it asks again.
+    pub(crate) fn begins_to_wait_here(&mut self) -> bool {
+        std::mem::replace(&mut self.then, Then::Listens) == Then::WaitsHere
     }
 
     /// Takes out of a reply who is directly ahead, which only the reply to the first request says.
@@ -149,4 +177,34 @@ fn ahead(session: &Session, ticket: &[u8]) -> Ahead {
         number.strip_prefix(':')?.parse().ok()
     };
     own().map_or(Ahead::Other, Ahead::Own)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    use crate::local::lock::Start;
+
+    #[test]
+    fn one_that_is_woken_to_ask_waits_for_no_other_wakeup() {
+        for is_late in [false, true] {
+            let waiter = Waiter::new();
+            let mut queued = Queued::of(OwnerNumber(1), "u:1".to_owned());
+            let wakes = || waiter.store(Wakeup::Contend(Start::Ask));
+            // It was refused, and lets go of the mutex of the entry; from now on others may wake it.
+            queued.then = Then::WaitsHere;
+            if !is_late {
+                wakes();
+            }
+            assert!(matches!(queued.handed_over(&waiter), Ok(None)));
+            if is_late {
+                wakes();
+            }
+            let waits = queued.begins_to_wait_here();
+            assert_eq!((waits, waiter.has_wakeup()), (is_late, is_late));
+            // Then it asks.
+            assert!(matches!(queued.handed_over(&waiter), Ok(None)));
+            assert!(!queued.begins_to_wait_here());
+        }
+    }
 }
