@@ -18,17 +18,28 @@ fn patient(server: &Server) -> Client {
     Client::open(Config::new(server.url()).tenure(Duration::from_secs(1))).unwrap()
 }
 
-/// Whoever asks in its turn, since it polls, cannot be handed the lock meanwhile. So this is done again until nobody did.
+/// Whoever asks in its turn, since it polls, cannot be handed the lock meanwhile, which is rare. So this is done again until
+/// that did not happen twice more often than it did.
 #[track_caller]
-fn until_undisturbed(attempt: impl Fn(&Server) -> bool) {
+fn undisturbed_as_a_rule(attempt: impl Fn(&Server) -> bool) {
     let server = Server::start();
-    assert!((0..10).any(|_| attempt(&server)), "disturbed each time");
+    let (mut undisturbed, mut disturbed) = (0, 0);
+    while undisturbed < disturbed + 2 {
+        match attempt(&server) {
+            true => undisturbed += 1,
+            false => disturbed += 1,
+        }
+        assert!(
+            disturbed < 5,
+            "disturbed {disturbed} times, and {undisturbed} not"
+        );
+    }
 }
 
 #[test]
 fn threads_of_one_process_are_served_in_order_by_one_release() {
     const WAITERS: u64 = 12;
-    until_undisturbed(|server| {
+    undisturbed_as_a_rule(|server| {
         let name = unique("run");
         let client = patient(server);
         let guard = open(server).fair_lock(&name).lock().unwrap();
@@ -52,7 +63,7 @@ fn threads_of_one_process_are_served_in_order_by_one_release() {
 // F6: whoever is ahead in the queue, of whichever process, comes first.
 #[test]
 fn nobody_of_another_process_is_passed_by() {
-    until_undisturbed(|server| {
+    undisturbed_as_a_rule(|server| {
         let name = unique("between");
         let clients = [patient(server), patient(server)];
         let guard = open(server).fair_lock(&name).lock().unwrap();
@@ -75,7 +86,7 @@ fn nobody_of_another_process_is_passed_by() {
 
 #[test]
 fn a_place_that_is_given_up_leaves_no_gap() {
-    until_undisturbed(|server| {
+    undisturbed_as_a_rule(|server| {
         let name = unique("gap");
         let client = patient(server);
         let guard = open(server).fair_lock(&name).lock().unwrap();
@@ -100,7 +111,7 @@ fn a_place_that_is_given_up_leaves_no_gap() {
 // What others hold with another lease, or not at all after a loss, is not handed over.
 #[test]
 fn a_fixed_lease_is_not_handed_over() {
-    until_undisturbed(|server| {
+    undisturbed_as_a_rule(|server| {
         let name = unique("fixed");
         let client = patient(server);
         let fixed = client.fair_lock(&name).lease(Duration::from_secs(20));
