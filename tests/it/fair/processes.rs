@@ -1,6 +1,7 @@
 //! The fair lock between processes: many of them, and what their ends and their stops do to the queue.
 
 use std::collections::HashSet;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -12,12 +13,15 @@ use crate::support::fair::{
     Line, no_connection_is_young, nothing_left, queue, queued, with_waiter_lease,
 };
 use crate::support::{
-    BY_MESSAGE, LONG, Part, Server, connection_to, eventually, given, loosely, ms, open, say,
-    timed, unique, within,
+    BY_MESSAGE, LONG, Part, Server, connection_to, eventually, given, loosely, ms, open, order,
+    say, timed, unique, within,
 };
 
 /// How long those who die here keep their places.
 const WAITER_LEASE: Duration = ms(1_000);
+
+/// How long those keep them who were notified and did not listen.
+const GRACE: Duration = ms(500);
 
 /// Where processes write down when they came in, `+owner`, and when they went out, `-owner`.
 const LOG: &str = "log";
@@ -177,7 +181,6 @@ fn five_hundred_waiters_of_four_processes_are_served_in_the_order_of_the_queue()
 timed!(a_hundred_dead_at_the_head_hold_the_queue_up_for_one_grace);
 fn a_hundred_dead_at_the_head_hold_the_queue_up_for_one_grace() {
     const DEAD: usize = 60;
-    const GRACE: Duration = ms(500);
     let server = Server::start();
     let name = unique("dead");
     let client = open(&server);
@@ -260,6 +263,81 @@ fn the_queue_outlives_a_killed_holder_and_keeps_its_order() {
     line.crew.join();
     server.cli(&["DEL", LOG]);
     nothing_left(&server);
+}
+
+/// How many threads of the process that dies wait, and how many are served in memory; the last of these keeps the lock.
+const THREADS: usize = 8;
+const SERVED: usize = 5;
+
+#[test]
+#[ignore = "part of other tests"]
+fn part_that_hands_over() {
+    let Some([url, name]) = given() else {
+        return;
+    };
+    let config = Config::new(&*url).tenure(Duration::from_secs(1));
+    let config = config.waiter_lease(WAITER_LEASE).lease(JOB.lease);
+    let client = Client::open(config).unwrap();
+    let lock = client.fair_lock(&name);
+    let turns = AtomicU64::new(0);
+    thread::scope(|scope| {
+        let first = lock.lock().unwrap();
+        say("holds");
+        for _ in 0..THREADS {
+            scope.spawn(|| {
+                let guard = lock.lock().unwrap();
+                if turns.fetch_add(1, Ordering::SeqCst) + 1 == SERVED as u64 {
+                    say(&format!("passed {}", client.stats().passed));
+                    // It is killed meanwhile.
+                    order();
+                }
+                guard.unlock().unwrap();
+            });
+        }
+        order();
+        first.unlock().unwrap();
+    });
+}
+
+/// `false` if no place was left behind of a thread that had been served: they are removed a moment later.
+fn killed_after_hand_overs() -> bool {
+    const WAITERS: usize = 4;
+    let server = Server::start();
+    let name = unique("served");
+    let mut doomed = Part::start(part_that_hands_over, &[&*server.url(), &name]);
+    doomed.says("holds");
+    queued(&server, &name, THREADS);
+    let clients = [(); 2].map(|()| with_waiter_lease(&server.url(), WAITER_LEASE));
+    let mut line = Line::new(&server, &name);
+    for i in 0..WAITERS {
+        line.join_with(clients[i % 2].fair_lock(&name));
+    }
+    line.all_parked();
+    doomed.order("go");
+    let passed: usize = doomed.says("passed").parse().unwrap();
+    doomed.kill();
+    let killed = Instant::now();
+    let left = queue(&server, &name).len() - WAITERS;
+    assert!(passed <= SERVED, "{passed}");
+    assert_eq!(line.received.recv_timeout(LONG), Ok(0));
+    let took = killed.elapsed();
+    assert!(took > JOB.lease / 4, "{took:?}");
+    assert!(took < JOB.lease + GRACE + loosely(ms(1_000)), "{took:?}");
+    for i in 1..WAITERS {
+        assert_eq!(line.received.recv_timeout(loosely(BY_MESSAGE)), Ok(i));
+    }
+    line.crew.join();
+    nothing_left(&server);
+    left > THREADS - SERVED
+}
+
+// F1, L2: what it served in memory still has its places.
+timed!(a_process_killed_after_it_was_handed_over_holds_nobody_up_for_longer_than_its_lease);
+fn a_process_killed_after_it_was_handed_over_holds_nobody_up_for_longer_than_its_lease() {
+    assert!(
+        (0..5).any(|_| killed_after_hand_overs()),
+        "nothing was left behind"
+    );
 }
 
 // F1, F6: those who go on waiting keep their order, whoever dies, the holder included.
