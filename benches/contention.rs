@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use criterion::Criterion;
 use redis::Value;
-use redlatch::{Client, Config};
+use redlatch::Client;
 
 use crate::rig::processes::{CHILD, Hammer, hammer};
 use crate::rig::threads::{Counts, Enough, spread, together};
@@ -48,7 +48,7 @@ fn main() {
 }
 
 fn open(server: &Server, tenure: Duration) -> Client {
-    Client::open(Config::new(server.url()).tenure(tenure)).expect("the server is up")
+    Client::open(rig::config(server.url()).tenure(tenure)).expect("the server is up")
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

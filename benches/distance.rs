@@ -126,7 +126,8 @@ impl Far {
         let servers: Vec<_> = (0..MASTERS).map(|_| Server::start()).collect();
         let proxies: Vec<_> = servers.iter().map(Proxy::before).collect();
         let open = || -> Vec<_> {
-            let open = |proxy: &Proxy| Client::open(proxy.url()).expect("the server is up");
+            let open =
+                |proxy: &Proxy| Client::open(rig::config(proxy.url())).expect("the server is up");
             proxies.iter().map(open).collect()
         };
         let (ours, theirs) = (open(), open());

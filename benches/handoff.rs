@@ -98,7 +98,7 @@ fn within_one_process(server: &Server) {
             true,
         ),
     ] {
-        let client = Client::open(server.url()).expect("the server is up");
+        let client = Client::open(rig::config(server.url())).expect("the server is up");
         let lock = client.reentrant_lock(LOCK);
         let mut wakes = histogram();
         let times = scaled(times);
@@ -140,7 +140,7 @@ fn within_one_process(server: &Server) {
 
 /// The other process: takes a lock, or waits for a message, whenever a line says so, and answers with the times.
 fn follow_orders(url: &str, channel: &str) {
-    let client = Client::open(url).expect("the server is up");
+    let client = Client::open(rig::config(url)).expect("the server is up");
     let lock = client.reentrant_lock(LOCK);
     let fair = client.fair_lock(FAIR);
     let mut listening = rig::connection_to(url);
@@ -320,7 +320,7 @@ fn counts(turn: u32) -> bool {
 /// take.
 fn across_two(server: &Server, table: &mut Table) {
     const NAME: &str = "message:two";
-    let client = Client::open(server.url()).expect("the server is up");
+    let client = Client::open(rig::config(server.url())).expect("the server is up");
     let lock = client.reentrant_lock(LOCK);
     let channel = rig::channel(LOCK);
     let mut looking = rig::connection(server);
@@ -365,7 +365,7 @@ fn across_two(server: &Server, table: &mut Table) {
 fn along_the_queue(server: &Server, table: &mut Table) {
     const NAME: &str = "message:queue:0";
     const TURNS: usize = 20;
-    let client = Client::open(server.url()).expect("the server is up");
+    let client = Client::open(rig::config(server.url())).expect("the server is up");
     let lock = client.fair_lock(FAIR);
     let mut looking = rig::connection(server);
     let channels = format!("{}:*", rig::channel(FAIR));
@@ -434,7 +434,7 @@ fn along_the_queue(server: &Server, table: &mut Table) {
 
 /// A writer releases, and threads of three processes wait to read.
 fn to_all_readers(server: &Server, table: &mut Table) {
-    let client = Client::open(server.url()).expect("the server is up");
+    let client = Client::open(rig::config(server.url())).expect("the server is up");
     let lock = client.rwlock(SHARED);
     let channel = rig::rw_channel(SHARED);
     let mut looking = rig::connection(server);

@@ -53,7 +53,7 @@ fn main() {
 }
 
 fn open(server: &Server) -> Client {
-    Client::open(server.url()).expect("the server is up")
+    Client::open(rig::config(server.url())).expect("the server is up")
 }
 
 /// One verb at a time, next to bare commands; returns what a PING takes, in microseconds.

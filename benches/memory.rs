@@ -16,7 +16,7 @@ static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
 
 fn main() {
     let server = support::Server::start();
-    let client = Client::open(server.url()).expect("the server is up");
+    let client = Client::open(rig::config(server.url())).expect("the server is up");
     lock_and_drop(&client);
     held(&client);
 }

@@ -11,7 +11,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use criterion::Criterion;
-use redlatch::{Client, Config, Semaphore};
+use redlatch::{Client, Semaphore};
 
 use crate::rig::{Case, End, Kind, Lock, Rates, Table, Target, interleaved, typical};
 use crate::support::Server;
@@ -26,7 +26,7 @@ fn main() {
         .warm_up_time(Duration::from_millis(500))
         .measurement_time(Duration::from_secs(1))
         .configure_from_args();
-    let client = Client::open(server.url()).expect("the server is up");
+    let client = Client::open(rig::config(server.url())).expect("the server is up");
     let mut group = criterion.benchmark_group("semaphore");
     let one = semaphore(&client, "absolute", 1);
     group.bench_function("uncontended", |b| b.iter(|| pair(&one, End::Drop)));
@@ -100,7 +100,7 @@ fn crowd(server: &Server, table: &mut Table) {
         "us each"
     );
     let clients = [Duration::from_millis(5), Duration::ZERO].map(|tenure| {
-        Client::open(Config::new(server.url()).tenure(tenure)).expect("the server is up")
+        Client::open(rig::config(server.url()).tenure(tenure)).expect("the server is up")
     });
     let [with, without] = ["with", "without"].map(|what| format!("crowd:{what}"));
     let (with, without) = (
@@ -109,7 +109,7 @@ fn crowd(server: &Server, table: &mut Table) {
     );
     // As far as Redis can tell, a client is a process.
     let others: Vec<_> = (0..4)
-        .map(|_| Client::open(server.url()).expect("the server is up"))
+        .map(|_| Client::open(rig::config(server.url())).expect("the server is up"))
         .collect();
     let across = semaphore(&others[0], "crowd:across", permits);
     let across: Vec<_> = others

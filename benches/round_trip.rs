@@ -91,7 +91,7 @@ fn two_pings(server: &Server) -> impl FnMut() + use<> {
 }
 
 fn open(server: &Server) -> redlatch::Client {
-    redlatch::Client::open(server.url()).expect("the server is up")
+    redlatch::Client::open(rig::config(server.url())).expect("the server is up")
 }
 
 fn absolute(server: &Server, criterion: &mut Criterion) {
@@ -254,7 +254,7 @@ fn show(what: &str, rates: &Rates) {
 fn over_tls(table: &mut Table) {
     let server = rig::start_tls();
     let ca = redlatch::TlsConfig::new().ca_pem(support::authority().pem());
-    let config = redlatch::Config::new(server.client_url()).tls(ca);
+    let config = rig::config(server.client_url()).tls(ca);
     beside_plain(&server, config, "with TLS", Target::None, table);
 }
 
@@ -262,7 +262,7 @@ fn over_tls(table: &mut Table) {
 #[cfg(feature = "cluster")]
 fn in_cluster(table: &mut Table) {
     let server = rig::start_cluster();
-    let config = redlatch::Config::new(format!("redis+cluster://{}/", server.addr()));
+    let config = rig::config(format!("redis+cluster://{}/", server.addr()));
     beside_plain(&server, config, "in a cluster", Target::AtMost(1.2), table);
 }
 

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
 use nix::time::{ClockId, clock_gettime};
-use redlatch::{Client, Config, Error, ReentrantLockGuard};
+use redlatch::{Client, Error, ReentrantLockGuard};
 
 use crate::plot::{Curves, Scale};
 use crate::rig::processes::{CHILD, Hammer, hammer};
@@ -135,14 +135,14 @@ impl Used {
 // ---------------------------------------------------------------------------------------------------------------------
 
 fn threads(server: &Server) -> Measured {
-    let client = Client::open(Config::new(server.url()).tenure(TENURE)).expect("the server is up");
+    let client = Client::open(rig::config(server.url()).tenure(TENURE)).expect("the server is up");
     vec![("threads", by_threads(&client, "Threads of one process"))]
 }
 
 fn network(server: &Server) -> Measured {
     let proxy = Proxy::before(server);
     proxy.set(Target::All, Mode::Delay(ROUND_TRIP));
-    let client = Client::open(Config::new(proxy.url()).tenure(TENURE)).expect("the server is up");
+    let client = Client::open(rig::config(proxy.url()).tenure(TENURE)).expect("the server is up");
     let title = "Threads of one process, Redis 1 ms away";
     vec![("network", by_threads(&client, title))]
 }
@@ -223,7 +223,7 @@ fn held(server: &Server) -> Measured {
         Scale::Log,
         &["held", "p99"],
     );
-    let client = Client::open(Config::new(server.url()).lease(lease)).expect("the server is up");
+    let client = Client::open(rig::config(server.url()).lease(lease)).expect("the server is up");
     let mut guards = Vec::new();
     for &count in few(&[1, 10, 100, 1_000, 10_000, 100_000]) {
         for number in guards.len()..count as usize {
@@ -289,7 +289,7 @@ fn waiters(server: &Server) -> Measured {
             others.pexpire(&name, 600_000).ignore();
         }
         others.exec(&mut bare).expect("holds of others");
-        let client = Client::open(server.url()).expect("the server is up");
+        let client = Client::open(rig::config(server.url())).expect("the server is up");
         thread::scope(|scope| {
             for number in 0..count {
                 let lock = client.reentrant_lock(format!("waited:{number}"));
@@ -340,7 +340,7 @@ fn names(server: &Server) -> Measured {
         Scale::Linear,
         &["names", "server", "client"],
     );
-    let client = Client::open(server.url()).expect("the server is up");
+    let client = Client::open(rig::config(server.url())).expect("the server is up");
     let used = AtomicU32::new(0);
     thread::scope(|scope| {
         for thread in 0..THREADS {

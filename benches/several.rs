@@ -39,7 +39,7 @@ fn main() {
 }
 
 fn open(server: &Server) -> Client {
-    Client::open(server.url()).expect("the server is up")
+    Client::open(rig::config(server.url())).expect("the server is up")
 }
 
 fn members(what: &str) -> Vec<String> {

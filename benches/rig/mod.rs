@@ -14,9 +14,9 @@ use std::time::{Duration, Instant};
 
 use redis::io::tcp::TcpSettings;
 use redis::{Connection, ConnectionLike, IntoConnectionInfo, Script, Value};
-use redlatch::Client;
+use redlatch::{Client, Config};
 
-use crate::support::{Server, lua};
+use crate::support::{GENEROUS, Server, lua};
 
 /// Set to `0` it leaves the placement of processes to the kernel.
 const PIN: &str = "REDLATCH_BENCH_PIN";
@@ -42,6 +42,19 @@ pub(crate) fn named() -> Option<String> {
 /// `n` in a run that measures, otherwise hardly any.
 pub(crate) fn scaled(n: u32) -> u32 {
     if is_measuring() { n } else { 1 }
+}
+
+/// How clients reach a server. In a run that does not measure they wait for as long as a busy machine needs: it may compile
+/// on both cores meanwhile.
+pub(crate) fn config(url: impl Into<String>) -> Config {
+    let config = Config::new(url);
+    if is_measuring() {
+        config
+    } else {
+        config
+            .connect_timeout(2 * GENEROUS)
+            .response_timeout(2 * GENEROUS)
+    }
 }
 
 /// Puts this process on the clients' core and starts a server on its own; call it before there are threads.

@@ -6,7 +6,7 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use redlatch::{Client, Config};
+use redlatch::Client;
 
 use crate::support::Server;
 
@@ -22,6 +22,8 @@ pub(crate) struct Process {
 impl Process {
     pub(crate) fn new(task: impl Display) -> Self {
         let mut child = Command::new(std::env::current_exe().expect("a path"))
+            // Whether it measures is known by these.
+            .args(std::env::args().skip(1))
             .env(CHILD, task.to_string())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -85,7 +87,7 @@ pub(crate) fn hammer(task: &str) {
     };
     let micros = |text: &str| Duration::from_micros(text.parse().expect("microseconds"));
     let (tenure, work) = (micros(tenure), micros(work));
-    let client = Client::open(Config::new(url).tenure(tenure)).expect("the server is up");
+    let client = Client::open(super::config(url).tenure(tenure)).expect("the server is up");
     let lock = client.reentrant_lock(name);
     for line in std::io::stdin().lines() {
         let line = line.expect("a line");
