@@ -86,7 +86,9 @@ pub(super) struct Run<P> {
     woken: Option<u64>,
     /// How often this process has released the lock in Redis.
     releases: u64,
-    places: Vec<Place<P>>,
+    /// In the order of their numbers, which is mostly that of the queue: each is found by a binary search, and the next is
+    /// one of the first.
+    places: VecDeque<Place<P>>,
     served: Vec<Served>,
     /// Somebody is to remove soon what no other request has removed by then.
     is_cleared_soon: bool,
@@ -101,7 +103,7 @@ impl<P> Default for Run<P> {
             released: None,
             woken: None,
             releases: 0,
-            places: Vec::new(),
+            places: VecDeque::new(),
             served: Vec::new(),
             is_cleared_soon: false,
             left: VecDeque::new(),
@@ -110,8 +112,41 @@ impl<P> Default for Run<P> {
 }
 
 impl<P> Run<P> {
+    /// Where the place is, or would be.
+    fn at(&self, number: u64) -> Result<usize, usize> {
+        match self.places.back() {
+            Some(last) if last.number >= number => self
+                .places
+                .binary_search_by_key(&number, |place| place.number),
+            _ => Err(self.places.len()),
+        }
+    }
+
+    /// The same of one that is mostly directly before another.
+    fn at_before(&self, number: u64, other: usize) -> Result<usize, usize> {
+        let before = other.checked_sub(1);
+        match before.and_then(|at| self.places.get(at)) {
+            Some(place) if place.number == number => Ok(other - 1),
+            _ => self.at(number),
+        }
+    }
+
+    fn get(&self, number: u64) -> Option<&Place<P>> {
+        self.places.get(self.at(number).ok()?)
+    }
+
     fn find(&mut self, number: u64) -> Option<&mut Place<P>> {
-        self.places.iter_mut().find(|place| place.number == number)
+        let at = self.at(number).ok()?;
+        self.places.get_mut(at)
+    }
+
+    fn insert(&mut self, place: Place<P>) {
+        let (Ok(at) | Err(at)) = self.at(place.number);
+        self.places.insert(at, place);
+    }
+
+    fn remove(&mut self, number: u64) -> Option<Place<P>> {
+        self.places.remove(self.at(number).ok()?)
     }
 
     /// A thread parks in its place; `ahead` if the place is new. It asked after so many releases of this process, a thread of
@@ -132,7 +167,7 @@ impl<P> Run<P> {
                 place.parked = Some(parked);
                 place.ahead = ahead.unwrap_or(place.ahead);
             }
-            None => self.places.push(Place {
+            None => self.insert(Place {
                 number,
                 ahead: ahead.unwrap_or(Ahead::Other),
                 parked: Some(parked),
@@ -219,8 +254,8 @@ impl<P> Run<P> {
     }
 
     fn is_first(&self, number: u64) -> bool {
-        let first = |place: &Place<P>| place.number == number && place.ahead == Ahead::Nobody;
-        self.places.iter().any(first)
+        let place = self.get(number);
+        place.is_some_and(|place| place.ahead == Ahead::Nobody)
     }
 
     /// How often this process has released the lock so far.
@@ -229,19 +264,21 @@ impl<P> Run<P> {
     }
 
     /// Whether all ahead of it are places of this process, as far as is known.
-    fn is_served_here(&self, mut number: u64) -> bool {
+    fn is_served_here(&self, number: u64) -> bool {
+        let mut found = self.at(number);
         for _ in 0..MOST_SERVED {
-            if self.woken == Some(number) {
-                return true;
-            }
-            let Some(place) = self.places.iter().find(|place| place.number == number) else {
+            let Ok(at) = found else {
                 // The thread ahead has not read the reply yet that its place is taken.
                 return true;
             };
+            let place = &self.places[at];
+            if self.woken == Some(place.number) {
+                return true;
+            }
             match place.ahead {
                 Ahead::Nobody => return true,
                 Ahead::Own(own) if self.holder == Some(own) => return true,
-                Ahead::Own(own) => number = own,
+                Ahead::Own(own) => found = self.at_before(own, at),
                 Ahead::Other => return false,
             }
         }
@@ -274,7 +311,7 @@ impl<P> Run<P> {
     /// back.
     pub(super) fn is_not_served(&mut self, number: u64) {
         self.served.retain(|served| served.number != number);
-        self.places.push(Place {
+        self.insert(Place {
             number,
             ahead: Ahead::Other,
             parked: None,
@@ -288,10 +325,9 @@ impl<P> Run<P> {
     where
         P: Clone,
     {
-        let ahead = match self.places.iter().position(|place| place.number == number) {
-            Some(at) => self.places.swap_remove(at).ahead,
-            None => Ahead::Other,
-        };
+        let ahead = self
+            .remove(number)
+            .map_or(Ahead::Other, |place| place.ahead);
         self.move_up(number, ahead);
         if self.left.len() == MOST_LEFT {
             self.left.pop_front();
@@ -314,25 +350,24 @@ impl<P> Run<P> {
 
     /// Redis has granted the lock, and removed the place of that thread if it had one.
     pub(super) fn granted(&mut self, number: Option<u64>) {
-        self.places.retain(|place| Some(place.number) != number);
+        if let Some(number) = number {
+            self.remove(number);
+        }
         (self.holder, self.released, self.woken) = (number, None, None);
     }
 
     /// The place that is next in the queue of Redis, if that is known.
     fn next(&self) -> Option<usize> {
         let behind = self.holder.map(Ahead::Own);
-        let places = || self.places.iter().enumerate();
-        let (at, next) = places()
-            .find(|(_, place)| Some(place.ahead) == behind)
-            .or_else(|| {
-                places()
-                    .filter(|(_, place)| place.ahead == Ahead::Nobody)
-                    .min_by_key(|(_, place)| place.number)
-            })?;
+        let of = |ahead| {
+            self.places
+                .iter()
+                .position(|place| Some(place.ahead) == ahead)
+        };
+        let at = of(behind).or_else(|| of(Some(Ahead::Nobody)))?;
         // One that lost its place got it back in front of those that came later.
-        let is_before =
-            |place: &Place<P>| place.ahead == Ahead::Other && place.number < next.number;
-        (!self.places.iter().any(is_before)).then_some(at)
+        let mut before = self.places.iter().take(at);
+        (!before.any(|place| place.ahead == Ahead::Other)).then_some(at)
     }
 
     /// The holder hands the lock over to the next, if that one parks and wants the same.
@@ -342,7 +377,7 @@ impl<P> Run<P> {
         if self.served.len() >= MOST_SERVED || !parks.is_some_and(same) {
             return None;
         }
-        let place = self.places.swap_remove(at);
+        let place = self.places.remove(at)?;
         self.holder = Some(place.number);
         self.served.push(Served {
             number: place.number,

@@ -596,14 +596,14 @@ fn whoever_waits_for_threads_that_nobody_serves_here_is_woken_to_listen() {
         park(&mut run, n, Some(Ahead::Own(ahead)));
     }
     assert_eq!(run.leave(11), [], "the other is served here");
-    assert_eq!(run.leave(5), [7, 6], "it had not read its reply");
+    assert_eq!(run.leave(5), [6, 7], "it had not read its reply");
     let mut run = Run::default();
     run.granted(Some(1));
     for (n, ahead) in [(7, Ahead::Own(6)), (6, Ahead::Own(5))] {
         park(&mut run, n, Some(ahead));
     }
     run.park(5, Some(Ahead::Other), 0, true, true, 5);
-    assert_eq!(run.leave(5), [7, 6]);
+    assert_eq!(run.leave(5), [6, 7]);
     // One that does not wait here, since it asks or listens, is not woken.
     let mut run = Run::default();
     run.granted(Some(1));
