@@ -117,6 +117,11 @@ pub(crate) struct Validity {
 }
 
 impl Validity {
+    /// Whether the hold may be handed over: there is a token for another thread, and validity to spare.
+    fn may_pass(self, lease: LeasePolicy, now: impl Into<Moment>) -> bool {
+        self.complete && self.to_spare(lease, now)
+    }
+
     /// Whether enough of the lease is left for another thread: a half if it is renewed, nine tenths if not.
     fn to_spare(self, lease: LeasePolicy, now: impl Into<Moment>) -> bool {
         let needed = match lease {
@@ -250,8 +255,8 @@ struct Crowd<W, H, X> {
     shared: Vec<SharedHolders<H>>,
     queue: WaitQueue<Waiting<W>>,
     more: X,
-    /// Those with places in the queue that Redis keeps.
-    run: Run<Parked<W>>,
+    /// Those with places in the queue that Redis keeps, if it keeps one.
+    run: Option<Box<Run<Parked<W>>>>,
 }
 
 impl<W, H, X: Default> Default for Crowd<W, H, X> {
@@ -260,7 +265,7 @@ impl<W, H, X: Default> Default for Crowd<W, H, X> {
             shared: Vec::new(),
             queue: WaitQueue::new(),
             more: X::default(),
-            run: Run::default(),
+            run: None,
         }
     }
 }
@@ -585,7 +590,7 @@ impl<W: Clone, H: Holding, R, X: Default> LocalLock<W, H, R, X> {
         parked: Parked<W>,
     ) -> (Then, Vec<W>) {
         let is_held = self.exclusive.is_some();
-        let run = &mut self.crowd().run;
+        let run = self.crowd().run.get_or_insert_default();
         let then = run.park(place, ahead, asked_after, is_held, may_wait_here, parked);
         let stranded = match then {
             Then::Listens => run.stranded_behind(place),
@@ -600,11 +605,11 @@ impl<W: Clone, H: Holding, R, X: Default> LocalLock<W, H, R, X> {
     }
 
     fn run(&self) -> Option<&Run<Parked<W>>> {
-        self.crowd.as_ref().map(|crowd| &crowd.run)
+        self.crowd.as_ref()?.run.as_deref()
     }
 
     fn run_mut(&mut self) -> Option<&mut Run<Parked<W>>> {
-        self.crowd.as_mut().map(|crowd| &mut crowd.run)
+        self.crowd.as_mut()?.run.as_deref_mut()
     }
 
     /// It asks Redis again.
@@ -623,10 +628,10 @@ impl<W: Clone, H: Holding, R, X: Default> LocalLock<W, H, R, X> {
     /// It has given up its place, and still counts as asking. Returns who has to ask.
     pub(crate) fn left_place(&mut self, place: u64) -> Vec<W> {
         let is_alone = self.asking_exclusive == 1;
-        if is_alone && self.crowd.is_none() {
+        if is_alone && self.run().is_none() {
             return Vec::new();
         }
-        let run = &mut self.crowd().run;
+        let run = self.crowd().run.get_or_insert_default();
         let ask = run.leave(place);
         if is_alone {
             run.forget_left();
@@ -710,7 +715,7 @@ impl<W: Clone, H: Holding, R, X: Default> LocalLock<W, H, R, X> {
         let lease = LeasePolicy::from(holder.lease);
         let may = is_young && holder.count == 1 && lease.passable();
         let validity = may.then(validity).flatten()?;
-        if !validity.complete || !validity.to_spare(lease, now) {
+        if !validity.may_pass(lease, now) {
             return None;
         }
         let same = |next: &Waiting<W>| next.mode == Mode::Exclusive && next.lease == lease;
@@ -742,8 +747,7 @@ impl<W: Clone, H: Holding, R, X: Default> LocalLock<W, H, R, X> {
         }
         let lease = holder.lease.into();
         if self.order == Order::Server {
-            let validity = hold.validity();
-            let lasts = validity.complete && validity.to_spare(lease, now);
+            let lasts = hold.validity().may_pass(lease, now);
             return self.leave_in_turn(lease, lasts, now, release);
         }
         self.exclusive = None;
@@ -765,9 +769,9 @@ impl<W: Clone, H: Holding, R, X: Default> LocalLock<W, H, R, X> {
         self.cohort.granted(now);
         let may_pass = lasts && lease.shareable() && self.cohort.is_young(now);
         if may_pass
-            && let Some(crowd) = &mut self.crowd
+            && let Some(run) = self.crowd.as_mut().and_then(|crowd| crowd.run.as_mut())
             && let Some(holder) = &mut self.exclusive
-            && let Some(next) = crowd.run.pass(|next| next.lease == lease)
+            && let Some(next) = run.pass(|next| next.lease == lease)
         {
             holder.thread = next.thread;
             let hold = holder.hold.clone();
