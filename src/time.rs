@@ -165,8 +165,8 @@ const DOUBLED: u32 = 2;
 /// poll, and with ticks of 256 ms about half of that.
 pub(crate) fn together(now: Instant, span: Duration) -> Instant {
     let ends = now + span;
-    let eighths = (span.as_nanos() / (TICK * 8).as_nanos()).checked_ilog2();
-    let Some(doubled) = eighths.map(|times| times.min(DOUBLED)) else {
+    let doublings = (span.as_nanos() / (TICK * 8).as_nanos()).checked_ilog2();
+    let Some(doubled) = doublings.map(|most| most.min(DOUBLED)) else {
         return ends;
     };
     let tick = u64::try_from((TICK * 2_u32.pow(doubled)).as_nanos()).unwrap_or(u64::MAX);

@@ -56,7 +56,7 @@ pub(crate) struct Contender<'a> {
     /// Several other processes wait, and this one has had the lock before.
     steps_aside: bool,
     was_refused: bool,
-    /// Announced before the client may close.
+    /// Dropped, and so announced, before `_contending`: until then the first of the clients does not close.
     unannounced: quorum::Unannounced,
     _contending: Contending<'a>,
 }
@@ -232,9 +232,9 @@ impl<'a> Contender<'a> {
         }
         let mut state = self.entry.lock();
         state.forget_contender(self.listening.known_waiter());
-        let needs_clearing = state.lock.needs_clearing();
+        let asks_for_clearing = state.lock.asks_for_clearing();
         drop(state);
-        if needs_clearing {
+        if asks_for_clearing {
             self.session().clear_served_soon(&self.entry);
         }
         self.session().counters.passed.add(1);

@@ -25,7 +25,8 @@ impl Unannounced {
     fn asked(&mut self, quorum: &Arc<Quorum>, reply: &QuorumReply, given_back: GivenBack) {
         match (given_back, reply) {
             (GivenBack::Silently, _) => self.0 = Some(Arc::clone(quorum)),
-            (GivenBack::Announced, _) => self.0 = None,
+            // That was at the servers of this attempt only.
+            (GivenBack::Announced, _) => {}
             // Whoever has a majority announces the release, or was granted too few and is in this position.
             (GivenBack::Nothing, QuorumReply::Granted { .. } | QuorumReply::Busy { .. }) => {
                 self.0 = None;

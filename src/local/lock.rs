@@ -679,8 +679,8 @@ impl<W: Clone, H: Holding, R, X: Default> LocalLock<W, H, R, X> {
     }
 
     /// Whether somebody has to [clear](Self::clear_served) what was served soon, and nobody is to yet.
-    pub(crate) fn needs_clearing(&mut self) -> bool {
-        self.run_mut().is_some_and(Run::needs_clearing)
+    pub(crate) fn asks_for_clearing(&mut self) -> bool {
+        self.run_mut().is_some_and(Run::asks_for_clearing)
     }
 
     /// The places of those who were served in memory, for a request of their own, although the lock may still be held: it

@@ -91,7 +91,7 @@ pub(super) struct Run<P> {
     places: VecDeque<Place<P>>,
     served: Vec<Served>,
     /// Somebody is to remove soon what no other request has removed by then.
-    is_cleared_soon: bool,
+    clearing_asked: bool,
     /// Those that gave their places up lately, and who was ahead of them: a reply that is still on its way may name them.
     left: VecDeque<(u64, Ahead)>,
 }
@@ -105,7 +105,7 @@ impl<P> Default for Run<P> {
             releases: 0,
             places: VecDeque::new(),
             served: Vec::new(),
-            is_cleared_soon: false,
+            clearing_asked: false,
             left: VecDeque::new(),
         }
     }
@@ -195,7 +195,8 @@ impl<P> Run<P> {
         P: Clone,
     {
         let mut stranded = Vec::new();
-        if self.is_served_here(number) {
+        // As a rule nobody waits here, and the way through all places is long.
+        if !self.places.iter().any(|place| place.waits_here) || self.is_served_here(number) {
             return stranded;
         }
         for _ in 0..self.places.len() {
@@ -447,13 +448,13 @@ impl<P> Run<P> {
     }
 
     /// Whether somebody has to [clear](Self::clear_served) what was served soon, and nobody is to yet.
-    pub(super) fn needs_clearing(&mut self) -> bool {
-        !self.served.is_empty() && !std::mem::replace(&mut self.is_cleared_soon, true)
+    pub(super) fn asks_for_clearing(&mut self) -> bool {
+        !self.served.is_empty() && !std::mem::replace(&mut self.clearing_asked, true)
     }
 
     /// The served places, for a request of their own.
     pub(super) fn clear_served(&mut self) -> Vec<u64> {
-        self.is_cleared_soon = false;
+        self.clearing_asked = false;
         self.take_served()
     }
 

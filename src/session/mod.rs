@@ -59,6 +59,9 @@ const REPLICAS_ANSWER: Duration = Duration::from_secs(1);
 /// How long dropping the last handle may take for releasing what is held.
 const DROP_DEADLINE: Duration = Duration::from_secs(2);
 
+/// For how many locks places are removed before the watchdog does its other work.
+const AT_ONCE: usize = 32;
+
 /// Everything a client consists of, except its handles. It refers to no handle, so dropping the last one always ends it,
 /// although the threads refer to it.
 pub(crate) struct Session {
@@ -419,9 +422,16 @@ impl Session {
         self.watchdog.housekeep_soon();
     }
 
-    fn clear_served(&self) {
-        let entries = std::mem::take(&mut *self.have_served.lock());
-        for entry in entries {
+    fn clear_served(&self, meanwhile: Meanwhile<'_>) {
+        let mut entries = std::mem::take(&mut *self.have_served.lock());
+        let mut cleared = 0;
+        while let Some(entry) = entries.pop() {
+            if cleared % AT_ONCE == 0 && cleared > 0 && !meanwhile() {
+                entries.push(entry);
+                self.have_served.lock().append(&mut entries);
+                return;
+            }
+            cleared += 1;
             let mut state = entry.lock();
             let served = state.lock.clear_served();
             let left = self.leave_served(&entry, &served);
@@ -602,7 +612,7 @@ impl Housekeeping for Session {
     }
 
     fn housekeep(&self, meanwhile: Meanwhile<'_>) -> bool {
-        self.clear_served();
+        self.clear_served(meanwhile);
         let until = Instant::now() + self.connect_timeout.min(self.lease / 10);
         let unread = self.connection.housekeep(until, meanwhile);
         let idle = self.registry.sweep(Instant::now()).left;

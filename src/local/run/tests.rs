@@ -560,21 +560,21 @@ fn only_so_many_that_left_are_remembered() {
 fn what_was_served_is_cleared_once() {
     let mut run = Run::default();
     run.granted(Some(1));
-    assert!(!run.needs_clearing(), "nobody was served");
+    assert!(!run.asks_for_clearing(), "nobody was served");
     for n in [2, 4] {
         park(&mut run, n, Some(Ahead::Own(n / 2)));
         assert_eq!(run.pass(same), Some(n));
     }
-    assert!(run.needs_clearing() && !run.needs_clearing());
+    assert!(run.asks_for_clearing() && !run.asks_for_clearing());
     // Whoever has released it meanwhile need not notify anybody again.
     assert_eq!(run.ended(), None);
     assert_eq!(run.take_served(), [2, 4]);
     run.granted(Some(5));
     park(&mut run, 6, Some(Ahead::Own(5)));
     assert_eq!(run.pass(same), Some(6));
-    assert!(!run.needs_clearing());
+    assert!(!run.asks_for_clearing());
     assert_eq!(run.clear_served(), [6]);
-    assert!(!run.needs_clearing(), "nothing is left");
+    assert!(!run.asks_for_clearing(), "nothing is left");
 }
 
 #[test]
