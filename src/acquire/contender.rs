@@ -579,7 +579,7 @@ fn store_to_ask(waiters: &[Arc<Waiter>]) {
 
 fn wake_to_ask(waiters: Vec<Arc<Waiter>>) {
     for waiter in waiters {
-        waiter.wake();
+        waiter.notify();
     }
 }
 

@@ -191,7 +191,7 @@ impl GuardInner {
             waiter.store(wakeup);
         }
         drop(state);
-        waiter.wake();
+        waiter.notify();
         self.not_lost().map(drop)
     }
 
@@ -245,7 +245,7 @@ impl GuardInner {
                 hold.change_threads();
                 waiter.store(Wakeup::Granted(hold));
                 drop(state);
-                waiter.wake();
+                waiter.notify();
                 // Before the thread is done with it, as a rule, which then uses it again.
                 drop(waiter);
                 self.not_lost()

@@ -57,7 +57,7 @@ pub(crate) fn take(
 /// threads of Java that have released ask again at once, so one that waits for the message would seldom be the first.
 pub(crate) fn release(spec: &LockSpec, hold: &Hold) -> Arc<Call> {
     let session = spec.session();
-    let release = Call::deferred(hold.release(false));
+    let release = Call::deferred(hold.release(false, Instant::now()));
     // Unknown if no thread of this process has waited lately.
     let entry = spec.known_entry();
     let mut state = entry.as_ref().map(|entry| entry.lock());
@@ -76,7 +76,7 @@ pub(crate) fn release(spec: &LockSpec, hold: &Hold) -> Arc<Call> {
     drop(state);
     session.connection.deliver(&release);
     if let Some(first) = first {
-        first.waiter.wake();
+        first.waiter.wake_to_check();
     }
     session.watchdog.housekeep_soon();
     release

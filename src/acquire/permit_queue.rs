@@ -152,7 +152,7 @@ impl<'a> PermitQueue<'a> {
         };
         first.store(News::First);
         drop(state);
-        first.waiter.wake();
+        first.waiter.wake_to_check();
     }
 
     /// Redis had too few. Whoever releases may send the `next` question.
@@ -193,7 +193,7 @@ impl<'a> PermitQueue<'a> {
             self.spec.session().connection.abandon(&ahead);
         }
         if let Some(first) = first {
-            first.waiter.wake();
+            first.waiter.wake_to_check();
         }
     }
 
@@ -210,7 +210,7 @@ impl<'a> PermitQueue<'a> {
         }
         drop(state);
         for queued in dismissed {
-            queued.waiter.wake();
+            queued.waiter.wake_to_check();
         }
     }
 }

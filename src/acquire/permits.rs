@@ -93,7 +93,7 @@ impl Permits<'_> {
         }
         drop(state);
         if let Some(first) = first {
-            first.waiter.wake();
+            first.waiter.wake_to_check();
         }
         session.counters.acquired.add(1);
         if self.queue.is_handed_over() {
@@ -286,14 +286,14 @@ pub(crate) fn give(
     drop(state);
     // They have their permits. Delivering may take time, if it has to connect first.
     for queued in to {
-        queued.waiter.wake();
+        queued.waiter.wake_to_check();
     }
     if let Some(release) = &release {
         session.connection.deliver(release);
     }
     // It asks Redis, behind the release.
     if let Some(first) = first {
-        first.waiter.wake();
+        first.waiter.wake_to_check();
     }
     session.watchdog.housekeep_soon();
     release

@@ -148,7 +148,7 @@ impl<H: Holding> Entry<H> {
         }
         drop(state);
         for waiter in waiters {
-            waiter.wake();
+            waiter.notify();
         }
     }
 }
@@ -371,10 +371,10 @@ fn readers_found(look: &Call) -> Reading {
 /// Wakes the threads for which a wakeup was stored. Call it with no mutex held.
 pub(crate) fn wake<H>(wakeups: EntryWakeups<H>) {
     for (waiter, _) in wakeups.joined {
-        waiter.wake();
+        waiter.notify();
     }
     if let Some(waiter) = wakeups.contend {
-        waiter.wake();
+        waiter.notify();
     }
 }
 
@@ -479,7 +479,7 @@ impl<H: Holding> Registry<H> {
             let waiters: Vec<_> = state.waiters().cloned().collect();
             drop(state);
             for waiter in waiters {
-                waiter.wake();
+                waiter.wake_to_check();
             }
         }
     }

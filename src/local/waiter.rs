@@ -18,8 +18,11 @@ pub(crate) type MakeError = Arc<dyn Fn() -> Error + Send + Sync>;
 
 /// One waiting thread, and everything that can wake it. `W` says why it is woken in its queue.
 ///
-/// The sender stores a wakeup under its own mutex (that of the lock's entry, or the subscriber's), and wakes the thread
-/// once it has released that mutex.
+/// The sender stores a wakeup, or a signal, under its own mutex (that of the lock's entry, or the subscriber's), and wakes
+/// the thread once it has released that mutex. The thread holds the mutex of its state from its last check until it is
+/// parked. So whoever has stored something under that mutex needs only [`notify`](Self::notify): the thread was before its
+/// check, and finds it, or parked, and is woken. Whoever has changed something else, such as the token, has to take the
+/// mutex after that: [`wake_to_check`](Self::wake_to_check).
 ///
 /// The condition variable is that of the standard library, and with it the mutex: that of `parking_lot` keeps its waiting
 /// threads in a table, and reads the clock when it notifies. Of a hand-over between two threads that was a fifth.
@@ -52,10 +55,7 @@ impl Signals {
 
 impl<W> Waiter<W> {
     pub(crate) fn new() -> Arc<Self> {
-        Arc::new(Self {
-            state: std::sync::Mutex::default(),
-            changed: Condvar::new(),
-        })
+        Arc::default()
     }
 
     fn lock(&self) -> MutexGuard<'_, State<W>> {
@@ -65,13 +65,10 @@ impl<W> Waiter<W> {
 
     /// Makes it as good as new, for another wait of the same thread.
     pub(crate) fn clear(&mut self) {
-        *self = Self {
-            state: std::sync::Mutex::default(),
-            changed: Condvar::new(),
-        };
+        *self = Self::default();
     }
 
-    /// Stores why the thread is woken; [`Waiter::wake`] has to follow.
+    /// Stores why the thread is woken; [`notify`](Self::notify) has to follow.
     pub(crate) fn store(&self, wakeup: W) {
         self.lock().wakeup = Some(wakeup);
     }
@@ -100,11 +97,16 @@ impl<W> Waiter<W> {
         self.lock().signals()
     }
 
-    /// Wakes the thread, which then checks its own state, the client's and the cancel token's.
-    pub(crate) fn wake(&self) {
+    /// Wakes the thread, for which something was stored in its state.
+    pub(crate) fn notify(&self) {
+        self.changed.notify_one();
+    }
+
+    /// Wakes the thread, which then checks whether it has to stop, and what else its caller has stored.
+    pub(crate) fn wake_to_check(&self) {
         // Under the mutex, or the notification could fall between the thread's check and its sleep, and be lost.
         drop(self.lock());
-        self.changed.notify_one();
+        self.notify();
     }
 
     /// Parks a queued thread until it has a wakeup, `stop`, or the deadline. `now` was a moment ago.
@@ -173,6 +175,15 @@ impl<W> Waiter<W> {
     }
 }
 
+impl<W> Default for Waiter<W> {
+    fn default() -> Self {
+        Self {
+            state: std::sync::Mutex::default(),
+            changed: Condvar::new(),
+        }
+    }
+}
+
 impl<W> Default for State<W> {
     fn default() -> Self {
         Self {
@@ -194,25 +205,25 @@ impl<W> State<W> {
 
 /// What a [`CancelToken`] wakes: a [`Waiter`] of any kind.
 pub(crate) trait Wake: Send + Sync {
-    /// See [`Waiter::wake`].
+    /// See [`Waiter::wake_to_check`].
     fn wake(&self);
 }
 
 impl<W: Send> Wake for Waiter<W> {
     fn wake(&self) {
-        self.wake();
+        self.wake_to_check();
     }
 }
 
 impl<W: Send> Listener for Waiter<W> {
     fn message(&self) {
         self.lock().messages += 1;
-        self.wake();
+        self.notify();
     }
 
     fn set_listening(&self, listening: bool) {
         self.lock().listening = listening;
-        self.wake();
+        self.notify();
     }
 }
 
