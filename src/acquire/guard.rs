@@ -214,11 +214,11 @@ impl GuardInner {
             hold.end();
             session.watchdog.disarm(hold);
             if served.places.is_empty() && !served.next_asks {
-                return backing.release(hold, false);
+                return backing.release(hold, false, now);
             }
             let id = |place: &u64| session.owners.id(OwnerNumber(*place));
             let places: Vec<_> = served.places.iter().map(id).collect();
-            let mut release = hold.release(false);
+            let mut release = hold.release(false, now);
             let protocol = &entry.protocol;
             release.request = protocol.release_in_turn(&hold.owner(), &places, served.next_asks);
             let call = Call::deferred(release);

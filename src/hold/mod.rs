@@ -127,7 +127,7 @@ pub(crate) enum NotRenewed {
 /// The server that keeps a hold, or several that keep it together.
 pub(crate) trait Backing: Send + Sync {
     /// Queues the release; [`deliver`](Self::deliver) sends it. With `undo` it is normal that Redis no longer knows the hold.
-    fn release(&self, hold: &Hold, undo: bool) -> Arc<Call>;
+    fn release(&self, hold: &Hold, undo: bool, now: Instant) -> Arc<Call>;
 
     /// Sends a release that was queued, over new connections where the old ones were closed.
     fn deliver(&self, release: &Call);
@@ -332,7 +332,13 @@ impl Hold {
     /// Redis has granted it. The acquire was sent no earlier than `sent_at`.
     pub(crate) fn grant(&self, sent_at: Instant) {
         self.asked_at.store(time::nanos(sent_at), Ordering::Relaxed);
-        self.change(|lease| lease.grant(sent_at, Instant::now()));
+        self.change(|lease| {
+            let now = match lease.needs_now() {
+                true => Instant::now(),
+                false => sent_at,
+            };
+            lease.grant(sent_at, now);
+        });
     }
 
     /// When the acquire that was granted was sent.
@@ -504,21 +510,17 @@ impl Hold {
     }
 
     /// The request that releases it.
-    pub(crate) fn release(&self, undo: bool) -> Deferred {
-        self.release_of(&self.owner(), undo)
+    pub(crate) fn release(&self, undo: bool, now: Instant) -> Deferred {
+        self.release_of(&self.owner(), undo, now)
     }
 
     /// The request that releases what Redis keeps of it for this owner.
-    pub(crate) fn release_of(&self, owner: &str, undo: bool) -> Deferred {
+    pub(crate) fn release_of(&self, owner: &str, undo: bool, now: Instant) -> Deferred {
         let longest = self.lease.lock().longest();
         // A frozen server executes the acquire when it resumes, and the lease begins only then.
         let after = if undo { longest.max(UNDO_FOR) } else { longest };
-        self.entry().release(
-            self.mode,
-            owner,
-            self.valid_until().max(Instant::now()) + after,
-            undo,
-        )
+        self.entry()
+            .release(self.mode, owner, self.valid_until().max(now) + after, undo)
     }
 
     /// The holder releases it; `false` if it was lost before.
@@ -711,7 +713,7 @@ impl Renewable for Hold {
 impl Undo for Hold {
     /// Always safe: an acquire of unknown outcome is never repeated with the same number, so nothing that is held has it.
     fn undo(&self) -> Option<Deferred> {
-        Some(self.release(true))
+        Some(self.release(true, Instant::now()))
     }
 }
 

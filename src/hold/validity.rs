@@ -186,6 +186,11 @@ impl Lease {
         self.extend(sent_at, self.ttl(), now);
     }
 
+    /// Whether it matters when a grant is noticed, and not only when the request was sent.
+    pub(crate) fn needs_now(&self) -> bool {
+        self.rare.is_some() || self.renewed_by == RenewedBy::Nodes
+    }
+
     /// It ends `max_hold` from now, if it has one.
     fn limit(&mut self, now: Instant) {
         if let Some(rare) = &mut self.rare {

@@ -91,6 +91,7 @@ impl<R> Cohort<R> {
     /// trip, and whoever has begun to wait since is notified of one in the next tenure.
     pub(super) fn yield_after(&mut self, now: Instant) -> Option<R> {
         let (released_at, _) = self.last_release.as_ref()?;
+        let now = Moment::from(now);
         if self.is_too_long_ago(*released_at, now) {
             self.end();
             return None;
@@ -109,11 +110,11 @@ impl<R> Cohort<R> {
     pub(super) fn is_forgettable(&self, now: Instant) -> bool {
         self.last_release
             .as_ref()
-            .is_none_or(|(released_at, _)| self.is_too_long_ago(*released_at, now))
+            .is_none_or(|(released_at, _)| self.is_too_long_ago(*released_at, now.into()))
     }
 
-    fn is_too_long_ago(&self, released_at: Moment, now: Instant) -> bool {
-        now.saturating_duration_since(released_at.into()) > self.tenure().max(GAP)
+    fn is_too_long_ago(&self, released_at: Moment, now: Moment) -> bool {
+        Duration::from_nanos(now.nanos_since(released_at)) > self.tenure().max(GAP)
     }
 
     #[cfg(test)]

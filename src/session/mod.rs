@@ -375,7 +375,7 @@ impl Session {
         let protocol = &hold.entry().protocol;
         if protocol.is_given_back_when_lost(hold.mode, reason) {
             let backing = self.backing(hold);
-            drop(backing.release(hold, true));
+            drop(backing.release(hold, true, Instant::now()));
             backing.housekeep_soon();
         }
         if reason != LossReason::Closed {
@@ -601,7 +601,7 @@ impl LossSink for Session {
         match hold.backing() {
             Some(others) => others.give_back(hold),
             // Written together with the other releases, once all are queued.
-            None => drop(self.release(hold, true)),
+            None => drop(self.release(hold, true, Instant::now())),
         }
     }
 }
@@ -622,8 +622,8 @@ impl Housekeeping for Session {
 
 /// The server of this client.
 impl Backing for Session {
-    fn release(&self, hold: &Hold, undo: bool) -> Arc<Call> {
-        let call = Call::deferred(hold.release(undo));
+    fn release(&self, hold: &Hold, undo: bool, now: Instant) -> Arc<Call> {
+        let call = Call::deferred(hold.release(undo, now));
         // What its contender has left behind may still be there.
         if let Some(channel) = hold.listened_to()
             && let Some(messages) = self.subscriber.messages(&channel)
@@ -639,7 +639,7 @@ impl Backing for Session {
     }
 
     fn give_back(&self, hold: &Hold) {
-        let release = self.release(hold, true);
+        let release = self.release(hold, true, Instant::now());
         self.connection.deliver(&release);
         self.watchdog.housekeep_soon();
     }

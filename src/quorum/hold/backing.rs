@@ -125,7 +125,7 @@ impl QuorumHold {
 }
 
 impl Backing for QuorumHold {
-    fn release(&self, _hold: &Hold, _undo: bool) -> Arc<Call> {
+    fn release(&self, _hold: &Hold, _undo: bool, _now: Instant) -> Arc<Call> {
         self.let_go(false).0
     }
 

@@ -60,7 +60,7 @@ impl NodeHold {
 
     /// The request that releases it.
     pub(super) fn release(&self, undo: bool) -> Deferred {
-        self.hold.release_of(&self.owner, undo)
+        self.hold.release_of(&self.owner, undo, Instant::now())
     }
 
     /// The request that undoes an acquire of unknown outcome. `announces`: those who wait are notified if nobody has it then.
