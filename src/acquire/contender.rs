@@ -84,7 +84,7 @@ impl Drop for Contender<'_> {
         let next = state
             .lock
             .withdraw_contender(self.lock.mode, Instant::now());
-        state.notify(&next);
+        state.store_wakeups(&next);
         drop(state);
         wake(next);
     }
@@ -550,7 +550,7 @@ impl<'a> Contender<'a> {
             params.lease,
             now,
         );
-        state.notify(&next);
+        state.store_wakeups(&next);
         drop(state);
         wake(next);
         if let Some(displaced) = displaced {

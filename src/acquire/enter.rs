@@ -173,7 +173,7 @@ impl LockSpec {
                             && state.passes_waiting_writers(Instant::now())
                             && let Some(next) = state.lock.withdraw(ticket, Instant::now())
                         {
-                            state.notify(&next);
+                            state.store_wakeups(&next);
                             drop(state);
                             wake(next);
                             continue;
@@ -403,7 +403,7 @@ impl LockSpec {
         let mut state = entry.lock();
         let left = state.lock.withdraw(ticket, Instant::now());
         if let Some(next) = &left {
-            state.notify(next);
+            state.store_wakeups(next);
         }
         drop(state);
         if let Some(next) = left {

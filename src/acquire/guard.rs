@@ -252,7 +252,7 @@ impl GuardInner {
             }
             // `submit_release` was called: the release has to be delivered.
             Left::Release { next } => {
-                state.notify(&next);
+                state.store_wakeups(&next);
                 drop(state);
                 if let Some(release) = call.get() {
                     backing.deliver(release);

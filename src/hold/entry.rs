@@ -195,7 +195,7 @@ impl<H: Holding> EntryState<H> {
     /// Stores a wakeup for each thread whose turn it is. [`wake`] has to follow once the mutex is released.
     ///
     /// Also called after every grant, when no thread need be woken.
-    pub(crate) fn notify(&mut self, wakeups: &EntryWakeups<H>) {
+    pub(crate) fn store_wakeups(&mut self, wakeups: &EntryWakeups<H>) {
         if self.lock.is_written()
             && let Some(preference) = self.preference_mut()
         {
@@ -534,7 +534,7 @@ mod tests {
         let next = state
             .lock
             .granted(1, Mode::Exclusive, Held(now), lease, now);
-        state.notify(&next);
+        state.store_wakeups(&next);
         assert!(looks(&mut state), "another begins");
     }
 

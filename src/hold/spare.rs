@@ -48,7 +48,7 @@ impl Waiter {
     /// A waiter of the calling thread, in the memory of its spare one if there is one.
     pub(crate) fn placed() -> Arc<Self> {
         let spare = SPARE_WAITER.try_with(Cell::take).unwrap_or_default();
-        spare.unwrap_or_else(Self::new)
+        spare.unwrap_or_default()
     }
 
     /// Makes a waiter of the calling thread its spare one, if nobody else refers to it.

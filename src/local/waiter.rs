@@ -337,6 +337,22 @@ mod tests {
     }
 
     #[test]
+    fn a_parked_thread_is_notified_of_what_was_stored() {
+        let waiter = Waiter::new();
+        let other = Arc::clone(&waiter);
+        let thread = std::thread::spawn(move || {
+            // As a rule the other thread is parked by then.
+            std::thread::sleep(Duration::from_millis(20));
+            other.store(1);
+            other.notify();
+        });
+        let late = Deadline::at(Instant::now() + Duration::from_secs(60));
+        assert_eq!(waiter.wait_in_queue(None, late, &|| false), Some(1));
+        assert!(!late.has_passed(Instant::now()), "not by the deadline");
+        thread.join().expect("thread");
+    }
+
+    #[test]
     fn a_message_is_news_and_so_is_the_loss_of_the_subscription() {
         let (waiter, soon) = (
             Waiter::<()>::new(),

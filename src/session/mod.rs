@@ -392,7 +392,7 @@ impl Session {
         let mut state = entry.lock();
         let (next, served) = state.lock.lost(hold, Instant::now());
         let left = self.leave_served(entry, &served);
-        state.notify(&next);
+        state.store_wakeups(&next);
         drop(state);
         self.write(left);
         wake(next);
