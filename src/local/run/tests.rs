@@ -372,6 +372,8 @@ impl Model {
     }
 
     fn check(&self) {
+        let numbers: Vec<_> = self.run.places.iter().map(|place| place.number).collect();
+        assert!(numbers.is_sorted_by(|a, b| a < b), "{self:?}");
         for n in &self.wait {
             assert!(!self.is_behind_others(*n), "{n} is deaf: {self:?}");
         }

@@ -11,9 +11,9 @@ use redlatch::{
 };
 
 use crate::support::{
-    Crew, Guard, LONG, Lock, Queue, Reading, Server, Writing, elsewhere, eventually, increment,
-    keys_of, line, loosely, ms, nothing_is_left_of, open, open_with_lease, timed, unique, verdicts,
-    waited_for_by,
+    Crew, Guard, LONG, Lock, Queue, Reading, Server, Writing, always, elsewhere, eventually,
+    increment, keys_of, line, loosely, ms, nothing_is_left_of, open, open_with_lease, timed,
+    unique, verdicts, waited_for_by,
 };
 
 /// Whoever is not told of a release asks after at most a second.
@@ -261,11 +261,11 @@ impl Count<'_> {
                 Err(err) => panic!("{err:?}"),
             };
             let inside = self.inside.fetch_add(1, Ordering::SeqCst);
-            assert_eq!(inside, 0, "two are inside");
+            always(inside == 0, "two are inside");
             increment(&mut con, &self.counter);
             if L::TOKENS {
                 let last = self.last_token.swap(guard.token(), Ordering::SeqCst);
-                assert!(guard.token() > last, "{last}");
+                always(guard.token() > last, "a token again");
             }
             mine += 1;
             self.grants.fetch_add(1, Ordering::SeqCst);
@@ -302,7 +302,10 @@ fn all_kinds_together_count_exactly() {
         count.done.store(true, Ordering::SeqCst);
     });
     let grants = count.grants.into_inner();
-    assert_eq!(server.ask::<u64>(&["GET", &count.counter]), grants);
+    always(
+        server.ask::<u64>(&["GET", &count.counter]) == grants,
+        "a turn is lost",
+    );
     server.cli(&["DEL", &count.counter]);
     eventually("nothing is left", || {
         nothing_is_left_of::<FencedLock>(&server)

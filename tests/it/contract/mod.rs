@@ -20,7 +20,7 @@ use redlatch::{CancelToken, Client, Error, LossReason, Result};
 
 use crate::support::{
     BY_MESSAGE, Crew, Guard, LONG, Lock, Messages, Mode, Notified, Proxy, Queue, Server, Target,
-    beside, by_now, delegated, delete, elsewhere, eventually, everywhere, hold_by_stranger,
+    always, beside, by_now, delegated, delete, elsewhere, eventually, everywhere, hold_by_stranger,
     in_line, increment, is_gone, is_held_by_stranger, keys_of, line, loosely, lose, lua, ms,
     nothing_is_left_of, open, open_with_lease, settings, settings_by, short_lived, shown,
     stranger_holds, stranger_releases, stranger_takes, unique, waited_for_by,
@@ -85,11 +85,14 @@ fn threads_and_clients_exclude_each_other<L: Lock>() {
                                 thread::yield_now();
                             },
                         };
-                        assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "two are inside");
+                        always(inside.fetch_add(1, Ordering::SeqCst) == 0, "two are inside");
                         let before = last_token.swap(guard.token(), Ordering::SeqCst);
-                        assert!(!L::TOKENS || guard.token() > before, "{before}");
+                        always(!L::TOKENS || guard.token() > before, "a token again");
                         increment(&mut con, counter);
-                        assert_eq!(inside.fetch_sub(1, Ordering::SeqCst), 1);
+                        always(
+                            inside.fetch_sub(1, Ordering::SeqCst) == 1,
+                            "two were inside",
+                        );
                         if round % 2 == 0 {
                             guard.unlock().unwrap();
                         }
@@ -98,7 +101,7 @@ fn threads_and_clients_exclude_each_other<L: Lock>() {
             }
         }
     });
-    assert_eq!(server.get_int(&counter), 3 * 4 * 40);
+    always(server.get_int(&counter) == 3 * 4 * 40, "a turn is lost");
     server.cli(&["DEL", &counter]);
     eventually("the lock is free", || nothing_is_left_of::<L>(&server));
 }

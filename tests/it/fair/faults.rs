@@ -12,8 +12,8 @@ use crate::support::fair::{
 };
 use crate::support::scripts::sha;
 use crate::support::{
-    BY_MESSAGE, Crew, LONG, Mode, Net, Server, Target, eventually, loosely, lua, ms, open, timed,
-    unique, within,
+    BY_MESSAGE, Crew, LONG, Mode, Net, Server, Target, always, eventually, loosely, lua, ms, open,
+    timed, unique, within,
 };
 
 /// How long those who are lost here keep their places.
@@ -800,7 +800,7 @@ fn a_server_that_comes_back_empty_serves_everybody_one_after_another() {
         );
         line.join(move |here| {
             let guard = lock.lock().unwrap();
-            assert!(!inside.swap(true, Ordering::SeqCst), "two are inside");
+            always(!inside.swap(true, Ordering::SeqCst), "two are inside");
             here();
             thread::sleep(ms(3));
             inside.store(false, Ordering::SeqCst);

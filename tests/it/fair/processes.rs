@@ -276,7 +276,8 @@ fn part_that_hands_over() {
         return;
     };
     let config = Config::new(&*url).tenure(Duration::from_secs(1));
-    let config = config.waiter_lease(WAITER_LEASE).lease(JOB.lease);
+    // Its places do not end by themselves.
+    let config = config.waiter_lease(LONG).lease(JOB.lease);
     let client = Client::open(config).unwrap();
     let lock = client.fair_lock(&name);
     let turns = AtomicU64::new(0);
@@ -287,7 +288,7 @@ fn part_that_hands_over() {
             scope.spawn(|| {
                 let guard = lock.lock().unwrap();
                 if turns.fetch_add(1, Ordering::SeqCst) + 1 == SERVED as u64 {
-                    say(&format!("passed {}", client.stats().passed));
+                    say("passed");
                     // It is killed meanwhile.
                     order();
                 }
@@ -313,16 +314,16 @@ fn killed_after_hand_overs() -> bool {
         line.join_with(clients[i % 2].fair_lock(&name));
     }
     line.all_parked();
+    no_connection_is_young(&server);
     doomed.order("go");
-    let passed: usize = doomed.says("passed").parse().unwrap();
+    doomed.says("passed");
     doomed.kill();
     let killed = Instant::now();
     let left = queue(&server, &name).len() - WAITERS;
-    assert!(passed <= SERVED, "{passed}");
     assert_eq!(line.received.recv_timeout(LONG), Ok(0));
     let took = killed.elapsed();
     assert!(took > JOB.lease / 4, "{took:?}");
-    assert!(took < JOB.lease + GRACE + loosely(ms(1_000)), "{took:?}");
+    assert!(took < JOB.lease + GRACE + loosely(ms(800)), "{took:?}");
     for i in 1..WAITERS {
         assert_eq!(line.received.recv_timeout(loosely(BY_MESSAGE)), Ok(i));
     }

@@ -8,6 +8,7 @@ use std::collections::VecDeque;
 use std::io::{self, Write};
 use std::num::NonZero;
 use std::panic::{self, AssertUnwindSafe};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 use std::{env, fs, thread};
@@ -160,7 +161,20 @@ pub(crate) fn unless_late(test: impl Fn()) {
     });
 }
 
-/// The same, with the lateness since a moment as `late` has it, and `report` for each time that it is repeated.
+/// Some test has failed for what no busy machine excuses. Of any of them: then they fail as a whole.
+static FAILED_FOR_CERTAIN: AtomicBool = AtomicBool::new(false);
+
+/// Panics unless it `holds`, and the test is not repeated: however late the machine is, two never hold what excludes the
+/// other, and tokens rise. A race that is lost once in a hundred times would pass otherwise.
+#[track_caller]
+pub(crate) fn always(holds: bool, what: &str) {
+    if !holds {
+        FAILED_FOR_CERTAIN.store(true, Ordering::SeqCst);
+        panic!("{what}");
+    }
+}
+
+/// The same as [`unless_late`], with the lateness since a moment as `late` has it, and `report` for each time that it is repeated.
 pub(crate) fn repeated(
     late: impl Fn(Instant) -> Duration,
     test: impl Fn(),
@@ -172,7 +186,7 @@ pub(crate) fn repeated(
             return;
         };
         let late = late(begun);
-        if late < MARGIN {
+        if late < MARGIN || FAILED_FOR_CERTAIN.load(Ordering::SeqCst) {
             panic::resume_unwind(panic);
         }
         report(late);
