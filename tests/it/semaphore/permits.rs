@@ -1,6 +1,7 @@
 //! The semaphore: who gets permits and when, and that none is lost or invented on a bad day.
 
 use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -10,7 +11,7 @@ use redlatch::{CancelToken, Client, Config, Error, Semaphore, SemaphorePermit};
 use crate::support::scripts::{listen_to_all, out_of_memory};
 use crate::support::semaphore::{CHANNEL, published_counts};
 use crate::support::{
-    Mode, Proxy, Server, Target, Trap, eventually, loosely, ms, timed, unique, within,
+    Crew, Mode, Proxy, Server, Target, Trap, eventually, loosely, ms, timed, unique, within,
 };
 
 fn open(server: &Server) -> Client {
@@ -372,30 +373,29 @@ fn permits_change_threads_without_a_round_trip_and_come_back_after_a_tenure() {
     let semaphore = client.semaphore("s");
     semaphore.try_set_permits(1).unwrap();
     let permit = semaphore.acquire().unwrap();
-    let order = std::sync::Mutex::new(Vec::new());
-    thread::scope(|scope| {
-        for n in 0..8 {
-            let sent = client.stats().commands;
-            let (semaphore, order) = (&semaphore, &order);
-            scope.spawn(move || {
-                let _permit = semaphore.acquire().unwrap();
-                order.lock().unwrap().push(n);
+    let order = Arc::new(Mutex::new(Vec::new()));
+    let mut crew = Crew::new();
+    for n in 0..8 {
+        let sent = client.stats().commands;
+        let (semaphore, order) = (semaphore.clone(), Arc::clone(&order));
+        crew.spawn(move || {
+            let _permit = semaphore.acquire().unwrap();
+            order.lock().unwrap().push(n);
+        });
+        if n == 0 {
+            eventually("the first asks and listens", || {
+                waits(&client, sent, &server)
             });
-            if n == 0 {
-                eventually("the first asks and listens", || {
-                    waits(&client, sent, &server)
-                });
-            }
-            thread::sleep(ms(15)); // one after another into line
         }
-        let (sent, calls) = (client.stats().commands, server.calls("publish"));
-        drop(permit);
-        eventually("all were served", || order.lock().unwrap().len() == 8);
-        eventually("the last gave it back", || server.get_int("s") == 1);
-        assert_eq!(server.calls("publish") - calls, 1);
-        let sent = client.stats().commands - sent;
-        assert!(sent <= 2, "{sent} commands for eight hand-overs");
-    });
+        crew.all_parked();
+    }
+    let (sent, calls) = (client.stats().commands, server.calls("publish"));
+    drop(permit);
+    crew.join();
+    eventually("the last gave it back", || server.get_int("s") == 1);
+    assert_eq!(server.calls("publish") - calls, 1);
+    let sent = client.stats().commands - sent;
+    assert!(sent <= 2, "{sent} commands for eight hand-overs");
     assert_eq!(*order.lock().unwrap(), (0..8).collect::<Vec<_>>());
     let stats = client.stats();
     assert_eq!((stats.passed, stats.acquired), (8, 1));
