@@ -290,10 +290,11 @@ fn readers(server: &Server, table: &mut Table) {
                 lua::RW_READ_ACQUIRE,
                 &[
                     NAME,
+                    &format!("{}:reader", rig::rw_channel(NAME)),
+                    &format!("{}:writer", rig::rw_channel(NAME)),
                     &format!("{{{NAME}}}:{owner}:rwlock_timeout:1"),
-                    &format!("{}:writers", rig::rw_channel(NAME)),
                 ],
-                &[&owner, "30000", "", "0"],
+                &[&owner, "?", "0", "1000", &owner, "30000", ""],
             );
             move || {
                 let taken = ask(&mut connection, &acquire);

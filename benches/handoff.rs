@@ -515,17 +515,19 @@ impl Queue {
         };
         let queue = format!("redisson_lock_queue:{{{name}}}");
         let timeouts = format!("redisson_lock_timeout:{{{name}}}");
+        let alive = format!("redisson_lock_alive:{{{name}}}");
         // The year 2255.
         const FAR: u64 = 9_000_000_000_000;
         let mut fill = redis::pipe();
         for n in 1..=waiters {
             fill.rpush(&queue, rig::owner(n)).ignore();
             fill.zadd(&timeouts, rig::owner(n), FAR).ignore();
+            fill.zadd(&alive, rig::owner(n), FAR).ignore();
         }
         fill.exec(&mut connection).expect("a queue");
 
         let channel = rig::channel(&name);
-        let keys = [&*name, &queue, &timeouts, &channel];
+        let keys = [&*name, &queue, &timeouts, &alive, &channel];
         let ticket = rig::owner(0);
         let mut script = |counts: bool, text: &str, args: &[&str]| {
             let mut command = if counts {
@@ -540,9 +542,9 @@ impl Queue {
         let acquire = script(
             part == Part::Acquire,
             lua::FAIR_ACQUIRE,
-            &[&ticket, "30000", &ticket, "10000", "1", "0"],
+            &["3000", &ticket, "30000", "has"],
         );
-        let release = script(part == Part::Release, lua::FAIR_RELEASE, &[&ticket, "0"]);
+        let release = script(part == Part::Release, lua::FAIR_RELEASE, &["3000", &ticket]);
         let turn = redis::pipe()
             .lpush(&queue, &ticket)
             .zadd(&timeouts, &ticket, FAR)

@@ -42,7 +42,6 @@ fn main() {
     if rig::wants("tls") {
         over_tls(&mut table);
     }
-    #[cfg(feature = "cluster")]
     if rig::wants("cluster") {
         in_cluster(&mut table);
     }
@@ -259,7 +258,6 @@ fn over_tls(table: &mut Table) {
 }
 
 /// The same lock of the same node, by a client that looks for the master of its slot and by one that knows one server.
-#[cfg(feature = "cluster")]
 fn in_cluster(table: &mut Table) {
     let server = rig::start_cluster();
     let config = rig::config(format!("redis+cluster://{}/", server.addr()));
@@ -267,7 +265,6 @@ fn in_cluster(table: &mut Table) {
 }
 
 /// The same lock by a client of `config` and by one of the server's plain URL.
-#[cfg(any(feature = "tls", feature = "cluster"))]
 fn beside_plain(
     server: &Server,
     config: redlatch::Config,

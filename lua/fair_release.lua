@@ -1,32 +1,27 @@
--- fair_release: end one owner's hold, whatever its count, and notify the next waiter.
+-- fair_release: end whatever a ticket has, the hold or the place, and notify the next.
 --
--- KEYS[1]  lock      hash: owner -> hold count
--- KEYS[2]  queue     list of tickets, the next one first
--- KEYS[3]  timeouts  sorted set: ticket -> epoch ms from which it counts as dead
--- KEYS[4]  channel   base: a waiter listens at this, ':' and its ticket
--- ARGV[1]  owner     "<client uuid>:<number>"
--- ARGV[2]  grace_ms  integer; how long at most a place lives on whose waiter does not listen: see prelude
--- ARGV[3…n] served   tickets that need their places no longer: their process has had the lock, and served them itself
+-- KEYS[1]  lock       hash: owner -> hold count
+-- KEYS[2]  queue      list of tickets, the next one first
+-- KEYS[3]  timeouts   sorted set: ticket -> epoch ms from which it counts as dead
+-- KEYS[4]  alive      sorted set: ticket of ours -> epoch ms until which it counts as alive
+-- KEYS[5]  channel    base: a waiter listens at this, ':' and its ticket
+-- ARGV[1]  waiter_ms  integer > 0; how long a place of ours outlives its last sign of life
+-- ARGV[2]  ticket     "<client uuid>:<number>"
 --
--- Returns  n >= 0    released; n processes were notified, 0 if nobody waits or listens
---          -1        nobody holds the lock any more
---          -2        somebody else holds it
+-- Returns  n >= 0     its hold has ended; n were notified, 0 if nobody waits or listens
+--          -1         nobody holds the lock any more
+--          -2         somebody else holds it
 --
--- Keeps    other owners' fields; places of waiters that live or that come within the grace; the next waiter is notified
---          whenever the lock is seen free; run twice, the second run finds nothing of this owner and removes nothing
-local owner, grace_ms = ARGV[1], tonumber(ARGV[2])
+-- Keeps    others' holds and the places of the living; the next is notified whenever the lock is seen free; run twice, the
+--          second run finds nothing of this ticket
+local ticket = ARGV[2]
 
--- First, because they refuse keys of another type.
-local head = redis.call('lindex', KEYS[2], 0)
-redis.call('zcard', KEYS[3])
-if #ARGV > 2 then
-  remove_places(unpack(ARGV, 3))
-  head = redis.call('lindex', KEYS[2], 0)
+local released = redis.call('hdel', KEYS[1], ticket) == 1
+if redis.call('zscore', KEYS[3], ticket) then
+  remove({[ticket] = true})
 end
-
-local released = redis.call('hdel', KEYS[1], owner) == 1
 if redis.call('exists', KEYS[1]) == 1 then
   return released and 0 or -2
 end
-local notified = notify_first(head, grace_ms)
+local notified = notify(first())
 return released and notified or -1

@@ -9,6 +9,7 @@
 -- Returns  {n}       taken; they expire at n, in epoch ms by the server's clock
 --          n > 0     too few are available; if nobody renews, there are enough in n ms
 --          -1        too few are available, for as long as nobody returns any
+--          -2        nobody has set how many there are
 --
 -- Keeps    available and acquired permits together are as many as before; up to 1,000 permits that have expired are
 --          returned first, and those who wait are notified; permits that come back do not create a string that is gone;
@@ -30,7 +31,7 @@ for at = 1, #ids, 16 do
   end
 end
 if not available then
-  return -1
+  return -2
 end
 available = tonumber(available)
 if available < wanted then

@@ -1,22 +1,26 @@
 -- permit_add: add permits, or remove some.
 --
--- KEYS[1]  permits   string: how many are available
--- KEYS[2]  timeouts  sorted set: id -> epoch ms at which its permit expires; 922337203685477: never
--- KEYS[3]  channel   where those who wait listen
--- KEYS[4]  request   string that remembers that this was done
--- ARGV[1]  more      integer; fewer, if negative
--- ARGV[2]  keep_ms   integer > 0; for how long it is remembered
+-- KEYS[1]    permits   string: how many are available
+-- KEYS[2]    timeouts  sorted set: id -> epoch ms at which its permit expires; 922337203685477: never
+-- KEYS[3]    channel   where those who wait listen
+-- KEYS[4]    request   string that remembers that this was done
+-- KEYS[5…n]  answered  keys of earlier requests whose answers have arrived, at most four
+-- ARGV[1]    more      integer; fewer, if negative
+-- ARGV[2]    keep_ms   integer > 0; for how long it is remembered
 --
--- Returns  1         done
+-- Returns    1         done
 --
--- Keeps    permits that are taken, so that the available number may be negative; the TTL; up to 1,000 permits that have
---          expired are returned, but count for nothing if the string was gone; keys of another type, answered with a
---          WRONGTYPE error;
---          run twice, the second run changes nothing
+-- Keeps      permits that are taken, so that the available number may be negative; the TTL; up to 1,000 permits that have
+--            expired are returned, but count for nothing if the string was gone; keys of another type, answered with a
+--            WRONGTYPE error;
+--            run twice, the second run changes nothing
 local more, keep_ms = ARGV[1], ARGV[2]
 
 if redis.call('get', KEYS[4]) then
   return 1
+end
+if #KEYS > 4 then
+  redis.pcall('del', unpack(KEYS, 5))
 end
 local wrong, available, _, over, back = look()
 if wrong then

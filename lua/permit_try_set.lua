@@ -1,22 +1,26 @@
 -- permit_try_set: set how many permits there are, if nobody has yet.
 --
--- KEYS[1]  permits   string: how many are available
--- KEYS[2]  timeouts  sorted set: id -> epoch ms at which its permit expires; 922337203685477: never
--- KEYS[3]  channel   where those who wait listen
--- KEYS[4]  request   string that remembers the answer
--- ARGV[1]  total     integer >= 0; how many there are, including those that are taken
--- ARGV[2]  keep_ms   integer > 0; for how long it is remembered
+-- KEYS[1]    permits   string: how many are available
+-- KEYS[2]    timeouts  sorted set: id -> epoch ms at which its permit expires; 922337203685477: never
+-- KEYS[3]    channel   where those who wait listen
+-- KEYS[4]    request   string that remembers the answer
+-- KEYS[5…n]  answered  keys of earlier requests whose answers have arrived, at most four
+-- ARGV[1]    total     integer >= 0; how many there are, including those that are taken
+-- ARGV[2]    keep_ms   integer > 0; for how long it is remembered
 --
--- Returns  1         done
---          0         it was set before; nothing was changed
+-- Returns    1         done
+--            0         it was set before; nothing was changed
 --
--- Keeps    permits that are taken although the string is gone, as a part of the total; keys of another type, answered
---          with a WRONGTYPE error; run twice, the second run gives the first answer and changes nothing
+-- Keeps      permits that are taken although the string is gone, as a part of the total; keys of another type, answered
+--            with a WRONGTYPE error; run twice, the second run gives the first answer and changes nothing
 local total, keep_ms = ARGV[1], ARGV[2]
 
 local answered = redis.call('get', KEYS[4])
 if answered then
   return tonumber(answered)
+end
+if #KEYS > 4 then
+  redis.pcall('del', unpack(KEYS, 5))
 end
 local wrong, available, _, _, back = look()
 if wrong then

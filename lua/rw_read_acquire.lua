@@ -1,26 +1,28 @@
 -- rw_read_acquire: take the lock for reading, for one owner.
 --
 -- KEYS[1]  lock         hash: mode -> read or write, owner -> its read holds, "<owner>:write" -> its write holds
--- KEYS[2]  hold         string that lives as long as this hold: "{lock}:<owner>:rwlock_timeout:1"
--- KEYS[3]  writers      channel that waiting writers subscribe to; being there is all they say on it
--- ARGV[1]  owner        "<client uuid>:<number>", a number never used before
--- ARGV[2]  lease_ms     integer > 0; how long the hold lives unless renewed
--- ARGV[3]  write_field  "<owner>:write" of the write hold this is to be taken below, or ''
--- ARGV[4]  passes_over  writers that wait go first if there are more of them than this; '' if none ever does
+-- KEYS[2]  note         see the prelude: of readers
+-- KEYS[3]  other        of writers
+-- KEYS[4]  hold         string that lives as long as this hold: "{lock}:<owner>:rwlock_timeout:1"
+-- ARGV[1]  waiter       see the prelude
+-- ARGV[2]  behind       see the prelude
+-- ARGV[3]  note_ms      see the prelude
+-- ARGV[4]  again_ms     see the prelude
+-- ARGV[5]  owner        "<client uuid>:<number>", a number never used before
+-- ARGV[6]  lease_ms     integer > 0; how long the hold lives unless renewed
+-- ARGV[7]  write_field  "<owner>:write" of the write hold this is to be taken below, or ''
 --
--- Returns  {1, n, w}    taken, with a count of one; the lock would have ended in n ms before (-1: never, -2: free)
---          {0, n, w}    not taken; ask again in n ms: a writer's lease runs out then (-1: never), or a waiting
---                       writer, who may be gone as soon as its connection, is to be looked for again
---                       w writers wait; -1 if they were not counted. Not taken and not counted: somebody writes
+-- Returns  {1, n, ''}   taken, with a count of one; the lock would have ended in n ms before (-1: never, -2: free)
+--          {0, n, b}    not taken; ask again in n ms (-1: not known), behind b: a writer's lease runs out then, or a note
 --
 -- Keeps    every other hold, and every TTL that is longer; the hash never exists without a TTL: a lock that cannot
 --          be given one is not taken; a hash that is not a read-write lock, and a hold of another type, answered
 --          with a WRONGTYPE error; run twice it changes nothing more
-local owner, lease_ms, write_field, passes_over = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+local owner, lease_ms, write_field = ARGV[5], ARGV[6], ARGV[7]
 
 -- First, because these two refuse keys of another type.
 local mode = redis.call('hget', KEYS[1], 'mode')
-redis.call('get', KEYS[2])
+redis.call('get', KEYS[4])
 
 local left_ms = redis.call('pttl', KEYS[1])
 local free = left_ms == -2
@@ -28,24 +30,13 @@ if not free and mode ~= 'read' and mode ~= 'write' then
   return redis.error_reply('WRONGTYPE the key holds a hash that is not a read-write lock')
 end
 
-local waiting = -1
 local again = not free and redis.call('hexists', KEYS[1], owner) == 1
 if not again and mode == 'write' then
   if write_field == '' or redis.call('hexists', KEYS[1], write_field) == 0 then
-    return {0, left_ms, -1}
+    return refused(left_ms)
   end
-elseif not again and passes_over ~= '' then
-  -- Without the right to ask, there are no writers ahead.
-  local listeners = redis.pcall('pubsub', 'numsub', KEYS[3])[2]
-  if type(listeners) == 'number' then
-    waiting = listeners
-  end
-  if waiting > tonumber(passes_over) then
-    if free then
-      return {0, 0, waiting}
-    end
-    return {0, left_ms < 0 and 50 or math.min(left_ms, 50), waiting}
-  end
+elseif not again and behind ~= '' then
+  return refused(other_ms)
 end
 if not again and left_ms == -1 then
   -- No lock is left like this, and a stranger's hash with a mode of its own would be given an end here. Of a large
@@ -65,14 +56,14 @@ local function given_up(refusal)
     redis.call('hdel', KEYS[1], owner)
   end
   if not again then
-    redis.call('del', KEYS[2])
+    redis.call('del', KEYS[4])
   end
   return refusal
 end
 
 -- First of the writes: what memory refuses is refused here. A field without a live hold would be a dead reader.
-if not again or redis.call('pttl', KEYS[2]) < tonumber(lease_ms) then
-  redis.call('set', KEYS[2], '1', 'px', lease_ms)
+if not again or redis.call('pttl', KEYS[4]) < tonumber(lease_ms) then
+  redis.call('set', KEYS[4], '1', 'px', lease_ms)
 end
 local kept
 if free then
@@ -86,4 +77,8 @@ end
 if type(kept) == 'table' then
   return given_up(kept)
 end
-return {1, left_ms, waiting}
+if noted and mode ~= 'write' then
+  -- That one can come in now as well.
+  redis.call('del', KEYS[2])
+end
+return {1, left_ms, ''}

@@ -1,23 +1,37 @@
 -- rw_write_acquire: take the lock for writing, for one owner; readers that died are no obstacle.
 --
 -- KEYS[1]  lock      hash: mode -> read or write, owner -> its read holds, "<owner>:write" -> its write holds
--- ARGV[1]  field     "<owner>:write", the owner's number never used before
--- ARGV[2]  lease_ms  integer > 0; how long the hold lives unless renewed
--- ARGV[3]  prefix    what a hold's key has before its owner: "{lock}:"
+-- KEYS[2]  note      see the prelude: of writers
+-- KEYS[3]  other     of readers
+-- ARGV[1]  waiter    see the prelude
+-- ARGV[2]  behind    see the prelude
+-- ARGV[3]  note_ms   see the prelude
+-- ARGV[4]  again_ms  see the prelude
+-- ARGV[5]  field     "<owner>:write", the owner's number never used before
+-- ARGV[6]  lease_ms  integer > 0; how long the hold lives unless renewed
+-- ARGV[7]  prefix    what a hold's key has before its owner: "{lock}:"
 --
--- Returns  nil       taken, with a count of one if it was not this owner's before
---          n >= -1   others have it; n ms until the first of their leases runs out, -1 if that is never: a reader
---                    that died notifies nobody, nor does one that leaves while the dead one's lease still runs. Of many
---                    readers only some are looked at; 0 if all of them were dead and are gone now, but not all readers
+-- Returns  {1, -2, ''}  taken, with a count of one if it was not this owner's before
+--          {0, n, b}  not taken; ask again in n ms (-1: not known), behind b: a note runs out then, or the first of the
+--                    leases of those that have it. A reader that died notifies nobody, nor does one that leaves while
+--                    the dead one's lease still runs. Of many readers only some are looked at; 0 if all of them were
+--                    dead and are gone now, but not all readers
 --
 -- Keeps    a writer, and readers one of whose holds is alive (one PTTL per read hold, as Redisson's format has it:
 --          the hash itself does not say), or that were not looked at; the hash never exists without a TTL: a
 --          lock that cannot be given one is not taken; a hash that is not a read-write lock, answered with a
 --          WRONGTYPE error; run twice it changes nothing more
-local field, lease_ms, prefix = ARGV[1], ARGV[2], ARGV[3]
+local field, lease_ms, prefix = ARGV[5], ARGV[6], ARGV[7]
 
 local function not_ours()
   return redis.error_reply('WRONGTYPE the key holds a hash that is not a read-write lock')
+end
+
+local function granted()
+  if noted == waiter then
+    redis.call('del', KEYS[2])
+  end
+  return {1, -2, ''}
 end
 
 -- First, because it is the one that refuses a key of another type.
@@ -28,12 +42,15 @@ if left_ms ~= -2 and mode ~= 'read' and mode ~= 'write' then
 end
 if mode == 'write' then
   if redis.call('hexists', KEYS[1], field) == 0 then
-    return left_ms
+    return refused(left_ms)
   end
   if left_ms < tonumber(lease_ms) then
     redis.call('pexpire', KEYS[1], lease_ms)
   end
-  return nil
+  return granted()
+end
+if behind ~= '' then
+  return refused(other_ms)
 end
 
 if mode == 'read' then
@@ -73,13 +90,13 @@ if mode == 'read' then
     count = redis.call('hlen', KEYS[1])
   end
   if unknown and dropped and not living then
-    return 0
+    return refused(0)
   end
   if living or unknown then
     if left_ms == -1 then
-      return soonest < math.huge and soonest or -1
+      return refused(soonest < math.huge and soonest or -1)
     end
-    return math.min(soonest, left_ms)
+    return refused(math.min(soonest, left_ms))
   end
   redis.call('del', KEYS[1])
 end
@@ -90,4 +107,4 @@ if type(kept) == 'table' then
   redis.call('del', KEYS[1])
   return kept
 end
-return nil
+return granted()

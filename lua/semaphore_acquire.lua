@@ -8,17 +8,15 @@
 --
 -- Returns    1          taken
 --            0          fewer are available, or the request is void
+--            -1         there is no semaphore
 --
 -- Keeps      the TTL of the semaphore; a key that holds no integer: the answer is a WRONGTYPE error
 local permits, keep_ms = ARGV[1], ARGV[2]
 
 local strange = 'WRONGTYPE the key holds no number of permits'
 local value = redis.call('get', KEYS[1])
-if not value then
-  return 0
-end
 -- What is a number and no integer is found out below.
-local there = tonumber(value)
+local there = tonumber(value or 0)
 if not there then
   return redis.error_reply(strange)
 end
@@ -26,7 +24,7 @@ if there < tonumber(permits) then
   if #KEYS > 2 then
     redis.call('del', unpack(KEYS, 3))
   end
-  return 0
+  return value and 0 or -1
 end
 if not redis.call('set', KEYS[2], permits, 'nx', 'px', keep_ms) then
   return 0

@@ -15,6 +15,9 @@ local took = redis.call('get', KEYS[2])
 if took then
   return tonumber(took)
 end
+if #KEYS > 2 then
+  redis.pcall('del', unpack(KEYS, 3))
+end
 local value = redis.call('get', KEYS[1])
 if not value then
   return 0
@@ -31,8 +34,5 @@ if value ~= '0' then
     redis.call('del', KEYS[2])
     return redis.error_reply(strange)
   end
-end
-if #KEYS > 2 then
-  redis.call('del', unpack(KEYS, 3))
 end
 return tonumber(value)

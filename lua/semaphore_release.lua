@@ -26,6 +26,9 @@ if first.err then
   end
   redis.call('set', KEYS[3], 'done', 'px', keep_ms)
 end
+if #KEYS > 3 then
+  redis.call('del', unpack(KEYS, 4))
+end
 if create ~= '1' and redis.call('exists', KEYS[1]) == 0 then
   redis.call('del', KEYS[3])
   return -1
@@ -37,9 +40,6 @@ if type(now) == 'table' then
     return redis.error_reply('WRONGTYPE the key holds no number of permits')
   end
   return now
-end
-if #KEYS > 3 then
-  redis.call('del', unpack(KEYS, 4))
 end
 if now <= 0 then
   return 0

@@ -22,15 +22,16 @@ if value then
   if not string.find(value, '^%-?%d+$') then
     return redis.error_reply('WRONGTYPE the key holds no number of permits')
   end
-  -- Also then: a copy that comes late is not to make it once it is gone.
-  redis.call('set', KEYS[3], '0', 'px', keep_ms)
-  return 0
 end
-redis.call('set', KEYS[3], '1', 'px', keep_ms)
-redis.call('set', KEYS[1], permits)
+-- Also if there was one: a copy that comes late is not to make it once that is gone.
+redis.call('set', KEYS[3], value and '0' or '1', 'px', keep_ms)
 if #KEYS > 3 then
   redis.call('del', unpack(KEYS, 4))
 end
+if value then
+  return 0
+end
+redis.call('set', KEYS[1], permits)
 -- A user without rights on the channel still makes it; waiters then poll.
 if permits ~= '0' then
   redis.pcall('publish', KEYS[2], permits)

@@ -1,15 +1,14 @@
 //! Runs the user's code on a thread of its own.
 //!
-//! A listener or a logger may block, panic, or use this crate. So neither the threads of this crate nor threads that call
-//! into it run them: items for them are queued, which takes no time and may be done under any mutex.
+//! A listener may block, panic, or use this crate. So neither the threads of this crate nor threads that call into it run
+//! it: items for it are queued, which takes no time and may be done under any mutex.
 
 use std::collections::VecDeque;
 use std::io;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
-use std::time::Duration;
 
-use parking_lot::{Condvar, Mutex};
+use parking_lot::Mutex;
 
 /// Calls a function of the user's with one item after another, on a thread that exists while there are any.
 pub(crate) struct Callback<T> {
@@ -17,7 +16,6 @@ pub(crate) struct Callback<T> {
     call: Box<dyn Fn(&T) + Send + Sync>,
     panicked: fn(&T),
     state: Mutex<State<T>>,
-    ended: Condvar,
 }
 
 struct State<T> {
@@ -40,7 +38,6 @@ impl<T: Send + 'static> Callback<T> {
                 queue: VecDeque::new(),
                 running: false,
             }),
-            ended: Condvar::new(),
         })
     }
 
@@ -56,24 +53,9 @@ impl<T: Send + 'static> Callback<T> {
         let thread = std::thread::Builder::new().name(self.thread.into());
         let spawned = thread.spawn(move || this.run());
         if spawned.is_err() {
-            self.end(&mut self.state.lock());
+            self.state.lock().running = false;
         }
         spawned.map(drop)
-    }
-
-    /// How many items are still queued.
-    pub(crate) fn waiting(&self) -> usize {
-        self.state.lock().queue.len()
-    }
-
-    /// Waits until all items have been processed, for at most `limit`.
-    pub(crate) fn flush(&self, limit: Duration) {
-        if std::thread::current().name() == Some(self.thread) {
-            return; // it would wait for itself
-        }
-        let mut state = self.state.lock();
-        self.ended
-            .wait_while_for(&mut state, |state| state.running, limit);
     }
 
     fn run(&self) {
@@ -90,20 +72,17 @@ impl<T: Send + 'static> Callback<T> {
         let item = state.queue.pop_front();
         if item.is_none() {
             state.queue = VecDeque::new();
-            self.end(&mut state);
+            state.running = false;
         }
         item
-    }
-
-    fn end(&self, state: &mut State<T>) {
-        state.running = false;
-        self.ended.notify_all();
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    use std::time::Duration;
 
     use crossbeam_channel::{Receiver, bounded, unbounded};
 
@@ -119,18 +98,20 @@ mod tests {
         (Callback::new("redlatch-test", call, |_| {}), received)
     }
 
+    #[track_caller]
+    fn assert_received(received: &Receiver<u32>, items: impl IntoIterator<Item = u32>) {
+        for item in items {
+            assert_eq!(received.recv_timeout(LONG), Ok(item));
+        }
+    }
+
     #[test]
     fn items_are_handed_over_in_order() {
         let (callback, received) = callback(u32::MAX);
         for n in 0..1000 {
             callback.give(n).expect("a thread");
         }
-        callback.flush(LONG);
-        assert_eq!(
-            received.try_iter().collect::<Vec<_>>(),
-            Vec::from_iter(0..1000)
-        );
-        assert_eq!(callback.waiting(), 0);
+        assert_received(&received, 0..1000);
     }
 
     #[test]
@@ -139,27 +120,28 @@ mod tests {
         for n in 0..3 {
             callback.give(n).expect("a thread");
         }
-        callback.flush(LONG);
-        assert_eq!(received.try_iter().collect::<Vec<_>>(), [0, 2]);
+        assert_received(&received, [0, 2]);
     }
 
     #[test]
     fn whoever_gives_an_item_does_not_wait_for_the_one_before() {
         let (release, released) = bounded::<()>(0);
-        let call = move |_: &u32| released.recv_timeout(LONG).unwrap_or_default();
+        let (sender, received) = unbounded();
+        let call = move |n: &u32| {
+            released.recv_timeout(LONG).unwrap_or_default();
+            sender.send(*n).unwrap_or_default();
+        };
         let callback = Callback::new("redlatch-test", call, |_| {});
         for n in 0..3 {
             callback.give(n).expect("a thread");
         }
-        callback.flush(Duration::ZERO);
-        assert!(callback.waiting() >= 2);
+        assert!(received.is_empty());
         drop(release);
-        callback.flush(LONG);
-        assert_eq!(callback.waiting(), 0);
+        assert_received(&received, 0..3);
     }
 
     #[test]
-    fn a_callback_may_give_more_and_flush() {
+    fn a_callback_may_give_more() {
         let (sender, received) = unbounded();
         let own: Arc<std::sync::OnceLock<Arc<Callback<u32>>>> = Arc::default();
         let its_own = Arc::clone(&own);
@@ -169,11 +151,9 @@ mod tests {
             if *n > 0 {
                 own.give(n - 1).expect("the thread runs");
             }
-            own.flush(LONG);
         };
         let callback = own.get_or_init(|| Callback::new("redlatch-test", call, |_| {}));
         callback.give(3).expect("a thread");
-        callback.flush(LONG);
-        assert_eq!(received.try_iter().collect::<Vec<_>>(), [3, 2, 1, 0]);
+        assert_received(&received, (0..=3).rev());
     }
 }

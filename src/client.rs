@@ -224,8 +224,8 @@ impl Client {
     /// both threads are joined.
     ///
     /// Guards that still exist receive [`LossReason::Closed`](crate::LossReason::Closed); dropping them later does
-    /// nothing. Every later call returns [`Error::Closed`](crate::Error::Closed). Blocks for at most `deadline`.
-    /// Closing twice is fine: a thread that comes second waits for the first, and gets the same answer.
+    /// nothing. Every later call returns [`Error::Closed`](crate::Error::Closed). Waits for at most `timeout` until Redis
+    /// has acknowledged the releases; with none left, up to 150 ms more for the threads and the logger. Closing twice is fine: a thread that comes second waits for the first, and gets the same answer.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -237,13 +237,11 @@ impl Client {
     ///
     /// [`Error::Redis`](crate::Error::Redis) if not everything was done in time; its source says how many releases
     /// Redis has not acknowledged. Those holds end with their leases.
-    pub fn close(&self, deadline: Duration) -> Result<()> {
+    pub fn close(&self, timeout: Duration) -> Result<()> {
         let now = Instant::now();
         let a_year = Duration::from_secs(365 * 24 * 3600);
         let session = &self.shared.session;
-        let closed = session.close(now + deadline.min(a_year));
-        session.flush_reports();
-        closed
+        session.close(now + timeout.min(a_year))
     }
 
     /// Returns what this client has done, and what it has in hand. Does not block.
@@ -278,7 +276,7 @@ impl RedLock {
     /// have the same. Two locks of one name over the same clients with the same first one are the same lock. A majority
     /// of an even number is more than half of it, so four masters survive the loss of one, like three.
     ///
-    /// Asks the servers who they are (`ROLE`, `INFO server`), all at the same time and once for each connection. Blocks
+    /// Asks the servers who they are (`INFO`), all at the same time and once for each connection. Blocks
     /// for at most the response timeout of the first client, however many are down: the lock is made all the same.
     /// Servers that could not be asked are asked when they answer again, by the next call that locks. If one of them
     /// turns out to be the server of another client, such calls return [`Error::Config`](crate::Error::Config) from

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::fmt;
 
-use redis::{ErrorKind, RedisError, ServerErrorKind};
+use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
 
 /// The result of every fallible call of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
@@ -29,15 +29,20 @@ pub type Result<T> = std::result::Result<T, Error>;
 pub enum Error {
     /// Redis is unreachable, did not answer for the whole response timeout, or refused. Worth a retry if
     /// [`Error::is_retryable`] returns true.
+    #[non_exhaustive]
     Redis {
         /// What was being done, such as `"acquiring the lock"`.
         doing: &'static str,
+        /// The lock's name, as given to the client; `None` if it was not about one, as in `Client::open`.
+        name: Option<String>,
         /// The server's address, where it is known: `127.0.0.1:6379`, or the path of a Unix socket.
         server: Option<String>,
-        /// What Redis or the connection said; part of this error's text too.
+        /// What Redis or the connection said. It is in this error's text already, so
+        /// [`source`](std::error::Error::source) leads to what is below it.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
     /// We held the lock and no longer do, or its lease was over before the grant arrived.
+    #[non_exhaustive]
     Lost {
         /// The lock's name, as given to the client.
         name: String,
@@ -45,6 +50,7 @@ pub enum Error {
         reason: LossReason,
     },
     /// Too few of the servers of a [`RedLock`](crate::RedLock) agreed, and not because others have the lock.
+    #[non_exhaustive]
     NoQuorum {
         /// The lock's name, as given.
         name: String,
@@ -60,6 +66,7 @@ pub enum Error {
     },
     /// Too few replicas have acknowledged an acquire ([`Config::replica_ack`](crate::Config::replica_ack)), so it is
     /// being released.
+    #[non_exhaustive]
     NotReplicated {
         /// How many have.
         acked: u32,
@@ -67,26 +74,33 @@ pub enum Error {
         needed: u32,
     },
     /// Members of a [`MultiLock`](crate::MultiLock) could not be asked; the others were released.
+    #[non_exhaustive]
     Members {
         /// What each of them said, by its name.
         failures: Vec<(String, Self)>,
     },
-    /// The calling thread would wait for itself: it holds the lock and that is not reentrant, it holds it as a lock of
-    /// another kind or as one of several of the same client, or it reads and wants to write.
+    /// The calling thread would wait for itself.
+    #[non_exhaustive]
     WouldDeadlock {
         /// The lock's name, as given to the client.
         name: String,
+        /// What it has already.
+        reason: DeadlockReason,
     },
     /// The [`CancelToken`](crate::CancelToken) of the handle was cancelled while waiting.
     Cancelled,
     /// The client was closed while we waited, or before.
     Closed,
     /// The key of this name holds something that is not this kind of lock. It was left as it was.
+    #[non_exhaustive]
     WrongType {
         /// The lock's name, as given to the client.
         name: String,
+        /// What it is instead, such as ``the key `orders` holds a list``, if the server says.
+        found: Option<String>,
     },
     /// The system did not start one of the client's background threads. Nothing was taken, or it is being released.
+    #[non_exhaustive]
     Thread {
         /// Which, as debuggers and `/proc` show it.
         name: &'static str,
@@ -94,20 +108,26 @@ pub enum Error {
         source: std::io::Error,
     },
     /// The name cannot be the name of a lock; nothing was sent.
+    #[non_exhaustive]
     InvalidName {
         /// Which rule it breaks.
         why: &'static str,
     },
-    /// A setting of the client or of a handle cannot work; says which and why. Nothing was sent.
-    Config(String),
+    /// A setting of the client or of a handle cannot work. Nothing was sent.
+    #[non_exhaustive]
+    Config {
+        /// Which one, and why.
+        what: String,
+    },
 }
 
 impl Error {
     /// Returns whether the same call may well succeed later, with nothing changed by the caller.
     ///
-    /// True for a server that could not be reached, is still loading or has become a replica, and for several servers
-    /// if a majority may yet agree; also for [`Error::Lost`], [`Error::NotReplicated`] and [`Error::Thread`]. False for wrong credentials,
-    /// missing rights, and every other error that is not about Redis.
+    /// True for a server that could not be reached, is still loading, has become a replica or takes no writes now
+    /// (`MISCONF`, `OOM`: an acquire returns that at once), and for several servers if a majority may yet agree; also for
+    /// [`Error::Lost`] unless the client was closed, [`Error::NotReplicated`] and [`Error::Thread`]. False for wrong
+    /// credentials, missing rights, and every other error that is not about Redis.
     ///
     /// ```
     /// assert!(!redlatch::Error::Closed.is_retryable());
@@ -115,8 +135,9 @@ impl Error {
     #[must_use]
     pub fn is_retryable(&self) -> bool {
         match self {
-            Self::Redis { .. } => self.as_redis().is_none_or(is_transient),
-            Self::Lost { .. } | Self::Thread { .. } | Self::NotReplicated { .. } => true,
+            Self::Redis { .. } => self.as_redis().is_none_or(may_pass),
+            Self::Lost { reason, .. } => *reason != LossReason::Closed,
+            Self::Thread { .. } | Self::NotReplicated { .. } => true,
             Self::NoQuorum {
                 nodes,
                 needed,
@@ -136,52 +157,88 @@ impl Error {
         doing: &'static str,
         source: impl Into<Box<dyn std::error::Error + Send + Sync>>,
     ) -> Self {
+        let source = source.into();
+        if let Some(NotStarted(name, kind)) = source.downcast_ref().and_then(inner) {
+            return Self::Thread {
+                name,
+                source: (*kind).into(),
+            };
+        }
         Self::Redis {
             doing,
+            name: None,
             server: None,
-            source: source.into(),
+            source,
         }
     }
 
+    pub(crate) fn config(what: String) -> Self {
+        Self::Config { what }
+    }
+
     /// The same, if it is about Redis, naming the server.
-    pub(crate) fn at(self, server: &dyn fmt::Display) -> Self {
-        match self {
-            Self::Redis {
-                doing,
-                server: None,
-                source,
-            } => Self::Redis {
-                doing,
-                server: Some(server.to_string()),
-                source,
-            },
-            other => other,
+    pub(crate) fn at(mut self, its: &dyn fmt::Display) -> Self {
+        if let Self::Redis { server, .. } = &mut self {
+            server.get_or_insert_with(|| its.to_string());
         }
+        self
+    }
+
+    /// The same, if it is about Redis, naming the lock.
+    pub(crate) fn about(mut self, its: &str) -> Self {
+        if let Self::Redis { name, .. } = &mut self {
+            name.get_or_insert_with(|| its.into());
+        }
+        self
+    }
+
+    /// A key that holds something else, if that is why the server refused.
+    pub(crate) fn wrong_type(err: &RedisError, name: &str) -> Option<Self> {
+        let detail = err.detail().unwrap_or_default();
+        (err.code() == Some("WRONGTYPE")).then(|| Self::WrongType {
+            name: name.into(),
+            found: Some(detail.into()).filter(|_| !is_wrong_operation(detail)),
+        })
     }
 
     /// What Redis or the connection said, if that is what went wrong.
     pub(crate) fn as_redis(&self) -> Option<&RedisError> {
-        std::error::Error::source(self)?.downcast_ref()
+        match self {
+            Self::Redis { source, .. } => source.downcast_ref(),
+            _ => None,
+        }
     }
-}
 
-impl fmt::Display for Error {
-    /// What was tried, at which server, and why it failed.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    /// The text; without the lock's name below an error that has it.
+    fn write(&self, f: &mut fmt::Formatter<'_>, is_named: bool) -> fmt::Result {
         match self {
             Self::Redis {
                 doing,
+                name,
                 server,
                 source,
             } => {
-                match (*doing, server) {
-                    ("connecting", Some(server)) => {
-                        write!(f, "cannot connect to redis at {server}")
+                let (server, is_connecting) = (server.as_deref(), *doing == "connecting");
+                if let (true, Some(server)) = (is_connecting, server) {
+                    write!(f, "cannot connect to redis at {server}")?;
+                } else {
+                    write!(f, "{doing} failed")?;
+                    if let Some(name) = name.as_ref().filter(|_| is_named) {
+                        write!(f, " for `{name}`")?;
                     }
-                    (_, Some(server)) => write!(f, "{doing} failed at redis, {server}"),
-                    (_, None) => write!(f, "{doing} failed at redis"),
-                }?;
-                write!(f, ": {source}")
+                    f.write_str(" at redis")?;
+                    if let Some(server) = server {
+                        write!(f, ", {server}")?;
+                    }
+                }
+                write!(f, ": {}", said(&**source))?;
+                match self
+                    .as_redis()
+                    .and_then(|err| advice(err, server, is_connecting))
+                {
+                    Some(advice) => write!(f, "; {advice}"),
+                    None => Ok(()),
+                }
             }
             Self::Lost { name, reason } => {
                 write!(f, "the lock `{name}` is no longer held: {reason}")
@@ -198,7 +255,8 @@ impl fmt::Display for Error {
                     "{agreed} servers of the {needed} needed agreed about `{name}`"
                 )?;
                 for (node, err) in failures {
-                    write!(f, "; server {node}: {err}")?;
+                    write!(f, "; server {node}: ")?;
+                    err.write(f, false)?;
                 }
                 Ok(())
             }
@@ -209,39 +267,109 @@ impl fmt::Display for Error {
             Self::Members { failures } => {
                 f.write_str("not every member of the multi-lock could be asked")?;
                 for (name, err) in failures {
-                    write!(f, "; `{name}`: {err}")?;
+                    write!(f, "; `{name}`: ")?;
+                    err.write(f, false)?;
                 }
                 Ok(())
             }
-            Self::WouldDeadlock { name } => {
+            Self::WouldDeadlock { name, reason } => {
                 write!(
                     f,
-                    "this thread holds `{name}` already and would wait for itself"
+                    "waiting for `{name}`, this thread would wait for itself: {reason}"
                 )
             }
             Self::Cancelled => f.write_str("the wait was cancelled"),
-            Self::Closed => f.write_str("the client is closed"),
-            Self::WrongType { name } => write!(
+            Self::Closed => f.write_str("the client is closed; open another"),
+            Self::WrongType { name, found } => write!(
                 f,
-                "the key of `{name}` holds something that is not this kind of lock"
+                "`{name}` is not this kind of lock: {}; choose another name, or delete the key if nobody needs it",
+                found.as_deref().unwrap_or("its key holds something else")
             ),
             Self::Thread { name, source } => {
-                write!(f, "the thread {name} could not be started: {source}")
+                write!(
+                    f,
+                    "the thread {name} could not be started: {}",
+                    said(source)
+                )
             }
             Self::InvalidName { why } => write!(f, "invalid lock name: {why}"),
-            Self::Config(what) => write!(f, "invalid setting: {what}"),
+            Self::Config { what } => write!(f, "invalid setting: {what}"),
         }
     }
 }
 
+impl fmt::Display for Error {
+    /// What was tried, for which lock, at which server, why it failed, and what to do about it: all there is to know, so that
+    /// it can be printed alone.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.write(f, true)
+    }
+}
+
 impl std::error::Error for Error {
+    /// What is below the cause that the text of this error has told already; mostly nothing.
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            Self::Redis { source, .. } => Some(&**source),
-            Self::Thread { source, .. } => Some(source),
-            _ => None,
+        let cause: &(dyn std::error::Error + 'static) = match self {
+            Self::Redis { source, .. } => &**source,
+            Self::Thread { source, .. } => source,
+            _ => return None,
+        };
+        match cause.is::<RedisError>() {
+            // It tells what it wraps.
+            true => cause.source()?.source(),
+            false => cause.source(),
         }
     }
+}
+
+/// What an error says, in the server's own words if it is one's, and without a full stop.
+fn said(err: &(dyn std::error::Error + 'static)) -> String {
+    let refusal = err.downcast_ref::<RedisError>().and_then(|err| {
+        let code = err.code()?;
+        Some(format!("{code} {}", err.detail().unwrap_or_default()))
+    });
+    let text = refusal.unwrap_or_else(|| err.to_string());
+    // How the client crate marks texts that are not a server's.
+    let text = text.replacen(" - InvalidClientConfig", "", 1);
+    text.trim_end_matches(['.', ' ']).to_owned()
+}
+
+/// What to do about it, where the server does not say.
+fn advice(err: &RedisError, server: Option<&str>, is_connecting: bool) -> Option<&'static str> {
+    use std::io::ErrorKind as Io;
+    let detail = err.detail().unwrap_or_default();
+    Some(match (err.code(), as_io(err).map(std::io::Error::kind)) {
+        (Some("NOAUTH"), _) => {
+            "it wants a password: redis://user:password@host in the URL, or Config::credentials"
+        }
+        (Some("WRONGPASS"), _) => {
+            "check the user and the password of the URL, or what Config::credentials gives"
+        }
+        (Some("NOPERM"), _) => {
+            "give the user the rights of the line `ACL SETUSER` in redlatch::guide::operations, `ACL rights`"
+        }
+        (Some("READONLY"), _) => {
+            "this server is a replica: give the URL of its master, or let sentinels find it with redis+sentinel://host:26379/service"
+        }
+        (Some("ERR"), _) if detail.starts_with("unknown command") => {
+            "if it is a sentinel and no server, the URL begins with redis+sentinel://"
+        }
+        (_, Some(Io::NotFound | Io::PermissionDenied)) if server?.starts_with('/') => {
+            "check the path of the URL: it has to be the `unixsocket` of a server that runs, and open to this user"
+        }
+        (_, Some(Io::ConnectionRefused)) => {
+            "check that the server runs, and the address and the port of the URL"
+        }
+        (_, Some(Io::TimedOut)) if is_connecting => {
+            "check the address and the port of the URL, and that no firewall is in between"
+        }
+        _ => return None,
+    })
+}
+
+/// Whether a command was refused for the type of a key, which the server does not tell.
+pub(crate) fn is_wrong_operation(detail: &str) -> bool {
+    detail.starts_with("Operation against a key")
 }
 
 /// Text of a server, for errors and logs: without control characters, with which it could write lines of its own there.
@@ -287,6 +415,12 @@ pub(crate) fn is_transient(err: &RedisError) -> bool {
     }
 }
 
+/// The same, or a server that takes no writes now: for lack of memory, or since it could not save. An acquire is not kept
+/// waiting for that, but what gives back or renews is sent again.
+pub(crate) fn may_pass(err: &RedisError) -> bool {
+    is_transient(err) || matches!(err.code(), Some("MISCONF" | "OOM"))
+}
+
 /// What keeps a connection from being made until somebody changes a setting, here or at the server.
 #[derive(Debug)]
 struct Lasting(String);
@@ -305,7 +439,6 @@ pub(crate) fn lasting(what: String) -> RedisError {
 }
 
 /// The same error, if it is about a connection, with the name of the server: one of several.
-#[cfg(feature = "cluster")]
 pub(crate) fn named(server: &dyn fmt::Display, err: RedisError) -> RedisError {
     let what = || format!("{server}: {err}");
     match err.kind() {
@@ -320,12 +453,36 @@ pub(crate) fn named(server: &dyn fmt::Display, err: RedisError) -> RedisError {
     }
 }
 
+/// The system did not start this thread, and nothing is known of the server.
+#[derive(Debug)]
+struct NotStarted(&'static str, std::io::ErrorKind);
+
+impl fmt::Display for NotStarted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the thread {} could not be started: {}", self.0, self.1)
+    }
+}
+
+impl std::error::Error for NotStarted {}
+
+/// A thread that was to make a connection could not be started.
+pub(crate) fn not_started(thread: &'static str, err: &std::io::Error) -> RedisError {
+    std::io::Error::other(NotStarted(thread, err.kind())).into()
+}
+
 fn is_lasting(err: &RedisError) -> bool {
+    inner::<Lasting>(err).is_some()
+}
+
+/// The error of this library that an error of a connection was made of.
+fn inner<E: std::error::Error + 'static>(err: &RedisError) -> Option<&E> {
+    as_io(err)?.get_ref()?.downcast_ref()
+}
+
+fn as_io(err: &RedisError) -> Option<&std::io::Error> {
     type Shared = std::sync::Arc<dyn std::error::Error + Send + Sync>;
-    let source = std::error::Error::source(err).and_then(|err| err.downcast_ref::<Shared>());
-    source
-        .and_then(|err| err.downcast_ref::<std::io::Error>()?.get_ref())
-        .is_some_and(|err| err.is::<Lasting>())
+    let source = std::error::Error::source(err)?.downcast_ref::<Shared>()?;
+    source.downcast_ref()
 }
 
 /// Whether the server is at its limit of clients; it closes the connection.
@@ -347,6 +504,16 @@ pub(crate) fn is_redirection(err: &RedisError) -> bool {
     )
 }
 
+/// The same refusal by a server, with another text of one line.
+pub(crate) fn reworded(err: &RedisError, text: &str) -> RedisError {
+    let line = format!("-{} {text}\r\n", err.code().unwrap_or("ERR"));
+    // Only the parser makes errors of servers.
+    match redis::parse_redis_value(line.as_bytes()) {
+        Ok(Value::ServerError(reworded)) => reworded.into(),
+        _ => err.clone(),
+    }
+}
+
 /// A redirection that nothing follows, with what to do about it.
 pub(crate) fn not_followed(redirection: &RedisError) -> RedisError {
     RedisError::from((
@@ -354,6 +521,35 @@ pub(crate) fn not_followed(redirection: &RedisError) -> RedisError {
         "the server is a node of a cluster, so the URL has to begin with redis+cluster://",
         redirection.to_string(),
     ))
+}
+
+/// What a thread has that would make it wait for itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum DeadlockReason {
+    /// The same lock, which is not reentrant.
+    NotReentrant,
+    /// The name, as a lock of another kind.
+    OtherKind,
+    /// The name, as one of several of a [`MultiLock`](crate::MultiLock), or alone while it wants several.
+    MultiLock,
+    /// A read guard, and it wants to write.
+    Reading,
+}
+
+impl fmt::Display for DeadlockReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::NotReentrant => {
+                "it holds it, and this kind is not reentrant; use the guard that it has, or a reentrant lock"
+            }
+            Self::OtherKind => "it holds the name as a lock of another kind; use one kind for it",
+            Self::MultiLock => {
+                "it holds the name already, alone or as a member of a multi-lock; release that first"
+            }
+            Self::Reading => "it reads, and wants to write; drop the read guard first",
+        })
+    }
 }
 
 /// How a hold was lost.
@@ -436,9 +632,11 @@ mod tests {
             err.to_string(),
             "acquiring the lock failed at redis, 10.0.0.1:7000: connection refused"
         );
-        let source = err.source().expect("why");
-        assert!(source.is::<RedisError>() && err.is_retryable());
-        assert_eq!(source.to_string(), "connection refused");
+        assert!(err.as_redis().is_some() && err.is_retryable());
+        assert_eq!(
+            err.about("orders").to_string(),
+            "acquiring the lock failed for `orders` at redis, 10.0.0.1:7000: connection refused"
+        );
         assert_eq!(
             Error::Closed.at(&"7").to_string(),
             Error::Closed.to_string()
@@ -455,6 +653,129 @@ mod tests {
         let long = "é".repeat(MOST_SHOWN);
         assert_eq!(excerpt(&long), long);
         assert_eq!(excerpt(&format!("{long}x")), format!("{long}…"));
+    }
+
+    /// What a user's function fails with.
+    #[derive(Debug)]
+    struct Outer(std::num::ParseIntError);
+
+    impl fmt::Display for Outer {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("the vault is sealed")
+        }
+    }
+
+    impl std::error::Error for Outer {
+        fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+            Some(&self.0)
+        }
+    }
+
+    #[test]
+    fn no_text_is_told_twice_on_the_way_to_the_source() {
+        let refused = |line: &str| {
+            let reply = redis::parse_redis_value(line.as_bytes()).expect("a reply");
+            Error::redis("acquiring the lock", reply.extract_error().expect_err(line)).about("a")
+        };
+        let io = |kind| RedisError::from(std::io::Error::from(kind));
+        let sealed = || std::io::Error::other(Outer("x".parse::<u8>().expect_err("no number")));
+        let name = || "orders".to_owned();
+        let mut all = vec![
+            refused("-WRONGPASS invalid username-password pair or user is disabled.\r\n"),
+            refused("-ERR unknown command 'EVALSHA'\r\n"),
+            refused("-READONLY You can't write against a read only replica.\r\n"),
+            refused("-OOM\r\n"),
+            Error::redis("connecting", io(std::io::ErrorKind::ConnectionRefused)).at(&"h:1"),
+            Error::redis("connecting", io(std::io::ErrorKind::NotFound)).at(&"/s.sock"),
+            Error::redis("connecting", lasting("no TLS there".into())),
+            Error::redis("connecting", RedisError::from(sealed())),
+            Error::redis("closing", sealed()),
+            Error::redis(
+                "acquiring the lock",
+                not_followed(&RedisError::from((ErrorKind::Parse, "MOVED"))),
+            ),
+            Error::Cancelled,
+            Error::Closed,
+            Error::config("tenure is zero".into()),
+        ];
+        all.extend(LossReason::ALL.map(|reason| Error::Lost {
+            name: name(),
+            reason,
+        }));
+        use DeadlockReason::{MultiLock, NotReentrant, OtherKind, Reading};
+        let deadlock = |reason| Error::WouldDeadlock {
+            name: name(),
+            reason,
+        };
+        all.extend([MultiLock, NotReentrant, OtherKind, Reading].map(deadlock));
+        let found = ["the key `orders` holds a list".to_owned()];
+        all.extend(
+            [None, found.into_iter().next()].map(|found| Error::WrongType {
+                name: name(),
+                found,
+            }),
+        );
+        let failures = || vec![(0, refused("-OOM no memory\r\n")), (1, Error::Closed)];
+        let members = failures()
+            .into_iter()
+            .map(|(_, err)| (name(), err))
+            .collect();
+        all.extend([
+            Error::Members { failures: members },
+            Error::NoQuorum {
+                name: name(),
+                nodes: 3,
+                needed: 2,
+                agreed: 1,
+                failures: failures(),
+            },
+            Error::NotReplicated {
+                acked: 0,
+                needed: 1,
+            },
+            Error::InvalidName { why: "it is empty" },
+            Error::Thread {
+                name: "redlatch-watchdog",
+                source: sealed(),
+            },
+        ]);
+        let mut depths = 0;
+        for err in &all {
+            let mut told: Vec<String> = vec![err.to_string()];
+            let mut next = err.source();
+            while let Some(err) = next {
+                told.push(err.to_string());
+                next = err.source();
+            }
+            for (at, text) in told.iter().enumerate() {
+                let plain = text.replace(['"', ':'], "");
+                let others = told.iter().enumerate().filter(|(other, _)| *other != at);
+                let mut others = others.map(|(_, other)| other.replace(['"', ':'], ""));
+                assert!(!others.any(|other| other.contains(&plain)), "{told:?}");
+            }
+            assert!(
+                !told[0].ends_with('.') && !told[0].ends_with(' '),
+                "{told:?}"
+            );
+            assert!(told[0].starts_with(|c: char| !c.is_uppercase()), "{told:?}");
+            depths += told.len() - 1;
+            // The name once, however deep it is.
+            if matches!(err, Error::Members { .. } | Error::NoQuorum { .. }) {
+                assert!(!told[0].contains("for `a`"), "{told:?}");
+            }
+        }
+        assert_eq!(depths, 3, "what is below a failed function");
+    }
+
+    #[test]
+    fn a_lock_that_a_closed_client_has_released_is_no_reason_to_try_again() {
+        for reason in LossReason::ALL {
+            let lost = Error::Lost {
+                name: String::new(),
+                reason,
+            };
+            assert_eq!(lost.is_retryable(), reason != LossReason::Closed);
+        }
     }
 
     #[test]
@@ -478,7 +799,6 @@ mod tests {
     }
 
     #[test]
-    #[cfg(feature = "cluster")]
     fn an_error_of_a_connection_names_its_server_and_stays_what_it_is() {
         let timeout = RedisError::from(std::io::Error::from(std::io::ErrorKind::TimedOut));
         let broken = RedisError::from((ErrorKind::Parse, "odd"));

@@ -1,14 +1,65 @@
-//! Redisson's locks for blocking Rust: waiting threads are notified instead of polling, a watchdog renews what is held, and
-//! a guard reports when its lock was lost.
+//! Redisson's distributed locks for blocking Rust: a thread asks for a lock by name and gets a guard, and all threads of
+//! all processes, in Rust or in Java, agree through Redis on who holds it.
+//!
+//! # Install
+//!
+//! ```toml
+//! [dependencies]
+//! redlatch = "0.1" # or { version = "0.1", features = ["tls"] }
+//! ```
+//!
+//! Rust 1.88 or later, and Redis 6.2 or later or Valkey: one server, Sentinel or Cluster
+//! ([servers tested](guide::deployments#servers-tested)).
+//!
+//! # Ten lines
 //!
 //! ```no_run
-//! let client = redlatch::Client::open("redis://127.0.0.1/")?;
-//! {
-//!     let _guard = client.reentrant_lock("stock:42").lock()?;
-//!     // no other thread of any process, in Rust or in Java, holds this name now
+//! use std::time::Duration;
+//!
+//! let client = redlatch::Client::open("redis://127.0.0.1/")?; // one per process
+//! let lock = client.reentrant_lock("stock:42");
+//! if let Some(guard) = lock.try_lock_for(Duration::from_millis(500))? {
+//!     // no other thread of any process holds `stock:42` now
+//!     guard.unlock()?; // or drop it; `unlock` waits for Redis and reports a lock that was lost meanwhile
+//! } else {
+//!     println!("somebody else has it");
 //! }
 //! # Ok::<(), redlatch::Error>(())
 //! ```
+//!
+//! Waiting threads are notified of the release instead of polling. What is held is renewed until the guard is dropped; a
+//! panic drops it too. If the process dies, the lock is free when its lease is over.
+//!
+//! # Defaults
+//!
+//! | setting | default | meaning |
+//! | --- | --- | --- |
+//! | [`Config::lease`] | 30 s | how long Redis keeps a hold that is not renewed; renewed every third of it |
+//! | [`Config::response_timeout`] | 3 s | how long a call waits for Redis to answer, reconnecting included |
+//! | [`Config::connect_timeout`] | 3 s | name resolution, TCP and handshake together |
+//! | [`Config::tenure`] | 5 ms | how long the threads of one process may pass a lock among themselves |
+//! | [`Config::waiter_lease`] | 3 s | how long a waiter without a sign of life keeps its place |
+//!
+//! [All settings](guide::operations#all-settings). However many locks it holds, a client has two lasting threads and up
+//! to three connections; in a cluster it has these connections, and a thread for messages, for each master that it needs;
+//! with Sentinels, one of each to hear of failovers.
+//!
+//! # `Ok(None)` and `Err`
+//!
+//! `Ok(None)`: somebody else had it, or the time was up. `Err`: Redis is away, or refused. Either way, what may have been
+//! taken is released again. A limit of time is for all that the call does: connecting, asking and waiting.
+//!
+//! # What is not promised
+//!
+//! - **That you still hold it.** A lease can end while you work: the process was stopped, Redis was unreachable, the key
+//!   was deleted, or a replica without the key was promoted. [`is_valid`](ReentrantLockGuard::is_valid) and
+//!   [`lost`](ReentrantLockGuard::lost) say so without asking Redis, but nothing recalls a write that is already under
+//!   way. Where a late write does harm, let the resource check it: a version, a condition, or the token of a
+//!   [`FencedLock`].
+//! - **That a lock survives its server.** It lives in one Redis. If that returns without its data, the lock is free, and
+//!   the old holder learns of it at its next renewal. A [`RedLock`] survives the loss of a minority of its masters, over
+//!   the whole life of a hold.
+//! - **Order among processes**, unless the lock is fair: the first to ask after a release gets it.
 //!
 //! # Which one to take
 //!
@@ -26,37 +77,17 @@
 //!
 //! # The guide
 //!
-//! [A tour of all of them](guide), and pages about
-//! [the architecture](guide::architecture), [sharing locks with Redisson](guide::with_redisson),
-//! [deployments](guide::deployments): servers tested, and what a server has to offer,
-//! [operations](guide::operations): what happens on a bad day, rights, settings, logs, counters,
-//! [performance](guide::performance) and [testing](guide::testing).
-//!
-//! # Map
-//!
-//! Layers, from top to bottom; a file imports from its own layer or from a lower one.
-//!
-//! | layer | what is in it |
-//! | --- | --- |
-//! | `client` | opening and closing, handles by name |
-//! | `sync` | what a user holds: one file for each primitive, with its handle, its guard and their documentation |
-//! | `acquire` | the loop that waits: ask, be refused, subscribe, ask again, park; a strategy per way of waiting |
-//! | `quorum` | several masters: asking all of them at once, and a hold that a majority keeps |
-//! | `session` | what one client consists of; starts and joins the threads |
-//! | `hold` | what is held: how long it is certain, when it is renewed, what is lost, the watchdog thread |
-//! | `protocol` | what goes to Redis: keys, channels, requests and replies of every kind |
-//! | `local` | inside the process: the local lock and queue of each name; no I/O |
-//! | `net` | sockets, the pipelined connection, the subscriber thread |
-//! | `config`, `error`, `stats`, `time`, `report`, `callback`, `process` | used by all |
+//! [A tour](guide) shows each of them once. Then there are pages about [sharing locks with
+//! Redisson](guide::with_redisson), [deployments](guide::deployments): servers tested, TLS, Sentinel, Cluster, and
+//! [operations](guide::operations): what happens on a bad day, rights, settings, logs, counters. For contributors:
+//! [architecture](guide::architecture), [performance](guide::performance), [testing](guide::testing).
 //!
 //! # Logs
 //!
-//! Through the `log` crate: *error* for a panic in a listener or thread, *warn* for a lost hold, a failed release,
-//! a server that refuses subscriptions, a master that has forgotten a hold and a majority that has become a bare
-//! one, *debug* for lost connections and retries, *trace* for what has no consequence.
-//!
-//! The logger runs on a thread of its own (`redlatch-log`), which exists while there is anything to log, and the
-//! listener of [`Config::on_lost`] on another: either may block, panic, or use the client that it hears about.
+//! Through the `log` crate. *error*: a panic in a listener or in a thread of the crate; *warn*: what an operator should
+//! know, such as a lost hold, a failed release, or a server that is away; *info*: a server that is back, and
+//! [long waits](Config::warn_waiting); *debug*: lost connections and retries; *trace*: what has no consequence.
+//! [In detail](guide::operations#logs).
 
 mod acquire;
 mod callback;
@@ -82,7 +113,7 @@ pub use config::replicas::ReplicaAck;
 #[cfg(feature = "tls")]
 pub use config::tls::TlsConfig;
 pub use config::{Config, MAX_LEASE, MIN_LEASE};
-pub use error::{Error, Loss, LossReason, Result};
+pub use error::{DeadlockReason, Error, Loss, LossReason, Result};
 pub use local::waiter::CancelToken;
 pub use stats::Stats;
 pub use sync::expirable_semaphore::{ExpirablePermit, ExpirableSemaphore};

@@ -1,35 +1,29 @@
-//! What is logged, through the `log` crate.
+//! What is logged, through the `log` crate, on the thread that caused it.
 //!
-//! The logger is the user's code: it may block, panic, or take a lock of the very client that logs. So it is called on a
-//! thread of its own, see [`Callback`], and [`report!`] may be used anywhere, under any mutex.
+//! The logger is the user's code: it may block, panic, or take a lock of the very client that logs. So no mutex is held
+//! while it runs, nor anything else that other threads wait for: where one is, [`hold_back`] has the records wait.
 
+use std::cell::Cell;
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, LazyLock};
-use std::time::Duration;
+use std::panic::AssertUnwindSafe;
 
 use log::Level;
 
-use crate::callback::Callback;
-
-/// How many records may be queued for a slow logger. Further ones are counted and dropped.
-const MOST: usize = 10_000;
-
-/// How long closing a client waits for its records to reach the logger.
-const FLUSH: Duration = Duration::from_millis(100);
-
-struct Entry {
+struct Record {
     level: Level,
     target: &'static str,
     text: String,
 }
 
-static RECORDS: LazyLock<Arc<Callback<Entry>>> =
-    LazyLock::new(|| Callback::new("redlatch-log", log_entry, |_| {}));
+std::thread_local! {
+    /// How many [`HeldBack`] the thread has.
+    static DEPTH: Cell<u32> = const { Cell::new(0) };
+    static RECORDS: Cell<Vec<Record>> = const { Cell::new(Vec::new()) };
+    /// The thread is in the logger.
+    static IS_LOGGING: Cell<bool> = const { Cell::new(false) };
+}
 
-static DROPPED: AtomicU64 = AtomicU64::new(0);
-
-/// Logs at a level, as `log::warn!` and its kin do, but on another thread.
+/// Logs at a level, as `log::warn!` and its kin do, unless the logger itself has caused it.
 macro_rules! report {
     ($level:ident, $($text:tt)+) => {
         $crate::report::submit(log::Level::$level, module_path!(), format_args!($($text)+))
@@ -39,37 +33,55 @@ macro_rules! report {
 pub(crate) use report;
 
 pub(crate) fn submit(level: Level, target: &'static str, text: fmt::Arguments<'_>) {
-    if level > log::STATIC_MAX_LEVEL || level > log::max_level() {
-        return;
-    }
-    if RECORDS.waiting() >= MOST {
-        DROPPED.fetch_add(1, Ordering::Relaxed);
+    if level > log::STATIC_MAX_LEVEL || level > log::max_level() || IS_LOGGING.get() {
         return;
     }
     let text = text.to_string();
-    let entry = Entry {
+    let record = Record {
         level,
         target,
         text,
     };
-    // If no thread can be started, it is logged together with the next record.
-    RECORDS.give(entry).unwrap_or_default();
-}
-
-/// Waits a little for what was submitted to be logged: the process may be about to end.
-pub(crate) fn flush() {
-    RECORDS.flush(FLUSH);
-}
-
-fn log_entry(entry: &Entry) {
-    let dropped = DROPPED.swap(0, Ordering::Relaxed);
-    if dropped > 0 {
-        let text = format_args!("{dropped} records were not logged: the logger is too slow");
-        log_now(Level::Warn, module_path!(), text);
+    if DEPTH.get() == 0 {
+        return log_now(&record);
     }
-    log_now(entry.level, entry.target, format_args!("{}", entry.text));
+    // A thread that is about to end keeps none.
+    let held_back = RECORDS.try_with(|records| {
+        let mut all = records.take();
+        all.push(record);
+        records.set(all);
+    });
+    held_back.unwrap_or_default();
 }
 
-fn log_now(level: Level, target: &'static str, text: fmt::Arguments<'_>) {
-    log::log!(target: target, level, "{text}");
+/// Until it is dropped, what its thread logs waits. To be taken before the mutex, so that it is dropped after it.
+pub(crate) struct HeldBack;
+
+/// See [`HeldBack`].
+pub(crate) fn hold_back() -> HeldBack {
+    DEPTH.set(DEPTH.get() + 1);
+    HeldBack
+}
+
+impl Drop for HeldBack {
+    fn drop(&mut self) {
+        DEPTH.set(DEPTH.get() - 1);
+        if DEPTH.get() == 0 {
+            let records = RECORDS.try_with(Cell::take).unwrap_or_default();
+            records.iter().for_each(log_now);
+        }
+    }
+}
+
+/// Calls the logger. If it panics, that ends no thread, and no call half-way.
+fn log_now(record: &Record) {
+    let Record {
+        level,
+        target,
+        text,
+    } = record;
+    IS_LOGGING.set(true);
+    let log = || log::log!(target: target, *level, "{text}");
+    drop(std::panic::catch_unwind(AssertUnwindSafe(log)));
+    IS_LOGGING.set(false);
 }

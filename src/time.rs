@@ -1,6 +1,5 @@
 //! Time: moments as numbers, the deadline of a wait, and pauses.
 
-use std::num::NonZeroU64;
 use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
@@ -36,34 +35,6 @@ pub(crate) fn is_finite(span: Duration) -> bool {
 /// The moment of [`nanos`].
 pub(crate) fn instant(nanos: u64) -> Instant {
     *EPOCH + Duration::from_nanos(nanos)
-}
-
-/// A moment in eight bytes, even as an `Option`, for what is kept once for each lock: an `Instant` takes sixteen.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Moment(NonZeroU64);
-
-impl Moment {
-    /// The moment of these [`nanos`].
-    pub(crate) fn of(nanos: u64) -> Self {
-        Self(NonZeroU64::new(nanos).unwrap_or(NonZeroU64::MIN))
-    }
-
-    /// The time since `earlier`, in nanoseconds; nothing if that is later.
-    pub(crate) fn nanos_since(self, earlier: Self) -> u64 {
-        self.0.get().saturating_sub(earlier.0.get())
-    }
-}
-
-impl From<Instant> for Moment {
-    fn from(at: Instant) -> Self {
-        Self::of(nanos(at))
-    }
-}
-
-impl From<Moment> for Instant {
-    fn from(moment: Moment) -> Self {
-        instant(moment.0.get())
-    }
 }
 
 /// When a wait ends: one moment for everything it consists of, computed once, by the public method.
@@ -199,45 +170,9 @@ pub(crate) fn sleep_unless(span: Duration, stop: &dyn Fn() -> bool) {
     }
 }
 
-/// One time in `many`, at random.
-pub(crate) fn one_in(many: u64) -> bool {
-    random(many) == 0
-}
-
 /// A number below `end`: the nanoseconds of the clock are random enough to spread threads out.
-fn random(end: u64) -> u64 {
+pub(crate) fn random(end: u64) -> u64 {
     (nanos(Instant::now()).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 40) % end
-}
-
-/// The pauses between the attempts of a spin lock: 1 ms, then each twice as long as the one before and up to as many
-/// milliseconds more as there have been pauses, at most 128 ms.
-///
-/// Source: the exponential back-off of Redisson's spin lock.
-pub(crate) struct BackOff {
-    pause: Duration,
-    pauses: u32,
-}
-
-impl BackOff {
-    const LONGEST: Duration = Duration::from_millis(128);
-
-    pub(crate) fn new() -> Self {
-        Self {
-            pause: Duration::ZERO,
-            pauses: 0,
-        }
-    }
-
-    pub(crate) fn next(&mut self) -> Duration {
-        self.pause = if self.pauses == 0 {
-            Duration::from_millis(1)
-        } else {
-            let more = random(u64::from(self.pauses));
-            (self.pause * 2 + Duration::from_millis(more)).min(Self::LONGEST)
-        };
-        self.pauses = self.pauses.saturating_add(1);
-        self.pause
-    }
 }
 
 #[cfg(test)]
@@ -309,26 +244,8 @@ mod tests {
     }
 
     #[test]
-    fn a_back_off_doubles_and_stops_at_its_longest() {
-        let mut back_off = BackOff::new();
-        let mut last = back_off.next();
-        assert_eq!(last, Duration::from_millis(1));
-        for pauses in 1..40 {
-            let pause = back_off.next();
-            let most = last * 2 + Duration::from_millis(pauses);
-            assert!(
-                pause >= (last * 2).min(BackOff::LONGEST) && pause <= most.min(BackOff::LONGEST)
-            );
-            last = pause;
-        }
-        assert_eq!(last, BackOff::LONGEST);
-    }
-
-    #[test]
     fn moments_survive_being_numbers() {
         let now = Instant::now();
         assert_eq!(instant(nanos(now)), now);
-        assert_eq!(Instant::from(Moment::from(now)), now);
-        assert_eq!(size_of::<Option<Moment>>(), 8);
     }
 }

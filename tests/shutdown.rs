@@ -70,7 +70,7 @@ const KINDS: [Kind; 9] = [
     ),
     ("fenced", fenced, fenced, |_| 1),
     ("spin", spin, spin, |_| 0),
-    ("write", write, write, |_| 2),
+    ("write", write, write, |_| 1),
     ("read", |c, n| boxed(c.rwlock(n).read()), write, |_| 1),
     (
         "several",

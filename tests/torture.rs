@@ -58,13 +58,11 @@ fn nothing_is_wrong_with_five_masters() {
 }
 
 #[test]
-#[cfg(feature = "sentinel")]
 fn nothing_is_wrong_with_sentinels() {
     nothing_is_wrong(Place::Sentinel);
 }
 
 #[test]
-#[cfg(feature = "cluster")]
 fn nothing_is_wrong_in_a_cluster() {
     nothing_is_wrong(Place::Cluster);
 }

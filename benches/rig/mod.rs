@@ -97,7 +97,6 @@ pub(crate) fn start_tls() -> Server {
 }
 
 /// One that is a cluster by itself.
-#[cfg(feature = "cluster")]
 pub(crate) fn start_cluster() -> Server {
     beside_the_first(Server::start_cluster())
 }

@@ -6,9 +6,7 @@ use std::time::Duration;
 use redis::{FromRedisValue, RedisResult, Value};
 use redlatch::{Client, Config, Result};
 
-#[cfg(feature = "cluster")]
 use crate::support::cluster::Cluster;
-#[cfg(feature = "sentinel")]
 use crate::support::sentinel;
 use crate::support::{Proxy, Server, eventually, ms, within};
 
@@ -18,10 +16,8 @@ pub(crate) enum Place {
     /// On a server that saves every write before it answers.
     One,
     /// On the master that three Sentinels name, with two replicas.
-    #[cfg(feature = "sentinel")]
     Sentinel,
     /// In a cluster of three masters with a replica each.
-    #[cfg(feature = "cluster")]
     Cluster,
     /// On five servers that know nothing of each other: a `RedLock`.
     Masters,
@@ -31,9 +27,7 @@ impl Place {
     /// What the command line and the history call them.
     pub(crate) const ALL: &[(Self, &str, &str)] = &[
         (Self::One, "one", "one"),
-        #[cfg(feature = "sentinel")]
         (Self::Sentinel, "sentinel", "sentinel"),
-        #[cfg(feature = "cluster")]
         (Self::Cluster, "cluster", "cluster"),
         (Self::Masters, "masters", "five masters"),
     ];
@@ -58,9 +52,7 @@ const DURABLE: [&str; 4] = ["--appendonly", "yes", "--appendfsync", "always"];
 
 enum Servers {
     Apart(Vec<Server>),
-    #[cfg(feature = "sentinel")]
     Watched(sentinel::Deployment),
-    #[cfg(feature = "cluster")]
     Cluster(Cluster),
 }
 
@@ -83,12 +75,10 @@ impl Deployed {
         let (servers, shared) = match place {
             Place::One => (apart(1), None),
             Place::Masters => (apart(5), None),
-            #[cfg(feature = "sentinel")]
             Place::Sentinel => {
                 let (watched, proxies) = sentinel::Deployment::start_behind_proxies();
                 (Servers::Watched(watched), Some(proxies))
             }
-            #[cfg(feature = "cluster")]
             Place::Cluster => {
                 let mut cluster = Cluster::start_behind_proxies();
                 let proxies = std::mem::take(&mut cluster.proxies);
@@ -121,9 +111,7 @@ impl Deployed {
     fn direct_urls(&self) -> Vec<String> {
         match &self.servers {
             Servers::Apart(servers) => servers.iter().map(Server::url).collect(),
-            #[cfg(feature = "sentinel")]
             Servers::Watched(watched) => vec![watched.url()],
-            #[cfg(feature = "cluster")]
             Servers::Cluster(cluster) => vec![cluster.url()],
         }
     }
@@ -136,9 +124,7 @@ impl Deployed {
     pub(crate) fn servers(&self) -> &[Server] {
         match &self.servers {
             Servers::Apart(servers) => servers,
-            #[cfg(feature = "sentinel")]
             Servers::Watched(watched) => &watched.servers,
-            #[cfg(feature = "cluster")]
             Servers::Cluster(cluster) => &cluster.nodes,
         }
     }
@@ -146,9 +132,7 @@ impl Deployed {
     pub(crate) fn servers_mut(&mut self) -> &mut [Server] {
         match &mut self.servers {
             Servers::Apart(servers) => servers,
-            #[cfg(feature = "sentinel")]
             Servers::Watched(watched) => &mut watched.servers,
-            #[cfg(feature = "cluster")]
             Servers::Cluster(cluster) => &mut cluster.nodes,
         }
     }
@@ -157,16 +141,13 @@ impl Deployed {
     pub(crate) fn fail_over(&self, name: &str) {
         match &self.servers {
             Servers::Apart(_) => panic!("nobody takes over {name}"),
-            #[cfg(feature = "sentinel")]
             Servers::Watched(watched) => watched.fail_over(),
-            #[cfg(feature = "cluster")]
             Servers::Cluster(cluster) => cluster.fail_over(name),
         }
     }
 
     /// Moves the slot of `name` to another master.
     pub(crate) fn migrate(&self, name: &str) {
-        #[cfg(feature = "cluster")]
         if let Servers::Cluster(cluster) = &self.servers {
             cluster.migrate(name, || thread::sleep(ms(100)));
             return;
@@ -201,7 +182,6 @@ impl Deployed {
     /// Asks one of the servers, over a connection of its own.
     pub(crate) fn ask<T: FromRedisValue>(&self, server: usize, command: &[&str]) -> RedisResult<T> {
         match &self.servers {
-            #[cfg(feature = "sentinel")]
             Servers::Watched(watched) => sentinel::try_ask(&watched.servers[server], command),
             _ => self.servers()[server].try_ask(command),
         }
@@ -264,9 +244,7 @@ impl Deployed {
                 });
             }
             Servers::Apart(_) => {}
-            #[cfg(feature = "sentinel")]
             Servers::Watched(watched) => watched.agree(),
-            #[cfg(feature = "cluster")]
             Servers::Cluster(cluster) => {
                 cluster.replaces_the_silent();
                 cluster.is_whole();

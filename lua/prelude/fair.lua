@@ -1,166 +1,114 @@
--- fair: who of the queue is next. In front of each script of the fair lock.
+-- fair: which places count, and who is next. In front of each script of the fair lock.
 --
--- KEYS[2]  queue     list of tickets, the next one first
--- KEYS[3]  timeouts  sorted set: ticket -> epoch ms from which it counts as dead
--- KEYS[4]  channel   base: a waiter listens at this, ':' and its ticket
---
--- Each script has an argument grace_ms: how long at most a place lives on whose waiter was notified and did not listen.
---
---   n > 0   n ms
---   0       as long as its timeout, since in a cluster one node does not know who listens
---   n < 0   as long as its timeout, since the connection was made only (-1 - n) tenths of a second ago: after an outage
---           others may be about to connect again. Nor does it end a grace that began before it was made. It notifies the
---           first that listens: that one may be connected for longer, and nobody is passed by a message
+-- KEYS[1]  lock       hash: owner -> hold count
+-- KEYS[2]  queue      Redisson's list of tickets, the next one first
+-- KEYS[3]  timeouts   Redisson's sorted set: ticket -> epoch ms from which it counts as dead
+-- KEYS[4]  alive      our sorted set: ticket -> epoch ms until which it counts as alive; the places in it are ours
+-- KEYS[5]  channel    base: a waiter listens at this, ':' and its ticket
+-- ARGV[1]  waiter_ms  integer > 0; how long a place of ours outlives its last sign of life
 
--- How many of the dead one call removes, and how many that do not listen it passes: there may be thousands. Hundreds may
--- leave at the same time: where the head has its grace, each of them passes a few.
-local MOST, MOST_PASSED, FEW = 500, 128, 16
+-- What each place adds to the timeouts of those behind it: how long one of Redisson's waits, unless configured otherwise.
+local WAIT = 300000
 
--- How long Redisson's waiters live unless configured otherwise.
-local REDISSON = 300000
+local time = redis.call('time')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local waiter_ms = tonumber(ARGV[1])
 
--- Fractions of a millisecond that mark a timeout: as the time that the head gets where nobody showed a sign of life; as
--- the grace of one that did not listen when it was notified.
-local SILENT, UNHEARD = 1 / 2048, 1 / 4096
+-- First, because they refuse keys of another type.
+local places, timed = redis.call('llen', KEYS[2]), redis.call('zcard', KEYS[3])
+local latest = redis.call('zrange', KEYS[4], -1, -1, 'withscores')[2]
 
--- How the tickets of this library end; those of Redisson do so in one of 65,536 processes.
-local OURS = '1a7c:%d+$'
-
-local function now_ms()
-  local time = redis.call('time')
-  return time[1] * 1000 + math.floor(time[2] / 1000)
+if places == 0 and latest then
+  redis.call('del', KEYS[4])
+  latest = nil
 end
 
--- One without a timeout is dead: nothing else would ever end it.
-local function dies_at(waiter)
-  return tonumber(redis.call('zscore', KEYS[3], waiter) or 0)
+-- Either was evicted or deleted. A place without a timeout would never end for Redisson; a timeout without one is of no use.
+if places ~= timed then
+  local seen, last = {}, now
+  for _, ticket in ipairs(redis.call('lrange', KEYS[2], 0, -1)) do
+    if seen[ticket] then
+      redis.call('lrem', KEYS[2], -1, ticket)
+    end
+    seen[ticket] = true
+    last = tonumber(redis.call('zscore', KEYS[3], ticket) or last + WAIT)
+    redis.call('zadd', KEYS[3], last, ticket)
+  end
+  for _, ticket in ipairs(redis.call('zrange', KEYS[3], 0, -1)) do
+    if not seen[ticket] then
+      redis.call('zrem', KEYS[3], ticket)
+      redis.call('zrem', KEYS[4], ticket)
+    end
+  end
 end
 
--- Removes the head, and returns the next.
-local function remove(head)
-  redis.call('lpop', KEYS[2])
-  redis.call('zrem', KEYS[3], head)
-  return redis.call('lindex', KEYS[2], 0)
+-- Each client shows signs of life every third of that time. If there was none for half of it, Redis was away, or all have
+-- died: all get the whole of it anew. That is marked by '', or it would happen again and again. A sign that is shown now
+-- is later by a millisecond, and so is known from the mark.
+if latest and tonumber(latest) < now + waiter_ms / 2 and redis.call('zscore', KEYS[4], '') ~= latest then
+  -- After a write that needs no memory none is refused for want of some.
+  redis.call('zrem', KEYS[4], '')
+  redis.call('zadd', KEYS[4], 0, '')
+  for _, ticket in ipairs(redis.call('zrange', KEYS[4], 0, -1)) do
+    redis.call('zadd', KEYS[4], now + waiter_ms - 1, ticket)
+  end
 end
 
--- Removes these places, and returns how many of them there were.
-local function remove_places(...)
-  -- In different numbers where one of the two keys was evicted or deleted: Redisson never purges a place without a timeout.
-  local is_uneven = redis.call('zcard', KEYS[3]) ~= redis.call('llen', KEYS[2])
-  local removed = 0
-  for _, ticket in ipairs({...}) do
-    local timed = redis.call('zrem', KEYS[3], ticket)
-    if timed == 1 or is_uneven then
-      timed = math.max(timed, redis.call('lrem', KEYS[2], 1, ticket))
-    end
-    removed = removed + timed
-  end
-  return removed
+-- What a killed process leaves behind goes an hour after its last neighbour.
+local function keep()
+  redis.call('pexpire', KEYS[2], 3600000)
+  redis.call('pexpire', KEYS[3], 3600000)
+  redis.call('pexpire', KEYS[4], 3600000)
 end
 
-local function set_timeout(waiter, at)
-  redis.pcall('zadd', KEYS[3], string.format('%.10f', at), waiter)
+-- Removes these places, and lowers all behind them, as Redisson does. Many at once, or that would be most of the work.
+local function remove(gone)
+  local before, timeouts, lowered = 0, {}, {}
+  local all = redis.call('zrange', KEYS[3], 0, -1, 'withscores')
+  for i = 1, #all, 2 do
+    timeouts[all[i]] = all[i + 1]
+  end
+  for _, ticket in ipairs(redis.call('lrange', KEYS[2], 0, -1)) do
+    if gone[ticket] then
+      before = before + 1
+      redis.call('lrem', KEYS[2], 1, ticket)
+    elseif before > 0 then
+      lowered[#lowered + 1] = (timeouts[ticket] or now) - WAIT * before
+      lowered[#lowered + 1] = ticket
+    end
+  end
+  for ticket in pairs(gone) do
+    redis.call('zrem', KEYS[3], ticket)
+    redis.call('zrem', KEYS[4], ticket)
+  end
+  for i = 1, #lowered, 1000 do
+    redis.call('zadd', KEYS[3], unpack(lowered, i, math.min(i + 999, #lowered)))
+  end
 end
 
--- How many heard that the lock is free; nil for a user without rights on the channel, whose waiters poll.
-local function publish(waiter)
-  local heard = redis.pcall('publish', KEYS[4] .. ':' .. waiter, '0')
-  return type(heard) == 'number' and heard or nil
+-- The first that lives. Removes the dead: ours wherever they are, Redisson's in front.
+local function first()
+  local dead = redis.call('zrange', KEYS[4], '-inf', now, 'byscore')
+  if #dead > 0 then
+    local gone = {}
+    for _, ticket in ipairs(dead) do
+      gone[ticket] = true
+    end
+    remove(gone)
+  end
+  while true do
+    local head = redis.call('lindex', KEYS[2], 0)
+    if not head or redis.call('zscore', KEYS[4], head) or tonumber(redis.call('zscore', KEYS[3], head) or 0) > now then
+      return head
+    end
+    redis.call('lpop', KEYS[2])
+    redis.call('zrem', KEYS[3], head)
+  end
 end
 
--- Whether one whose time is over keeps its place even so, of those with a grace.
-local function outlives_its_grace(waiter, at, now, grace_ms)
-  if at % 1 ~= UNHEARD then
-    return false
-  end
-  -- It listens by now, as one of Redisson's may that has not asked again. Then it gets half a second to do so.
-  if publish(waiter) ~= 0 then
-    set_timeout(waiter, now + 500)
-    return true
-  end
-  -- All of it may have been an outage; but nobody lives for longer than without a grace.
-  return grace_ms < 0 and at > now - 10000 and at - 500 < now + (grace_ms + 1) * 100
-end
-
--- Notifies the head that the lock is free. If nobody listens, its process may have died, or is about to subscribe: the
--- place ends after a grace, unless its waiter asks before. The next is notified as well, which asks and comes back then,
--- and so on to the first that listens or to the one that asks now.
--- Redisson cannot refresh a place, takes the timeout of the last one for its own, and lowers all behind it when it takes
--- the lock. So nobody behind one of its places gets a grace, and of those themselves only one at the head. It also asks
--- without a pause while the lock is free and not its own, so one in the middle is woken only if nobody else listens.
--- For the last place nobody waits, except those who try once.
---
--- Returns how many heard it, and until when the head lives.
-local function notify(head, grace_ms, now, asker, tries_once, leaves)
-  local heard, dies = publish(head), dies_at(head)
-  local over_at = now + grace_ms + UNHEARD
-  local graces = grace_ms > 0
-  local is_first = graces and over_at < dies
-  -- Whoever asks is awake, and comes back. Or each of them would notify all that are in front.
-  if heard ~= 0 or grace_ms == 0 or asker and not is_first then
-    return heard or 0, dies
-  end
-  local waiter, at, other = head, dies, nil
-  for behind = 1, leaves and not is_first and FEW or MOST_PASSED do
-    local is_ours = string.find(waiter, OURS)
-    local next = redis.call('lindex', KEYS[2], behind)
-    if not is_ours and behind > 1 then
-      graces, other = false, other or waiter
-    end
-    if at % 1 == SILENT or not next and not (tries_once and is_ours) then
-      -- The next one of Redisson's would take its own timeout from that of a place with a grace.
-      if not (next or is_ours) and at % 1 == UNHEARD then
-        set_timeout(waiter, now + REDISSON)
-      end
-      return other and publish(other) or 0, dies
-    end
-    if graces and over_at < at then
-      set_timeout(waiter, over_at)
-      dies = behind == 1 and over_at or dies
-    end
-    graces = graces and is_ours
-    if not next or next == asker then
-      return 0, dies
-    end
-    waiter, at = next, dies_at(next)
-    heard = string.find(waiter, OURS) and publish(waiter) or 0
-    if heard ~= 0 then
-      return heard, dies
-    end
-  end
-  -- If anybody lives, the latest does.
-  local latest = redis.call('zrange', KEYS[3], -1, -1)[1]
-  heard = latest and latest ~= asker and publish(latest) or 0
-  if heard == 0 and other and latest ~= asker then
-    heard = publish(other) or 0
-  end
-  return heard, dies
-end
-
--- Notifies the first living waiter, if there is one, and returns how many heard it. Removes the dead in front.
-local function notify_first(head, grace_ms, leaves)
-  if not head then
-    return 0
-  end
-  local now = now_ms()
-  local function is_dead(waiter)
-    local at = waiter and dies_at(waiter)
-    return at and at <= now and not outlives_its_grace(waiter, at, now, grace_ms)
-  end
-  if is_dead(head) then
-    local latest = redis.call('zrange', KEYS[3], -1, -1, 'withscores')
-    local lives = tonumber(latest[2] or 0) > now
-    -- Where several wait and none showed a sign of life, all may have been stopped: fair_acquire gives them time.
-    local to_purge = (lives or redis.call('llen', KEYS[2]) == 1) and MOST or 0
-    while to_purge > 0 and is_dead(head) do
-      head = remove(head)
-      to_purge = to_purge - 1
-    end
-    -- Whoever asks purges the others, and only who lives asks.
-    if lives and is_dead(head) then
-      return publish(latest[1]) or 0
-    end
-  end
-  return head and (notify(head, grace_ms, now, nil, false, leaves)) or 0
+-- Notifies a waiter, and returns how many heard it: nobody without rights on the channel.
+local function notify(head)
+  local heard = head and redis.pcall('publish', KEYS[5] .. ':' .. head, '0')
+  return type(heard) == 'number' and heard or 0
 end
 

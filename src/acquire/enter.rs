@@ -8,33 +8,22 @@
 //!     └────► one attempt does not wait: busy
 //! ```
 
-use std::cell::OnceCell;
-use std::ops::DerefMut;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::acquire::contender::Contender;
 use crate::acquire::guard::GuardInner;
+use crate::acquire::listening::Listening;
 use crate::acquire::spec::{HoldParams, LockSpec};
 use crate::acquire::wait_mode::WaitMode;
 use crate::acquire::{Busy, Outcome};
-use crate::error::{LossReason, Result};
-use crate::hold::entry::{Submit, wake};
+use crate::error::{DeadlockReason, LossReason, Result};
+use crate::hold::entry::wake;
 use crate::hold::validity::Duty;
-use crate::hold::{Counted, Entry, EntryState, Hold, NotRenewed, Waiter, Wakeup};
+use crate::hold::{Again, Entry, Hold, NotRenewed, Waiter, Wakeup};
 use crate::local::lock::{Entered, LeasePolicy, Mode};
-use crate::local::preference::Prefer;
-use crate::net::call::Call;
-use crate::net::request::Request;
+use crate::local::waiter::Signals;
 use crate::protocol::owner;
-use crate::protocol::script::Renewed;
-use crate::time::Deadline;
-
-/// How long a reader waits behind a writer before it looks who reads meanwhile.
-const LOOK_AFTER: Duration = Duration::from_millis(50);
-
-/// How often it looks then, while a writer of its process asks and while none does.
-const LOOK_AGAIN: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(1));
 
 /// What a thread has got without asking Redis.
 #[expect(
@@ -98,7 +87,7 @@ impl LockSpec {
                 let until = wait
                     .deadline()
                     .or(Instant::now() + session.response_timeout);
-                quorum.masters.check(until, &|| self.must_stop(wait))?;
+                quorum.check_masters(until, &|| self.must_stop(wait))?;
                 quorum.start_watchdogs()?;
             }
             None => session.start_watchdog()?,
@@ -106,52 +95,38 @@ impl LockSpec {
 
         let thread = owner::this_thread();
         let params = HoldParams { lease, ttl, thread };
+        let mut listening = Listening::default();
         loop {
             let now = Instant::now();
-            let waiter = OnceCell::new();
-            let queue = || Arc::clone(waiter.get_or_init(Waiter::placed));
+            let queue = || Arc::clone(listening.waiter());
             let may_queue: Option<&dyn Fn() -> Arc<Waiter>> = match wait {
                 WaitMode::Once | WaitMode::Together { .. } => None,
                 WaitMode::Until(_) => Some(&queue),
             };
             let mut state = entry.lock();
-            let prefer = if self.mode == Mode::Shared && state.passes_writers(now) {
-                Prefer::AllReaders
-            } else {
-                self.prefer
-            };
+            let readers_first = self.readers_first;
             let entered = state
                 .lock
-                .enter(thread, self.mode, lease, now, may_queue, prefer);
+                .enter(thread, self.mode, lease, now, may_queue, readers_first);
             match entered {
                 Entered::Busy => return Ok(Pending::Busy),
                 Entered::Deadlock(hold) => {
                     drop(state);
                     if self.is_still_ours(&hold) {
-                        return Err(self.would_deadlock());
+                        return Err(self.would_deadlock(DeadlockReason::Reading));
                     }
                 }
-                Entered::Contend { start, under } => {
-                    let last = state.last_release_heard();
-                    let served = match wait.asks_again() {
-                        true => state.lock.begin_removal(),
-                        false => Vec::new(),
-                    };
-                    let releases = state.lock.releases();
+                Entered::Contend {
+                    yields_after,
+                    under,
+                } => {
                     drop(state);
-                    let mut contender =
-                        Contender::new(self, entry, params, wait, None, under, start);
-                    contender.comes_after(last);
-                    contender.begins_in_turn(served, releases);
+                    let contender =
+                        Contender::new(self, entry, params, wait, listening, under, yields_after);
                     return Ok(Pending::Contends(contender));
                 }
                 Entered::Joined(hold) => {
-                    if self.prefer == Prefer::Writers {
-                        let request = || entry.protocol.probe_writers_request();
-                        self.ask_in_passing(state, now, request, EntryState::probe_writers);
-                    } else {
-                        drop(state);
-                    }
+                    drop(state);
                     if self.is_still_ours(&hold) {
                         session.counters.shared.add(1);
                         return Ok(Pending::Held(GuardInner::new(self, hold, thread)));
@@ -159,30 +134,9 @@ impl LockSpec {
                 }
                 Entered::Queued(ticket) => {
                     drop(state);
-                    let (Some(waiter), WaitMode::Until(deadline)) = (waiter.into_inner(), wait)
-                    else {
-                        return Ok(Pending::Busy);
-                    };
-                    self.watch(&waiter);
-                    let mut now = Some(now);
-                    if self.waits_for_writers(&entry) {
-                        now = None;
-                        let passes = self.wait_behind_writers(&entry, &waiter, deadline);
-                        let mut state = entry.lock();
-                        if passes
-                            && state.passes_waiting_writers(Instant::now())
-                            && let Some(next) = state.lock.withdraw(ticket, Instant::now())
-                        {
-                            state.store_wakeups(&next);
-                            drop(state);
-                            wake(next);
-                            continue;
-                        }
-                    }
-                    match self.wait_in_queue(&entry, ticket, &waiter, now, deadline)? {
+                    match self.wait_in_queue(&entry, ticket, &mut listening, wait)? {
                         None => return Ok(Pending::TooLate),
                         Some(Wakeup::Granted(hold)) => {
-                            Waiter::recycle(waiter);
                             if self.is_still_ours(&hold) {
                                 match self.mode {
                                     Mode::Exclusive => session.counters.passed.add(1),
@@ -191,15 +145,22 @@ impl LockSpec {
                                 return Ok(Pending::Held(GuardInner::new(self, hold, thread)));
                             }
                         }
-                        Some(Wakeup::Contend(start)) => {
-                            let last = entry.lock().last_release_heard();
-                            let waiter = Some(waiter);
-                            let mut contender =
-                                Contender::new(self, entry, params, wait, waiter, None, start);
-                            contender.comes_after(last);
+                        Some(Wakeup::Contend(yields_after)) => {
+                            let contender = Contender::new(
+                                self,
+                                entry,
+                                params,
+                                wait,
+                                listening,
+                                None,
+                                yields_after,
+                            );
                             return Ok(Pending::Contends(contender));
                         }
                         Some(Wakeup::Failed(error)) => return Err(error()),
+                        Some(Wakeup::Given(_) | Wakeup::ContendAt(_)) => {
+                            unreachable!("a lock is no semaphore")
+                        }
                     }
                 }
                 Entered::Mine {
@@ -213,7 +174,7 @@ impl LockSpec {
                         continue;
                     }
                     if !self.is_reentrant {
-                        return Err(self.would_deadlock());
+                        return Err(self.would_deadlock(DeadlockReason::NotReentrant));
                     }
                     // What the watchdog renews needs no request; a fixed lease has to start anew.
                     let is_renewed = matches!(its, LeasePolicy::Renewed { .. });
@@ -269,13 +230,15 @@ impl LockSpec {
     ) -> Result<Reentered> {
         let session = self.session();
         let budget = wait.budget(Instant::now(), session.response_timeout);
-        let until = budget.until;
         let stop = || self.must_stop(wait);
-        let asked =
-            session
-                .backing(hold)
-                .renew(hold, params.lease, params.ttl, count, until, &stop);
-        let (renewed, sent_at) = match asked {
+        let again = Again {
+            lease: params.lease,
+            ttl: params.ttl,
+            count,
+            until: budget.until,
+            stop: &stop,
+        };
+        let (renewed, sent_at) = match session.renew(hold, &again) {
             Ok(answer) => answer,
             Err(NotRenewed::Stopped) => return Err(self.stopped()),
             Err(NotRenewed::Late(_)) if budget.callers && stop() => return Err(self.stopped()),
@@ -283,8 +246,8 @@ impl LockSpec {
             Err(NotRenewed::Late(err) | NotRenewed::Failed(err)) => return Err(err),
         };
         let in_time = hold.is_valid(Instant::now());
-        let reason = match renewed {
-            Renewed::Yes => {
+        let reason = match renewed.loss() {
+            None => {
                 if entry.lock().lock.reenter(params.thread, hold, params.lease) {
                     session.watchdog.arm(hold, hold.due_after(sent_at));
                     if hold.is_held() {
@@ -296,108 +259,26 @@ impl LockSpec {
                 session.give_back(hold);
                 return Ok(Reentered::Lost);
             }
-            _ if !in_time => LossReason::Expired,
-            Renewed::Gone => LossReason::Forced,
-            Renewed::Taken => LossReason::TakenOver,
+            Some(_) if !in_time => LossReason::Expired,
+            Some(why) => why,
         };
         session.lose(hold, reason);
         Ok(Reentered::Lost)
     }
 
-    /// From now on the handle's token wakes it.
-    pub(crate) fn watch(&self, waiter: &Arc<Waiter>) {
-        if let Some(token) = &self.cancel {
-            token.watch(waiter);
-        }
-    }
-
-    /// Whether it is a reader that lets writers go first.
-    fn waits_for_writers(&self, entry: &Entry) -> bool {
-        self.mode == Mode::Shared
-            && self.prefer == Prefer::Writers
-            && entry.protocol.writers().is_some()
-    }
-
-    /// Parks a reader in the queue, and looks from time to time whether readers of other clients pass the writer that it
-    /// waits for. Returns `true` when they do, and `false` when it has to find out why else it was woken, or has to end.
-    fn wait_behind_writers(&self, entry: &Entry, waiter: &Arc<Waiter>, deadline: Deadline) -> bool {
-        let wait = WaitMode::Until(deadline);
-        let deadlocked = self.has_it_otherwise(&*entry.protocol);
-        let stop = || deadlocked || self.must_stop(wait);
-        let mut pause = LOOK_AFTER;
-        loop {
-            let until = Instant::now() + pause;
-            if waiter.wait_for_wakeup(deadline.or(until), &stop)
-                || stop()
-                || deadline.has_passed(Instant::now())
-            {
-                return false;
-            }
-            let state = entry.lock();
-            let (asks, passes) = (
-                state.lock.writer_asks(),
-                state.passes_waiting_writers(Instant::now()),
-            );
-            drop(state);
-            if passes {
-                return true;
-            }
-            pause = match asks {
-                true => LOOK_AGAIN.0,
-                false => (2 * pause).min(LOOK_AGAIN.1),
-            };
-            if asks {
-                self.look_for_passers(entry);
-            }
-        }
-    }
-
-    /// See [`WriterPreference::look`](crate::local::preference::WriterPreference::look).
-    pub(crate) fn look_for_passers(&self, entry: &Entry) {
-        let (state, now) = (entry.lock(), Instant::now());
-        let request = || entry.protocol.look_for_readers_request();
-        self.ask_in_passing(state, now, request, EntryState::look_for_passers);
-    }
-
-    /// Sends a question for whose answer nobody waits, if `ask` finds that it is time: queued under the entry's mutex, so
-    /// that whoever comes next finds it there, and written after that. The answer is read by the next thread that uses the
-    /// connection, or by the watchdog.
-    fn ask_in_passing(
-        &self,
-        mut state: impl DerefMut<Target = EntryState>,
-        now: Instant,
-        request: impl Fn() -> Option<Request>,
-        ask: fn(&mut EntryState, Instant, Submit<'_>),
-    ) {
-        let session = self.session();
-        let mut asked = None;
-        ask(&mut state, now, &mut || {
-            let call = Call::question(request()?);
-            session.connection.submit(&call)?;
-            asked = Some(Arc::clone(&call));
-            Some(call)
-        });
-        drop(state);
-        if let Some(call) = asked {
-            session.connection.flush_to(&call);
-            session.watchdog.housekeep_soon();
-        }
-    }
-
-    pub(crate) fn wait_in_queue(
+    /// Waits until another thread of this process wakes this one; `None` if the time is up.
+    fn wait_in_queue(
         &self,
         entry: &Entry,
         ticket: u64,
-        waiter: &Arc<Waiter>,
-        now: Option<Instant>,
-        deadline: Deadline,
+        listening: &mut Listening,
+        wait: WaitMode,
     ) -> Result<Option<Wakeup>> {
-        let wait = WaitMode::Until(deadline);
-        let deadlocked = self.has_it_otherwise(&*entry.protocol);
-        let stop = || deadlocked || self.must_stop(wait);
-        // Looking whether the thread has it otherwise may take a while.
-        let now = now.filter(|_| !Counted::has_some());
-        if let Some(wakeup) = waiter.wait_in_queue(now, deadline, &stop) {
+        let deadlocked = self.has_it_otherwise(&entry.protocol);
+        let stop = || deadlocked.is_some() || self.must_stop(wait);
+        let left = |now| lease_left(entry, now);
+        listening.park(self, Signals::default(), wait.deadline(), left, &stop);
+        if let Some(wakeup) = listening.take_wakeup() {
             return Ok(Some(wakeup));
         }
         let mut state = entry.lock();
@@ -409,18 +290,21 @@ impl LockSpec {
         if let Some(next) = left {
             wake(next);
         }
-        match waiter.take_wakeup() {
+        match listening.take_wakeup() {
             // Woken at the last moment: it is off the queue, so it has to use the wakeup.
             Some(wakeup) => Ok(Some(wakeup)),
-            None => {
-                if self.must_stop(wait) {
-                    Err(self.stopped())
-                } else if deadlocked {
-                    Err(self.would_deadlock())
-                } else {
-                    Ok(None)
-                }
-            }
+            None if self.must_stop(wait) => Err(self.stopped()),
+            None => match deadlocked {
+                Some(reason) => Err(self.would_deadlock(reason)),
+                None => Ok(None),
+            },
         }
     }
+}
+
+/// How long the lease still lasts of what a thread of this process holds.
+fn lease_left(entry: &Entry, now: Instant) -> Option<Duration> {
+    let state = entry.lock();
+    let hold = state.lock.holds().next()?;
+    Some(hold.valid_until().saturating_duration_since(now))
 }

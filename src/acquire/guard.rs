@@ -13,10 +13,9 @@ use crate::error::{Error, Result};
 use crate::error::{Loss, LossReason};
 use crate::hold::entry::wake;
 use crate::hold::loss::LossChannel;
-use crate::hold::{Counted, Hold, LockedEntry, Wakeup};
-use crate::local::lock::{Left, Mode, Served};
+use crate::hold::{Counted, Hold, Wakeup};
+use crate::local::lock::{Left, Mode};
 use crate::net::call::Call;
-use crate::protocol::owner::OwnerNumber;
 use crate::quorum::ask::Quorum;
 use crate::report::report;
 use crate::session::SharedSession;
@@ -105,7 +104,7 @@ impl GuardInner {
         if !self.hold.is_held() || self.is_copy() {
             return 0;
         }
-        self.shared.session.backing(&self.hold).nodes_held()
+        self.hold.several().map_or(0, |several| several.held())
     }
 
     /// Takes a shared hold for the same thread, with the same lease; `None` if another process prevents it.
@@ -139,7 +138,7 @@ impl GuardInner {
         }
         let now = Instant::now();
         let in_time = self.hold.valid_until() > now;
-        let release = self.let_go(now, None)?;
+        let release = self.let_go(now)?;
         Ok(Unlocking {
             held: self,
             in_time,
@@ -148,8 +147,8 @@ impl GuardInner {
     }
 
     fn unlocked(&self, call: &Arc<Call>, in_time: bool, until: Instant) -> Result<()> {
-        let backing = self.shared.session.backing(&self.hold);
-        match backing.released(&self.hold, call, in_time, until)? {
+        let session = &self.shared.session;
+        match session.released(&self.hold, call, in_time, until)? {
             None => Ok(()),
             Some(reason) => Err(self.lost_by(reason)),
         }
@@ -169,65 +168,21 @@ impl GuardInner {
         }
     }
 
-    /// Ends the hold of a guard that is dropped, as [`let_go`](Self::let_go).
-    ///
-    /// It takes a system call to find out whether this process is a copy, and a hand-over to a thread that waits here needs
-    /// no other. So that comes first: a copy, where nobody waits, changes nothing by it but itself. Until it is known, a
-    /// mutex is taken only if it is free, since those of other threads stay locked in a copy.
-    fn dropped(&self) -> Result<()> {
-        let (hold, now) = (&self.hold, Instant::now());
-        let Some(mut state) = hold.entry().try_lock() else {
-            return self.let_go_unless_copied(now, None);
-        };
-        let validity = || hold.simple_validity();
-        let Some(waiter) = state.lock.pass(self.thread, hold, now, validity) else {
-            return self.let_go_unless_copied(now, Some(state));
-        };
-        hold.change_threads();
-        if let Err(wakeup) = waiter.try_store(Wakeup::Granted(Arc::clone(hold))) {
-            if self.is_copy() {
-                return Ok(());
-            }
-            waiter.store(wakeup);
-        }
-        drop(state);
-        waiter.notify();
-        self.not_lost().map(drop)
-    }
-
-    fn let_go_unless_copied(&self, now: Instant, state: Option<LockedEntry<'_>>) -> Result<()> {
-        match self.is_copy() {
-            true => Ok(()),
-            false => self.let_go(now, state).map(drop),
-        }
-    }
-
     /// Ends the hold. If it was the last of its thread, hands the lock over to another thread of this process or sends the
-    /// release. `state` is that of its entry, if it is locked already.
-    fn let_go(&self, now: Instant, state: Option<LockedEntry<'_>>) -> Result<Option<Arc<Call>>> {
-        let (session, hold, entry) = (&self.shared.session, &self.hold, self.hold.entry());
-        let backing = session.backing(hold);
-        let mut state = state.unwrap_or_else(|| entry.lock());
+    /// release.
+    fn let_go(&self, now: Instant) -> Result<Option<Arc<Call>>> {
+        let (session, hold) = (&self.shared.session, &self.hold);
+        let mut state = hold.entry().lock();
         // In memory only. Called by the local lock, so that the release is queued on the connection before anybody of this
         // process can ask again.
-        let submit_release = |served: &Served| {
+        let submit_release = || {
             hold.end();
             session.watchdog.disarm(hold);
-            if served.places.is_empty() && !served.next_asks {
-                return backing.release(hold, false, now);
-            }
-            let id = |place: &u64| session.owners.id(OwnerNumber(*place));
-            let places: Vec<_> = served.places.iter().map(id).collect();
-            let mut release = hold.release(false, now);
-            let protocol = &entry.protocol;
-            release.request = protocol.release_in_turn(&hold.owner(), &places, served.next_asks);
-            let call = Call::deferred(release);
-            session.connection.submit(&call);
-            call
+            session.release(hold, false, now)
         };
         let call = OnceCell::new();
-        let left = state.lock.leave(self.thread, hold, now, &|served| {
-            Arc::clone(call.get_or_init(|| submit_release(served)))
+        let left = state.lock.leave(self.thread, hold, now, &|| {
+            Arc::clone(call.get_or_init(submit_release))
         });
         match left {
             Left::Nested { count } => {
@@ -241,13 +196,11 @@ impl GuardInner {
                 drop(state);
                 self.not_lost()
             }
-            Left::Passed { waiter, hold } => {
+            Left::Passed { waiter } => {
                 hold.change_threads();
-                waiter.store(Wakeup::Granted(hold));
+                waiter.store(Wakeup::Granted(Arc::clone(hold)));
                 drop(state);
                 waiter.notify();
-                // Before the thread is done with it, as a rule, which then uses it again.
-                drop(waiter);
                 self.not_lost()
             }
             // `submit_release` was called: the release has to be delivered.
@@ -255,10 +208,10 @@ impl GuardInner {
                 state.store_wakeups(&next);
                 drop(state);
                 if let Some(release) = call.get() {
-                    backing.deliver(release);
+                    session.deliver(hold, release);
                 }
                 wake(next);
-                backing.housekeep_soon();
+                session.housekeep_soon(hold);
                 self.not_lost().map(|_| call.into_inner())
             }
             Left::Gone => {
@@ -298,11 +251,11 @@ impl Unlocking {
 impl Drop for GuardInner {
     fn drop(&mut self) {
         if !self.released
-            && let Err(err) = self.dropped()
+            && !self.is_copy()
+            && let Err(err) = self.let_go(Instant::now())
         {
             // Not a warning: `lost` has reported it, and it does no harm to those who wait.
             report!(Debug, "dropping a guard: {err}");
         }
-        Hold::recycle(&mut self.hold);
     }
 }

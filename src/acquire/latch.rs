@@ -8,7 +8,7 @@ use crate::acquire::spec::LockSpec;
 use crate::acquire::wait_mode::WaitMode;
 use crate::acquire::{Busy, NoReply, Reply, Strategy};
 use crate::error::Result;
-use crate::hold::{Entry, Waiter};
+use crate::hold::Entry;
 use crate::net::call::Attempt;
 use crate::protocol::latch;
 use crate::protocol::script::{self, LatchState};
@@ -49,7 +49,7 @@ impl<'a> LatchWait<'a> {
     }
 
     fn state(&self, until: Instant) -> std::result::Result<LatchState, NoReply> {
-        let request = latch::state(&*self.entry.protocol);
+        let request = latch::state(&self.entry.protocol);
         let mut attempt = || Attempt {
             request: request.clone(),
             undo: None,
@@ -57,8 +57,11 @@ impl<'a> LatchWait<'a> {
         let stop = || self.spec.must_stop(self.wait);
         let connection = &self.spec.session().connection;
         let answer = connection.call(until, &stop, None, &mut attempt)?;
-        let state = script::latch_state(answer.value)
-            .map_err(|unexpected| self.spec.session().error(ASKING, unexpected))?;
+        let state = script::latch_state(answer.value).map_err(|unexpected| {
+            self.spec
+                .session()
+                .error(ASKING, &self.spec.name, unexpected)
+        })?;
         Ok(state)
     }
 }
@@ -67,6 +70,10 @@ impl Strategy for LatchWait<'_> {
     type Grant = ();
 
     const DOING: &'static str = ASKING;
+
+    fn entry(&self) -> &Arc<Entry> {
+        &self.entry
+    }
 
     fn ask(&mut self, until: Instant) -> std::result::Result<Reply<()>, NoReply> {
         let state = self.state(until)?;
@@ -77,16 +84,8 @@ impl Strategy for LatchWait<'_> {
         })
     }
 
-    fn channel(&self, _listen_on: usize) -> Option<Arc<str>> {
-        Some(self.entry.protocol.channel())
-    }
-
     fn listening(&mut self) -> &mut Listening {
         &mut self.listening
-    }
-
-    fn begins_to_wait(&mut self, waiter: &Arc<Waiter>) {
-        self.spec.session().closing.watch(waiter);
     }
 }
 

@@ -1,36 +1,34 @@
 //! The waiter of a thread, and its subscription, or those at several servers.
 
-use std::cmp::Reverse;
+use std::cell::OnceCell;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use crate::acquire::yielding;
-use crate::hold::Waiter;
-use crate::local::waiter::{CancelToken, Signals};
-use crate::net::call::Call;
+use crate::acquire::spec::LockSpec;
+use crate::hold::{Waiter, Wakeup};
+use crate::local::waiter::Signals;
 use crate::net::channels::Listener;
-use crate::net::subscriber::{POLL_CAP_UNHEARD, Subscription};
+use crate::net::subscriber::Subscription;
 use crate::quorum::announcements::Announcements;
 use crate::quorum::ask::Quorum;
+use crate::report::report;
 use crate::session::Session;
+use crate::time::Deadline;
 
 /// The waiter of one thread, made when it is needed, and its subscription to one channel at a time, or to that of a lock at
 /// each of its masters.
 #[derive(Default)]
 pub(crate) struct Listening {
-    waiter: Option<Arc<Waiter>>,
-    was_queued: bool,
-    /// A cancelled token wakes it.
-    is_watched: bool,
+    waiter: OnceCell<Arc<Waiter>>,
+    /// It has spent time waiting. The closing of the client wakes it, and so does its token.
+    has_parked: bool,
     /// The index of the name that it listens to, if there are several; `None` before it listens.
     on: Option<usize>,
-    /// It waits, and others know its waiter.
-    has_begun: bool,
-    /// The release of this process whose subscription the thread has taken over, until it waits for the first time.
-    last: Option<Arc<Call>>,
     subscribed: Subscribed,
+    /// Since when it has waited, and when that is logged next.
+    long_wait: Option<(Instant, Option<Instant>)>,
 }
 
 /// Where a thread listens.
@@ -78,140 +76,98 @@ impl Listener for AtNode {
     }
 }
 
-/// The other subscription of a thread, by which others see that it waits. Nothing is announced there; a message says that
-/// the channel belongs to another node of the cluster now, where the thread has to subscribe.
-pub(crate) struct Presence(Arc<Waiter>);
-
-impl Presence {
-    pub(crate) fn of(waiter: &Arc<Waiter>) -> Self {
-        Self(Arc::clone(waiter))
-    }
-}
-
-impl Listener for Presence {
-    fn message(&self) {
-        self.0.message();
-    }
-
-    /// A confirmation says nothing of the thread's own channel.
-    fn set_listening(&self, _: bool) {}
-}
-
 impl Listening {
-    /// For a thread that has a waiter already.
-    pub(crate) fn of(waiter: Arc<Waiter>) -> Self {
-        Self {
-            waiter: Some(waiter),
-            ..Self::default()
-        }
-    }
-
-    /// The same, for one that has waited in the queue of this process, where its token could wake it.
-    pub(crate) fn queued(waiter: Arc<Waiter>) -> Self {
-        Self {
-            was_queued: true,
-            is_watched: true,
-            ..Self::of(waiter)
-        }
-    }
-
-    /// Its thread has spent time in the queue of this process.
-    pub(crate) fn has_queued(&mut self) {
-        self.was_queued = true;
-    }
-
-    /// Whether it has.
-    pub(crate) fn was_queued(&self) -> bool {
-        self.was_queued
-    }
-
-    /// From now on the token wakes it, if there is one: a token forgets those that it wakes only when they are gone.
-    pub(crate) fn watch(&mut self, token: Option<&CancelToken>) {
-        if let Some(token) = token
-            && !std::mem::replace(&mut self.is_watched, true)
-        {
-            token.watch(self.waiter());
-        }
-    }
-
-    pub(crate) fn waiter(&mut self) -> &Arc<Waiter> {
-        self.waiter.get_or_insert_with(Waiter::new)
+    pub(crate) fn waiter(&self) -> &Arc<Waiter> {
+        self.waiter.get_or_init(Waiter::new)
     }
 
     /// The waiter, if there is one that others may know.
     pub(crate) fn known_waiter(&self) -> Option<&Arc<Waiter>> {
-        self.waiter.as_ref()
+        self.waiter.get()
     }
 
-    /// The signals so far, if the thread has a waiter. To be read before a request whose reply may lead to a park.
-    pub(crate) fn known_signals(&self) -> Option<Signals> {
-        self.waiter.as_ref().map(|waiter| waiter.signals())
+    /// The signals so far. To be read before a request whose reply may lead to a park.
+    pub(crate) fn signals(&self) -> Signals {
+        let waiter = self.known_waiter();
+        waiter.map_or_else(Signals::default, |waiter| waiter.signals())
     }
 
     /// Whether a thread of this process has woken it.
     pub(crate) fn has_wakeup(&self) -> bool {
-        self.waiter
-            .as_ref()
-            .is_some_and(|waiter| waiter.has_wakeup())
+        self.is_woken(|_| true)
     }
 
-    pub(crate) fn signals(&mut self) -> Signals {
-        self.waiter().signals()
+    /// Whether one has, for such a reason.
+    pub(crate) fn is_woken(&self, is_such: impl FnOnce(&Wakeup) -> bool) -> bool {
+        let waiter = self.known_waiter();
+        waiter.is_some_and(|waiter| waiter.is_woken(is_such))
     }
 
-    /// Whether the server has confirmed the present subscription.
-    pub(crate) fn is_confirmed(&self) -> bool {
-        self.known_signals()
-            .is_some_and(|signals| signals.listening)
+    pub(crate) fn take_wakeup(&self) -> Option<Wakeup> {
+        self.known_waiter()?.take_wakeup()
     }
 
-    /// Whether its thread waits, and others know its waiter.
-    pub(crate) fn has_begun(&self) -> bool {
-        self.has_begun
+    /// Whether its thread has spent time waiting.
+    pub(crate) fn has_parked(&self) -> bool {
+        self.has_parked
     }
 
-    pub(crate) fn begins_to_wait(&mut self) {
-        self.has_begun = true;
-    }
-
-    /// Takes over the subscription that the last holder of this process has left behind, if it is still there: a request
-    /// that follows it need not be repeated. `last` is the last release of this process.
-    pub(crate) fn take_over(
+    /// Parks until another thread of this process has woken it, there is news since `seen`, `stop`, or the deadline. Whoever
+    /// waits for others does so here. A long wait is logged, with how long the lease of the holder still lasts, if that is
+    /// known.
+    pub(crate) fn park(
         &mut self,
-        session: &Arc<Session>,
-        index: usize,
-        channel: &Arc<str>,
-        last: Arc<Call>,
+        spec: &LockSpec,
+        seen: Signals,
+        until: Deadline,
+        left: impl Fn(Instant) -> Option<Duration>,
+        stop: &dyn Fn() -> bool,
     ) {
-        let waiter = Arc::clone(self.waiter());
-        if let Some(subscription) = session.subscriber.take_over(channel, &waiter, &last) {
-            self.on = Some(index);
-            self.last = Some(last);
-            self.subscribed = Subscribed::At(subscription);
+        if !std::mem::replace(&mut self.has_parked, true) {
+            let tokens = spec.cancel.iter().chain([&spec.session().closing]);
+            tokens.for_each(|token| token.watch(self.waiter()));
+        }
+        loop {
+            let now = Instant::now();
+            let due = self.log_long_wait(spec, now, || left(now));
+            let wakes_at = due.map_or(until, |due| Deadline::at(until.or(due)));
+            self.waiter().park(seen, wakes_at, stop);
+            let is_over = self.has_wakeup() || self.signals().are_news_since(seen) || stop();
+            if is_over || until.has_passed(Instant::now()) {
+                return;
+            }
         }
     }
 
-    /// To be called before the thread waits for messages: that of the release which it comes after is no news.
-    pub(crate) fn settle_own(&mut self) {
-        if let Some(last) = self.last.take()
-            && let Subscribed::At(one) = &self.subscribed
-        {
-            one.settle_own(yielding::was_announced_to_us(&last));
+    /// Logs a wait that takes long, since a thread that waits for ever says nothing else, with how long the lease of the holder still lasts, if that is known. Returns when to look
+    /// again, if ever. The wait begins with the first look.
+    fn log_long_wait(
+        &mut self,
+        spec: &LockSpec,
+        now: Instant,
+        left: impl FnOnce() -> Option<Duration>,
+    ) -> Option<Instant> {
+        let after = spec.session().warn_waiting;
+        let first = || now.checked_add(after).filter(|_| !after.is_zero());
+        let (began, due) = self.long_wait.get_or_insert_with(|| (now, first()));
+        if due.is_some_and(|due| now >= due) {
+            let (waited, name, kind) = (now - *began, &spec.name, spec.kind);
+            *due = now.checked_add(waited);
+            let lease = left().map_or_else(String::new, |left| {
+                format!("; the lease of its holder lasts another {left:.1?}")
+            });
+            report!(
+                Info,
+                "waiting for `{name}` ({kind:?}) for {waited:.1?} now{lease}"
+            );
         }
+        *due
     }
 
+    /// Whether it listens to the name with this index, and the channel does not belong to another node of the cluster now.
     pub(crate) fn is_on(&self, index: usize) -> bool {
-        #[cfg(feature = "cluster")]
-        if self.has_moved() {
-            return false;
-        }
-        self.on == Some(index)
-    }
-
-    /// Whether its channel belongs to another node of the cluster now.
-    #[cfg(feature = "cluster")]
-    fn has_moved(&self) -> bool {
-        matches!(&self.subscribed, Subscribed::At(one) if one.has_moved())
+        let has_moved = matches!(&self.subscribed, Subscribed::At(one) if one.has_moved());
+        self.on == Some(index) && !has_moved
     }
 
     /// Listens to `channel` from now on, and no longer to another.
@@ -222,13 +178,11 @@ impl Listening {
         channel: Option<Arc<str>>,
     ) {
         self.on = Some(index);
-        // What it announced went to another channel.
-        self.last = None;
         // Before the next one begins: a confirmation does not say which of two it belongs to.
         self.subscribed = Subscribed::Nowhere;
-        let waiter = Arc::clone(self.waiter());
         if let Some(channel) = channel {
-            self.subscribed = Subscribed::At(session.subscriber.subscribe(&channel, &waiter));
+            let subscription = session.subscriber.subscribe(&channel, self.waiter());
+            self.subscribed = Subscribed::At(subscription);
         }
     }
 
@@ -282,57 +236,19 @@ impl Listening {
         }
     }
 
-    /// How long a thread that has `parked` so often may park at most before it asks again.
-    pub(crate) fn poll_cap(&self, parked: u32) -> Duration {
-        match &self.subscribed {
-            Subscribed::Nowhere => POLL_CAP_UNHEARD,
-            Subscribed::At(one) => one.poll_cap(parked),
-            // That of the last master it needs.
-            Subscribed::AtEach { each, needed, .. } => {
-                let mut caps: Vec<_> = each
-                    .iter()
-                    .map(|one| Reverse(one.poll_cap(parked)))
-                    .collect();
-                caps.sort_unstable();
-                caps.get(needed - 1).map_or(POLL_CAP_UNHEARD, |cap| cap.0)
-            }
-        }
-    }
-
     /// Whether it waits for announcements.
     pub(crate) fn is_subscribed(&self) -> bool {
         !matches!(self.subscribed, Subscribed::Nowhere)
     }
 
-    /// The wait is over. The subscription ends a little later, so that the thread need not write UNSUBSCRIBE now; one that was
-    /// taken over without a wait ends when it would have. Returns the index of the name that it listened for.
+    /// The wait is over. The subscription ends a little later, so that the thread need not write UNSUBSCRIBE now. Returns the
+    /// index of the name that it listened for.
     pub(crate) fn leave(&mut self) -> Option<usize> {
         match std::mem::take(&mut self.subscribed) {
             Subscribed::Nowhere => return None,
-            Subscribed::At(one) if self.has_begun => one.leave(),
-            Subscribed::At(_) => {}
+            Subscribed::At(one) => one.leave(),
             Subscribed::AtEach { each, .. } => each.into_iter().for_each(Subscription::leave),
         }
         self.on
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_token_knows_a_thread_once_however_often_that_waits() {
-        let (token, other) = (CancelToken::new(), CancelToken::new());
-        let (mut listening, mut queued) = (
-            Listening::of(Waiter::new()),
-            Listening::queued(Waiter::new()),
-        );
-        for _ in 0..3 {
-            listening.watch(None);
-            listening.watch(Some(&token));
-            queued.watch(Some(&other));
-        }
-        assert_eq!((token.watched(), other.watched()), (1, 0));
     }
 }

@@ -16,8 +16,7 @@
 //! - *ready?* A thread of this process may hand over what it has, then Redis is not asked. After the tenure others go first.
 //! - *ask.* [`Budget`](crate::time::Budget) says how long the question may take and what it means that there is no answer.
 //! - *listen.* A message is a hint and never a grant: a thread that has subscribed asks again once that is confirmed,
-//!   since a release may have come before. One that takes over what the last holder of its process has left behind does
-//!   so before it asks, and need not ask again; the message of that holder's release, if still to come, is no news.
+//!   since a release may have come before. One that yields subscribes before it asks, and need not ask again.
 //! - *park.* Until a message comes, the lease of the present holder ends, or the poll cap is over, since messages can be
 //!   lost. Where nothing is announced it is a pause.
 //!
@@ -29,8 +28,9 @@
 //!   have been idle for too long ([`quorum`]). To this loop that is one question, which ends in its time.
 
 pub(crate) mod contender;
+mod contest;
 pub(crate) mod enter;
-pub(crate) mod fair;
+pub(crate) mod give_permits;
 pub(crate) mod guard;
 pub(crate) mod latch;
 pub(crate) mod leased_permits;
@@ -38,15 +38,15 @@ pub(crate) mod listening;
 #[cfg(test)]
 mod model;
 pub(crate) mod multi;
-pub(crate) mod permit_queue;
 pub(crate) mod permits;
+pub(crate) mod plain_permits;
 pub(crate) mod quorum;
 #[cfg(test)]
 mod schedules;
 pub(crate) mod spec;
+mod spinning;
+pub(crate) mod turn;
 pub(crate) mod wait_mode;
-pub(crate) mod way;
-pub(crate) mod writer_preference;
 pub(crate) mod yielding;
 
 use std::sync::Arc;
@@ -56,11 +56,12 @@ use crate::acquire::listening::Listening;
 use crate::acquire::spec::LockSpec;
 use crate::acquire::wait_mode::WaitMode;
 use crate::error::{Error, Result};
-use crate::hold::Waiter;
-use crate::net::call::Fault;
-use crate::quorum::ask::Quorum;
+use crate::hold::Entry;
+use crate::local::waiter::Signals;
+use crate::net::call::{Call, Fault};
+use crate::net::subscriber::POLL_CAP;
 use crate::quorum::failure::Failure;
-use crate::time;
+use crate::time::{self, Deadline};
 
 /// The reply to a request.
 pub(crate) enum Reply<G> {
@@ -101,16 +102,6 @@ impl From<Error> for NoReply {
     }
 }
 
-/// What a thread has done before it asks Redis.
-pub(crate) enum Prepared {
-    /// Nothing, or nothing that is left to do: it asks now.
-    Asks,
-    /// It has yielded to other processes, and waited for Redis to do so: that time is part of the response timeout.
-    Yielded,
-    /// It has waited for another thread of this process, which has what it wants.
-    Waited,
-}
-
 /// How the loop ended.
 pub(crate) enum Outcome<G> {
     Granted(G),
@@ -141,6 +132,9 @@ pub(crate) trait Strategy {
     /// Whether a grant without a message means that the message was lost. Permits that expire send none.
     const IS_ANNOUNCED: bool = true;
 
+    /// What this client keeps for its name.
+    fn entry(&self) -> &Arc<Entry>;
+
     /// What a thread of this process has handed over to this one.
     fn handed_over(&mut self) -> Result<Option<Self::Grant>> {
         Ok(None)
@@ -151,51 +145,27 @@ pub(crate) trait Strategy {
         self.handed_over()
     }
 
-    /// Called until it asks. If it yields, that is over in time for a question that has to be answered by `until`.
-    fn prepare(&mut self, _until: Instant) -> Result<Prepared> {
-        Ok(Prepared::Asks)
-    }
-
-    /// Whether a wakeup by a thread of this process has not been read yet: then there is no reason to park.
-    fn has_news(&self) -> bool {
-        false
+    /// The release after which it has to let others go first, before it asks. Told once.
+    fn yields_after(&mut self) -> Option<Arc<Call>> {
+        None
     }
 
     /// Asks Redis once, reconnecting if necessary. A request without a reply is undone.
     fn ask(&mut self, until: Instant) -> std::result::Result<Reply<Self::Grant>, NoReply>;
 
-    /// Where changes are announced; `None` if nobody announces them.
-    fn channel(&self, listen_on: usize) -> Option<Arc<str>>;
-
-    /// The masters at each of which changes are announced, in place of one channel.
-    fn quorum(&self) -> Option<Arc<Quorum>> {
-        None
+    /// Where changes are announced, of the name with this index if there are several; `None` if nobody announces them, or
+    /// not to one channel.
+    fn channel(&self, _listen_on: usize) -> Option<Arc<str>> {
+        Some(self.entry().protocol.channel())
     }
 
     /// The thread's waiter and its subscription.
     fn listening(&mut self) -> &mut Listening;
 
-    /// It is about to wait for the first time, unless that is bound to fail.
-    fn may_wait(&mut self) -> Result<()> {
-        Ok(())
-    }
-
-    /// The wait begins: the closing of the client and other threads of this process must be able to reach `waiter`.
-    fn begins_to_wait(&mut self, waiter: &Arc<Waiter>);
-
-    /// Whatever else it has subscribed to may have moved to another node of the cluster, and ended: then it subscribes
-    /// there.
-    #[cfg(feature = "cluster")]
-    fn follow(&mut self) {}
-
     /// How long to park at most: `cap` for one whose subscription promises that much.
     fn park_for(&mut self, cap: Duration) -> Duration {
         time::jittered(cap)
     }
-
-    /// Redis was unreachable for the whole response timeout: the threads queued behind this one get the error now, rather than
-    /// each after a timeout of its own.
-    fn dismiss(&mut self, _failure: &Failure) {}
 }
 
 /// Asks until Redis grants it, or the time to wait is over.
@@ -206,16 +176,14 @@ pub(crate) fn acquire<S: Strategy>(
 ) -> Result<Outcome<S::Grant>> {
     let session = spec.session();
     let deadline = wait.deadline();
-    let mut has_waited = strategy.listening().was_queued();
+    let mut has_waited = strategy.listening().has_parked();
     let mut was_refused = false;
-    let mut parked = 0;
-    let mut woken = false;
-    // The signals that ended the last park.
-    let mut heard = None;
+    let mut parks = 0_u32;
+    // Whether a thread of this process has woken it since the last park, and the signals before that.
+    let (mut woken, mut heard) = (false, Signals::default());
     // When the time for the next question began: yielding is part of it.
     let mut asks_since = None;
     loop {
-        // By a thread of this process, which need not be announced.
         woken |= strategy.listening().has_wakeup();
         if let Some(grant) = strategy.handed_over()? {
             return Ok(Outcome::Granted(grant));
@@ -226,29 +194,17 @@ pub(crate) fn acquire<S: Strategy>(
         }
         let began = *asks_since.get_or_insert(now);
         let budget = wait.budget(began, session.response_timeout);
-        match strategy.prepare(budget.until)? {
-            Prepared::Asks => asks_since = None,
-            Prepared::Yielded => {
-                has_waited = true;
-                // A message that came meanwhile was not lost.
-                woken |= heard.is_some() && strategy.listening().known_signals() != heard;
-                continue;
-            }
-            Prepared::Waited => {
-                has_waited = true;
-                asks_since = None;
-                continue;
-            }
+        if yielding::yield_to_others(strategy, spec, wait, budget.until)? {
+            has_waited = true;
+            continue;
         }
-        let before = strategy.listening().known_signals();
+        asks_since = None;
+        let before = strategy.listening().signals();
         let reply = strategy.ask(budget.until);
-        let has_granted = matches!(reply, Ok(Reply::Granted(_) | Reply::HandedOver));
-        if has_granted
-            && S::IS_ANNOUNCED
-            && parked > 0
-            && !(woken || strategy.listening().has_wakeup())
-        {
-            session.counters.poll_rescues.add(1);
+        if matches!(reply, Ok(Reply::Granted(_) | Reply::HandedOver)) && parks > 0 {
+            woken |= strategy.listening().signals().are_news_since(heard);
+            let is_rescue = S::IS_ANNOUNCED && !woken;
+            session.counters.poll_rescues.add(is_rescue.into());
         }
         let busy = match reply {
             Ok(Reply::Granted(grant)) => return Ok(Outcome::Granted(grant)),
@@ -259,7 +215,9 @@ pub(crate) fn acquire<S: Strategy>(
             }
             Err(NoReply::Unanswered(failure)) => {
                 if budget.concerns_all(&failure) {
-                    strategy.dismiss(&failure);
+                    // They get the error now, rather than each after a timeout of its own.
+                    let error = spec.make_error(S::DOING, failure.clone());
+                    strategy.entry().dismiss(&error);
                 }
                 return match strategy.withdraw()? {
                     Some(grant) => Ok(Outcome::Granted(grant)),
@@ -268,36 +226,37 @@ pub(crate) fn acquire<S: Strategy>(
             }
             Err(NoReply::Final(err)) => return Err(err),
         };
-        if strategy.has_news() {
-            (has_waited, woken) = (true, true);
+        if strategy.listening().has_wakeup() {
+            has_waited = true;
             continue;
         }
         if !wait.asks_again() {
             return Ok(Outcome::Busy(busy));
         }
-        if deadline.has_passed(Instant::now()) {
+        let now = Instant::now();
+        if deadline.has_passed(now) {
             return end(strategy, spec, wait, Outcome::Busy(busy));
         }
-        if !std::mem::replace(&mut was_refused, true) {
-            strategy.may_wait()?;
+        if !std::mem::replace(&mut was_refused, true)
+            && let Some(reason) = spec.has_it_otherwise(&strategy.entry().protocol)
+        {
+            return Err(spec.would_deadlock(reason));
         }
         has_waited = true;
 
         let began_to_listen = listen(strategy, spec, busy.listen_on)?;
         let listening = strategy.listening();
-        let seen = match before {
-            Some(before) if !began_to_listen => before,
-            _ => listening.signals(),
+        let seen = match began_to_listen {
+            true => listening.signals(),
+            false => before,
         };
-        listening.settle_own();
         if began_to_listen && seen.listening && listening.is_notified() {
             // Confirmed already: not a park yet.
             continue;
         }
-        let cap = listening.poll_cap(parked);
+        let cap = (POLL_CAP.0 * (1 << parks.saturating_sub(1).min(3))).min(POLL_CAP.1);
         // A pause is no park: nothing was to be announced.
-        parked += u32::from(listening.is_subscribed() && !busy.is_contested);
-        let waiter = Arc::clone(listening.waiter());
+        parks += u32::from(listening.is_subscribed() && !busy.is_contested);
         let now = Instant::now();
         let park = strategy.park_for(cap);
         // Those who contend for it are to come back one by one.
@@ -305,20 +264,20 @@ pub(crate) fn acquire<S: Strategy>(
             true => now + park,
             false => time::together(now, park),
         };
-        if let Some(left) = busy.retry_after {
+        let free_at = busy.retry_after.map(|left| now + left);
+        if let Some(free_at) = free_at {
             // A key lives for the whole of its last millisecond.
-            until = until.min(now + left + Duration::from_millis(1));
+            until = until.min(free_at + Duration::from_millis(1));
         }
-        let until = deadline.or(until);
-        let stop = || strategy.has_news() || spec.must_stop(wait);
-        waiter.wait_for_signal(seen, until, &stop);
-        let now = waiter.signals();
+        let until = Deadline::at(deadline.or(until));
+        let left = |now| Some(free_at?.saturating_duration_since(now));
+        let stop = || spec.must_stop(wait);
+        let listening = strategy.listening();
+        listening.park(spec, seen, until, left, &stop);
         // A confirmation is no message, but what it leads to is no rescue either, nor is what follows a pause.
-        woken = now.are_news_since(seen) || strategy.has_news() || busy.is_contested;
-        heard = Some(now);
-        if now.messages > seen.messages {
-            session.counters.wakes.add(1);
-        }
+        (woken, heard) = (busy.is_contested, seen);
+        let is_message = listening.signals().messages > seen.messages && !stop();
+        session.counters.wakes.add(is_message.into());
     }
 }
 
@@ -337,33 +296,20 @@ fn end<S: Strategy>(
 }
 
 /// Begins to wait, and to listen where changes are announced; `false` if it already listens there.
-pub(crate) fn listen<S: Strategy>(strategy: &mut S, spec: &LockSpec, on: usize) -> Result<bool> {
-    #[cfg(feature = "cluster")]
-    if strategy.listening().has_begun() {
-        strategy.follow();
-    }
-    let session = spec.session();
-    let is_on = strategy.listening().is_on(on);
-    if is_on && strategy.listening().has_begun() {
+fn listen<S: Strategy>(strategy: &mut S, spec: &LockSpec, on: usize) -> Result<bool> {
+    if strategy.listening().is_on(on) {
         return Ok(false);
     }
-    let (channel, quorum) = (strategy.channel(on), strategy.quorum());
-    if !strategy.listening().has_begun() {
-        if let Some(quorum) = &quorum {
-            quorum.start_subscribers()?;
-        } else if channel.is_some() {
-            session.start_subscriber()?;
-        }
-        strategy.listening().begins_to_wait();
-        strategy.listening().watch(spec.cancel.as_ref());
-        let waiter = Arc::clone(strategy.listening().waiter());
-        strategy.begins_to_wait(&waiter);
-    }
-    if !is_on {
-        match quorum {
-            Some(quorum) => strategy.listening().begin_at_each(&quorum),
-            None => strategy.listening().begin(session, on, channel),
+    let channel = strategy.channel(on);
+    let listening = strategy.listening();
+    match &spec.quorum {
+        Some(quorum) => listening.begin_at_each(quorum),
+        None => {
+            if let Some(channel) = &channel {
+                spec.session().start_subscriber(channel)?;
+            }
+            listening.begin(spec.session(), on, channel);
         }
     }
-    Ok(!is_on)
+    Ok(true)
 }

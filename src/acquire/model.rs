@@ -13,8 +13,7 @@ use std::hash::{Hash, Hasher};
 use std::time::{Duration, Instant};
 
 use crate::hold::validity::{Duty, Lease};
-use crate::local::lock::{Entered, Holding, LeasePolicy, LocalLock, Mode, Order, Start, Validity};
-use crate::local::preference::Prefer;
+use crate::local::lock::{Entered, Holding, LeasePolicy, LocalLock, Mode, Order, Validity};
 use crate::search::{self, Model};
 use crate::time;
 
@@ -345,7 +344,7 @@ struct Held(Instant);
 impl Holding for Held {
     fn validity(&self) -> Validity {
         Validity {
-            until: self.0.into(),
+            until: self.0,
             lease: TICK * LEASE.into(),
             complete: true,
         }
@@ -400,14 +399,14 @@ impl Plain {
         let now = self.begin + TICK * 100;
         let at = |age: u8| now - TICK * age.into();
         let mut lock: LocalLock<(), Held, ()> = LocalLock::new(Order::Local, TICK * TENURE.into());
-        let mut enter = |now| lock.enter(1, Mode::Exclusive, RENEWED, now, None, Prefer::Writers);
+        let mut enter = |now| lock.enter(1, Mode::Exclusive, RENEWED, now, None, false);
         enter(at(since));
         let held = Held(now + TICK);
         let granted = lock.granted(1, Mode::Exclusive, held, RENEWED, at(since));
         drop(granted);
-        drop(lock.leave(1, &held, at(released), &|_| ()));
-        match lock.enter(1, Mode::Exclusive, RENEWED, now, None, Prefer::Writers) {
-            Entered::Contend { start, .. } => start == Start::YieldAfter(()),
+        drop(lock.leave(1, &held, at(released), &|| ()));
+        match lock.enter(1, Mode::Exclusive, RENEWED, now, None, false) {
+            Entered::Contend { yields_after, .. } => yields_after.is_some(),
             other => panic!("{other:?}"),
         }
     }

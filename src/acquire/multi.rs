@@ -104,7 +104,7 @@ impl Members {
 
     fn check(&self) -> Result<()> {
         match &self.fault {
-            Some(fault) => Err(Error::Config(fault.to_string())),
+            Some(fault) => Err(Error::config(fault.to_string())),
             None => Ok(()),
         }
     }
@@ -216,7 +216,7 @@ impl Members {
             for (at, server) in servers.iter().enumerate() {
                 if matches!(server, Identity::Master(_)) && servers[..at].contains(server) {
                     let part = &self.parts[indices[at]];
-                    return Err(Error::Config(format!(
+                    return Err(Error::config(format!(
                         "two members of a multi-lock are the lock `{}` of one server, {:?}",
                         part.name,
                         part.session().endpoint

@@ -1,334 +1,343 @@
-//! Taking permits that have no owner, and releasing them.
+//! How a thread comes to hold permits: first come, first served in its process.
 //!
-//! Threads of one process wait in the queue of its local semaphore, and the first asks Redis. It may be handed permits
-//! that another thread of the process releases, even while its request is under way.
+//! Only the first thread in the queue asks Redis, and listens for all, so that a request for many permits is not starved by
+//! requests for few. Once it has its permits the next one asks. After a whole tenure of grants it lets other processes go
+//! first.
+//!
+//! There are two kinds of [`Grants`]: [plain](crate::acquire::plain_permits) permits have no owner, and may be handed over
+//! to a thread that waits, even while its request is under way; those with a [lease](crate::acquire::leased_permits) are a
+//! hold each.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
+use redis::Value;
+
+use crate::acquire::give_permits;
 use crate::acquire::listening::Listening;
-use crate::acquire::permit_queue::{self, PermitQueue};
 use crate::acquire::spec::LockSpec;
 use crate::acquire::wait_mode::WaitMode;
-use crate::acquire::{self, Busy, NoReply, Outcome, Prepared, Reply, Strategy};
+use crate::acquire::{self, Busy, NoReply, Outcome, Reply, Strategy};
 use crate::error::{Error, Result};
-use crate::hold::{Entry, EntryState, Waiter};
-use crate::local::queued_thread::{News, QueuedThread};
-use crate::local::semaphore::{Given, Granted};
-use crate::net::call::{Attempt, Call, Deferred, DeferredInfo, Undo};
-use crate::protocol::idempotency::RequestKeys;
-use crate::protocol::script;
-use crate::protocol::semaphore;
-use crate::quorum::failure::Failure;
+use crate::hold::entry::notify;
+use crate::hold::{Entry, Wakeup};
+use crate::local::semaphore::Granted;
+use crate::net::call::{Attempt, Call, Undo};
+use crate::net::request::Request;
+use crate::protocol::script::{PermitsAcquired, Unexpected};
+use crate::report::report;
 use crate::session::Session;
+use crate::time::Deadline;
 
 const ACQUIRING: &str = "acquiring permits";
 
-/// Takes so many permits at once, or none; returns when Redis granted them to this process.
-pub(crate) fn take(
+/// What permits are, and how they are asked for.
+pub(super) trait Grants {
+    type Grant;
+
+    /// One request, which is undone if its outcome is unknown.
+    type Asked: Undo + 'static;
+
+    /// Whether threads of this process may be handed the permits of others. Those that may not expire, and send no message
+    /// then.
+    const ARE_HANDED_OVER: bool;
+
+    /// The next request; no two are the same, so that undoing one does not affect another.
+    fn draw(&self, session: &Session) -> Arc<Self::Asked>;
+
+    fn request(&self, asked: &Self::Asked) -> Request;
+
+    fn read(reply: Value) -> std::result::Result<PermitsAcquired, Unexpected>;
+
+    /// Redis has granted them.
+    fn granted(
+        &self,
+        spec: &LockSpec,
+        asked: &Self::Asked,
+        sent_at: Instant,
+        ends_at: i64,
+    ) -> Result<Self::Grant>;
+
+    /// Another thread of this process has handed them over, which has had them since then.
+    fn handed_over(&self, since: Instant) -> Option<Self::Grant>;
+}
+
+/// Takes so many permits at once, or none.
+pub(super) fn take<G: Grants>(
     spec: &LockSpec,
-    entry: &Arc<Entry>,
     permits: u32,
     wait: WaitMode,
-) -> Result<Option<Instant>> {
+    kind: G,
+) -> Result<Option<G::Grant>> {
     let session = spec.session();
     // First, so that either closing waits for this thread or it is notified.
     let _contending = session.contending();
     spec.check_going(wait)?;
     session.start_watchdog()?;
-    let taken = match PermitQueue::enter(spec, Arc::clone(entry), permits, wait, None) {
-        Some(queue) => {
-            let mut strategy = Permits {
-                spec,
-                wait,
-                permits,
-                queue,
-                has_asked: false,
-            };
-            acquire::acquire(&mut strategy, spec, wait).map(Outcome::granted)
-        }
-        None => Ok(None),
+    let mut one = Permits {
+        spec,
+        wait,
+        permits,
+        kind,
+        entry: spec.entry()?,
+        ticket: None,
+        yields_after: None,
+        listening: Listening::default(),
     };
+    let taken = match one.enter() {
+        true => acquire::acquire(&mut one, spec, wait).map(Outcome::granted),
+        false => Ok(None),
+    };
+    drop(one);
     if !matches!(taken, Ok(Some(_))) {
         session.watchdog.housekeep_soon();
     }
     taken
 }
 
-/// A thread that asks for permits, or waits until it is the first of its process.
-struct Permits<'a> {
+/// A thread that asks for permits, or waits until it is the first of its process. When dropped it leaves the queue.
+struct Permits<'a, G: Grants> {
     spec: &'a LockSpec,
     wait: WaitMode,
     permits: u32,
-    queue: PermitQueue<'a>,
-    has_asked: bool,
+    kind: G,
+    /// Of the client's registry, so that all threads have the same.
+    entry: Arc<Entry>,
+    /// `None` for one that does not wait, and once it has left the queue.
+    ticket: Option<u64>,
+    /// The release after which it has to yield, before it asks.
+    yields_after: Option<Arc<Call>>,
+    listening: Listening,
 }
 
-impl Permits<'_> {
-    /// Redis has granted them; `None` if others of this process have given the thread permits meanwhile.
-    fn granted(&mut self, question: &PermitRequest) -> Result<Option<Instant>> {
+impl<G: Grants> Permits<'_, G> {
+    /// Gets into the queue and waits there until it is the first, or its time is up. `false` for one that does not wait if
+    /// others do: it must not overtake those in the queue, or a request for many could starve.
+    fn enter(&mut self) -> bool {
+        let mut state = self.entry.lock();
+        let local = state.local_semaphore();
+        if !self.wait.asks_again() {
+            let may_ask = !local.has_waiters();
+            if may_ask {
+                self.yields_after = local.yields_after(Instant::now());
+            }
+            return may_ask;
+        }
+        let waiter = Arc::clone(self.listening.waiter());
+        let (ticket, is_first) = local.enter(self.permits, waiter);
+        self.ticket = Some(ticket);
+        if is_first {
+            self.yields_after = local.yields_after(Instant::now());
+            return true;
+        }
+        drop(state);
+        self.park(self.wait.deadline());
+        true
+    }
+
+    /// Parks until another thread of this process wakes it.
+    fn park(&mut self, until: Deadline) {
+        let (spec, seen) = (self.spec, self.listening.signals());
+        let stop = || spec.must_stop(self.wait);
+        self.listening.park(spec, seen, until, |_| None, &stop);
+    }
+
+    fn is_handed_over(&self) -> bool {
+        let is_given = |wakeup: &Wakeup| matches!(wakeup, Wakeup::Given(_));
+        self.listening.is_woken(is_given)
+    }
+
+    /// Redis has granted what was asked for; `None` if others of this process have given the thread permits meanwhile.
+    fn granted(
+        &mut self,
+        asked: &G::Asked,
+        sent_at: Instant,
+        ends_at: i64,
+    ) -> Result<Option<G::Grant>> {
         let session = self.spec.session();
         let now = Instant::now();
-        let mut state = self.queue.entry.lock();
-        let granted = if session.is_closed() {
-            Granted::Closed
-        } else {
-            let local = state.local_semaphore();
-            local.granted(self.queue.ticket, self.permits, now)
+        let counted = if G::ARE_HANDED_OVER { self.permits } else { 0 };
+        let mut state = self.entry.lock();
+        let granted = match session.is_closed() {
+            true => Granted::Closed,
+            false => state.local_semaphore().granted(self.ticket, counted, now),
         };
         let first = match granted {
             Granted::Kept { first } => first,
             Granted::Surplus => None,
             Granted::Closed => {
                 drop(state);
-                if let Some(undo) = question.undo() {
-                    session.connection.send_deferred(undo);
-                }
+                self.give_back(asked);
                 return Err(Error::Closed);
             }
         };
-        state.idempotency_keys().answered(question.keys.number);
-        if let Some(first) = &first {
-            first.store(News::First);
-        }
+        let first = state.call_first(first, now);
         drop(state);
-        if let Some(first) = first {
-            first.waiter.wake_to_check();
-        }
-        session.counters.acquired.add(1);
-        if self.queue.is_handed_over() {
+        notify(first);
+        let grant = self.kind.granted(self.spec, asked, sent_at, ends_at)?;
+        if self.is_handed_over() {
             // It has permits already, so these go to whoever is next.
-            drop(give(session, &self.queue.entry, self.permits, now));
+            self.give_away(now);
             return Ok(None);
         }
-        self.queue.ticket = None;
-        Ok(Some(now))
+        self.ticket = None;
+        Ok(Some(grant))
+    }
+
+    /// Undoes a request.
+    fn give_back(&self, asked: &G::Asked) {
+        if let Some(undo) = asked.undo() {
+            self.spec.session().connection.send_deferred(undo);
+        }
+    }
+
+    /// Redis had too few.
+    fn was_refused(&mut self, is_set: bool) {
+        if self.ticket.is_none() {
+            return;
+        }
+        let mut state = self.entry.lock();
+        let local = state.local_semaphore();
+        local.refused(G::ARE_HANDED_OVER);
+        let is_unset = !is_set && local.is_unset();
+        drop(state);
+        if is_unset {
+            let name = self.entry.name();
+            report!(
+                Warn,
+                "waiting for permits of `{name}`, of which there are none: the number was never set, or its key is gone; call `try_set_permits`"
+            );
+        }
+    }
+
+    /// Leaves the queue, unless others have called it out of there.
+    fn leave(&mut self) {
+        let Some(ticket) = self.ticket.take() else {
+            return;
+        };
+        let mut state = self.entry.lock();
+        let first = state.local_semaphore().withdraw(ticket).flatten();
+        let first = state.call_first(first, Instant::now());
+        drop(state);
+        notify(first);
+    }
+
+    /// Others have handed over to it what it does not need.
+    fn give_away(&self, since: Instant) {
+        let session = self.spec.session();
+        drop(give_permits::give(
+            session,
+            &self.entry,
+            self.permits,
+            since,
+        ));
     }
 }
 
-impl Strategy for Permits<'_> {
-    type Grant = Instant;
+impl<G: Grants> Strategy for Permits<'_, G> {
+    type Grant = G::Grant;
 
     const DOING: &'static str = ACQUIRING;
 
-    fn handed_over(&mut self) -> Result<Option<Instant>> {
-        match self.queue.take_news() {
-            Some(News::Given { since }) => {
-                self.queue.ticket = None;
+    const IS_ANNOUNCED: bool = G::ARE_HANDED_OVER;
+
+    fn entry(&self) -> &Arc<Entry> {
+        &self.entry
+    }
+
+    fn handed_over(&mut self) -> Result<Option<G::Grant>> {
+        match self.listening.take_wakeup() {
+            Some(Wakeup::Given(since)) => {
+                self.ticket = None;
                 let session = self.spec.session();
                 session.counters.passed.add(1);
                 if session.is_closed() {
                     // Unless closing has given them back already.
-                    drop(give(session, &self.queue.entry, self.permits, since));
+                    self.give_away(since);
                     return Err(Error::Closed);
                 }
-                Ok(Some(since))
+                Ok(self.kind.handed_over(since))
             }
-            Some(News::Failed(error)) => {
-                self.queue.ticket = None;
+            Some(Wakeup::Failed(error)) => {
+                self.ticket = None;
                 Err(error())
             }
-            Some(News::First) | None => Ok(None),
+            Some(Wakeup::Contend(yields_after)) => {
+                self.yields_after = yields_after;
+                Ok(None)
+            }
+            Some(Wakeup::ContendAt(at)) if self.ticket.is_some() => {
+                self.park(Deadline::at(self.wait.deadline().or(at)));
+                self.handed_over()
+            }
+            Some(Wakeup::ContendAt(_)) | None => Ok(None),
+            Some(Wakeup::Granted(_)) => unreachable!("a semaphore is no lock"),
         }
     }
 
-    fn withdraw(&mut self) -> Result<Option<Instant>> {
-        self.queue.leave();
+    fn withdraw(&mut self) -> Result<Option<G::Grant>> {
+        self.leave();
         self.handed_over()
     }
 
-    fn has_news(&self) -> bool {
-        self.queue.has_news()
+    fn yields_after(&mut self) -> Option<Arc<Call>> {
+        self.yields_after.take()
     }
 
-    fn prepare(&mut self, until: Instant) -> Result<Prepared> {
-        // Once it has asked, it is notified of what changes.
-        if self.queue.queued.is_some() && !self.has_asked {
-            let mut state = self.queue.entry.lock();
-            let local = state.local_semaphore();
-            let until = local.exhausted_until(self.permits, Instant::now());
-            drop(state);
-            if until.is_some() {
-                self.queue.wait_for_news(until);
-                return Ok(Prepared::Waited);
-            }
-        }
-        let prepared = self.queue.yield_to_others(1, until);
-        self.has_asked |= matches!(prepared, Prepared::Asks);
-        Ok(prepared)
-    }
-
-    fn ask(&mut self, until: Instant) -> std::result::Result<Reply<Instant>, NoReply> {
-        let (spec, entry) = (self.spec, &self.queue.entry);
-        let session = spec.session();
-        let queued = self.queue.queued.as_deref();
-        let stop = || queued.is_some_and(QueuedThread::is_given) || spec.must_stop(self.wait);
-        let (permits, keep_ms) = (self.permits, session.remember_ms());
+    fn ask(&mut self, until: Instant) -> std::result::Result<Reply<G::Grant>, NoReply> {
+        let (spec, session) = (self.spec, self.spec.session());
         let mut asked = None;
         let mut attempt = || {
-            let keys = request_keys(session, entry, &mut entry.lock());
-            let mut request = semaphore::acquire(&*entry.protocol, &keys, &keep_ms, permits);
+            let drawn = asked.insert(self.kind.draw(session));
+            let mut request = self.kind.request(drawn);
             session.replicate(&mut request);
-            let question = Arc::new(PermitRequest {
-                entry: Arc::clone(entry),
-                keys,
-                keep_ms: keep_ms.clone(),
-                replay: session.replay(),
-            });
-            asked = Some(Arc::clone(&question));
-            Attempt {
-                request,
-                undo: Some(question),
-            }
+            let undo = Some(Arc::clone(drawn) as Arc<dyn Undo>);
+            Attempt { request, undo }
         };
+        let stop = || self.is_handed_over() || spec.must_stop(self.wait);
         let answer = session.connection.call(until, &stop, None, &mut attempt)?;
         let replicated = session.is_replicated(&answer);
-        match (script::integer(answer.value), asked) {
-            (Ok(1), Some(question)) if replicated.is_ok() => Ok(match self.granted(&question)? {
-                Some(since) => Reply::Granted(since),
-                None => Reply::HandedOver,
-            }),
-            (Ok(0), _) => {
-                if queued.is_some() {
-                    let mut state = entry.lock();
-                    let local = state.local_semaphore();
-                    local.refused(self.permits, answer.sent_at);
-                }
-                Ok(Reply::Busy(Busy::default()))
+        let Some(asked) = asked else {
+            unreachable!("nothing was sent");
+        };
+        match G::read(answer.value) {
+            Ok(PermitsAcquired::Taken { ends_at }) if replicated.is_ok() => {
+                Ok(match self.granted(&asked, answer.sent_at, ends_at)? {
+                    Some(grant) => Reply::Granted(grant),
+                    None => Reply::HandedOver,
+                })
             }
-            (other, question) => {
-                if let Some(undo) = question.and_then(|question| question.undo()) {
-                    session.connection.send_deferred(undo);
-                }
+            Ok(PermitsAcquired::TooFew { left, is_set }) => {
+                self.was_refused(is_set);
+                Ok(Reply::Busy(Busy {
+                    // By then enough of them may have expired.
+                    retry_after: left,
+                    ..Busy::default()
+                }))
+            }
+            other => {
+                self.give_back(&asked);
                 replicated?;
-                let strange = match other {
-                    Ok(n) => script::Unexpected(redis::Value::Int(n)),
-                    Err(unexpected) => unexpected,
-                };
-                Err(self.spec.session().error(ACQUIRING, strange).into())
+                Err(match other {
+                    Err(unexpected) => session.error(ACQUIRING, &spec.name, unexpected).into(),
+                    Ok(_) => unreachable!("granted and replicated"),
+                })
             }
         }
-    }
-
-    fn channel(&self, _listen_on: usize) -> Option<Arc<str>> {
-        Some(self.queue.entry.protocol.channel())
     }
 
     fn listening(&mut self) -> &mut Listening {
-        &mut self.queue.listening
-    }
-
-    fn begins_to_wait(&mut self, waiter: &Arc<Waiter>) {
-        self.queue.watch(waiter);
-    }
-
-    fn dismiss(&mut self, failure: &Failure) {
-        self.queue.dismiss(ACQUIRING, failure);
+        &mut self.listening
     }
 }
 
-impl Drop for Permits<'_> {
+impl<G: Grants> Drop for Permits<'_, G> {
     fn drop(&mut self) {
-        self.queue.leave();
-        if let Some(News::Given { since }) = self.queue.take_news() {
+        self.leave();
+        if let Some(Wakeup::Given(since)) = self.listening.take_wakeup() {
             // It came too late to be taken.
-            let session = self.spec.session();
-            drop(give(session, &self.queue.entry, self.permits, since));
+            self.give_away(since);
         }
+        self.listening.leave();
     }
-}
-
-/// One request for permits, which may have to be undone.
-struct PermitRequest {
-    entry: Arc<Entry>,
-    keys: RequestKeys,
-    /// How long Redis keeps those keys, in milliseconds, and for how long the undo may be sent again.
-    keep_ms: String,
-    replay: Duration,
-}
-
-impl Undo for PermitRequest {
-    fn undo(&self) -> Option<Deferred> {
-        Some(Deferred {
-            request: semaphore::undo(&*self.entry.protocol, &self.keys, &self.keep_ms),
-            info: DeferredInfo {
-                name: Arc::clone(self.entry.name()),
-                useful_until: Instant::now() + self.replay,
-                undo: true,
-                for_good: true,
-            },
-        })
-    }
-}
-
-/// Releases permits: to other threads of this process, or to Redis. Returns the release if one was sent.
-pub(crate) fn give(
-    session: &Session,
-    entry: &Arc<Entry>,
-    permits: u32,
-    since: Instant,
-) -> Option<Arc<Call>> {
-    let now = Instant::now();
-    let mut state = entry.lock();
-    let Given { to, first, back } = state.local_semaphore().give(permits, since, now);
-    for queued in &to {
-        queued.store(News::Given { since });
-    }
-    if let Some(first) = &first {
-        first.store(News::First);
-    }
-    let release = (back > 0).then(|| {
-        let release = submit_release(session, entry, &mut state, back.into());
-        let after = permit_queue::yield_after(session, entry, &release);
-        state.local_semaphore().released(after, now);
-        release
-    });
-    drop(state);
-    // They have their permits. Delivering may take time, if it has to connect first.
-    for queued in to {
-        queued.waiter.wake_to_check();
-    }
-    if let Some(release) = &release {
-        session.connection.deliver(release);
-    }
-    // It asks Redis, behind the release.
-    if let Some(first) = first {
-        first.waiter.wake_to_check();
-    }
-    session.watchdog.housekeep_soon();
-    release
-}
-
-/// Queues the release of permits; they go back to the semaphore only if it still exists. To be flushed.
-pub(crate) fn submit_release(
-    session: &Session,
-    entry: &Entry,
-    state: &mut EntryState,
-    permits: u64,
-) -> Arc<Call> {
-    let keys = request_keys(session, entry, state);
-    let keep_ms = session.remember_ms();
-    let request = semaphore::release(&*entry.protocol, &keys, &keep_ms, permits);
-    let call = Call::deferred(Deferred {
-        request,
-        info: DeferredInfo {
-            name: Arc::clone(entry.name()),
-            useful_until: Instant::now() + session.replay(),
-            undo: false,
-            for_good: true,
-        },
-    });
-    session.connection.submit(&call);
-    state.idempotency_keys().pending(keys.number, &call);
-    call
-}
-
-/// The keys of the next request.
-pub(crate) fn request_keys(
-    session: &Session,
-    entry: &Entry,
-    state: &mut EntryState,
-) -> RequestKeys {
-    let known = state.idempotency_keys();
-    RequestKeys::draw(&session.owners, entry.protocol.key(), known)
 }

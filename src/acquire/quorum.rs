@@ -8,46 +8,16 @@ use crate::acquire::wait_mode::WaitMode;
 use crate::acquire::{Busy, NoReply, Reply};
 use crate::error::LossReason;
 use crate::hold::{Entry, Hold};
-use crate::quorum::ask::{GivenBack, Quorum, QuorumReply, QuorumRequest};
+use crate::quorum::ask::{Quorum, QuorumReply, QuorumRequest};
 use crate::quorum::failure::Short;
 use crate::time;
 
 pub(crate) use crate::quorum::ask::Known;
 pub(crate) use crate::quorum::nodes::{PAUSE, pause};
 
-/// What a contender has given back without a message, since it was to ask again. It announces that if it gives up: see
-/// [`ask`](crate::quorum::ask).
-#[derive(Default)]
-pub(crate) struct Unannounced(Option<Arc<Quorum>>);
-
-impl Unannounced {
-    /// It has asked once more.
-    fn asked(&mut self, quorum: &Arc<Quorum>, reply: &QuorumReply, given_back: GivenBack) {
-        match (given_back, reply) {
-            (GivenBack::Silently, _) => self.0 = Some(Arc::clone(quorum)),
-            // That was at the servers of this attempt only.
-            (GivenBack::Announced, _) => {}
-            // Whoever has a majority announces the release, or was granted too few and is in this position.
-            (GivenBack::Nothing, QuorumReply::Granted { .. } | QuorumReply::Busy { .. }) => {
-                self.0 = None;
-            }
-            (GivenBack::Nothing, _) => {}
-        }
-    }
-}
-
-impl Drop for Unannounced {
-    fn drop(&mut self) {
-        if let Some(quorum) = self.0.take() {
-            quorum.announce();
-        }
-    }
-}
-
 /// Asks a majority once; again if too few servers answered.
 pub(crate) fn ask(
-    quorum: &Arc<Quorum>,
-    unannounced: &mut Unannounced,
+    quorum: &Quorum,
     lock: &LockSpec,
     entry: &Arc<Entry>,
     wait: WaitMode,
@@ -59,9 +29,7 @@ pub(crate) fn ask(
     // The round before, if too many servers were away in it, or refused.
     let mut before: Option<Short> = None;
     loop {
-        let (reply, given_back) = quorum.ask(entry, request, until, &stop);
-        unannounced.asked(quorum, &reply, given_back);
-        let short = match reply {
+        let short = match quorum.ask(entry, request, until, &stop) {
             QuorumReply::Granted { hold, sent_at } => return Ok(Reply::Granted((hold, sent_at))),
             QuorumReply::Busy {
                 free_in,

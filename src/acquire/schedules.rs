@@ -11,7 +11,6 @@ use std::time::{Duration, Instant};
 use crate::local::lock::{
     Entered, Holding, LeasePolicy, Left, LocalLock, Mode, Order, Validity, Wakeups,
 };
-use crate::local::preference::Prefer;
 use crate::search::{self, Model};
 
 const RENEWED: LeasePolicy = LeasePolicy::Renewed { max_hold: None };
@@ -28,7 +27,7 @@ impl Holding for Held {
     fn validity(&self) -> Validity {
         let lease = Duration::from_secs(30);
         Validity {
-            until: (*NOW + lease).into(),
+            until: *NOW + lease,
             lease,
             complete: true,
         }
@@ -158,7 +157,7 @@ impl Process {
                     RENEWED,
                     now,
                     Some(&move || t),
-                    Prefer::Writers,
+                    false,
                 );
                 thread.at = match entered {
                     Entered::Contend { .. } => At::Contends,
@@ -198,7 +197,7 @@ impl Process {
                     .granted(t as u64, Mode::Exclusive, HELD, RENEWED, now);
                 self.notify(state, t, &next);
             }
-            At::Holds => match state.lock.leave(t as u64, &HELD, now, &|_| ()) {
+            At::Holds => match state.lock.leave(t as u64, &HELD, now, &|| ()) {
                 Left::Passed { waiter, .. } => {
                     state.threads[t].at = At::Gone;
                     self.store(state, t, waiter, Wakeup::Granted);

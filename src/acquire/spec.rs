@@ -7,17 +7,15 @@ use redis::Value;
 
 use crate::acquire::wait_mode::WaitMode;
 use crate::config;
-use crate::error::LossReason;
-use crate::error::{Error, Result};
+use crate::error::{DeadlockReason, Error, LossReason, Result};
 use crate::hold::{Counted, Entry, Hold};
 use crate::local::lock::{LeasePolicy, Mode};
-use crate::local::preference::Prefer;
 use crate::local::waiter::{CancelToken, MakeError};
 use crate::net::call::{Attempt, Fault};
 use crate::protocol::idempotency::RequestKeys;
 use crate::protocol::keys;
 use crate::protocol::kind::{Kind, Protocol};
-use crate::protocol::owner::{self, OwnerNumber};
+use crate::protocol::owner;
 use crate::protocol::script::{self, Request};
 use crate::protocol::{KINDS, red, reentrant};
 use crate::quorum::ask::Quorum;
@@ -43,8 +41,8 @@ pub(crate) struct LockSpec {
     lease: Option<Duration>,
     max_hold: Option<Duration>,
     pub(crate) cancel: Option<CancelToken>,
-    /// Whether a reader lets waiting writers go first.
-    pub(crate) prefer: Prefer,
+    /// A reader that waits behind no writer of another process.
+    pub(crate) readers_first: bool,
     /// How long a token counter outlives its last use; for ever if zero.
     pub(crate) token_ttl: Duration,
 }
@@ -63,7 +61,7 @@ impl LockSpec {
             lease: None,
             max_hold: None,
             cancel: None,
-            prefer: Prefer::Writers,
+            readers_first: false,
             token_ttl: Duration::ZERO,
         }
     }
@@ -139,7 +137,7 @@ impl LockSpec {
         check("token_ttl", self.token_ttl)?;
         check("keep_out_restarted", self.up_for)?;
         match (self.lease, self.max_hold) {
-            (Some(_), Some(_)) => Err(Error::Config(
+            (Some(_), Some(_)) => Err(Error::config(
                 "max_hold limits a renewed lease; a fixed lease is its own limit".into(),
             )),
             (Some(lease), None) => {
@@ -148,7 +146,7 @@ impl LockSpec {
             }
             (None, max_hold) => {
                 if max_hold.is_some_and(|max| max.is_zero()) {
-                    return Err(Error::Config("max_hold is zero".into()));
+                    return Err(Error::config("max_hold is zero".into()));
                 }
                 Ok((LeasePolicy::Renewed { max_hold }, self.session().lease))
             }
@@ -183,11 +181,6 @@ impl LockSpec {
         }
     }
 
-    /// Redis was unreachable for the whole response timeout: the threads queued for the same name get the error now.
-    pub(crate) fn dismiss(&self, entry: &Entry, doing: &'static str, failure: Failure) {
-        entry.dismiss(&self.make_error(doing, failure));
-    }
-
     /// The error for each of several threads.
     pub(crate) fn make_error(&self, doing: &'static str, failure: Failure) -> MakeError {
         let (name, endpoint) = (Arc::clone(&self.name), self.session().endpoint.clone());
@@ -209,7 +202,7 @@ impl LockSpec {
         let (Ok(entry), Ok((_, lease))) = (self.look(), self.lease_policy()) else {
             return false;
         };
-        if self.has_it_otherwise(&*entry.protocol) {
+        if self.has_it_otherwise(&entry.protocol).is_some() {
             return false;
         }
         match who {
@@ -295,12 +288,11 @@ impl LockSpec {
 
     /// Whether the calling thread already holds one of the names, as a lock of another kind or as part of another set.
     /// Checked before a wait, since the thread would wait for itself.
-    pub(crate) fn has_it_otherwise(&self, protocol: &dyn Protocol) -> bool {
+    pub(crate) fn has_it_otherwise(&self, protocol: &Protocol) -> Option<DeadlockReason> {
         // Most threads that wait hold nothing: no need to look for other names.
-        Counted::has_some() && self.kind.has_plain_keys && self.finds_it_otherwise(protocol)
-    }
-
-    fn finds_it_otherwise(&self, protocol: &dyn Protocol) -> bool {
+        if !Counted::has_some() || !self.kind.has_plain_keys {
+            return None;
+        }
         let (registry, thread) = (&self.session().registry, owner::this_thread());
         let is_mine = |entry: &Arc<Entry>| {
             let state = entry.lock();
@@ -314,16 +306,21 @@ impl LockSpec {
             kinds.filter_map(move |kind| registry.known(kind, name))
         };
         let mut alone = names.iter().flat_map(known);
-        alone.any(|entry| is_mine(&entry))
-            || registry
-                .sets()
-                .iter()
-                .any(|set| is_mine(set) && set.protocol.overlaps(protocol))
+        if alone.any(|entry| is_mine(&entry)) {
+            return Some(match self.kind.is_set() {
+                true => DeadlockReason::MultiLock,
+                false => DeadlockReason::OtherKind,
+            });
+        }
+        let mut sets = registry.sets().into_iter();
+        let is_member = sets.any(|set| is_mine(&set) && set.protocol.overlaps(protocol));
+        is_member.then_some(DeadlockReason::MultiLock)
     }
 
-    pub(crate) fn would_deadlock(&self) -> Error {
+    pub(crate) fn would_deadlock(&self, reason: DeadlockReason) -> Error {
         Error::WouldDeadlock {
             name: self.name.to_string(),
+            reason,
         }
     }
 
@@ -364,7 +361,8 @@ impl LockSpec {
 
     /// The number that a reply is; an error if it is something else.
     pub(crate) fn integer(&self, reply: Value, doing: &'static str) -> Result<i64> {
-        script::integer(reply).map_err(|unexpected| self.session().error(doing, unexpected))
+        script::integer(reply)
+            .map_err(|unexpected| self.session().error(doing, &self.name, unexpected))
     }
 
     /// Sends a request that may be repeated, and waits for its reply for at most the response timeout. Returns the reply,
@@ -375,17 +373,21 @@ impl LockSpec {
     }
 
     /// The same for one that counts once, however often it is sent. `make` makes it of its keys and of how long Redis
-    /// keeps them. `answered` is called if no copy of it is under way any more, so that its own key can be deleted.
+    /// keeps them. It also deletes the keys of so many earlier ones, if they are of no use any more.
     pub(crate) fn ask_once(
         &self,
-        keys: &RequestKeys,
+        protocol: &Protocol,
+        forget: usize,
         make: impl FnOnce(&RequestKeys, &str) -> Request,
-        answered: impl FnOnce(OwnerNumber),
     ) -> Result<(Value, &'static str)> {
-        let request = make(keys, &self.session().remember_ms());
+        let (session, key) = (self.session(), protocol.key());
+        session.check_open()?;
+        let keys = RequestKeys::draw(&session.owners, key, &session.requests, forget);
+        let request = make(&keys, &session.remember_ms());
         let (reply, doing, sendings) = self.ask_counting(request)?;
+        // One that was sent twice may arrive once more.
         if sendings == 1 {
-            answered(keys.number);
+            session.requests.answered(key, keys.number);
         }
         Ok((reply, doing))
     }
@@ -418,9 +420,9 @@ impl LockSpec {
             Some(quorum) => self.survey(|until| quorum.force(until))?,
             None => {
                 let keys = RequestKeys::alone(&self.session().owners, entry.protocol.key());
-                let force =
-                    |keys: &RequestKeys, keep_ms: &str| entry.protocol.force(keys.own(), keep_ms);
-                let (reply, doing) = self.ask_once(&keys, force, |_| {})?;
+                let keep_ms = self.session().remember_ms();
+                let force = entry.protocol.force(keys.own(), &keep_ms);
+                let (reply, doing) = self.ask(force)?;
                 self.integer(reply, doing)? == 1
             }
         };

@@ -6,7 +6,10 @@ use std::time::{Duration, Instant};
 
 use redis::Value;
 
-use crate::hold::Waiter;
+use crate::acquire::spec::LockSpec;
+use crate::acquire::wait_mode::WaitMode;
+use crate::acquire::{self, Strategy};
+use crate::error::Result;
 use crate::net::call::Call;
 use crate::protocol::script::{self, Released};
 use crate::session::Session;
@@ -14,133 +17,77 @@ use crate::time;
 
 /// How long others go first.
 ///
-/// Measured: on a quiet machine 100 µs are enough for another process to be woken and to ask; a busy one needs more.
-pub(crate) const FOR: Duration = Duration::from_micros(300);
+/// Measured: on a quiet machine 100 µs are enough for another process to be woken and to ask; a busy one needs more, and a
+/// Java process about so long.
+pub(crate) const PAUSE: Duration = Duration::from_millis(1);
 
-/// How long others go first now and then, and how long a process steps aside: a Java process takes so long from a message to
-/// its request. Two processes that are faster would pass the lock to and fro.
-pub(crate) const FOR_THE_SLOW: Duration = Duration::from_micros(1_500);
-
-/// After one of how many tenures that is.
-pub(crate) const LONGER_EVERY: u64 = 2;
-
-/// Before one of how many requests a process steps aside that was notified of a release, and has had the lock before.
-///
-/// Rarely, since it costs time if the others have left, or step aside at the same time.
-pub(crate) const ASIDE_EVERY: u64 = 4;
-
-/// After one of how many tenures a process yields that takes permits with leases.
-///
-/// Threads of a Java process ask again as soon as they have released, and never yield. A process that did so after each
-/// tenure had about half as many permits as one of them, and no more on a busy machine, where every hold takes a tenure.
-pub(crate) const LEASED_PERMITS_EVERY: u64 = 4;
-
-/// How long others go first where no release is announced: the shortest of their pauses.
-pub(crate) const FOR_UNNOTIFIED: Duration = Duration::from_millis(1);
-
-/// How long to wait at most for the reply to the last release, which says how many subscribers were notified.
-const COUNTED_WITHIN: Duration = Duration::from_millis(250);
-
-/// Whether there is time to let others go first, and to ask afterwards.
-pub(crate) fn has_time(span: Duration, until: Instant) -> bool {
-    Instant::now() + 2 * span < until
+/// Lets others go first if this thread has to, some were notified of the release, and there is time for that and for a
+/// request. `true` if it did, or has to stop.
+pub(crate) fn yield_to_others<S: Strategy>(
+    strategy: &mut S,
+    spec: &LockSpec,
+    wait: WaitMode,
+    until: Instant,
+) -> Result<bool> {
+    let Some(release) = strategy.yields_after() else {
+        return Ok(false);
+    };
+    let session = spec.session();
+    let waiter = strategy.listening().known_waiter().map(Arc::clone);
+    // One that has what it wants has nothing to yield for.
+    let is_served = || {
+        waiter
+            .as_ref()
+            .is_some_and(|waiter| waiter.is_woken(|_| true))
+    };
+    let stop = || spec.must_stop(wait) || is_served();
+    let pause = match &spec.quorum {
+        Some(quorum) => quorum.yield_for(PAUSE),
+        None => {
+            let is_notified = spec.kind.is_notified;
+            let has_to = !is_notified || has_notified_others(session, &release, until, &stop);
+            has_to.then_some(PAUSE)
+        }
+    };
+    let Some(pause) = pause else {
+        return Ok(stop());
+    };
+    if wait.asks_again() && spec.quorum.is_none() {
+        // Confirmed meanwhile: then one request is enough.
+        acquire::listen(strategy, spec, 0)?;
+    }
+    if Instant::now() + 2 * pause >= until {
+        return Ok(false);
+    }
+    session.counters.held_back.add(1);
+    time::sleep_unless(pause, &stop);
+    Ok(true)
 }
 
-/// How many other processes were notified of the release, at least. Half of the time `until` then is left to the request
-/// that follows.
-pub(crate) fn others_notified(
+/// Whether a release has notified other processes. Waits for its reply, so that half of the time `until` then is left to
+/// the request that follows.
+fn has_notified_others(
     session: &Session,
     release: &Arc<Call>,
-    we_listened: bool,
     until: Instant,
     stop: &dyn Fn() -> bool,
-) -> u64 {
+) -> bool {
     let now = Instant::now();
-    let until = now + COUNTED_WITHIN.min(until.saturating_duration_since(now) / 2);
+    let until = now + until.saturating_duration_since(now) / 2;
     let Ok((value, _)) = session.connection.wait(release, until, stop) else {
-        return 0;
+        return false;
     };
     match script::released(&value) {
-        Ok(Released::Yes { .. }) if !session.connection.counts_listeners() => 1,
         Ok(Released::Yes { listeners }) => {
-            u64::try_from(listeners - i64::from(we_listened)).unwrap_or(0)
+            !session.connection.counts_listeners() || listeners > i64::from(release.is_heard_by_us)
         }
-        _ => 0,
+        _ => false,
     }
 }
 
 /// Whether the release is known to have notified no other process.
 pub(crate) fn has_notified_nobody(session: &Session, release: &Call) -> bool {
-    let ours = i64::from(release.heard_by_us().is_some());
+    let ours = i64::from(release.is_heard_by_us);
     let nobody = |reply: &Value| matches!(script::released(reply), Ok(Released::Yes { listeners }) if listeners <= ours);
     session.connection.counts_listeners() && release.has_reply(nobody)
-}
-
-/// Whether the release is known to have been announced, to this process too, before anything was executed that was sent
-/// after it.
-pub(crate) fn was_announced_to_us(release: &Call) -> bool {
-    let was_announced = |reply: &Value| matches!(script::released(reply), Ok(Released::Yes { listeners }) if listeners > 0);
-    // In this order: what is sent again is marked before its reply comes.
-    release.has_reply(was_announced) && release.heard_by_us().is_some()
-}
-
-/// Lets others go first for `span`, or until a message comes if the thread listens; not beyond `until`.
-pub(crate) fn yield_to_others(
-    session: &Session,
-    waiter: Option<&Arc<Waiter>>,
-    span: Duration,
-    until: Instant,
-    stop: &dyn Fn() -> bool,
-) {
-    session.counters.held_back.add(1);
-    let until = until.min(Instant::now() + span);
-    let Some(waiter) = waiter else {
-        let span = until.saturating_duration_since(Instant::now());
-        time::sleep_unless(span, stop);
-        return;
-    };
-    // The confirmation of our own subscription does not end this.
-    let mut seen = waiter.signals();
-    loop {
-        waiter.wait_for_signal(seen, until, stop);
-        let now = waiter.signals();
-        if now.messages > seen.messages || now.listening == seen.listening {
-            return;
-        }
-        seen.listening = now.listening;
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    use crate::net::call::{CallPhase, Deferred, DeferredInfo};
-    use crate::net::request::Request;
-
-    #[test]
-    fn a_release_was_announced_to_us_if_we_listened_and_the_reply_says_so() {
-        let release = |reply: Option<i64>| {
-            let call = Call::deferred(Deferred {
-                request: Request::command("releasing", &["PING"]),
-                info: DeferredInfo {
-                    name: "a".into(),
-                    useful_until: Instant::now(),
-                    undo: false,
-                    for_good: false,
-                },
-            });
-            call.is_heard_by_us(0);
-            if let Some(reply) = reply {
-                call.state.lock().phase = CallPhase::Done(Value::Int(reply));
-            }
-            call
-        };
-        let of = |reply| was_announced_to_us(&release(reply));
-        assert!(of(Some(1)) && of(Some(2)));
-        assert!(!of(None) && !of(Some(0)) && !of(Some(-1)) && !of(Some(-2)));
-        let overtaken = release(Some(1));
-        overtaken.may_be_overtaken();
-        assert!(!was_announced_to_us(&overtaken));
-    }
 }

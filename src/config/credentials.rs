@@ -29,7 +29,7 @@ impl Credentials {
         ask: Option<&Arc<Ask>>,
         reauth_after: Option<Duration>,
     ) -> Result<Option<Self>> {
-        let bad = |what: String| Err(Error::Config(what));
+        let bad = |what: String| Err(Error::config(what));
         match (ask, reauth_after) {
             (_, Some(age)) if !(AGES.0..=AGES.1).contains(&age) => bad(format!(
                 "reauth_after {age:?} is not between a second and a year"

@@ -49,6 +49,7 @@ pub struct Config {
     pub(crate) connect_timeout: Duration,
     pub(crate) tenure: Duration,
     pub(crate) waiter_lease: Duration,
+    pub(crate) warn_waiting: Duration,
     pub(crate) key_prefix: String,
     label: String,
     replica_ack: ReplicaAck,
@@ -68,8 +69,8 @@ impl Config {
     /// | `redis://[[user]:password@]host[:port][/db]` | one server over TCP |
     /// | `rediss://[[user]:password@]host[:port][/db]` | the same, encrypted with TLS (feature `tls`) |
     /// | `redis+unix:///path[?db=0&user=..&pass=..]` | one server over a Unix socket |
-    /// | `redis+sentinel://[[user]:password@]host[:port],…/service[/db]` | the master that these Sentinels name (feature `sentinel`) |
-    /// | `redis+cluster://[[user]:password@]host[:port],…[/db]` | the masters of the cluster that these nodes belong to (feature `cluster`) |
+    /// | `redis+sentinel://[[user]:password@]host[:port],…/service[/db]` | the master that these Sentinels name |
+    /// | `redis+cluster://[[user]:password@]host[:port],…[/db]` | the masters of the cluster that these nodes belong to |
     ///
     /// `valkey` may stand for `redis`, and `rediss` encrypts in front of `+sentinel` and `+cluster` as well. Users, passwords and the
     /// service are percent-decoded. The user and the password of the Sentinels themselves are
@@ -87,7 +88,8 @@ impl Config {
             response_timeout: Duration::from_secs(3),
             connect_timeout: Duration::from_secs(3),
             tenure: Duration::from_millis(5),
-            waiter_lease: Duration::from_secs(10),
+            waiter_lease: Duration::from_secs(3),
+            warn_waiting: Duration::from_secs(10),
             key_prefix: String::new(),
             label: String::new(),
             replica_ack: ReplicaAck::None,
@@ -162,11 +164,10 @@ impl Config {
 
     /// Sets how long a waiter of a fair lock keeps its place in the queue without a sign of life.
     ///
-    /// A waiting thread asks again about every third of it. A waiter whose process died delays those behind it by half a
-    /// second once it is its turn, since Redis knows that its connection is gone. Where Redis does not, because the machine
-    /// died too, the process was only stopped, or the server is a node of a cluster, it delays them by at most this
-    /// long, a third longer if no waiter shows a sign of life. One that was away for longer returns to the head of the
-    /// queue. It is also how long a reader lets waiting writers go first. From 100 ms to 60 s. Default: 10 s.
+    /// The client shows a sign of life for all that wait, every third of it. So waiters that died delay those behind them by
+    /// at most this long and a third; if all have died, by as long again. One that was away for longer joins the queue at
+    /// its end. All clients of a name need the same. It is also how long a waiter of a read-write lock is noted after
+    /// it has asked. From 100 ms to 60 s. Default: 3 s.
     ///
     /// ```
     /// let config = redlatch::Config::new("redis://127.0.0.1/").waiter_lease(std::time::Duration::from_secs(2));
@@ -177,6 +178,21 @@ impl Config {
     #[must_use]
     pub fn waiter_lease(mut self, lease: Duration) -> Self {
         self.waiter_lease = lease;
+        self
+    }
+
+    /// Sets after how long a wait is logged, at *info*: what the thread waits for, and how long the holder's lease still
+    /// lasts if that is known. Logged again after pauses that double: with 10 s, after 10, 20, 40 and 80 s.
+    ///
+    /// Zero turns it off. Default: 10 s.
+    ///
+    /// ```
+    /// let config = redlatch::Config::new("redis://127.0.0.1/").warn_waiting(std::time::Duration::from_secs(60));
+    /// # let _ = config;
+    /// ```
+    #[must_use]
+    pub fn warn_waiting(mut self, after: Duration) -> Self {
+        self.warn_waiting = after;
         self
     }
 
@@ -347,28 +363,28 @@ impl Config {
             ("connect_timeout", self.connect_timeout),
         ] {
             if !(Duration::from_millis(10)..=Duration::from_secs(3600)).contains(&value) {
-                return Err(Error::Config(format!(
+                return Err(Error::config(format!(
                     "{setting} {value:?} is not between 10 ms and an hour"
                 )));
             }
         }
         if self.tenure > Duration::from_secs(1) {
-            return Err(Error::Config(format!(
+            return Err(Error::config(format!(
                 "tenure {:?} is longer than a second",
                 self.tenure
             )));
         }
         if !(Duration::from_millis(100)..=Duration::from_secs(60)).contains(&self.waiter_lease) {
-            return Err(Error::Config(format!(
+            return Err(Error::config(format!(
                 "waiter_lease {:?} is not between 100 ms and 60 s",
                 self.waiter_lease
             )));
         }
         if self.key_prefix.len() > 1024 {
-            return Err(Error::Config("key_prefix is longer than 1 KiB".into()));
+            return Err(Error::config("key_prefix is longer than 1 KiB".into()));
         }
         if self.label.len() > 64 || !self.label.bytes().all(|b| b.is_ascii_graphic()) {
-            return Err(Error::Config(
+            return Err(Error::config(
                 "label is not printable ASCII without spaces of at most 64 bytes".into(),
             ));
         }
@@ -380,7 +396,7 @@ impl Config {
         let credentials = Credentials::of(self.credentials.as_ref(), self.reauth_after)?;
         if credentials.is_some() {
             if server.login.password.is_some() {
-                return Err(Error::Config(
+                return Err(Error::config(
                     "credentials: the URL has a password already; take it out of the URL".into(),
                 ));
             }
@@ -402,7 +418,7 @@ impl Config {
             }
             _ => return Ok(()),
         };
-        Err(Error::Config(format!("lazy: {why}")))
+        Err(Error::config(format!("lazy: {why}")))
     }
 
     #[cfg(feature = "tls")]
@@ -410,7 +426,7 @@ impl Config {
         if server.is_encrypted {
             server.tls = Some(self.tls.clone().unwrap_or_default().build()?);
         } else if self.tls.is_some() {
-            return Err(Error::Config(
+            return Err(Error::config(
                 "tls: the URL does not begin with `rediss`, so nothing would be encrypted".into(),
             ));
         }
@@ -421,7 +437,7 @@ impl Config {
 /// Checks a lease against [`MIN_LEASE`] and [`MAX_LEASE`].
 pub(crate) fn check_lease(setting: &str, lease: Duration) -> Result<()> {
     if lease < MIN_LEASE || lease > MAX_LEASE {
-        return Err(Error::Config(format!(
+        return Err(Error::config(format!(
             "{setting} {lease:?} is not between 10 ms and 100 years"
         )));
     }
@@ -455,6 +471,7 @@ impl fmt::Debug for Config {
             .field("connect_timeout", &self.connect_timeout)
             .field("tenure", &self.tenure)
             .field("waiter_lease", &self.waiter_lease)
+            .field("warn_waiting", &self.warn_waiting)
             .field("key_prefix", &self.key_prefix)
             .field("label", &self.label)
             .field("replica_ack", &self.replica_ack)
@@ -510,7 +527,7 @@ mod tests {
             }
             match config.check() {
                 Ok(_) => prop_assert!((MIN_LEASE..=MAX_LEASE).contains(&lease)),
-                Err(Error::Config(what)) => prop_assert!(NAMES.iter().any(|name| what.starts_with(name)), "{what}"),
+                Err(Error::Config { what, .. }) => prop_assert!(NAMES.iter().any(|name| what.starts_with(name)), "{what}"),
                 Err(other) => prop_assert!(false, "{other:?}"),
             }
         }
@@ -543,13 +560,12 @@ mod tests {
                 "credentials",
             ),
             (ok().replica_ack(ReplicaAck::Majority).lazy(), "lazy"),
-            #[cfg(feature = "cluster")]
             (Config::new("redis+cluster://127.0.0.1/").lazy(), "lazy"),
             #[cfg(feature = "tls")]
             (ok().tls(TlsConfig::new()), "tls"),
         ] {
             match config.check() {
-                Err(Error::Config(what)) => assert!(what.starts_with(named), "{what}"),
+                Err(Error::Config { what, .. }) => assert!(what.starts_with(named), "{what}"),
                 other => panic!("{named}: {:?}", other.map(|_| ())),
             }
         }

@@ -15,9 +15,9 @@ pub enum ReplicaAck {
     None,
     /// At least so many.
     AtLeast(u32),
-    /// So many that they are a majority together with the master, and at least one. What counts is the most replicas that
-    /// were connected to a master when the client made a connection to it, so one that joins later counts from the next
-    /// connection on. [`AtLeast`](Self::AtLeast) does not depend on that. Not for a cluster, whose masters differ.
+    /// So many that they are a majority together with the master, and at least one. What counts are the replicas that are
+    /// connected to the master when the lock is acquired; one that has just joined may count from the next acquire on.
+    /// [`AtLeast`](Self::AtLeast) does not depend on who is connected. Not for a cluster, whose masters differ.
     Majority,
 }
 
@@ -25,16 +25,16 @@ impl ReplicaAck {
     pub(crate) fn check(self, is_cluster: bool) -> Result<()> {
         if self == Self::Majority && is_cluster {
             let what = "replica_ack Majority is not for a cluster, whose masters may have different numbers of replicas; use AtLeast";
-            return Err(Error::Config(what.into()));
+            return Err(Error::config(what.into()));
         }
         if self == Self::AtLeast(0) {
             let what = "replica_ack AtLeast(0) asks for nothing; that is ReplicaAck::None";
-            return Err(Error::Config(what.into()));
+            return Err(Error::config(what.into()));
         }
         Ok(())
     }
 
-    /// How many, with a master that has had at most so many.
+    /// How many, with a master that has so many.
     pub(crate) fn needed(self, replicas: u32) -> u32 {
         match self {
             Self::None => 0,

@@ -122,6 +122,9 @@ fn is_plausible(scheme: &str) -> bool {
 const SCHEMES: &str =
     "redis, rediss, redis+unix, redis+sentinel, rediss+sentinel, redis+cluster and rediss+cluster";
 
+/// What to do about a password that ends early.
+const PERCENT_ENCODE: &str = "in a user or a password, percent-encode `/` as %2F, `?` as %3F, `#` as %23, `&` as %26 and `@` as %40";
+
 /// The port of a Sentinel whose URL gives none.
 const SENTINEL_PORT: u16 = 26379;
 
@@ -150,27 +153,30 @@ impl Server {
             // It may be a password in the wrong place.
             _ => return Err(bad(format!("its scheme is unknown; known are {SCHEMES}"))),
         };
-        for (needed, there, feature) in [
-            (tls, cfg!(feature = "tls"), "tls"),
-            (
-                kind == Kind::Sentinel,
-                cfg!(feature = "sentinel"),
-                "sentinel",
-            ),
-            (kind == Kind::Cluster, cfg!(feature = "cluster"), "cluster"),
-        ] {
-            if needed && !there {
-                return Err(bad(format!(
-                    "the scheme `{scheme}` needs the feature `{feature}` of redlatch, which is not compiled in: redlatch = {{ features = [\"{feature}\"] }} in Cargo.toml"
-                )));
-            }
+        if tls && !cfg!(feature = "tls") {
+            return Err(bad(format!(
+                "the scheme `{scheme}` needs the feature `tls` of redlatch, which is not compiled in: redlatch = {{ features = [\"tls\"] }} in Cargo.toml"
+            )));
         }
-        let (deployment, login, db) = match kind {
-            Kind::Single => single(&format!("redis://{rest}"))?,
-            Kind::Unix => single(&format!("redis+unix://{rest}"))?,
-            Kind::Sentinel => sentinel(rest)?,
-            Kind::Cluster => cluster(rest)?,
+        if rest.contains('#') {
+            return Err(bad(format!("a `#` cannot stand there; {PERCENT_ENCODE}")));
+        }
+        let understood = match kind {
+            Kind::Single => single(&format!("redis://{rest}")),
+            Kind::Unix => single(&format!("redis+unix://{rest}")),
+            Kind::Sentinel => sentinel(rest),
+            Kind::Cluster => cluster(rest),
         };
+        let (deployment, login, db) = understood.map_err(|err| {
+            // What such a mistake leaves of the URL is wrong in many ways.
+            let authority_ends = rest.find(['/', '?']).unwrap_or(rest.len());
+            match kind != Kind::Unix && rest[authority_ends..].contains('@') {
+                true => bad(format!(
+                    "a `/` or `?` comes before the `@` of the address; {PERCENT_ENCODE}"
+                )),
+                false => err,
+            }
+        })?;
         Ok(Self {
             deployment,
             is_encrypted: tls,
@@ -193,7 +199,29 @@ enum Kind {
 }
 
 fn bad(what: impl fmt::Display) -> Error {
-    Error::Config(format!("url: {what}"))
+    Error::config(format!("url: {what}"))
+}
+
+/// A parameter that nothing reads, behind those that are `known`; its name is not repeated where it may be the rest of a
+/// password.
+fn check_parameters(query: &str, known: &[&str]) -> Result<()> {
+    let mut names = query
+        .split('&')
+        .filter_map(|pair| pair.split('=').next().filter(|name| !name.is_empty()));
+    let Some(unknown) = names.find(|name| !known.contains(name)) else {
+        return Ok(());
+    };
+    let which = match is_plausible(unknown) && !query.contains("pass") {
+        true => format!("the parameter `{unknown}` is unknown"),
+        false => "a parameter is unknown".into(),
+    };
+    let there_are = match known {
+        [] => "there are none here".into(),
+        known => format!("known here: `{}`", known.join("`, `")),
+    };
+    Err(bad(format!(
+        "{which}, {there_are}; the database of a TCP address is written behind it, as in redis://host:6379/3, and timeouts are set with `Config`"
+    )))
 }
 
 /// What the client crate reads from a URL of one server.
@@ -218,6 +246,15 @@ fn parse(url: &str) -> Result<(ConnectionInfo, Login)> {
 }
 
 fn single(url: &str) -> Result<(Deployment, Login, i64)> {
+    let (before, query) = url.split_once('?').unwrap_or((url, ""));
+    let known: &[&str] = match before.strip_prefix("redis://") {
+        Some(address) => {
+            check_port(address)?;
+            &["protocol"]
+        }
+        None => &["db", "user", "pass", "protocol"],
+    };
+    check_parameters(query, known)?;
     let (info, login) = parse(url)?;
     let address = match info.addr() {
         ConnectionAddr::Tcp(host, port) => Address::Tcp(host.clone(), *port),
@@ -229,6 +266,22 @@ fn single(url: &str) -> Result<(Deployment, Login, i64)> {
     Ok((Deployment::Single(address), login, db))
 }
 
+/// The client crate calls a port that is none invalid.
+fn check_port(address: &str) -> Result<()> {
+    let authority = address.split('/').next().unwrap_or_default();
+    let host = authority.rsplit('@').next().unwrap_or_default();
+    match host.rsplit_once(':') {
+        Some((_, digits))
+            if !digits.is_empty()
+                && digits.bytes().all(|byte| byte.is_ascii_digit())
+                && !digits.parse::<u16>().is_ok_and(|port| port > 0) =>
+        {
+            Err(bad("the port is out of range: 1 to 65535"))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// `[[user]:password@]host[:port],…/service[/db][?sentinel_user=…&sentinel_password=…]`
 fn sentinel(rest: &str) -> Result<(Deployment, Login, i64)> {
     let url = Several::of(rest, SENTINEL_PORT)?;
@@ -238,16 +291,13 @@ fn sentinel(rest: &str) -> Result<(Deployment, Login, i64)> {
             "it names no service: redis+sentinel://host:port,host:port/service",
         ));
     }
+    check_parameters(url.query, &["sentinel_user", "sentinel_password"])?;
     let (mut user, mut password) = ("", None);
     for pair in url.query.split('&').filter(|pair| !pair.is_empty()) {
         match pair.split_once('=') {
             Some(("sentinel_user", value)) => user = value,
-            Some(("sentinel_password", value)) => password = Some(value),
-            _ => {
-                return Err(bad(
-                    "beside `sentinel_user` and `sentinel_password` there are no parameters",
-                ));
-            }
+            Some((_, value)) => password = Some(value),
+            None => return Err(bad("a parameter without a value")),
         }
     }
     let login_there = match password {
@@ -269,9 +319,7 @@ fn sentinel(rest: &str) -> Result<(Deployment, Login, i64)> {
 /// `[[user]:password@]host[:port],…[/db]`
 fn cluster(rest: &str) -> Result<(Deployment, Login, i64)> {
     let url = Several::of(rest, REDIS_PORT)?;
-    if !url.query.is_empty() {
-        return Err(bad("a cluster has no parameters"));
-    }
+    check_parameters(url.query, &[])?;
     let (info, login) = parse(&format!("redis://{}redis/{}", url.userinfo, url.path))?;
     let deployment = Deployment::Cluster {
         seeds: url.addresses,
@@ -418,7 +466,7 @@ mod tests {
         #[test]
         fn a_url_is_understood_or_refused_without_its_password(url in nearly_urls()) {
             match Server::of(&url, String::new()) {
-                Err(Error::Config(what)) => prop_assert!(what.starts_with("url: ") && !what.contains(PASSWORD), "{what}"),
+                Err(Error::Config { what, .. }) => prop_assert!(what.starts_with("url: ") && !what.contains(PASSWORD), "{what}"),
                 Err(other) => prop_assert!(false, "{other:?}"),
                 Ok(found) => {
                     prop_assert!(found.db >= 0);
@@ -436,13 +484,11 @@ mod tests {
         fn a_password_comes_through_whatever_it_is(user in "[a-z]{1,9}", password in any::<String>(), db in 0..100_i64) {
             prop_assume!(!password.is_empty());
             let encoded: String = password.bytes().map(|byte| format!("%{byte:02X}")).collect();
-            let mut urls = vec![format!("redis://{user}:{encoded}@host:7/{db}")];
-            if cfg!(feature = "sentinel") {
-                urls.push(format!("redis+sentinel://{user}:{encoded}@a,b:1/m/{db}?sentinel_password={encoded}"));
-            }
-            if cfg!(feature = "cluster") {
-                urls.push(format!("redis+cluster://{user}:{encoded}@a,b:1/{db}"));
-            }
+            let urls = [
+                format!("redis://{user}:{encoded}@host:7/{db}"),
+                format!("redis+sentinel://{user}:{encoded}@a,b:1/m/{db}?sentinel_password={encoded}"),
+                format!("redis+cluster://{user}:{encoded}@a,b:1/{db}"),
+            ];
             for url in urls {
                 let found = server(&url);
                 prop_assert_eq!(found.login.password.as_deref(), Some(&*password));
@@ -463,7 +509,7 @@ mod tests {
 
     fn refusal(url: &str) -> String {
         match Server::of(url, String::new()) {
-            Err(Error::Config(what)) => what,
+            Err(Error::Config { what, .. }) => what,
             other => panic!("{url}: {:?}", other.map(|_| ())),
         }
     }
@@ -502,6 +548,24 @@ mod tests {
             ("redis://:secret@127.0.0.1/?protocol=resp3", "RESP2"),
             ("redis://:secret@127.0.0.1/-1", "negative"),
             ("redis://alice@127.0.0.1/", "a user without a password"),
+            ("redis://h?db=3", "`db` is unknown, known here: `protocol`"),
+            ("redis://h?db=3", "redis://host:6379/3"),
+            (
+                "redis://h/?timeout=5s",
+                "the parameter `timeout` is unknown",
+            ),
+            ("valkey://:secret@h/0?protocol=resp2&x=1", "`x` is unknown"),
+            ("unix:///s?timeout=5", "the parameter `timeout` is unknown"),
+            ("unix:///s?pass=a&secret", "a parameter is unknown"),
+            ("unix:///s?pass=secret#", "`#` as %23"),
+            ("redis://a:sec/ret@h", "`/` as %2F"),
+            ("redis://a:1/secret@h", "`/` as %2F"),
+            ("redis://:secret#1@h", "`#` as %23"),
+            ("redis://:secret?1@h/2", "`?` as %3F"),
+            ("redis://u:1?secret@h", "`?` as %3F"),
+            ("redis://:secret@h:99999/", "the port is out of range"),
+            ("redis://[::1]:65536", "the port is out of range"),
+            ("redis://h:0", "the port is out of range"),
         ] {
             let what = refusal(url);
             assert!(what.starts_with("url: ") && what.contains(said), "{what}");
@@ -510,19 +574,14 @@ mod tests {
     }
 
     #[test]
-    #[cfg(not(any(feature = "tls", feature = "sentinel", feature = "cluster")))]
-    fn a_feature_that_is_missing_is_named() {
-        for (url, feature) in [
-            ("rediss://h/", "`tls`"),
-            ("redis+sentinel://h/service", "`sentinel`"),
-            ("redis+cluster://h/", "`cluster`"),
-        ] {
-            assert!(refusal(url).contains(feature), "{url}");
+    #[cfg(not(feature = "tls"))]
+    fn the_feature_that_is_missing_is_named() {
+        for url in ["rediss://h/", "rediss+sentinel://h/service"] {
+            assert!(refusal(url).contains("`tls`"), "{url}");
         }
     }
 
     #[test]
-    #[cfg(feature = "sentinel")]
     fn sentinels_are_named_with_their_service() {
         let url = "redis+sentinel://bob:p%2Fw@a,b:7,[::1]/my%20master/2?sentinel_user=eve&sentinel_password=x%26y";
         let found = server(url);
@@ -542,9 +601,10 @@ mod tests {
             ("redis+sentinel://a,b", "names no service"),
             ("redis+sentinel://a,,b/m", "an address is missing"),
             ("redis+sentinel:///m", "an address is missing"),
-            ("redis+sentinel://a/m?db=1", "no parameters"),
+            ("redis+sentinel://a/m?db=1", "the parameter `db` is unknown"),
             ("redis+sentinel://a/m?sentinel_user=x", "sentinel_password"),
-            ("redis+sentinel://a:99999/m", "url: "),
+            ("redis+sentinel://a,b:99999/m", "out of range"),
+            ("redis+sentinel://:p/w@a/m", "%2F"),
             ("redis+sentinel://a/m/x", "url: "),
         ] {
             assert!(refusal(url).contains(said), "{url}: {}", refusal(url));
@@ -552,7 +612,6 @@ mod tests {
     }
 
     #[test]
-    #[cfg(feature = "cluster")]
     fn a_cluster_is_named_by_some_of_its_nodes() {
         let found = server("redis+cluster://:pw@a:1,b,a:1");
         let expected = Deployment::Cluster {
@@ -561,26 +620,25 @@ mod tests {
         assert_eq!(found.deployment, expected);
         assert_eq!(found.login.password.as_deref(), Some("pw"));
         assert_eq!(found.db, 0);
-        for url in ["redis+cluster://", "redis+cluster://a/?x=1"] {
-            assert!(refusal(url).starts_with("url: "), "{url}");
+        for (url, said) in [
+            ("redis+cluster://", "an address is missing"),
+            ("redis+cluster://a/?x=1", "the parameter `x` is unknown"),
+            ("redis+cluster://a,b:99999", "out of range"),
+            ("redis+cluster://:p#w@a", "%23"),
+        ] {
+            assert!(refusal(url).contains(said), "{url}: {}", refusal(url));
         }
     }
 
     #[test]
     fn passwords_are_percent_decoded_wherever_they_are() {
         let (there, meant) = ("p%40%3A%2F%3F%23%25%26%2B%20%C3%BC", "p@:/?#%&+ ü");
-        let mut urls = vec![
+        let urls = [
             format!("redis://u:{there}@host/1"),
             format!("unix:///s.sock?user=u&pass={there}"),
+            format!("redis+sentinel://u:{there}@a,b/m?sentinel_password={there}"),
+            format!("redis+cluster://u:{there}@a,b"),
         ];
-        if cfg!(feature = "sentinel") {
-            urls.push(format!(
-                "redis+sentinel://u:{there}@a,b/m?sentinel_password={there}"
-            ));
-        }
-        if cfg!(feature = "cluster") {
-            urls.push(format!("redis+cluster://u:{there}@a,b"));
-        }
         for url in urls {
             let found = server(&url);
             assert_eq!(found.login.password.as_deref(), Some(meant), "{url}");

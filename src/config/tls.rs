@@ -183,7 +183,7 @@ impl TlsConfig {
     ///
     /// [`Error::Config`], naming the setting.
     pub(crate) fn build(&self) -> Result<TlsSettings> {
-        let bad = |what: String| Error::Config(format!("tls: {what}"));
+        let bad = |what: String| Error::config(format!("tls: {what}"));
         let name = match &self.server_name {
             Some(name) => Some(ServerName::try_from(name.clone()).map_err(|_| {
                 bad(format!(
@@ -294,7 +294,7 @@ mod tests {
 
     fn refusal(tls: &TlsConfig) -> String {
         match tls.build() {
-            Err(Error::Config(what)) => what,
+            Err(Error::Config { what, .. }) => what,
             other => panic!("{:?}", other.map(|_| ())),
         }
     }

@@ -1,8 +1,5 @@
 #![doc = include_str!("tour.md")]
 
-#[doc = include_str!("architecture.md")]
-pub mod architecture {}
-
 #[doc = include_str!("with_redisson.md")]
 pub mod with_redisson {}
 
@@ -11,6 +8,11 @@ pub mod deployments {}
 
 #[doc = include_str!("operations.md")]
 pub mod operations {}
+
+// For contributors, from here on.
+
+#[doc = include_str!("architecture.md")]
+pub mod architecture {}
 
 // The images of the page below; they take precedence over the files that it names.
 #[doc = include_str!("plots/inlined.md")]

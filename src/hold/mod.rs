@@ -3,16 +3,17 @@
 pub(crate) mod entry;
 pub(crate) mod loss;
 pub(crate) mod permits;
+pub(crate) mod places;
 pub(crate) mod releases;
+pub(crate) mod renewal;
 pub(crate) mod schedule;
-mod spare;
 pub(crate) mod validity;
 pub(crate) mod watchdog;
 
 use std::cell::Cell;
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicI64, AtomicU8, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -20,23 +21,21 @@ use redis::Value;
 
 use crate::error::{Error, Loss, LossReason, Result};
 use crate::hold::loss::{Losable, LossListener};
-use crate::hold::schedule::{Scheduled, Times};
-use crate::hold::validity::{Duty, Lease, RenewedBy};
+use crate::hold::schedule::Times;
+use crate::hold::validity::{Duty, Lease};
 use crate::local::lock::{Holding, LeasePolicy, Mode, Validity};
 use crate::net::call::{Call, Deferred, Undo};
 use crate::net::request::Request;
+use crate::protocol;
 use crate::protocol::owner::{OwnerId, OwnerNumber};
-use crate::protocol::script::{self, Renewed, Unexpected};
-use crate::report::report;
-use crate::time::{self, Moment};
+use crate::protocol::script::{Released, Renewed, Unexpected};
+use crate::time;
 
 /// For how long an acquire of unknown outcome is undone: until then the server may still execute it.
 pub(crate) const UNDO_FOR: Duration = Duration::from_secs(3600);
 
 /// The types of [`entry`], for local locks that are held by a [`Hold`].
 pub(crate) type Entry = crate::hold::entry::Entry<Arc<Hold>>;
-pub(crate) type LockedEntry<'a> = crate::hold::entry::LockedEntry<'a, Arc<Hold>>;
-pub(crate) type EntryState = crate::hold::entry::EntryState<Arc<Hold>>;
 pub(crate) type Registry = crate::hold::entry::Registry<Arc<Hold>>;
 pub(crate) type Waiter = crate::hold::entry::Waiter<Arc<Hold>>;
 pub(crate) type Wakeup = crate::hold::entry::Wakeup<Arc<Hold>>;
@@ -45,8 +44,11 @@ std::thread_local! {
     static GUARDS: Cell<usize> = const { Cell::new(0) };
 }
 
-/// A guard, as one of those of its thread. It cannot go to another.
-pub(crate) struct Counted(PhantomData<std::sync::MutexGuard<'static, ()>>);
+/// What the compiler names when a guard would go to another thread.
+pub(crate) enum GuardStaysOnItsThread {}
+
+/// A guard, as one of those of its thread: `Sync`, but not `Send`.
+pub(crate) struct Counted(PhantomData<std::sync::MutexGuard<'static, GuardStaysOnItsThread>>);
 
 impl Counted {
     pub(crate) fn new() -> Self {
@@ -72,8 +74,7 @@ const LOST: u8 = 2; // plus the reason's index in ALL
 
 /// One acquisition from Redis.
 pub(crate) struct Hold {
-    /// `None` only in a [spare](spare) one.
-    entry: Option<Arc<Entry>>,
+    entry: Arc<Entry>,
     pub(crate) mode: Mode,
     pub(crate) number: OwnerNumber,
     state: AtomicU8,
@@ -93,8 +94,10 @@ pub(crate) struct Hold {
 struct Extras {
     /// The owner id, if it is not made of the number, or if somebody has asked for it.
     owner: OnceLock<OwnerId>,
-    /// The servers that keep it, if they are several; `None` if its client's server does.
-    backing: Option<Arc<dyn Backing>>,
+    /// What several servers keep of it; `None` if its client's server does.
+    several: Option<Arc<dyn Several>>,
+    /// The hold of which it is one server's part, and which one's.
+    whole: Option<(Weak<Hold>, usize)>,
     /// The token of the thread that has it now, and the last one drawn for it; zero without tokens.
     token: AtomicU64,
     last_token: AtomicU64,
@@ -106,13 +109,15 @@ struct Extras {
     listeners: Mutex<Vec<LossListener>>,
 }
 
-/// What a client does about a lost hold: its listener, its counters and the local lock are notified.
-pub(crate) trait LossSink: Send + Sync {
-    /// `hold` is lost for this reason, unless it was over before.
-    fn lose(&self, hold: &Arc<Hold>, reason: LossReason);
-
-    /// The client of `hold` is being closed: the hold is lost, and released in Redis.
-    fn give_up(&self, hold: &Arc<Hold>);
+/// What a thread asks for that locks again with a fixed lease.
+pub(crate) struct Again<'a> {
+    /// From now on, for as long as `ttl` at first.
+    pub(crate) lease: LeasePolicy,
+    pub(crate) ttl: Duration,
+    /// How often it has the lock then.
+    pub(crate) count: u32,
+    pub(crate) until: Instant,
+    pub(crate) stop: &'a dyn Fn() -> bool,
 }
 
 /// Why a renewal that the holder waits for has no answer.
@@ -124,107 +129,45 @@ pub(crate) enum NotRenewed {
     Failed(Error),
 }
 
-/// The server that keeps a hold, or several that keep it together.
-pub(crate) trait Backing: Send + Sync {
-    /// Queues the release; [`deliver`](Self::deliver) sends it. With `undo` it is normal that Redis no longer knows the hold.
-    fn release(&self, hold: &Hold, undo: bool, now: Instant) -> Arc<Call>;
+/// What several servers keep of one hold: a part each, which is a hold of its own.
+pub(crate) trait Several: Send + Sync {
+    /// How many of the servers certainly keep their parts.
+    fn held(&self) -> usize;
 
-    /// Sends a release that was queued, over new connections where the old ones were closed.
-    fn deliver(&self, release: &Call);
+    /// A part was renewed.
+    fn part_is_kept(&self, node: usize);
 
-    /// Releases what Redis may still keep of a hold that is over.
-    fn give_back(&self, hold: &Hold);
+    /// The server no longer keeps its part, or it is unknown whether it does; or its client is being closed.
+    fn part_is_lost(&self, node: usize, why: LossReason);
 
-    /// Has the watchdog write and read what is left.
-    fn housekeep_soon(&self);
+    /// Ends all parts and queues their releases; returns one of them.
+    fn release(&self) -> Arc<Call>;
 
-    /// Waits for the reply to a release; returns why the hold was already lost, if it was. `in_time`: it was certainly ours
-    /// when it was released.
-    fn released(
-        &self,
-        hold: &Hold,
-        release: &Arc<Call>,
-        in_time: bool,
-        until: Instant,
-    ) -> Result<Option<LossReason>>;
+    /// Sends what is queued, and has the watchdogs read the replies. `connects`: over new connections where the old ones
+    /// were closed.
+    fn send(&self, connects: bool);
 
-    /// Renews the hold for one more `count` of its holder, with this lease from now on.
-    fn renew(
-        &self,
-        hold: &Hold,
-        lease: LeasePolicy,
-        ttl: Duration,
-        count: u32,
-        until: Instant,
-        stop: &dyn Fn() -> bool,
-    ) -> std::result::Result<(Renewed, Instant), NotRenewed>;
+    /// Waits for the replies to the releases; see [`lost_before`].
+    fn released(&self, in_time: bool, until: Instant) -> Result<Option<LossReason>>;
 
-    /// How many of several servers certainly keep it.
-    fn nodes_held(&self) -> usize {
-        0
+    /// Renews the whole for one more count of its holder.
+    fn renew(&self, again: &Again<'_>) -> std::result::Result<(Renewed, Instant), NotRenewed>;
+}
+
+/// Why a hold had been lost before it was released, by the reply to the release; `None` if it had not. `replayed`: it was
+/// sent twice, and the first time may have released it. `in_time`: it was certainly ours when it was released.
+pub(crate) fn lost_before(
+    released: &Released,
+    replayed: bool,
+    in_time: bool,
+) -> Option<LossReason> {
+    match released {
+        Released::Yes { .. } => None,
+        Released::Gone | Released::Taken if replayed && in_time => None,
+        _ if !in_time => Some(LossReason::Expired),
+        Released::Gone => Some(LossReason::Forced),
+        Released::Taken => Some(LossReason::TakenOver),
     }
-}
-
-/// Something the watchdog renews, or whose end it reports.
-pub(crate) trait Renewable: Scheduled + Send + Sync {
-    /// The lock's name, for the log.
-    fn name(&self) -> &str;
-
-    /// Whether it still needs the watchdog.
-    fn is_held(&self) -> bool;
-
-    /// Itself, by the schedule that it is on.
-    fn armed(self: Arc<Self>) -> Armed;
-
-    /// What the watchdog has to do about it at `now`. A node's hold does most of that itself, here.
-    fn attend(self: Arc<Self>, now: Instant) -> Duty;
-
-    /// Whether its renewal may be sent early, together with those that are due at `now`.
-    fn may_be_early(&self, now: Instant) -> bool;
-
-    /// When it ends unless it is renewed. What ends first is renewed first.
-    fn ends(&self) -> Instant;
-
-    fn lease(&self) -> Duration;
-
-    /// When it is due again, if no reply has come by `at`.
-    fn look_again(&self, at: Instant) -> Instant;
-
-    /// The request that renews it.
-    fn request(&self) -> Request;
-
-    /// What the `reply` to a request sent at `sent_at` means.
-    fn complete(self: Arc<Self>, reply: Value, sent_at: Instant) -> Next;
-
-    /// What it means that the server found a key of another type.
-    fn was_overwritten(self: Arc<Self>, sent_at: Instant) -> Next;
-
-    /// The server did not answer, or refused.
-    fn could_not_be_renewed(&self);
-
-    /// It is lost for this reason; if it turns out to be held after all, returns when it is due again.
-    fn lose(self: Arc<Self>, sink: &dyn LossSink, reason: LossReason) -> Option<Instant>;
-
-    /// Its client is being closed.
-    fn close(self: Arc<Self>, sink: &dyn LossSink);
-}
-
-/// What is on a schedule of the watchdog. There may be many holds, so they have one with smaller pointers.
-pub(crate) enum Armed {
-    Hold(Arc<Hold>),
-    /// What one node keeps of a hold. Such a hold is counted once, not once per node.
-    Node(Arc<dyn Renewable>),
-}
-
-/// What follows from the reply to a renewal.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Next {
-    Nothing,
-    /// It was renewed, and is due again then.
-    Renewed(Instant),
-    /// It is due again then.
-    Look(Instant),
-    Lost(LossReason),
 }
 
 impl Hold {
@@ -237,7 +180,7 @@ impl Hold {
         ttl: Duration,
     ) -> Self {
         Self {
-            entry: Some(entry),
+            entry,
             mode,
             number,
             state: AtomicU8::new(HELD),
@@ -251,26 +194,39 @@ impl Hold {
     }
 
     /// The same, kept by several servers. What each of them keeps is renewed separately; the watchdog only has to notice
-    /// when the hold is over.
-    pub(crate) fn backed_by(self, backing: Arc<dyn Backing>) -> Self {
-        let lease = self.lease.into_inner().renewed_by(RenewedBy::Nodes);
-        let mut extras = self.extras.into_inner().unwrap_or_default();
-        extras.backing = Some(backing);
-        Self {
-            lease: Mutex::new(lease),
-            extras: OnceLock::from(extras),
-            ..self
-        }
+    /// when it has been held for too long.
+    pub(crate) fn kept_by(mut self, several: Arc<dyn Several>) -> Self {
+        self.lease.get_mut().make_of_parts();
+        self.extras_mut().several = Some(several);
+        self
     }
 
     /// The same, but Redis knows it under another id than that of its number.
-    pub(crate) fn known_as(self, owner: OwnerId) -> Self {
-        let mut extras = self.extras.into_inner().unwrap_or_default();
-        extras.owner = OnceLock::from(owner);
-        Self {
-            extras: OnceLock::from(extras),
-            ..self
-        }
+    pub(crate) fn known_as(mut self, owner: OwnerId) -> Self {
+        self.extras_mut().owner = OnceLock::from(owner);
+        self
+    }
+
+    /// The same, as the part that a server keeps of another hold.
+    pub(crate) fn part_of(mut self, whole: Weak<Self>, node: usize) -> Self {
+        self.extras_mut().whole = Some((whole, node));
+        self
+    }
+
+    fn extras_mut(&mut self) -> &mut Extras {
+        self.extras();
+        self.extras.get_mut().expect("just made")
+    }
+
+    pub(crate) fn is_part(&self) -> bool {
+        let extras = self.extras.get();
+        extras.is_some_and(|extras| extras.whole.is_some())
+    }
+
+    /// The hold of which it is a part, if that still exists, and which one.
+    pub(crate) fn whole(&self) -> Option<(Option<Arc<Self>>, usize)> {
+        let (whole, node) = self.extras.get()?.whole.as_ref()?;
+        Some((whole.upgrade(), *node))
     }
 
     /// Its owner as Redis knows it. Made anew, since many holds are kept and few are asked.
@@ -291,13 +247,12 @@ impl Hold {
 
     /// What its client keeps for the lock's name.
     pub(crate) fn entry(&self) -> &Arc<Entry> {
-        let entry = self.entry.as_ref();
-        entry.expect("nobody refers to a spare hold")
+        &self.entry
     }
 
-    /// The servers that keep it, if they are several.
-    pub(crate) fn backing(&self) -> Option<&dyn Backing> {
-        self.extras.get()?.backing.as_deref()
+    /// What several servers keep of it, if they do.
+    pub(crate) fn several(&self) -> Option<&dyn Several> {
+        self.extras.get()?.several.as_deref()
     }
 
     fn extras(&self) -> &Extras {
@@ -322,18 +277,17 @@ impl Hold {
     }
 
     /// Changes the lease, and stores until when the hold is certain.
-    fn change<T>(&self, change: impl FnOnce(&mut Lease) -> T) -> T {
+    pub(crate) fn change(&self, change: impl FnOnce(&mut Lease)) {
         let mut lease = self.lease.lock();
-        let changed = change(&mut lease);
+        change(&mut lease);
         self.valid_until.store(lease.until(), Ordering::Release);
-        changed
     }
 
     /// Redis has granted it. The acquire was sent no earlier than `sent_at`.
     pub(crate) fn grant(&self, sent_at: Instant) {
         self.asked_at.store(time::nanos(sent_at), Ordering::Relaxed);
         self.change(|lease| {
-            let now = match lease.needs_now() {
+            let now = match lease.is_limited() {
                 true => Instant::now(),
                 false => sent_at,
             };
@@ -404,46 +358,6 @@ impl Hold {
             .and_then(|index| LossReason::ALL.get(usize::from(index)).copied())
     }
 
-    /// Redis has confirmed the hold for `ttl` from `sent_at` on. Never shortens.
-    pub(crate) fn extend(&self, sent_at: Instant, ttl: Duration) {
-        self.change(|lease| lease.extend(sent_at, ttl, Instant::now()));
-    }
-
-    /// See [`Lease::was_renewed`].
-    pub(crate) fn was_renewed(&self, sent_at: Instant) {
-        self.change(|lease| lease.was_renewed(sent_at, Instant::now()));
-    }
-
-    /// See [`Lease::majority_keeps_until`].
-    pub(crate) fn majority_keeps_until(&self, until: Instant) -> bool {
-        self.change(|lease| lease.majority_keeps_until(until, Instant::now()))
-    }
-
-    /// See [`Lease::change`].
-    pub(crate) fn change_lease(&self, policy: LeasePolicy, ttl: Duration) {
-        self.change(|lease| lease.change(policy, ttl, Instant::now()));
-    }
-
-    /// See [`Lease::may_last`].
-    pub(crate) fn may_last(&self, ttl: Duration) {
-        self.lease.lock().may_last(ttl);
-    }
-
-    /// See [`Lease::ask_for`].
-    pub(crate) fn ask_for_lease(&self, asked_at: Instant, ttl: Duration) {
-        self.change(|lease| lease.ask_for(asked_at, ttl));
-    }
-
-    /// See [`Lease::was_set`].
-    pub(crate) fn lease_was_set(&self, sent_at: Instant, ttl: Duration) {
-        self.change(|lease| lease.was_set(sent_at, ttl));
-    }
-
-    /// See [`Lease::lock_was_shortened`].
-    pub(crate) fn lock_was_shortened(&self, found: Option<Duration>) {
-        self.lease.lock().lock_was_shortened(found);
-    }
-
     /// When it is due for the watchdog, after a grant or renewal sent at `sent_at`.
     pub(crate) fn due_after(&self, sent_at: Instant) -> Instant {
         self.lease.lock().due_after(sent_at, self.mode)
@@ -461,22 +375,6 @@ impl Hold {
         self.lease.lock().renewal_ttl()
     }
 
-    fn renew_request(&self) -> Request {
-        let lease = self.renewal_lease();
-        let ends_at = self.permit_ends_at();
-        if let Some(request) = self
-            .entry()
-            .protocol
-            .renew_permit(&self.owner(), lease, ends_at)
-        {
-            return request;
-        }
-        let count = self.count.load(Ordering::Relaxed);
-        self.entry()
-            .protocol
-            .renew(self.mode, &self.owner(), lease, count)
-    }
-
     /// Redis has said when this permit ends, in milliseconds of its own clock.
     pub(crate) fn ends_at(&self, ends_at: i64) {
         self.extras().ends_at.store(ends_at, Ordering::Relaxed);
@@ -486,6 +384,17 @@ impl Hold {
     fn permit_ends_at(&self) -> i64 {
         let extras = self.extras.get();
         extras.map_or(0, |extras| extras.ends_at.load(Ordering::Relaxed))
+    }
+
+    /// The request that renews it for so long, and says how often its holder has it.
+    pub(crate) fn renew_for(&self, lease: Duration, count: u32) -> Request {
+        self.entry().protocol.renew(&protocol::kind::Renewal {
+            mode: self.mode,
+            owner: &self.owner(),
+            lease,
+            count,
+            ends_at: self.permit_ends_at(),
+        })
     }
 
     /// What the reply to [`renew_request`](Self::renew_request) means. `None`: somebody has changed the lease of a permit, so
@@ -511,16 +420,12 @@ impl Hold {
 
     /// The request that releases it.
     pub(crate) fn release(&self, undo: bool, now: Instant) -> Deferred {
-        self.release_of(&self.owner(), undo, now)
-    }
-
-    /// The request that releases what Redis keeps of it for this owner.
-    pub(crate) fn release_of(&self, owner: &str, undo: bool, now: Instant) -> Deferred {
         let longest = self.lease.lock().longest();
         // A frozen server executes the acquire when it resumes, and the lease begins only then.
         let after = if undo { longest.max(UNDO_FOR) } else { longest };
+        let useful_until = self.valid_until().max(now) + after;
         self.entry()
-            .release(self.mode, owner, self.valid_until().max(now) + after, undo)
+            .release(self.mode, &self.owner(), useful_until, undo)
     }
 
     /// The holder releases it; `false` if it was lost before.
@@ -533,7 +438,7 @@ impl Hold {
     /// Whether to send a release although the hold was lost: Redis may keep it, or the other names or servers may if it
     /// has several.
     pub(crate) fn may_still_be_held(&self) -> bool {
-        let many = self.entry().protocol.kind().is_set() || self.backing().is_some();
+        let many = self.entry().protocol.kind().is_set() || self.several().is_some();
         self.loss()
             .is_some_and(|reason| many || reason.may_still_be_held())
     }
@@ -585,133 +490,22 @@ impl Losable for Hold {
     }
 }
 
-impl Hold {
-    fn validity(&self, lease: Duration) -> Validity {
-        Validity {
-            // A lost hold is not handed over, even if the local lock has not been notified yet.
-            until: Moment::of(if self.is_held() {
-                self.valid_until.load(Ordering::Acquire)
-            } else {
-                0
-            }),
-            lease,
-            complete: self.has_next_token(),
-        }
-    }
-
-    /// How long it is valid, to be handed over as it is; `None` if there is more to do then, or another thread has one of
-    /// its mutexes.
-    pub(crate) fn simple_validity(&self) -> Option<Validity> {
-        let is_simple = self.extras.get().is_none();
-        let lease = self.lease.try_lock().filter(|_| is_simple)?.ttl();
-        Some(self.validity(lease))
-    }
-}
-
 impl Holding for Arc<Hold> {
     fn validity(&self) -> Validity {
-        Hold::validity(self, self.lease())
-    }
-}
-
-impl Scheduled for Hold {
-    fn number(&self) -> u64 {
-        self.number.0
-    }
-
-    fn times(&self) -> &Times {
-        &self.times
-    }
-}
-
-impl Renewable for Hold {
-    fn name(&self) -> &str {
-        self.entry().name()
-    }
-
-    fn armed(self: Arc<Self>) -> Armed {
-        Armed::Hold(self)
-    }
-
-    fn is_held(&self) -> bool {
-        self.is_held()
-    }
-
-    fn attend(self: Arc<Self>, now: Instant) -> Duty {
-        let duty = self.duty(now);
-        if duty == Duty::Renew {
-            // If it is not confirmed in time, the hold is lost as unreachable.
-            self.lease.lock().renewal_failed();
-        }
-        duty
-    }
-
-    fn may_be_early(&self, now: Instant) -> bool {
-        self.duty(now) == Duty::Renew
-    }
-
-    fn ends(&self) -> Instant {
-        self.valid_until()
-    }
-
-    fn lease(&self) -> Duration {
-        self.lease()
-    }
-
-    fn look_again(&self, at: Instant) -> Instant {
-        self.lease.lock().look_again(at)
-    }
-
-    fn request(&self) -> Request {
-        self.renew_request()
-    }
-
-    fn complete(self: Arc<Self>, reply: Value, sent_at: Instant) -> Next {
-        let shortened_to = script::shortened_to(&reply);
-        let renewed = match self.renewal(reply) {
-            Ok(Some(renewed)) => renewed,
-            Ok(None) => return Next::Look(Instant::now()),
-            Err(unexpected) => {
-                report!(Warn, "renewing `{}`: {unexpected}", self.entry().name());
-                return Next::Lost(LossReason::TakenOver);
-            }
-        };
-        // After its time the key is gone because it expired, not because somebody removed it.
-        let in_time = Instant::now() < self.valid_until();
-        match renewed {
-            Renewed::Yes => {
-                self.was_renewed(sent_at);
-                self.lock_was_shortened(shortened_to);
-                Next::Renewed(self.due_after(sent_at))
-            }
-            _ if !in_time => Next::Lost(LossReason::Expired),
-            Renewed::Gone => Next::Lost(LossReason::Forced),
-            Renewed::Taken => Next::Lost(LossReason::TakenOver),
-        }
-    }
-
-    fn was_overwritten(self: Arc<Self>, _sent_at: Instant) -> Next {
-        Next::Lost(LossReason::TakenOver)
-    }
-
-    fn could_not_be_renewed(&self) {
-        self.lease.lock().renewal_failed();
-    }
-
-    fn lose(self: Arc<Self>, sink: &dyn LossSink, reason: LossReason) -> Option<Instant> {
-        sink.lose(&self, reason);
-        self.is_held().then(|| self.due_after(Instant::now()))
-    }
-
-    fn close(self: Arc<Self>, sink: &dyn LossSink) {
-        if self.is_held() {
-            sink.give_up(&self);
+        Validity {
+            // A lost hold is not handed over, even if the local lock has not been notified yet.
+            until: match self.is_held() {
+                true => self.valid_until(),
+                false => time::instant(0),
+            },
+            lease: self.lease(),
+            complete: self.has_next_token(),
         }
     }
 }
 
 impl Undo for Hold {
-    /// Always safe: an acquire of unknown outcome is never repeated with the same number, so nothing that is held has it.
+    /// Always safe: an acquire that is undone is never repeated with the same number, so nothing that is held has it.
     fn undo(&self) -> Option<Deferred> {
         Some(self.release(true, Instant::now()))
     }

@@ -21,41 +21,40 @@ impl Releases {
 
 impl OnReply for Releases {
     fn released(&self, release: &DeferredInfo, reply: &Value, replayed: bool) {
+        let (name, owner) = (&release.name, &*release.owner);
         match script::released(reply) {
             Ok(Released::Yes { .. }) => {}
             // Normal for an undone acquire, and for a release that was sent twice.
             Ok(Released::Gone | Released::Taken) if release.undo || replayed => {}
             Ok(gone) => {
                 self.counters.releases_of_lost.add(1);
-                report!(
-                    Warn,
-                    "releasing `{}`: it was no longer ours ({gone:?})",
-                    release.name
-                );
+                let what = format!("it was no longer ours ({gone:?})");
+                report!(Warn, "releasing `{name}` of {owner}: {what}");
             }
             Err(unexpected) => {
                 self.counters.releases_failed.add(1);
-                report!(Warn, "releasing `{}`: {unexpected}", release.name);
+                report!(Warn, "releasing `{name}` of {owner}: {unexpected}");
             }
         }
     }
 
     fn given_up(&self, release: &DeferredInfo, why: &RedisError) {
-        let name = &release.name;
-        if release.for_good {
-            self.counters.releases_failed.add(1);
-            report!(
-                Warn,
-                "giving back permits of `{name}`: {why}; given up, and they count as taken for good"
-            );
-        } else if release.undo {
+        let (name, owner) = (&release.name, &*release.owner);
+        if release.undo && !release.for_good {
             report!(Debug, "undoing an acquire of `{name}`: {why}");
-        } else {
-            self.counters.releases_failed.add(1);
-            report!(
-                Warn,
-                "releasing `{name}`: {why}; it frees itself when its lease runs out"
-            );
+            return;
         }
+        self.counters.releases_failed.add(1);
+        let (doing, then) = match release.for_good {
+            true => (
+                format!("giving back permits of `{name}`"),
+                "given up, and they count as taken for good",
+            ),
+            false => (
+                format!("releasing `{name}` of {owner}"),
+                "it frees itself when its lease runs out",
+            ),
+        };
+        report!(Warn, "{doing}: {why}; {then}");
     }
 }

@@ -1,8 +1,8 @@
-//! When the watchdog has to handle each hold, and in which order to renew them. No I/O and no clock of its own.
+//! When the watchdog has to handle each entry, and in which order to renew them. No I/O and no clock of its own.
 //!
-//! An *armed* entry is handled when it is due. If its renewal is due then, it is also *queued*; the entry that ends first
-//! is renewed first. While it is queued or its renewal is unanswered, it stays armed for the moment at which its loss has
-//! to be reported, so nobody has to search the renewals under way for holds that are over.
+//! An *armed* entry is handled when it is due. If its renewal is due then, it is also *queued*: it stays armed for the
+//! moment at which its loss has to be reported, and what ends first is renewed first. So nobody has to search the renewals
+//! under way for holds that are over.
 //!
 //! ```text
 //!   armed ──due──► take_due ──queue──► armed and queued ──take_renewal──► armed, its renewal under way
@@ -13,16 +13,18 @@
 //! Every step costs the logarithm of the number of entries, however many are due, queued or under way.
 
 use std::cmp::Ordering as Order;
-use std::collections::{BTreeSet, HashMap};
-use std::sync::Arc;
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What can be on a schedule.
-pub(crate) trait Scheduled {
+/// What can be on a schedule: a pointer to it.
+pub(crate) trait Scheduled: Clone {
     /// Unique among the entries; of two that are due at the same moment the lower number is first.
     fn number(&self) -> u64;
 
     fn times(&self) -> &Times;
+
+    /// Whether it counts as one of the [entries](Schedule::len).
+    fn counts(&self) -> bool;
 }
 
 /// By what the schedule finds an entry. Only the schedule changes it, under the mutex of the schedule.
@@ -32,112 +34,91 @@ pub(crate) struct Times {
     due: AtomicU64,
 }
 
-/// Entries by when they are due, and those queued for renewal by when they end, both as `time::nanos`.
-pub(crate) struct Schedule<T: ?Sized> {
+/// Entries by when they are due, of `time::nanos`, and those of them that are queued for renewal.
+pub(crate) struct Schedule<T> {
     due: BTreeSet<Item<T>>,
     renewals: BTreeSet<Item<T>>,
-    /// When each queued entry ends, by its number. Few are queued, so that is not kept in all.
-    ends: HashMap<u64, u64>,
+    counted: usize,
 }
 
 /// An entry and its moment; entries with the same moment are in the order of their numbers.
-struct Item<T: ?Sized> {
+struct Item<T> {
     at: u64,
-    entry: Arc<T>,
+    entry: T,
 }
 
-impl<T: Scheduled + ?Sized> Ord for Item<T> {
+impl<T: Scheduled> Ord for Item<T> {
     fn cmp(&self, other: &Self) -> Order {
         let by_number = || self.entry.number().cmp(&other.entry.number());
         self.at.cmp(&other.at).then_with(by_number)
     }
 }
 
-impl<T: Scheduled + ?Sized> PartialOrd for Item<T> {
+impl<T: Scheduled> PartialOrd for Item<T> {
     fn partial_cmp(&self, other: &Self) -> Option<Order> {
         Some(self.cmp(other))
     }
 }
 
-impl<T: Scheduled + ?Sized> PartialEq for Item<T> {
+impl<T: Scheduled> PartialEq for Item<T> {
     fn eq(&self, other: &Self) -> bool {
         self.cmp(other).is_eq()
     }
 }
 
-impl<T: Scheduled + ?Sized> Eq for Item<T> {}
+impl<T: Scheduled> Eq for Item<T> {}
 
-impl<T: Scheduled + ?Sized> Schedule<T> {
+impl<T: Scheduled> Schedule<T> {
     pub(crate) fn new() -> Self {
         Self {
             due: BTreeSet::new(),
             renewals: BTreeSet::new(),
-            ends: HashMap::new(),
+            counted: 0,
         }
     }
 
     /// Schedules `entry` for `due`; it is no longer queued.
-    pub(crate) fn arm(&mut self, entry: Arc<T>, due: u64) {
+    pub(crate) fn arm(&mut self, entry: T, due: u64) {
         self.disarm(&entry);
-        let due = due.max(1);
-        entry.times().due.store(due, Ordering::Relaxed);
-        self.due.insert(Item { at: due, entry });
+        let at = due.max(1);
+        entry.times().due.store(at, Ordering::Relaxed);
+        self.counted += usize::from(entry.counts());
+        self.due.insert(Item { at, entry });
     }
 
-    /// Queues `entry`, which ends at `ends`, for renewal, and schedules it for `due`.
-    pub(crate) fn queue(&mut self, entry: &Arc<T>, ends: u64, due: u64) {
-        self.arm(Arc::clone(entry), due);
-        let ends = ends.max(1);
-        self.ends.insert(entry.number(), ends);
-        let entry = Arc::clone(entry);
-        self.renewals.insert(Item { at: ends, entry });
+    /// Queues `entry` for renewal, and schedules it for its end.
+    pub(crate) fn queue(&mut self, entry: &T, ends: u64) {
+        self.arm(entry.clone(), ends);
+        let (at, entry) = (ends.max(1), entry.clone());
+        self.renewals.insert(Item { at, entry });
     }
 
-    /// Removes `entry`; `true` if it was armed.
-    pub(crate) fn disarm(&mut self, entry: &Arc<T>) -> bool {
-        let item = |at| Item {
-            at,
-            entry: Arc::clone(entry),
-        };
-        if let Some(ends) = self.forget_end(entry) {
-            self.renewals.remove(&item(ends));
+    /// Removes `entry`, if it is armed.
+    pub(crate) fn disarm(&mut self, entry: &T) {
+        let at = entry.times().due.swap(0, Ordering::Relaxed);
+        if at == 0 {
+            return;
         }
-        let due = entry.times().due.swap(0, Ordering::Relaxed);
-        due != 0 && self.due.remove(&item(due))
-    }
-
-    /// When `entry` ends, if it was queued.
-    fn forget_end(&mut self, entry: &T) -> Option<u64> {
-        if self.ends.is_empty() {
-            return None;
+        let entry = entry.clone();
+        self.counted -= usize::from(entry.counts());
+        let item = Item { at, entry };
+        self.due.remove(&item);
+        if !self.renewals.is_empty() {
+            self.renewals.remove(&item);
         }
-        let ends = self.ends.remove(&entry.number());
-        if self.ends.is_empty() && self.ends.capacity() > 1024 {
-            self.ends = HashMap::new();
-        }
-        ends
     }
 
     /// The entry that is due first, and when.
-    pub(crate) fn first_due(&self) -> Option<(u64, &Arc<T>)> {
+    pub(crate) fn first_due(&self) -> Option<(u64, &T)> {
         let Item { at, entry } = self.due.first()?;
         Some((*at, entry))
     }
 
     /// Removes and returns the entry that is due first.
-    pub(crate) fn take_due(&mut self) -> Option<Arc<T>> {
-        let entry = Arc::clone(self.first_due()?.1);
+    pub(crate) fn take_due(&mut self) -> Option<T> {
+        let entry = self.first_due()?.1.clone();
         self.disarm(&entry);
         Some(entry)
-    }
-
-    pub(crate) fn has_renewals(&self) -> bool {
-        !self.renewals.is_empty()
-    }
-
-    /// When the queued entry ends that ends first.
-    pub(crate) fn first_end(&self) -> Option<u64> {
-        self.renewals.first().map(|item| item.at)
     }
 
     /// How many entries are queued.
@@ -145,24 +126,17 @@ impl<T: Scheduled + ?Sized> Schedule<T> {
         self.renewals.len()
     }
 
-    /// The queued entries, in the order in which they end.
-    pub(crate) fn renewals(&self) -> impl Iterator<Item = &Arc<T>> {
-        self.renewals.iter().map(|item| &item.entry)
-    }
-
     /// Takes the queued entry that ends first, to renew it now; it stays armed.
-    pub(crate) fn take_renewal(&mut self) -> Option<Arc<T>> {
-        let Item { entry, .. } = self.renewals.pop_first()?;
-        self.forget_end(&entry);
-        Some(entry)
+    pub(crate) fn take_renewal(&mut self) -> Option<T> {
+        Some(self.renewals.pop_first()?.entry)
     }
 
-    /// How many entries are armed.
+    /// How many entries that count are armed.
     pub(crate) fn len(&self) -> usize {
-        self.due.len()
+        self.counted
     }
 
-    pub(crate) fn take_all(&mut self) -> Vec<Arc<T>> {
+    pub(crate) fn take_all(&mut self) -> Vec<T> {
         std::iter::from_fn(|| self.take_due()).collect()
     }
 }
@@ -170,6 +144,8 @@ impl<T: Scheduled + ?Sized> Schedule<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    use std::sync::Arc;
 
     use proptest::prelude::*;
 
@@ -190,7 +166,7 @@ mod tests {
         }
     }
 
-    impl Scheduled for Entry {
+    impl Scheduled for Arc<Entry> {
         fn number(&self) -> u64 {
             self.number
         }
@@ -198,6 +174,10 @@ mod tests {
         fn times(&self) -> &Times {
             self.looks.fetch_add(1, Ordering::Relaxed);
             &self.times
+        }
+
+        fn counts(&self) -> bool {
+            self.number != 0
         }
     }
 
@@ -208,7 +188,7 @@ mod tests {
         for (number, ends) in [(1, 50), (2, 20), (3, 70), (4, 20), (5, 10)] {
             let entry = Entry::new(number, &Arc::default());
             schedule.arm(Arc::clone(&entry), 1);
-            schedule.queue(&entry, ends, ends);
+            schedule.queue(&entry, ends);
         }
         let renewed = std::iter::from_fn(|| schedule.take_renewal()).map(|entry| entry.number);
         assert_eq!(renewed.collect::<Vec<_>>(), [5, 2, 4, 1, 3]);
@@ -220,8 +200,8 @@ mod tests {
         let entry = Entry::new(1, &Arc::default());
         schedule.arm(Arc::clone(&entry), 10);
         assert!(schedule.take_due().is_some() && schedule.len() == 0);
-        schedule.queue(&entry, 30, 30);
-        assert!(schedule.take_renewal().is_some() && !schedule.has_renewals());
+        schedule.queue(&entry, 30);
+        assert!(schedule.take_renewal().is_some() && schedule.queued() == 0);
         assert_eq!(schedule.first_due().map(|(due, _)| due), Some(30));
         // Confirmed.
         schedule.arm(Arc::clone(&entry), 40);
@@ -233,9 +213,9 @@ mod tests {
     fn the_work_for_a_reply_does_not_grow_with_what_waits_for_one() {
         let looks_for_a_batch = |entries: u64| {
             let (mut schedule, looks) = (Schedule::new(), Arc::default());
-            for number in 0..entries {
+            for number in 1..=entries {
                 let entry = Entry::new(number, &looks);
-                schedule.queue(&entry, entries - number, 1_000_000);
+                schedule.queue(&entry, 1_000_000 - number);
             }
             let sent: Vec<_> = std::iter::from_fn(|| schedule.take_renewal())
                 .take(256)
@@ -256,7 +236,7 @@ mod tests {
     #[derive(Debug, Clone)]
     enum Step {
         Arm(usize, u64),
-        Queue(usize, u64, u64),
+        Queue(usize, u64),
         Disarm(usize),
         TakeDue,
         TakeRenewal,
@@ -266,8 +246,7 @@ mod tests {
         let (entry, at) = (0..5_usize, 1..8_u64);
         let step = prop_oneof![
             (entry.clone(), at.clone()).prop_map(|(entry, due)| Step::Arm(entry, due)),
-            (entry.clone(), at.clone(), at)
-                .prop_map(|(entry, ends, due)| Step::Queue(entry, ends, due)),
+            (entry.clone(), at).prop_map(|(entry, ends)| Step::Queue(entry, ends)),
             entry.prop_map(Step::Disarm),
             Just(Step::TakeDue),
             Just(Step::TakeRenewal),
@@ -285,8 +264,8 @@ mod tests {
             keys.filter(|(key, _)| *key != 0).min()
         }
 
-        fn count(&self, key: fn(&(u64, u64)) -> u64) -> usize {
-            self.0.iter().filter(|its| key(its) != 0).count()
+        fn count(&self, from: usize, key: fn(&(u64, u64)) -> u64) -> usize {
+            self.0[from..].iter().filter(|its| key(its) != 0).count()
         }
     }
 
@@ -303,13 +282,13 @@ mod tests {
                         schedule.arm(Arc::clone(&entries[n]), due);
                         searched.0[n] = (due, 0);
                     }
-                    Step::Queue(n, ends, due) => {
-                        schedule.queue(&entries[n], ends, due);
-                        searched.0[n] = (due, ends);
+                    Step::Queue(n, ends) => {
+                        schedule.queue(&entries[n], ends);
+                        searched.0[n] = (ends, ends);
                     }
                     Step::Disarm(n) => {
-                        let before = std::mem::take(&mut searched.0[n]);
-                        prop_assert_eq!(schedule.disarm(&entries[n]), before.0 != 0);
+                        searched.0[n] = (0, 0);
+                        schedule.disarm(&entries[n]);
                     }
                     Step::TakeDue => {
                         let taken = schedule.take_due().and_then(|entry| place(&entry));
@@ -329,12 +308,12 @@ mod tests {
                 let first = schedule.first_due();
                 let first = first.and_then(|(due, entry)| Some((due, place(entry)?)));
                 prop_assert_eq!(first, searched.first(due));
-                prop_assert_eq!(schedule.len(), searched.count(due));
-                prop_assert_eq!(schedule.renewals().count(), searched.count(ends));
-                prop_assert_eq!(schedule.has_renewals(), searched.count(ends) > 0);
+                // The first does not count.
+                prop_assert_eq!(schedule.len(), searched.count(1, due));
+                prop_assert_eq!(schedule.queued(), searched.count(0, ends));
             }
             schedule.take_all();
-            prop_assert!(schedule.len() == 0 && !schedule.has_renewals());
+            prop_assert!(schedule.len() == 0 && schedule.queued() == 0);
         }
     }
 }

@@ -19,9 +19,6 @@ use crate::time;
 /// once that is seen, the key is extended more often.
 const KEEP_LOCK: Duration = Duration::from_secs(10);
 
-/// The shortest time between two such renewals.
-const KEEP_LOCK_MOST: Duration = Duration::from_millis(5);
-
 /// No such moment, and no such limit.
 const NEVER: u64 = u64::MAX;
 
@@ -34,14 +31,6 @@ pub(crate) enum Duty {
     Lose(LossReason),
 }
 
-/// Who renews a hold.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum RenewedBy {
-    Watchdog,
-    /// By the watchdogs of several servers, each of which renews what its server keeps.
-    Nodes,
-}
-
 /// The lease of one hold. Moments are `time::nanos` and spans nanoseconds, to keep it small: every hold has one.
 #[derive(Debug, Clone)]
 pub(crate) struct Lease {
@@ -49,32 +38,17 @@ pub(crate) struct Lease {
     until: u64,
     /// What a renewal asks for.
     ttl: u64,
-    rare: Option<Box<Rare>>,
-    /// How soon the renewal of a read hold is due again, in microseconds: see [`KEEP_LOCK`].
-    keep_lock_us: u32,
-    is_renewed: bool,
-    renewed_by: RenewedBy,
-    /// A renewal was due, or failed, and none has been confirmed since.
-    renewal_failed: bool,
-}
-
-/// What few leases have.
-#[derive(Debug, Clone)]
-struct Rare {
-    /// The longest lease ever requested, if that is longer than the one now: that one may not have arrived.
+    /// The longest lease ever requested: the one now may not have arrived.
     longest: u64,
     max_hold: u64,
     max_until: u64,
-}
-
-impl Default for Rare {
-    fn default() -> Self {
-        Self {
-            longest: 0,
-            max_hold: NEVER,
-            max_until: NEVER,
-        }
-    }
+    /// How soon the renewal of a read hold is due again, in microseconds: see [`KEEP_LOCK`].
+    keep_lock_us: u32,
+    is_renewed: bool,
+    /// The watchdogs of several servers renew what their servers keep, and report when that ends.
+    has_parts: bool,
+    /// A renewal was due, or failed, and none has been confirmed since.
+    renewal_failed: bool,
 }
 
 /// The part of a lease that does not count as certain: a hundredth, for clocks that run at different speeds, and 2 ms.
@@ -105,24 +79,22 @@ fn max_hold_of(policy: LeasePolicy) -> u64 {
 impl Lease {
     /// The lease of a hold that is about to be requested.
     pub(crate) fn new(policy: LeasePolicy, ttl: Duration) -> Self {
-        let max_hold = max_hold_of(policy);
-        let limited = (max_hold != NEVER).then(|| Rare {
-            max_hold,
-            ..Rare::default()
-        });
         Self {
             until: 0,
             ttl: span(ttl),
-            rare: limited.map(Box::new),
+            longest: span(ttl),
+            max_hold: max_hold_of(policy),
+            max_until: NEVER,
             keep_lock_us: micros(KEEP_LOCK),
             is_renewed: matches!(policy, LeasePolicy::Renewed { .. }),
-            renewed_by: RenewedBy::Watchdog,
+            has_parts: false,
             renewal_failed: false,
         }
     }
 
-    pub(crate) fn renewed_by(self, renewed_by: RenewedBy) -> Self {
-        Self { renewed_by, ..self }
+    /// The watchdogs of several servers renew what their servers keep, and report when that ends.
+    pub(crate) fn make_of_parts(&mut self) {
+        self.has_parts = true;
     }
 
     /// Until when the hold is certain, of `time::nanos`.
@@ -135,36 +107,22 @@ impl Lease {
     }
 
     pub(crate) fn longest(&self) -> Duration {
-        Duration::from_nanos(self.longest_nanos())
-    }
-
-    fn longest_nanos(&self) -> u64 {
-        let longest = self.rare.as_ref().map_or(0, |rare| rare.longest);
-        longest.max(self.ttl)
-    }
-
-    fn max_hold(&self) -> u64 {
-        self.rare.as_ref().map_or(NEVER, |rare| rare.max_hold)
-    }
-
-    fn max_until(&self) -> u64 {
-        self.rare.as_ref().map_or(NEVER, |rare| rare.max_until)
+        Duration::from_nanos(self.longest)
     }
 
     /// Changes what a renewal asks for. A longer lease is not forgotten.
     fn set_ttl(&mut self, ttl: Duration) {
-        let longest = self.longest_nanos();
         self.ttl = span(ttl);
-        if self.longest_nanos() < longest {
-            self.rare.get_or_insert_default().longest = longest;
-        }
+        self.may_last(ttl);
     }
 
     /// How it was taken, or taken last.
     pub(crate) fn policy(&self) -> LeasePolicy {
         if self.is_renewed {
             LeasePolicy::Renewed {
-                max_hold: (self.max_hold() != NEVER).then(|| Duration::from_nanos(self.max_hold())),
+                max_hold: self
+                    .is_limited()
+                    .then(|| Duration::from_nanos(self.max_hold)),
             }
         } else {
             LeasePolicy::Fixed(self.ttl())
@@ -183,40 +141,34 @@ impl Lease {
     /// Redis has granted it to an acquire of which the first byte left after `sent_at`.
     pub(crate) fn grant(&mut self, sent_at: Instant, now: Instant) {
         self.limit(now);
-        self.extend(sent_at, self.ttl(), now);
+        self.extend(sent_at, self.ttl());
     }
 
     /// Whether it matters when a grant is noticed, and not only when the request was sent.
-    pub(crate) fn needs_now(&self) -> bool {
-        self.rare.is_some() || self.renewed_by == RenewedBy::Nodes
+    pub(crate) fn is_limited(&self) -> bool {
+        self.max_hold != NEVER
     }
 
     /// It ends `max_hold` from now, if it has one.
     fn limit(&mut self, now: Instant) {
-        if let Some(rare) = &mut self.rare {
-            rare.max_until = match rare.max_hold {
-                NEVER => NEVER,
-                max => time::nanos(now).saturating_add(max),
-            };
-        }
+        self.max_until = match self.max_hold {
+            NEVER => NEVER,
+            max => time::nanos(now).saturating_add(max),
+        };
     }
 
     /// Redis has confirmed the hold for `ttl` from `sent_at` on. Never shortens.
-    pub(crate) fn extend(&mut self, sent_at: Instant, ttl: Duration, now: Instant) {
+    pub(crate) fn extend(&mut self, sent_at: Instant, ttl: Duration) {
         let until = end_of(sent_at, ttl);
-        // Others may have had it since: a single server cannot know, but the hold must not become valid again.
-        if self.renewed_by == RenewedBy::Nodes && self.is_over(now) {
-            return;
-        }
         if until > self.until {
             self.set_until(until);
         }
     }
 
     /// Redis has confirmed a renewal sent at `sent_at`. Ignored if the lease has become a fixed one since.
-    pub(crate) fn was_renewed(&mut self, sent_at: Instant, now: Instant) {
+    pub(crate) fn was_renewed(&mut self, sent_at: Instant) {
         if self.is_renewed {
-            self.extend(sent_at, self.ttl(), now);
+            self.extend(sent_at, self.ttl());
         }
     }
 
@@ -227,39 +179,24 @@ impl Lease {
         self.until = until;
     }
 
-    /// Whether it was certain once, and that has passed.
-    fn is_over(&self, now: Instant) -> bool {
-        self.until != 0 && self.until <= time::nanos(now)
-    }
-
-    /// A majority of servers keeps the hold until then and no longer, which can be less than before. `false` if its time
-    /// had passed: others may have had it since, so it never becomes valid again.
-    pub(crate) fn majority_keeps_until(&mut self, until: Instant, now: Instant) -> bool {
-        let held = !self.is_over(now);
-        if held {
-            self.set_until(time::nanos(until));
-        }
-        held
+    /// A majority of servers keeps the hold until then and no longer, which can be less than before.
+    pub(crate) fn is_kept_until(&mut self, until: Instant) {
+        self.set_until(time::nanos(until));
     }
 
     /// From now on it is renewed, or ends by itself, with another lease.
     pub(crate) fn change(&mut self, policy: LeasePolicy, ttl: Duration, now: Instant) {
         self.set_ttl(ttl);
         self.is_renewed = matches!(policy, LeasePolicy::Renewed { .. });
-        let max_hold = max_hold_of(policy);
-        if max_hold != self.max_hold() {
-            self.rare.get_or_insert_default().max_hold = max_hold;
-        }
-        if max_hold != NEVER {
+        self.max_hold = max_hold_of(policy);
+        if self.is_limited() {
             self.limit(now);
         }
     }
 
     /// A request with that lease is about to be sent, and may be carried out even if no reply comes.
     pub(crate) fn may_last(&mut self, ttl: Duration) {
-        if span(ttl) > self.longest_nanos() {
-            self.rare.get_or_insert_default().longest = span(ttl);
-        }
+        self.longest = self.longest.max(span(ttl));
     }
 
     /// Another, fixed lease is about to be requested. From now on the hold is not renewed, and certain for no longer than
@@ -267,9 +204,7 @@ impl Lease {
     pub(crate) fn ask_for(&mut self, asked_at: Instant, ttl: Duration) {
         self.set_ttl(ttl);
         self.is_renewed = false;
-        if let Some(rare) = &mut self.rare {
-            (rare.max_hold, rare.max_until) = (NEVER, NEVER);
-        }
+        (self.max_hold, self.max_until) = (NEVER, NEVER);
         self.until = self.until.min(end_of(asked_at, ttl));
     }
 
@@ -294,8 +229,11 @@ impl Lease {
 
     /// When it is due for the watchdog, after a grant or renewal sent at `sent_at`.
     pub(crate) fn due_after(&self, sent_at: Instant, mode: Mode) -> Instant {
-        let mut due = self.until.min(self.max_until());
-        if self.is_renewed && self.renewed_by == RenewedBy::Watchdog {
+        if self.has_parts {
+            return time::instant(self.max_until);
+        }
+        let mut due = self.until.min(self.max_until);
+        if self.is_renewed {
             due = due.min(time::nanos(sent_at + self.ttl() / 3));
         }
         if mode == Mode::Shared {
@@ -306,12 +244,12 @@ impl Lease {
 
     /// When it is due again, if no reply has come by `at`.
     pub(crate) fn look_again(&self, at: Instant) -> Instant {
-        time::instant(time::nanos(at).min(self.until).min(self.max_until()))
+        time::instant(time::nanos(at).min(self.until).min(self.max_until))
     }
 
     pub(crate) fn duty(&self, now: Instant, mode: Mode) -> Duty {
         let at = time::nanos(now);
-        if at >= self.until {
+        if at >= self.until && !self.has_parts {
             let unreachable = self.is_renewed && self.renewal_failed;
             return Duty::Lose(if unreachable {
                 LossReason::Unreachable
@@ -319,14 +257,15 @@ impl Lease {
                 LossReason::Expired
             });
         }
-        if at >= self.max_until() {
+        if at >= self.max_until {
             return Duty::Lose(LossReason::MaxHold);
         }
-        let by_itself = self.is_renewed || mode == Mode::Shared;
-        match self.renewed_by {
-            RenewedBy::Watchdog if by_itself => Duty::Renew,
-            RenewedBy::Watchdog => Duty::Wait(time::instant(self.until)),
-            RenewedBy::Nodes => Duty::Wait(time::instant(self.until.min(self.max_until()))),
+        if self.has_parts {
+            Duty::Wait(time::instant(self.max_until))
+        } else if self.is_renewed || mode == Mode::Shared {
+            Duty::Renew
+        } else {
+            Duty::Wait(time::instant(self.until))
         }
     }
 }
@@ -343,7 +282,7 @@ fn micros(span: Duration) -> u32 {
 fn keep_lock_again(last: Duration, found: Option<Duration>) -> Duration {
     found
         .map_or(last * 2, |found| found / 3)
-        .clamp(KEEP_LOCK_MOST, KEEP_LOCK)
+        .clamp(KEEP_LOCK / 2000, KEEP_LOCK)
 }
 
 #[cfg(test)]
@@ -359,25 +298,19 @@ mod tests {
     }
 
     #[test]
-    fn what_a_majority_keeps_may_change_until_its_time_has_passed_once() {
+    fn what_a_majority_keeps_ends_when_the_majority_does() {
         let ttl = Duration::from_secs(60);
-        let mut lease = Lease::new(LeasePolicy::Fixed(ttl), ttl).renewed_by(RenewedBy::Nodes);
+        let mut lease = Lease::new(LeasePolicy::Fixed(ttl), ttl);
+        lease.make_of_parts();
         let begin = Instant::now();
         lease.grant(begin, begin);
         for secs in [70, 50] {
             let until = begin + Duration::from_secs(secs);
-            assert!(lease.majority_keeps_until(until, begin));
+            lease.is_kept_until(until);
             assert_eq!(lease.until(), time::nanos(until));
+            let duty = lease.duty(until, Mode::Exclusive);
+            assert!(matches!(duty, Duty::Wait(_)), "its parts are lost");
         }
-        let until = begin + ms(1);
-        assert!(lease.majority_keeps_until(until, begin));
-        assert!(!lease.majority_keeps_until(begin + ttl, until));
-        lease.extend(until, ttl, until);
-        assert_eq!(lease.until(), time::nanos(until));
-        assert_eq!(
-            lease.duty(until, Mode::Exclusive),
-            Duty::Lose(LossReason::Expired)
-        );
     }
 
     #[test]
@@ -386,10 +319,11 @@ mod tests {
             max_hold: Some(ms(500)),
         };
         let begin = Instant::now();
-        for renewed_by in [RenewedBy::Watchdog, RenewedBy::Nodes] {
-            let mut lease = Lease::new(policy, ms(300)).renewed_by(renewed_by);
+        for has_parts in [false, true] {
+            let mut lease = Lease::new(policy, ms(300));
+            lease.has_parts = has_parts;
             lease.grant(begin, begin + ms(10));
-            lease.was_renewed(begin + ms(250), begin + ms(251));
+            lease.was_renewed(begin + ms(250));
             let duty = |at| lease.duty(begin + ms(at), Mode::Exclusive);
             assert!(!matches!(duty(509), Duty::Lose(_)));
             assert_eq!(duty(510), Duty::Lose(LossReason::MaxHold));
@@ -405,7 +339,7 @@ mod tests {
         lease.renewal_failed();
         let over = |lease: &Lease| lease.duty(begin + ms(2_000), Mode::Exclusive);
         assert_eq!(over(&lease), Duty::Lose(LossReason::Unreachable));
-        lease.was_renewed(begin + ms(100), begin + ms(101));
+        lease.was_renewed(begin + ms(100));
         assert_eq!(over(&lease), Duty::Lose(LossReason::Expired));
     }
 
@@ -423,7 +357,7 @@ mod tests {
         assert_eq!(lease.longest(), ms(20_000));
         assert_eq!(lease.policy(), LeasePolicy::Fixed(ms(1_000)));
         // A renewal of the time before counts for nothing.
-        lease.was_renewed(begin + ms(90), begin + ms(120));
+        lease.was_renewed(begin + ms(90));
         assert_eq!(lease.until(), time::nanos(begin + ms(1_088)));
         lease.was_set(begin + ms(100), ms(20_000));
         assert_eq!(lease.until(), time::nanos(begin + ms(19_898)));
@@ -497,7 +431,7 @@ mod tests {
                 let before = lease.until();
                 match step {
                     Step::Renewed { sent } => {
-                        lease.was_renewed(now - ms(sent.min(pause)), now);
+                        lease.was_renewed(now - ms(sent.min(pause)));
                         prop_assert!(lease.until() >= before);
                     }
                     Step::AskFor { ttl } => {

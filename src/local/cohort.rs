@@ -6,25 +6,23 @@
 
 use std::time::{Duration, Instant};
 
-use crate::time::Moment;
-
 /// A gap after a release that is longer than this, and than the tenure, ends the cohort.
 pub(super) const GAP: Duration = Duration::from_millis(5);
 
 /// The age of a cohort. `R` is a release under way.
 #[derive(Debug, Clone)]
 pub(super) struct Cohort<R> {
-    tenure_nanos: u64,
-    since: Option<Moment>,
-    last_release: Option<(Moment, R)>,
+    tenure: Duration,
+    since: Option<Instant>,
+    last_release: Option<(Instant, R)>,
     /// When the last release was sent that is known to have notified nobody.
-    alone_at: Option<Moment>,
+    alone_at: Option<Instant>,
 }
 
 impl<R> Cohort<R> {
     pub(super) fn new(tenure: Duration) -> Self {
         Self {
-            tenure_nanos: u64::try_from(tenure.as_nanos()).unwrap_or(u64::MAX),
+            tenure,
             since: None,
             last_release: None,
             alone_at: None,
@@ -32,12 +30,12 @@ impl<R> Cohort<R> {
     }
 
     pub(super) fn tenure(&self) -> Duration {
-        Duration::from_nanos(self.tenure_nanos)
+        self.tenure
     }
 
     /// Redis granted something: the cohort starts, unless it has before.
     pub(super) fn granted(&mut self, now: Instant) {
-        self.since.get_or_insert_with(|| now.into());
+        self.since.get_or_insert(now);
     }
 
     pub(super) fn has_started(&self) -> bool {
@@ -47,23 +45,19 @@ impl<R> Cohort<R> {
     /// Whether what began at `since` is younger than a tenure.
     ///
     /// A permit counts from its own grant, a lock from the start of the cohort: see [`is_young`](Self::is_young).
-    pub(super) fn is_within_tenure(
-        &self,
-        since: impl Into<Moment>,
-        now: impl Into<Moment>,
-    ) -> bool {
-        now.into().nanos_since(since.into()) < self.tenure_nanos
+    pub(super) fn is_within_tenure(&self, since: Instant, now: Instant) -> bool {
+        now.saturating_duration_since(since) < self.tenure
     }
 
     /// Whether the cohort has started and is younger than a tenure.
-    pub(super) fn is_young(&self, now: impl Into<Moment>) -> bool {
+    pub(super) fn is_young(&self, now: Instant) -> bool {
         self.since
             .is_some_and(|since| self.is_within_tenure(since, now))
     }
 
     /// A release was sent to Redis, of which other processes may be notified.
     pub(super) fn released(&mut self, release: R, now: Instant) {
-        self.last_release = Some((now.into(), release));
+        self.last_release = Some((now, release));
     }
 
     /// The last release, until the cohort ends.
@@ -91,7 +85,6 @@ impl<R> Cohort<R> {
     /// trip, and whoever has begun to wait since is notified of one in the next tenure.
     pub(super) fn yield_after(&mut self, now: Instant) -> Option<R> {
         let (released_at, _) = self.last_release.as_ref()?;
-        let now = Moment::from(now);
         if self.is_too_long_ago(*released_at, now) {
             self.end();
             return None;
@@ -110,11 +103,11 @@ impl<R> Cohort<R> {
     pub(super) fn is_forgettable(&self, now: Instant) -> bool {
         self.last_release
             .as_ref()
-            .is_none_or(|(released_at, _)| self.is_too_long_ago(*released_at, now.into()))
+            .is_none_or(|(released_at, _)| self.is_too_long_ago(*released_at, now))
     }
 
-    fn is_too_long_ago(&self, released_at: Moment, now: Moment) -> bool {
-        Duration::from_nanos(now.nanos_since(released_at)) > self.tenure().max(GAP)
+    fn is_too_long_ago(&self, released_at: Instant, now: Instant) -> bool {
+        now.saturating_duration_since(released_at) > self.tenure.max(GAP)
     }
 
     #[cfg(test)]
@@ -122,11 +115,7 @@ impl<R> Cohort<R> {
     where
         R: Copy,
     {
-        let released = self.last_release;
-        (
-            self.since.map(Instant::from),
-            released.map(|(at, release)| (at.into(), release)),
-        )
+        (self.since, self.last_release)
     }
 }
 

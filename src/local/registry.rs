@@ -18,8 +18,8 @@ const SHARDS: usize = 32;
 /// How long an idle entry is kept: longer than any gap that does not end a tenure.
 const LINGER: Duration = Duration::from_millis(20);
 
-/// A sweep ends after checking so many entries, or once so many of them were still needed.
-const SWEEP: (usize, usize) = (4096, 512);
+/// How many entries a sweep checks at most.
+const SWEEP: usize = 1024;
 
 /// The key of an entry.
 pub(crate) trait Key: Clone + Eq + Hash {
@@ -49,16 +49,8 @@ pub(crate) struct Entry<K: Key, T, S: State> {
 
 struct Listed<S> {
     state: S,
-    on_list: OnList,
-}
-
-/// Whether an entry is on the list of free ones.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum OnList {
-    Yes,
-    No,
-    /// It is outside the registry.
-    Never,
+    /// It need not be put on the list of free ones: it is there, or outside the registry.
+    is_listed: bool,
 }
 
 /// What the entries of one registry share.
@@ -85,19 +77,10 @@ impl<K: Key, T, S: State> Entry<K, T, S> {
     }
 
     pub(crate) fn lock(&self) -> EntryGuard<'_, K, S> {
-        self.guard(self.state.lock())
-    }
-
-    /// The same, unless another thread has it.
-    pub(crate) fn try_lock(&self) -> Option<EntryGuard<'_, K, S>> {
-        Some(self.guard(self.state.try_lock()?))
-    }
-
-    fn guard<'a>(&'a self, state: MutexGuard<'a, Listed<S>>) -> EntryGuard<'a, K, S> {
         EntryGuard {
             key: &self.key,
             all: &self.all,
-            state,
+            state: self.state.lock(),
         }
     }
 }
@@ -126,8 +109,8 @@ impl<K: Key, S: State> DerefMut for EntryGuard<'_, K, S> {
 
 impl<K: Key, S: State> Drop for EntryGuard<'_, K, S> {
     fn drop(&mut self) {
-        if self.state.on_list == OnList::No && self.state.state.is_free() {
-            self.state.on_list = OnList::Yes;
+        if !self.state.is_listed && self.state.state.is_free() {
+            self.state.is_listed = true;
             let key = self.key.clone();
             self.all.free.lock().push_back((Instant::now(), key));
         }
@@ -138,11 +121,11 @@ impl<K: Key, S: State> Drop for EntryGuard<'_, K, S> {
 pub(crate) struct Registry<K: Key, T, S: State> {
     /// The last is for separate keys.
     shards: Vec<Mutex<Shard<K, T, S>>>,
-    seeds: Seeds,
+    hashes: RandomState,
     all: Arc<Common<K, S::Common>>,
 }
 
-type Shard<K, T, S> = HashSet<ByKey<K, T, S>, Seeds>;
+type Shard<K, T, S> = HashSet<ByKey<K, T, S>>;
 
 /// An entry in a set, found by its key. A map would keep every key twice.
 struct ByKey<K: Key, T, S: State>(Arc<Entry<K, T, S>>);
@@ -173,114 +156,28 @@ impl<K: Key, T, S: State> PartialEq for ByKey<K, T, S> {
 
 impl<K: Key, T, S: State> Eq for ByKey<K, T, S> {}
 
-/// What the hashes of one registry begin with: random, or names could be chosen to collide.
-#[derive(Clone, Copy)]
-struct Seeds {
-    state: u64,
-    factor: u64,
-}
-
-impl Seeds {
-    fn random() -> Self {
-        let random = RandomState::new();
-        Self {
-            state: random.hash_one(0),
-            factor: random.hash_one(1) | 1,
-        }
-    }
-
-    fn shard(&self, key: &impl Hash) -> usize {
-        // Other bits than those by which a set places its keys: those of one shard would be alike.
-        usize::from(self.hash_one(key).to_le_bytes()[5]) % SHARDS
-    }
-}
-
-impl BuildHasher for Seeds {
-    type Hasher = KeyHasher;
-
-    fn build_hasher(&self) -> KeyHasher {
-        KeyHasher(*self)
-    }
-}
-
-/// Hashes a key word by word: a name is looked up for each lock, and the hasher of the standard library, which is made for
-/// adversaries that see its hashes, takes several times as long.
-///
-/// Each word is added to what came before and multiplied by a secret factor, and the halves of the product are put together.
-///
-/// Source: the folded multiplication of wyhash, as in the crate `foldhash`.
-struct KeyHasher(Seeds);
-
-impl KeyHasher {
-    #[expect(clippy::cast_possible_truncation, reason = "the halves of a product")]
-    fn add(&mut self, word: u64) {
-        let product = u128::from(self.0.state ^ word) * u128::from(self.0.factor);
-        self.0.state = product as u64 ^ (product >> u64::BITS) as u64;
-    }
-}
-
-impl Hasher for KeyHasher {
-    fn write(&mut self, bytes: &[u8]) {
-        let (words, rest) = bytes.as_chunks();
-        for word in words {
-            self.add(u64::from_le_bytes(*word));
-        }
-        // With how many there are, since zeros count as well.
-        let mut last = [0; 8];
-        last[..rest.len()].copy_from_slice(rest);
-        last[7] = u8::try_from(rest.len()).unwrap_or(8);
-        self.add(u64::from_le_bytes(last));
-    }
-
-    fn write_u8(&mut self, byte: u8) {
-        self.add(byte.into());
-    }
-
-    fn write_usize(&mut self, number: usize) {
-        self.add(number as u64);
-    }
-
-    fn finish(&self) -> u64 {
-        self.0.state
-    }
-}
-
-/// The result of a sweep.
-#[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Sweep {
-    /// How many entries were checked.
-    looks: usize,
-    /// How many of them are free but stay for now.
-    stay: usize,
-    /// Whether another sweep is needed.
-    pub(crate) left: bool,
-}
-
 impl<K: Key, T, S: State> Registry<K, T, S> {
     pub(crate) fn new(common: S::Common) -> Self {
         let all = Common {
             free: Mutex::default(),
             more: common,
         };
-        let seeds = Seeds::random();
-        let shard = || Mutex::new(HashSet::with_hasher(seeds));
+        let hashes = RandomState::new();
+        let shard = || Mutex::new(HashSet::with_hasher(hashes.clone()));
         Self {
             shards: (0..=SHARDS).map(|_| shard()).collect(),
-            seeds,
+            hashes,
             all: Arc::new(all),
         }
     }
 
     /// An entry outside the registry, for a query that must not create state.
     pub(crate) fn unregistered(&self, key: K, fixed: T, state: S) -> Arc<Entry<K, T, S>> {
-        self.entry(key, fixed, state, OnList::Never)
-    }
-
-    fn entry(&self, key: K, fixed: T, state: S, on_list: OnList) -> Arc<Entry<K, T, S>> {
+        let is_listed = true;
         Arc::new(Entry {
             key,
             fixed,
-            state: Mutex::new(Listed { state, on_list }),
+            state: Mutex::new(Listed { state, is_listed }),
             all: Arc::clone(&self.all),
         })
     }
@@ -298,11 +195,11 @@ impl<K: Key, T, S: State> Registry<K, T, S> {
         let (fixed, state) = make()?;
         let now = Instant::now();
         self.all.free.lock().push_back((now, key.clone()));
-        let entry = self.entry(key, fixed, state, OnList::Yes);
+        let entry = self.unregistered(key, fixed, state);
         shard.insert(ByKey(Arc::clone(&entry)));
         drop(shard);
         // So that names that are used once do not pile up between two sweeps.
-        self.sweep_few(now, 4, &mut Sweep::default());
+        self.sweep_up_to(4, now);
         Ok(entry)
     }
 
@@ -316,7 +213,8 @@ impl<K: Key, T, S: State> Registry<K, T, S> {
         let shard = if key.is_separate() {
             SHARDS
         } else {
-            self.seeds.shard(key)
+            // Other bits than those by which a set places its keys: those of one shard would be alike.
+            usize::from(self.hashes.hash_one(key).to_le_bytes()[5]) % SHARDS
         };
         &self.shards[shard]
     }
@@ -330,39 +228,27 @@ impl<K: Key, T, S: State> Registry<K, T, S> {
             .collect()
     }
 
-    /// Drops entries that have been idle for a while. The work is bounded, and independent of how many are in use.
-    pub(crate) fn sweep(&self, now: Instant) -> Sweep {
-        let mut sweep = Sweep::default();
-        while sweep.looks < SWEEP.0 && sweep.stay < SWEEP.1 {
-            let looks = sweep.looks;
-            self.sweep_few(now, 64, &mut sweep);
-            if sweep.looks == looks {
-                break;
-            }
-        }
+    /// Drops entries that have been idle for a while; `true` if there may be more to drop. The work is bounded, and
+    /// independent of how many are in use.
+    pub(crate) fn sweep(&self, now: Instant) -> bool {
+        self.sweep_up_to(SWEEP, now);
         let mut free = self.all.free.lock();
-        sweep.left = !free.is_empty();
         if free.is_empty() && free.capacity() > 64 {
             *free = VecDeque::new();
         }
-        sweep
+        !free.is_empty()
     }
 
     /// Checks up to `most` entries, those that became free first.
-    fn sweep_few(&self, now: Instant, most: usize, sweep: &mut Sweep) {
+    fn sweep_up_to(&self, most: usize, now: Instant) {
         let is_due = |since: Instant| now.saturating_duration_since(since) >= LINGER;
         let mut free = self.all.free.lock();
         let due = free.iter().take(most);
         let due = due.take_while(|(since, _)| is_due(*since)).count();
-        if due == 0 {
-            return;
-        }
         let due: Vec<_> = free.drain(..due).collect();
         drop(free);
-        sweep.looks += due.len();
         for (_, key) in due {
             if self.drop_if_idle(&key, now) {
-                sweep.stay += 1;
                 self.all.free.lock().push_back((now, key));
             }
         }
@@ -378,7 +264,7 @@ impl<K: Key, T, S: State> Registry<K, T, S> {
         let unused = Arc::strong_count(entry) == 1;
         let mut state = entry.state.lock();
         if !state.state.is_free() {
-            state.on_list = OnList::No;
+            state.is_listed = false;
             return false;
         }
         if !unused || !state.state.is_idle(now) {
@@ -387,7 +273,7 @@ impl<K: Key, T, S: State> Registry<K, T, S> {
         drop(state);
         let entry = shard.take(key);
         if shard.is_empty() && shard.capacity() > 64 {
-            *shard = HashSet::with_hasher(self.seeds);
+            *shard = HashSet::with_hasher(self.hashes.clone());
         }
         drop(shard);
         drop(entry);
@@ -455,7 +341,7 @@ mod tests {
         let sweep = |n: &usize| {
             now += LATER;
             assert!(*n < most, "{most} sweeps are not enough");
-            registry.sweep(now).left
+            registry.sweep(now)
         };
         (0..).take_while(sweep).count() + 1
     }
@@ -467,13 +353,11 @@ mod tests {
         known.iter().for_each(|entry| enter(entry));
         let now = Instant::now();
         // Once, since nobody was there when they were made.
-        let sweep = registry.sweep(now + LATER);
-        assert_eq!((sweep.looks, sweep.left), (1_000, false));
-        assert_eq!(registry.sweep(now + 2 * LATER), Sweep::default());
+        assert!(!registry.sweep(now + LATER));
         // One of them becomes free, and that is the one.
         leave(&known.pop().expect("a thousand"));
-        let sweep = registry.sweep(now + 3 * LATER);
-        assert_eq!((sweep.looks, sweep.stay, sweep.left), (1, 0, false));
+        assert_eq!(registry.all.free.lock().len(), 1);
+        assert!(!registry.sweep(now + 3 * LATER));
         assert_eq!(registry.len(), 999);
         known.iter().for_each(|entry| leave(entry));
         drop(known);
@@ -505,14 +389,13 @@ mod tests {
     }
 
     #[test]
-    fn entries_that_threads_are_about_to_use_stay_and_cost_little() {
+    fn entries_that_threads_are_about_to_use_stay() {
         let registry = TestRegistry::new(());
         let known = names(&registry, 5_000);
         let mut now = Instant::now();
         for _ in 0..20 {
             now += LATER;
-            let sweep = registry.sweep(now);
-            assert!(sweep.left && sweep.looks < 2 * SWEEP.1, "{sweep:?}");
+            assert!(registry.sweep(now));
         }
         assert_eq!(registry.len(), 5_000);
         drop(known);
@@ -521,31 +404,11 @@ mod tests {
     }
 
     #[test]
-    fn names_are_spread_over_all_shards() {
-        let spread = |name: &dyn Fn(u32) -> String| {
-            let (seeds, mut shards) = (Seeds::random(), [0; SHARDS]);
-            let mut hashes = HashSet::new();
-            for n in 0..3_200 {
-                shards[seeds.shard(&name(n))] += 1;
-                hashes.insert(seeds.hash_one(name(n)));
-            }
-            assert!(shards.iter().all(|n| (50..200).contains(n)), "{shards:?}");
-            assert_eq!(hashes.len(), 3_200);
-        };
-        spread(&|n| n.to_string());
-        spread(&|n| format!("stock:{n}"));
-        spread(&|n| format!("{n:04}:reservation"));
-        spread(&|n| format!("order:{n:08}:{n}"));
-        spread(&|n| format!("user:{}", uuid::Uuid::from_u128(u128::from(n) << 64)));
-        spread(&|n| "\0".repeat(usize::try_from(n).unwrap_or_default()));
-    }
-
-    #[test]
     fn an_unregistered_entry_is_not_listed() {
         let registry = TestRegistry::new(());
         let entry = registry.unregistered(0, (), 0);
         enter(&entry);
         leave(&entry);
-        assert_eq!(registry.sweep(Instant::now() + LATER), Sweep::default());
+        assert!(!registry.sweep(Instant::now() + LATER));
     }
 }

@@ -30,22 +30,15 @@ struct Waiting<W> {
     refused: bool,
 }
 
-/// How many permits Redis is known not to have.
-#[derive(Debug, Clone, Copy)]
-struct Exhausted {
-    /// Asking for as many or more is useless.
-    need: u32,
-    until: Instant,
-}
-
 /// The queue of one semaphore. `R` is a release on its way.
 #[derive(Debug, Clone)]
 pub(crate) struct LocalSemaphore<W, R> {
     queue: WaitQueue<Waiting<W>>,
     /// Permits that threads of this process have.
     out: u64,
-    exhausted: Option<Exhausted>,
     cohort: Cohort<R>,
+    /// It was reported that Redis has no such semaphore.
+    reported_unset: bool,
     /// The client is closed: all permits were returned, and nobody gets any.
     closed: bool,
 }
@@ -79,8 +72,8 @@ impl<W: Clone, R> LocalSemaphore<W, R> {
         Self {
             queue: WaitQueue::new(),
             out: 0,
-            exhausted: None,
             cohort: Cohort::new(tenure),
+            reported_unset: false,
             closed: false,
         }
     }
@@ -105,33 +98,23 @@ impl<W: Clone, R> LocalSemaphore<W, R> {
         (ticket, self.queue.len() == 1)
     }
 
-    /// Until when it is useless for the first in the queue to ask Redis for `need`.
-    pub(crate) fn exhausted_until(&mut self, need: u32, now: Instant) -> Option<Instant> {
-        let exhausted = self
-            .exhausted
-            .filter(|exhausted| need >= exhausted.need && now < exhausted.until)?;
-        self.refuse_first();
-        Some(exhausted.until)
+    /// Redis had too few for the first in the queue. That ends the tenure where permits are handed over: others have them.
+    pub(crate) fn refused(&mut self, are_handed_over: bool) {
+        if let Some(first) = self.queue.front_mut() {
+            first.refused = true;
+        }
+        if are_handed_over {
+            self.cohort.end();
+        }
     }
 
-    /// Redis had fewer than the `need` of the first in the queue, which had asked at `asked_at`. If threads of this process
-    /// have permits, they will probably release some within a tenure, and asking again before that is useless.
-    pub(crate) fn refused(&mut self, need: u32, asked_at: Instant) {
-        self.refuse_first();
-        self.exhausted = (self.out > 0).then(|| Exhausted {
-            need,
-            until: asked_at + self.cohort.tenure(),
-        });
-        self.cohort.end();
-    }
-
-    /// Whether this process was granted something less than a tenure ago, and has not been without for long since.
-    pub(crate) fn is_young(&self, now: Instant) -> bool {
-        self.cohort.is_young(now)
+    /// Redis has no such semaphore. Returns whether that has to be reported: once until it grants some.
+    pub(crate) fn is_unset(&mut self) -> bool {
+        !std::mem::replace(&mut self.reported_unset, true)
     }
 
     /// The release after which the thread that asks now has to yield, if others were notified of it.
-    pub(crate) fn yield_after(&mut self, now: Instant) -> Option<R> {
+    pub(crate) fn yields_after(&mut self, now: Instant) -> Option<R> {
         self.cohort.yield_after(now)
     }
 
@@ -146,8 +129,8 @@ impl<W: Clone, R> LocalSemaphore<W, R> {
             return Granted::Closed;
         }
         self.cohort.granted(now);
+        self.reported_unset = false;
         self.out += u64::from(need);
-        self.exhausted = None;
         match ticket {
             None => Granted::Kept { first: None },
             Some(ticket) if self.queue.is_first(ticket) => {
@@ -179,9 +162,6 @@ impl<W: Clone, R> LocalSemaphore<W, R> {
         }
         self.out -= u64::from(left);
         given.back = left;
-        if left > 0 {
-            self.exhausted = None;
-        }
         if left > 0 || !given.to.is_empty() {
             given.first = self.first();
         }
@@ -211,13 +191,6 @@ impl<W: Clone, R> LocalSemaphore<W, R> {
     pub(crate) fn close(&mut self) -> u64 {
         self.closed = true;
         std::mem::take(&mut self.out)
-    }
-
-    /// Redis had too few for the first in the queue.
-    pub(crate) fn refuse_first(&mut self) {
-        if let Some(first) = self.queue.front_mut() {
-            first.refused = true;
-        }
     }
 
     /// The first in the queue.

@@ -21,8 +21,8 @@ pub(crate) type MakeError = Arc<dyn Fn() -> Error + Send + Sync>;
 /// The sender stores a wakeup, or a signal, under its own mutex (that of the lock's entry, or the subscriber's), and wakes
 /// the thread once it has released that mutex. The thread holds the mutex of its state from its last check until it is
 /// parked. So whoever has stored something under that mutex needs only [`notify`](Self::notify): the thread was before its
-/// check, and finds it, or parked, and is woken. Whoever has changed something else, such as the token, has to take the
-/// mutex after that: [`wake_to_check`](Self::wake_to_check).
+/// check, and finds it, or parked, and is woken. Whoever has changed something else, such as a token, sends a message after
+/// that.
 ///
 /// The condition variable is that of the standard library, and with it the mutex: that of `parking_lot` keeps its waiting
 /// threads in a table, and reads the clock when it notifies. Of a hand-over between two threads that was a fifth.
@@ -33,16 +33,15 @@ pub(crate) struct Waiter<W> {
 
 struct State<W> {
     wakeup: Option<W>,
-    /// Of how many messages on the channel that it listens to it was notified.
-    messages: u64,
-    /// The server has confirmed the subscription, or refused it.
-    listening: bool,
+    signals: Signals,
 }
 
-/// What a contender waits for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// What a thread that asks Redis waits for.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Signals {
+    /// Of how many messages on the channel that it listens to it was notified.
     pub(crate) messages: u64,
+    /// The server has confirmed the subscription, or refused it.
     pub(crate) listening: bool,
 }
 
@@ -55,7 +54,11 @@ impl Signals {
 
 impl<W> Waiter<W> {
     pub(crate) fn new() -> Arc<Self> {
-        Arc::default()
+        let (wakeup, signals) = (None, Signals::default());
+        Arc::new(Self {
+            state: std::sync::Mutex::new(State { wakeup, signals }),
+            changed: Condvar::new(),
+        })
     }
 
     fn lock(&self) -> MutexGuard<'_, State<W>> {
@@ -63,25 +66,9 @@ impl<W> Waiter<W> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes it as good as new, for another wait of the same thread.
-    pub(crate) fn clear(&mut self) {
-        *self = Self::default();
-    }
-
     /// Stores why the thread is woken; [`notify`](Self::notify) has to follow.
     pub(crate) fn store(&self, wakeup: W) {
         self.lock().wakeup = Some(wakeup);
-    }
-
-    /// The same, unless another thread has the mutex of its state.
-    pub(crate) fn try_store(&self, wakeup: W) -> Result<(), W> {
-        match self.state.try_lock() {
-            Ok(mut state) => {
-                state.wakeup = Some(wakeup);
-                Ok(())
-            }
-            Err(_) => Err(wakeup),
-        }
     }
 
     /// Why the thread was woken in its queue, if it was.
@@ -89,12 +76,13 @@ impl<W> Waiter<W> {
         self.lock().wakeup.take()
     }
 
-    pub(crate) fn has_wakeup(&self) -> bool {
-        self.lock().wakeup.is_some()
+    /// Whether it was woken in its queue, and for such a reason.
+    pub(crate) fn is_woken(&self, is_such: impl FnOnce(&W) -> bool) -> bool {
+        self.lock().wakeup.as_ref().is_some_and(is_such)
     }
 
     pub(crate) fn signals(&self) -> Signals {
-        self.lock().signals()
+        self.lock().signals
     }
 
     /// Wakes the thread, for which something was stored in its state.
@@ -102,127 +90,33 @@ impl<W> Waiter<W> {
         self.changed.notify_one();
     }
 
-    /// Wakes the thread, which then checks whether it has to stop, and what else its caller has stored.
-    pub(crate) fn wake_to_check(&self) {
-        // Under the mutex, or the notification could fall between the thread's check and its sleep, and be lost.
-        drop(self.lock());
-        self.notify();
-    }
-
-    /// Parks a queued thread until it has a wakeup, `stop`, or the deadline. `now` was a moment ago.
-    pub(crate) fn wait_in_queue(
-        &self,
-        mut now: Option<Instant>,
-        deadline: Deadline,
-        stop: &dyn Fn() -> bool,
-    ) -> Option<W> {
+    /// Parks until the thread has a wakeup, there is news since `seen`, `stop`, or the deadline.
+    pub(crate) fn park(&self, seen: Signals, until: Deadline, stop: &dyn Fn() -> bool) {
         let mut state = self.lock();
-        loop {
-            if state.wakeup.is_some() {
-                return state.wakeup.take();
-            }
-            if stop() {
-                return None;
-            }
-            state = self.park(state, now.take(), deadline)?;
-        }
-    }
-
-    /// Parks a queued thread until it has a wakeup, which it has yet to take, `stop`, or `until`; whether it has one.
-    pub(crate) fn wait_for_wakeup(&self, until: Instant, stop: &dyn Fn() -> bool) -> bool {
-        let mut state = self.lock();
-        while state.wakeup.is_none() {
-            if stop() {
-                return false;
-            }
-            state = match self.park(state, None, Deadline::at(until)) {
-                Some(state) => state,
-                None => return false,
+        while state.wakeup.is_none() && !state.signals.are_news_since(seen) && !stop() {
+            let Some(at) = until.instant() else {
+                let woken = self.changed.wait(state);
+                state = woken.unwrap_or_else(PoisonError::into_inner);
+                continue;
             };
+            let left = at.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return;
+            }
+            let woken = self.changed.wait_timeout(state, left);
+            state = woken.unwrap_or_else(PoisonError::into_inner).0;
         }
-        true
-    }
-
-    /// Parks a contender until it has a wakeup, there is news since `seen`, `stop`, or `until`.
-    pub(crate) fn wait_for_signal(&self, seen: Signals, until: Instant, stop: &dyn Fn() -> bool) {
-        let mut state = self.lock();
-        while state.wakeup.is_none() && !state.signals().are_news_since(seen) && !stop() {
-            state = match self.park(state, None, Deadline::at(until)) {
-                Some(state) => state,
-                None => return,
-            };
-        }
-    }
-
-    /// Parks until somebody wakes the thread, or for no reason; `None` at once if the deadline has passed. Reads the clock
-    /// for that, unless `now` says what it showed a moment ago.
-    fn park<'a>(
-        &'a self,
-        state: MutexGuard<'a, State<W>>,
-        now: Option<Instant>,
-        deadline: Deadline,
-    ) -> Option<MutexGuard<'a, State<W>>> {
-        let Some(at) = deadline.instant() else {
-            let woken = self.changed.wait(state);
-            return Some(woken.unwrap_or_else(PoisonError::into_inner));
-        };
-        let left = at.saturating_duration_since(now.unwrap_or_else(Instant::now));
-        if left.is_zero() {
-            return None;
-        }
-        let woken = self.changed.wait_timeout(state, left);
-        Some(woken.unwrap_or_else(PoisonError::into_inner).0)
-    }
-}
-
-impl<W> Default for Waiter<W> {
-    fn default() -> Self {
-        Self {
-            state: std::sync::Mutex::default(),
-            changed: Condvar::new(),
-        }
-    }
-}
-
-impl<W> Default for State<W> {
-    fn default() -> Self {
-        Self {
-            wakeup: None,
-            messages: 0,
-            listening: false,
-        }
-    }
-}
-
-impl<W> State<W> {
-    fn signals(&self) -> Signals {
-        Signals {
-            messages: self.messages,
-            listening: self.listening,
-        }
-    }
-}
-
-/// What a [`CancelToken`] wakes: a [`Waiter`] of any kind.
-pub(crate) trait Wake: Send + Sync {
-    /// See [`Waiter::wake_to_check`].
-    fn wake(&self);
-}
-
-impl<W: Send> Wake for Waiter<W> {
-    fn wake(&self) {
-        self.wake_to_check();
     }
 }
 
 impl<W: Send> Listener for Waiter<W> {
     fn message(&self) {
-        self.lock().messages += 1;
+        self.lock().signals.messages += 1;
         self.notify();
     }
 
     fn set_listening(&self, listening: bool) {
-        self.lock().listening = listening;
+        self.lock().signals.listening = listening;
         self.notify();
     }
 }
@@ -248,7 +142,7 @@ pub struct CancelToken {
 #[derive(Default)]
 struct TokenInner {
     cancelled: AtomicBool,
-    waiters: Mutex<Vec<Weak<dyn Wake>>>,
+    waiters: Mutex<Vec<Weak<dyn Listener>>>,
 }
 
 impl CancelToken {
@@ -279,7 +173,7 @@ impl CancelToken {
         self.inner.cancelled.store(true, Ordering::SeqCst);
         let waiters = std::mem::take(&mut *self.inner.waiters.lock());
         for waiter in waiters.iter().filter_map(Weak::upgrade) {
-            waiter.wake();
+            waiter.message();
         }
     }
 
@@ -294,14 +188,8 @@ impl CancelToken {
         self.inner.cancelled.load(Ordering::SeqCst)
     }
 
-    /// How many waiters a cancel would wake, or try to.
-    #[cfg(test)]
-    pub(crate) fn watched(&self) -> usize {
-        self.inner.waiters.lock().len()
-    }
-
     /// From now on a cancel wakes `waiter`. Also drops waiters that no longer exist, so that the list stays short.
-    pub(crate) fn watch<W: Wake + 'static>(&self, waiter: &Arc<W>) {
+    pub(crate) fn watch(&self, waiter: &Arc<impl Listener + 'static>) {
         let waiter = Arc::downgrade(waiter);
         let mut waiters = self.inner.waiters.lock();
         if waiters.len() == waiters.capacity() {
@@ -331,8 +219,10 @@ mod tests {
         token.watch(&waiter);
         let other = token.clone();
         let thread = std::thread::spawn(move || other.cancel());
-        let wakeup = waiter.wait_in_queue(None, Deadline::NEVER, &|| token.is_cancelled());
-        assert!(wakeup.is_none());
+        waiter.park(Signals::default(), Deadline::NEVER, &|| {
+            token.is_cancelled()
+        });
+        assert!(token.is_cancelled() && waiter.take_wakeup().is_none());
         thread.join().expect("thread");
     }
 
@@ -347,7 +237,8 @@ mod tests {
             other.notify();
         });
         let late = Deadline::at(Instant::now() + Duration::from_secs(60));
-        assert_eq!(waiter.wait_in_queue(None, late, &|| false), Some(1));
+        waiter.park(Signals::default(), late, &|| false);
+        assert_eq!(waiter.take_wakeup(), Some(1));
         assert!(!late.has_passed(Instant::now()), "not by the deadline");
         thread.join().expect("thread");
     }
@@ -360,12 +251,12 @@ mod tests {
         );
         waiter.set_listening(true);
         let seen = waiter.signals();
-        waiter.wait_for_signal(seen, soon, &|| false);
+        waiter.park(seen, Deadline::at(soon), &|| false);
         assert!(Instant::now() >= soon && !waiter.signals().are_news_since(seen));
         let other = Arc::clone(&waiter);
         let thread = std::thread::spawn(move || other.message());
         let late = Instant::now() + Duration::from_secs(60);
-        waiter.wait_for_signal(seen, late, &|| false);
+        waiter.park(seen, Deadline::at(late), &|| false);
         assert!(Instant::now() < late && waiter.signals().are_news_since(seen));
         thread.join().expect("thread");
         let seen = waiter.signals();

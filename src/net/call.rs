@@ -1,7 +1,7 @@
 //! One command, from queueing to its reply.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 use parking_lot::{Condvar, Mutex};
@@ -9,6 +9,7 @@ use redis::{RedisError, Value};
 
 use crate::error::Error;
 use crate::net::request::Request;
+use crate::net::text::Text;
 use crate::time::{self, Unanswered};
 
 /// Why a command has no reply.
@@ -29,11 +30,9 @@ pub(crate) enum Fault {
 impl Fault {
     pub(crate) fn into_error(self, doing: &'static str, name: &str) -> Error {
         match self {
-            Self::Refused(err) if err.code() == Some("WRONGTYPE") => {
-                Error::WrongType { name: name.into() }
-            }
             Self::Refused(err) | Self::Unreachable(err) | Self::Late(err) => {
-                Error::redis(doing, err)
+                let wrong_type = Error::wrong_type(&err, name);
+                wrong_type.unwrap_or_else(|| Error::redis(doing, err).about(name))
             }
             Self::Stopped | Self::Closed => Error::Closed,
         }
@@ -56,10 +55,15 @@ pub(crate) struct Deferred {
     pub(crate) info: DeferredInfo,
 }
 
+/// The length of the longest id of an owner: `<uuid>:<number>`.
+pub(crate) const LONGEST_OWNER: usize = 36 + 1 + 20;
+
 /// What the connection has to know about a deferred release besides its bytes.
 pub(crate) struct DeferredInfo {
     /// The lock's name, for the log.
     pub(crate) name: Arc<str>,
+    /// The owner whose hold it releases, for the log; empty if it is no hold.
+    pub(crate) owner: Text<LONGEST_OWNER>,
     /// After this it is pointless: by then the lease has ended the hold.
     pub(crate) useful_until: Instant,
     /// Whether it undoes an acquire of unknown outcome. Then it is normal that it finds nothing to release.
@@ -76,7 +80,7 @@ pub(crate) trait Undo: Send + Sync {
 /// Notified of the outcome of deferred releases.
 ///
 /// Called with the mutex of the connection held, but not with that of the call, so that what is counted here has been
-/// counted by the time that anybody sees the call settled. It counts and logs, and never blocks.
+/// counted by the time that anybody sees the call settled. It counts, logs (which is held back), and never blocks.
 pub(crate) trait OnReply: Send + Sync {
     /// The server has executed it. `replayed`: it was sent before, and may have been executed then as well.
     fn released(&self, release: &DeferredInfo, reply: &Value, replayed: bool);
@@ -113,15 +117,14 @@ pub(crate) struct Answer {
 pub(crate) struct Call {
     pub(crate) request: Request,
     pub(crate) deferred: Option<DeferredInfo>,
-    /// The reply may never be read, so a `NOSCRIPT` would go unnoticed: send the text of a script unless it is known.
+    /// Its reply may never be read, or read too late to send it again.
     pub(crate) unattended: bool,
     /// Undoes it. Sent when its connection is dropped, since the server may still execute it.
     undo: Option<Arc<dyn Undo>>,
     /// The node that it was last sent to, or is to be sent to. Readable with the mutex held.
     node: AtomicUsize,
-    /// Of a release: how many messages had come on its channel by then, plus one; zero if this process did not listen. So
-    /// its own message is known to be no news to those who ask after it, and this process to be among those notified.
-    heard: AtomicU64,
+    /// Of a release: this process listened to its channel, so it is among those notified.
+    pub(crate) is_heard_by_us: bool,
     pub(crate) state: Mutex<CallState>,
     pub(crate) changed: Condvar,
 }
@@ -133,8 +136,10 @@ pub(crate) struct CallState {
     /// A script is sent by its text.
     pub(crate) by_text: bool,
     pub(crate) sendings: u32,
-    /// A thread waits on `changed`, and may be made leader.
-    pub(crate) following: bool,
+    /// How many threads wait on `changed`, and may be made leader.
+    pub(crate) following: u32,
+    /// It has waited for what attempts that were given up owe.
+    pub(crate) has_waited: bool,
     /// Its sequence number among the unacknowledged calls, kept across lost connections; 0 until it has one.
     pub(crate) seq: u64,
     /// Sent as part of a portion of unacknowledged calls: the next portion is sent when all of this one are answered.
@@ -148,7 +153,6 @@ pub(crate) struct CallState {
     /// What `WAIT` has returned.
     pub(crate) acknowledged: Option<u32>,
     /// How often in a row a node has sent it to another.
-    #[cfg(feature = "cluster")]
     pub(crate) redirected: u8,
 }
 
@@ -188,6 +192,7 @@ impl Call {
         undo: Option<Arc<dyn Undo>>,
         deferred: Option<DeferredInfo>,
         unattended: bool,
+        is_heard_by_us: bool,
     ) -> Arc<Self> {
         Arc::new(Self {
             request,
@@ -195,20 +200,20 @@ impl Call {
             unattended,
             undo,
             node: AtomicUsize::new(0),
-            heard: AtomicU64::new(0),
+            is_heard_by_us,
             state: Mutex::new(CallState {
                 phase: CallPhase::Idle,
                 sent_at: time::instant(0),
                 by_text: false,
                 sendings: 0,
-                following: false,
+                following: 0,
+                has_waited: false,
                 seq: 0,
                 in_portion: false,
                 asking: false,
                 before: 0,
                 own: None,
                 acknowledged: None,
-                #[cfg(feature = "cluster")]
                 redirected: 0,
             }),
             changed: Condvar::new(),
@@ -216,7 +221,6 @@ impl Call {
     }
 
     /// The node that it was last sent to, or is to be sent to.
-    #[cfg(feature = "cluster")]
     pub(crate) fn node(&self) -> usize {
         self.node.load(Ordering::Acquire)
     }
@@ -225,42 +229,32 @@ impl Call {
         self.node.store(node, Ordering::Release);
     }
 
-    /// It announces a release on a channel to which this process listens, and on which so many messages have come. To be
-    /// called before it is sent.
-    pub(crate) fn is_heard_by_us(&self, messages: u64) {
-        self.heard.store(messages + 1, Ordering::Relaxed);
-    }
-
-    /// It is sent again, and what was sent after it may be executed first: to others of this process its message is news.
-    pub(crate) fn may_be_overtaken(&self) {
-        self.heard.store(0, Ordering::Relaxed);
-    }
-
-    /// How many messages had come on its channel before its own, if that comes to this process too, and everything that was
-    /// sent after it is executed after it.
-    pub(crate) fn heard_by_us(&self) -> Option<u64> {
-        self.heard.load(Ordering::Relaxed).checked_sub(1)
-    }
-
     #[inline]
     pub(crate) fn attempt(attempt: Attempt) -> Arc<Self> {
-        Self::new(attempt.request, attempt.undo, None, false)
+        Self::new(attempt.request, attempt.undo, None, false, false)
     }
 
     /// An attempt whose reply may be read late, or never.
     pub(crate) fn unattended(attempt: Attempt) -> Arc<Self> {
-        Self::new(attempt.request, attempt.undo, None, true)
+        Self::new(attempt.request, attempt.undo, None, true, false)
     }
 
-    /// A query whose reply may be read late, or never.
+    /// A query, which leaves nothing to be undone.
     pub(crate) fn question(request: Request) -> Arc<Self> {
-        Self::new(request, None, None, true)
+        Self::new(request, None, None, false, false)
     }
 
     /// A release that nobody waits for.
     #[inline]
     pub(crate) fn deferred(deferred: Deferred) -> Arc<Self> {
-        Self::new(deferred.request, None, Some(deferred.info), true)
+        Self::release(deferred, false)
+    }
+
+    /// The same, for one that announces that a lock is free.
+    #[inline]
+    pub(crate) fn release(deferred: Deferred, is_heard_by_us: bool) -> Arc<Self> {
+        let info = Some(deferred.info);
+        Self::new(deferred.request, None, info, true, is_heard_by_us)
     }
 
     /// How many replicas have acknowledged it, and how many had to, if the request asked for that.
@@ -294,6 +288,16 @@ impl Call {
             CallPhase::Done(reply) => is_like_that(reply),
             _ => false,
         }
+    }
+
+    /// Whether it may leave something to be undone, and has not waited for what others have left.
+    pub(crate) fn has_to_wait(&self) -> bool {
+        self.undo.is_some() && !self.state.lock().has_waited
+    }
+
+    /// It has waited for that, and is sent whatever others leave from now on.
+    pub(crate) fn may_go(&self) {
+        self.state.lock().has_waited = true;
     }
 
     /// What undoes it, if it has to be undone should it have been executed.

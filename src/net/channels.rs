@@ -16,18 +16,13 @@
 //! subscribed after a release may have missed its message, so whoever subscribes asks again once that is confirmed, also
 //! where it is at once. One that has taken a confirmed subscription over before it asked for the first time need not.
 //!
-//! The messages of a channel are counted, so that a waiter that comes after a release of its process is not notified of
-//! [that release's own message](OwnMessage).
-//!
 //! Confirmations come in the order of the commands, so a queue of what was sent shows to which of several subscriptions
 //! to one channel a confirmation belongs. One that has ended since does not count.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::net::own_message::OwnMessage;
 use crate::net::request::Request;
 use crate::net::write_queue::WriteQueue;
 
@@ -38,17 +33,9 @@ use crate::net::write_queue::WriteQueue;
 /// then costs neither a subscription nor a second request.
 pub(super) const LINGER: Duration = Duration::from_millis(50);
 
-/// How soon the server is asked again for a channel that it has refused: rights may be granted later.
+/// How soon the server is asked again for a channel that it has refused, since rights may be granted later, and for what it
+/// could not do when it was asked.
 const ASK_AGAIN: Duration = Duration::from_secs(1);
-
-/// How soon the server is asked again for what it could not do when it was asked.
-const BUSY: Duration = Duration::from_millis(500);
-
-/// How long a refusal is remembered that no waiter has met since.
-const FORGET: Duration = Duration::from_secs(60);
-
-/// How many refusals are remembered for that long.
-const REFUSALS: usize = 1024;
 
 /// Above this capacity an empty map is freed.
 const SPARE: usize = 1024;
@@ -68,22 +55,14 @@ pub(crate) trait Listener: Send + Sync {
     fn set_listening(&self, listening: bool);
 }
 
-/// From what number the messages of a subscription are counted: no other subscription of this process comes to it, at
-/// whatever server. A thread compares the number at which a release was queued with that of the subscription which it
-/// takes over, and that may be at another master by then: the channel's slot has moved.
-fn first_message() -> u64 {
-    static SUBSCRIPTIONS: AtomicU64 = AtomicU64::new(1);
-    SUBSCRIPTIONS.fetch_add(1, Ordering::Relaxed) << 32
-}
-
 /// All channels, and what is under way on the connection if there is one.
 #[derive(Default)]
 pub(super) struct Channels {
     /// Sharded ones have commands of their own.
     sharded: bool,
     wanted: HashMap<Arc<str>, Channel>,
-    /// Channels to which the server does not let this user subscribe, and when it was last asked.
-    refusals: HashMap<Arc<str>, Instant>,
+    /// The first channel to which the server did not let this user subscribe, until it does.
+    refused: Option<Arc<str>>,
     /// When subscriptions end that were left behind, in that order. Each may have been taken over or have ended since.
     lingering: VecDeque<(Instant, Arc<str>)>,
     exchange: Option<Exchange>,
@@ -101,14 +80,11 @@ struct Channel {
     asked: bool,
     confirmed: bool,
     refused: bool,
-    /// How many messages have come, counted from [`first_message`].
-    messages: u64,
 }
 
 struct Waiter {
     number: u64,
     listener: Arc<dyn Listener>,
-    own: OwnMessage,
 }
 
 impl Channel {
@@ -119,10 +95,6 @@ impl Channel {
 
     fn is_unused(&self) -> bool {
         self.waiters.is_empty() && self.lingers_until.is_none()
-    }
-
-    fn waiter(&mut self, number: u64) -> Option<&mut Waiter> {
-        self.waiters.iter_mut().find(|its| its.number == number)
     }
 }
 
@@ -135,7 +107,7 @@ struct Exchange {
     awaiting: VecDeque<Command>,
     /// What the server could not do when it was asked.
     postponed: Vec<Command>,
-    /// When it is asked again for that.
+    /// When it is asked again for that, and for what it has refused.
     again_at: Option<Instant>,
 }
 
@@ -178,7 +150,6 @@ pub(super) enum News {
 
 /// In a cluster the channels of a slot may move to another node. Then nobody listens to them here any more, and whoever
 /// waits on one is sent to ask again, and to listen anew.
-#[cfg(feature = "cluster")]
 impl Channels {
     pub(super) fn new(sharded: bool) -> Self {
         Self {
@@ -268,10 +239,10 @@ impl Channels {
         self.wanted.is_empty()
     }
 
-    /// Whether messages on `channel` come to this process, or will.
+    /// Whether messages on `channel` come to this process.
     pub(super) fn listens_to(&self, channel: &str) -> bool {
         let channel = self.wanted.get(channel);
-        channel.is_some_and(|channel| !channel.refused)
+        channel.is_some_and(|channel| channel.confirmed)
     }
 
     pub(super) fn is_refused(&self, channel: &str) -> bool {
@@ -279,23 +250,10 @@ impl Channels {
         channel.is_some_and(|channel| channel.refused)
     }
 
-    /// How many messages have come on `channel`, if its subscription is confirmed.
-    pub(super) fn messages(&self, channel: &str) -> Option<u64> {
-        let channel = self.wanted.get(channel);
-        let confirmed = channel.filter(|channel| channel.confirmed);
-        confirmed.map(|channel| channel.messages)
-    }
-
     /// A waiter begins to listen, and is notified when the server has answered. Returns its number.
-    pub(super) fn subscribe(
-        &mut self,
-        name: &Arc<str>,
-        waiter: Arc<dyn Listener>,
-        now: Instant,
-    ) -> u64 {
+    pub(super) fn subscribe(&mut self, name: &Arc<str>, waiter: Arc<dyn Listener>) -> u64 {
         let Self {
             wanted,
-            refusals,
             exchange,
             last_epoch,
             ..
@@ -304,9 +262,6 @@ impl Channels {
         let channel = wanted.entry(Arc::clone(name)).or_insert_with(|| {
             *last_epoch += 1;
             let epoch = *last_epoch;
-            let asked_at = refusals.get(name);
-            let refused = asked_at.is_some_and(|at| now.saturating_duration_since(*at) < ASK_AGAIN);
-            let exchange = exchange.as_mut().filter(|_| !refused);
             let asked = exchange.is_some();
             if let Some(exchange) = exchange {
                 exchange.send(Command::Subscribe {
@@ -321,38 +276,15 @@ impl Channels {
                 epoch,
                 asked,
                 confirmed: false,
-                refused,
-                messages: first_message(),
+                refused: false,
             }
         });
         waiter.set_listening(channel.is_listening());
         channel.waiters.push(Waiter {
             number: self.last_waiter,
             listener: waiter,
-            own: OwnMessage::default(),
         });
         self.last_waiter
-    }
-
-    /// A waiter that has subscribed just now comes after a release of this process, which was queued when so many
-    /// `messages` had come, if the subscription was confirmed by then.
-    pub(super) fn comes_after(&mut self, name: &str, waiter: u64, messages: Option<u64>) {
-        if let Some(channel) = self.wanted.get_mut(name) {
-            let own = OwnMessage::of_release(messages, channel.messages);
-            if let Some(waiter) = channel.waiter(waiter) {
-                waiter.own = own;
-            }
-        }
-    }
-
-    /// See [`OwnMessage::settle`].
-    pub(super) fn settle_own(&mut self, name: &str, waiter: u64, was_announced: bool) {
-        let channel = self.wanted.get_mut(name);
-        if let Some(waiter) = channel.and_then(|channel| channel.waiter(waiter))
-            && waiter.own.settle(was_announced)
-        {
-            waiter.listener.message();
-        }
     }
 
     /// A waiter stops listening. Its subscription lingers if the waiter leaves it behind.
@@ -433,11 +365,8 @@ impl Channels {
         self.exchange = None;
         for channel in self.wanted.values_mut() {
             (channel.asked, channel.confirmed) = (false, false);
-            // Messages may be lost until there is another.
-            channel.messages = first_message();
             // Under the mutex. Later, a waiter may listen to another channel or at another master.
-            for waiter in &mut channel.waiters {
-                waiter.own.lost();
+            for waiter in &channel.waiters {
                 waiter.listener.set_listening(false);
             }
         }
@@ -458,16 +387,11 @@ impl Channels {
             .is_some()
     }
 
-    /// A message has come on a channel; returns whom it is news for: one contender for a lock, all waiting threads for a
-    /// latch.
-    pub(super) fn message(&mut self, name: &str) -> Vec<Arc<dyn Listener>> {
-        let Some(channel) = self.wanted.get_mut(name) else {
-            return Vec::new();
-        };
-        channel.messages += 1;
-        let waiters = channel.waiters.iter_mut();
-        let notified = waiters.filter_map(|its| its.own.message().then_some(&its.listener));
-        notified.cloned().collect()
+    /// A message has come on a channel; returns whom it is for: one contender for a lock, all waiting threads for a latch.
+    pub(super) fn message(&self, name: &str) -> Vec<Arc<dyn Listener>> {
+        let waiters = self.wanted.get(name).map(|its| &its.waiters[..]);
+        let waiters = waiters.unwrap_or_default().iter();
+        waiters.map(|its| Arc::clone(&its.listener)).collect()
     }
 
     /// The oldest command without an answer was carried out, or `refused` for want of rights.
@@ -498,13 +422,13 @@ impl Channels {
             }
         }
         if refused {
-            let is_first = self.refusals.is_empty();
-            self.refusals.insert(Arc::clone(&name), now);
+            exchange.again_at.get_or_insert(now + ASK_AGAIN);
+            let is_first = self.refused.is_none();
+            self.refused.get_or_insert_with(|| Arc::clone(&name));
             return is_first.then_some(News::Refused(name));
         }
-        let was_last =
-            is_current && self.refusals.remove(&name).is_some() && self.refusals.is_empty();
-        was_last.then_some(News::Allowed)
+        let refused = self.refused.take_if(|its| is_current && *its == name);
+        refused.map(|_| News::Allowed)
     }
 
     /// The server could not execute the oldest unanswered command now.
@@ -513,64 +437,45 @@ impl Channels {
             && let Some(command) = exchange.awaiting.pop_front()
         {
             exchange.postponed.push(command);
-            exchange.again_at = Some(now + BUSY);
+            exchange.again_at.get_or_insert(now + ASK_AGAIN);
         }
     }
 
-    /// Asks again for what was postponed or refused a while ago, as far as it is still wanted, and forgets refusals that
-    /// no waiter meets any more.
+    /// Asks again for what was postponed or refused a while ago, as far as it is still wanted.
     pub(super) fn ask_again(&mut self, now: Instant) {
         let Self {
             wanted,
-            refusals,
             exchange: Some(exchange),
             ..
         } = self
         else {
             return;
         };
-        if exchange.again_at.take_if(|at| *at <= now).is_some() {
-            for command in std::mem::take(&mut exchange.postponed) {
-                let is_due = match &command {
-                    Command::Subscribe { channel, epoch, .. } => {
-                        let channel = wanted.get(channel);
-                        channel.is_some_and(|channel| channel.epoch == *epoch)
-                    }
-                    Command::Unsubscribe { channel } => !wanted.contains_key(channel),
-                    Command::Ping => false,
-                };
-                if is_due {
-                    exchange.send(command);
-                }
-            }
-        }
-        if refusals.is_empty() {
+        if exchange.again_at.take_if(|at| *at <= now).is_none() {
             return;
         }
-        let keep = if refusals.len() > REFUSALS {
-            ASK_AGAIN
-        } else {
-            FORGET
-        };
-        refusals.retain(|name, asked_at| {
-            let age = now.saturating_duration_since(*asked_at);
-            if age < ASK_AGAIN {
-                return true;
-            }
-            match wanted.get_mut(name).filter(|channel| channel.refused) {
-                Some(channel) => {
-                    *asked_at = now;
-                    channel.asked = true;
-                    exchange.send(Command::Subscribe {
-                        channel: Arc::clone(name),
-                        epoch: channel.epoch,
-                        anew: false,
-                    });
-                    true
+        for command in std::mem::take(&mut exchange.postponed) {
+            let is_due = match &command {
+                Command::Subscribe { channel, epoch, .. } => {
+                    let channel = wanted.get(channel);
+                    channel.is_some_and(|channel| channel.epoch == *epoch)
                 }
-                None => age < keep,
+                Command::Unsubscribe { channel } => !wanted.contains_key(channel),
+                Command::Ping => false,
+            };
+            if is_due {
+                exchange.send(command);
             }
-        });
+        }
+        let refused = wanted.iter_mut();
+        for (name, channel) in refused.filter(|(_, its)| its.refused && !its.asked) {
+            channel.asked = true;
+            exchange.send(Command::Subscribe {
+                channel: Arc::clone(name),
+                epoch: channel.epoch,
+                anew: false,
+            });
+        }
     }
 }
 
@@ -606,130 +511,6 @@ mod model {
     use crate::search::{Explore, explore};
 
     static BEGIN: LazyLock<Instant> = LazyLock::new(Instant::now);
-
-    #[test]
-    fn messages_are_counted_once_a_subscription_is_confirmed_and_none_is_taken_for_another() {
-        let (mut channels, now) = (Channels::default(), *BEGIN);
-        let (name, waiting) = (Arc::from("a"), Arc::<Waiting>::default());
-        channels.connected(false);
-        let waiter = channels.subscribe(&name, Arc::clone(&waiting) as _, now);
-        assert_eq!(channels.messages(&name), None, "not confirmed");
-        channels.answered(false, now);
-        let before = channels.messages(&name).expect("it is confirmed");
-        assert_eq!(channels.message(&name).len(), 1);
-        assert_eq!(channels.messages(&name), Some(before + 1));
-        channels.end(&name, waiter, Some(now + LINGER));
-        assert_eq!(channels.messages(&name), Some(before + 1), "it lingers");
-        assert!(channels.message(&name).is_empty());
-        channels.end_lingering_until(now + LINGER);
-        assert_eq!(channels.messages(&name), None);
-        channels.subscribe(&name, waiting, now);
-        channels.answered(false, now);
-        channels.answered(false, now);
-        let again = channels.messages(&name).expect("it is confirmed");
-        assert!(again > before + 1000, "{again}, {before}");
-        channels.lost();
-        channels.connected(true);
-        channels.answered(false, now);
-        let later = channels.messages(&name).expect("it is confirmed");
-        assert!(later > again + 1000, "some may have been lost");
-    }
-
-    #[derive(Default)]
-    struct Counts(Mutex<u64>);
-
-    impl Listener for Counts {
-        fn message(&self) {
-            *self.0.lock() += 1;
-        }
-
-        fn set_listening(&self, _: bool) {}
-    }
-
-    /// One that listens to "a", and how many messages it was notified of.
-    fn listens(channels: &mut Channels) -> (u64, Arc<Counts>) {
-        let counts = Arc::<Counts>::default();
-        let waiter = channels.subscribe(&Arc::from("a"), Arc::clone(&counts) as _, *BEGIN);
-        (waiter, counts)
-    }
-
-    fn message(channels: &mut Channels) {
-        for waiter in channels.message("a") {
-            waiter.message();
-        }
-    }
-
-    #[test]
-    fn the_message_of_our_own_release_is_left_out_for_those_who_come_after_it() {
-        for comes_first in [false, true] {
-            let mut channels = Channels::default();
-            channels.connected(false);
-            let (_, before) = listens(&mut channels);
-            channels.answered(false, *BEGIN);
-            let queued_at = channels.messages("a");
-            let (waiter, after) = listens(&mut channels);
-            channels.comes_after("a", waiter, queued_at);
-            // The message comes before the reply to the release, or after it.
-            if comes_first {
-                message(&mut channels);
-            }
-            channels.settle_own("a", waiter, true);
-            if !comes_first {
-                message(&mut channels);
-            }
-            assert_eq!((*before.0.lock(), *after.0.lock()), (1, 0));
-            message(&mut channels);
-            assert_eq!((*before.0.lock(), *after.0.lock()), (2, 1), "another's");
-        }
-    }
-
-    /// A release was queued while its channel belonged to one master; whoever comes after it listens at another.
-    #[test]
-    fn subscriptions_at_two_masters_never_count_the_same_messages() {
-        let [mut before, mut after] = [Channels::default(), Channels::default()];
-        for channels in [&mut before, &mut after] {
-            channels.connected(false);
-            listens(channels);
-            channels.answered(false, *BEGIN);
-        }
-        let queued_at = before.messages("a");
-        let (waiter, counts) = listens(&mut after);
-        after.comes_after("a", waiter, queued_at);
-        after.settle_own("a", waiter, true);
-        message(&mut after);
-        assert_eq!(*counts.0.lock(), 1, "the release was announced elsewhere");
-    }
-
-    #[test]
-    fn a_message_is_left_out_only_if_the_release_was_announced_and_none_has_come_before() {
-        let mut channels = Channels::default();
-        channels.connected(false);
-        let (first, _) = listens(&mut channels);
-        channels.comes_after("a", first, Some(0));
-        channels.answered(false, *BEGIN);
-        let queued_at = channels.messages("a");
-        let (waiter, refused) = listens(&mut channels);
-        channels.comes_after("a", waiter, queued_at);
-        message(&mut channels);
-        assert_eq!(*refused.0.lock(), 0, "nobody knows yet");
-        channels.settle_own("a", waiter, false);
-        assert_eq!(*refused.0.lock(), 1, "it was not announced");
-        let (waiter, late) = listens(&mut channels);
-        channels.comes_after("a", waiter, queued_at);
-        channels.settle_own("a", waiter, true);
-        message(&mut channels);
-        assert_eq!(*late.0.lock(), 1, "that of the release has come before");
-        let queued_at = channels.messages("a");
-        let (waiter, cut_off) = listens(&mut channels);
-        channels.comes_after("a", waiter, queued_at);
-        channels.settle_own("a", waiter, true);
-        channels.lost();
-        channels.connected(true);
-        channels.answered(false, *BEGIN);
-        assert_eq!(*cut_off.0.lock(), 1, "it has subscribed again");
-        message(&mut channels);
-        assert_eq!(*cut_off.0.lock(), 2);
-    }
 
     const NAMES: [&str; 2] = ["a", "b"];
     /// What each waiter listens to, by index.
@@ -892,7 +673,7 @@ mod model {
                     let was_wanted = self.channels.wanted.contains_key(&name);
                     self.waiting[waiter] = Arc::default();
                     let listener = Arc::clone(&self.waiting[waiter]) as _;
-                    let number = self.channels.subscribe(&name, listener, now);
+                    let number = self.channels.subscribe(&name, listener);
                     self.numbers[waiter] = Some(number);
                     assert!(
                         !was_wanted || !self.channels.has_bytes(),
@@ -1045,7 +826,6 @@ mod model {
                 let waiters = waiters.map(|its| Waiter {
                     number: its.number,
                     listener: of(its.number) as _,
-                    own: its.own,
                 });
                 let waiters = waiters.collect();
                 (Arc::clone(name), Channel { waiters, ..*its })
@@ -1060,7 +840,7 @@ mod model {
             Self {
                 channels: Channels {
                     wanted: self.channels.wanted.iter().map(channel).collect(),
-                    refusals: self.channels.refusals.clone(),
+                    refused: self.channels.refused.clone(),
                     lingering: self.channels.lingering.clone(),
                     exchange,
                     ..self.channels
@@ -1080,9 +860,9 @@ mod model {
             (&self.inbox, &self.replies).hash(h);
             self.numbers.map(|number| number.is_some()).hash(h);
             self.waiting.each_ref().map(|its| *its.0.lock()).hash(h);
+            self.channels.refused.hash(h);
             let ms = |at: Instant| at.saturating_duration_since(*BEGIN).as_millis();
             for name in NAMES {
-                self.channels.refusals.get(name).map(|at| ms(*at)).hash(h);
                 if let Some(its) = self.channels.wanted.get(name) {
                     let waiters = its.waiters.iter().map(|its| {
                         let mut numbers = self.numbers.iter();
@@ -1211,7 +991,7 @@ mod model {
 }
 
 /// Channels that belong to another node of a cluster from some moment on.
-#[cfg(all(test, feature = "cluster"))]
+#[cfg(test)]
 mod moving {
     use super::*;
 
@@ -1239,7 +1019,7 @@ mod moving {
         let waiting = names.iter().map(|&name| {
             let (name, waiting) = (Arc::from(name), Arc::<Waiting>::default());
             let its = Arc::clone(&waiting) as _;
-            let waiter = channels.subscribe(&name, its, Instant::now());
+            let waiter = channels.subscribe(&name, its);
             (name, waiter, waiting)
         });
         let waiting = waiting.collect();

@@ -1,16 +1,13 @@
 //! Bytes: sockets, the pipelined connection, messages.
 
+pub(crate) mod back_off;
 pub(crate) mod call;
 pub(crate) mod channels;
-#[cfg(feature = "cluster")]
-pub(crate) mod cluster;
 pub(crate) mod connection;
-pub(crate) mod connections;
+pub(crate) mod nodes;
 pub(crate) mod outbox;
-mod own_message;
 mod pipeline;
 pub(crate) mod request;
-pub(crate) mod route;
 mod script_error;
 pub(crate) mod slot;
 pub(crate) mod socket;
@@ -18,4 +15,5 @@ pub(crate) mod socket;
 pub(crate) mod strange;
 pub(crate) mod subscriber;
 pub(crate) mod subscribers;
+pub(crate) mod text;
 mod write_queue;

@@ -90,7 +90,6 @@ impl Outbox {
     }
 
     /// Takes those out that do not belong here any more, the oldest first.
-    #[cfg(any(test, feature = "cluster"))]
     pub(crate) fn take_strays(&mut self, belongs: impl Fn(&Arc<Call>) -> bool) -> Vec<Arc<Call>> {
         let strays = self.calls.iter().filter(|(_, call)| !belongs(call));
         let seqs: Vec<_> = strays.map(|(seq, _)| *seq).collect();
@@ -132,6 +131,7 @@ mod tests {
     use super::*;
     use crate::net::call::{Deferred, DeferredInfo};
     use crate::net::request::Script;
+    use crate::net::text::Text;
     use std::sync::LazyLock;
     use std::time::Duration;
 
@@ -142,6 +142,7 @@ mod tests {
             request: Request::script("releasing", &SCRIPT, keys, &["o:1"]),
             info: DeferredInfo {
                 name: keys[0].into(),
+                owner: Text::default(),
                 useful_until,
                 undo: false,
                 for_good: false,

@@ -20,8 +20,9 @@
 //! Some calls are several commands, one right behind the other: `ASKING` in front of one for a node of a cluster that has
 //! the key before it has its slot, `WAIT` behind one that replicas have to acknowledge. Their replies count together.
 //!
-//! A script is sent by its hash. If its reply may never be read, a `NOSCRIPT` would go unnoticed, so the text is sent
-//! unless the server is known to have the script.
+//! A script is sent by its hash, and by its text once the server has answered that it does not know it. A call whose reply
+//! may never be read brings the text the first time over a connection, and after such an answer: the process may end after a
+//! release, and a master of several may answer after the others.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -29,10 +30,11 @@ use std::time::{Duration, Instant};
 
 use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
 
-use crate::error::{is_redirection, is_transient, is_unknown_script};
+use crate::error::{is_redirection, is_unknown_script, may_pass};
 use crate::net::call::{Call, CallPhase, OnReply};
 use crate::net::outbox::Outbox;
-use crate::net::request::{Script, Wording};
+use crate::net::request::{Request, Script, Wording};
+use crate::net::socket::unasked;
 use crate::net::write_queue::WriteQueue;
 
 /// Has a node carry out the next command although the slot of its key is still on its way there.
@@ -47,24 +49,15 @@ const SAME_NAME: usize = 64;
 /// How long no unacknowledged call is sent after the server has replied that it cannot serve now.
 const REST: Duration = Duration::from_millis(50);
 
-/// How long the server is taken to know a script after a command that has shown so.
-///
-/// It may forget its scripts at any moment, and a process may end right after its last release, whose reply nobody reads.
-/// The text costs the server some microseconds more, so it is sent a hundred times a second at most.
-const KNOWN_FOR: Duration = Duration::from_millis(10);
-
-/// For how long a connection is young: within that time each client notices that its own is gone, by a PING after 2 s
-/// and 3 s for its reply unless configured otherwise. Those that still do not listen then are not about to connect again.
-const YOUNG: Duration = Duration::from_secs(5);
-
-/// Into how many parts the commands of many threads fall, so that the server works on one while the threads make the next.
-///
-/// If all went out together the server would rest until the last thread has made its command, and the threads until all
-/// replies have come: 64 threads on 64 locks were slower by a third.
-const PARTS: usize = 4;
+/// How many replies are due before attempts wait for what others owe. With fewer than that the server is about to answer.
+const BUSY: usize = 64;
 
 /// After how long without a command the connection is checked before the next one is sent.
 pub(super) const IDLE: Duration = Duration::from_millis(100);
+
+/// After how long without a command the connection is [in doubt](InFlight::is_in_doubt) once one is sent, and is tested
+/// with a PING while anything is held.
+pub(super) const PING_AFTER: Duration = Duration::from_secs(2);
 
 /// The commands of a client, over one connection after another.
 #[derive(Default)]
@@ -76,6 +69,10 @@ pub(super) struct Pipeline {
     unacknowledged: Outbox,
     /// Until when none of them is sent: the server has replied that it cannot serve now.
     rests_until: Option<Instant>,
+    /// The last call so far that undoes an attempt which was given up.
+    owed: Option<Arc<Call>>,
+    /// What it has replied, until it is lost or carries one out.
+    refused: Option<RedisError>,
 }
 
 /// What a pipeline leads to.
@@ -92,19 +89,19 @@ pub(super) struct InFlight {
     to: Destination,
     pub(super) unwritten: WriteQueue,
     awaiting: VecDeque<Arc<Call>>,
-    /// When it was made.
-    since: Instant,
     /// When the last reply came, or a command was sent while none was due.
     pub(super) last_heard: Instant,
     /// When a thread last read and found nothing: all that had come by then has been read.
     pub(super) quiet_at: Instant,
-    /// For how long the connection was idle before what is written now, if so long that the server may have closed it.
-    pub(super) doubtful: Option<Duration>,
+    /// The connection was idle before what is written now, for so long that the server may have closed it.
+    pub(super) doubtful: bool,
+    /// Nothing was heard since it was idle for long, when a firewall on the way may have forgotten it, or since a caller's
+    /// time was up. Then it is given up the sooner.
+    pub(super) is_in_doubt: bool,
     /// How many calls of the last portion have no answer yet.
     portion: usize,
-    /// The scripts that the server knows, or will by the time it reads the next command, and when the last command that
-    /// shows so was sent.
-    known: Vec<(&'static Script, Instant)>,
+    /// The scripts whose texts were sent with calls whose replies may never be read.
+    introduced: Vec<&'static Script>,
     /// Why the connection is closed once all replies have come: the server is no longer the master.
     leaving: Option<RedisError>,
 }
@@ -141,7 +138,6 @@ pub(super) struct Lost {
 }
 
 impl Pipeline {
-    #[cfg(feature = "cluster")]
     pub(super) fn new(to: Destination) -> Self {
         Self {
             to,
@@ -155,12 +151,12 @@ impl Pipeline {
             to: self.to,
             unwritten: WriteQueue::with_capacity(1024),
             awaiting: VecDeque::new(),
-            since: now,
             last_heard: now,
             quiet_at: now,
-            doubtful: None,
+            doubtful: false,
+            is_in_doubt: false,
             portion: 0,
-            known: Vec::new(),
+            introduced: Vec::new(),
             leaving: None,
         });
         self.feed(now);
@@ -170,22 +166,20 @@ impl Pipeline {
         self.in_flight.as_mut()
     }
 
-    /// For how long the connection has been idle: until now, or until what is queued and not written yet, if that was long.
-    pub(super) fn idle_for(&self, now: Instant) -> Option<Duration> {
-        let in_flight = self.in_flight.as_ref()?;
-        match in_flight.awaiting.is_empty() {
-            true => Some(now.saturating_duration_since(in_flight.last_heard)),
-            false => in_flight.doubtful,
-        }
-    }
-
     pub(super) fn has_unacknowledged(&self) -> bool {
         !self.unacknowledged.is_empty()
     }
 
     /// Queues a call after all others, if there is a connection. Without one, or while the socket is full, a deferred call
-    /// is kept and sent later.
+    /// is kept and sent later. An attempt is refused until it has waited for what others [owe](Self::owed).
     pub(super) fn submit(&mut self, call: &Arc<Call>, now: Instant) -> bool {
+        match &call.deferred {
+            None if self.owed.is_some() && call.has_to_wait() && self.owed().is_some() => {
+                return false;
+            }
+            Some(info) if info.undo => self.owed = Some(Arc::clone(call)),
+            _ => {}
+        }
         match &mut self.in_flight {
             Some(in_flight) if !(in_flight.unwritten.is_behind() && call.deferred.is_some()) => {
                 if !self.unacknowledged.is_empty() {
@@ -205,7 +199,6 @@ impl Pipeline {
     }
 
     /// Keeps a deferred call back for a while, since nobody can serve it now.
-    #[cfg(feature = "cluster")]
     pub(super) fn keep_back(&mut self, call: &Arc<Call>, now: Instant) {
         call.sent_to(self.to.node);
         self.unacknowledged.keep(call);
@@ -213,7 +206,6 @@ impl Pipeline {
     }
 
     /// Takes out unacknowledged calls that do not belong here any more.
-    #[cfg(any(test, feature = "cluster"))]
     pub(super) fn take_strays(&mut self, belongs: impl Fn(&Arc<Call>) -> bool) -> Vec<Arc<Call>> {
         self.unacknowledged.take_strays(belongs)
     }
@@ -238,8 +230,22 @@ impl Pipeline {
         }
     }
 
+    /// What an attempt has to wait for once before it is sent: the last of many commands that are in flight, among them
+    /// attempts that were given up. So these leave no more behind than one for each thread, however short their times are.
+    pub(super) fn owed(&mut self) -> Option<Arc<Call>> {
+        self.owed.take_if(|undo| undo.outcome().is_some());
+        let awaiting = &self.in_flight.as_ref()?.awaiting;
+        let owes = self.owed.is_some() && awaiting.len() >= BUSY;
+        awaiting.back().filter(|_| owes).cloned()
+    }
+
     fn rests(&self, now: Instant) -> bool {
         self.rests_until.is_some_and(|until| now < until)
+    }
+
+    /// Why deferred calls are kept, if the server has said so.
+    pub(super) fn refusal(&self) -> Option<RedisError> {
+        self.refused.clone()
     }
 
     /// Queues this one of the unacknowledged calls now, if the server can be asked.
@@ -260,6 +266,7 @@ impl Pipeline {
             return Received::Stray;
         };
         in_flight.last_heard = now;
+        in_flight.is_in_doubt = false;
         let Some(call) = in_flight.awaiting.pop_front() else {
             return Received::Stray;
         };
@@ -269,12 +276,19 @@ impl Pipeline {
             in_flight.awaiting.push_front(call);
             return Received::Part;
         };
-        let (replayed, following) = (its.sendings > 1, its.following);
+        let (replayed, following) = (its.sendings > 1, its.following > 0);
         if std::mem::take(&mut its.in_portion) {
             in_flight.portion -= 1;
         }
         if let Some(script) = call.request.script {
-            in_flight.learn(script, its.sent_at, matches!(value, Value::ServerError(_)));
+            if is_no_script(&value) {
+                in_flight
+                    .introduced
+                    .retain(|its| !std::ptr::eq(*its, script));
+            }
+            if !is_of_a_script(&value, &call.request) {
+                in_flight.leave_for(unasked());
+            }
         }
         let mut elsewhere = None;
         if call.deferred.is_some() {
@@ -319,6 +333,7 @@ impl Pipeline {
         let err = match value.extract_error() {
             Ok(value) => {
                 on_reply.released(deferred, &value, replayed);
+                self.refused = None;
                 call.state.lock().phase = CallPhase::Done(value);
                 return Settled::Here;
             }
@@ -329,14 +344,10 @@ impl Pipeline {
             its.sendings -= 1; // it was refused before it ran
             its.phase = CallPhase::Idle;
             its.seq = 0;
-            call.may_be_overtaken();
             return Settled::Elsewhere(err);
         }
         let unknown = is_unknown_script(&err) && !its.by_text;
-        // A server that takes no writes now may take them later.
-        let later = is_transient(&err)
-            || deferred.for_good && matches!(err.code(), Some("OOM" | "MISCONF"));
-        if !(unknown || later) || now >= deferred.useful_until {
+        if !(unknown || may_pass(&err)) || now >= deferred.useful_until {
             drop(its);
             on_reply.given_up(deferred, &err);
             call.state.lock().phase = CallPhase::Broken(err);
@@ -345,13 +356,13 @@ impl Pipeline {
         its.by_text |= unknown;
         its.sendings -= 1; // it was refused before it ran
         its.phase = CallPhase::Idle;
-        call.may_be_overtaken();
         drop(its);
         match &mut self.in_flight {
             Some(in_flight) if unknown => in_flight.enqueue(call, now),
             _ => {
                 self.unacknowledged.keep(call);
                 self.rests_until = Some(now + REST);
+                self.refused = Some(err.clone());
             }
         }
         match err.kind() {
@@ -363,6 +374,7 @@ impl Pipeline {
     /// The connection is lost, or given up.
     pub(super) fn lost(&mut self, why: &RedisError) -> Option<Lost> {
         let in_flight = self.in_flight.take()?;
+        self.refused = None;
         let mut undoing = Vec::new();
         for call in &in_flight.awaiting {
             let mut its = call.state.lock();
@@ -380,7 +392,6 @@ impl Pipeline {
                     let wording = Wording {
                         by_text: true,
                         sharded,
-                        young: Some(Duration::ZERO),
                     };
                     undo.request.write_as(&mut undoing, wording);
                 }
@@ -423,6 +434,25 @@ impl Pipeline {
     }
 }
 
+/// Whether a script may give such a reply: a number, a string, nothing, or up to three of them; or one for each key of a
+/// request that is several.
+fn is_of_a_script(reply: &Value, request: &Request) -> bool {
+    let is_one =
+        |part: &Value| !matches!(part, Value::Array(_) | Value::Okay | Value::SimpleString(_));
+    match reply {
+        Value::Array(parts) => {
+            let is_short = parts.len() <= 3 || parts.len() == request.keys().count();
+            is_short && parts.iter().all(is_one)
+        }
+        reply => is_one(reply),
+    }
+}
+
+/// Whether the server has forgotten its scripts.
+fn is_no_script(reply: &Value) -> bool {
+    matches!(reply, Value::ServerError(err) if err.kind() == Some(ServerErrorKind::NoScript))
+}
+
 /// What a deferred call's reply leaves to be done.
 enum Settled {
     /// Nothing, or it is done here.
@@ -443,16 +473,18 @@ impl InFlight {
         (its.own, its.acknowledged) = (None, None);
         if self.awaiting.is_empty() {
             let idle = now.saturating_duration_since(self.last_heard);
-            self.doubtful = (idle >= IDLE).then_some(idle);
+            self.doubtful = idle >= IDLE;
+            self.is_in_doubt = idle >= PING_AFTER;
             // Silence counts from when a reply became due, whoever waits for it.
             self.last_heard = now;
         }
         its.sendings += 1;
-        if let Some(script) = call.request.script {
-            its.by_text |= call.unattended && !self.knows(script, now);
-            if its.by_text {
-                self.knows_since(script, now);
-            }
+        if call.unattended
+            && let Some(script) = call.request.script
+            && !self.introduced.iter().any(|its| std::ptr::eq(*its, script))
+        {
+            its.by_text = true;
+            self.introduced.push(script);
         }
         if its.asking {
             self.unwritten.bytes.extend_from_slice(ASKING);
@@ -460,36 +492,10 @@ impl InFlight {
         let wording = Wording {
             by_text: its.by_text,
             sharded: self.to.sharded,
-            young: Some(now.saturating_duration_since(self.since)).filter(|age| *age < YOUNG),
         };
         call.request.write_as(&mut self.unwritten.bytes, wording);
-        self.unwritten.calls += 1;
         drop(its);
         self.awaiting.push_back(Arc::clone(call));
-    }
-
-    /// What a reply says about a script. The server need not know one that it has refused to run.
-    fn learn(&mut self, script: &'static Script, sent_at: Instant, refused: bool) {
-        if refused {
-            self.known
-                .retain(|(known, _)| !std::ptr::eq(*known, script));
-        } else {
-            self.knows_since(script, sent_at);
-        }
-    }
-
-    fn knows_since(&mut self, script: &'static Script, at: Instant) {
-        let mut known = self.known.iter_mut();
-        match known.find(|(known, _)| std::ptr::eq(*known, script)) {
-            Some((_, since)) => *since = at.max(*since),
-            None => self.known.push((script, at)),
-        }
-    }
-
-    fn knows(&self, script: &'static Script, now: Instant) -> bool {
-        self.known.iter().any(|(known, since)| {
-            std::ptr::eq(*known, script) && now.saturating_duration_since(*since) < KNOWN_FOR
-        })
     }
 
     /// How many replies are due.
@@ -510,12 +516,9 @@ impl InFlight {
     /// The first call whose thread waits to be woken.
     pub(super) fn first_following(&self) -> Option<Arc<Call>> {
         let mut awaiting = self.awaiting.iter();
-        awaiting.find(|call| call.state.lock().following).cloned()
-    }
-
-    /// Whether so large a part of the commands is unwritten that the server may have nothing to do before the leader writes.
-    pub(super) fn is_worth_a_write(&self) -> bool {
-        PARTS * self.unwritten.calls >= self.due()
+        awaiting
+            .find(|call| call.state.lock().following > 0)
+            .cloned()
     }
 
     pub(super) fn has_bytes(&self) -> bool {
@@ -538,14 +541,15 @@ impl InFlight {
 }
 
 /// What another node of a cluster has to do with it.
-#[cfg(all(test, feature = "cluster"))]
+#[cfg(test)]
 mod redirections {
     use super::*;
 
     use std::sync::LazyLock;
 
-    use crate::net::call::{Attempt, Deferred, DeferredInfo};
+    use crate::net::call::{Attempt, Deferred, DeferredInfo, Undo};
     use crate::net::request::Request;
+    use crate::net::text::Text;
 
     static RELEASE: LazyLock<Script> = LazyLock::new(|| Script::new("release"));
 
@@ -568,6 +572,7 @@ mod redirections {
             request: Request::script("releasing", &RELEASE, &["k"], &["o:1"]),
             info: DeferredInfo {
                 name: "k".into(),
+                owner: Text::default(),
                 useful_until: now + Duration::from_secs(9),
                 undo: false,
                 for_good: false,
@@ -606,26 +611,54 @@ mod redirections {
         assert!(matches!(call.outcome(), Some(Ok(_))));
     }
 
+    struct GivenUp;
+
+    impl Undo for GivenUp {
+        fn undo(&self) -> Option<Deferred> {
+            None
+        }
+    }
+
+    /// An attempt that may leave something to be undone.
+    fn attempt() -> Arc<Call> {
+        Call::attempt(Attempt {
+            request: Request::command("asking", &["HLEN", "k"]),
+            undo: Some(Arc::new(GivenUp)),
+        })
+    }
+
+    // Or many with little time would keep the server so busy that one with more time is never answered.
     #[test]
-    fn the_message_of_a_release_that_others_may_overtake_is_news() {
+    fn an_attempt_waits_once_for_the_many_that_were_given_up_before_it() {
         let now = Instant::now();
-        for refusal in ["-LOADING later", "-NOSCRIPT no", "-MOVED 12 127.0.0.1:7002"] {
+        for given_up in [BUSY - 2, BUSY - 1] {
             let mut pipeline = to(0);
             pipeline.connected(now);
-            // The server knows the script.
-            assert!(pipeline.submit(&release(now), now));
-            pipeline.reply(says(":1"), now, &Forwarding);
-            let calls = [release(now), release(now)];
-            for call in &calls {
-                call.is_heard_by_us(7);
-                assert!(pipeline.submit(call, now));
+            for _ in 0..given_up {
+                assert!(pipeline.submit(&attempt(), now));
             }
-            for reply in [refusal, ":1"] {
-                pipeline.reply(says(reply), now, &Forwarding);
+            let mut undo = release(now);
+            Arc::get_mut(&mut undo)
+                .and_then(|its| its.deferred.as_mut())
+                .expect("a release")
+                .undo = true;
+            assert!(pipeline.submit(&undo, now));
+            let (patient, later) = (attempt(), attempt());
+            let waits = given_up + 1 >= BUSY;
+            assert_eq!(pipeline.submit(&patient, now), !waits, "{given_up}");
+            if waits {
+                let owed = pipeline.owed().expect("what it waits for");
+                assert!(Arc::ptr_eq(&owed, &undo), "all that are on their way");
+                let query = Call::question(Request::command("asking", &["PING"]));
+                assert!(pipeline.submit(&query, now), "it leaves nothing behind");
+                patient.may_go();
+                assert!(pipeline.submit(&patient, now), "it has waited");
             }
-            let heard = calls.each_ref().map(|call| call.heard_by_us());
-            assert_eq!(heard, [None, Some(7)], "{refusal}");
-            assert!(calls[0].outcome().is_none(), "{refusal}: it is sent again");
+            for _ in 0..=given_up {
+                pipeline.reply(says(":1"), now, &Forwarding);
+            }
+            assert!(undo.outcome().is_some() && pipeline.owed().is_none());
+            assert!(pipeline.submit(&later, now), "nothing is owed any more");
         }
     }
 
@@ -713,6 +746,7 @@ mod model {
 
     use crate::net::call::{Attempt, Deferred, DeferredInfo, Undo};
     use crate::net::request::{Acknowledgements, Request};
+    use crate::net::text::Text;
     use crate::search::{Explore, Trace, explore};
 
     static ACQUIRE: LazyLock<Script> = LazyLock::new(|| Script::new("acquire"));
@@ -744,6 +778,7 @@ mod model {
             request: request(id, &RELEASE, key),
             info: DeferredInfo {
                 name: id.to_string().into(),
+                owner: Text::default(),
                 useful_until: ends,
                 undo: false,
                 for_good: false,
@@ -769,7 +804,10 @@ mod model {
             }),
             1 => Call::deferred(release(id, KEYS[id], at(ENDS_MS))),
             2 => Call::deferred(release(id, KEYS[id], at(1_000_000))),
-            _ => Call::question(request(id, &ACQUIRE, KEYS[id])),
+            _ => Call::unattended(Attempt {
+                request: request(id, &ACQUIRE, KEYS[id]),
+                undo: None,
+            }),
         }
     }
 
@@ -942,8 +980,8 @@ mod model {
         replies: VecDeque<(Command, Says)>,
         /// Sent here, and not refused.
         here: [bool; 4],
-        /// When a command was sent last here after which the server is known to have the script.
-        known_since: [Option<Instant>; 2],
+        /// The text of this script was sent here.
+        introduced: [bool; 2],
     }
 
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -1016,7 +1054,7 @@ mod model {
                 arrived: VecDeque::new(),
                 replies: VecDeque::new(),
                 here: [false; 4],
-                known_since: [None; 2],
+                introduced: [false; 2],
             }
         }
 
@@ -1072,25 +1110,13 @@ mod model {
         }
 
         fn arrive(&mut self, command: Command) {
-            let Command {
-                id,
-                script,
-                by_text,
-            } = command;
+            let id = command.id;
             assert!(!self.here[id], "{id} is sent twice over one connection");
             self.here[id] = true;
-            let sent_at = self.calls[id].state.lock().sent_at;
-            let known_since = &mut self.known_since[script];
-            if by_text {
-                *known_since = (*known_since).max(Some(sent_at));
-            } else if self.calls[id].unattended {
-                let fresh =
-                    known_since.is_some_and(|at| sent_at.saturating_duration_since(at) < KNOWN_FOR);
-                assert!(
-                    fresh,
-                    "nobody may read that the server does not know the script of {id}"
-                );
-            }
+            let introduced = &mut self.introduced[command.script];
+            *introduced |= command.by_text;
+            let is_attended = !self.calls[id].unattended;
+            assert!(is_attended || *introduced, "a new server may not know {id}");
             self.arrived.push_back(command);
         }
 
@@ -1118,21 +1144,12 @@ mod model {
                 return false;
             };
             let id = command.id;
-            let sent_at = self.calls[id].state.lock().sent_at;
-            let (deferred, by_text) = {
-                let its = self.calls[id].state.lock();
-                (self.calls[id].deferred.is_some(), its.by_text)
-            };
+            let (deferred, by_text) = (self.calls[id].deferred.is_some(), command.by_text);
             let (now, before) = (at(self.now_ms), self.heard.0.lock().len());
-            if says == Says::Ran {
-                let known_since = &mut self.known_since[command.script];
-                *known_since = (*known_since).max(Some(sent_at));
-            } else {
+            if says != Says::Ran {
                 self.here[id] = false;
-                if says == Says::NoScript {
-                    self.known_since[command.script] = None;
-                }
             }
+            self.introduced[command.script] &= says != Says::NoScript;
             let reply = self.pipeline.reply(says.value(id), now, &self.heard);
             let Received::Of(replied) = reply else {
                 panic!("it was asked for");
@@ -1194,7 +1211,7 @@ mod model {
             self.arrived.clear();
             self.replies.clear();
             self.here = [false; 4];
-            self.known_since = [None; 2];
+            self.introduced = [false; 2];
         }
     }
 
@@ -1219,12 +1236,14 @@ mod model {
                 in_flight: in_flight.map(|in_flight| InFlight {
                     unwritten: in_flight.unwritten.copy(),
                     awaiting: in_flight.awaiting.iter().map(of).collect(),
-                    known: in_flight.known.clone(),
+                    introduced: in_flight.introduced.clone(),
                     leaving: in_flight.leaving.clone(),
                     ..*in_flight
                 }),
                 unacknowledged: self.pipeline.unacknowledged.copy(of),
                 rests_until: self.pipeline.rests_until,
+                owed: self.pipeline.owed.as_ref().map(of),
+                refused: self.pipeline.refused.clone(),
             };
             Self {
                 pipeline,
@@ -1241,13 +1260,7 @@ mod model {
             let mut hasher = DefaultHasher::new();
             let h = &mut hasher;
             (self.now_ms, self.submitted, self.settled, self.left).hash(h);
-            (
-                self.knows,
-                self.runs,
-                self.here,
-                self.known_since.map(|at| at.map(ms)),
-            )
-                .hash(h);
+            (self.knows, self.runs, self.here, self.introduced).hash(h);
             (&self.inbox, &self.arrived, &self.replies).hash(h);
             for call in &self.calls {
                 let its = call.state.lock();
@@ -1270,9 +1283,6 @@ mod model {
                     .map(|call| self.id(call))
                     .collect::<Vec<_>>()
                     .hash(h);
-                let known = in_flight.known.iter();
-                let known = known.map(|(script, at)| (std::ptr::eq(*script, &*ACQUIRE), ms(*at)));
-                known.collect::<Vec<_>>().hash(h);
                 let unwritten = &in_flight.unwritten;
                 (&unwritten.bytes, unwritten.is_behind(), unwritten.is_torn()).hash(h);
                 (in_flight.portion, in_flight.leaving.is_some()).hash(h);

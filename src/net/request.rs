@@ -1,7 +1,6 @@
 //! The bytes of a request: a plain command, or a script by its hash or its text.
 
 use std::sync::OnceLock;
-use std::time::Duration;
 
 /// A script: with plain channels, and with sharded ones where a client of a cluster uses those.
 pub(crate) struct Script {
@@ -28,9 +27,7 @@ impl Script {
     /// The text with the commands of sharded channels in place of those of plain ones. They stay literal, since some
     /// servers read scripts before they run them.
     pub(crate) fn sharded_text(&self) -> String {
-        self.text
-            .replace("call('publish'", "call('spublish'")
-            .replace("'pubsub', 'numsub'", "'pubsub', 'shardnumsub'")
+        self.text.replace("call('publish'", "call('spublish'")
     }
 
     fn encoded(&self, wording: Wording) -> &[u8] {
@@ -66,17 +63,14 @@ pub(crate) struct Wording {
     pub(crate) by_text: bool,
     /// Channels are sharded: each is known only to the master of its slot.
     pub(crate) sharded: bool,
-    /// How old the connection is, if it is young: see [`Request::without_grace_while_young`].
-    pub(crate) young: Option<Duration>,
 }
 
 impl Wording {
-    /// Without sharded channels, for a connection that is not young.
+    /// Without sharded channels.
     fn plain(by_text: bool) -> Self {
         Self {
             by_text,
             sharded: false,
-            young: None,
         }
     }
 }
@@ -89,16 +83,19 @@ pub(crate) struct Acknowledgements {
     pub(crate) timeout: u32,
 }
 
+/// The parts of a script in front of its keys: the name of the command, the script, and how many keys there are.
+const HEAD: usize = 3;
+
+/// Enough for the requests of a lock with a name of 40 bytes.
+const TYPICAL: usize = 192;
+
 /// One command, encoded but for its [`Wording`].
 #[derive(Clone)]
 pub(crate) struct Request {
     pub(crate) script: Option<&'static Script>,
-    /// It asks how many listen to a channel.
-    counts_listeners: bool,
-    /// Which of a script's arguments is another one while the connection is young.
-    grace: Option<u8>,
     parts: usize,
-    packed: Packed,
+    /// The parts behind the name of the command and the script.
+    packed: Vec<u8>,
     /// What the command is for, as errors say it.
     pub(crate) doing: &'static str,
     /// `WAIT` follows the command, and its reply that of the command.
@@ -108,29 +105,16 @@ pub(crate) struct Request {
 impl Request {
     /// A plain command.
     pub(crate) fn command(doing: &'static str, parts: &[&str]) -> Self {
-        let len = parts.iter().map(|part| bulk_len(part.len())).sum();
-        let packed = Packed::of(len, |out| {
-            for part in parts {
-                push_bulk(out, part.as_bytes());
-            }
-        });
+        let mut packed = Vec::with_capacity(TYPICAL);
+        for part in parts {
+            push_bulk(&mut packed, part.as_bytes());
+        }
         Self {
             script: None,
-            counts_listeners: false,
-            grace: None,
             parts: parts.len(),
             packed,
             doing,
             acknowledgements: None,
-        }
-    }
-
-    /// Asks how many listen to a channel.
-    pub(crate) fn listeners(doing: &'static str, channel: &str) -> Self {
-        Self {
-            counts_listeners: true,
-            parts: 3,
-            ..Self::command(doing, &[channel])
         }
     }
 
@@ -169,27 +153,20 @@ impl Request {
     fn pack<'a>(
         doing: &'static str,
         script: &'static Script,
-        keys: impl ExactSizeIterator<Item = &'a [&'a str]> + Clone,
-        args: impl ExactSizeIterator<Item = &'a [u8]> + Clone,
+        keys: impl ExactSizeIterator<Item = &'a [&'a str]>,
+        args: impl ExactSizeIterator<Item = &'a [u8]>,
     ) -> Self {
-        let (count, parts) = (keys.len(), 3 + keys.len() + args.len());
-        let each_key = keys.clone().map(|key| bulk_len(joined_len(key)));
-        let each_arg = args.clone().map(|arg| bulk_len(arg.len()));
-        let len =
-            bulk_len(digits_of(count as u64)) + each_key.sum::<usize>() + each_arg.sum::<usize>();
-        let packed = Packed::of(len, |out| {
-            push_number(out, count);
-            for key in keys {
-                push_joined(out, key);
-            }
-            for arg in args {
-                push_bulk(out, arg);
-            }
-        });
+        let parts = HEAD + keys.len() + args.len();
+        let mut packed = Vec::with_capacity(TYPICAL);
+        push_number(&mut packed, keys.len());
+        for key in keys {
+            push_joined(&mut packed, key);
+        }
+        for arg in args {
+            push_bulk(&mut packed, arg);
+        }
         Self {
             script: Some(script),
-            counts_listeners: false,
-            grace: None,
             parts,
             packed,
             doing,
@@ -197,16 +174,9 @@ impl Request {
         }
     }
 
-    /// How many bytes it takes at most.
-    pub(crate) fn len(&self, by_text: bool) -> usize {
-        const HEAD: usize = 32;
-        let script = |script: &Script| script.encoded(Wording::plain(by_text)).len();
-        HEAD + self.script.map_or(0, script) + self.joined_len()
-    }
-
     /// How many bytes it adds to another request of its script.
     pub(crate) fn joined_len(&self) -> usize {
-        self.packed.bytes().len()
+        self.packed.len()
     }
 
     /// Whether both are of a script that may be given the keys and arguments of several requests.
@@ -218,31 +188,30 @@ impl Request {
         is_of(self) && is_of(other)
     }
 
-    /// Appends several requests of one script as one: first the keys of all, then the arguments of all.
-    pub(crate) fn write_together(requests: &[Self], out: &mut Vec<u8>, by_text: bool) {
-        let first = match requests {
-            [] => return,
-            [only] => return only.write(out, by_text),
-            [first, ..] => first,
-        };
-        // The name of the command, the script, and how many keys there are.
-        const HEAD: usize = 3;
-        let parts = requests.iter().map(|request| request.parts - HEAD);
-        push_head(out, b'*', HEAD + parts.sum::<usize>());
-        if let Some(script) = first.script {
-            out.extend_from_slice(script.encoded(Wording::plain(by_text)));
+    /// Several requests of one script as one: first the keys of all, then the arguments of all.
+    pub(crate) fn together(mut requests: Vec<Self>) -> Self {
+        if requests.len() == 1 {
+            return requests.remove(0);
         }
+        let parts = requests.iter().map(|request| request.parts - HEAD);
+        let parts = HEAD + parts.sum::<usize>();
         let keys = requests.iter().map(|request| request.keys().count());
-        push_number(out, keys.sum());
+        let mut bytes = Vec::new();
+        push_number(&mut bytes, keys.sum());
         let both = requests.iter().map(Self::keys_and_args);
         both.clone()
-            .for_each(|(keys, _)| out.extend_from_slice(keys));
-        both.for_each(|(_, args)| out.extend_from_slice(args));
+            .for_each(|(keys, _)| bytes.extend_from_slice(keys));
+        both.for_each(|(_, args)| bytes.extend_from_slice(args));
+        Self {
+            parts,
+            packed: bytes,
+            ..requests[0].clone()
+        }
     }
 
     /// The bytes of a script's keys, and those of its arguments.
     fn keys_and_args(&self) -> (&[u8], &[u8]) {
-        let mut args = self.packed.bytes();
+        let mut args = &*self.packed;
         pull_bulk(&mut args);
         let both = args;
         for _ in self.keys() {
@@ -251,15 +220,7 @@ impl Request {
         both.split_at(both.len() - args.len())
     }
 
-    /// This argument says how long a grace those have who do not listen. After an outage others may be about to connect
-    /// again, so on a young connection there is none: what is sent is `-1`, less one for each tenth of a second since the
-    /// connection was made, in as many digits. What has no room for that is all zeros.
-    pub(crate) fn without_grace_while_young(mut self, nth: u8) -> Self {
-        self.grace = Some(nth);
-        self
-    }
-
-    /// Appends the command as it is without sharded channels, on a connection that is not young.
+    /// Appends the command as it is without sharded channels.
     pub(crate) fn write(&self, out: &mut Vec<u8>, by_text: bool) {
         self.write_as(out, Wording::plain(by_text));
     }
@@ -269,30 +230,8 @@ impl Request {
         push_head(out, b'*', self.parts);
         if let Some(script) = self.script {
             out.extend_from_slice(script.encoded(wording));
-        } else if self.counts_listeners {
-            push_bulk(out, b"PUBSUB");
-            let what: &[u8] = match wording.sharded {
-                false => b"NUMSUB",
-                true => b"SHARDNUMSUB",
-            };
-            push_bulk(out, what);
         }
-        out.extend_from_slice(self.packed.bytes());
-        if let (Some(nth), Some(age)) = (self.grace, wording.young) {
-            let mut rest = self.packed.bytes();
-            let before = 1 + self.keys().count() + usize::from(nth);
-            let length = (0..=before).filter_map(|_| pull_bulk(&mut rest)).last();
-            let length = length.map_or(0, <[u8]>::len);
-            // Its end is what is in front of the rest, but for the end of its line.
-            let end = out.len() - rest.len() - 2;
-            let argument = &mut out[end - length..end];
-            argument.fill(b'0');
-            if let [minus, .., tens, ones] = argument {
-                let tenths = u8::try_from(age.as_millis() / 100).map_or(98, |age| age.min(98));
-                *minus = b'-';
-                (*tens, *ones) = (b'0' + (1 + tenths) / 10, b'0' + (1 + tenths) % 10);
-            }
-        }
+        out.extend_from_slice(&self.packed);
         if let Some(Acknowledgements { needed, timeout }) = self.acknowledgements {
             out.extend_from_slice(b"*3\r\n$4\r\nWAIT\r\n");
             for number in [needed, timeout] {
@@ -302,86 +241,24 @@ impl Request {
     }
 
     /// The key or channel whose slot says where it belongs; none for a command that any server answers.
-    #[cfg(feature = "cluster")]
     pub(crate) fn first_key(&self) -> Option<&[u8]> {
         if self.script.is_some() {
             return self.keys().next();
         }
-        let mut rest = self.packed.bytes();
-        let first = pull_bulk(&mut rest)?;
-        match self.counts_listeners {
-            true => Some(first),
-            false => pull_bulk(&mut rest),
-        }
+        let mut rest = &*self.packed;
+        pull_bulk(&mut rest)?;
+        pull_bulk(&mut rest)
     }
 
     /// The keys of a script.
     pub(crate) fn keys(&self) -> impl Iterator<Item = &[u8]> {
-        let mut rest = self.packed.bytes();
+        let mut rest = &*self.packed;
         let count = match self.script {
             Some(_) => pull_bulk(&mut rest),
             None => None,
         };
         let count = count.and_then(|count| std::str::from_utf8(count).ok()?.parse().ok());
         (0..count.unwrap_or(0_usize)).map_while(move |_| pull_bulk(&mut rest))
-    }
-}
-
-/// The bytes of a request, in place if they are few: then a command needs no memory besides that of its call.
-#[derive(Clone)]
-enum Packed {
-    Few { bytes: [u8; FEW], len: u8 },
-    Many(Vec<u8>),
-}
-
-/// Enough for the requests of a lock with a name of 40 bytes.
-const FEW: usize = 190;
-
-impl Packed {
-    /// So many bytes, which `write` fills.
-    fn of(len: usize, write: impl FnOnce(&mut Unfilled<'_>)) -> Self {
-        let mut packed = match u8::try_from(len) {
-            Ok(few) if len <= FEW => Self::Few {
-                bytes: [0; FEW],
-                len: few,
-            },
-            _ => Self::Many(vec![0; len]),
-        };
-        write(&mut Unfilled(match &mut packed {
-            Self::Few { bytes, .. } => &mut bytes[..len],
-            Self::Many(bytes) => bytes,
-        }));
-        packed
-    }
-
-    fn bytes(&self) -> &[u8] {
-        match self {
-            Self::Few { bytes, len } => &bytes[..usize::from(*len)],
-            Self::Many(bytes) => bytes,
-        }
-    }
-}
-
-/// Where bytes are appended.
-trait Append {
-    fn append(&mut self, bytes: &[u8]);
-}
-
-impl Append for Vec<u8> {
-    fn append(&mut self, bytes: &[u8]) {
-        self.extend_from_slice(bytes);
-    }
-}
-
-/// Bytes that are filled from the front. There have to be enough.
-struct Unfilled<'a>(&'a mut [u8]);
-
-impl Append for Unfilled<'_> {
-    #[inline]
-    fn append(&mut self, bytes: &[u8]) {
-        let (front, rest) = std::mem::take(&mut self.0).split_at_mut(bytes.len());
-        front.copy_from_slice(bytes);
-        self.0 = rest;
     }
 }
 
@@ -397,63 +274,42 @@ pub(crate) fn digits_of(n: u64) -> usize {
 /// Fills `place` with as many digits of `n`, the last ones.
 pub(crate) fn write_digits(place: &mut [u8], mut n: u64) {
     for digit in place.iter_mut().rev() {
-        *digit = DIGITS[(n % 10) as usize];
+        *digit = b"0123456789"[(n % 10) as usize];
         n /= 10;
     }
 }
 
-const DIGITS: &[u8; 10] = b"0123456789";
-
 /// Appends the line that a bulk string or an array of `n` begins with.
-#[inline]
-fn push_head(out: &mut impl Append, kind: u8, n: usize) {
-    match n {
-        0..10 => out.append(&[kind, DIGITS[n], b'\r', b'\n']),
-        10..100 => out.append(&[kind, DIGITS[n / 10], DIGITS[n % 10], b'\r', b'\n']),
-        _ => {
-            let mut digits = [0; 20];
-            let digits = &mut digits[..digits_of(n as u64)];
-            write_digits(digits, n as u64);
-            out.append(&[kind]);
-            out.append(digits);
-            out.append(b"\r\n");
-        }
-    }
+fn push_head(out: &mut Vec<u8>, kind: u8, n: usize) {
+    out.push(kind);
+    push_digits(out, n);
+    out.extend_from_slice(b"\r\n");
 }
 
-fn push_bulk(out: &mut impl Append, bytes: &[u8]) {
+fn push_digits(out: &mut Vec<u8>, n: usize) {
+    let (n, start) = (n as u64, out.len());
+    out.resize(start + digits_of(n), 0);
+    write_digits(&mut out[start..], n);
+}
+
+fn push_bulk(out: &mut Vec<u8>, bytes: &[u8]) {
     push_head(out, b'$', bytes.len());
-    out.append(bytes);
-    out.append(b"\r\n");
+    out.extend_from_slice(bytes);
+    out.extend_from_slice(b"\r\n");
 }
 
-fn push_joined(out: &mut impl Append, parts: &[&str]) {
-    push_head(out, b'$', joined_len(parts));
+fn push_joined(out: &mut Vec<u8>, parts: &[&str]) {
+    push_head(out, b'$', parts.iter().map(|part| part.len()).sum());
     for part in parts {
-        out.append(part.as_bytes());
+        out.extend_from_slice(part.as_bytes());
     }
-    out.append(b"\r\n");
+    out.extend_from_slice(b"\r\n");
 }
 
-fn push_number(out: &mut impl Append, n: usize) {
-    if let Some(digit) = DIGITS.get(n) {
-        return out.append(&[b'$', b'1', b'\r', b'\n', *digit, b'\r', b'\n']);
-    }
+fn push_number(out: &mut Vec<u8>, n: usize) {
     push_head(out, b'$', digits_of(n as u64));
-    let mut digits = [0; 20];
-    let digits = &mut digits[..digits_of(n as u64)];
-    write_digits(digits, n as u64);
-    out.append(digits);
-    out.append(b"\r\n");
-}
-
-fn joined_len(parts: &[&str]) -> usize {
-    parts.iter().map(|part| part.len()).sum()
-}
-
-/// How many bytes a bulk string of so many takes.
-fn bulk_len(len: usize) -> usize {
-    1 + digits_of(len as u64) + 2 + len + 2
+    push_digits(out, n);
+    out.extend_from_slice(b"\r\n");
 }
 
 /// Takes what [`push_bulk`] has appended from the front.
@@ -501,43 +357,8 @@ mod tests {
     }
 
     #[test]
-    fn there_is_no_grace_on_a_young_connection() {
-        for (args, age, sent) in [
-            (["500", "7", "8"], 0, ["-01", "7", "8"]),
-            (["o:1", "500", "500"], 99, ["o:1", "-01", "500"]),
-            (["o:1", "500", "500"], 100, ["o:1", "500", "-02"]),
-            (["500", "o:1", "5"], 4_999, ["-50", "o:1", "5"]),
-            (["500", "o:1", "5"], 60_000, ["-99", "o:1", "5"]),
-            (["x", "2500", "x"], 1_000, ["x", "-011", "x"]),
-            (["o:1", "500", "x"], 0, ["o:1", "500", "0"]),
-            (["o:1", "50", "x"], 0, ["o:1", "00", "x"]),
-        ] {
-            let nth = (0..)
-                .zip(args.iter().zip(sent))
-                .find(|(_, (a, z))| **a != *z);
-            let nth = nth.map_or(0, |(nth, _)| nth);
-            let [request, expected] = [args, sent]
-                .map(|args| Request::script("testing", &SCRIPT, &["k", "l\r\n"], &args));
-            let request = request.without_grace_while_young(nth);
-            let written = |request: &Request, young| {
-                let mut bytes = Vec::new();
-                let wording = Wording {
-                    by_text: false,
-                    sharded: false,
-                    young,
-                };
-                request.write_as(&mut bytes, wording);
-                bytes
-            };
-            let young = Some(Duration::from_millis(age));
-            assert_eq!(written(&request, young), written(&expected, young));
-            assert_ne!(written(&request, None), written(&request, young));
-        }
-    }
-
-    #[test]
     fn so_is_one_of_any_length() {
-        for length in 0..3 * FEW {
+        for length in 0..3 * TYPICAL {
             let key = "k".repeat(length);
             let request = Request::script("testing", &SCRIPT, &[&key, "l"], &["o:1", "1500"]);
             let mut ours = Vec::new();
@@ -554,10 +375,10 @@ mod tests {
     fn several_become_one_with_the_keys_and_arguments_of_all() {
         let request =
             |key: &str, arg: &str| Request::script("testing", &SCRIPT, &[key], &[arg, ""]);
-        let long = "k".repeat(2 * FEW);
+        let long = "k".repeat(2 * TYPICAL);
         let requests = [request("a\r\n", "1"), request(&long, "2"), request("", "3")];
         let mut ours = Vec::new();
-        Request::write_together(&requests, &mut ours, true);
+        Request::together(requests.to_vec()).write(&mut ours, true);
         let mut theirs = redis::cmd("EVAL");
         theirs.arg(TEXT).arg(3).arg("a\r\n").arg(&long).arg("");
         for arg in ["1", "", "2", "", "3", ""] {
@@ -565,10 +386,8 @@ mod tests {
         }
         assert_eq!(ours, theirs.get_packed_command());
         let (mut one, mut alone) = (Vec::new(), Vec::new());
-        Request::write_together(&requests[1..2], &mut one, false);
+        Request::together(requests[1..2].to_vec()).write(&mut one, false);
         requests[1].write(&mut alone, false);
-        assert_eq!(one, alone);
-        Request::write_together(&[], &mut one, false);
         assert_eq!(one, alone);
         assert!(requests[0].goes_with(&requests[1], &SCRIPT));
         assert!(!requests[0].goes_with(&Request::command("testing", &["PING"]), &SCRIPT));
@@ -593,15 +412,11 @@ mod tests {
 
     #[test]
     fn sharded_channels_have_commands_of_their_own() {
-        static TELLING: LazyLock<Script> = LazyLock::new(|| {
-            Script::new(
-                "redis.pcall('publish', KEYS[1], '0') return redis.call('pubsub', 'numsub', KEYS[1])",
-            )
-        });
+        static TELLING: LazyLock<Script> =
+            LazyLock::new(|| Script::new("return redis.pcall('publish', KEYS[1], '0')"));
         let sharded = Wording {
             by_text: true,
             sharded: true,
-            young: None,
         };
         let written = |request: Request| {
             let mut bytes = Vec::new();
@@ -610,16 +425,9 @@ mod tests {
         };
         let script = written(Request::script("telling", &TELLING, &["c"], &[]));
         assert!(script.contains("pcall('spublish', KEYS[1]"), "{script}");
-        assert!(script.contains("'pubsub', 'shardnumsub', KEYS"), "{script}");
-        let count = written(Request::listeners("counting", "c"));
-        assert_eq!(
-            count,
-            "*3\r\n$6\r\nPUBSUB\r\n$11\r\nSHARDNUMSUB\r\n$1\r\nc\r\n"
-        );
     }
 
     #[test]
-    #[cfg(feature = "cluster")]
     fn a_request_belongs_where_its_first_key_is() {
         let first = |request: Request| request.first_key().map(<[u8]>::to_vec);
         let key = Some(b"k".to_vec());
@@ -628,7 +436,6 @@ mod tests {
             key
         );
         assert_eq!(first(Request::command("x", &["HLEN", "k"])), key);
-        assert_eq!(first(Request::listeners("x", "k")), key);
         assert_eq!(first(Request::command("x", &["PING"])), None);
         assert_eq!(first(Request::script("x", &SCRIPT, &[], &["a"])), None);
     }

@@ -6,7 +6,6 @@
 //!
 //! The mutex is not held during I/O.
 
-#[cfg(feature = "cluster")]
 mod cluster;
 
 use std::panic::AssertUnwindSafe;
@@ -16,50 +15,32 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
 
-#[cfg(feature = "cluster")]
-pub(crate) use self::cluster::Place;
-#[cfg(feature = "cluster")]
 use crate::error::is_redirection;
 use crate::error::is_transient;
-use crate::net::call::Call;
+use crate::net::back_off::BACK_OFF;
 use crate::net::channels::{Channels, LINGER, Listener, News};
-use crate::net::socket::{self, Duplex, Endpoint, Reader, Socket, Successor};
+use crate::net::connection;
+use crate::net::nodes::Map;
+use crate::net::pipeline::PING_AFTER;
+use crate::net::socket::{self, Dialling, Duplex, Endpoint, Reader, Socket};
 use crate::net::write_queue::write_turn;
 use crate::process::Process;
 use crate::report::report;
 use crate::stats::Counters;
 use crate::time;
 
-/// After how long without a byte from the server the connection is tested with a PING.
-const PING_AFTER: Duration = Duration::from_secs(2);
+/// The longest a thread parks before it asks again, whatever it has heard: at first, and once it has parked several times.
+pub(crate) const POLL_CAP: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(5));
 
 /// The longest the thread blocks in a read before it checks what else it has to do.
 const SLICE: Duration = Duration::from_millis(500);
 
-/// The same while it has something left to write, or makes a connection that replaces the present one; also how long it goes
-/// on with that.
-const SHORT: Duration = Duration::from_millis(5);
-
-/// The pause after the first failed connection, doubled up to the second for each further one.
-const BACK_OFF: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
-
-/// The longest pause where another node may take over meanwhile.
-#[cfg(feature = "cluster")]
-const AWAY: Duration = Duration::from_millis(100);
-
-/// The longest a thread parks before it asks again: at first, and once it has parked several times while the connection
-/// works.
-pub(crate) const POLL_CAP: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(5));
-
-/// The same for a channel to which this user may not subscribe.
-pub(crate) const POLL_CAP_UNHEARD: Duration = Duration::from_millis(100);
-
 /// The thread, its connection, and the channels.
 pub(crate) struct Subscriber {
     endpoint: Endpoint,
-    /// Which node of a cluster it listens to.
-    #[cfg(feature = "cluster")]
-    place: Option<Place>,
+    map: Arc<Map>,
+    /// Which node it listens to: it has the channels of its slots.
+    node: usize,
     connect_timeout: Duration,
     response_timeout: Duration,
     counters: Arc<Counters>,
@@ -78,7 +59,6 @@ struct State {
     news_at: Option<Instant>,
     stopped: bool,
     /// Its node is no master any more and nobody waits: the thread ends.
-    #[cfg(feature = "cluster")]
     retired: bool,
 }
 
@@ -106,62 +86,38 @@ pub(crate) struct Subscription {
 }
 
 impl Subscriber {
+    /// The subscriber of one node.
     pub(crate) fn new(
-        endpoint: Endpoint,
+        map: Arc<Map>,
+        node: usize,
         connect_timeout: Duration,
         response_timeout: Duration,
         counters: Arc<Counters>,
     ) -> Arc<Self> {
+        let state = State {
+            channels: Channels::new(map.is_sharded()),
+            ..State::default()
+        };
         Arc::new(Self {
-            endpoint,
-            #[cfg(feature = "cluster")]
-            place: None,
+            endpoint: map.endpoint(node),
+            map,
+            node,
             connect_timeout,
             response_timeout,
             counters,
-            state: Mutex::default(),
+            state: Mutex::new(state),
             changed: Condvar::new(),
             process: Process::this(),
         })
     }
 
-    /// Whether a thread of this process listens to `channel`.
+    /// Whether messages on `channel` come to this process.
     pub(crate) fn listens_to(&self, channel: &str) -> bool {
         self.state.lock().channels.listens_to(channel)
     }
 
-    /// How many messages have come on `channel`, if its subscription is confirmed.
-    pub(crate) fn messages(&self, channel: &str) -> Option<u64> {
-        self.state.lock().channels.messages(channel)
-    }
-
-    /// Subscribes to `channel` for `waiter` if a subscription to it is confirmed already. Writes nothing. What the waiter
-    /// asks the server comes after the `last` release of its process; see [`Subscription::settle_own`].
-    pub(crate) fn take_over(
-        self: &Arc<Self>,
-        channel: &Arc<str>,
-        waiter: &Arc<impl Listener + 'static>,
-        last: &Call,
-    ) -> Option<Subscription> {
-        let mut state = self.state.lock();
-        state.channels.messages(channel)?;
-        let listener = Arc::clone(waiter) as _;
-        let waiter = state.channels.subscribe(channel, listener, Instant::now());
-        let queued_at = last.heard_by_us();
-        state.channels.comes_after(channel, waiter, queued_at);
-        Some(self.subscription(channel, waiter))
-    }
-
     fn is_refused(&self, channel: &str) -> bool {
         self.state.lock().channels.is_refused(channel)
-    }
-
-    /// Whether the server has sent anything lately.
-    fn is_alive(&self) -> bool {
-        self.state
-            .lock()
-            .heard_at
-            .is_some_and(|at| at.elapsed() < PING_AFTER * 2)
     }
 
     /// How many channels are wanted.
@@ -169,26 +125,22 @@ impl Subscriber {
         self.state.lock().channels.len()
     }
 
-    /// Subscribes to `channel` for `waiter`, which is notified once the server has confirmed.
-    pub(crate) fn subscribe(
+    /// Subscribes to `channel` for `waiter`, which is notified once the server has confirmed; unless its thread has ended
+    /// since its node is no master any more.
+    pub(crate) fn try_subscribe(
         self: &Arc<Self>,
         channel: &Arc<str>,
         waiter: &Arc<impl Listener + 'static>,
-    ) -> Subscription {
-        self.subscribe_in(self.state.lock(), channel, waiter)
-    }
-
-    fn subscribe_in(
-        self: &Arc<Self>,
-        mut state: MutexGuard<'_, State>,
-        channel: &Arc<str>,
-        waiter: &Arc<impl Listener + 'static>,
-    ) -> Subscription {
+    ) -> Option<Subscription> {
+        let mut state = self.state.lock();
+        if state.retired {
+            return None;
+        }
         let listener = Arc::clone(waiter) as _;
-        let waiter = state.channels.subscribe(channel, listener, Instant::now());
+        let waiter = state.channels.subscribe(channel, listener);
         self.changed.notify_all();
         self.flush(state);
-        self.subscription(channel, waiter)
+        Some(self.subscription(channel, waiter))
     }
 
     fn subscription(self: &Arc<Self>, channel: &Arc<str>, waiter: u64) -> Subscription {
@@ -300,14 +252,6 @@ impl Subscriber {
 }
 
 impl Subscription {
-    /// The waiter is about to park. Whether the release that it comes after was announced, and executed before what the
-    /// waiter has asked: then it is not notified of that release's message.
-    pub(crate) fn settle_own(&self, was_announced: bool) {
-        let mut state = self.subscriber.state.lock();
-        let channels = &mut state.channels;
-        channels.settle_own(&self.channel, self.waiter, was_announced);
-    }
-
     /// Has it end a little later, if there was a message or a confirmation lately. Then nothing is written now, and whoever
     /// subscribes to the channel in the meantime need not do so either.
     pub(crate) fn leave(mut self) {
@@ -317,17 +261,6 @@ impl Subscription {
     /// Whether this user may not subscribe, so that a waiting thread has to poll.
     pub(crate) fn is_refused(&self) -> bool {
         self.subscriber.is_refused(&self.channel)
-    }
-
-    /// How long a thread that has parked so often may park at most before it asks again.
-    pub(crate) fn poll_cap(&self, parked: u32) -> Duration {
-        if self.is_refused() {
-            POLL_CAP_UNHEARD
-        } else if self.subscriber.is_alive() {
-            (POLL_CAP.0 * 2_u32.saturating_pow(parked.saturating_sub(1).min(8))).min(POLL_CAP.1)
-        } else {
-            POLL_CAP.0
-        }
     }
 }
 
@@ -363,33 +296,20 @@ impl Subscriber {
                 let mut state = self.state.lock();
                 state.channels.end_lingering_until(Instant::now());
                 while state.channels.is_empty() && !state.stopped {
-                    #[cfg(feature = "cluster")]
-                    if let Some(place) = &self.place {
-                        if Self::retires(place, &mut state) {
-                            return;
-                        }
-                        self.changed.wait_for(&mut state, SLICE);
-                        continue;
+                    if self.retires(&mut state) {
+                        return;
                     }
-                    self.changed.wait(&mut state);
+                    match self.map.is_one() {
+                        true => self.changed.wait(&mut state),
+                        false => drop(self.changed.wait_for(&mut state, SLICE)),
+                    }
                 }
                 if state.stopped {
                     return;
                 }
             }
-            let deadline = Instant::now() + self.connect_timeout;
-            #[cfg(feature = "cluster")]
-            let version = self.place.as_ref().map(|place| place.map.version());
-            let go_on = &mut || {
-                #[cfg(feature = "cluster")]
-                if self.place.as_ref().map(|place| place.map.version()) != version {
-                    return false;
-                }
-                !self.state.lock().stopped
-            };
-            match socket::connect(&self.endpoint, "subscriber", deadline, go_on) {
+            match self.connect() {
                 Ok(connection) => {
-                    back_off = BACK_OFF.0;
                     let mut next = Ok(connection);
                     while let Ok(connection) = next {
                         let again = std::mem::replace(&mut anew, true);
@@ -397,7 +317,10 @@ impl Subscriber {
                             self.counters.resubscriptions.add(1);
                         }
                         next = self.listen(connection, again);
-                        self.hang_up();
+                        // A server that greets may still not let it subscribe.
+                        if self.hang_up() {
+                            back_off = BACK_OFF.0;
+                        }
                     }
                     if let Err(err) = next {
                         report!(Debug, "the connection for messages was lost: {err}");
@@ -405,16 +328,14 @@ impl Subscriber {
                 }
                 Err(err) => report!(Debug, "no connection for messages: {err}"),
             }
-            #[cfg(feature = "cluster")]
-            if let Some(place) = &self.place {
-                {
-                    let state = self.state.lock();
-                    if state.stopped || state.retired {
-                        return;
-                    }
+            {
+                let state = self.state.lock();
+                if state.stopped || state.retired {
+                    return;
                 }
-                self.look_around(place);
-                back_off = back_off.min(AWAY);
+            }
+            if !self.map.is_one() {
+                self.look_around();
             }
             let mut state = self.state.lock();
             // However many subscribe meanwhile.
@@ -426,10 +347,29 @@ impl Subscriber {
         }
     }
 
+    /// Waits for a connection, unless the thread has to stop or another node may have the channels by now.
+    fn connect(&self) -> Result<Duplex, RedisError> {
+        let version = self.map.version();
+        let dialling = self.dial()?;
+        loop {
+            if let Some(made) = dialling.wait(connection::SLICE) {
+                return made;
+            }
+            if self.map.version() != version || self.state.lock().stopped {
+                return Err(socket::timed_out("the connection is not needed any more"));
+            }
+        }
+    }
+
+    fn dial(&self) -> Result<Dialling, RedisError> {
+        Dialling::start(&self.endpoint, "subscriber", self.connect_timeout)
+    }
+
     /// Subscribes to all wanted channels and handles what comes, until the connection is lost, or there is another to
     /// replace it, since its login was old.
     fn listen(&self, connection: Duplex, anew: bool) -> Result<Duplex, RedisError> {
-        let mut successor = Successor::of(&self.endpoint, &connection);
+        let mut log_in_at = self.endpoint.log_in_again_at(connection.since);
+        let mut successor = None;
         let mut reader = connection.reader;
         {
             let mut state = self.state.lock();
@@ -444,40 +384,43 @@ impl Subscriber {
             }
         }
         let mut asked_at = None;
-        #[cfg(feature = "cluster")]
         let mut version = 0;
         loop {
-            #[cfg(feature = "cluster")]
-            if let Some(place) = &self.place {
-                let now = place.map.version();
-                if std::mem::replace(&mut version, now) != now {
-                    self.leave_moved(place);
-                }
-                if Self::retires(place, &mut self.state.lock()) {
-                    return Err(socket::timed_out("the node is no master any more"));
-                }
+            let now = self.map.version();
+            if std::mem::replace(&mut version, now) != now {
+                self.leave_moved();
             }
-            let (soon, is_left, is_used) = {
+            if self.retires(&mut self.state.lock()) {
+                return Err(socket::timed_out("the node is no master any more"));
+            }
+            let (soon, is_left) = {
                 let (mut state, now) = (self.state.lock(), Instant::now());
                 let lingers = state.channels.end_lingering_until(now);
                 state.channels.ask_again(now);
                 let soon = lingers || state.has_news(now);
                 let is_left = self.write_rest(&mut state);
-                (soon, is_left, !state.channels.is_empty())
+                (soon, is_left)
             };
-            if is_used {
-                self.endpoint.follow_master();
-            }
-            if successor.is_due()
-                && let Some(made) = self.advance(&mut successor)
+            if log_in_at.is_some_and(|at| Instant::now() >= at)
+                && let Some(made) = self.replace(&mut successor)
             {
-                return Ok(made);
+                match made {
+                    Ok(made) => return Ok(made),
+                    Err(err) => {
+                        report!(
+                            Warn,
+                            "logging in at redis, {}, again (subscriber) failed: {err}; the old connection is used as long as it lasts",
+                            self.endpoint
+                        );
+                        let period = self.endpoint.log_in_period();
+                        log_in_at = period.map(|period| Instant::now() + period);
+                    }
+                }
             }
             let slice = match soon {
-                _ if successor.is_under_way() || is_left => SHORT,
-                true => successor.rests(LINGER),
-                false if is_used => self.endpoint.follows_master_for(successor.rests(SLICE)),
-                false => successor.rests(SLICE),
+                true => LINGER,
+                false if is_left || successor.is_some() => LINGER,
+                false => SLICE,
             };
             match self.read(&mut reader, slice) {
                 Ok(true) => asked_at = None,
@@ -508,11 +451,20 @@ impl Subscriber {
         }
     }
 
-    /// Goes on with the connection that replaces the present one; nothing is read meanwhile.
-    fn advance(&self, successor: &mut Successor) -> Option<Duplex> {
-        let until = Instant::now() + SHORT;
-        let timeout = self.connect_timeout;
-        successor.advance(&self.endpoint, "subscriber", timeout, until, &mut || true)
+    /// Has the connection made that replaces the present one, whose login is old, and looks whether it is there.
+    fn replace(&self, successor: &mut Option<Dialling>) -> Option<Result<Duplex, RedisError>> {
+        let made = match successor {
+            Some(dialling) => dialling.wait(Duration::ZERO)?,
+            None => match self.dial() {
+                Ok(dialling) => {
+                    *successor = Some(dialling);
+                    return None;
+                }
+                Err(err) => Err(err),
+            },
+        };
+        *successor = None;
+        Some(made)
     }
 
     /// Reads one reply; `false` if there was none within `slice`.
@@ -523,16 +475,16 @@ impl Subscriber {
         self.state.lock().heard_at = Some(Instant::now());
         let parts = match reply.extract_error() {
             Ok(Value::Array(parts)) => parts,
-            // PONG comes bare while nothing is subscribed.
-            Ok(_) => {
+            // It comes bare while nothing is subscribed.
+            Ok(Value::SimpleString(pong)) if pong == "PONG" => {
                 self.answered(None);
                 return Ok(true);
             }
+            Ok(_) => return Err(socket::unasked()),
             Err(err) if is_refusal(&err) => {
                 self.answered(Some(&err));
                 return Ok(true);
             }
-            #[cfg(feature = "cluster")]
             Err(err) if is_redirection(&err) && self.follow(&err) => {
                 return Ok(true);
             }
@@ -552,7 +504,6 @@ impl Subscriber {
                     self.message(channel);
                 }
             }
-            #[cfg(feature = "cluster")]
             [Value::BulkString(kind), Value::BulkString(channel), _] if kind == b"sunsubscribe" => {
                 self.ended(channel);
             }
@@ -567,21 +518,23 @@ impl Subscriber {
             {
                 self.answered(None);
             }
-            _ => {}
+            _ => return Err(socket::unasked()),
         }
         Ok(true)
     }
 
-    /// Forgets the connection; nobody is listening until there is another.
-    fn hang_up(&self) {
+    /// Forgets the connection; nobody is listening until there is another. Whether a subscription was confirmed over it.
+    fn hang_up(&self) -> bool {
         let mut state = self.state.lock();
         let live = state.live.take();
-        (state.heard_at, state.news_at) = (None, None);
+        state.heard_at = None;
+        let was_confirmed = state.news_at.take().is_some();
         state.channels.lost();
         drop(state);
         if let Some(live) = live {
             live.writer.shut_down();
         }
+        was_confirmed
     }
 }
 

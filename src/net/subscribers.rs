@@ -1,160 +1,70 @@
-//! The subscribers of a client, behind one interface: one, or one for each master of a cluster that announces something.
+//! The subscribers of a client: one for each master on whose channels anybody waits, made when somebody first does.
+//!
+//! ```text
+//!            somebody subscribes                the node is no master any more, and nobody waits
+//!    none ───────────────────────► its thread ──────────────────────────────────────────────────► none
+//! ```
 //!
 //! A sharded channel is known only to the master of its slot, so there is one connection for each master, and a thread
 //! that reads it. Plain channels of a cluster are subscribed to at the same place: a message reaches every node.
 
-use std::sync::Arc;
-#[cfg(feature = "cluster")]
-use std::{collections::HashMap, thread};
+use std::collections::HashMap;
+use std::io;
+use std::sync::{Arc, Weak};
+use std::thread;
+use std::time::{Duration, Instant};
 
-#[cfg(feature = "cluster")]
-use parking_lot::{Condvar, Mutex};
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
+use parking_lot::Mutex;
 
-use crate::net::call::Call;
 use crate::net::channels::Listener;
-#[cfg(feature = "cluster")]
-use crate::net::cluster::Map;
+use crate::net::nodes::Map;
 use crate::net::subscriber::{Subscriber, Subscription};
-#[cfg(feature = "cluster")]
 use crate::report::report;
+use crate::stats::Counters;
+
+/// The name of the threads.
+pub(crate) const THREAD: &str = "redlatch-subscriber";
 
 /// Those who hear of releases for all who wait.
-pub(crate) enum Subscribers {
-    Single(Arc<Subscriber>),
-    #[cfg(feature = "cluster")]
-    Cluster(ByMaster),
-}
-
-impl Subscribers {
-    /// See [`Subscriber::subscribe`].
-    pub(crate) fn subscribe(
-        &self,
-        channel: &Arc<str>,
-        waiter: &Arc<impl Listener + 'static>,
-    ) -> Subscription {
-        match self {
-            Self::Single(subscriber) => subscriber.subscribe(channel, waiter),
-            #[cfg(feature = "cluster")]
-            Self::Cluster(by_master) => by_master.subscribe(channel, waiter),
-        }
-    }
-
-    /// See [`Subscriber::take_over`].
-    pub(crate) fn take_over(
-        &self,
-        channel: &Arc<str>,
-        waiter: &Arc<impl Listener + 'static>,
-        last: &Call,
-    ) -> Option<Subscription> {
-        match self {
-            Self::Single(subscriber) => subscriber.take_over(channel, waiter, last),
-            #[cfg(feature = "cluster")]
-            Self::Cluster(by_master) => by_master.known(channel)?.take_over(channel, waiter, last),
-        }
-    }
-
-    /// See [`Subscriber::messages`].
-    pub(crate) fn messages(&self, channel: &str) -> Option<u64> {
-        match self {
-            Self::Single(subscriber) => subscriber.messages(channel),
-            #[cfg(feature = "cluster")]
-            Self::Cluster(by_master) => by_master.known(channel)?.messages(channel),
-        }
-    }
-
-    /// See [`Subscriber::listens_to`].
-    pub(crate) fn listens_to(&self, channel: &str) -> bool {
-        match self {
-            Self::Single(subscriber) => subscriber.listens_to(channel),
-            #[cfg(feature = "cluster")]
-            Self::Cluster(by_master) => {
-                let its = by_master.known(channel);
-                its.is_some_and(|its| its.listens_to(channel))
-            }
-        }
-    }
-
-    /// See [`Subscriber::end_lingering`].
-    pub(crate) fn end_lingering(&self, channel: &str) {
-        match self {
-            Self::Single(subscriber) => subscriber.end_lingering(channel),
-            #[cfg(feature = "cluster")]
-            Self::Cluster(by_master) => {
-                if let Some(its) = by_master.known(channel) {
-                    its.end_lingering(channel);
-                }
-            }
-        }
-    }
-
-    /// How many channels are wanted.
-    pub(crate) fn len(&self) -> usize {
-        match self {
-            Self::Single(subscriber) => subscriber.len(),
-            #[cfg(feature = "cluster")]
-            Self::Cluster(by_master) => {
-                let known: Vec<_> = by_master.state.lock().known.values().cloned().collect();
-                known.iter().map(|its| its.len()).sum()
-            }
-        }
-    }
-
-    /// What the thread runs.
-    pub(crate) fn run(&self) {
-        match self {
-            Self::Single(subscriber) => subscriber.run(),
-            #[cfg(feature = "cluster")]
-            Self::Cluster(by_master) => by_master.run(),
-        }
-    }
-
-    /// Ends the thread.
-    pub(crate) fn stop(&self) {
-        match self {
-            Self::Single(subscriber) => subscriber.stop(),
-            #[cfg(feature = "cluster")]
-            Self::Cluster(by_master) => by_master.stop(),
-        }
-    }
-}
-
-/// One subscriber for each master on whose channels anybody waits.
-///
-/// ```text
-///            somebody subscribes                the node is no master any more, and nobody waits
-///    none ───────────────────────► its thread ──────────────────────────────────────────────────► none
-/// ```
-#[cfg(feature = "cluster")]
-pub(crate) struct ByMaster {
+pub(crate) struct Subscribers {
     map: Arc<Map>,
-    make: Box<dyn Fn(usize) -> Arc<Subscriber> + Send + Sync>,
+    connect_timeout: Duration,
+    response_timeout: Duration,
+    counters: Arc<Counters>,
     state: Mutex<State>,
-    changed: Condvar,
+    /// Hangs up when all threads have ended.
+    ended: Receiver<()>,
+    this: Weak<Self>,
 }
 
-#[cfg(feature = "cluster")]
-#[derive(Default)]
 struct State {
     /// By the number of the node.
     known: HashMap<usize, Arc<Subscriber>>,
-    /// Those without a thread yet.
-    new: Vec<(usize, Arc<Subscriber>)>,
-    stopped: bool,
+    /// What each thread holds until it ends; `None` once no more are started.
+    running: Option<Sender<()>>,
 }
 
-#[cfg(feature = "cluster")]
-impl ByMaster {
-    /// `make` makes the subscriber of a node.
+impl Subscribers {
     pub(crate) fn new(
         map: Arc<Map>,
-        make: impl Fn(usize) -> Arc<Subscriber> + Send + Sync + 'static,
-    ) -> Self {
-        Self {
+        connect_timeout: Duration,
+        response_timeout: Duration,
+        counters: Arc<Counters>,
+    ) -> Arc<Self> {
+        let (running, ended) = bounded(0);
+        Arc::new_cyclic(|this| Self {
             map,
-            make: Box::new(make),
-            state: Mutex::default(),
-            changed: Condvar::new(),
-        }
+            connect_timeout,
+            response_timeout,
+            counters,
+            state: Mutex::new(State {
+                known: HashMap::new(),
+                running: Some(running),
+            }),
+            ended,
+            this: Weak::clone(this),
+        })
     }
 
     fn node_of(&self, channel: &str) -> usize {
@@ -167,10 +77,26 @@ impl ByMaster {
         self.state.lock().known.get(&node).cloned()
     }
 
-    fn subscribe(&self, channel: &Arc<str>, waiter: &Arc<impl Listener + 'static>) -> Subscription {
+    /// Starts the thread that hears of `channel`, unless it runs.
+    pub(crate) fn start(&self, channel: &str) -> io::Result<()> {
+        self.at(self.node_of(channel)).map(drop)
+    }
+
+    /// See [`Subscriber::subscribe`].
+    pub(crate) fn subscribe(
+        &self,
+        channel: &Arc<str>,
+        waiter: &Arc<impl Listener + 'static>,
+    ) -> Subscription {
         loop {
             let node = self.node_of(channel);
-            let subscriber = self.at(node);
+            let subscriber = self.at(node).unwrap_or_else(|err| {
+                report!(
+                    Warn,
+                    "a thread for messages could not be started ({err}); threads that wait ask again and again"
+                );
+                self.subscriber_of(node)
+            });
             match subscriber.try_subscribe(channel, waiter) {
                 Some(subscription) => return subscription,
                 None => self.forget(node, &subscriber),
@@ -178,20 +104,38 @@ impl ByMaster {
         }
     }
 
-    fn at(&self, node: usize) -> Arc<Subscriber> {
+    fn subscriber_of(&self, node: usize) -> Arc<Subscriber> {
+        let map = Arc::clone(&self.map);
+        let counters = Arc::clone(&self.counters);
+        Subscriber::new(
+            map,
+            node,
+            self.connect_timeout,
+            self.response_timeout,
+            counters,
+        )
+    }
+
+    fn at(&self, node: usize) -> io::Result<Arc<Subscriber>> {
         let mut state = self.state.lock();
         if let Some(known) = state.known.get(&node) {
-            return Arc::clone(known);
+            return Ok(Arc::clone(known));
         }
-        let subscriber = (self.make)(node);
-        if state.stopped {
+        let subscriber = self.subscriber_of(node);
+        let Some(running) = state.running.clone() else {
             subscriber.stop();
-        }
+            return Ok(subscriber);
+        };
+        let (its, all) = (Arc::clone(&subscriber), Weak::clone(&self.this));
+        thread::Builder::new().name(THREAD.into()).spawn(move || {
+            let _running = running;
+            its.run();
+            if let Some(all) = all.upgrade() {
+                all.forget(node, &its);
+            }
+        })?;
         state.known.insert(node, Arc::clone(&subscriber));
-        state.new.push((node, Arc::clone(&subscriber)));
-        drop(state);
-        self.changed.notify_all();
-        subscriber
+        Ok(subscriber)
     }
 
     /// Its thread has ended, or is about to.
@@ -203,52 +147,49 @@ impl ByMaster {
         }
     }
 
-    fn stop(&self) {
+    /// See [`Subscriber::listens_to`].
+    pub(crate) fn listens_to(&self, channel: &str) -> bool {
+        let its = self.known(channel);
+        its.is_some_and(|its| its.listens_to(channel))
+    }
+
+    /// See [`Subscriber::end_lingering`].
+    pub(crate) fn end_lingering(&self, channel: &str) {
+        if let Some(its) = self.known(channel) {
+            its.end_lingering(channel);
+        }
+    }
+
+    /// How many channels are wanted.
+    pub(crate) fn len(&self) -> usize {
+        let known: Vec<_> = self.state.lock().known.values().cloned().collect();
+        known.iter().map(|its| its.len()).sum()
+    }
+
+    /// Has the threads end.
+    pub(crate) fn stop(&self) {
         let mut state = self.state.lock();
-        state.stopped = true;
+        state.running = None;
         for subscriber in state.known.values() {
             subscriber.stop();
         }
-        drop(state);
-        self.changed.notify_all();
     }
 
-    /// Starts a thread for every subscriber, and waits for them.
-    fn run(&self) {
-        thread::scope(|scope| {
-            let mut state = self.state.lock();
-            while !state.stopped {
-                let Some((node, subscriber)) = state.new.pop() else {
-                    self.changed.wait(&mut state);
-                    continue;
-                };
-                let thread = thread::Builder::new().name("redlatch-subscriber".into());
-                let run = move || {
-                    subscriber.run();
-                    self.forget(node, &subscriber);
-                };
-                if let Err(err) = thread.spawn_scoped(scope, run) {
-                    report!(
-                        Warn,
-                        "a thread for messages could not be started ({err}); threads that wait ask again and again"
-                    );
-                }
-            }
-        });
+    /// Waits for the threads to end, and says whether they did.
+    pub(crate) fn join(&self, until: Instant) -> bool {
+        self.ended.recv_deadline(until) != Err(RecvTimeoutError::Timeout)
     }
 }
 
-#[cfg(all(test, feature = "cluster"))]
+#[cfg(test)]
 mod tests {
     use super::*;
 
     use std::time::{Duration, Instant};
 
-    use crate::config::server::{Address, Server};
-    use crate::net::cluster::Redirected;
+    use crate::config::server::Server;
     use crate::net::slot::slot_of;
     use crate::net::socket::Endpoint;
-    use crate::net::subscriber::Place;
 
     struct Deaf;
 
@@ -262,10 +203,7 @@ mod tests {
     fn map() -> Arc<Map> {
         let server = Server::of("redis+cluster://127.0.0.1:1/", String::new());
         let endpoint = Endpoint::new(server.expect("a good URL"));
-        Arc::new(Map::new(
-            endpoint,
-            vec![Address::Tcp("127.0.0.1".into(), 1)],
-        ))
+        Arc::new(Map::new(endpoint))
     }
 
     /// The slot of the channel moves to the node with this port.
@@ -274,19 +212,14 @@ mod tests {
         let moved = format!("-MOVED {slot} 127.0.0.1:{port}\r\n");
         let moved = redis::parse_redis_value(moved.as_bytes()).expect("a reply");
         let moved = moved.extract_error().expect_err("an error");
-        let to = map.redirected(0, &moved);
-        assert!(matches!(to, Redirected::To(_)), "{to:?}");
+        assert!(map.redirected(0, &moved).is_some());
     }
 
     #[test]
     fn there_is_a_thread_for_each_master_at_which_somebody_waits_and_no_other() {
         let map = map();
-        let its = Arc::clone(&map);
         let timeout = Duration::from_secs(1);
-        let subscribers = ByMaster::new(Arc::clone(&map), move |node| {
-            let map = Arc::clone(&its);
-            Subscriber::of_node(Place { map, node }, timeout, timeout, Arc::default())
-        });
+        let subscribers = Subscribers::new(Arc::clone(&map), timeout, timeout, Arc::default());
         let channels: [Arc<str>; 3] = ["a", "b", "c"].map(Arc::from);
         for (port, channel) in (2..).zip(&channels) {
             moves(&map, channel, port);
@@ -297,37 +230,33 @@ mod tests {
             known
         };
         assert!(subscribers.known(&channels[2]).is_none());
-        thread::scope(|scope| {
-            scope.spawn(|| subscribers.run());
-            let waiter = Arc::new(Deaf);
-            let [_, b, c] = &channels;
-            let first = subscribers.subscribe(c, &waiter);
-            assert_eq!(known(), [2]);
-            let second = subscribers.subscribe(b, &waiter);
-            assert_eq!(known(), [1, 2]);
-            assert!(!first.has_moved() && !second.has_moved());
-            // Whoever waits there is sent away, and then there is nothing left to be done.
-            moves(&map, c, 3);
-            let until = Instant::now() + Duration::from_secs(60);
-            while known() != [1] {
-                assert!(Instant::now() < until, "{:?}", known());
-                thread::yield_now();
-            }
-            assert!(first.has_moved() && !second.has_moved());
-            drop(first);
-            let again = subscribers.subscribe(c, &waiter);
-            assert!(!again.has_moved());
-            // The master may be one again.
-            moves(&map, c, 4);
-            let third = subscribers.subscribe(c, &waiter);
-            assert_eq!(known(), [1, 2]);
-            // One that is stopped before it has a thread is never forgotten.
-            while !subscribers.state.lock().new.is_empty() {
-                thread::yield_now();
-            }
-            subscribers.stop();
-            drop((second, third, again));
-        });
+        let waiter = Arc::new(Deaf);
+        let [_, b, c] = &channels;
+        let first = subscribers.subscribe(c, &waiter);
+        assert_eq!(known(), [2]);
+        let second = subscribers.subscribe(b, &waiter);
+        assert_eq!(known(), [1, 2]);
+        assert!(!first.has_moved() && !second.has_moved());
+        // Whoever waits there is sent away, and then there is nothing left to be done.
+        moves(&map, c, 3);
+        let until = Instant::now() + Duration::from_secs(60);
+        while known() != [1] {
+            assert!(Instant::now() < until, "{:?}", known());
+            thread::yield_now();
+        }
+        assert!(first.has_moved() && !second.has_moved());
+        drop(first);
+        let again = subscribers.subscribe(c, &waiter);
+        assert!(!again.has_moved());
+        // The master may be one again.
+        moves(&map, c, 4);
+        let third = subscribers.subscribe(c, &waiter);
+        assert_eq!(known(), [1, 2]);
+        subscribers.stop();
+        drop((second, third, again));
+        assert!(subscribers.join(until));
+        // Nobody listens any more, and no thread is started.
+        drop(subscribers.subscribe(&channels[0], &waiter));
         assert!(known().is_empty());
     }
 }

@@ -1,17 +1,16 @@
 //! Bytes that wait to be written to a socket which many threads share.
 //!
-//! One thread writes at a time, for all: what others queue meanwhile it writes as well, but only for a while, since it has
+//! One thread writes at a time, for all: what others queue meanwhile it writes as well, but not for ever, since it has
 //! something else to do. What is left then, or does not fit into the socket, is left *behind* for the thread that reads.
 
 use std::io;
-use std::time::{Duration, Instant};
 
 use parking_lot::MutexGuard;
 
 use crate::net::socket::Socket;
 
-/// For how long a thread writes what others have queued while it wrote.
-const TURN: Duration = Duration::from_millis(5);
+/// How often a thread writes what others have queued while it wrote.
+const TURNS: usize = 16;
 
 /// The largest buffer that is reused.
 const SPARE: usize = 64 * 1024;
@@ -19,10 +18,6 @@ const SPARE: usize = 64 * 1024;
 #[derive(Default)]
 pub(super) struct WriteQueue {
     pub(super) bytes: Vec<u8>,
-    /// How many calls have been queued since bytes were last taken.
-    pub(super) calls: usize,
-    /// An empty buffer for the next bytes.
-    spare: Vec<u8>,
     /// Part of the first command in `bytes` has been written.
     torn: bool,
     /// Whoever reads writes the rest.
@@ -33,7 +28,6 @@ impl WriteQueue {
     pub(super) fn with_capacity(capacity: usize) -> Self {
         Self {
             bytes: Vec::with_capacity(capacity),
-            spare: Vec::with_capacity(capacity),
             ..Self::default()
         }
     }
@@ -54,9 +48,7 @@ impl WriteQueue {
 
     /// Takes what is to be written; [`wrote`](Self::wrote) has to follow.
     pub(super) fn take(&mut self) -> Vec<u8> {
-        let spare = std::mem::take(&mut self.spare);
-        self.calls = 0;
-        std::mem::replace(&mut self.bytes, spare)
+        std::mem::take(&mut self.bytes)
     }
 
     /// So many of the bytes that were taken are written; the rest goes before all that was queued meanwhile.
@@ -70,9 +62,9 @@ impl WriteQueue {
             return;
         }
         self.torn = false;
-        if bytes.capacity() <= SPARE {
+        if self.bytes.is_empty() && bytes.capacity() <= SPARE {
             bytes.clear();
-            self.spare = bytes;
+            self.bytes = bytes;
         }
     }
 
@@ -80,7 +72,6 @@ impl WriteQueue {
     pub(super) fn copy(&self) -> Self {
         Self {
             bytes: self.bytes.clone(),
-            spare: Vec::new(),
             ..*self
         }
     }
@@ -95,13 +86,13 @@ pub(super) fn write_turn<S>(
     writer: &Socket,
     queue: impl Fn(&mut S) -> Option<&mut WriteQueue>,
 ) -> io::Result<Option<usize>> {
-    let (mut total, mut turn_ends) = (0, None);
-    loop {
+    let mut total = 0;
+    for turn in 1.. {
         let Some(its) = queue(state) else {
             return Ok(None);
         };
         if its.is_empty() {
-            return Ok(Some(total));
+            break;
         }
         let bytes = its.take();
         let written = MutexGuard::unlocked(state, || writer.write_some(&bytes))?;
@@ -110,18 +101,12 @@ pub(super) fn write_turn<S>(
             return Ok(None);
         };
         its.wrote(bytes, written);
+        its.behind |= turn >= TURNS && !its.is_empty();
         if its.behind {
-            return Ok(Some(total));
-        }
-        // Reads the clock only if others have queued more in the meantime.
-        if !its.is_empty() {
-            let now = Instant::now();
-            if now >= *turn_ends.get_or_insert(now + TURN) {
-                its.behind = true;
-                return Ok(Some(total));
-            }
+            break;
         }
     }
+    Ok(Some(total))
 }
 
 #[cfg(all(test, unix))]
@@ -131,6 +116,7 @@ mod tests {
     use std::io::Read as _;
     use std::os::unix::net::UnixStream;
     use std::thread;
+    use std::time::Duration;
 
     use parking_lot::Mutex;
 
@@ -176,17 +162,14 @@ mod tests {
         let (socket, server) = pair();
         server.set_nonblocking(true).expect("it does not wait");
         let queue = Mutex::new(WriteQueue::with_capacity(0));
-        let begun = Instant::now();
         let wrote = write_turn(&mut queue.lock(), &socket, |queue| {
             // The server reads what is there, and others queue a byte whenever the mutex is free.
             (&server).read(&mut [0; 4096]).unwrap_or_default();
-            if begun.elapsed() < Duration::from_secs(10) {
-                queue.bytes.push(7);
-            }
+            queue.bytes.push(7);
             Some(queue)
         });
-        assert!(wrote.expect("it is open").expect("it stands") > 0);
-        assert!(queue.lock().is_behind(), "it writes while others queue");
-        assert!(!queue.lock().is_torn() && begun.elapsed() >= TURN);
+        let wrote = wrote.expect("it is open").expect("it stands");
+        assert!(wrote >= TURNS, "it writes while others queue");
+        assert!(queue.lock().is_behind() && !queue.lock().is_torn());
     }
 }

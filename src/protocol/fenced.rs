@@ -1,53 +1,25 @@
 //! The fenced lock: a reentrant lock whose holds have tokens.
 
-use std::sync::Arc;
-
-use crate::error::Result;
+use crate::net::text::Digits;
 use crate::protocol::keys;
-use crate::protocol::kind::{ACQUIRING, AcquireArgs, Keyspace, Kind, Protocol};
+use crate::protocol::kind::{ACQUIRING, AcquireArgs, Kind, Protocol};
 use crate::protocol::script::{self, Request, lease_ms};
-use crate::protocol::text::Digits;
 
 pub(crate) static KIND: Kind = Kind {
     has_plain_keys: true,
     has_tokens: true,
-    ..Kind::plain("fenced", protocol)
+    acquire,
+    ..Kind::plain("fenced")
 };
 
-fn protocol(keyspace: Keyspace<'_>, name: &Arc<str>) -> Result<Box<dyn Protocol>> {
-    let key = keyspace.key(name)?;
-    Ok(Box::new(Fenced {
-        token: keys::fenced_token(&key),
-        key,
-    }))
-}
-
-struct Fenced {
-    key: Arc<str>,
-    /// The counter that tokens are drawn from.
-    token: String,
-}
-
-impl Protocol for Fenced {
-    fn kind(&self) -> &'static Kind {
-        &KIND
-    }
-
-    fn key(&self) -> &str {
-        &self.key
-    }
-
-    fn acquire(&self, args: &AcquireArgs<'_>) -> Request {
-        Request::script(
-            ACQUIRING,
-            &script::FENCED_ACQUIRE,
-            &[&self.key, &self.token],
-            &[
-                args.owner,
-                &Digits::of_number(lease_ms(args.lease)),
-                &Digits::of_number(args.tokens),
-                &Digits::of_number(lease_ms(args.token_ttl)),
-            ],
-        )
-    }
+fn acquire(of: &Protocol, args: &AcquireArgs<'_>) -> Request {
+    let token = keys::fenced_token(of.key());
+    let numbers = [lease_ms(args.lease), args.tokens, lease_ms(args.token_ttl)];
+    let [lease, tokens, token_ttl] = numbers.map(Digits::of);
+    Request::script(
+        ACQUIRING,
+        &script::FENCED_ACQUIRE,
+        &[of.key(), &token],
+        &[args.owner, &lease, &tokens, &token_ttl],
+    )
 }

@@ -11,8 +11,8 @@ use std::time::Duration;
 use crate::local::lock::Mode;
 use crate::protocol::idempotency::{IdempotencyKeys, RequestKeys};
 use crate::protocol::keys;
-use crate::protocol::kind::{AcquireArgs, Id, Keyspace, Place, PlaceState, Protocol};
-use crate::protocol::owner::{Owners, PermitId};
+use crate::protocol::kind::{AcquireArgs, Id, Keyspace, Note, Place, Protocol, Renewal};
+use crate::protocol::owner::{OwnerNumber, Owners, PermitId};
 use crate::protocol::script::Request;
 use crate::protocol::{
     fair, fenced, latch, lua, multi, permits, red, reentrant, rw, semaphore, spin,
@@ -56,14 +56,14 @@ fn parts(request: &Request) -> Vec<Vec<u8>> {
 }
 
 /// Of the third request of a client, after two that were answered.
-fn request_keys(protocol: &dyn Protocol) -> RequestKeys {
+fn request_keys(protocol: &Protocol) -> RequestKeys {
     let owners = Owners::of("u");
-    let mut known = IdempotencyKeys::new(2);
+    let (key, known) = (protocol.key(), IdempotencyKeys::default());
     for _ in 0..2 {
-        let keys = RequestKeys::draw(&owners, protocol.key(), &mut known);
-        known.answered(keys.number);
+        let keys = RequestKeys::draw(&owners, key, &known, 2);
+        known.answered(key, keys.number);
     }
-    RequestKeys::draw(&owners, protocol.key(), &mut known)
+    RequestKeys::draw(&owners, key, &known, 2)
 }
 
 struct Golden {
@@ -95,35 +95,25 @@ impl Golden {
         self.text.push('\n');
     }
 
-    fn lock(&mut self, protocol: &dyn Protocol, modes: &[Mode]) {
+    fn lock(&mut self, protocol: &Protocol, modes: &[Mode]) {
         self.fact("key", protocol.key());
         for index in 0..2 {
             let channel = protocol.channel_at(index);
             self.fact(&format!("channel {index}"), &channel);
         }
         for &mode in modes {
-            let place = |keep, state| Place {
-                ticket: "u:6",
-                keep,
-                state,
-                served: &[],
-            };
             let plain = AcquireArgs {
-                owner: "u:7",
-                lease: LEASE,
                 mode,
-                under: None,
-                ignored_writers: None,
-                place: place(Duration::ZERO, PlaceState::Unknown),
-                tokens: 1,
-                token_ttl: Duration::ZERO,
-                up_for: Duration::ZERO,
-                run_id: "",
+                ..AcquireArgs::plain("u:7", LEASE)
             };
             let whole = AcquireArgs {
                 under: Some("u:5"),
-                ignored_writers: Some(2),
-                place: place(LEASE, PlaceState::Kept),
+                note: Note {
+                    waiter: "u:6",
+                    behind: "u:3",
+                    lives: Duration::from_secs(2),
+                },
+                place: Place::Has,
                 tokens: 1024,
                 token_ttl: Duration::from_secs(3600),
                 up_for: Duration::from_millis(2_500),
@@ -134,7 +124,13 @@ impl Golden {
             self.request(&format!("acquire {mode:?}"), &protocol.acquire(&whole));
             self.request(&format!("release {mode:?}"), &protocol.release(mode, "u:7"));
             self.request(&format!("undo {mode:?}"), &protocol.undo(mode, "u:7"));
-            let renewal = protocol.renew(mode, "u:7", LEASE, 3);
+            let renewal = protocol.renew(&Renewal {
+                mode,
+                owner: "u:7",
+                lease: LEASE,
+                count: 3,
+                ends_at: 0,
+            });
             self.request(&format!("renew {mode:?}"), &renewal);
             let locked: Vec<_> = (-2..=4)
                 .filter(|state| protocol.is_locked(mode, *state))
@@ -145,42 +141,29 @@ impl Golden {
         self.request("force", &force);
         self.request("state", &protocol.state());
         self.request("remaining", &protocol.remaining());
-        if let Some(request) = protocol.leave("u:6") {
-            let lost = AcquireArgs {
-                owner: "u:8",
-                lease: LEASE,
-                mode: Mode::Exclusive,
-                under: None,
-                ignored_writers: None,
-                place: Place {
-                    ticket: "u:6",
-                    keep: LEASE,
-                    state: PlaceState::Lost,
-                    served: &[],
-                },
-                tokens: 1,
-                token_ttl: Duration::ZERO,
-                up_for: Duration::ZERO,
-                run_id: "",
+        let tickets = [6, 8].map(|n| Owners::of("u").id(OwnerNumber(n)));
+        if let Some(request) = protocol.refresh(&tickets) {
+            let new = AcquireArgs {
+                place: Place::New,
+                ..AcquireArgs::plain("u:8", LEASE)
             };
-            self.request("acquire, place lost", &protocol.acquire(&lost));
-            self.request("leave", &request);
+            self.request("acquire, new place", &protocol.acquire(&new));
+            self.request("refresh", &request);
             self.fact("channel of u:6", &protocol.channel_of("u:6"));
         }
-        if let Some(writers) = protocol.writers() {
-            self.fact("writers", writers);
-        }
-        if let Some(request) = protocol.probe_writers_request() {
-            self.request("probe writers", &request);
+        for &mode in modes {
+            if let Some(request) = protocol.withdraw(mode, "u:6") {
+                self.request(&format!("withdraw {mode:?}"), &request);
+            }
         }
     }
 
-    fn names(&mut self, protocol: &dyn Protocol) {
+    fn names(&mut self, protocol: &Protocol) {
         self.fact("key", protocol.key());
         self.fact("channel", &protocol.channel());
     }
 
-    fn latch(&mut self, protocol: &dyn Protocol) {
+    fn latch(&mut self, protocol: &Protocol) {
         self.names(protocol);
         for change in [
             latch::Change::Set(3),
@@ -193,7 +176,7 @@ impl Golden {
         self.request("state", &latch::state(protocol));
     }
 
-    fn semaphore(&mut self, protocol: &dyn Protocol) {
+    fn semaphore(&mut self, protocol: &Protocol) {
         self.names(protocol);
         let (keys, keep) = (&request_keys(protocol), "120000");
         let acquire = semaphore::acquire(protocol, keys, keep, 3);
@@ -208,13 +191,19 @@ impl Golden {
         self.request("available", &semaphore::available(protocol));
     }
 
-    fn permits(&mut self, protocol: &dyn Protocol) {
+    fn permits(&mut self, protocol: &Protocol) {
         self.names(protocol);
         let release = protocol.release(Mode::Exclusive, PERMIT);
         self.request("release", &release);
         self.request("undo", &protocol.undo(Mode::Exclusive, PERMIT));
-        let renewal = protocol.renew_permit(PERMIT, LEASE, 1_700_000_000_123);
-        self.request("renew", &renewal.expect("a permit"));
+        let renewal = protocol.renew(&Renewal {
+            mode: Mode::Exclusive,
+            owner: PERMIT,
+            lease: LEASE,
+            count: 1,
+            ends_at: 1_700_000_000_123,
+        });
+        self.request("renew", &renewal);
         let (keys, keep) = (&request_keys(protocol), "120000");
         let ids = [PermitId([7; 16]), PermitId([8; 16])];
         self.request("acquire", &permits::acquire(protocol, &ids, LEASE));
@@ -262,16 +251,16 @@ fn every_request_is_what_it_was() {
             };
             let keyspace = Keyspace {
                 prefix: "p:",
-                db: 3,
                 is_cluster: false,
+                waiter_lease: LEASE,
             };
-            let protocol = (kind.protocol)(keyspace, &id).expect("a name");
+            let protocol = Protocol::new(kind, keyspace, &id).expect("a name");
             golden.heading(name, &kind.shown(&id));
             match name {
-                "permits" => golden.permits(&*protocol),
-                "semaphore" => golden.semaphore(&*protocol),
-                "latch" => golden.latch(&*protocol),
-                _ => golden.lock(&*protocol, modes),
+                "permits" => golden.permits(&protocol),
+                "semaphore" => golden.semaphore(&protocol),
+                "latch" => golden.latch(&protocol),
+                _ => golden.lock(&protocol, modes),
             }
         }
     }

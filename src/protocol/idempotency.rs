@@ -2,53 +2,83 @@
 //!
 //! A request without a reply is sent again, and may have been carried out before. So Redis keeps the outcome of each
 //! request in a key of its own, for as long as the request may be repeated. Once a request that was sent once has its
-//! reply, the next request about the same object deletes that key, so that keys do not pile up.
+//! reply, a later request of the same client about the same object deletes that key, so that what is left does not grow
+//! with the number of requests.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
+
+use parking_lot::Mutex;
 
 use crate::net::call::{Call, CallPhase};
 use crate::protocol::keys;
 use crate::protocol::owner::{OwnerId, OwnerNumber, Owners};
 
-/// How many requests are remembered here until their keys can be deleted. The keys of others expire.
+/// How many requests about one object are remembered here until their keys can be deleted. The keys of others expire.
 const MOST: usize = 64;
 
-/// The requests about one object whose keys can be deleted before they expire.
-pub(crate) struct IdempotencyKeys {
-    /// How many keys one request deletes, once there are so many.
-    batch: usize,
+/// About how many objects requests are remembered. One more, and all are forgotten.
+const OBJECTS: usize = 1024;
+
+/// How many keys one request deletes, once there are so many: deleting them one at a time costs more.
+pub(crate) const FORGET: usize = 4;
+
+/// The requests of a client whose keys can be deleted before they expire, by the key of the object. Its mutex is taken last
+/// but for those of calls.
+#[derive(Default)]
+pub(crate) struct IdempotencyKeys(Mutex<HashMap<String, Known>>);
+
+/// The same about one object.
+#[derive(Default)]
+struct Known {
     answered: Vec<OwnerNumber>,
     /// Releases that nobody waits for.
     pending: VecDeque<(OwnerNumber, Arc<Call>)>,
 }
 
 impl IdempotencyKeys {
-    pub(crate) const fn new(batch: usize) -> Self {
-        Self {
-            batch,
-            answered: Vec::new(),
-            pending: VecDeque::new(),
-        }
+    /// The request was answered, and sent once.
+    pub(crate) fn answered(&self, key: &str, number: OwnerNumber) {
+        self.of(key, |known| known.answered(number));
     }
 
-    /// The request was answered, and sent once.
-    pub(crate) fn answered(&mut self, number: OwnerNumber) {
+    /// The request is on its way, and nobody waits for it.
+    pub(crate) fn pending(&self, key: &str, number: OwnerNumber, call: &Arc<Call>) {
+        self.of(key, |known| {
+            if known.pending.len() >= MOST {
+                known.pending.pop_front();
+            }
+            known.pending.push_back((number, Arc::clone(call)));
+        });
+    }
+
+    fn of(&self, key: &str, change: impl FnOnce(&mut Known)) {
+        let mut objects = self.0.lock();
+        if let Some(known) = objects.get_mut(key) {
+            return change(known);
+        }
+        if objects.len() >= OBJECTS {
+            objects.clear();
+        }
+        change(objects.entry(key.to_owned()).or_default());
+    }
+
+    /// The requests whose keys the next one deletes.
+    fn take(&self, key: &str, batch: usize) -> Vec<OwnerNumber> {
+        let mut objects = self.0.lock();
+        let known = objects.get_mut(key);
+        known.map_or_else(Vec::new, |known| known.take(batch))
+    }
+}
+
+impl Known {
+    fn answered(&mut self, number: OwnerNumber) {
         if self.answered.len() < MOST {
             self.answered.push(number);
         }
     }
 
-    /// The request is on its way, and nobody waits for it.
-    pub(crate) fn pending(&mut self, number: OwnerNumber, call: &Arc<Call>) {
-        if self.pending.len() >= MOST {
-            self.pending.pop_front();
-        }
-        self.pending.push_back((number, Arc::clone(call)));
-    }
-
-    /// The requests whose keys the next request deletes.
-    fn take(&mut self) -> Vec<OwnerNumber> {
+    fn take(&mut self, batch: usize) -> Vec<OwnerNumber> {
         while let Some((number, call)) = self.pending.front() {
             let its = call.state.lock();
             let sent_once = match its.phase {
@@ -64,10 +94,10 @@ impl IdempotencyKeys {
             }
             self.pending.pop_front();
         }
-        if self.answered.len() < self.batch {
+        if self.answered.len() < batch {
             return Vec::new();
         }
-        self.answered.drain(..self.batch).collect()
+        self.answered.drain(..batch).collect()
     }
 }
 
@@ -81,10 +111,10 @@ pub(crate) struct RequestKeys {
 }
 
 impl RequestKeys {
-    /// For a request about the object at `key`.
-    pub(crate) fn draw(owners: &Owners, key: &str, known: &mut IdempotencyKeys) -> Self {
+    /// For a request about the object at `key`, which has Redis forget a batch of those `known`, if there are so many.
+    pub(crate) fn draw(owners: &Owners, key: &str, known: &IdempotencyKeys, batch: usize) -> Self {
         let mut drawn = Self::alone(owners, key);
-        let forgotten = known.take();
+        let forgotten = known.take(key, batch);
         drawn.keys.reserve_exact(forgotten.len());
         for number in forgotten {
             drawn.keys.push(keys::request(key, &owners.id(number)));
@@ -121,28 +151,35 @@ mod tests {
 
     #[test]
     fn answered_requests_are_forgotten_in_batches_and_once() {
-        let owners = Owners::new();
-        let mut known = IdempotencyKeys::new(2);
-        let keys = |known: &mut IdempotencyKeys| RequestKeys::draw(&owners, "a", known);
-        let first = keys(&mut known);
-        known.answered(first.number);
-        let second = keys(&mut known);
+        let (owners, known) = (Owners::new(), IdempotencyKeys::default());
+        let keys = || RequestKeys::draw(&owners, "a", &known, 2);
+        let first = keys();
+        known.answered("a", first.number);
+        let second = keys();
         assert_eq!(second.after(&["a"]).len(), 2);
-        known.answered(second.number);
-        let third = keys(&mut known);
+        known.answered("a", second.number);
+        assert_eq!(
+            RequestKeys::draw(&owners, "b", &known, 1).after(&[]).len(),
+            1
+        );
+        let third = keys();
         assert_eq!(
             third.after(&["a"]),
             ["a", third.own(), first.own(), second.own()]
         );
-        assert_eq!(keys(&mut known).after(&[]).len(), 1);
+        assert_eq!(keys().after(&[]).len(), 1);
     }
 
     #[test]
     fn only_so_many_are_kept_in_mind() {
-        let mut known = IdempotencyKeys::new(usize::MAX);
+        let known = IdempotencyKeys::default();
         for number in 0..1_000 {
-            known.answered(OwnerNumber(number));
+            known.answered("a", OwnerNumber(number));
         }
-        assert_eq!(known.answered.len(), MOST);
+        assert_eq!(known.0.lock()["a"].answered.len(), MOST);
+        for object in 0..10 * OBJECTS {
+            known.answered(&object.to_string(), OwnerNumber(0));
+            assert!(known.0.lock().len() <= OBJECTS);
+        }
     }
 }

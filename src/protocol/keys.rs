@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
+use crate::local::lock::Mode;
 use crate::net::slot::slot_of;
 
 /// The longest key that is accepted, in bytes, prefix included.
@@ -67,9 +68,14 @@ pub(crate) fn fair_queue(key: &str) -> String {
     prefixed("redisson_lock_queue", key)
 }
 
-/// Until when each of them counts as alive.
+/// From when each of them counts as dead for Redisson.
 pub(crate) fn fair_timeouts(key: &str) -> String {
     prefixed("redisson_lock_timeout", key)
+}
+
+/// Until when each of ours counts as alive. Redisson does not know it.
+pub(crate) fn fair_alive(key: &str) -> String {
+    prefixed("redisson_lock_alive", key)
 }
 
 /// The token counter of the fenced lock at `key`.
@@ -80,6 +86,15 @@ pub(crate) fn fenced_token(key: &str) -> String {
 /// The channel on which releases of the read-write lock at `key` are announced.
 pub(crate) fn rw_channel(key: &str) -> String {
     prefixed("redisson_rwlock", key)
+}
+
+/// Who is noted of those that wait to read or to write, of the read-write lock at `key`. Redisson does not know it.
+pub(crate) fn rw_note(key: &str, mode: Mode) -> String {
+    let side = match mode {
+        Mode::Shared => "reader",
+        Mode::Exclusive => "writer",
+    };
+    format!("{}:{side}", rw_channel(key))
 }
 
 /// What the keys of all read holds of the lock at `key` begin with.
@@ -185,7 +200,7 @@ mod tests {
             };
             let of = |key: &str| {
                 [
-                    lock_channel(key).concat(), fair_queue(key), fair_timeouts(key), fenced_token(key), rw_channel(key),
+                    lock_channel(key).concat(), fair_queue(key), fair_timeouts(key), fair_alive(key), fenced_token(key), rw_channel(key),
                     semaphore_channel(key), permit_timeouts(key), latch_channel(key), latch_round(key),
                 ]
             };
@@ -200,7 +215,7 @@ mod tests {
             }
             if in_one_slot(&key).is_ok() {
                 let slot = slot_of(key.as_bytes());
-                prop_assert!(all[..7].iter().all(|its| slot_of(its.as_bytes()) == slot));
+                prop_assert!(all[..8].iter().all(|its| slot_of(its.as_bytes()) == slot));
             }
         }
 
@@ -262,6 +277,7 @@ mod tests {
     fn other_keys_are_redissons() {
         assert_eq!(fair_queue("a"), "redisson_lock_queue:{a}");
         assert_eq!(fair_timeouts("a{b}"), "redisson_lock_timeout:a{b}");
+        assert_eq!(fair_alive("a"), "redisson_lock_alive:{a}");
         assert_eq!(fenced_token("a"), "redisson_lock_token:{a}");
         assert_eq!(rw_channel("a"), "redisson_rwlock:{a}");
         assert_eq!(rw_holds("a"), "{a}:");

@@ -1,7 +1,7 @@
-//! A kind of lock: its properties, and the trait for what it sends.
+//! A kind of lock, and what one lock of it sends.
 //!
-//! Shared code asks a [`Kind`] for its properties and a [`Protocol`] for its requests, but never which kind it is. So a new
-//! kind is a file of its own and a line in [`KINDS`](super::KINDS).
+//! A [`Kind`] is data: its properties, and how it differs from a plain lock. Shared code asks a [`Protocol`], but never which
+//! kind it is. So a new kind is a file of its own and a line in [`KINDS`](super::KINDS).
 
 use std::fmt;
 use std::hash::{Hash, Hasher};
@@ -10,18 +10,17 @@ use std::time::Duration;
 
 use redis::Value;
 
-use crate::error::{LossReason, Result};
+use crate::error::{Error, LossReason, Result};
 use crate::local::lock::{Mode, Order};
+use crate::net::text::Digits;
 use crate::protocol::keys;
 use crate::protocol::owner::OwnerId;
 use crate::protocol::script::{self, Renewed, Request, Unexpected, lease_ms};
-use crate::protocol::text::Digits;
 
-/// The properties of one kind. Each is a static, and equal to itself only.
+/// One kind. Each is a static, and equal to itself only.
 pub(crate) struct Kind {
     /// For debugging.
     pub(crate) name: &'static str,
-    pub(crate) protocol: MakeProtocol,
     pub(crate) id: Id,
     /// Who keeps the queue of those that wait.
     pub(crate) order: Order,
@@ -31,10 +30,24 @@ pub(crate) struct Kind {
     pub(crate) has_plain_keys: bool,
     /// Whether each hold has a token. Tokens are drawn in advance for threads of this process that wait.
     pub(crate) has_tokens: bool,
+    /// Whether waiters leave notes, by which two sides take turns.
+    pub(crate) has_notes: bool,
+    /// The channel on which releases of the lock with this key are announced.
+    pub(super) channel: fn(&str) -> String,
+    pub(super) acquire: fn(&Protocol, &AcquireArgs<'_>) -> Request,
+    pub(super) release: fn(&Protocol, Mode, &str) -> Request,
+    /// `None`: an acquire is undone by a release.
+    pub(super) undo: Option<fn(&Protocol, &str) -> Request>,
+    pub(super) renew: fn(&Protocol, &Renewal<'_>) -> Request,
+    pub(super) renewed: fn(Value, &mut i64) -> ReplyToRenewal,
+    pub(super) refresh: Option<fn(&Protocol, &[OwnerId]) -> Request>,
+    pub(super) withdraw: Option<fn(&Protocol, Mode, &str) -> Request>,
+    pub(super) force: fn(&Protocol, &str, &str) -> Request,
+    pub(super) state: fn(&Protocol) -> Request,
+    pub(super) is_locked: fn(Mode, i64) -> bool,
+    pub(super) remaining: fn(&Protocol) -> Request,
+    pub(super) is_given_back_when_lost: fn(Mode, LossReason) -> bool,
 }
-
-/// Makes the protocol of the lock with this id.
-type MakeProtocol = fn(Keyspace<'_>, &Arc<str>) -> Result<Box<dyn Protocol>>;
 
 /// What an id consists of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,16 +61,30 @@ pub(crate) enum Id {
 }
 
 impl Kind {
-    /// The properties that most kinds have.
-    pub(crate) const fn plain(name: &'static str, protocol: MakeProtocol) -> Self {
+    /// What most kinds are.
+    pub(crate) const fn plain(name: &'static str) -> Self {
         Self {
             name,
-            protocol,
             id: Id::Name,
             order: Order::Local,
             is_notified: true,
             has_plain_keys: false,
             has_tokens: false,
+            has_notes: false,
+            channel: |key| keys::lock_channel(key).concat(),
+            acquire,
+            release,
+            undo: None,
+            renew: |of, renewal| renew_field(of.key(), renewal.owner, renewal),
+            renewed: |reply, _| script::renewed(reply).map(Some),
+            refresh: None,
+            withdraw: None,
+            force,
+            // Refused for a key of another type, so that a stranger's key is never called a lock.
+            state: |of| Request::command("asking for the lock", &["HLEN", of.key()]),
+            is_locked: |_, state| state > 0,
+            remaining: |of| Request::command("asking for the lease", &["PTTL", of.key()]),
+            is_given_back_when_lost: |_, _| false,
         }
     }
 
@@ -112,9 +139,10 @@ impl fmt::Debug for Kind {
 #[derive(Clone, Copy)]
 pub(crate) struct Keyspace<'a> {
     pub(crate) prefix: &'a str,
-    pub(crate) db: i64,
     /// They are in a cluster, where a script reaches the keys of one slot only.
     pub(crate) is_cluster: bool,
+    /// How long a place in a queue outlives the last sign of life of its waiter.
+    pub(crate) waiter_lease: Duration,
 }
 
 impl Keyspace<'_> {
@@ -128,176 +156,229 @@ impl Keyspace<'_> {
         }
         Ok(key)
     }
+
+    /// The keys of several names: the first, and the others.
+    fn keys(self, id: &str) -> Result<(Arc<str>, Vec<Arc<str>>)> {
+        let names = keys::names(id);
+        if names.len() > MOST_NAMES {
+            return Err(Error::config(format!(
+                "a multi-lock of {} names; {MOST_NAMES} are possible",
+                names.len()
+            )));
+        }
+        let mut keys = names.into_iter().map(|name| self.key(&name.into()));
+        match keys.next() {
+            None => Err(Error::config("a multi-lock of no names".into())),
+            Some(first) => Ok((first?, keys.collect::<Result<_>>()?)),
+        }
+    }
 }
 
-/// The keys, channels and requests of one lock. The defaults are those of a plain lock.
-pub(crate) trait Protocol: Send + Sync {
-    fn kind(&self) -> &'static Kind;
+/// How many names can be taken as one.
+const MOST_NAMES: usize = 256;
+
+/// The keys, channels and requests of one lock. Small, since there is one for each lock that is held.
+pub(crate) struct Protocol {
+    kind: &'static Kind,
+    /// The first key of all its scripts.
+    key: Arc<str>,
+    more: Option<Box<More>>,
+}
+
+/// What a plain lock does without.
+struct More {
+    /// The lock's name, if that is not its id.
+    name: Option<Arc<str>>,
+    /// The keys of the others, if it is several locks.
+    others: Vec<Arc<str>>,
+    /// See [`Keyspace::waiter_lease`].
+    waiter_lease: Duration,
+}
+
+impl Protocol {
+    /// The protocol of the lock with this id.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Keyspace::key`]; of several names too, for none or too many.
+    pub(crate) fn new(kind: &'static Kind, keyspace: Keyspace<'_>, id: &Arc<str>) -> Result<Self> {
+        let name = kind.shown(id);
+        let (key, others) = match kind.id {
+            Id::Names => keyspace.keys(id)?,
+            _ => (keyspace.key(&name)?, Vec::new()),
+        };
+        if keyspace.is_cluster {
+            keys::of_one_slot(&key, &(kind.channel)(&key))?;
+        }
+        let is_named = kind.id != Id::Name;
+        let has_more = is_named || kind.has_notes || kind.order == Order::Server;
+        let more = || More {
+            name: is_named.then_some(name),
+            others,
+            waiter_lease: keyspace.waiter_lease,
+        };
+        Ok(Self {
+            kind,
+            key,
+            more: has_more.then(|| Box::new(more())),
+        })
+    }
+
+    fn others(&self) -> &[Arc<str>] {
+        self.more.as_ref().map_or(&[], |more| &more.others)
+    }
+
+    /// See [`Keyspace::waiter_lease`].
+    pub(super) fn waiter_lease(&self) -> Duration {
+        let more = self.more.as_ref();
+        more.map_or(Duration::ZERO, |more| more.waiter_lease)
+    }
+
+    pub(crate) fn kind(&self) -> &'static Kind {
+        self.kind
+    }
 
     /// The lock's name, if that is not its id.
-    fn shown(&self) -> Option<&Arc<str>> {
-        None
+    pub(crate) fn shown(&self) -> Option<&Arc<str>> {
+        self.more.as_ref()?.name.as_ref()
     }
 
-    /// The first key of all its scripts.
-    fn key(&self) -> &str;
-
-    /// Where releases are announced. Most locks are never waited for, so a plain lock does not keep it.
-    fn channel(&self) -> Arc<str> {
-        keys::lock_channel(self.key()).concat().into()
-    }
-
-    /// Where the release of the lock with index `at` is announced, if there are several.
-    fn channel_at(&self, _at: usize) -> Arc<str> {
-        self.channel()
-    }
-
-    /// The channel of one waiter, where each has its own.
-    fn channel_of(&self, ticket: &str) -> Arc<str> {
-        format!("{}:{ticket}", self.channel()).into()
+    pub(crate) fn key(&self) -> &str {
+        &self.key
     }
 
     /// All keys in which holders are recorded.
-    fn locks(&self) -> Vec<&str> {
-        vec![self.key()]
+    pub(crate) fn locks(&self) -> Vec<&str> {
+        let others = self.others().iter().map(|key| &**key);
+        std::iter::once(self.key()).chain(others).collect()
     }
 
-    fn acquire(&self, args: &AcquireArgs<'_>) -> Request {
-        Request::script(
-            ACQUIRING,
-            &script::LOCK_ACQUIRE,
-            &[self.key()],
-            &[args.owner, &Digits::of_number(lease_ms(args.lease))],
-        )
-    }
-
-    fn release(&self, _mode: Mode, owner: &str) -> Request {
-        let key = self.key();
-        Request::script_of_parts(
-            RELEASING,
-            &script::LOCK_RELEASE,
-            &[&[key], &keys::lock_channel(key)],
-            &[owner],
-        )
-    }
-
-    /// The release where Redis keeps the queue: it removes the places of those who were `served` in memory. `next_asks`: the next is
-    /// of this process too, and asks without being notified.
-    fn release_in_turn(&self, owner: &str, _served: &[OwnerId], _next_asks: bool) -> Request {
-        self.release(Mode::Exclusive, owner)
-    }
-
-    /// Undoes an acquire that is of no use, or whose outcome is unknown.
-    fn undo(&self, mode: Mode, owner: &str) -> Request {
-        self.release(mode, owner)
-    }
-
-    fn renew(&self, _mode: Mode, owner: &str, lease: Duration, count: u32) -> Request {
-        renew_plain(self.key(), owner, lease, count)
-    }
-
-    /// What the reply to a renewal means. `None`: somebody has changed when the permit ends, now `ends_at`, so it was not
-    /// renewed and has to be requested again.
-    fn renewed(
-        &self,
-        reply: Value,
-        _ends_at: &mut i64,
-    ) -> std::result::Result<Option<Renewed>, Unexpected> {
-        script::renewed(reply).map(Some)
-    }
-
-    /// Renews a permit that ends at `ends_at`, in milliseconds by the server's clock; one that ends at another time is
-    /// left as it is. `None` for holds that are no permits.
-    fn renew_permit(&self, _id: &str, _lease: Duration, _ends_at: i64) -> Option<Request> {
-        None
-    }
-
-    /// Gives up a place in the queue, if Redis keeps one.
-    fn leave(&self, _ticket: &str) -> Option<Request> {
-        None
-    }
-
-    /// Gives up the places of those who were `served` in memory, if there are any; see [`release_in_turn`](Self::release_in_turn).
-    fn leave_served(&self, _served: &[OwnerId], _next_asks: bool) -> Option<Request> {
-        None
-    }
-
-    /// Takes the lock from whoever holds it. Counts once: `request` is the key that remembers it, for `keep_ms`.
-    fn force(&self, request: &str, keep_ms: &str) -> Request {
-        let key = self.key();
-        Request::script_of_parts(
-            FORCING,
-            &script::LOCK_FORCE,
-            &[&[key], &[request], &keys::lock_channel(key)],
-            &[keep_ms],
-        )
-    }
-
-    /// Asks who holds; [`is_locked`](Self::is_locked) says what the answer means.
-    fn state(&self) -> Request {
-        // Refused for a key of another type, so that a stranger's key is never called a lock.
-        Request::command("asking for the lock", &["HLEN", self.key()])
-    }
-
-    /// Whether the answer to [`state`](Self::state) is that somebody holds in this mode.
-    fn is_locked(&self, _mode: Mode, state: i64) -> bool {
-        state > 0
-    }
-
-    fn remaining(&self) -> Request {
-        Request::command("asking for the lease", &["PTTL", self.key()])
-    }
-
-    /// The channel that waiting writers subscribe to, so that readers can count them. Nothing is ever sent there.
-    fn writers(&self) -> Option<&Arc<str>> {
-        None
-    }
-
-    /// Whether a lost hold has to be released all the same, because what is left of it would block others.
-    fn is_given_back_when_lost(&self, _mode: Mode, _reason: LossReason) -> bool {
-        false
-    }
-}
-
-impl dyn Protocol + '_ {
     /// Whether both of them take the same lock.
     pub(crate) fn overlaps(&self, other: &Self) -> bool {
         let others = other.locks();
         self.locks().iter().any(|lock| others.contains(lock))
     }
 
-    /// Asks how many writers wait.
-    pub(crate) fn probe_writers_request(&self) -> Option<Request> {
-        let writers = self.writers()?;
-        Some(Request::listeners("looking for writers", writers))
+    /// Where releases are announced. Most locks are never waited for, so it is not kept.
+    pub(crate) fn channel(&self) -> Arc<str> {
+        self.channel_at(0)
     }
 
-    /// Asks who reads, where readers let writers go first. Of many it finds only some.
-    pub(crate) fn look_for_readers_request(&self) -> Option<Request> {
-        const MANY: &str = "128";
-        self.writers()?;
-        let parts = ["HSCAN", self.key(), "0", "COUNT", MANY];
-        Some(Request::command("looking for readers", &parts))
+    /// Where the release of the lock with index `at` is announced, if there are several.
+    pub(crate) fn channel_at(&self, at: usize) -> Arc<str> {
+        let other = at.checked_sub(1).and_then(|at| self.others().get(at));
+        (self.kind.channel)(other.unwrap_or(&self.key)).into()
+    }
+
+    /// The channel of one waiter, where each has its own.
+    pub(crate) fn channel_of(&self, ticket: &str) -> Arc<str> {
+        format!("{}:{ticket}", self.channel()).into()
+    }
+
+    pub(crate) fn acquire(&self, args: &AcquireArgs<'_>) -> Request {
+        (self.kind.acquire)(self, args)
+    }
+
+    pub(crate) fn release(&self, mode: Mode, owner: &str) -> Request {
+        (self.kind.release)(self, mode, owner)
+    }
+
+    /// Undoes an acquire that is of no use, or whose outcome is unknown.
+    pub(crate) fn undo(&self, mode: Mode, owner: &str) -> Request {
+        match self.kind.undo {
+            Some(undo) => undo(self, owner),
+            None => self.release(mode, owner),
+        }
+    }
+
+    pub(crate) fn renew(&self, renewal: &Renewal<'_>) -> Request {
+        (self.kind.renew)(self, renewal)
+    }
+
+    /// What the reply to a renewal means. `None`: somebody has changed when the permit ends, now `ends_at`, so it was not
+    /// renewed and has to be requested again.
+    pub(crate) fn renewed(&self, reply: Value, ends_at: &mut i64) -> ReplyToRenewal {
+        (self.kind.renewed)(reply, ends_at)
+    }
+
+    /// Shows a sign of life for these places, if Redis keeps the queue.
+    pub(crate) fn refresh(&self, tickets: &[OwnerId]) -> Option<Request> {
+        self.kind.refresh.map(|refresh| refresh(self, tickets))
+    }
+
+    /// Takes the lock from whoever holds it. Counts once: `request` is the key that remembers it, for `keep_ms`.
+    pub(crate) fn force(&self, request: &str, keep_ms: &str) -> Request {
+        (self.kind.force)(self, request, keep_ms)
+    }
+
+    /// Asks who holds; [`is_locked`](Self::is_locked) says what the answer means.
+    pub(crate) fn state(&self) -> Request {
+        (self.kind.state)(self)
+    }
+
+    /// Whether the answer to [`state`](Self::state) is that somebody holds in this mode.
+    pub(crate) fn is_locked(&self, mode: Mode, state: i64) -> bool {
+        (self.kind.is_locked)(mode, state)
+    }
+
+    pub(crate) fn remaining(&self) -> Request {
+        (self.kind.remaining)(self)
+    }
+
+    /// Removes the note that a waiter may have left, if waiters of this kind leave notes.
+    pub(crate) fn withdraw(&self, mode: Mode, waiter: &str) -> Option<Request> {
+        self.kind
+            .withdraw
+            .map(|withdraw| withdraw(self, mode, waiter))
+    }
+
+    /// Whether a lost hold has to be released all the same, because what is left of it would block others.
+    pub(crate) fn is_given_back_when_lost(&self, mode: Mode, reason: LossReason) -> bool {
+        (self.kind.is_given_back_when_lost)(mode, reason)
     }
 }
+
+type ReplyToRenewal = std::result::Result<Option<Renewed>, Unexpected>;
 
 pub(super) const ACQUIRING: &str = "acquiring the lock";
 pub(super) const RELEASING: &str = "releasing the lock";
 pub(super) const RENEWING: &str = "renewing the lock";
 pub(super) const FORCING: &str = "forcing the lock open";
 
+fn acquire(of: &Protocol, args: &AcquireArgs<'_>) -> Request {
+    let lease = Digits::of(lease_ms(args.lease));
+    let script = &script::LOCK_ACQUIRE;
+    Request::script(ACQUIRING, script, &[of.key()], &[args.owner, &lease])
+}
+
+fn release(of: &Protocol, _mode: Mode, owner: &str) -> Request {
+    let keys: [&[&str]; 2] = [&[of.key()], &keys::lock_channel(of.key())];
+    Request::script_of_parts(RELEASING, &script::LOCK_RELEASE, &keys, &[owner])
+}
+
+fn force(of: &Protocol, request: &str, keep_ms: &str) -> Request {
+    let channel = keys::lock_channel(of.key());
+    let keys: [&[&str]; 3] = [&[of.key()], &[request], &channel];
+    Request::script_of_parts(FORCING, &script::LOCK_FORCE, &keys, &[keep_ms])
+}
+
 /// Renews the hold that a field of the lock's hash is.
-pub(super) fn renew_plain(key: &str, field: &str, lease: Duration, count: u32) -> Request {
-    Request::script(
-        RENEWING,
-        &script::LOCK_RENEW,
-        &[key],
-        &[
-            field,
-            &Digits::of_number(lease_ms(lease)),
-            &Digits::of(count),
-        ],
-    )
+pub(super) fn renew_field(key: &str, field: &str, renewal: &Renewal<'_>) -> Request {
+    let [lease, count] = [lease_ms(renewal.lease), renewal.count.into()].map(Digits::of);
+    let args = [field, &lease, &count];
+    Request::script(RENEWING, &script::LOCK_RENEW, &[key], &args)
+}
+
+/// The arguments of a renewal.
+pub(crate) struct Renewal<'a> {
+    pub(crate) mode: Mode,
+    pub(crate) owner: &'a str,
+    pub(crate) lease: Duration,
+    /// How often its holder has it.
+    pub(crate) count: u32,
+    /// When the permit ends, in milliseconds by the server's clock: one that ends at another time is left as it is. Zero for
+    /// holds that are no permits.
+    pub(crate) ends_at: i64,
 }
 
 /// The arguments of an acquire. Each kind sends those that its script has.
@@ -307,9 +388,8 @@ pub(crate) struct AcquireArgs<'a> {
     pub(crate) mode: Mode,
     /// The owner of the exclusive hold below which a shared one is taken.
     pub(crate) under: Option<&'a str>,
-    /// For a reader that lets waiting writers go first: how many of them to ignore.
-    pub(crate) ignored_writers: Option<u64>,
-    pub(crate) place: Place<'a>,
+    pub(crate) note: Note<'a>,
+    pub(crate) place: Place,
     /// How many tokens to draw, and how long their counter is kept; for ever if that is zero.
     pub(crate) tokens: u64,
     pub(crate) token_ttl: Duration,
@@ -318,25 +398,57 @@ pub(crate) struct AcquireArgs<'a> {
     pub(crate) run_id: &'a str,
 }
 
-/// A place in the queue that Redis keeps.
-pub(crate) struct Place<'a> {
-    pub(crate) ticket: &'a str,
-    /// For how long the server keeps it after each request; zero if no place is wanted.
-    pub(crate) keep: Duration,
-    pub(crate) state: PlaceState,
-    /// Those that were served in memory, whose places are to be removed.
-    pub(crate) served: &'a [OwnerId],
+impl<'a> AcquireArgs<'a> {
+    /// Those of a plain lock.
+    pub(crate) fn plain(owner: &'a str, lease: Duration) -> Self {
+        Self {
+            owner,
+            lease,
+            mode: Mode::Exclusive,
+            under: None,
+            note: Note::NONE,
+            place: Place::None,
+            tokens: 1,
+            token_ttl: Duration::ZERO,
+            up_for: Duration::ZERO,
+            run_id: "",
+        }
+    }
 }
 
-/// What is known of a place in the queue that Redis keeps.
+/// What readers and writers tell each other: see `lua/prelude/notes.lua`.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Note<'a> {
+    /// The same in all requests of a waiter.
+    pub(crate) waiter: &'a str,
+    /// Who of the other side goes first; [`FIRST`](Self::FIRST) if it has not asked before.
+    pub(crate) behind: &'a str,
+    /// How long the note lives; not at all if that is zero.
+    pub(crate) lives: Duration,
+}
+
+impl Note<'_> {
+    pub(crate) const FIRST: &'static str = "?";
+
+    /// That of a lock without notes.
+    pub(crate) const NONE: Self = Self {
+        waiter: "",
+        behind: "",
+        lives: Duration::ZERO,
+    };
+}
+
+/// Whether a request has a place in the queue that Redis keeps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum PlaceState {
-    /// Nothing: no request for it has been answered yet.
-    Unknown,
-    /// The last answer was that the lock is busy, and the place is kept.
-    Kept,
-    /// The last answer was that the place is lost.
-    Lost,
+pub(crate) enum Place {
+    /// Nor does it want one.
+    None,
+    /// It joins the queue unless it takes the lock.
+    New,
+    /// That of its owner.
+    Has,
+    /// The same, and it gives that up if the lock is free and not its own.
+    Last,
 }
 
 #[cfg(test)]
@@ -355,16 +467,22 @@ mod tests {
             assert!(!kind.shown(&id).is_empty(), "{kind:?}");
             let keyspace = Keyspace {
                 prefix: "p:",
-                db: 0,
                 is_cluster: false,
+                waiter_lease: Duration::from_secs(3),
             };
-            let protocol = (kind.protocol)(keyspace, &id).expect("a name");
+            let protocol = Protocol::new(kind, keyspace, &id).expect("a name");
             let force = protocol.force("request", "1000");
-            let mut requests = vec![force, permits::state(&*protocol)];
-            requests.extend(protocol.leave("ticket"));
+            let mut requests = vec![force, permits::state(&protocol)];
+            requests.extend(protocol.refresh(&[]));
             for mode in [Mode::Exclusive, Mode::Shared] {
                 requests.push(protocol.release(mode, permit));
-                requests.push(protocol.renew(mode, permit, Duration::from_secs(1), 1));
+                requests.push(protocol.renew(&Renewal {
+                    mode,
+                    owner: permit,
+                    lease: Duration::from_secs(1),
+                    count: 1,
+                    ends_at: 0,
+                }));
             }
             for request in requests {
                 let keys: Vec<_> = request.keys().collect();
@@ -381,13 +499,13 @@ mod tests {
         let set = |names: &[&str]| {
             let keyspace = Keyspace {
                 prefix: "",
-                db: 0,
                 is_cluster: false,
+                waiter_lease: Duration::from_secs(3),
             };
             let id = keys::list(names.iter().copied()).into();
-            (crate::protocol::multi::KIND.protocol)(keyspace, &id).expect("names")
+            Protocol::new(&crate::protocol::multi::KIND, keyspace, &id).expect("names")
         };
-        assert!(set(&["a", "b"]).overlaps(&*set(&["c", "b"])));
-        assert!(!set(&["a", "b"]).overlaps(&*set(&["c", "d"])));
+        assert!(set(&["a", "b"]).overlaps(&set(&["c", "b"])));
+        assert!(!set(&["a", "b"]).overlaps(&set(&["c", "d"])));
     }
 }

@@ -1,47 +1,17 @@
 //! The count-down latch: a number, and a mark of the round it is in.
 
-use std::sync::Arc;
 use std::time::Duration;
 
-use crate::error::Result;
+use crate::net::text::Digits;
 use crate::protocol::idempotency::RequestKeys;
 use crate::protocol::keys;
-use crate::protocol::kind::{Keyspace, Kind, Protocol};
+use crate::protocol::kind::{Kind, Protocol};
 use crate::protocol::script::{self, Request, Script, lease_ms};
-use crate::protocol::text::Digits;
 
-pub(crate) static KIND: Kind = Kind::plain("latch", protocol);
-
-fn protocol(keyspace: Keyspace<'_>, name: &Arc<str>) -> Result<Box<dyn Protocol>> {
-    let key = keyspace.key(name)?;
-    let channel = keys::latch_channel(&key);
-    if keyspace.is_cluster {
-        keys::of_one_slot(&key, &channel)?;
-    }
-    Ok(Box::new(Latch {
-        channel: channel.into(),
-        key,
-    }))
-}
-
-struct Latch {
-    key: Arc<str>,
-    channel: Arc<str>,
-}
-
-impl Protocol for Latch {
-    fn kind(&self) -> &'static Kind {
-        &KIND
-    }
-
-    fn key(&self) -> &str {
-        &self.key
-    }
-
-    fn channel(&self) -> Arc<str> {
-        Arc::clone(&self.channel)
-    }
-}
+pub(crate) static KIND: Kind = Kind {
+    channel: keys::latch_channel,
+    ..Kind::plain("latch")
+};
 
 /// How long the mark of a round is kept while there is something to count.
 ///
@@ -61,12 +31,7 @@ pub(crate) enum Change {
     Delete,
 }
 
-pub(crate) fn change(
-    of: &dyn Protocol,
-    keys: &RequestKeys,
-    keep_ms: &str,
-    change: Change,
-) -> Request {
+pub(crate) fn change(of: &Protocol, keys: &RequestKeys, keep_ms: &str, change: Change) -> Request {
     let (doing, script, round, count): (_, &'static Script, _, _) = match change {
         Change::Set(count) => (
             "setting the latch",
@@ -92,7 +57,7 @@ pub(crate) fn change(
 }
 
 /// Asks for the count, and in which round it is.
-pub(crate) fn state(of: &dyn Protocol) -> Request {
+pub(crate) fn state(of: &Protocol) -> Request {
     let keys = [of.key(), &keys::latch_round(of.key())];
     Request::script("asking for a latch", &script::LATCH_STATE, &keys, &[])
 }

@@ -3,10 +3,60 @@
 //! What several scripts have in common is in `lua/prelude/` and is put in front of each of them here. Scripts are sent by
 //! their hash, so length costs only when a server gets to know them.
 
+/// Gives all of them to a macro.
+macro_rules! scripts {
+    ($then:ident) => {
+        $then! {
+        LOCK_ACQUIRE = "lock_acquire";
+        LOCK_RELEASE = "lock_release";
+        LOCK_RENEW = "lock_renew";
+        LOCK_FORCE = "lock_force";
+        FAIR_ACQUIRE = "fair_acquire" after "fair";
+        FAIR_RELEASE = "fair_release" after "fair";
+        FAIR_REFRESH = "fair_refresh" after "fair";
+        FAIR_FORCE = "fair_force" after "fair";
+        FENCED_ACQUIRE = "fenced_acquire";
+        RW_READ_ACQUIRE = "rw_read_acquire" after "notes";
+        RW_READ_RELEASE = "rw_read_release" after "readers";
+        RW_READ_RENEW = "rw_read_renew";
+        RW_WRITE_ACQUIRE = "rw_write_acquire" after "readers" "notes";
+        RW_WRITE_RELEASE = "rw_write_release";
+        RW_WITHDRAW = "rw_withdraw";
+        RW_FORCE = "rw_force";
+        RW_STATE = "rw_state";
+        MULTI_ACQUIRE = "multi_acquire";
+        MULTI_RELEASE = "multi_release";
+        MULTI_RENEW = "multi_renew";
+        MULTI_FORCE = "multi_force";
+        MULTI_STATE = "multi_state";
+        RED_ACQUIRE = "red_acquire";
+        LATCH_STATE = "latch_state";
+        LATCH_SET = "latch_set";
+        LATCH_COUNT_DOWN = "latch_count_down";
+        LATCH_DELETE = "latch_delete";
+        SEMAPHORE_ACQUIRE = "semaphore_acquire";
+        SEMAPHORE_RELEASE = "semaphore_release";
+        SEMAPHORE_UNDO = "semaphore_undo";
+        SEMAPHORE_SET = "semaphore_set";
+        SEMAPHORE_DRAIN = "semaphore_drain";
+        PERMIT_ACQUIRE = "permit_acquire" after "permits";
+        PERMIT_RELEASE = "permit_release" after "permits";
+        PERMIT_RELEASE_IDS = "permit_release_ids" after "permits";
+        PERMIT_RENEW = "permit_renew";
+        PERMIT_UPDATE = "permit_update" after "permits";
+        PERMIT_LEASE = "permit_lease" after "permits";
+        PERMIT_STATE = "permit_state" after "permits";
+        PERMIT_TRY_SET = "permit_try_set" after "permits";
+        PERMIT_SET = "permit_set" after "permits";
+        PERMIT_ADD = "permit_add" after "permits";
+        }
+    };
+}
+
 macro_rules! texts {
-    ($($name:ident = $file:literal $(after $prelude:literal)?;)+) => {
+    ($($name:ident = $file:literal $(after $($prelude:literal)+)?;)+) => {
         $(pub(crate) const $name: &str = concat!(
-            $(include_str!(concat!("../../lua/prelude/", $prelude, ".lua")),)?
+            $($(include_str!(concat!("../../lua/prelude/", $prelude, ".lua")),)+)?
             include_str!(concat!("../../lua/", $file, ".lua")),
         );)+
 
@@ -15,46 +65,4 @@ macro_rules! texts {
     };
 }
 
-texts! {
-    LOCK_ACQUIRE = "lock_acquire";
-    LOCK_RELEASE = "lock_release";
-    LOCK_RENEW = "lock_renew";
-    LOCK_FORCE = "lock_force";
-    FAIR_ACQUIRE = "fair_acquire" after "fair";
-    FAIR_RELEASE = "fair_release" after "fair";
-    FAIR_LEAVE = "fair_leave" after "fair";
-    FAIR_FORCE = "fair_force" after "fair";
-    FENCED_ACQUIRE = "fenced_acquire";
-    RW_READ_ACQUIRE = "rw_read_acquire";
-    RW_READ_RELEASE = "rw_read_release" after "readers";
-    RW_READ_RENEW = "rw_read_renew";
-    RW_WRITE_ACQUIRE = "rw_write_acquire" after "readers";
-    RW_WRITE_RELEASE = "rw_write_release";
-    RW_FORCE = "rw_force";
-    RW_STATE = "rw_state";
-    MULTI_ACQUIRE = "multi_acquire";
-    MULTI_RELEASE = "multi_release";
-    MULTI_RENEW = "multi_renew";
-    MULTI_FORCE = "multi_force";
-    MULTI_STATE = "multi_state";
-    RED_ACQUIRE = "red_acquire";
-    LATCH_STATE = "latch_state";
-    LATCH_SET = "latch_set";
-    LATCH_COUNT_DOWN = "latch_count_down";
-    LATCH_DELETE = "latch_delete";
-    SEMAPHORE_ACQUIRE = "semaphore_acquire";
-    SEMAPHORE_RELEASE = "semaphore_release";
-    SEMAPHORE_UNDO = "semaphore_undo";
-    SEMAPHORE_SET = "semaphore_set";
-    SEMAPHORE_DRAIN = "semaphore_drain";
-    PERMIT_ACQUIRE = "permit_acquire" after "permits";
-    PERMIT_RELEASE = "permit_release" after "permits";
-    PERMIT_RELEASE_IDS = "permit_release_ids" after "permits";
-    PERMIT_RENEW = "permit_renew";
-    PERMIT_UPDATE = "permit_update" after "permits";
-    PERMIT_LEASE = "permit_lease" after "permits";
-    PERMIT_STATE = "permit_state" after "permits";
-    PERMIT_TRY_SET = "permit_try_set" after "permits";
-    PERMIT_SET = "permit_set" after "permits";
-    PERMIT_ADD = "permit_add" after "permits";
-}
+scripts!(texts);

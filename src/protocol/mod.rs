@@ -9,6 +9,7 @@ pub(crate) mod keys;
 pub(crate) mod kind;
 pub(crate) mod latch;
 #[cfg_attr(not(test), expect(dead_code, reason = "only tests need them all"))]
+#[macro_use]
 mod lua;
 pub(crate) mod multi;
 pub(crate) mod owner;
@@ -19,7 +20,6 @@ pub(crate) mod rw;
 pub(crate) mod script;
 pub(crate) mod semaphore;
 pub(crate) mod spin;
-pub(crate) mod text;
 
 /// All kinds there are.
 pub(crate) static KINDS: [&kind::Kind; 10] = [

@@ -3,7 +3,8 @@
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::protocol::text::Text;
+use crate::net::call::LONGEST_OWNER;
+use crate::net::text::Text;
 
 /// Makes the owner ids of one client.
 ///
@@ -20,17 +21,12 @@ pub(crate) struct Owners {
 pub(crate) struct OwnerNumber(pub(crate) u64);
 
 /// An owner as Redis knows it, or the id of a permit: a UUID, a colon, and the largest number.
-pub(crate) type OwnerId = Text<{ 36 + 1 + 20 }>;
-
-/// How the ids of our clients end, so that scripts can tell them from Redisson's: see `lua/prelude/fair.lua`.
-const MARK: [u8; 2] = [0x1a, 0x7c];
+pub(crate) type OwnerId = Text<LONGEST_OWNER>;
 
 impl Owners {
     /// Owners of a client nobody has met before.
     pub(crate) fn new() -> Self {
-        let mut id = uuid::Uuid::new_v4().into_bytes();
-        id[14..].copy_from_slice(&MARK);
-        Self::of(&uuid::Uuid::from_bytes(id).to_string())
+        Self::of(&uuid::Uuid::new_v4().to_string())
     }
 
     /// Owners of the client with this id.
@@ -53,7 +49,7 @@ impl Owners {
 
     /// The owner as Redis knows it: `<client uuid>:<number>`, the shape of Redisson's `<client id>:<thread id>`.
     pub(crate) fn id(&self, number: OwnerNumber) -> OwnerId {
-        OwnerId::numbered(&self.front, number.0)
+        OwnerId::of(format_args!("{}{}", self.front, number.0))
     }
 }
 
@@ -118,14 +114,6 @@ mod tests {
             assert_eq!(PermitId::parse(odd), None, "{odd:?}");
         }
         assert_ne!(PermitId::draw(), id);
-    }
-
-    // Or the scripts of the fair lock take it for Redisson's.
-    #[test]
-    fn a_client_of_ours_is_known_by_its_id() {
-        let owners = Owners::new();
-        assert!(owners.id(OwnerNumber(7)).ends_with("1a7c:7"));
-        assert!(crate::protocol::lua::FAIR_ACQUIRE.contains("'1a7c:%d+$'"));
     }
 
     #[test]

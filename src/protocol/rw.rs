@@ -1,44 +1,40 @@
 //! The read-write lock: one hash for the writer and all readers, and a key beside it for each read hold's lease.
 
-use std::sync::Arc;
-use std::time::Duration;
-
-use crate::error::{LossReason, Result};
 use crate::local::lock::Mode;
+use crate::net::text::Digits;
 use crate::protocol::keys;
 use crate::protocol::kind::{
-    ACQUIRING, AcquireArgs, FORCING, Keyspace, Kind, Protocol, RELEASING, RENEWING, renew_plain,
+    ACQUIRING, AcquireArgs, FORCING, Kind, Protocol, RELEASING, RENEWING, Renewal, renew_field,
 };
 use crate::protocol::script::{self, Request, lease_ms};
-use crate::protocol::text::Digits;
 
-pub(crate) static KIND: Kind = Kind::plain("read-write", protocol);
+pub(crate) static KIND: Kind = Kind {
+    has_notes: true,
+    channel: keys::rw_channel,
+    acquire,
+    release,
+    renew,
+    withdraw: Some(|of, mode, waiter| {
+        let keys = [&*keys::rw_note(of.key(), mode), &of.channel()];
+        Request::script("withdrawing a note", &script::RW_WITHDRAW, &keys, &[waiter])
+    }),
+    force: |of, request, keep_ms| {
+        let keys = [of.key(), &of.channel(), request];
+        Request::script(FORCING, &script::RW_FORCE, &keys, &[keep_ms])
+    },
+    state: |of| Request::script("asking for the lock", &script::RW_STATE, &[of.key()], &[]),
+    is_locked: |mode, state| match mode {
+        Mode::Shared => state == 1 || state == 3,
+        Mode::Exclusive => state >= 2,
+    },
+    // If the thread also reads, renewing its read hold keeps the key that both are in, and the lost write hold with it.
+    is_given_back_when_lost: |mode, reason| mode == Mode::Exclusive && reason.may_still_be_held(),
+    ..Kind::plain("read-write")
+};
 
-fn protocol(keyspace: Keyspace<'_>, name: &Arc<str>) -> Result<Box<dyn Protocol>> {
-    let key = keyspace.key(name)?;
-    let channel = keys::rw_channel(&key);
-    Ok(Box::new(ReadWrite {
-        holds: keys::rw_holds(&key),
-        // Channels, unlike keys, are shared by all databases.
-        writers: format!("{channel}:writers:{}", keyspace.db).into(),
-        channel: channel.into(),
-        key,
-    }))
-}
-
-struct ReadWrite {
-    key: Arc<str>,
-    channel: Arc<str>,
-    /// What precedes the owner in the key of a read hold.
-    holds: String,
-    writers: Arc<str>,
-}
-
-impl ReadWrite {
-    /// The key that lives for as long as a read hold. Each owner of ours has one read hold.
-    fn hold_key(&self, owner: &str) -> String {
-        format!("{}{owner}:rwlock_timeout:1", self.holds)
-    }
+/// The key that lives for as long as a read hold. Each owner of ours has one read hold.
+fn hold_key(of: &Protocol, owner: &str) -> String {
+    format!("{}{owner}:rwlock_timeout:1", keys::rw_holds(of.key()))
 }
 
 /// The hash field of a write hold.
@@ -46,93 +42,52 @@ fn write_field(owner: &str) -> String {
     format!("{owner}:write")
 }
 
-impl Protocol for ReadWrite {
-    fn kind(&self) -> &'static Kind {
-        &KIND
-    }
-
-    fn key(&self) -> &str {
-        &self.key
-    }
-
-    fn channel(&self) -> Arc<str> {
-        Arc::clone(&self.channel)
-    }
-
-    fn acquire(&self, args: &AcquireArgs<'_>) -> Request {
-        let lease = Digits::of_number(lease_ms(args.lease));
-        match args.mode {
-            Mode::Exclusive => Request::script(
-                ACQUIRING,
-                &script::RW_WRITE_ACQUIRE,
-                &[&self.key],
-                &[&write_field(args.owner), &lease, &self.holds],
-            ),
-            Mode::Shared => Request::script(
-                ACQUIRING,
-                &script::RW_READ_ACQUIRE,
-                &[&self.key, &self.hold_key(args.owner), &self.writers],
-                &[
-                    args.owner,
-                    &lease,
-                    &args.under.map(write_field).unwrap_or_default(),
-                    &args.ignored_writers.map(Digits::of).unwrap_or_default(),
-                ],
-            ),
+fn acquire(of: &Protocol, args: &AcquireArgs<'_>) -> Request {
+    // A waiter that is noted asks so often that it does not count as gone.
+    let spans = [args.note.lives, of.waiter_lease() / 3, args.lease];
+    let [lives, every, lease] = spans.map(|span| Digits::of(lease_ms(span)));
+    let [read, write] = [Mode::Shared, Mode::Exclusive].map(|mode| keys::rw_note(of.key(), mode));
+    let (key, waiter, behind) = (of.key(), args.note.waiter, args.note.behind);
+    match args.mode {
+        Mode::Exclusive => {
+            let (field, holds) = (write_field(args.owner), keys::rw_holds(key));
+            let args = [waiter, behind, &lives, &every, &field, &lease, &holds];
+            let keys = [key, &write, &read];
+            Request::script(ACQUIRING, &script::RW_WRITE_ACQUIRE, &keys, &args)
+        }
+        Mode::Shared => {
+            let (hold, owner) = (hold_key(of, args.owner), args.owner);
+            let under = args.under.map(write_field).unwrap_or_default();
+            let args = [waiter, behind, &lives, &every, owner, &lease, &under];
+            let keys = [key, &read, &write, &hold];
+            Request::script(ACQUIRING, &script::RW_READ_ACQUIRE, &keys, &args)
         }
     }
+}
 
-    fn release(&self, mode: Mode, owner: &str) -> Request {
-        match mode {
-            Mode::Exclusive => Request::script(
-                RELEASING,
-                &script::RW_WRITE_RELEASE,
-                &[&self.key, &self.channel],
-                &[&write_field(owner)],
-            ),
-            Mode::Shared => Request::script(
-                RELEASING,
-                &script::RW_READ_RELEASE,
-                &[&self.key, &self.channel, &self.hold_key(owner)],
-                &[owner, &self.holds],
-            ),
+fn release(of: &Protocol, mode: Mode, owner: &str) -> Request {
+    let (key, channel) = (of.key(), of.channel());
+    match mode {
+        Mode::Exclusive => {
+            let (keys, field) = ([key, &channel], write_field(owner));
+            Request::script(RELEASING, &script::RW_WRITE_RELEASE, &keys, &[&field])
+        }
+        Mode::Shared => {
+            let keys = [key, &channel, &hold_key(of, owner)];
+            let args = [owner, &keys::rw_holds(key)];
+            Request::script(RELEASING, &script::RW_READ_RELEASE, &keys, &args)
         }
     }
+}
 
-    fn renew(&self, mode: Mode, owner: &str, lease: Duration, count: u32) -> Request {
-        match mode {
-            Mode::Exclusive => renew_plain(&self.key, &write_field(owner), lease, count),
-            Mode::Shared => Request::script(
-                RENEWING,
-                &script::RW_READ_RENEW,
-                &[&self.key, &self.channel, &self.hold_key(owner)],
-                &[owner, &Digits::of_number(lease_ms(lease))],
-            ),
+fn renew(of: &Protocol, renewal: &Renewal<'_>) -> Request {
+    let (key, owner) = (of.key(), renewal.owner);
+    match renewal.mode {
+        Mode::Exclusive => renew_field(key, &write_field(owner), renewal),
+        Mode::Shared => {
+            let keys = [key, &of.channel(), &hold_key(of, owner)];
+            let args = [owner, &Digits::of(lease_ms(renewal.lease))];
+            Request::script(RENEWING, &script::RW_READ_RENEW, &keys, &args)
         }
-    }
-
-    fn force(&self, request: &str, keep_ms: &str) -> Request {
-        let keys = [&self.key, &*self.channel, request];
-        Request::script(FORCING, &script::RW_FORCE, &keys, &[keep_ms])
-    }
-
-    fn state(&self) -> Request {
-        Request::script("asking for the lock", &script::RW_STATE, &[&self.key], &[])
-    }
-
-    fn is_locked(&self, mode: Mode, state: i64) -> bool {
-        match mode {
-            Mode::Shared => state == 1 || state == 3,
-            Mode::Exclusive => state >= 2,
-        }
-    }
-
-    fn writers(&self) -> Option<&Arc<str>> {
-        Some(&self.writers)
-    }
-
-    /// If the thread also reads, renewing its read hold keeps the key that both are in, and the lost write hold with it.
-    fn is_given_back_when_lost(&self, mode: Mode, reason: LossReason) -> bool {
-        mode == Mode::Exclusive && reason.may_still_be_held()
     }
 }

@@ -5,59 +5,18 @@ use std::time::Duration;
 
 use redis::Value;
 
+use crate::error::LossReason;
 pub(crate) use crate::net::request::{Request, Script};
 use crate::protocol::lua;
 
 /// Every script, packed when it is first sent.
-macro_rules! scripts {
-    ($($name:ident)+) => {
+macro_rules! packed {
+    ($($name:ident = $file:literal $(after $($prelude:literal)+)?;)+) => {
         $(pub(crate) static $name: LazyLock<Script> = LazyLock::new(|| Script::new(lua::$name));)+
     };
 }
 
-scripts! {
-    LOCK_ACQUIRE
-    LOCK_RELEASE
-    LOCK_RENEW
-    LOCK_FORCE
-    FAIR_ACQUIRE
-    FAIR_RELEASE
-    FAIR_LEAVE
-    FAIR_FORCE
-    FENCED_ACQUIRE
-    RW_READ_ACQUIRE
-    RW_READ_RELEASE
-    RW_READ_RENEW
-    RW_WRITE_ACQUIRE
-    RW_WRITE_RELEASE
-    RW_FORCE
-    RW_STATE
-    MULTI_ACQUIRE
-    MULTI_RELEASE
-    MULTI_RENEW
-    MULTI_FORCE
-    MULTI_STATE
-    RED_ACQUIRE
-    LATCH_STATE
-    LATCH_SET
-    LATCH_COUNT_DOWN
-    LATCH_DELETE
-    SEMAPHORE_ACQUIRE
-    SEMAPHORE_RELEASE
-    SEMAPHORE_UNDO
-    SEMAPHORE_SET
-    SEMAPHORE_DRAIN
-    PERMIT_ACQUIRE
-    PERMIT_RELEASE
-    PERMIT_RELEASE_IDS
-    PERMIT_RENEW
-    PERMIT_UPDATE
-    PERMIT_LEASE
-    PERMIT_STATE
-    PERMIT_TRY_SET
-    PERMIT_SET
-    PERMIT_ADD
-}
+scripts!(packed);
 
 /// A lease as scripts want it: whole milliseconds, never rounded down to nothing.
 pub(crate) fn lease_ms(lease: Duration) -> u64 {
@@ -98,67 +57,59 @@ pub(crate) enum Acquired {
 
 /// `has_tokens`: a lock of this kind is never taken without one, and others never with one.
 pub(crate) fn acquired(reply: Value, has_tokens: bool) -> Result<Acquired, Unexpected> {
-    let left = |ms: i64| u64::try_from(ms).ok().map(Duration::from_millis);
-    match reply {
-        PLACE_LOST => Err(Unexpected(reply)),
-        Value::Nil if !has_tokens => Ok(Acquired::Taken { tokens: None }),
-        Value::Array(busy) if matches!(busy.as_slice(), [Value::Int(1..), Value::Int(_)]) => {
-            match busy.as_slice() {
-                [Value::Int(n), Value::Int(ms)] => usize::try_from(*n - 1)
-                    .map(|at| Acquired::Busy {
-                        left: left(*ms),
-                        at,
-                    })
-                    .map_err(|_| Unexpected(Value::Array(busy.clone()))),
-                _ => Err(Unexpected(Value::Array(busy))),
-            }
-        }
-        Value::Array(tokens) => match tokens.as_slice() {
-            [first, last] => number(first).zip(number(last)),
-            _ => None,
-        }
-        .filter(|(first, last)| has_tokens && (1..=*last).contains(first))
-        .map(|tokens| Acquired::Taken {
-            tokens: Some(tokens),
-        })
-        .ok_or(Unexpected(Value::Array(tokens))),
-        Value::Int(ms) => Ok(Acquired::Busy {
-            left: left(ms),
-            at: 0,
-        }),
-        other => Err(Unexpected(other)),
-    }
-}
-
-/// What the acquire of a read hold also returns.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Seen {
-    /// How long the lock would have lived, if it was not free.
-    pub(crate) left: Option<Duration>,
-    /// How many writers wait. If they were not counted and the lock was not taken, somebody writes.
-    pub(crate) writers: Option<u64>,
-}
-
-pub(crate) fn acquired_to_read(reply: Value) -> Result<(Acquired, Seen), Unexpected> {
-    let parts = match &reply {
+    let acquired = match &reply {
+        &PLACE_LOST => None,
+        Value::Nil if !has_tokens => Some(Acquired::Taken { tokens: None }),
+        Value::Int(ms) => Some(busy(*ms, 0)),
         Value::Array(parts) => match parts.as_slice() {
-            [
-                Value::Int(taken @ 0..=1),
-                Value::Int(ms),
-                Value::Int(writers),
-            ] => Some((*taken, *ms, *writers)),
+            [Value::Int(n @ 1..), Value::Int(ms)] => {
+                usize::try_from(n - 1).ok().map(|at| busy(*ms, at))
+            }
+            [first, last] if has_tokens => number(first)
+                .zip(number(last))
+                .filter(|(first, last)| (1..=*last).contains(first))
+                .map(|tokens| Acquired::Taken {
+                    tokens: Some(tokens),
+                }),
             _ => None,
         },
         _ => None,
     };
-    let (taken, ms, writers) = parts.ok_or(Unexpected(reply))?;
-    let left = u64::try_from(ms).ok().map(Duration::from_millis);
-    let acquired = match taken {
-        0 => Acquired::Busy { left, at: 0 },
-        _ => Acquired::Taken { tokens: None },
-    };
-    let writers = u64::try_from(writers).ok();
-    Ok((acquired, Seen { left, writers }))
+    acquired.ok_or(Unexpected(reply))
+}
+
+fn busy(ms: i64, at: usize) -> Acquired {
+    let left = span(ms);
+    Acquired::Busy { left, at }
+}
+
+/// A time that a server gives in milliseconds; a negative number says that there is none.
+fn span(ms: i64) -> Option<Duration> {
+    u64::try_from(ms).ok().map(Duration::from_millis)
+}
+
+/// What the acquire of a read-write lock also returns.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Seen {
+    /// To a reader: how long the lock would have lived, if it was not free.
+    pub(crate) left: Option<Duration>,
+    /// The waiter of the other side that goes first.
+    pub(crate) behind: String,
+}
+
+pub(crate) fn acquired_in_turn(reply: Value) -> Result<(Acquired, Seen), Unexpected> {
+    if let Value::Array(parts) = &reply
+        && let [Value::Int(taken @ 0..=1), Value::Int(ms), behind] = parts.as_slice()
+        && let Some(behind) = text(behind)
+    {
+        let acquired = match taken {
+            0 => busy(*ms, 0),
+            _ => Acquired::Taken { tokens: None },
+        };
+        let (left, behind) = (span(*ms), behind.to_owned());
+        return Ok((acquired, Seen { left, behind }));
+    }
+    Err(Unexpected(reply))
 }
 
 /// What became of an acquire of permits.
@@ -167,27 +118,35 @@ pub(crate) enum PermitsAcquired {
     /// Ours until then, in milliseconds by the server's clock.
     Taken { ends_at: i64 },
     /// Enough of them may be over after `left`; `None`: never, as far as the server knows.
-    TooFew { left: Option<Duration> },
+    TooFew {
+        left: Option<Duration>,
+        /// Somebody has set how many there are.
+        is_set: bool,
+    },
 }
 
 pub(crate) fn permits_acquired(reply: Value) -> Result<PermitsAcquired, Unexpected> {
     match &reply {
         Value::Int(ms) => Ok(PermitsAcquired::TooFew {
-            left: u64::try_from(*ms).ok().map(Duration::from_millis),
+            left: span(*ms),
+            is_set: *ms != -2,
         }),
-        Value::Array(taken) => match taken.as_slice() {
-            [Value::Int(ends_at)] => Ok(PermitsAcquired::Taken { ends_at: *ends_at }),
-            _ => Err(Unexpected(reply)),
-        },
+        Value::Array(taken) if matches!(taken.as_slice(), [Value::Int(_)]) => {
+            integer(taken[0].clone()).map(|ends_at| PermitsAcquired::Taken { ends_at })
+        }
         _ => Err(Unexpected(reply)),
     }
 }
 
-fn number(value: &Value) -> Option<u64> {
+fn text(value: &Value) -> Option<&str> {
     match value {
-        Value::BulkString(digits) => std::str::from_utf8(digits).ok()?.parse().ok(),
+        Value::BulkString(bytes) => std::str::from_utf8(bytes).ok(),
         _ => None,
     }
+}
+
+fn number(value: &Value) -> Option<u64> {
+    text(value)?.parse().ok()
 }
 
 /// What became of a release.
@@ -220,6 +179,17 @@ pub(crate) enum Renewed {
     Taken,
 }
 
+impl Renewed {
+    /// Why the hold is lost, if it is.
+    pub(crate) fn loss(self) -> Option<LossReason> {
+        match self {
+            Self::Yes => None,
+            Self::Gone => Some(LossReason::Forced),
+            Self::Taken => Some(LossReason::TakenOver),
+        }
+    }
+}
+
 pub(crate) fn renewed(reply: Value) -> Result<Renewed, Unexpected> {
     match reply {
         Value::Int(1..) => Ok(Renewed::Yes),
@@ -232,7 +202,7 @@ pub(crate) fn renewed(reply: Value) -> Result<Renewed, Unexpected> {
 /// After the renewal of a read hold: how long the lock would have lived, if others have made that less than the hold.
 pub(crate) fn shortened_to(reply: &Value) -> Option<Duration> {
     match reply {
-        Value::Int(ms @ 2..) => u64::try_from(*ms).ok().map(Duration::from_millis),
+        Value::Int(ms @ 2..) => span(*ms),
         _ => None,
     }
 }
@@ -249,25 +219,21 @@ pub(crate) enum LatchState {
 }
 
 pub(crate) fn latch_state(reply: Value) -> Result<LatchState, Unexpected> {
-    let left = match &reply {
-        Value::Nil => Some(0),
-        Value::Array(parts) => match parts.as_slice() {
-            [Value::BulkString(left), Value::BulkString(_)] => std::str::from_utf8(left)
-                .ok()
-                .and_then(|left| left.parse::<i128>().ok())
-                .and_then(|left| u64::try_from(left.max(0)).ok()),
-            _ => None,
-        },
-        _ => None,
-    };
-    match (left, reply) {
-        (Some(0), _) => Ok(LatchState::Open),
-        (Some(left), Value::Array(mut parts)) => match parts.pop() {
-            Some(Value::BulkString(round)) => Ok(LatchState::Closed { left, round }),
-            _ => Err(Unexpected(Value::Array(parts))),
-        },
-        (_, reply) => Err(Unexpected(reply)),
+    if reply == Value::Nil {
+        return Ok(LatchState::Open);
     }
+    if let Value::Array(parts) = &reply
+        && let [left, Value::BulkString(round)] = parts.as_slice()
+        && let Some(left) = text(left).and_then(|left| left.parse::<i128>().ok())
+        && let Ok(left) = u64::try_from(left.max(0))
+    {
+        let round = round.clone();
+        return Ok(match left {
+            0 => LatchState::Open,
+            left => LatchState::Closed { left, round },
+        });
+    }
+    Err(Unexpected(reply))
 }
 
 pub(crate) fn integer(reply: Value) -> Result<i64, Unexpected> {
@@ -340,18 +306,26 @@ mod tests {
         assert_eq!(released(&Value::Int(-1)).ok(), Some(Released::Gone));
         assert_eq!(released(&Value::Int(-2)).ok(), Some(Released::Taken));
         assert!(released(&Value::Int(-3)).is_err());
-        let to_read = |taken, ms, writers| {
-            let parts = [taken, ms, writers].map(Value::Int);
-            acquired_to_read(Value::Array(parts.into())).ok()
+        let in_turn = |taken, ms, behind: &str| {
+            let behind = Value::BulkString(behind.into());
+            acquired_in_turn(Value::Array(vec![
+                Value::Int(taken),
+                Value::Int(ms),
+                behind,
+            ]))
+            .ok()
         };
-        let seen = |left, writers| Seen { left, writers };
-        let busy = |left| Acquired::Busy { left, at: 0 };
-        assert_eq!(to_read(1, 7, 0), taken(None).zip(Some(seen(left, Some(0)))));
-        assert_eq!(to_read(1, -2, -1), taken(None).zip(Some(seen(None, None))));
-        assert_eq!(to_read(0, 7, 3), Some((busy(left), seen(left, Some(3)))));
-        assert_eq!(to_read(0, -1, -1), Some((busy(None), seen(None, None))));
-        assert_eq!(to_read(2, 7, 0), None);
-        assert!(acquired_to_read(Value::Nil).is_err());
+        let seen = |left, behind: &str| {
+            let behind = behind.to_owned();
+            Some(Seen { left, behind })
+        };
+        let busy = |left| Some(Acquired::Busy { left, at: 0 });
+        assert_eq!(in_turn(1, 7, ""), taken(None).zip(seen(left, "")));
+        assert_eq!(in_turn(1, -2, ""), taken(None).zip(seen(None, "")));
+        assert_eq!(in_turn(0, 7, "u:3"), busy(left).zip(seen(left, "u:3")));
+        assert_eq!(in_turn(0, -1, ""), busy(None).zip(seen(None, "")));
+        assert_eq!(in_turn(2, 7, ""), None);
+        assert!(acquired_in_turn(Value::Nil).is_err());
         assert_eq!(renewed(Value::Int(7)).ok(), Some(Renewed::Yes));
         assert_eq!(shortened_to(&Value::Int(7)), left);
         assert_eq!(shortened_to(&Value::Int(1)), None);
@@ -361,10 +335,10 @@ mod tests {
             permits_acquired(Value::Array(vec![Value::Int(7)])).ok(),
             Some(PermitsAcquired::Taken { ends_at: 7 })
         );
-        assert_eq!(
-            permits_acquired(Value::Int(-1)).ok(),
-            Some(PermitsAcquired::TooFew { left: None })
-        );
+        for (reply, is_set) in [(-1, true), (-2, false)] {
+            let too_few = PermitsAcquired::TooFew { left: None, is_set };
+            assert_eq!(permits_acquired(Value::Int(reply)).ok(), Some(too_few));
+        }
         assert!(permits_acquired(Value::Nil).is_err());
         assert!(permits_acquired(Value::Array(Vec::new())).is_err());
     }
@@ -401,14 +375,9 @@ mod tests {
         let mut publishing = 0;
         for (file, text) in lua::ALL {
             let sharded = Script::new(text).sharded_text();
-            let calls = text.matches("'publish'").count() + text.matches("'numsub'").count();
-            let there = sharded.matches("'spublish'").count();
-            let there = there + sharded.matches("'shardnumsub'").count();
-            assert_eq!(there, calls, "{file}");
-            assert!(
-                !sharded.contains("'publish'") && !sharded.contains("'numsub'"),
-                "{file}"
-            );
+            let calls = text.matches("'publish'").count();
+            assert_eq!(sharded.matches("'spublish'").count(), calls, "{file}");
+            assert!(!sharded.contains("'publish'"), "{file}");
             publishing += usize::from(calls > 0);
         }
         assert!(publishing > 20, "{publishing}");
@@ -431,7 +400,7 @@ mod tests {
             let nil = matches!(reply, Value::Nil);
             let int = matches!(reply, Value::Int(_));
             let array = matches!(reply, Value::Array(_));
-            prop_assert!(acquired_to_read(reply.clone()).is_err() || array);
+            prop_assert!(acquired_in_turn(reply.clone()).is_err() || array);
             prop_assert!(permits_acquired(reply.clone()).is_err() || array || int);
             prop_assert!(released(&reply).is_err() || int);
             prop_assert!(renewed(reply.clone()).is_err() || int);

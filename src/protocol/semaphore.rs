@@ -3,51 +3,19 @@
 //! A release that arrives twice looks like two releases, so every request that changes the number counts once: see
 //! [`idempotency`](crate::protocol::idempotency).
 
-use std::sync::Arc;
-
-use crate::error::Result;
+use crate::net::text::Digits;
 use crate::protocol::idempotency::RequestKeys;
 use crate::protocol::keys;
-use crate::protocol::kind::{Keyspace, Kind, Protocol};
+use crate::protocol::kind::{Kind, Protocol};
 use crate::protocol::script::{self, Request};
-use crate::protocol::text::Digits;
 
-pub(crate) static KIND: Kind = Kind::plain("semaphore", protocol);
-
-fn protocol(keyspace: Keyspace<'_>, name: &Arc<str>) -> Result<Box<dyn Protocol>> {
-    let key = keyspace.key(name)?;
-    Ok(Box::new(Semaphore {
-        channel: keys::semaphore_channel(&key).into(),
-        key,
-    }))
-}
-
-struct Semaphore {
-    key: Arc<str>,
-    channel: Arc<str>,
-}
-
-impl Protocol for Semaphore {
-    fn kind(&self) -> &'static Kind {
-        &KIND
-    }
-
-    fn key(&self) -> &str {
-        &self.key
-    }
-
-    fn channel(&self) -> Arc<str> {
-        Arc::clone(&self.channel)
-    }
-}
+pub(crate) static KIND: Kind = Kind {
+    channel: keys::semaphore_channel,
+    ..Kind::plain("semaphore")
+};
 
 /// Takes permits, all or none.
-pub(crate) fn acquire(
-    of: &dyn Protocol,
-    keys: &RequestKeys,
-    keep_ms: &str,
-    permits: u32,
-) -> Request {
+pub(crate) fn acquire(of: &Protocol, keys: &RequestKeys, keep_ms: &str, permits: u32) -> Request {
     Request::script(
         "acquiring permits",
         &script::SEMAPHORE_ACQUIRE,
@@ -57,7 +25,7 @@ pub(crate) fn acquire(
 }
 
 /// Takes back an acquire of unknown outcome.
-pub(crate) fn undo(of: &dyn Protocol, keys: &RequestKeys, keep_ms: &str) -> Request {
+pub(crate) fn undo(of: &Protocol, keys: &RequestKeys, keep_ms: &str) -> Request {
     Request::script(
         "undoing an acquire",
         &script::SEMAPHORE_UNDO,
@@ -67,12 +35,7 @@ pub(crate) fn undo(of: &dyn Protocol, keys: &RequestKeys, keep_ms: &str) -> Requ
 }
 
 /// Gives permits back to the semaphore they came from, if it still exists.
-pub(crate) fn release(
-    of: &dyn Protocol,
-    keys: &RequestKeys,
-    keep_ms: &str,
-    permits: u64,
-) -> Request {
+pub(crate) fn release(of: &Protocol, keys: &RequestKeys, keep_ms: &str, permits: u64) -> Request {
     Request::script(
         "releasing permits",
         &script::SEMAPHORE_RELEASE,
@@ -83,7 +46,7 @@ pub(crate) fn release(
 
 /// Changes how many permits are to be had, making the semaphore if there is none.
 pub(crate) fn add(
-    of: &dyn Protocol,
+    of: &Protocol,
     keys: &RequestKeys,
     keep_ms: &str,
     doing: &'static str,
@@ -98,7 +61,7 @@ pub(crate) fn add(
 }
 
 /// Makes the semaphore unless there is one.
-pub(crate) fn set(of: &dyn Protocol, keys: &RequestKeys, keep_ms: &str, permits: u32) -> Request {
+pub(crate) fn set(of: &Protocol, keys: &RequestKeys, keep_ms: &str, permits: u32) -> Request {
     Request::script(
         "setting permits",
         &script::SEMAPHORE_SET,
@@ -108,7 +71,7 @@ pub(crate) fn set(of: &dyn Protocol, keys: &RequestKeys, keep_ms: &str, permits:
 }
 
 /// Takes whatever is to be had.
-pub(crate) fn drain(of: &dyn Protocol, keys: &RequestKeys, keep_ms: &str) -> Request {
+pub(crate) fn drain(of: &Protocol, keys: &RequestKeys, keep_ms: &str) -> Request {
     Request::script(
         "draining permits",
         &script::SEMAPHORE_DRAIN,
@@ -118,6 +81,6 @@ pub(crate) fn drain(of: &dyn Protocol, keys: &RequestKeys, keep_ms: &str) -> Req
 }
 
 /// Asks how many permits are to be had.
-pub(crate) fn available(of: &dyn Protocol) -> Request {
+pub(crate) fn available(of: &Protocol) -> Request {
     Request::command("asking for permits", &["GET", of.key()])
 }

@@ -8,27 +8,12 @@
 //!      └─── given back where it may be kept ◄── released, or lost ─────────────────────────┘
 //! ```
 //!
-//! A caller that has found the lock busy lately checks first, and asks for the lock only if a majority of nodes has it free,
-//! or if a release was announced since. An attempt that takes a minority for a moment would prevent the holder from taking
-//! these nodes again if it has lost them.
+//! A caller that was refused checks first when it comes again, and asks for the lock only if a majority of nodes has it
+//! free, or if a release was announced since. An attempt that takes a minority for a moment would be in the way of others.
 //!
-//! Others may be refused because of what an attempt takes for a moment, and then wait for a message. So whatever is given
-//! back is announced, sooner or later:
-//!
-//! ```text
-//!          a majority                                   released, lost
-//! asks ─────────────────► held ────────────────────────────────────────► announced
-//!  │ ▲ │ too few, and does not ask again                                    ▲  ▲
-//!  │ │ └────────────────────────────────────────────────────────────────────┘  │
-//!  │ └──────────────────┐                                                      │
-//!  ▼  too few           │ after a pause                                        │
-//! silent ───────────────┤ gives up: cancelled, closed, out of time, an error   │
-//!                       ├──────────────────────────────────────────────────────┘
-//!                       └► a majority is taken: whoever took it comes to one of these ends in turn
-//! ```
-//!
-//! Silence spares those who wait: most who were granted too few ask again within milliseconds, and one of them has the lock
-//! then.
+//! Others may have been refused because of what an attempt takes for a moment, and wait for a message. So what is given back
+//! is announced, unless whoever has asked comes again within milliseconds: silence spares those who wait, and one of those
+//! who come again has the lock then. If it gives up in that pause, the others find out when they look.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -37,11 +22,10 @@ use std::time::{Duration, Instant};
 use redis::Value;
 
 use crate::error::{Error, Result};
-use crate::hold::{Entry, Hold};
-use crate::local::lock::{LeasePolicy, Mode};
-use crate::net::call::{Answer, Attempt, Call};
+use crate::hold::{Entry, Hold, Several as _};
+use crate::local::lock::LeasePolicy;
+use crate::net::call::Attempt;
 use crate::net::request::Request;
-use crate::net::subscriber::POLL_CAP;
 use crate::protocol::kind::Protocol;
 use crate::protocol::{keys, red};
 use crate::quorum::failure::Short;
@@ -51,21 +35,12 @@ use crate::quorum::nodes::{Node, Nodes, PAUSE};
 use crate::quorum::round::{NodeReply, Round, RoundRequest};
 use crate::quorum::tally::{Goal, Majority};
 use crate::session::{Session, SharedSession};
-use crate::time;
-
-/// For how long callers check first after the lock was found busy.
-const BUSY_FOR: Duration = Duration::from_secs(1);
-
-/// After one of how many tenures a process yields if nobody listens.
-const UNHEARD_EVERY: u64 = 8;
 
 /// The servers of one lock, and their clients.
 pub(crate) struct Quorum {
     nodes: Arc<Nodes>,
     clients: Vec<Arc<SharedSession>>,
-    pub(crate) masters: Masters,
-    /// When it was last found busy, as `time::nanos`; zero once it was granted.
-    busy_at: AtomicU64,
+    masters: Masters,
     /// How long the last grant took, in nanoseconds.
     granted_in: AtomicU64,
 }
@@ -88,15 +63,6 @@ pub(crate) enum QuorumReply {
     TooFew(Short),
     /// The caller has to stop, and has not asked for it.
     Stopped,
-}
-
-/// What an attempt has taken and given back.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum GivenBack {
-    Nothing,
-    Announced,
-    /// Without a message, since the caller asks again shortly. If it does not, it has to [announce](Quorum::announce) that.
-    Silently,
 }
 
 /// What a caller requests.
@@ -128,14 +94,14 @@ impl Quorum {
         name: &str,
     ) -> Result<(Arc<Self>, Arc<str>)> {
         if clients.len() < 2 {
-            return Err(Error::Config(format!(
+            return Err(Error::config(format!(
                 "a RedLock over {} masters; it takes at least two, and is of use from three on",
                 clients.len()
             )));
         }
         let sessions: Vec<_> = clients.iter().map(|client| &client.session).collect();
-        if let Some(cluster) = sessions.iter().find(|its| its.connection.are_several()) {
-            return Err(Error::Config(format!(
+        if let Some(cluster) = sessions.iter().find(|its| !its.connection.are_one()) {
+            return Err(Error::config(format!(
                 "a RedLock over {}: its nodes must be independent servers, each with a client of its own",
                 cluster.endpoint
             )));
@@ -147,22 +113,20 @@ impl Quorum {
         ids.sort_unstable();
         let id: Arc<str> = keys::list([name].into_iter().chain(ids)).into();
         let node = |session: &&Arc<Session>| {
-            Ok(Node {
-                session: Arc::clone(session),
-                entry: session.registry.unregistered(&red::KIND, &id)?,
-            })
+            let entry = session.registry.unregistered(&red::KIND, &id)?;
+            Ok(Node::new(Arc::clone(session), entry))
         };
         let list = sessions.iter().map(node).collect::<Result<Vec<_>>>()?;
         for session in &sessions {
             session.check_open()?;
         }
-        let response_timeout = clients[0].session.response_timeout;
-        let masters = Masters::new(sessions.into_iter().cloned().collect(), response_timeout)?;
+        let nodes = Arc::new(Nodes::new(list));
+        let until = Instant::now() + nodes.home().response_timeout;
+        let masters = Masters::of(&nodes, until)?;
         let quorum = Self {
-            nodes: Arc::new(Nodes::new(list)),
+            nodes,
             clients,
             masters,
-            busy_at: AtomicU64::new(0),
             granted_in: AtomicU64::new(0),
         };
         Ok((Arc::new(quorum), id))
@@ -173,16 +137,15 @@ impl Quorum {
         &self.clients[0]
     }
 
+    /// See [`Masters::check`].
+    pub(crate) fn check_masters(&self, until: Instant, stop: &dyn Fn() -> bool) -> Result<()> {
+        self.masters.check(&self.nodes, until, stop)
+    }
+
     /// The watchdogs send what could not be sent to a node at once.
     pub(crate) fn start_watchdogs(&self) -> Result<()> {
         let mut nodes = self.nodes.list.iter();
         nodes.try_for_each(|node| node.session.start_watchdog())
-    }
-
-    /// The subscribers hear of releases.
-    pub(crate) fn start_subscribers(&self) -> Result<()> {
-        let mut nodes = self.nodes.list.iter();
-        nodes.try_for_each(|node| node.session.start_subscriber())
     }
 
     pub(crate) fn majority(&self) -> Majority {
@@ -202,110 +165,76 @@ impl Quorum {
         request: QuorumRequest,
         until: Instant,
         stop: &dyn Fn() -> bool,
-    ) -> (QuorumReply, GivenBack) {
+    ) -> QuorumReply {
         let nodes = &self.nodes;
         // So that closing one of the clients waits until the attempt is undone.
         let sessions = nodes.list.iter().map(|node| &node.session);
         let _contending: Vec<_> = sessions.map(|session| session.contending()).collect();
-        let looks = match request.known {
-            Known::Nothing => self.was_busy_lately(),
-            Known::Busy => true,
-            Known::Released => false,
-        };
-        if looks && let Some(busy) = self.look(request.ttl, until, stop) {
-            return (busy, GivenBack::Nothing);
+        if request.known == Known::Busy
+            && let Some(busy) = self.look(request.ttl, until, stop)
+        {
+            return busy;
         }
         if stop() {
-            return (QuorumReply::Stopped, GivenBack::Nothing);
+            return QuorumReply::Stopped;
         }
-        let quorum_hold = QuorumHold::new(nodes, request.lease, request.ttl, request.up_for);
-        let mut acquire = |node: usize| quorum_hold.acquire(node);
+        let QuorumRequest {
+            lease, ttl, up_for, ..
+        } = request;
+        let (quorum_hold, hold) = QuorumHold::new(nodes, entry, lease, ttl, up_for);
         let sent_at = Instant::now();
-        let taken = |value: &Value| matches!(value, Value::Nil);
-        let mut round = nodes.round(&mut RoundRequest {
+        let taken = |_, value: &Value| matches!(value, Value::Nil);
+        let mut round = nodes.round(&RoundRequest {
             goal: match request.comes_again_in {
                 Some(_) => Goal::MajoritySoon,
                 None => Goal::Majority,
             },
-            lease: request.ttl,
+            lease: ttl,
             until,
             stop,
-            make: &mut acquire,
+            make: Some(&|node| quorum_hold.acquire(node)),
+            may_repeat: false,
             counts: &taken,
         });
         let granted = round.count(&taken);
-        quorum_hold.begin(std::mem::take(&mut round.calls));
-        let hold = quorum_hold.hold(entry, request.lease, request.ttl);
-        if nodes.majority.has(granted) {
-            hold.grant(sent_at);
-            let left = hold.valid_until().saturating_duration_since(Instant::now());
-            // A hold that is nearly over is of no use.
-            if left >= request.ttl / 10 {
-                self.busy_at.store(0, Ordering::Relaxed);
-                let took = u64::try_from(sent_at.elapsed().as_nanos()).unwrap_or(u64::MAX);
-                self.granted_in.store(took, Ordering::Relaxed);
-                quorum_hold.is_granted(sent_at);
-                nodes.housekeep_soon();
-                return (QuorumReply::Granted { hold, sent_at }, GivenBack::Nothing);
-            }
+        let calls = std::mem::take(&mut round.calls);
+        if quorum_hold.decide(&hold, calls, sent_at) {
+            let took = u64::try_from(sent_at.elapsed().as_nanos()).unwrap_or(u64::MAX);
+            self.granted_in.store(took, Ordering::Relaxed);
+            nodes.housekeep_soon();
+            return QuorumReply::Granted { hold, sent_at };
         }
         let comes_again = |pause| !stop() && Instant::now() + pause < until;
         let comes_again = request.comes_again_in.is_some_and(comes_again);
-        let (_, given_back) = quorum_hold.let_go(comes_again);
-        nodes.flush();
-        nodes.housekeep_soon();
-        let busy = |value: &Value| matches!(value, Value::Int(_));
-        let reply = if nodes.majority.has(granted) {
+        drop(quorum_hold.let_go(comes_again));
+        quorum_hold.send(false);
+        let busy = |_, value: &Value| matches!(value, Value::Int(_));
+        if nodes.majority.has(granted) {
             QuorumReply::GrantedTooLate
         } else if nodes.majority.has(granted + round.count(&busy)) {
             self.busy(&round, true)
         } else {
             QuorumReply::TooFew(nodes.short(granted, round.replies))
-        };
-        (reply, given_back)
-    }
-
-    /// Announces that the lock may be free, at every node where nobody has it: the release of a hold that does not exist.
-    pub(crate) fn announce(&self) {
-        let useful_until = Instant::now() + POLL_CAP.1;
-        for Node { session, entry } in &self.nodes.list {
-            let owner = session.owners.id(session.owners.draw());
-            let mut release = entry.release(Mode::Exclusive, &owner, useful_until, false);
-            release.info.undo = true;
-            session.connection.submit(&Call::deferred(release));
         }
-        self.nodes.flush();
-        self.nodes.housekeep_soon();
     }
 
     /// How long a process lets others go first after its tenure, at least `shortest`.
     ///
-    /// Longer than two round trips, since others may check first and then ask. If nobody listens, those who may not
-    /// subscribe may wait all the same: then it is `shortest`, and `None` after most tenures.
+    /// Longer than two round trips, since others may check first and then ask. `None` if nobody listens.
     pub(crate) fn yield_for(&self, shortest: Duration) -> Option<Duration> {
         if self.nodes.notified() == Some(0) {
-            return time::one_in(UNHEARD_EVERY).then_some(shortest);
+            return None;
         }
         let round_trip = Duration::from_nanos(self.granted_in.load(Ordering::Relaxed));
         Some(round_trip.saturating_mul(4).clamp(shortest, PAUSE.1))
     }
 
-    fn was_busy_lately(&self) -> bool {
-        let found_busy = self.busy_at.load(Ordering::Relaxed);
-        let since = Instant::now().saturating_duration_since(time::instant(found_busy));
-        found_busy != 0 && since < BUSY_FOR
-    }
-
     fn busy(&self, round: &Round, is_contested: bool) -> QuorumReply {
-        let now = time::nanos(Instant::now()).max(1);
-        self.busy_at.store(now, Ordering::Relaxed);
-        let left = round.replies.iter().filter_map(|reply| match reply {
-            NodeReply::Came(answer) => Some(match answer.value {
-                Value::Int(-1) => i64::MAX,
-                Value::Int(ms) => ms.max(0),
-                _ => 0,
-            }),
-            _ => None,
+        let left = round.replies.iter().filter_map(NodeReply::value);
+        let left = left.map(|value| match value {
+            Value::Int(-1) => i64::MAX,
+            Value::Int(ms) => (*ms).max(0),
+            _ => 0,
         });
         let ms = self.nodes.majority.bound(left).filter(|ms| *ms < i64::MAX);
         let free_in = ms.and_then(|ms| u64::try_from(ms).ok());
@@ -324,20 +253,21 @@ impl Quorum {
         stop: &dyn Fn() -> bool,
     ) -> Option<QuorumReply> {
         let nodes = &self.nodes;
-        let mut look = |node: usize| Attempt {
+        let look = |node: usize| Attempt {
             request: nodes.list[node].entry.protocol.remaining(),
             undo: None,
         };
-        let free = |value: &Value| matches!(value, Value::Int(-2));
-        let round = nodes.round(&mut RoundRequest {
+        let free = |_, value: &Value| matches!(value, Value::Int(-2));
+        let round = nodes.round(&RoundRequest {
             goal: Goal::MajoritySoon,
             lease,
             until,
             stop,
-            make: &mut look,
+            make: Some(&look),
+            may_repeat: false,
             counts: &free,
         });
-        let answered = round.count(&|value| matches!(value, Value::Int(_)));
+        let answered = round.count(&|_, value| matches!(value, Value::Int(_)));
         let free = round.count(&free);
         let is_busy = nodes.majority.has(answered) && !nodes.majority.has(free);
         is_busy.then(|| self.busy(&round, false))
@@ -347,34 +277,30 @@ impl Quorum {
     fn survey(
         &self,
         until: Instant,
-        question: impl Fn(&dyn Protocol) -> Request,
+        question: impl Fn(&Protocol) -> Request,
     ) -> std::result::Result<Vec<i64>, Short> {
         let nodes = &self.nodes;
-        let mut ask = |node: usize| Attempt {
-            request: question(&*nodes.list[node].entry.protocol),
+        let ask = |node: usize| Attempt {
+            request: question(&nodes.list[node].entry.protocol),
             undo: None,
         };
         let home = nodes.home();
-        let number = |value: &Value| matches!(value, Value::Int(_));
-        let round = nodes.round_twice(&mut RoundRequest {
+        let number = |_, value: &Value| matches!(value, Value::Int(_));
+        let round = nodes.round(&RoundRequest {
             goal: Goal::All,
             lease: home.lease,
             until,
             stop: &|| home.is_closed(),
-            make: &mut ask,
+            make: Some(&ask),
+            may_repeat: true,
             counts: &number,
         });
-        let numbers: Vec<_> = round
-            .replies
-            .iter()
-            .filter_map(|reply| match reply {
-                NodeReply::Came(Answer {
-                    value: Value::Int(n),
-                    ..
-                }) => Some(*n),
-                _ => None,
-            })
-            .collect();
+        let values = round.replies.iter().filter_map(NodeReply::value);
+        let numbers = values.filter_map(|value| match value {
+            Value::Int(n) => Some(*n),
+            _ => None,
+        });
+        let numbers: Vec<_> = numbers.collect();
         if nodes.majority.has(numbers.len()) {
             return Ok(numbers);
         }

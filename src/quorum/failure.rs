@@ -2,7 +2,7 @@
 
 use crate::error::Error;
 use crate::net::call::Fault;
-use crate::quorum::tally::{Majority, Tally};
+use crate::quorum::tally::Majority;
 use crate::time::Unanswered;
 
 /// Too few servers agreed.
@@ -62,25 +62,25 @@ impl Unanswered for Failure {
 
 impl Short {
     pub(crate) fn into_error(self, name: &str) -> Error {
-        let wrong_type =
-            |fault: &Fault| matches!(fault, Fault::Refused(err) if err.code() == Some("WRONGTYPE"));
-        if self.too_many(wrong_type) {
-            return Error::WrongType { name: name.into() };
+        let wrong_type = |fault: &Fault| match fault {
+            Fault::Refused(err) => Error::wrong_type(err, name),
+            _ => None,
+        };
+        if self.too_many(|fault| wrong_type(fault).is_some())
+            && let Some(err) = self
+                .failures
+                .iter()
+                .find_map(|(_, fault)| wrong_type(fault))
+        {
+            return err;
         }
         let servers = self.servers;
         let failures = self.failures.into_iter().map(|(node, fault)| {
-            let err = match fault {
-                fault if wrong_type(&fault) => Error::WrongType { name: name.into() },
-                Fault::Refused(err) | Fault::Unreachable(err) | Fault::Late(err) => {
-                    let error = Error::redis("asking a node", err);
-                    match servers.get(node) {
-                        Some(server) => error.at(server),
-                        None => error,
-                    }
-                }
-                _ => Error::Closed,
-            };
-            (node, err)
+            let err = fault.into_error("asking a node", name);
+            match servers.get(node) {
+                Some(server) => (node, err.at(server)),
+                None => (node, err),
+            }
         });
         Error::NoQuorum {
             name: name.into(),
@@ -113,7 +113,7 @@ impl Short {
     fn too_many(&self, counts: impl Fn(&Fault) -> bool) -> bool {
         let failures = self.failures.iter();
         let out = failures.filter(|(_, fault)| counts(fault)).count();
-        self.majority.tally(0, out) == Tally::Lost
+        out >= self.majority.blocking()
     }
 }
 

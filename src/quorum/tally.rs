@@ -1,23 +1,12 @@
 //! Majority arithmetic. Pure: no I/O, no clock.
 //!
 //! Two majorities of the same nodes have a node in common, and a node has one holder. So whoever has a majority holds the
-//! lock, and somebody else may have held it if a majority may have been without it at the same time.
+//! lock.
 
 /// More than half of so many nodes: of an even number one more than half.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Majority {
     nodes: usize,
-}
-
-/// The result of a vote.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Tally {
-    /// A majority agrees, whatever the others say.
-    Won,
-    /// It depends on nodes that have not voted.
-    Pending,
-    /// So many disagree that there can be no majority.
-    Lost,
 }
 
 impl Majority {
@@ -33,30 +22,14 @@ impl Majority {
         self.nodes / 2 + 1
     }
 
-    /// The fewest nodes of which every majority has one.
-    pub(crate) fn blocking(self) -> usize {
-        self.nodes + 1 - self.needed()
-    }
-
-    /// `yes` nodes agree, `no` nodes do not and will not; of the others nothing is known.
-    pub(crate) fn tally(self, yes: usize, no: usize) -> Tally {
-        if yes >= self.needed() {
-            Tally::Won
-        } else if self.nodes - no.min(self.nodes) < self.needed() {
-            Tally::Lost
-        } else {
-            Tally::Pending
-        }
-    }
-
     /// Whether so many are a majority.
     pub(crate) fn has(self, yes: usize) -> bool {
-        self.tally(yes, 0) == Tally::Won
+        yes >= self.needed()
     }
 
-    /// Whether these are a majority that the loss of one node would end, while there are other nodes to be gained.
-    pub(crate) fn is_bare(self, yes: usize) -> bool {
-        yes == self.needed() && yes < self.nodes
+    /// The fewest nodes of which every majority has one: without so many there is none.
+    pub(crate) fn blocking(self) -> usize {
+        self.nodes + 1 - self.needed()
     }
 
     /// The lowest value that a majority of the nodes does not exceed; `None` if too few nodes have one.
@@ -87,7 +60,7 @@ pub(crate) struct Progress {
     /// Nodes that were asked and still have time to answer.
     pub(crate) pending: usize,
     /// Nodes that could be asked once there is a connection.
-    pub(crate) untried: usize,
+    pub(crate) unsent: usize,
 }
 
 /// What a round does next.
@@ -95,8 +68,8 @@ pub(crate) struct Progress {
 pub(crate) enum Step {
     Finish,
     Wait,
-    /// The goal may be missed with the nodes that were asked: connect to one that was not.
-    AskAnother,
+    /// The goal may be missed with the nodes that were asked: connect to the others.
+    Connect,
 }
 
 impl Goal {
@@ -112,16 +85,15 @@ impl Goal {
     /// fewer replies it is unknown whether others hold the lock or the nodes are unreachable.
     pub(crate) fn next(self, majority: Majority, seen: Progress) -> Step {
         let wanted = self.wanted(majority);
-        let refused = seen.answered > seen.yes;
-        let untried = match self {
-            Self::MajoritySoon if refused => 0,
-            _ => seen.untried,
+        let unsent = match self {
+            Self::MajoritySoon if seen.answered > seen.yes => 0,
+            _ => seen.unsent,
         };
-        let hopeless = self != Self::All && seen.yes + seen.pending + untried < wanted;
+        let hopeless = self != Self::All && seen.yes + seen.pending + unsent < wanted;
         if seen.yes >= wanted || hopeless && majority.has(seen.answered) {
             Step::Finish
-        } else if seen.yes + seen.pending < wanted && untried > 0 {
-            Step::AskAnother
+        } else if seen.yes + seen.pending < wanted && unsent > 0 {
+            Step::Connect
         } else if seen.pending > 0 {
             Step::Wait
         } else {
@@ -170,18 +142,10 @@ mod tests {
         for n in SIZES {
             let majority = Majority::of(n);
             for votes in votes(n) {
-                let (yes, no, open) = (count(&votes, 0), count(&votes, 1), count(&votes, 2));
+                let [yes, no, open] = [0, 1, 2].map(|what| count(&votes, what));
                 let wins = |more: usize| 2 * (yes + more) > n;
-                let expected = match (wins(0), wins(open)) {
-                    (true, _) => Tally::Won,
-                    (false, true) => Tally::Pending,
-                    (false, false) => Tally::Lost,
-                };
-                assert_eq!(majority.tally(yes, no), expected, "{votes:?}");
+                assert_eq!(no >= majority.blocking(), !wins(open), "{votes:?}");
                 assert_eq!(majority.has(yes), wins(0), "{votes:?}");
-                let one_less = yes > 0 && 2 * (yes - 1) <= n;
-                let bare = wins(0) && one_less && yes < n;
-                assert_eq!(majority.is_bare(yes), bare, "{votes:?}");
             }
         }
     }
@@ -218,17 +182,17 @@ mod tests {
                 .flat_map(|yes| (yes..=n).map(move |to| (yes, to)));
             let all = all.flat_map(|(yes, to)| (0..=n - to).map(move |pending| (yes, to, pending)));
             let all = all.flat_map(|(yes, answered, pending)| {
-                (0..=n - answered - pending).map(move |untried| Progress {
+                (0..=n - answered - pending).map(move |unsent| Progress {
                     yes,
                     answered,
                     pending,
-                    untried,
+                    unsent,
                 })
             });
             for seen in all {
                 let step = goal.next(majority, seen);
                 let hasty = goal == Goal::MajoritySoon && seen.answered > seen.yes;
-                let left = seen.pending + if hasty { 0 } else { seen.untried };
+                let left = seen.pending + if hasty { 0 } else { seen.unsent };
                 let within_reach = seen.yes < wanted && seen.yes + left >= wanted;
                 match step {
                     Step::Finish => {
@@ -241,8 +205,8 @@ mod tests {
                         let enough = seen.yes + seen.pending >= wanted;
                         assert!(enough || left == seen.pending, "{goal:?} {seen:?}");
                     }
-                    Step::AskAnother => {
-                        assert!(seen.untried > 0 && !hasty, "{goal:?} {seen:?}");
+                    Step::Connect => {
+                        assert!(seen.unsent > 0 && !hasty, "{goal:?} {seen:?}");
                         assert!(seen.yes + seen.pending < wanted, "{goal:?} {seen:?}");
                     }
                 }

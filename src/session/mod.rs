@@ -4,48 +4,37 @@ mod replicas;
 pub(crate) mod server;
 
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, RecvTimeoutError, bounded};
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
 use parking_lot::{Condvar, Mutex};
 use redis::RedisError;
 
 use crate::config::Config;
 use crate::config::replicas::ReplicaAck;
-#[cfg(feature = "cluster")]
-use crate::config::server::Deployment;
 use crate::error::LossReason;
 use crate::error::{Error, Result};
 use crate::hold::entry::wake;
 use crate::hold::loss::Notices;
 use crate::hold::permits::LivePermits;
 use crate::hold::releases::Releases;
-use crate::hold::watchdog::{self, Housekeeping, Over, Task, Watchdog};
-use crate::hold::{Backing, Entry, Hold, LossSink, NotRenewed, Registry, UNDO_FOR};
-use crate::local::lock::{LeasePolicy, Served};
+use crate::hold::watchdog::{self, Housekeeping, Task, Watchdog};
+use crate::hold::{Again, Hold, NotRenewed, Registry, lost_before};
 use crate::local::waiter::CancelToken;
 use crate::net::call::{Answer, Attempt, Call, Fault};
-#[cfg(feature = "cluster")]
-use crate::net::cluster::{self, Cluster, Map};
-use crate::net::connection::Connection;
-use crate::net::connections::Connections;
+use crate::net::nodes::{self, Map, Nodes};
 use crate::net::request::Acknowledgements;
-#[cfg(feature = "cluster")]
 use crate::net::socket;
 use crate::net::socket::{Endpoint, Meanwhile};
-#[cfg(feature = "cluster")]
-use crate::net::subscriber::Place;
-use crate::net::subscriber::Subscriber;
-#[cfg(feature = "cluster")]
-use crate::net::subscribers::ByMaster;
-use crate::net::subscribers::Subscribers;
+use crate::net::subscribers::{self, Subscribers};
 use crate::process::Process;
-use crate::protocol::owner::{OwnerNumber, Owners};
-use crate::protocol::script::{self, Released, Renewed, Request, lease_ms};
-use crate::report::{self, report};
+use crate::protocol::idempotency::IdempotencyKeys;
+use crate::protocol::owner::Owners;
+use crate::protocol::script::{self, Renewed, Request, lease_ms};
+use crate::report::report;
 use crate::session::replicas::Replicas;
 use crate::session::server::Server;
 use crate::stats::Counters;
@@ -59,8 +48,8 @@ const REPLICAS_ANSWER: Duration = Duration::from_secs(1);
 /// How long dropping the last handle may take for releasing what is held.
 const DROP_DEADLINE: Duration = Duration::from_secs(2);
 
-/// For how many locks places are removed before the watchdog does its other work.
-const AT_ONCE: usize = 32;
+/// The name of the watchdog's thread.
+const WATCHDOG: &str = "redlatch-watchdog";
 
 /// Everything a client consists of, except its handles. It refers to no handle, so dropping the last one always ends it,
 /// although the threads refer to it.
@@ -70,30 +59,31 @@ pub(crate) struct Session {
     pub(crate) response_timeout: Duration,
     pub(crate) connect_timeout: Duration,
     pub(crate) waiter_lease: Duration,
+    pub(crate) warn_waiting: Duration,
     pub(crate) owners: Arc<Owners>,
     pub(crate) server: Server,
     replicas: Replicas,
+    pub(crate) requests: IdempotencyKeys,
     pub(crate) registry: Registry,
     pub(crate) permits: LivePermits,
-    pub(crate) connection: Connections,
+    pub(crate) connection: Arc<Nodes>,
     pub(crate) watchdog: Arc<Watchdog>,
-    pub(crate) subscriber: Subscribers,
+    pub(crate) subscriber: Arc<Subscribers>,
     pub(crate) counters: Arc<Counters>,
     notices: Notices,
-    /// Those where threads were served in memory lately, whose places may be in the queue of Redis.
-    have_served: Mutex<Vec<Arc<Entry>>>,
     give_back_on_close: &'static [GiveBack],
     closed: AtomicBool,
     /// What came of closing, once that is known, and who waits for it.
     close_outcome: Mutex<Option<CloseOutcome>>,
     close_ended: Condvar,
     process: Process,
-    /// Wakes the threads that wait outside the local locks when the client is closed.
+    /// Wakes all threads that wait when the client is closed.
     pub(crate) closing: CancelToken,
     /// Threads that may have an acquire under way.
     contenders: AtomicUsize,
-    watchdog_thread: Thread,
-    subscriber_thread: Thread,
+    /// Hangs up when the watchdog's thread has ended; there once it was started.
+    watchdog_ended: OnceLock<Receiver<()>>,
+    watchdog_thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 /// What came of closing: what was not done in time, and why. An error can be had only once, this several times.
@@ -101,79 +91,6 @@ type CloseOutcome = std::result::Result<(), (&'static str, String)>;
 
 /// Queues the releases of what is held without a lease, when the client is closed.
 pub(crate) type GiveBack = fn(&Session);
-
-/// A background thread: started when first needed, joined once.
-#[derive(Default)]
-struct Thread {
-    started: AtomicBool,
-    running: Mutex<Option<Running>>,
-}
-
-struct Running {
-    thread: JoinHandle<()>,
-    /// Hangs up when the thread has ended.
-    ended: Receiver<()>,
-}
-
-impl Thread {
-    fn start(
-        &self,
-        name: &'static str,
-        session: &Arc<Session>,
-        run: fn(Arc<Session>),
-    ) -> Result<()> {
-        match self.started.load(Ordering::Acquire) {
-            true => Ok(()),
-            false => self.start_now(name, session, run),
-        }
-    }
-
-    #[cold]
-    fn start_now(
-        &self,
-        name: &'static str,
-        session: &Arc<Session>,
-        run: fn(Arc<Session>),
-    ) -> Result<()> {
-        let mut running = self.running.lock();
-        if self.started.load(Ordering::Acquire) {
-            return Ok(());
-        }
-        let (ends, ended) = bounded::<()>(0);
-        let session = Arc::clone(session);
-        let thread = std::thread::Builder::new()
-            .name(name.into())
-            .spawn(move || {
-                let _ends = ends;
-                run(session);
-            })
-            .map_err(|source| Error::Thread { name, source })?;
-        *running = Some(Running { thread, ended });
-        self.started.store(true, Ordering::Release);
-        Ok(())
-    }
-
-    /// Waits for the thread to end, and says whether it did.
-    fn join(&self, until: Instant) -> bool {
-        // It must not be started again.
-        let mut running = self.running.lock();
-        self.started.store(true, Ordering::Release);
-        let Some(Running { thread, ended }) = running.take() else {
-            return true;
-        };
-        drop(running);
-        if thread.thread().id() == std::thread::current().id() {
-            return true;
-        }
-        if ended.recv_deadline(until) == Err(RecvTimeoutError::Timeout) {
-            return false;
-        }
-        if thread.join().is_err() {
-            report!(Error, "a background thread panicked");
-        }
-        true
-    }
-}
 
 /// Counts a thread that may have an acquire under way.
 pub(crate) struct Contending<'a>(&'a Session);
@@ -191,16 +108,28 @@ impl Session {
         give_back_on_close: &'static [GiveBack],
     ) -> Result<Arc<Self>> {
         let endpoint = Endpoint::new(config.check()?);
-        let db = endpoint.server.db;
         let counters = Arc::new(Counters::default());
         let watchdog = Watchdog::new(endpoint.log_in_period());
-        let connection = Self::connections(&endpoint, &config, &counters, &watchdog);
+        let map = Arc::new(Map::new(endpoint.clone()));
+        let settings = nodes::Settings {
+            connect_timeout: config.connect_timeout,
+            response_timeout: config.response_timeout,
+            counters: Arc::clone(&counters),
+            housekeeper: Arc::clone(&watchdog) as _,
+        };
+        let releases = Arc::new(Releases::new(Arc::clone(&counters)));
+        let connection = Nodes::new(Arc::clone(&map), socket::COMMANDS, settings, releases);
         if !config.lazy {
             connection
                 .open(Instant::now() + config.connect_timeout)
                 .map_err(|err| Self::not_opened(&endpoint, err))?;
         }
-        let subscriber = Self::subscribers(&connection, &endpoint, &config, &counters);
+        let subscriber = Subscribers::new(
+            map,
+            config.connect_timeout,
+            config.response_timeout,
+            Arc::clone(&counters),
+        );
         let owners = Arc::new(Owners::new());
         Ok(Arc::new(Self {
             endpoint,
@@ -208,13 +137,15 @@ impl Session {
             response_timeout: config.response_timeout,
             connect_timeout: config.connect_timeout,
             waiter_lease: config.waiter_lease,
+            warn_waiting: config.warn_waiting,
             server: Server::default(),
             replicas: Replicas::default(),
+            requests: IdempotencyKeys::default(),
             registry: Registry::new(
                 config.key_prefix,
-                db,
-                connection.are_several(),
+                !connection.are_one(),
                 config.tenure,
+                config.waiter_lease,
                 &owners,
             ),
             owners,
@@ -224,7 +155,6 @@ impl Session {
             subscriber,
             counters,
             notices: Notices::new(config.on_lost),
-            have_served: Mutex::default(),
             give_back_on_close,
             closed: AtomicBool::new(false),
             close_outcome: Mutex::new(None),
@@ -232,83 +162,18 @@ impl Session {
             process: Process::this(),
             closing: CancelToken::new(),
             contenders: AtomicUsize::new(0),
-            watchdog_thread: Thread::default(),
-            subscriber_thread: Thread::default(),
+            watchdog_ended: OnceLock::new(),
+            watchdog_thread: Mutex::default(),
         }))
     }
 
     fn not_opened(endpoint: &Endpoint, err: RedisError) -> Error {
-        #[cfg(feature = "cluster")]
-        if cluster::is_no_cluster(&err) {
-            return Error::Config(format!(
+        if nodes::is_no_cluster(&err) {
+            return Error::config(format!(
                 "url: redis+cluster:// leads to a server that is not a node of a cluster, {endpoint}: {err}; use redis:// for a single server"
             ));
         }
         Error::redis("connecting", err).at(endpoint)
-    }
-
-    /// The connections for commands, none of which stands yet.
-    fn connections(
-        endpoint: &Endpoint,
-        config: &Config,
-        counters: &Arc<Counters>,
-        watchdog: &Arc<Watchdog>,
-    ) -> Connections {
-        let releases = Arc::new(Releases::new(Arc::clone(counters)));
-        #[cfg(feature = "cluster")]
-        if let Deployment::Cluster { seeds } = &endpoint.server.deployment {
-            let map = Map::new(endpoint.clone(), seeds.clone());
-            let settings = cluster::Settings {
-                connect_timeout: config.connect_timeout,
-                response_timeout: config.response_timeout,
-                counters: Arc::clone(counters),
-                housekeeper: Arc::clone(watchdog) as _,
-            };
-            return Connections::Cluster(Cluster::new(
-                Arc::new(map),
-                socket::COMMANDS,
-                settings,
-                releases,
-            ));
-        }
-        Connections::Single(Connection::new(
-            endpoint.clone(),
-            config.connect_timeout,
-            config.response_timeout,
-            Arc::clone(counters),
-            Arc::clone(watchdog) as _,
-            releases,
-        ))
-    }
-
-    /// Those who listen for it, over connections that are made when they are needed.
-    fn subscribers(
-        connections: &Connections,
-        endpoint: &Endpoint,
-        config: &Config,
-        counters: &Arc<Counters>,
-    ) -> Subscribers {
-        let (connect_timeout, response_timeout) = (config.connect_timeout, config.response_timeout);
-        let counters = Arc::clone(counters);
-        match connections {
-            Connections::Single(_) => Subscribers::Single(Subscriber::new(
-                endpoint.clone(),
-                connect_timeout,
-                response_timeout,
-                counters,
-            )),
-            #[cfg(feature = "cluster")]
-            Connections::Cluster(cluster) => {
-                let map = Arc::clone(cluster.map());
-                let its = Arc::clone(&map);
-                Subscribers::Cluster(ByMaster::new(its, move |node| {
-                    let map = Arc::clone(&map);
-                    let counters = Arc::clone(&counters);
-                    let place = Place { map, node };
-                    Subscriber::of_node(place, connect_timeout, response_timeout, counters)
-                }))
-            }
-        }
     }
 
     pub(crate) fn is_closed(&self) -> bool {
@@ -333,36 +198,67 @@ impl Session {
         Contending(self)
     }
 
+    /// Starts the thread that renews what is held, unless it runs.
     pub(crate) fn start_watchdog(self: &Arc<Self>) -> Result<()> {
-        self.watchdog_thread
-            .start("redlatch-watchdog", self, |session| {
-                watchdog::run(Task {
-                    watchdog: Arc::clone(&session.watchdog),
-                    counters: Arc::clone(&session.counters),
-                    over: match &session.connection {
-                        Connections::Single(_) => Over::Server(session.endpoint.clone()),
-                        #[cfg(feature = "cluster")]
-                        Connections::Cluster(cluster) => {
-                            Over::Cluster(cluster.for_role("watchdog"))
-                        }
-                    },
-                    lease: session.lease,
-                    connect_timeout: session.connect_timeout,
-                    response_timeout: session.response_timeout,
-                    client: session,
-                });
-            })
+        match self.watchdog_ended.get() {
+            Some(_) => Ok(()),
+            None => self.start_watchdog_now(),
+        }
     }
 
-    pub(crate) fn start_subscriber(self: &Arc<Self>) -> Result<()> {
-        self.subscriber_thread
-            .start("redlatch-subscriber", self, |session| {
-                session.subscriber.run();
-            })
+    #[cold]
+    fn start_watchdog_now(self: &Arc<Self>) -> Result<()> {
+        let mut started = self.watchdog_thread.lock();
+        if self.watchdog_ended.get().is_some() {
+            return Ok(());
+        }
+        let (name, (running, ended), session) = (WATCHDOG, bounded(0), Arc::clone(self));
+        let thread = std::thread::Builder::new().name(name.into());
+        let spawned = thread.spawn(move || {
+            let _running: Sender<()> = running;
+            watchdog::run(Task {
+                watchdog: Arc::clone(&session.watchdog),
+                counters: Arc::clone(&session.counters),
+                // If a connection does not answer, there must be time for another within the lease.
+                nodes: session.connection.for_role("watchdog", session.lease / 4),
+                lease: session.lease,
+                client: session,
+            });
+        });
+        *started = Some(spawned.map_err(|source| Error::Thread { name, source })?);
+        self.watchdog_ended.get_or_init(|| ended);
+        Ok(())
+    }
+
+    /// Waits until the watchdog's thread has ended, and says whether it has. One that is started later ends at once.
+    fn watchdog_has_ended(&self, until: Instant) -> bool {
+        let ended = self.watchdog_ended.get();
+        if ended.is_some_and(|its| its.recv_deadline(until) == Err(RecvTimeoutError::Timeout)) {
+            return false;
+        }
+        if let Some(thread) = self.watchdog_thread.lock().take() {
+            thread.join().ok();
+        }
+        true
+    }
+
+    /// Starts the thread that hears of `channel`, unless it runs.
+    pub(crate) fn start_subscriber(&self, channel: &str) -> Result<()> {
+        let started = self.subscriber.start(channel);
+        started.map_err(|source| Error::Thread {
+            name: subscribers::THREAD,
+            source,
+        })
     }
 
     /// A hold is lost: notifies its guard, its local lock and the client's listener, once.
     pub(crate) fn lose(&self, hold: &Arc<Hold>, reason: LossReason) {
+        if let Some((whole, node)) = hold.whole() {
+            if let Some(several) = whole.as_ref().and_then(|whole| whole.several()) {
+                several.part_is_lost(node, reason);
+            }
+            return;
+        }
         let Some(loss) = hold.lose(reason) else {
             return;
         };
@@ -374,70 +270,25 @@ impl Session {
         self.end_lingering(hold);
         let protocol = &hold.entry().protocol;
         if protocol.is_given_back_when_lost(hold.mode, reason) {
-            let backing = self.backing(hold);
-            drop(backing.release(hold, true, Instant::now()));
-            backing.housekeep_soon();
+            drop(self.release(hold, true, Instant::now()));
+            self.housekeep_soon(hold);
         }
         if reason != LossReason::Closed {
-            report!(Warn, "the lock `{}` is lost: {reason}", hold.entry().name());
+            let (name, owner) = (hold.entry().name(), &*hold.owner());
+            report!(Warn, "the lock `{name}` of {owner} is lost: {reason}");
         }
     }
 
-    /// Removes a lost hold from its local lock, so that other threads of this process may ask Redis. The places of those that
-    /// it served are given up, and that is queued before anybody asks.
+    /// Removes a lost hold from its local lock, so that other threads of this process may ask Redis.
     ///
     /// Nothing is released: Redis may keep the hold for as long as its last thread takes to notice.
     pub(crate) fn remove_lost(&self, hold: &Arc<Hold>) {
         let entry = hold.entry();
         let mut state = entry.lock();
-        let (next, served) = state.lock.lost(hold, Instant::now());
-        let left = self.leave_served(entry, &served);
+        let next = state.lock.lost(hold, Instant::now());
         state.store_wakeups(&next);
         drop(state);
-        self.write(left);
         wake(next);
-    }
-
-    /// Queues the request that gives up these places, before anybody of this process can ask again.
-    fn leave_served(&self, entry: &Entry, served: &Served) -> Option<Arc<Call>> {
-        let id = |place: &u64| self.owners.id(OwnerNumber(*place));
-        let places: Vec<_> = served.places.iter().map(id).collect();
-        let request = entry.protocol.leave_served(&places, served.next_asks)?;
-        let call = Call::deferred(entry.leaving(request, Instant::now() + UNDO_FOR));
-        self.connection.submit(&call);
-        Some(call)
-    }
-
-    /// Writes such a request once no mutex is held.
-    fn write(&self, left: Option<Arc<Call>>) {
-        if let Some(left) = left {
-            self.connection.flush_to(&left);
-            self.watchdog.housekeep_soon();
-        }
-    }
-
-    /// Has the housekeeping remove the places of those who were served in memory, unless that is done by then.
-    pub(crate) fn clear_served_soon(&self, entry: &Arc<Entry>) {
-        self.have_served.lock().push(Arc::clone(entry));
-        self.watchdog.housekeep_soon();
-    }
-
-    fn clear_served(&self, meanwhile: Meanwhile<'_>) {
-        let mut entries = std::mem::take(&mut *self.have_served.lock());
-        let mut cleared = 0;
-        while let Some(entry) = entries.pop() {
-            if cleared % AT_ONCE == 0 && cleared > 0 && !meanwhile() {
-                entries.push(entry);
-                self.have_served.lock().append(&mut entries);
-                return;
-            }
-            cleared += 1;
-            let mut state = entry.lock();
-            let served = state.lock.clear_served();
-            let left = self.leave_served(&entry, &served);
-            drop(state);
-            self.write(left);
-        }
     }
 
     /// Ends the subscription that the contender of a hold has left behind, if it lingers.
@@ -447,23 +298,14 @@ impl Session {
         }
     }
 
-    /// Releases what Redis may still keep of a hold that is over.
-    pub(crate) fn give_back(&self, hold: &Hold) {
-        self.backing(hold).give_back(hold);
-    }
-
-    /// The servers that keep a hold: this client's own, unless it has several.
-    pub(crate) fn backing<'a>(&'a self, hold: &'a Hold) -> &'a dyn Backing {
-        hold.backing().unwrap_or(self)
-    }
-
-    /// An error about Redis, with the server's address.
+    /// An error about Redis, with the server's address and the lock's name.
     pub(crate) fn error(
         &self,
         doing: &'static str,
+        name: &str,
         source: impl Into<Box<dyn std::error::Error + Send + Sync>>,
     ) -> Error {
-        Error::redis(doing, source).at(&self.endpoint)
+        Error::redis(doing, source).at(&self.endpoint).about(name)
     }
 
     /// Whether acquires wait for replicas.
@@ -471,8 +313,15 @@ impl Session {
         self.endpoint.server.replica_ack != ReplicaAck::None
     }
 
-    /// Has an acquire wait for as many replicas as the settings want.
+    /// Has an acquire wait for as many replicas as the settings want. For a majority asks, in front of the acquire, how many
+    /// there are.
     pub(crate) fn replicate(&self, request: &mut Request) {
+        if self.endpoint.server.replica_ack == ReplicaAck::Majority {
+            self.replicas.ask(&self.endpoint, || {
+                let role = Call::question(Request::command("asking for replicas", &["ROLE"]));
+                self.connection.submit(&role).map(|_| role)
+            });
+        }
         let needed = self.endpoint.replicas_needed();
         if needed > 0 {
             let full = REPLICAS_ANSWER.min(self.response_timeout / 4);
@@ -490,6 +339,9 @@ impl Session {
         let Some((acked, needed)) = answer.acknowledged else {
             return Ok(());
         };
+        // There may be fewer than when it was sent.
+        self.replicas.learn(&self.endpoint);
+        let needed = needed.min(self.endpoint.replicas_needed());
         self.replicas.answered(acked >= needed);
         if acked < needed {
             return Err(Error::NotReplicated { acked, needed });
@@ -508,13 +360,6 @@ impl Session {
         lease_ms(2 * self.replay()).to_string()
     }
 
-    /// The process may be about to end: waits a little for what was logged to reach the logger.
-    pub(crate) fn flush_reports(&self) {
-        if !self.is_copy() {
-            report::flush();
-        }
-    }
-
     /// Closes the client, or waits until the thread that is doing so has. All of them get the same answer, since each may
     /// go on to end the process.
     pub(crate) fn close(&self, until: Instant) -> Result<()> {
@@ -529,8 +374,10 @@ impl Session {
             self.close_ended.notify_all();
             outcome
         };
-        outcome
-            .map_err(|(doing, why)| self.error(doing, io::Error::new(io::ErrorKind::TimedOut, why)))
+        outcome.map_err(|(doing, why)| {
+            let why = io::Error::new(io::ErrorKind::TimedOut, why);
+            Error::redis(doing, why).at(&self.endpoint)
+        })
     }
 
     /// Waits for what comes of closing in another thread.
@@ -549,9 +396,18 @@ impl Session {
         })
     }
 
+    /// The client of `hold` is being closed: the hold is lost, and released in Redis.
+    fn give_up(&self, hold: &Arc<Hold>) {
+        self.lose(hold, LossReason::Closed);
+        // Written together with the other releases, once all are queued; to other servers at once.
+        drop(self.release(hold, true, Instant::now()));
+        if hold.several().is_some() {
+            self.housekeep_soon(hold);
+        }
+    }
+
     /// Ends all waits, releases what is held and joins the threads.
     fn end(&self, until: Instant) -> CloseOutcome {
-        self.registry.wake_all();
         self.closing.cancel();
         // A contender that is asking notices within a slice, and undoes what it may have been granted.
         while self.contenders.load(Ordering::SeqCst) > 0 && Instant::now() < until {
@@ -561,10 +417,12 @@ impl Session {
         self.subscriber.stop();
         // They end within milliseconds, and the holds they are handling are needed below.
         let until = until.max(Instant::now() + Duration::from_millis(50));
-        let mut joined = self.watchdog_thread.join(until);
-        joined &= self.subscriber_thread.join(until);
+        let mut joined = self.watchdog_has_ended(until);
+        joined &= self.subscriber.join(until);
         for hold in self.watchdog.take_all() {
-            hold.close(self);
+            if hold.is_held() {
+                self.give_up(&hold);
+            }
         }
         for give_back in self.give_back_on_close {
             give_back(self);
@@ -591,109 +449,106 @@ impl Session {
     }
 }
 
-impl LossSink for Session {
-    fn lose(&self, hold: &Arc<Hold>, reason: LossReason) {
-        self.lose(hold, reason);
-    }
-
-    fn give_up(&self, hold: &Arc<Hold>) {
-        self.lose(hold, LossReason::Closed);
-        match hold.backing() {
-            Some(others) => others.give_back(hold),
-            // Written together with the other releases, once all are queued.
-            None => drop(self.release(hold, true, Instant::now())),
-        }
-    }
-}
-
 impl Housekeeping for Session {
+    fn lose(&self, hold: &Arc<Hold>, reason: LossReason) {
+        Self::lose(self, hold, reason);
+    }
+
     fn look_after_connection(&self) {
         self.connection.look_after();
     }
 
     fn housekeep(&self, meanwhile: Meanwhile<'_>) -> bool {
-        self.clear_served(meanwhile);
         let until = Instant::now() + self.connect_timeout.min(self.lease / 10);
         let unread = self.connection.housekeep(until, meanwhile);
-        let idle = self.registry.sweep(Instant::now()).left;
+        let idle = self.registry.sweep(Instant::now());
         unread || idle
     }
 }
 
-/// The server of this client.
-impl Backing for Session {
-    fn release(&self, hold: &Hold, undo: bool, now: Instant) -> Arc<Call> {
-        let call = Call::deferred(hold.release(undo, now));
-        // What its contender has left behind may still be there.
-        if let Some(channel) = hold.listened_to()
-            && let Some(messages) = self.subscriber.messages(&channel)
-        {
-            call.is_heard_by_us(messages);
+/// Releasing and renewing a hold, at the server of this client unless several keep it.
+impl Session {
+    /// Queues the release; [`deliver`](Self::deliver) sends it. With `undo` it is normal that Redis no longer knows the hold.
+    pub(crate) fn release(&self, hold: &Hold, undo: bool, now: Instant) -> Arc<Call> {
+        if let Some(several) = hold.several() {
+            return several.release();
         }
+        // What its contender has left behind may still be there.
+        let channel = hold.listened_to();
+        let is_heard = channel.is_some_and(|channel| self.subscriber.listens_to(&channel));
+        let call = Call::release(hold.release(undo, now), is_heard);
         self.connection.submit(&call);
         call
     }
 
-    fn deliver(&self, release: &Call) {
-        self.connection.deliver(release);
+    /// Sends a release that was queued, over new connections where the old ones were closed.
+    pub(crate) fn deliver(&self, hold: &Hold, release: &Call) {
+        match hold.several() {
+            Some(several) => several.send(true),
+            None => self.connection.deliver(release),
+        }
     }
 
-    fn give_back(&self, hold: &Hold) {
+    /// Has what is left of a release written and read.
+    pub(crate) fn housekeep_soon(&self, hold: &Hold) {
+        match hold.several() {
+            Some(several) => several.send(false),
+            None => self.watchdog.housekeep_soon(),
+        }
+    }
+
+    /// Releases what Redis may still keep of a hold that is over.
+    pub(crate) fn give_back(&self, hold: &Hold) {
         let release = self.release(hold, true, Instant::now());
-        self.connection.deliver(&release);
-        self.watchdog.housekeep_soon();
+        if hold.several().is_none() {
+            self.connection.deliver(&release);
+        }
+        self.housekeep_soon(hold);
     }
 
-    fn housekeep_soon(&self) {
-        self.watchdog.housekeep_soon();
-    }
-
-    fn released(
+    /// Waits for the reply to a release; see [`lost_before`].
+    pub(crate) fn released(
         &self,
-        _hold: &Hold,
+        hold: &Hold,
         release: &Arc<Call>,
         in_time: bool,
         until: Instant,
     ) -> Result<Option<LossReason>> {
+        if let Some(several) = hold.several() {
+            return several.released(in_time, until);
+        }
         let doing = "releasing the lock";
         let (value, replayed) = match self.connection.settled(release, until) {
             Ok(settled) => settled,
             Err(Fault::Refused(err) | Fault::Unreachable(err)) => {
-                return Err(self.error(doing, err));
+                return Err(self.error(doing, hold.entry().name(), err));
             }
             Err(_) => return Err(Error::Closed),
         };
-        let released =
-            script::released(&value).map_err(|unexpected| self.error(doing, unexpected))?;
-        Ok(match released {
-            Released::Yes { .. } => None,
-            // It was sent twice, and the first time has released it.
-            Released::Gone | Released::Taken if replayed && in_time => None,
-            _ if !in_time => Some(LossReason::Expired),
-            Released::Gone => Some(LossReason::Forced),
-            Released::Taken => Some(LossReason::TakenOver),
-        })
+        let released = script::released(&value)
+            .map_err(|unexpected| self.error(doing, hold.entry().name(), unexpected))?;
+        Ok(lost_before(&released, replayed, in_time))
     }
 
-    fn renew(
+    /// Renews the hold for one more count of its holder.
+    pub(crate) fn renew(
         &self,
         hold: &Hold,
-        lease: LeasePolicy,
-        ttl: Duration,
-        count: u32,
-        until: Instant,
-        stop: &dyn Fn() -> bool,
+        again: &Again<'_>,
     ) -> std::result::Result<(Renewed, Instant), NotRenewed> {
+        if let Some(several) = hold.several() {
+            return several.renew(again);
+        }
+        let Again { ttl, count, .. } = *again;
         let doing = "renewing the lock";
-        hold.may_last(ttl);
+        hold.change(|its| its.may_last(ttl));
         let mut attempt = || Attempt {
-            request: hold
-                .entry()
-                .protocol
-                .renew(hold.mode, &hold.owner(), ttl, count),
+            request: hold.renew_for(ttl, count),
             undo: None,
         };
-        let answer = self.connection.call(until, stop, None, &mut attempt);
+        let answer = self
+            .connection
+            .call(again.until, again.stop, None, &mut attempt);
         let failed = |fault: Fault| {
             fault
                 .into_error(doing, hold.entry().name())
@@ -704,11 +559,14 @@ impl Backing for Session {
             Fault::Late(_) => NotRenewed::Late(failed(fault)),
             _ => NotRenewed::Failed(failed(fault)),
         })?;
-        let renewed = script::renewed(answer.value)
-            .map_err(|unexpected| NotRenewed::Failed(self.error(doing, unexpected)))?;
+        let renewed = script::renewed(answer.value).map_err(|unexpected| {
+            NotRenewed::Failed(self.error(doing, hold.entry().name(), unexpected))
+        })?;
         if renewed == Renewed::Yes {
-            hold.change_lease(lease, ttl);
-            hold.extend(answer.sent_at, ttl);
+            hold.change(|its| {
+                its.change(again.lease, ttl, Instant::now());
+                its.extend(answer.sent_at, ttl);
+            });
         }
         Ok((renewed, answer.sent_at))
     }
@@ -736,6 +594,5 @@ impl Drop for SharedSession {
                 "dropping a client: {err}; what it held frees itself when the leases run out"
             );
         }
-        self.session.flush_reports();
     }
 }

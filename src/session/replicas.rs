@@ -4,9 +4,13 @@
 //! the same time follow it on the wire and are answered when it is, so they need little more; and with replicas that are
 //! known to be away nobody waits for long.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
+
+use crate::net::call::Call;
+use crate::net::socket::Endpoint;
 
 /// The part of the full time that the others get.
 const SHARE: u32 = 8;
@@ -23,6 +27,8 @@ struct State {
     /// When one last got the full time.
     full_time_at: Option<Instant>,
     are_away: bool,
+    /// The last question how many there are, until its answer is learned.
+    asked: Option<Arc<Call>>,
 }
 
 impl Replicas {
@@ -38,6 +44,27 @@ impl Replicas {
         }
         state.full_time_at = Some(now);
         full
+    }
+
+    /// Asks how many there are, unless that is under way. `submit` only queues the question.
+    pub(crate) fn ask(&self, endpoint: &Endpoint, submit: impl FnOnce() -> Option<Arc<Call>>) {
+        self.learn(endpoint);
+        let mut state = self.0.lock();
+        if state.asked.is_none() {
+            state.asked = submit();
+        }
+    }
+
+    /// Learns what was answered.
+    pub(crate) fn learn(&self, endpoint: &Endpoint) {
+        let mut state = self.0.lock();
+        let outcome = state.asked.as_ref().and_then(|asked| asked.outcome());
+        if let Some(outcome) = outcome {
+            state.asked = None;
+            if let Ok(answer) = outcome {
+                endpoint.learn_role(&answer.value);
+            }
+        }
     }
 
     /// One was answered.

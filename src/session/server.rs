@@ -1,135 +1,78 @@
 //! What a client knows of its server: which one it is, and whether it was restarted.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use redis::RedisError;
 
-/// After so many replies that nobody has waited for, the server may be nearer than it was, and is waited for again.
-const STALE: u32 = 64;
+/// A connection that may be closed by now.
+const OTHER: u64 = 0;
 
-/// What part of the lateness of a reply counts.
-const LATE: u64 = 8;
-
-/// The server of one client.
+/// The server of one client, once it is known.
 #[derive(Default)]
-pub(crate) struct Server {
-    /// The number of a connection, and the `run_id` of the master that it leads to: a new connection may lead to another
-    /// server, or to the same one restarted, which has a new `run_id`.
-    master: Mutex<Option<(u64, Arc<str>)>>,
-    pub(crate) seniority: Seniority,
-    pub(crate) round_trip: RoundTrip,
+pub(crate) struct Server(Mutex<Option<Master>>);
+
+struct Master {
+    /// Unique to a run of the server: one that was restarted has another.
+    run_id: Arc<str>,
+    /// The number of the connection that was found to lead to it: a new one may lead to another server.
+    generation: u64,
+    /// Since when it is known, if there was another before.
+    since: Option<Instant>,
 }
 
 impl Server {
     /// The `run_id` of the master that the connection of this `generation` leads to, if it is known.
     pub(crate) fn run_id(&self, generation: u64) -> Option<Arc<str>> {
-        let master = self.master.lock();
-        let known = master.as_ref().filter(|(known, _)| *known == generation);
-        known.map(|(_, run_id)| Arc::clone(run_id))
+        let master = self.0.lock();
+        let known = master.as_ref().filter(|its| its.generation == generation);
+        known.map(|its| Arc::clone(&its.run_id))
     }
 
-    /// The connection of this `generation` leads to the master with this `run_id`.
-    pub(crate) fn is(&self, generation: u64, run_id: &Arc<str>) {
-        *self.master.lock() = Some((generation, Arc::clone(run_id)));
-    }
-}
-
-/// Roughly how long the server takes to answer, so that whoever asks several can wait for the nearest first.
-#[derive(Default)]
-pub(crate) struct RoundTrip {
-    /// In nanoseconds, zero until it is known.
-    typical: AtomicU64,
-    /// How many replies in a row nobody has waited for.
-    unseen: AtomicU32,
-}
-
-impl RoundTrip {
-    /// Zero if it is not known, or was not measured for long.
-    pub(crate) fn get(&self) -> Duration {
-        match self.unseen.load(Ordering::Relaxed) {
-            STALE.. => Duration::ZERO,
-            _ => Duration::from_nanos(self.typical.load(Ordering::Relaxed)),
-        }
+    /// The `run_id` of the last master that any connection was found to lead to.
+    pub(crate) fn last_run_id(&self) -> Option<Arc<str>> {
+        self.0.lock().as_ref().map(|its| Arc::clone(&its.run_id))
     }
 
-    /// A thread has waited for a reply, and it came after so long. Now and then one is late for other reasons.
-    pub(crate) fn is(&self, took: Duration) {
-        self.unseen.store(0, Ordering::Relaxed);
-        let (took, typical) = (nanos(took), self.typical.load(Ordering::Relaxed));
-        let is_late = typical != 0 && took > typical;
-        let now = if is_late {
-            typical + (took - typical) / LATE
-        } else {
-            took
-        };
-        self.typical.store(now, Ordering::Relaxed);
-    }
-
-    /// A reply had come by then.
-    pub(crate) fn is_at_most(&self, took: Duration) {
-        self.unseen.store(0, Ordering::Relaxed);
-        self.typical.fetch_min(nanos(took), Ordering::Relaxed);
-    }
-
-    /// No reply had come by then.
-    pub(crate) fn is_at_least(&self, took: Duration) {
-        self.unseen.store(0, Ordering::Relaxed);
-        self.typical.fetch_max(nanos(took), Ordering::Relaxed);
-    }
-
-    /// Its reply was not needed, so nobody knows when it came.
-    pub(crate) fn is_unseen(&self) {
-        self.unseen.fetch_add(1, Ordering::Relaxed);
-    }
-}
-
-fn nanos(span: Duration) -> u64 {
-    u64::try_from(span.as_nanos()).unwrap_or(u64::MAX)
-}
-
-/// The `run_id` of the server, and since when, if it had another before. Some locks ignore a server that was restarted.
-#[derive(Default)]
-pub(crate) struct Seniority(Mutex<Option<(String, Option<Instant>)>>);
-
-impl Seniority {
-    /// The `run_id` that counts: the first that was seen, or another that was seen at least `span` ago; empty for any.
-    pub(crate) fn counts_as(&self, span: Duration, now: Instant) -> String {
+    /// The `run_id` of a server that may take part: the first that was seen, or another that was seen at least `span` ago;
+    /// empty for any.
+    pub(crate) fn counts_as(&self, span: Duration, now: Instant) -> Arc<str> {
         match &*self.0.lock() {
-            None => String::new(),
-            Some((_, Some(met_at))) if now.saturating_duration_since(*met_at) < span => {
-                // No server has this one.
-                "-".into()
+            None => "".into(),
+            // No server has this one.
+            Some(Master {
+                since: Some(since), ..
+            }) if now.saturating_duration_since(*since) < span => "-".into(),
+            Some(its) => Arc::clone(&its.run_id),
+        }
+    }
+
+    /// The connection of this `generation` leads to the master with this `run_id` now.
+    pub(crate) fn is(&self, run_id: &str, generation: u64, now: Instant) {
+        let mut master = self.0.lock();
+        match &mut *master {
+            Some(same) if *same.run_id == *run_id => same.generation = generation,
+            other => {
+                let since = other.as_ref().map(|_| now);
+                let run_id = run_id.into();
+                *other = Some(Master {
+                    run_id,
+                    generation,
+                    since,
+                });
             }
-            Some((run_id, _)) => run_id.clone(),
         }
     }
 
-    /// The server has this `run_id` now.
-    pub(crate) fn met(&self, run_id: &str, now: Instant) {
-        let mut known = self.0.lock();
-        match &*known {
-            None => *known = Some((run_id.into(), None)),
-            Some((same, _)) if same == run_id => {}
-            Some(_) => *known = Some((run_id.into(), Some(now))),
-        }
-    }
-
-    /// A server has refused to take part; `true` if it has not been up, or known, for long enough. It may then have named its
-    /// `run_id`.
-    pub(crate) fn learn(&self, refusal: &RedisError) -> bool {
-        if refusal.code() != Some("RESTARTED") {
-            return false;
-        }
-        let named = refusal
-            .detail()
-            .and_then(|detail| detail.strip_prefix("as "));
+    /// A server has refused to take part, and may have named its `run_id`.
+    pub(crate) fn learn(&self, refusal: &RedisError) {
+        let named = (refusal.code() == Some("RESTARTED"))
+            .then(|| refusal.detail()?.strip_prefix("as "))
+            .flatten();
         if let Some((run_id, _)) = named.and_then(|detail| detail.split_once(',')) {
-            self.met(run_id, Instant::now());
+            self.is(run_id, OTHER, Instant::now());
         }
-        true
     }
 }
 
@@ -139,41 +82,20 @@ mod tests {
 
     #[test]
     fn whoever_is_new_counts_once_it_has_been_known_for_as_long_as_somebody_wants() {
-        let (known, span) = (Seniority::default(), Duration::from_secs(60));
+        let (known, span) = (Server::default(), Duration::from_secs(60));
         let begin = Instant::now();
         let at = |secs| begin + Duration::from_secs(secs);
-        assert_eq!(known.counts_as(span, at(0)), "");
-        known.met("first", at(0));
-        assert_eq!(known.counts_as(span, at(0)), "first");
-        known.met("second", at(0));
-        known.met("second", at(59));
-        assert_eq!(known.counts_as(span, at(59)), "-");
-        assert_eq!(known.counts_as(span, at(61)), "second");
+        assert_eq!(&*known.counts_as(span, at(0)), "");
+        known.is("first", 1, at(0));
+        assert_eq!(&*known.counts_as(span, at(0)), "first");
+        known.is("second", 1, at(0));
+        known.is("second", 1, at(59));
+        assert_eq!(&*known.counts_as(span, at(59)), "-");
+        assert_eq!(&*known.counts_as(span, at(61)), "second");
         // Neither does it count at once that has been here before.
-        known.met("first", at(61));
-        assert_eq!(known.counts_as(span, at(61)), "-");
-        assert_eq!(known.counts_as(Duration::ZERO, at(61)), "first");
-        assert_eq!(known.counts_as(span, at(122)), "first");
-    }
-
-    #[test]
-    fn a_late_reply_hardly_counts_and_a_server_that_nobody_needs_is_tried_again() {
-        let (near, far) = (RoundTrip::default(), RoundTrip::default());
-        let ms = Duration::from_millis;
-        assert_eq!(far.get(), Duration::ZERO);
-        near.is(ms(1));
-        near.is(ms(9));
-        assert_eq!(near.get(), ms(2));
-        near.is_at_most(ms(1));
-        far.is_at_least(ms(5));
-        assert_eq!((near.get(), far.get()), (ms(1), ms(5)));
-        for _ in 1..STALE {
-            far.is_unseen();
-            assert_eq!(far.get(), ms(5));
-        }
-        far.is_unseen();
-        assert_eq!(far.get(), Duration::ZERO);
-        far.is_at_least(ms(1));
-        assert_eq!(far.get(), ms(5));
+        known.is("first", 1, at(61));
+        assert_eq!(&*known.counts_as(span, at(61)), "-");
+        assert_eq!(&*known.counts_as(Duration::ZERO, at(61)), "first");
+        assert_eq!(&*known.counts_as(span, at(122)), "first");
     }
 }

@@ -19,7 +19,7 @@ use crate::hold::{Entry, Hold};
 use crate::local::waiter::CancelToken;
 use crate::net::call::{Attempt, Call, Fault};
 use crate::net::socket;
-use crate::protocol::idempotency::RequestKeys;
+use crate::protocol::idempotency::{FORGET, RequestKeys};
 use crate::protocol::kind::Protocol;
 use crate::protocol::owner::PermitId;
 use crate::protocol::permits::{self, Change};
@@ -44,7 +44,7 @@ const RELEASING: &str = "releasing a permit";
 /// without any message. Only the server's clock decides what has expired.
 ///
 /// **How many there are** is set once with [`try_set_permits`](Self::try_set_permits), which changes nothing if it was
-/// set before. Until then there are none, and acquiring waits. Available and acquired permits are counted separately: after
+/// set before. Until then there are none: acquiring waits, and a *warn* in the log says so once. Available and acquired permits are counted separately: after
 /// a reduction the available number may be negative, until enough have come back. If Redis loses the number (it was
 /// deleted, or evicted), it counts as not set: permits that come back do not create it, and whoever sets it next has
 /// those that are out among them.
@@ -318,7 +318,8 @@ impl ExpirableSemaphore {
 
     /// Sets how many permits there are; `false` if that was set before, and then nothing changes.
     ///
-    /// Blocks for one round trip, at most the response timeout. Permits that are out although the number was deleted
+    /// To change the number afterwards, call [`set_permits`](Self::set_permits): a program that starts with another number
+    /// here keeps the old one. Blocks for one round trip, at most the response timeout. Permits that are out although the number was deleted
     /// are among the `n`. Sent again after a lost answer it counts once and returns the first answer.
     ///
     /// ```no_run
@@ -374,7 +375,7 @@ impl ExpirableSemaphore {
     /// As [`try_set_permits`](Self::try_set_permits).
     pub fn add_permits(&self, more: i64) -> Result<()> {
         if i32::try_from(more).is_err() {
-            return Err(Error::Config(format!("{more} permits at once")));
+            return Err(Error::config(format!("{more} permits at once")));
         }
         self.change(Change::Add(more))?;
         Ok(())
@@ -476,7 +477,7 @@ impl ExpirableSemaphore {
             .map(|id| parsed(id.as_ref()))
             .collect::<Result<Vec<_>>>()?;
         if ids.len() > MOST_IDS {
-            return Err(Error::Config(format!(
+            return Err(Error::config(format!(
                 "{} ids; {MOST_IDS} are possible",
                 ids.len()
             )));
@@ -506,7 +507,10 @@ impl ExpirableSemaphore {
             Value::BulkString(letters) if letters.len() == ids.len() => {
                 Ok(letters.iter().map(|letter| *letter == b'1').collect())
             }
-            _ => Err(self.inner.session().error(doing, Unexpected(reply))),
+            _ => Err(self
+                .inner
+                .session()
+                .error(doing, &self.inner.name, Unexpected(reply))),
         }
     }
 
@@ -528,7 +532,7 @@ impl ExpirableSemaphore {
     /// As [`release_id`](Self::release_id).
     pub fn lease_of(&self, id: impl AsRef<str>) -> Result<Option<Duration>> {
         let id = parsed(id.as_ref())?;
-        let request = |protocol: &dyn Protocol| permits::lease_of(protocol, id);
+        let request = |protocol: &Protocol| permits::lease_of(protocol, id);
         let (reply, doing) = self.ask_for(request)?;
         let ms = self.inner.integer(reply, doing)?;
         Ok(match ms {
@@ -546,11 +550,8 @@ impl ExpirableSemaphore {
     }
 
     /// Sends a query; all it changes is that expired permits become available.
-    fn ask_for(
-        &self,
-        request: impl FnOnce(&dyn Protocol) -> Request,
-    ) -> Result<(Value, &'static str)> {
-        self.inner.ask(request(&*self.entry()?.protocol))
+    fn ask_for(&self, request: impl FnOnce(&Protocol) -> Request) -> Result<(Value, &'static str)> {
+        self.inner.ask(request(&self.entry()?.protocol))
     }
 
     /// Changes how many permits there are; however often it is sent, it counts once.
@@ -561,16 +562,15 @@ impl ExpirableSemaphore {
         self.inner.integer(reply, doing)
     }
 
-    /// Sends a request that counts once, however often it is sent. Its key is left to expire.
+    /// Sends a request that counts once, however often it is sent.
     fn ask_once(
         &self,
         entry: &Entry,
-        request: impl FnOnce(&dyn Protocol, &RequestKeys, &str) -> Request,
+        request: impl FnOnce(&Protocol, &RequestKeys, &str) -> Request,
     ) -> Result<(Value, &'static str)> {
-        let protocol = &*entry.protocol;
-        let keys = RequestKeys::alone(&self.inner.session().owners, protocol.key());
+        let protocol = &entry.protocol;
         let request = |keys: &RequestKeys, keep_ms: &str| request(protocol, keys, keep_ms);
-        self.inner.ask_once(&keys, request, |_| {})
+        self.inner.ask_once(protocol, FORGET, request)
     }
 
     /// Available, acquired, and both together.
@@ -587,7 +587,11 @@ impl ExpirableSemaphore {
             },
             _ => None,
         }
-        .ok_or_else(|| self.inner.session().error(doing, Unexpected(reply)))
+        .ok_or_else(|| {
+            self.inner
+                .session()
+                .error(doing, &self.inner.name, Unexpected(reply))
+        })
     }
 
     fn endlessly(&self, n: u32) -> Result<Vec<ExpirablePermit>> {
@@ -598,7 +602,7 @@ impl ExpirableSemaphore {
 
     fn take(&self, n: u32, wait: WaitMode) -> Result<Option<Vec<ExpirablePermit>>> {
         if !(1..=MOST).contains(&usize::try_from(n).unwrap_or(usize::MAX)) {
-            return Err(Error::Config(format!(
+            return Err(Error::config(format!(
                 "{n} permits at once; from 1 to {MOST} are possible"
             )));
         }
@@ -625,12 +629,12 @@ fn one(permits: Vec<ExpirablePermit>) -> Option<ExpirablePermit> {
 fn readable(n: u32) -> Result<()> {
     i32::try_from(n)
         .map(drop)
-        .map_err(|_| Error::Config(format!("{n} permits; {} are possible", i32::MAX)))
+        .map_err(|_| Error::config(format!("{n} permits; {} are possible", i32::MAX)))
 }
 
 fn parsed(id: &str) -> Result<PermitId> {
     PermitId::parse(id).ok_or_else(|| {
-        Error::Config(format!(
+        Error::config(format!(
             "{id:?} is no permit's id, which has 32 hexadecimal digits"
         ))
     })
@@ -747,19 +751,19 @@ impl ExpirablePermit {
         let until = Instant::now() + session.response_timeout;
         let Some(mut doubtful) = self.updating.try_lock_until(until) else {
             let err = socket::timed_out("another thread is changing it, and redis does not answer");
-            return Err(self.session().error(doing, err));
+            return Err(self.session().error(doing, &self.semaphore.name, err));
         };
         if let Some(reason) = hold.loss() {
             return Err(self.semaphore.lost(reason));
         }
         session.check_open()?;
         let (now, was_valid_until) = (Instant::now(), hold.valid_until());
-        hold.ask_for_lease(now, lease);
+        hold.change(|its| its.ask_for(now, lease));
         session.watchdog.arm(hold, hold.valid_until());
         let Some(id) = PermitId::parse(&hold.owner()) else {
-            return Err(Error::Config("a permit without an id".into()));
+            return Err(Error::config("a permit without an id".into()));
         };
-        let protocol = &*hold.entry().protocol;
+        let protocol = &hold.entry().protocol;
         let mut attempt = || Attempt {
             request: permits::update(protocol, id, lease),
             undo: None,
@@ -772,11 +776,13 @@ impl ExpirablePermit {
             *doubtful = Some(doubtful.map_or(lease, |other| other.min(lease)));
         }
         let answer = answer.map_err(|fault| self.semaphore.error(doing, fault))?;
-        let renewed = script::renewed(answer.value)
-            .map_err(|unexpected| self.session().error(doing, unexpected))?;
+        let renewed = script::renewed(answer.value).map_err(|unexpected| {
+            self.session()
+                .error(doing, &self.semaphore.name, unexpected)
+        })?;
         if renewed == Renewed::Yes {
             let certain = doubtful.map_or(lease, |other| other.min(lease));
-            hold.lease_was_set(answer.sent_at, certain);
+            hold.change(|its| its.was_set(answer.sent_at, certain));
             session.watchdog.arm(hold, hold.valid_until());
         } else {
             // After its time it is gone because it expired, not because somebody removed it.
@@ -824,8 +830,10 @@ impl ExpirablePermit {
             Ok(settled) => settled,
             Err(fault) => return Err(self.semaphore.error(RELEASING, fault)),
         };
-        let released = script::released(&value)
-            .map_err(|unexpected| self.session().error(RELEASING, unexpected))?;
+        let released = script::released(&value).map_err(|unexpected| {
+            self.session()
+                .error(RELEASING, &self.semaphore.name, unexpected)
+        })?;
         match released {
             Released::Yes { .. } => Ok(()),
             // It was sent twice, and the first time has released it.

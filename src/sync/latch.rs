@@ -1,10 +1,7 @@
 //! The count-down latch.
 
 use std::fmt;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
-
-use parking_lot::Mutex;
 
 use crate::acquire;
 use crate::acquire::latch::LatchWait;
@@ -12,7 +9,7 @@ use crate::acquire::spec::LockSpec;
 use crate::acquire::wait_mode::WaitMode;
 use crate::error::{Error, Result};
 use crate::local::waiter::CancelToken;
-use crate::protocol::idempotency::{IdempotencyKeys, RequestKeys};
+use crate::protocol::idempotency::RequestKeys;
 use crate::protocol::latch::{self, Change};
 use crate::time::Deadline;
 
@@ -41,7 +38,7 @@ const FORGET: usize = 1;
 ///
 /// **Counting once.** A request that was sent twice, because a reply or a connection was lost, counts once: Redis keeps
 /// its result at `{name}:request:<id>` for two minutes (four response timeouts if that is longer), or until the next
-/// request made through the same handle.
+/// request of the same client about this latch.
 ///
 /// ```no_run
 /// let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -56,16 +53,11 @@ const FORGET: usize = 1;
 #[derive(Clone)]
 pub struct Latch {
     inner: LockSpec,
-    /// Requests that were answered, so that Redis need not keep any longer what came of them.
-    answered: Arc<Mutex<IdempotencyKeys>>,
 }
 
 impl Latch {
     pub(crate) fn of(inner: LockSpec) -> Self {
-        Self {
-            inner,
-            answered: Arc::new(Mutex::new(IdempotencyKeys::new(FORGET))),
-        }
+        Self { inner }
     }
 
     /// Returns a handle whose waits end with [`Error::Cancelled`] when `token` is cancelled.
@@ -105,10 +97,10 @@ impl Latch {
     /// [`Error::Closed`] once the client is closed.
     pub fn try_set_count(&self, count: u64) -> Result<bool> {
         if count == 0 {
-            return Err(Error::Config("a latch of 0 would be open".into()));
+            return Err(Error::config("a latch of 0 would be open".into()));
         }
         if i64::try_from(count).is_err() {
-            return Err(Error::Config(format!("{count} is more than Redis counts")));
+            return Err(Error::config(format!("{count} is more than Redis counts")));
         }
         self.change(Change::Set(count))
     }
@@ -250,14 +242,10 @@ impl Latch {
     /// One request that counts once, however often it has to be sent.
     fn change(&self, change: Change) -> Result<bool> {
         let entry = self.inner.unregistered_entry()?;
-        let session = self.inner.session();
-        session.check_open()?;
-        let protocol = &*entry.protocol;
-        let keys = RequestKeys::draw(&session.owners, protocol.key(), &mut self.answered.lock());
+        let protocol = &entry.protocol;
         let request =
             |keys: &RequestKeys, keep_ms: &str| latch::change(protocol, keys, keep_ms, change);
-        let answered = |number| self.answered.lock().answered(number);
-        let (reply, doing) = self.inner.ask_once(&keys, request, answered)?;
+        let (reply, doing) = self.inner.ask_once(protocol, FORGET, request)?;
         Ok(self.inner.integer(reply, doing)? == 1)
     }
 

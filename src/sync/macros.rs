@@ -333,13 +333,11 @@ macro_rules! guard {
         #[must_use = "if unused the lock is released immediately"]
         pub struct $guard {
             held: $held,
-            /// A hold belongs to its thread: `Sync`, but not `Send`.
-            stays_here: std::marker::PhantomData<std::sync::MutexGuard<'static, ()>>,
         }
 
         impl $guard {
             pub(crate) fn new(held: $held) -> Self {
-                Self { held, stays_here: std::marker::PhantomData }
+                Self { held }
             }
 
             /// Releases the hold and waits for Redis to confirm it.

@@ -67,7 +67,7 @@ impl MultiLock {
     /// The same lock twice counts once. The methods that lock return [`Error::Config`](crate::Error::Config) for no
     /// members, for two locks of one server that have the same key and are not the same, and for members on a server
     /// that another client of them uses under the same key. Whether two addresses are those of one server is asked of
-    /// the servers (`ROLE`, `INFO server`) before anything is taken, once for each connection, and only if members have
+    /// the servers (`INFO`) before anything is taken, once for each connection, and only if members have
     /// the same key; a server that does not answer this, or is down, counts as another one until it does.
     ///
     /// ```no_run

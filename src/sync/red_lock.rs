@@ -25,17 +25,16 @@ exclusive_lock! {
     /// to 50 ms at random. A master that is down or owes an answer is not asked as long as the others are enough; it is
     /// connected again in the background.
     ///
-    /// **Keeping it.** Each client renews the part of its master, and takes it again where a master was not there at
-    /// first or has lost it; with a fixed lease neither is done. [`nodes_held`](RedLockGuard::nodes_held) says how many
-    /// keep it. While that is no more than a bare majority, which is logged, the missing parts are requested every 5 to
-    /// 50 ms, and the others confirmed as often (less often if one client has more than 64 such parts).
+    /// **Keeping it.** Each client renews the part of its master. A part that is lost never counts again for this hold:
+    /// its master has forgotten it, was unreachable until it ran out, or its client was closed. Nor does a master get a part
+    /// later that was away when the lock was taken. So a hold survives the loss of a minority over its whole life, not of
+    /// one minority after the other: [`nodes_held`](RedLockGuard::nodes_held) says how many masters still keep it, and
+    /// a job that takes long should release the lock now and then and take it anew.
     ///
-    /// **Losing it.** The hold is certain for as long as a majority is, and [`lost()`](RedLockGuard::lost) reports when
-    /// it is not, for good: its validity is over, fewer than a majority are known to keep it, or a majority of masters
-    /// may have been without it at the same time, so that somebody else may have had them meanwhile. Without it are
-    /// masters that have forgotten it, that were unreachable until their part expired, or that had no part in the
-    /// grant, until they are known to have it again. [`unlock`](RedLockGuard::unlock) also says so if only the releases
-    /// show it.
+    /// **Losing it.** Each part counts for its own time. Once fewer than a majority are certain, the hold is lost, at once
+    /// and for good, and [`lost()`](RedLockGuard::lost) says so. That a master has forgotten its part is noticed when it is
+    /// renewed, after a third of the lease at the latest; with a fixed lease only by [`unlock`](RedLockGuard::unlock),
+    /// which fails if fewer than a majority still had it.
     ///
     /// **What it does not promise.** It relies on clocks that run at about the same speed and on pauses that end in
     /// time: a process that was stopped, or a write that is under way, can outlive the lease as with any other lock. A
@@ -46,13 +45,12 @@ exclusive_lock! {
     /// one Redis; this lock has none.
     ///
     /// **Waiting.** On each master it uses the key of the [`ReentrantLock`](crate::ReentrantLock) of its name, and
-    /// whoever holds that counts as somebody else. Its owner there is that of the guard, with another number where the
-    /// part was taken again. Threads of one process wait in order and hand it over among themselves. One thread of each
+    /// whoever holds that counts as somebody else. Its owner there is that of the guard. Threads of one process wait in order and hand it over among themselves. One thread of each
     /// process subscribes on every master, and requests the lock when a release is announced; a message of one master
     /// is enough, and any two of three masters, or three of five, announce every release. If several processes then get
     /// a part each and none a majority, they come again after 5 to 50 ms at random. Without a message a thread looks
     /// whether a majority of masters is free (`PTTL`) once a second, later every 5 s, or when the holder's leases end,
-    /// and only then requests it, so that it takes nothing of what a holder lacks. A process that has had it for its
+    /// and only then requests it. A process that has had it for its
     /// tenure while others listened lets them go first: as long as four grants take, at least 1 ms and at most 50 ms.
     ///
     /// ```no_run
@@ -76,7 +74,7 @@ impl RedLock {
     pub(crate) fn over(sessions: Vec<Arc<SharedSession>>, name: &str) -> Result<Self> {
         if sessions.iter().any(|shared| shared.session.asks_replicas()) {
             let what = "replica_ack is not for the clients of a RedLock, which counts masters";
-            return Err(Error::Config(what.into()));
+            return Err(Error::config(what.into()));
         }
         let (quorum, id) = Quorum::new(sessions, name)?;
         Ok(Self::of(LockSpec::of_quorum(quorum, id)))
@@ -94,10 +92,7 @@ impl RedLock {
     /// `longest_lease`, from the first acquire that met it; a client that is opened after such a change cannot know,
     /// and goes by the uptime alone. It relies on the wall clock of the masters, which should not be set forward.
     ///
-    /// A holder is treated like anybody else: it keeps what it has, but takes its part of a master that was restarted no
-    /// sooner. Otherwise a client that this master had granted the lock before, and the holder, might both count it. So
-    /// after restarts a hold may rest on a bare majority for as long. A hold handed over by another thread of this
-    /// process was asked for by that thread's handle.
+    /// A hold handed over by another thread of this process was asked for by that thread's handle.
     ///
     /// From 10 ms to 100 years; for anything else the methods that lock return [`Error::Config`](crate::Error::Config).
     /// Default: a master counts at once.
@@ -121,7 +116,8 @@ impl RedLock {
 impl RedLockGuard {
     /// Returns how many masters certainly keep the hold, as far as this process knows. No I/O.
     ///
-    /// Right after the grant it may be a bare majority: the other answers are counted when they arrive.
+    /// Right after the grant it may be a bare majority: the other answers are counted when they arrive, each from when its
+    /// master was asked. From then on it only falls: see the type's "Keeping it".
     ///
     /// ```no_run
     /// # let a = redlatch::Client::open("redis://127.0.0.1:7001/")?;

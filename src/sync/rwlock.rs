@@ -6,52 +6,11 @@ use std::time::{Duration, Instant};
 use crate::acquire::spec::LockSpec;
 use crate::acquire::wait_mode::WaitMode;
 use crate::error::{Error, Result};
-use crate::local::preference::Prefer;
 use crate::local::waiter::CancelToken;
 use crate::sync::macros::guard;
 use crate::time::Deadline;
 
 /// A lock that many may hold to read, or one to write: Redisson's `RReadWriteLock`.
-///
-/// **Reentrancy.** A thread that reads may read again; one that writes may write again, and may read. Its read holds
-/// then outlive the write hold, and [`RwLockWriteGuard::downgrade`] turns one into the other. A thread that reads and
-/// wants to write would wait for itself: that is [`Error::WouldDeadlock`] at once.
-///
-/// **Sharing.** Threads of one process share a read hold: while it is valid and no thread of the process waits to
-/// write, further readers join it without asking Redis. When a writer leaves, all readers that wait in a process get
-/// the lock with one round trip, and those of other processes at the same time.
-///
-/// **Order.** Threads of one process get the lock in the order in which they asked, so neither readers nor writers
-/// starve there, but beside Redisson: see below. Among processes, a reader lets writers go first that wait already: it sees that they are subscribed to
-/// `redisson_rwlock:{name}:writers:<database>`, a channel to which nobody publishes. A subscription lasts as long as
-/// its writer is connected, and a reader respects it for at most [`Config::waiter_lease`](crate::Config::waiter_lease)
-/// (10 s unless set), so a writer that died or was stopped delays nobody for long. After that, the readers of the
-/// process ignore as many waiting writers for six times as long; others that come are let go first. Readers of a
-/// process that keep joining each other also look for writers, without waiting for the answer, and then stop joining.
-/// Calls that do not wait, such as [`try_read`](Self::try_read), follow the same rules; the time counts from the first
-/// that was turned away.
-///
-/// Not covered: a writer that is a Redisson client does not subscribe, and a reader that is one does not look, so there a
-/// writer waits for as long as readers overlap. Readers do not wait for it then: one that has waited for some 50 ms looks
-/// who reads, and if threads of Redisson come again and again, the readers of this process pass all writers for 2 s, its
-/// own included, but not one that has the lock. A Redisson client that reads with a new thread each time is not recognized.
-/// [`readers_first`](Self::readers_first) is Redisson's rule, among processes.
-///
-/// **Loss.** A read hold can be lost, and reports it, like any other. Each has a key of its own that lives as long as
-/// its lease, so a reader that died makes way for a writer when its own lease is over, whatever other readers renew. If
-/// more than a thousand died, a writer has to ask several times before it gets the lock; [`try_write`](Self::try_write)
-/// asks once.
-///
-/// **Beside Redisson.** Redis keeps all read holds of a lock in one key, and a Redisson client sets that key's time to
-/// live to what it needs itself: its watchdog to `lockWatchdogTimeout`, a multi-lock with a lease to that lease. Read
-/// holds here extend it again at every renewal, at least every 10 s, and once they have found it shortened, after a
-/// third of the time it had left. Not covered: a client that sets it below the time until then, and dies. The lock then
-/// ends before this hold's [`is_valid`](RwLockReadGuard::is_valid) says so, and a writer may get it; the next renewal
-/// finds out. It cannot happen if those times are well over 10 s in every Redisson client.
-///
-/// **Panics.** As with the [`ReentrantLock`](crate::ReentrantLock): dropping releases, nothing is poisoned.
-///
-/// A lock of another kind under the same name is [`Error::WrongType`], since the two would not exclude each other.
 ///
 /// ```no_run
 /// let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -63,6 +22,44 @@ use crate::time::Deadline;
 /// let _guard = guard.downgrade()?; // others may read again, and nobody wrote in between
 /// # Ok::<(), redlatch::Error>(())
 /// ```
+///
+/// **Reentrancy.** A thread that reads may read again; one that writes may write again, and may read. Its read holds
+/// then outlive the write hold, and [`RwLockWriteGuard::downgrade`] turns one into the other. A thread that reads and
+/// wants to write would wait for itself: that is [`Error::WouldDeadlock`] at once.
+///
+/// **Sharing.** Threads of one process share a read hold: for the client's tenure
+/// ([`Config::tenure`](crate::Config::tenure), 5 ms) after its grant further readers join it without asking Redis,
+/// unless a thread of the process waits to write. When a writer leaves, all readers that wait in a process get the
+/// lock with one round trip, and those of other processes at the same time.
+///
+/// **Order.** Readers and writers take turns, so neither side starves. Within a process threads get the lock in the
+/// order in which they asked. Among processes Redis keeps a note of one waiting writer and of one waiting reader, and
+/// whoever comes is behind the one of the other side that was noted when it first asked, and behind nobody else. A
+/// noted waiter that has not asked for [`Config::waiter_lease`](crate::Config::waiter_lease) (3 s), because it died
+/// or was stopped, counts as gone. A thread that has the lock already is behind nobody. Calls that do not wait, such
+/// as [`try_read`](Self::try_read), respect the notes and leave none. With [`readers_first`](Self::readers_first)
+/// readers pass writers of other processes.
+///
+/// **Order beside Redisson.** Redisson's clients neither leave such notes nor read them: its readers pass whoever
+/// waits to write. So a writer waits for as long as readers of Redisson overlap. Readers here do not wait behind it
+/// for that long: a note has no precedence once its owner has waited for 10 s, which then waits as Redisson's clients
+/// do. So does a writer among readers each of which holds the lock for longer than that.
+///
+/// **Loss.** A read hold can be lost, and reports it, like any other. Each has a key of its own that lives as long as
+/// its lease, so a reader that died makes way for a writer when its own lease is over, whatever other readers renew. If
+/// more than a thousand died, a writer has to ask several times before it gets the lock; [`try_write`](Self::try_write)
+/// asks once.
+///
+/// **Leases beside Redisson.** Redis keeps all read holds of a lock in one key, and a Redisson client sets that key's time
+/// to live to its own: `lockWatchdogTimeout`, or the lease of a multi-lock. Read holds here extend it again at every
+/// renewal, at least every 10 s, and once they have found it shortened, after a third of the time it had left. Not covered:
+/// a client that sets it below the time until then, and dies. The lock then ends before this hold's
+/// [`is_valid`](RwLockReadGuard::is_valid) says so, and a writer may get it; the next renewal finds out. It cannot happen
+/// if those times are well over 10 s in every Redisson client.
+///
+/// **Panics.** As with the [`ReentrantLock`](crate::ReentrantLock): dropping releases, nothing is poisoned.
+///
+/// A lock of another kind under the same name is [`Error::WrongType`], since the two would not exclude each other.
 #[derive(Clone)]
 pub struct RwLock {
     reading: LockSpec,
@@ -150,7 +147,7 @@ impl RwLock {
 
     /// Returns a handle that reads whenever nobody writes, even if somebody in another process waits to.
     ///
-    /// This is Redisson's rule: readers that overlap can keep writers waiting for ever.
+    /// This is Redisson's rule: readers that overlap can keep writers waiting for ever. Default: both take turns.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -160,7 +157,7 @@ impl RwLock {
     /// ```
     #[must_use]
     pub fn readers_first(mut self) -> Self {
-        self.reading.prefer = Prefer::Readers;
+        self.reading.readers_first = true;
         self
     }
 
@@ -174,9 +171,8 @@ impl RwLock {
 
     /// Waits until the calling thread holds the lock for reading.
     ///
-    /// Blocks without limit while somebody writes or is let go first; at most for the client's response timeout (3 s
-    /// unless set) while Redis does not answer; not at all if another thread of this process reads and none of it waits
-    /// to write.
+    /// Blocks without limit while somebody writes, or waits to and goes first; at most for the client's response timeout
+    /// (3 s unless set) while Redis does not answer; not at all if it joins a read hold of its process.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -195,7 +191,7 @@ impl RwLock {
             .ok_or(Error::Closed)
     }
 
-    /// Tries once to read; `Ok(None)` if somebody writes, or is to write first.
+    /// Tries once to read; `Ok(None)` if somebody writes, or waits to and goes first.
     ///
     /// Blocks for one round trip or none, at most for the response timeout.
     ///
@@ -250,6 +246,26 @@ impl RwLock {
     /// As [`try_read_for`](Self::try_read_for).
     pub fn try_read_until(&self, instant: Instant) -> Result<Option<RwLockReadGuard>> {
         self.read_with(WaitMode::moment(instant))
+    }
+
+    /// Runs `work` while reading, and waits for the release.
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// let sum = client.rwlock("prices").with_read(|_guard| 20 + 22)?;
+    /// assert_eq!(sum, 42);
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Those of [`read`](Self::read), and after `work` those of the guard's `unlock`: [`Error::Lost`] if the hold was lost
+    /// meanwhile, and with it the result of `work`. Where both matter, take the guard with [`read`](Self::read).
+    pub fn with_read<T>(&self, work: impl FnOnce(&RwLockReadGuard) -> T) -> Result<T> {
+        let guard = self.read()?;
+        let done = work(&guard);
+        guard.unlock()?;
+        Ok(done)
     }
 
     /// Waits until the calling thread holds the lock for writing.
@@ -328,6 +344,24 @@ impl RwLock {
     /// As [`try_write_for`](Self::try_write_for).
     pub fn try_write_until(&self, instant: Instant) -> Result<Option<RwLockWriteGuard>> {
         self.write_with(WaitMode::moment(instant))
+    }
+
+    /// Runs `work` while writing, and waits for the release.
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// client.rwlock("prices").with_write(|_guard| println!("alone"))?;
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Those of [`write`](Self::write), and afterwards as [`with_read`](Self::with_read).
+    pub fn with_write<T>(&self, work: impl FnOnce(&RwLockWriteGuard) -> T) -> Result<T> {
+        let guard = self.write()?;
+        let done = work(&guard);
+        guard.unlock()?;
+        Ok(done)
     }
 
     /// Returns whether anybody reads, in any process. One round trip, at most the response timeout.

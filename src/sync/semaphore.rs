@@ -4,15 +4,15 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::acquire::permits::{self, give, request_keys, submit_release};
+use crate::acquire::give_permits::{give, submit_release};
+use crate::acquire::plain_permits;
 use crate::acquire::spec::LockSpec;
 use crate::acquire::wait_mode::WaitMode;
 use crate::error::LossReason;
 use crate::error::{Error, Result};
 use crate::hold::Entry;
 use crate::local::waiter::CancelToken;
-use crate::net::call::Fault;
-use crate::protocol::idempotency::RequestKeys;
+use crate::protocol::idempotency::{FORGET, RequestKeys};
 use crate::protocol::kind::Protocol;
 use crate::protocol::script::{self, Released, Request};
 use crate::protocol::semaphore;
@@ -22,7 +22,8 @@ use crate::time::Deadline;
 /// A number of permits that threads of any process take and return: Redisson's `RSemaphore`.
 ///
 /// Whoever wants more permits than are available waits until others return some. A new semaphore has none, so everybody
-/// waits; [`try_set_permits`](Self::try_set_permits) creates it, once, by whoever comes first.
+/// waits, and a *warn* in the log says so once; [`try_set_permits`](Self::try_set_permits) creates it, once, by whoever
+/// comes first.
 ///
 /// **No owners.** Redis keeps one number, how many permits are available. Nobody knows who has the others, so any
 /// thread may return what another has taken, and **a process that dies keeps its permits for ever**, until somebody
@@ -39,8 +40,8 @@ use crate::time::Deadline;
 ///
 /// **Faults.** A request without an answer is sent again and counts once: Redis remembers its number, in a key
 /// `{name}:request:<client uuid>:<number>` that the next requests of the same client delete, or that expires after two
-/// minutes (four response timeouts if that is longer). A semaphore that is used rarely keeps two such keys of each use
-/// for that time, some 150 bytes each. Remembering costs a request 4 to 5 µs of the server's time, about as much as the
+/// minutes (four response timeouts if that is longer). So a client leaves a handful of such keys, some 150 bytes each,
+/// however often it asks. Remembering costs a request 4 to 5 µs of the server's time, about as much as the
 /// rest of it. A permit dropped while Redis is unreachable, or accepts no writes, is offered to it again for up to a
 /// minute (two response timeouts if that is longer); after that it stays taken, and
 /// [`Stats::releases_failed`](crate::Stats::releases_failed) counts it.
@@ -121,7 +122,9 @@ impl Semaphore {
     /// Creates the semaphore with this many permits; `false` if it exists, even with all permits taken, and then
     /// nothing changes.
     ///
-    /// Blocks for one round trip, at most the response timeout. Zero is allowed: permits may be added later.
+    /// To change the number afterwards, add the difference with [`add_permits`](Self::add_permits): a program that starts
+    /// with another number here keeps the old one. Blocks for one round trip, at most the response timeout. Zero is
+    /// allowed: permits may be added later.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -207,10 +210,11 @@ impl Semaphore {
     /// [`Error::Redis`], [`Error::WrongType`], [`Error::Closed`], [`Error::InvalidName`].
     pub fn available_permits(&self) -> Result<i64> {
         let entry = self.handle.entry()?;
-        let request = semaphore::available(&*entry.protocol);
+        let request = semaphore::available(&entry.protocol);
         let (value, doing) = self.handle.ask(request)?;
         let wrong_type = || Error::WrongType {
             name: self.name().to_owned(),
+            found: Some("its key holds a string that is no number of permits".into()),
         };
         match value {
             redis::Value::Nil => Ok(0),
@@ -218,10 +222,12 @@ impl Semaphore {
                 .ok()
                 .and_then(|digits| digits.parse().ok())
                 .ok_or_else(wrong_type),
-            other => Err(self
-                .handle
-                .session()
-                .error(doing, script::Unexpected(other))),
+            other => {
+                Err(self
+                    .handle
+                    .session()
+                    .error(doing, self.name(), script::Unexpected(other)))
+            }
         }
     }
 
@@ -426,24 +432,19 @@ impl Semaphore {
     /// Sends a request that counts once even if it arrives twice, and waits for its reply.
     fn count_once(
         &self,
-        request: impl FnOnce(&dyn Protocol, &RequestKeys, &str) -> Request,
+        request: impl FnOnce(&Protocol, &RequestKeys, &str) -> Request,
     ) -> Result<i64> {
-        let session = self.handle.session();
-        let entry = self.handle.entry()?;
-        self.handle.check_going(WaitMode::Once)?;
-        let keys = request_keys(session, &entry, &mut entry.lock());
-        let request = |keys: &RequestKeys, keep_ms: &str| request(&*entry.protocol, keys, keep_ms);
-        let answered = |number| entry.lock().idempotency_keys().answered(number);
-        let reply = self.handle.ask_once(&keys, request, answered);
-        session.watchdog.housekeep_soon();
-        let (reply, doing) = reply?;
+        let entry = self.handle.unregistered_entry()?;
+        let protocol = &entry.protocol;
+        let request = |keys: &RequestKeys, keep_ms: &str| request(protocol, keys, keep_ms);
+        let (reply, doing) = self.handle.ask_once(protocol, FORGET, request)?;
         self.handle.integer(reply, doing)
     }
 
     fn take(&self, permits: u32, wait: WaitMode) -> Result<Option<SemaphorePermit>> {
         check(permits)?;
         let entry = self.handle.entry()?;
-        let since = permits::take(&self.handle, &entry, permits, wait)?;
+        let since = plain_permits::take(&self.handle, &entry, permits, wait)?;
         Ok(since.map(|since| SemaphorePermit {
             shared: Arc::clone(&self.handle.shared),
             entry,
@@ -460,7 +461,7 @@ pub(crate) fn close(session: &Session) {
         let mut state = entry.lock();
         let out = state.local_semaphore().close();
         if out > 0 {
-            submit_release(session, &entry, &mut state, out);
+            submit_release(session, &entry, out);
         }
     }
 }
@@ -518,15 +519,10 @@ impl SemaphorePermit {
         let until = Instant::now() + session.response_timeout;
         let (value, replayed) = match session.connection.settled(&release, until) {
             Ok(settled) => settled,
-            Err(Fault::Refused(err)) if err.code() == Some("WRONGTYPE") => {
-                return Err(Error::WrongType {
-                    name: self.name().to_owned(),
-                });
+            Err(fault) => {
+                let error = fault.into_error(doing, self.name());
+                return Err(error.at(&session.endpoint));
             }
-            Err(Fault::Refused(err) | Fault::Unreachable(err)) => {
-                return Err(session.error(doing, err));
-            }
-            Err(_) => return Err(Error::Closed),
         };
         match script::released(&value) {
             Ok(Released::Yes { .. }) => Ok(()),
@@ -535,7 +531,7 @@ impl SemaphorePermit {
                 name: self.name().to_owned(),
                 reason: LossReason::Forced,
             }),
-            Err(unexpected) => Err(session.error(doing, unexpected)),
+            Err(unexpected) => Err(session.error(doing, self.name(), unexpected)),
         }
     }
 
@@ -597,7 +593,7 @@ fn check(permits: u32) -> Result<()> {
 }
 
 fn out_of_range(permits: i64) -> Error {
-    Error::Config(format!(
+    Error::config(format!(
         "{permits} permits; at least 1 and at most {} are possible at once",
         i32::MAX
     ))

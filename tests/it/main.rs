@@ -2,7 +2,6 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-#[cfg(feature = "cluster")]
 mod cluster;
 mod connecting;
 mod contract;
@@ -18,7 +17,6 @@ mod quorum;
 mod rwlock;
 mod scripts;
 mod semaphore;
-#[cfg(feature = "sentinel")]
 mod sentinel;
 mod support;
 #[cfg(feature = "tls")]

@@ -41,7 +41,7 @@ impl PartialEq for Grant {
 impl Holding for Grant {
     fn validity(&self) -> Validity {
         Validity {
-            until: self.until.into(),
+            until: self.until,
             lease: LEASE,
             complete: self.complete,
         }
@@ -73,8 +73,6 @@ enum Step {
     LostStale(usize),
     /// The watchdog has renewed a hold.
     Renewed(u64),
-    /// Somebody elsewhere waits to write.
-    Close,
     /// Redis is out of reach: the queue is emptied.
     Dismiss,
     Pass(Duration),
@@ -103,7 +101,8 @@ struct Hold {
     grant: Grant,
     mode: Mode,
     lease: LeasePolicy,
-    open: bool,
+    /// When it was granted; others may join for a tenure.
+    since: Instant,
     guards: Vec<(usize, u32)>,
 }
 
@@ -111,6 +110,11 @@ impl Hold {
     fn guards_of(&self, t: usize) -> Option<u32> {
         let own = self.guards.iter().find(|(thread, _)| *thread == t);
         own.map(|(_, guards)| *guards)
+    }
+
+    /// Whether others may still join it.
+    fn is_open(&self, now: Instant) -> bool {
+        now.duration_since(self.since) <= TENURE
     }
 
     /// Whether it is young enough, and of a kind, to go to a thread that comes with `lease`.
@@ -202,7 +206,10 @@ impl Model {
         }
         for hold in &self.holds {
             let left = hold.grant.until.saturating_duration_since(self.now);
-            (hold.mode, kind(hold.lease), hold.open, &hold.guards).hash(&mut print);
+            (hold.mode, kind(hold.lease), &hold.guards).hash(&mut print);
+            (hold.mode == Mode::Shared)
+                .then(|| ago(hold.since))
+                .hash(&mut print);
             (left, hold.grant.complete).hash(&mut print);
         }
         self.queue.hash(&mut print);
@@ -264,7 +271,7 @@ impl Model {
         let readers_ask = self.asking(Mode::Shared) > 0;
         // A fixed lease is changed by whoever takes one more hold of it, so it is nobody else's.
         let shares = lease == RENEWED;
-        let fits = |hold: &Hold| shares && hold.open && hold.suits(lease, self.now);
+        let fits = |hold: &Hold| shares && hold.is_open(self.now) && hold.suits(lease, self.now);
         match mode {
             _ if writers => Turn::Wait,
             Mode::Shared if self.holds.iter().any(fits) => Turn::Join,
@@ -293,26 +300,27 @@ impl Model {
     }
 
     /// How a thread that contends from now on has to begin.
-    fn expected_start(&mut self) -> Start<u64> {
-        let Some((at, release)) = self.released else {
-            return Start::Ask;
-        };
+    fn expected_start(&mut self) -> Option<u64> {
+        let (at, release) = self.released?;
         let gap = self.now.duration_since(at);
         if gap <= TENURE.max(GAP) && self.is_young() {
-            return Start::Ask;
+            return None;
         }
         (self.tenure_since, self.released) = (None, None);
         if gap > TENURE.max(GAP) {
-            Start::Ask
+            None
         } else {
             self.seen.yielded += 1;
-            Start::YieldAfter(release)
+            Some(release)
         }
     }
 
-    fn contends(&mut self, t: usize, mode: Mode, start: &Start<u64>) {
+    fn contends(&mut self, t: usize, mode: Mode, start: &Option<u64>) {
         self.threads[t].doing = Doing::Asking(mode);
-        let expected = self.expected_start();
+        let expected = match self.is_local() {
+            true => self.expected_start(),
+            false => None,
+        };
         self.check(*start == expected, ("start", start, expected));
     }
 
@@ -322,7 +330,7 @@ impl Model {
         let place = self.holds.iter().position(|hold| hold.grant == grant);
         self.check(place.is_some(), ("a hold that is there", grant));
         let hold = &mut self.holds[place.unwrap_or(0)];
-        let fits = hold.mode == Mode::Shared && hold.open && hold.suits(lease, now);
+        let fits = hold.mode == Mode::Shared && hold.is_open(now) && hold.suits(lease, now);
         hold.guards.push((t, 1));
         self.check(fits, ("a hold that takes more", grant));
         self.threads[t].doing = Doing::Nothing;
@@ -341,7 +349,7 @@ impl Model {
                 self.joins(t, grant, self.threads[t].lease);
             } else if let Some(t) = contend.take_if(|t| *t == first) {
                 self.check(turn == Some((t, Turn::Ask)), ("asks", t));
-                let start = self.lock.start(self.now);
+                let start = self.lock.yields_after(self.now);
                 if let Doing::Queued(mode) = self.threads[t].doing {
                     self.contends(t, mode, &start);
                 }
@@ -396,7 +404,7 @@ impl Model {
             Step::Lost(number) => self.lost(number),
             Step::LostStale(t) => {
                 if let Some(grant) = self.threads[t].stale.last() {
-                    let (wakeups, _) = self.lock.lost(grant, self.now);
+                    let wakeups = self.lock.lost(grant, self.now);
                     let nobody = wakeups.joined.is_empty() && wakeups.contend.is_none();
                     self.check(nobody, "nobody is woken twice");
                 }
@@ -408,21 +416,12 @@ impl Model {
                     .exclusive
                     .iter_mut()
                     .map(|holder| &mut holder.hold);
-                let crowd = self.lock.crowd.iter_mut();
-                let groups = crowd
-                    .flat_map(|crowd| &mut crowd.shared)
-                    .map(|group| &mut group.hold);
+                let groups = self.lock.shared.iter_mut().map(|group| &mut group.hold);
                 let own = self.holds.iter_mut().map(|hold| &mut hold.grant);
                 for grant in holder.chain(groups).chain(own) {
                     if grant.number == number {
                         grant.until = until;
                     }
-                }
-            }
-            Step::Close => {
-                self.lock.close_shared();
-                for hold in &mut self.holds {
-                    hold.open = false;
                 }
             }
             Step::Dismiss => {
@@ -444,7 +443,7 @@ impl Model {
         let queue: Option<&dyn Fn() -> usize> = if waits { Some(&queue) } else { None };
         let entered = self
             .lock
-            .enter(t as u64, mode, lease, self.now, queue, Prefer::Writers);
+            .enter(t as u64, mode, lease, self.now, queue, false);
         self.threads[t].ticket = None;
         self.threads[t].lease = lease;
         match entered {
@@ -457,16 +456,19 @@ impl Model {
                 self.enters_again(t, mode, lease, (hold, count, its));
             }
             Entered::Contend {
-                start,
+                yields_after: start,
                 under: Some(hold),
             } => {
                 let above = self.own(t, Mode::Exclusive).map(|hold| hold.grant);
                 self.check(turn == Turn::Below && above == Some(hold), (turn, hold));
-                self.check(start == Start::Ask, start);
+                self.check(start.is_none(), start);
                 self.seen.below += 1;
                 self.threads[t].doing = Doing::Asking(mode);
             }
-            Entered::Contend { start, under: None } => {
+            Entered::Contend {
+                yields_after: start,
+                under: None,
+            } => {
                 self.check(turn == Turn::Ask, turn);
                 self.seen.beside += u32::from(self.is_local() && self.asking(mode) > 0);
                 self.contends(t, mode, &start);
@@ -545,7 +547,7 @@ impl Model {
             grant,
             mode,
             lease,
-            open: true,
+            since: self.now,
             guards: vec![(t, 1)],
         });
         self.woken(wakeups);
@@ -571,7 +573,7 @@ impl Model {
             if hold.mode == Mode::Exclusive {
                 (self.tenure_since, self.released) = (None, None);
             }
-            let (wakeups, _) = self.lock.lost(&hold.grant, self.now);
+            let wakeups = self.lock.lost(&hold.grant, self.now);
             self.woken(wakeups);
         }
     }
@@ -580,7 +582,7 @@ impl Model {
     fn leave_hold(&mut self, t: usize, grant: Grant) -> (Left<usize, Grant>, Option<u64>) {
         let number = self.number();
         let made = Cell::new(None);
-        let release = |_: &Served| {
+        let release = || {
             assert!(made.replace(Some(number)).is_none(), "released twice");
             number
         };
@@ -623,10 +625,9 @@ impl Model {
                 self.check(others && guards == 1, "others share it");
                 self.holds[place].guards.retain(|(thread, _)| *thread != t);
             }
-            Left::Passed { waiter, hold } => {
+            Left::Passed { waiter } => {
                 self.check(guards == 1 && passes, "passed on against the rules");
-                let same = hold == self.holds[place].grant;
-                self.check(Some(waiter) == first && same, "first in the queue");
+                self.check(Some(waiter) == first, "first in the queue");
                 self.seen.passed += 1;
                 self.queue.pop_front();
                 self.threads[waiter].doing = Doing::Nothing;
@@ -637,7 +638,7 @@ impl Model {
                 self.check(last && !passes, "somebody could have had it");
                 self.holds.remove(place);
                 let goes_on = self.tenure_since.is_some() && self.writer().is_none();
-                if self.is_local() && (mode == Mode::Exclusive || goes_on) {
+                if mode == Mode::Exclusive || goes_on {
                     self.released = release.map(|release| (self.now, release));
                 }
                 self.woken(next);
@@ -752,9 +753,6 @@ impl Model {
                 Step::Lost(hold.grant.number),
                 Step::Renewed(hold.grant.number),
             ]);
-        }
-        if self.holds.iter().any(|hold| hold.mode == Mode::Shared) {
-            steps.push(Step::Close);
         }
         if !self.queue.is_empty() {
             steps.push(Step::Dismiss);
@@ -902,20 +900,27 @@ fn random_schedules_keep_the_rules() {
 
 /// `t` comes, willing to wait.
 fn come(lock: &mut TestLock, t: usize, mode: Mode, lease: LeasePolicy, now: Instant) -> String {
-    described(lock.enter(t as u64, mode, lease, now, Some(&|| t), Prefer::Writers))
+    described(lock.enter(t as u64, mode, lease, now, Some(&|| t), false))
 }
 
 /// `t` comes, and would rather go than wait.
 fn try_to(lock: &mut TestLock, t: usize, mode: Mode, now: Instant) -> String {
-    described(lock.enter(t as u64, mode, RENEWED, now, None, Prefer::Writers))
+    described(lock.enter(t as u64, mode, RENEWED, now, None, false))
 }
 
 fn described(entered: Entered<Grant, u64>) -> String {
     match entered {
-        Entered::Contend { start, under } => match under {
-            Some(hold) => format!("{start:?} under {}", hold.number),
-            None => format!("{start:?}"),
-        },
+        Entered::Contend {
+            yields_after,
+            under,
+        } => {
+            let after = |release| format!("YieldAfter({release})");
+            let start = yields_after.map_or_else(|| "Ask".to_owned(), after);
+            match under {
+                Some(hold) => format!("{start} under {}", hold.number),
+                None => start,
+            }
+        }
         Entered::Joined(hold) => format!("Joined {}", hold.number),
         Entered::Mine { hold, count, .. } => format!("Mine {} x {count}", hold.number),
         Entered::Queued(_) => "Queued".to_owned(),
@@ -954,14 +959,7 @@ fn readers_come_in_together_up_to_the_first_writer() {
     for t in [2, 3] {
         assert_eq!(come(&mut lock, t, Mode::Shared, RENEWED, now), "Queued");
     }
-    let writer = lock.enter(
-        4,
-        Mode::Exclusive,
-        RENEWED,
-        now,
-        Some(&|| 4),
-        Prefer::Writers,
-    );
+    let writer = lock.enter(4, Mode::Exclusive, RENEWED, now, Some(&|| 4), false);
     let Entered::Queued(ticket) = writer else {
         panic!("{writer:?}");
     };
@@ -979,10 +977,10 @@ fn readers_come_in_together_up_to_the_first_writer() {
     // A writer comes in when the last of them has gone.
     assert_eq!(come(&mut lock, 4, Mode::Exclusive, RENEWED, now), "Queued");
     for t in [1, 2, 3, 5] {
-        let left = lock.leave(t, &grant(1, now), now, &|_| 1);
+        let left = lock.leave(t, &grant(1, now), now, &|| 1);
         assert!(matches!(left, Left::Shared), "{left:?}");
     }
-    let left = lock.leave(6, &grant(1, now), now, &|_| 1);
+    let left = lock.leave(6, &grant(1, now), now, &|| 1);
     assert_eq!(released(&left), Some((vec![], Some(4))));
 }
 
@@ -1001,54 +999,35 @@ fn readers_that_cannot_join_have_holds_of_their_own() {
     assert_eq!(woken(&wakeups), (vec![], Some(4)));
     let wakeups = lock.granted(4, Mode::Shared, grant(4, now), FIXED, now);
     assert_eq!(woken(&wakeups), (vec![], None));
-    // A closed hold takes nobody more, apart from those who have it.
-    lock.close_shared();
+    // After a tenure a hold takes nobody more, apart from those who have it.
+    let now = now + TENURE + Duration::from_nanos(1);
     assert_eq!(come(&mut lock, 5, Mode::Shared, RENEWED, now), "Ask");
     assert_eq!(try_to(&mut lock, 1, Mode::Shared, now), "Mine 1 x 1");
     let wakeups = lock.granted(5, Mode::Shared, grant(3, now), RENEWED, now);
     assert_eq!(woken(&wakeups), (vec![], None));
     assert_eq!(try_to(&mut lock, 6, Mode::Shared, now), "Joined 3");
     // Nor does one that has little time left.
-    let late = now + HALF + HALF;
+    let late = now + HALF + Duration::from_nanos(1);
     assert_eq!(try_to(&mut lock, 7, Mode::Shared, late), "Ask");
 }
 
 #[test]
-fn readers_that_pass_writers_do_not_wait_for_one_that_asks() {
+fn readers_that_pass_writers_ask_beside_one_that_does_not() {
     let now = Instant::now();
     let mut lock: TestLock = LocalLock::new(Order::Local, TENURE);
     let pass = |lock: &mut TestLock, t: usize| {
         let queue: Option<&dyn Fn() -> usize> = Some(&|| t);
-        described(lock.enter(
-            t as u64,
-            Mode::Shared,
-            RENEWED,
-            now,
-            queue,
-            Prefer::AllReaders,
-        ))
+        described(lock.enter(t as u64, Mode::Shared, RENEWED, now, queue, true))
     };
-    assert_eq!(come(&mut lock, 1, Mode::Exclusive, RENEWED, now), "Ask");
+    assert_eq!(come(&mut lock, 1, Mode::Shared, RENEWED, now), "Ask");
     assert_eq!(come(&mut lock, 2, Mode::Shared, RENEWED, now), "Queued");
-    assert_eq!(come(&mut lock, 3, Mode::Exclusive, RENEWED, now), "Queued");
-    assert_eq!(pass(&mut lock, 4), "Ask");
-    assert_eq!(pass(&mut lock, 5), "Ask");
-    // The one that waits behind the writer does so still: it has to come again.
-    let wakeups = lock.granted(4, Mode::Shared, grant(1, now), RENEWED, now);
-    assert_eq!(woken(&wakeups), (vec![], None));
-    assert_eq!(pass(&mut lock, 6), "Joined 1");
-    let left = lock.leave(4, &grant(1, now), now, &|_| 1);
-    assert!(matches!(left, Left::Shared), "{left:?}");
-    let wakeups = lock.withdraw_contender(Mode::Shared, now);
-    assert_eq!(woken(&wakeups), (vec![], None));
-    let left = lock.leave(6, &grant(1, now), now, &|_| 2);
-    assert_eq!(released(&left), Some((vec![], None)));
-    // A writer that has the lock is waited for, and hands it over as ever.
-    let wakeups = lock.granted(1, Mode::Exclusive, grant(2, now), RENEWED, now);
-    assert_eq!(woken(&wakeups), (vec![], None));
-    assert_eq!(pass(&mut lock, 4), "Queued");
-    let left = lock.leave(1, &grant(2, now), now, &|_| 3);
-    assert_eq!(released(&left), Some((vec![], Some(2))));
+    assert_eq!(pass(&mut lock, 3), "Ask");
+    // Those in the queue come in with it, whatever the first one waits for.
+    let wakeups = lock.granted(3, Mode::Shared, grant(1, now), RENEWED, now);
+    assert_eq!(woken(&wakeups), (vec![2], None));
+    // Writers of this process are in its way like in anybody's.
+    assert_eq!(come(&mut lock, 4, Mode::Exclusive, RENEWED, now), "Queued");
+    assert_eq!(pass(&mut lock, 5), "Queued");
 }
 
 #[test]
@@ -1064,9 +1043,9 @@ fn a_shared_hold_below_an_exclusive_one_outlives_it() {
     assert_eq!(woken(&wakeups), (vec![], None));
     assert_eq!(try_to(&mut lock, 3, Mode::Shared, now), "Busy");
     // Not passed on, since the next one would not be alone.
-    let left = lock.leave(1, &grant(1, now), now, &|_| 1);
+    let left = lock.leave(1, &grant(1, now), now, &|| 1);
     assert_eq!(released(&left), Some((vec![], None)));
-    let left = lock.leave(1, &grant(2, now), now, &|_| 2);
+    let left = lock.leave(1, &grant(2, now), now, &|| 2);
     assert_eq!(released(&left), Some((vec![], Some(2))));
 
     let wakeups = lock.granted(2, Mode::Exclusive, grant(3, now), RENEWED, now);
@@ -1078,7 +1057,7 @@ fn a_shared_hold_below_an_exclusive_one_outlives_it() {
     for t in [3, 4] {
         assert_eq!(come(&mut lock, t, Mode::Shared, RENEWED, now), "Queued");
     }
-    let left = lock.leave(2, &grant(3, now), now, &|_| 3);
+    let left = lock.leave(2, &grant(3, now), now, &|| 3);
     assert_eq!(released(&left), Some((vec![3, 4], None)));
 }
 
@@ -1095,140 +1074,16 @@ fn where_the_server_keeps_the_queue_everybody_asks() {
     }
     // The first has lost it, if it knows or not.
     assert_eq!(lock.count(1, Mode::Exclusive), None);
-    let left = lock.leave(1, &grant(1, now), now, &|_| 1);
+    let left = lock.leave(1, &grant(1, now), now, &|| 1);
     assert!(matches!(left, Left::Gone), "{left:?}");
     assert_eq!(lock.count(2, Mode::Exclusive), Some((&grant(2, now), 1)));
-    let left = lock.leave(2, &grant(2, now), now, &|_| 2);
+    let left = lock.leave(2, &grant(2, now), now, &|| 2);
     assert_eq!(released(&left), Some((vec![], None)));
     let wakeups = lock.withdraw_contender(Mode::Exclusive, now);
     assert_eq!(woken(&wakeups), (vec![], None));
-    // No tenure is over here, and nobody yields.
+    // Nobody yields, though the tenure is over.
     let late = now + TENURE;
-    assert_eq!(lock.start(late), Start::Ask);
-    assert!(lock.is_idle(now));
-}
-
-/// A lock in the order of the server that one thread was granted and has handed over to another, whose place is 11. Two
-/// more wait, one behind the other.
-fn handed_over(now: Instant) -> (TestLock, Grant) {
-    let mut lock = LocalLock::new(Order::Server, TENURE);
-    for t in 1..=4 {
-        assert_eq!(come(&mut lock, t, Mode::Exclusive, RENEWED, now), "Ask");
-    }
-    let hold = grant(1, now);
-    lock.granted_place(None);
-    let wakeups = lock.granted(1, Mode::Exclusive, hold, RENEWED, now);
-    assert_eq!(woken(&wakeups), (vec![], None));
-    let places = [
-        (2, 11, Ahead::Nobody),
-        (3, 12, Ahead::Own(11)),
-        (4, 13, Ahead::Own(12)),
-    ];
-    for (waiter, place, ahead) in places {
-        let parked = Parked {
-            thread: waiter as u64,
-            lease: RENEWED,
-            waiter,
-        };
-        let then = lock.park(place, Some(ahead), 0, true, parked);
-        assert_eq!(then, (Then::WaitsHere, vec![]));
-    }
-    let left = lock.leave(1, &hold, now, &|_| panic!("it is handed over"));
-    assert!(matches!(left, Left::Passed { waiter: 2, .. }), "{left:?}");
-    (lock, hold)
-}
-
-/// Which places the release of a hold removes, and whether the next asks.
-fn removed(lock: &mut TestLock, t: u64, hold: Grant, now: Instant) -> (Vec<u64>, bool) {
-    let made = Cell::new(None);
-    let left = lock.leave(t, &hold, now, &|served| {
-        made.set(Some((served.places.clone(), served.next_asks)));
-        1
-    });
-    assert!(matches!(left, Left::Release { .. }), "{left:?}");
-    made.into_inner().expect("a release")
-}
-
-#[test]
-fn the_places_of_those_who_were_served_go_with_the_hold() {
-    let now = Instant::now();
-    let (mut lock, hold) = handed_over(now);
-    let late = now + LONG;
-    assert_eq!(removed(&mut lock, 2, hold, late), (vec![11], true));
-
-    let (mut lock, hold) = handed_over(now);
-    let (wakeups, served) = lock.lost(&hold, now);
-    assert_eq!(woken(&wakeups), (vec![], Some(3)));
-    assert_eq!((served.places, served.next_asks), (vec![11], true));
-    // Once.
-    let (wakeups, served) = lock.lost(&hold, now);
-    assert_eq!(woken(&wakeups), (vec![], None));
-    assert_eq!((served.places, served.next_asks), (vec![], false));
-    let left = lock.leave(2, &hold, now, &|_| panic!("it is lost"));
-    assert!(matches!(left, Left::Gone), "{left:?}");
-    assert!(lock.begin_removal().is_empty());
-}
-
-#[test]
-fn a_hold_that_was_replaced_takes_no_places_along() {
-    for wakes in [true, false] {
-        let now = Instant::now();
-        let (mut lock, hold) = handed_over(now);
-        let other = grant(2, now);
-        lock.granted_place(Some(12));
-        let wakeups = lock.granted(3, Mode::Exclusive, other, RENEWED, now);
-        assert_eq!(woken(&wakeups), (vec![], None));
-        let (wakeups, served) = lock.lost(&hold, now);
-        assert_eq!(woken(&wakeups), (vec![], None));
-        assert_eq!((served.places, served.next_asks), (vec![], false));
-        if wakes {
-            let left = lock.leave(2, &hold, now, &|_| panic!("it is lost"));
-            assert!(matches!(left, Left::Gone), "{left:?}");
-            let left = removed(&mut lock, 3, other, now + LONG);
-            assert_eq!(left, (vec![11], true));
-        } else {
-            // The place is in use again, in front of the last.
-            lock.contends_again(Mode::Exclusive, 11);
-            let left = removed(&mut lock, 3, other, now + LONG);
-            assert_eq!(left, (vec![], false));
-        }
-    }
-}
-
-#[test]
-fn who_left_is_forgotten_with_the_last_one_who_asks() {
-    let now = Instant::now();
-    let mut lock = TestLock::new(Order::Server, TENURE);
-    let leave = |lock: &mut TestLock, place| {
-        assert_eq!(lock.left_place(place), Vec::<usize>::new());
-        let wakeups = lock.withdraw_contender(Mode::Exclusive, now);
-        assert_eq!(woken(&wakeups), (vec![], None));
-    };
-    assert_eq!(come(&mut lock, 1, Mode::Exclusive, RENEWED, now), "Ask");
-    leave(&mut lock, 10);
-    assert!(lock.crowd.is_none(), "nobody asks who may be behind it");
-    let park = |lock: &mut TestLock, place, ahead| {
-        let parked = Parked {
-            thread: 2,
-            lease: RENEWED,
-            waiter: 2,
-        };
-        let (then, stranded) = lock.park(place, Some(Ahead::Own(ahead)), 1, true, parked);
-        assert!(stranded.is_empty(), "{stranded:?}");
-        then
-    };
-    let parks = |lock: &mut TestLock| {
-        for t in [1, 2] {
-            assert_eq!(come(lock, t, Mode::Exclusive, RENEWED, now), "Ask");
-        }
-        leave(lock, 10);
-        park(lock, 11, 10)
-    };
-    assert_eq!(parks(&mut lock), Then::Listens);
-    leave(&mut lock, 11);
-    assert!(lock.is_idle(now));
-    assert_eq!(come(&mut lock, 3, Mode::Exclusive, RENEWED, now), "Ask");
-    assert_eq!(park(&mut lock, 12, 10), Then::WaitsHere, "it is forgotten");
+    assert_eq!(come(&mut lock, 1, Mode::Exclusive, RENEWED, late), "Ask");
 }
 
 #[test]
@@ -1244,7 +1099,7 @@ fn a_hold_without_a_token_to_spare_is_not_passed_on() {
         let wakeups = lock.granted(1, Mode::Exclusive, hold, RENEWED, now);
         assert_eq!(woken(&wakeups), (vec![], None));
         assert_eq!(come(&mut lock, 2, Mode::Exclusive, RENEWED, now), "Queued");
-        let left = lock.leave(1, &hold, now, &|_| 1);
+        let left = lock.leave(1, &hold, now, &|| 1);
         let passed = matches!(left, Left::Passed { waiter: 2, .. });
         assert_eq!(passed, complete, "{left:?}");
         assert_eq!(released(&left).is_some(), !complete, "{left:?}");
@@ -1261,7 +1116,7 @@ fn a_tenure_that_is_over_ends_with_yielding() {
         let wakeups = lock.granted(1, Mode::Exclusive, grant(number, now), RENEWED, now);
         assert_eq!(woken(&wakeups), (vec![], None));
         now += Duration::from_micros(900);
-        let left = lock.leave(1, &grant(number, now), now, &|_| number);
+        let left = lock.leave(1, &grant(number, now), now, &|| number);
         assert_eq!(released(&left), Some((vec![], None)));
         now += Duration::from_micros(100);
     }
@@ -1269,7 +1124,7 @@ fn a_tenure_that_is_over_ends_with_yielding() {
     // It yields once; what follows is a new tenure.
     let wakeups = lock.granted(1, Mode::Exclusive, grant(7, now), RENEWED, now);
     assert_eq!(woken(&wakeups), (vec![], None));
-    let left = lock.leave(1, &grant(7, now), now, &|_| 7);
+    let left = lock.leave(1, &grant(7, now), now, &|| 7);
     assert_eq!(released(&left), Some((vec![], None)));
     assert_eq!(try_to(&mut lock, 1, Mode::Exclusive, now), "Ask");
 }
@@ -1285,34 +1140,34 @@ fn a_tenure_goes_on_below_a_writer_that_became_a_reader() {
     let wakeups = lock.granted(1, Mode::Shared, grant(2, now), RENEWED, now);
     assert_eq!(woken(&wakeups), (vec![], None));
     assert_eq!(come(&mut lock, 2, Mode::Exclusive, RENEWED, now), "Queued");
-    let left = lock.leave(1, &grant(1, now), now, &|_| 1);
+    let left = lock.leave(1, &grant(1, now), now, &|| 1);
     assert_eq!(released(&left), Some((vec![], None)));
     now += LONG;
-    let left = lock.leave(1, &grant(2, now), now, &|_| 2);
+    let left = lock.leave(1, &grant(2, now), now, &|| 2);
     assert_eq!(released(&left), Some((vec![], Some(2))));
-    assert_eq!(lock.start(now), Start::YieldAfter(2));
+    assert_eq!(lock.yields_after(now), Some(2));
 }
 
 #[test]
 fn without_a_tenure_nothing_is_passed_on() {
     let now = Instant::now();
     for (gap, start) in [
-        (Duration::ZERO, Start::YieldAfter(1)),
-        (GAP, Start::YieldAfter(1)),
-        (GAP + Duration::from_micros(1), Start::Ask),
+        (Duration::ZERO, Some(1)),
+        (GAP, Some(1)),
+        (GAP + Duration::from_micros(1), None),
     ] {
         let mut lock = LocalLock::new(Order::Local, Duration::ZERO);
         assert_eq!(come(&mut lock, 1, Mode::Exclusive, RENEWED, now), "Ask");
         let wakeups = lock.granted(1, Mode::Exclusive, grant(1, now), RENEWED, now);
         assert_eq!(woken(&wakeups), (vec![], None));
         assert_eq!(come(&mut lock, 2, Mode::Exclusive, RENEWED, now), "Queued");
-        let left = lock.leave(1, &grant(1, now), now, &|_| 1);
+        let left = lock.leave(1, &grant(1, now), now, &|| 1);
         assert_eq!(released(&left), Some((vec![], Some(2))), "{left:?}");
-        assert_eq!(lock.start(now + gap), start);
+        assert_eq!(lock.yields_after(now + gap), start);
         // The lock is kept for as long as that may be of use.
         let wakeups = lock.granted(2, Mode::Exclusive, grant(2, now), RENEWED, now);
         assert_eq!(woken(&wakeups), (vec![], None));
-        let left = lock.leave(2, &grant(2, now), now, &|_| 2);
+        let left = lock.leave(2, &grant(2, now), now, &|| 2);
         assert_eq!(released(&left), Some((vec![], None)));
         assert_eq!(lock.is_idle(now + gap), gap > GAP);
     }

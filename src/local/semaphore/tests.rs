@@ -129,7 +129,7 @@ impl World {
     fn hear(&mut self, t: usize, was_granted: bool) {
         let need = self.needs[t];
         if !was_granted {
-            self.local_semaphore.refused(need, self.now);
+            self.local_semaphore.refused(true);
             match &mut self.doing[t] {
                 Doing::Waits { asks, .. } | Doing::Given { asks, .. } => *asks = None,
                 _ => unreachable!(),
@@ -387,41 +387,16 @@ fn after_a_tenure_permits_go_back_and_others_go_first() {
     let (to, first) = (vec![], Some("a"));
     assert_eq!(given, Given { to, first, back: 1 });
     local_semaphore.released(7, now + TENURE);
-    assert_eq!(local_semaphore.yield_after(now + TENURE), Some(7));
-    assert_eq!(local_semaphore.yield_after(now + TENURE), None);
+    assert_eq!(local_semaphore.yields_after(now + TENURE), Some(7));
+    assert_eq!(local_semaphore.yields_after(now + TENURE), None);
     // A cohort that has just started does not yield, nor does one that is long over.
     assert_eq!(
         local_semaphore.granted(None, 1, now),
         Granted::Kept { first: None }
     );
     local_semaphore.released(8, now + STEP);
-    assert_eq!(local_semaphore.yield_after(now + STEP), None);
-    assert_eq!(local_semaphore.yield_after(now + 9 * STEP), None);
-}
-
-#[test]
-fn who_wants_less_than_was_refused_asks() {
-    let now = Instant::now();
-    let mut local_semaphore: LocalSemaphore<&str, ()> = LocalSemaphore::new(TENURE);
-    local_semaphore.refused(2, now);
-    assert_eq!(
-        local_semaphore.exhausted_until(2, now),
-        None,
-        "nobody here has any to let go"
-    );
-    assert_eq!(
-        local_semaphore.granted(None, 1, now),
-        Granted::Kept { first: None }
-    );
-    local_semaphore.refused(2, now);
-    assert_eq!(local_semaphore.exhausted_until(2, now), Some(now + TENURE));
-    assert_eq!(local_semaphore.exhausted_until(1, now), None);
-    assert_eq!(local_semaphore.exhausted_until(2, now + TENURE), None);
-    let given = local_semaphore.give(1, now, now);
-    assert_eq!(
-        (given.back, local_semaphore.exhausted_until(2, now)),
-        (1, None)
-    );
+    assert_eq!(local_semaphore.yields_after(now + STEP), None);
+    assert_eq!(local_semaphore.yields_after(now + 9 * STEP), None);
 }
 
 #[test]
@@ -434,18 +409,16 @@ fn the_first_in_the_queue_waits_once_there_is_too_little_for_it() {
     );
     let (first, _) = local_semaphore.enter(2, "a");
     assert!(!local_semaphore.has_waiters());
-    local_semaphore.refused(2, now);
+    local_semaphore.refused(true);
     assert!(local_semaphore.has_waiters());
     let (second, _) = local_semaphore.enter(2, "b");
     assert_eq!(local_semaphore.withdraw(first), Some(Some("b")));
     assert!(!local_semaphore.has_waiters());
-    // Whoever is behind it, or would ask in vain, waits at once.
+    // Whoever is behind it waits at once.
     let (third, _) = local_semaphore.enter(1, "c");
     assert!(local_semaphore.has_waiters());
     assert_eq!(local_semaphore.withdraw(third), Some(None));
     assert!(!local_semaphore.has_waiters());
-    assert_eq!(local_semaphore.exhausted_until(2, now), Some(now + TENURE));
-    assert!(local_semaphore.has_waiters());
     assert_eq!(local_semaphore.withdraw(second), Some(None));
     assert!(!local_semaphore.has_waiters());
 }

@@ -1,7 +1,7 @@
 //! What a connection to one of several masters is asked besides.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use redis::RedisError;
 
@@ -10,9 +10,6 @@ use crate::error::named;
 use crate::net::call::Call;
 use crate::net::pipeline::{Destination, Pipeline};
 use crate::net::socket;
-
-/// After how long without a command a connection to a node that is no master is dropped.
-const UNUSED: Duration = Duration::from_secs(1);
 
 impl Connection {
     /// The same, named by another `role`, and leading `to` a node of a cluster.
@@ -42,26 +39,18 @@ impl Connection {
     /// Whether there is no connection although one is needed.
     pub(crate) fn is_missed(&self) -> bool {
         let state = self.state.lock();
-        let needed = state.wanted || state.pipeline.has_unacknowledged();
-        needed && matches!(state.phase, Phase::Down { .. })
+        state.pipeline.has_unacknowledged()
+            && matches!(state.phase, Phase::Down(_) | Phase::Connecting(..))
     }
 
-    /// Its node is no master: drops the connection once nothing has gone over it for a while. Until then the node may be
-    /// asked for a slot that is on its way there. Whether the connection still stands.
-    pub(crate) fn retire(&self) -> bool {
-        let mut state = self.state.lock();
-        state.wanted = false;
-        let generation = state.generation;
-        let Some((_, in_flight)) = state.up(generation) else {
-            return false;
-        };
-        let is_used = in_flight.due() > 0 || in_flight.last_heard.elapsed() < UNUSED;
-        drop(state);
-        if !is_used {
-            let why = socket::timed_out("the node is no master any more");
-            self.leave(generation, &why);
+    /// Its node is no master any more.
+    pub(crate) fn retire(&self) {
+        if let Some(generation) = self.generation() {
+            self.leave(
+                generation,
+                &socket::timed_out("the node is no master any more"),
+            );
         }
-        is_used
     }
 
     /// Takes a release over from another connection; `false` once it is closed. With `rests` it is sent after a while,

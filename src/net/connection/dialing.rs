@@ -1,158 +1,172 @@
-//! Making the connection, and giving it up.
+//! Having the connection made, and giving it up.
 
-use std::panic::AssertUnwindSafe;
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::Instant;
 
 use parking_lot::MutexGuard;
-use redis::{ErrorKind, RedisError, ServerErrorKind};
+use redis::{ErrorKind, RedisError, RedisResult, ServerErrorKind};
 
-use super::{BACK_OFF, Connection, Phase, SLICE, State, Up};
+use super::{Connection, Down, Phase, SLICE, State, Up};
 use crate::error::is_transient;
+use crate::net::back_off::BackOff;
 use crate::net::call::Fault;
-use crate::net::socket::{self, Connecting, Dialled, Meanwhile};
+use crate::net::socket::{self, Duplex, Progress};
 use crate::report::report;
+
+impl Down {
+    /// After a connection that was lost, or before the first.
+    pub(super) fn new(why: Option<RedisError>) -> Self {
+        let (now, back_off) = (Instant::now(), BackOff::new());
+        // It takes a while until another master is elected.
+        let read_only = ErrorKind::Server(ServerErrorKind::ReadOnly);
+        let rests = why.as_ref().is_some_and(|why| why.kind() == read_only);
+        Self {
+            back_off: match rests {
+                true => back_off.failed(now),
+                false => back_off,
+            },
+            tried_at: now,
+            why,
+        }
+    }
+
+    /// After one that could not be made.
+    fn failed(&self, tried_at: Instant, why: RedisError) -> Self {
+        Self {
+            back_off: match is_transient(&why) {
+                true => self.back_off.failed(tried_at),
+                false => BackOff::failed_for_good(),
+            },
+            tried_at,
+            why: Some(why),
+        }
+    }
+
+    fn is_final(&self) -> bool {
+        self.why.as_ref().is_some_and(|why| !is_transient(why))
+    }
+
+    fn why(&self) -> RedisError {
+        let why = self.why.clone();
+        why.unwrap_or_else(|| socket::timed_out("no connection to redis in time"))
+    }
+}
 
 impl Connection {
     /// Makes the first connection. Waits for a server that is starting up, but not for one that cannot be reached.
-    pub(crate) fn open(&self, until: Instant) -> Result<(), RedisError> {
-        let connection = socket::connect(&self.endpoint, self.role, until, &mut || true)?;
-        self.start(&mut self.state.lock(), connection);
-        Ok(())
+    pub(crate) fn open(self: &Arc<Self>, until: Instant) -> Result<(), RedisError> {
+        let mut state = self.state.lock();
+        self.dial(&mut state);
+        loop {
+            match &state.phase {
+                Phase::Up(_) => return Ok(()),
+                Phase::Connecting(_, progress) if Instant::now() >= until => {
+                    return Err(progress.waits_for());
+                }
+                Phase::Connecting(..) => {}
+                Phase::Down(Down { why: Some(why), .. }) => return Err(why.clone()),
+                Phase::Down(_) | Phase::Closed => return Err(socket::timed_out("closed")),
+            }
+            self.changed.wait_until(&mut state, until);
+        }
     }
 
-    /// Waits until there is a connection, and makes it unless another thread does.
-    pub(crate) fn up(&self, until: Instant, meanwhile: Meanwhile<'_>) -> Result<(), Fault> {
-        let mut state = self.state.lock();
+    /// Waits until there is a connection. `stop` is asked every few dozen milliseconds.
+    pub(crate) fn up(
+        self: &Arc<Self>,
+        until: Instant,
+        stop: &dyn Fn() -> bool,
+    ) -> Result<(), Fault> {
+        let (mut state, began) = (self.state.lock(), Instant::now());
         loop {
-            if matches!(state.phase, Phase::Up(_)) && !self.endpoint.has_sentinels() {
-                return Ok(());
-            }
             let now = Instant::now();
-            let (turn_at, why) = match &state.phase {
-                Phase::Up(_) => {
-                    let idle = state.pipeline.idle_for(now);
-                    drop(state);
-                    if idle.is_some_and(|idle| self.endpoint.follows_master_after(idle)) {
-                        self.endpoint.follow_master_first(until, meanwhile);
-                    }
-                    return Ok(());
-                }
+            let (look_at, why) = match &state.phase {
+                Phase::Up(_) => return Ok(()),
                 Phase::Closed => return Err(Fault::Closed),
-                Phase::Connecting => (now + SLICE, None),
-                Phase::Down { retry_at, why, .. }
-                    if now < *retry_at && why.as_ref().is_none_or(is_transient) =>
-                {
-                    (*retry_at, why.clone())
+                Phase::Connecting(_, progress) if progress.is_stale() => {
+                    self.dial(&mut state);
+                    continue;
                 }
-                Phase::Down { .. } => {
-                    let made;
-                    (state, made) = self.connect(state, until, meanwhile);
-                    match made {
-                        Err(Fault::Unreachable(_)) if Instant::now() < until => (now, None),
-                        made => return made,
-                    }
+                Phase::Connecting(_, progress) => (now + SLICE, progress.waits_for()),
+                Phase::Down(down) if down.is_final() && down.tried_at >= began => {
+                    return Err(Fault::Refused(down.why()));
                 }
+                Phase::Down(down) if now >= down.back_off.ends(true) => {
+                    self.dial(&mut state);
+                    continue;
+                }
+                Phase::Down(down) => (down.back_off.ends(true), down.why()),
             };
             if now >= until {
-                return Err(Fault::Unreachable(why.unwrap_or_else(|| {
-                    socket::timed_out("no connection to redis in time")
-                })));
+                drop(state);
+                return Err(self.unreachable(why));
             }
-            if turn_at > now {
-                self.changed
-                    .wait_until(&mut state, until.min(turn_at).min(now + SLICE));
-            }
-            if !MutexGuard::unlocked(&mut state, &mut *meanwhile) {
+            self.changed
+                .wait_until(&mut state, until.min(look_at).min(now + SLICE));
+            if MutexGuard::unlocked(&mut state, stop) {
                 return Err(Fault::Stopped);
             }
         }
     }
 
-    /// Makes a connection while there is none.
-    pub(super) fn connect<'a>(
-        &'a self,
-        mut state: MutexGuard<'a, State>,
-        until: Instant,
-        meanwhile: Meanwhile<'_>,
-    ) -> (MutexGuard<'a, State>, Result<(), Fault>) {
-        let (back_off, dial) = match std::mem::replace(&mut state.phase, Phase::Connecting) {
-            Phase::Down { back_off, dial, .. } => (back_off, dial),
-            _ => (BACK_OFF.0, None),
+    /// Has a connection made in the background, unless there is one, or none is due.
+    pub(crate) fn want(self: &Arc<Self>) {
+        let mut state = self.state.lock();
+        match &state.phase {
+            Phase::Down(down) if Instant::now() >= down.back_off.ends(false) => {
+                self.dial(&mut state)
+            }
+            _ => {}
+        }
+    }
+
+    /// Starts a thread that makes a connection, while there is none. One that takes long may be stuck with a server that was
+    /// away then: it goes on, and the first that is there is used.
+    pub(super) fn dial(self: &Arc<Self>, state: &mut State) {
+        let (Phase::Down(before) | Phase::Connecting(before, _)) = &state.phase else {
+            return;
         };
-        let mut dial = dial
-            .filter(|dial| !dial.is_stale(until))
-            .unwrap_or_else(|| {
-                let ends = Instant::now() + self.connect_timeout;
-                Box::new(Connecting::new(self.role, ends))
-            });
-        let made = MutexGuard::unlocked(&mut state, || {
-            std::panic::catch_unwind(AssertUnwindSafe(|| {
-                dial.advance(&self.endpoint, until, meanwhile)
-            }))
-        });
-        self.changed.notify_all();
-        let made = match made {
-            Ok(made) => made,
-            Err(panic) => {
-                if !matches!(state.phase, Phase::Closed) {
-                    state.phase = Phase::Down {
-                        retry_at: Instant::now(),
-                        back_off,
-                        why: None,
-                        dial: None,
-                    };
-                }
-                drop(state);
-                std::panic::resume_unwind(panic);
+        let this = Arc::downgrade(self);
+        let done = move |made, progress: &Arc<Progress>| {
+            if let Some(this) = this.upgrade() {
+                this.dialled(made, progress);
             }
         };
-        if matches!(state.phase, Phase::Closed) {
-            return (state, Err(Fault::Closed));
+        let started = socket::start(&self.endpoint, self.role, self.connect_timeout, done);
+        state.phase = match started {
+            Ok(progress) => Phase::Connecting(before.clone(), progress),
+            Err(err) => Phase::Down(before.failed(Instant::now(), err)),
+        };
+    }
+
+    /// What came of it.
+    fn dialled(&self, made: RedisResult<Duplex>, by: &Arc<Progress>) {
+        let mut state = self.state.lock();
+        let Phase::Connecting(before, last) = &state.phase else {
+            return;
+        };
+        if made.is_err() && !Arc::ptr_eq(by, last) {
+            return;
         }
         match made {
-            Ok(Dialled::Made(connection)) => {
+            Ok(connection) => {
                 self.start(&mut state, connection);
-                MutexGuard::unlocked(&mut state, || self.flush(true));
-                (state, Ok(()))
-            }
-            Ok(Dialled::Unfinished(why)) => {
-                // The caller ran out of time or had to stop, which says nothing about the server.
-                state.wanted = true;
-                state.phase = Phase::Down {
-                    retry_at: Instant::now(),
-                    back_off,
-                    why: Some(why.clone()),
-                    dial: Some(dial),
-                };
-                self.housekeeper.housekeep_soon();
-                (state, Err(Fault::Unreachable(why)))
+                drop(state);
+                // Before anybody goes on: a process that only waits for this may end right after it.
+                self.flush(true);
+                self.changed.notify_all();
             }
             Err(err) => {
-                report!(Debug, "connecting to {:?}: {err}", self.endpoint);
-                // With bad credentials every caller gets that error at once; only the sending of releases is delayed.
-                let fatal = !is_transient(&err);
-                let now = Instant::now();
-                state.phase = Phase::Down {
-                    retry_at: now + back_off,
-                    back_off: (back_off * 2).min(BACK_OFF.1),
-                    why: Some(err.clone()),
-                    dial: None,
-                };
-                (
-                    state,
-                    Err(if fatal {
-                        Fault::Refused(err)
-                    } else {
-                        Fault::Unreachable(err)
-                    }),
-                )
+                state.phase = Phase::Down(before.failed(by.began, err.clone()));
+                drop(state);
+                self.changed.notify_all();
             }
         }
+        self.housekeeper.housekeep_soon();
     }
 
     pub(super) fn start(&self, state: &mut State, connection: socket::Duplex) {
         state.generation += 1;
-        state.wanted = false;
         if state.generation > 1 {
             self.counters.reconnects.add(1);
         }
@@ -160,8 +174,8 @@ impl Connection {
             writer: connection.writer,
             writing: false,
             reader: Some(connection.reader),
+            greeted_in: connection.since.elapsed(),
             log_in_at: self.endpoint.log_in_again_at(connection.since),
-            logging_in: None,
         }));
         state.pipeline.connected(Instant::now());
     }
@@ -189,19 +203,7 @@ impl Connection {
     pub(super) fn fail(&self, generation: u64, why: &RedisError, sound: bool) {
         let mut state = self.state.lock();
         if state.up(generation).is_some() {
-            // It takes a while until another master is elected.
-            let read_only = why.kind() == ErrorKind::Server(ServerErrorKind::ReadOnly);
-            let pause = if read_only {
-                BACK_OFF.0 * 5
-            } else {
-                Duration::ZERO
-            };
-            let next = Phase::Down {
-                retry_at: Instant::now() + pause,
-                back_off: BACK_OFF.0,
-                why: Some(why.clone()),
-                dial: None,
-            };
+            let next = Phase::Down(Down::new(Some(why.clone())));
             self.take_down(state, next, why, sound);
         }
     }
@@ -213,14 +215,21 @@ impl Connection {
         why: &RedisError,
         sound: bool,
     ) {
-        let Phase::Up(up) = std::mem::replace(&mut state.phase, next) else {
-            return;
+        let up = match std::mem::replace(&mut state.phase, next) {
+            Phase::Up(up) => up,
+            Phase::Connecting(_, progress) => return progress.give_up(),
+            Phase::Down(_) | Phase::Closed => return,
         };
         let Some(lost) = state.pipeline.lost(why) else {
             return;
         };
         let unacknowledged = state.pipeline.has_unacknowledged();
+        let finished = match sound {
+            true => state.finished.replace(Arc::clone(&up.writer)),
+            false => None,
+        };
         drop(state);
+        drop(finished);
         report!(Debug, "connection to {:?} dropped: {why}", self.endpoint);
         if sound
             && !up.writing
@@ -229,7 +238,10 @@ impl Connection {
         {
             report!(Trace, "undoing over a dropped connection: {err}");
         }
-        up.writer.shut_down();
+        match sound {
+            true => up.writer.finish(),
+            false => up.writer.shut_down(),
+        }
         self.changed.notify_all();
         for call in lost.calls {
             call.changed.notify_all();

@@ -1,14 +1,14 @@
 //! What is done in the background: reading replies that nobody waits for, sending releases again, replacing idle
 //! connections. And closing.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::{Connection, GLANCE, Phase};
+use super::{Connection, GLANCE, Phase, TURN};
 use crate::net::call::Call;
-use crate::net::pipeline::IDLE;
+use crate::net::pipeline::{IDLE, PING_AFTER};
 use crate::net::request::Request;
 use crate::net::socket::{self, Meanwhile};
-use crate::report::report;
 
 /// How old the oldest outstanding command must be before another thread than its own reads the reply.
 const UNREAD: Duration = Duration::from_millis(20);
@@ -16,26 +16,10 @@ const UNREAD: Duration = Duration::from_millis(20);
 /// How many unacknowledged calls are given up before the mutex is released for a moment.
 const AT_ONCE: usize = 256;
 
-/// The longest that [`Connection::housekeep`] works on unacknowledged calls, or on a connection, at a time.
-const HOUSEKEEPING_TURN: Duration = Duration::from_millis(100);
-
-/// After how long without a command the connection is tested with a PING while anything is held.
-const PING_AFTER: Duration = Duration::from_secs(2);
-
 impl Connection {
-    /// Has the watchdog make a connection, if there is none.
-    pub(crate) fn want(&self) {
-        let mut state = self.state.lock();
-        if matches!(state.phase, Phase::Down { .. }) {
-            state.wanted = true;
-            drop(state);
-            self.housekeeper.housekeep_soon();
-        }
-    }
-
-    /// Tests an idle connection, and has the watchdog make another if it is lost. For a client that holds something, so
+    /// Tests an idle connection, and has another made if it is lost. For a client that holds something, so
     /// that there is a connection for the release.
-    pub(crate) fn look_after(&self) {
+    pub(crate) fn look_after(self: &Arc<Self>) {
         let mut state = self.state.lock();
         let generation = state.generation;
         if let Some((_, in_flight)) = state.up(generation) {
@@ -64,13 +48,14 @@ impl Connection {
     /// Reads replies that nobody waits for, sends unacknowledged calls again, and logs in again when that is due.
     ///
     /// Returns `true` if something is left to do; then the [`Housekeeper`] calls it again soon.
-    pub(crate) fn housekeep(&self, until: Instant, meanwhile: Meanwhile<'_>) -> bool {
+    pub(crate) fn housekeep(self: &Arc<Self>, until: Instant, meanwhile: Meanwhile<'_>) -> bool {
         let left = self.housekeep_unread_for(UNREAD, until, meanwhile);
-        self.stay_logged_in(meanwhile) || left
+        self.stay_logged_in();
+        left
     }
 
     pub(super) fn housekeep_unread_for(
-        &self,
+        self: &Arc<Self>,
         unread_for: Duration,
         until: Instant,
         meanwhile: Meanwhile<'_>,
@@ -78,25 +63,19 @@ impl Connection {
         self.give_up_ended(meanwhile);
         let mut state = self.state.lock();
         let generation = state.generation;
-        let needed = state.wanted || state.pipeline.has_unacknowledged();
         match &state.phase {
             Phase::Closed => return false,
-            Phase::Connecting => return true,
-            Phase::Down { .. } if !needed => return false,
-            Phase::Down { retry_at, .. } if Instant::now() < *retry_at => return true,
-            Phase::Down { .. } => {
-                // An unfinished attempt is continued the next time.
-                let until = until.min(Instant::now() + HOUSEKEEPING_TURN);
-                let (state, made) = self.connect(state, until, meanwhile);
+            Phase::Connecting(..) | Phase::Down(_) => {
+                let is_needed = state.pipeline.has_unacknowledged();
                 drop(state);
-                if let Err(fault) = made {
-                    report!(Debug, "reconnecting for unacknowledged releases: {fault:?}");
+                if is_needed {
+                    self.want();
                 }
-                return true;
+                return is_needed;
             }
             Phase::Up(_) => {}
         }
-        let turn_ends = until.min(Instant::now() + HOUSEKEEPING_TURN);
+        let turn_ends = until.min(Instant::now() + TURN);
         loop {
             state.pipeline.feed(Instant::now());
             let more = state.pipeline.has_unacknowledged();
@@ -138,7 +117,7 @@ impl Connection {
     /// Gives up unacknowledged calls that are of no use any more, also without a connection. Calls `meanwhile` in between,
     /// since an outage may leave very many.
     pub(super) fn give_up_ended(&self, meanwhile: Meanwhile<'_>) {
-        let why = socket::timed_out("redis was out of reach until its lease was over");
+        let why = socket::timed_out("redis has not accepted it while it was of use");
         loop {
             let mut state = self.state.lock();
             let ended = state.pipeline.take_ended(Instant::now(), AT_ONCE, &why);
@@ -156,9 +135,7 @@ impl Connection {
     }
 
     /// Works on what is not acknowledged, while the client is closed; whether anything is left.
-    pub(crate) fn drain_some(&self, until: Instant) -> bool {
-        // A connection is needed for these calls only.
-        self.state.lock().wanted = false;
+    pub(crate) fn drain_some(self: &Arc<Self>, until: Instant) -> bool {
         self.housekeep_unread_for(Duration::ZERO, until, &mut || true)
     }
 
@@ -193,6 +170,7 @@ mod tests {
     use crate::net::connection::Housekeeper;
     use crate::net::request::Script;
     use crate::net::socket::Endpoint;
+    use crate::net::text::Text;
 
     static RELEASE: LazyLock<Script> = LazyLock::new(|| Script::new("return 0"));
 
@@ -226,12 +204,13 @@ mod tests {
 
     #[test]
     fn other_duties_are_looked_after_while_the_releases_of_an_outage_are_given_up() {
-        let (connection, now) = (connection(), Instant::now());
+        let (connection, now) = (Arc::new(connection()), Instant::now());
         let name: Arc<str> = "name".into();
         for _ in 0..4 * AT_ONCE {
             let request = Request::script("releasing", &RELEASE, &[&name], &["o:1"]);
             let info = DeferredInfo {
                 name: Arc::clone(&name),
+                owner: Text::default(),
                 useful_until: now,
                 undo: true,
                 for_good: false,

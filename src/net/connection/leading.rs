@@ -6,12 +6,10 @@ use std::time::{Duration, Instant};
 use redis::{RedisError, Value};
 
 use super::{Connection, GLANCE, Phase, SLICE, WaitFault, Wrote, next_leader, wake_leader};
-use crate::net::call::{Call, CallPhase};
+use crate::net::call::{Call, CallPhase, Fault};
 use crate::net::pipeline::Received;
 use crate::net::socket::{self, Reader};
-
-/// How long the leader reads at a time while the socket's buffer is full and bytes are left to be written.
-const BEHIND: Duration = Duration::from_millis(4);
+use crate::report;
 
 /// How many replies are handed out before the mutex is released for a moment.
 const AT_ONCE: usize = 256;
@@ -27,11 +25,21 @@ impl Connection {
         until: Instant,
         stop: &dyn Fn() -> bool,
     ) -> Result<(Value, Instant), WaitFault> {
+        self.wait_for(call, true, until, stop)
+    }
+
+    /// The same for a call that may not be the caller's own: then its silence says nothing about the caller's time.
+    fn wait_for(
+        &self,
+        call: &Arc<Call>,
+        is_own: bool,
+        until: Instant,
+        stop: &dyn Fn() -> bool,
+    ) -> Result<(Value, Instant), WaitFault> {
         let mut has_looked = false;
         loop {
             let mut state = self.state.lock();
             let mut mine = call.state.lock();
-            mine.following = false;
             match &mine.phase {
                 CallPhase::Done(value) => return Ok((value.clone(), mine.sent_at)),
                 CallPhase::Broken(err) => return Err(WaitFault::Broken(err.clone())),
@@ -39,9 +47,9 @@ impl Connection {
                     return Err(WaitFault::Closed);
                 }
                 CallPhase::Idle => {
-                    return Err(WaitFault::Broken(socket::timed_out(
-                        "the connection was lost",
-                    )));
+                    let refusal = state.pipeline.refusal();
+                    let lost = || socket::timed_out("the connection was lost");
+                    return Err(WaitFault::Broken(refusal.unwrap_or_else(lost)));
                 }
                 CallPhase::Awaiting => {}
             }
@@ -50,15 +58,20 @@ impl Connection {
                 return Err(WaitFault::Closed);
             };
             if now >= until || stop() {
-                drop(mine);
-                // A reply that has come counts, even if nobody has read it yet.
-                let may_be_unread = in_flight.quiet_at < until && !has_looked;
-                if let Some(reader) = up.reader.take_if(|_| may_be_unread && !stop()) {
-                    drop(state);
+                // A reply that has come counts, even if nobody has read it yet, or somebody is about to.
+                if in_flight.quiet_at < until && !has_looked && !stop() {
                     has_looked = true;
-                    self.lead(reader, generation, Some(call), now, now + GLANCE);
+                    if let Some(reader) = up.reader.take() {
+                        drop(mine);
+                        drop(state);
+                        self.lead(reader, generation, Some(call), now, now + GLANCE);
+                    } else {
+                        drop(state);
+                        call.changed.wait_for(&mut mine, 2 * GLANCE);
+                    }
                     continue;
                 }
+                drop(mine);
                 // This thread may have been appointed leader in the meantime.
                 let next = next_leader(up, in_flight);
                 drop(state);
@@ -69,16 +82,20 @@ impl Connection {
                     WaitFault::Stopped
                 });
             }
-            if in_flight.is_silent(self.max_silence) {
+            let patience = match is_own {
+                true => self.patience(up, in_flight, mine.sent_at, until),
+                false => self.max_silence,
+            };
+            // Unless its answer has come since anybody read.
+            if in_flight.is_silent(patience) && in_flight.quiet_at >= mine.sent_at {
                 drop(mine);
                 drop(state);
                 self.fail_silent(generation);
                 continue;
             }
-            let silent_at = in_flight.last_heard + self.max_silence;
+            let silent_at = in_flight.last_heard + patience;
             let slice_ends = until.min(match now < silent_at {
                 true => silent_at.min(now + SLICE),
-                // Something may have come since anybody read.
                 false => now + GLANCE,
             });
             if let Some(reader) = up.reader.take() {
@@ -87,15 +104,33 @@ impl Connection {
                 self.lead(reader, generation, Some(call), now, slice_ends);
                 continue;
             }
-            mine.following = true;
+            mine.following += 1;
             drop(state);
             call.changed.wait_until(&mut mine, slice_ends);
+            mine.following -= 1;
             // Not under the connection's mutex, which all threads want that were woken together.
             if let CallPhase::Done(value) = &mine.phase {
                 let outcome = (value.clone(), mine.sent_at);
-                mine.following = false;
                 return Ok(outcome);
             }
+        }
+    }
+
+    /// Waits for what attempts that were given up [owe](crate::net::pipeline::Pipeline::owed), if it is so much that others have to wait for it.
+    pub(crate) fn wait_for_owed(
+        &self,
+        until: Instant,
+        stop: &dyn Fn() -> bool,
+    ) -> Result<(), Fault> {
+        let owed = self.state.lock().pipeline.owed();
+        let Some(owed) = owed else {
+            return Ok(());
+        };
+        match self.wait_for(&owed, false, until, stop) {
+            Ok(_) | Err(WaitFault::Broken(_)) => Ok(()),
+            Err(WaitFault::TimedOut) => Err(self.no_answer()),
+            Err(WaitFault::Stopped) => Err(Fault::Stopped),
+            Err(WaitFault::Closed) => Err(Fault::Closed),
         }
     }
 
@@ -108,6 +143,8 @@ impl Connection {
         now: Instant,
         until: Instant,
     ) {
+        // The others wait for this thread until it has stepped down.
+        let _held_back = report::hold_back();
         // When the next read begins.
         let mut read_at = now;
         let mut slice = until.saturating_duration_since(read_at);
@@ -125,7 +162,7 @@ impl Connection {
                     let now = Instant::now();
                     slice = until.saturating_duration_since(now);
                     if wrote == Wrote::Behind {
-                        slice = slice.min(BEHIND);
+                        slice = slice.min(GLANCE);
                     }
                     if slice.is_zero() {
                         if let Some((_, in_flight)) = self.state.lock().up(generation) {
@@ -234,6 +271,11 @@ impl Connection {
     }
 
     pub(super) fn fail_silent(&self, generation: u64) {
+        let mut state = self.state.lock();
+        if let Some((_, in_flight)) = state.up(generation) {
+            state.doubted_until = in_flight.last_heard + self.max_silence;
+        }
+        drop(state);
         let why = socket::timed_out("redis was silent with a reply due");
         self.fail(generation, &why, true);
     }

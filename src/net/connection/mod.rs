@@ -6,17 +6,16 @@
 //! which reply belongs to which command; this module has the socket, the threads and the clock.
 //!
 //! One thread reads for all, the *leader*. The first thread that waits takes the [`Reader`] and hands every reply to its
-//! call until its own has come; then it puts the reader back and wakes another waiting thread. While fewer than `EAGER`
-//! replies are outstanding, each thread writes its own bytes at once; above that, the leader writes those of all threads
-//! together before it may block.
+//! call until its own has come; then it puts the reader back and wakes another waiting thread. Before it blocks, the leader
+//! writes what all threads have queued; only where nobody leads does a thread write its own bytes.
 //!
 //! ```text
-//!            connect             greeted               I/O or parse error, silence,
-//!    down ───────────► connecting ───────► up ◄─┐      no master any more
-//!     ▲                    │               │    │ reply
-//!     │  failed            │               ├────┘
-//!     ├────────────────────┘               │
-//!     └────────────────────────────────────┘          close, from anywhere ──► closed
+//!            somebody needs it      greeted               I/O or parse error, silence,
+//!    down ─────────────────► connecting ───────► up ◄─┐   no master any more
+//!     ▲     a thread starts      │               │    │ reply
+//!     │                          │ failed        ├────┘
+//!     ├──────────────────────────┘               │
+//!     └──────────────────────────────────────────┘        close, from anywhere ──► closed
 //!
 //!    the reader, while up:   free ──a thread waits──► led ──its reply, its time──► free, and another thread is woken
 //! ```
@@ -25,7 +24,6 @@
 //!
 //! Mutexes: first `state`, then a call's own. Neither is held during I/O. Only `submit` is called with a lock's mutex held.
 
-#[cfg(feature = "cluster")]
 mod cluster;
 mod dialing;
 mod housekeeping;
@@ -39,30 +37,34 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex};
 use redis::RedisError;
 
+use crate::net::back_off::BackOff;
 use crate::net::call::{Call, Fault, OnReply};
 use crate::net::pipeline::{InFlight, Pipeline};
-use crate::net::socket::{self, Connecting, Endpoint, Reader, Socket};
+use crate::net::socket::{self, Endpoint, Progress, Reader, Socket};
 use crate::stats::Counters;
 
 /// The longest a thread waits before it checks its deadline, its cancel token and the client's state.
-pub(super) const SLICE: Duration = Duration::from_millis(64);
+pub(crate) const SLICE: Duration = Duration::from_millis(64);
 
 /// How long to read when only checking whether a reply has come.
-const GLANCE: Duration = Duration::from_millis(1);
+pub(super) const GLANCE: Duration = Duration::from_millis(1);
 
-/// The pause after the first failed connection, doubled up to the second for each further one.
-pub(super) const BACK_OFF: (Duration, Duration) =
-    (Duration::from_millis(10), Duration::from_millis(250));
+/// How long is worked on one connection, or waited for it, while there is something else to do.
+pub(super) const TURN: Duration = Duration::from_millis(100);
+
+/// Why there is no connection, and for how long none is made.
+#[derive(Clone)]
+struct Down {
+    back_off: BackOff,
+    /// When the last attempt began.
+    tried_at: Instant,
+    why: Option<RedisError>,
+}
 
 enum Phase {
-    Down {
-        retry_at: Instant,
-        back_off: Duration,
-        why: Option<RedisError>,
-        /// A connection in the making that nobody has had the time to finish.
-        dial: Option<Box<Connecting>>,
-    },
-    Connecting,
+    Down(Down),
+    /// A thread makes one. What was before says how long the pause is if that fails.
+    Connecting(Down, Arc<Progress>),
     Up(Box<Up>),
     Closed,
 }
@@ -73,18 +75,20 @@ struct Up {
     writing: bool,
     /// `None` while a thread leads.
     reader: Option<Reader>,
-    /// When it has to log in again, if ever.
+    /// How long its greeting took: a round trip at least.
+    greeted_in: Duration,
+    /// When it has to log in again, if ever, and is not about to.
     log_in_at: Option<Instant>,
-    /// The command that does, while its answer is due.
-    logging_in: Option<Arc<Call>>,
 }
 
 struct State {
     phase: Phase,
     generation: u64,
     pipeline: Pipeline,
-    /// Somebody needed a connection and had no time to make one.
-    wanted: bool,
+    /// Until when a connection that was given up in doubt might have been heard again.
+    doubted_until: Instant,
+    /// The last connection that was [finished](Socket::finish), until another one is.
+    finished: Option<Arc<Socket>>,
 }
 
 /// The result of a flush.
@@ -119,7 +123,6 @@ pub(crate) struct Connection {
     endpoint: Endpoint,
     /// Its name in `CLIENT LIST`.
     role: &'static str,
-    #[cfg(feature = "cluster")]
     node: usize,
     connect_timeout: Duration,
     /// How long a connection may be silent with a reply due.
@@ -143,20 +146,15 @@ impl Connection {
         Self {
             endpoint,
             role: socket::COMMANDS,
-            #[cfg(feature = "cluster")]
             node: 0,
             connect_timeout,
             max_silence: response_timeout / 2,
             state: Mutex::new(State {
-                phase: Phase::Down {
-                    retry_at: Instant::now(),
-                    back_off: BACK_OFF.0,
-                    why: None,
-                    dial: None,
-                },
+                phase: Phase::Down(Down::new(None)),
                 generation: 0,
                 pipeline: Pipeline::default(),
-                wanted: false,
+                doubted_until: Instant::now(),
+                finished: None,
             }),
             changed: Condvar::new(),
             counters,
@@ -177,17 +175,51 @@ impl Connection {
         })
     }
 
+    /// How long it may be silent for a caller whose command was sent at that time: as a rule `max_silence`. A connection in
+    /// doubt has to leave time for another one, but not less than its server needs to answer.
+    fn patience(
+        &self,
+        up: &Up,
+        in_flight: &InFlight,
+        sent_at: Instant,
+        until: Instant,
+    ) -> Duration {
+        if !in_flight.is_in_doubt {
+            return self.max_silence;
+        }
+        let share = until.saturating_duration_since(sent_at) / 3;
+        let least = SLICE.max(3 * up.greeted_in);
+        share.max(least).min(self.max_silence)
+    }
+
+    /// A caller's time is up: if nothing was heard meanwhile, the next one does not rely on the connection for as long.
+    pub(crate) fn doubt(&self) {
+        if let Some(in_flight) = self.state.lock().pipeline.in_flight() {
+            in_flight.is_in_doubt |= in_flight.is_silent(Duration::ZERO);
+        }
+    }
+
     /// Why there is no reply although the time for it is up.
     pub(crate) fn no_answer(&self) -> Fault {
         let silent = socket::timed_out("redis did not answer in time");
         if self.responds(self.max_silence) {
             return Fault::Late(silent);
         }
-        Fault::Unreachable(match &self.state.lock().phase {
+        let why = match &self.state.lock().phase {
             Phase::Up(_) => silent,
-            Phase::Down { why: Some(why), .. } => why.clone(),
+            Phase::Down(Down { why: Some(why), .. }) => why.clone(),
+            Phase::Connecting(_, progress) => progress.waits_for(),
             _ => socket::timed_out("no connection to redis in time"),
-        })
+        };
+        self.unreachable(why)
+    }
+
+    /// There is no connection in time. That says little while the one before might only have been slow.
+    pub(crate) fn unreachable(&self, why: RedisError) -> Fault {
+        match why.is_timeout() && Instant::now() < self.state.lock().doubted_until {
+            true => Fault::Late(why),
+            false => Fault::Unreachable(why),
+        }
     }
 
     /// See [`Housekeeper::housekeep_soon`].

@@ -1,150 +1,115 @@
-//! A connection to one address in the making, stage by stage.
+//! What a thread that makes a connection knows: its time, and who waits for it.
 
-use std::time::Instant;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use redis::{RedisError, RedisResult};
 
-use super::greeting::Greeting;
-use super::opening::{self, Opening};
-use super::resolve::resolve;
-#[cfg(feature = "tls")]
-use super::tls::Securing;
-use super::{Duplex, Endpoint, Meanwhile, Socket, timed_out};
-use crate::config::server::{Address, Login};
+use super::timed_out;
 
-/// A connection to one address in the making.
-pub(crate) struct Dial {
-    role: &'static str,
+/// How long one of several servers may take, since others can be asked as well. After that long another connection is tried
+/// beside one that is not there yet: its server may have been away when it was begun, and be back.
+pub(in crate::net) const SHARE: Duration = Duration::from_millis(500);
+
+/// How far a dial has got, for those who wait for it.
+pub(crate) struct Progress {
+    pub(crate) began: Instant,
+    /// It is in something that nothing bounds in time, or the server has answered: beginning anew would not help.
+    is_patient: AtomicBool,
+    waits_for: Mutex<RedisError>,
+    is_given_up: AtomicBool,
+}
+
+impl Progress {
+    pub(super) fn new() -> Arc<Self> {
+        Arc::new(Self {
+            began: Instant::now(),
+            is_patient: AtomicBool::new(false),
+            waits_for: Mutex::new(timed_out("no connection to redis in time")),
+            is_given_up: AtomicBool::new(false),
+        })
+    }
+
+    /// What it waits for at the moment: the reason to give to somebody whose time is up.
+    pub(crate) fn waits_for(&self) -> RedisError {
+        self.waits_for.lock().clone()
+    }
+
+    /// Whether it has taken so long that another should be tried beside it.
+    pub(crate) fn is_stale(&self) -> bool {
+        !self.is_patient.load(Ordering::Relaxed) && self.began.elapsed() >= SHARE
+    }
+
+    pub(super) fn is_given_up(&self) -> bool {
+        self.is_given_up.load(Ordering::Relaxed)
+    }
+
+    /// Nobody needs the connection any more. What is under way ends within its time.
+    pub(crate) fn give_up(&self) {
+        self.is_given_up.store(true, Ordering::Relaxed);
+    }
+}
+
+/// What a thread that connects knows.
+pub(in crate::net) struct Dial {
+    pub(super) role: &'static str,
     /// When it has taken so long that it has failed.
     ends: Instant,
-    stage: Stage,
-}
-
-enum Stage {
-    Resolving,
-    Opening(Box<Opening>),
-    #[cfg(feature = "tls")]
-    Securing(Box<Securing>),
-    /// Asking how to log in: not before the server is there.
-    LoggingIn(Socket),
-    Greeting(Box<Greeting>),
-}
-
-/// How far a connection has got.
-pub(crate) enum Dialled {
-    Made(Duplex),
-    /// Not done by then; what it still waits for.
-    Unfinished(RedisError),
+    progress: Arc<Progress>,
 }
 
 impl Dial {
-    pub(crate) fn new(role: &'static str, ends: Instant) -> Self {
+    pub(super) fn new(role: &'static str, timeout: Duration, progress: Arc<Progress>) -> Self {
         Self {
             role,
-            ends,
-            stage: Stage::Resolving,
+            ends: Instant::now() + timeout,
+            progress,
         }
     }
 
-    /// Goes on until there is a connection, `until`, or `meanwhile` says to stop. An error is final.
-    pub(crate) fn advance(
-        &mut self,
-        endpoint: &Endpoint,
-        until: Instant,
-        meanwhile: Meanwhile<'_>,
-    ) -> RedisResult<Dialled> {
-        let by = until.min(self.ends);
-        loop {
-            let waits_for = match &mut self.stage {
-                Stage::Resolving => match endpoint.address()? {
-                    Address::Tcp(host, port) => {
-                        if let Some(addrs) = resolve(endpoint, host, *port, by, meanwhile)? {
-                            self.stage = Stage::Opening(Box::new(Opening::new(addrs)));
-                            continue;
-                        }
-                        timed_out("looking up the host took too long")
-                    }
-                    #[cfg(unix)]
-                    Address::Unix(path) => {
-                        if let Some(stream) = opening::open_unix(path, by, meanwhile)? {
-                            self.log_in(endpoint, Socket::Unix(stream))?;
-                            continue;
-                        }
-                        timed_out("connecting took too long")
-                    }
-                    #[cfg(not(unix))]
-                    Address::Unix(_) => {
-                        return Err(std::io::Error::from(std::io::ErrorKind::Unsupported).into());
-                    }
-                },
-                Stage::Opening(opening) => {
-                    if let Some(stream) = opening.advance(self.ends, by, meanwhile)? {
-                        #[cfg(feature = "tls")]
-                        if let (Some(settings), Address::Tcp(host, _)) =
-                            (&endpoint.server.tls, endpoint.address()?)
-                        {
-                            let securing = Securing::new(settings, host, stream)?;
-                            self.stage = Stage::Securing(Box::new(securing));
-                            continue;
-                        }
-                        self.log_in(endpoint, Socket::Tcp(stream))?;
-                        continue;
-                    }
-                    timed_out("connecting took too long")
-                }
-                #[cfg(feature = "tls")]
-                Stage::Securing(securing) => {
-                    if securing.advance(by, meanwhile)? {
-                        let done = std::mem::replace(&mut self.stage, Stage::Resolving);
-                        if let Stage::Securing(securing) = done {
-                            let stream = Box::new(securing.done());
-                            self.log_in(endpoint, Socket::Tls(stream))?;
-                        }
-                        continue;
-                    }
-                    securing.waits_for()
-                }
-                Stage::LoggingIn(_) => {
-                    if let Some(login) = endpoint.login(by, meanwhile)? {
-                        let done = std::mem::replace(&mut self.stage, Stage::Resolving);
-                        if let Stage::LoggingIn(stream) = done {
-                            self.greet(endpoint, &login, stream)?;
-                        }
-                        continue;
-                    }
-                    timed_out("the function given to Config::credentials has not returned in time")
-                }
-                Stage::Greeting(greeting) => {
-                    if greeting.advance(endpoint, by, meanwhile)? {
-                        let done = std::mem::replace(&mut self.stage, Stage::Resolving);
-                        let Stage::Greeting(greeting) = done else {
-                            continue;
-                        };
-                        return Ok(Dialled::Made(greeting.connection));
-                    }
-                    let why = greeting.why.clone();
-                    why.unwrap_or_else(|| timed_out("redis did not answer the greeting in time"))
-                }
-            };
-            return if Instant::now() < self.ends {
-                Ok(Dialled::Unfinished(waits_for))
-            } else {
-                Err(waits_for)
-            };
+    /// For a thread that connects for itself.
+    pub(in crate::net) fn by_itself(role: &'static str, timeout: Duration) -> Self {
+        Self::new(role, timeout, Progress::new())
+    }
+
+    /// Part of it, which has failed after `share` if it is not done before.
+    pub(super) fn part(&self, role: &'static str, share: Duration) -> Self {
+        Self {
+            role,
+            ends: self.ends.min(Instant::now() + share),
+            progress: Arc::clone(&self.progress),
         }
     }
 
-    fn log_in(&mut self, endpoint: &Endpoint, stream: Socket) -> RedisResult<()> {
-        if endpoint.asks_for_login() {
-            self.stage = Stage::LoggingIn(stream);
-            return Ok(());
+    /// How much time is left; an error if none is, or nobody needs the connection.
+    pub(super) fn left(&self) -> RedisResult<Duration> {
+        let left = self.ends.saturating_duration_since(Instant::now());
+        if left.is_zero() || self.progress.is_given_up() {
+            return Err(self.progress.waits_for());
         }
-        self.greet(endpoint, &endpoint.server.login, stream)
+        Ok(left.max(Duration::from_millis(1)))
     }
 
-    fn greet(&mut self, endpoint: &Endpoint, login: &Login, stream: Socket) -> RedisResult<()> {
-        let greeting = Greeting::new(endpoint, self.role, login, stream)?;
-        self.stage = Stage::Greeting(Box::new(greeting));
-        Ok(())
+    /// Says what it waits for from now on.
+    pub(in crate::net) fn waits_for(&self, what: RedisError) {
+        *self.progress.waits_for.lock() = what;
+    }
+
+    /// The server is not ready, and says so.
+    pub(super) fn is_told_to_wait(&self, why: RedisError) {
+        self.progress.is_patient.store(true, Ordering::Relaxed);
+        self.waits_for(why);
+    }
+
+    /// Does what nothing bounds in time, which does not count.
+    pub(super) fn unbounded<T>(&mut self, what: impl FnOnce() -> T) -> T {
+        let began = Instant::now();
+        self.progress.is_patient.store(true, Ordering::Relaxed);
+        let done = what();
+        self.progress.is_patient.store(false, Ordering::Relaxed);
+        self.ends += began.elapsed();
+        done
     }
 }

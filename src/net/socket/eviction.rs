@@ -4,8 +4,7 @@
 //! than `CONFIG`, which managed services refuse.
 
 use std::borrow::Cow;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 
 use redis::Value;
 
@@ -13,19 +12,15 @@ use super::Endpoint;
 use crate::error::excerpt;
 use crate::report::report;
 
-/// Whether a client has had an answer.
-#[derive(Clone, Default)]
-pub(super) struct Answered(Arc<AtomicBool>);
-
 impl Endpoint {
     /// Whether the connections of this role ask, and none of the client has yet.
     pub(super) fn asks_for_eviction(&self, role: &str) -> bool {
-        role == super::COMMANDS && !self.eviction.0.load(Ordering::Relaxed)
+        role == super::COMMANDS && !self.knows_eviction.load(Ordering::Relaxed)
     }
 
     /// The server has answered, or refused; warns once if there is something to warn of.
     pub(super) fn answered_for_eviction(&self, info: Option<&Value>) {
-        if self.eviction.0.swap(true, Ordering::Relaxed) {
+        if self.knows_eviction.swap(true, Ordering::Relaxed) {
             return;
         }
         let text = info.and_then(|info| redis::from_redis_value_ref::<String>(info).ok());

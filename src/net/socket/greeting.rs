@@ -1,22 +1,19 @@
 //! The first commands on a connection: logging in, selecting the database, saying who this is.
 
-use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use redis::{ErrorKind, RedisError, RedisResult, ServerErrorKind, Value};
 
-use super::{CONNECT_SLICE, Duplex, Endpoint, Meanwhile, Reader, Socket, WRITE_SLICE, unasked};
+use super::dial::Dial;
+use super::{Duplex, Endpoint, Reader, Socket, WRITE_SLICE, unasked};
 use crate::config::replicas::ReplicaAck;
 use crate::config::server::Login;
-use crate::error::{is_crowded, is_transient};
+use crate::error::{excerpt, is_crowded, is_transient, printable, reworded};
+use crate::net::back_off::BACK_OFF;
 use crate::net::request::Request;
 use crate::report::report;
-
-/// How long to wait before greeting a server again that is not ready, over the same connection.
-const GREET_AGAIN: Duration = Duration::from_millis(50);
 
 /// One command of the greeting.
 struct Step {
@@ -31,180 +28,180 @@ impl Step {
             request: Request::command("greeting redis", &[&[what], args].concat()),
         }
     }
-}
 
-/// A connection whose first commands have been sent.
-pub(super) struct Greeting {
-    pub(super) connection: Duplex,
-    /// What has not been answered.
-    due: VecDeque<Step>,
-    /// What the server was not ready for, to be sent again.
-    postponed: VecDeque<Step>,
-    greet_again_at: Instant,
-    pub(super) why: Option<RedisError>,
-    /// The server has answered something.
-    heard: bool,
-}
-
-impl Greeting {
-    pub(super) fn new(
-        endpoint: &Endpoint,
-        role: &str,
-        login: &Login,
-        stream: Socket,
-    ) -> RedisResult<Self> {
-        stream.set_write_timeout(WRITE_SLICE)?;
-        let writer = Arc::new(stream);
-        let reader = Reader::new(Arc::clone(&writer));
-        let db = endpoint.server.db.to_string();
-        let mut name = format!("redlatch-{role}");
-        if !endpoint.server.label.is_empty() {
-            name = format!("{name}:{}", endpoint.server.label);
+    /// Whether Redis may answer so. What does not is something else: another protocol, or this very client.
+    fn is_answered_by(&self, reply: &Value) -> bool {
+        match self.what {
+            "PING" => matches!(reply, Value::SimpleString(pong) if pong == "PONG"),
+            "ROLE" => matches!(reply, Value::Array(_)),
+            "WAIT" => matches!(reply, Value::Int(_)),
+            "INFO" => matches!(reply, Value::BulkString(_)),
+            _ => matches!(reply, Value::Okay),
         }
-        let auth = login.auth().map(|request| Step {
-            what: "AUTH",
-            request,
-        });
-        let mut steps = VecDeque::from_iter(auth);
-        if endpoint.server.db != 0 {
-            steps.push_back(Step::new("SELECT", &[&db]));
-        }
-        steps.push_back(Step::new("CLIENT", &["SETNAME", &name]));
-        steps.push_back(Step::new("PING", &[]));
-        let replica_ack = endpoint.server.replica_ack;
-        if endpoint.proves_master || replica_ack == ReplicaAck::Majority {
-            steps.push_back(Step::new("ROLE", &[]));
-        }
-        if replica_ack != ReplicaAck::None {
-            // For no replica it waits for nothing.
-            steps.push_back(Step::new("WAIT", &["0", "1"]));
-        }
-        if endpoint.asks_for_eviction(role) {
-            steps.push_back(Step::new("INFO", &["memory"]));
-        }
-        let mut greeting = Self {
-            connection: Duplex {
-                writer,
-                reader,
-                since: Instant::now(),
-            },
-            due: VecDeque::new(),
-            postponed: steps,
-            greet_again_at: Instant::now(),
-            why: None,
-            heard: false,
-        };
-        greeting.send()?;
-        Ok(greeting)
     }
+}
 
-    fn send(&mut self) -> RedisResult<()> {
-        let mut bytes = Vec::new();
-        for step in &self.postponed {
-            step.request.write(&mut bytes, false);
+/// Sends the first commands over a new socket, and reads the answers.
+pub(super) fn greet(
+    endpoint: &Endpoint,
+    dial: &Dial,
+    login: &Login,
+    stream: Socket,
+) -> RedisResult<Duplex> {
+    stream.plain().set_write_timeout(Some(WRITE_SLICE))?;
+    let writer = Arc::new(stream);
+    let mut connection = Duplex {
+        reader: Reader::new(Arc::clone(&writer)),
+        writer,
+        since: Instant::now(),
+    };
+    let mut due = steps(endpoint, dial.role, login);
+    let mut has_heard = connection.writer.is_encrypted();
+    loop {
+        send(&mut connection, &due)?;
+        let mut again = Vec::new();
+        for step in due {
+            let reply = connection.read(dial);
+            let reply = reply.map_err(|err| if has_heard { err } else { explained(err) })?;
+            has_heard = true;
+            match reply.extract_error() {
+                Ok(reply) if step.is_answered_by(&reply) => step.answered(endpoint, &reply)?,
+                Ok(reply) => return Err(strange(step.what, &reply)),
+                Err(err) if step.needs_time(&err) => {
+                    again.push(step);
+                    dial.is_told_to_wait(err);
+                }
+                Err(err) => step.refused(endpoint, login, err)?,
+            }
         }
-        self.due.append(&mut self.postponed);
-        let Err(err) = self.connection.writer.write_all(&bytes) else {
-            return Ok(());
-        };
+        if again.is_empty() {
+            break;
+        }
+        // The server is not ready, and another connection would not help.
+        std::thread::sleep(dial.left()?.min(BACK_OFF.1));
+        due = again;
+    }
+    match connection.reader.has_unread() {
+        // It would be taken for the reply to the first command.
+        true => Err(unasked()),
+        false => Ok(connection),
+    }
+}
+
+fn send(connection: &mut Duplex, steps: &[Step]) -> RedisResult<()> {
+    let mut bytes = Vec::new();
+    for step in steps {
+        step.request.write(&mut bytes, false);
+    }
+    connection.writer.write_all(&bytes).map_err(|err| {
         // What the server said before it closed the connection says more.
-        let reader = &mut self.connection.reader;
-        match reader.read(Duration::from_millis(1)) {
-            Ok(Some(reply)) => Err(reply.extract_error().err().unwrap_or_else(|| err.into())),
-            Ok(None) => Err(err.into()),
-            Err(said) if said.is_connection_dropped() => Err(err.into()),
-            Err(said) => Err(said),
+        match connection.reader.read(Duration::from_millis(1)) {
+            Ok(Some(reply)) => reply.extract_error().err().unwrap_or_else(|| err.into()),
+            Err(said) if !said.is_connection_dropped() => said,
+            _ => err.into(),
+        }
+    })
+}
+
+fn steps(endpoint: &Endpoint, role: &str, login: &Login) -> Vec<Step> {
+    let server = &endpoint.server;
+    let mut name = format!("redlatch-{role}");
+    if !server.label.is_empty() {
+        name = format!("{name}:{}", server.label);
+    }
+    let auth = login.auth().map(|request| Step {
+        what: "AUTH",
+        request,
+    });
+    let mut steps = Vec::from_iter(auth);
+    if server.db != 0 {
+        steps.push(Step::new("SELECT", &[&server.db.to_string()]));
+    }
+    steps.push(Step::new("CLIENT", &["SETNAME", &name]));
+    steps.push(Step::new("PING", &[]));
+    if endpoint.proves_master || server.replica_ack == ReplicaAck::Majority {
+        steps.push(Step::new("ROLE", &[]));
+    }
+    if server.replica_ack != ReplicaAck::None {
+        // For no replica it waits for nothing.
+        steps.push(Step::new("WAIT", &["0", "1"]));
+    }
+    if endpoint.asks_for_eviction(role) {
+        steps.push(Step::new("INFO", &["memory"]));
+    }
+    steps
+}
+
+impl Step {
+    fn answered(&self, endpoint: &Endpoint, reply: &Value) -> RedisResult<()> {
+        match self.what {
+            "ROLE" if !endpoint.learn_role(reply) && endpoint.proves_master => {
+                Err(io::Error::other("it was named the master and is a replica").into())
+            }
+            "INFO" => {
+                endpoint.answered_for_eviction(Some(reply));
+                Ok(())
+            }
+            _ => Ok(()),
         }
     }
 
-    /// Reads the answer to `ROLE`.
-    fn learn_role(endpoint: &Endpoint, role: &Value) -> io::Result<()> {
-        let parts = match role {
-            Value::Array(parts) => parts.as_slice(),
-            _ => &[],
+    /// Whether it has to be sent again.
+    fn needs_time(&self, err: &RedisError) -> bool {
+        let is_optional = match self.what {
+            "CLIENT" | "INFO" => true,
+            "PING" => !keeps_out(err),
+            _ => false,
         };
-        let is_master = matches!(parts.first(), Some(Value::BulkString(role)) if role == b"master");
-        if endpoint.proves_master && !is_master {
-            return Err(io::Error::other("it was named the master and is a replica"));
-        }
-        if let (true, Some(Value::Array(replicas))) = (is_master, parts.get(2)) {
-            let replicas = u32::try_from(replicas.len()).unwrap_or(u32::MAX);
-            endpoint.replicas.fetch_max(replicas, Ordering::Relaxed);
-        }
-        Ok(())
+        is_transient(err) && !is_optional && !is_crowded(err) && err.code() != Some("DENIED")
     }
 
-    /// Reads answers; whether all have come.
-    pub(super) fn advance(
-        &mut self,
-        endpoint: &Endpoint,
-        by: Instant,
-        meanwhile: Meanwhile<'_>,
-    ) -> RedisResult<bool> {
-        loop {
-            let now = Instant::now();
-            if self.due.is_empty() {
-                if self.postponed.is_empty() {
-                    // It would be taken for the reply to the first command.
-                    return match self.connection.reader.has_unread() {
-                        true => Err(unasked()),
-                        false => Ok(true),
-                    };
-                }
-                if now >= self.greet_again_at {
-                    self.send()?;
-                }
+    /// Whether the connection is usable all the same, and if not, why.
+    fn refused(&self, endpoint: &Endpoint, login: &Login, err: RedisError) -> RedisResult<()> {
+        match self.what {
+            // Said to nobody in particular, before the end.
+            _ if is_crowded(&err) || err.code() == Some("DENIED") => Err(err),
+            // Only operators need the name, so a user that may not set it can still lock.
+            "CLIENT" => {
+                report!(Debug, "naming a connection: {err}");
+                Ok(())
             }
-            let left = by.saturating_duration_since(now);
-            if left.is_zero() || !meanwhile() {
-                return Ok(false);
+            // A user without PING, a server that cannot write to its disk.
+            "PING" if !keeps_out(&err) => Ok(()),
+            // It may be asked again by a later connection, unless that is not allowed.
+            "INFO" if is_transient(&err) => Ok(()),
+            "INFO" => {
+                endpoint.answered_for_eviction(None);
+                Ok(())
             }
-            let slice = left.min(CONNECT_SLICE);
-            if self.due.is_empty() {
-                std::thread::sleep(slice);
-                continue;
+            "WAIT" => Err(without_wait(&err)),
+            "AUTH" => {
+                let user = login.username.as_deref().unwrap_or("default");
+                let user = printable(user);
+                Err(adding(&err, &format!("the user is `{user}`")))
             }
-            let read = self.connection.reader.read(slice);
-            let Some(reply) = read.map_err(|err| self.explain(err))? else {
-                continue;
-            };
-            self.heard = true;
-            let Some(step) = self.due.pop_front() else {
-                continue;
-            };
-            let err = match reply.extract_error() {
-                Ok(role) if step.what == "ROLE" => {
-                    Self::learn_role(endpoint, &role)?;
-                    continue;
-                }
-                Ok(info) if step.what == "INFO" => {
-                    endpoint.answered_for_eviction(Some(&info));
-                    continue;
-                }
-                Ok(_) => continue,
-                Err(err) => err,
-            };
-            match step.what {
-                // Said to nobody in particular, before the end.
-                _ if is_crowded(&err) || err.code() == Some("DENIED") => return Err(err),
-                "WAIT" if !is_transient(&err) => return Err(without_wait(&err)),
-                // It may be asked again by a later connection, unless that is not allowed.
-                "INFO" if is_transient(&err) => {}
-                "INFO" => endpoint.answered_for_eviction(None),
-                // Only operators need the name, so a user that may not set it can still lock.
-                "CLIENT" => report!(Debug, "naming a connection: {err}"),
-                // The connection is usable all the same: a user without PING, a server that cannot write to its disk.
-                "PING" if !keeps_out(&err) => {}
-                // A server that is not ready needs time. Another connection would not help.
-                _ if is_transient(&err) => {
-                    self.greet_again_at = Instant::now() + GREET_AGAIN;
-                    self.postponed.push_back(step);
-                    self.why = Some(err);
-                }
-                _ => return Err(err),
+            "SELECT" => {
+                let db = endpoint.server.db;
+                Err(adding(&err, &format!("the database of the URL is {db}")))
             }
+            _ => Err(err),
         }
     }
+}
+
+fn strange(what: &str, reply: &Value) -> RedisError {
+    let reply = format!("{reply:?}");
+    let said = format!(
+        "what answers there is no redis: to {what} it said {}",
+        excerpt(&reply)
+    );
+    io::Error::new(io::ErrorKind::ConnectionAborted, said).into()
+}
+
+/// The same refusal, with what was asked for.
+fn adding(err: &RedisError, what: &str) -> RedisError {
+    let detail = err.detail().unwrap_or_default().trim_end_matches('.');
+    reworded(err, &format!("{detail}; {what}"))
 }
 
 /// What `WAIT` is refused with. A replica does not know it, but its successor may.
@@ -217,23 +214,20 @@ fn without_wait(err: &RedisError) -> RedisError {
     (ErrorKind::InvalidClientConfig, what, said).into()
 }
 
-impl Greeting {
-    /// An end where the first answer was due may mean that the server wants to be spoken to otherwise.
-    fn explain(&self, err: RedisError) -> RedisError {
-        if self.heard || self.connection.writer.is_encrypted() {
-            return err;
+/// An end where the first answer was due may mean that the server wants to be spoken to otherwise.
+fn explained(err: RedisError) -> RedisError {
+    let what = match err.kind() {
+        ErrorKind::Parse => {
+            "what answers there does not speak the protocol of redis, so the port may be another's"
         }
-        let what = match err.kind() {
-            ErrorKind::Parse => "what answers there does not speak the protocol of redis",
-            _ if err.is_connection_dropped() => "the server closed the connection when greeted",
-            _ => return err,
-        };
-        io::Error::new(
-            io::ErrorKind::ConnectionAborted,
-            format!("{what}; if it speaks TLS, the URL begins with `rediss`"),
-        )
-        .into()
-    }
+        _ if err.is_connection_dropped() => "the server closed the connection when greeted",
+        _ => return err,
+    };
+    io::Error::new(
+        io::ErrorKind::ConnectionAborted,
+        format!("{what}; if it speaks TLS, the URL begins with `rediss`"),
+    )
+    .into()
 }
 
 /// Whether a server that answers like this refuses all other commands, too.

@@ -6,44 +6,23 @@ use std::time::{Duration, Instant};
 
 use redis::{RedisError, RedisResult};
 
-use super::aside::Aside;
-use super::{Endpoint, Meanwhile};
+use super::Endpoint;
 use crate::config::credentials::{Ask, Credentials};
 use crate::config::server::Login;
 use crate::error::lasting;
 use crate::net::request::Request;
-
-/// Calls of the user's function for any connection of a client.
-pub(super) type Logins = Aside<RedisResult<Login>>;
 
 impl Endpoint {
     fn credentials(&self) -> Option<&Credentials> {
         self.server.login.asked.as_ref()
     }
 
-    /// How to log in now; `None` if the user's function has not returned by then.
-    pub(crate) fn login(
-        &self,
-        by: Instant,
-        meanwhile: Meanwhile<'_>,
-    ) -> RedisResult<Option<Login>> {
-        let Some(credentials) = self.credentials() else {
-            return Ok(Some(self.server.login.clone()));
-        };
-        let function = credentials.ask.clone();
-        let login = self.logins.ask(
-            "login",
-            "redlatch-credentials",
-            move || ask(&*function),
-            by,
-            meanwhile,
-        )?;
-        login.transpose()
-    }
-
-    /// Whether logging in takes asking.
-    pub(super) fn asks_for_login(&self) -> bool {
-        self.credentials().is_some()
+    /// How to log in now. Calls the user's function, if there is one, and so takes as long as that takes.
+    pub(crate) fn login(&self) -> RedisResult<Login> {
+        match self.credentials() {
+            Some(credentials) => ask(&*credentials.ask),
+            None => Ok(self.server.login.clone()),
+        }
     }
 
     /// When a connection that logged in at this moment has to do so again, if ever.

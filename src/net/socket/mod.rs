@@ -1,84 +1,63 @@
 //! A socket with deadlines: made in time, and read and written in slices, so that no thread blocks in it for long.
 
-mod aside;
 mod connecting;
-mod dial;
+pub(in crate::net) mod dial;
+mod dialling;
 mod eviction;
+mod following;
 mod greeting;
 mod login;
 mod opening;
 mod reply;
-mod resolve;
 mod sentinel;
-mod succession;
-mod successor;
 #[cfg(feature = "tls")]
 mod tls;
 
+use std::collections::HashMap;
 use std::fmt;
 use std::io::{self, Read, Write};
 use std::mem::MaybeUninit;
-use std::net::{SocketAddr, TcpStream};
+use std::net::TcpStream;
 #[cfg(unix)]
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use redis::io::tcp::socket2::SockRef;
 use redis::{RedisError, RedisResult, Value};
 
-use self::aside::Aside;
-pub(crate) use self::connecting::{Connecting, connect};
-pub(crate) use self::dial::Dialled;
-use self::login::Logins;
-#[cfg(feature = "cluster")]
+pub(in crate::net) use self::connecting::connect_to;
+pub(crate) use self::dial::Progress;
+pub(crate) use self::dialling::{Dialling, start};
+use self::following::Following;
 pub(crate) use self::reply::LARGEST_MAP;
-use self::resolve::Lookup;
-use self::succession::Succession;
-pub(crate) use self::successor::Successor;
 #[cfg(feature = "tls")]
 use self::tls::TlsStream;
 use crate::config::replicas::ReplicaAck;
 use crate::config::server::{Address, Deployment, Login, Server};
+use crate::net::request::Request;
 use crate::net::script_error;
 use crate::report::report;
 
 /// The name of connections for commands.
 pub(crate) const COMMANDS: &str = "link";
 
-/// How long [`Socket::write_all`] waits for any progress before it fails.
-///
-/// The commands of this crate are small. If a socket takes no bytes, the server does not read.
-const WRITE_STALL: Duration = Duration::from_millis(100);
-
 /// How long one write waits for space in the socket's buffer. The system rounds it up to a few milliseconds.
 const WRITE_SLICE: Duration = Duration::from_millis(1);
-
-/// How long [`Socket::write_some`] goes on while the socket takes bytes.
-const WRITE_TURN: Duration = Duration::from_millis(5);
-
-/// How many bytes are handed to the socket at once.
-const CHUNK: usize = 64 * 1024;
-
-/// How long a thread that makes a connection may block before it does its other work.
-const CONNECT_SLICE: Duration = Duration::from_millis(5);
-
-/// After how long without a sign of life a server that Sentinels have named is looked for again.
-const FOUND_AGAIN: Duration = Duration::from_secs(5);
 
 /// One server, for all connections of a client.
 #[derive(Clone)]
 pub(crate) struct Endpoint {
     pub(crate) server: Arc<Server>,
-    /// Also of the other servers that are found through this one.
-    lookups: Aside<Lookup>,
-    logins: Logins,
-    eviction: eviction::Answered,
-    first_sentinel: Arc<sentinel::First>,
+    /// Whether the server has said if it deletes keys.
+    knows_eviction: Arc<AtomicBool>,
+    /// Whether the last attempt to connect to a server succeeded, of those to which one has.
+    was_there: Arc<Mutex<HashMap<String, bool>>>,
     /// Only with Sentinels.
-    succession: Option<Arc<Succession>>,
-    /// The most replicas that a connection has found a server to have.
+    following: Option<Arc<Following>>,
+    /// How many replicas the master had when it was last asked.
     replicas: Arc<AtomicU32>,
     /// Whether it was found by asking, and has to say itself that it is a master.
     proves_master: bool,
@@ -87,12 +66,10 @@ pub(crate) struct Endpoint {
 impl Endpoint {
     pub(crate) fn new(server: Server) -> Self {
         Self {
-            succession: Succession::of(&server.deployment),
+            following: Following::of(&server.deployment),
             server: Arc::new(server),
-            lookups: Aside::default(),
-            logins: Logins::default(),
-            eviction: eviction::Answered::default(),
-            first_sentinel: Arc::default(),
+            knows_eviction: Arc::default(),
+            was_there: Arc::default(),
             replicas: Arc::default(),
             proves_master: false,
         }
@@ -105,21 +82,32 @@ impl Endpoint {
             .needed(self.replicas.load(Ordering::Relaxed))
     }
 
-    /// One node of a cluster, reached in the same way as the others.
-    #[cfg(feature = "cluster")]
-    pub(crate) fn node(&self, address: Address) -> Self {
-        self.like(address)
+    /// Reads the answer to `ROLE`; whether it is a master.
+    pub(crate) fn learn_role(&self, role: &Value) -> bool {
+        let parts = match role {
+            Value::Array(parts) => parts.as_slice(),
+            _ => &[],
+        };
+        let is_master = matches!(parts.first(), Some(Value::BulkString(role)) if role == b"master");
+        if let (true, Some(Value::Array(replicas))) = (is_master, parts.get(2)) {
+            let replicas = u32::try_from(replicas.len()).unwrap_or(u32::MAX);
+            self.replicas.store(replicas, Ordering::Relaxed);
+        }
+        is_master
     }
 
     /// One node of a cluster, to be asked about the others: it may be a replica.
-    #[cfg(feature = "cluster")]
     pub(crate) fn witness(&self, address: Address) -> Self {
         let server = &self.server;
-        self.other(address, server.login.clone(), server.db, ReplicaAck::None)
+        Self {
+            // Whoever is slow to answer such a question may be there for everything else.
+            was_there: Arc::default(),
+            ..self.other(address, server.login.clone(), server.db, ReplicaAck::None)
+        }
     }
 
-    /// Another server of the same settings.
-    fn like(&self, address: Address) -> Self {
+    /// Another server, reached in the same way.
+    pub(crate) fn node(&self, address: Address) -> Self {
         let server = &self.server;
         self.other(address, server.login.clone(), server.db, server.replica_ack)
     }
@@ -137,7 +125,7 @@ impl Endpoint {
                 label: self.server.label.clone(),
                 replica_ack,
             }),
-            succession: None,
+            following: None,
             proves_master: false,
             ..self.clone()
         }
@@ -147,39 +135,23 @@ impl Endpoint {
     fn master(&self, address: Address) -> Self {
         Self {
             proves_master: true,
-            ..self.like(address)
+            ..self.node(address)
         }
-    }
-
-    /// Whether a connection on which nothing was heard for so long is not to be trusted: the server was found by asking who
-    /// is master. It may have been frozen, have a successor, and not know.
-    pub(crate) fn is_to_be_found_again(&self, silent_for: Duration) -> bool {
-        matches!(self.server.deployment, Deployment::Sentinel { .. }) && silent_for >= FOUND_AGAIN
     }
 
     /// Where to connect to.
     fn address(&self) -> io::Result<&Address> {
+        #[cfg(feature = "tls")]
+        let can_encrypt = self.server.tls.is_some();
+        #[cfg(not(feature = "tls"))]
+        let can_encrypt = false;
         match &self.server.deployment {
-            Deployment::Single(address) if !self.server.is_encrypted || self.can_encrypt() => {
-                Ok(address)
-            }
+            Deployment::Single(address) if !self.server.is_encrypted || can_encrypt => Ok(address),
             other => Err(io::Error::new(
                 io::ErrorKind::Unsupported,
                 format!("no connection to {other}"),
             )),
         }
-    }
-}
-
-impl Endpoint {
-    #[cfg(feature = "tls")]
-    fn can_encrypt(&self) -> bool {
-        self.server.tls.is_some()
-    }
-
-    #[cfg(not(feature = "tls"))]
-    fn can_encrypt(&self) -> bool {
-        false
     }
 }
 
@@ -210,58 +182,44 @@ pub(crate) enum Socket {
 }
 
 impl Socket {
-    fn set_read_timeout(&self, timeout: Duration) -> io::Result<()> {
+    /// What all of them have in common.
+    fn plain(&self) -> SockRef<'_> {
         match self {
-            Self::Tcp(stream) => stream.set_read_timeout(Some(timeout)),
+            Self::Tcp(stream) => SockRef::from(stream),
             #[cfg(feature = "tls")]
-            Self::Tls(stream) => stream.socket().set_read_timeout(Some(timeout)),
+            Self::Tls(stream) => SockRef::from(stream.socket()),
             #[cfg(unix)]
-            Self::Unix(stream) => stream.set_read_timeout(Some(timeout)),
+            Self::Unix(stream) => SockRef::from(stream),
         }
     }
 
-    fn set_write_timeout(&self, timeout: Duration) -> io::Result<()> {
-        match self {
-            Self::Tcp(stream) => stream.set_write_timeout(Some(timeout)),
-            #[cfg(feature = "tls")]
-            Self::Tls(stream) => stream.socket().set_write_timeout(Some(timeout)),
-            #[cfg(unix)]
-            Self::Unix(stream) => stream.set_write_timeout(Some(timeout)),
-        }
-    }
-
-    /// Ends both directions, also for a thread that is reading; what was written before still arrives.
+    /// Ends the connection, and wakes whoever reads it.
     pub(crate) fn shut_down(&self) {
-        let ended = match self {
-            Self::Tcp(stream) => stream.shutdown(std::net::Shutdown::Both),
-            #[cfg(feature = "tls")]
-            Self::Tls(stream) => {
-                stream.say_goodbye();
-                stream.socket().shutdown(std::net::Shutdown::Both)
-            }
-            #[cfg(unix)]
-            Self::Unix(stream) => stream.shutdown(std::net::Shutdown::Both),
-        };
-        if let Err(err) = ended {
+        self.shut(std::net::Shutdown::Both);
+    }
+
+    /// Ends the connection behind what was written: a server that has yet to read it goes on to read all. It may answer, so
+    /// the socket has to stay open, since a closed one answers with a reset, at which a server may drop what it has not read.
+    pub(crate) fn finish(&self) {
+        self.shut(std::net::Shutdown::Write);
+    }
+
+    fn shut(&self, how: std::net::Shutdown) {
+        #[cfg(feature = "tls")]
+        if let Self::Tls(stream) = self {
+            stream.say_goodbye();
+        }
+        if let Err(err) = self.plain().shutdown(how) {
             report!(Trace, "shutting a connection down: {err}");
         }
     }
 
-    /// Writes all of `bytes`, waiting at most [`WRITE_STALL`] for any progress.
-    pub(crate) fn write_all(&self, mut bytes: &[u8]) -> io::Result<()> {
-        let mut stalls_until = None;
-        while !bytes.is_empty() {
-            let written = self.write_some(bytes)?;
-            bytes = &bytes[written..];
-            if written > 0 {
-                stalls_until = None;
-            } else if *stalls_until.get_or_insert_with(|| Instant::now() + WRITE_STALL)
-                <= Instant::now()
-            {
-                return Err(io::ErrorKind::TimedOut.into());
-            }
+    /// Writes all of `bytes`, which are few: if the socket does not take them, the server does not read.
+    pub(crate) fn write_all(&self, bytes: &[u8]) -> io::Result<()> {
+        match self.write_some(bytes)? == bytes.len() {
+            true => Ok(()),
+            false => Err(io::ErrorKind::TimedOut.into()),
         }
-        Ok(())
     }
 
     /// Writes what nothing follows, as far as the socket takes it now.
@@ -273,54 +231,15 @@ impl Socket {
         self.write_some(bytes).map(|_| ())
     }
 
-    /// Writes what the socket takes now, for a few milliseconds at most, and says how many bytes that was. The others
-    /// have to be offered again before any others are.
+    /// Writes what the socket takes now, and says how many bytes that was. The others have to be offered again before any
+    /// others are.
     pub(crate) fn write_some(&self, bytes: &[u8]) -> io::Result<usize> {
-        #[cfg(feature = "tls")]
-        if let Self::Tls(stream) = self {
-            return stream.write_some(bytes);
-        }
-        let mut written = 0;
-        let mut turn_ends = None;
-        while written < bytes.len() {
-            let chunk = &bytes[written..bytes.len().min(written + CHUNK)];
-            match self.write(chunk) {
-                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
-                Ok(n) => {
-                    written += n;
-                    if n < chunk.len() {
-                        break;
-                    }
-                    // Reads the clock only if one write was not enough.
-                    if written < bytes.len() {
-                        let now = Instant::now();
-                        if now >= *turn_ends.get_or_insert(now + WRITE_TURN) {
-                            break;
-                        }
-                    }
-                }
-                Err(err) if err.kind() == io::ErrorKind::Interrupted => {}
-                Err(err)
-                    if matches!(
-                        err.kind(),
-                        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut
-                    ) =>
-                {
-                    break;
-                }
-                Err(err) => return Err(err),
-            }
-        }
-        Ok(written)
-    }
-
-    fn write(&self, bytes: &[u8]) -> io::Result<usize> {
         match self {
-            Self::Tcp(stream) => (&*stream).write(bytes),
+            Self::Tcp(stream) => written(stream, bytes),
             #[cfg(feature = "tls")]
             Self::Tls(stream) => stream.write_some(bytes),
             #[cfg(unix)]
-            Self::Unix(stream) => (&*stream).write(bytes),
+            Self::Unix(stream) => written(stream, bytes),
         }
     }
 
@@ -328,13 +247,7 @@ impl Socket {
     ///
     /// Makes the socket non-blocking for a moment, so no other thread may be reading or writing.
     fn has_ended(&self) -> bool {
-        let socket = match self {
-            Self::Tcp(stream) => SockRef::from(stream),
-            #[cfg(feature = "tls")]
-            Self::Tls(stream) => SockRef::from(stream.socket()),
-            #[cfg(unix)]
-            Self::Unix(stream) => SockRef::from(stream),
-        };
+        let socket = self.plain();
         if socket.set_nonblocking(true).is_err() {
             return true;
         }
@@ -359,39 +272,43 @@ impl Socket {
         }
     }
 
-    /// The other end, of TCP.
-    fn peer(&self) -> Option<SocketAddr> {
+    fn is_encrypted(&self) -> bool {
         match self {
-            Self::Tcp(stream) => stream.peer_addr().ok(),
             #[cfg(feature = "tls")]
-            Self::Tls(stream) => stream.socket().peer_addr().ok(),
-            #[cfg(unix)]
-            Self::Unix(_) => None,
+            Self::Tls(_) => true,
+            _ => false,
         }
     }
 
-    #[cfg(feature = "tls")]
-    fn is_encrypted(&self) -> bool {
-        matches!(self, Self::Tls(_))
-    }
-
-    #[cfg(not(feature = "tls"))]
-    fn is_encrypted(&self) -> bool {
-        false
-    }
-
     /// Why nothing more can be read, where that is known better than by the error of the read.
-    #[cfg(feature = "tls")]
     fn failure(&self) -> Option<RedisError> {
         match self {
+            #[cfg(feature = "tls")]
             Self::Tls(stream) => stream.failure(),
             _ => None,
         }
     }
+}
 
-    #[cfg(not(feature = "tls"))]
-    fn failure(&self) -> Option<RedisError> {
-        None
+/// Writes once; how much of that the socket has taken.
+fn written<S>(socket: &S, bytes: &[u8]) -> io::Result<usize>
+where
+    for<'a> &'a S: Write,
+{
+    loop {
+        match { socket }.write(bytes) {
+            Ok(0) if !bytes.is_empty() => return Err(io::ErrorKind::WriteZero.into()),
+            Err(err) if err.kind() == io::ErrorKind::Interrupted => {}
+            Err(err)
+                if matches!(
+                    err.kind(),
+                    io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut
+                ) =>
+            {
+                return Ok(0);
+            }
+            wrote => return wrote,
+        }
     }
 }
 
@@ -422,7 +339,6 @@ impl Reader {
     }
 
     /// Sets how much memory a reply may take.
-    #[cfg(feature = "cluster")]
     pub(crate) fn limit(&mut self, limit: usize) {
         self.replies.limit(limit);
     }
@@ -444,7 +360,7 @@ impl Reader {
         let slice = slice.max(Duration::from_millis(1));
         // The socket's timeout is changed only if it is far off, since that costs a system call.
         if self.timeout > slice || self.timeout * 8 < slice {
-            self.stream.set_read_timeout(slice)?;
+            self.stream.plain().set_read_timeout(Some(slice))?;
             self.timeout = slice;
         }
         let mut source = Sliced {
@@ -505,8 +421,32 @@ pub(crate) struct Duplex {
     pub(crate) since: Instant,
 }
 
+/// For a thread that has the connection to itself.
+impl Duplex {
+    /// Asks what nobody else knows of.
+    pub(in crate::net) fn write(
+        &self,
+        doing: &'static str,
+        questions: &[&[&str]],
+    ) -> io::Result<()> {
+        let mut bytes = Vec::new();
+        for question in questions {
+            Request::command(doing, question).write(&mut bytes, false);
+        }
+        self.writer.write_all(&bytes)
+    }
+
+    pub(in crate::net) fn read(&mut self, dial: &dial::Dial) -> RedisResult<Value> {
+        loop {
+            if let Some(reply) = self.reader.read(dial.left()?)? {
+                return Ok(reply);
+            }
+        }
+    }
+}
+
 /// One reply of these bytes.
-#[cfg(all(test, feature = "cluster"))]
+#[cfg(test)]
 pub(crate) fn parsed(mut bytes: &[u8], limit: usize) -> RedisResult<Value> {
     let mut parser = reply::Parser::default();
     parser.limit(limit);

@@ -1,147 +1,89 @@
-//! Connecting without blocking, to one address after the other.
+//! A socket to one of the addresses of a host, or to a local one.
 
-use std::collections::VecDeque;
 use std::io;
-use std::net::{SocketAddr, TcpStream};
+use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 #[cfg(unix)]
 use std::os::unix::net::UnixStream;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use redis::io::tcp::socket2::{Domain, Protocol, Socket as RawSocket, Type};
+use redis::RedisResult;
+use redis::io::tcp::socket2::{SockRef, TcpKeepalive};
 
-use super::{CONNECT_SLICE, Meanwhile};
+use super::dial::Dial;
+use super::timed_out;
 
-/// A TCP connection in the making, to one address after the other.
-pub(super) struct Opening {
-    addrs: VecDeque<SocketAddr>,
-    /// The one that is tried, and until when.
-    socket: Option<(RawSocket, Instant)>,
-    failure: Option<io::Error>,
+/// How often the system shows a firewall on the way that an idle connection is in use. Many forget one after a minute or more.
+const ALIVE: Duration = Duration::from_secs(15);
+
+/// Looks a host up and connects to the first of its addresses that answers.
+pub(super) fn open(host: &str, port: u16, dial: &mut Dial) -> RedisResult<TcpStream> {
+    dial.waits_for(timed_out("looking up the host took too long"));
+    let found = dial.unbounded(|| (host, port).to_socket_addrs());
+    let found = found.map_err(|err| {
+        let why = format!("the host was not found: {err}; check its name");
+        io::Error::new(err.kind(), why)
+    });
+    let addrs: Vec<_> = found?.collect();
+    dial.waits_for(timed_out("connecting took too long"));
+    open_one(&addrs, dial)
 }
 
-impl Opening {
-    pub(super) fn new(addrs: Vec<SocketAddr>) -> Self {
-        Self {
-            addrs: addrs.into(),
-            socket: None,
-            failure: None,
+fn open_one(addrs: &[SocketAddr], dial: &Dial) -> RedisResult<TcpStream> {
+    let mut failure = io::Error::new(io::ErrorKind::NotFound, "the host has no address");
+    for (n, addr) in addrs.iter().enumerate() {
+        // An address that never answers must leave time for the others.
+        let others = u32::try_from(addrs.len() - n).unwrap_or(u32::MAX);
+        match connect(addr, dial.left()? / others) {
+            Ok(stream) => return Ok(stream),
+            Err(err) => failure = err,
         }
     }
-
-    /// Connects without blocking, so that the thread can go on with its duties; `None` if that takes longer than `by`.
-    pub(super) fn advance(
-        &mut self,
-        ends: Instant,
-        by: Instant,
-        meanwhile: Meanwhile<'_>,
-    ) -> io::Result<Option<TcpStream>> {
-        let mut nap = Duration::from_micros(50);
-        loop {
-            let now = Instant::now();
-            let Some((socket, its_end)) = &self.socket else {
-                let Some(addr) = self.addrs.pop_front() else {
-                    return Err(self.failure.take().unwrap_or_else(|| {
-                        io::Error::new(io::ErrorKind::NotFound, "the host has no address")
-                    }));
-                };
-                // An address that never answers must leave time for the others.
-                let left = u32::try_from(self.addrs.len() + 1).unwrap_or(u32::MAX);
-                let its_end = now + ends.saturating_duration_since(now) / left;
-                match begin_connecting(addr) {
-                    Ok(socket) => self.socket = Some((socket, its_end)),
-                    Err(err) => self.failure = Some(err),
-                }
-                continue;
-            };
-            if socket.peer_addr().is_ok() {
-                socket.set_nonblocking(false)?;
-                return Ok(self.socket.take().map(|(socket, _)| socket.into()));
-            }
-            let failure = match socket.take_error()? {
-                None if now >= *its_end => Some(io::Error::new(
-                    io::ErrorKind::TimedOut,
-                    "connecting took too long",
-                )),
-                failure => failure,
-            };
-            if failure.is_some() {
-                self.failure = failure;
-                self.socket = None;
-                continue;
-            }
-            if now >= by || !meanwhile() {
-                return Ok(None);
-            }
-            std::thread::sleep(nap.min(by - now));
-            nap = (nap * 2).min(CONNECT_SLICE);
-        }
+    if failure.kind() == io::ErrorKind::TimedOut {
+        return Err(timed_out("connecting took too long"));
     }
+    Err(failure.into())
 }
 
-fn begin_connecting(addr: SocketAddr) -> io::Result<RawSocket> {
-    let socket = RawSocket::new(Domain::for_address(addr), Type::STREAM, Some(Protocol::TCP))?;
-    socket.set_nonblocking(true)?;
-    // Before the first byte: on a real network every second small write would wait for an acknowledgement.
+fn connect(addr: &SocketAddr, timeout: Duration) -> io::Result<TcpStream> {
+    let stream = TcpStream::connect_timeout(addr, timeout)?;
+    prepare(&SockRef::from(&stream))?;
+    Ok(stream)
+}
+
+/// Makes a socket that is connected ready for use.
+fn prepare(socket: &SockRef<'_>) -> io::Result<()> {
+    // Where nobody listens, a socket that is given the very port it connects to finds itself.
+    if socket.local_addr()?.as_socket() == socket.peer_addr()?.as_socket() {
+        // Without a trace, or the port stays taken for a while.
+        socket.set_linger(Some(Duration::ZERO))?;
+        let what = "nobody listens there, and the socket was connected to itself";
+        return Err(io::Error::new(io::ErrorKind::ConnectionRefused, what));
+    }
+    // On a real network every second small write would wait for an acknowledgement.
     socket.set_tcp_nodelay(true)?;
-    match socket.connect(&addr.into()) {
-        Err(err) if has_failed(&err) => Err(err),
-        _ => Ok(socket),
-    }
-}
-
-/// Whether connecting has failed with this. Any other error may mean that it is under way: what says so, `EINPROGRESS`,
-/// has another number on every system and no stable name in std.
-fn has_failed(err: &io::Error) -> bool {
-    use io::ErrorKind::{
-        AddrInUse, AddrNotAvailable, ConnectionAborted, ConnectionRefused, ConnectionReset,
-        HostUnreachable, InvalidInput, NetworkDown, NetworkUnreachable, NotFound, OutOfMemory,
-        PermissionDenied, TimedOut, Unsupported,
-    };
-    matches!(
-        err.kind(),
-        AddrInUse
-            | AddrNotAvailable
-            | ConnectionAborted
-            | ConnectionRefused
-            | ConnectionReset
-            | HostUnreachable
-            | InvalidInput
-            | NetworkDown
-            | NetworkUnreachable
-            | NotFound
-            | OutOfMemory
-            | PermissionDenied
-            | TimedOut
-            | Unsupported
+    socket.set_tcp_keepalive(
+        &TcpKeepalive::new()
+            .with_time(ALIVE)
+            .with_interval(ALIVE / 3),
     )
 }
 
-/// A local socket connects at once, or its queue is full: then it is tried again until the deadline.
+/// A local socket connects at once, or its queue is full: then it is tried again while there is time.
 #[cfg(unix)]
-pub(super) fn open_unix(
-    path: &std::path::Path,
-    by: Instant,
-    meanwhile: Meanwhile<'_>,
-) -> io::Result<Option<UnixStream>> {
-    use redis::io::tcp::socket2::SockAddr;
-    let addr = SockAddr::unix(path)?;
-    loop {
-        let socket = RawSocket::new(Domain::UNIX, Type::STREAM, None)?;
-        socket.set_nonblocking(true)?;
-        match socket.connect(&addr) {
-            Ok(()) => {
-                socket.set_nonblocking(false)?;
-                return Ok(Some(socket.into()));
-            }
-            Err(err) if err.kind() == io::ErrorKind::WouldBlock => {
-                if Instant::now() >= by || !meanwhile() {
-                    return Ok(None);
-                }
-                std::thread::sleep(CONNECT_SLICE);
-            }
-            Err(err) => return Err(err),
+pub(super) fn open_unix(path: &std::path::Path, dial: &Dial) -> RedisResult<UnixStream> {
+    use crate::net::back_off::BACK_OFF;
+    use redis::io::tcp::socket2::{Domain, SockAddr, Socket, Type};
+    dial.waits_for(timed_out("connecting took too long"));
+    let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
+    socket.set_nonblocking(true)?;
+    while let Err(err) = socket.connect(&SockAddr::unix(path)?) {
+        if err.kind() != io::ErrorKind::WouldBlock {
+            return Err(err.into());
         }
+        std::thread::sleep(dial.left()?.min(BACK_OFF.0));
     }
+    socket.set_nonblocking(false)?;
+    Ok(socket.into())
 }
 
 #[cfg(test)]
@@ -149,29 +91,34 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_known_failures_end_an_attempt_to_connect() {
-        // What EINPROGRESS is somewhere.
-        for number in [36, 115, 119, 149, 150] {
-            let err = io::Error::from_raw_os_error(number);
-            assert!(!has_failed(&err), "{number}: {err}");
-        }
-        let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).expect("a port");
-        let addr = listener.local_addr().expect("it is bound");
-        let far = Instant::now() + Duration::from_secs(10);
-        let open = || {
-            let mut opening = Opening::new(vec![addr]);
-            opening.advance(far, far, &mut || true)
-        };
-        assert!(matches!(open(), Ok(Some(_))));
-        drop(listener);
-        let refused = open().map(|_| ()).map_err(|err| err.kind());
+    fn a_socket_that_is_connected_to_itself_found_nobody_and_leaves_the_port() {
+        use redis::io::tcp::socket2::{Domain, Socket, Type};
+        let own = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
+        let any = SocketAddr::from(([127, 0, 0, 1], 0));
+        own.bind(&any.into()).expect("a port");
+        let addr = own.local_addr().expect("it is bound");
+        own.connect(&addr).expect("itself");
+        let refused = prepare(&SockRef::from(&own)).map_err(|err| err.kind());
         assert_eq!(refused, Err(io::ErrorKind::ConnectionRefused));
+        drop(own);
+        let server = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
+        server.bind(&addr).expect("the port is free at once");
+    }
+
+    #[test]
+    fn an_idle_connection_is_kept_alive() {
+        let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).expect("a port");
+        let dial = Dial::by_itself("test", Duration::from_secs(10));
+        let addr = listener.local_addr().expect("it is bound");
+        let stream = open_one(&[addr], &dial).expect("it listens");
+        let socket = SockRef::from(&stream);
+        assert!(socket.keepalive().expect("a socket") && stream.nodelay().expect("a socket"));
     }
 
     #[test]
     fn whichever_address_of_a_name_answers_is_used() {
         use std::net::TcpListener;
-        let far = Instant::now() + Duration::from_secs(10);
+        let dial = Dial::by_itself("test", Duration::from_secs(10));
         for own in ["127.0.0.1", "[::1]"] {
             let Ok(listener) = TcpListener::bind(format!("{own}:0")) else {
                 continue; // a machine without IPv6
@@ -182,8 +129,7 @@ mod tests {
             let others = others.map(|ip| format!("{ip}:{}", addr.port()).parse().expect("both"));
             for mut addrs in [others.collect::<Vec<_>>(), Vec::new()] {
                 addrs.push(addr);
-                let opened = Opening::new(addrs).advance(far, far, &mut || true);
-                let stream = opened.expect("one answers").expect("in time");
+                let stream = open_one(&addrs, &dial).expect("one answers");
                 assert_eq!(stream.peer_addr().expect("it is connected"), addr);
             }
         }

@@ -1,98 +1,46 @@
 //! What a subscriber has to do with a cluster: a channel may move to another node, and the node may cease to be a master.
 
-use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use parking_lot::{Condvar, Mutex};
 use redis::RedisError;
 
 use super::{State, Subscriber, Subscription};
-use crate::net::channels::{Channels, Listener};
-use crate::net::cluster::{Map, Redirected};
 use crate::net::slot::slot_of;
-use crate::process::Process;
 use crate::report::report;
-use crate::stats::Counters;
-
-/// One node of a cluster, which has the channels of its slots.
-pub(crate) struct Place {
-    pub(crate) map: Arc<Map>,
-    pub(crate) node: usize,
-}
-
-impl Place {
-    fn has(&self, channel: &str) -> bool {
-        let master = self.map.master_of(Some(channel.as_bytes()));
-        master.is_none_or(|master| master == self.node)
-    }
-}
 
 impl Subscriber {
-    /// The subscriber of one node of a cluster.
-    pub(crate) fn of_node(
-        place: Place,
-        connect_timeout: Duration,
-        response_timeout: Duration,
-        counters: Arc<Counters>,
-    ) -> Arc<Self> {
-        let state = State {
-            channels: Channels::new(place.map.is_sharded()),
-            ..State::default()
-        };
-        Arc::new(Self {
-            endpoint: place.map.endpoint(place.node),
-            place: Some(place),
-            connect_timeout,
-            response_timeout,
-            counters,
-            state: Mutex::new(state),
-            changed: Condvar::new(),
-            process: Process::this(),
-        })
-    }
-
-    /// Subscribes to `channel`, unless its thread has ended since its node is no master any more.
-    pub(crate) fn try_subscribe(
-        self: &Arc<Self>,
-        channel: &Arc<str>,
-        waiter: &Arc<impl Listener + 'static>,
-    ) -> Option<Subscription> {
-        let state = self.state.lock();
-        (!state.retired).then(|| self.subscribe_in(state, channel, waiter))
-    }
-
     /// The connection is lost, or there is none: somebody else may have the channels by now.
-    pub(super) fn look_around(&self, place: &Place) {
-        place.map.doubt();
+    pub(super) fn look_around(&self) {
+        self.map.doubt();
         let until = Instant::now() + self.connect_timeout;
-        let asked = place.map.refresh(until, &mut || !self.state.lock().stopped);
+        let asked = self.map.refresh(until, &|| self.state.lock().stopped);
         if let Err(err) = asked {
-            report!(Debug, "looking for the masters of the cluster: {err}");
+            report!(Debug, "looking for the masters of the cluster: {}", err.why);
         }
-        self.leave_moved(place);
+        self.leave_moved();
     }
 
     /// Whether the thread has nothing to do any more.
-    pub(super) fn retires(place: &Place, state: &mut State) -> bool {
-        if state.channels.is_empty() && !place.map.is_master(place.node) {
+    pub(super) fn retires(&self, state: &mut State) -> bool {
+        if state.channels.is_empty() && !self.map.is_master(self.node) {
             state.retired = true;
         }
         state.retired
     }
 
     /// Sends away those who wait on channels that another node has.
-    pub(super) fn leave_moved(&self, place: &Place) {
+    pub(super) fn leave_moved(&self) {
         let mut state = self.state.lock();
-        state.channels.keep(|channel| place.has(channel));
+        state.channels.keep(|channel| {
+            let master = self.map.master_of(Some(channel.as_bytes()));
+            master.is_none_or(|master| master == self.node)
+        });
         self.flush(state);
     }
 
     /// The node has said that another one has the channel of the oldest command; whether that was understood.
     pub(super) fn follow(&self, err: &RedisError) -> bool {
-        let Some(place) = &self.place else {
-            return false;
-        };
-        if !matches!(place.map.redirected(place.node, err), Redirected::To(_)) {
+        if self.map.redirected(self.node, err).is_none() {
             return false;
         }
         let Some((_, moved)) = err.redirect_node() else {
@@ -111,9 +59,9 @@ impl Subscriber {
             return;
         };
         let moved = self.state.lock().channels.ended(channel);
-        if let (true, Some(place)) = (moved, &self.place) {
+        if moved {
             report!(Debug, "the slot of `{channel}` has moved");
-            place.map.doubt();
+            self.map.doubt();
         }
     }
 }
@@ -129,6 +77,6 @@ impl Subscription {
                 .channels
                 .has(&self.channel, self.waiter)
         };
-        subscriber.place.is_some() && !listens()
+        !subscriber.map.is_one() && !listens()
     }
 }

@@ -283,7 +283,7 @@ fn the_replicas_of_each_master_acknowledge() {
         let name = cluster.name_at(master, "ack");
         one.mutex(&name).lock().unwrap().unlock().unwrap();
         match two.mutex(&name).lock() {
-            Err(Error::NotReplicated { acked, needed }) => assert_eq!((acked, needed), (1, 2)),
+            Err(Error::NotReplicated { acked, needed, .. }) => assert_eq!((acked, needed), (1, 2)),
             other => panic!("{other:?}"),
         }
         eventually("it is undone", || !cluster.exists(&name));

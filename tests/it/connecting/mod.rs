@@ -4,3 +4,4 @@ mod addresses;
 mod credentials;
 mod eviction;
 mod lazy;
+mod mistakes;

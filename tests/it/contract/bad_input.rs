@@ -1,7 +1,6 @@
 //! Names, keys, settings and addresses that users get wrong or make strange: correct behaviour or a clear error, nothing
 //! overwritten, nothing sent.
 
-use std::error::Error as _;
 use std::time::{Duration, Instant};
 
 use redlatch::{
@@ -254,7 +253,7 @@ fn impossible_names_are_refused_and_nothing_is_sent() {
         for (verb, verdict) in verdicts {
             let err = verdict.unwrap_err();
             assert!(matches!(err, Error::InvalidName { .. }), "{verb}: {err:?}");
-            assert!(!err.is_retryable() && err.source().is_none());
+            assert!(!err.is_retryable());
             assert!(err.to_string().len() < 200, "the name is not repeated");
         }
         assert!(!lock.is_owned_by_current_thread() && lock.hold_count() == 0);
@@ -300,7 +299,7 @@ fn leaves_a_key_of_another_type_as_it_is<L: Lock>() {
         verdicts.push(("is_locked", lock.is_locked().map(drop)));
         for (verb, verdict) in verdicts {
             match verdict {
-                Err(Error::WrongType { name: its }) => assert_eq!(its, name),
+                Err(Error::WrongType { name: its, .. }) => assert_eq!(its, name),
                 other => panic!("{verb} on {}: {other:?}", kind[0]),
             }
         }
@@ -343,7 +342,7 @@ fn is_refused_for<L: Lock>(besides: &str, commands: &[&[&str]]) {
                 continue;
             }
             match verdict {
-                Err(Error::WrongType { name: its }) => assert_eq!(its, name),
+                Err(Error::WrongType { name: its, .. }) => assert_eq!(its, name),
                 other => panic!("{verb} with {command:?}: {other:?}"),
             }
         }
@@ -481,7 +480,7 @@ fn refuses_impossible_leases<L: Lock>() {
             lock.with(|_| ()),
         ] {
             let err = verdict.unwrap_err();
-            assert!(matches!(err, Error::Config(_)), "{err:?}");
+            assert!(matches!(err, Error::Config { .. }), "{err:?}");
             assert!(!err.is_retryable());
         }
     }
@@ -532,7 +531,7 @@ fn impossible_lives_of_a_token_counter_are_refused_and_nothing_is_sent() {
             lock.with(|_| ()),
         ] {
             match verdict {
-                Err(Error::Config(what)) => assert!(what.starts_with("token_ttl"), "{what}"),
+                Err(Error::Config { what, .. }) => assert!(what.starts_with("token_ttl"), "{what}"),
                 other => panic!("{ttl:?}: {other:?}"),
             }
         }
@@ -585,7 +584,7 @@ fn impossible_settings_are_refused_before_anything_is_sent() {
         (Config::new("http://127.0.0.1/"), "url"),
     ] {
         match Client::open(config) {
-            Err(Error::Config(what)) => assert!(what.starts_with(named), "{what}"),
+            Err(Error::Config { what, .. }) => assert!(what.starts_with(named), "{what}"),
             other => panic!("{named}: {other:?}"),
         }
     }
@@ -634,7 +633,10 @@ fn whatever_span_or_number_is_given_there_is_an_answer_or_an_error() {
         let held_for = client.reentrant_lock(name("hold")).max_hold(span);
         for verdict in [lease.try_lock().map(drop), held_for.try_lock().map(drop)] {
             assert!(
-                matches!(verdict, Ok(()) | Err(Error::Config(_) | Error::Lost { .. })),
+                matches!(
+                    verdict,
+                    Ok(()) | Err(Error::Config { .. } | Error::Lost { .. })
+                ),
                 "{span:?}: {verdict:?}"
             );
         }
@@ -650,7 +652,10 @@ fn whatever_span_or_number_is_given_there_is_an_answer_or_an_error() {
         let permit = slots.acquire().unwrap();
         let verdict = permit.update_lease(span);
         assert!(
-            matches!(verdict, Ok(()) | Err(Error::Config(_) | Error::Lost { .. })),
+            matches!(
+                verdict,
+                Ok(()) | Err(Error::Config { .. } | Error::Lost { .. })
+            ),
             "{span:?}: {verdict:?}"
         );
         // What is taken is waited for, if there is an end to that.
@@ -708,7 +713,7 @@ fn whatever_span_or_number_is_given_there_is_an_answer_or_an_error() {
         for (at, verdict) in verdicts.into_iter().enumerate() {
             let possible = matches!(
                 verdict,
-                Ok(()) | Err(Error::Config(_) | Error::Redis { .. } | Error::WrongType { .. })
+                Ok(()) | Err(Error::Config { .. } | Error::Redis { .. } | Error::WrongType { .. })
             );
             assert!(possible, "{number}, {at}: {verdict:?}");
         }
@@ -728,16 +733,16 @@ fn a_place_in_the_queue_lives_for_as_long_as_may_be() {
         let lock = client.fair_lock(&name);
         crew.spawn(move || lock.lock().unwrap().unlock().unwrap());
         subscribed(&server, 1);
-        // For longer than the shorter of the two: asking keeps it.
+        // For longer than the shorter of the two: signs of life keep it.
         std::thread::sleep(3 * shorter + ms(50));
-        let timeouts = beside("redisson_lock_timeout", &name);
-        let until: Vec<(String, f64)> = server.ask(&["ZRANGE", &timeouts, "0", "-1", "WITHSCORES"]);
+        let alive = beside("redisson_lock_alive", &name);
+        let until: Vec<(String, f64)> = server.ask(&["ZRANGE", &alive, "0", "-1", "WITHSCORES"]);
         let (seconds, micros): (u64, u64) = server.ask(&["TIME"]);
         let now = std::time::Duration::new(seconds, 0).as_secs_f64() * 1e3 + micros as f64 / 1e3;
         assert_eq!(until.len(), 1);
         let left = until[0].1 - now;
         assert!(left <= lease.as_secs_f64() * 1e3 + 1.0, "{left} ms");
-        assert!(left > lease.as_secs_f64() * 1e3 / 4.0, "{left} ms");
+        assert!(left > 0.0, "{left} ms");
         guard.unlock().unwrap();
         crew.join();
         eventually("nothing is left", || server.dbsize() == 0);
@@ -753,7 +758,7 @@ fn a_server_that_is_not_there_is_told_soon() {
     let begun = Instant::now();
     let err = Client::open(format!("redis://127.0.0.1:{}/", free_port())).unwrap_err();
     assert!(matches!(err, Error::Redis { .. }), "{err:?}");
-    assert!(err.is_retryable() && err.source().is_some());
+    assert!(err.is_retryable());
     let err = Client::open("redis+unix:///nowhere/redis.sock").unwrap_err();
     assert!(matches!(err, Error::Redis { .. }) && err.is_retryable());
     assert!(begun.elapsed() < loosely(ms(2000)), "{:?}", begun.elapsed());
@@ -798,7 +803,7 @@ fn a_password_is_asked_for_and_given() {
         assert!(matches!(err, Error::Redis { .. }), "{err:?}");
         assert!(!err.is_retryable(), "{credentials:?}: {err:?}");
         assert!(begun.elapsed() < loosely(ms(2000)));
-        let said = format!("{err} {err:?} {}", err.source().unwrap());
+        let said = format!("{err} {err:?}");
         assert!(!said.contains("wr0ng") && !said.contains("cret"), "{said}");
     }
 }

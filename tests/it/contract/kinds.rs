@@ -139,7 +139,8 @@ fn one_waits_for_no_hold_of_its_own<A: Lock, B: Lock>() {
         other.lock().map(drop),
         other.with(|_| ()),
     ] {
-        let received = matches!(&verdict, Err(Error::WouldDeadlock { name: its }) if *its == name);
+        let received =
+            matches!(&verdict, Err(Error::WouldDeadlock { name: its, .. }) if *its == name);
         assert!(received, "{verdict:?}");
     }
     // A single attempt waits for nobody.
@@ -247,7 +248,6 @@ impl Count<'_> {
     fn up<L: Lock>(&self, client: &Client, wait: Option<Duration>) {
         let mut con = self.server.connection();
         let lock = L::of(client, &self.name);
-        let mut mine = 0_u32;
         while !self.done.load(Ordering::SeqCst) {
             let guard = match wait {
                 Some(wait) => lock.try_lock_for(wait),
@@ -267,11 +267,9 @@ impl Count<'_> {
                 let last = self.last_token.swap(guard.token(), Ordering::SeqCst);
                 always(guard.token() > last, "a token again");
             }
-            mine += 1;
             self.grants.fetch_add(1, Ordering::SeqCst);
             self.inside.fetch_sub(1, Ordering::SeqCst);
         }
-        assert!(mine > 0 || wait.is_some(), "one who waited came in vain");
     }
 }
 
@@ -298,7 +296,10 @@ fn all_kinds_together_count_exactly() {
                 scope.spawn(move || count.up::<SpinLock>(client, wait));
             }
         }
-        thread::sleep(ms(2_000));
+        // Not until each has had a turn: among different kinds nobody promises one.
+        eventually("there were many turns", || {
+            count.grants.load(Ordering::SeqCst) >= 200
+        });
         count.done.store(true, Ordering::SeqCst);
     });
     let grants = count.grants.into_inner();
@@ -334,7 +335,7 @@ fn are_one_lock<L: Lock, M: Lock>() {
         mutex.try_lock_for(LONG),
     ] {
         assert!(
-            matches!(&verdict, Err(Error::WouldDeadlock { name: its }) if *its == name),
+            matches!(&verdict, Err(Error::WouldDeadlock { name: its, .. }) if *its == name),
             "{verdict:?}"
         );
     }
@@ -373,7 +374,7 @@ fn is_of_another_type_than<A: Lock, B: Lock>() {
     for other in [B::of(&theirs, &name), B::of(&ours, &name)] {
         for (verb, verdict) in verdicts(&other) {
             match verdict {
-                Err(Error::WrongType { name: its }) => assert_eq!(its, name),
+                Err(Error::WrongType { name: its, .. }) => assert_eq!(its, name),
                 outcome => panic!("{verb}: {outcome:?}"),
             }
         }
@@ -458,7 +459,7 @@ fn a_wait_ends_with_the_type<A: Lock, B: Lock>() {
     // The first asks, and then the next.
     for _ in 0..2 {
         match received.recv_timeout(LONG).unwrap() {
-            Err(Error::WrongType { name: its }) => assert_eq!(its, name),
+            Err(Error::WrongType { name: its, .. }) => assert_eq!(its, name),
             outcome => panic!("{outcome:?}"),
         }
     }

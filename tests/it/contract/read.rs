@@ -120,7 +120,7 @@ fn threads_of_a_process_share_one_hold_for_nothing() {
     const THREADS: u64 = 8;
     let server = Server::start();
     let name = unique("bench");
-    let client = open(&server);
+    let client = Client::open(settings(&server).tenure(ms(1_000))).unwrap();
     let lock = client.rwlock(&name);
     lock.read().unwrap().unlock().unwrap();
     let first = lock.read().unwrap();
@@ -175,7 +175,7 @@ fn a_writer_that_leaves_lets_all_readers_in_at_once() {
     const THREADS: u64 = 6;
     let server = Server::start();
     let name = unique("crowd");
-    let clients = [open(&server), open(&server), open(&server)];
+    let clients = [(); 3].map(|()| Client::open(settings(&server).tenure(ms(1_000))).unwrap());
     let writer = clients[0].rwlock(&name).write().unwrap();
     let (sender, received) = unbounded();
     let (go, gone) = bounded::<()>(0);
@@ -245,7 +245,7 @@ fn leases_of_readers_do_not_interfere() {
         assert!(Instant::now() >= until);
     });
     let begun = Instant::now();
-    while begun.elapsed() < 3 * lease {
+    while begun.elapsed() < 3 * lease / 2 {
         assert!(guard.is_valid(), "renewed next to a fixed one");
         thread::sleep(ms(5));
     }
@@ -306,7 +306,7 @@ fn who_reads_and_wants_to_write_would_wait_for_itself() {
         again.cancel_on(&CancelToken::new()).try_write_for(LONG),
     ] {
         assert!(
-            matches!(&verdict, Err(Error::WouldDeadlock { name: its }) if *its == name),
+            matches!(&verdict, Err(Error::WouldDeadlock { name: its, .. }) if *its == name),
             "{verdict:?}"
         );
     }
@@ -317,6 +317,11 @@ fn who_reads_and_wants_to_write_would_wait_for_itself() {
     elsewhere(|| {
         assert!(lock.try_write().unwrap().is_none());
         assert!(lock.try_write_for(ms(30)).unwrap().is_none());
+        // And one that shares its hold.
+        let shared = lock.read().unwrap();
+        let verdict = lock.try_write();
+        assert!(matches!(verdict, Err(Error::WouldDeadlock { .. })));
+        drop(shared);
     });
     assert!(other.rwlock(&name).try_write().unwrap().is_none());
     read.unlock().unwrap();
@@ -357,7 +362,7 @@ fn who_writes_may_read_and_each_hold_is_counted_for_itself() {
         assert!(theirs.try_read().unwrap().is_none());
         // Both are renewed.
         let begun = Instant::now();
-        while begun.elapsed() < 3 * lease + ms(100) {
+        while begun.elapsed() < 3 * lease / 2 {
             assert!(read.is_valid() && write.is_valid());
             assert!(server.exists(&hold_key(&name, read.owner())));
             thread::sleep(ms(10));
@@ -433,6 +438,7 @@ fn both_are_told_once(reason: LossReason, robbed: &(impl Fn(&Server, &str, &str)
     let lease = loosely(ms(900));
     let config = in_haste(settings(&server))
         .lease(lease)
+        .tenure(ms(1_000))
         .on_lost(received.listener());
     let client = Client::open(config).unwrap();
     let name = unique("robbed");

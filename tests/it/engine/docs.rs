@@ -1,7 +1,10 @@
-//! What a reader can rely on: every public method has an example, and what the README and the guide name exists.
+//! What a reader can rely on: every public method has an example, what the guide names exists, and it can be read.
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::support::skipped;
 
 /// The files below `folder` that end in `.rs`.
 fn sources(folder: &Path) -> Vec<PathBuf> {
@@ -87,26 +90,6 @@ fn the_search_for_examples_finds_what_has_none() {
     assert_eq!(found, expected);
 }
 
-#[test]
-fn what_the_readme_points_to_exists() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let readme = fs::read_to_string(root.join("README.md")).unwrap();
-    let mut seen = 0;
-    for link in readme.split("](").skip(1) {
-        let link = link.split(')').next().unwrap();
-        let (path, heading) = link.split_once('#').unwrap_or((link, ""));
-        let text =
-            fs::read_to_string(root.join(path)).unwrap_or_else(|err| panic!("{link}: {err}"));
-        let is_heading = |line: &str| {
-            let title = line.strip_prefix("# ").unwrap_or_default();
-            title.to_lowercase().replace(' ', "-") == heading
-        };
-        assert!(heading.is_empty() || text.lines().any(is_heading), "{link}");
-        seen += 1;
-    }
-    assert!(seen > 5, "only {seen} links");
-}
-
 /// Whoever moves a file mends the map.
 #[test]
 fn files_that_the_guide_names_exist() {
@@ -132,6 +115,52 @@ fn files_that_the_guide_names_exist() {
     assert!(seen > 20, "only {seen} files");
 }
 
+/// The cells of all tables in a page, or in the comments of a source.
+fn cells(text: &str) -> Vec<String> {
+    let rows = text
+        .lines()
+        .map(|line| line.trim_start_matches(['/', '!', ' ']));
+    rows.filter(|row| row.starts_with('|'))
+        .flat_map(|row| {
+            let row = row.replace("\\|", "/");
+            row.split('|').map(str::to_owned).collect::<Vec<_>>()
+        })
+        .collect()
+}
+
+/// What takes longer to say in a table is a paragraph below it.
+#[test]
+fn the_guide_is_short_and_so_is_each_cell_of_a_table() {
+    const MOST: usize = 12_000;
+    const MOST_IN_A_CELL: usize = 40;
+    let count = |text: &str| text.split_whitespace().count();
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let guide = root.join("src/guide");
+    let mut pages: Vec<_> = fs::read_dir(&guide)
+        .unwrap()
+        .map(|page| page.unwrap().path())
+        .filter(|page| page.extension().is_some_and(|extension| extension == "md"))
+        .collect();
+    let words: usize = pages
+        .iter()
+        .map(|page| count(&fs::read_to_string(page).unwrap()))
+        .sum();
+    assert!(words <= MOST, "{words} words in {}", guide.display());
+
+    pages.push(root.join("README.md"));
+    pages.extend(sources(&root.join("src")));
+    let mut seen = 0;
+    for page in pages {
+        for cell in cells(&fs::read_to_string(&page).unwrap()) {
+            let words = count(&cell);
+            let page = page.display();
+            assert!(words <= MOST_IN_A_CELL, "{words} words in {page}: {cell}");
+            seen += 1;
+        }
+    }
+    assert!(seen > 500, "only {seen} cells");
+}
+
 /// An image is a file, and rustdoc, which copies none, has it as text.
 #[test]
 fn the_images_of_the_guide_exist_and_are_small() {
@@ -152,4 +181,59 @@ fn the_images_of_the_guide_exist_and_are_small() {
         seen += 1;
     }
     assert!(seen > 5, "only {seen} images");
+}
+
+/// What the compiler says about a program that uses the crate; `None` if there is no compiler.
+fn compiled(program: &str) -> Option<String> {
+    let exe = std::env::current_exe().unwrap();
+    let deps = exe.parent().unwrap();
+    let is_ours = |path: &PathBuf| {
+        let name = path.file_name().unwrap().to_string_lossy();
+        name.starts_with("libredlatch-") && name.ends_with(".rlib")
+    };
+    let built = fs::read_dir(deps).unwrap().map(|file| file.unwrap().path());
+    let newest = built
+        .filter(is_ours)
+        .max_by_key(|path| fs::metadata(path).unwrap().modified().unwrap())?;
+    let dir = tempfile::tempdir().unwrap();
+    let source = dir.path().join("user.rs");
+    fs::write(&source, program).unwrap();
+    let mut rustc = Command::new(std::env::var_os("RUSTC").unwrap_or("rustc".into()));
+    rustc.args(["--edition=2024", "--crate-type=lib", "--emit=metadata"]);
+    rustc.arg("--extern");
+    rustc.arg(format!("redlatch={}", newest.display()));
+    rustc.arg("-L").arg(deps).arg("--out-dir").arg(dir.path());
+    let said = rustc.arg(source).output().ok()?;
+    Some(String::from_utf8(said.stderr).unwrap())
+}
+
+#[test]
+fn the_compiler_says_that_a_guard_stays_on_its_thread() {
+    let sends = |guard| {
+        let program = format!(
+            "fn sync<T: Sync>() {{}}
+            pub fn user(guard: redlatch::{guard}) {{
+                sync::<redlatch::{guard}>();
+                std::thread::spawn(move || drop(guard));
+            }}"
+        );
+        compiled(&program)
+    };
+    for guard in [
+        "MutexGuard",
+        "RwLockReadGuard",
+        "MultiLockGuard",
+        "RedLockGuard",
+    ] {
+        let Some(said) = sends(guard) else {
+            return skipped("what the compiler says", "there is none");
+        };
+        let headline = said.lines().next().unwrap_or_default();
+        assert!(
+            headline.contains("GuardStaysOnItsThread") && headline.contains("cannot be sent"),
+            "{said}"
+        );
+        assert!(!said.contains("MutexGuard<'static, ()>"), "{said}");
+        assert!(!said.contains("shared between threads"), "{said}");
+    }
 }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use redlatch::{Client, Config, Error, Lockable, MultiLock, RedLock};
 
 use crate::support::multi_lock::{left, open};
-use crate::support::quorum::{all_keep, masters, nothing_is_left, open as open_all, take};
+use crate::support::quorum::{masters, nothing_is_left, open as open_all, take, take_from_all};
 use crate::support::{
     LONG, Mode, Proxy, Server, Target, eventually, hold_by_stranger, loosely, ms, timed, unique,
 };
@@ -19,7 +19,7 @@ fn quick(url: &str) -> Client {
 
 #[track_caller]
 fn is_config<T: std::fmt::Debug>(verdict: &redlatch::Result<T>) {
-    assert!(matches!(verdict, Err(Error::Config(_))), "{verdict:?}");
+    assert!(matches!(verdict, Err(Error::Config { .. })), "{verdict:?}");
 }
 
 /// A client that cannot reach its server any more.
@@ -57,7 +57,8 @@ fn a_red_lock_is_made_while_some_masters_are_down() {
     let guard = take(&lock);
     servers[3].restart();
     servers[4].restart();
-    all_keep(&guard, 5);
+    guard.unlock().unwrap();
+    let guard = take_from_all(&lock, 5);
     guard.unlock().unwrap();
     nothing_is_left(&servers);
     // Settings are looked at all the same.
@@ -78,7 +79,7 @@ fn a_master_that_turns_out_to_be_another_one_is_told_at_the_next_lock() {
     proxy.pass();
     eventually(
         "it is found out",
-        || matches!(lock.try_lock(), Err(Error::Config(why)) if why.contains("clients 1 and 3")),
+        || matches!(lock.try_lock(), Err(Error::Config { what, .. }) if what.contains("clients 1 and 3")),
     );
     is_config(&lock.lock());
     is_config(&lock.try_lock_for(LONG));
@@ -108,8 +109,7 @@ fn a_master_that_turns_out_to_be_a_replica_takes_no_part() {
     is_config(&RedLock::new(clients.iter().chain([&fourth]), "replica"));
     // Once it is a master again it does.
     servers[3].cli(&["REPLICAOF", "NO", "ONE"]);
-    let guard = take(&lock);
-    all_keep(&guard, 4);
+    let guard = take_from_all(&lock, 4);
     drop(guard);
     nothing_is_left(&servers);
 }
@@ -117,6 +117,11 @@ fn a_master_that_turns_out_to_be_a_replica_takes_no_part() {
 // ---------------------------------------------------------------------------------------------------------------------
 // MultiLock
 // ---------------------------------------------------------------------------------------------------------------------
+
+/// How many commands they have sent.
+fn sent(clients: &[&Client]) -> u64 {
+    clients.iter().map(|client| client.stats().commands).sum()
+}
 
 fn both(one: &Client, other: &Client, name: &str) -> MultiLock {
     let member = |client: &Client| Box::new(client.mutex(name)) as Box<dyn Lockable>;
@@ -143,16 +148,17 @@ fn a_lock_and_the_same_by_another_address_are_no_two_members() {
         Box::new(tcp.mutex(&names[0])),
         Box::new(unix.mutex(&names[1])),
     ]);
-    let asked = server.calls("role");
-    drop(apart.lock().unwrap());
+    let before = sent(&[&tcp, &unix]);
+    let guard = apart.lock().unwrap();
     // Which is clear without a question.
-    assert_eq!(server.calls("role"), asked);
+    assert_eq!(sent(&[&tcp, &unix]), before + 2);
+    drop(guard);
     // A restart makes it another server; who connected before does not take it for two.
     server.restart();
     let later = open(&server.url());
     let lock = both(&unix, &later, &name);
     eventually("it is connected again", || match lock.try_lock() {
-        Err(Error::Config(_)) => true,
+        Err(Error::Config { .. }) => true,
         Err(err) => {
             assert!(err.is_retryable(), "{err}");
             false
@@ -167,13 +173,19 @@ fn a_lock_and_the_same_by_another_address_are_no_two_members() {
 fn different_servers_are_asked_once_who_they_are() {
     let servers = masters(2);
     let clients = open_all(&servers);
-    let name = unique("asked");
-    for _ in 0..3 {
-        drop(both(&clients[0], &clients[1], &name).lock().unwrap());
+    let (name, both_of) = (unique("asked"), [&clients[0], &clients[1]]);
+    // The servers know the scripts from then on.
+    for client in both_of {
+        drop(client.mutex(&name).lock().unwrap());
     }
-    for server in &servers {
-        assert_eq!(server.calls("role"), 1);
-    }
+    let rounds = [(); 3].map(|()| {
+        let before = sent(&both_of);
+        let guard = both(&clients[0], &clients[1], &name).lock().unwrap();
+        let after = sent(&both_of);
+        guard.unlock().unwrap();
+        after - before
+    });
+    assert_eq!(rounds, [4, 2, 2]);
     nothing_is_left(&servers);
 }
 
@@ -191,7 +203,7 @@ fn whether_two_members_are_one_is_found_out_when_the_address_answers() {
     proxy.pass();
     let begun = Instant::now();
     let found = lock.try_lock_for(LONG);
-    assert!(matches!(found, Err(Error::Config(_))), "{found:?}");
+    assert!(matches!(found, Err(Error::Config { .. })), "{found:?}");
     assert!(begun.elapsed() < loosely(LONG));
     left(&server, &[&name]);
 }

@@ -1,14 +1,9 @@
 //! How waiters hear of releases: messages, and asking where messages do not come.
 
-use std::sync::mpsc;
 use std::thread;
-use std::time::Duration;
-
-use redlatch::{Client, Config};
 
 use crate::support::{
-    Crew, Server, client, eventually, hold_by_stranger, is_waited_for, ms, nothing_is_left,
-    subscribed, timed, unique, within,
+    Server, client, eventually, is_waited_for, ms, nothing_is_left, timed, unique, within,
 };
 
 /// The url of a user who may do everything but `rules`.
@@ -142,52 +137,6 @@ fn processes_that_take_turns_send_little_more_than_three_commands_each() {
         assert_eq!(stats.poll_rescues, 0, "{stats:?}");
         assert!(stats.wakes > TURNS / 2, "{stats:?}");
     }
-    nothing_is_left(&server);
-}
-
-timed!(the_release_of_another_is_not_taken_for_our_own_that_announced_nothing);
-fn the_release_of_another_is_not_taken_for_our_own_that_announced_nothing() {
-    let server = Server::start();
-    let ours = Client::open(Config::new(server.url()).tenure(Duration::ZERO)).unwrap();
-    let calls = || server.calls("evalsha") + server.calls("eval");
-    // Whether the second thread has taken over the subscription of the first.
-    let takes_over = || {
-        let name = unique("robbed");
-        let is_released = || {
-            let channel = format!("redisson_lock__channel:{{{name}}}");
-            let () = server.ask(&["DEL", &name]);
-            let () = server.ask(&["PUBLISH", &channel, "0"]);
-        };
-        // What the last round has left behind is over, or it could be taken for the first thread's.
-        subscribed(&server, 0);
-        hold_by_stranger(&server, &name, 120_000);
-        let subscriptions = server.calls("subscribe");
-        let (holds, is_held) = mpsc::channel();
-        let (robs, is_robbed) = mpsc::channel();
-        let mut crew = Crew::new();
-        let lock = ours.mutex(&name);
-        crew.spawn(move || {
-            let _guard = lock.lock().unwrap();
-            holds.send(()).unwrap();
-            is_robbed.recv().unwrap();
-        });
-        subscribed(&server, 1);
-        let lock = ours.mutex(&name);
-        crew.spawn(move || lock.lock().unwrap().unlock().unwrap());
-        crew.all_parked();
-        is_released();
-        is_held.recv().unwrap();
-        hold_by_stranger(&server, &name, 120_000);
-        let before = calls();
-        robs.send(()).unwrap();
-        // The release of the first, and the question of the second.
-        eventually("it has asked", || calls() >= before + 2);
-        is_released();
-        crew.join();
-        server.calls("subscribe") == subscriptions + 1
-    };
-    assert!((0..20).any(|_| takes_over()), "the machine is too slow");
-    assert_eq!(ours.stats().poll_rescues, 0, "{:?}", ours.stats());
     nothing_is_left(&server);
 }
 

@@ -366,43 +366,6 @@ fn failed_attempts_do_not_shorten_the_lease_of_the_one_that_succeeds() {
     guard.unlock().unwrap();
 }
 
-timed!(a_grant_that_comes_after_its_lease_is_not_returned);
-fn a_grant_that_comes_after_its_lease_is_not_returned() {
-    // K2
-    let server = Server::start();
-    let proxy = Proxy::start(server.addr());
-    let client = Client::open(config(&proxy.url()).response_timeout(ms(2_000))).unwrap();
-    let name = unique("late");
-    proxy.set(Target::Link, Mode::Delay(ms(400)));
-    let lock = client.mutex(&name).lease(ms(300));
-    for _ in 0..2 {
-        let result = lock.lock();
-        assert!(
-            matches!(
-                result,
-                Err(Error::Lost {
-                    reason: LossReason::Expired,
-                    ..
-                })
-            ),
-            "{result:?}"
-        );
-        let result = lock.try_lock_for(loosely(ms(1_000)));
-        assert!(matches!(result, Err(Error::Lost { .. })), "{result:?}");
-    }
-    assert!(server.keys().is_empty());
-    assert_eq!(client.stats().holds, 0);
-    proxy.pass();
-    lock.lock().unwrap().unlock().unwrap();
-    // A lease that is as good as over is no grant either, however close.
-    proxy.set(Target::Link, Mode::Delay(ms(295)));
-    for _ in 0..3 {
-        if let Ok(guard) = lock.lock() {
-            assert!(guard.valid_until() <= Instant::now() + ms(5));
-        }
-    }
-}
-
 timed!(a_hold_whose_grant_came_late_is_renewed_in_time);
 fn a_hold_whose_grant_came_late_is_renewed_in_time() {
     // W1, W11: a third of the lease counts from where the lease does.

@@ -7,6 +7,7 @@ mod identity;
 mod layers;
 mod listening;
 mod logger;
+mod logs;
 mod loss;
 mod renewals;
 mod rights;

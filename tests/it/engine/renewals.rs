@@ -56,7 +56,7 @@ fn many_holds_are_renewed_by_few_requests_and_lost_each_for_itself() {
     assert_eq!(reason(&gone), [LossReason::Forced]);
     assert_eq!(reason(&taken), [LossReason::TakenOver]);
     assert_eq!(reason(&other), [LossReason::TakenOver]);
-    rounds(3);
+    rounds(2);
     assert_eq!(
         guards.iter().filter(|guard| guard.is_valid()).count(),
         MANY - 3

@@ -60,7 +60,7 @@ fn a_thousand_waiters_cost_next_to_nothing() {
     assert_eq!(server.clients_named("redlatch-subscriber").len(), 1);
 
     let (before, begun) = (server.calls("evalsha"), Instant::now());
-    thread::sleep(Duration::from_secs(3));
+    thread::sleep(ms(1_500));
     let asked = server.calls("evalsha") - before;
     // One per waiter and poll cap, the one that was about to end included.
     let most = WAITERS * (1 + u64::try_from(begun.elapsed().as_millis()).unwrap() / 750);
@@ -221,7 +221,7 @@ fn a_client_without_contention_listens_to_nobody() {
         let server = Server::start();
         let before = thread_count();
         let client = open(&server);
-        assert_eq!(thread_count(), before, "opening starts no thread");
+        eventually("opening leaves no thread", || thread_count() == before);
         assert_eq!(server.clients_named("redlatch").len(), 1);
         let lock = client.reentrant_lock("calm");
         for _ in 0..50 {
@@ -273,7 +273,7 @@ fn waiters_that_give_up_take_no_wake_up_with_them() {
 timed!(waiters_of_a_fair_lock_that_give_up_take_no_wake_up_with_them);
 fn waiters_of_a_fair_lock_that_give_up_take_no_wake_up_with_them() {
     // Each of them asks Redis for itself.
-    give_up_and_take_no_wake_up::<FairLock>(15, 60_000);
+    give_up_and_take_no_wake_up::<FairLock>(15, 30_000);
 }
 
 timed!(waiters_of_a_fenced_lock_that_give_up_take_no_wake_up_with_them);
@@ -292,10 +292,10 @@ fn writers_that_give_up_take_no_wake_up_with_them() {
 }
 
 /// So many threads of three processes wait for at most so many microseconds, over and over: for longer on a machine on which
-/// nobody has it after so short a time.
+/// nobody has it after so short a time, but not for so long that nobody gives up.
 fn give_up_and_take_no_wake_up<L: Lock>(threads: u64, patience: u64) {
-    let patience = loosely(Duration::from_micros(patience)).as_micros();
-    let patience = u64::try_from(patience).unwrap();
+    let longer = loosely(Duration::from_micros(patience)).as_micros();
+    let patience = u64::try_from(longer).unwrap().min(3 * patience);
     let server = Server::start();
     let clients = [open(&server), open(&server), open(&server)];
     let name = unique("giveup");
@@ -346,7 +346,7 @@ fn give_up_and_take_no_wake_up<L: Lock>(threads: u64, patience: u64) {
             }
         });
     }
-    thread::sleep(ms(2500));
+    thread::sleep(ms(800));
     // Whatever the machine allows for in that time.
     within(LONG, || {
         grants.lock().unwrap().len() > 100
@@ -682,7 +682,8 @@ fn a_limit_that_is_too_short_for_a_slow_answer_is_no_error_and_leaves_nothing() 
         assert_eq!(got.unwrap(), kind.what != "latch", "{}", kind.what);
     }
     for client in clients {
-        assert_eq!(client.stats().reconnects, 0);
+        // One that nobody had used for a while may have been replaced, but never for each attempt.
+        assert!(client.stats().reconnects <= 1);
     }
 }
 
@@ -769,7 +770,7 @@ fn a_server_that_is_away_is_an_error_however_short_the_limit() {
             let err = (kind.wants)(ms(2)).expect_err(kind.what);
             assert!(err.is_retryable(), "{}: {err}", kind.what);
             match (kind.what, &err) {
-                ("members", Error::Members { failures }) => assert_eq!(failures.len(), 3),
+                ("members", Error::Members { failures, .. }) => assert_eq!(failures.len(), 3),
                 ("majority", Error::NoQuorum { failures, .. }) => assert!(failures.len() >= 2),
                 (_, Error::Redis { .. }) => {}
                 _ => panic!("{}: {err:?}", kind.what),
@@ -855,14 +856,12 @@ fn a_thread_that_cannot_be_started_is_not_put_down_to_redis() {
     let this = a_thread_that_cannot_be_started_is_not_put_down_to_redis;
     alone_with(this, &stacks, || {
         let server = Server::start();
-        let client = open(&server);
-        let err = client.mutex("lock").try_lock().unwrap_err();
-        let Error::Thread { name, source } = &err else {
+        let err = Client::open(server.client_url()).unwrap_err();
+        let Error::Thread { name, source, .. } = &err else {
             panic!("{err:?}");
         };
-        assert_eq!(*name, "redlatch-watchdog");
+        assert_eq!(*name, "redlatch-connect");
         assert!(err.is_retryable(), "{source}");
-        assert!(std::error::Error::source(&err).is_some());
         assert!(err.to_string().contains(&source.to_string()), "{err}");
         assert_eq!(server.dbsize(), 0);
     });

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::bounded;
 use redis::Connection;
-use redlatch::{Error, LossReason};
+use redlatch::Error;
 
 use crate::support::fair::{
     Line, channel, nothing_left, queue, queue_key, queued, server_now, timeouts, timeouts_key,
@@ -19,53 +19,6 @@ use crate::support::{
 // ---------------------------------------------------------------------------------------------------------------------
 // Order
 // ---------------------------------------------------------------------------------------------------------------------
-
-// F6: whatever the process, the verb, and the kind of handle.
-timed!(who_comes_first_is_served_first);
-fn who_comes_first_is_served_first() {
-    let server = Server::start();
-    let name = unique("order");
-    let clients = [open(&server), open(&server), open(&server)];
-    // None of theirs, which would hand it over to its own thread.
-    let guard = open(&server).fair_lock(&name).lock().unwrap();
-    let mut line = Line::new(&server, &name);
-    for i in 0..24 {
-        let client = &clients[i % 3];
-        let (lock, mutex) = (client.fair_lock(&name), client.fair_mutex(&name));
-        match i % 5 {
-            0 => line.join_with(lock),
-            1 => line.join(move |here| lock.with(|_| here()).unwrap()),
-            2 => line.join(move |here| {
-                let _guard = lock.try_lock_for(LONG).unwrap().expect("a turn");
-                here();
-            }),
-            3 => line.join(move |here| {
-                let until = Instant::now() + LONG;
-                let _guard = mutex.try_lock_until(until).unwrap().expect("a turn");
-                here();
-            }),
-            _ => line.join(move |here| {
-                let _guard = mutex.lock().unwrap();
-                here();
-            }),
-        }
-    }
-    line.all_parked();
-    assert!(line.received.is_empty());
-    // F5: what stands there will not stand there for ever.
-    for key in [queue_key(&name), timeouts_key(&name)] {
-        assert!(server.pttl(&key) > 10_000, "{key}");
-    }
-    let begun = Instant::now();
-    drop(guard);
-    line.served_in_order();
-    assert!(begun.elapsed() < loosely(LONG / 2), "{:?}", begun.elapsed());
-    nothing_left(&server);
-    for client in &clients {
-        assert_eq!(client.stats().passed, 0, "the line is Redis's alone");
-        eventually("nobody listens", || client.stats().subscriptions == 0);
-    }
-}
 
 // Those who come while the queue moves stand behind all who were there.
 #[test]
@@ -261,56 +214,6 @@ fn reentry_does_not_stand_in_line() {
     nothing_left(&server);
 }
 
-// F2, F4
-#[test]
-fn one_attempt_takes_neither_a_place_nor_a_turn() {
-    let server = Server::start();
-    let name = unique("attempt");
-    let (ours, theirs) = (open(&server), open(&server));
-    let guard = ours.fair_lock(&name).lock().unwrap();
-    let attempts = |what: &str| {
-        let (lock, mutex) = (theirs.fair_lock(&name), theirs.fair_mutex(&name));
-        assert!(lock.try_lock().unwrap().is_none(), "{what}");
-        assert!(mutex.try_lock().unwrap().is_none(), "{what}");
-        assert!(lock.try_lock_for(Duration::ZERO).unwrap().is_none());
-        assert!(lock.try_lock_until(Instant::now()).unwrap().is_none());
-        thread::scope(|scope| {
-            let other = ours.fair_lock(&name);
-            scope.spawn(move || assert!(other.try_lock().unwrap().is_none()));
-        });
-    };
-    attempts("held");
-    assert!(queue(&server, &name).is_empty() && timeouts(&server, &name).is_empty());
-    let mut line = Line::new(&server, &name);
-    line.join_with(ours.fair_lock(&name));
-    let stood = queue(&server, &name);
-    attempts("held, and somebody waits");
-    assert_eq!(queue(&server, &name), stood);
-    assert_eq!(timeouts(&server, &name).len(), 1);
-    drop(guard);
-    line.served_in_order();
-    nothing_left(&server);
-
-    // Free, but it is somebody else's turn, who is notified again.
-    let mut con = server.connection();
-    let absent = "9f8e7d6c-5b4a-4321-8fed-cba987654321:58";
-    let until = server_now(&mut con) + 60_000.0;
-    server.cli(&["RPUSH", &queue_key(&name), absent]);
-    server.cli(&["ZADD", &timeouts_key(&name), &until.to_string(), absent]);
-    let mut messages = con.as_pubsub();
-    messages
-        .subscribe(format!("{}:{absent}", channel(&name)))
-        .unwrap();
-    messages.set_read_timeout(Some(LONG)).unwrap();
-    attempts("free, and somebody is next");
-    assert_eq!(queue(&server, &name), [absent]);
-    assert_eq!(messages.get_message().unwrap().get_payload_bytes(), b"0");
-    // Dead now: it is nobody's turn.
-    server.cli(&["ZADD", &timeouts_key(&name), "1", absent]);
-    drop(theirs.fair_lock(&name).try_lock().unwrap().expect("free"));
-    nothing_left(&server);
-}
-
 #[test]
 fn the_lock_and_the_mutex_stand_in_one_line() {
     let server = Server::start();
@@ -337,28 +240,6 @@ fn the_lock_and_the_mutex_stand_in_one_line() {
     assert_eq!(queue(&server, &name).len(), 3);
     drop(guard);
     line.served_in_order();
-    nothing_left(&server);
-}
-
-// They share a key, and the one does not notify the queue of the other.
-#[test]
-fn a_reentrant_lock_of_the_same_name_excludes_and_is_outlived() {
-    let server = Server::start();
-    let name = unique("plain");
-    let (ours, theirs) = (open(&server), open(&server));
-    let plain = theirs.reentrant_lock(&name).lock().unwrap();
-    let mut line = Line::new(&server, &name);
-    line.join_with(ours.fair_lock(&name));
-    line.join_with(theirs.fair_lock(&name));
-    line.all_parked();
-    assert!(ours.fair_lock(&name).try_lock().unwrap().is_none());
-    assert!(line.received.is_empty());
-    plain.unlock().unwrap();
-    // The poll cap finds it.
-    line.served_in_order();
-    let fair = ours.fair_lock(&name).lock().unwrap();
-    assert!(theirs.reentrant_lock(&name).try_lock().unwrap().is_none());
-    drop(fair);
     nothing_left(&server);
 }
 
@@ -401,40 +282,6 @@ fn a_deleted_lock_and_a_deleted_line_are_survived() {
         assert_eq!(served, [0, 1, 2, 3]);
         nothing_left(&server);
     }
-}
-
-// O7
-timed!(forcing_it_open_tells_the_one_who_is_next);
-fn forcing_it_open_tells_the_one_who_is_next() {
-    let server = Server::start();
-    let name = unique("force");
-    let (ours, theirs) = (open(&server), open(&server));
-    let guard = ours.fair_lock(&name).lock().unwrap();
-    let mut line = Line::new(&server, &name);
-    line.join_with(theirs.fair_lock(&name));
-    line.join_with(ours.fair_lock(&name));
-    line.all_parked();
-    let begun = Instant::now();
-    assert!(theirs.fair_lock(&name).force_unlock().unwrap());
-    assert_eq!(line.received.recv_timeout(LONG), Ok(0));
-    assert!(
-        begun.elapsed() < loosely(BY_MESSAGE),
-        "{:?}",
-        begun.elapsed()
-    );
-    assert_eq!(line.received.recv_timeout(LONG), Ok(1));
-    line.crew.join();
-    // A thread of its own process has had the lock since, so the one that had it is notified before its next renewal.
-    let loss = guard.lost().recv_timeout(loosely(BY_MESSAGE)).unwrap();
-    assert_eq!(loss.reason, LossReason::TakenOver);
-    assert!(!guard.is_valid());
-    let lost = guard.unlock().unwrap_err();
-    assert!(
-        matches!(&lost, Error::Lost { reason, .. } if *reason == LossReason::TakenOver),
-        "{lost:?}"
-    );
-    assert!(!theirs.fair_mutex(&name).force_unlock().unwrap());
-    nothing_left(&server);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

@@ -174,7 +174,8 @@ fn short_tries_leave_nothing_and_timeouts_do_not_drift() {
                 .unwrap();
             if let Some((_, timeout)) = last.first() {
                 let ahead = timeout - (s * 1000.0 + (us / 1000.0).floor());
-                assert!(ahead <= 4_000.0, "{ahead} ms");
+                // 300 s for each of those who wait, and the lease.
+                assert!(ahead <= 9.0 * 300_000.0 + 30_000.0, "{ahead} ms");
                 samples += 1;
             }
         }

@@ -2,7 +2,6 @@
 
 mod basics;
 mod faults;
-mod handing_over;
 mod leaving;
 mod processes;
 mod redisson;

@@ -294,12 +294,21 @@ fn acquires_later_than_their_undo<L: Lock>(rounds: u64) {
             let next = other.try_lock_for(WAITER_LEASE + loosely(SLACK)).unwrap();
             next.expect("a place for nobody").unlock().unwrap();
         }
-        assert!(
-            within(loosely(ms(300)), || nothing_is_left_of::<L>(&net.server)),
-            "round {round} left {:?}: {:?}",
-            net.server.keys(),
-            net.server.hgetall(&name)
-        );
+        // Among readers and writers it may have been noted as one that waits, and counts as that for a waiter lease.
+        let is_note = |key: &String| key.starts_with("redisson_rwlock:");
+        let is_left = || !nothing_is_left_of::<L>(&net.server);
+        let holds = || is_left() && !net.server.keys().iter().all(is_note);
+        for (limit, left) in [
+            (ms(300), &holds as &dyn Fn() -> bool),
+            (WAITER_LEASE + SLACK, &is_left),
+        ] {
+            assert!(
+                within(loosely(limit), || !left()),
+                "round {round} left {:?}: {:?}",
+                net.server.keys(),
+                net.server.hgetall(&name)
+            );
+        }
     }
 }
 
@@ -596,23 +605,28 @@ fn a_client_closes_in_time_with_a_release_it_cannot_bring() {
     }
 }
 
-timed!(a_dropped_hold_is_free_soon_although_the_server_does_not_know_the_script_yet);
-fn a_dropped_hold_is_free_soon_although_the_server_does_not_know_the_script_yet() {
-    // L8, C8: nobody may come to read that the release was not understood.
+timed!(a_dropped_hold_is_free_soon_although_the_server_does_not_know_the_script);
+fn a_dropped_hold_is_free_soon_although_the_server_does_not_know_the_script() {
+    // L8, C8: nobody else may come to read that the release was not understood. The first one brings the text.
     let server = Server::start();
     let name = unique("first");
-    let mut took = Vec::new();
-    for _ in 0..5 {
-        let client = Client::open(in_haste(settings(&server))).unwrap();
-        let guard = client.mutex(&name).lock().unwrap();
-        let () = server.ask(&["SCRIPT", "FLUSH"]);
-        let begun = Instant::now();
-        drop(guard);
-        eventually("it is free", || !server.exists(&name));
-        took.push(begun.elapsed());
+    for (is_first, limit) in [(true, ms(50)), (false, ms(300))] {
+        let mut took = Vec::new();
+        for _ in 0..5 {
+            let client = Client::open(in_haste(settings(&server))).unwrap();
+            if !is_first {
+                client.mutex(&name).lock().unwrap().unlock().unwrap();
+            }
+            let guard = client.mutex(&name).lock().unwrap();
+            let () = server.ask(&["SCRIPT", "FLUSH"]);
+            let begun = Instant::now();
+            drop(guard);
+            eventually("it is free", || !server.exists(&name));
+            took.push(begun.elapsed());
+        }
+        let quickest = took.iter().min().unwrap();
+        assert!(*quickest < loosely(limit), "{took:?}");
     }
-    let quickest = took.iter().min().unwrap();
-    assert!(*quickest < loosely(ms(50)), "{took:?}");
 }
 
 timed!(messages_that_are_lost_cost_a_poll);
@@ -648,8 +662,9 @@ fn messages_that_are_lost_cost_a_poll() {
                     guard.unlock().unwrap();
                     let (got, valid) = waiting.join().unwrap();
                     let took = got.saturating_duration_since(freed);
+                    // The second pause, if it has asked since it began to wait.
                     assert!(
-                        valid && took <= ms(1_000) + loosely(SLACK),
+                        valid && took <= ms(2_000) + loosely(SLACK),
                         "{mode:?}: {took:?}"
                     );
                 });
@@ -717,7 +732,8 @@ fn a_short_wait_is_not_spent_writing_for_others() {
         waited.max().flatten().unwrap()
     });
     assert!(longest < loosely(ms(1_000)), "{longest:?}");
-    // And what was left unwritten is written.
+    // And what was left unwritten is written, as fast as the network takes it again.
+    net.proxy.set(Target::Subscriber, Mode::Pass);
     eventually("it listens to nobody", || {
         let subscribers = net.server.clients_named("redlatch-subscriber");
         subscribers.iter().all(|client| client.subscriptions == 0)

@@ -7,16 +7,24 @@ use crate::support::{Server, eventually, in_time, ms, nothing_is_left, timed, un
 /// A master and its replicas.
 fn replicated(n: usize) -> (Server, Vec<Server>) {
     let master = Server::start_with(&["--repl-diskless-sync-delay", "0"]);
-    let replicas: Vec<_> = (0..n).map(|_| Server::start_with(&[])).collect();
-    for replica in &replicas {
-        let () = replica.ask(&["REPLICAOF", "127.0.0.1", &master.port().to_string()]);
-    }
+    let replicas: Vec<_> = (0..n).map(|_| follower(&master)).collect();
+    are_online(&master, n);
+    (master, replicas)
+}
+
+fn follower(master: &Server) -> Server {
+    let replica = Server::start_with(&[]);
+    let () = replica.ask(&["REPLICAOF", "127.0.0.1", &master.port().to_string()]);
+    replica
+}
+
+/// Waits until it has so many replicas, which keep up.
+fn are_online(master: &Server, n: usize) {
     eventually("they follow", || {
         let online = master.ask::<String>(&["INFO", "replication"]);
         online.matches("state=online").count() == n
     });
     master.is_acknowledged_by(n, "stream");
-    (master, replicas)
 }
 
 fn client(server: &Server, replicas: ReplicaAck) -> Client {
@@ -70,7 +78,7 @@ fn what_too_few_replicas_acknowledge_is_given_back() {
         for (what, taken) in in_time("all of them", ms(5_000), || try_all(client)) {
             match (taken, expected) {
                 (Ok(()), None) => {}
-                (Err(Error::NotReplicated { acked, needed }), Some(expected)) => {
+                (Err(Error::NotReplicated { acked, needed, .. }), Some(expected)) => {
                     assert!(
                         acked < needed && needed == expected,
                         "{what}: {acked} of {needed}"
@@ -111,6 +119,37 @@ fn what_too_few_replicas_acknowledge_is_given_back() {
     }
 }
 
+timed!(a_majority_is_one_of_the_replicas_that_are_there);
+fn a_majority_is_one_of_the_replicas_that_are_there() {
+    let (master, mut replicas) = replicated(4);
+    let client = client(&master, ReplicaAck::Majority);
+    let lock = client.mutex(unique("majority"));
+    drop(lock.lock().unwrap());
+    replicas.truncate(1);
+    are_online(&master, 1);
+    for _ in 0..2 {
+        drop(lock.lock().unwrap());
+    }
+    replicas.extend((0..2).map(|_| follower(&master)));
+    are_online(&master, 3);
+    drop(lock.lock().unwrap());
+    drop(lock.lock().unwrap());
+    replicas[0].freeze();
+    replicas[1].freeze();
+    let refused = lock.lock();
+    assert!(
+        matches!(
+            refused,
+            Err(Error::NotReplicated {
+                acked: 1,
+                needed: 2,
+                ..
+            })
+        ),
+        "{refused:?}"
+    );
+}
+
 timed!(a_server_that_cannot_wait_for_replicas_is_refused);
 fn a_server_that_cannot_wait_for_replicas_is_refused() {
     let without = Server::start_with(&["--rename-command", "WAIT", ""]);
@@ -134,7 +173,7 @@ fn a_server_that_cannot_wait_for_replicas_is_refused() {
     let refused = RedLock::new(&others, unique("red"))
         .map(|_| ())
         .unwrap_err();
-    assert!(matches!(refused, Error::Config(_)), "{refused}");
+    assert!(matches!(refused, Error::Config { .. }), "{refused}");
     nothing_is_left(&rights);
 }
 

@@ -5,10 +5,11 @@ use std::time::{Duration, Instant};
 
 use redlatch::{Client, Config, Error, FairLock, FencedLock, LossReason, Mutex, SpinLock};
 
+use crate::support::scripts::cannot_save;
 use crate::support::{
-    Guard, LEASE, Lock, Losses, Proxy, RESPONSE, SLACK, Server, Writing, client, config,
-    connection_to, eventually, fails, free_port, gets_nothing, in_time, is_redis_6, logs, loosely,
-    ms, nothing_is_left_of, open, timed, unique, within,
+    BY_MESSAGE, GENEROUS, Guard, LEASE, Lock, Losses, Proxy, RESPONSE, SLACK, Server, Writing,
+    client, config, connection_to, eventually, fails, free_port, gets_nothing, in_time, is_redis_6,
+    logs, loosely, ms, nothing_is_left_of, open, timed, unique, within,
 };
 
 timed!(opening_fails_at_once_where_nobody_listens_and_in_time_where_nobody_answers);
@@ -264,31 +265,52 @@ fn without_memory_nothing_is_taken_and_what_is_held_is_kept_and_given_back() {
     assert_eq!(client.stats().releases_failed, 0);
 }
 
-timed!(a_server_that_cannot_save_refuses_at_once_and_is_used_again_when_it_can);
-fn a_server_that_cannot_save_refuses_at_once_and_is_used_again_when_it_can() {
+timed!(a_server_that_cannot_save_refuses_acquires_at_once_and_gets_releases_until_it_takes_them);
+fn a_server_that_cannot_save_refuses_acquires_at_once_and_gets_releases_until_it_takes_them() {
     // MISCONF: every write is refused while snapshots fail.
     let server = Server::start_with(&["--dbfilename", "no-such-name.rdb"]);
-    let client = client(&server.url());
-    let (name, lock) = (unique("misconf"), client.mutex(unique("misconf")));
-    let guard = client.mutex(&name).lock().unwrap();
-    lock.lock().unwrap().unlock().unwrap();
-    let () = server.ask(&["CONFIG", "SET", "save", "3600 1"]);
-    let dir: (String, String) = server.ask(&["CONFIG", "GET", "dir"]);
-    std::fs::create_dir(format!("{}/no-such-name.rdb", dir.1)).unwrap();
-    let () = server.ask(&["SET", "dirty", "1", "PX", "60000"]);
-    let () = server.ask(&["BGSAVE"]);
-    eventually("it refuses writes", || {
-        let set = server.try_ask::<String>(&["SET", "dirty", "2", "PX", "60000"]);
-        set.is_err_and(|err| err.code() == Some("MISCONF"))
+    let config = config(&server.url());
+    let [renews, hammers] = [(); 2].map(|()| Client::open(config.clone()).unwrap());
+    let client = Client::open(config.lease(10 * GENEROUS)).unwrap();
+    let renewed = renews.mutex(unique("renewed")).lock().unwrap();
+    let unlocked = client.mutex(unique("unlocked")).lock().unwrap();
+    let (spun, written) = (
+        client.spin_lock(unique("spun")).lock().unwrap(),
+        client.rwlock(unique("written")).write().unwrap(),
+    );
+    let (read, queued, fenced) = (
+        client.rwlock(unique("read")).read().unwrap(),
+        client.fair_lock(unique("queued")).lock().unwrap(),
+        client.fenced_lock(unique("fenced")).lock().unwrap(),
+    );
+    cannot_save(&server);
+    for _ in 0..3 {
+        let err = in_time("lock", ms(0), || client.mutex(unique("free")).lock()).unwrap_err();
+        assert!(
+            err.is_retryable() && err.to_string().contains("MISCONF"),
+            "{err}"
+        );
+        fails("fair", ms(0), || hammers.fair_lock(unique("free")).lock());
+    }
+    // Nothing is left to be sent: what was refused has not run.
+    hammers.close(ms(100)).unwrap();
+    drop((spun, written, read, queued, fenced));
+    let err = in_time("unlock", RESPONSE, || unlocked.unlock()).unwrap_err();
+    // What it said, unless the time was up while it was asked once more.
+    let said = err.to_string();
+    let why = said.contains("MISCONF") || said.contains("in time");
+    assert!(err.is_retryable() && why, "{said}");
+    let asked = server.calls("evalsha");
+    let renewals = renews.stats().renewals;
+    eventually("they are sent again", || {
+        server.calls("evalsha") > asked + 20
     });
-    fails("lock", ms(0), || lock.lock());
-    fails("unlock", RESPONSE, || guard.unlock());
-    let () = server.ask(&["CONFIG", "SET", "save", ""]);
     let () = server.ask(&["CONFIG", "SET", "stop-writes-on-bgsave-error", "no"]);
-    lock.lock().unwrap().unlock().unwrap();
-    // L8: the lease frees what could not be released.
-    let again = client.mutex(&name).try_lock_for(LEASE + ms(1_000)).unwrap();
-    again.unwrap().unlock().unwrap();
+    eventually("it is renewed", || renews.stats().renewals > renewals);
+    renewed.unlock().unwrap();
+    let held = |key: &String| !key.contains("token") && key != "dirty";
+    eventually("all are free", || !server.keys().iter().any(held));
+    assert_eq!(client.stats().releases_failed, 0);
 }
 
 timed!(a_password_set_meanwhile_is_an_error_until_it_is_removed);
@@ -310,10 +332,11 @@ fn a_password_set_meanwhile_is_an_error_until_it_is_removed() {
         .query(&mut con)
         .unwrap();
     for _ in 0..3 {
-        let err = in_time("lock", ms(0), || lock.lock()).unwrap_err();
+        // A server that refuses logins is tried once a second.
+        let err = in_time("lock", ms(1_000), || lock.lock()).unwrap_err();
         assert!(matches!(err, Error::Redis { .. }) && !err.is_retryable());
         assert!(!format!("{err:?}").contains("secret"));
-        fails("try_lock_for", ms(0), || lock.try_lock_for(ms(2_000)));
+        fails("try_lock_for", ms(1_000), || lock.try_lock_for(ms(2_000)));
     }
     set(&mut con, "");
     in_time("lock", RESPONSE, || lock.lock())
@@ -573,13 +596,12 @@ fn a_user_who_may_not_listen_waits_by_asking() {
                 at
             });
             let commands = waiter.stats().commands;
-            eventually("it asks again and again", || {
-                waiter.stats().commands > commands + 3
-            });
+            eventually("it asks again", || waiter.stats().commands > commands + 2);
             let freed = Instant::now();
             guard.unlock().unwrap();
             let got = waiting.join().unwrap();
-            assert!(got.saturating_duration_since(freed) < loosely(ms(800)));
+            // However often it has asked, after the longest pause at most.
+            assert!(got.saturating_duration_since(freed) < loosely(ms(5_000) + SLACK));
         });
     }
     eventually("it is said once", || {
@@ -619,7 +641,7 @@ impl Drop for EndsWaits<'_> {
     }
 }
 
-#[test]
+timed!(one_channel_that_is_refused_says_nothing_about_the_others);
 fn one_channel_that_is_refused_says_nothing_about_the_others() {
     let logs = logs();
     let server = Server::start();
@@ -651,17 +673,10 @@ fn one_channel_that_is_refused_says_nothing_about_the_others() {
             eventually("it is refused", || client.stats().commands > 3);
             let received = scope.spawn(|| drop(client.mutex(&good).lock().unwrap()));
             eventually("the other one listens", || subscriptions() == 1);
-            // Latches are read with GET, locks are not.
-            let polls = || server.calls("get");
-            let asks = || server.calls("exists");
-            let (polled, asked) = (polls(), asks());
-            eventually("one asks again and again", || polls() > polled + 12);
-            let (polled, asked) = (polls() - polled, asks() - asked);
-            assert!(asked * 2 < polled, "{asked} and {polled}");
-            let wakes = client.stats().wakes;
+            let freed = Instant::now();
             guard.unlock().unwrap();
             received.join().unwrap();
-            assert!(client.stats().wakes > wakes);
+            assert!(freed.elapsed() < loosely(BY_MESSAGE));
             if rights_come_first {
                 let () = server.ask(&["ACL", "SETUSER", "picky", "allchannels"]);
                 eventually("it listens, too", || {

@@ -160,6 +160,62 @@ fn a_wait_that_is_cancelled_in_time_says_so_although_its_time_is_up_as_well() {
     }
 }
 
+#[test]
+fn attempts_out_of_time_leave_no_more_to_be_sent_however_many_they_are() {
+    const THREADS: usize = 96;
+    const TRIES: usize = 20;
+    let server = Server::start();
+    let client = client_with_time(&server.url());
+    for n in (0..THREADS).filter(|n| n % 8 >= 6) {
+        let name = format!("l{n}");
+        client.semaphore(&name).try_set_permits(1).unwrap();
+        let leased = client.expirable_semaphore(name + "e");
+        leased.try_set_permits(1).unwrap();
+    }
+    let attempt = |n: usize, limit| {
+        let name = format!("l{n}");
+        let got = match n % 8 {
+            0 => client.fair_lock(name).try_lock_for(limit).map(is_some),
+            1 => client.spin_lock(name).try_lock_for(limit).map(is_some),
+            2 => client.rwlock(name).try_read_for(limit).map(is_some),
+            3 => client.rwlock(name).try_write_for(limit).map(is_some),
+            4 => client
+                .multi_lock([name.clone() + "a", name + "b"])
+                .try_lock_for(limit)
+                .map(is_some),
+            5 => client.mutex(name).try_lock_for(limit).map(is_some),
+            6 => client.semaphore(name).try_acquire_for(limit).map(is_some),
+            _ => client
+                .expirable_semaphore(name + "e")
+                .try_acquire_for(limit)
+                .map(is_some),
+        };
+        got.unwrap()
+    };
+    let each = |work: &(dyn Fn(usize) + Sync)| {
+        thread::scope(|scope| {
+            for n in 0..THREADS {
+                scope.spawn(move || work(n));
+            }
+        });
+    };
+    server.freeze();
+    let before = client.stats().commands;
+    each(&|n| {
+        for _ in 0..TRIES {
+            assert!(!attempt(n, ms(1)), "the server is frozen");
+        }
+    });
+    let sent = client.stats().commands - before;
+    server.thaw();
+    assert!(sent <= 4 * THREADS as u64, "{sent} commands");
+    each(&|n| assert!(attempt(n, GENEROUS), "{n} is free"));
+}
+
+fn is_some<T>(got: Option<T>) -> bool {
+    got.is_some()
+}
+
 /// How late answers are where the second is too late.
 const LATE: Duration = ms(200);
 

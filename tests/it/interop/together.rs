@@ -7,7 +7,6 @@ use crossbeam_channel::unbounded;
 use redlatch::{Client, Config, Error, LossReason};
 
 use super::sides::{measured, take};
-use crate::support::fair::no_connection_is_young;
 use crate::support::java::{Answer, Java, Theirs};
 use crate::support::{
     Crew, GENEROUS, LONG, Part, Server, eventually, given, in_time, loosely, ms, order, say,
@@ -24,7 +23,7 @@ fn both<'a>(server: &Server, java: &'a Java) -> (Theirs<'a>, Client) {
     (theirs, ours)
 }
 
-#[test]
+timed!(both_sides_read_at_once_and_a_writer_of_either_waits_for_all);
 fn both_sides_read_at_once_and_a_writer_of_either_waits_for_all() {
     let Some(java) = Java::shared() else {
         return;
@@ -59,7 +58,7 @@ fn both_sides_read_at_once_and_a_writer_of_either_waits_for_all() {
     crew.join();
 }
 
-#[test]
+timed!(what_either_side_renews_outlives_three_leases);
 fn what_either_side_renews_outlives_three_leases() {
     let Some(java) = Java::shared() else {
         return;
@@ -93,16 +92,6 @@ fn what_a_killed_java_process_held_is_free_after_its_lease() {
     for (kind, name) in iter::zip(kinds, &names) {
         java.does(&theirs, &format!("take {theirs} {kind} {name} -1 -1"));
     }
-    // One that is killed in the queue of a fair lock has a place there. Redisson keeps it for five minutes; it ends as well,
-    // since nobody listens when it is notified from here.
-    java.order(
-        &format!("{theirs}-waits"),
-        &format!("take {theirs} fair {} -1 -1", names[1]),
-    );
-    eventually("it queues", || {
-        server.exists(&format!("redisson_lock_queue:{{{}}}", names[1]))
-    });
-    no_connection_is_young(&server);
     java.kill();
     let killed = Instant::now();
     for (kind, name) in iter::zip(kinds, &names) {
@@ -336,9 +325,7 @@ fn a_red_lock_of_either_side_keeps_the_other_out() {
     }
 }
 
-#[cfg(feature = "cluster")]
 timed!(a_plain_lock_of_a_cluster_is_waited_for_both_ways);
-#[cfg(feature = "cluster")]
 fn a_plain_lock_of_a_cluster_is_waited_for_both_ways() {
     use crate::support::cluster::Cluster;
 

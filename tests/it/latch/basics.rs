@@ -181,7 +181,10 @@ fn bad_input_is_told_before_anything_is_sent() {
     let latch = client.latch("fine");
     for count in [0, 1 << 63, u64::MAX] {
         let said = latch.try_set_count(count);
-        assert!(matches!(said, Err(Error::Config(_))), "{count}: {said:?}");
+        assert!(
+            matches!(said, Err(Error::Config { .. })),
+            "{count}: {said:?}"
+        );
     }
     for name in [String::new(), "x".repeat(65 * 1024)] {
         for (verb, said) in verdicts(&client.latch(&name)) {
@@ -205,7 +208,7 @@ fn another_kind_of_key_is_told_and_left_as_it_was() {
     let says_so = |name: &str| {
         for (verb, said) in verdicts(&client.latch(name)) {
             match said {
-                Err(Error::WrongType { name: its }) => assert_eq!(its, name),
+                Err(Error::WrongType { name: its, .. }) => assert_eq!(its, name),
                 said => panic!("{verb}: {said:?}"),
             }
         }
@@ -521,11 +524,12 @@ fn who_may_not_listen_asks_again_and_again() {
     let name = latch.name().to_owned();
     let asked = server.calls("get");
     let thread = thread::spawn(move || latch.wait().map(|()| Instant::now()));
-    eventually("it asks", || server.calls("get") > asked + 10);
+    eventually("it asks", || server.calls("get") > asked + 1);
     let since = Instant::now();
     other.latch(&name).count_down().unwrap();
     let took = thread.join().unwrap().unwrap() - since;
-    assert!(took < loosely(BY_MESSAGE), "{took:?}");
+    // After one more pause.
+    assert!(took < loosely(ms(5_500)), "{took:?}");
 }
 
 timed!(a_frozen_server_does_not_lengthen_a_limited_wait);

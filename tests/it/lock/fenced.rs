@@ -210,32 +210,6 @@ fn a_counter_that_vanishes_or_comes_back_old_lowers_no_token() {
     tokens.draw(&lock);
 }
 
-timed!(a_counter_ahead_of_the_clock_is_gone_on_from);
-fn a_counter_ahead_of_the_clock_is_gone_on_from() {
-    let server = Server::start();
-    let client = open(&server);
-    let name = unique("ahead");
-    let (lock, counter) = (client.fenced_lock(&name), counter(&name));
-    // An hour: the clock was set back since.
-    let ahead = clock(&server) + 3_600_000_000;
-    server.cli(&["SET", &counter, &ahead.to_string()]);
-    let mut tokens = Rising(ahead);
-    for more in 1..=3 {
-        assert_eq!(tokens.draw(&lock), ahead + more);
-    }
-    // With a time to live it stays until the clock has come to it.
-    assert_eq!(
-        tokens.draw(&lock.clone().token_ttl(ms(20))),
-        ahead + 4,
-        "the same counter"
-    );
-    let left = server.pttl(&counter);
-    assert!((3_500_000..=3_600_001).contains(&left), "{left} ms");
-    // Both gone, the clock and the counter: nothing is left to tell.
-    server.cli(&["DEL", &counter]);
-    assert!(lock.lock().unwrap().token() < ahead);
-}
-
 timed!(tokens_beyond_what_lua_can_count_are_exact);
 fn tokens_beyond_what_lua_can_count_are_exact() {
     let server = Server::start();
@@ -260,27 +234,6 @@ fn tokens_beyond_what_lua_can_count_are_exact() {
     assert!(matches!(lock.try_lock(), Err(Error::Redis { .. })));
     assert!(!server.exists(&name), "no hold without a token");
     assert_eq!(client.stats().holds, 0);
-}
-
-// I11
-#[test]
-fn a_counter_that_is_none_is_left_alone() {
-    let server = Server::start();
-    let client = open(&server);
-    let name = unique("stranger");
-    let (lock, counter) = (client.fenced_lock(&name), counter(&name));
-    for value in ["", "seven", "7.5", "0x7", "007", " 7", "1e3"] {
-        server.cli(&["SET", &counter, value]);
-        let refused = lock.try_lock();
-        assert!(matches!(refused, Err(Error::WrongType { .. })), "{value:?}");
-        assert_eq!(server.ask::<String>(&["GET", &counter]), value);
-    }
-    server.cli(&["DEL", &counter]);
-    server.cli(&["RPUSH", &counter, "7"]);
-    assert!(matches!(lock.try_lock(), Err(Error::WrongType { .. })));
-    assert!(!server.exists(&name) && !lock.is_locked().unwrap());
-    server.cli(&["DEL", &counter]);
-    lock.lock().unwrap().unlock().unwrap();
 }
 
 timed!(the_counter_lives_for_ever_unless_told_otherwise);
@@ -316,7 +269,7 @@ fn the_counter_lives_for_ever_unless_told_otherwise() {
 
     for odd in [Duration::from_micros(9_999), Duration::MAX] {
         let refused = lock.clone().token_ttl(odd).try_lock();
-        assert!(matches!(refused, Err(Error::Config(_))), "{refused:?}");
+        assert!(matches!(refused, Err(Error::Config { .. })), "{refused:?}");
     }
 }
 
@@ -427,7 +380,7 @@ fn hold(server: &Server, name: &str, clients: &[Client], threads: usize, holds: 
 #[test]
 fn each_of_eight_thousand_holds_of_one_process_has_its_own_token() {
     let server = Server::start();
-    let client = open(&server);
+    let client = Client::open(Config::new(server.url()).tenure(ms(1_000))).unwrap();
     hold(
         &server,
         &unique("own"),
@@ -443,7 +396,7 @@ fn each_of_eight_thousand_holds_of_one_process_has_its_own_token() {
 #[test]
 fn tokens_rise_from_client_to_client() {
     let server = Server::start();
-    for tenure in [5, 0] {
+    for tenure in [1_000, 0] {
         let clients = [(); 3].map(|()| {
             let config = Config::new(server.url()).tenure(ms(tenure));
             Client::open(config).unwrap()

@@ -41,7 +41,7 @@ fn failed<T: std::fmt::Debug>(result: Result<T>) -> Vec<String> {
     match result {
         Err(err @ Error::Members { .. }) => {
             assert!(err.is_retryable(), "{err}");
-            let Error::Members { failures } = err else {
+            let Error::Members { failures, .. } = err else {
                 unreachable!()
             };
             let name = |(name, err): (String, Error)| {
@@ -56,7 +56,7 @@ fn failed<T: std::fmt::Debug>(result: Result<T>) -> Vec<String> {
 
 #[track_caller]
 fn config_fault<T: std::fmt::Debug>(result: &Result<T>) {
-    assert!(matches!(result, Err(Error::Config(_))), "{result:?}");
+    assert!(matches!(result, Err(Error::Config { .. })), "{result:?}");
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -425,11 +425,11 @@ fn what_is_no_lock_is_told_by_its_name() {
         lock.try_lock().map(drop),
         lock.try_lock_for(LONG).map(drop),
     ] {
-        let Err(Error::Members { failures }) = verdict else {
+        let Err(Error::Members { failures, .. }) = verdict else {
             panic!("{verdict:?}");
         };
         let received =
-            matches!(&*failures, [(at, Error::WrongType { name })] if at == b && name == b);
+            matches!(&*failures, [(at, Error::WrongType { name, .. })] if at == b && name == b);
         assert!(received, "{failures:?}");
         left(&here, &[]);
     }
@@ -662,11 +662,11 @@ fn losing_one_member_is_losing_all() {
     assert!(servers[0].exists(a) && servers[1].exists(b));
     let unlocked = gone.unlock();
     let received =
-        matches!(&unlocked, Err(Error::Lost { name, reason: LossReason::Forced }) if name == a);
+        matches!(&unlocked, Err(Error::Lost { name, reason: LossReason::Forced, .. }) if name == a);
     assert!(received, "{unlocked:?}");
     drop(taken);
     let unlocked = twice.unlock();
-    let Err(Error::Members { failures }) = unlocked else {
+    let Err(Error::Members { failures, .. }) = unlocked else {
         panic!("{unlocked:?}");
     };
     assert_eq!(failures.len(), 2);

@@ -214,7 +214,7 @@ fn what_cannot_be_is_refused_before_anything_is_sent() {
     let none: &[&str] = &[];
     for lock in [client.multi_lock(none), client.multi_lock(&many)] {
         for verdict in verdicts(&lock) {
-            assert!(matches!(verdict, Err(Error::Config(_))), "{verdict:?}");
+            assert!(matches!(verdict, Err(Error::Config { .. })), "{verdict:?}");
         }
         assert_eq!(lock.hold_count(), 0);
     }
@@ -232,7 +232,7 @@ fn what_cannot_be_is_refused_before_anything_is_sent() {
     ];
     for lock in unable {
         let verdict = lock.lock();
-        assert!(matches!(verdict, Err(Error::Config(_))), "{verdict:?}");
+        assert!(matches!(verdict, Err(Error::Config { .. })), "{verdict:?}");
     }
     assert_eq!(client.stats().commands, 0);
     assert_eq!(server.command_total(), asked);
@@ -448,8 +448,7 @@ fn whoever_comes_away_without_the_set_has_none_of_it() {
                 lock.try_lock().map(drop),
                 lock.try_lock_for(LONG).map(drop),
             ] {
-                let received =
-                    matches!(&verdict, Err(Error::WrongType { name: its }) if its == lock.name());
+                let received = matches!(&verdict, Err(Error::WrongType { name: its, .. }) if its == lock.name());
                 assert!(received, "{make:?}: {verdict:?}");
             }
             left(&server, &[name]);
@@ -797,7 +796,7 @@ fn a_thread_that_has_one_of_the_names_would_wait_for_itself() {
         };
         let would_deadlock = |verdict: Result<()>| {
             let received =
-                matches!(&verdict, Err(Error::WouldDeadlock { name }) if name == lock.name());
+                matches!(&verdict, Err(Error::WouldDeadlock { name, .. }) if name == lock.name());
             assert!(received, "{kind}: {verdict:?}");
         };
         would_deadlock(lock.try_lock_for(LONG).map(drop));

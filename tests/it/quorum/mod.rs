@@ -2,5 +2,5 @@
 
 mod basics;
 mod faults;
-mod node_holds;
+mod parts;
 mod waits;

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, bounded, select, unbounded};
 use redlatch::{CancelToken, Client, Error, RedLockGuard};
 
-use crate::support::quorum::{all_keep, masters, nothing_is_left, open, open_with, red, take};
+use crate::support::quorum::{all_keep, masters, nothing_is_left, open, red, take};
 use crate::support::{
     Crew, LONG, Messages, Mode, Proxy, Server, Target, eventually, loosely, ms, subscribed, timed,
     unique,
@@ -370,27 +370,9 @@ impl Split {
         self.crew.all_parked();
     }
 
-    fn given_back(&self) -> u64 {
-        self.servers[0].calls("hdel")
-    }
-
     /// It has no other reason to wake.
     fn is_notified(&self) -> bool {
         self.waiter[0].stats().wakes > 0
-    }
-
-    /// A thread asks, and is stopped as soon as it has given back what it was granted.
-    fn is_stopped(&self, stop: impl Fn(&[Client], &CancelToken)) {
-        let (clients, token) = (open(&self.servers), CancelToken::new());
-        let lock = red(&clients, &self.name).cancel_on(&token);
-        let before = self.given_back();
-        let mut crew = Crew::new();
-        crew.spawn(move || assert!(lock.lock().is_err()));
-        while self.given_back() == before {
-            std::thread::yield_now();
-        }
-        stop(&clients, &token);
-        crew.join();
     }
 
     /// Within what time the waiter looks for itself does not matter: that is no message.
@@ -398,45 +380,6 @@ impl Split {
         self.token.cancel();
         self.crew.join();
     }
-}
-
-// L1: it was to ask again. Now and then it has done so by then, and has found that others keep a majority: they announce it.
-#[test]
-fn whoever_is_cancelled_in_the_pause_after_a_split_announces_what_it_gave_back() {
-    let mut split = Split::new("cancelled");
-    split.waits();
-    eventually("the other one is notified", || {
-        split.is_stopped(|_, token| token.cancel());
-        split.is_notified()
-    });
-    split.ends();
-}
-
-// L1
-#[test]
-fn whoever_is_closed_in_the_pause_after_a_split_announces_what_it_gave_back() {
-    let mut split = Split::new("closed");
-    split.waits();
-    eventually("the other one is notified", || {
-        split.is_stopped(|clients, _| drop(clients[0].close(LONG)));
-        split.is_notified()
-    });
-    split.ends();
-}
-
-// L1: it asks twice, and neither time is the last for certain.
-#[test]
-fn whoever_fails_after_it_was_granted_too_few_announces_what_it_gave_back() {
-    let mut split = Split::new("refused");
-    split.waits();
-    for server in &split.servers[1..] {
-        server.cli(&["SET", &split.name, "no lock"]);
-    }
-    let clients = open(&split.servers);
-    let failed = red(&clients, &split.name).lock();
-    assert!(matches!(failed, Err(Error::WrongType { .. })), "{failed:?}");
-    eventually("the other one is notified", || split.is_notified());
-    split.ends();
 }
 
 // L1, D1: granted over a connection that is lost before anybody knows.
@@ -465,20 +408,4 @@ fn what_is_undone_after_its_connection_was_lost_is_announced() {
     eventually("the other one is notified", || split.is_notified());
     crew.join();
     split.ends();
-}
-
-// L1: nobody counts those who may not subscribe.
-#[test]
-fn a_process_yields_now_and_then_although_nobody_listens() {
-    let servers = masters(3);
-    let clients = open_with(&servers, |config| config.tenure(Duration::ZERO));
-    let lock = red(&clients, &unique("unheard"));
-    let mut tenures = 0;
-    eventually("it yields", || {
-        drop(lock.lock().unwrap());
-        tenures += 1;
-        clients[0].stats().held_back >= 10
-    });
-    // Once in eight times.
-    assert!(tenures > 2 * 10, "{tenures}");
 }

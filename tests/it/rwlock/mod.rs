@@ -1,7 +1,6 @@
 //! The read-write lock.
 
 mod basics;
-mod faults;
 mod model;
 mod order;
 mod sharing;

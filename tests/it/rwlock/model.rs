@@ -1,17 +1,15 @@
 //! The read-write lock against what it should do: a history that is checked afterwards, and a model beside it.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
-use std::{mem, thread};
+use std::mem;
+use std::time::Duration;
 
 use LossReasonOrd::{Forced, TakenOver};
 use redis::Connection;
 use redlatch::{Client, Config, Error, LossReason, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use crate::support::rwlock::{Actor, Desk, hold_key};
-use crate::support::{Server, connection_to, increment, ms, open, unique};
+use crate::support::{Server, ms, unique};
 
 /// Random enough, and the same in every run.
 struct Dice(u64);
@@ -23,113 +21,6 @@ impl Dice {
         self.0 ^= self.0 << 17;
         usize::try_from(self.0 >> 33).unwrap() % sides
     }
-}
-
-// ---------------------------------------------------------------------------------------------------------------------
-// A history
-// ---------------------------------------------------------------------------------------------------------------------
-
-#[derive(Debug, Clone, Copy)]
-struct Stay {
-    client: usize,
-    writes: bool,
-    from: Instant,
-    to: Instant,
-}
-
-// The shared and exclusive oracle: readers overlap, a writer overlaps nobody, and what they see is whole.
-#[test]
-fn readers_overlap_and_writers_are_alone() {
-    const CLIENTS: usize = 3;
-    const THREADS: usize = 4;
-    const TURNS: usize = 200;
-    let server = Server::start();
-    let name = unique("history");
-    let (url, history) = (server.url(), Mutex::new(Vec::new()));
-    // One value, and its double; in memory, and in Redis where every command is a chance to be interrupted.
-    let pair = (AtomicU64::new(0), AtomicU64::new(0));
-    let writes = AtomicU64::new(0);
-    thread::scope(|scope| {
-        for client in 0..CLIENTS {
-            let ours = open(&server);
-            for n in 0..THREADS {
-                let (lock, url, name) = (ours.rwlock(&name), &url, &name);
-                let (history, pair, writes) = (&history, &pair, &writes);
-                scope.spawn(move || {
-                    let mut dice = Dice(0x9E37_79B9 + (client * THREADS + n) as u64);
-                    let mut con = connection_to(url);
-                    for _ in 0..TURNS {
-                        let stay = |writes, from| Stay {
-                            client,
-                            writes,
-                            from,
-                            to: Instant::now(),
-                        };
-                        if dice.roll(4) == 0 {
-                            let guard = lock.write().unwrap();
-                            let from = Instant::now();
-                            let mut write = || {
-                                let value = pair.0.load(Ordering::Relaxed);
-                                pair.0.store(value + 1, Ordering::Relaxed);
-                                increment(&mut con, &format!("{name}:counter"));
-                                pair.1.store(2 * (value + 1), Ordering::Relaxed);
-                                writes.fetch_add(1, Ordering::Relaxed);
-                            };
-                            write();
-                            if dice.roll(3) == 0 {
-                                let inner = lock.read().unwrap();
-                                write();
-                                history.lock().unwrap().push(stay(true, from));
-                                guard.unlock().unwrap();
-                                drop(inner);
-                            } else if dice.roll(2) == 0 {
-                                history.lock().unwrap().push(stay(true, from));
-                                guard.downgrade().unwrap().unlock().unwrap();
-                            } else {
-                                history.lock().unwrap().push(stay(true, from));
-                                drop(guard);
-                            }
-                        } else {
-                            let guard = lock.read().unwrap();
-                            let from = Instant::now();
-                            let value = pair.0.load(Ordering::Relaxed);
-                            thread::sleep(Duration::from_micros(dice.roll(800) as u64));
-                            assert_eq!(pair.1.load(Ordering::Relaxed), 2 * value);
-                            history.lock().unwrap().push(stay(false, from));
-                            drop(guard);
-                        }
-                    }
-                });
-            }
-        }
-    });
-    let mut history = history.into_inner().unwrap();
-    assert_eq!(history.len(), CLIENTS * THREADS * TURNS);
-    history.sort_by_key(|stay| stay.from);
-    let (mut together, mut last_writer, mut last) = (0, None::<Stay>, None::<Stay>);
-    for stay in &history {
-        // Whoever left last, and the writer who left last: later than both, one overlaps no writer.
-        let before = if stay.writes { last } else { last_writer };
-        assert!(
-            before.is_none_or(|before| before.to <= stay.from),
-            "{before:?} and {stay:?}"
-        );
-        if last.is_some_and(|last| last.to > stay.from && last.client != stay.client) {
-            together += 1;
-        }
-        if last.is_none_or(|last| stay.to > last.to) {
-            last = Some(*stay);
-        }
-        if stay.writes {
-            last_writer = Some(*stay);
-        }
-    }
-    assert!(together > 0, "{together} readers met another client's");
-    let writes = writes.into_inner();
-    assert_eq!(pair.0.into_inner(), writes);
-    assert_eq!(server.get_int(&format!("{name}:counter")) as u64, writes);
-    assert!(!server.exists(&name));
-    assert_eq!(server.dbsize(), 1, "{:?}", server.keys());
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -274,7 +165,8 @@ impl Model {
         }
     }
 
-    fn read(&mut self, actor: usize, fixed: bool) -> Came {
+    /// It `joins` a hold of its process if there is one, unless that is older than a tenure.
+    fn read(&mut self, actor: usize, fixed: bool, joins: bool) -> Came {
         if let Some(id) = self.mine(actor, false)
             && let Some(id) = self.again(actor, id, fixed)
         {
@@ -288,7 +180,7 @@ impl Model {
             }
             let shared = self
                 .valid(client, false)
-                .find(|id| !fixed && !self.holds[*id].fixed);
+                .find(|id| joins && !fixed && !self.holds[*id].fixed);
             if let Some(id) = shared {
                 self.holds[id].guards.insert(actor, 1);
                 return Came::In(id);
@@ -372,7 +264,7 @@ impl Model {
 
     fn downgrade(&mut self, actor: usize, id: Id) -> Came {
         let fixed = self.holds[id].fixed;
-        let read = self.read(actor, fixed);
+        let read = self.read(actor, fixed, true);
         let unlocked = self.unlock(actor, id);
         match (read, unlocked) {
             (Came::In(read), Came::Done(_)) => Came::In(read),
@@ -434,8 +326,9 @@ impl Real {
         Came::In(*self.owners.entry(owner.to_owned()).or_insert(next))
     }
 
-    fn takes(&mut self, actor: usize, writes: bool, fixed: bool, model: &Model) -> Came {
-        let taken = self.actors[actor].does(move |desk| {
+    /// Returns the owner of the hold that it has then.
+    fn takes(&mut self, actor: usize, writes: bool, fixed: bool) -> Result<Option<String>, Came> {
+        self.actors[actor].does(move |desk| {
             let lock = if fixed {
                 desk.lock.clone().lease(FIXED)
             } else {
@@ -454,12 +347,7 @@ impl Real {
                     desk.reads[desk.reads.len() - 1].owner().to_owned()
                 }))
             }
-        });
-        match taken {
-            Ok(Some(owner)) => self.came_in(&owner, model),
-            Ok(None) => Came::Busy,
-            Err(came) => came,
-        }
+        })
     }
 
     /// `true` waits for the answer, or asks something afterwards that comes after it.
@@ -566,7 +454,7 @@ fn random_verbs_do_what_the_model_says() {
     let server = Server::start();
     let name = unique("model");
     let clients = [(); 3].map(|()| {
-        let config = Config::new(server.url()).lease(FOR_EVER);
+        let config = Config::new(server.url()).lease(FOR_EVER).tenure(ms(1_000));
         Client::open(config).unwrap()
     });
     let mut real = Real {
@@ -592,12 +480,19 @@ fn random_verbs_do_what_the_model_says() {
         let (what, expected, came) = match verb {
             0..40 => {
                 let writes = verb % 2 == 0;
+                let taken = real.takes(actor, writes, fixed);
+                let is_known = |owner: &String| real.owners.contains_key(owner);
+                let joins = !matches!(&taken, Ok(Some(owner)) if !is_known(owner));
                 let expected = if writes {
                     model.write(actor, fixed)
                 } else {
-                    model.read(actor, fixed)
+                    model.read(actor, fixed, joins)
                 };
-                let came = real.takes(actor, writes, fixed, &model);
+                let came = match taken {
+                    Ok(Some(owner)) => real.came_in(&owner, &model),
+                    Ok(None) => Came::Busy,
+                    Err(came) => came,
+                };
                 if let Came::In(id) = expected {
                     guards[actor][usize::from(writes)].push(id);
                 }

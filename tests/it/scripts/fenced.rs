@@ -3,15 +3,12 @@
 use redis::{Connection, RedisResult, Value};
 
 use crate::support::scripts::{
-    LEASE, NAMES, RELEASE, RENEW, THEM, US, as_redisson, assert_left, channel, forbid,
-    listen_to_all, messages, out_of_memory, run,
+    LEASE, NAMES, RELEASE, THEM, US, assert_left, channel, listen_to_all, messages, run,
 };
-use crate::support::{Server, lua};
+use crate::support::table::{Call, Stage, Table};
+use crate::support::{Server, lua, timed};
 
 const ACQUIRE: &str = lua::FENCED_ACQUIRE;
-
-/// From here on doubles leave integers out.
-const INEXACT: i64 = 1 << 53;
 
 const HOUR_MS: i64 = 3_600_000;
 
@@ -105,63 +102,6 @@ fn the_first_token_is_the_servers_clock_whatever_the_name() {
         let () = server.ask(&["DEL", name, &counter(name)]);
     }
     assert_eq!(messages(&server, &mut pubsub), []);
-}
-
-#[test]
-fn the_plain_scripts_renew_and_release_it_and_leave_the_counter() {
-    let server = Server::start();
-    let mut con = server.connection();
-    let token = draw(&mut con, "orders", US);
-    let args = [US, &(2 * LEASE).to_string(), "1"];
-    assert_eq!(run::<i64>(&mut con, RENEW, &["orders"], &args).unwrap(), 1);
-    assert_left(server.pttl("orders"), 2 * LEASE);
-    assert_eq!(release(&mut con, "orders", US), 0);
-    assert_eq!(server.keys(), [counter("orders")]);
-    assert_eq!(server.get_int(&counter("orders")), token);
-}
-
-#[test]
-fn what_somebody_holds_draws_nothing() {
-    let server = Server::start();
-    let mut con = server.connection();
-    let token = draw(&mut con, "orders", THEM);
-    for _ in 0..2 {
-        let Reply::Busy(left) = acquire(&mut con, "orders", US, 2 * LEASE, 3, HOUR_MS).unwrap()
-        else {
-            panic!("taken");
-        };
-        assert_left(left, LEASE);
-        assert_held(&server, "orders", THEM, token);
-        assert_eq!(server.pttl(&counter("orders")), -1);
-    }
-    let () = server.ask(&["PERSIST", "orders"]);
-    let busy = acquire(&mut con, "orders", US, LEASE, 1, 0).unwrap();
-    assert_eq!(busy, Reply::Busy(-1));
-    assert_eq!(server.get_int(&counter("orders")), token);
-}
-
-#[test]
-fn a_plain_lock_of_redisson_blocks_and_no_counter_appears() {
-    let server = Server::start();
-    let mut con = server.connection();
-    as_redisson(&server, "orders", THEM, "2", LEASE);
-    let Reply::Busy(left) = acquire(&mut con, "orders", US, LEASE, 1, 0).unwrap() else {
-        panic!("taken");
-    };
-    assert_left(left, LEASE);
-    assert_eq!(server.keys(), ["orders"]);
-    assert_eq!(server.hgetall("orders"), [(THEM.into(), "2".into())]);
-}
-
-#[test]
-fn a_replay_draws_anew_and_is_otherwise_as_if_only_it_had_run() {
-    let server = Server::start();
-    let mut con = server.connection();
-    let (_, first) = draw_many(&mut con, "orders", US, 2);
-    as_redisson(&server, "orders", US, "4", 2 * LEASE);
-    let (second, last) = draw_many(&mut con, "orders", US, 2);
-    assert!(second > first, "{second} after {first}");
-    assert_held(&server, "orders", US, last);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -259,46 +199,6 @@ fn a_counter_ahead_of_the_clock_is_followed() {
     }
 }
 
-#[test]
-fn tokens_beyond_what_doubles_tell_apart_are_exact() {
-    let server = Server::start();
-    let mut con = server.connection();
-    for old in [
-        INEXACT - 2,
-        INEXACT - 1,
-        INEXACT,
-        INEXACT + 1,
-        2 * INEXACT + 1,
-        i64::MAX - 8,
-    ] {
-        let () = server.ask(&["SET", &counter("orders"), &old.to_string()]);
-        for (count, token) in [(1, old + 1), (3, old + 2), (4, old + 3)] {
-            let drawn = draw_many(&mut con, "orders", US, count);
-            assert_eq!(drawn, (token, token));
-            assert_held(&server, "orders", US, token);
-        }
-    }
-}
-
-#[test]
-fn a_counter_at_its_end_gives_no_token_and_no_lock() {
-    let server = Server::start();
-    let mut con = server.connection();
-    for (old, count) in [
-        ("9223372036854775807", 1),
-        ("9223372036854775807", 3),
-        ("9223372036854775808", 1),
-        ("100000000000000000000", 1),
-    ] {
-        let () = server.ask(&["SET", &counter("orders"), old, "PX", "3600000"]);
-        let err = acquire(&mut con, "orders", US, LEASE, count, 0).unwrap_err();
-        assert_eq!(err.code(), Some("ERR"), "{old}: {err}");
-        assert_eq!(server.keys(), [counter("orders")]);
-        assert_eq!(server.ask::<String>(&["GET", &counter("orders")]), old);
-        assert_left(server.pttl(&counter("orders")), HOUR_MS);
-    }
-}
-
 // ---------------------------------------------------------------------------------------------------------------------
 // How long the counter lives
 // ---------------------------------------------------------------------------------------------------------------------
@@ -336,112 +236,168 @@ fn a_counter_outlives_its_lead_over_the_clock() {
     assert!(micros(&server) + left * 1000 >= ahead);
 }
 
-#[test]
-fn a_counter_that_the_clock_never_reaches_is_kept_for_ever() {
+// ---------------------------------------------------------------------------------------------------------------------
+// The table: with a counter that the clock never comes to
+// ---------------------------------------------------------------------------------------------------------------------
+
+/// Draws as many tokens as the second word says, into a counter with the TTL of the third.
+const CALLS: &[Call] = &[
+    ("acquire", ACQUIRE, "lock counter", "$1 $4:30s $2:1 $3:0"),
+    ("renew", lua::LOCK_RENEW, "lock", "$1 $2:30s 1"),
+    ("release", RELEASE, "lock channel", "$1"),
+];
+
+fn stage<'a>(server: &'a Server, listener: &'a mut Connection, name: &str) -> Stage<'a> {
+    let words = [
+        ("lock", name.to_owned()),
+        ("counter", counter(name)),
+        ("channel", channel(name)),
+        ("a", US.to_owned()),
+        ("b", THEM.to_owned()),
+    ];
+    // From 2^53 on doubles leave integers out.
+    let big = ["big", "big+1", "big+2", "big+3"].into_iter();
+    let big = big.zip((1_i64 << 53..).map(|n| n.to_string()));
+    Stage::new(server, listener, CALLS, words.into_iter().chain(big))
+}
+
+const TABLE: &[Table] = &[
+    (
+        "the plain scripts renew and release it, and leave the counter",
+        &[
+            "SET counter big | | counter=big",
+            "acquire a   | big+1 big+1 | counter=big+1 lock{a:1}@30s",
+            "renew a 60s | 1           | counter=big+1 lock{a:1}@60s",
+            "release a   | 1           | counter=big+1 | 0",
+        ],
+    ),
+    (
+        "what somebody holds draws nothing",
+        &[
+            "SET counter big   | | counter=big",
+            "acquire b         | big+1 big+1 | counter=big+1 lock{b:1}@30s",
+            "acquire a 3 3600s | 30s",
+            "acquire a 3 3600s | 30s",
+            "PERSIST lock      | | counter=big+1 lock{b:1}",
+            "acquire a         | -1",
+        ],
+    ),
+    (
+        "a plain lock of Redisson's blocks, and no counter appears",
+        &[
+            "HSET lock b 2    | | lock{b:2}",
+            "PEXPIRE lock 30s | | lock{b:2}@30s",
+            "acquire a        | 30s",
+        ],
+    ),
+    (
+        "a replay draws anew, and is otherwise as if only it had run",
+        &[
+            "SET counter big  | | counter=big",
+            "acquire a 2      | big+1 big+1 | counter=big+1 lock{a:1}@30s",
+            "HSET lock a 4    | | counter=big+1 lock{a:4}@30s",
+            "PEXPIRE lock 60s | | counter=big+1 lock{a:4}@60s",
+            "acquire a 2      | big+2 big+2 | counter=big+2 lock{a:1}@30s",
+        ],
+    ),
+    (
+        "tokens beyond what doubles tell apart are exact, and drawn one at a time",
+        &[
+            "SET counter 9007199254740990 | | counter=9007199254740990",
+            "acquire a   | 9007199254740991 9007199254740991 | counter=9007199254740991 lock{a:1}@30s",
+            "acquire a 3 | big big     | counter=big lock{a:1}@30s",
+            "acquire a 4 | big+1 big+1 | counter=big+1 lock{a:1}@30s",
+            "acquire a   | big+2 big+2 | counter=big+2 lock{a:1}@30s",
+            "acquire a 3 | big+3 big+3 | counter=big+3 lock{a:1}@30s",
+            "SET counter 18014398509481985 | | counter=18014398509481985 lock{a:1}@30s",
+            "acquire a 3 | 18014398509481986 18014398509481986 | counter=18014398509481986 lock{a:1}@30s",
+            "SET counter 9223372036854775799 | | counter=9223372036854775799 lock{a:1}@30s",
+            "acquire a 4 | 9223372036854775800 9223372036854775800 | counter=9223372036854775800 lock{a:1}@30s",
+        ],
+    ),
+    (
+        "a counter at its end gives no token and no lock",
+        &[
+            "SET counter 9223372036854775807 PX 3600s | | counter=9223372036854775807@3600s",
+            "acquire a   | refused",
+            "acquire a 3 | refused",
+            "SET counter 9223372036854775808 | | counter=9223372036854775808",
+            "acquire a   | refused",
+            "SET counter 100000000000000000000 | | counter=100000000000000000000",
+            "acquire a   | refused",
+        ],
+    ),
+    (
+        "a counter that the clock never reaches is kept for ever",
+        &[
+            "SET counter big PX 60s | | counter=big@60s",
+            "acquire a              | big+1 big+1 | counter=big+1 lock{a:1}@30s",
+            "PEXPIRE counter 60s    | | counter=big+1@60s lock{a:1}@30s",
+            "acquire a 1 3600s      | big+2 big+2 | counter=big+2 lock{a:1}@30s",
+        ],
+    ),
+    (
+        "a lock that cannot be given an end is not taken",
+        &[
+            "SET counter big | | counter=big",
+            "acquire a 1 0 9223372036854775807 | refused | counter=big+1",
+            "forbid pexpire",
+            "acquire a       | refused | counter=big+2",
+        ],
+    ),
+    (
+        "nobody holds it without a token",
+        &[
+            "acquire a 1 9223372036854775807 | refused",
+            "forbid set",
+            "acquire a                       | refused",
+        ],
+    ),
+    (
+        "out of memory nothing is drawn",
+        &["full", "acquire a | OOM"],
+    ),
+    (
+        "out of memory nothing is drawn or taken, and what is held is given back",
+        &[
+            "SET counter big | | counter=big",
+            "acquire b       | big+1 big+1 | counter=big+1 lock{b:1}@30s",
+            "full",
+            "acquire b       | OOM",
+            "acquire a       | 30s",
+            "release b       | 1   | counter=big+1 | 0",
+            "acquire a       | OOM",
+        ],
+    ),
+];
+
+timed!(the_table_of_the_fenced_lock);
+fn the_table_of_the_fenced_lock() {
     let server = Server::start();
-    let mut con = server.connection();
-    for ttl in [0, HOUR_MS] {
-        let () = server.ask(&[
-            "SET",
-            &counter("orders"),
-            &INEXACT.to_string(),
-            "PX",
-            "60000",
-        ]);
-        let reply = acquire(&mut con, "orders", US, LEASE, 1, ttl).unwrap();
-        assert_eq!(reply, Reply::Tokens(INEXACT + 1, INEXACT + 1));
-        assert_eq!(server.pttl(&counter("orders")), -1);
+    for name in NAMES {
+        stage(&server, &mut server.connection(), name).play_all(TABLE);
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Refusals
-// ---------------------------------------------------------------------------------------------------------------------
-
 #[test]
-fn a_counter_that_is_no_integer_is_refused_and_kept() {
+fn what_is_no_counter_or_no_lock_is_refused_and_kept() {
     let server = Server::start();
-    let mut con = server.connection();
-    let counter = counter("orders");
+    let mut listener = server.connection();
+    let mut stage = stage(&server, &mut listener, "orders");
+    let calls = ["acquire a", "acquire a 1 3600s"];
     for value in [
         "", " ", "abc", "1.5", "1e3", "007", "-0", "+5", " 1", "1\n", "0x10", "nan", "inf", "1 2",
     ] {
-        let () = server.ask(&["SET", &counter, value, "PX", "3600000"]);
-        let err = acquire(&mut con, "orders", US, LEASE, 1, 0).unwrap_err();
-        assert_eq!(err.code(), Some("WRONGTYPE"), "{value:?}: {err}");
-        assert_eq!(server.keys(), [counter.as_str()]);
-        assert_eq!(server.ask::<String>(&["GET", &counter]), value);
-        assert_left(server.pttl(&counter), HOUR_MS);
+        stage.refuses(&[&["SET", "counter", value, "PX", "3600000"]], &calls);
     }
-}
-
-#[test]
-fn keys_of_another_type_are_refused_and_kept() {
-    let server = Server::start();
-    let mut con = server.connection();
-    let counter = counter("orders");
-    for make in [
-        ["SET", "orders", "v"].as_slice(),
-        &["RPUSH", "orders", "v"],
-        &["ZADD", "orders", "1", US],
-        &["HSET", "orders", THEM, "1", "mode", "read"],
-        &["HSET", &counter, US, "1"],
-        &["RPUSH", &counter, "1"],
-        &["ZADD", &counter, "1", "1"],
-    ] {
-        server.cli(make);
-        let before: Vec<u8> = server.ask(&["DUMP", make[1]]);
-        let err = acquire(&mut con, "orders", US, LEASE, 1, HOUR_MS).unwrap_err();
-        assert_eq!(err.code(), Some("WRONGTYPE"), "{make:?}: {err}");
-        assert_eq!(server.keys(), [make[1]]);
-        assert_eq!(server.ask::<Vec<u8>>(&["DUMP", make[1]]), before);
-        assert_eq!(server.pttl(make[1]), -1);
-        let () = server.ask(&["DEL", make[1]]);
-    }
-}
-
-#[test]
-fn a_lock_that_cannot_be_given_a_ttl_is_not_taken() {
-    let server = Server::start();
-    let mut con = server.connection();
-    assert!(acquire(&mut con, "orders", US, i64::MAX, 1, 0).is_err());
-    assert!(!server.exists("orders"));
-    forbid(&server, &mut con, "pexpire");
-    assert!(acquire(&mut con, "orders", US, LEASE, 1, HOUR_MS).is_err());
-    assert!(!server.exists("orders"));
-}
-
-#[test]
-fn nobody_holds_it_without_a_token() {
-    let server = Server::start();
-    let mut con = server.connection();
-    assert!(acquire(&mut con, "orders", US, LEASE, 1, i64::MAX).is_err());
-    assert_eq!(server.dbsize(), 0);
-    forbid(&server, &mut con, "set");
-    assert!(acquire(&mut con, "orders", US, LEASE, 1, 0).is_err());
-    assert_eq!(server.dbsize(), 0);
-}
-
-#[test]
-fn out_of_memory_nothing_is_drawn_or_taken() {
-    let server = Server::start();
-    let mut con = server.connection();
-    let token = draw(&mut con, "orders", US);
-    let () = server.ask(&["SET", &counter("big"), &INEXACT.to_string()]);
-    out_of_memory(&server);
-    for name in ["free", "big", "orders"] {
-        let err = acquire(&mut con, name, US, LEASE, 1, 0).unwrap_err();
-        assert_eq!(err.code(), Some("OOM"), "{name}: {err}");
-    }
-    let mut keys = ["orders".to_owned(), counter("orders"), counter("big")];
-    keys.sort();
-    assert_eq!(server.keys(), keys);
-    assert_eq!(server.get_int(&counter("orders")), token);
-    assert_eq!(server.get_int(&counter("big")), INEXACT);
-    assert!(matches!(
-        acquire(&mut con, "orders", THEM, LEASE, 1, 0),
-        Ok(Reply::Busy(_))
-    ));
-    assert_eq!(release(&mut con, "orders", US), 0);
-    assert!(!server.exists("orders"));
+    let others: [&[&str]; 7] = [
+        &["SET", "lock", "v"],
+        &["RPUSH", "lock", "v"],
+        &["ZADD", "lock", "1", "a"],
+        &["HSET", "lock", "b", "1", "mode", "read"],
+        &["HSET", "counter", "a", "1"],
+        &["RPUSH", "counter", "1"],
+        &["ZADD", "counter", "1", "1"],
+    ];
+    stage.refuses(&others, &calls);
 }

@@ -14,7 +14,7 @@ fn scripts(name: &str) -> [(&'static str, Vec<String>); 5] {
         (lua::LOCK_FORCE, keys(&[name, REQUEST])),
         (
             lua::FAIR_FORCE,
-            keys(&[name, "queue", "timeouts", &channel, REQUEST]),
+            keys(&[name, "queue", "timeouts", "alive", &channel, REQUEST]),
         ),
         (lua::RW_FORCE, keys(&[name, &rw_channel, REQUEST])),
         (
@@ -44,7 +44,7 @@ fn a_request_that_comes_twice_counts_once() {
             if held == 1 {
                 take(&server, script, THEM);
             }
-            let mut force = || run::<i64>(&mut con, script, &keys, &[&keep_ms]).unwrap();
+            let mut force = || run::<i64>(&mut con, script, &keys, &[&keep_ms, &keep_ms]).unwrap();
             assert_eq!(force(), held);
             assert_eq!(server.keys(), [REQUEST], "{keys:?}");
             assert_left(server.pttl(REQUEST), LEASE);
@@ -75,7 +75,12 @@ fn out_of_memory_a_request_still_counts_once() {
         let keys: Vec<_> = keys.iter().map(String::as_str).collect();
         for held in [1, 0] {
             for _ in 0..2 {
-                let forced = run::<i64>(&mut con, script, &keys, &[&LEASE.to_string()]);
+                let forced = run::<i64>(
+                    &mut con,
+                    script,
+                    &keys,
+                    &[&LEASE.to_string(), &LEASE.to_string()],
+                );
                 assert_eq!(forced.unwrap(), held);
                 assert_eq!(server.keys(), [REQUEST], "{keys:?}");
             }

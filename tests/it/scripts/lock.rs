@@ -1,368 +1,267 @@
-//! Each file in `lua/` by bare EVALSHA on a real server: the reply, and the fields, TTLs and messages left behind.
+//! The scripts of the plain lock by bare EVALSHA on a real server, and what every file in `lua/` says of itself.
 
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
-use redis::{Connection, RedisResult};
+use redis::Connection;
 
-use crate::support::scripts;
-use crate::support::scripts::{
-    LEASE, NAMES, RELEASE, RENEW, REQUEST, THEM, US, as_redisson, assert_left, channel, forbid,
-    forbid_channels, listen_to_all, messages, out_of_memory, run,
-};
-use crate::support::{Server, lua};
+use crate::support::scripts::{LEASE, NAMES, RENEW, THEM, US, channel, run};
+use crate::support::table::{Call, Stage, Table};
+use crate::support::{Server, lua, timed};
 
-const ACQUIRE: &str = lua::LOCK_ACQUIRE;
-const FORCE: &str = lua::LOCK_FORCE;
+const CALLS: &[Call] = &[
+    ("acquire", lua::LOCK_ACQUIRE, "lock", "$1 $2:30s"),
+    ("release", lua::LOCK_RELEASE, "lock channel", "$1"),
+    ("renew", lua::LOCK_RENEW, "lock", "$1 $2:30s $3:1"),
+    ("force", lua::LOCK_FORCE, "lock $1 channel", "30s"),
+    // Without a channel.
+    ("release_quietly", lua::LOCK_RELEASE, "lock", "$1"),
+    ("force_quietly", lua::LOCK_FORCE, "lock $1", "30s"),
+];
 
-fn acquire(con: &mut Connection, name: &str, owner: &str, lease: i64) -> RedisResult<Option<i64>> {
-    run(con, ACQUIRE, &[name], &[owner, &lease.to_string()])
+/// `a` and `a2` are numbers of one client, `b` is another's; each request to force it open is one of its own.
+fn stage<'a>(server: &'a Server, listener: &'a mut Connection, name: &str) -> Stage<'a> {
+    let words = [
+        ("lock", name),
+        ("channel", &channel(name)),
+        ("a", US),
+        ("a2", &US.replace(":1", ":12")),
+        ("b", THEM),
+    ];
+    Stage::new(
+        server,
+        listener,
+        CALLS,
+        words.map(|(word, its)| (word, its.as_bytes().to_vec())),
+    )
 }
 
-fn release(con: &mut Connection, name: &str, owner: &str) -> RedisResult<i64> {
-    run(con, RELEASE, &[name, &channel(name)], &[owner])
-}
+const TABLE: &[Table] = &[
+    (
+        "it is taken by one at a time, and released to those who listen",
+        &[
+            "acquire a | nil | lock{a:1}@30s",
+            "acquire b | 30s",
+            "acquire b | 30s",
+            "release b | -2",
+            "release a | 1   | nothing | 0",
+            "release a | -1  | = | 0",
+            "listen",
+            "acquire a | nil | lock{a:1}@30s",
+            "release a | 2   | nothing | 0",
+            "listen",
+            "acquire a | nil | lock{a:1}@30s",
+            "release a | 3   | nothing | 0",
+        ],
+    ),
+    (
+        "who takes it twice only makes it live longer",
+        &[
+            "acquire a     | nil | lock{a:1}@30s",
+            "acquire a 60s | nil | lock{a:1}@60s",
+            "PERSIST lock  |     | lock{a:1}",
+            "acquire a     | nil | lock{a:1}@30s",
+            "acquire b     | 30s",
+            "PERSIST lock  |     | lock{a:1}",
+            "acquire b     | -1",
+            "acquire b     | -1",
+        ],
+    ),
+    (
+        "a lock that ran out is free",
+        &[
+            "acquire b | nil | lock{b:1}@30s",
+            "pass 30s  |     | nothing",
+            "acquire a | nil | lock{a:1}@30s",
+        ],
+    ),
+    (
+        "the numbers of one client are different owners",
+        &[
+            "acquire a  | nil | lock{a:1}@30s",
+            "acquire a2 | 30s",
+            "release a2 | -2",
+            "renew a2   | -1",
+        ],
+    ),
+    (
+        "releasing ends every level of a hold, and keeps other owners",
+        &[
+            "HINCRBY lock a 3 |    | lock{a:3}",
+            "PEXPIRE lock 30s |    | lock{a:3}@30s",
+            "release a        | 1  | nothing | 0",
+            "HINCRBY lock b 2 |    | lock{b:2}",
+            "HINCRBY lock a 1 |    | lock{a:1 b:2}",
+            "PEXPIRE lock 30s |    | lock{a:1 b:2}@30s",
+            "release a        | 0  | lock{b:2}@30s",
+            "release a        | -2",
+        ],
+    ),
+    (
+        "renewing extends and never shortens, restores an end and never creates",
+        &[
+            "renew a       | 0",
+            "renew a       | 0",
+            "acquire a     | nil | lock{a:1}@30s",
+            "renew a 90s   | 1   | lock{a:1}@90s",
+            "calls pexpire | 2",
+            "renew a       | 1",
+            "renew a       | 1",
+            "calls pexpire | 2",
+            "PERSIST lock  |     | lock{a:1}",
+            "renew a       | 1   | lock{a:1}@30s",
+            "calls hset    | 1",
+            "renew a 30s 3 | 1   | lock{a:3}@30s",
+            "renew a 30s 3 | 1",
+            "calls hset    | 2",
+            "renew a 30s 2 | 1   | lock{a:2}@30s",
+            "calls hset    | 3",
+            "renew b 90s 5 | -1",
+            "renew b 90s 5 | -1",
+        ],
+    ),
+    (
+        "forcing frees it, of several owners and without an end too, and a request counts once",
+        &[
+            "force r1          | 0   | r1=0@30s",
+            "DEL r1            |     | nothing",
+            "acquire b         | nil | lock{b:1}@30s",
+            "force r1          | 1   | r1=1@30s | 0",
+            "acquire b         | nil | lock{b:1}@30s r1=1@30s",
+            "force r1          | 1",
+            "force r2          | 1   | r1=1@30s r2=1@30s | 0",
+            "DEL r2            |     | r1=1@30s",
+            "HSET lock a 2 b 1 |     | lock{a:2 b:1} r1=1@30s",
+            "force r2          | 1   | r1=1@30s r2=1@30s | 0",
+        ],
+    ),
+    (
+        "without a channel nobody is notified",
+        &[
+            "HSET lock a 2     |     | lock{a:2}",
+            "PEXPIRE lock 30s  |     | lock{a:2}@30s",
+            "release_quietly b | -2",
+            "release_quietly a | 0   | nothing",
+            "release_quietly a | -1",
+            "acquire b         | nil | lock{b:1}@30s",
+            "force_quietly r1  | 1   | r1=1@30s",
+            "force_quietly r1  | 1",
+            "force_quietly r2  | 0   | r1=1@30s r2=0@30s",
+        ],
+    ),
+    (
+        "a lock of Redisson's blocks and is left alone",
+        &[
+            "HINCRBY lock b 1 |     | lock{b:1}",
+            "PEXPIRE lock 30s |     | lock{b:1}@30s",
+            "acquire a 60s    | 30s",
+            "release a        | -2",
+            "renew a 60s      | -1",
+            "force r1         | 1   | r1=1@30s | 0",
+        ],
+    ),
+    (
+        "a user without rights on the channel still releases",
+        &[
+            "deaf",
+            "acquire a | nil | lock{a:1}@30s",
+            "renew a   | 1",
+            "release a | 0   | nothing",
+            "release a | -1",
+            "acquire a | nil | lock{a:1}@30s",
+            "force r1  | 1   | r1=1@30s",
+        ],
+    ),
+    (
+        "a lock that cannot be given an end is not taken",
+        &[
+            "acquire a 9223372036854775807 | refused",
+            "forbid pexpire",
+            "acquire a                     | refused",
+        ],
+    ),
+    (
+        "out of memory nobody acquires, and holders renew and release",
+        &[
+            "acquire a     | nil | lock{a:1}@30s",
+            "full",
+            "renew a 60s   | 1   | lock{a:1}@60s",
+            "renew a 90s 2 | 1   | lock{a:2}@90s",
+            "acquire b     | 90s",
+            "release a     | 1   | nothing | 0",
+            "acquire a     | OOM",
+        ],
+    ),
+    (
+        "out of memory it can be forced, and that counts once",
+        &[
+            "acquire a | nil | lock{a:1}@30s",
+            "full",
+            "force r1  | 1   | r1=1@30s | 0",
+            "force r1  | 1",
+            "force r2  | 0   | r1=1@30s r2=0@30s",
+        ],
+    ),
+];
 
-fn renew(
-    con: &mut Connection,
-    name: &str,
-    owner: &str,
-    lease: i64,
-    count: i64,
-) -> RedisResult<i64> {
-    let args = [owner, &lease.to_string(), &count.to_string()];
-    run(con, RENEW, &[name], &args)
+timed!(the_table_of_the_lock);
+fn the_table_of_the_lock() {
+    let server = Server::start();
+    for name in NAMES {
+        stage(&server, &mut server.connection(), name).play_all(TABLE);
+    }
 }
-
-fn force(con: &mut Connection, name: &str) -> RedisResult<i64> {
-    scripts::force(con, FORCE, &[name, REQUEST, &channel(name)])
-}
-
-/// One run of each script on `name`, by us.
-fn run_each(con: &mut Connection, name: &str) -> [(&'static str, RedisResult<()>); 4] {
-    [
-        ("acquire", acquire(con, name, US, LEASE).map(drop)),
-        ("renew", renew(con, name, US, LEASE, 1).map(drop)),
-        ("release", release(con, name, US).map(drop)),
-        ("force", force(con, name).map(drop)),
-    ]
-}
-
-/// The only thing on the server is this lock with these fields.
-#[track_caller]
-fn assert_fields(server: &Server, name: &str, fields: &[(&str, &str)]) {
-    assert_eq!(server.keys(), [name]);
-    let mut wanted: Vec<(String, String)> = fields
-        .iter()
-        .map(|&(owner, count)| (owner.into(), count.into()))
-        .collect();
-    wanted.sort();
-    assert_eq!(server.hgetall(name), wanted);
-}
-
-/// The message of one release.
-fn announced(name: &str) -> (String, String) {
-    (channel(name), "0".into())
-}
-
-// ---------------------------------------------------------------------------------------------------------------------
-// lock_acquire
-// ---------------------------------------------------------------------------------------------------------------------
 
 #[test]
-fn acquiring_leaves_one_field_and_a_ttl_whatever_the_name() {
+fn what_is_no_lock_is_refused_and_kept() {
     let server = Server::start();
-    let (mut con, mut pubsub_con) = (server.connection(), server.connection());
-    let mut pubsub = listen_to_all(&mut pubsub_con);
-    for name in NAMES {
-        assert_eq!(
-            acquire(&mut con, name, US, LEASE).unwrap(),
-            None,
-            "{name:?}"
+    let mut listener = server.connection();
+    let mut stage = stage(&server, &mut listener, "orders");
+    let all = [
+        "acquire a",
+        "renew a",
+        "release a",
+        "force r1",
+        "force_quietly r1",
+    ];
+    stage.refuses(
+        &[
+            &["SET", "lock", "v"],
+            &["RPUSH", "lock", "v"],
+            &["SADD", "lock", "a"],
+            &["ZADD", "lock", "1", "a"],
+            &["XADD", "lock", "1-1", "a", "1"],
+        ],
+        &all,
+    );
+    // Read-write locks, and one whose owner is called like that.
+    stage.refuses(
+        &[
+            &["HSET", "lock", "b", "1", "mode", "read"],
+            &["HSET", "lock", "b+:write", "1", "mode", "write"],
+            &["HSET", "lock", "mode", "read"],
+        ],
+        &["acquire a", "acquire a 60s"],
+    );
+    for field in [
+        "price",
+        "1",
+        "''",
+        ":1",
+        "a-b-c-d-e",
+        "not-a-uuid-at-all:1",
+        "0b7e1c52:6f0a:1",
+    ] {
+        stage.refuses(
+            &[&["HSET", "lock", "b", "1", field, "1"]],
+            &["force r1", "force_quietly r1"],
         );
-        assert_fields(&server, name, &[(US, "1")]);
-        assert_left(server.pttl(name), LEASE);
-        assert_eq!(messages(&server, &mut pubsub), []);
-        let () = server.ask(&["DEL", name]);
-    }
-}
-
-#[test]
-fn acquiring_twice_changes_nothing_but_the_ttl() {
-    let server = Server::start();
-    let mut con = server.connection();
-    assert_eq!(acquire(&mut con, "orders", US, LEASE).unwrap(), None);
-    assert_eq!(acquire(&mut con, "orders", US, 2 * LEASE).unwrap(), None);
-    assert_fields(&server, "orders", &[(US, "1")]);
-    assert_left(server.pttl("orders"), 2 * LEASE);
-}
-
-#[test]
-fn acquiring_again_restores_a_missing_ttl() {
-    let server = Server::start();
-    let mut con = server.connection();
-    acquire(&mut con, "orders", US, LEASE).unwrap();
-    let () = server.ask(&["PERSIST", "orders"]);
-    assert_eq!(acquire(&mut con, "orders", US, LEASE).unwrap(), None);
-    assert_left(server.pttl("orders"), LEASE);
-}
-
-#[test]
-fn acquiring_what_somebody_holds_tells_their_ttl_and_changes_nothing() {
-    let server = Server::start();
-    let (mut con, mut pubsub_con) = (server.connection(), server.connection());
-    let mut pubsub = listen_to_all(&mut pubsub_con);
-    for name in NAMES {
-        acquire(&mut con, name, THEM, 2 * LEASE).unwrap();
-        for _ in 0..2 {
-            let left = acquire(&mut con, name, US, LEASE).unwrap().unwrap();
-            assert_left(left, 2 * LEASE);
-            assert_fields(&server, name, &[(THEM, "1")]);
-            let after = server.pttl(name);
-            assert!(after <= left && after > LEASE, "{after} ms left of {left}");
-        }
-        assert_eq!(messages(&server, &mut pubsub), []);
-        let () = server.ask(&["DEL", name]);
-    }
-}
-
-#[test]
-fn acquiring_what_never_expires_tells_minus_one() {
-    let server = Server::start();
-    let mut con = server.connection();
-    let () = server.ask(&["HSET", "orders", THEM, "1"]);
-    assert_eq!(acquire(&mut con, "orders", US, LEASE).unwrap(), Some(-1));
-    assert_fields(&server, "orders", &[(THEM, "1")]);
-    assert_eq!(server.pttl("orders"), -1);
-}
-
-#[test]
-fn a_lock_that_ran_out_is_free() {
-    let server = Server::start();
-    let mut con = server.connection();
-    acquire(&mut con, "orders", THEM, 1).unwrap();
-    crate::support::eventually("the lease is over", || !server.exists("orders"));
-    assert_eq!(acquire(&mut con, "orders", US, LEASE).unwrap(), None);
-    assert_fields(&server, "orders", &[(US, "1")]);
-}
-
-#[test]
-fn one_clients_numbers_are_different_owners() {
-    let server = Server::start();
-    let mut con = server.connection();
-    let (first, second) = (US, US.replace(":1", ":12"));
-    acquire(&mut con, "orders", first, LEASE).unwrap();
-    assert!(
-        acquire(&mut con, "orders", &second, LEASE)
-            .unwrap()
-            .is_some()
-    );
-    assert_eq!(release(&mut con, "orders", &second).unwrap(), -2);
-    assert_eq!(renew(&mut con, "orders", &second, LEASE, 1).unwrap(), -1);
-}
-
-#[test]
-fn a_read_write_lock_is_refused_and_kept() {
-    let server = Server::start();
-    let (mut con, mut pubsub_con) = (server.connection(), server.connection());
-    let mut pubsub = listen_to_all(&mut pubsub_con);
-    let writer = format!("{THEM}:write");
-    for [mode, field] in [["read", THEM], ["write", &writer], ["read", "mode"]] {
-        let () = server.ask(&["HSET", "orders", field, "1", "mode", mode]);
-        let () = server.ask(&["PEXPIRE", "orders", &LEASE.to_string()]);
-        let before = server.hgetall("orders");
-        for _ in 0..2 {
-            let err = acquire(&mut con, "orders", US, 2 * LEASE).unwrap_err();
-            assert_eq!(err.code(), Some("WRONGTYPE"), "{before:?}: {err}");
-        }
-        assert_eq!(server.hgetall("orders"), before);
-        assert_left(server.pttl("orders"), LEASE);
-        assert_eq!(server.dbsize(), 1);
-        let () = server.ask(&["DEL", "orders"]);
-    }
-    assert_eq!(messages(&server, &mut pubsub), []);
-}
-
-// ---------------------------------------------------------------------------------------------------------------------
-// lock_release
-// ---------------------------------------------------------------------------------------------------------------------
-
-#[test]
-fn releasing_frees_the_lock_and_tells_on_its_channel_whatever_the_name() {
-    let server = Server::start();
-    let (mut con, mut pubsub_con) = (server.connection(), server.connection());
-    let mut pubsub = listen_to_all(&mut pubsub_con);
-    for name in NAMES {
-        acquire(&mut con, name, US, LEASE).unwrap();
-        assert_eq!(release(&mut con, name, US).unwrap(), 1, "{name:?}");
-        assert_eq!(server.dbsize(), 0);
-        assert_eq!(messages(&server, &mut pubsub), [announced(name)]);
-    }
-}
-
-#[test]
-fn releasing_counts_who_listened() {
-    let server = Server::start();
-    let mut con = server.connection();
-    let mut cons = [server.connection(), server.connection()];
-    acquire(&mut con, "orders", US, LEASE).unwrap();
-    assert_eq!(release(&mut con, "orders", US).unwrap(), 0);
-    let mut open = Vec::new();
-    for (pubsub_con, listeners) in cons.iter_mut().zip(1..) {
-        let mut pubsub = pubsub_con.as_pubsub();
-        pubsub.subscribe(channel("orders")).unwrap();
-        open.push(pubsub);
-        acquire(&mut con, "orders", US, LEASE).unwrap();
-        assert_eq!(release(&mut con, "orders", US).unwrap(), listeners);
-    }
-}
-
-#[test]
-fn releasing_ends_every_level_of_a_hold() {
-    let server = Server::start();
-    let mut con = server.connection();
-    as_redisson(&server, "orders", US, "3", LEASE);
-    assert_eq!(release(&mut con, "orders", US).unwrap(), 0);
-    assert_eq!(server.dbsize(), 0);
-}
-
-#[test]
-fn releasing_twice_finds_nothing_and_tells_again() {
-    let server = Server::start();
-    let (mut con, mut pubsub_con) = (server.connection(), server.connection());
-    let mut pubsub = listen_to_all(&mut pubsub_con);
-    acquire(&mut con, "orders", US, LEASE).unwrap();
-    assert_eq!(release(&mut con, "orders", US).unwrap(), 1);
-    assert_eq!(release(&mut con, "orders", US).unwrap(), -1);
-    assert_eq!(server.dbsize(), 0);
-    assert_eq!(
-        messages(&server, &mut pubsub),
-        [announced("orders"), announced("orders")]
-    );
-}
-
-#[test]
-fn releasing_what_somebody_else_holds_changes_and_tells_nothing() {
-    let server = Server::start();
-    let (mut con, mut pubsub_con) = (server.connection(), server.connection());
-    let mut pubsub = listen_to_all(&mut pubsub_con);
-    for name in NAMES {
-        acquire(&mut con, name, THEM, LEASE).unwrap();
-        for _ in 0..2 {
-            assert_eq!(release(&mut con, name, US).unwrap(), -2);
-        }
-        assert_fields(&server, name, &[(THEM, "1")]);
-        assert_left(server.pttl(name), LEASE);
-        assert_eq!(messages(&server, &mut pubsub), []);
-        let () = server.ask(&["DEL", name]);
-    }
-}
-
-#[test]
-fn releasing_keeps_the_fields_of_others_and_tells_nobody() {
-    let server = Server::start();
-    let (mut con, mut pubsub_con) = (server.connection(), server.connection());
-    let mut pubsub = listen_to_all(&mut pubsub_con);
-    as_redisson(&server, "orders", THEM, "2", LEASE);
-    as_redisson(&server, "orders", US, "1", LEASE);
-    assert_eq!(release(&mut con, "orders", US).unwrap(), 0);
-    assert_fields(&server, "orders", &[(THEM, "2")]);
-    assert_left(server.pttl("orders"), LEASE);
-    assert_eq!(release(&mut con, "orders", US).unwrap(), -2);
-    assert_eq!(messages(&server, &mut pubsub), []);
-}
-
-// ---------------------------------------------------------------------------------------------------------------------
-// lock_renew
-// ---------------------------------------------------------------------------------------------------------------------
-
-#[test]
-fn renewing_extends_the_lease_whatever_the_name() {
-    let server = Server::start();
-    let (mut con, mut pubsub_con) = (server.connection(), server.connection());
-    let mut pubsub = listen_to_all(&mut pubsub_con);
-    for name in NAMES {
-        acquire(&mut con, name, US, LEASE).unwrap();
-        for _ in 0..2 {
-            assert_eq!(renew(&mut con, name, US, 3 * LEASE, 1).unwrap(), 1);
-            assert_fields(&server, name, &[(US, "1")]);
-            assert_left(server.pttl(name), 3 * LEASE);
-        }
-        assert_eq!(messages(&server, &mut pubsub), []);
-        let () = server.ask(&["DEL", name]);
-    }
-}
-
-#[test]
-fn renewing_never_creates() {
-    let server = Server::start();
-    let mut con = server.connection();
-    for name in NAMES {
-        for _ in 0..2 {
-            assert_eq!(renew(&mut con, name, US, LEASE, 1).unwrap(), 0);
-            assert_eq!(server.dbsize(), 0);
-        }
-    }
-}
-
-#[test]
-fn renewing_never_shortens() {
-    let server = Server::start();
-    let mut con = server.connection();
-    acquire(&mut con, "orders", US, 3 * LEASE).unwrap();
-    for _ in 0..2 {
-        assert_eq!(renew(&mut con, "orders", US, LEASE, 1).unwrap(), 1);
-        assert_left(server.pttl("orders"), 3 * LEASE);
-    }
-    assert_eq!(server.calls("pexpire"), 1); // that of acquiring
-}
-
-#[test]
-fn renewing_restores_a_missing_ttl() {
-    let server = Server::start();
-    let mut con = server.connection();
-    acquire(&mut con, "orders", US, LEASE).unwrap();
-    let () = server.ask(&["PERSIST", "orders"]);
-    assert_eq!(renew(&mut con, "orders", US, LEASE, 1).unwrap(), 1);
-    assert_left(server.pttl("orders"), LEASE);
-}
-
-#[test]
-fn renewing_what_somebody_else_holds_changes_nothing() {
-    let server = Server::start();
-    let mut con = server.connection();
-    for name in NAMES {
-        acquire(&mut con, name, THEM, LEASE).unwrap();
-        for _ in 0..2 {
-            assert_eq!(renew(&mut con, name, US, 3 * LEASE, 5).unwrap(), -1);
-        }
-        assert_fields(&server, name, &[(THEM, "1")]);
-        assert_left(server.pttl(name), LEASE);
-        let () = server.ask(&["DEL", name]);
     }
 }
 
 #[test]
 fn of_several_locks_each_is_renewed_for_itself() {
-    let server = Server::start();
-    let (mut con, mut pubsub_con) = (server.connection(), server.connection());
-    let mut pubsub = listen_to_all(&mut pubsub_con);
-    for name in ["a", "taken", "b"] {
-        let owner = if name == "taken" { THEM } else { US };
-        acquire(&mut con, name, owner, LEASE).unwrap();
-    }
-    let () = server.ask(&["SET", "string", "v"]);
-    let keys = ["a", "gone", "string", "taken", "b"];
-    let long = (3 * LEASE).to_string();
-    let short = (LEASE / 2).to_string();
-    let args = [
-        [US, &long, "1"],
-        [US, &long, "1"],
-        [US, &long, "1"],
-        [US, &long, "1"],
-        [US, &short, "5"],
-    ];
     // The `redis` crate takes an array with an error in it for an error.
     let renew = format!(
         "local function renew()
@@ -374,219 +273,30 @@ fn of_several_locks_each_is_renewed_for_itself() {
          end
          return replies"
     );
+    let server = Server::start();
+    let mut listener = server.connection();
+    let mut stage = stage(&server, &mut listener, "orders");
+    for name in ["first", "taken", "last"] {
+        let owner = if name == "taken" { "b" } else { "a" };
+        stage.play(name, &[]);
+        server.cli(&["HSET", name, if owner == "b" { THEM } else { US }, "1"]);
+        server.cli(&["PEXPIRE", name, &LEASE.to_string()]);
+    }
+    server.cli(&["SET", "string", "v"]);
+    let long = [US, &(3 * LEASE).to_string(), "1"];
+    let short = [US, &(LEASE / 2).to_string(), "5"];
     for _ in 0..2 {
-        let replies: Vec<String> = run(&mut con, &renew, &keys, &args.concat()).unwrap();
+        let keys = ["first", "gone", "string", "taken", "last"];
+        let args = [long, long, long, long, short].concat();
+        let replies: Vec<String> = run(&mut stage.con, &renew, &keys, &args).unwrap();
         assert!(replies[2].starts_with("WRONGTYPE "), "{replies:?}");
-        let others = [0, 1, 3, 4].map(|n| replies[n].as_str());
-        assert_eq!(others, ["1", "0", "-1", "1"]);
-        for (name, owner, count) in [("a", US, "1"), ("b", US, "5"), ("taken", THEM, "1")] {
-            let fields = [(owner.to_owned(), count.to_owned())];
-            assert_eq!(server.hgetall(name), fields, "{name}");
-        }
-        assert_left(server.pttl("a"), 3 * LEASE);
-        assert_left(server.pttl("b"), LEASE);
-        assert_left(server.pttl("taken"), LEASE);
-        assert_eq!(server.pttl("string"), -1);
-        assert_eq!(server.dbsize(), 4);
+        assert_eq!(
+            [0, 1, 3, 4].map(|n| replies[n].as_str()),
+            ["1", "0", "-1", "1"]
+        );
+        let state = "first{a:1}@90s last{a:5}@30s string=v taken{b:1}@30s";
+        assert_eq!(stage.state(), state);
     }
-    assert_eq!(messages(&server, &mut pubsub), []);
-}
-
-#[test]
-fn renewing_writes_the_count_only_when_it_is_another() {
-    let server = Server::start();
-    let mut con = server.connection();
-    acquire(&mut con, "orders", US, LEASE).unwrap();
-    for (count, writes) in [(1, 1), (3, 2), (3, 2), (2, 3)] {
-        assert_eq!(renew(&mut con, "orders", US, LEASE, count).unwrap(), 1);
-        assert_fields(&server, "orders", &[(US, &count.to_string())]);
-        assert_eq!(server.calls("hset"), writes);
-    }
-    assert_left(server.pttl("orders"), LEASE);
-}
-
-// ---------------------------------------------------------------------------------------------------------------------
-// lock_force
-// ---------------------------------------------------------------------------------------------------------------------
-
-#[test]
-fn forcing_frees_the_lock_and_tells_on_its_channel_whatever_the_name() {
-    let server = Server::start();
-    let (mut con, mut pubsub_con) = (server.connection(), server.connection());
-    let mut pubsub = listen_to_all(&mut pubsub_con);
-    for name in NAMES {
-        acquire(&mut con, name, THEM, LEASE).unwrap();
-        assert_eq!(force(&mut con, name).unwrap(), 1, "{name:?}");
-        assert_eq!(server.dbsize(), 0);
-        assert_eq!(messages(&server, &mut pubsub), [announced(name)]);
-        assert_eq!(force(&mut con, name).unwrap(), 0, "{name:?}");
-        assert_eq!(server.dbsize(), 0);
-        assert_eq!(messages(&server, &mut pubsub), []);
-    }
-}
-
-#[test]
-fn forcing_frees_a_lock_of_several_owners_and_without_a_ttl() {
-    let server = Server::start();
-    let mut con = server.connection();
-    let () = server.ask(&["HSET", "orders", US, "2", THEM, "1"]);
-    assert_eq!(force(&mut con, "orders").unwrap(), 1);
-    assert_eq!(server.dbsize(), 0);
-}
-
-#[test]
-fn forcing_refuses_a_hash_that_is_not_a_lock() {
-    let server = Server::start();
-    let (mut con, mut pubsub_con) = (server.connection(), server.connection());
-    let mut pubsub = listen_to_all(&mut pubsub_con);
-    for field in [
-        "price",
-        "1",
-        "",
-        ":1",
-        "a-b-c-d-e",
-        "not-a-uuid-at-all:1",
-        "0b7e1c52:6f0a:1",
-    ] {
-        let () = server.ask(&["HSET", "orders", THEM, "1", field, "1"]);
-        let err = force(&mut con, "orders").unwrap_err();
-        assert_eq!(err.code(), Some("WRONGTYPE"), "{field:?}: {err}");
-        assert_fields(&server, "orders", &[(THEM, "1"), (field, "1")]);
-        let () = server.ask(&["HDEL", "orders", field]);
-    }
-    assert_eq!(messages(&server, &mut pubsub), []);
-}
-
-// ---------------------------------------------------------------------------------------------------------------------
-// Without a channel
-// ---------------------------------------------------------------------------------------------------------------------
-
-#[test]
-fn without_a_channel_releasing_and_forcing_tell_nobody() {
-    let server = Server::start();
-    let (mut con, mut pubsub_con) = (server.connection(), server.connection());
-    let mut pubsub = listen_to_all(&mut pubsub_con);
-    for name in NAMES {
-        let mut release = |owner: &str| run::<i64>(&mut con, RELEASE, &[name], &[owner]).unwrap();
-        as_redisson(&server, name, US, "2", LEASE);
-        assert_eq!(release(THEM), -2, "{name:?}");
-        assert_fields(&server, name, &[(US, "2")]);
-        assert_left(server.pttl(name), LEASE);
-        assert_eq!(release(US), 0);
-        assert_eq!(release(US), -1);
-        assert_eq!(server.dbsize(), 0);
-        as_redisson(&server, name, THEM, "1", LEASE);
-        for held in [1, 0] {
-            let keys = [name, REQUEST];
-            let forced = scripts::force::<i64>(&mut con, FORCE, &keys);
-            assert_eq!(forced.unwrap(), held);
-            assert_eq!(server.dbsize(), 0);
-        }
-    }
-    let () = server.ask(&["HSET", "orders", "price", "1"]);
-    let forced = scripts::force::<i64>(&mut con, FORCE, &["orders", REQUEST]);
-    let err = forced.unwrap_err();
-    assert_eq!(err.code(), Some("WRONGTYPE"), "{err}");
-    assert_eq!(messages(&server, &mut pubsub), []);
-}
-
-// ---------------------------------------------------------------------------------------------------------------------
-// All of them
-// ---------------------------------------------------------------------------------------------------------------------
-
-#[test]
-fn a_value_of_another_type_is_refused_and_kept() {
-    let server = Server::start();
-    let (mut con, mut pubsub_con) = (server.connection(), server.connection());
-    let mut pubsub = listen_to_all(&mut pubsub_con);
-    for make in [
-        ["SET", "orders", "v"].as_slice(),
-        &["RPUSH", "orders", "v"],
-        &["SADD", "orders", US],
-        &["ZADD", "orders", "1", US],
-        &["XADD", "orders", "1-1", US, "1"],
-    ] {
-        server.cli(make);
-        let before: Vec<u8> = server.ask(&["DUMP", "orders"]);
-        for (script, outcome) in run_each(&mut con, "orders") {
-            let err = outcome.unwrap_err();
-            assert_eq!(err.code(), Some("WRONGTYPE"), "{script} on {make:?}: {err}");
-        }
-        assert_eq!(server.ask::<Vec<u8>>(&["DUMP", "orders"]), before);
-        assert_eq!(server.pttl("orders"), -1);
-        let () = server.ask(&["DEL", "orders"]);
-    }
-    assert_eq!(messages(&server, &mut pubsub), []);
-}
-
-#[test]
-fn a_lock_of_redisson_blocks_and_is_left_alone() {
-    let server = Server::start();
-    let mut con = server.connection();
-    as_redisson(&server, "orders", THEM, "1", LEASE);
-    let left = acquire(&mut con, "orders", US, 2 * LEASE).unwrap().unwrap();
-    assert_left(left, LEASE);
-    assert_eq!(release(&mut con, "orders", US).unwrap(), -2);
-    assert_eq!(renew(&mut con, "orders", US, 2 * LEASE, 1).unwrap(), -1);
-    assert_fields(&server, "orders", &[(THEM, "1")]);
-    assert_left(server.pttl("orders"), LEASE);
-    assert_eq!(force(&mut con, "orders").unwrap(), 1);
-}
-
-#[test]
-fn a_user_without_rights_on_the_channel_still_releases() {
-    let server = Server::start();
-    let (mut con, mut pubsub_con) = (server.connection(), server.connection());
-    let mut pubsub = listen_to_all(&mut pubsub_con);
-    forbid_channels(&server, &mut con);
-    assert_eq!(acquire(&mut con, "orders", US, LEASE).unwrap(), None);
-    assert_eq!(renew(&mut con, "orders", US, LEASE, 1).unwrap(), 1);
-    assert_eq!(release(&mut con, "orders", US).unwrap(), 0);
-    assert_eq!(server.dbsize(), 0);
-    assert_eq!(release(&mut con, "orders", US).unwrap(), -1);
-    acquire(&mut con, "orders", US, LEASE).unwrap();
-    assert_eq!(force(&mut con, "orders").unwrap(), 1);
-    assert_eq!(server.dbsize(), 0);
-    assert_eq!(messages(&server, &mut pubsub), []);
-}
-
-// L6
-#[test]
-fn a_lock_that_cannot_be_given_a_ttl_is_not_taken() {
-    let server = Server::start();
-    let mut con = server.connection();
-    assert!(acquire(&mut con, "orders", US, i64::MAX).is_err());
-    assert_eq!(server.dbsize(), 0);
-    forbid(&server, &mut con, "pexpire");
-    assert!(acquire(&mut con, "orders", US, LEASE).is_err());
-    assert_eq!(server.dbsize(), 0);
-}
-
-#[test]
-fn out_of_memory_nobody_acquires_and_holders_renew_and_release() {
-    let server = Server::start();
-    let (mut con, mut pubsub_con) = (server.connection(), server.connection());
-    let mut pubsub = listen_to_all(&mut pubsub_con);
-    for name in ["orders", "stock"] {
-        acquire(&mut con, name, US, LEASE).unwrap();
-    }
-    out_of_memory(&server);
-    let err = acquire(&mut con, "free", US, LEASE).unwrap_err();
-    assert_eq!(err.code(), Some("OOM"), "{err}");
-    assert!(!server.exists("free"));
-    assert_eq!(renew(&mut con, "orders", US, 2 * LEASE, 1).unwrap(), 1);
-    assert_left(server.pttl("orders"), 2 * LEASE);
-    // A new count needs memory; the lease does not depend on it.
-    assert_eq!(renew(&mut con, "orders", US, 3 * LEASE, 2).unwrap(), 1);
-    assert_left(server.pttl("orders"), 3 * LEASE);
-    assert!(acquire(&mut con, "orders", THEM, LEASE).unwrap().is_some());
-    assert_eq!(release(&mut con, "orders", US).unwrap(), 1);
-    assert_eq!(force(&mut con, "stock").unwrap(), 1);
-    assert_eq!(server.dbsize(), 0);
-    assert_eq!(
-        messages(&server, &mut pubsub),
-        [announced("orders"), announced("stock")]
-    );
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -650,6 +360,10 @@ fn read_by(code: &str) -> BTreeSet<String> {
     for part in code.split("(ARGV, ").skip(1) {
         let from = part.split_once(')').unwrap().0;
         read.insert(format!("ARGV[{from}…n]"));
+    }
+    if code.contains("ipairs(ARGV)") {
+        // But the first, which has a number.
+        read.insert("ARGV[2…n]".to_owned());
     }
     if read.contains(ALL_KEYS) {
         // One of all.

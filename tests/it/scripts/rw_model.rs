@@ -13,7 +13,7 @@ use redis::{Cmd, Connection, Pipeline, PubSub, Value};
 
 use crate::support::rw_scripts::{
     FORCE, PASS, READ_ACQUIRE, READ_RELEASE, READ_RENEW, STATE, WRITE_ACQUIRE, WRITE_RELEASE,
-    channel, hold, prefix, writers,
+    channel, hold, note, prefix,
 };
 use crate::support::scripts::{self, REQUEST};
 use crate::support::{Server, ms};
@@ -22,6 +22,9 @@ const NAME: &str = "orders";
 
 /// Milliseconds.
 const UNIT: i64 = 1_000_000;
+
+/// In milliseconds, longer than anything that is compared.
+const FAR: &str = "1000000000000000";
 
 /// Owners by number; the last of them is a client of Redisson, whose reader and writer are one thread.
 type Who = usize;
@@ -86,7 +89,7 @@ struct Hash {
 struct World {
     lock: Option<Hash>,
     holds: BTreeMap<(Who, u32), Left>,
-    /// Whether a writer makes itself known.
+    /// Whether a writer is noted.
     claimed: bool,
 }
 
@@ -124,11 +127,10 @@ enum Op {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Reply {
-    Taken,
-    /// To a reader: whether it came in, what the lock had left unless it was free, how many writers were counted.
-    Read(bool, Option<Left>, i64),
-    /// To a reader that lets the writer go first, for so many milliseconds.
-    GiveWay(i64),
+    /// Whether it came in; to a reader, what the lock had left unless it was free.
+    Asked(bool, Option<Left>),
+    /// To a reader that is behind the writer.
+    Behind,
     Is(i64),
     Left(Left),
     /// Nobody asked.
@@ -220,17 +222,13 @@ impl World {
     fn read(&mut self, who: Who, lease: u32, below: bool, gives_way: bool) -> Reply {
         let again = self.count(who) > 0;
         let found = self.lock.as_ref().map(|lock| lock.left);
-        let mut writers = -1;
         if !again {
             match &self.lock {
                 Some(lock) if lock.writer.is_some() && !(below && self.writes(who)) => {
-                    return Reply::Read(false, found, -1);
+                    return Reply::Asked(false, found);
                 }
                 Some(lock) if lock.writer.is_some() => {}
-                lock if gives_way && self.claimed => {
-                    return Reply::GiveWay(if lock.is_some() { 50 } else { 0 });
-                }
-                _ if gives_way => writers = 0,
+                _ if gives_way && self.claimed => return Reply::Behind,
                 _ => {}
             }
         }
@@ -239,7 +237,7 @@ impl World {
         let held = held.map_or(Units(lease), |left| left.raised(lease));
         self.holds.insert((who, 1), held);
         self.add_reader(who, 1, lease);
-        Reply::Read(true, found, writers)
+        Reply::Asked(true, found)
     }
 
     fn add_reader(&mut self, who: Who, count: u32, lease: u32) {
@@ -304,24 +302,24 @@ impl World {
         if self.writes(who) {
             let lock = self.lock.as_mut().unwrap();
             lock.left = lock.left.raised(lease);
-            return Reply::Taken;
+            return Reply::Asked(true, None);
         }
         if let Some(lock) = &self.lock
             && lock.writer.is_some()
         {
-            return Reply::Left(lock.left);
+            return Reply::Asked(false, Some(lock.left));
         }
         if self.bury().is_some() {
             let lock = self.lock.as_ref().unwrap();
             let lives = lock.readers.keys().filter_map(|reader| self.life(*reader));
-            return Reply::Left(lives.chain([lock.left]).min().unwrap());
+            return Reply::Asked(false, lives.chain([lock.left]).min());
         }
         self.lock = Some(Hash {
             writer: Some((who, 1)),
             readers: BTreeMap::new(),
             left: Units(lease),
         });
-        Reply::Taken
+        Reply::Asked(true, None)
     }
 
     fn write_release(&mut self, who: Who) -> (Reply, Vec<&'static str>) {
@@ -621,7 +619,7 @@ impl Op {
         )
     }
 
-    /// How it is done for real; a writer's coming and going is no command.
+    /// How it is done for real.
     fn command(self) -> Cmd {
         let (channel, prefix) = (channel(NAME), prefix(NAME));
         let time = |units: u32| (i64::from(units) * UNIT).to_string();
@@ -638,11 +636,13 @@ impl Op {
                 gives_way,
             } => {
                 let below = if below { writer(who) } else { String::new() };
-                let way = if gives_way { "0" } else { "" };
+                let behind = if gives_way { "?" } else { "" };
+                let [note, other] = ["reader", "writer"].map(|side| note(NAME, side));
+                let (owner, lease) = (&reader(who), &time(lease));
                 evalsha(
                     READ_ACQUIRE,
-                    &[NAME, &key(who, 1), &writers(NAME)],
-                    &[&reader(who), &time(lease), &below, way],
+                    &[NAME, &note, &other, &key(who, 1)],
+                    &[owner, behind, "0", "1", owner, lease, &below],
                 )
             }
             Self::ReadRelease(who) => evalsha(
@@ -655,11 +655,15 @@ impl Op {
                 &[NAME, &channel, &key(who, 1)],
                 &[&reader(who), &time(lease)],
             ),
-            Self::Write(who, lease) => evalsha(
-                WRITE_ACQUIRE,
-                &[NAME],
-                &[&writer(who), &time(lease), &prefix],
-            ),
+            Self::Write(who, lease) => {
+                let [note, other] = ["writer", "reader"].map(|side| note(NAME, side));
+                let (field, lease) = (&writer(who), &time(lease));
+                evalsha(
+                    WRITE_ACQUIRE,
+                    &[NAME, &note, &other],
+                    &[field, "?", "0", "1", field, lease, &prefix],
+                )
+            }
             Self::WriteRelease(who) => evalsha(WRITE_RELEASE, &[NAME, &channel], &[&writer(who)]),
             Self::WriteRenew(who, lease, count) => evalsha(
                 scripts::RENEW,
@@ -675,7 +679,8 @@ impl Op {
             }
             Self::State => evalsha(STATE, &[NAME], &[]),
             Self::Pass(units) => evalsha(PASS, &[], &[&time(units)]),
-            Self::Claim(_) => command(&["PING"]),
+            Self::Claim(true) => command(&["SET", &note(NAME, "writer"), "w", "PX", FAR]),
+            Self::Claim(false) => command(&["DEL", &note(NAME, "writer")]),
             Self::JavaRead(lease) => java("read", lease),
             Self::JavaReadRelease => java("read release", 0),
             Self::JavaReadRenew(lease) => java("read renew", lease),
@@ -694,12 +699,11 @@ impl Op {
 struct Stage<'a> {
     con: &'a mut Connection,
     pubsub: PubSub<'a>,
-    claim: PubSub<'a>,
 }
 
 impl<'a> Stage<'a> {
-    fn new(cons: &'a mut [Connection; 3]) -> Self {
-        let [con, pubsub, claim] = cons;
+    fn new(cons: &'a mut [Connection; 2]) -> Self {
+        let [con, pubsub] = cons;
         for script in SCRIPTS {
             let () = redis::cmd("SCRIPT")
                 .arg("LOAD")
@@ -712,16 +716,7 @@ impl<'a> Stage<'a> {
         pubsub
             .subscribe(&[channel(NAME), "end".to_owned()])
             .unwrap();
-        let claim = claim.as_pubsub();
-        Self { con, pubsub, claim }
-    }
-
-    fn claim(&mut self, claimed: bool) {
-        if claimed {
-            self.claim.subscribe(writers(NAME)).unwrap();
-        } else {
-            self.claim.unsubscribe(writers(NAME)).unwrap();
-        }
+        Self { con, pubsub }
     }
 
     /// Does each step in the world that comes with it, or in the one that the step before left, and looks.
@@ -758,6 +753,8 @@ impl<'a> Stage<'a> {
 /// Leaves on the server what is in this world, and nothing else.
 fn set_up(pipe: &mut Pipeline, world: &World) {
     pipe.add_command(command(&["FLUSHDB"])).ignore();
+    pipe.add_command(Op::Claim(world.claimed).command())
+        .ignore();
     for (key, (left, fields)) in world.keys() {
         if key == NAME {
             let mut hset = redis::cmd("HSET");
@@ -781,7 +778,7 @@ fn looked(found: &Value) -> Keys {
     let found: Vec<(String, i64, Vec<String>)> = redis::from_redis_value_ref(found).unwrap();
     found
         .into_iter()
-        .filter(|(key, ..)| !key.starts_with(REQUEST))
+        .filter(|(key, ..)| !key.starts_with(REQUEST) && *key != note(NAME, "writer"))
         .map(|(key, left_ms, fields)| {
             let fields = fields.chunks(2).map(|pair| {
                 let [field, value] = pair else { unreachable!() };
@@ -795,22 +792,28 @@ fn looked(found: &Value) -> Keys {
 fn is_expected(reply: &Value, expected: Reply) -> bool {
     match (reply, expected) {
         (_, Reply::Any) => true,
-        (Value::Nil, Reply::Taken) => true,
         (Value::Int(n), Reply::Is(expected)) => *n == expected,
         (Value::Int(n), Reply::Left(expected)) => *n >= -1 && Left::from_pttl(*n) == expected,
-        (Value::Array(parts), expected) => match (parts.as_slice(), expected) {
-            ([Value::Int(0), Value::Int(ms), Value::Int(1)], Reply::GiveWay(expected)) => {
-                *ms == expected
+        (Value::Array(parts), expected) => {
+            let [
+                Value::Int(taken),
+                Value::Int(left),
+                Value::BulkString(behind),
+            ] = parts.as_slice()
+            else {
+                return false;
+            };
+            match expected {
+                Reply::Behind => *taken == 0 && *left > UNIT && behind == b"w",
+                // Then it asks again when the note may end.
+                Reply::Asked(false, Some(Ever)) if *left > UNIT => *taken == 0,
+                Reply::Asked(expected, found) => {
+                    let left = (*left != -2).then(|| Left::from_pttl(*left));
+                    *taken == i64::from(expected) && left == found
+                }
+                _ => false,
             }
-            (
-                [Value::Int(taken), Value::Int(left), Value::Int(writers)],
-                Reply::Read(expected, found, counted),
-            ) => {
-                let left = (*left != -2).then(|| Left::from_pttl(*left));
-                *taken == i64::from(expected) && left == found && *writers == counted
-            }
-            _ => false,
-        },
+        }
         _ => false,
     }
 }
@@ -850,10 +853,10 @@ impl Beliefs {
             *left = lease.max(*left);
         };
         match (op, reply) {
-            (Op::Read { who, lease, .. }, Reply::Read(true, ..)) => {
+            (Op::Read { who, lease, .. }, Reply::Asked(true, ..)) => {
                 granted(&mut self.reads, who, lease);
             }
-            (Op::Write(who, lease), Reply::Taken) => granted(&mut self.writes, who, lease),
+            (Op::Write(who, lease), Reply::Asked(true, _)) => granted(&mut self.writes, who, lease),
             // RW2: only a live reader keeps a writer waiting.
             (Op::Write(..), _) => {
                 let java = before.count(JAVA) > 0 && before.life(JAVA).is_some();
@@ -974,26 +977,22 @@ fn compare_all(scripts: &[Op], steps: &[Op]) {
     all.extend(steps);
     let worlds = reachable(&all);
     let server = Server::start();
-    let mut cons = [(); 3].map(|()| server.connection());
+    let mut cons = [(); 2].map(|()| server.connection());
     let mut stage = Stage::new(&mut cons);
     let mut done = 0;
-    for claimed in [false, true] {
-        stage.claim(claimed);
-        let pairs: Vec<(&World, Op)> = worlds
-            .iter()
-            .filter(|world| world.claimed == claimed)
-            .flat_map(|world| scripts.iter().map(move |&op| (world, op)))
-            // To readers that give way, and only to them, it matters whether a writer waits.
-            .filter(|(_, op)| op.gives_way() == claimed)
-            .collect();
-        for batch in pairs.chunks(100) {
-            let steps: Vec<_> = batch.iter().map(|&(world, op)| (Some(world), op)).collect();
-            let did = stage.play(&steps);
-            for (&(world, op), did) in batch.iter().zip(&did) {
-                check(world, op, did, &String::new);
-            }
-            done += did.len();
+    let pairs: Vec<(&World, Op)> = worlds
+        .iter()
+        .flat_map(|world| scripts.iter().map(move |&op| (world, op)))
+        // To readers that give way, and only to them, it matters whether a writer waits.
+        .filter(|(world, op)| op.gives_way() == world.claimed)
+        .collect();
+    for batch in pairs.chunks(100) {
+        let steps: Vec<_> = batch.iter().map(|&(world, op)| (Some(world), op)).collect();
+        let did = stage.play(&steps);
+        for (&(world, op), did) in batch.iter().zip(&did) {
+            check(world, op, did, &String::new);
         }
+        done += did.len();
     }
     assert!(done > 5000, "only {done} steps");
 }
@@ -1144,7 +1143,7 @@ impl Walk<'_> {
 /// So many random steps from the empty world, each held against the model; in a kind one, what holders believe too.
 fn walk(seed: u64, count: usize, kind: bool) {
     let server = Server::start();
-    let mut cons = [(); 3].map(|()| server.connection());
+    let mut cons = [(); 2].map(|()| server.connection());
     let mut walk = Walk {
         stage: Stage::new(&mut cons),
         world: World::default(),
@@ -1155,14 +1154,8 @@ fn walk(seed: u64, count: usize, kind: bool) {
     };
     let mut random = XorShift(seed);
     while walk.ops.len() < count {
-        let mut ops: Vec<Op> = (0..50).map(|_| random.op(kind)).collect();
-        // A claim is made over another connection: between two goes.
-        for ops in ops.chunk_by_mut(|_, next| !matches!(next, Op::Claim(_))) {
-            if let Op::Claim(claimed) = ops[0] {
-                walk.stage.claim(claimed);
-            }
-            walk.go(ops);
-        }
+        let ops: Vec<Op> = (0..50).map(|_| random.op(kind)).collect();
+        walk.go(&ops);
     }
     let received = walk.received;
     assert!(

@@ -1,96 +1,108 @@
-//! The scripts of the plain semaphore, by bare EVAL: what counts once, and what is given back.
+//! The scripts of the plain semaphore by bare EVALSHA on a real server: what counts once, and what is given back.
 
-use redis::{Connection, RedisResult};
+use redis::Connection;
 
-use crate::support::scripts::listen_to_all;
-use crate::support::semaphore::{ACQUIRE, CHANNEL, DRAIN, RELEASE, SET, UNDO, published_counts};
-use crate::support::{Server, timed};
+use crate::support::scripts::NAMES;
+use crate::support::semaphore::{ACQUIRE, DRAIN, RELEASE, SET, UNDO};
+use crate::support::table::{Call, Stage, Table};
+use crate::support::{Server, beside, timed};
 
-fn eval(con: &mut Connection, script: &str, keys: &[&str], args: &[&str]) -> RedisResult<i64> {
-    let mut cmd = redis::cmd("EVAL");
-    cmd.arg(script).arg(keys.len()).arg(keys).arg(args);
-    cmd.query(con)
+/// Each request has a key of its own, and takes along those of earlier ones.
+const CALLS: &[Call] = &[
+    ("acquire", ACQUIRE, "s $2 $3? $4?", "$1 120s"),
+    ("undo", UNDO, "s channel $1", "120s"),
+    ("set", SET, "s channel $2", "$1 120s"),
+    ("release", RELEASE, "s channel $2 $3?", "$1 120s 1"),
+    ("release_if_there", RELEASE, "s channel $2", "$1 120s 0"),
+    ("drain", DRAIN, "s $1 $2?", "120s"),
+];
+
+fn stage<'a>(server: &'a Server, listener: &'a mut Connection, name: &str) -> Stage<'a> {
+    let words = [
+        ("s", name.to_owned()),
+        ("channel", beside("redisson_sc", name)),
+    ];
+    Stage::new(server, listener, CALLS, words)
+}
+
+const TABLE: &[Table] = &[
+    (
+        "an acquire takes all or nothing, and its undo gives back once",
+        &[
+            "acquire 1 q1       | -1",
+            "SET s 3 PX 60s     |    | s=3@60s",
+            "acquire 4 q1       | 0",
+            "acquire 2 q1       | 1  | q1=2@120s s=1@60s",
+            // Late and twice: the number is spent.
+            "acquire 1 q1       | 0",
+            "undo q1            | 1  | q1=void@120s s=3@60s | 3",
+            "undo q1            | 0",
+            // Undone before it came.
+            "undo q2            | 0  | q1=void@120s q2=void@120s s=3@60s",
+            "acquire 1 q2       | 0",
+            "acquire 3 q3 q1 q2 | 1  | q3=3@120s s=0@60s",
+            // What is undone of a semaphore that is gone does not make it again.
+            "DEL s              |    | q3=3@120s",
+            "undo q3            | 0  | q3=void@120s",
+        ],
+    ),
+    (
+        "whoever sets it again hears the same",
+        &[
+            "set 3 q1 | 1 | q1=1@120s s=3 | 3",
+            "set 3 q1 | 1",
+            "set 9 q2 | 0 | q1=1@120s q2=0@120s s=3",
+            "DEL s    |   | q1=1@120s q2=0@120s",
+            "set 9 q2 | 0",
+        ],
+    ),
+    (
+        "a release and a drain count once, and keep the TTL",
+        &[
+            "SET s 3 PX 60s | | s=3@60s",
+            "release 2 q3   | 1  | q3=done@120s s=5@60s | 5",
+            "release 2 q3   | 0",
+            "drain q4 q3    | 5  | q4=5@120s s=0@60s",
+            "drain q4 q3    | 5",
+            // Nobody is notified of what nobody can take.
+            "release -4 q5  | 0  | q4=5@120s q5=done@120s s=-4@60s",
+            "release -4 q5  | 0",
+            "drain q6 q4    | -4 | q5=done@120s q6=-4@120s s=0@60s",
+            "drain q7 q6    | 0  | q5=done@120s q7=0@120s s=0@60s",
+            "DEL s q5 q7    |    | nothing",
+            "drain q8       | 0",
+            "release_if_there 1 q8 | -1",
+            "release 1 q8   | 1  | q8=done@120s s=1 | 1",
+        ],
+    ),
+];
+
+timed!(the_table_of_the_semaphore);
+fn the_table_of_the_semaphore() {
+    let server = Server::start();
+    for name in NAMES {
+        stage(&server, &mut server.connection(), name).play_all(TABLE);
+    }
 }
 
 #[test]
-fn an_acquire_takes_all_or_nothing_and_its_undo_gives_back_once() {
+fn what_is_no_number_of_permits_is_refused_and_kept() {
     let server = Server::start();
-    let mut con = server.connection();
-    let mut listening = server.connection();
-    let mut pubsub = listen_to_all(&mut listening);
-    let keep = "120000";
-    assert_eq!(eval(&mut con, ACQUIRE, &["s", "q1"], &["1", keep]), Ok(0));
-    assert!(server.keys().is_empty(), "a refused acquire leaves nothing");
-    server.cli(&["SET", "s", "3", "PX", "60000"]);
-    assert_eq!(eval(&mut con, ACQUIRE, &["s", "q1"], &["4", keep]), Ok(0));
-    assert_eq!(eval(&mut con, ACQUIRE, &["s", "q1"], &["2", keep]), Ok(1));
-    assert_eq!((server.get_int("s"), server.get_int("q1")), (1, 2));
-    assert!((110_000..=120_000).contains(&server.pttl("q1")));
-    // Late and twice: the number is spent.
-    assert_eq!(eval(&mut con, ACQUIRE, &["s", "q1"], &["1", keep]), Ok(0));
-    assert_eq!(published_counts(&server, &mut pubsub), [""; 0]);
-    for _ in 0..2 {
-        let heard = eval(&mut con, UNDO, &["s", CHANNEL, "q1"], &[keep]).unwrap();
-        assert!(heard >= 0);
-        assert_eq!(server.get_int("s"), 3);
-    }
-    assert_eq!(published_counts(&server, &mut pubsub), ["3"]);
-    // Undone before it came.
-    assert_eq!(eval(&mut con, UNDO, &["s", CHANNEL, "q2"], &[keep]), Ok(0));
-    assert_eq!(eval(&mut con, ACQUIRE, &["s", "q2"], &["1", keep]), Ok(0));
-    assert_eq!(server.get_int("s"), 3);
-    assert!((1..=60_000).contains(&server.pttl("s")), "the TTL is kept");
-    // Those that were answered go with the next.
-    let keys = ["s", "q3", "q1", "q2"];
-    assert_eq!(eval(&mut con, ACQUIRE, &keys, &["3", keep]), Ok(1));
-    assert_eq!(server.keys(), ["q3", "s"]);
-    // What is undone of a semaphore that is gone does not make it again.
-    server.cli(&["DEL", "s"]);
-    assert_eq!(eval(&mut con, UNDO, &["s", CHANNEL, "q3"], &[keep]), Ok(0));
-    assert!(!server.exists("s"));
-}
-
-timed!(a_release_a_set_and_a_drain_count_once);
-fn a_release_a_set_and_a_drain_count_once() {
-    let server = Server::start();
-    let mut con = server.connection();
-    let mut listening = server.connection();
-    let mut pubsub = listen_to_all(&mut listening);
-    let keep = "120000";
-    for _ in 0..2 {
-        let made = eval(&mut con, SET, &["s", CHANNEL, "q1"], &["3", keep]);
-        assert_eq!(made, Ok(1), "whoever asks again hears the same");
-    }
-    assert_eq!(
-        eval(&mut con, SET, &["s", CHANNEL, "q2"], &["9", keep]),
-        Ok(0)
-    );
-    server.cli(&["PEXPIRE", "s", "60000"]);
-    for expected in [1, 0] {
-        let keys = ["s", CHANNEL, "q3", "q1"];
-        let heard = eval(&mut con, RELEASE, &keys, &["2", keep, "1"]);
-        assert_eq!(heard, Ok(expected));
-        assert_eq!(server.get_int("s"), 5);
-    }
-    assert_eq!(server.keys(), ["q2", "q3", "s"]);
-    for _ in 0..2 {
-        assert_eq!(eval(&mut con, DRAIN, &["s", "q4", "q3"], &[keep]), Ok(5));
-        assert_eq!(server.get_int("s"), 0);
-    }
-    for _ in 0..2 {
-        eval(&mut con, RELEASE, &["s", CHANNEL, "q5"], &["-4", keep, "1"]).unwrap();
-        assert_eq!(server.get_int("s"), -4);
-    }
-    assert_eq!(eval(&mut con, DRAIN, &["s", "q6"], &[keep]), Ok(-4));
-    assert_eq!(eval(&mut con, DRAIN, &["s", "q7"], &[keep]), Ok(0));
-    assert_eq!(server.get_int("s"), 0);
-    assert!((1..=60_000).contains(&server.pttl("s")), "the TTL is kept");
-    assert_eq!(published_counts(&server, &mut pubsub), ["3", "5"]);
-    server.cli(&["DEL", "s"]);
-    let gone = eval(&mut con, RELEASE, &["s", CHANNEL, "q8"], &["1", keep, "0"]);
-    assert_eq!(gone, Ok(-1));
-    assert!(!server.exists("s") && !server.exists("q8"));
-    assert_eq!(eval(&mut con, DRAIN, &["s", "q9"], &[keep]), Ok(0));
-    eval(&mut con, RELEASE, &["s", CHANNEL, "q8"], &["1", keep, "1"]).unwrap();
-    assert_eq!(server.get_int("s"), 1);
+    let mut listener = server.connection();
+    let values: [&[&str]; 6] = [
+        &["HSET", "s", "a", "1"],
+        &["RPUSH", "s", "1"],
+        &["SET", "s", "ten"],
+        &["SET", "s", "1e3"],
+        &["SET", "s", " 5"],
+        &["SET", "s", "5.0"],
+    ];
+    let calls = [
+        "acquire 1 q",
+        "release 1 q",
+        "release_if_there 1 q",
+        "drain q",
+        "set 1 q",
+    ];
+    stage(&server, &mut listener, "s").refuses(&values, &calls);
 }

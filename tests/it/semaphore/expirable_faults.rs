@@ -453,7 +453,7 @@ fn a_holder_elsewhere_hears_of_a_release_by_id() {
     let all = sem.acquire_many(2).unwrap();
     assert!(matches!(
         sem.clone().lease(ms(1)).acquire(),
-        Err(Error::Config(_))
+        Err(Error::Config { .. })
     ));
     drop(all);
 }

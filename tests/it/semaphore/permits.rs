@@ -8,10 +8,11 @@ use std::time::{Duration, Instant};
 use redis::Value;
 use redlatch::{CancelToken, Client, Config, Error, Semaphore, SemaphorePermit};
 
-use crate::support::scripts::{listen_to_all, out_of_memory};
+use crate::support::scripts::{cannot_save, listen_to_all, out_of_memory};
 use crate::support::semaphore::{CHANNEL, published_counts};
 use crate::support::{
-    Crew, Mode, Proxy, Server, Target, Trap, eventually, loosely, ms, timed, unique, within,
+    Crew, LONG, Mode, Proxy, Server, Target, Trap, eventually, logs, loosely, ms, timed, unique,
+    within,
 };
 
 fn open(server: &Server) -> Client {
@@ -59,7 +60,7 @@ fn a_key_that_holds_something_else_is_left_as_it_was() {
         let before: Vec<u8> = redis::cmd("DUMP").arg("s").query(&mut con).unwrap();
         let refused = |what: &str, error: Option<Error>| {
             assert!(
-                matches!(&error, Some(Error::WrongType { name }) if name == "s"),
+                matches!(&error, Some(Error::WrongType { name, .. }) if name == "s"),
                 "{make:?}, {what}: {error:?}"
             );
         };
@@ -84,8 +85,9 @@ fn numbers_that_make_no_sense_are_refused_before_anything_is_sent() {
     let sent = client.stats().commands;
     let too_many = u32::MAX / 2 + 1;
     for bad in [0, too_many, u32::MAX] {
-        let config =
-            |error: Option<Error>| assert!(matches!(error, Some(Error::Config(_))), "{error:?}");
+        let config = |error: Option<Error>| {
+            assert!(matches!(error, Some(Error::Config { .. })), "{error:?}")
+        };
         config(semaphore.acquire_many(bad).err());
         config(semaphore.try_acquire_many(bad).err());
         config(semaphore.try_acquire_many_for(bad, ms(1)).err());
@@ -205,6 +207,36 @@ fn a_permit_of_a_semaphore_that_is_gone_does_not_make_it_again() {
     assert!(!server.exists("s"));
 }
 
+timed!(who_waits_for_a_semaphore_that_was_never_set_is_told_once);
+fn who_waits_for_a_semaphore_that_was_never_set_is_told_once() {
+    let (server, logs, name) = (Server::start(), logs(), unique("unset"));
+    let client = open(&server);
+    let warned = || logs.count(log::Level::Warn, &format!("permits of `{name}`"));
+    let (plain, leased) = (client.semaphore(&name), client.expirable_semaphore(&name));
+    assert!(plain.try_acquire().unwrap().is_none() && leased.try_acquire().unwrap().is_none());
+    let plain_waits = || assert!(plain.try_acquire_for(ms(100)).unwrap().is_none());
+    let leased_waits = || assert!(leased.try_acquire_for(ms(100)).unwrap().is_none());
+    // As long as anybody waits; later it may be said again.
+    for waits in [&plain_waits as &(dyn Fn() + Sync), &leased_waits] {
+        let before = warned();
+        thread::scope(|scope| {
+            scope.spawn(waits);
+            scope.spawn(waits);
+        });
+        assert_eq!(warned(), before + 1);
+    }
+    // Once they were granted some, and are not set again, that is news; that all are taken is none.
+    plain.try_set_permits(1).unwrap();
+    let permit = plain.acquire().unwrap();
+    plain_waits();
+    leased_waits();
+    server.cli(&["DEL", &name]);
+    permit.forget();
+    let before = warned();
+    plain_waits();
+    assert_eq!(warned(), before + 1);
+}
+
 #[test]
 fn requests_leave_next_to_nothing_behind() {
     let (server, client, semaphore) = semaphore(3);
@@ -304,6 +336,69 @@ fn five_hundred_waiters_are_served_and_never_more_than_five_at_once() {
         .map(|stats| stats.acquired + stats.passed)
         .sum();
     assert!((500..1000).contains(&granted), "{stats:?}");
+}
+
+#[test]
+fn what_requests_leave_behind_does_not_grow_with_their_number() {
+    let server = Server::start();
+    let client = open(&server);
+    type Requests = fn(&Client, &str);
+    let requests: [(&str, Requests); 7] = [
+        ("set", |client, name| {
+            client.semaphore(name).try_set_permits(3).unwrap();
+        }),
+        ("drain", |client, name| {
+            client.semaphore(name).drain_permits().unwrap();
+        }),
+        ("permit", |client, name| {
+            let semaphore = client.semaphore(name);
+            semaphore.release(1).unwrap();
+            drop(semaphore.acquire().unwrap());
+        }),
+        ("debt", |client, name| {
+            let semaphore = client.semaphore(name);
+            semaphore.release(1).unwrap();
+            let permit = semaphore.acquire().unwrap();
+            semaphore.add_permits(-1).unwrap();
+            permit.release().unwrap();
+        }),
+        ("leased", |client, name| {
+            let semaphore = client.expirable_semaphore(name);
+            semaphore.try_set_permits(3).unwrap();
+            semaphore.add_permits(1).unwrap();
+        }),
+        ("back", |client, name| {
+            let semaphore = client.expirable_semaphore(name);
+            semaphore.set_permits(3).unwrap();
+            let permit = semaphore.acquire().unwrap();
+            assert!(semaphore.release_id(permit.id()).unwrap());
+        }),
+        ("latch", |client, name| {
+            let latch = client.latch(name);
+            latch.try_set_count(2).unwrap();
+            latch.try_set_count(2).unwrap();
+            latch.count_down().unwrap();
+            latch.delete().unwrap();
+        }),
+    ];
+    let is_few = |what: &str| {
+        let (keys, prefix) = (server.keys(), format!("{{{what}}}:request:"));
+        let left = keys.iter().filter(|key| key.starts_with(&prefix)).count();
+        assert!(left < 10, "{what}: {left}");
+    };
+    for (what, request) in requests {
+        (0..300).for_each(|_| request(&client, what));
+        is_few(what);
+    }
+    // Nor if the client drops between two of them what it keeps for the name.
+    let (client, slowly) = (open(&server), "slowly");
+    for _ in 0..10 {
+        let semaphore = client.semaphore(slowly);
+        semaphore.release(1).unwrap();
+        drop(semaphore.acquire().unwrap());
+        eventually("the room is gone", || client.stats().names == 0);
+    }
+    is_few(slowly);
 }
 
 timed!(a_big_request_is_not_starved_by_small_ones_of_its_process);
@@ -432,7 +527,7 @@ fn another_process_gets_its_turn_while_threads_pass_permits_round() {
             longest = longest.max(began.elapsed());
         }
         stop.store(1, Ordering::SeqCst);
-        assert!(longest < ms(900), "{longest:?}");
+        assert!(longest < loosely(ms(900)), "{longest:?}");
         assert!(is_offered(), "nobody was let go first");
     });
     settles(&server, 2);
@@ -492,13 +587,17 @@ fn waits_end_in_time_or_when_cancelled() {
 timed!(deadlines_and_cancels_that_race_with_hand_overs_lose_and_make_nothing);
 fn deadlines_and_cancels_that_race_with_hand_overs_lose_and_make_nothing() {
     let (server, client, semaphore) = semaphore(4);
-    let until = Instant::now() + ms(1200);
+    let begun = Instant::now();
+    let have_raced = || {
+        let stats = client.stats();
+        stats.passed > 20 && stats.acquired > 20
+    };
     thread::scope(|scope| {
         for n in 0..12_u64 {
-            let semaphore = &semaphore;
+            let (semaphore, have_raced) = (&semaphore, &have_raced);
             scope.spawn(move || {
                 let mut round = n;
-                while Instant::now() < until {
+                while begun.elapsed() < ms(800) || begun.elapsed() < LONG && !have_raced() {
                     round += 7;
                     let want = u32::try_from(round % 3 + 1).unwrap();
                     let wait = Duration::from_micros(round % 23 * 40);
@@ -523,8 +622,7 @@ fn deadlines_and_cancels_that_race_with_hand_overs_lose_and_make_nothing() {
     });
     settles(&server, 4);
     eventually("nobody waits or has any", || client.stats().names == 0);
-    let stats = client.stats();
-    assert!(stats.passed > 20 && stats.acquired > 20, "{stats:?}");
+    assert!(have_raced(), "{:?}", client.stats());
     drop((client, semaphore));
     assert_eq!(server.get_int("s"), 4);
 }
@@ -947,15 +1045,7 @@ fn a_server_that_takes_no_writes_takes_permits_back_later() {
 
     // Nobody writes anything after a snapshot has failed.
     let () = server.ask(&["CONFIG", "SET", "maxmemory", "0"]);
-    let () = server.ask(&["CONFIG", "SET", "save", "3600 1"]);
-    let dir: (String, String) = server.ask(&["CONFIG", "GET", "dir"]);
-    std::fs::create_dir(format!("{}/no-such-name.rdb", dir.1)).unwrap();
-    let () = server.ask(&["SET", "dirty", "1", "PX", "60000"]);
-    let () = server.ask(&["BGSAVE"]);
-    eventually("it refuses writes", || {
-        let set = server.try_ask::<String>(&["SET", "dirty", "2", "PX", "60000"]);
-        set.is_err_and(|err| err.code() == Some("MISCONF"))
-    });
+    cannot_save(&server);
     let commands = client.stats().commands;
     drop(permits.next());
     eventually("it is tried again and again", || {

@@ -1,27 +1,49 @@
-//! Whom a client follows that works while Sentinels disagree.
+//! Whom a client follows while it works: a later failover than the last, and only to a master.
 
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use redlatch::{Client, Config};
 
-use crate::support::{SENTINEL, Server, eventually, ms, unique};
+use crate::support::sentinel::Deployment;
+use crate::support::{
+    Adversary, Server, after_the_greeting, eventually, in_time, loosely, ms, once, timed, unique,
+};
 
-const SERVICE: &str = "followed";
-
-/// Sentinels are asked three times, at least, while a client works for so long.
+/// A Sentinel to which nobody may subscribe is asked twice, at least, while a client works for so long.
 const ROUNDS: Duration = ms(3_000);
 
+/// What a Sentinel says: the port of the master, and by which failover it is one.
+type Says = Arc<Mutex<(u16, u64)>>;
+
+fn sentinel(says: &Says) -> Adversary {
+    let says = Arc::clone(says);
+    Adversary::start(after_the_greeting(move |command| {
+        let (port, epoch) = *says.lock().unwrap();
+        let pair = |one: &str, other: &str| {
+            let bulk = |text: &str| format!("${}\r\n{text}\r\n", text.len());
+            format!("*2\r\n{}{}", bulk(one), bulk(other))
+        };
+        once(match command[1].as_str() {
+            "MASTER" => pair("config-epoch", &epoch.to_string()),
+            "GET-MASTER-ADDR-BY-NAME" => pair("127.0.0.1", &port.to_string()),
+            _ => "-NOPERM no permissions\r\n".into(),
+        })
+    }))
+}
+
 #[test]
-fn a_majority_of_the_sentinels_and_the_master_itself_decide() {
+fn the_latest_failover_counts_and_the_master_itself_decides() {
     let [one, other, replica] = [(); 3].map(|()| Server::start());
-    let port = one.client_addr().port().to_string();
-    let () = replica.ask(&["REPLICAOF", "127.0.0.1", &port]);
-    let sentinels = [(); 3].map(|()| Server::start_with(&[SENTINEL]));
-    names(&sentinels, &one);
-    let addresses = sentinels
-        .each_ref()
-        .map(|its| its.client_addr().to_string());
-    let url = format!("redis+sentinel://{}/{SERVICE}", addresses.join(","));
+    let port = one.client_addr().port();
+    let () = replica.ask(&["REPLICAOF", "127.0.0.1", &port.to_string()]);
+    let said: [Says; 2] = [(); 2].map(|()| Arc::new(Mutex::new((port, 3))));
+    let sentinels = said.each_ref().map(sentinel);
+    let says = |by: usize, server: &Server, epoch| {
+        *said[by].lock().unwrap() = (server.client_addr().port(), epoch);
+    };
+    let [first, second] = sentinels.each_ref().map(Adversary::port);
+    let url = format!("redis+sentinel://127.0.0.1:{first},127.0.0.1:{second}/locks");
     let client = Client::open(Config::new(url)).unwrap();
     let work = || {
         client
@@ -31,47 +53,70 @@ fn a_majority_of_the_sentinels_and_the_master_itself_decide() {
             .unlock()
             .unwrap()
     };
-    work();
     let link = |server: &Server| {
         let links = server.clients_named("redlatch-link").into_iter();
         links.map(|its| its.id).collect::<Vec<_>>()
     };
-    let begun = link(&one);
-    assert_eq!(begun.len(), 1);
-    // One of three; then two, but of a server that is no master.
-    for (by, named) in [(&sentinels[..1], &other), (&sentinels[..2], &replica)] {
-        names(by, named);
+    let stays = |at: &Server| {
+        let begun = link(at);
+        assert_eq!(begun.len(), 1);
         let until = Instant::now() + ROUNDS;
         while Instant::now() < until {
             work();
         }
-        assert_eq!(link(&one), begun);
-        assert!(link(&other).is_empty());
+        assert_eq!(link(at), begun);
+    };
+    work();
+    // A server that is none; then one that is, by the failover that is known.
+    says(0, &replica, 5);
+    stays(&one);
+    says(0, &other, 3);
+    stays(&one);
+    for by in [0, 1] {
+        says(by, &other, 4);
     }
-    names(&sentinels[1..], &other);
-    eventually("it follows the two", || {
+    eventually("it follows", || {
         work();
         link(&one).is_empty() && link(&other).len() == 1
     });
-    // A Sentinel that knows the old one alone is not believed.
-    names(&sentinels[..1], &one);
-    let now = link(&other);
-    let until = Instant::now() + ROUNDS;
-    while Instant::now() < until {
+    // One that lags behind leads nobody back, nor astray.
+    says(0, &one, 3);
+    stays(&other);
+    assert!(other.kill_clients_named("redlatch-link") > 0);
+    work();
+    stays(&other);
+    // Unless none knows better: they were set up anew.
+    says(1, &one, 0);
+    other.kill_clients_named("redlatch-link");
+    eventually("it follows", || {
         work();
-    }
-    assert_eq!(link(&other), now);
-    assert!(link(&one).is_empty());
+        link(&one).len() == 1 && link(&other).is_empty()
+    });
 }
 
-/// These Sentinels name that server from now on.
-fn names(sentinels: &[Server], server: &Server) {
-    let port = server.client_addr().port().to_string();
-    for sentinel in sentinels {
-        // The first time it knows none.
-        sentinel
-            .try_ask::<()>(&["SENTINEL", "REMOVE", SERVICE])
-            .ok();
-        let () = sentinel.ask(&["SENTINEL", "MONITOR", SERVICE, "127.0.0.1", &port, "3"]);
-    }
+timed!(another_sentinel_is_listened_to_when_one_is_silent_or_gone);
+fn another_sentinel_is_listened_to_when_one_is_silent_or_gone() {
+    let mut deployment = Deployment::start();
+    let ports = [2, 1, 0].map(|n| deployment.sentinels[n].port());
+    // Nothing is renewed, for which another connection would be made.
+    let config = Config::new(Deployment::url_of(&ports)).lease(Duration::from_secs(3_600));
+    let client = Client::open(config).unwrap();
+    let work = || drop(client.mutex(unique("work")).lock().unwrap());
+    work();
+    eventually("it listens", || {
+        let clients: String = deployment.sentinels[2].ask(&["CLIENT", "LIST"]);
+        let mut clients = clients.lines();
+        clients.any(|its| its.contains(" sub=2 ") && its.contains(" user=watcher "))
+    });
+    deployment.sentinels[2].freeze();
+    deployment.sentinels[1].kill();
+    let old = deployment.named();
+    in_time("leaving the old master", loosely(ms(4_000)), || {
+        deployment.promote();
+        eventually("it is at the new one", || {
+            work();
+            deployment.clients_at(old).is_empty()
+        });
+    });
+    assert!(deployment.is_master(old));
 }

@@ -56,7 +56,6 @@ fn with_url(server: &Server, url: String) -> Config {
     }
 }
 
-#[cfg(feature = "sentinel")]
 impl super::sentinel::Deployment {
     pub(crate) fn config(&self) -> Config {
         let url = self.url();
@@ -69,7 +68,6 @@ impl super::sentinel::Deployment {
     }
 }
 
-#[cfg(feature = "cluster")]
 impl super::cluster::Cluster {
     pub(crate) fn config(&self) -> Config {
         Config::new(self.url())

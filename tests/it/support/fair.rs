@@ -53,16 +53,6 @@ pub(crate) fn server_now(con: &mut Connection) -> f64 {
     s * 1000.0 + (us / 1000.0).floor()
 }
 
-/// Waits until no connection is so young that its requests give nobody a grace.
-#[track_caller]
-pub(crate) fn no_connection_is_young(server: &Server) {
-    eventually("no connection is young", || {
-        let clients = server.clients_named("redlatch-link");
-        // In whole seconds, the first of which may be short.
-        clients.iter().all(|client| client.age >= 6)
-    });
-}
-
 /// A client whose waiters keep their places for `lease` unless heard of.
 pub(crate) fn with_waiter_lease(url: &str, lease: Duration) -> Client {
     Client::open(Config::new(url).waiter_lease(lease)).unwrap()

@@ -400,7 +400,7 @@ kind!(spin_lock: SpinLock, redlatch::SpinLockGuard, true {
 
 /// What the two sides of a read-write lock do alike, each by its own verbs.
 macro_rules! by_verbs {
-    ($lock:ident, $try:ident, $try_for:ident, $try_until:ident, $is_locked:ident, $hold_count:ident) => {
+    ($lock:ident, $try:ident, $try_for:ident, $try_until:ident, $with:ident, $is_locked:ident, $hold_count:ident) => {
         fn of(client: &Client, name: &str) -> Self {
             Self(client.rwlock(name))
         }
@@ -426,10 +426,7 @@ macro_rules! by_verbs {
             self.0.$try_until(instant)
         }
         fn with<T>(&self, work: impl FnOnce(&Self::Guard) -> T) -> Result<T> {
-            let guard = self.0.$lock()?;
-            let done = work(&guard);
-            guard.unlock()?;
-            Ok(done)
+            self.0.$with(work)
         }
         fn is_locked(&self) -> Result<bool> {
             self.0.$is_locked()
@@ -459,7 +456,6 @@ impl Lock for Writing {
 
     const REENTRANT: bool = true;
     const NOTIFIED: Notified = Notified::All("redisson_rwlock", "1");
-    const LISTENS: u64 = 2; // the other one says that somebody waits to write
     const RELEASE: u64 = 6; // EVALSHA, HGET, HDEL, HLEN, DEL, PUBLISH
     const ACQUIRE: &str = lua::RW_WRITE_ACQUIRE;
 
@@ -477,6 +473,7 @@ impl Lock for Writing {
         try_write,
         try_write_for,
         try_write_until,
+        with_write,
         is_write_locked,
         write_hold_count
     );
@@ -537,6 +534,7 @@ impl Lock for Reading {
         try_read,
         try_read_for,
         try_read_until,
+        with_read,
         is_read_locked,
         read_hold_count
     );

@@ -148,8 +148,8 @@ impl Load {
     fn history(&self) -> Vec<Event> {
         let setup = Setup {
             slack: nanos(loosely(SLACK)),
-            // What is broken is so until everybody works again.
-            recovery: Some(0),
+            // What is broken is so until everybody works again; whom no message reaches yet asks once a second.
+            recovery: Some(nanos(ms(1_000))),
             ..Setup::default()
         };
         let setup = What::Setup(Box::new(setup));

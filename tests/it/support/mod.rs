@@ -9,7 +9,6 @@ pub(crate) mod fair;
 pub(crate) mod java;
 mod kinds;
 pub(crate) mod latch;
-#[cfg(any(feature = "sentinel", feature = "cluster"))]
 pub(crate) mod load;
 pub(crate) mod made_up;
 pub(crate) mod multi_lock;
@@ -23,6 +22,7 @@ pub(crate) mod rwlock;
 pub(crate) mod scripts;
 pub(crate) mod semaphore;
 mod strangers;
+pub(crate) mod table;
 mod threads;
 mod time;
 

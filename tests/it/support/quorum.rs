@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use redlatch::{Client, Config, RedLock, RedLockGuard};
 
-use crate::support::{LONG, Server, eventually, ms};
+use crate::support::{LONG, Server, eventually, ms, within};
 
 /// Short, but not too short for a loaded machine to renew it.
 pub(crate) const LEASE: Duration = ms(1500);
@@ -34,16 +34,6 @@ pub(crate) fn keepers(servers: &[Server], name: &str, owner: &str) -> Vec<usize>
     (0..servers.len()).filter(keeps).collect()
 }
 
-/// Which of the servers keep `name` for the client of `owner`: a part that was taken again has another number.
-pub(crate) fn kept_for(servers: &[Server], name: &str, owner: &str) -> Vec<usize> {
-    let client = owner.split(':').next().unwrap();
-    let keeps = |node: &usize| {
-        let owners: Vec<String> = servers[*node].ask(&["HKEYS", name]);
-        owners.iter().any(|owner| owner.starts_with(client))
-    };
-    (0..servers.len()).filter(keeps).collect()
-}
-
 #[track_caller]
 pub(crate) fn nothing_is_left(servers: &[Server]) {
     eventually("nothing is left on any server", || {
@@ -61,6 +51,20 @@ pub(crate) fn all_keep(guard: &redlatch::RedLockGuard, n: usize) {
 #[track_caller]
 pub(crate) fn take(lock: &RedLock) -> redlatch::RedLockGuard {
     lock.try_lock_for(LONG).unwrap().expect("it becomes free")
+}
+
+/// Takes it from all of them. A server to which a connection is just being made has no part, and gets none while it is held.
+#[track_caller]
+pub(crate) fn take_from_all(lock: &RedLock, n: usize) -> RedLockGuard {
+    let mut all = None;
+    eventually("they all grant it", || {
+        let guard = take(lock);
+        if within(ms(200), || guard.nodes_held() == n) {
+            all = Some(guard);
+        }
+        all.is_some()
+    });
+    all.unwrap()
 }
 
 /// Nobody can look between that it is gone and that it is somebody else's.

@@ -44,8 +44,9 @@ pub(crate) fn channel(name: &str) -> String {
     }
 }
 
-pub(crate) fn writers(name: &str) -> String {
-    format!("{}:writers", channel(name))
+/// The key in which a waiter is noted; a side is reader or writer.
+pub(crate) fn note(name: &str, side: &str) -> String {
+    format!("{}:{side}", channel(name))
 }
 
 pub(crate) fn hold(name: &str, owner: &str, n: u32) -> String {

@@ -3,9 +3,9 @@
 #[path = "../../../src/net/script_error.rs"]
 mod script_error;
 
-use redis::{Connection, FromRedisValue, PubSub, RedisError, RedisResult, Value};
+use redis::{Connection, FromRedisValue, PubSub, RedisError, RedisResult, ToRedisArgs, Value};
 
-use crate::support::{Server, lua, ms};
+use crate::support::{Server, eventually, lua, ms};
 
 /// The hash of a script, as requests for it contain it.
 pub(crate) fn sha(script: &str) -> String {
@@ -52,18 +52,8 @@ pub(crate) fn force<T: FromRedisValue>(
     script: &str,
     keys: &[&str],
 ) -> RedisResult<T> {
-    force_with(con, script, keys, &[])
-}
-
-/// The same, with more arguments.
-pub(crate) fn force_with<T: FromRedisValue>(
-    con: &mut Connection,
-    script: &str,
-    keys: &[&str],
-    more: &[&str],
-) -> RedisResult<T> {
     assert!(keys.contains(&REQUEST));
-    let forced = run(con, script, keys, &[&[&*LEASE.to_string()], more].concat());
+    let forced = run(con, script, keys, &[&LEASE.to_string()]);
     let () = redis::cmd("DEL").arg(REQUEST).query(con)?;
     forced
 }
@@ -81,6 +71,16 @@ pub(crate) fn run<T: FromRedisValue>(
     script: &str,
     keys: &[&str],
     args: &[&str],
+) -> RedisResult<T> {
+    evalsha(con, script, keys, args)
+}
+
+/// The same, with keys and arguments of whatever bytes.
+pub(crate) fn evalsha<T: FromRedisValue>(
+    con: &mut Connection,
+    script: &str,
+    keys: &[impl ToRedisArgs],
+    args: &[impl ToRedisArgs],
 ) -> RedisResult<T> {
     let sha: String = redis::cmd("SCRIPT").arg("LOAD").arg(script).query(con)?;
     redis::cmd("EVALSHA")
@@ -177,4 +177,17 @@ pub(crate) fn forbid(server: &Server, con: &mut Connection, command: &str) {
 pub(crate) fn out_of_memory(server: &Server) {
     let () = server.ask(&["CONFIG", "SET", "maxmemory-policy", "noeviction"]);
     let () = server.ask(&["CONFIG", "SET", "maxmemory", "1"]);
+}
+
+/// Has every write refused, since snapshots fail: MISCONF. For a server started with `--dbfilename no-such-name.rdb`.
+pub(crate) fn cannot_save(server: &Server) {
+    let () = server.ask(&["CONFIG", "SET", "save", "3600 1"]);
+    let dir: (String, String) = server.ask(&["CONFIG", "GET", "dir"]);
+    std::fs::create_dir(format!("{}/no-such-name.rdb", dir.1)).unwrap();
+    let () = server.ask(&["SET", "dirty", "1", "PX", "60000"]);
+    let () = server.ask(&["BGSAVE"]);
+    eventually("it refuses writes", || {
+        let set = server.try_ask::<String>(&["SET", "dirty", "2", "PX", "60000"]);
+        set.is_err_and(|err| err.code() == Some("MISCONF"))
+    });
 }

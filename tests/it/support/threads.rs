@@ -7,7 +7,7 @@ use std::{fs, thread};
 
 use redlatch::Client;
 
-use crate::support::{eventually, loosely, ms};
+use crate::support::{SLACK, eventually, loosely, ms};
 
 /// Threads under a name of their own, so that they can be watched.
 pub(crate) struct Crew {
@@ -102,6 +102,6 @@ pub(crate) fn is_waited_for(holder: &Client, waiter: &Client, name: &str, held: 
         let freed = Instant::now();
         guard.unlock().unwrap();
         let got = waiting.join().unwrap();
-        assert!(got.saturating_duration_since(freed) < loosely(ms(800)));
+        assert!(got.saturating_duration_since(freed) < loosely(ms(1_000) + SLACK));
     });
 }

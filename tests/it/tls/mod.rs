@@ -3,5 +3,4 @@
 mod basics;
 mod faults;
 mod refusals;
-#[cfg(feature = "sentinel")]
 mod sentinel;

@@ -39,16 +39,13 @@ impl Context {
 
     fn certificate(self, why: &CertificateError) -> String {
         use CertificateError::{
-            BadSignature, Expired, ExpiredContext, NotValidForNameContext, NotValidYet,
-            NotValidYetContext, UnknownIssuer,
+            BadSignature, ExpiredContext, NotValidForNameContext, NotValidYetContext, UnknownIssuer,
         };
         match why {
-            Expired => "the server's certificate has expired".into(),
             ExpiredContext { time, not_after } => {
                 let ago = time.as_secs().saturating_sub(not_after.as_secs());
                 format!("the server's certificate expired {} ago", span(ago))
             }
-            NotValidYet => "the server's certificate is not valid yet".into(),
             NotValidYetContext { time, not_before } => {
                 let left = not_before.as_secs().saturating_sub(time.as_secs());
                 format!(

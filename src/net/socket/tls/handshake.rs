@@ -3,7 +3,6 @@
 use std::io;
 use std::net::TcpStream;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use redis::{RedisError, RedisResult};
 use rustls::ClientConnection;
@@ -13,109 +12,62 @@ use super::TlsStream;
 use super::failure::Context;
 use crate::config::tls::TlsSettings;
 use crate::error::lasting;
-use crate::net::socket::{CONNECT_SLICE, Meanwhile, WRITE_SLICE, timed_out};
+use crate::net::socket::dial::Dial;
+use crate::net::socket::{WRITE_SLICE, timed_out};
 
-/// A connection that agrees on its keys.
-pub(in crate::net::socket) struct Securing {
+/// What is waited for. A redis without TLS takes the beginning of a handshake for that of a command, and waits as well.
+const BEGINNING: &str = "the server did not answer the TLS handshake in time; if it does not speak TLS, the URL begins with `redis`";
+const REST: &str = "the server did not finish the TLS handshake in time";
+
+/// Agrees on the keys. `host` is where the connection leads to, which is who the server has to be unless the settings say
+/// otherwise.
+pub(in crate::net::socket) fn secure(
+    settings: &TlsSettings,
+    host: &str,
     socket: TcpStream,
-    tls: ClientConnection,
-    context: Context,
-    /// The read timeout of the socket.
-    timeout: Duration,
-    /// The server has said something.
-    heard: bool,
+    dial: &Dial,
+) -> RedisResult<TlsStream> {
+    let name = match &settings.name {
+        Some(name) => name.clone(),
+        None => ServerName::try_from(host.to_owned()).map_err(|_| {
+            lasting(format!(
+                "no certificate is for `{host}`; say who the server is with `TlsConfig::server_name`"
+            ))
+        })?,
+    };
+    let context = Context::of(settings);
+    let mut tls = ClientConnection::new(Arc::clone(&settings.rustls), name)
+        .map_err(|err| context.explain(&err))?;
+    dial.waits_for(timed_out(BEGINNING));
+    while tls.is_handshaking() || tls.wants_write() {
+        let left = Some(dial.left()?);
+        if tls.wants_write() {
+            socket.set_write_timeout(left)?;
+            done(tls.write_tls(&mut &socket))?;
+            continue;
+        }
+        socket.set_read_timeout(left)?;
+        match done(tls.read_tls(&mut &socket))? {
+            None => continue,
+            Some(0) => return Err(closed(io::ErrorKind::UnexpectedEof)),
+            Some(_) => dial.waits_for(timed_out(REST)),
+        }
+        if let Err(err) = tls.process_new_packets() {
+            // The server may want to know why; the reason is given here all the same.
+            tls.write_tls(&mut &socket).unwrap_or_default();
+            return Err(context.explain(&err));
+        }
+    }
+    socket.set_write_timeout(Some(WRITE_SLICE))?;
+    Ok(TlsStream::new(socket, tls, context))
 }
 
-impl Securing {
-    /// `host` is where the connection leads to, which is who the server has to be unless the settings say otherwise.
-    pub(in crate::net::socket) fn new(
-        settings: &TlsSettings,
-        host: &str,
-        socket: TcpStream,
-    ) -> RedisResult<Self> {
-        let name = match &settings.name {
-            Some(name) => name.clone(),
-            None => ServerName::try_from(host.to_owned()).map_err(|_| {
-                lasting(format!(
-                    "no certificate is for `{host}`; say who the server is with `TlsConfig::server_name`"
-                ))
-            })?,
-        };
-        let context = Context::of(settings);
-        let tls = ClientConnection::new(Arc::clone(&settings.rustls), name)
-            .map_err(|err| context.explain(&err))?;
-        socket.set_write_timeout(Some(WRITE_SLICE))?;
-        Ok(Self {
-            socket,
-            tls,
-            context,
-            timeout: Duration::ZERO,
-            heard: false,
-        })
-    }
-
-    /// Goes on; whether the keys are agreed on.
-    pub(in crate::net::socket) fn advance(
-        &mut self,
-        by: Instant,
-        meanwhile: Meanwhile<'_>,
-    ) -> RedisResult<bool> {
-        loop {
-            self.write()?;
-            if !self.tls.is_handshaking() && !self.tls.wants_write() {
-                return Ok(true);
-            }
-            let left = by.saturating_duration_since(Instant::now());
-            if left.is_zero() || !meanwhile() {
-                return Ok(false);
-            }
-            if !self.tls.is_handshaking() {
-                continue;
-            }
-            let slice = left.clamp(Duration::from_millis(1), CONNECT_SLICE);
-            if self.timeout != slice {
-                self.socket.set_read_timeout(Some(slice))?;
-                self.timeout = slice;
-            }
-            match self.tls.read_tls(&mut &self.socket) {
-                Ok(0) => return Err(closed(io::ErrorKind::UnexpectedEof)),
-                Ok(_) => {
-                    self.heard = true;
-                    if let Err(err) = self.tls.process_new_packets() {
-                        // The server may want to know why; the reason is given here all the same.
-                        self.write().unwrap_or_default();
-                        return Err(self.context.explain(&err));
-                    }
-                }
-                Err(err) if is_pause(&err) => {}
-                Err(err) => return Err(closed(err.kind())),
-            }
-        }
-    }
-
-    fn write(&mut self) -> RedisResult<()> {
-        while self.tls.wants_write() {
-            match self.tls.write_tls(&mut &self.socket) {
-                Ok(_) => {}
-                Err(err) if err.kind() == io::ErrorKind::Interrupted => {}
-                Err(err) if is_pause(&err) => break,
-                Err(err) => return Err(closed(err.kind())),
-            }
-        }
-        Ok(())
-    }
-
-    /// What it waits for. A redis without TLS takes the beginning of a handshake for that of a command, and waits as well.
-    pub(in crate::net::socket) fn waits_for(&self) -> RedisError {
-        timed_out(if self.heard {
-            "the server did not finish the TLS handshake in time"
-        } else {
-            "the server did not answer the TLS handshake in time; if it does not speak TLS, the URL begins with `redis`"
-        })
-    }
-
-    pub(in crate::net::socket) fn done(self) -> TlsStream {
-        TlsStream::new(self.socket, self.tls, self.context)
+/// How many bytes were read or written; `None` if the time was over.
+fn done(io: io::Result<usize>) -> RedisResult<Option<usize>> {
+    match io {
+        Ok(n) => Ok(Some(n)),
+        Err(err) if is_pause(&err) => Ok(None),
+        Err(err) => Err(closed(err.kind())),
     }
 }
 

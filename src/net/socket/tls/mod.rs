@@ -4,21 +4,22 @@
 //! socket is read or written, so that a thread that waits for a reply keeps nobody from sending:
 //!
 //! ```text
-//!    write: lock, encrypt into `Outgoing`, unlock ──► socket     in the order of encryption: one writes at a time
+//!    write: lock, encrypt, unlock ──► socket     in the order of encryption: one writes at a time
 //!    read:  socket ──► lock, decrypt, unlock
 //! ```
 //!
 //! Whoever reads may have to answer (a change of keys); that is appended to what is to be written, and if somebody is
 //! writing it is left to them.
+//!
+//! What is encrypted once must not be encrypted twice. So if the socket does not take all of it, the writer is told that all
+//! but the last byte is written, and offers that one again until the socket has taken the rest.
 
 mod failure;
 mod handshake;
-mod outgoing;
 
 use std::fmt;
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
-use std::time::Instant;
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use redis::RedisError;
@@ -26,9 +27,8 @@ use redis::io::tcp::socket2::SockRef;
 use rustls::ClientConnection;
 
 use self::failure::Context;
-pub(super) use self::handshake::Securing;
-use self::outgoing::Outgoing;
-use super::{CHUNK, WRITE_SLICE, WRITE_TURN};
+pub(super) use self::handshake::secure;
+use super::{WRITE_SLICE, written};
 use crate::report::report;
 
 /// How many encrypted bytes are read at once.
@@ -44,7 +44,12 @@ pub(crate) struct TlsStream<S = TcpStream> {
 /// One end of a TLS connection, without its socket.
 struct Session {
     tls: ClientConnection,
-    outgoing: Outgoing,
+    /// Encrypted, and not written.
+    outgoing: Vec<u8>,
+    /// Somebody has taken what was there and writes it.
+    is_writing: bool,
+    /// The last byte of plain text was not reported, since not all of it was written.
+    is_held: bool,
     /// Decrypted, and how much of it has been read.
     incoming: Vec<u8>,
     read: usize,
@@ -59,7 +64,9 @@ impl Session {
     fn new(tls: ClientConnection, context: Context) -> Self {
         Self {
             tls,
-            outgoing: Outgoing::default(),
+            outgoing: Vec::new(),
+            is_writing: false,
+            is_held: false,
             incoming: Vec::new(),
             read: 0,
             has_ended: false,
@@ -80,7 +87,6 @@ impl Session {
                 return Err(io::ErrorKind::WriteZero.into());
             }
         }
-        self.outgoing.sealed(plain.len());
         Ok(())
     }
 
@@ -88,7 +94,7 @@ impl Session {
     fn fetch(&mut self) {
         while self.tls.wants_write() {
             // To memory, which takes everything.
-            if self.tls.write_tls(self.outgoing.buffer()).is_err() {
+            if self.tls.write_tls(&mut self.outgoing).is_err() {
                 break;
             }
         }
@@ -133,6 +139,11 @@ impl Session {
         Some(n)
     }
 
+    /// Nothing that was encrypted is left, and the writer knows: what is encrypted next begins a command of its own.
+    fn is_clean(&self) -> bool {
+        !self.is_writing && self.outgoing.is_empty() && !self.is_held
+    }
+
     fn has_plain_text(&self) -> bool {
         self.read < self.incoming.len()
     }
@@ -164,10 +175,12 @@ where
         let mut session = self.session.lock();
         session.feed(&encrypted[..n]);
         let drained = session.drain(buf);
-        if !session.outgoing.is_empty() && !session.outgoing.is_writing() {
+        if !session.outgoing.is_empty() && !session.is_writing {
             // An answer of the protocol. What the socket does not take goes before what is written next, and what is
             // wrong with it shows in the next read.
-            if let Err(err) = self.push(&mut session) {
+            let answered = self.push(&mut session);
+            drop(session);
+            if let Err(err) = answered {
                 report!(Trace, "answering over TLS: {err}");
             }
         }
@@ -183,40 +196,24 @@ where
     /// in part. The caller has to offer the others again, before any others.
     pub(super) fn write_some(&self, plain: &[u8]) -> io::Result<usize> {
         let mut session = self.session.lock();
-        if session.outgoing.is_writing() {
+        if session.is_writing {
             // An answer of the protocol, by whoever reads.
             self.written.wait_for(&mut session, WRITE_SLICE);
-            if session.outgoing.is_writing() {
-                return Ok(0);
-            }
         }
-        let mut reported = 0;
-        let mut turn_ends = None;
-        loop {
-            reported += session.outgoing.collect();
-            if session.outgoing.is_empty() {
-                let rest = &plain[reported + session.outgoing.offered_again()..];
-                if rest.is_empty() {
-                    return Ok(reported);
-                }
-                session.seal(&rest[..rest.len().min(CHUNK)])?;
-            }
-            if !self.push(&mut session)? {
-                return Ok(reported + session.outgoing.collect());
-            }
-            // The clock is looked at only when one write was not enough.
-            if reported + session.outgoing.offered_again() < plain.len() {
-                let now = Instant::now();
-                if now >= *turn_ends.get_or_insert(now + WRITE_TURN) {
-                    return Ok(reported + session.outgoing.collect());
-                }
-            }
+        let is_behind =
+            session.is_writing || !session.outgoing.is_empty() && !self.push(&mut session)?;
+        if is_behind || plain.is_empty() {
+            return Ok(0);
         }
+        let held = usize::from(std::mem::take(&mut session.is_held));
+        session.seal(&plain[held..])?;
+        session.is_held = !self.push(&mut session)?;
+        Ok(plain.len() - usize::from(session.is_held))
     }
 
     /// Writes what nothing follows, if everything before it was written whole.
     pub(super) fn write_last(&self, plain: &[u8]) -> io::Result<()> {
-        if self.session.lock().outgoing.is_clean() {
+        if self.session.lock().is_clean() {
             self.write_some(plain)?;
         }
         Ok(())
@@ -224,29 +221,15 @@ where
 
     /// Writes once what there is, without the mutex; whether the socket has taken all of it.
     fn push(&self, session: &mut MutexGuard<'_, Session>) -> io::Result<bool> {
-        let bytes = session.outgoing.take();
-        let wrote = MutexGuard::unlocked(session, || {
-            loop {
-                match (&self.socket).write(&bytes) {
-                    Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
-                    Err(err) if err.kind() == io::ErrorKind::Interrupted => {}
-                    Err(err)
-                        if matches!(
-                            err.kind(),
-                            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut
-                        ) =>
-                    {
-                        return Ok(0);
-                    }
-                    wrote => return wrote,
-                }
-            }
-        });
-        let taken = *wrote.as_ref().unwrap_or(&0);
-        let all = taken == bytes.len();
-        session.outgoing.wrote(bytes, taken);
+        let bytes = std::mem::take(&mut session.outgoing);
+        session.is_writing = true;
+        let wrote = MutexGuard::unlocked(session, || written(&self.socket, &bytes));
+        session.is_writing = false;
         self.written.notify_one();
-        wrote.map(|_| all)
+        let rest = &bytes[*wrote.as_ref().unwrap_or(&0)..];
+        // Before all that came meanwhile.
+        session.outgoing.splice(..0, rest.iter().copied());
+        wrote.map(|_| rest.is_empty())
     }
 
     /// Whether the server has ended the connection, or has said what nobody asked for. The socket must be one that does
@@ -272,7 +255,7 @@ impl TlsStream {
     /// Says that nothing follows, if nobody has to wait for that; the caller ends the socket.
     pub(super) fn say_goodbye(&self) {
         let mut session = self.session.lock();
-        if !session.outgoing.is_clean() {
+        if !session.is_clean() {
             return;
         }
         session.tls.send_close_notify();
@@ -281,6 +264,7 @@ impl TlsStream {
         let said = SockRef::from(&self.socket)
             .set_nonblocking(true)
             .and_then(|()| self.push(&mut session));
+        drop(session);
         if let Err(err) = said {
             report!(Trace, "ending a TLS connection: {err}");
         }

@@ -27,8 +27,8 @@ fn choices() -> Vec<(&'static str, Deployment)> {
     let all = [
         ("single", Deployment::Single, true),
         ("tls", Deployment::Tls, cfg!(feature = "tls")),
-        ("sentinel", Deployment::Sentinel, cfg!(feature = "sentinel")),
-        ("cluster", Deployment::Cluster, cfg!(feature = "cluster")),
+        ("sentinel", Deployment::Sentinel, true),
+        ("cluster", Deployment::Cluster, true),
     ];
     let built = all.into_iter().filter(|(_, _, built)| *built);
     built.map(|(name, its, _)| (name, its)).collect()

@@ -14,7 +14,6 @@ pub(crate) mod acl;
 mod adversary;
 #[cfg(feature = "tls")]
 mod certificates;
-#[cfg(feature = "cluster")]
 pub(crate) mod cluster;
 mod deployment;
 pub(crate) mod history;
@@ -26,7 +25,6 @@ mod parts;
 mod pool;
 mod process;
 mod proxy;
-#[cfg(feature = "sentinel")]
 pub(crate) mod sentinel;
 mod server;
 mod wait;

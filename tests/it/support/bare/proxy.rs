@@ -709,12 +709,12 @@ fn carry(
             let end = chunk.is_empty();
             match conn.fate(shared, way, *at) {
                 Fate::Hold => break,
-                // What a client closes is closed, whatever was lost; that a server went may go unheard.
+                // What a client closes is closed, whatever was lost; that a server went may go unheard. Its replies pass until
+                // it closes too, as over any network.
                 _ if end && way == Way::Requests => {
                     if let Some(server) = conn.server.get() {
-                        server.shutdown(Shutdown::Both).ok();
+                        server.shutdown(Shutdown::Write).ok();
                     }
-                    conn.client.shutdown(Shutdown::Both).ok();
                     return Ok(());
                 }
                 Fate::Deliver if end => {

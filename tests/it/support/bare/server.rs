@@ -67,8 +67,6 @@ pub(crate) struct ClientLine {
     pub(crate) id: u64,
     pub(crate) name: String,
     pub(crate) flags: String,
-    /// For how many seconds it is connected.
-    pub(crate) age: u64,
     /// Channels it is subscribed to, of both kinds.
     pub(crate) subscriptions: u64,
     /// The last command, as in `client|list`.
@@ -89,7 +87,6 @@ impl ClientLine {
             id: field("id").parse().expect("a client has an id"),
             name: field("name"),
             flags: field("flags"),
-            age: field("age").parse().unwrap_or(0),
             subscriptions: ["sub", "ssub"]
                 .map(|kind| field(kind).parse().unwrap_or(0))
                 .iter()

@@ -1,0 +1,43 @@
+-- fair_refresh: show a sign of life for all places of one client, and keep the queue moving.
+--
+-- KEYS[1]  lock       hash: owner -> hold count
+-- KEYS[2]  queue      list of tickets, the next one first
+-- KEYS[3]  timeouts   sorted set: ticket -> epoch ms from which it counts as dead
+-- KEYS[4]  alive      sorted set: ticket of ours -> epoch ms until which it counts as alive
+-- KEYS[5]  channel    base: a waiter listens at this, ':' and its ticket
+-- ARGV[1]  waiter_ms  integer > 0; how long a place of ours outlives its last sign of life
+-- ARGV[2…n] tickets   those that have a place
+--
+-- Returns  those of them that have none any more
+--
+-- Keeps    the lock, and the order of the living; makes no place, whenever it comes; if the lock is free, the dead are
+--          removed and the next is notified
+local lost = {}
+for i, ticket in ipairs(ARGV) do
+  if i > 1 and redis.call('zscore', KEYS[3], ticket) then
+    redis.call('zadd', KEYS[4], now + waiter_ms, ticket)
+  elseif i > 1 then
+    lost[#lost + 1] = ticket
+  end
+end
+keep()
+
+-- Redisson would remove a place of ours whose timeout has passed. Those behind have that timeout in theirs, and go with it.
+local soonest = tonumber(redis.call('zrange', KEYS[3], 0, 0, 'withscores')[2] or now + WAIT)
+if soonest < now + WAIT / 2 then
+  local more = 0
+  for _, ticket in ipairs(redis.call('lrange', KEYS[2], 0, -1)) do
+    local timeout = tonumber(redis.call('zscore', KEYS[3], ticket) or 0)
+    if redis.call('zscore', KEYS[4], ticket) and timeout + more < now + WAIT / 2 then
+      more = more + WAIT
+    end
+    if more > 0 then
+      redis.call('zadd', KEYS[3], 'incr', more, ticket)
+    end
+  end
+end
+
+if redis.call('exists', KEYS[1]) == 0 then
+  notify(first())
+end
+return lost

@@ -1,0 +1,80 @@
+//! Releasing permits that have no owner: to threads of this process that wait, or to Redis.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use crate::hold::entry::notify;
+use crate::hold::{Entry, Wakeup};
+use crate::local::semaphore::Given;
+use crate::net::call::{Call, Deferred, DeferredInfo};
+use crate::net::text::Text;
+use crate::protocol::idempotency::{FORGET, RequestKeys};
+use crate::protocol::semaphore;
+use crate::session::Session;
+
+/// Releases permits: to other threads of this process, or to Redis. Returns the release if one was sent.
+pub(crate) fn give(
+    session: &Session,
+    entry: &Arc<Entry>,
+    permits: u32,
+    since: Instant,
+) -> Option<Arc<Call>> {
+    let now = Instant::now();
+    let mut state = entry.lock();
+    let Given { to, first, back } = state.local_semaphore().give(permits, since, now);
+    for waiter in &to {
+        waiter.store(Wakeup::Given(since));
+    }
+    let release = (back > 0).then(|| {
+        let release = submit_release(session, entry, back.into());
+        state.local_semaphore().released(Arc::clone(&release), now);
+        release
+    });
+    let first = match &release {
+        Some(_) => state.call_first(first, now),
+        // With 64 threads on 8 permits each of them would ask Redis in vain: the bench `permits`.
+        None => first.inspect(|first| {
+            let tenure = state.lock.tenure();
+            first.store(Wakeup::ContendAt(now + tenure));
+        }),
+    };
+    drop(state);
+    // They have their permits. Delivering may take time, if it has to connect first.
+    notify(to);
+    if let Some(release) = &release {
+        session.connection.deliver(release);
+    }
+    // It asks Redis, behind the release.
+    notify(first);
+    session.watchdog.housekeep_soon();
+    release
+}
+
+/// Queues the release of permits; they go back to the semaphore only if it still exists. To be flushed.
+pub(crate) fn submit_release(session: &Session, entry: &Entry, permits: u64) -> Arc<Call> {
+    let keys = request_keys(session, entry);
+    let keep_ms = session.remember_ms();
+    let request = semaphore::release(&entry.protocol, &keys, &keep_ms, permits);
+    let is_heard = session.subscriber.listens_to(&entry.protocol.channel());
+    let deferred = Deferred {
+        request,
+        info: DeferredInfo {
+            name: Arc::clone(entry.name()),
+            owner: Text::default(),
+            useful_until: Instant::now() + session.replay(),
+            undo: false,
+            for_good: true,
+        },
+    };
+    let call = Call::release(deferred, is_heard);
+    session.connection.submit(&call);
+    let key = entry.protocol.key();
+    session.requests.pending(key, keys.number, &call);
+    call
+}
+
+/// The keys of the next request.
+pub(super) fn request_keys(session: &Session, entry: &Entry) -> RequestKeys {
+    let (owners, known) = (&session.owners, &session.requests);
+    RequestKeys::draw(owners, entry.protocol.key(), known, FORGET)
+}

@@ -1,0 +1,110 @@
+//! Permits that have no owner: any thread may release them, and be handed those of another.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use redis::Value;
+
+use crate::acquire::give_permits::request_keys;
+use crate::acquire::permits::{self, Grants};
+use crate::acquire::spec::LockSpec;
+use crate::acquire::wait_mode::WaitMode;
+use crate::error::Result;
+use crate::hold::Entry;
+use crate::net::call::{Deferred, DeferredInfo, Undo};
+use crate::net::request::Request;
+use crate::net::text::Text;
+use crate::protocol::idempotency::RequestKeys;
+use crate::protocol::script::{self, PermitsAcquired, Unexpected};
+use crate::protocol::semaphore;
+use crate::session::Session;
+
+/// Takes so many permits at once, or none; returns when Redis granted them to this process.
+pub(crate) fn take(
+    spec: &LockSpec,
+    entry: &Arc<Entry>,
+    permits: u32,
+    wait: WaitMode,
+) -> Result<Option<Instant>> {
+    let entry = Arc::clone(entry);
+    permits::take(spec, permits, wait, Plain { entry, permits })
+}
+
+struct Plain {
+    entry: Arc<Entry>,
+    permits: u32,
+}
+
+impl Grants for Plain {
+    type Grant = Instant;
+
+    type Asked = PermitRequest;
+
+    const ARE_HANDED_OVER: bool = true;
+
+    fn draw(&self, session: &Session) -> Arc<PermitRequest> {
+        Arc::new(PermitRequest {
+            entry: Arc::clone(&self.entry),
+            keys: request_keys(session, &self.entry),
+            keep_ms: session.remember_ms(),
+            replay: session.replay(),
+        })
+    }
+
+    fn request(&self, asked: &PermitRequest) -> Request {
+        let protocol = &self.entry.protocol;
+        semaphore::acquire(protocol, &asked.keys, &asked.keep_ms, self.permits)
+    }
+
+    fn read(reply: Value) -> std::result::Result<PermitsAcquired, Unexpected> {
+        let too_few = |is_set| PermitsAcquired::TooFew { left: None, is_set };
+        match script::integer(reply)? {
+            1 => Ok(PermitsAcquired::Taken { ends_at: 0 }),
+            0 => Ok(too_few(true)),
+            -1 => Ok(too_few(false)),
+            n => Err(Unexpected(Value::Int(n))),
+        }
+    }
+
+    fn granted(
+        &self,
+        spec: &LockSpec,
+        asked: &PermitRequest,
+        _: Instant,
+        _: i64,
+    ) -> Result<Instant> {
+        let session = spec.session();
+        let key = self.entry.protocol.key();
+        session.requests.answered(key, asked.keys.number);
+        session.counters.acquired.add(1);
+        Ok(Instant::now())
+    }
+
+    fn handed_over(&self, since: Instant) -> Option<Instant> {
+        Some(since)
+    }
+}
+
+/// One request for permits, which may have to be undone.
+struct PermitRequest {
+    entry: Arc<Entry>,
+    keys: RequestKeys,
+    /// How long Redis keeps those keys, in milliseconds, and for how long the undo may be sent again.
+    keep_ms: String,
+    replay: Duration,
+}
+
+impl Undo for PermitRequest {
+    fn undo(&self) -> Option<Deferred> {
+        Some(Deferred {
+            request: semaphore::undo(&self.entry.protocol, &self.keys, &self.keep_ms),
+            info: DeferredInfo {
+                name: Arc::clone(self.entry.name()),
+                owner: Text::default(),
+                useful_until: Instant::now() + self.replay,
+                undo: true,
+                for_good: true,
+            },
+        })
+    }
+}

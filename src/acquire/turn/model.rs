@@ -1,0 +1,682 @@
+//! The turns of readers and writers, as a model: threads that read or write, each in a process of its own, and what the
+//! scripts that take the lock do with the notes (`lua/prelude/notes.lua`). Searched exhaustively, see
+//! [`search`](crate::search).
+//!
+//! Time passes in ticks, and everybody is prompt: what can be done at once is done before the next one, in any order. Not
+//! so those that died or were stopped, requests of those that gave up, and threads that come or leave as they like.
+
+use crate::search::{self, Model};
+
+/// In ticks. A holder renews at each, and a waiter that is noted asks at each.
+const LEASE: u8 = 2;
+const WAITER_LEASE: u8 = 3;
+
+/// After so many ticks a waiter waits as Redisson's do. Counted beside those only.
+const PRECEDENCE: u8 = 4;
+
+/// Nobody holds for longer: more than a lease.
+const LONGEST: u8 = 3;
+
+/// How often others of the other side may go first. Whoever is noted is overtaken by none that comes later; one of two that
+/// wait on one side may be, once, by the next one that is noted.
+const OVERTAKEN: u8 = 2;
+
+const THREADS: usize = 4;
+
+/// A call of a thread; there are so many, in turn, that two of them are never mixed up.
+type Call = (u8, u8);
+const CALLS: u8 = 3;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+enum Doing {
+    #[default]
+    Nothing,
+    /// Its request is under way.
+    Asks,
+    /// The answer is; in so many ticks it is worth asking again, and behind this one.
+    Refused(u8, Option<Call>),
+    Granted,
+    /// For so many ticks.
+    Parks(u8),
+    /// For so long already.
+    Holds(u8),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+enum Health {
+    #[default]
+    Well,
+    Stopped,
+    Dead,
+}
+
+/// `None`: it has not asked before.
+type Behind = Option<Option<Call>>;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+struct Thread {
+    doing: Doing,
+    health: Health,
+    call: u8,
+    behind: Behind,
+    /// A message has come since it asked.
+    news: bool,
+    waited: u8,
+    comes: u8,
+    /// It has left in this tick, and comes again in the next one.
+    has_left: bool,
+    /// A request of a call that it gave up.
+    late: Option<(u8, Behind)>,
+    /// For how long only notes have kept it out, and none of one that is well.
+    kept_out: u8,
+    /// How often one of the other side went first since it is known to wait.
+    overtaken: Option<u8>,
+}
+
+impl Thread {
+    fn waits(&self) -> bool {
+        matches!(
+            self.doing,
+            Doing::Asks | Doing::Refused(..) | Doing::Parks(_)
+        )
+    }
+
+    fn is_well(&self) -> bool {
+        self.health == Health::Well
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct State {
+    /// How long the server keeps the hold of each.
+    holds: [Option<u8>; THREADS],
+    /// Of readers and of writers: who is noted, and for how long.
+    notes: [Option<(Call, u8)>; 2],
+    threads: [Thread; THREADS],
+    faults: u8,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Who {
+    Reads,
+    Writes,
+    /// Threads of Redisson that overlap, for as long as they like.
+    RedissonReads,
+}
+
+use Who::{Reads, RedissonReads, Writes};
+
+/// What may go wrong.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Fault {
+    Dies,
+    Stops,
+    GivesUp,
+    /// The same while its request is under way.
+    GivesUpAsking,
+    LosesReply,
+    LosesMessage,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Step {
+    Come(usize),
+    Run(usize),
+    Read(usize),
+    Ask(usize),
+    Leave(usize),
+    RunLate(usize),
+    Resume(usize),
+    Suffer(usize, Fault),
+    Tick,
+}
+
+/// The scripts and threads as they are, or with a fault.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Variant {
+    AsItIs,
+    /// This side leaves no notes.
+    NoNote(usize),
+    /// Whoever is refused is behind the one that is noted then.
+    BehindAnybody,
+    /// One that has no answer yet counts as new, although it is noted.
+    NewAlthoughNoted,
+    /// A note has no end.
+    NotedForGood,
+    /// A noted waiter does not prolong its note.
+    NotProlonged,
+    /// Whoever gives up leaves its note.
+    NotWithdrawn,
+    /// A message that comes while a request is under way is overlooked.
+    NewsOverlooked,
+    /// A waiter has precedence for ever.
+    NoLimit,
+}
+
+struct Scene {
+    who: &'static [Who],
+    /// How often each comes; Redisson's come for ever.
+    comes: u8,
+    faults: u8,
+    kinds: &'static [Fault],
+    variant: Variant,
+}
+
+const EXCLUSION: &str = "whoever writes is alone";
+const TURNS: &str = "nobody is overtaken again and again";
+const KEPT_OUT: &str = "nobody waits longer than a waiter lease for one that is gone";
+const STANDS: &str = "a free lock does not stand still";
+const NOTED: &str = "the note of a waiter that is well does not end";
+const REACHED: &str = "whoever waits comes to hold it";
+
+const FOR_EVER: u8 = 9;
+
+impl Scene {
+    fn is(&self, variant: Variant) -> bool {
+        self.variant == variant
+    }
+
+    fn has_redisson(&self) -> bool {
+        self.who.contains(&RedissonReads)
+    }
+
+    /// Which of the notes is its own: that of readers, or that of writers.
+    fn side(&self, c: usize) -> usize {
+        usize::from(self.who[c] == Writes)
+    }
+
+    fn is_written(&self, state: &State) -> bool {
+        (0..self.who.len()).any(|c| self.who[c] == Writes && state.holds[c].is_some())
+    }
+
+    /// What the scripts do. `Err`: refused, to ask again in so many ticks, and behind whom.
+    fn run(
+        &self,
+        state: &mut State,
+        c: usize,
+        call: u8,
+        behind: Behind,
+    ) -> Result<(), (u8, Option<Call>)> {
+        let (own, id) = (self.side(c), (u8::try_from(c).expect("few"), call));
+        let plain = self.who[c] == RedissonReads;
+        let has_precedence = state.threads[c].waited < PRECEDENCE || self.is(Variant::NoLimit);
+        let other = state.notes[1 - own];
+        let noted = state.notes[own];
+        let is_noted = noted.is_some_and(|(its, _)| its == id);
+        let now_noted = other.map(|(its, _)| its);
+        let behind = match behind {
+            _ if plain || !has_precedence => None,
+            _ if self.is(Variant::BehindAnybody) => now_noted,
+            None if is_noted && !self.is(Variant::NewAlthoughNoted) => None,
+            None => now_noted,
+            Some(behind) => behind.filter(|_| behind == now_noted),
+        };
+        let held = |who: &dyn Fn(Who) -> bool| {
+            let holds = (0..self.who.len()).filter(|c| who(self.who[*c]));
+            holds.filter_map(|c| state.holds[c]).min()
+        };
+        let in_the_way = held(&|who| who == Writes)
+            .or(behind.and(other).map(|(_, left)| left))
+            .or(held(&|_| own == 1));
+        let Some(left) = in_the_way else {
+            state.holds[c] = Some(LEASE);
+            if is_noted || own == 0 && !plain {
+                state.notes[own] = None;
+            }
+            return Ok(());
+        };
+        let leaves = !plain && has_precedence && !self.is(Variant::NoNote(own));
+        let look = match noted {
+            _ if plain => left,
+            Some((_, left)) if !is_noted => left,
+            _ if leaves => {
+                let lives = match self.variant {
+                    Variant::NotedForGood => u8::MAX,
+                    _ => WAITER_LEASE.min(PRECEDENCE - state.threads[c].waited.min(PRECEDENCE - 1)),
+                };
+                state.notes[own] = Some((id, lives));
+                if self.is(Variant::NotProlonged) {
+                    return Err((WAITER_LEASE + 1, behind));
+                }
+                1
+            }
+            _ => left,
+        };
+        Err((left.min(look), behind))
+    }
+
+    fn publish(&self, state: &mut State) {
+        for thread in &mut state.threads {
+            let overlooks =
+                self.is(Variant::NewsOverlooked) && !matches!(thread.doing, Doing::Parks(_));
+            thread.news |= thread.waits() && !overlooks;
+        }
+    }
+
+    /// The hold of `c` ends, by a release.
+    fn release(&self, state: &mut State, c: usize) {
+        if state.holds[c].take().is_some() && state.holds.iter().all(Option::is_none) {
+            self.publish(state);
+        }
+    }
+
+    /// It holds no longer, and comes again if it is to.
+    fn goes(&self, state: &mut State, c: usize) {
+        let thread = state.threads[c];
+        state.threads[c] = Thread {
+            call: (thread.call + 1) % CALLS,
+            comes: thread.comes,
+            late: thread.late,
+            health: thread.health,
+            has_left: true,
+            ..Thread::default()
+        };
+    }
+
+    /// Somebody was let in by the server.
+    fn has_overtaken(&self, state: &mut State, c: usize) {
+        for other in 0..self.who.len() {
+            let side = self.side(other);
+            if let Some(overtaken) = &mut state.threads[other].overtaken
+                && side != self.side(c)
+            {
+                *overtaken += 1;
+            }
+        }
+    }
+
+    fn suffer(&self, state: &mut State, c: usize, fault: Fault) {
+        state.faults -= 1;
+        let thread = &mut state.threads[c];
+        match fault {
+            Fault::Dies => {
+                thread.health = Health::Dead;
+                thread.comes = 0;
+            }
+            Fault::Stops => thread.health = Health::Stopped,
+            Fault::LosesMessage => thread.news = false,
+            // What it may have brought is undone, and it asks again.
+            Fault::LosesReply => {
+                thread.doing = Doing::Asks;
+                self.release(state, c);
+            }
+            Fault::GivesUp | Fault::GivesUpAsking => {
+                if thread.doing == Doing::Asks {
+                    thread.late = Some((thread.call, thread.behind));
+                }
+                let id = (u8::try_from(c).expect("few"), thread.call);
+                let note = &mut state.notes[self.side(c)];
+                if note.is_some_and(|(its, _)| its == id) && !self.is(Variant::NotWithdrawn) {
+                    *note = None;
+                    self.publish(state);
+                }
+                self.goes(state, c);
+            }
+        }
+    }
+
+    fn can_suffer(&self, state: &State, c: usize, fault: Fault) -> bool {
+        let thread = &state.threads[c];
+        let can = match fault {
+            Fault::Dies | Fault::Stops => thread.doing != Doing::Nothing,
+            Fault::GivesUp => matches!(thread.doing, Doing::Parks(_)),
+            Fault::GivesUpAsking => thread.doing == Doing::Asks,
+            Fault::LosesReply => matches!(thread.doing, Doing::Refused(..) | Doing::Granted),
+            Fault::LosesMessage => thread.news,
+        };
+        can && thread.is_well() && self.who[c] != RedissonReads
+    }
+
+    fn tick(&self, state: &mut State) {
+        for note in &mut state.notes {
+            *note = note.and_then(|(its, left)| match left {
+                u8::MAX => Some((its, left)),
+                _ => (left > 1).then(|| (its, left - 1)),
+            });
+        }
+        let written = self.is_written(state);
+        for c in 0..self.who.len() {
+            let others_wait = (0..self.who.len()).any(|other| {
+                let thread = &state.threads[other];
+                self.side(other) != self.side(c) && thread.waits() && thread.is_well()
+            });
+            let in_the_way = match self.who[c] {
+                Writes => state.holds.iter().any(Option::is_some),
+                _ => written,
+            };
+            let thread = &mut state.threads[c];
+            let well = thread.is_well();
+            thread.has_left = false;
+            match &mut thread.doing {
+                Doing::Parks(left) => *left = left.saturating_sub(1),
+                Doing::Holds(age) if well => {
+                    *age = (*age + 1).min(LONGEST);
+                    // Renewed.
+                    state.holds[c] = state.holds[c].map(|_| LEASE + 1);
+                }
+                _ => {}
+            }
+            if thread.waits() && well {
+                let counts = u8::from(self.has_redisson());
+                thread.waited = (thread.waited + counts).min(PRECEDENCE);
+                let counts = !in_the_way && (!others_wait || self.has_redisson());
+                thread.kept_out = if counts { thread.kept_out + 1 } else { 0 };
+            }
+            state.holds[c] = state.holds[c].and_then(|left| (left > 1).then(|| left - 1));
+        }
+    }
+
+    fn take(&self, state: &mut State, step: Step) {
+        match step {
+            Step::Come(c) => {
+                let thread = &mut state.threads[c];
+                thread.comes -= u8::from(thread.comes < FOR_EVER);
+                thread.doing = Doing::Asks;
+            }
+            Step::Run(c) => {
+                let (call, behind) = (state.threads[c].call, state.threads[c].behind);
+                let answer = self.run(state, c, call, behind);
+                let thread = &mut state.threads[c];
+                match answer {
+                    Ok(()) => {
+                        (thread.doing, thread.overtaken) = (Doing::Granted, None);
+                        self.has_overtaken(state, c);
+                    }
+                    Err((left, behind)) => {
+                        thread.doing = Doing::Refused(left, behind);
+                        thread.overtaken.get_or_insert(0);
+                    }
+                }
+            }
+            Step::Read(c) => {
+                let thread = &mut state.threads[c];
+                match thread.doing {
+                    Doing::Granted => thread.doing = Doing::Holds(0),
+                    Doing::Refused(left, behind) => {
+                        thread.behind = Some(behind);
+                        thread.doing = Doing::Parks(left);
+                    }
+                    _ => unreachable!("no answer"),
+                }
+            }
+            Step::Ask(c) => {
+                let thread = &mut state.threads[c];
+                (thread.doing, thread.news) = (Doing::Asks, false);
+            }
+            Step::Leave(c) => {
+                self.release(state, c);
+                self.goes(state, c);
+            }
+            Step::RunLate(c) => {
+                if let Some((call, behind)) = state.threads[c].late.take()
+                    && state.holds[c].is_none()
+                    && self.run(state, c, call, behind).is_ok()
+                {
+                    self.release(state, c);
+                }
+            }
+            Step::Resume(c) => {
+                state.threads[c].health = Health::Well;
+                if matches!(state.threads[c].doing, Doing::Holds(_)) && state.holds[c].is_none() {
+                    self.goes(state, c);
+                }
+            }
+            Step::Suffer(c, fault) => self.suffer(state, c, fault),
+            Step::Tick => self.tick(state),
+        }
+    }
+
+    /// What a thread does at once, and what it may do.
+    fn steps_of(&self, state: &State, c: usize, at_once: &mut Vec<Step>, may: &mut Vec<Step>) {
+        let thread = &state.threads[c];
+        may.extend(thread.late.map(|_| Step::RunLate(c)));
+        if thread.health == Health::Stopped {
+            may.push(Step::Resume(c));
+        }
+        if thread.doing == Doing::Asks {
+            // On its way already.
+            at_once.push(Step::Run(c));
+        }
+        if !thread.is_well() {
+            return;
+        }
+        match thread.doing {
+            Doing::Nothing if thread.comes > 0 && !thread.has_left => may.push(Step::Come(c)),
+            Doing::Granted | Doing::Refused(..) => at_once.push(Step::Read(c)),
+            Doing::Parks(left) if thread.news || left == 0 => at_once.push(Step::Ask(c)),
+            Doing::Holds(LONGEST..) if self.who[c] != RedissonReads => at_once.push(Step::Leave(c)),
+            Doing::Holds(_) => may.push(Step::Leave(c)),
+            _ => {}
+        }
+        if state.faults > 0 {
+            let kinds = self.kinds.iter().copied();
+            let suffers = kinds.filter(|fault| self.can_suffer(state, c, *fault));
+            may.extend(suffers.map(|fault| Step::Suffer(c, fault)));
+        }
+    }
+}
+
+impl Model for Scene {
+    type State = State;
+    type Step = Step;
+
+    fn start(&self) -> State {
+        let mut threads = [Thread::default(); THREADS];
+        for (thread, who) in threads.iter_mut().zip(self.who) {
+            thread.comes = match who {
+                RedissonReads => FOR_EVER,
+                _ => self.comes,
+            };
+        }
+        State {
+            holds: [None; THREADS],
+            notes: [None; 2],
+            threads,
+            faults: self.faults,
+        }
+    }
+
+    fn next(&self, state: &State, to: &mut Vec<(Step, State)>) {
+        let (mut steps, mut may) = (Vec::new(), Vec::new());
+        for c in 0..self.who.len() {
+            self.steps_of(state, c, &mut steps, &mut may);
+        }
+        if steps.is_empty() {
+            steps.push(Step::Tick);
+        }
+        for step in steps.into_iter().chain(may) {
+            let mut after = *state;
+            self.take(&mut after, step);
+            to.push((step, after));
+        }
+    }
+
+    fn broken(&self, before: &State, step: Step, after: &State) -> Option<&'static str> {
+        let held = after.holds.iter().flatten().count();
+        if self.is_written(after) && held > 1 {
+            return Some(EXCLUSION);
+        }
+        let is_clean = self.faults == 0;
+        let limit = if self.has_redisson() {
+            PRECEDENCE + WAITER_LEASE
+        } else {
+            WAITER_LEASE
+        };
+        for (c, thread) in after.threads.iter().enumerate().take(self.who.len()) {
+            if thread.kept_out > limit && self.who[c] != RedissonReads {
+                return Some(KEPT_OUT);
+            }
+            if thread.overtaken > Some(OVERTAKEN) && is_clean && !self.has_redisson() {
+                return Some(TURNS);
+            }
+        }
+        let are_well = before.threads.iter().all(|thread| thread.is_well());
+        if step != Step::Tick || self.has_redisson() {
+            return None;
+        }
+        let waits = |thread: &Thread| thread.waits() && thread.is_well();
+        let nobody_failed = is_clean || matches!(self.kinds, [Fault::LosesReply | Fault::GivesUp]);
+        if nobody_failed
+            && are_well
+            && before.holds.iter().all(Option::is_none)
+            && before.threads.iter().any(waits)
+        {
+            return Some(STANDS);
+        }
+        let may_stop = self.kinds.contains(&Fault::Stops);
+        for (note, now) in before.notes.iter().zip(&after.notes).filter(|_| !may_stop) {
+            let is_noted = |(its, _): &(Call, u8)| {
+                let thread = &before.threads[usize::from(its.0)];
+                waits(thread) && thread.call == its.1 && thread.waited + 1 < PRECEDENCE
+            };
+            if note.as_ref().is_some_and(is_noted) && now.is_none() {
+                return Some(NOTED);
+            }
+        }
+        None
+    }
+
+    fn goals(&self) -> Vec<&'static str> {
+        vec![REACHED; self.who.len()]
+    }
+
+    fn lacks(&self, goal: usize, state: &State) -> bool {
+        state.threads[goal].waits() && state.threads[goal].is_well()
+    }
+
+    fn is_due(&self, _: usize, step: Step) -> bool {
+        !matches!(
+            step,
+            Step::Come(_) | Step::Resume(_) | Step::RunLate(_) | Step::Suffer(..)
+        )
+    }
+
+    fn words(&self, before: &State, step: Step, after: &State) -> String {
+        let of = |c: usize| format!("{}{c}", ["R", "W"][self.side(c)]);
+        match step {
+            Step::Come(c) => format!("{} comes", of(c)),
+            Step::Run(c) => {
+                let notes = after
+                    .notes
+                    .map(|note| note.map(|((c, _), left)| (of(c.into()), left)));
+                format!(
+                    "{} is answered {:?}; noted: {notes:?}",
+                    of(c),
+                    after.threads[c].doing
+                )
+            }
+            Step::Read(c) => format!("{} reads that", of(c)),
+            Step::Ask(c) => format!("{} asks again", of(c)),
+            Step::Leave(c) => format!("{} leaves", of(c)),
+            Step::RunLate(c) => format!("a late request of {} is executed", of(c)),
+            Step::Resume(c) => format!("{} goes on", of(c)),
+            Step::Suffer(c, fault) => format!("{} {fault:?}", of(c)),
+            Step::Tick => format!("a tick; {:?} held", before.holds),
+        }
+    }
+}
+
+const CLEAN: Scene = Scene {
+    who: &[Reads, Reads, Writes],
+    comes: FOR_EVER,
+    faults: 0,
+    kinds: &[],
+    variant: Variant::AsItIs,
+};
+
+const WRITERS: Scene = Scene {
+    who: &[Reads, Writes, Writes],
+    ..CLEAN
+};
+
+fn faulty(kinds: &'static [Fault]) -> Scene {
+    Scene {
+        comes: 1,
+        faults: 1,
+        kinds,
+        ..CLEAN
+    }
+}
+
+const REDISSON: Scene = Scene {
+    who: &[Reads, Writes, RedissonReads],
+    comes: 1,
+    ..CLEAN
+};
+
+fn keeps(name: &str, scene: &Scene) -> usize {
+    search::keeps(name, scene).states
+}
+
+#[test]
+fn readers_and_writers_take_turns() {
+    let mut states = keeps("readers without a pause, a writer", &CLEAN);
+    states += keeps("writers without a pause, a reader", &WRITERS);
+    if search::asked_for("deep") {
+        let who = &[Reads, Reads, Writes, Writes];
+        let comes = 2;
+        states += keeps(
+            "two and two",
+            &Scene {
+                who,
+                comes,
+                ..CLEAN
+            },
+        );
+    }
+    assert!(states > 10_000, "{states}");
+}
+
+#[test]
+fn nobody_waits_for_long_for_one_that_died_was_stopped_or_gave_up() {
+    let each: [&[Fault]; 6] = [
+        &[Fault::Dies],
+        &[Fault::Stops],
+        &[Fault::GivesUp],
+        &[Fault::GivesUpAsking],
+        &[Fault::LosesReply],
+        &[Fault::LosesMessage],
+    ];
+    let mut states = 0;
+    for kinds in each {
+        for who in [CLEAN.who, WRITERS.who] {
+            states += keeps(
+                &format!("{kinds:?}"),
+                &Scene {
+                    who,
+                    ..faulty(kinds)
+                },
+            );
+        }
+    }
+    assert!(states > 10_000, "{states}");
+}
+
+#[test]
+fn beside_readers_of_redisson_that_overlap_for_ever_readers_wait_for_a_time_only() {
+    let states = keeps("Redisson", &REDISSON);
+    assert!(states > 1_000, "{states}");
+}
+
+#[test]
+fn every_fault_of_the_turns_is_found() {
+    let faults = [
+        (Variant::NoNote(0), WRITERS, TURNS),
+        (Variant::NoNote(1), CLEAN, TURNS),
+        (Variant::BehindAnybody, CLEAN, STANDS),
+        (
+            Variant::NewAlthoughNoted,
+            faulty(&[Fault::LosesReply]),
+            STANDS,
+        ),
+        (Variant::NotedForGood, faulty(&[Fault::Dies]), KEPT_OUT),
+        (Variant::NotProlonged, CLEAN, NOTED),
+        (Variant::NotWithdrawn, faulty(&[Fault::GivesUp]), STANDS),
+        (Variant::NewsOverlooked, CLEAN, STANDS),
+        (Variant::NoLimit, REDISSON, KEPT_OUT),
+    ];
+    for (variant, scene, rule) in faults {
+        let scene = Scene { variant, ..scene };
+        search::breaks(&format!("{variant:?}"), &scene, rule);
+    }
+}

@@ -1,0 +1,90 @@
+//! Places in the queue of a fair lock, and the signs of life that keep them.
+//!
+//! ```text
+//!                 taken
+//!           ┌───────────────────────────────────────────────┐
+//!           │                                               ▼
+//!   new ──► asks for a place ──busy──► has a place ──taken──► holds
+//!    ▲ ▲        │                        │  │  ▲ │
+//!    │ │        │ no answer              │  │  └─┘ busy, or no answer: it asks again with the same number
+//!    │ └────────┘ (it is undone)         │  │
+//!    └───────────── its place is lost ───┘  └─ gives up: one release undoes the place, and a hold that came too late
+//! ```
+//!
+//! One number is owner and place. The first request with it is sent once, because it always makes a place: without an
+//! answer it is undone, and the next one has another number. Later ones may come at any time, or twice: without a place
+//! they neither join the queue nor take the lock.
+//!
+//! The watchdog shows a sign of life for all places of a name together, every third of the `waiter_lease`, for as long as
+//! there are any. What it sends also has Redis remove the dead and notify the next, if the lock is free.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use redis::Value;
+
+use crate::hold::Entry;
+use crate::hold::schedule::Times;
+use crate::hold::validity::Duty;
+use crate::net::channels::Listener;
+use crate::net::request::Request;
+use crate::protocol::owner::OwnerNumber;
+use crate::report::report;
+
+/// The places of one client in one queue.
+pub(crate) struct Places {
+    pub(super) entry: Arc<Entry>,
+    pub(super) number: u64,
+    pub(super) times: Times,
+    pub(super) waiter_lease: Duration,
+}
+
+impl Places {
+    pub(crate) fn of(entry: &Arc<Entry>, number: OwnerNumber, waiter_lease: Duration) -> Arc<Self> {
+        Arc::new(Self {
+            entry: Arc::clone(entry),
+            number: number.0,
+            times: Times::default(),
+            waiter_lease,
+        })
+    }
+
+    /// When the next sign of life is due after one that was shown at `shown_at`.
+    pub(crate) fn due_after(&self, shown_at: Instant) -> Instant {
+        shown_at + self.waiter_lease / 3
+    }
+
+    pub(super) fn attend(&self) -> Duty {
+        match self.entry.lock().keeps_places() {
+            true => Duty::Renew,
+            false => Duty::Nothing,
+        }
+    }
+
+    /// The sign of life.
+    pub(super) fn request(&self) -> Request {
+        let (state, owners) = (self.entry.lock(), self.entry.common());
+        let tickets = state.places().map(|(_, place)| owners.id(*place));
+        let tickets: Vec<_> = tickets.collect();
+        drop(state);
+        let request = self.entry.protocol.refresh(&tickets);
+        request.expect("Redis keeps the queue")
+    }
+
+    /// One was shown; returns when the next is due. Those whose places are lost ask for another.
+    pub(super) fn shown(&self, reply: Value, sent_at: Instant) -> Instant {
+        match redis::from_redis_value::<Vec<String>>(reply) {
+            Ok(lost) if lost.is_empty() => {}
+            Ok(lost) => {
+                let (state, owners) = (self.entry.lock(), self.entry.common());
+                for (waiter, place) in state.places() {
+                    if lost.iter().any(|lost| **lost == *owners.id(*place)) {
+                        waiter.message();
+                    }
+                }
+            }
+            Err(err) => report!(Warn, "keeping places for `{}`: {err}", self.entry.name()),
+        }
+        self.due_after(sent_at)
+    }
+}

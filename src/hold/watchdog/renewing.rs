@@ -1,0 +1,282 @@
+//! Sending renewals: over a connection to each master, those of several locks as one request where that is possible, and
+//! all masters at the same time.
+//!
+//! A master that is away, or slow, delays the renewals of its own holds, not those of others. They are sent to the new
+//! master once there is one.
+//!
+//! ```text
+//!    queued ──sent──► under way ──answered──► armed, or lost
+//!      ▲                 │ ▲
+//!      │                 ▼ │ asked for time and again
+//!      │                behind ──its connection is lost, or was silent for a quarter of the lease──┐
+//!      └── after a pause, while others of its master are behind, or there is no connection ◄───────┘
+//! ```
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
+
+use super::{SLICE, Watchdog, WatchdogThread};
+use crate::error::{is_redirection, is_unknown_script, may_pass};
+use crate::hold::renewal::{Next, Renewal};
+use crate::net::call::Call;
+use crate::net::nodes::Retry;
+use crate::net::request::Request;
+use crate::net::slot::slot_of;
+use crate::protocol::script;
+use crate::report::report;
+
+/// The most renewals, and about the most bytes, that are sent before their replies are read.
+const BATCH: (usize, usize) = (256, 48 * 1024);
+
+/// The most renewals that one script does. A server does nothing else meanwhile: some 0.3 ms.
+const TOGETHER: usize = 100;
+
+/// How often a renewal follows where nodes send it before it takes a rest.
+const REDIRECTIONS: u8 = 4;
+
+/// What was sent, in its order.
+pub(super) type UnderWay = VecDeque<Sent>;
+
+/// A request that renews one hold, or several. Dropping it queues again those that it leaves.
+pub(super) struct Sent {
+    watchdog: Arc<Watchdog>,
+    call: Arc<Call>,
+    holds: Vec<Renewal>,
+    /// When its batch was.
+    begun: Instant,
+    redirected: u8,
+}
+
+impl Drop for Sent {
+    fn drop(&mut self) {
+        for hold in self.holds.drain(..) {
+            self.watchdog.arm(hold, Instant::now());
+        }
+    }
+}
+
+impl WatchdogThread {
+    /// Sends what is queued by now, and waits for the answers, but not for long for those of a master that is slow. What
+    /// is queued meanwhile waits for the next time, so that the thread gets to its other work.
+    pub(super) fn renew(&mut self) {
+        if !self.under_way.is_empty() {
+            let now = Instant::now();
+            self.settle_all(now, now);
+        }
+        self.away.clear();
+        for _ in 0..self.task.watchdog.queued().div_ceil(BATCH.0) {
+            if !self.dispatch(Duration::ZERO) {
+                return;
+            }
+            let begun = Instant::now();
+            for (requests, holds) in self.batch() {
+                self.send(requests, holds, begun);
+            }
+            let patience = self.task.little().max(SLICE);
+            self.settle_all(begun, Instant::now() + patience);
+        }
+    }
+
+    /// Takes a batch of what is queued.
+    fn batch(&self) -> Vec<(Vec<Request>, Vec<Renewal>)> {
+        let mut groups: Vec<(Vec<Request>, Vec<Renewal>)> = Vec::new();
+        let (mut count, mut size) = (0, 0);
+        while count < BATCH.0 && size < BATCH.1 {
+            let Some(hold) = self.task.watchdog.state.lock().schedule.take_renewal() else {
+                break;
+            };
+            let request = hold.request();
+            (count, size) = (count + 1, size + request.joined_len());
+            match groups.last_mut() {
+                Some((requests, holds))
+                    if requests.len() < TOGETHER && self.can_join(&requests[0], &request) =>
+                {
+                    requests.push(request);
+                    holds.push(hold);
+                }
+                _ => groups.push((vec![request], vec![hold])),
+            }
+        }
+        groups
+    }
+
+    /// Whether one request can renew both. A node of a cluster takes only keys of one slot in a request.
+    fn can_join(&self, one: &Request, other: &Request) -> bool {
+        let slot = |request: &Request| request.first_key().map(slot_of);
+        one.goes_with(other, &script::LOCK_RENEW)
+            && (self.task.nodes.are_one() || slot(one) == slot(other))
+    }
+
+    /// Sends one request that renews all of `holds`.
+    fn send(&mut self, requests: Vec<Request>, holds: Vec<Renewal>, begun: Instant) {
+        self.submit(Sent {
+            watchdog: Arc::clone(&self.task.watchdog),
+            call: Call::question(Request::together(requests)),
+            holds,
+            begun,
+            redirected: 0,
+        });
+    }
+
+    /// Queues a request for its master, if there is a connection and nothing sent before is unanswered there.
+    fn submit(&mut self, its: Sent) {
+        let nodes = &self.task.nodes;
+        let master = nodes.destination(&its.call);
+        let is_behind = |other: &Sent| Some(other.call.node()) == master && other.begun < its.begun;
+        if self.away.contains(&master) || self.under_way.iter().any(is_behind) {
+            return self.postpone(its);
+        }
+        while nodes.submit(&its.call).is_none() {
+            let until = Instant::now() + SLICE;
+            if nodes.up(&its.call, until, &|| false).is_err() || Instant::now() >= until {
+                self.away.push(master);
+                return self.postpone(its);
+            }
+        }
+        self.under_way.push_back(its);
+    }
+
+    /// Waits until then for the answers to what was sent since `begun`. What has none is behind, and is looked at again with
+    /// the next batch, but not waited for.
+    fn settle_all(&mut self, begun: Instant, until: Instant) {
+        loop {
+            self.task.nodes.flush(true);
+            self.read(begun, until);
+            for _ in 0..self.under_way.len() {
+                if let Some(its) = self.under_way.pop_front() {
+                    self.settle(its);
+                }
+            }
+            let goes_on = self.dispatch(Duration::ZERO);
+            let is_left = self.under_way.iter().any(|its| its.begun >= begun);
+            if !is_left || !goes_on || Instant::now() >= until {
+                break;
+            }
+        }
+        if !self.under_way.is_empty() {
+            self.task.watchdog.housekeep_soon();
+        }
+    }
+
+    /// Reads what has come, waiting a few milliseconds at most, and only for what was sent since `begun`.
+    fn read(&self, begun: Instant, until: Instant) {
+        // The last of each node: whoever waits for that reads the answers to the others.
+        let mut nodes = Vec::new();
+        for its in self.under_way.iter().rev() {
+            let node = its.call.node();
+            if !nodes.contains(&node) {
+                nodes.push(node);
+                let now = Instant::now();
+                let slice = match its.begun >= begun {
+                    true => until.min(now + SLICE),
+                    false => now,
+                };
+                // What came of it, each call knows itself.
+                self.task.nodes.wait(&its.call, slice, &|| false).ok();
+            }
+        }
+    }
+
+    /// Does what follows from the answer, if there is one.
+    fn settle(&mut self, its: Sent) {
+        match its.call.outcome() {
+            None => self.under_way.push_back(its),
+            Some(Err(err)) => {
+                report!(Debug, "renewing {} locks: {err}", its.holds.len());
+                self.task.nodes.lost();
+                self.postpone(its);
+            }
+            Some(Ok(answer)) => match answer.value {
+                Value::ServerError(err) => self.refused(its, err.into(), answer.sent_at),
+                value => self.answered(its, value, answer.sent_at),
+            },
+        }
+    }
+
+    /// The server has refused all of a request.
+    fn refused(&mut self, mut its: Sent, err: RedisError, sent_at: Instant) {
+        if is_unknown_script(&err) && !its.call.by_text_from_now() {
+            return self.submit(its);
+        }
+        let from = self.task.nodes.at(&its.call);
+        let generation = from.generation().unwrap_or_default();
+        let retry = self.task.nodes.refused(&from, generation, &its.call, &err);
+        if retry == Retry::Elsewhere && its.redirected < REDIRECTIONS {
+            its.redirected += 1;
+            return self.submit(its);
+        }
+        if its.holds.len() > 1 && (is_redirection(&err) || concerns_all(&err)) {
+            report!(Debug, "renewing {} locks: {err}", its.holds.len());
+            return self.postpone(its);
+        }
+        if its.holds.len() > 1 {
+            return self.one_by_one(its, &err);
+        }
+        for hold in its.holds.drain(..) {
+            let next = hold.answered(Err(err.clone()), sent_at);
+            self.done(hold, next);
+        }
+    }
+
+    /// Each may fare better by itself: the user may have lost the right to one of them.
+    fn one_by_one(&mut self, mut its: Sent, why: &dyn std::fmt::Debug) {
+        report!(Debug, "renewing several locks together: {why:?}");
+        for hold in its.holds.drain(..) {
+            self.send(vec![hold.request()], vec![hold], its.begun);
+        }
+    }
+
+    /// The reply to a request is here.
+    fn answered(&mut self, mut its: Sent, value: Value, sent_at: Instant) {
+        let replies = match value {
+            value if its.holds.len() == 1 => vec![value],
+            Value::Array(replies) if replies.len() == its.holds.len() => replies,
+            odd => return self.one_by_one(its, &odd),
+        };
+        its.holds.reverse();
+        for reply in replies {
+            if let Some(hold) = its.holds.pop() {
+                let next = hold.answered(reply.extract_error(), sent_at);
+                self.done(hold, next);
+            }
+        }
+    }
+
+    fn done(&self, hold: Renewal, next: Next) {
+        match next {
+            Next::Renewed(due) => {
+                self.task.counters.renewals.add(1);
+                self.task.watchdog.arm(hold, due);
+            }
+            Next::Look(due) => self.task.watchdog.arm(hold, due),
+            Next::Lost(reason) => self.task.lose(&hold, reason),
+            Next::Refused(err) => {
+                report!(Debug, "renewing `{}`: {err}", hold.name());
+                self.rest(hold);
+            }
+        }
+    }
+
+    /// Has holds renewed after a pause.
+    fn postpone(&self, mut its: Sent) {
+        for hold in its.holds.drain(..) {
+            self.rest(hold);
+        }
+        self.task.watchdog.housekeep_soon();
+    }
+
+    fn rest(&self, hold: Renewal) {
+        let again = hold.look_again(Instant::now() + self.task.little());
+        self.task.watchdog.arm(hold, again);
+    }
+}
+
+/// Whether a refusal says nothing of a single lock: the server would refuse to renew any other as well. Not so a node that
+/// is losing the slot of several keys, which still serves each that it has.
+fn concerns_all(refusal: &RedisError) -> bool {
+    let at_once = ErrorKind::Server(ServerErrorKind::TryAgain);
+    is_unknown_script(refusal) || may_pass(refusal) && refusal.kind() != at_once
+}

@@ -1,0 +1,286 @@
+//! A command until it is answered: over which connection it goes, when it is sent again, and what takes it back.
+//!
+//! ```text
+//!           a connection stands        reply
+//!    made ───────────────────► sent ───────────► answered, or refused for good
+//!     ▲ ▲                       │ │
+//!     │ └── refused for now ────┘ │              after a pause, or at once where another node has to be asked
+//!     └── connection lost ────────┘              the first is taken back, since it may have run
+//! ```
+//!
+//! It goes over the connection to the master of its keys, which may be another at each sending.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use redis::{RedisError, Value};
+
+use super::{Nodes, Retry};
+use crate::error::{excerpt, is_unknown_script, is_wrong_operation, reworded};
+use crate::net::back_off::BACK_OFF;
+use crate::net::call::{Answer, Attempt, Call, CallPhase, Fault};
+use crate::net::connection::{Connection, SLICE, WaitFault};
+use crate::net::request::Request;
+use crate::net::socket;
+use crate::report::report;
+
+/// How often a command follows where nodes send it before it takes a rest: two may send it to each other.
+const REDIRECTIONS: u32 = 4;
+
+/// The types of how many keys are asked for, if one of them is wrong.
+const TYPES: usize = 4;
+
+/// A command that was sent, and the number of its connection.
+pub(crate) struct Ahead {
+    call: Arc<Call>,
+    generation: u64,
+}
+
+impl Nodes {
+    /// Sends a command whose reply is waited for later, if there is a connection.
+    pub(crate) fn send_ahead(&self, attempt: Attempt) -> Option<Ahead> {
+        let ahead = self.submit_ahead(attempt)?;
+        self.flush_to(&ahead.call);
+        Some(ahead)
+    }
+
+    /// The same for one that is only queued. Without I/O, so that mutexes may be held.
+    pub(crate) fn submit_ahead(&self, attempt: Attempt) -> Option<Ahead> {
+        let call = Call::attempt(attempt);
+        let generation = self.submit(&call)?;
+        Some(Ahead { call, generation })
+    }
+
+    /// Undoes what was sent ahead and will not be waited for.
+    pub(crate) fn abandon(&self, ahead: &Ahead) {
+        if let Some(undo) = ahead.call.undo() {
+            self.send_deferred(undo);
+        }
+        self.at(&ahead.call).housekeep_soon();
+    }
+
+    /// Sends a command until it has a reply, the deadline has passed, or an error is final. Begins with the one sent
+    /// `ahead`, if there is one.
+    ///
+    /// `attempt` makes the command. After an unknown outcome the command is undone, and a new one is made.
+    pub(crate) fn call(
+        &self,
+        until: Instant,
+        stop: &dyn Fn() -> bool,
+        ahead: Option<Ahead>,
+        attempt: &mut dyn FnMut() -> Attempt,
+    ) -> Result<Answer, Fault> {
+        // Why the last sending was refused for now.
+        let mut refused_for_now = None;
+        let mut pause = Duration::ZERO; // the first connection may just have been idle for too long
+        let mut redirections = 0;
+        let (mut call, mut sent) = match ahead {
+            Some(ahead) => (ahead.call, Some(ahead.generation)),
+            None => (Call::attempt(attempt()), None),
+        };
+        loop {
+            let (to, generation) = match sent.take() {
+                Some(generation) => (self.at(&call), generation),
+                None => self.send(&call, until, stop)?,
+            };
+            let why = match to.wait(&call, until, stop) {
+                Ok((value, sent_at)) => {
+                    let err = match value.extract_error() {
+                        Ok(value) => {
+                            return Ok(Answer {
+                                value,
+                                sent_at,
+                                acknowledged: call.acknowledged(),
+                            });
+                        }
+                        Err(err) => err,
+                    };
+                    refused_for_now = None;
+                    if is_unknown_script(&err) && !call.by_text_from_now() {
+                        continue;
+                    }
+                    match self.refused(&to, generation, &call, &err) {
+                        Retry::Never => {
+                            return Err(self.refusal(with_types(&to, &call, until, stop, err)));
+                        }
+                        // Refused before it was executed.
+                        Retry::Elsewhere => {
+                            redirections += 1;
+                            if redirections % REDIRECTIONS != 0 {
+                                continue;
+                            }
+                        }
+                        Retry::Later => refused_for_now = Some(err.clone()),
+                    }
+                    err
+                }
+                Err(fault) => {
+                    // It may have been executed, or still may.
+                    if let Some(undo) = call.undo() {
+                        self.send_deferred(undo);
+                    }
+                    let why = self.unanswered(&to, fault, refused_for_now.take())?;
+                    call = Call::attempt(attempt());
+                    why
+                }
+            };
+            self.rest(&call, why, pause, until, stop)?;
+            pause = (pause * 2).clamp(BACK_OFF.0, BACK_OFF.1);
+        }
+    }
+
+    /// A pause before a command is sent again.
+    fn rest(
+        &self,
+        call: &Call,
+        why: RedisError,
+        pause: Duration,
+        until: Instant,
+        stop: &dyn Fn() -> bool,
+    ) -> Result<(), Fault> {
+        report!(Debug, "{}: {why}; trying again", call.request.doing);
+        let rested = Instant::now() + pause;
+        if rested >= until {
+            return Err(self.at(call).unreachable(why));
+        }
+        while !stop() {
+            let left = rested.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Ok(());
+            }
+            std::thread::sleep(left.min(SLICE));
+        }
+        Err(Fault::Stopped)
+    }
+
+    /// Sends a command where it belongs, once there is a connection.
+    fn send(
+        &self,
+        call: &Arc<Call>,
+        until: Instant,
+        stop: &dyn Fn() -> bool,
+    ) -> Result<(Arc<Connection>, u64), Fault> {
+        loop {
+            let to = self.up(call, until, stop)?;
+            if let Some(generation) = to.submit(call) {
+                to.flush(false);
+                return Ok((to, generation));
+            }
+            to.wait_for_owed(until, stop)?;
+            call.may_go();
+        }
+    }
+
+    /// Why there is no answer, if another attempt is worth it.
+    fn unanswered(
+        &self,
+        to: &Connection,
+        fault: WaitFault,
+        refused_for_now: Option<RedisError>,
+    ) -> Result<RedisError, Fault> {
+        match fault {
+            WaitFault::Broken(err) => {
+                self.lost();
+                Ok(err)
+            }
+            WaitFault::TimedOut => {
+                to.doubt();
+                to.housekeep_soon();
+                Err(match (to.no_answer(), refused_for_now) {
+                    (Fault::Late(_), Some(why)) => Fault::Unreachable(why),
+                    (fault, _) => fault,
+                })
+            }
+            WaitFault::Stopped => {
+                to.housekeep_soon();
+                Err(Fault::Stopped)
+            }
+            WaitFault::Closed => Err(Fault::Closed),
+        }
+    }
+
+    /// Waits for the reply to a submitted call, wherever it goes meanwhile.
+    pub(crate) fn wait(
+        &self,
+        call: &Arc<Call>,
+        until: Instant,
+        stop: &dyn Fn() -> bool,
+    ) -> Result<(Value, Instant), WaitFault> {
+        loop {
+            let to = self.at(call);
+            let left = || call.node() != to.node();
+            match to.wait(call, until, &|| left() || stop()) {
+                Err(WaitFault::Stopped) if left() && !stop() => {}
+                waited => return waited,
+            }
+        }
+    }
+
+    /// Waits for the reply to a deferred call, reconnecting if necessary. Also returns whether it was sent more than once, so
+    /// that an earlier one may have been executed as well.
+    pub(crate) fn settled(&self, call: &Arc<Call>, until: Instant) -> Result<(Value, bool), Fault> {
+        loop {
+            match self.wait(call, until, &|| false) {
+                Ok((value, _)) => return Ok((value, call.state.lock().sendings > 1)),
+                Err(WaitFault::Broken(err)) => {
+                    if matches!(call.state.lock().phase, CallPhase::Broken(_)) {
+                        return Err(self.refusal(err));
+                    }
+                    if Instant::now() + BACK_OFF.0 >= until {
+                        return Err(Fault::Unreachable(err));
+                    }
+                    // It is unacknowledged, so it is sent again.
+                    self.up(call, until, &|| false)?;
+                    self.bring(call);
+                    if matches!(call.state.lock().phase, CallPhase::Idle) {
+                        std::thread::sleep(BACK_OFF.0);
+                    }
+                }
+                Err(WaitFault::TimedOut) => {
+                    return Err(Fault::Unreachable(socket::timed_out(
+                        "redis did not answer in time",
+                    )));
+                }
+                Err(WaitFault::Stopped) => return Err(Fault::Stopped),
+                Err(WaitFault::Closed) => return Err(Fault::Closed),
+            }
+        }
+    }
+}
+
+/// The same refusal; if the type of a key is the reason, it says what the first keys hold. The server does not tell which.
+fn with_types(
+    to: &Connection,
+    refused: &Call,
+    until: Instant,
+    stop: &dyn Fn() -> bool,
+    err: RedisError,
+) -> RedisError {
+    if !is_wrong_operation(err.detail().unwrap_or_default()) {
+        return err;
+    }
+    let mut found = Vec::new();
+    for key in refused.request.keys().take(TYPES) {
+        let key = String::from_utf8_lossy(key);
+        let asking = Call::attempt(Attempt {
+            request: Request::command("asking what a key holds", &["TYPE", &key]),
+            undo: None,
+        });
+        if to.submit(&asking).is_none() {
+            break;
+        }
+        to.flush(false);
+        match to.wait(&asking, until, stop) {
+            Ok((Value::SimpleString(kind), _)) if kind == "none" => {}
+            Ok((Value::SimpleString(kind), _)) => {
+                found.push(format!("the key `{}` holds a {kind}", excerpt(&key)));
+            }
+            // Without the right, or the time, it is as it was.
+            _ => break,
+        }
+    }
+    match found.is_empty() {
+        true => err,
+        false => reworded(&err, &found.join(", ")),
+    }
+}

@@ -1,0 +1,635 @@
+//! The masters of a client: a connection to each, and calls that find theirs. A single server is a cluster of one node,
+//! which has every slot for ever.
+//!
+//! A call goes to the master that has the slot of its first key. What is wrong with that the nodes say themselves, and
+//! each answer leaves a call in one place:
+//!
+//! ```text
+//!                     MOVED: the slot is there from now on
+//!                ┌────────────────────────────────────────────┐
+//!                ▼                                            │
+//!    slot's master ──sent──► answered                         │
+//!       │     ▲   │                                           │
+//!       │     │   └──ASK──► another node, behind ASKING ──────┤
+//!       │     │                  │                            │
+//!       │     └── TRYAGAIN, CLUSTERDOWN: after a pause ◄──────┘
+//!       │
+//!       └── away: the slots are asked for anew, until somebody has them or the time is up
+//! ```
+//!
+//! **Calls that somebody waits for** follow at once, a few times in a row, and are made anew if their outcome is unknown
+//! ([`calls`]). **Releases that nobody waits for** are handed over by the thread that reads the answer. Those that no
+//! connection has acknowledged move to the new master's as soon as it is known that there is one, in their order. A
+//! release is always in one place: under way on one connection, or unacknowledged at one.
+//!
+//! A node that was a master once keeps its number and its [`Connection`] for ever, so whoever notes where a call went
+//! finds it there. One that is none any more is left unconnected.
+//!
+//! Mutexes: `connections`, then a connection's, then a call's, then that of the topology. None is held while doing I/O.
+
+pub(crate) mod calls;
+mod map;
+
+mod topology;
+
+use std::sync::Arc;
+use std::sync::Weak;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use parking_lot::RwLock;
+use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
+
+pub(crate) use self::map::{Map, is_no_cluster};
+use crate::error::{is_redirection, is_transient, not_followed};
+use crate::net::call::{Call, CallPhase, Deferred, DeferredInfo, Fault, OnReply};
+use crate::net::connection::{Connection, GLANCE, Housekeeper, TURN};
+use crate::net::pipeline::Destination;
+use crate::net::socket::{self, Meanwhile};
+use crate::report::report;
+use crate::stats::Counters;
+
+/// How often in a row nodes may send a release to each other before it takes a rest.
+const REDIRECTIONS: u8 = 4;
+
+/// When a call that was answered with an error is sent again.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Retry {
+    /// Another node is asked, at once.
+    Elsewhere,
+    /// It may pass.
+    Later,
+    Never,
+}
+
+/// How the connections of a client are made.
+#[derive(Clone)]
+pub(crate) struct Settings {
+    pub(crate) connect_timeout: Duration,
+    pub(crate) response_timeout: Duration,
+    pub(crate) counters: Arc<Counters>,
+    pub(crate) housekeeper: Arc<dyn Housekeeper>,
+}
+
+/// The connections for one purpose to all masters.
+pub(crate) struct Nodes {
+    map: Arc<Map>,
+    /// The name of the connections.
+    role: &'static str,
+    settings: Settings,
+    on_reply: Arc<dyn OnReply>,
+    /// By the number of the node.
+    connections: RwLock<Vec<Arc<Connection>>>,
+    /// The version of the topology by which the unacknowledged calls are where they belong.
+    sorted: AtomicU64,
+    closed: AtomicBool,
+}
+
+/// Takes what becomes of releases, and hands those on that belong to another node.
+struct Forwarding {
+    releases: Arc<dyn OnReply>,
+    nodes: Weak<Nodes>,
+}
+
+impl OnReply for Forwarding {
+    fn released(&self, release: &DeferredInfo, reply: &Value, replayed: bool) {
+        self.releases.released(release, reply, replayed);
+    }
+
+    fn given_up(&self, release: &DeferredInfo, why: &RedisError) {
+        self.releases.given_up(release, why);
+    }
+
+    fn redirects(&self) -> bool {
+        self.nodes.upgrade().is_some_and(|nodes| !nodes.are_one())
+    }
+
+    fn redirect(&self, release: &Arc<Call>, to: &RedisError) {
+        if let Some(nodes) = self.nodes.upgrade() {
+            nodes.hand_over(release, to);
+        }
+    }
+}
+
+impl Nodes {
+    pub(crate) fn new(
+        map: Arc<Map>,
+        role: &'static str,
+        settings: Settings,
+        releases: Arc<dyn OnReply>,
+    ) -> Arc<Self> {
+        Arc::new_cyclic(|nodes| Self {
+            sorted: AtomicU64::new(map.version()),
+            map,
+            role,
+            settings,
+            on_reply: Arc::new(Forwarding {
+                releases,
+                nodes: Weak::clone(nodes),
+            }),
+            connections: RwLock::default(),
+            closed: AtomicBool::new(false),
+        })
+    }
+
+    /// Makes the first connection to a single server, or learns who has which slot of a cluster, from any node. Those that
+    /// are starting up are waited for, even if others refuse.
+    pub(crate) fn open(&self, until: Instant) -> Result<(), RedisError> {
+        if self.are_one() {
+            return self.first().open(until);
+        }
+        let mut why = socket::timed_out("no node of the cluster answered in time");
+        loop {
+            match self.map.refresh(until, &|| false) {
+                Ok(()) if !self.map.is_doubted() => {
+                    self.sort();
+                    return Ok(());
+                }
+                Ok(()) => {}
+                Err(unanswered) if unanswered.may_pass => {
+                    // What was said before tells more than an attempt that was cut short at the end.
+                    if why.is_timeout() || !unanswered.why.is_timeout() {
+                        why = unanswered.why;
+                    }
+                }
+                Err(unanswered) => return Err(unanswered.why),
+            }
+            if Instant::now() >= until {
+                return Err(why);
+            }
+        }
+    }
+
+    /// Connections of their own for another purpose, to the same masters. None is waited for longer than `most`.
+    pub(crate) fn for_role(&self, role: &'static str, most: Duration) -> Arc<Self> {
+        let settings = Settings {
+            connect_timeout: self.settings.connect_timeout.min(most),
+            response_timeout: self.settings.response_timeout.min(2 * most),
+            // Only commands of locks are counted.
+            counters: Arc::default(),
+            ..self.settings.clone()
+        };
+        let releases = Arc::clone(&self.on_reply);
+        Self::new(Arc::clone(&self.map), role, settings, releases)
+    }
+
+    /// Whether there is one server, which has every slot for ever.
+    pub(crate) fn are_one(&self) -> bool {
+        self.map.is_one()
+    }
+
+    /// Whether the number that a release returns counts everybody who was notified: nodes of a cluster with plain
+    /// channels count their own clients alone.
+    pub(crate) fn counts_listeners(&self) -> bool {
+        self.are_one() || self.map.is_sharded()
+    }
+
+    /// The connection to a node, which may not stand.
+    fn connection(&self, node: usize) -> Arc<Connection> {
+        if let Some(known) = self.connections.read().get(node) {
+            return Arc::clone(known);
+        }
+        let mut connections = self.connections.write();
+        while connections.len() <= node {
+            let connection = Connection::new(
+                self.map.endpoint(connections.len()),
+                self.settings.connect_timeout,
+                self.settings.response_timeout,
+                Arc::clone(&self.settings.counters),
+                Arc::clone(&self.settings.housekeeper),
+                Arc::clone(&self.on_reply),
+            );
+            let to = Destination {
+                node: connections.len(),
+                sharded: self.map.is_sharded(),
+            };
+            let connection = connection.leading(self.role, to);
+            if self.closed.load(Ordering::SeqCst) {
+                connection.close();
+            }
+            connections.push(Arc::new(connection));
+        }
+        Arc::clone(&connections[node])
+    }
+
+    fn all(&self) -> Vec<Arc<Connection>> {
+        self.connections.read().clone()
+    }
+
+    /// The connection to the only server; of a cluster, that which gets the commands without a key.
+    pub(crate) fn first(&self) -> Arc<Connection> {
+        self.connection(self.map.master_of(None).unwrap_or(0))
+    }
+
+    /// Where a call belongs now, as far as that is known.
+    pub(crate) fn destination(&self, call: &Call) -> Option<usize> {
+        if call.state.lock().asking {
+            return Some(call.node());
+        }
+        self.map.master_of(call.request.first_key())
+    }
+
+    /// A node has sent a call elsewhere; whether that was understood.
+    fn follow(&self, call: &Call, err: &RedisError) -> bool {
+        let redirected = self.map.redirected(call.node(), err);
+        let is_asking = err.kind() == ErrorKind::Server(ServerErrorKind::Ask);
+        call.state.lock().asking = is_asking && redirected.is_some();
+        if let Some(node) = redirected.filter(|_| is_asking) {
+            call.sent_to(node);
+        }
+        redirected.is_some()
+    }
+
+    /// Sends a release on to where a node has said that it belongs.
+    fn hand_over(&self, release: &Arc<Call>, err: &RedisError) {
+        let is_known = self.follow(release, err);
+        let mut its = release.state.lock();
+        its.redirected = its.redirected.saturating_add(1);
+        let rests = !is_known || its.redirected > REDIRECTIONS;
+        if rests {
+            its.redirected = 0;
+            its.asking = false;
+        }
+        drop(its);
+        self.move_to_master(release, rests);
+    }
+
+    /// Has the connection to where a release belongs take it over.
+    fn move_to_master(&self, release: &Arc<Call>, rests: bool) {
+        let node = self.destination(release).unwrap_or(0);
+        let to = self.connection(node);
+        if to.take_over(release, rests) {
+            if !rests {
+                to.flush(false);
+            }
+            to.housekeep_soon();
+        } else if let Some(info) = &release.deferred {
+            // Those that a connection has are counted when it is closed.
+            let why = socket::timed_out("the client is closed");
+            self.on_reply.given_up(info, &why);
+            release.state.lock().phase = CallPhase::Broken(why);
+        }
+    }
+
+    /// Looks who has the slots, if that is in doubt, and has calls that nobody waits for follow.
+    fn look_around(&self, until: Instant, stop: &dyn Fn() -> bool) {
+        if let Err(err) = self.map.refresh(until, stop) {
+            report!(Debug, "looking for the masters of the cluster: {}", err.why);
+        }
+        self.sort();
+    }
+
+    /// Moves calls that no connection has acknowledged to where they belong by now, and leaves nodes that are no masters.
+    fn sort(&self) {
+        let version = self.map.version();
+        if self.sorted.swap(version, Ordering::AcqRel) == version {
+            return;
+        }
+        for connection in self.all() {
+            self.move_strays(&connection);
+            if !self.map.is_master(connection.node()) {
+                connection.retire();
+            }
+        }
+    }
+
+    fn move_strays(&self, from: &Connection) {
+        let strays = from.take_strays(|call| {
+            let asking = std::mem::take(&mut call.state.lock().asking);
+            let master = self.destination(call);
+            !asking && master.is_none_or(|master| master == from.node())
+        });
+        for call in &strays {
+            self.move_to_master(call, false);
+        }
+    }
+
+    /// What goes on in the background at each connection; whether something is left.
+    fn work(&self, work: &mut dyn FnMut(&Arc<Connection>) -> bool) -> bool {
+        self.map.want();
+        self.sort();
+        let mut left = false;
+        for connection in self.all() {
+            left |= work(&connection);
+            if !self.are_one() && connection.is_missed() {
+                // Its node may be a master no more.
+                self.map.doubt();
+                self.move_strays(&connection);
+            }
+        }
+        left
+    }
+
+    /// Queues a call for where it belongs. Memory only; see [`Connection::submit`].
+    pub(crate) fn submit(&self, call: &Arc<Call>) -> Option<u64> {
+        let node = self.destination(call).unwrap_or(0);
+        self.connection(node).submit(call)
+    }
+
+    /// Submits and writes a deferred call.
+    pub(crate) fn send_deferred(&self, deferred: Deferred) {
+        let call = Call::deferred(deferred);
+        self.submit(&call);
+        let at = self.at(&call);
+        at.flush(false);
+        at.housekeep_soon();
+    }
+
+    /// Writes a query where it was submitted to; see [`Connection::flush`].
+    pub(crate) fn flush_to(&self, call: &Call) {
+        self.at(call).flush(false);
+    }
+
+    /// Writes a release at once where it was submitted to; see [`Connection::deliver`].
+    pub(crate) fn deliver(&self, release: &Call) {
+        self.at(release).deliver();
+    }
+
+    /// See [`Connection::flush`].
+    pub(crate) fn flush(&self, all: bool) {
+        for connection in self.all() {
+            connection.flush(all);
+        }
+    }
+
+    /// Looks whether the connections stand that were used before. For a client that holds something.
+    pub(crate) fn look_after(&self) {
+        for (node, connection) in self.all().into_iter().enumerate() {
+            if connection.was_used() && self.map.is_master(node) {
+                connection.look_after();
+            }
+        }
+    }
+
+    /// See [`Connection::housekeep`].
+    pub(crate) fn housekeep(&self, until: Instant, meanwhile: Meanwhile<'_>) -> bool {
+        self.work(&mut |connection| connection.housekeep(until, meanwhile))
+    }
+
+    /// Waits until every deferred call is acknowledged or `until`; says whether all are.
+    pub(crate) fn drain(&self, until: Instant) -> bool {
+        while self.work(&mut |connection| connection.drain_some(until)) {
+            if Instant::now() >= until {
+                return false;
+            }
+            std::thread::sleep(GLANCE);
+        }
+        true
+    }
+
+    /// See [`Connection::close`].
+    pub(crate) fn close(&self) -> (u64, u64) {
+        self.closed.store(true, Ordering::SeqCst);
+        let closed = self.connections.write().clone();
+        let closed = closed.iter().map(|connection| connection.close());
+        closed.fold((0, 0), |sum, its| (sum.0 + its.0, sum.1 + its.1))
+    }
+}
+
+/// Where calls go.
+impl Nodes {
+    /// The connection over which a call was sent last.
+    pub(crate) fn at(&self, call: &Call) -> Arc<Connection> {
+        self.connection(call.node())
+    }
+
+    /// The connection over which a call has to be sent now, once it stands.
+    pub(crate) fn up(
+        &self,
+        call: &Call,
+        until: Instant,
+        stop: &dyn Fn() -> bool,
+    ) -> Result<Arc<Connection>, Fault> {
+        loop {
+            let why = match self.destination(call) {
+                None => socket::timed_out("no master is known for the key's slot"),
+                Some(node) => {
+                    let to = self.connection(node);
+                    let turn = match self.are_one() {
+                        true => until,
+                        false => until.min(Instant::now() + TURN),
+                    };
+                    let stood = to.up(turn, &|| stop() || self.destination(call) != Some(node));
+                    match stood {
+                        Ok(()) => return Ok(to),
+                        // The slot is elsewhere by now.
+                        Err(Fault::Stopped) if !stop() => continue,
+                        Err(Fault::Unreachable(why)) if self.are_one() => why,
+                        Err(Fault::Unreachable(why)) => to.named(why),
+                        // Its certificate may be made out to a name that the others know.
+                        Err(Fault::Refused(why)) if !self.map.is_named(node) => to.named(why),
+                        Err(fault) => return Err(fault),
+                    }
+                }
+            };
+            // Where it was sent to is away.
+            call.state.lock().asking = false;
+            self.map.doubt();
+            if Instant::now() >= until {
+                self.map.want();
+                return Err(Fault::Unreachable(why));
+            }
+            self.look_around(until, stop);
+            if stop() {
+                return Err(Fault::Stopped);
+            }
+        }
+    }
+
+    /// What follows from an error that the connection of this `generation` has brought.
+    pub(crate) fn refused(
+        &self,
+        to: &Connection,
+        generation: u64,
+        call: &Call,
+        err: &RedisError,
+    ) -> Retry {
+        if is_redirection(err) {
+            return match self.follow(call, err) {
+                true => Retry::Elsewhere,
+                false => Retry::Never,
+            };
+        }
+        call.state.lock().asking = false;
+        if !is_transient(err) {
+            return Retry::Never;
+        }
+        match err.kind() {
+            ErrorKind::Server(ServerErrorKind::ReadOnly) => {
+                self.map.doubt();
+                to.leave(generation, err);
+            }
+            ErrorKind::Server(ServerErrorKind::ClusterDown) => self.map.doubt(),
+            _ => {}
+        }
+        Retry::Later
+    }
+
+    /// An error that is final, as the caller sees it.
+    fn refusal(&self, err: RedisError) -> Fault {
+        Fault::Refused(match self.are_one() && is_redirection(&err) {
+            true => not_followed(&err),
+            false => err,
+        })
+    }
+
+    /// A connection was lost with a call under way.
+    pub(crate) fn lost(&self) {
+        self.map.doubt();
+    }
+
+    /// Sends an unacknowledged call before all others, if its connection stands.
+    fn bring(&self, call: &Arc<Call>) {
+        let at = self.at(call);
+        if self.destination(call).is_some_and(|to| to != at.node()) {
+            self.move_strays(&at);
+        }
+        self.at(call).bring(call);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    use std::sync::LazyLock;
+    use std::sync::atomic::AtomicUsize;
+
+    use crate::config::server::Server;
+    use crate::net::call::Deferred;
+    use crate::net::request::{Request, Script};
+    use crate::net::slot::slot_of;
+    use crate::net::socket::Endpoint;
+    use crate::net::text::Text;
+
+    static RELEASE: LazyLock<Script> = LazyLock::new(|| Script::new("return 0"));
+
+    #[derive(Default)]
+    struct Releases {
+        given_up: AtomicUsize,
+    }
+
+    impl OnReply for Releases {
+        fn released(&self, _: &DeferredInfo, _: &Value, _: bool) {}
+
+        fn given_up(&self, _: &DeferredInfo, _: &RedisError) {
+            self.given_up.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    struct Nobody;
+
+    impl Housekeeper for Nobody {
+        fn housekeep_soon(&self) {}
+    }
+
+    /// One whose nodes are away.
+    fn nodes(releases: &Arc<Releases>) -> Arc<Nodes> {
+        at("redis+cluster://127.0.0.1:1/", releases)
+    }
+
+    fn at(url: &str, releases: &Arc<Releases>) -> Arc<Nodes> {
+        let server = Server::of(url, String::new());
+        let endpoint = Endpoint::new(server.expect("a good URL"));
+        let map = Map::new(endpoint);
+        let timeout = Duration::from_secs(1);
+        let settings = Settings {
+            connect_timeout: timeout,
+            response_timeout: timeout,
+            counters: Arc::default(),
+            housekeeper: Arc::new(Nobody),
+        };
+        let releases = Arc::clone(releases) as _;
+        Nodes::new(Arc::new(map), socket::COMMANDS, settings, releases)
+    }
+
+    fn says(line: &str) -> RedisError {
+        let value = redis::parse_redis_value(format!("-{line}\r\n").as_bytes());
+        value.expect("a reply").extract_error().expect_err("one")
+    }
+
+    /// The master of a key is that with this port.
+    fn has_moved(nodes: &Nodes, key: &str, port: u16) -> RedisError {
+        let slot = slot_of(key.as_bytes());
+        let moved = says(&format!("MOVED {slot} 127.0.0.1:{port}"));
+        assert!(nodes.map.redirected(0, &moved).is_some());
+        moved
+    }
+
+    fn release(key: &str) -> Arc<Call> {
+        Call::deferred(Deferred {
+            request: Request::script("releasing", &RELEASE, &[key], &["o:1"]),
+            info: DeferredInfo {
+                name: key.into(),
+                owner: Text::default(),
+                useful_until: Instant::now() + Duration::from_secs(60),
+                undo: false,
+                for_good: false,
+            },
+        })
+    }
+
+    #[test]
+    fn a_release_that_is_redirected_while_the_client_is_closed_counts_as_given_up() {
+        let releases = Arc::new(Releases::default());
+        let nodes = nodes(&releases);
+        let moved = has_moved(&nodes, "a", 1);
+        assert_eq!(nodes.submit(&release("a")), None, "it is kept");
+        nodes.hand_over(&release("a"), &moved);
+        nodes.hand_over(&release("a"), &says("MOVED somewhere"));
+        assert_eq!(nodes.close(), (3, 0));
+        let given_up = || releases.given_up.load(Ordering::SeqCst);
+        assert_eq!(given_up(), 0);
+        for to in [moved, says("MOVED somewhere")] {
+            let late = release("a");
+            nodes.hand_over(&late, &to);
+            assert!(matches!(late.outcome(), Some(Err(_))), "it is over");
+        }
+        assert_eq!(given_up(), 2);
+        assert_eq!(nodes.close(), (0, 0));
+    }
+
+    #[test]
+    fn a_release_is_delivered_without_a_look_at_other_connections() {
+        let nodes = nodes(&Arc::default());
+        let [a, b] = ["a", "b"].map(release);
+        for (port, key) in [(1, "a"), (2, "b")] {
+            has_moved(&nodes, key, port);
+        }
+        for call in [&a, &b] {
+            assert_eq!(nodes.submit(call), None, "it is kept");
+        }
+        let other = nodes.at(&b);
+        assert_ne!(other.node(), nodes.at(&a).node());
+        let (done, is_done) = crossbeam_channel::bounded(1);
+        let used = other.while_used();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                nodes.deliver(&a);
+                done.send(()).expect("somebody waits");
+            });
+            let done = is_done.recv_timeout(Duration::from_secs(60));
+            drop(used);
+            assert!(done.is_ok(), "it waits for the other");
+        });
+    }
+
+    #[test]
+    fn a_redirection_that_is_not_understood_is_shown_as_it_is() {
+        let nodes = nodes(&Arc::default());
+        let call = release("a");
+        let odd = says("MOVED somewhere");
+        let to = nodes.at(&call);
+        assert!(nodes.refused(&to, 1, &call, &odd) == Retry::Never);
+        let said = |fault: Fault| fault.into_error("testing", "a").to_string();
+        let shown = said(nodes.refusal(odd.clone()));
+        assert!(
+            shown.contains("somewhere") && !shown.contains("redis+cluster"),
+            "{shown}"
+        );
+        let one = at("redis://127.0.0.1:1/", &Arc::default());
+        assert!(one.refused(&one.at(&call), 1, &call, &odd) == Retry::Never);
+        let shown = said(one.refusal(odd));
+        assert!(shown.contains("redis+cluster"), "{shown}");
+    }
+}

@@ -1,0 +1,442 @@
+//! Which master has which slot, as far as this client has heard. Memory only.
+//!
+//! ```text
+//!                 CLUSTER SLOTS, asked of any node             MOVED, from the node that was asked for a key
+//!                        │ for all slots                              │ for one slot
+//!                        ▼                                            ▼
+//!    slot ──► nobody ──────────────────────► master ──────────────────────────► another master
+//! ```
+//!
+//! A node that was a master once keeps its number for ever, so that whoever has noted one never means another node by it:
+//! calls, connections and subscribers do, and none of them says when it is done with it.
+
+use std::collections::HashMap;
+use std::ops::RangeInclusive;
+
+use redis::Value;
+
+use crate::config::server::Address;
+use crate::net::slot::SLOTS;
+
+/// No master is known for the slot.
+const NOBODY: usize = usize::MAX;
+
+/// By what a node is called: first where to connect to.
+type Names = Vec<Address>;
+
+/// A range of slots, and who has them: the master first.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Shard {
+    slots: RangeInclusive<u16>,
+    nodes: Vec<Names>,
+}
+
+/// Reads the answer to `CLUSTER SLOTS` of the node at `asked`, which stands for a node without a name. `by_name` prefers
+/// an announced host name to an address: it is what a certificate is made out to.
+pub(crate) fn shards(reply: &Value, asked: &Address, by_name: bool) -> Option<Vec<Shard>> {
+    let Value::Array(ranges) = reply else {
+        return None;
+    };
+    let read = |range: &Value| {
+        let Value::Array(parts) = range else {
+            return None;
+        };
+        let [first, last, master, replicas @ ..] = parts.as_slice() else {
+            return None;
+        };
+        let slots = number(first)?..=number(last)?;
+        if slots.is_empty() || *slots.end() >= SLOTS {
+            return None;
+        }
+        let mut nodes = vec![names(master, asked, by_name)?];
+        nodes.extend(replicas.iter().filter_map(|its| names(its, asked, by_name)));
+        Some(Shard { slots, nodes })
+    };
+    ranges.iter().map(read).collect()
+}
+
+fn number(value: &Value) -> Option<u16> {
+    match value {
+        Value::Int(n) => u16::try_from(*n).ok(),
+        _ => None,
+    }
+}
+
+fn text(value: &Value) -> Option<&str> {
+    let text = match value {
+        Value::BulkString(bytes) => std::str::from_utf8(bytes).ok()?,
+        Value::SimpleString(text) => text,
+        _ => return None,
+    };
+    // "?" stands for a host name that was not announced.
+    Some(text).filter(|text| !["", "?"].contains(text))
+}
+
+/// `[host, port, id, [what, value, …]]`
+fn names(value: &Value, asked: &Address, by_name: bool) -> Option<Names> {
+    let Value::Array(parts) = value else {
+        return None;
+    };
+    let [host, port, rest @ ..] = parts.as_slice() else {
+        return None;
+    };
+    let port = number(port)?;
+    let also = |what: &str| match rest {
+        [_, Value::Array(said), ..] => {
+            let mut pairs = said.chunks_exact(2);
+            pairs.find_map(|pair| (text(&pair[0]) == Some(what)).then(|| text(&pair[1]))?)
+        }
+        _ => None,
+    };
+    let mut hosts = vec![text(host), also("ip"), also("hostname")];
+    if by_name {
+        hosts.rotate_right(1);
+    }
+    if let (None, Address::Tcp(asked, _)) = (text(host), asked) {
+        // It is reached as the one that was asked.
+        hosts.push(Some(asked));
+    }
+    let hosts = hosts.into_iter().flatten();
+    let names: Names = hosts.map(|host| Address::Tcp(host.into(), port)).collect();
+    (!names.is_empty()).then_some(names)
+}
+
+/// The slot and the node that a redirection names: `<slot> <host>:<port>`; a node without a name is that at `asked`.
+pub(crate) fn redirection(detail: &str, asked: &Address) -> Option<(u16, Address)> {
+    let mut parts = detail.split_ascii_whitespace();
+    let slot = parts.next()?.parse().ok().filter(|slot| *slot < SLOTS)?;
+    let (host, port) = parts.next()?.rsplit_once(':')?;
+    let host = match (host, asked) {
+        ("" | "?", Address::Tcp(host, _)) => host.clone(),
+        _ => host.trim_matches(['[', ']']).to_owned(),
+    };
+    Some((slot, Address::Tcp(host, port.parse().ok()?)))
+}
+
+/// Who has which slot.
+pub(crate) struct Topology {
+    /// Every node that was ever a master, or that a redirection has named.
+    nodes: Vec<Address>,
+    numbers: HashMap<Address, usize>,
+    /// By slot.
+    owners: Vec<usize>,
+    /// All that the nodes of the last answer are called, and where to connect to.
+    names: HashMap<Address, Address>,
+}
+
+impl Topology {
+    pub(crate) fn new() -> Self {
+        Self {
+            nodes: Vec::new(),
+            numbers: HashMap::new(),
+            owners: vec![NOBODY; usize::from(SLOTS)],
+            names: HashMap::new(),
+        }
+    }
+
+    /// The number of the master that has a slot.
+    pub(crate) fn owner(&self, slot: u16) -> Option<usize> {
+        let owner = self.owners.get(usize::from(slot)).copied();
+        owner.filter(|owner| *owner != NOBODY)
+    }
+
+    /// Whether a node has any slot.
+    pub(crate) fn is_master(&self, node: usize) -> bool {
+        self.owners.contains(&node)
+    }
+
+    /// Whether the last answer has named a node.
+    pub(crate) fn is_named(&self, node: usize) -> bool {
+        let address = self.nodes.get(node);
+        address.is_some_and(|address| self.names.contains_key(address))
+    }
+
+    pub(crate) fn address(&self, node: usize) -> Option<&Address> {
+        self.nodes.get(node)
+    }
+
+    fn number(&mut self, address: &Address) -> usize {
+        if let Some(number) = self.numbers.get(address) {
+            return *number;
+        }
+        self.nodes.push(address.clone());
+        let number = self.nodes.len() - 1;
+        self.numbers.insert(address.clone(), number);
+        number
+    }
+
+    /// The number of the node that is called so.
+    pub(crate) fn called(&mut self, name: &Address) -> usize {
+        // By its IP alone, it could not prove who it is.
+        let address = self.names.get(name).unwrap_or(name).clone();
+        self.number(&address)
+    }
+
+    /// Takes over what a node has said of all slots, and returns whether any has another master now. A slot that nobody has
+    /// at the moment stays where it was: its keys are nowhere else.
+    pub(crate) fn learn(&mut self, shards: &[Shard]) -> bool {
+        let mut changed = false;
+        self.names.clear();
+        for Shard { slots, nodes } in shards {
+            for names in nodes {
+                for name in names.iter().rev() {
+                    self.names.insert(name.clone(), names[0].clone());
+                }
+            }
+            let master = self.number(&nodes[0][0]);
+            for owner in &mut self.owners[usize::from(*slots.start())..=usize::from(*slots.end())] {
+                changed |= *owner != master;
+                *owner = master;
+            }
+        }
+        changed
+    }
+
+    /// Takes over that a slot has moved.
+    pub(crate) fn moved(&mut self, slot: u16, to: usize) {
+        self.owners[usize::from(slot)] = to;
+    }
+
+    /// Every node that may know the slots: the masters and their replicas.
+    pub(crate) fn witnesses(&self) -> Vec<Address> {
+        let names = self.names.iter().filter(|(name, address)| name == address);
+        names.map(|(name, _)| name.clone()).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    use proptest::prelude::*;
+
+    use crate::net::socket::{self, LARGEST_MAP};
+    use crate::net::strange;
+
+    fn tcp(host: &str, port: u16) -> Address {
+        Address::Tcp(host.into(), port)
+    }
+
+    fn bulk(text: &str) -> Value {
+        Value::BulkString(text.into())
+    }
+
+    fn node(host: Value, port: i64, said: &[&str]) -> Value {
+        let said = said.iter().map(|its| bulk(its)).collect();
+        Value::Array(vec![host, Value::Int(port), bulk("id"), Value::Array(said)])
+    }
+
+    fn range(first: i64, last: i64, nodes: &[Value]) -> Value {
+        let mut parts = vec![Value::Int(first), Value::Int(last)];
+        parts.extend_from_slice(nodes);
+        Value::Array(parts)
+    }
+
+    fn read(ranges: Vec<Value>) -> Option<Vec<Shard>> {
+        shards(&Value::Array(ranges), &tcp("seed", 1), false)
+    }
+
+    fn plain(port: i64) -> Value {
+        node(bulk("10.0.0.1"), port, &[])
+    }
+
+    #[test]
+    fn a_node_is_found_by_what_it_announces() {
+        let asked = tcp("seed", 7000);
+        let name = ["hostname", "a.example"];
+        for (host, said, by_name, address, others) in [
+            (bulk("10.0.0.1"), &[][..], false, "10.0.0.1", &[][..]),
+            (
+                bulk("10.0.0.1"),
+                &name,
+                false,
+                "10.0.0.1",
+                &["a.example"][..],
+            ),
+            (bulk("10.0.0.1"), &name, true, "a.example", &["10.0.0.1"]),
+            (
+                bulk("a.example"),
+                &["ip", "10.0.0.1"],
+                true,
+                "a.example",
+                &["10.0.0.1"],
+            ),
+            (bulk("?"), &["ip", "10.0.0.1"], true, "10.0.0.1", &["seed"]),
+            (bulk(""), &[], false, "seed", &[]),
+            (Value::Nil, &[], true, "seed", &[]),
+            (bulk("::1"), &[], false, "::1", &[]),
+        ] {
+            let found = names(&node(host.clone(), 7001, said), &asked, by_name);
+            let expected = std::iter::once(&address).chain(others);
+            let expected = expected.map(|host| tcp(host, 7001)).collect();
+            assert_eq!(found, Some(expected), "{host:?} {said:?}");
+        }
+    }
+
+    #[test]
+    fn an_answer_of_another_shape_is_no_topology() {
+        for odd in [
+            Value::Okay,
+            Value::Nil,
+            Value::Array(vec![Value::Okay]),
+            Value::Array(vec![range(0, 16384, &[plain(1)])]),
+            Value::Array(vec![range(-1, 5, &[plain(1)])]),
+            Value::Array(vec![range(9, 3, &[plain(1)])]),
+            Value::Array(vec![range(0, 5, &[])]),
+            Value::Array(vec![range(0, 5, &[node(bulk("a"), 70_000, &[])])]),
+        ] {
+            assert_eq!(shards(&odd, &tcp("seed", 1), false), None, "{odd:?}");
+        }
+        assert_eq!(read(Vec::new()), Some(Vec::new()));
+    }
+
+    #[test]
+    fn redirections_name_a_slot_and_a_node() {
+        let asked = tcp("seed", 7000);
+        for (detail, expected) in [
+            ("3999 127.0.0.1:6381", Some((3999, tcp("127.0.0.1", 6381)))),
+            ("3999 ::1:6381", Some((3999, tcp("::1", 6381)))),
+            ("3999 a.example:6381", Some((3999, tcp("a.example", 6381)))),
+            ("3999 :6381", Some((3999, tcp("seed", 6381)))),
+            ("16384 a:1", None),
+            ("3999", None),
+            ("x a:1", None),
+            ("3999 a", None),
+            ("", None),
+        ] {
+            assert_eq!(redirection(detail, &asked), expected, "{detail}");
+        }
+    }
+
+    #[test]
+    fn slots_go_to_whom_the_last_word_gives_them() {
+        let mut known = Topology::new();
+        assert_eq!(known.owner(0), None);
+        let learn = |known: &mut Topology, ranges| known.learn(&read(ranges).expect("a topology"));
+        let witnesses = |known: &Topology| {
+            let mut witnesses = known.witnesses();
+            witnesses.sort_by_key(ToString::to_string);
+            witnesses
+        };
+        let addresses =
+            |ports: &[u16]| -> Vec<_> { ports.iter().map(|port| tcp("10.0.0.1", *port)).collect() };
+        let others = || range(100, 16383, &[plain(2)]);
+        let first = || vec![range(0, 99, &[plain(1), plain(4)]), others()];
+        assert!(learn(&mut known, first()));
+        assert!(!learn(&mut known, first()), "nothing new");
+        assert_eq!((known.owner(0), known.owner(99)), (Some(0), Some(0)));
+        assert_eq!((known.owner(100), known.owner(16383)), (Some(1), Some(1)));
+        assert_eq!(known.owner(16384), None);
+        assert_eq!(witnesses(&known), addresses(&[1, 2, 4]));
+        // A replica has taken over.
+        let second = vec![range(0, 99, &[plain(4)]), others()];
+        assert!(learn(&mut known, second));
+        assert_eq!(known.owner(0), Some(2));
+        assert!(!known.is_master(0) && known.is_master(1) && known.is_master(2));
+        assert_eq!(witnesses(&known), addresses(&[2, 4]));
+        // One slot moves, to a node that is known and to one that is not.
+        for (slot, host, port, to) in [(7, "10.0.0.1", 2, 1), (8, "10.0.0.9", 9, 3)] {
+            let node = known.called(&tcp(host, port));
+            known.moved(slot, node);
+            assert_eq!((known.owner(slot), node), (Some(to), to));
+        }
+        assert_eq!((known.owner(6), known.owner(9)), (Some(2), Some(2)));
+        assert!(known.is_named(1) && !known.is_named(3));
+        // A node that has nothing to say takes nothing away.
+        assert!(!known.learn(&[]));
+        assert_eq!(known.owner(0), Some(2));
+    }
+
+    #[test]
+    fn a_node_is_known_by_all_of_its_names() {
+        let mut known = Topology::new();
+        let named = |ip: &str, name| node(bulk(ip), 1, &["hostname", name]);
+        let nodes = [
+            named("10.0.0.1", "a.example"),
+            named("10.0.0.2", "b.example"),
+        ];
+        let reply = Value::Array(vec![range(0, 16383, &nodes)]);
+        // By its address alone, until another says what it is called.
+        assert_eq!(known.called(&tcp("10.0.0.1", 1)), 0);
+        assert!(!known.is_named(0));
+        known.learn(&shards(&reply, &tcp("seed", 1), true).expect("a topology"));
+        assert_eq!(known.owner(5), Some(1));
+        for name in ["10.0.0.1", "a.example"] {
+            assert_eq!(known.called(&tcp(name, 1)), 1);
+        }
+        // A replica that is promoted keeps its name.
+        assert_eq!(known.called(&tcp("10.0.0.2", 1)), 2);
+        assert_eq!(known.address(2), Some(&tcp("b.example", 1)));
+        assert!(known.is_named(1) && known.is_named(2));
+    }
+
+    #[test]
+    fn the_largest_cluster_is_read() {
+        // Every slot is a range of its own, and each node has the longest names.
+        let named = |port: i64| {
+            let host = format!("{port:05}.{}", "x".repeat(40));
+            node(bulk("10.100.100.100"), port, &["hostname", &host])
+        };
+        let ranges = (0..i64::from(SLOTS)).map(|slot| {
+            let nodes = [0, 1, 2].map(|n| named(1 + (slot + n) % 16_384));
+            range(slot, slot, &nodes)
+        });
+        let mut bytes = Vec::new();
+        strange::encode(&Value::Array(ranges.collect()), &mut bytes);
+        let read = socket::parsed(&bytes, LARGEST_MAP).expect("within the limits");
+        let mut known = Topology::new();
+        assert!(known.learn(&shards(&read, &tcp("asked", 1), true).expect("a topology")));
+        assert_eq!(known.owner(SLOTS - 1), Some(usize::from(SLOTS) - 1));
+    }
+
+    fn named() -> impl Strategy<Value = Value> {
+        let words = prop_oneof![
+            strange::word().prop_map(Value::BulkString),
+            strange::value()
+        ];
+        let said = prop::collection::vec(words.clone(), 0..6).prop_map(Value::Array);
+        let port = prop_oneof![
+            strange::number().prop_map(Value::Int),
+            Just(Value::Int(6379))
+        ];
+        let parts = (words.clone(), port, words, said);
+        parts.prop_map(|(host, port, id, said)| Value::Array(vec![host, port, id, said]))
+    }
+
+    proptest! {
+        #![proptest_config(strange::cases(256))]
+
+        #[test]
+        fn whatever_a_node_says_of_the_slots_is_understood_or_not(
+            answers in prop::collection::vec(
+                prop::collection::vec(
+                    (strange::number(), strange::number(), prop::collection::vec(named(), 0..3)),
+                    0..5,
+                ),
+                1..4,
+            ),
+            other in strange::value(),
+            moved in "[0-9]{0,6} ?[a-z0-9.:?\\[\\]]{0,9}:?[0-9]{0,6}",
+            by_name in any::<bool>(),
+        ) {
+            let asked = tcp("10.0.0.1", 1);
+            let mut known = Topology::new();
+            for answer in answers {
+                let ranges = answer.iter().map(|(first, last, nodes)| range(*first, *last, nodes));
+                if let Some(shards) = shards(&Value::Array(ranges.collect()), &asked, by_name) {
+                    known.learn(&shards);
+                }
+            }
+            shards(&other, &asked, by_name);
+            if let Some((slot, to)) = redirection(&moved, &asked) {
+                prop_assert!(slot < SLOTS);
+                let to = known.called(&to);
+                known.moved(slot, to);
+                prop_assert_eq!(known.owner(slot), Some(to));
+            }
+            known.witnesses();
+            let is_known = |owner: &usize| *owner == NOBODY || *owner < known.nodes.len();
+            prop_assert!(known.owners.iter().all(is_known));
+        }
+    }
+}

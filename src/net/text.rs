@@ -1,0 +1,79 @@
+//! Short texts that need no heap: owners and numbers, made anew for every request.
+
+use std::fmt::{self, Display, Write as _};
+use std::ops::Deref;
+
+/// A text of at most `N` bytes, kept in place.
+#[derive(Clone)]
+pub(crate) struct Text<const N: usize> {
+    bytes: [u8; N],
+    len: u8,
+}
+
+/// A number in decimal.
+pub(crate) type Digits = Text<20>;
+
+impl<const N: usize> Default for Text<N> {
+    /// The empty text.
+    fn default() -> Self {
+        Self {
+            bytes: [0; N],
+            len: 0,
+        }
+    }
+}
+
+impl<const N: usize> Text<N> {
+    /// What `shown` looks like. It has to fit.
+    pub(crate) fn of(shown: impl Display) -> Self {
+        let mut text = Self::default();
+        write!(text, "{shown}").expect("a text that is short enough");
+        text
+    }
+}
+
+impl<const N: usize> fmt::Write for Text<N> {
+    fn write_str(&mut self, more: &str) -> fmt::Result {
+        let start = usize::from(self.len);
+        let end = start + more.len();
+        let place = self.bytes.get_mut(start..end).ok_or(fmt::Error)?;
+        place.copy_from_slice(more.as_bytes());
+        self.len = u8::try_from(end).map_err(|_| fmt::Error)?;
+        Ok(())
+    }
+}
+
+impl<const N: usize> Deref for Text<N> {
+    type Target = str;
+
+    fn deref(&self) -> &str {
+        let bytes = &self.bytes[..usize::from(self.len)];
+        // Only whole strings were ever written.
+        std::str::from_utf8(bytes).unwrap_or_default()
+    }
+}
+
+impl<const N: usize> fmt::Debug for Text<N> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&**self, f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_number_has_its_digits() {
+        assert_eq!(&*Digits::of(0), "0");
+        assert_eq!(&*Digits::of(u64::MAX), "18446744073709551615");
+        assert_eq!(&*Digits::of(i64::MIN), "-9223372036854775808");
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused_and_not_cut_off() {
+        assert_eq!(&*Text::<2>::of("é"), "é");
+        assert!(std::panic::catch_unwind(|| Text::<2>::of("abc")).is_err());
+        assert!(std::panic::catch_unwind(|| Text::<300>::of("a".repeat(256))).is_err());
+    }
+}

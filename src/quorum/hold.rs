@@ -1,0 +1,514 @@
+//! A hold that a majority of independent masters keeps: a [`QuorumHold`] of one ordinary [`Hold`] for each node, its *part*.
+//!
+//! What counts, and for how long, is drawn in [`parts`](crate::quorum::parts). Each part is on the schedule of its node's
+//! watchdog, which renews it as any other hold, and reports here what came of that ([`Several`]).
+//!
+//! **Numbers.** Each round has a number of its own, and asks each node once. So no request that is still under way can take
+//! a part away that was granted, and a renewal that finds the number proves that the node kept it all the time. An acquire
+//! of unknown outcome is undone, and that part is out.
+//!
+//! **Late answers.** The round is over once a majority has granted it. The nodes that have not answered by then are not
+//! released, and their grants count when they come, from before the request was sent: otherwise every hold would rest on a
+//! bare majority.
+//!
+//! **Mutexes.** That of a [`QuorumHold`] may be taken with a local lock's held, and those of holds, schedules and connections
+//! with it held. No I/O while it is held.
+
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use parking_lot::{Mutex, MutexGuard};
+use redis::Value;
+
+use crate::error::{LossReason, Result};
+use crate::hold::{Again, Entry, Hold, NotRenewed, Several, lost_before};
+use crate::local::lock::{LeasePolicy, Mode};
+use crate::net::call::{Answer, Attempt, Call, Fault, Undo};
+use crate::protocol::kind::AcquireArgs;
+use crate::protocol::red;
+use crate::protocol::script::{self, Renewed, Unexpected};
+use crate::quorum::failure::{Failure, Short};
+use crate::quorum::nodes::{Node, Nodes};
+use crate::quorum::parts::{Part, Parts};
+use crate::quorum::round::{NodeReply, Round, RoundRequest};
+use crate::quorum::tally::Goal;
+use crate::report::report;
+use crate::session::Session;
+use crate::time::Unanswered as _;
+
+/// What the nodes keep of one hold.
+pub(crate) struct QuorumHold {
+    nodes: Arc<Nodes>,
+    /// For how long a node has to have been up to take part; zero for any.
+    up_for: Duration,
+    /// The hold as the local lock and the guard have it.
+    whole: Weak<Hold>,
+    /// By node.
+    parts: Vec<Arc<Hold>>,
+    state: Mutex<State>,
+}
+
+struct State {
+    parts: Parts,
+    asked: Vec<Asked>,
+    /// The hold is over, or never was.
+    let_go: bool,
+    /// The release for each node, if there is one.
+    releases: Vec<Option<Arc<Call>>>,
+}
+
+/// What a node was sent.
+#[derive(Clone, Default)]
+struct Asked {
+    /// The request whose answer is still to come: the acquire, or a renewal of a part that is kept.
+    call: Option<Arc<Call>>,
+    /// The lease that the request is for.
+    ttl: Duration,
+    /// The node may keep something under the hold's number.
+    may_be_kept: bool,
+}
+
+/// Parts are renewed as long as the whole is held, which has the limit.
+fn without_max(lease: LeasePolicy) -> LeasePolicy {
+    match lease {
+        LeasePolicy::Renewed { .. } => LeasePolicy::Renewed { max_hold: None },
+        fixed => fixed,
+    }
+}
+
+impl QuorumHold {
+    /// A hold that is about to be requested, as the local lock and the guard will have it, and what the nodes keep of it.
+    pub(crate) fn new(
+        nodes: &Arc<Nodes>,
+        entry: &Arc<Entry>,
+        lease: LeasePolicy,
+        ttl: Duration,
+        up_for: Duration,
+    ) -> (Arc<Self>, Arc<Hold>) {
+        debug_assert!(*entry.protocol.kind() == red::KIND);
+        let owners = &nodes.home().owners;
+        let number = owners.draw();
+        let mut made = None;
+        let hold = Arc::new_cyclic(|whole| {
+            let part = |(node, at): (usize, &Node)| {
+                let (entry, its) = (Arc::clone(&at.entry), at.session.owners.draw());
+                let part = Hold::new(entry, Mode::Exclusive, its, without_max(lease), ttl);
+                let part = part.known_as(owners.id(number));
+                Arc::new(part.part_of(Weak::clone(whole), node))
+            };
+            let n = nodes.list.len();
+            let quorum_hold = made.insert(Arc::new(Self {
+                nodes: Arc::clone(nodes),
+                up_for,
+                whole: Weak::clone(whole),
+                parts: nodes.list.iter().enumerate().map(part).collect(),
+                state: Mutex::new(State {
+                    parts: Parts::new(nodes.majority),
+                    asked: vec![Asked::default(); n],
+                    let_go: false,
+                    releases: vec![None; n],
+                }),
+            }));
+            let hold = Hold::new(Arc::clone(entry), Mode::Exclusive, number, lease, ttl);
+            hold.kept_by(Arc::clone(quorum_hold) as Arc<dyn Several>)
+        });
+        (made.expect("made with the hold"), hold)
+    }
+
+    /// The acquire for a node. To be sent only once.
+    pub(crate) fn acquire(&self, node: usize) -> Attempt {
+        let (part, server) = (&self.parts[node], &self.nodes.list[node].session.server);
+        let run_id = match self.up_for.is_zero() {
+            true => "".into(),
+            false => server.counts_as(self.up_for, Instant::now()),
+        };
+        let owner = part.owner();
+        Attempt {
+            request: part.entry().protocol.acquire(&AcquireArgs {
+                up_for: self.up_for,
+                run_id: &run_id,
+                ..AcquireArgs::plain(&owner, part.lease())
+            }),
+            undo: Some(Arc::clone(part) as Arc<dyn Undo>),
+        }
+    }
+
+    /// The round that began at `sent_at` is over, and has sent these `calls`. If a majority has granted it, and for long
+    /// enough to be of use, it is held from now on, and the watchdogs attend to the parts.
+    pub(crate) fn decide(
+        &self,
+        hold: &Hold,
+        calls: Vec<Option<Arc<Call>>>,
+        sent_at: Instant,
+    ) -> bool {
+        let mut state = self.state.lock();
+        for (node, call) in calls.into_iter().enumerate() {
+            if call.is_none() {
+                state.parts.lose(node);
+            }
+            state.asked[node] = Asked {
+                may_be_kept: call.is_some(),
+                ttl: hold.lease(),
+                call,
+            };
+        }
+        self.read(&mut state);
+        let now = Instant::now();
+        let until = state.parts.grant(now);
+        let Some(until) = until.filter(|until| *until >= now + hold.lease() / 10) else {
+            return false;
+        };
+        hold.grant(sent_at);
+        hold.change(|lease| lease.is_kept_until(until));
+        for node in 0..self.parts.len() {
+            self.arm(&state, node);
+        }
+        true
+    }
+
+    fn arm(&self, state: &State, node: usize) {
+        if state.parts.is_granted() && !state.let_go && state.parts.is_kept(node) {
+            let (part, session) = (&self.parts[node], &self.nodes.list[node].session);
+            session.watchdog.arm(part, part.due_after(part.asked_at()));
+        }
+    }
+
+    fn home(&self) -> &Arc<Session> {
+        self.nodes.home()
+    }
+
+    /// Handles the answers that have come.
+    fn read(&self, state: &mut State) {
+        let now = Instant::now();
+        for node in 0..self.parts.len() {
+            let call = state.asked[node].call.as_ref();
+            let Some(outcome) = call.and_then(|call| call.outcome()) else {
+                continue;
+            };
+            state.asked[node].call = None;
+            let part = &self.parts[node];
+            match (state.parts.part(node), outcome) {
+                (Part::Asked, Ok(answer)) => self.read_acquire(state, node, answer, now),
+                (Part::Asked, Err(_)) => state.parts.lose(node),
+                (Part::Kept(_), Ok(answer)) => match renewed(&answer.value) {
+                    Ok(None) => {
+                        let ttl = state.asked[node].ttl;
+                        part.change(|its| its.extend(answer.sent_at, ttl));
+                        state.parts.keep(node, part.valid_until(), now);
+                    }
+                    Ok(Some(why)) => {
+                        self.lose_part(state, node, why);
+                    }
+                    Err(_) => {}
+                },
+                (Part::Kept(_), Err(_)) | (Part::Out, _) => {}
+            }
+        }
+    }
+
+    fn read_acquire(&self, state: &mut State, node: usize, answer: Answer, now: Instant) {
+        let part = &self.parts[node];
+        if matches!(answer.value, Value::Nil) {
+            part.grant(answer.sent_at);
+            if state.parts.keep(node, part.valid_until(), now) {
+                self.arm(state, node);
+            }
+            return;
+        }
+        if let Err(refused) = answer.value.extract_error() {
+            self.nodes.list[node].session.server.learn(&refused);
+        }
+        state.parts.lose(node);
+        state.asked[node].may_be_kept = false;
+    }
+
+    /// A part is lost; `false` if it was over before, or has just been renewed.
+    fn lose_part(&self, state: &mut State, node: usize, why: LossReason) -> bool {
+        let is_lost = self.parts[node].lose(why).is_some();
+        if is_lost {
+            self.nodes.list[node]
+                .session
+                .watchdog
+                .disarm(&self.parts[node]);
+            state.parts.lose(node);
+        }
+        is_lost
+    }
+
+    /// Stores until when the hold is certain, as its parts have changed. `false` if it is lost.
+    fn judge(&self, state: &mut State) -> bool {
+        let hold = self.whole.upgrade().filter(|hold| hold.is_held());
+        let Some(hold) = hold.filter(|_| state.parts.is_granted() && !state.let_go) else {
+            return true;
+        };
+        let until = state.parts.certain_until(Instant::now());
+        if let Some(until) = until {
+            hold.change(|lease| lease.is_kept_until(until));
+        }
+        until.is_some()
+    }
+
+    /// The same, and the hold is lost for this reason if it is.
+    fn judge_for(&self, mut state: MutexGuard<'_, State>, why: LossReason) -> bool {
+        let is_held = self.judge(&mut state);
+        drop(state);
+        if !is_held {
+            self.lose(why);
+        }
+        is_held
+    }
+
+    fn lose(&self, why: LossReason) {
+        let Some(hold) = self.whole.upgrade() else {
+            return;
+        };
+        self.home().lose(&hold, why);
+        if why == LossReason::Closed {
+            self.home().give_back(&hold);
+        }
+    }
+
+    fn name(&self) -> &str {
+        self.parts[0].entry().name()
+    }
+
+    /// Locks again with a fixed lease: asks all nodes, and needs a majority of the parts.
+    fn renew_all(&self, again: &Again<'_>) -> std::result::Result<(Renewed, Instant), Failure> {
+        let Again { lease, ttl, .. } = *again;
+        let (nodes, sent_at) = (&self.nodes, Instant::now());
+        for part in &self.parts {
+            part.change(|its| its.may_last(ttl));
+        }
+        let renew = |node: usize| Attempt {
+            request: self.parts[node].renew_for(ttl, again.count),
+            undo: None,
+        };
+        let mut round = nodes.round(&RoundRequest {
+            goal: Goal::Majority,
+            lease: ttl,
+            until: again.until,
+            stop: again.stop,
+            make: Some(&renew),
+            may_repeat: true,
+            counts: &|_, value| matches!(renewed(value), Ok(None)),
+        });
+        let mut state = self.state.lock();
+        self.read(&mut state);
+        for (node, call) in round.calls.drain(..).enumerate() {
+            // What was sent before may still undo a number whose grant was not heard.
+            if state.parts.is_kept(node) {
+                state.asked[node].call = call;
+                state.asked[node].ttl = ttl;
+            }
+        }
+        self.read(&mut state);
+        let agrees = |(node, its): &(usize, &Value)| {
+            state.parts.is_kept(*node) && matches!(renewed(its), Ok(None))
+        };
+        let agreed = round.values().filter(agrees).count();
+        let is_taken = |value| matches!(renewed(value), Ok(Some(LossReason::TakenOver)));
+        let lost = match round.values().any(|(_, value)| is_taken(value)) {
+            true => Renewed::Taken,
+            false => Renewed::Gone,
+        };
+        let is_renewed = nodes.majority.has(agreed);
+        if is_renewed && let Some(hold) = self.whole.upgrade() {
+            let now = Instant::now();
+            hold.change(|its| its.change(lease, ttl, now));
+            for (node, part) in self.parts.iter().enumerate() {
+                part.change(|its| its.change(without_max(lease), ttl, now));
+                self.arm(&state, node);
+            }
+        }
+        let is_held = self.judge(&mut state) && !state.let_go;
+        drop(state);
+        if !is_held {
+            self.lose(lost.loss().unwrap_or(LossReason::Forced));
+            Ok((lost, sent_at))
+        } else if is_renewed {
+            nodes.housekeep_soon();
+            Ok((Renewed::Yes, sent_at))
+        } else if (again.stop)() {
+            Err(Fault::Stopped.into())
+        } else {
+            Err(nodes.short(agreed, round.replies).into())
+        }
+    }
+}
+
+/// What a node says to a renewal: why the part is lost, if it is.
+fn renewed(value: &Value) -> std::result::Result<Option<LossReason>, Unexpected> {
+    script::renewed(value.clone()).map(Renewed::loss)
+}
+
+/// The release: sent to every node that may keep a part, and confirmed by a majority.
+impl QuorumHold {
+    /// Ends all parts and queues their releases, which have to be [sent](Several::send). `comes_again`: it was not granted,
+    /// and whoever has asked for it asks again shortly.
+    pub(crate) fn let_go(&self, comes_again: bool) -> Arc<Call> {
+        let mut state = self.state.lock();
+        if !std::mem::replace(&mut state.let_go, true) {
+            self.read(&mut state);
+            let kept = state.asked.iter().filter(|asked| asked.may_be_kept).count();
+            let was_held = state.parts.is_granted() || self.nodes.majority.has(kept);
+            // Somebody else may have seen that a majority of nodes was taken, by this attempt and perhaps by others, and wait
+            // for the announcement. Whoever comes again takes the lock, or loses it to somebody who announces its release.
+            let announces = was_held || !comes_again;
+            for node in 0..self.parts.len() {
+                let release = self.release_part(&state, node, announces);
+                state.releases[node] = release;
+            }
+            if was_held {
+                self.nodes
+                    .was_released(state.releases.iter().flatten().map(Arc::clone));
+            }
+        }
+        // If there is nothing to release, a call that was never sent.
+        let release = state.releases.iter().flatten().next().map(Arc::clone);
+        release.unwrap_or_else(|| Call::deferred(self.parts[0].release(true, Instant::now())))
+    }
+
+    /// Ends a part and queues its release, behind whatever was sent before.
+    fn release_part(&self, state: &State, node: usize, announces: bool) -> Option<Arc<Call>> {
+        let (part, session) = (&self.parts[node], &self.nodes.list[node].session);
+        part.end();
+        session.watchdog.disarm(part);
+        if !state.asked[node].may_be_kept {
+            return None;
+        }
+        let mut release = part.release(!state.parts.is_kept(node), Instant::now());
+        let protocol = &part.entry().protocol;
+        release.request = match announces {
+            true => protocol.release(part.mode, &part.owner()),
+            false => protocol.undo(part.mode, &part.owner()),
+        };
+        // It is normal that a node has lost it: the majority counts.
+        release.info.undo = true;
+        let call = Call::deferred(release);
+        session.connection.submit(&call);
+        Some(call)
+    }
+
+    /// Waits until a majority has confirmed the release. Returns why the hold was lost, if too many nodes had no part of it
+    /// any more.
+    fn wait_for_release(
+        &self,
+        until: Instant,
+        in_time: bool,
+    ) -> std::result::Result<Option<LossReason>, Short> {
+        let (nodes, state) = (&*self.nodes, self.state.lock());
+        // A part that is out does not count, whatever its node says.
+        let is_in = |(node, _): &(usize, &Option<Arc<Call>>)| state.parts.part(*node) != Part::Out;
+        let releases = state.releases.iter().enumerate();
+        let calls: Vec<_> = releases
+            .map(|its| Some(its).filter(is_in).and_then(|(_, call)| call.clone()))
+            .collect();
+        drop(state);
+        let reply = |call: &Option<_>| match call {
+            Some(_) => NodeReply::Pending,
+            None => NodeReply::Came(GONE),
+        };
+        let mut round = Round {
+            replies: calls.iter().map(reply).collect(),
+            calls: calls.clone(),
+        };
+        let lost = |node: usize, value: &Value| {
+            let sendings = calls[node].as_ref().map(|call| call.state.lock().sendings);
+            let released = script::released(value).ok()?;
+            Some(lost_before(&released, sendings > Some(1), in_time))
+        };
+        let confirmed = |node: usize, value: &Value| matches!(lost(node, value), Some(None));
+        let request = RoundRequest {
+            goal: Goal::Majority,
+            lease: Duration::ZERO,
+            until,
+            stop: &|| false,
+            make: None,
+            may_repeat: true,
+            counts: &confirmed,
+        };
+        nodes.wait(&mut round, &request, until);
+        let why: Vec<_> = round
+            .values()
+            .filter_map(|(n, its)| lost(n, its)?)
+            .collect();
+        let confirmed = round.count(&confirmed);
+        if nodes.majority.has(confirmed) {
+            Ok(None)
+        } else if why.len() >= nodes.majority.blocking() {
+            Ok(why
+                .into_iter()
+                .max_by_key(|why| *why == LossReason::TakenOver))
+        } else {
+            Err(nodes.short(confirmed, round.replies))
+        }
+    }
+}
+
+/// What a node says to a release if it does not keep the lock.
+const GONE: Value = Value::Int(-1);
+
+impl Several for QuorumHold {
+    fn held(&self) -> usize {
+        let mut state = self.state.lock();
+        self.read(&mut state);
+        state.parts.certain(Instant::now())
+    }
+
+    fn part_is_kept(&self, node: usize) {
+        let mut state = self.state.lock();
+        self.read(&mut state);
+        let part = &self.parts[node];
+        if !state.parts.keep(node, part.valid_until(), Instant::now()) {
+            // It was renewed too late.
+            part.end();
+        }
+        self.judge_for(state, LossReason::Unreachable);
+    }
+
+    fn part_is_lost(&self, node: usize, why: LossReason) {
+        let mut state = self.state.lock();
+        self.read(&mut state);
+        if !self.lose_part(&mut state, node, why) {
+            return;
+        }
+        if self.judge_for(state, why) && why != LossReason::Closed {
+            let (n, name) = (self.parts.len(), self.name());
+            report!(Warn, "node {node} of {n} no longer keeps `{name}`: {why}");
+        }
+    }
+
+    fn release(&self) -> Arc<Call> {
+        self.let_go(false)
+    }
+
+    fn send(&self, connects: bool) {
+        for session in self.nodes.sessions() {
+            match connects {
+                true => session.connection.first().deliver(),
+                false => session.connection.flush(false),
+            }
+        }
+        self.nodes.housekeep_soon();
+    }
+
+    fn released(&self, in_time: bool, until: Instant) -> Result<Option<LossReason>> {
+        let released = self.wait_for_release(until, in_time);
+        released.map_err(|short| short.into_error(self.name()))
+    }
+
+    fn renew(&self, again: &Again<'_>) -> std::result::Result<(Renewed, Instant), NotRenewed> {
+        self.renew_all(again).map_err(|failure| match failure {
+            Failure::One(Fault::Stopped) => NotRenewed::Stopped,
+            failure => {
+                let is_late = failure.is_late();
+                let error = failure.into_error("renewing the lock", self.name());
+                if is_late {
+                    NotRenewed::Late(error)
+                } else {
+                    NotRenewed::Failed(error)
+                }
+            }
+        })
+    }
+}

@@ -1,0 +1,318 @@
+//! What a user reads who prints nothing but the error: for each of the usual mistakes what it is, and what to do.
+
+use std::io::Write;
+use std::net::TcpListener;
+
+use redlatch::{CancelToken, Client, Config, DeadlockReason, Error, Result};
+
+use crate::support::{
+    RESPONSE, SENTINEL, Server, client, config, free_port, in_time, ms, timed, unique,
+};
+
+/// The error, with what is essential in its text.
+#[track_caller]
+fn explained<T>(mistake: &str, result: Result<T>, parts: &[&str]) -> Error {
+    let err = result.map(drop).expect_err(mistake);
+    let text = err.to_string();
+    for part in parts {
+        assert!(text.contains(part), "{mistake}: {part} is not in: {text}");
+    }
+    assert!(!text.contains("secret"), "{mistake}: {text}");
+    assert!(!text.ends_with('.') && !text.contains('\n'), "{text}");
+    assert!(
+        std::error::Error::source(&err).is_none(),
+        "all is told: {text}"
+    );
+    err
+}
+
+/// Opens a client and locks something.
+fn lock(config: Config) -> Result<()> {
+    Client::open(config)?.mutex("orders").lock()?.unlock()
+}
+
+fn at(port: u16, login: &str) -> Config {
+    config(&format!("redis://{login}127.0.0.1:{port}/"))
+}
+
+timed!(the_usual_mistakes_are_explained);
+fn the_usual_mistakes_are_explained() {
+    let server = Server::start_with(&[]);
+    let port = server.port();
+    let addr = server.addr().to_string();
+    let user = |name: &str, rules: &[&str]| {
+        let acl = ["ACL", "SETUSER", name, "on", ">secret"];
+        server.cli(&[&acl[..], rules].concat());
+    };
+    let open = |login: &str| lock(at(port, login));
+    user("bob", &["~*", "&*", "+@all"]);
+    user("few", &["~*", "&*", "+@all", "-evalsha", "-eval"]);
+    user("keyless", &["~shop:*", "&*", "+@all"]);
+    server.cli(&["CONFIG", "SET", "requirepass", "secret"]);
+
+    let none = free_port();
+    explained(
+        "the wrong port",
+        lock(at(none, "")),
+        &[&none.to_string(), "refused", "check that the server runs"],
+    );
+    explained(
+        "the wrong password",
+        open("bob:wrong@"),
+        &[
+            "WRONGPASS",
+            "the user is `bob`",
+            "check the user and the password",
+            &addr,
+        ],
+    );
+    explained(
+        "the wrong password of the default user",
+        open(":wrong@"),
+        &["WRONGPASS", "the user is `default`"],
+    );
+    explained(
+        "a user that does not exist",
+        open("eve:secret@".replace("secret", "secr3t").as_str()),
+        &["WRONGPASS", "the user is `eve`"],
+    );
+    explained(
+        "no password where one is needed",
+        open(""),
+        &["NOAUTH", "redis://user:password@host"],
+    );
+    let err = explained(
+        "a user without the right to EVALSHA",
+        open("few:secret@"),
+        &[
+            "NOPERM",
+            "evalsha",
+            "`ACL SETUSER`",
+            "guide::operations",
+            "`orders`",
+        ],
+    );
+    assert!(matches!(err, Error::Redis { name: Some(name), .. } if name == "orders"));
+    explained(
+        "a user without rights to the key",
+        open("keyless:secret@"),
+        &["NOPERM", "key", "`ACL SETUSER`", "for `orders`"],
+    );
+    explained(
+        "a database that the server does not have",
+        lock(config(&format!("redis://bob:secret@{addr}/99"))),
+        &["out of range", "the database of the URL is 99"],
+    );
+    let replica = Server::start_with(&["--replicaof", "127.0.0.1", &port.to_string()]);
+    explained(
+        "a replica",
+        lock(at(replica.port(), "")),
+        &[
+            "READONLY",
+            "a replica",
+            "URL of its master",
+            "redis+sentinel://",
+        ],
+    );
+    let sentinel = Server::start_with(&[SENTINEL]);
+    explained(
+        "a sentinel as a server",
+        lock(at(sentinel.port(), "")),
+        &["if it is a sentinel", "redis+sentinel://"],
+    );
+    let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    let port = listener.local_addr().unwrap().port();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let (mut client, _) = listener.accept().unwrap();
+            client
+                .write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+                .unwrap();
+        });
+        explained(
+            "the port of a web server",
+            lock(at(port, "")),
+            &["does not speak the protocol of redis", "the port"],
+        );
+    });
+    explained(
+        "a Unix socket that is missing",
+        lock(config("unix:///nowhere/redis.sock")),
+        &["/nowhere/redis.sock", "check the path of the URL"],
+    );
+    explained(
+        "a host that does not exist",
+        lock(config("redis://nowhere.invalid/").connect_timeout(ms(3_000))),
+        &["nowhere.invalid", "the host", "check"],
+    );
+    for (mistake, url, part) in [
+        (
+            "an unknown parameter",
+            "redis://h?db=3",
+            "redis://host:6379/3",
+        ),
+        ("an unescaped password", "redis://:sec/ret@h", "%2F"),
+        ("a port out of range", "redis://h:99999", "1 to 65535"),
+    ] {
+        let err = explained(mistake, Client::open(url), &["url: ", part]);
+        assert!(matches!(err, Error::Config { .. }), "{err:?}");
+    }
+    #[cfg(feature = "tls")]
+    {
+        let plain = Server::start_with(&[]);
+        let url = format!("rediss://{}/", plain.addr());
+        explained(
+            "TLS to a server without it",
+            lock(config(&url).tls(crate::support::trusting())),
+            &["does not speak TLS", "the URL begins with `redis`"],
+        );
+        let identity = crate::support::authority().issue(&["127.0.0.1"]);
+        let secure = Server::start_tls(&identity, &[]);
+        explained(
+            "no TLS to a server that wants it",
+            lock(config(&format!("redis://{}/", secure.client_addr()))),
+            &["if it speaks TLS, the URL begins with `rediss`"],
+        );
+    }
+    {
+        let cluster = crate::support::cluster::Cluster::shared();
+        let node = client(&cluster.nodes[0].url());
+        explained(
+            "a node of a cluster as a server",
+            node.mutex(cluster.name_at(1, "elsewhere")).lock(),
+            &["node of a cluster", "redis+cluster://"],
+        );
+    }
+}
+
+timed!(what_a_key_holds_instead_is_said);
+fn what_a_key_holds_instead_is_said() {
+    let server = Server::start_with(&[]);
+    let client = Client::open(config(&server.url()).key_prefix("app:")).unwrap();
+    server.cli(&["RPUSH", "app:orders", "x"]);
+    let list = "the key `app:orders` holds a list";
+    let orders = client.mutex("orders");
+    for result in [
+        orders.lock().map(drop),
+        orders.try_lock().map(drop),
+        orders.try_lock_for(ms(1_000)).map(drop),
+        orders.force_unlock().map(drop),
+        client.fair_lock("orders").lock().map(drop),
+        client.rwlock("orders").read().map(drop),
+        client.semaphore("orders").try_acquire().map(drop),
+        client.expirable_semaphore("orders").try_acquire().map(drop),
+        client.latch("orders").count().map(drop),
+        client.multi_lock(["orders", "free"]).lock().map(drop),
+    ] {
+        let err = explained(
+            "a list",
+            result,
+            &[list, "choose another name", "delete the key"],
+        );
+        assert!(matches!(err, Error::WrongType { found: Some(_), .. }));
+    }
+    // Another of its keys.
+    server.cli(&["SET", "redisson_lock_queue:{app:fair}", "x"]);
+    let fair = client.fair_lock("fair").lock().map(drop);
+    explained(
+        "a string for a queue",
+        fair,
+        &["`redisson_lock_queue:{app:fair}` holds a string"],
+    );
+    // What the script says itself.
+    let _reader = client.rwlock("rw").read().unwrap();
+    explained(
+        "another lock",
+        client.mutex("rw").try_lock(),
+        &["the key holds a read-write lock"],
+    );
+    // Without the right to ask.
+    let acl = ["ACL", "SETUSER", "default", "-type"];
+    server.cli(&acl);
+    let err = explained(
+        "a list",
+        orders.lock(),
+        &["`orders`", "its key holds something else"],
+    );
+    assert!(matches!(err, Error::WrongType { found: None, .. }));
+}
+
+timed!(a_server_that_does_not_say_what_a_key_holds_is_not_waited_for);
+fn a_server_that_does_not_say_what_a_key_holds_is_not_waited_for() {
+    let server = Server::start_with(&[]);
+    let proxy = crate::support::Proxy::start(server.addr());
+    let client = client(&proxy.url());
+    server.cli(&["RPUSH", "orders", "x"]);
+    let swallowed = proxy.black_hole_request("\r\nTYPE\r\n");
+    let asked = in_time("giving up", RESPONSE, || client.mutex("orders").lock());
+    assert!(swallowed.fired());
+    assert!(
+        matches!(asked, Err(Error::WrongType { found: None, .. })),
+        "{asked:?}"
+    );
+}
+
+timed!(what_a_client_is_asked_for_in_vain_is_said);
+fn what_a_client_is_asked_for_in_vain_is_said() {
+    let server = Server::start();
+    let (client, name) = (crate::support::open(&server), unique("vain"));
+    explained("an empty name", client.mutex("").lock(), &["empty"]);
+    let short = client.mutex(&name).lease(ms(1));
+    explained(
+        "a lease that is too short",
+        short.lock(),
+        &["lease", "10 ms"],
+    );
+    let cancelled = CancelToken::new();
+    cancelled.cancel();
+    let waits = client.mutex(&name).cancel_on(&cancelled);
+    explained("a cancelled wait", waits.lock(), &["cancelled"]);
+
+    let deadlock = |mistake, result: Result<()>, expected, part: &str| {
+        let err = explained(mistake, result, &[&name, "would wait for itself", part]);
+        let is = matches!(&err, Error::WouldDeadlock { reason, .. } if *reason == expected);
+        assert!(is, "{err:?}");
+    };
+    let mutex = client.mutex(&name);
+    let guard = mutex.lock().unwrap();
+    deadlock(
+        "locking twice",
+        mutex.lock().map(drop),
+        DeadlockReason::NotReentrant,
+        "or a reentrant lock",
+    );
+    deadlock(
+        "locking as another kind",
+        client.fair_lock(&name).lock().map(drop),
+        DeadlockReason::OtherKind,
+        "another kind",
+    );
+    let both = client.multi_lock([name.clone(), unique("vain")]);
+    deadlock(
+        "locking with others",
+        both.lock().map(drop),
+        DeadlockReason::MultiLock,
+        "multi-lock",
+    );
+    guard.unlock().unwrap();
+    let guard = both.lock().unwrap();
+    deadlock(
+        "locking a member",
+        mutex.lock().map(drop),
+        DeadlockReason::MultiLock,
+        "multi-lock",
+    );
+    guard.unlock().unwrap();
+    let rw = client.rwlock(&name);
+    let reader = rw.read().unwrap();
+    deadlock(
+        "writing while reading",
+        rw.write().map(drop),
+        DeadlockReason::Reading,
+        "drop the read guard",
+    );
+    reader.unlock().unwrap();
+    client.close(RESPONSE).unwrap();
+    let err = explained("a closed client", mutex.lock(), &["closed", "open another"]);
+    assert!(!err.is_retryable());
+}

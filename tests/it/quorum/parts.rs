@@ -1,0 +1,272 @@
+//! What the masters of a `RedLock` keep of one hold, what counts of that, and how others who want the lock stay out of the
+//! way.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use redlatch::{Client, Config, Error};
+
+use crate::support::quorum;
+use crate::support::quorum::{all_keep, masters, nothing_is_left, open_with, red};
+use crate::support::{LONG, Mode, Proxy, STRANGER, Server, Target, eventually, ms, timed, unique};
+
+/// A third of it is longer than any test waits: nothing is found out by a renewal that was due.
+const LEASE: Duration = ms(60_000);
+
+fn open(servers: &[Server]) -> Vec<Client> {
+    open_with(servers, |config| config.lease(LEASE))
+}
+
+/// Clients of all servers, those at `through` behind proxies.
+fn open_through(
+    servers: &[Server],
+    through: &[usize],
+    set: impl Fn(Config) -> Config,
+) -> (Vec<Client>, Vec<Proxy>) {
+    let mut proxies = Vec::new();
+    let clients = servers.iter().enumerate().map(|(node, server)| {
+        let url = if through.contains(&node) {
+            proxies.push(Proxy::start(server.addr()));
+            proxies[proxies.len() - 1].url()
+        } else {
+            server.url()
+        };
+        Client::open(set(Config::new(url))).unwrap()
+    });
+    (clients.collect(), proxies)
+}
+
+fn a_stranger_has(servers: &[Server], name: &str) {
+    for server in servers {
+        server.cli(&["HSET", name, STRANGER, "1"]);
+    }
+}
+
+fn the_stranger_leaves(servers: &[Server], name: &str) {
+    for server in servers {
+        server.cli(&["HDEL", name, STRANGER]);
+    }
+}
+
+/// Under which owner a server keeps `name`.
+fn owner(server: &Server, name: &str) -> Option<String> {
+    let owners: Vec<String> = server.ask(&["HKEYS", name]);
+    assert!(owners.len() <= 1, "{owners:?}");
+    owners.into_iter().next()
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Numbers
+// ---------------------------------------------------------------------------------------------------------------------
+
+// An undo that was the last word on a connection of the round may arrive at any time.
+timed!(an_undo_that_arrives_late_takes_nothing_that_is_held);
+fn an_undo_that_arrives_late_takes_nothing_that_is_held() {
+    let servers = masters(3);
+    for _ in 0..10 {
+        let (clients, proxies) = open_through(&servers, &[1, 2], |config| {
+            let config = config.lease(ms(10_000)).connect_timeout(ms(300));
+            config.response_timeout(ms(900))
+        });
+        let [first, second] = &proxies[..] else {
+            unreachable!("two of them")
+        };
+        let name = unique("undo");
+        let lock = red(&clients, &name);
+        // One is known to be away.
+        first.set(Target::Link, Mode::Refuse);
+        first.cut(Target::Link);
+        lock.is_locked().unwrap();
+        // What the other is sent arrives late, and a connection that is made meanwhile is of no use.
+        second.stall_present(Target::Link);
+        second.set(Target::All, Mode::BlackHole);
+        let granted = thread::scope(|scope| {
+            scope.spawn(|| {
+                eventually("the connection is given up", || {
+                    second.connections(Target::Link) == 0
+                });
+                first.pass();
+            });
+            lock.lock()
+        });
+        let Ok(guard) = granted else {
+            // The machine was too busy to connect to the first in the time that the attempt had left.
+            continue;
+        };
+        second.set(Target::All, Mode::Pass);
+        let undone = servers[2].calls("hdel");
+        second.pass();
+        eventually("the undo has arrived", || servers[2].calls("hdel") > undone);
+        // What came just before it does not count.
+        assert!(guard.is_valid() && guard.nodes_held() == 2);
+        assert_eq!(owner(&servers[0], &name).as_deref(), Some(guard.owner()));
+        guard.unlock().unwrap();
+        return nothing_is_left(&servers);
+    }
+    panic!("it was never granted");
+}
+
+// One more hold has to be confirmed by a majority; what is on its way may undo a number of which the grant was not heard.
+timed!(a_number_that_may_be_undone_does_not_count_for_one_more_hold);
+fn a_number_that_may_be_undone_does_not_count_for_one_more_hold() {
+    let servers = masters(3);
+    let (clients, proxies) = open_through(&servers, &[1, 2], |config| {
+        config.lease(LEASE).response_timeout(ms(900))
+    });
+    let [second, third] = &proxies[..] else {
+        unreachable!("two of them")
+    };
+    let name = unique("counts");
+    let lock = red(&clients, &name).lease(LEASE);
+    let grant = third.swallow_reply_to(&name);
+    let guard = lock.lock().unwrap();
+    eventually("it is granted", || servers[2].exists(&name));
+    assert!(grant.fired());
+    // The last words on that connection come late, and the next one is sound.
+    third.stall_present(Target::Link);
+    second.set(Target::All, Mode::Refuse);
+    second.cut(Target::All);
+    let until = guard.valid_until();
+    thread::sleep(ms(100));
+    let again = lock.lock();
+    assert!(
+        matches!(&again, Err(Error::NoQuorum { agreed: 1, .. })),
+        "{again:?}"
+    );
+    // No longer than the part of the second, which was asked for a moment later than the first.
+    assert!(guard.valid_until() < until + ms(100));
+    assert_eq!(guard.hold_count(), 1);
+    second.pass();
+    third.pass();
+    drop(guard);
+    nothing_is_left(&servers);
+}
+
+// A round ends with the second grant of three.
+timed!(a_grant_that_comes_after_the_round_counts_all_the_same);
+fn a_grant_that_comes_after_the_round_counts_all_the_same() {
+    let servers = masters(3);
+    let (clients, proxies) = open_through(&servers, &[2], |config| config.lease(ms(3000)));
+    let name = unique("late");
+    let lock = red(&clients, &name);
+    drop(lock.lock().unwrap());
+    proxies[0].set(Target::Link, Mode::Delay(ms(300)));
+    let guard = lock.lock().unwrap();
+    let granted = Instant::now();
+    assert_eq!(guard.nodes_held(), 2);
+    all_keep(&guard, 3);
+    assert!(granted.elapsed() >= ms(250));
+    // With either of the others it is enough.
+    servers[0].cli(&["DEL", &name]);
+    all_keep(&guard, 2);
+    assert!(guard.is_valid() && guard.lost().is_empty());
+    proxies[0].pass();
+    guard.unlock().unwrap();
+    nothing_is_left(&servers);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Those who wait
+// ---------------------------------------------------------------------------------------------------------------------
+
+timed!(whoever_waits_takes_no_part_of_what_others_have_and_tells_nobody_of_it);
+fn whoever_waits_takes_no_part_of_what_others_have_and_tells_nobody_of_it() {
+    let servers = masters(5);
+    let clients = open(&servers);
+    let name = unique("wait");
+    a_stranger_has(&servers[..3], &name);
+    let looks = || -> u64 { servers[3..].iter().map(|server| server.calls("pttl")).sum() };
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| drop(quorum::take(&red(&clients, &name))));
+        // After the attempt, once it is subscribed, and when it has heard nothing for a while.
+        eventually("it looks again", || looks() >= 6);
+        for server in &servers[..3] {
+            // Once to be refused, and nothing is given back that was not granted.
+            assert_eq!((server.calls("hexists"), server.calls("hdel")), (1, 0));
+        }
+        for server in &servers[3..] {
+            // Only the first attempt has not known better.
+            assert_eq!((server.calls("hset"), server.calls("hdel")), (1, 1));
+        }
+        for server in &servers {
+            assert_eq!(server.calls("publish"), 0);
+        }
+        the_stranger_leaves(&servers[..3], &name);
+        waiting.join().unwrap();
+    });
+    nothing_is_left(&servers);
+}
+
+// Between looking and asking there is a round trip, and those who have it come back at once.
+timed!(after_its_turn_a_process_lets_those_go_first_who_look_from_afar);
+fn after_its_turn_a_process_lets_those_go_first_who_look_from_afar() {
+    let servers = masters(3);
+    let name = unique("afar");
+    let (ours, our_way) = open_through(&servers, &[0, 1, 2], |config| config);
+    let (theirs, their_way) = open_through(&servers, &[0, 1, 2], |config| config);
+    for proxy in our_way.iter().chain(&their_way) {
+        proxy.set(Target::Link, Mode::DelayBoth(ms(3)));
+    }
+    let done = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let lock = red(&theirs, &name);
+            while !done.load(Ordering::SeqCst) {
+                drop(lock.lock().unwrap());
+            }
+        });
+        eventually("they have it all the time", || {
+            servers[0].calls("hset") > 10
+        });
+        let lock = red(&ours, &name);
+        let turn = |_| lock.try_lock_for(LONG).map(|guard| guard.is_some());
+        let turns: Result<Vec<_>, _> = (0..3).map(turn).collect();
+        done.store(true, Ordering::SeqCst);
+        assert_eq!(turns.unwrap(), [true; 3]);
+    });
+    nothing_is_left(&servers);
+    // Closing waits for a server that is out of reach.
+    drop((ours, theirs));
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Questions
+// ---------------------------------------------------------------------------------------------------------------------
+
+timed!(questions_wait_for_all_servers_that_are_away_at_the_same_time);
+fn questions_wait_for_all_servers_that_are_away_at_the_same_time() {
+    let servers = masters(5);
+    let (clients, proxies) = open_through(&servers, &[1, 3], |config| config);
+    let lock = red(&clients, &unique("away"));
+    let asks: [&dyn Fn() -> redlatch::Result<()>; 3] = [
+        &|| lock.is_locked().map(drop),
+        &|| lock.remaining().map(drop),
+        &|| lock.force_unlock().map(drop),
+    ];
+    for ask in asks {
+        for proxy in &proxies {
+            proxy.set(Target::All, Mode::BlackHole);
+            proxy.cut(Target::All);
+        }
+        // With this it is known that the connections are gone.
+        ask().unwrap();
+        let (done, both) = (AtomicBool::new(false), AtomicBool::new(false));
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                while !done.load(Ordering::SeqCst) {
+                    let dialled = |proxy: &Proxy| proxy.connections(Target::All) > 0;
+                    both.fetch_or(proxies.iter().all(dialled), Ordering::SeqCst);
+                    thread::sleep(ms(2));
+                }
+            });
+            ask().unwrap();
+            done.store(true, Ordering::SeqCst);
+        });
+        assert!(both.into_inner(), "one was waited for after the other");
+        for proxy in &proxies {
+            proxy.pass();
+        }
+        ask().unwrap();
+    }
+}
