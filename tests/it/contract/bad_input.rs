@@ -723,7 +723,7 @@ fn whatever_span_or_number_is_given_there_is_an_answer_or_an_error() {
 timed!(a_place_in_the_queue_lives_for_as_long_as_may_be);
 fn a_place_in_the_queue_lives_for_as_long_as_may_be() {
     let server = Server::start();
-    let shorter = loosely(ms(100));
+    let shorter = loosely(ms(300));
     for lease in [shorter, ms(60_000)] {
         let name = unique("place");
         let config = settings(&server).waiter_lease(lease);
