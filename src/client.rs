@@ -181,8 +181,8 @@ impl Client {
 
     /// Returns several names as one lock: all are held, or none. Sends nothing.
     ///
-    /// The order of the names does not matter, and naming one twice is naming it once. For no names, and for more than
-    /// 256, the methods that lock return [`Error::Config`](crate::Error::Config).
+    /// The order of the names does not matter, and naming one twice is naming it once. For no names the methods that
+    /// lock return [`Error::Config`](crate::Error::Config).
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;

@@ -531,8 +531,6 @@ pub enum DeadlockReason {
     NotReentrant,
     /// The name, as a lock of another kind.
     OtherKind,
-    /// The name, as one of several of a [`MultiLock`](crate::MultiLock), or alone while it wants several.
-    MultiLock,
     /// A read guard, and it wants to write.
     Reading,
 }
@@ -544,9 +542,6 @@ impl fmt::Display for DeadlockReason {
                 "it holds it, and this kind is not reentrant; use the guard that it has, or a reentrant lock"
             }
             Self::OtherKind => "it holds the name as a lock of another kind; use one kind for it",
-            Self::MultiLock => {
-                "it holds the name already, alone or as a member of a multi-lock; release that first"
-            }
             Self::Reading => "it reads, and wants to write; drop the read guard first",
         })
     }
@@ -702,12 +697,12 @@ mod tests {
             name: name(),
             reason,
         }));
-        use DeadlockReason::{MultiLock, NotReentrant, OtherKind, Reading};
+        use DeadlockReason::{NotReentrant, OtherKind, Reading};
         let deadlock = |reason| Error::WouldDeadlock {
             name: name(),
             reason,
         };
-        all.extend([MultiLock, NotReentrant, OtherKind, Reading].map(deadlock));
+        all.extend([NotReentrant, OtherKind, Reading].map(deadlock));
         let found = ["the key `orders` holds a list".to_owned()];
         all.extend(
             [None, found.into_iter().next()].map(|found| Error::WrongType {

@@ -144,6 +144,8 @@ impl<'a> Contender<'a> {
             return;
         }
         self.place = Some(number);
+        // Each place has its own channel.
+        self.listening.end();
         let is_first = self.entry.lock().add_place(self.listening.waiter(), number);
         if is_first {
             let session = self.session();
@@ -191,7 +193,7 @@ impl<'a> Contender<'a> {
         })
     }
 
-    /// Sends the first request, if there is a connection; [`run`](Self::run) waits for the reply.
+    /// Queues the first request, if there is a connection; [`run`](Self::run) waits for the reply.
     pub(crate) fn ask_ahead(&mut self) {
         // Checked once it is counted: either closing waits for it, or it sends nothing. Nobody could undo it.
         if self.lock.quorum.is_some() || self.lock.must_stop(self.wait) {
@@ -199,8 +201,15 @@ impl<'a> Contender<'a> {
         }
         let mut asked = None;
         let attempt = self.question(&mut asked);
-        let ahead = self.session().connection.send_ahead(attempt);
+        let ahead = self.session().connection.submit_ahead(attempt);
         self.ahead = ahead.zip(asked);
+    }
+
+    /// Writes the request that was queued, with all others for its server.
+    pub(crate) fn send_ahead(&self) {
+        if let Some((ahead, _)) = &self.ahead {
+            self.session().connection.flush_ahead(ahead);
+        }
     }
 
     /// See [`yielding`].
@@ -294,7 +303,7 @@ impl<'a> Contender<'a> {
                 }
                 Ok(Reply::Granted((hold, answer.sent_at)))
             }
-            (Acquired::Busy { left, at }, Some(hold)) => {
+            (Acquired::Busy { left }, Some(hold)) => {
                 self.has_place(hold.number, sent_at);
                 if let (Some(spin), Some(left)) = (&mut self.spin, left) {
                     spin.was_refused(sent_at + left);
@@ -302,12 +311,8 @@ impl<'a> Contender<'a> {
                 if let (Some(turn), Some(seen)) = (&mut self.turn, seen) {
                     turn.is_behind(seen.behind);
                 }
-                // Another place is another channel.
-                let place = self.place.map(|OwnerNumber(number)| number);
-                let place = place.and_then(|number| usize::try_from(number).ok());
                 Ok(Reply::Busy(Busy {
                     retry_after: left,
-                    listen_on: place.unwrap_or(at),
                     is_contested: false,
                 }))
             }
@@ -342,10 +347,8 @@ impl<'a> Contender<'a> {
         self.is_granted = true;
         // Nobody else releases the lock while we hold it, so it costs nothing that the subscription lingers. In the queue
         // that Redis keeps each waiter has its own channel, on which nothing is counted.
-        if let Some(index) = self.listening.leave()
-            && self.is_notified_with_others()
-        {
-            hold.has_listened_for(index);
+        if self.listening.leave() && self.is_notified_with_others() {
+            hold.leaves_listening();
         }
         let mut state = self.entry.lock();
         state.forget_place(self.listening.known_waiter());
@@ -448,11 +451,11 @@ impl Strategy for Contender<'_> {
         Ok(reply)
     }
 
-    fn channel(&self, listen_on: usize) -> Option<Arc<str>> {
+    fn channel(&self) -> Option<Arc<str>> {
         let protocol = &self.entry.protocol;
         match self.place {
             Some(number) => Some(protocol.channel_of(&self.entry.common().id(number))),
-            None if self.is_notified_with_others() => Some(protocol.channel_at(listen_on)),
+            None if self.is_notified_with_others() => Some(protocol.channel()),
             None => None,
         }
     }

@@ -274,8 +274,8 @@ impl LockSpec {
         listening: &mut Listening,
         wait: WaitMode,
     ) -> Result<Option<Wakeup>> {
-        let deadlocked = self.has_it_otherwise(&entry.protocol);
-        let stop = || deadlocked.is_some() || self.must_stop(wait);
+        let deadlocked = self.has_it_otherwise();
+        let stop = || deadlocked || self.must_stop(wait);
         let left = |now| lease_left(entry, now);
         listening.park(self, Signals::default(), wait.deadline(), left, &stop);
         if let Some(wakeup) = listening.take_wakeup() {
@@ -294,10 +294,8 @@ impl LockSpec {
             // Woken at the last moment: it is off the queue, so it has to use the wakeup.
             Some(wakeup) => Ok(Some(wakeup)),
             None if self.must_stop(wait) => Err(self.stopped()),
-            None => match deadlocked {
-                Some(reason) => Err(self.would_deadlock(reason)),
-                None => Ok(None),
-            },
+            None if deadlocked => Err(self.would_deadlock(DeadlockReason::OtherKind)),
+            None => Ok(None),
         }
     }
 }

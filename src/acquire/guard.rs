@@ -131,14 +131,21 @@ impl GuardInner {
     }
 
     /// Releases the hold; [`Unlocking::finish`] waits for the reply.
-    pub(crate) fn begin_unlock(mut self) -> Result<Unlocking> {
+    fn begin_unlock(self) -> Result<Unlocking> {
+        let unlocking = self.queue_unlock()?;
+        unlocking.send();
+        Ok(unlocking)
+    }
+
+    /// Queues the release, behind which others may queue theirs before it is [sent](Unlocking::send).
+    pub(crate) fn queue_unlock(mut self) -> Result<Unlocking> {
         self.released = true;
         if self.is_copy() {
             return Err(Error::Closed);
         }
         let now = Instant::now();
         let in_time = self.hold.valid_until() > now;
-        let release = self.let_go(now)?;
+        let release = self.let_go(now, false)?;
         Ok(Unlocking {
             held: self,
             in_time,
@@ -161,6 +168,14 @@ impl GuardInner {
         }
     }
 
+    fn send(&self, release: Option<&Arc<Call>>) {
+        if let Some(release) = release {
+            let session = &self.shared.session;
+            session.deliver(&self.hold, release);
+            session.housekeep_soon(&self.hold);
+        }
+    }
+
     fn not_lost(&self) -> Result<Option<Arc<Call>>> {
         match self.hold.loss() {
             Some(reason) => Err(self.lost_by(reason)),
@@ -168,9 +183,9 @@ impl GuardInner {
         }
     }
 
-    /// Ends the hold. If it was the last of its thread, hands the lock over to another thread of this process or sends the
-    /// release.
-    fn let_go(&self, now: Instant) -> Result<Option<Arc<Call>>> {
+    /// Ends the hold. If it was the last of its thread, hands the lock over to another thread of this process or queues the
+    /// release, and sends it if that has to be done `at_once`.
+    fn let_go(&self, now: Instant, at_once: bool) -> Result<Option<Arc<Call>>> {
         let (session, hold) = (&self.shared.session, &self.hold);
         let mut state = hold.entry().lock();
         // In memory only. Called by the local lock, so that the release is queued on the connection before anybody of this
@@ -207,12 +222,12 @@ impl GuardInner {
             Left::Release { next } => {
                 state.store_wakeups(&next);
                 drop(state);
-                if let Some(release) = call.get() {
-                    session.deliver(hold, release);
+                let lost = self.not_lost();
+                if at_once || lost.is_err() {
+                    self.send(call.get());
                 }
                 wake(next);
-                session.housekeep_soon(hold);
-                self.not_lost().map(|_| call.into_inner())
+                lost.map(|_| call.into_inner())
             }
             Left::Gone => {
                 drop(state);
@@ -240,6 +255,10 @@ pub(crate) struct Unlocking {
 }
 
 impl Unlocking {
+    pub(crate) fn send(&self) {
+        self.held.send(self.release.as_ref());
+    }
+
     pub(crate) fn finish(self, until: Instant) -> Result<()> {
         match &self.release {
             Some(call) => self.held.unlocked(call, self.in_time, until),
@@ -252,7 +271,7 @@ impl Drop for GuardInner {
     fn drop(&mut self) {
         if !self.released
             && !self.is_copy()
-            && let Err(err) = self.let_go(Instant::now())
+            && let Err(err) = self.let_go(Instant::now(), true)
         {
             // Not a warning: `lost` has reported it, and it does no harm to those who wait.
             report!(Debug, "dropping a guard: {err}");

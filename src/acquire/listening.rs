@@ -24,8 +24,8 @@ pub(crate) struct Listening {
     waiter: OnceCell<Arc<Waiter>>,
     /// It has spent time waiting. The closing of the client wakes it, and so does its token.
     has_parked: bool,
-    /// The index of the name that it listens to, if there are several; `None` before it listens.
-    on: Option<usize>,
+    /// It has begun to listen, or knows that nothing is announced.
+    has_begun: bool,
     subscribed: Subscribed,
     /// Since when it has waited, and when that is logged next.
     long_wait: Option<(Instant, Option<Instant>)>,
@@ -164,22 +164,23 @@ impl Listening {
         *due
     }
 
-    /// Whether it listens to the name with this index, and the channel does not belong to another node of the cluster now.
-    pub(crate) fn is_on(&self, index: usize) -> bool {
+    /// Whether it has begun to listen, and the channel does not belong to another node of the cluster now.
+    pub(crate) fn has_begun(&self) -> bool {
         let has_moved = matches!(&self.subscribed, Subscribed::At(one) if one.has_moved());
-        self.on == Some(index) && !has_moved
+        self.has_begun && !has_moved
+    }
+
+    /// Listens no longer, until it begins anew.
+    pub(crate) fn end(&mut self) {
+        self.has_begun = false;
+        self.subscribed = Subscribed::Nowhere;
     }
 
     /// Listens to `channel` from now on, and no longer to another.
-    pub(crate) fn begin(
-        &mut self,
-        session: &Arc<Session>,
-        index: usize,
-        channel: Option<Arc<str>>,
-    ) {
-        self.on = Some(index);
+    pub(crate) fn begin(&mut self, session: &Arc<Session>, channel: Option<Arc<str>>) {
         // Before the next one begins: a confirmation does not say which of two it belongs to.
-        self.subscribed = Subscribed::Nowhere;
+        self.end();
+        self.has_begun = true;
         if let Some(channel) = channel {
             let subscription = session.subscriber.subscribe(&channel, self.waiter());
             self.subscribed = Subscribed::At(subscription);
@@ -188,8 +189,8 @@ impl Listening {
 
     /// Listens at all masters of a quorum from now on: enough of them, if some are away.
     pub(crate) fn begin_at_each(&mut self, quorum: &Quorum) {
-        self.on = Some(0);
-        self.subscribed = Subscribed::Nowhere;
+        self.end();
+        self.has_begun = true;
         let waiter = Arc::clone(self.waiter());
         waiter.set_listening(false);
         let majority = quorum.majority();
@@ -241,14 +242,14 @@ impl Listening {
         !matches!(self.subscribed, Subscribed::Nowhere)
     }
 
-    /// The wait is over. The subscription ends a little later, so that the thread need not write UNSUBSCRIBE now. Returns the
-    /// index of the name that it listened for.
-    pub(crate) fn leave(&mut self) -> Option<usize> {
+    /// The wait is over. The subscription ends a little later, so that the thread need not write UNSUBSCRIBE now. Returns
+    /// whether it listened.
+    pub(crate) fn leave(&mut self) -> bool {
         match std::mem::take(&mut self.subscribed) {
-            Subscribed::Nowhere => return None,
+            Subscribed::Nowhere => return false,
             Subscribed::At(one) => one.leave(),
             Subscribed::AtEach { each, .. } => each.into_iter().for_each(Subscription::leave),
         }
-        self.on
+        true
     }
 }

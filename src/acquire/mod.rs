@@ -55,7 +55,7 @@ use std::time::{Duration, Instant};
 use crate::acquire::listening::Listening;
 use crate::acquire::spec::LockSpec;
 use crate::acquire::wait_mode::WaitMode;
-use crate::error::{Error, Result};
+use crate::error::{DeadlockReason, Error, Result};
 use crate::hold::Entry;
 use crate::local::waiter::Signals;
 use crate::net::call::{Call, Fault};
@@ -76,8 +76,6 @@ pub(crate) enum Reply<G> {
 pub(crate) struct Busy {
     /// When it is worth asking again although nothing was announced; `None`: nobody knows.
     pub(crate) retry_after: Option<Duration>,
-    /// The index of the name to listen to, if there are several.
-    pub(crate) listen_on: usize,
     /// Nobody may have it: several ask at the same time, and each may have been granted too few of several servers. They
     /// come again after a short pause, and until then nothing may be announced.
     pub(crate) is_contested: bool,
@@ -153,9 +151,8 @@ pub(crate) trait Strategy {
     /// Asks Redis once, reconnecting if necessary. A request without a reply is undone.
     fn ask(&mut self, until: Instant) -> std::result::Result<Reply<Self::Grant>, NoReply>;
 
-    /// Where changes are announced, of the name with this index if there are several; `None` if nobody announces them, or
-    /// not to one channel.
-    fn channel(&self, _listen_on: usize) -> Option<Arc<str>> {
+    /// Where changes are announced; `None` if nobody announces them, or not to one channel.
+    fn channel(&self) -> Option<Arc<str>> {
         Some(self.entry().protocol.channel())
     }
 
@@ -237,14 +234,12 @@ pub(crate) fn acquire<S: Strategy>(
         if deadline.has_passed(now) {
             return end(strategy, spec, wait, Outcome::Busy(busy));
         }
-        if !std::mem::replace(&mut was_refused, true)
-            && let Some(reason) = spec.has_it_otherwise(&strategy.entry().protocol)
-        {
-            return Err(spec.would_deadlock(reason));
+        if !std::mem::replace(&mut was_refused, true) && spec.has_it_otherwise() {
+            return Err(spec.would_deadlock(DeadlockReason::OtherKind));
         }
         has_waited = true;
 
-        let began_to_listen = listen(strategy, spec, busy.listen_on)?;
+        let began_to_listen = listen(strategy, spec)?;
         let listening = strategy.listening();
         let seen = match began_to_listen {
             true => listening.signals(),
@@ -296,11 +291,11 @@ fn end<S: Strategy>(
 }
 
 /// Begins to wait, and to listen where changes are announced; `false` if it already listens there.
-fn listen<S: Strategy>(strategy: &mut S, spec: &LockSpec, on: usize) -> Result<bool> {
-    if strategy.listening().is_on(on) {
+fn listen<S: Strategy>(strategy: &mut S, spec: &LockSpec) -> Result<bool> {
+    if strategy.listening().has_begun() {
         return Ok(false);
     }
-    let channel = strategy.channel(on);
+    let channel = strategy.channel();
     let listening = strategy.listening();
     match &spec.quorum {
         Some(quorum) => listening.begin_at_each(quorum),
@@ -308,7 +303,7 @@ fn listen<S: Strategy>(strategy: &mut S, spec: &LockSpec, on: usize) -> Result<b
             if let Some(channel) = &channel {
                 spec.session().start_subscriber(channel)?;
             }
-            listening.begin(spec.session(), on, channel);
+            listening.begin(spec.session(), channel);
         }
     }
     Ok(true)

@@ -1,22 +1,22 @@
 //! Several locks taken as one: the rule by which members are asked for, and the loop that follows it.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::Receiver;
-use redis::{ErrorKind, ServerErrorKind};
 
 use crate::acquire::Outcome;
 use crate::acquire::enter::Pending;
-use crate::acquire::guard::GuardInner;
+use crate::acquire::guard::{GuardInner, Unlocking};
 use crate::acquire::spec::{InTheWay, LockSpec};
 use crate::acquire::wait_mode::WaitMode;
 use crate::error::{Error, Loss, LossReason, Result};
 use crate::hold::loss::LossChannel;
 use crate::local::waiter::CancelToken;
 use crate::quorum::identity::{self, Identity};
+use crate::report::report;
 use crate::time::{self, Deadline};
 
 /// The longest pause after waiting for one member and then finding another one held. Without it two threads could take
@@ -44,8 +44,6 @@ pub(crate) struct Members {
     same_key: Arc<[Vec<usize>]>,
     /// Whether a member was held by others at the last attempt.
     contended: Arc<AtomicBool>,
-    /// The names as separate locks, once a cluster node has refused a script for all of them.
-    one_by_one: Arc<OnceLock<Self>>,
     /// Why they cannot be taken together.
     fault: Option<Arc<str>>,
 }
@@ -79,14 +77,12 @@ impl Members {
             same_key: of_key.into_values().collect(),
             contended: Arc::default(),
             parts,
-            one_by_one: Arc::default(),
             fault,
         }
     }
 
     fn each(mut self, change: impl Fn(LockSpec) -> LockSpec) -> Self {
         self.parts = self.parts.into_iter().map(change).collect();
-        self.one_by_one = Arc::default();
         self
     }
 
@@ -109,28 +105,20 @@ impl Members {
         }
     }
 
-    /// Asks for all names together, or one by one if a cluster requires that: see [`crosses_slots`].
-    fn ask<T>(&self, ask: impl Fn(&Self) -> Result<T>) -> Result<T> {
+    /// The members, once it is certain that each can be asked about.
+    fn checked(&self) -> Result<&[LockSpec]> {
         self.check()?;
-        if let Some(one_by_one) = self.one_by_one.get() {
-            return ask(one_by_one);
+        for part in &self.parts {
+            part.look()?;
         }
-        match (ask(self), &*self.parts) {
-            (Err(err), [alone]) if crosses_slots(&err) => ask(self
-                .one_by_one
-                .get_or_init(|| Self::new(alone.one_by_one()))),
-            (answer, _) => answer,
-        }
+        Ok(&self.parts)
     }
 
     pub(crate) fn acquire(&self, wait: WaitMode) -> Result<Option<MultiGuardInner>> {
-        self.ask(|members| members.acquire_all(wait))
-    }
-
-    fn acquire_all(&self, wait: WaitMode) -> Result<Option<MultiGuardInner>> {
+        self.check()?;
         if let [alone] = &*self.parts {
             let held = alone.acquire(wait)?;
-            return Ok(held.map(|held| self.all(vec![held])));
+            return Ok(held.map(|held| self.all(Together(vec![Some(held)]))));
         }
         for part in &self.parts {
             part.check(wait)?;
@@ -143,16 +131,15 @@ impl Members {
         loop {
             let index = match self.gather(waited_for, wait, round)? {
                 Gathering::All(held) => {
-                    return match held.iter().find(|held| !held.is_valid()) {
-                        Some(late) => Err(match late.lost_error() {
-                            // Before the last one was granted.
-                            Error::Lost {
-                                reason: LossReason::Closed,
-                                ..
-                            } => Error::Closed,
-                            lost => lost,
-                        }),
+                    let late = held.all().find(|held| !held.is_valid());
+                    return match late.map(GuardInner::lost_error) {
                         None => Ok(Some(self.all(held))),
+                        // Before the last one was granted.
+                        Some(Error::Lost {
+                            reason: LossReason::Closed,
+                            ..
+                        }) => Err(Error::Closed),
+                        Some(lost) => Err(lost),
                     };
                 }
                 Gathering::Busy(index) => index,
@@ -239,26 +226,26 @@ impl Members {
         wait: WaitMode,
         round: WaitMode,
     ) -> Result<Gathering> {
-        let mut held: Vec<Option<GuardInner>> = self.parts.iter().map(|_| None).collect();
+        let mut held = Together(self.parts.iter().map(|_| None).collect());
         // After a refusal, begins with the first member alone: taking others could be in vain.
         let in_order = waited_for.is_none() && self.contended.load(Ordering::Relaxed);
         let mut only = in_order.then_some(0);
         if let Some((index, one)) = waited_for {
-            held[index] = Some(one);
+            held.0[index] = Some(one);
         }
         let mut goes_on_until = None;
         let mut pause = AGAIN.0;
         // A thread that has waited was refused before.
-        let mut refused = held.iter().any(Option::is_some);
+        let mut refused = held.all().next().is_some();
         loop {
             let began = Instant::now();
-            let (index, busy) = match self.ask_for(only, &mut held, round) {
+            let (index, busy) = match self.ask_for(only, &mut held.0, round) {
                 Answers::Granted if only.take().is_some() => continue,
                 Answers::Granted => {
                     if !refused {
                         self.contended.store(false, Ordering::Relaxed);
                     }
-                    return Ok(Gathering::All(held.into_iter().flatten().collect()));
+                    return Ok(Gathering::All(held));
                 }
                 Answers::Refused(index, busy) => (index, busy),
                 Answers::TooLate => return Ok(Gathering::TooLate),
@@ -269,11 +256,11 @@ impl Members {
             };
             refused = true;
             self.contended.store(true, Ordering::Relaxed);
-            let kept = match decide(held.iter().map(Option::is_some)) {
+            let kept = match decide(held.0.iter().map(Option::is_some)) {
                 Decision::Again(index) => index,
                 _ => return Ok(Gathering::Busy(index)),
             };
-            held[kept..].iter_mut().for_each(|late| drop(late.take()));
+            held.drop_from(kept);
             let now = Instant::now();
             let round_trip = now - began;
             let span = match wait {
@@ -329,6 +316,11 @@ impl Members {
         for (_, came) in &mut coming {
             if let Pending::Contends(contender) = came {
                 contender.ask_ahead();
+            }
+        }
+        for (_, came) in &coming {
+            if let Pending::Contends(contender) = came {
+                contender.send_ahead();
             }
         }
         let (mut failures, mut too_late) = (Vec::new(), false);
@@ -389,8 +381,8 @@ impl Members {
         Error::Members { failures: named }
     }
 
-    fn all(&self, held: Vec<GuardInner>) -> MultiGuardInner {
-        let owners: Vec<&str> = held.iter().map(GuardInner::owner).collect();
+    fn all(&self, held: Together) -> MultiGuardInner {
+        let owners: Vec<&str> = held.all().map(GuardInner::owner).collect();
         MultiGuardInner {
             name: Arc::clone(&self.name),
             owner: owners.join(", "),
@@ -401,39 +393,32 @@ impl Members {
     }
 
     pub(crate) fn is_locked(&self) -> Result<bool> {
-        self.ask(|members| {
-            for part in &members.parts {
-                if part.is_locked()? {
-                    return Ok(true);
-                }
+        for part in self.checked()? {
+            if part.is_locked()? {
+                return Ok(true);
             }
-            Ok(false)
-        })
+        }
+        Ok(false)
     }
 
     pub(crate) fn remaining(&self) -> Result<Option<Duration>> {
-        self.ask(|members| {
-            let mut longest = None;
-            for part in &members.parts {
-                longest = longest.max(part.remaining()?);
-            }
-            Ok(longest)
-        })
+        let mut longest = None;
+        for part in self.checked()? {
+            longest = longest.max(part.remaining()?);
+        }
+        Ok(longest)
     }
 
     pub(crate) fn force_unlock(&self) -> Result<bool> {
-        self.ask(|members| {
-            let mut forced = false;
-            for part in &members.parts {
-                forced |= part.force_unlock()?;
-            }
-            Ok(forced)
-        })
+        let mut forced = false;
+        for part in self.checked()? {
+            forced |= part.force_unlock()?;
+        }
+        Ok(forced)
     }
 
     pub(crate) fn hold_count(&self) -> u32 {
-        let members = self.one_by_one.get().unwrap_or(self);
-        let counts = members.parts.iter().map(LockSpec::hold_count);
+        let counts = self.parts.iter().map(LockSpec::hold_count);
         counts.min().unwrap_or(0)
     }
 }
@@ -450,7 +435,7 @@ enum Answers {
 
 /// The outcome of asking for all members.
 enum Gathering {
-    All(Vec<GuardInner>),
+    All(Together),
     /// The first that somebody else has; nothing is held.
     Busy(usize),
     /// The caller's time was up before all had answered.
@@ -483,32 +468,58 @@ fn decide(held: impl IntoIterator<Item = bool>) -> Decision {
     }
 }
 
-/// Whether a cluster node has refused a script because its keys are in several slots.
-fn crosses_slots(err: &Error) -> bool {
-    err.as_redis()
-        .is_some_and(|err| err.kind() == ErrorKind::Server(ServerErrorKind::CrossSlot))
+/// Holds of members, by index. Their releases are written together.
+struct Together(Vec<Option<GuardInner>>);
+
+impl Together {
+    fn all(&self) -> impl Iterator<Item = &GuardInner> {
+        self.0.iter().flatten()
+    }
+
+    /// Releases those from `first` on, which are on their way then; each with its name.
+    fn unlock_from(&mut self, first: usize) -> Vec<(String, Result<Unlocking>)> {
+        let late = self.0[first..].iter_mut().filter_map(Option::take);
+        let unlocking: Vec<_> = late
+            .map(|held| (held.name().to_owned(), held.queue_unlock()))
+            .collect();
+        let queued = unlocking.iter().filter_map(|(_, one)| one.as_ref().ok());
+        queued.for_each(Unlocking::send);
+        unlocking
+    }
+
+    fn drop_from(&mut self, first: usize) {
+        for (_, unlocking) in self.unlock_from(first) {
+            if let Err(err) = unlocking {
+                report!(Debug, "dropping a guard: {err}");
+            }
+        }
+    }
+}
+
+impl Drop for Together {
+    fn drop(&mut self) {
+        // What belongs to the parent of a process does nothing when it is dropped.
+        if self.all().all(|held| !held.is_copy()) {
+            self.drop_from(0);
+        }
+    }
 }
 
 /// All holds of one guard.
 pub(crate) struct MultiGuardInner {
     name: Arc<str>,
     owner: String,
-    held: Vec<GuardInner>,
+    held: Together,
     lost: LossChannel,
     response_timeout: Duration,
 }
 
 impl MultiGuardInner {
-    pub(crate) fn unlock(self) -> Result<()> {
+    pub(crate) fn unlock(mut self) -> Result<()> {
         let mut failures = Vec::new();
         let until = Instant::now() + self.response_timeout;
         // All are on their way before one is waited for.
-        let unlocking: Vec<_> = self
-            .held
-            .into_iter()
-            .map(|held| (held.name().to_owned(), held.begin_unlock()))
-            .collect();
-        for (name, unlocking) in unlocking {
+        for (name, unlocking) in self.held.unlock_from(0) {
             if let Err(err) = unlocking.and_then(|unlocking| unlocking.finish(until)) {
                 failures.push((name, err));
             }
@@ -521,16 +532,16 @@ impl MultiGuardInner {
     }
 
     pub(crate) fn is_valid(&self) -> bool {
-        self.held.iter().all(GuardInner::is_valid)
+        self.held.all().all(GuardInner::is_valid)
     }
 
     pub(crate) fn valid_until(&self) -> Instant {
-        let untils = self.held.iter().map(GuardInner::valid_until);
+        let untils = self.held.all().map(GuardInner::valid_until);
         untils.min().unwrap_or_else(Instant::now)
     }
 
     pub(crate) fn lost(&self) -> &Receiver<Loss> {
-        let held = self.held.iter().filter(|held| !held.is_copy());
+        let held = self.held.all().filter(|held| !held.is_copy());
         self.lost.of(held.map(GuardInner::hold))
     }
 
@@ -543,7 +554,7 @@ impl MultiGuardInner {
     }
 
     pub(crate) fn hold_count(&self) -> u32 {
-        let counts = self.held.iter().map(GuardInner::hold_count);
+        let counts = self.held.all().map(GuardInner::hold_count);
         counts.min().unwrap_or(0)
     }
 }

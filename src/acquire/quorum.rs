@@ -38,7 +38,6 @@ pub(crate) fn ask(
                 return Ok(Reply::Busy(Busy {
                     retry_after: free_in,
                     is_contested,
-                    ..Busy::default()
                 }));
             }
             QuorumReply::GrantedTooLate => return Err(lock.lost(LossReason::Expired).into()),

@@ -13,11 +13,10 @@ use crate::local::lock::{LeasePolicy, Mode};
 use crate::local::waiter::{CancelToken, MakeError};
 use crate::net::call::{Attempt, Fault};
 use crate::protocol::idempotency::RequestKeys;
-use crate::protocol::keys;
 use crate::protocol::kind::{Kind, Protocol};
 use crate::protocol::owner;
 use crate::protocol::script::{self, Request};
-use crate::protocol::{KINDS, red, reentrant};
+use crate::protocol::{KINDS, red};
 use crate::quorum::ask::Quorum;
 use crate::quorum::failure::{Failure, Short};
 use crate::session::{Session, SharedSession};
@@ -27,9 +26,9 @@ use crate::time;
 #[derive(Clone)]
 pub(crate) struct LockSpec {
     pub(crate) shared: Arc<SharedSession>,
-    /// As the user gave it; several names joined.
+    /// As the user gave it.
     pub(crate) name: Arc<str>,
-    /// The id of its entry: the name, or a list of names.
+    /// The id of its entry: the name, or the name and the nodes.
     pub(crate) id: Arc<str>,
     pub(crate) kind: &'static Kind,
     /// The servers of which a majority has to grant it; `shared` is the client of one of them.
@@ -83,17 +82,6 @@ impl LockSpec {
             quorum: Some(quorum),
             ..handle
         }
-    }
-
-    /// A plain lock for each of several names, to be taken in the same way.
-    pub(crate) fn one_by_one(&self) -> Vec<Self> {
-        let plain = |name: &str| Self {
-            name: name.into(),
-            id: name.into(),
-            kind: &reentrant::KIND,
-            ..self.clone()
-        };
-        keys::names(&self.id).into_iter().map(plain).collect()
     }
 
     /// For locks that their holder cannot take again.
@@ -202,7 +190,7 @@ impl LockSpec {
         let (Ok(entry), Ok((_, lease))) = (self.look(), self.lease_policy()) else {
             return false;
         };
-        if self.has_it_otherwise(&entry.protocol).is_some() {
+        if self.has_it_otherwise() {
             return false;
         }
         match who {
@@ -286,12 +274,12 @@ impl LockSpec {
             && settings(self) == settings(other)
     }
 
-    /// Whether the calling thread already holds one of the names, as a lock of another kind or as part of another set.
-    /// Checked before a wait, since the thread would wait for itself.
-    pub(crate) fn has_it_otherwise(&self, protocol: &Protocol) -> Option<DeadlockReason> {
+    /// Whether the calling thread already holds the name, as a lock of another kind. Checked before a wait, since the thread
+    /// would wait for itself.
+    pub(crate) fn has_it_otherwise(&self) -> bool {
         // Most threads that wait hold nothing: no need to look for other names.
         if !Counted::has_some() || !self.kind.has_plain_keys {
-            return None;
+            return false;
         }
         let (registry, thread) = (&self.session().registry, owner::this_thread());
         let is_mine = |entry: &Arc<Entry>| {
@@ -299,22 +287,12 @@ impl LockSpec {
             let mine = state.lock.count(thread, Mode::Exclusive);
             mine.is_some_and(|(hold, _)| hold.is_valid(Instant::now()))
         };
-        let single = |kind: &&'static Kind| kind.has_plain_keys && !kind.is_set();
-        let names = self.kind.plain_locks(&self.id);
-        let known = |name| {
-            let kinds = KINDS.into_iter().filter(single);
-            kinds.filter_map(move |kind| registry.known(kind, name))
-        };
-        let mut alone = names.iter().flat_map(known);
-        if alone.any(|entry| is_mine(&entry)) {
-            return Some(match self.kind.is_set() {
-                true => DeadlockReason::MultiLock,
-                false => DeadlockReason::OtherKind,
-            });
-        }
-        let mut sets = registry.sets().into_iter();
-        let is_member = sets.any(|set| is_mine(&set) && set.protocol.overlaps(protocol));
-        is_member.then_some(DeadlockReason::MultiLock)
+        let others = KINDS
+            .into_iter()
+            .filter(|kind| kind.has_plain_keys && *kind != self.kind);
+        others
+            .filter_map(|kind| registry.known(kind, &self.name))
+            .any(|entry| is_mine(&entry))
     }
 
     pub(crate) fn would_deadlock(&self, reason: DeadlockReason) -> Error {

@@ -54,7 +54,7 @@ pub(crate) fn yield_to_others<S: Strategy>(
     };
     if wait.asks_again() && spec.quorum.is_none() {
         // Confirmed meanwhile: then one request is enough.
-        acquire::listen(strategy, spec, 0)?;
+        acquire::listen(strategy, spec)?;
     }
     if Instant::now() + 2 * pause >= until {
         return Ok(false);

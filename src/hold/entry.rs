@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use crate::error::Result;
 use crate::local::lock::{Holding, LocalLock, Mode, Wakeups};
-use crate::local::registry::{self, Key, State};
+use crate::local::registry::{self, State};
 use crate::local::semaphore::LocalSemaphore;
 use crate::local::waiter::{self, MakeError};
 use crate::net::call::{Call, Deferred, DeferredInfo};
@@ -45,13 +45,6 @@ pub(crate) struct EntryKey {
     id: Arc<str>,
 }
 
-impl Key for EntryKey {
-    /// A thread that is about to wait goes through all sets: it may hold the name as part of one.
-    fn is_separate(&self) -> bool {
-        self.kind.is_set()
-    }
-}
-
 /// The part of an entry that never changes.
 pub(crate) struct Named {
     pub(crate) protocol: Protocol,
@@ -87,7 +80,7 @@ type EntrySemaphore<H> = LocalSemaphore<Arc<Waiter<H>>, Arc<Call>>;
 type EntryWakeups<H> = Wakeups<Arc<Waiter<H>>, H>;
 
 impl<H: Holding> Entry<H> {
-    /// The name as the user gave it; several names joined.
+    /// The name as the user gave it.
     pub(crate) fn name(&self) -> &Arc<str> {
         self.protocol.shown().unwrap_or(&self.key().id)
     }
@@ -321,11 +314,6 @@ impl<H: Holding> Registry<H> {
             protocol: Protocol::new(kind, keyspace, id)?,
         };
         Ok((named, EntryState::new(kind, self.tenure)))
-    }
-
-    /// The entries of sets, of which there are few.
-    pub(crate) fn sets(&self) -> Vec<Arc<Entry<H>>> {
-        self.entries.separate()
     }
 
     /// See [`registry::Registry::sweep`].

@@ -12,7 +12,7 @@ pub(crate) mod watchdog;
 
 use std::cell::Cell;
 use std::marker::PhantomData;
-use std::sync::atomic::{AtomicI64, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
@@ -104,8 +104,8 @@ struct Extras {
     /// When a permit ends, in milliseconds of the server's clock, as Redis said last. If somebody has changed that, a
     /// renewal does nothing.
     ends_at: AtomicI64,
-    /// The index of the lock's name for which its contender has left a subscription behind, plus one; zero for none.
-    listened_for: AtomicU32,
+    /// Its contender has left a subscription behind.
+    listened: AtomicBool,
     listeners: Mutex<Vec<LossListener>>,
 }
 
@@ -259,21 +259,15 @@ impl Hold {
         self.extras.get_or_init(Box::default)
     }
 
-    /// Its contender has left a subscription behind, for the lock's name with this index.
-    pub(crate) fn has_listened_for(&self, index: usize) {
-        let next = u32::try_from(index + 1).unwrap_or(0);
-        self.extras().listened_for.store(next, Ordering::Relaxed);
+    /// Its contender leaves a subscription behind.
+    pub(crate) fn leaves_listening(&self) {
+        self.extras().listened.store(true, Ordering::Relaxed);
     }
 
     /// The channel on which that may linger.
     pub(crate) fn listened_to(&self) -> Option<Arc<str>> {
-        let listened_for = self.extras.get()?.listened_for.load(Ordering::Relaxed);
-        let index = listened_for.checked_sub(1)?;
-        Some(
-            self.entry()
-                .protocol
-                .channel_at(usize::try_from(index).ok()?),
-        )
+        let listened = self.extras.get()?.listened.load(Ordering::Relaxed);
+        listened.then(|| self.entry().protocol.channel())
     }
 
     /// Changes the lease, and stores until when the hold is certain.
@@ -435,10 +429,9 @@ impl Hold {
             .is_ok()
     }
 
-    /// Whether to send a release although the hold was lost: Redis may keep it, or the other names or servers may if it
-    /// has several.
+    /// Whether to send a release although the hold was lost: Redis may keep it, or other servers may if it has several.
     pub(crate) fn may_still_be_held(&self) -> bool {
-        let many = self.entry().protocol.kind().is_set() || self.several().is_some();
+        let many = self.several().is_some();
         self.loss()
             .is_some_and(|reason| many || reason.may_still_be_held())
     }

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, MutexGuard};
 
-/// How many shards there are, besides the one for separate keys.
+/// How many shards there are.
 const SHARDS: usize = 32;
 
 /// How long an idle entry is kept: longer than any gap that does not end a tenure.
@@ -20,12 +20,6 @@ const LINGER: Duration = Duration::from_millis(20);
 
 /// How many entries a sweep checks at most.
 const SWEEP: usize = 1024;
-
-/// The key of an entry.
-pub(crate) trait Key: Clone + Eq + Hash {
-    /// Whether it is one of the few keys that are kept in a separate shard, so that their entries can be listed.
-    fn is_separate(&self) -> bool;
-}
 
 /// The mutable part of an entry.
 pub(crate) trait State {
@@ -40,7 +34,7 @@ pub(crate) trait State {
 }
 
 /// What is kept for one key: a part that never changes, and the state, under a mutex.
-pub(crate) struct Entry<K: Key, T, S: State> {
+pub(crate) struct Entry<K: Clone + Eq + Hash, T, S: State> {
     key: K,
     fixed: T,
     state: Mutex<Listed<S>>,
@@ -61,13 +55,13 @@ struct Common<K, C> {
 }
 
 /// The state of an entry, while its mutex is held.
-pub(crate) struct EntryGuard<'a, K: Key, S: State> {
+pub(crate) struct EntryGuard<'a, K: Clone + Eq + Hash, S: State> {
     key: &'a K,
     all: &'a Common<K, S::Common>,
     state: MutexGuard<'a, Listed<S>>,
 }
 
-impl<K: Key, T, S: State> Entry<K, T, S> {
+impl<K: Clone + Eq + Hash, T, S: State> Entry<K, T, S> {
     pub(crate) fn key(&self) -> &K {
         &self.key
     }
@@ -85,7 +79,7 @@ impl<K: Key, T, S: State> Entry<K, T, S> {
     }
 }
 
-impl<K: Key, T, S: State> Deref for Entry<K, T, S> {
+impl<K: Clone + Eq + Hash, T, S: State> Deref for Entry<K, T, S> {
     type Target = T;
 
     fn deref(&self) -> &T {
@@ -93,7 +87,7 @@ impl<K: Key, T, S: State> Deref for Entry<K, T, S> {
     }
 }
 
-impl<K: Key, S: State> Deref for EntryGuard<'_, K, S> {
+impl<K: Clone + Eq + Hash, S: State> Deref for EntryGuard<'_, K, S> {
     type Target = S;
 
     fn deref(&self) -> &S {
@@ -101,13 +95,13 @@ impl<K: Key, S: State> Deref for EntryGuard<'_, K, S> {
     }
 }
 
-impl<K: Key, S: State> DerefMut for EntryGuard<'_, K, S> {
+impl<K: Clone + Eq + Hash, S: State> DerefMut for EntryGuard<'_, K, S> {
     fn deref_mut(&mut self) -> &mut S {
         &mut self.state.state
     }
 }
 
-impl<K: Key, S: State> Drop for EntryGuard<'_, K, S> {
+impl<K: Clone + Eq + Hash, S: State> Drop for EntryGuard<'_, K, S> {
     fn drop(&mut self) {
         if !self.state.is_listed && self.state.state.is_free() {
             self.state.is_listed = true;
@@ -118,8 +112,7 @@ impl<K: Key, S: State> Drop for EntryGuard<'_, K, S> {
 }
 
 /// All entries, by their keys.
-pub(crate) struct Registry<K: Key, T, S: State> {
-    /// The last is for separate keys.
+pub(crate) struct Registry<K: Clone + Eq + Hash, T, S: State> {
     shards: Vec<Mutex<Shard<K, T, S>>>,
     hashes: RandomState,
     all: Arc<Common<K, S::Common>>,
@@ -128,35 +121,35 @@ pub(crate) struct Registry<K: Key, T, S: State> {
 type Shard<K, T, S> = HashSet<ByKey<K, T, S>>;
 
 /// An entry in a set, found by its key. A map would keep every key twice.
-struct ByKey<K: Key, T, S: State>(Arc<Entry<K, T, S>>);
+struct ByKey<K: Clone + Eq + Hash, T, S: State>(Arc<Entry<K, T, S>>);
 
-impl<K: Key, T, S: State> ByKey<K, T, S> {
+impl<K: Clone + Eq + Hash, T, S: State> ByKey<K, T, S> {
     fn entry(&self) -> Arc<Entry<K, T, S>> {
         Arc::clone(&self.0)
     }
 }
 
-impl<K: Key, T, S: State> Borrow<K> for ByKey<K, T, S> {
+impl<K: Clone + Eq + Hash, T, S: State> Borrow<K> for ByKey<K, T, S> {
     fn borrow(&self) -> &K {
         &self.0.key
     }
 }
 
-impl<K: Key, T, S: State> Hash for ByKey<K, T, S> {
+impl<K: Clone + Eq + Hash, T, S: State> Hash for ByKey<K, T, S> {
     fn hash<H: Hasher>(&self, state: &mut H) {
         self.0.key.hash(state);
     }
 }
 
-impl<K: Key, T, S: State> PartialEq for ByKey<K, T, S> {
+impl<K: Clone + Eq + Hash, T, S: State> PartialEq for ByKey<K, T, S> {
     fn eq(&self, other: &Self) -> bool {
         self.0.key == other.0.key
     }
 }
 
-impl<K: Key, T, S: State> Eq for ByKey<K, T, S> {}
+impl<K: Clone + Eq + Hash, T, S: State> Eq for ByKey<K, T, S> {}
 
-impl<K: Key, T, S: State> Registry<K, T, S> {
+impl<K: Clone + Eq + Hash, T, S: State> Registry<K, T, S> {
     pub(crate) fn new(common: S::Common) -> Self {
         let all = Common {
             free: Mutex::default(),
@@ -165,7 +158,7 @@ impl<K: Key, T, S: State> Registry<K, T, S> {
         let hashes = RandomState::new();
         let shard = || Mutex::new(HashSet::with_hasher(hashes.clone()));
         Self {
-            shards: (0..=SHARDS).map(|_| shard()).collect(),
+            shards: (0..SHARDS).map(|_| shard()).collect(),
             hashes,
             all: Arc::new(all),
         }
@@ -210,22 +203,9 @@ impl<K: Key, T, S: State> Registry<K, T, S> {
     }
 
     fn shard(&self, key: &K) -> &Mutex<Shard<K, T, S>> {
-        let shard = if key.is_separate() {
-            SHARDS
-        } else {
-            // Other bits than those by which a set places its keys: those of one shard would be alike.
-            usize::from(self.hashes.hash_one(key).to_le_bytes()[5]) % SHARDS
-        };
-        &self.shards[shard]
-    }
-
-    /// The entries of separate keys.
-    pub(crate) fn separate(&self) -> Vec<Arc<Entry<K, T, S>>> {
-        self.shards[SHARDS]
-            .lock()
-            .iter()
-            .map(ByKey::entry)
-            .collect()
+        // Other bits than those by which a set places its keys: those of one shard would be alike.
+        let bits = self.hashes.hash_one(key).to_le_bytes()[5];
+        &self.shards[usize::from(bits) % SHARDS]
     }
 
     /// Drops entries that have been idle for a while; `true` if there may be more to drop. The work is bounded, and
@@ -298,12 +278,6 @@ mod tests {
     use super::*;
 
     const LATER: Duration = Duration::from_millis(100);
-
-    impl Key for usize {
-        fn is_separate(&self) -> bool {
-            false
-        }
-    }
 
     /// How many threads are here.
     impl State for usize {

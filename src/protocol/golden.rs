@@ -14,9 +14,7 @@ use crate::protocol::keys;
 use crate::protocol::kind::{AcquireArgs, Id, Keyspace, Note, Place, Protocol, Renewal};
 use crate::protocol::owner::{OwnerNumber, Owners, PermitId};
 use crate::protocol::script::Request;
-use crate::protocol::{
-    fair, fenced, latch, lua, multi, permits, red, reentrant, rw, semaphore, spin,
-};
+use crate::protocol::{fair, fenced, latch, lua, permits, red, reentrant, rw, semaphore, spin};
 
 const LEASE: Duration = Duration::from_micros(1_499_001);
 
@@ -97,10 +95,7 @@ impl Golden {
 
     fn lock(&mut self, protocol: &Protocol, modes: &[Mode]) {
         self.fact("key", protocol.key());
-        for index in 0..2 {
-            let channel = protocol.channel_at(index);
-            self.fact(&format!("channel {index}"), &channel);
-        }
+        self.fact("channel", &protocol.channel());
         for &mode in modes {
             let plain = AcquireArgs {
                 mode,
@@ -238,7 +233,6 @@ fn every_request_is_what_it_was() {
         ("fair", &fair::KIND, exclusive),
         ("fenced", &fenced::KIND, exclusive),
         ("rw", &rw::KIND, both),
-        ("multi", &multi::KIND, exclusive),
         ("red", &red::KIND, exclusive),
         ("semaphore", &semaphore::KIND, &[]),
         ("permits", &permits::KIND, &[]),
@@ -247,7 +241,7 @@ fn every_request_is_what_it_was() {
         for names in [["a", "b"], ["a{b}", "č d"]] {
             let id: Arc<str> = match kind.id {
                 Id::Name => names[0].into(),
-                Id::Names | Id::NameAndNodes => keys::list(names).into(),
+                Id::NameAndNodes => keys::list(names).into(),
             };
             let keyspace = Keyspace {
                 prefix: "p:",

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use redis::Value;
 
-use crate::error::{Error, LossReason, Result};
+use crate::error::{LossReason, Result};
 use crate::local::lock::{Mode, Order};
 use crate::net::text::Digits;
 use crate::protocol::keys;
@@ -54,8 +54,6 @@ pub(crate) struct Kind {
 pub(crate) enum Id {
     /// The name.
     Name,
-    /// A [`keys::list`] of names that are locked together.
-    Names,
     /// A [`keys::list`] of the name and the nodes it is locked on.
     NameAndNodes,
 }
@@ -88,29 +86,13 @@ impl Kind {
         }
     }
 
-    /// Whether it locks several names together.
-    pub(crate) fn is_set(&self) -> bool {
-        self.id == Id::Names
-    }
-
     /// The name of a lock with this id, for errors and logs.
     pub(crate) fn shown(&self, id: &Arc<str>) -> Arc<str> {
         match self.id {
             Id::Name => Arc::clone(id),
-            Id::Names => keys::names(id).join(", ").into(),
             Id::NameAndNodes => keys::names(id)
                 .first()
                 .map_or_else(|| Arc::clone(id), |&name| name.into()),
-        }
-    }
-
-    /// The plain locks whose keys a lock with this id uses.
-    pub(crate) fn plain_locks(&self, id: &Arc<str>) -> Vec<Arc<str>> {
-        match self.id {
-            _ if !self.has_plain_keys => Vec::new(),
-            Id::Name => vec![Arc::clone(id)],
-            Id::Names => keys::names(id).into_iter().map(Arc::from).collect(),
-            Id::NameAndNodes => vec![self.shown(id)],
         }
     }
 }
@@ -156,26 +138,7 @@ impl Keyspace<'_> {
         }
         Ok(key)
     }
-
-    /// The keys of several names: the first, and the others.
-    fn keys(self, id: &str) -> Result<(Arc<str>, Vec<Arc<str>>)> {
-        let names = keys::names(id);
-        if names.len() > MOST_NAMES {
-            return Err(Error::config(format!(
-                "a multi-lock of {} names; {MOST_NAMES} are possible",
-                names.len()
-            )));
-        }
-        let mut keys = names.into_iter().map(|name| self.key(&name.into()));
-        match keys.next() {
-            None => Err(Error::config("a multi-lock of no names".into())),
-            Some(first) => Ok((first?, keys.collect::<Result<_>>()?)),
-        }
-    }
 }
-
-/// How many names can be taken as one.
-const MOST_NAMES: usize = 256;
 
 /// The keys, channels and requests of one lock. Small, since there is one for each lock that is held.
 pub(crate) struct Protocol {
@@ -189,8 +152,6 @@ pub(crate) struct Protocol {
 struct More {
     /// The lock's name, if that is not its id.
     name: Option<Arc<str>>,
-    /// The keys of the others, if it is several locks.
-    others: Vec<Arc<str>>,
     /// See [`Keyspace::waiter_lease`].
     waiter_lease: Duration,
 }
@@ -200,13 +161,10 @@ impl Protocol {
     ///
     /// # Errors
     ///
-    /// Those of [`Keyspace::key`]; of several names too, for none or too many.
+    /// Those of [`Keyspace::key`].
     pub(crate) fn new(kind: &'static Kind, keyspace: Keyspace<'_>, id: &Arc<str>) -> Result<Self> {
         let name = kind.shown(id);
-        let (key, others) = match kind.id {
-            Id::Names => keyspace.keys(id)?,
-            _ => (keyspace.key(&name)?, Vec::new()),
-        };
+        let key = keyspace.key(&name)?;
         if keyspace.is_cluster {
             keys::of_one_slot(&key, &(kind.channel)(&key))?;
         }
@@ -214,7 +172,6 @@ impl Protocol {
         let has_more = is_named || kind.has_notes || kind.order == Order::Server;
         let more = || More {
             name: is_named.then_some(name),
-            others,
             waiter_lease: keyspace.waiter_lease,
         };
         Ok(Self {
@@ -222,10 +179,6 @@ impl Protocol {
             key,
             more: has_more.then(|| Box::new(more())),
         })
-    }
-
-    fn others(&self) -> &[Arc<str>] {
-        self.more.as_ref().map_or(&[], |more| &more.others)
     }
 
     /// See [`Keyspace::waiter_lease`].
@@ -247,27 +200,9 @@ impl Protocol {
         &self.key
     }
 
-    /// All keys in which holders are recorded.
-    pub(crate) fn locks(&self) -> Vec<&str> {
-        let others = self.others().iter().map(|key| &**key);
-        std::iter::once(self.key()).chain(others).collect()
-    }
-
-    /// Whether both of them take the same lock.
-    pub(crate) fn overlaps(&self, other: &Self) -> bool {
-        let others = other.locks();
-        self.locks().iter().any(|lock| others.contains(lock))
-    }
-
     /// Where releases are announced. Most locks are never waited for, so it is not kept.
     pub(crate) fn channel(&self) -> Arc<str> {
-        self.channel_at(0)
-    }
-
-    /// Where the release of the lock with index `at` is announced, if there are several.
-    pub(crate) fn channel_at(&self, at: usize) -> Arc<str> {
-        let other = at.checked_sub(1).and_then(|at| self.others().get(at));
-        (self.kind.channel)(other.unwrap_or(&self.key)).into()
+        (self.kind.channel)(&self.key).into()
     }
 
     /// The channel of one waiter, where each has its own.
@@ -462,7 +397,7 @@ mod tests {
         for kind in KINDS {
             let id: Arc<str> = match kind.id {
                 Id::Name => "a".into(),
-                Id::Names | Id::NameAndNodes => keys::list(["a", "b"]).into(),
+                Id::NameAndNodes => keys::list(["a", "b"]).into(),
             };
             assert!(!kind.shown(&id).is_empty(), "{kind:?}");
             let keyspace = Keyspace {
@@ -492,20 +427,5 @@ mod tests {
                 );
             }
         }
-    }
-
-    #[test]
-    fn sets_that_share_a_name_overlap() {
-        let set = |names: &[&str]| {
-            let keyspace = Keyspace {
-                prefix: "",
-                is_cluster: false,
-                waiter_lease: Duration::from_secs(3),
-            };
-            let id = keys::list(names.iter().copied()).into();
-            Protocol::new(&crate::protocol::multi::KIND, keyspace, &id).expect("names")
-        };
-        assert!(set(&["a", "b"]).overlaps(&set(&["c", "b"])));
-        assert!(!set(&["a", "b"]).overlaps(&set(&["c", "d"])));
     }
 }

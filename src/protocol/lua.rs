@@ -24,11 +24,6 @@ macro_rules! scripts {
         RW_WITHDRAW = "rw_withdraw";
         RW_FORCE = "rw_force";
         RW_STATE = "rw_state";
-        MULTI_ACQUIRE = "multi_acquire";
-        MULTI_RELEASE = "multi_release";
-        MULTI_RENEW = "multi_renew";
-        MULTI_FORCE = "multi_force";
-        MULTI_STATE = "multi_state";
         RED_ACQUIRE = "red_acquire";
         LATCH_STATE = "latch_state";
         LATCH_SET = "latch_set";

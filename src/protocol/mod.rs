@@ -11,7 +11,6 @@ pub(crate) mod latch;
 #[cfg_attr(not(test), expect(dead_code, reason = "only tests need them all"))]
 #[macro_use]
 mod lua;
-pub(crate) mod multi;
 pub(crate) mod owner;
 pub(crate) mod permits;
 pub(crate) mod red;
@@ -22,13 +21,12 @@ pub(crate) mod semaphore;
 pub(crate) mod spin;
 
 /// All kinds there are.
-pub(crate) static KINDS: [&kind::Kind; 10] = [
+pub(crate) static KINDS: [&kind::Kind; 9] = [
     &reentrant::KIND,
     &spin::KIND,
     &fair::KIND,
     &fenced::KIND,
     &rw::KIND,
-    &multi::KIND,
     &red::KIND,
     &semaphore::KIND,
     &permits::KIND,

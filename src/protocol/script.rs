@@ -52,7 +52,7 @@ pub(crate) enum Acquired {
     /// Ours; with the first and the last of the tokens that were drawn, if the lock has tokens.
     Taken { tokens: Option<(u64, u64)> },
     /// Somebody else has it, or of several names the one with the index `at`; `left` is `None` if the hold has no end.
-    Busy { left: Option<Duration>, at: usize },
+    Busy { left: Option<Duration> },
 }
 
 /// `has_tokens`: a lock of this kind is never taken without one, and others never with one.
@@ -60,11 +60,8 @@ pub(crate) fn acquired(reply: Value, has_tokens: bool) -> Result<Acquired, Unexp
     let acquired = match &reply {
         &PLACE_LOST => None,
         Value::Nil if !has_tokens => Some(Acquired::Taken { tokens: None }),
-        Value::Int(ms) => Some(busy(*ms, 0)),
+        Value::Int(ms) => Some(busy(*ms)),
         Value::Array(parts) => match parts.as_slice() {
-            [Value::Int(n @ 1..), Value::Int(ms)] => {
-                usize::try_from(n - 1).ok().map(|at| busy(*ms, at))
-            }
             [first, last] if has_tokens => number(first)
                 .zip(number(last))
                 .filter(|(first, last)| (1..=*last).contains(first))
@@ -78,9 +75,8 @@ pub(crate) fn acquired(reply: Value, has_tokens: bool) -> Result<Acquired, Unexp
     acquired.ok_or(Unexpected(reply))
 }
 
-fn busy(ms: i64, at: usize) -> Acquired {
-    let left = span(ms);
-    Acquired::Busy { left, at }
+fn busy(ms: i64) -> Acquired {
+    Acquired::Busy { left: span(ms) }
 }
 
 /// A time that a server gives in milliseconds; a negative number says that there is none.
@@ -103,7 +99,7 @@ pub(crate) fn acquired_in_turn(reply: Value) -> Result<(Acquired, Seen), Unexpec
         && let Some(behind) = text(behind)
     {
         let acquired = match taken {
-            0 => busy(*ms, 0),
+            0 => busy(*ms),
             _ => Acquired::Taken { tokens: None },
         };
         let (left, behind) = (span(*ms), behind.to_owned());
@@ -278,22 +274,12 @@ mod tests {
         let left = Some(Duration::from_millis(7));
         assert_eq!(
             acquired(Value::Int(7), false).ok(),
-            Some(Acquired::Busy { left, at: 0 })
+            Some(Acquired::Busy { left })
         );
         assert_eq!(
             acquired(Value::Int(-1), true).ok(),
-            Some(Acquired::Busy { left: None, at: 0 })
+            Some(Acquired::Busy { left: None })
         );
-        let of_several = |n, ms| {
-            let busy = vec![Value::Int(n), Value::Int(ms)];
-            acquired(Value::Array(busy), false).ok()
-        };
-        assert_eq!(of_several(3, 7), Some(Acquired::Busy { left, at: 2 }));
-        assert_eq!(
-            of_several(1, -1),
-            Some(Acquired::Busy { left: None, at: 0 })
-        );
-        assert_eq!(of_several(0, 7), None);
         assert!(acquired(Value::Okay, false).is_err());
         assert!(acquired(Value::Nil, true).is_err());
         let two = vec![Value::BulkString("7".into()), Value::BulkString("7".into())];
@@ -319,7 +305,7 @@ mod tests {
             let behind = behind.to_owned();
             Some(Seen { left, behind })
         };
-        let busy = |left| Some(Acquired::Busy { left, at: 0 });
+        let busy = |left| Some(Acquired::Busy { left });
         assert_eq!(in_turn(1, 7, ""), taken(None).zip(seen(left, "")));
         assert_eq!(in_turn(1, -2, ""), taken(None).zip(seen(None, "")));
         assert_eq!(in_turn(0, 7, "u:3"), busy(left).zip(seen(left, "u:3")));

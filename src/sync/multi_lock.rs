@@ -4,8 +4,7 @@ use std::sync::Arc;
 
 use crate::acquire::multi::{Members, MultiGuardInner};
 use crate::acquire::spec::LockSpec;
-use crate::protocol::keys;
-use crate::protocol::multi;
+use crate::protocol::reentrant;
 use crate::session::SharedSession;
 use crate::sync::macros::exclusive_lock;
 
@@ -14,15 +13,14 @@ exclusive_lock! {
     ///
     /// Made of names by [`Client::multi_lock`](crate::Client::multi_lock), or of locks by [`MultiLock::new`].
     ///
-    /// **Names of one client** are taken in one script: one round trip, however many there are. Each has the key of the
-    /// [`ReentrantLock`](crate::ReentrantLock) of that name, so a multi-lock and a plain lock on one of its names, ours
-    /// or Redisson's, exclude each other. It is one hold with one owner, renewed and released in one script; if one of
-    /// the names is lost, all are. If the server is a node of a cluster and the names are not of one slot, they are
-    /// taken like locks of their own, below, in one pipelined round trip.
-    ///
-    /// **Locks of any clients** are requested all at once, those of different servers at the same time; after a refusal
-    /// first the first of them and then the rest. They are as many holds; if one is lost the guard is notified, and the
+    /// Each member is a lock and a hold of its own: a name is the [`ReentrantLock`](crate::ReentrantLock) of that name, so
+    /// it and a multi-lock, ours or Redisson's, exclude each other. If one member is lost the guard is notified, and the
     /// others stay held until it is dropped.
+    ///
+    /// **Cost.** All are requested at once: those of one server in one write, so that free ones take one round trip
+    /// however many there are, and those of different servers at the same time. So are their releases. After a refusal
+    /// the first is requested first and then the rest, so contended sets take several round trips. In a cluster the
+    /// names may be in any slots.
     ///
     /// **Order.** However they were given, they are ordered by key and then by the server's address. A thread that is
     /// refused the first releases all that it was granted. One that has all before a member which was taken a moment
@@ -36,9 +34,9 @@ exclusive_lock! {
     /// guaranteed to be next, so a thread that wants many contended locks may wait long. Those who want one member get their
     /// turn after the tenure, as with a single lock.
     ///
-    /// **Reentrancy.** A thread may take the same set again. A thread that holds one of the locks otherwise, as another
-    /// kind or as part of another set of the same client, would wait for itself: waiting returns
-    /// [`Error::WouldDeadlock`](crate::Error::WouldDeadlock), `try_lock` returns `Ok(None)`.
+    /// **Reentrancy** is that of the members: a thread may take the same set again, or another that shares members with
+    /// it, unless one is a [`Mutex`](crate::Mutex). A thread that holds a name as another kind of lock would wait for
+    /// itself: waiting returns [`Error::WouldDeadlock`](crate::Error::WouldDeadlock), `try_lock` returns `Ok(None)`.
     ///
     /// ```no_run
     /// let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -92,11 +90,8 @@ impl MultiLock {
         shared: &Arc<SharedSession>,
         names: impl IntoIterator<Item = N>,
     ) -> Self {
-        let mut names: Vec<_> = names.into_iter().collect();
-        names.sort_unstable_by(|one, other| one.as_ref().cmp(other.as_ref()));
-        names.dedup_by(|one, other| one.as_ref() == other.as_ref());
-        let id = keys::list(names.iter().map(AsRef::as_ref)).into();
-        Self::of(Members::new(vec![LockSpec::new(shared, id, &multi::KIND)]))
+        let plain = |name: N| LockSpec::new(shared, name.as_ref().into(), &reentrant::KIND);
+        Self::of(Members::new(names.into_iter().map(plain).collect()))
     }
 }
 

@@ -37,18 +37,16 @@ pub(crate) struct Ahead {
 }
 
 impl Nodes {
-    /// Sends a command whose reply is waited for later, if there is a connection.
-    pub(crate) fn send_ahead(&self, attempt: Attempt) -> Option<Ahead> {
-        let ahead = self.submit_ahead(attempt)?;
-        self.flush_to(&ahead.call);
-        Some(ahead)
-    }
-
-    /// The same for one that is only queued. Without I/O, so that mutexes may be held.
+    /// Queues a command whose reply is waited for later, if there is a connection. Without I/O.
     pub(crate) fn submit_ahead(&self, attempt: Attempt) -> Option<Ahead> {
         let call = Call::attempt(attempt);
         let generation = self.submit(&call)?;
         Some(Ahead { call, generation })
+    }
+
+    /// Writes what was queued ahead.
+    pub(crate) fn flush_ahead(&self, ahead: &Ahead) {
+        self.flush_to(&ahead.call);
     }
 
     /// Undoes what was sent ahead and will not be waited for.

@@ -13,7 +13,7 @@ use redlatch::{
 use crate::support::cluster::Cluster;
 use crate::support::{
     BY_MESSAGE, Crew, Guard, LONG, Lock, Notified, Writing, always, beside, eventually, loosely,
-    timed, unique,
+    timed,
 };
 
 fn threads_and_clients_exclude_each_other<L: Lock>(cluster: &Cluster) {
@@ -265,13 +265,6 @@ fn names_of_different_masters_are_locked_together() {
             eventually("it is free", || !cluster.exists(name));
         }
     }
-    // Names of one slot are one hold.
-    let tag = unique("tag");
-    let guard = client
-        .multi_lock([format!("{{{tag}}}a"), format!("{{{tag}}}b")])
-        .lock()
-        .unwrap();
-    assert!(!guard.owner().contains(','), "{}", guard.owner());
 }
 
 timed!(the_replicas_of_each_master_acknowledge);

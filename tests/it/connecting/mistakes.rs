@@ -202,7 +202,7 @@ fn what_a_key_holds_instead_is_said() {
         client.semaphore("orders").try_acquire().map(drop),
         client.expirable_semaphore("orders").try_acquire().map(drop),
         client.latch("orders").count().map(drop),
-        client.multi_lock(["orders", "free"]).lock().map(drop),
+        client.multi_lock(["orders"]).lock().map(drop),
     ] {
         let err = explained(
             "a list",
@@ -286,21 +286,6 @@ fn what_a_client_is_asked_for_in_vain_is_said() {
         client.fair_lock(&name).lock().map(drop),
         DeadlockReason::OtherKind,
         "another kind",
-    );
-    let both = client.multi_lock([name.clone(), unique("vain")]);
-    deadlock(
-        "locking with others",
-        both.lock().map(drop),
-        DeadlockReason::MultiLock,
-        "multi-lock",
-    );
-    guard.unlock().unwrap();
-    let guard = both.lock().unwrap();
-    deadlock(
-        "locking a member",
-        mutex.lock().map(drop),
-        DeadlockReason::MultiLock,
-        "multi-lock",
     );
     guard.unlock().unwrap();
     let rw = client.rwlock(&name);

@@ -21,7 +21,7 @@ use redlatch::{CancelToken, Client, Error, LossReason, Result};
 use crate::support::{
     BY_MESSAGE, Crew, Guard, LONG, Lock, Messages, Mode, Notified, Proxy, Queue, Server, Target,
     always, beside, by_now, delegated, delete, elsewhere, eventually, everywhere, hold_by_stranger,
-    in_line, increment, is_gone, is_held_by_stranger, keys_of, line, loosely, lose, lua, ms,
+    in_line, increment, is_gone, is_held_by_stranger, keys_of, line, loosely, lose, ms,
     nothing_is_left_of, open, open_with_lease, settings, settings_by, short_lived, shown,
     stranger_holds, stranger_releases, stranger_takes, unique, waited_for_by,
 };
@@ -301,11 +301,7 @@ fn a_release_publishes_redissons_message<L: Lock>() {
         drop(guard);
         // On the connection of whatever the drop may have sent, and behind it.
         assert!(!L::of(&client, name).is_locked().unwrap());
-        let mut heard = messages.published(&server);
-        if L::GIVES_BACK_THE_REST {
-            let more = heard.split_off(received.len());
-            assert!(more.iter().all(|message| received.contains(message)));
-        }
+        let heard = messages.published(&server);
         assert_eq!(heard, received);
     }
 
@@ -1222,9 +1218,7 @@ fn dropping_a_lost_guard_harms_nobody<L: Lock>() {
 fn a_lost_lock_is_free_for_threads_of_the_same_process<L: Lock>() {
     let server = Server::start();
     let name = unique("again");
-    // With the longer one, what was not lost would live on for longer than is waited for.
-    let lease = if L::GIVES_BACK_THE_REST { 1800 } else { 300 };
-    let lease = loosely(ms(lease));
+    let lease = loosely(ms(300));
     let client = open_with_lease(&server, lease);
     let lock = L::of(&client, &name);
     let guard = lock.lock().unwrap();
@@ -1237,7 +1231,6 @@ fn a_lost_lock_is_free_for_threads_of_the_same_process<L: Lock>() {
     guard.settle();
     lose::<L>(&server, &name);
     let loss = guard.lost().recv_timeout(LONG).unwrap();
-    let received = Instant::now();
     // Those who wait in Redis ask now and then, perhaps before the next renewal.
     let may_be_taken = L::QUEUE == Queue::Redis;
     assert!(
@@ -1245,7 +1238,6 @@ fn a_lost_lock_is_free_for_threads_of_the_same_process<L: Lock>() {
         "{loss:?}"
     );
     crew.join();
-    assert!(received.elapsed() < loosely(BY_MESSAGE) || !L::GIVES_BACK_THE_REST);
     drop(guard);
     assert!(lock.try_lock().unwrap().is_some());
 }
@@ -1508,7 +1500,6 @@ contract!(fair_mutex: redlatch::FairMutex);
 contract!(fenced_lock: redlatch::FencedLock);
 contract!(spin_lock: redlatch::SpinLock);
 contract!(rwlock_writing: crate::support::Writing);
-contract!(multi_lock_of_names: super::Several);
 
 /// Below a lock there is nothing that knows of TLS: what waits, listens, renews and is given up is enough.
 #[cfg(feature = "tls")]
@@ -1537,10 +1528,6 @@ mod over_tls {
     }
 }
 
-/// Two names of one client: the one that is asked for, and a second.
-#[derive(Clone, Debug)]
-struct Several(redlatch::MultiLock);
-
 /// A name and another one, which has the slot of the first in a cluster.
 fn two_names(name: &str) -> [String; 2] {
     let second = if name.contains('{') {
@@ -1551,27 +1538,7 @@ fn two_names(name: &str) -> [String; 2] {
     [name.to_owned(), second]
 }
 
-impl Lock for Several {
-    type Guard = redlatch::MultiLockGuard;
-    type Foe = Self;
-
-    const REENTRANT: bool = true;
-    const GIVES_BACK_THE_REST: bool = true;
-    const RELEASE: u64 = 6; // EVALSHA, HDEL twice, EXISTS, PUBLISH twice
-    const ACQUIRE: &str = lua::MULTI_ACQUIRE;
-
-    fn names(name: &str) -> Vec<String> {
-        two_names(name).to_vec()
-    }
-    fn of(client: &Client, name: &str) -> Self {
-        // In the wrong order, and one of them twice.
-        let [one, two] = two_names(name);
-        Self(client.multi_lock([&two, &one, &two]))
-    }
-    delegated!();
-}
-
-/// Two locks of one client: the one that is asked for, and a second. They are two holds.
+/// Two names of one client: the one that is asked for, and a second. They are two holds.
 #[derive(Clone, Debug)]
 struct Both(redlatch::MultiLock);
 
@@ -1585,23 +1552,14 @@ impl Lock for Both {
         two_names(name).to_vec()
     }
     fn of(client: &Client, name: &str) -> Self {
-        let [first, second] = two_names(name).map(|name| client.reentrant_lock(name));
-        Self(redlatch::MultiLock::new(vec![
-            Box::new(second.clone()),
-            Box::new(first),
-            Box::new(second),
-        ]))
+        // In the wrong order, and one of them twice.
+        let [one, two] = two_names(name);
+        Self(client.multi_lock([&two, &one, &two]))
     }
     delegated!();
 }
 
-mod multi_lock_of_names_besides {
-    crate::contract::held_to! { super::Several:
-        each_of_several_names_is_waited_for,
-    }
-}
-
-mod multi_lock_of_locks {
+mod multi_lock {
     // Missing is what is reported of one hold. Commands, owners and losses of two are twice as many, and each is
     // reported by the name of its own lock; those who wait for a second lock with the first in hand begin anew, and
     // have no place in a line; and a member that is not lost itself stays locked until the guard is gone.

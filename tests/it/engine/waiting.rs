@@ -770,6 +770,7 @@ fn a_server_that_is_away_is_an_error_however_short_the_limit() {
             let err = (kind.wants)(ms(2)).expect_err(kind.what);
             assert!(err.is_retryable(), "{}: {err}", kind.what);
             match (kind.what, &err) {
+                ("names", Error::Members { failures, .. }) => assert_eq!(failures.len(), 2),
                 ("members", Error::Members { failures, .. }) => assert_eq!(failures.len(), 3),
                 ("majority", Error::NoQuorum { failures, .. }) => assert!(failures.len() >= 2),
                 (_, Error::Redis { .. }) => {}

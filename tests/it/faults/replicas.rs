@@ -49,10 +49,7 @@ fn try_all(client: &Client) -> Vec<(&'static str, redlatch::Result<()>)> {
         ("fair", taken(client.fair_lock(name()).try_lock_for(wait))),
         ("fenced", client.fenced_lock(name()).lock().map(drop)),
         ("reentrant", client.reentrant_lock(name()).lock().map(drop)),
-        (
-            "two names",
-            client.multi_lock([name(), name()]).lock().map(drop),
-        ),
+        ("a set", client.multi_lock([name()]).lock().map(drop)),
         ("read", client.rwlock(name()).read().map(drop)),
         ("write", client.rwlock(name()).write().map(drop)),
         ("permit", semaphore.acquire().map(drop)),

@@ -6,7 +6,7 @@ use crate::support::scripts::{
 use crate::support::{Server, lua, rw_scripts};
 
 /// Each script with its keys.
-fn scripts(name: &str) -> [(&'static str, Vec<String>); 5] {
+fn scripts(name: &str) -> [(&'static str, Vec<String>); 4] {
     let (channel, rw_channel) = (channel(name), rw_scripts::channel(name));
     let keys = |keys: &[&str]| keys.iter().map(|&key| key.to_owned()).collect();
     [
@@ -17,10 +17,6 @@ fn scripts(name: &str) -> [(&'static str, Vec<String>); 5] {
             keys(&[name, "queue", "timeouts", "alive", &channel, REQUEST]),
         ),
         (lua::RW_FORCE, keys(&[name, &rw_channel, REQUEST])),
-        (
-            lua::MULTI_FORCE,
-            keys(&["other", name, "other channel", &channel, REQUEST]),
-        ),
     ]
 }
 

@@ -5,7 +5,6 @@ mod fenced;
 mod force;
 mod latch;
 mod lock;
-mod multi;
 mod permits;
 mod rw;
 mod rw_model;

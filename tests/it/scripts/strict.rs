@@ -8,7 +8,7 @@ use std::path::Path;
 use crate::support::lua;
 
 /// Keys that are not written as `KEYS[n]`: the script or the prelude, what stands there, and why.
-const NOT_LITERAL: [(&str, &str, &str); 13] = [
+const NOT_LITERAL: [(&str, &str, &str); 6] = [
     (
         "fair",
         "KEYS[5] .. ':' .. head",
@@ -18,21 +18,6 @@ const NOT_LITERAL: [(&str, &str, &str); 13] = [
         "lock_renew",
         "KEYS[i]",
         "as many keys as there are locks to renew",
-    ),
-    ("multi_*", "KEYS[i]", "as many keys as there are locks"),
-    ("multi_*", "KEYS[j]", "as many keys as there are locks"),
-    ("multi_*", "KEYS[n + i]", "as many keys as there are locks"),
-    (
-        "multi_*",
-        "KEYS[#KEYS]",
-        "behind as many keys as there are locks",
-    ),
-    ("multi_*", "KEYS[busy]", "as many keys as there are locks"),
-    ("multi_*", "unpack(KEYS)", "as many keys as there are locks"),
-    (
-        "multi_*",
-        "unpack(KEYS, 1, n)",
-        "as many keys as there are locks",
     ),
     (
         "readers",

@@ -50,8 +50,6 @@ pub(crate) trait Lock: Clone + Debug + Send + Sync + 'static {
     const COUNTED: bool = true;
     /// Commands that the server runs for a release: EVALSHA, HDEL, EXISTS, PUBLISH.
     const RELEASE: u64 = 4;
-    /// Whether what somebody else has not taken of a lost hold is released, which publishes that once more.
-    const GIVES_BACK_THE_REST: bool = false;
     /// What an acquire runs.
     const ACQUIRE: &str = lua::LOCK_ACQUIRE;
 

@@ -46,18 +46,6 @@ pub(crate) const NAMES: [&str; 9] = [
 /// The key of a request that counts once.
 pub(crate) const REQUEST: &str = "the:request:1";
 
-/// Forces a lock open by a request of its own: the next one has the same key, which is forgotten.
-pub(crate) fn force<T: FromRedisValue>(
-    con: &mut Connection,
-    script: &str,
-    keys: &[&str],
-) -> RedisResult<T> {
-    assert!(keys.contains(&REQUEST));
-    let forced = run(con, script, keys, &[&LEASE.to_string()]);
-    let () = redis::cmd("DEL").arg(REQUEST).query(con)?;
-    forced
-}
-
 pub(crate) fn channel(name: &str) -> String {
     if name.contains('{') {
         format!("redisson_lock__channel:{name}")
