@@ -31,9 +31,8 @@ use crate::hold::Hold;
 use crate::hold::renewal::Renewal;
 use crate::hold::schedule::Schedule;
 use crate::hold::validity::Duty;
-use crate::net::connection::Housekeeper;
+use crate::net::connection::{Housekeeper, Left};
 use crate::net::nodes::Nodes;
-use crate::net::socket::Meanwhile;
 use crate::report::report;
 use crate::stats::Counters;
 use crate::time;
@@ -44,7 +43,8 @@ const SLICE: Duration = Duration::from_millis(5);
 /// The most holds handled in one go, so that with very many of them renewals are sent in between.
 const PORTION: usize = 4096;
 
-/// How long after it was asked for housekeeping runs: reading replies that nobody waits for, dropping idle entries.
+/// How long after it was asked for housekeeping runs, and for how long at most: reading replies that nobody waits for,
+/// dropping idle entries.
 const HOUSEKEEP_AFTER: Duration = Duration::from_millis(100);
 
 /// The part of the lease that is not much beside it, and the most of it. So much sooner renewals are sent together with
@@ -61,8 +61,8 @@ pub(crate) trait Housekeeping: Send + Sync {
     /// Called when something is renewed: checks the connection over which its release will have to go.
     fn look_after_connection(&self);
 
-    /// Runs the housekeeping; `true` if some is left. Calls `meanwhile` every few milliseconds.
-    fn housekeep(&self, meanwhile: Meanwhile<'_>) -> bool;
+    /// Does one step of the housekeeping, a few milliseconds long.
+    fn housekeep(&self) -> Left;
 }
 
 /// When each hold has to be looked at.
@@ -295,10 +295,14 @@ impl WatchdogThread {
             task.client.look_after_connection();
         }
         if housekeep {
-            let mut meanwhile = || self.dispatch(Duration::ZERO);
-            let mut left = task.client.housekeep(&mut meanwhile);
-            left |= task.nodes.housekeep(Instant::now() + SLICE, &mut meanwhile);
-            if left {
+            let ends = Instant::now() + HOUSEKEEP_AFTER;
+            let left = loop {
+                let left = task.client.housekeep().max(task.nodes.housekeep());
+                if left != Left::More || !self.dispatch(Duration::ZERO) || Instant::now() >= ends {
+                    break left;
+                }
+            };
+            if left != Left::Nothing {
                 task.watchdog.housekeep_soon();
             }
             self.renew();

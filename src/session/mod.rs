@@ -25,10 +25,11 @@ use crate::hold::watchdog::{self, Housekeeping, Task, Watchdog};
 use crate::hold::{Again, Hold, NotRenewed, Registry, lost_before};
 use crate::local::waiter::CancelToken;
 use crate::net::call::{Answer, Attempt, Call, Fault};
+use crate::net::connection::Left;
 use crate::net::nodes::{self, Map, Nodes};
 use crate::net::request::Acknowledgements;
 use crate::net::socket;
-use crate::net::socket::{Endpoint, Meanwhile};
+use crate::net::socket::Endpoint;
 use crate::net::subscribers::{self, Subscribers};
 use crate::process::Process;
 use crate::protocol::idempotency::IdempotencyKeys;
@@ -57,7 +58,6 @@ pub(crate) struct Session {
     pub(crate) endpoint: Endpoint,
     pub(crate) lease: Duration,
     pub(crate) response_timeout: Duration,
-    pub(crate) connect_timeout: Duration,
     pub(crate) waiter_lease: Duration,
     pub(crate) warn_waiting: Duration,
     pub(crate) owners: Arc<Owners>,
@@ -135,7 +135,6 @@ impl Session {
             endpoint,
             lease: config.lease,
             response_timeout: config.response_timeout,
-            connect_timeout: config.connect_timeout,
             waiter_lease: config.waiter_lease,
             warn_waiting: config.warn_waiting,
             server: Server::default(),
@@ -458,11 +457,9 @@ impl Housekeeping for Session {
         self.connection.look_after();
     }
 
-    fn housekeep(&self, meanwhile: Meanwhile<'_>) -> bool {
-        let until = Instant::now() + self.connect_timeout.min(self.lease / 10);
-        let unread = self.connection.housekeep(until, meanwhile);
-        let idle = self.registry.sweep(Instant::now());
-        unread || idle
+    fn housekeep(&self) -> Left {
+        let idle = Left::later(self.registry.sweep(Instant::now()));
+        self.connection.housekeep().max(idle)
     }
 }
 

@@ -4,16 +4,16 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::{Connection, GLANCE, Phase, TURN};
+use super::{Connection, GLANCE, Left, Phase};
 use crate::net::call::Call;
 use crate::net::pipeline::{IDLE, PING_AFTER};
 use crate::net::request::Request;
-use crate::net::socket::{self, Meanwhile};
+use crate::net::socket;
 
 /// How old the oldest outstanding command must be before another thread than its own reads the reply.
 const UNREAD: Duration = Duration::from_millis(20);
 
-/// How many unacknowledged calls are given up before the mutex is released for a moment.
+/// How many unacknowledged calls are given up in one step.
 const AT_ONCE: usize = 256;
 
 impl Connection {
@@ -45,98 +45,79 @@ impl Connection {
         self.want();
     }
 
-    /// Reads replies that nobody waits for, sends unacknowledged calls again, and logs in again when that is due.
-    ///
-    /// Returns `true` if something is left to do; then the [`Housekeeper`] calls it again soon.
-    pub(crate) fn housekeep(self: &Arc<Self>, until: Instant, meanwhile: Meanwhile<'_>) -> bool {
-        let left = self.housekeep_unread_for(UNREAD, until, meanwhile);
+    /// Reads replies that nobody waits for, sends unacknowledged calls again, and logs in again when that is due: one step of
+    /// it, a few milliseconds long.
+    pub(crate) fn housekeep(self: &Arc<Self>) -> Left {
+        let left = self.housekeep_unread_for(UNREAD);
         self.stay_logged_in();
         left
     }
 
-    pub(super) fn housekeep_unread_for(
-        self: &Arc<Self>,
-        unread_for: Duration,
-        until: Instant,
-        meanwhile: Meanwhile<'_>,
-    ) -> bool {
-        self.give_up_ended(meanwhile);
+    /// The same while the client is closed, when nobody else reads.
+    pub(crate) fn drain_some(self: &Arc<Self>) -> Left {
+        self.housekeep_unread_for(Duration::ZERO)
+    }
+
+    fn housekeep_unread_for(self: &Arc<Self>, unread_for: Duration) -> Left {
+        let gave_up = self.give_up_ended();
         let mut state = self.state.lock();
         let generation = state.generation;
         match &state.phase {
-            Phase::Closed => return false,
+            Phase::Closed => return Left::Nothing,
             Phase::Connecting(..) | Phase::Down(_) => {
                 let is_needed = state.pipeline.has_unacknowledged();
                 drop(state);
                 if is_needed {
                     self.want();
                 }
-                return is_needed;
+                return gave_up.max(Left::later(is_needed));
             }
             Phase::Up(_) => {}
         }
-        let turn_ends = until.min(Instant::now() + TURN);
-        loop {
-            state.pipeline.feed(Instant::now());
-            let more = state.pipeline.has_unacknowledged();
-            let Some((up, in_flight)) = state.up(generation) else {
-                return true;
-            };
-            let Some(sent_at) = in_flight.due_since() else {
-                return more;
-            };
-            let heard_at = in_flight.last_heard;
-            let now = Instant::now();
-            // A reply that became due just now is read by the thread that waits for it.
-            let fresh = now.saturating_duration_since(sent_at) < unread_for
-                && now < heard_at + self.max_silence;
-            let reader = up.reader.take_if(|_| !fresh || more);
-            drop(state);
-            let Some(reader) = reader else {
-                self.flush(true);
-                return true;
-            };
-            self.lead(reader, generation, None, now, now + GLANCE);
-            // After reading: now it is certain that nothing had come.
-            if self.is_silent(generation) {
-                self.fail_silent(generation);
-                return true;
-            }
-            // Goes on for a while, since each portion has to wait for the replies to the one before.
-            if Instant::now() >= turn_ends || !meanwhile() {
-                return true;
-            }
-            state = self.state.lock();
-            match state.up(generation) {
-                Some((_, in_flight)) if more || in_flight.last_heard > heard_at => {}
-                _ => return true,
-            }
+        state.pipeline.feed(Instant::now());
+        let more = state.pipeline.has_unacknowledged();
+        let Some((up, in_flight)) = state.up(generation) else {
+            return Left::Later;
+        };
+        let Some(sent_at) = in_flight.due_since() else {
+            return gave_up.max(Left::later(more));
+        };
+        let heard_at = in_flight.last_heard;
+        let now = Instant::now();
+        // A reply that became due just now is read by the thread that waits for it.
+        let fresh = now.saturating_duration_since(sent_at) < unread_for
+            && now < heard_at + self.max_silence;
+        let reader = up.reader.take_if(|_| !fresh || more);
+        drop(state);
+        let Some(reader) = reader else {
+            self.flush(true);
+            return gave_up.max(Left::Later);
+        };
+        self.lead(reader, generation, None, now, now + GLANCE);
+        // After reading: now it is certain that nothing had come.
+        if self.is_silent(generation) {
+            self.fail_silent(generation);
+            return Left::Later;
+        }
+        // Each portion waits for the replies to the one before.
+        match self.state.lock().up(generation) {
+            Some((_, in_flight)) if more || in_flight.last_heard > heard_at => Left::More,
+            _ => gave_up.max(Left::Later),
         }
     }
 
-    /// Gives up unacknowledged calls that are of no use any more, also without a connection. Calls `meanwhile` in between,
-    /// since an outage may leave very many.
-    pub(super) fn give_up_ended(&self, meanwhile: Meanwhile<'_>) {
+    /// Gives up unacknowledged calls that are of no use any more, also without a connection. Not all at once, since an outage
+    /// may leave very many.
+    fn give_up_ended(&self) -> Left {
         let why = socket::timed_out("redis has not accepted it while it was of use");
-        loop {
-            let mut state = self.state.lock();
-            let ended = state.pipeline.take_ended(Instant::now(), AT_ONCE, &why);
-            drop(state);
-            if ended.is_empty() {
-                return;
-            }
-            for deferred in ended.iter().filter_map(|call| call.deferred.as_ref()) {
-                self.on_reply.given_up(deferred, &why);
-            }
-            if !meanwhile() {
-                return;
-            }
+        let ended = (self.state.lock().pipeline).take_ended(Instant::now(), AT_ONCE, &why);
+        for deferred in ended.iter().filter_map(|call| call.deferred.as_ref()) {
+            self.on_reply.given_up(deferred, &why);
         }
-    }
-
-    /// Works on what is not acknowledged, while the client is closed; whether anything is left.
-    pub(crate) fn drain_some(self: &Arc<Self>, until: Instant) -> bool {
-        self.housekeep_unread_for(Duration::ZERO, until, &mut || true)
+        match ended.len() {
+            AT_ONCE => Left::More,
+            _ => Left::Nothing,
+        }
     }
 
     /// Closes the connection; waiting and later calls fail with `Closed`. Returns how many unacknowledged releases, and how
@@ -221,15 +202,9 @@ mod tests {
                     .is_none()
             );
         }
-        let mut looks = 0;
-        let mut look = || {
-            looks += 1;
-            true
-        };
-        assert!(
-            !connection.housekeep(now, &mut look),
-            "nothing is left to be sent"
-        );
-        assert!(looks >= 4, "{looks}");
+        for step in 0..5 {
+            let is_last = connection.housekeep() == Left::Nothing;
+            assert_eq!(is_last, step == 4, "step {step}");
+        }
     }
 }

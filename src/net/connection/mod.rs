@@ -112,6 +112,26 @@ impl State {
     }
 }
 
+/// What a step of housekeeping has left to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Left {
+    Nothing,
+    /// Something, which has to wait for a while.
+    Later,
+    /// Something that can be done at once.
+    More,
+}
+
+impl Left {
+    /// Whether anything is left for later.
+    pub(crate) fn later(is_left: bool) -> Self {
+        match is_left {
+            true => Self::Later,
+            false => Self::Nothing,
+        }
+    }
+}
+
 /// Whoever calls [`Connection::housekeep`] from time to time.
 pub(crate) trait Housekeeper: Send + Sync {
     /// Housekeeping is needed soon. Cheap, and called with mutexes held.

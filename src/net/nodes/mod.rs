@@ -43,9 +43,9 @@ use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
 pub(crate) use self::map::{Map, is_no_cluster};
 use crate::error::{is_redirection, is_transient, not_followed};
 use crate::net::call::{Call, CallPhase, Deferred, DeferredInfo, Fault, OnReply};
-use crate::net::connection::{Connection, GLANCE, Housekeeper, TURN};
+use crate::net::connection::{Connection, GLANCE, Housekeeper, Left, TURN};
 use crate::net::pipeline::Destination;
-use crate::net::socket::{self, Meanwhile};
+use crate::net::socket;
 use crate::report::report;
 use crate::stats::Counters;
 
@@ -304,13 +304,13 @@ impl Nodes {
         }
     }
 
-    /// What goes on in the background at each connection; whether something is left.
-    fn work(&self, work: &mut dyn FnMut(&Arc<Connection>) -> bool) -> bool {
+    /// What goes on in the background at each connection.
+    fn work(&self, work: impl Fn(&Arc<Connection>) -> Left) -> Left {
         self.map.want();
         self.sort();
-        let mut left = false;
+        let mut left = Left::Nothing;
         for connection in self.all() {
-            left |= work(&connection);
+            left = left.max(work(&connection));
             if !self.are_one() && connection.is_missed() {
                 // Its node may be a master no more.
                 self.map.doubt();
@@ -362,19 +362,20 @@ impl Nodes {
     }
 
     /// See [`Connection::housekeep`].
-    pub(crate) fn housekeep(&self, until: Instant, meanwhile: Meanwhile<'_>) -> bool {
-        self.work(&mut |connection| connection.housekeep(until, meanwhile))
+    pub(crate) fn housekeep(&self) -> Left {
+        self.work(Connection::housekeep)
     }
 
     /// Waits until every deferred call is acknowledged or `until`; says whether all are.
     pub(crate) fn drain(&self, until: Instant) -> bool {
-        while self.work(&mut |connection| connection.drain_some(until)) {
-            if Instant::now() >= until {
-                return false;
+        loop {
+            match self.work(Connection::drain_some) {
+                Left::Nothing => return true,
+                _ if Instant::now() >= until => return false,
+                Left::Later => std::thread::sleep(GLANCE),
+                Left::More => {}
             }
-            std::thread::sleep(GLANCE);
         }
-        true
     }
 
     /// See [`Connection::close`].

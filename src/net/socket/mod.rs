@@ -168,9 +168,6 @@ impl fmt::Display for Endpoint {
     }
 }
 
-/// Called again and again while a thread waits in small slices, to do its other work. `false` ends the wait.
-pub(crate) type Meanwhile<'a> = &'a mut dyn FnMut() -> bool;
-
 /// A TCP or Unix socket, or an encrypted connection.
 #[derive(Debug)]
 pub(crate) enum Socket {
