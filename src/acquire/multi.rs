@@ -19,17 +19,13 @@ use crate::quorum::identity::{self, Identity};
 use crate::report::report;
 use crate::time::{self, Deadline};
 
-/// The longest pause after waiting for one member and then finding another one held. Without it two threads could take
-/// members from each other again and again.
-const PAUSE: Duration = Duration::from_millis(5);
-
 /// How long a thread that has all earlier members asks again for one that was taken a moment ago; four round trips if that
 /// is longer.
 ///
 /// The holder may be about to be refused an earlier member, and then releases this one.
 const UNDECIDED: Duration = Duration::from_millis(250);
 
-/// The first and the longest pause between these requests.
+/// The first and the longest pause between these requests, and the longest between waiting for one member and the next.
 const AGAIN: (Duration, Duration) = (Duration::from_micros(250), Duration::from_millis(5));
 
 /// What went wrong with members, by index.
@@ -150,7 +146,8 @@ impl Members {
             };
             refusals += 1;
             if refusals > 1 {
-                let until = deadline.or(Instant::now() + time::between(Duration::ZERO, PAUSE));
+                // Without a pause two threads could take members from each other again and again.
+                let until = deadline.or(Instant::now() + time::between(Duration::ZERO, AGAIN.1));
                 self.pause(until.saturating_duration_since(Instant::now()), wait)?;
             }
             if deadline.has_passed(Instant::now()) {

@@ -11,7 +11,7 @@ pub(crate) const BACK_OFF: (Duration, Duration) =
 const BACKGROUND: Duration = Duration::from_secs(10);
 
 /// The pause after a refusal that does not pass by itself, whoever waits.
-const REFUSED: Duration = Duration::from_secs(1);
+pub(super) const REFUSED: Duration = Duration::from_secs(1);
 
 /// Since when there is a pause, and how long it is.
 #[derive(Clone)]

@@ -23,6 +23,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::net::back_off::REFUSED;
 use crate::net::request::Request;
 use crate::net::write_queue::WriteQueue;
 
@@ -32,10 +33,6 @@ use crate::net::write_queue::WriteQueue;
 /// Where processes take turns, the next wait finds it still there if each of them has the lock for less than that, and
 /// then costs neither a subscription nor a second request.
 pub(super) const LINGER: Duration = Duration::from_millis(50);
-
-/// How soon the server is asked again for a channel that it has refused, since rights may be granted later, and for what it
-/// could not do when it was asked.
-const ASK_AGAIN: Duration = Duration::from_secs(1);
 
 /// Above this capacity an empty map is freed.
 const SPARE: usize = 1024;
@@ -422,7 +419,8 @@ impl Channels {
             }
         }
         if refused {
-            exchange.again_at.get_or_insert(now + ASK_AGAIN);
+            // Rights may be granted later.
+            exchange.again_at.get_or_insert(now + REFUSED);
             let is_first = self.refused.is_none();
             self.refused.get_or_insert_with(|| Arc::clone(&name));
             return is_first.then_some(News::Refused(name));
@@ -437,7 +435,7 @@ impl Channels {
             && let Some(command) = exchange.awaiting.pop_front()
         {
             exchange.postponed.push(command);
-            exchange.again_at.get_or_insert(now + ASK_AGAIN);
+            exchange.again_at.get_or_insert(now + REFUSED);
         }
     }
 

@@ -43,9 +43,6 @@ use crate::stats::Counters;
 /// See [`Session::replay`]; twice the response timeout if that is longer.
 const REPLAY: Duration = Duration::from_secs(60);
 
-/// How long replicas may take to acknowledge an acquire, or a quarter of the response timeout if that is shorter.
-const REPLICAS_ANSWER: Duration = Duration::from_secs(1);
-
 /// How long dropping the last handle may take for releasing what is held.
 const DROP_DEADLINE: Duration = Duration::from_secs(2);
 
@@ -323,7 +320,7 @@ impl Session {
         }
         let needed = self.endpoint.replicas_needed();
         if needed > 0 {
-            let full = REPLICAS_ANSWER.min(self.response_timeout / 4);
+            let full = self.response_timeout / 4;
             let timeout = self.replicas.timeout(full, Instant::now());
             request.acknowledgements = Some(Acknowledgements {
                 needed,
