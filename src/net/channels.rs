@@ -361,7 +361,7 @@ impl Channels {
     pub(super) fn lost(&mut self) {
         self.exchange = None;
         for channel in self.wanted.values_mut() {
-            (channel.asked, channel.confirmed) = (false, false);
+            (channel.asked, channel.confirmed, channel.refused) = (false, false, false);
             // Under the mutex. Later, a waiter may listen to another channel or at another master.
             for waiter in &channel.waiters {
                 waiter.listener.set_listening(false);
@@ -993,11 +993,12 @@ mod model {
 mod moving {
     use super::*;
 
-    use std::sync::atomic::{AtomicU32, Ordering};
+    use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
     #[derive(Default)]
     struct Waiting {
         messages: AtomicU32,
+        listening: AtomicBool,
     }
 
     impl Listener for Waiting {
@@ -1005,7 +1006,9 @@ mod moving {
             self.messages.fetch_add(1, Ordering::Relaxed);
         }
 
-        fn set_listening(&self, _: bool) {}
+        fn set_listening(&self, listening: bool) {
+            self.listening.store(listening, Ordering::Relaxed);
+        }
     }
 
     /// A channel, and who waits on it.
@@ -1053,6 +1056,20 @@ mod moving {
         assert!(channels.is_empty());
         // Its number is of no use any more.
         channels.end(&waiting[0].0, waiting[0].1, None);
+    }
+
+    #[test]
+    fn what_a_lost_connection_has_refused_is_no_answer_to_whoever_comes_after_it() {
+        let (mut channels, _) = connected(&["a"]);
+        channels.answered(true, Instant::now());
+        let listens = |channels: &mut Channels| {
+            let waiting = Arc::<Waiting>::default();
+            channels.subscribe(&"a".into(), Arc::clone(&waiting) as _);
+            waiting.listening.load(Ordering::Relaxed)
+        };
+        assert!(listens(&mut channels) && channels.is_refused("a"));
+        channels.lost();
+        assert!(!listens(&mut channels) && !channels.is_refused("a"));
     }
 
     #[test]
