@@ -209,6 +209,35 @@ impl Error {
         }
     }
 
+    fn write_redis(
+        &self,
+        f: &mut fmt::Formatter<'_>,
+        doing: &str,
+        name: Option<&str>,
+        server: Option<&str>,
+        source: &(dyn std::error::Error + 'static),
+    ) -> fmt::Result {
+        let is_connecting = doing == "connecting";
+        if let (true, Some(server)) = (is_connecting, server) {
+            write!(f, "cannot connect to redis at {server}")?;
+        } else {
+            write!(f, "{doing} failed")?;
+            if let Some(name) = name {
+                write!(f, " for `{name}`")?;
+            }
+            f.write_str(" at redis")?;
+            if let Some(server) = server {
+                write!(f, ", {server}")?;
+            }
+        }
+        write!(f, ": {}", said(source))?;
+        let redis = self.as_redis();
+        match redis.and_then(|err| advice(err, server, is_connecting)) {
+            Some(advice) => write!(f, "; {advice}"),
+            None => Ok(()),
+        }
+    }
+
     /// The text; without the lock's name below an error that has it.
     fn write(&self, f: &mut fmt::Formatter<'_>, is_named: bool) -> fmt::Result {
         match self {
@@ -218,27 +247,8 @@ impl Error {
                 server,
                 source,
             } => {
-                let (server, is_connecting) = (server.as_deref(), *doing == "connecting");
-                if let (true, Some(server)) = (is_connecting, server) {
-                    write!(f, "cannot connect to redis at {server}")?;
-                } else {
-                    write!(f, "{doing} failed")?;
-                    if let Some(name) = name.as_ref().filter(|_| is_named) {
-                        write!(f, " for `{name}`")?;
-                    }
-                    f.write_str(" at redis")?;
-                    if let Some(server) = server {
-                        write!(f, ", {server}")?;
-                    }
-                }
-                write!(f, ": {}", said(&**source))?;
-                match self
-                    .as_redis()
-                    .and_then(|err| advice(err, server, is_connecting))
-                {
-                    Some(advice) => write!(f, "; {advice}"),
-                    None => Ok(()),
-                }
+                let name = name.as_deref().filter(|_| is_named);
+                self.write_redis(f, doing, name, server.as_deref(), &**source)
             }
             Self::Lost { name, reason } => {
                 write!(f, "the lock `{name}` is no longer held: {reason}")
@@ -254,11 +264,10 @@ impl Error {
                     f,
                     "{agreed} servers of the {needed} needed agreed about `{name}`"
                 )?;
-                for (node, err) in failures {
+                failures.iter().try_for_each(|(node, err)| {
                     write!(f, "; server {node}: ")?;
-                    err.write(f, false)?;
-                }
-                Ok(())
+                    err.write(f, false)
+                })
             }
             Self::NotReplicated { acked, needed } => write!(
                 f,
@@ -266,18 +275,15 @@ impl Error {
             ),
             Self::Members { failures } => {
                 f.write_str("not every member of the multi-lock could be asked")?;
-                for (name, err) in failures {
+                failures.iter().try_for_each(|(name, err)| {
                     write!(f, "; `{name}`: ")?;
-                    err.write(f, false)?;
-                }
-                Ok(())
+                    err.write(f, false)
+                })
             }
-            Self::WouldDeadlock { name, reason } => {
-                write!(
-                    f,
-                    "waiting for `{name}`, this thread would wait for itself: {reason}"
-                )
-            }
+            Self::WouldDeadlock { name, reason } => write!(
+                f,
+                "waiting for `{name}`, this thread would wait for itself: {reason}"
+            ),
             Self::Cancelled => f.write_str("the wait was cancelled"),
             Self::Closed => f.write_str("the client is closed; open another"),
             Self::WrongType { name, found } => write!(
@@ -286,11 +292,8 @@ impl Error {
                 found.as_deref().unwrap_or("its key holds something else")
             ),
             Self::Thread { name, source } => {
-                write!(
-                    f,
-                    "the thread {name} could not be started: {}",
-                    said(source)
-                )
+                let said = said(source);
+                write!(f, "the thread {name} could not be started: {said}")
             }
             Self::InvalidName { why } => write!(f, "invalid lock name: {why}"),
             Self::Config { what } => write!(f, "invalid setting: {what}"),

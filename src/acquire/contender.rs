@@ -376,21 +376,16 @@ impl<'a> Contender<'a> {
             && self.is_notified_with_others()
             && last.is_some_and(|last| yielding::has_notified_nobody(session, last));
         state.lock.was_alone(alone);
-        let next = state.lock.granted(
-            params.thread,
-            self.lock.mode,
-            Arc::clone(&hold),
-            params.lease,
-            now,
-        );
+        let (thread, lease) = (params.thread, params.lease);
+        let granted = Arc::clone(&hold);
+        let next = (state.lock).granted(thread, self.lock.mode, granted, lease, now);
         state.store_wakeups(&next);
         drop(state);
         wake(next);
         if let Some(displaced) = displaced {
-            let reason = if displaced.is_valid(now) {
-                LossReason::TakenOver
-            } else {
-                LossReason::Expired
+            let reason = match displaced.is_valid(now) {
+                true => LossReason::TakenOver,
+                false => LossReason::Expired,
             };
             session.lose(&displaced, reason);
         }

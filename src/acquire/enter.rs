@@ -74,9 +74,11 @@ impl LockSpec {
         outcome
     }
 
-    /// Takes what the local lock gives, without asking Redis.
-    pub(crate) fn enter(&self, wait: WaitMode) -> Result<Pending<'_>> {
+    /// What to ask for and its entry, once the watchdogs run that will renew it.
+    fn start(&self, wait: WaitMode) -> Result<(HoldParams, Arc<Entry>)> {
         let (lease, ttl) = self.lease_policy()?;
+        let thread = owner::this_thread();
+        let params = HoldParams { lease, ttl, thread };
         let session = self.session();
         let entry = session.registry.get(self.kind, &self.id)?;
         if self.must_stop(wait) {
@@ -84,118 +86,138 @@ impl LockSpec {
         }
         match &self.quorum {
             Some(quorum) => {
-                let until = wait
-                    .deadline()
-                    .or(Instant::now() + session.response_timeout);
+                let timeout = Instant::now() + session.response_timeout;
+                let until = wait.deadline().or(timeout);
                 quorum.check_masters(until, &|| self.must_stop(wait))?;
                 quorum.start_watchdogs()?;
             }
             None => session.start_watchdog()?,
         }
+        Ok((params, entry))
+    }
 
-        let thread = owner::this_thread();
-        let params = HoldParams { lease, ttl, thread };
+    /// Takes what the local lock gives, without asking Redis.
+    pub(crate) fn enter(&self, wait: WaitMode) -> Result<Pending<'_>> {
+        let (params, entry) = self.start(wait)?;
+        let HoldParams { lease, thread, .. } = params;
         let mut listening = Listening::default();
         loop {
             let now = Instant::now();
             let queue = || Arc::clone(listening.waiter());
-            let may_queue: Option<&dyn Fn() -> Arc<Waiter>> = match wait {
-                WaitMode::Once | WaitMode::Together { .. } => None,
-                WaitMode::Until(_) => Some(&queue),
-            };
+            let queues = matches!(wait, WaitMode::Until(_));
+            let may_queue = queues.then_some(&queue as &dyn Fn() -> Arc<Waiter>);
+            let (mode, first) = (self.mode, self.readers_first);
             let mut state = entry.lock();
-            let readers_first = self.readers_first;
-            let entered = state
-                .lock
-                .enter(thread, self.mode, lease, now, may_queue, readers_first);
-            match entered {
-                Entered::Busy => return Ok(Pending::Busy),
+            let entered = (state.lock).enter(thread, mode, lease, now, may_queue, first);
+            let pending = match entered {
+                Entered::Busy => Some(Pending::Busy),
                 Entered::Deadlock(hold) => {
                     drop(state);
                     if self.is_still_ours(&hold) {
                         return Err(self.would_deadlock(DeadlockReason::Reading));
                     }
+                    None
                 }
                 Entered::Contend {
-                    yields_after,
+                    yields_after: after,
                     under,
                 } => {
                     drop(state);
                     let contender =
-                        Contender::new(self, entry, params, wait, listening, under, yields_after);
+                        Contender::new(self, entry, params, wait, listening, under, after);
                     return Ok(Pending::Contends(contender));
                 }
                 Entered::Joined(hold) => {
                     drop(state);
-                    if self.is_still_ours(&hold) {
-                        session.counters.shared.add(1);
-                        return Ok(Pending::Held(GuardInner::new(self, hold, thread)));
-                    }
+                    self.handed(hold, thread)
                 }
                 Entered::Queued(ticket) => {
                     drop(state);
-                    match self.wait_in_queue(&entry, ticket, &mut listening, wait)? {
-                        None => return Ok(Pending::TooLate),
-                        Some(Wakeup::Granted(hold)) => {
-                            if self.is_still_ours(&hold) {
-                                match self.mode {
-                                    Mode::Exclusive => session.counters.passed.add(1),
-                                    Mode::Shared => session.counters.shared.add(1),
-                                }
-                                return Ok(Pending::Held(GuardInner::new(self, hold, thread)));
-                            }
-                        }
-                        Some(Wakeup::Contend(yields_after)) => {
-                            let contender = Contender::new(
-                                self,
-                                entry,
-                                params,
-                                wait,
-                                listening,
-                                None,
-                                yields_after,
-                            );
-                            return Ok(Pending::Contends(contender));
-                        }
-                        Some(Wakeup::Failed(error)) => return Err(error()),
-                        Some(Wakeup::Given(_) | Wakeup::ContendAt(_)) => {
-                            unreachable!("a lock is no semaphore")
-                        }
-                    }
+                    self.queue(&entry, params, ticket, &mut listening, wait)?
                 }
-                Entered::Mine {
-                    hold,
-                    count,
-                    lease: its,
-                } => {
-                    if !hold.is_valid(now) {
-                        drop(state);
-                        self.give_up_lost(&hold);
-                        continue;
-                    }
-                    if !self.is_reentrant {
-                        return Err(self.would_deadlock(DeadlockReason::NotReentrant));
-                    }
+                Entered::Mine { hold, .. } if !hold.is_valid(now) => {
+                    drop(state);
+                    self.give_up_lost(&hold);
+                    None
+                }
+                Entered::Mine { .. } if !self.is_reentrant => {
+                    return Err(self.would_deadlock(DeadlockReason::NotReentrant));
+                }
+                Entered::Mine { hold, count, lease } => {
                     // What the watchdog renews needs no request; a fixed lease has to start anew.
-                    let is_renewed = matches!(its, LeasePolicy::Renewed { .. });
+                    let is_renewed = matches!(lease, LeasePolicy::Renewed { .. });
                     if is_renewed {
-                        state.lock.reenter(thread, &hold, its);
+                        state.lock.reenter(thread, &hold, lease);
                     }
                     drop(state);
-                    let count = count + 1;
-                    if !is_renewed {
-                        match self.renew_to_reenter(&entry, &hold, params, count, wait)? {
-                            Reentered::Yes => {}
-                            Reentered::TooLate => return Ok(Pending::TooLate),
-                            Reentered::Lost => continue,
-                        }
-                    }
-                    session.counters.reentered.add(1);
-                    let guard = GuardInner::reentered(self, hold, thread, count);
-                    return Ok(Pending::Held(guard));
+                    self.again(&entry, hold, params, count + 1, is_renewed, wait)?
                 }
+            };
+            if let Some(pending) = pending {
+                return Ok(pending);
             }
         }
+    }
+
+    /// One more hold, renewed first unless the watchdog does that; `None` if it was lost.
+    fn again(
+        &self,
+        entry: &Entry,
+        hold: Arc<Hold>,
+        params: HoldParams,
+        count: u32,
+        is_renewed: bool,
+        wait: WaitMode,
+    ) -> Result<Option<Pending<'_>>> {
+        let reentered = match is_renewed {
+            true => Reentered::Yes,
+            false => self.renew_to_reenter(entry, &hold, params, count, wait)?,
+        };
+        Ok(match reentered {
+            Reentered::Lost => None,
+            Reentered::TooLate => Some(Pending::TooLate),
+            Reentered::Yes => {
+                self.session().counters.reentered.add(1);
+                let guard = GuardInner::reentered(self, hold, params.thread, count);
+                Some(Pending::Held(guard))
+            }
+        })
+    }
+
+    /// Another thread has handed the lock over, or shares it, unless it is lost by now.
+    fn handed(&self, hold: Arc<Hold>, thread: u64) -> Option<Pending<'_>> {
+        let counters = &self.session().counters;
+        self.is_still_ours(&hold).then(|| {
+            match self.mode {
+                Mode::Exclusive => counters.passed.add(1),
+                Mode::Shared => counters.shared.add(1),
+            }
+            Pending::Held(GuardInner::new(self, hold, thread))
+        })
+    }
+
+    /// Waits in the queue of this process; `None` if what it was handed is lost by then.
+    fn queue(
+        &self,
+        entry: &Arc<Entry>,
+        params: HoldParams,
+        ticket: u64,
+        listening: &mut Listening,
+        wait: WaitMode,
+    ) -> Result<Option<Pending<'_>>> {
+        Ok(match self.wait_in_queue(entry, ticket, listening, wait)? {
+            None => Some(Pending::TooLate),
+            Some(Wakeup::Granted(hold)) => self.handed(hold, params.thread),
+            Some(Wakeup::Contend(after)) => {
+                let (entry, listening) = (Arc::clone(entry), std::mem::take(listening));
+                let contender = Contender::new(self, entry, params, wait, listening, None, after);
+                Some(Pending::Contends(contender))
+            }
+            Some(Wakeup::Failed(error)) => return Err(error()),
+            Some(Wakeup::Given(_) | Wakeup::ContendAt(_)) => {
+                unreachable!("a lock is no semaphore")
+            }
+        })
     }
 
     /// Whether a hold that was handed over to or shared with this thread is still valid.

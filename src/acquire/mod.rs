@@ -61,7 +61,8 @@ use crate::local::waiter::Signals;
 use crate::net::call::{Call, Fault};
 use crate::net::subscriber::POLL_CAP;
 use crate::quorum::failure::Failure;
-use crate::time::{self, Deadline};
+use crate::session::Session;
+use crate::time::{self, Budget, Deadline};
 
 /// The reply to a request.
 pub(crate) enum Reply<G> {
@@ -175,13 +176,11 @@ pub(crate) fn acquire<S: Strategy>(
     let deadline = wait.deadline();
     let mut has_waited = strategy.listening().has_parked();
     let mut was_refused = false;
-    let mut parks = 0_u32;
-    // Whether a thread of this process has woken it since the last park, and the signals before that.
-    let (mut woken, mut heard) = (false, Signals::default());
+    let mut parks = Parks::default();
     // When the time for the next question began: yielding is part of it.
     let mut asks_since = None;
     loop {
-        woken |= strategy.listening().has_wakeup();
+        parks.woken |= strategy.listening().has_wakeup();
         if let Some(grant) = strategy.handed_over()? {
             return Ok(Outcome::Granted(grant));
         }
@@ -189,8 +188,7 @@ pub(crate) fn acquire<S: Strategy>(
         if spec.must_stop(wait) || has_waited && deadline.has_passed(now) {
             return end(strategy, spec, wait, Outcome::TooLate);
         }
-        let began = *asks_since.get_or_insert(now);
-        let budget = wait.budget(began, session.response_timeout);
+        let budget = wait.budget(*asks_since.get_or_insert(now), session.response_timeout);
         if yielding::yield_to_others(strategy, spec, wait, budget.until)? {
             has_waited = true;
             continue;
@@ -198,10 +196,8 @@ pub(crate) fn acquire<S: Strategy>(
         asks_since = None;
         let before = strategy.listening().signals();
         let reply = strategy.ask(budget.until);
-        if matches!(reply, Ok(Reply::Granted(_) | Reply::HandedOver)) && parks > 0 {
-            woken |= strategy.listening().signals().are_news_since(heard);
-            let is_rescue = S::IS_ANNOUNCED && !woken;
-            session.counters.poll_rescues.add(is_rescue.into());
+        if matches!(reply, Ok(Reply::Granted(_) | Reply::HandedOver)) {
+            parks.count_rescue(strategy, session);
         }
         let busy = match reply {
             Ok(Reply::Granted(grant)) => return Ok(Outcome::Granted(grant)),
@@ -211,15 +207,7 @@ pub(crate) fn acquire<S: Strategy>(
                 return end(strategy, spec, wait, Outcome::TooLate);
             }
             Err(NoReply::Unanswered(failure)) => {
-                if budget.concerns_all(&failure) {
-                    // They get the error now, rather than each after a timeout of its own.
-                    let error = spec.make_error(S::DOING, failure.clone());
-                    strategy.entry().dismiss(&error);
-                }
-                return match strategy.withdraw()? {
-                    Some(grant) => Ok(Outcome::Granted(grant)),
-                    None => Err(spec.error(S::DOING, failure)),
-                };
+                return fail(strategy, spec, failure, &budget);
             }
             Err(NoReply::Final(err)) => return Err(err),
         };
@@ -230,8 +218,7 @@ pub(crate) fn acquire<S: Strategy>(
         if !wait.asks_again() {
             return Ok(Outcome::Busy(busy));
         }
-        let now = Instant::now();
-        if deadline.has_passed(now) {
+        if deadline.has_passed(Instant::now()) {
             return end(strategy, spec, wait, Outcome::Busy(busy));
         }
         if !std::mem::replace(&mut was_refused, true) && spec.has_it_otherwise() {
@@ -239,6 +226,30 @@ pub(crate) fn acquire<S: Strategy>(
         }
         has_waited = true;
 
+        parks.park(strategy, spec, wait, busy, before)?;
+    }
+}
+
+/// How often a thread has parked, and what has ended the last time.
+#[derive(Default)]
+struct Parks {
+    count: u32,
+    /// A thread of this process has woken it since.
+    woken: bool,
+    /// The signals before it.
+    heard: Signals,
+}
+
+impl Parks {
+    /// Listens and parks, unless the subscription is confirmed at once. `before`: the signals before the request.
+    fn park<S: Strategy>(
+        &mut self,
+        strategy: &mut S,
+        spec: &LockSpec,
+        wait: WaitMode,
+        busy: Busy,
+        before: Signals,
+    ) -> Result<()> {
         let began_to_listen = listen(strategy, spec)?;
         let listening = strategy.listening();
         let seen = match began_to_listen {
@@ -246,12 +257,12 @@ pub(crate) fn acquire<S: Strategy>(
             false => before,
         };
         if began_to_listen && seen.listening && listening.is_notified() {
-            // Confirmed already: not a park yet.
-            continue;
+            // Not a park yet.
+            return Ok(());
         }
-        let cap = (POLL_CAP.0 * (1 << parks.saturating_sub(1).min(3))).min(POLL_CAP.1);
+        let cap = (POLL_CAP.0 * (1 << self.count.saturating_sub(1).min(3))).min(POLL_CAP.1);
         // A pause is no park: nothing was to be announced.
-        parks += u32::from(listening.is_subscribed() && !busy.is_contested);
+        self.count += u32::from(listening.is_subscribed() && !busy.is_contested);
         let now = Instant::now();
         let park = strategy.park_for(cap);
         // Those who contend for it are to come back one by one.
@@ -264,15 +275,41 @@ pub(crate) fn acquire<S: Strategy>(
             // A key lives for the whole of its last millisecond.
             until = until.min(free_at + Duration::from_millis(1));
         }
-        let until = Deadline::at(deadline.or(until));
+        let until = Deadline::at(wait.deadline().or(until));
         let left = |now| Some(free_at?.saturating_duration_since(now));
         let stop = || spec.must_stop(wait);
         let listening = strategy.listening();
         listening.park(spec, seen, until, left, &stop);
         // A confirmation is no message, but what it leads to is no rescue either, nor is what follows a pause.
-        (woken, heard) = (busy.is_contested, seen);
+        (self.woken, self.heard) = (busy.is_contested, seen);
         let is_message = listening.signals().messages > seen.messages && !stop();
-        session.counters.wakes.add(is_message.into());
+        spec.session().counters.wakes.add(is_message.into());
+        Ok(())
+    }
+
+    /// It was granted what it asked for, perhaps without having heard that it can be had.
+    fn count_rescue<S: Strategy>(&self, strategy: &mut S, session: &Session) {
+        let news = strategy.listening().signals().are_news_since(self.heard);
+        let is_rescue = self.count > 0 && S::IS_ANNOUNCED && !self.woken && !news;
+        session.counters.poll_rescues.add(is_rescue.into());
+    }
+}
+
+/// There is no answer, and not for want of the caller's time.
+fn fail<S: Strategy>(
+    strategy: &mut S,
+    spec: &LockSpec,
+    failure: Failure,
+    budget: &Budget,
+) -> Result<Outcome<S::Grant>> {
+    if budget.concerns_all(&failure) {
+        // They get the error now, rather than each after a timeout of its own.
+        let error = spec.make_error(S::DOING, failure.clone());
+        strategy.entry().dismiss(&error);
+    }
+    match strategy.withdraw()? {
+        Some(grant) => Ok(Outcome::Granted(grant)),
+        None => Err(spec.error(S::DOING, failure)),
     }
 }
 

@@ -300,25 +300,8 @@ impl Members {
                 Err(err) => return Answers::Failed(vec![(index, err)]),
             }
         }
-        for (index, came) in &mut coming {
-            let until = round
-                .deadline()
-                .or(Instant::now() + self.response_timeout());
-            if let Pending::Contends(contender) = came
-                && let Err(err) = contender.yield_to_others(until)
-            {
-                return Answers::Failed(vec![(*index, err)]);
-            }
-        }
-        for (_, came) in &mut coming {
-            if let Pending::Contends(contender) = came {
-                contender.ask_ahead();
-            }
-        }
-        for (_, came) in &coming {
-            if let Pending::Contends(contender) = came {
-                contender.send_ahead();
-            }
+        if let Err(failure) = self.ask_ahead(&mut coming, round) {
+            return Answers::Failed(vec![failure]);
         }
         let (mut failures, mut too_late) = (Vec::new(), false);
         for (index, came) in coming {
@@ -341,6 +324,27 @@ impl Members {
             Some((index, busy)) => Answers::Refused(index, busy),
             None => Answers::Granted,
         }
+    }
+
+    /// Sends all requests before one is waited for: those of one server in one write.
+    fn ask_ahead(
+        &self,
+        coming: &mut [(usize, Pending<'_>)],
+        round: WaitMode,
+    ) -> std::result::Result<(), (usize, Error)> {
+        let contends = coming.iter_mut().filter_map(|(index, came)| match came {
+            Pending::Contends(contender) => Some((*index, contender)),
+            _ => None,
+        });
+        let mut asking: Vec<_> = contends.collect();
+        for (index, contender) in &mut asking {
+            let now = Instant::now();
+            let until = round.deadline().or(now + self.response_timeout());
+            (contender.yield_to_others(until)).map_err(|err| (*index, err))?;
+        }
+        asking.iter_mut().for_each(|(_, its)| its.ask_ahead());
+        asking.iter().for_each(|(_, its)| its.send_ahead());
+        Ok(())
     }
 
     /// One attempt at every member, all of which end together.

@@ -393,13 +393,12 @@ impl Subscriber {
             if self.retires(&mut self.state.lock()) {
                 return Err(socket::timed_out("the node is no master any more"));
             }
-            let (soon, is_left) = {
+            let is_left = {
                 let (mut state, now) = (self.state.lock(), Instant::now());
                 let lingers = state.channels.end_lingering_until(now);
                 state.channels.ask_again(now);
                 let soon = lingers || state.has_news(now);
-                let is_left = self.write_rest(&mut state);
-                (soon, is_left)
+                self.write_rest(&mut state) || soon
             };
             if log_in_at.is_some_and(|at| Instant::now() >= at)
                 && let Some(made) = self.replace(&mut successor)
@@ -417,38 +416,36 @@ impl Subscriber {
                     }
                 }
             }
-            let slice = match soon {
+            let slice = match is_left || successor.is_some() {
                 true => LINGER,
-                false if is_left || successor.is_some() => LINGER,
                 false => SLICE,
             };
             match self.read(&mut reader, slice) {
                 Ok(true) => asked_at = None,
-                Ok(false) => {
-                    let mut state = self.state.lock();
-                    if state.stopped {
-                        return Err(socket::timed_out("the client is closed"));
-                    }
-                    let quiet = state.heard_at.is_none_or(|at| at.elapsed() >= PING_AFTER);
-                    if state.live.is_none() {
-                        return Err(socket::timed_out("the connection is gone"));
-                    }
-                    match asked_at {
-                        Some(at) if Instant::now() >= at + self.response_timeout => {
-                            return Err(socket::timed_out(
-                                "redis was silent when asked for a sign of life",
-                            ));
-                        }
-                        // If nobody waits, it does not matter whether the connection works.
-                        None if quiet && state.channels.ping() => {
-                            asked_at = Some(Instant::now());
-                        }
-                        _ => {}
-                    }
-                }
+                Ok(false) => self.ask_for_life(&mut asked_at)?,
                 Err(err) => return Err(err),
             }
         }
+    }
+
+    /// Nothing has come for a while: asks the server for a sign of life, and gives it up if it has owed one for too long.
+    fn ask_for_life(&self, asked_at: &mut Option<Instant>) -> Result<(), RedisError> {
+        let mut state = self.state.lock();
+        let quiet = state.heard_at.is_none_or(|at| at.elapsed() >= PING_AFTER);
+        let why = match asked_at {
+            _ if state.stopped => "the client is closed",
+            _ if state.live.is_none() => "the connection is gone",
+            Some(at) if Instant::now() >= *at + self.response_timeout => {
+                "redis was silent when asked for a sign of life"
+            }
+            // If nobody waits, it does not matter whether the connection works.
+            None if quiet && state.channels.ping() => {
+                *asked_at = Some(Instant::now());
+                return Ok(());
+            }
+            _ => return Ok(()),
+        };
+        Err(socket::timed_out(why))
     }
 
     /// Has the connection made that replaces the present one, whose login is old, and looks whether it is there.

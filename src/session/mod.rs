@@ -108,9 +108,10 @@ impl Session {
         let counters = Arc::new(Counters::default());
         let watchdog = Watchdog::new(endpoint.log_in_period());
         let map = Arc::new(Map::new(endpoint.clone()));
+        let (connect, response) = (config.connect_timeout, config.response_timeout);
         let settings = nodes::Settings {
-            connect_timeout: config.connect_timeout,
-            response_timeout: config.response_timeout,
+            connect_timeout: connect,
+            response_timeout: response,
             counters: Arc::clone(&counters),
             housekeeper: Arc::clone(&watchdog) as _,
         };
@@ -118,15 +119,10 @@ impl Session {
         let connection = Nodes::new(Arc::clone(&map), socket::COMMANDS, settings, releases);
         if !config.lazy {
             connection
-                .open(Instant::now() + config.connect_timeout)
+                .open(Instant::now() + connect)
                 .map_err(|err| Self::not_opened(&endpoint, err))?;
         }
-        let subscriber = Subscribers::new(
-            map,
-            config.connect_timeout,
-            config.response_timeout,
-            Arc::clone(&counters),
-        );
+        let subscriber = Subscribers::new(map, connect, response, Arc::clone(&counters));
         let owners = Arc::new(Owners::new());
         Ok(Arc::new(Self {
             endpoint,

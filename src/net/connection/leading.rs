@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use redis::{RedisError, Value};
 
-use super::{Connection, GLANCE, Phase, SLICE, WaitFault, Wrote, next_leader, wake_leader};
-use crate::net::call::{Call, CallPhase, Fault};
+use super::{Connection, GLANCE, Phase, SLICE, State, WaitFault, Wrote, next_leader, wake_leader};
+use crate::net::call::{Call, CallPhase, CallState, Fault};
 use crate::net::pipeline::Received;
 use crate::net::socket::{self, Reader};
 use crate::report;
@@ -40,64 +40,42 @@ impl Connection {
         loop {
             let mut state = self.state.lock();
             let mut mine = call.state.lock();
-            match &mine.phase {
-                CallPhase::Done(value) => return Ok((value.clone(), mine.sent_at)),
-                CallPhase::Broken(err) => return Err(WaitFault::Broken(err.clone())),
-                CallPhase::Idle if matches!(state.phase, Phase::Closed) => {
-                    return Err(WaitFault::Closed);
-                }
-                CallPhase::Idle => {
-                    let refusal = state.pipeline.refusal();
-                    let lost = || socket::timed_out("the connection was lost");
-                    return Err(WaitFault::Broken(refusal.unwrap_or_else(lost)));
-                }
-                CallPhase::Awaiting => {}
+            if let Some(outcome) = outcome(&state, &mine) {
+                return outcome;
             }
             let (now, generation) = (Instant::now(), state.generation);
             let Some((up, in_flight)) = state.up(generation) else {
                 return Err(WaitFault::Closed);
             };
-            if now >= until || stop() {
-                // A reply that has come counts, even if nobody has read it yet, or somebody is about to.
-                if in_flight.quiet_at < until && !has_looked && !stop() {
-                    has_looked = true;
-                    if let Some(reader) = up.reader.take() {
-                        drop(mine);
-                        drop(state);
-                        self.lead(reader, generation, Some(call), now, now + GLANCE);
-                    } else {
-                        drop(state);
-                        call.changed.wait_for(&mut mine, 2 * GLANCE);
-                    }
-                    continue;
-                }
+            // A reply that has come counts, even if nobody has read it yet, or somebody is about to.
+            let looks = now >= until && in_flight.quiet_at < until && !has_looked && !stop();
+            if !looks && (now >= until || stop()) {
                 drop(mine);
                 // This thread may have been appointed leader in the meantime.
                 let next = next_leader(up, in_flight);
                 drop(state);
                 wake_leader(next);
-                return Err(if now >= until {
-                    WaitFault::TimedOut
-                } else {
-                    WaitFault::Stopped
+                return Err(match now >= until {
+                    true => WaitFault::TimedOut,
+                    false => WaitFault::Stopped,
                 });
             }
-            let patience = match is_own {
-                true => self.patience(up, in_flight, mine.sent_at, until),
-                false => self.max_silence,
-            };
+            let own = is_own.then_some(mine.sent_at);
+            let patience = self.patience(up, in_flight, own, until);
             // Unless its answer has come since anybody read.
-            if in_flight.is_silent(patience) && in_flight.quiet_at >= mine.sent_at {
+            if !looks && in_flight.is_silent(patience) && in_flight.quiet_at >= mine.sent_at {
                 drop(mine);
                 drop(state);
                 self.fail_silent(generation);
                 continue;
             }
             let silent_at = in_flight.last_heard + patience;
-            let slice_ends = until.min(match now < silent_at {
-                true => silent_at.min(now + SLICE),
-                false => now + GLANCE,
-            });
+            let slice_ends = match now < silent_at {
+                _ if looks => now + GLANCE,
+                true => until.min(silent_at.min(now + SLICE)),
+                false => until.min(now + GLANCE),
+            };
+            has_looked |= looks;
             if let Some(reader) = up.reader.take() {
                 drop(mine);
                 drop(state);
@@ -110,8 +88,7 @@ impl Connection {
             mine.following -= 1;
             // Not under the connection's mutex, which all threads want that were woken together.
             if let CallPhase::Done(value) = &mine.phase {
-                let outcome = (value.clone(), mine.sent_at);
-                return Ok(outcome);
+                return Ok((value.clone(), mine.sent_at));
             }
         }
     }
@@ -285,6 +262,22 @@ impl Connection {
         let up = state.up(generation);
         up.is_some_and(|(_, in_flight)| in_flight.is_silent(self.max_silence))
     }
+}
+
+/// What became of a call, unless its reply is still to come.
+fn outcome(state: &State, call: &CallState) -> Option<Result<(Value, Instant), WaitFault>> {
+    Some(match &call.phase {
+        CallPhase::Awaiting => return None,
+        CallPhase::Done(value) => Ok((value.clone(), call.sent_at)),
+        CallPhase::Broken(err) => Err(WaitFault::Broken(err.clone())),
+        CallPhase::Idle if matches!(state.phase, Phase::Closed) => Err(WaitFault::Closed),
+        CallPhase::Idle => {
+            let lost = || socket::timed_out("the connection was lost");
+            Err(WaitFault::Broken(
+                state.pipeline.refusal().unwrap_or_else(lost),
+            ))
+        }
+    })
 }
 
 /// What is left to be done after replies were handed to their calls.

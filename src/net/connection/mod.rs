@@ -195,18 +195,18 @@ impl Connection {
         })
     }
 
-    /// How long it may be silent for a caller whose command was sent at that time: as a rule `max_silence`. A connection in
-    /// doubt has to leave time for another one, but not less than its server needs to answer.
+    /// How long it may be silent for a caller whose own command was sent at that time: as a rule `max_silence`. A connection
+    /// in doubt has to leave time for another one, but not less than its server needs to answer.
     fn patience(
         &self,
         up: &Up,
         in_flight: &InFlight,
-        sent_at: Instant,
+        sent_at: Option<Instant>,
         until: Instant,
     ) -> Duration {
-        if !in_flight.is_in_doubt {
+        let Some(sent_at) = sent_at.filter(|_| in_flight.is_in_doubt) else {
             return self.max_silence;
-        }
+        };
         let share = until.saturating_duration_since(sent_at) / 3;
         let least = SLICE.max(3 * up.greeted_in);
         share.max(least).min(self.max_silence)

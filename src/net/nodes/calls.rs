@@ -81,18 +81,16 @@ impl Nodes {
                 Some(generation) => (self.at(&call), generation),
                 None => self.send(&call, until, stop)?,
             };
-            let why = match to.wait(&call, until, stop) {
-                Ok((value, sent_at)) => {
-                    let err = match value.extract_error() {
-                        Ok(value) => {
-                            return Ok(Answer {
-                                value,
-                                sent_at,
-                                acknowledged: call.acknowledged(),
-                            });
-                        }
-                        Err(err) => err,
-                    };
+            let answered = to.wait(&call, until, stop);
+            let why = match answered.map(|(value, sent_at)| (value.extract_error(), sent_at)) {
+                Ok((Ok(value), sent_at)) => {
+                    return Ok(Answer {
+                        value,
+                        sent_at,
+                        acknowledged: call.acknowledged(),
+                    });
+                }
+                Ok((Err(err), _)) => {
                     refused_for_now = None;
                     if is_unknown_script(&err) && !call.by_text_from_now() {
                         continue;
