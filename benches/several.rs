@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use criterion::Criterion;
 use redis::Value;
-use redlatch::{Client, Lockable, MultiLock, RedLock};
+use redlatch::{Client, RedLock};
 
 use crate::rig::{Bare, Case, End, Rates, Table, Target, interleaved, typical};
 use crate::support::Server;
@@ -82,29 +82,22 @@ fn names(server: &Server, table: &mut Table) {
     let client = open(server);
     println!("\n{:<44} {:>9}", "one server, in turn", "us each");
     for (end, verb) in [(End::Drop, "drop"), (End::Unlock, "unlock")] {
-        let several = members(verb).into_iter().map(|name| {
-            let lock: Box<dyn Lockable> = Box::new(client.reentrant_lock(format!("each:{name}")));
-            lock
-        });
-        let cases: [Case<'_>; 4] = [
+        let cases: [Case<'_>; 3] = [
             typical(pair!(client.reentrant_lock(format!("one:{verb}")), end)),
             typical(pair!(client.multi_lock(members(verb)), end)),
-            typical(pair!(MultiLock::new(several.collect()), end)),
             typical(one_by_one(&client, verb, end)),
         ];
         let rates = interleaved(41, Duration::from_millis(25), cases);
-        let [one, named, members, in_turn] = &rates;
+        let [one, named, in_turn] = &rates;
         show(&format!("one name + {verb}"), one);
         show(&format!("{NAMES} names + {verb}"), named);
-        show(&format!("{NAMES} locks as members + {verb}"), members);
         show(
             &format!("{NAMES} locks one after another + {verb}"),
             in_turn,
         );
-        let target = Target::AtMost(1.5);
+        let target = Target::AtMost(2.5);
         for (what, rates, target) in [
             ("multi-lock of names", named, target),
-            ("multi-lock of locks", members, Target::None),
             ("locks one after another", in_turn, Target::None),
         ] {
             table.row(
