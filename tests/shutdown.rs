@@ -116,7 +116,7 @@ fn locks(server: &Server) -> Vec<String> {
 /// Waits until the server has `n` subscriptions of this crate.
 fn subscribed(server: &Server, n: u64) {
     eventually("the waiting clients are subscribed", || {
-        let clients = server.clients_named("redlatch-subscriber");
+        let clients = server.clients_named("subscriber");
         clients
             .iter()
             .map(|client| client.subscriptions)
@@ -188,8 +188,8 @@ fn closing_wakes_releases_and_joins() {
         assert!(!guard.is_valid() && guard.hold_count() == 0);
     }
     eventually("its connections are closed", || {
-        server.clients_named("redlatch").len() == 2 // link and watchdog of the other client at most
-            || server.clients_named("redlatch").len() == 1
+        server.clients_named("").len() == 2 // link and watchdog of the other client at most
+            || server.clients_named("").len() == 1
     });
 
     // Twice is fine, and so is everything afterwards.
@@ -376,7 +376,7 @@ fn the_last_handle_closes() {
         assert_eq!(threads_named("redlatch"), 0, "{last}");
         assert_eq!(server.dbsize(), 0, "{last}");
         eventually("its connections are closed", || {
-            server.clients_named("redlatch").is_empty()
+            server.clients_named("").is_empty()
         });
     }
 }

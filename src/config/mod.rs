@@ -51,7 +51,7 @@ pub struct Config {
     pub(crate) waiter_lease: Duration,
     pub(crate) warn_waiting: Duration,
     pub(crate) key_prefix: String,
-    label: String,
+    pub(crate) label: String,
     replica_ack: ReplicaAck,
     credentials: Option<Arc<Ask>>,
     reauth_after: Option<Duration>,
@@ -210,9 +210,10 @@ impl Config {
         self
     }
 
-    /// Sets what operators see behind the connections of this client in `CLIENT LIST`, as `redlatch-link:<label>`.
+    /// Sets what operators see in the names of this client's connections, beside its id, host and process.
     ///
-    /// Printable ASCII without spaces, at most 64 bytes. Default: nothing.
+    /// `CLIENT LIST` shows a connection as `redlatch:<id>:<host>:<pid>:<label>:<role>`, where the id is that of
+    /// [`Client::id`](crate::Client::id). Printable ASCII without spaces, at most 64 bytes. Default: nothing.
     ///
     /// ```
     /// let config = redlatch::Config::new("redis://127.0.0.1/").label("worker-7");
@@ -226,10 +227,10 @@ impl Config {
 
     /// Sets how many replicas have to acknowledge an acquire, of a lock or of permits, before it succeeds.
     ///
-    /// With too few within a second, or within a quarter of the response timeout if that is shorter, what was taken is
-    /// given back and the error is [`Error::NotReplicated`]. Other commands of the client wait meanwhile, since they
-    /// share the connection, so of several acquires at the same time only one gets so long, the others an eighth of it,
-    /// and 20 ms while the replicas are known to be away. [`Client::open`](crate::Client::open) refuses a server that does
+    /// With too few within a quarter of the response timeout, what was taken is given back and the error is
+    /// [`Error::NotReplicated`]. Other commands of the client wait meanwhile, since they share the connection, so of
+    /// several acquires at the same time only one gets so long, the others an eighth of it, and 20 ms while the replicas
+    /// are known to be away. [`Client::open`](crate::Client::open) refuses a server that does
     /// not know `WAIT`, and a user who may not call it (`+wait`, with `Majority` also `+role`). Not for the clients of a
     /// [`RedLock`](crate::RedLock). Default: [`ReplicaAck::None`].
     ///
@@ -239,8 +240,6 @@ impl Config {
     /// let config = Config::new("redis://127.0.0.1/").replica_ack(ReplicaAck::AtLeast(1));
     /// # let _ = config;
     /// ```
-    ///
-    /// Source of the second: Redisson's `slavesSyncTimeout`.
     #[must_use]
     pub fn replica_ack(mut self, replicas: ReplicaAck) -> Self {
         self.replica_ack = replicas;
@@ -388,7 +387,7 @@ impl Config {
                 "label is not printable ASCII without spaces of at most 64 bytes".into(),
             ));
         }
-        let mut server = Server::of(&self.url, self.label.clone())?;
+        let mut server = Server::of(&self.url)?;
         let is_cluster = matches!(server.deployment, Deployment::Cluster { .. });
         self.replica_ack.check(is_cluster)?;
         server.replica_ack = self.replica_ack;

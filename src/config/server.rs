@@ -101,8 +101,8 @@ pub(crate) struct Server {
     pub(crate) tls: Option<TlsSettings>,
     pub(crate) login: Login,
     pub(crate) db: i64,
-    /// Part of the names of the connections.
-    pub(crate) label: String,
+    /// What the names of the connections begin with: see [`process::names`](crate::process::names).
+    pub(crate) names: String,
     pub(crate) replica_ack: ReplicaAck,
 }
 
@@ -133,7 +133,7 @@ const REDIS_PORT: u16 = 6379;
 
 impl Server {
     /// Reads a URL. It may carry a password, so no error repeats it.
-    pub(crate) fn of(url: &str, label: String) -> Result<Self> {
+    pub(crate) fn of(url: &str) -> Result<Self> {
         let Some((scheme, rest)) = url.split_once("://") else {
             return Err(bad(format!("it has no scheme; known are {SCHEMES}")));
         };
@@ -184,7 +184,7 @@ impl Server {
             tls: None,
             login,
             db,
-            label,
+            names: String::new(),
             replica_ack: ReplicaAck::None,
         })
     }
@@ -465,7 +465,7 @@ mod tests {
 
         #[test]
         fn a_url_is_understood_or_refused_without_its_password(url in nearly_urls()) {
-            match Server::of(&url, String::new()) {
+            match Server::of(&url) {
                 Err(Error::Config { what, .. }) => prop_assert!(what.starts_with("url: ") && !what.contains(PASSWORD), "{what}"),
                 Err(other) => prop_assert!(false, "{other:?}"),
                 Ok(found) => {
@@ -499,16 +499,16 @@ mod tests {
 
         #[test]
         fn no_text_is_a_url_that_panics(url in any::<String>()) {
-            Server::of(&url, String::new()).ok();
+            Server::of(&url).ok();
         }
     }
 
     fn server(url: &str) -> Server {
-        Server::of(url, String::new()).expect("a good URL")
+        Server::of(url).expect("a good URL")
     }
 
     fn refusal(url: &str) -> String {
-        match Server::of(url, String::new()) {
+        match Server::of(url) {
             Err(Error::Config { what, .. }) => what,
             other => panic!("{url}: {:?}", other.map(|_| ())),
         }

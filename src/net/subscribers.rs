@@ -201,7 +201,7 @@ mod tests {
 
     /// A cluster whose nodes are away.
     fn map() -> Arc<Map> {
-        let server = Server::of("redis+cluster://127.0.0.1:1/", String::new());
+        let server = Server::of("redis+cluster://127.0.0.1:1/");
         let endpoint = Endpoint::new(server.expect("a good URL"));
         Arc::new(Map::new(endpoint))
     }

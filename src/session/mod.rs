@@ -31,7 +31,7 @@ use crate::net::request::Acknowledgements;
 use crate::net::socket;
 use crate::net::socket::Endpoint;
 use crate::net::subscribers::{self, Subscribers};
-use crate::process::Process;
+use crate::process::{self, Process};
 use crate::protocol::idempotency::IdempotencyKeys;
 use crate::protocol::owner::Owners;
 use crate::protocol::script::{self, Renewed, Request, lease_ms};
@@ -104,7 +104,10 @@ impl Session {
         config: Config,
         give_back_on_close: &'static [GiveBack],
     ) -> Result<Arc<Self>> {
-        let endpoint = Endpoint::new(config.check()?);
+        let mut server = config.check()?;
+        let owners = Arc::new(Owners::new());
+        server.names = process::names(owners.client(), &config.label);
+        let endpoint = Endpoint::new(server);
         let counters = Arc::new(Counters::default());
         let watchdog = Watchdog::new(endpoint.log_in_period());
         let map = Arc::new(Map::new(endpoint.clone()));
@@ -123,7 +126,6 @@ impl Session {
                 .map_err(|err| Self::not_opened(&endpoint, err))?;
         }
         let subscriber = Subscribers::new(map, connect, response, Arc::clone(&counters));
-        let owners = Arc::new(Owners::new());
         Ok(Arc::new(Self {
             endpoint,
             lease: config.lease,

@@ -169,7 +169,7 @@ mod tests {
 
     /// To a server that is away.
     fn connection() -> Connection {
-        let server = Server::of("redis://127.0.0.1:1", String::new());
+        let server = Server::of("redis://127.0.0.1:1");
         let endpoint = Endpoint::new(server.expect("a good URL"));
         let timeout = Duration::from_secs(1);
         let (housekeeper, on_reply) = (Arc::new(Nobody), Arc::new(Nobody));

@@ -359,7 +359,7 @@ mod tests {
 
     #[test]
     fn a_slot_that_has_moved_is_a_reason_to_ask() {
-        let server = Server::of("redis+cluster://127.0.0.1:1/", String::new());
+        let server = Server::of("redis+cluster://127.0.0.1:1/");
         let map = Map::new(Endpoint::new(server.expect("a good URL")));
         let redirected = |said: &str| {
             let said = redis::parse_redis_value(format!("-{said}\r\n").as_bytes());

@@ -530,7 +530,7 @@ mod tests {
     }
 
     fn at(url: &str, releases: &Arc<Releases>) -> Arc<Nodes> {
-        let server = Server::of(url, String::new());
+        let server = Server::of(url);
         let endpoint = Endpoint::new(server.expect("a good URL"));
         let map = Map::new(endpoint);
         let timeout = Duration::from_secs(1);

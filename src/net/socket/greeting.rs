@@ -105,10 +105,7 @@ fn send(connection: &mut Duplex, steps: &[Step]) -> RedisResult<()> {
 
 fn steps(endpoint: &Endpoint, role: &str, login: &Login) -> Vec<Step> {
     let server = &endpoint.server;
-    let mut name = format!("redlatch-{role}");
-    if !server.label.is_empty() {
-        name = format!("{name}:{}", server.label);
-    }
+    let name = format!("{}:{role}", server.names);
     let auth = login.auth().map(|request| Step {
         what: "AUTH",
         request,

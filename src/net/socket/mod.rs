@@ -122,7 +122,7 @@ impl Endpoint {
                 tls: self.server.tls.clone(),
                 login,
                 db,
-                label: self.server.label.clone(),
+                names: self.server.names.clone(),
                 replica_ack,
             }),
             following: None,

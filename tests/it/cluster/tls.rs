@@ -30,7 +30,7 @@ fn nodes_are_reached_over_tls_by_the_name_that_they_announce() {
         eventually("it is free", || !cluster.exists(&name));
     }
     for node in &cluster.nodes {
-        let ours = node.clients_named("redlatch");
+        let ours = node.clients_named("");
         let port = format!("laddr={}", node.client_addr());
         assert!(!ours.is_empty());
         assert!(ours.iter().all(|its| its.line.contains(&port)), "{ours:?}");
@@ -76,5 +76,5 @@ fn a_new_node_is_reached_by_its_name_although_redirections_give_its_address() {
     assert!(client.mutex(&name).try_lock().unwrap().is_none());
     held.unlock().unwrap();
     is_waited_for(&client, &other, &name, ms(30));
-    assert!(!cluster.nodes[new].clients_named("redlatch").is_empty());
+    assert!(!cluster.nodes[new].clients_named("").is_empty());
 }

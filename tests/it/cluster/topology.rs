@@ -60,7 +60,7 @@ fn a_node_to_which_a_slot_moves_keeps_its_connection_meanwhile() {
     let client = Client::open(cluster.config().lease(ms(600))).unwrap();
     let (moves, stays) = (cluster.name_at(0, "moves"), cluster.name_at(1, "stays"));
     let kept = client.mutex(&stays).lock().unwrap();
-    let ours = || cluster.nodes[new].clients_named("redlatch-link");
+    let ours = || cluster.nodes[new].clients_named("link");
     cluster.migrate_to(new, &moves, || {
         let mut ids = Vec::new();
         for n in 0..5 {
@@ -117,7 +117,7 @@ fn a_node_that_has_left_is_forgotten() {
     let () = cluster.nodes[leaves].ask(&["CLUSTER", "RESET"]);
     eventually("nobody is connected to it", || {
         works();
-        cluster.nodes[leaves].clients_named("redlatch").is_empty()
+        cluster.nodes[leaves].clients_named("").is_empty()
     });
     is_waited_for(&client, &other, &moves, ms(30));
     for client in [&client, &other] {

@@ -64,7 +64,7 @@ impl Vault {
 
 /// The connections of a client by role: their ids.
 fn ids(server: &Server, role: &str, user: &str) -> Vec<u64> {
-    let named = server.clients_named(&format!("redlatch-{role}"));
+    let named = server.clients_named(role);
     let user = format!(" user={user} ");
     let its = named.iter().filter(|client| client.line.contains(&user));
     let mut ids: Vec<_> = its.map(|client| client.id).collect();
@@ -76,7 +76,7 @@ fn ids(server: &Server, role: &str, user: &str) -> Vec<u64> {
 #[track_caller]
 fn all_are(server: &Server, user: &str, n: usize) {
     eventually("all are logged in so", || {
-        server.clients_named("redlatch").len() == n && ids(server, "", user).len() == n
+        server.clients_named("").len() == n && ids(server, "", user).len() == n
     });
 }
 
@@ -106,7 +106,7 @@ fn every_connection_asks_for_the_password_when_it_is_made() {
     assert_eq!(vault.asked(), 4);
     vault.set("blue", "blue:2");
     let renewals = client.stats().renewals;
-    assert_eq!(server.kill_clients_named("redlatch"), 4);
+    assert_eq!(server.kill_clients_named(""), 4);
     is_waited_for(&client, &other, &name, ms(50));
     eventually("it is renewed again", || client.stats().renewals > renewals);
     assert!(guard.is_valid() && received.of(&kept).is_empty());
@@ -144,7 +144,7 @@ fn what_keeps_the_password_away_is_said() {
     let err = Client::open(wrong).unwrap_err();
     assert!(err.to_string().contains("WRONGPASS"), "{err}");
     assert!(!err.is_retryable());
-    assert!(server.clients_named("redlatch").is_empty());
+    assert!(server.clients_named("").is_empty());
 }
 
 timed!(a_function_that_does_not_return_delays_nobody_beyond_their_limit);
@@ -170,7 +170,7 @@ fn a_function_that_does_not_return_delays_nobody_beyond_their_limit() {
     let name = unique("slow");
     client.mutex(&name).lock().unwrap().unlock().unwrap();
     let before = calls.load(Ordering::SeqCst);
-    server.kill_clients_named("redlatch");
+    server.kill_clients_named("");
     for _ in 0..4 {
         gets_nothing("a short wait", ms(60), || {
             client.mutex(&name).try_lock_for(ms(60))
@@ -219,7 +219,7 @@ fn living_connections_log_in_again_and_what_is_held_is_kept() {
     assert_eq!(ids(&server, "watchdog", "green"), renewing);
     // So nothing depends on the old one any more.
     server.cli(&["ACL", "DELUSER", "blue"]);
-    assert_eq!(server.clients_named("redlatch").len(), 5);
+    assert_eq!(server.clients_named("").len(), 5);
     let renewals = client.stats().renewals;
     eventually("it is renewed", || client.stats().renewals > renewals + 1);
     assert!(guard.is_valid() && kept.is_valid());

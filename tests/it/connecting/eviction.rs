@@ -18,7 +18,7 @@ fn a_server_that_evicts_keys_is_warned_of_once_per_client() {
         "{about:?}"
     );
     is_waited_for(&client, &other, &unique("evicted"), ms(20));
-    server.kill_clients_named("redlatch");
+    server.kill_clients_named("");
     is_waited_for(&client, &other, &unique("evicted"), ms(20));
     // Closing waits for the log.
     for its in [client, other] {

@@ -181,7 +181,7 @@ fn no_wait_is_one_attempt<L: Lock>() {
     assert!(lock.try_lock_until(past).unwrap().is_none());
     assert_eq!(server.calls("evalsha") - before, 3);
     assert!(
-        server.clients_named("redlatch-subscriber").is_empty(),
+        server.clients_named("subscriber").is_empty(),
         "nobody waited"
     );
     assert!(line(&server, &name).is_empty(), "nobody stands in line");

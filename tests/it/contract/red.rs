@@ -170,7 +170,7 @@ fn no_wait_is_one_attempt() {
     assert!(lock.try_lock().unwrap().is_some());
     let past_one = Red::of(&client, &unique("past"));
     assert!(past_one.try_lock_until(past).unwrap().is_some());
-    assert!(server.clients_named("redlatch-subscriber").is_empty());
+    assert!(server.clients_named("subscriber").is_empty());
 }
 
 // Who waits for the plain lock of that name on any of the servers is notified as by a plain lock.

@@ -22,7 +22,7 @@ fn works_over(server: &Server, url: &str) {
     guard.unlock().unwrap();
     is_waited_for(&holder, &waiter, &name, ms(100));
     for role in ["link", "watchdog", "subscriber"] {
-        let connected = server.clients_named(&format!("redlatch-{role}"));
+        let connected = server.clients_named(role);
         assert!(!connected.is_empty(), "{role}");
     }
     nothing_is_left(server);

@@ -57,7 +57,7 @@ fn a_confirmation_is_no_message_although_there_was_another_connection_before() {
     let (holder, waiter) = (client(&server.url()), client(&server.url()));
     let subscribed = || {
         server
-            .clients_named("redlatch-subscriber")
+            .clients_named("subscriber")
             .iter()
             .any(|client| client.subscriptions == 1)
     };
@@ -79,7 +79,7 @@ fn a_confirmation_is_no_message_although_there_was_another_connection_before() {
         eventually("it listens no more", || !subscribed());
     };
     hand_over(&|| {
-        assert_eq!(server.kill_clients_named("redlatch-subscriber"), 1);
+        assert_eq!(server.kill_clients_named("subscriber"), 1);
         eventually("it listens again", || {
             waiter.stats().resubscriptions == 1 && subscribed()
         });
@@ -146,7 +146,7 @@ fn a_subscription_that_is_left_behind_ends_soon_also_where_no_message_came() {
     let waiter = client(&server.url());
     let subscribed = || {
         server
-            .clients_named("redlatch-subscriber")
+            .clients_named("subscriber")
             .iter()
             .any(|client| client.subscriptions == 1)
     };

@@ -57,7 +57,7 @@ fn a_thousand_waiters_cost_next_to_nothing() {
         server.calls("evalsha") >= 2 * WAITERS
     });
     assert_eq!(client.stats().subscriptions, WAITERS);
-    assert_eq!(server.clients_named("redlatch-subscriber").len(), 1);
+    assert_eq!(server.clients_named("subscriber").len(), 1);
 
     let (before, begun) = (server.calls("evalsha"), Instant::now());
     thread::sleep(ms(1_500));
@@ -155,7 +155,7 @@ fn ten_thousand_holds_are_renewed_by_one_thread() {
         let stats = client.stats();
         assert!(stats.renewals - renewed >= 2 * HOLDS as u64, "{stats:?}");
         assert_eq!((stats.lost, thread_count()), (0, threads));
-        assert_eq!(server.clients_named("redlatch").len(), 2);
+        assert_eq!(server.clients_named("").len(), 2);
         drop(guards);
         eventually("all are released", || server.dbsize() == 0);
         assert_eq!(client.stats().holds, 0);
@@ -222,7 +222,7 @@ fn a_client_without_contention_listens_to_nobody() {
         let before = thread_count();
         let client = open(&server);
         eventually("opening leaves no thread", || thread_count() == before);
-        assert_eq!(server.clients_named("redlatch").len(), 1);
+        assert_eq!(server.clients_named("").len(), 1);
         let lock = client.reentrant_lock("calm");
         for _ in 0..50 {
             let guard = lock.lock().unwrap();
@@ -231,7 +231,7 @@ fn a_client_without_contention_listens_to_nobody() {
         }
         assert!(thread_count() <= before + 1);
         assert!(threads_named("redlatch") <= 1);
-        assert!(server.clients_named("redlatch-subscriber").is_empty());
+        assert!(server.clients_named("subscriber").is_empty());
         assert_eq!(server.calls("subscribe"), 0);
         // Handing over inside the process needs nobody to listen either.
         let guard = lock.lock().unwrap();
@@ -243,7 +243,7 @@ fn a_client_without_contention_listens_to_nobody() {
         crew.all_parked();
         drop(guard);
         crew.join();
-        assert!(server.clients_named("redlatch-subscriber").is_empty());
+        assert!(server.clients_named("subscriber").is_empty());
     });
 }
 

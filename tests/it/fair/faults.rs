@@ -428,7 +428,7 @@ fn a_lost_message_is_made_good() {
     });
     line.join_with(net.client.fair_lock(&net.name));
     line.all_parked();
-    assert_eq!(net.server.kill_clients_named("redlatch-subscriber"), 1);
+    assert_eq!(net.server.kill_clients_named("subscriber"), 1);
     let begun = Instant::now();
     drop(guard);
     eventually("the other one listens again", || {
@@ -601,7 +601,7 @@ fn a_server_that_comes_back_with_its_data_has_kept_the_queue() {
     });
     assert_eq!(queue(&server, &name), stood);
     eventually("all listen again", || {
-        let clients = server.clients_named("redlatch-subscriber");
+        let clients = server.clients_named("subscriber");
         let listening: u64 = clients.iter().map(|client| client.subscriptions).sum();
         listening == 20
     });

@@ -195,7 +195,7 @@ fn the_dead_hold_the_queue_up_for_one_waiter_lease() {
         process.part.kill();
     }
     let (killed, asked) = (Instant::now(), server.calls("evalsha"));
-    server.kill_clients_named("redlatch-subscriber");
+    server.kill_clients_named("subscriber");
     drop(guard);
     assert_eq!(line.received.recv_timeout(LONG), Ok(0));
     let (took, asked) = (killed.elapsed(), server.calls("evalsha") - asked);

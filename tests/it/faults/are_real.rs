@@ -16,11 +16,16 @@ use crate::support::{
 /// Long enough for a reply on loopback, short enough to wait for in vain.
 const PATIENCE: Duration = ms(300);
 
-fn named(url: &str, name: &str) -> Connection {
+/// The name of a connection of this role.
+fn name_of(role: &str) -> String {
+    format!("redlatch:id:host:1:shop:{role}")
+}
+
+fn named(url: &str, role: &str) -> Connection {
     let mut con = connection_to(url);
     let () = redis::cmd("CLIENT")
         .arg("SETNAME")
-        .arg(name)
+        .arg(name_of(role))
         .query(&mut con)
         .unwrap();
     con
@@ -174,13 +179,13 @@ fn what_a_server_holds_and_did_can_be_asked() {
 #[test]
 fn clients_are_found_and_killed_by_name() {
     let server = Server::start();
-    let mut link = named(&server.url(), "redlatch-link:shop");
-    let mut watchdog = named(&server.url(), "redlatch-watchdog");
-    let found = server.clients_named("redlatch-link");
+    let mut link = named(&server.url(), "link");
+    let mut watchdog = named(&server.url(), "watchdog");
+    let found = server.clients_named("link");
     assert_eq!(found.len(), 1);
-    assert_eq!(found[0].name, "redlatch-link:shop");
-    assert_eq!(server.clients_named("redlatch-").len(), 2);
-    assert_eq!(server.kill_clients_named("redlatch-link"), 1);
+    assert_eq!(found[0].name, name_of("link"));
+    assert_eq!(server.clients_named("").len(), 2);
+    assert_eq!(server.kill_clients_named("link"), 1);
     assert_closed(incr(&mut link, "n"));
     assert_eq!(incr(&mut watchdog, "n").unwrap(), 1);
 }
@@ -349,8 +354,8 @@ fn refusing_closes_newcomers_and_spares_the_rest() {
 fn cutting_resets_both_sides_at_once() {
     let server = Server::start();
     let proxy = Proxy::start(server.addr());
-    let mut con = named(&proxy.url(), "redlatch-link");
-    let mut dead = named(&proxy.url(), "redlatch-link");
+    let mut con = named(&proxy.url(), "link");
+    let mut dead = named(&proxy.url(), "link");
     let mut raw = std::net::TcpStream::connect(proxy.addr()).unwrap();
     eventually("it is accepted", || proxy.connections(Target::All) == 3);
     proxy.set(Target::All, Mode::SwallowReplies);
@@ -363,7 +368,7 @@ fn cutting_resets_both_sides_at_once() {
     assert_closed(incr(&mut con, "n"));
     assert_closed(incr(&mut dead, "n"));
     eventually("the server sees them go", || {
-        server.clients_named("redlatch").is_empty()
+        server.clients_named("").is_empty()
     });
     assert_eq!(incr(&mut connection_to(&proxy.url()), "n").unwrap(), 2);
 }
@@ -372,9 +377,9 @@ fn cutting_resets_both_sides_at_once() {
 fn a_fault_is_for_its_target_alone() {
     let server = Server::start();
     let proxy = Proxy::start(server.addr());
-    let mut link = named(&proxy.url(), "redlatch-link:shop");
-    let mut watchdog = named(&proxy.url(), "redlatch-watchdog");
-    let mut subscriber = named(&proxy.url(), "redlatch-subscriber:shop");
+    let mut link = named(&proxy.url(), "link");
+    let mut watchdog = named(&proxy.url(), "watchdog");
+    let mut subscriber = named(&proxy.url(), "subscriber");
     let mut other = connection_to(&proxy.url());
     for target in [Target::Link, Target::Watchdog, Target::Subscriber] {
         assert_eq!((proxy.connections(target), proxy.opened(target)), (1, 1));
@@ -392,7 +397,7 @@ fn a_fault_is_for_its_target_alone() {
     let mut late = connection_to(&proxy.url());
     let refused: RedisResult<i64> = redis::cmd("CLIENT")
         .arg("SETNAME")
-        .arg("redlatch-link")
+        .arg(name_of("link"))
         .query(&mut late);
     assert_closed(refused);
     assert_eq!(
@@ -457,14 +462,14 @@ fn a_dropped_proxy_leaves_no_connection_behind() {
     let server = Server::start();
     let proxy = Proxy::start(server.addr());
     let url = proxy.url();
-    let mut con = named(&url, "redlatch-link");
+    let mut con = named(&url, "link");
     proxy.set(Target::All, Mode::Stall);
     assert_unanswered(&mut con, "n");
     drop(proxy);
     assert_closed(incr(&mut con, "n"));
     assert!(try_connection_to(&url).is_err());
     eventually("the server sees it go", || {
-        server.clients_named("redlatch").is_empty()
+        server.clients_named("").is_empty()
     });
 }
 

@@ -158,7 +158,7 @@ fn unlocking_waits_for_its_own_release_and_not_for_those_of_an_outage() {
     outage.proxy.set(Target::Link, Mode::Refuse);
     outage.proxy.cut(Target::Link);
     eventually("the link is down", || {
-        server.clients_named("redlatch-link").is_empty()
+        server.clients_named("link").is_empty()
     });
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -284,7 +284,7 @@ fn is_waited_for_while_busy(server: &Server, database: &str) {
             drop(got.unwrap().unwrap());
         });
         eventually("it listens", || {
-            let subscribers = server.clients_named("redlatch-subscriber");
+            let subscribers = server.clients_named("subscriber");
             subscribers.iter().any(|client| client.subscriptions == 1)
         });
         let busy = Busy::start(server);
@@ -417,7 +417,7 @@ fn short_waits_for_a_frozen_server_share_one_connection_in_the_making() {
     let lock = client.mutex(unique("hurry"));
     drop(lock.lock().unwrap());
     let before = received(&server);
-    server.kill_clients_named("redlatch-link");
+    server.kill_clients_named("link");
     let aside = received(&server) - before;
     server.freeze();
     std::thread::scope(|scope| {
@@ -512,9 +512,9 @@ fn the_link_of_a_holder_is_made_again_before_it_is_needed() {
     let client = Client::open(patient(&server.url()).lease(ms(1_500))).unwrap();
     let guard = client.mutex(unique("kept")).lock().unwrap();
     for _ in 0..2 {
-        assert_eq!(server.kill_clients_named("redlatch-link"), 1);
+        assert_eq!(server.kill_clients_named("link"), 1);
         eventually("there is another", || {
-            server.clients_named("redlatch-link").len() == 1
+            server.clients_named("link").len() == 1
         });
     }
     guard.unlock().unwrap();
@@ -598,7 +598,7 @@ fn callers_in_a_hurry_get_a_connection_in_the_end() {
             }
         });
         let connected = within(PATIENT, || {
-            server.clients_named("redlatch-link").len() == 1 && client.stats().reconnects > 0
+            server.clients_named("link").len() == 1 && client.stats().reconnects > 0
         });
         stop.store(true, Ordering::Relaxed);
         assert!(connected);
@@ -836,7 +836,7 @@ fn a_link_that_hangs_in_connecting_leaves_a_sound_watchdog_alone() {
     eventually("it is renewed", || client.stats().renewals > 0);
     let opened = (proxy.opened(Target::Link), proxy.opened(Target::Watchdog));
     proxy.set(Target::Link, Mode::BlackHole);
-    assert_eq!(server.kill_clients_named("redlatch-link"), 1);
+    assert_eq!(server.kill_clients_named("link"), 1);
     drop(dropped);
     eventually("it is tried", || proxy.opened(Target::Link) > opened.0);
     let renewals = client.stats().renewals;

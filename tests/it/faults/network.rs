@@ -650,7 +650,7 @@ fn messages_that_are_lost_cost_a_poll() {
                     });
                     eventually("it listens", || {
                         net.server
-                            .clients_named("redlatch-subscriber")
+                            .clients_named("subscriber")
                             .iter()
                             .any(|client| client.subscriptions == 1)
                     });
@@ -691,7 +691,7 @@ fn a_silent_subscriber_is_found_out_and_replaced() {
             net.proxy.opened(Target::Subscriber) > opened
         });
         eventually("it listens again", || {
-            let subscribers = net.server.clients_named("redlatch-subscriber");
+            let subscribers = net.server.clients_named("subscriber");
             subscribers.iter().any(|client| client.subscriptions == 1)
         });
         // It asks once it listens. If that came behind the release, no message would have to wake it.
@@ -735,7 +735,7 @@ fn a_short_wait_is_not_spent_writing_for_others() {
     // And what was left unwritten is written, as fast as the network takes it again.
     net.proxy.set(Target::Subscriber, Mode::Pass);
     eventually("it listens to nobody", || {
-        let subscribers = net.server.clients_named("redlatch-subscriber");
+        let subscribers = net.server.clients_named("subscriber");
         subscribers.iter().all(|client| client.subscriptions == 0)
     });
 }
@@ -786,7 +786,7 @@ fn many_names_random_cancels_and_a_storm_of_reconnects_leave_nothing_behind() {
         let storm = scope.spawn(|| {
             let mut killed = 0;
             while !stop.load(Ordering::Relaxed) {
-                killed += server.kill_clients_named("redlatch-subscriber");
+                killed += server.kill_clients_named("subscriber");
                 std::thread::sleep(ms(20));
             }
             killed

@@ -56,7 +56,7 @@ fn a_waiter_outlives_a_quick_restart_and_gets_the_lock() {
         eventually("it listens", || waiter.stats().subscriptions == 1);
         eventually("the server knows", || {
             server
-                .clients_named("redlatch-subscriber")
+                .clients_named("subscriber")
                 .iter()
                 .any(|client| client.subscriptions == 1)
         });
@@ -376,7 +376,7 @@ fn connections_closed_for_idleness_are_not_noticed() {
     let guard = clients[4].mutex(&name).lock().unwrap();
     let all_closed = || {
         eventually("the links are closed", || {
-            server.clients_named("redlatch-link").is_empty()
+            server.clients_named("link").is_empty()
         });
     };
     let () = server.ask(&["CONFIG", "SET", "timeout", "1"]);
@@ -478,7 +478,7 @@ timed!(a_link_killed_over_and_over_is_not_noticed);
 fn a_link_killed_over_and_over_is_not_noticed() {
     // C6, I3
     let slowest = counts_exactly_through::<Mutex>(|server| {
-        server.kill_clients_named("redlatch-link");
+        server.kill_clients_named("link");
     });
     assert!(slowest < loosely(ms(2_500)), "{slowest:?}");
 }
@@ -487,7 +487,7 @@ timed!(a_subscriber_killed_over_and_over_slows_nobody_down_much);
 fn a_subscriber_killed_over_and_over_slows_nobody_down_much() {
     // P6
     let slowest = counts_exactly_through::<Mutex>(|server| {
-        server.kill_clients_named("redlatch-subscriber");
+        server.kill_clients_named("subscriber");
     });
     assert!(slowest < loosely(ms(2_500)), "{slowest:?}");
 }
@@ -501,10 +501,10 @@ fn counts_exactly_through_everything<L: Lock>() {
                 let () = server.ask(&["SCRIPT", "FLUSH"]);
             }
             1 => {
-                server.kill_clients_named("redlatch-link");
+                server.kill_clients_named("link");
             }
             _ => {
-                server.kill_clients_named("redlatch-subscriber");
+                server.kill_clients_named("subscriber");
             }
         });
     assert!(slowest < loosely(ms(3_500)), "{slowest:?}");
@@ -543,7 +543,7 @@ fn a_watchdog_killed_over_and_over_goes_on_renewing() {
         // Also in the middle of a greeting and of a batch, but not for so long that no renewal can get through.
         let until = Instant::now() + ms(100);
         while Instant::now() < until {
-            killed += server.kill_clients_named("redlatch-watchdog");
+            killed += server.kill_clients_named("watchdog");
         }
         let renewals = client.stats().renewals;
         eventually("renewals get through", || {
@@ -616,7 +616,7 @@ fn a_user_who_may_not_listen_waits_by_asking() {
         let waiting = scope.spawn(|| drop(waiter.mutex(&name).lock().unwrap()));
         eventually("it listens", || {
             server
-                .clients_named("redlatch-subscriber")
+                .clients_named("subscriber")
                 .iter()
                 .any(|client| client.subscriptions > 0)
         });
@@ -662,7 +662,7 @@ fn one_channel_that_is_refused_says_nothing_about_the_others() {
     let latch = holder.latch(&bad);
     assert!(latch.try_set_count(1).unwrap());
     let subscriptions = || -> u64 {
-        let clients = server.clients_named("redlatch-subscriber");
+        let clients = server.clients_named("subscriber");
         clients.iter().map(|client| client.subscriptions).sum()
     };
     for rights_come_first in [false, true] {

@@ -277,7 +277,7 @@ fn an_open_latch_is_passed_with_one_question() {
     assert!(latch.wait_for(LONG).unwrap());
     assert!(latch.wait_until(Instant::now() + LONG).unwrap());
     assert_eq!(client.stats().commands, before + 3);
-    assert!(server.clients_named("redlatch-subscriber").is_empty());
+    assert!(server.clients_named("subscriber").is_empty());
     assert_eq!(server.dbsize(), 0);
 }
 
@@ -306,7 +306,7 @@ fn a_limited_wait_takes_its_time() {
     latch.count_down().unwrap();
     assert!(latch.wait_for(Duration::MAX).unwrap());
     eventually("nobody listens", || {
-        let clients = server.clients_named("redlatch-subscriber");
+        let clients = server.clients_named("subscriber");
         clients.iter().all(|client| client.subscriptions == 0)
     });
 }

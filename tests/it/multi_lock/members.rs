@@ -463,7 +463,7 @@ fn while_it_waits_for_one_member_it_holds_none() {
         while !held.is_empty() {
             eventually("it listens to one", || {
                 let listens = |server: &Server| {
-                    let clients = server.clients_named("redlatch-subscriber");
+                    let clients = server.clients_named("subscriber");
                     clients
                         .iter()
                         .map(|client| client.subscriptions)

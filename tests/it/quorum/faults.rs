@@ -364,7 +364,7 @@ fn connections_that_have_gone_stale_are_made_again() {
     let lock = red(&clients, &name);
     let stale = || {
         for server in &servers {
-            server.kill_clients_named("redlatch-link");
+            server.kill_clients_named("link");
         }
     };
     stale();

@@ -112,7 +112,7 @@ fn a_hold_is_two_commands_and_a_downgrade_two_more() {
         let _write = (lock.write().unwrap(), lock.write().unwrap());
         let _read = (lock.read().unwrap(), lock.read().unwrap());
     });
-    assert_eq!(server.clients_named("redlatch-subscriber").len(), 0);
+    assert_eq!(server.clients_named("subscriber").len(), 0);
 }
 
 // R2: the read hold's end is not the write hold's.

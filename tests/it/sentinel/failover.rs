@@ -214,7 +214,7 @@ fn an_idle_client_leaves_a_master_that_was_frozen_and_has_a_successor() {
     // Sentinels wait for at least 8 s after the thaw before they tell the old master what it is and end its connections.
     eventually("it has heard of the successor", || {
         let clients: String = ask(&deployment.servers[old], &["CLIENT", "LIST"]);
-        !clients.contains("redlatch-link")
+        !clients.contains(":link ")
     });
     let name = unique("idle");
     let guard = in_time("an idle client", BACK, || idle.mutex(&name).lock()).unwrap();

@@ -54,7 +54,7 @@ fn the_latest_failover_counts_and_the_master_itself_decides() {
             .unwrap()
     };
     let link = |server: &Server| {
-        let links = server.clients_named("redlatch-link").into_iter();
+        let links = server.clients_named("link").into_iter();
         links.map(|its| its.id).collect::<Vec<_>>()
     };
     let stays = |at: &Server| {
@@ -82,12 +82,12 @@ fn the_latest_failover_counts_and_the_master_itself_decides() {
     // One that lags behind leads nobody back, nor astray.
     says(0, &one, 3);
     stays(&other);
-    assert!(other.kill_clients_named("redlatch-link") > 0);
+    assert!(other.kill_clients_named("link") > 0);
     work();
     stays(&other);
     // Unless none knows better: they were set up anew.
     says(1, &one, 0);
-    other.kill_clients_named("redlatch-link");
+    other.kill_clients_named("link");
     eventually("it follows", || {
         work();
         link(&one).len() == 1 && link(&other).is_empty()

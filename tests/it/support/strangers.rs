@@ -16,7 +16,7 @@ pub(crate) const STRANGER: &str = "9f8e7d6c-5b4a-4321-8fed-cba987654321:57";
 #[track_caller]
 pub(crate) fn subscribed(server: &Server, n: u64) {
     eventually("the waiting clients are subscribed", || {
-        let clients = server.clients_named("redlatch-subscriber");
+        let clients = server.clients_named("subscriber");
         clients
             .iter()
             .map(|client| client.subscriptions)
@@ -34,7 +34,7 @@ pub(crate) fn waited_for_by<L: Lock>(server: &Server, n: u64) {
         let asks = || server.calls("evalsha") + server.calls("pttl");
         let asked = asks();
         eventually("they ask again and again", || asks() >= asked + 6);
-        assert!(server.clients_named("redlatch-subscriber").is_empty());
+        assert!(server.clients_named("subscriber").is_empty());
     }
 }
 

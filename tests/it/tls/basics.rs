@@ -10,7 +10,7 @@ use crate::support::{
 /// Every connection of the crate, and how many there are, are encrypted.
 #[track_caller]
 fn all_are_encrypted(server: &Server, connections: usize) {
-    let clients = server.clients_named("redlatch");
+    let clients = server.clients_named("");
     let port = format!("laddr={}", server.client_addr());
     assert_eq!(clients.len(), connections, "{clients:?}");
     assert!(

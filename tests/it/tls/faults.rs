@@ -150,7 +150,7 @@ fn a_connection_that_was_idle_is_known_to_stand_or_to_be_gone() {
     }
     assert_eq!(client.stats().reconnects, 0);
     for n in 1..=3 {
-        server.kill_clients_named("redlatch-link");
+        server.kill_clients_named("link");
         std::thread::sleep(IDLE);
         lock.lock().unwrap().unlock().unwrap();
         assert_eq!(client.stats().reconnects, n);

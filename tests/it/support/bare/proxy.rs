@@ -29,20 +29,28 @@ const LOOK: Duration = ms(1);
 pub(crate) enum Target {
     /// Every connection, named or not.
     All,
-    /// `redlatch-link`: commands.
+    /// `link`: commands.
     Link,
-    /// `redlatch-watchdog`: renewal.
+    /// `watchdog`: renewal.
     Watchdog,
-    /// `redlatch-subscriber`: pub/sub.
+    /// `subscriber`: pub/sub.
     Subscriber,
 }
 
 impl Target {
-    const NAMES: [(&'static [u8], usize); 3] = [
-        (b"redlatch-link", 1),
-        (b"redlatch-watchdog", 2),
-        (b"redlatch-subscriber", 3),
-    ];
+    const NAMES: [(&'static [u8], usize); 3] =
+        [(b":link", 1), (b":watchdog", 2), (b":subscriber", 3)];
+
+    /// The modes of the connection whose name is among these bytes, once all of it is.
+    fn slot_in(bytes: &[u8]) -> Option<usize> {
+        const NAME: &[u8] = b"redlatch:";
+        let begin = bytes.windows(NAME.len()).position(|its| its == NAME)?;
+        let name = &bytes[begin..];
+        let end = name.iter().position(|byte| b" \r".contains(byte))?;
+        let name = &name[..end];
+        let known = Self::NAMES.iter().find(|(role, _)| name.ends_with(role));
+        known.map(|(_, slot)| *slot)
+    }
 
     /// The modes it stands for; 0 is that of connections without a known name.
     fn slots(self) -> std::ops::Range<usize> {
@@ -542,9 +550,7 @@ impl Conn {
             .and_then(|stream| stream.local_addr().ok());
         let line = ours.and_then(|ours| line_of(list_at, ours));
         let line = line.unwrap_or_default();
-        let slot = Target::NAMES
-            .iter()
-            .find_map(|&(name, slot)| contains(line.as_bytes(), name).then_some(slot));
+        let slot = Target::slot_in(line.as_bytes());
         slot.is_none_or(|slot| self.is_known_as(shared, slot))
     }
 
@@ -572,9 +578,7 @@ impl Messages {
     fn hear(&mut self, shared: &Shared, conn: &Conn, chunk: &[u8]) -> bool {
         if !self.named {
             self.handshake.extend_from_slice(chunk);
-            let slot = Target::NAMES
-                .iter()
-                .find_map(|&(name, slot)| contains(&self.handshake, name).then_some(slot));
+            let slot = Target::slot_in(&self.handshake);
             if let Some(slot) = slot
                 && !conn.is_known_as(shared, slot)
             {

@@ -202,9 +202,7 @@ impl Deployment {
     /// The library's connections to one of the servers.
     pub(crate) fn clients_at(&self, server: usize) -> Vec<u64> {
         let list: String = ask(&self.servers[server], &["CLIENT", "LIST"]);
-        clients_named(&list, "redlatch-")
-            .map(|client| client.id)
-            .collect()
+        clients_named(&list, "").map(|client| client.id).collect()
     }
 
     /// Whether it says so; a Sentinel that has it follow another ends all of its connections.

@@ -97,12 +97,15 @@ impl ClientLine {
     }
 }
 
-/// Those of a `CLIENT LIST` whose name starts with `prefix`.
-pub(crate) fn clients_named(list: &str, prefix: &str) -> impl Iterator<Item = ClientLine> {
+/// The library's own in a `CLIENT LIST`: those with this role, or all if it is empty.
+pub(crate) fn clients_named(list: &str, role: &str) -> impl Iterator<Item = ClientLine> {
     list.lines()
         .filter(|line| !line.is_empty())
         .map(ClientLine::parse)
-        .filter(move |client| client.name.starts_with(prefix))
+        .filter(move |client| match client.name.strip_prefix("redlatch:") {
+            Some(rest) => role.is_empty() || rest.rsplit(':').next() == Some(role),
+            None => false,
+        })
 }
 
 /// A private `redis-server` process on a loopback port and a Unix socket; killed on drop, or left to another test.
@@ -478,18 +481,18 @@ impl Server {
         channels
     }
 
-    /// Connections whose name starts with `prefix`.
+    /// The connections of this role, or all of the library if it is empty.
     #[track_caller]
-    pub(crate) fn clients_named(&self, prefix: &str) -> Vec<ClientLine> {
+    pub(crate) fn clients_named(&self, role: &str) -> Vec<ClientLine> {
         let list: String = self.ask(&["CLIENT", "LIST"]);
-        clients_named(&list, prefix).collect()
+        clients_named(&list, role).collect()
     }
 
     /// `CLIENT KILL` for those; how many there were.
     #[track_caller]
-    pub(crate) fn kill_clients_named(&self, prefix: &str) -> usize {
+    pub(crate) fn kill_clients_named(&self, role: &str) -> usize {
         let mut con = self.connection();
-        self.clients_named(prefix)
+        self.clients_named(role)
             .into_iter()
             .filter(|client| {
                 let killed: u64 = redis::cmd("CLIENT")
