@@ -736,13 +736,18 @@ fn a_place_in_the_queue_lives_for_as_long_as_may_be() {
         // For longer than the shorter of the two: signs of life keep it.
         std::thread::sleep(3 * shorter + ms(50));
         let alive = beside("redisson_lock_alive", &name);
-        let until: Vec<(String, f64)> = server.ask(&["ZRANGE", &alive, "0", "-1", "WITHSCORES"]);
-        let (seconds, micros): (u64, u64) = server.ask(&["TIME"]);
-        let now = std::time::Duration::new(seconds, 0).as_secs_f64() * 1e3 + micros as f64 / 1e3;
-        assert_eq!(until.len(), 1);
-        let left = until[0].1 - now;
-        assert!(left <= lease.as_secs_f64() * 1e3 + 1.0, "{left} ms");
-        assert!(left > 0.0, "{left} ms");
+        // A sign of life may be late on a busy machine; the next one brings the place back.
+        eventually("the place is alive", || {
+            let until: Vec<(String, f64)> =
+                server.ask(&["ZRANGE", &alive, "0", "-1", "WITHSCORES"]);
+            let (seconds, micros): (u64, u64) = server.ask(&["TIME"]);
+            let now =
+                std::time::Duration::new(seconds, 0).as_secs_f64() * 1e3 + micros as f64 / 1e3;
+            let left: Vec<f64> = until.iter().map(|(_, at)| at - now).collect();
+            let most = lease.as_secs_f64() * 1e3 + 1.0;
+            assert!(left.iter().all(|left| *left <= most), "{left:?} ms");
+            left.len() == 1 && left[0] > 0.0
+        });
         guard.unlock().unwrap();
         crew.join();
         eventually("nothing is left", || server.dbsize() == 0);
