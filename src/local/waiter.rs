@@ -90,21 +90,19 @@ impl<W> Waiter<W> {
         self.changed.notify_one();
     }
 
-    /// Parks until the thread has a wakeup, there is news since `seen`, `stop`, or the deadline.
+    /// Parks unless the thread has a wakeup, there is news since `seen`, or `stop`; until somebody notifies it, the deadline,
+    /// or for no reason.
     pub(crate) fn park(&self, seen: Signals, until: Deadline, stop: &dyn Fn() -> bool) {
-        let mut state = self.lock();
-        while state.wakeup.is_none() && !state.signals.are_news_since(seen) && !stop() {
-            let Some(at) = until.instant() else {
-                let woken = self.changed.wait(state);
-                state = woken.unwrap_or_else(PoisonError::into_inner);
-                continue;
-            };
-            let left = at.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return;
+        let state = self.lock();
+        if state.wakeup.is_some() || state.signals.are_news_since(seen) || stop() {
+            return;
+        }
+        match until.instant() {
+            None => drop(self.changed.wait(state)),
+            Some(at) => {
+                let left = at.saturating_duration_since(Instant::now());
+                drop(self.changed.wait_timeout(state, left));
             }
-            let woken = self.changed.wait_timeout(state, left);
-            state = woken.unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 }
@@ -117,6 +115,10 @@ impl<W: Send> Listener for Waiter<W> {
 
     fn set_listening(&self, listening: bool) {
         self.lock().signals.listening = listening;
+        self.notify();
+    }
+
+    fn look_again(&self) {
         self.notify();
     }
 }
@@ -186,6 +188,18 @@ impl CancelToken {
     #[must_use]
     pub fn is_cancelled(&self) -> bool {
         self.inner.cancelled.load(Ordering::SeqCst)
+    }
+
+    /// Has all threads that wait look for themselves whether there is anything to do; `true` if there are any.
+    pub(crate) fn look_again(&self) -> bool {
+        let mut waiters = self.inner.waiters.lock();
+        waiters.retain(|waiter| waiter.strong_count() > 0);
+        let waiters = waiters.clone();
+        waiters
+            .iter()
+            .filter_map(Weak::upgrade)
+            .for_each(|waiter| waiter.look_again());
+        !waiters.is_empty()
     }
 
     /// From now on a cancel wakes `waiter`. Also drops waiters that no longer exist, so that the list stays short.

@@ -50,6 +50,9 @@ pub(crate) trait Listener: Send + Sync {
 
     /// The subscription is confirmed or refused (`true`), or was lost (`false`).
     fn set_listening(&self, listening: bool);
+
+    /// Nothing has happened, but its thread is to look how long it has waited.
+    fn look_again(&self) {}
 }
 
 /// All channels, and what is under way on the connection if there is one.

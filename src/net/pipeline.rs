@@ -52,6 +52,10 @@ const REST: Duration = Duration::from_millis(50);
 /// How many replies are due before attempts wait for what others owe. With fewer than that the server is about to answer.
 const BUSY: usize = 64;
 
+/// One of so many parts of the commands whose replies are due is worth a write of its own: the server may have nothing to do
+/// before the leader writes.
+const PARTS: usize = 4;
+
 /// After how long without a command the connection is checked before the next one is sent.
 pub(super) const IDLE: Duration = Duration::from_millis(100);
 
@@ -495,6 +499,7 @@ impl InFlight {
         };
         call.request.write_as(&mut self.unwritten.bytes, wording);
         drop(its);
+        self.unwritten.calls += 1;
         self.awaiting.push_back(Arc::clone(call));
     }
 
@@ -519,6 +524,11 @@ impl InFlight {
         awaiting
             .find(|call| call.state.lock().following > 0)
             .cloned()
+    }
+
+    /// Whether so large a part of the commands is unwritten that the server may have nothing to do before the leader writes.
+    pub(super) fn is_worth_a_write(&self) -> bool {
+        PARTS * self.unwritten.calls >= self.due()
     }
 
     pub(super) fn has_bytes(&self) -> bool {

@@ -18,6 +18,8 @@ const SPARE: usize = 64 * 1024;
 #[derive(Default)]
 pub(super) struct WriteQueue {
     pub(super) bytes: Vec<u8>,
+    /// How many calls were queued since somebody last took them.
+    pub(super) calls: usize,
     /// Part of the first command in `bytes` has been written.
     torn: bool,
     /// Whoever reads writes the rest.
@@ -48,6 +50,7 @@ impl WriteQueue {
 
     /// Takes what is to be written; [`wrote`](Self::wrote) has to follow.
     pub(super) fn take(&mut self) -> Vec<u8> {
+        self.calls = 0;
         std::mem::take(&mut self.bytes)
     }
 

@@ -46,6 +46,9 @@ const REPLAY: Duration = Duration::from_secs(60);
 /// How long dropping the last handle may take for releasing what is held.
 const DROP_DEADLINE: Duration = Duration::from_secs(2);
 
+/// How often a thread looks how long it has waited until that is logged.
+const REMINDERS: u32 = 4;
+
 /// The name of the watchdog's thread.
 const WATCHDOG: &str = "redlatch-watchdog";
 
@@ -76,6 +79,8 @@ pub(crate) struct Session {
     process: Process,
     /// Wakes all threads that wait when the client is closed.
     pub(crate) closing: CancelToken,
+    /// When threads that wait were last [reminded](Self::remind_waiting), while there are any.
+    reminded: Mutex<Option<Instant>>,
     /// Threads that may have an acquire under way.
     contenders: AtomicUsize,
     /// Hangs up when the watchdog's thread has ended; there once it was started.
@@ -155,6 +160,7 @@ impl Session {
             close_ended: Condvar::new(),
             process: Process::this(),
             closing: CancelToken::new(),
+            reminded: Mutex::default(),
             contenders: AtomicUsize::new(0),
             watchdog_ended: OnceLock::new(),
             watchdog_thread: Mutex::default(),
@@ -283,6 +289,21 @@ impl Session {
         state.store_wakeups(&next);
         drop(state);
         wake(next);
+    }
+
+    /// Has threads that wait without a deadline look from time to time how long they have; `true` while there may be any.
+    fn remind_waiting(&self, now: Instant) -> bool {
+        if self.warn_waiting.is_zero() {
+            return false;
+        }
+        let mut reminded = self.reminded.lock();
+        let since = reminded.get_or_insert(now);
+        if now.saturating_duration_since(*since) < self.warn_waiting / REMINDERS {
+            return true;
+        }
+        let are_some = self.closing.look_again();
+        *reminded = are_some.then_some(now);
+        are_some
     }
 
     /// Ends the subscription that the contender of a hold has left behind, if it lingers.
@@ -453,8 +474,10 @@ impl Housekeeping for Session {
     }
 
     fn housekeep(&self) -> Left {
-        let idle = Left::later(self.registry.sweep(Instant::now()));
-        self.connection.housekeep().max(idle)
+        let now = Instant::now();
+        let idle = Left::later(self.registry.sweep(now));
+        let waiting = Left::later(self.remind_waiting(now));
+        self.connection.housekeep().max(idle).max(waiting)
     }
 }
 

@@ -62,7 +62,8 @@ impl Connection {
         let Some((up, in_flight)) = state.up(generation) else {
             return Wrote::Down;
         };
-        let is_led = up.reader.is_none() && in_flight.due() >= EAGER;
+        let is_led =
+            up.reader.is_none() && in_flight.due() >= EAGER && !in_flight.is_worth_a_write();
         if up.writing
             || !in_flight.has_bytes()
             || !all && (is_led || in_flight.unwritten.is_behind())
