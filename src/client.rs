@@ -7,6 +7,9 @@ use std::time::{Duration, Instant};
 use crate::acquire::spec::LockSpec;
 use crate::config::Config;
 use crate::error::Result;
+use crate::operations::check::{Report, check};
+use crate::operations::inspect::{LockInfo, inspect};
+use crate::operations::list::Locks;
 use crate::protocol::kind::Kind;
 use crate::protocol::{fair, fenced, latch, permits, reentrant, rw, semaphore, spin};
 use crate::session::{Session, SharedSession};
@@ -242,6 +245,81 @@ impl Client {
         let a_year = Duration::from_secs(365 * 24 * 3600);
         let session = &self.shared.session;
         session.close(now + timeout.min(a_year))
+    }
+
+    /// Returns the id of this client: what its owners in Redis begin with, and the second part of the names of its
+    /// connections. A UUID, new for every client. No I/O.
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// let guard = client.mutex("report").lock()?;
+    /// assert!(guard.owner().starts_with(client.id()));
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
+    #[must_use]
+    pub fn id(&self) -> &str {
+        self.shared.session.owners.client()
+    }
+
+    /// Returns who holds a name and who waits for it, whatever kind it is, and in which processes.
+    ///
+    /// Changes nothing. Asks the name's master over a connection of its own, so that no lock waits for the answer; blocks
+    /// at most for the response timeout, connecting included. The user needs [some more
+    /// rights](crate::guide::operations#acl-rights) to see processes; without them the answer
+    /// [says so](LockInfo::unknown).
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// println!("{}", client.inspect("report")?);
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Redis`](crate::Error::Redis), [`Error::Closed`](crate::Error::Closed),
+    /// [`Error::InvalidName`](crate::Error::InvalidName).
+    pub fn inspect(&self, name: impl AsRef<str>) -> Result<LockInfo> {
+        inspect(&self.shared, name.as_ref())
+    }
+
+    /// Lists the locks that are held and match a pattern (`*`, `?` and `[a-z]` as in Redis' `SCAN`), and expirable
+    /// semaphores with permits taken. Other semaphores and latches are plain numbers, which nothing tells from a
+    /// stranger's: they are left out.
+    ///
+    /// Goes through the keyspace in steps (`SCAN`, never `KEYS`), one master after the other, over a connection of its own.
+    /// Each step blocks at most for the response timeout. What is taken or released meanwhile may be missing; a name may
+    /// come twice while Redis resizes its tables.
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// for lock in client.list("stock:*") {
+    ///     println!("{}", lock?);
+    /// }
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
+    #[must_use]
+    pub fn list(&self, pattern: impl AsRef<str>) -> Locks {
+        Locks::new(&self.shared, pattern.as_ref())
+    }
+
+    /// Checks whether the servers are fit for locks: role, version, eviction, persistence, replicas, clocks, and the rights
+    /// of the user for each kind of lock.
+    ///
+    /// Each finding says what to do. To find out about rights each command is tried on a key of its own, which is deleted
+    /// at the end. Over connections of its own; blocks at most for the response timeout.
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// let report = client.check()?;
+    /// println!("{report}");
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Closed`](crate::Error::Closed). A server that is away is a finding.
+    pub fn check(&self) -> Result<Report> {
+        check(&self.shared)
     }
 
     /// Returns what this client has done, and what it has in hand. Does not block.

@@ -269,6 +269,11 @@ impl<H: Holding> Registry<H> {
         }
     }
 
+    /// What is put before every name to make its key.
+    pub(crate) fn prefix(&self) -> &str {
+        &self.prefix
+    }
+
     /// The entry of a name, or a list of names, kept from now on until it is idle.
     ///
     /// # Errors

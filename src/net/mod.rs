@@ -1,5 +1,6 @@
 //! Bytes: sockets, the pipelined connection, messages.
 
+pub(crate) mod apart;
 pub(crate) mod back_off;
 pub(crate) mod call;
 pub(crate) mod channels;

@@ -25,6 +25,8 @@ macro_rules! scripts {
         RW_FORCE = "rw_force";
         RW_STATE = "rw_state";
         RED_ACQUIRE = "red_acquire";
+        INSPECT = "inspect";
+        SUMMARY = "summary";
         LATCH_STATE = "latch_state";
         LATCH_SET = "latch_set";
         LATCH_COUNT_DOWN = "latch_count_down";

@@ -5,12 +5,12 @@ pub(crate) mod fenced;
 #[cfg(test)]
 mod golden;
 pub(crate) mod idempotency;
+pub(crate) mod inspect;
 pub(crate) mod keys;
 pub(crate) mod kind;
 pub(crate) mod latch;
-#[cfg_attr(not(test), expect(dead_code, reason = "only tests need them all"))]
 #[macro_use]
-mod lua;
+pub(crate) mod lua;
 pub(crate) mod owner;
 pub(crate) mod permits;
 pub(crate) mod red;

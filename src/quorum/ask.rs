@@ -132,6 +132,11 @@ impl Quorum {
         Ok((Arc::new(quorum), id))
     }
 
+    /// The clients of all masters.
+    pub(crate) fn clients(&self) -> &[Arc<SharedSession>] {
+        &self.clients
+    }
+
     /// The client that keeps the lock and has the settings: the first.
     pub(crate) fn home(&self) -> &Arc<SharedSession> {
         &self.clients[0]

@@ -80,6 +80,14 @@ impl RedLock {
         Ok(Self::of(LockSpec::of_quorum(quorum, id)))
     }
 
+    /// The clients of its masters.
+    pub(crate) fn clients(&self) -> &[Arc<SharedSession>] {
+        self.inner
+            .quorum
+            .as_ref()
+            .map_or(&[], |quorum| quorum.clients())
+    }
+
     /// Returns a handle for which a master counts only once it has been up for `longest_lease`.
     ///
     /// A master that restarts without its data has forgotten the holds it granted; once the longest lease that anybody

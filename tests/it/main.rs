@@ -13,6 +13,7 @@ mod interop;
 mod latch;
 mod lock;
 mod multi_lock;
+mod operations;
 mod quorum;
 mod rwlock;
 mod scripts;

@@ -119,6 +119,14 @@ impl Map {
         self.topology.read().owner(key.map_or(0, slot_of))
     }
 
+    /// All masters.
+    pub(crate) fn masters(&self) -> Vec<usize> {
+        match self.is_one() {
+            true => vec![0],
+            false => self.topology.read().masters(),
+        }
+    }
+
     pub(crate) fn is_master(&self, node: usize) -> bool {
         self.is_one() || self.topology.read().is_master(node)
     }

@@ -41,7 +41,8 @@ use parking_lot::RwLock;
 use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
 
 pub(crate) use self::map::{Map, is_no_cluster};
-use crate::error::{is_redirection, is_transient, not_followed};
+use crate::error::{is_redirection, is_transient, named, not_followed};
+use crate::net::apart::Apart;
 use crate::net::call::{Call, CallPhase, Deferred, DeferredInfo, Fault, OnReply};
 use crate::net::connection::{Connection, GLANCE, Housekeeper, Left, TURN};
 use crate::net::pipeline::Destination;
@@ -472,6 +473,41 @@ impl Nodes {
             true => not_followed(&err),
             false => err,
         })
+    }
+
+    /// All masters, by their numbers.
+    pub(crate) fn masters(&self) -> Vec<usize> {
+        self.map.masters()
+    }
+
+    /// The master of a key, once one is known.
+    pub(crate) fn master_of(&self, key: &str, until: Instant) -> Result<usize, RedisError> {
+        if self.map.is_doubted() {
+            self.look_around(until, &|| false);
+        }
+        let master = self.map.master_of(Some(key.as_bytes()));
+        master.ok_or_else(|| socket::timed_out("no master is known for the key's slot"))
+    }
+
+    /// A node has said that a slot is elsewhere.
+    pub(crate) fn has_moved(&self, from: usize, err: &RedisError) -> bool {
+        self.map.redirected(from, err).is_some()
+    }
+
+    /// A connection to a master for somebody who has questions.
+    pub(crate) fn apart(&self, node: usize, until: Instant) -> Result<Apart, RedisError> {
+        let (endpoint, timeout) = (self.map.endpoint(node), self.settings.connect_timeout);
+        Apart::connect(&endpoint, timeout, until).map_err(|err| named(&endpoint, err))
+    }
+
+    /// A master as errors call it.
+    pub(crate) fn called(&self, node: usize) -> String {
+        self.map.endpoint(node).to_string()
+    }
+
+    /// Whether channels are sharded.
+    pub(crate) fn is_sharded(&self) -> bool {
+        self.map.is_sharded()
     }
 
     /// A connection was lost with a call under way.

@@ -140,6 +140,13 @@ impl Topology {
         owner.filter(|owner| *owner != NOBODY)
     }
 
+    /// Every node that has a slot.
+    pub(crate) fn masters(&self) -> Vec<usize> {
+        (0..self.nodes.len())
+            .filter(|node| self.is_master(*node))
+            .collect()
+    }
+
     /// Whether a node has any slot.
     pub(crate) fn is_master(&self, node: usize) -> bool {
         self.owners.contains(&node)

@@ -89,10 +89,7 @@ fn a_node_that_has_left_is_forgotten() {
     eventually("it is renewed there", || {
         client.stats().renewals > renewals + 1
     });
-    let ours = |purpose: &str| {
-        let name = format!("redlatch-{purpose}");
-        cluster.nodes[leaves].clients_named(&name).len()
-    };
+    let ours = |role: &str| cluster.nodes[leaves].clients_named(role).len();
     eventually("it is renewed there", || ours("watchdog") == 1);
     thread::scope(|scope| {
         let waiting = scope.spawn(|| other.mutex(&moves).lock()?.unlock());

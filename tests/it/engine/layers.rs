@@ -8,8 +8,9 @@ use std::fs;
 use std::path::Path;
 
 /// From top to bottom: the files and folders of `src/` that make up a layer.
-const LAYERS: [&[&str]; 10] = [
+const LAYERS: [&[&str]; 11] = [
     &["lib", "client", "guide"],
+    &["operations"],
     &["sync"],
     &["acquire"],
     &["quorum"],

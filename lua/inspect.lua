@@ -1,0 +1,93 @@
+-- inspect: what there is under one name, for people to read.
+--
+-- KEYS[1]  key       of a lock, a semaphore or a latch
+-- KEYS[2]  queue     of a fair lock: Redisson's list of tickets, the next one first
+-- KEYS[3]  timeouts  of a fair lock: Redisson's sorted set, ticket -> epoch ms from which it counts as dead
+-- KEYS[4]  alive     of a fair lock: our sorted set, ticket -> epoch ms until which it counts as alive
+-- KEYS[5]  token     of a fenced lock: the last token drawn
+-- KEYS[6]  permits   of an expirable semaphore: sorted set, id -> epoch ms at which its permit expires
+-- KEYS[7]  round     of a latch: a mark
+-- KEYS[8]  reader    of a read-write lock: who of the readers that wait is noted
+-- KEYS[9]  writer    the same of the writers
+-- ARGV[1]  holds     what the keys of read holds begin with
+-- ARGV[2]  most      integer > 0; how many holders, tickets and permits are listed at most
+--
+-- Returns  a string: texts in a row, each behind its length and ':'
+--          the key's type and its TTL in ms; its value if it is a string
+--          how many fields a hash has, then how many are listed; of each its field, value and ms left, or ''
+--          how many tickets there are, then how many are listed; of each its ticket and ms left, or ''
+--          how many permits are taken, then how many are listed; of each its id in hexadecimal digits and ms left
+--          the token, and the two notes, '' for none; '1' with a round, else ''
+--
+-- Keeps    everything; companions of another type count as absent
+local most = tonumber(ARGV[2])
+local time = redis.call('time')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+
+local said = {}
+local function say(text)
+  text = tostring(text or '')
+  said[#said + 1] = #text .. ':' .. text
+end
+local function whole(number)
+  return number and string.format('%.0f', number) or ''
+end
+local function is(key, type)
+  return redis.call('type', key).ok == type
+end
+
+local type = redis.call('type', KEYS[1]).ok
+say(type)
+say(redis.call('pttl', KEYS[1]))
+say(type == 'string' and string.sub(redis.call('get', KEYS[1]), 1, 100))
+
+-- A stranger's hash may be very large: not all of it is looked at.
+local fields = type == 'hash' and redis.call('hscan', KEYS[1], '0', 'count', most)[2] or {}
+local listed = math.min(#fields / 2, most)
+say(type == 'hash' and redis.call('hlen', KEYS[1]) or 0)
+say(listed)
+for i = 1, listed do
+  local field, value = fields[2 * i - 1], fields[2 * i]
+  say(field)
+  say(string.sub(value, 1, 100))
+  local longest = -1
+  -- Redisson has one of these for each time that a reader has locked.
+  for n = 1, math.min(tonumber(value) or 0, 100) do
+    longest = math.max(longest, redis.call('pttl', ARGV[1] .. field .. ':rwlock_timeout:' .. n))
+  end
+  say(longest >= 0 and longest)
+end
+
+local tickets = is(KEYS[2], 'list') and redis.call('lrange', KEYS[2], 0, most - 1) or {}
+say(#tickets > 0 and redis.call('llen', KEYS[2]) or 0)
+say(#tickets)
+local has_ours, has_theirs = is(KEYS[4], 'zset'), is(KEYS[3], 'zset')
+for _, ticket in ipairs(tickets) do
+  say(ticket)
+  local ends = has_ours and redis.call('zscore', KEYS[4], ticket)
+    or has_theirs and redis.call('zscore', KEYS[3], ticket)
+  say(ends and whole(math.max(ends - now, 0)))
+end
+
+local permits = is(KEYS[6], 'zset') and redis.call('zrange', KEYS[6], 0, -1, 'withscores') or {}
+local taken = {}
+for i = 1, #permits, 2 do
+  if tonumber(permits[i + 1]) > now then
+    taken[#taken + 1] = i
+  end
+end
+say(#taken)
+say(math.min(#taken, most))
+for n = 1, math.min(#taken, most) do
+  local id, ends = permits[taken[n]], permits[taken[n] + 1]
+  say((string.gsub(id, '.', function(c)
+    return string.format('%02x', string.byte(c))
+  end)))
+  say(tonumber(ends) < 922337203685477 and whole(ends - now))
+end
+
+say(is(KEYS[5], 'string') and redis.call('get', KEYS[5]))
+say(is(KEYS[8], 'string') and redis.call('get', KEYS[8]))
+say(is(KEYS[9], 'string') and redis.call('get', KEYS[9]))
+say(is(KEYS[7], 'string') and '1')
+return table.concat(said)

@@ -1,0 +1,81 @@
+//! A connection apart from those that locks use, for what people ask: their answers may be long, and no lock is to wait
+//! behind them. Made when it is needed, and closed when it is dropped.
+
+use std::time::{Duration, Instant};
+
+use redis::{RedisResult, Value};
+
+use crate::net::request::{Request, Script};
+use crate::net::socket::{self, Dialling, Duplex, Endpoint, LARGEST_MAP};
+
+/// Its name in `CLIENT LIST`.
+const ROLE: &str = "operations";
+
+/// How many questions are under way at the same time: so few that a socket takes them at once.
+const AT_ONCE: usize = 64;
+
+pub(crate) struct Apart {
+    connection: Duplex,
+    /// The scripts that the server was sent over it.
+    introduced: Vec<&'static Script>,
+}
+
+impl Apart {
+    pub(super) fn connect(
+        endpoint: &Endpoint,
+        timeout: Duration,
+        until: Instant,
+    ) -> RedisResult<Self> {
+        let dialling = Dialling::start(endpoint, ROLE, timeout)?;
+        let left = until.saturating_duration_since(Instant::now());
+        let late = || Err(socket::timed_out("no connection to redis in time"));
+        let mut connection = dialling.wait(left).unwrap_or_else(late)?;
+        connection.reader.limit(LARGEST_MAP);
+        Ok(Self {
+            connection,
+            introduced: Vec::new(),
+        })
+    }
+
+    /// Asks all of it, and returns the answers in that order; a refusal is one of them.
+    pub(crate) fn ask(&mut self, questions: &[Request], until: Instant) -> RedisResult<Vec<Value>> {
+        let mut answers = Vec::with_capacity(questions.len());
+        for some in questions.chunks(AT_ONCE) {
+            let mut bytes = Vec::new();
+            for question in some {
+                let is_new = |script: &&'static Script| {
+                    !self
+                        .introduced
+                        .iter()
+                        .any(|its| std::ptr::eq(*its, *script))
+                };
+                let new = question.script.filter(is_new);
+                self.introduced.extend(new);
+                question.write(&mut bytes, new.is_some());
+            }
+            self.connection.writer.write_all(&bytes)?;
+            for _ in some {
+                answers.push(self.read(until)?);
+            }
+        }
+        Ok(answers)
+    }
+
+    fn read(&mut self, until: Instant) -> RedisResult<Value> {
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            if let Some(reply) = self.connection.reader.read(left)? {
+                return Ok(reply);
+            }
+            if left.is_zero() {
+                return Err(socket::timed_out("redis did not answer in time"));
+            }
+        }
+    }
+}
+
+impl Drop for Apart {
+    fn drop(&mut self) {
+        self.connection.writer.shut_down();
+    }
+}

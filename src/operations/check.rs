@@ -1,0 +1,582 @@
+//! Whether a server is fit for locks: what it is, how it is set up, and what the user may do there.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
+
+use super::inspect::each_of;
+use super::text;
+use crate::config::replicas::ReplicaAck;
+use crate::error::Result;
+use crate::net::apart::Apart;
+use crate::net::request::Request;
+use crate::protocol::{inspect, keys, lua, reentrant};
+use crate::session::{Session, SharedSession};
+use crate::sync::red_lock::RedLock;
+
+const DOING: &str = "checking a server";
+
+/// The oldest version that has what the scripts need.
+const OLDEST: (u32, u32) = (6, 2);
+
+/// By how much the clocks of masters may differ before that is a finding.
+const SKEW: Duration = Duration::from_secs(1);
+
+/// How much a [`Finding`] matters.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[non_exhaustive]
+pub enum Severity {
+    /// As it should be, or a matter of taste.
+    Note,
+    /// Locks work, but something will be missed one day.
+    Warning,
+    /// Some locks do not work.
+    Problem,
+}
+
+impl fmt::Display for Severity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Note => "note",
+            Self::Warning => "warning",
+            Self::Problem => "problem",
+        })
+    }
+}
+
+/// Something that [`Client::check`](crate::Client::check) has found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Finding {
+    /// The address of the server.
+    pub server: String,
+    /// How much it matters.
+    pub severity: Severity,
+    /// What was found.
+    pub what: String,
+    /// What to do; empty for a note.
+    pub advice: String,
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:<7} {}: {}", self.severity, self.server, self.what)?;
+        match self.advice.is_empty() {
+            true => Ok(()),
+            false => write!(f, "\n        {}", self.advice),
+        }
+    }
+}
+
+/// What [`Client::check`](crate::Client::check) has found, what matters most first.
+///
+/// ```no_run
+/// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+/// let report = client.check()?;
+/// if !report.is_fit() {
+///     eprintln!("{report}");
+/// }
+/// # Ok::<(), redlatch::Error>(())
+/// ```
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Report {
+    /// All of it.
+    pub findings: Vec<Finding>,
+}
+
+impl Report {
+    /// Returns whether every kind of lock works: there is no [`Severity::Problem`].
+    #[must_use]
+    pub fn is_fit(&self) -> bool {
+        self.findings
+            .iter()
+            .all(|finding| finding.severity < Severity::Problem)
+    }
+
+    fn of(findings: impl IntoIterator<Item = Finding>) -> Self {
+        let mut findings: Vec<_> = findings.into_iter().collect();
+        findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
+        Self { findings }
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (n, finding) in self.findings.iter().enumerate() {
+            if n > 0 {
+                f.write_str("\n")?;
+            }
+            finding.fmt(f)?;
+        }
+        Ok(())
+    }
+}
+
+impl RedLock {
+    /// Checks all masters as [`Client::check`](crate::Client::check) does, at the same time, and whether their clocks agree.
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// # let other = client.clone();
+    /// println!("{}", redlatch::RedLock::new([&client, &other], "billing")?.check());
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
+    #[must_use]
+    pub fn check(&self) -> Report {
+        let checked = each_of(self.clients(), |shared| checked(shared));
+        let (mut findings, mut clocks) = (Vec::new(), Vec::new());
+        for (server, its) in checked {
+            match its {
+                Ok((found, its)) => {
+                    findings.extend(found);
+                    clocks.extend(its);
+                }
+                Err(err) => findings.push(away(server, &err.to_string())),
+            }
+        }
+        findings.extend(skewed(&clocks));
+        Report::of(findings)
+    }
+}
+
+pub(crate) fn check(shared: &Arc<SharedSession>) -> Result<Report> {
+    let (mut findings, clocks) = checked(shared)?;
+    findings.extend(skewed(&clocks));
+    Ok(Report::of(findings))
+}
+
+/// By how much a server's clock is ahead of ours: at least, and at most.
+type Clock = (String, i128, i128);
+
+fn checked(shared: &SharedSession) -> Result<(Vec<Finding>, Vec<Clock>)> {
+    let session = &shared.session;
+    session.check_open()?;
+    let (mut findings, mut clocks) = (Vec::new(), Vec::new());
+    let nodes = &session.connection;
+    let until = Instant::now() + session.response_timeout;
+    for node in nodes.masters() {
+        let server = nodes.called(node);
+        let mut one = Checked {
+            session,
+            server: server.clone(),
+            findings: Vec::new(),
+            until,
+        };
+        let apart = nodes.apart(node, until);
+        match apart.and_then(|mut apart| one.all(&mut apart)) {
+            Ok(clock) => clocks.extend(clock),
+            Err(err) => one.findings.push(away(server, &err.to_string())),
+        }
+        findings.append(&mut one.findings);
+    }
+    Ok((findings, clocks))
+}
+
+fn away(server: String, why: &str) -> Finding {
+    Finding {
+        server,
+        severity: Severity::Problem,
+        what: format!("it cannot be asked: {why}"),
+        advice: "start it, or correct the URL, the network or the login".into(),
+    }
+}
+
+/// Whether the clocks of several masters differ by more than asking can explain.
+fn skewed(clocks: &[Clock]) -> Option<Finding> {
+    let (first, ahead, _) = clocks.iter().max_by_key(|(_, least, _)| *least)?;
+    let (last, _, behind) = clocks.iter().min_by_key(|(_, _, most)| *most)?;
+    let apart_ms = u64::try_from(ahead - behind).ok()?;
+    (Duration::from_millis(apart_ms) >= SKEW).then(|| Finding {
+        server: first.clone(),
+        severity: Severity::Warning,
+        what: format!("its clock is {apart_ms} ms ahead of that of {last}"),
+        advice: "have both follow a time server: a clock that is set ends leases early or late"
+            .into(),
+    })
+}
+
+/// One server, and what was found there.
+struct Checked<'a> {
+    session: &'a Session,
+    server: String,
+    findings: Vec<Finding>,
+    until: Instant,
+}
+
+impl Checked<'_> {
+    fn found(&mut self, severity: Severity, what: String, advice: &str) {
+        self.findings.push(Finding {
+            server: self.server.clone(),
+            severity,
+            what,
+            advice: advice.into(),
+        });
+    }
+
+    fn all(&mut self, server: &mut Apart) -> std::result::Result<Option<Clock>, RedisError> {
+        let began = now_ms();
+        let questions = [
+            Request::command(DOING, &["TIME"]),
+            Request::command(DOING, &["INFO"]),
+        ];
+        let mut answers = server.ask(&questions, self.until)?;
+        let (time, info) = (answers.remove(0), answers.remove(0));
+        let clock = time_ms(time).map(|its| (self.server.clone(), its - now_ms(), its - began));
+        match text(info) {
+            Ok(info) => self.settings(&info),
+            Err(err) => self.found(
+                Severity::Note,
+                format!("role, version, eviction, persistence and replicas are not known: {err}"),
+                "give the user +info",
+            ),
+        }
+        self.rights(server)?;
+        Ok(clock)
+    }
+
+    /// What `INFO` says of the server and its settings.
+    fn settings(&mut self, info: &str) {
+        let lines = info.lines().filter_map(|line| line.split_once(':'));
+        let info: BTreeMap<_, _> = lines.collect();
+        let is = |name: &str| info.get(name).copied().unwrap_or_default();
+        let version = match is("valkey_version") {
+            "" => is("redis_version"),
+            version => version,
+        };
+        let mut numbers = version.split('.').map(|part| part.parse().unwrap_or(0));
+        let number = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
+        let (role, replicas) = (is("role"), is("connected_slaves"));
+        let what = format!("version {version}, role {role}, {replicas} replicas");
+        self.found(Severity::Note, what, "");
+        if number < OLDEST {
+            let what = format!("version {version} is too old");
+            self.found(
+                Severity::Problem,
+                what,
+                "redlatch needs Redis 6.2 or later, or Valkey",
+            );
+        }
+        if role != "master" {
+            self.found(
+                Severity::Problem,
+                format!("its role is {role}, so it takes no writes"),
+                "connect to the master, or through Sentinels or the cluster",
+            );
+        }
+        let policy = is("maxmemory_policy");
+        if is("maxmemory") != "0" && !["", "noeviction"].contains(&policy) {
+            self.found(
+                Severity::Warning,
+                format!("it deletes keys when its memory is full ({policy}), locks among them"),
+                "set maxmemory-policy to noeviction, or keep locks on a server of their own",
+            );
+        }
+        if is("aof_enabled") != "1" {
+            self.found(
+                Severity::Note,
+                "appendonly is off: a restart forgets the locks taken since the last snapshot"
+                    .into(),
+                "turn appendonly on where two holders after a restart would do harm",
+            );
+        }
+        if is("rdb_last_bgsave_status") == "err" || is("aof_last_write_status") == "err" {
+            self.found(
+                Severity::Warning,
+                "it cannot write its data to disk, and may refuse to lock".into(),
+                "make room on its disk, and look at its log",
+            );
+        }
+        let needed = match self.session.endpoint.server.replica_ack {
+            ReplicaAck::None => 0,
+            _ => self.session.endpoint.replicas_needed().max(1),
+        };
+        if replicas.parse().unwrap_or(0) < needed {
+            self.found(
+                Severity::Problem,
+                format!("acquires wait for {needed} replicas (replica_ack), and {replicas} are connected"),
+                "connect replicas, or lower Config::replica_ack",
+            );
+        }
+    }
+
+    /// Tries every command that a kind needs, on a key of its own. Where the server can say what a user may do, it is asked
+    /// and nothing is tried.
+    fn rights(&mut self, server: &mut Apart) -> std::result::Result<(), RedisError> {
+        let session = self.session;
+        let name = format!("redlatch-check:{}", session.owners.client());
+        let key = match session
+            .registry
+            .unregistered(&reentrant::KIND, &name.into())
+        {
+            Ok(entry) => entry.protocol.key().to_owned(),
+            Err(_) => return Ok(()),
+        };
+        let user = server.ask(&[Request::command(DOING, &["ACL", "WHOAMI"])], self.until)?;
+        let user = user.into_iter().next().and_then(|user| text(user).ok());
+        let tries = tries(&key);
+        let mut dry = Vec::new();
+        if let Some(user) = &user {
+            let question = |args: &Vec<String>| {
+                let mut parts = vec!["ACL", "DRYRUN", user];
+                parts.extend(args.iter().map(String::as_str));
+                Request::command(DOING, &parts)
+            };
+            let questions: Vec<_> = tries.iter().map(|(_, args)| question(args)).collect();
+            dry = server.ask(&questions, self.until)?;
+        }
+        let can_be_asked = !dry.is_empty()
+            && dry
+                .iter()
+                .all(|said| !matches!(said, Value::ServerError(_)));
+        let answers = match can_be_asked {
+            true => dry,
+            false => {
+                let tried = |args: &Vec<String>| {
+                    let args: Vec<_> = args.iter().map(String::as_str).collect();
+                    Request::command(DOING, &args)
+                };
+                let questions: Vec<_> = tries.iter().map(|(_, args)| tried(args)).collect();
+                server.ask(&questions, self.until)?
+            }
+        };
+        let mut lacking: BTreeMap<String, BTreeSet<&str>> = BTreeMap::new();
+        for ((kind, args), answer) in tries.iter().zip(answers) {
+            if let Some(right) = lacks(args, answer) {
+                lacking.entry(right).or_default().insert(kind);
+            }
+        }
+        if lacking.is_empty() {
+            let how = if can_be_asked {
+                ""
+            } else {
+                ", as far as trying shows"
+            };
+            self.found(
+                Severity::Note,
+                format!("the user may do all that every kind needs{how}"),
+                "",
+            );
+        }
+        for (right, kinds) in lacking {
+            let kinds: Vec<_> = kinds.into_iter().collect();
+            let severity = match kinds == [INSPECTING] || kinds == [WAITING] {
+                true => Severity::Warning,
+                false => Severity::Problem,
+            };
+            let what = format!("the user lacks {right}, for: {}", kinds.join(", "));
+            let advice = format!(
+                "ACL SETUSER {} {right}",
+                user.as_deref().unwrap_or("<user>")
+            );
+            self.found(severity, what, &advice);
+        }
+        Ok(())
+    }
+}
+
+fn now_ms() -> i128 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    now.map_or(0, |now| i128::try_from(now.as_millis()).unwrap_or(0))
+}
+
+fn time_ms(answer: Value) -> Option<i128> {
+    let (seconds, micros): (i128, i128) = redis::from_redis_value(answer).ok()?;
+    Some(seconds * 1000 + micros / 1000)
+}
+
+/// What only `inspect` and `list` need.
+const INSPECTING: &str = "inspect, list";
+
+/// Without it waiting threads poll.
+const WAITING: &str = "notified waiting";
+
+/// The kinds that a script is for, by the beginning of its file's name.
+const KINDS: [(&str, &str); 9] = [
+    ("lock_", "locks"),
+    ("fair_", "fair locks"),
+    ("fenced_", "fenced locks"),
+    ("rw_", "read-write locks"),
+    ("red_", "RedLocks"),
+    ("latch_", "latches"),
+    ("semaphore_", "semaphores"),
+    ("permit_", "expirable semaphores"),
+    ("", INSPECTING),
+];
+
+/// Every command that each kind needs, with arguments for a key that nobody else uses.
+fn tries(key: &str) -> Vec<(&'static str, Vec<String>)> {
+    let mut tries = Vec::new();
+    let mut push = |kind, args: &[&str]| {
+        let args: Vec<String> = args.iter().map(|arg| (*arg).to_owned()).collect();
+        if !tries.contains(&(kind, args.clone())) {
+            tries.push((kind, args));
+        }
+    };
+    let channel = keys::lock_channel(key).concat();
+    push("locks", &["eval", "return 0", "0"]);
+    push(
+        "locks",
+        &["evalsha", "0000000000000000000000000000000000000000", "0"],
+    );
+    for (file, text) in lua::ALL {
+        let kind = KINDS.iter().find(|(front, _)| file.starts_with(front));
+        let kind = kind.map_or(INSPECTING, |(_, kind)| *kind);
+        for command in commands(text) {
+            if command != "publish" {
+                push(
+                    kind,
+                    &[&[command], arguments(command)]
+                        .concat()
+                        .iter()
+                        .map(|arg| if *arg == "K" { key } else { arg })
+                        .collect::<Vec<_>>(),
+                );
+            }
+        }
+    }
+    for (kind, beside) in [
+        ("fair locks", keys::fair_queue(key)),
+        ("fair locks", keys::fair_timeouts(key)),
+        ("fair locks", keys::fair_alive(key)),
+        ("fenced locks", keys::fenced_token(key)),
+        ("read-write locks", keys::rw_channel(key)),
+        ("latches", keys::latch_round(key)),
+        ("latches", keys::latch_channel(key)),
+        ("semaphores", keys::semaphore_channel(key)),
+        ("expirable semaphores", keys::permit_timeouts(key)),
+        ("locks", channel.clone()),
+    ] {
+        push(kind, &["del", &beside]);
+    }
+    push(INSPECTING, &["client", "list"]);
+    push(INSPECTING, &["pubsub", "numsub", &channel]);
+    push(
+        INSPECTING,
+        &["scan", "0", "match", "redlatch-check", "count", "1"],
+    );
+    for channel in inspect::channels(key) {
+        push(WAITING, &["publish", &channel, "0"]);
+    }
+    // What trying has left; and over the connection on which the last one was tried nothing else can be asked.
+    let last = [("locks", ["del", key]), (WAITING, ["subscribe", &channel])];
+    tries.extend(last.map(|(kind, args)| (kind, args.map(str::to_owned).to_vec())));
+    tries
+}
+
+/// The commands that a script calls.
+fn commands(text: &str) -> impl Iterator<Item = &str> {
+    let calls = text.split("call('").skip(1);
+    calls.filter_map(|rest| rest.split('\'').next())
+}
+
+/// Arguments that a command accepts; `K` stands for the key. What it changes there is of no consequence.
+fn arguments(command: &str) -> &'static [&'static str] {
+    match command {
+        "time" => &[],
+        "info" => &["server"],
+        "get" | "pttl" | "type" | "exists" | "del" | "persist" | "hlen" | "hkeys" | "hgetall"
+        | "llen" | "lpop" | "rpop" | "zcard" | "incr" | "decr" | "hrandfield" | "hvals" => &["K"],
+        "hget" | "hexists" | "hdel" | "zscore" | "zrem" | "lindex" | "incrby" | "decrby"
+        | "hscan" | "pexpire" | "lpush" | "rpush" | "incrbyfloat" => &["K", "1"],
+        "hset" | "hincrby" | "zadd" | "lrange" | "lrem" | "zrange" | "zcount" | "set"
+        | "zremrangebyrank" | "zremrangebyscore" | "zrangebyscore" | "pexpireat" => match command {
+            "set" => &["K", "1", "px", "1000"],
+            "pexpireat" => &["K", "1"],
+            _ => &["K", "1", "1"],
+        },
+        _ => &["K"],
+    }
+}
+
+/// The right without which a command was refused, if it was for want of one.
+fn lacks(args: &[String], answer: Value) -> Option<String> {
+    let said = match answer.extract_error() {
+        Ok(Value::BulkString(bytes)) => String::from_utf8_lossy(&bytes).into_owned(),
+        Ok(Value::SimpleString(text)) => text,
+        Ok(_) => return None,
+        Err(err) if err.kind() == ErrorKind::Server(ServerErrorKind::NoPerm) => err.to_string(),
+        Err(_) => return None,
+    };
+    let said = said.to_ascii_lowercase();
+    let command = match args {
+        [command, sub, ..] if ["client", "pubsub"].contains(&&**command) => {
+            format!("+{command}|{sub}")
+        }
+        [command, ..] => format!("+{command}"),
+        [] => return None,
+    };
+    let last = |at: usize| args.get(at).map(String::as_str).unwrap_or_default();
+    if said.contains("channel") {
+        Some(format!("&{}", last(1)))
+    } else if said.contains("key") && !said.contains("command") {
+        Some(format!("~{}", last(1)))
+    } else if said.contains("no permissions to run")
+        || said.contains("can't run this command")
+        || said.contains("no permissions to execute")
+    {
+        Some(command)
+    } else if said.contains("permission") {
+        Some(format!("~{}", last(1)))
+    } else {
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clocks_differ_by_what_asking_cannot_explain() {
+        let clock = |name: &str, least, most| (name.to_owned(), least, most);
+        assert_eq!(skewed(&[]), None);
+        let near = [clock("a", 0, 5), clock("b", 900, 1004)];
+        assert_eq!(skewed(&near), None);
+        let far = [clock("a", 0, 5), clock("b", 1005, 1500)];
+        let found = skewed(&far).expect("they differ");
+        assert_eq!(found.what, "its clock is 1000 ms ahead of that of a");
+    }
+
+    #[test]
+    fn what_a_refusal_asks_for_is_the_right() {
+        let args = |args: &[&str]| args.iter().map(|arg| (*arg).to_owned()).collect::<Vec<_>>();
+        let said = |text: &str| Value::BulkString(text.into());
+        let lacks = |of: &[&str], text: &str| lacks(&args(of), said(text));
+        let run = "User locker has no permissions to run the 'hset' command";
+        assert_eq!(
+            lacks(&["hset", "k", "1", "1"], run).as_deref(),
+            Some("+hset")
+        );
+        let run = "User locker has no permissions to run the 'client|list' command";
+        assert_eq!(
+            lacks(&["client", "list"], run).as_deref(),
+            Some("+client|list")
+        );
+        let key = "User locker has no permissions to access the 'k' key";
+        assert_eq!(lacks(&["del", "k"], key).as_deref(), Some("~k"));
+        let channel = "User locker has no permissions to access the 'c' channel";
+        assert_eq!(
+            lacks(&["publish", "c", "0"], channel).as_deref(),
+            Some("&c")
+        );
+        assert_eq!(lacks(&["del", "k"], "OK"), None);
+    }
+
+    #[test]
+    fn every_script_is_of_a_kind_and_every_command_is_tried() {
+        let tries = tries("k");
+        for (file, text) in lua::ALL {
+            for command in commands(text) {
+                assert!(
+                    tries.iter().any(|(_, args)| args[0] == command),
+                    "{command} of {file}"
+                );
+            }
+        }
+        assert_eq!(tries.last().map(|(_, args)| &*args[0]), Some("subscribe"));
+    }
+}

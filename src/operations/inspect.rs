@@ -1,0 +1,620 @@
+//! Who holds one name, and who waits for it.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use redis::Value;
+
+use crate::acquire::spec::LockSpec;
+use crate::error::Result;
+use crate::net::request::Request;
+use crate::operations::processes::{self, Process, Processes};
+use crate::operations::{ask_master_of, text};
+use crate::protocol::{inspect, reentrant};
+use crate::session::SharedSession;
+use crate::sync::red_lock::RedLock;
+
+/// What there is under a name, as Redis shows it.
+///
+/// The same key may look like several kinds: a [`ReentrantLock`](crate::ReentrantLock), a [`Mutex`](crate::Mutex), a
+/// [`SpinLock`](crate::SpinLock) and one node's part of a [`RedLock`](crate::RedLock) are all [`LockKind::Lock`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum LockKind {
+    /// Nothing, or nobody holds it.
+    Free,
+    /// A plain lock, held.
+    Lock,
+    /// A fair lock: held, or waited for.
+    FairLock,
+    /// A fenced lock: held, or held before.
+    FencedLock,
+    /// A read-write lock, held.
+    RwLock,
+    /// A semaphore, or a latch that only Redisson has used: both are a number.
+    Semaphore,
+    /// A semaphore with permits that expire, of which some are taken.
+    ExpirableSemaphore,
+    /// A latch, closed.
+    Latch,
+    /// A key that none of this crate would make.
+    Other,
+}
+
+impl fmt::Display for LockKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Free => "free",
+            Self::Lock => "lock",
+            Self::FairLock => "fair lock",
+            Self::FencedLock => "fenced lock",
+            Self::RwLock => "read-write lock",
+            Self::Semaphore => "semaphore",
+            Self::ExpirableSemaphore => "expirable semaphore",
+            Self::Latch => "latch",
+            Self::Other => "no lock",
+        })
+    }
+}
+
+/// How somebody holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum HoldMode {
+    /// Alone.
+    Exclusive,
+    /// Together with other readers.
+    Read,
+    /// A read-write lock, alone.
+    Write,
+    /// One permit of several.
+    Permit,
+}
+
+impl fmt::Display for HoldMode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Exclusive => "held",
+            Self::Read => "read",
+            Self::Write => "written",
+            Self::Permit => "permit",
+        })
+    }
+}
+
+/// One hold of a name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Holder {
+    /// `<id>:<number>`: the [id of the client](crate::Client::id), and the number of the acquisition; Redisson's id and the
+    /// number of its thread. Of a permit its id.
+    pub owner: String,
+    /// How many times its thread has it.
+    pub count: u64,
+    /// How it is held.
+    pub mode: HoldMode,
+    /// How long it lives unless it is renewed; `None` if it has no end.
+    pub lease_left: Option<Duration>,
+    /// Where the owner is. `None` for an owner of Redisson, for one that is not connected, for permits, which do not say
+    /// whose they are, and if the user may not ask ([`LockInfo::unknown`]).
+    pub process: Option<Process>,
+}
+
+/// One place in the queue of a fair lock.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Waiter {
+    /// As [`Holder::owner`].
+    pub owner: String,
+    /// When it loses its place unless it shows a sign of life.
+    pub lives_for: Option<Duration>,
+    /// As [`Holder::process`].
+    pub process: Option<Process>,
+}
+
+/// Who holds a name, and who waits for it: see [`Client::inspect`](crate::Client::inspect).
+///
+/// Displayed it is what the command `redlatch who` prints. At most 1000 holders and waiters are listed.
+///
+/// ```no_run
+/// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+/// let info = client.inspect("report")?;
+/// println!("{info}");
+/// if let Some(holder) = info.holders.first() {
+///     println!("{} for another {:?}", holder.owner, holder.lease_left);
+/// }
+/// # Ok::<(), redlatch::Error>(())
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct LockInfo {
+    /// The name that was asked for.
+    pub name: String,
+    /// Its key: the name behind the client's prefix.
+    pub key: String,
+    /// What it looks like.
+    pub kind: LockKind,
+    /// Who holds it.
+    pub holders: Vec<Holder>,
+    /// How many do; more than are listed if they are very many.
+    pub held: u64,
+    /// Who waits for a fair lock, the next one first.
+    pub queue: Vec<Waiter>,
+    /// How many wait for a fair lock.
+    pub waiting: u64,
+    /// How many processes listen for a release; `None` if the user may not ask. Those that only poll do not count, and of a
+    /// fair lock each waiter listens for itself: see [`waiting`](Self::waiting).
+    pub listening: Option<u64>,
+    /// The last fencing token drawn.
+    pub token: Option<u64>,
+    /// Permits that are free, or what is left to count of a latch.
+    pub free: Option<i64>,
+    /// When the key ends; `None` if it has no end.
+    pub ends_in: Option<Duration>,
+    /// What could not be found out, and why: `processes, for want of +client|list: …`.
+    pub unknown: Vec<String>,
+}
+
+/// Reads the texts that the script has returned one by one.
+struct Texts(std::vec::IntoIter<String>);
+
+impl Texts {
+    fn text(&mut self) -> Option<String> {
+        self.0.next()
+    }
+
+    fn number<T: std::str::FromStr>(&mut self) -> Option<T> {
+        self.text()?.parse().ok()
+    }
+
+    fn span(&mut self) -> Option<Duration> {
+        self.number().map(Duration::from_millis)
+    }
+}
+
+pub(crate) fn inspect(shared: &Arc<SharedSession>, name: &str) -> Result<LockInfo> {
+    let (mut info, processes) = look(shared, name)?;
+    info.join(&processes);
+    Ok(info)
+}
+
+/// What there is, and the processes that are connected to the server.
+fn look(shared: &Arc<SharedSession>, name: &str) -> Result<(LockInfo, Processes)> {
+    let spec = LockSpec::new(shared, name.into(), &reentrant::KIND);
+    let entry = spec.unregistered_entry()?;
+    let (session, key) = (&shared.session, entry.protocol.key());
+    let channels = inspect::channels(key);
+    let numsub = match session.connection.is_sharded() {
+        true => "SHARDNUMSUB",
+        false => "NUMSUB",
+    };
+    let mut listening = vec!["PUBSUB", numsub];
+    listening.extend(channels.iter().map(String::as_str));
+    let doing = "inspecting a name";
+    let questions = [
+        inspect::everything(key),
+        Request::command(doing, &["CLIENT", "LIST"]),
+        Request::command(doing, &listening),
+    ];
+    let answers = ask_master_of(session, name, key, &questions)?;
+    let [everything, clients, listening] = <[Value; 3]>::try_from(answers)
+        .map_err(|_| session.error(doing, name, "too few answers"))?;
+    let everything = everything.extract_error();
+    let everything = everything.map_err(|err| session.error(doing, name, err))?;
+    let read = inspect::texts(&everything).and_then(|texts| read(name, key, texts));
+    let mut info = read.ok_or_else(|| session.error(doing, name, "an unexpected reply"))?;
+    let mut processes = Processes::new();
+    match text(clients) {
+        Ok(list) => processes = processes::of_list(&list),
+        Err(err) => info
+            .unknown
+            .push(format!("processes, for want of +client|list: {err}")),
+    }
+    match listening.extract_error() {
+        Ok(counts) => info.listening = Some(sum(&counts)),
+        Err(err) => info
+            .unknown
+            .push(format!("who listens, for want of +pubsub: {err}")),
+    }
+    Ok((info, processes))
+}
+
+/// The numbers of an answer to `PUBSUB NUMSUB`.
+fn sum(counts: &Value) -> u64 {
+    let Value::Array(parts) = counts else {
+        return 0;
+    };
+    let numbers = parts.iter().filter_map(|part| match part {
+        Value::Int(n) => u64::try_from(*n).ok(),
+        _ => None,
+    });
+    numbers.sum()
+}
+
+fn read(name: &str, key: &str, texts: Vec<String>) -> Option<LockInfo> {
+    let mut texts = Texts(texts.into_iter());
+    let kind = texts.text()?;
+    let ends_in = texts.span();
+    let value = texts.text()?;
+    let (fields, listed): (u64, usize) = (texts.number()?, texts.number()?);
+    let (mut holders, mut mode, mut is_strange) = (Vec::new(), None, false);
+    for _ in 0..listed {
+        let (field, value, left) = (texts.text()?, texts.text()?, texts.span());
+        if field == "mode" {
+            mode = Some(value);
+            continue;
+        }
+        is_strange |= !is_owner(field.trim_end_matches(":write"));
+        holders.push(Holder {
+            count: value.parse().unwrap_or(0),
+            mode: HoldMode::Exclusive,
+            lease_left: left.or(ends_in),
+            process: None,
+            owner: field,
+        });
+    }
+    if mode.is_some() {
+        for holder in &mut holders {
+            let written = holder.owner.strip_suffix(":write").map(str::to_owned);
+            (holder.mode, holder.owner) = match written {
+                Some(owner) => (HoldMode::Write, owner),
+                None => (HoldMode::Read, std::mem::take(&mut holder.owner)),
+            };
+        }
+    }
+    let (waiting, listed): (u64, usize) = (texts.number()?, texts.number()?);
+    let waiter = |texts: &mut Texts| {
+        Some(Waiter {
+            owner: texts.text()?,
+            lives_for: texts.span(),
+            process: None,
+        })
+    };
+    let queue: Vec<_> = (0..listed)
+        .map(|_| waiter(&mut texts))
+        .collect::<Option<_>>()?;
+    let (taken, listed): (u64, usize) = (texts.number()?, texts.number()?);
+    let permit = |texts: &mut Texts| {
+        Some(Holder {
+            owner: texts.text()?,
+            count: 1,
+            mode: HoldMode::Permit,
+            lease_left: texts.span(),
+            process: None,
+        })
+    };
+    let permits: Vec<_> = (0..listed)
+        .map(|_| permit(&mut texts))
+        .collect::<Option<_>>()?;
+    let token = texts.number();
+    let _notes = (texts.text()?, texts.text()?);
+    let has_round = texts.text()? == "1";
+    let free: Option<i64> = value.parse().ok();
+    let kind = match &*kind {
+        "hash" if is_strange => LockKind::Other,
+        "hash" if mode.is_some() => LockKind::RwLock,
+        "string" | "none" if taken > 0 => LockKind::ExpirableSemaphore,
+        "string" if free.is_none() => LockKind::Other,
+        "string" if has_round => LockKind::Latch,
+        "string" => LockKind::Semaphore,
+        "hash" | "none" if waiting > 0 => LockKind::FairLock,
+        "hash" | "none" if token.is_some() => LockKind::FencedLock,
+        "hash" => LockKind::Lock,
+        "none" => LockKind::Free,
+        _ => LockKind::Other,
+    };
+    let is_lock = kind != LockKind::Other;
+    holders.retain(|_| is_lock);
+    let held = match &kind {
+        LockKind::Other => 0,
+        LockKind::ExpirableSemaphore => taken,
+        LockKind::RwLock => fields.saturating_sub(1),
+        _ => fields,
+    };
+    holders.extend(permits);
+    Some(LockInfo {
+        name: name.into(),
+        key: key.into(),
+        kind,
+        holders,
+        held,
+        queue,
+        waiting,
+        listening: None,
+        token,
+        free,
+        ends_in,
+        unknown: Vec::new(),
+    })
+}
+
+/// Whether it may be the owner of a lock: `<uuid>:<number>`.
+fn is_owner(field: &str) -> bool {
+    let parts = field.rsplit_once(':');
+    parts.is_some_and(|(id, number)| {
+        let is_id = |c: char| c.is_ascii_hexdigit() || c == '-';
+        id.len() == 36 && id.chars().all(is_id) && number.bytes().all(|b| b.is_ascii_digit())
+    })
+}
+
+impl LockInfo {
+    /// Says where those are who have connections.
+    fn join(&mut self, processes: &Processes) {
+        let find = |owner: &str| {
+            let (id, _) = owner.rsplit_once(':')?;
+            processes.get(id).cloned()
+        };
+        for holder in &mut self.holders {
+            holder.process = find(&holder.owner);
+        }
+        for waiter in &mut self.queue {
+            waiter.process = find(&waiter.owner);
+        }
+    }
+}
+
+/// In what a person reads.
+fn shown(span: Duration) -> String {
+    match span.as_secs() {
+        0..600 => format!("{:.1} s", span.as_secs_f64()),
+        600..36_000 => format!("{} min", span.as_secs() / 60),
+        _ => format!("{} h", span.as_secs() / 3600),
+    }
+}
+
+impl fmt::Display for LockInfo {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.name, self.kind)?;
+        match self.kind {
+            LockKind::Free => {}
+            LockKind::Other => write!(f, ", its key holds something else")?,
+            LockKind::Latch => write!(f, ", {} left to count", self.free.unwrap_or(0))?,
+            LockKind::Semaphore => write!(f, ", {} free", self.free.unwrap_or(0))?,
+            LockKind::ExpirableSemaphore => {
+                let (free, taken) = (self.free.unwrap_or(0), self.held);
+                write!(f, ", {free} free, {taken} taken")?;
+            }
+            _ if self.holders.is_empty() => f.write_str(", free")?,
+            _ => f.write_str(", held")?,
+        }
+        if let Some(token) = self.token {
+            write!(f, ", last token {token}")?;
+        }
+        for Holder {
+            owner,
+            count,
+            mode,
+            lease_left,
+            process,
+        } in &self.holders
+        {
+            write!(f, "\n  {mode} by {owner}")?;
+            if *count != 1 {
+                write!(f, ", {count} times")?;
+            }
+            match lease_left {
+                Some(left) => write!(f, ", {} left", shown(*left))?,
+                None => f.write_str(", without an end")?,
+            }
+            where_it_is(f, process.as_ref())?;
+        }
+        if self.held > self.holders.len() as u64 && !self.holders.is_empty() {
+            write!(f, "\n  … {} in all", self.held)?;
+        }
+        for (place, waiter) in (1..).zip(&self.queue) {
+            write!(f, "\n  waiting {place}. {}", waiter.owner)?;
+            where_it_is(f, waiter.process.as_ref())?;
+        }
+        if self.waiting > self.queue.len() as u64 {
+            write!(f, "\n  … {} waiting in all", self.waiting)?;
+        }
+        if let Some(listening) = self.listening.filter(|listening| *listening > 0) {
+            let s = if listening == 1 {
+                " listens"
+            } else {
+                "es listen"
+            };
+            write!(f, "\n  {listening} process{s} for its release")?;
+        }
+        for what in &self.unknown {
+            write!(f, "\n  not known: {what}")?;
+        }
+        Ok(())
+    }
+}
+
+fn where_it_is(f: &mut fmt::Formatter<'_>, process: Option<&Process>) -> fmt::Result {
+    match process {
+        Some(process) => write!(f, "\n      {process}"),
+        None => Ok(()),
+    }
+}
+
+impl RedLock {
+    /// Returns what each of the masters shows of this lock, by its address, in the order of the clients.
+    ///
+    /// Asks all of them at the same time, over connections of their own; blocks at most for the response timeout of each
+    /// client.
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// # let other = client.clone();
+    /// let lock = redlatch::RedLock::new([&client, &other], "billing")?;
+    /// for (master, info) in lock.inspect() {
+    ///     match info {
+    ///         Ok(info) => println!("{master}: {info}"),
+    ///         Err(err) => println!("{master}: {err}"),
+    ///     }
+    /// }
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
+    #[must_use]
+    pub fn inspect(&self) -> Vec<(String, Result<LockInfo>)> {
+        let name = self.name();
+        let mut looked = each_of(self.clients(), |shared| look(shared, name));
+        // The owner is one for all masters, and its client is connected to one of them.
+        let all = looked
+            .iter_mut()
+            .filter_map(|(_, looked)| looked.as_mut().ok());
+        let mut processes = Processes::new();
+        all.for_each(|(_, its)| processes.extend(its.drain()));
+        let joined = |looked: Result<(LockInfo, _)>| {
+            looked.map(|(mut info, _)| {
+                info.join(&processes);
+                info
+            })
+        };
+        looked
+            .into_iter()
+            .map(|(at, its)| (at, joined(its)))
+            .collect()
+    }
+}
+
+/// Asks the servers of several clients at the same time.
+pub(super) fn each_of<T: Send>(
+    clients: &[Arc<SharedSession>],
+    ask: impl Fn(&Arc<SharedSession>) -> T + Sync,
+) -> Vec<(String, T)> {
+    std::thread::scope(|scope| {
+        let ask = &ask;
+        let asking: Vec<_> = clients
+            .iter()
+            .map(|shared| scope.spawn(move || ask(shared)))
+            .collect();
+        let asked = asking.into_iter().zip(clients).filter_map(|(its, shared)| {
+            Some((shared.session.endpoint.to_string(), its.join().ok()?))
+        });
+        asked.collect()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OWNER: &str = "5f0c2b1e-0000-4000-8000-000000000000:17";
+
+    /// What the script says, but for what is left out.
+    fn said(
+        kind: &str,
+        value: &str,
+        fields: &[[&str; 3]],
+        queue: &[[&str; 2]],
+        permits: &[[&str; 2]],
+        rest: [&str; 4],
+    ) -> Option<LockInfo> {
+        let mut texts = vec![kind.to_owned(), "1500".into(), value.into()];
+        let mut put = |all: Vec<String>, n: usize| {
+            texts.extend([n.to_string(), n.to_string()]);
+            texts.extend(all);
+        };
+        put(
+            fields.concat().into_iter().map(str::to_owned).collect(),
+            fields.len(),
+        );
+        put(
+            queue.concat().into_iter().map(str::to_owned).collect(),
+            queue.len(),
+        );
+        put(
+            permits.concat().into_iter().map(str::to_owned).collect(),
+            permits.len(),
+        );
+        texts.extend(rest.map(str::to_owned));
+        read("n", "p:n", texts)
+    }
+
+    #[test]
+    fn each_kind_is_told_by_what_there_is() {
+        let none = ["", "", "", ""];
+        let held = [[OWNER, "2", ""]];
+        let write = format!("{OWNER}:write");
+        let both = [
+            ["mode", "write", ""],
+            [&*write, "1", ""],
+            [OWNER, "1", "700"],
+        ];
+        let taken = [["00ff", "300"]];
+        for (info, kind, holders) in [
+            (said("none", "", &[], &[], &[], none), LockKind::Free, 0),
+            (said("hash", "", &held, &[], &[], none), LockKind::Lock, 1),
+            (
+                said("hash", "", &held, &[["a:1", ""]], &[], none),
+                LockKind::FairLock,
+                1,
+            ),
+            (
+                said("none", "", &[], &[["a:1", "9"]], &[], none),
+                LockKind::FairLock,
+                0,
+            ),
+            (
+                said("hash", "", &held, &[], &[], ["7", "", "", ""]),
+                LockKind::FencedLock,
+                1,
+            ),
+            (said("hash", "", &both, &[], &[], none), LockKind::RwLock, 2),
+            (
+                said("hash", "", &[["a", "b", ""]], &[], &[], none),
+                LockKind::Other,
+                0,
+            ),
+            (
+                said("string", "3", &[], &[], &[], none),
+                LockKind::Semaphore,
+                0,
+            ),
+            (
+                said("string", "3", &[], &[], &taken, none),
+                LockKind::ExpirableSemaphore,
+                1,
+            ),
+            (
+                said("string", "3", &[], &[], &[], ["", "", "", "1"]),
+                LockKind::Latch,
+                0,
+            ),
+            (said("string", "x", &[], &[], &[], none), LockKind::Other, 0),
+            (said("list", "", &[], &[], &[], none), LockKind::Other, 0),
+        ] {
+            let info = info.expect("it is read");
+            assert_eq!((info.kind, info.holders.len()), (kind, holders), "{info:?}");
+        }
+        let info = said("hash", "", &both, &[], &[], none).expect("it is read");
+        assert_eq!(
+            (info.holders[0].mode, info.holders[1].mode),
+            (HoldMode::Write, HoldMode::Read)
+        );
+        assert_eq!(info.holders[0].owner, OWNER);
+        assert_eq!(info.holders[1].lease_left, Some(Duration::from_millis(700)));
+        assert_eq!(info.held, 2);
+    }
+
+    #[test]
+    fn what_is_shown_says_who_and_where() {
+        let mut info = said(
+            "hash",
+            "",
+            &[[OWNER, "2", ""]],
+            &[["b:3", ""]],
+            &[],
+            ["", "", "", ""],
+        )
+        .expect("it is read");
+        let list = format!(
+            "id=3 addr=[::1]:5142 name=redlatch:{}:web-3:4711:shop:link idle=1",
+            OWNER.trim_end_matches(":17")
+        );
+        info.join(&processes::of_list(&list));
+        info.listening = Some(2);
+        assert_eq!(
+            info.to_string(),
+            format!(
+                "n: fair lock, held\n  held by {OWNER}, 2 times, 1.5 s left\n      pid 4711 on web-3 ([::1]:5142, shop, idle 1 s)\n  waiting 1. b:3\n  2 processes listen for its release"
+            )
+        );
+        assert_eq!(shown(Duration::from_secs(900)), "15 min");
+    }
+}

@@ -1,0 +1,241 @@
+//! Which locks there are.
+
+use std::collections::{HashSet, VecDeque};
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use redis::Value;
+
+use super::{apart, inspect::LockKind};
+use crate::error::{Error, Result};
+use crate::net::apart::Apart;
+use crate::net::request::Request;
+use crate::protocol::inspect;
+use crate::session::SharedSession;
+
+/// About how many keys are looked through in one step.
+const STEP: &str = "500";
+
+const DOING: &str = "listing locks";
+
+/// A line about a lock: see [`Client::list`](crate::Client::list).
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct LockSummary {
+    /// Its name, without the client's prefix.
+    pub name: String,
+    /// What it looks like.
+    pub kind: LockKind,
+    /// How many hold it, or how many permits are taken.
+    pub held: u64,
+    /// How long it stays so if nobody renews; `None` if for ever.
+    pub lease_left: Option<Duration>,
+}
+
+impl fmt::Display for LockSummary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}, {} held", self.name, self.kind, self.held)?;
+        match self.lease_left {
+            Some(left) => write!(f, ", {:.1} s left", left.as_secs_f64()),
+            None => f.write_str(", without an end"),
+        }
+    }
+}
+
+/// Which keys one pass looks at.
+#[derive(Clone, Copy)]
+enum Pass {
+    /// The locks themselves.
+    Hashes,
+    /// The permits that are taken, beside the semaphores that they belong to.
+    Permits,
+}
+
+/// The locks that match a pattern: an iterator that asks Redis in steps. See [`Client::list`](crate::Client::list).
+///
+/// After an error it ends.
+pub struct Locks {
+    shared: Arc<SharedSession>,
+    pattern: String,
+    /// What is still to be looked through, the next at the end.
+    left: Vec<(usize, Pass)>,
+    /// The connection to the master that is looked through now.
+    at: Option<(usize, Apart)>,
+    cursor: String,
+    found: VecDeque<LockSummary>,
+}
+
+impl fmt::Debug for Locks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Locks")
+            .field("pattern", &self.pattern)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Locks {
+    pub(crate) fn new(shared: &Arc<SharedSession>, pattern: &str) -> Self {
+        let mut left = Vec::new();
+        for node in shared.session.connection.masters().into_iter().rev() {
+            left.extend([(node, Pass::Permits), (node, Pass::Hashes)]);
+        }
+        Self {
+            shared: Arc::clone(shared),
+            pattern: pattern.into(),
+            left,
+            at: None,
+            cursor: "0".into(),
+            found: VecDeque::new(),
+        }
+    }
+
+    /// Looks through some more keys; `false` at the end.
+    fn step(&mut self) -> Result<bool> {
+        let Some(&(node, pass)) = self.left.last() else {
+            return Ok(false);
+        };
+        let session = &self.shared.session;
+        let until = Instant::now() + session.response_timeout;
+        let mut connection = match self.at.take() {
+            Some((at, connection)) if at == node => connection,
+            _ => apart(session, DOING, node, until)?,
+        };
+        let prefix = session.registry.prefix();
+        let (cursor, keys) = scan(
+            &mut connection,
+            &self.cursor,
+            pass,
+            prefix,
+            &self.pattern,
+            until,
+        )
+        .map_err(|err| Error::redis(DOING, err).at(&session.endpoint))?;
+        let questions: Vec<_> = keys.iter().map(|key| inspect::summary(key)).collect();
+        let answers = connection.ask(&questions, until);
+        let answers = answers.map_err(|err| Error::redis(DOING, err).at(&session.endpoint))?;
+        let summaries = keys.iter().zip(&answers);
+        self.found
+            .extend(summaries.filter_map(|(key, answer)| summary(key, prefix, answer)));
+        self.at = Some((node, connection));
+        if cursor == "0" {
+            self.left.pop();
+        }
+        self.cursor = cursor;
+        Ok(true)
+    }
+}
+
+/// Some keys, each once, and where the next step begins.
+fn scan(
+    connection: &mut Apart,
+    cursor: &str,
+    pass: Pass,
+    prefix: &str,
+    pattern: &str,
+    until: Instant,
+) -> std::result::Result<(String, Vec<String>), redis::RedisError> {
+    let prefix = escaped(prefix);
+    let (kind, pattern) = match pass {
+        Pass::Hashes => ("hash", format!("{prefix}{pattern}")),
+        Pass::Permits if pattern.contains('{') => ("zset", format!("{prefix}{pattern}:timeout")),
+        Pass::Permits => ("zset", format!("{{{prefix}{pattern}}}:timeout")),
+    };
+    let args = [
+        "SCAN", cursor, "MATCH", &pattern, "COUNT", STEP, "TYPE", kind,
+    ];
+    let mut answers = connection.ask(&[Request::command(DOING, &args)], until)?;
+    let answer = answers.remove(0).extract_error()?;
+    let (cursor, keys): (String, Vec<Vec<u8>>) = redis::from_redis_value(answer)?;
+    // Others than texts are no keys of this crate's.
+    let keys: HashSet<_> = keys
+        .into_iter()
+        .filter_map(|key| String::from_utf8(key).ok())
+        .collect();
+    Ok((cursor, keys.into_iter().collect()))
+}
+
+/// A prefix as a pattern that only it matches.
+fn escaped(prefix: &str) -> String {
+    let mut escaped = String::new();
+    for c in prefix.chars() {
+        if "*?[]^\\".contains(c) {
+            escaped.push('\\');
+        }
+        escaped.push(c);
+    }
+    escaped
+}
+
+fn summary(key: &str, prefix: &str, answer: &Value) -> Option<LockSummary> {
+    let Value::Array(parts) = answer else {
+        return None;
+    };
+    let [Value::Int(kind), Value::Int(held), Value::Int(left)] = parts.as_slice() else {
+        return None;
+    };
+    let kind = match kind {
+        1 => LockKind::Lock,
+        2 => LockKind::FairLock,
+        3 => LockKind::FencedLock,
+        4 => LockKind::RwLock,
+        5 => LockKind::ExpirableSemaphore,
+        _ => return None,
+    };
+    let key = match kind {
+        LockKind::ExpirableSemaphore => {
+            let key = key.strip_suffix(":timeout")?;
+            let bare = key.strip_prefix('{').and_then(|key| key.strip_suffix('}'));
+            bare.unwrap_or(key)
+        }
+        _ => key,
+    };
+    Some(LockSummary {
+        name: key.strip_prefix(prefix)?.into(),
+        kind,
+        held: u64::try_from(*held).ok()?,
+        lease_left: u64::try_from(*left).ok().map(Duration::from_millis),
+    })
+}
+
+impl Iterator for Locks {
+    type Item = Result<LockSummary>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        loop {
+            if let Some(found) = self.found.pop_front() {
+                return Some(Ok(found));
+            }
+            match self.step() {
+                Ok(true) => {}
+                Ok(false) => return None,
+                Err(err) => {
+                    self.left.clear();
+                    return Some(Err(err));
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_prefix_matches_nothing_but_itself() {
+        assert_eq!(escaped("a*[b]?\\"), "a\\*\\[b\\]\\?\\\\");
+    }
+
+    #[test]
+    fn names_are_what_the_client_calls_them() {
+        let answer = |kind| Value::Array(vec![Value::Int(kind), Value::Int(2), Value::Int(-1)]);
+        let of = |key: &str, kind| summary(key, "shop:", &answer(kind)).map(|its| its.name);
+        assert_eq!(of("shop:a", 1).as_deref(), Some("a"));
+        assert_eq!(of("{shop:a}:timeout", 5).as_deref(), Some("a"));
+        assert_eq!(of("shop:{a}b:timeout", 5).as_deref(), Some("{a}b"));
+        assert_eq!(of("bank:a", 1), None);
+        assert_eq!(of("shop:a", 9), None);
+        assert_eq!(summary("shop:a", "shop:", &Value::Nil), None);
+    }
+}

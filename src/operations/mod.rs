@@ -1,0 +1,61 @@
+//! What people ask: who holds a lock, which locks there are, and whether a server is fit for them. Over connections of
+//! their own, so that no lock waits behind a long answer, and with questions that change nothing.
+
+pub(crate) mod check;
+pub(crate) mod inspect;
+pub(crate) mod list;
+pub(crate) mod processes;
+
+use std::time::Instant;
+
+use redis::{RedisError, Value};
+
+use crate::error::{Error, Result, is_redirection};
+use crate::net::apart::Apart;
+use crate::net::request::Request;
+use crate::session::Session;
+
+/// Asks the master of a key, wherever that is by now, within the response timeout. Whatever a question is refused with is
+/// its answer.
+fn ask_master_of(
+    session: &Session,
+    name: &str,
+    key: &str,
+    questions: &[Request],
+) -> Result<Vec<Value>> {
+    session.check_open()?;
+    let (nodes, until) = (
+        &session.connection,
+        Instant::now() + session.response_timeout,
+    );
+    let failed = |err: RedisError| session.error(questions[0].doing, name, err);
+    loop {
+        let node = nodes.master_of(key, until).map_err(failed)?;
+        let mut apart = nodes.apart(node, until).map_err(failed)?;
+        let answers = apart.ask(questions, until).map_err(failed)?;
+        match answers[0].clone().extract_error() {
+            Err(err) if is_redirection(&err) && Instant::now() < until && !nodes.are_one() => {
+                if !nodes.has_moved(node, &err) {
+                    return Err(failed(err));
+                }
+            }
+            _ => return Ok(answers),
+        }
+    }
+}
+
+/// A connection to one of the masters, for somebody who asks several times.
+fn apart(session: &Session, doing: &'static str, node: usize, until: Instant) -> Result<Apart> {
+    session.check_open()?;
+    let apart = session.connection.apart(node, until);
+    apart.map_err(|err| Error::redis(doing, err).at(&session.endpoint))
+}
+
+/// The text of an answer.
+fn text(answer: Value) -> std::result::Result<String, RedisError> {
+    match answer.extract_error()? {
+        Value::BulkString(bytes) => Ok(String::from_utf8_lossy(&bytes).into_owned()),
+        Value::SimpleString(text) => Ok(text),
+        other => Ok(format!("{other:?}")),
+    }
+}

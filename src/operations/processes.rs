@@ -1,0 +1,102 @@
+//! Which process an owner is in: the names of connections say so.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::time::Duration;
+
+/// A process that is connected to Redis, as the names of its connections say: see
+/// [`Config::label`](crate::Config::label).
+///
+/// ```no_run
+/// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+/// for holder in client.inspect("report")?.holders {
+///     if let Some(process) = holder.process {
+///         println!("process {} on {}", process.pid, process.host);
+///     }
+/// }
+/// # Ok::<(), redlatch::Error>(())
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Process {
+    /// The name of its machine; `-` where that could not be found out.
+    pub host: String,
+    /// Its number there.
+    pub pid: u32,
+    /// Where Redis sees it: `10.0.0.7:51422`.
+    pub address: String,
+    /// See [`Config::label`](crate::Config::label).
+    pub label: String,
+    /// For how long it has sent Redis nothing, in whole seconds.
+    pub idle: Duration,
+}
+
+impl fmt::Display for Process {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "pid {} on {} ({}", self.pid, self.host, self.address)?;
+        if !self.label.is_empty() {
+            write!(f, ", {}", self.label)?;
+        }
+        write!(f, ", idle {} s)", self.idle.as_secs())
+    }
+}
+
+/// By the ids of their clients.
+pub(super) type Processes = HashMap<String, Process>;
+
+/// Those of a `CLIENT LIST`.
+pub(super) fn of_list(list: &str) -> Processes {
+    let mut processes = Processes::new();
+    for line in list.lines() {
+        let Some((id, process)) = of_line(line) else {
+            continue;
+        };
+        let known = processes.entry(id).or_insert_with(|| process.clone());
+        known.idle = known.idle.min(process.idle);
+    }
+    processes
+}
+
+/// `id=3 addr=127.0.0.1:51422 … name=redlatch:<id>:<host>:<pid>:<label>:<role> … idle=0 …`
+fn of_line(line: &str) -> Option<(String, Process)> {
+    let field = |wanted: &str| {
+        let mut pairs = line.split(' ').filter_map(|pair| pair.split_once('='));
+        pairs.find_map(|(name, value)| (name == wanted).then_some(value))
+    };
+    let mut parts = field("name")?.strip_prefix("redlatch:")?.splitn(4, ':');
+    let (id, host, pid) = (parts.next()?, parts.next()?, parts.next()?);
+    let (label, _role) = parts.next()?.rsplit_once(':')?;
+    let process = Process {
+        host: host.into(),
+        pid: pid.parse().ok()?,
+        address: field("addr")?.into(),
+        label: label.into(),
+        idle: Duration::from_secs(field("idle")?.parse().ok()?),
+    };
+    Some((id.into(), process))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_name_of_a_connection_says_whose_it_is() {
+        let list = "id=3 addr=10.0.0.7:5142 name=redlatch:5f-0c:web-3:4711:a:b=c:link age=9 idle=7 cmd=evalsha\n\
+                    id=4 addr=10.0.0.7:5143 name=redlatch:5f-0c:web-3:4711:a:b=c:watchdog age=9 idle=2 cmd=ping\n\
+                    id=5 addr=10.0.0.8:5144 name=redlatch:77:-:1:::link age=9 idle=0\n\
+                    id=6 addr=10.0.0.9:5145 name= age=9 idle=0\n\
+                    id=7 addr=10.0.0.9:5146 name=redlatch:odd age=9 idle=0\n\
+                    id=8 addr=10.0.0.9:5147 name=redlatch:78:host:pid:label:link age=9 idle=0\n";
+        let processes = of_list(list);
+        assert_eq!(processes.len(), 2);
+        let one = &processes["5f-0c"];
+        assert_eq!((&*one.host, one.pid, &*one.label), ("web-3", 4711, "a:b=c"));
+        assert_eq!((&*one.address, one.idle.as_secs()), ("10.0.0.7:5142", 2));
+        assert_eq!(
+            one.to_string(),
+            "pid 4711 on web-3 (10.0.0.7:5142, a:b=c, idle 2 s)"
+        );
+        assert_eq!(processes["77"].label, ":");
+    }
+}

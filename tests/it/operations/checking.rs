@@ -1,0 +1,122 @@
+//! Whether a server is fit for locks, and what a user may do there.
+
+use redlatch::{Client, Config, Report, Severity};
+
+use crate::support::rights::{OPERATIONS, acl_line};
+use crate::support::{Server, deployment, open, settings_as, timed};
+
+/// The texts of the findings that matter as much.
+fn texts(report: &Report, severity: Severity) -> Vec<String> {
+    let findings = report.findings.iter();
+    let its = findings.filter(|finding| finding.severity == severity);
+    its.map(ToString::to_string).collect()
+}
+
+timed!(a_server_as_it_comes_is_fit);
+fn a_server_as_it_comes_is_fit() {
+    let server = Server::start();
+    let client = open(&server);
+    let report = client.check().unwrap();
+    assert!(report.is_fit(), "{report}");
+    assert!(report.to_string().contains("role master"), "{report}");
+    assert!(report.to_string().contains("may do all"), "{report}");
+    assert_eq!(server.dbsize(), 0, "nothing is left");
+}
+
+timed!(with_the_rights_of_the_guide_nothing_is_a_problem);
+fn with_the_rights_of_the_guide_nothing_is_a_problem() {
+    if deployment() == crate::support::Deployment::Cluster {
+        return; // it needs some more
+    }
+    let server = Server::start();
+    server.cli(&acl_line(OPERATIONS, "locker"));
+    let config = settings_as(&server, "locker:secret@", "").key_prefix("shop:");
+    let client = Client::open(config).unwrap();
+    let report = client.check().unwrap();
+    assert!(report.is_fit(), "{report}");
+    let warnings = texts(&report, Severity::Warning).join("\n");
+    for right in ["+client|list", "+pubsub|numsub", "+scan"] {
+        assert!(warnings.contains(right), "{right}: {report}");
+    }
+    assert_eq!(server.dbsize(), 0, "nothing is left");
+}
+
+timed!(each_right_that_is_missing_is_named_with_what_it_is_for);
+fn each_right_that_is_missing_is_named_with_what_it_is_for() {
+    let server = Server::start();
+    let line = [
+        "ACL",
+        "SETUSER",
+        "guest",
+        "on",
+        ">secret",
+        "resetchannels",
+        "~shop:*",
+        "&redisson_lock__channel:*",
+        "+@all",
+    ];
+    // Once the user may be asked about, and once each command has to be tried.
+    for without in [&["-hset", "-zadd"][..], &["-hset", "-zadd", "-acl"]] {
+        server.cli(&["ACL", "DELUSER", "guest"]);
+        server.cli(&[&line[..], without].concat());
+        let config = settings_as(&server, "guest:secret@", "").key_prefix("shop:");
+        let client = Client::open(config).unwrap();
+        let report = client.check().unwrap();
+        assert!(!report.is_fit(), "{report}");
+        let problems = texts(&report, Severity::Problem).join("\n");
+        for right in [
+            "+hset",
+            "+zadd",
+            "~redisson_lock_queue:{shop:",
+            "~redisson_lock_token:{shop:",
+        ] {
+            assert!(problems.contains(right), "{right}: {report}");
+        }
+        assert!(!problems.contains("+hget"), "{report}");
+        assert!(problems.contains("read-write locks"), "{report}");
+        let advice = report
+            .findings
+            .iter()
+            .find(|its| its.what.contains("+hset"))
+            .unwrap();
+        assert!(advice.advice.starts_with("ACL SETUSER"), "{advice}");
+        let warnings = texts(&report, Severity::Warning).join("\n");
+        assert!(warnings.contains("&redisson_rwlock:{shop:"), "{report}");
+        assert_eq!(server.dbsize(), 0, "nothing is left");
+    }
+}
+
+#[test]
+fn settings_that_lose_locks_are_findings() {
+    let server = Server::start_with(&[
+        "--maxmemory",
+        "100mb",
+        "--maxmemory-policy",
+        "allkeys-lru",
+        "--appendonly",
+        "no",
+    ]);
+    let replica = Server::start_with(&["--replicaof", "127.0.0.1", &server.port().to_string()]);
+    let client = Client::open(Config::new(server.url())).unwrap();
+    let report = client.check().unwrap();
+    assert!(
+        texts(&report, Severity::Warning)
+            .join("\n")
+            .contains("allkeys-lru"),
+        "{report}"
+    );
+    assert!(
+        texts(&report, Severity::Note)
+            .join("\n")
+            .contains("appendonly"),
+        "{report}"
+    );
+    assert!(report.is_fit());
+    let client = Client::open(Config::new(replica.url())).unwrap();
+    let report = client.check().unwrap();
+    assert!(!report.is_fit());
+    assert!(
+        report.findings[0].what.contains("its role is slave"),
+        "{report}"
+    );
+}

@@ -1,0 +1,86 @@
+//! Which locks there are.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use redlatch::{Client, LockKind};
+
+use crate::support::{Server, open, settings, timed, unique};
+
+/// What is listed, by name.
+#[track_caller]
+fn list(client: &Client, pattern: &str) -> BTreeMap<String, (LockKind, u64)> {
+    let listed = client.list(pattern).map(|lock| {
+        let lock = lock.unwrap();
+        assert!(lock.to_string().contains(&lock.name));
+        assert!(
+            lock.lease_left
+                .is_none_or(|left| left <= Duration::from_secs(30))
+        );
+        (lock.name, (lock.kind, lock.held))
+    });
+    listed.collect()
+}
+
+timed!(what_is_held_is_listed_and_nothing_else);
+fn what_is_held_is_listed_and_nothing_else() {
+    let server = Server::start();
+    let client = Client::open(settings(&server).key_prefix("sh*p:")).unwrap();
+    let (stranger, hash) = (unique("stranger"), unique("hash"));
+    let [a, b, c, d, e] = ["a", "b", "c", "d", "e"].map(|name| unique(&format!("held:{name}")));
+    let one = client.mutex(&a).lock().unwrap();
+    let two = client.fair_lock(&b).lock().unwrap();
+    let three = client.fenced_lock(&c).lock().unwrap();
+    let four = client.rwlock(&d).read().unwrap();
+    let semaphore = client.expirable_semaphore(&e);
+    semaphore.try_set_permits(3).unwrap();
+    let five = semaphore.acquire_many(2).unwrap();
+    // Of another prefix, one that a pattern would match, and what is no lock.
+    let other = Client::open(settings(&server).key_prefix("shop:")).unwrap();
+    let six = other.mutex(&a).lock().unwrap();
+    server.cli(&["HSET", &format!("sh*p:{hash}"), "a", "1"]);
+    server.cli(&["SET", &format!("sh*p:{stranger}"), "1"]);
+    let expected = BTreeMap::from([
+        (a.clone(), (LockKind::Lock, 1)),
+        (b.clone(), (LockKind::Lock, 1)),
+        (c, (LockKind::FencedLock, 1)),
+        (d, (LockKind::RwLock, 1)),
+        (e, (LockKind::ExpirableSemaphore, 2)),
+    ]);
+    assert_eq!(list(&client, "*"), expected);
+    let only_a = BTreeMap::from([(a.clone(), (LockKind::Lock, 1))]);
+    assert_eq!(list(&client, &a), only_a);
+    assert_eq!(list(&client, "held:a*"), only_a);
+    assert_eq!(list(&client, "none:*"), BTreeMap::new());
+    drop((one, two, three, four, five, six));
+}
+
+timed!(a_large_keyspace_is_gone_through_in_steps);
+fn a_large_keyspace_is_gone_through_in_steps() {
+    const STRANGERS: usize = 20_000;
+    let server = Server::start();
+    let client = open(&server);
+    let mut fill = redis::pipe();
+    for n in 0..STRANGERS {
+        // In a cluster all are at one node.
+        fill.cmd("SET")
+            .arg(format!("{{other}}:{n}"))
+            .arg(n)
+            .ignore();
+    }
+    if crate::support::deployment() != crate::support::Deployment::Cluster {
+        fill.exec(&mut server.connection()).unwrap();
+    }
+    let names: Vec<_> = (0..50).map(|n| unique(&format!("many:{n}"))).collect();
+    let guards: Vec<_> = names
+        .iter()
+        .map(|name| client.mutex(name).lock().unwrap())
+        .collect();
+    let (keys, scans) = (server.calls("keys"), server.calls("scan"));
+    let listed = list(&client, "many:*");
+    assert_eq!(listed.len(), 50);
+    assert!(names.iter().all(|name| listed.contains_key(name)));
+    assert_eq!(server.calls("keys"), keys, "never KEYS");
+    assert!(server.calls("scan") > scans);
+    drop(guards);
+}

@@ -1,0 +1,5 @@
+//! What people ask: who holds a lock, which locks there are, and whether a server is fit for them.
+
+mod checking;
+mod inspecting;
+mod listing;
