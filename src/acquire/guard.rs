@@ -36,6 +36,9 @@ pub(crate) struct GuardInner {
 
 impl GuardInner {
     pub(crate) fn new(lock: &LockSpec, hold: Arc<Hold>, thread: u64) -> Self {
+        if let Some(span) = lock.at_least {
+            hold.keep_until(Instant::now() + span);
+        }
         Self {
             shared: Arc::clone(&lock.shared),
             _quorum: lock.quorum.clone(),

@@ -90,6 +90,10 @@ impl Members {
         self.each(|part| part.max_hold(max_hold))
     }
 
+    pub(crate) fn at_least(self, span: Duration) -> Self {
+        self.each(|part| part.at_least(span))
+    }
+
     pub(crate) fn cancel_on(self, token: &CancelToken) -> Self {
         self.each(|part| part.cancel_on(token))
     }

@@ -39,6 +39,8 @@ pub(crate) struct LockSpec {
     pub(crate) is_reentrant: bool,
     lease: Option<Duration>,
     max_hold: Option<Duration>,
+    /// For how long the name is kept after the grant, even if it is released before.
+    pub(crate) at_least: Option<Duration>,
     pub(crate) cancel: Option<CancelToken>,
     /// A reader that waits behind no writer of another process.
     pub(crate) readers_first: bool,
@@ -59,6 +61,7 @@ impl LockSpec {
             is_reentrant: true,
             lease: None,
             max_hold: None,
+            at_least: None,
             cancel: None,
             readers_first: false,
             token_ttl: Duration::ZERO,
@@ -107,6 +110,11 @@ impl LockSpec {
         self
     }
 
+    pub(crate) fn at_least(mut self, span: Duration) -> Self {
+        self.at_least = Some(span);
+        self
+    }
+
     pub(crate) fn cancel_on(mut self, token: &CancelToken) -> Self {
         self.cancel = Some(token.clone());
         self
@@ -124,6 +132,17 @@ impl LockSpec {
         };
         check("token_ttl", self.token_ttl)?;
         check("keep_out_restarted", self.up_for)?;
+        check("at_least", self.at_least.unwrap_or_default())?;
+        let ends = self.lease.or(self.max_hold);
+        if ends
+            .zip(self.at_least)
+            .is_some_and(|(ends, least)| least > ends)
+        {
+            return Err(Error::config(
+                "at_least is longer than the fixed lease or max_hold, which end the hold before"
+                    .into(),
+            ));
+        }
         match (self.lease, self.max_hold) {
             (Some(_), Some(_)) => Err(Error::config(
                 "max_hold limits a renewed lease; a fixed lease is its own limit".into(),
@@ -267,6 +286,7 @@ impl LockSpec {
                 handle.is_reentrant,
                 handle.lease,
                 handle.max_hold,
+                handle.at_least,
             )
         };
         Arc::ptr_eq(self.session(), other.session())

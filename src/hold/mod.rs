@@ -104,6 +104,8 @@ struct Extras {
     /// When a permit ends, in milliseconds of the server's clock, as Redis said last. If somebody has changed that, a
     /// renewal does nothing.
     ends_at: AtomicI64,
+    /// Until when it lasts although it is released, of `time::nanos`; zero if it ends then.
+    kept_until: AtomicU64,
     /// Its contender has left a subscription behind.
     listened: AtomicBool,
     listeners: Mutex<Vec<LossListener>>,
@@ -412,8 +414,26 @@ impl Hold {
         self.lease.lock().policy()
     }
 
+    /// Whoever releases it, it lasts until then.
+    pub(crate) fn keep_until(&self, until: Instant) {
+        let until = time::nanos(until);
+        self.extras().kept_until.fetch_max(until, Ordering::Relaxed);
+    }
+
+    /// How long it lasts although it is released now.
+    pub(crate) fn kept_for(&self, now: Instant) -> Option<Duration> {
+        let until = self.extras.get()?.kept_until.load(Ordering::Relaxed);
+        let left = time::instant(until).saturating_duration_since(now);
+        (until > 0 && !left.is_zero()).then_some(left)
+    }
+
     /// The request that releases it.
     pub(crate) fn release(&self, undo: bool, now: Instant) -> Deferred {
+        if let Some(left) = self.kept_for(now) {
+            let owner = self.owner();
+            let request = self.entry().protocol.keep(self.mode, &owner, left);
+            return self.entry().deferred(request, &owner, now + left, undo);
+        }
         let longest = self.lease.lock().longest();
         // A frozen server executes the acquire when it resumes, and the lease begins only then.
         let after = if undo { longest.max(UNDO_FOR) } else { longest };
@@ -492,7 +512,7 @@ impl Holding for Arc<Hold> {
                 false => time::instant(0),
             },
             lease: self.lease(),
-            complete: self.has_next_token(),
+            complete: self.has_next_token() && self.kept_for(Instant::now()).is_none(),
         }
     }
 }

@@ -76,7 +76,7 @@ pub(crate) enum Order {
 pub(crate) struct Validity {
     pub(crate) until: Instant,
     pub(crate) lease: Duration,
-    /// Whether there is a token for the next thread, if the lock has tokens.
+    /// Whether there is a token for the next thread, if the lock has tokens, and nobody wants it kept after its release.
     pub(crate) complete: bool,
 }
 

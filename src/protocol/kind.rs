@@ -38,6 +38,7 @@ pub(crate) struct Kind {
     pub(super) release: fn(&Protocol, Mode, &str) -> Request,
     /// `None`: an acquire is undone by a release.
     pub(super) undo: Option<fn(&Protocol, &str) -> Request>,
+    pub(super) keep: fn(&Protocol, Mode, &str, Duration) -> Request,
     pub(super) renew: fn(&Protocol, &Renewal<'_>) -> Request,
     pub(super) renewed: fn(Value, &mut i64) -> ReplyToRenewal,
     pub(super) refresh: Option<fn(&Protocol, &[OwnerId]) -> Request>,
@@ -73,6 +74,7 @@ impl Kind {
             acquire,
             release,
             undo: None,
+            keep: |of, _, owner, span| keep_field(of.key(), None, owner, span),
             renew: |of, renewal| renew_field(of.key(), renewal.owner, renewal),
             renewed: |reply, _| script::renewed(reply).map(Some),
             refresh: None,
@@ -226,6 +228,11 @@ impl Protocol {
         }
     }
 
+    /// Lets go of a hold that lasts for `span` all the same.
+    pub(crate) fn keep(&self, mode: Mode, owner: &str, span: Duration) -> Request {
+        (self.kind.keep)(self, mode, owner, span)
+    }
+
     pub(crate) fn renew(&self, renewal: &Renewal<'_>) -> Request {
         (self.kind.renew)(self, renewal)
     }
@@ -295,6 +302,13 @@ fn force(of: &Protocol, request: &str, keep_ms: &str) -> Request {
     let channel = keys::lock_channel(of.key());
     let keys: [&[&str]; 3] = [&[of.key()], &[request], &channel];
     Request::script_of_parts(FORCING, &script::LOCK_FORCE, &keys, &[keep_ms])
+}
+
+/// Has the hold that a field of the lock's hash is end after `span`; of a read hold also the `hold` beside it.
+pub(super) fn keep_field(key: &str, hold: Option<&str>, field: &str, span: Duration) -> Request {
+    let keys: Vec<_> = [key].into_iter().chain(hold).collect();
+    let args = [field, &Digits::of(lease_ms(span))];
+    Request::script(RELEASING, &script::LOCK_KEEP, &keys, &args)
 }
 
 /// Renews the hold that a field of the lock's hash is.

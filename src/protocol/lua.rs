@@ -10,6 +10,7 @@ macro_rules! scripts {
         LOCK_ACQUIRE = "lock_acquire";
         LOCK_RELEASE = "lock_release";
         LOCK_RENEW = "lock_renew";
+        LOCK_KEEP = "lock_keep";
         LOCK_FORCE = "lock_force";
         FAIR_ACQUIRE = "fair_acquire" after "fair";
         FAIR_RELEASE = "fair_release" after "fair";

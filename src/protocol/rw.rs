@@ -4,7 +4,8 @@ use crate::local::lock::Mode;
 use crate::net::text::Digits;
 use crate::protocol::keys;
 use crate::protocol::kind::{
-    ACQUIRING, AcquireArgs, FORCING, Kind, Protocol, RELEASING, RENEWING, Renewal, renew_field,
+    ACQUIRING, AcquireArgs, FORCING, Kind, Protocol, RELEASING, RENEWING, Renewal, keep_field,
+    renew_field,
 };
 use crate::protocol::script::{self, Request, lease_ms};
 
@@ -18,6 +19,10 @@ pub(crate) static KIND: Kind = Kind {
         let keys = [&*keys::rw_note(of.key(), mode), &of.channel()];
         Request::script("withdrawing a note", &script::RW_WITHDRAW, &keys, &[waiter])
     }),
+    keep: |of, mode, owner, span| match mode {
+        Mode::Exclusive => keep_field(of.key(), None, &write_field(owner), span),
+        Mode::Shared => keep_field(of.key(), Some(&hold_key(of, owner)), owner, span),
+    },
     force: |of, request, keep_ms| {
         let keys = [of.key(), &of.channel(), request];
         Request::script(FORCING, &script::RW_FORCE, &keys, &[keep_ms])

@@ -377,10 +377,12 @@ impl QuorumHold {
             return None;
         }
         let mut release = part.release(!state.parts.is_kept(node), Instant::now());
-        let protocol = &part.entry().protocol;
-        release.request = match announces {
-            true => protocol.release(part.mode, &part.owner()),
-            false => protocol.undo(part.mode, &part.owner()),
+        let (protocol, owner) = (&part.entry().protocol, part.owner());
+        let whole = self.whole.upgrade();
+        release.request = match whole.and_then(|hold| hold.kept_for(Instant::now())) {
+            Some(left) => protocol.keep(part.mode, &owner, left),
+            None if announces => protocol.release(part.mode, &owner),
+            None => protocol.undo(part.mode, &owner),
         };
         // It is normal that a node has lost it: the majority counts.
         release.info.undo = true;

@@ -99,6 +99,28 @@ macro_rules! exclusive_lock {
                 Self { inner: self.inner.max_hold(max_hold) }
             }
 
+            /// Returns a handle whose holds keep the name for at least `span` after they were granted, even if they are
+            /// released before.
+            ///
+            /// So "once per minute, on whichever host" is `try_lock` with 55 s and a job that ends sooner: hosts whose
+            /// clocks differ by less than what is left of the minute find it taken. Releasing sets what is left as the
+            /// key's time to live and notifies nobody: whoever waits looks after 5 s at the latest. Not handed over to
+            /// threads of this process meanwhile. If the process dies, its lease ends the hold as usual.
+            ///
+            /// From 10 ms to 100 years; for anything else, and for more than a fixed lease or `max_hold`, the methods that
+            /// lock return [`Error::Config`](crate::Error::Config). The same as `ShedLock`'s `lockAtLeastFor`.
+            ///
+            #[doc = $crate::sync::macros::example!(lock $maker =>
+                "let lock = lock.at_least(std::time::Duration::from_secs(55));"
+                "if let Some(_guard) = lock.try_lock()? {"
+                "    println!(\"this host writes the report\");"
+                "}"
+            )]
+            #[must_use]
+            pub fn at_least(self, span: std::time::Duration) -> Self {
+                Self { inner: self.inner.at_least(span) }
+            }
+
             /// Returns a handle whose waits end with [`Error::Cancelled`](crate::Error::Cancelled) when `token` is
             /// cancelled.
             ///

@@ -130,6 +130,20 @@ impl RwLock {
         self.both(|handle| handle.max_hold(max_hold))
     }
 
+    /// Returns a handle whose holds keep the name for at least `span` after they were granted: see
+    /// [`ReentrantLock::at_least`](crate::ReentrantLock::at_least).
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// let prices = client.rwlock("prices").at_least(std::time::Duration::from_secs(55));
+    /// let _guard = prices.write()?; // nobody reads or writes within 55 s
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
+    #[must_use]
+    pub fn at_least(self, span: Duration) -> Self {
+        self.both(|handle| handle.at_least(span))
+    }
+
     /// Returns a handle whose waits end with [`Error::Cancelled`] when `token` is cancelled.
     ///
     /// ```no_run

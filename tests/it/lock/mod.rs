@@ -1,4 +1,5 @@
 //! Locks of one key, and what only they do.
 
+mod at_least;
 mod fenced;
 mod spin;

@@ -1,0 +1,201 @@
+//! Holds that keep their name for a while after they were granted, even if they are released before.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use redlatch::{Client, Error, RedLock};
+
+use crate::support::{
+    Deployment, Server, deployment, eventually, loosely, ms, open, settings, timed, unique,
+};
+
+/// For how long names are kept.
+const KEPT: Duration = ms(1_500);
+
+/// Nobody else gets what `take` takes before [`KEPT`] is over; whoever waits for it gets it then.
+#[track_caller]
+fn is_kept<G: 'static>(
+    what: &str,
+    take: impl FnOnce() -> G,
+    release: impl FnOnce(G),
+    others: impl Fn(Duration) -> bool + Send + 'static,
+) {
+    let begun = Instant::now();
+    let guard = take();
+    let granted = Instant::now();
+    release(guard);
+    if begun.elapsed() < KEPT / 2 {
+        assert!(!others(Duration::ZERO), "{what} is free at once");
+    }
+    let waits = thread::spawn(move || others(Duration::from_secs(20)).then(Instant::now));
+    let taken = waits.join().unwrap().expect(what);
+    assert!(
+        taken >= begun + KEPT,
+        "{what}: {:?} too early",
+        begun + KEPT - taken
+    );
+    // A message is not sent: the longest pause is 5 s.
+    assert!(
+        taken < granted + loosely(KEPT + ms(6_000)),
+        "{what}: {:?}",
+        taken - granted
+    );
+}
+
+timed!(a_name_is_kept_whatever_kind_it_is);
+fn a_name_is_kept_whatever_kind_it_is() {
+    let server = Server::start();
+    let [client, other] = [open(&server), open(&server)];
+    macro_rules! each {
+        ($($kind:ident: $lock:ident, $release:expr;)+) => {$(
+            let name = unique(stringify!($kind));
+            let (lock, theirs) = (client.$lock(&name).at_least(KEPT), other.$lock(&name));
+            is_kept(
+                stringify!($kind),
+                || lock.lock().unwrap(),
+                $release,
+                move |wait| theirs.try_lock_for(wait).unwrap().is_some(),
+            );
+        )+};
+    }
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            each! {
+                dropped: mutex, |guard| drop(guard);
+                unlocked: mutex, |guard| guard.unlock().unwrap();
+                fair: fair_lock, |guard| drop(guard);
+            }
+        });
+        scope.spawn(|| {
+            each! {
+                fenced: fenced_lock, |guard| guard.unlock().unwrap();
+                spin: spin_lock, |guard| drop(guard);
+                reentrant: reentrant_lock, |guard| drop(guard);
+            }
+        });
+        scope.spawn(|| {
+            let name = unique("written");
+            let (ours, theirs) = (client.rwlock(&name).at_least(KEPT), other.rwlock(&name));
+            let waits = move |wait| theirs.try_read_for(wait).unwrap().is_some();
+            is_kept("written", || ours.write().unwrap(), drop, waits);
+            let name = unique("read");
+            let (ours, theirs) = (client.rwlock(&name).at_least(KEPT), other.rwlock(&name));
+            let waits = move |wait| theirs.try_write_for(wait).unwrap().is_some();
+            is_kept(
+                "read",
+                || ours.read().unwrap(),
+                |guard| guard.unlock().unwrap(),
+                waits,
+            );
+            let names = [unique("one"), unique("two")];
+            let (ours, theirs) = (
+                client.multi_lock(&names).at_least(KEPT),
+                other.mutex(&names[1]),
+            );
+            let waits = move |wait| theirs.try_lock_for(wait).unwrap().is_some();
+            is_kept("several", || ours.lock().unwrap(), drop, waits);
+        });
+    });
+    eventually("nothing is left", || {
+        server.keys().iter().all(|key| key.contains("token"))
+    });
+}
+
+timed!(a_name_is_kept_at_a_majority);
+fn a_name_is_kept_at_a_majority() {
+    if deployment() != Deployment::Single {
+        return;
+    }
+    let servers = [(); 3].map(|()| Server::start());
+    let clients = || servers.each_ref().map(open);
+    let (ours, others) = (clients(), clients());
+    let name = unique("red");
+    let lock = RedLock::new(&ours, &name).unwrap().at_least(KEPT);
+    let theirs = RedLock::new(&others, &name).unwrap();
+    let waits = move |wait| theirs.try_lock_for(wait).unwrap().is_some();
+    is_kept(
+        "red",
+        || lock.lock().unwrap(),
+        |guard| guard.unlock().unwrap(),
+        waits,
+    );
+}
+
+timed!(of_many_hosts_with_a_job_at_about_the_same_time_one_runs_it);
+fn of_many_hosts_with_a_job_at_about_the_same_time_one_runs_it() {
+    let server = Server::start();
+    let (name, ran) = (unique("report"), AtomicU32::new(0));
+    thread::scope(|scope| {
+        for n in 0..5 {
+            let (client, name, ran) = (open(&server), &name, &ran);
+            scope.spawn(move || {
+                thread::sleep(ms(80) * n);
+                let lock = client.mutex(name).at_least(Duration::from_secs(20));
+                if let Some(guard) = lock.try_lock().unwrap() {
+                    ran.fetch_add(1, Ordering::SeqCst);
+                    drop(guard);
+                }
+                // A host whose job is over may end.
+                client.close(ms(2_000)).unwrap();
+            });
+        }
+    });
+    assert_eq!(ran.load(Ordering::SeqCst), 1);
+}
+
+timed!(after_that_time_it_is_released_as_any_other);
+fn after_that_time_it_is_released_as_any_other() {
+    let server = Server::start();
+    let client = open(&server);
+    let name = unique("short");
+    let guard = client.mutex(&name).at_least(ms(50)).lock().unwrap();
+    thread::sleep(ms(60));
+    guard.unlock().unwrap();
+    assert!(!server.exists(&name));
+    // One that was lost is told as lost, and the name of another holder is left alone.
+    let guard = client.mutex(&name).at_least(KEPT).lock().unwrap();
+    server.cli(&["DEL", &name]);
+    server.cli(&[
+        "HSET",
+        &name,
+        "a7b6e3c2-1111-4222-8333-444455556666:37",
+        "1",
+    ]);
+    assert!(matches!(guard.unlock(), Err(Error::Lost { .. })));
+    assert_eq!(server.pttl(&name), -1);
+}
+
+timed!(threads_of_the_process_wait_as_well);
+fn threads_of_the_process_wait_as_well() {
+    let server = Server::start();
+    let client = open(&server);
+    let name = unique("threads");
+    let lock = client.mutex(&name);
+    let granted = Instant::now();
+    let guard = lock.clone().at_least(KEPT).lock().unwrap();
+    let waits = thread::spawn(move || {
+        drop(lock.lock().unwrap());
+        Instant::now()
+    });
+    eventually("it waits", || client.stats().names > 0);
+    drop(guard);
+    assert!(waits.join().unwrap() >= granted + KEPT);
+}
+
+timed!(what_cannot_be_kept_is_refused);
+fn what_cannot_be_kept_is_refused() {
+    let server = Server::start();
+    let client = Client::open(settings(&server)).unwrap();
+    let second = Duration::from_secs(1);
+    for lock in [
+        client.mutex("a").at_least(ms(9)),
+        client.mutex("a").at_least(Duration::MAX),
+        client.mutex("a").lease(second).at_least(2 * second),
+        client.mutex("a").max_hold(second).at_least(2 * second),
+    ] {
+        assert!(matches!(lock.try_lock(), Err(Error::Config { .. })));
+    }
+    let lock = client.mutex("a").lease(2 * second).at_least(second);
+    assert!(lock.try_lock().unwrap().is_some());
+}
