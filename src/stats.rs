@@ -1,6 +1,9 @@
 //! Counters and gauges, for reports and tests.
 
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+use crate::time;
 
 /// One number that only grows, or the largest seen.
 #[derive(Debug, Default)]
@@ -20,11 +23,67 @@ impl Counter {
     }
 }
 
+/// Whether a number of [`Stats`] only grows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum StatKind {
+    /// It counts since the client was opened, and only grows, or is the largest seen.
+    Counter,
+    /// It is what there is now.
+    Gauge,
+}
+
+/// The longest of the last while: of this half of a minute and the one before. One thread writes; atomics, since the child
+/// of a `fork()` may read it.
+#[derive(Debug, Default)]
+pub(crate) struct Recent {
+    /// The number of the half that it is about, from one on; zero if there was none.
+    half: AtomicU64,
+    now: AtomicU64,
+    before: AtomicU64,
+}
+
+impl Recent {
+    const HALF: u64 = 30_000_000_000;
+
+    fn half(now: Instant) -> u64 {
+        1 + time::nanos(now) / Self::HALF
+    }
+
+    pub(crate) fn add(&self, n: u64, now: Instant) {
+        let half = Self::half(now);
+        let (current, before) = self.at(half);
+        self.before.store(before, Ordering::Relaxed);
+        self.now.store(current.max(n), Ordering::Relaxed);
+        self.half.store(half, Ordering::Relaxed);
+    }
+
+    fn longest(&self, now: Instant) -> u64 {
+        let (current, before) = self.at(Self::half(now));
+        current.max(before)
+    }
+
+    /// The longest of this half, and of the one before.
+    fn at(&self, half: u64) -> (u64, u64) {
+        let load = |of: &AtomicU64| of.load(Ordering::Relaxed);
+        match half - load(&self.half).min(half) {
+            0 => (load(&self.now), load(&self.before)),
+            1 => (0, load(&self.now)),
+            _ => (0, 0),
+        }
+    }
+}
+
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident),+ $(,)?) => {
         /// What a client counts while it runs.
         #[derive(Debug, Default)]
-        pub(crate) struct Counters { $(pub(crate) $name: Counter),+ }
+        pub(crate) struct Counters {
+            $(pub(crate) $name: Counter,)+
+            /// Threads that wait.
+            pub(crate) waiting: AtomicU64,
+            pub(crate) lateness: Recent,
+        }
 
         /// What a client has done since it was opened, and what it has in hand: see
         /// [`Client::stats`](crate::Client::stats).
@@ -47,12 +106,46 @@ macro_rules! counters {
             pub names: u64,
             /// Now: channels subscribed to.
             pub subscriptions: u64,
+            /// Now: threads that wait for something.
+            pub waiting: u64,
+            /// The longest delay of a renewal within the last minute, in microseconds.
+            pub renewal_lateness_us: u64,
+        }
+
+        impl Stats {
+            /// Returns every number with its name, and whether it only grows.
+            ///
+            /// ```no_run
+            /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+            /// for (name, kind, value) in client.stats().iter() {
+            ///     println!("redlatch_{name} {value} {kind:?}");
+            /// }
+            /// # Ok::<(), redlatch::Error>(())
+            /// ```
+            pub fn iter(&self) -> impl Iterator<Item = (&'static str, StatKind, u64)> + use<> {
+                let counters = [$((stringify!($name), StatKind::Counter, self.$name)),+];
+                let gauges = [
+                    ("holds", StatKind::Gauge, self.holds),
+                    ("names", StatKind::Gauge, self.names),
+                    ("subscriptions", StatKind::Gauge, self.subscriptions),
+                    ("waiting", StatKind::Gauge, self.waiting),
+                    ("renewal_lateness_us", StatKind::Gauge, self.renewal_lateness_us),
+                ];
+                counters.into_iter().chain(gauges)
+            }
         }
 
         impl Counters {
-            /// The counters, with every gauge at zero.
+            /// The counters, with the gauges at zero that others know.
             pub(crate) fn read(&self) -> Stats {
-                Stats { $($name: self.$name.get(),)+ holds: 0, names: 0, subscriptions: 0 }
+                Stats {
+                    $($name: self.$name.get(),)+
+                    holds: 0,
+                    names: 0,
+                    subscriptions: 0,
+                    waiting: self.waiting.load(Ordering::Relaxed),
+                    renewal_lateness_us: self.lateness.longest(Instant::now()),
+                }
             }
         }
     };
@@ -67,6 +160,8 @@ counters! {
     shared,
     /// Further holds of a thread that held the lock already.
     reentered,
+    /// Attempts that ended without what was asked for: somebody else had it, the time was up, or there was an error.
+    refused,
     /// Commands sent, except those of the watchdog and the subscriber.
     commands,
     /// Waits that a message ended.
@@ -90,4 +185,36 @@ counters! {
     reconnects,
     /// Times the connection for messages was made again.
     resubscriptions,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_delay_is_forgotten_within_a_minute() {
+        let recent = Recent::default();
+        // From the beginning of a half on.
+        let begin = time::instant(100 * Recent::HALF);
+        let at = |secs| begin + std::time::Duration::from_secs(secs);
+        assert_eq!(recent.longest(at(0)), 0);
+        recent.add(7, at(0));
+        recent.add(3, at(29));
+        assert_eq!(recent.longest(at(29)), 7);
+        recent.add(2, at(31));
+        assert_eq!(recent.longest(at(40)), 7, "of the half before");
+        assert_eq!(recent.longest(at(62)), 2);
+        assert_eq!(recent.longest(at(100)), 0);
+    }
+
+    #[test]
+    fn every_number_has_a_name() {
+        let stats = Counters::default().read();
+        let names: Vec<_> = stats.iter().map(|(name, _, _)| name).collect();
+        assert!(names.contains(&"acquired") && names.contains(&"waiting"));
+        let mut once = names.clone();
+        once.sort_unstable();
+        once.dedup();
+        assert_eq!(once.len(), names.len());
+    }
 }

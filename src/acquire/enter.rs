@@ -50,13 +50,19 @@ enum Reentered {
 
 impl LockSpec {
     /// Takes the lock, or one more hold of it.
-    pub(crate) fn acquire(&self, wait: WaitMode) -> Result<Option<GuardInner>> {
+    pub(crate) fn acquire(&self, wait: WaitMode) -> Result<Outcome<GuardInner>> {
         self.session().check_open()?;
         match self.enter(wait) {
             // Nothing to finish, and a contender is large.
-            Ok(Pending::Held(held)) => Ok(Some(held)),
-            pending => Ok(self.finish(pending)?.granted()),
+            Ok(Pending::Held(held)) => Ok(Outcome::Granted(held)),
+            pending => self.finish(pending),
         }
+    }
+
+    /// The same for a handle of the user's, whose client may have an observer.
+    pub(crate) fn take(&self, wait: WaitMode) -> Result<Option<GuardInner>> {
+        let taken = self.observed(|| self.acquire(wait), GuardInner::is_handed_over)?;
+        Ok(taken.map(|(held, observed)| held.observed(observed)))
     }
 
     /// Waits for what [`enter`](Self::enter) has begun.
@@ -192,7 +198,7 @@ impl LockSpec {
                 Mode::Exclusive => counters.passed.add(1),
                 Mode::Shared => counters.shared.add(1),
             }
-            Pending::Held(GuardInner::new(self, hold, thread))
+            Pending::Held(GuardInner::handed_over(self, hold, thread))
         })
     }
 
@@ -206,7 +212,8 @@ impl LockSpec {
         wait: WaitMode,
     ) -> Result<Option<Pending<'_>>> {
         Ok(match self.wait_in_queue(entry, ticket, listening, wait)? {
-            None => Some(Pending::TooLate),
+            // Another thread of this process has it.
+            None => Some(Pending::Busy),
             Some(Wakeup::Granted(hold)) => self.handed(hold, params.thread),
             Some(Wakeup::Contend(after)) => {
                 let (entry, listening) = (Arc::clone(entry), std::mem::take(listening));

@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use crossbeam_channel::Receiver;
 
+use crate::acquire::observed::Observed;
 use crate::acquire::spec::LockSpec;
 use crate::acquire::wait_mode::WaitMode;
 use crate::error::{Error, Result};
@@ -29,6 +30,9 @@ pub(crate) struct GuardInner {
     token: u64,
     lost: LossChannel,
     released: bool,
+    /// Another thread of this process has had it, or has it as well.
+    is_handed_over: bool,
+    observed: Option<Box<Observed>>,
     _counted: Counted,
     /// The clients of all servers that keep it.
     _quorum: Option<Arc<Quorum>>,
@@ -47,8 +51,30 @@ impl GuardInner {
             thread,
             lost: LossChannel::default(),
             released: false,
+            is_handed_over: false,
+            observed: None,
             _counted: Counted::new(),
         }
+    }
+
+    pub(crate) fn handed_over(lock: &LockSpec, hold: Arc<Hold>, thread: u64) -> Self {
+        let mut held = Self::new(lock, hold, thread);
+        held.is_handed_over = true;
+        held
+    }
+
+    pub(crate) fn is_handed_over(&self) -> bool {
+        self.is_handed_over
+    }
+
+    /// An observer is told of its end.
+    pub(crate) fn observed(mut self, observed: Option<Box<Observed>>) -> Self {
+        self.observed = observed;
+        self
+    }
+
+    pub(crate) fn be_observed(&mut self, observed: Box<Observed>) {
+        self.observed = Some(observed);
     }
 
     pub(crate) fn reentered(lock: &LockSpec, hold: Arc<Hold>, thread: u64, count: u32) -> Self {
@@ -114,7 +140,7 @@ impl GuardInner {
     pub(crate) fn below(&self) -> Result<Option<Self>> {
         LockSpec::like(&self.shared, &self.hold)
             .sharing()
-            .acquire(WaitMode::Once)
+            .take(WaitMode::Once)
     }
 
     /// The error for a hold that was lost.
@@ -278,6 +304,12 @@ impl Drop for GuardInner {
         {
             // Not a warning: `lost` has reported it, and it does no harm to those who wait.
             report!(Debug, "dropping a guard: {err}");
+        }
+        if let Some(observed) = &self.observed
+            && !self.is_copy()
+            && self.hold.loss().is_none()
+        {
+            observed.released();
         }
     }
 }

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use redis::Value;
 
+use crate::acquire::Outcome;
 use crate::acquire::permits::{self, Grants};
 use crate::acquire::spec::LockSpec;
 use crate::acquire::wait_mode::WaitMode;
@@ -26,7 +27,7 @@ pub(crate) fn take(
     entry: &Arc<Entry>,
     count: u32,
     wait: WaitMode,
-) -> Result<Option<Vec<Arc<Hold>>>> {
+) -> Result<Outcome<Vec<Arc<Hold>>>> {
     let (lease, ttl) = spec.lease_policy()?;
     let leased = Leased {
         entry: Arc::clone(entry),

@@ -2,6 +2,7 @@
 
 use std::cell::OnceCell;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -128,6 +129,8 @@ impl Listening {
             tokens.for_each(|token| token.watch(self.waiter()));
         }
         spec.session().watchdog.housekeep_soon();
+        let waiting = &spec.session().counters.waiting;
+        waiting.fetch_add(1, Ordering::Relaxed);
         loop {
             let now = Instant::now();
             let due = self.log_long_wait(spec, now, || left(now));
@@ -140,9 +143,10 @@ impl Listening {
             self.waiter().park(seen, wakes_at, stop);
             let is_over = self.has_wakeup() || self.signals().are_news_since(seen) || stop();
             if is_over || until.has_passed(Instant::now()) {
-                return;
+                break;
             }
         }
+        waiting.fetch_sub(1, Ordering::Relaxed);
     }
 
     /// Logs a wait that takes long, since a thread that waits for ever says nothing else, with how long the lease of the holder still lasts, if that is known. Returns when to look

@@ -38,6 +38,7 @@ pub(crate) mod listening;
 #[cfg(test)]
 mod model;
 pub(crate) mod multi;
+pub(crate) mod observed;
 pub(crate) mod permits;
 pub(crate) mod plain_permits;
 pub(crate) mod quorum;
@@ -186,7 +187,11 @@ pub(crate) fn acquire<S: Strategy>(
         }
         let now = Instant::now();
         if spec.must_stop(wait) || has_waited && deadline.has_passed(now) {
-            return end(strategy, spec, wait, Outcome::TooLate);
+            let outcome = match was_refused {
+                true => Outcome::Busy(Busy::default()),
+                false => Outcome::TooLate,
+            };
+            return end(strategy, spec, wait, outcome);
         }
         let budget = wait.budget(*asks_since.get_or_insert(now), session.response_timeout);
         if yielding::yield_to_others(strategy, spec, wait, budget.until)? {

@@ -15,6 +15,7 @@ use crate::acquire::wait_mode::WaitMode;
 use crate::error::{Error, Loss, LossReason, Result};
 use crate::hold::loss::LossChannel;
 use crate::local::waiter::CancelToken;
+use crate::observer::Refusal;
 use crate::quorum::identity::{self, Identity};
 use crate::report::report;
 use crate::time::{self, Deadline};
@@ -114,10 +115,32 @@ impl Members {
         Ok(&self.parts)
     }
 
-    pub(crate) fn acquire(&self, wait: WaitMode) -> Result<Option<MultiGuardInner>> {
+    /// Takes all members, and tells their observers.
+    pub(crate) fn take(&self, wait: WaitMode) -> Result<Option<MultiGuardInner>> {
+        let began = Instant::now();
+        let mut taken = self.acquire(wait);
+        let why = match &mut taken {
+            Ok(Some(all)) => {
+                for (part, held) in self.parts.iter().zip(all.held.0.iter_mut().flatten()) {
+                    if part.session().observer.is_some() {
+                        held.be_observed(part.was_granted(began, false));
+                    }
+                }
+                return taken;
+            }
+            Ok(None) => Refusal::Busy,
+            Err(_) => Refusal::Error,
+        };
+        self.parts
+            .iter()
+            .for_each(|part| part.was_refused(Some(began), why));
+        taken
+    }
+
+    fn acquire(&self, wait: WaitMode) -> Result<Option<MultiGuardInner>> {
         self.check()?;
         if let [alone] = &*self.parts {
-            let held = alone.acquire(wait)?;
+            let held = alone.acquire(wait)?.granted();
             return Ok(held.map(|held| self.all(Together(vec![Some(held)]))));
         }
         for part in &self.parts {
@@ -161,8 +184,8 @@ impl Members {
             self.check_servers(wait, self.round(wait))?;
             // Nothing is held now.
             waited_for = match self.parts[index].acquire(wait) {
-                Ok(Some(held)) => Some((index, held)),
-                Ok(None) => return self.in_vain(wait),
+                Ok(Outcome::Granted(held)) => Some((index, held)),
+                Ok(_) => return self.in_vain(wait),
                 Err(err) => return Err(self.failed(vec![(index, err)])),
             };
             round = self.round(wait);

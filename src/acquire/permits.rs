@@ -68,7 +68,7 @@ pub(super) fn take<G: Grants>(
     permits: u32,
     wait: WaitMode,
     kind: G,
-) -> Result<Option<G::Grant>> {
+) -> Result<Outcome<G::Grant>> {
     let session = spec.session();
     // First, so that either closing waits for this thread or it is notified.
     let _contending = session.contending();
@@ -85,11 +85,11 @@ pub(super) fn take<G: Grants>(
         listening: Listening::default(),
     };
     let taken = match one.enter() {
-        true => acquire::acquire(&mut one, spec, wait).map(Outcome::granted),
-        false => Ok(None),
+        true => acquire::acquire(&mut one, spec, wait),
+        false => Ok(Outcome::Busy(Busy::default())),
     };
     drop(one);
-    if !matches!(taken, Ok(Some(_))) {
+    if !matches!(taken, Ok(Outcome::Granted(_))) {
         session.watchdog.housekeep_soon();
     }
     taken

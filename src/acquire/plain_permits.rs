@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use redis::Value;
 
+use crate::acquire::Outcome;
 use crate::acquire::give_permits::request_keys;
 use crate::acquire::permits::{self, Grants};
 use crate::acquire::spec::LockSpec;
@@ -25,7 +26,7 @@ pub(crate) fn take(
     entry: &Arc<Entry>,
     permits: u32,
     wait: WaitMode,
-) -> Result<Option<Instant>> {
+) -> Result<Outcome<Instant>> {
     let entry = Arc::clone(entry);
     permits::take(spec, permits, wait, Plain { entry, permits })
 }

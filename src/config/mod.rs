@@ -17,6 +17,7 @@ use crate::config::server::{Deployment, Server};
 use crate::config::tls::TlsConfig;
 use crate::error::Loss;
 use crate::error::{Error, Result};
+use crate::observer::{Observer, Observers};
 
 /// The shortest lease of a client or of a handle: 10 ms.
 ///
@@ -57,6 +58,7 @@ pub struct Config {
     reauth_after: Option<Duration>,
     pub(crate) lazy: bool,
     pub(crate) on_lost: Option<Listener>,
+    pub(crate) observer: Observers,
     #[cfg(feature = "tls")]
     tls: Option<TlsConfig>,
 }
@@ -97,6 +99,7 @@ impl Config {
             reauth_after: None,
             lazy: false,
             on_lost: None,
+            observer: Observers::default(),
             #[cfg(feature = "tls")]
             tls: None,
         }
@@ -331,6 +334,27 @@ impl Config {
     #[must_use]
     pub fn on_lost(mut self, listener: impl Fn(&Loss) + Send + Sync + 'static) -> Self {
         self.on_lost = Some(Arc::new(listener));
+        self
+    }
+
+    /// Sets who hears what becomes of this client's locks, and of its servers: for metrics, traces and tests. See
+    /// [`Observer`]. Default: nobody, which costs nothing.
+    ///
+    /// ```
+    /// struct Losses;
+    ///
+    /// impl redlatch::Observer for Losses {
+    ///     fn lost(&self, loss: &redlatch::Loss) {
+    ///         eprintln!("lost {}: {}", loss.name, loss.reason);
+    ///     }
+    /// }
+    ///
+    /// let config = redlatch::Config::new("redis://127.0.0.1/").observer(Losses);
+    /// # let _ = config;
+    /// ```
+    #[must_use]
+    pub fn observer(mut self, observer: impl Observer + 'static) -> Self {
+        self.observer = Observers::of(observer);
         self
     }
 

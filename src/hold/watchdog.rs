@@ -325,8 +325,9 @@ impl WatchdogThread {
                 Duty::Wait(until) => watchdog.arm(its.clone(), until),
                 Duty::Renew => {
                     let late = now.saturating_duration_since(due).as_micros();
-                    let lateness = &self.task.counters.renewal_lateness_max_us;
-                    lateness.max(u64::try_from(late).unwrap_or(u64::MAX));
+                    let late = u64::try_from(late).unwrap_or(u64::MAX);
+                    self.task.counters.renewal_lateness_max_us.max(late);
+                    self.task.counters.lateness.add(late, now);
                     watchdog.queue(its, now);
                 }
                 Duty::Lose(reason) => self.task.lose(its, reason),

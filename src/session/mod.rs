@@ -31,6 +31,7 @@ use crate::net::request::Acknowledgements;
 use crate::net::socket;
 use crate::net::socket::Endpoint;
 use crate::net::subscribers::{self, Subscribers};
+use crate::observer::Observers;
 use crate::process::{self, Process};
 use crate::protocol::idempotency::IdempotencyKeys;
 use crate::protocol::owner::Owners;
@@ -70,6 +71,7 @@ pub(crate) struct Session {
     pub(crate) watchdog: Arc<Watchdog>,
     pub(crate) subscriber: Arc<Subscribers>,
     pub(crate) counters: Arc<Counters>,
+    pub(crate) observer: Observers,
     notices: Notices,
     give_back_on_close: &'static [GiveBack],
     closed: AtomicBool,
@@ -112,7 +114,7 @@ impl Session {
         let mut server = config.check()?;
         let owners = Arc::new(Owners::new());
         server.names = process::names(owners.client(), &config.label);
-        let endpoint = Endpoint::new(server);
+        let endpoint = Endpoint::new(server).observed_by(&config.observer);
         let counters = Arc::new(Counters::default());
         let watchdog = Watchdog::new(endpoint.log_in_period());
         let map = Arc::new(Map::new(endpoint.clone()));
@@ -153,6 +155,7 @@ impl Session {
             watchdog,
             subscriber,
             counters,
+            observer: config.observer,
             notices: Notices::new(config.on_lost),
             give_back_on_close,
             closed: AtomicBool::new(false),
@@ -265,6 +268,7 @@ impl Session {
         self.watchdog.disarm(hold);
         self.counters.lost.add(1);
         self.remove_lost(hold);
+        let told = self.observer.is_some().then(|| loss.clone());
         // Before anything that may take time.
         self.notices.notify(loss);
         self.end_lingering(hold);
@@ -276,6 +280,9 @@ impl Session {
         if reason != LossReason::Closed {
             let (name, owner) = (hold.entry().name(), &*hold.owner());
             report!(Warn, "the lock `{name}` of {owner} is lost: {reason}");
+        }
+        if let Some(loss) = told {
+            self.observer.tell(|observer| observer.lost(&loss));
         }
     }
 

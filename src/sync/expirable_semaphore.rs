@@ -9,6 +9,7 @@ use parking_lot::Mutex;
 use redis::Value;
 
 use crate::acquire::leased_permits;
+use crate::acquire::observed::Observed;
 use crate::acquire::spec::LockSpec;
 use crate::acquire::wait_mode::WaitMode;
 use crate::config;
@@ -94,6 +95,7 @@ pub struct ExpirablePermit {
     updating: Mutex<Option<Duration>>,
     lost: LossChannel,
     released: bool,
+    observed: Option<Box<Observed>>,
 }
 
 impl ExpirableSemaphore {
@@ -606,10 +608,16 @@ impl ExpirableSemaphore {
                 "{n} permits at once; from 1 to {MOST} are possible"
             )));
         }
-        let holds = leased_permits::take(&self.inner, self.entry()?, n, wait)?;
+        let entry = self.entry()?;
+        let take = || leased_permits::take(&self.inner, entry, n, wait);
+        let Some((holds, mut observed)) = self.inner.observed(take, |_| false)? else {
+            return Ok(None);
+        };
         let permit = |hold| {
             self.inner.session().permits.insert(&hold);
             ExpirablePermit {
+                // All were acquired together.
+                observed: observed.take(),
                 semaphore: self.inner.clone(),
                 hold,
                 updating: Mutex::new(None),
@@ -617,7 +625,7 @@ impl ExpirableSemaphore {
                 released: false,
             }
         };
-        Ok(holds.map(|holds| holds.into_iter().map(permit).collect()))
+        Ok(Some(holds.into_iter().map(permit).collect()))
     }
 }
 
@@ -870,6 +878,13 @@ impl Drop for ExpirablePermit {
         {
             // Not a warning: `lost` has reported it, and it does no harm to those who wait.
             report!(Debug, "dropping a permit: {err}");
+        }
+        if let Some(observed) = self
+            .observed
+            .as_ref()
+            .filter(|_| self.hold.loss().is_none())
+        {
+            observed.released();
         }
     }
 }

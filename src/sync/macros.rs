@@ -62,7 +62,7 @@ macro_rules! exclusive_lock {
 
 
             fn acquire(&self, wait: $crate::acquire::wait_mode::WaitMode) -> $crate::error::Result<Option<$guard>> {
-                let held = self.inner.acquire(wait)?;
+                let held = self.inner.take(wait)?;
                 Ok(held.map($guard::new))
             }
 

@@ -176,11 +176,11 @@ impl RwLock {
     }
 
     fn read_with(&self, wait: WaitMode) -> Result<Option<RwLockReadGuard>> {
-        Ok(self.reading.acquire(wait)?.map(RwLockReadGuard::new))
+        Ok(self.reading.take(wait)?.map(RwLockReadGuard::new))
     }
 
     fn write_with(&self, wait: WaitMode) -> Result<Option<RwLockWriteGuard>> {
-        Ok(self.writing.acquire(wait)?.map(RwLockWriteGuard::new))
+        Ok(self.writing.take(wait)?.map(RwLockWriteGuard::new))
     }
 
     /// Waits until the calling thread holds the lock for reading.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::acquire::give_permits::{give, submit_release};
+use crate::acquire::observed::Observed;
 use crate::acquire::plain_permits;
 use crate::acquire::spec::LockSpec;
 use crate::acquire::wait_mode::WaitMode;
@@ -95,6 +96,7 @@ pub struct SemaphorePermit {
     since: Instant,
     /// They have been released or forgotten.
     done: bool,
+    observed: Option<Box<Observed>>,
 }
 
 impl Semaphore {
@@ -444,13 +446,15 @@ impl Semaphore {
     fn take(&self, permits: u32, wait: WaitMode) -> Result<Option<SemaphorePermit>> {
         check(permits)?;
         let entry = self.handle.entry()?;
-        let since = plain_permits::take(&self.handle, &entry, permits, wait)?;
-        Ok(since.map(|since| SemaphorePermit {
+        let take = || plain_permits::take(&self.handle, &entry, permits, wait);
+        let taken = self.handle.observed(take, |_| false)?;
+        Ok(taken.map(|(since, observed)| SemaphorePermit {
             shared: Arc::clone(&self.handle.shared),
             entry,
             permits,
             since,
             done: false,
+            observed,
         }))
     }
 }
@@ -546,6 +550,7 @@ impl SemaphorePermit {
     /// ```
     pub fn forget(mut self) {
         self.done = true;
+        self.observed = None;
         if self.shared.session.is_copy() {
             return;
         }
@@ -563,6 +568,13 @@ impl Drop for SemaphorePermit {
                 self.permits,
                 self.since,
             ));
+        }
+        if let Some(observed) = self
+            .observed
+            .as_ref()
+            .filter(|_| !self.shared.session.is_copy())
+        {
+            observed.released();
         }
     }
 }

@@ -64,6 +64,8 @@ impl Endpoint {
             let before = was_there.lock().insert(key, true);
             if before == Some(false) {
                 report!(Info, "connected to redis, {self}, again");
+                self.observer
+                    .tell(|observer| observer.server_back(&self.to_string()));
             }
             return;
         };
@@ -71,6 +73,9 @@ impl Endpoint {
         let before = was_there.lock().get_mut(&key).map(std::mem::take);
         if before == Some(true) {
             report!(Warn, "no connection to redis, {self}, any more: {why}");
+            let (server, why) = (self.to_string(), why.to_string());
+            self.observer
+                .tell(|observer| observer.server_gone(&server, &why));
         }
     }
 }

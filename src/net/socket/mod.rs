@@ -39,6 +39,7 @@ use crate::config::replicas::ReplicaAck;
 use crate::config::server::{Address, Deployment, Login, Server};
 use crate::net::request::Request;
 use crate::net::script_error;
+use crate::observer::Observers;
 use crate::report::report;
 
 /// The name of connections for commands.
@@ -55,6 +56,7 @@ pub(crate) struct Endpoint {
     knows_eviction: Arc<AtomicBool>,
     /// Whether the last attempt to connect to a server succeeded, of those to which one has.
     was_there: Arc<Mutex<HashMap<String, bool>>>,
+    observer: Observers,
     /// Only with Sentinels.
     following: Option<Arc<Following>>,
     /// How many replicas the master had when it was last asked.
@@ -70,8 +72,17 @@ impl Endpoint {
             server: Arc::new(server),
             knows_eviction: Arc::default(),
             was_there: Arc::default(),
+            observer: Observers::default(),
             replicas: Arc::default(),
             proves_master: false,
+        }
+    }
+
+    /// The same, and an observer hears of servers that are gone or back.
+    pub(crate) fn observed_by(self, observer: &Observers) -> Self {
+        Self {
+            observer: observer.clone(),
+            ..self
         }
     }
 

@@ -20,7 +20,7 @@ const LAYERS: [&[&str]; 11] = [
     &["local"],
     &["net"],
     &[
-        "callback", "config", "error", "process", "report", "search", "stats", "time",
+        "callback", "config", "error", "observer", "process", "report", "search", "stats", "time",
     ],
 ];
 

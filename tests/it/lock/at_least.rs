@@ -62,16 +62,16 @@ fn a_name_is_kept_whatever_kind_it_is() {
     thread::scope(|scope| {
         scope.spawn(|| {
             each! {
-                dropped: mutex, |guard| drop(guard);
+                dropped: mutex, drop;
                 unlocked: mutex, |guard| guard.unlock().unwrap();
-                fair: fair_lock, |guard| drop(guard);
+                fair: fair_lock, drop;
             }
         });
         scope.spawn(|| {
             each! {
                 fenced: fenced_lock, |guard| guard.unlock().unwrap();
-                spin: spin_lock, |guard| drop(guard);
-                reentrant: reentrant_lock, |guard| drop(guard);
+                spin: spin_lock, drop;
+                reentrant: reentrant_lock, drop;
             }
         });
         scope.spawn(|| {

@@ -3,3 +3,4 @@
 mod checking;
 mod inspecting;
 mod listing;
+mod observing;
