@@ -20,7 +20,7 @@
 --          the token, and the two notes, '' for none; '1' with a round, else ''
 --
 -- Keeps    everything; companions of another type count as absent
-local most = tonumber(ARGV[2])
+local holds, most = ARGV[1], tonumber(ARGV[2])
 local time = redis.call('time')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 
@@ -32,10 +32,6 @@ end
 local function whole(number)
   return number and string.format('%.0f', number) or ''
 end
-local function is(key, type)
-  return redis.call('type', key).ok == type
-end
-
 local type = redis.call('type', KEYS[1]).ok
 say(type)
 say(redis.call('pttl', KEYS[1]))
@@ -53,15 +49,15 @@ for i = 1, listed do
   local longest = -1
   -- Redisson has one of these for each time that a reader has locked.
   for n = 1, math.min(tonumber(value) or 0, 100) do
-    longest = math.max(longest, redis.call('pttl', ARGV[1] .. field .. ':rwlock_timeout:' .. n))
+    longest = math.max(longest, redis.call('pttl', holds .. field .. ':rwlock_timeout:' .. n))
   end
   say(longest >= 0 and longest)
 end
 
-local tickets = is(KEYS[2], 'list') and redis.call('lrange', KEYS[2], 0, most - 1) or {}
+local tickets = redis.call('type', KEYS[2]).ok == 'list' and redis.call('lrange', KEYS[2], 0, most - 1) or {}
 say(#tickets > 0 and redis.call('llen', KEYS[2]) or 0)
 say(#tickets)
-local has_ours, has_theirs = is(KEYS[4], 'zset'), is(KEYS[3], 'zset')
+local has_ours, has_theirs = redis.call('type', KEYS[4]).ok == 'zset', redis.call('type', KEYS[3]).ok == 'zset'
 for _, ticket in ipairs(tickets) do
   say(ticket)
   local ends = has_ours and redis.call('zscore', KEYS[4], ticket)
@@ -69,7 +65,7 @@ for _, ticket in ipairs(tickets) do
   say(ends and whole(math.max(ends - now, 0)))
 end
 
-local permits = is(KEYS[6], 'zset') and redis.call('zrange', KEYS[6], 0, -1, 'withscores') or {}
+local permits = redis.call('type', KEYS[6]).ok == 'zset' and redis.call('zrange', KEYS[6], 0, -1, 'withscores') or {}
 local taken = {}
 for i = 1, #permits, 2 do
   if tonumber(permits[i + 1]) > now then
@@ -86,8 +82,8 @@ for n = 1, math.min(#taken, most) do
   say(tonumber(ends) < 922337203685477 and whole(ends - now))
 end
 
-say(is(KEYS[5], 'string') and redis.call('get', KEYS[5]))
-say(is(KEYS[8], 'string') and redis.call('get', KEYS[8]))
-say(is(KEYS[9], 'string') and redis.call('get', KEYS[9]))
-say(is(KEYS[7], 'string') and '1')
+say(redis.call('type', KEYS[5]).ok == 'string' and redis.call('get', KEYS[5]))
+say(redis.call('type', KEYS[8]).ok == 'string' and redis.call('get', KEYS[8]))
+say(redis.call('type', KEYS[9]).ok == 'string' and redis.call('get', KEYS[9]))
+say(redis.call('type', KEYS[7]).ok == 'string' and '1')
 return table.concat(said)

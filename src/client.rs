@@ -10,6 +10,7 @@ use crate::error::Result;
 use crate::operations::check::{Report, check};
 use crate::operations::inspect::{LockInfo, inspect};
 use crate::operations::list::Locks;
+use crate::operations::release::unlock_owner;
 use crate::protocol::kind::Kind;
 use crate::protocol::{fair, fenced, latch, permits, reentrant, rw, semaphore, spin};
 use crate::session::{Session, SharedSession};
@@ -300,6 +301,33 @@ impl Client {
     #[must_use]
     pub fn list(&self, pattern: impl AsRef<str>) -> Locks {
         Locks::new(&self.shared, pattern.as_ref())
+    }
+
+    /// Takes a name from this owner, if it still has it, and from nobody else; `false` if it has it no longer.
+    ///
+    /// For people who have looked with [`inspect`](Self::inspect) and know that the owner is stuck: by the time that they
+    /// act, the next one may hold it, which stays as it is. Whatever its count the hold ends, and those who wait are
+    /// notified. A holder in another process learns of it at its next renewal. Blocks for two round trips, at most twice the
+    /// response timeout.
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// let stuck = "5f0c2b1e-0000-4000-8000-000000000000:17";
+    /// if !client.force_unlock_owner("report", stuck)? {
+    ///     println!("it is no longer theirs");
+    /// }
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Those of [`inspect`](Self::inspect).
+    pub fn force_unlock_owner(
+        &self,
+        name: impl AsRef<str>,
+        owner: impl AsRef<str>,
+    ) -> Result<bool> {
+        unlock_owner(&self.shared, name.as_ref(), owner.as_ref())
     }
 
     /// Checks whether the servers are fit for locks: role, version, eviction, persistence, replicas, clocks, and the rights

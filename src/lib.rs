@@ -96,6 +96,8 @@ mod config;
 mod error;
 mod hold;
 mod local;
+#[cfg(feature = "metrics")]
+mod metrics;
 mod net;
 mod observer;
 mod operations;
@@ -117,6 +119,8 @@ pub use config::tls::TlsConfig;
 pub use config::{Config, MAX_LEASE, MIN_LEASE};
 pub use error::{DeadlockReason, Error, Loss, LossReason, Result};
 pub use local::waiter::CancelToken;
+#[cfg(feature = "metrics")]
+pub use metrics::Metrics;
 pub use observer::{Acquired, Observer, Refusal, Refused, Released};
 pub use operations::check::{Finding, Report, Severity};
 pub use operations::inspect::{HoldMode, Holder, LockInfo, LockKind, Waiter};

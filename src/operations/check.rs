@@ -90,6 +90,12 @@ pub struct Report {
 
 impl Report {
     /// Returns whether every kind of lock works: there is no [`Severity::Problem`].
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// assert!(client.check()?.is_fit());
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
     #[must_use]
     pub fn is_fit(&self) -> bool {
         self.findings

@@ -5,6 +5,7 @@ pub(crate) mod check;
 pub(crate) mod inspect;
 pub(crate) mod list;
 pub(crate) mod processes;
+pub(crate) mod release;
 
 use std::time::Instant;
 

@@ -8,9 +8,10 @@ use std::fs;
 use std::path::Path;
 
 /// From top to bottom: the files and folders of `src/` that make up a layer.
-const LAYERS: [&[&str]; 11] = [
+const LAYERS: [&[&str]; 12] = [
+    &["bin"],
     &["lib", "client", "guide"],
-    &["operations"],
+    &["operations", "metrics"],
     &["sync"],
     &["acquire"],
     &["quorum"],

@@ -3,4 +3,6 @@
 mod checking;
 mod inspecting;
 mod listing;
+#[cfg(feature = "metrics")]
+mod metrics;
 mod observing;

@@ -8,11 +8,16 @@ use std::path::Path;
 use crate::support::lua;
 
 /// Keys that are not written as `KEYS[n]`: the script or the prelude, what stands there, and why.
-const NOT_LITERAL: [(&str, &str, &str); 6] = [
+const NOT_LITERAL: [(&str, &str, &str); 7] = [
     (
         "fair",
         "KEYS[5] .. ':' .. head",
         "a channel for each waiter",
+    ),
+    (
+        "inspect",
+        "holds .. field .. ':rwlock_timeout:' .. n",
+        "Redisson's keys: only the hash names them",
     ),
     (
         "lock_renew",

@@ -1,0 +1,221 @@
+//! Shows what there is.
+
+use std::io::{IsTerminal as _, Write as _};
+use std::time::Duration;
+
+use redlatch::{Client, LockInfo, LockKind, Process, Severity};
+use serde_json::{Value, json};
+
+use crate::options::{BUSY, Failure, Form, UNAVAILABLE};
+
+/// Writes to standard output; a reader that has gone ends the command in silence, as it does others.
+fn print(text: &str) -> Result<(), Failure> {
+    let mut out = std::io::stdout().lock();
+    match writeln!(out, "{text}").and_then(|()| out.flush()) {
+        Err(err) if err.kind() == std::io::ErrorKind::BrokenPipe => Err(Failure {
+            status: 141,
+            why: "nobody reads what is printed".into(),
+        }),
+        written => Ok(written?),
+    }
+}
+
+fn is_coloured() -> bool {
+    std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none()
+}
+
+/// The first line in bold.
+fn headed(text: &str) -> String {
+    match text.split_once('\n') {
+        _ if !is_coloured() => text.to_owned(),
+        Some((head, rest)) => format!("\x1b[1m{head}\x1b[0m\n{rest}"),
+        None => format!("\x1b[1m{text}\x1b[0m"),
+    }
+}
+
+fn pretty(value: &Value) -> Result<(), Failure> {
+    print(&format!("{value:#}"))
+}
+
+fn ms(span: Option<Duration>) -> Value {
+    span.map_or(Value::Null, |span| {
+        json!(u64::try_from(span.as_millis()).unwrap_or(u64::MAX))
+    })
+}
+
+fn process(of: Option<&Process>) -> Value {
+    of.map_or(Value::Null, |its| {
+        json!({
+            "host": its.host,
+            "pid": its.pid,
+            "address": its.address,
+            "label": its.label,
+            "idle_s": its.idle.as_secs(),
+        })
+    })
+}
+
+fn info(of: &LockInfo) -> Value {
+    let holders = of.holders.iter().map(|holder| {
+        json!({
+            "owner": holder.owner,
+            "count": holder.count,
+            "mode": holder.mode.to_string(),
+            "lease_left_ms": ms(holder.lease_left),
+            "process": process(holder.process.as_ref()),
+        })
+    });
+    let queue = of.queue.iter().map(|waiter| {
+        json!({
+            "owner": waiter.owner,
+            "lives_for_ms": ms(waiter.lives_for),
+            "process": process(waiter.process.as_ref()),
+        })
+    });
+    json!({
+        "name": of.name,
+        "key": of.key,
+        "kind": of.kind.to_string(),
+        "held": of.held,
+        "holders": holders.collect::<Vec<_>>(),
+        "waiting": of.waiting,
+        "queue": queue.collect::<Vec<_>>(),
+        "listening": of.listening,
+        "token": of.token,
+        "free": of.free,
+        "ends_in_ms": ms(of.ends_in),
+        "unknown": of.unknown,
+    })
+}
+
+pub(crate) fn who(client: &Client, name: &str, form: Form) -> Result<u8, Failure> {
+    let its = client.inspect(name)?;
+    match form.json {
+        true => pretty(&info(&its))?,
+        false => print(&headed(&its.to_string()))?,
+    }
+    Ok(0)
+}
+
+pub(crate) fn ls(client: &Client, pattern: &str, form: Form) -> Result<u8, Failure> {
+    let mut all = Vec::new();
+    for lock in client.list(pattern) {
+        let lock = lock?;
+        match form.json {
+            false => print(&lock.to_string())?,
+            true => all.push(json!({
+                "name": lock.name,
+                "kind": lock.kind.to_string(),
+                "held": lock.held,
+                "lease_left_ms": ms(lock.lease_left),
+            })),
+        }
+    }
+    if form.json {
+        pretty(&Value::Array(all))?;
+    }
+    Ok(0)
+}
+
+pub(crate) fn watch(client: &Client, name: &str, interval: Duration) -> Result<u8, Failure> {
+    let in_place = std::io::stdout().is_terminal();
+    loop {
+        let shown = match client.inspect(name) {
+            Ok(its) => headed(&its.to_string()),
+            Err(err) => err.to_string(),
+        };
+        match in_place {
+            // From the upper left corner of an empty screen.
+            true => print(&format!("\x1b[2J\x1b[H{shown}"))?,
+            false => print(&shown)?,
+        }
+        std::thread::sleep(interval.max(Duration::from_millis(50)));
+    }
+}
+
+pub(crate) fn unlock(client: &Client, name: &str, owner: Option<&str>) -> Result<u8, Failure> {
+    let done = match owner {
+        Some(owner) => client.force_unlock_owner(name, owner)?,
+        None => force(client, name)?,
+    };
+    match done {
+        true => print(&format!("{name}: taken away"))?,
+        false => {
+            let who = owner.unwrap_or("anybody");
+            eprintln!("redlatch: `{name}` is not held by {who}");
+            return Ok(BUSY);
+        }
+    }
+    Ok(0)
+}
+
+fn force(client: &Client, name: &str) -> Result<bool, Failure> {
+    let its = client.inspect(name)?;
+    if std::io::stdin().is_terminal() {
+        eprintln!("{its}");
+        eprint!(
+            "take it from {}? [y/N] ",
+            if its.held > 1 {
+                "all of them"
+            } else {
+                "its holder"
+            }
+        );
+        let mut answer = String::new();
+        std::io::stdin().read_line(&mut answer)?;
+        if !["y", "yes"].contains(&answer.trim().to_lowercase().as_str()) {
+            return Err(Failure {
+                status: BUSY,
+                why: "left as it is".into(),
+            });
+        }
+    }
+    Ok(match its.kind {
+        LockKind::FairLock => client.fair_lock(name).force_unlock()?,
+        LockKind::RwLock => client.rwlock(name).force_unlock()?,
+        LockKind::ExpirableSemaphore => {
+            let ids: Vec<_> = its.holders.iter().map(|permit| &permit.owner).collect();
+            client
+                .expirable_semaphore(name)
+                .release_ids(&ids)?
+                .contains(&true)
+        }
+        LockKind::Semaphore | LockKind::Latch | LockKind::Other => {
+            let why = format!("`{name}` is a {}, which nobody holds", its.kind);
+            return Err(Failure {
+                status: UNAVAILABLE,
+                why,
+            });
+        }
+        _ => client.reentrant_lock(name).force_unlock()?,
+    })
+}
+
+pub(crate) fn check(client: &Client, form: Form) -> Result<u8, Failure> {
+    let report = client.check()?;
+    let status = if report.is_fit() { 0 } else { UNAVAILABLE };
+    if form.json {
+        let findings = report.findings.iter().map(|finding| {
+            json!({
+                "server": finding.server,
+                "severity": finding.severity.to_string(),
+                "what": finding.what,
+                "advice": finding.advice,
+            })
+        });
+        pretty(&findings.collect())?;
+        return Ok(status);
+    }
+    for finding in &report.findings {
+        let colour = match finding.severity {
+            Severity::Problem => "\x1b[31m",
+            Severity::Warning => "\x1b[33m",
+            _ => "",
+        };
+        match is_coloured() {
+            true => print(&format!("{colour}{finding}\x1b[0m"))?,
+            false => print(&finding.to_string())?,
+        }
+    }
+    Ok(status)
+}

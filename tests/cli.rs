@@ -1,0 +1,521 @@
+//! The command, as people use it: in two shells, in a terminal, in a pipe, and with what they kill.
+
+#![cfg(unix)]
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+#[path = "it/support/bare/mod.rs"]
+mod support;
+
+use std::fs::File;
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use nix::pty::openpty;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use redlatch::Client;
+use serde_json::Value;
+
+use support::{Server, eventually, free_port, loosely, ms, unique};
+
+/// The command, for a server.
+fn redlatch(server: &Server) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_redlatch"));
+    command
+        .env("REDLATCH_URL", server.url())
+        .stdin(Stdio::null());
+    command
+}
+
+/// What comes of it: status, standard output and standard error.
+#[track_caller]
+fn done(command: &mut Command) -> (i32, String, String) {
+    let Output {
+        status,
+        stdout,
+        stderr,
+    } = command.output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    (
+        status.code().expect("an exit status"),
+        text(stdout),
+        text(stderr),
+    )
+}
+
+/// Ended with the test, if it has not ended before.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.0.kill().ok();
+        self.0.wait().ok();
+    }
+}
+
+impl Running {
+    fn signal(&self, signal: Signal) {
+        kill(Pid::from_raw(self.0.id().try_into().unwrap()), signal).unwrap();
+    }
+
+    #[track_caller]
+    fn status(&mut self) -> Option<i32> {
+        let mut status = None;
+        eventually("it ends", || {
+            status = self.0.try_wait().unwrap();
+            status.is_some()
+        });
+        status.unwrap().code()
+    }
+}
+
+/// Runs a shell script under a lock, until it has said `ready`.
+#[track_caller]
+fn runs(
+    server: &Server,
+    args: &[&str],
+    name: &str,
+    script: &str,
+) -> (Running, BufReader<std::process::ChildStdout>) {
+    let mut command = redlatch(server);
+    command
+        .arg("run")
+        .args(args)
+        .args([name, "--", "sh", "-c", script]);
+    let mut running = Running(
+        command
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap(),
+    );
+    let mut says = BufReader::new(running.0.stdout.take().unwrap());
+    let mut line = String::new();
+    says.read_line(&mut line).unwrap();
+    assert_eq!(line, "ready\n");
+    (running, says)
+}
+
+/// Says that it is there, and waits until its input ends or a signal comes.
+const WAITS: &str = "echo ready; exec sleep 100";
+
+#[test]
+fn a_program_runs_under_a_lock_and_its_status_is_the_commands() {
+    let server = Server::start();
+    let name = unique("job");
+    let shell = |script: &str| {
+        let mut command = redlatch(&server);
+        command.args(["run", &name, "--", "sh", "-c", script]);
+        command
+    };
+    assert_eq!(
+        done(&mut shell("echo $REDLATCH_NAME; exit 7")),
+        (7, format!("{name}\n"), String::new())
+    );
+    assert_eq!(done(&mut shell("kill -9 $$")).0, 137);
+    assert_eq!(done(&mut shell("test -z \"$REDLATCH_TOKEN\"")).0, 0);
+    let mut fenced = redlatch(&server);
+    fenced.args([
+        "run",
+        "--fenced",
+        &unique("f"),
+        "--",
+        "sh",
+        "-c",
+        "echo $REDLATCH_TOKEN",
+    ]);
+    let (status, token, _) = done(&mut fenced);
+    assert!(status == 0 && token.trim().parse::<u64>().unwrap() > 0);
+    let mut none = redlatch(&server);
+    let (status, _, says) = done(none.args(["run", &name, "--", "/no/such/program"]));
+    assert!(status == 127 && says.contains("/no/such/program"), "{says}");
+    assert_eq!(
+        done(redlatch(&server).args([
+            "run",
+            &name,
+            "--",
+            concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml")
+        ]))
+        .0,
+        126
+    );
+    // In a pipe.
+    let mut pipe = shell("tr a-z A-Z");
+    let mut running = pipe
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    running.stdin.take().unwrap().write_all(b"stock").unwrap();
+    assert_eq!(running.wait_with_output().unwrap().stdout, b"STOCK");
+    assert!(!server.exists(&name), "it is released each time");
+}
+
+#[test]
+fn in_two_shells_one_has_it_and_the_other_is_told_who() {
+    let server = Server::start();
+    let name = unique("shells");
+    let (mut running, _says) = runs(&server, &[], &name, WAITS);
+    let run = |args: &[&str]| {
+        let mut command = redlatch(&server);
+        command
+            .arg("run")
+            .args(args)
+            .args([&name, "--", "echo", "mine"]);
+        command
+    };
+    let (status, said, why) = done(&mut run(&["-n"]));
+    assert_eq!((status, &*said), (75, ""));
+    let pid = running.0.id().to_string();
+    assert!(
+        why.contains("held by") && why.contains(&format!("pid {pid}")),
+        "{why}"
+    );
+    assert_eq!(done(&mut run(&["-n", "-E", "9"])).0, 9);
+    let begun = Instant::now();
+    let (status, _, why) = done(&mut run(&["-w", "300ms"]));
+    assert!(
+        status == 75 && begun.elapsed() >= ms(300) && why.contains("is waited for"),
+        "{why}"
+    );
+    // One that waits has it when the first is done, whatever becomes of that.
+    let mut waits = Running(
+        run(&[])
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap(),
+    );
+    let mut says = BufReader::new(waits.0.stderr.take().unwrap());
+    let mut line = String::new();
+    says.read_line(&mut line).unwrap();
+    assert!(line.contains("is waited for"), "{line}");
+    running.signal(Signal::SIGTERM);
+    assert_eq!(running.status(), Some(143), "it is passed on");
+    assert_eq!(waits.status(), Some(0));
+    let mut said = String::new();
+    waits
+        .0
+        .stdout
+        .take()
+        .unwrap()
+        .read_to_string(&mut said)
+        .unwrap();
+    assert_eq!(said, "mine\n");
+}
+
+#[test]
+fn kinds_of_locks_go_together_as_they_should() {
+    let server = Server::start();
+    let [shared, slots, fair] = ["shared", "slots", "fair"].map(unique);
+    let try_it = |args: &[&str], name: &str| {
+        let mut command = redlatch(&server);
+        done(
+            command
+                .args(["run", "-n"])
+                .args(args)
+                .args([name, "--", "true"]),
+        )
+        .0
+    };
+    let (mut reads, _says) = runs(&server, &["-s"], &shared, WAITS);
+    assert_eq!(
+        (try_it(&["-s"], &shared), try_it(&["-x"], &shared)),
+        (0, 75)
+    );
+    reads.signal(Signal::SIGTERM);
+    reads.status();
+    assert_eq!(try_it(&["-x"], &shared), 0);
+    let _two = [(); 2].map(|()| runs(&server, &["--permits", "2"], &slots, WAITS));
+    assert_eq!(try_it(&["--permits", "2"], &slots), 75);
+    let _fair = runs(&server, &["--fair"], &fair, WAITS);
+    assert_eq!(try_it(&["--fair"], &fair), 75);
+    for wrong in [
+        &["run", "-n", "-w", "1", "a", "--", "true"][..],
+        &["run", "-s", "--fair", "a", "--", "true"],
+        &["run", "a"],
+    ] {
+        assert_eq!(done(redlatch(&server).args(wrong)).0, 2, "{wrong:?}");
+    }
+    assert_eq!(
+        done(redlatch(&server).args(["run", "", "--", "true"])).0,
+        64
+    );
+}
+
+#[test]
+fn of_many_hosts_one_runs_the_job() {
+    let server = Server::start();
+    let name = unique("cron");
+    let hosts: Vec<_> = (0..5)
+        .map(|n| {
+            std::thread::sleep(ms(80) * u32::from(n > 0));
+            let mut command = redlatch(&server);
+            command.args(["run", "-n", "--at-least", "20s", &name, "--", "echo", "ran"]);
+            done(&mut command)
+        })
+        .collect();
+    let ran = hosts
+        .iter()
+        .filter(|(status, said, _)| *status == 0 && said == "ran\n");
+    assert_eq!(ran.count(), 1);
+    assert!(hosts[1..].iter().all(|(status, ..)| *status == 75));
+}
+
+#[test]
+fn without_a_server_it_says_so_in_time() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_redlatch"));
+    command.env(
+        "REDLATCH_URL",
+        format!("redis://127.0.0.1:{}/", free_port()),
+    );
+    let begun = Instant::now();
+    let (status, _, why) = done(command.args(["run", "a", "--", "true"]));
+    assert!(
+        status == 69 && why.starts_with("redlatch: "),
+        "{status}: {why}"
+    );
+    assert!(begun.elapsed() < loosely(ms(5_000)));
+    for action in [&["who", "a"][..], &["ls"], &["unlock", "a", "--force"]] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_redlatch"));
+        command.env(
+            "REDLATCH_URL",
+            format!("redis://127.0.0.1:{}/", free_port()),
+        );
+        assert_eq!(done(command.args(action)).0, 69, "{action:?}");
+    }
+    let mut command = Command::new(env!("CARGO_BIN_EXE_redlatch"));
+    assert_eq!(done(command.args(["--url", "http://here", "ls"])).0, 64);
+}
+
+#[test]
+fn a_program_whose_lock_is_lost_is_ended() {
+    let server = Server::start();
+    for (script, grace) in [
+        (WAITS, "60s"),
+        (
+            "trap '' TERM; echo ready; while :; do sleep 0.1; done",
+            "200ms",
+        ),
+    ] {
+        let name = unique("lost");
+        let (mut running, _says) = runs(
+            &server,
+            &["--lease", "600ms", "--grace", grace],
+            &name,
+            script,
+        );
+        server.cli(&["DEL", &name]);
+        assert_eq!(running.status(), Some(70));
+        let mut why = String::new();
+        running
+            .0
+            .stderr
+            .take()
+            .unwrap()
+            .read_to_string(&mut why)
+            .unwrap();
+        assert!(why.contains("is lost"), "{why}");
+    }
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn whoever_is_killed_nothing_goes_on_without_the_lock() {
+    let server = Server::start();
+    let name = unique("killed");
+    let (mut running, mut says) = runs(
+        &server,
+        &["--lease", "1s"],
+        &name,
+        "echo ready; echo $$; exec sleep 100",
+    );
+    let mut pid = String::new();
+    says.read_line(&mut pid).unwrap();
+    running.signal(Signal::SIGKILL);
+    running.0.wait().unwrap();
+    // The program has died with it, and the lock is free when its lease is over.
+    let program = Pid::from_raw(pid.trim().parse().unwrap());
+    eventually("the program has died", || {
+        let state = std::fs::read_to_string(format!("/proc/{program}/stat"));
+        state.is_err() || state.is_ok_and(|state| state.contains(") Z "))
+    });
+    eventually("it is free", || !server.exists(&name));
+    // The other way round.
+    let (mut running, mut says) = runs(&server, &[], &name, "echo ready; echo $$; exec sleep 100");
+    let mut pid = String::new();
+    says.read_line(&mut pid).unwrap();
+    kill(Pid::from_raw(pid.trim().parse().unwrap()), Signal::SIGKILL).unwrap();
+    assert_eq!(running.status(), Some(137));
+    assert!(!server.exists(&name));
+}
+
+#[test]
+fn signals_are_passed_on_and_end_a_wait() {
+    let server = Server::start();
+    let name = unique("signals");
+    let script = "trap 'echo hup' HUP; trap 'echo usr1; exit 3' USR1; echo ready; while :; do sleep 0.05; done";
+    let (mut running, mut says) = runs(&server, &[], &name, script);
+    let mut waits = redlatch(&server);
+    waits
+        .args(["run", &name, "--", "true"])
+        .stderr(Stdio::piped());
+    let mut waits = Running(waits.spawn().unwrap());
+    let mut told = BufReader::new(waits.0.stderr.take().unwrap());
+    told.read_line(&mut String::new()).unwrap();
+    waits.signal(Signal::SIGTERM);
+    assert_eq!(waits.status(), Some(143));
+    running.signal(Signal::SIGHUP);
+    let mut line = String::new();
+    says.read_line(&mut line).unwrap();
+    assert_eq!(line, "hup\n");
+    running.signal(Signal::SIGUSR1);
+    assert_eq!(running.status(), Some(3));
+    assert!(!server.exists(&name));
+}
+
+#[test]
+fn what_is_shown_can_be_read_by_programs() {
+    let server = Server::start();
+    let client = Client::open(server.url()).unwrap();
+    let name = unique("shown");
+    let guard = client.fair_lock(&name).lock().unwrap();
+    let json = |args: &[&str]| -> Value {
+        let (status, said, why) = done(redlatch(&server).args(args).arg("--json"));
+        assert_eq!((status, &*why), (0, ""));
+        serde_json::from_str(&said).unwrap()
+    };
+    let who = json(&["who", &name]);
+    assert_eq!(
+        (who["name"].as_str(), who["held"].as_u64()),
+        (Some(&*name), Some(1))
+    );
+    assert_eq!(who["holders"][0]["owner"].as_str(), Some(guard.owner()));
+    assert_eq!(
+        who["holders"][0]["process"]["pid"].as_u64(),
+        Some(u64::from(std::process::id()))
+    );
+    let ls = json(&["ls", "*shown*"]);
+    assert_eq!(ls.as_array().unwrap().len(), 1);
+    assert_eq!(ls[0]["name"].as_str(), Some(&*name));
+    assert!(
+        json(&["check"])
+            .as_array()
+            .unwrap()
+            .iter()
+            .all(|its| its["severity"] != "problem")
+    );
+    let (status, said, _) = done(redlatch(&server).args(["who", &name]));
+    assert!(
+        status == 0 && said.starts_with(&name) && said.contains(guard.owner()),
+        "{said}"
+    );
+    assert!(!said.contains('\x1b'), "no colours in a pipe");
+    let (_, said, _) = done(redlatch(&server).arg("ls"));
+    assert!(said.contains(&name));
+    let (status, said, _) = done(redlatch(&server).arg("check"));
+    assert!(status == 0 && said.contains("role master"), "{said}");
+    // Somebody who reads the beginning only.
+    let shell = format!(
+        "{} watch -i 50ms {name} | head -n 1",
+        env!("CARGO_BIN_EXE_redlatch")
+    );
+    let mut piped = Command::new("sh");
+    let (status, said, _) = done(piped.env("REDLATCH_URL", server.url()).args(["-c", &shell]));
+    assert!(status == 0 && said.starts_with(&name), "{said}");
+    let (status, said, _) = done(redlatch(&server).args(["completions", "bash"]));
+    assert!(status == 0 && said.contains("_redlatch"));
+}
+
+#[test]
+fn a_name_is_taken_from_one_owner_only() {
+    let server = Server::start();
+    let client = Client::open(server.url()).unwrap();
+    let unlock = |name: &str, owner: &str| {
+        done(redlatch(&server).args(["unlock", name, "--owner", owner])).0
+    };
+    macro_rules! each {
+        ($($lock:ident $take:ident;)+) => {$(
+            let name = unique(stringify!($lock));
+            let stuck = client.$lock(&name).$take().unwrap();
+            let owner = stuck.owner().to_owned();
+            assert_eq!(unlock(&name, "5f0c2b1e-0000-4000-8000-000000000000:17"), 75);
+            assert!(server.exists(&name));
+            assert_eq!(unlock(&name, &owner), 0, "{}", stringify!($lock));
+            let next = Client::open(server.url()).unwrap();
+            let guard = next.$lock(&name).$take().unwrap();
+            assert_eq!(unlock(&name, &owner), 75, "it is the next one's");
+            guard.unlock().unwrap();
+            drop(stuck);
+        )+};
+    }
+    each! {
+        mutex lock;
+        fair_lock lock;
+        fenced_lock lock;
+        rwlock write;
+        rwlock read;
+    }
+    let slots = unique("slots");
+    let semaphore = client.expirable_semaphore(&slots);
+    semaphore.try_set_permits(1).unwrap();
+    let permit = semaphore.acquire().unwrap();
+    assert_eq!(unlock(&slots, permit.id()), 0);
+    assert_eq!(semaphore.available_permits().unwrap(), 1);
+    drop(permit);
+}
+
+/// Talks to the command on a terminal: what it says, and its status.
+fn on_terminal(server: &Server, args: &[&str], answer: &str) -> (i32, String) {
+    let pty = openpty(None, None).unwrap();
+    let slave = || Stdio::from(pty.slave.try_clone().unwrap());
+    let mut command = redlatch(server);
+    command
+        .args(args)
+        .stdin(slave())
+        .stdout(slave())
+        .stderr(slave());
+    let mut child = command.spawn().unwrap();
+    drop(command);
+    drop(pty.slave);
+    let mut terminal = File::from(pty.master);
+    terminal.write_all(answer.as_bytes()).unwrap();
+    let mut said = Vec::new();
+    let mut some = [0; 1024];
+    // It ends with an error once nobody is at the other side.
+    while let Ok(n @ 1..) = terminal.read(&mut some) {
+        said.extend_from_slice(&some[..n]);
+    }
+    let status = child.wait().unwrap().code().unwrap();
+    (status, String::from_utf8_lossy(&said).into_owned())
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn on_a_terminal_it_asks_first_and_shows_colours() {
+    let server = Server::start();
+    let client = Client::open(server.url()).unwrap();
+    let name = unique("terminal");
+    let guard = client.mutex(&name).lock().unwrap();
+    let (status, said) = on_terminal(&server, &["who", &name], "");
+    assert!(status == 0 && said.contains("\x1b[1m"), "{said}");
+    let (status, said) = on_terminal(&server, &["unlock", &name, "--force"], "n\n");
+    assert!(
+        status == 75 && said.contains("[y/N]") && said.contains(guard.owner()),
+        "{said}"
+    );
+    assert!(guard.is_valid() && server.exists(&name));
+    let (status, said) = on_terminal(&server, &["unlock", &name, "--force"], "y\n");
+    assert!(status == 0 && said.contains("taken away"), "{said}");
+    assert!(!server.exists(&name));
+    // Without one it is not asked for.
+    let again = client.mutex(unique("again")).lock().unwrap();
+    let (status, ..) = done(redlatch(&server).args(["unlock", again.name(), "--force"]));
+    assert_eq!(status, 0);
+    let nobody = done(redlatch(&server).args(["unlock", again.name(), "--force"]));
+    assert_eq!(nobody.0, 75);
+    drop(guard);
+    drop(again);
+    client.close(Duration::from_secs(2)).unwrap();
+}
