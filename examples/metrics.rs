@@ -1,4 +1,4 @@
-//! Serves what a client's locks do as text that Prometheus reads, on http://127.0.0.1:9899/metrics.
+//! Serves what a client's locks do as text that Prometheus reads, on <http://127.0.0.1:9899/metrics>.
 //!
 //! ```text
 //! cargo run --release --features metrics --example metrics             until interrupted

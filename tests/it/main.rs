@@ -15,6 +15,7 @@ mod lock;
 mod multi_lock;
 mod operations;
 mod quorum;
+mod recipes;
 mod rwlock;
 mod scripts;
 mod semaphore;

@@ -1,0 +1,67 @@
+//! The recipes of the guide, each in a file of its own and run once.
+//!
+//! ```text
+//! cargo run --example recipes        a redis-server of its own, or that of REDIS_URL
+//! ```
+
+#![expect(clippy::print_stdout, reason = "it reports to whoever runs it")]
+#![expect(unreachable_pub, reason = "recipes are copied from here")]
+
+use std::time::Duration;
+
+use redlatch::{CancelToken, Client};
+
+mod cron;
+mod from_async;
+mod leader;
+mod migrations;
+mod pool;
+#[path = "../shared/mod.rs"]
+mod shared;
+mod shutdown;
+mod stampede;
+mod web;
+mod without_redis;
+
+use without_redis::Alone as _;
+
+fn main() -> shared::Result<()> {
+    let (_server, url) = shared::redis_server()?;
+    let client = Client::open(url)?;
+    let done = cron::every_minute(&client, || println!("cron: this host writes the report"))?;
+    let again = cron::every_minute(&client, || println!("cron: a second time"))?;
+    println!("cron: done {done}, again {again}");
+    let migrated =
+        migrations::migrate(&client, 3, || 1, |from| println!("migrations: from {from}"));
+    println!("migrations: {}", migrated.map_err(|err| err.to_string())?);
+    let (stop, mut left) = (CancelToken::new(), 3);
+    leader::lead(&client, &stop, || {
+        left -= 1;
+        if left == 0 {
+            stop.cancel();
+        }
+        left > 0
+    })?;
+    println!("leader: has led");
+    println!("pool: {:?}", pool::call_service(&client, || "an answer")?);
+    println!(
+        "stampede: {}",
+        stampede::cached(&client, "page", || None, || "a page")?
+    );
+    println!("web: {}", web::change_order(&client, 4711, || {}));
+    client.alone("alone", &mut || println!("without_redis: alone"))?;
+    without_redis::InMemory::default()
+        .alone("alone", &mut || println!("without_redis: in memory"))?;
+    let runtime = tokio::runtime::Builder::new_current_thread().build()?;
+    let sum = runtime.block_on(from_async::with_lock(&client, "async".into(), || 20 + 22))?;
+    println!("from_async: {sum}");
+    let closing = shutdown::close_on_signal(&client)?;
+    signal_hook::low_level::raise(signal_hook::consts::SIGTERM)?;
+    closing.join().map_err(|_| "it panicked")?;
+    std::thread::sleep(Duration::from_millis(1));
+    println!(
+        "shutdown: the client is closed: {}",
+        client.mutex("any").try_lock().is_err()
+    );
+    Ok(())
+}

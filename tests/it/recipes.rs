@@ -1,0 +1,244 @@
+//! The recipes of the guide do what they say.
+
+#![expect(unreachable_pub, reason = "recipes are copied from there")]
+
+use std::process::Command;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::thread;
+
+use redlatch::{CancelToken, Client, Error};
+
+use crate::support::{Server, eventually, ms, open, settings, timed};
+
+#[path = "../../examples/recipes/cron.rs"]
+mod cron;
+#[path = "../../examples/recipes/from_async.rs"]
+mod from_async;
+#[path = "../../examples/recipes/leader.rs"]
+mod leader;
+#[path = "../../examples/recipes/migrations.rs"]
+mod migrations;
+#[path = "../../examples/recipes/pool.rs"]
+mod pool;
+#[path = "../../examples/recipes/stampede.rs"]
+mod stampede;
+#[path = "../../examples/recipes/web.rs"]
+mod web;
+#[path = "../../examples/recipes/without_redis.rs"]
+mod without_redis;
+
+timed!(of_five_hosts_one_does_the_job_of_a_minute);
+fn of_five_hosts_one_does_the_job_of_a_minute() {
+    let server = Server::start();
+    let ran = AtomicU32::new(0);
+    let job = || {
+        ran.fetch_add(1, Ordering::SeqCst);
+    };
+    let done = (0..5).filter(|_| cron::every_minute(&open(&server), job).unwrap());
+    assert_eq!((done.count(), ran.load(Ordering::SeqCst)), (1, 1));
+}
+
+timed!(of_many_replicas_one_migrates_and_all_start);
+fn of_many_replicas_one_migrates_and_all_start() {
+    let server = Server::start();
+    let (version, migrated) = (AtomicU32::new(1), AtomicU32::new(0));
+    thread::scope(|scope| {
+        for _ in 0..4 {
+            let (client, version, migrated) = (open(&server), &version, &migrated);
+            scope.spawn(move || {
+                let read = || version.load(Ordering::SeqCst);
+                let done = migrations::migrate(&client, 3, read, |from| {
+                    assert_eq!(from, 1);
+                    thread::sleep(ms(50));
+                    version.store(3, Ordering::SeqCst);
+                });
+                migrated.fetch_add(u32::from(done.unwrap()), Ordering::SeqCst);
+                assert_eq!(version.load(Ordering::SeqCst), 3, "nobody starts before");
+            });
+        }
+    });
+    assert_eq!(migrated.load(Ordering::SeqCst), 1);
+}
+
+timed!(when_the_leader_ends_another_leads);
+fn when_the_leader_ends_another_leads() {
+    let server = Server::start();
+    let clients = [open(&server), open(&server)];
+    let stops = [CancelToken::new(), CancelToken::new()];
+    let leads = [AtomicBool::new(false), AtomicBool::new(false)];
+    let alone = Mutex::new(());
+    thread::scope(|scope| {
+        for n in 0..2 {
+            let (client, stop, leads, alone) = (&clients[n], &stops[n], &leads[n], &alone);
+            scope.spawn(move || {
+                let work = || {
+                    let _alone = alone.try_lock().expect("nobody else leads");
+                    leads.store(true, Ordering::SeqCst);
+                    thread::sleep(ms(1));
+                    true
+                };
+                leader::lead(client, stop, work).unwrap();
+            });
+            if n == 0 {
+                eventually("the first leads", || leads.load(Ordering::SeqCst));
+            }
+        }
+        assert!(!leads[1].load(Ordering::SeqCst));
+        stops[0].cancel();
+        eventually("the second leads", || leads[1].load(Ordering::SeqCst));
+        stops[1].cancel();
+    });
+}
+
+timed!(no_more_than_five_call_the_service);
+fn no_more_than_five_call_the_service() {
+    let server = Server::start();
+    let client = open(&server);
+    let (inside, most) = (AtomicU32::new(0), AtomicU32::new(0));
+    thread::scope(|scope| {
+        for _ in 0..8 {
+            scope.spawn(|| {
+                let call = || {
+                    let now = inside.fetch_add(1, Ordering::SeqCst) + 1;
+                    most.fetch_max(now, Ordering::SeqCst);
+                    thread::sleep(ms(20));
+                    inside.fetch_sub(1, Ordering::SeqCst);
+                };
+                pool::call_service(&client, call).unwrap();
+            });
+        }
+    });
+    assert!((1..=5).contains(&most.load(Ordering::SeqCst)));
+}
+
+timed!(an_entry_is_computed_once);
+fn an_entry_is_computed_once() {
+    let server = Server::start();
+    let client = open(&server);
+    let (cache, filled) = (Mutex::new(None), AtomicU32::new(0));
+    thread::scope(|scope| {
+        for _ in 0..8 {
+            scope.spawn(|| {
+                let fill = || {
+                    filled.fetch_add(1, Ordering::SeqCst);
+                    thread::sleep(ms(20));
+                    *cache.lock().unwrap() = Some(42);
+                    42
+                };
+                let found = stampede::cached(&client, "page", || *cache.lock().unwrap(), fill);
+                assert_eq!(found.unwrap(), 42);
+            });
+        }
+    });
+    assert_eq!(filled.load(Ordering::SeqCst), 1);
+}
+
+timed!(a_handler_answers_what_it_is);
+fn a_handler_answers_what_it_is() {
+    let mut server = Server::start();
+    let client = Client::open(settings(&server).response_timeout(ms(300))).unwrap();
+    let (held, ran) = (open(&server), AtomicU32::new(0));
+    let handle = || {
+        web::change_order(&client, 4711, || {
+            ran.fetch_add(1, Ordering::SeqCst);
+        })
+    };
+    assert_eq!(handle(), 200);
+    let guard = held.mutex("order:4711").lock().unwrap();
+    assert_eq!(handle(), 409);
+    drop(guard);
+    server.kill();
+    assert_eq!(handle(), 503);
+    assert_eq!(ran.load(Ordering::SeqCst), 1);
+}
+
+timed!(work_of_an_async_program_is_done_under_the_lock);
+fn work_of_an_async_program_is_done_under_the_lock() {
+    let server = Server::start();
+    let client = open(&server);
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .build()
+        .unwrap();
+    let inside = std::sync::Arc::new(Mutex::new(()));
+    let one = || {
+        let inside = std::sync::Arc::clone(&inside);
+        from_async::with_lock(&client, "async".into(), move || {
+            let _alone = inside.try_lock().expect("nobody else is inside");
+            thread::sleep(ms(10));
+        })
+    };
+    let (a, b) = runtime.block_on(async { tokio::join!(one(), one()) });
+    a.unwrap();
+    b.unwrap();
+    assert!(!client.mutex("async").is_locked().unwrap());
+}
+
+timed!(two_futures_of_a_thread_are_one_owner);
+fn two_futures_of_a_thread_are_one_owner() {
+    let server = Server::start();
+    let client = open(&server);
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .build()
+        .unwrap();
+    let reentrant = async || {
+        let guard = client.reentrant_lock("shared").lock();
+        tokio::task::yield_now().await;
+        guard.map(|guard| guard.hold_count())
+    };
+    // Both have it at the same time: what must not be done.
+    let both = runtime.block_on(async { tokio::join!(reentrant(), reentrant()) });
+    assert_eq!(both.0.unwrap().max(both.1.unwrap()), 2);
+    let mutex = async || {
+        let guard = client.mutex("single").try_lock();
+        tokio::task::yield_now().await;
+        guard.map(|guard| guard.is_some())
+    };
+    let both = runtime.block_on(async { tokio::join!(mutex(), mutex()) });
+    assert!(both.0.unwrap());
+    assert!(matches!(both.1, Err(Error::WouldDeadlock { .. })));
+}
+
+timed!(code_under_a_lock_is_tested_without_redis);
+fn code_under_a_lock_is_tested_without_redis() {
+    use without_redis::{Alone, InMemory};
+    /// What a program does.
+    fn count(alone: &dyn Alone, counter: &mut u32) {
+        alone.alone("counter", &mut || *counter += 1).unwrap();
+    }
+    let mut counter = 0;
+    count(&InMemory::default(), &mut counter);
+    count(&open(&Server::start()), &mut counter);
+    assert_eq!(counter, 2);
+}
+
+/// All of them in a process of its own, which ends itself by a signal.
+#[test]
+fn the_example_runs_every_recipe() {
+    let server = Server::start();
+    let test = std::env::current_exe().unwrap();
+    let example = test
+        .parent()
+        .unwrap()
+        .with_file_name("examples")
+        .join("recipes");
+    if !example.exists() {
+        crate::support::skipped("the example", "only this test was built");
+        return;
+    }
+    let done = Command::new(example)
+        .env("REDIS_URL", server.url())
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&done.stdout).into_owned();
+    assert!(
+        done.status.success(),
+        "{said}{}",
+        String::from_utf8_lossy(&done.stderr)
+    );
+    assert!(said.contains("cron: done true, again false"), "{said}");
+    assert!(
+        said.ends_with("shutdown: the client is closed: true\n"),
+        "{said}"
+    );
+}
