@@ -5,7 +5,7 @@
 //!
 //! ```toml
 //! [dependencies]
-//! redlatch = "0.1" # or { version = "0.1", features = ["tls"] }
+//! redlatch = "0.1" # features: tls, metrics, cli
 //! ```
 //!
 //! Rust 1.88 or later, and Redis 6.2 or later or Valkey: one server, Sentinel or Cluster
@@ -17,7 +17,7 @@
 //! use std::time::Duration;
 //!
 //! let client = redlatch::Client::open("redis://127.0.0.1/")?; // one per process
-//! let lock = client.reentrant_lock("stock:42");
+//! let lock = client.mutex("stock:42");
 //! if let Some(guard) = lock.try_lock_for(Duration::from_millis(500))? {
 //!     // no other thread of any process holds `stock:42` now
 //!     guard.unlock()?; // or drop it; `unlock` waits for Redis and reports a lock that was lost meanwhile
@@ -65,7 +65,7 @@
 //!
 //! | for | |
 //! | --- | --- |
-//! | mutual exclusion | [`ReentrantLock`], or [`Mutex`], which its thread cannot lock again |
+//! | mutual exclusion | [`Mutex`], or [`ReentrantLock`], which its thread may lock again |
 //! | first come, first served across processes | [`FairLock`], [`FairMutex`] |
 //! | a resource that refuses late writes | [`FencedLock`] |
 //! | very many names, held briefly | [`SpinLock`] |
@@ -78,8 +78,9 @@
 //! # The guide
 //!
 //! [A tour](guide) shows each of them once. Then there are pages about [sharing locks with
-//! Redisson](guide::with_redisson), [deployments](guide::deployments): servers tested, TLS, Sentinel, Cluster, and
-//! [operations](guide::operations): what happens on a bad day, rights, settings, logs, counters. For contributors:
+//! Redisson](guide::with_redisson), [deployments](guide::deployments): servers tested, TLS, Sentinel, Cluster,
+//! [operations](guide::operations): what happens on a bad day, who holds a lock, the command, rights, settings, logs,
+//! metrics, and [recipes](guide::recipes). For contributors:
 //! [architecture](guide::architecture), [performance](guide::performance), [testing](guide::testing).
 //!
 //! # Logs

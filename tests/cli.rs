@@ -176,7 +176,7 @@ fn in_two_shells_one_has_it_and_the_other_is_told_who() {
     let begun = Instant::now();
     let (status, _, why) = done(&mut run(&["-w", "300ms"]));
     assert!(
-        status == 75 && begun.elapsed() >= ms(300) && why.contains("is waited for"),
+        status == 75 && begun.elapsed() >= ms(300) && why.contains("waiting for"),
         "{why}"
     );
     // One that waits has it when the first is done, whatever becomes of that.
@@ -190,7 +190,7 @@ fn in_two_shells_one_has_it_and_the_other_is_told_who() {
     let mut says = BufReader::new(waits.0.stderr.take().unwrap());
     let mut line = String::new();
     says.read_line(&mut line).unwrap();
-    assert!(line.contains("is waited for"), "{line}");
+    assert!(line.contains("waiting for"), "{line}");
     running.signal(Signal::SIGTERM);
     assert_eq!(running.status(), Some(143), "it is passed on");
     assert_eq!(waits.status(), Some(0));

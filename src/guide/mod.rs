@@ -1,5 +1,16 @@
 #![doc = include_str!("tour.md")]
 
+/// A recipe, as code: the tests and the example run the same file.
+macro_rules! recipe {
+    ($name:literal) => {
+        concat!(
+            "\n```rust,no_run\n",
+            include_str!(concat!("../../examples/recipes/", $name, ".rs")),
+            "```\n"
+        )
+    };
+}
+
 #[doc = include_str!("with_redisson.md")]
 pub mod with_redisson {}
 
@@ -8,6 +19,19 @@ pub mod deployments {}
 
 #[doc = include_str!("operations.md")]
 pub mod operations {}
+
+#[doc = include_str!("recipes.md")]
+#[doc = "# In code\n"]
+#[doc = recipe!("cron")]
+#[doc = recipe!("migrations")]
+#[doc = recipe!("leader")]
+#[doc = recipe!("pool")]
+#[doc = recipe!("stampede")]
+#[doc = recipe!("web")]
+#[doc = recipe!("shutdown")]
+#[doc = recipe!("from_async")]
+#[doc = recipe!("without_redis")]
+pub mod recipes {}
 
 // For contributors, from here on.
 

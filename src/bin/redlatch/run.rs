@@ -50,7 +50,7 @@ pub(crate) fn run(config: Config, its: &Run) -> Result<u8, Failure> {
     let held = match take(&client, its, &waiting) {
         Ok(Some(held)) => held,
         Ok(None) => {
-            say_who(&client, its, "is taken");
+            say_who(&client, its, "busy:");
             return Ok(its.conflict_exit_code);
         }
         Err(Error::Cancelled) => {
@@ -96,7 +96,7 @@ fn take(
     if first.is_some() || wait == Some(Duration::ZERO) {
         return Ok(first);
     }
-    say_who(client, its, "is waited for");
+    say_who(client, its, "waiting for");
     let left = wait.map(|wait| wait.saturating_sub(began.elapsed()));
     attempt(client, its, waiting, left)
 }
@@ -141,8 +141,8 @@ fn attempt(
 
 fn say_who(client: &Client, its: &Run, what: &str) {
     match client.inspect(&its.name) {
-        Ok(info) => eprintln!("redlatch: `{}` {what}\n{info}", its.name),
-        Err(_) => eprintln!("redlatch: `{}` {what}", its.name),
+        Ok(info) => eprintln!("redlatch: {what} {info}"),
+        Err(_) => eprintln!("redlatch: {what} {}", its.name),
     }
 }
 
