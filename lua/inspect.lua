@@ -7,8 +7,6 @@
 -- KEYS[5]  token     of a fenced lock: the last token drawn
 -- KEYS[6]  permits   of an expirable semaphore: sorted set, id -> epoch ms at which its permit expires
 -- KEYS[7]  round     of a latch: a mark
--- KEYS[8]  reader    of a read-write lock: who of the readers that wait is noted
--- KEYS[9]  writer    the same of the writers
 -- ARGV[1]  holds     what the keys of read holds begin with
 -- ARGV[2]  most      integer > 0; how many holders, tickets and permits are listed at most
 --
@@ -17,7 +15,7 @@
 --          how many fields a hash has, then how many are listed; of each its field, value and ms left, or ''
 --          how many tickets there are, then how many are listed; of each its ticket and ms left, or ''
 --          how many permits are taken, then how many are listed; of each its id in hexadecimal digits and ms left
---          the token, and the two notes, '' for none; '1' with a round, else ''
+--          the token, '' for none; '1' with a round, else ''
 --
 -- Keeps    everything; companions of another type count as absent
 local holds, most = ARGV[1], tonumber(ARGV[2])
@@ -83,7 +81,5 @@ for n = 1, math.min(#taken, most) do
 end
 
 say(redis.call('type', KEYS[5]).ok == 'string' and redis.call('get', KEYS[5]))
-say(redis.call('type', KEYS[8]).ok == 'string' and redis.call('get', KEYS[8]))
-say(redis.call('type', KEYS[9]).ok == 'string' and redis.call('get', KEYS[9]))
 say(redis.call('type', KEYS[7]).ok == 'string' and '1')
 return table.concat(said)

@@ -112,6 +112,14 @@ pub(crate) enum Outcome<G> {
 }
 
 impl<G> Outcome<G> {
+    /// That of a wait whose time is up; whether anybody had it when Redis was asked.
+    fn in_vain(was_refused: bool) -> Self {
+        match was_refused {
+            true => Self::Busy(Busy::default()),
+            false => Self::TooLate,
+        }
+    }
+
     /// For callers that need not know why nothing was granted.
     pub(crate) fn granted(self) -> Option<G> {
         match self {
@@ -187,11 +195,7 @@ pub(crate) fn acquire<S: Strategy>(
         }
         let now = Instant::now();
         if spec.must_stop(wait) || has_waited && deadline.has_passed(now) {
-            let outcome = match was_refused {
-                true => Outcome::Busy(Busy::default()),
-                false => Outcome::TooLate,
-            };
-            return end(strategy, spec, wait, outcome);
+            return end(strategy, spec, wait, Outcome::in_vain(was_refused));
         }
         let budget = wait.budget(*asks_since.get_or_insert(now), session.response_timeout);
         if yielding::yield_to_others(strategy, spec, wait, budget.until)? {

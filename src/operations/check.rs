@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
 
@@ -22,8 +22,8 @@ const DOING: &str = "checking a server";
 /// The oldest version that has what the scripts need.
 const OLDEST: (u32, u32) = (6, 2);
 
-/// By how much the clocks of masters may differ before that is a finding.
-const SKEW: Duration = Duration::from_secs(1);
+/// By how many milliseconds the clocks of masters may differ before that is a finding.
+const SKEW_MS: i128 = 1000;
 
 /// How much a [`Finding`] matters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -195,8 +195,8 @@ fn away(server: String, why: &str) -> Finding {
 fn skewed(clocks: &[Clock]) -> Option<Finding> {
     let (first, ahead, _) = clocks.iter().max_by_key(|(_, least, _)| *least)?;
     let (last, _, behind) = clocks.iter().min_by_key(|(_, _, most)| *most)?;
-    let apart_ms = u64::try_from(ahead - behind).ok()?;
-    (Duration::from_millis(apart_ms) >= SKEW).then(|| Finding {
+    let apart_ms = ahead - behind;
+    (apart_ms >= SKEW_MS).then(|| Finding {
         server: first.clone(),
         severity: Severity::Warning,
         what: format!("its clock is {apart_ms} ms ahead of that of {last}"),
@@ -273,6 +273,22 @@ impl Checked<'_> {
                 "connect to the master, or through Sentinels or the cluster",
             );
         }
+        self.memory_and_disk(&is);
+        let needed = match self.session.endpoint.server.replica_ack {
+            ReplicaAck::None => 0,
+            _ => self.session.endpoint.replicas_needed().max(1),
+        };
+        if replicas.parse().unwrap_or(0) < needed {
+            self.found(
+                Severity::Problem,
+                format!("acquires wait for {needed} replicas (replica_ack), and {replicas} are connected"),
+                "connect replicas, or lower Config::replica_ack",
+            );
+        }
+    }
+
+    /// Whether it may forget locks, or refuse them.
+    fn memory_and_disk<'a>(&mut self, is: &dyn Fn(&str) -> &'a str) {
         let policy = is("maxmemory_policy");
         if is("maxmemory") != "0" && !["", "noeviction"].contains(&policy) {
             self.found(
@@ -296,17 +312,6 @@ impl Checked<'_> {
                 "make room on its disk, and look at its log",
             );
         }
-        let needed = match self.session.endpoint.server.replica_ack {
-            ReplicaAck::None => 0,
-            _ => self.session.endpoint.replicas_needed().max(1),
-        };
-        if replicas.parse().unwrap_or(0) < needed {
-            self.found(
-                Severity::Problem,
-                format!("acquires wait for {needed} replicas (replica_ack), and {replicas} are connected"),
-                "connect replicas, or lower Config::replica_ack",
-            );
-        }
     }
 
     /// Tries every command that a kind needs, on a key of its own. Where the server can say what a user may do, it is asked
@@ -324,31 +329,7 @@ impl Checked<'_> {
         let user = server.ask(&[Request::command(DOING, &["ACL", "WHOAMI"])], self.until)?;
         let user = user.into_iter().next().and_then(|user| text(user).ok());
         let tries = tries(&key);
-        let mut dry = Vec::new();
-        if let Some(user) = &user {
-            let question = |args: &Vec<String>| {
-                let mut parts = vec!["ACL", "DRYRUN", user];
-                parts.extend(args.iter().map(String::as_str));
-                Request::command(DOING, &parts)
-            };
-            let questions: Vec<_> = tries.iter().map(|(_, args)| question(args)).collect();
-            dry = server.ask(&questions, self.until)?;
-        }
-        let can_be_asked = !dry.is_empty()
-            && dry
-                .iter()
-                .all(|said| !matches!(said, Value::ServerError(_)));
-        let answers = match can_be_asked {
-            true => dry,
-            false => {
-                let tried = |args: &Vec<String>| {
-                    let args: Vec<_> = args.iter().map(String::as_str).collect();
-                    Request::command(DOING, &args)
-                };
-                let questions: Vec<_> = tries.iter().map(|(_, args)| tried(args)).collect();
-                server.ask(&questions, self.until)?
-            }
-        };
+        let (answers, can_be_asked) = self.try_all(server, user.as_deref(), &tries)?;
         let mut lacking: BTreeMap<String, BTreeSet<&str>> = BTreeMap::new();
         for ((kind, args), answer) in tries.iter().zip(answers) {
             if let Some(right) = lacks(args, answer) {
@@ -381,6 +362,30 @@ impl Checked<'_> {
             self.found(severity, what, &advice);
         }
         Ok(())
+    }
+
+    /// The answers to all commands; whether the server has only said what they would be.
+    fn try_all(
+        &self,
+        server: &mut Apart,
+        user: Option<&str>,
+        tries: &[(&str, Vec<String>)],
+    ) -> std::result::Result<(Vec<Value>, bool), RedisError> {
+        let questions = |front: &[&str]| {
+            let question = |(_, args): &(&str, Vec<String>)| {
+                let args = args.iter().map(String::as_str);
+                let parts: Vec<_> = front.iter().copied().chain(args).collect();
+                Request::command(DOING, &parts)
+            };
+            tries.iter().map(question).collect::<Vec<_>>()
+        };
+        if let Some(user) = user {
+            let said = server.ask(&questions(&["ACL", "DRYRUN", user]), self.until)?;
+            if !said.iter().any(|its| matches!(its, Value::ServerError(_))) {
+                return Ok((said, true));
+            }
+        }
+        Ok((server.ask(&questions(&[]), self.until)?, false))
     }
 }
 

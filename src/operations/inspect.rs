@@ -171,6 +171,13 @@ impl Texts {
     fn span(&mut self) -> Option<Duration> {
         self.number().map(Duration::from_millis)
     }
+
+    /// How many there are, and those that are listed.
+    fn list<T>(&mut self, mut read: impl FnMut(&mut Self) -> Option<T>) -> Option<(u64, Vec<T>)> {
+        let (all, listed): (u64, usize) = (self.number()?, self.number()?);
+        let list: Option<Vec<T>> = (0..listed).map(|_| read(self)).collect();
+        Some((all, list?))
+    }
 }
 
 pub(crate) fn inspect(shared: &Arc<SharedSession>, name: &str) -> Result<LockInfo> {
@@ -234,84 +241,46 @@ fn sum(counts: &Value) -> u64 {
 
 fn read(name: &str, key: &str, texts: Vec<String>) -> Option<LockInfo> {
     let mut texts = Texts(texts.into_iter());
-    let kind = texts.text()?;
-    let ends_in = texts.span();
-    let value = texts.text()?;
-    let (fields, listed): (u64, usize) = (texts.number()?, texts.number()?);
-    let (mut holders, mut mode, mut is_strange) = (Vec::new(), None, false);
-    for _ in 0..listed {
+    let (kind, ends_in, value) = (texts.text()?, texts.span(), texts.text()?);
+    let mut seen = Seen {
+        key_type: kind,
+        number: value.parse().ok(),
+        ..Seen::default()
+    };
+    let (fields, mut holders) = texts.list(|texts| {
         let (field, value, left) = (texts.text()?, texts.text()?, texts.span());
-        if field == "mode" {
-            mode = Some(value);
-            continue;
-        }
-        is_strange |= !is_owner(field.trim_end_matches(":write"));
-        holders.push(Holder {
+        seen.has_mode |= field == "mode";
+        seen.is_strange |= field != "mode" && !is_owner(field.trim_end_matches(":write"));
+        Some(Holder {
             count: value.parse().unwrap_or(0),
             mode: HoldMode::Exclusive,
             lease_left: left.or(ends_in),
             process: None,
             owner: field,
-        });
-    }
-    if mode.is_some() {
-        for holder in &mut holders {
-            let written = holder.owner.strip_suffix(":write").map(str::to_owned);
-            (holder.mode, holder.owner) = match written {
-                Some(owner) => (HoldMode::Write, owner),
-                None => (HoldMode::Read, std::mem::take(&mut holder.owner)),
-            };
-        }
-    }
-    let (waiting, listed): (u64, usize) = (texts.number()?, texts.number()?);
-    let waiter = |texts: &mut Texts| {
+        })
+    })?;
+    let (waiting, queue) = texts.list(|texts| {
         Some(Waiter {
             owner: texts.text()?,
             lives_for: texts.span(),
             process: None,
         })
-    };
-    let queue: Vec<_> = (0..listed)
-        .map(|_| waiter(&mut texts))
-        .collect::<Option<_>>()?;
-    let (taken, listed): (u64, usize) = (texts.number()?, texts.number()?);
-    let permit = |texts: &mut Texts| {
-        Some(Holder {
-            owner: texts.text()?,
-            count: 1,
-            mode: HoldMode::Permit,
-            lease_left: texts.span(),
-            process: None,
-        })
-    };
-    let permits: Vec<_> = (0..listed)
-        .map(|_| permit(&mut texts))
-        .collect::<Option<_>>()?;
+    })?;
+    let (taken, permits) = texts.list(permit)?;
     let token = texts.number();
-    let _notes = (texts.text()?, texts.text()?);
-    let has_round = texts.text()? == "1";
-    let free: Option<i64> = value.parse().ok();
-    let kind = match &*kind {
-        "hash" if is_strange => LockKind::Other,
-        "hash" if mode.is_some() => LockKind::RwLock,
-        "string" | "none" if taken > 0 => LockKind::ExpirableSemaphore,
-        "string" if free.is_none() => LockKind::Other,
-        "string" if has_round => LockKind::Latch,
-        "string" => LockKind::Semaphore,
-        "hash" | "none" if waiting > 0 => LockKind::FairLock,
-        "hash" | "none" if token.is_some() => LockKind::FencedLock,
-        "hash" => LockKind::Lock,
-        "none" => LockKind::Free,
-        _ => LockKind::Other,
-    };
-    let is_lock = kind != LockKind::Other;
-    holders.retain(|_| is_lock);
+    (seen.waiting, seen.taken, seen.has_token) = (waiting, taken, token.is_some());
+    seen.has_round = texts.text()? == "1";
+    let kind = seen.kind();
     let held = match &kind {
         LockKind::Other => 0,
         LockKind::ExpirableSemaphore => taken,
         LockKind::RwLock => fields.saturating_sub(1),
         _ => fields,
     };
+    holders.retain(|holder| kind != LockKind::Other && holder.owner != "mode");
+    if kind == LockKind::RwLock {
+        holders.iter_mut().for_each(Holder::tell_mode);
+    }
     holders.extend(permits);
     Some(LockInfo {
         name: name.into(),
@@ -323,10 +292,63 @@ fn read(name: &str, key: &str, texts: Vec<String>) -> Option<LockInfo> {
         waiting,
         listening: None,
         token,
-        free,
+        free: seen.number,
         ends_in,
         unknown: Vec::new(),
     })
+}
+
+fn permit(texts: &mut Texts) -> Option<Holder> {
+    Some(Holder {
+        owner: texts.text()?,
+        count: 1,
+        mode: HoldMode::Permit,
+        lease_left: texts.span(),
+        process: None,
+    })
+}
+
+/// What there is under a name, from which its kind follows.
+#[derive(Default)]
+struct Seen {
+    key_type: String,
+    number: Option<i64>,
+    has_mode: bool,
+    /// A field of the hash is not of a lock.
+    is_strange: bool,
+    waiting: u64,
+    taken: u64,
+    has_token: bool,
+    has_round: bool,
+}
+
+impl Seen {
+    fn kind(&self) -> LockKind {
+        match &*self.key_type {
+            "hash" if self.is_strange => LockKind::Other,
+            "hash" if self.has_mode => LockKind::RwLock,
+            "string" | "none" if self.taken > 0 => LockKind::ExpirableSemaphore,
+            "string" if self.number.is_none() => LockKind::Other,
+            "string" if self.has_round => LockKind::Latch,
+            "string" => LockKind::Semaphore,
+            "hash" | "none" if self.waiting > 0 => LockKind::FairLock,
+            "hash" | "none" if self.has_token => LockKind::FencedLock,
+            "hash" => LockKind::Lock,
+            "none" => LockKind::Free,
+            _ => LockKind::Other,
+        }
+    }
+}
+
+impl Holder {
+    /// Of a read-write lock: the field of a write hold is the owner and `:write`.
+    fn tell_mode(&mut self) {
+        let written = self.owner.strip_suffix(":write").map(str::to_owned);
+        (self.mode, self.owner) = match written {
+            Some(owner) => (HoldMode::Write, owner),
+            None => (HoldMode::Read, std::mem::take(&mut self.owner)),
+        };
+    }
 }
 
 /// Whether it may be the owner of a lock: `<uuid>:<number>`.
@@ -503,7 +525,7 @@ mod tests {
         fields: &[[&str; 3]],
         queue: &[[&str; 2]],
         permits: &[[&str; 2]],
-        rest: [&str; 4],
+        rest: [&str; 2],
     ) -> Option<LockInfo> {
         let mut texts = vec![kind.to_owned(), "1500".into(), value.into()];
         let mut put = |all: Vec<String>, n: usize| {
@@ -528,7 +550,7 @@ mod tests {
 
     #[test]
     fn each_kind_is_told_by_what_there_is() {
-        let none = ["", "", "", ""];
+        let none = ["", ""];
         let held = [[OWNER, "2", ""]];
         let write = format!("{OWNER}:write");
         let both = [
@@ -551,7 +573,7 @@ mod tests {
                 0,
             ),
             (
-                said("hash", "", &held, &[], &[], ["7", "", "", ""]),
+                said("hash", "", &held, &[], &[], ["7", ""]),
                 LockKind::FencedLock,
                 1,
             ),
@@ -572,7 +594,7 @@ mod tests {
                 1,
             ),
             (
-                said("string", "3", &[], &[], &[], ["", "", "", "1"]),
+                said("string", "3", &[], &[], &[], ["", "1"]),
                 LockKind::Latch,
                 0,
             ),
@@ -600,7 +622,7 @@ mod tests {
             &[[OWNER, "2", ""]],
             &[["b:3", ""]],
             &[],
-            ["", "", "", ""],
+            ["", ""],
         )
         .expect("it is read");
         let list = format!(

@@ -2,7 +2,6 @@
 
 use redis::Value;
 
-use crate::local::lock::Mode;
 use crate::protocol::keys;
 use crate::protocol::script::{self, Request};
 
@@ -14,10 +13,7 @@ pub(crate) fn everything(key: &str) -> Request {
     let (queue, timeouts) = (keys::fair_queue(key), keys::fair_timeouts(key));
     let (alive, token) = (keys::fair_alive(key), keys::fenced_token(key));
     let (permits, round) = (keys::permit_timeouts(key), keys::latch_round(key));
-    let [reader, writer] = [Mode::Shared, Mode::Exclusive].map(|mode| keys::rw_note(key, mode));
-    let keys = [
-        key, &queue, &timeouts, &alive, &token, &permits, &round, &reader, &writer,
-    ];
+    let keys = [key, &queue, &timeouts, &alive, &token, &permits, &round];
     let args = [&*keys::rw_holds(key), &MOST.to_string()];
     Request::script("inspecting a name", &script::INSPECT, &keys, &args)
 }

@@ -111,10 +111,8 @@ impl Session {
         config: Config,
         give_back_on_close: &'static [GiveBack],
     ) -> Result<Arc<Self>> {
-        let mut server = config.check()?;
         let owners = Arc::new(Owners::new());
-        server.names = process::names(owners.client(), &config.label);
-        let endpoint = Endpoint::new(server).observed_by(&config.observer);
+        let endpoint = Self::endpoint_of(&config, owners.client())?;
         let counters = Arc::new(Counters::default());
         let watchdog = Watchdog::new(endpoint.log_in_period());
         let map = Arc::new(Map::new(endpoint.clone()));
@@ -168,6 +166,13 @@ impl Session {
             watchdog_ended: OnceLock::new(),
             watchdog_thread: Mutex::default(),
         }))
+    }
+
+    /// Where to connect to, for a client with this id.
+    fn endpoint_of(config: &Config, id: &str) -> Result<Endpoint> {
+        let mut server = config.check()?;
+        server.names = process::names(id, &config.label);
+        Ok(Endpoint::new(server).observed_by(&config.observer))
     }
 
     fn not_opened(endpoint: &Endpoint, err: RedisError) -> Error {
