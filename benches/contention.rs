@@ -40,6 +40,7 @@ fn main() {
     let mut table = Table::default();
     by_number_of_threads(&server);
     one_lock(&server, &mut table);
+    observed(&server, &mut table);
     one_of_each_kind(&server, &mut table);
     readers(&server, &mut table);
     as_many_locks(&server, &mut table);
@@ -226,6 +227,43 @@ fn one_lock(server: &Server, table: &mut Table) {
     }
     for client in [passing, asking] {
         assert_eq!(client.stats().lost, 0);
+    }
+}
+
+/// What an observer costs that counts: one thread, and where threads only pass a lock among themselves.
+fn observed(server: &Server, table: &mut Table) {
+    #[derive(Default)]
+    struct Counting([AtomicU64; 3]);
+    impl redlatch::Observer for Counting {
+        fn acquired(&self, _event: &redlatch::Acquired<'_>) {
+            self.0[0].fetch_add(1, Ordering::Relaxed);
+        }
+        fn refused(&self, _event: &redlatch::Refused<'_>) {
+            self.0[1].fetch_add(1, Ordering::Relaxed);
+        }
+        fn released(&self, _event: &redlatch::Released<'_>) {
+            self.0[2].fetch_add(1, Ordering::Relaxed);
+        }
+    }
+    let config = || rig::config(server.url()).tenure(TENURE);
+    let open = |config| Client::open(config).expect("the server is up");
+    let (plain, heard) = (open(config()), open(config().observer(Counting::default())));
+    for threads in [1, 8] {
+        let crowd = |client: &Client, what: &str| {
+            Crowd::new(
+                client,
+                &format!("{what}:{threads}"),
+                threads,
+                Duration::ZERO,
+            )
+        };
+        let (without, with) = (crowd(&plain, "unobserved"), crowd(&heard, "observed"));
+        let [without, with] = interleaved(21, SLICE, [without.case(), with.case()]);
+        table.row(
+            format!("one lock, {threads} threads, an observer that counts: rate of none"),
+            with.over(&without),
+            Target::AtLeast(0.95),
+        );
     }
 }
 

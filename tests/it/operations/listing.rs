@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use redlatch::{Client, LockKind};
 
+use crate::support::cluster::Cluster;
 use crate::support::{Server, open, settings, timed, unique};
 
 /// What is listed, by name.
@@ -83,4 +84,48 @@ fn a_large_keyspace_is_gone_through_in_steps() {
     assert_eq!(server.calls("keys"), keys, "never KEYS");
     assert!(server.calls("scan") > scans);
     drop(guards);
+}
+
+timed!(every_master_of_a_cluster_is_gone_through);
+fn every_master_of_a_cluster_is_gone_through() {
+    let cluster = Cluster::start();
+    let [client, other] = [0, 1].map(|_| Client::open(cluster.config()).unwrap());
+    let names: Vec<_> = (0..3).map(|n| cluster.name_at(n, "at")).collect();
+    let guards: Vec<_> = names
+        .iter()
+        .map(|name| client.mutex(name).lock().unwrap())
+        .collect();
+    let listed = list(&other, "at*");
+    assert_eq!(listed.len(), 3, "{listed:?}");
+    for (name, guard) in names.iter().zip(&guards) {
+        // The client that asks may not have met that master.
+        let info = other.inspect(name).unwrap();
+        assert_eq!(info.holders[0].owner, guard.owner());
+        assert_eq!(
+            info.holders[0].process.as_ref().unwrap().pid,
+            std::process::id()
+        );
+        assert_eq!(info.unknown, [] as [String; 0]);
+    }
+    let report = other.check().unwrap();
+    assert!(report.is_fit(), "{report}");
+    let masters = report
+        .findings
+        .iter()
+        .filter(|its| its.what.contains("role master"));
+    assert_eq!(masters.count(), 3, "{report}");
+    drop(guards);
+}
+
+timed!(a_name_that_has_moved_is_asked_about_where_it_is);
+fn a_name_that_has_moved_is_asked_about_where_it_is() {
+    let cluster = Cluster::start();
+    let [client, other] = [0, 1].map(|_| Client::open(cluster.config()).unwrap());
+    let name = cluster.name_at(0, "moves");
+    assert_eq!(other.inspect(&name).unwrap().held, 0);
+    let guard = client.mutex(&name).lock().unwrap();
+    cluster.migrate_to(1, &name, || {});
+    let info = other.inspect(&name).unwrap();
+    assert_eq!(info.holders[0].owner, guard.owner());
+    drop(guard);
 }
