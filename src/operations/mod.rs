@@ -11,8 +11,9 @@ use std::time::Instant;
 
 use redis::{RedisError, Value};
 
-use crate::error::{Error, Result, is_redirection};
+use crate::error::{Error, Result, is_redirection, is_transient};
 use crate::net::apart::Apart;
+use crate::net::back_off::BACK_OFF;
 use crate::net::request::Request;
 use crate::session::Session;
 
@@ -25,22 +26,23 @@ fn ask_master_of(
     questions: &[Request],
 ) -> Result<Vec<Value>> {
     session.check_open()?;
-    let (nodes, until) = (
-        &session.connection,
-        Instant::now() + session.response_timeout,
-    );
-    let failed = |err: RedisError| session.error(questions[0].doing, name, err);
+    let until = Instant::now() + session.response_timeout;
+    let (nodes, doing) = (&session.connection, questions[0].doing);
+    let failed = |err: RedisError| session.error(doing, name, err);
     loop {
         let node = nodes.master_of(key, until).map_err(failed)?;
         let mut apart = nodes.apart(node, until).map_err(failed)?;
         let answers = apart.ask(questions, until).map_err(failed)?;
-        match answers[0].clone().extract_error() {
-            Err(err) if is_redirection(&err) && Instant::now() < until && !nodes.are_one() => {
-                if !nodes.has_moved(node, &err) {
-                    return Err(failed(err));
-                }
-            }
-            _ => return Ok(answers),
+        let Err(err) = answers[0].clone().extract_error() else {
+            return Ok(answers);
+        };
+        // A slot on its way to another node answers none that has several keys.
+        let may_pass = is_redirection(&err) || is_transient(&err);
+        if !may_pass || nodes.are_one() || Instant::now() + BACK_OFF.0 >= until {
+            return Ok(answers);
+        }
+        if nodes.redirected(node, &err).is_none() {
+            std::thread::sleep(BACK_OFF.0);
         }
     }
 }

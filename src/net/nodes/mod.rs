@@ -489,9 +489,9 @@ impl Nodes {
         master.ok_or_else(|| socket::timed_out("no master is known for the key's slot"))
     }
 
-    /// A node has said that a slot is elsewhere.
-    pub(crate) fn has_moved(&self, from: usize, err: &RedisError) -> bool {
-        self.map.redirected(from, err).is_some()
+    /// Where a node has sent a question, if that was understood.
+    pub(crate) fn redirected(&self, from: usize, err: &RedisError) -> Option<usize> {
+        self.map.redirected(from, err)
     }
 
     /// A connection to a master for somebody who has questions.

@@ -124,7 +124,14 @@ fn a_name_that_has_moved_is_asked_about_where_it_is() {
     let name = cluster.name_at(0, "moves");
     assert_eq!(other.inspect(&name).unwrap().held, 0);
     let guard = client.mutex(&name).lock().unwrap();
-    cluster.migrate_to(1, &name, || {});
+    // On its way the slot answers nobody who asks for several keys.
+    std::thread::scope(|scope| {
+        let mut asked = None;
+        let begin = || asked = Some(scope.spawn(|| other.inspect(&name)));
+        cluster.migrate_to(1, &name, begin);
+        let info = asked.unwrap().join().unwrap().unwrap();
+        assert_eq!(info.holders[0].owner, guard.owner());
+    });
     let info = other.inspect(&name).unwrap();
     assert_eq!(info.holders[0].owner, guard.owner());
     drop(guard);
