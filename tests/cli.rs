@@ -23,7 +23,7 @@ use support::{Server, eventually, free_port, loosely, ms, unique};
 fn redlatch(server: &Server) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_redlatch"));
     command
-        .env("REDLATCH_URL", server.url())
+        .env("REDLATCH_URL", server.client_url())
         .stdin(Stdio::null());
     command
 }
@@ -378,7 +378,7 @@ fn signals_are_passed_on_and_end_a_wait() {
 #[test]
 fn what_is_shown_can_be_read_by_programs() {
     let server = Server::start();
-    let client = Client::open(server.url()).unwrap();
+    let client = Client::open(server.client_url()).unwrap();
     let name = unique("shown");
     let guard = client.fair_lock(&name).lock().unwrap();
     let json = |args: &[&str]| -> Value {
@@ -422,7 +422,11 @@ fn what_is_shown_can_be_read_by_programs() {
         env!("CARGO_BIN_EXE_redlatch")
     );
     let mut piped = Command::new("sh");
-    let (status, said, _) = done(piped.env("REDLATCH_URL", server.url()).args(["-c", &shell]));
+    let (status, said, _) = done(
+        piped
+            .env("REDLATCH_URL", server.client_url())
+            .args(["-c", &shell]),
+    );
     assert!(status == 0 && said.starts_with(&name), "{said}");
     let (status, said, _) = done(redlatch(&server).args(["completions", "bash"]));
     assert!(status == 0 && said.contains("_redlatch"));
@@ -431,7 +435,7 @@ fn what_is_shown_can_be_read_by_programs() {
 #[test]
 fn a_name_is_taken_from_one_owner_only() {
     let server = Server::start();
-    let client = Client::open(server.url()).unwrap();
+    let client = Client::open(server.client_url()).unwrap();
     let unlock = |name: &str, owner: &str| {
         done(redlatch(&server).args(["unlock", name, "--owner", owner])).0
     };
@@ -443,7 +447,7 @@ fn a_name_is_taken_from_one_owner_only() {
             assert_eq!(unlock(&name, "5f0c2b1e-0000-4000-8000-000000000000:17"), 75);
             assert!(server.exists(&name));
             assert_eq!(unlock(&name, &owner), 0, "{}", stringify!($lock));
-            let next = Client::open(server.url()).unwrap();
+            let next = Client::open(server.client_url()).unwrap();
             let guard = next.$lock(&name).$take().unwrap();
             assert_eq!(unlock(&name, &owner), 75, "it is the next one's");
             guard.unlock().unwrap();
@@ -495,7 +499,7 @@ fn on_terminal(server: &Server, args: &[&str], answer: &str) -> (i32, String) {
 #[test]
 fn on_a_terminal_it_asks_first_and_shows_colours() {
     let server = Server::start();
-    let client = Client::open(server.url()).unwrap();
+    let client = Client::open(server.client_url()).unwrap();
     let name = unique("terminal");
     let guard = client.mutex(&name).lock().unwrap();
     let (status, said) = on_terminal(&server, &["who", &name], "");
