@@ -128,7 +128,7 @@ impl Listening {
             let tokens = spec.cancel.iter().chain([&spec.session().closing]);
             tokens.for_each(|token| token.watch(self.waiter()));
         }
-        spec.session().watchdog.housekeep_soon();
+        spec.session().remind();
         let waiting = &spec.session().counters.waiting;
         waiting.fetch_add(1, Ordering::Relaxed);
         loop {

@@ -420,11 +420,22 @@ impl Hold {
         self.extras().kept_until.fetch_max(until, Ordering::Relaxed);
     }
 
+    /// Whether it would last if it were released now. Reads the clock only for one that may.
+    fn is_kept(&self) -> bool {
+        let is_kept = |until| time::nanos(Instant::now()) < until;
+        self.kept_until().is_some_and(is_kept)
+    }
+
+    fn kept_until(&self) -> Option<u64> {
+        let until = self.extras.get()?.kept_until.load(Ordering::Relaxed);
+        (until > 0).then_some(until)
+    }
+
     /// How long it lasts although it is released now.
     pub(crate) fn kept_for(&self, now: Instant) -> Option<Duration> {
-        let until = self.extras.get()?.kept_until.load(Ordering::Relaxed);
+        let until = self.kept_until()?;
         let left = time::instant(until).saturating_duration_since(now);
-        (until > 0 && !left.is_zero()).then_some(left)
+        (!left.is_zero()).then_some(left)
     }
 
     /// The request that releases it.
@@ -512,7 +523,7 @@ impl Holding for Arc<Hold> {
                 false => time::instant(0),
             },
             lease: self.lease(),
-            complete: self.has_next_token() && self.kept_for(Instant::now()).is_none(),
+            complete: self.has_next_token() && !self.is_kept(),
         }
     }
 }

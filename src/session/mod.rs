@@ -83,6 +83,7 @@ pub(crate) struct Session {
     pub(crate) closing: CancelToken,
     /// When threads that wait were last [reminded](Self::remind_waiting), while there are any.
     reminded: Mutex<Option<Instant>>,
+    reminds: AtomicBool,
     /// Threads that may have an acquire under way.
     contenders: AtomicUsize,
     /// Hangs up when the watchdog's thread has ended; there once it was started.
@@ -162,6 +163,7 @@ impl Session {
             process: Process::this(),
             closing: CancelToken::new(),
             reminded: Mutex::default(),
+            reminds: AtomicBool::new(false),
             contenders: AtomicUsize::new(0),
             watchdog_ended: OnceLock::new(),
             watchdog_thread: Mutex::default(),
@@ -303,17 +305,24 @@ impl Session {
         wake(next);
     }
 
-    /// Has threads that wait without a deadline look from time to time how long they have; `true` while there may be any.
-    fn remind_waiting(&self, now: Instant) -> bool {
-        if self.warn_waiting.is_zero() {
-            return false;
+    /// A thread waits without a deadline: it is to look from time to time how long it has.
+    pub(crate) fn remind(&self) {
+        if !self.reminds.load(Ordering::SeqCst) {
+            self.watchdog.housekeep_soon();
         }
+    }
+
+    /// Reminds threads that wait, when it is time; `true` while there may be any.
+    fn remind_waiting(&self, now: Instant) -> bool {
         let mut reminded = self.reminded.lock();
-        let since = reminded.get_or_insert(now);
-        if now.saturating_duration_since(*since) < self.warn_waiting / REMINDERS {
+        let since = *reminded.get_or_insert(now);
+        if now.saturating_duration_since(since) < self.warn_waiting / REMINDERS {
             return true;
         }
-        let are_some = self.closing.look_again();
+        // Before looking, so that whoever comes now is seen here or asks for the next time.
+        self.reminds.store(false, Ordering::SeqCst);
+        let are_some = !self.warn_waiting.is_zero() && self.closing.look_again();
+        self.reminds.store(are_some, Ordering::SeqCst);
         *reminded = are_some.then_some(now);
         are_some
     }
