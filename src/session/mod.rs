@@ -1,7 +1,9 @@
 //! The parts of one client: connection, subscriber, watchdog and registry. Starts and joins the threads.
 
+mod reminders;
 mod replicas;
 pub(crate) mod server;
+mod shared;
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -37,18 +39,14 @@ use crate::protocol::idempotency::IdempotencyKeys;
 use crate::protocol::owner::Owners;
 use crate::protocol::script::{self, Renewed, Request, lease_ms};
 use crate::report::report;
+use crate::session::reminders::Reminders;
 use crate::session::replicas::Replicas;
 use crate::session::server::Server;
+pub(crate) use crate::session::shared::SharedSession;
 use crate::stats::Counters;
 
 /// See [`Session::replay`]; twice the response timeout if that is longer.
 const REPLAY: Duration = Duration::from_secs(60);
-
-/// How long dropping the last handle may take for releasing what is held.
-const DROP_DEADLINE: Duration = Duration::from_secs(2);
-
-/// How often a thread looks how long it has waited until that is logged.
-const REMINDERS: u32 = 4;
 
 /// The name of the watchdog's thread.
 const WATCHDOG: &str = "redlatch-watchdog";
@@ -81,9 +79,7 @@ pub(crate) struct Session {
     process: Process,
     /// Wakes all threads that wait when the client is closed.
     pub(crate) closing: CancelToken,
-    /// When threads that wait were last [reminded](Self::remind_waiting), while there are any.
-    reminded: Mutex<Option<Instant>>,
-    reminds: AtomicBool,
+    reminders: Reminders,
     /// Threads that may have an acquire under way.
     contenders: AtomicUsize,
     /// Hangs up when the watchdog's thread has ended; there once it was started.
@@ -162,8 +158,7 @@ impl Session {
             close_ended: Condvar::new(),
             process: Process::this(),
             closing: CancelToken::new(),
-            reminded: Mutex::default(),
-            reminds: AtomicBool::new(false),
+            reminders: Reminders::new(config.warn_waiting),
             contenders: AtomicUsize::new(0),
             watchdog_ended: OnceLock::new(),
             watchdog_thread: Mutex::default(),
@@ -305,26 +300,11 @@ impl Session {
         wake(next);
     }
 
-    /// A thread waits without a deadline: it is to look from time to time how long it has.
+    /// A thread waits without a deadline: see [`reminders`].
     pub(crate) fn remind(&self) {
-        if !self.reminds.load(Ordering::SeqCst) {
+        if !self.reminders.are_on() {
             self.watchdog.housekeep_soon();
         }
-    }
-
-    /// Reminds threads that wait, when it is time; `true` while there may be any.
-    fn remind_waiting(&self, now: Instant) -> bool {
-        let mut reminded = self.reminded.lock();
-        let since = *reminded.get_or_insert(now);
-        if now.saturating_duration_since(since) < self.warn_waiting / REMINDERS {
-            return true;
-        }
-        // Before looking, so that whoever comes now is seen here or asks for the next time.
-        self.reminds.store(false, Ordering::SeqCst);
-        let are_some = !self.warn_waiting.is_zero() && self.closing.look_again();
-        self.reminds.store(are_some, Ordering::SeqCst);
-        *reminded = are_some.then_some(now);
-        are_some
     }
 
     /// Ends the subscription that the contender of a hold has left behind, if it lingers.
@@ -497,7 +477,7 @@ impl Housekeeping for Session {
     fn housekeep(&self) -> Left {
         let now = Instant::now();
         let idle = Left::later(self.registry.sweep(now));
-        let waiting = Left::later(self.remind_waiting(now));
+        let waiting = Left::later(self.reminders.remind(&self.closing, now));
         self.connection.housekeep().max(idle).max(waiting)
     }
 }
@@ -605,30 +585,5 @@ impl Session {
             });
         }
         Ok((renewed, answer.sent_at))
-    }
-}
-
-/// What all handles of a client share; dropping the last one closes the client.
-pub(crate) struct SharedSession {
-    pub(crate) session: Arc<Session>,
-}
-
-impl SharedSession {
-    pub(crate) fn new(session: Arc<Session>) -> Arc<Self> {
-        Arc::new(Self { session })
-    }
-}
-
-impl Drop for SharedSession {
-    fn drop(&mut self) {
-        // A client that was closed has said what came of that.
-        if !self.session.is_closed()
-            && let Err(err) = self.session.close(Instant::now() + DROP_DEADLINE)
-        {
-            report!(
-                Warn,
-                "dropping a client: {err}; what it held frees itself when the leases run out"
-            );
-        }
     }
 }

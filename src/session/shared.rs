@@ -1,0 +1,35 @@
+//! What all handles of a client share.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::report::report;
+use crate::session::Session;
+
+/// How long dropping the last handle may take for releasing what is held.
+const DROP_DEADLINE: Duration = Duration::from_secs(2);
+
+/// What all handles of a client share; dropping the last one closes the client.
+pub(crate) struct SharedSession {
+    pub(crate) session: Arc<Session>,
+}
+
+impl SharedSession {
+    pub(crate) fn new(session: Arc<Session>) -> Arc<Self> {
+        Arc::new(Self { session })
+    }
+}
+
+impl Drop for SharedSession {
+    fn drop(&mut self) {
+        // A client that was closed has said what came of that.
+        if !self.session.is_closed()
+            && let Err(err) = self.session.close(Instant::now() + DROP_DEADLINE)
+        {
+            report!(
+                Warn,
+                "dropping a client: {err}; what it held frees itself when the leases run out"
+            );
+        }
+    }
+}
