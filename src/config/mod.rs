@@ -185,7 +185,8 @@ impl Config {
     }
 
     /// Sets after how long a wait is logged, at *info*: what the thread waits for, and how long the holder's lease still
-    /// lasts if that is known. Logged again after pauses that double: with 10 s, after 10, 20, 40 and 80 s, each up to a quarter of `after` late.
+    /// lasts if that is known. Logged again after pauses that double: with 10 s, after 10, 20, 40 and 80 s,
+    /// each up to a quarter of `after` late.
     ///
     /// Zero turns it off. Default: 10 s.
     ///
