@@ -236,7 +236,7 @@ fn kinds_of_locks_go_together_as_they_should() {
         &["run", "-s", "--fair", "a", "--", "true"],
         &["run", "a"],
     ] {
-        assert_eq!(done(redlatch(&server).args(wrong)).0, 2, "{wrong:?}");
+        assert_eq!(done(redlatch(&server).args(wrong)).0, 64, "{wrong:?}");
     }
     assert_eq!(
         done(redlatch(&server).args(["run", "", "--", "true"])).0,
@@ -522,4 +522,25 @@ fn on_a_terminal_it_asks_first_and_shows_colours() {
     drop(guard);
     drop(again);
     client.close(Duration::from_secs(2)).unwrap();
+}
+
+#[cfg(feature = "tls")]
+#[test]
+fn over_tls_it_needs_the_ca() {
+    let identity = support::authority().issue(&["127.0.0.1", "localhost"]);
+    let server = Server::start_tls(&identity, &[]);
+    let files = tempfile::tempdir().unwrap();
+    let ca = files.path().join("ca.pem");
+    std::fs::write(&ca, support::authority().pem()).unwrap();
+    let name = unique("tls");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_redlatch"));
+    command
+        .env("REDLATCH_URL", server.client_url())
+        .args(["run", &name, "--", "echo", "mine"]);
+    assert!(server.client_url().starts_with("rediss://"));
+    assert_ne!(done(&mut command).0, 0, "the system knows no such CA");
+    assert_eq!(
+        done(command.env("REDLATCH_CA", &ca)),
+        (0, "mine\n".into(), String::new())
+    );
 }

@@ -21,7 +21,7 @@ pub(crate) const USAGE: u8 = 64;
 #[derive(Parser)]
 #[command(
     version,
-    about,
+    about = "Locks in Redis, for shells and for people",
     after_help = "Exit statuses: that of the command of `run`; 75 busy, 70 lost, 69 no Redis, 64 wrong use."
 )]
 struct Options {
@@ -37,6 +37,10 @@ struct Options {
     /// What is put before every name to make its key
     #[arg(long, env = "REDLATCH_PREFIX", default_value = "", global = true)]
     prefix: String,
+    /// The CA of a rediss:// server, as a PEM file; the system's otherwise
+    #[cfg(feature = "tls")]
+    #[arg(long, env = "REDLATCH_CA", value_name = "FILE", global = true)]
+    ca: Option<std::path::PathBuf>,
     #[command(subcommand)]
     action: Action,
 }
@@ -190,8 +194,21 @@ impl From<std::io::Error> for Failure {
 }
 
 pub(crate) fn main() -> ExitCode {
-    let options = Options::parse();
+    let options = match Options::try_parse() {
+        Ok(options) => options,
+        Err(err) => {
+            // Also what it is asked for by --help.
+            let status = if err.use_stderr() { USAGE } else { 0 };
+            err.print().ok();
+            return ExitCode::from(status);
+        }
+    };
     let config = Config::new(options.url).key_prefix(options.prefix);
+    #[cfg(feature = "tls")]
+    let config = match options.ca {
+        Some(ca) => config.tls(redlatch::TlsConfig::new().ca_file(ca)),
+        None => config,
+    };
     let open = |label: &str| Client::open(config.clone().label(label));
     let done = match options.action {
         Action::Run(its) => run::run(config, &its),
