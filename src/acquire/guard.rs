@@ -19,7 +19,7 @@ use crate::local::lock::{Left, Mode};
 use crate::net::call::Call;
 use crate::quorum::ask::Quorum;
 use crate::report::report;
-use crate::session::SharedSession;
+use crate::session::shared::SharedSession;
 
 /// One hold of one thread, released when dropped.
 pub(crate) struct GuardInner {

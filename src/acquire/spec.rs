@@ -19,7 +19,8 @@ use crate::protocol::script::{self, Request};
 use crate::protocol::{KINDS, red};
 use crate::quorum::ask::Quorum;
 use crate::quorum::failure::{Failure, Short};
-use crate::session::{Session, SharedSession};
+use crate::session::Session;
+use crate::session::shared::SharedSession;
 use crate::time;
 
 /// A handle's settings: which lock, and how to take it.

@@ -14,7 +14,8 @@ use crate::error::Result;
 use crate::net::apart::Apart;
 use crate::net::request::Request;
 use crate::protocol::{inspect, keys, lua, reentrant};
-use crate::session::{Session, SharedSession};
+use crate::session::Session;
+use crate::session::shared::SharedSession;
 use crate::sync::red_lock::RedLock;
 
 const DOING: &str = "checking a server";

@@ -12,7 +12,7 @@ use crate::net::request::Request;
 use crate::operations::processes::{self, Process, Processes};
 use crate::operations::{ask_master_of, text};
 use crate::protocol::{inspect, reentrant};
-use crate::session::SharedSession;
+use crate::session::shared::SharedSession;
 use crate::sync::red_lock::RedLock;
 
 /// What there is under a name, as Redis shows it.

@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::net::apart::Apart;
 use crate::net::request::Request;
 use crate::protocol::inspect;
-use crate::session::SharedSession;
+use crate::session::shared::SharedSession;
 
 /// About how many keys are looked through in one step.
 const STEP: &str = "500";

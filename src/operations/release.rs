@@ -8,7 +8,7 @@ use crate::error::Result;
 use crate::local::lock::Mode;
 use crate::protocol::script::{self, Released};
 use crate::protocol::{fair, fenced, permits, reentrant, rw};
-use crate::session::SharedSession;
+use crate::session::shared::SharedSession;
 use crate::sync::expirable_semaphore::ExpirableSemaphore;
 
 /// Ends the hold of this owner, whatever its count; `false` if it has none.

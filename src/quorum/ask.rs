@@ -34,7 +34,8 @@ use crate::quorum::identity::Masters;
 use crate::quorum::nodes::{Node, Nodes, PAUSE};
 use crate::quorum::round::{NodeReply, Round, RoundRequest};
 use crate::quorum::tally::{Goal, Majority};
-use crate::session::{Session, SharedSession};
+use crate::session::Session;
+use crate::session::shared::SharedSession;
 
 /// The servers of one lock, and their clients.
 pub(crate) struct Quorum {

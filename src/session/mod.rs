@@ -3,7 +3,7 @@
 mod reminders;
 mod replicas;
 pub(crate) mod server;
-mod shared;
+pub(crate) mod shared;
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -42,7 +42,6 @@ use crate::report::report;
 use crate::session::reminders::Reminders;
 use crate::session::replicas::Replicas;
 use crate::session::server::Server;
-pub(crate) use crate::session::shared::SharedSession;
 use crate::stats::Counters;
 
 /// See [`Session::replay`]; twice the response timeout if that is longer.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::acquire::multi::{Members, MultiGuardInner};
 use crate::acquire::spec::LockSpec;
 use crate::protocol::reentrant;
-use crate::session::SharedSession;
+use crate::session::shared::SharedSession;
 use crate::sync::macros::exclusive_lock;
 
 exclusive_lock! {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::acquire::spec::LockSpec;
 use crate::error::{Error, Result};
 use crate::quorum::ask::Quorum;
-use crate::session::SharedSession;
+use crate::session::shared::SharedSession;
 use crate::sync::macros::exclusive_lock;
 
 exclusive_lock! {

@@ -17,7 +17,8 @@ use crate::protocol::idempotency::{FORGET, RequestKeys};
 use crate::protocol::kind::Protocol;
 use crate::protocol::script::{self, Released, Request};
 use crate::protocol::semaphore;
-use crate::session::{Session, SharedSession};
+use crate::session::Session;
+use crate::session::shared::SharedSession;
 use crate::time::Deadline;
 
 /// A number of permits that threads of any process take and return: Redisson's `RSemaphore`.
