@@ -179,7 +179,7 @@ impl Step {
             }
             "SELECT" => {
                 let db = endpoint.server.db;
-                Err(adding(&err, &format!("the database of the URL is {db}")))
+                Err(adding(&err, &format!("the database asked for is {db}")))
             }
             _ => Err(err),
         }

@@ -101,7 +101,7 @@ fn the_usual_mistakes_are_explained() {
     explained(
         "a database that the server does not have",
         lock(config(&format!("redis://bob:secret@{addr}/99"))),
-        &["out of range", "the database of the URL is 99"],
+        &["out of range", "the database asked for is 99"],
     );
     let replica = Server::start_with(&["--replicaof", "127.0.0.1", &port.to_string()]);
     explained(
