@@ -52,7 +52,7 @@ pub struct Client {
 }
 
 impl Client {
-    /// Checks the settings and connects. Takes a URL or a [`Config`].
+    /// Checks the settings and connects. Takes a URL, a [`redis::ConnectionInfo`] or a [`Config`].
     ///
     /// Blocks until Redis has answered a PING, at most for the connect timeout (3 s unless set). With
     /// [`Config::lazy`] it does not connect, and does not block. Starts no thread.

@@ -10,9 +10,11 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use redis::{ConnectionInfo, IntoConnectionInfo};
+
 use crate::config::credentials::{Ask, Credentials};
 use crate::config::replicas::ReplicaAck;
-use crate::config::server::{Deployment, Server};
+use crate::config::server::{Deployment, Server, Source, info_of};
 #[cfg(feature = "tls")]
 use crate::config::tls::TlsConfig;
 use crate::error::Loss;
@@ -31,7 +33,8 @@ pub(crate) type Listener = Arc<dyn Fn(&Loss) + Send + Sync>;
 
 /// How to reach Redis, and how the client behaves.
 ///
-/// Made from a URL and refined by setters; checked once, by [`Client::open`](crate::Client::open).
+/// Made from a URL, or from a [`redis::ConnectionInfo`], and refined by setters; checked once, by
+/// [`Client::open`](crate::Client::open).
 ///
 /// ```
 /// use std::time::Duration;
@@ -44,7 +47,7 @@ pub(crate) type Listener = Arc<dyn Fn(&Loss) + Send + Sync>;
 /// ```
 #[derive(Clone)]
 pub struct Config {
-    url: String,
+    source: Source,
     pub(crate) lease: Duration,
     pub(crate) response_timeout: Duration,
     pub(crate) connect_timeout: Duration,
@@ -84,8 +87,50 @@ impl Config {
     /// ```
     #[must_use]
     pub fn new(url: impl Into<String>) -> Self {
+        Self::from_source(Source::Url(url.into()))
+    }
+
+    /// Returns the settings for one server, named as the `redis` crate (version 1) takes it: by `(host, port)`, a
+    /// [`redis::ConnectionAddr`] or a [`redis::ConnectionInfo`]. All others are at their defaults.
+    ///
+    /// [`Client::open`](crate::Client::open) takes a [`redis::ConnectionInfo`] as it is. A URL is better given to
+    /// [`Config::new`], which knows Sentinels and clusters, and TLS without features of the `redis` crate.
+    ///
+    /// | of a `ConnectionInfo` | what becomes of it |
+    /// | --- | --- |
+    /// | host and port, or the path of a Unix socket | used |
+    /// | user, password, database | used; if it has neither user nor password, [`Config::credentials`] may give them |
+    /// | protocol | has to be RESP2 |
+    /// | `ConnectionAddr::TcpTls` | encrypted with TLS, like `rediss://` (feature `tls`) |
+    /// | its `insecure` | has to be false, since certificates are always checked |
+    /// | its `tls_params` | cannot be read outside of the `redis` crate; `Config::tls` has to say them again |
+    /// | TCP settings | ignored: sockets have `TCP_NODELAY` and keepalive anyway, and the timeouts of the `Config` |
+    /// | name and version of the library | ignored: nothing sends them. See [`Config::label`] |
+    ///
+    /// What cannot be used is an [`Error::Config`] of [`Client::open`](crate::Client::open), as it is in a URL.
+    ///
+    /// ```no_run
+    /// use redlatch::{Client, Config};
+    ///
+    /// let config = Config::from_connection_info(("127.0.0.1", 6379))?.key_prefix("shop:");
+    ///
+    /// // A program that has a client of the `redis` crate already.
+    /// let redis = redis::Client::open("redis://locker:secret@127.0.0.1/1")?;
+    /// let client = Client::open(redis.get_connection_info().clone())?;
+    /// # let _ = (config, client);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Config`] if the `redis` crate makes no [`redis::ConnectionInfo`] of it. Nothing was sent.
+    pub fn from_connection_info(info: impl IntoConnectionInfo) -> Result<Self> {
+        info_of(info).map(Self::from)
+    }
+
+    fn from_source(source: Source) -> Self {
         Self {
-            url: url.into(),
+            source,
             lease: Duration::from_secs(30),
             response_timeout: Duration::from_secs(3),
             connect_timeout: Duration::from_secs(3),
@@ -412,7 +457,7 @@ impl Config {
                 "label is not printable ASCII without spaces of at most 64 bytes".into(),
             ));
         }
-        let mut server = Server::of(&self.url)?;
+        let mut server = self.source.server()?;
         let is_cluster = matches!(server.deployment, Deployment::Cluster { .. });
         self.replica_ack.check(is_cluster)?;
         server.replica_ack = self.replica_ack;
@@ -420,9 +465,10 @@ impl Config {
         let credentials = Credentials::of(self.credentials.as_ref(), self.reauth_after)?;
         if credentials.is_some() {
             if server.login.password.is_some() {
-                return Err(Error::config(
-                    "credentials: the URL has a password already; take it out of the URL".into(),
-                ));
+                let its = self.source.name();
+                return Err(Error::config(format!(
+                    "credentials: {its} has a password already; take it out of {its}"
+                )));
             }
             server.login.asked = credentials;
         }
@@ -447,14 +493,20 @@ impl Config {
 
     #[cfg(feature = "tls")]
     fn secure(&self, mut server: Server) -> Result<Server> {
-        if server.is_encrypted {
-            server.tls = Some(self.tls.clone().unwrap_or_default().build()?);
-        } else if self.tls.is_some() {
-            return Err(Error::config(
-                "tls: the URL does not begin with `rediss`, so nothing would be encrypted".into(),
-            ));
-        }
-        Ok(server)
+        let what = match &self.tls {
+            Some(_) if !server.is_encrypted => {
+                format!("{}, so nothing would be encrypted", self.source.is_plain())
+            }
+            None if self.source.has_sealed_tls() => {
+                "the `tls_params` of the ConnectionInfo cannot be read outside of the redis crate; say with Config::tls which CA and which client certificate they have".into()
+            }
+            tls if server.is_encrypted => {
+                server.tls = Some(tls.clone().unwrap_or_default().build()?);
+                return Ok(server);
+            }
+            _ => return Ok(server),
+        };
+        Err(Error::config(format!("tls: {what}")))
     }
 }
 
@@ -486,8 +538,15 @@ impl From<&String> for Config {
     }
 }
 
+impl From<ConnectionInfo> for Config {
+    /// [`Config::from_connection_info`] says what becomes of each part of it.
+    fn from(info: ConnectionInfo) -> Self {
+        Self::from_source(Source::Info(Box::new(info)))
+    }
+}
+
 impl fmt::Debug for Config {
-    /// Everything but the URL, which may carry a password.
+    /// Everything but where the servers are, which may carry a password.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Config")
             .field("lease", &self.lease)
@@ -510,8 +569,15 @@ mod tests {
     use super::*;
 
     use proptest::prelude::*;
+    use redis::RedisConnectionInfo;
 
     use crate::net::strange;
+
+    /// What a program has for the client crate.
+    fn known(settings: RedisConnectionInfo) -> Config {
+        let info = ("127.0.0.1", 7000).into_connection_info();
+        Config::from(info.expect("an address").set_redis_settings(settings))
+    }
 
     fn span() -> impl Strategy<Value = Duration> {
         prop_oneof![
@@ -586,7 +652,20 @@ mod tests {
             (ok().replica_ack(ReplicaAck::Majority).lazy(), "lazy"),
             (Config::new("redis+cluster://127.0.0.1/").lazy(), "lazy"),
             #[cfg(feature = "tls")]
-            (ok().tls(TlsConfig::new()), "tls"),
+            (ok().tls(TlsConfig::new()), "tls: the URL"),
+            #[cfg(feature = "tls")]
+            (
+                known(RedisConnectionInfo::default()).tls(TlsConfig::new()),
+                "tls: the address",
+            ),
+            (
+                known(RedisConnectionInfo::default().set_db(-1)),
+                "connection_info",
+            ),
+            (
+                asking(known(RedisConnectionInfo::default().set_password("p"))),
+                "credentials: the ConnectionInfo",
+            ),
         ] {
             match config.check() {
                 Err(Error::Config { what, .. }) => assert!(what.starts_with(named), "{what}"),
@@ -597,10 +676,19 @@ mod tests {
 
     #[test]
     fn good_settings_are_accepted_and_passwords_never_shown() {
-        let config = Config::new("redis://alice:s%20ecret@[::1]:7000/3")
-            .lease(MIN_LEASE)
-            .tenure(Duration::ZERO);
-        assert!(config.check().is_ok());
-        assert!(!format!("{config:?}").contains("ecret"));
+        let login = RedisConnectionInfo::default()
+            .set_username("alice")
+            .set_password("s ecret");
+        for config in [
+            Config::new("redis://alice:s%20ecret@[::1]:7000/3"),
+            known(login),
+        ] {
+            let config = config.lease(MIN_LEASE).tenure(Duration::ZERO);
+            assert!(config.check().is_ok());
+            assert!(!format!("{config:?}").contains("ecret"));
+        }
+        let asking = known(RedisConnectionInfo::default());
+        let asking = asking.credentials(|| Ok(("u".into(), "p".into())));
+        assert!(asking.check().is_ok());
     }
 }

@@ -1,4 +1,4 @@
-//! What the URL says: which servers, how they are reached, and how to log in there.
+//! What the URL says, or the `ConnectionInfo`: which servers, how they are reached, and how to log in there.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -122,14 +122,65 @@ fn is_plausible(scheme: &str) -> bool {
 const SCHEMES: &str =
     "redis, rediss, redis+unix, redis+sentinel, rediss+sentinel, redis+cluster and rediss+cluster";
 
+/// What to do about a missing feature.
+const NEEDS_TLS: &str = "needs the feature `tls` of redlatch, which is not compiled in: redlatch = { features = [\"tls\"] } in Cargo.toml";
+
 /// What to do about a password that ends early.
 const PERCENT_ENCODE: &str = "in a user or a password, percent-encode `/` as %2F, `?` as %3F, `#` as %23, `&` as %26 and `@` as %40";
+
+const PORT_OUT_OF_RANGE: &str = "the port is out of range: 1 to 65535";
 
 /// The port of a Sentinel whose URL gives none.
 const SENTINEL_PORT: u16 = 26379;
 
 /// The port of a server whose URL gives none.
 const REDIS_PORT: u16 = 6379;
+
+/// Where the servers are, as the user says it. Either may carry a password.
+#[derive(Clone)]
+pub(crate) enum Source {
+    Url(String),
+    Info(Box<ConnectionInfo>),
+}
+
+impl Source {
+    pub(crate) fn server(&self) -> Result<Server> {
+        match self {
+            Self::Url(url) => Server::of(url),
+            Self::Info(info) => Server::of_info(info),
+        }
+    }
+
+    /// As errors call it.
+    pub(crate) fn name(&self) -> &'static str {
+        match self {
+            Self::Url(_) => "the URL",
+            Self::Info(_) => "the ConnectionInfo",
+        }
+    }
+
+    /// How errors say that it asks for no encryption.
+    #[cfg(feature = "tls")]
+    pub(crate) fn is_plain(&self) -> &'static str {
+        match self {
+            Self::Url(_) => "the URL does not begin with `rediss`",
+            Self::Info(_) => "the address is no ConnectionAddr::TcpTls",
+        }
+    }
+
+    /// Whether it has certificates or keys, which only the client crate can read.
+    #[cfg(feature = "tls")]
+    pub(crate) fn has_sealed_tls(&self) -> bool {
+        let Self::Info(info) = self else { return false };
+        matches!(
+            info.addr(),
+            ConnectionAddr::TcpTls {
+                tls_params: Some(_),
+                ..
+            }
+        )
+    }
+}
 
 impl Server {
     /// Reads a URL. It may carry a password, so no error repeats it.
@@ -154,9 +205,7 @@ impl Server {
             _ => return Err(bad(format!("its scheme is unknown; known are {SCHEMES}"))),
         };
         if tls && !cfg!(feature = "tls") {
-            return Err(bad(format!(
-                "the scheme `{scheme}` needs the feature `tls` of redlatch, which is not compiled in: redlatch = {{ features = [\"tls\"] }} in Cargo.toml"
-            )));
+            return Err(bad(format!("the scheme `{scheme}` {NEEDS_TLS}")));
         }
         if rest.contains('#') {
             return Err(bad(format!("a `#` cannot stand there; {PERCENT_ENCODE}")));
@@ -177,16 +226,28 @@ impl Server {
                 false => err,
             }
         })?;
-        Ok(Self {
+        Ok(Self::new(deployment, tls, login, db))
+    }
+
+    /// Reads what a program has for the client crate, by the rules for URLs.
+    fn of_info(info: &ConnectionInfo) -> Result<Self> {
+        let (address, tls) = address_of(info).map_err(bad_info)?;
+        let login = login_of(info).map_err(bad_info)?;
+        let db = info.redis_settings().db();
+        Ok(Self::new(Deployment::Single(address), tls, login, db))
+    }
+
+    fn new(deployment: Deployment, is_encrypted: bool, login: Login, db: i64) -> Self {
+        Self {
             deployment,
-            is_encrypted: tls,
+            is_encrypted,
             #[cfg(feature = "tls")]
             tls: None,
             login,
             db,
             names: String::new(),
             replica_ack: ReplicaAck::None,
-        })
+        }
     }
 }
 
@@ -200,6 +261,10 @@ enum Kind {
 
 fn bad(what: impl fmt::Display) -> Error {
     Error::config(format!("url: {what}"))
+}
+
+fn bad_info(what: impl fmt::Display) -> Error {
+    Error::config(format!("connection_info: {what}"))
 }
 
 /// A parameter that nothing reads, behind those that are `known`; its name is not repeated where it may be the rest of a
@@ -224,24 +289,69 @@ fn check_parameters(query: &str, known: &[&str]) -> Result<()> {
     )))
 }
 
+/// What the client crate makes of `source`. It may be a URL, so what is said of it does not repeat any of it.
+pub(crate) fn info_of(source: impl IntoConnectionInfo) -> Result<ConnectionInfo> {
+    source.into_connection_info().map_err(|err| {
+        let said = err.to_string();
+        let said = said.strip_suffix(err.detail().unwrap_or_default());
+        let said = said.unwrap_or(err.category()).trim_end_matches([':', ' ']);
+        bad_info(format!(
+            "{said}; Config::new reads URLs itself, those of Sentinels and clusters too"
+        ))
+    })
+}
+
+/// How the client crate would log in.
+fn login_of(info: &ConnectionInfo) -> std::result::Result<Login, &'static str> {
+    let settings = info.redis_settings();
+    if settings.protocol() != ProtocolVersion::RESP2 {
+        return Err("only protocol RESP2 is spoken");
+    }
+    if settings.db() < 0 {
+        return Err("the database number is negative");
+    }
+    let username = settings.username().filter(|name| !name.is_empty());
+    if username.is_some() && settings.password().is_none() {
+        return Err("a user without a password");
+    }
+    Ok(Login {
+        username: username.map(str::to_owned),
+        password: settings.password().map(str::to_owned),
+        asked: None,
+    })
+}
+
+/// Where the client crate would connect to, and whether by TLS.
+fn address_of(info: &ConnectionInfo) -> std::result::Result<(Address, bool), String> {
+    let (host, port, tls) = match info.addr() {
+        ConnectionAddr::Tcp(host, port) => (host, *port, false),
+        ConnectionAddr::TcpTls { .. } if !cfg!(feature = "tls") => {
+            return Err(format!("ConnectionAddr::TcpTls {NEEDS_TLS}"));
+        }
+        ConnectionAddr::TcpTls { insecure: true, .. } => {
+            return Err("`insecure` takes any certificate, which redlatch never does: make it false, and say with Config::tls by which CA the certificate is, or for which name if not for the host".into());
+        }
+        ConnectionAddr::TcpTls { host, port, .. } => (host, *port, true),
+        ConnectionAddr::Unix(path) if cfg!(unix) => {
+            return Ok((Address::Unix(path.clone()), false));
+        }
+        ConnectionAddr::Unix(_) => return Err("Unix sockets need Unix".into()),
+        other => return Err(format!("no connection to {other}")),
+    };
+    match (host.as_str(), port) {
+        ("", _) => Err("the host is missing".into()),
+        ("0.0.0.0" | "::", _) => {
+            Err("a server listens at 0.0.0.0 or ::, and no client connects there".into())
+        }
+        (_, 0) => Err(PORT_OUT_OF_RANGE.into()),
+        _ => Ok((Address::Tcp(host.clone(), port), tls)),
+    }
+}
+
 /// What the client crate reads from a URL of one server.
 fn parse(url: &str) -> Result<(ConnectionInfo, Login)> {
     let info = url.into_connection_info().map_err(bad)?;
-    let settings = info.redis_settings();
-    if settings.protocol() != ProtocolVersion::RESP2 {
-        return Err(bad("only protocol RESP2 is spoken"));
-    }
-    if settings.db() < 0 {
-        return Err(bad("the database number is negative"));
-    }
-    if settings.username().is_some() && settings.password().is_none() {
-        return Err(bad("a user without a password"));
-    }
-    let login = Login {
-        username: settings.username().map(str::to_owned),
-        password: settings.password().map(str::to_owned),
-        asked: None,
-    };
+    let login = login_of(&info).map_err(bad)?;
     Ok((info, login))
 }
 
@@ -256,12 +366,8 @@ fn single(url: &str) -> Result<(Deployment, Login, i64)> {
     };
     check_parameters(query, known)?;
     let (info, login) = parse(url)?;
-    let address = match info.addr() {
-        ConnectionAddr::Tcp(host, port) => Address::Tcp(host.clone(), *port),
-        ConnectionAddr::Unix(path) if cfg!(unix) => Address::Unix(path.clone()),
-        ConnectionAddr::Unix(_) => return Err(bad("Unix sockets need Unix")),
-        other => return Err(bad(format!("no connection to {other}"))),
-    };
+    // Its scheme was that without TLS.
+    let (address, _) = address_of(&info).map_err(bad)?;
     let db = info.redis_settings().db();
     Ok((Deployment::Single(address), login, db))
 }
@@ -276,7 +382,7 @@ fn check_port(address: &str) -> Result<()> {
                 && digits.bytes().all(|byte| byte.is_ascii_digit())
                 && !digits.parse::<u16>().is_ok_and(|port| port > 0) =>
         {
-            Err(bad("the port is out of range: 1 to 65535"))
+            Err(bad(PORT_OUT_OF_RANGE))
         }
         _ => Ok(()),
     }
@@ -375,6 +481,7 @@ mod tests {
     use super::*;
 
     use proptest::prelude::*;
+    use redis::RedisConnectionInfo;
 
     use crate::net::strange;
 
@@ -535,6 +642,105 @@ mod tests {
             server("valkey://h").deployment,
             Deployment::Single(tcp("h", 6379))
         );
+    }
+
+    fn info(addr: ConnectionAddr, settings: RedisConnectionInfo) -> ConnectionInfo {
+        let info = addr.into_connection_info().expect("an address");
+        info.set_redis_settings(settings)
+    }
+
+    fn encrypted(insecure: bool) -> ConnectionAddr {
+        ConnectionAddr::TcpTls {
+            host: "redis.example".into(),
+            port: 6380,
+            insecure,
+            tls_params: None,
+        }
+    }
+
+    #[test]
+    fn what_the_client_crate_is_given_is_one_server() {
+        let settings = || RedisConnectionInfo::default().set_password("p@:/ \u{fc}");
+        let user = settings().set_username("a:b").set_db(3);
+        let one = Server::of_info(&info(ConnectionAddr::Tcp("::1".into(), 7000), user));
+        let one = one.expect("good settings");
+        assert_eq!(one.deployment, Deployment::Single(tcp("::1", 7000)));
+        assert_eq!(one.login.username.as_deref(), Some("a:b"));
+        assert_eq!(one.login.password.as_deref(), Some("p@:/ \u{fc}"));
+        assert_eq!((one.is_encrypted, one.db), (false, 3));
+        assert!(!format!("{one:?}{:?}", one.login).contains("p@"));
+
+        let path = ConnectionAddr::Unix("/run/a b.sock".into());
+        let unix = Server::of_info(&info(path, settings().set_username("")));
+        let unix = unix.expect("good settings");
+        let path = Address::Unix("/run/a b.sock".into());
+        assert_eq!(unix.deployment, Deployment::Single(path));
+        // As in a URL, the user is the default one.
+        assert_eq!((unix.login.username, unix.db), (None, 0));
+
+        #[cfg(feature = "tls")]
+        {
+            let tls = Server::of_info(&info(encrypted(false), settings()));
+            let tls = tls.expect("good settings");
+            let expected = Deployment::Single(tcp("redis.example", 6380));
+            assert!(tls.is_encrypted && tls.deployment == expected);
+        }
+    }
+
+    #[test]
+    fn what_the_client_crate_is_given_follows_the_rules_for_urls() {
+        let host = |host: &str, port| ConnectionAddr::Tcp(host.into(), port);
+        let here = || host("h", 1);
+        let secret = || RedisConnectionInfo::default().set_password("secret");
+        #[cfg(feature = "tls")]
+        let of_tls = "`insecure`";
+        #[cfg(not(feature = "tls"))]
+        let of_tls = "the feature `tls`";
+        for (addr, settings, said) in [
+            (
+                here(),
+                secret().set_protocol(ProtocolVersion::RESP3),
+                "RESP2",
+            ),
+            (here(), secret().set_db(-1), "negative"),
+            (
+                here(),
+                RedisConnectionInfo::default().set_username("alice"),
+                "a user without a password",
+            ),
+            (host("", 1), secret(), "the host is missing"),
+            (host("0.0.0.0", 1), secret(), "no client connects there"),
+            (host("::", 1), secret(), "no client connects there"),
+            (host("h", 0), secret(), "the port is out of range"),
+            (encrypted(true), secret(), of_tls),
+        ] {
+            match Server::of_info(&info(addr, settings)) {
+                Err(Error::Config { what, .. }) => {
+                    assert!(what.starts_with("connection_info: "), "{what}");
+                    assert!(what.contains(said) && !what.contains("secret"), "{what}");
+                }
+                other => panic!("{said}: {other:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn what_the_client_crate_cannot_read_is_said_without_its_password() {
+        assert!(info_of("redis://:secret@h/1").is_ok());
+        for (url, said) in [
+            ("redis+sentinel://:secret@a/m", "Config::new"),
+            ("secret", "did not parse"),
+            ("redis://:secret@h/x", "Invalid database number"),
+            ("redis://u:1?protocol=secret@h", "Invalid protocol version"),
+        ] {
+            match info_of(url) {
+                Err(Error::Config { what, .. }) => {
+                    assert!(what.starts_with("connection_info: "), "{what}");
+                    assert!(what.contains(said) && !what.contains("secret"), "{what}");
+                }
+                other => panic!("{said}: {:?}", other.map(|_| ())),
+            }
+        }
     }
 
     #[test]

@@ -3,9 +3,10 @@
 use std::net::{TcpListener, ToSocketAddrs};
 use std::os::unix::fs::symlink;
 
-use redlatch::Client;
+use redis::{ConnectionAddr, IntoConnectionInfo, ProtocolVersion, RedisConnectionInfo};
+use redlatch::{Client, Config, Error};
 
-use crate::support::{Server, config, connection_to, eventually, skipped, unique};
+use crate::support::{Server, config, connection_to, eventually, in_haste, skipped, unique};
 
 /// A password with everything that means something in a URL, and how it is written there.
 const PASSWORD: &str = "p@:/?#%&+ \u{fc}";
@@ -72,4 +73,48 @@ fn passwords_and_paths_are_percent_decoded() {
     assert!(refused.unwrap_err().to_string().contains("WRONGPASS"));
     server.cli(&["CONFIG", "SET", "requirepass", PASSWORD]);
     locks(&format!("redis://:{ENCODED}@127.0.0.1:{}/", server.port()));
+}
+
+/// What a program has for its other commands leads there, to the same database and as the same user.
+#[test]
+fn settings_of_the_redis_crate_are_taken_as_they_are() {
+    let server = Server::start_with(&[]);
+    let user = format!(">{PASSWORD}");
+    server.cli(&["ACL", "SETUSER", "a:b", "on", &user, "~*", "&*", "+@all"]);
+    let login = RedisConnectionInfo::default()
+        .set_username("a:b")
+        .set_password(PASSWORD)
+        .set_db(3);
+    let path = server.unix_url().replace("redis+unix://", "");
+    let tcp = ConnectionAddr::Tcp("127.0.0.1".into(), server.port());
+    for addr in [tcp, ConnectionAddr::Unix(path.into())] {
+        let info = addr.into_connection_info().unwrap();
+        let info = info.set_redis_settings(login.clone());
+        // Theirs, as a proof that it is right.
+        let mut theirs = redis::Client::open(info.clone()).unwrap();
+        let () = redis::cmd("PING").query(&mut theirs).unwrap();
+        drop(theirs);
+        let client = Client::open(in_haste(info.clone().into())).unwrap();
+        let guard = client.mutex(unique("there")).lock().unwrap();
+        eventually("it is renewed", || client.stats().renewals > 0);
+        // One for commands, one for renewals.
+        let ours = server.clients_named("");
+        let as_told = |line: &str| line.contains(" db=3 ") && line.contains(" user=a:b ");
+        assert_eq!(ours.len(), 2, "{ours:?}");
+        assert!(ours.iter().all(|its| as_told(&its.line)), "{ours:?}");
+        guard.unlock().unwrap();
+        drop(client);
+        eventually("it is gone", || server.clients_named("").is_empty());
+
+        let wrong = login.clone().set_password("other");
+        let refused = Client::open(info.clone().set_redis_settings(wrong));
+        assert!(refused.unwrap_err().to_string().contains("WRONGPASS"));
+        let other = login.clone().set_protocol(ProtocolVersion::RESP3);
+        let refused = Client::open(info.set_redis_settings(other));
+        assert!(matches!(refused, Err(Error::Config { .. })));
+    }
+    let config = Config::from_connection_info(("localhost", server.port())).unwrap();
+    let client = Client::open(config.key_prefix("shop:")).unwrap();
+    let _guard = client.mutex("there").lock().unwrap();
+    assert_eq!(server.ask::<u32>(&["EXISTS", "shop:there"]), 1);
 }

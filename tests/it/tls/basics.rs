@@ -1,6 +1,7 @@
 //! Locking over TLS, and the settings that make it possible.
 
-use redlatch::{Client, Config, TlsConfig};
+use redis::ConnectionAddr;
+use redlatch::{Client, Config, Error, TlsConfig};
 
 use crate::support::{
     Crew, LONG, Lock, Mode, Proxy, Server, Target, authority, eventually, given, loosely, ms,
@@ -86,6 +87,30 @@ fn the_server_may_have_another_name_than_the_host() {
     let server = Server::start_tls(&authority().issue(&["localhost"]), &[]);
     let url = format!("rediss://localhost:{}/", server.client_addr().port());
     assert!(Client::open(Config::new(url).tls(trusting())).is_ok());
+}
+
+// What it says of TLS is said as for a URL; whom to trust, and what for, with `Config::tls`.
+#[test]
+fn an_address_of_the_redis_crate_may_be_encrypted() {
+    let server = Server::start_tls(&authority().issue(&["127.0.0.1"]), &[]);
+    let addr = |insecure| ConnectionAddr::TcpTls {
+        host: "127.0.0.1".into(),
+        port: server.client_addr().port(),
+        insecure,
+        tls_params: None,
+    };
+    let config = |insecure| Config::from_connection_info(addr(insecure)).unwrap();
+    waits_and_renews(&server, || {
+        let config = config(false).tls(trusting());
+        Client::open(config.lease(loosely(ms(600)))).unwrap()
+    });
+    // Without it the CAs of the system would have to know the server.
+    assert!(Client::open(config(false)).is_err());
+    for config in [config(true), config(true).tls(trusting())] {
+        let err = Client::open(config).unwrap_err();
+        assert!(matches!(err, Error::Config { .. }), "{err:?}");
+        assert!(err.to_string().contains("Config::tls"), "{err}");
+    }
 }
 
 /// In a process whose environment names the roots of the system.
