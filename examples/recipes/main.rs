@@ -19,6 +19,7 @@ mod pool;
 #[path = "../shared/mod.rs"]
 mod shared;
 mod shutdown;
+mod sql;
 mod stampede;
 mod web;
 mod without_redis;
@@ -48,6 +49,11 @@ fn main() -> shared::Result<()> {
         "stampede: {}",
         stampede::cached(&client, "page", || None, || "a page")?
     );
+    let db = rusqlite::Connection::open_in_memory()?;
+    db.execute(sql::TABLE, ())?;
+    db.execute("INSERT INTO account (id, balance) VALUES (7, 100)", ())?;
+    let change = sql::change(&client, &db, 7, |balance| balance - 30);
+    println!("sql: {:?}", change.map_err(|err| err.to_string())?);
     println!("web: {}", web::change_order(&client, 4711, || {}));
     client.alone("alone", &mut || println!("without_redis: alone"))?;
     without_redis::InMemory::default()

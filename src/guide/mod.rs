@@ -27,6 +27,7 @@ pub mod operations {}
 #[doc = recipe!("leader")]
 #[doc = recipe!("pool")]
 #[doc = recipe!("stampede")]
+#[doc = recipe!("sql")]
 #[doc = recipe!("web")]
 #[doc = recipe!("shutdown")]
 #[doc = recipe!("from_async")]

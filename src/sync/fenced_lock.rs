@@ -91,7 +91,8 @@ impl FencedLockGuard {
     /// ```
     ///
     /// The same in SQL, where a token fits a `BIGINT NOT NULL DEFAULT 0`; an `UPDATE` that matched no row was refused.
-    /// It comes first in its transaction, and the others of that are rolled back with it:
+    /// It comes first in its transaction, and the others of that are rolled back with it
+    /// ([all of it](crate::guide::recipes)):
     ///
     /// ```sql
     /// UPDATE account SET balance = :balance, token = :token WHERE id = 7 AND token <= :token;
