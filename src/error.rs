@@ -107,6 +107,20 @@ pub enum Error {
         /// Why not.
         source: std::io::Error,
     },
+    /// A [guarded command](crate::MutexGuard::query) that cannot be one. Nothing was sent.
+    #[non_exhaustive]
+    InvalidCommand {
+        /// Which rule it breaks, and what to do about it.
+        why: String,
+    },
+    /// Redis was too slow to say whether anybody has the lock. Only with
+    /// [`late_is_error`](crate::Mutex::late_is_error), otherwise that is `Ok(None)`. What may have been taken is being
+    /// released.
+    #[non_exhaustive]
+    Late {
+        /// The lock's name, as given to the client.
+        name: String,
+    },
     /// The name cannot be the name of a lock; nothing was sent.
     #[non_exhaustive]
     InvalidName {
@@ -135,9 +149,9 @@ impl Error {
     #[must_use]
     pub fn is_retryable(&self) -> bool {
         match self {
-            Self::Redis { .. } => self.as_redis().is_none_or(may_pass),
+            Self::Redis { .. } => !self.may_have_run() && self.as_redis().is_none_or(may_pass),
             Self::Lost { reason, .. } => *reason != LossReason::Closed,
-            Self::Thread { .. } | Self::NotReplicated { .. } => true,
+            Self::Thread { .. } | Self::NotReplicated { .. } | Self::Late { .. } => true,
             Self::NoQuorum {
                 nodes,
                 needed,
@@ -150,6 +164,30 @@ impl Error {
             Self::Members { failures } => failures.iter().all(|(_, err)| err.is_retryable()),
             _ => false,
         }
+    }
+
+    /// Returns whether this is about a [guarded command](crate::MutexGuard::query) whose reply was lost: nobody knows
+    /// whether it ran, and it was not sent again.
+    ///
+    /// It never runs once the hold is over, however late Redis gets to it.
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// let guard = client.mutex("stock:42").lock()?;
+    /// match guard.query::<i64>(redis::cmd("DECR").arg("left:42")) {
+    ///     Err(err) if err.may_have_run() => println!("look whether it did: {err}"),
+    ///     left => println!("{} left", left?),
+    /// }
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
+    #[must_use]
+    pub fn may_have_run(&self) -> bool {
+        matches!(self, Self::Redis { source, .. } if source.is::<OutcomeUnknown>())
+    }
+
+    /// A command was sent that is not sent again, and has no answer.
+    pub(crate) fn outcome_unknown(doing: &'static str, err: RedisError) -> Self {
+        Self::redis(doing, OutcomeUnknown(err))
     }
 
     /// An error about Redis from whatever the connection said.
@@ -295,6 +333,11 @@ impl Error {
                 let said = said(source);
                 write!(f, "the thread {name} could not be started: {said}")
             }
+            Self::InvalidCommand { why } => write!(f, "invalid guarded command: {why}"),
+            Self::Late { name } => write!(
+                f,
+                "redis was too slow to say whether anybody has `{name}`; allow more time, or try again"
+            ),
             Self::InvalidName { why } => write!(f, "invalid lock name: {why}"),
             Self::Config { what } => write!(f, "invalid setting: {what}"),
         }
@@ -322,6 +365,27 @@ impl std::error::Error for Error {
             true => cause.source()?.source(),
             false => cause.source(),
         }
+    }
+}
+
+/// A command was sent, and has no answer.
+#[derive(Debug)]
+struct OutcomeUnknown(RedisError);
+
+impl fmt::Display for OutcomeUnknown {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{}; it may have run, and is not sent again: look at the data before you repeat it",
+            said(&self.0)
+        )
+    }
+}
+
+impl std::error::Error for OutcomeUnknown {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        // Its own text is told, and it tells what it wraps.
+        std::error::Error::source(&self.0)?.source()
     }
 }
 

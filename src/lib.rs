@@ -46,16 +46,18 @@
 //!
 //! # `Ok(None)` and `Err`
 //!
-//! `Ok(None)`: somebody else had it, or the time was up. `Err`: Redis is away, or refused. Either way, what may have been
-//! taken is released again. A limit of time is for all that the call does: connecting, asking and waiting.
+//! `Ok(None)`: somebody else had it, or the time was up; [`late_is_error`](Mutex::late_is_error) tells these apart. `Err`:
+//! Redis is away, or refused. Either way, what may have been taken is released again. A limit of time is for all that the
+//! call does: connecting, asking and waiting.
 //!
 //! # What is not promised
 //!
 //! - **That you still hold it.** A lease can end while you work: the process was stopped, Redis was unreachable, the key
 //!   was deleted, or a replica without the key was promoted. [`is_valid`](ReentrantLockGuard::is_valid) and
 //!   [`lost`](ReentrantLockGuard::lost) say so without asking Redis, but nothing recalls a write that is already under
-//!   way. Where a late write does harm, let the resource check it: a version, a condition, or the token of a
-//!   [`FencedLock`].
+//!   way. Where a late write does harm: [`query`](MutexGuard::query) of the guard runs a command only if the hold is still
+//!   in force, which Redis looks at in the same step; elsewhere let the resource check it, by a version, a condition, or the
+//!   token of a [`FencedLock`].
 //! - **That a lock survives its server.** It lives in one Redis. If that returns without its data, the lock is free, and
 //!   the old holder learns of it at its next renewal. A [`RedLock`] survives the loss of a minority of its masters, over
 //!   the whole life of a hold.
@@ -66,6 +68,8 @@
 //! | for | |
 //! | --- | --- |
 //! | mutual exclusion | [`Mutex`], or [`ReentrantLock`], which its thread may lock again |
+//! | the same in thread pools and `spawn_blocking` | [`Mutex::lock_owned`], whose guard may move |
+//! | a holder that was stopped, and writes to the same Redis | [`query`](MutexGuard::query) and [`invoke`](MutexGuard::invoke) of any guard |
 //! | first come, first served across processes | [`FairLock`], [`FairMutex`] |
 //! | a resource that refuses late writes | [`FencedLock`] |
 //! | very many names, held briefly | [`SpinLock`] |
@@ -132,14 +136,20 @@ pub use sync::expirable_semaphore::{ExpirablePermit, ExpirableSemaphore};
 pub use sync::fair_lock::{FairLock, FairLockGuard};
 pub use sync::fair_mutex::{FairMutex, FairMutexGuard};
 pub use sync::fenced_lock::{FencedLock, FencedLockGuard};
+pub use sync::guarded::GuardedScript;
 pub use sync::latch::Latch;
-pub use sync::multi_lock::{Lockable, MultiLock, MultiLockGuard};
-pub use sync::mutex::{Mutex, MutexGuard};
+pub use sync::multi_lock::{MultiLock, MultiLockGuard};
+pub use sync::mutex::{Mutex, MutexGuard, OwnedMutexGuard};
 pub use sync::red_lock::{RedLock, RedLockGuard};
 pub use sync::reentrant_lock::{ReentrantLock, ReentrantLockGuard};
 pub use sync::rwlock::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 pub use sync::semaphore::{Semaphore, SemaphorePermit};
 pub use sync::spin_lock::{SpinLock, SpinLockGuard};
+pub use sync::traits::{Hold, Lock};
+
+pub use crossbeam_channel::Receiver;
+/// The crate whose types commands and replies have, in the version that this one uses.
+pub use redis;
 
 #[cfg(any(doc, doctest))]
 pub mod guide;

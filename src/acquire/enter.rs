@@ -83,7 +83,10 @@ impl LockSpec {
     /// What to ask for and its entry, once the watchdogs run that will renew it.
     fn start(&self, wait: WaitMode) -> Result<(HoldParams, Arc<Entry>)> {
         let (lease, ttl) = self.lease_policy()?;
-        let thread = owner::this_thread();
+        let thread = match self.may_move {
+            true => owner::no_thread(),
+            false => owner::this_thread(),
+        };
         let params = HoldParams { lease, ttl, thread };
         let session = self.session();
         let entry = session.registry.get(self.kind, &self.id)?;
@@ -304,7 +307,7 @@ impl LockSpec {
         wait: WaitMode,
     ) -> Result<Option<Wakeup>> {
         let deadlocked = self.has_it_otherwise();
-        let stop = || deadlocked || self.must_stop(wait);
+        let stop = || deadlocked.is_some() || self.must_stop(wait);
         let left = |now| lease_left(entry, now);
         listening.park(self, Signals::default(), wait.deadline(), left, &stop);
         if let Some(wakeup) = listening.take_wakeup() {
@@ -323,8 +326,10 @@ impl LockSpec {
             // Woken at the last moment: it is off the queue, so it has to use the wakeup.
             Some(wakeup) => Ok(Some(wakeup)),
             None if self.must_stop(wait) => Err(self.stopped()),
-            None if deadlocked => Err(self.would_deadlock(DeadlockReason::OtherKind)),
-            None => Ok(None),
+            None => match deadlocked {
+                Some(reason) => Err(self.would_deadlock(reason)),
+                None => Ok(None),
+            },
         }
     }
 }

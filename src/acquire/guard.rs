@@ -6,7 +6,9 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use crossbeam_channel::Receiver;
+use redis::FromRedisValue;
 
+use crate::acquire::guarded::Work;
 use crate::acquire::observed::Observed;
 use crate::acquire::spec::LockSpec;
 use crate::acquire::wait_mode::WaitMode;
@@ -14,14 +16,14 @@ use crate::error::{Error, Result};
 use crate::error::{Loss, LossReason};
 use crate::hold::entry::wake;
 use crate::hold::loss::LossChannel;
-use crate::hold::{Counted, Hold, Wakeup};
+use crate::hold::{Hold, Wakeup};
 use crate::local::lock::{Left, Mode};
 use crate::net::call::Call;
 use crate::quorum::ask::Quorum;
 use crate::report::report;
 use crate::session::shared::SharedSession;
 
-/// One hold of one thread, released when dropped.
+/// One hold of one thread, or of none, released when dropped.
 pub(crate) struct GuardInner {
     shared: Arc<SharedSession>,
     hold: Arc<Hold>,
@@ -33,7 +35,6 @@ pub(crate) struct GuardInner {
     /// Another thread of this process has had it, or has it as well.
     is_handed_over: bool,
     observed: Option<Box<Observed>>,
-    _counted: Counted,
     /// The clients of all servers that keep it.
     _quorum: Option<Arc<Quorum>>,
 }
@@ -53,7 +54,6 @@ impl GuardInner {
             released: false,
             is_handed_over: false,
             observed: None,
-            _counted: Counted::new(),
         }
     }
 
@@ -134,6 +134,14 @@ impl GuardInner {
             return 0;
         }
         self.hold.several().map_or(0, |several| several.held())
+    }
+
+    /// Runs it if the hold is in force.
+    pub(crate) fn run<T: FromRedisValue>(&self, work: &Work<'_>) -> Result<T> {
+        if self.is_copy() {
+            return Err(Error::Closed);
+        }
+        self.shared.session.run(&self.hold, work)
     }
 
     /// Takes a shared hold for the same thread, with the same lease; `None` if another process prevents it.

@@ -32,6 +32,7 @@ mod contest;
 pub(crate) mod enter;
 pub(crate) mod give_permits;
 pub(crate) mod guard;
+pub(crate) mod guarded;
 pub(crate) mod latch;
 pub(crate) mod leased_permits;
 pub(crate) mod listening;
@@ -56,7 +57,7 @@ use std::time::{Duration, Instant};
 use crate::acquire::listening::Listening;
 use crate::acquire::spec::LockSpec;
 use crate::acquire::wait_mode::WaitMode;
-use crate::error::{DeadlockReason, Error, Result};
+use crate::error::{Error, Result};
 use crate::hold::Entry;
 use crate::local::waiter::Signals;
 use crate::net::call::{Call, Fault};
@@ -230,8 +231,10 @@ pub(crate) fn acquire<S: Strategy>(
         if deadline.has_passed(Instant::now()) {
             return end(strategy, spec, wait, Outcome::Busy(busy));
         }
-        if !std::mem::replace(&mut was_refused, true) && spec.has_it_otherwise() {
-            return Err(spec.would_deadlock(DeadlockReason::OtherKind));
+        if !std::mem::replace(&mut was_refused, true)
+            && let Some(reason) = spec.has_it_otherwise()
+        {
+            return Err(spec.would_deadlock(reason));
         }
         has_waited = true;
 

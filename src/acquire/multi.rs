@@ -59,6 +59,9 @@ impl Members {
             }
             has_same_key
         });
+        if parts.iter().any(|part| part.quorum.is_some()) {
+            fault = Some("a RedLock cannot be a member of a multi-lock".into());
+        }
         if parts.is_empty() {
             fault = Some("a multi-lock without members".into());
         }
@@ -78,6 +81,10 @@ impl Members {
         }
     }
 
+    pub(crate) fn parts(&self) -> Vec<LockSpec> {
+        self.parts.clone()
+    }
+
     fn each(mut self, change: impl Fn(LockSpec) -> LockSpec) -> Self {
         self.parts = self.parts.into_iter().map(change).collect();
         self
@@ -93,6 +100,10 @@ impl Members {
 
     pub(crate) fn at_least(self, span: Duration) -> Self {
         self.each(|part| part.at_least(span))
+    }
+
+    pub(crate) fn late_is_error(self) -> Self {
+        self.each(LockSpec::late_is_error)
     }
 
     pub(crate) fn cancel_on(self, token: &CancelToken) -> Self {
@@ -140,8 +151,11 @@ impl Members {
     fn acquire(&self, wait: WaitMode) -> Result<Option<MultiGuardInner>> {
         self.check()?;
         if let [alone] = &*self.parts {
-            let held = alone.acquire(wait)?.granted();
-            return Ok(held.map(|held| self.all(Together(vec![Some(held)]))));
+            return match alone.acquire(wait)? {
+                Outcome::Granted(held) => Ok(Some(self.all(Together(vec![Some(held)])))),
+                Outcome::Busy(_) => Ok(None),
+                Outcome::TooLate => self.late(wait),
+            };
         }
         for part in &self.parts {
             part.check(wait)?;
@@ -166,7 +180,7 @@ impl Members {
                     };
                 }
                 Gathering::Busy(index) => index,
-                Gathering::TooLate => return self.in_vain(wait),
+                Gathering::TooLate => return self.late(wait),
             };
             let WaitMode::Until(deadline) = wait else {
                 return Ok(None);
@@ -185,7 +199,8 @@ impl Members {
             // Nothing is held now.
             waited_for = match self.parts[index].acquire(wait) {
                 Ok(Outcome::Granted(held)) => Some((index, held)),
-                Ok(_) => return self.in_vain(wait),
+                Ok(Outcome::TooLate) => return self.late(wait),
+                Ok(Outcome::Busy(_)) => return self.in_vain(wait),
                 Err(err) => return Err(self.failed(vec![(index, err)])),
             };
             round = self.round(wait);
@@ -211,6 +226,16 @@ impl Members {
         match self.stopped(wait) {
             Some(part) => Err(part.stopped()),
             None => Ok(None),
+        }
+    }
+
+    /// The same, and a member was not answered in time.
+    fn late<T>(&self, wait: WaitMode) -> Result<Option<T>> {
+        match self.in_vain(wait)? {
+            None if self.parts.iter().any(|part| part.late_is_error) => Err(Error::Late {
+                name: self.name.to_string(),
+            }),
+            outcome => Ok(outcome),
         }
     }
 

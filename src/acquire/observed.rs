@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use crate::acquire::Outcome;
 use crate::acquire::spec::LockSpec;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::observer::{Acquired, Observers, Refusal, Refused, Released};
 
 /// A hold whose end an observer is told of.
@@ -44,6 +44,10 @@ impl LockSpec {
         };
         if let Some(why) = refusal {
             self.was_refused(began, why);
+        }
+        if self.late_is_error && matches!(outcome, Ok(Outcome::TooLate)) {
+            let name = self.name.to_string();
+            return Err(Error::Late { name });
         }
         Ok(outcome?.granted().map(|grant| {
             let observed = began.map(|began| self.was_granted(began, is_handed_over(&grant)));

@@ -38,6 +38,10 @@ pub(crate) struct LockSpec {
     pub(crate) up_for: Duration,
     pub(crate) mode: Mode,
     pub(crate) is_reentrant: bool,
+    /// Its holds belong to no thread.
+    pub(crate) may_move: bool,
+    /// A wait that ends before Redis has said anything is an error.
+    pub(crate) late_is_error: bool,
     lease: Option<Duration>,
     max_hold: Option<Duration>,
     /// For how long the name is kept after the grant, even if it is released before.
@@ -60,6 +64,8 @@ impl LockSpec {
             up_for: Duration::ZERO,
             mode: Mode::Exclusive,
             is_reentrant: true,
+            may_move: false,
+            late_is_error: false,
             lease: None,
             max_hold: None,
             at_least: None,
@@ -91,6 +97,24 @@ impl LockSpec {
     /// For locks that their holder cannot take again.
     pub(crate) fn non_reentrant(mut self) -> Self {
         self.is_reentrant = false;
+        self
+    }
+
+    /// The same lock, for holds that belong to no thread.
+    pub(crate) fn moving(&self) -> Self {
+        Self {
+            may_move: true,
+            ..self.clone()
+        }
+    }
+
+    /// What it is as a member of several.
+    pub(crate) fn parts(&self) -> Vec<Self> {
+        vec![self.clone()]
+    }
+
+    pub(crate) fn late_is_error(mut self) -> Self {
+        self.late_is_error = true;
         self
     }
 
@@ -210,7 +234,7 @@ impl LockSpec {
         let (Ok(entry), Ok((_, lease))) = (self.look(), self.lease_policy()) else {
             return false;
         };
-        if self.has_it_otherwise() {
+        if self.has_it_otherwise().is_some() {
             return false;
         }
         match who {
@@ -295,12 +319,12 @@ impl LockSpec {
             && settings(self) == settings(other)
     }
 
-    /// Whether the calling thread already holds the name, as a lock of another kind. Checked before a wait, since the thread
-    /// would wait for itself.
-    pub(crate) fn has_it_otherwise(&self) -> bool {
+    /// Whether the calling thread already holds the name in another way: as a lock of another kind, or by a guard that
+    /// stays on it. Checked before a wait, since the thread would wait for itself.
+    pub(crate) fn has_it_otherwise(&self) -> Option<DeadlockReason> {
         // Most threads that wait hold nothing: no need to look for other names.
         if !Counted::has_some() || !self.kind.has_plain_keys {
-            return false;
+            return None;
         }
         let (registry, thread) = (&self.session().registry, owner::this_thread());
         let is_mine = |entry: &Arc<Entry>| {
@@ -310,10 +334,15 @@ impl LockSpec {
         };
         let others = KINDS
             .into_iter()
-            .filter(|kind| kind.has_plain_keys && *kind != self.kind);
-        others
+            .filter(|kind| kind.has_plain_keys && (self.may_move || *kind != self.kind));
+        let mut mine = others
             .filter_map(|kind| registry.known(kind, &self.name))
-            .any(|entry| is_mine(&entry))
+            .filter(is_mine);
+        mine.next()
+            .map(|entry| match entry.protocol.kind() == self.kind {
+                true => DeadlockReason::NotReentrant,
+                false => DeadlockReason::OtherKind,
+            })
     }
 
     pub(crate) fn would_deadlock(&self, reason: DeadlockReason) -> Error {

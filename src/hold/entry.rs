@@ -321,6 +321,11 @@ impl<H: Holding> Registry<H> {
         Ok((named, EntryState::new(kind, self.tenure)))
     }
 
+    /// Whether a script reaches only the keys of one slot.
+    pub(crate) fn is_cluster(&self) -> bool {
+        self.is_cluster
+    }
+
     /// See [`registry::Registry::sweep`].
     pub(crate) fn sweep(&self, now: Instant) -> bool {
         self.entries.sweep(now)

@@ -47,15 +47,17 @@ std::thread_local! {
 /// What the compiler names when a guard would go to another thread.
 pub(crate) enum GuardStaysOnItsThread {}
 
-/// A guard, as one of those of its thread: `Sync`, but not `Send`.
+/// A guard that stays on its thread, as one of those of that thread: `Sync`, but not `Send`.
 pub(crate) struct Counted(PhantomData<std::sync::MutexGuard<'static, GuardStaysOnItsThread>>);
 
-impl Counted {
-    pub(crate) fn new() -> Self {
+impl Default for Counted {
+    fn default() -> Self {
         GUARDS.with(|guards| guards.set(guards.get() + 1));
         Self(PhantomData)
     }
+}
 
+impl Counted {
     /// Whether the calling thread has any, so that it may hold something.
     pub(crate) fn has_some() -> bool {
         GUARDS.with(|guards| guards.get() > 0)

@@ -49,7 +49,7 @@ impl Apart {
                         .iter()
                         .any(|its| std::ptr::eq(*its, *script))
                 };
-                let new = question.script.filter(is_new);
+                let new = question.our_script().filter(is_new);
                 self.introduced.extend(new);
                 question.write(&mut bytes, new.is_some());
             }

@@ -21,6 +21,8 @@ pub(crate) enum Fault {
     Late(RedisError),
     /// The server answered with an error that will not pass by itself.
     Refused(RedisError),
+    /// It was sent, and is not sent again although there is no answer: it may have run.
+    Unknown(RedisError),
     /// The caller has to stop: it was cancelled, or the client is being closed.
     Stopped,
     /// The client is closed.
@@ -34,6 +36,7 @@ impl Fault {
                 let wrong_type = Error::wrong_type(&err, name);
                 wrong_type.unwrap_or_else(|| Error::redis(doing, err).about(name))
             }
+            Self::Unknown(err) => Error::outcome_unknown(doing, err).about(name),
             Self::Stopped | Self::Closed => Error::Closed,
         }
     }

@@ -284,7 +284,12 @@ impl Pipeline {
         if std::mem::take(&mut its.in_portion) {
             in_flight.portion -= 1;
         }
-        if let Some(script) = call.request.script {
+        // What a guarded command returns is the user's.
+        if let Some(script) = call
+            .request
+            .our_script()
+            .filter(|_| !call.request.is_sent_once)
+        {
             if is_no_script(&value) {
                 in_flight
                     .introduced
@@ -484,7 +489,7 @@ impl InFlight {
         }
         its.sendings += 1;
         if call.unattended
-            && let Some(script) = call.request.script
+            && let Some(script) = call.request.our_script()
             && !self.introduced.iter().any(|its| std::ptr::eq(*its, script))
         {
             its.by_text = true;

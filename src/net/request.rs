@@ -1,12 +1,32 @@
 //! The bytes of a request: a plain command, or a script by its hash or its text.
 
-use std::sync::OnceLock;
+use std::ops::Deref;
+use std::sync::{Arc, OnceLock};
 
 /// A script: with plain channels, and with sharded ones where a client of a cluster uses those.
 pub(crate) struct Script {
     text: Box<str>,
     plain: Encoded,
     sharded: OnceLock<Encoded>,
+    is_users: bool,
+}
+
+/// A script of this crate, or one of the user's.
+#[derive(Clone)]
+pub(crate) enum ScriptRef {
+    Ours(&'static Script),
+    Users(Arc<Script>),
+}
+
+impl Deref for ScriptRef {
+    type Target = Script;
+
+    fn deref(&self) -> &Script {
+        match self {
+            Self::Ours(script) => script,
+            Self::Users(script) => script,
+        }
+    }
 }
 
 /// A script, encoded both ways: `EVALSHA` with its hash, and `EVAL` with its text.
@@ -21,7 +41,16 @@ impl Script {
             text: text.into(),
             plain: Encoded::new(text),
             sharded: OnceLock::new(),
+            is_users: false,
         }
+    }
+
+    /// One of the user's, which is sent as it is.
+    pub(crate) fn of_user(text: &str) -> Arc<Self> {
+        Arc::new(Self {
+            is_users: true,
+            ..Self::new(text)
+        })
     }
 
     /// The text with the commands of sharded channels in place of those of plain ones. They stay literal, since some
@@ -31,7 +60,7 @@ impl Script {
     }
 
     fn encoded(&self, wording: Wording) -> &[u8] {
-        let encoded = match wording.sharded {
+        let encoded = match wording.sharded && !self.is_users {
             false => &self.plain,
             true => self
                 .sharded
@@ -92,7 +121,7 @@ const TYPICAL: usize = 192;
 /// One command, encoded but for its [`Wording`].
 #[derive(Clone)]
 pub(crate) struct Request {
-    pub(crate) script: Option<&'static Script>,
+    pub(crate) script: Option<ScriptRef>,
     parts: usize,
     /// The parts behind the name of the command and the script.
     packed: Vec<u8>,
@@ -100,6 +129,8 @@ pub(crate) struct Request {
     pub(crate) doing: &'static str,
     /// `WAIT` follows the command, and its reply that of the command.
     pub(crate) acknowledgements: Option<Acknowledgements>,
+    /// It is not sent again once it may have run.
+    pub(crate) is_sent_once: bool,
 }
 
 impl Request {
@@ -115,6 +146,7 @@ impl Request {
             packed,
             doing,
             acknowledgements: None,
+            is_sent_once: false,
         }
     }
 
@@ -125,7 +157,11 @@ impl Request {
         args: &[&str],
     ) -> Self {
         let args = args.iter().map(|arg| arg.as_bytes());
-        Self::pack(doing, script, keys.iter().map(std::slice::from_ref), args)
+        let (script, keys) = (
+            ScriptRef::Ours(script),
+            keys.iter().map(std::slice::from_ref),
+        );
+        Self::pack(doing, script, keys, args)
     }
 
     /// A script with keys that consist of several parts each.
@@ -136,7 +172,7 @@ impl Request {
         args: &[&str],
     ) -> Self {
         let args = args.iter().map(|arg| arg.as_bytes());
-        Self::pack(doing, script, keys.iter().copied(), args)
+        Self::pack(doing, ScriptRef::Ours(script), keys.iter().copied(), args)
     }
 
     /// A script with arguments that are no text.
@@ -147,13 +183,28 @@ impl Request {
         args: &[&[u8]],
     ) -> Self {
         let keys = keys.iter().map(std::slice::from_ref);
-        Self::pack(doing, script, keys, args.iter().copied())
+        let args = args.iter().copied();
+        Self::pack(doing, ScriptRef::Ours(script), keys, args)
     }
 
-    fn pack<'a>(
+    /// A script that is not sent again once it may have run.
+    pub(crate) fn once(
         doing: &'static str,
-        script: &'static Script,
-        keys: impl ExactSizeIterator<Item = &'a [&'a str]>,
+        script: ScriptRef,
+        keys: &[&[u8]],
+        args: &[&[u8]],
+    ) -> Self {
+        let keys = keys.iter().map(std::slice::from_ref);
+        Self {
+            is_sent_once: true,
+            ..Self::pack(doing, script, keys, args.iter().copied())
+        }
+    }
+
+    fn pack<'a, K: AsRef<[u8]> + 'a>(
+        doing: &'static str,
+        script: ScriptRef,
+        keys: impl ExactSizeIterator<Item = &'a [K]>,
         args: impl ExactSizeIterator<Item = &'a [u8]>,
     ) -> Self {
         let parts = HEAD + keys.len() + args.len();
@@ -171,7 +222,20 @@ impl Request {
             packed,
             doing,
             acknowledgements: None,
+            is_sent_once: false,
         }
+    }
+
+    /// Its script, unless that is the user's.
+    pub(crate) fn our_script(&self) -> Option<&'static Script> {
+        match self.script {
+            Some(ScriptRef::Ours(script)) => Some(script),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn is_users_script(&self) -> bool {
+        matches!(self.script, Some(ScriptRef::Users(_)))
     }
 
     /// How many bytes it adds to another request of its script.
@@ -183,7 +247,7 @@ impl Request {
     pub(crate) fn goes_with(&self, other: &Self, script: &Script) -> bool {
         let is_of = |request: &Self| {
             request.acknowledgements.is_none()
-                && request.script.is_some_and(|its| std::ptr::eq(its, script))
+                && (request.script.as_deref()).is_some_and(|its| std::ptr::eq(its, script))
         };
         is_of(self) && is_of(other)
     }
@@ -228,7 +292,7 @@ impl Request {
     /// Appends the command.
     pub(crate) fn write_as(&self, out: &mut Vec<u8>, wording: Wording) {
         push_head(out, b'*', self.parts);
-        if let Some(script) = self.script {
+        if let Some(script) = &self.script {
             out.extend_from_slice(script.encoded(wording));
         }
         out.extend_from_slice(&self.packed);
@@ -253,7 +317,7 @@ impl Request {
     /// The keys of a script.
     pub(crate) fn keys(&self) -> impl Iterator<Item = &[u8]> {
         let mut rest = &*self.packed;
-        let count = match self.script {
+        let count = match &self.script {
             Some(_) => pull_bulk(&mut rest),
             None => None,
         };
@@ -298,10 +362,11 @@ fn push_bulk(out: &mut Vec<u8>, bytes: &[u8]) {
     out.extend_from_slice(b"\r\n");
 }
 
-fn push_joined(out: &mut Vec<u8>, parts: &[&str]) {
-    push_head(out, b'$', parts.iter().map(|part| part.len()).sum());
+fn push_joined(out: &mut Vec<u8>, parts: &[impl AsRef<[u8]>]) {
+    let len = parts.iter().map(|part| part.as_ref().len());
+    push_head(out, b'$', len.sum());
     for part in parts {
-        out.extend_from_slice(part.as_bytes());
+        out.extend_from_slice(part.as_ref());
     }
     out.extend_from_slice(b"\r\n");
 }

@@ -39,16 +39,25 @@ fn meaning<'a>(code: &'a str, detail: &'a str) -> Option<(&'a str, &'a str)> {
     };
     let (code, text) = match inner {
         Some(inner) => coded(inner.strip_prefix('-').unwrap_or(inner)),
-        None => (code, before_script(detail)?),
+        // By a `redis.pcall` whose refusal is returned there is no place in the script.
+        None => match before_script(detail) {
+            None if is_denied(code, detail) => (code, detail),
+            text => (code, text?),
+        },
     };
+    if is_denied(code, text) {
+        return Some(("NOPERM", text));
+    }
+    Some((code, text))
+}
+
+/// Whether the user lacks a right.
+fn is_denied(code: &str, text: &str) -> bool {
     let denied = [
         "The user executing the script can't ",
         "ACL failure in script: ",
     ];
-    if code == "ERR" && denied.iter().any(|denied| text.starts_with(denied)) {
-        return Some(("NOPERM", text));
-    }
-    Some((code, text))
+    code == "ERR" && denied.iter().any(|denied| text.starts_with(denied))
 }
 
 /// What follows the number of a line and `: `.
@@ -181,6 +190,7 @@ mod tests {
                 &text,
             );
             denied(format!("ERR {text} {on}"), &text);
+            denied(format!("ERR {text}"), &text);
         }
         for what in [
             "User u has no permissions to run the 'hset' command",

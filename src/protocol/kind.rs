@@ -48,6 +48,28 @@ pub(crate) struct Kind {
     pub(super) is_locked: fn(Mode, i64) -> bool,
     pub(super) remaining: fn(&Protocol) -> Request,
     pub(super) is_given_back_when_lost: fn(Mode, LossReason) -> bool,
+    /// Where a hold is seen.
+    pub(super) evidence: fn(&Protocol, Mode, &str) -> Evidence,
+}
+
+/// What shows that a hold is in force: see `lua/prelude/guarded.lua`.
+pub(super) struct Evidence {
+    pub(super) lock: String,
+    pub(super) life: Option<String>,
+    pub(super) hold: Vec<u8>,
+    pub(super) is_permit: bool,
+}
+
+impl Evidence {
+    /// A field of the lock's hash.
+    pub(super) fn field(of: &Protocol, field: &str) -> Self {
+        Self {
+            lock: of.key().to_owned(),
+            life: None,
+            hold: field.into(),
+            is_permit: false,
+        }
+    }
 }
 
 /// What an id consists of.
@@ -85,6 +107,7 @@ impl Kind {
             is_locked: |_, state| state > 0,
             remaining: |of| Request::command("asking for the lease", &["PTTL", of.key()]),
             is_given_back_when_lost: |_, _| false,
+            evidence: |of, _, owner| Evidence::field(of, owner),
         }
     }
 
@@ -272,6 +295,10 @@ impl Protocol {
         self.kind
             .withdraw
             .map(|withdraw| withdraw(self, mode, waiter))
+    }
+
+    pub(super) fn evidence(&self, mode: Mode, owner: &str) -> Evidence {
+        (self.kind.evidence)(self, mode, owner)
     }
 
     /// Whether a lost hold has to be released all the same, because what is left of it would block others.

@@ -26,6 +26,7 @@ macro_rules! scripts {
         RW_FORCE = "rw_force";
         RW_STATE = "rw_state";
         RED_ACQUIRE = "red_acquire";
+        GUARDED_CALL = "guarded_call" after "guarded";
         INSPECT = "inspect";
         SUMMARY = "summary";
         LATCH_STATE = "latch_state";
@@ -57,6 +58,9 @@ macro_rules! texts {
             $($(include_str!(concat!("../../lua/prelude/", $prelude, ".lua")),)+)?
             include_str!(concat!("../../lua/", $file, ".lua")),
         );)+
+
+        /// What is put in front of a user's script.
+        pub(crate) const GUARDED: &str = include_str!("../../lua/prelude/guarded.lua");
 
         /// Every script, by its file.
         pub(crate) const ALL: &[(&str, &str)] = &[$(($file, $name)),+];

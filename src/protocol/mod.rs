@@ -4,6 +4,7 @@ pub(crate) mod fair;
 pub(crate) mod fenced;
 #[cfg(test)]
 mod golden;
+pub(crate) mod guarded;
 pub(crate) mod idempotency;
 pub(crate) mod inspect;
 pub(crate) mod keys;

@@ -79,10 +79,13 @@ impl fmt::Display for PermitId {
 }
 
 std::thread_local! {
-    static THREAD: u64 = {
-        static NEXT: AtomicU64 = AtomicU64::new(1);
-        NEXT.fetch_add(1, Ordering::Relaxed)
-    };
+    static THREAD: u64 = no_thread();
+}
+
+/// A number that no thread of this process has, nor anybody else.
+pub(crate) fn no_thread() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
 /// A number for the calling thread that no other thread of this process ever has, not even after this one has ended.

@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::net::text::Digits;
 use crate::protocol::idempotency::RequestKeys;
 use crate::protocol::keys;
-use crate::protocol::kind::{Kind, Protocol, Renewal};
+use crate::protocol::kind::{Evidence, Kind, Protocol, Renewal};
 use crate::protocol::owner::PermitId;
 use crate::protocol::script::{self, Renewed, Request, Script, lease_ms};
 
@@ -17,6 +17,12 @@ pub(crate) static KIND: Kind = Kind {
         request(of, RELEASING, &script::PERMIT_RELEASE, None, &args)
     },
     renew,
+    evidence: |of, _, owner| Evidence {
+        lock: keys::permit_timeouts(of.key()),
+        life: None,
+        hold: packed(owner),
+        is_permit: true,
+    },
     renewed: |reply, ends_at| match script::integer(reply)? {
         0 => Ok(Some(Renewed::Gone)),
         found => {

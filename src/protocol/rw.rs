@@ -4,8 +4,8 @@ use crate::local::lock::Mode;
 use crate::net::text::Digits;
 use crate::protocol::keys;
 use crate::protocol::kind::{
-    ACQUIRING, AcquireArgs, FORCING, Kind, Protocol, RELEASING, RENEWING, Renewal, keep_field,
-    renew_field,
+    ACQUIRING, AcquireArgs, Evidence, FORCING, Kind, Protocol, RELEASING, RENEWING, Renewal,
+    keep_field, renew_field,
 };
 use crate::protocol::script::{self, Request, lease_ms};
 
@@ -34,6 +34,13 @@ pub(crate) static KIND: Kind = Kind {
     },
     // If the thread also reads, renewing its read hold keeps the key that both are in, and the lost write hold with it.
     is_given_back_when_lost: |mode, reason| mode == Mode::Exclusive && reason.may_still_be_held(),
+    evidence: |of, mode, owner| match mode {
+        Mode::Exclusive => Evidence::field(of, &write_field(owner)),
+        Mode::Shared => Evidence {
+            life: Some(hold_key(of, owner)),
+            ..Evidence::field(of, owner)
+        },
+    },
     ..Kind::plain("read-write")
 };
 

@@ -6,8 +6,9 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::Receiver;
 use parking_lot::Mutex;
-use redis::Value;
+use redis::{FromRedisValue, Value};
 
+use crate::acquire::guarded::Work;
 use crate::acquire::leased_permits;
 use crate::acquire::observed::Observed;
 use crate::acquire::spec::LockSpec;
@@ -27,6 +28,7 @@ use crate::protocol::permits::{self, Change};
 use crate::protocol::script::{self, Released, Renewed, Request, Unexpected};
 use crate::report::report;
 use crate::session::Session;
+use crate::sync::guarded::guarded;
 use crate::time::Deadline;
 
 /// How many permits can be taken at once, and how many ids one command names: more would keep Redis from everybody else
@@ -139,6 +141,26 @@ impl ExpirableSemaphore {
     pub fn cancel_on(self, token: &CancelToken) -> Self {
         Self {
             inner: self.inner.cancel_on(token),
+            ..self
+        }
+    }
+
+    /// Returns a handle whose waits with a limit tell *late* from *busy*: see
+    /// [`ReentrantLock::late_is_error`](crate::ReentrantLock::late_is_error).
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// let slots = client.expirable_semaphore("slots").late_is_error();
+    /// match slots.try_acquire_for(std::time::Duration::from_millis(50)) {
+    ///     Err(redlatch::Error::Late { .. }) => println!("redis is slow"),
+    ///     other => println!("acquired: {}", other?.is_some()),
+    /// }
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
+    #[must_use]
+    pub fn late_is_error(self) -> Self {
+        Self {
+            inner: self.inner.late_is_error(),
             ..self
         }
     }
@@ -864,6 +886,17 @@ impl ExpirablePermit {
             return Err(self.semaphore.lost(reason));
         }
         Ok(leased_permits::release(&self.semaphore, hold))
+    }
+}
+
+guarded!(ExpirablePermit, made by "client.expirable_semaphore(\"slots\").acquire()");
+
+impl ExpirablePermit {
+    fn run<T: FromRedisValue>(&self, work: &Work<'_>) -> Result<T> {
+        if self.session().is_copy() {
+            return Err(Error::Closed);
+        }
+        self.session().run(&self.hold, work)
     }
 }
 

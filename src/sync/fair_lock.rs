@@ -1,5 +1,6 @@
 //! The fair lock.
 
+use crate::sync::guarded::guarded;
 use crate::sync::macros::exclusive_lock;
 
 exclusive_lock! {
@@ -38,3 +39,5 @@ exclusive_lock! {
     FairLockGuard,
     made by "client.fair_lock(\"a\")"
 }
+
+guarded!(FairLockGuard, held, made by "client.fair_lock(\"a\").lock()");

@@ -1,5 +1,6 @@
 //! The fair, non-reentrant lock.
 
+use crate::sync::guarded::guarded;
 use crate::sync::macros::exclusive_lock;
 
 exclusive_lock! {
@@ -20,3 +21,5 @@ exclusive_lock! {
     FairMutexGuard,
     made by "client.fair_mutex(\"a\")"
 }
+
+guarded!(FairMutexGuard, held, made by "client.fair_mutex(\"a\").lock()");

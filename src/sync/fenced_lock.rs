@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::sync::guarded::guarded;
 use crate::sync::macros::exclusive_lock;
 
 exclusive_lock! {
@@ -45,6 +46,8 @@ exclusive_lock! {
     FencedLockGuard,
     made by "client.fenced_lock(\"a\")"
 }
+
+guarded!(FencedLockGuard, held, made by "client.fenced_lock(\"a\").lock()");
 
 impl FencedLock {
     /// Returns a handle that lets the token counter expire `ttl` after the lock was last taken through it.

@@ -135,6 +135,25 @@ macro_rules! exclusive_lock {
                 Self { inner: self.inner.cancel_on(token) }
             }
 
+            /// Returns a handle whose waits with a limit tell *late* from *busy*: [`Error::Late`](crate::Error::Late) if
+            /// Redis was too slow to say whether anybody has the lock, `Ok(None)` only if somebody had it.
+            ///
+            /// Most callers do the same in both cases, which `if let Some(guard)` says; who wants to know asks for it here.
+            ///
+            #[doc = $crate::sync::macros::example!(lock $maker =>
+                "let wait = std::time::Duration::from_millis(50);"
+                "match lock.late_is_error().try_lock_for(wait) {"
+                "    Ok(Some(_guard)) => println!(\"we have it\"),"
+                "    Ok(None) => println!(\"somebody else has it\"),"
+                "    Err(redlatch::Error::Late { .. }) => println!(\"redis is slow\"),"
+                "    Err(err) => return Err(err),"
+                "}"
+            )]
+            #[must_use]
+            pub fn late_is_error(self) -> Self {
+                Self { inner: self.inner.late_is_error() }
+            }
+
             /// Waits until the calling thread holds the lock.
             ///
             /// Blocks without limit while others hold it, and at most for the client's response timeout (3 s unless
@@ -340,10 +359,12 @@ macro_rules! exclusive_lock {
                 f.debug_struct(stringify!($lock)).field("name", &self.name()).finish_non_exhaustive()
             }
         }
+
+        $crate::sync::traits::lock!($lock, $guard);
     };
 }
 
-/// Declares a guard, with the methods that all guards have.
+/// Declares a guard, with the methods that all guards have: one that stays on its thread, or one that `may move`.
 macro_rules! guard {
     (
         $(#[$guard_doc:meta])* $guard:ident,
@@ -351,15 +372,39 @@ macro_rules! guard {
         checked by $check:ident,
         holding $held:path
     ) => {
+        $crate::sync::macros::guard! {
+            $(#[$guard_doc])* $guard,
+            made by $($maker),+,
+            holding $held, $crate::hold::Counted
+        }
+
+        #[doc = concat!(
+            "```compile_fail,E0277\nfn send<T: Send>(_: T) {}\n",
+            "let client = redlatch::Client::open(\"redis://127.0.0.1/\")?;\nlet other = client.clone();\nsend(",
+            $($maker,)+
+            "?);\n# Ok::<(), redlatch::Error>(())\n```",
+        )]
+        #[cfg(doctest)]
+        struct $check;
+    };
+    (
+        $(#[$guard_doc:meta])* $guard:ident,
+        made by $($maker:literal),+,
+        holding $held:path, $stays:ty
+    ) => {
         $(#[$guard_doc])*
         #[must_use = "if unused the lock is released immediately"]
         pub struct $guard {
             held: $held,
+            _stays: $stays,
         }
 
         impl $guard {
             pub(crate) fn new(held: $held) -> Self {
-                Self { held }
+                Self {
+                    held,
+                    _stays: Default::default(),
+                }
             }
 
             /// Releases the hold and waits for Redis to confirm it.
@@ -470,14 +515,7 @@ macro_rules! guard {
             }
         }
 
-        #[doc = concat!(
-            "```compile_fail,E0277\nfn send<T: Send>(_: T) {}\n",
-            "let client = redlatch::Client::open(\"redis://127.0.0.1/\")?;\nlet other = client.clone();\nsend(",
-            $($maker,)+
-            "?);\n# Ok::<(), redlatch::Error>(())\n```",
-        )]
-        #[cfg(doctest)]
-        struct $check;
+        $crate::sync::traits::hold!($guard);
     };
 }
 

@@ -7,6 +7,7 @@ use crate::acquire::spec::LockSpec;
 use crate::protocol::reentrant;
 use crate::session::shared::SharedSession;
 use crate::sync::macros::exclusive_lock;
+use crate::sync::traits::Lock;
 
 exclusive_lock! {
     /// Several locks as one: all of them are held, or none.
@@ -62,8 +63,8 @@ exclusive_lock! {
 impl MultiLock {
     /// Returns several locks of any clients and kinds as one. Sends nothing.
     ///
-    /// The same lock twice counts once. The methods that lock return [`Error::Config`](crate::Error::Config) for no
-    /// members, for two locks of one server that have the same key and are not the same, and for members on a server
+    /// The same lock twice counts once, and another multi-lock is its members. The methods that lock return
+    /// [`Error::Config`](crate::Error::Config) for no members, for a [`RedLock`](crate::RedLock), for two locks of one server that have the same key and are not the same, and for members on a server
     /// that another client of them uses under the same key. Whether two addresses are those of one server is asked of
     /// the servers (`INFO`) before anything is taken, once for each connection, and only if members have
     /// the same key; a server that does not answer this, or is down, counts as another one until it does.
@@ -80,10 +81,9 @@ impl MultiLock {
     /// # Ok::<(), redlatch::Error>(())
     /// ```
     #[must_use]
-    pub fn new(members: Vec<Box<dyn Lockable>>) -> Self {
-        Self::of(Members::new(
-            members.iter().map(|member| member.part().0).collect(),
-        ))
+    pub fn new(members: Vec<Box<dyn Lock>>) -> Self {
+        let parts = members.iter().flat_map(|member| member.parts().0);
+        Self::of(Members::new(parts.collect()))
     }
 
     pub(crate) fn of_names<N: AsRef<str>>(
@@ -94,54 +94,3 @@ impl MultiLock {
         Self::of(Members::new(names.into_iter().map(plain).collect()))
     }
 }
-
-/// A lock that can be a member of a [`MultiLock`]: any exclusive lock of one client.
-///
-/// Not a [`RedLock`](crate::RedLock), not one side of an [`RwLock`](crate::RwLock), and not another multi-lock.
-///
-/// ```compile_fail,E0277
-/// let client = redlatch::Client::open("redis://127.0.0.1/").unwrap();
-/// redlatch::MultiLock::new(vec![Box::new(client.rwlock("a"))]);
-/// ```
-#[diagnostic::on_unimplemented(
-    message = "`{Self}` cannot be a member of a `MultiLock`",
-    label = "not an exclusive lock of one client"
-)]
-pub trait Lockable: sealed::Member + Send + Sync {}
-
-mod sealed {
-    use crate::acquire::spec::LockSpec;
-
-    pub struct Part(pub(super) LockSpec);
-
-    impl std::fmt::Debug for Part {
-        fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-            f.write_str(&self.0.name)
-        }
-    }
-
-    pub trait Member {
-        fn part(&self) -> Part;
-    }
-}
-
-macro_rules! lockable {
-    ($($lock:path),+) => {$(
-        impl sealed::Member for $lock {
-            fn part(&self) -> sealed::Part {
-                sealed::Part(self.inner.clone())
-            }
-        }
-
-        impl Lockable for $lock {}
-    )+};
-}
-
-lockable!(
-    super::reentrant_lock::ReentrantLock,
-    super::mutex::Mutex,
-    super::fair_lock::FairLock,
-    super::fair_mutex::FairMutex,
-    super::fenced_lock::FencedLock,
-    super::spin_lock::SpinLock
-);

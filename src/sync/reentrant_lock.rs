@@ -1,5 +1,6 @@
 //! The reentrant lock: Redisson's `RLock`.
 
+use crate::sync::guarded::guarded;
 use crate::sync::macros::exclusive_lock;
 
 exclusive_lock! {
@@ -41,3 +42,5 @@ exclusive_lock! {
     ReentrantLockGuard,
     made by "client.reentrant_lock(\"a\")"
 }
+
+guarded!(ReentrantLockGuard, held, made by "client.reentrant_lock(\"a\").lock()");

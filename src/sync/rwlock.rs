@@ -7,6 +7,7 @@ use crate::acquire::spec::LockSpec;
 use crate::acquire::wait_mode::WaitMode;
 use crate::error::{Error, Result};
 use crate::local::waiter::CancelToken;
+use crate::sync::guarded::guarded;
 use crate::sync::macros::guard;
 use crate::time::Deadline;
 
@@ -84,6 +85,9 @@ guard! {
     holding crate::acquire::guard::GuardInner
 }
 
+guarded!(RwLockReadGuard, held, made by "client.rwlock(\"a\").read()");
+guarded!(RwLockWriteGuard, held, made by "client.rwlock(\"a\").write()");
+
 impl RwLock {
     pub(crate) fn new(handle: LockSpec) -> Self {
         Self {
@@ -157,6 +161,23 @@ impl RwLock {
     #[must_use]
     pub fn cancel_on(self, token: &CancelToken) -> Self {
         self.both(|handle| handle.cancel_on(token))
+    }
+
+    /// Returns a handle whose waits with a limit tell *late* from *busy*: see
+    /// [`ReentrantLock::late_is_error`](crate::ReentrantLock::late_is_error).
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// let prices = client.rwlock("prices").late_is_error();
+    /// match prices.try_read_for(std::time::Duration::from_millis(50)) {
+    ///     Err(redlatch::Error::Late { .. }) => println!("redis is slow"),
+    ///     other => println!("reading: {}", other?.is_some()),
+    /// }
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
+    #[must_use]
+    pub fn late_is_error(self) -> Self {
+        self.both(LockSpec::late_is_error)
     }
 
     /// Returns a handle that reads whenever nobody writes, even if somebody in another process waits to.

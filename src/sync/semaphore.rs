@@ -122,6 +122,25 @@ impl Semaphore {
         }
     }
 
+    /// Returns a handle whose waits with a limit tell *late* from *busy*: see
+    /// [`ReentrantLock::late_is_error`](crate::ReentrantLock::late_is_error).
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// let uploads = client.semaphore("uploads").late_is_error();
+    /// match uploads.try_acquire_for(std::time::Duration::from_millis(50)) {
+    ///     Err(redlatch::Error::Late { .. }) => println!("redis is slow"),
+    ///     other => println!("acquired: {}", other?.is_some()),
+    /// }
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
+    #[must_use]
+    pub fn late_is_error(self) -> Self {
+        Self {
+            handle: self.handle.late_is_error(),
+        }
+    }
+
     /// Creates the semaphore with this many permits; `false` if it exists, even with all permits taken, and then
     /// nothing changes.
     ///

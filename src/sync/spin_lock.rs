@@ -1,5 +1,6 @@
 //! The spin lock.
 
+use crate::sync::guarded::guarded;
 use crate::sync::macros::exclusive_lock;
 
 exclusive_lock! {
@@ -35,3 +36,5 @@ exclusive_lock! {
     SpinLockGuard,
     made by "client.spin_lock(\"a\")"
 }
+
+guarded!(SpinLockGuard, held, made by "client.spin_lock(\"a\").lock()");

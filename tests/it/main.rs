@@ -8,6 +8,7 @@ mod contract;
 mod engine;
 mod fair;
 mod faults;
+mod guarded;
 mod histories;
 mod interop;
 mod latch;

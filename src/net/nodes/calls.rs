@@ -106,9 +106,16 @@ impl Nodes {
                                 continue;
                             }
                         }
+                        // What a script of the user's returns need not be the server's word that it has not run.
+                        Retry::Later if call.request.is_users_script() => {
+                            return Err(self.refusal(err));
+                        }
                         Retry::Later => refused_for_now = Some(err.clone()),
                     }
                     err
+                }
+                Err(fault) if call.request.is_sent_once => {
+                    return Err(self.unknown(&to, fault, refused_for_now.take()));
                 }
                 Err(fault) => {
                     // It may have been executed, or still may.
@@ -193,6 +200,21 @@ impl Nodes {
             }
             WaitFault::Closed => Err(Fault::Closed),
         }
+    }
+
+    /// Why there is no answer to a command that was sent, and may have been executed or still may.
+    fn unknown(
+        &self,
+        to: &Connection,
+        fault: WaitFault,
+        refused_for_now: Option<RedisError>,
+    ) -> Fault {
+        let closed = || socket::timed_out("the client was closed before the answer came");
+        Fault::Unknown(match self.unanswered(to, fault, refused_for_now) {
+            Ok(why) => why,
+            Err(Fault::Late(why) | Fault::Unreachable(why) | Fault::Refused(why)) => why,
+            Err(_) => closed(),
+        })
     }
 
     /// Waits for the reply to a submitted call, wherever it goes meanwhile.

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use redlatch::{Client, Config, Error, Lockable, MultiLock, RedLock};
+use redlatch::{Client, Config, Error, Lock, MultiLock, RedLock};
 
 use crate::support::multi_lock::{left, open};
 use crate::support::quorum::{masters, nothing_is_left, open as open_all, take, take_from_all};
@@ -124,7 +124,7 @@ fn sent(clients: &[&Client]) -> u64 {
 }
 
 fn both(one: &Client, other: &Client, name: &str) -> MultiLock {
-    let member = |client: &Client| Box::new(client.mutex(name)) as Box<dyn Lockable>;
+    let member = |client: &Client| Box::new(client.mutex(name)) as Box<dyn Lock>;
     MultiLock::new(vec![member(one), member(other)])
 }
 

@@ -6,8 +6,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use redlatch::{
-    CancelToken, Client, Config, Error, FairLock, FencedLock, Lockable, MultiLock, RedLock,
-    ReentrantLock, Result, SpinLock,
+    CancelToken, Client, Config, Error, FairLock, FencedLock, MultiLock, RedLock, ReentrantLock,
+    Result, SpinLock,
 };
 
 use crate::support::{
@@ -618,7 +618,7 @@ fn kinds(there: &[Client; 3], clients: &[Client; 3]) -> Vec<Kind> {
         lock!("names", |of: &[Client; 3]| of[0].multi_lock(["f", "g"])),
         lock!("members", |of: &[Client; 3]| MultiLock::new(
             of.iter()
-                .map(|client| Box::new(client.mutex("h")) as Box<dyn Lockable>)
+                .map(|client| Box::new(client.mutex("h")) as Box<dyn redlatch::Lock>)
                 .collect()
         )),
         lock!("majority", |of: &[Client; 3]| RedLock::new(of, "i")

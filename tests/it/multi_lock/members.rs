@@ -7,7 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::bounded;
-use redlatch::{CancelToken, Client, Config, Error, Lockable, LossReason, MultiLock, Result};
+use redlatch::{CancelToken, Client, Config, Error, Lock, LossReason, MultiLock, Result};
 
 use crate::support::multi_lock::{left, open, verdicts};
 use crate::support::{
@@ -31,7 +31,7 @@ fn some<const N: usize>() -> [(Server, Client); N] {
 
 /// One plain lock of each client, under the same name.
 fn one_each<'a>(clients: impl IntoIterator<Item = &'a Client>, name: &str) -> MultiLock {
-    let member = |client: &Client| Box::new(client.reentrant_lock(name)) as Box<dyn Lockable>;
+    let member = |client: &Client| Box::new(client.reentrant_lock(name)) as Box<dyn Lock>;
     MultiLock::new(clients.into_iter().map(member).collect())
 }
 
@@ -310,7 +310,7 @@ fn a_frozen_server_costs_the_time_that_was_given_and_the_others_are_free_again()
     let members = servers.iter().zip(&names);
     let lock = MultiLock::new(
         members
-            .map(|((_, client), name)| Box::new(client.mutex(name)) as Box<dyn Lockable>)
+            .map(|((_, client), name)| Box::new(client.mutex(name)) as Box<dyn Lock>)
             .collect(),
     );
     // Each of them is the first once.
@@ -348,7 +348,7 @@ fn two_frozen_servers_cost_one_response_timeout() {
     let members = clients.iter().zip(&names);
     let lock = MultiLock::new(
         members
-            .map(|(client, name)| Box::new(client.mutex(name)) as Box<dyn Lockable>)
+            .map(|(client, name)| Box::new(client.mutex(name)) as Box<dyn Lock>)
             .collect(),
     );
     lock.with(|_| ()).unwrap();
@@ -387,7 +387,7 @@ fn dead_members_are_told_by_their_names_and_the_others_are_free_again() {
     let members = clients.iter().zip(&names);
     let lock = MultiLock::new(
         members
-            .map(|(client, name)| Box::new(client.reentrant_lock(name)) as Box<dyn Lockable>)
+            .map(|(client, name)| Box::new(client.reentrant_lock(name)) as Box<dyn Lock>)
             .collect(),
     );
     lock.with(|_| ()).unwrap();
@@ -720,7 +720,7 @@ fn sets_that_overlap_on_two_servers_never_deadlock() {
                 let mut dice = crate::support::Dice::new(worker as u64 + 1);
                 while Instant::now() < until {
                     let set = dice.some_of(LOCKS, 4);
-                    let member = |&n: &usize| -> Box<dyn Lockable> {
+                    let member = |&n: &usize| -> Box<dyn Lock> {
                         let (client, name) = (&clients[n % 2], &names[n / 2]);
                         match (n + worker) % 3 {
                             0 => Box::new(client.mutex(name)),
@@ -789,7 +789,7 @@ fn of_many_who_try_free_locks_once_somebody_always_has_them() {
         let names = ["a", "b", "c"].map(unique);
         let set = |clients: &[Client; 2], places: &[usize]| {
             let member = |&place: &usize| {
-                Box::new(clients[place % 2].reentrant_lock(&names[place])) as Box<dyn Lockable>
+                Box::new(clients[place % 2].reentrant_lock(&names[place])) as Box<dyn Lock>
             };
             MultiLock::new(places.iter().map(member).collect())
         };
@@ -885,7 +885,7 @@ fn a_server_that_does_not_say_who_it_is_is_waited_for_no_longer_than_a_lock() {
     proxy.set(Target::Link, Mode::SwallowReplies);
     let names = ["a", "b", "c"];
     let members = names.iter().flat_map(|name| {
-        [&here, &there].map(|client| Box::new(client.mutex(name)) as Box<dyn Lockable>)
+        [&here, &there].map(|client| Box::new(client.mutex(name)) as Box<dyn Lock>)
     });
     let lock = MultiLock::new(members.collect());
     let failed = failed(in_time("try_lock", response, || lock.try_lock()));

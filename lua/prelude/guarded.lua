@@ -1,0 +1,33 @@
+-- guarded: goes no further unless one hold is in force. In front of a command, or of a user's script, whose own keys and
+-- arguments follow those named here.
+--
+-- KEYS[1]  lock   hash: owner -> hold count; of a permit, sorted set: id -> epoch ms at which it expires
+-- KEYS[2]  life   string that lives as long as a read hold; of any other hold the lock once more
+-- ARGV[1]  hold   the field of the hash, or the id of the permit
+-- ARGV[2]  kind   "permit", or "lock"
+--
+-- Returns  an error with the code NOTHELD, and nothing is executed: "gone" if nobody has it, "taken" if somebody else has
+--
+-- Keeps    what it looks at as it is. It is put on the first line of a user's script, so it has no comments below this one
+do
+  local held
+  if ARGV[2] == 'permit' then
+    local time = redis.call('time')
+    held = redis.pcall('zscore', KEYS[1], ARGV[1])
+    if type(held) ~= 'table' then
+      held = (tonumber(held or 0) > time[1] * 1000 + math.floor(time[2] / 1000)) and 1 or 0
+    end
+  else
+    held = redis.pcall('hexists', KEYS[1], ARGV[1])
+    if held == 1 and KEYS[2] ~= KEYS[1] then
+      held = redis.pcall('exists', KEYS[2])
+    end
+  end
+  if type(held) == 'table' and not string.find(held.err, 'WRONGTYPE', 1, true) then
+    return held
+  end
+  if held ~= 1 then
+    local taken = ARGV[2] ~= 'permit' and redis.call('exists', KEYS[1]) == 1
+    return redis.error_reply(taken and 'NOTHELD taken' or 'NOTHELD gone')
+  end
+end

@@ -1,0 +1,90 @@
+//! Commands that run only while a hold is in force: the server looks, and runs them in the same step.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use redis::{Cmd, FromRedisValue, Value};
+
+use crate::error::{Error, LossReason, Result};
+use crate::hold::Hold;
+use crate::net::call::{Attempt, Fault};
+use crate::net::request::{Request, Script};
+use crate::protocol::guarded::{Guarded, RUNNING, not_held};
+use crate::session::Session;
+
+/// What is to run.
+pub(crate) enum Work<'a> {
+    Command(&'a Cmd),
+    Script {
+        script: &'a Arc<Script>,
+        keys: Vec<Vec<u8>>,
+        args: Vec<Vec<u8>>,
+    },
+}
+
+impl Session {
+    /// Runs it if the hold is in force, once, and reads the reply.
+    pub(crate) fn run<T: FromRedisValue>(&self, hold: &Arc<Hold>, work: &Work<'_>) -> Result<T> {
+        let reply = self.run_guarded(hold, work)?;
+        // It has run, whatever the caller makes of the reply.
+        T::from_redis_value(reply).map_err(|err| {
+            self.error(
+                "reading the reply to a guarded command",
+                hold.entry().name(),
+                err,
+            )
+        })
+    }
+
+    fn run_guarded(&self, hold: &Arc<Hold>, work: &Work<'_>) -> Result<Value> {
+        self.check_open()?;
+        if let Some(reason) = hold.loss() {
+            return Err(lost(hold, reason));
+        }
+        let request = self.guarded(hold, work)?;
+        let until = Instant::now() + self.response_timeout;
+        let stop = || self.is_closed();
+        let mut attempt = || Attempt {
+            request: request.clone(),
+            undo: None,
+        };
+        let refusal = match self.connection.call(until, &stop, None, &mut attempt) {
+            Ok(answer) => return Ok(answer.value),
+            Err(Fault::Refused(refusal)) => refusal,
+            Err(fault) => {
+                return Err(fault
+                    .into_error(RUNNING, hold.entry().name())
+                    .at(&self.endpoint));
+            }
+        };
+        let Some(why) = not_held(&refusal).and_then(|found| found.loss()) else {
+            return Err(self.error(RUNNING, hold.entry().name(), refusal));
+        };
+        // After its time it is gone because it expired.
+        let in_time = Instant::now() < hold.valid_until();
+        let reason = if in_time { why } else { LossReason::Expired };
+        self.lose(hold, reason);
+        Err(lost(hold, hold.loss().unwrap_or(reason)))
+    }
+
+    fn guarded(&self, hold: &Hold, work: &Work<'_>) -> Result<Request> {
+        let guarded = Guarded {
+            protocol: &hold.entry().protocol,
+            mode: hold.mode,
+            owner: &hold.owner(),
+            is_cluster: self.registry.is_cluster(),
+        };
+        let request = match work {
+            Work::Command(command) => guarded.command(command),
+            Work::Script { script, keys, args } => guarded.script(script, keys, args),
+        };
+        request.map_err(|why| Error::InvalidCommand { why })
+    }
+}
+
+fn lost(hold: &Hold, reason: LossReason) -> Error {
+    Error::Lost {
+        name: hold.entry().name().to_string(),
+        reason,
+    }
+}

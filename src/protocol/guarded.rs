@@ -1,0 +1,223 @@
+//! Commands and scripts of the user's that run only while a hold is in force.
+
+use std::sync::Arc;
+
+use redis::{Arg, Cmd, RedisError};
+
+use crate::local::lock::Mode;
+use crate::net::request::ScriptRef;
+use crate::net::slot::slot_of;
+use crate::protocol::kind::Protocol;
+use crate::protocol::lua;
+use crate::protocol::script::{self, Renewed, Request, Script};
+
+pub(crate) const RUNNING: &str = "running a guarded command";
+
+/// How many keys and arguments there may be: Lua unpacks no more than 8,000 values.
+const MOST: usize = 7_900;
+
+/// What the user's script has of the keys and arguments.
+const OWN: &str = "local KEYS, ARGV = {unpack(KEYS, 3)}, {unpack(ARGV, 3)}";
+
+/// Why a command cannot be guarded, and what to do about it.
+type Unfit = String;
+
+/// A script of the user's, wrapped: what it begins with looks whether the hold is in force.
+pub(crate) fn wrapped(text: &str) -> Arc<Script> {
+    let code = lua::GUARDED
+        .lines()
+        .filter(|line| !line.starts_with("--"))
+        .map(str::trim);
+    // On one line, so that errors name the lines of the user's text.
+    let check: Vec<_> = code.chain([OWN]).collect();
+    let (first, rest) = match text.starts_with("#!") {
+        true => text.split_at(text.find('\n').map_or(text.len(), |end| end + 1)),
+        false => ("", text),
+    };
+    Script::of_user(&format!("{first}{} {rest}", check.join(" ")))
+}
+
+/// Whether a refusal says that the hold is over, and what has become of the lock.
+pub(crate) fn not_held(refusal: &RedisError) -> Option<Renewed> {
+    if refusal.code() != Some("NOTHELD") {
+        return None;
+    }
+    Some(match refusal.detail() {
+        Some("taken") => Renewed::Taken,
+        _ => Renewed::Gone,
+    })
+}
+
+/// One hold, as far as commands are guarded by it.
+pub(crate) struct Guarded<'a> {
+    pub(crate) protocol: &'a Protocol,
+    pub(crate) mode: Mode,
+    pub(crate) owner: &'a str,
+    /// All keys have to be in the slot of the lock.
+    pub(crate) is_cluster: bool,
+}
+
+impl Guarded<'_> {
+    /// Runs a command.
+    pub(crate) fn command(&self, command: &Cmd) -> Result<Request, Unfit> {
+        let args: Vec<&[u8]> = command
+            .args_iter()
+            .map(|arg| match arg {
+                Arg::Simple(bytes) => Ok(bytes),
+                _ => Err("`cursor_arg` is for iterators; give the cursor as an argument"),
+            })
+            .collect::<Result<_, _>>()?;
+        if args.first().is_none_or(|name| name.is_empty()) {
+            return Err("it has no name".into());
+        }
+        let keys = keys_of(&args);
+        self.request(ScriptRef::Ours(&script::GUARDED_CALL), &keys, &args)
+    }
+
+    /// Runs a script that was [`wrapped`].
+    pub(crate) fn script(
+        &self,
+        script: &Arc<Script>,
+        keys: &[Vec<u8>],
+        args: &[Vec<u8>],
+    ) -> Result<Request, Unfit> {
+        let keys: Vec<_> = keys.iter().map(Vec::as_slice).collect();
+        let args: Vec<_> = args.iter().map(Vec::as_slice).collect();
+        self.request(ScriptRef::Users(Arc::clone(script)), &keys, &args)
+    }
+
+    fn request(&self, script: ScriptRef, keys: &[&[u8]], args: &[&[u8]]) -> Result<Request, Unfit> {
+        if keys.len().max(args.len()) > MOST {
+            let many = keys.len().max(args.len());
+            return Err(format!(
+                "it has {many} keys or arguments; {MOST} are possible"
+            ));
+        }
+        let evidence = self.protocol.evidence(self.mode, self.owner);
+        if self.is_cluster {
+            self.check_slots(keys)?;
+        }
+        let lock = evidence.lock.as_bytes();
+        let life = evidence.life.as_ref().map_or(lock, |life| life.as_bytes());
+        let kind: &[u8] = if evidence.is_permit {
+            b"permit"
+        } else {
+            b"lock"
+        };
+        let keys = [&[lock, life], keys].concat();
+        let args = [&[&*evidence.hold, kind], args].concat();
+        Ok(Request::once(RUNNING, script, &keys, &args))
+    }
+
+    fn check_slots(&self, keys: &[&[u8]]) -> Result<(), Unfit> {
+        let lock = self.protocol.key();
+        let slot = slot_of(lock.as_bytes());
+        match keys.iter().find(|key| slot_of(key) != slot) {
+            None => Ok(()),
+            Some(key) => Err(format!(
+                "the key `{}` is in another slot of the cluster than the lock's, `{lock}`; a hash tag puts both into one, as `{{stock:42}}:left` is in that of `stock:42`",
+                String::from_utf8_lossy(key)
+            )),
+        }
+    }
+}
+
+/// Where the keys of a command are: its arguments, name included. Most begin with one.
+///
+/// Source: the key specifications of Redis, <https://redis.io/docs/latest/develop/reference/key-specs/>. For a command that is
+/// not known here the server has the last word: a script reaches no key of another slot.
+fn keys_of<'a>(args: &[&'a [u8]]) -> Vec<&'a [u8]> {
+    let from = |first: usize| args.get(first..).unwrap_or_default();
+    let some = |first: usize, count: usize| {
+        let rest = from(first);
+        rest[..count.min(rest.len())].to_vec()
+    };
+    // As many as the argument at `at` says, behind it.
+    let counted = |at: usize| {
+        let count = args.get(at).and_then(|n| std::str::from_utf8(n).ok());
+        some(at + 1, count.and_then(|n| n.parse().ok()).unwrap_or(0))
+    };
+    // What follows a word, behind the first key.
+    let and_behind = |words: &[&str]| {
+        let is_word = |arg: &[u8]| {
+            words
+                .iter()
+                .any(|word| arg.eq_ignore_ascii_case(word.as_bytes()))
+        };
+        let behind = from(2).windows(2).filter(|pair| is_word(pair[0]));
+        some(1, 1)
+            .into_iter()
+            .chain(behind.map(|pair| pair[1]))
+            .collect()
+    };
+    let name = String::from_utf8_lossy(args[0]).to_ascii_uppercase();
+    match &*name {
+        "ACL" | "CLIENT" | "CLUSTER" | "COMMAND" | "CONFIG" | "DBSIZE" | "ECHO" | "EVAL"
+        | "EVALSHA" | "FCALL" | "FLUSHALL" | "FLUSHDB" | "FUNCTION" | "INFO" | "KEYS"
+        | "LASTSAVE" | "LATENCY" | "LOLWUT" | "MODULE" | "PING" | "PUBLISH" | "PUBSUB"
+        | "RANDOMKEY" | "ROLE" | "SCAN" | "SCRIPT" | "PSUBSCRIBE" | "SELECT" | "SLOWLOG"
+        | "SUBSCRIBE" | "SWAPDB" | "TIME" | "WAIT" | "WAITAOF" => Vec::new(),
+        "DEL" | "EXISTS" | "MGET" | "PFCOUNT" | "PFMERGE" | "SDIFF" | "SDIFFSTORE" | "SINTER"
+        | "SINTERSTORE" | "SUNION" | "SUNIONSTORE" | "TOUCH" | "UNLINK" => from(1).to_vec(),
+        "MSET" | "MSETNX" => from(1).iter().step_by(2).copied().collect(),
+        "BLMOVE" | "BRPOPLPUSH" | "COPY" | "GEOSEARCHSTORE" | "LCS" | "LMOVE" | "RENAME"
+        | "RENAMENX" | "RPOPLPUSH" | "SMOVE" | "ZRANGESTORE" => some(1, 2),
+        "BLPOP" | "BRPOP" | "BZPOPMAX" | "BZPOPMIN" => some(1, args.len().saturating_sub(2)),
+        "BITOP" => from(2).to_vec(),
+        "DEBUG" | "MEMORY" | "OBJECT" | "XGROUP" | "XINFO" => some(2, 1),
+        "LMPOP" | "SINTERCARD" | "ZDIFF" | "ZINTER" | "ZINTERCARD" | "ZMPOP" | "ZUNION" => {
+            counted(1)
+        }
+        "BLMPOP" | "BZMPOP" => counted(2),
+        "ZDIFFSTORE" | "ZINTERSTORE" | "ZUNIONSTORE" => [some(1, 1), counted(2)].concat(),
+        "GEORADIUS" | "GEORADIUSBYMEMBER" => and_behind(&["STORE", "STOREDIST"]),
+        "SORT" => and_behind(&["STORE"]),
+        "XREAD" | "XREADGROUP" => {
+            let streams = args
+                .iter()
+                .position(|arg| arg.eq_ignore_ascii_case(b"STREAMS"));
+            streams.map_or_else(Vec::new, |at| some(at + 1, (args.len() - at - 1) / 2))
+        }
+        _ => some(1, 1),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_found_where_commands_have_them() {
+        for (command, keys) in [
+            ("get k", "k"),
+            ("SET k v PX 5", "k"),
+            ("json.set k $ 1", "k"),
+            ("ping", ""),
+            ("time", ""),
+            ("get", ""),
+            ("del a b c", "a b c"),
+            ("mset a 1 b 2", "a b"),
+            ("rename a b", "a b"),
+            ("blpop a b 0", "a b"),
+            ("bitop and d a b", "d a b"),
+            ("object encoding a", "a"),
+            ("lmpop 2 a b left", "a b"),
+            ("lmpop x a b left", ""),
+            ("blmpop 0 2 a b left", "a b"),
+            ("zunionstore d 2 a b weights 1 2", "d a b"),
+            ("zunionstore d 9 a b", "d a b"),
+            ("sort a by nosort store d", "a d"),
+            ("georadius a 0 0 1 m storedist d", "a d"),
+            ("xread count 2 streams a b 0 0", "a b"),
+            ("xreadgroup group g c streams a >", "a"),
+            ("xread", ""),
+        ] {
+            let args: Vec<_> = command.split(' ').map(str::as_bytes).collect();
+            let found: Vec<_> = keys_of(&args)
+                .into_iter()
+                .map(|key| String::from_utf8_lossy(key).into_owned())
+                .collect();
+            assert_eq!(found.join(" "), keys, "{command}");
+        }
+    }
+}

@@ -1,0 +1,122 @@
+//! Guarded commands in a cluster: their keys belong where the lock is.
+
+use redis::{Cmd, Value, cmd};
+use redlatch::{Error, GuardedScript};
+
+use super::key;
+use crate::support::cluster::Cluster;
+use crate::support::timed;
+
+/// Commands whose keys are in many places; `k` stands for the ones of a lock.
+const COMMANDS: &[&str] = &[
+    "GET k",
+    "SET k v",
+    "MGET k k",
+    "MSET k v k v",
+    "DEL k k",
+    "SINTERSTORE k k k",
+    "RENAME k k",
+    "LMOVE k k left right",
+    "BLPOP k k 0",
+    "BITOP and k k k",
+    "OBJECT encoding k",
+    "ZUNIONSTORE k 2 k k",
+    "ZUNION 2 k k",
+    "LMPOP 2 k k left",
+    "BLMPOP 0 2 k k left",
+    "SORT k by nosort store k",
+    "GEORADIUS k 0 0 1 m store k",
+    "XREAD count 1 streams k k 0 0",
+    "XGROUP create k g $ mkstream",
+    "EXPIRE k 100",
+    "HSET k f v",
+    "COPY k k replace",
+    "ZRANGESTORE k k 0 -1",
+    "SMOVE k k m",
+    "GEOSEARCHSTORE k k fromlonlat 0 0 byradius 1 m",
+    "SINTERCARD 2 k k",
+    "XREADGROUP group g c streams k >",
+    "LCS k k",
+];
+
+/// The command with its `n`th key replaced.
+fn with(command: &str, key: &str, other: Option<(usize, &str)>) -> (Cmd, usize) {
+    let (mut cmd, mut keys) = (Cmd::new(), 0);
+    for word in command.split(' ') {
+        if word != "k" {
+            cmd.arg(word);
+            continue;
+        }
+        match other {
+            Some((n, other)) if n == keys => cmd.arg(other),
+            _ => cmd.arg(key),
+        };
+        keys += 1;
+    }
+    (cmd, keys)
+}
+
+/// How many scripts the nodes were sent.
+fn cluster_commands(cluster: &Cluster) -> u64 {
+    let scripts = |node: &crate::support::Server| node.calls("evalsha") + node.calls("eval");
+    cluster.living().map(scripts).sum()
+}
+
+timed!(keys_of_another_slot_are_refused_before_anything_is_sent);
+fn keys_of_another_slot_are_refused_before_anything_is_sent() {
+    let cluster = Cluster::start();
+    let client = cluster.open();
+    for master in 0..3 {
+        let name = cluster.name_at(master, "here");
+        let guard = client.mutex(&name).lock().unwrap();
+        let (here, away) = (
+            key(&name, "data"),
+            cluster.name_at((master + 1) % 3, "away"),
+        );
+        for command in COMMANDS {
+            // Not every server knows every command; what it says of it is not what this is about.
+            let (own, keys) = with(command, &here, None);
+            let answer = guard.query::<Value>(&own);
+            assert!(
+                matches!(answer, Ok(_) | Err(Error::Redis { .. })),
+                "{command}: {answer:?}"
+            );
+            assert!(guard.is_valid());
+            let before = cluster_commands(&cluster);
+            for n in 0..keys {
+                let (other, _) = with(command, &here, Some((n, &away)));
+                let err = guard.query::<Value>(&other).unwrap_err();
+                let Error::InvalidCommand { why, .. } = &err else {
+                    panic!("{command}, key {n}: {err}");
+                };
+                assert!(why.contains(&away) && why.contains(&name), "{why}");
+            }
+            assert_eq!(cluster_commands(&cluster), before, "{command}");
+        }
+        let script = GuardedScript::new("return redis.call('incr', KEYS[1])");
+        assert_eq!(
+            guard
+                .invoke::<i64>(&script, key(&name, "n"), None::<&str>)
+                .unwrap(),
+            1
+        );
+        let err = guard
+            .invoke::<i64>(&script, &[&here, &away], None::<&str>)
+            .unwrap_err();
+        assert!(matches!(err, Error::InvalidCommand { .. }), "{err}");
+        guard.unlock().unwrap();
+    }
+}
+
+timed!(they_follow_a_slot_that_moves);
+fn they_follow_a_slot_that_moves() {
+    let cluster = Cluster::start();
+    let client = cluster.open();
+    let name = cluster.name_at(0, "moves");
+    let guard = client.mutex(&name).lock().unwrap();
+    let count = key(&name, "count");
+    assert_eq!(guard.query::<i64>(cmd("INCR").arg(&count)).unwrap(), 1);
+    cluster.migrate(&name, || {});
+    assert_eq!(guard.query::<i64>(cmd("INCR").arg(&count)).unwrap(), 2);
+    guard.unlock().unwrap();
+}

@@ -1,0 +1,122 @@
+//! *Late* told from *busy*: whether somebody had it, or Redis was too slow to say.
+
+use std::time::Duration;
+
+use redlatch::{Client, Error, MultiLock, RedLock, Result};
+
+use crate::support::{
+    Mode, Net, Proxy, Server, Target, in_haste, ms, open, settings_by, timed, unique,
+};
+
+/// What came of a wait that was too short.
+#[derive(Debug, PartialEq, Eq)]
+enum Came {
+    Got,
+    Busy,
+    Late,
+}
+
+fn came<G>(what: &str, result: Result<Option<G>>) -> Came {
+    match result {
+        Ok(Some(_)) => Came::Got,
+        Ok(None) => Came::Busy,
+        Err(err @ Error::Late { .. }) => {
+            assert!(
+                err.is_retryable() && err.to_string().contains("too slow"),
+                "{what}: {err}"
+            );
+            Came::Late
+        }
+        Err(err) => panic!("{what}: {err}"),
+    }
+}
+
+/// Tries everything that can be waited for up to a limit; `strict`: with handles that tell late from busy.
+fn each(client: &Client, name: &str, strict: bool, wait: Duration) -> Vec<(&'static str, Came)> {
+    let mut all = Vec::new();
+    macro_rules! each {
+        ($($what:literal: $handle:expr, $take:ident;)+) => {$(
+            let handle = $handle;
+            let handle = if strict { handle.late_is_error() } else { handle };
+            all.push(($what, came($what, handle.$take(wait))));
+        )+};
+    }
+    let n = |of: &str| format!("{of}:{name}");
+    each! {
+        "reentrant": client.reentrant_lock(n("lock")), try_lock_for;
+        "mutex": client.mutex(n("lock")), try_lock_for;
+        "owned": client.mutex(n("lock")), try_lock_owned_for;
+        "fair": client.fair_lock(n("lock")), try_lock_for;
+        "fair mutex": client.fair_mutex(n("lock")), try_lock_for;
+        "fenced": client.fenced_lock(n("lock")), try_lock_for;
+        "spin": client.spin_lock(n("lock")), try_lock_for;
+        "read": client.rwlock(n("rw")), try_read_for;
+        "write": client.rwlock(n("rw")), try_write_for;
+        "multi": client.multi_lock([n("lock")]), try_lock_for;
+        "several": client.multi_lock([n("lock"), n("more")]), try_lock_for;
+        "semaphore": client.semaphore(n("plain")), try_acquire_for;
+        "expirable": client.expirable_semaphore(n("leased")), try_acquire_for;
+    }
+    all
+}
+
+timed!(who_is_too_slow_is_told_from_who_has_it);
+fn who_is_too_slow_is_told_from_who_has_it() {
+    let server = Server::start();
+    let proxy = Proxy::before(&server);
+    let config = in_haste(settings_by(&server, proxy.addr()));
+    let (client, other) = (
+        Client::open(config.response_timeout(ms(3_000))).unwrap(),
+        open(&server),
+    );
+    let name = unique("late");
+    let n = |of: &str| format!("{of}:{name}");
+    other.semaphore(n("plain")).try_set_permits(1).unwrap();
+    other
+        .expirable_semaphore(n("leased"))
+        .try_set_permits(1)
+        .unwrap();
+    let held = (
+        other.mutex(n("lock")).lock().unwrap(),
+        other.rwlock(n("rw")).write().unwrap(),
+        other.semaphore(n("plain")).acquire().unwrap(),
+        other.expirable_semaphore(n("leased")).acquire().unwrap(),
+    );
+    let all_are = |what: Came, strict: bool, wait: Duration| {
+        for (of, came) in each(&client, &name, strict, wait) {
+            assert_eq!(came, what, "{of}, strict: {strict}");
+        }
+    };
+    all_are(Came::Busy, true, ms(60));
+    all_are(Came::Busy, false, ms(60));
+    drop(held);
+    // The server is alive, and slower than anybody waits.
+    proxy.set(Target::Link, Mode::Delay(ms(400)));
+    all_are(Came::Late, true, ms(40));
+    all_are(Came::Busy, false, ms(40));
+    proxy.pass();
+    all_are(Came::Got, true, ms(20_000));
+}
+
+timed!(a_majority_that_is_too_slow_is_late);
+fn a_majority_that_is_too_slow_is_late() {
+    let nets = [(); 3].map(|()| Net::with(ms(3_000)));
+    let lock = RedLock::new(nets.each_ref().map(|net| &net.client), unique("majority")).unwrap();
+    drop(lock.lock().unwrap());
+    for net in &nets[..2] {
+        net.proxy.set(Target::Link, Mode::Delay(ms(300)));
+    }
+    assert_eq!(
+        came("strict", lock.clone().late_is_error().try_lock_for(ms(40))),
+        Came::Late
+    );
+    assert_eq!(came("common", lock.try_lock_for(ms(40))), Came::Busy);
+    for net in &nets {
+        net.proxy.pass();
+    }
+    let strict = lock.late_is_error();
+    assert_eq!(came("in time", strict.try_lock_for(ms(20_000))), Came::Got);
+    // The same as a member of several is none.
+    let several = MultiLock::new(vec![Box::new(strict)]);
+    assert!(matches!(several.try_lock(), Err(Error::Config { .. })));
+}
