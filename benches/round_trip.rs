@@ -38,6 +38,9 @@ fn main() {
     if rig::wants("kinds") {
         kinds(&server, &mut table);
     }
+    if rig::wants("guarded") {
+        guarded(&server, &mut table);
+    }
     #[cfg(feature = "tls")]
     if rig::wants("tls") {
         over_tls(&mut table);
@@ -246,6 +249,51 @@ fn show(what: &str, rates: &Rates) {
         "{what:<44} {:>9} {rate:>11.0}",
         rig::significant(1e6 / rate)
     );
+}
+
+/// Commands that run only while a hold is in force, beside the same ones bare.
+fn guarded(server: &Server, table: &mut Table) {
+    const COUNT: &str = "{guarded}:count";
+    let (client, script) = (
+        open(server),
+        redlatch::GuardedScript::new("return redis.call('incr', KEYS[1])"),
+    );
+    let guard = client.mutex("guarded").lock().expect("a grant");
+    let (mut bare, mut by_hash) = (rig::connection(server), rig::connection(server));
+    let incr = redis::cmd("INCR").arg(COUNT).to_owned();
+    let packed = incr.get_packed_command();
+    let text = "return redis.call('incr', KEYS[1])";
+    let is_number = |reply: &Value| matches!(reply, Value::Int(_));
+    let scripted = evalsha(&mut by_hash, text, &[COUNT], &[]);
+    let [bare, by_hash, command, script] = interleaved(
+        41,
+        Duration::from_millis(25),
+        [
+            typical(|| assert!(is_number(&ask(&mut bare, &packed)))),
+            typical(|| assert!(is_number(&ask(&mut by_hash, &scripted)))),
+            typical(|| assert!(is_number(&guard.query(&incr).expect("a reply")))),
+            typical(|| {
+                let reply = guard.invoke(&script, COUNT, None::<&str>);
+                assert!(is_number(&reply.expect("a reply")));
+            }),
+        ],
+    );
+    show("INCR", &bare);
+    show("INCR in a script", &by_hash);
+    show("INCR, guarded", &command);
+    show("INCR in a script, guarded", &script);
+    for (what, than, rates, by) in [
+        ("INCR, guarded", "bare", &command, &bare),
+        ("a script, guarded", "bare", &script, &by_hash),
+    ] {
+        let ratio = by.over(rates);
+        table.row(
+            format!("{what}, time of {than}"),
+            ratio,
+            Target::AtMost(1.3),
+        );
+    }
+    guard.unlock().expect("still held");
 }
 
 /// The same lock of the same server, with and without TLS.

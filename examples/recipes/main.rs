@@ -60,7 +60,9 @@ fn main() -> shared::Result<()> {
         .alone("alone", &mut || println!("without_redis: in memory"))?;
     let runtime = tokio::runtime::Builder::new_current_thread().build()?;
     let sum = runtime.block_on(from_async::with_lock(&client, "async".into(), || 20 + 22))?;
-    println!("from_async: {sum}");
+    let guard = runtime.block_on(from_async::lock(&client, "async".into()))?;
+    println!("from_async: {sum}, and {} is held", guard.name());
+    drop(guard);
     let closing = shutdown::close_on_signal(&client)?;
     signal_hook::low_level::raise(signal_hook::consts::SIGTERM)?;
     closing.join().map_err(|_| "it panicked")?;

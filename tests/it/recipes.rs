@@ -240,7 +240,21 @@ fn work_of_an_async_program_is_done_under_the_lock() {
     let (a, b) = runtime.block_on(async { tokio::join!(one(), one()) });
     a.unwrap();
     b.unwrap();
-    assert!(!client.mutex("async").is_locked().unwrap());
+    // Or with guards that live across an await.
+    let is_inside = AtomicBool::new(false);
+    let one = || async {
+        let guard = from_async::lock(&client, "async".into()).await.unwrap();
+        assert!(
+            !is_inside.swap(true, Ordering::SeqCst),
+            "somebody else is inside"
+        );
+        tokio::task::yield_now().await;
+        is_inside.store(false, Ordering::SeqCst);
+        drop(guard);
+    };
+    runtime.block_on(async { tokio::join!(one(), one(), one()) });
+    let is_free = || !client.mutex("async").is_locked().unwrap();
+    eventually("it is free", is_free);
 }
 
 timed!(two_futures_of_a_thread_are_one_owner);
