@@ -1,6 +1,7 @@
-//! What a `RedLock` costs where its masters are far away: in round trips, through proxies that deliver everything late.
+//! What a lock of one server and a `RedLock` cost where their servers are far away: in round trips, through proxies that
+//! deliver everything late.
 //!
-//! `cargo bench --bench distance -- 5ms` runs one part: 1ms, 5ms, 10ms, uneven.
+//! `cargo bench --bench distance -- 5ms` runs one part: plain, 1ms, 5ms, 10ms, uneven.
 //!
 //! Two clients of each master stand for two processes. All of this runs in one process, proxies included, so the delays
 //! have to be long against what a busy machine takes.
@@ -11,20 +12,24 @@ mod rig;
 #[path = "../tests/it/support/bare/mod.rs"]
 mod support;
 
+use std::any::Any;
 use std::sync::mpsc::channel;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use redlatch::{Client, RedLock};
 
-use crate::rig::{End, Table, Target, ask, connection_to, scaled};
+use crate::rig::{End, Kind, Lock, Table, Target, ask, connection_to, scaled};
 use crate::support::Target as On;
 use crate::support::{Mode, Proxy, Server, ms};
 
 const MASTERS: usize = 5;
 
-/// How much later requests and replies are delivered, each.
+/// How much later requests and replies of a `RedLock` are delivered, each.
 const DELAYS: [u64; 3] = [1, 5, 10];
+
+/// How long a round trip to the server of a plain lock takes.
+const ROUND_TRIPS: [u64; 2] = [1, 5];
 
 /// How long one waits before the other releases, so that it has asked, subscribed and asked again.
 const SETTLES: Duration = ms(60);
@@ -35,18 +40,21 @@ const PASSED: u32 = 31;
 fn main() {
     let mut table = Table::default();
     println!("{:<56} {:>9}", "", "ms");
+    if rig::wants("plain") {
+        plain(&mut table);
+    }
     for delay in DELAYS.map(ms) {
         if !rig::wants(&format!("{delay:?}")) {
             continue;
         }
-        let far = Far::start([delay; MASTERS]);
+        let far = Far::start(&[delay; MASTERS]);
         let round_trip = far.round_trip(0);
         show(&format!("{delay:?} each way: PING"), round_trip);
         let pairs = |end| far.pairs(end);
         let [dropped, unlocked] = [pairs(End::Drop), pairs(End::Unlock)];
         let passed = far.passed_on();
         for (what, took, target) in [
-            ("lock + drop", dropped, 1.2),
+            ("lock + drop", dropped, 1.1),
             ("lock + unlock", unlocked, 2.4),
             ("from a release to the next holder", passed, 3.0),
         ] {
@@ -95,12 +103,65 @@ fn main() {
     table.print();
 }
 
+/// The lock of one server, at two distances. What does not depend on the distance, as what the proxy and the threads take, is
+/// in both, so that their difference is round trips alone.
+fn plain(table: &mut Table) {
+    const WHAT: [(&str, f64); 3] = [
+        ("lock + drop, a name each", 1.05),
+        ("lock + unlock", 2.1),
+        ("from a release to the next holder", 2.1),
+    ];
+    let [near, distant] = ROUND_TRIPS.map(|length| {
+        let far = Far::start(&[ms(length) / 2]);
+        let round_trip = far.round_trip(0);
+        let mut say = |what: &str, took: Duration, target: Target| {
+            let what = format!("a round trip of {length} ms: {what}");
+            show(&what, took);
+            let ratio = took.as_secs_f64() / round_trip.as_secs_f64();
+            table.row(format!("{what}, round trips"), ratio, target);
+        };
+        let lock = |name: &str| Lock::new(&far.ours[0], Kind::Reentrant, name);
+        let mut number = 0;
+        let names = median(101, || {
+            number += 1;
+            lock(&format!("names:{number}")).pair(End::Drop);
+        });
+        let one = lock("one");
+        let unlocked = median(101, || one.pair(End::Unlock));
+        let times = [names, unlocked, far.passed_on()];
+        for ((what, _), took) in WHAT.into_iter().zip(times) {
+            say(what, took, Target::None);
+        }
+        // After a tenure the next request may wait for the reply to a release, so two in a row are one measurement.
+        let twice = median(51, || {
+            one.pair(End::Drop);
+            one.pair(End::Drop);
+        });
+        say(
+            "lock + drop of one name, again and again",
+            twice / 2,
+            Target::AtMost(1.1),
+        );
+        (round_trip, times)
+    });
+    let farther = |near: Duration, distant: Duration| distant.as_secs_f64() - near.as_secs_f64();
+    let round_trip = farther(near.0, distant.0);
+    for ((what, target), (near, distant)) in WHAT.into_iter().zip(near.1.into_iter().zip(distant.1))
+    {
+        table.row(
+            format!("{what}: round trips by the difference"),
+            farther(near, distant) / round_trip,
+            Target::AtMost(target),
+        );
+    }
+}
+
 /// A majority is near, whichever masters it is made of.
 fn uneven(table: &mut Table) {
-    let near = Far::start([ms(1); MASTERS]);
+    let near = Far::start(&[ms(1); MASTERS]);
     let alone = near.pairs(End::Drop);
     for far_ones in [[1, 1, 1, 5, 5], [5, 5, 1, 1, 1], [5, 1, 5, 1, 1]] {
-        let some = Far::start(far_ones.map(ms));
+        let some = Far::start(&far_ones.map(ms));
         some.warm_up();
         let took = some.pairs(End::Drop);
         show(&format!("{far_ones:?} ms each way: lock + drop"), took);
@@ -112,18 +173,18 @@ fn uneven(table: &mut Table) {
     }
 }
 
-/// Masters behind proxies.
+/// A server behind a proxy, or several: a lock of one is a plain lock, one of several a `RedLock`.
 struct Far {
     servers: Vec<Server>,
     proxies: Vec<Proxy>,
-    delays: [Duration; MASTERS],
+    delays: Vec<Duration>,
     ours: Vec<Client>,
     theirs: Vec<Client>,
 }
 
 impl Far {
-    fn start(delays: [Duration; MASTERS]) -> Self {
-        let servers: Vec<_> = (0..MASTERS).map(|_| Server::start()).collect();
+    fn start(delays: &[Duration]) -> Self {
+        let servers: Vec<_> = delays.iter().map(|_| Server::start()).collect();
         let proxies: Vec<_> = servers.iter().map(Proxy::before).collect();
         let open = || -> Vec<_> {
             let open =
@@ -132,12 +193,12 @@ impl Far {
         };
         let (ours, theirs) = (open(), open());
         for (proxy, delay) in proxies.iter().zip(delays) {
-            proxy.set(On::All, Mode::DelayBoth(delay));
+            proxy.set(On::All, Mode::DelayBoth(*delay));
         }
         Self {
             servers,
             proxies,
-            delays,
+            delays: delays.to_vec(),
             ours,
             theirs,
         }
@@ -145,7 +206,7 @@ impl Far {
 
     /// Others like these.
     fn clone_of(&self) -> Self {
-        Self::start(self.delays)
+        Self::start(&self.delays)
     }
 
     /// The typical time of a PING.
@@ -183,8 +244,7 @@ impl Far {
 
     /// From a release to the next holder, in another process.
     fn passed_on(&self) -> Duration {
-        let locks = [&self.ours, &self.theirs]
-            .map(|clients| RedLock::new(clients, "passed").expect("five masters"));
+        let locks = [&self.ours, &self.theirs].map(|clients| taking(clients, "passed"));
         let settles = SETTLES + 6 * self.delays[0];
         let mut times = Vec::new();
         for turn in 0..scaled(PASSED) {
@@ -192,11 +252,11 @@ impl Far {
                 0 => [&locks[0], &locks[1]],
                 _ => [&locks[1], &locks[0]],
             };
-            let guard = holds.lock().expect("a majority");
+            let guard = holds();
             let took = thread::scope(|scope| {
                 let (has_it, got) = channel();
                 scope.spawn(move || {
-                    let guard = waits.lock().expect("a majority");
+                    let guard = waits();
                     has_it.send(Instant::now()).ok();
                     drop(guard);
                 });
@@ -211,6 +271,16 @@ impl Far {
         times.sort_unstable();
         times[times.len() / 2]
     }
+}
+
+/// Takes a lock of these servers; what it returns is the guard.
+fn taking(clients: &[Client], name: &str) -> Box<dyn Fn() -> Box<dyn Any> + Sync> {
+    if let [one] = clients {
+        let lock = one.reentrant_lock(name);
+        return Box::new(move || Box::new(lock.lock().expect("a grant")));
+    }
+    let lock = RedLock::new(clients, name).expect("five masters");
+    Box::new(move || Box::new(lock.lock().expect("a majority")))
 }
 
 fn median(times: u32, mut operation: impl FnMut()) -> Duration {
